@@ -1,0 +1,104 @@
+package weft
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+)
+
+// Agree gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the entries of masked ranks are nil. It is a small
+// all-gather through the control pages, meant for set-up: collective objects compare their arguments with it before anything
+// depends on them.
+//
+// A rank writes its note into the half of its page that the round's parity picks, then publishes the round. It may write the same
+// half again two rounds later: finishing the round between, it has seen every rank publish that round, and ranks publish a round
+// only after they have read the one before.
+func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, error) {
+	if len(note) > noteSize {
+		return nil, Invalidf("%s: a note of %d bytes, at most %d", op, len(note), noteSize)
+	}
+	if err := c.reach(op); err != nil {
+		return nil, err
+	}
+	if err := c.Begin(op); err != nil {
+		return nil, err
+	}
+	c.agreement.Lock()
+	defer c.agreement.Unlock()
+
+	epoch := c.Generation() << 40
+	if c.agreement.round < epoch {
+		c.agreement.round = epoch
+	}
+	c.agreement.round++
+	round := c.agreement.round
+
+	own := c.control[c.rank]
+	half := &own.note[round&1]
+	copy(half.data[:], note)
+	half.len = uint64(len(note))
+	own.notes.Publish(round)
+
+	all := make([][]byte, c.size)
+	for r, p := range c.control {
+		if c.Masked(r) {
+			continue
+		}
+		if err := c.wait(ctx, &p.notes, round, op, r); err != nil {
+			return nil, err
+		}
+		n := p.note[round&1].len
+		if n > noteSize {
+			return nil, &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: a note of %d bytes", ErrMismatch, n)}
+		}
+		all[r] = bytes.Clone(p.note[round&1].data[:n])
+		if all[r] == nil {
+			all[r] = []byte{}
+		}
+	}
+	return all, nil
+}
+
+// AgreeOn fails with [ErrMismatch], on every rank alike, unless all unmasked ranks bring the same words. It first passes on an error
+// that one of them met on its own: every rank then returns an error that names that rank.
+func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
+	note := []byte("=" + words)
+	if own != nil {
+		note = []byte("!" + own.Error())
+	}
+	if len(note) > noteSize {
+		note = note[:noteSize]
+	}
+	all, err := c.Agree(ctx, op, note)
+	if err != nil {
+		return err
+	}
+	if own != nil {
+		return own
+	}
+	for r, n := range all {
+		if len(n) > 0 && n[0] == '!' {
+			return &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: refused there: %s", ErrMismatch, n[1:])}
+		}
+	}
+	first := -1
+	for r, n := range all {
+		if n == nil {
+			continue
+		}
+		if first < 0 {
+			first = r
+		} else if !bytes.Equal(n, all[first]) {
+			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first, all[first][1:], r, n[1:])
+		}
+	}
+	return nil
+}
+
+// reach refuses what needs shared memory with ranks of other hosts.
+func (c *Comm) reach(op string) error {
+	if c.remote >= 0 {
+		return Unsupportedf("%s: rank %d is on another host, and this build reaches only ranks of one host; start all ranks on one host", op, c.remote)
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package channel
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/weftgo/weft/bootstrap"
+)
+
+// ControlSize is the number of bytes of a [Control].
+const ControlSize = 3 * Stride
+
+// Control is the part of a rank's shared memory that its peers may write: the abort word. Beside it stands the record of what
+// the rank waits for, which its peers read when they look for the rank that holds everyone up.
+type Control struct {
+	abort atomic.Uint64
+	_     [Stride - 8]byte
+
+	// The record is written by its owner only, when a wait has outlasted the spinning: it costs the fast path nothing.
+	peer     atomic.Uint64 // 1 + the rank waited for; 0 = not waiting
+	expected atomic.Uint64
+	seen     atomic.Uint64
+	op       [3]atomic.Uint64 // the first 24 bytes of the operation's name
+	beat     atomic.Uint64    // advances while the rank waits: a stopped process shows a wait that stands still
+	_        [Stride - 56]byte
+
+	_ [Stride]byte
+}
+
+// ControlAt lays a Control over mem[offset:].
+func ControlAt(mem []byte, offset int) *Control {
+	_ = mem[offset : offset+ControlSize]
+	return (*Control)(unsafe.Pointer(&mem[offset]))
+}
+
+// Cause says why a communicator failed.
+type Cause uint8
+
+// The causes that an abort word carries.
+const (
+	CauseNone    Cause = iota
+	CauseDied          // the rank's process ended
+	CauseTimeout       // the rank did not answer before a deadline
+	CauseAbort         // the rank gave up: its caller cancelled or called Abort
+)
+
+// Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds.
+type Fault struct {
+	Cause    Cause
+	Rank     int
+	Reporter int
+}
+
+func (f Fault) word() uint64 {
+	return uint64(f.Cause)<<56 | uint64(uint16(f.Reporter))<<32 | uint64(uint32(f.Rank))
+}
+
+func faultOf(word uint64) Fault {
+	return Fault{Cause: Cause(word >> 56), Reporter: int(uint16(word >> 32)), Rank: int(int32(uint32(word)))}
+}
+
+// Err turns the fault into the error that an operation returns: a [*PeerError] that names the rank.
+func (f Fault) Err(op string) error {
+	switch f.Cause {
+	case CauseNone:
+		return nil
+	case CauseDied:
+		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrDied}
+	case CauseTimeout:
+		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrTimeout}
+	default:
+		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrAborted}
+	}
+}
+
+// Abort sets the abort word unless it is set already: the first fault names the culprit, later ones are its consequences.
+func (c *Control) Abort(f Fault) { c.abort.CompareAndSwap(0, f.word()) }
+
+// Fault returns what the abort word holds.
+func (c *Control) Fault() Fault { return faultOf(c.abort.Load()) }
+
+// Clear empties the abort word if it still holds f.
+func (c *Control) Clear(f Fault) bool { return c.abort.CompareAndSwap(f.word(), 0) }
+
+// Record is what a rank waits for, as it left it in shared memory.
+type Record struct {
+	Op       string
+	Peer     int // -1 when the rank does not wait
+	Expected uint64
+	Seen     uint64
+}
+
+// String says it in a sentence.
+func (r Record) String() string {
+	if r.Peer < 0 {
+		return "not waiting"
+	}
+	return fmt.Sprintf("%s waits for rank %d: expected %d, seen %d", r.Op, r.Peer, r.Expected, r.Seen)
+}
+
+// Record reads the rank's record. It is a diagnosis: its fields are read one by one while the rank may go on.
+func (c *Control) Record() Record {
+	r := Record{Peer: int(c.peer.Load()) - 1, Expected: c.expected.Load(), Seen: c.seen.Load()}
+	var name [24]byte
+	for i := range c.op {
+		v := c.op[i].Load()
+		for j := range 8 {
+			name[i*8+j] = byte(v >> (8 * j))
+		}
+	}
+	n := 0
+	for n < len(name) && name[n] != 0 {
+		n++
+	}
+	r.Op = string(name[:n])
+	return r
+}
+
+func (c *Control) setRecord(op string, peer int, expected, seen uint64) {
+	for i := range c.op {
+		var v uint64
+		for j := range 8 {
+			if k := i*8 + j; k < len(op) {
+				v |= uint64(op[k]) << (8 * j)
+			}
+		}
+		c.op[i].Store(v)
+	}
+	c.expected.Store(expected)
+	c.seen.Store(seen)
+	c.peer.Store(uint64(peer) + 1)
+}
+
+func (c *Control) clearRecord() { c.peer.Store(0) }

@@ -1,0 +1,53 @@
+package channel
+
+import (
+	"sync/atomic"
+	"unsafe"
+)
+
+// Stride is the distance in bytes between two words that different ranks write: two cache lines, because the adjacent-line
+// prefetcher of common processors moves lines in pairs.
+const Stride = 128
+
+// Counter is a monotonic 64-bit word in shared memory with one writer and any number of waiters. It fills its own pair of
+// cache lines. The writer publishes ever larger values; whoever sees a value also sees every store that its writer made
+// before publishing it. A Counter is never reset, so nothing races with a reset.
+//
+// The zero value is ready. A Counter must lie on a multiple of [Stride] and is laid over shared memory with [CounterAt].
+type Counter struct {
+	value    atomic.Uint64
+	sleepers atomic.Uint32
+	_        [Stride - 12]byte
+}
+
+// CounterAt lays a Counter over mem[offset:]. The memory must be shared with every rank that uses the Counter.
+func CounterAt(mem []byte, offset int) *Counter {
+	_ = mem[offset : offset+Stride]
+	p := unsafe.Pointer(&mem[offset])
+	if uintptr(p)%8 != 0 {
+		panic("channel: counter is not aligned")
+	}
+	return (*Counter)(p)
+}
+
+// Load returns the last value published.
+func (c *Counter) Load() uint64 { return c.value.Load() }
+
+// Publish sets the value and wakes whoever sleeps on it. Only the Counter's one writer may call it, with values that grow.
+func (c *Counter) Publish(v uint64) {
+	// A sequentially consistent store (XCHG on amd64): the load of sleepers below cannot move before it, and a waiter raises
+	// sleepers before it looks at the value for the last time. One of the two sees the other.
+	c.value.Store(v)
+	if c.sleepers.Load() != 0 {
+		wake(&c.value)
+	}
+}
+
+// Add publishes the value plus n for counters that several ranks advance, and returns the new value.
+func (c *Counter) Add(n uint64) uint64 {
+	v := c.value.Add(n)
+	if c.sleepers.Load() != 0 {
+		wake(&c.value)
+	}
+	return v
+}

@@ -1,0 +1,22 @@
+package channel
+
+import (
+	"errors"
+
+	"github.com/weftgo/weft/bootstrap"
+)
+
+// PeerError names the rank and the operation of a failure.
+type PeerError = bootstrap.PeerError
+
+// The reasons that a [*PeerError] wraps.
+var (
+	// ErrTimeout: the deadline passed.
+	ErrTimeout = errors.New("no answer before the deadline")
+	// ErrAborted: the rank gave the operation up; its caller cancelled it or called Abort.
+	ErrAborted = errors.New("aborted")
+	// ErrDied: the rank's process ended.
+	ErrDied = bootstrap.ErrDied
+	// ErrLeft: the rank closed its communicator.
+	ErrLeft = bootstrap.ErrLeft
+)

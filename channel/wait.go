@@ -1,0 +1,209 @@
+package channel
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/internal/simd"
+)
+
+// Policy says how a rank waits: it spins, then gives its processor away, then sleeps.
+type Policy struct {
+	// Spin is how many times the word is read with a pause between before anything else is tried.
+	Spin int
+	// Yield is how many times the processor is given to another thread (or, in Goroutines mode, to another goroutine).
+	Yield int
+	// Goroutines is set when several ranks are goroutines of this process. Such ranks must not block their thread: what they wait
+	// for may need it. They yield to the Go scheduler and then sleep with short timers.
+	Goroutines bool
+}
+
+// PolicyFor chooses a policy for ranks that share a host: local ranks on cpus processors, inProcess of them in this process.
+// Alone on its processor a rank may spin for long; where ranks share processors, spinning only delays the peer that is waited for.
+func PolicyFor(local, inProcess, cpus int) Policy {
+	p := Policy{Goroutines: inProcess > 1}
+	if local <= cpus {
+		p.Spin, p.Yield = 4000, 100
+	} else {
+		p.Spin, p.Yield = 20, 100
+	}
+	return p
+}
+
+// Waiter waits for Counters on behalf of one rank of one communicator. Its fields are set before first use and not changed
+// after. One Waiter may be used by several goroutines.
+type Waiter struct {
+	Policy Policy
+	// Rank is the rank that waits; Own is its Control; Peers are everyone's, nil where there is none.
+	Rank  int
+	Own   *Control
+	Peers []*Control
+	// Timeout bounds every wait beside its context.
+	Timeout time.Duration
+	// Fault, when set, is asked whenever the abort word is set and decides what it means: nil means to go on (a fault of a masked
+	// rank). Gone says that the peer left in good order and will publish nothing more.
+	Fault func(op string) error
+	Gone  func(peer int) bool
+	// Blame, when set, is told of the rank that a wait gave up on.
+	Blame func(f Fault)
+}
+
+// Wait returns when c has reached want. It fails when the context ends, the deadline passes, the communicator is aborted or
+// the peer that should publish is gone: with a [*PeerError] that names op and the peer that holds it up, or the context's error.
+func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, peer int) error {
+	if c.value.Load() >= want {
+		return nil
+	}
+	for range w.Policy.Spin {
+		pause()
+		if c.value.Load() >= want {
+			return nil
+		}
+	}
+	return w.waitLong(ctx, c, want, op, peer)
+}
+
+// pause must stay a call that is not inlined and not a leaf: its prologue is where the Go runtime can stop a goroutine that
+// spins in a process whose preemption signals go elsewhere.
+//
+//go:noinline
+func pause() { simd.Pause() }
+
+// slice is how long one sleep lasts at most: everything but the wake-up itself (a cancelled context, a peer's death, an abort
+// word) is seen within this time.
+const slice = 5 * time.Millisecond
+
+func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op string, peer int) error {
+	start := time.Now()
+	w.Own.setRecord(op, peer, want, c.value.Load())
+	defer w.Own.clearRecord()
+	for i := 0; ; i++ {
+		if c.value.Load() >= want {
+			return nil
+		}
+		if i < w.Policy.Yield {
+			if i%16 == 0 {
+				if err := w.check(ctx, c, want, op, peer, start); err != nil {
+					return err
+				}
+			}
+			w.yield()
+			continue
+		}
+		if err := w.check(ctx, c, want, op, peer, start); err != nil {
+			return err
+		}
+		if w.Policy.Goroutines {
+			w.Own.beat.Add(1)
+			time.Sleep(nap(i - w.Policy.Yield))
+			continue
+		}
+		w.Own.beat.Add(1)
+		seen := c.value.Load()
+		c.sleepers.Add(1)
+		if c.value.Load() < want {
+			sleep(&c.value, uint32(seen), slice)
+		}
+		c.sleepers.Add(^uint32(0))
+	}
+}
+
+// Until returns when done reports true. It is [Waiter.Wait] for conditions that nobody announces, so instead of sleeping until
+// woken it looks again after ever longer naps.
+func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() bool) error {
+	for range w.Policy.Spin {
+		if done() {
+			return nil
+		}
+		pause()
+	}
+	start := time.Now()
+	var none Counter
+	w.Own.setRecord(op, peer, 1, 0)
+	defer w.Own.clearRecord()
+	for i := 0; !done(); i++ {
+		if i%16 == 0 || i >= w.Policy.Yield {
+			if err := w.check(ctx, &none, 1, op, peer, start); err != nil {
+				if done() {
+					return nil
+				}
+				return err
+			}
+		}
+		if i < w.Policy.Yield {
+			w.yield()
+			continue
+		}
+		w.Own.beat.Add(1)
+		time.Sleep(nap(i - w.Policy.Yield))
+	}
+	return nil
+}
+
+// nap grows from 20 us to 1 ms: the first naps keep latency low, later ones keep idle ranks cheap.
+func nap(i int) time.Duration {
+	d := 20 * time.Microsecond << min(i/8, 6)
+	return min(d, time.Millisecond)
+}
+
+func (w *Waiter) yield() {
+	if w.Policy.Goroutines {
+		runtime.Gosched()
+		return
+	}
+	yieldThread()
+}
+
+// check is asked between looks at the word: is there a reason to give up?
+func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, peer int, start time.Time) error {
+	if f := w.Own.Fault(); f.Cause != CauseNone {
+		if w.Fault == nil {
+			return f.Err(op)
+		}
+		if err := w.Fault(op); err != nil {
+			return err
+		}
+	}
+	// Gone first, then the word once more: what a peer published before it left still counts.
+	if w.Gone != nil && w.Gone(peer) && c.value.Load() < want {
+		return &bootstrap.PeerError{Rank: peer, Op: op, Err: ErrLeft}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if w.Timeout > 0 && time.Since(start) > w.Timeout {
+		f := Fault{Cause: CauseTimeout, Rank: w.culprit(peer), Reporter: w.Rank}
+		if w.Blame != nil {
+			w.Blame(f)
+		}
+		return f.Err(op)
+	}
+	return nil
+}
+
+// culprit follows the chain of waits: the peer may itself wait for another rank. To blame is the one that waits for nobody, or
+// whose wait stands still because its process was stopped.
+func (w *Waiter) culprit(peer int) int {
+	before := make([]uint64, len(w.Peers))
+	for i, p := range w.Peers {
+		if p != nil {
+			before[i] = p.beat.Load()
+		}
+	}
+	time.Sleep(4 * slice)
+	for range w.Peers {
+		if peer < 0 || peer >= len(w.Peers) || w.Peers[peer] == nil {
+			return peer
+		}
+		p := w.Peers[peer]
+		next := p.Record().Peer
+		// A peer that waits for us gives no further clue.
+		if next < 0 || next == w.Rank || next == peer || p.beat.Load() == before[peer] {
+			return peer
+		}
+		peer = next
+	}
+	return peer
+}

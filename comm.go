@@ -1,0 +1,223 @@
+package weft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/shm"
+)
+
+// MaxRanks is the most ranks that one communicator can have: rank sets travel as one 64-bit word.
+const MaxRanks = 64
+
+// Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one. Its operations are collective:
+// every rank calls them, in the same order, each from one goroutine at a time per communicator or handle.
+//
+// A failure is sticky. Once a rank has died, or a wait has ended at its deadline, every operation returns the same
+// [*PeerError], until the survivors call [Comm.SetMask] and go on without that rank.
+type Comm struct {
+	rank, size int
+	bootstrap  bootstrap.Bootstrap
+	mesh       *shm.Mesh
+	control    []*control // by rank
+	regions    []*shm.Region
+	waiter     channel.Waiter
+	logger     *slog.Logger
+	hugePages  bool
+	local      int // ranks on this host, this one included
+	inProcess  int // ranks in this process, this one included
+	remote     int // the lowest rank on another host, or -1
+
+	mask       atomic.Uint64 // ranks that are left out
+	died       atomic.Uint64
+	left       atomic.Uint64
+	generation atomic.Uint64 // advances with every SetMask
+	closed     atomic.Bool
+
+	agreement struct {
+		sync.Mutex
+		round uint64
+	}
+	windows struct {
+		sync.RWMutex
+		next uint64
+		byID map[uint64]*Window
+	}
+}
+
+// Rank is this rank, from 0.
+func (c *Comm) Rank() int { return c.rank }
+
+// Size is the number of ranks, masked ones included.
+func (c *Comm) Size() int { return c.size }
+
+// LocalSize is the number of ranks on this host.
+func (c *Comm) LocalSize() int { return c.local }
+
+// Deadline is what bounds every wait beside its context.
+func (c *Comm) Deadline() time.Duration { return c.waiter.Timeout }
+
+// Masked reports whether rank is left out of operations.
+func (c *Comm) Masked(rank int) bool { return c.mask.Load()>>uint(rank)&1 != 0 }
+
+// Mask returns the set of masked ranks, one bit each.
+func (c *Comm) Mask() uint64 { return c.mask.Load() }
+
+// Generation counts the calls of [Comm.SetMask] that this set of ranks has agreed on. Operations fold it into their epochs, so that
+// nothing published before a failure is taken for something published after it.
+func (c *Comm) Generation() uint64 { return c.generation.Load() }
+
+// Err returns the failure that operations return from now on, or nil.
+func (c *Comm) Err() error { return c.Begin("communicator") }
+
+// Begin is the first thing that an operation does: it returns the sticky failure, if there is one, in op's name.
+func (c *Comm) Begin(op string) error {
+	if c.closed.Load() {
+		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
+	}
+	if c.control[c.rank].fault.Fault().Cause == channel.CauseNone {
+		return nil
+	}
+	return c.fault(op)
+}
+
+// Waiter waits on behalf of this rank: by its policy, deadline and abort word.
+func (c *Comm) Waiter() *channel.Waiter { return &c.waiter }
+
+// Abort makes every pending and later operation of every rank fail with an error that names this rank and wraps [ErrAborted], until
+// [Comm.SetMask].
+func (c *Comm) Abort() {
+	c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank, Reporter: c.rank})
+}
+
+// Fail is what an operation does with an error that it met half-way: peers are told at once instead of finding out at their
+// deadline. It returns err.
+func (c *Comm) Fail(err error) error {
+	var peer *PeerError
+	if !errors.As(err, &peer) {
+		// The caller's context ended: nobody is to blame but this rank.
+		c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank, Reporter: c.rank})
+	} else if errors.Is(err, ErrLeft) {
+		c.spread(channel.Fault{Cause: channel.CauseDied, Rank: peer.Rank, Reporter: c.rank})
+	}
+	return err
+}
+
+// fault says what the abort word means: nothing if it concerns a rank that is masked by now, in which case the word is emptied.
+func (c *Comm) fault(op string) error {
+	own := &c.control[c.rank].fault
+	for {
+		f := own.Fault()
+		if f.Cause == channel.CauseNone {
+			// A death among the unmasked that was hidden behind an earlier fault.
+			dead := c.died.Load() &^ c.mask.Load()
+			if dead == 0 {
+				return nil
+			}
+			own.Abort(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead), Reporter: c.rank})
+			continue
+		}
+		// A masked rank that wakes up late may still accuse others: its word counts for nothing.
+		if c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank) {
+			own.Clear(f)
+			continue
+		}
+		return f.Err(op)
+	}
+}
+
+// spread tells every rank that can be reached of a fault.
+func (c *Comm) spread(f channel.Fault) {
+	c.logger.Warn("fault", "rank", c.rank, "about", f.Rank, "cause", f.Cause)
+	c.control[c.rank].fault.Abort(f)
+	for r, p := range c.control {
+		if p != nil && !c.Masked(r) && !c.maskedBy(p) {
+			p.fault.Abort(f)
+		}
+	}
+}
+
+// maskedBy reports whether the owner of p goes on without this rank.
+func (c *Comm) maskedBy(p *control) bool {
+	return p.mask.target.Load() > c.Generation() && p.mask.set.Load()>>uint(c.rank)&1 != 0
+}
+
+// event takes what the mesh sees of the other ranks.
+func (c *Comm) event(e shm.Event) {
+	switch e.Kind {
+	case shm.Left:
+		c.left.Or(1 << uint(e.Peer))
+	case shm.Died:
+		c.died.Or(1 << uint(e.Peer))
+		if !c.Masked(e.Peer) {
+			c.logger.Warn("rank died", "rank", c.rank, "about", e.Peer, "error", e.Err)
+			if own := c.control[c.rank]; own != nil {
+				own.fault.Abort(channel.Fault{Cause: channel.CauseDied, Rank: e.Peer, Reporter: c.rank})
+			}
+		}
+	}
+}
+
+// Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset in it.
+func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
+	c.windows.RLock()
+	defer c.windows.RUnlock()
+	for _, w := range c.windows.byID {
+		base := uintptr(unsafe.Pointer(unsafe.SliceData(w.mem)))
+		if off := uintptr(p) - base; uintptr(p) >= base && off+uintptr(n) <= uintptr(len(w.mem)) {
+			return w, int(off), true
+		}
+	}
+	return nil, 0, false
+}
+
+// Window returns the open window with the given identifier, which is the same on every rank.
+func (c *Comm) Window(id uint64) (*Window, bool) {
+	c.windows.RLock()
+	defer c.windows.RUnlock()
+	w, ok := c.windows.byID[id]
+	return w, ok
+}
+
+// Close leaves the communicator. Peers that still wait for this rank get an error that wraps [ErrLeft]; data that it published stays
+// readable to them. Windows and handles of the communicator become unusable. Close waits for nobody.
+func (c *Comm) Close() error {
+	if c.closed.Swap(true) {
+		return nil
+	}
+	var errs []error
+	if c.mesh != nil {
+		errs = append(errs, c.mesh.Close())
+	}
+	errs = append(errs, c.bootstrap.Close())
+	c.windows.Lock()
+	open := c.windows.byID
+	c.windows.byID = nil
+	c.windows.Unlock()
+	for _, w := range open {
+		errs = append(errs, w.release())
+	}
+	for _, r := range c.regions {
+		if r != nil {
+			errs = append(errs, r.Release())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// wait waits for a counter of a peer and spreads the word when that fails.
+func (c *Comm) wait(ctx context.Context, ctr *channel.Counter, want uint64, op string, peer int) error {
+	if err := c.waiter.Wait(ctx, ctr, want, op, peer); err != nil {
+		return c.Fail(err)
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package ep
+
+import (
+	"context"
+	"fmt"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/simd"
+)
+
+// DispatchBackward is the gradient of Dispatch: gradX[t] = sum over k of gradRows[row of (t,k)], in the handle's reduction, without weights. gradRows
+// has the shape of what Dispatch returned, gradX is [tokens, hidden], both of the Spec's Output type.
+//
+// gradRowWeights, fp32 [Rows()] (with top-k numbers a row for the layouts with one row per rank), holds the gradients of the weights that arrived with the
+// rows; each goes back to its selection in gradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are absent, on every rank, or
+// neither.
+func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
+	const op = "dispatch backward"
+	c := gather{h: h, r: r, op: op, y: gradRows, out: gradX, scalars: gradRowWeights, outScalars: gradWeights}
+	w, err := c.sendChecked(ctx, s, func() error {
+		if gradRowWeights.IsZero() != gradWeights.IsZero() {
+			return weft.Invalidf("%s: gradients of weights go from rows to selections; give both tensors or neither", op)
+		}
+		if gradWeights.IsZero() {
+			return nil
+		}
+		perRow := 1
+		if !h.spec.Layout.byExpert() {
+			perRow = h.spec.TopK
+		}
+		if gradRowWeights.DType != weft.Float32 || gradRowWeights.Elems() != r.Rows()*perRow {
+			return weft.Invalidf("%s: gradients of the rows' weights are %v, want fp32 with %d numbers", op, gradRowWeights, r.Rows()*perRow)
+		}
+		return checkTensor(op+": gradients of weights", gradWeights, weft.Float32, r.tokens, h.spec.TopK)
+	})
+	if err != nil {
+		return err
+	}
+	return w.Wait(ctx)
+}
+
+// CombineBackward is the gradient of Combine: gradRows[row of (t,k)] = weight[t,k] * gradOut[t], rounded once (gradOut[t] itself where Combine sums plainly), and zeros in
+// pads. gradOut is [tokens, hidden], gradRows, in any memory, has the shape of Combine's y.
+//
+// With y and gradWeights, which weighted sums allow, gradWeights[t,k], fp32 [tokens, top-k], is the dot product of gradOut[t] and y[row of (t,k)] in fp32: element i is
+// added, fused, to lane i mod 64, and the lanes are summed as a tree. Selections that went nowhere get 0. Both are given on every rank or on none.
+func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
+	const op = "combine backward"
+	epoch, err := h.enter(op, s)
+	if err != nil {
+		return err
+	}
+	spec := &h.spec
+	wantWeights := !gradWeights.IsZero()
+	own := h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op)
+	var data place
+	borrowed := false
+	n := spec.outputBytes()
+	if own == nil {
+		if data, borrowed, err = h.offerPlain(ctx, epoch, gradOut, n, op); err != nil {
+			return err
+		}
+	}
+	var flags place
+	if wantWeights {
+		flags.stride = 1
+	}
+	h.post(epoch, data, flags, own)
+	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
+		return err
+	}
+	for d, notice := range h.scratch.notices {
+		if notice != nil && (notice.scales.stride == 1) != wantWeights {
+			h.own().done.Publish(epoch)
+			return &weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: gradients of weights are asked for on some ranks only", weft.ErrMismatch)}
+		}
+	}
+	var dots []float32
+	if wantWeights {
+		// The scalars of an earlier operation may still be on their way home.
+		if err := h.scalars.claim(ctx, h, epoch+1, op); err != nil {
+			return err
+		}
+		dots = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(h.scalars.window.Bytes()))), h.scalars.window.Size()/4)
+	}
+	t := element(spec.Output)
+	m := mover{h: h, r: r, rowBytes: n, dst: gradRows.Data, visit: func(l landing, src unsafe.Pointer) {
+		dst := unsafe.Add(gradRows.Data, int(l.row)*n)
+		if spec.Sum == Weighted {
+			simd.Scale(t, dst, src, spec.Hidden, l.weight)
+		} else {
+			simd.Copy(dst, src, n, false)
+		}
+		if wantWeights {
+			dots[l.row] = simd.Dot(t, src, unsafe.Add(y.Data, int(l.row)*n), spec.Hidden)
+		}
+	}}
+	if err := m.pull(op); err != nil {
+		return err
+	}
+	h.own().done.Publish(epoch)
+	if borrowed {
+		if err := h.awaitDone(ctx, epoch, op); err != nil {
+			return err
+		}
+	}
+	if !wantWeights {
+		return nil
+	}
+	// The dot products were computed where the experts' rows are; a second move takes them home.
+	h.epoch++
+	epoch = h.epoch
+	h.post(epoch, place{h.scalars.window.ID(), 0, 4}, place{}, nil)
+	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
+		return err
+	}
+	if err := h.fetchScalars(r, gradWeights, op, func(n *notice) place { return n.data }); err != nil {
+		return err
+	}
+	h.own().done.Publish(epoch)
+	return nil
+}
+
+func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor, op string) error {
+	s := &h.spec
+	if !s.combines() {
+		return weft.Unsupportedf("%s: opaque rows cannot be reduced; give the Spec an Output type and Hidden", op)
+	}
+	if err := r.check(h, op); err != nil {
+		return err
+	}
+	if err := checkTensor(op+": gradients of the output", gradOut, s.Output, r.tokens, s.Hidden); err != nil {
+		return err
+	}
+	if err := h.checkExpertRows(op+": gradients of rows", r, gradRows); err != nil {
+		return err
+	}
+	if gradWeights.IsZero() {
+		return nil
+	}
+	if s.Sum != Weighted {
+		return weft.Invalidf("%s: a plain sum has no weights whose gradients could be asked for", op)
+	}
+	if err := h.checkExpertRows(op+": rows", r, y); err != nil {
+		return err
+	}
+	return checkTensor(op+": gradients of weights", gradWeights, weft.Float32, r.tokens, s.TopK)
+}
+
+// offerPlain makes rows of the Output type readable for the other ranks.
+func (h *Handle) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, n int, op string) (place, bool, error) {
+	if w, off, ok := h.comm.Find(x.Data, x.Bytes()); ok {
+		return place{w.ID(), uint64(off), uint64(n)}, true, nil
+	}
+	if x.Elems() == 0 {
+		return place{}, false, nil
+	}
+	if err := h.stage.claim(ctx, h, epoch, op); err != nil {
+		return place{}, false, err
+	}
+	simd.Copy(unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())), x.Data, x.Bytes(), false)
+	return place{h.stage.window.ID(), 0, uint64(n)}, false, nil
+}
+
+// fetchScalars brings one number per selection home.
+func (h *Handle) fetchScalars(r *Routing, out weft.Tensor, op string, at func(*notice) place) error {
+	k := h.spec.TopK
+	dst := weft.SliceOf[float32](out)
+	var numbers [weft.MaxRanks][]float32
+	for d, notice := range h.scratch.notices {
+		if notice == nil {
+			continue
+		}
+		p := at(notice)
+		if p.window == 0 {
+			return h.comm.Fail(&weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: it brings no gradients of weights", weft.ErrMismatch)})
+		}
+		mem, err := h.memory(d, p, op)
+		if err != nil {
+			return err
+		}
+		numbers[d] = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/4)
+	}
+	for i := range dst {
+		dst[i] = 0
+		row := int(r.rows[i])
+		if row < 0 {
+			continue
+		}
+		d := int(r.experts[i]) / h.geometry.local
+		if !h.spec.Layout.byExpert() {
+			row = row*k + i%k
+		}
+		if numbers[d] == nil {
+			continue
+		}
+		if row >= len(numbers[d]) {
+			return h.comm.Fail(outside(d, op))
+		}
+		dst[i] = numbers[d][row]
+	}
+	return nil
+}

@@ -1,0 +1,67 @@
+package ep
+
+import (
+	"github.com/weftgo/weft"
+)
+
+// Census is what routing alone says, without any exchange: where one rank's tokens want to go.
+type Census struct {
+	// RankTokens counts, for each rank, the tokens with at least one expert there: int32 [ranks].
+	RankTokens []int32
+	// NodeTokens counts the same for each node of ranksPerNode ranks: int32 [ranks / ranksPerNode].
+	NodeTokens []int32
+	// ExpertSelections counts the selections of each expert: int32 [experts].
+	ExpertSelections []int32
+	// TokenInRank says whether a token goes to a rank: [tokens, ranks].
+	TokenInRank []bool
+}
+
+// CountRouting is the layout step alone: it counts where tokens go. topk is int32 or int64 [tokens, top-k] on the host, -1 for none; it is local and may be
+// called by any rank at any time. Several selections of one token on the same rank count once in RankTokens, as do those on the same node in
+// NodeTokens.
+func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, error) {
+	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 {
+		return nil, weft.Invalidf("count routing: experts are %v, want int32 or int64 [tokens top-k]", topk)
+	}
+	if ranks < 1 || experts < 1 || experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
+		return nil, weft.Invalidf("count routing: %d experts on %d ranks, %d a node: want experts in equal shares, and whole nodes", experts, ranks, ranksPerNode)
+	}
+	tokens, k := topk.Shape[0], topk.Shape[1]
+	if topk.Data == nil && tokens*k > 0 {
+		return nil, weft.Invalidf("count routing: experts have no memory")
+	}
+	sel := selectionsOf(topk)
+	c := &Census{
+		RankTokens:       make([]int32, ranks),
+		NodeTokens:       make([]int32, ranks/ranksPerNode),
+		ExpertSelections: make([]int32, experts),
+		TokenInRank:      make([]bool, tokens*ranks),
+	}
+	local := experts / ranks
+	for t := range tokens {
+		in := c.TokenInRank[t*ranks : (t+1)*ranks]
+		for j := range k {
+			e := sel.at(t*k + j)
+			if e == -1 {
+				continue
+			}
+			if e < 0 || e >= int64(experts) {
+				return nil, weft.Invalidf("count routing: token %d selects expert %d of %d; -1 stands for none", t, e, experts)
+			}
+			c.ExpertSelections[e]++
+			in[int(e)/local] = true
+		}
+		node := -1
+		for r, goes := range in {
+			if !goes {
+				continue
+			}
+			c.RankTokens[r]++
+			if n := r / ranksPerNode; n != node {
+				node = n
+				c.NodeTokens[n]++
+			}
+		}
+	}
+	return c, nil
+}

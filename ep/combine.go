@@ -1,0 +1,296 @@
+package ep
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/simd"
+)
+
+// Combine brings the experts' rows home and sums them: out[t] = bias + sum over k of weight[t,k] * y[row of (t,k)], in the handle's reduction. y has the shape of
+// what Dispatch returned, with rows of the Spec's Output type; out and each bias (none, one or two) are [tokens, hidden] of that type.
+//
+// Rows of y that lie in a window (received memory does) are read by their home ranks where they are, and Combine returns when all have. Others are
+// copied to a staging window first. The partial reduction reads y only here.
+func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) error {
+	w, err := h.SendCombine(ctx, s, r, y, out, bias...)
+	if err != nil {
+		return err
+	}
+	return w.Wait(ctx)
+}
+
+// SendCombine is the first half of [Handle.Combine]; Wait on the result is the second. y, out and bias are borrowed until then, and the handle does
+// nothing else before.
+func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) (*weft.Work, error) {
+	c := gather{h: h, r: r, op: "combine", weighted: h.spec.Sum == Weighted, y: y, out: out, bias: bias}
+	return c.send(ctx, s)
+}
+
+// gather brings rows home: combine, and the backward of dispatch.
+type gather struct {
+	h        *Handle
+	r        *Routing
+	op       string
+	weighted bool
+	y, out   weft.Tensor
+	bias     []weft.Tensor
+	// A number per row to be brought home beside the rows (backward of dispatch), and where to.
+	scalars, outScalars weft.Tensor
+
+	epoch    uint64
+	borrowed bool
+}
+
+func (c *gather) send(ctx context.Context, s *weft.Stream) (*weft.Work, error) {
+	return c.sendChecked(ctx, s, func() error { return nil })
+}
+
+func (c *gather) sendChecked(ctx context.Context, s *weft.Stream, more func() error) (*weft.Work, error) {
+	h := c.h
+	epoch, err := h.enter(c.op, s)
+	if err != nil {
+		return nil, err
+	}
+	c.epoch = epoch
+	own := c.check()
+	if own == nil {
+		own = more()
+	}
+	var rows, numbers place
+	if own == nil {
+		if rows, err = c.offer(ctx); err != nil {
+			return nil, err
+		}
+		if numbers, err = c.offerScalars(ctx); err != nil {
+			return nil, err
+		}
+	}
+	h.post(epoch, rows, numbers, own)
+	if own != nil {
+		return nil, h.awaitAll(ctx, epoch, c.op, own)
+	}
+	h.pending = c.op
+	return weft.NewWork(func(ctx context.Context) error {
+		h.pending = ""
+		return c.receive(ctx)
+	}), nil
+}
+
+// check says what is wrong with the arguments.
+func (c *gather) check() error {
+	h, s := c.h, &c.h.spec
+	if !s.combines() {
+		return weft.Unsupportedf("%s: opaque rows cannot be reduced; give the Spec an Output type and Hidden, and combine rows of that type", c.op)
+	}
+	if err := c.r.check(h, c.op); err != nil {
+		return err
+	}
+	if err := h.checkExpertRows(c.op+": rows", c.r, c.y); err != nil {
+		return err
+	}
+	if err := checkTensor(c.op+": output", c.out, s.Output, c.r.tokens, s.Hidden); err != nil {
+		return err
+	}
+	if len(c.bias) > 2 {
+		return weft.Invalidf("%s: %d biases, want at most 2", c.op, len(c.bias))
+	}
+	for _, b := range c.bias {
+		if err := checkTensor(c.op+": bias", b, s.Output, c.r.tokens, s.Hidden); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkExpertRows checks a tensor of the shape that Dispatch returns, with elements of the Output type.
+func (h *Handle) checkExpertRows(what string, r *Routing, t weft.Tensor) error {
+	s := &h.spec
+	ok := t.DType == s.Output && len(t.Shape) >= 2 && t.Shape[len(t.Shape)-1] == s.Hidden && t.Elems() == r.Rows()*s.Hidden
+	if !ok {
+		if s.Layout == ExpertMajor {
+			return weft.Invalidf("%s are %v, want %v[%d %d %d]", what, t, s.Output, h.geometry.local, h.geometry.capacity, s.Hidden)
+		}
+		return weft.Invalidf("%s are %v, want %v[%d %d]", what, t, s.Output, r.Rows(), s.Hidden)
+	}
+	if t.Data == nil && t.Elems() > 0 {
+		return weft.Invalidf("%s have no memory", what)
+	}
+	return nil
+}
+
+// offer makes the rows, or this rank's partial sums of them, readable for their home ranks.
+func (c *gather) offer(ctx context.Context) (place, error) {
+	h := c.h
+	n := h.spec.outputBytes()
+	if h.partial != nil {
+		if err := h.partial.claim(ctx, h, c.epoch, c.op); err != nil {
+			return place{}, err
+		}
+		c.sumHere()
+		return place{h.partial.window.ID(), 0, uint64(n)}, nil
+	}
+	if w, off, ok := h.comm.Find(c.y.Data, c.y.Bytes()); ok {
+		c.borrowed = true
+		return place{w.ID(), uint64(off), uint64(n)}, nil
+	}
+	if c.y.Elems() == 0 {
+		return place{}, nil
+	}
+	if err := h.stage.claim(ctx, h, c.epoch, c.op); err != nil {
+		return place{}, err
+	}
+	base := unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes()))
+	stream := c.r.kept*n >= streamBytes
+	h.each(len(c.r.arrivals), c.r.kept*n, func(from, to int) {
+		for i := from; i < to; i++ {
+			for _, l := range c.r.landingsOf(int32(i)) {
+				if l.row >= 0 {
+					simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.y.Data, int(l.row)*n), n, stream)
+				}
+			}
+		}
+		if stream {
+			simd.StoreFence()
+		}
+	})
+	return place{h.stage.window.ID(), 0, uint64(n)}, nil
+}
+
+// sumHere sums the rows of every token that arrived into one row: fp32, k ascending, rounded once.
+func (c *gather) sumHere() {
+	h := c.h
+	n := h.spec.outputBytes()
+	t := element(h.spec.Output)
+	out := unsafe.Pointer(unsafe.SliceData(h.partial.window.Bytes()))
+	h.each(len(c.r.arrivals), len(c.r.landings)*n, func(from, to int) {
+		var rows [MaxTopK]unsafe.Pointer
+		var weights [MaxTopK]float32
+		for i := from; i < to; i++ {
+			k := 0
+			for _, l := range c.r.landingsOf(int32(i)) {
+				if l.row >= 0 {
+					rows[k], weights[k] = unsafe.Add(c.y.Data, int(l.row)*n), l.weight
+					k++
+				}
+			}
+			dst := unsafe.Add(out, i*n)
+			if c.weighted {
+				simd.WeightedSum(t, dst, h.spec.Hidden, rows[:k], weights[:k], nil)
+			} else {
+				simd.PlainSum(t, dst, h.spec.Hidden, rows[:k], nil)
+			}
+		}
+	})
+}
+
+func (c *gather) offerScalars(ctx context.Context) (place, error) {
+	h := c.h
+	if c.scalars.IsZero() {
+		return place{}, nil
+	}
+	if err := h.scalars.claim(ctx, h, c.epoch, c.op); err != nil {
+		return place{}, err
+	}
+	copy(h.scalars.window.Bytes(), c.scalars.Raw())
+	return place{h.scalars.window.ID(), 0, 4}, nil
+}
+
+// receive sums at home.
+func (c *gather) receive(ctx context.Context) error {
+	h := c.h
+	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
+		return err
+	}
+	if err := c.sumHome(); err != nil {
+		return err
+	}
+	if !c.outScalars.IsZero() {
+		if err := h.fetchScalars(c.r, c.outScalars, c.op, func(n *notice) place { return n.scales }); err != nil {
+			return err
+		}
+	}
+	h.own().done.Publish(c.epoch)
+	if c.borrowed {
+		return h.awaitDone(ctx, c.epoch, c.op)
+	}
+	return nil
+}
+
+func (c *gather) sumHome() error {
+	h, r := c.h, c.r
+	s := &h.spec
+	n := s.outputBytes()
+	var bases [weft.MaxRanks]unsafe.Pointer
+	var limit [weft.MaxRanks]int // rows that the operand has
+	for d, notice := range h.scratch.notices {
+		if notice == nil {
+			continue
+		}
+		mem, err := h.memory(d, notice.data, c.op)
+		if err != nil {
+			return err
+		}
+		bases[d], limit[d] = unsafe.Pointer(unsafe.SliceData(mem)), len(mem)/n
+	}
+	t := element(s.Output)
+	exact := s.Layout.byExpert() && s.Reduction == Exact
+	var bad atomic.Int32 // 1 + a rank whose operand is too small
+	h.each(r.tokens, r.traffic.Selections*n, func(from, to int) {
+		var rows, bias [MaxTopK + weft.MaxRanks]unsafe.Pointer
+		for tok := from; tok < to; tok++ {
+			for i, b := range c.bias {
+				bias[i] = unsafe.Add(b.Data, tok*n)
+			}
+			dst := unsafe.Add(c.out.Data, tok*n)
+			k := 0
+			if exact {
+				for i := tok * s.TopK; i < (tok+1)*s.TopK; i++ {
+					rows[k] = nil
+					if row := r.rows[i]; row >= 0 {
+						if d := int(r.experts[i]) / h.geometry.local; bases[d] != nil {
+							if int(row) >= limit[d] {
+								bad.Store(int32(d) + 1)
+								return
+							}
+							rows[k] = unsafe.Add(bases[d], int(row)*n)
+						}
+					}
+					k++
+				}
+				if c.weighted {
+					simd.WeightedSum(t, dst, s.Hidden, rows[:k], r.weights[tok*s.TopK:(tok+1)*s.TopK], bias[:len(c.bias)])
+					continue
+				}
+			} else {
+				for _, v := range r.visits[r.visit[tok]:r.visit[tok+1]] {
+					row := v.row
+					if s.Layout.byExpert() {
+						row = v.arrival
+					}
+					if !v.live || bases[v.rank] == nil {
+						continue
+					}
+					if int(row) >= limit[v.rank] {
+						bad.Store(v.rank + 1)
+						return
+					}
+					rows[k] = unsafe.Add(bases[v.rank], int(row)*n)
+					k++
+				}
+			}
+			simd.PlainSum(t, dst, s.Hidden, rows[:k], bias[:len(c.bias)])
+		}
+	})
+	if d := bad.Load(); d != 0 {
+		return h.comm.Fail(outside(int(d)-1, c.op))
+	}
+	return nil
+}
+
+func outside(rank int, op string) error {
+	return &weft.PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: its operand is smaller than its routing says", weft.ErrMismatch)}
+}

@@ -1,0 +1,436 @@
+package ep
+
+import (
+	"context"
+	"fmt"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/simd"
+)
+
+// Rows is a tensor of rows and, for payloads that have them, the tensor of their scales.
+type Rows struct {
+	Data   weft.Tensor // [tokens, hidden]; opaque: uint8 [tokens, RowBytes]
+	Scales weft.Tensor // fp8: fp32 [tokens, hidden/128]; UE8M0: ue8m0 [tokens, hidden/128]; opaque: uint8 [tokens, ScaleBytes]
+}
+
+// Received is what arrived: rows in the handle's layout, in memory of the handle's pool, and the [Routing] that says what each row is.
+type Received struct {
+	*Routing
+	// Data is [local experts, rows per expert, hidden] for ExpertMajor, else [Rows(), hidden]. Rows that hold no token, other than pads,
+	// are not written.
+	Data weft.Tensor
+	// Scales, for payloads that have them, is laid out as Data with hidden/128 scales a row. In column-major order the last two
+	// dimensions change places, and UE8M0 scales are int32 words of four.
+	Scales weft.Tensor
+
+	offset   int
+	released bool
+}
+
+// Release gives the memory back. Data must not be used after; a combine that takes rows from it must have returned.
+func (r *Received) Release() {
+	if !r.released {
+		r.released = true
+		r.handle.pool.put(r.offset)
+	}
+}
+
+// PendingDispatch is a dispatch that was sent and not yet received.
+type PendingDispatch struct {
+	received *Received
+	work     *weft.Work
+}
+
+// Receive completes the dispatch.
+func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
+	if err := p.work.Wait(ctx); err != nil {
+		return nil, err
+	}
+	return p.received, nil
+}
+
+// Dispatch sends the rows of this rank's tokens to their experts and returns those that arrive. Rows that lie in a window of the communicator are
+// read by their receivers where they are, and Dispatch returns when all have; others are copied to a staging window first.
+func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
+	p, err := h.SendDispatch(ctx, s, r, x)
+	if err != nil {
+		return nil, err
+	}
+	return p.Receive(ctx)
+}
+
+// SendDispatch is the first half of [Handle.Dispatch]. Rows that lie in a window are borrowed until Receive has returned. The handle does nothing else
+// before Receive.
+func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
+	const op = "dispatch"
+	epoch, err := h.enter(op, s)
+	if err != nil {
+		return nil, err
+	}
+	var offset int
+	var data, scales place
+	borrowed := false
+	own := h.checkRows(r, x, op)
+	if own == nil {
+		offset, own = h.block(r)
+	}
+	if own == nil {
+		if data, scales, borrowed, err = h.offerRows(ctx, epoch, r.tokens, x, op); err != nil {
+			return nil, err
+		}
+	}
+	h.post(epoch, data, scales, own)
+	if own != nil {
+		return nil, h.awaitAll(ctx, epoch, op, own)
+	}
+	h.pending = op
+	received := &Received{Routing: r, offset: offset}
+	return &PendingDispatch{received: received, work: weft.NewWork(func(ctx context.Context) error {
+		h.pending = ""
+		if err := h.receiveRows(ctx, epoch, received, borrowed, op); err != nil {
+			received.Release()
+			return err
+		}
+		return nil
+	})}, nil
+}
+
+// checkRows says what is wrong with the arguments of a dispatch.
+func (h *Handle) checkRows(r *Routing, x Rows, op string) error {
+	if err := r.check(h, op); err != nil {
+		return err
+	}
+	s := &h.spec
+	d, width := s.Payload.dtype(), s.Hidden
+	scale := weft.InvalidDType
+	scaleWidth := s.Hidden / ScaleBlock
+	switch s.Payload {
+	case FP8:
+		scale = weft.Float32
+	case FP8UE8M0:
+		scale = weft.UE8M0
+	case Opaque:
+		width = s.RowBytes
+		if scaleWidth = s.ScaleBytes; scaleWidth > 0 {
+			scale = weft.Uint8
+		}
+	}
+	if s.Quantize != weft.InvalidDType {
+		d, scale = s.Quantize, weft.InvalidDType
+	}
+	if err := checkTensor(op+": rows", x.Data, d, r.tokens, width); err != nil {
+		return err
+	}
+	if scale == weft.InvalidDType {
+		if !x.Scales.IsZero() {
+			return weft.Invalidf("%s: scales are given, %v rows have none here", op, s.Payload)
+		}
+		return nil
+	}
+	return checkTensor(op+": scales", x.Scales, scale, r.tokens, scaleWidth)
+}
+
+func checkTensor(what string, t weft.Tensor, d weft.DType, rows, width int) error {
+	if t.DType != d || len(t.Shape) != 2 || t.Shape[0] != rows || t.Shape[1] != width {
+		return weft.Invalidf("%s are %v, want %v[%d %d]", what, t, d, rows, width)
+	}
+	if t.Data == nil && rows*width > 0 {
+		return weft.Invalidf("%s have no memory", what)
+	}
+	return nil
+}
+
+// block takes memory for what arrives.
+func (h *Handle) block(r *Routing) (int, error) {
+	offset, ok := h.pool.get(newBlockShape(h.spec, r.Rows()).bytes)
+	if !ok {
+		return 0, weft.Unsupportedf("all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", h.spec.Live)
+	}
+	return offset, nil
+}
+
+// offerRows makes rows readable for the other ranks: where they are, or quantised or copied on the stage.
+func (h *Handle) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows, op string) (data, scales place, borrowed bool, err error) {
+	s := &h.spec
+	rowBytes, scaleBytes := s.rowBytes(), s.scaleBytes()
+	if s.Quantize == weft.InvalidDType {
+		dw, dOff, ok := h.comm.Find(x.Data.Data, tokens*rowBytes)
+		if ok && scaleBytes == 0 {
+			return place{dw.ID(), uint64(dOff), uint64(rowBytes)}, place{}, true, nil
+		}
+		if sw, sOff, both := h.comm.Find(x.Scales.Data, tokens*scaleBytes); ok && both {
+			return place{dw.ID(), uint64(dOff), uint64(rowBytes)}, place{sw.ID(), uint64(sOff), uint64(scaleBytes)}, true, nil
+		}
+	}
+	if tokens == 0 {
+		return place{}, place{}, false, nil
+	}
+	if err := h.stage.claim(ctx, h, epoch, op); err != nil {
+		return place{}, place{}, false, err
+	}
+	id := h.stage.window.ID()
+	data = place{id, 0, uint64(align(rowBytes))}
+	if scaleBytes > 0 {
+		scales = place{id, uint64(s.MaxTokens * align(rowBytes)), uint64(align(scaleBytes))}
+	}
+	base := unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes()))
+	stream := tokens*rowBytes >= streamBytes
+	h.each(tokens, tokens*rowBytes, func(from, to int) {
+		for t := from; t < to; t++ {
+			row := unsafe.Add(base, t*int(data.stride))
+			scale := unsafe.Add(base, int(scales.offset)+t*int(scales.stride))
+			if s.Quantize != weft.InvalidDType {
+				in := unsafe.Add(x.Data.Data, t*s.Hidden*s.Quantize.Size())
+				simd.QuantizeE4M3(element(s.Quantize), row, scale, in, s.Hidden, s.scaleKind())
+				continue
+			}
+			simd.Copy(row, unsafe.Add(x.Data.Data, t*rowBytes), rowBytes, stream)
+			if scaleBytes > 0 {
+				simd.Copy(scale, unsafe.Add(x.Scales.Data, t*scaleBytes), scaleBytes, false)
+			}
+		}
+		if stream {
+			simd.StoreFence()
+		}
+	})
+	return data, scales, false, nil
+}
+
+// streamBytes is the size of a move from which stores bypass the caches: more than a core's own cache holds.
+const streamBytes = 4 << 20
+
+// receiveRows pulls the rows that are this rank's from the ranks that have them.
+func (h *Handle) receiveRows(ctx context.Context, epoch uint64, out *Received, borrowed bool, op string) error {
+	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
+		return err
+	}
+	s := &h.spec
+	r := out.Routing
+	shape := newBlockShape(*s, r.Rows())
+	base := unsafe.Pointer(unsafe.SliceData(h.pool.window.Bytes()[out.offset:]))
+	m := mover{h: h, r: r, rowBytes: s.rowBytes(), scaleBytes: s.scaleBytes(), dst: base, dstScales: unsafe.Add(base, shape.scalesAt), scaleRows: shape.rows}
+	if s.Layout == ExpertMajor {
+		m.scaleRows = h.geometry.capacity
+	}
+	if err := m.pull(op); err != nil {
+		return err
+	}
+	h.own().done.Publish(epoch)
+	out.Data, out.Scales = h.receivedTensors(base, shape)
+	if borrowed {
+		return h.awaitDone(ctx, epoch, op)
+	}
+	return nil
+}
+
+func (h *Handle) receivedTensors(base unsafe.Pointer, shape blockShape) (data, scales weft.Tensor) {
+	s, g := &h.spec, &h.geometry
+	dims := func(rows, width int) []int {
+		if s.Layout == ExpertMajor {
+			return []int{g.local, rows, width}
+		}
+		return []int{rows, width}
+	}
+	rows := shape.rows
+	if s.Layout == ExpertMajor {
+		rows = g.capacity
+	}
+	width := s.Hidden
+	if s.Payload == Opaque {
+		width = s.RowBytes
+	}
+	data = weft.Tensor{Data: base, DType: s.Payload.dtype(), Shape: dims(rows, width)}
+	if s.scaleBytes() == 0 {
+		return data, weft.Tensor{}
+	}
+	scales.Data = unsafe.Add(base, shape.scalesAt)
+	switch n := s.Hidden / ScaleBlock; {
+	case s.Payload == Opaque:
+		scales.DType, scales.Shape = weft.Uint8, dims(rows, s.ScaleBytes)
+	case s.Payload == FP8 && s.ScaleOrder == RowMajorScales:
+		scales.DType, scales.Shape = weft.Float32, dims(rows, n)
+	case s.Payload == FP8:
+		scales.DType, scales.Shape = weft.Float32, dims(n, rows)
+	case s.ScaleOrder == RowMajorScales:
+		scales.DType, scales.Shape = weft.UE8M0, dims(rows, n)
+	default:
+		scales.DType, scales.Shape = weft.Int32, dims(n/4, rows)
+	}
+	return data, scales
+}
+
+// mover pulls rows from their sources into the places that a Routing gives them.
+type mover struct {
+	h                    *Handle
+	r                    *Routing
+	rowBytes, scaleBytes int
+	dst, dstScales       unsafe.Pointer
+	scaleRows            int // rows that share a block of column-major scales
+	// visit, when set, replaces the copying of rows: it is called with every landing and its source row.
+	visit func(l landing, src unsafe.Pointer)
+}
+
+func (m *mover) pull(op string) error {
+	h, r := m.h, m.r
+	stream := r.kept*m.rowBytes >= streamBytes
+	me, n := h.comm.Rank(), h.comm.Size()
+	// Each rank begins with itself and goes round, so that no rank is read by all at once.
+	for i := range n {
+		src := (me + i) % n
+		from, to := r.arrive[src], r.arrive[src+1]
+		if from == to {
+			continue
+		}
+		if !h.live(src) {
+			m.zeroFrom(from, to)
+			continue
+		}
+		data, scales, err := m.operand(src, r.arrivals[to-1].token, op)
+		if err != nil {
+			return err
+		}
+		notice := h.scratch.notices[src]
+		stride, scaleStride := int(notice.data.stride), int(notice.scales.stride)
+		h.each(int(to-from), int(to-from)*m.rowBytes, func(lo, hi int) {
+			var rows [MaxTopK]unsafe.Pointer
+			for i := from + int32(lo); i < from+int32(hi); i++ {
+				token := int(r.arrivals[i].token)
+				row := unsafe.Add(data, token*stride)
+				landings := r.landingsOf(i)
+				if m.visit != nil {
+					for _, l := range landings {
+						if l.row >= 0 {
+							m.visit(l, row)
+						}
+					}
+					continue
+				}
+				k := 0
+				for _, l := range landings {
+					if l.row < 0 {
+						continue
+					}
+					rows[k] = unsafe.Add(m.dst, int(l.row)*m.rowBytes)
+					k++
+					if m.scaleBytes > 0 {
+						m.putScales(int(l.row), unsafe.Add(scales, token*scaleStride))
+					}
+				}
+				if h.spec.Wire == PerRank {
+					simd.FanOut(rows[:k], row, m.rowBytes, stream)
+					continue
+				}
+				for _, dst := range rows[:k] {
+					simd.Copy(dst, row, m.rowBytes, stream)
+				}
+			}
+			if stream {
+				simd.StoreFence()
+			}
+		})
+	}
+	m.zeroPads()
+	return nil
+}
+
+// operand finds the source's rows, and makes sure that the last one that is asked for lies inside its window.
+func (m *mover) operand(src int, last int32, op string) (data, scales unsafe.Pointer, err error) {
+	notice := m.h.scratch.notices[src]
+	mem, err := m.h.memory(src, notice.data, op)
+	if err != nil {
+		return nil, nil, err
+	}
+	if need := uint64(last)*notice.data.stride + uint64(m.rowBytes); need > uint64(len(mem)) {
+		return nil, nil, m.h.comm.Fail(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)})
+	}
+	data = unsafe.Pointer(unsafe.SliceData(mem))
+	if m.scaleBytes == 0 {
+		return data, nil, nil
+	}
+	if mem, err = m.h.memory(src, notice.scales, op); err != nil {
+		return nil, nil, err
+	}
+	if need := uint64(last)*notice.scales.stride + uint64(m.scaleBytes); need > uint64(len(mem)) {
+		return nil, nil, m.h.comm.Fail(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: it offers %d bytes of scales where its routing needs %d", weft.ErrMismatch, len(mem), need)})
+	}
+	return data, unsafe.Pointer(unsafe.SliceData(mem)), nil
+}
+
+// putScales stores the scales of a row in the order that the handle gives them; without a source, zeros.
+func (m *mover) putScales(row int, src unsafe.Pointer) {
+	if m.h.spec.ScaleOrder == RowMajorScales {
+		if src == nil {
+			simd.Zero(unsafe.Add(m.dstScales, row*m.scaleBytes), m.scaleBytes, false)
+			return
+		}
+		simd.Copy(unsafe.Add(m.dstScales, row*m.scaleBytes), src, m.scaleBytes, false)
+		return
+	}
+	// Words of four bytes: an fp32 scale, or four UE8M0 scales. Those of one zone stand together.
+	words := m.scaleBytes / 4
+	zone, at := row/m.scaleRows, row%m.scaleRows
+	out := unsafe.Slice((*uint32)(unsafe.Add(m.dstScales, 4*zone*words*m.scaleRows)), words*m.scaleRows)
+	for i := range words {
+		w := uint32(0)
+		if src != nil {
+			w = *(*uint32)(unsafe.Add(src, 4*i))
+		}
+		out[i*m.scaleRows+at] = w
+	}
+}
+
+// zeroFrom clears the rows of a source that was masked after the routing was prepared.
+func (m *mover) zeroFrom(from, to int32) {
+	for i := from; i < to; i++ {
+		for _, l := range m.r.landingsOf(i) {
+			if l.row >= 0 {
+				m.zeroRow(int(l.row))
+			}
+		}
+	}
+}
+
+// zeroPads clears the rows that fill zones up to the alignment.
+func (m *mover) zeroPads() {
+	z := &m.r.zones
+	if m.h.spec.Layout != ExpertPacked {
+		return
+	}
+	for le := range z.start {
+		for row := z.start[le] + z.kept[le]; row < z.start[le]+z.padded[le]; row++ {
+			m.zeroRow(int(row))
+		}
+	}
+}
+
+func (m *mover) zeroRow(row int) {
+	simd.Zero(unsafe.Add(m.dst, row*m.rowBytes), m.rowBytes, false)
+	if m.scaleBytes > 0 {
+		m.putScales(row, nil)
+	}
+}
+
+// element is the type under which the vector routines know d.
+func element(d weft.DType) simd.Type {
+	switch d {
+	case weft.BFloat16:
+		return simd.BF16
+	case weft.Float16:
+		return simd.F16
+	default:
+		return simd.F32
+	}
+}
+
+func (s *Spec) scaleKind() simd.ScaleKind {
+	switch {
+	case s.Payload == FP8UE8M0:
+		return simd.ScaleUE8M0
+	case s.PowerOfTwoScales:
+		return simd.ScaleF32Pow2
+	default:
+		return simd.ScaleF32
+	}
+}

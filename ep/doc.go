@@ -1,0 +1,52 @@
+// Package ep is expert parallelism: it takes the tokens of a mixture-of-experts layer to the ranks that hold their experts, and brings
+// the experts' outputs home.
+//
+// # The model
+//
+// A [Handle] is made once for a [Spec]: shapes, layout, wire form, reduction, payload. Then, for every batch,
+//
+//	Prepare   turns routing (the experts that each token selects, and their weights) into a [Routing]: for every
+//	          (token, selection) the rank and the row where it goes, and for this rank the rows that come
+//	Dispatch  moves the tokens' rows there
+//	Combine   brings the experts' rows home and sums them, weighted or not
+//
+// and for training DispatchBackward and CombineBackward, which are the same two moves with roles exchanged. A Routing may be used for any
+// number of moves. Dispatch and Combine can be cut in two: send now, receive later.
+//
+// # Data flow on the host
+//
+// Each rank has a board in shared memory that it alone writes: a counter of the operations that it has entered, one of those whose operands it has
+// finished reading, a notice of where its operand lies, and its routing. To enter an operation a rank fills in its notice and publishes the operation's
+// epoch; then it reads the boards of the others. Rows move by being pulled: the receiver of a dispatch copies them from the source's memory into their
+// final places, the home of a combine reads the experts' rows where they are and sums them in registers. So a rank writes no memory but its own,
+// which is why a rank that was stopped, masked and woken again cannot harm those who went on without it.
+//
+// # Memory
+//
+// A handle's windows are: the board; a pool for received rows (Live tensors at their largest); a stage for operands that lie in no window; partial sums; and a
+// number per row for the gradients of weights. The large ones are address space until they are touched.
+//
+// # Ordering
+//
+// Epochs count the operations of one handle and are the same on all ranks. Notices and routing alternate between two places by the epoch's parity: who has finished
+// epoch n has seen everyone enter n, so everyone has left n-1, and what n-1 used may be overwritten in n+1. This holds because every rank
+// enters every epoch, with or without rows to move. An operand is borrowed until everyone has published that they are done with the epoch: operations on
+// operands in windows wait for that before they return; the staging windows are asked for it when they are next used.
+//
+// # Refusals
+//
+// What is wrong with one rank's arguments is put on its notice instead of an operand. All ranks then return an error that names that rank, nothing has
+// moved, and the next operation works. What a Spec may ask for is decided by one list of rules, from which the table of what is supported is
+// generated too.
+//
+// # Numbers
+//
+// Exact reductions are fp32 fused multiply-adds, k ascending, from +0 (or from the fp32 sum of the biases), rounded once. Partial ones are the same per rank, rounded
+// to the row's type, then fp32 adds in rank order, rounded once. Rows are ordered by source rank, then token. All of it is bit-identical from run to run, for any
+// number of goroutines, and on every instruction set.
+//
+// # Floor
+//
+// A dispatch reads T rows and writes S, where S counts selections (or tokens and ranks); a combine reads S and writes T. No copy is made between. For one token the floor is one cache
+// line's trip for the epoch, plus the rows at the speed of the nearest cache that holds them.
+package ep

@@ -1,0 +1,288 @@
+package ep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/weftgo/weft"
+)
+
+// Handle makes exchanges of one [Spec] among the ranks of a communicator. Several handles, of any Specs, may live at once; they share nothing.
+//
+// The methods of a handle are collective: every unmasked rank calls them in the same order, from one goroutine at a time.
+type Handle struct {
+	comm     *weft.Comm
+	spec     Spec
+	geometry geometry
+	windows  []*weft.Window
+	boards   []*board // by rank
+	pool     *pool    // received tensors
+	stage    *stage   // operands that lie in no window
+	partial  *stage   // this rank's partial sums for the others
+	scalars  *stage   // a number per selection, for gradients of weights
+
+	generation uint64
+	epoch      uint64 // the last operation entered
+	pending    string // the operation whose second half is still to come
+	workers    int
+	closed     bool
+
+	scratch scratch
+
+	mu   sync.Mutex
+	idle []*Routing
+}
+
+// scratch is what the operations of one handle, of which one runs at a time, use again and again.
+type scratch struct {
+	notices []*notice
+	base    []int32
+	cursor  []int32
+	views   []routing
+	counts  [][]int32
+	visits  [][]int32
+	zones   zones
+}
+
+// NewHandle makes a handle. It is collective, and the only place where memory for exchanges is allocated.
+func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error) {
+	const op = "new handle"
+	err := spec.Validate(comm.Size())
+	spec = spec.normalize()
+	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
+		return nil, err
+	}
+	h := &Handle{comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size())}
+	h.workers = max(1, runtime.NumCPU()/comm.LocalSize())
+	if err := h.allocate(ctx); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	n := comm.Size()
+	h.scratch = scratch{
+		notices: make([]*notice, n),
+		base:    make([]int32, spec.Experts),
+		cursor:  make([]int32, max(n, spec.Experts)),
+		views:   make([]routing, n),
+		counts:  make([][]int32, n),
+		visits:  make([][]int32, n),
+		zones:   newZones(h.geometry.local),
+	}
+	h.idle = make([]*Routing, 0, 8)
+	return h, nil
+}
+
+func (h *Handle) allocate(ctx context.Context) error {
+	g, s := &h.geometry, h.spec
+	alloc := func(size int) (*weft.Window, error) {
+		w, err := h.comm.Alloc(ctx, size)
+		if err == nil {
+			h.windows = append(h.windows, w)
+		}
+		return w, err
+	}
+	w, err := alloc(g.boardSize())
+	if err != nil {
+		return err
+	}
+	h.boards = make([]*board, h.comm.Size())
+	for r := range h.boards {
+		if mem := w.Peer(r); mem != nil {
+			h.boards[r] = newBoard(g, mem)
+		}
+	}
+	rows := g.rows()
+	block := newBlockShape(s, rows)
+	if w, err = alloc(s.Live * block.bytes); err != nil {
+		return err
+	}
+	h.pool = newPool(w)
+
+	// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One buffer serves both, as operations follow each other.
+	stageBytes := s.MaxTokens * max(align(s.rowBytes())+align(s.scaleBytes()), s.outputBytes())
+	if s.combines() {
+		stageBytes = max(stageBytes, rows*s.outputBytes())
+	}
+	if w, err = alloc(stageBytes); err != nil {
+		return err
+	}
+	h.stage = &stage{window: w}
+	if s.combines() {
+		if s.Reduction == Partial && s.Layout.byExpert() {
+			if w, err = alloc(g.ranks * g.tokens * s.outputBytes()); err != nil {
+				return err
+			}
+			h.partial = &stage{window: w}
+		}
+		perRow := 1
+		if !s.Layout.byExpert() {
+			perRow = s.TopK
+		}
+		if w, err = alloc(rows * perRow * 4); err != nil {
+			return err
+		}
+		h.scalars = &stage{window: w}
+	}
+	return nil
+}
+
+// Spec is what the handle was made from, with defaults filled in.
+func (h *Handle) Spec() Spec { return h.spec }
+
+// Comm is the handle's communicator.
+func (h *Handle) Comm() *weft.Comm { return h.comm }
+
+// Capacity is the number of rows of a received tensor at its largest.
+func (h *Handle) Capacity() int { return h.geometry.rows() }
+
+// MemoryBytes is the size of the windows that the handle holds on this rank. Pages of the large ones exist only once they are used.
+func (h *Handle) MemoryBytes() int {
+	n := 0
+	for _, w := range h.windows {
+		n += w.Size()
+	}
+	return n
+}
+
+// Close gives the handle's windows up on this rank. Received tensors become invalid.
+func (h *Handle) Close() error {
+	if h.closed {
+		return nil
+	}
+	h.closed = true
+	var errs []error
+	for _, w := range h.windows {
+		errs = append(errs, w.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// enter begins an operation: it takes the next epoch, which is the same on every rank.
+func (h *Handle) enter(op string, s *weft.Stream) (epoch uint64, err error) {
+	if h.closed {
+		return 0, fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
+	}
+	if s != nil {
+		return 0, weft.Unsupportedf("%s: the host engine has no streams; pass nil", op)
+	}
+	if err := h.comm.Begin(op); err != nil {
+		return 0, err
+	}
+	if g := h.comm.Generation(); g != h.generation {
+		// Ranks have agreed to go on after a failure: nobody is inside an older operation, whatever it left behind.
+		h.generation, h.epoch, h.pending = g, g<<40, ""
+		h.stage.forget()
+		h.partial.forget()
+		h.scalars.forget()
+	}
+	if h.pending != "" {
+		return 0, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
+	}
+	h.epoch++
+	return h.epoch, nil
+}
+
+// own is this rank's board.
+func (h *Handle) own() *board { return h.boards[h.comm.Rank()] }
+
+// live reports whether rank takes part.
+func (h *Handle) live(rank int) bool { return !h.comm.Masked(rank) }
+
+// awaitNotice waits until rank has entered the epoch and returns where its operand is, or the error with which it refused.
+func (h *Handle) awaitNotice(ctx context.Context, epoch uint64, rank int, op string) (*notice, error) {
+	b := h.boards[rank]
+	if b == nil {
+		return nil, fmt.Errorf("%s: rank %d was masked when the handle was made: %w; make a new handle", op, rank, weft.ErrMasked)
+	}
+	if err := h.comm.Waiter().Wait(ctx, b.post, epoch, op, rank); err != nil {
+		return nil, h.comm.Fail(err)
+	}
+	return b.notices[epoch&1], nil
+}
+
+// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all return the error of the lowest one.
+func (h *Handle) awaitAll(ctx context.Context, epoch uint64, op string, own error) error {
+	n := h.comm.Size()
+	for r := range n {
+		h.scratch.notices[r] = nil
+		if !h.live(r) {
+			continue
+		}
+		notice, err := h.awaitNotice(ctx, epoch, r, op)
+		if err != nil {
+			return err
+		}
+		h.scratch.notices[r] = notice
+	}
+	for r, notice := range h.scratch.notices {
+		if notice == nil {
+			continue
+		}
+		if err := notice.err(r, op); err != nil {
+			if r == h.comm.Rank() {
+				err = own
+			}
+			h.own().done.Publish(epoch)
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitDone waits until every unmasked rank has finished reading the operands of the epoch.
+func (h *Handle) awaitDone(ctx context.Context, epoch uint64, op string) error {
+	for r, b := range h.boards {
+		if b == nil || !h.live(r) {
+			continue
+		}
+		if err := h.comm.Waiter().Wait(ctx, b.done, epoch, op, r); err != nil {
+			return h.comm.Fail(err)
+		}
+	}
+	return nil
+}
+
+// post says that this rank has entered the epoch, with its operands or with the reason why it cannot.
+func (h *Handle) post(epoch uint64, data, scales place, err error) {
+	n := h.own().notices[epoch&1]
+	if err != nil {
+		n.refuse(err)
+	} else {
+		n.set(data, scales)
+	}
+	h.own().post.Publish(epoch)
+}
+
+// memory resolves a place of another rank.
+func (h *Handle) memory(rank int, p place, op string) ([]byte, error) {
+	if p.window == 0 {
+		return nil, nil
+	}
+	w, ok := h.comm.Window(p.window)
+	if !ok || p.offset > uint64(w.Size()) || w.Peer(rank) == nil {
+		return nil, h.comm.Fail(&weft.PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.window)})
+	}
+	return w.Peer(rank)[p.offset:], nil
+}
+
+// parallelBytes is the size of a move from which it is worth sharing among goroutines.
+const parallelBytes = 1 << 20
+
+// each runs f over [0, n) in parts, side by side if the rank has processors to itself and the work is large. Rows are independent, so the
+// result does not depend on the parts.
+func (h *Handle) each(n, bytes int, f func(from, to int)) {
+	w := min(h.workers, n)
+	if w < 2 || bytes < parallelBytes {
+		f(0, n)
+		return
+	}
+	var group sync.WaitGroup
+	for i := range w {
+		group.Go(func() { f(i*n/w, (i+1)*n/w) })
+	}
+	group.Wait()
+}
+
+func align(n int) int { return (n + 63) &^ 63 }

@@ -1,0 +1,387 @@
+package ep
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+
+	"github.com/weftgo/weft"
+)
+
+// Prepare turns routing into a [Routing]: topk holds the experts that each of this rank's tokens selects, int32 or int64 [tokens, top-k], distinct, -1 for none;
+// weights their weights, fp32 [tokens, top-k], which may be absent if the Spec sums plainly. Both may be changed once Prepare has returned.
+//
+// Every rank writes its counts and, for each (token, rank) pair, a record on its board, and reads everyone's: one exchange. From them each computes where its own
+// rows go and which rows come here, in the same way on every rank.
+func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+	const op = "prepare"
+	epoch, err := h.enter(op, s)
+	if err != nil {
+		return nil, err
+	}
+	out := h.own().routing(epoch)
+	own := h.writeRouting(&out, topk, weights)
+	if own != nil {
+		out.head.refuse(own)
+	}
+	h.own().post.Publish(epoch)
+
+	g := &h.geometry
+	for r, b := range h.boards {
+		h.scratch.counts[r], h.scratch.visits[r] = nil, nil
+		if !h.live(r) {
+			continue
+		}
+		if _, err := h.awaitNotice(ctx, epoch, r, op); err != nil {
+			return nil, err
+		}
+		h.scratch.views[r] = b.routing(epoch)
+		h.scratch.counts[r] = h.scratch.views[r].counts
+		h.scratch.visits[r] = h.scratch.views[r].distinct
+	}
+	for r := range h.boards {
+		if h.scratch.counts[r] == nil {
+			continue
+		}
+		if err := h.scratch.views[r].head.err(r, op); err != nil {
+			if r == h.comm.Rank() {
+				err = own
+			}
+			h.own().done.Publish(epoch)
+			return nil, err
+		}
+	}
+	r := h.readRouting(&out, topk, weights)
+	if h.spec.Overflow == OverflowRefuse && h.spec.Capacity > 0 {
+		if o := g.overflow(h.scratch.counts, h.scratch.visits, &h.scratch.zones); o != nil {
+			r.Release()
+			h.own().done.Publish(epoch)
+			return nil, o
+		}
+	}
+	h.own().done.Publish(epoch)
+	return r, nil
+}
+
+func newZones(local int) zones {
+	buf := make([]int32, 4*local)
+	return carveZones(&buf, local)
+}
+
+func carveZones(buf *[]int32, local int) zones {
+	return zones{start: carve(buf, local), demand: carve(buf, local), kept: carve(buf, local), padded: carve(buf, local)}
+}
+
+// checkRouting says what is wrong with the arguments of Prepare.
+func (h *Handle) checkRouting(topk, weights weft.Tensor) error {
+	s := &h.spec
+	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 || topk.Shape[1] != s.TopK || topk.Shape[0] < 0 {
+		return weft.Invalidf("top-k experts are %v, want int32 or int64 [tokens %d]", topk, s.TopK)
+	}
+	tokens := topk.Shape[0]
+	if tokens > s.MaxTokens {
+		return weft.Unsupportedf("%d tokens, the handle takes at most %d: make a handle with a larger MaxTokens", tokens, s.MaxTokens)
+	}
+	if topk.Data == nil && tokens > 0 {
+		return weft.Invalidf("top-k experts have no memory")
+	}
+	if weights.IsZero() {
+		if s.Sum == Weighted {
+			return weft.Invalidf("no weights; the weighted sum needs fp32 [%d %d]", tokens, s.TopK)
+		}
+		return nil
+	}
+	if weights.DType != weft.Float32 || len(weights.Shape) != 2 || weights.Shape[0] != tokens || weights.Shape[1] != s.TopK || weights.Data == nil && tokens > 0 {
+		return weft.Invalidf("weights are %v, want fp32 [%d %d]", weights, tokens, s.TopK)
+	}
+	return nil
+}
+
+// writeRouting fills this rank's part of the board.
+func (h *Handle) writeRouting(out *routing, topk, weights weft.Tensor) error {
+	out.head.refused = 0
+	out.head.tokens = 0
+	if err := h.checkRouting(topk, weights); err != nil {
+		return err
+	}
+	g := &h.geometry
+	tokens, k := topk.Shape[0], g.topk
+	sel := selectionsOf(topk)
+	clear(out.counts)
+	clear(out.distinct)
+	for t := range tokens {
+		var ranks uint64
+		for j := range k {
+			e := sel.at(t*k + j)
+			if e == -1 {
+				continue
+			}
+			if e < 0 || e >= int64(g.experts) {
+				return weft.Invalidf("token %d selects expert %d of %d; -1 stands for none", t, e, g.experts)
+			}
+			for i := range j {
+				if sel.at(t*k+i) == e {
+					return weft.Invalidf("token %d selects expert %d twice; use -1 for the second and add its weight to the first", t, e)
+				}
+			}
+			out.counts[e]++
+			ranks |= 1 << uint(int(e)/g.local)
+		}
+		for ; ranks != 0; ranks &= ranks - 1 {
+			out.distinct[bits.TrailingZeros64(ranks)]++
+		}
+	}
+	next := int32(0)
+	cursor := h.scratch.cursor[:g.ranks]
+	for r, n := range out.distinct {
+		out.first[r], cursor[r] = next, next
+		next += n
+	}
+	var w []float32
+	if !weights.IsZero() {
+		w = weft.SliceOf[float32](weights)
+	}
+	for t := range tokens {
+		var ranks uint64
+		for j := range k {
+			e := sel.at(t*k + j)
+			if e < 0 {
+				continue
+			}
+			d := int(e) / g.local
+			rec := out.record(int(cursor[d]))
+			if ranks>>uint(d)&1 == 0 {
+				ranks |= 1 << uint(d)
+				*rec.token = int32(t)
+				for i := range rec.experts {
+					rec.experts[i] = -1
+				}
+			}
+			rec.experts[j] = int16(int(e) - d*g.local)
+			if w != nil {
+				rec.weights[j] = w[t*k+j]
+			} else {
+				rec.weights[j] = 1
+			}
+		}
+		for ; ranks != 0; ranks &= ranks - 1 {
+			cursor[bits.TrailingZeros64(ranks)]++
+		}
+	}
+	out.head.tokens = int32(tokens)
+	return nil
+}
+
+// readRouting computes the Routing from everyone's boards.
+func (h *Handle) readRouting(own *routing, topk, weights weft.Tensor) *Routing {
+	g := &h.geometry
+	r := h.newRouting()
+	r.tokens, r.masked = topk.Shape[0], h.comm.Mask()
+	n := r.tokens * g.topk
+	r.ints = sized(r.ints, 2*n+r.tokens+1+4*g.local+2*g.ranks+1+g.ranks*g.local)
+	buf := r.ints
+	r.zones = carveZones(&buf, g.local)
+	r.experts, r.rows, r.visit = carve(&buf, n), carve(&buf, n), carve(&buf, r.tokens+1)
+	r.arrive, r.distinct, r.counts = carve(&buf, g.ranks+1), carve(&buf, g.ranks), carve(&buf, g.ranks*g.local)
+	g.expertZones(&r.zones, h.comm.Rank(), h.scratch.counts)
+	h.readHome(r, own, topk, weights)
+	h.readArrivals(r)
+	return r
+}
+
+// readHome computes where this rank's tokens went.
+func (h *Handle) readHome(r *Routing, own *routing, topk, weights weft.Tensor) {
+	g := &h.geometry
+	me, tokens, k := h.comm.Rank(), r.tokens, g.topk
+	if weights.IsZero() {
+		r.weights = nil
+	} else {
+		r.weights = append(r.weights[:0], weft.SliceOf[float32](weights)...)
+	}
+	total := 0
+	for _, d := range own.distinct {
+		total += int(d)
+	}
+	r.visits = sized(r.visits, total)[:0]
+
+	// The first row of our selections of each expert, and the first of our arrivals at each rank.
+	base := h.scratch.base
+	limit := g.capacity
+	if g.layout.byExpert() {
+		z := &h.scratch.zones
+		for d := range g.ranks {
+			g.expertZones(z, d, h.scratch.counts)
+			for le := range g.local {
+				e := d*g.local + le
+				base[e] = z.start[le]
+				for src := range me {
+					if c := h.scratch.counts[src]; c != nil {
+						base[e] += c[e]
+					}
+				}
+			}
+		}
+	}
+	first := h.scratch.cursor[:g.ranks]
+	for d := range g.ranks {
+		first[d] = 0
+		for src := range me {
+			if c := h.scratch.visits[src]; c != nil {
+				first[d] += c[d]
+			}
+		}
+	}
+
+	sel := selectionsOf(topk)
+	var seen [weft.MaxRanks]int32 // tokens sent to each rank so far
+	for t := range tokens {
+		r.visit[t] = int32(len(r.visits))
+		var ranks, kept uint64
+		for j := range k {
+			i := t*k + j
+			e := int32(sel.at(i))
+			r.experts[i], r.rows[i] = e, -1
+			if e < 0 {
+				continue
+			}
+			r.traffic.Selections++
+			d := int(e) / g.local
+			if !h.live(d) {
+				continue
+			}
+			ranks |= 1 << uint(d)
+			if !g.layout.byExpert() {
+				continue
+			}
+			row := base[e]
+			base[e]++
+			if g.layout == ExpertMajor {
+				if int(row)-(int(e)-d*g.local)*g.capacity >= g.capacity {
+					continue
+				}
+			} else if int(row) >= limit {
+				continue
+			}
+			r.rows[i] = row
+			kept |= 1 << uint(d)
+			if d != me && h.spec.Wire == PerSelection {
+				r.traffic.RemoteRows++
+			}
+		}
+		for rest := ranks; rest != 0; rest &= rest - 1 {
+			d := bits.TrailingZeros64(rest)
+			v := visit{rank: int32(d), arrival: first[d] + seen[d], row: -1, live: kept>>uint(d)&1 != 0}
+			switch g.layout {
+			case RankMajor:
+				v.row, v.live = int32(me*g.tokens)+seen[d], true
+			case TokenMajor:
+				if int(v.arrival) < g.capacity {
+					v.row, v.live = v.arrival, true
+				}
+			}
+			seen[d]++
+			r.visits = append(r.visits, v)
+			if v.live {
+				r.traffic.Visits++
+				if d != me && h.spec.Wire == PerRank {
+					r.traffic.RemoteRows++
+				}
+			}
+			if !g.layout.byExpert() {
+				for j := range k {
+					if e := r.experts[t*k+j]; e >= 0 && int(e)/g.local == d {
+						r.rows[t*k+j] = v.row
+					}
+				}
+			}
+		}
+	}
+	r.visit[tokens] = int32(len(r.visits))
+	r.traffic.Tokens = tokens
+}
+
+// readArrivals computes the rows that come to this rank.
+func (h *Handle) readArrivals(r *Routing) {
+	g := &h.geometry
+	me := h.comm.Rank()
+	tokens, rows := 0, 0
+	for src, c := range h.scratch.counts {
+		own := r.counts[src*g.local : (src+1)*g.local]
+		if c == nil {
+			clear(own)
+			r.distinct[src] = 0
+			continue
+		}
+		copy(own, c[me*g.local:])
+		for _, n := range own {
+			rows += int(n)
+		}
+		r.distinct[src] = h.scratch.visits[src][me]
+		tokens += int(r.distinct[src])
+	}
+	r.arrivals = sized(r.arrivals, tokens)[:0]
+	if !g.layout.byExpert() {
+		rows += tokens
+	}
+	r.landings = sized(r.landings, rows)[:0]
+
+	next := h.scratch.cursor[:g.local]
+	copy(next, r.zones.start)
+	for src := range g.ranks {
+		r.arrive[src] = int32(len(r.arrivals))
+		view := &h.scratch.views[src]
+		for i := range int(r.distinct[src]) {
+			rec := view.record(int(view.first[me]) + i)
+			n := len(r.arrivals)
+			r.arrivals = append(r.arrivals, arrival{token: *rec.token, first: int32(len(r.landings))})
+			if !g.layout.byExpert() {
+				row := int32(n)
+				if g.layout == RankMajor {
+					row = int32(src*g.tokens + i)
+				} else if n >= g.capacity {
+					row = -1
+				}
+				r.landings = append(r.landings, landing{row: row, k: -1})
+			}
+			for k, le := range rec.experts {
+				if le < 0 {
+					continue
+				}
+				l := landing{k: int32(k), weight: rec.weights[k]}
+				if g.layout.byExpert() {
+					l.row = next[le]
+					next[le]++
+					if l.row-r.zones.start[le] >= r.zones.kept[le] {
+						l.row = -1
+					}
+				} else {
+					l.row = int32(le)
+				}
+				r.landings = append(r.landings, l)
+			}
+		}
+	}
+	r.arrive[g.ranks] = int32(len(r.arrivals))
+
+	if g.layout.byExpert() {
+		r.total, r.kept = r.zones.total, r.zones.rows
+	} else {
+		r.total = tokens
+		r.kept = tokens
+		if g.layout == TokenMajor {
+			r.kept = min(tokens, g.capacity)
+		}
+	}
+	r.traffic.Received = r.kept
+}
+
+// check refuses a Routing of another handle.
+func (r *Routing) check(h *Handle, op string) error {
+	if r == nil || r.handle != h {
+		return weft.Invalidf("%s: the routing was not prepared by this handle", op)
+	}
+	if h.comm.Mask()&r.masked != r.masked {
+		return fmt.Errorf("%s: %w: the routing was prepared while ranks were masked that now take part; prepare again", op, weft.ErrInvalid)
+	}
+	return nil
+}

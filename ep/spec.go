@@ -1,0 +1,346 @@
+package ep
+
+import (
+	"fmt"
+
+	"github.com/weftgo/weft"
+)
+
+// Layout is the order in which a rank receives rows.
+type Layout uint8
+
+const (
+	// ExpertMajor gives every local expert a zone of fixed size; in it the rows stand packed, by source rank, then token.
+	// The received tensor is [local experts, rows per expert, hidden].
+	ExpertMajor Layout = iota
+	// ExpertPacked lets the zones follow each other, each padded to a multiple of the alignment with rows of zeros.
+	// The received tensor is [rows, hidden].
+	ExpertPacked
+	// RankMajor gives every source rank a zone of MaxTokens rows; a token appears once per rank that has an expert for it.
+	// The received tensor is [ranks * MaxTokens, hidden].
+	RankMajor
+	// TokenMajor is RankMajor without the gaps: one row per token and rank, by source rank, then token.
+	// The received tensor is [rows, hidden].
+	TokenMajor
+	layouts
+)
+
+// Wire says how often a row crosses to a rank that has several experts for it.
+type Wire uint8
+
+const (
+	// PerSelection sends one copy for each selected expert.
+	PerSelection Wire = iota
+	// PerRank sends one copy to each rank, which fans it out to its experts on arrival.
+	PerRank
+	wires
+)
+
+// Reduction says where the rows of a token are summed when they come home.
+type Reduction uint8
+
+const (
+	// Exact brings every selection's row home: fp32 fused multiply-adds, k ascending, from +0, rounded once.
+	Exact Reduction = iota
+	// Partial sums the rows of one rank there (fp32, k ascending, rounded to the row's type), and the ranks' sums at home (fp32 adds in
+	// rank order, rounded once). Each rank's partial sum carries one more rounding: a relative error of up to 2^-9 of that sum for bf16.
+	Partial
+	reductions
+)
+
+// Sum says whether combine applies the routing weights.
+type Sum uint8
+
+const (
+	// Weighted multiplies each selection's row by its weight.
+	Weighted Sum = iota
+	// Plain adds rows as they are; the caller has weighted them, or wants no weights.
+	Plain
+	sums
+)
+
+// Payload is what a dispatched row holds.
+type Payload uint8
+
+const (
+	BF16     Payload = iota // hidden bf16 numbers
+	FP16                    // hidden fp16 numbers
+	FP32                    // hidden fp32 numbers
+	FP8                     // hidden e4m3 numbers and an fp32 scale for each 128 of them
+	FP8UE8M0                // hidden e4m3 numbers and a power-of-two scale for each 128, one byte each, four to a word
+	Opaque                  // RowBytes bytes and ScaleBytes bytes that are moved, not looked at (MXFP8, NVFP4, ...)
+	payloads
+)
+
+// Counts says who learns how many rows arrive.
+type Counts uint8
+
+const (
+	// HostCounts gives tensors of exactly the rows that arrive.
+	HostCounts Counts = iota
+	// DeviceCounts gives tensors of the capacity, and the counts beside them where the rows are: nothing waits for the host.
+	DeviceCounts
+	countings
+)
+
+// Overflow says what happens when more rows arrive than Capacity.
+type Overflow uint8
+
+const (
+	// OverflowRefuse makes Prepare return an [*OverflowError] on every rank. Nothing has moved.
+	OverflowRefuse Overflow = iota
+	// OverflowDrop leaves out the last rows, in row order, and still reports the true demand. Combine omits what was dropped.
+	OverflowDrop
+	overflows
+)
+
+// ScaleOrder is the order of received scales in memory.
+type ScaleOrder uint8
+
+const (
+	// RowMajorScales keeps the scales of a row together.
+	RowMajorScales ScaleOrder = iota
+	// ColumnMajorScales keeps the same scale of consecutive rows together, as grouped matrix products want it. UE8M0 scales move in words
+	// of four.
+	ColumnMajorScales
+	scaleOrders
+)
+
+var (
+	layoutNames     = [layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
+	wireNames       = [wires]string{"per-selection", "per-rank"}
+	reductionNames  = [reductions]string{"exact", "partial"}
+	sumNames        = [sums]string{"weighted", "plain"}
+	payloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
+	countNames      = [countings]string{"host", "device"}
+	overflowNames   = [overflows]string{"refuse", "drop"}
+	scaleOrderNames = [scaleOrders]string{"row-major", "column-major"}
+)
+
+func name[T ~uint8](names []string, v T) string {
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return fmt.Sprintf("invalid(%d)", uint8(v))
+}
+
+func parse[T ~uint8](what string, names []string, s string) (T, error) {
+	for i, n := range names {
+		if n == s {
+			return T(i), nil
+		}
+	}
+	return 0, weft.Invalidf("%s %q is none of %v", what, s, names)
+}
+
+func (l Layout) String() string     { return name(layoutNames[:], l) }
+func (w Wire) String() string       { return name(wireNames[:], w) }
+func (r Reduction) String() string  { return name(reductionNames[:], r) }
+func (s Sum) String() string        { return name(sumNames[:], s) }
+func (p Payload) String() string    { return name(payloadNames[:], p) }
+func (c Counts) String() string     { return name(countNames[:], c) }
+func (o Overflow) String() string   { return name(overflowNames[:], o) }
+func (o ScaleOrder) String() string { return name(scaleOrderNames[:], o) }
+
+// ParseLayout is the inverse of [Layout.String].
+func ParseLayout(s string) (Layout, error) { return parse[Layout]("layout", layoutNames[:], s) }
+
+// ParseWire is the inverse of [Wire.String].
+func ParseWire(s string) (Wire, error) { return parse[Wire]("wire form", wireNames[:], s) }
+
+// ParseReduction is the inverse of [Reduction.String].
+func ParseReduction(s string) (Reduction, error) {
+	return parse[Reduction]("reduction", reductionNames[:], s)
+}
+
+// ParseSum is the inverse of [Sum.String].
+func ParseSum(s string) (Sum, error) { return parse[Sum]("sum", sumNames[:], s) }
+
+// ParsePayload is the inverse of [Payload.String].
+func ParsePayload(s string) (Payload, error) { return parse[Payload]("payload", payloadNames[:], s) }
+
+// ParseCounts is the inverse of [Counts.String].
+func ParseCounts(s string) (Counts, error) { return parse[Counts]("counts", countNames[:], s) }
+
+// byExpert reports whether a row of the layout belongs to one expert (and one selection) rather than to a rank.
+func (l Layout) byExpert() bool { return l == ExpertMajor || l == ExpertPacked }
+
+// packed reports whether the rows of the layout stand without gaps, so that their number is only known once routing is.
+func (l Layout) packed() bool { return l == ExpertPacked || l == TokenMajor }
+
+// fp8 reports whether rows are e4m3 numbers with scales that Weft understands.
+func (p Payload) fp8() bool { return p == FP8 || p == FP8UE8M0 }
+
+// dtype is the type of a row's elements.
+func (p Payload) dtype() weft.DType {
+	switch p {
+	case BF16:
+		return weft.BFloat16
+	case FP16:
+		return weft.Float16
+	case FP32:
+		return weft.Float32
+	case FP8, FP8UE8M0:
+		return weft.Float8E4M3
+	default:
+		return weft.Uint8
+	}
+}
+
+// Limits of a Spec.
+const (
+	MaxTopK    = 32
+	MaxExperts = 1 << 15
+	// ScaleBlock is how many elements share one scale.
+	ScaleBlock = 128
+)
+
+// Spec describes the exchanges that a [Handle] makes. It is plain data: copy it, change it, compare it. It must be the same on every rank.
+type Spec struct {
+	Experts   int // in all; a multiple of the number of ranks; rank r has the experts [r*Experts/ranks, (r+1)*Experts/ranks)
+	TopK      int // selections a token, 1 to 32
+	Hidden    int // elements of a row; a row is a multiple of 16 bytes; FP8: a multiple of 128, UE8M0: of 512
+	MaxTokens int // the most tokens that any rank dispatches at once: the capacity
+
+	Layout    Layout
+	Wire      Wire
+	Reduction Reduction
+	Sum       Sum
+	Payload   Payload
+
+	// Quantize, for the FP8 payloads, is the type of the rows that the caller passes (bf16, fp16 or fp32) for dispatch to quantise on the way.
+	// Without it the caller passes e4m3 rows and their scales.
+	Quantize weft.DType
+	// PowerOfTwoScales rounds the scales of quantised FP8 rows up to powers of two. UE8M0 scales are always so.
+	PowerOfTwoScales bool
+	ScaleOrder       ScaleOrder
+
+	RowBytes   int // Opaque: bytes of a row, a multiple of 16
+	ScaleBytes int // Opaque: bytes of its scales, a multiple of 16, or 0
+
+	// Output is the type of the rows that combine takes and returns: that of the payload for BF16, FP16 and FP32; for the others one of
+	// these, bf16 if left out. For Opaque rows combine exists only if Output and Hidden are given.
+	Output weft.DType
+
+	Counts Counts
+	// Capacity, for the layouts whose size follows from routing, is the most rows that a rank can receive; for ExpertMajor the most that one
+	// expert can. 0 is the worst case: nothing can overflow.
+	Capacity int
+	Overflow Overflow
+	// Alignment, for ExpertPacked, is the multiple to which zones are padded; 0 and 1 pad nothing.
+	Alignment int
+
+	// Live is how many received tensors may be alive at once; 0 is 2.
+	Live int
+}
+
+// normalize fills in what follows from the rest.
+func (s Spec) normalize() Spec {
+	if s.Live == 0 {
+		s.Live = 2
+	}
+	if s.Alignment == 0 {
+		s.Alignment = 1
+	}
+	if s.Output == weft.InvalidDType {
+		switch {
+		case s.Payload == BF16 || s.Payload == FP16 || s.Payload == FP32:
+			s.Output = s.Payload.dtype()
+		case s.Payload.fp8():
+			s.Output = weft.BFloat16
+		}
+	}
+	return s
+}
+
+// combines reports whether the handle can bring rows home.
+func (s Spec) combines() bool { return s.Output != weft.InvalidDType }
+
+// rowBytes is the size of a dispatched row without its scales.
+func (s Spec) rowBytes() int {
+	if s.Payload == Opaque {
+		return s.RowBytes
+	}
+	return s.Hidden * s.Payload.dtype().Size()
+}
+
+// scaleBytes is the size of the scales of a row.
+func (s Spec) scaleBytes() int {
+	switch s.Payload {
+	case FP8:
+		return s.Hidden / ScaleBlock * 4
+	case FP8UE8M0:
+		return s.Hidden / ScaleBlock
+	case Opaque:
+		return s.ScaleBytes
+	default:
+		return 0
+	}
+}
+
+// outputBytes is the size of a row that combine takes or returns.
+func (s Spec) outputBytes() int { return s.Hidden * s.Output.Size() }
+
+// Validate says whether handles for so many ranks can be made from the Spec, and if not, why not and what to do instead.
+func (s Spec) Validate(ranks int) error {
+	s = s.normalize()
+	if err := s.validateRanges(ranks); err != nil {
+		return err
+	}
+	if err := s.validateRows(); err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if r.refuses(s) {
+			return weft.Unsupportedf("%s", r.because)
+		}
+	}
+	return nil
+}
+
+func (s Spec) validateRanges(ranks int) error {
+	for _, f := range []struct {
+		what string
+		ok   bool
+	}{
+		{fmt.Sprintf("%d ranks: want 1 to %d", ranks, weft.MaxRanks), ranks >= 1 && ranks <= weft.MaxRanks},
+		{fmt.Sprintf("%d experts: want 1 to %d", s.Experts, MaxExperts), s.Experts >= 1 && s.Experts <= MaxExperts},
+		{fmt.Sprintf("%d experts on %d ranks: want a multiple of the ranks", s.Experts, ranks), ranks < 1 || s.Experts%ranks == 0},
+		{fmt.Sprintf("top-k %d: want 1 to %d", s.TopK, MaxTopK), s.TopK >= 1 && s.TopK <= MaxTopK},
+		{fmt.Sprintf("top-k %d of %d experts: a token cannot select more experts than there are", s.TopK, s.Experts), s.TopK <= s.Experts},
+		{fmt.Sprintf("at most %d tokens: want 1 to %d", s.MaxTokens, 1<<24), s.MaxTokens >= 1 && s.MaxTokens <= 1<<24},
+		{fmt.Sprintf("hidden %d: want 0 to %d", s.Hidden, 1<<24), s.Hidden >= 0 && s.Hidden <= 1<<24},
+		{fmt.Sprintf("layout %v", s.Layout), s.Layout < layouts},
+		{fmt.Sprintf("wire form %v", s.Wire), s.Wire < wires},
+		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
+		{fmt.Sprintf("sum %v", s.Sum), s.Sum < sums},
+		{fmt.Sprintf("payload %v", s.Payload), s.Payload < payloads},
+		{fmt.Sprintf("counts %v", s.Counts), s.Counts < countings},
+		{fmt.Sprintf("overflow %v", s.Overflow), s.Overflow < overflows},
+		{fmt.Sprintf("scale order %v", s.ScaleOrder), s.ScaleOrder < scaleOrders},
+		{fmt.Sprintf("alignment %d: want a power of two up to 65536", s.Alignment), s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0},
+		{fmt.Sprintf("capacity %d: want 0 (the worst case) or more", s.Capacity), s.Capacity >= 0},
+		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
+	} {
+		if !f.ok {
+			return weft.Invalidf("%s", f.what)
+		}
+	}
+	return nil
+}
+
+func (s Spec) validateRows() error {
+	if s.Payload == Opaque {
+		if s.RowBytes < 16 || s.RowBytes%16 != 0 || s.ScaleBytes < 0 || s.ScaleBytes%16 != 0 {
+			return weft.Unsupportedf("opaque rows of %d bytes and %d bytes of scales: pad both to a multiple of 16", s.RowBytes, s.ScaleBytes)
+		}
+	} else if n := s.rowBytes(); n == 0 || n%16 != 0 {
+		return weft.Unsupportedf("rows of %d bytes (hidden %d, %v): pad hidden so that a row is a multiple of 16 bytes", n, s.Hidden, s.Payload)
+	}
+	if s.combines() {
+		if n := s.outputBytes(); n == 0 || n%16 != 0 {
+			return weft.Unsupportedf("combined rows of %d bytes (hidden %d, %v): give Hidden so that a row is a multiple of 16 bytes", n, s.Hidden, s.Output)
+		}
+	}
+	return nil
+}

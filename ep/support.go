@@ -1,0 +1,184 @@
+package ep
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/weftgo/weft"
+)
+
+// rule refuses a part of the space of Specs. The rules are the only place that says what is not supported: [Spec.Validate] refuses from
+// them, the table in docs/ is generated from them, and the conformance suite runs every cell that they leave.
+type rule struct {
+	name    string
+	refuses func(s Spec) bool
+	because string // a sentence that names the way out
+}
+
+var rules = []rule{
+	{
+		"one row per rank",
+		func(s Spec) bool { return !s.Layout.byExpert() && s.Wire == PerSelection },
+		"rank-major and token-major layouts receive one row per rank, not per selection; use the per-rank wire form",
+	},
+	{
+		"rows of a rank are partial sums",
+		func(s Spec) bool { return !s.Layout.byExpert() && s.Reduction == Exact },
+		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes home as their sum; use the partial reduction",
+	},
+	{
+		"weights of a rank's sum",
+		func(s Spec) bool { return !s.Layout.byExpert() && s.Sum == Weighted },
+		"rank-major and token-major rows are summed by the caller, who applies the weights; use the plain sum",
+	},
+	{
+		"alignment without zones",
+		func(s Spec) bool { return s.Alignment > 1 && s.Layout != ExpertPacked },
+		"only the expert-packed layout pads its zones; use it, or alignment 1",
+	},
+	{
+		"capacity of fixed zones",
+		func(s Spec) bool { return s.Capacity > 0 && s.Layout == RankMajor },
+		"the rank-major layout has MaxTokens rows for every rank and cannot overflow; leave Capacity 0",
+	},
+	{
+		"scales of plain numbers",
+		func(s Spec) bool { return s.ScaleOrder == ColumnMajorScales && !s.Payload.fp8() },
+		"only fp8 payloads have scales whose order can be chosen; use row-major scales",
+	},
+	{
+		"scale blocks",
+		func(s Spec) bool { return s.Payload.fp8() && s.Hidden%ScaleBlock != 0 },
+		"fp8 rows have one scale for each 128 elements; pad hidden to a multiple of 128",
+	},
+	{
+		"scale words",
+		func(s Spec) bool { return s.Payload == FP8UE8M0 && s.Hidden%(4*ScaleBlock) != 0 },
+		"UE8M0 scales travel four to a word; pad hidden to a multiple of 512, or use fp32 scales",
+	},
+	{
+		"quantising",
+		func(s Spec) bool { return s.Quantize != weft.InvalidDType && !s.Payload.fp8() },
+		"only fp8 payloads are quantised on the way; leave Quantize out",
+	},
+	{
+		"quantising from",
+		func(s Spec) bool {
+			return s.Quantize != weft.InvalidDType && s.Quantize != weft.BFloat16 && s.Quantize != weft.Float16 && s.Quantize != weft.Float32
+		},
+		"rows are quantised from bf16, fp16 or fp32; convert them first",
+	},
+	{
+		"rounded scales",
+		func(s Spec) bool { return s.PowerOfTwoScales && (s.Payload != FP8 || s.Quantize == weft.InvalidDType) },
+		"scales are rounded to powers of two when dispatch quantises to the fp8 payload; set Quantize, or round them yourself",
+	},
+	{
+		"output of numbers",
+		func(s Spec) bool {
+			return (s.Payload == BF16 || s.Payload == FP16 || s.Payload == FP32) && s.Output != s.Payload.dtype()
+		},
+		"combine returns rows of the type that dispatch sent; leave Output out",
+	},
+	{
+		"output type",
+		func(s Spec) bool {
+			return s.combines() && s.Output != weft.BFloat16 && s.Output != weft.Float16 && s.Output != weft.Float32
+		},
+		"combine sums bf16, fp16 or fp32 rows; choose one of them as Output",
+	},
+}
+
+// WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form and reduction, a column for each payload.
+// Every cell holds for one-call and send/receive phases, host and device counts, forward and backward.
+func WriteSupport(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString("| layout | wire | reduction | sum |")
+	for p := range payloads {
+		fmt.Fprintf(&b, " %v |", p)
+	}
+	b.WriteString("\n|---|---|---|---|" + strings.Repeat("---|", int(payloads)) + "\n")
+	var notes []string
+	note := func(text string) int {
+		for i, n := range notes {
+			if n == text {
+				return i + 1
+			}
+		}
+		notes = append(notes, text)
+		return len(notes)
+	}
+	for _, c := range Cells() {
+		if c.Payload == 0 {
+			fmt.Fprintf(&b, "| %v | %v | %v | %v |", c.Layout, c.Wire, c.Reduction, c.Sum)
+		}
+		s := c.Spec(4)
+		if r := s.refusal(); r != nil {
+			fmt.Fprintf(&b, " refused (%d) |", note(r.because))
+		} else {
+			b.WriteString(" tested |")
+		}
+		if c.Payload == payloads-1 {
+			b.WriteString("\n")
+		}
+	}
+	b.WriteString("\nRefused, in the words of the error:\n\n")
+	for i, n := range notes {
+		fmt.Fprintf(&b, "%d. %s\n", i+1, n)
+	}
+	b.WriteString("\nIn every cell these are refused too:\n\n")
+	for _, r := range rules[3:] {
+		fmt.Fprintf(&b, "- %s\n", r.because)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (s Spec) refusal() *rule {
+	s = s.normalize()
+	for i := range rules {
+		if rules[i].refuses(s) {
+			return &rules[i]
+		}
+	}
+	return nil
+}
+
+// Cell is one point of the table of what is supported.
+type Cell struct {
+	Layout    Layout
+	Wire      Wire
+	Reduction Reduction
+	Sum       Sum
+	Payload   Payload
+}
+
+// Cells lists all cells, payload fastest.
+func Cells() []Cell {
+	var all []Cell
+	for l := range layouts {
+		for w := range wires {
+			for r := range reductions {
+				for s := range sums {
+					for p := range payloads {
+						all = append(all, Cell{l, w, r, s, p})
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// Spec makes a small Spec of the cell for so many ranks, which passes [Spec.Validate] unless the cell is refused.
+func (c Cell) Spec(ranks int) Spec {
+	s := Spec{
+		Experts: 4 * ranks, TopK: 4, Hidden: 512, MaxTokens: 8,
+		Layout: c.Layout, Wire: c.Wire, Reduction: c.Reduction, Sum: c.Sum, Payload: c.Payload,
+	}
+	if c.Payload == Opaque {
+		s.RowBytes, s.ScaleBytes, s.Output = 256, 32, weft.BFloat16
+	}
+	return s
+}

@@ -1,0 +1,43 @@
+package weft
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/weftgo/weft/channel"
+)
+
+// PeerError names the rank and the operation of a failure. Its Err wraps one of the sentinels below.
+type PeerError = channel.PeerError
+
+// Errors that callers branch on, with errors.Is.
+var (
+	// ErrTimeout: a rank did not answer before the deadline.
+	ErrTimeout = channel.ErrTimeout
+	// ErrAborted: a rank gave the operation up.
+	ErrAborted = channel.ErrAborted
+	// ErrDied: a rank's process ended.
+	ErrDied = channel.ErrDied
+	// ErrLeft: a rank closed its communicator.
+	ErrLeft = channel.ErrLeft
+	// ErrUnsupported: the request can't be done here; nothing was enqueued. The error's text names the way out.
+	ErrUnsupported = errors.New("unsupported")
+	// ErrInvalid: the arguments contradict each other or the contract; nothing was enqueued.
+	ErrInvalid = errors.New("invalid argument")
+	// ErrMismatch: ranks called the same operation with arguments that had to agree and did not.
+	ErrMismatch = errors.New("ranks disagree")
+	// ErrClosed: the communicator, window or handle was closed by this rank.
+	ErrClosed = errors.New("closed")
+	// ErrMasked: this rank or the rank asked for is masked.
+	ErrMasked = errors.New("masked")
+)
+
+// Unsupportedf makes an error that wraps [ErrUnsupported]. The text says what is not supported and names the way out.
+func Unsupportedf(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
+}
+
+// Invalidf makes an error that wraps [ErrInvalid].
+func Invalidf(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
+}

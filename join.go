@@ -1,0 +1,159 @@
+package weft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/shm"
+)
+
+// Join makes this process, or this goroutine, a rank of a communicator. Without [WithBootstrap] the environment says which rank of how many
+// it is and where the others are (see [bootstrap.Detect]); with no environment at all it is the only rank. Join is collective and returns
+// when all ranks have joined.
+func Join(ctx context.Context, options ...Option) (*Comm, error) {
+	cfg := config{deadline: DefaultDeadline, hugePages: true, logger: slog.New(slog.DiscardHandler)}
+	for _, o := range options {
+		o(&cfg)
+	}
+	b := cfg.bootstrap
+	if b == nil {
+		env, err := bootstrap.Detect(os.Getenv)
+		if err != nil {
+			return nil, fmt.Errorf("join: %w", err)
+		}
+		cfg.logger.Info("launch environment", "environment", env.String())
+		if b, err = env.Dial(ctx); err != nil {
+			return nil, fmt.Errorf("join: %w", err)
+		}
+	}
+	c, err := join(ctx, b, cfg)
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return c, nil
+}
+
+func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err error) {
+	if b.Size() > MaxRanks {
+		return nil, Unsupportedf("join: %d ranks; a communicator has at most %d: split the job into groups", b.Size(), MaxRanks)
+	}
+	if cfg.deadline <= 0 {
+		return nil, Invalidf("join: a deadline of %v; every wait must end", cfg.deadline)
+	}
+	listener, err := shm.Listen()
+	if err != nil {
+		return nil, fmt.Errorf("join: %w", err)
+	}
+	own, cards, err := exchangeCards(ctx, b, listener.Address())
+	if err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	c := &Comm{
+		rank:      b.Rank(),
+		size:      b.Size(),
+		bootstrap: b,
+		control:   make([]*control, b.Size()),
+		logger:    cfg.logger,
+		hugePages: cfg.hugePages,
+		remote:    -1,
+	}
+	c.windows.byID = map[uint64]*Window{}
+	cpus := own.cpus
+	addresses := make([]shm.Address, c.size)
+	for r, card := range cards {
+		addresses[r] = card.address
+		switch {
+		case !own.address.SameHost(card.address):
+			if c.remote < 0 {
+				c.remote = r
+			}
+			continue
+		case own.address.SameProcess(card.address):
+			c.inProcess++
+		}
+		c.local++
+		cpus = max(cpus, card.cpus)
+	}
+
+	c.waiter = channel.Waiter{
+		Policy:  channel.PolicyFor(c.local, c.inProcess, cpus),
+		Rank:    c.rank,
+		Peers:   make([]*channel.Control, c.size),
+		Timeout: cfg.deadline,
+		Fault:   c.fault,
+		Gone:    func(peer int) bool { return c.left.Load()>>uint(peer)&1 != 0 },
+		Blame:   c.spread,
+	}
+	if cfg.policy != nil {
+		c.waiter.Policy = *cfg.policy
+	}
+
+	region, err := shm.Create("weft-control", controlSize, shm.Options{Huge: shm.HugeOff, Populate: true})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("join: %w", err), listener.Close())
+	}
+	c.control[c.rank] = controlAt(region.Bytes())
+	c.waiter.Own = &c.control[c.rank].fault
+	c.waiter.Peers[c.rank] = c.waiter.Own
+	if c.remote >= 0 {
+		// Ranks of other hosts are met through the bootstrap only; see reach.
+		c.regions = []*shm.Region{region}
+		return c, listener.Close()
+	}
+
+	c.mesh, err = listener.Connect(ctx, c.rank, addresses, c.event)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("join: %w", err), region.Release(), listener.Close())
+	}
+	c.regions, err = c.mesh.Exchange(ctx, 0, region, nil)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("join: %w", err), region.Release(), c.mesh.Close())
+	}
+	for r, g := range c.regions {
+		if r != c.rank {
+			c.control[r] = controlAt(g.Bytes())
+			c.waiter.Peers[r] = &c.control[r].fault
+		}
+	}
+	return c, nil
+}
+
+// card is what ranks tell each other through the bootstrap.
+type card struct {
+	address shm.Address
+	cpus    int
+}
+
+const cardVersion = 1
+
+func exchangeCards(ctx context.Context, b bootstrap.Bootstrap, address shm.Address) (card, []card, error) {
+	own := card{address: address, cpus: runtime.NumCPU()}
+	raw, err := address.MarshalBinary()
+	if err != nil {
+		return card{}, nil, fmt.Errorf("join: %w", err)
+	}
+	note := binary.LittleEndian.AppendUint32(nil, cardVersion)
+	note = binary.LittleEndian.AppendUint32(note, uint32(own.cpus))
+	all, err := b.AllGather(ctx, append(note, raw...))
+	if err != nil {
+		return card{}, nil, fmt.Errorf("join: %w", err)
+	}
+	cards := make([]card, len(all))
+	for r, raw := range all {
+		if len(raw) < 8 || binary.LittleEndian.Uint32(raw) != cardVersion {
+			return card{}, nil, &PeerError{Rank: r, Op: "join", Err: fmt.Errorf("%w: it runs another version of the library", ErrMismatch)}
+		}
+		cards[r].cpus = int(binary.LittleEndian.Uint32(raw[4:]))
+		if err := cards[r].address.UnmarshalBinary(raw[8:]); err != nil {
+			return card{}, nil, &PeerError{Rank: r, Op: "join", Err: err}
+		}
+	}
+	return own, cards, nil
+}

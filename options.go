@@ -1,0 +1,38 @@
+package weft
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/channel"
+)
+
+// DefaultDeadline bounds every wait of a communicator unless [WithDeadline] says otherwise.
+const DefaultDeadline = 60 * time.Second
+
+type config struct {
+	bootstrap bootstrap.Bootstrap
+	deadline  time.Duration
+	policy    *channel.Policy
+	logger    *slog.Logger
+	hugePages bool
+}
+
+// Option configures [Join].
+type Option func(*config)
+
+// WithBootstrap joins through b instead of through what the environment says. The communicator owns b from then on.
+func WithBootstrap(b bootstrap.Bootstrap) Option { return func(c *config) { c.bootstrap = b } }
+
+// WithDeadline bounds every wait of the communicator, host and device. Contexts may end a wait sooner, never later.
+func WithDeadline(d time.Duration) Option { return func(c *config) { c.deadline = d } }
+
+// WithWaitPolicy overrides how ranks wait, which otherwise follows from the number of ranks and processors.
+func WithWaitPolicy(p channel.Policy) Option { return func(c *config) { c.policy = &p } }
+
+// WithLogger receives what is worth telling outside the hot path: joins, faults, masks. The default is silence.
+func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
+
+// WithHugePages lets windows use huge pages from the system's pool where it has them. The default is true.
+func WithHugePages(on bool) Option { return func(c *config) { c.hugePages = on } }

@@ -1,0 +1,125 @@
+package weft
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Tensor is a dense row-major view of memory that someone else owns. Operations borrow it: the caller must neither change an input nor
+// read an output until the operation has passed.
+type Tensor struct {
+	Data  unsafe.Pointer
+	DType DType
+	Shape []int
+}
+
+// BF16, FP16, E4M3 and E5M2 hold the bits of floats for which Go has no type.
+type (
+	BF16 uint16
+	FP16 uint16
+	E4M3 uint8
+	E5M2 uint8
+	E8M0 uint8
+)
+
+// Element is what a Go slice must hold to become a Tensor.
+type Element interface {
+	BF16 | FP16 | E4M3 | E5M2 | E8M0 | float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
+}
+
+// DTypeOf is the element type that T stands for.
+func DTypeOf[T Element]() DType {
+	var v T
+	switch any(v).(type) {
+	case BF16:
+		return BFloat16
+	case FP16:
+		return Float16
+	case E4M3:
+		return Float8E4M3
+	case E5M2:
+		return Float8E5M2
+	case E8M0:
+		return UE8M0
+	case float32:
+		return Float32
+	case float64:
+		return Float64
+	case int8:
+		return Int8
+	case int16:
+		return Int16
+	case int32:
+		return Int32
+	case int64:
+		return Int64
+	case uint8:
+		return Uint8
+	case uint16:
+		return Uint16
+	case uint32:
+		return Uint32
+	default:
+		return Uint64
+	}
+}
+
+// TensorOf views a slice as a tensor. Without a shape it has one dimension. It panics if the shape does not fill the slice, as
+// indexing past its end would.
+func TensorOf[T Element](s []T, shape ...int) Tensor {
+	if shape == nil {
+		shape = []int{len(s)}
+	}
+	t := Tensor{Data: unsafe.Pointer(unsafe.SliceData(s)), DType: DTypeOf[T](), Shape: shape}
+	if t.Elems() != len(s) {
+		panic(fmt.Sprintf("weft: shape %v has %d elements, the slice %d", shape, t.Elems(), len(s)))
+	}
+	return t
+}
+
+// TensorAt views memory as a tensor of the given type and shape. It panics if the memory is too small.
+func TensorAt(mem []byte, d DType, shape ...int) Tensor {
+	t := Tensor{Data: unsafe.Pointer(unsafe.SliceData(mem)), DType: d, Shape: shape}
+	if t.Bytes() > len(mem) {
+		panic(fmt.Sprintf("weft: a %v tensor of shape %v needs %d bytes, the memory has %d", d, shape, t.Bytes(), len(mem)))
+	}
+	return t
+}
+
+// SliceOf views a host tensor as a Go slice. It panics if T does not stand for the tensor's type.
+func SliceOf[T Element](t Tensor) []T {
+	if d := DTypeOf[T](); d != t.DType {
+		panic(fmt.Sprintf("weft: a %v tensor viewed as %v", t.DType, d))
+	}
+	return unsafe.Slice((*T)(t.Data), t.Elems())
+}
+
+// IsZero reports whether the tensor is absent: no memory and no shape.
+func (t Tensor) IsZero() bool { return t.Data == nil && t.Shape == nil }
+
+// Elems is the number of elements.
+func (t Tensor) Elems() int {
+	n := 1
+	for _, d := range t.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Bytes is the size in bytes.
+func (t Tensor) Bytes() int { return t.Elems() * t.DType.Size() }
+
+// Raw views a host tensor's memory.
+func (t Tensor) Raw() []byte { return unsafe.Slice((*byte)(t.Data), t.Bytes()) }
+
+// String describes the tensor without its contents: "bf16[4 7168]".
+func (t Tensor) String() string {
+	if t.IsZero() {
+		return "none"
+	}
+	return fmt.Sprintf("%v%v", t.DType, t.Shape)
+}
+
+// Stream is an ordered queue of work on a device. On the host there is none: a nil Stream means that the call returns when its
+// work is done.
+type Stream struct{ _ [0]func() }

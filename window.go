@@ -1,0 +1,166 @@
+package weft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/weftgo/weft/internal/shm"
+)
+
+// Window is symmetric memory: a region of the same size on every rank, mapped by every rank. What one rank stores in its part the others can
+// load, and the other way round; channels say when. Operands that lie in a window move without a staging copy.
+type Window struct {
+	comm    *Comm
+	id      uint64
+	mem     []byte   // this rank's part
+	peers   [][]byte // by rank; nil for ranks masked when the window was made
+	regions []*shm.Region
+	once    sync.Once
+	err     error
+}
+
+// Alloc makes a window of at least size bytes per rank, zeroed. It is collective: all ranks call it with the same size, in the same order as
+// their other Allocs and Registers.
+func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
+	const op = "alloc window"
+	return c.window(ctx, op, size, func() (*shm.Region, error) {
+		o := shm.Options{Huge: shm.HugeAuto, Populate: size <= populateLimit}
+		if !c.hugePages {
+			o.Huge = shm.HugeOff
+		}
+		return shm.Create("weft-window", max(size, 1), o)
+	})
+}
+
+// populateLimit bounds the windows whose pages are made present when they are made. First touch of 4 KiB pages costs about half a
+// microsecond each; larger windows are often used in part only, and pay as they go.
+const populateLimit = 64 << 20
+
+// Register makes a window of memory that the caller has: a sealed memfd of at least size bytes. The descriptor is the window's from then on.
+func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
+	return c.window(ctx, "register window", size, func() (*shm.Region, error) { return shm.FromFD(fd, size) })
+}
+
+// RegisterMemory makes a window of plain memory when all ranks are goroutines of this process. The memory stays the caller's and must outlive
+// the window on every rank.
+func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) {
+	const op = "register memory"
+	if c.inProcess != c.size {
+		return nil, Unsupportedf("%s: ranks of other processes cannot see plain memory; use Alloc, or Register with a memfd", op)
+	}
+	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", len(mem)), nil); err != nil {
+		return nil, err
+	}
+	id := c.nextWindow()
+	peers, err := c.mesh.ExchangeMemory(ctx, id, mem, c.Masked)
+	if err != nil {
+		return nil, c.meshError(op, err)
+	}
+	w := &Window{comm: c, id: id, mem: mem, peers: peers}
+	c.addWindow(w)
+	return w, nil
+}
+
+func (c *Comm) window(ctx context.Context, op string, size int, create func() (*shm.Region, error)) (*Window, error) {
+	var own *shm.Region
+	var err error
+	if size < 0 {
+		err = Invalidf("%s: %d bytes", op, size)
+	} else if err = c.Begin(op); err == nil {
+		if err = c.reach(op); err == nil {
+			own, err = create()
+		}
+	}
+	if c.closed.Load() {
+		return nil, fmt.Errorf("%s: communicator %w", op, ErrClosed)
+	}
+	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", size), err); err != nil {
+		if own != nil {
+			return nil, errors.Join(err, own.Release())
+		}
+		return nil, err
+	}
+	id := c.nextWindow()
+	regions, err := c.mesh.Exchange(ctx, id, own, c.Masked)
+	if err != nil {
+		return nil, errors.Join(c.meshError(op, err), own.Release())
+	}
+	w := &Window{comm: c, id: id, mem: own.Bytes()[:size:size], peers: make([][]byte, c.size), regions: regions}
+	for r, g := range regions {
+		if g != nil {
+			w.peers[r] = g.Bytes()[:size:size]
+		}
+	}
+	c.addWindow(w)
+	return w, nil
+}
+
+func (c *Comm) meshError(op string, err error) error {
+	var peer *PeerError
+	if errors.As(err, &peer) {
+		return c.Fail(err)
+	}
+	return c.Fail(fmt.Errorf("%s: %w", op, err))
+}
+
+func (c *Comm) nextWindow() uint64 {
+	c.windows.Lock()
+	defer c.windows.Unlock()
+	c.windows.next++
+	return c.windows.next
+}
+
+func (c *Comm) addWindow(w *Window) {
+	c.windows.Lock()
+	defer c.windows.Unlock()
+	if c.windows.byID != nil {
+		c.windows.byID[w.id] = w
+	}
+}
+
+// ID identifies the window; it is the same on every rank.
+func (w *Window) ID() uint64 { return w.id }
+
+// Size is the size in bytes of each rank's part.
+func (w *Window) Size() int { return len(w.mem) }
+
+// Bytes is this rank's part.
+func (w *Window) Bytes() []byte { return w.mem }
+
+// Peer is rank's part, mapped here; nil for a rank that was masked when the window was made.
+func (w *Window) Peer(rank int) []byte { return w.peers[rank] }
+
+// HugePages reports whether this rank's part lies on huge pages.
+func (w *Window) HugePages() bool {
+	for _, r := range w.regions {
+		if r != nil && len(w.mem) > 0 && &r.Bytes()[0] == &w.mem[0] {
+			return r.HugePages()
+		}
+	}
+	return false
+}
+
+// Close gives the window up on this rank. The memory itself goes when every rank has.
+func (w *Window) Close() error {
+	w.comm.windows.Lock()
+	if w.comm.windows.byID != nil {
+		delete(w.comm.windows.byID, w.id)
+	}
+	w.comm.windows.Unlock()
+	return w.release()
+}
+
+func (w *Window) release() error {
+	w.once.Do(func() {
+		var errs []error
+		for _, r := range w.regions {
+			if r != nil {
+				errs = append(errs, r.Release())
+			}
+		}
+		w.err = errors.Join(errs...)
+	})
+	return w.err
+}
