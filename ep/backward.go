@@ -17,27 +17,38 @@ import (
 // neither.
 func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
 	const op = "dispatch backward"
-	c := gather{h: h, r: r, op: op, y: gradRows, out: gradX, scalars: gradRowWeights, outScalars: gradWeights}
-	w, err := c.sendChecked(ctx, s, func() error {
-		if gradRowWeights.IsZero() != gradWeights.IsZero() {
-			return weft.Invalidf("%s: gradients of weights go from rows to selections; give both tensors or neither", op)
-		}
-		if gradWeights.IsZero() {
-			return nil
-		}
-		perRow := 1
-		if !h.spec.Layout.byExpert() {
-			perRow = h.spec.TopK
-		}
-		if gradRowWeights.DType != weft.Float32 || gradRowWeights.Elems() != r.Rows()*perRow {
-			return weft.Invalidf("%s: gradients of the rows' weights are %v, want fp32 with %d numbers", op, gradRowWeights, r.Rows()*perRow)
-		}
-		return checkTensor(op+": gradients of weights", gradWeights, weft.Float32, r.tokens, h.spec.TopK)
-	})
+	epoch, err := h.enter(op, s)
 	if err != nil {
 		return err
 	}
-	return w.Wait(ctx)
+	c := &h.scratch.gather
+	*c = gather{h: h, r: r, op: op, epoch: epoch, y: gradRows, out: gradX, scalars: gradRowWeights, outScalars: gradWeights}
+	own := c.check()
+	if own == nil {
+		own = c.checkScalars()
+	}
+	if err := c.send(ctx, own); err != nil {
+		return err
+	}
+	return c.receive(ctx)
+}
+
+func (c *gather) checkScalars() error {
+	h := c.h
+	if c.scalars.IsZero() != c.outScalars.IsZero() {
+		return weft.Invalidf("%s: gradients of weights go from rows to selections; give both tensors or neither", c.op)
+	}
+	if c.scalars.IsZero() {
+		return nil
+	}
+	n := c.r.Rows()
+	if !h.spec.Layout.byExpert() {
+		n *= h.spec.TopK
+	}
+	if c.scalars.DType != weft.Float32 || c.scalars.Elems() != n || c.scalars.Data == nil && n > 0 {
+		return weft.Invalidf("%s: gradients of the rows' weights are %v, want fp32 with %d numbers", c.op, c.scalars, n)
+	}
+	return checkTensor(c.op, "gradients of weights", c.outScalars, weft.Float32, c.r.tokens, h.spec.TopK)
 }
 
 // CombineBackward is the gradient of Combine: gradRows[row of (t,k)] = weight[t,k] * gradOut[t], rounded once (gradOut[t] itself where Combine sums plainly), and zeros in
@@ -85,7 +96,8 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 		dots = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(h.scalars.window.Bytes()))), h.scalars.window.Size()/4)
 	}
 	t := element(spec.Output)
-	m := mover{h: h, r: r, rowBytes: n, dst: gradRows.Data, visit: func(l landing, src unsafe.Pointer) {
+	m := &h.scratch.mover
+	*m = mover{h: h, r: r, rowBytes: n, dst: gradRows.Data, visit: func(l landing, src unsafe.Pointer) {
 		dst := unsafe.Add(gradRows.Data, int(l.row)*n)
 		if spec.Sum == Weighted {
 			simd.Scale(t, dst, src, spec.Hidden, l.weight)
@@ -130,10 +142,10 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 	if err := r.check(h, op); err != nil {
 		return err
 	}
-	if err := checkTensor(op+": gradients of the output", gradOut, s.Output, r.tokens, s.Hidden); err != nil {
+	if err := checkTensor(op, "gradients of the output", gradOut, s.Output, r.tokens, s.Hidden); err != nil {
 		return err
 	}
-	if err := h.checkExpertRows(op+": gradients of rows", r, gradRows); err != nil {
+	if err := h.checkExpertRows(op, "gradients of rows", r, gradRows); err != nil {
 		return err
 	}
 	if gradWeights.IsZero() {
@@ -142,10 +154,10 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 	if s.Sum != Weighted {
 		return weft.Invalidf("%s: a plain sum has no weights whose gradients could be asked for", op)
 	}
-	if err := h.checkExpertRows(op+": rows", r, y); err != nil {
+	if err := h.checkExpertRows(op, "rows", r, y); err != nil {
 		return err
 	}
-	return checkTensor(op+": gradients of weights", gradWeights, weft.Float32, r.tokens, s.TopK)
+	return checkTensor(op, "gradients of weights", gradWeights, weft.Float32, r.tokens, s.TopK)
 }
 
 // offerPlain makes rows of the Output type readable for the other ranks.

@@ -16,68 +16,73 @@ import (
 // Rows of y that lie in a window (received memory does) are read by their home ranks where they are, and Combine returns when all have. Others are
 // copied to a staging window first. The partial reduction reads y only here.
 func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) error {
-	w, err := h.SendCombine(ctx, s, r, y, out, bias...)
-	if err != nil {
+	c := &h.scratch.gather
+	if err := h.sendCombine(ctx, s, r, y, out, bias); err != nil {
 		return err
 	}
-	return w.Wait(ctx)
+	return c.receive(ctx)
 }
 
 // SendCombine is the first half of [Handle.Combine]; Wait on the result is the second. y, out and bias are borrowed until then, and the handle does
 // nothing else before.
 func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) (*weft.Work, error) {
-	c := gather{h: h, r: r, op: "combine", weighted: h.spec.Sum == Weighted, y: y, out: out, bias: bias}
-	return c.send(ctx, s)
+	if err := h.sendCombine(ctx, s, r, y, out, bias); err != nil {
+		return nil, err
+	}
+	return weft.NewWork(h.scratch.gather.receive), nil
 }
 
-// gather brings rows home: combine, and the backward of dispatch.
+func (h *Handle) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+	const op = "combine"
+	epoch, err := h.enter(op, s)
+	if err != nil {
+		return err
+	}
+	c := &h.scratch.gather
+	*c = gather{h: h, r: r, op: op, epoch: epoch, weighted: h.spec.Sum == Weighted, y: y, out: out, biases: len(bias)}
+	if copy(c.bias[:], bias) < len(bias) {
+		return c.send(ctx, weft.Invalidf("%s: %d biases, want at most %d", op, len(bias), len(c.bias)))
+	}
+	return c.send(ctx, c.check())
+}
+
+// gather brings rows home: combine, and the backward of dispatch. A handle has one at a time.
 type gather struct {
 	h        *Handle
 	r        *Routing
 	op       string
+	epoch    uint64
 	weighted bool
 	y, out   weft.Tensor
-	bias     []weft.Tensor
+	bias     [2]weft.Tensor
+	biases   int
 	// A number per row to be brought home beside the rows (backward of dispatch), and where to.
 	scalars, outScalars weft.Tensor
 
-	epoch    uint64
 	borrowed bool
+	bases    [weft.MaxRanks]unsafe.Pointer
+	limit    [weft.MaxRanks]int // rows that the rank's operand has
+	bad      atomic.Int32       // 1 + a rank whose operand is too small
 }
 
-func (c *gather) send(ctx context.Context, s *weft.Stream) (*weft.Work, error) {
-	return c.sendChecked(ctx, s, func() error { return nil })
-}
-
-func (c *gather) sendChecked(ctx context.Context, s *weft.Stream, more func() error) (*weft.Work, error) {
+// send makes this rank's rows readable and says so; or says that it refuses, and returns the error that all ranks return.
+func (c *gather) send(ctx context.Context, own error) (err error) {
 	h := c.h
-	epoch, err := h.enter(c.op, s)
-	if err != nil {
-		return nil, err
-	}
-	c.epoch = epoch
-	own := c.check()
-	if own == nil {
-		own = more()
-	}
 	var rows, numbers place
 	if own == nil {
 		if rows, err = c.offer(ctx); err != nil {
-			return nil, err
+			return err
 		}
 		if numbers, err = c.offerScalars(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	h.post(epoch, rows, numbers, own)
+	h.post(c.epoch, rows, numbers, own)
 	if own != nil {
-		return nil, h.awaitAll(ctx, epoch, c.op, own)
+		return h.awaitAll(ctx, c.epoch, c.op, own)
 	}
 	h.pending = c.op
-	return weft.NewWork(func(ctx context.Context) error {
-		h.pending = ""
-		return c.receive(ctx)
-	}), nil
+	return nil
 }
 
 // check says what is wrong with the arguments.
@@ -89,17 +94,14 @@ func (c *gather) check() error {
 	if err := c.r.check(h, c.op); err != nil {
 		return err
 	}
-	if err := h.checkExpertRows(c.op+": rows", c.r, c.y); err != nil {
+	if err := h.checkExpertRows(c.op, "rows", c.r, c.y); err != nil {
 		return err
 	}
-	if err := checkTensor(c.op+": output", c.out, s.Output, c.r.tokens, s.Hidden); err != nil {
+	if err := checkTensor(c.op, "output rows", c.out, s.Output, c.r.tokens, s.Hidden); err != nil {
 		return err
 	}
-	if len(c.bias) > 2 {
-		return weft.Invalidf("%s: %d biases, want at most 2", c.op, len(c.bias))
-	}
-	for _, b := range c.bias {
-		if err := checkTensor(c.op+": bias", b, s.Output, c.r.tokens, s.Hidden); err != nil {
+	for _, b := range c.bias[:c.biases] {
+		if err := checkTensor(c.op, "biases", b, s.Output, c.r.tokens, s.Hidden); err != nil {
 			return err
 		}
 	}
@@ -107,17 +109,17 @@ func (c *gather) check() error {
 }
 
 // checkExpertRows checks a tensor of the shape that Dispatch returns, with elements of the Output type.
-func (h *Handle) checkExpertRows(what string, r *Routing, t weft.Tensor) error {
+func (h *Handle) checkExpertRows(op, what string, r *Routing, t weft.Tensor) error {
 	s := &h.spec
 	ok := t.DType == s.Output && len(t.Shape) >= 2 && t.Shape[len(t.Shape)-1] == s.Hidden && t.Elems() == r.Rows()*s.Hidden
 	if !ok {
 		if s.Layout == ExpertMajor {
-			return weft.Invalidf("%s are %v, want %v[%d %d %d]", what, t, s.Output, h.geometry.local, h.geometry.capacity, s.Hidden)
+			return weft.Invalidf("%s: %s are %v, want %v[%d %d %d]", op, what, t, s.Output, h.geometry.local, h.geometry.capacity, s.Hidden)
 		}
-		return weft.Invalidf("%s are %v, want %v[%d %d]", what, t, s.Output, r.Rows(), s.Hidden)
+		return weft.Invalidf("%s: %s are %v, want %v[%d %d]", op, what, t, s.Output, r.Rows(), s.Hidden)
 	}
 	if t.Data == nil && t.Elems() > 0 {
-		return weft.Invalidf("%s have no memory", what)
+		return weft.Invalidf("%s: %s have no memory", op, what)
 	}
 	return nil
 }
@@ -130,7 +132,7 @@ func (c *gather) offer(ctx context.Context) (place, error) {
 		if err := h.partial.claim(ctx, h, c.epoch, c.op); err != nil {
 			return place{}, err
 		}
-		c.sumHere()
+		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
 		return place{h.partial.window.ID(), 0, uint64(n)}, nil
 	}
 	if w, off, ok := h.comm.Find(c.y.Data, c.y.Bytes()); ok {
@@ -143,48 +145,54 @@ func (c *gather) offer(ctx context.Context) (place, error) {
 	if err := h.stage.claim(ctx, h, c.epoch, c.op); err != nil {
 		return place{}, err
 	}
-	base := unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes()))
-	stream := c.r.kept*n >= streamBytes
-	h.each(len(c.r.arrivals), c.r.kept*n, func(from, to int) {
-		for i := from; i < to; i++ {
-			for _, l := range c.r.landingsOf(int32(i)) {
-				if l.row >= 0 {
-					simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.y.Data, int(l.row)*n), n, stream)
-				}
-			}
-		}
-		if stream {
-			simd.StoreFence()
-		}
-	})
+	h.each(len(c.r.arrivals), c.r.kept*n, (*stageRows)(c))
 	return place{h.stage.window.ID(), 0, uint64(n)}, nil
 }
 
+// stageRows copies the rows of arrivals to the stage.
+type stageRows gather
+
+func (c *stageRows) rows(from, to int) {
+	n := c.h.spec.outputBytes()
+	base := unsafe.Pointer(unsafe.SliceData(c.h.stage.window.Bytes()))
+	stream := c.r.kept*n >= streamBytes
+	for i := from; i < to; i++ {
+		for _, l := range c.r.landingsOf(int32(i)) {
+			if l.row >= 0 {
+				simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.y.Data, int(l.row)*n), n, stream)
+			}
+		}
+	}
+	if stream {
+		simd.StoreFence()
+	}
+}
+
 // sumHere sums the rows of every token that arrived into one row: fp32, k ascending, rounded once.
-func (c *gather) sumHere() {
+type sumHere gather
+
+func (c *sumHere) rows(from, to int) {
 	h := c.h
 	n := h.spec.outputBytes()
 	t := element(h.spec.Output)
 	out := unsafe.Pointer(unsafe.SliceData(h.partial.window.Bytes()))
-	h.each(len(c.r.arrivals), len(c.r.landings)*n, func(from, to int) {
-		var rows [MaxTopK]unsafe.Pointer
-		var weights [MaxTopK]float32
-		for i := from; i < to; i++ {
-			k := 0
-			for _, l := range c.r.landingsOf(int32(i)) {
-				if l.row >= 0 {
-					rows[k], weights[k] = unsafe.Add(c.y.Data, int(l.row)*n), l.weight
-					k++
-				}
-			}
-			dst := unsafe.Add(out, i*n)
-			if c.weighted {
-				simd.WeightedSum(t, dst, h.spec.Hidden, rows[:k], weights[:k], nil)
-			} else {
-				simd.PlainSum(t, dst, h.spec.Hidden, rows[:k], nil)
+	var rows [MaxTopK]unsafe.Pointer
+	var weights [MaxTopK]float32
+	for i := from; i < to; i++ {
+		k := 0
+		for _, l := range c.r.landingsOf(int32(i)) {
+			if l.row >= 0 {
+				rows[k], weights[k] = unsafe.Add(c.y.Data, int(l.row)*n), l.weight
+				k++
 			}
 		}
-	})
+		dst := unsafe.Add(out, i*n)
+		if c.weighted {
+			simd.WeightedSum(t, dst, h.spec.Hidden, rows[:k], weights[:k], nil)
+		} else {
+			simd.PlainSum(t, dst, h.spec.Hidden, rows[:k], nil)
+		}
+	}
 }
 
 func (c *gather) offerScalars(ctx context.Context) (place, error) {
@@ -202,10 +210,11 @@ func (c *gather) offerScalars(ctx context.Context) (place, error) {
 // receive sums at home.
 func (c *gather) receive(ctx context.Context) error {
 	h := c.h
+	h.pending = ""
 	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
 		return err
 	}
-	if err := c.sumHome(); err != nil {
+	if err := c.home(); err != nil {
 		return err
 	}
 	if !c.outScalars.IsZero() {
@@ -220,13 +229,12 @@ func (c *gather) receive(ctx context.Context) error {
 	return nil
 }
 
-func (c *gather) sumHome() error {
-	h, r := c.h, c.r
-	s := &h.spec
-	n := s.outputBytes()
-	var bases [weft.MaxRanks]unsafe.Pointer
-	var limit [weft.MaxRanks]int // rows that the operand has
+// home sums the rows of this rank's tokens.
+func (c *gather) home() error {
+	h := c.h
+	n := h.spec.outputBytes()
 	for d, notice := range h.scratch.notices {
+		c.bases[d] = nil
 		if notice == nil {
 			continue
 		}
@@ -234,61 +242,70 @@ func (c *gather) sumHome() error {
 		if err != nil {
 			return err
 		}
-		bases[d], limit[d] = unsafe.Pointer(unsafe.SliceData(mem)), len(mem)/n
+		c.bases[d], c.limit[d] = unsafe.Pointer(unsafe.SliceData(mem)), len(mem)/n
 	}
-	t := element(s.Output)
-	exact := s.Layout.byExpert() && s.Reduction == Exact
-	var bad atomic.Int32 // 1 + a rank whose operand is too small
-	h.each(r.tokens, r.traffic.Selections*n, func(from, to int) {
-		var rows, bias [MaxTopK + weft.MaxRanks]unsafe.Pointer
-		for tok := from; tok < to; tok++ {
-			for i, b := range c.bias {
-				bias[i] = unsafe.Add(b.Data, tok*n)
-			}
-			dst := unsafe.Add(c.out.Data, tok*n)
-			k := 0
-			if exact {
-				for i := tok * s.TopK; i < (tok+1)*s.TopK; i++ {
-					rows[k] = nil
-					if row := r.rows[i]; row >= 0 {
-						if d := int(r.experts[i]) / h.geometry.local; bases[d] != nil {
-							if int(row) >= limit[d] {
-								bad.Store(int32(d) + 1)
-								return
-							}
-							rows[k] = unsafe.Add(bases[d], int(row)*n)
-						}
-					}
-					k++
-				}
-				if c.weighted {
-					simd.WeightedSum(t, dst, s.Hidden, rows[:k], r.weights[tok*s.TopK:(tok+1)*s.TopK], bias[:len(c.bias)])
-					continue
-				}
-			} else {
-				for _, v := range r.visits[r.visit[tok]:r.visit[tok+1]] {
-					row := v.row
-					if s.Layout.byExpert() {
-						row = v.arrival
-					}
-					if !v.live || bases[v.rank] == nil {
-						continue
-					}
-					if int(row) >= limit[v.rank] {
-						bad.Store(v.rank + 1)
-						return
-					}
-					rows[k] = unsafe.Add(bases[v.rank], int(row)*n)
-					k++
-				}
-			}
-			simd.PlainSum(t, dst, s.Hidden, rows[:k], bias[:len(c.bias)])
-		}
-	})
-	if d := bad.Load(); d != 0 {
+	h.each(c.r.tokens, c.r.traffic.Selections*n, (*sumHome)(c))
+	if d := c.bad.Load(); d != 0 {
 		return h.comm.Fail(outside(int(d)-1, c.op))
 	}
 	return nil
+}
+
+type sumHome gather
+
+func (c *sumHome) rows(from, to int) {
+	r, s := c.r, &c.h.spec
+	n := s.outputBytes()
+	t := element(s.Output)
+	exact := s.Layout.byExpert() && s.Reduction == Exact
+	var rows [MaxTopK + weft.MaxRanks]unsafe.Pointer
+	var bias [2]unsafe.Pointer
+	for tok := from; tok < to; tok++ {
+		for i := range c.biases {
+			bias[i] = unsafe.Add(c.bias[i].Data, tok*n)
+		}
+		dst := unsafe.Add(c.out.Data, tok*n)
+		k := 0
+		if exact {
+			for i := tok * s.TopK; i < (tok+1)*s.TopK; i++ {
+				rows[k] = nil
+				if row := r.rows[i]; row >= 0 {
+					rows[k] = c.row(int(r.experts[i])/c.h.geometry.local, int(row), n)
+				}
+				k++
+			}
+			if c.weighted {
+				simd.WeightedSum(t, dst, s.Hidden, rows[:k], r.weights[tok*s.TopK:(tok+1)*s.TopK], bias[:c.biases])
+				continue
+			}
+		} else {
+			for _, v := range r.visits[r.visit[tok]:r.visit[tok+1]] {
+				if !v.live {
+					continue
+				}
+				row := v.row
+				if s.Layout.byExpert() {
+					row = v.arrival
+				}
+				rows[k] = c.row(int(v.rank), int(row), n)
+				k++
+			}
+		}
+		simd.PlainSum(t, dst, s.Hidden, rows[:k], bias[:c.biases])
+	}
+}
+
+// row finds a row at a rank; nil if the rank is masked.
+func (c *sumHome) row(rank, row, n int) unsafe.Pointer {
+	base := c.bases[rank]
+	if base == nil {
+		return nil
+	}
+	if row >= c.limit[rank] {
+		c.bad.Store(int32(rank) + 1)
+		return nil
+	}
+	return unsafe.Add(base, row*n)
 }
 
 func outside(rank int, op string) error {

@@ -25,8 +25,11 @@ type Received struct {
 	// dimensions change places, and UE8M0 scales are int32 words of four.
 	Scales weft.Tensor
 
-	offset   int
-	released bool
+	handle     *Handle
+	offset     int
+	released   bool
+	dataShape  [3]int
+	scaleShape [3]int
 }
 
 // Release gives the memory back. Data must not be used after; a combine that takes rows from it must have returned.
@@ -39,62 +42,81 @@ func (r *Received) Release() {
 
 // PendingDispatch is a dispatch that was sent and not yet received.
 type PendingDispatch struct {
+	handle   *Handle
 	received *Received
-	work     *weft.Work
+	epoch    uint64
+	borrowed bool
+	over     bool
+	err      error
 }
 
-// Receive completes the dispatch.
+// Receive completes the dispatch. Further calls return the same result.
 func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
-	if err := p.work.Wait(ctx); err != nil {
-		return nil, err
+	if !p.over {
+		p.over = true
+		if p.err = p.handle.receiveDispatch(ctx, p.epoch, p.received, p.borrowed); p.err != nil {
+			p.received = nil
+		}
 	}
-	return p.received, nil
+	return p.received, p.err
 }
 
 // Dispatch sends the rows of this rank's tokens to their experts and returns those that arrive. Rows that lie in a window of the communicator are
 // read by their receivers where they are, and Dispatch returns when all have; others are copied to a staging window first.
 func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	p, err := h.SendDispatch(ctx, s, r, x)
+	epoch, received, borrowed, err := h.sendDispatch(ctx, s, r, x)
 	if err != nil {
 		return nil, err
 	}
-	return p.Receive(ctx)
+	if err := h.receiveDispatch(ctx, epoch, received, borrowed); err != nil {
+		return nil, err
+	}
+	return received, nil
 }
 
 // SendDispatch is the first half of [Handle.Dispatch]. Rows that lie in a window are borrowed until Receive has returned. The handle does nothing else
 // before Receive.
 func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	const op = "dispatch"
-	epoch, err := h.enter(op, s)
+	epoch, received, borrowed, err := h.sendDispatch(ctx, s, r, x)
 	if err != nil {
 		return nil, err
 	}
+	return &PendingDispatch{handle: h, received: received, epoch: epoch, borrowed: borrowed}, nil
+}
+
+const opDispatch = "dispatch"
+
+func (h *Handle) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (epoch uint64, received *Received, borrowed bool, err error) {
+	if epoch, err = h.enter(opDispatch, s); err != nil {
+		return 0, nil, false, err
+	}
 	var offset int
 	var data, scales place
-	borrowed := false
-	own := h.checkRows(r, x, op)
+	own := h.checkRows(r, x, opDispatch)
 	if own == nil {
 		offset, own = h.block(r)
 	}
 	if own == nil {
-		if data, scales, borrowed, err = h.offerRows(ctx, epoch, r.tokens, x, op); err != nil {
-			return nil, err
+		if data, scales, borrowed, err = h.offerRows(ctx, epoch, r.tokens, x, opDispatch); err != nil {
+			h.pool.put(offset)
+			return 0, nil, false, err
 		}
 	}
 	h.post(epoch, data, scales, own)
 	if own != nil {
-		return nil, h.awaitAll(ctx, epoch, op, own)
+		return 0, nil, false, h.awaitAll(ctx, epoch, opDispatch, own)
 	}
-	h.pending = op
-	received := &Received{Routing: r, offset: offset}
-	return &PendingDispatch{received: received, work: weft.NewWork(func(ctx context.Context) error {
-		h.pending = ""
-		if err := h.receiveRows(ctx, epoch, received, borrowed, op); err != nil {
-			received.Release()
-			return err
-		}
-		return nil
-	})}, nil
+	h.pending = opDispatch
+	return epoch, &Received{Routing: r, handle: h, offset: offset}, borrowed, nil
+}
+
+func (h *Handle) receiveDispatch(ctx context.Context, epoch uint64, received *Received, borrowed bool) error {
+	h.pending = ""
+	err := h.receiveRows(ctx, epoch, received, borrowed, opDispatch)
+	if err != nil {
+		received.Release()
+	}
+	return err
 }
 
 // checkRows says what is wrong with the arguments of a dispatch.
@@ -120,7 +142,7 @@ func (h *Handle) checkRows(r *Routing, x Rows, op string) error {
 	if s.Quantize != weft.InvalidDType {
 		d, scale = s.Quantize, weft.InvalidDType
 	}
-	if err := checkTensor(op+": rows", x.Data, d, r.tokens, width); err != nil {
+	if err := checkTensor(op, "rows", x.Data, d, r.tokens, width); err != nil {
 		return err
 	}
 	if scale == weft.InvalidDType {
@@ -129,15 +151,15 @@ func (h *Handle) checkRows(r *Routing, x Rows, op string) error {
 		}
 		return nil
 	}
-	return checkTensor(op+": scales", x.Scales, scale, r.tokens, scaleWidth)
+	return checkTensor(op, "scales", x.Scales, scale, r.tokens, scaleWidth)
 }
 
-func checkTensor(what string, t weft.Tensor, d weft.DType, rows, width int) error {
+func checkTensor(op, what string, t weft.Tensor, d weft.DType, rows, width int) error {
 	if t.DType != d || len(t.Shape) != 2 || t.Shape[0] != rows || t.Shape[1] != width {
-		return weft.Invalidf("%s are %v, want %v[%d %d]", what, t, d, rows, width)
+		return weft.Invalidf("%s: %s are %v, want %v[%d %d]", op, what, t, d, rows, width)
 	}
 	if t.Data == nil && rows*width > 0 {
-		return weft.Invalidf("%s have no memory", what)
+		return weft.Invalidf("%s: %s have no memory", op, what)
 	}
 	return nil
 }
@@ -175,27 +197,42 @@ func (h *Handle) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows
 	if scaleBytes > 0 {
 		scales = place{id, uint64(s.MaxTokens * align(rowBytes)), uint64(align(scaleBytes))}
 	}
-	base := unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes()))
-	stream := tokens*rowBytes >= streamBytes
-	h.each(tokens, tokens*rowBytes, func(from, to int) {
-		for t := from; t < to; t++ {
-			row := unsafe.Add(base, t*int(data.stride))
-			scale := unsafe.Add(base, int(scales.offset)+t*int(scales.stride))
-			if s.Quantize != weft.InvalidDType {
-				in := unsafe.Add(x.Data.Data, t*s.Hidden*s.Quantize.Size())
-				simd.QuantizeE4M3(element(s.Quantize), row, scale, in, s.Hidden, s.scaleKind())
-				continue
-			}
-			simd.Copy(row, unsafe.Add(x.Data.Data, t*rowBytes), rowBytes, stream)
-			if scaleBytes > 0 {
-				simd.Copy(scale, unsafe.Add(x.Scales.Data, t*scaleBytes), scaleBytes, false)
-			}
-		}
-		if stream {
-			simd.StoreFence()
-		}
+	h.each(tokens, tokens*rowBytes, &stager{
+		spec: s, x: x, data: data, scales: scales,
+		base:   unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())),
+		stream: tokens*rowBytes >= streamBytes,
 	})
 	return data, scales, false, nil
+}
+
+// stager copies rows to the stage, quantised or as they are.
+type stager struct {
+	spec         *Spec
+	x            Rows
+	data, scales place
+	base         unsafe.Pointer
+	stream       bool
+}
+
+func (g *stager) rows(from, to int) {
+	s := g.spec
+	rowBytes, scaleBytes := s.rowBytes(), s.scaleBytes()
+	for t := from; t < to; t++ {
+		row := unsafe.Add(g.base, t*int(g.data.stride))
+		scale := unsafe.Add(g.base, int(g.scales.offset)+t*int(g.scales.stride))
+		if s.Quantize != weft.InvalidDType {
+			in := unsafe.Add(g.x.Data.Data, t*s.Hidden*s.Quantize.Size())
+			simd.QuantizeE4M3(element(s.Quantize), row, scale, in, s.Hidden, s.scaleKind())
+			continue
+		}
+		simd.Copy(row, unsafe.Add(g.x.Data.Data, t*rowBytes), rowBytes, g.stream)
+		if scaleBytes > 0 {
+			simd.Copy(scale, unsafe.Add(g.x.Scales.Data, t*scaleBytes), scaleBytes, false)
+		}
+	}
+	if g.stream {
+		simd.StoreFence()
+	}
 }
 
 // streamBytes is the size of a move from which stores bypass the caches: more than a core's own cache holds.
@@ -210,7 +247,8 @@ func (h *Handle) receiveRows(ctx context.Context, epoch uint64, out *Received, b
 	r := out.Routing
 	shape := newBlockShape(*s, r.Rows())
 	base := unsafe.Pointer(unsafe.SliceData(h.pool.window.Bytes()[out.offset:]))
-	m := mover{h: h, r: r, rowBytes: s.rowBytes(), scaleBytes: s.scaleBytes(), dst: base, dstScales: unsafe.Add(base, shape.scalesAt), scaleRows: shape.rows}
+	m := &h.scratch.mover
+	*m = mover{h: h, r: r, rowBytes: s.rowBytes(), scaleBytes: s.scaleBytes(), dst: base, dstScales: unsafe.Add(base, shape.scalesAt), scaleRows: shape.rows}
 	if s.Layout == ExpertMajor {
 		m.scaleRows = h.geometry.capacity
 	}
@@ -218,47 +256,48 @@ func (h *Handle) receiveRows(ctx context.Context, epoch uint64, out *Received, b
 		return err
 	}
 	h.own().done.Publish(epoch)
-	out.Data, out.Scales = h.receivedTensors(base, shape)
+	out.setTensors(base, shape)
 	if borrowed {
 		return h.awaitDone(ctx, epoch, op)
 	}
 	return nil
 }
 
-func (h *Handle) receivedTensors(base unsafe.Pointer, shape blockShape) (data, scales weft.Tensor) {
-	s, g := &h.spec, &h.geometry
-	dims := func(rows, width int) []int {
-		if s.Layout == ExpertMajor {
-			return []int{g.local, rows, width}
-		}
-		return []int{rows, width}
-	}
+// setTensors describes the received memory.
+func (r *Received) setTensors(base unsafe.Pointer, shape blockShape) {
+	s, g := &r.handle.spec, &r.handle.geometry
 	rows := shape.rows
 	if s.Layout == ExpertMajor {
 		rows = g.capacity
+	}
+	dims := func(at *[3]int, a, b int) []int {
+		*at = [3]int{g.local, a, b}
+		if s.Layout == ExpertMajor {
+			return at[:]
+		}
+		return at[1:]
 	}
 	width := s.Hidden
 	if s.Payload == Opaque {
 		width = s.RowBytes
 	}
-	data = weft.Tensor{Data: base, DType: s.Payload.dtype(), Shape: dims(rows, width)}
+	r.Data = weft.Tensor{Data: base, DType: s.Payload.dtype(), Shape: dims(&r.dataShape, rows, width)}
 	if s.scaleBytes() == 0 {
-		return data, weft.Tensor{}
+		return
 	}
-	scales.Data = unsafe.Add(base, shape.scalesAt)
-	switch n := s.Hidden / ScaleBlock; {
+	d, a, b := weft.Float32, rows, s.Hidden/ScaleBlock
+	switch {
 	case s.Payload == Opaque:
-		scales.DType, scales.Shape = weft.Uint8, dims(rows, s.ScaleBytes)
-	case s.Payload == FP8 && s.ScaleOrder == RowMajorScales:
-		scales.DType, scales.Shape = weft.Float32, dims(rows, n)
-	case s.Payload == FP8:
-		scales.DType, scales.Shape = weft.Float32, dims(n, rows)
-	case s.ScaleOrder == RowMajorScales:
-		scales.DType, scales.Shape = weft.UE8M0, dims(rows, n)
-	default:
-		scales.DType, scales.Shape = weft.Int32, dims(n/4, rows)
+		d, b = weft.Uint8, s.ScaleBytes
+	case s.Payload == FP8UE8M0 && s.ScaleOrder == ColumnMajorScales:
+		d, b = weft.Int32, b/4
+	case s.Payload == FP8UE8M0:
+		d = weft.UE8M0
 	}
-	return data, scales
+	if s.ScaleOrder == ColumnMajorScales {
+		a, b = b, a
+	}
+	r.Scales = weft.Tensor{Data: unsafe.Add(base, shape.scalesAt), DType: d, Shape: dims(&r.scaleShape, a, b)}
 }
 
 // mover pulls rows from their sources into the places that a Routing gives them.
@@ -270,11 +309,17 @@ type mover struct {
 	scaleRows            int // rows that share a block of column-major scales
 	// visit, when set, replaces the copying of rows: it is called with every landing and its source row.
 	visit func(l landing, src unsafe.Pointer)
+
+	// The source that is being read.
+	first               int32 // its first arrival
+	data, scales        unsafe.Pointer
+	stride, scaleStride int
+	stream              bool
 }
 
 func (m *mover) pull(op string) error {
 	h, r := m.h, m.r
-	stream := r.kept*m.rowBytes >= streamBytes
+	m.stream = r.kept*m.rowBytes >= streamBytes
 	me, n := h.comm.Rank(), h.comm.Size()
 	// Each rank begins with itself and goes round, so that no rank is read by all at once.
 	for i := range n {
@@ -287,75 +332,71 @@ func (m *mover) pull(op string) error {
 			m.zeroFrom(from, to)
 			continue
 		}
-		data, scales, err := m.operand(src, r.arrivals[to-1].token, op)
-		if err != nil {
+		if err := m.open(src, r.arrivals[to-1].token, op); err != nil {
 			return err
 		}
-		notice := h.scratch.notices[src]
-		stride, scaleStride := int(notice.data.stride), int(notice.scales.stride)
-		h.each(int(to-from), int(to-from)*m.rowBytes, func(lo, hi int) {
-			var rows [MaxTopK]unsafe.Pointer
-			for i := from + int32(lo); i < from+int32(hi); i++ {
-				token := int(r.arrivals[i].token)
-				row := unsafe.Add(data, token*stride)
-				landings := r.landingsOf(i)
-				if m.visit != nil {
-					for _, l := range landings {
-						if l.row >= 0 {
-							m.visit(l, row)
-						}
-					}
-					continue
-				}
-				k := 0
-				for _, l := range landings {
-					if l.row < 0 {
-						continue
-					}
-					rows[k] = unsafe.Add(m.dst, int(l.row)*m.rowBytes)
-					k++
-					if m.scaleBytes > 0 {
-						m.putScales(int(l.row), unsafe.Add(scales, token*scaleStride))
-					}
-				}
-				if h.spec.Wire == PerRank {
-					simd.FanOut(rows[:k], row, m.rowBytes, stream)
-					continue
-				}
-				for _, dst := range rows[:k] {
-					simd.Copy(dst, row, m.rowBytes, stream)
-				}
-			}
-			if stream {
-				simd.StoreFence()
-			}
-		})
+		m.first = from
+		h.each(int(to-from), int(to-from)*m.rowBytes, m)
 	}
 	m.zeroPads()
 	return nil
 }
 
-// operand finds the source's rows, and makes sure that the last one that is asked for lies inside its window.
-func (m *mover) operand(src int, last int32, op string) (data, scales unsafe.Pointer, err error) {
+// rows moves arrivals of the open source.
+func (m *mover) rows(from, to int) {
+	r := m.r
+	var rows [MaxTopK]unsafe.Pointer
+	for i := m.first + int32(from); i < m.first+int32(to); i++ {
+		token := int(r.arrivals[i].token)
+		row := unsafe.Add(m.data, token*m.stride)
+		k := 0
+		for _, l := range r.landingsOf(i) {
+			if l.row < 0 {
+				continue
+			}
+			if m.visit != nil {
+				m.visit(l, row)
+				continue
+			}
+			rows[k] = unsafe.Add(m.dst, int(l.row)*m.rowBytes)
+			k++
+			if m.scaleBytes > 0 {
+				m.putScales(int(l.row), unsafe.Add(m.scales, token*m.scaleStride))
+			}
+		}
+		if m.h.spec.Wire == PerRank {
+			simd.FanOut(rows[:k], row, m.rowBytes, m.stream)
+			continue
+		}
+		for _, dst := range rows[:k] {
+			simd.Copy(dst, row, m.rowBytes, m.stream)
+		}
+	}
+	if m.stream {
+		simd.StoreFence()
+	}
+}
+
+// open finds the source's rows, and makes sure that the last one that is asked for lies inside its window.
+func (m *mover) open(src int, last int32, op string) (err error) {
 	notice := m.h.scratch.notices[src]
-	mem, err := m.h.memory(src, notice.data, op)
+	m.stride, m.scaleStride = int(notice.data.stride), int(notice.scales.stride)
+	if m.data, err = m.operand(src, notice.data, last, m.rowBytes, op); err != nil || m.scaleBytes == 0 {
+		return err
+	}
+	m.scales, err = m.operand(src, notice.scales, last, m.scaleBytes, op)
+	return err
+}
+
+func (m *mover) operand(src int, p place, last int32, rowBytes int, op string) (unsafe.Pointer, error) {
+	mem, err := m.h.memory(src, p, op)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if need := uint64(last)*notice.data.stride + uint64(m.rowBytes); need > uint64(len(mem)) {
-		return nil, nil, m.h.comm.Fail(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)})
+	if need := uint64(last)*p.stride + uint64(rowBytes); need > uint64(len(mem)) {
+		return nil, m.h.comm.Fail(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)})
 	}
-	data = unsafe.Pointer(unsafe.SliceData(mem))
-	if m.scaleBytes == 0 {
-		return data, nil, nil
-	}
-	if mem, err = m.h.memory(src, notice.scales, op); err != nil {
-		return nil, nil, err
-	}
-	if need := uint64(last)*notice.scales.stride + uint64(m.scaleBytes); need > uint64(len(mem)) {
-		return nil, nil, m.h.comm.Fail(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: it offers %d bytes of scales where its routing needs %d", weft.ErrMismatch, len(mem), need)})
-	}
-	return data, unsafe.Pointer(unsafe.SliceData(mem)), nil
+	return unsafe.Pointer(unsafe.SliceData(mem)), nil
 }
 
 // putScales stores the scales of a row in the order that the handle gives them; without a source, zeros.

@@ -50,71 +50,77 @@ type zones struct {
 	rows   int     // rows that fit, pads included
 }
 
-// expertZones computes the zones of rank d; counts[src] are the selections that src made of each expert, nil for a masked rank.
-func (g *geometry) expertZones(z *zones, d int, counts [][]int32) {
-	next := 0
+// expertZones computes the zones of rank d from total, the selections of every expert by all ranks.
+func (g *geometry) expertZones(z *zones, d int, total []int32) {
+	total = total[d*g.local : (d+1)*g.local]
 	z.total, z.rows = 0, 0
-	for le := range g.local {
-		demand := int32(0)
-		for _, c := range counts {
-			if c != nil {
-				demand += c[d*g.local+le]
-			}
-		}
-		z.demand[le] = demand
-		if !g.layout.byExpert() {
-			z.start[le], z.kept[le], z.padded[le] = 0, demand, demand
-			continue
-		}
-		if g.layout == ExpertMajor {
+	switch g.layout {
+	case ExpertMajor:
+		for le, demand := range total {
+			z.demand[le] = demand
 			z.start[le] = int32(le * g.capacity)
-			z.kept[le] = min(demand, int32(g.capacity))
-			z.padded[le] = z.kept[le]
+			kept := min(demand, int32(g.capacity))
+			z.kept[le], z.padded[le] = kept, kept
 			z.total += int(demand)
-			z.rows += int(z.kept[le])
-			continue
+			z.rows += int(kept)
 		}
-		size := (int(demand) + g.align - 1) / g.align * g.align
-		z.start[le] = int32(next)
-		z.kept[le] = int32(max(0, min(int(demand), g.capacity-next)))
-		z.padded[le] = int32(max(0, min(size, g.capacity-next)))
-		next += size
-		z.total = next
-		z.rows = min(next, g.capacity)
+	case ExpertPacked:
+		next := 0
+		for le, demand := range total {
+			size := (int(demand) + g.align - 1) / g.align * g.align
+			z.demand[le] = demand
+			z.start[le] = int32(next)
+			z.kept[le] = int32(max(0, min(int(demand), g.capacity-next)))
+			z.padded[le] = int32(max(0, min(size, g.capacity-next)))
+			next += size
+		}
+		z.total, z.rows = next, min(next, g.capacity)
+	default:
+		for le, demand := range total {
+			z.start[le], z.demand[le], z.kept[le], z.padded[le] = 0, demand, demand, demand
+		}
 	}
 }
 
-// overflow finds the first rank, and for ExpertMajor its first expert, whose demand exceeds the capacity.
-func (g *geometry) overflow(counts, distinct [][]int32, z *zones) *OverflowError {
-	for d := range g.ranks {
-		switch g.layout {
-		case ExpertMajor:
-			for le := range g.local {
-				demand := 0
-				for _, c := range counts {
-					if c != nil {
-						demand += int(c[d*g.local+le])
-					}
-				}
-				if demand > g.capacity {
-					return &OverflowError{Rank: d, Expert: d*g.local + le, Demand: demand, Capacity: g.capacity}
-				}
+// overflow finds the first rank, and for ExpertMajor its first expert, whose demand exceeds the capacity; total are the selections of every expert,
+// visits the tokens for every rank, by all ranks.
+func (g *geometry) overflow(total, visits []int32, z *zones) *OverflowError {
+	switch g.layout {
+	case ExpertMajor:
+		for e, demand := range total {
+			if int(demand) > g.capacity {
+				return &OverflowError{Rank: e / g.local, Expert: e, Demand: int(demand), Capacity: g.capacity}
 			}
-		case ExpertPacked:
-			if g.expertZones(z, d, counts); z.total > g.capacity {
+		}
+	case ExpertPacked:
+		for d := range g.ranks {
+			if g.expertZones(z, d, total); z.total > g.capacity {
 				return &OverflowError{Rank: d, Expert: -1, Demand: z.total, Capacity: g.capacity}
 			}
-		case TokenMajor:
-			demand := 0
-			for _, c := range distinct {
-				if c != nil {
-					demand += int(c[d])
-				}
-			}
-			if demand > g.capacity {
-				return &OverflowError{Rank: d, Expert: -1, Demand: demand, Capacity: g.capacity}
+		}
+	case TokenMajor:
+		for d, demand := range visits {
+			if int(demand) > g.capacity {
+				return &OverflowError{Rank: d, Expert: -1, Demand: int(demand), Capacity: g.capacity}
 			}
 		}
 	}
 	return nil
+}
+
+// sum adds up rows of counts, nil for masked ranks, into total; before receives the sums of the rows below me.
+func sum(total, before []int32, counts [][]int32, me int) {
+	clear(total)
+	for src, c := range counts {
+		if src == me {
+			copy(before, total)
+		}
+		if c == nil {
+			continue
+		}
+		c = c[:len(total)]
+		for i := range total {
+			total[i] += c[i]
+		}
+	}
 }

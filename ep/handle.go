@@ -39,12 +39,18 @@ type Handle struct {
 // scratch is what the operations of one handle, of which one runs at a time, use again and again.
 type scratch struct {
 	notices []*notice
-	base    []int32
 	cursor  []int32
 	views   []routing
 	counts  [][]int32
 	visits  [][]int32
 	zones   zones
+
+	// Sums over all ranks, and over those below this one: selections of each expert, tokens for each rank.
+	total, before           []int32
+	visitTotal, visitBefore []int32
+
+	gather gather
+	mover  mover
 }
 
 // NewHandle makes a handle. It is collective, and the only place where memory for exchanges is allocated.
@@ -63,12 +69,14 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	n := comm.Size()
 	h.scratch = scratch{
 		notices: make([]*notice, n),
-		base:    make([]int32, spec.Experts),
 		cursor:  make([]int32, max(n, spec.Experts)),
 		views:   make([]routing, n),
 		counts:  make([][]int32, n),
 		visits:  make([][]int32, n),
 		zones:   newZones(h.geometry.local),
+
+		total: make([]int32, spec.Experts), before: make([]int32, spec.Experts),
+		visitTotal: make([]int32, n), visitBefore: make([]int32, n),
 	}
 	h.idle = make([]*Routing, 0, 8)
 	return h, nil
@@ -270,17 +278,26 @@ func (h *Handle) memory(rank int, p place, op string) ([]byte, error) {
 // parallelBytes is the size of a move from which it is worth sharing among goroutines.
 const parallelBytes = 1 << 20
 
-// each runs f over [0, n) in parts, side by side if the rank has processors to itself and the work is large. Rows are independent, so the
-// result does not depend on the parts.
-func (h *Handle) each(n, bytes int, f func(from, to int)) {
+// job is work on rows that do not depend on each other.
+type job interface {
+	rows(from, to int)
+}
+
+// each does j for the rows [0, n), in parts side by side if the rank has processors to itself and the work is large. The result does not
+// depend on the parts.
+func (h *Handle) each(n, bytes int, j job) {
 	w := min(h.workers, n)
 	if w < 2 || bytes < parallelBytes {
-		f(0, n)
+		j.rows(0, n)
 		return
 	}
+	spread(n, w, j)
+}
+
+func spread(n, parts int, j job) {
 	var group sync.WaitGroup
-	for i := range w {
-		group.Go(func() { f(i*n/w, (i+1)*n/w) })
+	for i := range parts {
+		group.Go(func() { j.rows(i*n/parts, (i+1)*n/parts) })
 	}
 	group.Wait()
 }

@@ -51,14 +51,15 @@ func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 			return nil, err
 		}
 	}
-	r := h.readRouting(&out, topk, weights)
+	sum(h.scratch.total, h.scratch.before, h.scratch.counts, h.comm.Rank())
+	sum(h.scratch.visitTotal, h.scratch.visitBefore, h.scratch.visits, h.comm.Rank())
 	if h.spec.Overflow == OverflowRefuse && h.spec.Capacity > 0 {
-		if o := g.overflow(h.scratch.counts, h.scratch.visits, &h.scratch.zones); o != nil {
-			r.Release()
+		if o := g.overflow(h.scratch.total, h.scratch.visitTotal, &h.scratch.zones); o != nil {
 			h.own().done.Publish(epoch)
 			return nil, o
 		}
 	}
+	r := h.readRouting(&out, topk, weights)
 	h.own().done.Publish(epoch)
 	return r, nil
 }
@@ -183,7 +184,7 @@ func (h *Handle) readRouting(own *routing, topk, weights weft.Tensor) *Routing {
 	r.zones = carveZones(&buf, g.local)
 	r.experts, r.rows, r.visit = carve(&buf, n), carve(&buf, n), carve(&buf, r.tokens+1)
 	r.arrive, r.distinct, r.counts = carve(&buf, g.ranks+1), carve(&buf, g.ranks), carve(&buf, g.ranks*g.local)
-	g.expertZones(&r.zones, h.comm.Rank(), h.scratch.counts)
+	g.expertZones(&r.zones, h.comm.Rank(), h.scratch.total)
 	h.readHome(r, own, topk, weights)
 	h.readArrivals(r)
 	return r
@@ -205,29 +206,16 @@ func (h *Handle) readHome(r *Routing, own *routing, topk, weights weft.Tensor) {
 	r.visits = sized(r.visits, total)[:0]
 
 	// The first row of our selections of each expert, and the first of our arrivals at each rank.
-	base := h.scratch.base
-	limit := g.capacity
-	if g.layout.byExpert() {
+	base, first := h.scratch.before, h.scratch.visitBefore
+	switch g.layout {
+	case ExpertMajor:
+		// Zones are alike: what stands before ours in the zone is all there is to know.
+	case ExpertPacked:
 		z := &h.scratch.zones
 		for d := range g.ranks {
-			g.expertZones(z, d, h.scratch.counts)
-			for le := range g.local {
-				e := d*g.local + le
-				base[e] = z.start[le]
-				for src := range me {
-					if c := h.scratch.counts[src]; c != nil {
-						base[e] += c[e]
-					}
-				}
-			}
-		}
-	}
-	first := h.scratch.cursor[:g.ranks]
-	for d := range g.ranks {
-		first[d] = 0
-		for src := range me {
-			if c := h.scratch.visits[src]; c != nil {
-				first[d] += c[d]
+			g.expertZones(z, d, h.scratch.total)
+			for le, start := range z.start {
+				base[d*g.local+le] += start
 			}
 		}
 	}
@@ -255,12 +243,11 @@ func (h *Handle) readHome(r *Routing, own *routing, topk, weights weft.Tensor) {
 			}
 			row := base[e]
 			base[e]++
-			if g.layout == ExpertMajor {
-				if int(row)-(int(e)-d*g.local)*g.capacity >= g.capacity {
-					continue
-				}
-			} else if int(row) >= limit {
+			if int(row) >= g.capacity {
 				continue
+			}
+			if g.layout == ExpertMajor {
+				row += int32((int(e) - d*g.local) * g.capacity)
 			}
 			r.rows[i] = row
 			kept |= 1 << uint(d)

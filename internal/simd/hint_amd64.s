@@ -1,0 +1,11 @@
+#include "textflag.h"
+
+// func Pause()
+TEXT ·Pause(SB), NOSPLIT, $0-0
+	PAUSE
+	RET
+
+// func StoreFence()
+TEXT ·StoreFence(SB), NOSPLIT, $0-0
+	SFENCE
+	RET

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"sort"
+	"strings"
+)
+
+// event is one line of "go test -json"; the fields are documented by "go doc test2json" and, for the two build
+// actions, by "go help buildjson".
+type event struct {
+	Action      string
+	Package     string
+	ImportPath  string
+	Test        string
+	Output      string
+	Elapsed     float64
+	FailedBuild string
+}
+
+// test names one test, or a package where Name is empty.
+type test struct {
+	Package string
+	Name    string
+}
+
+type skipped struct {
+	test
+	reason string
+}
+
+// report keeps the output of what is still running, and drops it when it passes.
+type report struct {
+	w      io.Writer
+	output map[test][]string
+	build  map[string][]string
+	skips  []skipped
+	passed int
+	failed bool
+}
+
+func newReport(w io.Writer) *report {
+	return &report{w: w, output: map[test][]string{}, build: map[string][]string{}}
+}
+
+// read consumes events until the end of r. A line that is no event is passed through: the go command writes such
+// lines when it fails before any test starts.
+func (r *report) read(in io.Reader) error {
+	lines := bufio.NewReader(in)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			var e event
+			if json.Unmarshal([]byte(line), &e) == nil && e.Action != "" {
+				r.add(e)
+			} else {
+				fmt.Fprint(r.w, line)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *report) add(e event) {
+	key := test{e.Package, e.Test}
+	switch e.Action {
+	case "build-output":
+		r.build[e.ImportPath] = append(r.build[e.ImportPath], e.Output)
+	case "output":
+		r.output[key] = append(r.output[key], e.Output)
+	case "pass":
+		if e.Test == "" {
+			fmt.Fprintf(r.w, "ok      %7.1f s  %s\n", e.Elapsed, e.Package)
+			r.forget(e.Package)
+		} else {
+			r.passed++
+			delete(r.output, key)
+		}
+	case "skip":
+		if e.Test != "" {
+			r.skips = append(r.skips, skipped{key, lastLine(r.output[key])})
+		}
+		delete(r.output, key)
+	case "fail":
+		if e.Test == "" {
+			r.failPackage(e)
+		}
+	}
+}
+
+// failPackage prints what the package still holds: the output of its failed and unfinished tests, then its own.
+func (r *report) failPackage(e event) {
+	r.failed = true
+	fmt.Fprintf(r.w, "FAILED  %7.1f s  %s\n", e.Elapsed, e.Package)
+	for _, line := range r.build[e.FailedBuild] {
+		fmt.Fprint(r.w, "    ", line)
+	}
+	var keys []test
+	for key := range r.output {
+		if key.Package == e.Package {
+			keys = append(keys, key)
+		}
+	}
+	sort.Slice(keys, func(i, j int) bool {
+		a, b := keys[i].Name, keys[j].Name
+		if (a == "") != (b == "") {
+			return b == ""
+		}
+		return a < b
+	})
+	for _, key := range keys {
+		for _, line := range r.output[key] {
+			fmt.Fprint(r.w, "    ", line)
+		}
+	}
+	r.forget(e.Package)
+}
+
+// forget drops the output of a package that has ended.
+func (r *report) forget(pkg string) {
+	for key := range r.output {
+		if key.Package == pkg {
+			delete(r.output, key)
+		}
+	}
+}
+
+// finish prints the totals and the skipped tests.
+func (r *report) finish() {
+	fmt.Fprintf(r.w, "%d tests passed, %d skipped\n", r.passed, len(r.skips))
+	for _, s := range r.skips {
+		fmt.Fprintf(r.w, "skipped: %s %s: %s\n", s.Package, s.Name, s.reason)
+	}
+}
+
+// lastLine is the message of a skip: what a test printed last before the verdict, without its position.
+func lastLine(output []string) string {
+	reason := "no reason given"
+	for _, line := range output {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "===") || strings.HasPrefix(line, "---") {
+			continue
+		}
+		reason = line
+		if file, message, ok := strings.Cut(line, ": "); ok && strings.Contains(file, ".go:") {
+			reason = message
+		}
+	}
+	return reason
+}
