@@ -110,11 +110,11 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 
 	c.mesh, err = listener.Connect(ctx, c.rank, addresses, c.event)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("join: %w", err), region.Release(), listener.Close())
+		return nil, errors.Join(translate("join", err), region.Release())
 	}
 	c.regions, err = c.mesh.Exchange(ctx, 0, region, nil)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("join: %w", err), region.Release(), c.mesh.Close())
+		return nil, errors.Join(translate("join", err), region.Release(), c.mesh.Close())
 	}
 	for r, g := range c.regions {
 		if r != c.rank {

@@ -97,12 +97,22 @@ func (c *Comm) window(ctx context.Context, op string, size int, create func() (*
 	return w, nil
 }
 
-func (c *Comm) meshError(op string, err error) error {
-	var peer *PeerError
-	if errors.As(err, &peer) {
-		return c.Fail(err)
+// meshError spreads the word of a failure that the mesh met.
+func (c *Comm) meshError(op string, err error) error { return c.Fail(translate(op, err)) }
+
+// translate puts an error of the mesh in this package's terms.
+func translate(op string, err error) error {
+	var peer *shm.PeerError
+	switch {
+	case !errors.As(err, &peer):
+		return fmt.Errorf("%s: %w", op, err)
+	case errors.Is(err, shm.ErrDied):
+		return &PeerError{Rank: peer.Peer, Op: op, Err: ErrDied}
+	case errors.Is(err, shm.ErrLeft):
+		return &PeerError{Rank: peer.Peer, Op: op, Err: ErrLeft}
+	default:
+		return &PeerError{Rank: peer.Peer, Op: op, Err: peer.Err}
 	}
-	return c.Fail(fmt.Errorf("%s: %w", op, err))
 }
 
 func (c *Comm) nextWindow() uint64 {

@@ -1,0 +1,46 @@
+package shm
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+)
+
+// thisProcess tells apart the processes of a host, which may reuse each other's ids.
+var thisProcess = sync.OnceValue(random)
+
+func random() (b [16]byte) {
+	rand.Read(b[:]) // never fails: the runtime ends the process first
+	return b
+}
+
+// hostIdentity names the set of processes that can reach each other's abstract sockets and tell each other's process ids: one
+// boot of one kernel, one network namespace, one process id namespace. The host's name is in it because clones of a virtual
+// machine share the rest.
+func hostIdentity() (string, error) {
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("identify host: %w", err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("identify host: %w", err)
+	}
+	parts := []string{name, strings.TrimSpace(string(boot))}
+	for _, kind := range []string{"net", "pid"} {
+		ns, err := os.Readlink("/proc/self/ns/" + kind)
+		if err != nil {
+			return "", fmt.Errorf("identify host: %w", err)
+		}
+		parts = append(parts, ns)
+	}
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	if len(name) > 64 {
+		name = name[:64]
+	}
+	return name + "/" + hex.EncodeToString(sum[:12]), nil
+}

@@ -1,0 +1,62 @@
+package shm
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+)
+
+// Listener is a rank's end of a mesh that is still to be formed. It makes one mesh.
+type Listener struct {
+	address Address
+	socket  *net.UnixListener
+	mailbox *mailbox
+	used    atomic.Bool
+	closing sync.Once
+}
+
+// Listen opens an abstract Unix socket under a random name. It belongs to no file system and is gone with the process.
+func Listen() (*Listener, error) {
+	host, err := hostIdentity()
+	if err != nil {
+		return nil, err
+	}
+	name := random()
+	a := Address{
+		Host: host, PID: os.Getpid(), UID: os.Geteuid(), Process: thisProcess(),
+		Socket: "weft-" + hex.EncodeToString(name[:]), Token: random(),
+	}
+	socket, err := net.ListenUnix(network, a.socketAddress())
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	return &Listener{address: a, socket: socket, mailbox: openMailbox(a.Token)}, nil
+}
+
+// network is connection-oriented and keeps packets apart: see the layout of a frame.
+const network = "unixpacket"
+
+func (a Address) socketAddress() *net.UnixAddr {
+	return &net.UnixAddr{Name: "@" + a.Socket, Net: network} // "@" stands for the NUL that makes the name abstract
+}
+
+// Address is what the other ranks need for Connect. The listener accepts from now on.
+func (l *Listener) Address() Address { return l.address }
+
+// Close gives up a listener that Connect was not called on. After Connect it does nothing.
+func (l *Listener) Close() error {
+	if !l.used.CompareAndSwap(false, true) {
+		return nil
+	}
+	l.mailbox.close(l.address.Token)
+	return l.stop()
+}
+
+// stop closes the socket, so that strangers can't come any more.
+func (l *Listener) stop() (err error) {
+	l.closing.Do(func() { err = l.socket.Close() })
+	return err
+}

@@ -1,0 +1,120 @@
+package shm
+
+import (
+	"errors"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// watch waits for processes to end. A process's end usually shows first on its sockets, but not where a child that it forked
+// still holds them open. All pidfds sit in one epoll set, and that in the runtime's, so a mesh costs one goroutine and no thread.
+type watch struct {
+	set *os.File
+	mu  sync.Mutex
+	fds map[int]int // by peer; nil once closed
+}
+
+func newWatch() (*watch, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("epoll_create", err)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, errors.Join(os.NewSyscallError("fcntl", err), unix.Close(fd))
+	}
+	return &watch{set: os.NewFile(uintptr(fd), "pidfds"), fds: make(map[int]int)}, nil
+}
+
+// add watches a peer's process. It returns ErrDied if there is no such process any more. Where the kernel has no pidfds or this
+// process may not have them, it does nothing: the socket then tells alone.
+func (w *watch) add(peer, pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return ErrDied
+	}
+	if err != nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err = os.ErrClosed
+	if w.fds != nil {
+		err = w.control(fd, peer)
+	}
+	if err != nil {
+		return errors.Join(err, unix.Close(fd))
+	}
+	w.fds[peer] = fd
+	return nil
+}
+
+func (w *watch) control(fd, peer int) error {
+	raw, err := w.set.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ctl error
+	err = raw.Control(func(set uintptr) {
+		ctl = unix.EpollCtl(int(set), unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(peer)})
+	})
+	if err != nil {
+		return err
+	}
+	return os.NewSyscallError("epoll_ctl", ctl)
+}
+
+// remove stops watching a peer, and reports whether the watch is still open. The kernel takes a closed descriptor out of the set
+// by itself.
+func (w *watch) remove(peer int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if fd, ok := w.fds[peer]; ok {
+		delete(w.fds, peer)
+		_ = unix.Close(fd)
+	}
+	return w.fds != nil
+}
+
+// run calls ended for each peer whose process ends, until close.
+func (w *watch) run(ended func(peer int)) {
+	raw, err := w.set.SyscallConn()
+	if err != nil {
+		return
+	}
+	var events [16]unix.EpollEvent
+	// The runtime wakes this reader on a change from "none ended" to "some ended", so each turn empties the set.
+	_ = raw.Read(func(set uintptr) bool {
+		for {
+			n, err := unix.EpollWait(int(set), events[:], 0)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil {
+				return true
+			}
+			if n == 0 {
+				return false
+			}
+			for _, e := range events[:n] {
+				if !w.remove(int(e.Fd)) {
+					return true
+				}
+				ended(int(e.Fd))
+			}
+		}
+	})
+}
+
+// close ends run.
+func (w *watch) close() {
+	w.mu.Lock()
+	fds := w.fds
+	w.fds = nil
+	w.mu.Unlock()
+	_ = w.set.Close() // waits for run, which may be about to take mu
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
