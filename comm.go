@@ -47,11 +47,7 @@ type Comm struct {
 		sync.Mutex
 		round uint64
 	}
-	windows struct {
-		sync.RWMutex
-		next uint64
-		byID map[uint64]*Window
-	}
+	windows windowList
 }
 
 // Rank is this rank, from 0.
@@ -169,9 +165,7 @@ func (c *Comm) event(e shm.Event) {
 
 // Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset in it.
 func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
-	c.windows.RLock()
-	defer c.windows.RUnlock()
-	for _, w := range c.windows.byID {
+	for _, w := range c.windows.open() {
 		base := uintptr(unsafe.Pointer(unsafe.SliceData(w.mem)))
 		if off := uintptr(p) - base; uintptr(p) >= base && off+uintptr(n) <= uintptr(len(w.mem)) {
 			return w, int(off), true
@@ -182,10 +176,12 @@ func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
 
 // Window returns the open window with the given identifier, which is the same on every rank.
 func (c *Comm) Window(id uint64) (*Window, bool) {
-	c.windows.RLock()
-	defer c.windows.RUnlock()
-	w, ok := c.windows.byID[id]
-	return w, ok
+	for _, w := range c.windows.open() {
+		if w.id == id {
+			return w, true
+		}
+	}
+	return nil, false
 }
 
 // Close leaves the communicator. Peers that still wait for this rank get an error that wraps [ErrLeft]; data that it published stays
@@ -199,11 +195,7 @@ func (c *Comm) Close() error {
 		errs = append(errs, c.mesh.Close())
 	}
 	errs = append(errs, c.bootstrap.Close())
-	c.windows.Lock()
-	open := c.windows.byID
-	c.windows.byID = nil
-	c.windows.Unlock()
-	for _, w := range open {
+	for _, w := range c.windows.close() {
 		errs = append(errs, w.release())
 	}
 	for _, r := range c.regions {

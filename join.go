@@ -64,7 +64,6 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		hugePages: cfg.hugePages,
 		remote:    -1,
 	}
-	c.windows.byID = map[uint64]*Window{}
 	cpus := own.cpus
 	addresses := make([]shm.Address, c.size)
 	for r, card := range cards {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/weftgo/weft/internal/shm"
 )
@@ -53,13 +55,13 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", len(mem)), nil); err != nil {
 		return nil, err
 	}
-	id := c.nextWindow()
+	id := c.windows.next()
 	peers, err := c.mesh.ExchangeMemory(ctx, id, mem, c.Masked)
 	if err != nil {
 		return nil, c.meshError(op, err)
 	}
 	w := &Window{comm: c, id: id, mem: mem, peers: peers}
-	c.addWindow(w)
+	c.windows.add(w)
 	return w, nil
 }
 
@@ -82,7 +84,7 @@ func (c *Comm) window(ctx context.Context, op string, size int, create func() (*
 		}
 		return nil, err
 	}
-	id := c.nextWindow()
+	id := c.windows.next()
 	regions, err := c.mesh.Exchange(ctx, id, own, c.Masked)
 	if err != nil {
 		return nil, errors.Join(c.meshError(op, err), own.Release())
@@ -93,7 +95,7 @@ func (c *Comm) window(ctx context.Context, op string, size int, create func() (*
 			w.peers[r] = g.Bytes()[:size:size]
 		}
 	}
-	c.addWindow(w)
+	c.windows.add(w)
 	return w, nil
 }
 
@@ -115,19 +117,53 @@ func translate(op string, err error) error {
 	}
 }
 
-func (c *Comm) nextWindow() uint64 {
-	c.windows.Lock()
-	defer c.windows.Unlock()
-	c.windows.next++
-	return c.windows.next
+// windowList is the windows of a communicator that are open on this rank. Operations look through it without a lock; it is copied when it
+// changes, which is rare.
+type windowList struct {
+	mu     sync.Mutex
+	last   uint64
+	closed bool
+	list   atomic.Pointer[[]*Window]
 }
 
-func (c *Comm) addWindow(w *Window) {
-	c.windows.Lock()
-	defer c.windows.Unlock()
-	if c.windows.byID != nil {
-		c.windows.byID[w.id] = w
+func (l *windowList) open() []*Window {
+	if p := l.list.Load(); p != nil {
+		return *p
 	}
+	return nil
+}
+
+// next returns the identifier of the next window; windows are made in the same order on every rank.
+func (l *windowList) next() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last++
+	return l.last
+}
+
+func (l *windowList) add(w *Window) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		list := append(slices.Clone(l.open()), w)
+		l.list.Store(&list)
+	}
+}
+
+func (l *windowList) remove(w *Window) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := slices.DeleteFunc(slices.Clone(l.open()), func(o *Window) bool { return o == w })
+	l.list.Store(&list)
+}
+
+func (l *windowList) close() []*Window {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	list := l.open()
+	l.list.Store(nil)
+	return list
 }
 
 // ID identifies the window; it is the same on every rank.
@@ -154,11 +190,7 @@ func (w *Window) HugePages() bool {
 
 // Close gives the window up on this rank. The memory itself goes when every rank has.
 func (w *Window) Close() error {
-	w.comm.windows.Lock()
-	if w.comm.windows.byID != nil {
-		delete(w.comm.windows.byID, w.id)
-	}
-	w.comm.windows.Unlock()
+	w.comm.windows.remove(w)
 	return w.release()
 }
 

@@ -29,11 +29,20 @@ func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, r *Routing, y,
 	if err := h.sendCombine(ctx, s, r, y, out, bias); err != nil {
 		return nil, err
 	}
-	return weft.NewWork(h.scratch.gather.receive), nil
+	epoch := h.epoch
+	return weft.NewWork(func(ctx context.Context) error {
+		// The state of the second half is the handle's; it is this one's only while nothing came between.
+		if err := h.resume(opCombine, epoch); err != nil {
+			return err
+		}
+		return h.scratch.gather.receive(ctx)
+	}), nil
 }
 
+const opCombine = "combine"
+
 func (h *Handle) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	const op = "combine"
+	const op = opCombine
 	epoch, err := h.enter(op, s)
 	if err != nil {
 		return err
@@ -210,7 +219,9 @@ func (c *gather) offerScalars(ctx context.Context) (place, error) {
 // receive sums at home.
 func (c *gather) receive(ctx context.Context) error {
 	h := c.h
-	h.pending = ""
+	if err := h.resume(c.op, c.epoch); err != nil {
+		return err
+	}
 	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
 		return err
 	}

@@ -111,8 +111,10 @@ func (h *Handle) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x
 }
 
 func (h *Handle) receiveDispatch(ctx context.Context, epoch uint64, received *Received, borrowed bool) error {
-	h.pending = ""
-	err := h.receiveRows(ctx, epoch, received, borrowed, opDispatch)
+	err := h.resume(opDispatch, epoch)
+	if err == nil {
+		err = h.receiveRows(ctx, epoch, received, borrowed, opDispatch)
+	}
 	if err != nil {
 		received.Release()
 	}

@@ -192,6 +192,18 @@ func (h *Handle) enter(op string, s *weft.Stream) (epoch uint64, err error) {
 	return h.epoch, nil
 }
 
+// resume begins the second half of the operation of the epoch.
+func (h *Handle) resume(op string, epoch uint64) error {
+	if h.closed {
+		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
+	}
+	if h.epoch != epoch || h.generation != h.comm.Generation() {
+		return fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", op, weft.ErrAborted)
+	}
+	h.pending = ""
+	return h.comm.Begin(op)
+}
+
 // own is this rank's board.
 func (h *Handle) own() *board { return h.boards[h.comm.Rank()] }
 
