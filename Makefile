@@ -1,0 +1,47 @@
+# Everything is built into ./build; nothing is installed elsewhere. Only Go and make are required.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo build test race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: ## train a small mixture-of-experts model on four ranks, then measure the exchange (3 minutes)
+	@sh scripts/demo.sh
+
+build: ## build the command line into build/weft
+	@sh scripts/build.sh weft
+
+test: ## run every test (15 minutes on 2 cores)
+	@sh scripts/test.sh
+
+race: ## run the short tests under the race detector (needs a C compiler)
+	@sh scripts/test.sh race
+
+soak: ## run the long tests: SOAK_OPS operations (1000000), each one checked
+	@sh scripts/soak.sh
+
+fuzz: ## fuzz every parser for FUZZTIME each (20s)
+	@sh scripts/fuzz.sh
+
+lint: ## run the linters and check module files, generated files and other platforms
+	@sh scripts/lint.sh
+
+format: ## rewrite the Go files as the linters want them
+	@sh scripts/lint.sh format
+
+generate: ## regenerate the generated files
+	@sh scripts/generate.sh
+
+bench: ## measure this machine's floors, then every operation against them
+	@sh scripts/bench.sh
+
+bench-peers: ## compare with Open MPI, MPICH and Gloo, installed where possible
+	@sh scripts/bench-peers.sh
+
+gpu-bundle: ## build what a GPU host without Go needs to run the tests, into build/gpu
+	@sh scripts/gpu-bundle.sh
+
+clean: ## remove build/
+	@chmod -R u+w build 2>/dev/null || true
+	@rm -rf build

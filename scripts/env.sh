@@ -1,0 +1,45 @@
+# Sourced by every script here, from any directory: goes to the root of the repository, finds a Go that is new
+# enough, and settles where everything is written. POSIX sh, because a machine with Go and make may have no bash.
+# shellcheck shell=sh
+
+cd "$(dirname "$0")/.." || exit 1
+root=$PWD
+build=$root/build
+
+fail() {
+	printf 'weft: %s\n' "$*" >&2
+	exit 1
+}
+
+mkdir -p "$build/logs" 2>/dev/null || true
+[ -w "$build/logs" ] || fail "cannot write to $build"
+
+command -v go >/dev/null 2>&1 || PATH=$PATH:/usr/local/go/bin:/usr/lib/go/bin
+command -v go >/dev/null 2>&1 || fail 'needs Go, and found no "go" in PATH'
+
+# Containers often run as a user without a home: the caches then go below build/.
+for name in GOCACHE GOMODCACHE; do
+	dir=$(cd / && go env "$name" 2>/dev/null) || dir=
+	if [ "$dir" = off ] || [ -z "$dir" ] || ! mkdir -p "$dir" 2>/dev/null || [ ! -w "$dir" ]; then
+		export "$name=$build/cache/$name"
+		[ "$name" = GOCACHE ] || GOFLAGS="${GOFLAGS:-} -modcacherw"
+	fi
+done
+
+# A toolchain that is allowed to fetch a newer one does so at the first command run inside the module.
+want=$(sed -n 's/^go //p' go.mod)
+have=$(go env GOVERSION 2>"$build/logs/toolchain.log") || have=$(cd / && go env GOVERSION)
+newest=$(printf '%s\n%s\n' "$want" "${have#go}" | sort -V | tail -n 1)
+toolchain=$(cd / && go env GOTOOLCHAIN)
+case $have in
+"go$want"* | devel*) ;;
+*)
+	[ "$newest" = "${have#go}" ] ||
+		fail "needs Go $want or newer and found $have${toolchain:+ (GOTOOLCHAIN=$toolchain)}: please install a newer Go"
+	;;
+esac
+
+# Stamping the commit fails the build where git refuses the clone, as it does when someone else owns it.
+git rev-parse --verify --quiet HEAD >/dev/null 2>&1 || GOFLAGS="${GOFLAGS:-} -buildvcs=false"
+
+export GOFLAGS="${GOFLAGS:-}" CGO_ENABLED="${CGO_ENABLED:-0}" PATH

@@ -1,0 +1,54 @@
+#!/bin/sh
+# Runs the linters and the checks that need no test to run. Named parts select some of them:
+# go modules generated cross cgo. With "format", rewrites the Go files instead.
+set -eu
+. "$(dirname "$0")/env.sh"
+. scripts/parts.sh
+
+linter=$build/bin/golangci-lint
+
+# Built from the sums of tools/lint once, and again when they change.
+build_linter() {
+	if ! cmp -s tools/lint/go.sum "$linter.sum"; then
+		printf 'building golangci-lint (a minute or two, once)\n'
+		go build -C tools/lint -o "$linter" github.com/golangci/golangci-lint/v2/cmd/golangci-lint &&
+			cp tools/lint/go.sum "$linter.sum"
+	fi
+}
+
+go_part() {
+	build_linter && "$linter" run ./... && (cd tools && "$linter" run --config ../.golangci.yaml ./...)
+}
+
+modules_part() {
+	go mod tidy -diff && go -C tools mod tidy -diff
+}
+
+generated_part() {
+	sh scripts/generate.sh check
+}
+
+# What is written for Linux must still build, and say so, elsewhere.
+cross_part() {
+	for target in linux/arm64 darwin/arm64 windows/amd64; do
+		printf '%s\n' "$target"
+		GOOS=${target%/*} GOARCH=${target#*/} CGO_ENABLED=0 go build ./... || return
+	done
+}
+
+# Only the C library may use cgo. Build constraints hide such files from the linters, so this reads the text.
+cgo_part() {
+	! grep -rnE --include='*.go' --exclude-dir=build --exclude-dir=clib '^(import[[:space:]]+|[[:space:]]+)"C"' .
+}
+
+if [ "${1:-}" = format ]; then
+	build_linter
+	"$linter" fmt ./...
+	cd tools && exec "$linter" fmt --config ../.golangci.yaml ./...
+fi
+
+[ "$#" -gt 0 ] || set -- go modules generated cross cgo
+for name in "$@"; do
+	part "$name" "${name}_part"
+done
+summary

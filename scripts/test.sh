@@ -1,0 +1,59 @@
+#!/bin/sh
+# Runs every test. Named parts on the command line select some of them: python vet test race tools.
+#
+# What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1 and WEFT_REQUIRE_TORCH=1 make that a failure.
+set -eu
+. "$(dirname "$0")/env.sh"
+. scripts/parts.sh
+
+# report runs "go test -json ARGS...", printing one line a package, what failed in full, and what was skipped by name.
+report() {
+	CGO_ENABLED=0 go build -C tools -o "$build/bin/testreport" ./testreport || return
+	rm -f "$build/logs/status"
+	{
+		status=0
+		go test -json "$@" || status=$?
+		echo "$status" >"$build/logs/status"
+	} | "$build/bin/testreport" && [ "$(cat "$build/logs/status")" = 0 ]
+}
+
+# The interpreter serves the Go tests that talk to real PyTorch, so this part comes first.
+python_part() {
+	status=0
+	python=$(sh scripts/python.sh) || status=$?
+	case $status in
+	0)
+		export WEFT_PYTHON="$python"
+		"$python" -W ignore -c 'import torch; print("torch", torch.__version__)'
+		;;
+	77) skip_or_fail TORCH "$(cat "$build/logs/python.reason")" ;;
+	*) return 1 ;;
+	esac
+}
+
+vet_part() {
+	go vet ./...
+}
+
+test_part() {
+	(export CGO_ENABLED=0 && report -timeout 8m ./...)
+}
+
+race_part() {
+	compiler=$(go env CC)
+	if ! printf '#include <stdlib.h>\n' | ${compiler:-cc} -x c -fsyntax-only - >/dev/null 2>&1; then
+		skip_or_fail RACE 'no C compiler'
+		return
+	fi
+	(export CGO_ENABLED=1 && report -short -race -timeout 5m ./...)
+}
+
+tools_part() {
+	go -C tools vet ./... && go -C tools test ./... && sh scripts/generate.sh check
+}
+
+[ "$#" -gt 0 ] || set -- python vet test race tools
+for name in "$@"; do
+	part "$name" "${name}_part"
+done
+summary
