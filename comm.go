@@ -99,11 +99,14 @@ func (c *Comm) Abort() {
 // deadline. It returns err.
 func (c *Comm) Fail(err error) error {
 	var peer *PeerError
-	if !errors.As(err, &peer) {
-		// The caller's context ended: nobody is to blame but this rank.
+	switch {
+	case !errors.As(err, &peer), errors.Is(err, ErrMismatch), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		// The caller's context ended, or what a peer offers is not what was agreed: this rank is the one that gives up.
 		c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank, Reporter: c.rank})
-	} else if errors.Is(err, ErrLeft) {
-		c.spread(channel.Fault{Cause: channel.CauseDied, Rank: peer.Rank, Reporter: c.rank})
+	case errors.Is(err, ErrLeft):
+		c.spread(channel.Fault{Cause: channel.CauseLeft, Rank: peer.Rank, Reporter: c.rank})
+	case errors.Is(err, ErrTimeout):
+		c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: peer.Rank, Reporter: c.rank})
 	}
 	return err
 }

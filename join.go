@@ -47,6 +47,9 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	if cfg.deadline <= 0 {
 		return nil, Invalidf("join: a deadline of %v; every wait must end", cfg.deadline)
 	}
+	// A rank that fails half-way may live on and say nothing: joining ends at the deadline like every other wait.
+	ctx, cancel := context.WithTimeout(ctx, cfg.deadline)
+	defer cancel()
 	listener, err := shm.Listen()
 	if err != nil {
 		return nil, fmt.Errorf("join: %w", err)

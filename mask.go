@@ -79,6 +79,10 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	if f.Cause != channel.CauseNone {
 		own.fault.Clear(f)
 	}
+	// A rank that died since the check above could not say so over the fault that was there.
+	if dead := c.died.Load() &^ set; dead != 0 {
+		own.fault.Abort(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead), Reporter: c.rank})
+	}
 	c.logger.Info("mask", "rank", c.rank, "set", fmt.Sprintf("%#x", set), "generation", target)
 	return nil
 }

@@ -55,7 +55,9 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", len(mem)), nil); err != nil {
 		return nil, err
 	}
-	id := c.windows.next()
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	id := c.windows.next(c.Generation())
 	peers, err := c.mesh.ExchangeMemory(ctx, id, mem, c.Masked)
 	if err != nil {
 		return nil, c.meshError(op, err)
@@ -84,7 +86,9 @@ func (c *Comm) window(ctx context.Context, op string, size int, create func() (*
 		}
 		return nil, err
 	}
-	id := c.windows.next()
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	id := c.windows.next(c.Generation())
 	regions, err := c.mesh.Exchange(ctx, id, own, c.Masked)
 	if err != nil {
 		return nil, errors.Join(c.meshError(op, err), own.Release())
@@ -97,6 +101,11 @@ func (c *Comm) window(ctx context.Context, op string, size int, create func() (*
 	}
 	c.windows.add(w)
 	return w, nil
+}
+
+// bounded is ctx with the communicator's deadline, for waits that are not the Waiter's.
+func (c *Comm) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
 }
 
 // meshError spreads the word of a failure that the mesh met.
@@ -133,11 +142,12 @@ func (l *windowList) open() []*Window {
 	return nil
 }
 
-// next returns the identifier of the next window; windows are made in the same order on every rank.
-func (l *windowList) next() uint64 {
+// next returns the identifier of the next window. Windows are made in the same order on every rank; one that was left out meanwhile has missed
+// some, so the count begins anew with every generation.
+func (l *windowList) next(generation uint64) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.last++
+	l.last = max(l.last, generation<<32) + 1
 	return l.last
 }
 

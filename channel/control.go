@@ -43,6 +43,7 @@ const (
 	CauseDied          // the rank's process ended
 	CauseTimeout       // the rank did not answer before a deadline
 	CauseAbort         // the rank gave up: its caller cancelled or called Abort
+	CauseLeft          // the rank closed its communicator while others needed it
 )
 
 // Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds.
@@ -69,6 +70,8 @@ func (f Fault) Err(op string) error {
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrDied}
 	case CauseTimeout:
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrTimeout}
+	case CauseLeft:
+		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrLeft}
 	default:
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrAborted}
 	}

@@ -5,6 +5,9 @@ import (
 	"unsafe"
 )
 
+// CounterBytes is how much of a [Counter]'s lines it uses itself. What it announces may stand in the rest: the reader has the line already.
+const CounterBytes = 12
+
 // Stride is the distance in bytes between two words that different ranks write: two cache lines, because the adjacent-line
 // prefetcher of common processors moves lines in pairs.
 const Stride = 128
@@ -17,7 +20,7 @@ const Stride = 128
 type Counter struct {
 	value    atomic.Uint64
 	sleepers atomic.Uint32
-	_        [Stride - 12]byte
+	_        [Stride - CounterBytes]byte
 }
 
 // CounterAt lays a Counter over mem[offset:]. The memory must be shared with every rank that uses the Counter.

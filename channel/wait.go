@@ -81,7 +81,11 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 	defer w.Own.clearRecord()
 	for i := 0; ; i++ {
 		if c.value.Load() >= want {
-			return nil
+			if i < w.Policy.Yield {
+				return nil
+			}
+			// After a sleep the value may be one that others published after they had given this rank up, and then means something else.
+			return w.fault(op)
 		}
 		if i < w.Policy.Yield {
 			if i%16 == 0 {
@@ -158,13 +162,8 @@ func (w *Waiter) yield() {
 
 // check is asked between looks at the word: is there a reason to give up?
 func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, peer int, start time.Time) error {
-	if f := w.Own.Fault(); f.Cause != CauseNone {
-		if w.Fault == nil {
-			return f.Err(op)
-		}
-		if err := w.Fault(op); err != nil {
-			return err
-		}
+	if err := w.fault(op); err != nil {
+		return err
 	}
 	// Gone first, then the word once more: what a peer published before it left still counts.
 	if w.Gone != nil && w.Gone(peer) && c.value.Load() < want {
@@ -178,9 +177,27 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 		if w.Blame != nil {
 			w.Blame(f)
 		}
+		// Ranks give up at about the same time. The peer may have done so while the chain was followed, and then looked idle: it has told us
+		// whom it blames before it stopped waiting.
+		if err := w.fault(op); err != nil {
+			return err
+		}
 		return f.Err(op)
 	}
 	return nil
+}
+
+// fault is what the abort word says, unless it concerns ranks that are left out.
+func (w *Waiter) fault(op string) error {
+	f := w.Own.Fault()
+	switch {
+	case f.Cause == CauseNone:
+		return nil
+	case w.Fault != nil:
+		return w.Fault(op)
+	default:
+		return f.Err(op)
+	}
 }
 
 // culprit follows the chain of waits: the peer may itself wait for another rank. To blame is the one that waits for nobody, or

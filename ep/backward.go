@@ -81,11 +81,8 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return err
 	}
-	for d, notice := range h.scratch.notices {
-		if notice != nil && (notice.scales.stride == 1) != wantWeights {
-			h.own().done.Publish(epoch)
-			return &weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: gradients of weights are asked for on some ranks only", weft.ErrMismatch)}
-		}
+	if err := h.sameWish(epoch, op, wantWeights, func(n *notice) bool { return n.scales.stride == 1 }); err != nil {
+		return err
 	}
 	var dots []float32
 	if wantWeights {
@@ -131,6 +128,17 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 		return err
 	}
 	h.own().done.Publish(epoch)
+	return nil
+}
+
+// sameWish fails on every rank if gradients of weights are asked for on some ranks only.
+func (h *Handle) sameWish(epoch uint64, op string, own bool, asks func(*notice) bool) error {
+	for d, notice := range h.scratch.notices {
+		if notice != nil && asks(notice) != own {
+			h.own().done.Publish(epoch)
+			return &weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: gradients of weights are asked for on some ranks only", weft.ErrMismatch)}
+		}
+	}
 	return nil
 }
 

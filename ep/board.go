@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"errors"
 	"sync/atomic"
 	"unsafe"
 
@@ -10,24 +11,25 @@ import (
 
 // board is a rank's notice board in the handle's control window: what it writes there, every peer reads. Nobody else writes it.
 //
-//	post     the epoch that this rank has entered, its notice and routing in place
+//	post     two, by parity of the epoch: the epoch that this rank has entered and, in the same cache line, its notice:
+//	         where the operand is that peers pull from, or that there is none
 //	done     the epoch whose operands of other ranks this rank has finished reading
-//	notices  two, by parity of the epoch: the operand that peers pull from, or why there is none
-//	routing  two, by parity of the epoch: header, counts, and a record for each (token, destination rank)
+//	text     two, by parity of the epoch: why there is none
+//	routing  two, by parity of the epoch: counts, and a record for each (token, destination rank)
 type board struct {
-	post, done *channel.Counter
-	notices    [2]*notice
-	mem        []byte
-	g          *geometry
+	post    [2]*channel.Counter
+	notices [2]*notice
+	done    *channel.Counter
+	mem     []byte
+	g       *geometry
 }
 
-// notice is what a rank says when it enters a move.
+// notice is what a rank says when it enters an operation. It fills the rest of the first cache line of a post.
 type notice struct {
-	refused atomic.Uint32 // length of text, if the rank cannot take part
-	_       uint32
+	_       uint32        // the counter's
+	refused atomic.Uint32 // length and kind of text, if the rank cannot take part
 	data    place
 	scales  place
-	text    [200]byte
 }
 
 // place is where an operand's rows stand: in which window, at which offset, how far apart.
@@ -36,44 +38,40 @@ type place struct {
 }
 
 const (
-	noticeAt   = 2 * channel.Stride
-	noticeSize = int(unsafe.Sizeof(notice{}))
+	doneAt   = 2 * channel.Stride
+	textAt   = 3 * channel.Stride
+	textSize = 2 * channel.Stride
+	// routingAt is where routing begins.
+	routingAt = textAt + 2*textSize
 )
-
-// header begins a rank's routing.
-type header struct {
-	tokens  int32
-	refused int32 // length of text
-	text    [248]byte
-}
-
-const headerSize = int(unsafe.Sizeof(header{}))
 
 func (g *geometry) recordSize() int { return (4+2*g.topk+3)&^3 + 4*g.topk }
 
 func (g *geometry) routingSize() int {
 	records := g.tokens * min(g.topk, g.ranks)
-	n := headerSize + 4*g.experts + 8*g.ranks + records*g.recordSize()
+	n := 4*g.experts + 8*g.ranks + records*g.recordSize()
 	return (n + channel.Stride - 1) &^ (channel.Stride - 1)
 }
 
-func (g *geometry) routingAt() int {
-	return (noticeAt + 2*noticeSize + channel.Stride - 1) &^ (channel.Stride - 1)
-}
-
-func (g *geometry) boardSize() int { return g.routingAt() + 2*g.routingSize() }
+func (g *geometry) boardSize() int { return routingAt + 2*g.routingSize() }
 
 func newBoard(g *geometry, mem []byte) *board {
-	b := &board{post: channel.CounterAt(mem, 0), done: channel.CounterAt(mem, channel.Stride), mem: mem, g: g}
-	for i := range b.notices {
-		b.notices[i] = (*notice)(unsafe.Pointer(&mem[noticeAt+i*noticeSize]))
+	b := &board{done: channel.CounterAt(mem, doneAt), mem: mem, g: g}
+	for i := range b.post {
+		b.post[i] = channel.CounterAt(mem, i*channel.Stride)
+		b.notices[i] = (*notice)(unsafe.Pointer(&mem[i*channel.Stride+channel.CounterBytes-4]))
 	}
 	return b
 }
 
+// text is the place for the words of a refusal.
+func (b *board) text(epoch uint64) []byte {
+	at := textAt + int(epoch&1)*textSize
+	return b.mem[at : at+textSize]
+}
+
 // routing is a view of a board's routing of one epoch.
 type routing struct {
-	head     *header
 	counts   []int32 // selections of each expert
 	distinct []int32 // tokens for each rank
 	first    []int32 // the first record for each rank
@@ -84,9 +82,8 @@ type routing struct {
 
 func (b *board) routing(epoch uint64) routing {
 	g := b.g
-	p := unsafe.Pointer(&b.mem[g.routingAt()+int(epoch&1)*g.routingSize()])
-	r := routing{head: (*header)(p), size: g.recordSize(), topk: g.topk}
-	p = unsafe.Add(p, headerSize)
+	p := unsafe.Pointer(&b.mem[routingAt+int(epoch&1)*g.routingSize()])
+	r := routing{size: g.recordSize(), topk: g.topk}
 	r.counts = unsafe.Slice((*int32)(p), g.experts)
 	p = unsafe.Add(p, 4*g.experts)
 	r.distinct = unsafe.Slice((*int32)(p), g.ranks)
@@ -112,43 +109,53 @@ func (r *routing) record(i int) record {
 	}
 }
 
-// refuse puts err in the notice of the epoch: peers return it too.
-func (n *notice) refuse(err error) {
-	k := copy(n.text[:], err.Error())
-	n.refused.Store(uint32(max(k, 1)))
-}
-
-// set puts the operands' places in the notice.
-func (n *notice) set(data, scales place) {
-	n.refused.Store(0)
+// enter says that this rank has entered the epoch, with its operands or with the reason why it cannot take part: peers then return it too.
+func (b *board) enter(epoch uint64, data, scales place, err error) {
+	n := b.notices[epoch&1]
+	refused := uint32(0)
+	if err != nil {
+		refused = putRefusal(b.text(epoch), err)
+	}
+	n.refused.Store(refused)
 	n.data, n.scales = data, scales
+	b.post[epoch&1].Publish(epoch)
 }
 
-// err is the peer's refusal, if it did refuse.
-func (n *notice) err(rank int, op string) error {
-	k := n.refused.Load()
-	if k == 0 {
+// refusal is the rank's refusal of the epoch, if it did refuse.
+func (b *board) refusal(epoch uint64, rank int, op string) error {
+	return refusal(rank, op, b.notices[epoch&1].refused.Load(), b.text(epoch))
+}
+
+// unsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are [weft.ErrInvalid].
+const unsupportedRefusal = 1 << 16
+
+// putRefusal writes an error's text and returns its length and kind.
+func putRefusal(text []byte, err error) uint32 {
+	k := uint32(max(1, copy(text, err.Error())))
+	if errors.Is(err, weft.ErrUnsupported) {
+		k |= unsupportedRefusal
+	}
+	return k
+}
+
+// refusal is the error with which a rank answers another's, if that one did refuse.
+func refusal(rank int, op string, refused uint32, text []byte) error {
+	if refused == 0 {
 		return nil
 	}
-	return refusal(rank, op, n.text[:min(int(k), len(n.text))])
-}
-
-func (h *header) refuse(err error) { h.refused = int32(max(1, copy(h.text[:], err.Error()))) }
-
-func (h *header) err(rank int, op string) error {
-	if h.refused == 0 {
-		return nil
+	e := &refusedError{kind: weft.ErrInvalid}
+	if refused&unsupportedRefusal != 0 {
+		e.kind = weft.ErrUnsupported
 	}
-	return refusal(rank, op, h.text[:min(max(int(h.refused), 0), len(h.text))])
+	e.text = string(text[:min(int(refused&^unsupportedRefusal), len(text))])
+	return &weft.PeerError{Rank: rank, Op: op, Err: e}
 }
 
-// refusal is the error with which a rank answers another's.
-func refusal(rank int, op string, text []byte) error {
-	return &weft.PeerError{Rank: rank, Op: op, Err: &refusedError{string(text)}}
+// refusedError carries another rank's words, and wraps the sentinel that its error did. Nothing has moved, the communicator is whole.
+type refusedError struct {
+	text string
+	kind error
 }
-
-// refusedError carries another rank's words. It counts as [weft.ErrInvalid]: nothing has moved, the communicator is whole.
-type refusedError struct{ text string }
 
 func (e *refusedError) Error() string { return "refused there: " + e.text }
-func (e *refusedError) Unwrap() error { return weft.ErrInvalid }
+func (e *refusedError) Unwrap() error { return e.kind }

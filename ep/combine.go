@@ -225,6 +225,9 @@ func (c *gather) receive(ctx context.Context) error {
 	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
 		return err
 	}
+	if err := h.sameWish(c.epoch, c.op, !c.outScalars.IsZero(), func(n *notice) bool { return n.scales.window != 0 }); err != nil {
+		return err
+	}
 	if err := c.home(); err != nil {
 		return err
 	}

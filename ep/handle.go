@@ -216,7 +216,7 @@ func (h *Handle) awaitNotice(ctx context.Context, epoch uint64, rank int, op str
 	if b == nil {
 		return nil, fmt.Errorf("%s: rank %d was masked when the handle was made: %w; make a new handle", op, rank, weft.ErrMasked)
 	}
-	if err := h.comm.Waiter().Wait(ctx, b.post, epoch, op, rank); err != nil {
+	if err := h.comm.Waiter().Wait(ctx, b.post[epoch&1], epoch, op, rank); err != nil {
 		return nil, h.comm.Fail(err)
 	}
 	return b.notices[epoch&1], nil
@@ -240,7 +240,7 @@ func (h *Handle) awaitAll(ctx context.Context, epoch uint64, op string, own erro
 		if notice == nil {
 			continue
 		}
-		if err := notice.err(r, op); err != nil {
+		if err := h.boards[r].refusal(epoch, r, op); err != nil {
 			if r == h.comm.Rank() {
 				err = own
 			}
@@ -266,13 +266,7 @@ func (h *Handle) awaitDone(ctx context.Context, epoch uint64, op string) error {
 
 // post says that this rank has entered the epoch, with its operands or with the reason why it cannot.
 func (h *Handle) post(epoch uint64, data, scales place, err error) {
-	n := h.own().notices[epoch&1]
-	if err != nil {
-		n.refuse(err)
-	} else {
-		n.set(data, scales)
-	}
-	h.own().post.Publish(epoch)
+	h.own().enter(epoch, data, scales, err)
 }
 
 // memory resolves a place of another rank.

@@ -21,34 +21,18 @@ func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 	}
 	out := h.own().routing(epoch)
 	own := h.writeRouting(&out, topk, weights)
-	if own != nil {
-		out.head.refuse(own)
+	h.post(epoch, place{}, place{}, own)
+	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
+		return nil, err
 	}
-	h.own().post.Publish(epoch)
 
 	g := &h.geometry
 	for r, b := range h.boards {
 		h.scratch.counts[r], h.scratch.visits[r] = nil, nil
-		if !h.live(r) {
-			continue
-		}
-		if _, err := h.awaitNotice(ctx, epoch, r, op); err != nil {
-			return nil, err
-		}
-		h.scratch.views[r] = b.routing(epoch)
-		h.scratch.counts[r] = h.scratch.views[r].counts
-		h.scratch.visits[r] = h.scratch.views[r].distinct
-	}
-	for r := range h.boards {
-		if h.scratch.counts[r] == nil {
-			continue
-		}
-		if err := h.scratch.views[r].head.err(r, op); err != nil {
-			if r == h.comm.Rank() {
-				err = own
-			}
-			h.own().done.Publish(epoch)
-			return nil, err
+		if h.scratch.notices[r] != nil {
+			h.scratch.views[r] = b.routing(epoch)
+			h.scratch.counts[r] = h.scratch.views[r].counts
+			h.scratch.visits[r] = h.scratch.views[r].distinct
 		}
 	}
 	sum(h.scratch.total, h.scratch.before, h.scratch.counts, h.comm.Rank())
@@ -100,8 +84,6 @@ func (h *Handle) checkRouting(topk, weights weft.Tensor) error {
 
 // writeRouting fills this rank's part of the board.
 func (h *Handle) writeRouting(out *routing, topk, weights weft.Tensor) error {
-	out.head.refused = 0
-	out.head.tokens = 0
 	if err := h.checkRouting(topk, weights); err != nil {
 		return err
 	}
@@ -169,7 +151,6 @@ func (h *Handle) writeRouting(out *routing, topk, weights weft.Tensor) error {
 			cursor[bits.TrailingZeros64(ranks)]++
 		}
 	}
-	out.head.tokens = int32(tokens)
 	return nil
 }
 

@@ -1,0 +1,372 @@
+package bootstrap
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// op is a collective call. Joining is the first one of a job: it exchanges the addresses.
+type op uint8
+
+const (
+	opJoin op = iota
+	opAllGather
+	opBarrier
+)
+
+func (o op) String() string { return [...]string{"join", "all-gather", "barrier"}[o] }
+
+// hub is what rank 0 knows about the collectives.
+type hub struct {
+	shares [][]share // received and not used yet, by rank: at most one of the current and one of the next collective
+	short  int       // how many ranks the collective that rank 0 is in still misses
+}
+
+func (m *mesh) AllGather(ctx context.Context, b []byte) ([][]byte, error) {
+	if len(b) > MaxMessage {
+		return nil, fmt.Errorf("all-gather: %w: %d bytes, at most %d", ErrTooLong, len(b), MaxMessage)
+	}
+	return m.collect(ctx, opAllGather, b)
+}
+
+func (m *mesh) Barrier(ctx context.Context) error {
+	_, err := m.collect(ctx, opBarrier, nil)
+	return err
+}
+
+// collect runs one collective: every rank's share goes to rank 0, and all of them come back. That is two rounds for every rank, however
+// many there are; rank 0 takes the shares in any order.
+func (m *mesh) collect(ctx context.Context, op op, b []byte) ([][]byte, error) {
+	select {
+	case m.turn <- struct{}{}:
+		defer func() { <-m.turn }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%v: %w", op, late(ctx)) // not entered, so nothing is broken
+	}
+	m.mu.Lock()
+	err := m.broken
+	if m.closed {
+		err = ErrClosed
+	}
+	if err != nil {
+		m.mu.Unlock()
+		return nil, err
+	}
+	s := share{seq: m.seq, op: op, bytes: bytes.Clone(b)}
+	m.seq++
+	m.mu.Unlock()
+
+	var blocks [][]byte
+	if m.rank == 0 {
+		blocks, err = m.gather(ctx, s)
+	} else {
+		blocks, err = m.contribute(ctx, s)
+	}
+	if err != nil {
+		return nil, err
+	}
+	m.rounds.Add(2)
+	return own(blocks), nil
+}
+
+// own copies blocks, which ranks of one process may share, into one allocation.
+func own(blocks [][]byte) [][]byte {
+	total := 0
+	for _, b := range blocks {
+		total += len(b)
+	}
+	all := make([]byte, 0, total)
+	result := make([][]byte, len(blocks))
+	for i, b := range blocks {
+		start := len(all)
+		all = append(all, b...)
+		result[i] = all[start:len(all):len(all)]
+	}
+	return result
+}
+
+// stopped returns why the collective can't complete: a rank that will never enter it. The caller holds mu.
+func (m *mesh) stopped(s share) error {
+	for i := range m.faults {
+		f := &m.faults[i]
+		if m.limit[f.rank] <= s.seq {
+			return f.err(s.op.String())
+		}
+	}
+	return nil
+}
+
+// gather is collect on rank 0.
+func (m *mesh) gather(ctx context.Context, s share) ([][]byte, error) {
+	m.mu.Lock()
+	m.entered[0] = s.seq + 1
+	m.hub.shares[0] = append(m.hub.shares[0], s)
+	m.hub.short = len(m.absent(s.seq))
+	m.mu.Unlock()
+
+	err := m.wait(ctx, func() (bool, error) {
+		return m.hub.short == 0, m.stopped(s)
+	})
+	if err == errExpired {
+		return nil, m.giveUpGather(ctx, s)
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	m.mu.Lock()
+	m.formed = true
+	g := gathered{seq: s.seq, blocks: make([][]byte, m.size)}
+	var astray *share
+	var culprit int
+	for r, q := range m.hub.shares {
+		g.blocks[r] = q[0].bytes
+		if q[0].op != s.op && astray == nil {
+			astray, culprit = &q[0], r
+		}
+		m.hub.shares[r] = q[1:]
+	}
+	links := make([]link, 0, m.size)
+	for l := range m.peers {
+		links = append(links, l)
+	}
+	m.mu.Unlock()
+
+	if astray != nil {
+		f := fault{
+			rank: uint32(culprit), reason: reasonMismatch,
+			text: fmt.Sprintf("rank %d calls %v, rank 0 calls %v", culprit, astray.op, s.op),
+		}
+		m.observe(0, f)
+		return nil, f.err(s.op.String())
+	}
+	p := pack(g.split()...)
+	for _, l := range links {
+		l.send(p)
+	}
+	return g.blocks, nil
+}
+
+// absent lists the ranks that have not entered a collective. The caller holds mu.
+func (m *mesh) absent(seq uint64) []uint32 {
+	var ranks []uint32
+	for r, n := range m.entered {
+		if n <= seq {
+			ranks = append(ranks, uint32(r))
+		}
+	}
+	return ranks
+}
+
+// takeShare is rank 0 hearing from a rank.
+func (m *mesh) takeShare(from int, s share) error {
+	if m.rank != 0 {
+		return fmt.Errorf("%w: share sent to rank %d", ErrProtocol, m.rank)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// No rank gets ahead of rank 0 by more than the one collective it may have entered first.
+	if s.seq != m.entered[from] || s.seq > m.seq {
+		return fmt.Errorf("%w: share of collective %d, where %d is due", ErrProtocol, s.seq, m.entered[from])
+	}
+	m.entered[from]++
+	m.hub.shares[from] = append(m.hub.shares[from], s)
+	if s.seq < m.seq && m.hub.short > 0 {
+		if m.hub.short--; m.hub.short == 0 {
+			m.wake()
+		}
+	}
+	return nil
+}
+
+// giveUpGather ends a collective that rank 0's context ended, on every rank: without rank 0 it can't complete. It is the fault of a rank
+// that did not come in time, or of rank 0 if it was cancelled.
+func (m *mesh) giveUpGather(ctx context.Context, s share) error {
+	cause := late(ctx)
+	m.mu.Lock()
+	f := fault{rank: 0, reason: reasonAborted, text: "rank 0 was cancelled"}
+	ranks := m.absent(s.seq)
+	if errors.Is(cause, ErrTimeout) && len(ranks) > 0 {
+		f = fault{rank: ranks[0], reason: reasonTimeout, text: describe(ranks, s.op) + m.refusals()}
+	} else {
+		m.entered[0] = s.seq
+	}
+	var err error = fmt.Errorf("%v: %w", s.op, cause)
+	if f.reason == reasonTimeout {
+		err = &PeerError{Rank: int(f.rank), Op: s.op.String(), Err: fmt.Errorf("%w: %s", cause, f.text)}
+	}
+	m.broken = err
+	m.mu.Unlock()
+	m.observe(0, f)
+	return err
+}
+
+// contribute is collect on the other ranks.
+func (m *mesh) contribute(ctx context.Context, s share) ([][]byte, error) {
+	m.mu.Lock()
+	hub := m.out[0]
+	err := m.stopped(s)
+	m.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	hub.send(pack(s))
+	var blocks [][]byte
+	err = m.wait(ctx, func() (bool, error) {
+		if m.complete(&blocks) {
+			return true, nil
+		}
+		return false, m.stopped(s)
+	})
+	if err != errExpired {
+		return blocks, err
+	}
+	return m.giveUpContribution(ctx, s, hub)
+}
+
+// complete takes the blocks of the collective in progress if all have come back. The caller holds mu.
+func (m *mesh) complete(blocks *[][]byte) bool {
+	if len(m.down) < m.size {
+		return false
+	}
+	*blocks, m.down = m.down, nil
+	return true
+}
+
+// takeGathered is another rank hearing from rank 0.
+func (m *mesh) takeGathered(from int, g gathered) error {
+	if from != 0 {
+		return fmt.Errorf("%w: rank %d sent what only rank 0 sends", ErrProtocol, from)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.broken != nil {
+		return nil // for a collective that this rank gave up
+	}
+	if g.seq+1 != m.seq || int(g.first) != len(m.down) || len(g.blocks) == 0 || len(g.blocks) > m.size-len(m.down) {
+		return fmt.Errorf("%w: unexpected part of collective %d", ErrProtocol, g.seq)
+	}
+	m.down = append(m.down, g.blocks...)
+	if len(m.down) == m.size {
+		m.wake()
+	}
+	return nil
+}
+
+// inquiryTimeout is how long a rank whose deadline has passed waits for rank 0 to say who was missing.
+const inquiryTimeout = 250 * time.Millisecond
+
+// giveUpContribution ends a collective that this rank's context ended. Rank 0 is asked who is to blame; if it doesn't answer, it is. Should
+// the collective complete meanwhile, all is well.
+func (m *mesh) giveUpContribution(ctx context.Context, s share, hub link) ([][]byte, error) {
+	cause := late(ctx)
+	var err error = fmt.Errorf("%v: %w", s.op, cause)
+	if errors.Is(cause, ErrTimeout) {
+		m.mu.Lock()
+		m.answer = nil
+		m.mu.Unlock()
+		hub.send(pack(inquiry{s.seq}))
+		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), inquiryTimeout)
+		defer cancel()
+		var blocks [][]byte
+		werr := m.wait(grace, func() (bool, error) {
+			return m.complete(&blocks) || m.answer != nil && m.answer.seq == s.seq, m.stopped(s)
+		})
+		if blocks != nil {
+			return blocks, nil
+		}
+		if werr != nil && werr != errExpired {
+			return nil, werr
+		}
+		err = m.lateRanks(cause, s.op)
+	}
+	m.mu.Lock()
+	m.broken = err
+	m.mu.Unlock()
+	m.observe(m.rank, fault{rank: uint32(m.rank), reason: reasonAborted, text: cause.Error()})
+	return nil, err
+}
+
+// lateRanks is the error of a rank whose deadline passed, after rank 0 was asked.
+func (m *mesh) lateRanks(cause error, op op) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := &PeerError{Op: op.String()}
+	switch {
+	case m.answer == nil:
+		e.Err = fmt.Errorf("%w: rank 0 does not say who is missing", cause)
+	case len(m.answer.ranks) == 0:
+		e.Err = fmt.Errorf("%w: every rank had entered the %v", cause, op)
+	default:
+		e.Rank = int(m.answer.ranks[0])
+		e.Err = fmt.Errorf("%w: %s%s", cause, describe(m.answer.ranks, op), m.answer.text)
+	}
+	return e
+}
+
+// answerInquiry is rank 0 telling a rank who is missing. It needs no call on rank 0 to be in progress.
+func (m *mesh) answerInquiry(from int, q inquiry) error {
+	if m.rank != 0 {
+		return fmt.Errorf("%w: inquiry sent to rank %d", ErrProtocol, m.rank)
+	}
+	m.mu.Lock()
+	a := missing{seq: q.seq, ranks: m.absent(q.seq), text: m.refusals()}
+	l := m.out[from]
+	m.mu.Unlock()
+	l.send(pack(a))
+	return nil
+}
+
+func (m *mesh) takeAnswer(from int, a missing) error {
+	if from != 0 {
+		return fmt.Errorf("%w: rank %d sent what only rank 0 sends", ErrProtocol, from)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.answer = &a
+	m.wake()
+	return nil
+}
+
+// describe says which ranks have not entered a collective: "ranks 3, 5-7 have not joined".
+func describe(ranks []uint32, op op) string {
+	var b strings.Builder
+	b.WriteString("rank")
+	if len(ranks) > 1 {
+		b.WriteByte('s')
+	}
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		if b.Len() > 120 {
+			fmt.Fprintf(&b, " and %d more", len(ranks)-i)
+			break
+		}
+		if fmt.Fprintf(&b, " %d", ranks[i]); j > i {
+			fmt.Fprintf(&b, "-%d", ranks[j])
+		}
+		i = j + 1
+	}
+	if len(ranks) > 1 {
+		b.WriteString(" have")
+	} else {
+		b.WriteString(" has")
+	}
+	if op == opJoin {
+		b.WriteString(" not joined")
+	} else {
+		fmt.Fprintf(&b, " not entered the %v", op)
+	}
+	return b.String()
+}

@@ -1,0 +1,174 @@
+package bootstrap
+
+import (
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"time"
+)
+
+type seenFault struct {
+	rank   uint32
+	deadly bool
+}
+
+// news is a fault that this rank has learned of.
+type news struct {
+	fault
+	from   int // who told, or this rank
+	packet *packet
+	passed bool // peers have been told
+}
+
+// audience is the peer at the other end of a link, and how much of the news it has been told.
+type audience struct {
+	rank    int
+	told    int
+	telling bool
+}
+
+// never is the count of a fault that rank 0 has not confirmed: it holds up no collective.
+const never = math.MaxUint64
+
+// flushFault is how long a rank holds news back from its own callers so that its peers hear it first. Callers often exit
+// on an error, and a peer should then know that this rank was not the first to go.
+const flushFault = 100 * time.Millisecond
+
+// observe records a fault that from reports, or that this rank saw itself, and passes it on.
+func (m *mesh) observe(from int, f fault) {
+	if f.rank == 0 && f.reason.death() && from != m.rank {
+		m.awaitDeath(0)
+		return
+	}
+	m.mu.Lock()
+	f.entered = m.confirmed(from, f)
+	if limit, ok := m.limit[f.rank]; !ok || f.entered < limit {
+		m.limit[f.rank] = f.entered
+		m.wake()
+	}
+	key := seenFault{f.rank, f.reason.deadly()}
+	if m.seen[key] || m.closed {
+		m.mu.Unlock()
+		return
+	}
+	m.seen[key] = true
+	n := &news{fault: f, from: from, packet: pack(f)}
+	m.news = append(m.news, n)
+	links := slices.Collect(maps.Keys(m.peers))
+	m.mu.Unlock()
+
+	for _, l := range links {
+		m.tell(l)
+	}
+	deadline := time.Now().Add(flushFault)
+	for _, l := range links {
+		l.flush(deadline)
+	}
+
+	m.mu.Lock()
+	n.passed = true
+	// In order, so that a death is never known before the one that led to it.
+	for _, n := range m.news[len(m.faults):] {
+		if !n.passed {
+			break
+		}
+		m.faults = append(m.faults, n.fault)
+	}
+	m.wake()
+	m.mu.Unlock()
+}
+
+// tell sends l what it has not been told. One caller at a time does it for a link, so that the order is that of the news.
+func (m *mesh) tell(l link) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.peers[l]
+	if a == nil || a.telling {
+		return
+	}
+	a.telling = true
+	for a.told < len(m.news) {
+		n := m.news[a.told]
+		a.told++
+		// Rank 0 tells the reporter too: only it can say how many collectives are unharmed.
+		if a.rank == n.from && m.rank != 0 || a.rank == int(n.rank) && n.reason.deadly() {
+			continue
+		}
+		m.mu.Unlock()
+		l.send(n.packet)
+		m.mu.Lock()
+	}
+	a.telling = false
+}
+
+// awaitDeath holds up the reader that brought news of rank 0's death, until this rank's own link to it ends. Only that link is believed; but
+// what the messenger does next, such as die of it, must not be seen first.
+func (m *mesh) awaitDeath(rank uint32) {
+	ctx, cancel := context.WithTimeout(context.Background(), flushFault)
+	defer cancel()
+	m.wait(ctx, func() (bool, error) { return m.seen[seenFault{rank, true}], nil })
+}
+
+// confirmed is the number of collectives that the rank of f took part in. Rank 0 counts them; what another rank says counts for nothing,
+// except that without rank 0 there are no more collectives. The caller holds mu.
+func (m *mesh) confirmed(from int, f fault) uint64 {
+	switch {
+	case f.reason.ofJob():
+		return 0
+	case m.rank == 0:
+		return m.entered[f.rank]
+	case f.rank == 0 && f.reason.deadly():
+		return 0
+	case from == 0:
+		return f.entered
+	default:
+		return never
+	}
+}
+
+// blame returns why nothing more comes from peer: its own end, or the death before it that explains it. The caller holds mu.
+func (m *mesh) blame(op string, peer int) error {
+	var death *fault
+	for i := range m.faults {
+		f := &m.faults[i]
+		if f.reason.death() && death == nil {
+			death = f
+		}
+		if int(f.rank) == peer && f.reason.deadly() {
+			if death != nil {
+				f = death
+			}
+			return f.err(op)
+		}
+	}
+	return nil
+}
+
+func (f *fault) err(op string) error {
+	return &PeerError{Rank: int(f.rank), Op: op, Err: f.reason.err(f.text)}
+}
+
+// drained is blame for a receiver: a rank that left may still have messages on a link of its own, behind the news that
+// came by way of rank 0. The caller holds mu.
+func (m *mesh) drained(peer int) error {
+	err := m.blame("recv", peer)
+	if err == nil || !m.left(peer) {
+		return err
+	}
+	for _, p := range m.peers {
+		if p.rank == peer {
+			return nil
+		}
+	}
+	return err
+}
+
+func (m *mesh) left(peer int) bool {
+	for i := range m.faults {
+		if int(m.faults[i].rank) == peer && m.faults[i].reason == reasonLeft {
+			return true
+		}
+	}
+	return false
+}

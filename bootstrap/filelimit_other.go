@@ -1,0 +1,5 @@
+//go:build !linux && !darwin
+
+package bootstrap
+
+func raiseFileLimit(int) error { return nil }

@@ -1,0 +1,166 @@
+package bootstrap
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// maxPending is how many connections may be proving themselves at a time. Further ones wait in the system's queue.
+const maxPending = 512
+
+// listener hands each connection that arrives to accept, in a goroutine of its own.
+type listener struct {
+	ln   *net.TCPListener
+	work sync.WaitGroup
+}
+
+func bind(addr netip.AddrPort) (*net.TCPListener, error) {
+	a := &net.TCPAddr{Port: int(addr.Port())}
+	if addr.Addr().IsValid() {
+		a.IP, a.Zone = addr.Addr().AsSlice(), addr.Addr().Zone()
+	}
+	return net.ListenTCP("tcp", a)
+}
+
+func listenOn(addr netip.AddrPort, accept func(*net.TCPConn)) (*listener, error) {
+	ln, err := bind(addr)
+	if err != nil {
+		return nil, err
+	}
+	return serveOn(ln, accept), nil
+}
+
+func serveOn(ln *net.TCPListener, accept func(*net.TCPConn)) *listener {
+	l := &listener{ln: ln}
+	pending := make(chan struct{}, maxPending)
+	l.work.Go(func() {
+		for {
+			conn, err := ln.AcceptTCP()
+			if err != nil {
+				if !temporary(err) {
+					return
+				}
+				time.Sleep(10 * time.Millisecond) // out of file descriptors: a handshake that ends gives one back
+				continue
+			}
+			pending <- struct{}{}
+			l.work.Go(func() {
+				defer func() { <-pending }()
+				accept(conn)
+			})
+		}
+	})
+	return l
+}
+
+// temporary reports whether the listener itself is in order.
+func temporary(err error) bool {
+	ne, ok := err.(interface{ Temporary() bool })
+	return ok && ne.Temporary()
+}
+
+func (l *listener) port() uint16 { return portOf(l.ln) }
+
+func portOf(ln *net.TCPListener) uint16 { return ln.Addr().(*net.TCPAddr).AddrPort().Port() }
+
+func (l *listener) close() {
+	l.ln.Close()
+	l.work.Wait()
+}
+
+// port is an address at which this process is rank 0. It outlives the join, for two reasons: an id's port must be listening from
+// the moment the id exists, and a second job of the same ranks may form at the same address while the first one lives. The
+// youngest job owns it.
+type port struct {
+	ln     *net.TCPListener
+	serve  *listener // nil until a job takes the port; until then arrivals wait in the system's queue
+	number uint16
+
+	mu    sync.Mutex
+	owner *tcpRank
+}
+
+// ports holds this process's ports by number.
+var ports = struct {
+	sync.Mutex
+	held map[uint16]*port
+}{held: make(map[uint16]*port)}
+
+// holdPort starts listening for a job to come.
+func holdPort(addr netip.AddrPort) (*port, error) {
+	ports.Lock()
+	defer ports.Unlock()
+	return holdLocked(addr)
+}
+
+func holdLocked(addr netip.AddrPort) (*port, error) {
+	ln, err := bind(addr)
+	if err != nil {
+		return nil, err
+	}
+	p := &port{ln: ln, number: portOf(ln)}
+	ports.held[p.number] = p
+	return p, nil
+}
+
+// takePort makes t the owner of the port at addr: one that this process holds, unless a job is forming there, or else a new one.
+func takePort(addr netip.AddrPort, t *tcpRank) (*port, error) {
+	ports.Lock()
+	defer ports.Unlock()
+	p := ports.held[addr.Port()]
+	if p == nil {
+		var err error
+		if p, err = holdLocked(addr); errors.Is(err, syscall.EADDRINUSE) {
+			return nil, fmt.Errorf("%w? Another process listens there: %w", ErrDuplicateRank, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.owner != nil && !p.owner.joined() {
+		return nil, fmt.Errorf("%w: this process is forming another job at port %d", ErrDuplicateRank, p.number)
+	}
+	p.owner = t
+	if p.serve == nil {
+		p.serve = serveOn(p.ln, p.accept)
+	}
+	return p, nil
+}
+
+func (p *port) accept(conn *net.TCPConn) {
+	p.mu.Lock()
+	owner := p.owner
+	p.mu.Unlock()
+	if owner == nil {
+		conn.Close()
+		return
+	}
+	owner.accept(conn)
+}
+
+// release closes the port if t still owns it; t is nil for a port that no job has taken.
+func (p *port) release(t *tcpRank) {
+	ports.Lock()
+	p.mu.Lock()
+	own := p.owner == t
+	if own {
+		p.owner = nil
+		delete(ports.held, p.number)
+	}
+	p.mu.Unlock()
+	ports.Unlock()
+	if !own {
+		return
+	}
+	p.ln.Close()
+	if p.serve != nil {
+		p.serve.close()
+	}
+}

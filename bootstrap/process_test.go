@@ -1,0 +1,216 @@
+package bootstrap
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// process is the test binary running as one rank.
+type process struct {
+	cmd *exec.Cmd
+	out *bufio.Scanner
+	in  io.Closer
+}
+
+// startProcesses starts size ranks that meet at a fresh address, each doing what runChild does for role. They are gone when the test ends.
+func startProcesses(t *testing.T, size int, role string, env ...string) []*process {
+	t.Helper()
+	addr := freeAddress(t)
+	ps := make([]*process, size)
+	for r := range ps {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), childVariable+"="+role,
+			"WEFT_RANK="+strconv.Itoa(r), "WEFT_SIZE="+strconv.Itoa(size), "WEFT_ADDRESS="+addr, "WEFT_SECRET=process test")
+		cmd.Env = append(cmd.Env, env...)
+		cmd.Stderr = os.Stderr
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p := &process{cmd: cmd, out: bufio.NewScanner(stdout), in: stdin}
+		t.Cleanup(func() {
+			p.cmd.Process.Kill()
+			p.cmd.Wait()
+		})
+		ps[r] = p
+	}
+	return ps
+}
+
+// line returns the next line that the process prints. A process always gets to printing: its own waits have deadlines.
+func (p *process) line() string {
+	if p.out.Scan() {
+		return p.out.Text()
+	}
+	return fmt.Sprint("end of output, ", p.out.Err())
+}
+
+func describeError(err error) string {
+	pe, ok := errors.AsType[*PeerError](err)
+	if !ok {
+		return err.Error()
+	}
+	for _, r := range []error{ErrTimeout, ErrDied, ErrLeft} {
+		if errors.Is(err, r) {
+			return fmt.Sprintf("%s: rank %d: %v", pe.Op, pe.Rank, r)
+		}
+	}
+	return err.Error()
+}
+
+// runChild is a rank's process. It ends as a crashing program would, without Close, when something fails.
+func runChild(role string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	e, err := Detect(os.Getenv)
+	if err != nil {
+		return err
+	}
+	b, err := e.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	switch role {
+	case "gather":
+		return childGathers(ctx, b)
+	case "collective", "receive", "stopped":
+		return childBlocks(ctx, b, role)
+	default:
+		return fmt.Errorf("unknown role %q", role)
+	}
+}
+
+func childGathers(ctx context.Context, b Bootstrap) error {
+	all, err := b.AllGather(ctx, fmt.Append(nil, "rank ", b.Rank()))
+	if err != nil {
+		return err
+	}
+	for r, got := range all {
+		if string(got) != fmt.Sprint("rank ", r) {
+			return fmt.Errorf("part of rank %d is %q", r, got)
+		}
+	}
+	if err := b.Barrier(ctx); err != nil {
+		return err
+	}
+	fmt.Println("rounds", b.(*tcpRank).rounds.Load())
+	return b.Close()
+}
+
+// childBlocks waits for what does not come, after its parent has seen it ready.
+func childBlocks(ctx context.Context, b Bootstrap, role string) error {
+	next, previous := (b.Rank()+1)%b.Size(), (b.Rank()+b.Size()-1)%b.Size()
+	if err := b.Send(ctx, previous, nil); err != nil {
+		return err
+	}
+	if _, err := b.Recv(ctx, next); err != nil {
+		return err
+	}
+	if err := b.Barrier(ctx); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	if b.Rank() == victimOf(os.Getenv) {
+		io.Copy(io.Discard, os.Stdin) // the parent decides how this ends
+		return nil
+	}
+	var err error
+	switch {
+	case role == "receive":
+		_, err = b.Recv(ctx, next)
+	case role == "stopped":
+		io.Copy(io.Discard, os.Stdin) // until the victim has been stopped
+		short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer cancel()
+		err = b.Barrier(short)
+	case b.Rank()%2 == 0:
+		err = b.Barrier(ctx)
+	default:
+		_, err = b.AllGather(ctx, nil)
+	}
+	return err
+}
+
+const victimVariable = "WEFT_BOOTSTRAP_TEST_VICTIM"
+
+func victimOf(getenv func(string) string) int {
+	v, err := strconv.Atoi(getenv(victimVariable))
+	if err != nil {
+		return -1
+	}
+	return v
+}
+
+func waitReady(t *testing.T, ps []*process) {
+	t.Helper()
+	for r, p := range ps {
+		if l := p.line(); l != "ready" {
+			t.Fatalf("rank %d: %s", r, l)
+		}
+	}
+}
+
+func TestManyProcesses(t *testing.T) {
+	size := 64
+	if testing.Short() {
+		size = 16
+	}
+	start := time.Now()
+	ps := startProcesses(t, size, "gather")
+	for r, p := range ps {
+		// Join, all-gather, barrier.
+		if got := p.line(); got != "rounds 6" {
+			t.Errorf("rank %d: %s", r, got)
+		}
+		if err := p.cmd.Wait(); err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	t.Logf("%d processes started, joined, gathered and ended in %v", size, time.Since(start))
+}
+
+// TestKill kills each rank in turn while the others wait, for it or for a third rank. Survivors end at their first error, without a
+// farewell, and yet every one of them must name the rank that was killed, and soon.
+func TestKill(t *testing.T) {
+	const size = 4
+	for _, role := range []string{"collective", "receive"} {
+		for victim := range size {
+			t.Run(fmt.Sprintf("%s without %d", role, victim), func(t *testing.T) {
+				ps := startProcesses(t, size, role, victimVariable+"="+strconv.Itoa(victim))
+				waitReady(t, ps)
+				start := time.Now()
+				if err := ps[victim].cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				for r, p := range ps {
+					if r == victim {
+						continue
+					}
+					got := p.line()
+					if !strings.HasPrefix(got, "error ") || !strings.HasSuffix(got, fmt.Sprintf(": rank %d: %v", victim, ErrDied)) {
+						t.Errorf("rank %d: %s", r, got)
+					}
+				}
+				if d := time.Since(start); d > 2*time.Second {
+					t.Errorf("the news took %v", d)
+				}
+			})
+		}
+	}
+}

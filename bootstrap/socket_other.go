@@ -1,0 +1,8 @@
+//go:build !linux
+
+package bootstrap
+
+import "net"
+
+// tune makes the connection notice a peer whose host or network is gone without a word.
+func tune(conn *net.TCPConn) { conn.SetKeepAliveConfig(keepAlive) }

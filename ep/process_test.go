@@ -1,0 +1,353 @@
+package ep_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/eptest/processes"
+)
+
+// exchange is the part of a rank that does what it is told, one operation at a time.
+type exchange struct {
+	comm   *weft.Comm
+	engine *eptest.Host
+	handle *ep.Handle
+	steps  *eptest.Steps
+}
+
+type exchangeArgs struct {
+	ID       string
+	Deadline time.Duration
+	Op       string
+	Seed     uint64
+	Masked   []int
+	Peer     int
+	Pause    bool
+	Rounds   int
+}
+
+func exchangeSpec(ranks int) ep.Spec {
+	s := small(ranks)
+	s.Layout, s.Reduction = ep.ExpertPacked, ep.Partial
+	s.Alignment = 4
+	return s
+}
+
+func (e *exchange) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a exchangeArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	switch c.Do {
+	case "join":
+		var err error
+		if e.comm, err = r.Join(a.ID, weft.WithDeadline(a.Deadline)); err != nil {
+			return nil, err
+		}
+		e.engine = eptest.NewHostRank(e.comm)
+		e.handle, err = ep.NewHandle(ctx, e.comm, exchangeSpec(r.Size))
+		return nil, err
+	case "begin": // a batch, up to where the other operations can be made
+		return nil, e.begin(ctx, a)
+	case "op":
+		if a.Pause {
+			e.steps.Between = r.Pause
+		}
+		return nil, e.op(ctx, a.Op)
+	case "fail": // what was published before the failure may still do; then the next operation fails
+		start := time.Now()
+		err := e.op(ctx, a.Op)
+		for range 4 {
+			if err != nil {
+				break
+			}
+			start = time.Now()
+			err = e.steps.Prepare(ctx)
+		}
+		return time.Since(start), err
+	case "await": // until the peer waits inside the operation
+		return nil, e.await(ctx, a.Peer, a.Op)
+	case "mask":
+		return nil, e.comm.SetMask(ctx, a.Masked...)
+	case "rounds":
+		for i := range max(1, a.Rounds) {
+			a.Seed++
+			if err := e.round(ctx, a); err != nil {
+				return nil, fmt.Errorf("round %d: %w", i, err)
+			}
+		}
+		return nil, nil
+	case "close":
+		return nil, errors.Join(e.handle.Close(), e.comm.Close())
+	}
+	return nil, fmt.Errorf("unknown command %q", c.Do)
+}
+
+func (e *exchange) begin(ctx context.Context, a exchangeArgs) error {
+	if e.steps != nil {
+		if err := e.steps.Free(); err != nil {
+			return err
+		}
+	}
+	batch := eptest.Fixed(exchangeSpec(e.comm.Size()), e.comm.Size(), a.Seed)
+	batch.Split = true
+	var err error
+	if e.steps, err = batch.Batch(a.Masked...).Steps(e.engine, e.comm, e.handle); err != nil {
+		return err
+	}
+	return e.steps.Prepare(ctx)
+}
+
+var operations = []string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward"}
+
+func (e *exchange) op(ctx context.Context, op string) error {
+	switch op {
+	case "prepare":
+		return e.steps.Prepare(ctx)
+	case "dispatch":
+		return e.steps.Dispatch(ctx, 0)
+	case "combine":
+		return e.steps.Combine(ctx)
+	case "dispatch backward":
+		return e.steps.DispatchBackward(ctx)
+	default:
+		return e.steps.CombineBackward(ctx)
+	}
+}
+
+func (e *exchange) round(ctx context.Context, a exchangeArgs) error {
+	if err := e.begin(ctx, a); err != nil {
+		return err
+	}
+	for _, op := range operations[1:] {
+		if err := e.op(ctx, op); err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+	}
+	return nil
+}
+
+func (e *exchange) await(ctx context.Context, peer int, op string) error {
+	for {
+		if r := e.comm.Waiter().Peers[peer].Record(); r.Peer >= 0 && r.Op == op {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("rank %d never waits in %s: %w", peer, op, ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// without lists the ranks below n that are not in out.
+func without(n int, out ...int) []int {
+	var rest []int
+	for r := range n {
+		if !slices.Contains(out, r) {
+			rest = append(rest, r)
+		}
+	}
+	return rest
+}
+
+const crewSize = 4
+
+func startExchange(t *testing.T, deadline time.Duration) *processes.Crew {
+	t.Helper()
+	crew := processes.Start(t, "exchange", crewSize)
+	crew.Must(without(crewSize), "join", exchangeArgs{ID: crew.ID(), Deadline: deadline})
+	return crew
+}
+
+// The phases at which a rank is lost.
+const (
+	before  = "before"  // it never enters the operation
+	between = "between" // it has sent and not received
+	inside  = "inside"  // it waits for a peer in the middle of the operation
+)
+
+func phases(op string) []string {
+	if op == "dispatch" || op == "combine" {
+		return []string{before, between, inside}
+	}
+	return []string{before, inside}
+}
+
+// lose takes the victim to the phase of the operation and calls end on it, while the others are in the operation or enter it. It returns how the
+// others fared.
+func lose(crew *processes.Crew, alive []int, victim int, op, phase string, end func(int)) map[int]processes.Answer {
+	survivors := slices.DeleteFunc(slices.Clone(alive), func(r int) bool { return r == victim })
+	args := exchangeArgs{Op: op}
+	switch phase {
+	case before:
+		end(victim)
+	case between:
+		args := args
+		args.Pause = true
+		crew.Ask(victim, "op", args)
+		end(victim)
+	case inside:
+		// One rank is held back, so that the victim waits for it.
+		held := survivors[0]
+		crew.Tell(victim, "op", args)
+		for _, r := range survivors[1:] {
+			crew.Tell(r, "fail", args)
+		}
+		crew.Must([]int{held}, "await", exchangeArgs{Peer: victim, Op: op})
+		end(victim)
+		crew.Tell(held, "fail", args)
+		return crew.Answers(survivors)
+	}
+	return crew.All(survivors, "fail", args)
+}
+
+// TestKill kills every rank at every phase of every operation. The survivors say which one within two seconds, leave it out, and go on with right results.
+func TestKill(t *testing.T) {
+	for i, op := range operations {
+		for j, phase := range phases(op) {
+			for k, victims := range [][]int{{0, 3}, {2, 1}} {
+				if testing.Short() && (i+j+k)%6 != 0 {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%s/%v", op, phase, victims), func(t *testing.T) {
+					killOneByOne(t, op, phase, victims)
+				})
+			}
+		}
+	}
+}
+
+func killOneByOne(t *testing.T, op, phase string, victims []int) {
+	crew := startExchange(t, 30*time.Second)
+	for i, victim := range victims {
+		gone := victims[:i]
+		alive := without(crewSize, gone...)
+		crew.Must(alive, "begin", exchangeArgs{Seed: uint64(i), Masked: gone})
+		start := time.Now()
+		for r, a := range lose(crew, alive, victim, op, phase, crew.Kill) {
+			if a.Peer != victim || a.Cause != "died" {
+				t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+			}
+		}
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("the survivors took %v to say that rank %d died", took, victim)
+		}
+		gone = victims[:i+1]
+		alive = without(crewSize, gone...)
+		crew.Must(alive, "mask", exchangeArgs{Masked: gone})
+		crew.Must(alive, "rounds", exchangeArgs{Seed: 100, Masked: gone, Rounds: 3})
+	}
+	crew.Must(without(crewSize, victims...), "close", exchangeArgs{})
+}
+
+// TestStop stops a rank in every operation. The others say at the deadline which one, leave it out and go on; when it wakes up it disturbs nobody.
+func TestStop(t *testing.T) {
+	const deadline = 1500 * time.Millisecond
+	for i, op := range operations {
+		if testing.Short() && op != "dispatch" {
+			continue
+		}
+		for _, phase := range phases(op) {
+			if testing.Short() && phase != inside {
+				continue
+			}
+			victim := (i + 3) % crewSize
+			t.Run(op+"/"+phase, func(t *testing.T) {
+				t.Parallel()
+				crew := startExchange(t, deadline)
+				all := without(crewSize)
+				crew.Must(all, "begin", exchangeArgs{Seed: 1})
+				longest := time.Duration(0)
+				for r, a := range lose(crew, all, victim, op, phase, crew.Stop) {
+					if a.Peer != victim || a.Cause != "timeout" {
+						t.Errorf("rank %d while %d is stopped: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+					}
+					var took time.Duration
+					if err := json.Unmarshal(a.Value, &took); err != nil {
+						t.Fatal(err)
+					}
+					longest = max(longest, took)
+				}
+				if longest < deadline || longest > deadline+2*time.Second {
+					t.Errorf("the deadline of %v came after %v", deadline, longest)
+				}
+				alive := without(crewSize, victim)
+				crew.Must(alive, "mask", exchangeArgs{Masked: []int{victim}})
+				crew.Must(alive, "rounds", exchangeArgs{Seed: 100, Masked: []int{victim}, Rounds: 3})
+
+				for _, r := range alive {
+					crew.Tell(r, "rounds", exchangeArgs{Seed: 200, Masked: []int{victim}, Rounds: 50})
+				}
+				crew.Continue(victim)
+				switch phase {
+				case inside:
+					if a := crew.Answer(victim); a.Err == "" {
+						t.Errorf("the stopped rank finished %s without the others", op)
+					}
+				case between:
+					crew.Tell(victim, "go on", exchangeArgs{})
+					if a := crew.Answer(victim); a.Err == "" {
+						t.Errorf("the stopped rank received %s after it was left out", op)
+					}
+				}
+				if a := crew.Ask(victim, "op", exchangeArgs{Op: "prepare"}); a.Err == "" {
+					t.Error("the stopped rank goes on alone")
+				}
+				if a := crew.Ask(victim, "close", exchangeArgs{}); a.Err != "" {
+					t.Errorf("the stopped rank leaves: %s", a.Err)
+				}
+				for r, a := range crew.Answers(alive) {
+					if a.Err != "" {
+						t.Errorf("rank %d, while the stopped one woke up: %s", r, a.Err)
+					}
+				}
+				crew.Must(alive, "rounds", exchangeArgs{Seed: 300, Masked: []int{victim}})
+				crew.Must(alive, "close", exchangeArgs{})
+			})
+		}
+	}
+}
+
+// conformance is the part of a rank that runs the suite.
+type conformance struct{}
+
+func (*conformance) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a exchangeArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
+	}
+	comm, err := r.Join(a.ID)
+	if err != nil {
+		return nil, err
+	}
+	n, err := eptest.Sample(eptest.NewHostRank(comm))
+	return n, errors.Join(err, comm.Close())
+}
+
+// TestProcesses runs a sample of the suite, at least one case of every cell, on ranks that are processes.
+func TestProcesses(t *testing.T) {
+	for _, n := range []int{2, 4} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			crew := processes.Start(t, "conformance", n)
+			for r, a := range crew.All(without(n), "run", exchangeArgs{ID: crew.ID()}) {
+				if a.Err != "" {
+					t.Errorf("rank %d: %s", r, a.Err)
+				}
+				if string(a.Value) == "0" {
+					t.Errorf("rank %d ran no case", r)
+				}
+			}
+		})
+	}
+}

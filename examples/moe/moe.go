@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"slices"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+)
+
+// balance is the weight of the load-balancing loss (Fedus et al., "Switch Transformers", section 2.2).
+const balance = 0.01
+
+// expert is relu(x·up)·down, or the gradients of its matrices.
+type expert struct{ up, down matrix } // [hidden, inner], [inner, hidden]
+
+func (c Config) expertSize() int { return 2 * c.Hidden * c.Inner }
+
+// expert views the i-th of the experts in buf.
+func (c Config) expert(buf []float32, i int) expert {
+	buf = buf[i*c.expertSize():]
+	return expert{matrixOf(buf, c.Hidden, c.Inner), matrixOf(buf[c.Hidden*c.Inner:], c.Inner, c.Hidden)}
+}
+
+func (x expert) forward(in matrix) (hidden, out matrix) {
+	hidden = times(in, x.up)
+	for i, v := range hidden.Data {
+		hidden.Data[i] = max(v, 0)
+	}
+	return hidden, times(hidden, x.down)
+}
+
+// layer is out = x + sum over the selected experts of weight * expert(x). The experts are spread over the ranks; those of this rank work for the tokens of all.
+type layer struct {
+	cfg            Config
+	handle         *ep.Handle // serves all layers: each holds on to what it received until its backward pass
+	exchange       *stopwatch
+	router         matrix
+	experts, grads []expert
+
+	// Kept from the forward pass. At home, a row for each token of this rank:
+	x, out, probs, weights matrix
+	selected               []int32 // [tokens, topk] experts
+	// With the experts, a row for each token that came, expert by expert, in each by source rank:
+	routing    *ep.Routing
+	received   *ep.Received
+	in, y      matrix
+	hidden     []matrix // of each expert
+	from, size []int32  // the rows of each expert
+}
+
+// exchange is what the layers ask of package ep.
+func (c Config) exchange() ep.Spec {
+	return ep.Spec{
+		Experts: c.Experts, TopK: c.TopK, Hidden: c.Hidden, MaxTokens: c.Tokens, Live: c.Layers,
+		Layout: ep.ExpertPacked, Wire: ep.PerRank, Reduction: ep.Exact, Sum: ep.Weighted, Payload: ep.FP32,
+	}
+}
+
+func (l *layer) forward(ctx context.Context, x matrix) (out matrix, err error) {
+	l.x, l.out = x, newMatrix(x.Rows, x.Cols)
+	l.route()
+	if err := l.exchange.time(func() error { return l.dispatch(ctx) }); err != nil {
+		return out, err
+	}
+	l.y, l.hidden = newMatrix(l.in.Rows, l.in.Cols), nil
+	for e, x := range l.experts {
+		hidden, y := x.forward(l.zone(l.in, e))
+		l.hidden = append(l.hidden, hidden)
+		copy(l.zone(l.y, e).Data, y.Data)
+	}
+	return l.out, l.exchange.time(func() error { return l.handle.Combine(ctx, nil, l.routing, tensor(l.y), tensor(l.out), tensor(x)) })
+}
+
+// route selects the most probable experts of each token. Their weights are their probabilities, scaled to the sum 1.
+func (l *layer) route() {
+	l.probs, l.weights, l.selected = times(l.x, l.router), newMatrix(l.x.Rows, l.cfg.TopK), nil
+	for t := range l.x.Rows {
+		softmax(row(l.probs, t))
+		rest, w, sum := slices.Clone(row(l.probs, t)), row(l.weights, t), float32(0)
+		for i := range w {
+			best := 0
+			for e, p := range rest {
+				if p > rest[best] {
+					best = e
+				}
+			}
+			l.selected, w[i], rest[best] = append(l.selected, int32(best)), rest[best], -1
+			sum += w[i]
+		}
+		for i := range w {
+			w[i] /= sum
+		}
+	}
+}
+
+// dispatch takes the tokens of all ranks to their experts.
+func (l *layer) dispatch(ctx context.Context) (err error) {
+	if l.routing, err = l.handle.Prepare(ctx, nil, weft.TensorOf(l.selected, l.weights.Rows, l.weights.Cols), tensor(l.weights)); err != nil {
+		return err
+	}
+	if l.received, err = l.handle.Dispatch(ctx, nil, l.routing, ep.Rows{Data: tensor(l.x)}); err != nil {
+		return err
+	}
+	l.in = matrixOf(weft.SliceOf[float32](l.received.Data), l.received.Rows(), l.cfg.Hidden)
+	l.from, l.size = weft.SliceOf[int32](l.routing.ExpertOffsets()), weft.SliceOf[int32](l.routing.ExpertCounts())
+	return nil
+}
+
+// zone is the rows of m that belong to an expert of this rank.
+func (l *layer) zone(m matrix, e int) matrix { return rows(m, int(l.from[e]), int(l.size[e])) }
+
+// backward turns g from the gradient of out into that of x, sets gradRouter, and adds to the gradients of this rank's experts.
+func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
+	gradRows, gradX, gradWeights := newMatrix(l.in.Rows, l.in.Cols), newMatrix(g.Rows, g.Cols), newMatrix(g.Rows, l.cfg.TopK)
+	err := l.exchange.time(func() error {
+		return l.handle.CombineBackward(ctx, nil, l.routing, tensor(g), tensor(l.y), tensor(gradRows), tensor(gradWeights))
+	})
+	if err != nil {
+		return err
+	}
+	l.expertsBackward(gradRows)
+	gradLogits := l.routeBackward(gradWeights)
+	weightGradient(gradRouter, l.x, gradLogits)
+	err = l.exchange.time(func() error {
+		return l.handle.DispatchBackward(ctx, nil, l.routing, tensor(gradRows), weft.Tensor{}, tensor(gradX), weft.Tensor{})
+	})
+	add(g.Data, gradX.Data)
+	add(g.Data, inputGradient(gradLogits, l.router).Data)
+	l.received.Release()
+	l.routing.Release()
+	return err
+}
+
+// expertsBackward turns g from the gradients of the experts' outputs into those of their inputs.
+//
+// The rows of an expert that came from one rank are those of one micro-batch. Their part of the weights' gradients is computed apart, and the
+// parts are added in the order of the ranks, which is that of the micro-batches.
+func (l *layer) expertsBackward(g matrix) {
+	ranks := l.handle.Comm().Size()
+	ranges, part := weft.SliceOf[int64](l.routing.Ranges()), l.cfg.expert(make([]float32, l.cfg.expertSize()), 0)
+	for e, x := range l.experts {
+		in, hidden, gradOut := l.zone(l.in, e), l.hidden[e], l.zone(g, e)
+		gradHidden := inputGradient(gradOut, x.down)
+		for i, v := range hidden.Data {
+			if v == 0 {
+				gradHidden.Data[i] = 0
+			}
+		}
+		for _, r := range ranges[e*ranks : (e+1)*ranks] {
+			from, n := int(r>>32), int(int32(r))
+			weightGradient(part.up, rows(in, from, n), rows(gradHidden, from, n))
+			weightGradient(part.down, rows(hidden, from, n), rows(gradOut, from, n))
+			add(l.grads[e].up.Data, part.up.Data)
+			add(l.grads[e].down.Data, part.down.Data)
+		}
+		copy(gradOut.Data, inputGradient(gradHidden, x.up).Data)
+	}
+}
+
+// routeBackward is the gradient of the router's logits: through the weights of the selected experts, and of the balancing loss, which is
+// balance * experts * sum over the experts of (share of the selections) * (mean probability).
+func (l *layer) routeBackward(gradWeights matrix) matrix {
+	g, share := newMatrix(l.probs.Rows, l.probs.Cols), make([]float32, l.probs.Cols)
+	for _, e := range l.selected {
+		share[e] += balance * float32(len(share)) / float32(microBatches*g.Rows*len(l.selected))
+	}
+	for t := range g.Rows {
+		copy(row(g, t), share)
+		softmaxBackward(row(g, t), row(l.probs, t))
+		softmaxBackward(row(gradWeights, t), row(l.weights, t))
+		for k, v := range row(gradWeights, t) {
+			row(g, t)[l.selected[t*gradWeights.Cols+k]] += v
+		}
+	}
+	return g
+}
