@@ -49,12 +49,16 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 		}
 		n := p.note[round&1].len
 		if n > noteSize {
-			return nil, &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: a note of %d bytes", ErrMismatch, n)}
+			return nil, c.Fail(&PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: a note of %d bytes", ErrMismatch, n)})
 		}
 		all[r] = bytes.Clone(p.note[round&1].data[:n])
 		if all[r] == nil {
 			all[r] = []byte{}
 		}
+	}
+	// Had the others gone on without this rank, the notes would be those of a later round.
+	if err := c.Begin(op); err != nil {
+		return nil, err
 	}
 	return all, nil
 }

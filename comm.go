@@ -42,6 +42,7 @@ type Comm struct {
 	left       atomic.Uint64
 	generation atomic.Uint64 // advances with every SetMask
 	closed     atomic.Bool
+	closing    sync.RWMutex // held for reading by those who may look at shared memory while another goroutine closes
 
 	agreement struct {
 		sync.Mutex
@@ -68,12 +69,16 @@ func (c *Comm) Masked(rank int) bool { return c.mask.Load()>>uint(rank)&1 != 0 }
 // Mask returns the set of masked ranks, one bit each.
 func (c *Comm) Mask() uint64 { return c.mask.Load() }
 
-// Generation counts the calls of [Comm.SetMask] that this set of ranks has agreed on. Operations fold it into their epochs, so that
-// nothing published before a failure is taken for something published after it.
+// Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked ranks. Operations fold it into their
+// epochs, so that nothing published before a failure is taken for something published after it.
 func (c *Comm) Generation() uint64 { return c.generation.Load() }
 
-// Err returns the failure that operations return from now on, or nil.
-func (c *Comm) Err() error { return c.Begin("communicator") }
+// Err returns the failure that operations return from now on, or nil. It may be called from any goroutine.
+func (c *Comm) Err() error {
+	c.closing.RLock()
+	defer c.closing.RUnlock()
+	return c.Begin("communicator")
+}
 
 // Begin is the first thing that an operation does: it returns the sticky failure, if there is one, in op's name.
 func (c *Comm) Begin(op string) error {
@@ -90,23 +95,27 @@ func (c *Comm) Begin(op string) error {
 func (c *Comm) Waiter() *channel.Waiter { return &c.waiter }
 
 // Abort makes every pending and later operation of every rank fail with an error that names this rank and wraps [ErrAborted], until
-// [Comm.SetMask].
-func (c *Comm) Abort() {
-	c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank, Reporter: c.rank})
-}
+// [Comm.SetMask]. It may be called from any goroutine.
+func (c *Comm) Abort() { c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}) }
 
 // Fail is what an operation does with an error that it met half-way: peers are told at once instead of finding out at their
 // deadline. It returns err.
 func (c *Comm) Fail(err error) error {
 	var peer *PeerError
 	switch {
-	case !errors.As(err, &peer), errors.Is(err, ErrMismatch), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		// The caller's context ended, or what a peer offers is not what was agreed: this rank is the one that gives up.
-		c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank, Reporter: c.rank})
+	case err == nil:
+	case !errors.As(err, &peer):
+		// The caller's context ended: nobody is to blame but this rank.
+		c.Abort()
+	case errors.Is(err, ErrDied), errors.Is(err, ErrAborted), errors.Is(err, ErrMasked):
+		// The others know.
 	case errors.Is(err, ErrLeft):
-		c.spread(channel.Fault{Cause: channel.CauseLeft, Rank: peer.Rank, Reporter: c.rank})
+		c.spread(channel.Fault{Cause: channel.CauseLeft, Rank: peer.Rank})
 	case errors.Is(err, ErrTimeout):
-		c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: peer.Rank, Reporter: c.rank})
+		c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: peer.Rank})
+	default:
+		// What a peer offers is not what was agreed, or cannot be had here: this rank is the one that gives up.
+		c.Abort()
 	}
 	return err
 }
@@ -122,11 +131,11 @@ func (c *Comm) fault(op string) error {
 			if dead == 0 {
 				return nil
 			}
-			own.Abort(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead), Reporter: c.rank})
+			own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead)}))
 			continue
 		}
-		// A masked rank that wakes up late may still accuse others: its word counts for nothing.
-		if c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank) {
+		// A rank that was left behind and wakes up late may still accuse others: its word counts for nothing.
+		if f.Older(c.Generation()) || c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank) {
 			own.Clear(f)
 			continue
 		}
@@ -134,8 +143,20 @@ func (c *Comm) fault(op string) error {
 	}
 }
 
+// report signs and dates a fault. A rank that is about to go on with others dates it with the generation that it has told them.
+func (c *Comm) report(f channel.Fault) channel.Fault {
+	f.Reporter, f.Generation = c.rank, c.control[c.rank].mask.target.Load()
+	return f
+}
+
 // spread tells every rank that can be reached of a fault.
 func (c *Comm) spread(f channel.Fault) {
+	c.closing.RLock()
+	defer c.closing.RUnlock()
+	if c.closed.Load() {
+		return
+	}
+	f = c.report(f)
 	c.logger.Warn("fault", "rank", c.rank, "about", f.Rank, "cause", f.Cause)
 	c.control[c.rank].fault.Abort(f)
 	for r, p := range c.control {
@@ -160,7 +181,7 @@ func (c *Comm) event(e shm.Event) {
 		if !c.Masked(e.Peer) {
 			c.logger.Warn("rank died", "rank", c.rank, "about", e.Peer, "error", e.Err)
 			if own := c.control[c.rank]; own != nil {
-				own.fault.Abort(channel.Fault{Cause: channel.CauseDied, Rank: e.Peer, Reporter: c.rank})
+				own.fault.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: e.Peer}))
 			}
 		}
 	}
@@ -188,9 +209,13 @@ func (c *Comm) Window(id uint64) (*Window, bool) {
 }
 
 // Close leaves the communicator. Peers that still wait for this rank get an error that wraps [ErrLeft]; data that it published stays
-// readable to them. Windows and handles of the communicator become unusable. Close waits for nobody.
+// readable to them. Windows and handles of the communicator become unusable. Close waits for nobody; no operation of this rank may be
+// in progress.
 func (c *Comm) Close() error {
-	if c.closed.Swap(true) {
+	c.closing.Lock()
+	again := c.closed.Swap(true)
+	c.closing.Unlock()
+	if again {
 		return nil
 	}
 	var errs []error

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
 )
 
@@ -25,11 +26,11 @@ var (
 	// ErrInvalid: the arguments contradict each other or the contract; nothing was enqueued.
 	ErrInvalid = errors.New("invalid argument")
 	// ErrMismatch: ranks called the same operation with arguments that had to agree and did not.
-	ErrMismatch = errors.New("ranks disagree")
+	ErrMismatch = bootstrap.ErrMismatch
 	// ErrClosed: the communicator, window or handle was closed by this rank.
 	ErrClosed = errors.New("closed")
 	// ErrMasked: this rank or the rank asked for is masked.
-	ErrMasked = errors.New("masked")
+	ErrMasked = channel.ErrMasked
 )
 
 // Unsupportedf makes an error that wraps [ErrUnsupported]. The text says what is not supported and names the way out.

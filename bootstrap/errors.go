@@ -21,10 +21,10 @@ var (
 	ErrTimeout = errors.New("no answer before the deadline")
 
 	// ErrAborted: the rank gave a collective up because its context was cancelled or expired.
-	ErrAborted = errors.New("collective given up")
+	ErrAborted = errors.New("given up")
 
 	// ErrMismatch: ranks made different collective calls where the same was due.
-	ErrMismatch = errors.New("ranks disagree on the collective")
+	ErrMismatch = errors.New("ranks disagree")
 
 	// ErrSecret: the other side did not prove that it holds the job's secret.
 	ErrSecret = errors.New("wrong secret")

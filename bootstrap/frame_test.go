@@ -79,7 +79,11 @@ func TestSplit(t *testing.T) {
 		next := 0
 		for _, part := range g.split() {
 			p := part.(gathered)
-			if len(p.appendTo(nil)) > maxPayload {
+			length := len(gathered{}.appendTo(nil))
+			for _, b := range p.blocks {
+				length += 4 + len(b)
+			}
+			if length > maxPayload {
 				t.Fatal("part too long for a frame")
 			}
 			if int(p.first) != next || len(p.blocks) == 0 {

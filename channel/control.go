@@ -44,6 +44,7 @@ const (
 	CauseTimeout       // the rank did not answer before a deadline
 	CauseAbort         // the rank gave up: its caller cancelled or called Abort
 	CauseLeft          // the rank closed its communicator while others needed it
+	CauseMasked        // the others go on without the rank
 )
 
 // Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds.
@@ -51,14 +52,28 @@ type Fault struct {
 	Cause    Cause
 	Rank     int
 	Reporter int
+	// Generation counts how often the ranks have agreed to go on after a failure, as the reporter knew it. A fault of an earlier
+	// generation than the reader's is over: it comes from a rank that was left behind.
+	Generation uint64
 }
 
+// An abort word holds a cause in 8 bits, the low 24 bits of a generation, and two ranks in 16 bits each.
+const generationBits = 24
+
 func (f Fault) word() uint64 {
-	return uint64(f.Cause)<<56 | uint64(uint16(f.Reporter))<<32 | uint64(uint32(f.Rank))
+	generation := f.Generation & (1<<generationBits - 1)
+	return uint64(f.Cause)<<56 | generation<<32 | uint64(uint16(f.Reporter))<<16 | uint64(uint16(f.Rank))
 }
 
 func faultOf(word uint64) Fault {
-	return Fault{Cause: Cause(word >> 56), Reporter: int(uint16(word >> 32)), Rank: int(int32(uint32(word)))}
+	return Fault{
+		Cause: Cause(word >> 56), Rank: int(int16(word)), Reporter: int(int16(word >> 16)), Generation: word >> 32 & (1<<generationBits - 1),
+	}
+}
+
+// Older reports whether the fault is of an earlier generation. Generations that are compared lie close to each other.
+func (f Fault) Older(generation uint64) bool {
+	return int32(uint32(f.Generation-generation)<<(32-generationBits)) < 0
 }
 
 // Err turns the fault into the error that an operation returns: a [*PeerError] that names the rank.
@@ -72,13 +87,23 @@ func (f Fault) Err(op string) error {
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrTimeout}
 	case CauseLeft:
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrLeft}
+	case CauseMasked:
+		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrMasked}
 	default:
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrAborted}
 	}
 }
 
-// Abort sets the abort word unless it is set already: the first fault names the culprit, later ones are its consequences.
-func (c *Control) Abort(f Fault) { c.abort.CompareAndSwap(0, f.word()) }
+// Abort sets the abort word unless a fault of the same generation is there already: the first one names the culprit, later ones are its
+// consequences.
+func (c *Control) Abort(f Fault) {
+	for {
+		old := c.abort.Load()
+		if old != 0 && !faultOf(old).Older(f.Generation) || c.abort.CompareAndSwap(old, f.word()) {
+			return
+		}
+	}
+}
 
 // Fault returns what the abort word holds.
 func (c *Control) Fault() Fault { return faultOf(c.abort.Load()) }

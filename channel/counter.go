@@ -34,12 +34,26 @@ func CounterAt(mem []byte, offset int) *Counter {
 }
 
 // Load returns the last value published.
-func (c *Counter) Load() uint64 { return c.value.Load() }
+func (c *Counter) Load() uint64 {
+	v := c.value.Load()
+	acquire(unsafe.Pointer(c))
+	return v
+}
+
+// reached reports whether the value is at least want.
+func (c *Counter) reached(want uint64) bool {
+	if c.value.Load() < want {
+		return false
+	}
+	acquire(unsafe.Pointer(c))
+	return true
+}
 
 // Publish sets the value and wakes whoever sleeps on it. Only the Counter's one writer may call it, with values that grow.
 func (c *Counter) Publish(v uint64) {
 	// A sequentially consistent store (XCHG on amd64): the load of sleepers below cannot move before it, and a waiter raises
 	// sleepers before it looks at the value for the last time. One of the two sees the other.
+	release(unsafe.Pointer(c))
 	c.value.Store(v)
 	if c.sleepers.Load() != 0 {
 		wake(&c.value)
@@ -48,6 +62,7 @@ func (c *Counter) Publish(v uint64) {
 
 // Add publishes the value plus n for counters that several ranks advance, and returns the new value.
 func (c *Counter) Add(n uint64) uint64 {
+	release(unsafe.Pointer(c))
 	v := c.value.Add(n)
 	if c.sleepers.Load() != 0 {
 		wake(&c.value)

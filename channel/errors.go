@@ -12,11 +12,13 @@ type PeerError = bootstrap.PeerError
 // The reasons that a [*PeerError] wraps.
 var (
 	// ErrTimeout: the deadline passed.
-	ErrTimeout = errors.New("no answer before the deadline")
+	ErrTimeout = bootstrap.ErrTimeout
 	// ErrAborted: the rank gave the operation up; its caller cancelled it or called Abort.
-	ErrAborted = errors.New("aborted")
+	ErrAborted = bootstrap.ErrAborted
 	// ErrDied: the rank's process ended.
 	ErrDied = bootstrap.ErrDied
 	// ErrLeft: the rank closed its communicator.
 	ErrLeft = bootstrap.ErrLeft
+	// ErrMasked: the rank is left out of what the others do.
+	ErrMasked = errors.New("masked")
 )

@@ -14,7 +14,8 @@ import (
 //
 // A buffer has two halves, used by odd and even rounds. Before a rank writes round n it must know that the peer has read round
 // n-2; reading the peer's round n-1 proves it if the peer reads each round before it writes the next, as two ranks that
-// exchange messages do.
+// exchange messages do. An empty message is one word for that reason. After an exchange that failed, the two ranks may be in
+// different rounds: Packets can then no longer be used.
 type Packets struct {
 	peer    int
 	in, out []byte
@@ -24,15 +25,15 @@ type Packets struct {
 }
 
 // PacketBytes is the size of the memory that Packets with messages of up to payload bytes need on each side.
-func PacketBytes(payload int) int { return 2 * 2 * ((payload + 3) &^ 3) }
+func PacketBytes(payload int) int { return 2 * 2 * ((max(payload, 1) + 3) &^ 3) }
 
 // NewPackets makes a packet channel from zeroed memory: in lies in this rank's memory and is written by the peer, out lies in the
 // peer's. Both have [PacketBytes] of the same payload and are 8-byte aligned.
 func NewPackets(w *Waiter, peer int, in, out []byte) (*Packets, error) {
-	if len(in) != len(out) || len(in)%16 != 0 {
+	if len(in) != len(out) || len(in)%16 != 0 || len(in) == 0 {
 		return nil, fmt.Errorf("packet buffers of %d and %d bytes: want two of the same size, a multiple of 16", len(in), len(out))
 	}
-	if len(in) > 0 && (uintptr(unsafe.Pointer(&in[0]))%8 != 0 || uintptr(unsafe.Pointer(&out[0]))%8 != 0) {
+	if uintptr(unsafe.Pointer(&in[0]))%8 != 0 || uintptr(unsafe.Pointer(&out[0]))%8 != 0 {
 		return nil, fmt.Errorf("packet buffers must be 8-byte aligned")
 	}
 	return &Packets{peer: peer, in: in, out: out, half: len(in) / 4, round: 0, waiter: w}, nil
@@ -56,10 +57,13 @@ func (p *Packets) Exchange(ctx context.Context, recv, data []byte) error {
 		p.round = 2
 	}
 	flag := uint64(p.round) << 32
-	for i := 0; 4*i < len(data); i++ {
-		p.word(p.out, p.round, i).Store(flag | uint64(load32(data[4*i:])))
+	words := max(1, (len(data)+3)/4)
+	for i := range words {
+		w := p.word(p.out, p.round, i)
+		release(unsafe.Pointer(w))
+		w.Store(flag | uint64(load32(data[min(4*i, len(data)):])))
 	}
-	for i := 0; 4*i < len(data); i++ {
+	for i := range words {
 		w := p.word(p.in, p.round, i)
 		v := w.Load()
 		if uint32(v>>32) != p.round {
@@ -68,7 +72,8 @@ func (p *Packets) Exchange(ctx context.Context, recv, data []byte) error {
 				return err
 			}
 		}
-		store32(recv[4*i:], uint32(v))
+		acquire(unsafe.Pointer(w))
+		store32(recv[min(4*i, len(recv)):], uint32(v))
 	}
 	return nil
 }

@@ -17,9 +17,9 @@ type Semaphore struct {
 }
 
 // NewSemaphore joins the counter that the peer raises (in, in this rank's memory) and the one that this rank raises (out, in the
-// peer's memory).
+// peer's memory). Both must be fresh: a signal that the peer has sent by now is one to be waited for.
 func NewSemaphore(w *Waiter, peer int, in, out *Counter) *Semaphore {
-	return &Semaphore{peer: peer, in: in, out: out, sent: out.Load(), consumed: in.Load(), waiter: w}
+	return &Semaphore{peer: peer, in: in, out: out, waiter: w}
 }
 
 // Signal raises the peer's inbound counter by one.

@@ -2,6 +2,8 @@ package channel
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"runtime"
 	"time"
 
@@ -50,15 +52,16 @@ type Waiter struct {
 	Blame func(f Fault)
 }
 
-// Wait returns when c has reached want. It fails when the context ends, the deadline passes, the communicator is aborted or
-// the peer that should publish is gone: with a [*PeerError] that names op and the peer that holds it up, or the context's error.
+// Wait returns when c has reached want. It fails when the deadline passes, the communicator is aborted or the peer that should
+// publish is gone: with a [*PeerError] that names op and the rank to blame. When the context ends nobody is to blame; the error then
+// names op and peer and wraps the context's.
 func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, peer int) error {
-	if c.value.Load() >= want {
+	if c.reached(want) {
 		return nil
 	}
 	for range w.Policy.Spin {
 		pause()
-		if c.value.Load() >= want {
+		if c.reached(want) {
 			return nil
 		}
 	}
@@ -80,7 +83,7 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 	w.Own.setRecord(op, peer, want, c.value.Load())
 	defer w.Own.clearRecord()
 	for i := 0; ; i++ {
-		if c.value.Load() >= want {
+		if c.reached(want) {
 			if i < w.Policy.Yield {
 				return nil
 			}
@@ -89,6 +92,7 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 		}
 		if i < w.Policy.Yield {
 			if i%16 == 0 {
+				w.Own.beat.Add(1)
 				if err := w.check(ctx, c, want, op, peer, start); err != nil {
 					return err
 				}
@@ -96,15 +100,14 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 			w.yield()
 			continue
 		}
+		w.Own.beat.Add(1)
 		if err := w.check(ctx, c, want, op, peer, start); err != nil {
 			return err
 		}
 		if w.Policy.Goroutines {
-			w.Own.beat.Add(1)
 			time.Sleep(nap(i - w.Policy.Yield))
 			continue
 		}
-		w.Own.beat.Add(1)
 		seen := c.value.Load()
 		c.sleepers.Add(1)
 		if c.value.Load() < want {
@@ -127,10 +130,17 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 	var none Counter
 	w.Own.setRecord(op, peer, 1, 0)
 	defer w.Own.clearRecord()
-	for i := 0; !done(); i++ {
+	for i := 0; ; i++ {
+		if done() {
+			if i < w.Policy.Yield {
+				return nil
+			}
+			return w.fault(op) // as in waitLong
+		}
 		if i%16 == 0 || i >= w.Policy.Yield {
+			w.Own.beat.Add(1)
 			if err := w.check(ctx, &none, 1, op, peer, start); err != nil {
-				if done() {
+				if errors.Is(err, ErrLeft) && done() { // what a peer did before it left still counts
 					return nil
 				}
 				return err
@@ -140,10 +150,8 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 			w.yield()
 			continue
 		}
-		w.Own.beat.Add(1)
 		time.Sleep(nap(i - w.Policy.Yield))
 	}
-	return nil
 }
 
 // nap grows from 20 us to 1 ms: the first naps keep latency low, later ones keep idle ranks cheap.
@@ -170,17 +178,20 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 		return &bootstrap.PeerError{Rank: peer, Op: op, Err: ErrLeft}
 	}
 	if err := ctx.Err(); err != nil {
-		return err
+		return fmt.Errorf("%s: still waiting for rank %d: %w", op, peer, err)
 	}
 	if w.Timeout > 0 && time.Since(start) > w.Timeout {
 		f := Fault{Cause: CauseTimeout, Rank: w.culprit(peer), Reporter: w.Rank}
-		if w.Blame != nil {
-			w.Blame(f)
-		}
 		// Ranks give up at about the same time. The peer may have done so while the chain was followed, and then looked idle: it has told us
 		// whom it blames before it stopped waiting.
 		if err := w.fault(op); err != nil {
 			return err
+		}
+		if w.Blame != nil {
+			w.Blame(f)
+			if err := w.fault(op); err != nil {
+				return err
+			}
 		}
 		return f.Err(op)
 	}
@@ -203,24 +214,36 @@ func (w *Waiter) fault(op string) error {
 // culprit follows the chain of waits: the peer may itself wait for another rank. To blame is the one that waits for nobody, or
 // whose wait stands still because its process was stopped.
 func (w *Waiter) culprit(peer int) int {
-	before := make([]uint64, len(w.Peers))
-	for i, p := range w.Peers {
-		if p != nil {
-			before[i] = p.beat.Load()
-		}
-	}
-	time.Sleep(4 * slice)
 	for range w.Peers {
 		if peer < 0 || peer >= len(w.Peers) || w.Peers[peer] == nil {
 			return peer
 		}
 		p := w.Peers[peer]
+		if p.peer.Load() == 0 || !w.beats(p) {
+			return peer
+		}
 		next := p.Record().Peer
 		// A peer that waits for us gives no further clue.
-		if next < 0 || next == w.Rank || next == peer || p.beat.Load() == before[peer] {
+		if next < 0 || next == w.Rank || next == peer {
 			return peer
 		}
 		peer = next
 	}
 	return peer
+}
+
+// standstill is how long a waiting rank's beat must stand still to show that its process is stopped, rather than short of a processor.
+const standstill = 20 * slice
+
+// beats reports whether a rank that waits is awake. Ours must go on meanwhile: others may be asking the same about us.
+func (w *Waiter) beats(p *Control) bool {
+	before := p.beat.Load()
+	for start := time.Now(); time.Since(start) < standstill; {
+		w.Own.beat.Add(1)
+		time.Sleep(time.Millisecond)
+		if p.beat.Load() != before {
+			return true
+		}
+	}
+	return false
 }
