@@ -1,0 +1,221 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cmd/weft/internal/doctor"
+	"github.com/weftgo/weft/cmd/weft/internal/launch"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cmd/weft/internal/report"
+	"github.com/weftgo/weft/cmd/weft/internal/terminal"
+)
+
+func newBench() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure operations between ranks on this host, verified in the same run",
+		Long: `Measure operations between rank processes on this host. Ranks are started and ended
+by the command itself. Every row is verified in the run that it was measured in; if any
+was wrong, or a rank failed, the exit status is 1.
+
+With --json each row is one line. Its keys are stable:
+
+  op            dispatch (Prepare and Dispatch), prepare (the first part alone),
+                combine, allreduce, join
+  engine        host
+  ranks, tokens (per rank), hidden, topk, experts, dtype, layout, wire, reduction,
+  sum, counts, routing, mode, operand, cached, bytes (of a collective's message)
+  iterations    how many were timed; each counts with its slowest rank:
+  p50_us, p99_us, min_us, max_us, mean_us
+  slowest_rank  the rank that most often was the slowest
+  wire_bytes    per rank: what crosses to other ranks
+  logical_bytes per rank: a row for each rank that a token visits, its own included
+  deepep_bytes  per rank: a row for each selection, the rank's own included
+  moved_bytes   of all ranks: rows read and rows written
+  gbps          deepep_bytes, or bytes, over p50, in 10^9 bytes a second
+  floor_us      in which memcpy moves moved_bytes through cold memory
+  floor_ratio   floor_us over p50_us: 1 is the speed of memcpy
+  memory_bytes  join: resident memory of the largest rank without shared memory
+  verified, host, version`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchJoin(), newBenchAll(), newBenchRank())
+	return cmd
+}
+
+// newBenchRank is what the other bench commands start as ranks.
+func newBenchRank() *cobra.Command {
+	return &cobra.Command{
+		Use: "rank", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return bench.Serve(cmd.Context(), os.Stdout) },
+	}
+}
+
+// session is one run of a bench command: it starts ranks, shows progress, prints rows
+// and remembers them for the report.
+type session struct {
+	host     *bench.Host
+	progress *terminal.Progress
+	printer  measure.Printer
+	base     measure.Record
+	records  []measure.Record
+	wrong    bool
+	copiers  map[int]*bench.Copier
+}
+
+// taskTimeout bounds one task far above what any takes.
+const taskTimeout = 10 * time.Minute
+
+// benchmark runs f in a session, below a guard, and writes the report.
+func benchmark(asJSON bool, reportFile string, f func(s *session) error) error {
+	gone, supervisor := launch.Lifeline()
+	if !supervisor {
+		return ended(launch.Guard())
+	}
+	hostname, _ := os.Hostname()
+	s := &session{
+		host:     &bench.Host{Gone: gone, Args: []string{"bench", "rank"}, Timeout: taskTimeout},
+		progress: terminal.NewProgress(os.Stderr),
+		base:     measure.Record{Engine: "host", Host: hostname, Version: version()},
+		copiers:  map[int]*bench.Copier{},
+	}
+	out := s.progress.Above(os.Stdout)
+	s.printer = measure.Table(out)
+	if asJSON {
+		s.printer = measure.Lines(out)
+	}
+	err := f(s)
+	s.progress.Close()
+	var exit *bench.ExitError
+	if errors.As(err, &exit) && exit.Code > 128 {
+		return exitError(exit.Code) // interrupted, and said so
+	}
+	if err != nil {
+		return err
+	}
+	if reportFile != "" {
+		if err := s.writeReport(reportFile); err != nil {
+			return err
+		}
+	}
+	if s.wrong {
+		return errors.New("some output was wrong: see the rows that are not verified")
+	}
+	return nil
+}
+
+// run does a task on so many ranks and returns its records.
+func (s *session) run(name string, ranks int, task bench.Task, base measure.Record, speed float64) ([]measure.Record, error) {
+	const steps = 100
+	bar := s.progress.Start(name, steps)
+	defer bar.Done("") // for a task that fails
+	shown := 0
+	series, err := s.host.Run(ranks, task, func(done, total int) {
+		if at := done * steps / max(total, 1); at > shown && at < steps {
+			bar.Advance(at - shown)
+			shown = at
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	bar.Advance(steps - shown)
+	records, problems, err := bench.Merge(base, series, speed)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	bar.Done("")
+	for _, p := range problems {
+		s.wrong = true
+		_, _ = fmt.Fprintf(s.progress.Above(os.Stderr), "weft: %s: %s\n", name, p)
+	}
+	return records, nil
+}
+
+// print shows records and keeps them for the report.
+func (s *session) print(records []measure.Record) error {
+	s.records = append(s.records, records...)
+	for _, r := range records {
+		if err := s.printer.Print(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copySpeed measures what memcpy does here and now, with a thread for each rank that
+// has a processor.
+func (s *session) copySpeed(ranks int) float64 {
+	c := s.copiers[ranks]
+	if c == nil {
+		c = bench.NewCopier(ranks)
+		s.copiers[ranks] = c
+	}
+	return c.Measure()
+}
+
+func (s *session) writeReport(file string) error {
+	m := doctor.Collect(doctor.System(version()))
+	facts := []report.Fact{{Name: "host", Value: s.base.Host}}
+	for _, f := range doctor.Findings(m) {
+		switch f.Name {
+		case "weft", "system", "CPUs", "NUMA", "memory", "pages", "SIMD", "GPUs":
+			facts = append(facts, report.Fact{Name: f.Name, Value: f.Value + " (" + f.Meaning + ")"})
+		}
+	}
+	facts = append(facts, report.Fact{Name: "Go", Value: runtime.Version()})
+	r := report.Report{
+		Title: "weft bench on " + s.base.Host, When: time.Now(), Command: commandLine(os.Args), Facts: facts, Records: s.records,
+	}
+	// A reader never sees half a report.
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".weft-report-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	if err := errors.Join(report.Write(tmp, r), tmp.Chmod(0o644), tmp.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), file); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintln(os.Stderr, "report:", file)
+	return nil
+}
+
+// commandLine quotes arguments for a shell.
+func commandLine(args []string) string {
+	words := []string{"weft"}
+	for _, a := range args[1:] {
+		if a == "" || strings.ContainsAny(a, " \t\n'\"\\$`*?[](){}<>|&;~#!") {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
+}
+
+// outputFlags are common to the bench commands.
+func outputFlags(cmd *cobra.Command) (asJSON *bool, reportFile *string) {
+	asJSON = cmd.Flags().Bool("json", false, "print one JSON object a line")
+	reportFile = cmd.Flags().String("report", "", "write a self-contained HTML report to this `file`")
+	return asJSON, reportFile
+}
+
+// effortFlags say how long to measure.
+func effortFlags(cmd *cobra.Command, e *bench.Effort) {
+	f := cmd.Flags()
+	f.IntVar(&e.Iterations, "iters", 0, "iterations to time (0: as many as fit in --time)")
+	f.DurationVar(&e.Time, "time", 1500*time.Millisecond, "how long to measure each row")
+	f.IntVar(&e.Warmup, "warmup", 0, "iterations before that, all verified (0: a sensible number)")
+}

@@ -1,0 +1,7 @@
+// Command weft starts ranks, examines machines and measures.
+//
+//	weft run -n 4 ./program   start four ranks on this host
+//	weft doctor               what this machine offers, and what it means
+//	weft bench ep             measure expert parallelism, verified in the same run
+//	weft completion bash      shell completion
+package main

@@ -1,0 +1,333 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cmd/weft/internal/routing"
+	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/internal/simd"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(taskEnv) != "" { // a rank of TestRunWithProcesses
+		if err := Serve(context.Background(), os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func TestFMAIsExact(t *testing.T) {
+	float := rapid.Custom(func(t *rapid.T) float32 {
+		// Exponents close together, where the sum of product and addend rounds awkwardly.
+		return float32(math.Ldexp(float64(rapid.Int32Range(-1<<24, 1<<24).Draw(t, "m")), rapid.IntRange(-40, 10).Draw(t, "e")))
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		a, b, c := float.Draw(t, "a"), float.Draw(t, "b"), float.Draw(t, "c")
+		exact := new(big.Float).SetPrec(400).Mul(big.NewFloat(float64(a)), new(big.Float).SetPrec(400).SetFloat64(float64(b)))
+		exact.Add(exact, new(big.Float).SetPrec(400).SetFloat64(float64(c)))
+		want, _ := exact.Float32()
+		if got := fma(a, b, c); got != want {
+			t.Fatalf("fma(%v, %v, %v) = %v, want %v", a, b, c, got, want)
+		}
+	})
+}
+
+func TestPatternQuantisesToItself(t *testing.T) {
+	const hidden = 512
+	p, err := newPattern(hidden, weft.BFloat16, weft.Float8E4M3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for token := range 64 {
+		row := p.row(weft.BFloat16, 3, token, 0)
+		codes, scales := make([]byte, hidden), make([]float32, hidden/128)
+		in := weft.TensorAt(bytes.Clone(row), weft.BFloat16, hidden)
+		simd.QuantizeE4M3(simd.BF16, weft.TensorAt(codes, weft.Uint8, hidden).Data, weft.TensorOf(scales).Data, in.Data, hidden, simd.ScaleF32)
+		if !bytes.Equal(codes, p.row(weft.Float8E4M3, 3, token, 0)) {
+			t.Fatalf("token %d: other codes", token)
+		}
+		if _, shift := p.pick(3, token); scales[0] != pow2(shift) {
+			t.Fatalf("token %d: scale %v, want 2^%d", token, scales[0], shift)
+		}
+	}
+}
+
+// inProcess runs f as each of n ranks that are goroutines.
+func inProcess(t *testing.T, n int, f func(r *rank) error) {
+	t.Helper()
+	boots, err := bootstrap.NewInProcess(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			errs[i] = func() (err error) {
+				r := &rank{ctx: ctx, out: json.NewEncoder(io.Discard)}
+				if r.comm, err = weft.Join(ctx, weft.WithBootstrap(boots[i])); err != nil {
+					return err
+				}
+				defer r.comm.Close()
+				if r.group, err = collective.New(ctx, r.comm, collective.Options{}); err != nil {
+					return err
+				}
+				if err := f(r); err != nil {
+					return err
+				}
+				return r.barrier()
+			}()
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Errorf("rank %d: %v", i, err)
+		}
+	}
+}
+
+func shapeOf(change func(*EP)) EP {
+	e := EP{
+		Tokens: 5, Hidden: 512, TopK: 3, Experts: 8, DType: "bf16", Layout: "expert-major", Wire: "per-selection",
+		Reduction: "exact", Sum: "weighted", Counts: "host", Routing: routing.Uniform, Seed: 3,
+		Effort: Effort{Iterations: 6},
+	}
+	if change != nil {
+		change(&e)
+	}
+	return e
+}
+
+var shapes = map[string]EP{
+	"default": shapeOf(nil),
+	"partial": shapeOf(func(e *EP) { e.Reduction = "partial" }),
+	"plain":   shapeOf(func(e *EP) { e.Sum, e.Wire = "plain", "per-rank" }),
+	"packed fp8": shapeOf(func(e *EP) {
+		e.Layout, e.DType, e.Routing = "expert-packed", "fp8", routing.Zipf
+	}),
+	"ue8m0": shapeOf(func(e *EP) { e.DType, e.Counts = "fp8-ue8m0", "device" }),
+	"rank-major fp32": shapeOf(func(e *EP) {
+		e.Layout, e.Wire, e.Reduction, e.Sum, e.DType = "rank-major", "per-rank", "partial", "plain", "fp32"
+	}),
+	"token-major fp16": shapeOf(func(e *EP) {
+		e.Layout, e.Wire, e.Reduction, e.Sum, e.DType = "token-major", "per-rank", "partial", "plain", "fp16"
+	}),
+	"phases, heap": shapeOf(func(e *EP) { e.Phases, e.Heap, e.Routing = true, true, routing.Hot }),
+	"cached":       shapeOf(func(e *EP) { e.Cached, e.InPlace = true, true }),
+}
+
+func TestEP(t *testing.T) {
+	for name, shape := range shapes {
+		t.Run(name, func(t *testing.T) {
+			inProcess(t, 2, func(r *rank) error {
+				series, err := r.measureEP(shape)
+				if err != nil {
+					return err
+				}
+				if want := 3 - b2i(shape.Cached); len(series) != want {
+					return fmt.Errorf("%d series, want %d", len(series), want)
+				}
+				for _, s := range series {
+					if s.Problem != "" {
+						return fmt.Errorf("%s: %s", s.Op, s.Problem)
+					}
+					if n := len(unpack(s.Times)); n != shape.Iterations {
+						return fmt.Errorf("%s: %d timings, want %d", s.Op, n, shape.Iterations)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// A check that cannot fail proves nothing: each of these lies to it in one respect.
+func TestEPChecksCatchErrors(t *testing.T) {
+	lies := map[string]struct {
+		lie  func(m *epRank)
+		want string
+	}{
+		"a row was changed": {func(m *epRank) { m.x.Data.Raw()[7] ^= 1 }, "dispatch: row"},
+		"weights differ": {func(m *epRank) {
+			m.sets[0].weights[0] *= 2
+			m.sets[0].weight = weft.TensorOf(append([]float32{.5}, m.sets[0].weights[1:]...), 5, 3)
+		}, "combine: the sum"},
+		"routing differs": {func(m *epRank) {
+			ids := m.sets[0].ids[m.comm.Rank()]
+			sent := append([]int32(nil), ids...)
+			m.sets[0].topk = weft.TensorOf(sent, 5, 3)
+			ids[0], ids[1] = ids[1], ids[0]
+			ids[0] = (ids[0] + 3) % 8
+		}, "dispatch:"},
+	}
+	for name, tc := range lies {
+		t.Run(name, func(t *testing.T) {
+			inProcess(t, 1, func(r *rank) error {
+				m := &epRank{rank: r, cfg: shapeOf(nil)}
+				m.restart(2)
+				if err := m.setUp(); err != nil {
+					return err
+				}
+				defer m.handle.Close()
+				if err := m.iterate(0, true); err != nil || m.problem != "" {
+					return fmt.Errorf("before the lie: %v %s", err, m.problem)
+				}
+				tc.lie(m)
+				if err := m.iterate(0, true); err != nil {
+					return err
+				}
+				if !strings.HasPrefix(m.problem, tc.want) {
+					return fmt.Errorf("problem %q, want %q", m.problem, tc.want)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestEveryRoutingIsPoisonedBeforeItIsChecked(t *testing.T) {
+	m := &epRank{sets: make([]batch, 4)}
+	for _, n := range []int{6, 20, 1000} {
+		run := 0
+		for i := range n {
+			if m.checked(i, n) {
+				run++
+			} else {
+				if run > 0 && run < min(len(m.sets)+1, n/3) {
+					t.Errorf("n=%d: only %d checked in a row up to %d", n, run, i)
+				}
+				run = 0
+			}
+		}
+		if run == 0 {
+			t.Errorf("n=%d: the last iteration is not checked", n)
+		}
+	}
+}
+
+func TestAllReduce(t *testing.T) {
+	for _, tc := range []struct{ dtype, op string }{
+		{"fp32", "sum"}, {"bf16", "max"}, {"fp16", "min"}, {"int32", "prod"}, {"fp64", "avg"}, {"uint8", "sum"}, {"int64", "max"}, {"int16", "sum"},
+	} {
+		inProcess(t, 3, func(r *rank) error {
+			series, err := r.measureAllReduce(AllReduce{
+				Bytes: []int64{8, 4096}, DType: tc.dtype, Op: tc.op, Heap: tc.op == "sum", InPlace: tc.op == "max",
+				Effort: Effort{Iterations: 4, Warmup: 2},
+			})
+			if err != nil {
+				return err
+			}
+			for _, s := range series {
+				if s.Problem != "" || len(unpack(s.Times)) != 4 {
+					return fmt.Errorf("%s %s: %+v", tc.dtype, tc.op, s)
+				}
+			}
+			return nil
+		})
+	}
+	if _, _, err := summands(weft.Float8E4M3, weft.Sum, 8, 0, 1); err == nil {
+		t.Error("fp8 messages must be refused")
+	}
+}
+
+func TestIterationsAgree(t *testing.T) {
+	got := make([]int, 2)
+	inProcess(t, 2, func(r *rank) (err error) {
+		// Rank 1 is ten times slower and decides.
+		d := time.Duration(1+9*r.comm.Rank()) * 10 * time.Microsecond
+		got[r.comm.Rank()], err = r.iterations(Effort{Time: 10 * time.Millisecond}, 1, d)
+		return err
+	})
+	if got[0] != 100 || got[1] != 100 {
+		t.Errorf("%v, want 100 twice", got)
+	}
+}
+
+func TestRunWithProcesses(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	h := Host{Args: []string{"-test.run=^$"}, Timeout: time.Minute}
+	shape := shapeOf(nil)
+	for _, task := range []Task{{EP: &shape}, {AllReduce: &AllReduce{Bytes: []int64{8}, DType: "fp32", Op: "sum", Effort: Effort{Iterations: 30}}}, {Join: &Join{Rounds: 3}}} {
+		byRank, err := h.Run(2, task, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		records, problems, err := Merge(measure.Record{Engine: "host"}, byRank, 1e10)
+		if err != nil || len(problems) > 0 {
+			t.Fatalf("%v %v", err, problems)
+		}
+		for _, r := range records {
+			if !r.Verified || r.Ranks != 2 || r.P50 <= 0 || r.P99 < r.P50 {
+				t.Errorf("%+v", r)
+			}
+		}
+	}
+	bad := shape
+	bad.Experts = 7
+	if _, err := h.Run(2, Task{EP: &bad}, nil); err == nil {
+		t.Error("a task that ranks refuse must fail")
+	}
+}
+
+func TestMerge(t *testing.T) {
+	pack := func(us ...int) []byte {
+		n := newTimings(len(us))
+		for _, v := range us {
+			n.add(time.Duration(v) * time.Microsecond)
+		}
+		return n.pack()
+	}
+	records, problems, err := Merge(measure.Record{Tokens: 1}, [][]Series{
+		{{Op: "dispatch", Times: pack(1, 2, 3), Wire: 10, Logical: 20, DeepEP: 40, Moved: 100}},
+		{{Op: "dispatch", Times: pack(2, 1, 5), Wire: 30, Logical: 20, DeepEP: 40, Moved: 100, Problem: "row 3"}},
+	}, 1e8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := records[0]
+	if r.P50 != 2 || r.Max != 5 || r.WireBytes != 20 || r.DeepEPBytes != 40 || r.MovedBytes != 200 || r.Floor != 2 || r.FloorRatio != 1 || r.Slowest != 1 || r.Verified {
+		t.Errorf("%+v", r)
+	}
+	if len(problems) != 1 || problems[0] != "rank 1: row 3" {
+		t.Errorf("%v", problems)
+	}
+	if _, _, err := Merge(measure.Record{}, [][]Series{{{Op: "a"}}, {{Op: "b"}}}, 0); err == nil {
+		t.Error("ranks that measured different things must be refused")
+	}
+}
+
+func TestMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("copies a lot")
+	}
+	if speed := NewCopier(2).Measure(); speed < 1e8 || speed > 1e13 {
+		t.Errorf("%v bytes a second", speed)
+	}
+	if d := PingPong(); d < 0 || d > time.Second {
+		t.Errorf("%v", d)
+	}
+}

@@ -1,0 +1,145 @@
+package bench
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/x448/float16"
+
+	"github.com/weftgo/weft"
+)
+
+// pattern is where the contents of rows come from: a row is a window on one long
+// random sequence, times a power of two. So any rank can write or check any row of any
+// rank with a copy or a comparison, whatever its type. Values are e4m3 numbers, hence
+// exact in every floating-point type; each run of 128 has the largest e4m3 number in
+// it, so that quantising a row gives back exactly its codes, and as every scale
+// exactly its power of two.
+type pattern struct {
+	hidden int
+	codes  []byte // e4m3
+	values []float32
+	// encoded by type, then by exponent - minShift
+	encoded map[weft.DType][][]byte
+}
+
+const (
+	offsets  = 256 // starting points of rows
+	offset   = 16  // elements between them
+	shifts   = 4   // a row is multiplied by 2^0 to 2^3, an expert divides by as much
+	minShift = -(shifts - 1)
+	maxCode  = 0x7e // 448
+)
+
+func newPattern(hidden int, types ...weft.DType) (*pattern, error) {
+	n := hidden + offsets*offset
+	p := &pattern{hidden: hidden, codes: make([]byte, n), values: make([]float32, n), encoded: map[weft.DType][][]byte{}}
+	rng := rand.New(rand.NewPCG(7, 168))
+	for i := range p.codes {
+		// Exponents of -2 to 3: a sum of 32 rows of such numbers stays in fp16's range.
+		p.codes[i] = byte(rng.IntN(2)<<7 | (5+rng.IntN(6))<<3 | rng.IntN(8))
+		if i%offset == 0 {
+			p.codes[i] = maxCode
+		}
+		p.values[i] = decodeE4M3(p.codes[i])
+	}
+	for _, d := range types {
+		for shift := minShift; shift < shifts; shift++ {
+			enc := make([]byte, 0, n*d.Size())
+			for i, v := range p.values {
+				if d == weft.Float8E4M3 {
+					enc = append(enc, p.codes[i])
+					continue
+				}
+				var err error
+				if enc, err = appendFloat(enc, d, v*pow2(shift)); err != nil {
+					return nil, err
+				}
+			}
+			p.encoded[d] = append(p.encoded[d], enc)
+		}
+	}
+	return p, nil
+}
+
+// pick chooses the row of a rank's token: where it starts and its exponent.
+func (p *pattern) pick(rank, token int) (start, shift int) {
+	h := (uint64(rank)<<32 | uint64(token)) * 0x9e3779b97f4a7c15
+	h ^= h >> 29
+	h *= 0xbf58476d1ce4e5b9
+	return int(h>>40%offsets) * offset, int(h >> 60 % shifts)
+}
+
+// row returns the bytes of a token's row, divided by 2^down; do not change them.
+func (p *pattern) row(d weft.DType, rank, token, down int) []byte {
+	start, shift := p.pick(rank, token)
+	return p.encoded[d][shift-down-minShift][start*d.Size():][:p.hidden*d.Size()]
+}
+
+// floats returns a token's row as numbers to be multiplied by 2^shift.
+func (p *pattern) floats(rank, token int) (row []float32, shift int) {
+	start, shift := p.pick(rank, token)
+	return p.values[start:][:p.hidden], shift
+}
+
+func pow2(e int) float32 { return float32(math.Ldexp(1, e)) }
+
+func decodeE4M3(c byte) float32 {
+	sign := float32(1)
+	if c&0x80 != 0 {
+		sign = -1
+	}
+	exp, man := int(c>>3&15), float32(c&7)
+	if exp == 0 {
+		return sign * man * pow2(-9)
+	}
+	return sign * (8 + man) * pow2(exp-10)
+}
+
+// appendFloat appends v, rounded to nearest even.
+func appendFloat(b []byte, d weft.DType, v float32) ([]byte, error) {
+	bits := math.Float32bits(v)
+	switch d {
+	case weft.BFloat16:
+		r := uint16((bits + 0x7fff + bits>>16&1) >> 16)
+		return append(b, byte(r), byte(r>>8)), nil
+	case weft.Float16:
+		r := float16.Fromfloat32(v).Bits()
+		return append(b, byte(r), byte(r>>8)), nil
+	case weft.Float32:
+		return append(b, byte(bits), byte(bits>>8), byte(bits>>16), byte(bits>>24)), nil
+	}
+	return b, fmt.Errorf("no pattern of %v", d)
+}
+
+// roundTo rounds v to a type and back.
+func roundTo(d weft.DType, v float32) float32 {
+	bits := math.Float32bits(v)
+	switch d {
+	case weft.BFloat16:
+		return math.Float32frombits((bits + 0x7fff + bits>>16&1) &^ 0xffff)
+	case weft.Float16:
+		return float16.Fromfloat32(v).Float32()
+	}
+	return v
+}
+
+// fma returns a*b+c with one rounding. The product of two fp32 numbers is exact in
+// fp64. Its sum with c may not be: then the result is rounded to odd, which keeps the
+// second rounding, to fp32, from being a double one (Boldo and Melquiond, 2008).
+func fma(a, b, c float32) float32 {
+	p, q := float64(a)*float64(b), float64(c)
+	s := p + q
+	t := s - p
+	if err := (p - (s - t)) + (q - t); err != 0 {
+		if bits := math.Float64bits(s); bits&1 == 0 {
+			if (err > 0) == (s > 0) {
+				s = math.Float64frombits(bits + 1)
+			} else {
+				s = math.Float64frombits(bits - 1)
+			}
+		}
+	}
+	return float32(s)
+}

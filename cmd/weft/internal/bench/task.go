@@ -1,0 +1,77 @@
+package bench
+
+import (
+	"time"
+
+	"github.com/weftgo/weft/cmd/weft/internal/routing"
+)
+
+// Task is what ranks are to measure; one of its fields is set.
+type Task struct {
+	EP        *EP        `json:",omitempty"`
+	AllReduce *AllReduce `json:",omitempty"`
+	Join      *Join      `json:",omitempty"`
+}
+
+// Effort says how long to measure one operation in one shape.
+type Effort struct {
+	Iterations int           // 0: as many as fit in Time
+	Time       time.Duration // of all iterations together, barriers included
+	Warmup     int           // 0: every routing twice, or a few
+}
+
+// Bounds on the iterations that are chosen by time. The timings of an operation travel
+// as one line, which package launch would cut at a megabyte.
+const (
+	fewestIterations = 20
+	mostIterations   = 100_000
+)
+
+// EP is one shape of dispatch and combine.
+type EP struct {
+	Tokens, Hidden, TopK, Experts int // tokens per rank
+
+	DType, Layout, Wire, Reduction, Sum, Counts string // as package ep names them
+
+	Routing routing.Kind
+	Seed    uint64
+	Phases  bool // send and receive apart
+	Heap    bool // operands outside windows: staged
+	Cached  bool // prepare once, outside the timing
+	InPlace bool // experts overwrite the rows that they received
+	Effort
+}
+
+// AllReduce is a sweep over message sizes.
+type AllReduce struct {
+	Bytes     []int64
+	DType, Op string
+	Algorithm string // empty: the library's choice
+	Heap      bool
+	InPlace   bool
+	Effort
+}
+
+// Join measures how long joining takes, again and again among the same processes.
+type Join struct {
+	Rounds int
+}
+
+// Series is what one rank measured of one operation in one shape.
+type Series struct {
+	Op    string
+	Bytes int64  // collectives: the message
+	Times []byte // nanoseconds, uint32, little endian
+
+	// Of this rank, in bytes per iteration.
+	Wire, Logical, DeepEP, Moved float64
+
+	Problem string // what was wrong first; empty is verified
+	Memory  int64  // join: resident bytes of the process, shared memory not counted
+}
+
+// message is a line from a rank to the command.
+type message struct {
+	Done, Total int     `json:",omitempty"` // progress, from rank 0
+	Series      *Series `json:",omitempty"` // a result; there may be more
+}

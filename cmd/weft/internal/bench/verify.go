@@ -1,0 +1,229 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+)
+
+// eachRow calls f for every row that a batch puts on this rank, where the contract puts
+// it: which row of the received tensor, whose token it is, and its expert (for layouts
+// with one row per rank: -1).
+func (m *epRank) eachRow(b *batch, f func(row, source, token, expert int)) {
+	me, ranks := m.comm.Rank(), m.comm.Size()
+	local, k := m.cfg.Experts/ranks, m.cfg.TopK
+	here := func(e int32) bool { return e >= 0 && int(e)/local == me }
+	if !m.byExpert() {
+		row := 0
+		for src, ids := range b.ids {
+			if m.spec.Layout == ep.RankMajor {
+				row = src * m.spec.MaxTokens
+			}
+			for t := range m.cfg.Tokens {
+				for _, e := range ids[t*k : (t+1)*k] {
+					if here(e) {
+						f(row, src, t, -1)
+						row++
+						break
+					}
+				}
+			}
+		}
+		return
+	}
+	// Zones begin at multiples of the capacity, or follow each other.
+	counts := make([]int, local)
+	for _, ids := range b.ids {
+		for _, e := range ids {
+			if here(e) {
+				counts[int(e)%local]++
+			}
+		}
+	}
+	next := make([]int, local)
+	for le := range local {
+		switch {
+		case m.spec.Layout == ep.ExpertMajor:
+			next[le] = le * ranks * m.spec.MaxTokens
+		case le > 0:
+			next[le] = next[le-1] + counts[le-1]
+		}
+	}
+	for src, ids := range b.ids {
+		for i, e := range ids {
+			if here(e) {
+				le := int(e) % local
+				f(next[le], src, i/k, int(e))
+				next[le]++
+			}
+		}
+	}
+}
+
+// at returns one row of a tensor of rows.
+func (m *epRank) at(t weft.Tensor, row int) []byte {
+	n := m.cfg.Hidden * t.DType.Size()
+	return t.Raw()[row*n : (row+1)*n]
+}
+
+func (m *epRank) complain(format string, args ...any) {
+	if m.problem == "" {
+		m.problem = fmt.Sprintf(format, args...)
+	}
+}
+
+// checkReceived compares every row that must have arrived.
+func (m *epRank) checkReceived(b *batch, received *ep.Received) {
+	rows := 0
+	m.eachRow(b, func(row, src, token, expert int) {
+		rows++
+		if row >= received.Rows() {
+			m.complain("dispatch: %d rows, so no row %d", received.Rows(), row)
+			return
+		}
+		if !bytes.Equal(m.at(received.Data, row), m.rows.row(m.payload, src, token, 0)) {
+			m.complain("dispatch: row %d is not token %d of rank %d for expert %d", row, token, src, expert)
+			return
+		}
+		_, shift := m.rows.pick(src, token)
+		if !m.scalesAre(received, row, shift) {
+			m.complain("dispatch: the scales of row %d, token %d of rank %d, are not 2^%d", row, token, src, shift)
+		}
+	})
+	if received.Received() != rows {
+		m.complain("dispatch: %d rows reported, %d sent", received.Received(), rows)
+	}
+}
+
+// scalesAre checks that all scales of a row are the power of two of its source.
+func (m *epRank) scalesAre(received *ep.Received, row, shift int) bool {
+	n := m.cfg.Hidden / ep.ScaleBlock
+	switch m.spec.Payload {
+	case ep.FP8:
+		mem := received.Scales.Raw()[row*n*4 : (row+1)*n*4]
+		for i := range n {
+			if math.Float32frombits(binary.LittleEndian.Uint32(mem[4*i:])) != pow2(shift) {
+				return false
+			}
+		}
+	case ep.FP8UE8M0:
+		for _, s := range received.Scales.Raw()[row*n : (row+1)*n] {
+			if int(s) != 127+shift {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// down is the power of two by which an expert, or for layouts with one row per rank a
+// rank, divides its rows.
+func down(who int) int { return who % shifts }
+
+// runExperts leaves in y what the experts make of their rows. In a checked iteration
+// that differs from expert to expert; in others experts write what they would, so that
+// caches are as after a matrix product, or leave the rows that they received in place.
+func (m *epRank) runExperts(b *batch, received *ep.Received, y weft.Tensor, check bool) {
+	if !check && y.Data == received.Data.Data {
+		return
+	}
+	me := m.comm.Rank()
+	m.eachRow(b, func(row, src, token, expert int) {
+		who := expert
+		if expert < 0 {
+			who = me
+		}
+		if row < received.Rows() {
+			copy(m.at(y, row), m.rows.row(m.spec.Output, src, token, down(who)))
+		}
+	})
+}
+
+// tokensChecked bounds how many tokens' sums are recomputed in an iteration.
+const tokensChecked = 32
+
+// checkHome recomputes the sums of some tokens, other ones in each iteration.
+func (m *epRank) checkHome(b *batch, iteration int) {
+	if m.cfg.Tokens == 0 {
+		return
+	}
+	want := make([]byte, 0, m.cfg.Hidden*m.spec.Output.Size())
+	for i := range min(tokensChecked, m.cfg.Tokens) {
+		t := (iteration*tokensChecked + i*7) % m.cfg.Tokens
+		var err error
+		if want, err = m.home(want[:0], b, t); err != nil {
+			m.complain("%v", err)
+			return
+		}
+		got := m.out[t*cap(want) : (t+1)*cap(want)]
+		if !bytes.Equal(got, want) {
+			m.complain("combine: the sum of token %d is wrong", t)
+			return
+		}
+	}
+}
+
+// home computes what combine must return for a token.
+func (m *epRank) home(out []byte, b *batch, t int) ([]byte, error) {
+	me, local, k := m.comm.Rank(), m.cfg.Experts/m.comm.Size(), m.cfg.TopK
+	ids, weights := b.ids[me][t*k:(t+1)*k], b.weights[t*k:(t+1)*k]
+	values, shift := m.rows.floats(me, t)
+
+	// What the experts return is the token's row times a factor each.
+	type term struct{ factor, weight float32 }
+	var groups [][]term // sums that are rounded before they are added
+	byRank := make([][]term, m.comm.Size())
+	for i, e := range ids {
+		if e < 0 {
+			continue
+		}
+		r := int(e) / local
+		switch {
+		case !m.byExpert():
+			byRank[r] = []term{{pow2(shift - down(r)), 1}}
+		default:
+			byRank[r] = append(byRank[r], term{pow2(shift - down(int(e))), weights[i]})
+		}
+		if m.byExpert() && m.spec.Reduction == ep.Exact {
+			groups = append(groups, byRank[r])
+			byRank[r] = nil
+		}
+	}
+	for _, g := range byRank {
+		if g != nil {
+			groups = append(groups, g)
+		}
+	}
+	weighted := m.spec.Sum == ep.Weighted
+	exact := m.byExpert() && m.spec.Reduction == ep.Exact
+	add := func(acc float32, x float32, w term) float32 {
+		y := x * w.factor // exact
+		if weighted {
+			return fma(w.weight, y, acc)
+		}
+		return acc + y
+	}
+	for _, x := range values {
+		var acc float32
+		for _, g := range groups {
+			if exact {
+				acc = add(acc, x, g[0])
+				continue
+			}
+			var part float32
+			for _, w := range g {
+				part = add(part, x, w)
+			}
+			acc += roundTo(m.spec.Output, part)
+		}
+		var err error
+		if out, err = appendFloat(out, m.spec.Output, acc); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,193 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Grade says how much a finding matters.
+type Grade int
+
+// The grades.
+const (
+	Good Grade = iota // as it should be
+	Note              // works; could be better, or is not there and not needed
+	Bad               // something will not work
+)
+
+// Finding is one line: what was looked at, what was found, and what it means for
+// Weft.
+type Finding struct {
+	Name, Value, Meaning string
+	Grade                Grade
+}
+
+// Findings explains a machine.
+func Findings(m Machine) []Finding {
+	var out []Finding
+	add := func(g Grade, name, value, meaning string) {
+		out = append(out, Finding{name, value, meaning, g})
+	}
+	add(Good, "weft", m.Weft, "built with "+m.Go)
+	add(Good, "system", strings.Trim(m.OS+", ", ", "), fmt.Sprintf("Linux %s on %s", m.Kernel, m.Arch))
+	out = append(out, cpuFinding(m.CPU), numaFinding(m), memoryFinding(m.Memory))
+	switch {
+	case strings.HasPrefix(m.Pages, "2 MiB"):
+		add(Good, "pages", m.Pages, "windows fault in fast")
+	case m.Pages == "":
+		add(Note, "pages", "unknown", "windows take what they get")
+	default:
+		add(Note, "pages", m.Pages, "right, but slower to touch for the first time")
+	}
+	switch m.SIMD {
+	case "avx512", "avx2":
+		add(Good, "SIMD", m.SIMD, "assembly kernels")
+	default:
+		add(Note, "SIMD", m.SIMD, "same results as the assembly, more slowly")
+	}
+	out = append(out, limitFindings(m.Limits)...)
+	out = append(out, gpuFindings(m)...)
+	switch {
+	case m.LaunchErr != "":
+		add(Bad, "launch", m.LaunchErr, "Join will fail with this")
+	default:
+		add(Good, "launch", m.Launch, "what Join would use here")
+	}
+	return out
+}
+
+func cpuFinding(c CPU) Finding {
+	f := Finding{Name: "CPUs", Value: fmt.Sprintf("%d of %d usable (%s)", c.Usable, c.Online, c.Allowed)}
+	if c.Cores > 0 && c.Cores != c.Usable {
+		f.Value += fmt.Sprintf(", %d cores", c.Cores)
+	}
+	if c.Model != "" {
+		f.Value += ", " + c.Model
+	}
+	switch {
+	case c.Usable == 0:
+		f.Value, f.Meaning, f.Grade = "unknown", "the affinity mask cannot be read", Bad
+	case c.Quota > 0 && c.Quota < float64(c.Usable):
+		f.Value += fmt.Sprintf(", cgroup quota %.3g", c.Quota)
+		f.Meaning, f.Grade = "the quota throttles ranks that wait actively; raise it, or narrow the mask to it", Note
+	default:
+		f.Meaning = fmt.Sprintf("up to %d ranks spin; more than that yield", c.Usable)
+	}
+	return f
+}
+
+func numaFinding(m Machine) Finding {
+	f := Finding{Name: "NUMA", Value: "1 node", Meaning: "all memory is equally near"}
+	if n := len(m.NUMA); n > 1 {
+		var cpus []string
+		for _, node := range m.NUMA {
+			cpus = append(cpus, fmt.Sprintf("%d: %s", node.ID, node.CPUs))
+		}
+		f.Value, f.Meaning = fmt.Sprintf("%d nodes (%s)", n, strings.Join(cpus, "; ")), "weft run pins neighbouring ranks to one node"
+	}
+	return f
+}
+
+func memoryFinding(m Memory) Finding {
+	f := Finding{Name: "memory", Value: fmt.Sprintf("%s, %s available", gib(m.Total), gib(m.Available)), Meaning: "windows come out of this"}
+	room := m.Available
+	if m.Limit > 0 && m.Limit < m.Total {
+		f.Value += fmt.Sprintf(", cgroup limit %s", gib(m.Limit))
+		f.Meaning = "windows of all ranks count against the limit"
+		room = min(room, m.Limit)
+	}
+	if room < 1<<30 {
+		f.Grade, f.Meaning = Note, "tight: large windows may be refused"
+	}
+	return f
+}
+
+func gib(n uint64) string { return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30)) }
+
+func limitFindings(l Limits) []Finding {
+	locked := Finding{Name: "locked memory", Value: "unlimited", Meaning: "RDMA can register windows"}
+	if l.LockedMemory >= 0 {
+		locked.Value = fmt.Sprintf("%d KiB", l.LockedMemory>>10)
+		locked.Meaning = "host windows need none; RDMA needs ulimit -l unlimited"
+		locked.Grade = Note
+	}
+	files := Finding{Name: "open files", Value: fmt.Sprint(l.OpenFiles), Meaning: "enough"}
+	switch {
+	case l.OpenFiles < 0:
+		files.Value = "unlimited"
+	case l.OpenFiles < 1024 && l.OpenFilesMax >= 0 && l.OpenFilesMax < 1024:
+		files.Grade, files.Meaning = Note, "too few for many ranks in one process; raise ulimit -n"
+	case l.OpenFiles < 1024:
+		files.Meaning = "raised by the process itself when needed"
+	}
+	return []Finding{locked, files}
+}
+
+func gpuFindings(m Machine) []Finding {
+	var out []Finding
+	add := func(g Grade, name, value, meaning string) {
+		out = append(out, Finding{name, value, meaning, g})
+	}
+	found := func(lib string) bool { return m.Libraries[lib] != "" }
+	seen := m.GPU.gpuNodes()
+	switch {
+	case seen > 0 && found(libcuda):
+		add(Good, "GPUs", gpuNames(m.GPU), "visible; this build computes on the host engine")
+	case seen > 0:
+		add(Bad, "GPUs", gpuNames(m.GPU), "devices are there but libcuda.so.1 is not: install the driver's libraries, or map them into the container")
+	case len(m.GPU.Names) > 0:
+		add(Bad, "GPUs", gpuNames(m.GPU), "the driver knows them but /dev/nvidia* is missing: give the container its devices")
+	default:
+		add(Note, "GPUs", "none", "the host engine does everything")
+	}
+	if m.GPU.Driver != "" {
+		add(Good, "GPU driver", m.GPU.Driver, "kernel module loaded")
+	}
+	library := func(lib, have, lack string) {
+		if p := m.Libraries[lib]; p != "" {
+			add(Good, lib, p, have)
+			return
+		}
+		add(Note, lib, "not found", lack)
+	}
+	library(libcuda, "the CUDA driver", "no CUDA; not needed by the host engine")
+	switch {
+	case found(libnvrtc13):
+		library(libnvrtc13, "compiles GPU kernels", "")
+	case found(libnvrtc12):
+		library(libnvrtc12, "compiles GPU kernels", "")
+	default:
+		add(Note, "libnvrtc.so", "not found", "GPU kernels cannot be compiled here: pip install nvidia-cuda-nvrtc, or set WEFT_NVRTC")
+	}
+	library(libnvml, "GPU topology can be read", "no GPU topology")
+	library(libfabric, "fabrics between machines can be opened", "no fabric between machines")
+	torch, meaning := m.Torch, "its libraries are looked at too"
+	if torch == "" {
+		torch, meaning = "not found", "not needed"
+	}
+	g := Good
+	if m.Torch == "" {
+		g = Note
+	}
+	add(g, "torch", torch, meaning)
+	add(Note, "multicast", "not probed", "probing can disturb a shared machine; Weft does not need it")
+	return out
+}
+
+func gpuNames(g GPU) string {
+	if len(g.Names) == 0 {
+		return fmt.Sprintf("%d", g.gpuNodes())
+	}
+	counts := map[string]int{}
+	var order []string
+	for _, n := range g.Names {
+		if counts[n]++; counts[n] == 1 {
+			order = append(order, n)
+		}
+	}
+	var parts []string
+	for _, n := range order {
+		parts = append(parts, fmt.Sprintf("%d x %s", counts[n], n))
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,52 @@
+// Package launch starts the ranks of a job on this host and sees them to their
+// end.
+//
+// # Two processes
+//
+//	shell -- guard -- supervisor -+- rank 0 -- its children
+//	            \____pipe____/    +- rank 1
+//	                              +- ...
+//
+// The guard is the process that the user started. It starts itself once more as
+// the supervisor, forwards signals to it, and holds the writing end of a pipe
+// whose reading end the supervisor watches. The supervisor starts the ranks.
+//
+// Both are child subreapers: a process below them whose parent dies becomes
+// their child instead of init's, so nothing that a rank starts can leave the
+// tree by daemonising. Hence every way to die is covered:
+//
+//   - a rank dies: the supervisor reaps it, and whatever it leaves behind;
+//   - the guard dies, even by SIGKILL: the pipe reads end of file and the
+//     supervisor kills everything below it;
+//   - the supervisor dies, even by SIGKILL: the kernel kills the ranks
+//     (PR_SET_PDEATHSIG), their children become the guard's, and it kills them.
+//
+// What remains impossible without privileges: descendants of ranks survive if
+// guard and supervisor are killed at the same instant (the ranks themselves do
+// not, unless they changed credentials, which clears the death signal); a
+// process that another service starts on a rank's behalf is not below us; a
+// process stuck inside the kernel dies when the kernel lets it.
+//
+// # One loop
+//
+// The supervisor is one goroutine, locked to one thread, that selects over child
+// deaths, signals, timers and the pipe. It alone starts, signals and reaps
+// processes, so a process id that it signals is always a child not yet reaped and
+// cannot have been reused. The thread lives as long as the loop, which matters
+// because the death signal fires when the starting *thread* ends. A rank is
+// pinned by pinning that thread around the fork: the rank's runtime sees its
+// final affinity from its first instruction on.
+//
+// Two more goroutines per rank read its output, and one writes. Lines meet the
+// writer through an unbuffered channel; the loop's own events go through one that
+// is deep enough never to block, so a paused terminal stops the ranks' output but
+// not their supervision.
+//
+// # Ends
+//
+// The first failure gives the other ranks a grace time to notice and to end by
+// themselves with their own message, then SIGTERM, then after the same time
+// SIGKILL. "First" is by the order of deaths, with one correction: a peer may exit
+// within a moment of the crash that it observed, so a death by a signal that
+// nobody here sent outranks a plain exit seen at most 30 ms before it.
+package launch

@@ -1,0 +1,128 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// ErrNeedsLinux is returned on other operating systems.
+var ErrNeedsLinux = errors.New("starting ranks needs Linux")
+
+// Bind says whether ranks are pinned to CPUs.
+type Bind string
+
+// The ways to pin. Rank i of n gets the i-th of n slices of the allowed CPUs,
+// neighbouring cores together.
+const (
+	BindAuto Bind = "auto" // pin when there are at least as many CPUs as ranks
+	BindOn   Bind = "on"   // pin, or fail
+	BindOff  Bind = "off"  // leave it to the operating system
+)
+
+// Job is what to start.
+type Job struct {
+	Program string   // looked up in PATH, as a shell does
+	Args    []string // without the program's name
+	Size    int      // ranks
+	Env     []string // K=V, added to this process's environment
+	Bind    Bind
+	Grace   time.Duration // from the first failure to SIGTERM, and from there to SIGKILL
+	Timeout time.Duration // for the whole job; zero is none
+	Stdin   *os.File      // rank 0's; nil is the null device, which the others always read
+	Sink    Sink
+}
+
+// Result is how a job ended.
+type Result struct {
+	Code   int    // exit status for the launcher: 0, or that of the first failure
+	Rank   int    // which failed first; -1 is none
+	Reason string // why, in words
+}
+
+// Exit statuses that are not a rank's own, as shells and timeout(1) use them.
+const (
+	CodeTimeout       = 124
+	CodeNotExecutable = 126
+	CodeNotFound      = 127
+	codeSignal        = 128 // plus the signal's number
+)
+
+// Validate says what is wrong with the job, if anything.
+func (j *Job) Validate() error {
+	if j.Size < 1 {
+		return fmt.Errorf("a job needs at least one rank, not %d", j.Size)
+	}
+	switch j.Bind {
+	case BindAuto, BindOn, BindOff:
+	default:
+		return fmt.Errorf("bind is %q, want auto, on or off", j.Bind)
+	}
+	for _, kv := range j.Env {
+		k, _, ok := strings.Cut(kv, "=")
+		if !ok || k == "" {
+			return fmt.Errorf("environment entry %q is not KEY=VALUE", kv)
+		}
+		if owned[k] {
+			return fmt.Errorf("%s is set by the launcher for each rank", k)
+		}
+	}
+	return nil
+}
+
+// Variables that tell a rank its place; package bootstrap reads them.
+const (
+	envRank      = "WEFT_RANK"
+	envSize      = "WEFT_SIZE"
+	envLocalRank = "WEFT_LOCAL_RANK"
+	envLocalSize = "WEFT_LOCAL_SIZE"
+	envAddress   = "WEFT_ADDRESS"
+	envSecret    = "WEFT_SECRET"
+)
+
+// lifelineEnv carries, from guard to supervisor, the descriptor of the pipe that
+// reads end of file when the guard is gone.
+const lifelineEnv = "WEFT_RUN_LIFELINE"
+
+// owned are the variables a rank gets from here or not at all. A unique id or an
+// interface inherited from an enclosing job would send it elsewhere.
+var owned = map[string]bool{
+	envRank: true, envSize: true, envLocalRank: true, envLocalSize: true,
+	envAddress: true, envSecret: true, lifelineEnv: true,
+	"WEFT_ID": true, "WEFT_INTERFACE": true,
+}
+
+// environment returns base without what we own and what extra overrides, then
+// extra. C libraries take the first of two equal keys, so none may remain.
+func environment(base, extra []string) []string {
+	drop := map[string]bool{}
+	for _, kv := range extra {
+		k, _, _ := strings.Cut(kv, "=")
+		drop[k] = true
+	}
+	var env []string
+	for _, kv := range base {
+		if k, _, _ := strings.Cut(kv, "="); !owned[k] && !drop[k] {
+			env = append(env, kv)
+		}
+	}
+	last := map[string]int{}
+	for i, kv := range extra {
+		k, _, _ := strings.Cut(kv, "=")
+		last[k] = i
+	}
+	for i, kv := range extra {
+		if k, _, _ := strings.Cut(kv, "="); last[k] == i {
+			env = append(env, kv)
+		}
+	}
+	return env
+}
+
+// Sink receives a job's events one at a time, in order.
+type Sink interface {
+	Put(Event) error
+	Flush() error
+}

@@ -1,0 +1,154 @@
+package measure
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+)
+
+// Record is one measured operation in one configuration: one line of --json. Keys
+// are never renamed or given another meaning; new ones may be added. Bytes are per
+// iteration; of a rank, in the mean over ranks, unless said otherwise.
+type Record struct {
+	Op     string `json:"op"`     // dispatch, combine, allreduce, ...
+	Engine string `json:"engine"` // host, cuda
+	Ranks  int    `json:"ranks"`
+
+	Tokens    int    `json:"tokens,omitempty"` // per rank
+	Hidden    int    `json:"hidden,omitempty"` // elements of a row
+	TopK      int    `json:"topk,omitempty"`
+	Experts   int    `json:"experts,omitempty"` // of all ranks
+	DType     string `json:"dtype,omitempty"`
+	Layout    string `json:"layout,omitempty"`
+	Wire      string `json:"wire,omitempty"`      // per-selection, per-rank
+	Reduction string `json:"reduction,omitempty"` // exact, partial; collectives: sum, max, ...
+	Sum       string `json:"sum,omitempty"`       // weighted, plain
+	Counts    string `json:"counts,omitempty"`    // host, device
+	Routing   string `json:"routing,omitempty"`   // uniform, zipf, hot
+	Mode      string `json:"mode,omitempty"`      // one-call, phases
+	Operand   string `json:"operand,omitempty"`   // window: read where it is; heap: staged
+	Cached    bool   `json:"cached,omitempty"`    // dispatch alone, by routing that was prepared before
+	Bytes     int64  `json:"bytes,omitempty"`     // collectives: the message, per rank
+
+	Iterations int     `json:"iterations"`
+	P50        float64 `json:"p50_us"` // of the slowest rank of each iteration, as are all times
+	P99        float64 `json:"p99_us"`
+	Min        float64 `json:"min_us"`
+	Max        float64 `json:"max_us"`
+	Mean       float64 `json:"mean_us"`
+	Slowest    int     `json:"slowest_rank"` // the rank that most often was it
+
+	WireBytes    int64   `json:"wire_bytes"`              // that leave the rank for another
+	LogicalBytes int64   `json:"logical_bytes,omitempty"` // one row per token and rank visited, the own included
+	DeepEPBytes  int64   `json:"deepep_bytes,omitempty"`  // one row per selection, the own rank's included
+	MovedBytes   int64   `json:"moved_bytes,omitempty"`   // by all ranks: read from where rows are, and written to where they go
+	GBps         float64 `json:"gbps"`                    // 1e9 bytes a second: deepep_bytes, or bytes of a collective, over p50_us
+
+	Floor      float64 `json:"floor_us,omitempty"`    // in which memcpy moves moved_bytes through cold memory, a thread for each rank that has a processor
+	FloorRatio float64 `json:"floor_ratio,omitempty"` // floor_us over p50_us: 1 is the speed of memcpy
+
+	Memory int64 `json:"memory_bytes,omitempty"` // join: resident memory of the largest rank, shared memory not counted
+
+	Verified bool   `json:"verified"` // the output of this run was checked and right
+	Host     string `json:"host"`
+	Version  string `json:"version"`
+}
+
+// SetTimes fills in the times of a summary and what follows from them. Bytes must be
+// set before.
+func (r *Record) SetTimes(s Summary) {
+	r.Iterations, r.Slowest = s.Iterations, s.Slowest
+	r.P50, r.P99, r.Min, r.Max, r.Mean = Micros(s.P50), Micros(s.P99), Micros(s.Min), Micros(s.Max), Micros(s.Mean)
+	bytes := r.DeepEPBytes
+	if r.Bytes > 0 {
+		bytes = r.Bytes
+	}
+	if r.P50 > 0 {
+		r.GBps = float64(bytes) / r.P50 / 1e3
+		r.FloorRatio = r.Floor / r.P50
+	}
+}
+
+// Shape is the configuration in a few words, for a row or a legend.
+func (r *Record) Shape() string {
+	if r.Tokens > 0 {
+		noun := "tokens"
+		if r.Tokens == 1 {
+			noun = "token"
+		}
+		return fmt.Sprintf("%d %s x %d %s, top-%d of %d", r.Tokens, noun, r.Hidden, r.DType, r.TopK, r.Experts)
+	}
+	if r.Bytes > 0 {
+		return fmt.Sprintf("%s %s %s", Size(r.Bytes), r.DType, r.Reduction)
+	}
+	if r.Memory > 0 {
+		return Size(r.Memory) + " resident"
+	}
+	return ""
+}
+
+// Size writes a byte count with a binary unit.
+func Size(n int64) string {
+	for _, u := range []struct {
+		unit  string
+		bytes int64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.bytes {
+			return fmt.Sprintf("%.3g %s", float64(n)/float64(u.bytes), u.unit)
+		}
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// Printer shows records as they come.
+type Printer interface{ Print(Record) error }
+
+// Lines prints each record as a line of JSON.
+func Lines(w io.Writer) Printer {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	return lines{e}
+}
+
+type lines struct{ enc *json.Encoder }
+
+func (l lines) Print(r Record) error { return l.enc.Encode(r) }
+
+// Table prints records as rows of a table whose columns do not depend on what is
+// still to come.
+func Table(w io.Writer) Printer { return &table{w: bufio.NewWriter(w)} }
+
+type table struct {
+	w      *bufio.Writer
+	headed bool
+}
+
+func (t *table) Print(r Record) error {
+	const format = "%-10s %5v  %-42s %-14s %10s %10s %6s %8s %7s  %s\n"
+	if !t.headed {
+		t.headed = true
+		fmt.Fprintf(t.w, format, "op", "ranks", "shape", "layout", "p50 us", "p99 us", "slow", "GB/s", "floor", "output")
+	}
+	output, floor, layout := "verified", "", r.Layout
+	if !r.Verified {
+		output = "WRONG"
+	}
+	if r.Floor > 0 {
+		floor = fmt.Sprintf("%.2f", r.FloorRatio)
+	}
+	fmt.Fprintf(t.w, format, r.Op, r.Ranks, r.Shape(), layout, number(r.P50), number(r.P99),
+		fmt.Sprintf("r%d", r.Slowest), number(r.GBps), floor, output)
+	return t.w.Flush()
+}
+
+// number writes three significant digits or so, never with an exponent.
+func number(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}

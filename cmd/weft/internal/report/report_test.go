@@ -1,0 +1,141 @@
+package report
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+)
+
+func sweep() []measure.Record {
+	var out []measure.Record
+	for _, ranks := range []int{2, 4} {
+		for _, tokens := range []int{1, 8, 128} {
+			for _, op := range []string{"dispatch", "combine"} {
+				out = append(out, measure.Record{
+					Op: op, Engine: "host", Ranks: ranks, Tokens: tokens, Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16",
+					Layout: "expert-major", P50: float64(tokens*ranks) * 3, P99: float64(tokens*ranks) * 4, GBps: 2, Verified: true,
+				})
+			}
+		}
+	}
+	return append(out, measure.Record{Op: "allreduce", Ranks: 2, Bytes: 1 << 20, DType: "fp32", P50: 90, P99: 91, GBps: 10, Verified: true})
+}
+
+func TestPageIsSelfContained(t *testing.T) {
+	var b strings.Builder
+	r := Report{
+		Title: "weft bench ep", When: time.Unix(0, 0), Command: `weft bench ep --dtype "<b>"`,
+		Facts: []Fact{{"CPU", "Fast & Small <1>"}}, Records: sweep(),
+	}
+	if err := Write(&b, r); err != nil {
+		t.Fatal(err)
+	}
+	html := b.String()
+	for _, bad := range []string{"http:", "https:", "<script", "<link", "@import", "url(", "<b>", "<1>"} {
+		if strings.Contains(html, bad) {
+			t.Errorf("page contains %q", bad)
+		}
+	}
+	for _, want := range []string{
+		"Time by tokens", "Bandwidth by tokens", "Time by ranks", "Collectives: time by size",
+		"dispatch, 2 ranks", "combine, 4 ranks", "Fast &amp; Small", "every row was verified", "1970-01-01",
+	} {
+		if !strings.Contains(html, want) {
+			t.Errorf("page lacks %q", want)
+		}
+	}
+	if n := strings.Count(html, "<svg"); n != 6 {
+		t.Errorf("%d plots", n)
+	}
+	if n := strings.Count(html, "verified</span>"); n != len(r.Records) {
+		t.Errorf("%d rows", n)
+	}
+}
+
+func TestWrongOutputIsLoud(t *testing.T) {
+	records := sweep()
+	records[0].Verified = false
+	var b strings.Builder
+	if err := Write(&b, Report{Records: records}); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "1 of 13 rows gave wrong output") {
+		t.Error("no warning")
+	}
+}
+
+func TestSVGIsWellFormedAndInside(t *testing.T) {
+	coordinate := regexp.MustCompile(`c[xy]="([-\d.]+)"`)
+	rapid.Check(t, func(t *rapid.T) {
+		p := Plot{Title: `a<b>&"c"`, X: "x", Y: "y"}
+		for range rapid.IntRange(0, 12).Draw(t, "series") {
+			s := Series{Name: rapid.StringMatching(`[a-z<&"]{0,6}`).Draw(t, "name")}
+			for range rapid.IntRange(0, 5).Draw(t, "points") {
+				s.Points = append(s.Points, Point{
+					X: math.Pow(10, rapid.Float64Range(-3, 9).Draw(t, "x")), Y: math.Pow(10, rapid.Float64Range(-3, 9).Draw(t, "y")),
+					High: rapid.Float64Range(0, 1e9).Draw(t, "high"),
+				})
+			}
+			s.Points = append(s.Points, Point{X: 0, Y: 1}) // cannot be drawn
+			p.Series = append(p.Series, s)
+		}
+		svg := p.SVG()
+		d := xml.NewDecoder(strings.NewReader(svg))
+		for {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%v\n%s", err, svg)
+			}
+		}
+		if strings.Contains(svg, "NaN") || strings.Contains(svg, "Inf") {
+			t.Fatal(svg)
+		}
+		for _, m := range coordinate.FindAllStringSubmatch(svg, -1) {
+			if strings.HasPrefix(m[1], "-") || len(m[1]) > 5 {
+				t.Fatalf("a marker at %s lies outside", m[1])
+			}
+		}
+	})
+}
+
+func TestOnePointIsDrawn(t *testing.T) {
+	svg := Plot{Series: []Series{{Name: "a", Points: []Point{{X: 4, Y: 10}}}}}.SVG()
+	if strings.Count(svg, "<circle") != 1 || !strings.Contains(svg, ">4</text>") || !strings.Contains(svg, ">10</text>") {
+		t.Error(svg)
+	}
+	if svg := (Plot{}).SVG(); svg != "" {
+		t.Errorf("an empty plot draws %q", svg)
+	}
+}
+
+func TestShort(t *testing.T) {
+	for v, want := range map[float64]string{0.001: "0.001", 0.5: "0.5", 1: "1", 2.3456: "2.35", 99.96: "100", 1234.4: "1234", 1e6: "1000000"} {
+		if got := short(v); got != want {
+			t.Errorf("short(%v) = %q, want %q", v, got, want)
+		}
+	}
+}
+
+func TestSeriesNamesSayWhatDiffers(t *testing.T) {
+	series := split(sweep()[:4], "tokens", func(r *measure.Record) Point { return Point{X: float64(r.Tokens), Y: r.P50} })
+	if len(series) != 2 || series[0].Name != "dispatch" || len(series[0].Points) != 2 {
+		t.Errorf("%+v", series)
+	}
+}
+
+func TestRepeatedMeasurementsGiveTheirMedian(t *testing.T) {
+	got := medians([]Point{{X: 2, Y: 9}, {X: 1, Y: 5}, {X: 2, Y: 1}, {X: 2, Y: 4}})
+	if len(got) != 2 || got[0] != (Point{X: 1, Y: 5}) || got[1] != (Point{X: 2, Y: 4}) {
+		t.Errorf("%v", got)
+	}
+}

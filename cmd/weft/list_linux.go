@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// counts is a flag that holds a comma-separated list of positive numbers.
+type counts []int
+
+func (c *counts) String() string {
+	var words []string
+	for _, v := range *c {
+		words = append(words, strconv.Itoa(v))
+	}
+	return strings.Join(words, ",")
+}
+
+func (c *counts) Set(s string) error {
+	*c = nil
+	for word := range strings.SplitSeq(s, ",") {
+		v, err := strconv.Atoi(strings.TrimSpace(word))
+		if err != nil || v < 1 {
+			return fmt.Errorf("%q is not a positive number", word)
+		}
+		*c = append(*c, v)
+	}
+	return nil
+}
+
+func (c *counts) Type() string { return "list" }
+
+// sizes is a flag that holds a comma-separated list of byte counts; K, M and G are
+// binary.
+type sizes []int64
+
+func (z *sizes) String() string {
+	var words []string
+	for _, v := range *z {
+		unit := ""
+		for _, u := range []string{"K", "M", "G"} {
+			if v >= 1024 && v%1024 == 0 {
+				v, unit = v/1024, u
+			}
+		}
+		words = append(words, strconv.FormatInt(v, 10)+unit)
+	}
+	return strings.Join(words, ",")
+}
+
+func (z *sizes) Set(s string) error {
+	*z = nil
+	for word := range strings.SplitSeq(s, ",") {
+		word = strings.TrimSpace(word)
+		digits := strings.TrimRight(word, "KMGkmg")
+		v, err := strconv.ParseInt(digits, 10, 64)
+		shift, ok := map[string]int{"": 0, "K": 10, "M": 20, "G": 30}[strings.ToUpper(word[len(digits):])]
+		if err != nil || !ok || v < 1 || v > 1<<40>>shift {
+			return fmt.Errorf("%q is not a size such as 8, 64K or 1M", word)
+		}
+		*z = append(*z, v<<shift)
+	}
+	return nil
+}
+
+func (z *sizes) Type() string { return "list" }

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+)
+
+// mainEnv makes the test binary the command itself, for it starts itself as guard,
+// supervisor and ranks.
+const mainEnv = "WEFT_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainEnv) != "" {
+		os.Exit(execute(os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+// command runs this program and returns what it wrote.
+func command(t *testing.T, wantCode int, args ...string) (stdout, stderr string) {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
+	// Without the last, the race detector sleeps a second at the end of each process.
+	c.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
+	var out, errs bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errs
+	c.WaitDelay = 10 * time.Second
+	_ = c.Run()
+	if code := c.ProcessState.ExitCode(); code != wantCode {
+		t.Fatalf("weft %s: exit status %d, want %d\n%s%s", strings.Join(args, " "), code, wantCode, &out, &errs)
+	}
+	return out.String(), errs.String()
+}
+
+func TestRun(t *testing.T) {
+	out, _ := command(t, 0, "run", "-n", "2", "--", "/bin/sh", "-c", "echo rank $WEFT_RANK -n")
+	if !strings.Contains(out, "[0] rank 0 -n\n") || !strings.Contains(out, "[1] rank 1 -n\n") {
+		t.Errorf("%q", out)
+	}
+	if out, _ := command(t, 0, "run", "-n1", "--no-prefix", "echo", "--json"); out != "--json\n" {
+		t.Errorf("the program's flags are not ours: %q", out)
+	}
+	_, errs := command(t, 7, "run", "-n", "2", "--grace", "10ms", "sh", "-c", `test $WEFT_RANK = 0 || sleep 60; exit 7`)
+	if !strings.Contains(errs, "rank 0 failed first: exit status 7") {
+		t.Errorf("%q", errs)
+	}
+	out, _ = command(t, 0, "run", "-n", "1", "--json", "echo", "hi")
+	if !strings.Contains(out, `"event":"output"`) || !strings.Contains(out, `"event":"end"`) {
+		t.Errorf("%q", out)
+	}
+}
+
+func TestRunFindsMistakes(t *testing.T) {
+	for _, args := range [][]string{
+		{"run", "true"},
+		{"run", "-n", "2"},
+		{"run", "-n", "0", "true"},
+		{"run", "-n", "x", "true"},
+		{"run", "-n", "1", "--env", "WEFT_RANK=3", "true"},
+		{"run", "-n", "1", "--bind", "hard", "true"},
+		{"run", "-n", "1", "--no-such-flag", "true"},
+	} {
+		if _, errs := command(t, 2, args...); !strings.HasPrefix(errs, "weft: ") {
+			t.Errorf("%v: %q", args, errs)
+		}
+	}
+	command(t, 127, "run", "-n", "1", "no-such-program-anywhere")
+}
+
+func TestDoctor(t *testing.T) {
+	table, _ := command(t, 0, "doctor")
+	for _, want := range []string{"CPUs", "pages", "SIMD", "GPUs", "launch", "libfabric.so.1"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no line about %s:\n%s", want, table)
+		}
+	}
+	object, _ := command(t, 0, "doctor", "--json")
+	var m map[string]any
+	if err := json.Unmarshal([]byte(object), &m); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range strings.Fields("weft go os kernel arch cpu numa memory pages simd limits gpu libraries torch launch") {
+		if _, ok := m[key]; !ok {
+			t.Errorf("no key %q", key)
+		}
+	}
+}
+
+func TestDoctorSaysWhichLauncherWon(t *testing.T) {
+	out, _ := command(t, 0, "run", "-n", "2", "/proc/self/exe", "doctor")
+	if !strings.Contains(out, "rank 1 of 2") || !strings.Contains(out, "with a secret") {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for shell, want := range map[string]string{"bash": "__start_weft", "zsh": "#compdef weft", "fish": "complete -c weft", "powershell": "Register-ArgumentCompleter"} {
+		if out, _ := command(t, 0, "completion", shell); !strings.Contains(out, want) {
+			t.Errorf("%s: no %q", shell, want)
+		}
+	}
+	command(t, 2, "completion", "tcsh")
+}
+
+func TestBenchEP(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "report.html")
+	out, _ := command(t, 0, "bench", "ep", "--ranks", "2", "--tokens", "1,3", "--hidden", "256", "--experts", "8", "--topk", "2",
+		"--iters", "30", "--json", "--report", file)
+	var ops []string
+	for line := range strings.Lines(out) {
+		var r measure.Record
+		d := json.NewDecoder(strings.NewReader(line))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&r); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		ops = append(ops, r.Op)
+		if !r.Verified || r.Ranks != 2 || r.Iterations != 30 || r.P50 <= 0 || r.DType != "bf16" || r.Layout != "expert-major" || r.Engine != "host" {
+			t.Errorf("%+v", r)
+		}
+		if r.Op != "prepare" && (r.DeepEPBytes != int64(r.Tokens*2*512) || r.LogicalBytes > r.DeepEPBytes || r.WireBytes >= r.DeepEPBytes) {
+			t.Errorf("%s of %d tokens: bytes %d %d %d", r.Op, r.Tokens, r.WireBytes, r.LogicalBytes, r.DeepEPBytes)
+		}
+	}
+	if d := cmp.Diff(strings.Fields("dispatch combine prepare dispatch combine prepare"), ops); d != "" {
+		t.Error(d)
+	}
+	html, err := os.ReadFile(file)
+	if err != nil || !bytes.Contains(html, []byte("<svg")) || !bytes.Contains(html, []byte("weft bench ep --ranks 2")) {
+		t.Errorf("report: %v, %d bytes", err, len(html))
+	}
+}
+
+func TestBenchOthers(t *testing.T) {
+	out, _ := command(t, 0, "bench", "allreduce", "--ranks", "2", "--sizes", "8,1K", "--iters", "30", "--json")
+	if strings.Count(out, `"op":"allreduce"`) != 2 || strings.Contains(out, `"verified":false`) {
+		t.Errorf("%s", out)
+	}
+	out, _ = command(t, 0, "bench", "join", "--ranks", "2", "--iters", "2")
+	if !strings.Contains(out, "join") || !strings.Contains(out, "resident") {
+		t.Errorf("%s", out)
+	}
+}
+
+func TestBenchRefusesBeforeItStarts(t *testing.T) {
+	for _, args := range [][]string{
+		{"bench", "ep", "--ranks", "3"},
+		{"bench", "ep", "--dtype", "opaque"},
+		{"bench", "ep", "--tokens", "0"},
+		{"bench", "ep", "--mode", "x"},
+		{"bench", "ep", "--routing", "cold"},
+		{"bench", "ep", "--operand", "disk"},
+		{"bench", "ep", "--layout", "heap"},
+		{"bench", "ep", "--dtype", "fp8", "--in-place"},
+		{"bench", "allreduce", "--sizes", "7"},
+		{"bench", "allreduce", "--dtype", "x"},
+		{"bench", "allreduce", "--sizes", "1T"},
+		{"bench", "join", "--iters", "0"},
+	} {
+		if _, errs := command(t, 2, args...); !strings.HasPrefix(errs, "weft: ") {
+			t.Errorf("%v: %q", args, errs)
+		}
+	}
+}
+
+func TestLists(t *testing.T) {
+	var c counts
+	if err := c.Set("2, 4"); err != nil || c.String() != "2,4" {
+		t.Errorf("%v %v", c, err)
+	}
+	var z sizes
+	if err := z.Set("8,64K,1m"); err != nil || z.String() != "8,64K,1M" {
+		t.Errorf("%v %v", z, err)
+	}
+	for _, bad := range []string{"", "0", "-1", "x", "1,"} {
+		if c.Set(bad) == nil || z.Set(bad) == nil {
+			t.Errorf("%q accepted", bad)
+		}
+	}
+}
+
+func TestCommandLine(t *testing.T) {
+	if got, want := commandLine([]string{"/bin/weft", "bench", "a b", "", "it's"}), `weft bench 'a b' '' 'it'\''s'`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	info := func(v string, kv ...string) *debug.BuildInfo {
+		b := &debug.BuildInfo{Main: debug.Module{Version: v}}
+		for i := 0; i < len(kv); i += 2 {
+			b.Settings = append(b.Settings, debug.BuildSetting{Key: kv[i], Value: kv[i+1]})
+		}
+		return b
+	}
+	for want, b := range map[string]*debug.BuildInfo{
+		"v1.2.3":                    info("v1.2.3"),
+		"devel":                     info("(devel)"),
+		"devel 0123456789ab+dirty":  info("", "vcs.revision", "0123456789abcdef", "vcs.modified", "true"),
+		"v0.0.0-2026-0123456789abc": info("v0.0.0-2026-0123456789abc", "vcs.revision", "0123456789abcdef"),
+	} {
+		if got := versionOf(b); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestFigures(t *testing.T) {
+	f := figure{Target: 0.6, Least: true, samples: []float64{0.9, 0.5, 0.7}}
+	f.settle()
+	if f.Value != 0.7 || !f.Met || f.Rounds != 3 {
+		t.Errorf("%+v", f)
+	}
+	f = figure{Target: 5, samples: []float64{6}}
+	f.settle()
+	if f.Met {
+		t.Errorf("%+v", f)
+	}
+}

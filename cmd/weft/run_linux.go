@@ -1,0 +1,100 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft/cmd/weft/internal/launch"
+	"github.com/weftgo/weft/cmd/weft/internal/terminal"
+)
+
+func newRun() *cobra.Command {
+	var (
+		job      launch.Job
+		bind     string
+		asJSON   bool
+		noPrefix bool
+	)
+	cmd := &cobra.Command{
+		Use:   "run -n N [flags] [--] PROGRAM [ARGS...]",
+		Short: "Start ranks of a program on this host",
+		Long: `Start N ranks of a program on this host and see them to their end.
+
+Each rank finds its place in WEFT_RANK, WEFT_SIZE, WEFT_LOCAL_RANK and
+WEFT_LOCAL_SIZE, rank 0's address in WEFT_ADDRESS, and a fresh secret in
+WEFT_SECRET. Rank 0 gets standard input unless that is a terminal.
+
+Output comes line by line, each with its rank in front. INT, TERM, HUP, QUIT, USR1,
+USR2, TSTP and CONT are passed on; a second INT kills. When a rank fails, the others
+have the grace time to end by themselves, then get SIGTERM, and after the same time
+SIGKILL. The exit status is that of the rank that failed first, 128 plus the number
+if a signal ended it, 124 after --timeout, 126 or 127 if the program cannot be
+started.
+
+Nothing outlives this command, not even if it is killed with SIGKILL: neither ranks
+nor the processes that they started, in whatever session. (Only if both of its
+processes are killed at the same instant, grandchildren can remain.)
+
+With --json, each event is one line: {"event": "start" | "output" | "exit" |
+"failure" | "notice" | "end", "time": ..., "rank": N or -1, ...}.`,
+		Example: `  weft run -n 4 ./train --steps 100
+  weft run -n 2 --env OMP_NUM_THREADS=1 -- python train.py`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError{fmt.Errorf("run: which program? see weft run --help")}
+			}
+			if job.Size == 0 {
+				return usageError{fmt.Errorf("run: how many ranks? say -n N")}
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			job.Program, job.Args, job.Bind = args[0], args[1:], launch.Bind(bind)
+			if err := job.Validate(); err != nil {
+				return usageError{fmt.Errorf("run: %w", err)}
+			}
+			gone, supervisor := launch.Lifeline()
+			if !supervisor {
+				code, err := launch.Guard()
+				return ended(code, err)
+			}
+			if asJSON {
+				job.Sink = launch.JSON(os.Stdout)
+			} else {
+				job.Sink = launch.Text(os.Stdout, os.Stderr, launch.TextOptions{
+					Size: job.Size, NoPrefix: noPrefix, Color: terminal.Color(os.Stdout),
+				})
+			}
+			if !terminal.Is(os.Stdin) {
+				job.Stdin = os.Stdin
+			}
+			res, err := job.Run(gone)
+			return ended(res.Code, err)
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false) // what follows the program is the program's
+	f.IntVarP(&job.Size, "ranks", "n", 0, "how many ranks")
+	f.StringArrayVar(&job.Env, "env", nil, "set `KEY=VALUE` for all ranks (repeatable)")
+	f.StringVar(&bind, "bind", string(launch.BindAuto), "pin ranks to CPUs: auto (if there are enough), on or off")
+	f.DurationVar(&job.Grace, "grace", 5*time.Second, "time for the others to end when a rank has failed")
+	f.DurationVar(&job.Timeout, "timeout", 0, "end the job after this time (0: never)")
+	f.BoolVar(&noPrefix, "no-prefix", false, "print lines without their rank")
+	f.BoolVar(&asJSON, "json", false, "print events as JSON lines")
+	return cmd
+}
+
+// ended turns a job's exit status into this program's.
+func ended(code int, err error) error {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "weft:", err)
+		return exitError(max(code, 1))
+	}
+	if code != 0 {
+		return exitError(code)
+	}
+	return nil
+}
