@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime"
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
@@ -48,7 +47,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		return nil, Invalidf("join: a deadline of %v; every wait must end", cfg.deadline)
 	}
 	// A rank that fails half-way may live on and say nothing: joining ends at the deadline like every other wait.
-	ctx, cancel := context.WithTimeout(ctx, cfg.deadline)
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.deadline, ErrTimeout)
 	defer cancel()
 	listener, err := shm.Listen()
 	if err != nil {
@@ -67,7 +66,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		hugePages: cfg.hugePages,
 		remote:    -1,
 	}
-	cpus := own.cpus
+	var cpus channel.CPUs
 	addresses := make([]shm.Address, c.size)
 	for r, card := range cards {
 		addresses[r] = card.address
@@ -81,11 +80,11 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 			c.inProcess++
 		}
 		c.local++
-		cpus = max(cpus, card.cpus)
+		cpus.Add(card.cpus)
 	}
 
 	c.waiter = channel.Waiter{
-		Policy:  channel.PolicyFor(c.local, c.inProcess, cpus),
+		Policy:  channel.PolicyFor(c.local, c.inProcess, cpus.Count()),
 		Rank:    c.rank,
 		Peers:   make([]*channel.Control, c.size),
 		Timeout: cfg.deadline,
@@ -130,30 +129,30 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 // card is what ranks tell each other through the bootstrap.
 type card struct {
 	address shm.Address
-	cpus    int
+	cpus    channel.CPUs // ranks may be bound to different ones
 }
 
 const cardVersion = 1
 
 func exchangeCards(ctx context.Context, b bootstrap.Bootstrap, address shm.Address) (card, []card, error) {
-	own := card{address: address, cpus: runtime.NumCPU()}
+	own := card{address: address, cpus: channel.Affinity()}
 	raw, err := address.MarshalBinary()
 	if err != nil {
 		return card{}, nil, fmt.Errorf("join: %w", err)
 	}
 	note := binary.LittleEndian.AppendUint32(nil, cardVersion)
-	note = binary.LittleEndian.AppendUint32(note, uint32(own.cpus))
+	note = own.cpus.Append(note)
 	all, err := b.AllGather(ctx, append(note, raw...))
 	if err != nil {
 		return card{}, nil, fmt.Errorf("join: %w", err)
 	}
 	cards := make([]card, len(all))
 	for r, raw := range all {
-		if len(raw) < 8 || binary.LittleEndian.Uint32(raw) != cardVersion {
+		if len(raw) < 4+channel.CPUBytes || binary.LittleEndian.Uint32(raw) != cardVersion {
 			return card{}, nil, &PeerError{Rank: r, Op: "join", Err: fmt.Errorf("%w: it runs another version of the library", ErrMismatch)}
 		}
-		cards[r].cpus = int(binary.LittleEndian.Uint32(raw[4:]))
-		if err := cards[r].address.UnmarshalBinary(raw[8:]); err != nil {
+		cards[r].cpus = channel.ParseCPUs(raw[4:])
+		if err := cards[r].address.UnmarshalBinary(raw[4+channel.CPUBytes:]); err != nil {
 			return card{}, nil, &PeerError{Rank: r, Op: "join", Err: err}
 		}
 	}
