@@ -24,12 +24,29 @@ type control struct {
 	}
 
 	// What SetMask agrees on; see mask.go.
-	mask struct {
-		changed channel.Counter
-		target  atomic.Uint64 // the generation aimed at
-		set     atomic.Uint64 // the ranks to be left out
-		_       [channel.Stride - 16]byte
-	}
+	mask intent
+}
+
+// intent is what a rank wants of SetMask.
+type intent struct {
+	changed channel.Counter // odd while the two words below are being written
+	target  atomic.Uint64   // the generation aimed at
+	set     atomic.Uint64   // the ranks to be left out
+	_       [channel.Stride - 16]byte
+}
+
+func (i *intent) publish(target, set uint64) {
+	i.changed.Add(1)
+	i.target.Store(target)
+	i.set.Store(set)
+	i.changed.Add(1)
+}
+
+// read returns what belongs together, or not ok; seen says which word of the owner's it was.
+func (i *intent) read() (seen, target, set uint64, ok bool) {
+	seen = i.changed.Load()
+	target, set = i.target.Load(), i.set.Load()
+	return seen, target, set, seen&1 == 0 && i.changed.Load() == seen
 }
 
 const controlSize = int(unsafe.Sizeof(control{}))

@@ -13,7 +13,10 @@ import (
 // It is collective over the ranks that remain: each calls it with the same set, when none of its operations is in progress, and it
 // returns when all have. With no arguments it is how ranks go on together after an operation was cancelled.
 //
-// Each rank publishes the set and the generation that it aims at, one above its own, raises its aim when it sees a higher one, and is
+// A SetMask that fails is a failure like any other: the ranks call it again, with a larger set if one of them died meanwhile. A rank that is left
+// out alive gets an error that wraps [ErrMasked] from its operations, until it and the others call SetMask without it in the set.
+//
+// Each rank publishes the set and the generation that it aims at, one above its last, raises its aim when it sees a higher one, and is
 // done when all unmasked ranks show the same. What operations publish from then on counts from the new generation, so nothing left
 // over from before the failure can match.
 func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
@@ -34,18 +37,42 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	if set>>uint(c.rank)&1 != 0 {
 		return fmt.Errorf("%s: rank %d is this rank: %w; a rank that is left out does not call", op, c.rank, ErrMasked)
 	}
-	if dead := (c.died.Load() | c.left.Load()) &^ set; dead != 0 {
-		return &PeerError{Rank: bits.TrailingZeros64(dead), Op: op, Err: ErrDied}
+	if err := c.lost(op, set); err != nil {
+		return err
 	}
+	target, err := c.agreeOnMask(ctx, op, set)
+	if err != nil {
+		// What was wanted must not be taken for agreement later. No rank wants a set that it is in itself.
+		own := &c.control[c.rank].mask
+		own.publish(own.target.Load(), 1<<uint(c.rank))
+		return c.Fail(err)
+	}
+	c.mask.Store(set)
+	c.generation.Store(target)
 
-	own := c.control[c.rank]
-	target := c.Generation() + 1
-	publish := func() {
-		own.mask.set.Store(set)
-		own.mask.target.Store(target)
-		own.mask.changed.Add(1)
+	// Faults of before are over. One that another rank has met since then is not.
+	own := &c.control[c.rank].fault
+	if f := own.Fault(); f.Cause != channel.CauseNone && f.Older(target) {
+		own.Clear(f)
 	}
-	publish()
+	// A rank that died since the check above could not say so over the fault that was there.
+	if dead := c.died.Load() &^ set; dead != 0 {
+		own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead)}))
+	}
+	for r, p := range c.control {
+		if set>>uint(r)&1 != 0 {
+			p.fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: r}))
+		}
+	}
+	c.logger.Info("mask", "rank", c.rank, "set", fmt.Sprintf("%#x", set), "generation", target)
+	return nil
+}
+
+// agreeOnMask returns the generation in which all ranks outside the set want to leave it out.
+func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (target uint64, err error) {
+	own := &c.control[c.rank].mask
+	target = own.target.Load() + 1
+	own.publish(target, set)
 	start := time.Now()
 	for r := 0; r < c.size; {
 		if set>>uint(r)&1 != 0 || r == c.rank {
@@ -53,54 +80,61 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 			continue
 		}
 		p := &c.control[r].mask
-		seen := p.changed.Load()
-		theirs, theirSet := p.target.Load(), p.set.Load()
+		seen, theirs, theirSet, ok := p.read()
 		switch {
-		case theirs > target:
+		case ok && theirs > target:
 			// Somebody is ahead: aim as high and look at everyone again.
 			target = theirs
-			publish()
+			own.publish(target, set)
 			r = 0
-		case theirs == target && theirSet == set:
+		case ok && theirs == target && theirSet == set:
 			r++
-		case theirs == target && theirSet&^set != 0 && c.died.Load()&theirSet&^set != 0:
-			return &PeerError{Rank: bits.TrailingZeros64(c.died.Load() & theirSet &^ set), Op: op, Err: ErrDied}
 		default:
-			if err := c.awaitMask(ctx, p.changed.Load, seen, r, set, start); err != nil {
-				return err
+			if err := c.awaitMask(ctx, op, r, seen, target, set, start); err != nil {
+				return 0, err
 			}
 		}
 	}
-
-	c.mask.Store(set)
-	c.generation.Store(target)
-	// Faults that the mask answers, and those of cancelled calls, are over.
-	f := own.fault.Fault()
-	if f.Cause != channel.CauseNone {
-		own.fault.Clear(f)
-	}
-	// A rank that died since the check above could not say so over the fault that was there.
-	if dead := c.died.Load() &^ set; dead != 0 {
-		own.fault.Abort(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead), Reporter: c.rank})
-	}
-	c.logger.Info("mask", "rank", c.rank, "set", fmt.Sprintf("%#x", set), "generation", target)
-	return nil
+	return target, nil
 }
 
 // awaitMask waits for another word from rank r. It does not use the Waiter: the abort word is set, which is why we are here.
-func (c *Comm) awaitMask(ctx context.Context, load func() uint64, seen uint64, r int, set uint64, start time.Time) error {
-	const op = "set mask"
-	for nap := 20 * time.Microsecond; load() == seen; nap = min(2*nap, time.Millisecond) {
-		if err := ctx.Err(); err != nil {
+func (c *Comm) awaitMask(ctx context.Context, op string, r int, seen, target, set uint64, start time.Time) error {
+	p := &c.control[r].mask
+	for nap := 20 * time.Microsecond; p.changed.Load() == seen; nap = min(2*nap, time.Millisecond) {
+		if err := c.lost(op, set); err != nil {
 			return err
 		}
-		if dead := c.died.Load() &^ set; dead != 0 {
-			return &PeerError{Rank: bits.TrailingZeros64(dead), Op: op, Err: ErrDied}
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("%s: still waiting for rank %d: %w", op, r, err)
 		}
 		if time.Since(start) > c.waiter.Timeout {
+			if _, theirs, theirSet, ok := p.read(); ok && theirs >= target && theirSet>>uint(r)&1 == 0 {
+				return &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: it leaves out %v, this rank %v", ErrMismatch, ranksOf(theirSet), ranksOf(set))}
+			}
 			return &PeerError{Rank: r, Op: op, Err: ErrTimeout}
 		}
 		time.Sleep(nap)
 	}
 	return nil
+}
+
+// lost is the error for a rank that is gone and not in the set.
+func (c *Comm) lost(op string, set uint64) error {
+	if gone := c.died.Load() &^ set; gone != 0 {
+		return &PeerError{Rank: bits.TrailingZeros64(gone), Op: op, Err: ErrDied}
+	}
+	if gone := c.left.Load() &^ set; gone != 0 {
+		return &PeerError{Rank: bits.TrailingZeros64(gone), Op: op, Err: ErrLeft}
+	}
+	return nil
+}
+
+// ranksOf lists a set.
+func ranksOf(set uint64) []int {
+	ranks := []int{}
+	for ; set != 0; set &= set - 1 {
+		ranks = append(ranks, bits.TrailingZeros64(set))
+	}
+	return ranks
 }

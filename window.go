@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/weftgo/weft/internal/shm"
 )
@@ -19,6 +20,7 @@ type Window struct {
 	mem     []byte   // this rank's part
 	peers   [][]byte // by rank; nil for ranks masked when the window was made
 	regions []*shm.Region
+	huge    bool
 	once    sync.Once
 	err     error
 }
@@ -27,22 +29,36 @@ type Window struct {
 // their other Allocs and Registers.
 func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	const op = "alloc window"
-	return c.window(ctx, op, size, func() (*shm.Region, error) {
-		o := shm.Options{Huge: shm.HugeAuto, Populate: size <= populateLimit}
-		if !c.hugePages {
-			o.Huge = shm.HugeOff
-		}
-		return shm.Create("weft-window", max(size, 1), o)
-	})
+	if err := c.Begin(op); err != nil {
+		return nil, err
+	}
+	if size < 0 {
+		return c.window(ctx, op, size, nil, Invalidf("%s: %d bytes", op, size))
+	}
+	o := shm.Options{Huge: shm.HugeAuto, Populate: size <= populateLimit}
+	if !c.hugePages {
+		o.Huge = shm.HugeOff
+	}
+	own, err := shm.Create("weft-window", max(size, 1), o)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", op, err)
+	}
+	return c.window(ctx, op, size, own, err)
 }
 
 // populateLimit bounds the windows whose pages are made present when they are made. First touch of 4 KiB pages costs about half a
 // microsecond each; larger windows are often used in part only, and pay as they go.
 const populateLimit = 64 << 20
 
-// Register makes a window of memory that the caller has: a sealed memfd of at least size bytes. The descriptor is the window's from then on.
+// Register makes a window of memory that the caller has: a memfd of at least size bytes, sealed against shrinking. The descriptor is
+// Register's, which closes it even when it fails.
 func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
-	return c.window(ctx, "register window", size, func() (*shm.Region, error) { return shm.FromFD(fd, size) })
+	const op = "register window"
+	own, err := shm.FromFD(fd, size)
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %w", op, ErrInvalid, err)
+	}
+	return c.window(ctx, op, size, own, err)
 }
 
 // RegisterMemory makes a window of plain memory when all ranks are goroutines of this process. The memory stays the caller's and must outlive
@@ -55,7 +71,7 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", len(mem)), nil); err != nil {
 		return nil, err
 	}
-	ctx, cancel := c.bounded(ctx)
+	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
 	id := c.windows.next(c.Generation())
 	peers, err := c.mesh.ExchangeMemory(ctx, id, mem, c.Masked)
@@ -63,53 +79,73 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 		return nil, c.meshError(op, err)
 	}
 	w := &Window{comm: c, id: id, mem: mem, peers: peers}
-	c.windows.add(w)
+	if err := c.windows.add(op, w); err != nil {
+		return nil, err
+	}
 	return w, nil
 }
 
-func (c *Comm) window(ctx context.Context, op string, size int, create func() (*shm.Region, error)) (*Window, error) {
-	var own *shm.Region
-	var err error
-	if size < 0 {
-		err = Invalidf("%s: %d bytes", op, size)
-	} else if err = c.Begin(op); err == nil {
-		if err = c.reach(op); err == nil {
-			own, err = create()
-		}
-	}
-	if c.closed.Load() {
-		return nil, fmt.Errorf("%s: communicator %w", op, ErrClosed)
-	}
+// window makes a window of this rank's part, or tells the others why there is none.
+func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region, err error) (*Window, error) {
 	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", size), err); err != nil {
 		if own != nil {
 			return nil, errors.Join(err, own.Release())
 		}
 		return nil, err
 	}
-	ctx, cancel := c.bounded(ctx)
+	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
 	id := c.windows.next(c.Generation())
 	regions, err := c.mesh.Exchange(ctx, id, own, c.Masked)
 	if err != nil {
 		return nil, errors.Join(c.meshError(op, err), own.Release())
 	}
-	w := &Window{comm: c, id: id, mem: own.Bytes()[:size:size], peers: make([][]byte, c.size), regions: regions}
+	w := &Window{comm: c, id: id, mem: own.Bytes()[:size:size], peers: make([][]byte, c.size), regions: regions, huge: own.HugePages()}
 	for r, g := range regions {
 		if g != nil {
 			w.peers[r] = g.Bytes()[:size:size]
 		}
 	}
-	c.windows.add(w)
+	if err := c.windows.add(op, w); err != nil {
+		return nil, errors.Join(err, w.release())
+	}
 	return w, nil
 }
 
-// bounded is ctx with the communicator's deadline, for waits that are not the Waiter's.
-func (c *Comm) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
+// bounded is ctx for waits that are not the Waiter's: it also ends at the communicator's deadline, and soon after the abort word is set. The caller calls stop.
+func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop func()) {
+	ctx, release := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if err := c.Begin(op); err != nil {
+					cancel(err)
+					return
+				}
+			}
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		watching.Wait()
+		release()
+	}
 }
 
 // meshError spreads the word of a failure that the mesh met.
-func (c *Comm) meshError(op string, err error) error { return c.Fail(translate(op, err)) }
+func (c *Comm) meshError(op string, err error) error {
+	if fault, ok := errors.AsType[*PeerError](err); ok { // the abort word's, by way of bounded
+		return fault
+	}
+	return c.Fail(translate(op, err))
+}
 
 // translate puts an error of the mesh in this package's terms.
 func translate(op string, err error) error {
@@ -151,13 +187,15 @@ func (l *windowList) next(generation uint64) uint64 {
 	return l.last
 }
 
-func (l *windowList) add(w *Window) {
+func (l *windowList) add(op string, w *Window) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.closed {
-		list := append(slices.Clone(l.open()), w)
-		l.list.Store(&list)
+	if l.closed {
+		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
+	list := append(slices.Clone(l.open()), w)
+	l.list.Store(&list)
+	return nil
 }
 
 func (l *windowList) remove(w *Window) {
@@ -189,14 +227,7 @@ func (w *Window) Bytes() []byte { return w.mem }
 func (w *Window) Peer(rank int) []byte { return w.peers[rank] }
 
 // HugePages reports whether this rank's part lies on huge pages.
-func (w *Window) HugePages() bool {
-	for _, r := range w.regions {
-		if r != nil && len(w.mem) > 0 && &r.Bytes()[0] == &w.mem[0] {
-			return r.HugePages()
-		}
-	}
-	return false
-}
+func (w *Window) HugePages() bool { return w.huge }
 
 // Close gives the window up on this rank. The memory itself goes when every rank has.
 func (w *Window) Close() error {

@@ -1,0 +1,146 @@
+package weft_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// blame says how err differs from a PeerError that names the rank and wraps the cause.
+func blame(err error, rank int, cause error) error {
+	peer, ok := errors.AsType[*weft.PeerError](err)
+	if !ok || peer.Rank != rank || !errors.Is(err, cause) || peer.Op == "" {
+		return fmt.Errorf("%w: %v, want one that names rank %d and says %q", errUnexpected, err, rank, cause)
+	}
+	return nil
+}
+
+var errUnexpected = errors.New("unexpected error")
+
+func TestJoin(t *testing.T) {
+	for _, n := range []int{1, 2, 5, weft.MaxRanks} {
+		group := join(t, n, weft.WithDeadline(7*time.Second))
+		for r, c := range group {
+			if c.Rank() != r || c.Size() != n || c.LocalSize() != n || c.Deadline() != 7*time.Second || c.Mask() != 0 || c.Generation() != 0 || c.Err() != nil {
+				t.Errorf("rank %d of %d: %d of %d, %d here, deadline %v, mask %#x, generation %d, %v",
+					r, n, c.Rank(), c.Size(), c.LocalSize(), c.Deadline(), c.Mask(), c.Generation(), c.Err())
+			}
+		}
+	}
+}
+
+func TestJoinAlone(t *testing.T) {
+	for _, name := range os.Environ() {
+		name, _, _ = strings.Cut(name, "=")
+		for _, launcher := range []string{"WEFT_", "RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "LWS_", "JOB_"} {
+			if strings.HasPrefix(name, launcher) {
+				t.Setenv(name, "")
+			}
+		}
+	}
+	c, err := weft.Join(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if c.Size() != 1 || c.Rank() != 0 {
+		t.Errorf("rank %d of %d", c.Rank(), c.Size())
+	}
+	w, err := c.Alloc(testContext(t), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Bytes()) != 100 || len(w.Peer(0)) != 100 {
+		t.Errorf("window of %d bytes", len(w.Bytes()))
+	}
+	if err := errors.Join(c.SetMask(testContext(t)), c.Err()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestJoinRefuses(t *testing.T) {
+	if _, err := eptest.Join(1, weft.WithDeadline(0)); !errors.Is(err, weft.ErrInvalid) {
+		t.Errorf("without a deadline: %v", err)
+	}
+	if _, err := eptest.Join(weft.MaxRanks + 1); !errors.Is(err, weft.ErrUnsupported) {
+		t.Errorf("with too many ranks: %v", err)
+	}
+}
+
+// TestJoinEnds joins while another rank never comes.
+func TestJoinEnds(t *testing.T) {
+	for name, end := range map[string]func() (context.Context, context.CancelFunc, []weft.Option){
+		"context": func() (context.Context, context.CancelFunc, []weft.Option) {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+			return ctx, cancel, nil
+		},
+		"deadline": func() (context.Context, context.CancelFunc, []weft.Option) {
+			return context.Background(), func() {}, []weft.Option{weft.WithDeadline(20 * time.Millisecond)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			meeting, err := bootstrap.NewInProcess(2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer meeting[1].Close()
+			ctx, cancel, options := end()
+			defer cancel()
+			c, err := weft.Join(ctx, append(options, weft.WithBootstrap(meeting[0]))...)
+			if err == nil {
+				c.Close()
+				t.Fatal("joined alone")
+			}
+			blames(t, 0, err, 1, weft.ErrTimeout)
+		})
+	}
+}
+
+// TestJoinTwice joins several communicators of the same process, side by side, of different sizes, over and over.
+func TestJoinTwice(t *testing.T) {
+	for range 10 {
+		a, b := join(t, 3), join(t, 2)
+		must(t, append(a[:3:3], b...), func(c *weft.Comm) error {
+			w, err := c.Alloc(testContext(t), 64)
+			if err != nil {
+				return err
+			}
+			w.Bytes()[0] = byte(c.Size())
+			if err := c.AgreeOn(testContext(t), "test", "written", nil); err != nil {
+				return err
+			}
+			for r := range c.Size() {
+				if got := w.Peer(r)[0]; int(got) != c.Size() {
+					return fmt.Errorf("rank %d of a communicator of %d shows %d", r, c.Size(), got)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// TestWaitPolicies runs agreements under every way of waiting.
+func TestWaitPolicies(t *testing.T) {
+	for _, p := range []channel.Policy{
+		{}, {Spin: 1000}, {Yield: 10}, {Goroutines: true}, {Spin: 10, Yield: 10, Goroutines: true},
+	} {
+		group := join(t, 3, weft.WithWaitPolicy(p))
+		must(t, group, func(c *weft.Comm) error {
+			for i := range 50 {
+				if err := c.AgreeOn(testContext(t), "test", fmt.Sprint(i), nil); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}

@@ -1,0 +1,83 @@
+package weft_test
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Skipf("descriptors cannot be counted here: %v", err)
+	}
+	return len(entries)
+}
+
+// TestDescriptors joins and leaves many times: descriptors and goroutines do not add up.
+func TestDescriptors(t *testing.T) {
+	once := func() {
+		group, err := eptest.Join(4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		must(t, group, func(c *weft.Comm) error {
+			for range 3 { // windows that Close has to find
+				if _, err := c.Alloc(testContext(t), 4096); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		must(t, group, func(c *weft.Comm) error { return c.Close() })
+	}
+	once()
+	files, routines := openFiles(t), runtime.NumGoroutine()
+	for range 20 {
+		once()
+	}
+	for wait := time.Millisecond; runtime.NumGoroutine() > routines+4 && wait < time.Second; wait *= 2 {
+		time.Sleep(wait)
+	}
+	if now := openFiles(t); now > files {
+		t.Errorf("%d descriptors before, %d after", files, now)
+	}
+	if now := runtime.NumGoroutine(); now > routines+4 {
+		t.Errorf("%d goroutines before, %d after", routines, now)
+	}
+}
+
+// TestCollectorIsNotStopped collects garbage while ranks spin.
+func TestCollectorIsNotStopped(t *testing.T) {
+	for name, p := range map[string]channel.Policy{
+		"spinning": {Spin: 1 << 40}, "yielding": {Yield: 1 << 40}, "yielding to goroutines": {Yield: 1 << 40, Goroutines: true}, "sleeping": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			group := join(t, 2, weft.WithWaitPolicy(p), weft.WithDeadline(20*time.Second))
+			waits := make(chan error)
+			go func() { waits <- group[0].AgreeOn(testContext(t), "test", "", nil) }()
+			if name == "sleeping" || name == "yielding to goroutines" || name == "yielding" {
+				for group[1].Waiter().Peers[0].Record().Peer != 1 {
+					runtime.Gosched()
+				}
+			}
+			start := time.Now()
+			for range 5 {
+				runtime.GC()
+			}
+			if took := time.Since(start); took > 5*time.Second {
+				t.Errorf("five collections took %v while a rank waited", took)
+			}
+			if err := errors.Join(group[1].AgreeOn(testContext(t), "test", "", nil), <-waits); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

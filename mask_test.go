@@ -1,0 +1,135 @@
+package weft_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+)
+
+func TestSetMask(t *testing.T) {
+	group := join(t, 5)
+	ctx := testContext(t)
+	must(t, group[:3], func(c *weft.Comm) error {
+		if err := c.SetMask(ctx, 3, 4); err != nil {
+			return err
+		}
+		if !c.Masked(3) || !c.Masked(4) || c.Masked(0) || c.Mask() != 0b11000 || c.Generation() != 1 {
+			return fmt.Errorf("mask %#b of generation %d", c.Mask(), c.Generation())
+		}
+		all, err := c.Agree(ctx, "test", []byte{byte(c.Rank())})
+		if err != nil {
+			return err
+		}
+		if all[3] != nil || all[4] != nil || all[2][0] != 2 {
+			return fmt.Errorf("notes %v", all)
+		}
+		return nil
+	})
+	// One comes back, one more goes.
+	some := []*weft.Comm{group[0], group[2], group[3]}
+	must(t, some, func(c *weft.Comm) error {
+		return errors.Join(c.SetMask(ctx, 1, 4), c.AgreeOn(ctx, "test", "three", nil))
+	})
+	must(t, group, func(c *weft.Comm) error {
+		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "five", nil))
+	})
+	if g := group[4].Generation(); g != group[0].Generation() {
+		t.Errorf("generations %d and %d", g, group[0].Generation())
+	}
+}
+
+func TestSetMaskRefuses(t *testing.T) {
+	group := join(t, 2)
+	ctx := testContext(t)
+	if err := group[0].SetMask(ctx, 2); !errors.Is(err, weft.ErrInvalid) {
+		t.Errorf("a rank that does not exist: %v", err)
+	}
+	if err := group[0].SetMask(ctx, 0); !errors.Is(err, weft.ErrMasked) {
+		t.Errorf("itself: %v", err)
+	}
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	if err := group[0].SetMask(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("alone: %v", err)
+	}
+	must(t, group, func(c *weft.Comm) error {
+		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "both", nil))
+	})
+}
+
+// TestSetMaskDeadline waits for a rank that does not agree.
+func TestSetMaskDeadline(t *testing.T) {
+	group := join(t, 3, weft.WithDeadline(50*time.Millisecond))
+	blames(t, 0, group[0].SetMask(testContext(t), 2), 1, weft.ErrTimeout)
+}
+
+// TestSetMaskDifferentSets has ranks call with different sets: nobody goes on with a set that others do not have.
+func TestSetMaskDifferentSets(t *testing.T) {
+	group := join(t, 3, weft.WithDeadline(100*time.Millisecond))
+	ctx := testContext(t)
+	for r, err := range each(group[:2], func(c *weft.Comm) error {
+		if c.Rank() == 0 {
+			return c.SetMask(ctx, 2)
+		}
+		return c.SetMask(ctx)
+	}) {
+		if err == nil {
+			t.Errorf("rank %d goes on with mask %#b", r, group[r].Mask())
+		}
+	}
+}
+
+// TestClose leaves while others wait, and calls everything afterwards.
+func TestClose(t *testing.T) {
+	group := join(t, 3)
+	ctx := testContext(t)
+	windows := make([]*weft.Window, 3)
+	must(t, group, func(c *weft.Comm) (err error) {
+		windows[c.Rank()], err = c.Alloc(ctx, 64)
+		if err == nil {
+			windows[c.Rank()].Bytes()[5] = 55
+			err = c.AgreeOn(ctx, "test", "written", nil)
+		}
+		return err
+	})
+	const gone = 1
+	must(t, group, func(c *weft.Comm) error {
+		if c.Rank() == gone {
+			return errors.Join(c.Close(), c.Close())
+		}
+		if err := blame(c.AgreeOn(ctx, "test", "", nil), gone, weft.ErrLeft); err != nil {
+			return err
+		}
+		if err := blame(c.Err(), gone, weft.ErrLeft); err != nil {
+			return err
+		}
+		// What the rank that left has published can still be read.
+		if windows[c.Rank()].Peer(gone)[5] != 55 {
+			return errors.New("the window of the rank that left is empty")
+		}
+		if err := blame(c.SetMask(ctx), gone, weft.ErrLeft); err != nil {
+			return err
+		}
+		return errors.Join(c.SetMask(ctx, gone), c.AgreeOn(ctx, "test", "two", nil))
+	})
+	c := group[gone]
+	for name, f := range map[string]func() error{
+		"alloc":           func() error { _, err := c.Alloc(ctx, 1); return err },
+		"register memory": func() error { _, err := c.RegisterMemory(ctx, nil); return err },
+		"agree":           func() error { return c.AgreeOn(ctx, "test", "", nil) },
+		"set mask":        func() error { return c.SetMask(ctx) },
+		"error":           c.Err,
+	} {
+		if err := f(); !errors.Is(err, weft.ErrClosed) || !strings.Contains(err.Error(), "closed") {
+			t.Errorf("%s of a closed communicator: %v", name, err)
+		}
+	}
+	if err := windows[gone].Close(); err != nil {
+		t.Errorf("a window after its communicator: %v", err)
+	}
+}

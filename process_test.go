@@ -1,0 +1,230 @@
+package weft_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/eptest/processes"
+)
+
+// member is the part of a rank that is a process of its own.
+type member struct{ comm *weft.Comm }
+
+type memberArgs struct {
+	ID       string
+	Deadline time.Duration
+	Size     int
+	Masked   []int
+	Peer     int
+	Times    int
+}
+
+func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a memberArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	defer cancel()
+	switch c.Do {
+	case "join":
+		if a.Deadline == 0 {
+			a.Deadline = 30 * time.Second
+		}
+		var err error
+		m.comm, err = r.Join(a.ID, weft.WithDeadline(a.Deadline))
+		return nil, err
+	case "agree":
+		for i := range max(1, a.Times) {
+			if err := m.comm.AgreeOn(ctx, "agree", fmt.Sprint(i), nil); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	case "alloc":
+		return nil, m.alloc(ctx, a)
+	case "plain memory":
+		_, err := m.comm.RegisterMemory(ctx, make([]byte, 8))
+		return nil, err
+	case "mask":
+		return nil, m.comm.SetMask(ctx, a.Masked...)
+	case "error":
+		return nil, m.comm.Err()
+	case "await": // until the peer waits for somebody
+		for m.comm.Waiter().Peers[a.Peer].Record().Peer < 0 {
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(time.Millisecond):
+			}
+		}
+		return nil, nil
+	case "abort":
+		m.comm.Abort()
+		return nil, nil
+	case "close":
+		return nil, m.comm.Close()
+	}
+	return nil, fmt.Errorf("unknown command %q", c.Do)
+}
+
+func (m *member) alloc(ctx context.Context, a memberArgs) error {
+	w, err := m.comm.Alloc(ctx, a.Size)
+	if err != nil {
+		return err
+	}
+	w.Bytes()[a.Size-1] = byte(m.comm.Rank() + 1)
+	if err := m.comm.AgreeOn(ctx, "alloc", "written", nil); err != nil {
+		return err
+	}
+	for r := range m.comm.Size() {
+		if p := w.Peer(r); !m.comm.Masked(r) && p[a.Size-1] != byte(r+1) {
+			return fmt.Errorf("rank %d's part shows %d", r, p[a.Size-1])
+		}
+	}
+	return errors.Join(m.comm.AgreeOn(ctx, "alloc", "read", nil), w.Close())
+}
+
+func startMembers(t *testing.T, n int, deadline time.Duration) (*processes.Crew, []int) {
+	t.Helper()
+	crew := processes.Start(t, "member", n)
+	var all []int
+	for r := range n {
+		all = append(all, r)
+	}
+	crew.Must(all, "join", memberArgs{ID: crew.ID(), Deadline: deadline})
+	return crew, all
+}
+
+func TestProcesses(t *testing.T) {
+	crew, all := startMembers(t, 4, 0)
+	crew.Must(all, "agree", memberArgs{Times: 200})
+	for _, size := range []int{1, 4096, 3 << 20} {
+		crew.Must(all, "alloc", memberArgs{Size: size})
+	}
+	for r, a := range crew.All(all, "plain memory", memberArgs{}) {
+		if a.Cause != "unsupported" {
+			t.Errorf("rank %d registers plain memory among processes: %q", r, a.Err)
+		}
+	}
+	crew.Must(all, "agree", memberArgs{})
+	crew.Must(all, "close", memberArgs{})
+}
+
+// TestProcessDies kills a rank for which the others wait, then the next, until one is left.
+func TestProcessDies(t *testing.T) {
+	crew, alive := startMembers(t, 4, 0)
+	var dead []int
+	for len(alive) > 1 {
+		victim := alive[len(alive)/2]
+		var survivors []int
+		for _, r := range alive {
+			if r != victim {
+				survivors = append(survivors, r)
+				crew.Tell(r, "agree", memberArgs{})
+			}
+		}
+		start := time.Now()
+		crew.Kill(victim)
+		for r, a := range crew.Answers(survivors) {
+			if a.Peer != victim || a.Cause != "died" {
+				t.Errorf("rank %d after the death of %d: %q", r, victim, a.Err)
+			}
+		}
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("the death of %d was known after %v", victim, took)
+		}
+		for r, a := range crew.All(survivors, "error", memberArgs{}) {
+			if a.Peer != victim {
+				t.Errorf("rank %d: the failure does not stick: %q", r, a.Err)
+			}
+		}
+		// The dead cannot be kept.
+		for r, a := range crew.All(survivors, "mask", memberArgs{Masked: dead}) {
+			if a.Peer != victim || a.Cause != "died" {
+				t.Errorf("rank %d goes on with dead %d: %q", r, victim, a.Err)
+			}
+		}
+		alive, dead = survivors, append(dead, victim)
+		crew.Must(alive, "mask", memberArgs{Masked: dead})
+		crew.Must(alive, "alloc", memberArgs{Size: 10000})
+	}
+	crew.Must(alive, "close", memberArgs{})
+}
+
+// TestProcessLeaves closes a rank for which others wait.
+func TestProcessLeaves(t *testing.T) {
+	crew, _ := startMembers(t, 3, 0)
+	rest := []int{0, 2}
+	for _, r := range rest {
+		crew.Tell(r, "agree", memberArgs{})
+	}
+	crew.Must([]int{1}, "close", memberArgs{})
+	for r, a := range crew.Answers(rest) {
+		if a.Peer != 1 || a.Cause != "left" {
+			t.Errorf("rank %d after rank 1 left: %q", r, a.Err)
+		}
+	}
+	crew.Must(rest, "mask", memberArgs{Masked: []int{1}})
+	crew.Must(rest, "agree", memberArgs{})
+	crew.Must(rest, "close", memberArgs{})
+}
+
+// TestProcessStops stops a rank in the middle of an agreement, and in the middle of the exchange of a window.
+func TestProcessStops(t *testing.T) {
+	const deadline = 700 * time.Millisecond
+	for _, what := range []string{"agree", "alloc"} {
+		t.Run(what, func(t *testing.T) {
+			crew, _ := startMembers(t, 3, deadline)
+			rest := []int{0, 2}
+			crew.Tell(1, what, memberArgs{Size: 100})
+			crew.Must([]int{2}, "await", memberArgs{Peer: 1})
+			crew.Stop(1)
+			var last map[int]processes.Answer
+			start := time.Now()
+			last = crew.All(rest, what, memberArgs{Size: 100})
+			for r, a := range last {
+				if a.Err == "" { // rank 1 had published its share before it was stopped
+					a = crew.Ask(r, what, memberArgs{Size: 100})
+				}
+				if a.Peer != 1 || a.Cause != "timeout" {
+					t.Errorf("rank %d while 1 is stopped: %q (%s)", r, a.Err, a.Cause)
+				}
+			}
+			if took := time.Since(start); took > 3*deadline {
+				t.Errorf("a deadline of %v came after %v", deadline, took)
+			}
+			crew.Must(rest, "mask", memberArgs{Masked: []int{1}})
+			crew.Must(rest, "alloc", memberArgs{Size: 100})
+			crew.Continue(1)
+			if a := crew.Answer(1); a.Err == "" {
+				t.Error("the stopped rank finished without the others")
+			}
+			crew.Must(rest, "alloc", memberArgs{Size: 100})
+			crew.Must([]int{1}, "close", memberArgs{})
+			crew.Must(rest, "agree", memberArgs{Times: 20})
+			crew.Must(rest, "close", memberArgs{})
+		})
+	}
+}
+
+func TestProcessAborts(t *testing.T) {
+	crew, all := startMembers(t, 3, 0)
+	crew.Tell(0, "agree", memberArgs{})
+	crew.Tell(1, "agree", memberArgs{})
+	crew.Must([]int{2}, "await", memberArgs{Peer: 0})
+	crew.Must([]int{2}, "abort", memberArgs{})
+	for r, a := range crew.Answers([]int{0, 1}) {
+		if a.Peer != 2 || a.Cause != "aborted" {
+			t.Errorf("rank %d after rank 2 aborted: %q", r, a.Err)
+		}
+	}
+	crew.Must(all, "mask", memberArgs{})
+	crew.Must(all, "agree", memberArgs{})
+	crew.Must(all, "close", memberArgs{})
+}
