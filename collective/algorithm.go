@@ -1,0 +1,168 @@
+package collective
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/weftgo/weft"
+)
+
+// Algorithm is one way to run a collective. Each stands in a file of its own and is listed in [Algorithms]; the table in tuning.go says when it is
+// chosen.
+type Algorithm struct {
+	// Name is unique among all algorithms: "all-reduce/pipeline".
+	Name       string
+	Collective Collective
+
+	// Supports says whether the algorithm can do what is asked. Like the choice itself it must depend on the request alone.
+	Supports func(Request) bool
+
+	// eager algorithms send their data in the round that opens the operation, before anybody knows what the others' operands look like.
+	eager bool
+
+	run func(ctx context.Context, c *call) error
+}
+
+// algorithms is the registry.
+var algorithms = []*Algorithm{
+	&barrierEager,
+	&allReduceEager, &allReducePipeline, &allReduceTwoShot, &allReduceWindow, &allReducePull,
+	&allGatherEager, &allGatherPipeline, &allGatherWindow,
+	&broadcastEager, &broadcastPipeline, &broadcastWindow,
+}
+
+// Algorithms lists all algorithms.
+func Algorithms() []Algorithm {
+	all := make([]Algorithm, len(algorithms))
+	for i, a := range algorithms {
+		all[i] = *a
+	}
+	return all
+}
+
+func algorithmNamed(name string) (*Algorithm, error) {
+	for _, a := range algorithms {
+		if a.Name == name {
+			return a, nil
+		}
+	}
+	return nil, weft.Invalidf("there is no algorithm %q", name)
+}
+
+// call is an operation in progress. A group has one, used again and again.
+type call struct {
+	*rounds
+	Request
+	name string
+
+	// What the caller passed. AllReduce and AllGather read in and write out; Broadcast uses out alone.
+	out, in []byte
+	inPlace bool
+
+	rows   [][]byte // one source a rank, for reductions
+	pieces [][]byte // parts of them
+	bounce []byte   // a result on its way to memory past the caches
+	stream bool     // the output is too large to stay in a cache
+
+	staging, sharing pace    // of copies and of reductions that others read
+	places           []place // by place among the live ranks, once they have been exchanged
+}
+
+// open publishes the round that begins the operation, with data of this rank in it, and waits for the others'. It fails on every rank alike unless all
+// of them make the same call.
+func (c *call) open(ctx context.Context, data []byte) error {
+	s := c.next()
+	*s.print = c.fingerprint()
+	c.stage(c.fill(len(data)), data)
+	return c.opened(ctx, c.publish(), nil)
+}
+
+func (c *call) opened(ctx context.Context, round uint64, own error) error {
+	if err := c.await(ctx, c.name, round); err != nil {
+		return err
+	}
+	return c.agree(c.name, round, own)
+}
+
+// exchangePlaces opens an operation by telling where this rank's operands are, and learns where the others' are.
+func (c *call) exchangePlaces(ctx context.Context) error {
+	s := c.next()
+	*s.print = c.fingerprint()
+	p := s.place()
+	*p = place{}
+	if w, at, ok := c.comm.Find(pointer(c.in), len(c.in)); ok {
+		p.input, p.inputAt = w.ID(), uint64(at)
+	}
+	if w, at, ok := c.comm.Find(pointer(c.out), len(c.out)); ok {
+		p.output, p.outputAt = w.ID(), uint64(at)
+	}
+	if c.inPlace {
+		p.inPlace = 1
+	}
+	round := c.publish()
+	if err := c.opened(ctx, round, nil); err != nil {
+		return err
+	}
+	c.Windows = Inputs | Outputs
+	c.places = c.places[:0]
+	for _, r := range c.live {
+		p := *c.slot(r, round).place()
+		c.places = append(c.places, p)
+		if p.input == 0 && (c.Collective != Broadcast || r == c.Root) {
+			c.Windows &^= Inputs
+		}
+		if p.output == 0 {
+			c.Windows &^= Outputs
+		}
+		if p.inPlace != 0 {
+			c.Windows |= InPlace
+		}
+	}
+	return nil
+}
+
+// peer is the memory of the i-th live rank at an offset of one of its windows.
+func (c *call) peer(i int, window, offset uint64, n int) ([]byte, error) {
+	w, ok := c.comm.Window(window)
+	if ok {
+		if mem := w.Peer(c.live[i]); mem != nil && offset <= uint64(len(mem)) && uint64(n) <= uint64(len(mem))-offset {
+			return mem[offset:][:n:n], nil
+		}
+	}
+	// Others may be half-way through: they are told.
+	return nil, c.comm.Fail(fmt.Errorf("%s: %w: an operand of rank %d lies in window %d, which is closed here", c.name, weft.ErrMismatch, c.live[i], window))
+}
+
+// input is the whole input of the i-th live rank, read where it stands.
+func (c *call) input(i int) ([]byte, error) {
+	if i == c.own {
+		return c.in, nil
+	}
+	p := &c.places[i]
+	return c.peer(i, p.input, p.inputAt, c.Bytes)
+}
+
+// output is the first n bytes of the output of the i-th live rank, read where they stand.
+func (c *call) output(i, n int) ([]byte, error) {
+	if i == c.own {
+		return c.out[:n], nil
+	}
+	p := &c.places[i]
+	return c.peer(i, p.output, p.outputAt, n)
+}
+
+// close is the round after which a caller may change what peers have read in place.
+func (c *call) close(ctx context.Context) error { return c.await(ctx, c.name, c.publish()) }
+
+// chunk is the number of input bytes that a pipelined algorithm handles in one round: at most limit, and what a slot can carry.
+func (c *call) chunk(limit int) int {
+	n := min(limit, c.Slot)
+	return max(n&^63, 64)
+}
+
+// part is the share of the i-th live rank of n bytes: they are cut at cache lines.
+func (c *call) part(i, n int) (from, to int) {
+	size := (n + c.Ranks - 1) / c.Ranks
+	size = (size + 63) &^ 63
+	return min(i*size, n), min((i+1)*size, n)
+}

@@ -1,0 +1,27 @@
+package collective
+
+import "context"
+
+// allGatherEager publishes the input with the round that opens the operation.
+var allGatherEager = Algorithm{
+	Name:       "all-gather/eager",
+	Collective: AllGather,
+	Supports:   fitsSlot,
+	eager:      true,
+	run: func(ctx context.Context, c *call) error {
+		if err := c.open(ctx, c.in); err != nil {
+			return err
+		}
+		for _, r := range c.live {
+			if r == c.comm.Rank() {
+				c.move(c.block(r), c.in)
+			} else {
+				c.copy(c.block(r), c.payload(r, c.published, c.Bytes))
+			}
+		}
+		return nil
+	},
+}
+
+// block is rank's share of an AllGather's output.
+func (c *call) block(rank int) []byte { return c.out[rank*c.Bytes:][:c.Bytes] }

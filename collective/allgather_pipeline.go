@@ -1,0 +1,37 @@
+package collective
+
+import "context"
+
+// allGatherPipeline is allGatherEager by chunks: while the others copy one out of this rank's slot, it stages the next.
+var allGatherPipeline = Algorithm{
+	Name:       "all-gather/pipeline",
+	Collective: AllGather,
+	Supports:   func(Request) bool { return true },
+	run: func(ctx context.Context, c *call) error {
+		size := c.chunk(tuning.CopyChunk)
+		stage := func(at int) {
+			n := min(size, c.Bytes-at)
+			c.stage(c.fill(n), c.in[at:at+n])
+			c.publish()
+		}
+		if c.Bytes > 0 {
+			stage(0)
+		}
+		for at := 0; at < c.Bytes; at += size {
+			round := c.published
+			if at+size < c.Bytes {
+				stage(at + size)
+			}
+			n := min(size, c.Bytes-at)
+			c.move(c.block(c.comm.Rank())[at:at+n], c.in[at:at+n])
+			if err := c.await(ctx, c.name, round); err != nil {
+				return err
+			}
+			for k := 1; k < c.Ranks; k++ {
+				r := c.live[(c.own+k)%c.Ranks]
+				c.copy(c.block(r)[at:at+n], c.payload(r, round, n))
+			}
+		}
+		return nil
+	},
+}

@@ -1,0 +1,39 @@
+package collective
+
+import "context"
+
+// allGatherWindow copies every rank's input from its window, or, where outputs lie in windows and inputs do not, from the block of the rank's own output
+// to which it has copied it anyway. Nothing is staged.
+var allGatherWindow = Algorithm{
+	Name:       "all-gather/window",
+	Collective: AllGather,
+	Supports:   func(q Request) bool { return q.Windows&(Inputs|Outputs) != 0 },
+	run: func(ctx context.Context, c *call) error {
+		own := c.comm.Rank()
+		if c.Windows&Inputs == 0 {
+			c.move(c.block(own), c.in)
+			if err := c.close(ctx); err != nil {
+				return err
+			}
+		}
+		for k := 1; k < c.Ranks; k++ {
+			i := (c.own + k) % c.Ranks
+			r := c.live[i]
+			var src []byte
+			var err error
+			if c.Windows&Inputs != 0 {
+				src, err = c.input(i)
+			} else if src, err = c.output(i, len(c.out)); err == nil {
+				src = src[r*c.Bytes:][:c.Bytes]
+			}
+			if err != nil {
+				return err
+			}
+			c.copy(c.block(r), src)
+		}
+		if c.Windows&Inputs != 0 {
+			c.move(c.block(own), c.in)
+		}
+		return c.close(ctx)
+	},
+}

@@ -1,0 +1,25 @@
+package collective
+
+import "context"
+
+// allReduceEager publishes the input with the round that opens the operation; every rank then reduces everyone's. One trip of a cache line for
+// operands of up to 40 bytes, the least there is.
+var allReduceEager = Algorithm{
+	Name:       "all-reduce/eager",
+	Collective: AllReduce,
+	Supports:   fitsSlot,
+	eager:      true,
+	run: func(ctx context.Context, c *call) error {
+		if err := c.open(ctx, c.in); err != nil {
+			return err
+		}
+		for i, r := range c.live {
+			c.rows[i] = c.payload(r, c.published, c.Bytes)
+		}
+		c.rows[c.own] = c.in
+		c.reduce(c.out, c.rows[:c.Ranks], c.stream)
+		return nil
+	},
+}
+
+func fitsSlot(q Request) bool { return q.Bytes <= q.Slot }

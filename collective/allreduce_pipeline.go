@@ -1,0 +1,39 @@
+package collective
+
+import "context"
+
+// allReducePipeline is allReduceEager by chunks: a rank stages a chunk in its slot, and while the others read it stages the next. Its
+// traffic on each rank is two passes over its input to stage it, and ranks+1 to reduce.
+var allReducePipeline = Algorithm{
+	Name:       "all-reduce/pipeline",
+	Collective: AllReduce,
+	Supports:   func(Request) bool { return true },
+	run: func(ctx context.Context, c *call) error {
+		size := c.chunk(tuning.ReduceChunk)
+		stage := func(at int) {
+			n := min(size, c.Bytes-at)
+			c.stage(c.fill(n), c.in[at:at+n])
+			c.publish()
+		}
+		if c.Bytes > 0 {
+			stage(0)
+		}
+		for at := 0; at < c.Bytes; at += size {
+			round := c.published
+			if at+size < c.Bytes {
+				stage(at + size)
+			}
+			if err := c.await(ctx, c.name, round); err != nil {
+				return err
+			}
+			n := min(size, c.Bytes-at)
+			for i, r := range c.live {
+				c.rows[i] = c.payload(r, round, n)
+			}
+			// This rank's own part is read from where it came: in place it is overwritten only now.
+			c.rows[c.own] = c.in[at : at+n]
+			c.reduce(c.out[at:at+n], c.rows[:c.Ranks], c.stream)
+		}
+		return nil
+	},
+}

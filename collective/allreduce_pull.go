@@ -1,0 +1,21 @@
+package collective
+
+import "context"
+
+// allReducePull reads everyone's whole input in their windows and reduces it into the caller's output, wherever that is: ranks+1 passes,
+// two rounds. It cannot work in place, where a result would overwrite an input that others still read.
+var allReducePull = Algorithm{
+	Name:       "all-reduce/pull",
+	Collective: AllReduce,
+	Supports:   func(q Request) bool { return q.Windows&(Inputs|InPlace) == Inputs },
+	run: func(ctx context.Context, c *call) error {
+		for i := range c.live {
+			var err error
+			if c.rows[i], err = c.input(i); err != nil {
+				return err
+			}
+		}
+		c.reduce(c.out, c.rows[:c.Ranks], c.stream)
+		return c.close(ctx)
+	},
+}

@@ -1,0 +1,52 @@
+package collective
+
+import "context"
+
+// allReduceTwoShot reduces every element once: each rank reduces its part of a chunk, and the others copy it. A chunk takes two rounds, the inputs'
+// and the results'; the inputs of the next chunk are staged between them. Its traffic on each rank is about five passes, however many ranks.
+var allReduceTwoShot = Algorithm{
+	Name:       "all-reduce/two-shot",
+	Collective: AllReduce,
+	Supports:   func(Request) bool { return true },
+	run: func(ctx context.Context, c *call) error {
+		size := c.chunk(tuning.TwoShotChunk)
+		// stage publishes what the others need of a chunk: all but this rank's part.
+		stage := func(at int) {
+			in := c.in[at:min(at+size, c.Bytes)]
+			out := c.fill(len(in))
+			from, to := c.part(c.own, len(in))
+			c.stage(out[:from], in[:from])
+			c.stage(out[to:], in[to:])
+			c.publish()
+		}
+		if c.Bytes > 0 {
+			stage(0)
+		}
+		for at := 0; at < c.Bytes; at += size {
+			n := min(size, c.Bytes-at)
+			inputs := c.published
+			if err := c.await(ctx, c.name, inputs); err != nil {
+				return err
+			}
+			from, to := c.part(c.own, n)
+			for i, r := range c.live {
+				c.rows[i] = c.payload(r, inputs, n)[from:to]
+			}
+			c.rows[c.own] = c.in[at+from : at+to]
+			c.share(c.fill(n)[from:to], c.rows[:c.Ranks])
+			results := c.publish()
+			if at+size < c.Bytes {
+				stage(at + size)
+			}
+			if err := c.await(ctx, c.name, results); err != nil {
+				return err
+			}
+			for k := range c.live {
+				i := (c.own + k) % c.Ranks // not all from the same rank at once
+				from, to := c.part(i, n)
+				c.copy(c.out[at+from:at+to], c.payload(c.live[i], results, n)[from:to])
+			}
+		}
+		return nil
+	},
+}

@@ -1,0 +1,56 @@
+package collective
+
+import "context"
+
+// allReduceWindow reduces every element once, in place: each rank reads its part of everyone's input in their windows and writes the result to its own
+// output, from where the others copy it. Chunk by chunk, so that the results are still in a cache. Nothing is staged: the traffic on each rank is
+// two passes to read and one to write its part of the whole, and two to fetch the rest.
+//
+// In place it needs no care: of a rank's input the part of rank r is read by rank r only, before it publishes its result, and overwritten by that.
+var allReduceWindow = Algorithm{
+	Name:       "all-reduce/window",
+	Collective: AllReduce,
+	Supports:   func(q Request) bool { return q.Windows&(Inputs|Outputs) == Inputs|Outputs },
+	run: func(ctx context.Context, c *call) error {
+		var mem [2 * maxRanks][]byte
+		ins, outs := mem[:c.Ranks], mem[maxRanks:][:c.Ranks]
+		for i := range c.live {
+			var err error
+			if ins[i], err = c.input(i); err != nil {
+				return err
+			}
+			if outs[i], err = c.output(i, c.Bytes); err != nil {
+				return err
+			}
+		}
+		size := max(tuning.WindowPart*c.Ranks, 64)
+		reduce := func(at int) {
+			n := min(size, c.Bytes-at)
+			from, to := c.part(c.own, n)
+			for i := range ins {
+				c.rows[i] = ins[i][at+from : at+to]
+			}
+			c.share(c.out[at+from:at+to], c.rows[:c.Ranks])
+			c.publish()
+		}
+		if c.Bytes > 0 {
+			reduce(0)
+		}
+		for at := 0; at < c.Bytes; at += size {
+			round := c.published
+			if at+size < c.Bytes {
+				reduce(at + size)
+			}
+			if err := c.await(ctx, c.name, round); err != nil {
+				return err
+			}
+			n := min(size, c.Bytes-at)
+			for k := 1; k < c.Ranks; k++ {
+				i := (c.own + k) % c.Ranks
+				from, to := c.part(i, n)
+				c.copy(c.out[at+from:at+to], outs[i][at+from:at+to])
+			}
+		}
+		return c.close(ctx)
+	},
+}

@@ -1,0 +1,698 @@
+package collective
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/weftgo/weft"
+)
+
+var dtypes = []weft.DType{
+	weft.Float32, weft.BFloat16, weft.Float16, weft.Float64, weft.Float8E4M3, weft.Float8E5M2,
+	weft.Int8, weft.Int16, weft.Int32, weft.Int64, weft.Uint8, weft.Uint16, weft.Uint32, weft.Uint64,
+}
+
+// smallScratch gives payloads of a few hundred bytes, so that small operands take many rounds.
+const smallScratch = 4096
+
+// variant is a group of every rank, all alike.
+type variant struct {
+	name   string
+	groups []*Group
+}
+
+// variants makes groups that choose for themselves and groups that are told, with much scratch memory and with little.
+func (j *job) variants(t testing.TB, kind Collective) []variant {
+	var all []variant
+	for _, scratch := range []int{0, smallScratch} {
+		all = append(all, variant{fmt.Sprintf("chosen, scratch %d", scratch), j.group(t, Options{Scratch: scratch})})
+		for _, a := range Algorithms() {
+			if a.Collective == kind {
+				all = append(all, variant{fmt.Sprintf("%s, scratch %d", a.Name, scratch), j.group(t, Options{Scratch: scratch, Force: []string{a.Name}})})
+			}
+		}
+	}
+	return all
+}
+
+// shape is what the operands of one case look like.
+type shape struct {
+	dtype weft.DType
+	op    weft.Op
+	count int
+	root  int
+	seed  uint64
+	noise bool // operands are random bits, and not numbers of moderate size
+
+	// By rank: where operands start within a cache line, whether they lie in windows, whether the output is the input.
+	align   []int
+	window  []bool
+	inPlace []bool
+}
+
+func drawShape(t *rapid.T, ranks, most int) shape {
+	s := shape{
+		dtype: rapid.SampledFrom(dtypes).Draw(t, "dtype"),
+		op:    weft.Op(rapid.IntRange(0, 4).Draw(t, "op")),
+		count: rapid.OneOf(rapid.IntRange(0, 70), rapid.IntRange(0, 3000), rapid.IntRange(0, most)).Draw(t, "count"),
+		root:  rapid.IntRange(0, ranks-1).Draw(t, "root"),
+		seed:  rapid.Uint64().Draw(t, "seed"),
+		noise: rapid.Bool().Draw(t, "noise"),
+	}
+	windows := rapid.IntRange(0, 2).Draw(t, "windows")
+	places := rapid.IntRange(0, 2).Draw(t, "in place")
+	for range ranks {
+		s.align = append(s.align, rapid.IntRange(0, 63).Draw(t, "align"))
+		s.window = append(s.window, windows == 1 || windows == 2 && rapid.Bool().Draw(t, "window"))
+		s.inPlace = append(s.inPlace, places == 1 || places == 2 && rapid.Bool().Draw(t, "in place"))
+	}
+	return s
+}
+
+// input makes a rank's input.
+func (s *shape) input(rank int) []byte {
+	r := rand.New(rand.NewPCG(s.seed, uint64(rank)))
+	b := make([]byte, s.count*s.dtype.Size())
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	if !s.noise {
+		// Clear the top of the exponent, or of the integer, so that little overflows.
+		for at := 0; at < len(b); at += s.dtype.Size() {
+			b[at+s.dtype.Size()-1] &^= 0x40
+		}
+	}
+	return b
+}
+
+// memory finds room for n bytes of a rank in its window or outside; second is the second operand.
+func (s *shape) memory(w []byte, rank, n int, second bool) []byte {
+	mem := w[:len(w)/2]
+	if second {
+		mem = w[len(w)/2:]
+	}
+	if !s.window[rank] {
+		mem = make([]byte, n+64)
+	}
+	return mem[s.align[rank]:][:n:n]
+}
+
+// property checks cases of one collective with 1 to 8 ranks.
+func property(t *testing.T, kind Collective, check func(t *rapid.T, j *job, windows []*weft.Window, v variant, s shape)) {
+	sizes := []int{1, 2, 3, 4, 5, 8}
+	if testing.Short() {
+		sizes = []int{1, 2, 5}
+	}
+	for _, ranks := range sizes {
+		t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
+			const most = 40_000
+			j := newJob(t, ranks)
+			windows := make([]*weft.Window, ranks)
+			j.must(t, func(ctx context.Context, r int) (err error) {
+				windows[r], err = j.comms[r].Alloc(ctx, 2*(most*8*max(1, ranks)+128))
+				return err
+			})
+			all := j.variants(t, kind)
+			rapid.Check(t, func(t *rapid.T) {
+				s := drawShape(t, ranks, most/ranks)
+				check(t, j, windows, all[rapid.IntRange(0, len(all)-1).Draw(t, "variant")], s)
+			})
+		})
+	}
+}
+
+// eachRank runs f as every rank within a property.
+func eachRank(t *rapid.T, j *job, f func(ctx context.Context, rank int) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	errs := make(chan error, len(j.comms))
+	for r := range j.comms {
+		go func() { errs <- f(ctx, r) }()
+	}
+	var all []error
+	for range j.comms {
+		all = append(all, <-errs)
+	}
+	if err := errors.Join(all...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func same(t *rapid.T, what string, got, want []byte, size int) {
+	if bytes.Equal(got, want) {
+		return
+	}
+	for i := 0; i < len(want); i += size {
+		if !bytes.Equal(got[i:i+size], want[i:i+size]) {
+			t.Fatalf("%s: element %d of %d is %x, want %x", what, i/size, len(want)/size, got[i:i+size], want[i:i+size])
+		}
+	}
+}
+
+func TestAllReduceEqualsLoop(t *testing.T) {
+	property(t, AllReduce, func(t *rapid.T, j *job, windows []*weft.Window, v variant, s shape) {
+		var inputs, outs, ins [][]byte
+		for r := range j.comms {
+			input := s.input(r)
+			in := s.memory(windows[r].Bytes(), r, len(input), false)
+			copy(in, input)
+			out := in
+			if !s.inPlace[r] {
+				out = s.memory(windows[r].Bytes(), r, len(input), true)
+			}
+			inputs, ins, outs = append(inputs, input), append(ins, in), append(outs, out)
+		}
+		eachRank(t, j, func(ctx context.Context, r int) error {
+			return v.groups[r].AllReduce(ctx, nil, weft.TensorAt(outs[r], s.dtype, s.count), weft.TensorAt(ins[r], s.dtype, s.count), s.op)
+		})
+		want := reference(s.op, s.dtype, inputs)
+		for r := range j.comms {
+			same(t, fmt.Sprintf("%s: %v of %v on rank %d", v.name, s.op, s.dtype, r), outs[r], want, s.dtype.Size())
+			if !s.inPlace[r] {
+				same(t, fmt.Sprintf("%s: input of rank %d", v.name, r), ins[r], inputs[r], s.dtype.Size())
+			}
+		}
+	})
+}
+
+func TestAllGatherConcatenates(t *testing.T) {
+	property(t, AllGather, func(t *rapid.T, j *job, windows []*weft.Window, v variant, s shape) {
+		ranks := len(j.comms)
+		var want []byte
+		var outs, ins [][]byte
+		for r := range j.comms {
+			input := s.input(r)
+			want = append(want, input...)
+			out := s.memory(windows[r].Bytes(), r, ranks*len(input), true)
+			in := out[r*len(input):][:len(input)]
+			if !s.inPlace[r] {
+				in = s.memory(windows[r].Bytes(), r, len(input), false)
+			}
+			copy(in, input)
+			ins, outs = append(ins, in), append(outs, out)
+		}
+		eachRank(t, j, func(ctx context.Context, r int) error {
+			return v.groups[r].AllGather(ctx, nil, weft.TensorAt(outs[r], s.dtype, ranks, s.count), weft.TensorAt(ins[r], s.dtype, s.count))
+		})
+		for r := range j.comms {
+			same(t, fmt.Sprintf("%s: rank %d", v.name, r), outs[r], want, s.dtype.Size())
+		}
+	})
+}
+
+func TestBroadcastCopies(t *testing.T) {
+	property(t, Broadcast, func(t *rapid.T, j *job, windows []*weft.Window, v variant, s shape) {
+		var mem [][]byte
+		for r := range j.comms {
+			input := s.input(r)
+			m := s.memory(windows[r].Bytes(), r, len(input), false)
+			copy(m, input)
+			mem = append(mem, m)
+		}
+		eachRank(t, j, func(ctx context.Context, r int) error {
+			return v.groups[r].Broadcast(ctx, nil, weft.TensorAt(mem[r], s.dtype, s.count), s.root)
+		})
+		for r := range j.comms {
+			same(t, fmt.Sprintf("%s: rank %d", v.name, r), mem[r], s.input(s.root), s.dtype.Size())
+		}
+	})
+}
+
+// TestAlgorithmsAgree compares the bits of every algorithm on operands of some megabytes, large enough for outputs that bypass the caches.
+func TestAlgorithmsAgree(t *testing.T) {
+	count := 2_500_001
+	if testing.Short() {
+		count = 300_001
+	}
+	for _, ranks := range []int{2, 5} {
+		j := newJob(t, ranks)
+		s := shape{dtype: weft.Float32, count: count, seed: 7}
+		inputs := make([][]byte, ranks)
+		for r := range inputs {
+			inputs[r] = s.input(r)
+		}
+		want := reference(weft.Sum, s.dtype, inputs)
+		windows := make([]*weft.Window, ranks)
+		n := len(want)
+		j.must(t, func(ctx context.Context, r int) (err error) {
+			windows[r], err = j.comms[r].Alloc(ctx, 2*n)
+			return err
+		})
+		for _, a := range Algorithms() {
+			if a.Collective != AllReduce {
+				continue
+			}
+			groups := j.group(t, Options{Force: []string{a.Name}})
+			for _, inWindow := range []bool{false, true} {
+				outs := make([][]byte, ranks)
+				j.must(t, func(ctx context.Context, r int) error {
+					mem := make([]byte, 2*n)
+					if inWindow {
+						mem = windows[r].Bytes()
+						clear(mem[n:])
+					}
+					copy(mem, inputs[r])
+					outs[r] = mem[n:]
+					return groups[r].AllReduce(ctx, nil, weft.TensorAt(outs[r], s.dtype, count), weft.TensorAt(mem, s.dtype, count), weft.Sum)
+				})
+				for r := range outs {
+					if !bytes.Equal(outs[r], want) {
+						t.Errorf("%s, windows %t: rank %d of %d differs from the loop", a.Name, inWindow, r, ranks)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestMixedOperations runs long random sequences of operations, all of whose results are checked, over two groups at once.
+func TestMixedOperations(t *testing.T) {
+	steps := 4000
+	if testing.Short() {
+		steps = 800
+	}
+	for _, ranks := range []int{2, 4, 7} {
+		j := newJob(t, ranks)
+		groups := [][]*Group{j.group(t, Options{Scratch: smallScratch}), j.group(t, Options{})}
+		j.must(t, func(ctx context.Context, r int) error {
+			draw := rand.New(rand.NewPCG(3, 4)) // the same on every rank
+			for i := range steps {
+				g := groups[draw.IntN(2)][r]
+				n := draw.IntN(1 << draw.IntN(13))
+				root := draw.IntN(ranks)
+				mem := make([]int64, n)
+				for k := range mem {
+					mem[k] = int64((r + 1) * (k + i))
+				}
+				switch draw.IntN(4) {
+				case 0:
+					if err := g.Barrier(ctx, nil); err != nil {
+						return err
+					}
+				case 1:
+					if err := g.AllReduce(ctx, nil, weft.TensorOf(mem), weft.TensorOf(mem), weft.Sum); err != nil {
+						return err
+					}
+					for k, v := range mem {
+						if want := int64(ranks*(ranks+1)/2) * int64(k+i); v != want {
+							return fmt.Errorf("step %d: element %d of the sum is %d, want %d", i, k, v, want)
+						}
+					}
+				case 2:
+					all := make([]int64, ranks*n)
+					if err := g.AllGather(ctx, nil, weft.TensorOf(all), weft.TensorOf(mem)); err != nil {
+						return err
+					}
+					for k, v := range all {
+						if want := int64((k/n + 1) * (k%n + i)); v != want {
+							return fmt.Errorf("step %d: element %d of all is %d, want %d", i, k, v, want)
+						}
+					}
+				default:
+					if err := g.Broadcast(ctx, nil, weft.TensorOf(mem), root); err != nil {
+						return err
+					}
+					for k, v := range mem {
+						if want := int64((root + 1) * (k + i)); v != want {
+							return fmt.Errorf("step %d: element %d of rank %d's is %d, want %d", i, k, root, v, want)
+						}
+					}
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// attempt is an operation as one rank makes it.
+type attempt func(ctx context.Context, g *Group) error
+
+func reduceOf(n int, op weft.Op) attempt {
+	return func(ctx context.Context, g *Group) error {
+		x := make([]float32, n)
+		return g.AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), op)
+	}
+}
+
+func broadcastOf(n, root int) attempt {
+	return func(ctx context.Context, g *Group) error {
+		return g.Broadcast(ctx, nil, weft.TensorOf(make([]int32, n)), root)
+	}
+}
+
+func TestMismatchedCalls(t *testing.T) {
+	barrier := func(ctx context.Context, g *Group) error { return g.Barrier(ctx, nil) }
+	cases := []struct {
+		name        string
+		first, rest attempt
+		words       []string
+	}{
+		{"count", reduceOf(3, weft.Sum), reduceOf(4, weft.Sum), []string{"rank 0 calls all-reduce sum of 3 fp32", "rank 1 all-reduce sum of 4 fp32"}},
+		{"algorithm", reduceOf(3, weft.Sum), reduceOf(1<<20, weft.Sum), []string{"3 fp32", "1048576 fp32"}},
+		{"op", reduceOf(3, weft.Max), reduceOf(3, weft.Avg), []string{"all-reduce max", "all-reduce avg"}},
+		{"root", broadcastOf(5, 0), broadcastOf(5, 1), []string{"from rank 0", "from rank 1"}},
+		{"collective", barrier, broadcastOf(1<<20, 1), []string{"calls barrier", "broadcast of 1048576 int32 from rank 1"}},
+		{"dtype", reduceOf(5, weft.Sum), func(ctx context.Context, g *Group) error {
+			x := make([]int32, 5)
+			return g.AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), weft.Sum)
+		}, []string{"5 fp32", "5 int32"}},
+	}
+	for _, ranks := range []int{2, 4} {
+		j := newJob(t, ranks)
+		groups := j.group(t, Options{})
+		for _, c := range cases {
+			errs := j.each(t, func(ctx context.Context, r int) error {
+				if r == 0 {
+					return c.first(ctx, groups[r])
+				}
+				return c.rest(ctx, groups[r])
+			})
+			for r, err := range errs {
+				if !errors.Is(err, weft.ErrMismatch) {
+					t.Fatalf("%s: rank %d of %d returns %v", c.name, r, ranks, err)
+				}
+				if r > 0 && err.Error()[strings.Index(err.Error(), ":"):] != errs[0].Error()[strings.Index(errs[0].Error(), ":"):] {
+					t.Errorf("%s: rank %d says %q, rank 0 %q", c.name, r, err, errs[0])
+				}
+				for _, w := range c.words {
+					if !strings.Contains(err.Error(), w) {
+						t.Errorf("%s: %q does not say %q", c.name, err, w)
+					}
+				}
+			}
+			// Nothing is broken: the next operation works.
+			j.must(t, func(ctx context.Context, r int) error { return reduceOf(1000, weft.Sum)(ctx, groups[r]) })
+		}
+	}
+}
+
+func TestRefusedArguments(t *testing.T) {
+	f := make([]float32, 8)
+	h := make([]weft.BF16, 8)
+	scales := make([]weft.E8M0, 8)
+	stream := new(weft.Stream)
+	cases := []struct {
+		name string
+		call attempt
+		want error
+		word string
+	}{
+		{"stream", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, stream, weft.TensorOf(f), weft.TensorOf(f), weft.Sum)
+		}, weft.ErrUnsupported, "streams"},
+		{"op", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, nil, weft.TensorOf(f), weft.TensorOf(f), 99)
+		}, weft.ErrInvalid, "op(99)"},
+		{"types", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, nil, weft.TensorOf(f), weft.TensorOf(h), weft.Sum)
+		}, weft.ErrInvalid, "input of bf16, output of fp32"},
+		{"scales", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, nil, weft.TensorOf(scales), weft.TensorOf(scales), weft.Sum)
+		}, weft.ErrUnsupported, "ue8m0"},
+		{"counts", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, nil, weft.TensorOf(f[:4]), weft.TensorOf(f), weft.Sum)
+		}, weft.ErrInvalid, "input of 8 elements, output of 4"},
+		{"overlap", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, nil, weft.TensorOf(f[:6]), weft.TensorOf(f[1:7]), weft.Sum)
+		}, weft.ErrInvalid, "overlap"},
+		{"no memory", func(ctx context.Context, g *Group) error {
+			return g.Broadcast(ctx, nil, weft.Tensor{DType: weft.Float32, Shape: []int{4}}, 0)
+		}, weft.ErrInvalid, "without memory"},
+		{"no type", func(ctx context.Context, g *Group) error {
+			return g.Broadcast(ctx, nil, weft.Tensor{Data: pointer(make([]byte, 4)), Shape: []int{4}}, 0)
+		}, weft.ErrInvalid, "invalid"},
+		{"negative", func(ctx context.Context, g *Group) error {
+			return g.Broadcast(ctx, nil, weft.Tensor{DType: weft.Float32, Shape: []int{-4}}, 0)
+		}, weft.ErrInvalid, "-4 elements"},
+		{"root", func(ctx context.Context, g *Group) error {
+			return g.Broadcast(ctx, nil, weft.TensorOf(f), 7)
+		}, weft.ErrInvalid, "root 7 of 3"},
+		{"gathered size", func(ctx context.Context, g *Group) error {
+			return g.AllGather(ctx, nil, weft.TensorOf(f), weft.TensorOf(f[:2]))
+		}, weft.ErrInvalid, "input of 2 elements on 3 ranks, output of 8"},
+		{"gathered overlap", func(ctx context.Context, g *Group) error {
+			return g.AllGather(ctx, nil, weft.TensorOf(f[:6]), weft.TensorOf(f[5:7]))
+		}, weft.ErrInvalid, "overlap"},
+	}
+	j := newJob(t, 3)
+	groups := j.group(t, Options{})
+	for _, c := range cases {
+		// One rank errs; the others, whatever their calls, hear of it.
+		errs := j.each(t, func(ctx context.Context, r int) error {
+			if r == 1 {
+				return c.call(ctx, groups[r])
+			}
+			return reduceOf(100_000*r, weft.Sum)(ctx, groups[r])
+		})
+		if !errors.Is(errs[1], c.want) || !strings.Contains(errs[1].Error(), c.word) {
+			t.Errorf("%s: %v", c.name, errs[1])
+		}
+		for _, r := range []int{0, 2} {
+			var peer *weft.PeerError
+			if !errors.As(errs[r], &peer) || peer.Rank != 1 || !errors.Is(errs[r], weft.ErrInvalid) || !strings.Contains(errs[r].Error(), c.word) {
+				t.Errorf("%s: rank %d returns %v", c.name, r, errs[r])
+			}
+		}
+		// All ranks err.
+		for r, err := range j.each(t, func(ctx context.Context, r int) error { return c.call(ctx, groups[r]) }) {
+			if !errors.Is(err, c.want) {
+				t.Errorf("%s: rank %d returns %v", c.name, r, err)
+			}
+		}
+		j.must(t, func(ctx context.Context, r int) error { return reduceOf(1000, weft.Sum)(ctx, groups[r]) })
+	}
+}
+
+func TestGroupsAreAgreedOn(t *testing.T) {
+	j := newJob(t, 2)
+	for r, err := range j.each(t, func(ctx context.Context, r int) error {
+		_, err := New(ctx, j.comms[r], Options{Scratch: 4096 << r})
+		return err
+	}) {
+		if !errors.Is(err, weft.ErrMismatch) {
+			t.Errorf("rank %d returns %v", r, err)
+		}
+	}
+	for r, err := range j.each(t, func(ctx context.Context, r int) error {
+		_, err := New(ctx, j.comms[r], Options{Force: []string{"all-reduce/magic"}})
+		return err
+	}) {
+		if !errors.Is(err, weft.ErrInvalid) {
+			t.Errorf("rank %d returns %v", r, err)
+		}
+	}
+	groups := j.group(t, Options{})
+	for _, g := range groups {
+		if err := errors.Join(g.Close(), g.Close()); err != nil {
+			t.Error(err)
+		}
+		if err := g.Barrier(t.Context(), nil); !errors.Is(err, weft.ErrClosed) {
+			t.Errorf("a closed group returns %v", err)
+		}
+	}
+}
+
+func TestMaskedRanksAreLeftOut(t *testing.T) {
+	const ranks, masked = 4, 2
+	j := newJob(t, ranks)
+	before := j.variants(t, AllReduce)
+	n := 5000
+	for round := range 3 {
+		out := masked
+		if round == 1 {
+			out = -1 // the rank is back
+		}
+		errs := j.each(t, func(ctx context.Context, r int) error {
+			switch {
+			case out < 0:
+				return j.comms[r].SetMask(ctx) // the rank that was left out learns from the others' aim what it missed
+			case r == out:
+				return nil
+			default:
+				return j.comms[r].SetMask(ctx, out)
+			}
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		sum, live := float32(0), 0
+		for r := range ranks {
+			if r != out {
+				sum += float32(r + 1)
+				live++
+			}
+		}
+		for _, v := range before {
+			j.must(t, func(ctx context.Context, r int) error {
+				if r == out {
+					return nil
+				}
+				x := slices.Repeat([]float32{float32(r + 1)}, n)
+				if err := v.groups[r].AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), weft.Avg); err != nil {
+					return err
+				}
+				want := slices.Repeat([]float32{sum / float32(live)}, n)
+				if d := cmp.Diff(want, x); d != "" {
+					return fmt.Errorf("%s: %s", v.name, d)
+				}
+				all := slices.Repeat([]int32{-1}, ranks*n)
+				if err := v.groups[r].AllGather(ctx, nil, weft.TensorOf(all), weft.TensorOf(slices.Repeat([]int32{int32(r)}, n))); err != nil {
+					return err
+				}
+				for i, got := range all {
+					want := int32(i / n)
+					if i/n == out {
+						want = -1
+					}
+					if got != want {
+						return fmt.Errorf("%s: element %d is %d, want %d", v.name, i, got, want)
+					}
+				}
+				if out < 0 {
+					return nil
+				}
+				err := v.groups[r].Broadcast(ctx, nil, weft.TensorOf(all), out)
+				if !errors.Is(err, weft.ErrMasked) {
+					return fmt.Errorf("broadcast from a masked rank: %v", err)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// TestCancelledRank: a rank whose context ends gives the operation up on all of them; after SetMask they go on.
+func TestCancelledRank(t *testing.T) {
+	const ranks = 3
+	for _, n := range []int{2, 200_000} {
+		j := newJob(t, ranks)
+		groups := j.group(t, Options{})
+		errs := j.each(t, func(ctx context.Context, r int) error {
+			switch r {
+			case 0:
+				return nil // never comes
+			case 1:
+				ctx, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				defer cancel()
+				return reduceOf(n, weft.Sum)(ctx, groups[r])
+			default:
+				return reduceOf(n, weft.Sum)(ctx, groups[r])
+			}
+		})
+		if !errors.Is(errs[1], context.DeadlineExceeded) {
+			t.Errorf("the cancelled rank returns %v", errs[1])
+		}
+		var peer *weft.PeerError
+		if !errors.As(errs[2], &peer) || peer.Rank != 1 || !errors.Is(errs[2], weft.ErrAborted) {
+			t.Errorf("its peer returns %v", errs[2])
+		}
+		j.must(t, func(ctx context.Context, r int) error { return j.comms[r].SetMask(ctx) })
+		j.must(t, func(ctx context.Context, r int) error {
+			x := []int64{int64(r + 1)}
+			if err := groups[r].AllReduce(ctx, nil, weft.TensorOf(x), weft.TensorOf(x), weft.Sum); err != nil {
+				return err
+			}
+			if x[0] != ranks*(ranks+1)/2 {
+				return fmt.Errorf("the sum is %d", x[0])
+			}
+			return nil
+		})
+	}
+}
+
+// TestNothingIsAllocated counts allocations of an operation on all ranks together.
+func TestNothingIsAllocated(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	const times = 200
+	j := newJob(t, 2)
+	groups := j.group(t, Options{})
+	windows := make([]*weft.Window, 2)
+	j.must(t, func(ctx context.Context, r int) (err error) {
+		windows[r], err = j.comms[r].Alloc(ctx, 1<<20)
+		return err
+	})
+	for _, n := range []int{2, 1000, 100_000} {
+		for _, inWindow := range []bool{false, true} {
+			mem := [2][]byte{make([]byte, 4*n), make([]byte, 4*n)}
+			if inWindow {
+				mem = [2][]byte{windows[0].Bytes()[:4*n], windows[1].Bytes()[:4*n]}
+			}
+			ctx := testContext(t)
+			call := func(r int) {
+				x := weft.TensorAt(mem[r], weft.Float32, n)
+				if err := groups[r].AllReduce(ctx, nil, x, x, weft.Max); err != nil {
+					t.Error(err)
+				}
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for range times + 1 {
+					call(1)
+				}
+			}()
+			if a := testing.AllocsPerRun(times, func() { call(0) }); a > 2 { // the two shapes
+				t.Errorf("%d elements, windows %t: %v allocations", n, inWindow, a)
+			}
+			<-done
+		}
+	}
+}
+
+// TestFingerprints: equal words are equal calls.
+func TestFingerprints(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		draw := func(name string) Request {
+			return Request{
+				Collective: Collective(rapid.IntRange(0, int(collectives)-1).Draw(t, name)),
+				Op:         weft.Op(rapid.IntRange(0, 4).Draw(t, name)),
+				DType:      weft.DType(rapid.IntRange(0, 15).Draw(t, name)),
+				Root:       rapid.IntRange(0, weft.MaxRanks-1).Draw(t, name),
+				Count:      rapid.OneOf(rapid.IntRange(0, 3), rapid.IntRange(0, maxElems)).Draw(t, name),
+			}
+		}
+		a, b := draw("a"), draw("b")
+		if f, g := a.fingerprint(), b.fingerprint(); (f == g) != (a == b) || f&refused != 0 {
+			t.Fatalf("%v: %x, %v: %x", a, uint64(f), b, uint64(g))
+		}
+	})
+}
+
+// TestChoice walks the tuning table: every algorithm is chosen for something, and only for what it supports.
+func TestChoice(t *testing.T) {
+	chosen := map[string]bool{}
+	for kind := range collectives {
+		for _, ranks := range []int{1, 2, 3, 4, 8, 64} {
+			for _, n := range []int{0, 1, 8, 4096, 1 << 15, 1 << 20, 1 << 30} {
+				for w := range Windows(8) {
+					q := Request{Collective: kind, DType: weft.Uint8, Count: n, Bytes: n, Ranks: ranks, Slot: DefaultScratch / ringShare, Windows: w}
+					a := eager(&q, nil)
+					if a == nil {
+						a = settled(&q, nil)
+					}
+					if a.Collective != kind || !a.Supports(q) {
+						t.Errorf("%v is chosen for %+v", a.Name, q)
+					}
+					chosen[a.Name] = true
+				}
+			}
+		}
+	}
+	for _, a := range Algorithms() {
+		if !chosen[a.Name] {
+			t.Errorf("%s is never chosen", a.Name)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/bootstrap"
+)
+
+// childVariable makes the test binary run as one rank of a process test or benchmark.
+const childVariable = "WEFT_COLLECTIVE_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(childVariable); role != "" {
+		if err := runChild(role); err != nil {
+			fmt.Println("error", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// testTimeout bounds every test's waits; none comes near it unless something hangs.
+const testTimeout = 60 * time.Second
+
+func testContext(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// job is a communicator whose ranks are goroutines of the test.
+type job struct{ comms []*weft.Comm }
+
+func newJob(t testing.TB, ranks int, options ...weft.Option) *job {
+	t.Helper()
+	boots, err := bootstrap.NewInProcess(ranks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &job{comms: make([]*weft.Comm, ranks)}
+	t.Cleanup(func() {
+		for _, c := range j.comms {
+			if c != nil {
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+	j.must(t, func(ctx context.Context, r int) (err error) {
+		j.comms[r], err = weft.Join(ctx, append([]weft.Option{weft.WithBootstrap(boots[r])}, options...)...)
+		return err
+	})
+	return j
+}
+
+// group makes a group on every rank.
+func (j *job) group(t testing.TB, o Options) []*Group {
+	t.Helper()
+	groups := make([]*Group, len(j.comms))
+	j.must(t, func(ctx context.Context, r int) (err error) {
+		groups[r], err = New(ctx, j.comms[r], o)
+		return err
+	})
+	return groups
+}
+
+// each runs f as every rank at once.
+func (j *job) each(t testing.TB, f func(ctx context.Context, rank int) error) []error {
+	t.Helper()
+	ctx := testContext(t)
+	errs := make([]error, len(j.comms))
+	var group sync.WaitGroup
+	for r := range errs {
+		group.Go(func() { errs[r] = f(ctx, r) })
+	}
+	group.Wait()
+	return errs
+}
+
+// must is each for what has to work.
+func (j *job) must(t testing.TB, f func(ctx context.Context, rank int) error) {
+	t.Helper()
+	if err := errors.Join(j.each(t, f)...); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,105 @@
+package collective
+
+import "github.com/weftgo/weft"
+
+// maxRanks bounds tables on the stack.
+const maxRanks = weft.MaxRanks
+
+// bounceBytes is a piece of a result that is made in the first-level cache.
+const bounceBytes = 16 << 10
+
+// sizes are in bytes.
+type sizes struct {
+	ReduceChunk  int // of a pipelined reduction
+	TwoShotChunk int
+	CopyChunk    int // of a pipelined copy
+	WindowPart   int // one rank's share of a round of the window reduction
+	Stream       int // outputs from this size on bypass the caches
+
+	// Writes to memory that others read go past the caches where they are slower than this, in bytes per microsecond.
+	Staging int64 // copies
+	Sharing int64 // reductions
+}
+
+// tuning is the same on all ranks by being compiled into them.
+var tuning = sizes{
+	ReduceChunk:  64 << 10,
+	TwoShotChunk: 512 << 10,
+	CopyChunk:    64 << 10,
+	WindowPart:   64 << 10,
+	Stream:       8 << 20,
+	Staging:      8_000,
+	Sharing:      5_000,
+}
+
+// A preference chooses an algorithm for requests of at most so many bytes on at most so many ranks, whose operands lie so. Zero means any.
+type preference struct {
+	algorithm *Algorithm
+	bytes     int
+	ranks     int
+	windows   Windows
+}
+
+// preferences are asked in this order, and the first one whose algorithm supports the request wins. The last of each collective supports everything.
+var preferences = [collectives][]preference{
+	Barrier: {{algorithm: &barrierEager}},
+	AllReduce: {
+		{algorithm: &allReduceEager, bytes: 32 << 10},
+		{algorithm: &allReducePull, bytes: 4 << 20, ranks: 2},
+		// In place every line of the output is in the other rank's cache: until it has gone, staging costs less than taking it back.
+		{algorithm: &allReducePipeline, bytes: 2 << 20, ranks: 2, windows: InPlace},
+		{algorithm: &allReduceWindow},
+		{algorithm: &allReducePipeline, bytes: 1 << 20, ranks: 2},
+		{algorithm: &allReduceTwoShot},
+	},
+	AllGather: {
+		{algorithm: &allGatherEager, bytes: 16 << 10},
+		{algorithm: &allGatherWindow},
+		{algorithm: &allGatherPipeline},
+	},
+	Broadcast: {
+		{algorithm: &broadcastEager, bytes: 64 << 10},
+		{algorithm: &broadcastWindow},
+		{algorithm: &broadcastPipeline},
+	},
+}
+
+// eager chooses an algorithm that sends its data at once, or none: then ranks first tell each other where their operands are. Like settled it depends on
+// nothing but the request and on what was forced when the group was made, so all ranks choose the same.
+func eager(q *Request, forced []*Algorithm) *Algorithm {
+	for _, a := range forced {
+		if a.Collective == q.Collective {
+			if !a.eager {
+				return nil
+			}
+			if a.Supports(*q) {
+				return a
+			}
+		}
+	}
+	for i := range preferences[q.Collective] {
+		if p := &preferences[q.Collective][i]; p.algorithm.eager && p.wants(q) {
+			return p.algorithm
+		}
+	}
+	return nil
+}
+
+// settled chooses an algorithm once everyone knows which operands lie in windows.
+func settled(q *Request, forced []*Algorithm) *Algorithm {
+	for _, a := range forced {
+		if a.Collective == q.Collective && !a.eager && a.Supports(*q) {
+			return a
+		}
+	}
+	for i := range preferences[q.Collective] {
+		if p := &preferences[q.Collective][i]; !p.algorithm.eager && p.wants(q) {
+			return p.algorithm
+		}
+	}
+	panic("collective: no algorithm for " + q.fingerprint().String())
+}
+
+func (p *preference) wants(q *Request) bool {
+	return (p.bytes == 0 || q.Bytes <= p.bytes) && (p.ranks == 0 || q.Ranks <= p.ranks) && q.Windows&p.windows == p.windows && p.algorithm.Supports(*q)
+}
