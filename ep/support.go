@@ -90,6 +90,28 @@ var rules = []rule{
 	},
 }
 
+//go:generate go run ./internal/supportdoc -o ../docs/ep-support.md
+
+// supportHeading is what docs/ep-support.md says before the table.
+const supportHeading = `<!-- Generated from the rules in ep/support.go by "make generate". -->
+
+# What expert parallelism supports
+
+Every point of this table is a layout, a wire form, a reduction, a sum and a payload, as in ep.Spec. "Tested" means
+that the conformance suite runs it on every engine against a plain single-process reference, in every way in which the payload can be asked for, and compares every
+byte. Everything else is refused when a handle is made, before anything has moved, on every rank and in the words below. The code refuses from the same rules
+that this page is generated from.
+
+`
+
+// WriteSupportPage writes the page docs/ep-support.md: the table of [WriteSupport] under a heading.
+func WriteSupportPage(w io.Writer) error {
+	if _, err := io.WriteString(w, supportHeading); err != nil {
+		return err
+	}
+	return WriteSupport(w)
+}
+
 // WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form and reduction, a column for each payload.
 // Every cell holds for one-call and send/receive phases, host and device counts, forward and backward.
 func WriteSupport(w io.Writer) error {

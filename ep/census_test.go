@@ -1,0 +1,78 @@
+package ep_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+)
+
+// TestCountRouting counts sets by hand.
+func TestCountRouting(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		perNode := rapid.IntRange(1, 4).Draw(t, "ranks per node")
+		ranks := perNode * rapid.IntRange(1, 5).Draw(t, "nodes")
+		experts := ranks * rapid.IntRange(1, 5).Draw(t, "local experts")
+		tokens, k := rapid.IntRange(0, 9).Draw(t, "tokens"), rapid.IntRange(1, 8).Draw(t, "top-k")
+		topk := rapid.SliceOfN(rapid.Int64Range(-1, int64(experts)-1), tokens*k, tokens*k).Draw(t, "routing")
+		want := &ep.Census{
+			RankTokens: make([]int32, ranks), NodeTokens: make([]int32, ranks/perNode),
+			ExpertSelections: make([]int32, experts), TokenInRank: make([]bool, tokens*ranks),
+		}
+		for token := range tokens {
+			toRank, toNode := map[int]bool{}, map[int]bool{}
+			for _, e := range topk[token*k : (token+1)*k] {
+				if e >= 0 {
+					want.ExpertSelections[e]++
+					rank := int(e) * ranks / experts
+					toRank[rank], toNode[rank/perNode] = true, true
+				}
+			}
+			for r := range toRank {
+				want.RankTokens[r]++
+				want.TokenInRank[token*ranks+r] = true
+			}
+			for n := range toNode {
+				want.NodeTokens[n]++
+			}
+		}
+		narrow := make([]int32, len(topk))
+		for i, e := range topk {
+			narrow[i] = int32(e)
+		}
+		for _, in := range []weft.Tensor{weft.TensorOf(topk, tokens, k), weft.TensorOf(narrow, tokens, k)} {
+			got, err := ep.CountRouting(in, experts, ranks, perNode)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(want, got); d != "" {
+				t.Fatal(d)
+			}
+		}
+	})
+}
+
+// TestCountRoutingRefuses gives it arguments that make no sense.
+func TestCountRoutingRefuses(t *testing.T) {
+	good := weft.TensorOf([]int32{0, 1}, 1, 2)
+	for name, f := range map[string]func() (*ep.Census, error){
+		"type":       func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]float32{0}, 1, 1), 4, 2, 1) },
+		"dimensions": func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1) },
+		"experts":    func() (*ep.Census, error) { return ep.CountRouting(good, 5, 2, 1) },
+		"ranks":      func() (*ep.Census, error) { return ep.CountRouting(good, 4, 0, 1) },
+		"nodes":      func() (*ep.Census, error) { return ep.CountRouting(good, 4, 2, 3) },
+		"too large":  func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
+		"too small":  func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
+		"has no place": func() (*ep.Census, error) {
+			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, 2}}, 4, 2, 1)
+		},
+	} {
+		if _, err := f(); !errors.Is(err, weft.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package ep_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// TestHandlesInterleaved has batches on handles of different layouts and top-k under way at the same time.
+func TestHandlesInterleaved(t *testing.T) {
+	const ranks = 3
+	group := join(t, ranks)
+	ctx := testContext(t)
+	specs := soakSpecs(ranks)
+	var made [][]*ep.Handle
+	var batches []*eptest.Batch
+	for i, s := range specs {
+		s.TopK = i + 1
+		made = append(made, handles(t, group, s))
+		c := eptest.Fixed(s, ranks, uint64(i))
+		c.Split = i%2 == 0
+		batches = append(batches, c.Batch())
+	}
+	engine := eptest.NewHost()
+	each(t, group, func(c *weft.Comm) (err error) {
+		steps := make([]*eptest.Steps, len(specs))
+		for i, b := range batches {
+			if steps[i], err = b.Steps(engine, c, made[i][c.Rank()]); err != nil {
+				return err
+			}
+			if err := steps[i].Prepare(ctx); err != nil {
+				return fmt.Errorf("handle %d: %w", i, err)
+			}
+		}
+		for i, s := range steps {
+			if err := s.Dispatch(ctx, 0); err != nil {
+				return fmt.Errorf("handle %d: %w", i, err)
+			}
+		}
+		rng := rand.New(rand.NewPCG(3, 4)) // the same on every rank
+		for range 200 {
+			i := rng.IntN(len(steps))
+			op := []func() error{
+				func() error { return steps[i].Dispatch(ctx, rng.IntN(2)) },
+				func() error { return steps[i].Combine(ctx) },
+				func() error { return steps[i].DispatchBackward(ctx) },
+				func() error { return steps[i].CombineBackward(ctx) },
+			}[rng.IntN(4)]
+			if err := op(); err != nil {
+				return fmt.Errorf("handle %d: %w", i, err)
+			}
+		}
+		for _, s := range steps {
+			err = errors.Join(err, s.Free())
+		}
+		return err
+	})
+}
+
+// TestSendsInterleaved receives on several handles in another order than it sent.
+func TestSendsInterleaved(t *testing.T) {
+	const ranks = 2
+	group := join(t, ranks)
+	ctx := testContext(t)
+	made := make([][]*ep.Handle, 3)
+	for i := range made {
+		made[i] = handles(t, group, small(ranks))
+	}
+	each(t, group, func(c *weft.Comm) error {
+		pending := make([]*ep.PendingDispatch, len(made))
+		o := operandsFor(made[0][c.Rank()], c.Rank())
+		for i := range made {
+			h := made[i][c.Rank()]
+			r, err := h.Prepare(ctx, nil, o.topk, o.weights)
+			if err != nil {
+				return err
+			}
+			if pending[i], err = h.SendDispatch(ctx, nil, r, o.x); err != nil {
+				return err
+			}
+		}
+		for i := range made {
+			if c.Rank() == 0 {
+				i = len(made) - 1 - i
+			}
+			d, err := pending[i].Receive(ctx)
+			if err != nil {
+				return err
+			}
+			d.Release()
+		}
+		return nil
+	})
+}
+
+// TestCommunicatorsSideBySide runs batches on several communicators of one process at the same time.
+func TestCommunicatorsSideBySide(t *testing.T) {
+	engine := eptest.NewHost()
+	var running sync.WaitGroup
+	for i, ranks := range []int{2, 3, 4} {
+		group := join(t, ranks)
+		running.Go(func() {
+			for j := range 5 {
+				batch := eptest.Fixed(small(ranks), ranks, uint64(10*i+j))
+				err := eptest.Each(group, func(c *weft.Comm) error { return batch.Do(engine, c) })
+				if err != nil {
+					t.Errorf("communicator of %d: %v", ranks, err)
+				}
+			}
+		})
+	}
+	running.Wait()
+}
+
+// TestFullPool holds every received tensor that the handle has room for. The next dispatch is refused on every rank with the same error, and works
+// once one is given back. It is refused too when only one rank holds on to its tensors.
+func TestFullPool(t *testing.T) {
+	const ranks = 3
+	group := join(t, ranks)
+	s := small(ranks)
+	s.Live = 2
+	made := handles(t, group, s)
+	ctx := testContext(t)
+	for _, holders := range [][]int{{0, 1, 2}, {1}} {
+		each(t, group, func(c *weft.Comm) error {
+			h := made[c.Rank()]
+			o := operandsFor(h, c.Rank())
+			r, err := h.Prepare(ctx, nil, o.topk, o.weights)
+			if err != nil {
+				return err
+			}
+			defer r.Release()
+			holds := false
+			for _, holder := range holders {
+				holds = holds || holder == c.Rank()
+			}
+			var held []*ep.Received
+			for range s.Live {
+				d, err := h.Dispatch(ctx, nil, r, o.x)
+				if err != nil {
+					return err
+				}
+				if holds {
+					held = append(held, d)
+				} else {
+					d.Release()
+				}
+			}
+			for range 2 {
+				err = operation(ctx, "dispatch", h, r, o)
+				if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "release a received tensor") {
+					return fmt.Errorf("with a full pool: %v", err)
+				}
+			}
+			for _, d := range held {
+				d.Release()
+			}
+			return operation(ctx, "dispatch", h, r, o)
+		})
+	}
+}
+
+// TestOperandPlaces compares operands in windows, which move without a copy, with operands outside.
+func TestOperandPlaces(t *testing.T) {
+	const ranks = 4
+	group := join(t, ranks)
+	engine := eptest.NewHost()
+	for _, s := range soakSpecs(ranks) {
+		for _, where := range []eptest.Operand{eptest.PlainOperand, eptest.WindowOperand, eptest.ReceivedOperand} {
+			batch := eptest.Fixed(s, ranks, 5)
+			batch.Operand = where
+			each(t, group, func(c *weft.Comm) error { return batch.Do(engine, c) })
+		}
+	}
+}
+
+// TestManyRanks runs batches on the most ranks that there can be, and on numbers of ranks and experts that divide nothing.
+func TestManyRanks(t *testing.T) {
+	engine := eptest.NewHost()
+	for _, shape := range []struct{ ranks, experts, topk, hidden int }{
+		{weft.MaxRanks, 2 * weft.MaxRanks, 8, 8}, {weft.MaxRanks, weft.MaxRanks, ep.MaxTopK, 24}, {7, 35, 5, 40}, {13, 65, 3, 8},
+	} {
+		group := join(t, shape.ranks)
+		for i, layout := range []ep.Layout{ep.ExpertMajor, ep.ExpertPacked, ep.RankMajor, ep.TokenMajor} {
+			if testing.Short() && i > 0 {
+				continue
+			}
+			s := ep.Spec{Experts: shape.experts, TopK: shape.topk, Hidden: shape.hidden, MaxTokens: 3, Layout: layout, Wire: ep.PerRank, Reduction: ep.Partial}
+			if layout >= ep.RankMajor {
+				s.Sum = ep.Plain
+			}
+			batch := eptest.Fixed(s, shape.ranks, uint64(shape.ranks)).Batch()
+			each(t, group, func(c *weft.Comm) error { return batch.Do(engine, c) })
+		}
+	}
+}

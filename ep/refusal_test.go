@@ -1,0 +1,270 @@
+package ep_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// operandSet is everything that one rank needs for every operation on a small Spec.
+type operandSet struct {
+	topk, weights       weft.Tensor
+	x                   ep.Rows
+	y, out, grad        weft.Tensor
+	scalars, gradWeight weft.Tensor
+}
+
+func operandsFor(h *ep.Handle, rank int) *operandSet {
+	s := h.Spec()
+	const tokens = 3
+	topk := make([]int32, tokens*s.TopK)
+	for i := range topk {
+		topk[i] = int32((i + rank) % s.Experts)
+	}
+	zeros := func(shape ...int) weft.Tensor {
+		n := 1
+		for _, d := range shape {
+			n *= d
+		}
+		return weft.TensorOf(make([]weft.BF16, n), shape...)
+	}
+	local := s.Experts / h.Comm().Size()
+	return &operandSet{
+		topk:       weft.TensorOf(topk, tokens, s.TopK),
+		weights:    weft.TensorOf(make([]float32, len(topk)), tokens, s.TopK),
+		x:          ep.Rows{Data: zeros(tokens, s.Hidden)},
+		y:          zeros(local, h.Capacity()/local, s.Hidden),
+		out:        zeros(tokens, s.Hidden),
+		grad:       zeros(tokens, s.Hidden),
+		scalars:    weft.TensorOf(make([]float32, h.Capacity())),
+		gradWeight: weft.TensorOf(make([]float32, len(topk)), tokens, s.TopK),
+	}
+}
+
+// operation calls one operation with a rank's operands.
+func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *operandSet) error {
+	switch op {
+	case "prepare":
+		r, err := h.Prepare(ctx, nil, o.topk, o.weights)
+		if err == nil {
+			r.Release()
+		}
+		return err
+	case "dispatch":
+		d, err := h.Dispatch(ctx, nil, r, o.x)
+		if err == nil {
+			d.Release()
+		}
+		return err
+	case "send dispatch":
+		p, err := h.SendDispatch(ctx, nil, r, o.x)
+		if err != nil {
+			return err
+		}
+		d, err := p.Receive(ctx)
+		if err == nil {
+			d.Release()
+		}
+		return err
+	case "combine":
+		return h.Combine(ctx, nil, r, o.y, o.out, o.grad)
+	case "send combine":
+		w, err := h.SendCombine(ctx, nil, r, o.y, o.out)
+		if err != nil {
+			return err
+		}
+		return w.Wait(ctx)
+	case "dispatch backward":
+		return h.DispatchBackward(ctx, nil, r, o.y, o.scalars, o.out, o.gradWeight)
+	default:
+		return h.CombineBackward(ctx, nil, r, o.grad, o.y, o.y, o.gradWeight)
+	}
+}
+
+// TestWrongArguments lets one rank call an operation with something wrong. Every rank gets an error that says what, and the next operation works.
+func TestWrongArguments(t *testing.T) {
+	const ranks, bad = 3, 1
+	reshape := func(t *weft.Tensor, shape ...int) { t.Shape = shape }
+	tests := []struct {
+		op   string
+		name string
+		// The words that every rank must see, and the sentinel.
+		words string
+		kind  error
+		spoil func(o *operandSet)
+	}{
+		{"prepare", "type", "want int32 or int64", weft.ErrInvalid, func(o *operandSet) { o.topk.DType = weft.Float32 }},
+		{"prepare", "width", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk, 2, 3) }},
+		{"prepare", "dimensions", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk, 6) }},
+		{"prepare", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.topk.Data = nil }},
+		{"prepare", "too many tokens", "larger MaxTokens", weft.ErrUnsupported, func(o *operandSet) {
+			o.topk, o.weights = weft.TensorOf(make([]int32, 10), 5, 2), weft.TensorOf(make([]float32, 10), 5, 2)
+		}},
+		{"prepare", "expert too large", "expert 6 of 6", weft.ErrInvalid, func(o *operandSet) { weft.SliceOf[int32](o.topk)[3] = 6 }},
+		{"prepare", "expert too small", "expert -2 of 6", weft.ErrInvalid, func(o *operandSet) { weft.SliceOf[int32](o.topk)[3] = -2 }},
+		{"prepare", "huge expert", "of 6", weft.ErrInvalid, func(o *operandSet) { o.topk = weft.TensorOf([]int64{1 << 40, 0}, 1, 2); reshape(&o.weights, 1, 2) }},
+		{"prepare", "duplicate", "expert 4 twice", weft.ErrInvalid, func(o *operandSet) { copy(weft.SliceOf[int32](o.topk), []int32{4, 4}) }},
+		{"prepare", "weights left out", "no weights", weft.ErrInvalid, func(o *operandSet) { o.weights = weft.Tensor{} }},
+		{"prepare", "weights of a type", "want fp32 [3 2]", weft.ErrInvalid, func(o *operandSet) { o.weights.DType = weft.Int32 }},
+		{"prepare", "weights of a shape", "want fp32 [3 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.weights, 2, 3) }},
+		{"dispatch", "type", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { o.x.Data.DType = weft.Float16 }},
+		{"send dispatch", "type", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { o.x.Data.DType = weft.Float16 }},
+		{"dispatch", "tokens", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.x.Data, 2, 24) }},
+		{"dispatch", "hidden", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.x.Data, 3, 23) }},
+		{"dispatch", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.x.Data.Data = nil }},
+		{"dispatch", "scales", "scales are given", weft.ErrInvalid, func(o *operandSet) { o.x.Scales = o.weights }},
+		{"combine", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.y, 2, 11, 24) }},
+		{"send combine", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.y, 2, 11, 24) }},
+		{"combine", "output", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { o.out.DType = weft.Float32 }},
+		{"combine", "bias", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.grad, 3, 23) }},
+		{"combine", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.y.Data = nil }},
+		{"dispatch backward", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.y, 24) }},
+		{"dispatch backward", "half of the weights", "both tensors or neither", weft.ErrInvalid, func(o *operandSet) { o.gradWeight = weft.Tensor{} }},
+		{"dispatch backward", "weights on some ranks", "some ranks only", weft.ErrMismatch, func(o *operandSet) { o.gradWeight, o.scalars = weft.Tensor{}, weft.Tensor{} }},
+		{"dispatch backward", "number of weights", "with 24 numbers", weft.ErrInvalid, func(o *operandSet) { o.scalars = weft.TensorOf(make([]float32, 23)) }},
+		{"combine backward", "gradient", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.grad, 4, 18) }},
+		{"combine backward", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { o.y.DType = weft.Float16 }},
+		{"combine backward", "weights on some ranks", "some ranks only", weft.ErrMismatch, func(o *operandSet) { o.gradWeight = weft.Tensor{} }},
+		{"combine backward", "weights of a shape", "want fp32[3 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.gradWeight, 6) }},
+	}
+	group := join(t, ranks)
+	made := handles(t, group, small(ranks))
+	ctx := testContext(t)
+	engine := eptest.NewHost()
+	after := eptest.Fixed(small(ranks), ranks, 7).Batch()
+	for _, test := range tests {
+		t.Run(test.op+"/"+test.name, func(t *testing.T) {
+			each(t, group, func(c *weft.Comm) error {
+				h := made[c.Rank()]
+				o := operandsFor(h, c.Rank())
+				routing, err := h.Prepare(ctx, nil, o.topk, o.weights)
+				if err != nil {
+					return err
+				}
+				defer routing.Release()
+				if c.Rank() == bad {
+					test.spoil(o)
+				}
+				err = operation(ctx, test.op, h, routing, o)
+				if err == nil || !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.words) {
+					return fmt.Errorf("%w: %v, want one with %q", test.kind, err, test.words)
+				}
+				if peer, ok := errors.AsType[*weft.PeerError](err); c.Rank() != bad && test.kind != weft.ErrMismatch && (!ok || peer.Rank != bad) {
+					return fmt.Errorf("%v does not name rank %d", err, bad)
+				}
+				// The next operations work.
+				steps, err := after.Steps(engine, c, h)
+				if err != nil {
+					return err
+				}
+				return errors.Join(steps.Prepare(ctx), steps.Dispatch(ctx, 0), steps.Combine(ctx), steps.Free())
+			})
+		})
+	}
+}
+
+// TestForeignRouting uses a routing with another handle, and after its release.
+func TestForeignRouting(t *testing.T) {
+	group := join(t, 2)
+	one, other := handles(t, group, small(2)), handles(t, group, small(2))
+	ctx := testContext(t)
+	each(t, group, func(c *weft.Comm) error {
+		o := operandsFor(one[c.Rank()], c.Rank())
+		r, err := one[c.Rank()].Prepare(ctx, nil, o.topk, o.weights)
+		if err != nil {
+			return err
+		}
+		if err := operation(ctx, "dispatch", other[c.Rank()], r, o); !errors.Is(err, weft.ErrInvalid) {
+			return fmt.Errorf("another handle's routing: %v", err)
+		}
+		r.Release()
+		for _, op := range []string{"dispatch", "combine", "combine backward"} {
+			if err := operation(ctx, op, one[c.Rank()], r, o); !errors.Is(err, weft.ErrInvalid) {
+				return fmt.Errorf("%s with a released routing: %v", op, err)
+			}
+			if err := operation(ctx, op, one[c.Rank()], nil, o); !errors.Is(err, weft.ErrInvalid) {
+				return fmt.Errorf("%s without a routing: %v", op, err)
+			}
+		}
+		return operation(ctx, "prepare", one[c.Rank()], nil, o)
+	})
+}
+
+// TestDifferentSpecs makes handles of Specs that differ between ranks, or are wrong on one.
+func TestDifferentSpecs(t *testing.T) {
+	group := join(t, 3)
+	ctx := testContext(t)
+	for _, spoil := range []func(*ep.Spec){
+		func(s *ep.Spec) { s.Hidden = 32 },
+		func(s *ep.Spec) { s.TopK = 0 },
+		func(s *ep.Spec) { s.Layout = ep.TokenMajor },
+	} {
+		each(t, group, func(c *weft.Comm) error {
+			s := small(3)
+			if c.Rank() == 2 {
+				spoil(&s)
+			}
+			h, err := ep.NewHandle(ctx, c, s)
+			if err == nil {
+				return errors.Join(errors.New("made"), h.Close())
+			}
+			if own := s.Validate(3); own != nil && err.Error() != own.Error() || own == nil && !errors.Is(err, weft.ErrMismatch) {
+				return fmt.Errorf("unexpected %v", err)
+			}
+			return nil
+		})
+	}
+	handles(t, group, small(3))
+}
+
+// TestPhases makes operations while another is half done, and receives twice.
+func TestPhases(t *testing.T) {
+	group := join(t, 2)
+	made := handles(t, group, small(2))
+	ctx := testContext(t)
+	each(t, group, func(c *weft.Comm) error {
+		h := made[c.Rank()]
+		o := operandsFor(h, c.Rank())
+		r, err := h.Prepare(ctx, nil, o.topk, o.weights)
+		if err != nil {
+			return err
+		}
+		p, err := h.SendDispatch(ctx, nil, r, o.x)
+		if err != nil {
+			return err
+		}
+		for _, op := range []string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward"} {
+			if err := operation(ctx, op, h, r, o); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "dispatch has been sent") {
+				return fmt.Errorf("%s after a send: %v", op, err)
+			}
+		}
+		first, err := p.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		second, err := p.Receive(ctx)
+		if err != nil || first != second {
+			return fmt.Errorf("received twice: %p %p %v", first, second, err)
+		}
+		r.Release()
+		first.Release()
+		first.Release()
+		if _, err := h.Prepare(ctx, &weft.Stream{}, o.topk, o.weights); !errors.Is(err, weft.ErrUnsupported) {
+			return fmt.Errorf("a stream on the host: %v", err)
+		}
+		return errors.Join(operation(ctx, "prepare", h, nil, o), h.Close(), h.Close(), closed(operation(ctx, "prepare", h, nil, o)))
+	})
+}
+
+func closed(err error) error {
+	if !errors.Is(err, weft.ErrClosed) {
+		return fmt.Errorf("a closed handle: %v", err)
+	}
+	return nil
+}

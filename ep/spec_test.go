@@ -1,0 +1,82 @@
+package ep_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+)
+
+// TestValidate refuses Specs that cannot be, each with a sentence.
+func TestValidate(t *testing.T) {
+	tests := []struct {
+		name  string
+		words string
+		kind  error
+		spoil func(*ep.Spec)
+	}{
+		{"experts", "want a multiple of the ranks", weft.ErrInvalid, func(s *ep.Spec) { s.Experts = 9 }},
+		{"no experts", "want 1 to", weft.ErrInvalid, func(s *ep.Spec) { s.Experts = 0 }},
+		{"top-k", "top-k 33", weft.ErrInvalid, func(s *ep.Spec) { s.TopK = 33 }},
+		{"top-k of few", "more experts than there are", weft.ErrInvalid, func(s *ep.Spec) { s.TopK = 9 }},
+		{"tokens", "at most 0 tokens", weft.ErrInvalid, func(s *ep.Spec) { s.MaxTokens = 0 }},
+		{"hidden", "multiple of 16 bytes", weft.ErrUnsupported, func(s *ep.Spec) { s.Hidden = 12 }},
+		{"no hidden", "multiple of 16 bytes", weft.ErrUnsupported, func(s *ep.Spec) { s.Hidden = 0 }},
+		{"hidden of fp8", "multiple of 128", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden = ep.FP8, 64 }},
+		{"hidden of UE8M0", "multiple of 512", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden = ep.FP8UE8M0, 128 }},
+		{"opaque row", "pad both to a multiple of 16", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, 24 }},
+		{"opaque scales", "pad both to a multiple of 16", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 32, 8 }},
+		{"layout", "layout invalid(9)", weft.ErrInvalid, func(s *ep.Spec) { s.Layout = 9 }},
+		{"payload", "payload invalid(77)", weft.ErrInvalid, func(s *ep.Spec) { s.Payload = 77 }},
+		{"alignment", "power of two", weft.ErrInvalid, func(s *ep.Spec) { s.Layout, s.Alignment = ep.ExpertPacked, 48 }},
+		{"alignment of zones", "expert-packed", weft.ErrUnsupported, func(s *ep.Spec) { s.Alignment = 16 }},
+		{"capacity", "want 0", weft.ErrInvalid, func(s *ep.Spec) { s.Capacity = -1 }},
+		{"capacity of ranks", "leave Capacity 0", weft.ErrUnsupported, func(s *ep.Spec) {
+			s.Layout, s.Wire, s.Reduction, s.Sum, s.Capacity = ep.RankMajor, ep.PerRank, ep.Partial, ep.Plain, 8
+		}},
+		{"scale order", "row-major scales", weft.ErrUnsupported, func(s *ep.Spec) { s.ScaleOrder = ep.ColumnMajorScales }},
+		{"quantise", "leave Quantize out", weft.ErrUnsupported, func(s *ep.Spec) { s.Quantize = weft.Float32 }},
+		{"quantise from", "convert them first", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.Quantize = ep.FP8, 128, weft.Float64 }},
+		{"powers of two", "set Quantize", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.PowerOfTwoScales = ep.FP8, 128, true }},
+		{"output", "leave Output out", weft.ErrUnsupported, func(s *ep.Spec) { s.Output = weft.Float32 }},
+		{"output type", "choose one of them", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.Output = ep.FP8, 128, weft.Int32 }},
+		{"live", "live tensors", weft.ErrInvalid, func(s *ep.Spec) { s.Live = 5000 }},
+	}
+	if err := small(4).Validate(4); err != nil {
+		t.Fatal(err)
+	}
+	for _, ranks := range []int{-1, 0, 65} {
+		if err := small(1).Validate(ranks); !errors.Is(err, weft.ErrInvalid) {
+			t.Errorf("%d ranks: %v", ranks, err)
+		}
+	}
+	for _, test := range tests {
+		s := small(4)
+		test.spoil(&s)
+		if err := s.Validate(4); !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.words) {
+			t.Errorf("%s: %v, want one with %q", test.name, err, test.words)
+		}
+	}
+}
+
+// TestNames parses every name that prints.
+func TestNames(t *testing.T) {
+	for _, c := range ep.Cells() {
+		l, e1 := ep.ParseLayout(c.Layout.String())
+		w, e2 := ep.ParseWire(c.Wire.String())
+		r, e3 := ep.ParseReduction(c.Reduction.String())
+		s, e4 := ep.ParseSum(c.Sum.String())
+		p, e5 := ep.ParsePayload(c.Payload.String())
+		if got := (ep.Cell{Layout: l, Wire: w, Reduction: r, Sum: s, Payload: p}); got != c || errors.Join(e1, e2, e3, e4, e5) != nil {
+			t.Fatalf("%+v reads %+v: %v", c, got, errors.Join(e1, e2, e3, e4, e5))
+		}
+	}
+	if n, err := ep.ParseCounts(ep.DeviceCounts.String()); n != ep.DeviceCounts || err != nil {
+		t.Errorf("counts: %v %v", n, err)
+	}
+	if _, err := ep.ParseLayout("sideways"); !errors.Is(err, weft.ErrInvalid) {
+		t.Errorf("no layout: %v", err)
+	}
+}

@@ -1,0 +1,90 @@
+package ep_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+)
+
+// TestSupportPageIsCurrent compares docs/ep-support.md with what the rules say now.
+func TestSupportPageIsCurrent(t *testing.T) {
+	var want bytes.Buffer
+	if err := ep.WriteSupportPage(&want); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("../docs/ep-support.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want.String(), string(got)); d != "" {
+		t.Errorf("docs/ep-support.md is not what the rules say; run make generate (-want +got):\n%s", d)
+	}
+}
+
+// TestSupportTable reads the table back: a cell is called tested exactly if a handle can be made for it, and refused with the sentence that its number
+// stands for if not.
+func TestSupportTable(t *testing.T) {
+	var page strings.Builder
+	if err := ep.WriteSupport(&page); err != nil {
+		t.Fatal(err)
+	}
+	entry := map[string]string{}
+	notes := map[string]string{}
+	var header []string
+	for line := range strings.Lines(page.String()) {
+		line = strings.TrimSpace(line)
+		if number, note, ok := strings.Cut(line, ". "); ok && len(number) < 3 {
+			notes[number] = note
+			continue
+		}
+		if !strings.HasPrefix(line, "|") {
+			continue
+		}
+		fields := strings.Split(strings.Trim(line, "|"), "|")
+		for i := range fields {
+			fields[i] = strings.TrimSpace(fields[i])
+		}
+		if header == nil {
+			header = fields
+			continue
+		}
+		for i := 4; i < len(fields); i++ {
+			entry[strings.Join(fields[:4], "/")+"/"+header[i]] = fields[i]
+		}
+	}
+	tested := 0
+	for _, c := range ep.Cells() {
+		name := strings.Join([]string{c.Layout.String(), c.Wire.String(), c.Reduction.String(), c.Sum.String(), c.Payload.String()}, "/")
+		says, ok := entry[name]
+		if !ok {
+			t.Fatalf("%s is not in the table", name)
+		}
+		for _, ranks := range []int{1, 4, 64} {
+			err := c.Spec(ranks).Validate(ranks)
+			switch {
+			case err == nil:
+				tested++
+				if says != "tested" {
+					t.Errorf("%s is allowed and called %q", name, says)
+				}
+			case !errors.Is(err, weft.ErrUnsupported):
+				t.Errorf("%s: %v", name, err)
+			default:
+				number := strings.TrimSuffix(strings.TrimPrefix(says, "refused ("), ")")
+				if want := weft.ErrUnsupported.Error() + ": " + notes[number]; err.Error() != want {
+					t.Errorf("%s is refused with %q and called %q", name, err, says)
+				}
+			}
+		}
+	}
+	if tested != 3*108 {
+		t.Errorf("%d cells are allowed: what the suite runs has changed; is that meant?", tested/3)
+	}
+}

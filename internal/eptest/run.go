@@ -1,0 +1,595 @@
+package eptest
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+	"unsafe"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+)
+
+// poison fills everything that operations write, and what they must not touch.
+const poison = 0xA5
+
+// timeout bounds the operations of one case; none comes near it unless something hangs.
+const timeout = 2 * time.Minute
+
+// runner runs a trial on one rank.
+type runner struct {
+	*trial
+	off     layout
+	engine  Engine
+	comm    *weft.Comm
+	memory  Memory
+	handle  *ep.Handle
+	routing *ep.Routing
+	wrong   []error
+	between func() // called between the halves of operations that have two
+}
+
+// Do runs the case on the communicator of one rank, with the given ranks left out, and compares everything with the reference. The error joins
+// what differs; an operation that failed is a [*weft.PeerError] or another error of package ep.
+func (c Case) Do(e Engine, comm *weft.Comm, masked ...int) error {
+	return newTrial(c, masked...).do(e, comm)
+}
+
+func (t *trial) do(e Engine, comm *weft.Comm) (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	h, err := ep.NewHandle(ctx, comm, t.spec)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.Close()) }()
+	return t.on(ctx, e, comm, h)
+}
+
+// on runs the trial on a handle that is there.
+func (t *trial) on(ctx context.Context, e Engine, comm *weft.Comm, h *ep.Handle) (err error) {
+	r := &runner{trial: t, engine: e, comm: comm, handle: h}
+	if r.memory, err = e.Alloc(comm, t.size, t.Operand == WindowOperand); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.memory.Free()) }()
+	r.off = t.layOut(&arena{}, comm.Rank())
+	if err := r.upload(0, filled(t.size, poison)); err != nil {
+		return err
+	}
+	if err := r.operations(ctx); err != nil {
+		return err
+	}
+	return errors.Join(r.wrong...)
+}
+
+func (r *runner) operations(ctx context.Context) error {
+	if err := r.prepare(ctx); err != nil {
+		return fmt.Errorf("prepare: %w", err)
+	}
+	defer r.routing.Release()
+	if err := r.describe(); err != nil {
+		return err
+	}
+	first, err := r.dispatch(ctx, 0, true)
+	if err != nil {
+		return fmt.Errorf("first dispatch: %w", err)
+	}
+	first.Release()
+	// The same routing again, with other rows, into memory that holds poison.
+	second, err := r.dispatch(ctx, 1, false)
+	if err != nil {
+		return fmt.Errorf("second dispatch: %w", err)
+	}
+	defer second.Release()
+	if !r.combines() {
+		return nil
+	}
+	if err := r.combine(ctx, second); err != nil {
+		return fmt.Errorf("combine: %w", err)
+	}
+	if err := r.dispatchBackward(ctx); err != nil {
+		return fmt.Errorf("dispatch backward: %w", err)
+	}
+	if err := r.combineBackward(ctx); err != nil {
+		return fmt.Errorf("combine backward: %w", err)
+	}
+	return nil
+}
+
+func (r *runner) pause() {
+	if r.between != nil {
+		r.between()
+	}
+}
+
+func (r *runner) at(offset int) unsafe.Pointer { return unsafe.Add(r.memory.Data, offset) }
+
+func (r *runner) upload(offset int, b []byte) error {
+	return r.engine.Upload(r.comm, r.at(offset), b)
+}
+
+// tensor puts b at the offset and views it as a tensor.
+func (r *runner) tensor(offset int, b []byte, d weft.DType, shape ...int) (weft.Tensor, error) {
+	return weft.Tensor{Data: r.at(offset), DType: d, Shape: shape}, r.upload(offset, b)
+}
+
+// output gives a poisoned tensor.
+func (r *runner) blank(offset int, d weft.DType, shape ...int) (weft.Tensor, error) {
+	t := weft.Tensor{Data: r.at(offset), DType: d, Shape: shape}
+	return t, r.upload(offset, filled(t.Bytes(), poison))
+}
+
+// bytesOf downloads a tensor when the stream has passed.
+func (r *runner) bytesOf(t weft.Tensor) ([]byte, error) {
+	if err := r.engine.Sync(r.comm); err != nil {
+		return nil, err
+	}
+	b := make([]byte, t.Bytes())
+	return b, r.engine.Download(r.comm, b, t.Data)
+}
+
+func (r *runner) report(format string, args ...any) {
+	if len(r.wrong) < 8 {
+		r.wrong = append(r.wrong, fmt.Errorf(format, args...))
+	}
+}
+
+// same compares bytes, up to the one liberty that the contract leaves to transports: a word of ones, which is a NaN, or two, may arrive as 0x7FFFFFFF.
+func (r *runner) same(what string, got, want []byte) {
+	if bytes.Equal(got, want) {
+		return
+	}
+	if len(got) != len(want) {
+		r.report("%s: %d bytes, want %d", what, len(got), len(want))
+		return
+	}
+	for i := 0; i < len(got); i += 4 {
+		end := min(i+4, len(got))
+		if bytes.Equal(got[i:end], want[i:end]) {
+			continue
+		}
+		if r.spec.Payload <= ep.FP32 && end-i == 4 && binary.LittleEndian.Uint32(want[i:]) == 0xFFFFFFFF && binary.LittleEndian.Uint32(got[i:]) == 0x7FFFFFFF {
+			continue
+		}
+		from, to := i&^15, min(i&^15+32, len(got))
+		r.report("%s: byte %d of %d differs: got % x, want % x", what, i, len(got), got[from:to], want[from:to])
+		return
+	}
+}
+
+func (r *runner) sameTensor(what string, t weft.Tensor, d weft.DType, shape []int, want []byte) error {
+	if t.DType != d || !cmp.Equal(t.Shape, shape) {
+		r.report("%s is %v, want %v%v", what, t, d, shape)
+		return nil
+	}
+	got, err := r.bytesOf(t)
+	if err != nil {
+		return err
+	}
+	r.same(what, got, want)
+	return nil
+}
+
+func (r *runner) prepare(ctx context.Context) (err error) {
+	me, k := r.comm.Rank(), r.spec.TopK
+	sel := r.TopK[me]
+	var raw []byte
+	d := weft.Int32
+	if r.Wide {
+		d = weft.Int64
+	}
+	for _, e := range sel {
+		if r.Wide {
+			raw = binary.LittleEndian.AppendUint64(raw, uint64(int64(e)))
+		} else {
+			raw = binary.LittleEndian.AppendUint32(raw, uint32(e))
+		}
+	}
+	tokens := len(sel) / k
+	topk, err := r.tensor(r.off.topk, raw, d, tokens, k)
+	if err != nil {
+		return err
+	}
+	var weights weft.Tensor
+	if r.Weights {
+		if weights, err = r.tensor(r.off.weights, singleBytes(r.batch.weights[me]), weft.Float32, tokens, k); err != nil {
+			return err
+		}
+	}
+	if r.routing, err = r.handle.Prepare(ctx, r.engine.Stream(r.comm), topk, weights); err != nil {
+		return err
+	}
+	if err := r.engine.Sync(r.comm); err != nil {
+		return err
+	}
+	// Both may be changed now.
+	if err := r.upload(r.off.topk, filled(len(raw), poison)); err != nil {
+		return err
+	}
+	return r.upload(r.off.weights, filled(4*len(sel), poison))
+}
+
+// describe compares what the Routing says.
+func (r *runner) describe() error {
+	a := &r.p.at[r.comm.Rank()]
+	rt := r.routing
+	counts := []struct {
+		what      string
+		got, want int
+	}{
+		{"tokens", rt.Tokens(), len(r.TopK[r.comm.Rank()]) / r.spec.TopK},
+		{"rows", rt.Rows(), len(a.rows)},
+		{"received", rt.Received(), a.received},
+		{"demand", rt.Demand(), a.demand},
+		{"capacity", r.handle.Capacity(), r.tensorCapacity()},
+	}
+	for _, c := range counts {
+		if c.got != c.want {
+			r.report("%s: %d, want %d", c.what, c.got, c.want)
+		}
+	}
+	r.traffic()
+
+	source, rank, weight := make([]int32, len(a.rows)), make([]int32, len(a.rows)), make([]float32, len(a.rows))
+	k := r.spec.TopK
+	experts, weights := make([]int32, len(a.rows)*k), make([]float32, len(a.rows)*k)
+	for i, row := range a.rows {
+		for j := range k {
+			experts[i*k+j] = -1
+		}
+		if row.kind != tokenRow {
+			source[i], rank[i] = -1, -1
+			continue
+		}
+		source[i], rank[i] = int32(row.token), int32(row.src)
+		if row.k >= 0 {
+			weight[i] = r.batch.weights[row.src][row.token*k+row.k]
+		} else {
+			copy(experts[i*k:], row.experts)
+			copy(weights[i*k:], row.weights)
+		}
+	}
+	local := r.local()
+	type view struct {
+		what  string
+		got   weft.Tensor
+		d     weft.DType
+		shape []int
+		want  []byte
+	}
+	views := []view{
+		{"expert counts", rt.ExpertCounts(), weft.Int32, []int{local}, intBytes(a.counts)},
+		{"expert demand", rt.ExpertDemand(), weft.Int32, []int{local}, intBytes(a.wanted)},
+		{"padded counts", rt.PaddedCounts(), weft.Int32, []int{local}, intBytes(a.padded)},
+		{"expert offsets", rt.ExpertOffsets(), weft.Int32, []int{local}, intBytes(a.offsets)},
+		{"source counts", rt.SourceCounts(), weft.Int32, []int{r.Ranks}, intBytes(a.sources)},
+		{"source tokens", rt.SourceTokens(), weft.Int32, []int{len(a.rows)}, intBytes(source)},
+		{"source ranks", rt.SourceRanks(), weft.Int32, []int{len(a.rows)}, intBytes(rank)},
+	}
+	if r.byExpert() {
+		var ranges []byte
+		for _, zone := range a.ranges {
+			for _, v := range zone {
+				ranges = binary.LittleEndian.AppendUint64(ranges, uint64(v))
+			}
+		}
+		views = append(views,
+			view{"ranges", rt.Ranges(), weft.Int64, []int{local, r.Ranks}, ranges},
+			view{"row weights", rt.RowWeights(), weft.Float32, []int{len(a.rows)}, singleBytes(weight)})
+	} else {
+		e, w := rt.RowSelections()
+		views = append(views,
+			view{"row experts", e, weft.Int32, []int{len(a.rows), k}, intBytes(experts)},
+			view{"row selection weights", w, weft.Float32, []int{len(a.rows), k}, singleBytes(weights)})
+	}
+	for _, v := range views {
+		if err := r.sameTensor(v.what, v.got, v.d, v.shape, v.want); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tensorCapacity is the rows of a received tensor at its largest.
+func (r *runner) tensorCapacity() int {
+	if r.spec.Layout == ep.ExpertMajor {
+		return r.local() * r.capacity()
+	}
+	return r.capacity()
+}
+
+// traffic compares the counts of rows on their way.
+func (r *runner) traffic() {
+	me, k := r.comm.Rank(), r.spec.TopK
+	want := ep.Traffic{Tokens: r.tokens(me), Received: r.p.at[me].received}
+	for t := range r.tokens(me) {
+		visited := map[int]bool{}
+		for j := range k {
+			if r.TopK[me][t*k+j] >= 0 {
+				want.Selections++
+			}
+			pl := r.p.home[me][t*k+j]
+			if !pl.ok {
+				continue
+			}
+			if !visited[pl.rank] {
+				want.Visits++
+				if pl.rank != me && r.spec.Wire == ep.PerRank {
+					want.RemoteRows++
+				}
+			}
+			visited[pl.rank] = true
+			if pl.rank != me && r.spec.Wire == ep.PerSelection {
+				want.RemoteRows++
+			}
+		}
+	}
+	if d := cmp.Diff(want, r.routing.Traffic()); d != "" {
+		r.report("traffic (-want +got):\n%s", d)
+	}
+}
+
+// dispatch sends the i-th rows. The memory that they arrive in holds poison only if a dispatch before has left it there: fresh says that none has.
+func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received, error) {
+	me := r.comm.Rank()
+	x := r.x[i][me]
+	s := &r.spec
+	n := r.tokens(me)
+	d, scale, width, scaleWidth := weft.Float8E4M3, weft.InvalidDType, s.Hidden, s.Hidden/128
+	switch s.Payload {
+	case ep.FP8:
+		scale = weft.Float32
+	case ep.FP8UE8M0:
+		scale = weft.UE8M0
+	case ep.Opaque:
+		d, width, scaleWidth = weft.Uint8, s.RowBytes, s.ScaleBytes
+		if s.ScaleBytes > 0 {
+			scale = weft.Uint8
+		}
+	default:
+		d = r.output()
+	}
+	received, receivedScale := d, scale
+	if s.Quantize != weft.InvalidDType {
+		d, scale = s.Quantize, weft.InvalidDType
+	}
+	var in ep.Rows
+	var err error
+	if in.Data, err = r.tensor(r.off.data, x.data, d, n, width); err != nil {
+		return nil, err
+	}
+	if scale != weft.InvalidDType {
+		if in.Scales, err = r.tensor(r.off.scales, x.scales, scale, n, scaleWidth); err != nil {
+			return nil, err
+		}
+	}
+	var out *ep.Received
+	if r.Split {
+		var pending *ep.PendingDispatch
+		if pending, err = r.handle.SendDispatch(ctx, r.engine.Stream(r.comm), r.routing, in); err != nil {
+			return nil, err
+		}
+		r.pause()
+		out, err = pending.Receive(ctx)
+	} else {
+		out, err = r.handle.Dispatch(ctx, r.engine.Stream(r.comm), r.routing, in)
+	}
+	if err != nil {
+		return nil, err
+	}
+	shape := func(rows, width int) []int { return []int{rows, width} }
+	if s.Layout == ep.ExpertMajor {
+		shape = func(_, width int) []int { return []int{r.local(), r.capacity(), width} }
+	}
+	total := len(r.p.at[me].rows)
+	got, err := r.bytesOf(out.Data)
+	if err != nil {
+		return nil, err
+	}
+	want := r.received(r.p, me, r.wire[i], poison)
+	if fresh {
+		r.mend(&want, got, nil)
+	}
+	if err := r.sameTensor(fmt.Sprintf("rows of dispatch %d", i), out.Data, received, shape(total, width), want.data); err != nil {
+		return nil, err
+	}
+	if receivedScale == weft.InvalidDType {
+		if !out.Scales.IsZero() {
+			r.report("scales are %v, want none", out.Scales)
+		}
+	} else {
+		scaleShape := shape(total, scaleWidth)
+		if s.ScaleOrder == ep.ColumnMajorScales {
+			if s.Payload == ep.FP8UE8M0 {
+				receivedScale, scaleWidth = weft.Int32, scaleWidth/4
+			}
+			scaleShape = shape(total, scaleWidth)
+			last := len(scaleShape) - 1
+			scaleShape[last-1], scaleShape[last] = scaleShape[last], scaleShape[last-1]
+		}
+		if got, err = r.bytesOf(out.Scales); err != nil {
+			return nil, err
+		}
+		if fresh {
+			r.mend(&want, nil, got)
+		}
+		if err := r.sameTensor(fmt.Sprintf("scales of dispatch %d", i), out.Scales, receivedScale, scaleShape, want.scales); err != nil {
+			return nil, err
+		}
+	}
+	if !fresh {
+		return out, nil
+	}
+	if err := r.engine.Upload(r.comm, out.Data.Data, filled(out.Data.Bytes(), poison)); err != nil {
+		return nil, err
+	}
+	if out.Scales.IsZero() {
+		return out, nil
+	}
+	return out, r.engine.Upload(r.comm, out.Scales.Data, filled(out.Scales.Bytes(), poison))
+}
+
+// mend takes what stands in rows that nothing is written to for granted, where the memory's former contents are unknown.
+func (r *runner) mend(want *rows, data, scales []byte) {
+	me := r.comm.Rank()
+	zeroed := r.received(r.p, me, r.wire[0], 0)
+	ones := r.received(r.p, me, r.wire[0], 0xFF)
+	for _, m := range []struct{ got, want, zeros, ones []byte }{
+		{data, want.data, zeroed.data, ones.data}, {scales, want.scales, zeroed.scales, ones.scales},
+	} {
+		if len(m.got) != len(m.want) {
+			continue
+		}
+		for i := range m.want {
+			if m.zeros[i] != m.ones[i] {
+				m.want[i] = m.got[i]
+			}
+		}
+	}
+}
+
+// expertRows puts rows as an expert returns them where the case says.
+func (r *runner) expertRows(offset int, b []byte, received *ep.Received) (weft.Tensor, error) {
+	shape := []int{len(r.p.at[r.comm.Rank()].rows), r.spec.Hidden}
+	if r.spec.Layout == ep.ExpertMajor {
+		shape = []int{r.local(), r.capacity(), r.spec.Hidden}
+	}
+	if received != nil && r.Operand == ReceivedOperand && received.Data.DType == r.output() {
+		return received.Data, r.engine.Upload(r.comm, received.Data.Data, b)
+	}
+	return r.tensor(offset, b, r.output(), shape...)
+}
+
+func (r *runner) homeRows(offset int, b []byte) (weft.Tensor, error) {
+	shape := []int{r.tokens(r.comm.Rank()), r.spec.Hidden}
+	if b == nil {
+		return r.blank(offset, r.output(), shape...)
+	}
+	return r.tensor(offset, b, r.output(), shape...)
+}
+
+func (r *runner) combine(ctx context.Context, received *ep.Received) error {
+	me := r.comm.Rank()
+	y, err := r.expertRows(r.off.y, r.trial.y[me], received)
+	if err != nil {
+		return err
+	}
+	out, err := r.homeRows(r.off.out, nil)
+	if err != nil {
+		return err
+	}
+	var bias []weft.Tensor
+	for i, b := range r.trial.bias[me] {
+		t, err := r.homeRows(r.off.bias[i], b)
+		if err != nil {
+			return err
+		}
+		bias = append(bias, t)
+	}
+	if r.Split {
+		var w *weft.Work
+		if w, err = r.handle.SendCombine(ctx, r.engine.Stream(r.comm), r.routing, y, out, bias...); err == nil {
+			r.pause()
+			err = w.Wait(ctx)
+		}
+	} else {
+		err = r.handle.Combine(ctx, r.engine.Stream(r.comm), r.routing, y, out, bias...)
+	}
+	if err != nil {
+		return err
+	}
+	want := r.batch.combine(r.p, me, r.trial.y, r.trial.bias[me], r.spec.Sum == ep.Weighted)
+	if err := r.sameTensor("combined rows", out, r.output(), out.Shape, want); err != nil {
+		return err
+	}
+	return r.sameTensor("rows after combine", y, r.output(), y.Shape, r.trial.y[me])
+}
+
+func (r *runner) dispatchBackward(ctx context.Context) error {
+	me := r.comm.Rank()
+	rows, err := r.expertRows(r.off.grad, r.trial.grad[me], nil)
+	if err != nil {
+		return err
+	}
+	out, err := r.homeRows(r.off.out, nil)
+	if err != nil {
+		return err
+	}
+	var scalars, gradWeights weft.Tensor
+	withWeights := r.Seed%2 == 0
+	if withWeights {
+		if scalars, err = r.tensor(r.off.scalars, singleBytes(r.trial.scalars[me]), weft.Float32, len(r.trial.scalars[me])); err != nil {
+			return err
+		}
+		if gradWeights, err = r.blank(r.off.gradWeights, weft.Float32, r.tokens(me), r.spec.TopK); err != nil {
+			return err
+		}
+	}
+	if err := r.handle.DispatchBackward(ctx, r.engine.Stream(r.comm), r.routing, rows, scalars, out, gradWeights); err != nil {
+		return err
+	}
+	want := r.batch.combine(r.p, me, r.trial.grad, nil, false)
+	if err := r.sameTensor("gradients of tokens", out, r.output(), out.Shape, want); err != nil {
+		return err
+	}
+	if !withWeights {
+		return nil
+	}
+	return r.sameTensor("gradients brought home", gradWeights, weft.Float32, gradWeights.Shape, singleBytes(r.scalarsHome(r.p, me, r.trial.scalars)))
+}
+
+func (r *runner) combineBackward(ctx context.Context) error {
+	me := r.comm.Rank()
+	grad, err := r.homeRows(r.off.gradOut, r.trial.gradOut[me])
+	if err != nil {
+		return err
+	}
+	rows, err := r.expertRows(r.off.gradRows, filled(len(r.trial.y[me]), poison), nil)
+	if err != nil {
+		return err
+	}
+	var y, gradWeights weft.Tensor
+	withWeights := r.spec.Sum == ep.Weighted && r.Seed%3 != 0
+	if withWeights {
+		if y, err = r.expertRows(r.off.y, r.trial.y[me], nil); err != nil {
+			return err
+		}
+		if gradWeights, err = r.blank(r.off.gradWeights, weft.Float32, r.tokens(me), r.spec.TopK); err != nil {
+			return err
+		}
+	}
+	if err := r.handle.CombineBackward(ctx, r.engine.Stream(r.comm), r.routing, grad, y, rows, gradWeights); err != nil {
+		return err
+	}
+	want := r.spread(r.p, me, r.trial.gradOut, poison)
+	if err := r.sameTensor("gradients of rows", rows, r.output(), rows.Shape, want); err != nil {
+		return err
+	}
+	if !withWeights {
+		return nil
+	}
+	return r.sameTensor("gradients of weights", gradWeights, weft.Float32, gradWeights.Shape, singleBytes(r.dots(r.p, me, r.trial.gradOut, r.trial.y)))
+}
+
+func intBytes(v []int32) []byte {
+	b := make([]byte, 0, 4*len(v))
+	for _, x := range v {
+		b = binary.LittleEndian.AppendUint32(b, uint32(x))
+	}
+	return b
+}
+
+func singleBytes(v []float32) []byte {
+	b := make([]byte, 0, 4*len(v))
+	for _, x := range v {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
+	}
+	return b
+}

@@ -1,0 +1,121 @@
+package eptest
+
+import (
+	"github.com/weftgo/weft"
+)
+
+// trial is a case with all its inputs, the same on whichever rank they are computed.
+type trial struct {
+	Case
+	batch
+	p *placement
+
+	x       [2][]rows // by rank: what is dispatched, first and second time
+	wire    [2][]rows // the same as receivers see it
+	y       [][]byte  // by rank: what its experts return
+	bias    [][][]byte
+	grad    [][]byte // by rank: gradients of received rows
+	gradOut [][]byte // by rank: gradients of combined rows
+	scalars [][]float32
+	size    int // of the arena
+}
+
+// newTrial computes the inputs of a case among the ranks that are not masked.
+func newTrial(c Case, masked ...int) *trial {
+	t := &trial{Case: c}
+	n := c.Ranks
+	t.batch = batch{spec: c.Spec, ranks: n, topk: c.TopK, weights: make([][]float32, n), masked: make([]bool, n)}
+	for _, r := range masked {
+		t.masked[r] = true
+	}
+	for r := range n {
+		m := len(c.TopK[r])
+		t.batch.weights[r] = c.singles(streamWeights, r, m)
+		if !c.Weights {
+			for i := range m {
+				t.batch.weights[r][i] = 1
+			}
+		}
+	}
+	t.p = t.place()
+	for i, stream := range []int{streamRows0, streamRows1} {
+		t.x[i], t.wire[i] = make([]rows, n), make([]rows, n)
+		for r := range n {
+			t.x[i][r] = t.tokenRows(stream, r)
+			t.wire[i][r] = t.batch.wire(t.x[i][r])
+		}
+	}
+	t.y, t.bias, t.grad, t.gradOut, t.scalars = make([][]byte, n), make([][][]byte, n), make([][]byte, n), make([][]byte, n), make([][]float32, n)
+	for r := range n {
+		if t.combines() {
+			here, home := len(t.p.at[r].rows)*c.Spec.Hidden, t.tokens(r)*c.Spec.Hidden
+			t.y[r] = c.numbers(streamExpertRows, r, t.output(), here)
+			t.grad[r] = c.numbers(streamGradRows, r, t.output(), here)
+			t.gradOut[r] = c.numbers(streamGradOut, r, t.output(), home)
+			t.scalars[r] = c.singles(streamScalars, r, len(t.p.at[r].rows)*t.perRow())
+			for i := range c.Biases {
+				t.bias[r] = append(t.bias[r], c.numbers(streamBias0+i, r, t.output(), home))
+			}
+		}
+		a := &arena{}
+		t.layOut(a, r)
+		t.size = max(t.size, a.used)
+	}
+	return t
+}
+
+// perRow is how many gradients of weights a row has.
+func (t *trial) perRow() int {
+	if t.byExpert() {
+		return 1
+	}
+	return t.spec.TopK
+}
+
+func (t *trial) tokenRows(stream, rank int) rows {
+	n := t.tokens(rank)
+	if from := t.spec.Quantize; from != weft.InvalidDType {
+		return rows{data: t.numbers(stream, rank, from, n*t.spec.Hidden)}
+	}
+	return rows{data: t.bytes(stream, rank, n*t.rowBytes()), scales: t.bytes(stream+100, rank, n*t.scaleBytes())}
+}
+
+// arena cuts one piece of memory into operands. Without memory it only counts.
+type arena struct {
+	memory Memory
+	used   int
+}
+
+// take returns the offset of n bytes. Pieces are on multiples of 16 bytes, of which every other is no multiple of 64.
+func (a *arena) take(n int) int {
+	at := (a.used + 63) &^ 63
+	if at/64%2 == 1 {
+		at += 16
+	}
+	a.used = at + n
+	return at
+}
+
+// layout says where the operands of a rank stand.
+type layout struct {
+	topk, weights         int
+	data, scales          int
+	y, out, grad, gradOut int
+	bias                  [2]int
+	scalars, gradWeights  int
+	gradRows              int
+}
+
+func (t *trial) layOut(a *arena, r int) layout {
+	var l layout
+	x := &t.x[0][r]
+	received := len(t.y[r])
+	home := t.tokens(r) * t.outputBytes()
+	l.topk, l.weights = a.take(8*len(t.TopK[r])), a.take(4*len(t.TopK[r]))
+	l.data, l.scales = a.take(len(x.data)), a.take(len(x.scales))
+	l.y, l.out, l.grad, l.gradOut = a.take(received), a.take(home), a.take(received), a.take(home)
+	l.bias = [2]int{a.take(home), a.take(home)}
+	l.scalars, l.gradWeights = a.take(4*len(t.scalars[r])), a.take(4*len(t.TopK[r]))
+	l.gradRows = a.take(received)
+	return l
+}
