@@ -14,10 +14,9 @@ import (
 // matrix is a row-major fp32 matrix without gaps between its rows.
 type matrix = blas32.General
 
-func matrixOf(data []float32, rows, cols int) matrix {
-	return matrix{Rows: rows, Cols: cols, Stride: cols, Data: data[: rows*cols : rows*cols]}
+func matrixOf(v []float32, rows, cols int) matrix {
+	return matrix{Rows: rows, Cols: cols, Stride: cols, Data: v[: rows*cols : rows*cols]}
 }
-
 func newMatrix(rows, cols int) matrix   { return matrixOf(make([]float32, rows*cols), rows, cols) }
 func rows(m matrix, from, n int) matrix { return matrixOf(m.Data[from*m.Cols:], n, m.Cols) }
 func row(m matrix, i int) []float32     { return rows(m, i, 1).Data }

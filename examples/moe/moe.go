@@ -3,13 +3,11 @@ package main
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
 )
-
-// balance is the weight of the load-balancing loss (Fedus et al., "Switch Transformers", section 2.2).
-const balance = 0.01
 
 // expert is relu(x·up)·down, or the gradients of its matrices.
 type expert struct{ up, down matrix } // [hidden, inner], [inner, hidden]
@@ -34,7 +32,7 @@ func (x expert) forward(in matrix) (hidden, out matrix) {
 type layer struct {
 	cfg            Config
 	handle         *ep.Handle // serves all layers: each holds on to what it received until its backward pass
-	exchange       *stopwatch
+	exchange       *time.Duration
 	router         matrix
 	experts, grads []expert
 
@@ -49,27 +47,28 @@ type layer struct {
 	from, size []int32  // the rows of each expert
 }
 
-// exchange is what the layers ask of package ep.
-func (c Config) exchange() ep.Spec {
-	return ep.Spec{
-		Experts: c.Experts, TopK: c.TopK, Hidden: c.Hidden, MaxTokens: c.Tokens, Live: c.Layers,
-		Layout: ep.ExpertPacked, Wire: ep.PerRank, Reduction: ep.Exact, Sum: ep.Weighted, Payload: ep.FP32,
-	}
-}
-
-func (l *layer) forward(ctx context.Context, x matrix) (out matrix, err error) {
+func (l *layer) forward(ctx context.Context, x matrix) (matrix, error) {
 	l.x, l.out = x, newMatrix(x.Rows, x.Cols)
 	l.route()
-	if err := l.exchange.time(func() error { return l.dispatch(ctx) }); err != nil {
-		return out, err
+	err := timed(l.exchange, func() (err error) {
+		selected := weft.TensorOf(l.selected, l.weights.Rows, l.weights.Cols)
+		if l.routing, err = l.handle.Prepare(ctx, nil, selected, tensor(l.weights)); err == nil {
+			l.received, err = l.handle.Dispatch(ctx, nil, l.routing, ep.Rows{Data: tensor(x)})
+		}
+		return err
+	})
+	if err != nil {
+		return matrix{}, err
 	}
+	l.in = matrixOf(weft.SliceOf[float32](l.received.Data), l.received.Rows(), x.Cols)
 	l.y, l.hidden = newMatrix(l.in.Rows, l.in.Cols), nil
+	l.from, l.size = weft.SliceOf[int32](l.routing.ExpertOffsets()), weft.SliceOf[int32](l.routing.ExpertCounts())
 	for e, x := range l.experts {
 		hidden, y := x.forward(l.zone(l.in, e))
 		l.hidden = append(l.hidden, hidden)
 		copy(l.zone(l.y, e).Data, y.Data)
 	}
-	return l.out, l.exchange.time(func() error { return l.handle.Combine(ctx, nil, l.routing, tensor(l.y), tensor(l.out), tensor(x)) })
+	return l.out, timed(l.exchange, func() error { return l.handle.Combine(ctx, nil, l.routing, tensor(l.y), tensor(l.out), tensor(x)) })
 }
 
 // route selects the most probable experts of each token. Their weights are their probabilities, scaled to the sum 1.
@@ -79,12 +78,7 @@ func (l *layer) route() {
 		softmax(row(l.probs, t))
 		rest, w, sum := slices.Clone(row(l.probs, t)), row(l.weights, t), float32(0)
 		for i := range w {
-			best := 0
-			for e, p := range rest {
-				if p > rest[best] {
-					best = e
-				}
-			}
+			best := max(slices.Index(rest, slices.Max(rest)), 0) // no number equals NaN
 			l.selected, w[i], rest[best] = append(l.selected, int32(best)), rest[best], -1
 			sum += w[i]
 		}
@@ -94,26 +88,13 @@ func (l *layer) route() {
 	}
 }
 
-// dispatch takes the tokens of all ranks to their experts.
-func (l *layer) dispatch(ctx context.Context) (err error) {
-	if l.routing, err = l.handle.Prepare(ctx, nil, weft.TensorOf(l.selected, l.weights.Rows, l.weights.Cols), tensor(l.weights)); err != nil {
-		return err
-	}
-	if l.received, err = l.handle.Dispatch(ctx, nil, l.routing, ep.Rows{Data: tensor(l.x)}); err != nil {
-		return err
-	}
-	l.in = matrixOf(weft.SliceOf[float32](l.received.Data), l.received.Rows(), l.cfg.Hidden)
-	l.from, l.size = weft.SliceOf[int32](l.routing.ExpertOffsets()), weft.SliceOf[int32](l.routing.ExpertCounts())
-	return nil
-}
-
 // zone is the rows of m that belong to an expert of this rank.
 func (l *layer) zone(m matrix, e int) matrix { return rows(m, int(l.from[e]), int(l.size[e])) }
 
 // backward turns g from the gradient of out into that of x, sets gradRouter, and adds to the gradients of this rank's experts.
 func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
 	gradRows, gradX, gradWeights := newMatrix(l.in.Rows, l.in.Cols), newMatrix(g.Rows, g.Cols), newMatrix(g.Rows, l.cfg.TopK)
-	err := l.exchange.time(func() error {
+	err := timed(l.exchange, func() error {
 		return l.handle.CombineBackward(ctx, nil, l.routing, tensor(g), tensor(l.y), tensor(gradRows), tensor(gradWeights))
 	})
 	if err != nil {
@@ -122,7 +103,7 @@ func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
 	l.expertsBackward(gradRows)
 	gradLogits := l.routeBackward(gradWeights)
 	weightGradient(gradRouter, l.x, gradLogits)
-	err = l.exchange.time(func() error {
+	err = timed(l.exchange, func() error {
 		return l.handle.DispatchBackward(ctx, nil, l.routing, tensor(gradRows), weft.Tensor{}, tensor(gradX), weft.Tensor{})
 	})
 	add(g.Data, gradX.Data)
@@ -132,10 +113,9 @@ func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
 	return err
 }
 
-// expertsBackward turns g from the gradients of the experts' outputs into those of their inputs.
-//
-// The rows of an expert that came from one rank are those of one micro-batch. Their part of the weights' gradients is computed apart, and the
-// parts are added in the order of the ranks, which is that of the micro-batches.
+// expertsBackward turns g from the gradients of the experts' outputs into those of their inputs. The rows of an expert that came from one rank are those of
+// one micro-batch: their part of the weights' gradients is computed apart, and the parts are added in the order of the ranks, which is that of the
+// micro-batches.
 func (l *layer) expertsBackward(g matrix) {
 	ranks := l.handle.Comm().Size()
 	ranges, part := weft.SliceOf[int64](l.routing.Ranges()), l.cfg.expert(make([]float32, l.cfg.expertSize()), 0)
@@ -158,12 +138,12 @@ func (l *layer) expertsBackward(g matrix) {
 	}
 }
 
-// routeBackward is the gradient of the router's logits: through the weights of the selected experts, and of the balancing loss, which is
-// balance * experts * sum over the experts of (share of the selections) * (mean probability).
+// routeBackward is the gradient of the router's logits: through the weights of the selected experts, and of the balancing loss of
+// Fedus et al., "Switch Transformers": 0.01 * experts * sum over the experts of (share of the selections) * (mean probability).
 func (l *layer) routeBackward(gradWeights matrix) matrix {
 	g, share := newMatrix(l.probs.Rows, l.probs.Cols), make([]float32, l.probs.Cols)
 	for _, e := range l.selected {
-		share[e] += balance * float32(len(share)) / float32(microBatches*g.Rows*len(l.selected))
+		share[e] += 0.01 * float32(len(share)) / float32(microBatches*g.Rows*len(l.selected))
 	}
 	for t := range g.Rows {
 		copy(row(g, t), share)
@@ -174,4 +154,10 @@ func (l *layer) routeBackward(gradWeights matrix) matrix {
 		}
 	}
 	return g
+}
+
+// timed adds the time that f takes to total.
+func timed(total *time.Duration, f func() error) error {
+	defer func(begin time.Time) { *total += time.Since(begin) }(time.Now())
+	return f()
 }

@@ -2,38 +2,26 @@ package main
 
 import (
 	"fmt"
-	"io/fs"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 )
 
-const maxText = 4 << 20 // bytes
-
-// readText reads the file at path, or the Go source below the directory at path, files in the order of their names. Commands, tests and what others
-// wrote are left out.
-func readText(path string) (text []byte, err error) {
-	err = filepath.WalkDir(path, func(name string, entry fs.DirEntry, err error) error {
-		switch base := filepath.Base(name); {
-		case err != nil:
-			return err
-		case entry.IsDir() && (base == "cmd" || base == "testdata" || base == "vendor"):
-			return fs.SkipDir
-		case entry.IsDir() || name != path && (!strings.HasSuffix(base, ".go") || strings.HasSuffix(base, "_test.go")):
-			return nil
-		}
+// readText joins the files that match a pattern, in the order of their names, up to 4 MiB.
+func readText(pattern string) (text []byte, err error) {
+	names, err := filepath.Glob(pattern)
+	for _, name := range names {
 		file, err := os.ReadFile(name)
-		if text = append(text, file...); err == nil && len(text) >= maxText {
-			return fs.SkipAll
+		if err != nil {
+			return nil, err
 		}
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("no text, choose one with -text: %w", err)
+		text = append(text, file[:min(len(file), 4<<20-len(text))]...)
 	}
-	return text[:min(len(text), maxText)], nil
+	if err != nil || len(text) < 1024 {
+		return nil, fmt.Errorf("%d bytes of text in %s, choose more with -text (%v)", len(text), pattern, err)
+	}
+	return text, nil
 }
 
 // entropy is the unigram entropy of the text in nats per byte: the loss of a model that knows how often every byte occurs, and no more.
@@ -43,9 +31,7 @@ func entropy(text []byte) (sum float64) {
 		count[b]++
 	}
 	for _, n := range count {
-		if n > 0 {
-			sum -= n / float64(len(text)) * math.Log(n/float64(len(text)))
-		}
+		sum -= n / float64(len(text)) * math.Log(max(n, 1)/float64(len(text)))
 	}
 	return sum
 }
