@@ -99,6 +99,20 @@ func (s *session) all(rounds int, each time.Duration) ([]*figure, error) {
 			}
 			note(fmt.Sprintf("dispatch + combine, 1 token, %d ranks", aim.ranks), "us", aim.target, false, there.P50+back.P50)
 		}
+		for _, n := range []int{2, 4} {
+			shape := defaultEP()
+			shape.Tokens, shape.Fresh, shape.Batches, shape.Time = 1, true, 16, each
+			records, err := s.ep(n, shape)
+			if err != nil {
+				return nil, err
+			}
+			s.records = append(s.records, records...)
+			total := 0.0
+			for _, r := range records {
+				total += r.P50
+			}
+			note(fmt.Sprintf("prepare + dispatch + combine, 1 token, %d ranks, fresh operands, 16 routings", n), "us", 0, false, total)
+		}
 		for _, aim := range []struct {
 			ranks   int
 			bytes   []int64

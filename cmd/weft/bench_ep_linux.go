@@ -24,9 +24,11 @@ func newBenchEP() *cobra.Command {
 		Short: "Measure expert parallelism: dispatch and combine",
 		Long: `Measure expert parallelism between ranks of this host.
 
-A dispatch row counts what a caller pays: from new top-k ids to received rows (Prepare
-and Dispatch, with a routing that the handle has not just seen). Its first part is
-printed apart as prepare. Lists of ranks and tokens are swept.
+Prepare, dispatch and combine are called in every iteration and timed apart. Unless
+told otherwise, operands and routing are the same every time, as in the benchmarks of
+other libraries: what fits into the caches stays there. With --fresh operands are
+written anew before each operation, as a model would, and --batches makes routings
+change. Lists of ranks and tokens are swept.
 
 The rank-major and token-major layouts have one row per token and rank, so for them
 --wire, --reduction and --sum default to per-rank, partial and plain.`,
@@ -53,6 +55,8 @@ The rank-major and token-major layouts have one row per token and rank, so for t
 	f.StringVar(&mode, "mode", "one-call", "one-call, or phases: send and receive apart")
 	f.StringVar(&place, "operand", "window", "window: rows are read where they are; heap: they are staged first")
 	f.BoolVar(&cfg.Cached, "cached", false, "prepare each routing once, outside the timing")
+	f.BoolVar(&cfg.Fresh, "fresh", false, "write operands anew before each operation")
+	f.IntVar(&cfg.Batches, "batches", 1, "different routings, taken in turn")
 	f.BoolVar(&cfg.InPlace, "in-place", false, "experts overwrite the rows that they received")
 	effortFlags(cmd, &cfg.Effort)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -107,7 +111,7 @@ func defaultEP() bench.EP {
 	return bench.EP{
 		Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16", Layout: "expert-major",
 		Wire: "per-selection", Reduction: "exact", Sum: "weighted", Counts: "host",
-		Routing: routing.Uniform, Seed: 1,
+		Routing: routing.Uniform, Seed: 1, Batches: 1,
 	}
 }
 
@@ -117,6 +121,7 @@ func (s *session) ep(n int, shape bench.EP) ([]measure.Record, error) {
 	base.Tokens, base.Hidden, base.TopK, base.Experts = shape.Tokens, shape.Hidden, shape.TopK, shape.Experts
 	base.DType, base.Layout, base.Wire, base.Reduction = shape.DType, shape.Layout, shape.Wire, shape.Reduction
 	base.Sum, base.Counts, base.Routing, base.Cached = shape.Sum, shape.Counts, string(shape.Routing), shape.Cached
+	base.Fresh, base.Batches = shape.Fresh, shape.Batches
 	base.Mode, base.Operand = "one-call", "window"
 	if shape.Phases {
 		base.Mode = "phases"

@@ -29,11 +29,11 @@ was wrong, or a rank failed, the exit status is 1.
 
 With --json each row is one line. Its keys are stable:
 
-  op            dispatch (Prepare and Dispatch), prepare (the first part alone),
-                combine, allreduce, join
+  op            dispatch, combine, prepare, allreduce, join
   engine        host
   ranks, tokens (per rank), hidden, topk, experts, dtype, layout, wire, reduction,
-  sum, counts, routing, mode, operand, cached, bytes (of a collective's message)
+  sum, counts, routing, mode, operand, cached, fresh, batches,
+  bytes (of a collective's message)
   iterations    how many were timed; each counts with its slowest rank:
   p50_us, p99_us, min_us, max_us, mean_us
   slowest_rank  the rank that most often was the slowest

@@ -134,6 +134,7 @@ var shapes = map[string]EP{
 	"token-major fp16": shapeOf(func(e *EP) {
 		e.Layout, e.Wire, e.Reduction, e.Sum, e.DType = "token-major", "per-rank", "partial", "plain", "fp16"
 	}),
+	"fresh":        shapeOf(func(e *EP) { e.Fresh, e.Batches = true, 3 }),
 	"phases, heap": shapeOf(func(e *EP) { e.Phases, e.Heap, e.Routing = true, true, routing.Hot }),
 	"cached":       shapeOf(func(e *EP) { e.Cached, e.InPlace = true, true }),
 }

@@ -165,11 +165,7 @@ func (m *epRank) setUp() (err error) {
 	}); err != nil {
 		return err
 	}
-	sets := 16
-	if cfg.Tokens >= 64 {
-		sets = 4
-	}
-	for i := range sets {
+	for i := range max(cfg.Batches, 1) {
 		b := batch{ids: make([][]int32, ranks)}
 		for r := range ranks {
 			ids, weights := m.gen.Route(r+i*ranks, cfg.Tokens) // a rank of its own for each batch
@@ -188,10 +184,8 @@ func (m *epRank) setUp() (err error) {
 	if err != nil {
 		return err
 	}
-	for t := range cfg.Tokens {
-		copy(x[t*rowBytes:], m.rows.row(m.input, me, t, 0))
-	}
 	m.x.Data = weft.TensorAt(x, m.input, cfg.Tokens, cfg.Hidden)
+	m.writeTokens()
 	m.out = make([]byte, cfg.Tokens*rowBytes)
 	if !cfg.InPlace || cfg.Heap {
 		if m.y, _, err = m.operand(m.handle.Capacity()*rowBytes, cfg.Heap); err != nil {
@@ -212,6 +206,9 @@ func (m *epRank) setUp() (err error) {
 // iterate does one round trip and times it.
 func (m *epRank) iterate(i int, check bool) error {
 	b := &m.sets[i%len(m.sets)]
+	if m.cfg.Fresh {
+		m.writeTokens()
+	}
 	if err := m.barrier(); err != nil {
 		return err
 	}
@@ -231,7 +228,7 @@ func (m *epRank) iterate(i int, check bool) error {
 	}
 	arrived := time.Now()
 	m.prepare.add(prepared.Sub(began))
-	m.dispatch.add(arrived.Sub(began))
+	m.dispatch.add(arrived.Sub(prepared))
 
 	y := m.expertRows(received)
 	out := weft.TensorAt(m.out, m.spec.Output, m.cfg.Tokens, m.cfg.Hidden)
@@ -263,6 +260,13 @@ func (m *epRank) iterate(i int, check bool) error {
 		routed.Release()
 	}
 	return nil
+}
+
+// writeTokens fills the rows of this rank's tokens.
+func (m *epRank) writeTokens() {
+	for t := range m.cfg.Tokens {
+		copy(m.at(m.x.Data, t), m.rows.row(m.input, m.comm.Rank(), t, 0))
+	}
 }
 
 func (m *epRank) send(routed *ep.Routing) (*ep.Received, error) {

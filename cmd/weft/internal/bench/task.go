@@ -39,6 +39,8 @@ type EP struct {
 	Heap    bool // operands outside windows: staged
 	Cached  bool // prepare once, outside the timing
 	InPlace bool // experts overwrite the rows that they received
+	Batches int  // different routings, taken in turn; 0: one
+	Fresh   bool // operands are written anew before every operation
 	Effort
 }
 

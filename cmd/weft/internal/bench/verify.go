@@ -124,11 +124,11 @@ func (m *epRank) scalesAre(received *ep.Received, row, shift int) bool {
 // rank, divides its rows.
 func down(who int) int { return who % shifts }
 
-// runExperts leaves in y what the experts make of their rows. In a checked iteration
-// that differs from expert to expert; in others experts write what they would, so that
-// caches are as after a matrix product, or leave the rows that they received in place.
+// runExperts leaves in y what the experts make of their rows. That is needed where it
+// is checked; with fresh operands it is done always, so that caches are as after a
+// matrix product.
 func (m *epRank) runExperts(b *batch, received *ep.Received, y weft.Tensor, check bool) {
-	if !check && y.Data == received.Data.Data {
+	if !check && !m.cfg.Fresh {
 		return
 	}
 	me := m.comm.Rank()

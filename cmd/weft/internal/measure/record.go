@@ -28,7 +28,9 @@ type Record struct {
 	Routing   string `json:"routing,omitempty"`   // uniform, zipf, hot
 	Mode      string `json:"mode,omitempty"`      // one-call, phases
 	Operand   string `json:"operand,omitempty"`   // window: read where it is; heap: staged
-	Cached    bool   `json:"cached,omitempty"`    // dispatch alone, by routing that was prepared before
+	Cached    bool   `json:"cached,omitempty"`    // by routing that was prepared before, once
+	Fresh     bool   `json:"fresh,omitempty"`     // operands were written anew before each operation
+	Batches   int    `json:"batches,omitempty"`   // different routings, taken in turn
 	Bytes     int64  `json:"bytes,omitempty"`     // collectives: the message, per rank
 
 	Iterations int     `json:"iterations"`

@@ -48,6 +48,13 @@ var dimensions = []dimension{
 		}
 		return ""
 	}},
+	{"fresh", func(r *measure.Record) string {
+		if r.Fresh {
+			return "fresh operands"
+		}
+		return ""
+	}},
+	{"batches", count(func(r *measure.Record) int { return r.Batches }, "routing", "routings")},
 	{"routing", func(r *measure.Record) string { return r.Routing }},
 }
 
