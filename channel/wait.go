@@ -29,7 +29,7 @@ func PolicyFor(local, inProcess, cpus int) Policy {
 	if local <= cpus {
 		p.Spin, p.Yield = 4000, 100
 	} else {
-		p.Spin, p.Yield = 20, 100
+		p.Spin, p.Yield = 4, 100
 	}
 	return p
 }
@@ -65,8 +65,18 @@ func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, p
 			return nil
 		}
 	}
+	// A few turns of the other ranks on this processor are what most waits take when there are more ranks than processors; they come
+	// before anything is noted down.
+	for range min(w.Policy.Yield, briefYields) {
+		w.yield()
+		if c.reached(want) {
+			return nil
+		}
+	}
 	return w.waitLong(ctx, c, want, op, peer)
 }
+
+const briefYields = 8
 
 // pause must stay a call that is not inlined and not a leaf: its prologue is where the Go runtime can stop a goroutine that
 // spins in a process whose preemption signals go elsewhere.

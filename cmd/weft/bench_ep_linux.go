@@ -24,8 +24,8 @@ func newBenchEP() *cobra.Command {
 		Short: "Measure expert parallelism: dispatch and combine",
 		Long: `Measure expert parallelism between ranks of this host.
 
-Prepare, dispatch and combine are called in every iteration and timed apart. Unless
-told otherwise, operands and routing are the same every time, as in the benchmarks of
+Prepare, dispatch and combine are called in every iteration and timed apart, each from
+a barrier to its return. Unless told otherwise, operands and routing are the same every time, as in the benchmarks of
 other libraries: what fits into the caches stays there. With --fresh operands are
 written anew before each operation, as a model would, and --batches makes routings
 change. Lists of ranks and tokens are swept.

@@ -214,21 +214,22 @@ func (m *epRank) iterate(i int, check bool) error {
 	}
 	routed := b.prepared
 	began := time.Now()
-	prepared := began
 	if routed == nil {
 		var err error
 		if routed, err = m.handle.Prepare(m.ctx, nil, b.topk, b.weight); err != nil {
 			return err
 		}
-		prepared = time.Now()
+		m.prepare.add(time.Since(began))
+		if err := m.barrier(); err != nil {
+			return err
+		}
+		began = time.Now()
 	}
 	received, err := m.send(routed)
 	if err != nil {
 		return err
 	}
-	arrived := time.Now()
-	m.prepare.add(prepared.Sub(began))
-	m.dispatch.add(arrived.Sub(prepared))
+	m.dispatch.add(time.Since(began))
 
 	y := m.expertRows(received)
 	out := weft.TensorAt(m.out, m.spec.Output, m.cfg.Tokens, m.cfg.Hidden)
