@@ -412,8 +412,18 @@ func TestArguments(t *testing.T) {
 	if _, err := NewInProcess(0); err == nil {
 		t.Error("a job of no ranks")
 	}
-	for _, c := range []TCPConfig{{Size: 0}, {Rank: 2, Size: 2}, {Rank: -1, Size: 2}, {Size: 2}, {Rank: 1, Size: 2}, {Size: 2, Address: "127.0.0.1"},
-		{Size: 2, Address: "127.0.0.1:0"}, {Size: 2, Address: "127.0.0.1:http!"}, {Size: 2, Address: ":99"}, {Size: 2, Address: "127.0.0.1:99999"}} {
+	for _, c := range []TCPConfig{
+		{Size: 0},
+		{Rank: 2, Size: 2},
+		{Rank: -1, Size: 2},
+		{Size: 2},
+		{Rank: 1, Size: 2},
+		{Size: 2, Address: "127.0.0.1"},
+		{Size: 2, Address: "127.0.0.1:0"},
+		{Size: 2, Address: "127.0.0.1:http!"},
+		{Size: 2, Address: ":99"},
+		{Size: 2, Address: "127.0.0.1:99999"},
+	} {
 		if _, err := DialTCP(testContext(t), c); err == nil {
 			t.Errorf("%+v joins", c)
 		}

@@ -16,14 +16,13 @@ func environ(pairs map[string]string) func(string) string {
 
 // The variables as launchers set them.
 var (
-	weftVars     = map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "4", "WEFT_ADDRESS": "127.0.0.1:4000", "WEFT_SECRET": "abc"}
-	torchVars    = map[string]string{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run7", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-	slurmVars    = map[string]string{"SLURM_PROCID": "3", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1234", "SLURM_STEP_NODELIST": "gpu[07-08,12],login", "SLURM_STEP_TASKS_PER_NODE": "3,1(x3)", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}
-	openMPIVars  = map[string]string{"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "3748397057", "PMIX_RANK": "2"}
-	mpichVars    = map[string]string{"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-	lwsVars      = map[string]string{"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "job-0.job.default"}
-	indexedVars  = map[string]string{"JOB_COMPLETION_INDEX": "2", "WEFT_SIZE": "3", "WEFT_ADDRESS": "train-0.train"}
-	launcherVars = []map[string]string{weftVars, torchVars, slurmVars, openMPIVars, mpichVars, lwsVars}
+	weftVars    = map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "4", "WEFT_ADDRESS": "127.0.0.1:4000", "WEFT_SECRET": "abc"}
+	torchVars   = map[string]string{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run7", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+	slurmVars   = map[string]string{"SLURM_PROCID": "3", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1234", "SLURM_STEP_NODELIST": "gpu[07-08,12],login", "SLURM_STEP_TASKS_PER_NODE": "3,1(x3)", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}
+	openMPIVars = map[string]string{"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "3748397057", "PMIX_RANK": "2"}
+	mpichVars   = map[string]string{"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+	lwsVars     = map[string]string{"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "job-0.job.default"}
+	indexedVars = map[string]string{"JOB_COMPLETION_INDEX": "2", "WEFT_SIZE": "3", "WEFT_ADDRESS": "train-0.train"}
 )
 
 func merge(maps ...map[string]string) map[string]string {
@@ -45,53 +44,107 @@ func TestDetect(t *testing.T) {
 		line string
 	}{
 		{"none", nil, Environment{Source: "none", Size: 1, LocalSize: 1}, "no launcher: one rank"},
-		{"weft", weftVars,
+		{
+			"weft", weftVars,
 			Environment{Source: "WEFT", Rank: 1, Size: 4, LocalRank: 1, LocalSize: 4, Address: "127.0.0.1:4000", Secret: []byte("abc")},
-			"WEFT: rank 1 of 4 (local 1 of 4), rank 0 at 127.0.0.1:4000, with a secret"},
-		{"weft without a secret", map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_ADDRESS": "localhost", "WEFT_INTERFACE": "lo"},
+			"WEFT: rank 1 of 4 (local 1 of 4), rank 0 at 127.0.0.1:4000, with a secret",
+		},
+		{
+			"weft without a secret",
+			map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_ADDRESS": "localhost", "WEFT_INTERFACE": "lo"},
 			Environment{Source: "WEFT", Size: 2, LocalSize: 2, Address: "localhost:29411", Interface: "lo"},
-			"WEFT: rank 0 of 2 (local 0 of 2), rank 0 at localhost:29411, no secret: loopback peers only"},
-		{"weft across hosts", map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_ADDRESS": "node0", "WEFT_LOCAL_RANK": "0", "WEFT_LOCAL_SIZE": "1"},
+			"WEFT: rank 0 of 2 (local 0 of 2), rank 0 at localhost:29411, no secret: loopback peers only",
+		},
+		{
+			"weft across hosts",
+			map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_ADDRESS": "node0", "WEFT_LOCAL_RANK": "0", "WEFT_LOCAL_SIZE": "1"},
 			Environment{Source: "WEFT", Rank: 1, Size: 2, LocalSize: 1, Address: "node0:29411"},
-			"WEFT: rank 1 of 2 (local 0 of 1), rank 0 at node0:29411, no secret: loopback peers only"},
-		{"weft without an address", map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "2"},
-			Environment{Source: "WEFT", Rank: 1, Size: 2}, "WEFT: rank 1 of 2, no address of rank 0: set WEFT_ADDRESS"},
-		{"torchrun", torchVars,
+			"WEFT: rank 1 of 2 (local 0 of 1), rank 0 at node0:29411, no secret: loopback peers only",
+		},
+		{
+			"weft without an address",
+			map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "2"},
+			Environment{Source: "WEFT", Rank: 1, Size: 2},
+			"WEFT: rank 1 of 2, no address of rank 0: set WEFT_ADDRESS",
+		},
+		{
+			"torchrun", torchVars,
 			Environment{Source: "torchrun", Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, Address: "node1:29500", Store: true, Prefix: "run7/2/"},
-			"torchrun: rank 5 of 8 (local 1 of 4), TCPStore at node1:29500, which carries the secret"},
-		{"torchrun's names without its agent", map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"},
+			"torchrun: rank 5 of 8 (local 1 of 4), TCPStore at node1:29500, which carries the secret",
+		},
+		{
+			"torchrun's names without its agent",
+			map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"},
 			Environment{Source: "torchrun", Size: 2, Address: "[::1]:29500"},
-			"torchrun: rank 0 of 2, rank 0 at [::1]:29500, no secret: loopback peers only"},
-		{"slurm", slurmVars,
+			"torchrun: rank 0 of 2, rank 0 at [::1]:29500, no secret: loopback peers only",
+		},
+		{
+			"slurm", slurmVars,
 			Environment{Source: "Slurm", Rank: 3, Size: 6, LocalSize: 1, Address: slurmPort},
-			"Slurm: rank 3 of 6 (local 0 of 1), rank 0 at " + slurmPort + ", no secret: loopback peers only"},
-		{"slurm on one node", merge(slurmVars, map[string]string{"SLURM_STEP_NODELIST": "gpu07", "SLURM_STEP_TASKS_PER_NODE": "6", "SLURM_NODEID": "0", "SLURM_LOCALID": "3"}),
-			Environment{Source: "Slurm", Rank: 3, Size: 6, LocalRank: 3, LocalSize: 6, Address: onThisHost("1234.0")}, ""},
-		{"slurm without a list", merge(slurmVars, map[string]string{"SLURM_STEP_NODELIST": ""}),
-			Environment{Source: "Slurm", Rank: 3, Size: 6, LocalSize: 1, Address: withPort("10.0.0.9", derivedPort("1234.0"))}, ""},
-		{"a batch script is no step", map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a[1-8]"},
-			Environment{Source: "none", Size: 1, LocalSize: 1}, ""},
-		{"open mpi", openMPIVars,
-			Environment{Source: "Open MPI", Rank: 2, Size: 4, LocalRank: 2, LocalSize: 4, Address: onThisHost("3748397057")}, ""},
-		{"open mpi across hosts", merge(openMPIVars, map[string]string{"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}),
+			"Slurm: rank 3 of 6 (local 0 of 1), rank 0 at " + slurmPort + ", no secret: loopback peers only",
+		},
+		{
+			"slurm on one node", merge(slurmVars, map[string]string{"SLURM_STEP_NODELIST": "gpu07", "SLURM_STEP_TASKS_PER_NODE": "6", "SLURM_NODEID": "0", "SLURM_LOCALID": "3"}),
+			Environment{Source: "Slurm", Rank: 3, Size: 6, LocalRank: 3, LocalSize: 6, Address: onThisHost("1234.0")},
+			"",
+		},
+		{
+			"slurm without a list", merge(slurmVars, map[string]string{"SLURM_STEP_NODELIST": ""}),
+			Environment{Source: "Slurm", Rank: 3, Size: 6, LocalSize: 1, Address: withPort("10.0.0.9", derivedPort("1234.0"))},
+			"",
+		},
+		{
+			"a batch script is no step",
+			map[string]string{"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a[1-8]"},
+			Environment{Source: "none", Size: 1, LocalSize: 1},
+			"",
+		},
+		{
+			"open mpi", openMPIVars,
+			Environment{Source: "Open MPI", Rank: 2, Size: 4, LocalRank: 2, LocalSize: 4, Address: onThisHost("3748397057")},
+			"",
+		},
+		{
+			"open mpi across hosts", merge(openMPIVars, map[string]string{"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}),
 			Environment{Source: "Open MPI", Rank: 2, Size: 4, LocalRank: 2, LocalSize: 3},
-			"Open MPI: rank 2 of 4 (local 2 of 3), no address of rank 0: set WEFT_ADDRESS"},
-		{"open mpi's daemons as tasks of a step", merge(slurmVars, openMPIVars),
-			Environment{Source: "Open MPI", Rank: 2, Size: 4, LocalRank: 2, LocalSize: 4, Address: onThisHost("3748397057")}, ""},
-		{"srun with its own PMI", merge(slurmVars, map[string]string{"PMI_RANK": "3", "PMI_SIZE": "6", "PMI_FD": "4"}),
-			Environment{Source: "Slurm", Rank: 3, Size: 6, LocalSize: 1, Address: slurmPort}, ""},
-		{"mpich", mpichVars,
+			"Open MPI: rank 2 of 4 (local 2 of 3), no address of rank 0: set WEFT_ADDRESS",
+		},
+		{
+			"open mpi's daemons as tasks of a step", merge(slurmVars, openMPIVars),
+			Environment{Source: "Open MPI", Rank: 2, Size: 4, LocalRank: 2, LocalSize: 4, Address: onThisHost("3748397057")},
+			"",
+		},
+		{
+			"srun with its own PMI", merge(slurmVars, map[string]string{"PMI_RANK": "3", "PMI_SIZE": "6", "PMI_FD": "4"}),
+			Environment{Source: "Slurm", Rank: 3, Size: 6, LocalSize: 1, Address: slurmPort},
+			"",
+		},
+		{
+			"mpich", mpichVars,
 			Environment{Source: "MPICH", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, pmi: "9"},
-			"MPICH: rank 1 of 2 (local 1 of 2), meeting through the process manager, which carries the secret"},
-		{"leader and workers", lwsVars,
+			"MPICH: rank 1 of 2 (local 1 of 2), meeting through the process manager, which carries the secret",
+		},
+		{
+			"leader and workers", lwsVars,
 			Environment{Source: "Kubernetes", Rank: 1, Size: 2, Address: "job-0.job.default:29411"},
-			"Kubernetes: rank 1 of 2, rank 0 at job-0.job.default:29411, no secret: loopback peers only"},
-		{"indexed job", indexedVars,
-			Environment{Source: "Kubernetes", Rank: 2, Size: 3, Address: "train-0.train:29411"}, ""},
-		{"a store by hand", map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_STORE": "node0"},
-			Environment{Source: "WEFT", Rank: 1, Size: 2, Address: "node0:29500", Store: true}, ""},
-		{"overrides", merge(torchVars, map[string]string{"WEFT_ADDRESS": "elsewhere:1", "WEFT_SECRET": "x", "WEFT_LOCAL_RANK": "3", "WEFT_LOCAL_SIZE": "8"}),
-			Environment{Source: "torchrun", Rank: 5, Size: 8, LocalRank: 3, LocalSize: 8, Address: "elsewhere:1", Prefix: "run7/2/", Secret: []byte("x")}, ""},
+			"Kubernetes: rank 1 of 2, rank 0 at job-0.job.default:29411, no secret: loopback peers only",
+		},
+		{
+			"indexed job", indexedVars,
+			Environment{Source: "Kubernetes", Rank: 2, Size: 3, Address: "train-0.train:29411"},
+			"",
+		},
+		{
+			"a store by hand",
+			map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_STORE": "node0"},
+			Environment{Source: "WEFT", Rank: 1, Size: 2, Address: "node0:29500", Store: true},
+			"",
+		},
+		{
+			"overrides", merge(torchVars, map[string]string{"WEFT_ADDRESS": "elsewhere:1", "WEFT_SECRET": "x", "WEFT_LOCAL_RANK": "3", "WEFT_LOCAL_SIZE": "8"}),
+			Environment{Source: "torchrun", Rank: 5, Size: 8, LocalRank: 3, LocalSize: 8, Address: "elsewhere:1", Prefix: "run7/2/", Secret: []byte("x")},
+			"",
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

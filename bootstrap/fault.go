@@ -107,7 +107,7 @@ func (m *mesh) tell(l link) {
 func (m *mesh) awaitDeath(rank uint32) {
 	ctx, cancel := context.WithTimeout(context.Background(), flushFault)
 	defer cancel()
-	m.wait(ctx, func() (bool, error) { return m.seen[seenFault{rank, true}], nil })
+	_ = m.wait(ctx, func() (bool, error) { return m.seen[seenFault{rank, true}], nil })
 }
 
 // confirmed is the number of collectives that the rank of f took part in. Rank 0 counts them; what another rank says counts for nothing,

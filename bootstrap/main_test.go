@@ -94,8 +94,10 @@ func freeAddress(t testing.TB) string {
 	return ""
 }
 
-var addressMutex sync.Mutex
-var addressCount int
+var (
+	addressMutex sync.Mutex
+	addressCount int
+)
 
 func addressCounter() int {
 	addressMutex.Lock()

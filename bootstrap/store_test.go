@@ -98,9 +98,9 @@ func (s *testStore) serve(conn net.Conn) {
 			key, value := string(str()), str()
 			s.put(key, value)
 		case storeGet:
-			key := string(str())
+			key := str()
 			s.mu.Lock()
-			v := s.values[key]
+			v := s.values[string(key)]
 			s.mu.Unlock()
 			conn.Write(appendBytes(nil, v))
 		case storeAdd:

@@ -72,8 +72,14 @@ func TestFMA32(t *testing.T) {
 func TestFMA32NonFinite(t *testing.T) {
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	for _, c := range []struct{ a, b, c, want float32 }{
-		{inf, 1, 1, inf}, {inf, -1, 1, -inf}, {1, 1, -inf, -inf}, {math.MaxFloat32, 2, 0, inf},
-		{inf, 0, 1, nan}, {inf, 1, -inf, nan}, {nan, 1, 1, nan}, {1, 1, nan, nan},
+		{inf, 1, 1, inf},
+		{inf, -1, 1, -inf},
+		{1, 1, -inf, -inf},
+		{math.MaxFloat32, 2, 0, inf},
+		{inf, 0, 1, nan},
+		{inf, 1, -inf, nan},
+		{nan, 1, 1, nan},
+		{1, 1, nan, nan},
 	} {
 		got := FMA32(c.a, c.b, c.c)
 		if got != c.want && (got == got || c.want == c.want) {
