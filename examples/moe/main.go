@@ -3,9 +3,9 @@
 //	weft run -n 4 build/moe        four ranks on this machine
 //	build/moe -steps 100           one rank
 //
-// In each layer a router selects 2 of 16 experts for every token. Tokens travel to their experts by ep's Dispatch, the experts' outputs come home, weighted and
-// summed, by Combine, and gradients take the same ways back (moe.go). All other parameters are the same on every rank, and their gradients
-// are gathered by collective's AllGather (model.go). The losses of 1, 2 and 4 ranks are the same bit for bit: compare the hashes that are printed last.
+// In each layer (layer.go) a router selects 2 of 16 experts for every token. Tokens travel to their experts by ep's Dispatch, what these make of them
+// comes home, weighted and summed, by Combine, and gradients take the same ways back. All other parameters are on every rank, and their gradients are
+// summed by collective's AllReduce (train.go). The losses of 1, 2 and 4 ranks are the same bit for bit: compare the hashes that are printed last.
 package main
 
 import (
@@ -14,36 +14,33 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/weftgo/weft"
 )
 
 func main() {
-	if err := run(context.Background()); err != nil {
+	if err := run(context.Background(), os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "moe:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context) (err error) {
-	cfg := DefaultConfig()
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
+	cfg, flags := defaults, flag.NewFlagSet("moe", flag.ExitOnError)
 	goroot, _ := exec.Command("go", "env", "GOROOT").Output() // without Go, there is the environment, or -text
 	library := filepath.Join(cmp.Or(os.Getenv("GOROOT"), strings.TrimSpace(string(goroot))), "src", "*", "*.go")
-	files := flag.String("text", library, "pattern of the files to learn")
-	check := flag.Bool("check", true, "fail unless the loss ends 0.5 nats per byte below the unigram entropy")
-	flag.IntVar(&cfg.Steps, "steps", cfg.Steps, "training steps")
-	flag.IntVar(&cfg.Layers, "layers", cfg.Layers, "mixture-of-experts layers")
-	flag.IntVar(&cfg.Hidden, "hidden", cfg.Hidden, "numbers that a token is between layers, a multiple of 4")
-	flag.IntVar(&cfg.Verify, "verify", cfg.Verify, "verify the exchange every so many steps, 0 for never")
-	flag.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of the parameters and the samples")
-	flag.Parse()
+	files := flags.String("text", library, "pattern of the files to learn")
+	check := flags.Bool("check", true, "fail unless the loss ends 0.5 nats per byte below the unigram entropy")
+	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "training steps")
+	flags.IntVar(&cfg.Layers, "layers", cfg.Layers, "mixture-of-experts layers")
+	flags.IntVar(&cfg.Verify, "verify", cfg.Verify, "verify the exchange every so many steps, 0 for never")
+	flags.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of the parameters and the samples")
+	_ = flags.Parse(args) // exits if it cannot
 	text, err := readText(*files)
 	if err != nil {
 		return err
@@ -57,33 +54,19 @@ func run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	out := io.Discard
-	if comm.Rank() == 0 {
-		out = os.Stdout
+	if comm.Rank() != 0 {
+		out = io.Discard
 	}
 	unigram, size := entropy(text), cfg.denseSize()+cfg.Layers*cfg.Experts*cfg.expertSize()
 	fmt.Fprintf(out, "%d bytes of text, unigram entropy %.4f nats per byte; %d layers of %d experts, top-%d, %d parameters, %d ranks\n",
 		len(text), unigram, cfg.Layers, cfg.Experts, cfg.TopK, size, comm.Size())
-
-	begin, hash, mean := time.Now(), fnv.New64a(), 0.0 // the mean loss of about fifty steps
-	told, last, exchange := begin, 0, time.Duration(0)
-	for step := 1; step <= cfg.Steps; step++ {
-		loss, err := model.step(ctx, text, step-1)
-		if err != nil {
-			return fmt.Errorf("step %d: %w", step, err)
-		}
-		fmt.Fprintf(hash, "%x,", loss)
-		mean += (float64(loss) - mean) / float64(min(step, 50))
-		if d := time.Since(told).Seconds(); d >= 1 || step == cfg.Steps {
-			fmt.Fprintf(out, "step %4d of %d: loss %.4f, %6.0f tokens/s, %2.0f%% of the time in exchange, %d verified\n", step, cfg.Steps, mean,
-				float64((step-last)*microBatches*cfg.Tokens)/d, 100*(model.exchange-exchange).Seconds()/d, model.verified)
-			told, last, exchange = time.Now(), step, model.exchange
-		}
+	loss, hash, err := model.train(ctx, text, out)
+	if err != nil {
+		return err
 	}
-	fmt.Fprintf(out, "%.1f s; exchanges verified against a computation without them: %d on each rank\n", time.Since(begin).Seconds(), model.verified)
-	fmt.Fprintf(out, "loss %.4f nats per byte, %.4f below the unigram entropy\n", mean, unigram-mean)
-	fmt.Fprintf(out, "hash of all losses %016x, the same on 1, 2 and 4 ranks\n", hash.Sum64())
-	if *check && !(mean <= unigram-0.5) {
+	fmt.Fprintf(out, "loss %.4f nats per byte, %.4f below the unigram entropy\n", loss, unigram-loss)
+	fmt.Fprintf(out, "hash of all losses %016x, the same on 1, 2 and 4 ranks\n", hash)
+	if *check && !(loss <= unigram-0.5) {
 		return errors.New("the loss is not 0.5 nats per byte below the unigram entropy")
 	}
 	return nil

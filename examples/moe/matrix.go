@@ -14,8 +14,8 @@ import (
 // matrix is a row-major fp32 matrix without gaps between its rows.
 type matrix = blas32.General
 
-func matrixOf(v []float32, rows, cols int) matrix {
-	return matrix{Rows: rows, Cols: cols, Stride: cols, Data: v[: rows*cols : rows*cols]}
+func matrixOf(v []float32, r, c int) matrix {
+	return matrix{Rows: r, Cols: c, Stride: c, Data: v[: r*c : r*c]}
 }
 func newMatrix(rows, cols int) matrix   { return matrixOf(make([]float32, rows*cols), rows, cols) }
 func rows(m matrix, from, n int) matrix { return matrixOf(m.Data[from*m.Cols:], n, m.Cols) }
@@ -24,9 +24,9 @@ func tensor(m matrix) weft.Tensor       { return weft.TensorOf(m.Data, m.Rows, m
 func vector(v []float32) blas32.Vector  { return blas32.Vector{N: len(v), Inc: 1, Data: v} }
 func add(sum, v []float32)              { blas32.Axpy(1, vector(v), vector(sum)) }
 
-// Gonum computes x·w and xᵀ·g by adding one scaled row after the other: every element is summed in the same order however many rows there are, so a token's
-// numbers do not depend on the rank that computes them, nor on the tokens beside it. It computes g·wᵀ by dot products, whose order follows the
-// shape and even the alignment of memory; so here w is transposed first.
+// Gonum computes x·w and xᵀ·g by adding one scaled row after the other: every element is summed in the same order however many rows there are, so a
+// token's numbers depend neither on the rank that computes them nor on the tokens beside it. It computes g·wᵀ by dot products, whose order follows
+// the shape and even the alignment of memory; so here w is transposed first.
 
 // times is y = x·w.
 func times(x, w matrix) matrix {
@@ -56,9 +56,7 @@ func softmax(v []float32) {
 		v[i] = float32(math.Exp(float64(x - top)))
 		sum += v[i]
 	}
-	for i := range v {
-		v[i] /= sum
-	}
+	blas32.Scal(1/sum, vector(v))
 }
 
 // softmaxBackward turns g from the gradient of probabilities into that of their logits.

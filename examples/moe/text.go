@@ -10,18 +10,18 @@ import (
 
 // readText joins the files that match a pattern, in the order of their names, up to 4 MiB.
 func readText(pattern string) (text []byte, err error) {
-	names, err := filepath.Glob(pattern)
-	for _, name := range names {
-		file, err := os.ReadFile(name)
+	names, _ := filepath.Glob(pattern) // a malformed pattern matches nothing
+	for i := 0; i < len(names) && len(text) < 4<<20; i++ {
+		file, err := os.ReadFile(names[i])
 		if err != nil {
 			return nil, err
 		}
-		text = append(text, file[:min(len(file), 4<<20-len(text))]...)
+		text = append(text, file...)
 	}
-	if err != nil || len(text) < 1024 {
-		return nil, fmt.Errorf("%d bytes of text in %s, choose more with -text (%v)", len(text), pattern, err)
+	if len(text) < 1024 {
+		return nil, fmt.Errorf("%d bytes of text in %d files that match %q: choose more with -text", len(text), len(names), pattern)
 	}
-	return text, nil
+	return text[:min(len(text), 4<<20)], nil
 }
 
 // entropy is the unigram entropy of the text in nats per byte: the loss of a model that knows how often every byte occurs, and no more.
@@ -36,7 +36,7 @@ func entropy(text []byte) (sum float64) {
 	return sum
 }
 
-// sample draws a micro-batch of a step: for each token the bytes before it, and the byte to predict. It does not depend on the rank that asks.
+// sample draws a micro-batch of a step, the same on every rank that asks: for each token the bytes before it, and the byte to predict.
 func sample(text []byte, cfg Config, step, micro int) (before, target []byte) {
 	rng := rand.New(rand.NewPCG(cfg.Seed, uint64(step*microBatches+micro)))
 	for range cfg.Tokens {

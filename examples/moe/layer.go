@@ -3,22 +3,12 @@ package main
 import (
 	"context"
 	"slices"
-	"time"
+
+	"gonum.org/v1/gonum/blas/blas32"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
 )
-
-// expert is relu(x·up)·down, or the gradients of its matrices.
-type expert struct{ up, down matrix } // [hidden, inner], [inner, hidden]
-
-func (c Config) expertSize() int { return 2 * c.Hidden * c.Inner }
-
-// expert views the i-th of the experts in buf.
-func (c Config) expert(buf []float32, i int) expert {
-	buf = buf[i*c.expertSize():]
-	return expert{matrixOf(buf, c.Hidden, c.Inner), matrixOf(buf[c.Hidden*c.Inner:], c.Inner, c.Hidden)}
-}
 
 func (x expert) forward(in matrix) (hidden, out matrix) {
 	hidden = times(in, x.up)
@@ -28,11 +18,10 @@ func (x expert) forward(in matrix) (hidden, out matrix) {
 	return hidden, times(hidden, x.down)
 }
 
-// layer is out = x + sum over the selected experts of weight * expert(x). The experts are spread over the ranks; those of this rank work for the tokens of all.
+// layer is out = x + sum over the selected experts of weight * expert(x). Experts are spread over the ranks; those of this rank work for all tokens.
 type layer struct {
 	cfg            Config
 	handle         *ep.Handle // serves all layers: each holds on to what it received until its backward pass
-	exchange       *time.Duration
 	router         matrix
 	experts, grads []expert
 
@@ -47,28 +36,25 @@ type layer struct {
 	from, size []int32  // the rows of each expert
 }
 
-func (l *layer) forward(ctx context.Context, x matrix) (matrix, error) {
+// forward sends x to the experts, lets those of this rank work, and returns out, which Combine sums on top of x.
+func (l *layer) forward(ctx context.Context, x matrix) (out matrix, err error) {
 	l.x, l.out = x, newMatrix(x.Rows, x.Cols)
 	l.route()
-	err := timed(l.exchange, func() (err error) {
-		selected := weft.TensorOf(l.selected, l.weights.Rows, l.weights.Cols)
-		if l.routing, err = l.handle.Prepare(ctx, nil, selected, tensor(l.weights)); err == nil {
-			l.received, err = l.handle.Dispatch(ctx, nil, l.routing, ep.Rows{Data: tensor(x)})
-		}
-		return err
-	})
-	if err != nil {
+	if l.routing, err = l.handle.Prepare(ctx, nil, weft.TensorOf(l.selected, x.Rows, l.cfg.TopK), tensor(l.weights)); err != nil {
+		return matrix{}, err
+	}
+	if l.received, err = l.handle.Dispatch(ctx, nil, l.routing, ep.Rows{Data: tensor(x)}); err != nil {
 		return matrix{}, err
 	}
 	l.in = matrixOf(weft.SliceOf[float32](l.received.Data), l.received.Rows(), x.Cols)
 	l.y, l.hidden = newMatrix(l.in.Rows, l.in.Cols), nil
 	l.from, l.size = weft.SliceOf[int32](l.routing.ExpertOffsets()), weft.SliceOf[int32](l.routing.ExpertCounts())
-	for e, x := range l.experts {
-		hidden, y := x.forward(l.zone(l.in, e))
+	for e := range l.experts {
+		hidden, y := l.experts[e].forward(l.zone(l.in, e))
 		l.hidden = append(l.hidden, hidden)
 		copy(l.zone(l.y, e).Data, y.Data)
 	}
-	return l.out, timed(l.exchange, func() error { return l.handle.Combine(ctx, nil, l.routing, tensor(l.y), tensor(l.out), tensor(x)) })
+	return l.out, l.handle.Combine(ctx, nil, l.routing, tensor(l.y), tensor(l.out), tensor(x))
 }
 
 // route selects the most probable experts of each token. Their weights are their probabilities, scaled to the sum 1.
@@ -82,9 +68,7 @@ func (l *layer) route() {
 			l.selected, w[i], rest[best] = append(l.selected, int32(best)), rest[best], -1
 			sum += w[i]
 		}
-		for i := range w {
-			w[i] /= sum
-		}
+		blas32.Scal(1/sum, vector(w))
 	}
 }
 
@@ -94,18 +78,13 @@ func (l *layer) zone(m matrix, e int) matrix { return rows(m, int(l.from[e]), in
 // backward turns g from the gradient of out into that of x, sets gradRouter, and adds to the gradients of this rank's experts.
 func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
 	gradRows, gradX, gradWeights := newMatrix(l.in.Rows, l.in.Cols), newMatrix(g.Rows, g.Cols), newMatrix(g.Rows, l.cfg.TopK)
-	err := timed(l.exchange, func() error {
-		return l.handle.CombineBackward(ctx, nil, l.routing, tensor(g), tensor(l.y), tensor(gradRows), tensor(gradWeights))
-	})
-	if err != nil {
+	if err := l.handle.CombineBackward(ctx, nil, l.routing, tensor(g), tensor(l.y), tensor(gradRows), tensor(gradWeights)); err != nil {
 		return err
 	}
 	l.expertsBackward(gradRows)
 	gradLogits := l.routeBackward(gradWeights)
 	weightGradient(gradRouter, l.x, gradLogits)
-	err = timed(l.exchange, func() error {
-		return l.handle.DispatchBackward(ctx, nil, l.routing, tensor(gradRows), weft.Tensor{}, tensor(gradX), weft.Tensor{})
-	})
+	err := l.handle.DispatchBackward(ctx, nil, l.routing, tensor(gradRows), weft.Tensor{}, tensor(gradX), weft.Tensor{})
 	add(g.Data, gradX.Data)
 	add(g.Data, inputGradient(gradLogits, l.router).Data)
 	l.received.Release()
@@ -113,12 +92,11 @@ func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
 	return err
 }
 
-// expertsBackward turns g from the gradients of the experts' outputs into those of their inputs. The rows of an expert that came from one rank are those of
-// one micro-batch: their part of the weights' gradients is computed apart, and the parts are added in the order of the ranks, which is that of the
-// micro-batches.
+// expertsBackward turns g from the gradients of the experts' outputs into those of their inputs. Those of their parameters are computed apart for the
+// rows of each rank, which are of one micro-batch, and added in the order of the ranks, which is that of the micro-batches.
 func (l *layer) expertsBackward(g matrix) {
-	ranks := l.handle.Comm().Size()
-	ranges, part := weft.SliceOf[int64](l.routing.Ranges()), l.cfg.expert(make([]float32, l.cfg.expertSize()), 0)
+	part := l.cfg.expert(make([]float32, l.cfg.expertSize()), 0)
+	ranges, ranks := weft.SliceOf[int64](l.routing.Ranges()), l.handle.Comm().Size()
 	for e, x := range l.experts {
 		in, hidden, gradOut := l.zone(l.in, e), l.hidden[e], l.zone(g, e)
 		gradHidden := inputGradient(gradOut, x.down)
@@ -128,7 +106,7 @@ func (l *layer) expertsBackward(g matrix) {
 			}
 		}
 		for _, r := range ranges[e*ranks : (e+1)*ranks] {
-			from, n := int(r>>32), int(int32(r))
+			from, n := int(r>>32), int(int32(r)) // of the rows in the zone
 			weightGradient(part.up, rows(in, from, n), rows(gradHidden, from, n))
 			weightGradient(part.down, rows(hidden, from, n), rows(gradOut, from, n))
 			add(l.grads[e].up.Data, part.up.Data)
@@ -148,16 +126,10 @@ func (l *layer) routeBackward(gradWeights matrix) matrix {
 	for t := range g.Rows {
 		copy(row(g, t), share)
 		softmaxBackward(row(g, t), row(l.probs, t))
-		softmaxBackward(row(gradWeights, t), row(l.weights, t))
+		softmaxBackward(row(gradWeights, t), row(l.weights, t)) // weights are the softmax of the selected logits alone
 		for k, v := range row(gradWeights, t) {
 			row(g, t)[l.selected[t*gradWeights.Cols+k]] += v
 		}
 	}
 	return g
-}
-
-// timed adds the time that f takes to total.
-func timed(total *time.Duration, f func() error) error {
-	defer func(begin time.Time) { *total += time.Since(begin) }(time.Now())
-	return f()
 }
