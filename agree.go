@@ -3,6 +3,7 @@ package weft
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 )
 
@@ -66,20 +67,32 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 // AgreeOn fails with [ErrMismatch], on every rank alike, unless all unmasked ranks bring the same words. It first passes on an error
 // that one of them met on its own: every rank then returns an error that names that rank.
 func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
-	note := []byte("=" + words)
-	if own != nil {
-		note = []byte("!" + own.Error())
-	}
-	if len(note) > noteSize {
-		note = note[:noteSize]
-	}
-	all, err := c.Agree(ctx, op, note)
+	all, err := c.Agree(ctx, op, noteOf(words, own))
 	if err != nil {
 		return err
 	}
 	if own != nil {
 		return own
 	}
+	return agreed(op, all)
+}
+
+// noteOf is the note with which a rank brings its words, or its own error. Words that are too long are cut, and end in a hash of them all.
+func noteOf(words string, own error) []byte {
+	if own != nil {
+		note := []byte("!" + own.Error())
+		return note[:min(len(note), noteSize)]
+	}
+	note := []byte("=" + words)
+	if len(note) > noteSize {
+		sum := sha256.Sum256(note)
+		note = append(note[:noteSize-len(sum)], sum[:]...)
+	}
+	return note
+}
+
+// agreed judges the notes of all ranks. They are whatever the ranks have sent: one may have called another operation.
+func agreed(op string, all [][]byte) error {
 	for r, n := range all {
 		if len(n) > 0 && n[0] == '!' {
 			return &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: refused there: %s", ErrMismatch, n[1:])}
@@ -93,11 +106,14 @@ func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 		if first < 0 {
 			first = r
 		} else if !bytes.Equal(n, all[first]) {
-			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first, all[first][1:], r, n[1:])
+			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first, wordsOf(all[first]), r, wordsOf(n))
 		}
 	}
 	return nil
 }
+
+// wordsOf is what a note says behind its mark.
+func wordsOf(note []byte) []byte { return note[min(1, len(note)):] }
 
 // reach refuses what needs shared memory with ranks of other hosts.
 func (c *Comm) reach(op string) error {

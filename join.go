@@ -136,25 +136,41 @@ const cardVersion = 1
 
 func exchangeCards(ctx context.Context, b bootstrap.Bootstrap, address shm.Address) (card, []card, error) {
 	own := card{address: address, cpus: channel.Affinity()}
-	raw, err := address.MarshalBinary()
+	note, err := own.append(nil)
 	if err != nil {
 		return card{}, nil, fmt.Errorf("join: %w", err)
 	}
-	note := binary.LittleEndian.AppendUint32(nil, cardVersion)
-	note = own.cpus.Append(note)
-	all, err := b.AllGather(ctx, append(note, raw...))
+	all, err := b.AllGather(ctx, note)
 	if err != nil {
 		return card{}, nil, fmt.Errorf("join: %w", err)
 	}
 	cards := make([]card, len(all))
 	for r, raw := range all {
-		if len(raw) < 4+channel.CPUBytes || binary.LittleEndian.Uint32(raw) != cardVersion {
-			return card{}, nil, &PeerError{Rank: r, Op: "join", Err: fmt.Errorf("%w: it runs another version of the library", ErrMismatch)}
-		}
-		cards[r].cpus = channel.ParseCPUs(raw[4:])
-		if err := cards[r].address.UnmarshalBinary(raw[4+channel.CPUBytes:]); err != nil {
+		if cards[r], err = parseCard(raw); err != nil {
 			return card{}, nil, &PeerError{Rank: r, Op: "join", Err: err}
 		}
 	}
 	return own, cards, nil
+}
+
+// append encodes the card.
+func (c *card) append(b []byte) ([]byte, error) {
+	raw, err := c.address.MarshalBinary()
+	if err != nil {
+		return nil, err
+	}
+	b = binary.LittleEndian.AppendUint32(b, cardVersion)
+	return append(c.cpus.Append(b), raw...), nil
+}
+
+// parseCard decodes another rank's card.
+func parseCard(raw []byte) (c card, err error) {
+	if len(raw) < 4+channel.CPUBytes || binary.LittleEndian.Uint32(raw) != cardVersion {
+		return card{}, fmt.Errorf("%w: it runs another version of the library", ErrMismatch)
+	}
+	c.cpus = channel.ParseCPUs(raw[4:])
+	if err := c.address.UnmarshalBinary(raw[4+channel.CPUBytes:]); err != nil {
+		return card{}, err
+	}
+	return c, nil
 }

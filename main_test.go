@@ -9,11 +9,10 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/internal/eptest"
-	"github.com/weftgo/weft/internal/eptest/processes"
 )
 
 func TestMain(m *testing.M) {
-	if processes.Main(map[string]func() processes.Part{"member": func() processes.Part { return &member{} }}) {
+	if playPart() {
 		return
 	}
 	goleak.VerifyTestMain(m)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -59,6 +60,79 @@ func TestSetMaskRefuses(t *testing.T) {
 	}
 	must(t, group, func(c *weft.Comm) error {
 		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "both", nil))
+	})
+}
+
+// TestLeftOut leaves a rank out that is alive. It learns so at once, whatever it does, and may come back.
+func TestLeftOut(t *testing.T) {
+	group := join(t, 3)
+	ctx := testContext(t)
+	const out = 1
+	for range 3 {
+		must(t, []*weft.Comm{group[0], group[2]}, func(c *weft.Comm) error { return c.SetMask(ctx, out) })
+		c := group[out]
+		blames(t, out, c.Err(), out, weft.ErrMasked)
+		blames(t, out, c.AgreeOn(ctx, "test", "", nil), out, weft.ErrMasked)
+		_, err := c.Alloc(ctx, 64)
+		blames(t, out, err, out, weft.ErrMasked)
+		must(t, group, func(c *weft.Comm) error {
+			return errors.Join(c.SetMask(ctx), c.Err(), c.AgreeOn(ctx, "test", "three", nil))
+		})
+	}
+}
+
+// heldContext holds whoever asks it whether it has ended, until it is let go.
+type heldContext struct {
+	context.Context
+	once  sync.Once
+	asked chan struct{}
+	free  chan struct{}
+}
+
+func (c *heldContext) Err() error {
+	c.once.Do(func() {
+		close(c.asked)
+		<-c.free
+	})
+	return c.Context.Err()
+}
+
+// TestLeftOutInside leaves a rank out while it is inside an agreement that the others have finished. They write other notes where it is about to read; it
+// must not take those for the ones that it waited for.
+func TestLeftOutInside(t *testing.T) {
+	group := join(t, 3)
+	ctx := testContext(t)
+	const out = 2
+	held := &heldContext{Context: ctx, asked: make(chan struct{}), free: make(chan struct{})}
+	var gone sync.WaitGroup
+	gone.Add(out)
+	go func() {
+		gone.Wait()
+		close(held.free)
+	}()
+	must(t, group, func(c *weft.Comm) error {
+		if c.Rank() == out {
+			all, err := c.Agree(held, "test", nil)
+			if err := blame(err, out, weft.ErrMasked); err != nil {
+				return fmt.Errorf("notes %q: %w", all, err)
+			}
+			return nil
+		}
+		defer gone.Done()
+		select {
+		case <-held.asked:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		_, err := c.Agree(ctx, "test", []byte("early"))
+		err = errors.Join(err, c.SetMask(ctx, out))
+		for range 2 {
+			err = errors.Join(err, c.AgreeOn(ctx, "test", "late", nil))
+		}
+		return err
+	})
+	must(t, group, func(c *weft.Comm) error {
+		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "three", nil))
 	})
 }
 

@@ -1,3 +1,5 @@
+//go:build unix
+
 package weft_test
 
 import (
@@ -11,6 +13,11 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/internal/eptest/processes"
 )
+
+// playPart makes this process a rank of a test, if a test has started it as one.
+func playPart() bool {
+	return processes.Main(map[string]func() processes.Part{"member": func() processes.Part { return &member{} }})
+}
 
 // member is the part of a rank that is a process of its own.
 type member struct{ comm *weft.Comm }

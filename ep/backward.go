@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"unsafe"
@@ -22,7 +23,7 @@ func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routin
 		return err
 	}
 	c := &h.scratch.gather
-	*c = gather{h: h, r: r, op: op, epoch: epoch, y: gradRows, out: gradX, scalars: gradRowWeights, outScalars: gradWeights}
+	*c = gather{h: h, r: r, op: op, kind: callDispatchBackward, epoch: epoch, y: gradRows, out: gradX, scalars: gradRowWeights, outScalars: gradWeights}
 	own := c.check()
 	if own == nil {
 		own = c.checkScalars()
@@ -77,7 +78,7 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 	if wantWeights {
 		flags.stride = 1
 	}
-	h.post(epoch, data, flags, own)
+	h.post(epoch, newCall(callCombineBackward, r), data, flags, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return err
 	}
@@ -108,7 +109,9 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 	if err := m.pull(op); err != nil {
 		return err
 	}
-	h.own().done.Publish(epoch)
+	if err := h.leave(epoch, op); err != nil {
+		return err
+	}
 	if borrowed {
 		if err := h.awaitDone(ctx, epoch, op); err != nil {
 			return err
@@ -120,23 +123,22 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 	// The dot products were computed where the experts' rows are; a second move takes them home.
 	h.epoch++
 	epoch = h.epoch
-	h.post(epoch, place{h.scalars.window.ID(), 0, 4}, place{}, nil)
+	h.post(epoch, newCall(callDotsHome, r), place{h.scalars.window.ID(), 0, 4}, place{}, nil)
 	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
 		return err
 	}
 	if err := h.fetchScalars(r, gradWeights, op, func(n *notice) place { return n.data }); err != nil {
 		return err
 	}
-	h.own().done.Publish(epoch)
-	return nil
+	return h.leave(epoch, op)
 }
 
 // sameWish fails on every rank if gradients of weights are asked for on some ranks only.
 func (h *Handle) sameWish(epoch uint64, op string, own bool, asks func(*notice) bool) error {
 	for d, notice := range h.scratch.notices {
 		if notice != nil && asks(notice) != own {
-			h.own().done.Publish(epoch)
-			return &weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: gradients of weights are asked for on some ranks only", weft.ErrMismatch)}
+			err := error(&weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: gradients of weights are asked for on some ranks only", weft.ErrMismatch)})
+			return cmp.Or(h.leave(epoch, op), err)
 		}
 	}
 	return nil
@@ -194,7 +196,7 @@ func (h *Handle) fetchScalars(r *Routing, out weft.Tensor, op string, at func(*n
 		}
 		p := at(notice)
 		if p.window == 0 {
-			return h.comm.Fail(&weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: it brings no gradients of weights", weft.ErrMismatch)})
+			return h.broken(&weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: it brings no gradients of weights", weft.ErrMismatch)})
 		}
 		mem, err := h.memory(d, p, op)
 		if err != nil {
@@ -216,7 +218,7 @@ func (h *Handle) fetchScalars(r *Routing, out weft.Tensor, op string, at func(*n
 			continue
 		}
 		if row >= len(numbers[d]) {
-			return h.comm.Fail(outside(d, op))
+			return h.broken(outside(d, op))
 		}
 		dst[i] = numbers[d][row]
 	}

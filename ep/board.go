@@ -26,10 +26,10 @@ type board struct {
 
 // notice is what a rank says when it enters an operation. It fills the rest of the first cache line of a post.
 type notice struct {
-	_       uint32        // the counter's
-	refused atomic.Uint32 // length and kind of text, if the rank cannot take part
-	data    place
-	scales  place
+	_      uint32        // the counter's
+	word   atomic.Uint32 // which call it is; length and kind of text, if the rank cannot take part
+	data   place
+	scales place
 }
 
 // place is where an operand's rows stand: in which window, at which offset, how far apart.
@@ -47,9 +47,11 @@ const (
 
 func (g *geometry) recordSize() int { return (4+2*g.topk+3)&^3 + 4*g.topk }
 
+// records is the most (token, destination rank) pairs that one rank can have.
+func (g *geometry) records() int { return g.tokens * min(g.topk, g.ranks) }
+
 func (g *geometry) routingSize() int {
-	records := g.tokens * min(g.topk, g.ranks)
-	n := 4*g.experts + 8*g.ranks + records*g.recordSize()
+	n := 4*g.experts + 8*g.ranks + g.records()*g.recordSize()
 	return (n + channel.Stride - 1) &^ (channel.Stride - 1)
 }
 
@@ -110,21 +112,56 @@ func (r *routing) record(i int) record {
 }
 
 // enter says that this rank has entered the epoch, with its operands or with the reason why it cannot take part: peers then return it too.
-func (b *board) enter(epoch uint64, data, scales place, err error) {
+func (b *board) enter(epoch uint64, c call, data, scales place, err error) {
 	n := b.notices[epoch&1]
 	refused := uint32(0)
 	if err != nil {
 		refused = putRefusal(b.text(epoch), err)
 	}
-	n.refused.Store(refused)
+	n.word.Store(uint32(c) | refused)
 	n.data, n.scales = data, scales
 	b.post[epoch&1].Publish(epoch)
 }
 
 // refusal is the rank's refusal of the epoch, if it did refuse.
 func (b *board) refusal(epoch uint64, rank int, op string) error {
-	return refusal(rank, op, b.notices[epoch&1].refused.Load(), b.text(epoch))
+	return refusal(rank, op, b.notices[epoch&1].word.Load()&(callUnit-1), b.text(epoch))
 }
+
+// call is a fingerprint of what must agree on all ranks: the operation, and the Routing by which it goes. It fills the upper bits of a notice's word.
+type call uint32
+
+const (
+	callUnit  = unsupportedRefusal << 1 // the lowest bit of a call
+	callKinds = 8
+)
+
+// The kinds of calls.
+const (
+	callPrepare = iota
+	callDispatch
+	callCombine
+	callDispatchBackward
+	callCombineBackward
+	callDotsHome // the second half of combine backward
+)
+
+var callNames = [callKinds]string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward", "combine backward"}
+
+func newCall(kind int, r *Routing) call {
+	var epoch uint64
+	if r != nil {
+		epoch = r.epoch
+	}
+	return call(uint32(epoch)*callKinds+uint32(kind)) * callUnit
+}
+
+// call is the call that a rank has entered the epoch with.
+func (b *board) call(epoch uint64) call {
+	return call(b.notices[epoch&1].word.Load()) &^ (callUnit - 1)
+}
+
+func (c call) kind() int { return int(c/callUnit) % callKinds }
 
 // unsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are [weft.ErrInvalid].
 const unsupportedRefusal = 1 << 16

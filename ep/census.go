@@ -27,6 +27,9 @@ func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, 
 		return nil, weft.Invalidf("count routing: %d experts on %d ranks, %d a node: want experts in equal shares, and whole nodes", experts, ranks, ranksPerNode)
 	}
 	tokens, k := topk.Shape[0], topk.Shape[1]
+	if tokens < 0 || k < 0 {
+		return nil, weft.Invalidf("count routing: experts are %v, want int32 or int64 [tokens top-k]", topk)
+	}
 	if topk.Data == nil && tokens*k > 0 {
 		return nil, weft.Invalidf("count routing: experts have no memory")
 	}

@@ -64,9 +64,15 @@ func TestCountRoutingRefuses(t *testing.T) {
 		"dimensions": func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1) },
 		"experts":    func() (*ep.Census, error) { return ep.CountRouting(good, 5, 2, 1) },
 		"ranks":      func() (*ep.Census, error) { return ep.CountRouting(good, 4, 0, 1) },
-		"nodes":      func() (*ep.Census, error) { return ep.CountRouting(good, 4, 2, 3) },
-		"too large":  func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
-		"too small":  func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
+		"negative": func() (*ep.Census, error) {
+			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{-1, 2}}, 4, 2, 1)
+		},
+		"width": func() (*ep.Census, error) {
+			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, -2}}, 4, 2, 1)
+		},
+		"nodes":     func() (*ep.Census, error) { return ep.CountRouting(good, 4, 2, 3) },
+		"too large": func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
+		"too small": func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
 		"has no place": func() (*ep.Census, error) {
 			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, 2}}, 4, 2, 1)
 		},

@@ -48,7 +48,7 @@ func (h *Handle) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y,
 		return err
 	}
 	c := &h.scratch.gather
-	*c = gather{h: h, r: r, op: op, epoch: epoch, weighted: h.spec.Sum == Weighted, y: y, out: out, biases: len(bias)}
+	*c = gather{h: h, r: r, op: op, kind: callCombine, epoch: epoch, weighted: h.spec.Sum == Weighted, y: y, out: out, biases: len(bias)}
 	if copy(c.bias[:], bias) < len(bias) {
 		return c.send(ctx, weft.Invalidf("%s: %d biases, want at most %d", op, len(bias), len(c.bias)))
 	}
@@ -60,6 +60,7 @@ type gather struct {
 	h        *Handle
 	r        *Routing
 	op       string
+	kind     int
 	epoch    uint64
 	weighted bool
 	y, out   weft.Tensor
@@ -86,7 +87,7 @@ func (c *gather) send(ctx context.Context, own error) (err error) {
 			return err
 		}
 	}
-	h.post(c.epoch, rows, numbers, own)
+	h.post(c.epoch, newCall(c.kind, c.r), rows, numbers, own)
 	if own != nil {
 		return h.awaitAll(ctx, c.epoch, c.op, own)
 	}
@@ -236,7 +237,9 @@ func (c *gather) receive(ctx context.Context) error {
 			return err
 		}
 	}
-	h.own().done.Publish(c.epoch)
+	if err := h.leave(c.epoch, c.op); err != nil {
+		return err
+	}
 	if c.borrowed {
 		return h.awaitDone(ctx, c.epoch, c.op)
 	}
@@ -260,7 +263,7 @@ func (c *gather) home() error {
 	}
 	h.each(c.r.tokens, c.r.traffic.Selections*n, (*sumHome)(c))
 	if d := c.bad.Load(); d != 0 {
-		return h.comm.Fail(outside(int(d)-1, c.op))
+		return h.broken(outside(int(d)-1, c.op))
 	}
 	return nil
 }
@@ -315,13 +318,13 @@ func (c *sumHome) row(rank, row, n int) unsafe.Pointer {
 	if base == nil {
 		return nil
 	}
-	if row >= c.limit[rank] {
+	if row < 0 || row >= c.limit[rank] {
 		c.bad.Store(int32(rank) + 1)
 		return nil
 	}
 	return unsafe.Add(base, row*n)
 }
 
-func outside(rank int, op string) error {
+func outside(rank int, op string) *weft.PeerError {
 	return &weft.PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: its operand is smaller than its routing says", weft.ErrMismatch)}
 }

@@ -94,7 +94,7 @@ func (h *Handle) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x
 	var data, scales place
 	own := h.checkRows(r, x, opDispatch)
 	if own == nil {
-		offset, own = h.block(r)
+		offset, own = h.block()
 	}
 	if own == nil {
 		if data, scales, borrowed, err = h.offerRows(ctx, epoch, r.tokens, x, opDispatch); err != nil {
@@ -102,7 +102,7 @@ func (h *Handle) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x
 			return 0, nil, false, err
 		}
 	}
-	h.post(epoch, data, scales, own)
+	h.post(epoch, newCall(callDispatch, r), data, scales, own)
 	if own != nil {
 		return 0, nil, false, h.awaitAll(ctx, epoch, opDispatch, own)
 	}
@@ -167,8 +167,8 @@ func checkTensor(op, what string, t weft.Tensor, d weft.DType, rows, width int) 
 }
 
 // block takes memory for what arrives.
-func (h *Handle) block(r *Routing) (int, error) {
-	offset, ok := h.pool.get(newBlockShape(h.spec, r.Rows()).bytes)
+func (h *Handle) block() (int, error) {
+	offset, ok := h.pool.get()
 	if !ok {
 		return 0, weft.Unsupportedf("all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", h.spec.Live)
 	}
@@ -257,7 +257,9 @@ func (h *Handle) receiveRows(ctx context.Context, epoch uint64, out *Received, b
 	if err := m.pull(op); err != nil {
 		return err
 	}
-	h.own().done.Publish(epoch)
+	if err := h.leave(epoch, op); err != nil {
+		return err
+	}
 	out.setTensors(base, shape)
 	if borrowed {
 		return h.awaitDone(ctx, epoch, op)
@@ -381,12 +383,13 @@ func (m *mover) rows(from, to int) {
 
 // open finds the source's rows, and makes sure that the last one that is asked for lies inside its window.
 func (m *mover) open(src int, last int32, op string) (err error) {
-	notice := m.h.scratch.notices[src]
-	m.stride, m.scaleStride = int(notice.data.stride), int(notice.scales.stride)
-	if m.data, err = m.operand(src, notice.data, last, m.rowBytes, op); err != nil || m.scaleBytes == 0 {
+	// Read once: the source may overwrite its notice when it has gone on without this rank.
+	data, scales := m.h.scratch.notices[src].data, m.h.scratch.notices[src].scales
+	m.stride, m.scaleStride = int(data.stride), int(scales.stride)
+	if m.data, err = m.operand(src, data, last, m.rowBytes, op); err != nil || m.scaleBytes == 0 {
 		return err
 	}
-	m.scales, err = m.operand(src, notice.scales, last, m.scaleBytes, op)
+	m.scales, err = m.operand(src, scales, last, m.scaleBytes, op)
 	return err
 }
 
@@ -396,7 +399,7 @@ func (m *mover) operand(src int, p place, last int32, rowBytes int, op string) (
 		return nil, err
 	}
 	if need := uint64(last)*p.stride + uint64(rowBytes); need > uint64(len(mem)) {
-		return nil, m.h.comm.Fail(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)})
+		return nil, m.h.broken(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)})
 	}
 	return unsafe.Pointer(unsafe.SliceData(mem)), nil
 }

@@ -33,10 +33,14 @@
 // enters every epoch, with or without rows to move. An operand is borrowed until everyone has published that they are done with the epoch: operations on
 // operands in windows wait for that before they return; the staging windows are asked for it when they are next used.
 //
+// A rank that the others leave out while it is inside an operation reads what they write without it. The abort word, which they set before they go on, is what
+// it looks at when it has read everything: it then returns an error instead of what it has read.
+//
 // # Refusals
 //
 // What is wrong with one rank's arguments is put on its notice instead of an operand. All ranks then return an error that names that rank, nothing has
-// moved, and the next operation works. What a Spec may ask for is decided by one list of rules, from which the table of what is supported is
+// moved, and the next operation works. The same goes for ranks that call different operations, or one operation by different Routings: a notice carries a
+// fingerprint of its call. What a Spec may ask for is decided by one list of rules, from which the table of what is supported is
 // generated too.
 //
 // # Numbers

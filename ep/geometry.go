@@ -83,24 +83,25 @@ func (g *geometry) expertZones(z *zones, d int, total []int32) {
 }
 
 // overflow finds the first rank, and for ExpertMajor its first expert, whose demand exceeds the capacity; total are the selections of every expert,
-// visits the tokens for every rank, by all ranks.
-func (g *geometry) overflow(total, visits []int32, z *zones) *OverflowError {
+// visits the tokens for every rank, by all ranks. Nothing goes to masked ranks.
+func (g *geometry) overflow(total, visits []int32, masked uint64, z *zones) *OverflowError {
+	live := func(d int) bool { return masked>>uint(d)&1 == 0 }
 	switch g.layout {
 	case ExpertMajor:
 		for e, demand := range total {
-			if int(demand) > g.capacity {
+			if int(demand) > g.capacity && live(e/g.local) {
 				return &OverflowError{Rank: e / g.local, Expert: e, Demand: int(demand), Capacity: g.capacity}
 			}
 		}
 	case ExpertPacked:
 		for d := range g.ranks {
-			if g.expertZones(z, d, total); z.total > g.capacity {
+			if g.expertZones(z, d, total); z.total > g.capacity && live(d) {
 				return &OverflowError{Rank: d, Expert: -1, Demand: z.total, Capacity: g.capacity}
 			}
 		}
 	case TokenMajor:
 		for d, demand := range visits {
-			if int(demand) > g.capacity {
+			if int(demand) > g.capacity && live(d) {
 				return &OverflowError{Rank: d, Expert: -1, Demand: int(demand), Capacity: g.capacity}
 			}
 		}

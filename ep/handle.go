@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,6 +54,21 @@ type scratch struct {
 	mover  mover
 }
 
+func newScratch(g *geometry) scratch {
+	n := g.ranks
+	return scratch{
+		notices: make([]*notice, n),
+		cursor:  make([]int32, max(n, g.experts)),
+		views:   make([]routing, n),
+		counts:  make([][]int32, n),
+		visits:  make([][]int32, n),
+		zones:   newZones(g.local),
+
+		total: make([]int32, g.experts), before: make([]int32, g.experts),
+		visitTotal: make([]int32, n), visitBefore: make([]int32, n),
+	}
+}
+
 // NewHandle makes a handle. It is collective, and the only place where memory for exchanges is allocated.
 func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error) {
 	const op = "new handle"
@@ -66,18 +82,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	if err := h.allocate(ctx); err != nil {
 		return nil, errors.Join(err, h.Close())
 	}
-	n := comm.Size()
-	h.scratch = scratch{
-		notices: make([]*notice, n),
-		cursor:  make([]int32, max(n, spec.Experts)),
-		views:   make([]routing, n),
-		counts:  make([][]int32, n),
-		visits:  make([][]int32, n),
-		zones:   newZones(h.geometry.local),
-
-		total: make([]int32, spec.Experts), before: make([]int32, spec.Experts),
-		visitTotal: make([]int32, n), visitBefore: make([]int32, n),
-	}
+	h.scratch = newScratch(&h.geometry)
 	h.idle = make([]*Routing, 0, 8)
 	return h, nil
 }
@@ -106,7 +111,7 @@ func (h *Handle) allocate(ctx context.Context) error {
 	if w, err = alloc(s.Live * block.bytes); err != nil {
 		return err
 	}
-	h.pool = newPool(w)
+	h.pool = newPool(w, block.bytes, s.Live)
 
 	// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One buffer serves both, as operations follow each other.
 	stageBytes := s.MaxTokens * max(align(s.rowBytes())+align(s.scaleBytes()), s.outputBytes())
@@ -222,7 +227,8 @@ func (h *Handle) awaitNotice(ctx context.Context, epoch uint64, rank int, op str
 	return b.notices[epoch&1], nil
 }
 
-// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all return the error of the lowest one.
+// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all return the error of the lowest one; if they have not all
+// made the same call, every one names another that made a different one.
 func (h *Handle) awaitAll(ctx context.Context, epoch uint64, op string, own error) error {
 	n := h.comm.Size()
 	for r := range n {
@@ -244,11 +250,39 @@ func (h *Handle) awaitAll(ctx context.Context, epoch uint64, op string, own erro
 			if r == h.comm.Rank() {
 				err = own
 			}
-			h.own().done.Publish(epoch)
-			return err
+			return cmp.Or(h.leave(epoch, op), err)
+		}
+	}
+	call := h.own().call(epoch)
+	for r, notice := range h.scratch.notices {
+		if notice == nil {
+			continue
+		}
+		if c := h.boards[r].call(epoch); c != call {
+			what := "goes by another routing"
+			if c.kind() != call.kind() {
+				what = "calls " + callNames[c.kind()]
+			}
+			err := error(&weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: it %s", weft.ErrMismatch, what)})
+			return cmp.Or(h.leave(epoch, op), err)
 		}
 	}
 	return nil
+}
+
+// leave says that this rank has finished reading the operands of the epoch. It fails if this rank was told of a failure meanwhile: the others may
+// have gone on without it, and what it has read may be what they wrote later.
+func (h *Handle) leave(epoch uint64, op string) error {
+	h.own().done.Publish(epoch)
+	return h.comm.Begin(op)
+}
+
+// broken is what an operation does with a peer's words that cannot be: they are an error, unless this rank was left out and they are not meant for it.
+func (h *Handle) broken(err *weft.PeerError) error {
+	if fault := h.comm.Begin(err.Op); fault != nil {
+		return fault
+	}
+	return h.comm.Fail(err)
 }
 
 // awaitDone waits until every unmasked rank has finished reading the operands of the epoch.
@@ -265,8 +299,8 @@ func (h *Handle) awaitDone(ctx context.Context, epoch uint64, op string) error {
 }
 
 // post says that this rank has entered the epoch, with its operands or with the reason why it cannot.
-func (h *Handle) post(epoch uint64, data, scales place, err error) {
-	h.own().enter(epoch, data, scales, err)
+func (h *Handle) post(epoch uint64, c call, data, scales place, err error) {
+	h.own().enter(epoch, c, data, scales, err)
 }
 
 // memory resolves a place of another rank.
@@ -276,7 +310,7 @@ func (h *Handle) memory(rank int, p place, op string) ([]byte, error) {
 	}
 	w, ok := h.comm.Window(p.window)
 	if !ok || p.offset > uint64(w.Size()) || w.Peer(rank) == nil {
-		return nil, h.comm.Fail(&weft.PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.window)})
+		return nil, h.broken(&weft.PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.window)})
 	}
 	return w.Peer(rank)[p.offset:], nil
 }

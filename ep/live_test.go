@@ -184,19 +184,119 @@ func TestOperandPlaces(t *testing.T) {
 // TestManyRanks runs batches on the most ranks that there can be, and on numbers of ranks and experts that divide nothing.
 func TestManyRanks(t *testing.T) {
 	engine := eptest.NewHost()
-	for _, shape := range []struct{ ranks, experts, topk, hidden int }{
-		{weft.MaxRanks, 2 * weft.MaxRanks, 8, 8}, {weft.MaxRanks, weft.MaxRanks, ep.MaxTopK, 24}, {7, 35, 5, 40}, {13, 65, 3, 8},
+	for i, shape := range []struct{ ranks, experts, topk, hidden, tokens int }{
+		{weft.MaxRanks, 2 * weft.MaxRanks, 8, 8, 3},
+		{weft.MaxRanks, weft.MaxRanks, ep.MaxTopK, 24, 2},
+		{weft.MaxRanks, 3 * weft.MaxRanks, 1, 8, 1},
+		{7, 35, 5, 40, 3},
+		{13, 65, 3, 8, 3},
+		{1, ep.MaxTopK, ep.MaxTopK, 72, 5},
+		{2, 2 * ep.MaxTopK, ep.MaxTopK, 7176, 3},
 	} {
 		group := join(t, shape.ranks)
-		for i, layout := range []ep.Layout{ep.ExpertMajor, ep.ExpertPacked, ep.RankMajor, ep.TokenMajor} {
-			if testing.Short() && i > 0 {
+		for j, cell := range []ep.Cell{
+			{Layout: ep.ExpertMajor},
+			{Layout: ep.ExpertPacked, Wire: ep.PerRank, Reduction: ep.Partial},
+			{Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
+			{Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
+		} {
+			if testing.Short() && (i+j)%4 != 0 {
 				continue
 			}
-			s := ep.Spec{Experts: shape.experts, TopK: shape.topk, Hidden: shape.hidden, MaxTokens: 3, Layout: layout, Wire: ep.PerRank, Reduction: ep.Partial}
-			if layout >= ep.RankMajor {
-				s.Sum = ep.Plain
+			s := cell.Spec(shape.ranks)
+			s.Experts, s.TopK, s.Hidden, s.MaxTokens = shape.experts, shape.topk, shape.hidden, shape.tokens
+			c := eptest.Full(s, shape.ranks, uint64(shape.ranks))
+			c.Wide = j%2 == 0
+			batch := c.Batch()
+			each(t, group, func(c *weft.Comm) error { return batch.Do(engine, c) })
+		}
+	}
+}
+
+// TestManyRoutings prepares several batches on one handle and uses them again and again, in any order.
+func TestManyRoutings(t *testing.T) {
+	const ranks = 3
+	group := join(t, ranks)
+	ctx := testContext(t)
+	engine := eptest.NewHost()
+	for i, s := range soakSpecs(4) {
+		batches := make([]*eptest.Batch, 4)
+		for j := range batches {
+			c := eptest.Fixed(s, ranks, uint64(100*i+j))
+			c.Split = j%2 == 0
+			batches[j] = c.Batch()
+		}
+		s.Live = len(batches) + 1 // every routing keeps a tensor while it receives the next
+		made := handles(t, group, s)
+		each(t, group, func(c *weft.Comm) (err error) {
+			steps := make([]*eptest.Steps, len(batches))
+			for j, b := range batches {
+				if steps[j], err = b.Steps(engine, c, made[c.Rank()]); err != nil {
+					return err
+				}
+				if err := steps[j].Prepare(ctx); err != nil {
+					return err
+				}
 			}
-			batch := eptest.Fixed(s, shape.ranks, uint64(shape.ranks)).Batch()
+			for j, s := range steps {
+				if err := s.Dispatch(ctx, 0); err != nil {
+					return fmt.Errorf("first dispatch of routing %d: %w", j, err)
+				}
+			}
+			rng := rand.New(rand.NewPCG(5, uint64(i))) // the same on every rank
+			for range 60 {
+				j := rng.IntN(len(steps))
+				if err := sequence(steps[j])[1+rng.IntN(4)](ctx); err != nil {
+					return fmt.Errorf("routing %d: %w", j, err)
+				}
+			}
+			for _, s := range steps {
+				err = errors.Join(err, s.Free())
+			}
+			return err
+		})
+	}
+}
+
+// TestBesideAlignment has operands at addresses that only their elements are aligned to.
+func TestBesideAlignment(t *testing.T) {
+	const ranks = 2
+	group := join(t, ranks)
+	engine := eptest.NewHost()
+	for i, s := range soakSpecs(4) {
+		for _, where := range []eptest.Operand{eptest.PlainOperand, eptest.WindowOperand} {
+			for skew := 1; skew < 8; skew += 2 {
+				c := eptest.Fixed(s, ranks, uint64(i))
+				c.Operand, c.Skew, c.Biases, c.Wide = where, skew, 2, skew == 3
+				batch := c.Batch()
+				each(t, group, func(c *weft.Comm) error { return batch.Do(engine, c) })
+			}
+		}
+	}
+}
+
+// TestLargeMoves moves so much that rows are shared among goroutines (1 MiB) and stored past the caches (4 MiB).
+func TestLargeMoves(t *testing.T) {
+	engine := eptest.NewHost()
+	for _, ranks := range []int{1, 2} {
+		group := join(t, ranks)
+		for i, s := range []ep.Spec{
+			{TopK: 2, MaxTokens: 520, Layout: ep.ExpertMajor, Payload: ep.Opaque, RowBytes: 8208, ScaleBytes: 16, Capacity: 300, Overflow: ep.OverflowDrop},
+			{TopK: 2, MaxTokens: 520, Layout: ep.ExpertPacked, Wire: ep.PerRank, Payload: ep.Opaque, RowBytes: 8208},
+			{TopK: 8, MaxTokens: 80, Layout: ep.ExpertPacked, Payload: ep.FP32, Hidden: 1812, Alignment: 16},
+			{TopK: 8, MaxTokens: 80, Layout: ep.ExpertMajor, Payload: ep.FP32, Hidden: 1812, Wire: ep.PerRank, Reduction: ep.Partial},
+			{
+				TopK: 2, MaxTokens: 176, Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain,
+				Payload: ep.FP8UE8M0, Hidden: 6144, Quantize: weft.Float32, Output: weft.Float32, ScaleOrder: ep.ColumnMajorScales,
+			},
+		} {
+			if testing.Short() && i != ranks {
+				continue
+			}
+			s.Experts = 8
+			c := eptest.Full(s, ranks, uint64(i))
+			c.Operand = eptest.Operand((i + ranks) % 2)
+			batch := c.Batch()
 			each(t, group, func(c *weft.Comm) error { return batch.Do(engine, c) })
 		}
 	}

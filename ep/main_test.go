@@ -10,14 +10,10 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
-	"github.com/weftgo/weft/internal/eptest/processes"
 )
 
 func TestMain(m *testing.M) {
-	if processes.Main(map[string]func() processes.Part{
-		"exchange":    func() processes.Part { return &exchange{} },
-		"conformance": func() processes.Part { return &conformance{} },
-	}) {
+	if playPart() {
 		return
 	}
 	goleak.VerifyTestMain(m)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,8 +46,10 @@ func TestMasks(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				err = errors.Join(steps.Prepare(ctx), steps.Dispatch(ctx, 0), steps.Combine(ctx), steps.DispatchBackward(ctx), steps.CombineBackward(ctx), steps.Free())
-				if err != nil {
+				for _, op := range sequence(steps) {
+					err = errors.Join(err, op(ctx))
+				}
+				if err := errors.Join(err, steps.Free()); err != nil {
 					return fmt.Errorf("handle %d without %v: %w", i, masked, err)
 				}
 				if err := b.Do(engine, c); err != nil {
@@ -70,7 +73,15 @@ func TestRoutingAcrossMasks(t *testing.T) {
 	// Every rank has one token, for expert 1 of rank 0 and expert 5 of the rank that will be lost.
 	topk, weights := weft.TensorOf([]int32{1, 5}, 1, 2), weft.TensorOf([]float32{2, 100}, 1, 2)
 	each(t, group, func(c *weft.Comm) (err error) {
-		routings[c.Rank()], err = made[c.Rank()].Prepare(ctx, nil, topk, weights)
+		h := made[c.Rank()]
+		if routings[c.Rank()], err = h.Prepare(ctx, nil, topk, weights); err != nil {
+			return err
+		}
+		// The memory of received rows holds something from now on.
+		d, err := h.Dispatch(ctx, nil, routings[c.Rank()], ep.Rows{Data: weft.TensorOf([]float32{7, 7, 7, 7}, 1, 4)})
+		if err == nil {
+			d.Release()
+		}
 		return err
 	})
 	var under *ep.Routing
@@ -195,4 +206,95 @@ func TestReceiveAfterMask(t *testing.T) {
 		// Its memory is free again, and so is the handle.
 		return errors.Join(operation(ctx, "prepare", h, nil, o), operation(ctx, "dispatch", h, r, o))
 	})
+}
+
+// heldContext holds whoever asks it whether it has ended, until it is let go.
+type heldContext struct {
+	context.Context
+	once  sync.Once
+	asked chan struct{}
+	free  chan struct{}
+}
+
+func (c *heldContext) Err() error {
+	c.once.Do(func() {
+		close(c.asked)
+		<-c.free
+	})
+	return c.Context.Err()
+}
+
+// TestLeftOutInside leaves a rank out while it is inside an operation that the others have finished. They overwrite what it is about to read; it must not
+// take that for a result.
+func TestLeftOutInside(t *testing.T) {
+	const ranks, victim = 3, 1
+	group := join(t, ranks)
+	engine := eptest.NewHost()
+	s := small(ranks)
+	made := handles(t, group, s)
+	ctx := testContext(t)
+	whole := eptest.Full(s, ranks, 3).Batch() // of a seed that asks for no gradients of weights, which would take the others a second exchange
+	rest := eptest.Full(s, ranks, 4).Batch(victim)
+	for last, name := range operations {
+		held := &heldContext{Context: ctx, asked: make(chan struct{}), free: make(chan struct{})}
+		var out sync.WaitGroup // the others, who go on without the victim
+		out.Add(ranks - 1)
+		go func() {
+			out.Wait()
+			close(held.free)
+		}()
+		each(t, group, func(c *weft.Comm) (err error) {
+			if c.Rank() != victim {
+				defer out.Done()
+			}
+			steps, err := whole.Steps(engine, c, made[c.Rank()])
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, steps.Free()) }()
+			for _, op := range sequence(steps)[:last] {
+				if err := op(ctx); err != nil {
+					return err
+				}
+			}
+			// Nobody reads anything of the operations before: what the victim waits for next is the others' part in this one.
+			if err := c.AgreeOn(ctx, "test", name, nil); err != nil {
+				return err
+			}
+			op := sequence(steps)[last]
+			if c.Rank() == victim {
+				if err := op(held); !errors.Is(err, weft.ErrMasked) {
+					return fmt.Errorf("%s of a rank that was left out inside: %v", name, err)
+				}
+				return nil
+			}
+			// The victim is inside when it waits for the others.
+			select {
+			case <-held.asked:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if err := errors.Join(op(ctx), c.SetMask(ctx, victim)); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			without, err := rest.Steps(engine, c, made[c.Rank()])
+			if err != nil {
+				return err
+			}
+			for _, op := range sequence(without) {
+				if err := op(ctx); err != nil {
+					return fmt.Errorf("without %d: %w", victim, err)
+				}
+			}
+			return without.Free()
+		})
+		each(t, group, func(c *weft.Comm) error { return c.SetMask(ctx) })
+	}
+}
+
+// sequence lists the operations of a batch in their order.
+func sequence(s *eptest.Steps) []func(context.Context) error {
+	return []func(context.Context) error{
+		s.Prepare, func(ctx context.Context) error { return s.Dispatch(ctx, 0) }, s.Combine, s.DispatchBackward, s.CombineBackward,
+	}
 }

@@ -54,6 +54,19 @@ func TestOverflowRefused(t *testing.T) {
 				r.Release()
 				return nil
 			})
+			// What a masked rank has no room for is nobody's trouble.
+			each(t, []*weft.Comm{group[0], group[2]}, func(c *weft.Comm) error {
+				if err := c.SetMask(ctx, 1); err != nil {
+					return err
+				}
+				r, err := made[c.Rank()].Prepare(ctx, nil, weft.TensorOf(slices.Repeat([]int32{2, 3}, 4), 4, 2), weft.TensorOf(make([]float32, 8), 4, 2))
+				if err != nil {
+					return err
+				}
+				r.Release()
+				return nil
+			})
+			each(t, group, func(c *weft.Comm) error { return c.SetMask(ctx) })
 		})
 	}
 }
@@ -82,7 +95,8 @@ func TestOverflowDropped(t *testing.T) {
 			return nil
 		}
 		got := [][]int32{
-			{int32(r.Received()), int32(r.Demand()), int32(r.Rows())}, weft.SliceOf[int32](r.ExpertCounts()), weft.SliceOf[int32](r.ExpertDemand()),
+			{int32(r.Received()), int32(r.Demand()), int32(r.Rows())},
+			weft.SliceOf[int32](r.ExpertCounts()), weft.SliceOf[int32](r.ExpertDemand()),
 			weft.SliceOf[int32](r.PaddedCounts()), weft.SliceOf[int32](r.SourceTokens()), weft.SliceOf[int32](r.SourceRanks()),
 		}
 		want := [][]int32{{6, 12, 6}, {5, 0}, {5, 2}, {6, 0}, {0, 1, 2, 0, 1, -1}, {0, 0, 0, 1, 1, -1}}

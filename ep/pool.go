@@ -8,43 +8,37 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// pool hands out blocks of a window for received tensors. Received rows lie in a window so that combine can take them, or what was computed in
-// their place, without a copy. Blocks are of the size that is needed, first fit.
+// pool hands out places of a window for received tensors. Received rows lie in a window so that combine can take them, or what was computed in
+// their place, without a copy. Every place has room for the largest tensor: with places cut to measure, the gaps between a few that are held could each be
+// too small for the next.
 type pool struct {
 	window *weft.Window
+	size   int // of a place
 	mu     sync.Mutex
-	used   []span // ascending
+	used   []bool
 }
 
-type span struct{ from, to int }
+func newPool(w *weft.Window, size, places int) *pool {
+	return &pool{window: w, size: size, used: make([]bool, places)}
+}
 
-func newPool(w *weft.Window) *pool { return &pool{window: w} }
-
-// get returns the offset of n free bytes.
-func (p *pool) get(n int) (int, bool) {
-	n = max(align(n), 64)
+// get returns the offset of the first free place, whose memory is the likeliest to be in a cache.
+func (p *pool) get() (int, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	from := 0
-	for i, u := range p.used {
-		if u.from-from >= n {
-			p.used = slices.Insert(p.used, i, span{from, from + n})
-			return from, true
-		}
-		from = u.to
-	}
-	if p.window.Size()-from < n {
+	i := slices.Index(p.used, false)
+	if i < 0 {
 		return 0, false
 	}
-	p.used = append(p.used, span{from, from + n})
-	return from, true
+	p.used[i] = true
+	return i * p.size, true
 }
 
-// put takes a block back.
-func (p *pool) put(from int) {
+// put takes a place back.
+func (p *pool) put(offset int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.used = slices.DeleteFunc(p.used, func(s span) bool { return s.from == from })
+	p.used[offset/p.size] = false
 }
 
 // blockShape is the memory of one received tensor.

@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/bits"
@@ -21,12 +22,33 @@ func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 	}
 	out := h.own().routing(epoch)
 	own := h.writeRouting(&out, topk, weights)
-	h.post(epoch, place{}, place{}, own)
+	h.post(epoch, newCall(callPrepare, nil), place{}, place{}, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return nil, err
 	}
 
+	h.countBoards(epoch)
 	g := &h.geometry
+	if h.spec.Overflow == OverflowRefuse && h.spec.Capacity > 0 {
+		if o := g.overflow(h.scratch.total, h.scratch.visitTotal, h.comm.Mask(), &h.scratch.zones); o != nil {
+			return nil, cmp.Or(h.leave(epoch, op), error(o))
+		}
+	}
+	r, src := h.readRouting(&out, topk, weights)
+	if err := h.leave(epoch, op); err != nil {
+		r.Release()
+		return nil, err
+	}
+	r.epoch = epoch
+	if src >= 0 {
+		r.Release()
+		return nil, h.broken(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: its routing contradicts itself", weft.ErrMismatch)})
+	}
+	return r, nil
+}
+
+// countBoards adds up the routing of all ranks that have entered the epoch.
+func (h *Handle) countBoards(epoch uint64) {
 	for r, b := range h.boards {
 		h.scratch.counts[r], h.scratch.visits[r] = nil, nil
 		if h.scratch.notices[r] != nil {
@@ -37,15 +59,6 @@ func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 	}
 	sum(h.scratch.total, h.scratch.before, h.scratch.counts, h.comm.Rank())
 	sum(h.scratch.visitTotal, h.scratch.visitBefore, h.scratch.visits, h.comm.Rank())
-	if h.spec.Overflow == OverflowRefuse && h.spec.Capacity > 0 {
-		if o := g.overflow(h.scratch.total, h.scratch.visitTotal, &h.scratch.zones); o != nil {
-			h.own().done.Publish(epoch)
-			return nil, o
-		}
-	}
-	r := h.readRouting(&out, topk, weights)
-	h.own().done.Publish(epoch)
-	return r, nil
 }
 
 func newZones(local int) zones {
@@ -154,8 +167,8 @@ func (h *Handle) writeRouting(out *routing, topk, weights weft.Tensor) error {
 	return nil
 }
 
-// readRouting computes the Routing from everyone's boards.
-func (h *Handle) readRouting(own *routing, topk, weights weft.Tensor) *Routing {
+// readRouting computes the Routing from everyone's boards. It also returns a rank whose board makes no sense, or -1.
+func (h *Handle) readRouting(own *routing, topk, weights weft.Tensor) (*Routing, int) {
 	g := &h.geometry
 	r := h.newRouting()
 	r.tokens, r.masked = topk.Shape[0], h.comm.Mask()
@@ -167,8 +180,7 @@ func (h *Handle) readRouting(own *routing, topk, weights weft.Tensor) *Routing {
 	r.arrive, r.distinct, r.counts = carve(&buf, g.ranks+1), carve(&buf, g.ranks), carve(&buf, g.ranks*g.local)
 	g.expertZones(&r.zones, h.comm.Rank(), h.scratch.total)
 	h.readHome(r, own, topk, weights)
-	h.readArrivals(r)
-	return r
+	return r, h.readArrivals(r)
 }
 
 // readHome computes where this rank's tokens went.
@@ -268,8 +280,9 @@ func (h *Handle) readHome(r *Routing, own *routing, topk, weights weft.Tensor) {
 	r.traffic.Tokens = tokens
 }
 
-// readArrivals computes the rows that come to this rank.
-func (h *Handle) readArrivals(r *Routing) {
+// readArrivals computes the rows that come to this rank. It returns a rank whose board makes no sense, or -1: a rank that the others have left behind
+// reads what they write without it, and must get out alive.
+func (h *Handle) readArrivals(r *Routing) int {
 	g := &h.geometry
 	me := h.comm.Rank()
 	tokens, rows := 0, 0
@@ -282,10 +295,17 @@ func (h *Handle) readArrivals(r *Routing) {
 		}
 		copy(own, c[me*g.local:])
 		for _, n := range own {
+			if n < 0 || int(n) > g.tokens {
+				return src
+			}
 			rows += int(n)
 		}
-		r.distinct[src] = h.scratch.visits[src][me]
-		tokens += int(r.distinct[src])
+		n := h.scratch.visits[src][me]
+		if n < 0 || int(n) > g.tokens {
+			return src
+		}
+		r.distinct[src] = n
+		tokens += int(n)
 	}
 	r.arrivals = sized(r.arrivals, tokens)[:0]
 	if !g.layout.byExpert() {
@@ -297,11 +317,24 @@ func (h *Handle) readArrivals(r *Routing) {
 	copy(next, r.zones.start)
 	for src := range g.ranks {
 		r.arrive[src] = int32(len(r.arrivals))
+		if r.distinct[src] == 0 {
+			continue
+		}
 		view := &h.scratch.views[src]
+		first := int(view.first[me])
+		if first < 0 || first+int(r.distinct[src]) > g.records() {
+			return src
+		}
+		last := int32(-1)
 		for i := range int(r.distinct[src]) {
-			rec := view.record(int(view.first[me]) + i)
+			rec := view.record(first + i)
+			token := *rec.token
+			if token <= last || int(token) >= g.tokens {
+				return src
+			}
+			last = token
 			n := len(r.arrivals)
-			r.arrivals = append(r.arrivals, arrival{token: *rec.token, first: int32(len(r.landings))})
+			r.arrivals = append(r.arrivals, arrival{token: token, first: int32(len(r.landings))})
 			if !g.layout.byExpert() {
 				row := int32(n)
 				if g.layout == RankMajor {
@@ -314,6 +347,9 @@ func (h *Handle) readArrivals(r *Routing) {
 			for k, le := range rec.experts {
 				if le < 0 {
 					continue
+				}
+				if int(le) >= g.local {
+					return src
 				}
 				l := landing{k: int32(k), weight: rec.weights[k]}
 				if g.layout.byExpert() {
@@ -341,6 +377,7 @@ func (h *Handle) readArrivals(r *Routing) {
 		}
 	}
 	r.traffic.Received = r.kept
+	return -1
 }
 
 // check refuses a Routing of another handle.

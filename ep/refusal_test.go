@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -46,6 +47,8 @@ func operandsFor(h *ep.Handle, rank int) *operandSet {
 		gradWeight: weft.TensorOf(make([]float32, len(topk)), tokens, s.TopK),
 	}
 }
+
+var operations = []string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward"}
 
 // operation calls one operation with a rank's operands.
 func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *operandSet) error {
@@ -169,6 +172,57 @@ func TestWrongArguments(t *testing.T) {
 	}
 }
 
+// TestDifferentCalls has ranks call different operations, or the same one by different routings. Every rank says whose call differs, nothing has moved,
+// and the next operation works.
+func TestDifferentCalls(t *testing.T) {
+	const ranks, odd = 3, 2
+	group := join(t, ranks)
+	made := handles(t, group, small(ranks))
+	ctx := testContext(t)
+	each(t, group, func(c *weft.Comm) error {
+		h := made[c.Rank()]
+		o := operandsFor(h, c.Rank())
+		var routings [2]*ep.Routing
+		for i := range routings {
+			var err error
+			if routings[i], err = h.Prepare(ctx, nil, o.topk, o.weights); err != nil {
+				return err
+			}
+		}
+		differs := func(ops [2]string, r [2]*ep.Routing, words string) error {
+			i := c.Rank() / odd // the last rank is the odd one
+			err := operation(ctx, ops[i], h, r[i], o)
+			peer, ok := errors.AsType[*weft.PeerError](err)
+			if !ok || !errors.Is(err, weft.ErrMismatch) || peer.Rank != []int{odd, odd, 0}[c.Rank()] || c.Rank() == 0 && !strings.Contains(err.Error(), words) {
+				return fmt.Errorf("%v, where rank %d makes another call: %w", ops, odd, err)
+			}
+			for _, op := range []string{"dispatch", "combine", "combine backward"} {
+				if err := operation(ctx, op, h, routings[0], o); err != nil {
+					return fmt.Errorf("%s after %v: %w", op, ops, err)
+				}
+			}
+			return nil
+		}
+		all := append(slices.Clone(operations), "send dispatch", "send combine")
+		for _, a := range all {
+			for _, b := range all {
+				if strings.TrimPrefix(a, "send ") == strings.TrimPrefix(b, "send ") {
+					continue
+				}
+				if err := differs([2]string{a, b}, [2]*ep.Routing{routings[0], routings[0]}, "calls "+strings.TrimPrefix(b, "send ")); err != nil {
+					return err
+				}
+			}
+			if a != "prepare" {
+				if err := differs([2]string{a, a}, routings, "another routing"); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
 // TestForeignRouting uses a routing with another handle, and after its release.
 func TestForeignRouting(t *testing.T) {
 	group := join(t, 2)
@@ -267,4 +321,49 @@ func closed(err error) error {
 		return fmt.Errorf("a closed handle: %v", err)
 	}
 	return nil
+}
+
+// TestRefusalsInTurn has a rank refuse twice in a row, while a slow rank has not read the first reason yet. It must not read the second in its place.
+func TestRefusalsInTurn(t *testing.T) {
+	const ranks, refuses, slow = 3, 0, 2
+	group := join(t, ranks)
+	made := handles(t, group, small(ranks))
+	ctx := testContext(t)
+	held := &heldContext{Context: ctx, asked: make(chan struct{}), free: make(chan struct{})}
+	again := &heldContext{Context: ctx, asked: held.free, free: make(chan struct{})}
+	close(again.free)
+	words := []string{"want bf16[3 24]", "no memory"}
+	each(t, group, func(c *weft.Comm) error {
+		h := made[c.Rank()]
+		o := operandsFor(h, c.Rank())
+		r, err := h.Prepare(ctx, nil, o.topk, o.weights)
+		if err != nil {
+			return err
+		}
+		turns := []context.Context{ctx, ctx}
+		switch c.Rank() {
+		case refuses:
+			turns[1] = again // lets the slow rank go on when this one has refused twice
+		case slow:
+			turns[0] = held // stops while it waits for the third
+		default:
+			select {
+			case <-held.asked:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		for i, turn := range turns {
+			if c.Rank() == refuses {
+				o.x.Data.DType = weft.Float16
+				if i == 1 {
+					o.x.Data.DType, o.x.Data.Data = weft.BFloat16, nil
+				}
+			}
+			if err := operation(turn, "dispatch", h, r, o); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), words[i]) || strings.Contains(err.Error(), words[1-i]) {
+				return fmt.Errorf("turn %d: %v, want one with %q", i, err, words[i])
+			}
+		}
+		return nil
+	})
 }

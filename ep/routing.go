@@ -14,6 +14,7 @@ type Routing struct {
 	ints   []int32 // the memory of the int32 slices below
 	tokens int     // tokens of this rank
 	masked uint64  // ranks left out when it was prepared
+	epoch  uint64  // of its Prepare: the same on every rank
 
 	// Home: where this rank's tokens went.
 	weights []float32 // [tokens, topk]; nil without weights

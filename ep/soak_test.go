@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,15 +72,24 @@ func TestSoak(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	var done [ranks]int
-	each(t, group, func(c *weft.Comm) error {
+	each(t, group, func(c *weft.Comm) (err error) {
+		defer func() {
+			if err != nil {
+				cancel()
+			}
+		}()
 		mask := -1
 		for i := 0; done[c.Rank()] < ops; i++ {
 			b := plan.batch(i)
 			if b.mask != mask {
-				// The rank that is left out sits out; before others are, it comes back.
+				// The rank that is left out sits out; before others are, it comes back. It must be out of its operations, which the others
+				// can leave before it does.
 				var out []int
 				if b.mask >= 0 {
 					out = []int{b.mask}
+					if err := b.meet(ctx, ranks); err != nil {
+						return err
+					}
 				}
 				if c.Rank() != b.mask {
 					if err := c.SetMask(ctx, out...); err != nil {
@@ -112,6 +122,8 @@ type soak struct {
 
 type soakBatch struct {
 	once   sync.Once
+	came   atomic.Int32
+	all    chan struct{} // closed when all ranks have come
 	handle int
 	mask   int
 	of     eptest.Case
@@ -134,6 +146,7 @@ func (s *soak) batch(i int) *soakBatch {
 
 func (b *soakBatch) make(s *soak, i int) {
 	rng := rand.New(rand.NewPCG(*soakSeed, uint64(i)))
+	b.all = make(chan struct{})
 	b.handle, b.mask = rng.IntN(len(s.specs)), -1
 	// Every thirty-second stretch of eight batches goes without one of the ranks.
 	if stretch := i / 8; stretch%32 == 31 {
@@ -157,6 +170,19 @@ func (b *soakBatch) make(s *soak, i int) {
 	b.ops = []int{soakPrepare, soakDispatch}
 	for range 2 + rng.IntN(8) {
 		b.ops = append(b.ops, rng.IntN(soakKinds))
+	}
+}
+
+// meet returns when all ranks have come to the batch.
+func (b *soakBatch) meet(ctx context.Context, ranks int) error {
+	if int(b.came.Add(1)) == ranks {
+		close(b.all)
+	}
+	select {
+	case <-b.all:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 

@@ -2,6 +2,7 @@ package ep
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/weftgo/weft"
 )
@@ -290,6 +291,10 @@ func (s Spec) Validate(ranks int) error {
 	if err := s.validateRows(); err != nil {
 		return err
 	}
+	g := newGeometry(s, ranks)
+	if n := g.rows(); n > math.MaxInt32 {
+		return weft.Unsupportedf("%d rows at one rank, at most %d: lower MaxTokens, or give a Capacity", n, math.MaxInt32)
+	}
 	for _, r := range rules {
 		if r.refuses(s) {
 			return weft.Unsupportedf("%s", r.because)
@@ -319,7 +324,7 @@ func (s Spec) validateRanges(ranks int) error {
 		{fmt.Sprintf("overflow %v", s.Overflow), s.Overflow < overflows},
 		{fmt.Sprintf("scale order %v", s.ScaleOrder), s.ScaleOrder < scaleOrders},
 		{fmt.Sprintf("alignment %d: want a power of two up to 65536", s.Alignment), s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0},
-		{fmt.Sprintf("capacity %d: want 0 (the worst case) or more", s.Capacity), s.Capacity >= 0},
+		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, math.MaxInt32), s.Capacity >= 0 && s.Capacity <= math.MaxInt32},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {
 		if !f.ok {

@@ -21,6 +21,7 @@ type Case struct {
 	Weights bool      // weights are given; without, they count as 1
 	Split   bool      // operations are cut in two: send, then receive
 	Operand Operand
+	Skew    int // elements by which operands stand beside multiples of 16 bytes
 	Biases  int
 	Wild    bool // contents include NaN, infinities, denormals and zeros of both signs
 	Seed    uint64
@@ -43,8 +44,8 @@ func (c Case) String() string {
 	for r, k := range c.TopK {
 		tokens[r] = len(k) / c.Spec.TopK
 	}
-	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, operand %d, biases %d, wild %v, seed %#x, %+v\ntop-k %v",
-		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Operand, c.Biases, c.Wild, c.Seed, c.Spec, c.TopK)
+	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, operand %d, skew %d, biases %d, wild %v, seed %#x, %+v\ntop-k %v",
+		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Operand, c.Skew, c.Biases, c.Wild, c.Seed, c.Spec, c.TopK)
 }
 
 // details lists the ways in which one payload can be asked for.
@@ -87,6 +88,13 @@ func Fixed(s ep.Spec, ranks int, seed uint64) Case {
 	return c
 }
 
+// Full is [Fixed] with MaxTokens tokens on every rank, all of whose selections are experts.
+func Full(s ep.Spec, ranks int, seed uint64) Case {
+	c := Case{Ranks: ranks, Spec: s, Weights: true, Seed: seed}
+	c.route(full)
+	return c
+}
+
 // pattern is a shape of routing.
 type pattern uint8
 
@@ -98,6 +106,7 @@ const (
 	oneExpert          // every token selects one expert, and nothing else
 	nothing            // all -1
 	zeroTokens         // no tokens anywhere
+	full               // as many tokens and experts as there can be
 	patterns
 )
 
@@ -126,7 +135,7 @@ func drawCase(t *rapid.T, sizes []int, cell ep.Cell, detail func(*ep.Spec), spli
 	}
 	if s.Layout != ep.RankMajor && rapid.IntRange(0, 3).Draw(t, "capped") == 0 {
 		s.Capacity = rapid.IntRange(1, 2*n*s.MaxTokens).Draw(t, "capacity")
-		s.Overflow = ep.OverflowDrop
+		s.Overflow = rapid.SampledFrom([]ep.Overflow{ep.OverflowDrop, ep.OverflowRefuse}).Draw(t, "overflow")
 	}
 	c := Case{
 		Ranks: n, Spec: s, Split: split,
@@ -153,6 +162,8 @@ func (c *Case) route(p pattern) {
 		switch {
 		case p == zeroTokens:
 			tokens = 0
+		case p == full:
+			tokens = s.MaxTokens
 		case r == c.Ranks-1 && rng.IntN(2) == 0:
 			tokens = s.MaxTokens
 		}

@@ -111,6 +111,28 @@ func (b *batch) place() *placement {
 	return p
 }
 
+// overflow is the error with which Prepare refuses more rows than there is room for: about the first rank, for [ep.ExpertMajor] its first expert.
+func (b *batch) overflow(p *placement) *ep.OverflowError {
+	if b.spec.Overflow != ep.OverflowRefuse {
+		return nil
+	}
+	for d := range b.ranks {
+		a := &p.at[d]
+		if b.spec.Layout != ep.ExpertMajor {
+			if a.demand > b.capacity() {
+				return &ep.OverflowError{Rank: d, Expert: -1, Demand: a.demand, Capacity: b.capacity()}
+			}
+			continue
+		}
+		for le, n := range a.wanted {
+			if int(n) > b.capacity() {
+				return &ep.OverflowError{Rank: d, Expert: d*b.local() + le, Demand: int(n), Capacity: b.capacity()}
+			}
+		}
+	}
+	return nil
+}
+
 func (b *batch) selected(src, token int) []int32 {
 	k := b.spec.TopK
 	return b.topk[src][token*k : (token+1)*k]

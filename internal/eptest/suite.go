@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -19,6 +20,7 @@ func Run(t *testing.T, e Engine) {
 	t.Run("cells", func(t *testing.T) { runCells(t, e) })
 	t.Run("refused", func(t *testing.T) { runRefused(t, e) })
 	t.Run("shapes", func(t *testing.T) { runShapes(t, e) })
+	t.Run("masks", func(t *testing.T) { runMasks(t, e) })
 }
 
 func check(e Engine, c Case) error {
@@ -75,10 +77,14 @@ func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 	return cases
 }
 
-// Sample runs one case of every cell, the same in every process, for engines whose ranks run the suite each for itself. It returns how many it ran.
-func Sample(e Engine) (int, error) {
+// Sample runs one case of every cell, or of every so many, the same in every process, for engines whose ranks run the suite each for itself. It returns
+// how many it ran.
+func Sample(e Engine, every int) (int, error) {
 	n := 0
 	for i, cell := range allowed() {
+		if i%every != 0 {
+			continue
+		}
 		cases := casesOf(e, cell, uint64(i))
 		if err := check(e, cases[i%len(cases)]()); err != nil {
 			return n, fmt.Errorf("%+v: %w", cell, err)
@@ -98,6 +104,40 @@ func runShapes(t *testing.T, e Engine) {
 		counts := rapid.SampledFrom([]ep.Counts{ep.HostCounts, ep.DeviceCounts}).Draw(rt, "counts")
 		c := drawCase(rt, e.Sizes(), cell, detail, rapid.Bool().Draw(rt, "split"), counts)
 		if err := check(e, c); err != nil {
+			rt.Fatal(err)
+		}
+	})
+}
+
+// runMasks leaves ranks out of any cell, and takes them back.
+func runMasks(t *testing.T, e Engine) {
+	sizes := slices.DeleteFunc(slices.Clone(e.Sizes()), func(n int) bool { return n < 2 })
+	if len(sizes) == 0 {
+		t.Skip("the engine has one rank")
+	}
+	checks(t, 80)
+	cells := allowed()
+	rapid.Check(t, func(rt *rapid.T) {
+		cell := rapid.SampledFrom(cells).Draw(rt, "cell")
+		detail := rapid.SampledFrom(details(cell)).Draw(rt, "detail")
+		c := drawCase(rt, sizes, cell, detail, rapid.Bool().Draw(rt, "split"), ep.HostCounts)
+		masked := rapid.SliceOfNDistinct(rapid.IntRange(0, c.Ranks-1), 1, c.Ranks-1, rapid.ID).Draw(rt, "masked")
+		trial := newTrial(c, masked...)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		err := e.Ranks(c.Ranks, func(comm *weft.Comm) error {
+			if slices.Contains(masked, comm.Rank()) {
+				return nil
+			}
+			if err := comm.SetMask(ctx, masked...); err != nil {
+				return err
+			}
+			return trial.do(e, comm)
+		})
+		if err != nil {
+			rt.Fatalf("without %v: %v\n%v", masked, c, err)
+		}
+		if err := e.Ranks(c.Ranks, func(comm *weft.Comm) error { return comm.SetMask(ctx) }); err != nil {
 			rt.Fatal(err)
 		}
 	})

@@ -2,6 +2,7 @@ package eptest
 
 import (
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
 )
 
 // trial is a case with all its inputs, the same on whichever rank they are computed.
@@ -80,18 +81,17 @@ func (t *trial) tokenRows(stream, rank int) rows {
 	return rows{data: t.bytes(stream, rank, n*t.rowBytes()), scales: t.bytes(stream+100, rank, n*t.scaleBytes())}
 }
 
-// arena cuts one piece of memory into operands. Without memory it only counts.
-type arena struct {
-	memory Memory
-	used   int
-}
+// arena cuts one piece of memory into operands.
+type arena struct{ used int }
 
-// take returns the offset of n bytes. Pieces are on multiples of 16 bytes, of which every other is no multiple of 64.
-func (a *arena) take(n int) int {
+// take returns the offset of n bytes. Pieces are on multiples of 16 bytes, of which every other is no multiple of 64, or beside them by a number of
+// elements.
+func (a *arena) take(n, beside int) int {
 	at := (a.used + 63) &^ 63
 	if at/64%2 == 1 {
 		at += 16
 	}
+	at += beside
 	a.used = at + n
 	return at
 }
@@ -111,11 +111,38 @@ func (t *trial) layOut(a *arena, r int) layout {
 	x := &t.x[0][r]
 	received := len(t.y[r])
 	home := t.tokens(r) * t.outputBytes()
-	l.topk, l.weights = a.take(8*len(t.TopK[r])), a.take(4*len(t.TopK[r]))
-	l.data, l.scales = a.take(len(x.data)), a.take(len(x.scales))
-	l.y, l.out, l.grad, l.gradOut = a.take(received), a.take(home), a.take(received), a.take(home)
-	l.bias = [2]int{a.take(home), a.take(home)}
-	l.scalars, l.gradWeights = a.take(4*len(t.scalars[r])), a.take(4*len(t.TopK[r]))
-	l.gradRows = a.take(received)
+	of := func(d weft.DType) int { return t.Skew * d.Size() }
+	l.topk, l.weights = a.take(8*len(t.TopK[r]), of(weft.Int64)), a.take(4*len(t.TopK[r]), of(weft.Float32))
+	l.data, l.scales = a.take(len(x.data), of(t.operand())), a.take(len(x.scales), of(t.scale()))
+	rows := func(n int) int { return a.take(n, of(t.output())) }
+	l.y, l.out, l.grad, l.gradOut = rows(received), rows(home), rows(received), rows(home)
+	l.bias = [2]int{rows(home), rows(home)}
+	l.scalars, l.gradWeights = a.take(4*len(t.scalars[r]), of(weft.Float32)), a.take(4*len(t.TopK[r]), of(weft.Float32))
+	l.gradRows = rows(received)
 	return l
+}
+
+// operand is the type of the rows that are dispatched, scale of the scales that come with them.
+func (t *trial) operand() weft.DType {
+	switch {
+	case t.spec.Quantize != weft.InvalidDType:
+		return t.spec.Quantize
+	case t.spec.Payload == ep.Opaque:
+		return weft.Uint8
+	case t.spec.Payload == ep.FP8, t.spec.Payload == ep.FP8UE8M0:
+		return weft.Float8E4M3
+	default:
+		return t.output()
+	}
+}
+
+func (t *trial) scale() weft.DType {
+	switch t.spec.Payload {
+	case ep.FP8:
+		return weft.Float32
+	case ep.FP8UE8M0:
+		return weft.UE8M0
+	default:
+		return weft.Uint8
+	}
 }

@@ -1,0 +1,113 @@
+package weft
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/shm"
+)
+
+// FuzzCard reads what a peer tells in Join. Whatever it reads, it writes the same way.
+func FuzzCard(f *testing.F) {
+	l, err := shm.Listen()
+	if err != nil {
+		f.Fatal(err)
+	}
+	own := card{address: l.Address(), cpus: channel.Affinity()}
+	if err := l.Close(); err != nil {
+		f.Fatal(err)
+	}
+	whole, err := own.append(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	if back, err := parseCard(whole); err != nil || back.cpus != own.cpus || !back.address.SameProcess(own.address) {
+		f.Fatalf("its own card reads %+v: %v", back, err)
+	}
+	f.Add(whole)
+	f.Add([]byte{})
+	f.Add(whole[:4])
+	f.Add(whole[:4+channel.CPUBytes-1])
+	f.Add(whole[:len(whole)-1])
+	f.Add(append(bytes.Clone(whole), 0))
+	f.Add(append([]byte{cardVersion + 1}, whole[1:]...))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		c, err := parseCard(raw)
+		if err != nil {
+			if !errors.Is(err, ErrMismatch) && !errors.Is(err, shm.ErrMalformed) {
+				t.Fatalf("%x is refused with %v", raw, err)
+			}
+			return
+		}
+		if again, err := c.append(nil); err != nil || !bytes.Equal(again, raw) {
+			t.Fatalf("%x reads as the card %x: %v", raw, again, err)
+		}
+	})
+}
+
+// FuzzAgreed judges notes of three ranks, of which the middle one may be masked.
+func FuzzAgreed(f *testing.F) {
+	f.Add([]byte("=x"), []byte("=x"), []byte("=x"), false)
+	f.Add([]byte("=x"), []byte("=y"), []byte("=x"), true)
+	f.Add([]byte("=x"), []byte("=x"), []byte("!no"), false)
+	f.Add([]byte{}, []byte("="), []byte("!"), false)
+	f.Add([]byte("=x"), []byte{}, []byte{}, true)
+	f.Fuzz(func(t *testing.T, a, b, c []byte, masked bool) {
+		note := func(n []byte) []byte { return append([]byte{}, n[:min(len(n), noteSize)]...) }
+		all := [][]byte{note(a), note(b), note(c)}
+		if masked {
+			all[1] = nil
+		}
+		same := bytes.Equal(all[0], all[2]) && (masked || bytes.Equal(all[0], all[1]))
+		refused := -1
+		for r, n := range all {
+			if refused < 0 && len(n) > 0 && n[0] == '!' {
+				refused = r
+			}
+		}
+		err := agreed("test", all)
+		peer, ok := errors.AsType[*PeerError](err)
+		switch {
+		case refused >= 0 && (!ok || peer.Rank != refused):
+			t.Fatalf("%q: %v, want one that names rank %d", all, err, refused)
+		case refused < 0 && (err == nil) != same, err != nil && !errors.Is(err, ErrMismatch):
+			t.Fatalf("%q: %v", all, err)
+		}
+	})
+}
+
+// TestLongWords tells words apart that differ only where notes are cut.
+func TestLongWords(t *testing.T) {
+	long := strings.Repeat("x", 2*noteSize)
+	a, b := noteOf(long+"a", nil), noteOf(long+"b", nil)
+	if len(a) > noteSize || len(b) > noteSize || bytes.Equal(a, b) || !bytes.Equal(a, noteOf(long+"a", nil)) {
+		t.Errorf("notes of %d and %d bytes, equal %v", len(a), len(b), bytes.Equal(a, b))
+	}
+	if n := noteOf("", errors.New(long)); len(n) != noteSize || n[0] != '!' {
+		t.Errorf("an error's note has %d bytes", len(n))
+	}
+}
+
+// FuzzNames reads names of types and reductions.
+func FuzzNames(f *testing.F) {
+	for d := BFloat16; d < dtypes; d++ {
+		f.Add(d.String())
+	}
+	for o := range ops {
+		f.Add(o.String())
+	}
+	f.Add("")
+	f.Add("invalid")
+	f.Add("BF16 ")
+	f.Fuzz(func(t *testing.T, name string) {
+		if d, err := ParseDType(name); err == nil && d.String() != name || err != nil && d != InvalidDType {
+			t.Fatalf("%q reads as type %v: %v", name, d, err)
+		}
+		if o, err := ParseOp(name); err == nil && o.String() != name {
+			t.Fatalf("%q reads as reduction %v", name, o)
+		}
+	})
+}
