@@ -70,9 +70,13 @@ type gather struct {
 	scalars, outScalars weft.Tensor
 
 	borrowed bool
-	bases    [weft.MaxRanks]unsafe.Pointer
-	limit    [weft.MaxRanks]int // rows that the rank's operand has
-	bad      atomic.Int32       // 1 + a rank whose operand is too small
+	bad      atomic.Int32 // 1 + a rank whose operand is too small
+}
+
+// operand is the memory of a rank whose rows are brought home.
+type operand struct {
+	base unsafe.Pointer // nil: the rank is masked
+	rows int
 }
 
 // send makes this rank's rows readable and says so; or says that it refuses, and returns the error that all ranks return.
@@ -251,7 +255,7 @@ func (c *gather) home() error {
 	h := c.h
 	n := h.spec.outputBytes()
 	for d, notice := range h.scratch.notices {
-		c.bases[d] = nil
+		h.scratch.operands[d] = operand{}
 		if notice == nil {
 			continue
 		}
@@ -259,7 +263,7 @@ func (c *gather) home() error {
 		if err != nil {
 			return err
 		}
-		c.bases[d], c.limit[d] = unsafe.Pointer(unsafe.SliceData(mem)), len(mem)/n
+		h.scratch.operands[d] = operand{unsafe.Pointer(unsafe.SliceData(mem)), len(mem) / n}
 	}
 	h.each(c.r.tokens, c.r.traffic.Selections*n, (*sumHome)(c))
 	if d := c.bad.Load(); d != 0 {
@@ -314,15 +318,15 @@ func (c *sumHome) rows(from, to int) {
 
 // row finds a row at a rank; nil if the rank is masked.
 func (c *sumHome) row(rank, row, n int) unsafe.Pointer {
-	base := c.bases[rank]
-	if base == nil {
+	o := c.h.scratch.operands[rank]
+	if o.base == nil {
 		return nil
 	}
-	if row < 0 || row >= c.limit[rank] {
+	if row < 0 || row >= o.rows {
 		c.bad.Store(int32(rank) + 1)
 		return nil
 	}
-	return unsafe.Add(base, row*n)
+	return unsafe.Add(o.base, row*n)
 }
 
 func outside(rank int, op string) *weft.PeerError {

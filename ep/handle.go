@@ -50,19 +50,21 @@ type scratch struct {
 	total, before           []int32
 	visitTotal, visitBefore []int32
 
-	gather gather
-	mover  mover
+	gather   gather
+	operands []operand // by rank: of the gather's
+	mover    mover
 }
 
 func newScratch(g *geometry) scratch {
 	n := g.ranks
 	return scratch{
-		notices: make([]*notice, n),
-		cursor:  make([]int32, max(n, g.experts)),
-		views:   make([]routing, n),
-		counts:  make([][]int32, n),
-		visits:  make([][]int32, n),
-		zones:   newZones(g.local),
+		notices:  make([]*notice, n),
+		cursor:   make([]int32, max(n, g.experts)),
+		views:    make([]routing, n),
+		counts:   make([][]int32, n),
+		visits:   make([][]int32, n),
+		operands: make([]operand, n),
+		zones:    newZones(g.local),
 
 		total: make([]int32, g.experts), before: make([]int32, g.experts),
 		visitTotal: make([]int32, n), visitBefore: make([]int32, n),
