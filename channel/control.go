@@ -28,10 +28,14 @@ type Control struct {
 	_ [Stride]byte
 }
 
-// ControlAt lays a Control over mem[offset:].
+// ControlAt lays a Control over mem[offset:], which is a multiple of 8.
 func ControlAt(mem []byte, offset int) *Control {
-	_ = mem[offset : offset+ControlSize]
-	return (*Control)(unsafe.Pointer(&mem[offset]))
+	_ = mem[offset : offset+ControlSize : len(mem)]
+	p := unsafe.Pointer(&mem[offset])
+	if uintptr(p)%8 != 0 {
+		panic("channel: control is not aligned")
+	}
+	return (*Control)(p)
 }
 
 // Cause says why a communicator failed.

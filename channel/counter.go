@@ -2,6 +2,7 @@ package channel
 
 import (
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -25,7 +26,7 @@ type Counter struct {
 
 // CounterAt lays a Counter over mem[offset:]. The memory must be shared with every rank that uses the Counter.
 func CounterAt(mem []byte, offset int) *Counter {
-	_ = mem[offset : offset+Stride]
+	_ = mem[offset : offset+Stride : len(mem)]
 	p := unsafe.Pointer(&mem[offset])
 	if uintptr(p)%8 != 0 {
 		panic("channel: counter is not aligned")
@@ -68,4 +69,14 @@ func (c *Counter) Add(n uint64) uint64 {
 		wake(&c.value)
 	}
 	return v
+}
+
+// doze sleeps until the value changes, but no longer than d, and not at all once it has reached want. It may also return for no reason.
+func (c *Counter) doze(want uint64, d time.Duration) {
+	seen := c.value.Load()
+	c.sleepers.Add(1)
+	if c.value.Load() < want {
+		sleep(&c.value, uint32(seen), d)
+	}
+	c.sleepers.Add(^uint32(0))
 }

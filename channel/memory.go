@@ -31,10 +31,7 @@ func (m *Memory) Put(dst, src, n int) error {
 
 // Get copies n bytes from the peer's memory at src to local memory at dst. The peer's data must have been signalled.
 func (m *Memory) Get(dst, src, n int) error {
-	if err := within("get to", m.local, dst, n); err != nil {
-		return err
-	}
-	if err := within("get from", m.remote, src, n); err != nil {
+	if err := m.checkGet(dst, src, n); err != nil {
 		return err
 	}
 	copy(m.local[dst:dst+n], m.remote[src:src+n])
@@ -59,12 +56,22 @@ func (m *Memory) Send(dst int, data []byte) error {
 	return nil
 }
 
-// WaitGet waits for a signal and then gets.
+// WaitGet waits for a signal and then gets. It consumes the signal only if it succeeds.
 func (m *Memory) WaitGet(ctx context.Context, dst, src, n int) error {
+	if err := m.checkGet(dst, src, n); err != nil {
+		return err
+	}
 	if err := m.Wait(ctx); err != nil {
 		return err
 	}
 	return m.Get(dst, src, n)
+}
+
+func (m *Memory) checkGet(dst, src, n int) error {
+	if err := within("get to", m.local, dst, n); err != nil {
+		return err
+	}
+	return within("get from", m.remote, src, n)
 }
 
 func within(what string, mem []byte, off, n int) error {

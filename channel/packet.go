@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"unsafe"
 )
@@ -44,6 +45,10 @@ func (p *Packets) word(mem []byte, round uint32, i int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&mem[off]))
 }
 
+// lastRounds begins the last two rounds before the numbers start again. They write their halves whole: a word that no message has reached
+// since then would still carry a number that is about to come back.
+const lastRounds = math.MaxUint32 - 1
+
 // Exchange sends data and receives as many bytes into recv (both of the same length on both ranks) as one round.
 func (p *Packets) Exchange(ctx context.Context, recv, data []byte) error {
 	if len(data) > p.half {
@@ -58,7 +63,11 @@ func (p *Packets) Exchange(ctx context.Context, recv, data []byte) error {
 	}
 	flag := uint64(p.round) << 32
 	words := max(1, (len(data)+3)/4)
-	for i := range words {
+	written := words
+	if p.round >= lastRounds {
+		written = p.half / 4
+	}
+	for i := range written {
 		w := p.word(p.out, p.round, i)
 		release(unsafe.Pointer(w))
 		w.Store(flag | uint64(load32(data[min(4*i, len(data)):])))

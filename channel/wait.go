@@ -59,7 +59,7 @@ func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, p
 	if c.reached(want) {
 		return nil
 	}
-	for range w.Policy.Spin {
+	for range min(w.Policy.Spin, briefSpins) {
 		pause()
 		if c.reached(want) {
 			return nil
@@ -76,7 +76,12 @@ func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, p
 	return w.waitLong(ctx, c, want, op, peer)
 }
 
-const briefYields = 8
+// What a wait does before anything is noted down and anybody looks for a reason to give up: a fraction of a millisecond. A policy that spins
+// or yields for longer goes on after that.
+const (
+	briefSpins  = 1 << 14
+	briefYields = 8
+)
 
 // pause must stay a call that is not inlined and not a leaf: its prologue is where the Go runtime can stop a goroutine that
 // spins in a process whose preemption signals go elsewhere.
@@ -92,6 +97,18 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 	start := time.Now()
 	w.Own.setRecord(op, peer, want, c.value.Load())
 	defer w.Own.clearRecord()
+	for i := range max(0, w.Policy.Spin-briefSpins) {
+		if i%briefSpins == 0 {
+			w.pulse(op, peer, want, c.value.Load())
+			if err := w.check(ctx, c, want, op, peer, start); err != nil {
+				return err
+			}
+		}
+		pause()
+		if c.reached(want) {
+			return nil
+		}
+	}
 	for i := 0; ; i++ {
 		if c.reached(want) {
 			if i < w.Policy.Yield {
@@ -102,7 +119,7 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 		}
 		if i < w.Policy.Yield {
 			if i%16 == 0 {
-				w.Own.beat.Add(1)
+				w.pulse(op, peer, want, c.value.Load())
 				if err := w.check(ctx, c, want, op, peer, start); err != nil {
 					return err
 				}
@@ -110,7 +127,7 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 			w.yield()
 			continue
 		}
-		w.Own.beat.Add(1)
+		w.pulse(op, peer, want, c.value.Load())
 		if err := w.check(ctx, c, want, op, peer, start); err != nil {
 			return err
 		}
@@ -118,19 +135,14 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 			time.Sleep(nap(i - w.Policy.Yield))
 			continue
 		}
-		seen := c.value.Load()
-		c.sleepers.Add(1)
-		if c.value.Load() < want {
-			sleep(&c.value, uint32(seen), slice)
-		}
-		c.sleepers.Add(^uint32(0))
+		c.doze(want, slice)
 	}
 }
 
 // Until returns when done reports true. It is [Waiter.Wait] for conditions that nobody announces, so instead of sleeping until
 // woken it looks again after ever longer naps.
 func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() bool) error {
-	for range w.Policy.Spin {
+	for range min(w.Policy.Spin, briefSpins) {
 		if done() {
 			return nil
 		}
@@ -140,6 +152,25 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 	var none Counter
 	w.Own.setRecord(op, peer, 1, 0)
 	defer w.Own.clearRecord()
+	look := func() error {
+		w.pulse(op, peer, 1, 0)
+		err := w.check(ctx, &none, 1, op, peer, start)
+		if errors.Is(err, ErrLeft) && done() { // what a peer did before it left still counts
+			return nil
+		}
+		return err
+	}
+	for i := range max(0, w.Policy.Spin-briefSpins) {
+		if i%briefSpins == 0 {
+			if err := look(); err != nil {
+				return err
+			}
+		}
+		if done() {
+			return nil
+		}
+		pause()
+	}
 	for i := 0; ; i++ {
 		if done() {
 			if i < w.Policy.Yield {
@@ -148,11 +179,7 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 			return w.fault(op) // as in waitLong
 		}
 		if i%16 == 0 || i >= w.Policy.Yield {
-			w.Own.beat.Add(1)
-			if err := w.check(ctx, &none, 1, op, peer, start); err != nil {
-				if errors.Is(err, ErrLeft) && done() { // what a peer did before it left still counts
-					return nil
-				}
+			if err := look(); err != nil {
 				return err
 			}
 		}
@@ -162,6 +189,14 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 		}
 		time.Sleep(nap(i - w.Policy.Yield))
 	}
+}
+
+// pulse shows the other ranks that this one waits and is awake. The record is empty when another goroutine of this rank has ended a wait of its own.
+func (w *Waiter) pulse(op string, peer int, want, seen uint64) {
+	if w.Own.peer.Load() == 0 {
+		w.Own.setRecord(op, peer, want, seen)
+	}
+	w.Own.beat.Add(1)
 }
 
 // nap grows from 20 us to 1 ms: the first naps keep latency low, later ones keep idle ranks cheap.

@@ -1,0 +1,368 @@
+package channel_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/eptest/processes"
+)
+
+// end is a process's end of channels to every other process of a test. Its part of the window holds, for each peer, the counter that the peer
+// raises, the packets that it sends, and the data that it puts (in) and gets (out); before the latter, a counter that all may raise.
+type end struct {
+	comm    *weft.Comm
+	sum     *channel.Counter // in rank 0's part
+	memory  []*channel.Memory
+	packets []*channel.Packets
+	local   []byte
+}
+
+const (
+	mostPeers   = 8
+	mostMessage = 256
+	sumAt       = mostPeers * channel.Stride
+	packetsAt   = sumAt + channel.Stride
+	dataAt      = packetsAt + mostPeers*4*mostMessage // PacketBytes is no constant
+	dataSize    = 2 << 10
+	windowSize  = dataAt + 2*mostPeers*dataSize
+)
+
+func in(peer int) int  { return 2 * peer * dataSize }
+func out(peer int) int { return in(peer) + dataSize }
+
+type endArgs struct {
+	ID       string
+	Deadline time.Duration
+	Policy   *channel.Policy
+	Peer     int
+	Times    int
+}
+
+func (e *end) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a endArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	defer cancel()
+	switch c.Do {
+	case "join":
+		return nil, e.join(ctx, r, a)
+	case "talk":
+		return nil, e.talk(ctx, a.Times)
+	case "add":
+		for range a.Times {
+			e.sum.Add(1)
+		}
+		return nil, e.comm.Waiter().Wait(ctx, e.sum, uint64(a.Times*r.Size), "sum", 0)
+	case "wakes":
+		return e.wakes(ctx, r.Rank, a)
+	case "signal":
+		e.memory[a.Peer].Signal()
+		return nil, nil
+	case "wait":
+		return nil, e.memory[a.Peer].Wait(ctx)
+	case "exchange":
+		return nil, e.packets[a.Peer].Exchange(ctx, nil, nil)
+	case "await": // until the peer waits for somebody
+		for e.comm.Waiter().Peers[a.Peer].Record().Peer < 0 {
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(time.Millisecond):
+			}
+		}
+		return nil, nil
+	case "abort":
+		e.comm.Abort()
+		return nil, nil
+	case "close":
+		return nil, e.comm.Close()
+	}
+	return nil, fmt.Errorf("unknown command %q", c.Do)
+}
+
+func (e *end) join(ctx context.Context, r *processes.Rank, a endArgs) error {
+	options := []weft.Option{weft.WithDeadline(a.Deadline)}
+	if a.Policy != nil {
+		options = append(options, weft.WithWaitPolicy(*a.Policy))
+	}
+	var err error
+	if e.comm, err = r.Join(a.ID, options...); err != nil {
+		return err
+	}
+	w, err := e.comm.Alloc(ctx, windowSize)
+	if err != nil {
+		return err
+	}
+	own := w.Bytes()
+	e.sum = channel.CounterAt(w.Peer(0), sumAt)
+	e.memory, e.packets = make([]*channel.Memory, r.Size), make([]*channel.Packets, r.Size)
+	e.local = own[dataAt:]
+	size := channel.PacketBytes(mostMessage)
+	for p := range r.Size {
+		if p == r.Rank {
+			continue
+		}
+		peer := w.Peer(p)
+		s := channel.NewSemaphore(e.comm.Waiter(), p, channel.CounterAt(own, p*channel.Stride), channel.CounterAt(peer, r.Rank*channel.Stride))
+		e.memory[p] = channel.NewMemory(s, own[dataAt:], peer[dataAt:])
+		e.packets[p], err = channel.NewPackets(e.comm.Waiter(), p, own[packetsAt+p*size:][:size], peer[packetsAt+r.Rank*size:][:size])
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// say is what a rank tells another in a round.
+func say(n, from, to, round int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i/4*29 + from*67 + to*31 + round*13)
+	}
+	return b
+}
+
+// talk exchanges data with every peer at once: by puts, by gets and by packets, of lengths that change from round to round.
+func (e *end) talk(ctx context.Context, rounds int) error {
+	self := e.comm.Rank()
+	for round := range rounds {
+		n := round * 37 % dataSize
+		for p, m := range e.memory {
+			if m == nil {
+				continue
+			}
+			copy(e.local[out(p):], say(n, self, p, round))
+			if err := m.PutWithSignal(in(self), out(p), n); err != nil {
+				return err
+			}
+		}
+		for p, m := range e.memory {
+			if m == nil {
+				continue
+			}
+			want := say(n, p, self, round)
+			if err := m.Wait(ctx); err != nil {
+				return err
+			}
+			if !bytes.Equal(e.local[in(p):][:n], want) {
+				return fmt.Errorf("round %d: rank %d did not put what it meant to", round, p)
+			}
+			clear(e.local[in(p):][:n])
+			if err := m.Get(in(p), out(self), n); err != nil {
+				return err
+			}
+			if !bytes.Equal(e.local[in(p):][:n], want) {
+				return fmt.Errorf("round %d: something else was got from rank %d than it has", round, p)
+			}
+		}
+		// Pairs meet in the same order everywhere. When they have, each has read what the other put.
+		for p, k := range e.packets {
+			if k == nil {
+				continue
+			}
+			n := n % (mostMessage + 1)
+			recv := make([]byte, n)
+			if err := k.Exchange(ctx, recv, say(n, self, p, round)); err != nil {
+				return err
+			}
+			if !bytes.Equal(recv, say(n, p, self, round)) {
+				return fmt.Errorf("round %d: rank %d sent something else in its packets", round, p)
+			}
+		}
+	}
+	return nil
+}
+
+// wakes signals to and fro, and returns the median of the times.
+func (e *end) wakes(ctx context.Context, rank int, a endArgs) (time.Duration, error) {
+	var took []time.Duration
+	for range a.Times {
+		start := time.Now()
+		if rank == 0 {
+			e.memory[a.Peer].Signal()
+		}
+		if err := e.memory[a.Peer].Wait(ctx); err != nil {
+			return 0, err
+		}
+		if rank == 1 {
+			e.memory[a.Peer].Signal()
+		}
+		took = append(took, time.Since(start))
+	}
+	runtime.GC()
+	slices.Sort(took)
+	return took[len(took)/2], nil
+}
+
+func startEnds(t *testing.T, n int, a endArgs) (crew *processes.Crew, all []int) {
+	t.Helper()
+	crew = processes.Start(t, "end", n)
+	for r := range n {
+		all = append(all, r)
+	}
+	if a.ID = crew.ID(); a.Deadline == 0 {
+		a.Deadline = 30 * time.Second
+	}
+	crew.Must(all, "join", a)
+	return crew, all
+}
+
+// manners are the ways in which processes wait: in one phase for good, and as their number commands.
+func manners() map[string]*channel.Policy {
+	m := map[string]*channel.Policy{"default": nil, "sleep": {}}
+	if !testing.Short() {
+		m["yield"], m["spin"] = &channel.Policy{Yield: math.MaxInt}, &channel.Policy{Spin: math.MaxInt}
+	}
+	return m
+}
+
+func TestProcessesTalk(t *testing.T) {
+	for name, p := range manners() {
+		t.Run(name, func(t *testing.T) {
+			ranks, times := 3, 200
+			if name == "spin" { // more ranks than processors would spin while others have something to say
+				ranks, times = 2, 20
+			}
+			crew, all := startEnds(t, ranks, endArgs{Policy: p})
+			crew.Must(all, "talk", endArgs{Times: times})
+			crew.Must(all, "add", endArgs{Times: 20000})
+			crew.Must(all, "close", endArgs{})
+		})
+	}
+}
+
+// TestProcessesWake: a process that sleeps is woken by another, and does not find out by itself, which takes it 5 ms.
+func TestProcessesWake(t *testing.T) {
+	crew, all := startEnds(t, 2, endArgs{Policy: &channel.Policy{}})
+	crew.Tell(0, "wakes", endArgs{Peer: 1, Times: 300})
+	crew.Tell(1, "wakes", endArgs{Peer: 0, Times: 300})
+	for r, a := range crew.Answers(all) {
+		var median time.Duration
+		if err := json.Unmarshal(a.Value, &median); err != nil || a.Err != "" {
+			t.Fatalf("rank %d: %v %s", r, err, a.Err)
+		}
+		if median >= 5*time.Millisecond {
+			t.Errorf("rank %d: half of the waits took more than %v", r, median)
+		}
+	}
+	crew.Must(all, "close", endArgs{})
+}
+
+// TestProcessDies kills a process for which others wait, each in its way. Who sleeps on a counter of the dead is not forgotten either.
+func TestProcessDies(t *testing.T) {
+	for name, p := range manners() {
+		t.Run(name, func(t *testing.T) {
+			crew, _ := startEnds(t, 3, endArgs{Policy: p})
+			crew.Tell(0, "wait", endArgs{Peer: 1})
+			crew.Tell(2, "exchange", endArgs{Peer: 1})
+			crew.Must([]int{1}, "await", endArgs{Peer: 0})
+			crew.Must([]int{1}, "await", endArgs{Peer: 2})
+			killed := time.Now()
+			crew.Kill(1)
+			for r, a := range crew.Answers([]int{0, 2}) {
+				if a.Peer != 1 || a.Cause != "died" {
+					t.Errorf("rank %d after the death of 1: %q", r, a.Err)
+				}
+			}
+			if took := time.Since(killed); took > 5*time.Second {
+				t.Errorf("the death was known after %v", took)
+			}
+			crew.Must([]int{0, 2}, "close", endArgs{})
+		})
+	}
+}
+
+// TestProcessLeaves: what a process has signalled before it left is consumed first; then it is named.
+func TestProcessLeaves(t *testing.T) {
+	for name, p := range manners() {
+		t.Run(name, func(t *testing.T) {
+			crew, _ := startEnds(t, 2, endArgs{Policy: p})
+			crew.Tell(0, "wait", endArgs{Peer: 1})
+			crew.Must([]int{1}, "await", endArgs{Peer: 0})
+			crew.Tell(1, "signal", endArgs{Peer: 0})
+			crew.Tell(1, "signal", endArgs{Peer: 0})
+			crew.Tell(1, "close", endArgs{})
+			for range 3 {
+				if a := crew.Answer(1); a.Err != "" {
+					t.Error(a.Err)
+				}
+			}
+			if a := crew.Answer(0); a.Err != "" {
+				t.Errorf("the first signal: %s", a.Err)
+			}
+			if a := crew.Ask(0, "wait", endArgs{Peer: 1}); a.Err != "" {
+				t.Errorf("the second signal: %s", a.Err)
+			}
+			if a := crew.Ask(0, "wait", endArgs{Peer: 1}); a.Peer != 1 || a.Cause != "left" {
+				t.Errorf("a third signal: %q", a.Err)
+			}
+			crew.Must([]int{0}, "close", endArgs{})
+		})
+	}
+}
+
+// TestProcessStops: rank 0 waits for 1, and 1 waits for 2, which does not answer: because it has nothing to do with them, or because it was
+// stopped while it was itself waiting for 0. Rank 2 is blamed by both.
+func TestProcessStops(t *testing.T) {
+	const deadline = 400 * time.Millisecond
+	for _, stopped := range []bool{false, true} {
+		t.Run(map[bool]string{false: "idle", true: "stopped"}[stopped], func(t *testing.T) {
+			crew, all := startEnds(t, 3, endArgs{Deadline: deadline})
+			if stopped {
+				crew.Tell(2, "wait", endArgs{Peer: 0})
+				crew.Must([]int{1}, "await", endArgs{Peer: 2})
+				crew.Stop(2)
+			}
+			start := time.Now()
+			crew.Tell(1, "exchange", endArgs{Peer: 2})
+			crew.Must([]int{0}, "await", endArgs{Peer: 1})
+			crew.Tell(0, "wait", endArgs{Peer: 1})
+			for r, a := range crew.Answers([]int{0, 1}) {
+				if a.Peer != 2 || a.Cause != "timeout" {
+					t.Errorf("rank %d: %q (%s)", r, a.Err, a.Cause)
+				}
+			}
+			if took := time.Since(start); took < deadline || took > deadline+5*time.Second {
+				t.Errorf("a deadline of %v came after %v", deadline, took)
+			}
+			if stopped {
+				crew.Continue(2)
+				if a := crew.Answer(2); a.Peer != 2 || a.Cause != "timeout" {
+					t.Errorf("the stopped rank wakes up to %q", a.Err)
+				}
+			}
+			crew.Must(all, "close", endArgs{})
+		})
+	}
+}
+
+// TestProcessAborts: a rank that gives up is named by all who wait for it or for others.
+func TestProcessAborts(t *testing.T) {
+	for name, p := range manners() {
+		t.Run(name, func(t *testing.T) {
+			crew, all := startEnds(t, 3, endArgs{Policy: p})
+			crew.Tell(0, "wait", endArgs{Peer: 1})
+			crew.Tell(1, "exchange", endArgs{Peer: 0})
+			crew.Must([]int{2}, "await", endArgs{Peer: 0})
+			crew.Must([]int{2}, "await", endArgs{Peer: 1})
+			crew.Must([]int{2}, "abort", endArgs{})
+			for r, a := range crew.Answers([]int{0, 1}) {
+				if a.Peer != 2 || a.Cause != "aborted" {
+					t.Errorf("rank %d after rank 2 aborted: %q", r, a.Err)
+				}
+			}
+			crew.Must(all, "close", endArgs{})
+		})
+	}
+}
