@@ -1,0 +1,208 @@
+package nvrtc
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/weftgo/weft/cuda"
+)
+
+// sonames are what the loader may know the library by, newest first.
+var sonames = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}
+
+// A system is where NVRTC is looked for: a part of the environment, and the root of the file system.
+type system struct {
+	nvrtc    string   // WEFT_NVRTC
+	root     string   // "/" but in tests
+	home     string   // of the user
+	prefixes []string // of Python environments that variables name
+	path     []string // folders of PATH
+	loader   bool     // whether to ask the loader
+}
+
+func environment() system {
+	s := system{nvrtc: os.Getenv("WEFT_NVRTC"), root: "/", path: filepath.SplitList(os.Getenv("PATH")), loader: true}
+	s.home, _ = os.UserHomeDir() // without one there is nothing to look for there
+	for _, name := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
+		if prefix := os.Getenv(name); prefix != "" {
+			s.prefixes = append(s.prefixes, prefix)
+		}
+	}
+	return s
+}
+
+// open takes the first candidate that loads.
+func open(s system) (*Compiler, error) {
+	if s.nvrtc != "" {
+		return openNamed(s.nvrtc)
+	}
+	var candidates []string
+	if s.loader {
+		candidates = append(candidates, sonames...)
+	}
+	candidates = append(candidates, s.files()...)
+	var tried []error
+	for _, path := range candidates {
+		c, err := OpenFile(path)
+		if err == nil {
+			return c, nil
+		}
+		tried = append(tried, err)
+	}
+	return nil, fmt.Errorf("%w: no NVRTC, the compiler of CUDA C++: install it (python3 -m pip install nvidia-cuda-nvrtc) or name it in WEFT_NVRTC; "+
+		"tried: %w", cuda.ErrUnsupported, joined(tried))
+}
+
+// openNamed takes what WEFT_NVRTC says: a file, or a folder that has one.
+func openNamed(name string) (*Compiler, error) {
+	files := []string{name}
+	if info, err := os.Stat(name); err == nil && info.IsDir() {
+		if files = libraries(name); len(files) == 0 {
+			return nil, fmt.Errorf("%w: WEFT_NVRTC names %s, which has no libnvrtc.so", cuda.ErrUnsupported, name)
+		}
+	}
+	c, err := OpenFile(files[0])
+	if err != nil {
+		return nil, fmt.Errorf("%w: WEFT_NVRTC names %s: %w", cuda.ErrUnsupported, name, err)
+	}
+	return c, nil
+}
+
+// files are the libraries of toolkits and of Python packages, in the order of preference.
+func (s system) files() (files []string) {
+	for _, pattern := range []string{"usr/local/cuda*/lib64", "usr/local/cuda*/targets/*/lib"} {
+		folders := glob(filepath.Join(s.root, pattern))
+		slices.SortStableFunc(folders, newestFirst)
+		for _, folder := range folders {
+			files = append(files, libraries(folder)...)
+		}
+	}
+	for _, packages := range s.packages() {
+		var found []string
+		for _, pattern := range []string{"nvidia/*/lib", "torch/lib"} {
+			for _, folder := range glob(filepath.Join(packages, pattern)) {
+				found = append(found, libraries(folder)...)
+			}
+		}
+		slices.SortStableFunc(found, newestLibrary)
+		files = append(files, found...)
+	}
+	return unique(files)
+}
+
+// packages are the folders in which Python environments keep their packages.
+func (s system) packages() (folders []string) {
+	prefixes := append([]string(nil), s.prefixes...)
+	for _, name := range []string{"python3", "python"} {
+		for _, folder := range s.path {
+			program := filepath.Join(folder, name)
+			if !executable(program) {
+				continue
+			}
+			prefixes = append(prefixes, filepath.Dir(folder)) // a virtual environment is where the link is
+			if target, err := filepath.EvalSymlinks(program); err == nil {
+				prefixes = append(prefixes, filepath.Dir(filepath.Dir(target)))
+			}
+			break
+		}
+	}
+	if s.home != "" {
+		prefixes = append(prefixes, filepath.Join(s.home, ".local"))
+	}
+	prefixes = append(prefixes, filepath.Join(s.root, "usr/local"), filepath.Join(s.root, "usr"))
+	for _, prefix := range unique(prefixes) {
+		for _, pattern := range []string{"lib*/python3*/site-packages", "lib*/python3*/dist-packages", "lib/python3/dist-packages"} {
+			found := glob(filepath.Join(prefix, pattern))
+			slices.SortStableFunc(found, newestFirst)
+			folders = append(folders, found...)
+		}
+	}
+	return unique(folders)
+}
+
+// libraries are the NVRTCs in a folder, newest first. PyTorch's older packages have a checksum in the name.
+func libraries(folder string) (files []string) {
+	for _, pattern := range []string{"libnvrtc.so*", "libnvrtc-*.so*"} {
+		for _, file := range glob(filepath.Join(folder, pattern)) {
+			if base := filepath.Base(file); !strings.Contains(base, "builtins") && !strings.Contains(base, ".alt.") {
+				files = append(files, file)
+			}
+		}
+	}
+	slices.SortStableFunc(files, newestLibrary)
+	return files
+}
+
+// builtins are the second parts of the library in a file. A name without a folder is the loader's business, and so are its parts.
+func builtins(path string) (files []string) {
+	if filepath.Base(path) == path {
+		return nil
+	}
+	for _, file := range glob(filepath.Join(filepath.Dir(path), "libnvrtc-builtins*.so*")) {
+		if !strings.Contains(filepath.Base(file), ".alt.") {
+			files = append(files, file)
+		}
+	}
+	slices.SortStableFunc(files, newestLibrary)
+	return files
+}
+
+// newestLibrary orders files by the version after .so, of which the rest of the name (a checksum, say) is no part.
+func newestLibrary(a, b string) int {
+	_, a, _ = strings.Cut(filepath.Base(a), ".so")
+	_, b, _ = strings.Cut(filepath.Base(b), ".so")
+	return newestFirst(a, b)
+}
+
+// newestFirst orders names by the numbers in them, the greatest first: 12.10 comes before 12.9.
+func newestFirst(a, b string) int {
+	return slices.CompareFunc(numbers(b), numbers(a), cmp.Compare[int])
+}
+
+func numbers(name string) (all []int) {
+	for _, digits := range strings.FieldsFunc(name, func(r rune) bool { return r < '0' || r > '9' }) {
+		if n, err := strconv.Atoi(digits); err == nil {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// glob never fails: the patterns here are sound, and what cannot be read has no libraries.
+func glob(pattern string) []string {
+	found, _ := filepath.Glob(pattern)
+	return found
+}
+
+func executable(path string) bool {
+	_, err := exec.LookPath(path)
+	return err == nil
+}
+
+func unique(all []string) (kept []string) {
+	for _, s := range all {
+		if !slices.Contains(kept, s) {
+			kept = append(kept, s)
+		}
+	}
+	return kept
+}
+
+// joined is what was tried on one line.
+func joined(tried []error) error {
+	if len(tried) == 0 {
+		return errors.New("nothing")
+	}
+	texts := make([]string, len(tried))
+	for i, err := range tried {
+		texts[i] = err.Error()
+	}
+	return errors.New(strings.Join(texts, "; "))
+}

@@ -1,0 +1,129 @@
+package cuda
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/weftgo/weft/cuda/internal/sys"
+)
+
+// Stream is a queue of work on a device: what is in it happens in order. It is safe for concurrent use; the order of what two goroutines enqueue
+// is theirs to arrange.
+type Stream struct {
+	context *Context
+	handle  sys.Stream
+	foreign bool
+	closed  atomic.Bool
+}
+
+// StreamOptions say how a stream is made.
+type StreamOptions struct {
+	// Priority is clamped by the driver to [Context.PriorityRange]. Smaller numbers run first; 0 is the least.
+	Priority int
+	// Blocking makes the stream wait for the legacy default stream and the other way round.
+	Blocking bool
+}
+
+// NewStream makes a stream, which the caller closes.
+func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
+	flags := uint32(sys.StreamNonBlocking)
+	if o.Blocking {
+		flags = 0
+	}
+	handle := new(sys.Stream)
+	err := c.check("cuStreamCreateWithPriority", c.table.StreamCreateWithPriority(c.handle, handle, flags, int32(o.Priority)))
+	if err != nil {
+		return nil, err
+	}
+	return &Stream{context: c, handle: *handle}, nil
+}
+
+// WrapStream borrows a stream that somebody else made in this device's primary context: a cudaStream_t of PyTorch's, or one of the
+// driver's own names, 0 and 1 for the legacy default stream, 2 for the thread's (of use between [Context.Bind] and unbind only).
+// Close forgets it and leaves it open.
+func (c *Context) WrapStream(handle uintptr) *Stream {
+	return &Stream{context: c, handle: sys.Stream(handle), foreign: true}
+}
+
+// Close destroys the stream; what is in it still happens. Further calls do nothing.
+func (s *Stream) Close() error {
+	if s.closed.Swap(true) || s.foreign {
+		return nil
+	}
+	return s.context.check("cuStreamDestroy", s.context.table.StreamDestroy(s.context.handle, s.handle))
+}
+
+// Context is what the stream belongs to.
+func (s *Stream) Context() *Context { return s.context }
+
+// Handle is the driver's CUstream.
+func (s *Stream) Handle() uintptr { return uintptr(s.handle) }
+
+// Priority is the stream's priority after clamping.
+func (s *Stream) Priority() (int, error) {
+	const call = "cuStreamGetPriority"
+	if s.closed.Load() {
+		return 0, closed(call)
+	}
+	priority := new(int32)
+	err := s.context.check(call, s.context.table.StreamGetPriority(s.context.handle, s.handle, priority))
+	return int(*priority), err
+}
+
+// Query says whether all that was enqueued has happened. The error is that of the work, if it failed.
+func (s *Stream) Query() (done bool, err error) {
+	const call = "cuStreamQuery"
+	if s.closed.Load() {
+		return false, closed(call)
+	}
+	r := s.context.table.StreamQuery(s.context.handle, s.handle)
+	if Code(r) == ErrNotReady {
+		return false, nil
+	}
+	return r == sys.Success, s.context.check(call, r)
+}
+
+// Synchronize waits until all that was enqueued has happened. It is not bounded: a kernel that waits for a dead peer keeps it for ever.
+func (s *Stream) Synchronize() error {
+	const call = "cuStreamSynchronize"
+	if s.closed.Load() {
+		return closed(call)
+	}
+	return s.context.check(call, s.context.table.StreamSynchronize(s.context.handle, s.handle))
+}
+
+// Wait waits until all that was enqueued has happened or ctx ends. It asks again and again: at once, then between other goroutines' turns, then
+// less and less often, up to every millisecond.
+func (s *Stream) Wait(ctx context.Context) error { return poll(ctx, s.Query) }
+
+// WaitEvent makes what is enqueued from now on wait for what the event has recorded.
+func (s *Stream) WaitEvent(e *Event) error {
+	const call = "cuStreamWaitEvent"
+	if s.closed.Load() || e.closed.Load() {
+		return closed(call)
+	}
+	return s.context.check(call, s.context.table.StreamWaitEvent(s.context.handle, s.handle, e.handle, 0))
+}
+
+// CaptureStatus says what a stream does with what is enqueued.
+type CaptureStatus int32
+
+const (
+	// NotCapturing: it runs it.
+	NotCapturing CaptureStatus = sys.CaptureNone
+	// Capturing: it records it in a graph.
+	Capturing CaptureStatus = sys.CaptureActive
+	// CaptureInvalidated: it refuses it, because the capture went wrong and has not been ended.
+	CaptureInvalidated CaptureStatus = sys.CaptureInvalidated
+)
+
+// CaptureStatus is the stream's state of capture.
+func (s *Stream) CaptureStatus() (CaptureStatus, error) {
+	const call = "cuStreamIsCapturing"
+	if s.closed.Load() {
+		return 0, closed(call)
+	}
+	status := new(int32)
+	err := s.context.check(call, s.context.table.StreamIsCapturing(s.context.handle, s.handle, status))
+	return CaptureStatus(*status), err
+}
