@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs every test. Named parts on the command line select some of them: python vet test race tools.
+# Runs every test. Named parts on the command line select some of them: python nvrtc vet test race tools.
 #
-# What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1 and WEFT_REQUIRE_TORCH=1 make that a failure.
+# What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1, WEFT_REQUIRE_TORCH=1 and WEFT_REQUIRE_NVRTC=1 make that a failure.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/parts.sh
@@ -31,6 +31,20 @@ python_part() {
 	esac
 }
 
+# So does the compiler for GPU kernels, which needs no GPU.
+nvrtc_part() {
+	status=0
+	folder=$(sh scripts/nvrtc.sh) || status=$?
+	case $status in
+	0)
+		export WEFT_NVRTC="$folder"
+		printf 'NVRTC in %s\n' "$folder"
+		;;
+	77) skip_or_fail NVRTC "$(cat "$build/logs/nvrtc.reason")" ;;
+	*) return 1 ;;
+	esac
+}
+
 vet_part() {
 	go vet ./...
 }
@@ -52,7 +66,7 @@ tools_part() {
 	go -C tools vet ./... && go -C tools test ./... && sh scripts/generate.sh check
 }
 
-[ "$#" -gt 0 ] || set -- python vet test race tools
+[ "$#" -gt 0 ] || set -- python nvrtc vet test race tools
 for name in "$@"; do
 	part "$name" "${name}_part"
 done
