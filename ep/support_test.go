@@ -15,6 +15,9 @@ import (
 
 // TestSupportPageIsCurrent compares docs/ep-support.md with what the rules say now.
 func TestSupportPageIsCurrent(t *testing.T) {
+	if _, err := os.Stat("support_test.go"); err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
 	var want bytes.Buffer
 	if err := ep.WriteSupportPage(&want); err != nil {
 		t.Fatal(err)

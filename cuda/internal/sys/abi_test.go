@@ -94,8 +94,11 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// TestConstants reads the sources: every line that names a constant of the driver's must have its value.
+// TestConstants reads the sources, if they are there: every line that names a constant of the driver's must have its value.
 func TestConstants(t *testing.T) {
+	if _, err := os.Stat("abi_test.go"); err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
 	all := facts(t)["value"]
 	line := regexp.MustCompile(`(?m)^\s+\w+\s+(?:\w+\s+)?= (-?\d+)\s+// (CU_\w+)$`)
 	codes := regexp.MustCompile(`(?m)^\s+(\d+):\s+"(CUDA_ERROR_\w+)",$`)
