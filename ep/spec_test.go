@@ -2,6 +2,7 @@ package ep_test
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 
@@ -33,7 +34,7 @@ func TestValidate(t *testing.T) {
 		{"alignment", "power of two", weft.ErrInvalid, func(s *ep.Spec) { s.Layout, s.Alignment = ep.ExpertPacked, 48 }},
 		{"alignment of zones", "expert-packed", weft.ErrUnsupported, func(s *ep.Spec) { s.Alignment = 16 }},
 		{"capacity", "want 0", weft.ErrInvalid, func(s *ep.Spec) { s.Capacity = -1 }},
-		{"too much capacity", "want 0", weft.ErrInvalid, func(s *ep.Spec) { s.Capacity = 1 << 31 }},
+		{"too much capacity", "want 0", weft.ErrInvalid, func(s *ep.Spec) { s.Capacity = math.MaxInt }},
 		{"more rows than can be numbered", "lower MaxTokens", weft.ErrUnsupported, func(s *ep.Spec) { s.Experts, s.MaxTokens = 4*32, 1<<24 }},
 		{"rows of capacities", "lower MaxTokens", weft.ErrUnsupported, func(s *ep.Spec) { s.Capacity = 1 << 30 }},
 		{"capacity of ranks", "leave Capacity 0", weft.ErrUnsupported, func(s *ep.Spec) {

@@ -14,6 +14,9 @@ fail() {
 mkdir -p "$build/logs" 2>/dev/null || true
 [ -w "$build/logs" ] || fail "cannot write to $build"
 
+# What is built or fetched is no part of this module: "./..." stops at another go.mod.
+[ -f "$build/go.mod" ] || printf 'module build\n' >"$build/go.mod"
+
 command -v go >/dev/null 2>&1 || PATH=$PATH:/usr/local/go/bin:/usr/lib/go/bin
 command -v go >/dev/null 2>&1 || fail 'needs Go, and found no "go" in PATH'
 

@@ -315,7 +315,8 @@ func (f *fp8) store(a *asm, vs []V, p place) {
 
 // drop is the number of mantissa bits that rounding takes from an fp32 number, unit the bits of the power of two whose last
 // mantissa bit is the unit of the subnormals, smallest those of the smallest normal number.
-func (f *fp8) drop() int        { return 23 - f.mantissa }
+func (f *fp8) drop() int { return 23 - f.mantissa }
+
 func (f *fp8) unit() uint32     { return math.Float32bits(float32(math.Ldexp(1, 23+1-f.bias-f.mantissa))) }
 func (f *fp8) smallest() uint32 { return math.Float32bits(float32(math.Ldexp(1, 1-f.bias))) }
 

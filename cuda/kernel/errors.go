@@ -1,0 +1,98 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// ErrNoCompiler: something must be compiled and there is no compiler. The error's text says why, and the ways out.
+var ErrNoCompiler = errors.New("no compiler of CUDA C++")
+
+func noCompiler(reason error) error {
+	return fmt.Errorf("%w: name NVRTC in WEFT_NVRTC, or install it (python3 -m pip install nvidia-cuda-nvrtc), "+
+		"or name in WEFT_CACHE a cache that weft compile has filled, on any machine: %w", ErrNoCompiler, reason)
+}
+
+// Error says which kernel is not to be had, and why. %+v prints all of a compiler's log.
+type Error struct {
+	Name, Arch string
+	Err        error
+}
+
+func (e *Error) Error() string { return e.head() + e.Err.Error() }
+
+func (e *Error) Unwrap() error { return e.Err }
+
+func (e *Error) head() string { return fmt.Sprintf("kernel %s for %s: ", e.Name, e.Arch) }
+
+// Format passes %+v on to the cause.
+func (e *Error) Format(f fmt.State, verb rune) { format(f, verb, e, e.long) }
+
+func (e *Error) long() string { return e.head() + fmt.Sprintf("%+v", e.Err) }
+
+// failures are the errors of several kernels. A cause that several share is told once.
+type failures []*Error
+
+func (f failures) Error() string {
+	return f.text(func(e *Error) string { return e.Error() })
+}
+
+func (f failures) long() string {
+	return f.text((*Error).long)
+}
+
+func (f failures) text(one func(*Error) string) string {
+	var lines []string
+	first := map[string]string{} // by what went wrong, who told of it
+	for _, e := range f {
+		cause := e.Err.Error()
+		if told, ok := first[cause]; ok {
+			lines = append(lines, e.head()+"as "+told)
+			continue
+		}
+		first[cause] = e.Name
+		lines = append(lines, one(e))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Format passes %+v on to the causes.
+func (f failures) Format(s fmt.State, verb rune) { format(s, verb, f, f.long) }
+
+func (f failures) Unwrap() []error {
+	errs := make([]error, len(f))
+	for i, e := range f {
+		errs[i] = e
+	}
+	return errs
+}
+
+// joined are the failures among errs, or nil.
+func joined(errs []*Error) error {
+	var f failures
+	for _, err := range errs {
+		if err != nil {
+			f = append(f, err)
+		}
+	}
+	switch len(f) {
+	case 0:
+		return nil
+	case 1:
+		return f[0]
+	}
+	return f
+}
+
+func format(f fmt.State, verb rune, err error, long func() string) {
+	switch {
+	case verb == 'v' && f.Flag('+'):
+		_, _ = io.WriteString(f, long())
+	case verb == 'q':
+		_, _ = fmt.Fprintf(f, "%q", err.Error())
+	default:
+		_, _ = io.WriteString(f, err.Error())
+	}
+}
