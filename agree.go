@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"strings"
 )
 
 // Agree gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the entries of masked ranks are nil. It is a small
@@ -65,7 +67,8 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 }
 
 // AgreeOn fails with [ErrMismatch], on every rank alike, unless all unmasked ranks bring the same words. It first passes on an error
-// that one of them met on its own: every rank then returns an error that names that rank.
+// that one of them met on its own: the others then return a [*PeerError] that names that rank and wraps what the error does of
+// [ErrInvalid], [ErrUnsupported] and [ErrMismatch], else [ErrAborted]: that rank gave the operation up.
 func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 	all, err := c.Agree(ctx, op, noteOf(words, own))
 	if err != nil {
@@ -80,7 +83,13 @@ func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 // noteOf is the note with which a rank brings its words, or its own error. Words that are too long are cut, and end in a hash of them all.
 func noteOf(words string, own error) []byte {
 	if own != nil {
-		note := []byte("!" + own.Error())
+		kind, text := byte('a'), own.Error()
+		for k, sentinel := range passedOn {
+			if errors.Is(own, sentinel) {
+				kind, text = k, strings.TrimPrefix(text, sentinel.Error()+": ")
+			}
+		}
+		note := append([]byte{'!', kind}, text...)
 		return note[:min(len(note), noteSize)]
 	}
 	note := []byte("=" + words)
@@ -91,11 +100,21 @@ func noteOf(words string, own error) []byte {
 	return note
 }
 
+// passedOn are the errors that keep their kind on the way to other ranks.
+var passedOn = map[byte]error{'i': ErrInvalid, 'u': ErrUnsupported, 'm': ErrMismatch}
+
 // agreed judges the notes of all ranks. They are whatever the ranks have sent: one may have called another operation.
 func agreed(op string, all [][]byte) error {
 	for r, n := range all {
 		if len(n) > 0 && n[0] == '!' {
-			return &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: refused there: %s", ErrMismatch, n[1:])}
+			kind, text := ErrAborted, n[1:]
+			if len(text) > 0 {
+				if k, ok := passedOn[text[0]]; ok {
+					kind = k
+				}
+				text = text[1:]
+			}
+			return &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: refused there: %s", kind, text)}
 		}
 	}
 	first := -1

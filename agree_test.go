@@ -52,21 +52,45 @@ func TestAgreeOn(t *testing.T) {
 		if !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), "something else") || !strings.Contains(err.Error(), "the same") {
 			return fmt.Errorf("different words: %w: %v", errUnexpected, err)
 		}
-		// One rank's own error reaches all.
-		var own error
-		if c.Rank() == 2 {
-			own = errUnexpected
-		}
-		err = c.AgreeOn(ctx, "test", "the same", own)
-		if c.Rank() == 2 {
-			if err != own {
-				return fmt.Errorf("own error: %v", err)
+		// One rank's own error reaches all, and keeps its kind.
+		for _, refusal := range []struct{ own, kind error }{
+			{errUnexpected, weft.ErrAborted},
+			{weft.Unsupportedf("not here"), weft.ErrUnsupported},
+			{weft.Invalidf("not so"), weft.ErrInvalid},
+		} {
+			var own error
+			if c.Rank() == 2 {
+				own = refusal.own
 			}
-		} else if b := blame(err, 2, weft.ErrMismatch); b != nil {
-			return b
+			err = c.AgreeOn(ctx, "test", "the same", own)
+			if c.Rank() == 2 {
+				if err != own {
+					return fmt.Errorf("own error: %v", err)
+				}
+			} else if b := blame(err, 2, refusal.kind); b != nil {
+				return b
+			}
 		}
 		return c.AgreeOn(ctx, "test", "the same again", nil)
 	})
+}
+
+// TestFail tells the others of an error that an operation met half-way.
+func TestFail(t *testing.T) {
+	for _, failure := range []struct{ met, want error }{
+		{&weft.PeerError{Rank: 1, Op: "test", Err: weft.ErrMismatch}, weft.ErrAborted}, // rank 0 gives up
+		{context.Canceled, weft.ErrAborted},
+	} {
+		group := join(t, 3)
+		if err := group[0].Fail(failure.met); err != failure.met {
+			t.Errorf("Fail returns %v, was given %v", err, failure.met)
+		}
+		for _, c := range group {
+			if err := blame(c.Err(), 0, failure.want); err != nil {
+				t.Errorf("rank %d after %v: %v", c.Rank(), failure.met, err)
+			}
+		}
+	}
 }
 
 // TestAbort ends everyone's operations, those under way and those to come, until the ranks agree to go on.

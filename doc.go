@@ -2,7 +2,7 @@
 // GPUs and without them.
 //
 // A rank is a process or a goroutine. It calls [Join] and gets a [Comm]; the environment says where the other ranks are (torchrun, Slurm, Open MPI, MPICH, Kubernetes or
-// "weft run"), or a [bootstrap.Bootstrap] given by [WithBootstrap] does. From the Comm it allocates [Window]s, symmetric memory that every rank maps, and makes the
+// "weft run"), or a [github.com/weftgo/weft/bootstrap.Bootstrap] given by [WithBootstrap] does. From the Comm it allocates [Window]s, symmetric memory that every rank maps, and makes the
 // objects that exchange data: ep.NewHandle, collective.New.
 //
 // # Failure
@@ -15,8 +15,3 @@
 // Tensors are borrowed by operations and never kept. Windows belong to the Comm that made them and are mapped until every rank has let go. Nothing
 // that Weft makes has a name in a file system, so nothing is left behind by a process that is killed.
 package weft
-
-import "github.com/weftgo/weft/bootstrap"
-
-// The documentation above refers to package bootstrap.
-var _ bootstrap.Bootstrap

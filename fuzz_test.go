@@ -73,7 +73,7 @@ func FuzzAgreed(f *testing.F) {
 		switch {
 		case refused >= 0 && (!ok || peer.Rank != refused):
 			t.Fatalf("%q: %v, want one that names rank %d", all, err, refused)
-		case refused < 0 && (err == nil) != same, err != nil && !errors.Is(err, ErrMismatch):
+		case refused < 0 && ((err == nil) != same || err != nil && !errors.Is(err, ErrMismatch)):
 			t.Fatalf("%q: %v", all, err)
 		}
 	})

@@ -21,6 +21,9 @@ func Join(ctx context.Context, options ...Option) (*Comm, error) {
 	for _, o := range options {
 		o(&cfg)
 	}
+	if cfg.logger == nil {
+		cfg.logger = slog.New(slog.DiscardHandler)
+	}
 	b := cfg.bootstrap
 	if b == nil {
 		env, err := bootstrap.Detect(os.Getenv)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
 )
 
 func TestSetMask(t *testing.T) {
@@ -42,6 +43,21 @@ func TestSetMask(t *testing.T) {
 	if g := group[4].Generation(); g != group[0].Generation() {
 		t.Errorf("generations %d and %d", g, group[0].Generation())
 	}
+}
+
+// TestLeftOutAccuses lets a rank that was left out, and does not know it, blame others.
+func TestLeftOutAccuses(t *testing.T) {
+	group := join(t, 3)
+	ctx := testContext(t)
+	rest := group[:2]
+	must(t, rest, func(c *weft.Comm) error { return c.SetMask(ctx, 2) })
+	group[2].Abort()
+	must(t, rest, func(c *weft.Comm) error { return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "going on", nil)) })
+	// Its word may also lie there already when a rank looks: the rank alone decides what it means.
+	for _, c := range rest {
+		c.Waiter().Own.Abort(channel.Fault{Cause: channel.CauseTimeout, Rank: 1 - c.Rank(), Reporter: 2, Generation: c.Generation()})
+	}
+	must(t, rest, func(c *weft.Comm) error { return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "going on", nil)) })
 }
 
 func TestSetMaskRefuses(t *testing.T) {

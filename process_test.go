@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/internal/eptest/processes"
 )
 
@@ -29,6 +30,7 @@ type memberArgs struct {
 	Masked   []int
 	Peer     int
 	Times    int
+	Accuse   bool
 }
 
 func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
@@ -62,6 +64,21 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		return nil, m.comm.SetMask(ctx, a.Masked...)
 	case "error":
 		return nil, m.comm.Err()
+	case "await error":
+		for {
+			if a.Accuse { // the masked one: whatever happens during the nap finds the abort word taken
+				f := channel.Fault{Cause: channel.CauseDied, Rank: a.Peer, Reporter: m.comm.Rank(), Generation: m.comm.Generation()}
+				m.comm.Waiter().Own.Abort(f)
+			}
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(time.Millisecond):
+			}
+			if err := m.comm.Err(); err != nil {
+				return nil, err
+			}
+		}
 	case "await": // until the peer waits for somebody
 		for m.comm.Waiter().Peers[a.Peer].Record().Peer < 0 {
 			select {
@@ -162,6 +179,22 @@ func TestProcessDies(t *testing.T) {
 		crew.Must(alive, "alloc", memberArgs{Size: 10000})
 	}
 	crew.Must(alive, "close", memberArgs{})
+}
+
+// TestProcessDiesUnseen kills a rank while the abort word of another holds something that is over.
+func TestProcessDiesUnseen(t *testing.T) {
+	crew, _ := startMembers(t, 3, 0)
+	crew.Kill(2)
+	rest := []int{0, 1}
+	crew.All(rest, "await error", memberArgs{})
+	crew.Must(rest, "mask", memberArgs{Masked: []int{2}})
+	crew.Tell(0, "await error", memberArgs{Accuse: true, Peer: 2})
+	crew.Kill(1)
+	if a := crew.Answer(0); a.Peer != 1 || a.Cause != "died" {
+		t.Errorf("after the death of rank 1: %q", a.Err)
+	}
+	crew.Must([]int{0}, "mask", memberArgs{Masked: []int{1, 2}})
+	crew.Must([]int{0}, "close", memberArgs{})
 }
 
 // TestProcessLeaves closes a rank for which others wait.
