@@ -22,23 +22,38 @@ func newBenchAll() *cobra.Command {
 		Long: `Measure what this machine can do at most (copying cold memory, passing a cache line
 between processors), then every figure that Weft aims at, in interleaved rounds, and
 print the medians beside their targets. Targets are for two processors that have nothing
-else to do. A missed target does not change the exit status; wrong output does.`,
-		Args: cobra.NoArgs,
+else to do. A missed target does not change the exit status; wrong output does.
+
+With --json each figure is one line. Its keys are stable; new ones may be added:
+
+  name    what was measured
+  value   the median of the rounds
+  unit    of value and target: GB/s, us, ms, MiB, or empty for a ratio
+  target  absent for a floor, which has none
+  least   true if value is to be target at least; absent if at most
+  met     whether it is; true for a floor
+  rounds  in how many it was measured
+
+The rows that the figures come from are in the report.`,
+		Args: noArgs,
 	}
-	asJSON, reportFile := outputFlags(cmd)
+	out := outputFlags(cmd)
 	cmd.Flags().IntVar(&rounds, "rounds", rounds, "how many rounds")
 	cmd.Flags().DurationVar(&each, "time", each, "how long to measure each figure in a round")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if rounds < 1 {
-			return usageError{fmt.Errorf("--rounds %d: want at least 1", rounds)}
+			return usageError{fmt.Errorf("rounds %d: want at least 1", rounds)}
 		}
-		return benchmark(false, *reportFile, func(s *session) error {
+		if err := (bench.Effort{Time: each}).Validate(); err != nil {
+			return usageError{err}
+		}
+		return benchmark(*out, func(s *session) error {
 			figures, err := s.all(rounds, each)
 			if err != nil {
 				return err
 			}
 			s.progress.Close()
-			return printFigures(cmd, figures, *asJSON)
+			return printFigures(cmd, figures, out.json)
 		})
 	}
 	return cmd
@@ -77,7 +92,7 @@ func (s *session) all(rounds int, each time.Duration) ([]*figure, error) {
 	}
 	for range rounds {
 		for _, threads := range []int{1, 2} {
-			note(fmt.Sprintf("memcpy, cold, %d threads, read and written", threads), "GB/s", 0, false, s.copySpeed(threads)/1e9)
+			note(fmt.Sprintf("memcpy, cold, %s, read and written", measure.Count(threads, "thread")), "GB/s", 0, false, s.copySpeed(threads)/1e9)
 		}
 		note("cache line from one processor to another", "us", 0, false, measure.Micros(bench.PingPong()))
 
@@ -129,7 +144,7 @@ func (s *session) all(rounds int, each time.Duration) ([]*figure, error) {
 				note(fmt.Sprintf("AllReduce, %s, %d ranks", measure.Size(r.Bytes), aim.ranks), "us", aim.targets[i], false, r.P50)
 			}
 		}
-		records, err := s.join(8, 20)
+		records, err := s.join(8, bench.Join{Rounds: 20})
 		if err != nil {
 			return nil, err
 		}

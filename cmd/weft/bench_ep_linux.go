@@ -11,99 +11,97 @@ import (
 )
 
 func newBenchEP() *cobra.Command {
-	var (
-		cfg    = defaultEP()
-		ranks  = counts{4}
-		tokens = counts{1, 8, 64, 512}
-		kind   string
-		mode   string
-		place  string
-	)
 	cmd := &cobra.Command{
 		Use:   "ep",
 		Short: "Measure expert parallelism: dispatch and combine",
 		Long: `Measure expert parallelism between ranks of this host.
 
 Prepare, dispatch and combine are called in every iteration and timed apart, each from
-a barrier to its return. Unless told otherwise, operands and routing are the same every time, as in the benchmarks of
-other libraries: what fits into the caches stays there. With --fresh operands are
-written anew before each operation, as a model would, and --batches makes routings
-change. Lists of ranks and tokens are swept.
+a barrier to its return. Unless told otherwise, operands and routing are the same every
+time, as in the benchmarks of other libraries: what fits into the caches stays there.
+With --fresh operands are written anew before each operation, as a model would, and
+--batches makes routings change. Lists of ranks and tokens are swept.
 
 The rank-major and token-major layouts have one row per token and rank, so for them
 --wire, --reduction and --sum default to per-rank, partial and plain.`,
 		Example: `  weft bench ep --ranks 2,4 --tokens 1,8,64,512 --report report.html
   weft bench ep --ranks 2 --tokens 1 --json
   weft bench ep --dtype fp8 --layout expert-packed --routing zipf`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
-	asJSON, reportFile := outputFlags(cmd)
-	f := cmd.Flags()
-	f.Var(&ranks, "ranks", "how many ranks")
-	f.Var(&tokens, "tokens", "tokens per rank")
-	f.IntVar(&cfg.Hidden, "hidden", cfg.Hidden, "elements of a row")
-	f.IntVar(&cfg.TopK, "topk", cfg.TopK, "experts that a token selects")
-	f.IntVar(&cfg.Experts, "experts", cfg.Experts, "experts of all ranks together")
-	f.StringVar(&cfg.DType, "dtype", cfg.DType, "bf16, fp16, fp32, fp8 or fp8-ue8m0 (the last two quantised from bf16 on the way)")
-	f.StringVar(&cfg.Layout, "layout", cfg.Layout, "expert-major, expert-packed, rank-major or token-major")
-	f.StringVar(&cfg.Wire, "wire", cfg.Wire, "per-selection or per-rank")
-	f.StringVar(&cfg.Reduction, "reduction", cfg.Reduction, "exact or partial")
-	f.StringVar(&cfg.Sum, "sum", cfg.Sum, "weighted or plain")
-	f.StringVar(&cfg.Counts, "counts", cfg.Counts, "host or device")
-	f.StringVar(&kind, "routing", string(routing.Uniform), "uniform, zipf or hot (one hot rank)")
-	f.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "of the routing")
-	f.StringVar(&mode, "mode", "one-call", "one-call, or phases: send and receive apart")
-	f.StringVar(&place, "operand", "window", "window: rows are read where they are; heap: they are staged first")
-	f.BoolVar(&cfg.Cached, "cached", false, "prepare each routing once, outside the timing")
-	f.BoolVar(&cfg.Fresh, "fresh", false, "write operands anew before each operation")
-	f.IntVar(&cfg.Batches, "batches", 1, "different routings, taken in turn")
-	f.BoolVar(&cfg.InPlace, "in-place", false, "experts overwrite the rows that they received")
-	effortFlags(cmd, &cfg.Effort)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if cfg.Layout == "rank-major" || cfg.Layout == "token-major" {
-			for name, value := range map[string]string{"wire": "per-rank", "reduction": "partial", "sum": "plain"} {
-				if !cmd.Flags().Changed(name) {
-					_ = cmd.Flags().Set(name, value)
-				}
-			}
-		}
-		var err error
-		if cfg.Routing, err = routing.ParseKind(kind); err != nil {
-			return usageError{err}
-		}
-		if cfg.Phases, err = choice("mode", mode, "phases", "one-call"); err != nil {
-			return usageError{err}
-		}
-		if cfg.Heap, err = choice("operand", place, "heap", "window"); err != nil {
-			return usageError{err}
-		}
-		for _, n := range ranks { // refuse before anything is started
-			for _, t := range tokens {
-				shape := cfg
-				shape.Tokens = t
-				if _, err := shape.Spec(n); err != nil {
-					return usageError{err}
-				}
-			}
-		}
-		return benchmark(*asJSON, *reportFile, func(s *session) error {
-			for _, n := range ranks {
-				for _, t := range tokens {
-					shape := cfg
-					shape.Tokens = t
-					records, err := s.ep(n, shape)
-					if err != nil {
-						return err
-					}
-					if err := s.print(records); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
-		})
+	out, flags := outputFlags(cmd), newEPFlags(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		flags.settle(cmd)
+		return sweep(*out, flags.jobs())
 	}
 	return cmd
+}
+
+// epFlags are the shapes that a command line asks for.
+type epFlags struct {
+	shape         bench.EP
+	ranks, tokens counts
+	mode, operand string
+}
+
+func newEPFlags(cmd *cobra.Command) *epFlags {
+	e := &epFlags{shape: defaultEP(), ranks: counts{4}, tokens: counts{1, 8, 64, 512}, mode: oneCall, operand: window}
+	s, f := &e.shape, cmd.Flags()
+	f.Var(&e.ranks, "ranks", "how many ranks")
+	f.Var(&e.tokens, "tokens", "tokens per rank")
+	f.IntVar(&s.Hidden, "hidden", s.Hidden, "elements of a row")
+	f.IntVar(&s.TopK, "topk", s.TopK, "experts that a token selects")
+	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together")
+	oneOf(cmd, &s.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &s.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
+	oneOf(cmd, &s.Wire, "wire", bench.Wires(), "how often a row crosses to a rank")
+	oneOf(cmd, &s.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")
+	oneOf(cmd, &s.Sum, "sum", bench.Sums(), "whether combine applies the weights")
+	oneOf(cmd, &s.Counts, "counts", bench.CountModes(), "who learns how many rows arrive")
+	oneOf(cmd, &s.Routing, "routing", routing.Kinds(), "how popular experts are; hot is one hot rank")
+	f.Uint64Var(&s.Seed, "seed", s.Seed, "of the routing")
+	oneOf(cmd, &e.mode, "mode", []string{oneCall, phases}, "send and receive in one call, or in phases apart")
+	oneOf(cmd, &e.operand, "operand", []string{window, heap}, "where rows are: read there from a window, staged first from the heap")
+	f.BoolVar(&s.Cached, "cached", false, "prepare each routing once, outside the timing")
+	f.BoolVar(&s.Fresh, "fresh", false, "write operands anew before each operation")
+	f.IntVar(&s.Batches, "batches", s.Batches, "different routings, taken in turn")
+	f.BoolVar(&s.InPlace, "in-place", false, "experts overwrite the rows that they received")
+	effortFlags(cmd, &s.Effort)
+	return e
+}
+
+// What --mode and --operand can be, here and in rows.
+const (
+	oneCall = "one-call"
+	phases  = "phases"
+	window  = "window"
+	heap    = "heap"
+)
+
+// settle fills in what follows from the flags that were given.
+func (e *epFlags) settle(cmd *cobra.Command) {
+	s := &e.shape
+	s.Phases, s.Heap = e.mode == phases, e.operand == heap
+	if s.Layout != "rank-major" && s.Layout != "token-major" {
+		return
+	}
+	for name, field := range map[string]*string{"wire": &s.Wire, "reduction": &s.Reduction, "sum": &s.Sum} {
+		if !cmd.Flags().Changed(name) {
+			*field = map[string]string{"wire": "per-rank", "reduction": "partial", "sum": "plain"}[name]
+		}
+	}
+}
+
+func (e *epFlags) jobs() []job {
+	var jobs []job
+	for _, n := range e.ranks {
+		for _, t := range e.tokens {
+			shape := e.shape
+			shape.Tokens = t
+			jobs = append(jobs, job{n, bench.Task{EP: &shape}})
+		}
+	}
+	return jobs
 }
 
 // defaultEP is the shape that benchmarks measure unless told otherwise.
@@ -122,24 +120,17 @@ func (s *session) ep(n int, shape bench.EP) ([]measure.Record, error) {
 	base.DType, base.Layout, base.Wire, base.Reduction = shape.DType, shape.Layout, shape.Wire, shape.Reduction
 	base.Sum, base.Counts, base.Routing, base.Cached = shape.Sum, shape.Counts, string(shape.Routing), shape.Cached
 	base.Fresh, base.Batches = shape.Fresh, shape.Batches
-	base.Mode, base.Operand = "one-call", "window"
+	base.Mode, base.Operand = oneCall, operandName(shape.Heap)
 	if shape.Phases {
-		base.Mode = "phases"
+		base.Mode = phases
 	}
-	if shape.Heap {
-		base.Operand = "heap"
-	}
-	name := fmt.Sprintf("ep, %d ranks, %d tokens", n, shape.Tokens)
+	name := fmt.Sprintf("ep, %s, %s", measure.Count(n, "rank"), measure.Count(shape.Tokens, "token"))
 	return s.run(name, n, bench.Task{EP: &shape}, base, s.copySpeed(n))
 }
 
-// choice is whether a flag has the one of two values that sets an option.
-func choice(name, value, yes, no string) (bool, error) {
-	switch value {
-	case yes:
-		return true, nil
-	case no:
-		return false, nil
+func operandName(onHeap bool) string {
+	if onHeap {
+		return heap
 	}
-	return false, fmt.Errorf("--%s %q: want %s or %s", name, value, no, yes)
+	return window
 }

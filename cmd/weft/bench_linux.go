@@ -4,18 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"runtime"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
-	"github.com/weftgo/weft/cmd/weft/internal/doctor"
 	"github.com/weftgo/weft/cmd/weft/internal/launch"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
-	"github.com/weftgo/weft/cmd/weft/internal/report"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 )
 
@@ -27,26 +22,41 @@ func newBench() *cobra.Command {
 by the command itself. Every row is verified in the run that it was measured in; if any
 was wrong, or a rank failed, the exit status is 1.
 
-With --json each row is one line. Its keys are stable:
+With --json each row is one line; what "bench all" prints is in its own help. Keys are
+stable; new ones may be added. In every row:
 
   op            dispatch, combine, prepare, allreduce, join
   engine        host
-  ranks, tokens (per rank), hidden, topk, experts, dtype, layout, wire, reduction,
-  sum, counts, routing, mode, operand, cached, fresh, batches,
-  bytes (of a collective's message)
+  ranks
   iterations    how many were timed; each counts with its slowest rank:
   p50_us, p99_us, min_us, max_us, mean_us
   slowest_rank  the rank that most often was the slowest
   wire_bytes    per rank: what crosses to other ranks
+  gbps          deepep_bytes, or bytes, over p50, in 10^9 bytes a second
+  verified, host, version
+
+In every row of dispatch, combine and prepare:
+
+  tokens        per rank
+  hidden, topk, experts, dtype, layout, wire, reduction, sum, counts, routing, mode,
+  operand, batches
+
+In every row of allreduce:
+
+  dtype, reduction, operand
+  bytes         of the message
+
+Absent when false, zero or not measured:
+
+  cached        with --cached: by a routing that was prepared once, outside the timing
+  fresh         with --fresh: operands were written anew before each operation
   logical_bytes per rank: a row for each rank that a token visits, its own included
   deepep_bytes  per rank: a row for each selection, the rank's own included
   moved_bytes   of all ranks: rows read and rows written
-  gbps          deepep_bytes, or bytes, over p50, in 10^9 bytes a second
   floor_us      in which memcpy moves moved_bytes through cold memory
   floor_ratio   floor_us over p50_us: 1 is the speed of memcpy
-  memory_bytes  join: resident memory of the largest rank without shared memory
-  verified, host, version`,
-		Args: cobra.NoArgs,
+  memory_bytes  join: resident memory of the largest rank without shared memory`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchJoin(), newBenchAll(), newBenchRank())
@@ -56,7 +66,7 @@ With --json each row is one line. Its keys are stable:
 // newBenchRank is what the other bench commands start as ranks.
 func newBenchRank() *cobra.Command {
 	return &cobra.Command{
-		Use: "rank", Hidden: true, Args: cobra.NoArgs,
+		Use: "rank", Hidden: true, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return bench.Serve(cmd.Context(), os.Stdout) },
 	}
 }
@@ -76,8 +86,41 @@ type session struct {
 // taskTimeout bounds one task far above what any takes.
 const taskTimeout = 10 * time.Minute
 
+// job is a task and how many ranks do it.
+type job struct {
+	ranks int
+	task  bench.Task
+}
+
+// sweep does one job after the other and prints what each of them found. All are
+// checked before any is started.
+func sweep(out output, jobs []job) error {
+	for _, j := range jobs {
+		if err := j.task.Validate(j.ranks); err != nil {
+			return usageError{err}
+		}
+	}
+	return benchmark(out, func(s *session) error {
+		for _, j := range jobs {
+			records, err := s.measure(j)
+			if err != nil {
+				return err
+			}
+			if err := s.print(records); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // benchmark runs f in a session, below a guard, and writes the report.
-func benchmark(asJSON bool, reportFile string, f func(s *session) error) error {
+func benchmark(to output, f func(s *session) error) error {
+	if to.report != "" {
+		if err := checkReport(to.report); err != nil {
+			return usageError{err}
+		}
+	}
 	gone, supervisor := launch.Lifeline()
 	if !supervisor {
 		return ended(launch.Guard())
@@ -91,7 +134,7 @@ func benchmark(asJSON bool, reportFile string, f func(s *session) error) error {
 	}
 	out := s.progress.Above(os.Stdout)
 	s.printer = measure.Table(out)
-	if asJSON {
+	if to.json {
 		s.printer = measure.Lines(out)
 	}
 	err := f(s)
@@ -103,8 +146,8 @@ func benchmark(asJSON bool, reportFile string, f func(s *session) error) error {
 	if err != nil {
 		return err
 	}
-	if reportFile != "" {
-		if err := s.writeReport(reportFile); err != nil {
+	if to.report != "" {
+		if err := s.writeReport(to.report); err != nil {
 			return err
 		}
 	}
@@ -112,6 +155,17 @@ func benchmark(asJSON bool, reportFile string, f func(s *session) error) error {
 		return errors.New("some output was wrong: see the rows that are not verified")
 	}
 	return nil
+}
+
+// measure does a job and returns its records.
+func (s *session) measure(j job) ([]measure.Record, error) {
+	switch {
+	case j.task.EP != nil:
+		return s.ep(j.ranks, *j.task.EP)
+	case j.task.AllReduce != nil:
+		return s.allReduce(j.ranks, *j.task.AllReduce)
+	}
+	return s.join(j.ranks, *j.task.Join)
 }
 
 // run does a task on so many ranks and returns its records.
@@ -164,58 +218,24 @@ func (s *session) copySpeed(ranks int) float64 {
 	return c.Measure()
 }
 
-func (s *session) writeReport(file string) error {
-	m := doctor.Collect(doctor.System(version()))
-	facts := []report.Fact{{Name: "host", Value: s.base.Host}}
-	for _, f := range doctor.Findings(m) {
-		switch f.Name {
-		case "weft", "system", "CPUs", "NUMA", "memory", "pages", "SIMD", "GPUs":
-			facts = append(facts, report.Fact{Name: f.Name, Value: f.Value + " (" + f.Meaning + ")"})
-		}
-	}
-	facts = append(facts, report.Fact{Name: "Go", Value: runtime.Version()})
-	r := report.Report{
-		Title: "weft bench on " + s.base.Host, When: time.Now(), Command: commandLine(os.Args), Facts: facts, Records: s.records,
-	}
-	// A reader never sees half a report.
-	tmp, err := os.CreateTemp(filepath.Dir(file), ".weft-report-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name())
-	if err := errors.Join(report.Write(tmp, r), tmp.Chmod(0o644), tmp.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), file); err != nil {
-		return err
-	}
-	_, _ = fmt.Fprintln(os.Stderr, "report:", file)
-	return nil
-}
-
-// commandLine quotes arguments for a shell.
-func commandLine(args []string) string {
-	words := []string{"weft"}
-	for _, a := range args[1:] {
-		if a == "" || strings.ContainsAny(a, " \t\n'\"\\$`*?[](){}<>|&;~#!") {
-			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
-		}
-		words = append(words, a)
-	}
-	return strings.Join(words, " ")
+// output is where a bench command leaves what it found.
+type output struct {
+	json   bool
+	report string // a file, or empty
 }
 
 // outputFlags are common to the bench commands.
-func outputFlags(cmd *cobra.Command) (asJSON *bool, reportFile *string) {
-	asJSON = cmd.Flags().Bool("json", false, "print one JSON object a line")
-	reportFile = cmd.Flags().String("report", "", "write a self-contained HTML report to this `file`")
-	return asJSON, reportFile
+func outputFlags(cmd *cobra.Command) *output {
+	var out output
+	cmd.Flags().BoolVar(&out.json, "json", false, "print one JSON object a line")
+	cmd.Flags().StringVar(&out.report, "report", "", "write a self-contained HTML report to this `file`")
+	return &out
 }
 
 // effortFlags say how long to measure.
 func effortFlags(cmd *cobra.Command, e *bench.Effort) {
 	f := cmd.Flags()
-	f.IntVar(&e.Iterations, "iters", 0, "iterations to time (0: as many as fit in --time)")
-	f.DurationVar(&e.Time, "time", 1500*time.Millisecond, "how long to measure each row")
+	f.IntVar(&e.Iterations, "iters", 0, "iterations to time, up to 100000 (0: as many as fit in --time, but 20 at least)")
+	f.DurationVar(&e.Time, "time", 1500*time.Millisecond, "how long to measure each row, up to an hour")
 	f.IntVar(&e.Warmup, "warmup", 0, "iterations before that, all verified (0: a sensible number)")
 }

@@ -19,7 +19,7 @@ func newCompletion() *cobra.Command {
   powershell  weft completion powershell | Out-String | Invoke-Expression`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)(cmd, args); err != nil {
-				return usageError{fmt.Errorf("completion: %w; want one of %v", err, shells)}
+				return fmt.Errorf("completion: %w; want %s", err, enumerate(shells))
 			}
 			return nil
 		},

@@ -19,7 +19,7 @@ func newDoctor() *cobra.Command {
 Each line begins with ok (as it should be), -- (works, or is not needed) or !!
 (something will not work). Nothing is loaded, opened or changed. With --json, one
 object with stable keys. The exit status is 0 whatever is found.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m := doctor.Collect(doctor.System(version()))
 			if asJSON {

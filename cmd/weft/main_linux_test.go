@@ -6,12 +6,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
@@ -70,12 +74,39 @@ func TestRunFindsMistakes(t *testing.T) {
 		{"run", "-n", "1", "--env", "WEFT_RANK=3", "true"},
 		{"run", "-n", "1", "--bind", "hard", "true"},
 		{"run", "-n", "1", "--no-such-flag", "true"},
+		{"run", "-n", "1", "--timeout", "-1s", "true"},
+		{"run", "-n", "1", "--grace", "-1s", "true"},
 	} {
 		if _, errs := command(t, 2, args...); !strings.HasPrefix(errs, "weft: ") {
 			t.Errorf("%v: %q", args, errs)
 		}
 	}
 	command(t, 127, "run", "-n", "1", "no-such-program-anywhere")
+	command(t, 126, "run", "-n", "2", t.TempDir())
+}
+
+func TestCommandsFindMistakes(t *testing.T) {
+	for line, want := range map[string]string{
+		"nosuch":         "see weft --help",
+		"benhc":          "did you mean bench?",
+		"bench jion":     "did you mean join?",
+		"bench ep extra": "see weft bench ep --help",
+		"doctor extra":   "see weft doctor --help",
+		"help nosuch":    "see weft --help",
+		"help run extra": "see weft run --help",
+		"completion":     "want bash, zsh, fish or powershell",
+		"--nosuch":       "see weft --help",
+	} {
+		_, errs := command(t, 2, strings.Fields(line)...)
+		if !strings.HasPrefix(errs, "weft: ") || !strings.Contains(errs, want) {
+			t.Errorf("%s: %q", line, errs)
+		}
+	}
+	for _, line := range []string{"", "bench", "help", "help bench ep"} {
+		if out, _ := command(t, 0, strings.Fields(line)...); !strings.Contains(out, "Usage:") {
+			t.Errorf("%s: %q", line, out)
+		}
+	}
 }
 
 func TestDoctor(t *testing.T) {
@@ -113,9 +144,89 @@ func TestCompletion(t *testing.T) {
 	command(t, 2, "completion", "tcsh")
 }
 
+// Whatever a shell is offered for a flag, the flag takes, and what it holds unless told
+// otherwise is among that.
+func TestCompletionOffersWhatFlagsTake(t *testing.T) {
+	for path, flags := range map[string]string{
+		"run":             "bind",
+		"bench ep":        "dtype layout wire reduction sum counts routing mode operand",
+		"bench allreduce": "dtype op algorithm operand",
+	} {
+		cmd, _, err := newRoot().Find(strings.Fields(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range strings.Fields(flags) {
+			complete, ok := cmd.GetFlagCompletionFunc(name)
+			if !ok {
+				t.Errorf("%s --%s: nothing is offered", path, name)
+				continue
+			}
+			words, directive := complete(cmd, nil, "")
+			if len(words) < 2 || directive != cobra.ShellCompDirectiveNoFileComp {
+				t.Errorf("%s --%s: %v, directive %v", path, name, words, directive)
+			}
+			if d := cmd.Flags().Lookup(name).DefValue; d != "" && !slices.Contains(words, d) {
+				t.Errorf("%s --%s: the default %q is not among %v", path, name, d, words)
+			}
+			for _, w := range words {
+				if err := cmd.Flags().Set(name, w); err != nil {
+					t.Errorf("%s --%s %s: %v", path, name, w, err)
+				}
+			}
+			if cmd.Flags().Set(name, "nosuch") == nil || cmd.Flags().Set(name, "") == nil {
+				t.Errorf("%s --%s: takes anything", path, name)
+			}
+		}
+	}
+}
+
+// keys lists the JSON keys of a struct: those that are always there, and the others.
+func keys(v any) (always, sometimes []string) {
+	for f := range reflect.TypeOf(v).Fields() {
+		key, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case !f.IsExported():
+		case options == "omitempty":
+			sometimes = append(sometimes, key)
+		default:
+			always = append(always, key)
+		}
+	}
+	return always, sometimes
+}
+
+func TestHelpExplainsEveryKey(t *testing.T) {
+	has := func(text, key string) bool { return regexp.MustCompile(`(?m)^  .*\b` + key + `\b`).MatchString(text) }
+	root := newRoot()
+	bench, _, _ := root.Find([]string{"bench"})
+	everywhere, elsewhere, ok := strings.Cut(bench.Long, "In every row of dispatch")
+	if !ok {
+		t.Fatal(bench.Long)
+	}
+	always, sometimes := keys(measure.Record{})
+	for _, key := range always {
+		if !has(everywhere, key) {
+			t.Errorf("bench --help: %s is in every row", key)
+		}
+	}
+	for _, key := range sometimes {
+		if !has(elsewhere, key) {
+			t.Errorf("bench --help: %s is in some rows", key)
+		}
+	}
+	all, _, _ := root.Find([]string{"bench", "all"})
+	always, sometimes = keys(figure{})
+	for _, key := range slices.Concat(always, sometimes) {
+		if !has(all.Long, key) {
+			t.Errorf("bench all --help: no %s", key)
+		}
+	}
+}
+
 func TestBenchEP(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "report.html")
-	out, _ := command(t, 0, "bench", "ep", "--ranks", "2", "--tokens", "1,3", "--hidden", "256", "--experts", "8", "--topk", "2",
+	out, errs := command(t, 0, "bench", "ep", "--ranks", "2", "--tokens", "1,3", "--hidden", "256", "--experts", "8", "--topk", "2",
 		"--iters", "30", "--json", "--report", file)
 	var ops []string
 	for line := range strings.Lines(out) {
@@ -126,6 +237,16 @@ func TestBenchEP(t *testing.T) {
 			t.Fatalf("%v: %s", err, line)
 		}
 		ops = append(ops, r.Op)
+		var object map[string]any
+		if err := json.Unmarshal([]byte(line), &object); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range strings.Fields(`op engine ranks iterations p50_us p99_us min_us max_us mean_us slowest_rank
+			wire_bytes gbps verified host version tokens hidden topk experts dtype layout wire reduction sum counts routing mode operand batches`) {
+			if _, ok := object[key]; !ok {
+				t.Errorf("%s: no key %q", r.Op, key)
+			}
+		}
 		if !r.Verified || r.Ranks != 2 || r.Iterations != 30 || r.P50 <= 0 || r.DType != "bf16" || r.Layout != "expert-major" || r.Engine != "host" {
 			t.Errorf("%+v", r)
 		}
@@ -135,6 +256,9 @@ func TestBenchEP(t *testing.T) {
 	}
 	if d := cmp.Diff(strings.Fields("dispatch combine prepare dispatch combine prepare"), ops); d != "" {
 		t.Error(d)
+	}
+	if !strings.Contains(errs, "ep, 2 ranks, 1 token: ") || !strings.Contains(errs, "ep, 2 ranks, 3 tokens: ") {
+		t.Errorf("progress: %q", errs)
 	}
 	html, err := os.ReadFile(file)
 	if err != nil || !bytes.Contains(html, []byte("<svg")) || !bytes.Contains(html, []byte("weft bench ep --ranks 2")) {
@@ -166,7 +290,22 @@ func TestBenchRefusesBeforeItStarts(t *testing.T) {
 		{"bench", "allreduce", "--sizes", "7"},
 		{"bench", "allreduce", "--dtype", "x"},
 		{"bench", "allreduce", "--sizes", "1T"},
+		{"bench", "ep", "--warmup", "-5", "--ranks", "2", "--tokens", "1", "--iters", "3"},
+		{"bench", "ep", "--iters", "-1"},
+		{"bench", "ep", "--iters", "100001"},
+		{"bench", "ep", "--time", "-1s"},
+		{"bench", "ep", "--batches", "0"},
+		{"bench", "allreduce", "--warmup", "-1"},
+		{"bench", "allreduce", "--algorithm", "nope"},
+		{"bench", "allreduce", "--algorithm", "all-gather/eager"},
+		{"bench", "allreduce", "--dtype", "e4m3"},
+		{"bench", "allreduce", "--ranks", "65"},
 		{"bench", "join", "--iters", "0"},
+		{"bench", "join", "--iters", "100001"},
+		{"bench", "all", "--time", "-1s"},
+		{"bench", "all", "--rounds", "0"},
+		{"bench", "join", "--report", filepath.Join(t.TempDir(), "nosuch", "x.html")},
+		{"bench", "all", "--report", t.TempDir()},
 	} {
 		if _, errs := command(t, 2, args...); !strings.HasPrefix(errs, "weft: ") {
 			t.Errorf("%v: %q", args, errs)
@@ -226,5 +365,15 @@ func TestFigures(t *testing.T) {
 	f.settle()
 	if f.Met {
 		t.Errorf("%+v", f)
+	}
+}
+
+func TestCheckReportLeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	if err := checkReport(filepath.Join(dir, "report.html")); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
 	}
 }

@@ -55,7 +55,7 @@ This command starts ranks on this host, says what a machine offers, and measures
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
@@ -63,5 +63,10 @@ This command starts ranks on this host, says what a machine offers, and measures
 		return usageError{fmt.Errorf("%w\nsee %s --help", err, cmd.CommandPath())}
 	})
 	root.AddCommand(newRun(), newDoctor(), newBench(), newCompletion())
+	root.InitDefaultHelpCmd()
+	if help, _, err := root.Find([]string{"help"}); err == nil {
+		help.Args = topic
+	}
+	strict(root)
 	return root
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -13,8 +14,7 @@ import (
 
 func newRun() *cobra.Command {
 	var (
-		job      launch.Job
-		bind     string
+		job      = launch.Job{Bind: launch.BindAuto}
 		asJSON   bool
 		noPrefix bool
 	)
@@ -44,15 +44,15 @@ With --json, each event is one line: {"event": "start" | "output" | "exit" |
   weft run -n 2 --env OMP_NUM_THREADS=1 -- python train.py`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageError{fmt.Errorf("run: which program? see weft run --help")}
+				return errors.New("run: which program? see weft run --help")
 			}
 			if job.Size == 0 {
-				return usageError{fmt.Errorf("run: how many ranks? say -n N")}
+				return errors.New("run: how many ranks? say -n N")
 			}
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			job.Program, job.Args, job.Bind = args[0], args[1:], launch.Bind(bind)
+			job.Program, job.Args = args[0], args[1:]
 			if err := job.Validate(); err != nil {
 				return usageError{fmt.Errorf("run: %w", err)}
 			}
@@ -79,7 +79,7 @@ With --json, each event is one line: {"event": "start" | "output" | "exit" |
 	f.SetInterspersed(false) // what follows the program is the program's
 	f.IntVarP(&job.Size, "ranks", "n", 0, "how many ranks")
 	f.StringArrayVar(&job.Env, "env", nil, "set `KEY=VALUE` for all ranks (repeatable)")
-	f.StringVar(&bind, "bind", string(launch.BindAuto), "pin ranks to CPUs: auto (if there are enough), on or off")
+	oneOf(cmd, &job.Bind, "bind", launch.Binds(), "whether to pin ranks to CPUs; auto pins if there are enough")
 	f.DurationVar(&job.Grace, "grace", 5*time.Second, "time for the others to end when a rank has failed")
 	f.DurationVar(&job.Timeout, "timeout", 0, "end the job after this time (0: never)")
 	f.BoolVar(&noPrefix, "no-prefix", false, "print lines without their rank")

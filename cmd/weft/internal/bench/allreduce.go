@@ -2,12 +2,11 @@ package bench
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
 // measureAllReduce sweeps message sizes.
@@ -31,62 +30,30 @@ func (r *rank) measureAllReduce(a AllReduce) ([]Series, error) {
 	return series, nil
 }
 
+// allReduce measures one message size.
 func (r *rank) allReduce(a AllReduce, n int, dtype weft.DType, op weft.Op) (Series, error) {
-	count := n / dtype.Size()
-	in, freeIn, err := r.operand(count*dtype.Size(), a.Heap)
-	if err != nil {
-		return Series{}, err
-	}
-	defer freeIn()
-	out, freeOut, err := r.operand(count*dtype.Size(), a.Heap)
-	if err != nil {
-		return Series{}, err
-	}
-	defer freeOut()
-	input, want, err := summands(dtype, op, count, r.comm.Rank(), r.comm.Size())
-	if err != nil {
-		return Series{}, err
-	}
-	if a.InPlace {
-		out = in
-	}
-	tin, tout := weft.TensorAt(in, dtype, count), weft.TensorAt(out, dtype, count)
 	s := Series{
-		Op: "allreduce", Bytes: int64(count * dtype.Size()),
+		Op: "allreduce", Bytes: int64(n),
 		// An all-reduce of n bytes moves at least this much between ranks.
-		Wire: 2 * float64(count*dtype.Size()) * float64(r.comm.Size()-1) / float64(r.comm.Size()),
+		Wire: 2 * float64(n) * float64(r.comm.Size()-1) / float64(r.comm.Size()),
 	}
-	checked := func(call func() error) error {
-		fill(out)
-		copy(in, input)
-		if err := r.barrier(); err != nil { // poisoning must not race with a peer's reading
-			return err
-		}
-		if err := call(); err != nil {
-			return err
-		}
-		if !bytes.Equal(out, want) && s.Problem == "" {
-			s.Problem = fmt.Sprintf("%d bytes: the sum is wrong", len(out))
-		}
-		return r.barrier()
+	m, free, err := r.newAllReducer(a, n, dtype, op)
+	if err != nil {
+		return s, err
 	}
-	plain := func() error { return r.group.AllReduce(r.ctx, nil, tout, tin, op) }
-
+	defer free()
 	warmup := a.Warmup
 	if warmup == 0 {
 		warmup = 5
 	}
 	for range warmup {
-		if err := checked(plain); err != nil {
+		if err := m.checked(m.reduce); err != nil {
 			return s, err
 		}
 	}
 	began := time.Now()
 	for range warmup {
-		if err := r.barrier(); err != nil {
-			return s, err
-		}
-		if err := plain(); err != nil {
+		if err := m.unchecked(m.reduce); err != nil {
 			return s, err
 		}
 	}
@@ -97,29 +64,81 @@ func (r *rank) allReduce(a AllReduce, n int, dtype weft.DType, op weft.Op) (Seri
 	times := newTimings(iterations)
 	timed := func() error {
 		began := time.Now()
-		err := r.group.AllReduce(r.ctx, nil, tout, tin, op)
+		err := m.reduce()
 		times.add(time.Since(began))
 		return err
 	}
 	for i := range iterations {
+		iterate := m.unchecked
 		if i == iterations-1 || i == iterations/2 {
-			if err := checked(timed); err != nil {
-				return s, err
-			}
-			continue
+			iterate = m.checked
 		}
-		if err := r.barrier(); err != nil {
-			return s, err
-		}
-		if err := timed(); err != nil {
+		if err := iterate(timed); err != nil {
 			return s, err
 		}
 		if err := r.progress(i, iterations); err != nil {
 			return s, err
 		}
 	}
-	s.Times = times.pack()
+	s.Times, s.Problem = times.pack(), m.problem
 	return s, nil
+}
+
+// allReducer reduces messages of one size on one rank.
+type allReducer struct {
+	*rank
+	op      weft.Op
+	in, out weft.Tensor
+	input   []byte // what goes in
+	want    []byte // what must come out
+	problem string
+}
+
+func (r *rank) newAllReducer(a AllReduce, n int, dtype weft.DType, op weft.Op) (_ *allReducer, free func(), _ error) {
+	count := n / dtype.Size()
+	input, want, err := summands(dtype, op, count, r.comm.Rank(), r.comm.Size())
+	if err != nil {
+		return nil, nil, err
+	}
+	in, freeIn, err := r.operand(n, a.Heap)
+	if err != nil {
+		return nil, nil, err
+	}
+	m := &allReducer{rank: r, op: op, in: weft.TensorAt(in, dtype, count), input: input, want: want}
+	if a.InPlace {
+		m.out = m.in
+		return m, freeIn, nil
+	}
+	out, freeOut, err := r.operand(n, a.Heap)
+	if err != nil {
+		freeIn()
+		return nil, nil, err
+	}
+	m.out = weft.TensorAt(out, dtype, count)
+	return m, func() { freeOut(); freeIn() }, nil
+}
+
+func (m *allReducer) reduce() error { return m.group.AllReduce(m.ctx, nil, m.out, m.in, m.op) }
+
+// unchecked calls reduce on all ranks at once.
+func (m *allReducer) unchecked(reduce func() error) error {
+	if err := m.barrier(); err != nil {
+		return err
+	}
+	return reduce()
+}
+
+// checked does that with an output that was poisoned before and is compared after.
+func (m *allReducer) checked(reduce func() error) error {
+	fill(m.out.Raw())
+	copy(m.in.Raw(), m.input)
+	if err := m.unchecked(reduce); err != nil { // its barrier keeps the poison from peers that still read
+		return err
+	}
+	if !bytes.Equal(m.out.Raw(), m.want) && m.problem == "" {
+		m.problem = fmt.Sprintf("the result of %s is wrong", measure.Size(int64(len(m.want))))
+	}
+	return m.barrier()
 }
 
 // operand is memory for a tensor, in a window or not. Making a window is collective.
@@ -143,78 +162,4 @@ func fill(mem []byte) {
 	for n := 1; n < len(mem); n *= 2 {
 		copy(mem[n:], mem[:n])
 	}
-}
-
-// summands makes one rank's input and the result of all ranks'. The numbers are so
-// small that every type holds every partial result exactly, in any order.
-func summands(dtype weft.DType, op weft.Op, count, rank, size int) (in, want []byte, err error) {
-	period := 7 * size // a cycle of inputs and results
-	value := func(rank, i int) float64 { return float64((i + rank) % 3) }
-	result := func(i int) float64 {
-		var sum, low, high float64
-		low = 3
-		for r := range size {
-			v := value(r, i)
-			sum, low, high = sum+v, min(low, v), max(high, v)
-		}
-		switch op {
-		case weft.Min:
-			return low
-		case weft.Max:
-			return high
-		}
-		return sum
-	}
-	switch op {
-	case weft.Prod: // one rank brings a 2
-		value = func(rank, i int) float64 { return 1 + float64(b2i(i%size == rank)) }
-		result = func(int) float64 { return 2 }
-	case weft.Avg: // all bring the same
-		value = func(_, i int) float64 { return float64(i % 7) }
-		result = func(i int) float64 { return float64(i % 7) }
-	}
-	period *= 3
-	var a, b []byte
-	for i := range min(period, count) {
-		if a, err = appendNumber(a, dtype, value(rank, i)); err != nil {
-			return nil, nil, err
-		}
-		if b, err = appendNumber(b, dtype, result(i)); err != nil {
-			return nil, nil, err
-		}
-	}
-	return repeat(a, count*dtype.Size()), repeat(b, count*dtype.Size()), nil
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-func repeat(unit []byte, n int) []byte {
-	out := make([]byte, n)
-	for i := 0; i < n; {
-		i += copy(out[i:], unit)
-	}
-	return out
-}
-
-func appendNumber(b []byte, d weft.DType, v float64) ([]byte, error) {
-	switch d {
-	case weft.BFloat16, weft.Float16, weft.Float32:
-		return appendFloat(b, d, float32(v))
-	case weft.Float64:
-		return binary.LittleEndian.AppendUint64(b, math.Float64bits(v)), nil
-	case weft.Int8, weft.Uint8:
-		return append(b, byte(v)), nil
-	case weft.Int16, weft.Uint16:
-		return binary.LittleEndian.AppendUint16(b, uint16(v)), nil
-	case weft.Int32, weft.Uint32:
-		return binary.LittleEndian.AppendUint32(b, uint32(v)), nil
-	case weft.Int64, weft.Uint64:
-		return binary.LittleEndian.AppendUint64(b, uint64(v)), nil
-	}
-	return nil, fmt.Errorf("%v messages are not measured; take bf16, fp16, fp32, fp64 or an integer", d)
 }

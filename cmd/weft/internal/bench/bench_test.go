@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft"
@@ -111,7 +112,7 @@ func inProcess(t *testing.T, n int, f func(r *rank) error) {
 func shapeOf(change func(*EP)) EP {
 	e := EP{
 		Tokens: 5, Hidden: 512, TopK: 3, Experts: 8, DType: "bf16", Layout: "expert-major", Wire: "per-selection",
-		Reduction: "exact", Sum: "weighted", Counts: "host", Routing: routing.Uniform, Seed: 3,
+		Reduction: "exact", Sum: "weighted", Counts: "host", Routing: routing.Uniform, Seed: 3, Batches: 1,
 		Effort: Effort{Iterations: 6},
 	}
 	if change != nil {
@@ -250,6 +251,103 @@ func TestAllReduce(t *testing.T) {
 	}
 	if _, _, err := summands(weft.Float8E4M3, weft.Sum, 8, 0, 1); err == nil {
 		t.Error("fp8 messages must be refused")
+	}
+}
+
+func TestAllReduceChecksCatchErrors(t *testing.T) {
+	nothing := func() error { return nil }
+	for _, inPlace := range []bool{false, true} {
+		inProcess(t, 2, func(r *rank) error {
+			m, free, err := r.newAllReducer(AllReduce{Heap: true, InPlace: inPlace}, 64, weft.Float32, weft.Sum)
+			if err != nil {
+				return err
+			}
+			defer free()
+			if err := m.checked(m.reduce); err != nil || m.problem != "" {
+				return fmt.Errorf("before anything is wrong: %v %s", err, m.problem)
+			}
+			// What lies there from the time before must not pass.
+			if err := m.checked(nothing); err != nil || m.problem != "the result of 64 B is wrong" {
+				return fmt.Errorf("a reduction that does nothing: %v %q", err, m.problem)
+			}
+			return nil
+		})
+	}
+}
+
+func TestValidate(t *testing.T) {
+	ep := func(change func(*EP)) Task { e := shapeOf(change); return Task{EP: &e} }
+	reduce := func(change func(*AllReduce)) Task {
+		a := AllReduce{Bytes: []int64{8, 64}, DType: "fp32", Op: "sum", Algorithm: Algorithms()[0], Effort: Effort{Time: time.Second}}
+		if change != nil {
+			change(&a)
+		}
+		return Task{AllReduce: &a}
+	}
+	join := func(n int) Task { return Task{Join: &Join{Rounds: n}} }
+	longest := ep(func(e *EP) { e.Effort = Effort{Iterations: mostIterations, Time: mostTime} })
+	good := []Task{ep(nil), reduce(nil), join(1), join(mostIterations), longest}
+	for i, task := range good {
+		if err := task.Validate(2); err != nil {
+			t.Errorf("good task %d: %v", i, err)
+		}
+		if task.Validate(0) == nil || task.Validate(weft.MaxRanks+1) == nil {
+			t.Errorf("good task %d: any number of ranks will do", i)
+		}
+	}
+	for want, task := range map[string]Task{
+		"empty":                {},
+		"warmup -5":            ep(func(e *EP) { e.Warmup = -5 }),
+		"warmup 100001":        ep(func(e *EP) { e.Warmup = mostIterations + 1 }),
+		"iters -1":             ep(func(e *EP) { e.Iterations = -1 }),
+		"iters 100001":         reduce(func(a *AllReduce) { a.Iterations = mostIterations + 1 }),
+		"iters 0: want 1":      join(0),
+		"time -1s":             reduce(func(a *AllReduce) { a.Time = -time.Second }),
+		"time 2h":              ep(func(e *EP) { e.Time = 2 * time.Hour }),
+		"batches 0":            ep(func(e *EP) { e.Batches = 0 }),
+		"tokens 0":             ep(func(e *EP) { e.Tokens = 0 }),
+		"routing":              ep(func(e *EP) { e.Routing = "cold" }),
+		"multiple of the rank": ep(func(e *EP) { e.Experts = 7 }),
+		"opaque":               ep(func(e *EP) { e.DType = "opaque" }),
+		`algorithm "nope"`:     reduce(func(a *AllReduce) { a.Algorithm = "nope" }),
+		"e4m3":                 reduce(func(a *AllReduce) { a.DType = "e4m3" }),
+		`dtype "x"`:            reduce(func(a *AllReduce) { a.DType = "x" }),
+		`reduction "x"`:        reduce(func(a *AllReduce) { a.Op = "x" }),
+		"of 7 bytes":           reduce(func(a *AllReduce) { a.Bytes = []int64{8, 7} }),
+		"of 0 bytes":           reduce(func(a *AllReduce) { a.Bytes = []int64{0} }),
+	} {
+		if err := task.Validate(2); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want a word about %q", err, want)
+		}
+	}
+	if d := reduce(nil).time(); d != 2*time.Second {
+		t.Errorf("two sizes for a second each take %v", d)
+	}
+}
+
+// The default comes first, as the packages behind have it; what cannot be measured is missing.
+func TestChoices(t *testing.T) {
+	for want, got := range map[string][]string{
+		"expert-major expert-packed rank-major token-major": Layouts(),
+		"per-selection per-rank":                            Wires(),
+		"exact partial":                                     Reductions(),
+		"weighted plain":                                    Sums(),
+		"host device":                                       CountModes(),
+		"bf16 fp16 fp32 fp8 fp8-ue8m0":                      Payloads(),
+		"sum prod min max avg":                              Ops(),
+		"bf16 fp16 fp32 fp64 int8 int16 int32 int64 uint8 uint16 uint32 uint64": DTypes(),
+	} {
+		if d := cmp.Diff(strings.Fields(want), got); d != "" {
+			t.Error(d)
+		}
+	}
+	for _, name := range Algorithms() {
+		if !strings.HasPrefix(name, "all-reduce/") {
+			t.Errorf("%s is no algorithm of AllReduce", name)
+		}
+	}
+	if len(Algorithms()) < 2 {
+		t.Error("there is no choice of algorithms")
 	}
 }
 

@@ -165,7 +165,7 @@ func (m *epRank) setUp() (err error) {
 	}); err != nil {
 		return err
 	}
-	for i := range max(cfg.Batches, 1) {
+	for i := range cfg.Batches {
 		b := batch{ids: make([][]int32, ranks)}
 		for r := range ranks {
 			ids, weights := m.gen.Route(r+i*ranks, cfg.Tokens) // a rank of its own for each batch

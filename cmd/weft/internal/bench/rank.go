@@ -125,7 +125,7 @@ func (r *rank) progress(done, total int) error {
 // took d.
 func (r *rank) iterations(e Effort, n int, d time.Duration) (int, error) {
 	if e.Iterations > 0 {
-		return min(e.Iterations, mostIterations), nil
+		return e.Iterations, nil
 	}
 	notes, err := r.comm.Agree(r.ctx, "choose iterations", []byte(strconv.FormatInt(int64(d), 10)))
 	if err != nil {

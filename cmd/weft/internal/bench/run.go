@@ -17,7 +17,7 @@ type Host struct {
 	Gone <-chan struct{}
 	// Args are the arguments with which this program becomes a rank that calls Serve.
 	Args []string
-	// Timeout bounds each task.
+	// Timeout bounds each task, beyond the time that it is told to measure.
 	Timeout time.Duration
 }
 
@@ -39,7 +39,7 @@ func (h *Host) Run(ranks int, task Task, progress func(done, total int)) ([][]Se
 	job := launch.Job{
 		Program: "/proc/self/exe", Args: h.Args, Size: ranks,
 		Env: []string{taskEnv + "=" + string(text)}, Bind: launch.BindOff, // ranks pin the one thread that measures
-		Grace: 2 * time.Second, Timeout: h.Timeout, Sink: c,
+		Grace: 2 * time.Second, Timeout: h.Timeout + task.time(), Sink: c,
 	}
 	res, err := job.Run(h.Gone)
 	switch {

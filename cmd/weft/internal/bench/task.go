@@ -6,7 +6,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/routing"
 )
 
-// Task is what ranks are to measure; one of its fields is set.
+// Task is what ranks are to measure; one of its fields is set. Validate before use.
 type Task struct {
 	EP        *EP        `json:",omitempty"`
 	AllReduce *AllReduce `json:",omitempty"`
@@ -15,17 +15,21 @@ type Task struct {
 
 // Effort says how long to measure one operation in one shape.
 type Effort struct {
-	Iterations int           // 0: as many as fit in Time
+	Iterations int           // 0: as many as fit in Time, but a few at least
 	Time       time.Duration // of all iterations together, barriers included
 	Warmup     int           // 0: every routing twice, or a few
 }
 
-// Bounds on the iterations that are chosen by time. The timings of an operation travel
-// as one line, which package launch would cut at a megabyte.
-const (
-	fewestIterations = 20
-	mostIterations   = 100_000
-)
+// time is how long a task is told to measure.
+func (t Task) time() time.Duration {
+	switch {
+	case t.EP != nil:
+		return t.EP.Time
+	case t.AllReduce != nil:
+		return t.AllReduce.Time * time.Duration(len(t.AllReduce.Bytes))
+	}
+	return 0
+}
 
 // EP is one shape of dispatch and combine.
 type EP struct {
@@ -39,7 +43,7 @@ type EP struct {
 	Heap    bool // operands outside windows: staged
 	Cached  bool // prepare once, outside the timing
 	InPlace bool // experts overwrite the rows that they received
-	Batches int  // different routings, taken in turn; 0: one
+	Batches int  // different routings, taken in turn
 	Fresh   bool // operands are written anew before every operation
 	Effort
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -21,6 +22,9 @@ const (
 	BindOn   Bind = "on"   // pin, or fail
 	BindOff  Bind = "off"  // leave it to the operating system
 )
+
+// Binds lists them, the default first.
+func Binds() []Bind { return []Bind{BindAuto, BindOn, BindOff} }
 
 // Job is what to start.
 type Job struct {
@@ -55,10 +59,14 @@ func (j *Job) Validate() error {
 	if j.Size < 1 {
 		return fmt.Errorf("a job needs at least one rank, not %d", j.Size)
 	}
-	switch j.Bind {
-	case BindAuto, BindOn, BindOff:
-	default:
-		return fmt.Errorf("bind is %q, want auto, on or off", j.Bind)
+	if !slices.Contains(Binds(), j.Bind) {
+		return fmt.Errorf("bind %q: want one of %v", j.Bind, Binds())
+	}
+	if j.Grace < 0 {
+		return fmt.Errorf("grace %v: want 0 or more", j.Grace)
+	}
+	if j.Timeout < 0 {
+		return fmt.Errorf("timeout %v: want 0, which is none, or more", j.Timeout)
 	}
 	for _, kv := range j.Env {
 		k, _, ok := strings.Cut(kv, "=")

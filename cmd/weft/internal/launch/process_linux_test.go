@@ -433,7 +433,7 @@ func TestFirstFailureEndsTheOthers(t *testing.T) {
 	p := start(t, testJob{Job: Job{Args: []string{"rank:exit"}, Size: 4, Grace: 100 * time.Millisecond}})
 	ranks := pids(t, p.until(4, `ready (\d+)`))
 	_ = p.Process.Signal(syscall.SIGUSR1)
-	p.want(3, `weft: rank 1 failed first: exit status 3 after`, `ranks 0,2-3: SIGTERM from weft run; rank 1: exit status 3`)
+	p.want(3, `weft: rank 1 failed first: exit status 3 after`, `ranks 0,2-3: SIGTERM from weft; rank 1: exit status 3`)
 	gone(t, ranks)
 	if d := time.Since(began); d > 20*time.Second {
 		t.Errorf("took %v", d)
@@ -451,7 +451,7 @@ func TestCrashOutranksThoseWhoSawIt(t *testing.T) {
 
 func TestStubbornRanksAreKilled(t *testing.T) {
 	p := start(t, testJob{Job: Job{Args: []string{"rank:stubborn"}, Size: 2, Grace: 50 * time.Millisecond}})
-	p.want(9, `rank 0 failed first: exit status 9`, `rank 1: SIGKILL from weft run`)
+	p.want(9, `rank 0 failed first: exit status 9`, `(?m)rank 1: SIGKILL from weft$`)
 }
 
 func TestSignalsReachTheRanks(t *testing.T) {
@@ -562,9 +562,37 @@ func TestClosedOutputEndsTheJob(t *testing.T) {
 	}
 }
 
+func TestJobsThatMakeNoSense(t *testing.T) {
+	good := Job{Program: "true", Size: 1, Bind: BindAuto, Env: []string{"A="}}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(*Job){
+		"at least one rank": func(j *Job) { j.Size = 0 },
+		"bind":              func(j *Job) { j.Bind = "hard" },
+		"grace -1s":         func(j *Job) { j.Grace = -time.Second },
+		"timeout -1s":       func(j *Job) { j.Timeout = -time.Second },
+		"KEY=VALUE":         func(j *Job) { j.Env = []string{"=x"} },
+		envRank:             func(j *Job) { j.Env = []string{envRank + "=1"} },
+	} {
+		bad := good
+		change(&bad)
+		if err := bad.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want a word about %q", err, want)
+		}
+	}
+}
+
 func TestNotFound(t *testing.T) {
 	start(t, testJob{Job: Job{Args: []string{"/does/not/exist"}, Size: 2}}).want(CodeNotFound, `no such file`)
 	start(t, testJob{Job: Job{Args: []string{"/etc/passwd"}, Size: 2}}).want(CodeNotExecutable, `permission denied`)
+	start(t, testJob{Job: Job{Args: []string{t.TempDir()}, Size: 2}}).want(CodeNotExecutable, `is a directory`)
+	start(t, testJob{Job: Job{Args: []string{"/etc/passwd/x"}, Size: 2}}).want(CodeNotExecutable, `not a directory`)
+	script := filepath.Join(t.TempDir(), "script") // which no shell has been named for
+	if err := os.WriteFile(script, []byte("exit 0\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	start(t, testJob{Job: Job{Args: []string{script}, Size: 2}}).want(CodeNotExecutable, `exec format error`)
 }
 
 func TestBind(t *testing.T) {

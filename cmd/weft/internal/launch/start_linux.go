@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -171,12 +172,18 @@ func outputPipe() (r *os.File, w int, err error) {
 	return os.NewFile(uintptr(p[0]), "pipe"), p[1], nil
 }
 
+// unexecutable are the reasons for which a file that is there cannot be executed.
+var unexecutable = []error{
+	os.ErrPermission, exec.ErrDot, syscall.EISDIR, syscall.ENOTDIR, syscall.ENOEXEC, syscall.ELOOP, syscall.ENAMETOOLONG,
+	syscall.ETXTBSY, syscall.E2BIG, syscall.ELIBBAD,
+}
+
 // startCode is the shell's exit status for a program that did not start.
 func startCode(err error) int {
 	switch {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, exec.ErrNotFound):
 		return CodeNotFound
-	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.ENOEXEC), errors.Is(err, exec.ErrDot):
+	case slices.ContainsFunc(unexecutable, func(reason error) bool { return errors.Is(err, reason) }):
 		return CodeNotExecutable
 	}
 	return 1

@@ -21,23 +21,30 @@ const (
 	killing           // SIGKILL sent, and again to whatever comes to light
 )
 
+// mostKills bounds the rounds of SIGKILL, a tenth of a second each.
+const mostKills = 100
+
 type supervisor struct {
 	job     *Job
 	ranks   []*rank
 	out     *mux
 	drained chan *rank
+	died    chan os.Signal // a child's end
+	signals chan os.Signal // to be passed on
+	timeout <-chan time.Time
 	begun   time.Time
 	port    *os.File // keeps rank 0's port for rank 0
 
-	stage    stage
-	timer    *time.Timer // to the next stage
-	verdict  *time.Timer // to the naming of the first failure
-	kills    int         // rounds of SIGKILL so far
-	notices  int         // said so far
-	first    *rank       // the failure to blame, final once named is set
-	named    bool
-	forced   *Result // an end that no rank caused: timeout, lost output, failed start
-	leftover bool    // ranks are gone, others remain
+	stage      stage
+	timer      *time.Timer // to the next stage
+	verdict    *time.Timer // to the naming of the first failure
+	interrupts int         // SIGINTs heard
+	kills      int         // rounds of SIGKILL so far
+	notices    int         // said so far
+	first      *rank       // the failure to blame, final once named is set
+	named      bool
+	forced     *Result // an end that no rank caused: timeout, lost output, failed start
+	leftover   bool    // ranks are gone, others remain
 }
 
 // Run starts the ranks and returns when they and all their descendants are gone.
@@ -73,92 +80,112 @@ func (j *Job) Run(gone <-chan struct{}) (Result, error) {
 	return o.res, o.err
 }
 
+// supervise is the loop: it starts the ranks and goes on until no child is left.
 func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
-	s := &supervisor{
-		job: j, begun: time.Now(),
-		// Per rank: start, exit. Per job: failure, end, a few notices, and one for
-		// each signal, which are bounded below.
-		out:     newMux(j.Sink, 2*j.Size+maxNotices+8),
-		drained: make(chan *rank, j.Size),
-		timer:   stopped(), verdict: stopped(),
-	}
-	died := make(chan os.Signal, 1)
-	signal.Notify(died, syscall.SIGCHLD)
-	defer signal.Stop(died)
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, forwarded...)
-	defer signal.Stop(signals)
-	// A closed output must be an error from write, not our death.
-	pipe := make(chan os.Signal, 1)
-	signal.Notify(pipe, syscall.SIGPIPE)
-	defer signal.Stop(pipe)
-	// In a process group of our own we are in the terminal's background.
-	signal.Ignore(syscall.SIGTTOU)
-
-	var timeout <-chan time.Time
+	s := newSupervisor(j)
+	defer s.listen()()
 	if j.Timeout > 0 {
-		timeout = time.After(j.Timeout)
+		s.timeout = time.After(j.Timeout)
 	}
-
 	startErr := s.start(program)
 	defer s.port.Close() // harmless on nil
 	if startErr != nil {
-		s.forced = &Result{Code: startCode(startErr), Rank: -1, Reason: startErr.Error()}
-		s.enter(killing)
+		s.force(killing, startCode(startErr), startErr.Error())
 	}
-	interrupts := 0
 	for reap(s.ended) {
-		if !s.leftover && s.allReaped() {
-			// Helpers such as Python's resource tracker end a moment after their
-			// parent; only then are they in the way.
-			s.leftover = true
-			if s.stage < terminating {
-				s.stage = waiting
-				s.timer.Reset(min(j.Grace, 500*time.Millisecond))
-			}
-		}
-		if s.stage == killing {
-			s.signal(syscall.SIGKILL)
-		}
+		s.tidy()
 		select {
-		case <-died:
+		case <-s.died:
 		case r := <-s.drained:
 			s.finish(r)
 		case <-s.verdict.C:
 			s.name()
 		case <-s.timer.C:
-			if s.stage == killing && s.kills > 100 {
-				s.forced = &Result{Code: 1, Rank: -1, Reason: fmt.Sprintf("processes %v do not die", children())}
-				return s.end(), nil
+			if s.kills > mostKills {
+				s.force(killing, 1, fmt.Sprintf("processes %v do not die", children()))
+				return s.end(), startErr
 			}
 			s.enter(min(s.stage+1, killing))
-		case <-timeout:
-			s.forced = &Result{Code: CodeTimeout, Rank: -1, Reason: fmt.Sprintf("timeout after %v", j.Timeout)}
-			s.notice("%s: ending all ranks", s.forced.Reason)
-			s.enter(terminating)
+		case <-s.timeout:
+			reason := fmt.Sprintf("timeout after %v", j.Timeout)
+			s.notice("%s: ending all ranks", reason)
+			s.force(terminating, CodeTimeout, reason)
 		case err := <-s.out.broken:
 			if s.forced == nil {
-				s.forced = &Result{Code: codeSignal + int(syscall.SIGPIPE), Rank: -1, Reason: fmt.Sprintf("output lost: %v", err)}
+				s.force(terminating, codeSignal+int(syscall.SIGPIPE), fmt.Sprintf("output lost: %v", err))
 			}
 			s.enter(terminating)
-		case sig := <-signals:
-			n := sig.(syscall.Signal)
-			if n == syscall.SIGINT {
-				interrupts++
-			}
-			if interrupts > 1 && n == syscall.SIGINT {
-				s.notice("interrupted again: killing all ranks")
-				s.enter(killing)
-				break
-			}
-			s.forward(n)
+		case sig := <-s.signals:
+			s.heard(sig.(syscall.Signal))
 		case <-gone:
 			gone = nil
-			s.forced = &Result{Code: codeSignal + int(syscall.SIGKILL), Rank: -1, Reason: "the launcher was killed"}
-			s.enter(killing)
+			s.force(killing, codeSignal+int(syscall.SIGKILL), "the launcher was killed")
 		}
 	}
 	return s.end(), startErr
+}
+
+func newSupervisor(j *Job) *supervisor {
+	return &supervisor{
+		job: j, begun: time.Now(),
+		// Per rank: start, exit. Per job: failure, end, a few notices, and one for
+		// each signal, which are bounded below.
+		out:     newMux(j.Sink, 2*j.Size+maxNotices+8),
+		drained: make(chan *rank, j.Size),
+		died:    make(chan os.Signal, 1), signals: make(chan os.Signal, 16),
+		timer: stopped(), verdict: stopped(),
+	}
+}
+
+// listen hears this process's signals until the returned function is called.
+func (s *supervisor) listen() (stop func()) {
+	signal.Notify(s.died, syscall.SIGCHLD)
+	signal.Notify(s.signals, forwarded...)
+	// A closed output must be an error from write, not our death.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, syscall.SIGPIPE)
+	// In a process group of our own we are in the terminal's background.
+	signal.Ignore(syscall.SIGTTOU)
+	return func() {
+		signal.Stop(s.died)
+		signal.Stop(s.signals)
+		signal.Stop(pipe)
+	}
+}
+
+// force ends the job for a reason that is no rank's.
+func (s *supervisor) force(next stage, code int, reason string) {
+	s.forced = &Result{Code: code, Rank: -1, Reason: reason}
+	s.enter(next)
+}
+
+// tidy sees to what the ranks left behind, and to whatever comes to light while
+// everything is being killed.
+func (s *supervisor) tidy() {
+	if !s.leftover && s.allReaped() {
+		// Helpers such as Python's resource tracker end a moment after their
+		// parent; only then are they in the way.
+		s.leftover = true
+		if s.stage < terminating {
+			s.stage = waiting
+			s.timer.Reset(min(s.job.Grace, 500*time.Millisecond))
+		}
+	}
+	if s.stage == killing {
+		s.signal(syscall.SIGKILL)
+	}
+}
+
+// heard acts on a signal to the job. A second interrupt is impatience.
+func (s *supervisor) heard(sig syscall.Signal) {
+	if sig == syscall.SIGINT {
+		if s.interrupts++; s.interrupts > 1 {
+			s.notice("interrupted again: killing all ranks")
+			s.enter(killing)
+			return
+		}
+	}
+	s.forward(sig)
 }
 
 // enter goes to a stage unless it is already passed; entering killing again
@@ -173,7 +200,11 @@ func (s *supervisor) enter(next stage) {
 		s.timer.Reset(s.job.Grace)
 	case terminating:
 		if s.leftover {
-			if left := children(); len(left) > 0 {
+			switch left := children(); len(left) {
+			case 0:
+			case 1:
+				s.notice("ending a process that the ranks left behind")
+			default:
 				s.notice("ending %d processes that the ranks left behind", len(left))
 			}
 		}

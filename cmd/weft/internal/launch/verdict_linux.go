@@ -73,8 +73,14 @@ func (s *supervisor) name() {
 		which = "failed"
 	}
 	msg := fmt.Sprintf("rank %d %s: %s", s.first.index, which, s.first.reason())
-	if alive > 0 && s.stage == waiting {
-		msg += fmt.Sprintf("; the %d still running have %v to end", alive, s.job.Grace)
+	if s.stage == waiting {
+		switch alive {
+		case 0:
+		case 1:
+			msg += fmt.Sprintf("; the one still running has %v to end", s.job.Grace)
+		default:
+			msg += fmt.Sprintf("; the %d still running have %v to end", alive, s.job.Grace)
+		}
 	}
 	e := Event{Kind: Failed, Rank: s.first.index, Code: code(s.first.status), Seconds: s.first.seconds, Message: msg}
 	if s.first.status.Signaled() {
@@ -134,7 +140,7 @@ func (s *supervisor) summary() string {
 		case r.reaped && r.status.Signaled():
 			how = signalName(r.status.Signal())
 			if r.status.Signal() == r.sent {
-				how += " from weft run"
+				how += " from weft"
 			}
 		case r.reaped:
 			how = fmt.Sprintf("exit status %d", r.status.ExitStatus())

@@ -110,3 +110,11 @@ func TestTable(t *testing.T) {
 		t.Errorf("\n%s", out.String())
 	}
 }
+
+func TestCount(t *testing.T) {
+	for n, want := range map[int]string{0: "0 tokens", 1: "1 token", 2: "2 tokens"} {
+		if got := Count(n, "token"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

@@ -75,11 +75,7 @@ func (r *Record) SetTimes(s Summary) {
 // Shape is the configuration in a few words, for a row or a legend.
 func (r *Record) Shape() string {
 	if r.Tokens > 0 {
-		noun := "tokens"
-		if r.Tokens == 1 {
-			noun = "token"
-		}
-		return fmt.Sprintf("%d %s x %d %s, top-%d of %d", r.Tokens, noun, r.Hidden, r.DType, r.TopK, r.Experts)
+		return fmt.Sprintf("%s x %d %s, top-%d of %d", Count(r.Tokens, "token"), r.Hidden, r.DType, r.TopK, r.Experts)
 	}
 	if r.Bytes > 0 {
 		return fmt.Sprintf("%s %s %s", Size(r.Bytes), r.DType, r.Reduction)
@@ -88,6 +84,14 @@ func (r *Record) Shape() string {
 		return Size(r.Memory) + " resident"
 	}
 	return ""
+}
+
+// Count writes a number of things: "1 token", "2 tokens".
+func Count(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }
 
 // Size writes a byte count with a binary unit.

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// noArgs refuses arguments, and says which command may have been meant.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	path := cmd.CommandPath()
+	if !cmd.HasAvailableSubCommands() {
+		return fmt.Errorf("%s: there are no arguments, so %q means nothing; see %s --help", path, args[0], path)
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+		return fmt.Errorf("%s: there is no command %q; did you mean %s?", path, args[0], enumerate(like))
+	}
+	return fmt.Errorf("%s: there is no command %q; see %s --help", path, args[0], path)
+}
+
+// topic refuses help about what is no command.
+func topic(cmd *cobra.Command, args []string) error {
+	found, rest, err := cmd.Root().Find(args)
+	if err != nil || len(rest) > 0 {
+		return fmt.Errorf("no help about %q; see %s --help", strings.Join(args, " "), found.CommandPath())
+	}
+	return nil
+}
+
+// strict makes what a command has to say about its arguments a mistake on the command
+// line, here and in all commands below.
+func strict(cmd *cobra.Command) {
+	if validate := cmd.Args; validate != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := validate(cmd, args); err != nil {
+				return usageError{err}
+			}
+			return nil
+		}
+	}
+	for _, c := range cmd.Commands() {
+		strict(c)
+	}
+}
