@@ -68,8 +68,8 @@ type call struct {
 	places           []place // by place among the live ranks, once they have been exchanged
 }
 
-// open publishes the round that begins the operation, with data of this rank in it, and waits for the others'. It fails on every rank alike unless all
-// of them make the same call.
+// open publishes the round that begins the operation, with data of this rank in it, and waits for the others'. It fails on every rank alike
+// unless all of them make the same call.
 func (c *call) open(ctx context.Context, data []byte) error {
 	s := c.next()
 	*s.print = c.fingerprint()
@@ -90,12 +90,8 @@ func (c *call) exchangePlaces(ctx context.Context) error {
 	*s.print = c.fingerprint()
 	p := s.place()
 	*p = place{}
-	if w, at, ok := c.comm.Find(pointer(c.in), len(c.in)); ok {
-		p.input, p.inputAt = w.ID(), uint64(at)
-	}
-	if w, at, ok := c.comm.Find(pointer(c.out), len(c.out)); ok {
-		p.output, p.outputAt = w.ID(), uint64(at)
-	}
+	p.input, p.inputAt = c.standing(c.in)
+	p.output, p.outputAt = c.standing(c.out)
 	if c.inPlace {
 		p.inPlace = 1
 	}
@@ -121,16 +117,38 @@ func (c *call) exchangePlaces(ctx context.Context) error {
 	return nil
 }
 
-// peer is the memory of the i-th live rank at an offset of one of its windows.
+// standing is where peers find memory of this rank: in which window, at which offset. Window 0 means that some of them cannot.
+func (c *call) standing(mem []byte) (window, offset uint64) {
+	w, at, ok := c.comm.Find(pointer(mem), len(mem))
+	if !ok {
+		return 0, 0
+	}
+	for i, r := range c.live {
+		if i != c.own && w.Peer(r) == nil {
+			return 0, 0 // that rank was masked when the window was made
+		}
+	}
+	return w.ID(), uint64(at)
+}
+
+// peer is the memory of the i-th live rank at an offset of one of its windows. A window that was closed here is this rank's failure, and not
+// a refusal: that ranks agree takes a round, and others, who have everything they need, may be half-way through already.
 func (c *call) peer(i int, window, offset uint64, n int) ([]byte, error) {
-	w, ok := c.comm.Window(window)
-	if ok {
-		if mem := w.Peer(c.live[i]); mem != nil && offset <= uint64(len(mem)) && uint64(n) <= uint64(len(mem))-offset {
+	rank := c.live[i]
+	w, open := c.comm.Window(window)
+	if open {
+		if mem := w.Peer(rank); offset <= uint64(len(mem)) && uint64(n) <= uint64(len(mem))-offset {
 			return mem[offset:][:n:n], nil
 		}
 	}
-	// Others may be half-way through: they are told.
-	return nil, c.comm.Fail(fmt.Errorf("%s: %w: an operand of rank %d lies in window %d, which is closed here", c.name, weft.ErrMismatch, c.live[i], window))
+	// A rank that was left out while it stood still may be looking at later rounds of the others.
+	if err := c.comm.Begin(c.name); err != nil {
+		return nil, err
+	}
+	if !open {
+		return nil, c.comm.Fail(fmt.Errorf("%s: an operand of rank %d lies in window %d, which this rank has %w", c.name, rank, window, weft.ErrClosed))
+	}
+	return nil, c.comm.Fail(fmt.Errorf("%s: rank %d has an operand of %d bytes at %d of window %d, which ends before", c.name, rank, n, offset, window))
 }
 
 // input is the whole input of the i-th live rank, read where it stands.

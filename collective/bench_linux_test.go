@@ -48,6 +48,9 @@ type bench struct {
 
 const benchBytes = 64 << 20
 
+// benchVariable makes the test binary run as one rank of a benchmark.
+const benchVariable = "WEFT_COLLECTIVE_BENCH"
+
 func newBench(b testing.TB, ranks int) *bench {
 	b.Helper()
 	id, err := bootstrap.NewID(bootstrap.OnLoopback())
@@ -62,7 +65,7 @@ func newBench(b testing.TB, ranks int) *bench {
 			b.Fatal(err)
 		}
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), childVariable+"=bench", fmt.Sprintf("BENCH=%d %d %d", r, ranks, cpus[r%len(cpus)]), "ID="+id.String())
+		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d %d %s", benchVariable, r, ranks, cpus[r%len(cpus)], id))
 		cmd.Stdin, cmd.Stderr = read, os.Stderr
 		if err := cmd.Start(); err != nil {
 			b.Fatal(err)
@@ -179,12 +182,14 @@ func (s *bench) trial(b testing.TB, t trial) []time.Duration {
 	return times
 }
 
-func runBenchChild() (err error) {
+// serveBench is a rank of a benchmark.
+func serveBench(place string) (err error) {
 	var rank, size, cpu int
-	if _, err := fmt.Sscanf(os.Getenv("BENCH"), "%d %d %d", &rank, &size, &cpu); err != nil {
+	var text string
+	if _, err := fmt.Sscanf(place, "%d %d %d %s", &rank, &size, &cpu, &text); err != nil {
 		return err
 	}
-	id, err := bootstrap.ParseID(os.Getenv("ID"))
+	id, err := bootstrap.ParseID(text)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -459,7 +460,7 @@ func TestRefusedArguments(t *testing.T) {
 		}
 		for _, r := range []int{0, 2} {
 			var peer *weft.PeerError
-			if !errors.As(errs[r], &peer) || peer.Rank != 1 || !errors.Is(errs[r], weft.ErrInvalid) || !strings.Contains(errs[r].Error(), c.word) {
+			if !errors.As(errs[r], &peer) || peer.Rank != 1 || !errors.Is(errs[r], c.want) || !strings.Contains(errs[r].Error(), c.word) {
 				t.Errorf("%s: rank %d returns %v", c.name, r, errs[r])
 			}
 		}
@@ -481,6 +482,16 @@ func TestGroupsAreAgreedOn(t *testing.T) {
 	}) {
 		if !errors.Is(err, weft.ErrMismatch) {
 			t.Errorf("rank %d returns %v", r, err)
+		}
+	}
+	for _, scratch := range []int{-1, MaxScratch + 1, math.MaxInt} {
+		for r, err := range j.each(t, func(ctx context.Context, r int) error {
+			_, err := New(ctx, j.comms[r], Options{Scratch: scratch})
+			return err
+		}) {
+			if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprintf("scratch memory of %d bytes", scratch)) {
+				t.Errorf("rank %d returns %v", r, err)
+			}
 		}
 	}
 	for r, err := range j.each(t, func(ctx context.Context, r int) error {

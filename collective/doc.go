@@ -39,21 +39,24 @@
 //
 // # Cost
 //
-// The floor of a small operation is one trip of a cache line from core to core, and taking the line back before it is written again: 2 ranks on two Zen 4 cores
-// under one shared cache sum 8 bytes in 0.25 us.
+// The floor of a small operation is one trip of a cache line from core to core, and taking the line back before it is written again.
 //
 // The floor of a large one is its passes over S bytes. A staged all-reduce makes two to stage and n+1 to reduce on each of n ranks; beyond two
-// ranks each reduces its part only, which makes five however many there are. One of them reads what another core has just written, at 30 GB/s on
-// that machine, where 1 MiB takes 70 us. Operands in windows need 2 + 1/n + 2(n-1)/n passes, and 40 us.
+// ranks each reduces its part only, which makes five however many there are. One of them reads what another core has just written, which is the
+// slowest: it goes at the speed at which lines pass between cores. Operands in windows need 2 + 1/n + 2(n-1)/n passes, and no staging.
 //
-// Two things decide whether that is reached. Writing a line that another core still holds means taking it back first, at 9 GB/s; so the ring is larger than two second-level
-// caches and is written from front to back, 33 GB/s. And between cores that share no cache it is 2.4 GB/s whatever the ring, against 45 past the
-// caches and 14 for reading back; so every rank watches how fast it writes and goes past the caches where that is better (pace.go). Results of 8 MiB
-// and more always do: they would only displace what is still to be read.
+// Two things decide whether that is reached. Writing a line that another core still holds means taking it back first, several times slower than
+// writing one that nobody holds; so the ring is larger than two second-level caches and is written from front to back. And between cores that
+// share no cache taking lines back is far slower than writing to memory, whatever the ring; so every rank watches how fast it writes and goes
+// past the caches where that is better (pace.go). Results of 8 MiB and more always do: they would only displace what is still to be read.
+//
+// "make bench" measures the floors of a machine and the operations against them; docs/performance.md has figures, each with its machine and
+// command.
 //
 // # Adding an algorithm
 //
-// An [Algorithm] is a value in a file of its own: a name, what it supports, and a function in terms of rounds. List it in the registry (algorithm.go) and in the
-// tuning table (tuning.go), which is the same on every rank and asked with nothing but what ranks agree on; the tests then run it against the plain
-// loop. A collective is a constant, its name, a method of Group and at least one algorithm that supports everything.
+// An [Algorithm] is a value in a file of its own: a name, what it supports, and a function in terms of rounds. List it in the registry
+// (algorithm.go) and in the tuning table (tuning.go), which is the same on every rank and asked with nothing but what ranks agree on; the tests
+// then run it against the plain loop, and kill every rank between its rounds. A collective is a constant, its name, a method of Group and at
+// least one algorithm that supports everything.
 package collective

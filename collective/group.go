@@ -9,13 +9,16 @@ import (
 	"github.com/weftgo/weft/channel"
 )
 
-// DefaultScratch is the staging memory of a rank unless [Options] say otherwise.
-const DefaultScratch = 4 << 20
+// DefaultScratch is the staging memory of a rank unless [Options] say otherwise, and MaxScratch the most they may ask for.
+const (
+	DefaultScratch = 4 << 20
+	MaxScratch     = 1 << 30
+)
 
 // Options configures [New]. All ranks pass the same.
 type Options struct {
 	// Scratch is about how many bytes of each rank's memory the group uses to stage operands that lie in no window. An eighth of it is the
-	// most that one round carries. 0 means [DefaultScratch].
+	// most that one round carries. 0 means [DefaultScratch]; more than [MaxScratch] is refused.
 	Scratch int
 
 	// Force names algorithms that are used wherever they support the request, in this order, instead of those that the tuning table
@@ -31,6 +34,9 @@ type Options struct {
 // A method returns when the rank's result is complete and its operands are the caller's again. An error that wraps [weft.ErrMismatch],
 // [weft.ErrInvalid] or [weft.ErrUnsupported] is returned by every rank in the same call, with nothing moved, and the group goes on; any other is
 // the communicator's failure, and leaves outputs undefined.
+//
+// Peers may read operands that lie in windows where they stand. Such a window stays open on every rank until the operation has returned there: a
+// rank that needs one which it has closed returns [weft.ErrClosed], and that is the communicator's failure.
 type Group struct {
 	window *weft.Window
 	forced []*Algorithm
@@ -43,8 +49,8 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	const op = "new group"
 	var forced []*Algorithm
 	var err error
-	if opts.Scratch < 0 {
-		err = weft.Invalidf("%s: scratch memory of %d bytes", op, opts.Scratch)
+	if opts.Scratch < 0 || opts.Scratch > MaxScratch {
+		err = weft.Invalidf("%s: scratch memory of %d bytes; it may be 0 to %d", op, opts.Scratch, MaxScratch)
 	}
 	for _, name := range opts.Force {
 		a, unknown := algorithmNamed(name)

@@ -3,8 +3,6 @@ package collective
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 	"sync"
 	"testing"
 	"time"
@@ -15,16 +13,9 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 )
 
-// childVariable makes the test binary run as one rank of a process test or benchmark.
-const childVariable = "WEFT_COLLECTIVE_TEST_CHILD"
-
 func TestMain(m *testing.M) {
-	if role := os.Getenv(childVariable); role != "" {
-		if err := runChild(role); err != nil {
-			fmt.Println("error", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+	if playPart() { // as a rank that a test or benchmark has started
+		return
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -1,165 +1,173 @@
 package collective
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"slices"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/internal/eptest/processes"
 )
 
-func runChild(role string) error {
-	switch role {
-	case "bench":
-		return runBenchChild()
-	case "rank":
-		return runRank(os.Stdin, os.Stdout)
+// playPart makes this process a rank, if a test or a benchmark has started it as one.
+func playPart() bool {
+	if processes.Main(map[string]func() processes.Part{"member": func() processes.Part { return &member{} }}) {
+		return true
 	}
-	return fmt.Errorf("unknown role %q", role)
+	place := os.Getenv(benchVariable)
+	if place == "" {
+		return false
+	}
+	if err := serveBench(place); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	return true
 }
 
-// order is what a test tells a rank's process at its start.
-type order struct {
-	ID         string
-	Rank, Size int
-	Victim     int
-	Deadline   time.Duration
-	Collective Collective
-	Bytes      int
-	Window     bool
+// member is a rank that repeats one operation and checks each result.
+type member struct {
+	comm  *weft.Comm
+	group *Group
+	kind  Collective
+	bytes int
+	mem   []byte
+	times int // operations so far
+	steps int // of the operation in progress
 }
 
-// report is what the process says.
-type report struct {
-	Event   string // "id", "running", "failed", "went on"
-	Rank    int
-	ID      string
-	Error   string
-	Blamed  int
-	Died    bool
-	Timeout bool
+type memberArgs struct {
+	ID        string
+	Deadline  time.Duration
+	Algorithm string
+	Bytes     int
+	Window    bool
+	Step      int
+	Times     int
+	Masked    []int
 }
 
-// runRank is a rank: it repeats an operation until that fails, masks the victim, and goes on with the others.
-func runRank(in io.Reader, out io.Writer) (err error) {
-	input := bufio.NewReader(in)
-	line, err := input.ReadBytes('\n')
-	if err != nil {
-		return err
+func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a memberArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
 	}
-	var o order
-	if err := json.Unmarshal(line, &o); err != nil {
-		return err
-	}
-	say := json.NewEncoder(out).Encode
-	var id bootstrap.ID
-	if o.ID == "" {
-		if id, err = bootstrap.NewID(bootstrap.OnLoopback()); err != nil {
-			return err
-		}
-		if err := say(report{Event: "id", ID: id.String()}); err != nil {
-			return err
-		}
-	} else if id, err = bootstrap.ParseID(o.ID); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
 	defer cancel()
-	boot, err := bootstrap.DialTCP(ctx, bootstrap.TCPConfig{Rank: o.Rank, Size: o.Size, ID: id})
+	switch c.Do {
+	case "join":
+		return nil, m.join(ctx, r, a)
+	case "count": // the steps of an operation
+		err := m.verified(ctx)
+		return m.steps, err
+	case "halt": // at a step, when the others can do no more without this rank
+		var stuck error
+		at := func() {
+			stuck = m.othersWait(ctx)
+			r.Pause()
+		}
+		if a.Step == 0 {
+			at()
+		}
+		m.group.call.step = func() {
+			if m.steps++; m.steps == a.Step {
+				at()
+			}
+		}
+		return nil, errors.Join(stuck, m.verified(ctx))
+	case "repeat":
+		for range a.Times {
+			if err := m.verified(ctx); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	case "barrier":
+		return nil, m.group.Barrier(ctx, nil)
+	case "mask":
+		// What was repeated when the operation failed is not the same on all: the next is.
+		m.times = 1000
+		return nil, m.comm.SetMask(ctx, a.Masked...)
+	}
+	return nil, fmt.Errorf("unknown command %q", c.Do)
+}
+
+func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) error {
+	algorithm, err := algorithmNamed(a.Algorithm)
 	if err != nil {
 		return err
 	}
-	comm, err := weft.Join(ctx, weft.WithBootstrap(boot), weft.WithDeadline(o.Deadline))
-	if err != nil {
+	if m.comm, err = r.Join(a.ID, weft.WithDeadline(a.Deadline)); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, comm.Close()) }()
-	g, err := New(ctx, comm, Options{})
-	if err != nil {
+	// An eighth of this is one round's: what is not eager takes many.
+	if m.group, err = New(ctx, m.comm, Options{Scratch: 64 << 10, Force: []string{a.Algorithm}}); err != nil {
 		return err
 	}
-	mem := make([]byte, o.Bytes*(o.Size+1))
-	if o.Window {
-		w, err := comm.Alloc(ctx, len(mem))
+	m.group.call.step = func() { m.steps++ }
+	m.kind, m.bytes, m.mem = algorithm.Collective, a.Bytes, make([]byte, a.Bytes*(r.Size+1))
+	if a.Window {
+		w, err := m.comm.Alloc(ctx, len(m.mem))
 		if err != nil {
 			return err
 		}
-		mem = w.Bytes()
+		m.mem = w.Bytes()
 	}
+	return nil
+}
 
-	for i := 0; ; i++ {
-		if err = verified(ctx, g, comm, &o, mem, i); err != nil {
-			break
+// othersWait returns when every other rank waits for what this one has not published yet.
+func (m *member) othersWait(ctx context.Context) error {
+	for _, r := range m.group.call.live {
+		if r == m.comm.Rank() {
+			continue
 		}
-		if i == 20 {
-			if err := say(report{Event: "running"}); err != nil {
-				return err
+		for {
+			w := m.comm.Waiter().Peers[r].Record()
+			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.published {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("rank %d: %v: %w", r, w, ctx.Err())
+			case <-time.After(time.Millisecond):
 			}
 		}
 	}
-	r := report{Event: "failed", Rank: o.Rank, Error: err.Error(), Blamed: -1, Died: errors.Is(err, weft.ErrDied), Timeout: errors.Is(err, weft.ErrTimeout)}
-	var peer *weft.PeerError
-	if errors.As(err, &peer) {
-		r.Blamed = peer.Rank
-	}
-	if err := say(r); err != nil {
-		return err
-	}
-	if o.Rank == o.Victim {
-		return nil
-	}
-	if again := g.Barrier(ctx, nil); again == nil {
-		return errors.New("the failure is not sticky")
-	}
-	if err := comm.SetMask(ctx, o.Victim); err != nil {
-		return err
-	}
-	for i := range 100 {
-		if err := verified(ctx, g, comm, &o, mem, i); err != nil {
-			return fmt.Errorf("after the mask: %w", err)
-		}
-	}
-	if err := say(report{Event: "went on"}); err != nil {
-		return err
-	}
-	_, err = io.Copy(io.Discard, input) // until the test hangs up
-	return err
+	return nil
 }
 
-// verified runs one operation and checks its result.
-func verified(ctx context.Context, g *Group, comm *weft.Comm, o *order, mem []byte, i int) error {
-	n := o.Bytes / 4
-	whole := weft.SliceOf[int32](weft.TensorAt(mem, weft.Int32, n*(o.Size+1)))
+// verified runs the operation once and checks its result.
+func (m *member) verified(ctx context.Context) error {
+	m.steps = 0
+	i := m.times
+	m.times++
+	n, rank, size := m.bytes/4, m.comm.Rank(), m.comm.Size()
+	whole := weft.SliceOf[int32](weft.TensorAt(m.mem, weft.Int32, n*(size+1)))
 	in, out := whole[:n], whole[n:]
 	value := func(rank, k int) int32 { return int32((rank + 1) * (k + i)) }
 	for k := range in {
-		in[k] = value(comm.Rank(), k)
+		in[k] = value(rank, k)
 	}
 	var sum int32
-	for r := range o.Size {
-		if !comm.Masked(r) {
+	for r := range size {
+		if !m.comm.Masked(r) {
 			sum += int32(r + 1)
 		}
 	}
 	wrong := func(k int, got, want int32) error {
 		return fmt.Errorf("operation %d: element %d is %d, want %d", i, k, got, want)
 	}
-	switch o.Collective {
+	switch m.kind {
 	case Barrier:
-		return g.Barrier(ctx, nil)
+		return m.group.Barrier(ctx, nil)
 	case AllReduce:
-		if err := g.AllReduce(ctx, nil, weft.TensorOf(out[:n]), weft.TensorOf(in), weft.Sum); err != nil {
+		if err := m.group.AllReduce(ctx, nil, weft.TensorOf(out[:n]), weft.TensorOf(in), weft.Sum); err != nil {
 			return err
 		}
 		for k, got := range out[:n] {
@@ -168,20 +176,20 @@ func verified(ctx context.Context, g *Group, comm *weft.Comm, o *order, mem []by
 			}
 		}
 	case AllGather:
-		if err := g.AllGather(ctx, nil, weft.TensorOf(out), weft.TensorOf(in)); err != nil {
+		if err := m.group.AllGather(ctx, nil, weft.TensorOf(out), weft.TensorOf(in)); err != nil {
 			return err
 		}
 		for k, got := range out {
-			if r := k / n; !comm.Masked(r) && got != value(r, k%n) {
+			if r := k / n; !m.comm.Masked(r) && got != value(r, k%n) {
 				return wrong(k, got, value(r, k%n))
 			}
 		}
 	default:
-		root := i % o.Size
-		for comm.Masked(root) {
-			root = (root + 1) % o.Size
+		root := i % size
+		for m.comm.Masked(root) {
+			root = (root + 1) % size
 		}
-		if err := g.Broadcast(ctx, nil, weft.TensorOf(in), root); err != nil {
+		if err := m.group.Broadcast(ctx, nil, weft.TensorOf(in), root); err != nil {
 			return err
 		}
 		for k, got := range in {
@@ -193,185 +201,130 @@ func verified(ctx context.Context, g *Group, comm *weft.Comm, o *order, mem []by
 	return nil
 }
 
-// process is a rank's process.
-type process struct {
-	cmd     *exec.Cmd
-	stdin   io.WriteCloser
-	reports chan report
-	exit    chan error
-}
+// crewSize is enough for a rank to be gone and the others to go on together.
+const crewSize = 3
 
-func start(t *testing.T, o order) *process {
+// startCrew starts ranks that run one algorithm, and counts the steps that an operation takes each of them.
+func startCrew(t *testing.T, a *Algorithm, deadline time.Duration) (crew *processes.Crew, steps int) {
 	t.Helper()
-	p := &process{cmd: exec.Command(os.Args[0]), reports: make(chan report, 16), exit: make(chan error, 1)}
-	p.cmd.Env = append(os.Environ(), childVariable+"=rank")
-	p.cmd.Stderr = os.Stderr
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var err error
-	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
+	crew = processes.Start(t, "member", crewSize)
+	args := memberArgs{ID: crew.ID(), Deadline: deadline, Algorithm: a.Name, Bytes: 256 << 10, Window: !a.Supports(Request{})}
+	if a.eager {
+		args.Bytes = 1 << 10
 	}
-	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.cmd.Stdout = write
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	write.Close()
-	line, err := json.Marshal(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.stdin.Write(append(line, '\n')); err != nil {
-		t.Fatal(err)
-	}
-	var reader sync.WaitGroup
-	reader.Go(func() {
-		defer read.Close()
-		defer close(p.reports)
-		lines := bufio.NewScanner(read)
-		for lines.Scan() {
-			var r report
-			if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-				r = report{Event: "says", Error: lines.Text()}
-			}
-			p.reports <- r
+	crew.Must([]int{0, 1, 2}, "join", args)
+	for r, answer := range crew.All([]int{0, 1, 2}, "count", memberArgs{}) {
+		var n int
+		if err := json.Unmarshal(answer.Value, &n); answer.Err != "" || err != nil || steps != 0 && n != steps {
+			t.Fatalf("rank %d takes %d steps, others %d: %s", r, n, steps, answer.Err)
 		}
-	})
-	go func() {
-		err := p.cmd.Wait()
-		reader.Wait()
-		p.exit <- err
-	}()
-	return p
+		steps = n
+	}
+	return crew, steps
 }
 
-func (p *process) expect(t *testing.T, event string) report {
+// phase is a point of an operation: after so many steps. A rank takes two a round: it has published, and it has seen what everyone published.
+type phase struct {
+	name string
+	at   func(steps int) int
+}
+
+// phases are the points at which ranks are killed and stopped. In operations of one round some of them are the same.
+var phases = []phase{
+	{"before the operation", func(int) int { return 0 }},
+	{"between publish and await of the opening round", func(int) int { return 1 }},
+	{"after the opening round", func(int) int { return 2 }},
+	{"half-way", func(steps int) int { return steps / 2 }},
+	{"a step after half-way", func(steps int) int { return steps/2 + 1 }},
+	{"while the others have left", func(steps int) int { return steps }},
+}
+
+// distinct tells whether no phase before the i-th is the same point of operations of so many steps.
+func distinct(i, steps int) bool {
+	return !slices.ContainsFunc(phases[:i], func(p phase) bool { return p.at(steps) == phases[i].at(steps) })
+}
+
+// halt brings one rank to a point of an operation in which the others wait for it, and returns them.
+func halt(t *testing.T, crew *processes.Crew, victim, step int) (others []int) {
 	t.Helper()
-	select {
-	case r := <-p.reports:
-		if r.Event != event {
-			t.Fatalf("a rank reports %+v, want %q", r, event)
+	for r := range crew.Size() {
+		if r != victim {
+			others = append(others, r)
+			crew.Tell(r, "repeat", memberArgs{Times: 3})
 		}
-		return r
-	case <-time.After(testTimeout):
-		t.Fatalf("no report, want %q", event)
 	}
-	return report{}
+	if a := crew.Ask(victim, "halt", memberArgs{Step: step}); a.Err != "" {
+		t.Fatalf("rank %d does not get to step %d: %s", victim, step, a.Err)
+	}
+	return others
 }
 
-// run starts a job's processes, waits until all repeat the operation, and ends them at the end of the test.
-func run(t *testing.T, o order) []*process {
+// goOn checks that the failure lasts until the others leave the victim out, and that they go on without it.
+func goOn(t *testing.T, crew *processes.Crew, others []int, victim int) {
 	t.Helper()
-	var all []*process
-	t.Cleanup(func() {
-		for _, p := range all {
-			p.stdin.Close()
-			p.cmd.Process.Kill()
-			for range p.reports {
-			}
-			<-p.exit
-		}
-	})
-	for o.Rank = 0; o.Rank < o.Size; o.Rank++ {
-		p := start(t, o)
-		all = append(all, p)
-		if o.Rank == 0 {
-			o.ID = p.expect(t, "id").ID
+	for r, a := range crew.All(others, "barrier", memberArgs{}) {
+		if a.Peer != victim {
+			t.Errorf("rank %d: the failure does not last: %+v", r, a)
 		}
 	}
-	for _, p := range all {
-		p.expect(t, "running")
-	}
-	return all
+	crew.Must(others, "mask", memberArgs{Masked: []int{victim}})
+	crew.Must(others, "repeat", memberArgs{Times: 10})
 }
 
-// phases are the operations in whose midst ranks are killed and stopped: every way that data travel.
-func phases() []order {
-	all := []order{
-		{Collective: Barrier, Bytes: 4},
-		{Collective: AllReduce, Bytes: 8},
-		{Collective: AllReduce, Bytes: 1 << 20},
-		{Collective: AllReduce, Bytes: 1 << 20, Window: true},
-		{Collective: AllGather, Bytes: 1 << 18},
-		{Collective: AllGather, Bytes: 1 << 18, Window: true},
-		{Collective: Broadcast, Bytes: 1 << 20},
-		{Collective: Broadcast, Bytes: 1 << 20, Window: true},
-	}
-	if testing.Short() {
-		all = slices.Delete(all, 4, len(all))
-	}
-	return all
-}
-
-func (o order) String() string {
-	return fmt.Sprintf("%v of %d bytes, windows %t, rank %d of %d", o.Collective, o.Bytes, o.Window, o.Victim, o.Size)
-}
-
-// TestKilledRank: when a rank is killed in the midst of an operation, the others return an error that names it within two seconds, and
-// go on without it.
+// TestKilledRank kills every rank at every phase of every algorithm: the others return an error that names it within two seconds, and go on
+// without it.
 func TestKilledRank(t *testing.T) {
-	for i, o := range phases() {
-		o.Size, o.Deadline = 3, 30*time.Second
-		o.Victim = i % o.Size
-		t.Run(o.String(), func(t *testing.T) {
-			all := run(t, o)
-			killed := time.Now()
-			if err := all[o.Victim].cmd.Process.Kill(); err != nil {
-				t.Fatal(err)
+	for k, a := range algorithms {
+		var steps int
+		for i, p := range phases {
+			if i > 0 && !distinct(i, steps) {
+				continue
 			}
-			for r, p := range all {
-				if r == o.Victim {
+			for victim := range crewSize {
+				if testing.Short() && victim != (k+i)%crewSize {
 					continue
 				}
-				f := p.expect(t, "failed")
-				if d := time.Since(killed); d > 2*time.Second || f.Blamed != o.Victim || !f.Died {
-					t.Errorf("rank %d fails after %v: %s", r, d, f.Error)
-				}
+				t.Run(fmt.Sprintf("%s %s rank %d", a.Name, p.name, victim), func(t *testing.T) {
+					var crew *processes.Crew
+					crew, steps = startCrew(t, a, 30*time.Second)
+					others := halt(t, crew, victim, p.at(steps))
+					killed := time.Now()
+					crew.Kill(victim)
+					for r, f := range crew.Answers(others) {
+						if d := time.Since(killed); d > 2*time.Second || f.Peer != victim || f.Cause != "died" {
+							t.Errorf("rank %d fails after %v: %+v", r, d, f)
+						}
+					}
+					goOn(t, crew, others, victim)
+				})
 			}
-			for r, p := range all {
-				if r != o.Victim {
-					p.expect(t, "went on")
-				}
-			}
-		})
+		}
 	}
 }
 
-// TestStoppedRank: when a rank stands still, the others return an error that names it at their deadline, and go on without it. When it
+// TestStoppedRank stops a rank in every algorithm: the others return an error that names it at their deadline, and go on without it. When it
 // wakes up in the midst of what they left behind, it returns an error too.
 func TestStoppedRank(t *testing.T) {
 	const deadline = 800 * time.Millisecond
-	for i, o := range phases() {
-		o.Size, o.Deadline = 3, deadline
-		o.Victim = (i + 1) % o.Size
-		t.Run(o.String(), func(t *testing.T) {
-			all := run(t, o)
+	for k, a := range algorithms {
+		p, victim := phases[k%len(phases)], (k+k/len(phases))%crewSize
+		if testing.Short() && k%3 > 0 {
+			continue
+		}
+		t.Run(fmt.Sprintf("%s %s rank %d", a.Name, p.name, victim), func(t *testing.T) {
+			crew, steps := startCrew(t, a, deadline)
+			others := halt(t, crew, victim, p.at(steps))
 			stopped := time.Now()
-			if err := all[o.Victim].cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			for r, p := range all {
-				if r == o.Victim {
-					continue
-				}
-				f := p.expect(t, "failed")
-				if d := time.Since(stopped); d < deadline*9/10 || d > deadline+2*time.Second || f.Blamed != o.Victim || !f.Timeout {
-					t.Errorf("rank %d fails after %v: %s", r, d, f.Error)
+			crew.Stop(victim)
+			for r, f := range crew.Answers(others) {
+				if d := time.Since(stopped); d > deadline+2*time.Second || f.Took < deadline*9/10 || f.Peer != victim || f.Cause != "timeout" {
+					t.Errorf("rank %d fails after %v: %+v", r, d, f)
 				}
 			}
-			for r, p := range all {
-				if r != o.Victim {
-					p.expect(t, "went on")
-				}
-			}
-			if err := all[o.Victim].cmd.Process.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
-			if f := all[o.Victim].expect(t, "failed"); f.Blamed < 0 {
-				t.Errorf("the stopped rank wakes up to %q", f.Error)
+			goOn(t, crew, others, victim)
+			crew.Continue(victim)
+			if f := crew.Ask(victim, "go on", nil); f.Peer < 0 {
+				t.Errorf("the stopped rank wakes up to %+v", f)
 			}
 		})
 	}

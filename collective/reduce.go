@@ -27,8 +27,8 @@ func reducible(d weft.DType) bool { return arithmeticOf[d] != 0 }
 
 var operators = [...]simd.Op{weft.Sum: simd.Sum, weft.Prod: simd.Prod, weft.Min: simd.Min, weft.Max: simd.Max, weft.Avg: simd.Sum}
 
-// reduce folds rows, which are in rank order, into dst. It is the only arithmetic of the package: every algorithm hands it the inputs of all ranks for
-// some range of elements, so all of them give the same bits. With stream the result bypasses the caches.
+// reduce folds rows, which are in rank order, into dst. It is the only arithmetic of the package: every algorithm hands it the inputs of all
+// ranks for some range of elements, so all of them give the same bits. With stream the result bypasses the caches.
 func (c *call) reduce(dst []byte, rows [][]byte, stream bool) {
 	op, t, avg := operators[c.Op], simd.Type(arithmeticOf[c.DType]-1), c.Op == weft.Avg
 	if !stream {

@@ -2,6 +2,7 @@ package collective
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -23,6 +24,9 @@ type rounds struct {
 	published  uint64 // the last round that this rank published
 	live       []int  // ranks that take part, ascending
 	own        int    // this rank's place among them
+
+	// step, when a test has set it, is called when this rank has published a round and when it has seen everyone's.
+	step func()
 }
 
 func newRounds(comm *weft.Comm, w *weft.Window) *rounds {
@@ -84,6 +88,9 @@ func (r *rounds) publish() uint64 {
 	s := r.next()
 	r.published++
 	s.round.Publish(r.published)
+	if r.step != nil {
+		r.step()
+	}
 	return r.published
 }
 
@@ -106,6 +113,9 @@ func (r *rounds) await(ctx context.Context, op string, round uint64) error {
 			return r.comm.Fail(err)
 		}
 	}
+	if r.step != nil {
+		r.step()
+	}
 	return nil
 }
 
@@ -116,6 +126,9 @@ const refusalBytes = 200
 func (r *rounds) refuse(err error) {
 	s := r.next()
 	*s.print = refused
+	if errors.Is(err, weft.ErrUnsupported) {
+		*s.print |= refusedUnsupported
+	}
 	text := r.fill(refusalBytes)
 	n := copy(text[1:], err.Error())
 	text[0] = byte(n)
@@ -139,9 +152,8 @@ func (r *rounds) agree(op string, round uint64, own error) error {
 		return own
 	}
 	for _, p := range r.live {
-		if *r.slot(p, round).print&refused != 0 {
-			text := r.payload(p, round, refusalBytes)
-			return &weft.PeerError{Rank: p, Op: op, Err: &refusedError{string(text[1 : 1+min(int(text[0]), refusalBytes-1)])}}
+		if print := *r.slot(p, round).print; print&refused != 0 {
+			return &weft.PeerError{Rank: p, Op: op, Err: refusal(print, r.payload(p, round, refusalBytes))}
 		}
 	}
 	first := r.live[0]
@@ -154,11 +166,23 @@ func (r *rounds) agree(op string, round uint64, own error) error {
 	return fmt.Errorf("%s: %w", op, weft.ErrMismatch)
 }
 
-// refusedError carries another rank's words. It counts as [weft.ErrInvalid]: nothing has moved, the communicator is whole.
-type refusedError struct{ text string }
+// refusal is what refuse has put in a slot.
+func refusal(print fingerprint, text []byte) error {
+	kind := weft.ErrInvalid
+	if print&refusedUnsupported != 0 {
+		kind = weft.ErrUnsupported
+	}
+	return &refusedError{string(text[1 : 1+min(int(text[0]), refusalBytes-1)]), kind}
+}
+
+// refusedError carries another rank's words, and wraps the sentinel that its error did: nothing has moved, the communicator is whole.
+type refusedError struct {
+	text string
+	kind error
+}
 
 func (e *refusedError) Error() string { return "refused there: " + e.text }
-func (e *refusedError) Unwrap() error { return weft.ErrInvalid }
+func (e *refusedError) Unwrap() error { return e.kind }
 
 // place is where a rank's operands stand, if peers can reach them. It fits the near payload of a slot.
 type place struct {

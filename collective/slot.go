@@ -42,7 +42,7 @@ func (s *slot) ringAt() *uint64     { return (*uint64)(s.near) }
 // A board is a rank's memory in the group's window: its slots, then its ring.
 //
 // The ring holds payloads that are longer than a slot has room for. It is written from front to back, round after round, so that a line is
-// written again only when it has long left the caches of those who read it. Writing a line that another core still caches costs three times
+// written again only when it has long left the caches of those who read it. Writing a line that another core still caches costs several times
 // as much as writing one that has gone to the shared cache.
 type board struct {
 	slots [slots]slot

@@ -64,8 +64,8 @@ var preferences = [collectives][]preference{
 	},
 }
 
-// eager chooses an algorithm that sends its data at once, or none: then ranks first tell each other where their operands are. Like settled it depends on
-// nothing but the request and on what was forced when the group was made, so all ranks choose the same.
+// eager chooses an algorithm that sends its data at once, or none: then ranks first tell each other where their operands are. Like settled it
+// depends on nothing but the request and on what was forced when the group was made, so all ranks choose the same.
 func eager(q *Request, forced []*Algorithm) *Algorithm {
 	for _, a := range forced {
 		if a.Collective == q.Collective {
