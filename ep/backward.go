@@ -13,18 +13,18 @@ import (
 // DispatchBackward is the gradient of Dispatch: gradX[t] = sum over k of gradRows[row of (t,k)], in the handle's reduction, without weights. gradRows
 // has the shape of what Dispatch returned, gradX is [tokens, hidden], both of the Spec's Output type.
 //
-// gradRowWeights, fp32 [Rows()] (with top-k numbers a row for the layouts with one row per rank), holds the gradients of the weights that arrived with the
-// rows; each goes back to its selection in gradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are absent, on every rank, or
-// neither.
+// gradRowWeights, fp32 [Rows()] (with top-k numbers a row for the layouts with one row per rank), holds the gradients of the weights that arrived
+// with the rows; each goes back to its selection in gradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are
+// absent, on every rank, or neither.
 func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
 	const op = "dispatch backward"
-	epoch, err := h.enter(op, s)
+	epoch, err := h.enter(op)
 	if err != nil {
 		return err
 	}
 	c := &h.scratch.gather
 	*c = gather{h: h, r: r, op: op, kind: callDispatchBackward, epoch: epoch, y: gradRows, out: gradX, scalars: gradRowWeights, outScalars: gradWeights}
-	own := c.check()
+	own := cmp.Or(onHost(op, s), c.check())
 	if own == nil {
 		own = c.checkScalars()
 	}
@@ -52,37 +52,29 @@ func (c *gather) checkScalars() error {
 	return checkTensor(c.op, "gradients of weights", c.outScalars, weft.Float32, c.r.tokens, h.spec.TopK)
 }
 
-// CombineBackward is the gradient of Combine: gradRows[row of (t,k)] = weight[t,k] * gradOut[t], rounded once (gradOut[t] itself where Combine sums plainly), and zeros in
-// pads. gradOut is [tokens, hidden], gradRows, in any memory, has the shape of Combine's y.
+// CombineBackward is the gradient of Combine: gradRows[row of (t,k)] = weight[t,k] * gradOut[t], rounded once (gradOut[t] itself where Combine sums
+// plainly), and zeros in pads. gradOut is [tokens, hidden], gradRows, in any memory, has the shape of Combine's y.
 //
-// With y and gradWeights, which weighted sums allow, gradWeights[t,k], fp32 [tokens, top-k], is the dot product of gradOut[t] and y[row of (t,k)] in fp32: element i is
-// added, fused, to lane i mod 64, and the lanes are summed as a tree. Selections that went nowhere get 0. Both are given on every rank or on none.
+// With y and gradWeights, which weighted sums allow, gradWeights[t,k], fp32 [tokens, top-k], is the dot product of gradOut[t] and y[row of (t,k)] in
+// fp32: element i is added, fused, to lane i mod 64, and the lanes are summed as a tree. Selections that went nowhere get 0. Both are given on every
+// rank or on none. Then gradRows may be y itself, whose rows it overwrites once they were read, but may not overlap a part of it.
 func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
 	const op = "combine backward"
-	epoch, err := h.enter(op, s)
+	epoch, err := h.enter(op)
 	if err != nil {
 		return err
 	}
-	spec := &h.spec
-	wantWeights := !gradWeights.IsZero()
-	own := h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op)
+	own := cmp.Or(onHost(op, s), h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op))
 	var data place
 	borrowed := false
-	n := spec.outputBytes()
 	if own == nil {
-		if data, borrowed, err = h.offerPlain(ctx, epoch, gradOut, n, op); err != nil {
+		if data, borrowed, err = h.offerPlain(ctx, epoch, gradOut, op); err != nil {
 			return err
 		}
 	}
-	var flags place
-	if wantWeights {
-		flags.stride = 1
-	}
-	h.post(epoch, newCall(callCombineBackward, r), data, flags, own)
+	wantWeights := !gradWeights.IsZero()
+	h.post(epoch, newCall(callCombineBackward, r, wantWeights), data, place{}, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
-		return err
-	}
-	if err := h.sameWish(epoch, op, wantWeights, func(n *notice) bool { return n.scales.stride == 1 }); err != nil {
 		return err
 	}
 	var dots []float32
@@ -93,19 +85,8 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 		}
 		dots = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(h.scalars.window.Bytes()))), h.scalars.window.Size()/4)
 	}
-	t := element(spec.Output)
 	m := &h.scratch.mover
-	*m = mover{h: h, r: r, rowBytes: n, dst: gradRows.Data, visit: func(l landing, src unsafe.Pointer) {
-		dst := unsafe.Add(gradRows.Data, int(l.row)*n)
-		if spec.Sum == Weighted {
-			simd.Scale(t, dst, src, spec.Hidden, l.weight)
-		} else {
-			simd.Copy(dst, src, n, false)
-		}
-		if wantWeights {
-			dots[l.row] = simd.Dot(t, src, unsafe.Add(y.Data, int(l.row)*n), spec.Hidden)
-		}
-	}}
+	*m = mover{h: h, r: r, rowBytes: h.spec.outputBytes(), dst: gradRows.Data, visit: h.gradRow(y, gradRows, dots)}
 	if err := m.pull(op); err != nil {
 		return err
 	}
@@ -120,28 +101,39 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 	if !wantWeights {
 		return nil
 	}
-	// The dot products were computed where the experts' rows are; a second move takes them home.
+	return h.bringDots(ctx, r, gradWeights, op)
+}
+
+// gradRow is what combine backward does with a landing and the gradient of its token's output: the row's gradient, and with dots that of its weight.
+func (h *Handle) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, src unsafe.Pointer) {
+	s := &h.spec
+	t, n := element(s.Output), s.outputBytes()
+	return func(l landing, src unsafe.Pointer) {
+		at := int(l.row) * n
+		if dots != nil {
+			dots[l.row] = simd.Dot(t, src, unsafe.Add(y.Data, at), s.Hidden) // before the row is written, which may be the same
+		}
+		dst := unsafe.Add(gradRows.Data, at)
+		if s.Sum == Weighted {
+			simd.Scale(t, dst, src, s.Hidden, l.weight)
+		} else {
+			simd.Copy(dst, src, n, false)
+		}
+	}
+}
+
+// bringDots is the second half of combine backward: the dot products were computed where the experts' rows are, and a second move takes them home.
+func (h *Handle) bringDots(ctx context.Context, r *Routing, gradWeights weft.Tensor, op string) error {
 	h.epoch++
-	epoch = h.epoch
-	h.post(epoch, newCall(callDotsHome, r), place{h.scalars.window.ID(), 0, 4}, place{}, nil)
+	epoch := h.epoch
+	h.post(epoch, newCall(callDotsHome, r, true), place{h.scalars.window.ID(), 0, 4}, place{}, nil)
 	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
 		return err
 	}
-	if err := h.fetchScalars(r, gradWeights, op, func(n *notice) place { return n.data }); err != nil {
+	if err := h.fetchScalars(r, gradWeights, op, (*notice).data); err != nil {
 		return err
 	}
 	return h.leave(epoch, op)
-}
-
-// sameWish fails on every rank if gradients of weights are asked for on some ranks only.
-func (h *Handle) sameWish(epoch uint64, op string, own bool, asks func(*notice) bool) error {
-	for d, notice := range h.scratch.notices {
-		if notice != nil && asks(notice) != own {
-			err := error(&weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: gradients of weights are asked for on some ranks only", weft.ErrMismatch)})
-			return cmp.Or(h.leave(epoch, op), err)
-		}
-	}
-	return nil
 }
 
 func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor, op string) error {
@@ -167,13 +159,23 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 	if err := h.checkExpertRows(op, "rows", r, y); err != nil {
 		return err
 	}
+	if overlapInPart(gradRows, y) {
+		return weft.Invalidf("%s: gradients of rows overlap a part of the rows; give them memory of their own, or the very same", op)
+	}
 	return checkTensor(op, "gradients of weights", gradWeights, weft.Float32, r.tokens, s.TopK)
 }
 
+// overlapInPart reports whether two tensors share memory and are not the same.
+func overlapInPart(a, b weft.Tensor) bool {
+	p, q := uintptr(a.Data), uintptr(b.Data)
+	return p != q && p < q+uintptr(b.Bytes()) && q < p+uintptr(a.Bytes())
+}
+
 // offerPlain makes rows of the Output type readable for the other ranks.
-func (h *Handle) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, n int, op string) (place, bool, error) {
+func (h *Handle) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op string) (place, bool, error) {
+	stride := uint32(h.spec.outputBytes())
 	if w, off, ok := h.comm.Find(x.Data, x.Bytes()); ok {
-		return place{w.ID(), uint64(off), uint64(n)}, true, nil
+		return place{w.ID(), uint64(off), stride}, true, nil
 	}
 	if x.Elems() == 0 {
 		return place{}, false, nil
@@ -182,7 +184,7 @@ func (h *Handle) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, n 
 		return place{}, false, err
 	}
 	simd.Copy(unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())), x.Data, x.Bytes(), false)
-	return place{h.stage.window.ID(), 0, uint64(n)}, false, nil
+	return place{h.stage.window.ID(), 0, stride}, false, nil
 }
 
 // fetchScalars brings one number per selection home.

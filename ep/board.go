@@ -24,17 +24,40 @@ type board struct {
 	g       *geometry
 }
 
-// notice is what a rank says when it enters an operation. It fills the rest of the first cache line of a post.
+// notice is what a rank says when it enters an operation. With the counter it fills the first cache line of a post and no more: whoever sees the
+// epoch has the notice already.
 type notice struct {
-	_      uint32        // the counter's
-	word   atomic.Uint32 // which call it is; length and kind of text, if the rank cannot take part
-	data   place
-	scales place
+	_       uint32        // the counter's
+	word    atomic.Uint32 // the upper bits are the call's; length and kind of text, if the rank cannot take part
+	routing uint64        // the call's
+	// The two operands: rows, and what goes beside them.
+	window, offset [2]uint64
+	stride         [2]uint32
 }
+
+const (
+	cacheLine = 64
+	noticeAt  = channel.CounterBytes - 4 // in a post
+)
+
+var _ [cacheLine - noticeAt - unsafe.Sizeof(notice{})]byte // the notice ends where the line does, or before
 
 // place is where an operand's rows stand: in which window, at which offset, how far apart.
 type place struct {
-	window, offset, stride uint64
+	window, offset uint64
+	stride         uint32
+}
+
+// data is where the operand's rows are.
+func (n *notice) data() place { return place{n.window[0], n.offset[0], n.stride[0]} }
+
+// scales is where that is what goes beside them: scales, or gradients of weights.
+func (n *notice) scales() place { return place{n.window[1], n.offset[1], n.stride[1]} }
+
+func (n *notice) setPlaces(data, scales place) {
+	n.window = [2]uint64{data.window, scales.window}
+	n.offset = [2]uint64{data.offset, scales.offset}
+	n.stride = [2]uint32{data.stride, scales.stride}
 }
 
 const (
@@ -50,18 +73,19 @@ func (g *geometry) recordSize() int { return (4+2*g.topk+3)&^3 + 4*g.topk }
 // records is the most (token, destination rank) pairs that one rank can have.
 func (g *geometry) records() int { return g.tokens * min(g.topk, g.ranks) }
 
-func (g *geometry) routingSize() int {
-	n := 4*g.experts + 8*g.ranks + g.records()*g.recordSize()
+// routingSize is the size of one routing on a board.
+func (g *geometry) routingSize() int64 {
+	n := 4*int64(g.experts) + 8*int64(g.ranks) + int64(g.records())*int64(g.recordSize())
 	return (n + channel.Stride - 1) &^ (channel.Stride - 1)
 }
 
-func (g *geometry) boardSize() int { return routingAt + 2*g.routingSize() }
+func (g *geometry) boardSize() int64 { return routingAt + 2*g.routingSize() }
 
 func newBoard(g *geometry, mem []byte) *board {
 	b := &board{done: channel.CounterAt(mem, doneAt), mem: mem, g: g}
 	for i := range b.post {
 		b.post[i] = channel.CounterAt(mem, i*channel.Stride)
-		b.notices[i] = (*notice)(unsafe.Pointer(&mem[i*channel.Stride+channel.CounterBytes-4]))
+		b.notices[i] = (*notice)(unsafe.Pointer(&mem[i*channel.Stride+noticeAt]))
 	}
 	return b
 }
@@ -84,7 +108,7 @@ type routing struct {
 
 func (b *board) routing(epoch uint64) routing {
 	g := b.g
-	p := unsafe.Pointer(&b.mem[routingAt+int(epoch&1)*g.routingSize()])
+	p := unsafe.Pointer(&b.mem[routingAt+int64(epoch&1)*g.routingSize()])
 	r := routing{size: g.recordSize(), topk: g.topk}
 	r.counts = unsafe.Slice((*int32)(p), g.experts)
 	p = unsafe.Add(p, 4*g.experts)
@@ -118,8 +142,9 @@ func (b *board) enter(epoch uint64, c call, data, scales place, err error) {
 	if err != nil {
 		refused = putRefusal(b.text(epoch), err)
 	}
-	n.word.Store(uint32(c) | refused)
-	n.data, n.scales = data, scales
+	n.word.Store(c.word | refused)
+	n.routing = c.routing
+	n.setPlaces(data, scales)
 	b.post[epoch&1].Publish(epoch)
 }
 
@@ -128,12 +153,16 @@ func (b *board) refusal(epoch uint64, rank int, op string) error {
 	return refusal(rank, op, b.notices[epoch&1].word.Load()&(callUnit-1), b.text(epoch))
 }
 
-// call is a fingerprint of what must agree on all ranks: the operation, and the Routing by which it goes. It fills the upper bits of a notice's word.
-type call uint32
+// call is what must agree on all ranks: the operation, whether it brings gradients of weights home, and the Routing by which it goes.
+type call struct {
+	word    uint32 // the upper bits of a notice's word: callUnit times the operation, wantsWeights
+	routing uint64 // the epoch of the Routing's Prepare, which no other has, in this generation or any
+}
 
 const (
-	callUnit  = unsupportedRefusal << 1 // the lowest bit of a call
-	callKinds = 8
+	callUnit     = unsupportedRefusal << 1 // the lowest bit of a call
+	callKinds    = 8
+	wantsWeights = callKinds * callUnit
 )
 
 // The kinds of calls.
@@ -148,20 +177,36 @@ const (
 
 var callNames = [callKinds]string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward", "combine backward"}
 
-func newCall(kind int, r *Routing) call {
-	var epoch uint64
-	if r != nil {
-		epoch = r.epoch
+func newCall(kind int, r *Routing, weights bool) call {
+	c := call{word: uint32(kind) * callUnit}
+	if weights {
+		c.word |= wantsWeights
 	}
-	return call(uint32(epoch)*callKinds+uint32(kind)) * callUnit
+	if r != nil {
+		c.routing = r.epoch
+	}
+	return c
 }
 
 // call is the call that a rank has entered the epoch with.
 func (b *board) call(epoch uint64) call {
-	return call(b.notices[epoch&1].word.Load()) &^ (callUnit - 1)
+	n := b.notices[epoch&1]
+	return call{word: n.word.Load() &^ (callUnit - 1), routing: n.routing}
 }
 
-func (c call) kind() int { return int(c/callUnit) % callKinds }
+func (c call) kind() int { return int(c.word/callUnit) % callKinds }
+
+// differs says how a peer's call differs from this rank's.
+func (c call) differs(peer call) string {
+	switch {
+	case c.kind() != peer.kind():
+		return "it calls " + callNames[peer.kind()]
+	case c.word != peer.word:
+		return "gradients of weights are asked for on some ranks only"
+	default:
+		return "it goes by another routing"
+	}
+}
 
 // unsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are [weft.ErrInvalid].
 const unsupportedRefusal = 1 << 16

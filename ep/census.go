@@ -16,21 +16,25 @@ type Census struct {
 	TokenInRank []bool
 }
 
-// CountRouting is the layout step alone: it counts where tokens go. topk is int32 or int64 [tokens, top-k] on the host, -1 for none; it is local and may be
-// called by any rank at any time. Several selections of one token on the same rank count once in RankTokens, as do those on the same node in
-// NodeTokens.
+// CountRouting is the layout step alone: it counts where tokens go. topk is int32 or int64 [tokens, top-k] on the host, -1 for none; it is local and
+// may be called by any rank at any time. Several selections of one token on the same rank count once in RankTokens, as do those on the same node in
+// NodeTokens. What a [Spec] cannot have, such as more than 64 ranks or 32 selections a token, is refused.
 func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, error) {
 	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 {
 		return nil, weft.Invalidf("count routing: experts are %v, want int32 or int64 [tokens top-k]", topk)
 	}
-	if ranks < 1 || experts < 1 || experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
-		return nil, weft.Invalidf("count routing: %d experts on %d ranks, %d a node: want experts in equal shares, and whole nodes", experts, ranks, ranksPerNode)
+	if ranks < 1 || ranks > weft.MaxRanks || experts < 1 || experts > MaxExperts {
+		return nil, weft.Invalidf("count routing: %d experts on %d ranks: want at most %d on %d", experts, ranks, MaxExperts, weft.MaxRanks)
+	}
+	if experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
+		return nil, weft.Invalidf("count routing: %d experts on %d ranks, %d a node: want experts in equal shares, and whole nodes",
+			experts, ranks, ranksPerNode)
 	}
 	tokens, k := topk.Shape[0], topk.Shape[1]
-	if tokens < 0 || k < 0 {
-		return nil, weft.Invalidf("count routing: experts are %v, want int32 or int64 [tokens top-k]", topk)
+	if tokens < 0 || tokens > maxTokens || k < 1 || k > MaxTopK {
+		return nil, weft.Invalidf("count routing: experts are %v, want at most %d tokens and 1 to %d selections of each", topk, maxTokens, MaxTopK)
 	}
-	if topk.Data == nil && tokens*k > 0 {
+	if topk.Data == nil && tokens > 0 {
 		return nil, weft.Invalidf("count routing: experts have no memory")
 	}
 	sel := selectionsOf(topk)

@@ -2,6 +2,7 @@ package ep_test
 
 import (
 	"errors"
+	"math"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -70,9 +71,23 @@ func TestCountRoutingRefuses(t *testing.T) {
 		"width": func() (*ep.Census, error) {
 			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, -2}}, 4, 2, 1)
 		},
-		"nodes":     func() (*ep.Census, error) { return ep.CountRouting(good, 4, 2, 3) },
-		"too large": func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
-		"too small": func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
+		// Products that are 0 in 64 bits, and more than any memory.
+		"many of many": func() (*ep.Census, error) {
+			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{math.MaxInt/2 + 1, math.MaxInt/2 + 1}}, 4, 2, 1)
+		},
+		"many of four": func() (*ep.Census, error) {
+			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{math.MaxInt/2 + 1, 4}}, 4, 2, 1)
+		},
+		"many": func() (*ep.Census, error) {
+			return ep.CountRouting(weft.TensorOf(make([]int32, 1<<24+1), 1<<24+1, 1), 4, 2, 1)
+		},
+		"many of none": func() (*ep.Census, error) { return ep.CountRouting(reshaped(good, 1<<24, 0), 4, 2, 1) },
+		"top-k":        func() (*ep.Census, error) { return ep.CountRouting(reshaped(good, 1, ep.MaxTopK+1), 4, 2, 1) },
+		"many experts": func() (*ep.Census, error) { return ep.CountRouting(good, math.MaxInt, 1, 1) },
+		"many ranks":   func() (*ep.Census, error) { return ep.CountRouting(good, 2*weft.MaxRanks, 2*weft.MaxRanks, 1) },
+		"nodes":        func() (*ep.Census, error) { return ep.CountRouting(good, 4, 2, 3) },
+		"too large":    func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
+		"too small":    func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
 		"has no place": func() (*ep.Census, error) {
 			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, 2}}, 4, 2, 1)
 		},
@@ -81,4 +96,10 @@ func TestCountRoutingRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// reshaped claims that a tensor has another shape than its memory.
+func reshaped(t weft.Tensor, shape ...int) weft.Tensor {
+	t.Shape = shape
+	return t
 }

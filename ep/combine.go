@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync/atomic"
@@ -10,8 +11,8 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-// Combine brings the experts' rows home and sums them: out[t] = bias + sum over k of weight[t,k] * y[row of (t,k)], in the handle's reduction. y has the shape of
-// what Dispatch returned, with rows of the Spec's Output type; out and each bias (none, one or two) are [tokens, hidden] of that type.
+// Combine brings the experts' rows home and sums them: out[t] = bias + sum over k of weight[t,k] * y[row of (t,k)], in the handle's reduction. y has
+// the shape of what Dispatch returned, with rows of the Spec's Output type; out and each bias (none, one or two) are [tokens, hidden] of that type.
 //
 // Rows of y that lie in a window (received memory does) are read by their home ranks where they are, and Combine returns when all have. Others are
 // copied to a staging window first. The partial reduction reads y only here.
@@ -25,6 +26,8 @@ func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out
 
 // SendCombine is the first half of [Handle.Combine]; Wait on the result is the second. y, out and bias are borrowed until then, and the handle does
 // nothing else before.
+//
+// What is copied to a staging window, and partial sums, may have to wait for it: until every rank has received the operation that last used it.
 func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) (*weft.Work, error) {
 	if err := h.sendCombine(ctx, s, r, y, out, bias); err != nil {
 		return nil, err
@@ -43,7 +46,7 @@ const opCombine = "combine"
 
 func (h *Handle) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
 	const op = opCombine
-	epoch, err := h.enter(op, s)
+	epoch, err := h.enter(op)
 	if err != nil {
 		return err
 	}
@@ -52,7 +55,7 @@ func (h *Handle) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y,
 	if copy(c.bias[:], bias) < len(bias) {
 		return c.send(ctx, weft.Invalidf("%s: %d biases, want at most %d", op, len(bias), len(c.bias)))
 	}
-	return c.send(ctx, c.check())
+	return c.send(ctx, cmp.Or(onHost(op, s), c.check()))
 }
 
 // gather brings rows home: combine, and the backward of dispatch. A handle has one at a time.
@@ -75,8 +78,8 @@ type gather struct {
 
 // operand is the memory of a rank whose rows are brought home.
 type operand struct {
-	base unsafe.Pointer // nil: the rank is masked
-	rows int
+	base unsafe.Pointer
+	rows int // -1: the rank is masked
 }
 
 // send makes this rank's rows readable and says so; or says that it refuses, and returns the error that all ranks return.
@@ -91,7 +94,7 @@ func (c *gather) send(ctx context.Context, own error) (err error) {
 			return err
 		}
 	}
-	h.post(c.epoch, newCall(c.kind, c.r), rows, numbers, own)
+	h.post(c.epoch, newCall(c.kind, c.r, !c.outScalars.IsZero()), rows, numbers, own)
 	if own != nil {
 		return h.awaitAll(ctx, c.epoch, c.op, own)
 	}
@@ -147,11 +150,11 @@ func (c *gather) offer(ctx context.Context) (place, error) {
 			return place{}, err
 		}
 		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
-		return place{h.partial.window.ID(), 0, uint64(n)}, nil
+		return place{h.partial.window.ID(), 0, uint32(n)}, nil
 	}
 	if w, off, ok := h.comm.Find(c.y.Data, c.y.Bytes()); ok {
 		c.borrowed = true
-		return place{w.ID(), uint64(off), uint64(n)}, nil
+		return place{w.ID(), uint64(off), uint32(n)}, nil
 	}
 	if c.y.Elems() == 0 {
 		return place{}, nil
@@ -160,7 +163,7 @@ func (c *gather) offer(ctx context.Context) (place, error) {
 		return place{}, err
 	}
 	h.each(len(c.r.arrivals), c.r.kept*n, (*stageRows)(c))
-	return place{h.stage.window.ID(), 0, uint64(n)}, nil
+	return place{h.stage.window.ID(), 0, uint32(n)}, nil
 }
 
 // stageRows copies the rows of arrivals to the stage.
@@ -230,14 +233,11 @@ func (c *gather) receive(ctx context.Context) error {
 	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
 		return err
 	}
-	if err := h.sameWish(c.epoch, c.op, !c.outScalars.IsZero(), func(n *notice) bool { return n.scales.window != 0 }); err != nil {
-		return err
-	}
 	if err := c.home(); err != nil {
 		return err
 	}
 	if !c.outScalars.IsZero() {
-		if err := h.fetchScalars(c.r, c.outScalars, c.op, func(n *notice) place { return n.scales }); err != nil {
+		if err := h.fetchScalars(c.r, c.outScalars, c.op, (*notice).scales); err != nil {
 			return err
 		}
 	}
@@ -255,11 +255,11 @@ func (c *gather) home() error {
 	h := c.h
 	n := h.spec.outputBytes()
 	for d, notice := range h.scratch.notices {
-		h.scratch.operands[d] = operand{}
+		h.scratch.operands[d] = operand{rows: -1}
 		if notice == nil {
 			continue
 		}
-		mem, err := h.memory(d, notice.data, c.op)
+		mem, err := h.memory(d, notice.data(), c.op)
 		if err != nil {
 			return err
 		}
@@ -319,7 +319,7 @@ func (c *sumHome) rows(from, to int) {
 // row finds a row at a rank; nil if the rank is masked.
 func (c *sumHome) row(rank, row, n int) unsafe.Pointer {
 	o := c.h.scratch.operands[rank]
-	if o.base == nil {
+	if o.rows < 0 {
 		return nil
 	}
 	if row < 0 || row >= o.rows {

@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"unsafe"
@@ -54,71 +55,76 @@ type PendingDispatch struct {
 func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 	if !p.over {
 		p.over = true
-		if p.err = p.handle.receiveDispatch(ctx, p.epoch, p.received, p.borrowed); p.err != nil {
+		if p.err = p.receive(ctx); p.err != nil {
+			p.received.Release()
 			p.received = nil
 		}
 	}
 	return p.received, p.err
 }
 
+func (p *PendingDispatch) receive(ctx context.Context) error {
+	h := p.handle
+	if err := h.resume(opDispatch, p.epoch); err != nil {
+		return err
+	}
+	if err := h.receiveRows(ctx, p.epoch, p.received, opDispatch); err != nil {
+		return err
+	}
+	if p.borrowed {
+		return h.awaitDone(ctx, p.epoch, opDispatch)
+	}
+	return nil
+}
+
 // Dispatch sends the rows of this rank's tokens to their experts and returns those that arrive. Rows that lie in a window of the communicator are
 // read by their receivers where they are, and Dispatch returns when all have; others are copied to a staging window first.
 func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	epoch, received, borrowed, err := h.sendDispatch(ctx, s, r, x)
+	p, err := h.sendDispatch(ctx, s, r, x)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.receiveDispatch(ctx, epoch, received, borrowed); err != nil {
-		return nil, err
-	}
-	return received, nil
+	return p.Receive(ctx)
 }
 
-// SendDispatch is the first half of [Handle.Dispatch]. Rows that lie in a window are borrowed until Receive has returned. The handle does nothing else
-// before Receive.
+// SendDispatch is the first half of [Handle.Dispatch]. Rows that lie in a window are borrowed until Receive has returned. The handle does nothing
+// else before Receive.
+//
+// Rows that are copied to the staging window may have to wait for it: until every rank has received the operation that last used it.
 func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	epoch, received, borrowed, err := h.sendDispatch(ctx, s, r, x)
+	p, err := h.sendDispatch(ctx, s, r, x)
 	if err != nil {
 		return nil, err
 	}
-	return &PendingDispatch{handle: h, received: received, epoch: epoch, borrowed: borrowed}, nil
+	return &p, nil
 }
 
 const opDispatch = "dispatch"
 
-func (h *Handle) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (epoch uint64, received *Received, borrowed bool, err error) {
-	if epoch, err = h.enter(opDispatch, s); err != nil {
-		return 0, nil, false, err
+// sendDispatch returns a value, which Dispatch keeps off the heap.
+func (h *Handle) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (PendingDispatch, error) {
+	epoch, err := h.enter(opDispatch)
+	if err != nil {
+		return PendingDispatch{}, err
 	}
+	own := cmp.Or(onHost(opDispatch, s), h.checkRows(r, x, opDispatch))
 	var offset int
-	var data, scales place
-	own := h.checkRows(r, x, opDispatch)
 	if own == nil {
 		offset, own = h.block()
 	}
-	if own == nil {
-		if data, scales, borrowed, err = h.offerRows(ctx, epoch, r.tokens, x, opDispatch); err != nil {
-			h.pool.put(offset)
-			return 0, nil, false, err
-		}
-	}
-	h.post(epoch, newCall(callDispatch, r), data, scales, own)
+	call := newCall(callDispatch, r, false)
 	if own != nil {
-		return 0, nil, false, h.awaitAll(ctx, epoch, opDispatch, own)
+		h.post(epoch, call, place{}, place{}, own)
+		return PendingDispatch{}, h.awaitAll(ctx, epoch, opDispatch, own)
 	}
-	h.pending = opDispatch
-	return epoch, &Received{Routing: r, handle: h, offset: offset}, borrowed, nil
-}
-
-func (h *Handle) receiveDispatch(ctx context.Context, epoch uint64, received *Received, borrowed bool) error {
-	err := h.resume(opDispatch, epoch)
-	if err == nil {
-		err = h.receiveRows(ctx, epoch, received, borrowed, opDispatch)
-	}
+	data, scales, borrowed, err := h.offerRows(ctx, epoch, r.tokens, x, opDispatch)
 	if err != nil {
-		received.Release()
+		h.pool.put(offset)
+		return PendingDispatch{}, err
 	}
-	return err
+	h.post(epoch, call, data, scales, nil)
+	h.pending = opDispatch
+	return PendingDispatch{handle: h, received: &Received{Routing: r, handle: h, offset: offset}, epoch: epoch, borrowed: borrowed}, nil
 }
 
 // checkRows says what is wrong with the arguments of a dispatch.
@@ -170,7 +176,8 @@ func checkTensor(op, what string, t weft.Tensor, d weft.DType, rows, width int) 
 func (h *Handle) block() (int, error) {
 	offset, ok := h.pool.get()
 	if !ok {
-		return 0, weft.Unsupportedf("all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", h.spec.Live)
+		return 0, weft.Unsupportedf("all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live",
+			h.spec.Live)
 	}
 	return offset, nil
 }
@@ -182,10 +189,10 @@ func (h *Handle) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows
 	if s.Quantize == weft.InvalidDType {
 		dw, dOff, ok := h.comm.Find(x.Data.Data, tokens*rowBytes)
 		if ok && scaleBytes == 0 {
-			return place{dw.ID(), uint64(dOff), uint64(rowBytes)}, place{}, true, nil
+			return place{dw.ID(), uint64(dOff), uint32(rowBytes)}, place{}, true, nil
 		}
 		if sw, sOff, both := h.comm.Find(x.Scales.Data, tokens*scaleBytes); ok && both {
-			return place{dw.ID(), uint64(dOff), uint64(rowBytes)}, place{sw.ID(), uint64(sOff), uint64(scaleBytes)}, true, nil
+			return place{dw.ID(), uint64(dOff), uint32(rowBytes)}, place{sw.ID(), uint64(sOff), uint32(scaleBytes)}, true, nil
 		}
 	}
 	if tokens == 0 {
@@ -195,9 +202,9 @@ func (h *Handle) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows
 		return place{}, place{}, false, err
 	}
 	id := h.stage.window.ID()
-	data = place{id, 0, uint64(align(rowBytes))}
+	data = place{id, 0, uint32(align(rowBytes))}
 	if scaleBytes > 0 {
-		scales = place{id, uint64(s.MaxTokens * align(rowBytes)), uint64(align(scaleBytes))}
+		scales = place{id, uint64(s.MaxTokens * align(rowBytes)), uint32(align(scaleBytes))}
 	}
 	h.each(tokens, tokens*rowBytes, &stager{
 		spec: s, x: x, data: data, scales: scales,
@@ -241,7 +248,7 @@ func (g *stager) rows(from, to int) {
 const streamBytes = 4 << 20
 
 // receiveRows pulls the rows that are this rank's from the ranks that have them.
-func (h *Handle) receiveRows(ctx context.Context, epoch uint64, out *Received, borrowed bool, op string) error {
+func (h *Handle) receiveRows(ctx context.Context, epoch uint64, out *Received, op string) error {
 	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
 		return err
 	}
@@ -250,7 +257,10 @@ func (h *Handle) receiveRows(ctx context.Context, epoch uint64, out *Received, b
 	shape := newBlockShape(*s, r.Rows())
 	base := unsafe.Pointer(unsafe.SliceData(h.pool.window.Bytes()[out.offset:]))
 	m := &h.scratch.mover
-	*m = mover{h: h, r: r, rowBytes: s.rowBytes(), scaleBytes: s.scaleBytes(), dst: base, dstScales: unsafe.Add(base, shape.scalesAt), scaleRows: shape.rows}
+	*m = mover{
+		h: h, r: r, rowBytes: s.rowBytes(), scaleBytes: s.scaleBytes(),
+		dst: base, dstScales: unsafe.Add(base, shape.scalesAt), scaleRows: shape.rows,
+	}
 	if s.Layout == ExpertMajor {
 		m.scaleRows = h.geometry.capacity
 	}
@@ -261,9 +271,6 @@ func (h *Handle) receiveRows(ctx context.Context, epoch uint64, out *Received, b
 		return err
 	}
 	out.setTensors(base, shape)
-	if borrowed {
-		return h.awaitDone(ctx, epoch, op)
-	}
 	return nil
 }
 
@@ -384,7 +391,7 @@ func (m *mover) rows(from, to int) {
 // open finds the source's rows, and makes sure that the last one that is asked for lies inside its window.
 func (m *mover) open(src int, last int32, op string) (err error) {
 	// Read once: the source may overwrite its notice when it has gone on without this rank.
-	data, scales := m.h.scratch.notices[src].data, m.h.scratch.notices[src].scales
+	data, scales := m.h.scratch.notices[src].data(), m.h.scratch.notices[src].scales()
 	m.stride, m.scaleStride = int(data.stride), int(scales.stride)
 	if m.data, err = m.operand(src, data, last, m.rowBytes, op); err != nil || m.scaleBytes == 0 {
 		return err
@@ -398,8 +405,10 @@ func (m *mover) operand(src int, p place, last int32, rowBytes int, op string) (
 	if err != nil {
 		return nil, err
 	}
-	if need := uint64(last)*p.stride + uint64(rowBytes); need > uint64(len(mem)) {
-		return nil, m.h.broken(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)})
+	// A token is numbered in 31 bits and a stride is one of 32: the sum cannot wrap.
+	if need := uint64(last)*uint64(p.stride) + uint64(rowBytes); need > uint64(len(mem)) {
+		err := fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)
+		return nil, m.h.broken(&weft.PeerError{Rank: src, Op: op, Err: err})
 	}
 	return unsafe.Pointer(unsafe.SliceData(mem)), nil
 }

@@ -20,7 +20,8 @@ func (e *OverflowError) Error() string {
 	if e.Expert >= 0 {
 		where = fmt.Sprintf("expert %d of rank %d", e.Expert, e.Rank)
 	}
-	return fmt.Sprintf("prepare: %d rows routed to %s, capacity %d: raise Capacity, leave it 0 for the worst case, or use OverflowDrop", e.Demand, where, e.Capacity)
+	return fmt.Sprintf("prepare: %d rows routed to %s, capacity %d: raise Capacity, leave it 0 for the worst case, or use OverflowDrop",
+		e.Demand, where, e.Capacity)
 }
 
 // Unwrap returns [weft.ErrUnsupported].

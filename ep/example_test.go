@@ -10,8 +10,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// Four ranks, here goroutines, with two experts each. Every rank has one token, of sixteen numbers, for an expert of its own rank and one of the next.
-// Expert e multiplies by e+1.
+// Four ranks, here goroutines, with two experts each. Every rank has one token, of sixteen numbers, for an expert of its own rank and one of the
+// next. Expert e multiplies by e+1.
 func Example() {
 	const ranks, hidden = 4, 16
 	var out [ranks][hidden]float32

@@ -38,8 +38,8 @@ func boardHandle(s Spec) *Handle {
 	return h
 }
 
-// FuzzBoard reads routing from boards that hold anything: a rank that was left behind reads what others write meanwhile. It finds the board that makes no
-// sense, or a Routing whose every row and token exists.
+// FuzzBoard reads routing from boards that hold anything: a rank that was left behind reads what others write meanwhile. It finds the board that
+// makes no sense, or a Routing whose every row and token exists.
 func FuzzBoard(f *testing.F) {
 	topk, weights := weft.TensorOf([]int32{0, 3, -1, 5, 1, 0}, 2, 3), weft.TensorOf([]float32{1, 2, 3, 4, 5, 6}, 2, 3)
 	for i, s := range boardSpecs() {
@@ -71,7 +71,7 @@ func FuzzBoard(f *testing.F) {
 		specs := boardSpecs()
 		h := boardHandle(specs[int(which)%len(specs)])
 		for _, b := range h.boards[1:] {
-			copy(b.mem[routingAt:], raw[:min(len(raw), h.geometry.routingSize())])
+			copy(b.mem[routingAt:], raw[:min(int64(len(raw)), h.geometry.routingSize())])
 		}
 		own := h.boards[0].routing(0)
 		if err := h.writeRouting(&own, topk, weights); err != nil {

@@ -16,20 +16,34 @@ func newGeometry(s Spec, ranks int) geometry {
 		layout: s.Layout, align: s.Alignment, capacity: s.Capacity,
 	}
 	if g.capacity == 0 {
-		g.capacity = g.worst()
+		g.capacity = int(worst(s, ranks))
 	}
 	return g
 }
 
-// worst is the most rows that can arrive: at an expert for ExpertMajor, else at a rank.
-func (g *geometry) worst() int {
-	all := g.ranks * g.tokens
-	if g.layout == ExpertPacked {
+// worst is the most rows that can arrive: at an expert for ExpertMajor, else at a rank. Until a Spec is found to be good the number may be larger
+// than an int of 32 bits.
+func worst(s Spec, ranks int) int64 {
+	all := int64(ranks) * int64(s.MaxTokens)
+	if s.Layout == ExpertPacked {
 		// Every token selects as many local experts as it can, and every zone wastes as many pads as it can.
-		rows := all*min(g.topk, g.local) + (g.align-1)*g.local
-		return (rows + g.align - 1) / g.align * g.align
+		local, align := int64(s.Experts/ranks), int64(s.Alignment)
+		rows := all*min(int64(s.TopK), local) + (align-1)*local
+		return (rows + align - 1) / align * align
 	}
 	return all
+}
+
+// mostRows is the number of rows of a received tensor at its largest, with the same proviso.
+func mostRows(s Spec, ranks int) int64 {
+	rows := int64(s.Capacity)
+	if rows == 0 {
+		rows = worst(s, ranks)
+	}
+	if s.Layout == ExpertMajor {
+		rows *= int64(s.Experts / ranks)
+	}
+	return rows
 }
 
 // rows is the number of rows of a received tensor at its largest.
@@ -38,6 +52,45 @@ func (g *geometry) rows() int {
 		return g.local * g.capacity
 	}
 	return g.capacity
+}
+
+// windowSizes are the bytes of a handle's windows; 0 for those that it has no use for.
+type windowSizes struct {
+	board   int64
+	block   int64 // of one received tensor, of which the pool has Live
+	stage   int64
+	partial int64
+	scalars int64
+}
+
+// windowSizes computes them. The limits of a Spec's numbers keep every one of them within 64 bits.
+func (g *geometry) windowSizes(s Spec) windowSizes {
+	tokens, rows := int64(g.tokens), int64(g.rows())
+	row, scale, output := int64(s.rowBytes()), int64(s.scaleBytes()), int64(s.outputBytes())
+	size := windowSizes{
+		board: g.boardSize(),
+		block: newBlockShape(s, g.rows()).bytes,
+		// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One buffer serves both, as operations follow each other.
+		stage: tokens * max(align(row)+align(scale), output),
+	}
+	if !s.combines() {
+		return size
+	}
+	size.stage = max(size.stage, rows*output)
+	if s.Reduction == Partial && s.Layout.byExpert() {
+		size.partial = int64(g.ranks) * tokens * output
+	}
+	perRow := int64(1)
+	if !s.Layout.byExpert() {
+		perRow = int64(s.TopK)
+	}
+	size.scalars = rows * perRow * 4
+	return size
+}
+
+// fit reports whether windows of these sizes can be had in an address space of so many bytes, of which half is the system's.
+func (w *windowSizes) fit(live int, addresses int64) bool {
+	return max(w.board, w.stage, w.partial, w.scalars) <= addresses/2 && w.block <= addresses/2/int64(live)
 }
 
 // zones describes the rows of one rank's experts.

@@ -98,7 +98,8 @@ func (h *Handle) allocate(ctx context.Context) error {
 		}
 		return w, err
 	}
-	w, err := alloc(g.boardSize())
+	size := g.windowSizes(s)
+	w, err := alloc(int(size.board))
 	if err != nil {
 		return err
 	}
@@ -108,34 +109,22 @@ func (h *Handle) allocate(ctx context.Context) error {
 			h.boards[r] = newBoard(g, mem)
 		}
 	}
-	rows := g.rows()
-	block := newBlockShape(s, rows)
-	if w, err = alloc(s.Live * block.bytes); err != nil {
+	if w, err = alloc(int(size.block) * s.Live); err != nil {
 		return err
 	}
-	h.pool = newPool(w, block.bytes, s.Live)
-
-	// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One buffer serves both, as operations follow each other.
-	stageBytes := s.MaxTokens * max(align(s.rowBytes())+align(s.scaleBytes()), s.outputBytes())
-	if s.combines() {
-		stageBytes = max(stageBytes, rows*s.outputBytes())
-	}
-	if w, err = alloc(stageBytes); err != nil {
+	h.pool = newPool(w, int(size.block), s.Live)
+	if w, err = alloc(int(size.stage)); err != nil {
 		return err
 	}
 	h.stage = &stage{window: w}
-	if s.combines() {
-		if s.Reduction == Partial && s.Layout.byExpert() {
-			if w, err = alloc(g.ranks * g.tokens * s.outputBytes()); err != nil {
-				return err
-			}
-			h.partial = &stage{window: w}
+	if size.partial > 0 {
+		if w, err = alloc(int(size.partial)); err != nil {
+			return err
 		}
-		perRow := 1
-		if !s.Layout.byExpert() {
-			perRow = s.TopK
-		}
-		if w, err = alloc(rows * perRow * 4); err != nil {
+		h.partial = &stage{window: w}
+	}
+	if size.scalars > 0 {
+		if w, err = alloc(int(size.scalars)); err != nil {
 			return err
 		}
 		h.scalars = &stage{window: w}
@@ -175,12 +164,9 @@ func (h *Handle) Close() error {
 }
 
 // enter begins an operation: it takes the next epoch, which is the same on every rank.
-func (h *Handle) enter(op string, s *weft.Stream) (epoch uint64, err error) {
+func (h *Handle) enter(op string) (epoch uint64, err error) {
 	if h.closed {
 		return 0, fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
-	}
-	if s != nil {
-		return 0, weft.Unsupportedf("%s: the host engine has no streams; pass nil", op)
 	}
 	if err := h.comm.Begin(op); err != nil {
 		return 0, err
@@ -197,6 +183,14 @@ func (h *Handle) enter(op string, s *weft.Stream) (epoch uint64, err error) {
 	}
 	h.epoch++
 	return h.epoch, nil
+}
+
+// onHost refuses streams. As any other refusal it goes by the notice: a rank that would not enter would leave its peers waiting.
+func onHost(op string, s *weft.Stream) error {
+	if s != nil {
+		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", op)
+	}
+	return nil
 }
 
 // resume begins the second half of the operation of the epoch.
@@ -229,8 +223,8 @@ func (h *Handle) awaitNotice(ctx context.Context, epoch uint64, rank int, op str
 	return b.notices[epoch&1], nil
 }
 
-// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all return the error of the lowest one; if they have not all
-// made the same call, every one names another that made a different one.
+// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all return the error of the lowest one; if they have not
+// all made the same call, every one names another that made a different one.
 func (h *Handle) awaitAll(ctx context.Context, epoch uint64, op string, own error) error {
 	n := h.comm.Size()
 	for r := range n {
@@ -261,11 +255,7 @@ func (h *Handle) awaitAll(ctx context.Context, epoch uint64, op string, own erro
 			continue
 		}
 		if c := h.boards[r].call(epoch); c != call {
-			what := "goes by another routing"
-			if c.kind() != call.kind() {
-				what = "calls " + callNames[c.kind()]
-			}
-			err := error(&weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: it %s", weft.ErrMismatch, what)})
+			err := error(&weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: %s", weft.ErrMismatch, call.differs(c))})
 			return cmp.Or(h.leave(epoch, op), err)
 		}
 	}
@@ -279,7 +269,8 @@ func (h *Handle) leave(epoch uint64, op string) error {
 	return h.comm.Begin(op)
 }
 
-// broken is what an operation does with a peer's words that cannot be: they are an error, unless this rank was left out and they are not meant for it.
+// broken is what an operation does with a peer's words that cannot be: they are an error, unless this rank was left out and they are not meant for
+// it.
 func (h *Handle) broken(err *weft.PeerError) error {
 	if fault := h.comm.Begin(err.Op); fault != nil {
 		return fault
@@ -312,7 +303,8 @@ func (h *Handle) memory(rank int, p place, op string) ([]byte, error) {
 	}
 	w, ok := h.comm.Window(p.window)
 	if !ok || p.offset > uint64(w.Size()) || w.Peer(rank) == nil {
-		return nil, h.broken(&weft.PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.window)})
+		err := fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.window)
+		return nil, h.broken(&weft.PeerError{Rank: rank, Op: op, Err: err})
 	}
 	return w.Peer(rank)[p.offset:], nil
 }
@@ -344,4 +336,4 @@ func spread(n, parts int, j job) {
 	group.Wait()
 }
 
-func align(n int) int { return (n + 63) &^ 63 }
+func align[T int | int64](n T) T { return (n + 63) &^ 63 }

@@ -181,6 +181,24 @@ func TestOperandPlaces(t *testing.T) {
 	}
 }
 
+// TestGradientsInPlace has combine backward write the gradients of rows over the rows themselves, which it needs for the gradients of weights.
+func TestGradientsInPlace(t *testing.T) {
+	const ranks = 3
+	group := join(t, ranks)
+	engine := eptest.NewHost()
+	for _, s := range soakSpecs(4) {
+		if s.Sum != ep.Weighted {
+			continue
+		}
+		for _, where := range []eptest.Operand{eptest.PlainOperand, eptest.WindowOperand} {
+			c := eptest.Full(s, ranks, 1) // a seed that asks for gradients of weights
+			c.Operand, c.InPlace = where, true
+			batch := c.Batch()
+			each(t, group, func(c *weft.Comm) error { return batch.Do(engine, c) })
+		}
+	}
+}
+
 // TestManyRanks runs batches on the most ranks that there can be, and on numbers of ranks and experts that divide nothing.
 func TestManyRanks(t *testing.T) {
 	engine := eptest.NewHost()

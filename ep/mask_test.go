@@ -224,8 +224,8 @@ func (c *heldContext) Err() error {
 	return c.Context.Err()
 }
 
-// TestLeftOutInside leaves a rank out while it is inside an operation that the others have finished. They overwrite what it is about to read; it must not
-// take that for a result.
+// TestLeftOutInside leaves a rank out while it is inside an operation that the others have finished. They overwrite what it is about to read; it must
+// not take that for a result.
 func TestLeftOutInside(t *testing.T) {
 	const ranks, victim = 3, 1
 	group := join(t, ranks)

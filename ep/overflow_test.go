@@ -12,7 +12,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// TestOverflowRefused routes more rows to a rank than its capacity. Every rank's Prepare returns the same error, and the next batch, which fits, works.
+// TestOverflowRefused routes more rows to a rank than its capacity. Every rank's Prepare returns the same error, and the next batch, which fits,
+// works.
 func TestOverflowRefused(t *testing.T) {
 	const ranks = 3
 	rank := func(s *ep.Spec) { s.Wire, s.Reduction, s.Sum = ep.PerRank, ep.Partial, ep.Plain }

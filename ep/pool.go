@@ -9,8 +9,8 @@ import (
 )
 
 // pool hands out places of a window for received tensors. Received rows lie in a window so that combine can take them, or what was computed in
-// their place, without a copy. Every place has room for the largest tensor: with places cut to measure, the gaps between a few that are held could each be
-// too small for the next.
+// their place, without a copy. Every place has room for the largest tensor: with places cut to measure, the gaps between a few that are held could
+// each be too small for the next.
 type pool struct {
 	window *weft.Window
 	size   int // of a place
@@ -44,15 +44,13 @@ func (p *pool) put(offset int) {
 // blockShape is the memory of one received tensor.
 type blockShape struct {
 	rows     int
-	data     int // bytes of the rows
-	scalesAt int
-	bytes    int
+	scalesAt int64
+	bytes    int64
 }
 
 func newBlockShape(s Spec, rows int) blockShape {
-	b := blockShape{rows: rows, data: rows * s.rowBytes()}
-	b.scalesAt = align(b.data)
-	b.bytes = max(64, b.scalesAt+align(rows*s.scaleBytes()))
+	b := blockShape{rows: rows, scalesAt: align(int64(rows) * int64(s.rowBytes()))}
+	b.bytes = max(64, b.scalesAt+align(int64(rows)*int64(s.scaleBytes())))
 	return b
 }
 

@@ -9,20 +9,21 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// Prepare turns routing into a [Routing]: topk holds the experts that each of this rank's tokens selects, int32 or int64 [tokens, top-k], distinct, -1 for none;
-// weights their weights, fp32 [tokens, top-k], which may be absent if the Spec sums plainly. Both may be changed once Prepare has returned.
+// Prepare turns routing into a [Routing]: topk holds the experts that each of this rank's tokens selects, int32 or int64 [tokens, top-k], distinct,
+// -1 for none; weights their weights, fp32 [tokens, top-k], which may be absent if the Spec sums plainly. Both may be changed once Prepare has
+// returned.
 //
-// Every rank writes its counts and, for each (token, rank) pair, a record on its board, and reads everyone's: one exchange. From them each computes where its own
-// rows go and which rows come here, in the same way on every rank.
+// Every rank writes its counts and, for each (token, rank) pair, a record on its board, and reads everyone's: one exchange. From them each computes
+// where its own rows go and which rows come here, in the same way on every rank.
 func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
 	const op = "prepare"
-	epoch, err := h.enter(op, s)
+	epoch, err := h.enter(op)
 	if err != nil {
 		return nil, err
 	}
 	out := h.own().routing(epoch)
-	own := h.writeRouting(&out, topk, weights)
-	h.post(epoch, newCall(callPrepare, nil), place{}, place{}, own)
+	own := cmp.Or(onHost(op, s), h.writeRouting(&out, topk, weights))
+	h.post(epoch, newCall(callPrepare, nil, false), place{}, place{}, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return nil, err
 	}
@@ -89,7 +90,8 @@ func (h *Handle) checkRouting(topk, weights weft.Tensor) error {
 		}
 		return nil
 	}
-	if weights.DType != weft.Float32 || len(weights.Shape) != 2 || weights.Shape[0] != tokens || weights.Shape[1] != s.TopK || weights.Data == nil && tokens > 0 {
+	shaped := len(weights.Shape) == 2 && weights.Shape[0] == tokens && weights.Shape[1] == s.TopK
+	if weights.DType != weft.Float32 || !shaped || weights.Data == nil && tokens > 0 {
 		return weft.Invalidf("weights are %v, want fp32 [%d %d]", weights, tokens, s.TopK)
 	}
 	return nil
@@ -185,8 +187,7 @@ func (h *Handle) readRouting(own *routing, topk, weights weft.Tensor) (*Routing,
 
 // readHome computes where this rank's tokens went.
 func (h *Handle) readHome(r *Routing, own *routing, topk, weights weft.Tensor) {
-	g := &h.geometry
-	me, tokens, k := h.comm.Rank(), r.tokens, g.topk
+	tokens := r.tokens
 	if weights.IsZero() {
 		r.weights = nil
 	} else {
@@ -198,94 +199,144 @@ func (h *Handle) readHome(r *Routing, own *routing, topk, weights weft.Tensor) {
 	}
 	r.visits = sized(r.visits, total)[:0]
 
-	// The first row of our selections of each expert, and the first of our arrivals at each rank.
-	base, first := h.scratch.before, h.scratch.visitBefore
-	switch g.layout {
-	case ExpertMajor:
-		// Zones are alike: what stands before ours in the zone is all there is to know.
-	case ExpertPacked:
-		z := &h.scratch.zones
-		for d := range g.ranks {
-			g.expertZones(z, d, h.scratch.total)
-			for le, start := range z.start {
-				base[d*g.local+le] += start
-			}
-		}
-	}
-
+	h.firstRows()
 	sel := selectionsOf(topk)
 	var seen [weft.MaxRanks]int32 // tokens sent to each rank so far
 	for t := range tokens {
 		r.visit[t] = int32(len(r.visits))
-		var ranks, kept uint64
-		for j := range k {
-			i := t*k + j
-			e := int32(sel.at(i))
-			r.experts[i], r.rows[i] = e, -1
-			if e < 0 {
-				continue
-			}
-			r.traffic.Selections++
-			d := int(e) / g.local
-			if !h.live(d) {
-				continue
-			}
-			ranks |= 1 << uint(d)
-			if !g.layout.byExpert() {
-				continue
-			}
-			row := base[e]
-			base[e]++
-			if int(row) >= g.capacity {
-				continue
-			}
-			if g.layout == ExpertMajor {
-				row += int32((int(e) - d*g.local) * g.capacity)
-			}
-			r.rows[i] = row
-			kept |= 1 << uint(d)
-			if d != me && h.spec.Wire == PerSelection {
-				r.traffic.RemoteRows++
-			}
-		}
-		for rest := ranks; rest != 0; rest &= rest - 1 {
-			d := bits.TrailingZeros64(rest)
-			v := visit{rank: int32(d), arrival: first[d] + seen[d], row: -1, live: kept>>uint(d)&1 != 0}
-			switch g.layout {
-			case RankMajor:
-				v.row, v.live = int32(me*g.tokens)+seen[d], true
-			case TokenMajor:
-				if int(v.arrival) < g.capacity {
-					v.row, v.live = v.arrival, true
-				}
-			}
-			seen[d]++
-			r.visits = append(r.visits, v)
-			if v.live {
-				r.traffic.Visits++
-				if d != me && h.spec.Wire == PerRank {
-					r.traffic.RemoteRows++
-				}
-			}
-			if !g.layout.byExpert() {
-				for j := range k {
-					if e := r.experts[t*k+j]; e >= 0 && int(e)/g.local == d {
-						r.rows[t*k+j] = v.row
-					}
-				}
-			}
-		}
+		ranks, kept := h.placeSelections(r, &sel, t)
+		h.placeVisits(r, t, ranks, kept, &seen)
 	}
 	r.visit[tokens] = int32(len(r.visits))
 	r.traffic.Tokens = tokens
+}
+
+// firstRows turns before, the selections of each expert by the ranks below this one, into the row of this rank's first selection. Zones of
+// ExpertMajor are alike: there what stands before in the zone is all there is to know.
+func (h *Handle) firstRows() {
+	g := &h.geometry
+	if g.layout != ExpertPacked {
+		return
+	}
+	z := &h.scratch.zones
+	for d := range g.ranks {
+		g.expertZones(z, d, h.scratch.total)
+		for le, start := range z.start {
+			h.scratch.before[d*g.local+le] += start
+		}
+	}
+}
+
+// placeSelections finds the rows of token t in the layouts by expert. It returns the ranks that the token goes to, and those that keep a row of it.
+func (h *Handle) placeSelections(r *Routing, sel *selections, t int) (ranks, kept uint64) {
+	g := &h.geometry
+	me, next := h.comm.Rank(), h.scratch.before
+	for i := t * g.topk; i < (t+1)*g.topk; i++ {
+		e := int32(sel.at(i))
+		r.experts[i], r.rows[i] = e, -1
+		if e < 0 {
+			continue
+		}
+		r.traffic.Selections++
+		d := int(e) / g.local
+		if !h.live(d) {
+			continue
+		}
+		ranks |= 1 << uint(d)
+		if !g.layout.byExpert() {
+			continue
+		}
+		row := next[e]
+		next[e]++
+		if int(row) >= g.capacity {
+			continue
+		}
+		if g.layout == ExpertMajor {
+			row += int32((int(e) - d*g.local) * g.capacity)
+		}
+		r.rows[i] = row
+		kept |= 1 << uint(d)
+		if d != me && h.spec.Wire == PerSelection {
+			r.traffic.RemoteRows++
+		}
+	}
+	return ranks, kept
+}
+
+// placeVisits lists the ranks that token t goes to, and finds its rows there in the layouts with one row per rank. seen counts the tokens for each
+// rank.
+func (h *Handle) placeVisits(r *Routing, t int, ranks, kept uint64, seen *[weft.MaxRanks]int32) {
+	g := &h.geometry
+	me, first := h.comm.Rank(), h.scratch.visitBefore
+	for ; ranks != 0; ranks &= ranks - 1 {
+		d := bits.TrailingZeros64(ranks)
+		v := visit{rank: int32(d), arrival: first[d] + seen[d], row: -1, live: kept>>uint(d)&1 != 0}
+		switch g.layout {
+		case RankMajor:
+			v.row, v.live = int32(me*g.tokens)+seen[d], true
+		case TokenMajor:
+			if int(v.arrival) < g.capacity {
+				v.row, v.live = v.arrival, true
+			}
+		}
+		seen[d]++
+		r.visits = append(r.visits, v)
+		if v.live {
+			r.traffic.Visits++
+			if d != me && h.spec.Wire == PerRank {
+				r.traffic.RemoteRows++
+			}
+		}
+		if g.layout.byExpert() {
+			continue
+		}
+		for i := t * g.topk; i < (t+1)*g.topk; i++ {
+			if e := r.experts[i]; e >= 0 && int(e)/g.local == d {
+				r.rows[i] = v.row
+			}
+		}
+	}
 }
 
 // readArrivals computes the rows that come to this rank. It returns a rank whose board makes no sense, or -1: a rank that the others have left behind
 // reads what they write without it, and must get out alive.
 func (h *Handle) readArrivals(r *Routing) int {
 	g := &h.geometry
+	tokens, rows, bad := h.readCounts(r)
+	if bad >= 0 {
+		return bad
+	}
+	r.arrivals = sized(r.arrivals, tokens)[:0]
+	if !g.layout.byExpert() {
+		rows += tokens
+	}
+	r.landings = sized(r.landings, rows)[:0]
+	copy(h.scratch.cursor[:g.local], r.zones.start)
+	for src := range g.ranks {
+		r.arrive[src] = int32(len(r.arrivals))
+		if r.distinct[src] > 0 && !h.readSource(r, src) {
+			return src
+		}
+	}
+	r.arrive[g.ranks] = int32(len(r.arrivals))
+
+	switch {
+	case g.layout.byExpert():
+		r.total, r.kept = r.zones.total, r.zones.rows
+	case g.layout == TokenMajor:
+		r.total, r.kept = tokens, min(tokens, g.capacity)
+	default:
+		r.total, r.kept = tokens, tokens
+	}
+	r.traffic.Received = r.kept
+	return -1
+}
+
+// readCounts takes over how much every rank sends here: tokens, and selections of each expert. It returns the sums, and a rank whose counts make no
+// sense, or -1.
+func (h *Handle) readCounts(r *Routing) (tokens, selections, bad int) {
+	g := &h.geometry
 	me := h.comm.Rank()
-	tokens, rows := 0, 0
 	for src, c := range h.scratch.counts {
 		own := r.counts[src*g.local : (src+1)*g.local]
 		if c == nil {
@@ -296,88 +347,76 @@ func (h *Handle) readArrivals(r *Routing) int {
 		copy(own, c[me*g.local:])
 		for _, n := range own {
 			if n < 0 || int(n) > g.tokens {
-				return src
+				return 0, 0, src
 			}
-			rows += int(n)
+			selections += int(n)
 		}
 		n := h.scratch.visits[src][me]
 		if n < 0 || int(n) > g.tokens {
-			return src
+			return 0, 0, src
 		}
 		r.distinct[src] = n
 		tokens += int(n)
 	}
-	r.arrivals = sized(r.arrivals, tokens)[:0]
-	if !g.layout.byExpert() {
-		rows += tokens
-	}
-	r.landings = sized(r.landings, rows)[:0]
+	return tokens, selections, -1
+}
 
-	next := h.scratch.cursor[:g.local]
-	copy(next, r.zones.start)
-	for src := range g.ranks {
-		r.arrive[src] = int32(len(r.arrivals))
-		if r.distinct[src] == 0 {
+// readSource appends the arrivals and landings of one rank's records; false if they make no sense.
+func (h *Handle) readSource(r *Routing, src int) bool {
+	g := &h.geometry
+	view, n := &h.scratch.views[src], int(r.distinct[src])
+	first := int(view.first[h.comm.Rank()])
+	if first < 0 || first > g.records()-n {
+		return false
+	}
+	last := int32(-1)
+	for i := range n {
+		rec := view.record(first + i)
+		token := *rec.token
+		if token <= last || int(token) >= g.tokens {
+			return false
+		}
+		last = token
+		arrived := len(r.arrivals)
+		r.arrivals = append(r.arrivals, arrival{token: token, first: int32(len(r.landings))})
+		if !g.layout.byExpert() {
+			row := int32(arrived)
+			if g.layout == RankMajor {
+				row = int32(src*g.tokens + i)
+			} else if arrived >= g.capacity {
+				row = -1
+			}
+			r.landings = append(r.landings, landing{row: row, k: -1})
+		}
+		if !h.land(r, &rec) {
+			return false
+		}
+	}
+	return true
+}
+
+// land appends the landings of a record's selections; false if one of them is no expert of this rank.
+func (h *Handle) land(r *Routing, rec *record) bool {
+	g := &h.geometry
+	next := h.scratch.cursor
+	for k, le := range rec.experts {
+		if le < 0 {
 			continue
 		}
-		view := &h.scratch.views[src]
-		first := int(view.first[me])
-		if first < 0 || first+int(r.distinct[src]) > g.records() {
-			return src
+		if int(le) >= g.local {
+			return false
 		}
-		last := int32(-1)
-		for i := range int(r.distinct[src]) {
-			rec := view.record(first + i)
-			token := *rec.token
-			if token <= last || int(token) >= g.tokens {
-				return src
-			}
-			last = token
-			n := len(r.arrivals)
-			r.arrivals = append(r.arrivals, arrival{token: token, first: int32(len(r.landings))})
-			if !g.layout.byExpert() {
-				row := int32(n)
-				if g.layout == RankMajor {
-					row = int32(src*g.tokens + i)
-				} else if n >= g.capacity {
-					row = -1
-				}
-				r.landings = append(r.landings, landing{row: row, k: -1})
-			}
-			for k, le := range rec.experts {
-				if le < 0 {
-					continue
-				}
-				if int(le) >= g.local {
-					return src
-				}
-				l := landing{k: int32(k), weight: rec.weights[k]}
-				if g.layout.byExpert() {
-					l.row = next[le]
-					next[le]++
-					if l.row-r.zones.start[le] >= r.zones.kept[le] {
-						l.row = -1
-					}
-				} else {
-					l.row = int32(le)
-				}
-				r.landings = append(r.landings, l)
+		l := landing{row: int32(le), k: int32(k), weight: rec.weights[k]}
+		if g.layout.byExpert() {
+			l.row = next[le]
+			next[le]++
+			if l.row-r.zones.start[le] >= r.zones.kept[le] {
+				l.row = -1
 			}
 		}
+		r.landings = append(r.landings, l)
 	}
-	r.arrive[g.ranks] = int32(len(r.arrivals))
-
-	if g.layout.byExpert() {
-		r.total, r.kept = r.zones.total, r.zones.rows
-	} else {
-		r.total = tokens
-		r.kept = tokens
-		if g.layout == TokenMajor {
-			r.kept = min(tokens, g.capacity)
-		}
-	}
-	r.traffic.Received = r.kept
-	return -1
+	return true
 }
 
 // check refuses a Routing of another handle.

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,8 +22,9 @@ import (
 // playPart makes this process a rank of a test, if a test has started it as one.
 func playPart() bool {
 	return processes.Main(map[string]func() processes.Part{
-		"exchange":    func() processes.Part { return &exchange{} },
-		"conformance": func() processes.Part { return &conformance{} },
+		"exchange":     func() processes.Part { return &exchange{} },
+		"construction": func() processes.Part { return &construction{} },
+		"conformance":  func() processes.Part { return &conformance{} },
 	})
 }
 
@@ -221,7 +224,8 @@ func lose(crew *processes.Crew, alive []int, victim int, op, phase string, end f
 	return crew.All(survivors, "fail", args)
 }
 
-// TestKill kills every rank at every phase of every operation. The survivors say which one within two seconds, leave it out, and go on with right results.
+// TestKill kills every rank at every phase of every operation. The survivors say which one within two seconds, leave it out, and go on with right
+// results.
 func TestKill(t *testing.T) {
 	for i, op := range operations {
 		for j, phase := range phases(op) {
@@ -325,6 +329,143 @@ func TestStop(t *testing.T) {
 				crew.Must(alive, "close", exchangeArgs{})
 			})
 		}
+	}
+}
+
+// construction is the part of a rank that makes handles and sets masks.
+type construction struct{ comm *weft.Comm }
+
+type constructionArgs struct {
+	ID     string
+	Op     string
+	Masked []int
+	Dies   int // so often it looks whether it should go on waiting, then it dies; 0 for never
+}
+
+// countedContext calls back when it was asked for its end so many times: whoever asks is waiting.
+type countedContext struct {
+	context.Context
+	left atomic.Int64
+	then func()
+}
+
+func (c *countedContext) Err() error {
+	if c.left.Add(-1) == 0 {
+		c.then()
+	}
+	return c.Context.Err()
+}
+
+func (p *construction) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a constructionArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	switch c.Do {
+	case "join":
+		var err error
+		p.comm, err = r.Join(a.ID, weft.WithDeadline(30*time.Second))
+		return nil, err
+	case "do":
+		return nil, p.one(ctx, a)
+	case "fail": // what was published before the failure may still do; then the next fails
+		for range 4 {
+			if err := p.one(ctx, a); err != nil {
+				return nil, err
+			}
+		}
+		return nil, nil
+	case "wait": // and say so, in the middle of the operation
+		inside := &countedContext{Context: ctx, then: r.Pause}
+		inside.left.Store(1)
+		return nil, p.one(inside, a)
+	case "churn": // until it fails
+		die := &countedContext{Context: ctx, then: func() {
+			_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
+			select {}
+		}}
+		die.left.Store(int64(a.Dies))
+		for {
+			for _, a.Op = range []string{"new handle", "set mask"} {
+				if err := p.one(die, a); err != nil {
+					return nil, fmt.Errorf("%s: %w", a.Op, err)
+				}
+			}
+		}
+	case "exchange":
+		s := exchangeSpec(r.Size)
+		return nil, eptest.Fixed(s, r.Size, 5).Do(eptest.NewHostRank(p.comm), p.comm, a.Masked...)
+	case "close":
+		return nil, p.comm.Close()
+	}
+	return nil, fmt.Errorf("unknown command %q", c.Do)
+}
+
+func (p *construction) one(ctx context.Context, a constructionArgs) error {
+	if a.Op == "set mask" {
+		return p.comm.SetMask(ctx, a.Masked...)
+	}
+	h, err := ep.NewHandle(ctx, p.comm, exchangeSpec(p.comm.Size()))
+	if err != nil {
+		return err
+	}
+	return h.Close()
+}
+
+// TestKillInConstruction kills ranks before and inside NewHandle and SetMask, and somewhere in a series of both. The survivors say which one died,
+// leave it out, and make handles that work.
+func TestKillInConstruction(t *testing.T) {
+	type death struct {
+		name string
+		lose func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer
+	}
+	var deaths []death
+	for _, op := range []string{"new handle", "set mask"} {
+		deaths = append(deaths, death{op + "/" + before, func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
+			crew.Kill(victim)
+			return crew.All(survivors, "fail", constructionArgs{Op: op, Masked: gone})
+		}}, death{op + "/" + inside, func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
+			// One rank is held back, so that the victim waits for it, and answers.
+			args := constructionArgs{Op: op, Masked: gone}
+			crew.Tell(victim, "wait", args)
+			for _, r := range survivors[1:] {
+				crew.Tell(r, "fail", args)
+			}
+			crew.Answer(victim)
+			crew.Kill(victim)
+			crew.Tell(survivors[0], "fail", args)
+			return crew.Answers(survivors)
+		}})
+	}
+	for _, looks := range []int{1, 10, 50, 200} {
+		deaths = append(deaths, death{fmt.Sprintf("series/%d", looks), func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
+			crew.Tell(victim, "churn", constructionArgs{Masked: gone, Dies: looks})
+			return crew.All(survivors, "churn", constructionArgs{Masked: gone})
+		}})
+	}
+	for i, d := range deaths {
+		if testing.Short() && i%3 != 0 {
+			continue
+		}
+		t.Run(d.name, func(t *testing.T) {
+			crew := processes.Start(t, "construction", crewSize)
+			crew.Must(without(crewSize), "join", constructionArgs{ID: crew.ID()})
+			victims := [][]int{{0, 3}, {2, 1}}[i%2]
+			for j, victim := range victims {
+				survivors := without(crewSize, victims[:j+1]...)
+				for r, a := range d.lose(crew, survivors, victim, victims[:j]) {
+					if a.Peer != victim || a.Cause != "died" {
+						t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+					}
+				}
+				gone := constructionArgs{Op: "set mask", Masked: victims[:j+1]}
+				crew.Must(survivors, "do", gone)
+				crew.Must(survivors, "exchange", gone)
+			}
+			crew.Must(without(crewSize, victims...), "close", constructionArgs{})
+		})
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
@@ -19,6 +20,8 @@ type operandSet struct {
 	x                   ep.Rows
 	y, out, grad        weft.Tensor
 	scalars, gradWeight weft.Tensor
+	gradRows            weft.Tensor
+	stream              *weft.Stream
 }
 
 func operandsFor(h *ep.Handle, rank int) *operandSet {
@@ -45,7 +48,14 @@ func operandsFor(h *ep.Handle, rank int) *operandSet {
 		grad:       zeros(tokens, s.Hidden),
 		scalars:    weft.TensorOf(make([]float32, h.Capacity())),
 		gradWeight: weft.TensorOf(make([]float32, len(topk)), tokens, s.TopK),
+		gradRows:   zeros(local, h.Capacity()/local, s.Hidden),
 	}
+}
+
+// beside moves a tensor by one row, in memory that has room for it.
+func beside(t weft.Tensor) weft.Tensor {
+	n := t.Shape[len(t.Shape)-1] * t.DType.Size()
+	return weft.Tensor{Data: unsafe.Add(t.Data, n), DType: t.DType, Shape: t.Shape}
 }
 
 var operations = []string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward"}
@@ -54,19 +64,19 @@ var operations = []string{"prepare", "dispatch", "combine", "dispatch backward",
 func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *operandSet) error {
 	switch op {
 	case "prepare":
-		r, err := h.Prepare(ctx, nil, o.topk, o.weights)
+		r, err := h.Prepare(ctx, o.stream, o.topk, o.weights)
 		if err == nil {
 			r.Release()
 		}
 		return err
 	case "dispatch":
-		d, err := h.Dispatch(ctx, nil, r, o.x)
+		d, err := h.Dispatch(ctx, o.stream, r, o.x)
 		if err == nil {
 			d.Release()
 		}
 		return err
 	case "send dispatch":
-		p, err := h.SendDispatch(ctx, nil, r, o.x)
+		p, err := h.SendDispatch(ctx, o.stream, r, o.x)
 		if err != nil {
 			return err
 		}
@@ -76,32 +86,35 @@ func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *o
 		}
 		return err
 	case "combine":
-		return h.Combine(ctx, nil, r, o.y, o.out, o.grad)
+		return h.Combine(ctx, o.stream, r, o.y, o.out, o.grad)
 	case "send combine":
-		w, err := h.SendCombine(ctx, nil, r, o.y, o.out)
+		w, err := h.SendCombine(ctx, o.stream, r, o.y, o.out)
 		if err != nil {
 			return err
 		}
 		return w.Wait(ctx)
 	case "dispatch backward":
-		return h.DispatchBackward(ctx, nil, r, o.y, o.scalars, o.out, o.gradWeight)
+		return h.DispatchBackward(ctx, o.stream, r, o.y, o.scalars, o.out, o.gradWeight)
 	default:
-		return h.CombineBackward(ctx, nil, r, o.grad, o.y, o.y, o.gradWeight)
+		return h.CombineBackward(ctx, o.stream, r, o.grad, o.y, o.gradRows, o.gradWeight)
 	}
+}
+
+// wrongArgument is something wrong with one rank's call.
+type wrongArgument struct {
+	op   string
+	name string
+	// The words that every rank must see, and the sentinel.
+	words string
+	kind  error
+	spoil func(o *operandSet)
 }
 
 // TestWrongArguments lets one rank call an operation with something wrong. Every rank gets an error that says what, and the next operation works.
 func TestWrongArguments(t *testing.T) {
 	const ranks, bad = 3, 1
 	reshape := func(t *weft.Tensor, shape ...int) { t.Shape = shape }
-	tests := []struct {
-		op   string
-		name string
-		// The words that every rank must see, and the sentinel.
-		words string
-		kind  error
-		spoil func(o *operandSet)
-	}{
+	tests := []wrongArgument{
 		{"prepare", "type", "want int32 or int64", weft.ErrInvalid, func(o *operandSet) { o.topk.DType = weft.Float32 }},
 		{"prepare", "width", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk, 2, 3) }},
 		{"prepare", "dimensions", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk, 6) }},
@@ -111,7 +124,10 @@ func TestWrongArguments(t *testing.T) {
 		}},
 		{"prepare", "expert too large", "expert 6 of 6", weft.ErrInvalid, func(o *operandSet) { weft.SliceOf[int32](o.topk)[3] = 6 }},
 		{"prepare", "expert too small", "expert -2 of 6", weft.ErrInvalid, func(o *operandSet) { weft.SliceOf[int32](o.topk)[3] = -2 }},
-		{"prepare", "huge expert", "of 6", weft.ErrInvalid, func(o *operandSet) { o.topk = weft.TensorOf([]int64{1 << 40, 0}, 1, 2); reshape(&o.weights, 1, 2) }},
+		{"prepare", "huge expert", "of 6", weft.ErrInvalid, func(o *operandSet) {
+			o.topk = weft.TensorOf([]int64{1 << 40, 0}, 1, 2)
+			reshape(&o.weights, 1, 2)
+		}},
 		{"prepare", "duplicate", "expert 4 twice", weft.ErrInvalid, func(o *operandSet) { copy(weft.SliceOf[int32](o.topk), []int32{4, 4}) }},
 		{"prepare", "weights left out", "no weights", weft.ErrInvalid, func(o *operandSet) { o.weights = weft.Tensor{} }},
 		{"prepare", "weights of a type", "want fp32 [3 2]", weft.ErrInvalid, func(o *operandSet) { o.weights.DType = weft.Int32 }},
@@ -133,8 +149,13 @@ func TestWrongArguments(t *testing.T) {
 		{"dispatch backward", "number of weights", "with 24 numbers", weft.ErrInvalid, func(o *operandSet) { o.scalars = weft.TensorOf(make([]float32, 23)) }},
 		{"combine backward", "gradient", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.grad, 4, 18) }},
 		{"combine backward", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { o.y.DType = weft.Float16 }},
+		{"combine backward", "overlap above", "overlap a part", weft.ErrInvalid, func(o *operandSet) { o.gradRows = beside(o.y) }},
+		{"combine backward", "overlap below", "overlap a part", weft.ErrInvalid, func(o *operandSet) { o.gradRows, o.y = o.y, beside(o.y) }},
 		{"combine backward", "weights on some ranks", "some ranks only", weft.ErrMismatch, func(o *operandSet) { o.gradWeight = weft.Tensor{} }},
 		{"combine backward", "weights of a shape", "want fp32[3 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.gradWeight, 6) }},
+	}
+	for _, op := range append(slices.Clone(operations), "send dispatch", "send combine") {
+		tests = append(tests, wrongArgument{op, "stream", "no streams", weft.ErrUnsupported, func(o *operandSet) { o.stream = new(weft.Stream) }})
 	}
 	group := join(t, ranks)
 	made := handles(t, group, small(ranks))
@@ -172,8 +193,8 @@ func TestWrongArguments(t *testing.T) {
 	}
 }
 
-// TestDifferentCalls has ranks call different operations, or the same one by different routings. Every rank says whose call differs, nothing has moved,
-// and the next operation works.
+// TestDifferentCalls has ranks call different operations, or the same one by different routings. Every rank says whose call differs, nothing has
+// moved, and the next operation works.
 func TestDifferentCalls(t *testing.T) {
 	const ranks, odd = 3, 2
 	group := join(t, ranks)
@@ -223,6 +244,58 @@ func TestDifferentCalls(t *testing.T) {
 	})
 }
 
+// TestRoutingsFarApart has one rank go by an older routing than the others: of the generation before the last SetMask, where it was the n-th as well,
+// or of 4096 operations ago. Every rank says so, and none gets rows.
+func TestRoutingsFarApart(t *testing.T) {
+	const ranks, odd = 2, 1
+	group := join(t, ranks)
+	ctx := testContext(t)
+	for _, test := range []struct {
+		name string
+		pass func(c *weft.Comm, h *ep.Handle, o *operandSet) error
+	}{
+		{"generations", func(c *weft.Comm, _ *ep.Handle, _ *operandSet) error { return c.SetMask(ctx) }},
+		{"operations", func(_ *weft.Comm, h *ep.Handle, o *operandSet) error {
+			for range 1<<12 - 1 {
+				if err := operation(ctx, "prepare", h, nil, o); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			made := handles(t, group, small(ranks))
+			each(t, group, func(c *weft.Comm) error {
+				h := made[c.Rank()]
+				o := operandsFor(h, c.Rank())
+				old, err := h.Prepare(ctx, nil, o.topk, o.weights)
+				if err != nil {
+					return err
+				}
+				if err := test.pass(c, h, o); err != nil {
+					return err
+				}
+				r, err := h.Prepare(ctx, nil, o.topk, o.weights)
+				if err != nil {
+					return err
+				}
+				goes := r
+				if c.Rank() == odd {
+					goes = old
+				}
+				for _, op := range append(slices.Clone(operations[1:]), "send dispatch", "send combine") {
+					if err := operation(ctx, op, h, goes, o); !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), "another routing") {
+						return fmt.Errorf("%s by different routings: %w", op, err)
+					}
+				}
+				// Both are as good as ever.
+				return errors.Join(operation(ctx, "dispatch", h, old, o), operation(ctx, "dispatch", h, r, o))
+			})
+		})
+	}
+}
+
 // TestForeignRouting uses a routing with another handle, and after its release.
 func TestForeignRouting(t *testing.T) {
 	group := join(t, 2)
@@ -254,22 +327,25 @@ func TestForeignRouting(t *testing.T) {
 func TestDifferentSpecs(t *testing.T) {
 	group := join(t, 3)
 	ctx := testContext(t)
-	for _, spoil := range []func(*ep.Spec){
-		func(s *ep.Spec) { s.Hidden = 32 },
-		func(s *ep.Spec) { s.TopK = 0 },
-		func(s *ep.Spec) { s.Layout = ep.TokenMajor },
+	for _, test := range []struct {
+		kind  error
+		spoil func(*ep.Spec)
+	}{
+		{weft.ErrMismatch, func(s *ep.Spec) { s.Hidden = 32 }},
+		{weft.ErrInvalid, func(s *ep.Spec) { s.TopK = 0 }},
+		{weft.ErrUnsupported, func(s *ep.Spec) { s.Layout = ep.TokenMajor }},
 	} {
 		each(t, group, func(c *weft.Comm) error {
 			s := small(3)
 			if c.Rank() == 2 {
-				spoil(&s)
+				test.spoil(&s)
 			}
 			h, err := ep.NewHandle(ctx, c, s)
 			if err == nil {
 				return errors.Join(errors.New("made"), h.Close())
 			}
-			if own := s.Validate(3); own != nil && err.Error() != own.Error() || own == nil && !errors.Is(err, weft.ErrMismatch) {
-				return fmt.Errorf("unexpected %v", err)
+			if own := s.Validate(3); !errors.Is(err, test.kind) || own != nil && err.Error() != own.Error() {
+				return fmt.Errorf("%w, want %w", err, test.kind)
 			}
 			return nil
 		})

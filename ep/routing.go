@@ -6,9 +6,9 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// Routing is what Prepare makes of the tokens' selections: for every (token, selection) the rank and the row where it goes, and for this rank the rows that
-// come. It stays good for any number of dispatches and combines of its handle, beside other Routings, and holds no memory but its own. Release, which
-// may be left out, lets the handle's next Prepare use that memory again.
+// Routing is what Prepare makes of the tokens' selections: for every (token, selection) the rank and the row where it goes, and for this rank the
+// rows that come. It stays good for any number of dispatches and combines of its handle, beside other Routings, and holds no memory but its own.
+// Release, which may be left out, lets the handle's next Prepare use that memory again.
 type Routing struct {
 	handle *Handle
 	ints   []int32 // the memory of the int32 slices below
@@ -72,8 +72,8 @@ type Traffic struct {
 	RemoteRows int
 }
 
-// Release gives the Routing's memory back to its handle. The Routing, tensors that it returned, and received tensors as far as they describe their rows,
-// must not be used after.
+// Release gives the Routing's memory back to its handle. The Routing, tensors that it returned, and received tensors as far as they describe their
+// rows, must not be used after.
 func (r *Routing) Release() {
 	h := r.handle
 	if h == nil {
@@ -154,8 +154,8 @@ func (r *Routing) ExpertOffsets() weft.Tensor { return weft.TensorOf(r.zones.sta
 // SourceCounts returns the tokens that each rank sends here: int32 [ranks].
 func (r *Routing) SourceCounts() weft.Tensor { return weft.TensorOf(r.distinct) }
 
-// Ranges returns, for the layouts by expert, where each source rank's rows stand in each local expert's zone, as begin<<32 | count: int64 [local experts,
-// ranks]. Begin counts from the start of the zone.
+// Ranges returns, for the layouts by expert, where each source rank's rows stand in each local expert's zone, as begin<<32 | count: int64 [local
+// experts, ranks]. Begin counts from the start of the zone.
 func (r *Routing) Ranges() weft.Tensor {
 	g := &r.handle.geometry
 	out := make([]int64, g.local*g.ranks)

@@ -194,6 +194,11 @@ const (
 	MaxExperts = 1 << 15
 	// ScaleBlock is how many elements share one scale.
 	ScaleBlock = 128
+
+	maxTokens   = 1 << 24
+	maxCapacity = 1 << 30
+	maxHidden   = 1 << 24
+	maxRowBytes = 4 * maxHidden
 )
 
 // Spec describes the exchanges that a [Handle] makes. It is plain data: copy it, change it, compare it. It must be the same on every rank.
@@ -216,8 +221,8 @@ type Spec struct {
 	PowerOfTwoScales bool
 	ScaleOrder       ScaleOrder
 
-	RowBytes   int // Opaque: bytes of a row, a multiple of 16
-	ScaleBytes int // Opaque: bytes of its scales, a multiple of 16, or 0
+	RowBytes   int // Opaque: bytes of a row, a multiple of 16, at most 64 MiB
+	ScaleBytes int // Opaque: bytes of its scales, a multiple of 16, or 0; at most 64 MiB
 
 	// Output is the type of the rows that combine takes and returns: that of the payload for BF16, FP16 and FP32; for the others one of
 	// these, bf16 if left out. For Opaque rows combine exists only if Output and Hidden are given.
@@ -288,17 +293,16 @@ func (s Spec) Validate(ranks int) error {
 	if err := s.validateRanges(ranks); err != nil {
 		return err
 	}
-	if err := s.validateRows(); err != nil {
-		return err
+	if r := s.refusal(); r != nil {
+		return weft.Unsupportedf("%s", r.because)
 	}
-	g := newGeometry(s, ranks)
-	if n := g.rows(); n > math.MaxInt32 {
+	if n := mostRows(s, ranks); n > math.MaxInt32 {
 		return weft.Unsupportedf("%d rows at one rank, at most %d: lower MaxTokens, or give a Capacity", n, math.MaxInt32)
 	}
-	for _, r := range rules {
-		if r.refuses(s) {
-			return weft.Unsupportedf("%s", r.because)
-		}
+	g := newGeometry(s, ranks)
+	if size := g.windowSizes(s); !size.fit(s.Live, math.MaxInt) {
+		return weft.Unsupportedf("%d rows at one rank, %d live tensors: together they need more memory than there are addresses; "+
+			"lower MaxTokens, Live or the size of a row, or give a Capacity", g.rows(), s.Live)
 	}
 	return nil
 }
@@ -313,8 +317,10 @@ func (s Spec) validateRanges(ranks int) error {
 		{fmt.Sprintf("%d experts on %d ranks: want a multiple of the ranks", s.Experts, ranks), ranks < 1 || s.Experts%ranks == 0},
 		{fmt.Sprintf("top-k %d: want 1 to %d", s.TopK, MaxTopK), s.TopK >= 1 && s.TopK <= MaxTopK},
 		{fmt.Sprintf("top-k %d of %d experts: a token cannot select more experts than there are", s.TopK, s.Experts), s.TopK <= s.Experts},
-		{fmt.Sprintf("at most %d tokens: want 1 to %d", s.MaxTokens, 1<<24), s.MaxTokens >= 1 && s.MaxTokens <= 1<<24},
-		{fmt.Sprintf("hidden %d: want 0 to %d", s.Hidden, 1<<24), s.Hidden >= 0 && s.Hidden <= 1<<24},
+		{fmt.Sprintf("at most %d tokens: want 1 to %d", s.MaxTokens, maxTokens), s.MaxTokens >= 1 && s.MaxTokens <= maxTokens},
+		{fmt.Sprintf("hidden %d: want 0 to %d", s.Hidden, maxHidden), s.Hidden >= 0 && s.Hidden <= maxHidden},
+		{fmt.Sprintf("rows of %d bytes: want 0 to %d", s.RowBytes, maxRowBytes), s.RowBytes >= 0 && s.RowBytes <= maxRowBytes},
+		{fmt.Sprintf("scales of %d bytes: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 && s.ScaleBytes <= maxRowBytes},
 		{fmt.Sprintf("layout %v", s.Layout), s.Layout < layouts},
 		{fmt.Sprintf("wire form %v", s.Wire), s.Wire < wires},
 		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
@@ -323,28 +329,15 @@ func (s Spec) validateRanges(ranks int) error {
 		{fmt.Sprintf("counts %v", s.Counts), s.Counts < countings},
 		{fmt.Sprintf("overflow %v", s.Overflow), s.Overflow < overflows},
 		{fmt.Sprintf("scale order %v", s.ScaleOrder), s.ScaleOrder < scaleOrders},
-		{fmt.Sprintf("alignment %d: want a power of two up to 65536", s.Alignment), s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0},
-		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, math.MaxInt32), s.Capacity >= 0 && s.Capacity <= math.MaxInt32},
+		{
+			fmt.Sprintf("alignment %d: want a power of two up to 65536", s.Alignment),
+			s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0,
+		},
+		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 && s.Capacity <= maxCapacity},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {
 		if !f.ok {
 			return weft.Invalidf("%s", f.what)
-		}
-	}
-	return nil
-}
-
-func (s Spec) validateRows() error {
-	if s.Payload == Opaque {
-		if s.RowBytes < 16 || s.RowBytes%16 != 0 || s.ScaleBytes < 0 || s.ScaleBytes%16 != 0 {
-			return weft.Unsupportedf("opaque rows of %d bytes and %d bytes of scales: pad both to a multiple of 16", s.RowBytes, s.ScaleBytes)
-		}
-	} else if n := s.rowBytes(); n == 0 || n%16 != 0 {
-		return weft.Unsupportedf("rows of %d bytes (hidden %d, %v): pad hidden so that a row is a multiple of 16 bytes", n, s.Hidden, s.Payload)
-	}
-	if s.combines() {
-		if n := s.outputBytes(); n == 0 || n%16 != 0 {
-			return weft.Unsupportedf("combined rows of %d bytes (hidden %d, %v): give Hidden so that a row is a multiple of 16 bytes", n, s.Hidden, s.Output)
 		}
 	}
 	return nil

@@ -45,6 +45,26 @@ func TestValidate(t *testing.T) {
 		{"quantise from", "convert them first", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.Quantize = ep.FP8, 128, weft.Float64 }},
 		{"powers of two", "set Quantize", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.PowerOfTwoScales = ep.FP8, 128, true }},
 		{"output", "leave Output out", weft.ErrUnsupported, func(s *ep.Spec) { s.Output = weft.Float32 }},
+		{"bytes of rows", "rows of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, 1<<26+16 }},
+		{"too many bytes of rows", "rows of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, math.MaxInt&^15 }},
+		{"negative bytes of rows", "rows of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, -16 }},
+		{"bytes of scales", "scales of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 16, math.MaxInt&^15 }},
+		{"negative bytes of scales", "scales of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 16, -16 }},
+		{"no bytes of rows", "give RowBytes", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload = ep.Opaque }},
+		{"output of opaque rows", "Hidden so that a row of the Output type", weft.ErrUnsupported, func(s *ep.Spec) {
+			s.Payload, s.RowBytes, s.Hidden, s.Output = ep.Opaque, 16, 4, weft.BFloat16
+		}},
+		{"no output type", "choose one of them", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.RowBytes, s.Output = ep.Opaque, 16, 99 }},
+		// 2^30 rows a rank of 2^26 bytes each, 2^10 times: 2^66.
+		{"more memory than there are addresses", "than there are addresses", weft.ErrUnsupported, func(s *ep.Spec) {
+			s.Layout, s.Payload, s.RowBytes, s.Capacity, s.Live = ep.ExpertPacked, ep.Opaque, 1<<26, 1<<30, 1024
+		}},
+		{"more scales than there are addresses", "than there are addresses", weft.ErrUnsupported, func(s *ep.Spec) {
+			s.Layout, s.Payload, s.RowBytes, s.ScaleBytes, s.Capacity, s.Live = ep.ExpertPacked, ep.Opaque, 16, 1<<26, 1<<30, 1024
+		}},
+		{"more rows of most numbers", "than there are addresses", weft.ErrUnsupported, func(s *ep.Spec) {
+			s.Layout, s.Payload, s.Hidden, s.Capacity, s.Live = ep.ExpertPacked, ep.FP32, 1<<24, 1<<30, 1024
+		}},
 		{"output type", "choose one of them", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.Output = ep.FP8, 128, weft.Int32 }},
 		{"live", "live tensors", weft.ErrInvalid, func(s *ep.Spec) { s.Live = 5000 }},
 	}
@@ -83,4 +103,24 @@ func TestNames(t *testing.T) {
 	if _, err := ep.ParseLayout("sideways"); !errors.Is(err, weft.ErrInvalid) {
 		t.Errorf("no layout: %v", err)
 	}
+}
+
+// TestHugeRows makes a handle of a Spec whose sizes are beyond 64 bits: every rank is told so.
+func TestHugeRows(t *testing.T) {
+	group := join(t, 2)
+	ctx := testContext(t)
+	s := ep.Spec{
+		Experts: 2, TopK: 1, MaxTokens: 1, Layout: ep.ExpertPacked, Payload: ep.Opaque, RowBytes: 1 << 26, Capacity: 1 << 30, Live: 1024,
+		Counts: ep.DeviceCounts,
+	}
+	each(t, group, func(c *weft.Comm) error {
+		h, err := ep.NewHandle(ctx, c, s)
+		if err == nil {
+			return errors.Join(errors.New("made"), h.Close())
+		}
+		if !errors.Is(err, weft.ErrUnsupported) {
+			return err
+		}
+		return nil
+	})
 }

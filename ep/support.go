@@ -9,84 +9,90 @@ import (
 )
 
 // rule refuses a part of the space of Specs. The rules are the only place that says what is not supported: [Spec.Validate] refuses from
-// them, the table in docs/ is generated from them, and the conformance suite runs every cell that they leave.
+// them, the table in docs/ is generated from them, and the conformance suite runs every cell that they leave. What is no Spec at all, such as a
+// number out of its range or more rows than there is memory for, is another matter and not theirs.
 type rule struct {
-	name    string
 	refuses func(s Spec) bool
 	because string // a sentence that names the way out
 }
 
-var rules = []rule{
+// cellRules are those that decide which cells there are.
+var cellRules = []rule{
 	{
-		"one row per rank",
 		func(s Spec) bool { return !s.Layout.byExpert() && s.Wire == PerSelection },
 		"rank-major and token-major layouts receive one row per rank, not per selection; use the per-rank wire form",
 	},
 	{
-		"rows of a rank are partial sums",
 		func(s Spec) bool { return !s.Layout.byExpert() && s.Reduction == Exact },
 		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes home as their sum; use the partial reduction",
 	},
 	{
-		"weights of a rank's sum",
 		func(s Spec) bool { return !s.Layout.byExpert() && s.Sum == Weighted },
 		"rank-major and token-major rows are summed by the caller, who applies the weights; use the plain sum",
 	},
+}
+
+// detailRules hold in every cell. The first that refuses gives the reason.
+var detailRules = []rule{
 	{
-		"alignment without zones",
 		func(s Spec) bool { return s.Alignment > 1 && s.Layout != ExpertPacked },
 		"only the expert-packed layout pads its zones; use it, or alignment 1",
 	},
 	{
-		"capacity of fixed zones",
 		func(s Spec) bool { return s.Capacity > 0 && s.Layout == RankMajor },
 		"the rank-major layout has MaxTokens rows for every rank and cannot overflow; leave Capacity 0",
 	},
 	{
-		"scales of plain numbers",
 		func(s Spec) bool { return s.ScaleOrder == ColumnMajorScales && !s.Payload.fp8() },
 		"only fp8 payloads have scales whose order can be chosen; use row-major scales",
 	},
 	{
-		"scale blocks",
 		func(s Spec) bool { return s.Payload.fp8() && s.Hidden%ScaleBlock != 0 },
 		"fp8 rows have one scale for each 128 elements; pad hidden to a multiple of 128",
 	},
 	{
-		"scale words",
 		func(s Spec) bool { return s.Payload == FP8UE8M0 && s.Hidden%(4*ScaleBlock) != 0 },
 		"UE8M0 scales travel four to a word; pad hidden to a multiple of 512, or use fp32 scales",
 	},
 	{
-		"quantising",
 		func(s Spec) bool { return s.Quantize != weft.InvalidDType && !s.Payload.fp8() },
 		"only fp8 payloads are quantised on the way; leave Quantize out",
 	},
 	{
-		"quantising from",
 		func(s Spec) bool {
 			return s.Quantize != weft.InvalidDType && s.Quantize != weft.BFloat16 && s.Quantize != weft.Float16 && s.Quantize != weft.Float32
 		},
 		"rows are quantised from bf16, fp16 or fp32; convert them first",
 	},
 	{
-		"rounded scales",
 		func(s Spec) bool { return s.PowerOfTwoScales && (s.Payload != FP8 || s.Quantize == weft.InvalidDType) },
 		"scales are rounded to powers of two when dispatch quantises to the fp8 payload; set Quantize, or round them yourself",
 	},
 	{
-		"output of numbers",
 		func(s Spec) bool {
 			return (s.Payload == BF16 || s.Payload == FP16 || s.Payload == FP32) && s.Output != s.Payload.dtype()
 		},
 		"combine returns rows of the type that dispatch sent; leave Output out",
 	},
 	{
-		"output type",
 		func(s Spec) bool {
 			return s.combines() && s.Output != weft.BFloat16 && s.Output != weft.Float16 && s.Output != weft.Float32
 		},
 		"combine sums bf16, fp16 or fp32 rows; choose one of them as Output",
+	},
+	{
+		func(s Spec) bool { return s.Payload != Opaque && (s.rowBytes() == 0 || s.rowBytes()%16 != 0) },
+		"rows move in pieces of 16 bytes; pad hidden so that a row is a multiple of 16 bytes",
+	},
+	{
+		func(s Spec) bool {
+			return s.Payload == Opaque && (s.RowBytes == 0 || s.RowBytes%16 != 0 || s.ScaleBytes%16 != 0)
+		},
+		"opaque rows and their scales move in pieces of 16 bytes; give RowBytes, and pad both to a multiple of 16",
+	},
+	{
+		func(s Spec) bool { return s.combines() && (s.outputBytes() == 0 || s.outputBytes()%16 != 0) },
+		"combined rows move in pieces of 16 bytes; give Hidden so that a row of the Output type is a multiple of 16 bytes",
 	},
 }
 
@@ -98,9 +104,12 @@ const supportHeading = `<!-- Generated from the rules in ep/support.go by "make 
 # What expert parallelism supports
 
 Every point of this table is a layout, a wire form, a reduction, a sum and a payload, as in ep.Spec. "Tested" means
-that the conformance suite runs it on every engine against a plain single-process reference, in every way in which the payload can be asked for, and compares every
-byte. Everything else is refused when a handle is made, before anything has moved, on every rank and in the words below. The code refuses from the same rules
-that this page is generated from.
+that the conformance suite runs it on every engine against a plain single-process reference, in every way in which the
+payload can be asked for, and compares every byte. Everything else is refused when a handle is made, before anything has
+moved, on every rank and in the words below. The code refuses from the same rules that this page is generated from.
+
+A cell holds for operations made by one call or cut in two, for host and device counts, and for dispatch, combine and their gradients. Opaque rows are
+only dispatched, unless the Spec gives an Output type and Hidden: then rows of that type are combined, and have gradients.
 
 `
 
@@ -113,7 +122,8 @@ func WriteSupportPage(w io.Writer) error {
 }
 
 // WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form and reduction, a column for each payload.
-// Every cell holds for one-call and send/receive phases, host and device counts, forward and backward.
+// Every cell holds for one-call and send/receive phases, host and device counts, forward and backward; opaque rows are combined, and have gradients,
+// only if the Spec gives the type to do it in.
 func WriteSupport(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("| layout | wire | reduction | sum |")
@@ -150,18 +160,21 @@ func WriteSupport(w io.Writer) error {
 		fmt.Fprintf(&b, "%d. %s\n", i+1, n)
 	}
 	b.WriteString("\nIn every cell these are refused too:\n\n")
-	for _, r := range rules[3:] {
+	for _, r := range detailRules {
 		fmt.Fprintf(&b, "- %s\n", r.because)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
+// refusal is the rule that refuses the Spec, if one does.
 func (s Spec) refusal() *rule {
 	s = s.normalize()
-	for i := range rules {
-		if rules[i].refuses(s) {
-			return &rules[i]
+	for _, rules := range [][]rule{cellRules, detailRules} {
+		for i := range rules {
+			if rules[i].refuses(s) {
+				return &rules[i]
+			}
 		}
 	}
 	return nil

@@ -31,8 +31,8 @@ func TestSupportPageIsCurrent(t *testing.T) {
 	}
 }
 
-// TestSupportTable reads the table back: a cell is called tested exactly if a handle can be made for it, and refused with the sentence that its number
-// stands for if not.
+// TestSupportTable reads the table back: a cell is called tested exactly if a handle can be made for it, and refused with the sentence that its
+// number stands for if not.
 func TestSupportTable(t *testing.T) {
 	var page strings.Builder
 	if err := ep.WriteSupport(&page); err != nil {

@@ -23,6 +23,7 @@ type Case struct {
 	Operand Operand
 	Skew    int // elements by which operands stand beside multiples of 16 bytes
 	Biases  int
+	InPlace bool // combine backward writes the gradients of rows over the rows, if it reads them
 	Wild    bool // contents include NaN, infinities, denormals and zeros of both signs
 	Seed    uint64
 }
@@ -44,8 +45,8 @@ func (c Case) String() string {
 	for r, k := range c.TopK {
 		tokens[r] = len(k) / c.Spec.TopK
 	}
-	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, operand %d, skew %d, biases %d, wild %v, seed %#x, %+v\ntop-k %v",
-		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Operand, c.Skew, c.Biases, c.Wild, c.Seed, c.Spec, c.TopK)
+	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, operand %d, skew %d, biases %d, in place %v, wild %v, seed %#x, %+v\ntop-k %v",
+		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Operand, c.Skew, c.Biases, c.InPlace, c.Wild, c.Seed, c.Spec, c.TopK)
 }
 
 // details lists the ways in which one payload can be asked for.
@@ -142,7 +143,9 @@ func drawCase(t *rapid.T, sizes []int, cell ep.Cell, detail func(*ep.Spec), spli
 		Wide:    rapid.Bool().Draw(t, "int64"),
 		Weights: s.Sum == ep.Weighted || rapid.Bool().Draw(t, "weights"),
 		Operand: Operand(rapid.IntRange(0, int(operands)-1).Draw(t, "operand")),
+		Skew:    rapid.SampledFrom([]int{0, 0, 0, 1, 3, 7}).Draw(t, "skew"),
 		Biases:  rapid.IntRange(0, 2).Draw(t, "biases"),
+		InPlace: rapid.IntRange(0, 3).Draw(t, "in place") == 0,
 		Wild:    rapid.IntRange(0, 2).Draw(t, "wild") == 0,
 		Seed:    rapid.Uint64().Draw(t, "seed"),
 	}

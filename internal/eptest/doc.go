@@ -11,6 +11,6 @@
 //
 // # Memory
 //
-// The suite touches an engine's memory only through [Engine]. Operands stand in one arena a rank, in a window or in plain memory as the case says; what
-// an operation writes is filled with a poison byte beforehand.
+// The suite touches an engine's memory only through [Engine]. Operands stand in one arena a rank, in a window or in plain memory as the case says;
+// what an operation writes is filled with a poison byte beforehand.
 package eptest

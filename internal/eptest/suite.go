@@ -77,8 +77,8 @@ func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 	return cases
 }
 
-// Sample runs one case of every cell, or of every so many, the same in every process, for engines whose ranks run the suite each for itself. It returns
-// how many it ran.
+// Sample runs one case of every cell, or of every so many, the same in every process, for engines whose ranks run the suite each for itself. It
+// returns how many it ran.
 func Sample(e Engine, every int) (int, error) {
 	n := 0
 	for i, cell := range allowed() {
