@@ -2,11 +2,15 @@ package bootstrap
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
 // MaxMessage is the most bytes that one Send or one rank's share of an AllGather may carry.
 const MaxMessage = 16 << 20
+
+// MaxSize is the most ranks that a job may have.
+const MaxSize = 1 << 16
 
 // DefaultJoinTimeout bounds a join whose context has no deadline.
 const DefaultJoinTimeout = 2 * time.Minute
@@ -31,7 +35,7 @@ type Bootstrap interface {
 	// order they were sent. Send does not wait for the Recv; data may be reused when it returns. Peer may be the rank itself.
 	Send(ctx context.Context, peer int, data []byte) error
 
-	// Recv returns the next message from peer. The caller owns the result.
+	// Recv returns the next message from peer. The caller owns the result. It ends with peer, even where rank 0 ended before.
 	Recv(ctx context.Context, peer int) ([]byte, error)
 
 	// AllGather gives every rank's data, of any length up to [MaxMessage] per rank, to every rank. The result is indexed by
@@ -45,4 +49,15 @@ type Bootstrap interface {
 	// Close leaves. Messages already sent are delivered, and peers see [ErrLeft] where they would otherwise see
 	// [ErrDied]. Later calls return [ErrClosed], except Close itself, which returns nil.
 	Close() error
+}
+
+// checkRank checks a rank and a size that a caller gave, before anything is made for that many ranks.
+func checkRank(rank, size int) error {
+	if size < 1 || size > MaxSize {
+		return fmt.Errorf("join: size %d: a job has 1 to %d ranks", size, MaxSize)
+	}
+	if rank < 0 || rank >= size {
+		return fmt.Errorf("join: rank %d does not exist among %d", rank, size)
+	}
+	return nil
 }

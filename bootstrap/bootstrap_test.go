@@ -301,6 +301,30 @@ func TestRankZeroLeaves(t *testing.T) {
 	})
 }
 
+// TestRecvWithoutRankZero: rank 0, which would tell of it, has gone before a rank that another one waits for goes too.
+func TestRecvWithoutRankZero(t *testing.T) {
+	forEachImplementation(t, 4, func(t *testing.T, ranks []Bootstrap) {
+		ctx := testContext(t)
+		ended := make(chan error, 2)
+		go func() { _, err := ranks[1].Recv(ctx, 2); ended <- err }()
+		ranks[0].Close()
+		// Rank 3 waits for a message, which does arrive.
+		go func() { ended <- ranks[2].Send(ctx, 3, []byte("hello")) }()
+		if got, err := ranks[3].Recv(ctx, 2); string(got) != "hello" {
+			t.Errorf("%q, %v", got, err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		ranks[2].Close()
+		// Rank 1 may have come too late to hear a farewell.
+		err := <-ended
+		if pe, ok := errors.AsType[*PeerError](err); !ok || pe.Rank != 2 || !errors.Is(err, ErrLeft) && !errors.Is(err, ErrDied) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 // TestLastBarrier closes every rank right after a barrier: those who are still on their way out of it must not trip over those
 // who have gone.
 func TestLastBarrier(t *testing.T) {
@@ -409,8 +433,18 @@ func TestCancel(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	if _, err := NewInProcess(0); err == nil {
-		t.Error("a job of no ranks")
+	for _, size := range []int{-1, 0, MaxSize + 1, 1 << 40} {
+		want := fmt.Sprintf("size %d", size)
+		for rank := range 2 {
+			_, inProcess := NewInProcess(size)
+			_, tcp := DialTCP(testContext(t), TCPConfig{Rank: rank, Size: size, Address: freeAddress(t)})
+			_, store := DialTCPStore(testContext(t), StoreConfig{Rank: rank, Size: size, Address: freeAddress(t)})
+			for _, err := range []error{inProcess, tcp, store} {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want an error about %s", err, want)
+				}
+			}
+		}
 	}
 	for _, c := range []TCPConfig{
 		{Size: 0},

@@ -71,7 +71,6 @@ func (m *mesh) collect(ctx context.Context, op op, b []byte) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.rounds.Add(2)
 	return own(blocks), nil
 }
 
@@ -102,6 +101,17 @@ func (m *mesh) stopped(s share) error {
 	return nil
 }
 
+// doomed returns why the job can't form: the fault of a rank that has not joined, or that died before all had. Rank 0 decides it, for all. The
+// caller holds mu.
+func (m *mesh) doomed() *fault {
+	for _, n := range m.news {
+		if m.limit[n.rank] == 0 {
+			return &n.fault
+		}
+	}
+	return nil
+}
+
 // gather is collect on rank 0.
 func (m *mesh) gather(ctx context.Context, s share) ([][]byte, error) {
 	m.mu.Lock()
@@ -111,7 +121,10 @@ func (m *mesh) gather(ctx context.Context, s share) ([][]byte, error) {
 	m.mu.Unlock()
 
 	err := m.wait(ctx, func() (bool, error) {
-		return m.hub.short == 0, m.stopped(s)
+		if m.hub.short == 0 && m.doomed() == nil {
+			m.formed = true
+		}
+		return m.hub.short == 0 && m.formed, m.stopped(s)
 	})
 	if err == errExpired {
 		return nil, m.giveUpGather(ctx, s)
@@ -121,7 +134,6 @@ func (m *mesh) gather(ctx context.Context, s share) ([][]byte, error) {
 	}
 
 	m.mu.Lock()
-	m.formed = true
 	g := gathered{seq: s.seq, blocks: make([][]byte, m.size)}
 	var astray *share
 	var culprit int
@@ -132,9 +144,9 @@ func (m *mesh) gather(ctx context.Context, s share) ([][]byte, error) {
 		}
 		m.hub.shares[r] = q[1:]
 	}
-	links := make([]link, 0, m.size)
-	for l := range m.peers {
-		links = append(links, l)
+	links := make(map[link]int, m.size)
+	for l, a := range m.peers {
+		links[l] = a.rank
 	}
 	m.mu.Unlock()
 
@@ -147,8 +159,8 @@ func (m *mesh) gather(ctx context.Context, s share) ([][]byte, error) {
 		return nil, f.err(s.op.String())
 	}
 	p := pack(g.split()...)
-	for _, l := range links {
-		l.send(p)
+	for l, peer := range links {
+		m.post(peer, l, p)
 	}
 	return g.blocks, nil
 }
@@ -216,7 +228,7 @@ func (m *mesh) contribute(ctx context.Context, s share) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	hub.send(pack(s))
+	m.post(0, hub, pack(s))
 	var blocks [][]byte
 	err = m.wait(ctx, func() (bool, error) {
 		if m.complete(&blocks) {
@@ -271,7 +283,7 @@ func (m *mesh) giveUpContribution(ctx context.Context, s share, hub link) ([][]b
 		m.mu.Lock()
 		m.answer = nil
 		m.mu.Unlock()
-		hub.send(pack(inquiry{s.seq}))
+		m.post(0, hub, pack(inquiry{s.seq}))
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), inquiryTimeout)
 		defer cancel()
 		var blocks [][]byte
@@ -319,7 +331,7 @@ func (m *mesh) answerInquiry(from int, q inquiry) error {
 	a := missing{seq: q.seq, ranks: m.absent(q.seq), text: m.refusals()}
 	l := m.out[from]
 	m.mu.Unlock()
-	l.send(pack(a))
+	m.post(from, l, pack(a))
 	return nil
 }
 

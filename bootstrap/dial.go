@@ -10,6 +10,12 @@ import (
 	"time"
 )
 
+// What dial found by the time that its context ended.
+var (
+	errUnreachable = errors.New("nothing answers")
+	errUnproven    = errors.New("no link to it") // though something, which may be the peer, takes connections
+)
+
 // dial connects to peer at one of addrs and proves who is who. While nobody answers it tries again, until the context ends. Its errors are
 // *PeerErrors of a join.
 func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*net.TCPConn, jobID, error) {
@@ -18,6 +24,7 @@ func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*
 	}
 	var pause backoff
 	var last error
+	found := errUnreachable
 	for {
 		refusals := 0
 		for _, addr := range addrs {
@@ -31,15 +38,17 @@ func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*
 			if last == nil || !isTimeout(err) { // running out of time explains nothing
 				last = fmt.Errorf("%s: %w", addr, err)
 			}
-			if hopeless(err) {
+			if _, unconnected := errors.AsType[*connectError](err); hopeless(r, err) {
 				refusals++
+			} else if !unconnected {
+				found = errUnproven
 			}
 		}
 		if refusals == len(addrs) {
 			return fail(peer, last)
 		}
 		if pause.wait(ctx) != nil {
-			return fail(peer, fmt.Errorf("%w: no link to it at %s: %w", late(ctx), strings.Join(addrs, ", "), last))
+			return fail(peer, fmt.Errorf("%w: %w at %s: %w", late(ctx), found, strings.Join(addrs, ", "), last))
 		}
 	}
 }
@@ -52,10 +61,17 @@ func isTimeout(err error) bool {
 // final reports whether the refusal is this job's answer to this rank, rather than that of something else at the address.
 func (e *refusal) final() bool { return e.reason != reasonOtherJob && e.reason != reasonFull }
 
-// hopeless reports whether the address will give the same answer next time.
-func hopeless(err error) bool {
+// connectError is why there was no connection.
+type connectError struct{ error }
+
+func (e *connectError) Unwrap() error { return e.error }
+
+// hopeless reports whether the address will give the same answer next time. Rank 0 may not listen yet where it is dialled to join; the
+// others listened before they joined, and where nobody does any more, nobody will.
+func hopeless(r role, err error) bool {
 	return !errors.Is(err, errFull) &&
-		(errors.Is(err, ErrSecret) || errors.Is(err, ErrProtocol) || errors.Is(err, ErrNotLoopback))
+		(errors.Is(err, ErrSecret) || errors.Is(err, ErrProtocol) || errors.Is(err, ErrNotLoopback)) ||
+		r == rolePair && refused(err)
 }
 
 // addressTimeout bounds one attempt to connect where there are other addresses to try.
@@ -71,7 +87,7 @@ func (t *tcpRank) dialOnce(ctx context.Context, r role, peer int, addr string, o
 		if oe, ok := errors.AsType[*net.OpError](err); ok {
 			err = oe.Err // the address is named by the caller
 		}
-		return nil, jobID{}, err
+		return nil, jobID{}, &connectError{err}
 	}
 	conn := c.(*net.TCPConn)
 	conn.SetDeadline(time.Now().Add(handshakeTimeout))

@@ -49,14 +49,16 @@
 // system went with it. Rank 0 spreads the news before any of its own callers hear it, and so does everyone else; a rank that exits because
 // of a failure is therefore not taken for its cause. Calls return a [*PeerError] with the rank to blame:
 //
-//   - [ErrDied]: the connection ended without a farewell;
+//   - [ErrDied]: the connection ended without a farewell, or nobody is there for a new one;
 //   - [ErrLeft]: it called Close;
 //   - [ErrTimeout]: it was not there at a deadline, for which a rank asks rank 0 who is missing, and blames rank 0 if there is no answer;
 //   - [ErrAborted]: it gave a collective up, so it takes part in no more of them;
 //   - [ErrMismatch], [ErrProtocol], [ErrDuplicateRank], [ErrSizeMismatch]: it does not fit.
 //
 // The order of events does not matter to who fails: news of a lost rank carries the number of collectives that it took part in, and those still
-// complete.
+// complete. A job forms with all of its ranks or not at all: the join of every rank fails when one of them dies before the last has come.
+//
+// Where rank 0 itself has gone, ranks watch each other: a Recv opens the pair's own link, if there is none, and sees it end.
 //
 // # Trust
 //

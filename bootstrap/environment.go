@@ -202,11 +202,11 @@ func (v *variables) has(names ...string) bool {
 	return true
 }
 
-// number is the value of a variable that must be there.
+// number is the value of a variable that must be there. All of them count ranks, or hosts of ranks.
 func (v *variables) number(name string) int {
 	n, err := strconv.Atoi(v.text(name))
-	if err != nil || n < 0 {
-		v.fail(fmt.Sprintf("%s is %q, not a number", name, v.text(name)))
+	if err != nil || n < 0 || n > MaxSize {
+		v.fail(fmt.Sprintf("%s is %q, not a number from 0 to %d, the most ranks of a job", name, v.text(name), MaxSize))
 		return 0
 	}
 	return n

@@ -14,7 +14,8 @@ var (
 	// ErrLeft: the rank closed its bootstrap.
 	ErrLeft = errors.New("rank left")
 
-	// ErrDied: the rank's connection ended without a farewell: its process ended, or the network to it did.
+	// ErrDied: the rank's connection ended without a farewell, or nobody is there for a new one: its process ended, or the network to it
+	// did.
 	ErrDied = errors.New("rank died")
 
 	// ErrTimeout: the rank did not answer before the deadline of some rank's context.

@@ -38,7 +38,7 @@ const flushFault = 100 * time.Millisecond
 // observe records a fault that from reports, or that this rank saw itself, and passes it on.
 func (m *mesh) observe(from int, f fault) {
 	if f.rank == 0 && f.reason.death() && from != m.rank {
-		m.awaitDeath(0)
+		m.awaitEnd(0)
 		return
 	}
 	m.mu.Lock()
@@ -102,13 +102,17 @@ func (m *mesh) tell(l link) {
 	a.telling = false
 }
 
-// awaitDeath holds up the reader that brought news of rank 0's death, until this rank's own link to it ends. Only that link is believed; but
-// what the messenger does next, such as die of it, must not be seen first.
-func (m *mesh) awaitDeath(rank uint32) {
+// awaitEnd gives the end of a rank a moment to be told by whoever is believed about it: the link to rank 0, for rank 0's own, and rank 0, while
+// it is there, for any other's. A messenger of rank 0's death is held up by it: only this rank's own link is believed, but what the
+// messenger does next, such as die of it, must not be seen first.
+func (m *mesh) awaitEnd(rank uint32) {
 	ctx, cancel := context.WithTimeout(context.Background(), flushFault)
 	defer cancel()
-	_ = m.wait(ctx, func() (bool, error) { return m.seen[seenFault{rank, true}], nil })
+	_ = m.wait(ctx, func() (bool, error) { return m.seen[seenFault{rank, true}] || m.orphaned(), nil })
 }
+
+// orphaned reports whether rank 0, which watches every rank for all the others, has gone. The caller holds mu.
+func (m *mesh) orphaned() bool { return m.seen[seenFault{0, true}] }
 
 // confirmed is the number of collectives that the rank of f took part in. Rank 0 counts them; what another rank says counts for nothing,
 // except that without rank 0 there are no more collectives. The caller holds mu.
@@ -116,6 +120,8 @@ func (m *mesh) confirmed(from int, f fault) uint64 {
 	switch {
 	case f.reason.ofJob():
 		return 0
+	case m.rank == 0 && !m.formed && f.reason.death():
+		return 0 // a job forms with all of its ranks or not at all
 	case m.rank == 0:
 		return m.entered[f.rank]
 	case f.rank == 0 && f.reason.deadly():

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// maxHosts bounds what a list may expand to.
-const maxHosts = 1 << 16
+// maxHosts bounds what a list may expand to: each host has a rank at least.
+const maxHosts = MaxSize
 
 // expandHostlist expands Slurm's notation for lists of hosts: "node[01-03,7],gpu2" is node01, node02, node03, node7, gpu2. A name may
 // contain several brackets.

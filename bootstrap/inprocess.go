@@ -2,15 +2,14 @@ package bootstrap
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
 // NewInProcess makes a job of size ranks that are goroutines of this process, and returns one Bootstrap for each. They exchange messages
 // by function call, under the protocol of the others.
 func NewInProcess(size int) ([]Bootstrap, error) {
-	if size < 1 {
-		return nil, fmt.Errorf("bootstrap of %d ranks", size)
+	if err := checkRank(0, size); err != nil {
+		return nil, err
 	}
 	group := newGroup(size)
 	ranks := make([]Bootstrap, size)
@@ -24,16 +23,18 @@ func newGroup(size int) []*mesh {
 	group := make([]*mesh, size)
 	for r := range group {
 		m := newMesh(r, size)
-		m.open = func(_ context.Context, peer int) (link, error) {
+		m.open = func(peer int) (link, error) {
 			l := &callLink{from: m, to: group[peer]}
 			// A peer that has left takes no link, and would not come to let go of this one.
-			if group[peer].attach(m.rank, &callLink{from: group[peer], to: m}) {
-				m.attach(peer, l)
+			if !group[peer].attach(m.rank, &callLink{from: group[peer], to: m}) {
+				return nil, ErrLeft
 			}
+			m.attach(peer, l)
 			return l, nil
 		}
 		group[r] = m
 	}
+	group[0].formed = true
 	for r := 1; r < size; r++ {
 		group[r].attach(0, &callLink{from: group[r], to: group[0]})
 		group[0].attach(r, &callLink{from: group[0], to: group[r]})

@@ -13,6 +13,22 @@ import (
 // maxPending is how many connections may be proving themselves at a time. Further ones wait in the system's queue.
 const maxPending = 512
 
+// Windows has numbers of its own for the two errors of the system that matter here; other systems never use them.
+const (
+	wsaAddressInUse      = syscall.Errno(10048)
+	wsaConnectionRefused = syscall.Errno(10061)
+)
+
+// inUse reports whether somebody listens at the address already.
+func inUse(err error) bool {
+	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddressInUse)
+}
+
+// refused reports whether nobody listens at the address.
+func refused(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, wsaConnectionRefused)
+}
+
 // listener hands each connection that arrives to accept, in a goroutine of its own.
 type listener struct {
 	ln   *net.TCPListener
@@ -115,7 +131,7 @@ func takePort(addr netip.AddrPort, t *tcpRank) (*port, error) {
 	p := ports.held[addr.Port()]
 	if p == nil {
 		var err error
-		if p, err = holdLocked(addr); errors.Is(err, syscall.EADDRINUSE) {
+		if p, err = holdLocked(addr); inUse(err) {
 			return nil, fmt.Errorf("%w? Another process listens there: %w", ErrDuplicateRank, err)
 		}
 		if err != nil {

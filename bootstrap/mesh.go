@@ -8,12 +8,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
-
-// opener opens a link to peer, for the first Send to it.
-type opener func(ctx context.Context, peer int) (link, error)
 
 // mesh is one rank of a job: the state that its links feed, and the calls that wait on it. It does not know what its links are made of.
 //
@@ -21,16 +17,17 @@ type opener func(ctx context.Context, peer int) (link, error)
 type mesh struct {
 	rank, size int
 	open       opener
-	stop       func()        // ends what the links run on, after the farewell
-	turn       chan struct{} // held by the collective call in progress
-	rounds     atomic.Int64  // sequential rounds of messages that this rank took part in
+	trace      tracer
+	stop       func()         // ends what the links run on, after the farewell
+	turn       chan struct{}  // held by the collective call in progress
+	work       sync.WaitGroup // links being opened
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when a waiter may go on
 	closed  bool
-	out     map[int]link          // what this rank sends on, by peer
-	peers   map[link]*audience    // every link, either direction
-	opening map[int]chan struct{} // held by the Send that opens a link
+	out     map[int]link       // what this rank sends on, by peer
+	peers   map[link]*audience // every link, either direction
+	opening map[int]*opening   // links being opened
 	inbox   map[int][][]byte
 	news    []*news
 	faults  []fault // what callers are told: the first of the news, as far as all have been passed on
@@ -41,7 +38,7 @@ type mesh struct {
 	broken  error    // why this rank can enter no more
 	entered []uint64 // rank 0: collectives that each rank has entered
 	hub     hub      // rank 0
-	formed  bool     // rank 0: every rank has joined
+	formed  bool     // rank 0: every rank has joined, and none died before the last one did
 	refused []string // rank 0: connections that were turned away
 	down    [][]byte // other ranks: what has come back of the collective in progress
 	answer  *missing // other ranks: to the last inquiry
@@ -58,7 +55,7 @@ func newMesh(rank, size int) *mesh {
 		changed: make(chan struct{}),
 		out:     make(map[int]link),
 		peers:   make(map[link]*audience),
-		opening: make(map[int]chan struct{}),
+		opening: make(map[int]*opening),
 		inbox:   make(map[int][][]byte),
 		seen:    make(map[seenFault]bool),
 		limit:   make(map[uint32]uint64),
@@ -155,45 +152,6 @@ func (m *mesh) Send(ctx context.Context, peer int, b []byte) error {
 	return nil
 }
 
-// linkTo returns the link that Sends to peer use, always the same one, and opens it the first time.
-func (m *mesh) linkTo(ctx context.Context, peer int) (link, error) {
-	m.mu.Lock()
-	opening := m.opening[peer]
-	if opening == nil {
-		opening = make(chan struct{}, 1)
-		m.opening[peer] = opening
-	}
-	m.mu.Unlock()
-
-	select {
-	case opening <- struct{}{}:
-	case <-ctx.Done():
-		return nil, &PeerError{Rank: peer, Op: "send", Err: late(ctx)}
-	}
-	defer func() { <-opening }()
-
-	m.mu.Lock()
-	l := m.out[peer]
-	err := m.blame("send", peer)
-	if m.closed {
-		err = ErrClosed
-	}
-	m.mu.Unlock()
-	if l != nil || err != nil {
-		return l, err
-	}
-	l, err = m.open(ctx, peer)
-	if err != nil {
-		return nil, &PeerError{Rank: peer, Op: "send", Err: err}
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.out[peer] == nil { // else peer's own link came first and has been used
-		m.out[peer] = l
-	}
-	return m.out[peer], nil
-}
-
 func (m *mesh) Recv(ctx context.Context, peer int) ([]byte, error) {
 	if err := m.checkPeer(peer); err != nil {
 		return nil, fmt.Errorf("recv: %w", err)
@@ -204,7 +162,11 @@ func (m *mesh) Recv(ctx context.Context, peer int) ([]byte, error) {
 			b, m.inbox[peer] = q[0], q[1:]
 			return true, nil
 		}
-		return false, m.drained(peer)
+		err := m.drained(peer)
+		if err == nil && m.unwatched(peer) {
+			m.openLink(peer)
+		}
+		return false, err
 	})
 	if err == errExpired {
 		err = &PeerError{Rank: peer, Op: "recv", Err: late(ctx)}
@@ -241,6 +203,7 @@ func (m *mesh) detach(peer int, l link, end *fault) {
 
 // handle takes one message from an established link. An error means that the peer broke the protocol.
 func (m *mesh) handle(from int, msg message) error {
+	m.traced(false, from, msg)
 	switch msg := msg.(type) {
 	case data:
 		m.mu.Lock()
@@ -297,5 +260,6 @@ func (m *mesh) Close() error {
 	}
 	shut.Wait()
 	m.stop()
+	m.work.Wait()
 	return nil
 }

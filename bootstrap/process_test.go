@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -82,21 +83,28 @@ func runChild(role string) error {
 	if err != nil {
 		return err
 	}
+	if role == "gather" {
+		return childGathers(ctx, e)
+	}
 	b, err := e.Dial(ctx)
 	if err != nil {
 		return err
 	}
 	switch role {
-	case "gather":
-		return childGathers(ctx, b)
-	case "collective", "receive", "stopped":
+	case "collective", "receive", "unlinked", "stopped":
 		return childBlocks(ctx, b, role)
 	default:
 		return fmt.Errorf("unknown role %q", role)
 	}
 }
 
-func childGathers(ctx context.Context, b Bootstrap) error {
+// childGathers prints what messages it took to join, gather and pass a barrier.
+func childGathers(ctx context.Context, e Environment) error {
+	var log messageLog
+	b, err := DialTCP(ctx, TCPConfig{Rank: e.Rank, Size: e.Size, Address: e.Address, Secret: e.Secret, trace: log.add})
+	if err != nil {
+		return err
+	}
 	all, err := b.AllGather(ctx, fmt.Append(nil, "rank ", b.Rank()))
 	if err != nil {
 		return err
@@ -109,18 +117,22 @@ func childGathers(ctx context.Context, b Bootstrap) error {
 	if err := b.Barrier(ctx); err != nil {
 		return err
 	}
-	fmt.Println("rounds", b.(*tcpRank).rounds.Load())
-	return b.Close()
+	if err := b.Close(); err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(log.passed)
 }
 
 // childBlocks waits for what does not come, after its parent has seen it ready.
 func childBlocks(ctx context.Context, b Bootstrap, role string) error {
 	next, previous := (b.Rank()+1)%b.Size(), (b.Rank()+b.Size()-1)%b.Size()
-	if err := b.Send(ctx, previous, nil); err != nil {
-		return err
-	}
-	if _, err := b.Recv(ctx, next); err != nil {
-		return err
+	if role != "unlinked" {
+		if err := b.Send(ctx, previous, nil); err != nil {
+			return err
+		}
+		if _, err := b.Recv(ctx, next); err != nil {
+			return err
+		}
 	}
 	if err := b.Barrier(ctx); err != nil {
 		return err
@@ -132,7 +144,7 @@ func childBlocks(ctx context.Context, b Bootstrap, role string) error {
 	}
 	var err error
 	switch {
-	case role == "receive":
+	case role == "receive", role == "unlinked":
 		_, err = b.Recv(ctx, next)
 	case role == "stopped":
 		io.Copy(io.Discard, os.Stdin) // until the victim has been stopped
@@ -173,23 +185,24 @@ func TestManyProcesses(t *testing.T) {
 	}
 	start := time.Now()
 	ps := startProcesses(t, size, "gather")
+	logs := make([][]passed, size)
 	for r, p := range ps {
-		// Join, all-gather, barrier.
-		if got := p.line(); got != "rounds 6" {
-			t.Errorf("rank %d: %s", r, got)
+		if got := p.line(); json.Unmarshal([]byte(got), &logs[r]) != nil {
+			t.Fatalf("rank %d: %s", r, got)
 		}
 		if err := p.cmd.Wait(); err != nil {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
+	checkRounds(t, logs, 3) // join, all-gather, barrier
 	t.Logf("%d processes started, joined, gathered and ended in %v", size, time.Since(start))
 }
 
 // TestKill kills each rank in turn while the others wait, for it or for a third rank. Survivors end at their first error, without a
-// farewell, and yet every one of them must name the rank that was killed, and soon.
+// farewell, and yet every one of them must name the rank that was killed, and soon. Unlinked ranks have no links but those to rank 0.
 func TestKill(t *testing.T) {
 	const size = 4
-	for _, role := range []string{"collective", "receive"} {
+	for _, role := range []string{"collective", "receive", "unlinked"} {
 		for victim := range size {
 			t.Run(fmt.Sprintf("%s without %d", role, victim), func(t *testing.T) {
 				ps := startProcesses(t, size, role, victimVariable+"="+strconv.Itoa(victim))

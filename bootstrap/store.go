@@ -32,8 +32,8 @@ type StoreConfig struct {
 //
 // The context, or else [DefaultJoinTimeout], bounds the join only.
 func DialTCPStore(ctx context.Context, cfg StoreConfig) (Bootstrap, error) {
-	if cfg.Size < 1 || cfg.Rank < 0 || cfg.Rank >= cfg.Size {
-		return nil, fmt.Errorf("join: rank %d does not exist among %d", cfg.Rank, cfg.Size)
+	if err := checkRank(cfg.Rank, cfg.Size); err != nil {
+		return nil, err
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc

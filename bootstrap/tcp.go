@@ -30,6 +30,8 @@ type TCPConfig struct {
 	// Interface is the name or an address of the network interface to listen on. Without one, rank 0 listens where Address says, and
 	// the others publish the address from which they reach rank 0.
 	Interface string
+
+	trace tracer // for tests
 }
 
 // handshakeTimeout is how long a connection may take to prove itself.
@@ -59,10 +61,10 @@ type tcpRank struct {
 // opened by their first Send.
 //
 // The context, or else [DefaultJoinTimeout], bounds the join only. Whoever connects to rank 0 without the job's secret is turned
-// away and disturbs nothing; the first lines of who that was are in the error if the join fails for lack of a rank.
+// away and disturbs nothing; who the last few were is in the error if the join fails for lack of a rank.
 func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
-	if cfg.Size < 1 || cfg.Rank < 0 || cfg.Rank >= cfg.Size {
-		return nil, fmt.Errorf("join: rank %d does not exist among %d", cfg.Rank, cfg.Size)
+	if err := checkRank(cfg.Rank, cfg.Size); err != nil {
+		return nil, err
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -79,6 +81,7 @@ func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 	t.life, t.end = context.WithCancel(context.Background())
 	t.mesh.stop = t.stop
 	t.mesh.open = t.openPair
+	t.mesh.trace = cfg.trace
 	if !cfg.ID.IsZero() {
 		t.id.job = cfg.ID.job
 		if len(cfg.Secret) == 0 {
@@ -262,14 +265,16 @@ func (t *tcpRank) setAddresses(table [][]byte) {
 	t.admission.Unlock()
 }
 
-// openPair connects to peer for a first Send.
-func (t *tcpRank) openPair(ctx context.Context, peer int) (link, error) {
-	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+// openPair connects to peer.
+func (t *tcpRank) openPair(peer int) (link, error) {
+	ctx, cancel := context.WithTimeout(t.life, handshakeTimeout)
 	defer cancel()
-	defer context.AfterFunc(t.life, cancel)()
 	t.admission.Lock()
 	addrs := t.addrs[peer]
 	t.admission.Unlock()
+	if len(addrs) == 0 {
+		return nil, fmt.Errorf("%w: it published no address", ErrProtocol)
+	}
 	conn, _, err := t.dial(ctx, rolePair, peer, addrs)
 	if err != nil {
 		if pe, ok := errors.AsType[*PeerError](err); ok {
@@ -397,7 +402,7 @@ func (t *tcpRank) consider(ask hello) verdict {
 	case ask.role == roleHub && t.joined():
 		return no(reasonFull, "rank %d has joined before", ask.rank)
 	case int64(ask.size) != int64(t.size):
-		t.expected = max(t.expected, int(min(ask.size, maxHosts))-1)
+		t.expected = max(t.expected, int(min(ask.size, MaxSize))-1)
 		return no(reasonSize, "rank %d was started as one of %d, rank %d as one of %d", ask.rank, ask.size, t.rank, t.size)
 	case int64(ask.rank) >= int64(t.size):
 		return no(reasonProtocol, "rank %d does not exist among %d", ask.rank, t.size)
@@ -410,8 +415,7 @@ func (t *tcpRank) consider(ask hello) verdict {
 		if t.out[int(ask.rank)] != nil {
 			return no(reasonDuplicate, "two processes say that they are rank %d", ask.rank)
 		}
-		if len(t.news) > 0 {
-			f := t.news[0]
+		if f := t.doomed(); f != nil {
 			return verdict{reason: f.reason, rank: f.rank, text: f.text}
 		}
 	}

@@ -355,6 +355,117 @@ func TestDeathDuringJoin(t *testing.T) {
 	}
 }
 
+// TestDeathWhileOthersAreMissing: a rank has joined as far as it can and dies. Nobody waits for the missing one any longer.
+func TestDeathWhileOthersAreMissing(t *testing.T) {
+	addr, ctx := freeAddress(t), testContext(t)
+	_, errs := dialAll(4, func(rank int) (Bootstrap, error) {
+		switch rank {
+		case 2:
+			return nil, nil
+		case 3:
+			conn := impostor(t, addr, 3, 4)
+			conn.Write(appendFrame(nil, share{seq: 0, op: opJoin, bytes: []byte("127.0.0.1:1")}))
+			return nil, conn.Close()
+		}
+		return DialTCP(ctx, TCPConfig{Rank: rank, Size: 4, Address: addr})
+	})
+	for _, err := range errs[:2] {
+		wantPeer(t, err, 3, ErrDied)
+	}
+}
+
+// TestGivenUpJoin: a rank gives its join up after rank 0 has heard from it. The others come together without it, and learn of it when they
+// need it.
+func TestGivenUpJoin(t *testing.T) {
+	addr, ctx := freeAddress(t), testContext(t)
+	ranks := mustDialAll(t, 3, func(rank int) (Bootstrap, error) {
+		if rank == 1 {
+			return nil, nil
+		}
+		if rank == 2 {
+			conn := impostor(t, addr, 1, 3)
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(testTimeout))
+			for _, m := range []message{
+				share{seq: 0, op: opJoin, bytes: []byte("127.0.0.1:1")}, fault{rank: 1, reason: reasonAborted}, bye{},
+			} {
+				conn.Write(appendFrame(nil, m))
+			}
+			conn.(*net.TCPConn).CloseWrite()
+			if _, err := io.Copy(io.Discard, conn); err != nil { // until rank 0 has taken note
+				return nil, err
+			}
+		}
+		return DialTCP(ctx, TCPConfig{Rank: rank, Size: 3, Address: addr})
+	})
+	for _, err := range onAll([]Bootstrap{ranks[0], ranks[2]}, func(b Bootstrap) error { return b.Barrier(ctx) }) {
+		wantPeer(t, err, 1, ErrAborted)
+	}
+}
+
+// TestNobodyListens: a rank's address, at which it was reached, refuses connections. That is its end, at once, whether or not rank 0 is there to
+// say so.
+func TestNobodyListens(t *testing.T) {
+	for _, without := range []string{"nobody", "rank 0"} {
+		t.Run("without "+without, func(t *testing.T) {
+			ranks := implementations[1].make(t, 3)
+			if without == "rank 0" {
+				ranks[0].Close()
+			}
+			ranks[2].(*tcpRank).listen.ln.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), handshakeTimeout/2)
+			defer cancel()
+			wantPeer(t, ranks[1].Send(ctx, 2, nil), 2, ErrDied)
+			_, err := ranks[1].Recv(ctx, 2)
+			wantPeer(t, err, 2, ErrDied)
+		})
+	}
+}
+
+// TestSilence: where nothing answers at a rank's address, only rank 0 can tell whether the rank lives. Without rank 0 it counts as dead; but not
+// if its host takes connections, as it does for a stopped process.
+func TestSilence(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	for _, test := range []struct {
+		addr    string
+		orphan  bool
+		timeout bool
+	}{
+		{freeAddress(t), false, true},
+		{freeAddress(t), true, false},
+		{ln.Addr().String(), true, true},
+	} {
+		ranks := implementations[1].make(t, 3)
+		r := ranks[1].(*tcpRank)
+		// As the role of a joining rank, which does not take a refusal for an answer, the refusing address stands for a silent one.
+		open := func(int) (link, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			_, _, err := r.dial(ctx, roleHub, 2, []string{test.addr})
+			return nil, err.(*PeerError).Err
+		}
+		r.mu.Lock()
+		r.open = open
+		r.mu.Unlock()
+		if test.orphan {
+			ranks[0].Close()
+			if err := r.wait(testContext(t), func() (bool, error) { return r.orphaned(), nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := ErrDied
+		if test.timeout {
+			want = ErrTimeout
+		}
+		wantPeer(t, r.Send(testContext(t), 2, nil), 2, want)
+		closeAll(ranks)
+	}
+}
+
 // TestCutLink resets the connection between two ranks. They can't work together any more, and everyone hears of it.
 func TestCutLink(t *testing.T) {
 	addr, ctx := freeAddress(t), testContext(t)
