@@ -101,3 +101,17 @@ func TestCount(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// FuzzParseKind takes the names of kinds, and nothing else.
+func FuzzParseKind(f *testing.F) {
+	for _, k := range Kinds() {
+		f.Add(string(k))
+	}
+	f.Add("")
+	f.Add("Uniform")
+	f.Fuzz(func(t *testing.T, name string) {
+		if k, err := ParseKind(name); (err == nil) != slices.Contains(Kinds(), Kind(name)) || err == nil && string(k) != name {
+			t.Errorf("%q is %q, %v", name, k, err)
+		}
+	})
+}
