@@ -14,7 +14,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if playPart() { // as a rank that a test or benchmark has started
+	if playPart() { // as a rank that a test has started
 		return
 	}
 	goleak.VerifyTestMain(m)

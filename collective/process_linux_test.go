@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 	"time"
@@ -14,20 +13,9 @@ import (
 	"github.com/weftgo/weft/internal/eptest/processes"
 )
 
-// playPart makes this process a rank, if a test or a benchmark has started it as one.
+// playPart makes this process a rank, if a test has started it as one.
 func playPart() bool {
-	if processes.Main(map[string]func() processes.Part{"member": func() processes.Part { return &member{} }}) {
-		return true
-	}
-	place := os.Getenv(benchVariable)
-	if place == "" {
-		return false
-	}
-	if err := serveBench(place); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	return true
+	return processes.Main(map[string]func() processes.Part{"member": func() processes.Part { return &member{} }})
 }
 
 // member is a rank that repeats one operation and checks each result.
