@@ -80,6 +80,28 @@ func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 	return agreed(op, all)
 }
 
+// agreeWith is AgreeOn with some bytes of each rank's own, which it returns by rank. The words hold no newline.
+func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own error) ([][]byte, error) {
+	note := noteOf(words, own)
+	if own == nil {
+		note = append(append(note, '\n'), data...)
+	}
+	all, err := c.Agree(ctx, op, note)
+	if err != nil {
+		return nil, err
+	}
+	if own != nil {
+		return nil, own
+	}
+	given := make([][]byte, len(all))
+	for r, n := range all {
+		if len(n) > 0 && n[0] == '=' {
+			all[r], given[r], _ = bytes.Cut(n, []byte{'\n'})
+		}
+	}
+	return given, agreed(op, all)
+}
+
 // noteOf is the note with which a rank brings its words, or its own error. Words that are too long are cut, and end in a hash of them all.
 func noteOf(words string, own error) []byte {
 	if own != nil {

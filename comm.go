@@ -13,6 +13,7 @@ import (
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -35,7 +36,13 @@ type Comm struct {
 	hugePages  bool
 	local      int // ranks on this host, this one included
 	inProcess  int // ranks in this process, this one included
-	remote     int // the lowest rank on another host, or -1
+
+	sameProcess []bool // by rank
+	remote      int    // the lowest rank on another host, or -1
+
+	device   *Device        // nil on the host
+	record   *device.Record // the device's, or noRecord
+	noRecord device.Record
 
 	mask       atomic.Uint64 // ranks that are left out
 	died       atomic.Uint64
@@ -85,7 +92,7 @@ func (c *Comm) Begin(op string) error {
 	if c.closed.Load() {
 		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
-	if c.control[c.rank].fault.Fault().Cause == channel.CauseNone {
+	if c.control[c.rank].fault.Fault().Cause == channel.CauseNone && atomic.LoadUint32(&c.record.State) == device.RecordEmpty {
 		return nil
 	}
 	return c.fault(op)
@@ -120,24 +127,33 @@ func (c *Comm) Fail(err error) error {
 	return err
 }
 
-// fault says what the abort word means: nothing if it concerns a rank that is masked by now, in which case the word is emptied.
+// fault says what the abort word means: nothing if it concerns a rank that is masked by now, in which case the word is emptied. What a wait on
+// the device has recorded goes into the word, here and at the others.
 func (c *Comm) fault(op string) error {
 	own := &c.control[c.rank].fault
+	record, recorded := c.recorded()
 	for {
 		f := own.Fault()
 		if f.Cause == channel.CauseNone {
 			// A death among the unmasked that was hidden behind an earlier fault.
 			dead := c.died.Load() &^ c.mask.Load()
-			if dead == 0 {
+			switch {
+			case dead != 0:
+				own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead)}))
+			case recorded:
+				c.tell(c.verdict(record))
+			default:
 				return nil
 			}
-			own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead)}))
 			continue
 		}
 		// A rank that was left behind and wakes up late may still accuse others: its word counts for nothing.
 		if f.Older(c.Generation()) || c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank) {
 			own.Clear(f)
 			continue
+		}
+		if recorded {
+			return c.recordError(f, record)
 		}
 		return f.Err(op)
 	}
@@ -153,9 +169,13 @@ func (c *Comm) report(f channel.Fault) channel.Fault {
 func (c *Comm) spread(f channel.Fault) {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
-	if c.closed.Load() {
-		return
+	if !c.closed.Load() {
+		c.tell(f)
 	}
+}
+
+// tell is spread for those who know that shared memory stays.
+func (c *Comm) tell(f channel.Fault) {
 	f = c.report(f)
 	c.logger.Warn("fault", "rank", c.rank, "about", f.Rank, "cause", f.Cause)
 	c.control[c.rank].fault.Abort(f)
@@ -187,11 +207,10 @@ func (c *Comm) event(e shm.Event) {
 	}
 }
 
-// Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset in it.
+// Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset in it. On a GPU p is an address of the device's.
 func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
 	for _, w := range c.windows.open() {
-		base := uintptr(unsafe.Pointer(unsafe.SliceData(w.mem)))
-		if off := uintptr(p) - base; uintptr(p) >= base && off+uintptr(n) <= uintptr(len(w.mem)) {
+		if off := uintptr(p) - w.base; uintptr(p) >= w.base && off+uintptr(n) <= uintptr(w.size) {
 			return w, int(off), true
 		}
 	}
@@ -210,7 +229,8 @@ func (c *Comm) Window(id uint64) (*Window, bool) {
 
 // Close leaves the communicator. Peers that still wait for this rank get an error that wraps [ErrLeft]; data that it published stays
 // readable to them. Windows and handles of the communicator become unusable. Close waits for nobody; no operation of this rank may be
-// in progress.
+// in progress. On a GPU it first lets the work in the rank's context end, until the deadline; memory that work still uses then stays mapped, and the
+// error says so.
 func (c *Comm) Close() error {
 	c.closing.Lock()
 	again := c.closed.Swap(true)
@@ -223,8 +243,19 @@ func (c *Comm) Close() error {
 		errs = append(errs, c.mesh.Close())
 	}
 	errs = append(errs, c.bootstrap.Close())
+	if c.device != nil {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), c.waiter.Timeout, ErrTimeout)
+		defer cancel()
+		if err := c.device.quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
+			// Memory must not go from under kernels: they would take the whole context with them.
+			return errors.Join(append(errs, err)...)
+		}
+	}
 	for _, w := range c.windows.close() {
 		errs = append(errs, w.release())
+	}
+	if c.device != nil {
+		errs = append(errs, c.device.close())
 	}
 	for _, r := range c.regions {
 		if r != nil {

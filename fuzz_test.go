@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -28,6 +29,13 @@ func FuzzCard(f *testing.F) {
 		f.Fatalf("its own card reads %+v: %v", back, err)
 	}
 	f.Add(whole)
+	own.device = noteOf(placement{sms: 132, virtual: true, bus: "0000:1b:00.0"}.words(), nil)
+	onGPU, err := own.append(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(onGPU)
+	f.Add(onGPU[:4+channel.CPUBytes+2+10])
 	f.Add([]byte{})
 	f.Add(whole[:4])
 	f.Add(whole[:4+channel.CPUBytes-1])
@@ -44,6 +52,62 @@ func FuzzCard(f *testing.F) {
 		}
 		if again, err := c.append(nil); err != nil || !bytes.Equal(again, raw) {
 			t.Fatalf("%x reads as the card %x: %v", raw, again, err)
+		}
+	})
+}
+
+// FuzzPlacement reads what a peer tells of its GPU.
+func FuzzPlacement(f *testing.F) {
+	own := placement{uuid: cuda.UUID{1, 2}, sms: 132, virtual: true, fd: true, bus: "0000:1b:00.0"}
+	if back, err := parsePlacement([]byte(own.words())); err != nil || back != own {
+		f.Fatalf("its own placement reads %+v: %v", back, err)
+	}
+	f.Add([]byte(own.words()))
+	f.Add([]byte(placement{sms: 1}.words()))
+	f.Add([]byte(placement{}.words()))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		p, err := parsePlacement(raw)
+		switch {
+		case err != nil && !errors.Is(err, ErrMismatch):
+			t.Fatalf("%x is refused with %v", raw, err)
+		case err == nil && (p.sms <= 0 || len(p.words()) != len(raw)):
+			t.Fatalf("%x reads as %+v", raw, p)
+		}
+	})
+}
+
+// FuzzPart reads what a peer tells of its part of a window: what is accepted lies inside of its allocation.
+func FuzzPart(f *testing.F) {
+	own := part{kind: registeredPart, base: 1 << 40, extent: 4096, offset: 96, ipc: cuda.IPCHandle{7}}
+	if back, err := parsePart(own.encode(), 4000); err != nil || back != own {
+		f.Fatalf("its own part reads %+v: %v", back, err)
+	}
+	f.Add(own.encode(), 4000)
+	f.Add(own.encode(), 4001)
+	for _, bad := range []part{
+		{},
+		{kind: virtualPart, base: 1},
+		{kind: virtualPart, extent: 1},
+		{kind: plainPart, base: 1, extent: 1, offset: 2},
+		{kind: 4, base: 1, extent: 1},
+		{kind: plainPart, base: 1, extent: -1},
+		{kind: plainPart, base: 1, extent: 1, offset: -1},
+	} {
+		if _, err := parsePart(bad.encode(), 1); !errors.Is(err, ErrMismatch) {
+			f.Errorf("%+v is taken: %v", bad, err)
+		}
+		f.Add(bad.encode(), 1)
+	}
+	f.Add([]byte{}, 0)
+	f.Fuzz(func(t *testing.T, raw []byte, size int) {
+		size = max(size, 0)
+		p, err := parsePart(raw, size)
+		switch {
+		case err != nil && !errors.Is(err, ErrMismatch):
+			t.Fatalf("%x is refused with %v", raw, err)
+		case err == nil && (p.offset < 0 || p.extent-p.offset < size || !bytes.Equal(p.encode(), raw)):
+			t.Fatalf("%x reads as %+v", raw, p)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package weft
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -17,7 +19,7 @@ import (
 // it is and where the others are (see [bootstrap.Detect]); with no environment at all it is the only rank. Join is collective and returns
 // when all ranks have joined.
 func Join(ctx context.Context, options ...Option) (*Comm, error) {
-	cfg := config{deadline: DefaultDeadline, hugePages: true, logger: slog.New(slog.DiscardHandler)}
+	cfg := config{deadline: DefaultDeadline, hugePages: true, logger: slog.New(slog.DiscardHandler), driver: cuda.Open}
 	for _, o := range options {
 		o(&cfg)
 	}
@@ -56,7 +58,13 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	if err != nil {
 		return nil, fmt.Errorf("join: %w", err)
 	}
-	own, cards, err := exchangeCards(ctx, b, listener.Address())
+	gpu, unbound := openDevice(cfg)
+	defer func() {
+		if err != nil && gpu != nil {
+			err = errors.Join(err, gpu.close())
+		}
+	}()
+	own, cards, err := exchangeCards(ctx, b, card{address: listener.Address(), device: gpu.note(unbound)})
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
@@ -68,7 +76,11 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		logger:    cfg.logger,
 		hugePages: cfg.hugePages,
 		remote:    -1,
+		device:    gpu,
+
+		sameProcess: make([]bool, b.Size()),
 	}
+	c.record = &c.noRecord
 	var cpus channel.CPUs
 	addresses := make([]shm.Address, c.size)
 	for r, card := range cards {
@@ -81,11 +93,15 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 			continue
 		case own.address.SameProcess(card.address):
 			c.inProcess++
+			c.sameProcess[r] = true
 		}
 		c.local++
 		cpus.Add(card.cpus)
 	}
 
+	if err := gpu.settle(cards, c.inProcess, unbound); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
 	c.waiter = channel.Waiter{
 		Policy:  channel.PolicyFor(c.local, c.inProcess, cpus.Count()),
 		Rank:    c.rank,
@@ -106,19 +122,28 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	c.control[c.rank] = controlAt(region.Bytes())
 	c.waiter.Own = &c.control[c.rank].fault
 	c.waiter.Peers[c.rank] = c.waiter.Own
+	// A rank without its device goes on until it can tell the others.
+	if gpu != nil {
+		if unbound = gpu.bind(region); unbound == nil {
+			c.record = gpu.record
+		}
+	}
 	if c.remote >= 0 {
 		// Ranks of other hosts are met through the bootstrap only; see reach.
+		if unbound != nil {
+			return nil, errors.Join(unbound, listener.Close(), gpu.close(), region.Release())
+		}
 		c.regions = []*shm.Region{region}
 		return c, listener.Close()
 	}
 
 	c.mesh, err = listener.Connect(ctx, c.rank, addresses, c.event)
 	if err != nil {
-		return nil, errors.Join(translate("join", err), region.Release())
+		return nil, errors.Join(translate("join", err), gpu.close(), region.Release())
 	}
 	c.regions, err = c.mesh.Exchange(ctx, 0, region, nil)
 	if err != nil {
-		return nil, errors.Join(translate("join", err), region.Release(), c.mesh.Close())
+		return nil, errors.Join(translate("join", err), c.mesh.Close(), gpu.close(), region.Release())
 	}
 	for r, g := range c.regions {
 		if r != c.rank {
@@ -126,19 +151,37 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 			c.waiter.Peers[r] = &c.control[r].fault
 		}
 	}
+	if gpu != nil {
+		if err := c.meet(ctx, unbound); err != nil {
+			errs := []error{err, c.mesh.Close(), gpu.close()}
+			for _, g := range c.regions {
+				errs = append(errs, g.Release())
+			}
+			return nil, errors.Join(errs...)
+		}
+	}
 	return c, nil
+}
+
+// meet refuses, on every rank alike, GPUs that could not be set up and those that cannot reach each other.
+func (c *Comm) meet(ctx context.Context, own error) error {
+	if own == nil {
+		own = c.device.reach(c.rank)
+	}
+	return c.AgreeOn(ctx, "join", "ready", own)
 }
 
 // card is what ranks tell each other through the bootstrap.
 type card struct {
 	address shm.Address
 	cpus    channel.CPUs // ranks may be bound to different ones
+	device  []byte       // a note: the words of a placement, or why there is no GPU; empty on the host
 }
 
-const cardVersion = 1
+const cardVersion = 2
 
-func exchangeCards(ctx context.Context, b bootstrap.Bootstrap, address shm.Address) (card, []card, error) {
-	own := card{address: address, cpus: channel.Affinity()}
+func exchangeCards(ctx context.Context, b bootstrap.Bootstrap, own card) (card, []card, error) {
+	own.cpus = channel.Affinity()
 	note, err := own.append(nil)
 	if err != nil {
 		return card{}, nil, fmt.Errorf("join: %w", err)
@@ -163,16 +206,24 @@ func (c *card) append(b []byte) ([]byte, error) {
 		return nil, err
 	}
 	b = binary.LittleEndian.AppendUint32(b, cardVersion)
-	return append(c.cpus.Append(b), raw...), nil
+	b = c.cpus.Append(b)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(c.device)))
+	return append(append(b, c.device...), raw...), nil
 }
 
 // parseCard decodes another rank's card.
 func parseCard(raw []byte) (c card, err error) {
-	if len(raw) < 4+channel.CPUBytes || binary.LittleEndian.Uint32(raw) != cardVersion {
+	const fixed = 4 + channel.CPUBytes + 2
+	if len(raw) < fixed || binary.LittleEndian.Uint32(raw) != cardVersion {
 		return card{}, fmt.Errorf("%w: it runs another version of the library", ErrMismatch)
 	}
 	c.cpus = channel.ParseCPUs(raw[4:])
-	if err := c.address.UnmarshalBinary(raw[4+channel.CPUBytes:]); err != nil {
+	n := int(binary.LittleEndian.Uint16(raw[fixed-2:]))
+	if n > noteSize || n > len(raw)-fixed {
+		return card{}, fmt.Errorf("%w: %d bytes about its GPU", ErrMismatch, n)
+	}
+	c.device = bytes.Clone(raw[fixed : fixed+n])
+	if err := c.address.UnmarshalBinary(raw[fixed+n:]); err != nil {
 		return card{}, err
 	}
 	return c, nil

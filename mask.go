@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"sync/atomic"
 	"time"
 
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda/device"
 )
 
 // SetMask leaves the given ranks out of everything that follows, takes back in those that are not listed, and clears the failure.
@@ -19,6 +21,9 @@ import (
 // Each rank publishes the set and the generation that it aims at, one above its last, raises its aim when it sees a higher one, and is
 // done when all unmasked ranks show the same. What operations publish from then on counts from the new generation, so nothing left
 // over from before the failure can match.
+//
+// On a GPU each rank first waits, until the deadline, for all work in its context to end: kernels that wait for peers leave, because there was a
+// failure. Not before all ranks are that far does any go on.
 func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	const op = "set mask"
 	if c.closed.Load() {
@@ -40,6 +45,11 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	if err := c.lost(op, set); err != nil {
 		return err
 	}
+	if c.device != nil {
+		if err := c.finish(ctx, op); err != nil {
+			return c.Fail(err)
+		}
+	}
 	target, err := c.agreeOnMask(ctx, op, set)
 	if err != nil {
 		// What was wanted must not be taken for agreement later. No rank wants a set that it is in itself.
@@ -55,6 +65,10 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	if f := own.Fault(); f.Cause != channel.CauseNone && f.Older(target) {
 		own.Clear(f)
 	}
+	if c.device != nil {
+		atomic.StoreUint32(&c.record.State, device.RecordEmpty)
+		c.device.abort.refresh()
+	}
 	// A rank that died since the check above could not say so over the fault that was there.
 	if dead := c.died.Load() &^ set; dead != 0 {
 		own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead)}))
@@ -66,6 +80,13 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	}
 	c.logger.Info("mask", "rank", c.rank, "set", fmt.Sprintf("%#x", set), "generation", target)
 	return nil
+}
+
+// finish lets this rank's work on its GPU end before others are told that it goes on. Kernels that wait leave by the abort word.
+func (c *Comm) finish(ctx context.Context, op string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
+	defer cancel()
+	return c.device.quiesce(ctx, op)
 }
 
 // agreeOnMask returns the generation in which all ranks outside the set want to leave it out.

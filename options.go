@@ -6,6 +6,8 @@ import (
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/kernel"
 )
 
 // DefaultDeadline bounds every wait of a communicator unless [WithDeadline] says otherwise.
@@ -17,6 +19,13 @@ type config struct {
 	policy    *channel.Policy
 	logger    *slog.Logger
 	hugePages bool
+
+	context  *cuda.Context
+	onDevice bool
+	ordinal  int
+	onGPU    bool
+	driver   func() (*cuda.Driver, error)
+	kernels  *kernel.Cache
 }
 
 // Option configures [Join].
@@ -36,3 +45,18 @@ func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l }
 
 // WithHugePages lets windows use huge pages from the system's pool where it has them. The default is true.
 func WithHugePages(on bool) Option { return func(c *config) { c.hugePages = on } }
+
+// WithDevice binds the rank to the GPU of a context, which is borrowed and outlives the communicator. Either all ranks of a communicator are on GPUs
+// or none is. Several may be on one GPU.
+func WithDevice(c *cuda.Context) Option {
+	return func(o *config) { o.context, o.onDevice = c, true }
+}
+
+// WithGPU binds the rank to a GPU by its number among those that the process sees. Join opens the driver and retains the GPU's primary context,
+// which Close gives back.
+func WithGPU(ordinal int) Option {
+	return func(o *config) { o.ordinal, o.onGPU = ordinal, true }
+}
+
+// WithKernels makes the rank find the code of its kernels in a cache of the caller's. The default is the process's, which keeps it in the user's cache directory.
+func WithKernels(c *kernel.Cache) Option { return func(o *config) { o.kernels = c } }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/internal/eptest/processes"
 )
 
@@ -21,7 +23,11 @@ func playPart() bool {
 }
 
 // member is the part of a rank that is a process of its own.
-type member struct{ comm *weft.Comm }
+type member struct {
+	comm    *weft.Comm
+	machine *cudatest.Machine // nil on the host
+	context *cuda.Context
+}
 
 type memberArgs struct {
 	ID       string
@@ -31,6 +37,12 @@ type memberArgs struct {
 	Peer     int
 	Times    int
 	Accuse   bool
+	GPUs     int // of the machine; 0 = on the host
+	Real     bool
+	Isolated bool // each rank sees one GPU only
+	Plain    bool
+	NoPeers  bool
+	Kind     string
 }
 
 func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
@@ -45,8 +57,16 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		if a.Deadline == 0 {
 			a.Deadline = 30 * time.Second
 		}
+		options := []weft.Option{weft.WithDeadline(a.Deadline)}
+		if a.GPUs > 0 {
+			bind, err := m.bind(r, a)
+			if err != nil {
+				return nil, err
+			}
+			options = append(options, bind)
+		}
 		var err error
-		m.comm, err = r.Join(a.ID, weft.WithDeadline(a.Deadline))
+		m.comm, err = r.Join(a.ID, options...)
 		return nil, err
 	case "agree":
 		for i := range max(1, a.Times) {
@@ -56,7 +76,14 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		}
 		return nil, nil
 	case "alloc":
+		if m.machine != nil {
+			return nil, m.allocDevice(ctx, a)
+		}
 		return nil, m.alloc(ctx, a)
+	case "register":
+		return nil, m.register(ctx, a)
+	case "leave":
+		return nil, m.leave()
 	case "plain memory":
 		_, err := m.comm.RegisterMemory(ctx, make([]byte, 8))
 		return nil, err

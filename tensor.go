@@ -3,10 +3,12 @@ package weft
 import (
 	"fmt"
 	"unsafe"
+
+	"github.com/weftgo/weft/cuda"
 )
 
 // Tensor is a dense row-major view of memory that someone else owns. Operations borrow it: the caller must neither change an input nor
-// read an output until the operation has passed.
+// read an output until the operation has passed. Data of a tensor on a GPU is an address of the device's, which the host must not follow.
 type Tensor struct {
 	Data  unsafe.Pointer
 	DType DType
@@ -86,6 +88,16 @@ func TensorAt(mem []byte, d DType, shape ...int) Tensor {
 	return t
 }
 
+// DeviceTensor views memory of a GPU as a tensor of the given type and shape.
+func DeviceTensor(p cuda.Pointer, d DType, shape ...int) Tensor {
+	// Such an address lies outside of Go's heap, like one of a foreign mapping; the collector passes it over.
+	at := uintptr(p)
+	return Tensor{Data: *(*unsafe.Pointer)(unsafe.Pointer(&at)), DType: d, Shape: shape}
+}
+
+// Pointer is Data as package cuda has it.
+func (t Tensor) Pointer() cuda.Pointer { return cuda.Pointer(uintptr(t.Data)) }
+
 // SliceOf views a host tensor as a Go slice. It panics if T does not stand for the tensor's type.
 func SliceOf[T Element](t Tensor) []T {
 	if d := DTypeOf[T](); d != t.DType {
@@ -119,7 +131,3 @@ func (t Tensor) String() string {
 	}
 	return fmt.Sprintf("%v%v", t.DType, t.Shape)
 }
-
-// Stream is an ordered queue of work on a device. On the host there is none: a nil Stream means that the call returns when its
-// work is done.
-type Stream struct{ _ [0]func() }

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -17,16 +20,22 @@ import (
 type Window struct {
 	comm    *Comm
 	id      uint64
-	mem     []byte   // this rank's part
+	size    int
+	base    uintptr  // of this rank's part, as whoever works on it sees it
+	mem     []byte   // this rank's part; nil on a GPU
 	peers   [][]byte // by rank; nil for ranks masked when the window was made
 	regions []*shm.Region
 	huge    bool
-	once    sync.Once
-	err     error
+
+	pointers []cuda.Pointer // by rank, as this rank's GPU sees them; nil on the host
+	held     []io.Closer    // what goes with a window on a GPU, in this order
+
+	once sync.Once
+	err  error
 }
 
 // Alloc makes a window of at least size bytes per rank, zeroed. It is collective: all ranks call it with the same size, in the same order as
-// their other Allocs and Registers.
+// their other Allocs and Registers. On a GPU the memory is the device's.
 func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	const op = "alloc window"
 	if err := c.Begin(op); err != nil {
@@ -34,6 +43,9 @@ func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	}
 	if size < 0 {
 		return c.window(ctx, op, size, nil, Invalidf("%s: %d bytes", op, size))
+	}
+	if c.device != nil {
+		return c.allocDevice(ctx, op, size)
 	}
 	o := shm.Options{Huge: shm.HugeAuto, Populate: size <= populateLimit}
 	if !c.hugePages {
@@ -55,8 +67,11 @@ const populateLimit = 64 << 20
 func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 	const op = "register window"
 	own, err := shm.FromFD(fd, size)
-	if err != nil {
+	switch {
+	case err != nil:
 		err = fmt.Errorf("%s: %w: %w", op, ErrInvalid, err)
+	case c.device != nil:
+		err = Unsupportedf("%s: the rank is on a GPU; use Alloc, or RegisterDevice with the device's memory", op)
 	}
 	return c.window(ctx, op, size, own, err)
 }
@@ -65,6 +80,9 @@ func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 // the window on every rank.
 func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) {
 	const op = "register memory"
+	if c.device != nil {
+		return nil, Unsupportedf("%s: the rank is on a GPU; use Alloc, or RegisterDevice with the device's memory", op)
+	}
 	if c.inProcess != c.size {
 		return nil, Unsupportedf("%s: ranks of other processes cannot see plain memory; use Alloc, or Register with a memfd", op)
 	}
@@ -78,7 +96,7 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 	if err != nil {
 		return nil, c.meshError(op, err)
 	}
-	w := &Window{comm: c, id: id, mem: mem, peers: peers}
+	w := &Window{comm: c, id: id, size: len(mem), base: addressOf(mem), mem: mem, peers: peers}
 	if err := c.windows.add(op, w); err != nil {
 		return nil, err
 	}
@@ -100,7 +118,10 @@ func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region,
 	if err != nil {
 		return nil, errors.Join(c.meshError(op, err), own.Release())
 	}
-	w := &Window{comm: c, id: id, mem: own.Bytes()[:size:size], peers: make([][]byte, c.size), regions: regions, huge: own.HugePages()}
+	mem := own.Bytes()[:size:size]
+	w := &Window{
+		comm: c, id: id, size: size, base: addressOf(mem), mem: mem, peers: make([][]byte, c.size), regions: regions, huge: own.HugePages(),
+	}
 	for r, g := range regions {
 		if g != nil {
 			w.peers[r] = g.Bytes()[:size:size]
@@ -112,7 +133,10 @@ func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region,
 	return w, nil
 }
 
-// bounded is ctx for waits that are not the Waiter's: it also ends at the communicator's deadline, and soon after the abort word is set. The caller calls stop.
+func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
+
+// bounded is ctx for waits that are not the Waiter's: it also ends at the communicator's deadline, and soon after the abort word is set. The caller
+// calls stop.
 func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop func()) {
 	ctx, release := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -218,18 +242,36 @@ func (l *windowList) close() []*Window {
 func (w *Window) ID() uint64 { return w.id }
 
 // Size is the size in bytes of each rank's part.
-func (w *Window) Size() int { return len(w.mem) }
+func (w *Window) Size() int { return w.size }
 
-// Bytes is this rank's part.
+// Bytes is this rank's part; nil on a GPU.
 func (w *Window) Bytes() []byte { return w.mem }
 
-// Peer is rank's part, mapped here; nil for a rank that was masked when the window was made.
+// Peer is rank's part, mapped here; nil for a rank that was masked when the window was made, and on a GPU.
 func (w *Window) Peer(rank int) []byte { return w.peers[rank] }
+
+// Pointer is this rank's part on its GPU; 0 on the host.
+func (w *Window) Pointer() cuda.Pointer {
+	if w.pointers == nil {
+		return 0
+	}
+	return w.pointers[w.comm.rank]
+}
+
+// PeerPointer is rank's part as this rank's GPU reaches it; 0 on the host, and for a rank that was masked when the window was made.
+func (w *Window) PeerPointer(rank int) cuda.Pointer {
+	if w.pointers == nil {
+		return 0
+	}
+	return w.pointers[rank]
+}
 
 // HugePages reports whether this rank's part lies on huge pages.
 func (w *Window) HugePages() bool { return w.huge }
 
-// Close gives the window up on this rank. The memory itself goes when every rank has.
+// Close gives the window up on this rank. The memory itself goes when every rank has. On a GPU no work may still use it. Memory that is not
+// virtual (registered from a plain allocation, or on a GPU without virtual memory) goes when its owner closes, so ranks of other processes close
+// first.
 func (w *Window) Close() error {
 	w.comm.windows.remove(w)
 	return w.release()
@@ -242,6 +284,9 @@ func (w *Window) release() error {
 			if r != nil {
 				errs = append(errs, r.Release())
 			}
+		}
+		for _, h := range w.held {
+			errs = append(errs, h.Close())
 		}
 		w.err = errors.Join(errs...)
 	})

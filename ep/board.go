@@ -173,9 +173,12 @@ const (
 	callDispatchBackward
 	callCombineBackward
 	callDotsHome // the second half of combine backward
+	callPrepareDispatch
 )
 
-var callNames = [callKinds]string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward", "combine backward"}
+var callNames = [callKinds]string{
+	opPrepare, opDispatch, opCombine, "dispatch backward", "combine backward", "combine backward", opPrepareDispatch,
+}
 
 func newCall(kind int, r *Routing, weights bool) call {
 	c := call{word: uint32(kind) * callUnit}

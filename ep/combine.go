@@ -1,27 +1,19 @@
 package ep
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"sync/atomic"
-	"unsafe"
+	"slices"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/internal/simd"
 )
 
 // Combine brings the experts' rows home and sums them: out[t] = bias + sum over k of weight[t,k] * y[row of (t,k)], in the handle's reduction. y has
 // the shape of what Dispatch returned, with rows of the Spec's Output type; out and each bias (none, one or two) are [tokens, hidden] of that type.
 //
-// Rows of y that lie in a window (received memory does) are read by their home ranks where they are, and Combine returns when all have. Others are
-// copied to a staging window first. The partial reduction reads y only here.
+// On the host, rows of y that lie in a window (received memory does) are read by their home ranks where they are, and Combine returns when all have.
+// Others are copied to a staging window first. The partial reduction reads y only here.
 func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) error {
-	c := &h.scratch.gather
-	if err := h.sendCombine(ctx, s, r, y, out, bias); err != nil {
-		return err
-	}
-	return c.receive(ctx)
+	return h.engine.combine(ctx, s, r, y, out, h.keep(bias))
 }
 
 // SendCombine is the first half of [Handle.Combine]; Wait on the result is the second. y, out and bias are borrowed until then, and the handle does
@@ -29,96 +21,37 @@ func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out
 //
 // What is copied to a staging window, and partial sums, may have to wait for it: until every rank has received the operation that last used it.
 func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) (*weft.Work, error) {
-	if err := h.sendCombine(ctx, s, r, y, out, bias); err != nil {
-		return nil, err
-	}
-	epoch := h.epoch
-	return weft.NewWork(func(ctx context.Context) error {
-		// The state of the second half is the handle's; it is this one's only while nothing came between.
-		if err := h.resume(opCombine, epoch); err != nil {
-			return err
-		}
-		return h.scratch.gather.receive(ctx)
-	}), nil
+	return h.engine.sendCombine(ctx, s, r, y, out, h.keep(bias))
 }
 
-const opCombine = "combine"
-
-func (h *Handle) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	const op = opCombine
-	epoch, err := h.enter(op)
-	if err != nil {
-		return err
+// keep puts biases where the engine can be handed them without the caller's going to the heap. Too many are the engine's to refuse.
+func (h *Handle) keep(bias []weft.Tensor) []weft.Tensor {
+	if len(bias) > len(h.biases) {
+		return slices.Clone(bias)
 	}
-	c := &h.scratch.gather
-	*c = gather{h: h, r: r, op: op, kind: callCombine, epoch: epoch, weighted: h.spec.Sum == Weighted, y: y, out: out, biases: len(bias)}
-	if copy(c.bias[:], bias) < len(bias) {
-		return c.send(ctx, weft.Invalidf("%s: %d biases, want at most %d", op, len(bias), len(c.bias)))
-	}
-	return c.send(ctx, cmp.Or(onHost(op, s), c.check()))
+	return h.biases[:copy(h.biases[:], bias)]
 }
 
-// gather brings rows home: combine, and the backward of dispatch. A handle has one at a time.
-type gather struct {
-	h        *Handle
-	r        *Routing
-	op       string
-	kind     int
-	epoch    uint64
-	weighted bool
-	y, out   weft.Tensor
-	bias     [2]weft.Tensor
-	biases   int
-	// A number per row to be brought home beside the rows (backward of dispatch), and where to.
-	scalars, outScalars weft.Tensor
-
-	borrowed bool
-	bad      atomic.Int32 // 1 + a rank whose operand is too small
-}
-
-// operand is the memory of a rank whose rows are brought home.
-type operand struct {
-	base unsafe.Pointer
-	rows int // -1: the rank is masked
-}
-
-// send makes this rank's rows readable and says so; or says that it refuses, and returns the error that all ranks return.
-func (c *gather) send(ctx context.Context, own error) (err error) {
-	h := c.h
-	var rows, numbers place
-	if own == nil {
-		if rows, err = c.offer(ctx); err != nil {
-			return err
-		}
-		if numbers, err = c.offerScalars(ctx); err != nil {
-			return err
-		}
+// checkCombine says what is wrong with the arguments of a combine, or of a dispatch backward.
+func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+	s := &h.spec
+	if len(bias) > len(h.biases) {
+		return weft.Invalidf("%s: %d biases, want at most %d", op, len(bias), len(h.biases))
 	}
-	h.post(c.epoch, newCall(c.kind, c.r, !c.outScalars.IsZero()), rows, numbers, own)
-	if own != nil {
-		return h.awaitAll(ctx, c.epoch, c.op, own)
-	}
-	h.pending = c.op
-	return nil
-}
-
-// check says what is wrong with the arguments.
-func (c *gather) check() error {
-	h, s := c.h, &c.h.spec
 	if !s.combines() {
-		return weft.Unsupportedf("%s: opaque rows cannot be reduced; give the Spec an Output type and Hidden, and combine rows of that type", c.op)
+		return weft.Unsupportedf("%s: opaque rows cannot be reduced; give the Spec an Output type and Hidden, and combine rows of that type", op)
 	}
-	if err := c.r.check(h, c.op); err != nil {
+	if err := r.check(h, op); err != nil {
 		return err
 	}
-	if err := h.checkExpertRows(c.op, "rows", c.r, c.y); err != nil {
+	if err := h.checkExpertRows(op, "rows", r, y); err != nil {
 		return err
 	}
-	if err := checkTensor(c.op, "output rows", c.out, s.Output, c.r.tokens, s.Hidden); err != nil {
+	if err := checkTensor(op, "output rows", out, s.Output, r.tokens, s.Hidden); err != nil {
 		return err
 	}
-	for _, b := range c.bias[:c.biases] {
-		if err := checkTensor(c.op, "biases", b, s.Output, c.r.tokens, s.Hidden); err != nil {
+	for _, b := range bias {
+		if err := checkTensor(op, "biases", b, s.Output, r.tokens, s.Hidden); err != nil {
 			return err
 		}
 	}
@@ -139,196 +72,4 @@ func (h *Handle) checkExpertRows(op, what string, r *Routing, t weft.Tensor) err
 		return weft.Invalidf("%s: %s have no memory", op, what)
 	}
 	return nil
-}
-
-// offer makes the rows, or this rank's partial sums of them, readable for their home ranks.
-func (c *gather) offer(ctx context.Context) (place, error) {
-	h := c.h
-	n := h.spec.outputBytes()
-	if h.partial != nil {
-		if err := h.partial.claim(ctx, h, c.epoch, c.op); err != nil {
-			return place{}, err
-		}
-		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
-		return place{h.partial.window.ID(), 0, uint32(n)}, nil
-	}
-	if w, off, ok := h.comm.Find(c.y.Data, c.y.Bytes()); ok {
-		c.borrowed = true
-		return place{w.ID(), uint64(off), uint32(n)}, nil
-	}
-	if c.y.Elems() == 0 {
-		return place{}, nil
-	}
-	if err := h.stage.claim(ctx, h, c.epoch, c.op); err != nil {
-		return place{}, err
-	}
-	h.each(len(c.r.arrivals), c.r.kept*n, (*stageRows)(c))
-	return place{h.stage.window.ID(), 0, uint32(n)}, nil
-}
-
-// stageRows copies the rows of arrivals to the stage.
-type stageRows gather
-
-func (c *stageRows) rows(from, to int) {
-	n := c.h.spec.outputBytes()
-	base := unsafe.Pointer(unsafe.SliceData(c.h.stage.window.Bytes()))
-	stream := c.r.kept*n >= streamBytes
-	for i := from; i < to; i++ {
-		for _, l := range c.r.landingsOf(int32(i)) {
-			if l.row >= 0 {
-				simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.y.Data, int(l.row)*n), n, stream)
-			}
-		}
-	}
-	if stream {
-		simd.StoreFence()
-	}
-}
-
-// sumHere sums the rows of every token that arrived into one row: fp32, k ascending, rounded once.
-type sumHere gather
-
-func (c *sumHere) rows(from, to int) {
-	h := c.h
-	n := h.spec.outputBytes()
-	t := element(h.spec.Output)
-	out := unsafe.Pointer(unsafe.SliceData(h.partial.window.Bytes()))
-	var rows [MaxTopK]unsafe.Pointer
-	var weights [MaxTopK]float32
-	for i := from; i < to; i++ {
-		k := 0
-		for _, l := range c.r.landingsOf(int32(i)) {
-			if l.row >= 0 {
-				rows[k], weights[k] = unsafe.Add(c.y.Data, int(l.row)*n), l.weight
-				k++
-			}
-		}
-		dst := unsafe.Add(out, i*n)
-		if c.weighted {
-			simd.WeightedSum(t, dst, h.spec.Hidden, rows[:k], weights[:k], nil)
-		} else {
-			simd.PlainSum(t, dst, h.spec.Hidden, rows[:k], nil)
-		}
-	}
-}
-
-func (c *gather) offerScalars(ctx context.Context) (place, error) {
-	h := c.h
-	if c.scalars.IsZero() {
-		return place{}, nil
-	}
-	if err := h.scalars.claim(ctx, h, c.epoch, c.op); err != nil {
-		return place{}, err
-	}
-	copy(h.scalars.window.Bytes(), c.scalars.Raw())
-	return place{h.scalars.window.ID(), 0, 4}, nil
-}
-
-// receive sums at home.
-func (c *gather) receive(ctx context.Context) error {
-	h := c.h
-	if err := h.resume(c.op, c.epoch); err != nil {
-		return err
-	}
-	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
-		return err
-	}
-	if err := c.home(); err != nil {
-		return err
-	}
-	if !c.outScalars.IsZero() {
-		if err := h.fetchScalars(c.r, c.outScalars, c.op, (*notice).scales); err != nil {
-			return err
-		}
-	}
-	if err := h.leave(c.epoch, c.op); err != nil {
-		return err
-	}
-	if c.borrowed {
-		return h.awaitDone(ctx, c.epoch, c.op)
-	}
-	return nil
-}
-
-// home sums the rows of this rank's tokens.
-func (c *gather) home() error {
-	h := c.h
-	n := h.spec.outputBytes()
-	for d, notice := range h.scratch.notices {
-		h.scratch.operands[d] = operand{rows: -1}
-		if notice == nil {
-			continue
-		}
-		mem, err := h.memory(d, notice.data(), c.op)
-		if err != nil {
-			return err
-		}
-		h.scratch.operands[d] = operand{unsafe.Pointer(unsafe.SliceData(mem)), len(mem) / n}
-	}
-	h.each(c.r.tokens, c.r.traffic.Selections*n, (*sumHome)(c))
-	if d := c.bad.Load(); d != 0 {
-		return h.broken(outside(int(d)-1, c.op))
-	}
-	return nil
-}
-
-type sumHome gather
-
-func (c *sumHome) rows(from, to int) {
-	r, s := c.r, &c.h.spec
-	n := s.outputBytes()
-	t := element(s.Output)
-	exact := s.Layout.byExpert() && s.Reduction == Exact
-	var rows [MaxTopK + weft.MaxRanks]unsafe.Pointer
-	var bias [2]unsafe.Pointer
-	for tok := from; tok < to; tok++ {
-		for i := range c.biases {
-			bias[i] = unsafe.Add(c.bias[i].Data, tok*n)
-		}
-		dst := unsafe.Add(c.out.Data, tok*n)
-		k := 0
-		if exact {
-			for i := tok * s.TopK; i < (tok+1)*s.TopK; i++ {
-				rows[k] = nil
-				if row := r.rows[i]; row >= 0 {
-					rows[k] = c.row(int(r.experts[i])/c.h.geometry.local, int(row), n)
-				}
-				k++
-			}
-			if c.weighted {
-				simd.WeightedSum(t, dst, s.Hidden, rows[:k], r.weights[tok*s.TopK:(tok+1)*s.TopK], bias[:c.biases])
-				continue
-			}
-		} else {
-			for _, v := range r.visits[r.visit[tok]:r.visit[tok+1]] {
-				if !v.live {
-					continue
-				}
-				row := v.row
-				if s.Layout.byExpert() {
-					row = v.arrival
-				}
-				rows[k] = c.row(int(v.rank), int(row), n)
-				k++
-			}
-		}
-		simd.PlainSum(t, dst, s.Hidden, rows[:k], bias[:c.biases])
-	}
-}
-
-// row finds a row at a rank; nil if the rank is masked.
-func (c *sumHome) row(rank, row, n int) unsafe.Pointer {
-	o := c.h.scratch.operands[rank]
-	if o.rows < 0 {
-		return nil
-	}
-	if row < 0 || row >= o.rows {
-		c.bad.Store(int32(rank) + 1)
-		return nil
-	}
-	return unsafe.Add(o.base, row*n)
-}
-
-func outside(rank int, op string) *weft.PeerError {
-	return &weft.PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: its operand is smaller than its routing says", weft.ErrMismatch)}
 }

@@ -178,3 +178,5 @@ func sum(total, before []int32, counts [][]int32, me int) {
 		}
 	}
 }
+
+func align[T int | int64](n T) T { return (n + 63) &^ 63 }

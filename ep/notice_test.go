@@ -32,7 +32,7 @@ func onRanks(n int, body func(rank int) error) error {
 
 // joinHandles makes a handle on each of n goroutine ranks, which leave when the test ends. The tests of this file spoil what ranks tell each other,
 // which only the package itself can.
-func joinHandles(t testing.TB, n int, s Spec) []*Handle {
+func joinHandles(t testing.TB, n int, s Spec) []*host {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -40,7 +40,7 @@ func joinHandles(t testing.TB, n int, s Spec) []*Handle {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made := make([]*Handle, n)
+	made := make([]*host, n)
 	err = onRanks(n, func(r int) error {
 		c, err := weft.Join(ctx, weft.WithBootstrap(ranks[r]), weft.WithDeadline(10*time.Second))
 		if err != nil {
@@ -51,7 +51,10 @@ func joinHandles(t testing.TB, n int, s Spec) []*Handle {
 				t.Error(err)
 			}
 		})
-		made[r], err = NewHandle(ctx, c, s)
+		h, err := NewHandle(ctx, c, s)
+		if err == nil {
+			made[r] = h.engine.(*host)
+		}
 		return err
 	})
 	if err != nil {
@@ -70,23 +73,23 @@ func TestBrokenNotice(t *testing.T) {
 	made := joinHandles(t, ranks, s)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	near := func(h *Handle, size int) uint64 { return uint64(h.pool.window.Size() - size) }
+	near := func(h *host, size int) uint64 { return uint64(h.pool.window.Size() - size) }
 	for _, test := range []struct {
 		name         string
 		op           string
 		liar, reader int
 		words        string
-		lie          func(h *Handle, n *notice)
+		lie          func(h *host, n *notice)
 	}{
-		{"behind the end", opDispatch, 1, 0, "offers 32 bytes where its routing needs 64", func(h *Handle, n *notice) { n.offset[0] = near(h, 32) }},
-		{"within a row of the end", opDispatch, 1, 0, "offers 63 bytes", func(h *Handle, n *notice) { n.offset[0] = near(h, 63) }},
-		{"outside", opDispatch, 1, 0, "closed here", func(_ *Handle, n *notice) { n.offset[0] = 1 << 60 }},
-		{"far apart", opDispatch, 1, 0, "its routing needs", func(_ *Handle, n *notice) { n.stride[0] = 1 << 31 }},
-		{"as far apart as can be", opDispatch, 1, 0, "its routing needs", func(_ *Handle, n *notice) { n.stride[0] = 1<<32 - 1 }},
-		{"no window", opDispatch, 1, 0, "offers 0 bytes", func(_ *Handle, n *notice) { n.window[0] = 0 }},
-		{"closed window", opDispatch, 1, 0, "closed here", func(_ *Handle, n *notice) { n.window[0] = 1 << 50 }},
-		{"behind the end", opCombine, 0, 1, "smaller than its routing", func(h *Handle, n *notice) { n.offset[0] = near(h, 32) }},
-		{"no window", opCombine, 0, 1, "smaller than its routing", func(_ *Handle, n *notice) { n.window[0] = 0 }},
+		{"behind the end", opDispatch, 1, 0, "offers 32 bytes where its routing needs 64", func(h *host, n *notice) { n.offset[0] = near(h, 32) }},
+		{"within a row of the end", opDispatch, 1, 0, "offers 63 bytes", func(h *host, n *notice) { n.offset[0] = near(h, 63) }},
+		{"outside", opDispatch, 1, 0, "closed here", func(_ *host, n *notice) { n.offset[0] = 1 << 60 }},
+		{"far apart", opDispatch, 1, 0, "its routing needs", func(_ *host, n *notice) { n.stride[0] = 1 << 31 }},
+		{"as far apart as can be", opDispatch, 1, 0, "its routing needs", func(_ *host, n *notice) { n.stride[0] = 1<<32 - 1 }},
+		{"no window", opDispatch, 1, 0, "offers 0 bytes", func(_ *host, n *notice) { n.window[0] = 0 }},
+		{"closed window", opDispatch, 1, 0, "closed here", func(_ *host, n *notice) { n.window[0] = 1 << 50 }},
+		{"behind the end", opCombine, 0, 1, "smaller than its routing", func(h *host, n *notice) { n.offset[0] = near(h, 32) }},
+		{"no window", opCombine, 0, 1, "smaller than its routing", func(_ *host, n *notice) { n.window[0] = 0 }},
 	} {
 		t.Run(test.op+"/"+test.name, func(t *testing.T) {
 			told := make(chan struct{})
@@ -154,6 +157,49 @@ func TestBrokenNotice(t *testing.T) {
 	}
 }
 
+// TestRoutingsComeBack has operations make a Routing and fail: it is idle again, for the next to use.
+func TestRoutingsComeBack(t *testing.T) {
+	h := joinHandles(t, 1, Spec{Experts: 2, TopK: 1, Hidden: 8, MaxTokens: 1, Live: 1})[0]
+	ctx := context.Background()
+	topk, weights := weft.TensorOf([]int32{1}, 1, 1), weft.TensorOf([]float32{1}, 1, 1)
+	x := Rows{Data: weft.TensorOf(make([]weft.BF16, 8), 1, 8)}
+	held, err := h.PrepareDispatch(ctx, nil, topk, weights, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	idle := func(n int) {
+		t.Helper()
+		if len(h.idle) != n {
+			t.Errorf("%d idle routings, want %d", len(h.idle), n)
+		}
+	}
+	for range 3 {
+		if _, err := h.PrepareDispatch(ctx, nil, topk, weights, x); !errors.Is(err, weft.ErrUnsupported) {
+			t.Fatalf("with a full pool: %v", err)
+		}
+		idle(1)
+	}
+	held.Release()
+	idle(1)
+	held.Routing.Release()
+	idle(2)
+	p, err := h.SendPrepareDispatch(ctx, nil, topk, weights, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	idle(1)
+	if err := h.comm.SetMask(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Receive(ctx); !errors.Is(err, weft.ErrAborted) {
+		t.Fatalf("received across a mask: %v", err)
+	}
+	idle(2)
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // FuzzNotice moves rows by notices that say anything: a rank that was left behind reads what others write meanwhile. It reads from windows, or says
 // whose notice makes no sense.
 func FuzzNotice(f *testing.F) {
@@ -169,6 +215,7 @@ func FuzzNotice(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
+	placed := h.placed(r)
 	windows := []uint64{0, 1 << 40}
 	for _, w := range h.windows {
 		windows = append(windows, w.ID())
@@ -204,13 +251,13 @@ func FuzzNotice(f *testing.F) {
 		}
 		h.scratch.notices[0] = &n
 		base := unsafe.Pointer(unsafe.SliceData(rows))
-		h.scratch.mover = mover{h: h, r: r, rowBytes: 128, scaleBytes: 4, dst: base, dstScales: unsafe.Add(base, h.Capacity()*128), scaleRows: h.Capacity()}
-		h.scratch.gather = gather{h: h, r: r, op: "test", weighted: true, out: weft.TensorOf(home, 3, 128)}
+		h.scratch.mover = mover{h: h, r: placed, rowBytes: 128, scaleBytes: 4, dst: base, dstScales: unsafe.Add(base, h.Capacity()*128), scaleRows: h.Capacity()}
+		h.scratch.gather = gather{h: h, r: placed, op: "test", weighted: true, out: weft.TensorOf(home, 3, 128)}
 		for _, move := range []func() error{
 			func() error { return h.scratch.mover.pull("test") },
 			h.scratch.gather.home,
-			func() error { return h.fetchScalars(r, weights, "test", (*notice).data) },
-			func() error { return h.fetchScalars(r, weights, "test", (*notice).scales) },
+			func() error { return h.fetchScalars(placed, weights, "test", (*notice).data) },
+			func() error { return h.fetchScalars(placed, weights, "test", (*notice).scales) },
 		} {
 			err := move()
 			if err == nil {

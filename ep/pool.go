@@ -62,7 +62,7 @@ type stage struct {
 }
 
 // claim waits until the stage may be written, for use in the epoch.
-func (s *stage) claim(ctx context.Context, h *Handle, epoch uint64, op string) error {
+func (s *stage) claim(ctx context.Context, h *host, epoch uint64, op string) error {
 	if s.epoch != 0 {
 		if err := h.awaitDone(ctx, s.epoch, op); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 	"github.com/weftgo/weft/internal/eptest/processes"
@@ -25,6 +26,7 @@ func playPart() bool {
 		"exchange":     func() processes.Part { return &exchange{} },
 		"construction": func() processes.Part { return &construction{} },
 		"conformance":  func() processes.Part { return &conformance{} },
+		"gpu":          func() processes.Part { return &gpuConformance{} },
 	})
 }
 
@@ -495,6 +497,45 @@ func TestProcesses(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			crew := processes.Start(t, "conformance", n)
 			for r, a := range crew.All(without(n), "run", exchangeArgs{ID: crew.ID(), Every: every}) {
+				if a.Err != "" {
+					t.Errorf("rank %d: %s", r, a.Err)
+				}
+				if string(a.Value) == "0" {
+					t.Errorf("rank %d ran no case", r)
+				}
+			}
+		})
+	}
+}
+
+// gpuConformance is the part of a rank on a GPU that runs the suite.
+type gpuConformance struct{}
+
+func (*gpuConformance) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a exchangeArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
+	}
+	driver, err := cuda.Open()
+	if err != nil {
+		return nil, err
+	}
+	comm, err := r.Join(a.ID, weft.WithGPU(r.Rank%len(driver.Devices())), weft.WithDeadline(gpuDeadline))
+	if err != nil {
+		return nil, err
+	}
+	engine := eptest.NewDeviceRank(comm)
+	n, err := eptest.Sample(engine, a.Every)
+	return n, errors.Join(err, engine.Close(), comm.Close())
+}
+
+// TestProcessesOnGPUs runs a sample of the suite on ranks that are processes, spread over the GPUs that are there.
+func TestProcessesOnGPUs(t *testing.T) {
+	gpus := len(openGPUs(t))
+	for _, n := range []int{2, 4} {
+		t.Run(fmt.Sprintf("%d ranks on %d GPUs", n, min(n, gpus)), func(t *testing.T) {
+			crew := processes.Start(t, "gpu", n)
+			for r, a := range crew.All(without(n), "run", exchangeArgs{ID: crew.ID(), Every: 5}) {
 				if a.Err != "" {
 					t.Errorf("rank %d: %s", r, a.Err)
 				}

@@ -60,6 +60,9 @@ func beside(t weft.Tensor) weft.Tensor {
 
 var operations = []string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward"}
 
+// otherForms are operations in two halves, or two in one.
+var otherForms = []string{"send dispatch", "send combine", "prepare dispatch", "send prepare dispatch"}
+
 // operation calls one operation with a rank's operands.
 func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *operandSet) error {
 	switch op {
@@ -67,6 +70,24 @@ func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *o
 		r, err := h.Prepare(ctx, o.stream, o.topk, o.weights)
 		if err == nil {
 			r.Release()
+		}
+		return err
+	case "prepare dispatch":
+		d, err := h.PrepareDispatch(ctx, o.stream, o.topk, o.weights, o.x)
+		if err == nil {
+			d.Routing.Release()
+			d.Release()
+		}
+		return err
+	case "send prepare dispatch":
+		p, err := h.SendPrepareDispatch(ctx, o.stream, o.topk, o.weights, o.x)
+		if err != nil {
+			return err
+		}
+		d, err := p.Receive(ctx)
+		if err == nil {
+			d.Routing.Release()
+			d.Release()
 		}
 		return err
 	case "dispatch":
@@ -132,6 +153,13 @@ func TestWrongArguments(t *testing.T) {
 		{"prepare", "weights left out", "no weights", weft.ErrInvalid, func(o *operandSet) { o.weights = weft.Tensor{} }},
 		{"prepare", "weights of a type", "want fp32 [3 2]", weft.ErrInvalid, func(o *operandSet) { o.weights.DType = weft.Int32 }},
 		{"prepare", "weights of a shape", "want fp32 [3 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.weights, 2, 3) }},
+		{"prepare dispatch", "width", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk, 2, 3) }},
+		{"prepare dispatch", "dimensions", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk) }},
+		{"prepare dispatch", "weights left out", "no weights", weft.ErrInvalid, func(o *operandSet) { o.weights = weft.Tensor{} }},
+		{"prepare dispatch", "tokens of rows", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.x.Data, 2, 24) }},
+		{"prepare dispatch", "scales", "scales are given", weft.ErrInvalid, func(o *operandSet) { o.x.Scales = o.weights }},
+		{"send prepare dispatch", "duplicate", "expert 4 twice", weft.ErrInvalid, func(o *operandSet) { copy(weft.SliceOf[int32](o.topk), []int32{4, 4}) }},
+		{"send prepare dispatch", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.x.Data.Data = nil }},
 		{"dispatch", "type", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { o.x.Data.DType = weft.Float16 }},
 		{"send dispatch", "type", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { o.x.Data.DType = weft.Float16 }},
 		{"dispatch", "tokens", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.x.Data, 2, 24) }},
@@ -154,7 +182,7 @@ func TestWrongArguments(t *testing.T) {
 		{"combine backward", "weights on some ranks", "some ranks only", weft.ErrMismatch, func(o *operandSet) { o.gradWeight = weft.Tensor{} }},
 		{"combine backward", "weights of a shape", "want fp32[3 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.gradWeight, 6) }},
 	}
-	for _, op := range append(slices.Clone(operations), "send dispatch", "send combine") {
+	for _, op := range slices.Concat(operations, otherForms) {
 		tests = append(tests, wrongArgument{op, "stream", "no streams", weft.ErrUnsupported, func(o *operandSet) { o.stream = new(weft.Stream) }})
 	}
 	group := join(t, ranks)
@@ -224,7 +252,7 @@ func TestDifferentCalls(t *testing.T) {
 			}
 			return nil
 		}
-		all := append(slices.Clone(operations), "send dispatch", "send combine")
+		all := slices.Concat(operations, otherForms)
 		for _, a := range all {
 			for _, b := range all {
 				if strings.TrimPrefix(a, "send ") == strings.TrimPrefix(b, "send ") {
@@ -234,7 +262,7 @@ func TestDifferentCalls(t *testing.T) {
 					return err
 				}
 			}
-			if a != "prepare" {
+			if !strings.Contains(a, "prepare") {
 				if err := differs([2]string{a, a}, routings, "another routing"); err != nil {
 					return err
 				}
@@ -369,7 +397,7 @@ func TestPhases(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for _, op := range []string{"prepare", "dispatch", "combine", "dispatch backward", "combine backward"} {
+		for _, op := range slices.Concat(operations, otherForms) {
 			if err := operation(ctx, op, h, r, o); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "dispatch has been sent") {
 				return fmt.Errorf("%s after a send: %v", op, err)
 			}

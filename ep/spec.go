@@ -17,7 +17,8 @@ const (
 	// ExpertPacked lets the zones follow each other, each padded to a multiple of the alignment with rows of zeros.
 	// The received tensor is [rows, hidden].
 	ExpertPacked
-	// RankMajor gives every source rank a zone of MaxTokens rows; a token appears once per rank that has an expert for it.
+	// RankMajor gives every source rank a zone of MaxTokens rows, where a token stands by its own index, once for each rank that has an expert for it: rows
+	// of tokens that have none here hold no token. So rows leave before anything is counted.
 	// The received tensor is [ranks * MaxTokens, hidden].
 	RankMajor
 	// TokenMajor is RankMajor without the gaps: one row per token and rank, by source rank, then token.
@@ -236,6 +237,10 @@ type Spec struct {
 	// Alignment, for ExpertPacked, is the multiple to which zones are padded; 0 and 1 pad nothing.
 	Alignment int
 
+	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is half of what other handles have left. Kernels that wait for peers are
+	// all resident at once, so together handles cannot have more than there are.
+	SMs int
+
 	// Live is how many received tensors may be alive at once; 0 is 2.
 	Live int
 }
@@ -255,6 +260,15 @@ func (s Spec) normalize() Spec {
 		case s.Payload.fp8():
 			s.Output = weft.BFloat16
 		}
+	}
+	return s
+}
+
+// normalizeOn is normalize, and takes the wire form that the engine has: GPUs send one copy of a row to each rank in any case.
+func (s Spec) normalizeOn(e Engine) Spec {
+	s = s.normalize()
+	if e == GPUEngine {
+		s.Wire = PerRank
 	}
 	return s
 }
@@ -287,13 +301,19 @@ func (s Spec) scaleBytes() int {
 // outputBytes is the size of a row that combine takes or returns.
 func (s Spec) outputBytes() int { return s.Hidden * s.Output.Size() }
 
-// Validate says whether handles for so many ranks can be made from the Spec, and if not, why not and what to do instead.
-func (s Spec) Validate(ranks int) error {
+// Validate says whether handles for so many ranks on the host can be made from the Spec, and if not, why not and what to do instead.
+func (s Spec) Validate(ranks int) error { return s.ValidateOn(HostEngine, ranks) }
+
+// ValidateOn is Validate for handles of any engine.
+func (s Spec) ValidateOn(e Engine, ranks int) error {
 	s = s.normalize()
+	if e >= engines {
+		return weft.Invalidf("engine %v", e)
+	}
 	if err := s.validateRanges(ranks); err != nil {
 		return err
 	}
-	if r := s.refusal(); r != nil {
+	if r := s.refusal(e, ranks); r != nil {
 		return weft.Unsupportedf("%s", r.because)
 	}
 	if n := mostRows(s, ranks); n > math.MaxInt32 {
@@ -334,6 +354,7 @@ func (s Spec) validateRanges(ranks int) error {
 			s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0,
 		},
 		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 && s.Capacity <= maxCapacity},
+		{fmt.Sprintf("%d SMs: want 0 (half of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {
 		if !f.ok {

@@ -85,6 +85,46 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// TestValidateOnGPUs refuses what only the host does.
+func TestValidateOnGPUs(t *testing.T) {
+	const ranks = 4
+	for _, test := range []struct {
+		name  string
+		words string // none: both engines take it
+		spoil func(*ep.Spec)
+	}{
+		{"small", "", func(*ep.Spec) {}},
+		{"packed", "high-throughput", func(s *ep.Spec) { s.Layout = ep.ExpertPacked }},
+		{"token-major", "high-throughput", func(s *ep.Spec) {
+			s.Layout, s.Wire, s.Reduction, s.Sum = ep.TokenMajor, ep.PerRank, ep.Partial, ep.Plain
+		}},
+		{"as many tokens as there can be", "", func(s *ep.Spec) { s.MaxTokens = 1 << 15 }},
+		{"more tokens", "lower MaxTokens", func(s *ep.Spec) { s.MaxTokens = 1<<15 + 1 }},
+		{"less than the worst case", "leave Capacity 0", func(s *ep.Spec) { s.Capacity = ranks*s.MaxTokens - 1 }},
+		{"dropping", "leave Capacity 0", func(s *ep.Spec) { s.Capacity, s.Overflow = ranks*s.MaxTokens-1, ep.OverflowDrop }},
+		{"the worst case", "", func(s *ep.Spec) { s.Capacity = ranks * s.MaxTokens }},
+	} {
+		s := small(ranks)
+		test.spoil(&s)
+		if err := s.ValidateOn(ep.HostEngine, ranks); err != nil {
+			t.Errorf("%s, on the host: %v", test.name, err)
+		}
+		err := s.ValidateOn(ep.GPUEngine, ranks)
+		if test.words == "" && err != nil || test.words != "" && (!errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), test.words)) {
+			t.Errorf("%s, on GPUs: %v, want one with %q", test.name, err, test.words)
+		}
+	}
+	if err := small(ranks).ValidateOn(ep.GPUEngine+1, ranks); !errors.Is(err, weft.ErrInvalid) {
+		t.Errorf("no engine: %v", err)
+	}
+	if err := ep.HostEngine.Gradients(); err != nil {
+		t.Error(err)
+	}
+	if err := ep.GPUEngine.Gradients(); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "host communicator") {
+		t.Errorf("gradients on GPUs: %v", err)
+	}
+}
+
 // TestNames parses every name that prints.
 func TestNames(t *testing.T) {
 	for _, c := range ep.Cells() {

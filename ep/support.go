@@ -3,6 +3,7 @@ package ep
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/weftgo/weft"
@@ -12,22 +13,28 @@ import (
 // them, the table in docs/ is generated from them, and the conformance suite runs every cell that they leave. What is no Spec at all, such as a
 // number out of its range or more rows than there is memory for, is another matter and not theirs.
 type rule struct {
-	refuses func(s Spec) bool
+	refuses func(s request) bool
 	because string // a sentence that names the way out
+}
+
+// request is a Spec for so many ranks.
+type request struct {
+	Spec
+	ranks int
 }
 
 // cellRules are those that decide which cells there are.
 var cellRules = []rule{
 	{
-		func(s Spec) bool { return !s.Layout.byExpert() && s.Wire == PerSelection },
+		func(s request) bool { return !s.Layout.byExpert() && s.Wire == PerSelection },
 		"rank-major and token-major layouts receive one row per rank, not per selection; use the per-rank wire form",
 	},
 	{
-		func(s Spec) bool { return !s.Layout.byExpert() && s.Reduction == Exact },
+		func(s request) bool { return !s.Layout.byExpert() && s.Reduction == Exact },
 		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes home as their sum; use the partial reduction",
 	},
 	{
-		func(s Spec) bool { return !s.Layout.byExpert() && s.Sum == Weighted },
+		func(s request) bool { return !s.Layout.byExpert() && s.Sum == Weighted },
 		"rank-major and token-major rows are summed by the caller, who applies the weights; use the plain sum",
 	},
 }
@@ -35,65 +42,99 @@ var cellRules = []rule{
 // detailRules hold in every cell. The first that refuses gives the reason.
 var detailRules = []rule{
 	{
-		func(s Spec) bool { return s.Alignment > 1 && s.Layout != ExpertPacked },
+		func(s request) bool { return s.Alignment > 1 && s.Layout != ExpertPacked },
 		"only the expert-packed layout pads its zones; use it, or alignment 1",
 	},
 	{
-		func(s Spec) bool { return s.Capacity > 0 && s.Layout == RankMajor },
+		func(s request) bool { return s.Capacity > 0 && s.Layout == RankMajor },
 		"the rank-major layout has MaxTokens rows for every rank and cannot overflow; leave Capacity 0",
 	},
 	{
-		func(s Spec) bool { return s.ScaleOrder == ColumnMajorScales && !s.Payload.fp8() },
+		func(s request) bool { return s.ScaleOrder == ColumnMajorScales && !s.Payload.fp8() },
 		"only fp8 payloads have scales whose order can be chosen; use row-major scales",
 	},
 	{
-		func(s Spec) bool { return s.Payload.fp8() && s.Hidden%ScaleBlock != 0 },
+		func(s request) bool { return s.Payload.fp8() && s.Hidden%ScaleBlock != 0 },
 		"fp8 rows have one scale for each 128 elements; pad hidden to a multiple of 128",
 	},
 	{
-		func(s Spec) bool { return s.Payload == FP8UE8M0 && s.Hidden%(4*ScaleBlock) != 0 },
+		func(s request) bool { return s.Payload == FP8UE8M0 && s.Hidden%(4*ScaleBlock) != 0 },
 		"UE8M0 scales travel four to a word; pad hidden to a multiple of 512, or use fp32 scales",
 	},
 	{
-		func(s Spec) bool { return s.Quantize != weft.InvalidDType && !s.Payload.fp8() },
+		func(s request) bool { return s.Quantize != weft.InvalidDType && !s.Payload.fp8() },
 		"only fp8 payloads are quantised on the way; leave Quantize out",
 	},
 	{
-		func(s Spec) bool {
+		func(s request) bool {
 			return s.Quantize != weft.InvalidDType && s.Quantize != weft.BFloat16 && s.Quantize != weft.Float16 && s.Quantize != weft.Float32
 		},
 		"rows are quantised from bf16, fp16 or fp32; convert them first",
 	},
 	{
-		func(s Spec) bool { return s.PowerOfTwoScales && (s.Payload != FP8 || s.Quantize == weft.InvalidDType) },
+		func(s request) bool {
+			return s.PowerOfTwoScales && (s.Payload != FP8 || s.Quantize == weft.InvalidDType)
+		},
 		"scales are rounded to powers of two when dispatch quantises to the fp8 payload; set Quantize, or round them yourself",
 	},
 	{
-		func(s Spec) bool {
+		func(s request) bool {
 			return (s.Payload == BF16 || s.Payload == FP16 || s.Payload == FP32) && s.Output != s.Payload.dtype()
 		},
 		"combine returns rows of the type that dispatch sent; leave Output out",
 	},
 	{
-		func(s Spec) bool {
+		func(s request) bool {
 			return s.combines() && s.Output != weft.BFloat16 && s.Output != weft.Float16 && s.Output != weft.Float32
 		},
 		"combine sums bf16, fp16 or fp32 rows; choose one of them as Output",
 	},
 	{
-		func(s Spec) bool { return s.Payload != Opaque && (s.rowBytes() == 0 || s.rowBytes()%16 != 0) },
+		func(s request) bool { return s.Payload != Opaque && (s.rowBytes() == 0 || s.rowBytes()%16 != 0) },
 		"rows move in pieces of 16 bytes; pad hidden so that a row is a multiple of 16 bytes",
 	},
 	{
-		func(s Spec) bool {
+		func(s request) bool {
 			return s.Payload == Opaque && (s.RowBytes == 0 || s.RowBytes%16 != 0 || s.ScaleBytes%16 != 0)
 		},
 		"opaque rows and their scales move in pieces of 16 bytes; give RowBytes, and pad both to a multiple of 16",
 	},
 	{
-		func(s Spec) bool { return s.combines() && (s.outputBytes() == 0 || s.outputBytes()%16 != 0) },
+		func(s request) bool { return s.combines() && (s.outputBytes() == 0 || s.outputBytes()%16 != 0) },
 		"combined rows move in pieces of 16 bytes; give Hidden so that a row of the Output type is a multiple of 16 bytes",
 	},
+}
+
+// gpuRules hold on GPUs, beside all others: what only the host engine can do.
+var gpuRules = []rule{
+	{
+		func(s request) bool { return s.Layout.packed() },
+		"the packed layouts on GPUs come with the high-throughput mode; use expert-major or rank-major, or a host communicator",
+	},
+	{
+		func(s request) bool { return s.MaxTokens > maxTokensGPU },
+		fmt.Sprintf("handles on GPUs take up to %d tokens a rank; lower MaxTokens and call more often, or use a host communicator", maxTokensGPU),
+	},
+	{
+		func(s request) bool {
+			return s.Capacity > 0 && int64(s.Capacity) < worst(s.Spec, s.ranks)
+		},
+		"handles on GPUs have room for the worst case, where nothing can overflow; leave Capacity 0, or use a host communicator",
+	},
+}
+
+// maxTokensGPU is the most tokens that a rank on a GPU may dispatch at once.
+const maxTokensGPU = 1 << 15
+
+// noGradients is why GPUs refuse them.
+const noGradients = "gradients are moved on the host only so far; use a host communicator for training"
+
+// Gradients says whether the engine has DispatchBackward and CombineBackward, and if not, what to do instead.
+func (e Engine) Gradients() error {
+	if e == GPUEngine {
+		return weft.Unsupportedf("%s", noGradients)
+	}
+	return nil
 }
 
 //go:generate go run ./internal/supportdoc -o ../docs/ep-support.md
@@ -106,10 +147,12 @@ const supportHeading = `<!-- Generated from the rules in ep/support.go by "make 
 Every point of this table is a layout, a wire form, a reduction, a sum and a payload, as in ep.Spec. "Tested" means
 that the conformance suite runs it on every engine against a plain single-process reference, in every way in which the
 payload can be asked for, and compares every byte. Everything else is refused when a handle is made, before anything has
-moved, on every rank and in the words below. The code refuses from the same rules that this page is generated from.
+moved, on every rank and in the words below. The code refuses from the same rules that this page is generated from. Communicators on the host have
+all of it. "Host only" is what communicators on GPUs refuse besides.
 
-A cell holds for operations made by one call or cut in two, for host and device counts, and for dispatch, combine and their gradients. Opaque rows are
-only dispatched, unless the Spec gives an Output type and Hidden: then rows of that type are combined, and have gradients.
+A cell holds for operations made by one call or cut in two, for host and device counts, and for dispatch, combine and, on the host, their gradients.
+Opaque rows are only dispatched, unless the Spec gives an Output type and Hidden: then rows of that type are combined, and have gradients. On GPUs a row
+crosses once to each rank in either wire form, which is what Handle.Spec then says.
 
 `
 
@@ -122,8 +165,8 @@ func WriteSupportPage(w io.Writer) error {
 }
 
 // WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form and reduction, a column for each payload.
-// Every cell holds for one-call and send/receive phases, host and device counts, forward and backward; opaque rows are combined, and have gradients,
-// only if the Spec gives the type to do it in.
+// Every cell holds for one-call and send/receive phases, host and device counts, forward and (on the host) backward; opaque rows are combined, and have
+// gradients, only if the Spec gives the type to do it in. Cells that GPUs refuse are marked.
 func WriteSupport(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("| layout | wire | reduction | sum |")
@@ -146,8 +189,10 @@ func WriteSupport(w io.Writer) error {
 			fmt.Fprintf(&b, "| %v | %v | %v | %v |", c.Layout, c.Wire, c.Reduction, c.Sum)
 		}
 		s := c.Spec(4)
-		if r := s.refusal(); r != nil {
+		if r := s.refusal(HostEngine, 4); r != nil {
 			fmt.Fprintf(&b, " refused (%d) |", note(r.because))
+		} else if r := s.refusal(GPUEngine, 4); r != nil {
+			fmt.Fprintf(&b, " host only (%d) |", note(r.because))
 		} else {
 			b.WriteString(" tested |")
 		}
@@ -163,16 +208,28 @@ func WriteSupport(w io.Writer) error {
 	for _, r := range detailRules {
 		fmt.Fprintf(&b, "- %s\n", r.because)
 	}
+	b.WriteString("\nOn GPUs these too:\n\n")
+	for _, r := range gpuRules {
+		if slices.Contains(notes, r.because) {
+			continue
+		}
+		fmt.Fprintf(&b, "- %s\n", r.because)
+	}
+	fmt.Fprintf(&b, "- %s\n", noGradients)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// refusal is the rule that refuses the Spec, if one does.
-func (s Spec) refusal() *rule {
-	s = s.normalize()
-	for _, rules := range [][]rule{cellRules, detailRules} {
+// refusal is the rule by which the engine refuses the Spec, if one does.
+func (s Spec) refusal(e Engine, ranks int) *rule {
+	all := [][]rule{cellRules, detailRules, nil}
+	if e == GPUEngine {
+		all[2] = gpuRules
+	}
+	asked := request{s.normalize(), ranks}
+	for _, rules := range all {
 		for i := range rules {
-			if rules[i].refuses(s) {
+			if rules[i].refuses(asked) {
 				return &rules[i]
 			}
 		}

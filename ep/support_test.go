@@ -31,8 +31,8 @@ func TestSupportPageIsCurrent(t *testing.T) {
 	}
 }
 
-// TestSupportTable reads the table back: a cell is called tested exactly if a handle can be made for it, and refused with the sentence that its
-// number stands for if not.
+// TestSupportTable reads the table back: a cell is called tested exactly if handles of every engine can be made for it, host only if those of GPUs
+// cannot, with the sentence that its number stands for, and refused with its sentence if none can.
 func TestSupportTable(t *testing.T) {
 	var page strings.Builder
 	if err := ep.WriteSupport(&page); err != nil {
@@ -62,7 +62,7 @@ func TestSupportTable(t *testing.T) {
 			entry[strings.Join(fields[:4], "/")+"/"+header[i]] = fields[i]
 		}
 	}
-	tested := 0
+	tested := [2]int{}
 	for _, c := range ep.Cells() {
 		name := strings.Join([]string{c.Layout.String(), c.Wire.String(), c.Reduction.String(), c.Sum.String(), c.Payload.String()}, "/")
 		says, ok := entry[name]
@@ -71,23 +71,29 @@ func TestSupportTable(t *testing.T) {
 		}
 		for _, ranks := range []int{1, 4, 64} {
 			err := c.Spec(ranks).Validate(ranks)
-			switch {
-			case err == nil:
-				tested++
-				if says != "tested" {
-					t.Errorf("%s is allowed and called %q", name, says)
+			gpu := c.Spec(ranks).ValidateOn(ep.GPUEngine, ranks)
+			mark := "refused ("
+			if err == nil {
+				tested[ep.HostEngine]++
+				mark = "host only ("
+			}
+			if gpu == nil {
+				tested[ep.GPUEngine]++
+				if says != "tested" || err != nil {
+					t.Errorf("%s is allowed on GPUs and called %q; on the host: %v", name, says, err)
 				}
-			case !errors.Is(err, weft.ErrUnsupported):
-				t.Errorf("%s: %v", name, err)
-			default:
-				number := strings.TrimSuffix(strings.TrimPrefix(says, "refused ("), ")")
-				if want := weft.ErrUnsupported.Error() + ": " + notes[number]; err.Error() != want {
-					t.Errorf("%s is refused with %q and called %q", name, err, says)
-				}
+				continue
+			}
+			if !errors.Is(gpu, weft.ErrUnsupported) || err != nil && err.Error() != gpu.Error() {
+				t.Errorf("%s: %v; on GPUs: %v", name, err, gpu)
+			}
+			number := strings.TrimSuffix(strings.TrimPrefix(says, mark), ")")
+			if want := weft.ErrUnsupported.Error() + ": " + notes[number]; gpu.Error() != want {
+				t.Errorf("%s is refused with %q and called %q", name, gpu, says)
 			}
 		}
 	}
-	if tested != 3*108 {
-		t.Errorf("%d cells are allowed: what the suite runs has changed; is that meant?", tested/3)
+	if want := [2]int{3 * 108, 3 * 54}; tested != want {
+		t.Errorf("%d cells are allowed at three sizes, on the host and on GPUs, want %d: what the suite runs has changed; is that meant?", tested, want)
 	}
 }

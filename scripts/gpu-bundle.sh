@@ -1,15 +1,34 @@
 #!/bin/sh
-# Builds into build/gpu what a host without Go needs to run the tests: the command line, one static test program a
-# package with its testdata, compressed, and run.sh, which unpacks and runs them. GOARCH picks another architecture.
+# Builds into build/gpu what a host without Go needs to run the tests and benchmarks: the command line, a test program for each package with its testdata,
+# compressed, the GPU kernels, compiled where NVRTC can be had, and run.sh, which runs them. The programs need glibc. GOARCH picks another architecture;
+# WEFT_ARCHS other GPUs.
 set -eu
 . "$(dirname "$0")/env.sh"
 
 bundle=$build/gpu
 module=$(go list -m)
-export GOOS=linux CGO_ENABLED=0
+archs=${WEFT_ARCHS:-sm_90a,sm_100a,sm_80}
 
 rm -rf "$bundle"
 mkdir -p "$bundle/tests"
+
+# The kernels are the same whatever the host's architecture, so this host's own program compiles them. What it compiles is kept for the next time.
+status=0
+nvrtc=$(sh scripts/nvrtc.sh) || status=$?
+case $status in
+0)
+	(unset GOOS GOARCH && sh scripts/build.sh weft)
+	WEFT_NVRTC=$nvrtc WEFT_CACHE= WEFT_CACHE_DIR=$build/kernels "$build/weft" compile --arch "$archs" --out "$bundle/cache" >"$build/logs/kernels.log" || {
+		cat "$build/logs/kernels.log" >&2
+		fail 'the kernels could not be compiled'
+	}
+	tail -n 1 "$build/logs/kernels.log"
+	;;
+77) printf 'no compiled kernels: %s\n' "$(cat "$build/logs/nvrtc.reason")" ;;
+*) fail 'NVRTC could not be had' ;;
+esac
+
+export GOOS=linux CGO_ENABLED=0
 go build -trimpath -ldflags='-s -w' -o "$bundle/weft" ./cmd/weft
 
 # The command line's own parts and the examples are the same on every host; what carries tensors is not.
@@ -30,6 +49,6 @@ go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}'
 cp scripts/gpu-run.sh "$bundle/run.sh"
 chmod 755 "$bundle/run.sh"
 size=$(du -sk "$bundle" | cut -f 1)
-printf 'build/gpu: %d programs, %d MiB; copy it to the host and start run.sh there\n' \
-	"$(find "$bundle" -name run.test.gz | wc -l)" "$((size / 1024))"
+printf 'build/gpu: %d programs, %d kernels, %d MiB; copy it to the host and start run.sh there\n' \
+	"$(find "$bundle" -name run.test.gz | wc -l)" "$(find "$bundle" -name '*.cubin' | wc -l)" "$((size / 1024))"
 [ "$size" -le 40960 ] || fail 'the bundle is larger than 40 MiB'

@@ -1,30 +1,219 @@
 #!/bin/sh
-# Runs every test program of this bundle, with the arguments given (-test.short, -test.run NAME, ...), and prints a
-# table. The output of each is kept beside it.
+# Runs this bundle's tests and benchmarks on a host that has no Go. Each part runs under a time limit. A table comes last, the logs are in ./logs, or in $OUT
+# where that is set, and the exit status is 1 if a part failed.
+#
+#   run.sh [PART...] [-test.FLAG...]
+#
+# Parts, all but test-gpu if none is named:
+#   doctor      what this machine offers
+#   test-NAME   the tests of a package: test-cuda, test-cuda-kernel, test-ep, test-weft for the package at the root, and so on
+#   test-gpu    the tests of all packages that have GPU in their name
+#   link        what the links between the GPUs carry
+#   bench-ep    expert parallelism on the GPUs
+#   sanitizer   the tests that have GPU in their name, below compute-sanitizer, where that is installed
+#
+# WEFT_PART_SECONDS is the time limit of a part (300); WEFT_GPUS is how many GPUs are used (all).
 set -u
-cd "$(dirname "$0")" || exit 1
+bundle=$(cd "$(dirname "$0")" && pwd) || exit 1
+logs=${OUT:-$PWD/logs}
+limit=${WEFT_PART_SECONDS:-300}
+mkdir -p "$logs" || exit 1
+logs=$(cd "$logs" && pwd) || exit 1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
 
-./weft doctor
-printf '\n%-28s %-7s %6s %8s %8s\n' package result passed skipped seconds
-failed=0
-for program in $(find tests -name run.test.gz | sort); do
-	dir=$(dirname "$program")
-	gzip -dc "$program" >"$dir/run.test" && chmod 755 "$dir/run.test"
-	since=$(date +%s)
-	if (cd "$dir" && ./run.test -test.v -test.timeout 8m "$@") >"$dir/output" 2>&1; then
-		result=ok
-	else
-		result=FAILED
-		failed=$((failed + 1))
-	fi
-	printf '%-28s %-7s %6d %8d %8d\n' "${dir#tests/}" "$result" \
-		"$(grep -c '^ *--- PASS' "$dir/output")" "$(grep -c '^ *--- SKIP' "$dir/output")" "$(($(date +%s) - since))"
-	[ "$result" = ok ] || {
-		grep -E '^ *--- FAIL|^panic: ' "$dir/output"
-		printf '    see %s/output\n' "$dir"
-	}
+# The bundle may have come with any owner and mode. Kernels are believed only where nobody else can write, so they are copied to such a place.
+umask 077
+if [ -d "$bundle/cache" ]; then
+	mkdir "$work/cache" && cp "$bundle"/cache/*.cubin "$work/cache/" || exit 1
+	WEFT_CACHE=$work/cache${WEFT_CACHE:+:$WEFT_CACHE}
+	export WEFT_CACHE
+fi
+cp "$bundle/weft" "$work/weft" && chmod 700 "$work/weft" || exit 1
+
+programs=$(cd "$bundle/tests" && find . -name run.test.gz | sed 's|^\./||; s|/run\.test\.gz$||' | sort)
+name_of() { printf 'test-%s' "$1" | tr / -; }
+
+parts=
+while [ $# -gt 0 ]; do
+	case $1 in
+	-test.*) break ;;
+	esac
+	parts="$parts $1"
+	shift
 done
-[ "$failed" -eq 0 ] || {
-	printf '%d failed\n' "$failed"
-	exit 1
+if [ -z "$parts" ]; then
+	parts=doctor
+	for program in $programs; do
+		parts="$parts $(name_of "$program")"
+	done
+	parts="$parts link bench-ep sanitizer"
+fi
+
+# bounded SECONDS COMMAND...: ends the command, and after ten more seconds kills it.
+bounded() {
+	timeout -k 10 "$@"
 }
+
+# A part returns 0, or 77 after setting reason, or anything else for a failure.
+reason=
+: >"$logs/tests.log"
+cd "$work" || exit 1
+
+doctor() {
+	bounded "$limit" ./weft doctor
+}
+
+# unpack PROGRAM: puts it and its testdata where they can be run, once.
+unpack() {
+	[ -x "$work/tests/$1/run.test" ] && return
+	mkdir -p "$work/tests/$1" && gzip -dc "$bundle/tests/$1/run.test.gz" >"$work/tests/$1/run.test" && chmod 700 "$work/tests/$1/run.test" || return
+	[ ! -d "$bundle/tests/$1/testdata" ] || cp -R "$bundle/tests/$1/testdata" "$work/tests/$1/"
+}
+
+# tests PROGRAM ARGS...: its output goes to tests.log, and what failed is shown.
+tests() {
+	program=$1
+	shift
+	unpack "$program" || return
+	(cd "tests/$program" && bounded $((limit + 20)) ./run.test -test.v -test.timeout "${limit}s" "$@") >output 2>&1
+	status=$?
+	{
+		printf '==== %s\n' "$program"
+		cat output
+	} >>"$logs/tests.log"
+	passed=$((passed + $(grep -c '^ *--- PASS' output)))
+	skipped=$((skipped + $(grep -c '^ *--- SKIP' output)))
+	if [ "$status" -ne 0 ]; then
+		printf '%s:\n' "$program"
+		grep -E '^ *--- FAIL|^panic: |^fatal error: ' output
+		tail -n 15 output
+	fi
+	return "$status"
+}
+
+tests_on_gpus() {
+	wrong=0
+	for program in $programs; do
+		tests "$program" -test.run GPU "$@" || wrong=1
+	done
+	return "$wrong"
+}
+
+no_gpu() {
+	[ -n "$gpu" ] && return 1
+	reason='no GPU'
+}
+
+link() {
+	no_gpu && return 77
+	bounded "$limit" ./weft bench link ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/link.json" 2>&1
+}
+
+bench_ep() {
+	no_gpu && return 77
+	./weft bench ep --help | grep -q -- '--device' || {
+		reason='this weft measures ep on the host alone'
+		return 77
+	}
+	bounded "$limit" ./weft bench ep --device gpu ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/bench-ep.json" 2>&1
+}
+
+sanitizer() {
+	no_gpu && return 77
+	tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
+	[ -n "$tool" ] || {
+		reason='no compute-sanitizer'
+		return 77
+	}
+	wrong=0
+	for program in $programs; do
+		unpack "$program" || return
+		(cd "tests/$program" && ./run.test -test.list GPU | grep -q '^Test') || continue
+		printf '==== %s\n' "$program"
+		(cd "tests/$program" && bounded "$limit" "$tool" --error-exitcode 99 ./run.test -test.v -test.short -test.run GPU) || wrong=1
+	done
+	return "$wrong"
+}
+
+# part NAME COMMAND...: runs a part and notes how it went.
+table=
+failed=0
+part() {
+	name=$1
+	shift
+	passed=0 skipped=0 reason=
+	printf '\n==> %s\n' "$name"
+	since=$(date +%s)
+	status=0
+	"$@" || status=$?
+	took=$(($(date +%s) - since))
+	case $status in
+	0) result=ok ;;
+	77) result="skipped: $reason" ;;
+	124 | 137) result='FAILED: it took too long' failed=$((failed + 1)) ;;
+	*) result=FAILED failed=$((failed + 1)) ;;
+	esac
+	case $name in
+	test-*) result="$result ($passed passed, $skipped skipped)" ;;
+	esac
+	table="$table$(printf '%-32s %6d s  %s' "$name" "$took" "$result")
+"
+}
+
+# to LOG COMMAND...: shows a command's output and keeps it. The status and the reason must survive, so there is no pipe.
+to() {
+	log=$logs/$1
+	shift
+	"$@" >"$log"
+	status=$?
+	cat "$log"
+	return "$status"
+}
+
+gpu=
+if bounded "$limit" ./weft doctor --json 2>&1 | grep -q '"arch":"sm_'; then
+	gpu=1
+	export WEFT_REQUIRE_GPU=1
+fi
+
+for name in $parts; do
+	case $name in
+	doctor) part doctor to doctor.log doctor ;;
+	link) part link to link.log link ;;
+	bench-ep) part bench-ep to bench-ep.log bench_ep ;;
+	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
+	test-gpu)
+		if no_gpu; then
+			part test-gpu sh -c 'exit 77'
+		else
+			part test-gpu tests_on_gpus "$@"
+		fi
+		;;
+	*)
+		found=
+		for program in $programs; do
+			[ "$(name_of "$program")" = "$name" ] && found=$program
+		done
+		if [ -n "$found" ]; then
+			part "$name" tests "$found" "$@"
+		else
+			printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep sanitizer' "$name" >&2
+			for program in $programs; do
+				printf ' %s' "$(name_of "$program")" >&2
+			done
+			printf '\n' >&2
+			exit 2
+		fi
+		;;
+	esac
+done
+
+{
+	printf '\n%s' "$table"
+	[ "$failed" -eq 0 ] || printf '%d failed\n' "$failed"
+} >"$logs/summary.txt"
+cat "$logs/summary.txt"
+printf 'logs: %s\n' "$logs"
+[ "$failed" -eq 0 ]

@@ -59,7 +59,7 @@ Absent when false, zero or not measured:
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchJoin(), newBenchAll(), newBenchRank())
+	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchLink(), newBenchJoin(), newBenchAll(), newBenchRank())
 	return cmd
 }
 

@@ -3,5 +3,7 @@
 //	weft run -n 4 ./program   start four ranks on this host
 //	weft doctor               what this machine offers, and what it means
 //	weft bench ep             measure expert parallelism, verified in the same run
+//	weft bench link           measure the links between GPUs
+//	weft compile --out DIR    compile GPU kernels for machines that have no compiler
 //	weft completion bash      shell completion
 package main

@@ -17,8 +17,9 @@ func newDoctor() *cobra.Command {
 		Long: `Say what this machine offers to Weft, and what each finding means.
 
 Each line begins with ok (as it should be), -- (works, or is not needed) or !!
-(something will not work). Nothing is loaded, opened or changed. With --json, one
-object with stable keys. The exit status is 0 whatever is found.`,
+(something will not work). CUDA's driver and NVRTC are loaded to be asked, which takes
+seconds where there are many GPUs; nothing is changed. With --json, one object with
+stable keys. The exit status is 0 whatever is found.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m := doctor.Collect(doctor.System(version()))

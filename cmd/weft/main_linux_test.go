@@ -121,7 +121,7 @@ func TestDoctor(t *testing.T) {
 	if err := json.Unmarshal([]byte(object), &m); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range strings.Fields("weft go os kernel arch cpu numa memory pages simd limits gpu libraries torch launch") {
+	for _, key := range strings.Fields("weft go os kernel arch cpu numa memory pages simd limits gpu cuda compiler kernel_caches libraries torch launch") {
 		if _, ok := m[key]; !ok {
 			t.Errorf("no key %q", key)
 		}

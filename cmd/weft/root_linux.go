@@ -51,7 +51,8 @@ func newRoot() *cobra.Command {
 		Short: "Communication for machine learning: start ranks, examine machines, measure",
 		Long: `Weft carries tensors between processes and GPUs for machine learning.
 
-This command starts ranks on this host, says what a machine offers, and measures.`,
+This command starts ranks on this host, says what a machine offers, measures, and
+compiles GPU kernels for machines that have no compiler.`,
 		Version:       version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -62,7 +63,7 @@ This command starts ranks on this host, says what a machine offers, and measures
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w\nsee %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newRun(), newDoctor(), newBench(), newCompletion())
+	root.AddCommand(newRun(), newDoctor(), newBench(), newCompile(), newCompletion())
 	root.InitDefaultHelpCmd()
 	if help, _, err := root.Find([]string{"help"}); err == nil {
 		help.Args = topic

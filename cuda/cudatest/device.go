@@ -120,7 +120,12 @@ func (m *Machine) contextCalls(t *sys.Table) {
 		})
 	}
 	t.CtxSynchronize = func(c sys.Context) sys.Result {
-		return m.still("cuCtxSynchronize", c, func(*primary) sys.Result { return sys.Success })
+		return m.still("cuCtxSynchronize", c, func(p *primary) sys.Result {
+			for p.busy > 0 {
+				m.idle.Wait()
+			}
+			return p.lost
+		})
 	}
 	t.CtxGetStreamPriorityRange = func(c sys.Context, least, greatest *int32) sys.Result {
 		return m.contextCall("cuCtxGetStreamPriorityRange", c, func(*primary) sys.Result { *least, *greatest = 0, -5; return sys.Success })

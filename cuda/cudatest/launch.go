@@ -2,7 +2,6 @@ package cudatest
 
 import (
 	"fmt"
-	"reflect"
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
@@ -58,12 +57,7 @@ func (m *Machine) launch(call string, c sys.Context, config *sys.LaunchConfig, h
 		return r
 	}
 	// The arguments are those of now, also when the kernel runs later.
-	arguments := make([]reflect.Value, 0, len(f.kernel.params)+1)
-	for i, p := range unsafe.Slice(params, len(f.kernel.params)) {
-		v := reflect.New(f.kernel.params[i]).Elem()
-		v.Set(reflect.NewAt(f.kernel.params[i], p).Elem())
-		arguments = append(arguments, v)
-	}
+	arguments := f.kernel.copy(unsafe.Slice(params, len(f.kernel.Parameters)))
 	return m.enqueue(call, c, config.Stream, func(p *primary) sys.Result {
 		shape := shape
 		shape.machine, shape.context, shape.Device = m, p, p.device
@@ -87,13 +81,17 @@ func (m *Machine) prepare(call string, c sys.Context, config *sys.LaunchConfig, 
 	return r
 }
 
-// play runs the Go function without the lock, so that kernels can wait for each other.
-func (m *Machine) play(k *kernel, c *Call, arguments []reflect.Value) (r sys.Result) {
+// play runs the kernel without the lock, so that kernels can wait for each other.
+func (m *Machine) play(k *kernel, c *Call, arguments []byte) (r sys.Result) {
 	m.mu.Unlock()
+	var failed error
 	defer func() {
 		v := recover()
 		m.mu.Lock()
 		if v == nil {
+			if failed != nil {
+				r = m.lose(c.context, "kernel "+k.name, failed)
+			}
 			return
 		}
 		stray, ok := v.(wild)
@@ -102,7 +100,7 @@ func (m *Machine) play(k *kernel, c *Call, arguments []reflect.Value) (r sys.Res
 		}
 		r = m.stray(c.context, "kernel "+k.name, stray.why)
 	}()
-	k.run.Call(append([]reflect.Value{reflect.ValueOf(c)}, arguments...))
+	failed = k.Run(c, arguments)
 	return sys.Success
 }
 
@@ -127,7 +125,7 @@ func (m *Machine) shape(f *function, config *sys.LaunchConfig) (Call, sys.Result
 	}
 	const invalidClusterSize = 912
 	switch {
-	case threads(c.Grid) == 0 || threads(c.Block) == 0 || threads(c.Block) > 1024:
+	case threads(c.Grid) == 0 || threads(c.Block) == 0 || threads(c.Block) > uint32(f.kernel.threads()):
 		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %v blocks of %v threads", f.kernel.name, c.Grid, c.Block)
 	case c.Shared > int(f.maxShared):
 		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %d bytes of shared memory, %d are allowed", f.kernel.name, c.Shared, f.maxShared)
@@ -135,10 +133,15 @@ func (m *Machine) shape(f *function, config *sys.LaunchConfig) (Call, sys.Result
 		return c, sys.Result(invalidClusterSize)
 	case c.Cluster.X > 0 && (c.Grid.X%c.Cluster.X != 0 || c.Grid.Y%c.Cluster.Y != 0 || c.Grid.Z%c.Cluster.Z != 0):
 		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %v blocks in clusters of %v", f.kernel.name, c.Grid, c.Cluster)
-	case c.Cooperative && int64(threads(c.Grid)) > int64(occupancy(threads(c.Block), c.Shared))*int64(attributes[cuda.MultiprocessorCount]):
+	case c.Cooperative && int64(threads(c.Grid)) > f.resident(c):
 		return c, sys.Result(cuda.ErrCooperativeTooLarge)
 	}
 	return c, sys.Success
+}
+
+// resident is how many blocks of a launch run at once.
+func (f *function) resident(c Call) int64 {
+	return int64(occupancy(threads(c.Block), c.Shared+f.kernel.Shared)) * int64(attributes[cuda.MultiprocessorCount])
 }
 
 // threads is how many elements an extent has, capped far above anything allowed.

@@ -32,6 +32,7 @@ type Machine struct {
 	config Config
 
 	mu      sync.Mutex
+	idle    sync.Cond        // an operation has ended
 	next    uintptr          // the next handle
 	current map[int]*primary // by thread
 	devices []*primary       // by ordinal
@@ -44,6 +45,7 @@ type Machine struct {
 	modules map[sys.Module]*module
 	kernels map[string]*kernel
 	globals map[string]int
+	loader  func(code []byte) (map[string]Code, error)
 	loaded  map[sys.Function]*function
 	graphs  map[sys.Graph]*graph
 	execs   map[sys.GraphExec]*graph
@@ -62,6 +64,7 @@ type primary struct {
 	lost   sys.Result // the sticky error
 	peers  map[*primary]bool
 	used   uint64
+	busy   int // operations that run
 }
 
 // A fault is an injected failure.
@@ -85,6 +88,7 @@ func New(c Config) *Machine {
 		graphs: map[sys.Graph]*graph{}, execs: map[sys.GraphExec]*graph{}, running: map[*capture]bool{},
 		calls: map[string]int{},
 	}
+	m.idle.L = &m.mu
 	for i := range c.Devices {
 		m.devices = append(m.devices, &primary{device: i, handle: sys.Context(m.handle()), peers: map[*primary]bool{}})
 	}
@@ -191,14 +195,14 @@ func (m *Machine) enter(call string) sys.Result {
 
 // in begins a call that runs in a context: it becomes the thread's, and must be alive and well.
 func (m *Machine) in(call string, handle sys.Context) (*primary, sys.Result) {
+	p := m.current[thread()]
 	if handle != 0 {
-		p := m.context(handle)
+		p = m.context(handle)
 		if p == nil || p.refs == 0 {
 			return nil, m.misuse(cuda.ErrInvalidContext, "%s in context %#x, which nobody holds", call, uintptr(handle))
 		}
-		m.current[thread()] = p
+		m.current[thread()] = p // which may be another thread by now: Go moves goroutines
 	}
-	p := m.current[thread()]
 	if p == nil {
 		return nil, m.misuse(cuda.ErrInvalidContext, "%s without a context", call)
 	}

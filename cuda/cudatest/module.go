@@ -3,21 +3,22 @@ package cudatest
 import (
 	"fmt"
 	"reflect"
+	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// A kernel is a Go function that plays one.
+// A kernel is a Go function that plays one, or what a module's image has.
 type kernel struct {
-	name   string
-	run    reflect.Value
-	params []reflect.Type
+	name string
+	Code
 }
 
 type module struct {
 	owner   *primary
 	globals map[string]*region
+	code    map[string]Code // of an image; nil for one that is anything
 	loaded  []sys.Function
 }
 
@@ -38,11 +39,34 @@ func (m *Machine) Kernel(name string, run any) {
 		m.misuse(0, "kernel %s is a %T, not a function of a *Call and the parameters", name, run)
 		return
 	}
-	k := &kernel{name: name, run: v}
-	for i := 1; i < v.Type().NumIn(); i++ {
-		k.params = append(k.params, v.Type().In(i))
+	m.kernels[name] = &kernel{name, played(v)}
+}
+
+// played is a Go function as code.
+func played(f reflect.Value) Code {
+	var c Code
+	var types []reflect.Type
+	end := 0
+	for i := 1; i < f.Type().NumIn(); i++ {
+		t := f.Type().In(i)
+		end = (end + t.Align() - 1) / t.Align() * t.Align()
+		c.Parameters = append(c.Parameters, Parameter{Offset: end, Size: int(t.Size())})
+		types = append(types, t)
+		end += int(t.Size())
 	}
-	m.kernels[name] = k
+	c.Run = func(call *Call, arguments []byte) error {
+		values := []reflect.Value{reflect.ValueOf(call)}
+		for i, t := range types {
+			v := reflect.New(t).Elem()
+			if t.Size() > 0 {
+				v.Set(reflect.NewAt(t, unsafe.Pointer(&arguments[c.Parameters[i].Offset])).Elem())
+			}
+			values = append(values, v)
+		}
+		f.Call(values)
+		return nil
+	}
+	return c
 }
 
 // Global registers a variable of so many bytes, of every module that is loaded from now on.
@@ -54,9 +78,13 @@ func (m *Machine) Global(name string, size int) {
 
 // moduleCalls load modules and find what is in them.
 func (m *Machine) moduleCalls(t *sys.Table) {
-	t.ModuleLoadDataEx = func(c sys.Context, out *sys.Module, _ *byte, _ uint32, _ *int32, _ *sys.JITValues) sys.Result {
+	t.ModuleLoadDataEx = func(c sys.Context, out *sys.Module, image *byte, _ uint32, _ *int32, _ *sys.JITValues) sys.Result {
 		return m.still("cuModuleLoadDataEx", c, func(p *primary) sys.Result {
-			loaded := &module{owner: p, globals: map[string]*region{}}
+			code, result := m.code(image)
+			if result != sys.Success {
+				return result
+			}
+			loaded := &module{owner: p, globals: map[string]*region{}, code: code}
 			for name, size := range m.globals {
 				r, result := m.allocate(p, size, deviceMemory)
 				if result != sys.Success {
@@ -84,11 +112,14 @@ func (m *Machine) moduleCalls(t *sys.Table) {
 	t.ModuleGetFunction = func(c sys.Context, out *sys.Function, h sys.Module, name *byte) sys.Result {
 		return m.onModule("cuModuleGetFunction", c, h, func(loaded *module) sys.Result {
 			k := m.kernels[sys.GoString(name)]
+			if code, ok := loaded.code[sys.GoString(name)]; ok {
+				k = &kernel{sys.GoString(name), code}
+			}
 			if k == nil {
 				return sys.Result(cuda.ErrNotFound)
 			}
 			*out = sys.Function(m.handle())
-			m.loaded[*out] = &function{owner: loaded.owner, kernel: k, maxShared: 48 << 10}
+			m.loaded[*out] = &function{owner: loaded.owner, kernel: k, maxShared: int32(48<<10 - k.Shared)}
 			loaded.loaded = append(loaded.loaded, *out)
 			return sys.Success
 		})
@@ -113,8 +144,9 @@ func (m *Machine) functionCalls(t *sys.Table) {
 	t.FuncGetAttribute = func(c sys.Context, out *int32, attribute int32, h sys.Function) sys.Result {
 		return m.onFunction("cuFuncGetAttribute", c, h, func(_ *primary, f *function) sys.Result {
 			*out = map[int32]int32{
-				sys.FuncMaxThreadsPerBlock: 1024, sys.FuncNumRegs: 32, sys.FuncMaxDynamicSharedSizeBytes: f.maxShared,
-				sys.FuncPTXVersion: 90, sys.FuncBinaryVersion: 90,
+				sys.FuncMaxThreadsPerBlock: int32(f.kernel.threads()), sys.FuncNumRegs: 32, sys.FuncMaxDynamicSharedSizeBytes: f.maxShared,
+				sys.FuncSharedSizeBytes: int32(f.kernel.Shared),
+				sys.FuncPTXVersion:      90, sys.FuncBinaryVersion: 90,
 			}[attribute]
 			return sys.Success
 		})
@@ -122,7 +154,7 @@ func (m *Machine) functionCalls(t *sys.Table) {
 	t.FuncSetAttribute = func(c sys.Context, h sys.Function, attribute, value int32) sys.Result {
 		return m.onFunction("cuFuncSetAttribute", c, h, func(_ *primary, f *function) sys.Result {
 			switch {
-			case attribute == sys.FuncMaxDynamicSharedSizeBytes && value >= 0 && int(value) <= attributes[cuda.SharedMemoryPerBlockOptIn]:
+			case attribute == sys.FuncMaxDynamicSharedSizeBytes && value >= 0 && int(value) <= attributes[cuda.SharedMemoryPerBlockOptIn]-f.kernel.Shared:
 				f.maxShared = value
 			case attribute == sys.FuncNonPortableClusterSizeAllowed:
 				f.largeClusters = value != 0
@@ -134,21 +166,17 @@ func (m *Machine) functionCalls(t *sys.Table) {
 	}
 	t.FuncGetParamInfo = func(c sys.Context, h sys.Function, index uint64, offset, size *uint64) sys.Result {
 		return m.onFunction("cuFuncGetParamInfo", c, h, func(_ *primary, f *function) sys.Result {
-			if index >= uint64(len(f.kernel.params)) {
+			if index >= uint64(len(f.kernel.Parameters)) {
 				return sys.Result(cuda.ErrInvalidValue)
 			}
-			end := uintptr(0)
-			for _, t := range f.kernel.params[:index+1] {
-				end = (end + uintptr(t.Align()) - 1) / uintptr(t.Align()) * uintptr(t.Align())
-				*offset, *size = uint64(end), uint64(t.Size())
-				end += t.Size()
-			}
+			p := f.kernel.Parameters[index]
+			*offset, *size = uint64(p.Offset), uint64(p.Size)
 			return sys.Success
 		})
 	}
 	t.OccupancyMaxActiveBlocksPerMultiprocessor = func(c sys.Context, out *int32, h sys.Function, threads int32, shared uint64) sys.Result {
-		return m.onFunction("cuOccupancyMaxActiveBlocksPerMultiprocessor", c, h, func(*primary, *function) sys.Result {
-			*out = occupancy(uint32(threads), int(shared))
+		return m.onFunction("cuOccupancyMaxActiveBlocksPerMultiprocessor", c, h, func(_ *primary, f *function) sys.Result {
+			*out = occupancy(uint32(threads), int(shared)+f.kernel.Shared)
 			return sys.Success
 		})
 	}
@@ -158,8 +186,7 @@ func (m *Machine) functionCalls(t *sys.Table) {
 			if r != sys.Success {
 				return r
 			}
-			blocks := occupancy(threads(shape.Block), shape.Shared) * int32(attributes[cuda.MultiprocessorCount])
-			*out = blocks / int32(max(threads(shape.Cluster), 1))
+			*out = int32(f.resident(shape)) / int32(max(threads(shape.Cluster), 1))
 			return sys.Success
 		})
 	}

@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"unsafe"
@@ -118,6 +119,14 @@ func (m *Machine) pinned(at uintptr, size int) bool {
 func (m *Machine) stray(p *primary, call, why string) sys.Result {
 	p.lost = sys.Result(cuda.ErrIllegalAddress)
 	return m.misuse(cuda.ErrIllegalAddress, "%s: %s", call, why)
+}
+
+// lose loses the context for what a kernel did.
+func (m *Machine) lose(p *primary, call string, why error) sys.Result {
+	code := cuda.ErrLaunchFailed
+	errors.As(why, &code)
+	p.lost = sys.Result(code)
+	return m.misuse(code, "%s: %w", call, why)
 }
 
 // view is memory as a slice: at lies outside of Go's heap.

@@ -13,6 +13,7 @@ type stream struct {
 	capture  *capture
 	enqueued int // operations since it joined the capture
 	joined   int // how many of them the capture's first stream has waited for
+	busy     int // operations that run, on other goroutines
 }
 
 type event struct {
@@ -63,7 +64,7 @@ func (m *Machine) onStream(call string, c sys.Context, h sys.Stream, do func(*pr
 func (m *Machine) enqueue(call string, c sys.Context, h sys.Stream, op func(*primary) sys.Result) sys.Result {
 	return m.onStream(call, c, h, func(p *primary, s *stream) sys.Result {
 		if s.capture == nil {
-			return op(p)
+			return m.occupy(p, s, op)
 		}
 		if s.capture.invalid {
 			return sys.Result(cuda.ErrCaptureInvalidated)
@@ -74,14 +75,32 @@ func (m *Machine) enqueue(call string, c sys.Context, h sys.Stream, op func(*pri
 	})
 }
 
-// settled runs a call that a stream cannot answer while it captures.
-func (m *Machine) settled(call string, c sys.Context, h sys.Stream) sys.Result {
-	return m.onStream(call, c, h, func(_ *primary, s *stream) sys.Result {
-		if s.capture != nil {
+// occupy runs an operation and lets others know meanwhile that it does: kernels give up the lock.
+func (m *Machine) occupy(p *primary, s *stream, op func(*primary) sys.Result) sys.Result {
+	p.busy++
+	s.busy++
+	defer func() {
+		p.busy--
+		s.busy--
+		m.idle.Broadcast()
+	}()
+	return op(p)
+}
+
+// settled asks whether a stream has done all that was enqueued, which it cannot answer while it captures.
+func (m *Machine) settled(call string, c sys.Context, h sys.Stream, wait bool) sys.Result {
+	return m.onStream(call, c, h, func(p *primary, s *stream) sys.Result {
+		switch {
+		case s.capture != nil:
 			s.capture.invalid = true
 			return m.misuse(cuda.ErrCaptureUnsupported, "%s on a stream that captures", call)
+		case s.busy > 0 && !wait:
+			return sys.Result(cuda.ErrNotReady)
 		}
-		return sys.Success
+		for s.busy > 0 {
+			m.idle.Wait()
+		}
+		return p.lost
 	})
 }
 
@@ -103,8 +122,8 @@ func (m *Machine) streamCalls(t *sys.Table) {
 			return sys.Success
 		})
 	}
-	t.StreamSynchronize = func(c sys.Context, h sys.Stream) sys.Result { return m.settled("cuStreamSynchronize", c, h) }
-	t.StreamQuery = func(c sys.Context, h sys.Stream) sys.Result { return m.settled("cuStreamQuery", c, h) }
+	t.StreamSynchronize = func(c sys.Context, h sys.Stream) sys.Result { return m.settled("cuStreamSynchronize", c, h, true) }
+	t.StreamQuery = func(c sys.Context, h sys.Stream) sys.Result { return m.settled("cuStreamQuery", c, h, false) }
 	t.StreamGetPriority = func(c sys.Context, h sys.Stream, out *int32) sys.Result {
 		return m.onStream("cuStreamGetPriority", c, h, func(_ *primary, s *stream) sys.Result { *out = s.priority; return sys.Success })
 	}

@@ -20,8 +20,10 @@ type Case struct {
 	Wide    bool      // experts are given as int64
 	Weights bool      // weights are given; without, they count as 1
 	Split   bool      // operations are cut in two: send, then receive
+	Fused   bool      // routing travels with the first rows: PrepareDispatch instead of Prepare, then Dispatch; [Steps] take them one by one
 	Operand Operand
-	Skew    int // elements by which operands stand beside multiples of 16 bytes
+	Skew    int  // elements by which operands stand beside multiples of 16 bytes
+	Even    bool // operands that are rows do not
 	Biases  int
 	InPlace bool // combine backward writes the gradients of rows over the rows, if it reads them
 	Wild    bool // contents include NaN, infinities, denormals and zeros of both signs
@@ -45,8 +47,8 @@ func (c Case) String() string {
 	for r, k := range c.TopK {
 		tokens[r] = len(k) / c.Spec.TopK
 	}
-	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, operand %d, skew %d, biases %d, in place %v, wild %v, seed %#x, %+v\ntop-k %v",
-		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Operand, c.Skew, c.Biases, c.InPlace, c.Wild, c.Seed, c.Spec, c.TopK)
+	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, fused %v, operand %d, skew %d (even rows %v), biases %d, in place %v, wild %v, seed %#x, %+v\ntop-k %v",
+		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Fused, c.Operand, c.Skew, c.Even, c.Biases, c.InPlace, c.Wild, c.Seed, c.Spec, c.TopK)
 }
 
 // details lists the ways in which one payload can be asked for.
@@ -111,8 +113,8 @@ const (
 	patterns
 )
 
-// drawCase draws a batch for the cell: the detail, phases and counts are given, everything else is drawn.
-func drawCase(t *rapid.T, sizes []int, cell ep.Cell, detail func(*ep.Spec), split bool, counts ep.Counts) Case {
+// drawCase draws a batch for the cell that the engine does not refuse: the detail, phases and counts are given, everything else is drawn.
+func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*ep.Spec), split bool, counts ep.Counts) Case {
 	n := rapid.SampledFrom(sizes).Draw(t, "ranks")
 	local := rapid.OneOf(rapid.IntRange(1, 5), rapid.IntRange(1, 12)).Draw(t, "experts per rank")
 	experts := n * local
@@ -137,13 +139,18 @@ func drawCase(t *rapid.T, sizes []int, cell ep.Cell, detail func(*ep.Spec), spli
 	if s.Layout != ep.RankMajor && rapid.IntRange(0, 3).Draw(t, "capped") == 0 {
 		s.Capacity = rapid.IntRange(1, 2*n*s.MaxTokens).Draw(t, "capacity")
 		s.Overflow = rapid.SampledFrom([]ep.Overflow{ep.OverflowDrop, ep.OverflowRefuse}).Draw(t, "overflow")
+		if s.ValidateOn(e, n) != nil {
+			s.Capacity = 0 // the one thing here that an engine may refuse
+		}
 	}
 	c := Case{
 		Ranks: n, Spec: s, Split: split,
+		Fused:   rapid.Bool().Draw(t, "fused"),
 		Wide:    rapid.Bool().Draw(t, "int64"),
 		Weights: s.Sum == ep.Weighted || rapid.Bool().Draw(t, "weights"),
 		Operand: Operand(rapid.IntRange(0, int(operands)-1).Draw(t, "operand")),
 		Skew:    rapid.SampledFrom([]int{0, 0, 0, 1, 3, 7}).Draw(t, "skew"),
+		Even:    e == ep.GPUEngine, // which takes no others
 		Biases:  rapid.IntRange(0, 2).Draw(t, "biases"),
 		InPlace: rapid.IntRange(0, 3).Draw(t, "in place") == 0,
 		Wild:    rapid.IntRange(0, 2).Draw(t, "wild") == 0,

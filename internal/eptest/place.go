@@ -215,13 +215,13 @@ func (b *batch) placeByRank(p *placement, d int) {
 	a.offsets = make([]int32, b.local())
 	next := 0
 	for src := range b.ranks {
-		if b.spec.Layout == ep.RankMajor {
-			next = src * b.spec.MaxTokens
-		}
 		if b.masked[src] {
 			continue
 		}
 		for t := range b.tokens(src) {
+			if b.spec.Layout == ep.RankMajor {
+				next = src*b.spec.MaxTokens + t
+			}
 			r := row{kind: tokenRow, src: src, token: t, k: -1, experts: make([]int32, b.spec.TopK), weights: make([]float32, b.spec.TopK)}
 			here := false
 			for k, e := range b.selected(src, t) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -57,7 +58,12 @@ func (t *trial) on(ctx context.Context, e Engine, comm *weft.Comm, h *ep.Handle)
 	if r.memory, err = e.Alloc(comm, t.size, t.Operand == WindowOperand); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, r.memory.Free()) }()
+	defer func() {
+		if err != nil && e.Kind() == ep.GPUEngine {
+			comm.Abort() // ranks meet to give memory up: the others shall not wait until their deadline to do so
+		}
+		err = errors.Join(err, r.memory.Free())
+	}()
 	r.off = t.layOut(&arena{}, comm.Rank())
 	if err := r.upload(0, filled(t.size, poison)); err != nil {
 		return err
@@ -69,7 +75,13 @@ func (t *trial) on(ctx context.Context, e Engine, comm *weft.Comm, h *ep.Handle)
 }
 
 func (r *runner) operations(ctx context.Context) error {
-	err := r.prepare(ctx)
+	var first *ep.Received
+	var err error
+	if r.Fused {
+		first, err = r.prepareDispatch(ctx)
+	} else {
+		err = r.prepare(ctx)
+	}
 	if want := r.overflow(r.p); want != nil {
 		if got, ok := errors.AsType[*ep.OverflowError](err); !ok || *got != *want {
 			return fmt.Errorf("prepare: %w, want %w", err, want)
@@ -83,9 +95,10 @@ func (r *runner) operations(ctx context.Context) error {
 	if err := r.describe(); err != nil {
 		return err
 	}
-	first, err := r.dispatch(ctx, 0, true)
-	if err != nil {
-		return fmt.Errorf("first dispatch: %w", err)
+	if !r.Fused {
+		if first, err = r.dispatch(ctx, 0, true); err != nil {
+			return fmt.Errorf("first dispatch: %w", err)
+		}
 	}
 	first.Release()
 	// The same routing again, with other rows, into memory that holds poison.
@@ -99,6 +112,9 @@ func (r *runner) operations(ctx context.Context) error {
 	}
 	if err := r.combine(ctx, second); err != nil {
 		return fmt.Errorf("combine: %w", err)
+	}
+	if because := r.engine.Kind().Gradients(); because != nil {
+		return r.noGradients(ctx, because)
 	}
 	if err := r.dispatchBackward(ctx); err != nil {
 		return fmt.Errorf("dispatch backward: %w", err)
@@ -197,7 +213,8 @@ func (r *runner) sameTensor(what string, t weft.Tensor, d weft.DType, shape []in
 	return nil
 }
 
-func (r *runner) prepare(ctx context.Context) (err error) {
+// routingOperands puts the routing of this rank's tokens into its place.
+func (r *runner) routingOperands() (topk, weights weft.Tensor, err error) {
 	me, k := r.comm.Rank(), r.spec.TopK
 	sel := r.TopK[me]
 	var raw []byte
@@ -213,27 +230,54 @@ func (r *runner) prepare(ctx context.Context) (err error) {
 		}
 	}
 	tokens := len(sel) / k
-	topk, err := r.tensor(r.off.topk, raw, d, tokens, k)
+	if topk, err = r.tensor(r.off.topk, raw, d, tokens, k); err != nil || !r.Weights {
+		return topk, weights, err
+	}
+	weights, err = r.tensor(r.off.weights, singleBytes(r.batch.weights[me]), weft.Float32, tokens, k)
+	return topk, weights, err
+}
+
+func (r *runner) prepare(ctx context.Context) error {
+	topk, weights, err := r.routingOperands()
 	if err != nil {
 		return err
-	}
-	var weights weft.Tensor
-	if r.Weights {
-		if weights, err = r.tensor(r.off.weights, singleBytes(r.batch.weights[me]), weft.Float32, tokens, k); err != nil {
-			return err
-		}
 	}
 	if r.routing, err = r.handle.Prepare(ctx, r.engine.Stream(r.comm), topk, weights); err != nil {
 		return err
 	}
-	if err := r.engine.Sync(r.comm); err != nil {
-		return err
+	// Both may be changed when the stream has passed.
+	return errors.Join(r.spoil(topk), r.spoil(weights))
+}
+
+// prepareDispatch is prepare and the first dispatch in one.
+func (r *runner) prepareDispatch(ctx context.Context) (*ep.Received, error) {
+	topk, weights, err := r.routingOperands()
+	if err != nil {
+		return nil, err
 	}
-	// Both may be changed now.
-	if err := r.upload(r.off.topk, filled(len(raw), poison)); err != nil {
-		return err
+	in, err := r.rowOperands(0)
+	if err != nil {
+		return nil, err
 	}
-	return r.upload(r.off.weights, filled(4*len(sel), poison))
+	var out *ep.Received
+	if r.Split {
+		var pending *ep.PendingDispatch
+		if pending, err = r.handle.SendPrepareDispatch(ctx, r.engine.Stream(r.comm), topk, weights, in); err != nil {
+			return nil, err
+		}
+		r.pause()
+		out, err = pending.Receive(ctx)
+	} else {
+		out, err = r.handle.PrepareDispatch(ctx, r.engine.Stream(r.comm), topk, weights, in)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.routing = out.Routing
+	if err := errors.Join(r.spoil(topk), r.spoil(weights)); err != nil {
+		return nil, err
+	}
+	return out, r.arrived(0, true, in, out)
 }
 
 // describe compares what the Routing says.
@@ -327,7 +371,7 @@ func (r *runner) tensorCapacity() int {
 
 // traffic compares the counts of rows on their way.
 func (r *runner) traffic() {
-	me, k := r.comm.Rank(), r.spec.TopK
+	me, k, wire := r.comm.Rank(), r.spec.TopK, r.handle.Spec().Wire
 	want := ep.Traffic{Tokens: r.tokens(me), Received: r.p.at[me].received}
 	for t := range r.tokens(me) {
 		visited := map[int]bool{}
@@ -341,12 +385,12 @@ func (r *runner) traffic() {
 			}
 			if !visited[pl.rank] {
 				want.Visits++
-				if pl.rank != me && r.spec.Wire == ep.PerRank {
+				if pl.rank != me && wire == ep.PerRank {
 					want.RemoteRows++
 				}
 			}
 			visited[pl.rank] = true
-			if pl.rank != me && r.spec.Wire == ep.PerSelection {
+			if pl.rank != me && wire == ep.PerSelection {
 				want.RemoteRows++
 			}
 		}
@@ -356,13 +400,10 @@ func (r *runner) traffic() {
 	}
 }
 
-// dispatch sends the i-th rows. The memory that they arrive in holds poison only if a dispatch before has left it there: fresh says that none has.
-func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received, error) {
-	me := r.comm.Rank()
-	x := r.x[i][me]
+// rowTypes are the types of rows and of their scales, as dispatch takes them if in, else as they arrive, and their widths; scales of no type are none.
+func (r *runner) rowTypes(in bool) (d, scale weft.DType, width, scaleWidth int) {
 	s := &r.spec
-	n := r.tokens(me)
-	d, scale, width, scaleWidth := weft.Float8E4M3, weft.InvalidDType, s.Hidden, s.Hidden/128
+	d, scale, width, scaleWidth = weft.Float8E4M3, weft.InvalidDType, s.Hidden, s.Hidden/128
 	switch s.Payload {
 	case ep.FP8:
 		scale = weft.Float32
@@ -376,19 +417,29 @@ func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received,
 	default:
 		d = r.output()
 	}
-	received, receivedScale := d, scale
-	if s.Quantize != weft.InvalidDType {
+	if in && s.Quantize != weft.InvalidDType {
 		d, scale = s.Quantize, weft.InvalidDType
 	}
-	var in ep.Rows
-	var err error
-	if in.Data, err = r.tensor(r.off.data, x.data, d, n, width); err != nil {
-		return nil, err
+	return d, scale, width, scaleWidth
+}
+
+// rowOperands puts the i-th rows of this rank's tokens into their place.
+func (r *runner) rowOperands(i int) (in ep.Rows, err error) {
+	me := r.comm.Rank()
+	x, n := r.x[i][me], r.tokens(me)
+	d, scale, width, scaleWidth := r.rowTypes(true)
+	if in.Data, err = r.tensor(r.off.data, x.data, d, n, width); err != nil || scale == weft.InvalidDType {
+		return in, err
 	}
-	if scale != weft.InvalidDType {
-		if in.Scales, err = r.tensor(r.off.scales, x.scales, scale, n, scaleWidth); err != nil {
-			return nil, err
-		}
+	in.Scales, err = r.tensor(r.off.scales, x.scales, scale, n, scaleWidth)
+	return in, err
+}
+
+// dispatch sends the i-th rows. The memory that they arrive in holds poison only if a dispatch before has left it there: fresh says that none has.
+func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received, error) {
+	in, err := r.rowOperands(i)
+	if err != nil {
+		return nil, err
 	}
 	var out *ep.Received
 	if r.Split {
@@ -404,9 +455,17 @@ func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received,
 	if err != nil {
 		return nil, err
 	}
+	return out, r.arrived(i, fresh, in, out)
+}
+
+// arrived compares what the i-th rows have become, and leaves poison behind if the memory is fresh.
+func (r *runner) arrived(i int, fresh bool, in ep.Rows, out *ep.Received) error {
 	if err := errors.Join(r.spoil(in.Data), r.spoil(in.Scales)); err != nil {
-		return nil, err
+		return err
 	}
+	me, s := r.comm.Rank(), &r.spec
+	recycled := r.engine.Recycles(s.Layout)
+	received, receivedScale, width, scaleWidth := r.rowTypes(false)
 	shape := func(rows, width int) []int { return []int{rows, width} }
 	if s.Layout == ep.ExpertMajor {
 		shape = func(_, width int) []int { return []int{r.local(), r.capacity(), width} }
@@ -414,14 +473,14 @@ func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received,
 	total := len(r.p.at[me].rows)
 	got, err := r.bytesOf(out.Data)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	want := r.received(r.p, me, r.wire[i], poison)
-	if fresh {
+	if fresh || recycled {
 		r.mend(&want, got, nil)
 	}
 	if err := r.sameTensor(fmt.Sprintf("rows of dispatch %d", i), out.Data, received, shape(total, width), want.data); err != nil {
-		return nil, err
+		return err
 	}
 	if receivedScale == weft.InvalidDType {
 		if !out.Scales.IsZero() {
@@ -438,25 +497,25 @@ func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received,
 			scaleShape[last-1], scaleShape[last] = scaleShape[last], scaleShape[last-1]
 		}
 		if got, err = r.bytesOf(out.Scales); err != nil {
-			return nil, err
+			return err
 		}
-		if fresh {
+		if fresh || recycled {
 			r.mend(&want, nil, got)
 		}
 		if err := r.sameTensor(fmt.Sprintf("scales of dispatch %d", i), out.Scales, receivedScale, scaleShape, want.scales); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	if !fresh {
-		return out, nil
+	if !fresh || recycled {
+		return nil
 	}
 	if err := r.engine.Upload(r.comm, out.Data.Data, filled(out.Data.Bytes(), poison)); err != nil {
-		return nil, err
+		return err
 	}
 	if out.Scales.IsZero() {
-		return out, nil
+		return nil
 	}
-	return out, r.engine.Upload(r.comm, out.Scales.Data, filled(out.Scales.Bytes(), poison))
+	return r.engine.Upload(r.comm, out.Scales.Data, filled(out.Scales.Bytes(), poison))
 }
 
 // mend takes what stands in rows that nothing is written to for granted, where the memory's former contents are unknown.
@@ -538,6 +597,21 @@ func (r *runner) combine(ctx context.Context, received *ep.Received) error {
 	r.same("rows after combine", after, r.trial.y[me])
 	want := r.batch.combine(r.p, me, r.trial.y, r.trial.bias[me], r.spec.Sum == ep.Weighted)
 	return r.sameTensor("combined rows", out, r.output(), out.Shape, want)
+}
+
+// noGradients makes sure that an engine without gradients says so.
+func (r *runner) noGradients(ctx context.Context, because error) error {
+	var none weft.Tensor
+	s := r.engine.Stream(r.comm)
+	for _, err := range []error{
+		r.handle.DispatchBackward(ctx, s, r.routing, none, none, none, none),
+		r.handle.CombineBackward(ctx, s, r.routing, none, none, none, none),
+	} {
+		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), because.Error()) {
+			return fmt.Errorf("gradients: %w, want %w", err, because)
+		}
+	}
+	return nil
 }
 
 func (r *runner) dispatchBackward(ctx context.Context) error {

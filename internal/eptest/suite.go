@@ -1,6 +1,7 @@
 package eptest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -16,11 +17,15 @@ import (
 )
 
 // Run is the suite, for engines that run all ranks in this process.
-func Run(t *testing.T, e Engine) {
-	t.Run("cells", func(t *testing.T) { runCells(t, e) })
+func Run(t *testing.T, e Engine) { RunSome(t, e, 0) }
+
+// RunSome is the suite with an end: of all cases of the cells it runs so many, spread over cells first and then over the ways in which one can be asked
+// for, and looks for failing shapes and masks half and a quarter as often. With 0 it is [Run], whose numbers the flags of package testing and rapid set.
+func RunSome(t *testing.T, e Engine, cases int) {
+	t.Run("cells", func(t *testing.T) { runCells(t, e, cases) })
 	t.Run("refused", func(t *testing.T) { runRefused(t, e) })
-	t.Run("shapes", func(t *testing.T) { runShapes(t, e) })
-	t.Run("masks", func(t *testing.T) { runMasks(t, e) })
+	t.Run("shapes", func(t *testing.T) { runShapes(t, e, (cases+1)/2) })
+	t.Run("masks", func(t *testing.T) { runMasks(t, e, (cases+3)/4) })
 }
 
 func check(e Engine, c Case) error {
@@ -31,34 +36,79 @@ func check(e Engine, c Case) error {
 	return nil
 }
 
-// allowed lists the cells that the rules leave.
-func allowed() []ep.Cell {
+// allowed lists the cells that the rules leave to the engine.
+func allowed(e ep.Engine) []ep.Cell {
 	var cells []ep.Cell
 	for _, c := range ep.Cells() {
-		if c.Spec(4).Validate(4) == nil {
+		if c.Spec(4).ValidateOn(e, 4) == nil {
 			cells = append(cells, c)
 		}
 	}
 	return cells
 }
 
-// runCells runs every cell in every way in which its payload can be asked for, in both phases and with both counts; a short run takes one of those of
-// every cell.
-func runCells(t *testing.T, e Engine) {
-	for i, cell := range allowed() {
+// runCells runs every cell in every way in which its payload can be asked for, in both phases and with both counts; with a limit, or in a short run,
+// which takes as many as there are cells, some of them.
+func runCells(t *testing.T, e Engine, limit int) {
+	cells := allowed(e.Kind())
+	if limit == 0 && testing.Short() {
+		limit = len(cells)
+	}
+	every := make([][]func() Case, len(cells))
+	sizes := make([]int, len(cells))
+	for i, cell := range cells {
+		every[i] = casesOf(e, cell, uint64(i))
+		sizes[i] = len(every[i])
+	}
+	for i, chosen := range choose(sizes, limit) {
+		if len(chosen) == 0 {
+			continue
+		}
+		cell := cells[i]
 		name := fmt.Sprintf("%v/%v/%v/%v/%v", cell.Layout, cell.Wire, cell.Reduction, cell.Sum, cell.Payload)
 		t.Run(name, func(t *testing.T) {
-			cases := casesOf(e, cell, uint64(i))
-			for j, make := range cases {
-				if testing.Short() && j != i%len(cases) {
-					continue
-				}
-				if err := check(e, make()); err != nil {
+			for _, j := range chosen {
+				if err := check(e, every[i][j]()); err != nil {
 					t.Fatal(err)
 				}
 			}
 		})
 	}
+}
+
+// choose says which of the cases of each cell run, given how many each has: all of them without a limit, else as many, of as many cells as possible and,
+// where a cell has several, different ones.
+func choose(sizes []int, limit int) [][]int {
+	chosen := make([][]int, len(sizes))
+	all := 0
+	for i, n := range sizes {
+		all += n
+		if limit == 0 {
+			for j := range n {
+				chosen[i] = append(chosen[i], j)
+			}
+		}
+	}
+	if limit == 0 {
+		return chosen
+	}
+	limit = min(limit, all)
+	if limit < len(sizes) {
+		for k := range limit {
+			i := k * len(sizes) / limit
+			chosen[i] = []int{i % sizes[i]}
+		}
+		return chosen
+	}
+	for round := 0; limit > 0; round++ {
+		for i, n := range sizes {
+			if round < n && limit > 0 {
+				chosen[i] = append(chosen[i], (i+round)%n)
+				limit--
+			}
+		}
+	}
+	return chosen
 }
 
 // casesOf lists the cases of a cell, each made when it is called.
@@ -69,7 +119,7 @@ func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 			for _, counts := range []ep.Counts{ep.HostCounts, ep.DeviceCounts} {
 				n := int(seed)<<16 + len(cases)
 				cases = append(cases, func() Case {
-					return rapid.Custom(func(t *rapid.T) Case { return drawCase(t, e.Sizes(), cell, detail, split, counts) }).Example(n)
+					return rapid.Custom(func(t *rapid.T) Case { return drawCase(t, e.Kind(), e.Sizes(), cell, detail, split, counts) }).Example(n)
 				})
 			}
 		}
@@ -81,7 +131,7 @@ func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 // returns how many it ran.
 func Sample(e Engine, every int) (int, error) {
 	n := 0
-	for i, cell := range allowed() {
+	for i, cell := range allowed(e.Kind()) {
 		if i%every != 0 {
 			continue
 		}
@@ -95,14 +145,14 @@ func Sample(e Engine, every int) (int, error) {
 }
 
 // runShapes looks for shapes that fail in any cell, and shrinks them.
-func runShapes(t *testing.T, e Engine) {
-	checks(t, 300)
-	cells := allowed()
+func runShapes(t *testing.T, e Engine, limit int) {
+	checks(t, cmp.Or(limit, 300), limit > 0)
+	cells := allowed(e.Kind())
 	rapid.Check(t, func(rt *rapid.T) {
 		cell := rapid.SampledFrom(cells).Draw(rt, "cell")
 		detail := rapid.SampledFrom(details(cell)).Draw(rt, "detail")
 		counts := rapid.SampledFrom([]ep.Counts{ep.HostCounts, ep.DeviceCounts}).Draw(rt, "counts")
-		c := drawCase(rt, e.Sizes(), cell, detail, rapid.Bool().Draw(rt, "split"), counts)
+		c := drawCase(rt, e.Kind(), e.Sizes(), cell, detail, rapid.Bool().Draw(rt, "split"), counts)
 		if err := check(e, c); err != nil {
 			rt.Fatal(err)
 		}
@@ -110,17 +160,17 @@ func runShapes(t *testing.T, e Engine) {
 }
 
 // runMasks leaves ranks out of any cell, and takes them back.
-func runMasks(t *testing.T, e Engine) {
+func runMasks(t *testing.T, e Engine, limit int) {
 	sizes := slices.DeleteFunc(slices.Clone(e.Sizes()), func(n int) bool { return n < 2 })
 	if len(sizes) == 0 {
 		t.Skip("the engine has one rank")
 	}
-	checks(t, 80)
-	cells := allowed()
+	checks(t, cmp.Or(limit, 80), limit > 0)
+	cells := allowed(e.Kind())
 	rapid.Check(t, func(rt *rapid.T) {
 		cell := rapid.SampledFrom(cells).Draw(rt, "cell")
 		detail := rapid.SampledFrom(details(cell)).Draw(rt, "detail")
-		c := drawCase(rt, sizes, cell, detail, rapid.Bool().Draw(rt, "split"), ep.HostCounts)
+		c := drawCase(rt, e.Kind(), sizes, cell, detail, rapid.Bool().Draw(rt, "split"), ep.HostCounts)
 		masked := rapid.SliceOfNDistinct(rapid.IntRange(0, c.Ranks-1), 1, c.Ranks-1, rapid.ID).Draw(rt, "masked")
 		trial := newTrial(c, masked...)
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -143,11 +193,24 @@ func runMasks(t *testing.T, e Engine) {
 	})
 }
 
-// runRefused makes a handle for every cell that the rules refuse: every rank says why in the same words, and goes on.
+// runRefused makes a handle for every cell that the engine refuses: every rank says why in the words of the table, and goes on.
 func runRefused(t *testing.T, e Engine) {
 	n := e.Sizes()[len(e.Sizes())-1]
+	if err := refusals(e, n); err != nil {
+		t.Fatal(err)
+	}
+	c := rapid.Custom(func(rt *rapid.T) Case {
+		return drawCase(rt, e.Kind(), []int{n}, allowed(e.Kind())[0], func(*ep.Spec) {}, false, ep.HostCounts)
+	}).Example(1)
+	if err := check(e, c); err != nil {
+		t.Fatalf("after the refusals: %v", err)
+	}
+}
+
+// refusals makes the handles.
+func refusals(e Engine, n int) error {
 	for _, cell := range ep.Cells() {
-		want := cell.Spec(n).Validate(n)
+		want := cell.Spec(n).ValidateOn(e.Kind(), n)
 		if want == nil {
 			continue
 		}
@@ -164,26 +227,21 @@ func runRefused(t *testing.T, e Engine) {
 			return nil
 		})
 		if err != nil {
-			t.Fatalf("%+v: %v", cell, err)
+			return fmt.Errorf("%+v: %w", cell, err)
 		}
 	}
-	c := rapid.Custom(func(rt *rapid.T) Case {
-		return drawCase(rt, []int{n}, allowed()[0], func(*ep.Spec) {}, false, ep.HostCounts)
-	}).Example(1)
-	if err := check(e, c); err != nil {
-		t.Fatalf("after the refusals: %v", err)
-	}
+	return nil
 }
 
-// checks sets how many cases rapid draws, unless the command line says.
-func checks(t *testing.T, n int) {
+// checks sets how many cases rapid draws, exactly so many or what the command line says, if it does.
+func checks(t *testing.T, n int, exactly bool) {
 	const name = "rapid.checks"
 	said := false
 	flag.Visit(func(f *flag.Flag) { said = said || f.Name == name })
-	if said {
+	if said && !exactly {
 		return
 	}
-	if testing.Short() {
+	if testing.Short() && !exactly {
 		n = max(1, n/10)
 	}
 	f := flag.Lookup(name)

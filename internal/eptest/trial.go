@@ -112,9 +112,15 @@ func (t *trial) layOut(a *arena, r int) layout {
 	received := len(t.y[r])
 	home := t.tokens(r) * t.outputBytes()
 	of := func(d weft.DType) int { return t.Skew * d.Size() }
+	ofRows := func(d weft.DType) int {
+		if t.Even {
+			return 0
+		}
+		return of(d)
+	}
 	l.topk, l.weights = a.take(8*len(t.TopK[r]), of(weft.Int64)), a.take(4*len(t.TopK[r]), of(weft.Float32))
-	l.data, l.scales = a.take(len(x.data), of(t.operand())), a.take(len(x.scales), of(t.scale()))
-	rows := func(n int) int { return a.take(n, of(t.output())) }
+	l.data, l.scales = a.take(len(x.data), ofRows(t.operand())), a.take(len(x.scales), ofRows(t.scale()))
+	rows := func(n int) int { return a.take(n, ofRows(t.output())) }
 	l.y, l.out, l.grad, l.gradOut = rows(received), rows(home), rows(received), rows(home)
 	l.bias = [2]int{rows(home), rows(home)}
 	l.scalars, l.gradWeights = a.take(4*len(t.scalars[r]), of(weft.Float32)), a.take(4*len(t.TopK[r]), of(weft.Float32))

@@ -20,10 +20,10 @@ func (m *epRank) eachRow(b *batch, f func(row, source, token, expert int)) {
 	if !m.byExpert() {
 		row := 0
 		for src, ids := range b.ids {
-			if m.spec.Layout == ep.RankMajor {
-				row = src * m.spec.MaxTokens
-			}
 			for t := range m.cfg.Tokens {
+				if m.spec.Layout == ep.RankMajor {
+					row = src*m.spec.MaxTokens + t
+				}
 				for _, e := range ids[t*k : (t+1)*k] {
 					if here(e) {
 						f(row, src, t, -1)

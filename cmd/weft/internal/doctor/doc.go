@@ -2,7 +2,7 @@
 // means.
 //
 // Collect reads files below a root and asks a handful of functions, so that every
-// finding can be tested on a machine that lacks it; it opens no device, loads no
-// library and creates nothing that outlives it. Findings is a pure function from
+// finding can be tested on a machine that lacks it. It loads CUDA's driver and NVRTC
+// to ask them, but makes no context on a device and nothing that outlives it. Findings is a pure function from
 // what was collected to lines for a person.
 package doctor

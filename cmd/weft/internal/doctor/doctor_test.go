@@ -1,13 +1,21 @@
 package doctor
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/kernel"
 )
 
 // machine builds sources over files given as name, content pairs.
@@ -19,11 +27,14 @@ func machine(kv ...string) Sources {
 	return Sources{
 		Root: root, Getenv: func(string) string { return "" },
 		Weft: "v1.2.3", Go: "go1.26", Arch: "amd64", SIMD: "avx2",
-		Pages:   func() string { return "4 KiB pages: the pool is empty" },
-		Launch:  func() (string, error) { return "no launcher: one rank", nil },
-		Allowed: func() ([]int, error) { return []int{0, 1, 2, 3}, nil },
-		Limits:  func() Limits { return Limits{LockedMemory: 8 << 20, OpenFiles: 20000, OpenFilesMax: 20000} },
-		Kernel:  func() string { return "6.1.0" },
+		Pages:    func() string { return "4 KiB pages: the pool is empty" },
+		Launch:   func() (string, error) { return "no launcher: one rank", nil },
+		Allowed:  func() ([]int, error) { return []int{0, 1, 2, 3}, nil },
+		Limits:   func() Limits { return Limits{LockedMemory: 8 << 20, OpenFiles: 20000, OpenFilesMax: 20000} },
+		Kernel:   func() string { return "6.1.0" },
+		CUDA:     func() CUDA { return CUDA{Err: "no libcuda.so.1", Missing: true} },
+		Compiler: func() Compiler { return Compiler{Err: "no NVRTC"} },
+		Caches:   func() []Cache { return nil },
 	}
 }
 
@@ -74,6 +85,10 @@ func TestGPUMachine(t *testing.T) {
 		"venv/lib/python3.12/site-packages/torch-2.13.0.dist-info/METADATA", "",
 	)
 	s.Python = "/venv/bin/python3"
+	h200 := Device{Name: "NVIDIA H200", Arch: "sm_90a", SMs: 132, Memory: 141 << 30, VMM: true, FD: true}
+	s.CUDA = func() CUDA {
+		return CUDA{Version: "13.0", Devices: []Device{h200, h200}, Peers: [][]bool{{true, true}, {true, true}}}
+	}
 	m := Collect(s)
 	want := map[string]string{
 		libcuda: "/usr/lib/x86_64-linux-gnu/libcuda.so.1", libfabric: "/opt/efa/lib/libfabric.so.1",
@@ -86,6 +101,127 @@ func TestGPUMachine(t *testing.T) {
 		t.Errorf("torch %q, %+v", m.Torch, m.GPU)
 	}
 	if f := find(t, m, "GPUs"); f.Value != "2 x NVIDIA H200" || f.Grade != Good {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestWhatTheDriverSays(t *testing.T) {
+	a := Device{Name: "A", Arch: "sm_90a", SMs: 132, Memory: 1 << 30, VMM: true, FD: true, Fabric: true}
+	b, old := a, a
+	b.FD, b.Fabric, old.Arch, old.VMM = false, false, "sm_60", false
+	s := machine("dev/nvidia0", "", "usr/lib/libcuda.so.1", "")
+	s.CUDA = func() CUDA {
+		return CUDA{Version: "13.0", Devices: []Device{a, a, b, old}, Peers: [][]bool{
+			{true, true, false, false}, {true, true, true, false}, {false, true, true, false}, {false, false, false, true},
+		}}
+	}
+	m := Collect(s)
+	for name, want := range map[string]Finding{
+		"CUDA":     {Value: "13.0", Meaning: "what the driver"},
+		"GPUs":     {Value: "4", Meaning: "may use them"},
+		"GPUs 0-1": {Value: "A, sm_90a, 132 SMs, 1.0 GiB", Meaning: "NVLink domain"},
+		"GPU 2":    {Value: "A, sm_90a", Meaning: "goroutines of one", Grade: Note},
+		"GPU 3":    {Value: "A, sm_60", Meaning: "no virtual memory", Grade: Bad},
+		"peers":    {Value: "0: 1; 1: 0,2; 2: 1; 3: none", Meaning: "reaches only these", Grade: Note},
+	} {
+		if f := find(t, m, name); !strings.HasPrefix(f.Value, want.Value) || !strings.Contains(f.Meaning, want.Meaning) || f.Grade != want.Grade {
+			t.Errorf("%+v, want %+v", f, want)
+		}
+	}
+	s.CUDA = func() CUDA { return CUDA{Err: "cuInit: CUDA_ERROR_SYSTEM_NOT_READY"} }
+	m = Collect(s)
+	for _, name := range []string{"CUDA", "GPUs"} {
+		if f := find(t, m, name); f.Grade != Bad {
+			t.Errorf("%+v", f)
+		}
+	}
+	s.Root = fstest.MapFS{"usr/lib/libcuda.so.1": {}}
+	if f := find(t, Collect(s), "CUDA"); f.Grade != Note || !strings.Contains(f.Meaning, "cuInit") {
+		t.Errorf("without a GPU that is no fault: %+v", f)
+	}
+}
+
+func TestDriverIsAskedWithoutAContext(t *testing.T) {
+	m := cudatest.New(cudatest.Config{Devices: 3, NoPeers: true, Attributes: map[cuda.Attribute]int{cuda.HandleTypeFabric: 1}})
+	driver, err := m.Open()
+	if err != nil {
+		t.Skip(err)
+	}
+	d := Device{Name: "cudatest", Arch: "sm_90a", SMs: 132, Memory: 1 << 30, VMM: true, FD: true, Fabric: true}
+	want := CUDA{Version: "13.0", Devices: []Device{d, d, d}, Peers: [][]bool{{true, false, false}, {false, true, false}, {false, false, true}}}
+	if diff := cmp.Diff(want, describe(driver, nil)); diff != "" {
+		t.Error(diff)
+	}
+	if n := m.Calls("cuDevicePrimaryCtxRetain"); n != 0 {
+		t.Errorf("%d contexts", n)
+	}
+	m.Fail("cuDeviceGetName", 1, cuda.ErrNotPermitted)
+	if c := describe(driver, nil); !strings.Contains(c.Err, "GPU 1") || len(c.Devices) != 3 {
+		t.Errorf("%+v", c)
+	}
+	if c := describe(nil, fmt.Errorf("%w: no driver", cuda.ErrUnsupported)); !c.Missing || c.Err == "" {
+		t.Errorf("%+v", c)
+	}
+	if c := describe(nil, cuda.ErrNoDevice); c.Missing || c.Err == "" {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestCaches(t *testing.T) {
+	full, open, absent := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "nosuch")
+	compiler := func() (kernel.Compiler, error) { return plain{}, nil }
+	specs := []kernel.Spec{{Name: "a", Source: "a", Arch: "sm_90a"}, {Name: "b", Source: "b", Arch: "sm_90a"}}
+	fill := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: compiler})
+	for _, dir := range []string{full, open} {
+		if err := fill.Fill(t.Context(), dir, specs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := filepath.Join(full, specs[0].Key().String()+".cubin")
+	if err := errors.Join(os.Chmod(refused, 0o666), os.Chmod(open, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("WEFT_CACHE", full+":"+open)
+	t.Setenv("WEFT_CACHE_DIR", absent)
+	s := machine()
+	s.Caches = caches
+	m := Collect(s)
+	if len(m.Caches) != 3 || m.Caches[0].Kernels != 1 || len(m.Caches[0].Refused) != 1 || m.Caches[0].Refused[0].Path != refused || m.Caches[1].Err == "" ||
+		!m.Caches[2].Absent || !m.Caches[2].Written {
+		t.Fatalf("%+v", m.Caches)
+	}
+	var lines []Finding
+	for _, f := range Findings(m) {
+		if f.Name == "kernel cache" {
+			lines = append(lines, f)
+		}
+	}
+	for i, want := range []Finding{{Meaning: "1 more are refused", Grade: Note}, {Meaning: "not used: ", Grade: Bad}, {Meaning: "made when", Grade: Note}} {
+		if !strings.Contains(lines[i].Meaning, want.Meaning) || lines[i].Grade != want.Grade {
+			t.Errorf("%+v, want %+v", lines[i], want)
+		}
+	}
+}
+
+// A plain compiler gives images that nobody loads.
+type plain struct{}
+
+func (plain) Compile(context.Context, kernel.Spec) ([]byte, string, error) {
+	return []byte("image"), "", nil
+}
+func (plain) Version() string { return "none" }
+
+func TestCompilerIsSaid(t *testing.T) {
+	s := machine("usr/lib/libnvrtc.so.13", "")
+	s.Compiler = func() Compiler { return Compiler{Path: "/x/libnvrtc.so.13", Version: "13.0"} }
+	if f := find(t, Collect(s), "NVRTC"); f.Grade != Good || f.Value != "13.0 in /x/libnvrtc.so.13" {
+		t.Errorf("%+v", f)
+	}
+	s.Compiler = func() Compiler { return Compiler{Err: "it is broken"} }
+	if f := find(t, Collect(s), "NVRTC"); f.Grade != Bad || f.Meaning != "it is broken" {
+		t.Errorf("%+v", f)
+	}
+	if f := find(t, Collect(machine()), "NVRTC"); f.Grade != Note || !strings.Contains(f.Meaning, "pip install nvidia-cuda-nvrtc") {
 		t.Errorf("%+v", f)
 	}
 }

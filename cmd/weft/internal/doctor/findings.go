@@ -123,57 +123,6 @@ func limitFindings(l Limits) []Finding {
 	return []Finding{locked, files}
 }
 
-func gpuFindings(m Machine) []Finding {
-	var out []Finding
-	add := func(g Grade, name, value, meaning string) {
-		out = append(out, Finding{name, value, meaning, g})
-	}
-	found := func(lib string) bool { return m.Libraries[lib] != "" }
-	seen := m.GPU.gpuNodes()
-	switch {
-	case seen > 0 && found(libcuda):
-		add(Good, "GPUs", gpuNames(m.GPU), "visible; this build computes on the host engine")
-	case seen > 0:
-		add(Bad, "GPUs", gpuNames(m.GPU), "devices are there but libcuda.so.1 is not: install the driver's libraries, or map them into the container")
-	case len(m.GPU.Names) > 0:
-		add(Bad, "GPUs", gpuNames(m.GPU), "the driver knows them but /dev/nvidia* is missing: give the container its devices")
-	default:
-		add(Note, "GPUs", "none", "the host engine does everything")
-	}
-	if m.GPU.Driver != "" {
-		add(Good, "GPU driver", m.GPU.Driver, "kernel module loaded")
-	}
-	library := func(lib, have, lack string) {
-		if p := m.Libraries[lib]; p != "" {
-			add(Good, lib, p, have)
-			return
-		}
-		add(Note, lib, "not found", lack)
-	}
-	library(libcuda, "the CUDA driver", "no CUDA; not needed by the host engine")
-	switch {
-	case found(libnvrtc13):
-		library(libnvrtc13, "compiles GPU kernels", "")
-	case found(libnvrtc12):
-		library(libnvrtc12, "compiles GPU kernels", "")
-	default:
-		add(Note, "libnvrtc.so", "not found", "GPU kernels cannot be compiled here: pip install nvidia-cuda-nvrtc, or set WEFT_NVRTC")
-	}
-	library(libnvml, "GPU topology can be read", "no GPU topology")
-	library(libfabric, "fabrics between machines can be opened", "no fabric between machines")
-	torch, meaning := m.Torch, "its libraries are looked at too"
-	if torch == "" {
-		torch, meaning = "not found", "not needed"
-	}
-	g := Good
-	if m.Torch == "" {
-		g = Note
-	}
-	add(g, "torch", torch, meaning)
-	add(Note, "multicast", "not probed", "probing can disturb a shared machine; Weft does not need it")
-	return out
-}
-
 func gpuNames(g GPU) string {
 	if len(g.Names) == 0 {
 		return fmt.Sprintf("%d", g.gpuNodes())

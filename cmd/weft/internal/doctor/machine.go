@@ -25,8 +25,11 @@ type Machine struct {
 	Limits    Limits            `json:"limits"`
 	GPU       GPU               `json:"gpu"`
 	Libraries map[string]string `json:"libraries"` // soname to path; empty is not found
-	Torch     string            `json:"torch"`     // version, empty is not found
-	Launch    string            `json:"launch"`    // which environment won
+	CUDA      CUDA              `json:"cuda"`
+	Compiler  Compiler          `json:"compiler"`
+	Caches    []Cache           `json:"kernel_caches"`
+	Torch     string            `json:"torch"`  // version, empty is not found
+	Launch    string            `json:"launch"` // which environment won
 	LaunchErr string            `json:"launch_error,omitempty"`
 }
 
@@ -75,6 +78,10 @@ type Sources struct {
 	Allowed func() ([]int, error)
 	Limits  func() Limits
 	Kernel  func() string
+	// CUDA asks the driver, if there is one; Compiler looks for NVRTC; Caches reads the directories of compiled kernels.
+	CUDA     func() CUDA
+	Compiler func() Compiler
+	Caches   func() []Cache
 	// Python is the interpreter whose site-packages are searched; empty is none.
 	Python string
 }
@@ -84,7 +91,7 @@ func Collect(s Sources) Machine {
 	m := Machine{
 		Weft: s.Weft, Go: s.Go, Arch: s.Arch, SIMD: s.SIMD,
 		OS: osName(s.Root), Kernel: s.Kernel(), Pages: s.Pages(), Limits: s.Limits(),
-		NUMA: topology.Nodes(s.Root), GPU: gpus(s.Root),
+		NUMA: topology.Nodes(s.Root), GPU: gpus(s.Root), CUDA: s.CUDA(), Compiler: s.Compiler(), Caches: s.Caches(),
 		Libraries: map[string]string{},
 	}
 	cgroup := topology.CgroupLimits(s.Root)

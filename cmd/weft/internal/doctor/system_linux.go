@@ -11,6 +11,7 @@ import (
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cmd/weft/internal/topology"
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/shm"
 	"github.com/weftgo/weft/internal/simd"
 )
@@ -26,7 +27,8 @@ func System(version string) Sources {
 			e, err := bootstrap.Detect(os.Getenv)
 			return e.String(), err
 		},
-		Allowed: topology.Allowed, Limits: limits, Kernel: kernel,
+		Allowed: topology.Allowed, Limits: limits, Kernel: release,
+		CUDA: func() CUDA { return describe(cuda.Open()) }, Compiler: compiler, Caches: caches,
 		Python: python(),
 	}
 }
@@ -52,7 +54,7 @@ func signed(v uint64) int64 {
 	return int64(v)
 }
 
-func kernel() string {
+func release() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return ""

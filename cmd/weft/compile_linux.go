@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft/cmd/weft/internal/link"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/ep"
+)
+
+func newCompile() *cobra.Command {
+	var (
+		archs = architectures{"sm_90a"}
+		out   string
+	)
+	cmd := &cobra.Command{
+		Use:   "compile --out DIR [--arch ARCHITECTURES]",
+		Short: "Compile all GPU kernels into a directory, for machines that have no compiler",
+		Long: `Compile all GPU kernels into a directory that can be carried to other machines and
+named in WEFT_CACHE there. This machine needs NVRTC (WEFT_NVRTC names one; otherwise:
+python3 -m pip install nvidia-cuda-nvrtc), but no GPU and no driver.
+
+Where the directory is used it must belong to the user or to root, and nobody else may
+write in it or in its files: what others could have changed is not run on a GPU. Kernels
+that the directory already has are left as they are. No shape decides about the code, so
+what is compiled serves every handle.
+
+Architectures: sm_80 (A100), sm_90a (H100, H200), sm_100a (B200) and so on.`,
+		Example: `  weft compile --arch sm_90a,sm_100a --out kernels
+  WEFT_CACHE=$HOME/kernels ./program       # on the other machine`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := noArgs(cmd, args); err != nil {
+				return err
+			}
+			if out == "" {
+				return fmt.Errorf("compile: where to? say --out DIR")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return compile(ctx, cmd.OutOrStdout(), kernel.New(kernel.Options{}), out, archs)
+		},
+	}
+	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
+	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it is not there")
+	return cmd
+}
+
+// catalogue is all that this program, and programs with this library, run on GPUs of an architecture.
+func catalogue(arch string) []kernel.Spec {
+	return slices.Concat(ep.Kernels(arch), link.Kernels(arch))
+}
+
+// compile fills a directory and says what is in it. Kernels that fail do not keep the others out.
+func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string, archs []string) error {
+	there := map[kernel.Key]bool{}
+	before, _ := kernel.List(dir) // what cannot be listed is not there; Fill says why, if it matters
+	for _, e := range before {
+		there[e.Key] = e.Err == nil
+	}
+	var specs []kernel.Spec
+	for _, arch := range archs {
+		specs = append(specs, catalogue(arch)...)
+	}
+	failed := cache.Fill(ctx, dir, specs)
+	after, err := kernel.List(dir)
+	if err != nil && failed == nil {
+		failed = err
+	}
+	entries := map[kernel.Key]kernel.Entry{}
+	for _, e := range after {
+		if e.Err == nil {
+			entries[e.Key] = e
+		}
+	}
+	if len(entries) == 0 && failed != nil {
+		return fmt.Errorf("compile: %w", failed)
+	}
+	w := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "kernel\tarchitecture\tsize\tcompiler\t")
+	total := 0
+	for _, s := range specs {
+		e, ok := entries[s.Key()]
+		switch {
+		case !ok:
+			fmt.Fprintf(w, "%s\t%s\t\t\tFAILED\n", s.Name, s.Arch)
+			continue
+		case there[s.Key()]:
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\twas there\n", s.Name, s.Arch, measure.Size(int64(e.Size)), e.Compiler)
+		default:
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\tadded\n", s.Name, s.Arch, measure.Size(int64(e.Size)), e.Compiler)
+		}
+		total += e.Size
+	}
+	fmt.Fprintf(w, "%s\t\t%s\t\t%s\n", measure.Count(len(specs), "kernel"), measure.Size(int64(total)), dir)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if failed != nil {
+		return fmt.Errorf("compile: %w", failed)
+	}
+	return nil
+}
+
+// architectures is a flag that holds a comma-separated list of them.
+type architectures []string
+
+var architecture = regexp.MustCompile(`^sm_[1-9][0-9]+[a-z]?$`)
+
+func (a *architectures) String() string { return strings.Join(*a, ",") }
+
+func (a *architectures) Set(s string) error {
+	*a = nil
+	for word := range strings.SplitSeq(s, ",") {
+		word = strings.TrimSpace(word)
+		if !architecture.MatchString(word) {
+			return fmt.Errorf("%q is not an architecture such as sm_90a", word)
+		}
+		if !slices.Contains(*a, word) {
+			*a = append(*a, word)
+		}
+	}
+	return nil
+}
+
+func (a *architectures) Type() string { return "list" }

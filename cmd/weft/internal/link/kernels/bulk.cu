@@ -1,0 +1,84 @@
+// Bulk copies between shared memory and other GPUs' memory, issued by one lane of each warp. Hopper and later.
+#include "pattern.cuh"
+
+#if __CUDA_ARCH__ >= 900
+
+constexpr u32 WARPS = 4, STAGES = 4;
+
+// wait_read_but returns when the sources of all groups but the last N have been read.
+template <int N> __device__ __forceinline__ void wait_read_but() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+
+// link_bulk_store sends pieces of chunk bytes. Shared memory holds WARPS x STAGES chunks, alike but for their first 16 bytes, which tell the place.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+	link_bulk_store(const __grid_constant__ Targets targets, u64 bytes, u32 chunk, u32 seed) {
+	extern __shared__ __align__(128) char shared[];
+	u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	char *stages = shared + warp * STAGES * chunk;
+	for (u32 stage = 0; stage < STAGES; stage++) {
+		for (u32 i = lane; i < chunk / 16; i += 32) *(uint4 *)(stages + stage * chunk + 16 * i) = words_at(seed, i);
+	}
+	fence_async();
+	__syncwarp();
+	if (lane != 0) return;
+	u32 stage = 0;
+	for (u64 at = ((u64)blockIdx.x * WARPS + warp) * chunk; at < bytes; at += (u64)gridDim.x * WARPS * chunk) {
+		char *from = stages + stage * chunk;
+		u32 size = bytes - at < chunk ? (u32)(bytes - at) : chunk;
+		wait_read_but<STAGES - 1>();
+		*(uint4 *)from = words_at(seed, at / 16);
+		fence_async();
+		for (u32 k = 0; k < targets.count; k++) bulk_store(targets.at[k] + at, from, size);
+		bulk_commit();
+		stage = (stage + 1) % STAGES;
+	}
+	bulk_wait();
+}
+
+// link_bulk_load fetches pieces of chunk bytes, and adds up their words if it is told to: summing is for the check, and is left out of what is timed.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+	link_bulk_load(const __grid_constant__ Targets targets, u64 bytes, u32 chunk, const u32 *summing, u64 *sum, const __grid_constant__ Group group,
+				   State *state) {
+	extern __shared__ __align__(128) char shared[];
+	__shared__ u64 arrived[WARPS][STAGES];
+	u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	char *stages = shared + warp * STAGES * chunk;
+	bool adding = load_relaxed_gpu4(summing) != 0;
+	if (lane == 0) {
+		for (u32 stage = 0; stage < STAGES; stage++) barrier_init(&arrived[warp][stage], 1);
+		fence_barrier_init();
+	}
+	__syncwarp();
+
+	Wait wait(group, state, OP_BARRIER, 0);
+	u64 stride = (u64)gridDim.x * WARPS * chunk, first = ((u64)blockIdx.x * WARPS + warp) * chunk;
+	u64 mine = first < bytes ? (bytes - first + stride - 1) / stride * targets.count : 0;
+	u64 at = first, done_at = first; // the chunk that is fetched next, and the one that is awaited next
+	u32 k = 0, done_k = 0, total = 0;
+	for (u64 turn = 0; turn < mine + STAGES; turn++) {
+		u32 stage = turn % STAGES;
+		u64 *barrier = &arrived[warp][stage];
+		char *to = stages + stage * chunk;
+		if (turn >= STAGES && turn - STAGES < mine) {
+			u32 parity = (turn / STAGES - 1) & 1;
+			while (!barrier_done(barrier, parity) && !wait.over) wait.more(group.rank, mine, turn);
+			if (__any_sync(0xFFFFFFFFu, wait.over)) return;
+			if (adding) {
+				u32 size = bytes - done_at < chunk ? (u32)(bytes - done_at) : chunk;
+				for (u32 i = lane; i < size / 16; i += 32) total += sum_of(*(const uint4 *)(to + 16 * i));
+				fence_async();
+				__syncwarp();
+			}
+			if (++done_k == targets.count) done_k = 0, done_at += stride;
+		}
+		if (turn < mine && lane == 0) {
+			u32 size = bytes - at < chunk ? (u32)(bytes - at) : chunk;
+			barrier_expect(barrier, size);
+			bulk_load(to, targets.at[k] + at, size, barrier);
+			if (++k == targets.count) k = 0, at += stride;
+		}
+		__syncwarp();
+	}
+	if (adding) add_up(sum, total);
+}
+
+#endif

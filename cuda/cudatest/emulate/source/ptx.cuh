@@ -1,0 +1,281 @@
+// The functions of Weft's ptx.cuh for the emulator: the same names, parameters and meaning. Words are C++ atomics of the host. A load that a
+// kernel may poll with lets other threads run after a while. Where accesses are to tear, the words of a vector are loaded one by one, others
+// in between, and stores to memory of others are put off: they land in any order, the last when the block ends or a fence says so.
+#pragma once
+
+namespace weft {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+namespace host {
+
+inline __attribute__((always_inline)) bool tears() { return emulate::self()->block->grid->tear; }
+
+// late says whether stores to what reach was asked about last are put off.
+inline __attribute__((always_inline)) bool late() {
+	emulate::Grid *g = emulate::self()->block->grid;
+	return g->tear && g->peer;
+}
+
+// Before each load and addition: what this block has stored to the same place must be there.
+inline __attribute__((always_inline)) void before_load(const void *p, u32 bytes) {
+	if (late()) emulate::land(p, bytes);
+}
+
+template <int order> inline __attribute__((always_inline)) u32 word(const void *p, int i = 0) { return __atomic_load_n((const u32 *)p + i, order); }
+
+inline __attribute__((always_inline)) void put(void *p, int i, u32 v) {
+	if (late()) {
+		emulate::defer((u32 *)p + i, v, 4);
+	} else {
+		__atomic_store_n((u32 *)p + i, v, __ATOMIC_RELAXED);
+	}
+}
+
+inline __attribute__((always_inline)) void gap() {
+	if (tears()) emulate::tear();
+}
+
+inline __attribute__((always_inline)) uint4 load16(const void *p) {
+	before_load(p, 16);
+	uint4 v;
+	if (!tears()) {
+		v.x = word<__ATOMIC_RELAXED>(p, 0), v.y = word<__ATOMIC_RELAXED>(p, 1);
+		v.z = word<__ATOMIC_RELAXED>(p, 2), v.w = word<__ATOMIC_RELAXED>(p, 3);
+		return v;
+	}
+	v.w = word<__ATOMIC_RELAXED>(p, 3);
+	emulate::tear();
+	v.y = word<__ATOMIC_RELAXED>(p, 1);
+	emulate::tear();
+	v.x = word<__ATOMIC_RELAXED>(p, 0);
+	emulate::tear();
+	v.z = word<__ATOMIC_RELAXED>(p, 2);
+	return v;
+}
+
+// Between two words others may have changed what late looks at: it is asked once.
+inline __attribute__((always_inline)) void store16(void *p, uint4 v) {
+	if (late()) {
+		emulate::defer((u32 *)p + 0, v.x, 4), emulate::defer((u32 *)p + 1, v.y, 4);
+		emulate::defer((u32 *)p + 2, v.z, 4), emulate::defer((u32 *)p + 3, v.w, 4);
+		return;
+	}
+	const u32 words[4] = {v.x, v.y, v.z, v.w};
+	for (int i = 3; i >= 0; i--) {
+		__atomic_store_n((u32 *)p + i, words[i], __ATOMIC_RELAXED);
+		gap();
+	}
+}
+
+} // namespace host
+
+__device__ __forceinline__ uint4 load_once(const void *p) {
+	emulate::reach(p, 16, "load_once");
+	return host::load16(p);
+}
+
+__device__ __forceinline__ uint4 load_relaxed_sys16(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 16, "load_relaxed_sys16");
+	return host::load16(p);
+}
+
+__device__ __forceinline__ uint2 load_relaxed_sys8(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 8, "load_relaxed_sys8");
+	host::before_load(p, 8);
+	uint2 v;
+	v.y = host::word<__ATOMIC_RELAXED>(p, 1);
+	host::gap();
+	v.x = host::word<__ATOMIC_RELAXED>(p, 0);
+	return v;
+}
+
+__device__ __forceinline__ u32 load_relaxed_sys4(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 4, "load_relaxed_sys4");
+	host::before_load(p, 4);
+	return host::word<__ATOMIC_RELAXED>(p);
+}
+
+__device__ __forceinline__ u64 load_relaxed_sys_u64(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 8, "load_relaxed_sys_u64");
+	host::before_load(p, 8);
+	return __atomic_load_n((const u64 *)p, __ATOMIC_RELAXED);
+}
+
+__device__ __forceinline__ u32 load_relaxed_gpu4(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 4, "load_relaxed_gpu4");
+	host::before_load(p, 4);
+	return host::word<__ATOMIC_RELAXED>(p);
+}
+
+__device__ __forceinline__ u32 load_acquire_sys4(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 4, "load_acquire_sys4");
+	host::before_load(p, 4);
+	return host::word<__ATOMIC_ACQUIRE>(p);
+}
+
+__device__ __forceinline__ u64 load_acquire_sys_u64(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 8, "load_acquire_sys_u64");
+	host::before_load(p, 8);
+	return __atomic_load_n((const u64 *)p, __ATOMIC_ACQUIRE);
+}
+
+__device__ __forceinline__ void store16(void *p, uint4 v) {
+	emulate::reach(p, 16, "store16");
+	host::store16(p, v);
+}
+
+__device__ __forceinline__ void store_relaxed_sys16(void *p, uint4 v) {
+	emulate::reach(p, 16, "store_relaxed_sys16");
+	host::store16(p, v);
+}
+
+__device__ __forceinline__ void store_relaxed_sys8(void *p, uint2 v) {
+	emulate::reach(p, 8, "store_relaxed_sys8");
+	host::put(p, 1, v.y);
+	host::put(p, 0, v.x);
+}
+
+__device__ __forceinline__ void store_relaxed_sys4(void *p, u32 v) {
+	emulate::reach(p, 4, "store_relaxed_sys4");
+	host::put(p, 0, v);
+}
+
+__device__ __forceinline__ void store_relaxed_sys_u64(void *p, u64 v) {
+	emulate::reach(p, 8, "store_relaxed_sys_u64");
+	if (host::late()) {
+		emulate::defer(p, v, 8);
+	} else {
+		__atomic_store_n((u64 *)p, v, __ATOMIC_RELAXED);
+	}
+}
+
+__device__ __forceinline__ void store_relaxed_gpu4(void *p, u32 v) {
+	emulate::reach(p, 4, "store_relaxed_gpu4");
+	host::put(p, 0, v);
+}
+
+__device__ __forceinline__ void store_release_sys4(void *p, u32 v) {
+	emulate::reach(p, 4, "store_release_sys4");
+	emulate::fence();
+	__atomic_store_n((u32 *)p, v, __ATOMIC_RELEASE);
+}
+
+__device__ __forceinline__ void fence_sys() { emulate::fence(); }
+
+__device__ __forceinline__ void fence_gpu() { emulate::fence(); }
+
+__device__ __forceinline__ u32 atomic_add_gpu4(void *p, u32 v) {
+	emulate::poll();
+	emulate::reach(p, 4, "atomic_add_gpu4");
+	emulate::fence();
+	return __atomic_fetch_add((u32 *)p, v, __ATOMIC_ACQ_REL);
+}
+
+__device__ __forceinline__ u32 atomic_cas_sys4(void *p, u32 expected, u32 v) {
+	emulate::poll();
+	emulate::reach(p, 4, "atomic_cas_sys4");
+	emulate::fence();
+	__atomic_compare_exchange_n((u32 *)p, &expected, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+	return expected;
+}
+
+__device__ __forceinline__ void add_relaxed_sys_u64(void *p, u64 v) {
+	emulate::reach(p, 8, "add_relaxed_sys_u64");
+	host::before_load(p, 8);
+	__atomic_fetch_add((u64 *)p, v, __ATOMIC_RELAXED);
+}
+
+__device__ __forceinline__ u64 nanoseconds() { return emulate::now(); }
+
+__device__ __forceinline__ void pause(u32 ns) {
+	(void)ns;
+	emulate::yield();
+}
+
+// A launch begins here when the one before it has ended.
+__device__ __forceinline__ void wait_for_previous() {}
+__device__ __forceinline__ void let_next_start() {}
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) { emulate::barrier_init(barrier, arrivals); }
+__device__ __forceinline__ void fence_barrier_init() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+__device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes) { emulate::barrier_expect(barrier, bytes); }
+__device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) { return emulate::barrier_done(barrier, parity); }
+__device__ __forceinline__ void bulk_load(void *shared, const void *global, u32 bytes, u64 *barrier) {
+	emulate::bulk_load(shared, global, bytes, barrier);
+}
+__device__ __forceinline__ void bulk_store(void *global, const void *shared, u32 bytes) { emulate::bulk_store(global, shared, bytes); }
+__device__ __forceinline__ void bulk_commit() {}
+__device__ __forceinline__ void bulk_wait_read() { emulate::bulk_wait(); }
+__device__ __forceinline__ void bulk_wait() { emulate::bulk_wait(); }
+__device__ __forceinline__ void fence_async() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+#endif
+
+__device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ float multiply(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+__device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, b); }
+__device__ __forceinline__ u32 bits(float a) { return __float_as_uint(a); }
+__device__ __forceinline__ float number(u32 a) { return __uint_as_float(a); }
+
+namespace host {
+
+inline u32 bf16(float a) {
+	u32 b = bits(a);
+	if ((b & 0x7FFFFFFF) > 0x7F800000) return 0x7FFF;
+	return (b + 0x7FFF + (b >> 16 & 1)) >> 16;
+}
+
+// f16 and e4m3 scale the small numbers so that fp32's own rounding is at the last bit that stays.
+inline u32 f16(float a) {
+	u32 sign = bits(a) >> 16 & 0x8000, m = bits(a) & 0x7FFFFFFF;
+	if (m > 0x7F800000) return 0x7FFF;
+	if (m >= 0x477FF000) return sign | 0x7C00; // 65520 and more
+	if (m < 0x38800000) return sign | (bits(number(m) + 0.5f) & 0x7FF);
+	m += 0xFFF + (m >> 13 & 1);
+	return sign | ((m >> 13) - (112 << 10));
+}
+
+inline u32 e4m3(float a) {
+	u32 sign = bits(a) >> 24 & 0x80, m = bits(a) & 0x7FFFFFFF;
+	if (m > 0x7F800000) return 0x7F;
+	if (m >= 0x43E80000) return sign | 0x7E; // 464 and more
+	if (m < 0x3C800000) return sign | (bits(number(m) + 16384.0f) & 0xF);
+	m += 0x7FFFF + (m >> 20 & 1);
+	return sign | ((m >> 20) - (120 << 3));
+}
+
+} // namespace host
+
+__device__ __forceinline__ u32 to_bf16x2(float low, float high) { return host::bf16(high) << 16 | host::bf16(low); }
+
+__device__ __forceinline__ u32 to_f16x2(float low, float high) { return host::f16(high) << 16 | host::f16(low); }
+
+__device__ __forceinline__ float from_f16(u16 h) {
+	u32 sign = (u32)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023;
+	if (e == 31) return m == 0 ? number(sign | 0x7F800000) : number(0x7FFFFFFF);
+	float small = (float)m * 0x1p-24f;
+	return e == 0 ? number(sign | bits(small)) : number(sign | (e + 112) << 23 | m << 13);
+}
+
+__device__ __forceinline__ u16 to_e4m3x2(float low, float high) { return (u16)(host::e4m3(high) << 8 | host::e4m3(low)); }
+
+#if __CUDA_ARCH__ < 890
+__device__ __forceinline__ u32 to_e4m3(float a) { return host::e4m3(a); }
+#endif
+
+} // namespace weft

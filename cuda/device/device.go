@@ -1,0 +1,50 @@
+package device
+
+import (
+	"embed"
+	"maps"
+)
+
+//go:embed ptx.cuh weft.cuh
+var files embed.FS
+
+var headers = func() map[string]string {
+	all := map[string]string{}
+	for _, name := range []string{"ptx.cuh", "weft.cuh"} {
+		text, err := files.ReadFile(name)
+		if err != nil {
+			panic(err) // it is embedded
+		}
+		all[name] = string(text)
+	}
+	return all
+}()
+
+// Headers are the device headers by the names under which kernels include them: for kernel.Spec.
+func Headers() map[string]string { return maps.Clone(headers) }
+
+// MaxRanks is the most ranks that a Group has.
+const MaxRanks = 64
+
+// Group is a communicator as a kernel sees it: the Group of weft.cuh, field by field.
+type Group struct {
+	Window      [MaxRanks]uint64 // every rank's part of one window, as this GPU reaches it
+	Abort       uint64
+	Record      uint64
+	Ranks, Rank uint32
+}
+
+// StateBytes is the size of a [State].
+const StateBytes = 72
+
+// State is a lane of operations in a GPU's memory: the State of weft.cuh, field by field. The host writes it when nothing of the lane runs.
+type State struct {
+	Epoch   uint64
+	Mask    uint64
+	Timeout uint64 // nanoseconds
+	Turn    uint32 // Epoch modulo 3
+	Tickets uint32
+	Stopped uint32
+	_       uint32
+	_       [3]uint64
+}

@@ -1,0 +1,54 @@
+package device
+
+// RecordBytes is the size of a [Record].
+const RecordBytes = 64
+
+// Record is what a wait on the device leaves in host memory when it gives up. It is the Record of weft.cuh, field by field.
+type Record struct {
+	State    uint32 // RecordEmpty, or RecordWritten when all the rest is there; anything else is being written
+	Op       uint32 // one of the Op constants
+	Epoch    uint64
+	Rank     int32 // who waited
+	Peer     int32 // for whom
+	Cause    uint32
+	_        uint32
+	Expected uint64
+	Seen     uint64
+	_        [16]byte
+}
+
+// States of a Record.
+const (
+	RecordEmpty   = 0
+	RecordWritten = 2
+)
+
+// Causes of a Record.
+const (
+	CauseTimeout = 1 // the deadline passed
+	CauseAbort   = 2 // the rank's abort word was set
+)
+
+// Operations that wait on the device.
+const (
+	OpPrepare  = 1
+	OpDispatch = 2
+	OpCombine  = 3
+	OpBarrier  = 4
+)
+
+// OpName is the name of an operation as errors have it.
+func OpName(op uint32) string {
+	switch op {
+	case OpPrepare:
+		return "prepare"
+	case OpDispatch:
+		return "dispatch"
+	case OpCombine:
+		return "combine"
+	case OpBarrier:
+		return "barrier"
+	default:
+		return "device operation"
+	}
+}

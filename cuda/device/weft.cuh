@@ -1,0 +1,151 @@
+// What kernels that talk to each other share: who the ranks are, how a wait ends, how operations are counted on the device, and values that are their own flags.
+//
+// Order. An operation of a lane (a State) is one kernel, or two when it is sent and received apart. Its blocks read the lane's epoch when they start; the last
+// block to leave advances it. So a kernel may be captured once and replayed any number of times.
+#pragma once
+#include "ptx.cuh"
+
+namespace weft {
+
+// Record is what a wait leaves in host memory when it gives up. Go: device.Record.
+struct Record {
+	u32 state, op;
+	u64 epoch;
+	int rank, peer;
+	u32 cause, zero;
+	u64 expected, seen;
+	u64 reserved[2];
+};
+
+enum { RECORD_EMPTY = 0, RECORD_CLAIMED = 1, RECORD_WRITTEN = 2 };
+enum { CAUSE_TIMEOUT = 1, CAUSE_ABORT = 2 };
+enum { OP_PREPARE = 1, OP_DISPATCH = 2, OP_COMBINE = 3, OP_BARRIER = 4 };
+
+constexpr u32 MAX_RANKS = 64;
+
+// Group is a communicator as a kernel sees it. Go: device.Group.
+struct Group {
+	char *window[MAX_RANKS]; // every rank's part of one window, as this GPU reaches it
+	const u64 *abort;		 // waits end when it is not 0
+	Record *record;
+	u32 ranks, rank;
+};
+
+// State is a lane of operations, in this GPU's memory. Go: device.State. Only the last block of an operation writes it, and the host when nothing runs.
+struct State {
+	u64 epoch;	 // operations that have ended
+	u64 mask;	 // ranks that are left out
+	u64 timeout; // of a wait, in nanoseconds
+	u32 turn;	 // epoch modulo 3
+	u32 tickets; // blocks that have left the operation in progress
+	u32 stopped; // a wait gave up: nothing of the lane runs until the host has begun it anew
+	u32 zero;
+	u64 reserved[3];
+};
+
+// Wait bounds the waits of one thread, together.
+struct Wait {
+	const Group *group;
+	State *state;
+	u64 epoch, start;
+	u32 op, polls;
+	bool over; // gave up
+
+	__device__ Wait(const Group &g, State *s, u32 op, u64 epoch) : group(&g), state(s), epoch(epoch), start(0), op(op), polls(0), over(false) {}
+
+	// more is called after a poll that found nothing. False: give up.
+	__device__ __forceinline__ bool more(u32 peer, u64 expected, u64 seen) {
+		if ((++polls & 63) != 0) return true;
+		return look(peer, expected, seen);
+	}
+
+	__device__ __noinline__ bool look(u32 peer, u64 expected, u64 seen) {
+		if (load_relaxed_gpu4(&state->stopped) != 0) {
+			over = true;
+			return false;
+		}
+		u64 now = nanoseconds();
+		if (start == 0) start = now;
+		u32 cause = 0;
+		if (now - start > state->timeout) {
+			cause = CAUSE_TIMEOUT;
+		} else if ((polls & 255) == 0 && load_relaxed_sys_u64(group->abort) != 0) {
+			cause = CAUSE_ABORT;
+		}
+		if (cause == 0) return true;
+		over = true;
+		Record *r = group->record;
+		if (atomic_cas_sys4(&r->state, RECORD_EMPTY, RECORD_CLAIMED) == RECORD_EMPTY) {
+			r->op = op;
+			r->epoch = epoch;
+			r->rank = (int)group->rank;
+			r->peer = (int)peer;
+			r->cause = cause;
+			r->expected = expected;
+			r->seen = seen;
+			store_release_sys4(&r->state, RECORD_WRITTEN);
+		}
+		store_relaxed_gpu4(&state->stopped, 1);
+		return false;
+	}
+};
+
+// leave is the last thing that all threads of every block do. The tickets order nothing: a block takes its own when it has used what it read of the state, and
+// the next kernel begins after this one's end. An order would cost a fence, which waits for all stores to peers. The last block to leave ends the operation; it is true for one thread of it then.
+__device__ __forceinline__ bool leave(State *s, u64 epoch, u32 turn, bool ends) {
+	__syncthreads();
+	if (threadIdx.x != 0 || atomic_add_gpu4(&s->tickets, 1) != gridDim.x - 1) return false;
+	s->tickets = 0;
+	if (!ends) return false;
+	s->epoch = epoch + 1;
+	s->turn = turn == 2 ? 0 : turn + 1;
+	return true;
+}
+
+// ---- Values that are their own flags. A word of ones, NaNs in every float type, stands for "not there yet", and is never sent: clean makes it 0x7FFFFFFF, which
+// is NaNs too.
+
+constexpr u32 EMPTY = 0xFFFFFFFFu;
+
+__device__ __forceinline__ u32 clean(u32 w) { return w == EMPTY ? 0x7FFFFFFFu : w; }
+__device__ __forceinline__ uint4 clean(uint4 v) { return make_uint4(clean(v.x), clean(v.y), clean(v.z), clean(v.w)); }
+__device__ __forceinline__ bool full(uint2 v) { return v.x != EMPTY && v.y != EMPTY; }
+__device__ __forceinline__ bool full(uint4 v) { return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY; }
+__device__ __forceinline__ uint4 empty16() { return make_uint4(EMPTY, EMPTY, EMPTY, EMPTY); }
+
+// await waits for a value of peer's.
+__device__ __forceinline__ u32 await4(Wait &w, u32 peer, const void *p) {
+	u32 v = load_relaxed_sys4(p);
+	while (v == EMPTY && !w.over && w.more(peer, 0, v)) v = load_relaxed_sys4(p);
+	return v;
+}
+
+__device__ __forceinline__ uint2 await8(Wait &w, u32 peer, const void *p) {
+	uint2 v = load_relaxed_sys8(p);
+	while (!full(v) && !w.over && w.more(peer, 0, v.x)) v = load_relaxed_sys8(p);
+	return v;
+}
+
+__device__ __forceinline__ uint4 await16(Wait &w, u32 peer, const void *p) {
+	uint4 v = load_relaxed_sys16(p);
+	while (!full(v) && !w.over && w.more(peer, 0, v.w)) v = load_relaxed_sys16(p);
+	return v;
+}
+
+// await_epoch waits until a word that peer raises once an operation has reached the low bits of epoch.
+__device__ __forceinline__ void await_epoch(Wait &w, u32 peer, const void *p, u32 epoch) {
+	u32 v = load_acquire_sys4(p);
+	while ((int)(v - epoch) < 0 && !w.over && w.more(peer, epoch, v)) v = load_acquire_sys4(p);
+}
+
+// ---- Sets of ranks.
+
+__device__ __forceinline__ bool holds(u64 set, u32 rank) { return (set >> rank & 1) != 0; }
+
+// union_of is the union of all lanes' sets; every lane of the warp calls it.
+__device__ __forceinline__ u64 union_of(u64 set) {
+	u32 low = __reduce_or_sync(0xFFFFFFFFu, (u32)set), high = __reduce_or_sync(0xFFFFFFFFu, (u32)(set >> 32));
+	return (u64)high << 32 | low;
+}
+
+} // namespace weft

@@ -1,0 +1,161 @@
+package weft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/internal/shm"
+)
+
+// Device is the GPU that a rank is bound to, and what the rank has there. It lives as long as its [Comm].
+type Device struct {
+	context *cuda.Context
+	owned   bool
+	closed  bool
+	info    placement // this rank's
+	sms     int
+	virtual bool             // windows are virtual memory, on every rank
+	share   cuda.HandleType  // how its allocations are shared
+	stream  *cuda.Stream     // the Comm's own
+	memory  *cuda.HostMemory // the record
+	record  *device.Record   // the same, as the host sees it
+	abort   *abortWord
+	devices []*cuda.Device // by rank, as this process's driver knows them; nil for a GPU that it does not see
+	places  []placement    // by rank
+	kernels *kernel.Cache
+}
+
+// Context is the CUDA context that the rank uses. It is borrowed.
+func (d *Device) Context() *cuda.Context { return d.context }
+
+// SMs is the number of multiprocessors that every rank's GPU has at the least: the same on all ranks.
+func (d *Device) SMs() int { return d.sms }
+
+// Arch is what kernels for this rank's GPU are compiled for, sm_90a for example. Ranks may differ.
+func (d *Device) Arch() string { return d.info.arch }
+
+// Abort is this rank's abort word as kernels see it: 8 bytes of the host's memory, which the hosts of all ranks can write. Waits on the device end
+// when it is not 0.
+func (d *Device) Abort() cuda.Pointer { return d.abort.pointer }
+
+// Record is where a wait on the device says why it gave up: a [device.Record] in the host's memory. The first to write it keeps it, until
+// [Comm.SetMask].
+func (d *Device) Record() cuda.Pointer { return d.memory.Pointer() }
+
+// Kernels is where the code of kernels for this rank's GPU is found, or compiled.
+func (d *Device) Kernels() *kernel.Cache { return d.kernels }
+
+// kernels is the cache of communicators that were given none.
+var kernels = sync.OnceValue(func() *kernel.Cache { return kernel.New(kernel.Options{}) })
+
+// Stream is the Comm's own stream, for calls that are given none.
+func (d *Device) Stream() *cuda.Stream { return d.stream }
+
+// Device is the GPU that this rank is bound to, or nil if its memory is the host's.
+func (c *Comm) Device() *Device { return c.device }
+
+// openDevice gets at the GPU that the options name. Without one it returns nil.
+func openDevice(cfg config) (*Device, error) {
+	d := &Device{context: cfg.context, kernels: cfg.kernels}
+	switch {
+	case !cfg.onDevice && !cfg.onGPU:
+		return nil, nil
+	case cfg.onDevice && cfg.onGPU:
+		return nil, Invalidf("join: a device and a GPU's number; give one of them")
+	case cfg.onDevice && cfg.context == nil:
+		return nil, Invalidf("join: a device without a context")
+	case cfg.onGPU:
+		driver, err := cfg.driver()
+		if err != nil {
+			return nil, deviceError("join", err)
+		}
+		gpu, err := driver.Device(cfg.ordinal)
+		if err != nil {
+			return nil, deviceError("join", err)
+		}
+		if d.context, err = gpu.Primary(); err != nil {
+			return nil, deviceError("join", err)
+		}
+		d.owned = true
+	}
+	if d.kernels == nil {
+		d.kernels = kernels()
+	}
+	var err error
+	if d.info, err = placementOf(d.context.Device()); err != nil {
+		return nil, errors.Join(deviceError("join", err), d.close())
+	}
+	return d, nil
+}
+
+// deviceError puts an error of the driver in this package's terms.
+func deviceError(op string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, cuda.ErrUnsupported), errors.Is(err, cuda.ErrNoDevice), errors.Is(err, cuda.ErrPeerUnsupported):
+		return fmt.Errorf("%w: %s: %w", ErrUnsupported, op, err)
+	case errors.Is(err, cuda.ErrInvalidDevice):
+		return fmt.Errorf("%w: %s: %w", ErrInvalid, op, err)
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+// bind makes what the rank needs on its GPU. region is its control page.
+func (d *Device) bind(region *shm.Region) error {
+	var err error
+	if d.stream, err = d.context.NewStream(cuda.StreamOptions{}); err != nil {
+		return deviceError("join", err)
+	}
+	if d.memory, err = d.context.AllocHost(device.RecordBytes, cuda.HostOptions{}); err != nil {
+		return deviceError("join", err)
+	}
+	clear(d.memory.Bytes())
+	d.record = (*device.Record)(unsafe.Pointer(&d.memory.Bytes()[0]))
+	if d.abort, err = newAbortWord(d.context, region.Bytes()); err != nil {
+		return deviceError("join", err)
+	}
+	return nil
+}
+
+// quiesce waits until the GPU has done all that was asked of it in this context, by whatever stream or graph.
+func (d *Device) quiesce(ctx context.Context, op string) error {
+	// The driver has no bounded form of this wait, and graphs run on streams that nobody told us of. Should the work never end, the goroutine
+	// stays behind with it.
+	done := make(chan error, 1)
+	go func() { done <- d.context.Synchronize() }()
+	select {
+	case err := <-done:
+		return deviceError(op, err)
+	case <-ctx.Done():
+		return fmt.Errorf("%s: the work on GPU %s has not ended: %w", op, d.info.bus, context.Cause(ctx))
+	}
+}
+
+// close gives back what bind and openDevice got, as far as they got.
+func (d *Device) close() error {
+	if d == nil || d.closed {
+		return nil
+	}
+	d.closed = true
+	var errs []error
+	if d.abort != nil {
+		errs = append(errs, d.abort.close())
+	}
+	if d.memory != nil {
+		errs = append(errs, d.memory.Close())
+	}
+	if d.stream != nil {
+		errs = append(errs, d.stream.Close())
+	}
+	if d.owned {
+		errs = append(errs, d.context.Close())
+	}
+	return errors.Join(errs...)
+}

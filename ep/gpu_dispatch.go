@@ -1,0 +1,226 @@
+package ep
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+)
+
+func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+	const op = "prepare"
+	stream, err := h.enter(ctx, op, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.checkRouting(topk, weights); err != nil {
+		return nil, err
+	}
+	r, err := h.route(stream, topk.Shape[0])
+	if err != nil {
+		return nil, err
+	}
+	a := h.dispatchArg
+	h.setRouting(r, topk, weights)
+	if err := h.startDispatch(stream, whatSend|whatReceive|whatRoute, r.tokens); err != nil {
+		r.Release()
+		return nil, err
+	}
+	a.ids, a.weights = 0, 0
+	if err := cmp.Or(h.finish(ctx, s), h.settle(ctx, r)); err != nil {
+		r.Release()
+		return nil, err
+	}
+	return r, nil
+}
+
+// dispatched is the second half of a dispatch.
+type dispatched struct {
+	h         *gpu
+	stream    *weft.Stream
+	received  *Received
+	operation uint64
+	routed    bool // routing travels with the rows
+}
+
+func (h *gpu) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
+	return h.move(ctx, s, r, x, whatSend|whatReceive)
+}
+
+func (h *gpu) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {
+	return h.moveNew(ctx, s, topk, weights, x, whatSend|whatReceive)
+}
+
+func (h *gpu) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
+	received, err := h.move(ctx, s, r, x, whatSend)
+	return h.halve(s, received, err, false)
+}
+
+func (h *gpu) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
+	received, err := h.moveNew(ctx, s, topk, weights, x, whatSend)
+	return h.halve(s, received, err, true)
+}
+
+func (h *gpu) halve(s *weft.Stream, received *Received, err error, routed bool) (*PendingDispatch, error) {
+	if err != nil {
+		return nil, err
+	}
+	h.pending = opDispatch
+	return &PendingDispatch{second: &dispatched{h: h, stream: s, received: received, operation: h.operations, routed: routed}}, nil
+}
+
+// receive enqueues what waits for the rows.
+func (d *dispatched) receive(ctx context.Context) (*Received, error) {
+	h, r := d.h, d.received
+	give := func(err error) (*Received, error) {
+		r.Release()
+		if d.routed {
+			r.Routing.Release()
+		}
+		return nil, err
+	}
+	if err := h.resume(opDispatch, d.operation); err != nil {
+		return give(err)
+	}
+	stream := d.stream.CUDA()
+	if stream == nil {
+		stream = h.device.Stream()
+	}
+	what := uint32(whatReceive | whatMove)
+	if d.routed {
+		what |= whatRoute
+	}
+	h.setPlace(r.Routing, r.place)
+	if err := h.startDispatch(stream, what, r.tokens); err != nil {
+		return give(err)
+	}
+	err := h.finish(ctx, d.stream)
+	if err == nil && d.routed {
+		err = h.settle(ctx, r.Routing)
+	}
+	if err != nil {
+		return give(err)
+	}
+	return r, nil
+}
+
+// move dispatches by a routing that is there.
+func (h *gpu) move(ctx context.Context, s *weft.Stream, r *Routing, x Rows, phases uint32) (*Received, error) {
+	stream, err := h.enter(ctx, opDispatch, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.check(h.Handle, opDispatch); err != nil {
+		return nil, err
+	}
+	received, err := h.startMove(stream, r, x, phases|whatMove)
+	if err == nil && phases&whatReceive != 0 {
+		if err = h.finish(ctx, s); err != nil {
+			received.Release()
+		}
+	}
+	return received, err
+}
+
+// moveNew dispatches with the routing.
+func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows, phases uint32) (*Received, error) {
+	stream, err := h.enter(ctx, opDispatch, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.checkRouting(topk, weights); err != nil {
+		return nil, err
+	}
+	r, err := h.route(stream, topk.Shape[0])
+	if err != nil {
+		return nil, err
+	}
+	h.setRouting(r, topk, weights)
+	received, err := h.startMove(stream, r, x, phases|whatMove|whatRoute)
+	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
+	if err != nil {
+		r.Release()
+		return nil, err
+	}
+	if phases&whatReceive == 0 {
+		return received, nil
+	}
+	if err := cmp.Or(h.finish(ctx, s), h.settle(ctx, r)); err != nil {
+		received.Release()
+		r.Release()
+		return nil, err
+	}
+	return received, nil
+}
+
+// startMove enqueues a dispatch of rows.
+func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*Received, error) {
+	if err := h.checkRows(r.tokens, x, opDispatch); err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(aligned(opDispatch, "rows", x.Data), aligned(opDispatch, "scales", x.Scales)); err != nil {
+		return nil, err
+	}
+	place, err := h.take(opDispatch)
+	if err != nil {
+		return nil, err
+	}
+	a := h.dispatchArg
+	a.x, a.scales = addressOf(x.Data), addressOf(x.Scales)
+	h.setPlace(r, place)
+	if err := h.startDispatch(stream, what, r.tokens); err != nil {
+		h.put(place)
+		return nil, err
+	}
+	received := &Received{Routing: r, owner: h, place: place}
+	received.setTensors(h.Handle, pointer(h.placeOf(place)), h.regions.block)
+	return received, nil
+}
+
+// setRouting points the launch at the caller's routing.
+func (h *gpu) setRouting(r *Routing, topk, weights weft.Tensor) {
+	a := h.dispatchArg
+	a.ids, a.weights = addressOf(topk), addressOf(weights)
+	a.what &^= whatWide
+	if topk.DType == weft.Int64 {
+		a.what |= whatWide
+	}
+	h.setPlace(r, -1)
+}
+
+// setPlace points the launch at the memory of a Routing and, unless place is negative, at that of received rows.
+func (h *gpu) setPlace(r *Routing, place int) {
+	a, p := h.dispatchArg, r.placement.(*gpuRouting)
+	a.home, a.landings, a.described, a.ranges = p.at(p.off.home), p.at(p.off.landings), p.at(p.off.described), 0
+	if h.geometry.layout.byExpert() {
+		a.ranges = p.at(p.off.ranges)
+	}
+	if place < 0 {
+		return
+	}
+	to := h.placeOf(place)
+	a.out, a.outScales = uint64(to), uint64(to.Add(int(h.regions.block.scalesAt)))
+	if h.regions.direct {
+		a.block = uint32(place)
+		a.direct = uint64(to - h.window.Pointer())
+		a.directScales = a.direct + uint64(h.regions.block.scalesAt)
+	}
+}
+
+// phases are the parts of an operation that a launch does, which differ from call to call.
+const phases = whatSend | whatReceive | whatRoute | whatMove
+
+// startDispatch enqueues the launch.
+func (h *gpu) startDispatch(stream *cuda.Stream, what uint32, tokens int) error {
+	a := h.dispatchArg
+	a.what = a.what&^phases | what
+	a.tokens, a.free = uint32(tokens), h.free()
+	if err := h.dispatching.Start(stream); err != nil {
+		return err
+	}
+	if what&whatSend != 0 {
+		h.operations++
+	}
+	return nil
+}

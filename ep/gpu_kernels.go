@@ -1,0 +1,150 @@
+package ep
+
+import (
+	"embed"
+	"fmt"
+	"strconv"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+//go:embed kernels/*.cu kernels/*.cuh
+var kernelFiles embed.FS
+
+// shape is what all ranks of a handle agree on: the Shape of kernels/exchange.cuh.
+type shape struct{ capacity, topk, experts, local uint32 }
+
+// pair is what is known of a selection: the Pair of kernels/exchange.cuh.
+type pair struct{ what, weight uint32 }
+
+const pairBytes = int(unsafe.Sizeof(pair{}))
+
+// What a launch does: the enumerations of kernels/dispatch.cu and kernels/combine.cu.
+const (
+	whatSend     = 1
+	whatReceive  = 2
+	whatRoute    = 4
+	whatMove     = 8
+	whatByExpert = 16
+
+	whatDirect     = 32
+	whatColumns    = 64
+	whatWide       = 128
+	whatPowerOfTwo = 256
+	whatExponents  = 512
+
+	whatWeighted = 64 // of combine
+)
+
+// dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cu. Fields that are addresses lie on this GPU; offsets are those of
+// a window.
+type dispatchArgs struct {
+	group                                        device.Group
+	shape                                        shape
+	state                                        uint64
+	heads, counts, records, rows, arrived, ready uint64
+	turnBytes                                    uint64
+	direct, directScales                         uint64
+	slotBytes, rowBytes, pieces                  uint32
+	scaleWords, pieceWords                       uint32
+	zone                                         uint32
+	what, tokens, hidden                         uint32
+	block, free                                  uint32
+	_                                            uint32
+	ids, weights, x, scales                      uint64
+	home, landings, described, ranges            uint64
+	filled, credits, out, outScales              uint64
+}
+
+// combineArgs are the arguments of a combine: the Combine of kernels/combine.cu.
+type combineArgs struct {
+	group                          device.Group
+	shape                          shape
+	state                          uint64
+	heads, home, returned          uint64
+	turnBytes                      uint64
+	rowBytes, pieces, what, tokens uint32
+	biases, free                   uint32
+	routed, landings               uint64
+	y, out                         uint64
+	bias                           [2]uint64
+	filled, credits                uint64
+}
+
+// describeArgs are the arguments of a description: the Describe of kernels/describe.cu.
+type describeArgs struct {
+	shape                   shape
+	ranks, byExpert         uint32
+	landings                uint64
+	tokens, sources         uint64
+	weights                 uint64
+	experts, expertsWeights uint64
+}
+
+// Kernels lists the kernels that handles on GPUs of an architecture ("sm_90a") may need, for whoever fills a cache of them beforehand. No shape decides
+// about the code, but the types of what is quantised and summed.
+func Kernels(arch string) []kernel.Spec {
+	var all []kernel.Spec
+	for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
+		all = append(all, dispatchKernel(from, arch))
+	}
+	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
+		all = append(all, combineKernel(of, arch))
+	}
+	return append(all, describeKernel(arch))
+}
+
+// typeNumber is how kernels are told of a type.
+func typeNumber(d weft.DType) int {
+	switch d {
+	case weft.BFloat16:
+		return 1
+	case weft.Float16:
+		return 2
+	case weft.Float32:
+		return 3
+	default:
+		return 0
+	}
+}
+
+func dispatchKernel(quantize weft.DType, arch string) kernel.Spec {
+	name := "dispatch"
+	if quantize != weft.InvalidDType {
+		name = fmt.Sprintf("dispatch, quantising %v", quantize)
+	}
+	s := kernelSpec(name, "dispatch.cu", arch)
+	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(quantize))
+	s.Defines["WEFT_DISPATCH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(dispatchArgs{})))
+	return s
+}
+
+func combineKernel(of weft.DType, arch string) kernel.Spec {
+	s := kernelSpec(fmt.Sprintf("combine of %v", of), "combine.cu", arch)
+	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
+	s.Defines["WEFT_COMBINE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(combineArgs{})))
+	return s
+}
+
+func describeKernel(arch string) kernel.Spec {
+	s := kernelSpec("describe", "describe.cu", arch)
+	s.Defines["WEFT_DESCRIBE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(describeArgs{})))
+	return s
+}
+
+func kernelSpec(name, file, arch string) kernel.Spec {
+	headers := device.Headers()
+	headers["exchange.cuh"] = kernelText("exchange.cuh")
+	return kernel.Spec{Name: "ep " + name, Source: kernelText(file), Headers: headers, Defines: map[string]string{}, Arch: arch}
+}
+
+func kernelText(file string) string {
+	text, err := kernelFiles.ReadFile("kernels/" + file)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(text)
+}

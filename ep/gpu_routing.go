@@ -1,0 +1,268 @@
+package ep
+
+import (
+	"context"
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+)
+
+// gpuRouting is what the GPU engine knows of a Routing: all of it in the GPU's memory, where the kernels have put it.
+type gpuRouting struct {
+	h      *gpu
+	off    routingOffsets
+	memory *cuda.Memory
+	stream *cuda.Stream // where it was prepared
+	tokens int
+	masked uint64
+
+	counted bool // the host has asked
+	traffic Traffic
+
+	rows        *cuda.Memory // what each row is, once somebody has asked
+	description describedRows
+}
+
+// routingOffsets are where the parts of a Routing stand in its memory.
+type routingOffsets struct{ home, landings, described, ranges, total int }
+
+// describedRows are where the description of rows stands in its memory.
+type describedRows struct{ tokens, sources, weights, experts, expertWeights int }
+
+func (h *gpu) routingOffsets() (o routingOffsets) {
+	g := &h.geometry
+	region := func(size int) int {
+		from := o.total
+		o.total += (size + 127) &^ 127
+		return from
+	}
+	o.home = region(g.tokens * g.topk * pairBytes)
+	o.landings = region(g.ranks * g.tokens * g.topk * pairBytes)
+	o.described = region((2*g.local + 2*g.ranks + 1) * 4)
+	o.ranges = region(g.local * g.ranks * 8)
+	return o
+}
+
+func (h *gpu) routingBytes() int { return h.routingOffsets().total }
+
+func (h *gpu) newRouting() (*gpuRouting, error) {
+	r := &gpuRouting{h: h, off: h.routingOffsets()}
+	var err error
+	if r.memory, err = h.device.Context().Alloc(r.off.total); err != nil {
+		return nil, err
+	}
+	h.count++
+	return r, nil
+}
+
+// route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued.
+func (h *gpu) route(stream *cuda.Stream, tokens int) (*Routing, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var r *gpuRouting
+	if n := len(h.idle); n > 0 {
+		r, h.idle = h.idle[n-1], h.idle[:n-1]
+	} else {
+		status, err := stream.CaptureStatus()
+		if err != nil {
+			return nil, err
+		}
+		if status != cuda.NotCapturing {
+			return nil, weft.Unsupportedf("prepare: the memory of a Routing cannot be allocated in a capture; release one before, or prepare more before the capture")
+		}
+		if r, err = h.newRouting(); err != nil {
+			return nil, err
+		}
+	}
+	r.stream, r.tokens, r.masked, r.counted = stream, tokens, h.comm.Mask(), false
+	return &Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, epoch: h.operations}, nil
+}
+
+// settle waits for the counts if the Spec wants them on the host.
+func (h *gpu) settle(ctx context.Context, r *Routing) error {
+	if h.spec.Counts != HostCounts {
+		return nil
+	}
+	stream := r.placement.(*gpuRouting).stream
+	status, err := stream.CaptureStatus()
+	if err != nil {
+		return err
+	}
+	if status != cuda.NotCapturing {
+		return nil // they are there when they are asked for
+	}
+	return r.placement.(*gpuRouting).count(ctx)
+}
+
+func (r *gpuRouting) release() {
+	r.h.mu.Lock()
+	defer r.h.mu.Unlock()
+	if r.rows != nil {
+		// Freed memory waits for the device, so nothing enqueued can still use it.
+		_ = r.rows.Close()
+		r.rows = nil
+	}
+	if r.h.Handle.closed {
+		_ = r.memory.Close()
+		return
+	}
+	r.h.idle = append(r.h.idle, r)
+}
+
+func (r *gpuRouting) at(offset int) uint64 { return uint64(r.memory.Pointer().Add(offset)) }
+
+func (r *gpuRouting) tensor(at int, d weft.DType, shape ...int) weft.Tensor {
+	return weft.Tensor{Data: pointer(r.memory.Pointer().Add(at)), DType: d, Shape: shape}
+}
+
+// count brings the counts to the host.
+func (r *gpuRouting) count(ctx context.Context) error {
+	if r.counted {
+		return nil
+	}
+	h, g := r.h, &r.h.geometry
+	if err := h.comm.Wait(ctx, weft.StreamOf(r.stream)); err != nil {
+		return err
+	}
+	c := h.device.Context()
+	described := make([]byte, 4*(2*g.local+2*g.ranks+1))
+	if err := c.Download(described, r.memory.Pointer().Add(r.off.described)); err != nil {
+		return err
+	}
+	home := make([]byte, r.tokens*g.topk*pairBytes)
+	if err := c.Download(home, r.memory.Pointer().Add(r.off.home)); err != nil {
+		return err
+	}
+	r.traffic = Traffic{Tokens: r.tokens, Received: int(binary.LittleEndian.Uint32(described[len(described)-4:]))}
+	for t := range r.tokens {
+		var ranks uint64
+		for k := range g.topk {
+			e := int(binary.LittleEndian.Uint32(home[(t*g.topk+k)*pairBytes:])) - 1
+			if e < 0 {
+				continue
+			}
+			r.traffic.Selections++
+			ranks |= 1 << uint(e/g.local)
+		}
+		ranks &^= r.masked
+		r.traffic.Visits += bits.OnesCount64(ranks)
+		r.traffic.RemoteRows += bits.OnesCount64(ranks &^ (1 << uint(h.comm.Rank())))
+	}
+	r.counted = true
+	return nil
+}
+
+// Traffic implements [placement]. Like the other counts it waits for the stream unless the counts are on the host already.
+func (r *gpuRouting) Traffic() Traffic {
+	if r.count(context.Background()) != nil {
+		return Traffic{Tokens: r.tokens} // the failure is the communicator's, and sticks to it
+	}
+	return r.traffic
+}
+
+// Rows implements [placement].
+func (r *gpuRouting) Rows() int { return r.h.geometry.rows() }
+
+// Received implements [placement].
+func (r *gpuRouting) Received() int { return r.Traffic().Received }
+
+// Demand implements [placement]: nothing overflows.
+func (r *gpuRouting) Demand() int { return r.Traffic().Received }
+
+// ExpertCounts implements [placement].
+func (r *gpuRouting) ExpertCounts() weft.Tensor {
+	return r.tensor(r.off.described, weft.Int32, r.h.geometry.local)
+}
+
+// ExpertDemand implements [placement].
+func (r *gpuRouting) ExpertDemand() weft.Tensor { return r.ExpertCounts() }
+
+// PaddedCounts implements [placement].
+func (r *gpuRouting) PaddedCounts() weft.Tensor { return r.ExpertCounts() }
+
+// ExpertOffsets implements [placement].
+func (r *gpuRouting) ExpertOffsets() weft.Tensor {
+	return r.tensor(r.off.described+4*r.h.geometry.local, weft.Int32, r.h.geometry.local)
+}
+
+// SourceCounts implements [placement].
+func (r *gpuRouting) SourceCounts() weft.Tensor {
+	return r.tensor(r.off.described+8*r.h.geometry.local, weft.Int32, r.h.geometry.ranks)
+}
+
+// Ranges implements [placement].
+func (r *gpuRouting) Ranges() weft.Tensor {
+	return r.tensor(r.off.ranges, weft.Int64, r.h.geometry.local, r.h.geometry.ranks)
+}
+
+// SourceTokens implements [placement].
+func (r *gpuRouting) SourceTokens() weft.Tensor {
+	return r.describe(func(d *describedRows) int { return d.tokens }, weft.Int32, r.Rows())
+}
+
+// SourceRanks implements [placement].
+func (r *gpuRouting) SourceRanks() weft.Tensor {
+	return r.describe(func(d *describedRows) int { return d.sources }, weft.Int32, r.Rows())
+}
+
+// RowWeights implements [placement].
+func (r *gpuRouting) RowWeights() weft.Tensor {
+	return r.describe(func(d *describedRows) int { return d.weights }, weft.Float32, r.Rows())
+}
+
+// RowSelections implements [placement].
+func (r *gpuRouting) RowSelections() (experts, weights weft.Tensor) {
+	k := r.h.geometry.topk
+	experts = r.describe(func(d *describedRows) int { return d.experts }, weft.Int32, r.Rows(), k)
+	return experts, r.describe(func(d *describedRows) int { return d.expertWeights }, weft.Float32, r.Rows(), k)
+}
+
+// describe enqueues, where the Routing was prepared, what fills in what each row is, and returns one part of that. It is absent if it could not be had.
+func (r *gpuRouting) describe(part func(*describedRows) int, d weft.DType, shape ...int) weft.Tensor {
+	if err := r.describeRows(); err != nil {
+		return weft.Tensor{}
+	}
+	return weft.Tensor{Data: pointer(r.rows.Pointer().Add(part(&r.description))), DType: d, Shape: shape}
+}
+
+func (r *gpuRouting) describeRows() error {
+	h, g := r.h, &r.h.geometry
+	if r.rows == nil {
+		total := 0
+		region := func(size int) int {
+			from := total
+			total += (size + 127) &^ 127
+			return from
+		}
+		rows, d := r.Rows(), &r.description
+		*d = describedRows{tokens: region(4 * rows), sources: region(4 * rows)}
+		if g.layout.byExpert() {
+			d.weights = region(4 * rows)
+		} else {
+			d.experts, d.expertWeights = region(4*rows*g.topk), region(4*rows*g.topk)
+		}
+		var err error
+		if r.rows, err = h.device.Context().Alloc(max(total, 1)); err != nil {
+			return err
+		}
+	}
+	base := r.rows.Pointer()
+	zeros := r.description.weights
+	if !g.layout.byExpert() {
+		zeros = r.description.expertWeights
+	}
+	if err := r.stream.Memset(base, 0xFF, zeros); err != nil {
+		return err
+	}
+	if err := r.stream.Memset(base.Add(zeros), 0, r.rows.Size()-zeros); err != nil {
+		return err
+	}
+	a := h.describeArg
+	a.landings = r.at(r.off.landings)
+	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
+	a.weights, a.experts = uint64(base.Add(r.description.weights)), uint64(base.Add(r.description.experts))
+	a.expertsWeights = uint64(base.Add(r.description.expertWeights))
+	return h.describing.Start(r.stream)
+}

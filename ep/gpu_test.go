@@ -1,0 +1,134 @@
+package ep_test
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// openGPUs opens the machine's GPUs, or skips the test by name where there are none. WEFT_REQUIRE_GPU=1 turns the skip into a failure.
+func openGPUs(t *testing.T) []*cuda.Context {
+	t.Helper()
+	driver, err := cuda.Open()
+	if err != nil {
+		if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
+			t.Fatal(err)
+		}
+		t.Skipf("needs a GPU: %v", err)
+	}
+	var contexts []*cuda.Context
+	for _, d := range driver.Devices() {
+		c, err := d.Primary()
+		if err != nil {
+			t.Fatalf("GPU %d: %v", d.Ordinal(), err)
+		}
+		t.Cleanup(func() {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		contexts = append(contexts, c)
+	}
+	return contexts
+}
+
+// gpuCases is how many cases of the suite run for each number of ranks: WEFT_EP_CASES, 0 for all of them.
+func gpuCases(t *testing.T) int {
+	t.Helper()
+	s, ok := os.LookupEnv("WEFT_EP_CASES")
+	if !ok {
+		return 60
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 0 {
+		t.Fatalf("WEFT_EP_CASES is %q, want a number of cases, 0 for all", s)
+	}
+	return n
+}
+
+// emulatedCases is the same for emulated GPUs, which are slow.
+func emulatedCases(t *testing.T) int {
+	if _, ok := os.LookupEnv("WEFT_EP_CASES"); ok {
+		return gpuCases(t)
+	}
+	return 12
+}
+
+// gpuDeadline bounds the waits of ranks on GPUs: an operation of the suite takes milliseconds, a kernel's compilation seconds.
+const gpuDeadline = 20 * time.Second
+
+// TestOnGPUs runs the suite on ranks that are goroutines, spread over the GPUs that are there. Ranks that share a GPU need a hardware queue each: start
+// it with CUDA_DEVICE_MAX_CONNECTIONS=32.
+func TestOnGPUs(t *testing.T) {
+	contexts := openGPUs(t)
+	cases := gpuCases(t)
+	for _, n := range []int{1, 2, 3, 4, 8} {
+		used := contexts[:min(n, len(contexts))]
+		t.Run(fmt.Sprintf("%d ranks on %d GPUs", n, len(used)), func(t *testing.T) {
+			engine := eptest.NewDevice(used, weft.WithDeadline(gpuDeadline)).OfSizes(n)
+			t.Cleanup(func() {
+				if err := engine.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			start := time.Now()
+			eptest.RunSome(t, engine, cases)
+			ran := "all"
+			if cases > 0 {
+				ran = strconv.Itoa(cases)
+			}
+			t.Logf("%d ranks on %d of %d GPUs: %s cases in %v, failed: %v",
+				n, len(used), len(contexts), ran, time.Since(start).Round(time.Millisecond), t.Failed())
+		})
+	}
+}
+
+// TestOnEmulatedGPUs runs a little of the suite on kernels that the host's compiler has compiled, on a driver made of Go.
+func TestOnEmulatedGPUs(t *testing.T) {
+	emulate.Need(t)
+	machine := cudatest.New(cudatest.Config{Devices: 2})
+	emulate.Attach(machine, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true})
+	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
+	driver, err := machine.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var contexts []*cuda.Context
+	for _, d := range driver.Devices() {
+		c, err := d.Primary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		contexts = append(contexts, c)
+	}
+	t.Cleanup(func() {
+		for _, c := range contexts {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := machine.Check(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, n := range []int{1, 2, 3} {
+		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
+			engine := eptest.NewDevice(contexts, weft.WithDeadline(gpuDeadline), weft.WithKernels(cache)).OfSizes(n)
+			t.Cleanup(func() {
+				if err := engine.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			eptest.RunSome(t, engine, emulatedCases(t))
+		})
+	}
+}

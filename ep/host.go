@@ -1,0 +1,310 @@
+package ep
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/weftgo/weft"
+)
+
+// host is the engine of a handle on the host.
+type host struct {
+	*Handle
+	windows []*weft.Window
+	boards  []*board // by rank
+	pool    *pool    // received tensors
+	stage   *stage   // operands that lie in no window
+	partial *stage   // this rank's partial sums for the others
+	scalars *stage   // a number per selection, for gradients of weights
+
+	generation uint64
+	epoch      uint64 // the last operation entered
+	pending    string // the operation whose second half is still to come
+	workers    int
+
+	scratch scratch
+
+	mu   sync.Mutex
+	idle []*hostRouting
+}
+
+// scratch is what the operations of one handle, of which one runs at a time, use again and again.
+type scratch struct {
+	notices []*notice
+	cursor  []int32
+	views   []routing
+	counts  [][]int32
+	visits  [][]int32
+	zones   zones
+
+	// Sums over all ranks, and over those below this one: selections of each expert, tokens for each rank.
+	total, before           []int32
+	visitTotal, visitBefore []int32
+
+	gather   gather
+	operands []operand // by rank: of the gather's
+	mover    mover
+}
+
+func newScratch(g *geometry) scratch {
+	n := g.ranks
+	return scratch{
+		notices:  make([]*notice, n),
+		cursor:   make([]int32, max(n, g.experts)),
+		views:    make([]routing, n),
+		counts:   make([][]int32, n),
+		visits:   make([][]int32, n),
+		operands: make([]operand, n),
+		zones:    newZones(g.local),
+
+		total: make([]int32, g.experts), before: make([]int32, g.experts),
+		visitTotal: make([]int32, n), visitBefore: make([]int32, n),
+	}
+}
+
+func newHost(ctx context.Context, of *Handle) (engine, error) {
+	h := &host{Handle: of}
+	h.workers = max(1, runtime.NumCPU()/h.comm.LocalSize())
+	if err := h.allocate(ctx); err != nil {
+		return nil, errors.Join(err, h.close())
+	}
+	h.scratch = newScratch(&h.geometry)
+	h.idle = make([]*hostRouting, 0, 8)
+	return h, nil
+}
+
+func (h *host) allocate(ctx context.Context) error {
+	g, s := &h.geometry, h.spec
+	alloc := func(size int) (*weft.Window, error) {
+		w, err := h.comm.Alloc(ctx, size)
+		if err == nil {
+			h.windows = append(h.windows, w)
+		}
+		return w, err
+	}
+	size := g.windowSizes(s)
+	w, err := alloc(int(size.board))
+	if err != nil {
+		return err
+	}
+	h.boards = make([]*board, h.comm.Size())
+	for r := range h.boards {
+		if mem := w.Peer(r); mem != nil {
+			h.boards[r] = newBoard(g, mem)
+		}
+	}
+	if w, err = alloc(int(size.block) * s.Live); err != nil {
+		return err
+	}
+	h.pool = newPool(w, int(size.block), s.Live)
+	if w, err = alloc(int(size.stage)); err != nil {
+		return err
+	}
+	h.stage = &stage{window: w}
+	if size.partial > 0 {
+		if w, err = alloc(int(size.partial)); err != nil {
+			return err
+		}
+		h.partial = &stage{window: w}
+	}
+	if size.scalars > 0 {
+		if w, err = alloc(int(size.scalars)); err != nil {
+			return err
+		}
+		h.scalars = &stage{window: w}
+	}
+	return nil
+}
+
+func (h *host) memoryBytes() int {
+	n := 0
+	for _, w := range h.windows {
+		n += w.Size()
+	}
+	return n
+}
+
+func (h *host) close() error {
+	var errs []error
+	for _, w := range h.windows {
+		errs = append(errs, w.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// enter begins an operation: it takes the next epoch, which is the same on every rank.
+func (h *host) enter(op string) (epoch uint64, err error) {
+	if h.closed {
+		return 0, fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
+	}
+	if err := h.comm.Begin(op); err != nil {
+		return 0, err
+	}
+	if g := h.comm.Generation(); g != h.generation {
+		// Ranks have agreed to go on after a failure: nobody is inside an older operation, whatever it left behind.
+		h.generation, h.epoch, h.pending = g, g<<40, ""
+		h.stage.forget()
+		h.partial.forget()
+		h.scalars.forget()
+	}
+	if h.pending != "" {
+		return 0, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
+	}
+	h.epoch++
+	return h.epoch, nil
+}
+
+// onHost refuses streams. As any other refusal it goes by the notice: a rank that would not enter would leave its peers waiting.
+func onHost(op string, s *weft.Stream) error {
+	if s != nil {
+		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", op)
+	}
+	return nil
+}
+
+// resume begins the second half of the operation of the epoch.
+func (h *host) resume(op string, epoch uint64) error {
+	if h.closed {
+		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
+	}
+	if h.epoch != epoch || h.generation != h.comm.Generation() {
+		return fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", op, weft.ErrAborted)
+	}
+	h.pending = ""
+	return h.comm.Begin(op)
+}
+
+// own is this rank's board.
+func (h *host) own() *board { return h.boards[h.comm.Rank()] }
+
+// live reports whether rank takes part.
+func (h *host) live(rank int) bool { return !h.comm.Masked(rank) }
+
+// awaitNotice waits until rank has entered the epoch and returns where its operand is, or the error with which it refused.
+func (h *host) awaitNotice(ctx context.Context, epoch uint64, rank int, op string) (*notice, error) {
+	b := h.boards[rank]
+	if b == nil {
+		return nil, fmt.Errorf("%s: rank %d was masked when the handle was made: %w; make a new handle", op, rank, weft.ErrMasked)
+	}
+	if err := h.comm.Waiter().Wait(ctx, b.post[epoch&1], epoch, op, rank); err != nil {
+		return nil, h.comm.Fail(err)
+	}
+	return b.notices[epoch&1], nil
+}
+
+// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all return the error of the lowest one; if they have not
+// all made the same call, every one names another that made a different one.
+func (h *host) awaitAll(ctx context.Context, epoch uint64, op string, own error) error {
+	n := h.comm.Size()
+	for r := range n {
+		h.scratch.notices[r] = nil
+		if !h.live(r) {
+			continue
+		}
+		notice, err := h.awaitNotice(ctx, epoch, r, op)
+		if err != nil {
+			return err
+		}
+		h.scratch.notices[r] = notice
+	}
+	for r, notice := range h.scratch.notices {
+		if notice == nil {
+			continue
+		}
+		if err := h.boards[r].refusal(epoch, r, op); err != nil {
+			if r == h.comm.Rank() {
+				err = own
+			}
+			return cmp.Or(h.leave(epoch, op), err)
+		}
+	}
+	call := h.own().call(epoch)
+	for r, notice := range h.scratch.notices {
+		if notice == nil {
+			continue
+		}
+		if c := h.boards[r].call(epoch); c != call {
+			err := error(&weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: %s", weft.ErrMismatch, call.differs(c))})
+			return cmp.Or(h.leave(epoch, op), err)
+		}
+	}
+	return nil
+}
+
+// leave says that this rank has finished reading the operands of the epoch. It fails if this rank was told of a failure meanwhile: the others may
+// have gone on without it, and what it has read may be what they wrote later.
+func (h *host) leave(epoch uint64, op string) error {
+	h.own().done.Publish(epoch)
+	return h.comm.Begin(op)
+}
+
+// broken is what an operation does with a peer's words that cannot be: they are an error, unless this rank was left out and they are not meant for
+// it.
+func (h *host) broken(err *weft.PeerError) error {
+	if fault := h.comm.Begin(err.Op); fault != nil {
+		return fault
+	}
+	return h.comm.Fail(err)
+}
+
+// awaitDone waits until every unmasked rank has finished reading the operands of the epoch.
+func (h *host) awaitDone(ctx context.Context, epoch uint64, op string) error {
+	for r, b := range h.boards {
+		if b == nil || !h.live(r) {
+			continue
+		}
+		if err := h.comm.Waiter().Wait(ctx, b.done, epoch, op, r); err != nil {
+			return h.comm.Fail(err)
+		}
+	}
+	return nil
+}
+
+// post says that this rank has entered the epoch, with its operands or with the reason why it cannot.
+func (h *host) post(epoch uint64, c call, data, scales place, err error) {
+	h.own().enter(epoch, c, data, scales, err)
+}
+
+// memory resolves a place of another rank.
+func (h *host) memory(rank int, p place, op string) ([]byte, error) {
+	if p.window == 0 {
+		return nil, nil
+	}
+	w, ok := h.comm.Window(p.window)
+	if !ok || p.offset > uint64(w.Size()) || w.Peer(rank) == nil {
+		err := fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.window)
+		return nil, h.broken(&weft.PeerError{Rank: rank, Op: op, Err: err})
+	}
+	return w.Peer(rank)[p.offset:], nil
+}
+
+// parallelBytes is the size of a move from which it is worth sharing among goroutines.
+const parallelBytes = 1 << 20
+
+// job is work on rows that do not depend on each other.
+type job interface {
+	rows(from, to int)
+}
+
+// each does j for the rows [0, n), in parts side by side if the rank has processors to itself and the work is large. The result does not
+// depend on the parts.
+func (h *host) each(n, bytes int, j job) {
+	w := min(h.workers, n)
+	if w < 2 || bytes < parallelBytes {
+		j.rows(0, n)
+		return
+	}
+	spread(n, w, j)
+}
+
+func spread(n, parts int, j job) {
+	var group sync.WaitGroup
+	for i := range parts {
+		group.Go(func() { j.rows(i*n/parts, (i+1)*n/parts) })
+	}
+	group.Wait()
+}

@@ -1,0 +1,413 @@
+package ep
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/simd"
+)
+
+const opDispatch = "dispatch"
+
+// hostDispatch is a dispatch that the host engine has sent.
+type hostDispatch struct {
+	PendingDispatch PendingDispatch // what the caller holds, if it receives later
+
+	h        *host
+	r        *hostRouting
+	op       string
+	offset   int // of the memory for what arrives
+	epoch    uint64
+	borrowed bool
+	fused    bool // the Routing was made for it
+}
+
+func (h *host) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
+	d, err := h.sendRows(ctx, opDispatch, s, r, x)
+	if err != nil {
+		return nil, err
+	}
+	return d.receive(ctx)
+}
+
+func (h *host) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
+	d, err := h.sendRows(ctx, opDispatch, s, r, x)
+	if err != nil {
+		return nil, err
+	}
+	return d.pending(), nil
+}
+
+func (h *host) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {
+	d, err := h.routeRows(ctx, s, topk, weights, x)
+	if err != nil {
+		return nil, err
+	}
+	return d.receive(ctx)
+}
+
+func (h *host) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
+	d, err := h.routeRows(ctx, s, topk, weights, x)
+	if err != nil {
+		return nil, err
+	}
+	return d.pending(), nil
+}
+
+// routeRows computes the Routing of the rows and sends them.
+func (h *host) routeRows(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (hostDispatch, error) {
+	r, err := h.route(ctx, opPrepareDispatch, callPrepareDispatch, s, topk, weights, &x)
+	if err != nil {
+		return hostDispatch{}, err
+	}
+	d, err := h.sendRows(ctx, opPrepareDispatch, s, &r.Routing, x)
+	if err != nil {
+		r.Routing.Release()
+	}
+	d.fused = true
+	return d, err
+}
+
+// pending hands the dispatch to the caller.
+func (d hostDispatch) pending() *PendingDispatch {
+	d.PendingDispatch.second = &d
+	return &d.PendingDispatch
+}
+
+// sendRows returns a value, which a dispatch in one call keeps off the heap.
+func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routing, x Rows) (hostDispatch, error) {
+	epoch, err := h.enter(op)
+	if err != nil {
+		return hostDispatch{}, err
+	}
+	own := cmp.Or(onHost(op, s), r.check(h.Handle, op))
+	if own == nil {
+		own = h.checkRows(r.tokens, x, op)
+	}
+	var offset int
+	if own == nil {
+		offset, own = h.block()
+	}
+	call := newCall(callDispatch, r, false)
+	if own != nil {
+		h.post(epoch, call, place{}, place{}, own)
+		return hostDispatch{}, h.awaitAll(ctx, epoch, op, own)
+	}
+	data, scales, borrowed, err := h.offerRows(ctx, epoch, r.tokens, x, op)
+	if err != nil {
+		h.pool.put(offset)
+		return hostDispatch{}, err
+	}
+	h.post(epoch, call, data, scales, nil)
+	h.pending = op
+	return hostDispatch{h: h, r: h.placed(r), op: op, offset: offset, epoch: epoch, borrowed: borrowed}, nil
+}
+
+func (d *hostDispatch) receive(ctx context.Context) (*Received, error) {
+	out := &Received{Routing: &d.r.Routing, owner: d.h.pool, place: d.offset}
+	if err := d.finish(ctx, out); err != nil {
+		out.Release()
+		if d.fused {
+			out.Routing.Release()
+		}
+		return nil, err
+	}
+	return out, nil
+}
+
+func (d *hostDispatch) finish(ctx context.Context, out *Received) error {
+	h := d.h
+	if err := h.resume(d.op, d.epoch); err != nil {
+		return err
+	}
+	if err := h.receiveRows(ctx, d, out); err != nil {
+		return err
+	}
+	if d.borrowed {
+		return h.awaitDone(ctx, d.epoch, d.op)
+	}
+	return nil
+}
+
+// block takes memory for what arrives.
+func (h *host) block() (int, error) {
+	offset, ok := h.pool.get()
+	if !ok {
+		return 0, weft.Unsupportedf("all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live",
+			h.spec.Live)
+	}
+	return offset, nil
+}
+
+// offerRows makes rows readable for the other ranks: where they are, or quantised or copied on the stage.
+func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows, op string) (data, scales place, borrowed bool, err error) {
+	s := &h.spec
+	rowBytes, scaleBytes := s.rowBytes(), s.scaleBytes()
+	if s.Quantize == weft.InvalidDType {
+		dw, dOff, ok := h.comm.Find(x.Data.Data, tokens*rowBytes)
+		if ok && scaleBytes == 0 {
+			return place{dw.ID(), uint64(dOff), uint32(rowBytes)}, place{}, true, nil
+		}
+		if sw, sOff, both := h.comm.Find(x.Scales.Data, tokens*scaleBytes); ok && both {
+			return place{dw.ID(), uint64(dOff), uint32(rowBytes)}, place{sw.ID(), uint64(sOff), uint32(scaleBytes)}, true, nil
+		}
+	}
+	if tokens == 0 {
+		return place{}, place{}, false, nil
+	}
+	if err := h.stage.claim(ctx, h, epoch, op); err != nil {
+		return place{}, place{}, false, err
+	}
+	id := h.stage.window.ID()
+	data = place{id, 0, uint32(align(rowBytes))}
+	if scaleBytes > 0 {
+		scales = place{id, uint64(s.MaxTokens * align(rowBytes)), uint32(align(scaleBytes))}
+	}
+	h.each(tokens, tokens*rowBytes, &stager{
+		spec: s, x: x, data: data, scales: scales,
+		base:   unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())),
+		stream: tokens*rowBytes >= streamBytes,
+	})
+	return data, scales, false, nil
+}
+
+// stager copies rows to the stage, quantised or as they are.
+type stager struct {
+	spec         *Spec
+	x            Rows
+	data, scales place
+	base         unsafe.Pointer
+	stream       bool
+}
+
+func (g *stager) rows(from, to int) {
+	s := g.spec
+	rowBytes, scaleBytes := s.rowBytes(), s.scaleBytes()
+	for t := from; t < to; t++ {
+		row := unsafe.Add(g.base, t*int(g.data.stride))
+		scale := unsafe.Add(g.base, int(g.scales.offset)+t*int(g.scales.stride))
+		if s.Quantize != weft.InvalidDType {
+			in := unsafe.Add(g.x.Data.Data, t*s.Hidden*s.Quantize.Size())
+			simd.QuantizeE4M3(element(s.Quantize), row, scale, in, s.Hidden, s.scaleKind())
+			continue
+		}
+		simd.Copy(row, unsafe.Add(g.x.Data.Data, t*rowBytes), rowBytes, g.stream)
+		if scaleBytes > 0 {
+			simd.Copy(scale, unsafe.Add(g.x.Scales.Data, t*scaleBytes), scaleBytes, false)
+		}
+	}
+	if g.stream {
+		simd.StoreFence()
+	}
+}
+
+// streamBytes is the size of a move from which stores bypass the caches: more than a core's own cache holds.
+const streamBytes = 4 << 20
+
+// receiveRows pulls the rows that are this rank's from the ranks that have them.
+func (h *host) receiveRows(ctx context.Context, d *hostDispatch, out *Received) error {
+	if err := h.awaitAll(ctx, d.epoch, d.op, nil); err != nil {
+		return err
+	}
+	s, r := &h.spec, d.r
+	shape := newBlockShape(*s, r.Rows())
+	base := unsafe.Pointer(unsafe.SliceData(h.pool.window.Bytes()[d.offset:]))
+	m := &h.scratch.mover
+	*m = mover{
+		h: h, r: r, rowBytes: s.rowBytes(), scaleBytes: s.scaleBytes(),
+		dst: base, dstScales: unsafe.Add(base, shape.scalesAt), scaleRows: shape.rows,
+	}
+	if s.Layout == ExpertMajor {
+		m.scaleRows = h.geometry.capacity
+	}
+	if err := m.pull(d.op); err != nil {
+		return err
+	}
+	if err := h.leave(d.epoch, d.op); err != nil {
+		return err
+	}
+	out.setTensors(h.Handle, base, shape)
+	return nil
+}
+
+// mover pulls rows from their sources into the places that a Routing gives them.
+type mover struct {
+	h                    *host
+	r                    *hostRouting
+	rowBytes, scaleBytes int
+	dst, dstScales       unsafe.Pointer
+	scaleRows            int // rows that share a block of column-major scales
+	// visit, when set, replaces the copying of rows: it is called with every landing and its source row.
+	visit func(l landing, src unsafe.Pointer)
+
+	// The source that is being read.
+	first               int32 // its first arrival
+	data, scales        unsafe.Pointer
+	stride, scaleStride int
+	stream              bool
+}
+
+func (m *mover) pull(op string) error {
+	h, r := m.h, m.r
+	m.stream = r.kept*m.rowBytes >= streamBytes
+	me, n := h.comm.Rank(), h.comm.Size()
+	// Each rank begins with itself and goes round, so that no rank is read by all at once.
+	for i := range n {
+		src := (me + i) % n
+		from, to := r.arrive[src], r.arrive[src+1]
+		if from == to {
+			continue
+		}
+		if !h.live(src) {
+			m.zeroFrom(from, to)
+			continue
+		}
+		if err := m.open(src, r.arrivals[to-1].token, op); err != nil {
+			return err
+		}
+		m.first = from
+		h.each(int(to-from), int(to-from)*m.rowBytes, m)
+	}
+	m.zeroPads()
+	return nil
+}
+
+// rows moves arrivals of the open source.
+func (m *mover) rows(from, to int) {
+	r := m.r
+	var rows [MaxTopK]unsafe.Pointer
+	for i := m.first + int32(from); i < m.first+int32(to); i++ {
+		token := int(r.arrivals[i].token)
+		row := unsafe.Add(m.data, token*m.stride)
+		k := 0
+		for _, l := range r.landingsOf(i) {
+			if l.row < 0 {
+				continue
+			}
+			if m.visit != nil {
+				m.visit(l, row)
+				continue
+			}
+			rows[k] = unsafe.Add(m.dst, int(l.row)*m.rowBytes)
+			k++
+			if m.scaleBytes > 0 {
+				m.putScales(int(l.row), unsafe.Add(m.scales, token*m.scaleStride))
+			}
+		}
+		if m.h.spec.Wire == PerRank {
+			simd.FanOut(rows[:k], row, m.rowBytes, m.stream)
+			continue
+		}
+		for _, dst := range rows[:k] {
+			simd.Copy(dst, row, m.rowBytes, m.stream)
+		}
+	}
+	if m.stream {
+		simd.StoreFence()
+	}
+}
+
+// open finds the source's rows, and makes sure that the last one that is asked for lies inside its window.
+func (m *mover) open(src int, last int32, op string) (err error) {
+	// Read once: the source may overwrite its notice when it has gone on without this rank.
+	data, scales := m.h.scratch.notices[src].data(), m.h.scratch.notices[src].scales()
+	m.stride, m.scaleStride = int(data.stride), int(scales.stride)
+	if m.data, err = m.operand(src, data, last, m.rowBytes, op); err != nil || m.scaleBytes == 0 {
+		return err
+	}
+	m.scales, err = m.operand(src, scales, last, m.scaleBytes, op)
+	return err
+}
+
+func (m *mover) operand(src int, p place, last int32, rowBytes int, op string) (unsafe.Pointer, error) {
+	mem, err := m.h.memory(src, p, op)
+	if err != nil {
+		return nil, err
+	}
+	// A token is numbered in 31 bits and a stride is one of 32: the sum cannot wrap.
+	if need := uint64(last)*uint64(p.stride) + uint64(rowBytes); need > uint64(len(mem)) {
+		err := fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)
+		return nil, m.h.broken(&weft.PeerError{Rank: src, Op: op, Err: err})
+	}
+	return unsafe.Pointer(unsafe.SliceData(mem)), nil
+}
+
+// putScales stores the scales of a row in the order that the handle gives them; without a source, zeros.
+func (m *mover) putScales(row int, src unsafe.Pointer) {
+	if m.h.spec.ScaleOrder == RowMajorScales {
+		if src == nil {
+			simd.Zero(unsafe.Add(m.dstScales, row*m.scaleBytes), m.scaleBytes, false)
+			return
+		}
+		simd.Copy(unsafe.Add(m.dstScales, row*m.scaleBytes), src, m.scaleBytes, false)
+		return
+	}
+	// Words of four bytes: an fp32 scale, or four UE8M0 scales. Those of one zone stand together.
+	words := m.scaleBytes / 4
+	zone, at := row/m.scaleRows, row%m.scaleRows
+	out := unsafe.Slice((*uint32)(unsafe.Add(m.dstScales, 4*zone*words*m.scaleRows)), words*m.scaleRows)
+	for i := range words {
+		w := uint32(0)
+		if src != nil {
+			w = *(*uint32)(unsafe.Add(src, 4*i))
+		}
+		out[i*m.scaleRows+at] = w
+	}
+}
+
+// zeroFrom clears the rows of a source that was masked after the routing was prepared.
+func (m *mover) zeroFrom(from, to int32) {
+	for i := from; i < to; i++ {
+		for _, l := range m.r.landingsOf(i) {
+			if l.row >= 0 {
+				m.zeroRow(int(l.row))
+			}
+		}
+	}
+}
+
+// zeroPads clears the rows that fill zones up to the alignment.
+func (m *mover) zeroPads() {
+	z := &m.r.zones
+	if m.h.spec.Layout != ExpertPacked {
+		return
+	}
+	for le := range z.start {
+		for row := z.start[le] + z.kept[le]; row < z.start[le]+z.padded[le]; row++ {
+			m.zeroRow(int(row))
+		}
+	}
+}
+
+func (m *mover) zeroRow(row int) {
+	simd.Zero(unsafe.Add(m.dst, row*m.rowBytes), m.rowBytes, false)
+	if m.scaleBytes > 0 {
+		m.putScales(row, nil)
+	}
+}
+
+// element is the type under which the vector routines know d.
+func element(d weft.DType) simd.Type {
+	switch d {
+	case weft.BFloat16:
+		return simd.BF16
+	case weft.Float16:
+		return simd.F16
+	default:
+		return simd.F32
+	}
+}
+
+func (s *Spec) scaleKind() simd.ScaleKind {
+	switch {
+	case s.Payload == FP8UE8M0:
+		return simd.ScaleUE8M0
+	case s.PowerOfTwoScales:
+		return simd.ScaleF32Pow2
+	default:
+		return simd.ScaleF32
+	}
+}

@@ -1,0 +1,408 @@
+package ep
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/bits"
+
+	"github.com/weftgo/weft"
+)
+
+const (
+	opPrepare         = "prepare"
+	opPrepareDispatch = "prepare dispatch"
+)
+
+func (h *host) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+	r, err := h.route(ctx, opPrepare, callPrepare, s, topk, weights, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &r.Routing, nil
+}
+
+// route computes a Routing; x are the rows that are to go by it, if they are known.
+//
+// Every rank writes its counts and, for each (token, rank) pair, a record on its board, and reads everyone's: one exchange. From them each computes
+// where its own rows go and which rows come here, in the same way on every rank.
+func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, topk, weights weft.Tensor, x *Rows) (*hostRouting, error) {
+	epoch, err := h.enter(op)
+	if err != nil {
+		return nil, err
+	}
+	out := h.own().routing(epoch)
+	own := cmp.Or(onHost(op, s), h.writeRouting(&out, topk, weights))
+	if own == nil && x != nil {
+		own = h.checkRows(topk.Shape[0], *x, op)
+	}
+	h.post(epoch, newCall(kind, nil, false), place{}, place{}, own)
+	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
+		return nil, err
+	}
+
+	h.countBoards(epoch)
+	g := &h.geometry
+	if h.spec.Overflow == OverflowRefuse && h.spec.Capacity > 0 {
+		if o := g.overflow(h.scratch.total, h.scratch.visitTotal, h.comm.Mask(), &h.scratch.zones); o != nil {
+			return nil, cmp.Or(h.leave(epoch, op), error(o))
+		}
+	}
+	r, src := h.readRouting(&out, topk, weights)
+	if err := h.leave(epoch, op); err != nil {
+		r.Routing.Release()
+		return nil, err
+	}
+	r.Routing.epoch = epoch
+	if src >= 0 {
+		r.Routing.Release()
+		return nil, h.broken(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: its routing contradicts itself", weft.ErrMismatch)})
+	}
+	return r, nil
+}
+
+// countBoards adds up the routing of all ranks that have entered the epoch.
+func (h *host) countBoards(epoch uint64) {
+	for r, b := range h.boards {
+		h.scratch.counts[r], h.scratch.visits[r] = nil, nil
+		if h.scratch.notices[r] != nil {
+			h.scratch.views[r] = b.routing(epoch)
+			h.scratch.counts[r] = h.scratch.views[r].counts
+			h.scratch.visits[r] = h.scratch.views[r].distinct
+		}
+	}
+	sum(h.scratch.total, h.scratch.before, h.scratch.counts, h.comm.Rank())
+	sum(h.scratch.visitTotal, h.scratch.visitBefore, h.scratch.visits, h.comm.Rank())
+}
+
+func newZones(local int) zones {
+	buf := make([]int32, 4*local)
+	return carveZones(&buf, local)
+}
+
+func carveZones(buf *[]int32, local int) zones {
+	return zones{start: carve(buf, local), demand: carve(buf, local), kept: carve(buf, local), padded: carve(buf, local)}
+}
+
+// writeRouting fills this rank's part of the board.
+func (h *host) writeRouting(out *routing, topk, weights weft.Tensor) error {
+	if err := h.checkRouting(topk, weights); err != nil {
+		return err
+	}
+	g := &h.geometry
+	tokens, k := topk.Shape[0], g.topk
+	sel := selectionsOf(topk)
+	clear(out.counts)
+	clear(out.distinct)
+	for t := range tokens {
+		var ranks uint64
+		for j := range k {
+			e := sel.at(t*k + j)
+			if e == -1 {
+				continue
+			}
+			if e < 0 || e >= int64(g.experts) {
+				return weft.Invalidf("token %d selects expert %d of %d; -1 stands for none", t, e, g.experts)
+			}
+			for i := range j {
+				if sel.at(t*k+i) == e {
+					return weft.Invalidf("token %d selects expert %d twice; use -1 for the second and add its weight to the first", t, e)
+				}
+			}
+			out.counts[e]++
+			ranks |= 1 << uint(int(e)/g.local)
+		}
+		for ; ranks != 0; ranks &= ranks - 1 {
+			out.distinct[bits.TrailingZeros64(ranks)]++
+		}
+	}
+	next := int32(0)
+	cursor := h.scratch.cursor[:g.ranks]
+	for r, n := range out.distinct {
+		out.first[r], cursor[r] = next, next
+		next += n
+	}
+	var w []float32
+	if !weights.IsZero() {
+		w = weft.SliceOf[float32](weights)
+	}
+	for t := range tokens {
+		var ranks uint64
+		for j := range k {
+			e := sel.at(t*k + j)
+			if e < 0 {
+				continue
+			}
+			d := int(e) / g.local
+			rec := out.record(int(cursor[d]))
+			if ranks>>uint(d)&1 == 0 {
+				ranks |= 1 << uint(d)
+				*rec.token = int32(t)
+				for i := range rec.experts {
+					rec.experts[i] = -1
+				}
+			}
+			rec.experts[j] = int16(int(e) - d*g.local)
+			if w != nil {
+				rec.weights[j] = w[t*k+j]
+			} else {
+				rec.weights[j] = 1
+			}
+		}
+		for ; ranks != 0; ranks &= ranks - 1 {
+			cursor[bits.TrailingZeros64(ranks)]++
+		}
+	}
+	return nil
+}
+
+// readRouting computes the Routing from everyone's boards. It also returns a rank whose board makes no sense, or -1.
+func (h *host) readRouting(own *routing, topk, weights weft.Tensor) (*hostRouting, int) {
+	g := &h.geometry
+	r := h.newRouting()
+	tokens := topk.Shape[0]
+	r.Routing.tokens, r.Routing.masked = tokens, h.comm.Mask()
+	n := tokens * g.topk
+	r.ints = sized(r.ints, 2*n+tokens+1+4*g.local+2*g.ranks+1+g.ranks*g.local)
+	buf := r.ints
+	r.zones = carveZones(&buf, g.local)
+	r.experts, r.rows, r.visit = carve(&buf, n), carve(&buf, n), carve(&buf, tokens+1)
+	r.arrive, r.distinct, r.counts = carve(&buf, g.ranks+1), carve(&buf, g.ranks), carve(&buf, g.ranks*g.local)
+	g.expertZones(&r.zones, h.comm.Rank(), h.scratch.total)
+	h.readHome(r, own, topk, weights)
+	return r, h.readArrivals(r)
+}
+
+// readHome computes where this rank's tokens went.
+func (h *host) readHome(r *hostRouting, own *routing, topk, weights weft.Tensor) {
+	tokens := r.Routing.tokens
+	if weights.IsZero() {
+		r.weights = nil
+	} else {
+		r.weights = append(r.weights[:0], weft.SliceOf[float32](weights)...)
+	}
+	total := 0
+	for _, d := range own.distinct {
+		total += int(d)
+	}
+	r.visits = sized(r.visits, total)[:0]
+
+	h.firstRows()
+	sel := selectionsOf(topk)
+	var seen [weft.MaxRanks]int32 // tokens sent to each rank so far
+	for t := range tokens {
+		r.visit[t] = int32(len(r.visits))
+		ranks, kept := h.placeSelections(r, &sel, t)
+		h.placeVisits(r, t, ranks, kept, &seen)
+	}
+	r.visit[tokens] = int32(len(r.visits))
+	r.traffic.Tokens = tokens
+}
+
+// firstRows turns before, the selections of each expert by the ranks below this one, into the row of this rank's first selection. Zones of
+// ExpertMajor are alike: there what stands before in the zone is all there is to know.
+func (h *host) firstRows() {
+	g := &h.geometry
+	if g.layout != ExpertPacked {
+		return
+	}
+	z := &h.scratch.zones
+	for d := range g.ranks {
+		g.expertZones(z, d, h.scratch.total)
+		for le, start := range z.start {
+			h.scratch.before[d*g.local+le] += start
+		}
+	}
+}
+
+// placeSelections finds the rows of token t in the layouts by expert. It returns the ranks that the token goes to, and those that keep a row of it.
+func (h *host) placeSelections(r *hostRouting, sel *selections, t int) (ranks, kept uint64) {
+	g := &h.geometry
+	me, next := h.comm.Rank(), h.scratch.before
+	for i := t * g.topk; i < (t+1)*g.topk; i++ {
+		e := int32(sel.at(i))
+		r.experts[i], r.rows[i] = e, -1
+		if e < 0 {
+			continue
+		}
+		r.traffic.Selections++
+		d := int(e) / g.local
+		if !h.live(d) {
+			continue
+		}
+		ranks |= 1 << uint(d)
+		if !g.layout.byExpert() {
+			continue
+		}
+		row := next[e]
+		next[e]++
+		if int(row) >= g.capacity {
+			continue
+		}
+		if g.layout == ExpertMajor {
+			row += int32((int(e) - d*g.local) * g.capacity)
+		}
+		r.rows[i] = row
+		kept |= 1 << uint(d)
+		if d != me && h.spec.Wire == PerSelection {
+			r.traffic.RemoteRows++
+		}
+	}
+	return ranks, kept
+}
+
+// placeVisits lists the ranks that token t goes to, and finds its rows there in the layouts with one row per rank. seen counts the tokens for each
+// rank.
+func (h *host) placeVisits(r *hostRouting, t int, ranks, kept uint64, seen *[weft.MaxRanks]int32) {
+	g := &h.geometry
+	me, first := h.comm.Rank(), h.scratch.visitBefore
+	for ; ranks != 0; ranks &= ranks - 1 {
+		d := bits.TrailingZeros64(ranks)
+		v := visit{rank: int32(d), arrival: first[d] + seen[d], row: -1, live: kept>>uint(d)&1 != 0}
+		switch g.layout {
+		case RankMajor:
+			v.row, v.live = int32(me*g.tokens+t), true
+		case TokenMajor:
+			if int(v.arrival) < g.capacity {
+				v.row, v.live = v.arrival, true
+			}
+		}
+		seen[d]++
+		r.visits = append(r.visits, v)
+		if v.live {
+			r.traffic.Visits++
+			if d != me && h.spec.Wire == PerRank {
+				r.traffic.RemoteRows++
+			}
+		}
+		if g.layout.byExpert() {
+			continue
+		}
+		for i := t * g.topk; i < (t+1)*g.topk; i++ {
+			if e := r.experts[i]; e >= 0 && int(e)/g.local == d {
+				r.rows[i] = v.row
+			}
+		}
+	}
+}
+
+// readArrivals computes the rows that come to this rank. It returns a rank whose board makes no sense, or -1: a rank that the others have left behind
+// reads what they write without it, and must get out alive.
+func (h *host) readArrivals(r *hostRouting) int {
+	g := &h.geometry
+	tokens, rows, bad := h.readCounts(r)
+	if bad >= 0 {
+		return bad
+	}
+	r.arrivals = sized(r.arrivals, tokens)[:0]
+	if !g.layout.byExpert() {
+		rows += tokens
+	}
+	r.landings = sized(r.landings, rows)[:0]
+	copy(h.scratch.cursor[:g.local], r.zones.start)
+	for src := range g.ranks {
+		r.arrive[src] = int32(len(r.arrivals))
+		if r.distinct[src] > 0 && !h.readSource(r, src) {
+			return src
+		}
+	}
+	r.arrive[g.ranks] = int32(len(r.arrivals))
+
+	switch {
+	case g.layout.byExpert():
+		r.total, r.kept = r.zones.total, r.zones.rows
+	case g.layout == TokenMajor:
+		r.total, r.kept = tokens, min(tokens, g.capacity)
+	default:
+		r.total, r.kept = tokens, tokens
+	}
+	r.traffic.Received = r.kept
+	return -1
+}
+
+// readCounts takes over how much every rank sends here: tokens, and selections of each expert. It returns the sums, and a rank whose counts make no
+// sense, or -1.
+func (h *host) readCounts(r *hostRouting) (tokens, selections, bad int) {
+	g := &h.geometry
+	me := h.comm.Rank()
+	for src, c := range h.scratch.counts {
+		own := r.counts[src*g.local : (src+1)*g.local]
+		if c == nil {
+			clear(own)
+			r.distinct[src] = 0
+			continue
+		}
+		copy(own, c[me*g.local:])
+		for _, n := range own {
+			if n < 0 || int(n) > g.tokens {
+				return 0, 0, src
+			}
+			selections += int(n)
+		}
+		n := h.scratch.visits[src][me]
+		if n < 0 || int(n) > g.tokens {
+			return 0, 0, src
+		}
+		r.distinct[src] = n
+		tokens += int(n)
+	}
+	return tokens, selections, -1
+}
+
+// readSource appends the arrivals and landings of one rank's records; false if they make no sense.
+func (h *host) readSource(r *hostRouting, src int) bool {
+	g := &h.geometry
+	view, n := &h.scratch.views[src], int(r.distinct[src])
+	first := int(view.first[h.comm.Rank()])
+	if first < 0 || first > g.records()-n {
+		return false
+	}
+	last := int32(-1)
+	for i := range n {
+		rec := view.record(first + i)
+		token := *rec.token
+		if token <= last || int(token) >= g.tokens {
+			return false
+		}
+		last = token
+		arrived := len(r.arrivals)
+		r.arrivals = append(r.arrivals, arrival{token: token, first: int32(len(r.landings))})
+		if !g.layout.byExpert() {
+			row := int32(arrived)
+			if g.layout == RankMajor {
+				row = int32(src*g.tokens) + token
+			} else if arrived >= g.capacity {
+				row = -1
+			}
+			r.landings = append(r.landings, landing{row: row, k: -1})
+		}
+		if !h.land(r, &rec) {
+			return false
+		}
+	}
+	return true
+}
+
+// land appends the landings of a record's selections; false if one of them is no expert of this rank.
+func (h *host) land(r *hostRouting, rec *record) bool {
+	g := &h.geometry
+	next := h.scratch.cursor
+	for k, le := range rec.experts {
+		if le < 0 {
+			continue
+		}
+		if int(le) >= g.local {
+			return false
+		}
+		l := landing{row: int32(le), k: int32(k), weight: rec.weights[k]}
+		if g.layout.byExpert() {
+			l.row = next[le]
+			next[le]++
+			if l.row-r.zones.start[le] >= r.zones.kept[le] {
+				l.row = -1
+			}
+		}
+		r.landings = append(r.landings, l)
+	}
+	return true
+}

@@ -1,0 +1,213 @@
+package ep
+
+import "github.com/weftgo/weft"
+
+// hostRouting is what the host engine knows of a Routing.
+type hostRouting struct {
+	Routing Routing // what the caller holds
+	h       *host
+	ints    []int32 // the memory of the int32 slices below
+
+	// Home: where this rank's tokens went.
+	weights []float32 // [tokens, topk]; nil without weights
+	experts []int32   // [tokens, topk]; -1 where there is none
+	rows    []int32   // [tokens, topk]: the row at the expert's rank; -1 where nothing was sent
+	// The ranks that have token t, ascending: visits[visit[t]:visit[t+1]].
+	visit  []int32
+	visits []visit
+
+	// Here: the tokens that came, by source rank, then token: arrivals[arrive[src]:arrive[src+1]].
+	arrive   []int32
+	arrivals []arrival
+	// The rows of arrival i: landings[arrivals[i].first:arrivals[i+1].first].
+	landings []landing
+
+	zones    zones
+	counts   []int32 // [ranks, local experts]: selections by source
+	distinct []int32 // [ranks]: tokens by source
+	total    int     // rows routed here, dropped ones included
+	kept     int     // rows that exist
+	traffic  Traffic
+}
+
+// visit is a rank that has one of our tokens.
+type visit struct {
+	rank    int32
+	arrival int32 // its index among the rank's arrivals: where the rank leaves its partial sum
+	row     int32 // the token's row, for layouts with one row per rank; -1 if it was dropped
+	live    bool  // at least one row of it was kept
+}
+
+// arrival is a token that one of the ranks sends here.
+type arrival struct {
+	token int32 // at its source
+	first int32 // its first landing
+}
+
+// landing is a row of a token here.
+type landing struct {
+	row    int32
+	k      int32 // the selection; -1 for layouts with one row per rank
+	weight float32
+}
+
+func (r *hostRouting) release() {
+	h := r.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.idle) < cap(h.idle) {
+		h.idle = append(h.idle, r)
+	}
+}
+
+// newRouting takes an idle Routing, or makes one.
+func (h *host) newRouting() *hostRouting {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := len(h.idle)
+	if n == 0 {
+		r := &hostRouting{h: h}
+		r.Routing.handle, r.Routing.placement = h.Handle, r
+		return r
+	}
+	r := h.idle[n-1]
+	h.idle = h.idle[:n-1]
+	r.Routing.handle, r.traffic = h.Handle, Traffic{}
+	return r
+}
+
+// placed is the host's part of a Routing that [Routing.check] has found to be this handle's.
+func (h *host) placed(r *Routing) *hostRouting { return r.placement.(*hostRouting) }
+
+// carve cuts n numbers off the front of buf.
+func carve(buf *[]int32, n int) []int32 {
+	s := (*buf)[:n:n]
+	*buf = (*buf)[n:]
+	return s
+}
+
+// sized returns a slice of length n, in the memory of s if it is large enough.
+func sized[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+func (r *hostRouting) Traffic() Traffic { return r.traffic }
+
+func (r *hostRouting) Rows() int {
+	h := r.h
+	if h.spec.Layout.packed() && h.spec.Counts == HostCounts {
+		return r.kept
+	}
+	return h.geometry.rows()
+}
+
+func (r *hostRouting) Received() int { return r.kept }
+
+func (r *hostRouting) Demand() int { return r.total }
+
+func (r *hostRouting) ExpertCounts() weft.Tensor { return weft.TensorOf(r.zones.kept) }
+
+func (r *hostRouting) ExpertDemand() weft.Tensor { return weft.TensorOf(r.zones.demand) }
+
+func (r *hostRouting) PaddedCounts() weft.Tensor { return weft.TensorOf(r.zones.padded) }
+
+func (r *hostRouting) ExpertOffsets() weft.Tensor { return weft.TensorOf(r.zones.start) }
+
+func (r *hostRouting) SourceCounts() weft.Tensor { return weft.TensorOf(r.distinct) }
+
+func (r *hostRouting) Ranges() weft.Tensor {
+	g := &r.h.geometry
+	out := make([]int64, g.local*g.ranks)
+	for le := range g.local {
+		begin := int32(0)
+		for src := range g.ranks {
+			n := max(0, min(r.counts[src*g.local+le], r.zones.kept[le]-begin))
+			out[le*g.ranks+src] = int64(begin)<<32 | int64(n)
+			begin += n
+		}
+	}
+	return weft.TensorOf(out, g.local, g.ranks)
+}
+
+func (r *hostRouting) SourceTokens() weft.Tensor {
+	out := make([]int32, r.Rows())
+	for i := range out {
+		out[i] = -1
+	}
+	r.eachLanding(func(_ int, a arrival, l landing) { out[l.row] = a.token })
+	return weft.TensorOf(out)
+}
+
+func (r *hostRouting) SourceRanks() weft.Tensor {
+	out := make([]int32, r.Rows())
+	for i := range out {
+		out[i] = -1
+	}
+	r.eachLanding(func(src int, _ arrival, l landing) { out[l.row] = int32(src) })
+	return weft.TensorOf(out)
+}
+
+func (r *hostRouting) RowWeights() weft.Tensor {
+	out := make([]float32, r.Rows())
+	r.eachLanding(func(_ int, _ arrival, l landing) { out[l.row] = l.weight })
+	return weft.TensorOf(out)
+}
+
+func (r *hostRouting) eachLanding(f func(src int, a arrival, l landing)) {
+	for src := range r.h.geometry.ranks {
+		for i := r.arrive[src]; i < r.arrive[src+1]; i++ {
+			for _, l := range r.landingsOf(i) {
+				if l.row >= 0 {
+					f(src, r.arrivals[i], l)
+				}
+			}
+		}
+	}
+}
+
+func (r *hostRouting) RowSelections() (experts, weights weft.Tensor) {
+	k := r.h.spec.TopK
+	e := make([]int32, r.Rows()*k)
+	for i := range e {
+		e[i] = -1
+	}
+	w := make([]float32, r.Rows()*k)
+	for src := range r.h.geometry.ranks {
+		for i := r.arrive[src]; i < r.arrive[src+1]; i++ {
+			if row := r.rowOf(i); row >= 0 {
+				for _, s := range r.selectionsOf(i) {
+					e[row*k+int(s.k)] = s.row
+					w[row*k+int(s.k)] = s.weight
+				}
+			}
+		}
+	}
+	return weft.TensorOf(e, r.Rows(), k), weft.TensorOf(w, r.Rows(), k)
+}
+
+func (r *hostRouting) landingsOf(i int32) []landing {
+	from := r.arrivals[i].first
+	to := int32(len(r.landings))
+	if int(i)+1 < len(r.arrivals) {
+		to = r.arrivals[i+1].first
+	}
+	if !r.h.spec.Layout.byExpert() {
+		to = from + 1 // the row; the selections follow it
+	}
+	return r.landings[from:to]
+}
+
+// selectionsOf lists, for layouts with one row per rank, the local experts of arrival i; the landing's row holds the expert.
+func (r *hostRouting) selectionsOf(i int32) []landing {
+	from := r.arrivals[i].first + 1
+	to := int32(len(r.landings))
+	if int(i)+1 < len(r.arrivals) {
+		to = r.arrivals[i+1].first
+	}
+	return r.landings[from:to]
+}
+
+func (r *hostRouting) rowOf(i int32) int { return int(r.landings[r.arrivals[i].first].row) }

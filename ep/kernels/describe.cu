@@ -1,0 +1,41 @@
+// Describe: what a routing says of the rows that came here, one row after another, for those who ask.
+#include "exchange.cuh"
+
+namespace weft {
+
+// Go: describeArgs.
+struct Describe {
+	Shape shape;
+	u32 ranks, by_expert;
+	const Pair *landings; // [ranks][capacity][top-k]
+	// Filled with -1, -1 and 0 before.
+	int *tokens, *sources; // [rows]
+	float *weights;		   // [rows], by expert
+	// For rank-major, -1 and 0 before.
+	int *experts;			  // [rows][top-k]
+	float *expert_weights; // [rows][top-k]
+};
+
+static_assert(sizeof(Describe) == WEFT_DESCRIBE_BYTES, "the host has another idea of the arguments");
+
+} // namespace weft
+
+extern "C" __global__ void __launch_bounds__(256) weft_describe(const __grid_constant__ weft::Describe a) {
+	using namespace weft;
+	u64 n = (u64)a.ranks * a.shape.capacity * a.shape.topk;
+	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
+		Pair p = a.landings[i];
+		if (p.what == 0) continue;
+		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
+		u32 row = a.by_expert != 0 ? p.what - 1 : slot;
+		// Selections of one token by rank say the same here.
+		a.tokens[row] = (int)token;
+		a.sources[row] = (int)source;
+		if (a.by_expert != 0) {
+			a.weights[row] = number(p.weight);
+		} else {
+			a.experts[i] = (int)p.what - 1;
+			a.expert_weights[i] = number(p.weight);
+		}
+	}
+}

@@ -1,0 +1,61 @@
+// What the kernels of expert parallelism share: where things stand in a handle's window, and what they know of a batch.
+//
+// A rank's part of the window has regions that peers write, each slot by one peer only:
+//
+//	heads     3 turns x [ranks] 16 bytes: tokens of the source, tokens of it that come here
+//	counts    3 turns x [ranks][local experts] words: selections of each expert by the source
+//	records   3 turns x [ranks][capacity][top-k] pairs of words: expert + 1 and its number among the source's selections of that expert (16 bits each), weight
+//	rows      turns x [ranks][capacity] slots: what is dispatched, scales behind the row
+//	home      turns x [ranks][capacity] or [capacity][top-k] slots: what comes home
+//	arrived   [ranks][blocks] words: the epoch whose rows the block of the source has sent
+//	returned  the same for combine
+//
+// Heads, counts and records are always values that are their own flags. Rows are too (VALUE), or a word in arrived says for all rows of a block that they are
+// there (FLAG).
+#pragma once
+#include "weft.cuh"
+
+namespace weft {
+
+// A piece is 512 bytes of a row, or what is left of it: 16 bytes a lane.
+constexpr u32 PIECE = 512;
+
+// Shape is what all ranks agree on. Go: shape.
+struct Shape {
+	u32 capacity; // tokens that a rank sends at most
+	u32 topk, experts, local;
+};
+
+// Pair is what is known of a selection. Go: pair.
+struct Pair {
+	u32 what;	// records: expert + 1 | number << 16; home: expert + 1; landings: row + 1, or for rank-major local expert + 1; 0: none
+	u32 weight; // fp32
+};
+
+// rank_of is the rank of expert e.
+__device__ __forceinline__ u32 rank_of(const Shape &s, u32 e) { return e / s.local; }
+
+// Walk gives every warp its pieces, of items that have so many each: a share of all items for each block, or all items interleaved.
+struct Walk {
+	u32 at, end, step;
+
+	// Pieces [0, n) over all warps of the first `blocks` blocks, consecutive pieces side by side on different SMs.
+	__device__ static Walk spread(u32 n, u32 blocks) {
+		u32 warps = blockDim.x / 32;
+		return {threadIdx.x / 32 * blocks + blockIdx.x, n, warps * blocks};
+	}
+
+	// The share of this block: it depends on n and the number of blocks alone, so that the block that sends and the one that awaits have the same.
+	__device__ static Walk share(u32 n, u32 blocks) {
+		u32 from = (u32)((u64)n * blockIdx.x / blocks), to = (u32)((u64)n * (blockIdx.x + 1) / blocks);
+		return {from + threadIdx.x / 32, to, blockDim.x / 32};
+	}
+};
+
+// next_rank goes round from the rank after this one.
+__device__ __forceinline__ u32 next_rank(const Group &g, u32 i) {
+	u32 r = g.rank + 1 + i;
+	return r >= g.ranks ? r - g.ranks : r;
+}
+
+} // namespace weft

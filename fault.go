@@ -1,0 +1,108 @@
+package weft
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
+)
+
+// recorded is what a wait on the device left when it gave up.
+func (c *Comm) recorded() (device.Record, bool) {
+	if atomic.LoadUint32(&c.record.State) != device.RecordWritten {
+		return device.Record{}, false
+	}
+	return *c.record, true
+}
+
+// verdict says who is to blame for what a wait on the device recorded.
+func (c *Comm) verdict(r device.Record) channel.Fault {
+	peer := int(r.Peer)
+	if r.Cause != device.CauseTimeout || peer < 0 || peer >= c.size || peer == c.rank || c.Masked(peer) {
+		// It left for an abort word that meant nothing, or for no reason that we know: the operation is not complete all the same.
+		return channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}
+	}
+	cause := channel.CauseTimeout
+	switch {
+	case c.died.Load()>>uint(peer)&1 != 0:
+		cause = channel.CauseDied
+	case c.left.Load()>>uint(peer)&1 != 0: // a device cannot know
+		cause = channel.CauseLeft
+	}
+	return channel.Fault{Cause: cause, Rank: peer}
+}
+
+// recordError is the error of a fault that this rank told the others of after a wait on its device had ended.
+func (c *Comm) recordError(f channel.Fault, r device.Record) error {
+	op := device.OpName(r.Op)
+	if f.Cause == channel.CauseTimeout && f.Reporter == c.rank && f.Rank == int(r.Peer) {
+		why := fmt.Errorf("%w: epoch %d on the GPU: expected %d, seen %d", ErrTimeout, r.Epoch, r.Expected, r.Seen)
+		return &PeerError{Rank: f.Rank, Op: op, Err: why}
+	}
+	return f.Err(op)
+}
+
+// abortWord lets kernels see this rank's abort word.
+type abortWord struct {
+	pointer cuda.Pointer
+	memory  *cuda.HostMemory
+	word    *atomic.Uint64 // the true one
+	copy    *atomic.Uint64 // what kernels see, if it is not that
+	stop    chan struct{}
+	stopped sync.WaitGroup
+}
+
+// The abort word is the first thing of a control page.
+const _ = -unsafe.Offsetof(control{}.fault)
+
+// newAbortWord registers a control page with the driver. Where the driver refuses (some containers and kernels cannot pin a memory file), kernels see
+// a copy, which is at most 2 ms old.
+func newAbortWord(c *cuda.Context, page []byte) (*abortWord, error) {
+	a := &abortWord{word: (*atomic.Uint64)(unsafe.Pointer(&page[0]))}
+	var err error
+	if a.memory, err = c.RegisterHost(page, cuda.HostOptions{}); err != nil {
+		var again error
+		if a.memory, again = c.AllocHost(8, cuda.HostOptions{}); again != nil {
+			return nil, fmt.Errorf("%w (and %w)", again, err)
+		}
+		a.copy = (*atomic.Uint64)(unsafe.Pointer(&a.memory.Bytes()[0]))
+		a.refresh()
+		a.stop = make(chan struct{})
+		a.stopped.Go(a.mirror)
+	}
+	a.pointer = a.memory.Pointer()
+	return a, nil
+}
+
+func (a *abortWord) mirror() {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-a.stop:
+			return
+		case <-tick.C:
+			a.refresh()
+		}
+	}
+}
+
+// refresh brings the copy up to date, if there is one.
+func (a *abortWord) refresh() {
+	if a.copy != nil {
+		a.copy.Store(a.word.Load())
+	}
+}
+
+func (a *abortWord) close() error {
+	if a.stop != nil {
+		close(a.stop)
+		a.stopped.Wait()
+	}
+	return a.memory.Close()
+}

@@ -1,0 +1,265 @@
+package weft_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/device"
+)
+
+// abortKinds are machines that pin the control page, and that refuse to.
+func abortKinds(t *testing.T, body func(t *testing.T, refuse func(*cudatest.Machine))) {
+	t.Run("registered", func(t *testing.T) { body(t, func(*cudatest.Machine) {}) })
+	t.Run("mirrored", func(t *testing.T) {
+		body(t, func(m *cudatest.Machine) { m.Fail("cuMemHostRegister", 0, cuda.ErrNotPermitted) })
+	})
+}
+
+// TestDeviceAbort: a kernel that waits sees the abort word, which a rank's peers set, and runs again after SetMask.
+func TestDeviceAbort(t *testing.T) {
+	abortKinds(t, func(t *testing.T, refuse func(*cudatest.Machine)) {
+		m, d := machine(t, cudatest.Config{})
+		s := newSpin(m)
+		refuse(m)
+		refuse(m)
+		group := joinOn(t, d, []int{0, 0})
+		ctx := testContext(t)
+		for range 3 {
+			spinning := make(chan error)
+			go func() { spinning <- launch(group[0], "spin", group[0].Device().Abort()) }()
+			<-s.started
+			group[1].Abort()
+			// Waiting for the stream ends with the kernel, and says why it ended.
+			blames(t, 0, group[0].Wait(ctx, nil), 1, weft.ErrAborted)
+			if err := <-spinning; err != nil {
+				t.Fatal(err)
+			}
+			must(t, group, func(c *weft.Comm) error { return errors.Join(c.SetMask(ctx), c.Err()) })
+			for r, c := range group {
+				if word := m.Bytes(c.Device().Abort(), 8); *(*uint64)(unsafe.Pointer(&word[0])) != 0 {
+					t.Errorf("rank %d's kernels still see an abort word", r)
+				}
+			}
+		}
+	})
+}
+
+// TestDeviceRecord: what a wait on the device records is an error on every rank, that of the wait on its own, until SetMask.
+func TestDeviceRecord(t *testing.T) {
+	m, d := machine(t, cudatest.Config{})
+	newSpin(m)
+	group := joinOn(t, d, []int{0, 0, 0})
+	ctx := testContext(t)
+	for range 2 {
+		if err := launch(group[0], "give up", group[0].Device().Record(), uint32(device.CauseTimeout), int32(2)); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			for _, err := range []error{group[0].Begin("something"), group[0].Err(), group[0].Wait(ctx, nil), group[0].AgreeOn(ctx, "agree", "", nil)} {
+				blames(t, 0, err, 2, weft.ErrTimeout)
+				for _, word := range []string{"dispatch", "epoch 41", "expected 7", "seen 3"} {
+					if err != nil && !strings.Contains(err.Error(), word) {
+						t.Errorf("it does not say %q: %v", word, err)
+					}
+				}
+			}
+		}
+		blames(t, 1, group[1].Err(), 2, weft.ErrTimeout)
+		blames(t, 2, group[2].Err(), 2, weft.ErrTimeout)
+		must(t, group, func(c *weft.Comm) error {
+			return errors.Join(c.SetMask(ctx), c.Err(), c.AgreeOn(ctx, "agree", "", nil))
+		})
+	}
+	// The others may go on without the one that is blamed.
+	blames(t, 1, giveUp(group[1], 0), 0, weft.ErrTimeout)
+	must(t, group[1:], func(c *weft.Comm) error {
+		return errors.Join(c.SetMask(ctx, 0), c.Err(), c.AgreeOn(ctx, "agree", "without 0", nil))
+	})
+}
+
+// TestDeviceRecordOddities: records that name nobody who could be to blame fail the operation all the same.
+func TestDeviceRecordOddities(t *testing.T) {
+	for name, c := range map[string]struct {
+		cause uint32
+		peer  int32
+	}{
+		"aborted without a word": {device.CauseAbort, 1}, "nobody": {device.CauseTimeout, -1}, "no such rank": {device.CauseTimeout, 64},
+		"itself": {device.CauseTimeout, 0}, "masked": {device.CauseTimeout, 2}, "no such cause": {77, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, d := machine(t, cudatest.Config{})
+			newSpin(m)
+			group := joinOn(t, d, []int{0, 0, 0})
+			ctx := testContext(t)
+			rest := group[:2]
+			must(t, rest, func(c *weft.Comm) error { return c.SetMask(ctx, 2) })
+			if err := launch(group[0], "give up", group[0].Device().Record(), c.cause, c.peer); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				blames(t, 0, group[0].Err(), 0, weft.ErrAborted)
+				blames(t, 1, group[1].Err(), 0, weft.ErrAborted)
+			}
+			must(t, rest, func(c *weft.Comm) error { return errors.Join(c.SetMask(ctx, 2), c.Err()) })
+		})
+	}
+}
+
+// TestDeviceRecordIsLate: what the rank was told before its device gave up counts.
+func TestDeviceRecordIsLate(t *testing.T) {
+	m, d := machine(t, cudatest.Config{})
+	newSpin(m)
+	group := joinOn(t, d, []int{0, 0, 0})
+	group[1].Abort()
+	blames(t, 0, giveUp(group[0], 2), 1, weft.ErrAborted)
+}
+
+// giveUp lets a wait on the device give up on a peer.
+func giveUp(c *weft.Comm, peer int32) error {
+	if err := launch(c, "give up", c.Device().Record(), uint32(device.CauseTimeout), peer); err != nil {
+		return err
+	}
+	return c.Err()
+}
+
+// TestDeviceRecordOfOneThatLeft blames a rank that left, which kernels cannot see.
+func TestDeviceRecordOfOneThatLeft(t *testing.T) {
+	m, d := machine(t, cudatest.Config{})
+	newSpin(m)
+	group := joinOn(t, d, []int{0, 0})
+	if err := group[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	for !group[0].Waiter().Gone(1) {
+		runtime.Gosched()
+	}
+	blames(t, 0, giveUp(group[0], 1), 1, weft.ErrLeft)
+}
+
+// TestSetMaskWaitsForTheDevice: a rank that has a kernel running does not go on, nor do the others.
+func TestSetMaskWaitsForTheDevice(t *testing.T) {
+	m, d := machine(t, cudatest.Config{Devices: 2})
+	s := newSpin(m)
+	group := joinOn(t, d, []int{0, 1})
+	ctx := testContext(t)
+	stuck := make(chan error)
+	go func() { stuck <- launch(group[0], "stuck") }()
+	<-s.started
+	group[0].Abort()
+	masked := make(chan error, 2)
+	for _, c := range group {
+		go func() { masked <- c.SetMask(ctx) }()
+	}
+	// The other has published its aim, the one with the kernel must not have: nothing to wait for but that nothing happens.
+	select {
+	case err := <-masked:
+		t.Fatalf("went on beside a kernel: %v", err)
+	case <-time.After(30 * time.Millisecond):
+	}
+	s.let.Store(true)
+	if err := errors.Join(<-stuck, <-masked, <-masked); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSetMaskBesideAKernelThatStays(t *testing.T) {
+	m, d := machine(t, cudatest.Config{})
+	s := newSpin(m)
+	group := joinOn(t, d, []int{0}, weft.WithDeadline(30*time.Millisecond))
+	stuck := make(chan error)
+	go func() { stuck <- launch(group[0], "stuck") }()
+	<-s.started
+	err := group[0].SetMask(testContext(t))
+	if !errors.Is(err, weft.ErrTimeout) || !strings.Contains(err.Error(), "has not ended") {
+		t.Errorf("set mask: %v", err)
+	}
+	short, cancel := context.WithTimeout(testContext(t), time.Millisecond)
+	defer cancel()
+	if err := group[0].SetMask(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("set mask with a short context: %v", err)
+	}
+	s.let.Store(true)
+	if err := errors.Join(<-stuck, group[0].SetMask(testContext(t)), group[0].Err()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWaitEnds(t *testing.T) {
+	m, d := machine(t, cudatest.Config{})
+	s := newSpin(m)
+	group := joinOn(t, d, []int{0}, weft.WithDeadline(40*time.Millisecond))
+	stuck := make(chan error)
+	go func() { stuck <- launch(group[0], "stuck") }()
+	<-s.started
+	if err := group[0].Wait(testContext(t), nil); !errors.Is(err, weft.ErrTimeout) || !strings.Contains(err.Error(), "has not ended") {
+		t.Errorf("a wait for a kernel that stays: %v", err)
+	}
+	short, cancel := context.WithTimeout(testContext(t), 8*time.Millisecond)
+	defer cancel()
+	if err := group[0].Wait(short, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a wait with a short context: %v", err)
+	}
+	s.let.Store(true)
+	if err := errors.Join(<-stuck, group[0].Wait(testContext(t), nil)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCloseBesideAKernel: memory does not go from under a kernel.
+func TestCloseBesideAKernel(t *testing.T) {
+	m := cudatest.New(cudatest.Config{})
+	d, err := m.Open()
+	if errors.Is(err, cuda.ErrUnsupported) {
+		t.Skip(err)
+	}
+	s := newSpin(m)
+	cu := primary(t, d, 0)
+	group, errs := joinEach(t, []weft.Option{weft.WithDevice(cu), weft.WithDeadline(30 * time.Millisecond)})
+	if errs[0] != nil {
+		t.Fatal(errs[0])
+	}
+	w, err := group[0].Alloc(testContext(t), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stuck := make(chan error)
+	go func() { stuck <- launch(group[0], "stuck") }()
+	<-s.started
+	if err := group[0].Close(); !errors.Is(err, weft.ErrTimeout) {
+		t.Errorf("close: %v", err)
+	}
+	if m.Bytes(w.Pointer(), 8) == nil {
+		t.Error("the window is gone")
+	}
+	s.let.Store(true)
+	if err := errors.Join(<-stuck, w.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMirror bounds how old a copied abort word is, loosely: the machine may be busy.
+func TestMirror(t *testing.T) {
+	m, d := machine(t, cudatest.Config{})
+	m.Fail("cuMemHostRegister", 0, cuda.ErrNotSupported)
+	c := joinOn(t, d, []int{0})[0]
+	bytes := m.Bytes(c.Device().Abort(), 8)
+	word := (*atomic.Uint64)(unsafe.Pointer(&bytes[0]))
+	c.Waiter().Own.Abort(channel.Fault{Cause: channel.CauseTimeout, Rank: 0})
+	ctx := testContext(t)
+	for word.Load() == 0 {
+		if ctx.Err() != nil {
+			t.Fatal("the copy does not follow")
+		}
+		runtime.Gosched()
+	}
+}

@@ -1,0 +1,155 @@
+package eptest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/ep"
+)
+
+// Device is the engine of ranks on GPUs.
+type Device struct {
+	groups
+
+	mu      sync.Mutex
+	streams map[*weft.Comm]*rankStream
+}
+
+// rankStream is the stream of a rank, as CUDA and as Weft have it.
+type rankStream struct {
+	cuda *cuda.Stream
+	weft *weft.Stream
+}
+
+// NewDevice makes an engine whose ranks are goroutines: rank i is on the GPU of contexts[i % len(contexts)], so several share one if there are more of
+// them. Kernels that wait for each other then run side by side on one GPU, which takes a hardware queue each: start the program with
+// CUDA_DEVICE_MAX_CONNECTIONS=32. The contexts stay the caller's and outlive the engine.
+func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
+	d := &Device{streams: map[*weft.Comm]*rankStream{}}
+	d.groups = goroutines(fmt.Sprintf("goroutines on %d GPUs", len(contexts)), func(rank int) []weft.Option {
+		return append([]weft.Option{weft.WithDevice(contexts[rank%len(contexts)])}, options...)
+	})
+	return d
+}
+
+// NewDeviceRank makes the engine of a process that is one rank of several. The communicator, which is bound to a GPU, stays the caller's.
+func NewDeviceRank(c *weft.Comm) *Device {
+	return &Device{groups: process("processes on GPUs", c), streams: map[*weft.Comm]*rankStream{}}
+}
+
+// OfSizes makes the suite run with these numbers of ranks only, ascending.
+func (d *Device) OfSizes(sizes ...int) *Device {
+	d.sizes = sizes
+	return d
+}
+
+// Kind implements [Engine].
+func (d *Device) Kind() ep.Engine { return ep.GPUEngine }
+
+// Recycles implements [Engine]: rank-major rows arrive in one of three buffers in turn.
+func (d *Device) Recycles(l ep.Layout) bool { return l == ep.RankMajor }
+
+// Ranks implements [Engine].
+func (d *Device) Ranks(n int, body func(c *weft.Comm) error) error {
+	err := d.groups.Ranks(n, body)
+	if err != nil && !d.borrowed {
+		err = errors.Join(err, d.forget()) // the communicators are closed
+	}
+	return err
+}
+
+// Close closes the communicators and streams that the engine has made.
+func (d *Device) Close() error { return errors.Join(d.groups.Close(), d.forget()) }
+
+// forget closes the streams of communicators that are closed, or not the engine's.
+func (d *Device) forget() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for c, s := range d.streams {
+		if err := c.Err(); d.borrowed || errors.Is(err, weft.ErrClosed) {
+			errs = append(errs, s.cuda.Close())
+			delete(d.streams, c)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Stream implements [Engine]: a rank has one stream of its own. It returns nil, the communicator's stream, if the driver has none to give.
+func (d *Device) Stream(c *weft.Comm) *weft.Stream {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.streams[c]
+	if s == nil {
+		stream, err := c.Device().Context().NewStream(cuda.StreamOptions{})
+		if err != nil {
+			return nil
+		}
+		s = &rankStream{cuda: stream, weft: weft.StreamOf(stream)}
+		d.streams[c] = s
+	}
+	return s.weft
+}
+
+// Sync implements [Engine].
+func (d *Device) Sync(c *weft.Comm) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return c.Wait(ctx, d.Stream(c))
+}
+
+// Alloc implements [Engine]. Memory may come and go only while no rank has work that waits for another's: the driver may stop the GPU for it, and with it
+// whoever is waited for. So ranks meet before they go on with what they were given, and before they give it up.
+func (d *Device) Alloc(c *weft.Comm, size int, window bool) (Memory, error) {
+	const slack = 64 // of the host's engine, too
+	var memory io.Closer
+	var at cuda.Pointer
+	if window {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		w, err := c.Alloc(ctx, size+slack)
+		if err != nil {
+			return Memory{}, err
+		}
+		memory, at = w, w.Pointer()
+	} else {
+		m, err := c.Device().Context().Alloc(size + slack)
+		if err != nil {
+			return Memory{}, err
+		}
+		memory, at = m, m.Pointer()
+	}
+	free := func() error {
+		if err := errors.Join(d.Sync(c), meet(c)); err != nil {
+			return err // it stays: work that went wrong may still be at it
+		}
+		return memory.Close()
+	}
+	if err := meet(c); err != nil {
+		return Memory{}, errors.Join(err, memory.Close())
+	}
+	return Memory{Data: weft.DeviceTensor(at, weft.Uint8, size).Data, Free: free}, nil
+}
+
+// meet waits for the other ranks.
+func meet(c *weft.Comm) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return c.AgreeOn(ctx, "meet", "", nil)
+}
+
+// Upload implements [Engine].
+func (d *Device) Upload(c *weft.Comm, dst unsafe.Pointer, src []byte) error {
+	return c.Device().Context().Upload(weft.Tensor{Data: dst}.Pointer(), src)
+}
+
+// Download implements [Engine].
+func (d *Device) Download(c *weft.Comm, dst []byte, src unsafe.Pointer) error {
+	return c.Device().Context().Download(dst, weft.Tensor{Data: src}.Pointer())
+}

@@ -1,0 +1,119 @@
+package weft_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+)
+
+func TestReserve(t *testing.T) {
+	_, d := machine(t, cudatest.Config{Devices: 2, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 4, cuda.BlocksPerMultiprocessor: 16}})
+	group := joinOn(t, d, []int{0, 0, 1})
+	g := group[0].Device()
+	for threads, want := range map[int]int{1024: 4, 1000: 4, 512: 8, 513: 4, 256: 16, 64: 64, 32: 64, 1: 64, 0: 0, 1025: 0, -1: 0} {
+		if got := g.Room(threads); got != want {
+			t.Errorf("room for %d blocks of %d threads, want %d", got, threads, want)
+		}
+	}
+	for _, bad := range [][2]int{{0, 1}, {1025, 1}, {32, 0}, {-1, 1}, {1, -1}} {
+		if _, err := g.Reserve(bad[0], bad[1]); !errors.Is(err, weft.ErrInvalid) {
+			t.Errorf("%d blocks of %d threads: %v", bad[1], bad[0], err)
+		}
+	}
+	_, err := g.Reserve(1024, 5)
+	if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "room for 4 beside the 0") {
+		t.Errorf("more than there is: %v", err)
+	}
+	reserve := func(c *weft.Comm, threads, blocks int) *weft.Reservation {
+		t.Helper()
+		r, err := c.Device().Reserve(threads, blocks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(r.Release)
+		return r
+	}
+	half := reserve(group[0], 512, 3)
+	// Blocks of another size: 3x512 + n <= 4x(1024-512) + 512, and 3x512 + (n-1) <= 4x(1024-256) hold for n = 1024 threads.
+	if got := group[1].Device().Room(256); got != 4 {
+		t.Errorf("room for %d blocks of 256 threads beside 3 of 512 of the same GPU, want 4", got)
+	}
+	if got := group[1].Device().Room(512); got != 5 {
+		t.Errorf("room for %d blocks of 512 threads beside 3, want 5", got)
+	}
+	if got := group[1].Device().Room(1024); got != 0 {
+		t.Errorf("room for %d blocks that need a whole SM each, beside others", got)
+	}
+	if got := group[2].Device().Room(512); got != 8 {
+		t.Errorf("room for %d blocks on the other GPU, want 8", got)
+	}
+	reserve(group[1], 256, 4)
+	if _, err := g.Reserve(32, 1); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "room for 0 beside the 7") {
+		t.Errorf("with nothing left: %v", err)
+	}
+	half.Release()
+	half.Release()
+	if got := g.Room(256); got != 12 {
+		t.Errorf("room for %d blocks of 256 threads beside 4, want 12", got)
+	}
+}
+
+// TestReserveIsSafe places what fits the ledger block by block in any order, on any SM that has room: no block stands before SMs that are all too
+// full.
+func TestReserveIsSafe(t *testing.T) {
+	_, d := machine(t, cudatest.Config{Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 3}})
+	g := joinOn(t, d, []int{0})[0].Device()
+	rapid.Check(t, func(t *rapid.T) {
+		type block struct{ threads int }
+		var blocks []block
+		var held []*weft.Reservation
+		for range rapid.IntRange(1, 5).Draw(t, "handles") {
+			threads := 32 * rapid.IntRange(1, 32).Draw(t, "warps")
+			room := g.Room(threads)
+			if _, err := g.Reserve(threads, room+1); !errors.Is(err, weft.ErrUnsupported) {
+				t.Fatalf("more than the room of %d: %v", room, err)
+			}
+			if room == 0 {
+				continue
+			}
+			n := rapid.IntRange(1, room).Draw(t, "blocks")
+			r, err := g.Reserve(threads, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, r)
+			for range n {
+				blocks = append(blocks, block{threads})
+			}
+		}
+		defer func() {
+			for _, r := range held {
+				r.Release()
+			}
+		}()
+		var free, slots [3]int
+		for i := range free {
+			free[i], slots[i] = 1024, 32
+		}
+		for _, b := range rapid.Permutation(blocks).Draw(t, "order") {
+			var open []int
+			for i := range free {
+				if free[i] >= b.threads && slots[i] > 0 {
+					open = append(open, i)
+				}
+			}
+			if len(open) == 0 {
+				t.Fatalf("no room for a block of %d threads: %v, %v slots, of %v", b.threads, free, slots, blocks)
+			}
+			i := rapid.SampledFrom(open).Draw(t, "SM")
+			free[i] -= b.threads
+			slots[i]--
+		}
+	})
+}

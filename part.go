@@ -1,0 +1,415 @@
+package weft
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"sync"
+
+	"github.com/weftgo/weft/cuda"
+)
+
+// part is a rank's memory of a window on a GPU, in the terms in which its peers reach it: an allocation and where in it the window begins.
+type part struct {
+	kind    partKind
+	base    cuda.Pointer // of the allocation, in its owner's address space
+	extent  int          // of the allocation
+	offset  int
+	ipc     cuda.IPCHandle // of plain memory that other processes map
+	file    *os.File       // of virtual memory that other processes map
+	release io.Closer      // gives own memory back; nil if it is the caller's
+}
+
+type partKind uint8
+
+const (
+	virtualPart    partKind = iota + 1 // mapped allocations: descriptors between processes
+	plainPart                          // cuMemAlloc's: cudaIpc between processes, peer access within one
+	registeredPart                     // plain memory that a caller owns
+)
+
+func (p *part) pointer() cuda.Pointer { return p.base.Add(p.offset) }
+
+// discard gives back what the part holds.
+func (p *part) discard() error {
+	errs := []error{p.closeFile()}
+	if p.release != nil {
+		errs = append(errs, p.release.Close())
+		p.release = nil
+	}
+	return errors.Join(errs...)
+}
+
+// closeFile ends what holds the memory once all have mapped it.
+func (p *part) closeFile() error {
+	if p.file == nil {
+		return nil
+	}
+	f := p.file
+	p.file = nil
+	return f.Close()
+}
+
+const partSize = 1 + 3*8 + len(cuda.IPCHandle{})
+
+func (p *part) encode() []byte {
+	b := append(make([]byte, 0, partSize), byte(p.kind))
+	b = binary.LittleEndian.AppendUint64(b, uint64(p.base))
+	b = binary.LittleEndian.AppendUint64(b, uint64(p.extent))
+	b = binary.LittleEndian.AppendUint64(b, uint64(p.offset))
+	return append(b, p.ipc[:]...)
+}
+
+// parsePart reads what a peer says of its part of a window of size bytes.
+func parsePart(b []byte, size int) (p part, err error) {
+	if len(b) != partSize {
+		return p, fmt.Errorf("%w: %d bytes about its part", ErrMismatch, len(b))
+	}
+	p.kind, p.base = partKind(b[0]), cuda.Pointer(binary.LittleEndian.Uint64(b[1:]))
+	extent, offset := binary.LittleEndian.Uint64(b[9:]), binary.LittleEndian.Uint64(b[17:])
+	if p.kind < virtualPart || p.kind > registeredPart || p.base == 0 || extent == 0 || extent > math.MaxInt || offset > extent ||
+		uint64(size) > extent-offset {
+		return p, fmt.Errorf("%w: a part of kind %d, at %d of %d bytes", ErrMismatch, p.kind, offset, extent)
+	}
+	p.extent, p.offset = int(extent), int(offset)
+	copy(p.ipc[:], b[25:])
+	return p, nil
+}
+
+// allocDevice makes a window of new device memory.
+func (c *Comm) allocDevice(ctx context.Context, op string, size int) (*Window, error) {
+	own := &part{}
+	var err error
+	if size < 0 {
+		err = Invalidf("%s: %d bytes", op, size)
+	} else {
+		err = c.allocPart(ctx, own, max(size, 1))
+	}
+	if err == nil {
+		err = c.device.exportPart(own, c.inProcess != c.size)
+	}
+	return c.deviceWindow(ctx, op, size, own, err)
+}
+
+// allocPart allocates zeroed memory of the kind that all ranks have.
+func (c *Comm) allocPart(ctx context.Context, p *part, size int) error {
+	d := c.device
+	if d.virtual {
+		v, err := d.context.AllocVirtual(size, cuda.AllocationOptions{Share: d.share})
+		if err != nil {
+			return err
+		}
+		p.kind, p.base, p.extent, p.release = virtualPart, v.Pointer(), v.Size(), v
+	} else {
+		m, err := newPlain(d.context, size)
+		if err != nil {
+			return err
+		}
+		p.kind, p.base, p.extent, p.release = plainPart, m.memory.Pointer(), size, closer(m.release)
+	}
+	if err := d.stream.Memset(p.base, 0, p.extent); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
+	defer cancel()
+	return d.stream.Wait(ctx)
+}
+
+// exportPart makes what other processes need to map the part.
+func (d *Device) exportPart(p *part, otherProcesses bool) (err error) {
+	if !otherProcesses {
+		return nil
+	}
+	if p.kind != virtualPart {
+		p.ipc, err = d.context.IPCHandle(p.base)
+		return err
+	}
+	a, err := d.context.RetainAllocation(p.base, p.extent)
+	if err != nil {
+		return err
+	}
+	p.file, err = a.ExportFD()
+	return errors.Join(err, a.Close())
+}
+
+// RegisterDevice makes a window of size bytes of the caller's device memory: a plain allocation, or virtual memory within one allocation, on this
+// rank's GPU. The sizes are the same on every rank, the kinds need not be. The memory stays the caller's and must outlive the window on every rank.
+// Anything else is refused, on every rank alike, with an error that wraps [ErrUnsupported] or [ErrInvalid] and says what it is.
+func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*Window, error) {
+	const op = "register device memory"
+	if err := c.Begin(op); err != nil {
+		return nil, err
+	}
+	if c.device == nil {
+		return nil, Unsupportedf("%s: the rank is on the host; Join with WithGPU or WithDevice", op)
+	}
+	own, err := c.device.inspectPart(op, p, size, c.inProcess != c.size)
+	if err == nil {
+		err = c.device.exportPart(own, c.inProcess != c.size)
+	}
+	return c.deviceWindow(ctx, op, size, own, err)
+}
+
+// inspectPart finds out what memory it is.
+func (d *Device) inspectPart(op string, p cuda.Pointer, size int, otherProcesses bool) (*part, error) {
+	own := &part{}
+	if size <= 0 || p == 0 {
+		return own, Invalidf("%s: %d bytes at %v", op, size, p)
+	}
+	info, err := d.context.Inspect(p)
+	if err != nil {
+		return own, err
+	}
+	way := "allocate it with cuMemAlloc, cudaMalloc or cuMemCreate, or use Alloc"
+	switch {
+	case info.Kind == cuda.Unregistered:
+		return own, Unsupportedf("%s: %v is host memory that CUDA does not know; %s", op, p, way)
+	case info.Managed:
+		return own, Unsupportedf("%s: %v is managed memory, which moves; %s", op, p, way)
+	case info.Kind == cuda.Host:
+		return own, Unsupportedf("%s: %v is pinned host memory; %s", op, p, way)
+	case info.Device != d.context.Device():
+		return own, Invalidf("%s: %v is memory of another GPU, this rank's is %s", op, p, d.info.bus)
+	case uint64(p-info.Base)+uint64(size) > uint64(info.Size):
+		return own, Unsupportedf("%s: %d bytes at %v run over the end of their allocation (%d bytes at %v); memory of several allocations "+
+			"(PyTorch's expandable_segments) cannot be a window; %s", op, size, p, info.Size, info.Base, way)
+	case info.Virtual && otherProcesses && info.Share&cuda.ShareFD == 0:
+		return own, Unsupportedf("%s: %v is virtual memory that was not made to be shared by descriptors; %s", op, p, way)
+	case !info.Virtual && !info.IPC:
+		return own, Unsupportedf("%s: %v is memory that cudaIpc cannot share, of a stream-ordered pool or mapped from another process; %s", op, p, way)
+	}
+	own.kind, own.base, own.extent, own.offset = registeredPart, info.Base, info.Size, int(p-info.Base)
+	if info.Virtual {
+		own.kind = virtualPart
+	}
+	return own, nil
+}
+
+// deviceWindow makes a window of this rank's part, or tells the others why there is none. No rank returns before all have mapped all parts,
+// so what a rank shows of its memory stays there while others look.
+func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *part, err error) (*Window, error) {
+	if err != nil {
+		err = errors.Join(prefixed(op, err), own.discard())
+	}
+	data, err := c.agreeWith(ctx, op, fmt.Sprintf("%d bytes", size), own.encode(), err)
+	if err != nil {
+		return nil, errors.Join(err, own.discard())
+	}
+	w := &Window{comm: c, size: size, base: uintptr(own.pointer()), peers: make([][]byte, c.size), pointers: make([]cuda.Pointer, c.size)}
+	w.id = c.windows.next(c.Generation())
+	err = errors.Join(c.mapParts(ctx, op, w, own, data), own.closeFile())
+	// Own memory goes last: what maps it within the process has a share in it.
+	w.held = append(w.held, closer(own.discard))
+	if err != nil && c.Begin(op) != nil {
+		return nil, errors.Join(err, w.release())
+	}
+	if err := c.AgreeOn(ctx, op, "mapped", err); err != nil {
+		return nil, errors.Join(err, w.release())
+	}
+	if err := c.windows.add(op, w); err != nil {
+		return nil, errors.Join(err, w.release())
+	}
+	return w, nil
+}
+
+// prefixed puts the operation's name before an error that lacks it.
+func prefixed(op string, err error) error {
+	if errors.Is(err, ErrInvalid) || errors.Is(err, ErrUnsupported) {
+		return err
+	}
+	return deviceError(op, err)
+}
+
+// mapParts maps every unmasked rank's part for this rank's GPU.
+func (c *Comm) mapParts(ctx context.Context, op string, w *Window, own *part, data [][]byte) error {
+	parts := make([]part, c.size)
+	descriptors := false
+	for r, b := range data {
+		if b == nil {
+			continue
+		}
+		var err error
+		if parts[r], err = parsePart(b, w.size); err != nil {
+			return &PeerError{Rank: r, Op: op, Err: err}
+		}
+		descriptors = descriptors || parts[r].kind == virtualPart
+	}
+	files := make([]*os.File, c.size)
+	if descriptors && c.inProcess != c.size {
+		if err := c.exchangeFiles(ctx, op, w.id, own.file, files); err != nil {
+			return err
+		}
+		defer func() {
+			for _, f := range files {
+				if f != nil {
+					_ = f.Close() // what was imported stays
+				}
+			}
+		}()
+	}
+	for r := range parts {
+		p := &parts[r]
+		var err error
+		switch {
+		case r == c.rank:
+			w.pointers[r] = own.pointer()
+		case data[r] == nil:
+		case p.kind == virtualPart:
+			err = c.mapVirtual(w, r, p, files[r])
+		default:
+			err = c.mapPlain(w, r, p)
+		}
+		if err != nil {
+			there, here := c.device.places[r].bus, c.device.info.bus
+			return deviceError(fmt.Sprintf("%s: rank %d's part on GPU %s, from rank %d on GPU %s", op, r, there, c.rank, here), err)
+		}
+	}
+	return nil
+}
+
+// exchangeFiles gives the descriptors of this rank's part to the ranks of other processes, and takes theirs. A rank whose part has none gives
+// one of nothing.
+func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.File, files []*os.File) error {
+	if own == nil {
+		nothing, err := os.Open(os.DevNull)
+		if err != nil {
+			return c.Fail(fmt.Errorf("%s: %w", op, err))
+		}
+		defer nothing.Close()
+		own = nothing
+	}
+	ctx, cancel := c.bounded(ctx, op)
+	defer cancel()
+	fds, err := c.mesh.ExchangeFD(ctx, id, int(own.Fd()), func(r int) bool { return c.Masked(r) || c.sameProcess[r] })
+	if err != nil {
+		return c.meshError(op, err)
+	}
+	for r, fd := range fds {
+		if r != c.rank && fd >= 0 {
+			files[r] = os.NewFile(uintptr(fd), "CUDA allocation")
+		}
+	}
+	return nil
+}
+
+// mapVirtual maps another rank's virtual memory for this rank's GPU.
+func (c *Comm) mapVirtual(w *Window, r int, p *part, file *os.File) error {
+	var a *cuda.Allocation
+	var err error
+	switch {
+	case c.sameProcess[r]:
+		a, err = c.device.context.RetainAllocation(p.base, p.extent)
+	case file == nil:
+		err = fmt.Errorf("%w: it sent no descriptor", ErrMismatch)
+	default:
+		a, err = c.device.context.ImportFD(file, p.extent)
+	}
+	if err != nil {
+		return err
+	}
+	v, err := c.device.context.Map([]*cuda.Allocation{a})
+	if err != nil {
+		return errors.Join(err, a.Close())
+	}
+	w.held = append(w.held, v)
+	w.pointers[r] = v.Pointer().Add(p.offset)
+	return nil
+}
+
+// mapPlain gets at another rank's plain memory. Within the process it has an address already.
+func (c *Comm) mapPlain(w *Window, r int, p *part) error {
+	d := c.device
+	if !c.sameProcess[r] {
+		m, err := d.context.OpenIPC(p.ipc)
+		if err != nil {
+			return err
+		}
+		w.held = append(w.held, m)
+		w.pointers[r] = m.Pointer().Add(p.offset)
+		return nil
+	}
+	if p.kind == plainPart {
+		m, err := retain(p.base)
+		if err != nil {
+			return err
+		}
+		w.held = append(w.held, m)
+	}
+	w.pointers[r] = p.pointer()
+	if d.devices[r] == d.context.Device() {
+		return nil
+	}
+	if d.devices[r] == nil {
+		return fmt.Errorf("%w: the driver does not know the GPU of this process's rank %d", ErrUnsupported, r)
+	}
+	peer, err := d.devices[r].Primary()
+	if err != nil {
+		return err
+	}
+	w.held = append(w.held, peer)
+	return d.context.EnablePeer(peer)
+}
+
+// plain counts who uses plain allocations of this process, by address: ranks that are goroutines share one pointer, and the last to let go frees.
+var plain struct {
+	sync.Mutex
+	users map[cuda.Pointer]*plainMemory
+}
+
+type plainMemory struct {
+	context *cuda.Context // a reference of its own: the owner's may go before the last user
+	memory  *cuda.Memory
+	count   int
+}
+
+// newPlain allocates memory with its owner as the only user.
+func newPlain(c *cuda.Context, size int) (*plainMemory, error) {
+	c, err := c.Device().Primary()
+	if err != nil {
+		return nil, err
+	}
+	m, err := c.Alloc(size)
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	plain.Lock()
+	defer plain.Unlock()
+	if plain.users == nil {
+		plain.users = map[cuda.Pointer]*plainMemory{}
+	}
+	p := &plainMemory{context: c, memory: m, count: 1}
+	plain.users[m.Pointer()] = p
+	return p, nil
+}
+
+// retain counts one more user.
+func retain(at cuda.Pointer) (io.Closer, error) {
+	plain.Lock()
+	defer plain.Unlock()
+	p := plain.users[at]
+	if p == nil {
+		return nil, fmt.Errorf("%w: its owner has given it up", ErrAborted)
+	}
+	p.count++
+	return closer(p.release), nil
+}
+
+func (p *plainMemory) release() error {
+	plain.Lock()
+	defer plain.Unlock()
+	if p.count--; p.count > 0 {
+		return nil
+	}
+	delete(plain.users, p.memory.Pointer())
+	return errors.Join(p.memory.Close(), p.context.Close())
+}
+
+// closer makes an [io.Closer] of a function that is called once.
+type closer func() error
+
+// Close implements [io.Closer].
+func (c closer) Close() error { return c() }

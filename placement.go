@@ -1,0 +1,160 @@
+package weft
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/weftgo/weft/cuda"
+)
+
+// placement is what a rank tells the others of its GPU.
+type placement struct {
+	uuid    cuda.UUID
+	sms     int
+	blocks  int // that an SM can hold
+	virtual bool
+	fd      bool   // virtual memory can be shared by descriptors
+	bus     string // its place on the bus
+	arch    string
+}
+
+func placementOf(d *cuda.Device) (p placement, err error) {
+	if p.uuid, err = d.UUID(); err != nil {
+		return p, err
+	}
+	if p.bus, err = d.PCIBusID(); err != nil {
+		return p, err
+	}
+	if p.arch, err = d.Architecture(); err != nil {
+		return p, err
+	}
+	if p.sms, err = d.Multiprocessors(); err != nil {
+		return p, err
+	}
+	if p.blocks, err = d.Attribute(cuda.BlocksPerMultiprocessor); err != nil {
+		return p, err
+	}
+	p.virtual, p.fd = d.Has(cuda.VirtualMemory), d.Has(cuda.HandleTypeFD)
+	return p, nil
+}
+
+const (
+	maxBus     = 32
+	hasVirtual = 1
+	hasFD      = 2
+)
+
+// words encodes the placement. The others need neither the architecture nor how many blocks an SM holds.
+func (p placement) words() string {
+	b := append([]byte(nil), p.uuid[:]...)
+	b = binary.LittleEndian.AppendUint32(b, uint32(p.sms))
+	var flags byte
+	if p.virtual {
+		flags |= hasVirtual
+	}
+	if p.fd {
+		flags |= hasFD
+	}
+	return string(append(append(b, flags), p.bus...))
+}
+
+func parsePlacement(b []byte) (p placement, err error) {
+	const fixed = 16 + 4 + 1
+	if len(b) < fixed || len(b) > fixed+maxBus {
+		return p, fmt.Errorf("%w: %d bytes about its GPU", ErrMismatch, len(b))
+	}
+	sms, flags := binary.LittleEndian.Uint32(b[16:]), b[20]
+	if sms == 0 || sms > 1<<16 {
+		return p, fmt.Errorf("%w: a GPU of %d multiprocessors", ErrMismatch, sms)
+	}
+	p = placement{sms: int(sms), virtual: flags&hasVirtual != 0, fd: flags&hasFD != 0, bus: string(b[fixed:])}
+	copy(p.uuid[:], b)
+	return p, nil
+}
+
+// settle learns from the cards where all ranks are. It refuses, on every rank alike, a communicator of which only some are on GPUs, and one
+// of which a rank could not get at its own. d is nil on the host; own is why there is no device.
+func (d *Device) settle(cards []card, inProcess int, own error) error {
+	if own != nil {
+		return own
+	}
+	notes := make([][]byte, len(cards))
+	var onGPU, onHost []int
+	for r, c := range cards {
+		switch {
+		case len(c.device) == 0:
+			onHost = append(onHost, r)
+		case c.device[0] == '!':
+			notes[r] = c.device
+		default:
+			onGPU = append(onGPU, r)
+		}
+	}
+	if err := agreed("join", notes); err != nil {
+		return err
+	}
+	if len(onGPU) > 0 && len(onHost) > 0 {
+		return Unsupportedf("join: ranks %v are on GPUs and ranks %v on the host; give all of them WithGPU or WithDevice, or none", onGPU, onHost)
+	}
+	if d == nil {
+		return nil
+	}
+	d.sms, d.virtual = d.info.sms, true
+	fd := true
+	for r, c := range cards {
+		p, err := parsePlacement(wordsOf(c.device))
+		if err != nil {
+			return &PeerError{Rank: r, Op: "join", Err: err}
+		}
+		d.sms, d.virtual, fd = min(d.sms, p.sms), d.virtual && p.virtual, fd && p.fd
+		d.places = append(d.places, p)
+		d.devices = append(d.devices, d.find(p.uuid))
+	}
+	if inProcess != len(cards) {
+		d.virtual, d.share = d.virtual && fd, cuda.ShareFD
+	}
+	return nil
+}
+
+// find is the GPU in this process's driver, or nil if the process cannot see it.
+func (d *Device) find(u cuda.UUID) *cuda.Device {
+	all := d.context.Device().Driver().Devices()
+	i := slices.IndexFunc(all, func(o *cuda.Device) bool {
+		got, err := o.UUID()
+		return err == nil && got == u
+	})
+	if i < 0 {
+		return nil
+	}
+	return all[i]
+}
+
+// reach refuses a peer whose memory this rank's GPU cannot use. Of a GPU that this process does not see nothing is known before its memory is mapped.
+func (d *Device) reach(rank int) error {
+	for r, other := range d.devices {
+		if other == nil || other == d.context.Device() {
+			continue
+		}
+		can, err := d.context.Device().CanAccessPeer(other)
+		if err != nil {
+			return deviceError("join", err)
+		}
+		if !can {
+			return Unsupportedf("join: rank %d's GPU %s cannot reach the memory of rank %d's GPU %s; choose GPUs that NVLink or PCIe peer access connects "+
+				"(nvidia-smi topo -p2p r shows them), or join on the host", rank, d.info.bus, r, d.places[r].bus)
+		}
+	}
+	return nil
+}
+
+// note is what a rank's card says of its device.
+func (d *Device) note(unbound error) []byte {
+	switch {
+	case unbound != nil:
+		return noteOf("", unbound)
+	case d == nil:
+		return nil
+	}
+	return noteOf(d.info.words(), nil)
+}

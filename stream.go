@@ -1,0 +1,68 @@
+package weft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/weftgo/weft/cuda"
+)
+
+// Stream is an ordered queue of work on a device. On the host there is none: a nil Stream means that the call returns when its
+// work is done.
+type Stream struct{ stream *cuda.Stream }
+
+// StreamOf makes operations of this package's users enqueue on a stream of CUDA's, which stays its owner's. It returns nil for nil.
+func StreamOf(s *cuda.Stream) *Stream {
+	if s == nil {
+		return nil
+	}
+	return &Stream{stream: s}
+}
+
+// CUDA is the stream that StreamOf was given, or nil.
+func (s *Stream) CUDA() *cuda.Stream {
+	if s == nil {
+		return nil
+	}
+	return s.stream
+}
+
+// errSlice ends a slice of a longer wait.
+var errSlice = errors.New("slice of a wait")
+
+// Wait waits until what was enqueued on the stream has happened, the Comm's own stream if s is nil, and returns the failure that an operation has met
+// meanwhile, if one has: a bare synchronise cannot tell. It ends when ctx does, or a little after the deadline, by which waits on the device have
+// given up. The work may then still be there, and can be waited for again. On the host it returns the failure, if there is one.
+func (c *Comm) Wait(ctx context.Context, s *Stream) error {
+	const op = "wait"
+	if c.closed.Load() || c.device == nil {
+		return c.Begin(op)
+	}
+	stream := s.CUDA()
+	if stream == nil {
+		stream = c.device.stream
+	}
+	timeout := c.waiter.Timeout + c.waiter.Timeout/4
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)
+	defer cancel()
+	// Between the slices it looks for a record: the work behind a wait that has given up must leave, too.
+	for {
+		slice, done := context.WithTimeoutCause(ctx, 5*time.Millisecond, errSlice)
+		err := stream.Wait(slice)
+		done()
+		fault := c.Begin(op)
+		switch {
+		case errors.Is(err, errSlice):
+			continue
+		case fault != nil:
+			return fault
+		case err != nil && ctx.Err() != nil:
+			return fmt.Errorf("%s: the stream's work has not ended: %w", op, err)
+		case err != nil:
+			return deviceError(op, err)
+		}
+		return nil
+	}
+}
