@@ -52,11 +52,17 @@ func (m *Memory) Pointer() Pointer { return m.pointer }
 func (m *Memory) Size() int { return m.size }
 
 // Upload copies src to the device and waits for it. src may be any memory.
+//
+// The driver's own call returns when it has read memory that is not pinned, and the bytes may reach the device later than a kernel of a stream that does not
+// wait for the default one: so this waits for the default stream.
 func (c *Context) Upload(dst Pointer, src []byte) error {
 	if len(src) == 0 {
 		return nil
 	}
-	return c.check("cuMemcpyHtoD", c.table.MemcpyHtoD(c.handle, sys.Pointer(dst), unsafe.Pointer(&src[0]), uint64(len(src))))
+	if err := c.check("cuMemcpyHtoD", c.table.MemcpyHtoD(c.handle, sys.Pointer(dst), unsafe.Pointer(&src[0]), uint64(len(src)))); err != nil {
+		return err
+	}
+	return c.check("cuStreamSynchronize", c.table.StreamSynchronize(c.handle, 0))
 }
 
 // Download copies from the device and waits for it. dst may be any memory.

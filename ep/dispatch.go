@@ -72,9 +72,10 @@ func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x
 	return h.engine.sendDispatch(ctx, s, r, x)
 }
 
-// PrepareDispatch is Prepare, then Dispatch by the Routing that it makes: what inference uses, where every batch has routing of its own that one dispatch
-// and one combine go by. The Routing is that of what it returns; Release of both, when the batch is done, lets the next one use their memory again.
-// It is one call on every rank: others may not call Prepare and Dispatch instead. If it is refused nothing has moved, and there is no Routing.
+// PrepareDispatch is Prepare, then Dispatch by the Routing that it makes: what inference uses, where every batch has routing of its own that one
+// dispatch and one combine go by. The Routing is that of what it returns; Release of both, when the batch is done, lets the next one use their
+// memory again. It is one call on every rank: others may not call Prepare and Dispatch instead. If it is refused nothing has moved, and there is
+// no Routing.
 //
 // On GPUs the routing travels with the rows, in one exchange instead of two. The host, where an exchange of counts costs little, makes two.
 func (h *Handle) PrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {

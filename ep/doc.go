@@ -10,14 +10,15 @@
 //	Dispatch  moves the tokens' rows there
 //	Combine   brings the experts' rows home and sums them, weighted or not
 //
-// and for training DispatchBackward and CombineBackward, which are the same two moves with roles exchanged. A Routing may be used for any
-// number of moves. Inference, whose routing is used once, calls PrepareDispatch instead of the first two. What dispatches and what combines can be cut in
-// two: send now, receive later.
+// and for training DispatchBackward and CombineBackward, which are the same two moves with roles exchanged. A Routing may be used for any number
+// of moves. Inference, whose routing is used once, calls PrepareDispatch instead of the first two. What dispatches and what combines can be cut
+// in two: send now, receive later.
 //
 // # Engines
 //
-// What moves the rows of a handle follows from its communicator: the host engine between ranks on the host, the GPU engine between ranks that are bound
-// to GPUs. A Handle keeps what they share: the Spec, where rows stand, what arguments must look like. The sections below are about the host engine.
+// What moves the rows of a handle follows from its communicator: the host engine between ranks on the host, the GPU engine between ranks that are
+// bound to GPUs. A Handle keeps what they share: the Spec, where rows stand, what arguments must look like. The sections below are about the host
+// engine.
 //
 // # Data flow on the host
 //

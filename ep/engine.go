@@ -29,8 +29,8 @@ func engineOf(comm *weft.Comm) Engine {
 	return HostEngine
 }
 
-// engine moves the rows of one handle. Its methods are those of [Handle] by the same names, which say what they mean; the engine checks the arguments,
-// for how a refusal reaches the other ranks is its affair.
+// engine moves the rows of one handle. Its methods are those of [Handle] by the same names, which say what they mean; the engine checks the
+// arguments, for how a refusal reaches the other ranks is its affair.
 type engine interface {
 	prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error)
 	dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error)

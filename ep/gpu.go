@@ -39,8 +39,7 @@ type gpu struct {
 
 	generation uint64
 	operations uint64 // enqueued in this generation
-	sent       uint64 // the operation whose second half is still to come
-	pending    string
+	pending    string // the operation whose second half is still to come
 
 	mu    sync.Mutex
 	used  []bool // places of received rows
@@ -48,9 +47,6 @@ type gpu struct {
 	idle  []*gpuRouting
 	count int // Routings that hold memory
 }
-
-// onGPU reports whether the communicator's ranks are bound to GPUs.
-func onGPU(c *weft.Comm) bool { return c.Device() != nil }
 
 // newGPU makes the engine of a handle on GPUs.
 func newGPU(ctx context.Context, of *Handle) (engine, error) {
@@ -73,7 +69,7 @@ func (h *gpu) open(ctx context.Context) error {
 		return err
 	}
 	h.regions = newRegions(&h.geometry, h.spec, h.tuning, dispatchBlocks, combineBlocks)
-	h.locals = newLocals(&h.geometry)
+	h.locals = newLocals(&h.geometry, dispatchBlocks, combineBlocks)
 	if h.window, err = h.comm.Alloc(ctx, int(h.regions.total)); err != nil {
 		return err
 	}
@@ -95,21 +91,10 @@ type functions struct{ dispatch, combine, describe *cuda.Function }
 func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	arch := h.device.Arch()
 	specs := []kernel.Spec{describeKernel(arch), dispatchKernel(h.spec.Quantize, arch)}
-	names := []string{"weft_describe", "weft_dispatch_flag", "weft_combine_partial_flag"}
-	if h.tuning.valueDispatch {
-		names[1] = "weft_dispatch_value"
-	}
+	names := []string{"weft_describe", h.tuning.dispatchName(), ""}
 	if h.spec.combines() {
-		specs = append(specs, combineKernel(h.spec.Output, arch))
-		exact := h.spec.Layout.byExpert() && h.spec.Reduction == Exact
-		switch {
-		case exact && h.tuning.valueCombine:
-			names[2] = "weft_combine_exact_value"
-		case exact:
-			names[2] = "weft_combine_exact_flag"
-		case h.tuning.valueCombine:
-			names[2] = "weft_combine_partial_value"
-		}
+		specs = append(specs, combineKernel(combineForm(h.spec), h.spec.Output, arch))
+		names[2] = h.tuning.combineName(h.spec, h.geometry.ranks)
 	}
 	cubins, err := h.device.Kernels().LoadAll(ctx, specs)
 	if err != nil {
@@ -144,14 +129,14 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 	err = cmp.Or(err, again)
 	weight := max(dispatchWeight, combineWeight)
 
-	// What every rank could have: the room on its GPU, shared with the ranks that are there too. By default half of it is left for others.
+	// What every rank could have: the room on its GPU, shared with the ranks that are there too. By default a quarter of it is left for others.
 	bus, again := h.device.Context().Device().PCIBusID()
 	err = cmp.Or(err, again)
 	room := h.device.Room(weight)
 	if h.spec.SMs > 0 {
 		room = min(room, h.spec.SMs*(1024/weight))
 	} else {
-		room /= 2
+		room -= room / 4
 	}
 	note := binary.LittleEndian.AppendUint32(nil, uint32(room))
 	all, again := h.comm.Agree(ctx, op, append(note, bus...))
@@ -206,7 +191,7 @@ func (h *gpu) allocate() (err error) {
 func (h *gpu) begin() error {
 	r, s := &h.regions, h.device.Stream()
 	base := h.window.Pointer()
-	empty := []struct{ at, size int64 }{{r.heads, r.arrived - r.heads}}
+	empty := []struct{ at, size int64 }{{r.counts, r.arrived - r.counts}}
 	if h.tuning.valueDispatch {
 		empty = append(empty, struct{ at, size int64 }{r.rows, r.rowTurns * r.rowTurn})
 	}
@@ -246,7 +231,10 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 	for rank := range g.ranks {
 		group.Window[rank] = uint64(h.window.PeerPointer(rank))
 	}
-	own := shape{uint32(g.tokens), uint32(g.topk), uint32(g.experts), uint32(g.local)}
+	own := shape{
+		capacity: uint32(g.tokens), topk: uint32(g.topk), experts: uint32(g.experts), local: uint32(g.local),
+		reciprocal: uint32((1<<32 + g.local - 1) / g.local), // 0 for 1, of which kernels know
+	}
 	at := func(offset int) uint64 { return uint64(h.memory.Pointer().Add(offset)) }
 	major, err := h.device.Context().Device().Attribute(cuda.ComputeCapabilityMajor)
 	if err != nil {
@@ -256,16 +244,16 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 
 	d := dispatchArgs{
 		group: group, shape: own, state: at(h.locals.dispatch),
-		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows), arrived: uint64(r.arrived), ready: uint64(r.ready),
-		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()), pieces: uint32(ceil(s.rowBytes(), pieceBytes)),
+		counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows), arrived: uint64(r.arrived), ready: uint64(r.ready),
+		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()), pieces: uint32(ceil(s.rowBytes(), h.tuning.dispatchUnits*unitBytes)),
 		scaleWords: uint32(s.scaleBytes() / 4), hidden: uint32(s.Hidden),
 		filled: at(h.locals.filled), credits: at(h.locals.credits), zone: uint32(g.capacity),
 	}
 	switch s.Payload {
 	case FP8:
-		d.pieceWords = pieceBytes / ScaleBlock
+		d.pieceWords = uint32(h.tuning.dispatchUnits * unitBytes / ScaleBlock)
 	case FP8UE8M0:
-		d.pieceWords = 1
+		d.pieceWords = uint32(h.tuning.dispatchUnits)
 	default:
 		d.pieceWords = uint32(ceil(int(d.scaleWords), int(d.pieces)))
 	}
@@ -308,11 +296,8 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 	c := combineArgs{
 		group: group, shape: own, state: at(h.locals.combine),
 		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
-		rowBytes: uint32(s.outputBytes()), pieces: uint32(ceil(s.outputBytes(), pieceBytes)),
+		rowBytes: uint32(s.outputBytes()), pieces: uint32(ceil(s.outputBytes(), unitBytes)),
 		filled: at(h.locals.combineFilled), credits: at(h.locals.credits),
-	}
-	if g.layout.byExpert() {
-		c.what |= whatByExpert
 	}
 	if s.Sum == Weighted {
 		c.what |= whatWeighted

@@ -15,10 +15,14 @@ import (
 var kernelFiles embed.FS
 
 // shape is what all ranks of a handle agree on: the Shape of kernels/exchange.cuh.
-type shape struct{ capacity, topk, experts, local uint32 }
+type shape struct {
+	capacity, topk, experts, local uint32
+	reciprocal                     uint32 // of local
+	_                              uint32
+}
 
 // pair is what is known of a selection: the Pair of kernels/exchange.cuh.
-type pair struct{ what, weight uint32 }
+type pair struct{ what, weight uint32 } //nolint:unused // its size is what is used
 
 const pairBytes = int(unsafe.Sizeof(pair{}))
 
@@ -42,21 +46,21 @@ const (
 // dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cu. Fields that are addresses lie on this GPU; offsets are those of
 // a window.
 type dispatchArgs struct {
-	group                                        device.Group
-	shape                                        shape
-	state                                        uint64
-	heads, counts, records, rows, arrived, ready uint64
-	turnBytes                                    uint64
-	direct, directScales                         uint64
-	slotBytes, rowBytes, pieces                  uint32
-	scaleWords, pieceWords                       uint32
-	zone                                         uint32
-	what, tokens, hidden                         uint32
-	block, free                                  uint32
-	_                                            uint32
-	ids, weights, x, scales                      uint64
-	home, landings, described, ranges            uint64
-	filled, credits, out, outScales              uint64
+	group                                 device.Group
+	shape                                 shape
+	state                                 uint64
+	counts, records, rows, arrived, ready uint64
+	turnBytes                             uint64
+	direct, directScales                  uint64
+	slotBytes, rowBytes, pieces           uint32
+	scaleWords, pieceWords                uint32
+	zone                                  uint32
+	what, tokens, hidden                  uint32
+	block, free                           uint32
+	_                                     uint32
+	ids, weights, x, scales               uint64
+	home, landings, described, ranges     uint64
+	filled, credits, out, outScales       uint64
 }
 
 // combineArgs are the arguments of a combine: the Combine of kernels/combine.cu.
@@ -91,8 +95,10 @@ func Kernels(arch string) []kernel.Spec {
 	for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
 		all = append(all, dispatchKernel(from, arch))
 	}
-	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
-		all = append(all, combineKernel(of, arch))
+	for _, form := range []int{rankForm, partialForm, exactForm} {
+		for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
+			all = append(all, combineKernel(form, of, arch))
+		}
 	}
 	return append(all, describeKernel(arch))
 }
@@ -122,8 +128,27 @@ func dispatchKernel(quantize weft.DType, arch string) kernel.Spec {
 	return s
 }
 
-func combineKernel(of weft.DType, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("combine of %v", of), "combine.cu", arch)
+// The forms of combine: WEFT_FORM of kernels/combine.cu.
+const (
+	rankForm    = 1 // rank-major rows
+	partialForm = 2 // rows by expert, summed at their rank first
+	exactForm   = 3 // rows by expert, summed at home
+)
+
+func combineForm(s Spec) int {
+	switch {
+	case !s.Layout.byExpert():
+		return rankForm
+	case s.Reduction == Partial:
+		return partialForm
+	default:
+		return exactForm
+	}
+}
+
+func combineKernel(form int, of weft.DType, arch string) kernel.Spec {
+	s := kernelSpec(fmt.Sprintf("combine %d of %v", form, of), "combine.cu", arch)
+	s.Defines["WEFT_FORM"] = strconv.Itoa(form)
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_COMBINE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(combineArgs{})))
 	return s

@@ -1,14 +1,17 @@
 package ep
 
-import "github.com/weftgo/weft"
+import (
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/device"
+)
 
 // regions are where the parts of a handle's window stand: what kernels/exchange.cuh describes. Blocks of received rows are in it where senders write them directly.
 type regions struct {
-	heads, combineHeads, counts, records int64
-	arrived, returned, ready             int64
-	rows, home                           int64
-	blocks                               int64
-	total                                int64
+	counts, combineHeads, records int64
+	arrived, returned, ready      int64
+	rows, home                    int64
+	blocks                        int64
+	total                         int64
 
 	slotBytes, rowTurn, homeTurn int64 // a slot of rows, one turn of rows and of home
 	rowTurns, homeTurns          int64
@@ -45,8 +48,8 @@ func newRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int
 		at += (size + 127) &^ 127
 		return from
 	}
-	r.heads, r.combineHeads = region(3*ranks*16), region(3*ranks*16)
-	r.counts = region(3 * ranks * int64(g.local+1) * 4)
+	r.counts = region(3 * ranks * int64(countWords+g.local) * 4)
+	r.combineHeads = region(3 * ranks * 16)
 	r.records = region(3 * ranks * tokens * topk * int64(pairBytes))
 	r.arrived = region(ranks * int64(dispatchBlocks) * 4)
 	r.returned = region(ranks * int64(combineBlocks) * 4)
@@ -60,6 +63,9 @@ func newRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int
 	return r
 }
 
+// countWords stand before a source's counts: those that kernels/exchange.cuh names.
+const countWords = 3
+
 // locals are where things stand in a handle's memory that no peer reaches.
 type locals struct {
 	dispatch, combine     int // states
@@ -68,14 +74,16 @@ type locals struct {
 	total                 int
 }
 
-func newLocals(g *geometry) locals {
+func newLocals(g *geometry, dispatchBlocks, combineBlocks int) locals {
 	var l locals
 	region := func(size int) int {
 		from := l.total
 		l.total += (size + 127) &^ 127
 		return from
 	}
-	l.dispatch, l.combine = region(128), region(128)
+	// A state, and a count for each block and the clerk.
+	l.dispatch = region(device.StateBytes + (dispatchBlocks+1)*device.CountBytes)
+	l.combine = region(device.StateBytes + (combineBlocks+1)*device.CountBytes)
 	l.filled = region(3 * g.ranks * g.tokens * 4)
 	l.combineFilled = region(3 * g.tokens * 8)
 	l.credits = region(4 * weft.MaxRanks)

@@ -139,7 +139,7 @@ func (r *gpuRouting) count(ctx context.Context) error {
 	for t := range r.tokens {
 		var ranks uint64
 		for k := range g.topk {
-			e := int(binary.LittleEndian.Uint32(home[(t*g.topk+k)*pairBytes:])) - 1
+			e := int(binary.LittleEndian.Uint32(home[(t*g.topk+k)*pairBytes:])&0xFFFF) - 1
 			if e < 0 {
 				continue
 			}

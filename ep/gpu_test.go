@@ -66,8 +66,8 @@ func emulatedCases(t *testing.T) int {
 // gpuDeadline bounds the waits of ranks on GPUs: an operation of the suite takes milliseconds, a kernel's compilation seconds.
 const gpuDeadline = 20 * time.Second
 
-// TestOnGPUs runs the suite on ranks that are goroutines, spread over the GPUs that are there. Ranks that share a GPU need a hardware queue each: start
-// it with CUDA_DEVICE_MAX_CONNECTIONS=32.
+// TestOnGPUs runs the suite on ranks that are goroutines, spread over the GPUs that are there. Ranks that share a GPU need a hardware queue each:
+// start it with CUDA_DEVICE_MAX_CONNECTIONS=32.
 func TestOnGPUs(t *testing.T) {
 	contexts := openGPUs(t)
 	cases := gpuCases(t)

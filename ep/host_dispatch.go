@@ -59,7 +59,7 @@ func (h *host) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, we
 
 // routeRows computes the Routing of the rows and sends them.
 func (h *host) routeRows(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (hostDispatch, error) {
-	r, err := h.route(ctx, opPrepareDispatch, callPrepareDispatch, s, topk, weights, &x)
+	r, err := h.route(ctx, opPrepareDispatch, callPrepareDispatch, s, topk, weights)
 	if err != nil {
 		return hostDispatch{}, err
 	}

@@ -15,27 +15,24 @@ const (
 )
 
 func (h *host) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
-	r, err := h.route(ctx, opPrepare, callPrepare, s, topk, weights, nil)
+	r, err := h.route(ctx, opPrepare, callPrepare, s, topk, weights)
 	if err != nil {
 		return nil, err
 	}
 	return &r.Routing, nil
 }
 
-// route computes a Routing; x are the rows that are to go by it, if they are known.
+// route computes a Routing.
 //
 // Every rank writes its counts and, for each (token, rank) pair, a record on its board, and reads everyone's: one exchange. From them each computes
 // where its own rows go and which rows come here, in the same way on every rank.
-func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, topk, weights weft.Tensor, x *Rows) (*hostRouting, error) {
+func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, topk, weights weft.Tensor) (*hostRouting, error) {
 	epoch, err := h.enter(op)
 	if err != nil {
 		return nil, err
 	}
 	out := h.own().routing(epoch)
 	own := cmp.Or(onHost(op, s), h.writeRouting(&out, topk, weights))
-	if own == nil && x != nil {
-		own = h.checkRows(topk.Shape[0], *x, op)
-	}
 	h.post(epoch, newCall(kind, nil, false), place{}, place{}, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return nil, err

@@ -180,21 +180,31 @@ func TestRoutingsComeBack(t *testing.T) {
 		idle(1)
 	}
 	held.Release()
-	idle(1)
-	held.Routing.Release()
+	next, err := h.PrepareDispatch(ctx, nil, topk, weights, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held.Release() // again: the memory is another's by now
+	if _, err := h.PrepareDispatch(ctx, nil, topk, weights, x); !errors.Is(err, weft.ErrUnsupported) {
+		t.Fatalf("with a full pool: %v", err)
+	}
+	next.Release()
+	next.Routing.Release()
 	idle(2)
+	held.Routing.Release()
+	idle(3)
 	p, err := h.SendPrepareDispatch(ctx, nil, topk, weights, x)
 	if err != nil {
 		t.Fatal(err)
 	}
-	idle(1)
+	idle(2)
 	if err := h.comm.SetMask(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Receive(ctx); !errors.Is(err, weft.ErrAborted) {
 		t.Fatalf("received across a mask: %v", err)
 	}
-	idle(2)
+	idle(3)
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +261,9 @@ func FuzzNotice(f *testing.F) {
 		}
 		h.scratch.notices[0] = &n
 		base := unsafe.Pointer(unsafe.SliceData(rows))
-		h.scratch.mover = mover{h: h, r: placed, rowBytes: 128, scaleBytes: 4, dst: base, dstScales: unsafe.Add(base, h.Capacity()*128), scaleRows: h.Capacity()}
+		h.scratch.mover = mover{
+			h: h, r: placed, rowBytes: 128, scaleBytes: 4, dst: base, dstScales: unsafe.Add(base, h.Capacity()*128), scaleRows: h.Capacity(),
+		}
 		h.scratch.gather = gather{h: h, r: placed, op: "test", weighted: true, out: weft.TensorOf(home, 3, 128)}
 		for _, move := range []func() error{
 			func() error { return h.scratch.mover.pull("test") },

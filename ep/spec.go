@@ -237,7 +237,7 @@ type Spec struct {
 	// Alignment, for ExpertPacked, is the multiple to which zones are padded; 0 and 1 pad nothing.
 	Alignment int
 
-	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is half of what other handles have left. Kernels that wait for peers are
+	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three quarters of what other handles have left. Kernels that wait for peers are
 	// all resident at once, so together handles cannot have more than there are.
 	SMs int
 
@@ -354,7 +354,7 @@ func (s Spec) validateRanges(ranks int) error {
 			s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0,
 		},
 		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 && s.Capacity <= maxCapacity},
-		{fmt.Sprintf("%d SMs: want 0 (half of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
+		{fmt.Sprintf("%d SMs: want 0 (most of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {
 		if !f.ok {

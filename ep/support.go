@@ -147,12 +147,12 @@ const supportHeading = `<!-- Generated from the rules in ep/support.go by "make 
 Every point of this table is a layout, a wire form, a reduction, a sum and a payload, as in ep.Spec. "Tested" means
 that the conformance suite runs it on every engine against a plain single-process reference, in every way in which the
 payload can be asked for, and compares every byte. Everything else is refused when a handle is made, before anything has
-moved, on every rank and in the words below. The code refuses from the same rules that this page is generated from. Communicators on the host have
-all of it. "Host only" is what communicators on GPUs refuse besides.
+moved, on every rank and in the words below. The code refuses from the same rules that this page is generated from.
+"Host only" is what communicators on GPUs refuse besides, in the same way.
 
 A cell holds for operations made by one call or cut in two, for host and device counts, and for dispatch, combine and, on the host, their gradients.
-Opaque rows are only dispatched, unless the Spec gives an Output type and Hidden: then rows of that type are combined, and have gradients. On GPUs a row
-crosses once to each rank in either wire form, which is what Handle.Spec then says.
+Opaque rows are only dispatched, unless the Spec gives an Output type and Hidden: then rows of that type are combined, and have gradients.
+On GPUs a row crosses once to each rank in either wire form, which is what Handle.Spec then says.
 
 `
 
@@ -165,8 +165,8 @@ func WriteSupportPage(w io.Writer) error {
 }
 
 // WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form and reduction, a column for each payload.
-// Every cell holds for one-call and send/receive phases, host and device counts, forward and (on the host) backward; opaque rows are combined, and have
-// gradients, only if the Spec gives the type to do it in. Cells that GPUs refuse are marked.
+// Every cell holds for one-call and send/receive phases, host and device counts, forward and (on the host) backward; opaque rows are combined,
+// and have gradients, only if the Spec gives the type to do it in. Cells that GPUs refuse are marked.
 func WriteSupport(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("| layout | wire | reduction | sum |")

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds into build/gpu what a host without Go needs to run the tests and benchmarks: the command line, a test program for each package with its testdata,
-# compressed, the GPU kernels, compiled where NVRTC can be had, and run.sh, which runs them. The programs need glibc. GOARCH picks another architecture;
-# WEFT_ARCHS other GPUs.
+# Builds into build/gpu what a host without Go needs to run the tests and benchmarks: the command line, a test program for each package with its
+# testdata, compressed, the GPU kernels, compiled where NVRTC can be had, and run.sh, which runs them. The programs need glibc. GOARCH picks another
+# architecture; WEFT_ARCHS other GPUs.
 set -eu
 . "$(dirname "$0")/env.sh"
 
@@ -18,11 +18,13 @@ nvrtc=$(sh scripts/nvrtc.sh) || status=$?
 case $status in
 0)
 	(unset GOOS GOARCH && sh scripts/build.sh weft)
-	WEFT_NVRTC=$nvrtc WEFT_CACHE= WEFT_CACHE_DIR=$build/kernels "$build/weft" compile --arch "$archs" --out "$bundle/cache" >"$build/logs/kernels.log" || {
+	WEFT_NVRTC=$nvrtc WEFT_CACHE= WEFT_CACHE_DIR=$build/kernels \
+		"$build/weft" compile --arch "$archs" --out "$bundle/cache" >"$build/logs/kernels.log" || {
 		cat "$build/logs/kernels.log" >&2
 		fail 'the kernels could not be compiled'
 	}
 	tail -n 1 "$build/logs/kernels.log"
+	gzip -9 -n "$bundle"/cache/*.cubin
 	;;
 77) printf 'no compiled kernels: %s\n' "$(cat "$build/logs/nvrtc.reason")" ;;
 *) fail 'NVRTC could not be had' ;;
@@ -31,11 +33,13 @@ esac
 export GOOS=linux CGO_ENABLED=0
 go build -trimpath -ldflags='-s -w' -o "$bundle/weft" ./cmd/weft
 
-# The command line's own parts and the examples are the same on every host; what carries tensors is not.
+# What a GPU or its host's memory may change the outcome of, and no more: the bundle is small, so that it is carried quickly.
 go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}' ./... |
 	while read -r package dir; do
 		case $package in
 		'' | "$module"/cmd/* | "$module"/examples/*) continue ;;
+		"$module"/bootstrap | "$module"/cuda/cudatest | "$module"/cuda/cudatest/* | "$module"/cuda/internal/*) continue ;;
+		"$module"/channel | "$module"/internal/dl | "$module"/internal/shm | "$module"/internal/simd) continue ;;
 		esac
 		name=${package#"$module"}
 		name=${name#/}
@@ -50,5 +54,5 @@ cp scripts/gpu-run.sh "$bundle/run.sh"
 chmod 755 "$bundle/run.sh"
 size=$(du -sk "$bundle" | cut -f 1)
 printf 'build/gpu: %d programs, %d kernels, %d MiB; copy it to the host and start run.sh there\n' \
-	"$(find "$bundle" -name run.test.gz | wc -l)" "$(find "$bundle" -name '*.cubin' | wc -l)" "$((size / 1024))"
+	"$(find "$bundle" -name run.test.gz | wc -l)" "$(find "$bundle" -name '*.cubin.gz' | wc -l)" "$((size / 1024))"
 [ "$size" -le 40960 ] || fail 'the bundle is larger than 40 MiB'

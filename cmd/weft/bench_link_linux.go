@@ -24,6 +24,7 @@ func newBenchLink() *cobra.Command {
 	var (
 		gpus    int
 		asJSON  bool
+		lines   string
 		bytes   = sizes{64 << 20}
 		sms     = counts{1, 4, 6, 8, 12, 24, 48, 96, 132}
 		replays = 5
@@ -74,9 +75,18 @@ In the last line, whose op is ceiling:
 	f.Var(&sms, "sms", "with how many SMs; what the GPUs do not have is left out")
 	f.IntVar(&replays, "replays", replays, "how many replays of each graph are timed")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object a line")
+	f.StringVar(&lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if gpus < 0 || replays < 1 || replays > 1000 {
 			return usageError{fmt.Errorf("bench link: --gpus %d, --replays %d: want at least 0 GPUs, and 1 to 1000 replays", gpus, replays)}
+		}
+		var file *os.File
+		if lines != "" {
+			var err error
+			if file, err = os.Create(lines); err != nil {
+				return usageError{fmt.Errorf("bench link: %w", err)}
+			}
+			defer file.Close()
 		}
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
@@ -88,6 +98,9 @@ In the last line, whose op is ceiling:
 			err = linkLines(cmd.OutOrStdout(), c)
 		} else {
 			err = linkTables(cmd.OutOrStdout(), c)
+		}
+		if file != nil {
+			err = errors.Join(err, linkLines(file, c), file.Close())
 		}
 		if err == nil && slices.ContainsFunc(c.Rows, func(r link.Row) bool { return !r.Verified }) {
 			err = errors.New("bench link: some of what arrived was wrong: see the rows that are not verified")
@@ -231,10 +244,9 @@ func linkTables(to io.Writer, c link.Ceiling) error {
 // linkTable prints the rows of one size and pattern: a line for each way, a column for each number of SMs.
 func linkTable(to io.Writer, rows []link.Row) error {
 	w := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)
-	rates := map[link.Pattern]string{link.AllToOne: "GB/s into the one GPU", link.Local: "GB/s in local memory", link.Pair: "GB/s one way"}[rows[0].Pattern]
-	if rates == "" {
-		rates = "GB/s out of each GPU"
-	}
+	rates := map[link.Pattern]string{
+		link.AllToAll: "GB/s out of each GPU", link.Pair: "GB/s one way", link.AllToOne: "GB/s into the one GPU", link.Local: "GB/s in local memory",
+	}[rows[0].Pattern]
 	fmt.Fprintf(w, "\n%s, %s: %s, by SMs\t", rows[0].Pattern, measure.Size(rows[0].Bytes), rates)
 	var ways []link.Way
 	var sms []int

@@ -36,7 +36,8 @@ func TestCompileFillsADirectory(t *testing.T) {
 	all := len(catalogue("sm_90a")) + len(catalogue("sm_80"))
 	var out strings.Builder
 	err := compile(t.Context(), &out, newCache(t, choosy{"link latency"}), dir, archs)
-	if err == nil || !strings.Contains(err.Error(), "link latency") || strings.Count(out.String(), "added") != all-2 || strings.Count(out.String(), "FAILED") != 2 {
+	added, failed := strings.Count(out.String(), "added"), strings.Count(out.String(), "FAILED")
+	if err == nil || !strings.Contains(err.Error(), "link latency") || added != all-2 || failed != 2 {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	out.Reset()
@@ -45,7 +46,8 @@ func TestCompileFillsADirectory(t *testing.T) {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	// Whoever has the directory needs no compiler.
-	carried := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{dir}, Compiler: func() (kernel.Compiler, error) { return nil, errors.New("none") }})
+	none := func() (kernel.Compiler, error) { return nil, errors.New("none") }
+	carried := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{dir}, Compiler: none})
 	for _, arch := range archs {
 		if _, err := carried.LoadAll(t.Context(), catalogue(arch)); err != nil {
 			t.Error(err)
@@ -58,8 +60,8 @@ func TestCompileFillsADirectory(t *testing.T) {
 		t.Errorf("what others may write is filled: %v", err)
 	}
 	out.Reset()
-	none := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: func() (kernel.Compiler, error) { return nil, errors.New("none") }})
-	if err := compile(t.Context(), &out, none, filepath.Join(t.TempDir(), "x"), archs); !errors.Is(err, kernel.ErrNoCompiler) || out.Len() > 0 {
+	empty := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: none})
+	if err := compile(t.Context(), &out, empty, filepath.Join(t.TempDir(), "x"), archs); !errors.Is(err, kernel.ErrNoCompiler) || out.Len() > 0 {
 		t.Errorf("%v\n%s", err, &out)
 	}
 }
@@ -146,7 +148,8 @@ func TestLinkTables(t *testing.T) {
 		}
 	}
 	out.Reset()
-	if err := linkTables(&out, link.Ceiling{GPUs: 1, Device: "X", SMs: 10}); err != nil || !strings.Contains(out.String(), "1 GPU: local memory, no link") {
+	err := linkTables(&out, link.Ceiling{GPUs: 1, Device: "X", SMs: 10})
+	if err != nil || !strings.Contains(out.String(), "1 GPU: local memory, no link") {
 		t.Errorf("%v\n%s", err, &out)
 	}
 }
@@ -181,7 +184,9 @@ func TestLinkLines(t *testing.T) {
 			t.Errorf("%s is not explained", key)
 		}
 	}
-	if last := lines[len(lines)-1]; !strings.Contains(last, `"op":"ceiling","gpus":4,"sms_per_gpu":132,"local":false,"gbps":355,"way":"store","sms":132,"gbps_at_8":335,"way_at_8":"bulk-store","empty_us":2,"hop_us":2,"barrier_us":2`) {
+	const ceiling = `"op":"ceiling","gpus":4,"sms_per_gpu":132,"local":false,"gbps":355,"way":"store","sms":132,` +
+		`"gbps_at_8":335,"way_at_8":"bulk-store","empty_us":2,"hop_us":2,"barrier_us":2`
+	if last := lines[len(lines)-1]; !strings.Contains(last, ceiling) {
 		t.Errorf("%s", last)
 	}
 }

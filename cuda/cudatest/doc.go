@@ -25,6 +25,7 @@
 //
 // # What it is not
 //
-// Nothing is asynchronous, but for a kernel that another goroutine has enqueued and that still runs, for which queries and synchronisations of its stream and
-// context wait: a missing synchronisation passes unseen. Kernels have no threads. Access of the host to device memory is not caught.
+// Nothing is asynchronous, but for a kernel that another goroutine has enqueued and that still runs, for which queries and synchronisations of
+// its stream and context wait: a missing synchronisation passes unseen. Kernels in Go have no threads; package emulate runs those of CUDA C++.
+// Access of the host to device memory is not caught.
 package cudatest

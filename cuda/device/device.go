@@ -34,17 +34,24 @@ type Group struct {
 	Ranks, Rank uint32
 }
 
-// StateBytes is the size of a [State].
-const StateBytes = 72
+// StateBytes and CountBytes are the sizes of a [State] and of the [Count] of each block behind it.
+const (
+	StateBytes = 32
+	CountBytes = 16
+)
 
 // State is a lane of operations in a GPU's memory: the State of weft.cuh, field by field. The host writes it when nothing of the lane runs.
 type State struct {
-	Epoch   uint64
-	Mask    uint64
-	Timeout uint64 // nanoseconds
-	Turn    uint32 // Epoch modulo 3
-	Tickets uint32
+	Mask    uint64 // ranks that are left out
+	Timeout uint64 // of a wait, in nanoseconds
 	Stopped uint32
 	_       uint32
-	_       [3]uint64
+	_       uint64
+}
+
+// Count is what a block has counted: the Count of weft.cuh.
+type Count struct {
+	Epoch uint64
+	Turn  uint32 // Epoch modulo 3
+	_     uint32
 }

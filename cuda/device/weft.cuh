@@ -1,7 +1,8 @@
 // What kernels that talk to each other share: who the ranks are, how a wait ends, how operations are counted on the device, and values that are their own flags.
 //
-// Order. An operation of a lane (a State) is one kernel, or two when it is sent and received apart. Its blocks read the lane's epoch when they start; the last
-// block to leave advances it. So a kernel may be captured once and replayed any number of times.
+// Order. An operation of a lane (a State) is one kernel, or two when it is sent and received apart, always of the same number of blocks. Each block counts the
+// operations for itself: it reads its count when it starts and raises it when it ends. So a kernel may be captured once and replayed any number of times, and no
+// block waits for another.
 #pragma once
 #include "ptx.cuh"
 
@@ -31,17 +32,23 @@ struct Group {
 	u32 ranks, rank;
 };
 
-// State is a lane of operations, in this GPU's memory. Go: device.State. Only the last block of an operation writes it, and the host when nothing runs.
+// State is a lane of operations, in this GPU's memory, with a Count for each block behind it. The host writes it when nothing runs. Go: device.State.
 struct State {
-	u64 epoch;	 // operations that have ended
 	u64 mask;	 // ranks that are left out
 	u64 timeout; // of a wait, in nanoseconds
-	u32 turn;	 // epoch modulo 3
-	u32 tickets; // blocks that have left the operation in progress
 	u32 stopped; // a wait gave up: nothing of the lane runs until the host has begun it anew
 	u32 zero;
-	u64 reserved[3];
+	u64 reserved;
 };
+
+// Count is what a block has counted. Go: device.Count.
+struct Count {
+	u64 epoch; // operations that have ended
+	u32 turn;  // epoch modulo 3
+	u32 zero;
+};
+
+__device__ __forceinline__ Count *count_of(State *s, u32 block) { return (Count *)(s + 1) + block; }
 
 // Wait bounds the waits of one thread, together.
 struct Wait {
@@ -69,7 +76,8 @@ struct Wait {
 		u32 cause = 0;
 		if (now - start > state->timeout) {
 			cause = CAUSE_TIMEOUT;
-		} else if ((polls & 255) == 0 && load_relaxed_sys_u64(group->abort) != 0) {
+		} else if ((polls & 1023) == 0 && ((polls >> 10) + threadIdx.x / 32) % (blockDim.x / 32) == 0 && load_relaxed_sys_u64(group->abort) != 0) {
+			// The warps of a block take turns to look: if all did, the host's memory would keep the rank from its work so long that its peers look in turn.
 			cause = CAUSE_ABORT;
 		}
 		if (cause == 0) return true;
@@ -90,16 +98,10 @@ struct Wait {
 	}
 };
 
-// leave is the last thing that all threads of every block do. The tickets order nothing: a block takes its own when it has used what it read of the state, and
-// the next kernel begins after this one's end. An order would cost a fence, which waits for all stores to peers. The last block to leave ends the operation; it is true for one thread of it then.
-__device__ __forceinline__ bool leave(State *s, u64 epoch, u32 turn, bool ends) {
-	__syncthreads();
-	if (threadIdx.x != 0 || atomic_add_gpu4(&s->tickets, 1) != gridDim.x - 1) return false;
-	s->tickets = 0;
-	if (!ends) return false;
-	s->epoch = epoch + 1;
-	s->turn = turn == 2 ? 0 : turn + 1;
-	return true;
+// leave is the last thing that all threads of a block do. It ends the operation, if it ends here.
+__device__ __forceinline__ void leave(State *s, u64 epoch, u32 turn, bool ends) {
+	__syncthreads(); // all have read the count
+	if (threadIdx.x == 0 && ends) *count_of(s, blockIdx.x) = {epoch + 1, turn == 2 ? 0 : turn + 1, 0};
 }
 
 // ---- Values that are their own flags. A word of ones, NaNs in every float type, stands for "not there yet", and is never sent: clean makes it 0x7FFFFFFF, which

@@ -10,13 +10,15 @@
 #ifndef WEFT_TYPE
 #define WEFT_TYPE 1 // of the rows: 1 bf16, 2 fp16, 3 fp32
 #endif
+#ifndef WEFT_FORM
+#define WEFT_FORM 1 // 1 rank-major rows; rows by expert: 2 partial, 3 exact
+#endif
 
 namespace weft {
 
 enum {
 	SEND = 1,
 	RECEIVE = 2,
-	BY_EXPERT = 16,
 	WEIGHTED = 64,
 };
 
@@ -40,18 +42,11 @@ struct Combine {
 
 static_assert(sizeof(Combine) == WEFT_COMBINE_BYTES, "the host has another idea of the arguments");
 
-struct Batch {
-	u64 mask, epoch;
-	u32 turn, blocks;
-	u32 place;
-	char *own;
-};
+constexpr bool BY_EXPERT = WEFT_FORM > 1, EXACT = WEFT_FORM == 3;
 
 // ---- Sums. A lane has 16 bytes of a row: NUMBERS of its elements.
 
 constexpr int NUMBERS = WEFT_TYPE == 3 ? 4 : 8;
-constexpr u32 GROUP = 8; // rows in flight
-
 struct Sum {
 	float f[NUMBERS];
 
@@ -102,21 +97,21 @@ struct Sum {
 };
 
 // contribution is what this rank has for a token: the sum of its rows, k ascending. landing and weight are those of the lane's selection.
-__device__ __forceinline__ uint4 contribution(const Combine &a, u32 slot, u32 landing, float weight, u32 at, bool here) {
-	if ((a.what & BY_EXPERT) == 0) return here ? load_once(a.y + (u64)slot * a.row_bytes + at) : make_uint4(0, 0, 0, 0);
+__device__ __forceinline__ uint4 contribution(const Combine &a, u32 landing, float weight, u32 at, bool here) {
+	constexpr u32 ROWS = 4; // in flight
 	Sum sum;
 	u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0);
 	while (todo != 0) {
-		uint4 v[GROUP];
+		uint4 v[ROWS];
 		u32 rest = todo;
 #pragma unroll
-		for (u32 j = 0; j < GROUP; j++) {
+		for (u32 j = 0; j < ROWS; j++) {
 			u32 row = __shfl_sync(0xFFFFFFFFu, landing, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
 			if (rest != 0 && here) v[j] = load_once(a.y + (u64)row * a.row_bytes + at);
 			rest &= rest - 1;
 		}
 #pragma unroll
-		for (u32 j = 0; j < GROUP; j++) {
+		for (u32 j = 0; j < ROWS; j++) {
 			float by = __shfl_sync(0xFFFFFFFFu, weight, todo != 0 ? __ffs((int)todo) - 1 : 0);
 			if (todo != 0 && here) sum.take(v[j], by);
 			todo &= todo - 1;
@@ -125,12 +120,12 @@ __device__ __forceinline__ uint4 contribution(const Combine &a, u32 slot, u32 la
 	return sum.round();
 }
 
-// lane_selection is what this lane knows of one of the token's selections here.
-__device__ __forceinline__ void lane_selection(const Combine &a, u32 slot, u32 lane, u32 &landing, float &weight) {
-	Pair p = {0, 0};
-	if (lane < a.shape.topk) p = a.landings[(u64)slot * a.shape.topk + lane];
-	landing = p.what;
-	weight = (a.what & WEIGHTED) != 0 ? number(p.weight) : 1.0f;
+// weight_of is what the lane's selection counts for.
+__device__ __forceinline__ float weight_of(const Combine &a, Pair p) { return (a.what & WEIGHTED) != 0 ? number(p.weight) : 1.0f; }
+
+// row_at is a piece of a row of the caller's.
+__device__ __forceinline__ uint4 row_at(const Combine &a, u32 row, u32 at, bool here) {
+	return here ? load_once(a.y + (u64)row * a.row_bytes + at) : make_uint4(0, 0, 0, 0);
 }
 
 // ---- Sending.
@@ -143,31 +138,66 @@ template <bool VALUE> __device__ __forceinline__ void put16(void *p, uint4 v) {
 	}
 }
 
-template <bool VALUE, bool EXACT> __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, u32 src, u32 t, u32 pc, u32 lane) {
-	u32 slot = src * a.shape.capacity + t, at = pc * PIECE + lane * 16;
+// Outgoing is what a lane has read of a piece of a token of each of some ranks.
+template <u32 SOURCES> struct Outgoing {
+	Pair landing[SOURCES];
+	uint4 v[SOURCES]; // rank-major
+};
+
+// fetch reads a piece for the ranks of a group. Nothing here waits, nor depends on the state.
+template <u32 SOURCES> __device__ __forceinline__ void fetch(const Combine &a, u32 t, u32 pc, u32 group, u32 lane, Outgoing<SOURCES> &o) {
+	u32 at = pc * UNIT + lane * 16;
+#pragma unroll
+	for (u32 j = 0; j < SOURCES; j++) {
+		u32 i = group * SOURCES + j;
+		bool there = i < a.group.ranks - 1;
+		u32 slot = (there ? next_rank(a.group, i) : 0) * a.shape.capacity + t;
+		o.landing[j] = {0, 0};
+		if (there && lane < a.shape.topk) o.landing[j] = a.landings[(u64)slot * a.shape.topk + lane];
+		if (!BY_EXPERT) o.v[j] = row_at(a, slot, at, there && at < a.row_bytes);
+	}
+}
+
+template <bool VALUE, u32 SOURCES>
+__device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, u32 t, u32 pc, u32 group, u32 lane, const Outgoing<SOURCES> &o) {
+	u32 at = pc * UNIT + lane * 16;
 	bool here = at < a.row_bytes;
-	u32 landing;
-	float weight;
-	lane_selection(a, slot, lane, landing, weight);
-	u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0);
-	if (todo == 0) return;
-	char *home = a.group.window[src] + a.home + b.place * a.turn_bytes + at;
-	if constexpr (EXACT) {
-		for (; todo != 0; todo &= todo - 1) {
-			u32 k = __ffs((int)todo) - 1;
-			u32 row = __shfl_sync(0xFFFFFFFFu, landing, k) - 1;
-			if (here) put16<VALUE>(home + ((u64)t * a.shape.topk + k) * a.row_bytes, load_once(a.y + (u64)row * a.row_bytes + at));
+#pragma unroll
+	for (u32 j = 0; j < SOURCES; j++) {
+		u32 i = group * SOURCES + j, todo = __ballot_sync(0xFFFFFFFFu, o.landing[j].what != 0);
+		if (i >= a.group.ranks - 1 || todo == 0) continue;
+		u32 src = next_rank(a.group, i);
+		if (holds(b.mask, src)) continue;
+		char *home = a.group.window[src] + a.home + b.place * a.turn_bytes + at;
+		if constexpr (EXACT) {
+			constexpr u32 ROWS = 4; // in flight
+			while (todo != 0) {
+				uint4 v[ROWS];
+				u32 rest = todo;
+#pragma unroll
+				for (u32 q = 0; q < ROWS; q++) {
+					u32 row = __shfl_sync(0xFFFFFFFFu, o.landing[j].what, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
+					if (rest != 0 && here) v[q] = load_once(a.y + (u64)row * a.row_bytes + at);
+					rest &= rest - 1;
+				}
+#pragma unroll
+				for (u32 q = 0; q < ROWS; q++) {
+					u32 k = todo != 0 ? __ffs((int)todo) - 1 : 0;
+					if (todo != 0 && here) put16<VALUE>(home + ((u64)t * a.shape.topk + k) * a.row_bytes, v[q]);
+					todo &= todo - 1;
+				}
+			}
+		} else {
+			uint4 v = BY_EXPERT ? contribution(a, o.landing[j].what, weight_of(a, o.landing[j]), at, here) : o.v[j];
+			if (here) put16<VALUE>(home + ((u64)a.group.rank * a.shape.capacity + t) * a.row_bytes, v);
 		}
-	} else {
-		uint4 v = contribution(a, slot, landing, weight, at, here);
-		if (here) put16<VALUE>(home + ((u64)a.group.rank * a.shape.capacity + t) * a.row_bytes, v);
 	}
 }
 
 // ---- Summing at home.
 
 // gather takes up to GROUP rows of this lane's at once, from 16-byte units at[j] of base: those in need are awaited.
-template <bool VALUE>
+template <bool VALUE, u32 GROUP>
 __device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at, u32 need, u32 missing, uint4 *v) {
 	do {
 #pragma unroll
@@ -181,16 +211,28 @@ __device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at,
 	} while (VALUE && need != 0 && w.more(missing, 1, 0));
 }
 
-template <bool VALUE, bool EXACT> __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait &w, u32 t, u32 pc, u32 lane) {
-	u32 at = pc * PIECE + lane * 16, me = a.group.rank, units = a.row_bytes / 16;
+// Homing is what a lane has read of a token that is summed here.
+struct Homing {
+	Pair routed, own; // of the lane's selection: where it went, and where it is if that is here
+	uint4 v;		  // rank-major: this rank's row
+};
+
+__device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 lane, Homing &h) {
+	u32 at = pc * UNIT + lane * 16, slot = a.group.rank * a.shape.capacity + t;
+	h.routed = h.own = {0, 0};
+	if (lane < a.shape.topk) {
+		h.routed = a.routed[(u64)t * a.shape.topk + lane];
+		h.own = a.landings[(u64)slot * a.shape.topk + lane];
+	}
+	if (!BY_EXPERT) h.v = row_at(a, slot, at, at < a.row_bytes);
+}
+
+template <bool VALUE, u32 GROUP>
+__device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait &w, u32 t, u32 pc, u32 lane, const Homing &h) {
+	u32 at = pc * UNIT + lane * 16, me = a.group.rank, units = a.row_bytes / 16;
 	bool here = at < a.row_bytes;
-	Pair routed = {0, 0};
-	if (lane < a.shape.topk) routed = a.routed[(u64)t * a.shape.topk + lane];
-	u32 own_slot = me * a.shape.capacity + t, landing;
-	float weight;
-	lane_selection(a, own_slot, lane, landing, weight);
-	u32 rank = routed.what != 0 ? rank_of(a.shape, routed.what - 1) : 0;
-	bool takes = routed.what != 0 && !holds(b.mask, rank);
+	u32 expert = h.routed.what & 0xFFFF, rank = expert != 0 ? rank_of(a.shape, expert - 1) : 0;
+	bool takes = expert != 0 && !holds(b.mask, rank);
 	const char *home = b.own + a.home + b.place * a.turn_bytes + at;
 	u64 slots; // that are awaited
 	uint4 v[GROUP];
@@ -199,7 +241,7 @@ template <bool VALUE, bool EXACT> __device__ __forceinline__ void sum_piece(cons
 	if (a.biases > 0 && here) sum.start(load_once(a.bias[0] + (u64)t * a.row_bytes + at));
 	if (a.biases > 1 && here) sum.take(load_once(a.bias[1] + (u64)t * a.row_bytes + at), 1.0f);
 	if constexpr (EXACT) {
-		if ((a.what & WEIGHTED) != 0) weight = number(routed.weight);
+		float weight = weight_of(a, h.routed);
 		u32 todo = __ballot_sync(0xFFFFFFFFu, takes);
 		slots = __ballot_sync(0xFFFFFFFFu, takes && rank != me);
 		while (todo != 0) {
@@ -207,14 +249,14 @@ template <bool VALUE, bool EXACT> __device__ __forceinline__ void sum_piece(cons
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
 				u32 k = rest != 0 ? __ffs((int)rest) - 1 : 0;
-				u32 row = __shfl_sync(0xFFFFFFFFu, landing, k) - 1;
+				u32 row = __shfl_sync(0xFFFFFFFFu, h.own.what, k) - 1;
 				bool far = (slots >> k & 1) != 0;
 				unit[j] = (t * a.shape.topk + k) * units;
 				if (rest != 0 && here && far) need |= 1u << j;
 				if (rest != 0 && here && !far) v[j] = load_once(a.y + (u64)row * a.row_bytes + at);
 				rest &= rest - 1;
 			}
-			gather<VALUE>(w, home, unit, need, __ffs((int)todo) - 1, v);
+			gather<VALUE, GROUP>(w, home, unit, need, __ffs((int)todo) - 1, v);
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
 				float by = __shfl_sync(0xFFFFFFFFu, weight, todo != 0 ? __ffs((int)todo) - 1 : 0);
@@ -225,8 +267,8 @@ template <bool VALUE, bool EXACT> __device__ __forceinline__ void sum_piece(cons
 	} else {
 		u64 todo = union_of(takes ? 1ull << rank : 0);
 		slots = todo & ~(1ull << me);
-		uint4 mine = make_uint4(0, 0, 0, 0);
-		if (holds(todo, me)) mine = contribution(a, own_slot, landing, weight, at, here);
+		uint4 mine = h.v;
+		if (BY_EXPERT) mine = contribution(a, h.own.what, weight_of(a, h.own), at, here);
 		while (todo != 0) {
 			u64 rest = todo;
 			u32 need = 0;
@@ -238,7 +280,7 @@ template <bool VALUE, bool EXACT> __device__ __forceinline__ void sum_piece(cons
 				if (r == me) v[j] = mine;
 				rest &= rest - 1;
 			}
-			gather<VALUE>(w, home, unit, need, __ffsll((long long)todo) - 1, v);
+			gather<VALUE, GROUP>(w, home, unit, need, __ffsll((long long)todo) - 1, v);
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
 				if (todo != 0 && here) sum.take(v[j], 1.0f);
@@ -253,11 +295,11 @@ template <bool VALUE, bool EXACT> __device__ __forceinline__ void sum_piece(cons
 }
 
 // refill makes the slots of a token, of the turn before, ready for the next but one.
-template <bool EXACT> __device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, u32 pc, u32 lane) {
-	u32 before = b.turn == 0 ? 2 : b.turn - 1, at = pc * PIECE + lane * 16;
+__device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, u32 pc, u32 lane, u64 slots) {
+	u32 before = b.turn == 0 ? 2 : b.turn - 1, at = pc * UNIT + lane * 16;
 	if (at >= a.row_bytes) return;
 	char *home = b.own + a.home + before * a.turn_bytes + at;
-	for (u64 slots = a.filled[before * a.shape.capacity + t]; slots != 0; slots &= slots - 1) {
+	for (; slots != 0; slots &= slots - 1) {
 		u32 j = __ffsll((long long)slots) - 1;
 		u64 slot = EXACT ? (u64)t * a.shape.topk + j : (u64)j * a.shape.capacity + t;
 		store16(home + slot * a.row_bytes, empty16());
@@ -284,73 +326,81 @@ __device__ __forceinline__ void clerk_receive(const Combine &a, const Batch &b, 
 	for (u32 t = a.tokens + threadIdx.x; t < a.shape.capacity; t += blockDim.x) a.filled[b.turn * a.shape.capacity + t] = 0;
 }
 
-template <bool VALUE, bool EXACT> __device__ __forceinline__ void combine(const Combine &a) {
+template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const Combine &a) {
+	constexpr u32 SOURCES = GROUP > 4 ? 4 : GROUP > 2 ? 3 : 1; // for which a warp sends at once
 	wait_for_previous();
-	if (a.state->stopped != 0) return;
+	u32 lane = threadIdx.x & 31, groups = (a.group.ranks - 1 + SOURCES - 1) / SOURCES, before, end = a.tokens * a.pieces;
 	Batch b;
-	b.mask = a.state->mask;
-	b.epoch = a.state->epoch;
-	b.turn = a.state->turn;
-	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	b.blocks = gridDim.x - 1;
 	b.own = a.group.window[a.group.rank];
-	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
-	u32 lane = threadIdx.x & 31, others = a.group.ranks - 1;
-	bool clerk = blockIdx.x == b.blocks;
+	bool clerk = blockIdx.x == b.blocks, sends = (a.what & SEND) != 0 && !clerk, sums = (a.what & RECEIVE) != 0 && !clerk;
 
-	if ((a.what & SEND) != 0) {
-		if (clerk) {
-			clerk_send(a, b);
-		} else if (VALUE) {
-			Walk k = Walk::spread(a.shape.capacity * a.pieces * others, b.blocks);
-			for (u32 i = k.at; i < k.end; i += k.step) {
-				u32 src = next_rank(a.group, i / a.pieces % others);
-				if (!holds(b.mask, src)) send_piece<true, EXACT>(a, b, src, i / a.pieces / others, i % a.pieces, lane);
-			}
-		} else {
-			Walk k = Walk::share(a.shape.capacity * a.pieces, b.blocks);
-			for (u32 i = k.at; i < k.end; i += k.step) {
-				for (u32 s = 0; s < others; s++) {
-					u32 src = next_rank(a.group, s);
-					if (!holds(b.mask, src)) send_piece<false, EXACT>(a, b, src, i / a.pieces, i % a.pieces, lane);
-				}
-			}
-			__syncthreads();
-			for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-				if (holds(b.mask, r)) continue;
-				fence_sys();
-				store_relaxed_sys4(a.group.window[r] + a.returned + ((u64)a.group.rank * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
-			}
+	// What is to be sent is on its way before the state is known, and so is the first that is to be summed.
+	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces * groups, b.blocks) : Walk::share(a.shape.capacity * a.pieces, b.blocks);
+	Walk at = VALUE ? Walk::spread(a.shape.capacity * a.pieces, b.blocks) : k;
+	u32 inner = VALUE ? groups : 1; // groups that a step of the walk has to do with: one, or all one after another
+	Outgoing<SOURCES> next;
+	Homing home;
+	if (sends && k.at < k.end) fetch<SOURCES>(a, k.at / inner / a.pieces, k.at / inner % a.pieces, k.at % inner, lane, next);
+	if (sums && at.at < end) fetch_home(a, at.at / a.pieces, at.at % a.pieces, lane, home);
+	Count count = *count_of(a.state, blockIdx.x);
+	u32 stopped = a.state->stopped;
+	b.mask = a.state->mask;
+	b.epoch = count.epoch;
+	b.turn = count.turn;
+	if (stopped != 0) return;
+	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
+	before = b.turn == 0 ? 2 : b.turn - 1;
+	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
+
+	if ((a.what & SEND) != 0 && clerk) clerk_send(a, b);
+	for (u32 i = k.at; sends && i < k.end; i += k.step) {
+		for (u32 g = VALUE ? i % inner : 0; g < groups; g++) {
+			Outgoing<SOURCES> o = next;
+			bool last = VALUE || g == groups - 1;
+			u32 n = last ? i + k.step : i, ng = VALUE ? n % inner : last ? 0 : g + 1;
+			if (n < k.end) fetch<SOURCES>(a, n / inner / a.pieces, n / inner % a.pieces, ng, lane, next);
+			send_piece<VALUE, SOURCES>(a, b, i / inner / a.pieces, i / inner % a.pieces, g, lane, o);
+			if (VALUE) break;
+		}
+	}
+	if (!VALUE && sends) {
+		__syncthreads();
+		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
+			if (holds(b.mask, r)) continue;
+			fence_sys();
+			store_relaxed_sys4(a.group.window[r] + a.returned + ((u64)a.group.rank * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 		}
 	}
 	let_next_start();
-	if ((a.what & RECEIVE) != 0) {
-		if (clerk) {
-			clerk_receive(a, b, w);
-		} else if (VALUE) {
-			Walk k = Walk::spread(a.shape.capacity * a.pieces, b.blocks);
-			for (u32 i = k.at; i < k.end && !w.over; i += k.step) {
-				u32 t = i / a.pieces, pc = i % a.pieces;
-				refill<EXACT>(a, b, t, pc, lane);
-				if (t < a.tokens) sum_piece<true, EXACT>(a, b, w, t, pc, lane);
-			}
-		} else {
-			for (u32 src = threadIdx.x; src < a.group.ranks; src += blockDim.x) {
-				if (!holds(b.mask, src)) await_epoch(w, src, b.own + a.returned + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
-			}
-			__syncthreads();
-			w.over = __any_sync(0xFFFFFFFFu, w.over);
-			Walk k = Walk::share(a.shape.capacity * a.pieces, b.blocks);
-			u32 end = min(k.end, a.tokens * a.pieces);
-			for (u32 i = k.at; i < end && !w.over; i += k.step) sum_piece<false, EXACT>(a, b, w, i / a.pieces, i % a.pieces, lane);
+	if ((a.what & RECEIVE) != 0 && clerk) clerk_receive(a, b, w);
+	if (!VALUE && sums) {
+		for (u32 src = threadIdx.x; src < a.group.ranks; src += blockDim.x) {
+			if (!holds(b.mask, src)) await_epoch(w, src, b.own + a.returned + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 		}
+		__syncthreads();
+		w.over = __any_sync(0xFFFFFFFFu, w.over);
+	}
+	for (u32 i = at.at; sums && i < (VALUE ? at.end : min(at.end, end)) && !w.over; i += at.step) {
+		u32 t = i / a.pieces, pc = i % a.pieces;
+		u64 filled = VALUE ? a.filled[before * a.shape.capacity + t] : 0;
+		Homing h = home;
+		if (i + at.step < end) fetch_home(a, (i + at.step) / a.pieces, (i + at.step) % a.pieces, lane, home);
+		if (t < a.tokens) sum_piece<VALUE, GROUP>(a, b, w, t, pc, lane, h);
+		refill(a, b, t, pc, lane, filled);
 	}
 	leave(a.state, b.epoch, b.turn, (a.what & RECEIVE) != 0);
 }
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(512, 1) weft_combine_exact_value(const __grid_constant__ weft::Combine a) { weft::combine<true, true>(a); }
-extern "C" __global__ void __launch_bounds__(512, 1) weft_combine_partial_value(const __grid_constant__ weft::Combine a) { weft::combine<true, false>(a); }
-extern "C" __global__ void __launch_bounds__(512, 1) weft_combine_exact_flag(const __grid_constant__ weft::Combine a) { weft::combine<false, true>(a); }
-extern "C" __global__ void __launch_bounds__(512, 1) weft_combine_partial_flag(const __grid_constant__ weft::Combine a) { weft::combine<false, false>(a); }
+#define WEFT_KERNEL(name, VALUE, GROUP) \
+	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Combine a) { weft::combine<VALUE, GROUP>(a); }
+
+// The last number is that of the rows that a thread awaits at once: ranks, or selections.
+#if WEFT_FORM < 3
+WEFT_KERNEL(weft_combine_value_2, true, 2)
+WEFT_KERNEL(weft_combine_value_4, true, 4)
+#endif
+WEFT_KERNEL(weft_combine_value_8, true, 8)
+WEFT_KERNEL(weft_combine_flag, false, 4)

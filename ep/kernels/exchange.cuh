@@ -2,38 +2,49 @@
 //
 // A rank's part of the window has regions that peers write, each slot by one peer only:
 //
-//	heads     3 turns x [ranks] 16 bytes: tokens of the source, tokens of it that come here
-//	counts    3 turns x [ranks][local experts] words: selections of each expert by the source
+//	counts    3 turns x [ranks][3 + local experts] words: tokens of the source, blocks it has free, tokens of it that come here, its selections of each expert
 //	records   3 turns x [ranks][capacity][top-k] pairs of words: expert + 1 and its number among the source's selections of that expert (16 bits each), weight
 //	rows      turns x [ranks][capacity] slots: what is dispatched, scales behind the row
 //	home      turns x [ranks][capacity] or [capacity][top-k] slots: what comes home
 //	arrived   [ranks][blocks] words: the epoch whose rows the block of the source has sent
 //	returned  the same for combine
 //
-// Heads, counts and records are always values that are their own flags. Rows are too (VALUE), or a word in arrived says for all rows of a block that they are
+// Counts and records are always values that are their own flags. Rows are too (VALUE), or a word in arrived says for all rows of a block that they are
 // there (FLAG).
 #pragma once
 #include "weft.cuh"
 
 namespace weft {
 
-// A piece is 512 bytes of a row, or what is left of it: 16 bytes a lane.
-constexpr u32 PIECE = 512;
+// A unit is 512 bytes of a row, or what is left of it: 16 bytes a lane. A piece, of which a warp takes one at a time, has one unit or more.
+constexpr u32 UNIT = 512;
+
+// The words before a source's counts.
+enum { TOKENS, FREE, CAME, COUNTS };
 
 // Shape is what all ranks agree on. Go: shape.
 struct Shape {
 	u32 capacity; // tokens that a rank sends at most
 	u32 topk, experts, local;
+	u32 reciprocal, zero; // of local: 2^32 / local, rounded up
+};
+
+// Batch is what a thread knows of the operation.
+struct Batch {
+	u64 mask, epoch;
+	u32 turn, place; // place is where rows are: the turn, or, where they are not their own flags, one of two
+	u32 blocks;		 // without the clerk
+	char *own;
 };
 
 // Pair is what is known of a selection. Go: pair.
 struct Pair {
-	u32 what;	// records: expert + 1 | number << 16; home: expert + 1; landings: row + 1, or for rank-major local expert + 1; 0: none
+	u32 what;	// records, and this rank's own: expert + 1 | number << 16; landings: row + 1, or for rank-major local expert + 1; 0: none
 	u32 weight; // fp32
 };
 
 // rank_of is the rank of expert e.
-__device__ __forceinline__ u32 rank_of(const Shape &s, u32 e) { return e / s.local; }
+__device__ __forceinline__ u32 rank_of(const Shape &s, u32 e) { return s.local == 1 ? e : __umulhi(e, s.reciprocal); }
 
 // Walk gives every warp its pieces, of items that have so many each: a share of all items for each block, or all items interleaved.
 struct Walk {

@@ -17,6 +17,7 @@ type Case struct {
 	Ranks   int
 	Spec    ep.Spec
 	TopK    [][]int32 // by rank: [tokens, k], -1 for none
+	Given   [][]int32 // what the engine is given instead, if it takes more than distinct experts and -1; nil: TopK
 	Wide    bool      // experts are given as int64
 	Weights bool      // weights are given; without, they count as 1
 	Split   bool      // operations are cut in two: send, then receive
@@ -27,6 +28,7 @@ type Case struct {
 	Biases  int
 	InPlace bool // combine backward writes the gradients of rows over the rows, if it reads them
 	Wild    bool // contents include NaN, infinities, denormals and zeros of both signs
+	Ones    bool // contents include words of ones, which are NaNs
 	Seed    uint64
 }
 
@@ -47,7 +49,8 @@ func (c Case) String() string {
 	for r, k := range c.TopK {
 		tokens[r] = len(k) / c.Spec.TopK
 	}
-	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, fused %v, operand %d, skew %d (even rows %v), biases %d, in place %v, wild %v, seed %#x, %+v\ntop-k %v",
+	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, fused %v, operand %d, skew %d (even rows %v), biases %d, in place %v, "+
+		"wild %v, seed %#x, %+v\ntop-k %v",
 		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Fused, c.Operand, c.Skew, c.Even, c.Biases, c.InPlace, c.Wild, c.Seed, c.Spec, c.TopK)
 }
 
@@ -133,6 +136,9 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 		s.RowBytes = 16 * rapid.IntRange(1, 17).Draw(t, "row units")
 	}
 	detail(&s)
+	if large := rapid.SampledFrom([]int{0, 0, 0, 0, 64, 300}).Draw(t, "large"); large > 0 {
+		grow(&s, n, large)
+	}
 	if s.Layout == ep.ExpertPacked {
 		s.Alignment = rapid.SampledFrom([]int{0, 1, 2, 8, 16, 128}).Draw(t, "alignment")
 	}
@@ -158,6 +164,18 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 	}
 	c.route(pattern(rapid.IntRange(0, int(patterns)-1).Draw(t, "pattern")))
 	return c
+}
+
+// grow makes it the Spec of larger batches, for which engines may have other ways, if what the suite holds of them stays small.
+func grow(s *ep.Spec, ranks, tokens int) {
+	const most = 1 << 20 // bytes of rows at one rank
+	rows := ranks * tokens
+	if s.Layout == ep.ExpertMajor || s.Layout == ep.ExpertPacked {
+		rows *= s.Experts / ranks
+	}
+	if rows*max(4*s.Hidden, s.RowBytes) <= most {
+		s.MaxTokens = tokens
+	}
 }
 
 // route draws what tokens select, from the case's seed.
@@ -227,6 +245,7 @@ func (c *Case) rng(stream, rank int) *rand.Rand {
 func (c *Case) numbers(stream, rank int, d weft.DType, n int) []byte {
 	rng := c.rng(stream, rank)
 	out := make([]byte, n*d.Size())
+	defer func() { c.ones(stream, rank, out) }()
 	for i := range n {
 		if c.Wild && rng.IntN(48) == 0 {
 			// Any bits at all, or bits in which exponents are extreme.
@@ -262,7 +281,21 @@ func (c *Case) bytes(stream, rank, n int) []byte {
 	for len(out) < n {
 		out = binary.LittleEndian.AppendUint64(out, rng.Uint64())
 	}
+	c.ones(stream, rank, out[:n])
 	return out[:n]
+}
+
+// ones puts words of ones where the case wants them: the last of 16 bytes, whole pieces of 16, and some anywhere.
+func (c *Case) ones(stream, rank int, out []byte) {
+	if !c.Ones {
+		return
+	}
+	rng := c.rng(stream+1000, rank)
+	for i := 0; i+4 <= len(out); i += 4 {
+		if piece := i/16%5 == 0; piece && rng.IntN(2) == 0 || i%16 == 12 && rng.IntN(3) == 0 || rng.IntN(8) == 0 {
+			copy(out[i:i+4], []byte{0xFF, 0xFF, 0xFF, 0xFF})
+		}
+	}
 }
 
 // singles makes n fp32 numbers.

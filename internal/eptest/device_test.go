@@ -146,10 +146,11 @@ func TestDeviceRank(t *testing.T) {
 	}
 }
 
-// TestCasesFitEngine draws no case that the engine refuses, and draws both forms of the first dispatch.
+// TestCasesFitEngine draws no case that the engine refuses, both forms of the first dispatch, capacities and batches of all sizes.
 func TestCasesFitEngine(t *testing.T) {
 	for _, e := range []Engine{NewHost(), NewDevice(nil)} {
 		var fused, capped [2]int
+		large := map[int]int{}
 		cells := allowed(e.Kind())
 		for i, cell := range cells {
 			for _, make := range casesOf(e, cell, uint64(i)) {
@@ -162,6 +163,7 @@ func TestCasesFitEngine(t *testing.T) {
 				} else {
 					fused[0]++
 				}
+				large[c.Spec.MaxTokens]++
 				if c.Spec.Capacity > 0 {
 					capped[c.Spec.Overflow]++
 				}
@@ -169,6 +171,9 @@ func TestCasesFitEngine(t *testing.T) {
 		}
 		if fused[0] < 100 || fused[1] < 100 || e.Kind() == ep.HostEngine && min(capped[0], capped[1]) < 20 {
 			t.Errorf("%s: %d cases by two calls and by one, %d with a capacity that refuses and that drops", e.Name(), fused, capped)
+		}
+		if large[64] < 20 || large[300] < 20 {
+			t.Errorf("%s: %d large cases, %d larger ones", e.Name(), large[64], large[300])
 		}
 	}
 }

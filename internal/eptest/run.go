@@ -71,7 +71,32 @@ func (t *trial) on(ctx context.Context, e Engine, comm *weft.Comm, h *ep.Handle)
 	if err := r.operations(ctx); err != nil {
 		return err
 	}
+	if err := r.guards(); err != nil {
+		return err
+	}
 	return errors.Join(r.wrong...)
+}
+
+// guards makes sure that nothing was written between the operands, where poison was before.
+func (r *runner) guards() error {
+	if err := r.engine.Sync(r.comm); err != nil {
+		return err
+	}
+	all := make([]byte, r.size)
+	if err := r.engine.Download(r.comm, all, r.memory.Data); err != nil {
+		return err
+	}
+	from := 0
+	for _, p := range append(r.off.pieces[:len(r.off.pieces):len(r.off.pieces)], piece{at: r.size}) {
+		for i := from; i < p.at; i++ {
+			if all[i] != poison {
+				r.report("byte %d, %d behind an operand and %d before the next, was overwritten with %#x", i, i-from, p.at-i, all[i])
+				break
+			}
+		}
+		from = p.at + p.n
+	}
+	return nil
 }
 
 func (r *runner) operations(ctx context.Context) error {
@@ -189,7 +214,7 @@ func (r *runner) same(what string, got, want []byte) {
 		if bytes.Equal(got[i:end], want[i:end]) {
 			continue
 		}
-		if r.spec.Payload <= ep.FP32 && end-i == 4 {
+		if r.spec.Payload <= ep.FP8 && end-i == 4 {
 			if binary.LittleEndian.Uint32(want[i:]) == 0xFFFFFFFF && binary.LittleEndian.Uint32(got[i:]) == 0x7FFFFFFF {
 				continue
 			}
@@ -217,6 +242,9 @@ func (r *runner) sameTensor(what string, t weft.Tensor, d weft.DType, shape []in
 func (r *runner) routingOperands() (topk, weights weft.Tensor, err error) {
 	me, k := r.comm.Rank(), r.spec.TopK
 	sel := r.TopK[me]
+	if r.Given != nil {
+		sel = r.Given[me]
+	}
 	var raw []byte
 	d := weft.Int32
 	if r.Wide {
@@ -400,7 +428,8 @@ func (r *runner) traffic() {
 	}
 }
 
-// rowTypes are the types of rows and of their scales, as dispatch takes them if in, else as they arrive, and their widths; scales of no type are none.
+// rowTypes are the types of rows and of their scales, as dispatch takes them if in, else as they arrive, and their widths; scales of no type are
+// none.
 func (r *runner) rowTypes(in bool) (d, scale weft.DType, width, scaleWidth int) {
 	s := &r.spec
 	d, scale, width, scaleWidth = weft.Float8E4M3, weft.InvalidDType, s.Hidden, s.Hidden/128

@@ -19,8 +19,9 @@ import (
 // Run is the suite, for engines that run all ranks in this process.
 func Run(t *testing.T, e Engine) { RunSome(t, e, 0) }
 
-// RunSome is the suite with an end: of all cases of the cells it runs so many, spread over cells first and then over the ways in which one can be asked
-// for, and looks for failing shapes and masks half and a quarter as often. With 0 it is [Run], whose numbers the flags of package testing and rapid set.
+// RunSome is the suite with an end: of all cases of the cells it runs so many, spread over cells first and then over the ways in which one can be
+// asked for, and looks for failing shapes and masks half and a quarter as often. With 0 it is [Run], whose numbers the flags of package testing
+// and rapid set.
 func RunSome(t *testing.T, e Engine, cases int) {
 	t.Run("cells", func(t *testing.T) { runCells(t, e, cases) })
 	t.Run("refused", func(t *testing.T) { runRefused(t, e) })
@@ -76,8 +77,8 @@ func runCells(t *testing.T, e Engine, limit int) {
 	}
 }
 
-// choose says which of the cases of each cell run, given how many each has: all of them without a limit, else as many, of as many cells as possible and,
-// where a cell has several, different ones.
+// choose says which of the cases of each cell run, given how many each has: all of them without a limit, else as many, of as many cells as
+// possible and, where a cell has several, different ones.
 func choose(sizes []int, limit int) [][]int {
 	chosen := make([][]int, len(sizes))
 	all := 0

@@ -81,18 +81,28 @@ func (t *trial) tokenRows(stream, rank int) rows {
 	return rows{data: t.bytes(stream, rank, n*t.rowBytes()), scales: t.bytes(stream+100, rank, n*t.scaleBytes())}
 }
 
-// arena cuts one piece of memory into operands.
-type arena struct{ used int }
+// arena cuts one piece of memory into operands, with a guard band before each.
+type arena struct {
+	used   int
+	pieces []piece
+}
+
+// piece is n bytes at an offset.
+type piece struct{ at, n int }
+
+// guardBytes is the least that stands between two operands, and belongs to none.
+const guardBytes = 32
 
 // take returns the offset of n bytes. Pieces are on multiples of 16 bytes, of which every other is no multiple of 64, or beside them by a number of
 // elements.
 func (a *arena) take(n, beside int) int {
-	at := (a.used + 63) &^ 63
+	at := (a.used + guardBytes + 63) &^ 63
 	if at/64%2 == 1 {
 		at += 16
 	}
 	at += beside
 	a.used = at + n
+	a.pieces = append(a.pieces, piece{at, n})
 	return at
 }
 
@@ -104,6 +114,7 @@ type layout struct {
 	bias                  [2]int
 	scalars, gradWeights  int
 	gradRows              int
+	pieces                []piece // all of them, ascending
 }
 
 func (t *trial) layOut(a *arena, r int) layout {
@@ -125,6 +136,7 @@ func (t *trial) layOut(a *arena, r int) layout {
 	l.bias = [2]int{rows(home), rows(home)}
 	l.scalars, l.gradWeights = a.take(4*len(t.scalars[r]), of(weft.Float32)), a.take(4*len(t.TopK[r]), of(weft.Float32))
 	l.gradRows = rows(received)
+	l.pieces = a.pieces
 	return l
 }
 

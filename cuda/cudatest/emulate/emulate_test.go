@@ -27,6 +27,7 @@ type rig struct {
 func newRig(t testing.TB, devices int, o emulate.Options) *rig {
 	t.Helper()
 	emulate.Need(t)
+	t.Setenv("WEFT_EMULATE_SEED", "") // tests say themselves which order they want
 	r := &rig{TB: t, machine: cudatest.New(cudatest.Config{Devices: devices})}
 	r.cache = kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
 	emulate.Attach(r.machine, o)

@@ -150,7 +150,8 @@ extern "C" __global__ void k(u32 *out) {
 	u64 d = (u64)w << 32 | v;
 	o[0] = v, o[1] = w;
 	o[2] = __popc(v), o[3] = __popcll(d), o[4] = __ffs(v), o[5] = __ffsll(d), o[6] = __clz(v), o[7] = __brev(v), o[8] = __umulhi(v, w);
-	o[9] = __byte_perm(v, w, 0x7240), o[10] = __funnelshift_l(v, w, 5), o[11] = __funnelshift_r(v, w, 37), o[12] = min(v, w), o[13] = max((int)v, (int)w);
+	o[9] = __byte_perm(v, w, 0x7240), o[10] = __funnelshift_l(v, w, 5), o[11] = __funnelshift_r(v, w, 37);
+	o[12] = min(v, w), o[13] = max((int)v, (int)w);
 }`)
 	for i := range 256 {
 		o := out[i*per : (i+1)*per]
@@ -277,16 +278,18 @@ extern "C" __global__ void k(u32 *in, u32 *out, u32 *early) {
 
 // TestSeed: a seed decides the order in which threads run, and another seed another.
 func TestSeed(t *testing.T) {
-	order := func(seed uint64) []uint32 {
-		return slices.Clone(run(t, emulate.Options{Seed: seed}, 4, 32, 129, `
-extern "C" __global__ void k(u32 *out) { out[1 + atomicAdd(out, 1)] = blockIdx.x * blockDim.x + threadIdx.x; }`)[1:])
-	}
-	plain, one, two := order(0), order(1), order(2)
-	if !slices.IsSorted(plain) {
-		t.Errorf("without a seed: %v", plain)
-	}
-	if slices.Equal(one, two) || slices.IsSorted(one) || !slices.Equal(one, order(1)) {
-		t.Errorf("%v\n%v", one, two)
+	for _, shape := range [][2]int{{1, 64}, {64, 1}} {
+		order := func(seed uint64) []uint32 {
+			return run(t, emulate.Options{Seed: seed}, shape[0], shape[1], 65, `
+extern "C" __global__ void k(u32 *out) { out[1 + atomicAdd(out, 1)] = blockIdx.x * blockDim.x + threadIdx.x; }`)[1:]
+		}
+		plain, one, two := order(0), order(1), order(2)
+		if !slices.IsSorted(plain) {
+			t.Errorf("%v without a seed: %v", shape, plain)
+		}
+		if slices.Equal(one, two) || slices.IsSorted(one) || !slices.Equal(one, order(1)) {
+			t.Errorf("%v: %v\n%v", shape, one, two)
+		}
 	}
 }
 
@@ -323,6 +326,26 @@ extern "C" __global__ void k(u32 *out) {
 	for i, got := range out {
 		if want := i%96 < 40; (got == 1) != want {
 			t.Errorf("word %d is %d", i, got)
+		}
+	}
+}
+
+// TestSeedOfEnvironment: it is for machines that nobody gave a seed or tears.
+func TestSeedOfEnvironment(t *testing.T) {
+	emulate.Need(t)
+	const source = `extern "C" __global__ void k(unsigned *out) { out[1 + atomicAdd(out, 1)] = threadIdx.x; }`
+	for _, tt := range []struct {
+		environment string
+		sorted      bool
+	}{{"1", false}, {"", true}, {"many", true}} {
+		r := newRig(t, 1, emulate.Options{})
+		t.Setenv("WEFT_EMULATE_SEED", tt.environment)
+		emulate.Attach(r.machine, emulate.Options{})
+		f := r.function(0, source)
+		p, out := r.alloc(0, 65)
+		r.ok(r.start(f, 0, 1, 64, p))
+		if slices.IsSorted(out[1:]) != tt.sorted {
+			t.Errorf("%q: %v", tt.environment, out[1:])
 		}
 	}
 }

@@ -186,8 +186,8 @@ func TestCaches(t *testing.T) {
 	s := machine()
 	s.Caches = caches
 	m := Collect(s)
-	if len(m.Caches) != 3 || m.Caches[0].Kernels != 1 || len(m.Caches[0].Refused) != 1 || m.Caches[0].Refused[0].Path != refused || m.Caches[1].Err == "" ||
-		!m.Caches[2].Absent || !m.Caches[2].Written {
+	if len(m.Caches) != 3 || m.Caches[0].Kernels != 1 || len(m.Caches[0].Refused) != 1 || m.Caches[0].Refused[0].Path != refused ||
+		m.Caches[1].Err == "" || !m.Caches[2].Absent || !m.Caches[2].Written {
 		t.Fatalf("%+v", m.Caches)
 	}
 	var lines []Finding
@@ -196,7 +196,8 @@ func TestCaches(t *testing.T) {
 			lines = append(lines, f)
 		}
 	}
-	for i, want := range []Finding{{Meaning: "1 more are refused", Grade: Note}, {Meaning: "not used: ", Grade: Bad}, {Meaning: "made when", Grade: Note}} {
+	wanted := []Finding{{Meaning: "1 more are refused", Grade: Note}, {Meaning: "not used: ", Grade: Bad}, {Meaning: "made when", Grade: Note}}
+	for i, want := range wanted {
 		if !strings.Contains(lines[i].Meaning, want.Meaning) || lines[i].Grade != want.Grade {
 			t.Errorf("%+v, want %+v", lines[i], want)
 		}

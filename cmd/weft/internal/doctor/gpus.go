@@ -21,7 +21,8 @@ func gpuFindings(m Machine) []Finding {
 	case m.Libraries[libnvrtc13] != "" || m.Libraries[libnvrtc12] != "":
 		add(Bad, "NVRTC", "does not load", c.Err)
 	default:
-		add(Note, "NVRTC", "not found", "GPU kernels cannot be compiled here: python3 -m pip install nvidia-cuda-nvrtc, or set WEFT_NVRTC, or carry a cache here (weft compile)")
+		add(Note, "NVRTC", "not found", "GPU kernels cannot be compiled here: python3 -m pip install nvidia-cuda-nvrtc, or set WEFT_NVRTC, "+
+			"or carry a cache here (weft compile)")
 	}
 	for _, c := range m.Caches {
 		out = append(out, cacheFinding(c))

@@ -19,7 +19,8 @@ const (
 	atLines   = 0                     // a line for each GPU: barriers
 	atPing    = lineBytes * maxGPUs   // a line for each side
 	atState   = atPing + 2*lineBytes  // device.State
-	atSum     = atState + lineBytes   // u64: sum of loads
+	atDone    = atState + lineBytes   // u64: barriers that have ended
+	atSum     = atDone + lineBytes    // u64: sum of loads
 	atWrong   = atSum + lineBytes     // u64: words that are wrong
 	atSumming = atWrong + lineBytes   // u32: whether bulk loads sum
 	atTimes   = atSumming + lineBytes // 2 x u64: when side 0 began and ended

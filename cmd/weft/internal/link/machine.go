@@ -105,7 +105,7 @@ func (m *machine) settle(ctx context.Context) error {
 	if err == nil {
 		return m.given()
 	}
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Timeout+patience)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.Timeout+m.patience)
 	defer cancel()
 	if last := wait(grace); last != nil && grace.Err() != nil {
 		m.stuck = true
@@ -222,7 +222,7 @@ func (m *machine) replay(ctx context.Context, graphs graphs) (time.Duration, err
 			return nil
 		}
 		gate := m.host.Pointer().Add(atGate)
-		if err := g.run("link_gate", cuda.LaunchConfig{}, gate, m.turn, uint64(patience)); err != nil {
+		if err := g.run("link_gate", cuda.LaunchConfig{}, gate, m.turn, uint64(m.patience)); err != nil {
 			return err
 		}
 		if err := g.start.Record(g.stream); err != nil {

@@ -28,10 +28,9 @@ type Options struct {
 	Cache *kernel.Cache
 	// Each is told of every row when it is measured, and how many there will be.
 	Each func(row Row, done, total int)
-}
 
-// patience is how long the gate waits for the host to have enqueued everything.
-const patience = 2 * time.Second
+	patience time.Duration // of the gate, until the host has enqueued everything
+}
 
 // settled are the options with what they leave open filled in, or what is wrong with them.
 func (o Options) settled(sms int) (Options, error) {
@@ -67,6 +66,7 @@ func (o Options) settled(sms int) (Options, error) {
 	}
 	o.Replays = cmp.Or(o.Replays, 5)
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
+	o.patience = cmp.Or(o.patience, 2*time.Second)
 	if o.Cache == nil {
 		o.Cache = kernel.New(kernel.Options{})
 	}
@@ -79,7 +79,8 @@ func (o Options) settled(sms int) (Options, error) {
 // Measure measures the links between the contexts' devices, each its own; with one, its own memory instead. It takes a window of (devices + 1) x the
 // largest of o.Bytes on each, and gives it back. Rows that are not verified are in the Ceiling and count for nothing.
 //
-// It fails if a device cannot reach another's memory (the error wraps [cuda.ErrUnsupported]), if a wait on a GPU is in vain (a [*WaitError]), or with ctx.
+// It fails if a device cannot reach another's memory (the error wraps [cuda.ErrUnsupported]), if a wait on a GPU is in vain (a [*WaitError]), or
+// with ctx.
 func Measure(ctx context.Context, contexts []*cuda.Context, o Options) (c Ceiling, err error) {
 	if err := reachable(contexts); err != nil {
 		return Ceiling{}, err

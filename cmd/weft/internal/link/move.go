@@ -12,7 +12,10 @@ import (
 const wordStep = 2654435761
 
 // filling is how what only prepares and checks is launched.
-var filling = cuda.LaunchConfig{Grid: cuda.Dim{X: 512}, Block: cuda.Dim{X: 256}}
+func filling(size int) cuda.LaunchConfig {
+	const threads = 256
+	return cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(min(512, 1+size/16/threads))}, Block: cuda.Dim{X: threads}}
+}
 
 // move measures one way, pattern, size and number of SMs.
 func (m *machine) move(ctx context.Context, w Way, p Pattern, size, sms int) (Row, error) {
@@ -76,7 +79,7 @@ func (m *machine) fill(ctx context.Context, size int, seed func(int) uint32) err
 		if err := g.stream.Memset(g.inbox(0, size), 0, len(m.gpus)*size); err != nil {
 			return err
 		}
-		return g.run("link_fill", filling, g.source(), uint64(size/16), seed(g.index))
+		return g.run("link_fill", filling(size), g.source(), uint64(size/16), seed(g.index))
 	})
 	return errors.Join(err, m.settle(ctx))
 }
@@ -128,7 +131,8 @@ func targetsOf(at []cuda.Pointer) targets {
 
 // part is a kernel on so many SMs, ready to be enqueued.
 func (g *gpu) part(name string, sms, threads, shared int, arguments ...any) (func() error, error) {
-	l, err := g.functions[name].Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(sms)}, Block: cuda.Dim{X: uint32(threads)}, Shared: shared}, arguments...)
+	shape := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(sms)}, Block: cuda.Dim{X: uint32(threads)}, Shared: shared}
+	l, err := g.functions[name].Prepare(shape, arguments...)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +209,7 @@ func (m *machine) arrived(ctx context.Context, w Way, to [][]int, size int, seed
 			return err
 		}
 		for _, sender := range turned(to)[g.index] {
-			if err := g.run("link_check", filling, g.inbox(sender, size), uint64(size/16), seed(sender), period, g.at(atWrong)); err != nil {
+			if err := g.run("link_check", filling(size), g.inbox(sender, size), uint64(size/16), seed(sender), period, g.at(atWrong)); err != nil {
 				return err
 			}
 		}

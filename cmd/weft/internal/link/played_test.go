@@ -105,9 +105,10 @@ func await(c *cudatest.Call, g device.Group, s *device.State, peer int, p cuda.P
 	}
 }
 
-func playBarrier(c *cudatest.Call, g device.Group, state cuda.Pointer) {
+func playBarrier(c *cudatest.Call, g device.Group, state, done cuda.Pointer) {
 	s := &cudatest.Slice[device.State](c, state, 1)[0]
-	next := uint32(s.Epoch + 1)
+	ended := &cudatest.Slice[uint64](c, done, 1)[0]
+	next := uint32(*ended + 1)
 	for r := range g.Ranks {
 		p := cuda.Pointer(g.Window[r]).Add(lineBytes * int(g.Rank))
 		atomic.StoreUint32(&cudatest.Slice[uint32](c, p, 1)[0], next)
@@ -117,7 +118,7 @@ func playBarrier(c *cudatest.Call, g device.Group, state cuda.Pointer) {
 			return
 		}
 	}
-	s.Epoch++
+	*ended++
 }
 
 func playPing(c *cudatest.Call, g device.Group, state cuda.Pointer, side, rounds, _ uint32, times, seen cuda.Pointer) {

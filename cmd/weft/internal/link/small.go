@@ -68,16 +68,16 @@ func (m *machine) barrier(ctx context.Context, dependent bool) (Row, error) {
 	}
 	lines := make([]int, len(m.gpus))
 	shape := cuda.LaunchConfig{Block: cuda.Dim{X: maxGPUs}, Dependent: dependent}
-	done, err := m.repeated(ctx, &row, shape, "link_barrier", func(g *gpu) []any { return []any{m.group(g, lines...), g.at(atState)} })
+	done, err := m.repeated(ctx, &row, shape, "link_barrier", func(g *gpu) []any { return []any{m.group(g, lines...), g.at(atState), g.at(atDone)} })
 	if err != nil {
 		return row, err
 	}
 	for _, g := range m.gpus {
-		epoch, err := g.number(atState)
+		ended, err := g.number(atDone)
 		if err != nil {
 			return row, fmt.Errorf("link: GPU %d: %w", g.index, err)
 		}
-		row.Wrong += int64(done) - int64(epoch)
+		row.Wrong += int64(done) - int64(ended)
 	}
 	row.Verified = row.Wrong == 0
 	return row, nil

@@ -468,7 +468,8 @@ u64 meet(Operation op, u32 mask, u64 value, u32 argument, const char *file, int 
 	return t->result;
 }
 
-// ---- Bulk copies. A barrier word: arrivals that are missing (20 bits), arrivals of a phase (20 bits), bytes that are missing (22 bits, biased), the phase.
+// ---- Bulk copies. A barrier is a word: from its low end, arrivals that are missing (20 bits), arrivals of a phase (20 bits), bytes that are missing
+// (22 bits, biased), and at the top the phase.
 
 namespace {
 

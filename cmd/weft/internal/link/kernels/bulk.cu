@@ -5,9 +5,6 @@
 
 constexpr u32 WARPS = 4, STAGES = 4;
 
-// wait_read_but returns when the sources of all groups but the last N have been read.
-template <int N> __device__ __forceinline__ void wait_read_but() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
-
 // link_bulk_store sends pieces of chunk bytes. Shared memory holds WARPS x STAGES chunks, alike but for their first 16 bytes, which tell the place.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 	link_bulk_store(const __grid_constant__ Targets targets, u64 bytes, u32 chunk, u32 seed) {
@@ -20,16 +17,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 	fence_async();
 	__syncwarp();
 	if (lane != 0) return;
-	u32 stage = 0;
-	for (u64 at = ((u64)blockIdx.x * WARPS + warp) * chunk; at < bytes; at += (u64)gridDim.x * WARPS * chunk) {
-		char *from = stages + stage * chunk;
-		u32 size = bytes - at < chunk ? (u32)(bytes - at) : chunk;
-		wait_read_but<STAGES - 1>();
-		*(uint4 *)from = words_at(seed, at / 16);
+	u64 stride = (u64)gridDim.x * WARPS * chunk;
+	for (u64 at = ((u64)blockIdx.x * WARPS + warp) * chunk; at < bytes;) {
+		u64 next = at;
+		for (u32 stage = 0; stage < STAGES && next < bytes; stage++, next += stride) *(uint4 *)(stages + stage * chunk) = words_at(seed, next / 16);
 		fence_async();
-		for (u32 k = 0; k < targets.count; k++) bulk_store(targets.at[k] + at, from, size);
+		for (u32 stage = 0; at < next; stage++, at += stride) {
+			u32 size = bytes - at < chunk ? (u32)(bytes - at) : chunk;
+			for (u32 k = 0; k < targets.count; k++) bulk_store(targets.at[k] + at, stages + stage * chunk, size);
+		}
 		bulk_commit();
-		stage = (stage + 1) % STAGES;
+		bulk_wait_read(); // while the other warps send
 	}
 	bulk_wait();
 }

@@ -1,4 +1,5 @@
-// Threads that write to other GPUs' memory, or read from it, 16 bytes at a time. Targets are taken in turn for every piece, so all links are busy at once.
+// Threads that write to other GPUs' memory, or read from it, 16 bytes at a time. Targets are taken in turn for every piece, so all links are
+// busy at once.
 #include "pattern.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024) link_store(const __grid_constant__ Targets targets, u64 pieces, u32 seed) {
