@@ -20,6 +20,11 @@
 // bound to GPUs. A Handle keeps what they share: the Spec, where rows stand, what arguments must look like. The sections below are about the host
 // engine.
 //
+// On GPUs an operation is one kernel on the caller's stream (two, if it is cut in two), which pushes rows and waits for its peers on the device; it can be captured
+// in a graph and replayed. The operations of one handle must follow each other in stream order on every rank. Errors show in [weft.Comm.Wait], [weft.Comm.Err] and the next call. A
+// call that is refused has not been made: the rank may make it again. Rows and outputs begin on multiples of 16 bytes; selections that are no expert count as
+// none, and a token must not select an expert twice. docs/gpu-engine.md has the whole design.
+//
 // # Data flow on the host
 //
 // Each rank has a board in shared memory that it alone writes: a counter of the operations that it has entered, one of those whose operands it has

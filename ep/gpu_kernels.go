@@ -80,12 +80,12 @@ type combineArgs struct {
 
 // describeArgs are the arguments of a description: the Describe of kernels/describe.cu.
 type describeArgs struct {
-	shape                   shape
-	ranks, byExpert         uint32
-	landings                uint64
-	tokens, sources         uint64
-	weights                 uint64
-	experts, expertsWeights uint64
+	shape                  shape
+	ranks, byExpert        uint32
+	landings               uint64
+	tokens, sources        uint64
+	weights                uint64
+	experts, expertWeights uint64
 }
 
 // Kernels lists the kernels that handles on GPUs of an architecture ("sm_90a") may need, for whoever fills a cache of them beforehand. No shape decides

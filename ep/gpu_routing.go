@@ -263,6 +263,6 @@ func (r *gpuRouting) describeRows() error {
 	a.landings = r.at(r.off.landings)
 	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
 	a.weights, a.experts = uint64(base.Add(r.description.weights)), uint64(base.Add(r.description.experts))
-	a.expertsWeights = uint64(base.Add(r.description.expertWeights))
+	a.expertWeights = uint64(base.Add(r.description.expertWeights))
 	return h.describing.Start(r.stream)
 }

@@ -9,13 +9,14 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// ---- Loads and stores (9.7.9.8 ld, 9.7.9.9 ld.global.nc, 9.7.9.11 st). Vectors of words are so many single accesses to the memory model (8.2.2): each
+// ---- Loads and stores (9.7.9.8 ld, 9.7.9.11 st). Vectors of words are so many single accesses to the memory model (8.2.2): each
 // word is whole, and no more is promised.
 
-// load_once reads what no one writes while the kernel runs and this SM reads once.
+// load_once reads what this SM reads once, and leaves nothing in its cache. It is no ld.global.nc: under a dependent launch the kernel before may still write when
+// this one has begun.
 __device__ __forceinline__ uint4 load_once(const void *p) {
 	uint4 v;
-	asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+	asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
 	return v;
 }
 

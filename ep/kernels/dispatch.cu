@@ -340,15 +340,20 @@ __device__ __forceinline__ void greet(const Dispatch &a, const Batch &b) {
 	}
 }
 
+// clerk_clear empties the clerk's memory.
+__device__ __forceinline__ void clerk_clear(const Dispatch &a, u32 *words) {
+	for (u32 i = threadIdx.x; i < min(CLERK_WORDS - MAX_RANKS, a.shape.experts); i += blockDim.x) words[i] = 0;
+	for (u32 i = threadIdx.x; i < MAX_RANKS; i += blockDim.x) words[CLERK_WORDS - MAX_RANKS + i] = 0;
+	__syncthreads();
+}
+
 // clerk_send counts: first is the thread's first selection, which was read before the state was known.
 __device__ __forceinline__ void clerk_send(const Dispatch &a, const Batch &b, u32 *words, u32 first) {
 	u32 ranks = a.group.ranks, local = a.shape.local, topk = a.shape.topk, n = a.tokens * topk;
 	u32 *came = words + CLERK_WORDS - MAX_RANKS;
 	for (u32 from = 0; from < a.shape.experts; from += CLERK_WORDS - MAX_RANKS) {
 		u32 end = min(CLERK_WORDS - MAX_RANKS, a.shape.experts - from);
-		for (u32 i = threadIdx.x; i < end; i += blockDim.x) words[i] = 0;
-		for (u32 i = threadIdx.x; i < MAX_RANKS; i += blockDim.x) came[i] = 0;
-		__syncthreads();
+		if (from != 0) clerk_clear(a, words);
 		for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
 			u32 e = (i == threadIdx.x ? first : selection(a, i)) - 1;
 			if (e - from < end) atomicAdd(&words[e - from], 1);
@@ -521,18 +526,26 @@ template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, c
 	if (lane < a.piece_words && w < a.scale_words) ((u32 *)(row + a.row_bytes))[w] = EMPTY;
 }
 
+// eager says that so little comes that every lane may poll.
+template <u32 UNITS> __device__ __forceinline__ bool eager(const Dispatch &a) { return UNITS == 1 && a.shape.capacity <= 8; }
+
 // await_piece polls for a slot's record and, where rows are their own flags, the end of the piece, together. It gives the lane's landing.
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(const Dispatch &a, const Batch &b, Wait &w, Piece<UNITS> &p, u32 lane) {
 	u32 n = a.group.ranks * a.shape.capacity, first = a.group.rank * a.shape.local;
 	const char *rp = b.own + a.records + (((u64)b.turn * n + p.slot) * a.shape.topk + lane) * sizeof(Pair);
 	uint2 record = make_uint2(0, 0);
-	// One lane polls for the piece, so that the others do not slow what is on its way.
-	bool polls = VALUE && (a.what & MOVE) != 0 && lane == p.tail % UNIT / 16;
+	// One lane polls for the piece, so that the others do not slow what is on its way. Where little is, all do, and need not look again.
+	bool polls = VALUE && (a.what & MOVE) != 0 && (eager<UNITS>(a) ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
 	while (!p.absent) {
 		u32 count = EMPTY, end = 0;
 		if (lane < a.shape.topk) record = load_relaxed_sys8(rp);
 		if (lane == 0) count = load_relaxed_sys4(b.own + count_at(a, b.turn, p.src, TOKENS));
-		if (polls) end = load_relaxed_sys4(p.row + p.tail + 12);
+		if (polls && eager<UNITS>(a)) {
+			p.v[0] = load_relaxed_sys16(p.row + p.at(0, lane));
+			end = full(p.v[0]) ? 0 : EMPTY;
+		} else if (polls) {
+			end = load_relaxed_sys4(p.row + p.tail + 12);
+		}
 		// The number of tokens lies elsewhere, and may be here first.
 		count = __shfl_sync(0xFFFFFFFFu, count, 0);
 		if (count != EMPTY && p.t >= count) p.absent = true;
@@ -607,9 +620,10 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) p.v[u] = make_uint4(0, 0, 0, 0);
 	} else if (VALUE) {
-		if ((a.what & ROUTE) == 0 && lane == p.tail % UNIT / 16) await4(w, src, p.row + p.tail + 12);
+		bool route = (a.what & ROUTE) != 0;
+		if (!route && !eager<UNITS>(a) && lane == p.tail % UNIT / 16) await4(w, src, p.row + p.tail + 12);
 		__syncwarp();
-		await_units<UNITS>(a, w, p, lane);
+		if (!route || !eager<UNITS>(a)) await_units<UNITS>(a, w, p, lane);
 	} else {
 		await_rows(a, b, w, src, lane, seen);
 #pragma unroll
@@ -660,7 +674,10 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void dispatch(const 
 	u32 credit = 0;
 	if (sends && k.at < k.end) fetch<UNITS>(a, k.at / pieces, k.at % pieces, lane, next);
 	u32 first = 0;
-	if (clerk && (a.what & (ROUTE | SEND)) == (ROUTE | SEND) && threadIdx.x < a.tokens * a.shape.topk) first = selection(a, threadIdx.x);
+	if (clerk && (a.what & (ROUTE | SEND)) == (ROUTE | SEND)) {
+		if (threadIdx.x < a.tokens * a.shape.topk) first = selection(a, threadIdx.x);
+		clerk_clear(a, clerk_words());
+	}
 	if (!VALUE && direct && move && threadIdx.x < ranks) credit = a.credits[threadIdx.x];
 	Count count = *count_of(a.state, blockIdx.x);
 	u32 stopped = a.state->stopped;

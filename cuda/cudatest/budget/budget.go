@@ -1,0 +1,153 @@
+// Package budget holds compiled kernels to what they may use of a GPU: registers, stack, spills and static shared memory, by a file that is committed
+// beside the test.
+//
+//	var update = flag.Bool("update", false, "rewrite testdata/kernels.txt")
+//
+//	func TestKernels(t *testing.T) {
+//		cudatest.NVRTC(t)
+//		used, err := budget.Compile(t.Context(), cache, specs)
+//		...
+//		err = budget.Check("testdata/kernels.txt", used, *update)
+//	}
+//
+// # The file
+//
+// Its first line says which compiler the figures are of, the second how many registers more than the budget a kernel may have: a change elsewhere moves
+// them by a few. A program and its architecture stand on a line of their own, its kernels below, indented. Stack, spills and shared memory may not grow
+// at all. Kernels that spill need a reason, given by what their names begin with:
+//
+//	compiler NVRTC 13.0
+//	slack 4
+//	spills weft_dispatch_ two blocks of 512 threads on an SM leave 64 registers
+//	sm_80 ep dispatch
+//	  kernel registers stack spilled shared
+//	  weft_dispatch_flag_4 64 80 96 16388
+//
+// Slack and reasons are written by hand and survive when the file is rewritten.
+package budget
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+// Use is what a kernel uses: registers of a thread, and bytes. Spilled counts stores and loads together.
+type Use struct{ Registers, Stack, Spilled, Shared int }
+
+// Program is what the kernels of a program use, by name.
+type Program struct {
+	Arch, Name string
+	Compiler   string
+	Kernels    map[string]Use
+}
+
+// verbose makes the compiler tell what each kernel uses. It is a part of the key, so a cache keeps these apart from those that are run.
+const verbose = "--ptxas-options=-v"
+
+// Compile compiles specs, in their order, and reads off what their kernels use. Whatever else the compiler has to say is an error.
+func Compile(ctx context.Context, cache *kernel.Cache, specs []kernel.Spec) ([]Program, error) {
+	told := slices.Clone(specs)
+	for i := range told {
+		told[i].Options = append(slices.Clone(told[i].Options), verbose)
+	}
+	cubins, err := cache.LoadAll(ctx, told)
+	if err != nil {
+		return nil, err
+	}
+	var all []Program
+	for i, c := range cubins {
+		kernels, err := read(c.Log)
+		if err != nil {
+			return nil, fmt.Errorf("%s for %s: %w", specs[i].Name, c.Arch, err)
+		}
+		if err := compare(c.Image(), kernels); err != nil {
+			return nil, fmt.Errorf("%s for %s: %w", specs[i].Name, c.Arch, err)
+		}
+		all = append(all, Program{Arch: c.Arch, Name: specs[i].Name, Compiler: c.Compiler, Kernels: kernels})
+	}
+	return all, nil
+}
+
+var (
+	entry  = regexp.MustCompile(`^ptxas info\s*: Compiling entry function '(\w+)' for '\w+'$`)
+	of     = regexp.MustCompile(`^ptxas info\s*: Function properties for (\w+)$`)
+	spills = regexp.MustCompile(`^(?:ptxas\s*\.)?\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads$`)
+	uses   = regexp.MustCompile(`^ptxas info\s*: Used (\d+) registers(?:, (.*))?$`)
+	shared = regexp.MustCompile(`(\d+) bytes smem`)
+	idle   = regexp.MustCompile(`^ptxas info\s*: (?:Compile time = .*|\d+ bytes gmem.*|\(C\d+\).*)$`)
+)
+
+// read understands what ptxas tells of a program. The spills and the stack of functions that a kernel calls are the kernel's too.
+func read(log string) (map[string]Use, error) {
+	kernels := map[string]Use{}
+	current := ""
+	for line := range strings.Lines(log) {
+		line = strings.TrimSpace(line)
+		use := kernels[current]
+		switch {
+		case line == "" || idle.MatchString(line) || of.MatchString(line):
+			continue
+		case entry.MatchString(line):
+			current = entry.FindStringSubmatch(line)[1]
+			use = Use{}
+		case current == "":
+			return nil, fmt.Errorf("the compiler says: %s", line)
+		case spills.MatchString(line):
+			n := numbers(spills.FindStringSubmatch(line)[1:])
+			use.Stack += n[0]
+			use.Spilled += n[1] + n[2]
+		case uses.MatchString(line):
+			m := uses.FindStringSubmatch(line)
+			use.Registers = numbers(m[1:2])[0]
+			if s := shared.FindStringSubmatch(m[2]); s != nil {
+				use.Shared = numbers(s[1:])[0]
+			}
+		default:
+			return nil, fmt.Errorf("the compiler says: %s", line)
+		}
+		kernels[current] = use
+	}
+	for name, use := range kernels {
+		if use.Registers == 0 {
+			return nil, fmt.Errorf("the compiler does not tell what kernel %s uses", name)
+		}
+	}
+	return kernels, nil
+}
+
+// compare finds out whether the compiler has told of every kernel: each has a section of constants, where its arguments are.
+func compare(image []byte, kernels map[string]Use) error {
+	f, err := elf.NewFile(bytes.NewReader(image))
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, s := range f.Sections {
+		if name, ok := strings.CutPrefix(s.Name, ".nv.constant0."); ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	if told := slices.Sorted(maps.Keys(kernels)); !slices.Equal(names, told) {
+		return fmt.Errorf("there are kernels %q, and the compiler tells of %q", names, told)
+	}
+	return nil
+}
+
+// numbers are texts that a pattern has found to be digits.
+func numbers(texts []string) []int {
+	all := make([]int, len(texts))
+	for i, s := range texts {
+		all[i], _ = strconv.Atoi(s)
+	}
+	return all
+}

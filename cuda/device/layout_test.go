@@ -1,0 +1,62 @@
+package device_test
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/cudatest/layout"
+	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+// TestLayout: the structs and constants of weft.cuh are the host's, for the compiler of every architecture and for the one that emulates.
+func TestLayout(t *testing.T) {
+	asserts := layout.Of("Record", reflect.TypeFor[device.Record](), nil) + layout.Of("Group", reflect.TypeFor[device.Group](), nil) +
+		layout.Of("State", reflect.TypeFor[device.State](), nil) + layout.Of("Count", reflect.TypeFor[device.Count](), nil) +
+		layout.Constants(map[string]int{
+			"sizeof(Record)": device.RecordBytes, "sizeof(State)": device.StateBytes, "sizeof(Count)": device.CountBytes,
+			"MAX_RANKS": device.MaxRanks, "RECORD_EMPTY": device.RecordEmpty, "RECORD_WRITTEN": device.RecordWritten,
+			"CAUSE_TIMEOUT": device.CauseTimeout, "CAUSE_ABORT": device.CauseAbort,
+			"OP_PREPARE": device.OpPrepare, "OP_DISPATCH": device.OpDispatch, "OP_COMBINE": device.OpCombine, "OP_BARRIER": device.OpBarrier,
+		})
+	source := "#include \"weft.cuh\"\nnamespace weft {\n" + asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
+	compile := func(t *testing.T, c kernel.Compiler, arch string) {
+		t.Helper()
+		s := kernel.Spec{Name: "layout", Source: source, Headers: device.Headers(), Arch: arch}
+		_, log, err := c.Compile(t.Context(), s)
+		if err != nil {
+			t.Errorf("%+v", err)
+		}
+		if log != "" {
+			t.Errorf("the headers for %s: %s", arch, log)
+		}
+	}
+	t.Run("NVRTC", func(t *testing.T) {
+		cudatest.NVRTC(t)
+		c, err := kernel.NVRTC()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, arch := range archs {
+			compile(t, c, arch)
+		}
+	})
+	t.Run("emulator", func(t *testing.T) {
+		emulate.Need(t)
+		c, err := emulate.Compiler()
+		if err != nil {
+			t.Fatal(err)
+		}
+		compile(t, c, "sm_90a")
+	})
+}
+
+// TestHeadersAreCopies: who changes what he got changes nobody else's.
+func TestHeadersAreCopies(t *testing.T) {
+	device.Headers()["ptx.cuh"] = ""
+	if h := device.Headers(); len(h) != 2 || h["ptx.cuh"] == "" || h["weft.cuh"] == "" {
+		t.Errorf("headers %v", h)
+	}
+}

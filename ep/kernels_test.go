@@ -1,0 +1,137 @@
+package ep
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/budget"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/cudatest/layout"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/kernels.txt, what kernels may use of a GPU")
+
+// kernelArchs are the architectures that kernels are compiled for in tests: the oldest, the first with bulk copies and dependent launches, the newest.
+var kernelArchs = []string{"sm_80", "sm_90a", "sm_100a"}
+
+// mostSpecs bounds what has to be compiled for one architecture.
+const mostSpecs = 40
+
+// TestKernels compiles every kernel, without a warning, and holds registers, stack, spills and shared memory to testdata/kernels.txt. What was compiled
+// is kept in build/kernels, so that only what has changed takes its time: about a second a kernel. After a change on purpose:
+//
+//	go test ./ep -run TestKernels -update
+func TestKernels(t *testing.T) {
+	if _, err := os.Stat("kernels"); err != nil {
+		t.Skip("needs the source tree: kernels are compiled where they are written")
+	}
+	compiler := cudatest.NVRTC(t)
+	t.Logf("NVRTC %v, %s", compiler.Version(), compiler.Path())
+	archs := kernelArchs
+	if testing.Short() && !*update {
+		archs = []string{"sm_90a"}
+	}
+	var specs []kernel.Spec
+	for _, arch := range archs {
+		of := Kernels(arch)
+		if len(of) > mostSpecs {
+			t.Errorf("%d programs for %s, at most %d are allowed", len(of), arch, mostSpecs)
+		}
+		specs = append(specs, of...)
+	}
+	cache := kernel.New(kernel.Options{Dir: "../build/kernels", ReadOnly: []string{}})
+	programs, err := budget.Compile(t.Context(), cache, specs)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	kernels := 0
+	for _, p := range programs {
+		kernels += len(p.Kernels)
+		if len(p.Kernels) == 0 {
+			t.Errorf("%s for %s has no kernels", p.Name, p.Arch)
+		}
+	}
+	t.Logf("%d programs, %d kernels, for %s", len(programs), kernels, strings.Join(archs, ", "))
+	err = budget.Check("testdata/kernels.txt", programs, *update)
+	if errors.Is(err, budget.ErrOtherCompiler) {
+		t.Skipf("compiled; not held to the budget: %v", err)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// argued is a program with assertions of the structs that the host fills, and of the numbers that both have.
+type argued struct {
+	kernel.Spec
+	asserts string
+}
+
+func arguedPrograms(arch string) []argued {
+	shared := layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Pair", reflect.TypeFor[pair](), nil) +
+		layout.Constants(map[string]int{"COUNTS": countWords, "UNIT": unitBytes})
+	return []argued{
+		{dispatchKernel(weft.InvalidDType, arch), shared + layout.Of("Dispatch", reflect.TypeFor[dispatchArgs](), nil) +
+			layout.Constants(map[string]int{
+				"SEND": whatSend, "RECEIVE": whatReceive, "ROUTE": whatRoute, "MOVE": whatMove, "BY_EXPERT": whatByExpert, "DIRECT": whatDirect,
+				"COLUMNS": whatColumns, "WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
+			})},
+		{combineKernel(rankForm, weft.BFloat16, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
+			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted})},
+		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), map[string]string{"expertWeights": "expert_weights"})},
+	}
+}
+
+// instances begins what a source has of kernels, behind its structs and functions.
+var instances = regexp.MustCompile(`(?m)^(#define WEFT_KERNEL|extern "C" __global__)`)
+
+// asserting is the source up to its kernels, with the assertions and a kernel of nothing.
+func (a argued) asserting(t *testing.T) kernel.Spec {
+	t.Helper()
+	at := instances.FindStringIndex(a.Source)
+	if at == nil {
+		t.Fatalf("%s has no kernels", a.Name)
+	}
+	s := a.Spec
+	s.Source = s.Source[:at[0]] + "\nnamespace weft {\n" + a.asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
+	return s
+}
+
+// TestArguments: the structs that kernels take are the host's, field by field.
+func TestArguments(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) kernel.Compiler{
+		"NVRTC": func(t *testing.T) kernel.Compiler {
+			cudatest.NVRTC(t)
+			c, err := kernel.NVRTC()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+		"emulator": func(t *testing.T) kernel.Compiler {
+			emulate.Need(t)
+			c, err := emulate.Compiler()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			compiler := open(t)
+			for _, p := range arguedPrograms("sm_90a") {
+				if _, _, err := compiler.Compile(t.Context(), p.asserting(t)); err != nil {
+					t.Errorf("%+v", err)
+				}
+			}
+		})
+	}
+}
