@@ -113,6 +113,9 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	return f, nil
 }
 
+// smThreads is how many threads of 64 registers an SM holds.
+const smThreads = 1024
+
 // reserve settles how many blocks the operations have, on every rank alike, and takes room for them. The last of an operation's blocks is its clerk.
 func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, err error) {
 	const op = "new handle"
@@ -134,7 +137,7 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 	err = cmp.Or(err, again)
 	room := h.device.Room(weight)
 	if h.spec.SMs > 0 {
-		room = min(room, h.spec.SMs*(1024/weight))
+		room = min(room, h.spec.SMs*(smThreads/weight))
 	} else {
 		room -= room / 4
 	}
@@ -155,13 +158,15 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 			room = min(room, mine/here[string(n[4:])])
 		}
 	}
-	dispatch = min(t.dispatchBlocks, room-1)
-	combine = min(t.combineBlocks, room-1)
+	// Blocks that weigh less may be more: as many as weigh the same together, and as SMs hold in the same proportion.
+	most := func(own int) int { return max(1, min(room*weight/own, room*(smThreads/own)/(smThreads/weight))-1) }
+	dispatch = min(t.dispatchBlocks, most(dispatchWeight))
+	combine = min(t.combineBlocks, most(combineWeight))
 	if err == nil && room < 2 {
 		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, or close one")
 	}
 	if err == nil {
-		h.reservation, err = h.device.Reserve(weight, max(dispatch, combine)+1)
+		h.reservation, err = h.device.Reserve(weight, ceil(max((dispatch+1)*dispatchWeight, (combine+1)*combineWeight), weight))
 	}
 	return dispatch, combine, h.comm.AgreeOn(ctx, op, fmt.Sprintf("%d and %d blocks", dispatch, combine), err)
 }
@@ -327,7 +332,7 @@ func (h *gpu) close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.idle {
-		errs = append(errs, r.memory.Close())
+		errs = append(errs, r.close())
 	}
 	h.idle = nil
 	for _, m := range []*cuda.Memory{h.memory, h.room} {

@@ -3,6 +3,7 @@ package ep
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"math/bits"
 
 	"github.com/weftgo/weft"
@@ -96,19 +97,22 @@ func (h *gpu) settle(ctx context.Context, r *Routing) error {
 	return r.placement.(*gpuRouting).count(ctx)
 }
 
+// release keeps the memory for the next Routing: to free it would wait for the device.
 func (r *gpuRouting) release() {
 	r.h.mu.Lock()
 	defer r.h.mu.Unlock()
-	if r.rows != nil {
-		// Freed memory waits for the device, so nothing enqueued can still use it.
-		_ = r.rows.Close()
-		r.rows = nil
-	}
-	if r.h.Handle.closed {
-		_ = r.memory.Close()
+	if r.h.closed {
+		_ = r.close() // nobody is there any more to be told
 		return
 	}
 	r.h.idle = append(r.h.idle, r)
+}
+
+func (r *gpuRouting) close() error {
+	if r.rows == nil {
+		return r.memory.Close()
+	}
+	return errors.Join(r.rows.Close(), r.memory.Close())
 }
 
 func (r *gpuRouting) at(offset int) uint64 { return uint64(r.memory.Pointer().Add(offset)) }

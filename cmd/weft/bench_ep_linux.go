@@ -23,15 +23,24 @@ With --fresh operands are written anew before each operation, as a model would, 
 --batches makes routings change. Lists of ranks and tokens are swept.
 
 The rank-major and token-major layouts have one row per token and rank, so for them
---wire, --reduction and --sum default to per-rank, partial and plain.`,
+--wire, --reduction and --sum default to per-rank, partial and plain.` + gpuHelp,
 		Example: `  weft bench ep --ranks 2,4 --tokens 1,8,64,512 --report report.html
   weft bench ep --ranks 2 --tokens 1 --json
-  weft bench ep --dtype fp8 --layout expert-packed --routing zipf`,
+  weft bench ep --dtype fp8 --layout expert-packed --routing zipf
+  weft bench ep --device gpu --tokens 1,128
+  weft bench ep --device gpu --layout expert-major --quantize bf16 --sms 24`,
 		Args: noArgs,
 	}
 	out, flags := outputFlags(cmd), newEPFlags(cmd)
-	cmd.RunE = func(*cobra.Command, []string) error {
+	gpus := newGPUFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		flags.settle(cmd)
+		if err := gpus.refuse(cmd); err != nil {
+			return usageError{fmt.Errorf("bench ep: %w", err)}
+		}
+		if gpus.device == onGPU {
+			return gpus.run(cmd, flags, out.json)
+		}
 		return sweep(*out, flags.jobs())
 	}
 	return cmd
@@ -53,6 +62,7 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	f.IntVar(&s.TopK, "topk", s.TopK, "experts that a token selects")
 	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together")
 	oneOf(cmd, &s.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &s.DType, "payload", bench.Payloads(), "the same as --dtype")
 	oneOf(cmd, &s.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
 	oneOf(cmd, &s.Wire, "wire", bench.Wires(), "how often a row crosses to a rank")
 	oneOf(cmd, &s.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")

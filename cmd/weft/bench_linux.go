@@ -26,7 +26,7 @@ With --json each row is one line; what "bench all" prints is in its own help. Ke
 stable; new ones may be added. In every row:
 
   op            dispatch, combine, prepare, allreduce, join
-  engine        host
+  engine        host; rows of GPUs are explained by "bench ep" and "bench link"
   ranks
   iterations    how many were timed; each counts with its slowest rank:
   p50_us, p99_us, min_us, max_us, mean_us

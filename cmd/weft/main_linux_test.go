@@ -149,7 +149,7 @@ func TestCompletion(t *testing.T) {
 func TestCompletionOffersWhatFlagsTake(t *testing.T) {
 	for path, flags := range map[string]string{
 		"run":             "bind",
-		"bench ep":        "dtype layout wire reduction sum counts routing mode operand",
+		"bench ep":        "dtype payload layout wire reduction sum counts routing mode operand device quantize phases",
 		"bench allreduce": "dtype op algorithm operand",
 	} {
 		cmd, _, err := newRoot().Find(strings.Fields(path))

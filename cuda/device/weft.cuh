@@ -76,7 +76,7 @@ struct Wait {
 		u32 cause = 0;
 		if (now - start > state->timeout) {
 			cause = CAUSE_TIMEOUT;
-		} else if ((polls & 1023) == 0 && ((polls >> 10) + threadIdx.x / 32) % (blockDim.x / 32) == 0 && load_relaxed_sys_u64(group->abort) != 0) {
+		} else if ((polls & 1023) == 0 && ((polls >> 10) + threadIdx.x / 32) % ((blockDim.x + 31) / 32) == 0 && load_relaxed_sys_u64(group->abort) != 0) {
 			// The warps of a block take turns to look: if all did, the host's memory would keep the rank from its work so long that its peers look in turn.
 			cause = CAUSE_ABORT;
 		}

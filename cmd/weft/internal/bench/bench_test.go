@@ -187,7 +187,7 @@ func TestEPChecksCatchErrors(t *testing.T) {
 	for name, tc := range lies {
 		t.Run(name, func(t *testing.T) {
 			inProcess(t, 1, func(r *rank) error {
-				m := &epRank{rank: r, cfg: shapeOf(nil)}
+				m := &epRank{rank: r, expected: expected{cfg: shapeOf(nil)}}
 				m.restart(2)
 				if err := m.setUp(); err != nil {
 					return err

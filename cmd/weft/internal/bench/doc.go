@@ -36,4 +36,13 @@
 // Bytes are means over ranks and iterations. The floor of an operation is the time in
 // which the machine's processors (as many as ranks, at most) copy cold memory with the
 // same number of bytes read and written.
+//
+// # GPUs
+//
+// [GPUs] measures expert parallelism between ranks that are goroutines of the command, each
+// on a GPU. A gate keeps the GPUs until the host has enqueued everything, so that they begin
+// together. Every operation is timed in graphs of many, alone in a graph, by the host's
+// clock, and with caches emptied before it. Tokens' or experts' rows are made anew before
+// each of the first three, so that what is checked after it, with the same expectations as
+// on the host, can only have come by it.
 package bench

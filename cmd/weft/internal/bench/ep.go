@@ -11,7 +11,7 @@ import (
 
 // Spec translates a shape for package ep, and says what is wrong with it.
 func (e EP) Spec(ranks int) (ep.Spec, error) {
-	s := ep.Spec{Experts: e.Experts, TopK: e.TopK, Hidden: e.Hidden, MaxTokens: max(e.Tokens, 1)}
+	s := ep.Spec{Experts: e.Experts, TopK: e.TopK, Hidden: e.Hidden, MaxTokens: max(e.Tokens, e.Capacity, 1), SMs: e.SMs}
 	var err error
 	if s.Layout, err = ep.ParseLayout(e.Layout); err != nil {
 		return s, err
@@ -52,18 +52,14 @@ func (e EP) Spec(ranks int) (ep.Spec, error) {
 // epRank measures one shape on one rank.
 type epRank struct {
 	*rank
-	cfg      EP
-	spec     ep.Spec
+	expected
 	handle   *ep.Handle
 	gen      *routing.Generator
-	rows     *pattern
 	input    weft.DType // of the rows that the caller passes
-	payload  weft.DType // of the rows that arrive
 	x        ep.Rows
 	y        []byte // the experts' rows, unless they take the place of the received ones
 	out      []byte
 	sets     []batch
-	problem  string
 	dispatch *timings
 	prepare  *timings
 	combine  *timings
@@ -81,7 +77,7 @@ type batch struct {
 }
 
 func (r *rank) measureEP(cfg EP) (_ []Series, err error) {
-	m := &epRank{rank: r, cfg: cfg}
+	m := &epRank{rank: r, expected: expected{cfg: cfg}}
 	if err := m.setUp(); err != nil {
 		return nil, err
 	}
@@ -147,17 +143,15 @@ func (m *epRank) checked(i, n int) bool {
 
 func (m *epRank) setUp() (err error) {
 	me, ranks, cfg := m.comm.Rank(), m.comm.Size(), m.cfg
+	m.me, m.ranks = me, ranks
 	if m.spec, err = cfg.Spec(ranks); err != nil {
 		return err
 	}
 	if m.handle, err = ep.NewHandle(m.ctx, m.comm, m.spec); err != nil {
 		return err
 	}
-	m.input, m.payload = m.spec.Output, m.spec.Output
-	if m.spec.Quantize != weft.InvalidDType {
-		m.payload = weft.Float8E4M3
-	}
-	if m.rows, err = newPattern(cfg.Hidden, m.input, m.payload); err != nil {
+	m.input = m.spec.Output
+	if err := m.makeRows(); err != nil {
 		return err
 	}
 	if m.gen, err = routing.New(routing.Config{
@@ -247,7 +241,7 @@ func (m *epRank) iterate(i int, check bool) error {
 	}
 	m.combine.add(time.Since(began))
 	if check {
-		m.checkHome(b, i)
+		m.checkHome(b, m.out, i)
 		// Whoever receives here next must not find the right rows lying about. Peers have
 		// finished reading: combine has returned.
 		m.eachRow(b, func(row, _, _, _ int) {
@@ -266,7 +260,7 @@ func (m *epRank) iterate(i int, check bool) error {
 // writeTokens fills the rows of this rank's tokens.
 func (m *epRank) writeTokens() {
 	for t := range m.cfg.Tokens {
-		copy(m.at(m.x.Data, t), m.rows.row(m.input, m.comm.Rank(), t, 0))
+		copy(m.at(m.x.Data, t), m.row(m.input, m.me, t, 0))
 	}
 }
 
@@ -304,13 +298,7 @@ func (m *epRank) expertRows(received *ep.Received) weft.Tensor {
 func (m *epRank) series() []Series {
 	n := float64(len(m.sets))
 	t := m.traffic
-	row := float64(m.cfg.Hidden * m.payload.Size())
-	switch m.spec.Payload {
-	case ep.FP8:
-		row += float64(m.cfg.Hidden / ep.ScaleBlock * 4)
-	case ep.FP8UE8M0:
-		row += float64(m.cfg.Hidden / ep.ScaleBlock)
-	}
+	row := float64(m.cfg.Hidden*m.payload.Size() + m.scaleBytes())
 	home := float64(m.cfg.Hidden * m.spec.Output.Size())
 	received := t.Selections // rows written for this rank's tokens, by all ranks
 	if !m.byExpert() {
@@ -338,8 +326,4 @@ func (m *epRank) series() []Series {
 		out = append(out, Series{Op: "prepare", Times: m.prepare.pack(), Problem: m.problem})
 	}
 	return out
-}
-
-func (m *epRank) byExpert() bool {
-	return m.spec.Layout == ep.ExpertMajor || m.spec.Layout == ep.ExpertPacked
 }

@@ -34,6 +34,8 @@ func (t Task) time() time.Duration {
 // EP is one shape of dispatch and combine.
 type EP struct {
 	Tokens, Hidden, TopK, Experts int // tokens per rank
+	Capacity                      int `json:",omitempty"` // the most tokens per rank, if that is more than Tokens
+	SMs                           int `json:",omitempty"` // on GPUs: for the kernels; 0: the library's choice
 
 	DType, Layout, Wire, Reduction, Sum, Counts string // as package ep names them
 

@@ -10,12 +10,41 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
+// expected knows what must come of the operations of one shape on one rank, from nothing but everyone's routing.
+type expected struct {
+	me, ranks int
+	cfg       EP
+	spec      ep.Spec
+	rows      *pattern
+	payload   weft.DType // of the rows that arrive
+	salt      int        // other rows for another salt, so that none that lies about is taken for a new one
+	problem   string     // what was wrong first
+}
+
+// row returns the bytes of a token's row, divided by 2^down; do not change them.
+func (m *expected) row(d weft.DType, source, token, down int) []byte {
+	return m.rows.row(d, source, token+m.salt, down)
+}
+
+// makeRows makes the contents of rows, when cfg and spec are set.
+func (m *expected) makeRows() (err error) {
+	m.payload = m.spec.Output
+	if m.spec.Quantize != weft.InvalidDType {
+		m.payload = weft.Float8E4M3
+	}
+	m.rows, err = newPattern(m.cfg.Hidden, m.spec.Output, m.payload)
+	return err
+}
+
+func (m *expected) byExpert() bool {
+	return m.spec.Layout == ep.ExpertMajor || m.spec.Layout == ep.ExpertPacked
+}
+
 // eachRow calls f for every row that a batch puts on this rank, where the contract puts
 // it: which row of the received tensor, whose token it is, and its expert (for layouts
 // with one row per rank: -1).
-func (m *epRank) eachRow(b *batch, f func(row, source, token, expert int)) {
-	me, ranks := m.comm.Rank(), m.comm.Size()
-	local, k := m.cfg.Experts/ranks, m.cfg.TopK
+func (m *expected) eachRow(b *batch, f func(row, source, token, expert int)) {
+	me, local, k := m.me, m.cfg.Experts/m.ranks, m.cfg.TopK
 	here := func(e int32) bool { return e >= 0 && int(e)/local == me }
 	if !m.byExpert() {
 		row := 0
@@ -48,7 +77,7 @@ func (m *epRank) eachRow(b *batch, f func(row, source, token, expert int)) {
 	for le := range local {
 		switch {
 		case m.spec.Layout == ep.ExpertMajor:
-			next[le] = le * ranks * m.spec.MaxTokens
+			next[le] = le * m.ranks * m.spec.MaxTokens
 		case le > 0:
 			next[le] = next[le-1] + counts[le-1]
 		}
@@ -65,19 +94,19 @@ func (m *epRank) eachRow(b *batch, f func(row, source, token, expert int)) {
 }
 
 // at returns one row of a tensor of rows.
-func (m *epRank) at(t weft.Tensor, row int) []byte {
+func (m *expected) at(t weft.Tensor, row int) []byte {
 	n := m.cfg.Hidden * t.DType.Size()
 	return t.Raw()[row*n : (row+1)*n]
 }
 
-func (m *epRank) complain(format string, args ...any) {
+func (m *expected) complain(format string, args ...any) {
 	if m.problem == "" {
 		m.problem = fmt.Sprintf(format, args...)
 	}
 }
 
 // checkReceived compares every row that must have arrived.
-func (m *epRank) checkReceived(b *batch, received *ep.Received) {
+func (m *expected) checkReceived(b *batch, received *ep.Received) {
 	rows := 0
 	m.eachRow(b, func(row, src, token, expert int) {
 		rows++
@@ -85,33 +114,50 @@ func (m *epRank) checkReceived(b *batch, received *ep.Received) {
 			m.complain("dispatch: %d rows, so no row %d", received.Rows(), row)
 			return
 		}
-		if !bytes.Equal(m.at(received.Data, row), m.rows.row(m.payload, src, token, 0)) {
-			m.complain("dispatch: row %d is not token %d of rank %d for expert %d", row, token, src, expert)
-			return
+		var scales []byte
+		if n := m.scaleBytes(); n > 0 {
+			scales = received.Scales.Raw()[row*n : (row+1)*n]
 		}
-		_, shift := m.rows.pick(src, token)
-		if !m.scalesAre(received, row, shift) {
-			m.complain("dispatch: the scales of row %d, token %d of rank %d, are not 2^%d", row, token, src, shift)
-		}
+		m.checkRow(m.at(received.Data, row), scales, row, src, token, expert)
 	})
 	if received.Received() != rows {
 		m.complain("dispatch: %d rows reported, %d sent", received.Received(), rows)
 	}
 }
 
-// scalesAre checks that all scales of a row are the power of two of its source.
-func (m *epRank) scalesAre(received *ep.Received, row, shift int) bool {
-	n := m.cfg.Hidden / ep.ScaleBlock
+// checkRow compares a row that must have arrived.
+func (m *expected) checkRow(data, scales []byte, row, src, token, expert int) {
+	if !bytes.Equal(data, m.row(m.payload, src, token, 0)) {
+		m.complain("dispatch: row %d is not token %d of rank %d for expert %d", row, token, src, expert)
+		return
+	}
+	if _, shift := m.rows.pick(src, token+m.salt); !m.scalesAre(scales, shift) {
+		m.complain("dispatch: the scales of row %d, token %d of rank %d, are not 2^%d", row, token, src, shift)
+	}
+}
+
+// scaleBytes is the size of the scales of a received row.
+func (m *expected) scaleBytes() int {
 	switch m.spec.Payload {
 	case ep.FP8:
-		mem := received.Scales.Raw()[row*n*4 : (row+1)*n*4]
-		for i := range n {
-			if math.Float32frombits(binary.LittleEndian.Uint32(mem[4*i:])) != pow2(shift) {
+		return m.cfg.Hidden / ep.ScaleBlock * 4
+	case ep.FP8UE8M0:
+		return m.cfg.Hidden / ep.ScaleBlock
+	}
+	return 0
+}
+
+// scalesAre checks that all scales of rows are a power of two.
+func (m *expected) scalesAre(scales []byte, shift int) bool {
+	switch m.spec.Payload {
+	case ep.FP8:
+		for ; len(scales) >= 4; scales = scales[4:] {
+			if math.Float32frombits(binary.LittleEndian.Uint32(scales)) != pow2(shift) {
 				return false
 			}
 		}
 	case ep.FP8UE8M0:
-		for _, s := range received.Scales.Raw()[row*n : (row+1)*n] {
+		for _, s := range scales {
 			if int(s) != 127+shift {
 				return false
 			}
@@ -127,18 +173,17 @@ func down(who int) int { return who % shifts }
 // runExperts leaves in y what the experts make of their rows. That is needed where it
 // is checked; with fresh operands it is done always, so that caches are as after a
 // matrix product.
-func (m *epRank) runExperts(b *batch, received *ep.Received, y weft.Tensor, check bool) {
+func (m *expected) runExperts(b *batch, received *ep.Received, y weft.Tensor, check bool) {
 	if !check && !m.cfg.Fresh {
 		return
 	}
-	me := m.comm.Rank()
 	m.eachRow(b, func(row, src, token, expert int) {
 		who := expert
 		if expert < 0 {
-			who = me
+			who = m.me
 		}
 		if row < received.Rows() {
-			copy(m.at(y, row), m.rows.row(m.spec.Output, src, token, down(who)))
+			copy(m.at(y, row), m.row(m.spec.Output, src, token, down(who)))
 		}
 	})
 }
@@ -146,8 +191,8 @@ func (m *epRank) runExperts(b *batch, received *ep.Received, y weft.Tensor, chec
 // tokensChecked bounds how many tokens' sums are recomputed in an iteration.
 const tokensChecked = 32
 
-// checkHome recomputes the sums of some tokens, other ones in each iteration.
-func (m *epRank) checkHome(b *batch, iteration int) {
+// checkHome recomputes the sums of some tokens, other ones in each iteration. out has those of all.
+func (m *expected) checkHome(b *batch, out []byte, iteration int) {
 	if m.cfg.Tokens == 0 {
 		return
 	}
@@ -159,8 +204,7 @@ func (m *epRank) checkHome(b *batch, iteration int) {
 			m.complain("%v", err)
 			return
 		}
-		got := m.out[t*cap(want) : (t+1)*cap(want)]
-		if !bytes.Equal(got, want) {
+		if !bytes.Equal(out[t*cap(want):(t+1)*cap(want)], want) {
 			m.complain("combine: the sum of token %d is wrong", t)
 			return
 		}
@@ -168,15 +212,15 @@ func (m *epRank) checkHome(b *batch, iteration int) {
 }
 
 // home computes what combine must return for a token.
-func (m *epRank) home(out []byte, b *batch, t int) ([]byte, error) {
-	me, local, k := m.comm.Rank(), m.cfg.Experts/m.comm.Size(), m.cfg.TopK
+func (m *expected) home(out []byte, b *batch, t int) ([]byte, error) {
+	me, local, k := m.me, m.cfg.Experts/m.ranks, m.cfg.TopK
 	ids, weights := b.ids[me][t*k:(t+1)*k], b.weights[t*k:(t+1)*k]
-	values, shift := m.rows.floats(me, t)
+	values, shift := m.rows.floats(me, t+m.salt)
 
 	// What the experts return is the token's row times a factor each.
 	type term struct{ factor, weight float32 }
 	var groups [][]term // sums that are rounded before they are added
-	byRank := make([][]term, m.comm.Size())
+	byRank := make([][]term, m.ranks)
 	for i, e := range ids {
 		if e < 0 {
 			continue

@@ -1,0 +1,427 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cmd/weft/internal/link"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cmd/weft/internal/terminal"
+	"github.com/weftgo/weft/cuda"
+)
+
+// Where bench ep measures.
+const (
+	onHost = "host"
+	onGPU  = "gpu"
+)
+
+// gpuFlags are what bench ep has for GPUs.
+type gpuFlags struct {
+	device          string
+	gpus            int
+	capacity, sms   int
+	quantize        string
+	phases, lines   string
+	noLink, noPeers bool
+	replays, ops    int
+	deadline        time.Duration
+}
+
+// Of the flags of bench ep, these mean nothing on the other device. They have to be known: what is not heeded is refused.
+var (
+	hostOnly = []string{"wire", "sum", "counts", "mode", "operand", "cached", "fresh", "batches", "in-place", "iters", "time", "warmup", "report"}
+	gpuOnly  = []string{"gpus", "capacity", "sms", "quantize", "phases", "lines", "no-link", "no-peers", "replays", "operations", "deadline"}
+)
+
+func newGPUFlags(cmd *cobra.Command) *gpuFlags {
+	g := &gpuFlags{device: onHost, quantize: "none", phases: "fused", replays: 7, ops: 100, deadline: 10 * time.Second}
+	f := cmd.Flags()
+	oneOf(cmd, &g.device, "device", []string{onHost, onGPU}, "where ranks are")
+	f.IntVar(&g.gpus, "gpus", 0, "GPU: how many, the first ones (0: all that this process sees)")
+	f.IntVar(&g.capacity, "capacity", 0, "GPU: the most tokens per rank that handles are made for (0: as many as there are)")
+	f.IntVar(&g.sms, "sms", 0, "GPU: multiprocessors for the kernels (0: the library's choice)")
+	oneOf(cmd, &g.quantize, "quantize", []string{"none", "bf16"}, "GPU: the type from which dispatch quantises; bf16 alone means --dtype fp8")
+	oneOf(cmd, &g.phases, "phases", []string{"fused", "all"}, "GPU: prepare with dispatch in one operation, or prepare and dispatch apart too")
+	f.StringVar(&g.lines, "lines", "", "GPU: write the lines of --json to this `file` as well")
+	f.BoolVar(&g.noLink, "no-link", false, "GPU: do not measure the links first")
+	f.BoolVar(&g.noPeers, "no-peers", false, "GPU: do not measure NCCL and PyTorch's symmetric memory in the same run")
+	f.IntVar(&g.replays, "replays", g.replays, "GPU: how many replays of a graph are timed")
+	f.IntVar(&g.ops, "operations", g.ops, "GPU: how many operations a graph has")
+	f.DurationVar(&g.deadline, "deadline", g.deadline, "GPU: of each wait on a GPU")
+	return g
+}
+
+// gpuHelp is what the help of bench ep says of GPUs.
+const gpuHelp = `
+
+With --device gpu ranks are goroutines of this process, rank r on GPU r % GPUs. Operands and
+routing are the same every time, counts stay on the GPU. Without --layout, --reduction,
+--dtype and --quantize three contracts are measured: rank-major in bf16; expert-major in
+bf16 with partial sums; expert-major in fp8, quantised from bf16 on the way, whose sums
+are exact. A dispatch turns new top-k ids into received rows. Where ranks share a GPU the
+command starts itself anew with CUDA_DEVICE_MAX_CONNECTIONS=32. Rows of peers follow:
+what NCCL and PyTorch's symmetric memory take for as many bytes in the same run, and
+what other libraries took elsewhere, quoted with a date and a source.
+
+With --device gpu and --json each row is one line; keys are stable, new ones may be
+added. In every row:
+
+  op            dispatch, combine; with --phases all: prepare, dispatch-known (by a
+                routing that is there)
+  engine        gpu
+  contract      the shape in a few words
+  ranks, gpus, tokens, capacity, hidden, topk, experts, dtype, layout, wire, reduction,
+  sum, routing
+  sms           multiprocessors asked for; 0 is the library's choice
+  operations    in a graph
+  replays       that were timed, after 2 that were not
+  p50_us, min_us, max_us   a replay over its operations, of its slowest rank
+  slowest_rank  the rank that most often was
+  ungated_us, ungated_max_us   the same of as many replays that begin on each GPU when its
+                host gets to it: median and most. A gate makes the others begin together
+  samples       of each of the following:
+  kernel_us, kernel_p99_us, kernel_max_us   the operation alone in a graph, between two
+                events: median, 99th percentile, most
+  empty_us      a kernel that does nothing, in the same way
+  eager_us      without a graph: from the call until the host sees the end, the median
+  issue_us      of that, the call alone
+  cold_us       in a graph, after writing more than the L2 cache holds before each
+                operation; the time of the writing is taken off
+  wire_bytes    per rank: rows to other ranks, scales included
+  logical_bytes per rank: a row for each rank that a token visits, its own included
+  deepep_bytes  per rank: a row for each selection
+  gbps          wire_bytes over p50_us
+  verified      received rows, counts and sums were checked after each of the first
+                three ways of timing, and were right
+  device, host, version
+
+Absent when there is nothing to say:
+
+  quantize
+  link_gbps     what kernels get out of the links all to all in this run; with one GPU,
+                out of its own memory
+  link_ratio    gbps over link_gbps
+  replays_us, ungated_replays_us   of every rank every replay, if the slowest took over
+                5 times the fastest
+  problems      what was wrong
+
+A row of a peer has op, engine, contract, p50_us, and wire_bytes, ranks, verified where it
+was measured in this run; tokens, source and date where it is quoted; skipped where it
+could not be measured, and why.`
+
+// shapes are what is to be measured: the defaults of GPUs where nothing was said.
+func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]bench.EP, error) {
+	given := cmd.Flags().Changed
+	if !given("tokens") {
+		e.tokens = counts{1, 8, 32, 128, 256}
+	}
+	s := e.shape
+	if !given("experts") {
+		s.Experts = 256
+	}
+	s.Capacity, s.SMs, s.Wire, s.Counts, s.Time = g.capacity, g.sms, "per-rank", "device", 0
+	payload := given("dtype") || given("payload")
+	if g.quantize == "bf16" {
+		if payload && !strings.HasPrefix(s.DType, "fp8") {
+			return nil, fmt.Errorf("--quantize bf16: %s rows are not quantised; want --dtype fp8 or fp8-ue8m0", s.DType)
+		}
+		if !payload {
+			s.DType, payload = "fp8", true
+		}
+	}
+	contracts := []bench.EP{s}
+	if !given("layout") && !given("reduction") && !payload {
+		contracts = nil
+		for _, c := range [][4]string{
+			{"rank-major", "partial", "plain", "bf16"}, {"expert-major", "partial", "weighted", "bf16"}, {"expert-major", "exact", "weighted", "fp8"},
+		} {
+			s.Layout, s.Reduction, s.Sum, s.DType = c[0], c[1], c[2], c[3]
+			contracts = append(contracts, s)
+		}
+	}
+	var all []bench.EP
+	for _, c := range contracts {
+		for _, tokens := range e.tokens {
+			c.Tokens = tokens
+			all = append(all, c)
+		}
+	}
+	return all, nil
+}
+
+// refuse says which of the flags that were given mean nothing on the device.
+func (g *gpuFlags) refuse(cmd *cobra.Command) error {
+	list, other := gpuOnly, onGPU
+	if g.device == onGPU {
+		list, other = hostOnly, onHost
+	}
+	for _, name := range list {
+		if cmd.Flags().Changed(name) {
+			return fmt.Errorf("--%s is for --device %s", name, other)
+		}
+	}
+	return nil
+}
+
+// run measures on GPUs.
+func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) {
+	shapes, err := g.shapes(cmd, e)
+	if err != nil {
+		return usageError{fmt.Errorf("bench ep: %w", err)}
+	}
+	if cmd.Flags().Changed("ranks") && len(e.ranks) != 1 {
+		return usageError{errors.New("bench ep: --device gpu takes one number of --ranks")}
+	}
+	if g.gpus < 0 || g.ops < 1 || g.replays < 1 || g.deadline <= 0 {
+		return usageError{errors.New("bench ep: --gpus, --operations, --replays, --deadline: want at least 0, 1, 1, and more than 0s")}
+	}
+	if g.ops > bench.MostOperations || g.replays > bench.MostReplays {
+		return usageError{fmt.Errorf("bench ep: want at most %d --operations, %d --replays", bench.MostOperations, bench.MostReplays)}
+	}
+	for _, s := range shapes { // with the fewest ranks that there can be; the rest is for when GPUs are known
+		ranks := 1
+		if cmd.Flags().Changed("ranks") {
+			ranks = e.ranks[0]
+		}
+		if _, err := s.DeviceSpec(ranks); err != nil {
+			return usageError{err}
+		}
+	}
+	var file io.Writer
+	if g.lines != "" {
+		f, failed := os.Create(g.lines)
+		if failed != nil {
+			return usageError{fmt.Errorf("bench ep: %w", failed)}
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		file = f
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	driver, err := cuda.Open()
+	if err != nil {
+		return fmt.Errorf("bench ep: %w", err)
+	}
+	contexts, closeAll, err := primaries(driver, g.gpus)
+	if err != nil {
+		return fmt.Errorf("bench ep: %w", err)
+	}
+	defer func() { err = errors.Join(err, closeAll()) }()
+	ranks := len(contexts)
+	if cmd.Flags().Changed("ranks") {
+		ranks = e.ranks[0]
+	}
+	if ranks > len(contexts) {
+		if err := withQueues(); err != nil {
+			return fmt.Errorf("bench ep: %w", err)
+		}
+	}
+	p := &gpuPrinter{lines: file, json: asJSON, progress: terminal.NewProgress(os.Stderr)}
+	defer p.progress.Close()
+	p.to = p.progress.Above(os.Stdout)
+	measuring := bench.GPUs{
+		Contexts: contexts, Ranks: ranks, Phases: g.phases == "all", Operations: g.ops, Replays: g.replays, Deadline: g.deadline,
+	}
+	if err := g.measure(ctx, measuring, shapes, p); err != nil {
+		return fmt.Errorf("bench ep: %w", err)
+	}
+	if p.wrong {
+		return errors.New("bench ep: some output was wrong: see the rows that are not verified")
+	}
+	return nil
+}
+
+// measure measures the links, the shapes and the peers, in one run.
+func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP, p *gpuPrinter) error {
+	name, err := m.Contexts[0].Device().Name()
+	if err != nil {
+		return err
+	}
+	hostname, _ := os.Hostname()
+	p.here = where{name, hostname, version()}
+	ceiling, contexts := 0.0, m.Contexts[:min(m.Ranks, len(m.Contexts))]
+	if !g.noLink {
+		c, err := link.Measure(ctx, contexts, quickLink(m))
+		if err != nil {
+			return err
+		}
+		best := c.Best()
+		ceiling = best.GBps
+		p.note("%s, %s: kernels get %.0f GB/s out of each (%s, %s); a kernel that does nothing takes %.2f us in a graph, a hop %.2f us",
+			measure.Count(len(contexts), "GPU"), name, best.GBps, best.Way, measure.Count(best.SMs, "SM"),
+			measure.Micros(c.Small(link.Empty)), measure.Micros(c.Small(link.Hop)))
+	}
+	each := 2
+	if m.Phases {
+		each = 4
+	}
+	bar := p.progress.Start("ep, "+measure.Count(m.Ranks, "rank"), each*len(shapes))
+	defer bar.Done("")
+	var bytes []int64
+	err = m.Measure(ctx, shapes, func(r bench.GPURow) error {
+		r.SetLink(ceiling)
+		if r.WireBytes > 0 && !slices.Contains(bytes, r.WireBytes) {
+			bytes = append(bytes, r.WireBytes)
+		}
+		bar.Advance(1)
+		return p.row(r)
+	})
+	if err != nil {
+		return err
+	}
+	bar.Done("")
+	peers := bench.QuotedPeers()
+	if !g.noPeers {
+		peers = append(bench.MeasurePeers(ctx, min(m.Ranks, len(m.Contexts)), bytes), peers...)
+	}
+	return p.peers(peers)
+}
+
+// quickLink is enough of bench link to know what the links give.
+func quickLink(m bench.GPUs) link.Options {
+	o := link.Options{Bytes: []int64{16 << 20}, SMs: []int{48, 132}, Movers: []link.Way{link.Store, link.BulkStore}, Replays: 3, Cache: m.Cache}
+	sms := 0
+	for _, c := range m.Contexts {
+		if n, err := c.Device().Multiprocessors(); err == nil && (sms == 0 || n < sms) {
+			sms = n
+		}
+	}
+	if sms > 0 {
+		o.SMs = []int{min(48, sms), sms}
+	}
+	return o
+}
+
+// withQueues starts the command anew if the driver would put several ranks' streams in one queue of a GPU, where one that waits for another can be
+// before it.
+func withQueues() error {
+	const name, enough = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+	if os.Getenv(name) == enough {
+		return nil
+	}
+	// The driver reads its environment from the C library's, which was made when the process began.
+	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, name+"=") })
+	return syscall.Exec("/proc/self/exe", os.Args, append(env, name+"="+enough))
+}
+
+// gpuPrinter shows rows as they come.
+type gpuPrinter struct {
+	to, lines io.Writer
+	json      bool
+	progress  *terminal.Progress
+	here      where
+	headed    bool
+	wrong     bool
+}
+
+func (p *gpuPrinter) note(format string, args ...any) {
+	if !p.json {
+		_, _ = fmt.Fprintf(p.to, format+"\n", args...)
+	}
+}
+
+func (p *gpuPrinter) encode(line any) error {
+	if p.lines != nil {
+		if err := json.NewEncoder(p.lines).Encode(line); err != nil {
+			return err
+		}
+	}
+	if p.json {
+		return json.NewEncoder(p.to).Encode(line)
+	}
+	return nil
+}
+
+func (p *gpuPrinter) row(r bench.GPURow) error {
+	p.wrong = p.wrong || !r.Verified
+	if err := p.encode(struct {
+		bench.GPURow
+		where
+	}{r, p.here}); err != nil || p.json {
+		return err
+	}
+	const format = "%-26s %-14s %6s %8s %8s %8s %8s %8s %8s %8s %9s %6s %6s  %s\n"
+	var b strings.Builder
+	if !p.headed {
+		p.headed = true
+		fmt.Fprintf(&b, "\nus of the slowest rank: p50 and max in graphs of %d; alone between events (nothing: %.2f); eager; with cold caches\n",
+			r.Operations, r.Empty)
+		fmt.Fprintf(&b, format, "contract", "op", "tokens", "p50", "max", "alone", "p99", "eager", "issue", "cold", "MB", "GB/s", "link", "output")
+	}
+	output, ratio := "verified", ""
+	if !r.Verified {
+		output = "WRONG: " + strings.Join(r.Problems, "; ")
+	}
+	if r.Timed != nil || r.UngatedTimed != nil {
+		output += ", replays differ"
+	}
+	if r.Ratio > 0 {
+		ratio = fmt.Sprintf("%.2f", r.Ratio)
+	}
+	us := func(v float64) string { return fmt.Sprintf("%.2f", v) }
+	tokens := fmt.Sprint(r.Tokens)
+	if r.Capacity != r.Tokens {
+		tokens += fmt.Sprintf("/%d", r.Capacity)
+	}
+	fmt.Fprintf(&b, format, r.Contract, r.Op, tokens, us(r.P50), us(r.Max), us(r.Kernel), us(r.KernelP99), us(r.Eager), us(r.Issue), us(r.Cold),
+		fmt.Sprintf("%.3f", float64(r.WireBytes)/1e6), fmt.Sprintf("%.0f", r.GBps), ratio, output)
+	_, err := io.WriteString(p.to, b.String())
+	return err
+}
+
+// peers shows what others take, measured and quoted.
+func (p *gpuPrinter) peers(rows []bench.Peer) error {
+	for _, r := range rows {
+		if err := p.encode(struct {
+			bench.Peer
+			where
+		}{r, p.here}); err != nil {
+			return err
+		}
+	}
+	if p.json {
+		return nil
+	}
+	w := tabwriter.NewWriter(p.to, 0, 8, 2, ' ', 0)
+	fmt.Fprint(w, "\npeer\top\ttokens or bytes\tus\tmeasured\t\n")
+	var sources []string
+	for _, r := range rows {
+		size, took, measured := fmt.Sprint(r.Tokens), fmt.Sprintf("%.1f", r.P50), "in this run"
+		if r.WireBytes > 0 {
+			size = measure.Size(r.WireBytes)
+		}
+		switch {
+		case r.Skipped != "":
+			size, took, measured = "", "", "skipped: "+r.Skipped
+		case r.Date != "":
+			if !slices.Contains(sources, r.Source) {
+				sources = append(sources, r.Source)
+			}
+			measured = fmt.Sprintf("%s (%d)", r.Date, 1+slices.Index(sources, r.Source))
+		case r.Verified == nil || !*r.Verified:
+			measured += ", WRONG"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t\n", r.Contract, r.Op, size, took, measured)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for i, source := range sources {
+		p.note("(%d) quoted, not measured here: %s", i+1, source)
+	}
+	return nil
+}

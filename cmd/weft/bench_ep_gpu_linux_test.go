@@ -1,0 +1,150 @@
+package main
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cuda"
+)
+
+func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
+	for line, want := range map[string]string{
+		"--device tpu":                 "want host or gpu",
+		"--gpus 2":                     "--gpus is for --device gpu",
+		"--device gpu --wire per-rank": "--wire is for --device host",
+		"--device gpu --report x":      "--report is for --device host",
+		"--device gpu --quantize bf16 --payload fp16":  "fp16 rows are not quantised",
+		"--device gpu --layout expert-packed":          "high-throughput mode",
+		"--device gpu --ranks 1,2":                     "one number",
+		"--device gpu --replays 0":                     "want at least",
+		"--device gpu --operations 100000":             "at most 2000",
+		"--device gpu --sms -1":                        "-1 SMs",
+		"--device gpu --ranks 3":                       "experts",
+		"--device gpu --lines " + t.TempDir() + "/x/y": "no such file",
+	} {
+		_, errs := command(t, 2, append([]string{"bench", "ep"}, strings.Fields(line)...)...)
+		if !strings.HasPrefix(errs, "weft: ") || !strings.Contains(errs, want) {
+			t.Errorf("%s: %q", line, errs)
+		}
+	}
+	if _, err := cuda.Open(); err != nil {
+		if _, errs := command(t, 1, "bench", "ep", "--device", "gpu"); !strings.HasPrefix(errs, "weft: bench ep: ") {
+			t.Errorf("%q", errs)
+		}
+	}
+}
+
+// shapesOf are the shapes that a command line asks for.
+func shapesOf(t *testing.T, line string) []bench.EP {
+	t.Helper()
+	cmd := newBenchEP()
+	cmd.ResetFlags()
+	e, g := newEPFlags(cmd), newGPUFlags(cmd)
+	if err := cmd.ParseFlags(strings.Fields(line)); err != nil {
+		t.Fatal(err)
+	}
+	e.settle(cmd)
+	shapes, err := g.shapes(cmd, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return shapes
+}
+
+func TestShapesOnGPUs(t *testing.T) {
+	for line, want := range map[string][]string{
+		"":                                     {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8"},
+		"--layout rank-major":                  {"rank-major bf16"},
+		"--layout rank-major --payload fp16":   {"rank-major fp16"},
+		"--layout expert-major":                {"expert-major exact bf16"},
+		"--reduction partial --quantize bf16":  {"expert-major partial fp8"},
+		"--quantize bf16 --dtype fp8-ue8m0":    {"expert-major exact fp8-ue8m0"},
+		"--capacity 128 --sms 24 --experts 64": {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8"},
+	} {
+		var got []string
+		for _, s := range shapesOf(t, line+" --tokens 3") {
+			got = append(got, s.Contract())
+			spec, err := s.DeviceSpec(4)
+			if err != nil || s.Tokens != 3 || s.Hidden != 7168 || s.TopK != 8 {
+				t.Errorf("%s: %+v, %v", line, s, err)
+			}
+			experts, capacity, sms := 256, 3, 0
+			if strings.Contains(line, "sms") {
+				experts, capacity, sms = 64, 128, 24
+			}
+			if spec.Experts != experts || spec.MaxTokens != capacity || spec.SMs != sms {
+				t.Errorf("%s: %+v", line, spec)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", line, got, want)
+		}
+	}
+	if n := len(shapesOf(t, "")); n != 15 {
+		t.Errorf("%d shapes", n)
+	}
+}
+
+func TestGPURowsAreExplained(t *testing.T) {
+	help, _, _ := newRoot().Find([]string{"bench", "ep"})
+	for _, v := range []any{bench.GPURow{}, bench.Peer{}, where{}} {
+		always, sometimes := keys(v)
+		for _, key := range append(always, sometimes...) {
+			if key != "" && !strings.Contains(help.Long, key) {
+				t.Errorf("%s is not explained", key)
+			}
+		}
+	}
+}
+
+func TestGPUPrinter(t *testing.T) {
+	rows := []bench.GPURow{
+		{Op: "dispatch", Contract: "rank-major bf16", Tokens: 8, Capacity: 128, P50: 4.25, Ratio: 0.07, Verified: true},
+		{Op: "combine", Contract: "rank-major bf16", Tokens: 8, Capacity: 8, Problems: []string{"the sum of token 3"}, Timed: [][]float64{{3, 500}}},
+	}
+	right := true
+	peers := []bench.Peer{
+		{Op: "all-to-all", Contract: "A", WireBytes: 1 << 20, P50: 8.5, Verified: &right},
+		{Op: "all-to-all", Contract: "B", Skipped: "no torch"},
+		{Op: "combine", Contract: "C", Tokens: 128, P50: 57, Date: "2026-11-20", Source: "somewhere"},
+		{Op: "all-to-all", Contract: "D", WireBytes: 1, Verified: new(bool)},
+	}
+	show := func(asJSON bool) (shown, lines string) {
+		var out, file strings.Builder
+		p := &gpuPrinter{to: &out, lines: &file, json: asJSON, here: where{"NVIDIA H200", "h", "v"}}
+		for i, r := range rows {
+			if err := p.row(r); err != nil || p.wrong != (i == 1) {
+				t.Errorf("%v, wrong: %v", err, p.wrong)
+			}
+		}
+		if err := p.peers(peers); err != nil {
+			t.Error(err)
+		}
+		return out.String(), file.String()
+	}
+	table, lines := show(false)
+	for _, want := range []string{
+		"8/128", "4.25", "verified", "WRONG: the sum of token 3, replays differ", "skipped: no torch", "1 MiB", "2026-11-20 (1)",
+		"here: somewhere", "in this run, WRONG",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("no %q in\n%s", want, table)
+		}
+	}
+	printed, same := show(true)
+	if printed != same || lines != same || strings.Count(lines, "\n") != len(rows)+len(peers) {
+		t.Errorf("%s\n%s", printed, lines)
+	}
+	for line := range strings.Lines(lines) {
+		var object map[string]any
+		if err := json.Unmarshal([]byte(line), &object); err != nil || object["device"] != "NVIDIA H200" || object["contract"] == nil {
+			t.Errorf("%v: %s", err, line)
+		}
+	}
+	if !strings.Contains(lines, `"replays_us":[[3,500]]`) {
+		t.Errorf("%s", lines)
+	}
+}

@@ -1,0 +1,320 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/cmd/weft/internal/link"
+	"github.com/weftgo/weft/cmd/weft/internal/routing"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/ep"
+)
+
+// gpuRank is one rank on a GPU.
+type gpuRank struct {
+	*GPUs
+	*team
+	expected
+
+	gate    *link.Gate
+	context *cuda.Context
+	comm    *weft.Comm
+	stream  *cuda.Stream
+	work    *weft.Stream
+	door    *link.Door
+	turn    uint32
+	starts  []*cuda.Event // of the operations that are enqueued together
+	ends    []*cuda.Event
+	flood   *cuda.Memory // more than caches hold
+	nothing float64      // microseconds of a kernel that does nothing
+
+	handle *ep.Handle
+	batch  batch
+	x      ep.Rows
+	y, out weft.Tensor
+	known  *ep.Routing
+	places []place
+	host   []byte // where rows are compared
+	checks int
+}
+
+// place is where a row must stand.
+type place struct{ row, source, token, expert int }
+
+// closing calls closers, the last first.
+type closing []func() error
+
+func (c *closing) add(f func() error) { *c = append(*c, f) }
+
+func (c *closing) all() error {
+	var errs []error
+	for _, f := range slices.Backward(*c) {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}
+
+// serve joins the others and measures all shapes with them.
+func (m *gpuRank) serve(ctx context.Context, b bootstrap.Bootstrap, shapes []EP, each func(GPURow) error) (err error) {
+	var c closing
+	defer func() {
+		if err != nil && m.comm != nil {
+			m.comm.Abort() // the others' waits on their GPUs end
+		}
+		err = errors.Join(err, c.all())
+	}()
+	if err := m.open(ctx, b, &c); err != nil {
+		return err
+	}
+	if err := m.timeNothing(ctx); err != nil {
+		return err
+	}
+	for _, s := range shapes {
+		m.cfg = s
+		if err := m.shape(ctx, each); err != nil {
+			return fmt.Errorf("%s, %d tokens: %w", s.Contract(), s.Tokens, err)
+		}
+	}
+	return m.meet(nil) // whoever leaves first must not spoil the others' last operation
+}
+
+// open joins the others and makes what all shapes use.
+func (m *gpuRank) open(ctx context.Context, b bootstrap.Bootstrap, c *closing) (err error) {
+	options := []weft.Option{weft.WithBootstrap(b), weft.WithDevice(m.context), weft.WithDeadline(m.Deadline), weft.WithKernels(m.Cache)}
+	if m.comm, err = weft.Join(ctx, options...); err != nil {
+		return err
+	}
+	c.add(m.comm.Close)
+	if m.stream, err = m.context.NewStream(cuda.StreamOptions{}); err != nil {
+		return err
+	}
+	c.add(m.stream.Close)
+	m.work = weft.StreamOf(m.stream)
+	if m.door, err = m.gate.Door(ctx, m.context, m.Cache); err != nil {
+		return err
+	}
+	c.add(m.door.Close)
+	for range min(together, m.Samples) {
+		for _, list := range []*[]*cuda.Event{&m.starts, &m.ends} {
+			e, err := m.context.NewEvent(cuda.EventOptions{Timing: true})
+			if err != nil {
+				return err
+			}
+			c.add(e.Close)
+			*list = append(*list, e)
+		}
+	}
+	cache, err := m.context.Device().Attribute(cuda.L2CacheSize)
+	if err != nil {
+		return err
+	}
+	if m.flood, err = m.context.Alloc(2 * max(cache, 4096)); err != nil {
+		return err
+	}
+	c.add(m.flood.Close)
+	return nil
+}
+
+// shape measures all operations of one shape.
+func (m *gpuRank) shape(ctx context.Context, each func(GPURow) error) (err error) {
+	var c closing
+	defer func() { err = errors.Join(err, c.all()) }()
+	if err := m.setUp(ctx, &c); err != nil {
+		return err
+	}
+	there, back := m.moves(&m.batch)
+	operations := []operation{m.dispatches(ctx, there)}
+	if m.Phases {
+		operations = append(operations, m.prepares(ctx), m.knownDispatches(ctx, there))
+	}
+	for _, o := range append(operations, m.combines(ctx, back)) {
+		row, err := m.measure(ctx, o)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.name, err)
+		}
+		if m.me == 0 {
+			if err := each(row); err != nil {
+				return err
+			}
+		}
+	}
+	return m.meet(nil)
+}
+
+// setUp makes the handle, the routing and the tensors of a shape.
+func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
+	cfg := m.cfg
+	if m.spec, err = cfg.DeviceSpec(m.ranks); err != nil {
+		return err
+	}
+	if err := m.makeRows(); err != nil {
+		return err
+	}
+	gen, err := routing.New(routing.Config{Kind: cfg.Routing, Seed: cfg.Seed, Ranks: m.ranks, Experts: cfg.Experts, TopK: cfg.TopK})
+	if err != nil {
+		return err
+	}
+	m.batch = batch{ids: make([][]int32, m.ranks)}
+	for r := range m.ranks {
+		ids, weights := gen.Route(r, cfg.Tokens)
+		m.batch.ids[r] = ids
+		if r == m.me {
+			m.batch.weights = weights
+		}
+	}
+	m.places = m.places[:0]
+	m.eachRow(&m.batch, func(row, source, token, expert int) { m.places = append(m.places, place{row, source, token, expert}) })
+	slices.SortFunc(m.places, func(a, b place) int { return cmp.Compare(a.row, b.row) })
+	if m.handle, err = ep.NewHandle(ctx, m.comm, m.spec); err != nil {
+		return err
+	}
+	c.add(m.handle.Close)
+	if m.batch.topk, err = m.tensor(c, weft.Int32, cfg.Tokens, cfg.TopK); err != nil {
+		return err
+	}
+	if m.batch.weight, err = m.tensor(c, weft.Float32, cfg.Tokens, cfg.TopK); err != nil {
+		return err
+	}
+	if m.x.Data, err = m.tensor(c, m.spec.Output, cfg.Tokens, cfg.Hidden); err != nil {
+		return err
+	}
+	if m.out, err = m.tensor(c, m.spec.Output, cfg.Tokens, cfg.Hidden); err != nil {
+		return err
+	}
+	ids, weights := m.batch.ids[m.me], m.batch.weights
+	if err := m.context.Upload(m.batch.topk.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&ids[0])), 4*len(ids))); err != nil {
+		return err
+	}
+	if err := m.context.Upload(m.batch.weight.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&weights[0])), 4*len(weights))); err != nil {
+		return err
+	}
+	// The routing that combines go by. Also the first operation, which nothing is learnt from.
+	received, err := m.handle.PrepareDispatch(ctx, m.work, m.batch.topk, m.batch.weight, m.x)
+	if err != nil {
+		return err
+	}
+	c.add(func() error { received.Routing.Release(); return nil })
+	m.known = received.Routing
+	shape := slices.Clone(received.Data.Shape)
+	received.Release()
+	if m.y, err = m.tensor(c, m.spec.Output, shape...); err != nil {
+		return err
+	}
+	return m.comm.Wait(ctx, m.work)
+}
+
+// tensor allocates a tensor on the GPU.
+func (m *gpuRank) tensor(c *closing, d weft.DType, shape ...int) (weft.Tensor, error) {
+	t := weft.Tensor{DType: d, Shape: shape}
+	memory, err := m.context.Alloc(t.Bytes())
+	if err != nil {
+		return t, err
+	}
+	c.add(memory.Close)
+	return weft.DeviceTensor(memory.Pointer(), d, shape...), nil
+}
+
+// room is host memory for n bytes, until it is asked for again.
+func (m *gpuRank) room(n int) []byte {
+	if len(m.host) < n {
+		m.host = make([]byte, n)
+	}
+	return m.host[:n]
+}
+
+// runs calls f with every sequence of rows that stand side by side, which are copied in one go.
+func (m *gpuRank) runs(f func(run []place) error) error {
+	const longest = 256
+	for rest := m.places; len(rest) > 0; {
+		n := 1
+		for n < min(len(rest), longest) && rest[n].row == rest[0].row+n {
+			n++
+		}
+		if err := f(rest[:n]); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	return nil
+}
+
+// writeTokens makes other rows of this rank's tokens than before.
+func (m *gpuRank) writeTokens() error {
+	m.salt += 1 << 16
+	n := m.cfg.Hidden * m.spec.Output.Size()
+	rows := m.room(m.cfg.Tokens * n)
+	for t := range m.cfg.Tokens {
+		copy(rows[t*n:], m.row(m.spec.Output, m.me, t, 0))
+	}
+	return m.context.Upload(m.x.Data.Pointer(), rows)
+}
+
+// writeExperts makes what the experts make of the tokens' rows, and spoils what was there of the sums.
+func (m *gpuRank) writeExperts() error {
+	m.salt += 1 << 16
+	n := m.cfg.Hidden * m.spec.Output.Size()
+	err := m.runs(func(run []place) error {
+		rows := m.room(len(run) * n)
+		for i, p := range run {
+			who := p.expert
+			if who < 0 {
+				who = m.me
+			}
+			copy(rows[i*n:], m.row(m.spec.Output, p.source, p.token, down(who)))
+		}
+		return m.context.Upload(m.y.Pointer().Add(run[0].row*n), rows)
+	})
+	return cmp.Or(err, m.stream.Memset(m.out.Pointer(), 0xA5, m.out.Bytes()))
+}
+
+// checkArrived compares every row that must have arrived.
+func (m *gpuRank) checkArrived(received *ep.Received) error {
+	if n := received.Received(); n != len(m.places) {
+		m.complain("dispatch: %d rows reported, %d sent", n, len(m.places))
+	}
+	n, s := m.cfg.Hidden*m.payload.Size(), m.scaleBytes()
+	return m.runs(func(run []place) error {
+		first := run[0].row
+		both := m.room(len(run) * (n + s))
+		rows, scales := both[:len(run)*n], both[len(run)*n:]
+		if err := m.context.Download(rows, received.Data.Pointer().Add(first*n)); err != nil {
+			return err
+		}
+		if s > 0 {
+			if err := m.context.Download(scales, received.Scales.Pointer().Add(first*s)); err != nil {
+				return err
+			}
+		}
+		for i, p := range run {
+			m.checkRow(rows[i*n:(i+1)*n], scales[i*s:(i+1)*s], p.row, p.source, p.token, p.expert)
+		}
+		return nil
+	})
+}
+
+// checkCounts compares what a routing says of itself.
+func (m *gpuRank) checkCounts(r *ep.Routing) error {
+	want := routing.Count(m.batch.ids[m.me], m.cfg.TopK, m.me, m.cfg.Experts/m.ranks)
+	got := r.Traffic()
+	if got.Received != len(m.places) || got.Selections != want.Selections || got.Visits != want.RankRows || got.RemoteRows != want.RemoteRankRows {
+		m.complain("prepare: it counts %+v, but %d rows come here and %+v is sent", got, len(m.places), want)
+	}
+	return m.comm.Err()
+}
+
+// checkSums recomputes the sums of some tokens.
+func (m *gpuRank) checkSums() error {
+	out := m.room(m.out.Bytes())
+	if err := m.context.Download(out, m.out.Pointer()); err != nil {
+		return err
+	}
+	m.checkHome(&m.batch, out, m.checks)
+	m.checks++
+	return nil
+}

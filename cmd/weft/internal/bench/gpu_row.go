@@ -1,0 +1,125 @@
+package bench
+
+import (
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cmd/weft/internal/routing"
+	"github.com/weftgo/weft/ep"
+)
+
+// GPURow is one operation of one shape on GPUs: a line of --json. Keys are stable; new ones may be added. Times are of the slowest rank of each
+// replay or sample; bytes are of a rank, in the mean over ranks.
+type GPURow struct {
+	Op       string `json:"op"`     // dispatch, combine, prepare, dispatch-known
+	Engine   string `json:"engine"` // gpu
+	Contract string `json:"contract"`
+	Ranks    int    `json:"ranks"`
+	GPUs     int    `json:"gpus"`
+
+	Tokens    int    `json:"tokens"`   // per rank
+	Capacity  int    `json:"capacity"` // the most that a rank may have: by it protocols are chosen
+	Hidden    int    `json:"hidden"`
+	TopK      int    `json:"topk"`
+	Experts   int    `json:"experts"`
+	DType     string `json:"dtype"`
+	Quantize  string `json:"quantize,omitempty"` // from which type dispatch quantises
+	Layout    string `json:"layout"`
+	Wire      string `json:"wire"`
+	Reduction string `json:"reduction"`
+	Sum       string `json:"sum"`
+	Routing   string `json:"routing"`
+	SMs       int    `json:"sms"` // asked for; 0: the library's choice
+
+	Operations int     `json:"operations"` // in a graph
+	Replays    int     `json:"replays"`    // of it, that were timed
+	P50        float64 `json:"p50_us"`     // in a graph: a replay over its operations
+	Min        float64 `json:"min_us"`
+	Max        float64 `json:"max_us"`
+	Slowest    int     `json:"slowest_rank"` // most often
+
+	Ungated    float64 `json:"ungated_us"` // as p50_us, of as many replays that nothing makes begin together on all GPUs
+	UngatedMax float64 `json:"ungated_max_us"`
+
+	Samples   int     `json:"samples"`   // of each of the following
+	Kernel    float64 `json:"kernel_us"` // alone in a graph, between two events: the median
+	KernelP99 float64 `json:"kernel_p99_us"`
+	KernelMax float64 `json:"kernel_max_us"`
+	Empty     float64 `json:"empty_us"` // a kernel that does nothing, in the same way
+	Eager     float64 `json:"eager_us"` // without a graph, from the call until the host sees the end: the median
+	Issue     float64 `json:"issue_us"` // of that, the call alone
+	Cold      float64 `json:"cold_us"`  // in a graph, with caches emptied before each
+
+	WireBytes    int64 `json:"wire_bytes"`    // to other ranks, scales included
+	LogicalBytes int64 `json:"logical_bytes"` // a row for each rank that a token visits, its own included
+	DeepEPBytes  int64 `json:"deepep_bytes"`  // a row for each selection
+
+	GBps     float64 `json:"gbps"`                 // wire_bytes over p50_us
+	LinkGBps float64 `json:"link_gbps,omitempty"`  // what kernels get out of the links in this run
+	Ratio    float64 `json:"link_ratio,omitempty"` // gbps over link_gbps
+
+	// Of every rank, if the slowest replay took more than five times as long as the fastest.
+	Timed        [][]float64 `json:"replays_us,omitempty"`
+	UngatedTimed [][]float64 `json:"ungated_replays_us,omitempty"`
+
+	Verified bool     `json:"verified"` // all that was checked in this run was right
+	Problems []string `json:"problems,omitempty"`
+}
+
+// outlier is how much slower than the fastest replay one must be for all to be shown.
+const outlier = 5
+
+// SetLink compares with what kernels got out of the links in the same run, in 1e9 bytes a second.
+func (r *GPURow) SetLink(gbps float64) {
+	if gbps > 0 {
+		r.LinkGBps, r.Ratio = gbps, r.GBps/gbps
+	}
+}
+
+// setGraph fills in the times of replays, by rank.
+func (r *GPURow) setGraph(s measure.Summary, times [][]float64) {
+	each := func(us float64) float64 { return us / float64(r.Operations) }
+	r.Replays, r.Slowest = s.Iterations, s.Slowest
+	r.P50, r.Min, r.Max = each(measure.Micros(s.P50)), each(measure.Micros(s.Min)), each(measure.Micros(s.Max))
+	if r.P50 > 0 {
+		r.GBps = float64(r.WireBytes) / r.P50 / 1e3
+	}
+	if s.Max > outlier*s.Min {
+		r.Timed = times
+	}
+}
+
+// setUngated fills in the times of replays that did not begin together.
+func (r *GPURow) setUngated(s measure.Summary, times [][]float64) {
+	each := func(us float64) float64 { return us / float64(r.Operations) }
+	r.Ungated, r.UngatedMax = each(measure.Micros(s.P50)), each(measure.Micros(s.Max))
+	if s.Max > outlier*s.Min {
+		r.UngatedTimed = times
+	}
+}
+
+// Contract names what a shape promises, in a few words.
+func (e EP) Contract() string {
+	if e.Layout == ep.RankMajor.String() {
+		return e.Layout + " " + e.DType
+	}
+	return e.Layout + " " + e.Reduction + " " + e.DType
+}
+
+// moved says how many bytes of a kind operations move, for rows of so many bytes.
+type moved struct{ wire, logical, deepep int64 }
+
+// moves are the mean bytes of the ranks' dispatches and combines.
+func (m *expected) moves(b *batch) (there, back moved) {
+	var t routing.Traffic
+	for r, ids := range b.ids {
+		t = t.Add(routing.Count(ids, m.cfg.TopK, r, m.cfg.Experts/m.ranks))
+	}
+	returning := t.RemoteRankRows
+	if m.byExpert() && m.spec.Reduction == ep.Exact {
+		returning = t.RemoteSelections
+	}
+	bytes := func(rows, size int) int64 { return int64(rows) * int64(size) / int64(m.ranks) }
+	row, home := m.cfg.Hidden*m.payload.Size()+m.scaleBytes(), m.cfg.Hidden*m.spec.Output.Size()
+	there = moved{bytes(t.RemoteRankRows, row), bytes(t.RankRows, row), bytes(t.Selections, row)}
+	back = moved{bytes(returning, home), bytes(t.RankRows, home), bytes(t.Selections, home)}
+	return there, back
+}

@@ -1,0 +1,336 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/cmd/weft/internal/link"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/ep"
+)
+
+// emulatedGPUs are GPUs on which the kernels themselves run, and a cache that is shared by a test.
+func emulatedGPUs(t *testing.T, n int) (*cudatest.Machine, GPUs) {
+	t.Helper()
+	emulate.Need(t)
+	machine := cudatest.New(cudatest.Config{Devices: n, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 16, cuda.L2CacheSize: 4096}})
+	emulate.Attach(machine, emulate.Options{Limit: time.Minute, Seed: 1})
+	driver, err := machine.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := GPUs{
+		Operations: 2, Replays: 1, Samples: 2, Deadline: 20 * time.Second,
+		Cache:    kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}}),
+		patience: 1, // launches run where they are enqueued, so nobody would open the gate
+	}
+	for _, d := range driver.Devices() {
+		c, err := d.Primary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Contexts = append(g.Contexts, c)
+	}
+	t.Cleanup(func() {
+		for _, c := range g.Contexts {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := machine.Check(); err != nil {
+			t.Error(err)
+		}
+	})
+	return machine, g
+}
+
+// small is a shape that emulated GPUs manage.
+func small(change func(e *EP)) EP {
+	e := EP{
+		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Wire: "per-rank", Reduction: "partial", Sum: "plain",
+		Counts: "device", Routing: "uniform", Seed: 1, Batches: 1,
+	}
+	if change != nil {
+		change(&e)
+	}
+	return e
+}
+
+func exactFP8(e *EP) {
+	e.Layout, e.Reduction, e.Sum, e.DType = "expert-major", "exact", "weighted", "fp8"
+}
+
+func TestMeasureOnEmulatedGPUs(t *testing.T) {
+	shapes := []EP{
+		small(nil),
+		small(func(e *EP) { e.Capacity = 300 }), // rows go straight to where they are received
+		small(func(e *EP) { e.Layout, e.Sum = "expert-major", "weighted" }),
+		small(exactFP8),
+	}
+	if testing.Short() { // most of the time goes into compiling kernels
+		shapes = shapes[:1]
+	}
+	for _, tc := range []struct{ gpus, ranks int }{{2, 2}, {1, 2}, {1, 1}} {
+		t.Run(fmt.Sprintf("%d ranks on %d", tc.ranks, tc.gpus), func(t *testing.T) {
+			_, g := emulatedGPUs(t, tc.gpus)
+			g.Ranks, g.Phases = tc.ranks, tc.gpus == 2
+			var rows []GPURow
+			err := g.Measure(t.Context(), shapes, func(r GPURow) error { rows = append(rows, r); return nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			each := 2
+			if g.Phases {
+				each = 4
+			}
+			if len(rows) != each*len(shapes) {
+				t.Fatalf("%d rows", len(rows))
+			}
+			for _, r := range rows {
+				if !r.Verified || len(r.Problems) > 0 {
+					t.Errorf("%s %s: %v", r.Contract, r.Op, r.Problems)
+				}
+				if r.Ranks != tc.ranks || r.GPUs != tc.gpus || r.Replays != 1 || r.Operations != 2 || r.Engine != "gpu" || r.Capacity < 3 {
+					t.Errorf("%+v", r)
+				}
+				if r.P50 <= 0 || r.Kernel <= 0 || r.Eager <= 0 || r.Issue <= 0 || r.Issue > r.Eager ||
+					r.Max < r.P50 || r.KernelP99 < r.Kernel || r.Ungated <= 0 || r.UngatedMax < r.Ungated {
+					t.Errorf("times: %+v", r)
+				}
+				if (r.WireBytes > 0) != (tc.ranks > 1 && r.Op != "prepare") {
+					t.Errorf("%s %s: %d bytes on the wire", r.Contract, r.Op, r.WireBytes)
+				}
+			}
+		})
+	}
+}
+
+// solitary runs f as the only rank, with a shape set up.
+func solitary(t *testing.T, g GPUs, shape EP, f func(ctx context.Context, m *gpuRank) error) {
+	t.Helper()
+	g, err := g.settled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate, err := link.NewGate(g.Contexts[0], g.patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	meetings, err := bootstrap.NewInProcess(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shared, own closing
+	m := &gpuRank{GPUs: &g, team: newTeam(t.Context(), 1), gate: gate, context: g.Contexts[0], expected: expected{ranks: 1, cfg: shape}}
+	err = m.open(t.Context(), meetings[0], &shared)
+	if err == nil {
+		err = m.setUp(t.Context(), &own)
+	}
+	if err == nil {
+		err = f(t.Context(), m)
+	}
+	if err := errors.Join(err, own.all(), shared.all(), gate.Close(), m.end()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Each of these lies to the checks in one respect: they must all notice.
+func TestGPUChecksCatchErrors(t *testing.T) {
+	_, g := emulatedGPUs(t, 1)
+	g.Ranks = 1
+	same := func() error { return nil }
+	lies := map[string]struct {
+		lie  func(m *gpuRank, dispatch, combine, prepare *operation) *operation
+		want string
+	}{
+		"rows of before": {func(m *gpuRank, dispatch, _, _ *operation) *operation {
+			dispatch.renew = func() error { m.salt++; return nil } // the tokens' rows stay as they were
+			return dispatch
+		}, "dispatch: row"},
+		"another token": {func(m *gpuRank, dispatch, _, _ *operation) *operation {
+			m.places[0].token ^= 1
+			return dispatch
+		}, "dispatch: row"},
+		"a row that nobody sent": {func(m *gpuRank, dispatch, _, _ *operation) *operation {
+			m.places = append(m.places, m.places[0])
+			return dispatch
+		}, "dispatch: 6 rows reported, 7 sent"},
+		"sums that nobody made": {func(_ *gpuRank, _, combine, _ *operation) *operation {
+			combine.run = func(bool) error { return nil }
+			return combine
+		}, "combine: the sum of token"},
+		"sums of before": {func(m *gpuRank, _, combine, _ *operation) *operation {
+			combine.renew = func() error { m.salt++; return nil }
+			return combine
+		}, "combine: the sum of token"},
+		"weights": {func(m *gpuRank, _, combine, _ *operation) *operation {
+			m.batch.weights[0] *= 2
+			return combine
+		}, "combine: the sum of token"},
+		"counts": {func(m *gpuRank, _, _, prepare *operation) *operation {
+			prepare.renew = same
+			m.batch.ids[0][0] = -1
+			return prepare
+		}, "prepare: it counts"},
+	}
+	for name, tc := range lies {
+		t.Run(name, func(t *testing.T) {
+			solitary(t, g, small(exactFP8), func(ctx context.Context, m *gpuRank) error {
+				dispatch, combine, prepare := m.dispatches(ctx, moved{}), m.combines(ctx, moved{}), m.prepares(ctx)
+				for _, o := range []operation{dispatch, combine, prepare} {
+					if row, err := m.measure(ctx, o); err != nil || !row.Verified {
+						return fmt.Errorf("before the lie: %s: %w %v", o.name, err, row.Problems)
+					}
+				}
+				row, err := m.measure(ctx, *tc.lie(m, &dispatch, &combine, &prepare))
+				if err != nil {
+					return err
+				}
+				if row.Verified || len(row.Problems) != 1 || !strings.HasPrefix(row.Problems[0], tc.want) {
+					t.Errorf("%v", row.Problems)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// A rank that fails ends the others, and is the one that is blamed.
+func TestGPUsEndTogether(t *testing.T) {
+	machine, g := emulatedGPUs(t, 2)
+	g.Ranks, g.Deadline = 2, 5*time.Second
+	enough := errors.New("enough")
+	err := g.Measure(t.Context(), []EP{small(nil)}, func(GPURow) error { return enough })
+	if !errors.Is(err, enough) || !strings.Contains(err.Error(), "rank 0: ") {
+		t.Errorf("%v", err)
+	}
+	machine.Fail("cuEventCreate", 1, cuda.ErrOutOfMemory)
+	if err := g.Measure(t.Context(), []EP{small(nil)}, nil); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("%v", err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(enough)
+	if err := g.Measure(ctx, []EP{small(nil)}, nil); err == nil {
+		t.Error("it went on")
+	}
+}
+
+func TestGPURefusals(t *testing.T) {
+	for name, change := range map[string]func(*EP){
+		"tokens 0":     func(e *EP) { e.Tokens = 0 },
+		"-1 SMs":       func(e *EP) { e.SMs = -1 },
+		"packed":       func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" },
+		"partial":      func(e *EP) { e.Reduction = "exact" },
+		"multiple":     func(e *EP) { e.DType, e.Hidden = "fp8", 64 },
+		"none of":      func(e *EP) { e.Layout = "sideways" },
+		"up to 32768 ": func(e *EP) { e.Capacity = 1 << 20 },
+	} {
+		if _, err := small(change).DeviceSpec(2); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := (GPUs{}).Measure(t.Context(), nil, nil); err == nil {
+		t.Error("no GPUs")
+	}
+}
+
+func TestGPURowsShowOutliers(t *testing.T) {
+	ms := time.Millisecond
+	for _, tc := range []struct {
+		times []time.Duration
+		shown bool
+	}{
+		{[]time.Duration{1 * ms, 2 * ms, 5 * ms}, false},
+		{[]time.Duration{1 * ms, 1 * ms, 6 * ms}, true},
+		{[]time.Duration{1 * ms, 7 * ms, 7 * ms}, true},
+	} {
+		s, err := measure.Summarize([][]time.Duration{tc.times})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := GPURow{Operations: 100, WireBytes: 1e6}
+		r.setGraph(s, [][]float64{{1, 2, 3}})
+		if (r.Timed != nil) != tc.shown || r.P50 != measure.Micros(s.P50)/100 || r.GBps != 1e3/r.P50 {
+			t.Errorf("%v: %+v", tc.times, r)
+		}
+		r.setUngated(s, [][]float64{{4}})
+		if (r.UngatedTimed != nil) != tc.shown || r.Ungated != r.P50 || r.UngatedMax != r.Max {
+			t.Errorf("%v: %+v", tc.times, r)
+		}
+		r.SetLink(2 * r.GBps)
+		if r.Ratio != 0.5 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+func TestGPUBytes(t *testing.T) {
+	m := expected{ranks: 2, cfg: small(exactFP8)}
+	var err error
+	if m.spec, err = m.cfg.DeviceSpec(2); err != nil {
+		t.Fatal(err)
+	}
+	m.payload = weft.Float8E4M3
+	// Of rank 0 both experts of the first token are rank 1's, of the second one is; rank 1 keeps all.
+	b := &batch{ids: [][]int32{{2, 3, 0, 2}, {2, 3, 3, -1}}}
+	there, back := m.moves(b)
+	if there != (moved{2 * 132 / 2, 5 * 132 / 2, 7 * 132 / 2}) || back != (moved{3 * 256 / 2, 5 * 256 / 2, 7 * 256 / 2}) {
+		t.Errorf("%+v %+v", there, back)
+	}
+	m.spec.Reduction = ep.Partial
+	if _, back = m.moves(b); back.wire != 2*256/2 {
+		t.Errorf("%+v", back)
+	}
+}
+
+func TestTeamsMeet(t *testing.T) {
+	const members, rounds = 4, 100
+	team := newTeam(t.Context(), members)
+	var all sync.WaitGroup
+	last := 0 // written by whoever comes last, read by all after
+	for me := range members {
+		all.Go(func() {
+			for round := range rounds {
+				got, err := gather(team, me, me+round)
+				if err != nil || !slices.Equal(got, []int{round, round + 1, round + 2, round + 3}) {
+					t.Errorf("%v %v", got, err)
+				}
+				if err := team.meet(func() { last++ }); err != nil || last != round+1 {
+					t.Errorf("%d in round %d, %v", last, round, err)
+				}
+				if err := team.meet(nil); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := team.end(); err != nil {
+		t.Error(err)
+	}
+	team = newTeam(t.Context(), 2)
+	why := errors.New("why")
+	all.Go(func() {
+		if err := team.meet(nil); !errors.Is(err, why) {
+			t.Error(err)
+		}
+	})
+	team.fail(why)
+	team.fail(errors.New("another"))
+	all.Wait()
+	if err := team.end(); !errors.Is(err, why) {
+		t.Error(err)
+	}
+}
