@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 	"sync"
 	"time"
 	"unsafe"
@@ -37,15 +38,21 @@ type gpu struct {
 	combineArg                         *combineArgs
 	describeArg                        *describeArgs
 
+	// What was used before ranks were masked, which those that were left out may still write.
+	before struct {
+		windows []*weft.Window
+		memory  []*cuda.Memory
+	}
+
 	generation uint64
-	operations uint64 // enqueued in this generation
+	operations uint64 // enqueued
 	pending    string // the operation whose second half is still to come
 
-	mu    sync.Mutex
-	used  []bool // places of received rows
-	next  int    // the place that is taken next, where all ranks take the same
-	idle  []*gpuRouting
-	count int // Routings that hold memory
+	mu   sync.Mutex
+	used []bool // places of received rows
+	next int    // the place that is taken next, where all ranks take the same
+	idle []*gpuRouting
+	all  []*gpuRouting
 }
 
 // newGPU makes the engine of a handle on GPUs.
@@ -219,28 +226,16 @@ func (h *gpu) begin() error {
 	}
 	state := device.State{Mask: h.comm.Mask(), Timeout: uint64(max(h.comm.Deadline(), time.Millisecond))}
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&state)), unsafe.Sizeof(state))
-	for _, at := range []int{h.locals.dispatch, h.locals.combine} {
-		if err := h.device.Context().Upload(h.memory.Pointer().Add(at), raw); err != nil {
-			return err
-		}
-	}
-	return nil
+	return h.device.Context().Upload(h.memory.Pointer().Add(h.locals.state), raw)
 }
 
 // prepareLaunches lays out the launches, with all that does not change from call to call.
 func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (err error) {
 	g, s, r := &h.geometry, &h.spec, &h.regions
-	group := device.Group{
-		Abort: uint64(h.device.Abort()), Record: uint64(h.device.Record()), Ranks: uint32(g.ranks), Rank: uint32(h.comm.Rank()),
-	}
-	for rank := range g.ranks {
-		group.Window[rank] = uint64(h.window.PeerPointer(rank))
-	}
 	own := shape{
 		capacity: uint32(g.tokens), topk: uint32(g.topk), experts: uint32(g.experts), local: uint32(g.local),
 		reciprocal: uint32((1<<32 + g.local - 1) / g.local), // 0 for 1, of which kernels know
 	}
-	at := func(offset int) uint64 { return uint64(h.memory.Pointer().Add(offset)) }
 	major, err := h.device.Context().Device().Attribute(cuda.ComputeCapabilityMajor)
 	if err != nil {
 		return err
@@ -248,11 +243,11 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 	dependent := h.tuning.dependent && major >= 9
 
 	d := dispatchArgs{
-		group: group, shape: own, state: at(h.locals.dispatch),
+		shape:  own,
 		counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows), arrived: uint64(r.arrived), ready: uint64(r.ready),
 		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()), pieces: uint32(ceil(s.rowBytes(), h.tuning.dispatchUnits*unitBytes)),
 		scaleWords: uint32(s.scaleBytes() / 4), hidden: uint32(s.Hidden),
-		filled: at(h.locals.filled), credits: at(h.locals.credits), zone: uint32(g.capacity),
+		zone: uint32(g.capacity),
 	}
 	switch s.Payload {
 	case FP8:
@@ -295,14 +290,17 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 	if h.describing, err = f.describe.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}}, e); err != nil {
 		return err
 	}
-	if h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0); err != nil || !s.combines() {
+	if h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0); err != nil {
 		return err
 	}
+	if !s.combines() {
+		h.point()
+		return nil
+	}
 	c := combineArgs{
-		group: group, shape: own, state: at(h.locals.combine),
+		shape: own, first: uint32(h.locals.combineCounts),
 		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
 		rowBytes: uint32(s.outputBytes()), pieces: uint32(ceil(s.outputBytes(), unitBytes)),
-		filled: at(h.locals.combineFilled), credits: at(h.locals.credits),
 	}
 	if s.Sum == Weighted {
 		c.what |= whatWeighted
@@ -310,8 +308,11 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 	if h.combining, err = f.combine.Prepare(config(combineBlocks, h.tuning.combineThreads), c); err != nil {
 		return err
 	}
-	h.combineArg, err = cuda.Arg[combineArgs](h.combining, 0)
-	return err
+	if h.combineArg, err = cuda.Arg[combineArgs](h.combining, 0); err != nil {
+		return err
+	}
+	h.point()
+	return nil
 }
 
 func (h *gpu) memoryBytes() int {
@@ -319,7 +320,7 @@ func (h *gpu) memoryBytes() int {
 	if h.room != nil {
 		n += h.room.Size()
 	}
-	return n + h.count*h.routingBytes()
+	return n + len(h.all)*h.routingBytes()
 }
 
 func (h *gpu) close() error {
@@ -331,11 +332,13 @@ func (h *gpu) close() error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, r := range h.idle {
+	for _, r := range h.all {
 		errs = append(errs, r.close())
 	}
-	h.idle = nil
-	for _, m := range []*cuda.Memory{h.memory, h.room} {
+	for _, w := range h.before.windows {
+		errs = append(errs, w.Close())
+	}
+	for _, m := range append(h.before.memory, h.memory, h.room) {
 		if m != nil {
 			errs = append(errs, m.Close())
 		}
@@ -365,17 +368,94 @@ func (h *gpu) enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Strea
 		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
 			return nil, cmp.Or(err, weft.Unsupportedf("%s: the first operation after ranks were masked cannot be captured; run one before", op))
 		}
-		// SetMask has seen to it that nothing of before runs on this GPU. Nobody sends before all are as at the beginning.
-		err := h.begin()
-		if err := h.comm.AgreeOn(ctx, op, "begin anew", err); err != nil {
+		if err := h.beginAnew(ctx, op); err != nil {
 			return nil, err
 		}
-		h.generation, h.operations, h.pending = g, 0, ""
+		h.generation, h.pending = g, ""
+		h.operations++ // what was sent before cannot be received any more
 	}
 	if h.pending != "" {
 		return nil, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
 	}
 	return stream, nil
+}
+
+// beginAnew goes on after a failure. SetMask has seen to it that nothing of before runs on this GPU. If all ranks go on that began together, so do graphs that were
+// captured before. A rank that was left out alive may still write where it knows the others' memory, so they take other memory then, and again when it comes
+// back; their graphs, which know the old one too, find it stopped for good.
+func (h *gpu) beginAnew(ctx context.Context, op string) error {
+	other := byte(0)
+	for r := range h.geometry.ranks {
+		if h.comm.Masked(r) || h.window.PeerPointer(r) == 0 {
+			other = 1
+		}
+	}
+	// This is also where ranks meet before any empties what another's last operation may still read.
+	notes, err := h.comm.Agree(ctx, op, binary.LittleEndian.AppendUint32([]byte{other}, h.held()))
+	if err != nil {
+		return err
+	}
+	held := uint32(0)
+	for _, n := range notes {
+		if len(n) == 5 {
+			other |= n[0]
+			held |= binary.LittleEndian.Uint32(n[1:])
+		}
+	}
+	// The turn of places begins anew as well, with one that nobody holds.
+	h.advance(bits.TrailingZeros32(^held)%len(h.used) - 1)
+	if other != 0 {
+		if err := h.moveHouse(ctx, op); err != nil {
+			return err
+		}
+	}
+	// Nobody sends before all are as at the beginning.
+	return h.comm.AgreeOn(ctx, op, "begun anew", h.begin())
+}
+
+// moveHouse takes other memory.
+func (h *gpu) moveHouse(ctx context.Context, op string) error {
+	err := h.stop()
+	memory, again := h.device.Context().Alloc(h.locals.total)
+	if err := h.comm.AgreeOn(ctx, op, "memory", cmp.Or(err, again)); err != nil {
+		if memory != nil {
+			err = errors.Join(err, memory.Close())
+		}
+		return err
+	}
+	h.before.memory = append(h.before.memory, h.memory)
+	h.memory = memory
+	window, err := h.comm.Alloc(ctx, int(h.regions.total))
+	if err != nil {
+		return err
+	}
+	h.before.windows = append(h.before.windows, h.window)
+	h.window = window
+	h.point()
+	return nil
+}
+
+// stop lets nothing run any more that knows the handle's present memory.
+func (h *gpu) stop() error {
+	stopped := device.State{Stopped: 1}
+	raw := unsafe.Slice((*byte)(unsafe.Pointer(&stopped)), unsafe.Sizeof(stopped))
+	return h.device.Context().Upload(h.memory.Pointer().Add(h.locals.state), raw)
+}
+
+// point points the launches at the handle's memory.
+func (h *gpu) point() {
+	at := func(offset int) uint64 { return uint64(h.memory.Pointer().Add(offset)) }
+	group := device.Group{
+		Abort: uint64(h.device.Abort()), Record: uint64(h.device.Record()), Ranks: uint32(h.geometry.ranks), Rank: uint32(h.comm.Rank()),
+	}
+	for rank := range h.geometry.ranks {
+		group.Window[rank] = uint64(h.window.PeerPointer(rank))
+	}
+	d := h.dispatchArg
+	d.group, d.state, d.filled, d.credits = group, at(h.locals.state), at(h.locals.filled), at(h.locals.credits)
+	if c := h.combineArg; c != nil {
+		c.group, c.state, c.filled, c.credits = group, at(h.locals.state), at(h.locals.combineFilled), at(h.locals.credits)
+	}
 }
 
 // finish waits for the work if the caller gave no stream.
@@ -398,19 +478,31 @@ func (h *gpu) resume(op string, operation uint64) error {
 	return h.comm.Begin(op)
 }
 
-// free is the set of places whose rows are no longer read by anything that was not enqueued yet.
-func (h *gpu) free() (set uint32) {
+// free is the set of places whose rows are no longer read by anything that was not enqueued yet. A graph that is replayed later must not say so: who holds what will
+// be otherwise then.
+func (h *gpu) free(stream *cuda.Stream) (set uint32, err error) {
+	if !h.regions.direct {
+		return 0, nil
+	}
+	if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
+		return 0, err
+	}
+	return (1<<uint(len(h.used)) - 1) &^ h.held(), nil
+}
+
+// held is the set of places whose rows somebody has.
+func (h *gpu) held() (set uint32) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i, used := range h.used {
-		if !used && i < 32 {
+		if used && i < 32 {
 			set |= 1 << uint(i)
 		}
 	}
 	return set
 }
 
-// take takes a place for received rows. Where senders write there it is the next in turn, the same on every rank.
+// take takes a place for received rows. Where senders write there it is the next in turn, the same on every rank; the turn goes on when the call has been made.
 func (h *gpu) take(op string) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -420,7 +512,6 @@ func (h *gpu) take(op string) (int, error) {
 		}
 		if !h.used[i] {
 			h.used[i] = true
-			h.next = (h.next + 1) % len(h.used)
 			return i, nil
 		}
 		if h.regions.direct {
@@ -428,6 +519,13 @@ func (h *gpu) take(op string) (int, error) {
 		}
 	}
 	return 0, weft.Unsupportedf("%s: all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", op, len(h.used))
+}
+
+// advance goes on to the next place in turn.
+func (h *gpu) advance(place int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.next = (place + 1) % len(h.used)
 }
 
 // put takes a place back.

@@ -71,6 +71,9 @@ func (h *gpu) startCombine(ctx context.Context, s *weft.Stream, r *Routing, y, o
 func (h *gpu) launchCombine(stream *cuda.Stream, what uint32) error {
 	a := h.combineArg
 	a.what = a.what&^(whatSend|whatReceive) | what
-	a.free = h.free()
+	var err error
+	if a.free, err = h.free(stream); err != nil {
+		return err
+	}
 	return h.combining.Start(stream)
 }

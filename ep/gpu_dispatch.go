@@ -173,6 +173,7 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*
 		h.put(place)
 		return nil, err
 	}
+	h.advance(place)
 	received := &Received{Routing: r, owner: h, place: place}
 	received.setTensors(h.Handle, pointer(h.placeOf(place)), h.regions.block)
 	return received, nil
@@ -215,7 +216,11 @@ const phases = whatSend | whatReceive | whatRoute | whatMove
 func (h *gpu) startDispatch(stream *cuda.Stream, what uint32, tokens int) error {
 	a := h.dispatchArg
 	a.what = a.what&^phases | what
-	a.tokens, a.free = uint32(tokens), h.free()
+	var err error
+	if a.free, err = h.free(stream); err != nil {
+		return err
+	}
+	a.tokens = uint32(tokens)
 	if err := h.dispatching.Start(stream); err != nil {
 		return err
 	}

@@ -72,6 +72,7 @@ type combineArgs struct {
 	turnBytes                      uint64
 	rowBytes, pieces, what, tokens uint32
 	biases, free                   uint32
+	first, _                       uint32
 	routed, landings               uint64
 	y, out                         uint64
 	bias                           [2]uint64

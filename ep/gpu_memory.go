@@ -22,7 +22,7 @@ type regions struct {
 // newRegions lays out the window of a handle whose dispatches and combines have so many blocks.
 func newRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int) regions {
 	ranks, tokens, topk := int64(g.ranks), int64(g.tokens), int64(g.topk)
-	r := regions{direct: !t.valueDispatch && s.Layout == RankMajor, block: newBlockShape(s, g.rows())}
+	r := regions{direct: !t.valueDispatch && s.Layout == RankMajor && s.Live < 32, block: newBlockShape(s, g.rows())}
 	r.slotBytes = int64(s.rowBytes()) + (int64(s.scaleBytes())+15)&^15
 	r.rowTurn = ranks * tokens * r.slotBytes
 	r.rowTurns, r.homeTurns = 2, 2
@@ -68,22 +68,22 @@ const countWords = 3
 
 // locals are where things stand in a handle's memory that no peer reaches.
 type locals struct {
-	dispatch, combine     int // states
+	state                 int // and behind it the counts of dispatch, then those of combine
+	combineCounts         int // the first of the latter
 	filled, combineFilled int
 	credits               int
 	total                 int
 }
 
 func newLocals(g *geometry, dispatchBlocks, combineBlocks int) locals {
-	var l locals
+	// Every block has a count, and the clerk.
+	l := locals{combineCounts: dispatchBlocks + 1}
 	region := func(size int) int {
 		from := l.total
 		l.total += (size + 127) &^ 127
 		return from
 	}
-	// A state, and a count for each block and the clerk.
-	l.dispatch = region(device.StateBytes + (dispatchBlocks+1)*device.CountBytes)
-	l.combine = region(device.StateBytes + (combineBlocks+1)*device.CountBytes)
+	l.state = region(device.StateBytes + (dispatchBlocks+combineBlocks+2)*device.CountBytes)
 	l.filled = region(3 * g.ranks * g.tokens * 4)
 	l.combineFilled = region(3 * g.tokens * 8)
 	l.credits = region(4 * weft.MaxRanks)

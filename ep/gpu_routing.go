@@ -54,7 +54,7 @@ func (h *gpu) newRouting() (*gpuRouting, error) {
 	if r.memory, err = h.device.Context().Alloc(r.off.total); err != nil {
 		return nil, err
 	}
-	h.count++
+	h.all = append(h.all, r)
 	return r, nil
 }
 
@@ -101,10 +101,6 @@ func (h *gpu) settle(ctx context.Context, r *Routing) error {
 func (r *gpuRouting) release() {
 	r.h.mu.Lock()
 	defer r.h.mu.Unlock()
-	if r.h.closed {
-		_ = r.close() // nobody is there any more to be told
-		return
-	}
 	r.h.idle = append(r.h.idle, r)
 }
 

@@ -27,6 +27,7 @@ func playPart() bool {
 		"construction": func() processes.Part { return &construction{} },
 		"conformance":  func() processes.Part { return &conformance{} },
 		"gpu":          func() processes.Part { return &gpuConformance{} },
+		"gpu-exchange": func() processes.Part { return &gpuExchange{} },
 	})
 }
 

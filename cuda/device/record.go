@@ -27,6 +27,7 @@ const (
 const (
 	CauseTimeout = 1 // the deadline passed
 	CauseAbort   = 2 // the rank's abort word was set
+	CauseStopped = 3 // an operation was started, or replayed, after one before had given up
 )
 
 // Operations that wait on the device.

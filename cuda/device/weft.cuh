@@ -19,7 +19,7 @@ struct Record {
 };
 
 enum { RECORD_EMPTY = 0, RECORD_CLAIMED = 1, RECORD_WRITTEN = 2 };
-enum { CAUSE_TIMEOUT = 1, CAUSE_ABORT = 2 };
+enum { CAUSE_TIMEOUT = 1, CAUSE_ABORT = 2, CAUSE_STOPPED = 3 };
 enum { OP_PREPARE = 1, OP_DISPATCH = 2, OP_COMBINE = 3, OP_BARRIER = 4 };
 
 constexpr u32 MAX_RANKS = 64;
@@ -32,11 +32,12 @@ struct Group {
 	u32 ranks, rank;
 };
 
-// State is a lane of operations, in this GPU's memory, with a Count for each block behind it. The host writes it when nothing runs. Go: device.State.
+// State is what the operations of one owner have in common, in this GPU's memory, with Counts behind it: for each lane of operations, one a block. The host
+// writes it when nothing runs. Go: device.State.
 struct State {
 	u64 mask;	 // ranks that are left out
 	u64 timeout; // of a wait, in nanoseconds
-	u32 stopped; // a wait gave up: nothing of the lane runs until the host has begun it anew
+	u32 stopped; // a wait gave up: nothing runs until the host has begun anew
 	u32 zero;
 	u64 reserved;
 };
@@ -49,6 +50,25 @@ struct Count {
 };
 
 __device__ __forceinline__ Count *count_of(State *s, u32 block) { return (Count *)(s + 1) + block; }
+
+// report leaves a record, if there is none yet.
+__device__ __forceinline__ void report(const Group &g, u32 op, u64 epoch, u32 peer, u32 cause, u64 expected, u64 seen) {
+	Record *r = g.record;
+	if (atomic_cas_sys4(&r->state, RECORD_EMPTY, RECORD_CLAIMED) != RECORD_EMPTY) return;
+	r->op = op;
+	r->epoch = epoch;
+	r->rank = (int)g.rank;
+	r->peer = (int)peer;
+	r->cause = cause;
+	r->expected = expected;
+	r->seen = seen;
+	store_release_sys4(&r->state, RECORD_WRITTEN);
+}
+
+// refuse is what an operation does instead of anything else when the State is stopped: who replays it is told, also after the failure itself is over.
+__device__ __forceinline__ void refuse(const Group &g, u32 op, u64 epoch) {
+	if (blockIdx.x == 0 && threadIdx.x == 0) report(g, op, epoch, g.rank, CAUSE_STOPPED, 0, 0);
+}
 
 // Wait bounds the waits of one thread, together.
 struct Wait {
@@ -76,32 +96,22 @@ struct Wait {
 		u32 cause = 0;
 		if (now - start > state->timeout) {
 			cause = CAUSE_TIMEOUT;
-		} else if ((polls & 1023) == 0 && ((polls >> 10) + threadIdx.x / 32) % ((blockDim.x + 31) / 32) == 0 && load_relaxed_sys_u64(group->abort) != 0) {
+		} else if ((polls & 255) == 0 && ((polls >> 8) + threadIdx.x / 32) % ((blockDim.x + 31) / 32) == 0 && load_relaxed_sys_u64(group->abort) != 0) {
 			// The warps of a block take turns to look: if all did, the host's memory would keep the rank from its work so long that its peers look in turn.
 			cause = CAUSE_ABORT;
 		}
 		if (cause == 0) return true;
 		over = true;
-		Record *r = group->record;
-		if (atomic_cas_sys4(&r->state, RECORD_EMPTY, RECORD_CLAIMED) == RECORD_EMPTY) {
-			r->op = op;
-			r->epoch = epoch;
-			r->rank = (int)group->rank;
-			r->peer = (int)peer;
-			r->cause = cause;
-			r->expected = expected;
-			r->seen = seen;
-			store_release_sys4(&r->state, RECORD_WRITTEN);
-		}
+		report(*group, op, epoch, peer, cause, expected, seen);
 		store_relaxed_gpu4(&state->stopped, 1);
 		return false;
 	}
 };
 
-// leave is the last thing that all threads of a block do. It ends the operation, if it ends here.
-__device__ __forceinline__ void leave(State *s, u64 epoch, u32 turn, bool ends) {
+// leave is the last thing that all threads of a block do. It ends the operation, if it ends here. first is the lane's first Count.
+__device__ __forceinline__ void leave(State *s, u64 epoch, u32 turn, bool ends, u32 first = 0) {
 	__syncthreads(); // all have read the count
-	if (threadIdx.x == 0 && ends) *count_of(s, blockIdx.x) = {epoch + 1, turn == 2 ? 0 : turn + 1, 0};
+	if (threadIdx.x == 0 && ends) *count_of(s, first + blockIdx.x) = {epoch + 1, turn == 2 ? 0 : turn + 1, 0};
 }
 
 // ---- Values that are their own flags. A word of ones, NaNs in every float type, stands for "not there yet", and is never sent: clean makes it 0x7FFFFFFF, which

@@ -31,6 +31,7 @@ struct Combine {
 	u64 turn_bytes;			   // of one turn of home
 	u32 row_bytes, pieces, what, tokens, biases;
 	u32 free; // the blocks of received rows that no one reads here any more, once this operation has begun
+	u32 first, zero; // the lane's first count
 	const Pair *routed;	  // [capacity][top-k]: this rank's selections
 	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here
 	const char *y;
@@ -196,9 +197,9 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, u32
 
 // ---- Summing at home.
 
-// gather takes up to GROUP rows of this lane's at once, from 16-byte units at[j] of base: those in need are awaited.
+// gather takes up to GROUP rows of this lane's at once, from 16-byte units at[j] of base: those in need are awaited. peers has the rank of each in a byte.
 template <bool VALUE, u32 GROUP>
-__device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at, u32 need, u32 missing, uint4 *v) {
+__device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at, u32 need, u64 peers, uint4 *v) {
 	do {
 #pragma unroll
 		for (u32 j = 0; j < GROUP; j++) {
@@ -208,7 +209,7 @@ __device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at,
 		for (u32 j = 0; VALUE && j < GROUP; j++) {
 			if ((need >> j & 1) != 0 && full(v[j])) need &= ~(1u << j);
 		}
-	} while (VALUE && need != 0 && w.more(missing, 1, 0));
+	} while (VALUE && need != 0 && w.more((u32)(peers >> 8 * (__ffs((int)need) - 1)) & 0xFF, 1, 0));
 }
 
 // Homing is what a lane has read of a token that is summed here.
@@ -246,17 +247,19 @@ __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait
 		slots = __ballot_sync(0xFFFFFFFFu, takes && rank != me);
 		while (todo != 0) {
 			u32 rest = todo, need = 0;
+			u64 peers = 0;
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
 				u32 k = rest != 0 ? __ffs((int)rest) - 1 : 0;
 				u32 row = __shfl_sync(0xFFFFFFFFu, h.own.what, k) - 1;
 				bool far = (slots >> k & 1) != 0;
+				peers |= (u64)__shfl_sync(0xFFFFFFFFu, rank, k) << 8 * j;
 				unit[j] = (t * a.shape.topk + k) * units;
 				if (rest != 0 && here && far) need |= 1u << j;
 				if (rest != 0 && here && !far) v[j] = load_once(a.y + (u64)row * a.row_bytes + at);
 				rest &= rest - 1;
 			}
-			gather<VALUE, GROUP>(w, home, unit, need, __ffs((int)todo) - 1, v);
+			gather<VALUE, GROUP>(w, home, unit, need, peers, v);
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
 				float by = __shfl_sync(0xFFFFFFFFu, weight, todo != 0 ? __ffs((int)todo) - 1 : 0);
@@ -270,17 +273,18 @@ __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait
 		uint4 mine = h.v;
 		if (BY_EXPERT) mine = contribution(a, h.own.what, weight_of(a, h.own), at, here);
 		while (todo != 0) {
-			u64 rest = todo;
+			u64 rest = todo, peers = 0;
 			u32 need = 0;
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
 				u32 r = rest != 0 ? __ffsll((long long)rest) - 1 : me;
 				unit[j] = (r * a.shape.capacity + t) * units;
+				peers |= (u64)r << 8 * j;
 				if (r != me && here) need |= 1u << j;
 				if (r == me) v[j] = mine;
 				rest &= rest - 1;
 			}
-			gather<VALUE, GROUP>(w, home, unit, need, __ffsll((long long)todo) - 1, v);
+			gather<VALUE, GROUP>(w, home, unit, need, peers, v);
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
 				if (todo != 0 && here) sum.take(v[j], 1.0f);
@@ -343,12 +347,15 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const C
 	Homing home;
 	if (sends && k.at < k.end) fetch<SOURCES>(a, k.at / inner / a.pieces, k.at / inner % a.pieces, k.at % inner, lane, next);
 	if (sums && at.at < end) fetch_home(a, at.at / a.pieces, at.at % a.pieces, lane, home);
-	Count count = *count_of(a.state, blockIdx.x);
+	Count count = *count_of(a.state, a.first + blockIdx.x);
 	u32 stopped = a.state->stopped;
 	b.mask = a.state->mask;
 	b.epoch = count.epoch;
 	b.turn = count.turn;
-	if (stopped != 0) return;
+	if (stopped != 0) {
+		refuse(a.group, OP_COMBINE, b.epoch + 1);
+		return;
+	}
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	before = b.turn == 0 ? 2 : b.turn - 1;
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
@@ -372,7 +379,6 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const C
 			store_relaxed_sys4(a.group.window[r] + a.returned + ((u64)a.group.rank * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 		}
 	}
-	let_next_start();
 	if ((a.what & RECEIVE) != 0 && clerk) clerk_receive(a, b, w);
 	if (!VALUE && sums) {
 		for (u32 src = threadIdx.x; src < a.group.ranks; src += blockDim.x) {
@@ -389,7 +395,9 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const C
 		if (t < a.tokens) sum_piece<VALUE, GROUP>(a, b, w, t, pc, lane, h);
 		refill(a, b, t, pc, lane, filled);
 	}
-	leave(a.state, b.epoch, b.turn, (a.what & RECEIVE) != 0);
+	// Not before: see dispatch.
+	let_next_start();
+	leave(a.state, b.epoch, b.turn, (a.what & RECEIVE) != 0, a.first);
 }
 
 } // namespace weft

@@ -586,6 +586,7 @@ __device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wa
 	if (holds(seen, src)) return;
 	if (lane == 0) await_epoch(w, src, b.own + a.arrived + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
+	__syncwarp(); // what lane 0 has acquired, all have
 	seen |= 1ull << src;
 }
 
@@ -643,18 +644,16 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 }
 
 // await_credit makes sure that no rank still reads the block where rows are about to go. A rank says so in the words of the operation before, if it knew by
-// then, and in any case when it begins this one. credit is what the rank of this thread's number said.
-__device__ __forceinline__ void await_credit(const Dispatch &a, const Batch &b, Wait &w, bool clerk, u32 credit) {
+// then, and in any case when it begins this one. credit is what the rank of this thread's number said. False: it gave up, on every thread of the block.
+__device__ __forceinline__ bool await_credit(const Dispatch &a, const Batch &b, Wait &w, bool clerk, u32 credit) {
 	u32 epoch = (u32)b.epoch + 1;
-	bool waits = false;
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
 		if (clerk) store_release_sys4(a.group.window[r] + a.ready + a.group.rank * 4, epoch);
 		if (clerk || (credit >> a.block & 1) != 0) continue;
-		waits = true;
 		await_epoch(w, r, b.own + a.ready + r * 4, epoch);
 	}
-	__syncthreads_or(waits);
+	return __syncthreads_or(w.over) == 0;
 }
 
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void dispatch(const Dispatch &a) {
@@ -684,14 +683,18 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void dispatch(const 
 	b.mask = a.state->mask;
 	b.epoch = count.epoch;
 	b.turn = count.turn;
-	if (stopped != 0) return;
+	u32 op = move ? OP_DISPATCH : OP_PREPARE;
+	if (stopped != 0) {
+		refuse(a.group, op, b.epoch + 1);
+		return;
+	}
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
-	Wait w(a.group, a.state, move ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
+	Wait w(a.group, a.state, op, b.epoch + 1);
 
 	bool later = (a.what & ROUTE) != 0 && maps(a);
 	if ((a.what & SEND) != 0) {
 		if (clerk) greet(a, b);
-		if (!VALUE && direct && move) await_credit(a, b, w, clerk, credit);
+		if (!VALUE && direct && move && !await_credit(a, b, w, clerk, credit)) return;
 		if (clerk && (a.what & ROUTE) != 0) clerk_send(a, b, clerk_words(), first);
 		for (u32 i = k.at; sends && i < k.end; i += k.step) {
 			Fetched<UNITS> f = next;
@@ -719,7 +722,6 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void dispatch(const 
 			}
 		}
 	}
-	let_next_start();
 	if ((a.what & RECEIVE) != 0) {
 		u64 seen = 0;
 		if (clerk) {
@@ -747,6 +749,8 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void dispatch(const 
 			}
 		}
 	}
+	// Not before: the next kernel's blocks would take room while this one's may still wait, and two handles could starve each other.
+	let_next_start();
 	leave(a.state, b.epoch, b.turn, (a.what & RECEIVE) != 0);
 }
 

@@ -215,7 +215,7 @@ func (r *runner) same(what string, got, want []byte) {
 			continue
 		}
 		if r.spec.Payload <= ep.FP8 && end-i == 4 {
-			if binary.LittleEndian.Uint32(want[i:]) == 0xFFFFFFFF && binary.LittleEndian.Uint32(got[i:]) == 0x7FFFFFFF {
+			if ones(want[i:], got[i:]) {
 				continue
 			}
 		}
@@ -223,6 +223,11 @@ func (r *runner) same(what string, got, want []byte) {
 		r.report("%s: byte %d of %d differs: got % x, want % x", what, i, len(got), got[from:to], want[from:to])
 		return
 	}
+}
+
+// ones reports whether a word of ones has become what it may: NaNs both.
+func ones(want, got []byte) bool {
+	return binary.LittleEndian.Uint32(want) == 0xFFFFFFFF && binary.LittleEndian.Uint32(got) == 0x7FFFFFFF
 }
 
 func (r *runner) sameTensor(what string, t weft.Tensor, d weft.DType, shape []int, want []byte) error {
@@ -233,6 +238,14 @@ func (r *runner) sameTensor(what string, t weft.Tensor, d weft.DType, shape []in
 	got, err := r.bytesOf(t)
 	if err != nil {
 		return err
+	}
+	if d == weft.Float32 && len(got) == len(want) {
+		want = bytes.Clone(want)
+		for i := 0; i < len(want); i += 4 {
+			if ones(want[i:], got[i:]) {
+				copy(want[i:i+4], got[i:])
+			}
+		}
 	}
 	r.same(what, got, want)
 	return nil

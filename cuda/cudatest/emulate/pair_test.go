@@ -17,8 +17,9 @@ const exchange = `#include "weft.cuh"
 using namespace weft;
 struct Arguments { Group group; State *state; u32 *seen; u32 times; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
-	u64 epoch = a.state->epoch;
-	u32 turn = a.state->turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
+	Count count = *count_of(a.state, blockIdx.x);
+	u64 epoch = count.epoch;
+	u32 turn = count.turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
 	u32 before = turn == 0 ? 2 : turn - 1;
 	Wait w(a.group, a.state, OP_BARRIER, epoch);
 	uint4 *there = (uint4 *)a.group.window[other] + turn * n, *here = (uint4 *)a.group.window[a.group.rank];
@@ -79,9 +80,9 @@ func newPair(t testing.TB, source string, words int, timeout time.Duration, o em
 		record, p.records[i] = r.alloc(i, device.RecordBytes/4)
 		a.Group.Abort, a.Group.Record = uint64(abort), uint64(record)
 		a.Group.Ranks, a.Group.Rank = 2, uint32(i)
-		a.State, p.states[i] = r.alloc(i, device.StateBytes/4)
-		p.states[i][4] = uint32(timeout)
-		p.states[i][5] = uint32(uint64(timeout) >> 32)
+		a.State, p.states[i] = r.alloc(i, (device.StateBytes+2*device.CountBytes)/4)
+		p.states[i][2] = uint32(timeout)
+		p.states[i][3] = uint32(uint64(timeout) >> 32)
 		a.Seen, p.seen[i] = r.alloc(i, 1)
 	}
 	return p
@@ -120,8 +121,8 @@ func TestExchange(t *testing.T) {
 				if err != nil {
 					t.Errorf("device %d: %v", i, err)
 				}
-				if p.seen[i][0] != 0 || p.states[i][0] != uint32(times) {
-					t.Errorf("device %d: %d wrong, epoch %d, want %d; record %v", i, p.seen[i][0], p.states[i][0], times, p.records[i])
+				if p.seen[i][0] != 0 || p.states[i][device.StateBytes/4] != uint32(times) {
+					t.Errorf("device %d: %d wrong, epoch %d, want %d; record %v", i, p.seen[i][0], p.states[i][device.StateBytes/4], times, p.records[i])
 				}
 			}
 		})
@@ -134,8 +135,9 @@ func TestTear(t *testing.T) {
 using namespace weft;
 struct Arguments { Group group; State *state; u32 *seen; u32 times; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
-	u64 epoch = a.state->epoch;
-	u32 turn = a.state->turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
+	Count count = *count_of(a.state, blockIdx.x);
+	u64 epoch = count.epoch;
+	u32 turn = count.turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
 	u32 before = turn == 0 ? 2 : turn - 1;
 	Wait w(a.group, a.state, OP_BARRIER, epoch);
 	uint4 *there = (uint4 *)a.group.window[other] + turn * n, *here = (uint4 *)a.group.window[a.group.rank];
@@ -177,8 +179,9 @@ func TestFence(t *testing.T) {
 using namespace weft;
 struct Arguments { Group group; State *state; u32 *seen; u32 times; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
-	u64 epoch = a.state->epoch;
-	u32 turn = a.state->turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
+	Count count = *count_of(a.state, blockIdx.x);
+	u64 epoch = count.epoch;
+	u32 turn = count.turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
 	Wait w(a.group, a.state, OP_BARRIER, epoch);
 	uint4 *there = (uint4 *)a.group.window[other], *here = (uint4 *)a.group.window[a.group.rank];
 	u32 v = (u32)epoch + 1;
@@ -210,8 +213,8 @@ extern "C" __global__ void k(const __grid_constant__ Arguments a) {
 				clear(window)
 			}
 			for i, err := range p.both(times, blocks, threads) {
-				if err != nil || p.states[i][0] != times {
-					t.Fatalf("device %d: epoch %d, %v", i, p.states[i][0], err)
+				if err != nil || p.states[i][device.StateBytes/4] != times {
+					t.Fatalf("device %d: epoch %d, %v", i, p.states[i][device.StateBytes/4], err)
 				}
 			}
 			if wrong := p.seen[0][0]+p.seen[1][0] > 0; wrong != tt.wrong {

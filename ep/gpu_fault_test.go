@@ -1,0 +1,463 @@
+package ep_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// The ways in which the GPU engine moves rows.
+var (
+	exactRows  = ep.Spec{MaxTokens: 6, Layout: ep.ExpertMajor, Reduction: ep.Exact}                                    // values that are their own flags
+	valueRows  = ep.Spec{MaxTokens: 7, Layout: ep.ExpertMajor, Reduction: ep.Partial}                                  // the same
+	flagRows   = ep.Spec{MaxTokens: 270, Layout: ep.ExpertMajor, Reduction: ep.Partial}                                // a word a block
+	directRows = ep.Spec{MaxTokens: 270, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain} // the same, in their final place
+)
+
+var ways = []struct {
+	name string
+	spec ep.Spec
+}{{"exact", exactRows}, {"value", valueRows}, {"flag", flagRows}, {"direct", directRows}}
+
+// sized fills in the shape of one of the ways.
+func sized(s ep.Spec, ranks int) ep.Spec {
+	s.Experts, s.TopK, s.Hidden, s.SMs, s.Counts = 3*ranks, 3, 40, 2*ranks, ep.DeviceCounts
+	return s
+}
+
+// routed makes a case in which every rank has so many tokens, with experts that pick chooses, and rows that go straight from dispatch to combine.
+func routed(s ep.Spec, seed uint64, tokens []int, pick func(rank, token, k int) int32) eptest.Case {
+	n := len(tokens)
+	c := eptest.Case{Ranks: n, Spec: s, Weights: true, Seed: seed, Even: true, Operand: eptest.ReceivedOperand, TopK: make([][]int32, n)}
+	for r, n := range tokens {
+		for t := range n {
+			for k := range s.TopK {
+				c.TopK[r] = append(c.TopK[r], pick(r, t, k))
+			}
+		}
+	}
+	return c
+}
+
+// spread chooses distinct experts at random, now and then none.
+func spread(s ep.Spec, seed uint64) func(rank, token, k int) int32 {
+	return func(rank, token, k int) int32 {
+		rng := rand.New(rand.NewPCG(seed, uint64(rank)<<32|uint64(token)))
+		e := rng.Perm(s.Experts)[k]
+		if (uint64(token)+seed)%7 == 3 && k == 0 {
+			return -1
+		}
+		return int32(e)
+	}
+}
+
+// evenly is spread, with so many tokens on every rank.
+func evenly(s ep.Spec, ranks int, seed uint64, tokens int) eptest.Case {
+	return routed(s, seed, slices.Repeat([]int{tokens}, ranks), spread(s, seed))
+}
+
+// member is what a rank of a test has.
+type member struct {
+	*weft.Comm
+	e      *eptest.Device
+	handle *ep.Handle
+	stream *weft.Stream
+}
+
+// members runs body on every rank with a handle, which it closes. The context of all ends when one of them fails. The kernels are there already: no
+// deadline comes while they are compiled.
+func members(t *testing.T, m *gpuMachine, ranks int, s ep.Spec, deadline time.Duration, body func(ctx context.Context, r *member) error) {
+	t.Helper()
+	ctx := testContext(t)
+	open := func(e *eptest.Device, body func(ctx context.Context, r *member) error) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		err := e.Ranks(ranks, func(c *weft.Comm) (err error) {
+			defer func() {
+				if err != nil {
+					cancel()
+				}
+			}()
+			h, err := ep.NewHandle(ctx, c, s)
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, h.Close()) }()
+			return body(ctx, &member{c, e, h, e.Stream(c)})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if deadline < gpuDeadline {
+		open(m.engine(t, ranks, gpuDeadline), func(context.Context, *member) error { return nil })
+	}
+	open(m.engine(t, ranks, deadline), body)
+}
+
+// exchange enqueues a batch and looks at what comes out.
+func (r *member) exchange(ctx context.Context, round *eptest.Round) error {
+	if err := errors.Join(r.e.Sync(r.Comm), eptest.Meet(r.Comm)); err != nil {
+		return err
+	}
+	if err := round.PrepareDispatch(ctx, r.stream); err != nil {
+		return err
+	}
+	return errors.Join(round.Combine(ctx, r.stream), r.Wait(ctx, r.stream), round.Check())
+}
+
+// batch is exchange of a batch of its own.
+func (r *member) batch(ctx context.Context, b *eptest.Batch) error {
+	round, err := b.Round(r.e, r.Comm, r.handle)
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.exchange(ctx, round), round.Free())
+}
+
+// usable makes sure that the rank's GPU works as before.
+func (r *member) usable() error {
+	c := r.Device().Context()
+	m, err := c.Alloc(64)
+	if err != nil {
+		return err
+	}
+	want, got := bytes.Repeat([]byte{7}, 64), make([]byte, 64)
+	err = errors.Join(c.Upload(m.Pointer(), want), c.Synchronize(), c.Download(got, m.Pointer()), m.Close())
+	if err == nil && !bytes.Equal(got, want) {
+		err = errors.New("the GPU does not keep what it is given")
+	}
+	return err
+}
+
+// await ends with the context.
+func await(ctx context.Context, c <-chan struct{}) error {
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// TestLateRankOnGPUs has a rank that does not call. The others say so at their deadline, leave it out and go on; then all go on together. It does
+// so as the first thing of a handle and after some batches, and with operations that wait in different phases.
+func TestLateRankOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks, late = 3, 1
+		const deadline = 500 * time.Millisecond
+		for _, way := range ways {
+			for _, op := range []string{"prepare", "dispatch", "combine"} {
+				for _, before := range []int{0, 1} {
+					if testing.Short() && before > 0 {
+						continue
+					}
+					t.Run(fmt.Sprintf("%s/%s/%d", way.name, op, before), func(t *testing.T) {
+						s := sized(way.spec, ranks)
+						tokens := min(s.MaxTokens, 20)
+						whole := [3]*eptest.Batch{}
+						for i := range whole {
+							whole[i] = evenly(s, ranks, uint64(i), tokens).Batch()
+						}
+						rest := [2]*eptest.Batch{evenly(s, ranks, 8, tokens).Batch(late), evenly(s, ranks, 9, tokens).Batch(late)}
+						over := make(chan struct{})
+						told := make(chan struct{}, ranks)
+						members(t, m, ranks, s, deadline, func(ctx context.Context, r *member) error {
+							round, err := whole[0].Round(r.e, r.Comm, r.handle)
+							if err != nil {
+								return err
+							}
+							for range before {
+								if err := r.exchange(ctx, round); err != nil {
+									return err
+								}
+							}
+							if op == "combine" {
+								if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream)); err != nil {
+									return err
+								}
+							}
+							if err := eptest.Meet(r.Comm); err != nil {
+								return err
+							}
+							if r.Rank() == late {
+								if err := await(ctx, over); err != nil {
+									return err
+								}
+								if err := round.PrepareDispatch(ctx, r.stream); err == nil {
+									return errors.New("the late rank goes on alone")
+								}
+							} else {
+								start := time.Now()
+								switch op {
+								case "prepare":
+									err = round.Prepare(ctx, r.stream)
+								case "dispatch":
+									err = round.PrepareDispatch(ctx, r.stream)
+								case "combine":
+									err = round.Combine(ctx, r.stream)
+								}
+								if err == nil { // it was enqueued
+									err = r.Wait(ctx, r.stream)
+								}
+								took := time.Since(start)
+								peer, ok := errors.AsType[*weft.PeerError](err)
+								if !ok || peer.Rank != late || !errors.Is(err, weft.ErrTimeout) {
+									return fmt.Errorf("%s without rank %d: %w", op, late, err)
+								}
+								if took < deadline*9/10 || took > 2*deadline+2*time.Second {
+									return fmt.Errorf("a deadline of %v came after %v", deadline, took)
+								}
+								if err := r.Err(); !errors.Is(err, weft.ErrTimeout) {
+									return fmt.Errorf("the failure does not stick: %w", err)
+								}
+								if err := round.PrepareDispatch(ctx, r.stream); !errors.Is(err, weft.ErrTimeout) {
+									return fmt.Errorf("the next operation: %w", err)
+								}
+								if err := r.usable(); err != nil {
+									return err
+								}
+								if err := r.SetMask(ctx, late); err != nil {
+									return err
+								}
+								round.Release()
+								for i, b := range rest {
+									if err := r.batch(ctx, b); err != nil {
+										return fmt.Errorf("batch %d without rank %d: %w", i, late, err)
+									}
+								}
+								told <- struct{}{}
+								if r.Rank() == 0 {
+									for range ranks - 1 {
+										if err := await(ctx, told); err != nil {
+											return err
+										}
+									}
+									close(over)
+								} else if err := await(ctx, over); err != nil {
+									return err
+								}
+							}
+							if err := r.SetMask(ctx); err != nil {
+								return err
+							}
+							round.Release()
+							for i, b := range whole {
+								if err := r.batch(ctx, b); err != nil {
+									return fmt.Errorf("batch %d of all: %w", i, err)
+								}
+							}
+							return round.Free()
+						})
+					})
+				}
+			}
+		}
+	})
+}
+
+// TestRefusedOnGPUs has one rank's call refused, because of what another found, which had called already: after SetMask both dispatch to the same
+// places.
+func TestRefusedOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		m.abandons = true
+		const ranks, late, refused = 3, 1, 2
+		s := sized(directRows, ranks)
+		whole, rest := evenly(s, ranks, 1, 40).Batch(), evenly(s, ranks, 2, 40).Batch(late)
+		failed, over := make(chan struct{}), make(chan struct{})
+		members(t, m, ranks, s, 700*time.Millisecond, func(ctx context.Context, r *member) error {
+			if err := r.batch(ctx, whole); err != nil {
+				return err
+			}
+			round, err := whole.Round(r.e, r.Comm, r.handle)
+			if err != nil {
+				return err
+			}
+			switch r.Rank() {
+			case late:
+				return await(ctx, over)
+			case refused:
+				if err := errors.Join(await(ctx, failed)); err != nil {
+					return err
+				}
+				err = round.PrepareDispatch(ctx, r.stream)
+			default:
+				defer close(over)
+				err = errors.Join(round.PrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream))
+				close(failed)
+			}
+			if !errors.Is(err, weft.ErrTimeout) {
+				return fmt.Errorf("without rank %d: %w", late, err)
+			}
+			round.Release()
+			if err := r.SetMask(ctx, late); err != nil {
+				return err
+			}
+			for range 3 {
+				if err := r.batch(ctx, rest); err != nil {
+					return fmt.Errorf("without rank %d: %w", late, err)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// TestFailedLaunchOnGPUs makes a call that cannot be enqueued again, on a stream that can take it.
+func TestFailedLaunchOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				b := evenly(s, ranks, 1, 6).Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					round, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if r.Rank() == 0 {
+						closed, err := r.Device().Context().NewStream(cuda.StreamOptions{})
+						if err := errors.Join(err, closed.Close()); err != nil {
+							return err
+						}
+						for range 2*s.Live + 3 { // an odd number of times
+							if err := round.PrepareDispatch(ctx, weft.StreamOf(closed)); err == nil {
+								return errors.New("a closed stream takes work")
+							}
+						}
+					}
+					return errors.Join(r.exchange(ctx, round), round.Free())
+				})
+			})
+		}
+	})
+}
+
+// TestReceiveAcrossMasksOnGPUs receives what was sent before ranks were masked, after as many operations as there had been then.
+func TestReceiveAcrossMasksOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				b := evenly(s, ranks, 1, 6).Batch()
+				members(t, m, ranks, s, 2*time.Second, func(ctx context.Context, r *member) error {
+					round, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(round.SendPrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream), eptest.Meet(r.Comm)); err != nil {
+						return err
+					}
+					old := round.Pending()
+					if err := r.SetMask(ctx); err != nil {
+						return err
+					}
+					if err := errors.Join(round.Prepare(ctx, r.stream), r.Wait(ctx, r.stream), eptest.Meet(r.Comm)); err != nil {
+						return err
+					}
+					if _, err := old.Receive(ctx); !errors.Is(err, weft.ErrAborted) {
+						return fmt.Errorf("received across a mask: %w", err)
+					}
+					return errors.Join(r.exchange(ctx, round), round.Free())
+				})
+			})
+		}
+	})
+}
+
+// TestAbortOnGPUs ends a kernel that waits: by Abort from another goroutine of its rank or of another's, and by the end of the context of a Wait,
+// after which the work is still there.
+func TestAbortOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			for _, aborts := range []int{0, 1} {
+				t.Run(fmt.Sprintf("%s/%d", way.name, aborts), func(t *testing.T) {
+					s := sized(way.spec, ranks)
+					b := evenly(s, ranks, 1, 6).Batch()
+					cancelled := make(chan struct{})
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						round, err := b.Round(r.e, r.Comm, r.handle)
+						if err != nil {
+							return err
+						}
+						if err := r.exchange(ctx, round); err != nil {
+							return err
+						}
+						if r.Rank() == 0 {
+							called := make(chan error, 1)
+							go func() { called <- round.PrepareDispatch(ctx, r.stream) }()
+							if !m.emulated { // the call only enqueues
+								if err := <-called; err != nil {
+									return err
+								}
+								called <- nil
+							} else if err := busy(ctx, r.stream); err != nil {
+								return err
+							}
+							short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+							err := r.Wait(short, r.stream)
+							cancel()
+							if !errors.Is(err, context.DeadlineExceeded) {
+								return fmt.Errorf("the end of a Wait's context: %w", err)
+							}
+							start := time.Now()
+							close(cancelled)
+							if aborts == 0 {
+								r.Abort()
+							}
+							err = errors.Join(<-called, r.Wait(ctx, r.stream))
+							if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != aborts || !errors.Is(err, weft.ErrAborted) {
+								return fmt.Errorf("after Abort by rank %d: %w", aborts, err)
+							}
+							if took := time.Since(start); took > gpuDeadline/4 {
+								return fmt.Errorf("Abort took %v", took)
+							}
+							if err := r.usable(); err != nil {
+								return err
+							}
+						} else {
+							if err := await(ctx, cancelled); err != nil {
+								return err
+							}
+							if aborts == 1 {
+								r.Abort()
+							}
+						}
+						if err := r.SetMask(ctx); err != nil {
+							return err
+						}
+						round.Release()
+						return errors.Join(r.exchange(ctx, round), round.Free())
+					})
+				})
+			}
+		}
+	})
+}
+
+// busy waits until something runs on the stream.
+func busy(ctx context.Context, s *weft.Stream) error {
+	for {
+		done, err := s.CUDA().Query()
+		if err != nil || !done {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+}

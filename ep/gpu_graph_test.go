@@ -1,0 +1,451 @@
+package ep_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// capture makes a graph of what fn enqueues on the rank's stream.
+func (r *member) capture(fn func() error) (*cuda.GraphExec, error) {
+	g, err := r.stream.CUDA().Capture(fn)
+	if err != nil {
+		return nil, err
+	}
+	exec, err := g.Instantiate()
+	return exec, errors.Join(err, g.Close())
+}
+
+// rest waits until nothing of the handle is on its way, at any rank.
+func (r *member) rest(ctx context.Context) error {
+	return errors.Join(r.Wait(ctx, r.stream), eptest.Meet(r.Comm))
+}
+
+// replayed is a graph of batches, each of which has its memory.
+type replayed struct {
+	exec   *cuda.GraphExec
+	rounds []*eptest.Round
+}
+
+// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare, d a dispatch, c a combine. A space begins a new
+// batch.
+var graphs = []string{"fc", "pdc", "fdc", "fc fc", "pdcddcc", "f", "fc p pd fdcdc"}
+
+// TestGraphsOnGPUs captures operations, in graphs of all orders over one handle, and replays them, with inputs that change between replays and
+// operations that no graph holds. Ranks have other numbers of tokens, of which none, one and as many as fit.
+func TestGraphsOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		for _, way := range ways {
+			for _, ranks := range []int{2, 3} {
+				t.Run(fmt.Sprintf("%s/%d", way.name, ranks), func(t *testing.T) {
+					s := sized(way.spec, ranks)
+					// What a graph has received stays its own for as long as it is replayed.
+					s.Live = 16
+					tokens := []int{s.MaxTokens, 0, 1, 5, s.MaxTokens}[:ranks+2]
+					const variants = 3
+					batches := make([][variants]*eptest.Batch, len(graphs)+1)
+					for i := range batches {
+						for v := range variants {
+							seed := uint64(100*i + v)
+							batches[i][v] = routed(s, seed, tokens[i%3:i%3+ranks], spread(s, seed)).Batch()
+						}
+					}
+					replays := m.times(20, 10000)
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) (err error) {
+						made := make([]replayed, len(graphs))
+						for i, ops := range graphs {
+							g := &made[i]
+							for _, op := range ops + " " {
+								if op == ' ' || len(g.rounds) == 0 {
+									round, err := batches[i][0].Round(r.e, r.Comm, r.handle)
+									if err != nil {
+										return err
+									}
+									g.rounds = append(g.rounds, round)
+								}
+							}
+							// The memory of a Routing is not allocated in a capture.
+							for _, round := range g.rounds {
+								if err := round.Prepare(ctx, r.stream); err != nil {
+									return err
+								}
+							}
+							for _, round := range g.rounds {
+								round.Release()
+							}
+							if g.exec, err = r.capture(func() error { return enqueue(ctx, r, g.rounds, ops) }); err != nil {
+								return fmt.Errorf("capture of %q: %w", ops, err)
+							}
+							for _, round := range g.rounds {
+								if way.name == "direct" {
+									round.Lend() // places are taken in turn, whoever has one
+								}
+							}
+						}
+						eager, err := batches[len(graphs)][0].Round(r.e, r.Comm, r.handle)
+						if err != nil {
+							return err
+						}
+						for i := range replays {
+							n := i % len(made)
+							g, looks := &made[n], i < 2*len(made) || i%97 == 0
+							// Where the graphs' places are lent, an operation beside them would leave rows in what is looked at.
+							beside := i%5 == 2 && (way.name != "direct" || !looks)
+							if looks {
+								if err := r.rest(ctx); err != nil {
+									return err
+								}
+								for _, round := range g.rounds {
+									if err := errors.Join(round.Load(batches[n][i%variants]), round.Blank()); err != nil {
+										return err
+									}
+								}
+								if err := eptest.Meet(r.Comm); err != nil {
+									return err
+								}
+							}
+							if beside {
+								if err := errors.Join(eager.PrepareDispatch(ctx, r.stream), eager.Combine(ctx, r.stream)); err != nil {
+									return err
+								}
+							}
+							if err := g.exec.Launch(r.stream.CUDA()); err != nil {
+								return err
+							}
+							if !looks {
+								continue
+							}
+							if err := r.Wait(ctx, r.stream); err != nil {
+								return fmt.Errorf("replay %d, of %q: %w", i, graphs[n], err)
+							}
+							for j, ops := range strings.Fields(graphs[n]) {
+								var err error
+								if strings.ContainsAny(ops, "fd") {
+									err = g.rounds[j].CheckReceived()
+								}
+								if err == nil && strings.Contains(ops, "c") {
+									err = g.rounds[j].CheckCombined()
+								}
+								if err != nil {
+									return fmt.Errorf("replay %d, of %q: %w", i, graphs[n], err)
+								}
+							}
+							if beside {
+								if err := eager.CheckCombined(); err != nil {
+									return fmt.Errorf("before replay %d: %w", i, err)
+								}
+							}
+						}
+						err = errors.Join(r.rest(ctx), eager.CheckCombined(), eager.Free())
+						for _, g := range made {
+							for _, round := range g.rounds {
+								err = errors.Join(err, round.Free())
+							}
+							err = errors.Join(err, g.exec.Close())
+						}
+						return err
+					})
+				})
+			}
+		}
+	})
+}
+
+// enqueue enqueues operations, of one round after another. A round without a dispatch of its own takes the rows of the round before.
+func enqueue(ctx context.Context, r *member, rounds []*eptest.Round, ops string) error {
+	for _, op := range ops {
+		var err error
+		switch op {
+		case ' ':
+			rounds = rounds[1:]
+		case 'f':
+			err = rounds[0].PrepareDispatch(ctx, r.stream)
+		case 'p':
+			err = rounds[0].Prepare(ctx, r.stream)
+		case 'd':
+			err = rounds[0].Dispatch(ctx, r.stream)
+		case 'c':
+			err = rounds[0].Combine(ctx, r.stream)
+		}
+		if err != nil {
+			return fmt.Errorf("%c: %w", op, err)
+		}
+	}
+	return nil
+}
+
+// TestGraphWithoutRankOnGPUs replays a graph whose first operation finds a rank missing. The second must not give the missing rank, which comes
+// after all, what it could not compute.
+func TestGraphWithoutRankOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks, late = 2, 1
+		const deadline = time.Second
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				s.TopK = s.Experts // so that every rank has something for every token, and old routing will do
+				every := func(_, token, k int) int32 { return int32((token + k) % s.Experts) }
+				first, second := routed(s, 1, []int{5, 5}, every).Batch(), routed(s, 2, []int{5, 5}, every).Batch()
+				launched, over := make(chan struct{}), make(chan struct{})
+				members(t, m, ranks, s, deadline, func(ctx context.Context, r *member) error {
+					round, err := first.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := r.exchange(ctx, round); err != nil {
+						return err
+					}
+					round.Release()
+					g, err := r.capture(func() error { return enqueue(ctx, r, []*eptest.Round{round}, "fc") })
+					if err != nil {
+						return err
+					}
+					replay := func() error {
+						return errors.Join(eptest.Meet(r.Comm), g.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream))
+					}
+					if err := errors.Join(replay(), round.Check(), eptest.Meet(r.Comm), round.Load(second), round.Blank(), eptest.Meet(r.Comm)); err != nil {
+						return err
+					}
+					if r.Rank() == late {
+						if err := await(ctx, launched); err != nil {
+							return err
+						}
+						time.Sleep(deadline * 5 / 4) // between the deadlines of the first operation and of the second
+						err := errors.Join(g.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream))
+						if err == nil {
+							err = round.Check()
+						} else if errors.Is(err, weft.ErrTimeout) || errors.Is(err, weft.ErrAborted) {
+							err = nil
+						}
+						close(over)
+						if err != nil {
+							return fmt.Errorf("what the other had given up: %w", err)
+						}
+					} else {
+						close(launched)
+						err := errors.Join(g.Launch(r.stream.CUDA()))
+						if err := await(ctx, over); err != nil {
+							return err
+						}
+						if err = errors.Join(err, r.Wait(ctx, r.stream)); !errors.Is(err, weft.ErrTimeout) {
+							return fmt.Errorf("a replay without rank %d: %w", late, err)
+						}
+					}
+					if err := errors.Join(r.SetMask(ctx), round.Load(first), round.Blank(), eptest.Meet(r.Comm)); err != nil {
+						return err
+					}
+					other, err := first.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(r.exchange(ctx, other), eptest.Meet(r.Comm), round.Blank(), replay(), round.Check()); err != nil {
+						return err
+					}
+					return errors.Join(g.Close(), other.Free(), round.Free())
+				})
+			})
+		}
+	})
+}
+
+// TestReplayAfterMaskOnGPUs replays a graph as the first thing after a failure and SetMask. It may work or say that it does not.
+func TestReplayAfterMaskOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks, late = 2, 1
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				first, second := evenly(s, ranks, 1, 5).Batch(), evenly(s, ranks, 2, 5).Batch()
+				over := make(chan struct{})
+				members(t, m, ranks, s, time.Second, func(ctx context.Context, r *member) error {
+					round, err := first.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := r.exchange(ctx, round); err != nil {
+						return err
+					}
+					round.Release()
+					g, err := r.capture(func() error { return enqueue(ctx, r, []*eptest.Round{round}, "f") })
+					if err != nil {
+						return err
+					}
+					if r.Rank() == late {
+						err = await(ctx, over)
+					} else {
+						err = errors.Join(round.Prepare(ctx, r.stream), r.Wait(ctx, r.stream))
+						if !errors.Is(err, weft.ErrTimeout) {
+							return fmt.Errorf("without rank %d: %w", late, err)
+						}
+						close(over)
+						err = nil
+					}
+					if err := errors.Join(err, r.SetMask(ctx), round.Load(second), round.Blank(), eptest.Meet(r.Comm)); err != nil {
+						return err
+					}
+					err = errors.Join(g.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream))
+					if err == nil {
+						if err := round.CheckReceived(); err != nil {
+							return fmt.Errorf("a replay after SetMask that seems to have worked: %w", err)
+						}
+					} else if err := r.SetMask(ctx); err != nil {
+						return err
+					}
+					if err := r.exchange(ctx, round); err != nil {
+						return err
+					}
+					return errors.Join(g.Close(), round.Free())
+				})
+			})
+		}
+	})
+}
+
+// TestReceivedAcrossReplaysOnGPUs holds what one batch has received while a graph, captured when nobody held it, is replayed: a faster rank's next
+// dispatch must not be taken to where it stands.
+func TestReceivedAcrossReplaysOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks, slow = 2, 1
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				s.Live = 2
+				b := evenly(s, ranks, 1, 6).Batch()
+				looked := make(chan struct{})
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					rounds := make([]*eptest.Round, 4)
+					for i := range rounds {
+						var err error
+						if rounds[i], err = b.Round(r.e, r.Comm, r.handle); err != nil {
+							return err
+						}
+					}
+					graph, held, between, last := rounds[0], rounds[1], rounds[2], rounds[3]
+					g, err := r.capture(func() error { return enqueue(ctx, r, []*eptest.Round{graph}, "fc") }) // the first place
+					if err != nil {
+						return err
+					}
+					graph.Release()
+					if err := held.PrepareDispatch(ctx, r.stream); err != nil { // the second
+						return err
+					}
+					if err := between.PrepareDispatch(ctx, r.stream); err != nil { // the first
+						return err
+					}
+					between.Release()
+					if err := errors.Join(g.Launch(r.stream.CUDA()), r.rest(ctx)); err != nil {
+						return err
+					}
+					data := held.Received().Data
+					before, after := make([]byte, data.Bytes()), make([]byte, data.Bytes())
+					if r.Rank() == slow {
+						poison := bytes.Repeat([]byte{0x5A}, data.Bytes())
+						if err := errors.Join(r.e.Upload(r.Comm, data.Data, poison), r.e.Download(r.Comm, before, data.Data), eptest.Meet(r.Comm)); err != nil {
+							return err
+						}
+						for start := time.Now(); time.Since(start) < 300*time.Millisecond; {
+							if err := r.e.Download(r.Comm, after, data.Data); err != nil {
+								return err
+							}
+							if !bytes.Equal(before, after) {
+								return errors.New("what is held was overwritten by a rank that had gone on")
+							}
+						}
+						close(looked)
+					} else if err := eptest.Meet(r.Comm); err != nil {
+						return err
+					}
+					held.Release()
+					if err := last.PrepareDispatch(ctx, r.stream); err != nil { // the second again
+						return err
+					}
+					if err := errors.Join(await(ctx, looked), r.rest(ctx), last.CheckReceived(), g.Close()); err != nil {
+						return err
+					}
+					for _, round := range rounds {
+						err = errors.Join(err, round.Free())
+					}
+					return err
+				})
+			})
+		}
+	})
+}
+
+// TestLeftOutReplaysOnGPUs has a rank that was left out send what it was asked for before: nobody takes it for what somebody else sends.
+func TestLeftOutReplaysOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		m.abandons = true
+		const ranks, lost = 3, 2
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				local := s.Experts / ranks
+				// Before, all go to the rank that is lost; after, to the others.
+				whole := routed(s, 1, []int{5, 5, 5}, func(_, _, k int) int32 { return int32(lost*local + k) }).Batch()
+				rest := routed(s, 2, []int{5, 5, 5}, func(_, _, k int) int32 { return int32(k) }).Batch(lost)
+				captured, sent, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
+				ready := make(chan struct{}, ranks)
+				members(t, m, ranks, s, time.Second, func(ctx context.Context, r *member) error {
+					round, err := whole.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.rest(ctx)); err != nil {
+						return err
+					}
+					g, err := r.capture(func() error { return round.Combine(ctx, r.stream) })
+					if err != nil {
+						return err
+					}
+					if r.Rank() == lost {
+						close(captured)
+						for range ranks - 1 {
+							if err := await(ctx, ready); err != nil {
+								return err
+							}
+						}
+						err := errors.Join(g.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream))
+						close(sent)
+						if err == nil {
+							return errors.New("the rank that was left out goes on alone")
+						}
+						return errors.Join(await(ctx, over), g.Close())
+					}
+					if err := errors.Join(await(ctx, captured), r.SetMask(ctx, lost)); err != nil {
+						return err
+					}
+					next, err := rest.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(next.PrepareDispatch(ctx, r.stream), r.rest(ctx)); err != nil {
+						return err
+					}
+					ready <- struct{}{}
+					if err := await(ctx, sent); err != nil {
+						return err
+					}
+					if r.Rank() == 0 {
+						time.Sleep(100 * time.Millisecond) // what it sends would hide what the other has sent
+					}
+					if err := errors.Join(next.Combine(ctx, r.stream), r.Wait(ctx, r.stream), next.Check(), next.Free()); err != nil {
+						return fmt.Errorf("what the left-out rank sent was taken: %w", err)
+					}
+					if r.Rank() == 0 {
+						close(over)
+					}
+					return g.Close()
+				})
+			})
+		}
+	})
+}

@@ -1,0 +1,83 @@
+package ep_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// gpuMachine is where a test of the GPU engine runs: on the machine's GPUs, or on emulated ones.
+type gpuMachine struct {
+	contexts []*cuda.Context
+	options  []weft.Option
+	emulated bool
+	abandons bool // the test leaves operands behind
+}
+
+// eachMachine runs a test on emulated GPUs, and on the machine's, where there are any.
+func eachMachine(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
+	t.Run("emulated", func(t *testing.T) {
+		body(t, emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true}))
+	})
+	t.Run("real", func(t *testing.T) { body(t, &gpuMachine{contexts: openGPUs(t)}) })
+}
+
+// emulatedMachine makes GPUs of the host's processors. They must be clean in the end.
+func emulatedMachine(t testing.TB, gpus int, o emulate.Options) *gpuMachine {
+	t.Helper()
+	emulate.Need(t)
+	machine := cudatest.New(cudatest.Config{Devices: gpus})
+	emulate.Attach(machine, o)
+	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
+	driver, err := machine.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &gpuMachine{emulated: true, options: []weft.Option{weft.WithKernels(cache)}}
+	for _, d := range driver.Devices() {
+		c, err := d.Primary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.contexts = append(m.contexts, c)
+	}
+	t.Cleanup(func() {
+		for _, c := range m.contexts {
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		// Operands that some rank could not free, because another had been left out, are no fault of the engine's.
+		if err := machine.Check(); err != nil && !m.abandons {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// times is n on emulated GPUs, which are slow, and many on others.
+func (m *gpuMachine) times(n, many int) int {
+	if m.emulated {
+		return n
+	}
+	return many
+}
+
+// engine makes the engine of n goroutine ranks, spread over the GPUs.
+func (m *gpuMachine) engine(t *testing.T, n int, deadline time.Duration) *eptest.Device {
+	t.Helper()
+	options := append([]weft.Option{weft.WithDeadline(deadline)}, m.options...)
+	e := eptest.NewDevice(m.contexts[:min(n, len(m.contexts))], options...).OfSizes(n)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}

@@ -1,0 +1,191 @@
+//go:build unix
+
+package ep_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/eptest/processes"
+)
+
+// gpuExchange is the part of a rank on a GPU that does what it is told.
+type gpuExchange struct {
+	member
+	spec  ep.Spec
+	round *eptest.Round
+}
+
+type gpuExchangeArgs struct {
+	ID       string
+	Dir      string // of compiled kernels
+	Emulated bool
+	Way      int
+	Op       string
+	Seed     uint64
+	Masked   []int
+	Deadline time.Duration
+}
+
+func (p *gpuExchange) Do(r *processes.Rank, c processes.Command) (any, error) {
+	var a gpuExchangeArgs
+	if err := json.Unmarshal(c.Args, &a); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	switch c.Do {
+	case "join":
+		return nil, p.join(ctx, r, a)
+	case "begin":
+		var err error
+		if p.round, err = p.batchOf(a).Round(p.e, p.Comm, p.handle); err != nil {
+			return nil, err
+		}
+		if a.Op == "combine" {
+			err = p.round.PrepareDispatch(ctx, p.stream)
+		}
+		return nil, errors.Join(err, p.rest(ctx))
+	case "fail":
+		start := time.Now()
+		var err error
+		switch a.Op {
+		case "prepare":
+			err = p.round.Prepare(ctx, p.stream)
+		case "dispatch":
+			err = p.round.PrepareDispatch(ctx, p.stream)
+		case "send":
+			err = p.round.SendPrepareDispatch(ctx, p.stream)
+		case "receive":
+			err = p.round.Receive(ctx)
+		case "combine":
+			err = p.round.Combine(ctx, p.stream)
+		}
+		if err == nil {
+			err = p.Wait(ctx, p.stream)
+		}
+		return time.Since(start), err
+	case "go on":
+		p.round.Release()
+		return nil, errors.Join(p.usable(), p.SetMask(ctx, a.Masked...))
+	case "batch":
+		return nil, p.batch(ctx, p.batchOf(a))
+	case "close":
+		p.round.Release()
+		return nil, errors.Join(p.handle.Close(), p.e.Close(), p.Close())
+	}
+	return nil, fmt.Errorf("unknown command %q", c.Do)
+}
+
+func (p *gpuExchange) batchOf(a gpuExchangeArgs) *eptest.Batch {
+	c := evenly(p.spec, p.Size(), a.Seed, 6)
+	c.Operand = eptest.ReceivedOperand
+	return c.Batch(a.Masked...)
+}
+
+func (p *gpuExchange) join(ctx context.Context, r *processes.Rank, a gpuExchangeArgs) error {
+	options := []weft.Option{weft.WithDeadline(a.Deadline)}
+	if a.Emulated {
+		machine := cudatest.New(cudatest.Config{Devices: 2})
+		emulate.Attach(machine, emulate.Options{Limit: time.Minute})
+		driver, err := machine.Open()
+		if err != nil {
+			return err
+		}
+		device, err := driver.Devices()[r.Rank%2].Primary()
+		if err != nil {
+			return err
+		}
+		cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: a.Dir, ReadOnly: []string{}})
+		options = append(options, weft.WithDevice(device), weft.WithKernels(cache))
+	} else {
+		driver, err := cuda.Open()
+		if err != nil {
+			return err
+		}
+		options = append(options, weft.WithGPU(r.Rank%len(driver.Devices())))
+	}
+	var err error
+	if p.Comm, err = r.Join(a.ID, options...); err != nil {
+		return err
+	}
+	p.e = eptest.NewDeviceRank(p.Comm)
+	p.stream = p.e.Stream(p.Comm)
+	p.spec = sized(ways[a.Way].spec, r.Size)
+	p.handle, err = ep.NewHandle(ctx, p.Comm, p.spec)
+	return err
+}
+
+// TestKillOnGPUs kills a rank while the others are inside an operation. They say which one at once, their GPUs work as before, and without it they
+// go on.
+func TestKillOnGPUs(t *testing.T) {
+	run := func(t *testing.T, emulated bool) {
+		const size, victim = 3, 1
+		dir := t.TempDir()
+		for way := range ways {
+			for _, op := range []string{"prepare", "dispatch", "receive", "combine"} {
+				if (testing.Short() || emulated) && (op == "prepare" || op == "receive" && way > 0) {
+					continue
+				}
+				t.Run(ways[way].name+"/"+op, func(t *testing.T) {
+					args := gpuExchangeArgs{Dir: dir, Emulated: emulated, Way: way, Op: op, Deadline: 20 * time.Second}
+					crew := processes.Start(t, "gpu-exchange", size)
+					args.ID = crew.ID()
+					crew.Must(without(size), "join", args)
+					crew.Must(without(size), "begin", args)
+					survivors := without(size, victim)
+					if op == "receive" {
+						args.Op = "send"
+						crew.Must(survivors, "fail", args) // which it does not
+						args.Op = op
+					}
+					for _, r := range survivors {
+						crew.Tell(r, "fail", args)
+					}
+					time.Sleep(50 * time.Millisecond) // they are inside, or will be: the same is true
+					crew.Kill(victim)
+					start := time.Now()
+					for r, a := range crew.Answers(survivors) {
+						if a.Peer != victim || a.Cause != "died" {
+							t.Errorf("rank %d after the death of %d: %q (%s, rank %d)", r, victim, a.Err, a.Cause, a.Peer)
+						}
+					}
+					if took := time.Since(start); took > 2*time.Second {
+						t.Errorf("the survivors took %v to say that rank %d died", took, victim)
+					}
+					args.Masked = []int{victim}
+					crew.Must(survivors, "go on", args)
+					for args.Seed = range 3 {
+						crew.Must(survivors, "batch", args)
+					}
+					crew.Must(survivors, "close", args)
+				})
+			}
+		}
+	}
+	t.Run("emulated", func(t *testing.T) {
+		emulate.Need(t)
+		run(t, true)
+	})
+	t.Run("real", func(t *testing.T) {
+		if _, err := cuda.Open(); err != nil {
+			if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
+				t.Fatal(err)
+			}
+			t.Skipf("needs a GPU: %v", err)
+		}
+		run(t, false)
+	})
+}

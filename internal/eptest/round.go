@@ -1,0 +1,272 @@
+package eptest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+)
+
+// Round is a batch whose operations a test enqueues as it likes, in a capture or on a stream of its own, and whose results it looks at when they
+// should be there. Where the types allow, the rows that combine takes are those that dispatch has received.
+type Round struct {
+	r        *runner
+	topk     weft.Tensor
+	weights  weft.Tensor
+	in       ep.Rows
+	y, out   weft.Tensor
+	bias     []weft.Tensor
+	received *ep.Received
+	pending  *ep.PendingDispatch
+	direct   bool // y is what was received
+	blank    bool // what is received stands among poison
+}
+
+// Round begins the batch on one rank: its inputs are there. It is collective.
+func (b *Batch) Round(e Engine, comm *weft.Comm, h *ep.Handle) (*Round, error) {
+	r := &Round{r: &runner{trial: b.trial, engine: e, comm: comm, handle: h}}
+	memory, err := e.Alloc(comm, b.trial.size, b.trial.Operand == WindowOperand)
+	if err != nil {
+		return nil, err
+	}
+	r.r.memory = memory
+	if err := r.r.upload(0, filled(b.trial.size, poison)); err != nil {
+		return nil, err
+	}
+	return r, r.Load(b)
+}
+
+// Load puts the inputs of another batch of as many tokens into the place of those that are there. Nothing of the round may be on its way here.
+func (r *Round) Load(b *Batch) (err error) {
+	t, me := b.trial, r.r.comm.Rank()
+	r.r.trial, r.r.wrong = t, nil
+	r.r.off = t.layOut(&arena{}, me)
+	d, _, _, _ := r.r.rowTypes(false)
+	r.direct = t.Operand == ReceivedOperand && d == t.output()
+	if r.topk, r.weights, err = r.r.routingOperands(); err != nil {
+		return err
+	}
+	if r.in, err = r.r.rowOperands(0); err != nil || !t.combines() {
+		return err
+	}
+	if r.y, err = r.r.expertRows(r.r.off.y, t.y[me], nil); err != nil {
+		return err
+	}
+	r.bias = r.bias[:0]
+	for i, b := range t.bias[me] {
+		x, err := r.r.homeRows(r.r.off.bias[i], b)
+		if err != nil {
+			return err
+		}
+		r.bias = append(r.bias, x)
+	}
+	r.out, err = r.r.homeRows(r.r.off.out, nil)
+	return err
+}
+
+// Prepare enqueues that.
+func (r *Round) Prepare(ctx context.Context, s *weft.Stream) error {
+	routing, err := r.r.handle.Prepare(ctx, s, r.topk, r.weights)
+	if err == nil {
+		r.route(routing)
+	}
+	return err
+}
+
+// Dispatch enqueues a dispatch by the routing that is there, and gives what an earlier one has received back.
+func (r *Round) Dispatch(ctx context.Context, s *weft.Stream) error {
+	received, err := r.r.handle.Dispatch(ctx, s, r.r.routing, r.in)
+	if err == nil {
+		r.receive(received)
+	}
+	return err
+}
+
+// PrepareDispatch enqueues that.
+func (r *Round) PrepareDispatch(ctx context.Context, s *weft.Stream) error {
+	received, err := r.r.handle.PrepareDispatch(ctx, s, r.topk, r.weights, r.in)
+	if err == nil {
+		r.route(received.Routing)
+		r.receive(received)
+	}
+	return err
+}
+
+// SendPrepareDispatch enqueues that; Pending is the rest.
+func (r *Round) SendPrepareDispatch(ctx context.Context, s *weft.Stream) (err error) {
+	r.pending, err = r.r.handle.SendPrepareDispatch(ctx, s, r.topk, r.weights, r.in)
+	return err
+}
+
+// SendDispatch enqueues that, by the routing that is there.
+func (r *Round) SendDispatch(ctx context.Context, s *weft.Stream) (err error) {
+	r.pending, err = r.r.handle.SendDispatch(ctx, s, r.r.routing, r.in)
+	return err
+}
+
+// Pending is what was sent last.
+func (r *Round) Pending() *ep.PendingDispatch { return r.pending }
+
+// Receive enqueues the second half of what was sent last.
+func (r *Round) Receive(ctx context.Context) error {
+	received, err := r.pending.Receive(ctx)
+	if err == nil {
+		r.route(received.Routing)
+		r.receive(received)
+	}
+	return err
+}
+
+// route gives back the routing that was there.
+func (r *Round) route(routing *ep.Routing) {
+	if r.r.routing != nil && r.r.routing != routing {
+		r.r.routing.Release()
+	}
+	r.r.routing = routing
+}
+
+func (r *Round) receive(received *ep.Received) {
+	if r.received != nil {
+		r.received.Release()
+	}
+	r.received, r.blank = received, false
+}
+
+// Combine enqueues that.
+func (r *Round) Combine(ctx context.Context, s *weft.Stream) error {
+	y := r.y
+	if r.direct {
+		y = r.received.Data
+	}
+	return r.r.handle.Combine(ctx, s, r.r.routing, y, r.out, r.bias...)
+}
+
+// Received is what the last dispatch has received, until Release.
+func (r *Round) Received() *ep.Received { return r.received }
+
+// Blank puts poison where results will stand. Nothing of the handle may be on its way, at any rank.
+func (r *Round) Blank() error {
+	if err := r.r.upload(r.r.off.out, filled(r.out.Bytes(), poison)); err != nil {
+		return err
+	}
+	if r.received == nil {
+		return nil
+	}
+	r.blank = true
+	for _, t := range []weft.Tensor{r.received.Data, r.received.Scales} {
+		if t.IsZero() {
+			continue
+		}
+		if err := r.r.engine.Upload(r.r.comm, t.Data, filled(t.Bytes(), poison)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Release gives back what the round holds of the handle's, so that its next batches may use it.
+func (r *Round) Release() {
+	if r.received != nil {
+		r.received.Release()
+		r.received = nil
+	}
+	if r.r.routing != nil {
+		r.r.routing.Release()
+		r.r.routing = nil
+	}
+}
+
+// Lend is Release, of what the round goes on to look at.
+func (r *Round) Lend() {
+	if r.received != nil {
+		r.received.Release()
+	}
+}
+
+// CheckReceived compares what was received with the reference, once the stream has passed.
+func (r *Round) CheckReceived() error {
+	return r.check(func() error {
+		want := r.r.received(r.r.p, r.r.comm.Rank(), r.r.wire[0], poison)
+		data, err := r.download(r.received.Data)
+		if err != nil {
+			return err
+		}
+		scales, err := r.download(r.received.Scales)
+		if err != nil {
+			return err
+		}
+		if !r.blank {
+			r.r.mend(&want, data, scales)
+		}
+		r.r.same("received rows", data, want.data)
+		r.r.same("received scales", scales, want.scales)
+		return nil
+	})
+}
+
+// CheckCombined does the same with what came home.
+func (r *Round) CheckCombined() error {
+	return r.check(func() error {
+		t, me := r.r.trial, r.r.comm.Rank()
+		y := t.y
+		if r.direct {
+			y = make([][]byte, t.Ranks)
+			for d := range y {
+				y[d] = t.received(t.p, d, t.wire[0], poison).data
+			}
+		}
+		got, err := r.download(r.out)
+		if err != nil {
+			return err
+		}
+		r.r.same("combined rows", got, t.batch.combine(t.p, me, y, t.bias[me], t.spec.Sum == ep.Weighted))
+		return r.r.guards()
+	})
+}
+
+// Check is CheckReceived and CheckCombined.
+func (r *Round) Check() error {
+	err := r.CheckReceived()
+	if err == nil && r.r.combines() {
+		err = r.CheckCombined()
+	}
+	return err
+}
+
+// Describe compares what the Routing says with the reference.
+func (r *Round) Describe() error { return r.check(r.r.describe) }
+
+func (r *Round) check(f func() error) error {
+	r.r.wrong = nil
+	if err := f(); err != nil {
+		return err
+	}
+	if err := errors.Join(r.r.wrong...); err != nil {
+		return fmt.Errorf("%v\n%w", r.r.Case, err)
+	}
+	return nil
+}
+
+func (r *Round) download(t weft.Tensor) ([]byte, error) {
+	b := make([]byte, t.Bytes())
+	if t.IsZero() {
+		return b, nil
+	}
+	return b, r.r.engine.Download(r.r.comm, b, t.Data)
+}
+
+// Free gives everything back. It is collective.
+func (r *Round) Free() error {
+	r.Release()
+	return r.r.memory.Free()
+}
+
+// Meet waits for all ranks that are not masked.
+func Meet(c *weft.Comm) error { return meet(c) }
+
+// Operands are what the round's calls are given, for tests that make them themselves.
+func (r *Round) Operands() (topk, weights weft.Tensor, in ep.Rows, out weft.Tensor) {
+	return r.topk, r.weights, r.in, r.out
+}
