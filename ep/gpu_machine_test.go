@@ -23,6 +23,9 @@ type gpuMachine struct {
 // eachMachine runs a test on emulated GPUs, and on the machine's, where there are any.
 func eachMachine(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 	t.Run("emulated", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("emulated kernels are slow: of them the short tests run some of the suite")
+		}
 		body(t, emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true}))
 	})
 	t.Run("real", func(t *testing.T) { body(t, &gpuMachine{contexts: openGPUs(t)}) })

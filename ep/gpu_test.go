@@ -60,7 +60,10 @@ func emulatedCases(t *testing.T) int {
 	if _, ok := os.LookupEnv("WEFT_EP_CASES"); ok {
 		return gpuCases(t)
 	}
-	return 12
+	if testing.Short() {
+		return 2
+	}
+	return 6
 }
 
 // gpuDeadline bounds the waits of ranks on GPUs: an operation of the suite takes milliseconds, a kernel's compilation seconds.
