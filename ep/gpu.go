@@ -234,7 +234,7 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 	g, s, r := &h.geometry, &h.spec, &h.regions
 	own := shape{
 		capacity: uint32(g.tokens), topk: uint32(g.topk), experts: uint32(g.experts), local: uint32(g.local),
-		reciprocal: uint32((1<<32 + g.local - 1) / g.local), // 0 for 1, of which kernels know
+		reciprocal: uint32((1<<32 + uint64(g.local) - 1) / uint64(g.local)), // 0 for 1, of which kernels know
 	}
 	major, err := h.device.Context().Device().Attribute(cuda.ComputeCapabilityMajor)
 	if err != nil {
@@ -405,7 +405,7 @@ func (h *gpu) beginAnew(ctx context.Context, op string) error {
 	// The turn of places begins anew as well, with one that nobody holds.
 	h.advance(bits.TrailingZeros32(^held)%len(h.used) - 1)
 	if other != 0 {
-		if err := h.moveHouse(ctx, op); err != nil {
+		if err := h.relocate(ctx, op); err != nil {
 			return err
 		}
 	}
@@ -413,8 +413,8 @@ func (h *gpu) beginAnew(ctx context.Context, op string) error {
 	return h.comm.AgreeOn(ctx, op, "begun anew", h.begin())
 }
 
-// moveHouse takes other memory.
-func (h *gpu) moveHouse(ctx context.Context, op string) error {
+// relocate takes other memory, and leaves what knows the present one stopped.
+func (h *gpu) relocate(ctx context.Context, op string) error {
 	err := h.stop()
 	memory, again := h.device.Context().Alloc(h.locals.total)
 	if err := h.comm.AgreeOn(ctx, op, "memory", cmp.Or(err, again)); err != nil {

@@ -9,9 +9,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/internal/eptest"
 )
 
@@ -97,40 +95,10 @@ func TestOnGPUs(t *testing.T) {
 
 // TestOnEmulatedGPUs runs a little of the suite on kernels that the host's compiler has compiled, on a driver made of Go.
 func TestOnEmulatedGPUs(t *testing.T) {
-	emulate.Need(t)
-	machine := cudatest.New(cudatest.Config{Devices: 2})
-	emulate.Attach(machine, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true})
-	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
-	driver, err := machine.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var contexts []*cuda.Context
-	for _, d := range driver.Devices() {
-		c, err := d.Primary()
-		if err != nil {
-			t.Fatal(err)
-		}
-		contexts = append(contexts, c)
-	}
-	t.Cleanup(func() {
-		for _, c := range contexts {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		if err := machine.Check(); err != nil {
-			t.Error(err)
-		}
-	})
+	m := emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true})
 	for _, n := range []int{1, 2, 3} {
 		t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
-			engine := eptest.NewDevice(contexts, weft.WithDeadline(gpuDeadline), weft.WithKernels(cache)).OfSizes(n)
-			t.Cleanup(func() {
-				if err := engine.Close(); err != nil {
-					t.Error(err)
-				}
-			})
+			engine := m.engine(t, n, gpuDeadline)
 			eptest.RunSome(t, engine, emulatedCases(t))
 		})
 	}

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs this bundle's tests and benchmarks on a host that has no Go. Each part runs under a time limit. A table comes last, the logs are in ./logs,
-# or in $OUT where that is set, and the exit status is 1 if a part failed.
+# or in the folder that OUT names, and the exit status is 1 if a part failed.
 #
 #   run.sh [PART...] [-test.FLAG...]
 #

@@ -16,6 +16,7 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		"--gpus 2":                     "--gpus is for --device gpu",
 		"--device gpu --wire per-rank": "--wire is for --device host",
 		"--device gpu --report x":      "--report is for --device host",
+
 		"--device gpu --quantize bf16 --payload fp16":  "fp16 rows are not quantised",
 		"--device gpu --layout expert-packed":          "high-throughput mode",
 		"--device gpu --ranks 1,2":                     "one number",
