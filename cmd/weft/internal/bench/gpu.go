@@ -100,7 +100,7 @@ func (g GPUs) Measure(ctx context.Context, shapes []EP, each func(GPURow) error)
 			defer runtime.UnlockOSThread()
 			m := &gpuRank{GPUs: &g, team: t, gate: gate, context: g.Contexts[r%len(g.Contexts)], expected: expected{me: r, ranks: g.Ranks}}
 			if err := m.serve(t.ctx, meetings[r], shapes, each); err != nil {
-				t.fail(fmt.Errorf("rank %d: %w", r, err))
+				t.fail(r, err)
 			}
 		})
 	}

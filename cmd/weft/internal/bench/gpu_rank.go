@@ -64,8 +64,11 @@ func (c *closing) all() error {
 func (m *gpuRank) serve(ctx context.Context, b bootstrap.Bootstrap, shapes []EP, each func(GPURow) error) (err error) {
 	var c closing
 	defer func() {
-		if err != nil && m.comm != nil {
-			m.comm.Abort() // the others' waits on their GPUs end
+		if err != nil {
+			m.fail(m.me, err) // before the others can fail for it, and be blamed
+			if m.comm != nil {
+				m.comm.Abort() // the others' waits on their GPUs end
+			}
 		}
 		err = errors.Join(err, c.all())
 	}()

@@ -327,8 +327,8 @@ func TestTeamsMeet(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	team.fail(why)
-	team.fail(errors.New("another"))
+	team.fail(0, why)
+	team.fail(1, errors.New("another"))
 	all.Wait()
 	if err := team.end(); !errors.Is(err, why) {
 		t.Error(err)

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 )
@@ -22,8 +23,8 @@ func newTeam(ctx context.Context, members int) *team {
 	return t
 }
 
-// fail ends the team's waits. The first reason counts.
-func (t *team) fail(err error) { t.cancel(err) }
+// fail ends the team's waits. The first reason counts: a member that tells others on another way says so here first.
+func (t *team) fail(member int, err error) { t.cancel(fmt.Errorf("rank %d: %w", member, err)) }
 
 // end is why the team failed, if it did. Nobody may wait any more.
 func (t *team) end() error {
