@@ -40,6 +40,9 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 // recordError is the error of a fault that this rank told the others of after a wait on its device had ended.
 func (c *Comm) recordError(f channel.Fault, r device.Record) error {
 	op := device.OpName(r.Op)
+	if r.Cause == device.CauseMismatch {
+		return &PeerError{Rank: int(r.Peer), Op: op, Err: fmt.Errorf("%w: it calls %s, this rank %s", ErrMismatch, device.CallName(r.Seen), device.CallName(r.Expected))}
+	}
 	if f.Cause == channel.CauseTimeout && f.Reporter == c.rank && f.Rank == int(r.Peer) {
 		why := fmt.Errorf("%w: epoch %d on the GPU: expected %d, seen %d", ErrTimeout, r.Epoch, r.Expected, r.Seen)
 		return &PeerError{Rank: f.Rank, Op: op, Err: why}

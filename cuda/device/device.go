@@ -3,6 +3,7 @@ package device
 import (
 	"embed"
 	"maps"
+	"math"
 )
 
 //go:embed ptx.cuh weft.cuh
@@ -54,4 +55,14 @@ type Count struct {
 	Epoch uint64
 	Turn  uint32 // Epoch modulo 3
 	_     uint32
+}
+
+// Divisor lets a kernel divide by a number that the host knows: the Divisor of weft.cuh.
+type Divisor struct {
+	By, Inverse uint32
+}
+
+// NewDivisor makes the Divisor of a number that is not 0.
+func NewDivisor(by int) Divisor {
+	return Divisor{By: uint32(by), Inverse: math.MaxUint32 / uint32(by)}
 }

@@ -15,10 +15,12 @@ import (
 func TestLayout(t *testing.T) {
 	asserts := layout.Of("Record", reflect.TypeFor[device.Record](), nil) + layout.Of("Group", reflect.TypeFor[device.Group](), nil) +
 		layout.Of("State", reflect.TypeFor[device.State](), nil) + layout.Of("Count", reflect.TypeFor[device.Count](), nil) +
+		layout.Of("Divisor", reflect.TypeFor[device.Divisor](), nil) +
 		layout.Constants(map[string]int{
 			"sizeof(Record)": device.RecordBytes, "sizeof(State)": device.StateBytes, "sizeof(Count)": device.CountBytes,
 			"MAX_RANKS": device.MaxRanks, "RECORD_EMPTY": device.RecordEmpty, "RECORD_WRITTEN": device.RecordWritten,
 			"CAUSE_TIMEOUT": device.CauseTimeout, "CAUSE_ABORT": device.CauseAbort,
+			"CAUSE_STOPPED": device.CauseStopped, "CAUSE_MISMATCH": device.CauseMismatch,
 			"OP_PREPARE": device.OpPrepare, "OP_DISPATCH": device.OpDispatch, "OP_COMBINE": device.OpCombine, "OP_BARRIER": device.OpBarrier,
 		})
 	source := "#include \"weft.cuh\"\nnamespace weft {\n" + asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
@@ -58,5 +60,21 @@ func TestHeadersAreCopies(t *testing.T) {
 	device.Headers()["ptx.cuh"] = ""
 	if h := device.Headers(); len(h) != 2 || h["ptx.cuh"] == "" || h["weft.cuh"] == "" {
 		t.Errorf("headers %v", h)
+	}
+}
+
+// TestDivisor: the quotient that kernels compute from a Divisor is at most one too few before they mend it, for every number.
+func TestDivisor(t *testing.T) {
+	edges := []uint32{0, 1, 2, 3, 5, 7, 28, 127, 128, 1000, 65535, 65536, 1<<31 - 1, 1 << 31, 1<<32 - 2, 1<<32 - 1}
+	for _, by := range edges[1:] {
+		d := device.NewDivisor(int(by))
+		for _, near := range edges {
+			for _, n := range []uint32{near, near * by, near*by - 1, near*by + by - 1} {
+				q := uint32(uint64(n) * uint64(d.Inverse) >> 32)
+				if want := n / by; q != want && q+1 != want {
+					t.Errorf("%d / %d: estimate %d, want %d or one less", n, by, q, want)
+				}
+			}
+		}
 	}
 }

@@ -28,7 +28,30 @@ const (
 	CauseTimeout = 1 // the deadline passed
 	CauseAbort   = 2 // the rank's abort word was set
 	CauseStopped = 3 // an operation was started, or replayed, after one before had given up
+	// CauseMismatch: the peer made another call. Expected is this rank's, Seen the peer's.
+	CauseMismatch = 4
 )
+
+// Calls that ranks have to make alike.
+const (
+	CallPrepare         = 1
+	CallDispatch        = 2
+	CallPrepareDispatch = 3
+)
+
+// CallName is the name of a call as errors have it.
+func CallName(call uint64) string {
+	switch call {
+	case CallPrepare:
+		return "Prepare"
+	case CallDispatch:
+		return "Dispatch"
+	case CallPrepareDispatch:
+		return "PrepareDispatch"
+	default:
+		return "another operation"
+	}
+}
 
 // Operations that wait on the device.
 const (

@@ -19,7 +19,7 @@ struct Record {
 };
 
 enum { RECORD_EMPTY = 0, RECORD_CLAIMED = 1, RECORD_WRITTEN = 2 };
-enum { CAUSE_TIMEOUT = 1, CAUSE_ABORT = 2, CAUSE_STOPPED = 3 };
+enum { CAUSE_TIMEOUT = 1, CAUSE_ABORT = 2, CAUSE_STOPPED = 3, CAUSE_MISMATCH = 4 };
 enum { OP_PREPARE = 1, OP_DISPATCH = 2, OP_COMBINE = 3, OP_BARRIER = 4 };
 
 constexpr u32 MAX_RANKS = 64;
@@ -49,6 +49,14 @@ struct Count {
 	u32 zero;
 };
 
+// touch reads a kernel's arguments, so that they are near when they are needed.
+__device__ __forceinline__ void touch(const void *arguments, u32 bytes) {
+	u32 sum = 0;
+#pragma unroll
+	for (u32 i = 0; i < bytes; i += 64) sum += *(const u32 *)((const char *)arguments + i);
+	asm volatile("" ::"r"(sum));
+}
+
 __device__ __forceinline__ Count *count_of(State *s, u32 block) { return (Count *)(s + 1) + block; }
 
 // report leaves a record, if there is none yet.
@@ -70,41 +78,54 @@ __device__ __forceinline__ void refuse(const Group &g, u32 op, u64 epoch) {
 	if (blockIdx.x == 0 && threadIdx.x == 0) report(g, op, epoch, g.rank, CAUSE_STOPPED, 0, 0);
 }
 
+// gave_up says whether a thread that has polled for so many nanoseconds is to wait no longer. It is a function of its own, and takes values, so that polling
+// needs no memory.
+__device__ __noinline__ bool gave_up(const Group &g, State *s, u32 op, u64 epoch, u64 waited, bool look, u32 peer, u64 expected, u64 seen) {
+	if (load_relaxed_gpu4(&s->stopped) != 0) return true;
+	u32 cause = 0;
+	if (waited > s->timeout) {
+		cause = CAUSE_TIMEOUT;
+	} else if (look && load_relaxed_sys_u64(g.abort) != 0) {
+		cause = CAUSE_ABORT;
+	}
+	if (cause == 0) return false;
+	report(g, op, epoch, peer, cause, expected, seen);
+	store_relaxed_gpu4(&s->stopped, 1);
+	return true;
+}
+
 // Wait bounds the waits of one thread, together.
 struct Wait {
-	const Group *group;
+	const Group &group;
 	State *state;
 	u64 epoch, start;
 	u32 op, polls;
+	u32 look;  // after how many periods of 2^20 ns the abort word is looked at
 	bool over; // gave up
 
-	__device__ Wait(const Group &g, State *s, u32 op, u64 epoch) : group(&g), state(s), epoch(epoch), start(0), op(op), polls(0), over(false) {}
+	__device__ Wait(const Group &g, State *s, u32 op, u64 epoch)
+		: group(g), state(s), epoch(epoch), start(0), op(op), polls(0), look(threadIdx.x / 32), over(false) {}
 
-	// more is called after a poll that found nothing. False: give up.
-	__device__ __forceinline__ bool more(u32 peer, u64 expected, u64 seen) {
-		if ((++polls & 63) != 0) return true;
-		return look(peer, expected, seen);
+	// give_up ends the operation for a reason of the caller's.
+	__device__ __forceinline__ void give_up(u32 peer, u32 cause, u64 expected, u64 seen) {
+		report(group, op, epoch, peer, cause, expected, seen);
+		store_relaxed_gpu4(&state->stopped, 1);
+		over = true;
 	}
 
-	__device__ __noinline__ bool look(u32 peer, u64 expected, u64 seen) {
-		if (load_relaxed_gpu4(&state->stopped) != 0) {
-			over = true;
-			return false;
-		}
+	// more is called after a poll that found nothing. False: give up.
+	//
+	// The abort word lies in the host's memory, where one look may take 150 us. So a rank that looks is late, and its peers wait for it: if they looked in turn after
+	// as long as that, every operation would take so long until the stream is empty. Nobody looks in the first millisecond, and then the warps of a block take turns.
+	__device__ __forceinline__ bool more(u32 peer, u64 expected, u64 seen) {
+		if ((++polls & 63) != 0) return true;
 		u64 now = nanoseconds();
 		if (start == 0) start = now;
-		u32 cause = 0;
-		if (now - start > state->timeout) {
-			cause = CAUSE_TIMEOUT;
-		} else if ((polls & 255) == 0 && ((polls >> 8) + threadIdx.x / 32) % ((blockDim.x + 31) / 32) == 0 && load_relaxed_sys_u64(group->abort) != 0) {
-			// The warps of a block take turns to look: if all did, the host's memory would keep the rank from its work so long that its peers look in turn.
-			cause = CAUSE_ABORT;
-		}
-		if (cause == 0) return true;
-		over = true;
-		report(*group, op, epoch, peer, cause, expected, seen);
-		store_relaxed_gpu4(&state->stopped, 1);
-		return false;
+		u32 periods = (u32)((now - start) >> 20);
+		bool looks = periods > look;
+		if (looks) look = periods + (blockDim.x + 31) / 32;
+		over = gave_up(group, state, op, epoch, now - start, looks, peer, expected, seen);
+		return !over;
 	}
 };
 
@@ -150,9 +171,60 @@ __device__ __forceinline__ void await_epoch(Wait &w, u32 peer, const void *p, u3
 	while ((int)(v - epoch) < 0 && !w.over && w.more(peer, epoch, v)) v = load_acquire_sys4(p);
 }
 
+// Windows are all ranks' windows, two to a lane: a look at the launch's arguments at a place that is not known beforehand takes a few hundred cycles.
+struct Windows {
+	u64 low, high; // of the ranks lane and 32 + lane
+
+	__device__ __forceinline__ Windows(const Group &g) {
+		u32 lane = threadIdx.x & 31;
+		low = lane < g.ranks ? (u64)g.window[lane] : 0;
+		high = 32 + lane < g.ranks ? (u64)g.window[32 + lane] : 0;
+	}
+
+	// of gives a rank's window; every lane of the warp asks for the same.
+	__device__ __forceinline__ char *of(u32 rank) const { return (char *)__shfl_sync(0xFFFFFFFFu, rank < 32 ? low : high, rank & 31); }
+};
+
+// ---- Numbers.
+
+// Divisor divides by a number that the host knows. Go: device.Divisor.
+struct Divisor {
+	u32 by, inverse; // (2^32 - 1) / by
+
+	// quotient gives n / by, for every n, and the rest.
+	__device__ __forceinline__ u32 quotient(u32 n, u32 &rest) const {
+		u32 q = __umulhi(n, inverse); // at most one too few
+		rest = n - q * by;
+		if (rest < by) return q;
+		rest -= by;
+		return q + 1;
+	}
+};
+
 // ---- Sets of ranks.
 
 __device__ __forceinline__ bool holds(u64 set, u32 rank) { return (set >> rank & 1) != 0; }
+
+__device__ __forceinline__ u64 all_ranks(const Group &g) { return ~0ull >> (MAX_RANKS - g.ranks); }
+
+// Round goes through a set of ranks, from the one after `from`.
+struct Round {
+	u64 left; // bit i: the rank that is i + 1 further
+	u32 from, ranks;
+
+	__device__ __forceinline__ Round(u64 set, u32 from, u32 ranks) : from(from), ranks(ranks) {
+		u32 up = from + 1; // at most 64, where a shift by up would be none
+		left = (set >> from >> 1) | (set & ((1ull << from << 1) - 1)) << (ranks - up);
+	}
+
+	__device__ __forceinline__ bool more() const { return left != 0; }
+
+	__device__ __forceinline__ u32 next() {
+		u32 r = from + (u32)__ffsll((long long)left);
+		left &= left - 1;
+		return r >= ranks ? r - ranks : r;
+	}
+};
 
 // union_of is the union of all lanes' sets; every lane of the warp calls it.
 __device__ __forceinline__ u64 union_of(u64 set) {

@@ -33,9 +33,12 @@ var flags = []string{
 	"-fno-stack-protector", "-fcf-protection=none",
 }
 
-// Need skips a test where kernels cannot run, and says why.
+// Need skips a test where kernels cannot run, and says why: also where WEFT_REQUIRE_GPU says that there are true GPUs to test on.
 func Need(t cudatest.TB) {
 	t.Helper()
+	if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
+		t.Skipf("WEFT_REQUIRE_GPU=1: the same is tested on GPUs")
+	}
 	if _, err := Compiler(); err != nil {
 		t.Skipf("needs a C++ compiler to run kernels with: %v", err)
 	}
