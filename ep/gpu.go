@@ -97,7 +97,7 @@ type functions struct{ dispatch, combine, describe *cuda.Function }
 // load compiles what is not in the cache yet.
 func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	arch := h.device.Arch()
-	specs := []kernel.Spec{describeKernel(arch), dispatchKernel(h.spec.Quantize, arch)}
+	specs := []kernel.Spec{describeKernel(arch), dispatchKernel(h.spec.Layout, h.spec.Quantize, arch)}
 	names := []string{"weft_describe", h.tuning.dispatchName(), ""}
 	if h.spec.combines() {
 		specs = append(specs, combineKernel(combineForm(h.spec), h.spec.Output, arch))
@@ -138,6 +138,7 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 	combineWeight, again := weigh(f.combine, t.combineThreads)
 	err = cmp.Or(err, again)
 	weight := max(dispatchWeight, combineWeight)
+	weight = smThreads / max(1, smThreads/weight) // what an SM has left beside as many as it holds is of no use
 
 	// What every rank could have: the room on its GPU, shared with the ranks that are there too. By default a quarter of it is left for others.
 	bus, again := h.device.Context().Device().PCIBusID()
@@ -166,7 +167,15 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 		}
 	}
 	// Blocks that weigh less may be more: as many as weigh the same together, and as SMs hold in the same proportion.
-	most := func(own int) int { return max(1, min(room*weight/own, room*(smThreads/own)/(smThreads/weight))-1) }
+	// More than there are SMs are a multiple of them, so that all SMs have the same to do.
+	sms := h.device.SMs()
+	most := func(own int) int {
+		n := min(room*weight/own, room*(smThreads/own)/(smThreads/weight))
+		if n > sms {
+			n -= n % sms
+		}
+		return max(1, n-1)
+	}
 	dispatch = min(t.dispatchBlocks, most(dispatchWeight))
 	combine = min(t.combineBlocks, most(combineWeight))
 	if err == nil && room < 2 {
@@ -203,7 +212,7 @@ func (h *gpu) allocate() (err error) {
 func (h *gpu) begin() error {
 	r, s := &h.regions, h.device.Stream()
 	base := h.window.Pointer()
-	empty := []struct{ at, size int64 }{{r.counts, r.arrived - r.counts}}
+	empty := []struct{ at, size int64 }{{r.heads, r.arrived - r.heads}}
 	if h.tuning.valueDispatch {
 		empty = append(empty, struct{ at, size int64 }{r.rows, r.rowTurns * r.rowTurn})
 	}
@@ -243,11 +252,12 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 	dependent := h.tuning.dependent && major >= 9
 
 	d := dispatchArgs{
-		shape:  own,
-		counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows), arrived: uint64(r.arrived), ready: uint64(r.ready),
-		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()), pieces: uint32(ceil(s.rowBytes(), h.tuning.dispatchUnits*unitBytes)),
+		shape: own,
+		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows), arrived: uint64(r.arrived), ready: uint64(r.ready),
+		pieces: device.NewDivisor(ceil(s.rowBytes(), h.tuning.dispatchUnits*unitBytes)), ranks: device.NewDivisor(g.ranks), selections: device.NewDivisor(g.tokens * g.topk),
+		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4), hidden: uint32(s.Hidden),
-		zone: uint32(g.capacity),
+		zone: uint32(g.capacity), senders: senders(dispatchBlocks, h.tuning.dispatchSenders),
 	}
 	switch s.Payload {
 	case FP8:
@@ -255,10 +265,7 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 	case FP8UE8M0:
 		d.pieceWords = uint32(h.tuning.dispatchUnits)
 	default:
-		d.pieceWords = uint32(ceil(int(d.scaleWords), int(d.pieces)))
-	}
-	if g.layout.byExpert() {
-		d.what |= whatByExpert
+		d.pieceWords = uint32(ceil(int(d.scaleWords), int(d.pieces.By)))
 	}
 	if r.direct {
 		d.what |= whatDirect
@@ -298,9 +305,9 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 		return nil
 	}
 	c := combineArgs{
-		shape: own, first: uint32(h.locals.combineCounts),
+		shape: own, senders: senders(combineBlocks, h.tuning.combineSenders), first: uint32(h.locals.combineCounts),
 		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
-		rowBytes: uint32(s.outputBytes()), pieces: uint32(ceil(s.outputBytes(), unitBytes)),
+		rowBytes: uint32(s.outputBytes()), pieces: device.NewDivisor(ceil(s.outputBytes(), unitBytes)),
 	}
 	if s.Sum == Weighted {
 		c.what |= whatWeighted

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -460,4 +461,61 @@ func busy(ctx context.Context, s *weft.Stream) error {
 			return err
 		}
 	}
+}
+
+// TestMismatchOnGPUs has two ranks make calls that do not go together. One at least says so at once, naming the other and its call, nobody waits for the deadline, and both go
+// on after SetMask.
+func TestMismatchOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				b := evenly(s, ranks, 1, 5).Batch()
+				var said [ranks]error
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					round, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := r.exchange(ctx, round); err != nil {
+						return err
+					}
+					start := time.Now()
+					if r.Rank() == 0 {
+						err = round.Prepare(ctx, r.stream)
+					} else {
+						err = round.PrepareDispatch(ctx, r.stream)
+					}
+					if err == nil {
+						err = r.Wait(ctx, r.stream)
+					}
+					said[r.Rank()] = err
+					if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != 1-r.Rank() {
+						return fmt.Errorf("calls that do not go together: %w", err)
+					}
+					if took := time.Since(start); took > gpuDeadline/2 {
+						return fmt.Errorf("it took %v to say that the calls do not go together", took)
+					}
+					round.Release()
+					if err := r.SetMask(ctx); err != nil {
+						return err
+					}
+					return errors.Join(r.exchange(ctx, round), round.Free())
+				})
+				calls := [ranks]string{"it calls PrepareDispatch, this rank Prepare", "it calls Prepare, this rank PrepareDispatch"}
+				told := 0
+				for r, err := range said {
+					if errors.Is(err, weft.ErrMismatch) && strings.Contains(err.Error(), calls[r]) {
+						told++
+					} else if !errors.Is(err, weft.ErrAborted) {
+						t.Errorf("rank %d: %v", r, err)
+					}
+				}
+				if told == 0 {
+					t.Errorf("nobody says what was wrong: %v", said)
+				}
+			})
+		}
+	})
 }

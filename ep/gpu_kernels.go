@@ -26,41 +26,42 @@ type pair struct{ what, weight uint32 } //nolint:unused // its size is what is u
 
 const pairBytes = int(unsafe.Sizeof(pair{}))
 
-// What a launch does: the enumerations of kernels/dispatch.cu and kernels/combine.cu.
+// What a launch does: the enumerations of kernels/dispatch.cuh and kernels/combine.cu.
 const (
-	whatSend     = 1
-	whatReceive  = 2
-	whatRoute    = 4
-	whatMove     = 8
-	whatByExpert = 16
+	whatSend    = 1
+	whatReceive = 2
+	whatRoute   = 4
+	whatMove    = 8
 
-	whatDirect     = 32
-	whatColumns    = 64
-	whatWide       = 128
-	whatPowerOfTwo = 256
-	whatExponents  = 512
+	whatDirect     = 16
+	whatColumns    = 32
+	whatWide       = 64
+	whatPowerOfTwo = 128
+	whatExponents  = 256
 
 	whatWeighted = 64 // of combine
 )
 
-// dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cu. Fields that are addresses lie on this GPU; offsets are those of
+// dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cuh. Fields that are addresses lie on this GPU; offsets are those of
 // a window.
 type dispatchArgs struct {
-	group                                 device.Group
-	shape                                 shape
-	state                                 uint64
-	counts, records, rows, arrived, ready uint64
-	turnBytes                             uint64
-	direct, directScales                  uint64
-	slotBytes, rowBytes, pieces           uint32
-	scaleWords, pieceWords                uint32
-	zone                                  uint32
-	what, tokens, hidden                  uint32
-	block, free                           uint32
-	_                                     uint32
-	ids, weights, x, scales               uint64
-	home, landings, described, ranges     uint64
-	filled, credits, out, outScales       uint64
+	group                             device.Group
+	shape                             shape
+	state                             uint64
+	heads, counts, records, rows      uint64
+	arrived, ready                    uint64
+	turnBytes                         uint64
+	direct, directScales              uint64
+	pieces, ranks, selections         device.Divisor
+	slotBytes, rowBytes               uint32
+	scaleWords, pieceWords            uint32
+	zone                              uint32
+	what, tokens, hidden              uint32
+	senders, block, free              uint32
+	_                                 uint32
+	ids, weights, x, scales           uint64
+	home, landings, described, ranges uint64
+	filled, credits, out, outScales   uint64
 }
 
 // combineArgs are the arguments of a combine: the Combine of kernels/combine.cu.
@@ -70,8 +71,9 @@ type combineArgs struct {
 	state                          uint64
 	heads, home, returned          uint64
 	turnBytes                      uint64
-	rowBytes, pieces, what, tokens uint32
-	biases, free                   uint32
+	pieces                         device.Divisor
+	rowBytes, what, tokens, biases uint32
+	senders, free                  uint32
 	first, _                       uint32
 	routed, landings               uint64
 	y, out                         uint64
@@ -89,12 +91,14 @@ type describeArgs struct {
 	experts, expertWeights uint64
 }
 
-// Kernels lists the kernels that handles on GPUs of an architecture ("sm_90a") may need, for whoever fills a cache of them beforehand. No shape decides
-// about the code, but the types of what is quantised and summed.
+// Kernels lists the kernels that handles on GPUs of an architecture ("sm_90a") may need, for whoever fills a cache of them beforehand. No size decides
+// about the code, but the layout and the types of what is quantised and summed.
 func Kernels(arch string) []kernel.Spec {
 	var all []kernel.Spec
-	for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
-		all = append(all, dispatchKernel(from, arch))
+	for _, layout := range []Layout{RankMajor, ExpertMajor} {
+		for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
+			all = append(all, dispatchKernel(layout, from, arch))
+		}
 	}
 	for _, form := range []int{rankForm, partialForm, exactForm} {
 		for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
@@ -118,12 +122,19 @@ func typeNumber(d weft.DType) int {
 	}
 }
 
-func dispatchKernel(quantize weft.DType, arch string) kernel.Spec {
-	name := "dispatch"
+func dispatchKernel(layout Layout, quantize weft.DType, arch string) kernel.Spec {
+	name := fmt.Sprintf("dispatch, %v", layout)
 	if quantize != weft.InvalidDType {
-		name = fmt.Sprintf("dispatch, quantising %v", quantize)
+		name += fmt.Sprintf(", quantising %v", quantize)
 	}
 	s := kernelSpec(name, "dispatch.cu", arch)
+	for _, header := range []string{"dispatch.cuh", "number.cuh", "clerk.cuh", "quantize.cuh"} {
+		s.Headers[header] = kernelText(header)
+	}
+	s.Defines["WEFT_BY_EXPERT"] = "0"
+	if layout.byExpert() {
+		s.Defines["WEFT_BY_EXPERT"] = "1"
+	}
 	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(quantize))
 	s.Defines["WEFT_DISPATCH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(dispatchArgs{})))
 	return s

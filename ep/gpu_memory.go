@@ -7,11 +7,11 @@ import (
 
 // regions are where the parts of a handle's window stand: what kernels/exchange.cuh describes. Blocks of received rows are in it where senders write them directly.
 type regions struct {
-	counts, combineHeads, records int64
-	arrived, returned, ready      int64
-	rows, home                    int64
-	blocks                        int64
-	total                         int64
+	heads, counts, combineHeads, records int64
+	arrived, returned, ready             int64
+	rows, home                           int64
+	blocks                               int64
+	total                                int64
 
 	slotBytes, rowTurn, homeTurn int64 // a slot of rows, one turn of rows and of home
 	rowTurns, homeTurns          int64
@@ -48,7 +48,12 @@ func newRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int
 		at += (size + 127) &^ 127
 		return from
 	}
-	r.counts = region(3 * ranks * int64(countWords+g.local) * 4)
+	r.heads = region(3 * ranks * 16)
+	counts := int64(0)
+	if s.Layout.byExpert() {
+		counts = 3 * ranks * int64(countWords+g.local) * 4
+	}
+	r.counts = region(counts)
 	r.combineHeads = region(3 * ranks * 16)
 	r.records = region(3 * ranks * tokens * topk * int64(pairBytes))
 	r.arrived = region(ranks * int64(dispatchBlocks) * 4)
@@ -63,8 +68,8 @@ func newRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int
 	return r
 }
 
-// countWords stand before a source's counts: those that kernels/exchange.cuh names.
-const countWords = 3
+// countWords stand before a source's counts: what kernels/exchange.cuh names.
+const countWords = 1
 
 // locals are where things stand in a handle's memory that no peer reaches.
 type locals struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
 
@@ -102,4 +103,16 @@ func TestOnEmulatedGPUs(t *testing.T) {
 			eptest.RunSome(t, engine, emulatedCases(t))
 		})
 	}
+}
+
+// TestApartOnGPUs runs some of the suite with blocks that send and others that receive, which otherwise only large batches have.
+func TestApartOnGPUs(t *testing.T) {
+	t.Cleanup(ep.SetApart())
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		for _, n := range []int{2, 3}[m.times(1, 0):] {
+			t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
+				eptest.RunSome(t, m.engine(t, n, gpuDeadline), m.times(2, 60))
+			})
+		}
+	})
 }

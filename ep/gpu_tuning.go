@@ -14,36 +14,35 @@ type tuning struct {
 	dependent bool
 	// Units of 512 bytes that a warp of dispatch moves at a time: several save instructions, one spreads little over more SMs.
 	dispatchUnits int
+	// Of 8 blocks so many send while the others receive; 0: all do both.
+	dispatchSenders, combineSenders int
 	// Threads of a block, and blocks that would have something to do.
 	dispatchThreads, dispatchBlocks int
 	combineThreads, combineBlocks   int
 }
 
-// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more than the fence and the second trip. Where rows are spread over
-// experts on arrival there is a copy in either form, and the first lasts longer. Measured on two H200s, rows of 14 KiB: docs/performance.md.
+// Measured on two H200s, rows of 14 KiB: docs/performance.md.
 const (
-	valueTokens         = 128
-	valueTokensByExpert = 256
-	valueCombineTokens  = 256
+	// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more than the fence and the second trip.
+	valueTokens = 256
 	// Up to so many tokens dependent launches gain more than they take.
 	dependentTokens = 64
 	// How many warps must be left to move rows in several units at a time.
-	unitWarps = 512
+	unitWarps = 448
 )
+
+// From so many bytes of rows on, some blocks send and the others receive. In an exact combine every token has top-k rows.
+var apartDispatchBytes, apartCombineBytes = 192 * 14 << 10, 96 * 14 << 10
 
 // unitBytes is what a lane's 16 bytes make a warp's: UNIT of kernels/exchange.cuh.
 const unitBytes = 512
 
 func tune(s Spec, ranks int) tuning {
-	limit := valueTokens
-	if s.Layout.byExpert() {
-		limit = valueTokensByExpert
-	}
 	// In rows of any bits, words of ones cannot be told from missing ones.
 	anyBits := s.Payload == Opaque || s.Payload == FP8UE8M0
 	t := tuning{
-		valueDispatch: s.MaxTokens <= limit && !anyBits,
-		valueCombine:  s.MaxTokens <= valueCombineTokens,
+		valueDispatch: s.MaxTokens <= valueTokens && !anyBits,
+		valueCombine:  s.MaxTokens <= valueTokens,
 		dependent:     s.MaxTokens <= dependentTokens,
 		dispatchUnits: 1, dispatchThreads: 256, combineThreads: 128,
 	}
@@ -54,18 +53,27 @@ func tune(s Spec, ranks int) tuning {
 	warps := s.MaxTokens * ceil(s.rowBytes(), t.dispatchUnits*unitBytes)
 	if t.valueDispatch {
 		warps *= ranks
-	} else {
+	}
+	if t.valueDispatch && s.MaxTokens*s.rowBytes() >= apartDispatchBytes {
+		t.dispatchSenders = 2
+	}
+	if !t.valueDispatch || t.dispatchSenders != 0 && t.dispatchUnits > 1 { // the kernel of one unit has 256 at most
 		t.dispatchThreads = 512
 	}
 	t.dispatchBlocks = ceil(warps, t.dispatchThreads/32)
 	if !s.combines() {
 		return t
 	}
-	switch {
-	case !t.valueCombine:
+	if sent := s.MaxTokens * s.outputBytes(); t.valueCombine {
+		switch form := combineForm(s); {
+		case form == exactForm && sent*s.TopK >= 2*apartCombineBytes, form == rankForm && sent >= apartCombineBytes:
+			t.combineSenders = 2
+		case form == partialForm && sent >= apartCombineBytes: // its senders sum as well
+			t.combineSenders = 3
+		}
+	}
+	if !t.valueCombine || t.combineSenders != 0 {
 		t.combineThreads = 512
-	case s.MaxTokens > 128:
-		t.combineThreads = 256
 	}
 	t.combineBlocks = ceil(s.MaxTokens*ceil(s.outputBytes(), unitBytes), t.combineThreads/32)
 	return t
@@ -106,3 +114,11 @@ func (t *tuning) combineName(s Spec, ranks int) string {
 }
 
 func ceil(n, by int) int { return (n + by - 1) / by }
+
+// senders is how many of an operation's blocks send, of eight so many; 0: all do both.
+func senders(blocks, ofEight int) uint32 {
+	if ofEight == 0 || blocks < 2 {
+		return 0
+	}
+	return uint32(max(1, blocks*ofEight/8))
+}

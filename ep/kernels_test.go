@@ -14,6 +14,7 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest/budget"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/cudatest/layout"
+	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
@@ -79,10 +80,11 @@ func arguedPrograms(arch string) []argued {
 	shared := layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Pair", reflect.TypeFor[pair](), nil) +
 		layout.Constants(map[string]int{"COUNTS": countWords, "UNIT": unitBytes})
 	return []argued{
-		{dispatchKernel(weft.InvalidDType, arch), shared + layout.Of("Dispatch", reflect.TypeFor[dispatchArgs](), nil) +
+		{dispatchKernel(ExpertMajor, weft.InvalidDType, arch), shared + layout.Of("Dispatch", reflect.TypeFor[dispatchArgs](), nil) +
 			layout.Constants(map[string]int{
-				"SEND": whatSend, "RECEIVE": whatReceive, "ROUTE": whatRoute, "MOVE": whatMove, "BY_EXPERT": whatByExpert, "DIRECT": whatDirect,
+				"SEND": whatSend, "RECEIVE": whatReceive, "ROUTE": whatRoute, "MOVE": whatMove, "DIRECT": whatDirect,
 				"COLUMNS": whatColumns, "WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
+				"ROUTE / ROUTE": device.CallPrepare, "MOVE / ROUTE": device.CallDispatch, "(ROUTE | MOVE) / ROUTE": device.CallPrepareDispatch,
 			})},
 		{combineKernel(rankForm, weft.BFloat16, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted})},

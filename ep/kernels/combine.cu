@@ -29,9 +29,12 @@ struct Combine {
 	State *state;
 	u64 heads, home, returned; // offsets in a window
 	u64 turn_bytes;			   // of one turn of home
-	u32 row_bytes, pieces, what, tokens, biases;
-	u32 free; // the blocks of received rows that no one reads here any more, once this operation has begun
-	u32 first, zero; // the lane's first count
+	Divisor pieces; // of a row
+	u32 row_bytes, what, tokens, biases;
+	u32 senders; // so many blocks send and the rest sum, where rows are their own flags; 0: all do both
+	u32 free;	 // the blocks of received rows that no one reads here any more, once this operation has begun
+	u32 first; // the lane's first count
+	u32 zero;
 	const Pair *routed;	  // [capacity][top-k]: this rank's selections
 	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here
 	const char *y;
@@ -160,7 +163,7 @@ template <u32 SOURCES> __device__ __forceinline__ void fetch(const Combine &a, u
 }
 
 template <bool VALUE, u32 SOURCES>
-__device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, u32 t, u32 pc, u32 group, u32 lane, const Outgoing<SOURCES> &o) {
+__device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, const Windows &windows, u32 t, u32 pc, u32 group, u32 lane, const Outgoing<SOURCES> &o) {
 	u32 at = pc * UNIT + lane * 16;
 	bool here = at < a.row_bytes;
 #pragma unroll
@@ -169,7 +172,7 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, u32
 		if (i >= a.group.ranks - 1 || todo == 0) continue;
 		u32 src = next_rank(a.group, i);
 		if (holds(b.mask, src)) continue;
-		char *home = a.group.window[src] + a.home + b.place * a.turn_bytes + at;
+		char *home = windows.of(src) + a.home + b.place * a.turn_bytes + at;
 		if constexpr (EXACT) {
 			constexpr u32 ROWS = 4; // in flight
 			while (todo != 0) {
@@ -217,6 +220,11 @@ struct Homing {
 	Pair routed, own; // of the lane's selection: where it went, and where it is if that is here
 	uint4 v;		  // rank-major: this rank's row
 };
+
+// filled_before says which slots of a token were filled in the turn before.
+__device__ __forceinline__ u64 filled_before(const Combine &a, const Batch &b, u32 t) {
+	return a.filled[(b.turn == 0 ? 2 : b.turn - 1) * a.shape.capacity + t];
+}
 
 __device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 lane, Homing &h) {
 	u32 at = pc * UNIT + lane * 16, slot = a.group.rank * a.shape.capacity + t;
@@ -314,60 +322,99 @@ __device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, 
 
 __device__ __forceinline__ u64 head_at(const Combine &a, u32 turn, u32 src) { return a.heads + ((u64)turn * a.group.ranks + src) * 16; }
 
-__device__ __forceinline__ void clerk_send(const Combine &a, const Batch &b) {
-	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, 0, a.free, 0));
-	}
+// open_batch reads what every block has to know. False: the operation is refused.
+__device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Count &count, u32 stopped) {
+	b.epoch = count.epoch;
+	b.turn = count.turn;
+	if (stopped == 0) return true;
+	refuse(a.group, OP_COMBINE, b.epoch + 1);
+	return false;
 }
 
-__device__ __forceinline__ void clerk_receive(const Combine &a, const Batch &b, Wait &w) {
-	u32 before = b.turn == 0 ? 2 : b.turn - 1;
-	for (u32 src = threadIdx.x; src < a.group.ranks; src += blockDim.x) {
-		store16(b.own + head_at(a, before, src), empty16());
-		if (!holds(b.mask, src)) a.credits[src] = await16(w, src, b.own + head_at(a, b.turn, src)).z;
-	}
-	for (u32 t = a.tokens + threadIdx.x; t < a.shape.capacity; t += blockDim.x) a.filled[b.turn * a.shape.capacity + t] = 0;
-}
-
-template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const Combine &a) {
-	constexpr u32 SOURCES = GROUP > 4 ? 4 : GROUP > 2 ? 3 : 1; // for which a warp sends at once
-	wait_for_previous();
-	u32 lane = threadIdx.x & 31, groups = (a.group.ranks - 1 + SOURCES - 1) / SOURCES, before, end = a.tokens * a.pieces;
-	Batch b;
-	b.blocks = gridDim.x - 1;
-	b.own = a.group.window[a.group.rank];
-	bool clerk = blockIdx.x == b.blocks, sends = (a.what & SEND) != 0 && !clerk, sums = (a.what & RECEIVE) != 0 && !clerk;
-
-	// What is to be sent is on its way before the state is known, and so is the first that is to be summed.
-	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces * groups, b.blocks) : Walk::share(a.shape.capacity * a.pieces, b.blocks);
-	Walk at = VALUE ? Walk::spread(a.shape.capacity * a.pieces, b.blocks) : k;
-	u32 inner = VALUE ? groups : 1; // groups that a step of the walk has to do with: one, or all one after another
-	Outgoing<SOURCES> next;
-	Homing home;
-	if (sends && k.at < k.end) fetch<SOURCES>(a, k.at / inner / a.pieces, k.at / inner % a.pieces, k.at % inner, lane, next);
-	if (sums && at.at < end) fetch_home(a, at.at / a.pieces, at.at % a.pieces, lane, home);
+__device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
+	bool send = (a.what & SEND) != 0, receive = (a.what & RECEIVE) != 0;
 	Count count = *count_of(a.state, a.first + blockIdx.x);
 	u32 stopped = a.state->stopped;
 	b.mask = a.state->mask;
-	b.epoch = count.epoch;
-	b.turn = count.turn;
-	if (stopped != 0) {
-		refuse(a.group, OP_COMBINE, b.epoch + 1);
-		return;
+	if (!open_batch(a, b, count, stopped)) return;
+	u32 before = b.turn == 0 ? 2 : b.turn - 1;
+	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
+	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x) {
+		if (holds(b.mask, r)) continue;
+		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, 0, a.free, 0));
 	}
+	if (receive && threadIdx.x < 32) {
+		for (u32 src = threadIdx.x; src < a.group.ranks; src += 32) {
+			store16(b.own + head_at(a, before, src), empty16());
+			if (!holds(b.mask, src)) a.credits[src] = await16(w, src, b.own + head_at(a, b.turn, src)).z;
+		}
+		__syncwarp();
+		// Every rank's blocks run, for their clerks are the last, so this kernel ends whatever room the next one's take.
+		let_next_start();
+	}
+	if (receive) {
+		for (u32 t = a.tokens + threadIdx.x; t < a.shape.capacity; t += blockDim.x) a.filled[b.turn * a.shape.capacity + t] = 0;
+	}
+	leave(a.state, b.epoch, b.turn, receive, a.first);
+}
+
+// ---- The others.
+
+// Part is what a warp sends at once: a piece of a token, for a group of ranks.
+struct Part {
+	u32 t, pc, group;
+
+	__device__ __forceinline__ Part(const Combine &a, u32 i, u32 groups) : group(0) {
+		if (groups != 1) group = i % groups, i /= groups;
+		t = a.pieces.quotient(i, pc);
+	}
+};
+
+template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Combine &a, Batch &b) {
+	constexpr u32 SOURCES = GROUP > 4 ? 4 : GROUP > 2 ? 3 : 1; // for which a warp sends at once
+	u32 lane = threadIdx.x & 31, groups = (a.group.ranks - 1 + SOURCES - 1) / SOURCES, end = a.tokens * a.pieces.by;
+	bool sends = (a.what & SEND) != 0, sums = (a.what & RECEIVE) != 0;
+
+	// The state is read, and what is to be sent and the first that is to be summed are on their way, before anything is known.
+	Count count = *count_of(a.state, a.first + blockIdx.x);
+	u32 stopped = a.state->stopped;
+	b.mask = a.state->mask;
+	Windows windows(a.group);
+	u32 inner = VALUE ? groups : 1; // groups that a step of the walk has to do with: one, or all one after another
+	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where much is sent, others sum.
+	bool apart = VALUE && sends && sums && a.senders != 0;
+	u32 senders = apart ? a.senders : b.blocks, summers = apart ? b.blocks - senders : b.blocks;
+	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by * groups, 0, senders) : Walk::share(a.shape.capacity * a.pieces.by, b.blocks);
+	Walk at = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by, b.blocks - summers, summers) : k;
+	if (!sends) k.end = 0;
+	Outgoing<SOURCES> next;
+	Homing home;
+	if (k.at < k.end) {
+		Part p(a, k.at, inner);
+		fetch<SOURCES>(a, p.t, p.pc, p.group, lane, next);
+	}
+	if (sums && at.at < end) {
+		Part p(a, at.at, 1);
+		fetch_home(a, p.t, p.pc, lane, home);
+	}
+	if (!open_batch(a, b, count, stopped)) return;
+	let_next_start(); // once the clerk does
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
-	before = b.turn == 0 ? 2 : b.turn - 1;
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 
-	if ((a.what & SEND) != 0 && clerk) clerk_send(a, b);
-	for (u32 i = k.at; sends && i < k.end; i += k.step) {
-		for (u32 g = VALUE ? i % inner : 0; g < groups; g++) {
+	u64 filled = 0;
+	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, 1).t);
+	for (u32 i = k.at; i < k.end; i += k.step) {
+		Part p(a, i, inner);
+		for (u32 g = p.group; g < groups; g++) {
 			Outgoing<SOURCES> o = next;
 			bool last = VALUE || g == groups - 1;
-			u32 n = last ? i + k.step : i, ng = VALUE ? n % inner : last ? 0 : g + 1;
-			if (n < k.end) fetch<SOURCES>(a, n / inner / a.pieces, n / inner % a.pieces, ng, lane, next);
-			send_piece<VALUE, SOURCES>(a, b, i / inner / a.pieces, i / inner % a.pieces, g, lane, o);
+			u32 n = last ? i + k.step : i;
+			if (n < k.end) {
+				Part q(a, n, inner);
+				fetch<SOURCES>(a, q.t, q.pc, VALUE ? q.group : last ? 0 : g + 1, lane, next);
+			}
+			send_piece<VALUE, SOURCES>(a, b, windows, p.t, p.pc, g, lane, o);
 			if (VALUE) break;
 		}
 	}
@@ -379,7 +426,6 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const C
 			store_relaxed_sys4(a.group.window[r] + a.returned + ((u64)a.group.rank * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 		}
 	}
-	if ((a.what & RECEIVE) != 0 && clerk) clerk_receive(a, b, w);
 	if (!VALUE && sums) {
 		for (u32 src = threadIdx.x; src < a.group.ranks; src += blockDim.x) {
 			if (!holds(b.mask, src)) await_epoch(w, src, b.own + a.returned + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
@@ -388,16 +434,28 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const C
 		w.over = __any_sync(0xFFFFFFFFu, w.over);
 	}
 	for (u32 i = at.at; sums && i < (VALUE ? at.end : min(at.end, end)) && !w.over; i += at.step) {
-		u32 t = i / a.pieces, pc = i % a.pieces;
-		u64 filled = VALUE ? a.filled[before * a.shape.capacity + t] : 0;
+		Part p(a, i, 1), q(a, i + at.step, 1);
+		u64 old = filled;
 		Homing h = home;
-		if (i + at.step < end) fetch_home(a, (i + at.step) / a.pieces, (i + at.step) % a.pieces, lane, home);
-		if (t < a.tokens) sum_piece<VALUE, GROUP>(a, b, w, t, pc, lane, h);
-		refill(a, b, t, pc, lane, filled);
+		if (VALUE && i + at.step < at.end) filled = filled_before(a, b, q.t);
+		if (i + at.step < end) fetch_home(a, q.t, q.pc, lane, home);
+		if (VALUE) refill(a, b, p.t, p.pc, lane, old); // while rows are on their way
+		if (p.t < a.tokens) sum_piece<VALUE, GROUP>(a, b, w, p.t, p.pc, lane, h);
 	}
-	// Not before: see dispatch.
-	let_next_start();
-	leave(a.state, b.epoch, b.turn, (a.what & RECEIVE) != 0, a.first);
+	leave(a.state, b.epoch, b.turn, sums, a.first);
+}
+
+template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const Combine &a) {
+	touch(&a, sizeof(a));
+	wait_for_previous();
+	Batch b;
+	b.blocks = gridDim.x - 1;
+	b.own = a.group.window[a.group.rank];
+	if (blockIdx.x == b.blocks) {
+		clerk(a, b);
+	} else {
+		work<VALUE, GROUP>(a, b);
+	}
 }
 
 } // namespace weft

@@ -2,14 +2,15 @@
 //
 // A rank's part of the window has regions that peers write, each slot by one peer only:
 //
-//	counts    3 turns x [ranks][3 + local experts] words: tokens of the source, blocks it has free, tokens of it that come here, its selections of each expert
+//	heads     3 turns x [ranks] of four words: tokens of the source, blocks it has free, the call that it makes, 0
+//	counts    3 turns x [ranks][1 + local experts] words, for rows by expert: tokens of the source that come here, its selections of each expert
 //	records   3 turns x [ranks][capacity][top-k] pairs of words: expert + 1 and its number among the source's selections of that expert (16 bits each), weight
 //	rows      turns x [ranks][capacity] slots: what is dispatched, scales behind the row
 //	home      turns x [ranks][capacity] or [capacity][top-k] slots: what comes home
 //	arrived   [ranks][blocks] words: the epoch whose rows the block of the source has sent
 //	returned  the same for combine
 //
-// Counts and records are always values that are their own flags. Rows are too (VALUE), or a word in arrived says for all rows of a block that they are
+// Heads, counts and records are always values that are their own flags. Rows are too (VALUE), or a word in arrived says for all rows of a block that they are
 // there (FLAG).
 #pragma once
 #include "weft.cuh"
@@ -19,8 +20,8 @@ namespace weft {
 // A unit is 512 bytes of a row, or what is left of it: 16 bytes a lane. A piece, of which a warp takes one at a time, has one unit or more.
 constexpr u32 UNIT = 512;
 
-// The words before a source's counts.
-enum { TOKENS, FREE, CAME, COUNTS };
+// What stands in a source's words.
+enum { CAME, COUNTS };
 
 // Shape is what all ranks agree on. Go: shape.
 struct Shape {
@@ -50,10 +51,10 @@ __device__ __forceinline__ u32 rank_of(const Shape &s, u32 e) { return s.local =
 struct Walk {
 	u32 at, end, step;
 
-	// Pieces [0, n) over all warps of the first `blocks` blocks, consecutive pieces side by side on different SMs.
-	__device__ static Walk spread(u32 n, u32 blocks) {
-		u32 warps = blockDim.x / 32;
-		return {threadIdx.x / 32 * blocks + blockIdx.x, n, warps * blocks};
+	// Pieces [0, n) over all warps of `blocks` blocks from `first`, consecutive pieces side by side on different SMs. Other blocks have none.
+	__device__ static Walk spread(u32 n, u32 first, u32 blocks) {
+		u32 warps = blockDim.x / 32, b = blockIdx.x - first;
+		return {threadIdx.x / 32 * blocks + b, b < blocks ? n : 0, warps * blocks};
 	}
 
 	// The share of this block: it depends on n and the number of blocks alone, so that the block that sends and the one that awaits have the same.

@@ -1,0 +1,8 @@
+package ep
+
+// SetApart makes some blocks of every operation send and the others receive, however little there is, and gives what undoes it.
+func SetApart() (undo func()) {
+	dispatch, combine := apartDispatchBytes, apartCombineBytes
+	apartDispatchBytes, apartCombineBytes = 1, 1
+	return func() { apartDispatchBytes, apartCombineBytes = dispatch, combine }
+}

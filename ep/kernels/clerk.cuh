@@ -1,0 +1,278 @@
+// The clerk of a dispatch: one block that tells every rank that this one has begun and describes what comes here. It learns that from the records of all sources
+// or, for many rows by expert, from the counts that clerks then send: receivers need to know where a source's rows begin long before they could have seen all records.
+#pragma once
+#include "number.cuh"
+
+namespace weft {
+
+// Tally is the clerk's memory.
+struct Tally {
+	u32 *words; // [WORDS]
+	u32 *came;	// [MAX_RANKS]: tokens, by source
+	u32 *sum;
+};
+
+__device__ __forceinline__ Tally tally() {
+	__shared__ u32 came[MAX_RANKS], sum[1];
+	return {shared_words(), came, sum};
+}
+
+// Spread gives every thread selections of its own: those of a token are a power of two apart, so that they meet in one warp.
+struct Spread {
+	u32 width, k, token, step, base; // log2 of that power; the thread's selection; its first token, how far the next is; its warp's first token
+
+	__device__ Spread(const Dispatch &a, u32 threads) {
+		width = a.shape.topk > 1 ? 32 - __clz((int)a.shape.topk - 1) : 0;
+		k = threadIdx.x & ((1u << width) - 1);
+		token = threadIdx.x >> width;
+		step = threads >> width;
+		base = (threadIdx.x & ~31u) >> width;
+	}
+
+	// of_token is what the lanes of this token vote.
+	__device__ __forceinline__ bool of_token(bool vote) const {
+		u32 votes = __ballot_sync(0xFFFFFFFFu, vote) >> ((threadIdx.x & 31) - k);
+		return (width < 5 ? votes & ((1u << (1u << width)) - 1) : votes) != 0;
+	}
+};
+
+// Selected is what a thread reads of this rank's selections at once.
+struct Selected {
+	static constexpr u32 FLIGHT = 4;
+	Choice c[FLIGHT];
+
+	__device__ __forceinline__ void read(const Dispatch &a, const Spread &s, u32 skip) {
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 t = s.token + skip + j * s.step;
+			c[j] = {EMPTY, EMPTY};
+			if (t < a.tokens && s.k < a.shape.topk) c[j] = choose(a, (u64)t * a.shape.topk + s.k);
+		}
+	}
+};
+
+// greet sends what every operation sends to every rank: it shows that this one has begun, and that all its blocks have, for this is the last.
+__device__ __forceinline__ void greet(const Dispatch &a, const Batch &b) {
+	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x) {
+		if (holds(b.mask, r)) continue;
+		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, call_of(a), 0));
+	}
+}
+
+// send_counts counts this rank's selections. The thread's first were read before the state was known, and the memory is clear.
+__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Tally &m, const Spread &s, const Selected &first) {
+	u32 local = a.shape.local;
+	for (u32 from = 0; from < a.shape.experts; from += WORDS) {
+		u32 end = min(WORDS, a.shape.experts - from);
+		Selected now = first;
+		for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
+			if (skip != 0) now.read(a, s, skip);
+			u64 to[Selected::FLIGHT]; // where the lane's selections go; then, where their tokens go
+#pragma unroll
+			for (u32 j = 0; j < Selected::FLIGHT; j++) {
+				u32 e = expert_of(a, now.c[j]);
+				if (e - 1 - from < end) atomicAdd(&m.words[e - 1 - from], 1);
+				to[j] = e != 0 && from == 0 ? 1ull << rank_of(a.shape, e - 1) : 0;
+			}
+			for (u32 d = 1; d < 1u << s.width; d *= 2) {
+#pragma unroll
+				for (u32 j = 0; j < Selected::FLIGHT; j++) to[j] |= __shfl_xor_sync(0xFFFFFFFFu, to[j], d);
+			}
+			for (u32 r = s.k; r < a.group.ranks; r += 1u << s.width) {
+#pragma unroll
+				for (u32 j = 0; j < Selected::FLIGHT; j++) {
+					if (holds(to[j], r)) atomicAdd(&m.came[r], 1);
+				}
+			}
+		}
+		__syncthreads();
+		for (u32 i = threadIdx.x; i < end; i += blockDim.x) {
+			u32 r = rank_of(a.shape, from + i);
+			if (!holds(b.mask, r)) store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, COUNTS + from + i - r * local), m.words[i]);
+		}
+		for (u32 r = threadIdx.x; from == 0 && r < a.group.ranks; r += blockDim.x) {
+			if (!holds(b.mask, r)) store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, CAME), m.came[r]);
+		}
+		__syncthreads();
+		if (end == a.shape.experts) break;
+		clear(m.words, WORDS);
+		__syncthreads();
+	}
+}
+
+// send_records is for few tokens. A warp's first was read before the state was known.
+__device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, const Windows &windows, Token token) {
+	u32 lane = threadIdx.x & 31;
+	for (u32 t = threadIdx.x / 32, step = blockDim.x / 32; t < a.tokens; t += step) {
+		u32 e = expert_of(a, token.choice);
+		send_record(a, b, windows, t, e, token.weight, BY_EXPERT ? number_of(a, t, e, lane) : 0, lane);
+		if (t + step < a.tokens) token.read(a, t + step, lane);
+	}
+}
+
+// take_heads takes what every source sends with every operation: all warps call it, and the last does it.
+__device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wait &w) {
+	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
+	bool route = (a.what & ROUTE) != 0;
+	u32 before = b.turn == 0 ? 2 : b.turn - 1;
+	int *sent = a.described + 2 * a.shape.local + a.group.ranks;
+	for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
+		uint4 head = make_uint4(0, 0, call_of(a), 0);
+		if (!holds(b.mask, src)) head = await16(w, src, b.own + head_at(a, b.turn, src));
+		if (!w.over && head.z != call_of(a)) w.give_up(src, CAUSE_MISMATCH, call_of(a), head.z);
+		a.credits[src] = head.y;
+		if (route) sent[src] = (int)head.x;
+		store16(b.own + head_at(a, before, src), empty16());
+	}
+	__syncwarp();
+	// Every rank's blocks run, so this kernel ends whatever room the next one's take.
+	let_next_start();
+}
+
+// take_records goes through every source's records: it counts the tokens that came, and the selections of local experts from..from+columns, by source for rows
+// by expert. A thread awaits FLIGHT records at once.
+template <u32 FLIGHT>
+__device__ __forceinline__ void take_records(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s, u32 from, u32 columns) {
+	u32 topk = a.shape.topk, first = a.group.rank * a.shape.local, n = a.group.ranks * a.shape.capacity, sum = 0;
+	for (u32 skip = 0; s.base + skip < n; skip += FLIGHT * s.step) {
+		uint2 record[FLIGHT];
+		u32 src[FLIGHT], need = 0;
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 slot = s.token + skip + j * s.step;
+			src[j] = slot / a.shape.capacity;
+			record[j] = make_uint2(0, 0);
+			if (slot < n && s.k < topk && !holds(b.mask, src[j])) need |= 1u << j;
+		}
+		while (need != 0) {
+			u32 tokens[FLIGHT], missing = 0;
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if ((need >> j & 1) == 0) continue;
+				tokens[j] = tokens_of(a, b, src[j]);
+				u64 i = ((u64)b.turn * n + s.token + skip + j * s.step) * topk + s.k;
+				record[j] = load_relaxed_sys8(b.own + a.records + i * sizeof(Pair));
+			}
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if ((need >> j & 1) == 0) continue;
+				bool absent = tokens[j] != EMPTY && s.token + skip + j * s.step - src[j] * a.shape.capacity >= tokens[j];
+				if (absent) record[j].x = 0;
+				if (absent || full(record[j])) need &= ~(1u << j);
+				else missing = src[j];
+			}
+			if (need != 0 && !w.more(missing, 1, 0)) break;
+		}
+		__syncwarp();
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 le = (record[j].x & 0xFFFF) - 1 - first;
+			if (le - from < columns) atomicAdd(&m.words[(BY_EXPERT ? src[j] * columns : 0) + le - from], 1);
+			if (s.of_token(le < a.shape.local) && s.k == 0 && from == 0) atomicAdd(&m.came[src[j]], 1);
+			if (BY_EXPERT) sum += __popc(__ballot_sync(0xFFFFFFFFu, le - from < columns));
+		}
+	}
+	if (BY_EXPERT && (threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
+}
+
+// take_counts takes what every source says of its selections of local experts from..from+columns and, first, how many tokens come.
+__device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, u32 from, u32 columns) {
+	constexpr u32 FLIGHT = 4; // words that a thread awaits at once
+	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1, n = columns * a.group.ranks;
+	const char *p = b.own + count_at(a, b.turn, 0, 0);
+	for (u32 src = threadIdx.x; from == 0 && src < a.group.ranks; src += blockDim.x) {
+		m.came[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + CAME) * 4);
+		*(u32 *)(b.own + count_at(a, before, src, CAME)) = EMPTY;
+	}
+	u32 sum = 0;
+	for (u32 base = threadIdx.x; base < n; base += FLIGHT * blockDim.x) {
+		u32 c[FLIGHT], at[FLIGHT], need = 0;
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 i = base + j * blockDim.x, src = i / columns;
+			c[j] = 0;
+			at[j] = src * all + COUNTS + from + i % columns;
+			if (i < n && !holds(b.mask, src)) need |= 1u << j;
+		}
+		while (need != 0) {
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if ((need >> j & 1) != 0) c[j] = load_relaxed_sys4(p + (u64)at[j] * 4);
+			}
+			u32 missing = 0;
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if ((need >> j & 1) == 0) continue;
+				if (c[j] != EMPTY) need &= ~(1u << j);
+				else missing = at[j];
+			}
+			if (need != 0 && !w.more(missing / all, 1, 0)) break;
+		}
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 i = base + j * blockDim.x;
+			if (i >= n) continue;
+			m.words[i] = c[j];
+			sum += c[j];
+			*(u32 *)(b.own + count_at(a, before, 0, at[j])) = EMPTY;
+		}
+	}
+	__syncwarp();
+	sum = __reduce_add_sync(0xFFFFFFFFu, sum);
+	if ((threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
+}
+
+// forget_counts is for a launch that takes no counts: those of the turn before are made ready for the next but one all the same.
+__device__ __forceinline__ void forget_counts(const Dispatch &a, const Batch &b) {
+	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1;
+	for (u32 i = threadIdx.x; i < a.group.ranks * all; i += blockDim.x) {
+		*(u32 *)(b.own + count_at(a, before, 0, i)) = EMPTY;
+	}
+}
+
+// describe_zones says how many rows local experts from..from+columns have, where they begin and, by expert, how many of each source.
+__device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m, u32 from, u32 columns) {
+	u32 ranks = a.group.ranks;
+	for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
+		u32 total = BY_EXPERT ? 0 : m.words[i];
+#pragma unroll 2
+		for (u32 src = 0; BY_EXPERT && src < ranks; src++) {
+			u32 c = m.words[src * columns + i];
+			a.ranges[(u64)(from + i) * ranks + src] = (long long)((u64)total << 32 | c);
+			total += c;
+		}
+		a.described[from + i] = (int)total;
+		a.described[a.shape.local + from + i] = BY_EXPERT ? (int)((from + i) * a.zone) : 0;
+	}
+}
+
+// describe_all describes what comes. The memory is clear where records are counted.
+__device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s) {
+	u32 local = a.shape.local, ranks = a.group.ranks, chunk = BY_EXPERT ? WORDS / ranks : WORDS;
+	bool records = from_records(a);
+	for (u32 from = 0; from < local; from += chunk) {
+		u32 columns = min(chunk, local - from);
+		if (from != 0) {
+			__syncthreads();
+			if (records) clear(m.words, WORDS);
+			__syncthreads();
+		}
+		if (!records) {
+			take_counts(a, b, w, m, from, columns);
+		} else if (columns == local && ranks * a.shape.capacity <= s.step) {
+			take_records<1>(a, b, w, m, s, from, columns);
+		} else {
+			take_records<4>(a, b, w, m, s, from, columns);
+		}
+		__syncthreads();
+		describe_zones(a, m, from, columns);
+	}
+	int *came = a.described + 2 * local;
+	u32 rows = 0; // of rank-major
+	for (u32 src = threadIdx.x; src < ranks; src += blockDim.x) came[src] = (int)m.came[src];
+	if (threadIdx.x != 0) return;
+	for (u32 src = 0; !BY_EXPERT && src < ranks; src++) rows += m.came[src];
+	came[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
+}
+
+} // namespace weft

@@ -1,0 +1,107 @@
+// What the parts of dispatch share: the arguments, and where things are.
+#pragma once
+#include "exchange.cuh"
+
+#ifndef WEFT_BY_EXPERT
+#define WEFT_BY_EXPERT 0 // the layout: 1 expert-major, 0 rank-major
+#endif
+#ifndef WEFT_QUANTIZE
+#define WEFT_QUANTIZE 0 // rows are quantised to e4m3 on the way, from: 1 bf16, 2 fp16, 3 fp32
+#endif
+
+namespace weft {
+
+constexpr bool BY_EXPERT = WEFT_BY_EXPERT != 0;
+
+// What the launch does.
+enum {
+	SEND = 1,
+	RECEIVE = 2,
+	ROUTE = 4,		   // routing travels
+	MOVE = 8,		   // rows travel
+	DIRECT = 16,	   // rows are stored in their final place
+	COLUMNS = 32,	   // scales stand column-major
+	WIDE = 64,		   // expert indices have 64 bits
+	POWER_OF_TWO = 128, // quantisation: scales are powers of two
+	EXPONENTS = 256,   // quantisation: scales are stored as exponents
+};
+
+// Go: dispatchArgs.
+struct Dispatch {
+	Group group;
+	Shape shape;
+	State *state;
+	u64 heads, counts, records, rows, arrived, ready; // offsets in a window
+	u64 turn_bytes;							   // of one turn of rows
+	u64 direct, direct_scales;				   // offsets in a window, of the direct form
+	Divisor pieces, ranks, selections; // of a row, of the group, and of a source: capacity x top-k
+	u32 slot_bytes, row_bytes;
+	u32 scale_words, piece_words; // of a row, and at most of a piece
+	u32 zone;					  // rows of an expert, or of all; they share a block of column-major scales
+	u32 what, tokens, hidden;
+	u32 senders; // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
+	u32 block;	 // direct: where the rows go, at every rank
+	u32 free;	 // the blocks that no one reads here any more, once this operation has begun
+	u32 zero;
+	const void *ids; // [tokens][top-k]
+	const float *weights;
+	const char *x;
+	const u32 *scales;
+	Pair *home;		// [capacity][top-k]: as the records
+	Pair *landings; // [ranks][capacity][top-k]
+	int *described; // [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum
+	long long *ranges;
+	u32 *filled;  // 3 turns x [ranks][capacity]
+	u32 *credits; // [ranks]: the blocks that the rank had free in the last operation
+	char *out;
+	u32 *out_scales;
+};
+
+static_assert(sizeof(Dispatch) == WEFT_DISPATCH_BYTES, "the host has another idea of the arguments");
+
+__device__ __forceinline__ u64 scale_at(const Dispatch &a, u32 row, u32 word) {
+	if ((a.what & COLUMNS) == 0) return (u64)row * a.scale_words + word;
+	return (u64)(row / a.zone) * a.zone * a.scale_words + (u64)word * a.zone + row % a.zone;
+}
+
+// head_at is where the words stand that src sends with every operation.
+__device__ __forceinline__ u64 head_at(const Dispatch &a, u32 turn, u32 src) { return a.heads + ((u64)turn * a.group.ranks + src) * 16; }
+
+// tokens_of is how many tokens src has, or EMPTY.
+__device__ __forceinline__ u32 tokens_of(const Dispatch &a, const Batch &b, u32 src) { return load_relaxed_sys4(b.own + head_at(a, b.turn, src)); }
+
+// call_of is the call that a launch belongs to. Go: device.CallPrepare and its like.
+__device__ __forceinline__ u32 call_of(const Dispatch &a) { return (a.what & (ROUTE | MOVE)) / ROUTE; }
+
+// count_at is where src's i-th word stands.
+__device__ __forceinline__ u64 count_at(const Dispatch &a, u32 turn, u32 src, u32 i) {
+	return a.counts + (((u64)turn * a.group.ranks + src) * (COUNTS + a.shape.local) + i) * 4;
+}
+
+// Choice is what is read of a selection: an expert's index, whose width the launch knows.
+struct Choice {
+	u32 low, high;
+};
+
+__device__ __forceinline__ Choice choose(const Dispatch &a, u64 i) {
+	bool route = (a.what & ROUTE) != 0, wide = route && (a.what & WIDE) != 0;
+	const u32 *p = (const u32 *)(route ? a.ids : (const void *)a.home) + (i << (wide || !route ? 1 : 0));
+	return {p[0], wide ? p[1] : 0};
+}
+
+// expert_of is the expert that a selection names, + 1; 0 for none, and for what is no expert.
+__device__ __forceinline__ u32 expert_of(const Dispatch &a, Choice c) {
+	u32 e = (a.what & ROUTE) != 0 ? c.low : (c.low & 0xFFFF) - 1;
+	return c.high == 0 && e < a.shape.experts ? e + 1 : 0;
+}
+
+// selection is the expert that the i-th selection of this rank's tokens names, + 1, or 0.
+__device__ __forceinline__ u32 selection(const Dispatch &a, u64 i) { return expert_of(a, choose(a, i)); }
+
+// few says that there are so few tokens that the clerk sends their records, and every lane that awaits a row may poll.
+__device__ __forceinline__ bool few(const Dispatch &a) { return a.shape.capacity <= 8; }
+
+// from_records says that what comes is counted by the records alone.
+__device__ __forceinline__ bool from_records(const Dispatch &a) { return !BY_EXPERT || few(a); }
+
+} // namespace weft

@@ -1,0 +1,133 @@
+// A selection's number among its rank's selections of the same expert: it says where the row stands behind the expert's first of that rank. And records, which
+// tell every rank what a token selects.
+#pragma once
+#include "dispatch.cuh"
+
+namespace weft {
+
+constexpr u32 WORDS = 4096; // of shared memory
+
+__device__ __forceinline__ u32 *shared_words() {
+	__shared__ u32 words[WORDS];
+	return words;
+}
+
+// clear is for all threads of the block, and so is a barrier after it.
+__device__ __forceinline__ void clear(u32 *words, u32 n) {
+	for (u32 i = threadIdx.x; i < n; i += blockDim.x) words[i] = 0;
+}
+
+// number_of counts the selections of this lane's expert before it, by a look at all of them. Every lane of the warp calls it.
+__device__ __forceinline__ u32 number_of(const Dispatch &a, u32 t, u32 e, u32 lane) {
+	constexpr u32 LOADS = 2, WANTED = 8; // earlier selections of a lane that are looked at, and selections that are looked for, at a time
+	u32 n = 0, k = a.shape.topk, before = t * k;
+	for (u32 j = 0; j < k; j++) {
+		u32 other = __shfl_sync(0xFFFFFFFFu, e, j);
+		if (j < lane && other == e) n++;
+	}
+#pragma unroll 1
+	for (u32 first = 0; first < k && before > 0; first += WANTED) {
+		u32 want[WANTED], found[WANTED];
+#pragma unroll
+		for (u32 j = 0; j < WANTED; j++) {
+			want[j] = __shfl_sync(0xFFFFFFFFu, e, first + j);
+			found[j] = 0;
+		}
+#pragma unroll 1
+		for (u32 from = 0; from < before; from += 32 * LOADS) {
+			u32 other[LOADS];
+#pragma unroll
+			for (u32 q = 0; q < LOADS; q++) {
+				u32 i = from + 32 * q + lane;
+				other[q] = i < before ? selection(a, i) : 0;
+			}
+#pragma unroll
+			for (u32 q = 0; q < LOADS; q++) {
+#pragma unroll
+				for (u32 j = 0; j < WANTED; j++) found[j] += __popc(__ballot_sync(0xFFFFFFFFu, other[q] == want[j]));
+			}
+		}
+#pragma unroll
+		for (u32 j = 0; j < WANTED; j++) {
+			if (first + j == lane) n += found[j];
+		}
+	}
+	return n;
+}
+
+// Numbers of many tokens come from a map in shared memory: for every expert the tokens that select it, a bit each.
+
+// maps says whether there is room for the map, and enough tokens to be worth it. Then some blocks, the scribes, send all records, before the rows.
+__device__ __forceinline__ bool maps(const Dispatch &a) { return BY_EXPERT && !few(a) && a.shape.experts * ((a.tokens + 31) / 32) <= WORDS; }
+
+// map_tokens fills the map; all threads of the block call it.
+__device__ __forceinline__ void map_tokens(const Dispatch &a, u32 *words) {
+	u32 n = a.tokens * a.shape.topk, width = (a.tokens + 31) / 32;
+	clear(words, a.shape.experts * width);
+	__syncthreads();
+#pragma unroll 4
+	for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+		u32 e = selection(a, i), t = i / a.shape.topk;
+		if (e != 0) atomicOr(&words[(e - 1) * width + t / 32], 1u << t % 32);
+	}
+	__syncthreads();
+}
+
+// mapped_number is number_of by the map.
+__device__ __forceinline__ u32 mapped_number(const Dispatch &a, const u32 *words, u32 t, u32 e) {
+	u32 width = (a.tokens + 31) / 32, n = 0;
+	if (e == 0) return 0;
+	const u32 *row = words + (e - 1) * width;
+	for (u32 i = 0; i < t / 32; i++) n += __popc(row[i]);
+	return n + __popc(row[t / 32] & ((1u << t % 32) - 1));
+}
+
+// scribes is how many of the blocks send records: so many that a warp has two tokens. Of few blocks none can be spared.
+__device__ __forceinline__ u32 scribes(const Dispatch &a, u32 blocks) {
+	u32 warps = blockDim.x / 32;
+	return min((a.shape.capacity + 2 * warps - 1) / (2 * warps), blocks / 4);
+}
+
+// Token is what a warp has read of a token's routing: a selection a lane.
+struct Token {
+	Choice choice;
+	u32 weight;
+
+	__device__ __forceinline__ void read(const Dispatch &a, u32 t, u32 lane) {
+		choice = {EMPTY, EMPTY};
+		weight = 0x3F800000u;
+		if (lane >= a.shape.topk) return;
+		u64 i = (u64)t * a.shape.topk + lane;
+		choice = choose(a, i);
+		if ((a.what & ROUTE) != 0 && a.weights != nullptr) weight = bits(a.weights[i]);
+	}
+};
+
+// send_record tells every rank what the token selects. n is the number of the lane's selection. Every lane of the warp calls it.
+__device__ __forceinline__ void send_record(const Dispatch &a, const Batch &b, const Windows &windows, u32 t, u32 e, u32 weight, u32 n, u32 lane) {
+	u64 i = (u64)t * a.shape.topk + lane;
+	uint2 record = make_uint2(e | n << 16, clean(weight));
+	u64 at = a.records + (((u64)b.turn * a.group.ranks + a.group.rank) * a.selections.by + i) * sizeof(Pair);
+#pragma unroll 1
+	for (Round to(all_ranks(a.group) & ~b.mask, a.group.rank, a.group.ranks); to.more();) {
+		char *window = windows.of(to.next());
+		if (lane < a.shape.topk) store_relaxed_sys8(window + at, record);
+	}
+	if (lane < a.shape.topk) a.home[i] = {e | n << 16, weight};
+}
+
+// write_records sends the records of a scribe's tokens: number says which scribe it is, of so many. All threads of the block call it.
+__device__ __forceinline__ void write_records(const Dispatch &a, const Batch &b, const Windows &windows, u32 number, u32 scribes) {
+	u32 lane = threadIdx.x & 31, t = threadIdx.x / 32 * scribes + number, step = blockDim.x / 32 * scribes;
+	Token token;
+	if (t < a.tokens) token.read(a, t, lane);
+	map_tokens(a, shared_words());
+	for (; t < a.tokens; t += step) {
+		Token now = token;
+		if (t + step < a.tokens) token.read(a, t + step, lane);
+		u32 e = expert_of(a, now.choice);
+		send_record(a, b, windows, t, e, now.weight, mapped_number(a, shared_words(), t, e), lane);
+	}
+}
+
+} // namespace weft
