@@ -10,13 +10,14 @@
 #   test-gpu    the tests of all packages that have GPU in their name
 #   link        what the links between the GPUs carry
 #   bench-ep    expert parallelism on the GPUs
-#   sanitizer   the tests that have GPU in their name, below compute-sanitizer, where that is installed
+#   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
+#               other packages' tests that have GPU in their name
 #
-# WEFT_PART_SECONDS is the time limit of a part (300); WEFT_GPUS is how many GPUs are used (all).
+# WEFT_PART_SECONDS is the time limit of a part (600); WEFT_GPUS is how many GPUs are used (all).
 set -u
 bundle=$(cd "$(dirname "$0")" && pwd) || exit 1
 logs=${OUT:-$PWD/logs}
-limit=${WEFT_PART_SECONDS:-300}
+limit=${WEFT_PART_SECONDS:-600}
 mkdir -p "$logs" || exit 1
 logs=$(cd "$logs" && pwd) || exit 1
 work=$(mktemp -d) || exit 1
@@ -131,11 +132,27 @@ sanitizer() {
 	wrong=0
 	for program in $programs; do
 		unpack "$program" || return
-		(cd "tests/$program" && ./run.test -test.list GPU | grep -q '^Test') || continue
-		printf '==== %s\n' "$program"
-		(cd "tests/$program" && bounded "$limit" "$tool" --error-exitcode 99 ./run.test -test.v -test.short -test.run GPU) || wrong=1
+		case $program in
+		ep)
+			# Tests of deadlines do not bear how slow this is.
+			WEFT_EP_CASES=${WEFT_EP_CASES:-4}
+			export WEFT_EP_CASES
+			sanitize "$program" memcheck TestOnGPUs || wrong=1
+			sanitize "$program" racecheck TestOnGPUs || wrong=1
+			;;
+		*)
+			(cd "tests/$program" && ./run.test -test.list GPU | grep -q '^Test') || continue
+			sanitize "$program" memcheck GPU || wrong=1
+			;;
+		esac
 	done
 	return "$wrong"
+}
+
+# sanitize PROGRAM TOOL TESTS
+sanitize() {
+	printf '==== %s: %s\n' "$1" "$2"
+	(cd "tests/$1" && bounded "$limit" "$tool" --tool "$2" --error-exitcode 99 ./run.test -test.v -test.short -test.run "$3")
 }
 
 # part NAME COMMAND...: runs a part and notes how it went.
