@@ -10,6 +10,7 @@
 #   test-gpu    the tests of all packages that have GPU in their name
 #   link        what the links between the GPUs carry
 #   bench-ep    expert parallelism on the GPUs
+#   start       how long ranks on the GPUs take to start: compiling their kernels, where there is a compiler, and with them in the cache
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
 #
@@ -49,7 +50,7 @@ if [ -z "$parts" ]; then
 	for program in $programs; do
 		parts="$parts $(name_of "$program")"
 	done
-	parts="$parts link bench-ep sanitizer"
+	parts="$parts link bench-ep start sanitizer"
 fi
 
 # bounded SECONDS COMMAND...: ends the command, and after ten more seconds kills it.
@@ -60,6 +61,7 @@ bounded() {
 # A part returns 0, or 77 after setting reason, or anything else for a failure.
 reason=
 : >"$logs/tests.log"
+: >"$logs/bench.log"
 cd "$work" || exit 1
 
 doctor() {
@@ -120,6 +122,15 @@ bench_ep() {
 		return 77
 	}
 	bounded "$limit" ./weft bench ep --device gpu ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/bench-ep.json" 2>&1
+}
+
+# Each in a process of its own: the first round of a process also does what its GPUs need once.
+start() {
+	no_gpu && return 77
+	if bounded "$limit" ./weft doctor --json 2>&1 | grep -q '"compiler":{"path":"[^"]'; then
+		bounded "$limit" ./weft bench start ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} 2>&1 || return
+	fi
+	bounded "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
 }
 
 sanitizer() {
@@ -185,9 +196,10 @@ part() {
 to() {
 	log=$logs/$1
 	shift
-	"$@" >"$log"
+	"$@" >"$work/log"
 	status=$?
-	cat "$log"
+	cat "$work/log"
+	cat "$work/log" >>"$log"
 	return "$status"
 }
 
@@ -200,8 +212,9 @@ fi
 for name in $parts; do
 	case $name in
 	doctor) part doctor to doctor.log doctor ;;
-	link) part link to link.log link ;;
-	bench-ep) part bench-ep to bench-ep.log bench_ep ;;
+	link) part link to bench.log link ;;
+	bench-ep) part bench-ep to bench.log bench_ep ;;
+	start) part start to bench.log start ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;
 	*)
@@ -212,7 +225,7 @@ for name in $parts; do
 		if [ -n "$found" ]; then
 			part "$name" tests "$found" "$@"
 		else
-			printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep sanitizer' "$name" >&2
+			printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep start sanitizer' "$name" >&2
 			for program in $programs; do
 				printf ' %s' "$(name_of "$program")" >&2
 			done

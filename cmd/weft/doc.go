@@ -4,6 +4,7 @@
 //	weft doctor               what this machine offers, and what it means
 //	weft bench ep             measure expert parallelism, verified in the same run
 //	weft bench link           measure the links between GPUs
+//	weft bench start          measure how long ranks on GPUs take to start
 //	weft compile --out DIR    compile GPU kernels for machines that have no compiler
 //	weft completion bash      shell completion
 package main

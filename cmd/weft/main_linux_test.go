@@ -151,6 +151,7 @@ func TestCompletionOffersWhatFlagsTake(t *testing.T) {
 		"run":             "bind",
 		"bench ep":        "dtype payload layout wire reduction sum counts routing mode operand device quantize phases",
 		"bench allreduce": "dtype op algorithm operand",
+		"bench start":     "dtype layout",
 	} {
 		cmd, _, err := newRoot().Find(strings.Fields(path))
 		if err != nil {

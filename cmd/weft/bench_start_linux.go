@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+func newBenchStart() *cobra.Command {
+	s := &startFlags{rounds: 5, deadline: 10 * time.Second, ep: epFlags{shape: defaultEP()}}
+	e := &s.ep.shape
+	e.Tokens, e.Experts, e.Layout = 128, 256, "rank-major"
+	cmd := &cobra.Command{
+		Use:   "start",
+		Short: "Measure how long ranks on GPUs take from nothing to the end of their first dispatch",
+		Long: `Measure how long ranks on GPUs take from nothing to the end of their first dispatch:
+Join; NewHandle, which makes windows and loads kernels; PrepareDispatch, until the host
+sees its end. Ranks are goroutines of this process, rank r on GPU r % GPUs. They begin
+each round together, with their contexts, a stream and the tokens there; each round
+joins anew and looks for its kernels on disk. The rows that arrive are counted.
+
+The first round finds no kernels and compiles them. With --no-cold it finds those that
+are in the user's kernel cache and in WEFT_CACHE; if some are missing, it only compiles
+them, and is not shown. The first round of a process also does what its GPUs need once:
+start-first is what a program waits for that starts where its kernels are in the cache.
+Where ranks share a GPU the command starts itself anew with
+CUDA_DEVICE_MAX_CONNECTIONS=32.
+
+With --json each row is one line; keys are stable, new ones may be added. In every row:
+
+  op            driver: loading the driver, cuInit, and the context of each GPU. All
+                starts come after it, and do not count it;
+                start-cold: the first round, which compiled kernels;
+                start-first: the first round, with all kernels in the cache;
+                start-warm: the rounds after it, with all kernels in the cache
+  engine        gpu
+  ranks, gpus
+  rounds        that the row comes from; times are of the slowest rank of each
+  p50_us, max_us   all of it: median and most
+  slowest_rank  the rank that most often was
+  device, host, version
+
+In every row but the driver's, each the median and the most of its own:
+
+  join_us, join_max_us           Join
+  handle_us, handle_max_us       NewHandle: windows; kernels from the cache, or compiled
+  dispatch_us, dispatch_max_us   PrepareDispatch, from the call until the host sees the end
+  contract      the shape in a few words
+  tokens, capacity, hidden, topk, experts, dtype, layout`,
+		Example: `  weft bench start
+  weft bench start --no-cold --rounds 20 --json`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.IntVar(&s.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
+	f.IntVar(&s.ranks, "ranks", 0, "how many ranks (0: one for each GPU)")
+	f.IntVar(&e.Tokens, "tokens", e.Tokens, "tokens per rank")
+	f.IntVar(&e.Capacity, "capacity", 0, "the most tokens per rank that the handle is made for (0: as many as there are)")
+	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
+	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
+	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
+	oneOf(cmd, &e.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
+	f.IntVar(&s.rounds, "rounds", s.rounds, "rounds with all kernels in the cache, after the first")
+	f.BoolVar(&s.noCold, "no-cold", false, "begin with what is in the user's kernel cache, not with an empty one")
+	f.DurationVar(&s.deadline, "deadline", s.deadline, "of each wait on a GPU")
+	f.BoolVar(&s.json, "json", false, "print one JSON object a line")
+	f.StringVar(&s.lines, "lines", "", "write the lines of --json to this `file` as well")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		s.ep.settle(cmd)
+		if err := s.run(cmd); err != nil {
+			return fmt.Errorf("bench start: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// startFlags are what bench start is told.
+type startFlags struct {
+	gpus, ranks, rounds int
+	ep                  epFlags // of which the shape matters
+	noCold, json        bool
+	deadline            time.Duration
+	lines               string
+}
+
+// check finds what is wrong before GPUs are known.
+func (s *startFlags) check() error {
+	if s.gpus < 0 || s.ranks < 0 || s.rounds < 1 || s.rounds > bench.MostRounds || s.deadline <= 0 {
+		return fmt.Errorf("--gpus, --ranks, --rounds, --deadline: want at least 0, at least 0, 1 to %d, and more than 0s", bench.MostRounds)
+	}
+	_, err := s.ep.shape.DeviceSpec(max(s.ranks, 1))
+	return err
+}
+
+func (s *startFlags) run(cmd *cobra.Command) (err error) {
+	if err := s.check(); err != nil {
+		return usageError{err}
+	}
+	p := &startPrinter{gpuPrinter: gpuPrinter{to: cmd.OutOrStdout(), json: s.json}, noCold: s.noCold}
+	if s.lines != "" {
+		f, failed := os.Create(s.lines)
+		if failed != nil {
+			return usageError{failed}
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		p.lines = f
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	began := time.Now()
+	driver, err := cuda.Open()
+	if err != nil {
+		return err
+	}
+	contexts, closeAll, err := primaries(driver, s.gpus)
+	if err != nil {
+		return err
+	}
+	opened := time.Since(began)
+	defer func() { err = errors.Join(err, closeAll()) }()
+	ranks := s.ranks
+	if ranks == 0 {
+		ranks = len(contexts)
+	}
+	if ranks > len(contexts) {
+		if err := withQueues(); err != nil {
+			return err
+		}
+	}
+	return s.measure(ctx, bench.Start{Contexts: contexts, Ranks: ranks, Rounds: s.rounds, Deadline: s.deadline}, opened, p)
+}
+
+// measure shows how long the driver took, and measures what comes after it.
+func (s *startFlags) measure(ctx context.Context, m bench.Start, opened time.Duration, p *startPrinter) (err error) {
+	name, err := m.Contexts[0].Device().Name()
+	if err != nil {
+		return err
+	}
+	hostname, _ := os.Hostname()
+	p.here = where{name, hostname, version()}
+	us := measure.Micros(opened)
+	if err := p.row(bench.StartRow{Op: bench.Driver, Engine: "gpu", Ranks: m.Ranks, GPUs: len(m.Contexts), Rounds: 1, P50: us, Max: us}); err != nil {
+		return err
+	}
+	if !s.noCold {
+		dir, err := os.MkdirTemp("", "weft-start-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		m.Kernels = kernel.Options{Dir: dir, ReadOnly: []string{}, Compiler: m.Kernels.Compiler}
+	}
+	err = m.Measure(ctx, s.ep.shape, p.row)
+	if errors.Is(err, kernel.ErrNoCompiler) && !s.noCold {
+		return fmt.Errorf("%w\nwith --no-cold kernels are taken from the user's cache and from WEFT_CACHE", err)
+	}
+	return err
+}
+
+// startPrinter shows rows as they come.
+type startPrinter struct {
+	gpuPrinter
+	noCold bool
+}
+
+func (p *startPrinter) row(r bench.StartRow) error {
+	if p.noCold && r.Op == bench.ColdStart {
+		p.note("kernels were missing in the cache, and are there now: the first round is not shown, and will be next time")
+		return nil
+	}
+	if err := p.encode(struct {
+		bench.StartRow
+		where
+	}{r, p.here}); err != nil || p.json {
+		return err
+	}
+	const format = "%-12s %6s %9s %9s %9s %9s %9s\n"
+	var b strings.Builder
+	ms := func(us float64) string { return fmt.Sprintf("%.1f", us/1e3) }
+	if !p.headed {
+		p.headed = true
+		fmt.Fprintf(&b, "%s on %s (%s): ms of the slowest rank, medians of the rounds. handle: windows and kernels.\n"+
+			"driver: cuInit and contexts; all starts come after it, and do not count it\n\n", measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs, "GPU"), p.here.Device)
+		fmt.Fprintf(&b, format, "op", "rounds", "all", "max", "join", "handle", "dispatch")
+	}
+	join, handle, dispatch := "", "", ""
+	if r.Stages != nil {
+		join, handle, dispatch = ms(r.Join), ms(r.Handle), ms(r.Dispatch)
+	}
+	fmt.Fprintf(&b, format, r.Op, fmt.Sprint(r.Rounds), ms(r.P50), ms(r.Max), join, handle, dispatch)
+	_, err := io.WriteString(p.to, b.String())
+	return err
+}
