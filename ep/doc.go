@@ -25,6 +25,9 @@
 // call that is refused has not been made: the rank may make it again. Rows and outputs begin on multiples of 16 bytes; selections that are no expert count as
 // none, and a token must not select an expert twice. docs/gpu-engine.md has the whole design.
 //
+// Layouts whose number of rows follows from the routing, and those whose capacity can overflow, give every row its place before it leaves: Prepare is an exchange of
+// its own there, and PrepareDispatch two kernels. With HostCounts Prepare waits for the counts, which a capture cannot; with DeviceCounts nothing waits.
+//
 // # Data flow on the host
 //
 // Each rank has a board in shared memory that it alone writes: a counter of the operations that it has entered, one of those whose operands it has

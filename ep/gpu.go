@@ -37,6 +37,7 @@ type gpu struct {
 	dispatchArg                        *dispatchArgs
 	combineArg                         *combineArgs
 	describeArg                        *describeArgs
+	placed                             *placedLaunches // where rows have their places before they leave: instead of a dispatch, and maybe of a combine
 
 	// What was used before ranks were masked, which those that were left out may still write.
 	before struct {
@@ -62,6 +63,9 @@ func newGPU(ctx context.Context, of *Handle) (engine, error) {
 	if err := h.open(ctx); err != nil {
 		return nil, errors.Join(err, h.close())
 	}
+	if h.tuning.placed {
+		return &placed{h}, nil
+	}
 	return h, nil
 }
 
@@ -75,8 +79,15 @@ func (h *gpu) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	h.regions = newRegions(&h.geometry, h.spec, h.tuning, dispatchBlocks, combineBlocks)
-	h.locals = newLocals(&h.geometry, dispatchBlocks, combineBlocks)
+	if h.tuning.placed {
+		h.regions = newPlacedRegions(&h.geometry, h.spec, h.tuning, dispatchBlocks, combineBlocks)
+	} else {
+		h.regions = newRegions(&h.geometry, h.spec, h.tuning, dispatchBlocks, combineBlocks)
+	}
+	h.locals = newLocals(&h.geometry, h.tuning.placed, dispatchBlocks, combineBlocks)
+	if h.tuning.placed && h.regions.total > mostPlacedBytes {
+		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or give a Capacity", op, h.regions.total>>30, mostPlacedBytes>>30)
+	}
 	if h.window, err = h.comm.Alloc(ctx, int(h.regions.total)); err != nil {
 		return err
 	}
@@ -92,28 +103,42 @@ func (h *gpu) open(ctx context.Context) error {
 }
 
 // functions are the kernels of a handle.
-type functions struct{ dispatch, combine, describe *cuda.Function }
+type functions struct{ describe, dispatch, combine, place *cuda.Function }
 
 // load compiles what is not in the cache yet.
 func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	arch := h.device.Arch()
-	specs := []kernel.Spec{describeKernel(arch), dispatchKernel(h.spec.Layout, h.spec.Quantize, arch)}
-	names := []string{"weft_describe", h.tuning.dispatchName(), ""}
-	if h.spec.combines() {
-		specs = append(specs, combineKernel(combineForm(h.spec), h.spec.Output, arch))
-		names[2] = h.tuning.combineName(h.spec, h.geometry.ranks)
+	var specs []kernel.Spec
+	var names []string
+	var into []**cuda.Function
+	add := func(s kernel.Spec, name string, to **cuda.Function) {
+		specs, names, into = append(specs, s), append(names, name), append(into, to)
+	}
+	add(describeKernel(arch), "weft_describe", &f.describe)
+	if h.tuning.placed {
+		add(placeKernel(arch), "weft_place", &f.place)
+		add(pushKernel(h.spec.Quantize, arch), "weft_push", &f.dispatch)
+	} else {
+		add(dispatchKernel(h.spec.Layout, h.spec.Quantize, arch), h.tuning.dispatchName(), &f.dispatch)
+	}
+	switch {
+	case !h.spec.combines():
+	case h.tuning.pulls:
+		add(pullKernel(h.spec.Output, arch), "weft_pull", &f.combine)
+	default:
+		add(combineKernel(combineForm(h.spec), h.spec.Output, arch), h.tuning.combineName(h.spec, h.geometry.ranks), &f.combine)
 	}
 	cubins, err := h.device.Kernels().LoadAll(ctx, specs)
 	if err != nil {
 		return f, err
 	}
-	for i, into := range []**cuda.Function{&f.describe, &f.dispatch, &f.combine}[:len(cubins)] {
+	for i, to := range into {
 		m, err := h.device.Context().LoadModule(cubins[i].Image())
 		if err != nil {
 			return f, err
 		}
 		h.modules = append(h.modules, m)
-		if *into, err = m.Function(names[i]); err != nil {
+		if *to, err = m.Function(names[i]); err != nil {
 			return f, err
 		}
 	}
@@ -123,7 +148,7 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 // smThreads is how many threads of 64 registers an SM holds.
 const smThreads = 1024
 
-// reserve settles how many blocks the operations have, on every rank alike, and takes room for them. The last of an operation's blocks is its clerk.
+// reserve settles how many blocks the operations have, on every rank alike, and takes room for them. Rows that go through slots have one block more, the clerk.
 func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, err error) {
 	const op = "new handle"
 	weigh := func(f *cuda.Function, threads int) (int, error) {
@@ -169,20 +194,21 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 	// Blocks that weigh less may be more: as many as weigh the same together, and as SMs hold in the same proportion.
 	// More than there are SMs are a multiple of them, so that all SMs have the same to do.
 	sms := h.device.SMs()
-	most := func(own int) int {
+	most := func(own, clerks int) int {
 		n := min(room*weight/own, room*(smThreads/own)/(smThreads/weight))
 		if n > sms {
 			n -= n % sms
 		}
-		return max(1, n-1)
+		return max(1, n-clerks)
 	}
-	dispatch = min(t.dispatchBlocks, most(dispatchWeight))
-	combine = min(t.combineBlocks, most(combineWeight))
+	dispatchClerks, combineClerks := t.clerks()
+	dispatch = min(t.dispatchBlocks, most(dispatchWeight, dispatchClerks))
+	combine = min(t.combineBlocks, most(combineWeight, combineClerks))
 	if err == nil && room < 2 {
 		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, or close one")
 	}
 	if err == nil {
-		h.reservation, err = h.device.Reserve(weight, ceil(max((dispatch+1)*dispatchWeight, (combine+1)*combineWeight), weight))
+		h.reservation, err = h.device.Reserve(weight, ceil(max((dispatch+dispatchClerks)*dispatchWeight, (combine+combineClerks)*combineWeight), weight))
 	}
 	return dispatch, combine, h.comm.AgreeOn(ctx, op, fmt.Sprintf("%d and %d blocks", dispatch, combine), err)
 }
@@ -192,7 +218,7 @@ func (h *gpu) allocate() (err error) {
 	if h.memory, err = c.Alloc(h.locals.total); err != nil {
 		return err
 	}
-	if !h.regions.direct {
+	if !h.regions.inWindow {
 		if h.room, err = c.Alloc(int(h.regions.block.bytes) * h.spec.Live); err != nil {
 			return err
 		}
@@ -212,20 +238,15 @@ func (h *gpu) allocate() (err error) {
 func (h *gpu) begin() error {
 	r, s := &h.regions, h.device.Stream()
 	base := h.window.Pointer()
-	empty := []struct{ at, size int64 }{{r.heads, r.arrived - r.heads}}
-	if h.tuning.valueDispatch {
-		empty = append(empty, struct{ at, size int64 }{r.rows, r.rowTurns * r.rowTurn})
-	}
-	if h.tuning.valueCombine {
-		empty = append(empty, struct{ at, size int64 }{r.home, r.homeTurns * r.homeTurn})
-	}
-	for _, e := range empty {
+	for _, e := range r.empty {
 		if err := s.Memset(base.Add(int(e.at)), 0xFF, int(e.size)); err != nil {
 			return err
 		}
 	}
-	if err := s.Memset(base.Add(int(r.arrived)), 0, int(r.rows-r.arrived)); err != nil {
-		return err
+	for _, z := range r.zero {
+		if err := s.Memset(base.Add(int(z.at)), 0, int(z.size)); err != nil {
+			return err
+		}
 	}
 	if err := s.Memset(h.memory.Pointer(), 0, h.memory.Size()); err != nil {
 		return err
@@ -240,86 +261,115 @@ func (h *gpu) begin() error {
 
 // prepareLaunches lays out the launches, with all that does not change from call to call.
 func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (err error) {
-	g, s, r := &h.geometry, &h.spec, &h.regions
-	own := shape{
-		capacity: uint32(g.tokens), topk: uint32(g.topk), experts: uint32(g.experts), local: uint32(g.local),
-		reciprocal: uint32((1<<32 + uint64(g.local) - 1) / uint64(g.local)), // 0 for 1, of which kernels know
-	}
 	major, err := h.device.Context().Device().Attribute(cuda.ComputeCapabilityMajor)
 	if err != nil {
 		return err
 	}
 	dependent := h.tuning.dependent && major >= 9
-
-	d := dispatchArgs{
-		shape: own,
-		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows), arrived: uint64(r.arrived), ready: uint64(r.ready),
-		pieces: device.NewDivisor(ceil(s.rowBytes(), h.tuning.dispatchUnits*unitBytes)), ranks: device.NewDivisor(g.ranks), selections: device.NewDivisor(g.tokens * g.topk),
-		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
-		scaleWords: uint32(s.scaleBytes() / 4), hidden: uint32(s.Hidden),
-		zone: uint32(g.capacity), senders: senders(dispatchBlocks, h.tuning.dispatchSenders),
+	config := func(blocks, threads int) cuda.LaunchConfig {
+		return cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(blocks)}, Block: cuda.Dim{X: uint32(threads)}, Dependent: dependent}
 	}
+	if h.tuning.placed {
+		err = h.preparePlaced(f, config(dispatchBlocks, h.tuning.dispatchThreads), config(combineBlocks, h.tuning.combineThreads))
+	} else {
+		err = h.prepareDispatchLaunch(f, config(dispatchBlocks+1, h.tuning.dispatchThreads), dispatchBlocks)
+	}
+	if err == nil {
+		err = h.prepareDescribe(f)
+	}
+	if err == nil && h.spec.combines() && !h.tuning.pulls {
+		err = h.prepareCombine(f, config(combineBlocks+1, h.tuning.combineThreads), combineBlocks)
+	}
+	if err == nil {
+		h.point()
+	}
+	return err
+}
+
+// shape is what kernels know of the Spec.
+func (h *gpu) shape() shape {
+	g := &h.geometry
+	return shape{
+		capacity: uint32(g.tokens), topk: uint32(g.topk), experts: uint32(g.experts), local: uint32(g.local),
+		reciprocal: uint32((1<<32 + uint64(g.local) - 1) / uint64(g.local)), // 0 for 1, of which kernels know
+	}
+}
+
+// rowWhat is what a dispatch does with rows and scales.
+func rowWhat(s *Spec) (what uint32) {
+	if s.ScaleOrder == ColumnMajorScales {
+		what |= whatColumns
+	}
+	if s.Quantize != weft.InvalidDType {
+		if s.Payload == FP8UE8M0 {
+			what |= whatExponents | whatPowerOfTwo
+		}
+		if s.PowerOfTwoScales {
+			what |= whatPowerOfTwo
+		}
+	}
+	return what
+}
+
+// pieceWords is how many words of scales go with a piece of so many units, at most.
+func pieceWords(s *Spec, units int) uint32 {
 	switch s.Payload {
 	case FP8:
-		d.pieceWords = uint32(h.tuning.dispatchUnits * unitBytes / ScaleBlock)
+		return uint32(units * unitBytes / ScaleBlock)
 	case FP8UE8M0:
-		d.pieceWords = uint32(h.tuning.dispatchUnits)
+		return uint32(units)
 	default:
-		d.pieceWords = uint32(ceil(int(d.scaleWords), int(d.pieces.By)))
+		return uint32(ceil(s.scaleBytes()/4, ceil(s.rowBytes(), units*unitBytes)))
+	}
+}
+
+func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig, blocks int) (err error) {
+	g, s, r, units := &h.geometry, &h.spec, &h.regions, h.tuning.dispatchUnits
+	d := dispatchArgs{
+		shape: h.shape(),
+		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows), arrived: uint64(r.arrived), ready: uint64(r.ready),
+		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), ranks: device.NewDivisor(g.ranks), selections: device.NewDivisor(g.tokens * g.topk),
+		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
+		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
+		zone: uint32(g.capacity), senders: senders(blocks, h.tuning.dispatchSenders), what: rowWhat(s),
 	}
 	if r.direct {
 		d.what |= whatDirect
 	}
-	if s.ScaleOrder == ColumnMajorScales {
-		d.what |= whatColumns
-	}
-	if s.Quantize != weft.InvalidDType {
-		if s.Payload == FP8UE8M0 {
-			d.what |= whatExponents | whatPowerOfTwo
-		}
-		if s.PowerOfTwoScales {
-			d.what |= whatPowerOfTwo
-		}
-	}
-	config := func(blocks, threads int) cuda.LaunchConfig {
-		return cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(blocks + 1)}, Block: cuda.Dim{X: uint32(threads)}, Dependent: dependent}
-	}
-	if h.dispatching, err = f.dispatch.Prepare(config(dispatchBlocks, h.tuning.dispatchThreads), d); err != nil {
+	if h.dispatching, err = f.dispatch.Prepare(config, d); err != nil {
 		return err
 	}
-	if h.dispatchArg, err = cuda.Arg[dispatchArgs](h.dispatching, 0); err != nil {
-		return err
-	}
-	e := describeArgs{shape: own, ranks: uint32(g.ranks)}
-	if g.layout.byExpert() {
+	h.dispatchArg, err = cuda.Arg[dispatchArgs](h.dispatching, 0)
+	return err
+}
+
+func (h *gpu) prepareDescribe(f functions) (err error) {
+	e := describeArgs{shape: h.shape(), ranks: uint32(h.geometry.ranks)}
+	if h.geometry.layout.byExpert() {
 		e.byExpert = 1
 	}
 	if h.describing, err = f.describe.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}}, e); err != nil {
 		return err
 	}
-	if h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0); err != nil {
-		return err
-	}
-	if !s.combines() {
-		h.point()
-		return nil
-	}
+	h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0)
+	return err
+}
+
+func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig, blocks int) (err error) {
+	s, r := &h.spec, &h.regions
 	c := combineArgs{
-		shape: own, senders: senders(combineBlocks, h.tuning.combineSenders), first: uint32(h.locals.combineCounts),
+		shape: h.shape(), senders: senders(blocks, h.tuning.combineSenders), first: uint32(h.locals.combineCounts),
 		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
 		rowBytes: uint32(s.outputBytes()), pieces: device.NewDivisor(ceil(s.outputBytes(), unitBytes)),
 	}
 	if s.Sum == Weighted {
 		c.what |= whatWeighted
 	}
-	if h.combining, err = f.combine.Prepare(config(combineBlocks, h.tuning.combineThreads), c); err != nil {
+	if h.combining, err = f.combine.Prepare(config, c); err != nil {
 		return err
 	}
-	if h.combineArg, err = cuda.Arg[combineArgs](h.combining, 0); err != nil {
-		return err
-	}
-	h.point()
-	return nil
+	h.combineArg, err = cuda.Arg[combineArgs](h.combining, 0)
+	return err
 }
 
 func (h *gpu) memoryBytes() int {
@@ -458,8 +508,12 @@ func (h *gpu) point() {
 	for rank := range h.geometry.ranks {
 		group.Window[rank] = uint64(h.window.PeerPointer(rank))
 	}
-	d := h.dispatchArg
-	d.group, d.state, d.filled, d.credits = group, at(h.locals.state), at(h.locals.filled), at(h.locals.credits)
+	if d := h.dispatchArg; d != nil {
+		d.group, d.state, d.filled, d.credits = group, at(h.locals.state), at(h.locals.filled), at(h.locals.credits)
+	}
+	if h.placed != nil {
+		h.placed.point(group, at, &h.locals)
+	}
 	if c := h.combineArg; c != nil {
 		c.group, c.state, c.filled, c.credits = group, at(h.locals.state), at(h.locals.combineFilled), at(h.locals.credits)
 	}
@@ -545,7 +599,7 @@ func (h *gpu) put(place int) {
 // placeOf is where the rows of a place stand.
 func (h *gpu) placeOf(place int) cuda.Pointer {
 	at := place * int(h.regions.block.bytes)
-	if h.regions.direct {
+	if h.regions.inWindow {
 		return h.window.Pointer().Add(int(h.regions.blocks) + at)
 	}
 	return h.room.Pointer().Add(at)

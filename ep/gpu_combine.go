@@ -40,6 +40,24 @@ func (h *gpu) startCombine(ctx context.Context, s *weft.Stream, r *Routing, y, o
 	if err != nil {
 		return err
 	}
+	if err := h.checkCombineOperands(r, y, out, bias); err != nil {
+		return err
+	}
+	a, p := h.combineArg, r.placement.(*gpuRouting)
+	a.routed, a.landings = p.at(p.off.home), p.at(p.off.landings)
+	a.y, a.out, a.tokens, a.biases = addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
+	for i, b := range bias {
+		a.bias[i] = addressOf(b)
+	}
+	if err := h.launchCombine(stream, what); err != nil {
+		return err
+	}
+	h.operations++
+	return nil
+}
+
+// checkCombineOperands says what is wrong with the arguments of a combine.
+func (h *gpu) checkCombineOperands(r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
 	if err := h.checkCombine(opCombine, r, y, out, bias); err != nil {
 		return err
 	}
@@ -55,16 +73,6 @@ func (h *gpu) startCombine(ctx context.Context, s *weft.Stream, r *Routing, y, o
 			return err
 		}
 	}
-	a, p := h.combineArg, r.placement.(*gpuRouting)
-	a.routed, a.landings = p.at(p.off.home), p.at(p.off.landings)
-	a.y, a.out, a.tokens, a.biases = addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
-	for i, b := range bias {
-		a.bias[i] = addressOf(b)
-	}
-	if err := h.launchCombine(stream, what); err != nil {
-		return err
-	}
-	h.operations++
 	return nil
 }
 

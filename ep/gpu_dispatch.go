@@ -156,10 +156,7 @@ func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 
 // startMove enqueues a dispatch of rows.
 func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*Received, error) {
-	if err := h.checkRows(r.tokens, x, opDispatch); err != nil {
-		return nil, err
-	}
-	if err := cmp.Or(aligned(opDispatch, "rows", x.Data), aligned(opDispatch, "scales", x.Scales)); err != nil {
+	if err := h.checkDispatch(r.tokens, x); err != nil {
 		return nil, err
 	}
 	place, err := h.take(opDispatch)
@@ -177,6 +174,11 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*
 	received := &Received{Routing: r, owner: h, place: place}
 	received.setTensors(h.Handle, pointer(h.placeOf(place)), h.regions.block)
 	return received, nil
+}
+
+// checkDispatch says what is wrong with the rows of a dispatch.
+func (h *gpu) checkDispatch(tokens int, x Rows) error {
+	return cmp.Or(h.checkRows(tokens, x, opDispatch), aligned(opDispatch, "rows", x.Data), aligned(opDispatch, "scales", x.Scales))
 }
 
 // setRouting points the launch at the caller's routing.

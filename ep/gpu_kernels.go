@@ -34,12 +34,15 @@ const (
 	whatMove    = 8
 
 	whatDirect     = 16
-	whatColumns    = 32
+	whatColumns    = 32 // as all that follow, also of a push
 	whatWide       = 64
 	whatPowerOfTwo = 128
 	whatExponents  = 256
 
 	whatWeighted = 64 // of combine
+
+	whatByRank = 4 // of handles whose rows have their final places before they leave
+	whatPacked = 8
 )
 
 // dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cuh. Fields that are addresses lie on this GPU; offsets are those of
@@ -85,7 +88,7 @@ type combineArgs struct {
 type describeArgs struct {
 	shape                  shape
 	ranks, byExpert        uint32
-	landings               uint64
+	landings, arrivals     uint64
 	tokens, sources        uint64
 	weights                uint64
 	experts, expertWeights uint64
@@ -105,7 +108,7 @@ func Kernels(arch string) []kernel.Spec {
 			all = append(all, combineKernel(form, of, arch))
 		}
 	}
-	return append(all, describeKernel(arch))
+	return append(append(all, placedKernels(arch)...), describeKernel(arch))
 }
 
 // typeNumber is how kernels are told of a type.
@@ -127,10 +130,7 @@ func dispatchKernel(layout Layout, quantize weft.DType, arch string) kernel.Spec
 	if quantize != weft.InvalidDType {
 		name += fmt.Sprintf(", quantising %v", quantize)
 	}
-	s := kernelSpec(name, "dispatch.cu", arch)
-	for _, header := range []string{"dispatch.cuh", "number.cuh", "clerk.cuh", "quantize.cuh"} {
-		s.Headers[header] = kernelText(header)
-	}
+	s := kernelSpec(name, "dispatch.cu", arch, "dispatch.cuh", "number.cuh", "clerk.cuh", "quantize.cuh")
 	s.Defines["WEFT_BY_EXPERT"] = "0"
 	if layout.byExpert() {
 		s.Defines["WEFT_BY_EXPERT"] = "1"
@@ -159,7 +159,7 @@ func combineForm(s Spec) int {
 }
 
 func combineKernel(form int, of weft.DType, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("combine %d of %v", form, of), "combine.cu", arch)
+	s := kernelSpec(fmt.Sprintf("combine %d of %v", form, of), "combine.cu", arch, "sum.cuh")
 	s.Defines["WEFT_FORM"] = strconv.Itoa(form)
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_COMBINE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(combineArgs{})))
@@ -172,9 +172,12 @@ func describeKernel(arch string) kernel.Spec {
 	return s
 }
 
-func kernelSpec(name, file, arch string) kernel.Spec {
+// kernelSpec is that of a file and the headers that it includes, beside the one that all do.
+func kernelSpec(name, file, arch string, includes ...string) kernel.Spec {
 	headers := device.Headers()
-	headers["exchange.cuh"] = kernelText("exchange.cuh")
+	for _, h := range append(includes, "exchange.cuh") {
+		headers[h] = kernelText(h)
+	}
 	return kernel.Spec{Name: "ep " + name, Source: kernelText(file), Headers: headers, Defines: map[string]string{}, Arch: arch}
 }
 

@@ -10,62 +10,92 @@ type regions struct {
 	heads, counts, combineHeads, records int64
 	arrived, returned, ready             int64
 	rows, home                           int64
+	totals, visits, words, marks, stage  int64 // of placed rows
 	blocks                               int64
 	total                                int64
+
+	empty, zero []region // as kernels want them in the beginning
 
 	slotBytes, rowTurn, homeTurn int64 // a slot of rows, one turn of rows and of home
 	rowTurns, homeTurns          int64
 	block                        blockShape
-	direct                       bool
+	direct, inWindow             bool // rows are stored where the caller reads them; blocks of received rows are in the window
+}
+
+// region is a part of a window.
+type region struct{ at, size int64 }
+
+// add lays out a region behind the others.
+func (r *regions) add(size int64) int64 {
+	at := r.total
+	r.total += (size + 127) &^ 127
+	return at
+}
+
+// addEmpty is add of one that is empty in the beginning, and addZero of one that is zero.
+func (r *regions) addEmpty(size int64) int64 {
+	r.empty = append(r.empty, region{r.total, size})
+	return r.add(size)
+}
+
+func (r *regions) addZero(size int64) int64 {
+	r.zero = append(r.zero, region{r.total, size})
+	return r.add(size)
 }
 
 // newRegions lays out the window of a handle whose dispatches and combines have so many blocks.
 func newRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int) regions {
 	ranks, tokens, topk := int64(g.ranks), int64(g.tokens), int64(g.topk)
 	r := regions{direct: !t.valueDispatch && s.Layout == RankMajor && s.Live < 32, block: newBlockShape(s, g.rows())}
+	r.inWindow = r.direct
 	r.slotBytes = int64(s.rowBytes()) + (int64(s.scaleBytes())+15)&^15
 	r.rowTurn = ranks * tokens * r.slotBytes
-	r.rowTurns, r.homeTurns = 2, 2
+	r.rowTurns = 2
 	if t.valueDispatch {
 		r.rowTurns = 3
-	}
-	if t.valueCombine {
-		r.homeTurns = 3
 	}
 	if r.direct {
 		r.rowTurns = 0
 	}
-	if s.combines() {
-		slots := ranks
-		if s.Layout.byExpert() && s.Reduction == Exact {
-			slots = topk
-		}
-		r.homeTurn = slots * tokens * int64(s.outputBytes())
-	}
-	at := int64(0)
-	region := func(size int64) int64 {
-		from := at
-		at += (size + 127) &^ 127
-		return from
-	}
-	r.heads = region(3 * ranks * 16)
-	counts := int64(0)
+	r.heads = r.addEmpty(3 * ranks * 16)
 	if s.Layout.byExpert() {
-		counts = 3 * ranks * int64(countWords+g.local) * 4
+		r.counts = r.addEmpty(3 * ranks * int64(countWords+g.local) * 4)
 	}
-	r.counts = region(counts)
-	r.combineHeads = region(3 * ranks * 16)
-	r.records = region(3 * ranks * tokens * topk * int64(pairBytes))
-	r.arrived = region(ranks * int64(dispatchBlocks) * 4)
-	r.returned = region(ranks * int64(combineBlocks) * 4)
-	r.ready = region(ranks * 4)
-	r.rows = region(r.rowTurns * r.rowTurn)
-	r.home = region(r.homeTurns * r.homeTurn)
+	r.records = r.addEmpty(3 * ranks * tokens * topk * int64(pairBytes))
+	r.arrived = r.addZero(ranks * int64(dispatchBlocks) * 4)
+	r.ready = r.addZero(ranks * 4)
+	if size := r.rowTurns * r.rowTurn; t.valueDispatch {
+		r.rows = r.addEmpty(size)
+	} else {
+		r.rows = r.add(size)
+	}
+	r.addCombine(g, s, t, combineBlocks)
 	if r.direct {
-		r.blocks = region(int64(s.Live) * r.block.bytes)
+		r.blocks = r.add(int64(s.Live) * r.block.bytes)
 	}
-	r.total = at
 	return r
+}
+
+// addCombine lays out what a combine has that stores rows at their homes.
+func (r *regions) addCombine(g *geometry, s Spec, t tuning, blocks int) {
+	r.homeTurns = 2
+	if t.valueCombine {
+		r.homeTurns = 3
+	}
+	slots := g.ranks
+	if s.Layout.byExpert() && s.Reduction == Exact {
+		slots = g.topk
+	}
+	if s.combines() {
+		r.homeTurn = int64(slots) * int64(g.tokens) * int64(s.outputBytes())
+	}
+	r.combineHeads = r.addEmpty(3 * int64(g.ranks) * 16)
+	r.returned = r.addZero(int64(g.ranks) * int64(blocks) * 4)
+	if size := r.homeTurns * r.homeTurn; t.valueCombine {
+		r.home = r.addEmpty(size)
+	} else {
+		r.home = r.add(size)
+	}
 }
 
 // countWords stand before a source's counts: what kernels/exchange.cuh names.
@@ -73,24 +103,32 @@ const countWords = 1
 
 // locals are where things stand in a handle's memory that no peer reaches.
 type locals struct {
-	state                 int // and behind it the counts of dispatch, then those of combine
+	state                 int // and behind it the counts of dispatch, those of combine
 	combineCounts         int // the first of the latter
 	filled, combineFilled int
 	credits               int
+	counts, starts, met   int // of place
 	total                 int
 }
 
-func newLocals(g *geometry, dispatchBlocks, combineBlocks int) locals {
+func (l *locals) add(size int) int {
+	at := l.total
+	l.total += (size + 127) &^ 127
+	return at
+}
+
+func newLocals(g *geometry, placed bool, dispatchBlocks, combineBlocks int) locals {
 	// Every block has a count, and the clerk.
 	l := locals{combineCounts: dispatchBlocks + 1}
-	region := func(size int) int {
-		from := l.total
-		l.total += (size + 127) &^ 127
-		return from
+	l.state = l.add(device.StateBytes + (dispatchBlocks+combineBlocks+2)*device.CountBytes)
+	l.credits = l.add(4 * weft.MaxRanks)
+	l.combineFilled = l.add(3 * g.tokens * 8)
+	if !placed {
+		l.filled = l.add(3 * g.ranks * g.tokens * 4)
+		return l
 	}
-	l.state = region(device.StateBytes + (dispatchBlocks+combineBlocks+2)*device.CountBytes)
-	l.filled = region(3 * g.ranks * g.tokens * 4)
-	l.combineFilled = region(3 * g.tokens * 8)
-	l.credits = region(4 * weft.MaxRanks)
+	l.counts = l.add(dispatchBlocks * (g.experts + g.ranks) * 4)
+	l.starts = l.add(dispatchBlocks * (g.experts + g.ranks) * 4)
+	l.met = l.add(dispatchBlocks * 4)
 	return l
 }

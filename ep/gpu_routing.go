@@ -19,15 +19,52 @@ type gpuRouting struct {
 	tokens int
 	masked uint64
 
-	counted bool // the host has asked
-	traffic Traffic
+	counted   bool // the host has asked
+	described described
+	measured  bool // and for the traffic
+	traffic   Traffic
 
 	rows        *cuda.Memory // what each row is, once somebody has asked
 	description describedRows
 }
 
-// routingOffsets are where the parts of a Routing stand in its memory.
-type routingOffsets struct{ home, landings, described, ranges, total int }
+// described is what a Routing says of what comes here, and of how much is wanted everywhere: the Described of kernels/placed.cuh, of which those that move rows
+// through slots, where nothing overflows, fill in the first five.
+type described struct {
+	counts, offsets      []int32 // [local]
+	came, tokens         []int32 // [ranks]
+	rows                 []int32 // [1]
+	demand, padded       []int32 // [local]
+	wanted, over, excess []int32 // [ranks]
+}
+
+// describedWords is how many words that are.
+func (h *gpu) describedWords() int {
+	n := 2*h.geometry.local + 2*h.geometry.ranks + 1
+	if h.tuning.placed {
+		n += 2*h.geometry.local + 3*h.geometry.ranks
+	}
+	return n
+}
+
+// read takes the words over.
+func (d *described) read(h *gpu, raw []byte) {
+	words := make([]int32, len(raw)/4)
+	for i := range words {
+		words[i] = int32(binary.LittleEndian.Uint32(raw[4*i:]))
+	}
+	local, ranks := h.geometry.local, h.geometry.ranks
+	d.counts, d.offsets = carve(&words, local), carve(&words, local)
+	d.came, d.tokens, d.rows = carve(&words, ranks), carve(&words, ranks), carve(&words, 1)
+	if !h.tuning.placed {
+		return
+	}
+	d.demand, d.padded = carve(&words, local), carve(&words, local)
+	d.wanted, d.over, d.excess = carve(&words, ranks), carve(&words, ranks), carve(&words, ranks)
+}
+
+// routingOffsets are where the parts of a Routing stand in its memory; the last two are those of placed rows.
+type routingOffsets struct{ home, landings, described, ranges, places, arrivals, total int }
 
 // describedRows are where the description of rows stands in its memory.
 type describedRows struct{ tokens, sources, weights, experts, expertWeights int }
@@ -41,8 +78,12 @@ func (h *gpu) routingOffsets() (o routingOffsets) {
 	}
 	o.home = region(g.tokens * g.topk * pairBytes)
 	o.landings = region(g.ranks * g.tokens * g.topk * pairBytes)
-	o.described = region((2*g.local + 2*g.ranks + 1) * 4)
+	o.described = region(h.describedWords() * 4)
 	o.ranges = region(g.local * g.ranks * 8)
+	if h.tuning.placed {
+		o.places = region(g.tokens * g.topk * 4)
+		o.arrivals = region(g.ranks * g.tokens * 4)
+	}
 	return o
 }
 
@@ -77,7 +118,7 @@ func (h *gpu) route(stream *cuda.Stream, tokens int) (*Routing, error) {
 			return nil, err
 		}
 	}
-	r.stream, r.tokens, r.masked, r.counted = stream, tokens, h.comm.Mask(), false
+	r.stream, r.tokens, r.masked, r.counted, r.measured = stream, tokens, h.comm.Mask(), false, false
 	return &Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, epoch: h.operations}, nil
 }
 
@@ -122,54 +163,87 @@ func (r *gpuRouting) count(ctx context.Context) error {
 	if r.counted {
 		return nil
 	}
-	h, g := r.h, &r.h.geometry
+	h := r.h
 	if err := h.comm.Wait(ctx, weft.StreamOf(r.stream)); err != nil {
 		return err
 	}
-	c := h.device.Context()
-	described := make([]byte, 4*(2*g.local+2*g.ranks+1))
-	if err := c.Download(described, r.memory.Pointer().Add(r.off.described)); err != nil {
+	raw := make([]byte, 4*h.describedWords())
+	if err := h.device.Context().Download(raw, r.memory.Pointer().Add(r.off.described)); err != nil {
 		return err
 	}
+	r.described.read(h, raw)
+	r.counted = true
+	return nil
+}
+
+// measure counts what a dispatch moves.
+func (r *gpuRouting) measure() error {
+	if err := r.count(context.Background()); err != nil || r.measured {
+		return err
+	}
+	h, g := r.h, &r.h.geometry
 	home := make([]byte, r.tokens*g.topk*pairBytes)
-	if err := c.Download(home, r.memory.Pointer().Add(r.off.home)); err != nil {
+	if err := h.device.Context().Download(home, r.memory.Pointer().Add(r.off.home)); err != nil {
 		return err
 	}
-	r.traffic = Traffic{Tokens: r.tokens, Received: int(binary.LittleEndian.Uint32(described[len(described)-4:]))}
+	r.traffic = Traffic{Tokens: r.tokens, Received: int(r.described.rows[0])}
 	for t := range r.tokens {
 		var ranks uint64
 		for k := range g.topk {
-			e := int(binary.LittleEndian.Uint32(home[(t*g.topk+k)*pairBytes:])&0xFFFF) - 1
-			if e < 0 {
-				continue
+			what := binary.LittleEndian.Uint32(home[(t*g.topk+k)*pairBytes:])
+			e, selected := what&0xFFFF, what&0xFFFF
+			if h.tuning.placed {
+				selected = what >> 16 // whether there is room for its row or not
 			}
-			r.traffic.Selections++
-			ranks |= 1 << uint(e/g.local)
+			if selected != 0 {
+				r.traffic.Selections++
+			}
+			if e != 0 {
+				ranks |= 1 << uint(int(e-1)/g.local)
+			}
 		}
 		ranks &^= r.masked
 		r.traffic.Visits += bits.OnesCount64(ranks)
 		r.traffic.RemoteRows += bits.OnesCount64(ranks &^ (1 << uint(h.comm.Rank())))
 	}
-	r.counted = true
+	r.measured = true
 	return nil
 }
 
 // Traffic implements [placement]. Like the other counts it waits for the stream unless the counts are on the host already.
 func (r *gpuRouting) Traffic() Traffic {
-	if r.count(context.Background()) != nil {
+	if r.measure() != nil {
 		return Traffic{Tokens: r.tokens} // the failure is the communicator's, and sticks to it
 	}
 	return r.traffic
 }
 
 // Rows implements [placement].
-func (r *gpuRouting) Rows() int { return r.h.geometry.rows() }
+func (r *gpuRouting) Rows() int {
+	if s := &r.h.spec; s.Layout.packed() && s.Counts == HostCounts {
+		return r.Received()
+	}
+	return r.h.geometry.rows()
+}
 
 // Received implements [placement].
-func (r *gpuRouting) Received() int { return r.Traffic().Received }
+func (r *gpuRouting) Received() int {
+	if r.count(context.Background()) != nil {
+		return 0
+	}
+	return int(r.described.rows[0])
+}
 
-// Demand implements [placement]: nothing overflows.
-func (r *gpuRouting) Demand() int { return r.Traffic().Received }
+// Demand implements [placement].
+func (r *gpuRouting) Demand() int {
+	if !r.h.tuning.placed {
+		return r.Received() // nothing overflows
+	}
+	if r.count(context.Background()) != nil {
+		return 0
+	}
+	return int(r.described.wanted[r.h.comm.Rank()])
+}
 
 // ExpertCounts implements [placement].
 func (r *gpuRouting) ExpertCounts() weft.Tensor {
@@ -177,10 +251,20 @@ func (r *gpuRouting) ExpertCounts() weft.Tensor {
 }
 
 // ExpertDemand implements [placement].
-func (r *gpuRouting) ExpertDemand() weft.Tensor { return r.ExpertCounts() }
+func (r *gpuRouting) ExpertDemand() weft.Tensor {
+	if g := &r.h.geometry; r.h.tuning.placed {
+		return r.tensor(r.off.described+4*(2*g.local+2*g.ranks+1), weft.Int32, g.local)
+	}
+	return r.ExpertCounts()
+}
 
 // PaddedCounts implements [placement].
-func (r *gpuRouting) PaddedCounts() weft.Tensor { return r.ExpertCounts() }
+func (r *gpuRouting) PaddedCounts() weft.Tensor {
+	if g := &r.h.geometry; r.h.tuning.placed {
+		return r.tensor(r.off.described+4*(3*g.local+2*g.ranks+1), weft.Int32, g.local)
+	}
+	return r.ExpertCounts()
+}
 
 // ExpertOffsets implements [placement].
 func (r *gpuRouting) ExpertOffsets() weft.Tensor {
@@ -260,7 +344,10 @@ func (r *gpuRouting) describeRows() error {
 		return err
 	}
 	a := h.describeArg
-	a.landings = r.at(r.off.landings)
+	a.landings, a.arrivals = r.at(r.off.landings), 0
+	if g.layout == TokenMajor {
+		a.arrivals = r.at(r.off.arrivals)
+	}
 	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
 	a.weights, a.experts = uint64(base.Add(r.description.weights)), uint64(base.Add(r.description.experts))
 	a.expertWeights = uint64(base.Add(r.description.expertWeights))

@@ -8,6 +8,8 @@ import (
 
 // tuning says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks alone, so it is the same on every rank.
 type tuning struct {
+	// Rows have their final places before they leave; where a token has one row at a rank, its home reads it there.
+	placed, pulls bool
 	// Rows are values that are their own flags, or are told of by a word a block.
 	valueDispatch, valueCombine bool
 	// The kernel before in the stream may still be ending when this one's blocks are placed.
@@ -31,6 +33,9 @@ const (
 	unitWarps = 448
 )
 
+// How many blocks place, push and pull have unless the Spec asks for more SMs: 24 of them fill the links.
+const placedBlocks = 32
+
 // From so many bytes of rows on, some blocks send and the others receive. In an exact combine every token has top-k rows.
 var apartDispatchBytes, apartCombineBytes = 192 * 14 << 10, 96 * 14 << 10
 
@@ -38,6 +43,38 @@ var apartDispatchBytes, apartCombineBytes = 192 * 14 << 10, 96 * 14 << 10
 const unitBytes = 512
 
 func tune(s Spec, ranks int) tuning {
+	t := tuneSlots(s, ranks)
+	if !s.placed(ranks) {
+		return t
+	}
+	t.placed, t.pulls, t.valueDispatch, t.dependent = true, s.combines() && !s.Layout.byExpert(), false, false
+	t.dispatchThreads = 512
+	t.dispatchBlocks = min(max(placedBlocks, s.SMs), ceil(s.MaxTokens*ceil(s.rowBytes(), pushUnits(s)*unitBytes), 16))
+	if t.pulls {
+		t.combineThreads = 512
+		t.combineBlocks = min(max(placedBlocks, s.SMs), ceil(s.MaxTokens*ceil(s.outputBytes(), pullUnits*unitBytes), 16))
+	}
+	return t
+}
+
+// placed reports whether rows have their final places before they leave: where their number follows from the routing, and everywhere that something can overflow.
+func (s Spec) placed(ranks int) bool {
+	return s.Layout.packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
+}
+
+// clerks is how many blocks more dispatch and combine have than move rows.
+func (t *tuning) clerks() (dispatch, combine int) {
+	if t.placed {
+		dispatch--
+	}
+	if t.pulls {
+		combine--
+	}
+	return dispatch + 1, combine + 1
+}
+
+// tuneSlots is tune for rows that go through slots, and combines that do.
+func tuneSlots(s Spec, ranks int) tuning {
 	// In rows of any bits, words of ones cannot be told from missing ones.
 	anyBits := s.Payload == Opaque || s.Payload == FP8UE8M0
 	t := tuning{

@@ -88,6 +88,17 @@ func arguedPrograms(arch string) []argued {
 			})},
 		{combineKernel(rankForm, weft.BFloat16, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted})},
+		{placeKernel(arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil) +
+			layout.Constants(map[string]int{
+				"WIDE": whatWide, "BY_RANK": whatByRank, "PACKED": whatPacked, "CALL_SHIFT": callShift,
+			})},
+		{pushKernel(weft.InvalidDType, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +
+			layout.Constants(map[string]int{
+				"SEND": whatSend, "RECEIVE": whatReceive, "BY_RANK": whatByRank, "COLUMNS": whatColumns, "POWER_OF_TWO": whatPowerOfTwo,
+				"EXPONENTS": whatExponents, "UNITS": pushUnits(Spec{}),
+			})},
+		{pullKernel(weft.BFloat16, arch), layout.Of("Pull", reflect.TypeFor[pullArgs](), nil) +
+			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "UNITS": pullUnits})},
 		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), map[string]string{"expertWeights": "expert_weights"})},
 	}
 }

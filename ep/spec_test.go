@@ -94,14 +94,17 @@ func TestValidateOnGPUs(t *testing.T) {
 		spoil func(*ep.Spec)
 	}{
 		{"small", "", func(*ep.Spec) {}},
-		{"packed", "high-throughput", func(s *ep.Spec) { s.Layout = ep.ExpertPacked }},
-		{"token-major", "high-throughput", func(s *ep.Spec) {
+		{"packed", "", func(s *ep.Spec) { s.Layout = ep.ExpertPacked }},
+		{"token-major", "", func(s *ep.Spec) {
 			s.Layout, s.Wire, s.Reduction, s.Sum = ep.TokenMajor, ep.PerRank, ep.Partial, ep.Plain
 		}},
 		{"as many tokens as there can be", "", func(s *ep.Spec) { s.MaxTokens = 1 << 15 }},
 		{"more tokens", "lower MaxTokens", func(s *ep.Spec) { s.MaxTokens = 1<<15 + 1 }},
-		{"less than the worst case", "leave Capacity 0", func(s *ep.Spec) { s.Capacity = ranks*s.MaxTokens - 1 }},
-		{"dropping", "leave Capacity 0", func(s *ep.Spec) { s.Capacity, s.Overflow = ranks*s.MaxTokens-1, ep.OverflowDrop }},
+		{"less than the worst case", "", func(s *ep.Spec) { s.Capacity = ranks*s.MaxTokens - 1 }},
+		{"the same, counted on the device", "use OverflowDrop", func(s *ep.Spec) { s.Capacity, s.Counts = ranks*s.MaxTokens-1, ep.DeviceCounts }},
+		{"dropping", "", func(s *ep.Spec) {
+			s.Capacity, s.Counts, s.Overflow = ranks*s.MaxTokens-1, ep.DeviceCounts, ep.OverflowDrop
+		}},
 		{"the worst case", "", func(s *ep.Spec) { s.Capacity = ranks * s.MaxTokens }},
 	} {
 		s := small(ranks)

@@ -18,7 +18,6 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		"--device gpu --report x":      "--report is for --device host",
 
 		"--device gpu --quantize bf16 --payload fp16":  "fp16 rows are not quantised",
-		"--device gpu --layout expert-packed":          "high-throughput mode",
 		"--device gpu --ranks 1,2":                     "one number",
 		"--device gpu --replays 0":                     "want at least",
 		"--device gpu --operations 100000":             "at most 2000",

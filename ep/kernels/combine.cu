@@ -6,21 +6,15 @@
 //	          the caller's sums.
 //	clerk     the last block tells every rank that this one has begun, and waits to be told
 #include "exchange.cuh"
+#include "sum.cuh"
 
-#ifndef WEFT_TYPE
-#define WEFT_TYPE 1 // of the rows: 1 bf16, 2 fp16, 3 fp32
-#endif
 #ifndef WEFT_FORM
 #define WEFT_FORM 1 // 1 rank-major rows; rows by expert: 2 partial, 3 exact
 #endif
 
 namespace weft {
 
-enum {
-	SEND = 1,
-	RECEIVE = 2,
-	WEIGHTED = 64,
-};
+enum { WEIGHTED = 64 };
 
 // Go: combineArgs.
 struct Combine {
@@ -47,58 +41,6 @@ struct Combine {
 static_assert(sizeof(Combine) == WEFT_COMBINE_BYTES, "the host has another idea of the arguments");
 
 constexpr bool BY_EXPERT = WEFT_FORM > 1, EXACT = WEFT_FORM == 3;
-
-// ---- Sums. A lane has 16 bytes of a row: NUMBERS of its elements.
-
-constexpr int NUMBERS = WEFT_TYPE == 3 ? 4 : 8;
-struct Sum {
-	float f[NUMBERS];
-
-	__device__ __forceinline__ Sum() {
-#pragma unroll
-		for (int i = 0; i < NUMBERS; i++) f[i] = 0;
-	}
-
-	__device__ __forceinline__ static void widen(float *x, uint4 v) {
-		u32 w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-#if WEFT_TYPE == 1
-			x[2 * i] = number(w[i] << 16);
-			x[2 * i + 1] = number(w[i] & 0xFFFF0000u);
-#elif WEFT_TYPE == 2
-			x[2 * i] = from_f16((u16)w[i]);
-			x[2 * i + 1] = from_f16((u16)(w[i] >> 16));
-#else
-			x[i] = number(w[i]);
-#endif
-		}
-	}
-
-	__device__ __forceinline__ void start(uint4 v) { widen(f, v); }
-
-	__device__ __forceinline__ void take(uint4 v, float weight) {
-		float x[NUMBERS];
-		widen(x, v);
-#pragma unroll
-		for (int i = 0; i < NUMBERS; i++) f[i] = fused(weight, x[i], f[i]);
-	}
-
-	__device__ __forceinline__ uint4 round() const {
-		u32 w[4];
-#pragma unroll
-		for (int i = 0; i < 4; i++) {
-#if WEFT_TYPE == 1
-			w[i] = to_bf16x2(f[2 * i], f[2 * i + 1]);
-#elif WEFT_TYPE == 2
-			w[i] = to_f16x2(f[2 * i], f[2 * i + 1]);
-#else
-			w[i] = f[i] != f[i] ? 0x7FFFFFFFu : bits(f[i]);
-#endif
-		}
-		return make_uint4(w[0], w[1], w[2], w[3]);
-	}
-};
 
 // contribution is what this rank has for a token: the sum of its rows, k ascending. landing and weight are those of the lane's selection.
 __device__ __forceinline__ uint4 contribution(const Combine &a, u32 landing, float weight, u32 at, bool here) {

@@ -8,10 +8,11 @@ struct Describe {
 	Shape shape;
 	u32 ranks, by_expert;
 	const Pair *landings; // [ranks][capacity][top-k]
+	const u32 *arrivals;  // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
 	// Filled with -1, -1 and 0 before.
 	int *tokens, *sources; // [rows]
 	float *weights;		   // [rows], by expert
-	// For rank-major, -1 and 0 before.
+	// For one row a token, -1 and 0 before.
 	int *experts;			  // [rows][top-k]
 	float *expert_weights; // [rows][top-k]
 };
@@ -27,15 +28,16 @@ extern "C" __global__ void __launch_bounds__(256) weft_describe(const __grid_con
 		Pair p = a.landings[i];
 		if (p.what == 0) continue;
 		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
-		u32 row = a.by_expert != 0 ? p.what - 1 : slot;
+		u32 row = a.by_expert != 0 ? p.what - 1 : a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot;
 		// Selections of one token by rank say the same here.
 		a.tokens[row] = (int)token;
 		a.sources[row] = (int)source;
 		if (a.by_expert != 0) {
 			a.weights[row] = number(p.weight);
 		} else {
-			a.experts[i] = (int)p.what - 1;
-			a.expert_weights[i] = number(p.weight);
+			u64 at = (u64)row * a.shape.topk + i % a.shape.topk;
+			a.experts[at] = (int)p.what - 1;
+			a.expert_weights[at] = number(p.weight);
 		}
 	}
 }

@@ -9,7 +9,6 @@
 //
 // In the direct form senders store rows where the caller reads them, and receiving is waiting.
 #include "clerk.cuh"
-#include "quantize.cuh"
 
 namespace weft {
 
@@ -97,7 +96,7 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 		int scale[UNITS];
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
-			v[u] = quantize(a, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes, word[u], scale[u]);
+			v[u] = quantize(a.what, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes, word[u], scale[u]);
 		}
 #else
 		uint4 v[UNITS];

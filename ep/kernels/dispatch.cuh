@@ -1,29 +1,20 @@
 // What the parts of dispatch share: the arguments, and where things are.
 #pragma once
-#include "exchange.cuh"
+#include "quantize.cuh"
 
 #ifndef WEFT_BY_EXPERT
 #define WEFT_BY_EXPERT 0 // the layout: 1 expert-major, 0 rank-major
-#endif
-#ifndef WEFT_QUANTIZE
-#define WEFT_QUANTIZE 0 // rows are quantised to e4m3 on the way, from: 1 bf16, 2 fp16, 3 fp32
 #endif
 
 namespace weft {
 
 constexpr bool BY_EXPERT = WEFT_BY_EXPERT != 0;
 
-// What the launch does.
+// What the launch does, beside what exchange.cuh names.
 enum {
-	SEND = 1,
-	RECEIVE = 2,
 	ROUTE = 4,		   // routing travels
 	MOVE = 8,		   // rows travel
 	DIRECT = 16,	   // rows are stored in their final place
-	COLUMNS = 32,	   // scales stand column-major
-	WIDE = 64,		   // expert indices have 64 bits
-	POWER_OF_TWO = 128, // quantisation: scales are powers of two
-	EXPONENTS = 256,   // quantisation: scales are stored as exponents
 };
 
 // Go: dispatchArgs.

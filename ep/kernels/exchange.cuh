@@ -17,6 +17,16 @@
 
 namespace weft {
 
+// What a launch does.
+enum {
+	SEND = 1,
+	RECEIVE = 2,
+	COLUMNS = 32,		// of dispatch: scales stand column-major
+	WIDE = 64,			// expert indices have 64 bits
+	POWER_OF_TWO = 128, // quantisation: scales are powers of two
+	EXPONENTS = 256,	// quantisation: scales are stored as exponents
+};
+
 // A unit is 512 bytes of a row, or what is left of it: 16 bytes a lane. A piece, of which a warp takes one at a time, has one unit or more.
 constexpr u32 UNIT = 512;
 

@@ -1,6 +1,11 @@
 // Quantisation to e4m3 on the way, a unit at a time: 16 numbers a lane, 8 lanes a scale.
 #pragma once
-#include "dispatch.cuh"
+#include "exchange.cuh"
+
+#ifndef WEFT_QUANTIZE
+#define WEFT_QUANTIZE 0 // rows are quantised to e4m3 on the way, from: 1 bf16, 2 fp16, 3 fp32
+#endif
+
 #if WEFT_QUANTIZE
 
 namespace weft {
@@ -25,7 +30,7 @@ __device__ __forceinline__ void widen(float *f, uint4 v) {
 }
 
 // quantize gives 16 e4m3 numbers, and on some lanes a word of scales: scale says which of the row's, or none. here says whether the lane has numbers.
-__device__ __forceinline__ uint4 quantize(const Dispatch &a, const uint4 *raw, u32 unit, u32 lane, bool here, u32 &word, int &scale) {
+__device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, u32 lane, bool here, u32 &word, int &scale) {
 	float f[16];
 #pragma unroll
 	for (int i = 0; i < LOADS; i++) widen(f + i * (16 / LOADS), raw[i]);
@@ -36,7 +41,7 @@ __device__ __forceinline__ uint4 quantize(const Dispatch &a, const uint4 *raw, u
 	for (int i = 1; i < 8; i *= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
 	most = fminf(fmaxf(most, 1e-4f), 3.4028234663852886e38f);
 	float size = divide(most, 448.0f), factor = divide(448.0f, most);
-	if ((a.what & POWER_OF_TWO) != 0) {
+	if ((what & POWER_OF_TWO) != 0) {
 		u32 up = (bits(size) + 0x7FFFFF) & ~0x7FFFFFu;
 		size = number(up);
 		factor = number((254u << 23) - up);
@@ -49,12 +54,12 @@ __device__ __forceinline__ uint4 quantize(const Dispatch &a, const uint4 *raw, u
 		q[i] = low | high << 16;
 	}
 	scale = -1;
-	if ((a.what & EXPONENTS) != 0) {
+	if ((what & EXPONENTS) != 0) {
 		u32 e = bits(size) >> 23;
 		word = 0;
 #pragma unroll
 		for (int i = 0; i < 4; i++) word |= __shfl_sync(0xFFFFFFFFu, e, 8 * i) << 8 * i;
-		if (lane == 0) scale = (int)unit;
+		if (lane == 0 && here) scale = (int)unit;
 	} else {
 		word = bits(size);
 		if ((lane & 7) == 0 && here) scale = (int)(unit * 4 + lane / 8);

@@ -10,7 +10,6 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/ep"
 )
 
 // fakeGPUs makes the contexts of a driver made of Go, which must be clean in the end.
@@ -169,7 +168,7 @@ func TestCasesFitEngine(t *testing.T) {
 				}
 			}
 		}
-		if fused[0] < 100 || fused[1] < 100 || e.Kind() == ep.HostEngine && min(capped[0], capped[1]) < 20 {
+		if fused[0] < 100 || fused[1] < 100 || min(capped[0], capped[1]) < 20 {
 			t.Errorf("%s: %d cases by two calls and by one, %d with a capacity that refuses and that drops", e.Name(), fused, capped)
 		}
 		if large[64] < 20 || large[300] < 20 {

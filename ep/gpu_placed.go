@@ -1,0 +1,483 @@
+package ep
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+// placed is the engine of handles on GPUs whose rows have their final places before they leave: the packed layouts, and all whose capacity can overflow. Prepare,
+// which is kernels/place.cu, gives every row its place; Dispatch, kernels/push.cu, stores it there; where a token has one row at a rank, its home reads it from there
+// in Combine, kernels/pull.cu. Where it has one for each expert, Combine is that of the other handles.
+type placed struct{ *gpu }
+
+// placeArgs are the arguments of a prepare: the Place of kernels/place.cu.
+type placeArgs struct {
+	group                            device.Group
+	shape                            shape
+	state                            uint64
+	words, totals, records           uint64
+	visits, marks                    uint64
+	what, tokens, call, rows, align  uint32
+	_                                uint32
+	topk                             device.Divisor
+	ids, weights                     uint64
+	home, places, landings, arrivals uint64
+	described, ranges                uint64
+	counts, starts, met              uint64
+}
+
+// pushArgs are the arguments of a dispatch: the Push of kernels/push.cu.
+type pushArgs struct {
+	group                            device.Group
+	shape                            shape
+	state                            uint64
+	words, marks, blocks             uint64
+	blockBytes, scalesAt             uint64
+	what, tokens, call, block        uint32
+	pieces                           device.Divisor
+	rowBytes, scaleWords, pieceWords uint32
+	zone, rows, hidden, align        uint32
+	_                                uint32
+	x, scales                        uint64
+	home, places, landings, arrivals uint64
+	described                        uint64
+}
+
+// pullArgs are the arguments of a combine: the Pull of kernels/pull.cu.
+type pullArgs struct {
+	group                   device.Group
+	shape                   shape
+	state                   uint64
+	words, marks            uint64
+	first, what, tokens, at uint32
+	pieces                  device.Divisor
+	rowBytes, biases        uint32
+	home, places            uint64
+	out                     uint64
+	bias                    [2]uint64
+}
+
+func placedKernels(arch string) []kernel.Spec {
+	all := []kernel.Spec{placeKernel(arch)}
+	for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
+		all = append(all, pushKernel(from, arch))
+	}
+	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
+		all = append(all, pullKernel(of, arch))
+	}
+	return all
+}
+
+func placeKernel(arch string) kernel.Spec {
+	s := kernelSpec("place", "place.cu", arch, "placed.cuh")
+	s.Defines["WEFT_PLACE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(placeArgs{})))
+	return s
+}
+
+func pushKernel(quantize weft.DType, arch string) kernel.Spec {
+	name := "push"
+	if quantize != weft.InvalidDType {
+		name += fmt.Sprintf(", quantising %v", quantize)
+	}
+	s := kernelSpec(name, "push.cu", arch, "placed.cuh", "quantize.cuh")
+	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(quantize))
+	s.Defines["WEFT_PUSH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pushArgs{})))
+	return s
+}
+
+func pullKernel(of weft.DType, arch string) kernel.Spec {
+	s := kernelSpec(fmt.Sprintf("pull of %v", of), "pull.cu", arch, "placed.cuh", "sum.cuh")
+	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
+	s.Defines["WEFT_PULL_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pullArgs{})))
+	return s
+}
+
+// pushUnits and pullUnits are the units of a piece: the UNITS of their kernels.
+func pushUnits(s Spec) int {
+	switch s.Quantize {
+	case weft.InvalidDType:
+		return 4
+	case weft.Float32:
+		return 1
+	default:
+		return 2
+	}
+}
+
+const pullUnits = 2
+
+// callShift is how many bits of a word say where a rank receives.
+const callShift = 24
+
+// mostPlacedBytes is how far into a window the words reach with which ranks tell each other where rows are, in 16 bytes.
+const mostPlacedBytes = 16 << 32
+
+// newPlacedRegions lays out the window of a handle whose rows have their final places before they leave: what kernels/placed.cuh describes.
+func newPlacedRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int) regions {
+	ranks, tokens := int64(g.ranks), int64(g.tokens)
+	r := regions{inWindow: true, block: newBlockShape(s, g.rows())}
+	r.totals = r.addZero(2 * ranks * int64(g.experts+g.ranks+1) * 8)
+	r.words = r.addZero(2 * ranks * 8)
+	r.marks = r.addZero(ranks * int64(dispatchBlocks+combineBlocks) * 4)
+	r.records = r.add(ranks * tokens * int64(g.topk) * int64(pairBytes))
+	if t.pulls {
+		r.stage = r.add(int64(g.rows()) * int64(s.outputBytes()))
+	} else {
+		r.addCombine(g, s, t, combineBlocks)
+	}
+	if !s.Layout.byExpert() {
+		r.visits = r.add(ranks * tokens * 4)
+	}
+	r.blocks = r.add(int64(s.Live) * r.block.bytes)
+	return r
+}
+
+// placedLaunches are the launches of a handle whose rows have their final places before they leave.
+type placedLaunches struct {
+	placing, pushing, pulling *cuda.Launch
+	place                     *placeArgs
+	push                      *pushArgs
+	pull                      *pullArgs
+}
+
+// preparePlaced lays out the launches.
+func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (err error) {
+	g, s, r, l := &h.geometry, &h.spec, &h.regions, &placedLaunches{}
+	h.placed = l
+	ranks, blocks := uint64(g.ranks), uint64(dispatch.Grid.X)
+	what := uint32(0)
+	switch s.Layout {
+	case ExpertPacked:
+		what = whatPacked
+	case TokenMajor:
+		what = whatByRank
+	}
+	place := placeArgs{
+		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records), visits: uint64(r.visits), marks: uint64(r.marks),
+		what: what, rows: uint32(g.capacity), align: uint32(g.align), topk: device.NewDivisor(g.topk),
+	}
+	if l.placing, err = f.place.Prepare(dispatch, place); err != nil {
+		return err
+	}
+	if l.place, err = cuda.Arg[placeArgs](l.placing, 0); err != nil {
+		return err
+	}
+	units := pushUnits(*s)
+	push := pushArgs{
+		shape: h.shape(), words: uint64(r.words), marks: uint64(r.marks), blocks: uint64(r.blocks),
+		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), what: what&whatByRank | rowWhat(s),
+		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()), scaleWords: uint32(s.scaleBytes() / 4),
+		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity), hidden: uint32(s.Hidden), align: uint32(g.align),
+	}
+	if s.Layout.packed() && s.Counts == HostCounts {
+		push.zone = 0 // tensors have exactly the rows that come
+	}
+	if l.pushing, err = f.dispatch.Prepare(dispatch, push); err != nil {
+		return err
+	}
+	if l.push, err = cuda.Arg[pushArgs](l.pushing, 0); err != nil || !h.tuning.pulls {
+		return err
+	}
+	pull := pullArgs{
+		shape: h.shape(), words: uint64(r.words) + ranks*8, marks: uint64(r.marks) + ranks*blocks*4, first: uint32(h.locals.combineCounts),
+		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
+	}
+	if l.pulling, err = f.combine.Prepare(combine, pull); err != nil {
+		return err
+	}
+	l.pull, err = cuda.Arg[pullArgs](l.pulling, 0)
+	return err
+}
+
+// point points the launches at the handle's memory.
+func (l *placedLaunches) point(group device.Group, at func(int) uint64, locals *locals) {
+	l.place.group, l.place.state = group, at(locals.state)
+	l.place.counts, l.place.starts, l.place.met = at(locals.counts), at(locals.starts), at(locals.met)
+	l.push.group, l.push.state = group, at(locals.state)
+	if l.pull != nil {
+		l.pull.group, l.pull.state = group, at(locals.state)
+	}
+}
+
+// setRouting points a launch's routing at the memory of r.
+func (l *placedLaunches) setRouting(p *gpuRouting) {
+	a := l.push
+	a.home, a.places, a.landings, a.arrivals, a.described = p.at(p.off.home), p.at(p.off.places), p.at(p.off.landings), p.at(p.off.arrivals), p.at(p.off.described)
+}
+
+func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+	stream, err := h.enter(ctx, opPrepare, s)
+	if err != nil {
+		return nil, err
+	}
+	r, err := h.place(ctx, opPrepare, device.CallPrepare, stream, topk, weights)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.finish(ctx, s); err != nil {
+		r.Release()
+		return nil, err
+	}
+	return r, nil
+}
+
+// place enqueues a prepare, and waits for its counts if the host wants them.
+func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk, weights weft.Tensor) (*Routing, error) {
+	if err := h.checkRouting(topk, weights); err != nil {
+		return nil, err
+	}
+	if h.spec.Counts == HostCounts {
+		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
+			return nil, cmp.Or(err, weft.Unsupportedf("%s: in a capture the host cannot be told how many rows come; make the handle with DeviceCounts", op))
+		}
+	}
+	r, err := h.route(stream, topk.Shape[0])
+	if err != nil {
+		return nil, err
+	}
+	a, p := h.gpu.placed.place, r.placement.(*gpuRouting)
+	a.home, a.places, a.landings, a.arrivals = p.at(p.off.home), p.at(p.off.places), p.at(p.off.landings), p.at(p.off.arrivals)
+	a.described, a.ranges = p.at(p.off.described), p.at(p.off.ranges)
+	a.ids, a.weights, a.tokens, a.call = addressOf(topk), addressOf(weights), uint32(r.tokens), call
+	a.what &^= whatWide
+	if topk.DType == weft.Int64 {
+		a.what |= whatWide
+	}
+	if err := h.gpu.placed.placing.Start(stream); err != nil {
+		r.Release()
+		return nil, err
+	}
+	h.operations++
+	if err := cmp.Or(h.settle(ctx, r), p.overflow()); err != nil {
+		r.Release()
+		return nil, err
+	}
+	return r, nil
+}
+
+// overflow says which rank has no room for its rows, if that is to be refused: the same on every rank, which all have been told how many come to each.
+func (r *gpuRouting) overflow() error {
+	h, g := r.h, &r.h.geometry
+	if h.spec.Overflow != OverflowRefuse || !r.counted {
+		return nil
+	}
+	for rank := range g.ranks {
+		e := &OverflowError{Rank: rank, Expert: -1, Demand: int(r.described.wanted[rank]), Capacity: g.capacity}
+		if g.layout == ExpertMajor {
+			if e.Expert = int(r.described.over[rank]); e.Expert < 0 {
+				continue
+			}
+			e.Demand = int(r.described.excess[rank])
+		}
+		if e.Demand > e.Capacity {
+			return e
+		}
+	}
+	return nil
+}
+
+// pushed is the second half of a dispatch.
+type pushed struct {
+	h         *placed
+	stream    *weft.Stream
+	received  *Received
+	operation uint64
+	routed    bool // the routing was prepared with it
+}
+
+func (h *placed) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
+	return h.push(ctx, s, r, x, whatSend|whatReceive)
+}
+
+func (h *placed) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
+	received, err := h.push(ctx, s, r, x, whatSend)
+	return h.halve(s, received, err, false)
+}
+
+func (h *placed) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {
+	return h.pushNew(ctx, s, topk, weights, x, whatSend|whatReceive)
+}
+
+func (h *placed) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
+	received, err := h.pushNew(ctx, s, topk, weights, x, whatSend)
+	return h.halve(s, received, err, true)
+}
+
+func (h *placed) halve(s *weft.Stream, received *Received, err error, routed bool) (*PendingDispatch, error) {
+	if err != nil {
+		return nil, err
+	}
+	h.pending = opDispatch
+	return &PendingDispatch{second: &pushed{h: h, stream: s, received: received, operation: h.operations, routed: routed}}, nil
+}
+
+// receive enqueues what waits for the rows.
+func (p *pushed) receive(ctx context.Context) (*Received, error) {
+	h, r := p.h, p.received
+	err := h.resume(opDispatch, p.operation)
+	if err == nil {
+		stream := p.stream.CUDA()
+		if stream == nil {
+			stream = h.device.Stream()
+		}
+		err = h.startPush(stream, r.Routing, r.place, whatReceive, 0)
+	}
+	if err == nil {
+		err = h.finish(ctx, p.stream)
+	}
+	if err != nil {
+		r.Release()
+		if p.routed {
+			r.Routing.Release()
+		}
+		return nil, err
+	}
+	return r, nil
+}
+
+// push dispatches by a routing that is there.
+func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, what uint32) (*Received, error) {
+	stream, err := h.enter(ctx, opDispatch, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.check(h.Handle, opDispatch); err != nil {
+		return nil, err
+	}
+	return h.pushRows(ctx, s, stream, r, x, what, device.CallDispatch)
+}
+
+// pushNew prepares, and dispatches by the routing that comes of it.
+func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows, what uint32) (*Received, error) {
+	stream, err := h.enter(ctx, opDispatch, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(h.checkRouting(topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
+		return nil, err
+	}
+	r, err := h.place(ctx, opDispatch, device.CallPrepareDispatch, stream, topk, weights)
+	if err != nil {
+		return nil, err
+	}
+	received, err := h.pushRows(ctx, s, stream, r, x, what, device.CallPrepareDispatch)
+	if err != nil {
+		r.Release()
+	}
+	return received, err
+}
+
+func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows, what, call uint32) (*Received, error) {
+	if err := h.checkDispatch(r.tokens, x); err != nil {
+		return nil, err
+	}
+	place, err := h.take(opDispatch)
+	if err != nil {
+		return nil, err
+	}
+	a := h.gpu.placed.push
+	a.x, a.scales = addressOf(x.Data), addressOf(x.Scales)
+	if err := h.startPush(stream, r, place, what, call); err != nil {
+		h.put(place)
+		return nil, err
+	}
+	h.operations++
+	received := &Received{Routing: r, owner: h.gpu, place: place}
+	shape := h.regions.block
+	shape.rows = r.Rows()
+	received.setTensors(h.Handle, pointer(h.placeOf(place)), shape)
+	if what&whatReceive != 0 {
+		if err := h.finish(ctx, s); err != nil {
+			received.Release()
+			return nil, err
+		}
+	}
+	return received, nil
+}
+
+// startPush enqueues the launch. What only receives tells no one which call it is.
+func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, call uint32) error {
+	l := h.gpu.placed
+	l.setRouting(r.placement.(*gpuRouting))
+	a := l.push
+	a.what = a.what&^(whatSend|whatReceive) | what
+	a.tokens, a.block, a.call = uint32(r.tokens), uint32(place), call
+	return l.pushing.Start(stream)
+}
+
+func (h *placed) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+	if !h.tuning.pulls {
+		return h.gpu.combine(ctx, s, r, y, out, bias)
+	}
+	if err := h.startPull(ctx, s, r, y, out, bias, whatSend|whatReceive); err != nil {
+		return err
+	}
+	return h.finish(ctx, s)
+}
+
+func (h *placed) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
+	if !h.tuning.pulls {
+		return h.gpu.sendCombine(ctx, s, r, y, out, bias)
+	}
+	if err := h.startPull(ctx, s, r, y, out, bias, whatSend); err != nil {
+		return nil, err
+	}
+	h.pending = opCombine
+	operation := h.operations
+	return weft.NewWork(func(ctx context.Context) error {
+		if err := h.resume(opCombine, operation); err != nil {
+			return err
+		}
+		stream := s.CUDA()
+		if stream == nil {
+			stream = h.device.Stream()
+		}
+		if err := h.launchPull(stream, whatReceive); err != nil {
+			return err
+		}
+		return h.finish(ctx, s)
+	}), nil
+}
+
+// startPull enqueues a combine that reads rows where they are: rows that were received, or else a copy of them in the window.
+func (h *placed) startPull(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
+	stream, err := h.enter(ctx, opCombine, s)
+	if err != nil {
+		return err
+	}
+	if err := h.checkCombineOperands(r, y, out, bias); err != nil {
+		return err
+	}
+	a, p, base := h.gpu.placed.pull, r.placement.(*gpuRouting), uint64(h.window.Pointer())
+	at := addressOf(y) - base
+	if addressOf(y) < base+uint64(h.regions.blocks) || at+uint64(y.Bytes()) > uint64(h.regions.total) {
+		at = uint64(h.regions.stage)
+		if err := stream.Copy(h.window.Pointer().Add(int(at)), y.Pointer(), y.Bytes()); err != nil {
+			return err
+		}
+	}
+	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
+	a.out, a.tokens, a.biases, a.at = addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
+	for i, b := range bias {
+		a.bias[i] = addressOf(b)
+	}
+	if err := h.launchPull(stream, what); err != nil {
+		return err
+	}
+	h.operations++
+	return nil
+}
+
+func (h *placed) launchPull(stream *cuda.Stream, what uint32) error {
+	a := h.gpu.placed.pull
+	a.what = a.what&^(whatSend|whatReceive) | what
+	return h.gpu.placed.pulling.Start(stream)
+}

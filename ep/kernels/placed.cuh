@@ -1,0 +1,123 @@
+// What the operations of handles share whose rows have their final places before they leave. Blocks share the tokens among each other, the same on every rank, so
+// a block has to do with the blocks of its own number elsewhere alone.
+//
+// A rank's part of the window has, beside what exchange.cuh lists, regions that peers write:
+//
+//	totals   2 turns x [ranks][experts + ranks + 1] numbers with the operation's beside them: a source's selections of each expert, its tokens for each rank, its tokens
+//	records  [ranks][capacity][top-k] pairs: where each selection of the source went here
+//	visits   [ranks][capacity] words: the row + 1 of the source's token, where a token has one row
+//	words    for each lane [ranks] words with the operation's number beside them, with which a rank begins
+//	marks    for each lane [ranks][blocks] numbers of operations: the block of the source is done with its share
+//	blocks   received rows, scales behind them
+//
+// Place and push are one lane of operations, pull is another. Nobody ends an operation before all have marked it, and nobody marks it before it has read what the
+// others began it with. So one place of each is enough; the totals, which a block may still describe after its mark, have two.
+#pragma once
+#include "exchange.cuh"
+
+namespace weft {
+
+// What a launch does, beside what exchange.cuh names.
+enum {
+	BY_RANK = 4, // a token has one row at a rank
+	PACKED = 8,	 // zones of experts follow each other
+};
+
+// Turn is the operation that is under way, as a thread knows it.
+struct Turn {
+	u64 mask, epoch;
+	u32 turn;
+	char *own;
+
+	// begin reads what every block has to know. False: the operation is refused.
+	__device__ __forceinline__ bool begin(const Group &g, State *s, u32 first, u32 op) {
+		Count count = *count_of(s, first + blockIdx.x);
+		u32 stopped = s->stopped;
+		mask = s->mask;
+		epoch = count.epoch + 1;
+		turn = count.turn;
+		own = g.window[g.rank];
+		if (stopped != 0) refuse(g, op, epoch);
+		return stopped == 0;
+	}
+};
+
+// Share is this block's of n items.
+struct Share {
+	u32 from, to;
+
+	__device__ __forceinline__ Share(u32 n) : from((u32)((u64)n * blockIdx.x / gridDim.x)), to((u32)((u64)n * (blockIdx.x + 1) / gridDim.x)) {}
+};
+
+// tell begins the operation with a word for every rank. One block does, at once: what the stream did before is over.
+__device__ __forceinline__ void tell(const Group &g, const Turn &o, u64 words, u32 word) {
+	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
+		if (holds(o.mask, r)) continue;
+		fence_sys();
+		store_relaxed_sys_u64(g.window[r] + words + g.rank * 8, (o.epoch << 32) | word);
+	}
+}
+
+// hear awaits the word that rank r begins with.
+__device__ __forceinline__ u32 hear(const Turn &o, Wait &w, u64 words, u32 r) {
+	const char *p = o.own + words + r * 8;
+	u64 v = load_acquire_sys_u64(p);
+	while ((u32)(v >> 32) != (u32)o.epoch && !w.over && w.more(r, (u32)o.epoch, v >> 32)) v = load_acquire_sys_u64(p);
+	return (u32)v;
+}
+
+// A word of place and push says which call it is part of, and where the rank receives. Go: device.CallPrepare and its like.
+constexpr u32 CALL_SHIFT = 24;
+
+// hear_call is hear, and gives up if rank r makes another call. It gives where r receives.
+__device__ __forceinline__ u32 hear_call(const Turn &o, Wait &w, u64 words, u32 r, u32 call) {
+	u32 word = hear(o, w, words, r);
+	if (!w.over && word >> CALL_SHIFT != call) w.give_up(r, CAUSE_MISMATCH, call, word >> CALL_SHIFT);
+	return word & ((1u << CALL_SHIFT) - 1);
+}
+
+// mark says at every rank that this block is done with its share.
+__device__ __forceinline__ void mark(const Group &g, const Turn &o, u64 marks) {
+	__syncthreads();
+	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
+		if (holds(o.mask, r)) continue;
+		fence_sys();
+		store_relaxed_sys4(g.window[r] + marks + ((u64)g.rank * gridDim.x + blockIdx.x) * 4, (u32)o.epoch);
+	}
+}
+
+// await_marks returns when the blocks of this number are done with theirs everywhere. False: it gave up, on every thread of the block.
+__device__ __forceinline__ bool await_marks(const Group &g, const Turn &o, Wait &w, u64 marks) {
+	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
+		if (!holds(o.mask, r)) await_epoch(w, r, o.own + marks + ((u64)r * gridDim.x + blockIdx.x) * 4, (u32)o.epoch);
+	}
+	return __syncthreads_or(w.over) == 0;
+}
+
+// Described is what a routing says of what comes here, and of how much is wanted everywhere. Go: gpuRouting.
+struct Described {
+	int *counts, *offsets; // [local]: rows of an expert, and its first
+	int *came, *tokens;	   // [ranks]: tokens of the source that come here, and all that it has
+	int *rows;			   // that are received, pads included
+	int *demand, *padded;  // [local]: selections of an expert, and rows with pads
+	int *wanted;		   // [ranks]: rows that the rank would need
+	int *over, *excess;	   // [ranks]: the first of its experts that has too many selections, or -1, and how many those are
+
+	__device__ __forceinline__ Described(int *at, u32 local, u32 ranks) {
+		counts = at;
+		offsets = counts + local;
+		came = offsets + local;
+		tokens = came + ranks;
+		rows = tokens + ranks;
+		demand = rows + 1;
+		padded = demand + local;
+		wanted = padded + local;
+		over = wanted + ranks;
+		excess = over + ranks;
+	}
+};
+
+// LEADER marks, of a token's selections that go to one rank, the first. The rest of the word is the row + 1.
+constexpr u32 LEADER = 1u << 31;
+
+} // namespace weft
