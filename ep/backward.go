@@ -2,9 +2,13 @@ package ep
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/weftgo/weft"
+)
+
+const (
+	opDispatchBackward = "dispatch backward"
+	opCombineBackward  = "combine backward"
 )
 
 // DispatchBackward is the gradient of Dispatch: gradX[t] = sum over k of gradRows[row of (t,k)], in the handle's reduction, without weights. gradRows
@@ -14,9 +18,6 @@ import (
 // with the rows; each goes back to its selection in gradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are
 // absent, on every rank, or neither.
 func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
-	if err := h.Engine().Gradients(); err != nil {
-		return fmt.Errorf("dispatch backward: %w", err)
-	}
 	return h.engine.dispatchBackward(ctx, s, r, gradRows, gradRowWeights, gradX, gradWeights)
 }
 
@@ -27,9 +28,6 @@ func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routin
 // fp32: element i is added, fused, to lane i mod 64, and the lanes are summed as a tree. Selections that went nowhere get 0. Both are given on every
 // rank or on none. Then gradRows may be y itself, whose rows it overwrites once they were read, but may not overlap a part of it.
 func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
-	if err := h.Engine().Gradients(); err != nil {
-		return fmt.Errorf("combine backward: %w", err)
-	}
 	return h.engine.combineBackward(ctx, s, r, gradOut, y, gradRows, gradWeights)
 }
 

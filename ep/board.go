@@ -177,7 +177,7 @@ const (
 )
 
 var callNames = [callKinds]string{
-	opPrepare, opDispatch, opCombine, "dispatch backward", "combine backward", "combine backward", opPrepareDispatch,
+	opPrepare, opDispatch, opCombine, opDispatchBackward, opCombineBackward, opCombineBackward, opPrepareDispatch,
 }
 
 func newCall(kind int, r *Routing, weights bool) call {

@@ -33,7 +33,10 @@ type gpu struct {
 	reservation *weft.Reservation
 	modules     []*cuda.Module
 
+	blocks                             blocks
 	dispatching, combining, describing *cuda.Launch
+	moving                             *cuda.Launch // gradients
+	gradientArg                        *gradientArgs
 	dispatchArg                        *dispatchArgs
 	combineArg                         *combineArgs
 	describeArg                        *describeArgs
@@ -75,16 +78,15 @@ func (h *gpu) open(ctx context.Context) error {
 	if err := h.comm.AgreeOn(ctx, op, "kernels", err); err != nil {
 		return err
 	}
-	dispatchBlocks, combineBlocks, err := h.reserve(ctx, functions)
-	if err != nil {
+	if h.blocks, err = h.reserve(ctx, functions); err != nil {
 		return err
 	}
 	if h.tuning.placed {
-		h.regions = newPlacedRegions(&h.geometry, h.spec, h.tuning, dispatchBlocks, combineBlocks)
+		h.regions = newPlacedRegions(&h.geometry, h.spec, h.tuning, h.blocks)
 	} else {
-		h.regions = newRegions(&h.geometry, h.spec, h.tuning, dispatchBlocks, combineBlocks)
+		h.regions = newRegions(&h.geometry, h.spec, h.tuning, h.blocks)
 	}
-	h.locals = newLocals(&h.geometry, h.tuning.placed, dispatchBlocks, combineBlocks)
+	h.locals = newLocals(&h.geometry, h.tuning.placed, h.blocks)
 	if h.tuning.placed && h.regions.total > mostPlacedBytes {
 		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or give a Capacity", op, h.regions.total>>30, mostPlacedBytes>>30)
 	}
@@ -96,14 +98,17 @@ func (h *gpu) open(ctx context.Context) error {
 		err = h.begin()
 	}
 	if err == nil {
-		err = h.prepareLaunches(functions, dispatchBlocks, combineBlocks)
+		err = h.prepareLaunches(functions)
 	}
 	// Nobody may write into a window that is not yet as the kernels want it.
 	return h.comm.AgreeOn(ctx, op, "memory", err)
 }
 
 // functions are the kernels of a handle.
-type functions struct{ describe, dispatch, combine, place *cuda.Function }
+type functions struct{ describe, dispatch, combine, place, gradients *cuda.Function }
+
+// blocks is how many blocks the operations of a handle have, the clerks of dispatch and combine not counted.
+type blocks struct{ dispatch, combine, gradients int }
 
 // load compiles what is not in the cache yet.
 func (h *gpu) load(ctx context.Context) (f functions, err error) {
@@ -128,6 +133,9 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	default:
 		add(combineKernel(combineForm(h.spec), h.spec.Output, arch), h.tuning.combineName(h.spec, h.geometry.ranks), &f.combine)
 	}
+	if h.spec.combines() {
+		add(gradientKernel(h.spec.Output, arch), "weft_gradients", &f.gradients)
+	}
 	cubins, err := h.device.Kernels().LoadAll(ctx, specs)
 	if err != nil {
 		return f, err
@@ -149,7 +157,7 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 const smThreads = 1024
 
 // reserve settles how many blocks the operations have, on every rank alike, and takes room for them. Rows that go through slots have one block more, the clerk.
-func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, err error) {
+func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	const op = "new handle"
 	weigh := func(f *cuda.Function, threads int) (int, error) {
 		if f == nil {
@@ -162,7 +170,9 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 	dispatchWeight, err := weigh(f.dispatch, t.dispatchThreads)
 	combineWeight, again := weigh(f.combine, t.combineThreads)
 	err = cmp.Or(err, again)
-	weight := max(dispatchWeight, combineWeight)
+	gradientWeight, again := weigh(f.gradients, gradientThreads)
+	err = cmp.Or(err, again)
+	weight := max(dispatchWeight, combineWeight, gradientWeight)
 	weight = smThreads / max(1, smThreads/weight) // what an SM has left beside as many as it holds is of no use
 
 	// What every rank could have: the room on its GPU, shared with the ranks that are there too. By default a quarter of it is left for others.
@@ -177,7 +187,7 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 	note := binary.LittleEndian.AppendUint32(nil, uint32(room))
 	all, again := h.comm.Agree(ctx, op, append(note, bus...))
 	if again != nil {
-		return 0, 0, again
+		return n, again
 	}
 	here := map[string]int{}
 	for _, n := range all {
@@ -202,15 +212,17 @@ func (h *gpu) reserve(ctx context.Context, f functions) (dispatch, combine int, 
 		return max(1, n-clerks)
 	}
 	dispatchClerks, combineClerks := t.clerks()
-	dispatch = min(t.dispatchBlocks, most(dispatchWeight, dispatchClerks))
-	combine = min(t.combineBlocks, most(combineWeight, combineClerks))
+	n.dispatch = min(t.dispatchBlocks, most(dispatchWeight, dispatchClerks))
+	n.combine = min(t.combineBlocks, most(combineWeight, combineClerks))
+	reserved := ceil(max((n.dispatch+dispatchClerks)*dispatchWeight, (n.combine+combineClerks)*combineWeight), weight)
+	n.gradients = reserved * (weight / gradientWeight)
 	if err == nil && room < 2 {
 		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, or close one")
 	}
 	if err == nil {
-		h.reservation, err = h.device.Reserve(weight, ceil(max((dispatch+dispatchClerks)*dispatchWeight, (combine+combineClerks)*combineWeight), weight))
+		h.reservation, err = h.device.Reserve(weight, reserved)
 	}
-	return dispatch, combine, h.comm.AgreeOn(ctx, op, fmt.Sprintf("%d and %d blocks", dispatch, combine), err)
+	return n, h.comm.AgreeOn(ctx, op, fmt.Sprintf("blocks %+v", n), err)
 }
 
 func (h *gpu) allocate() (err error) {
@@ -260,7 +272,7 @@ func (h *gpu) begin() error {
 }
 
 // prepareLaunches lays out the launches, with all that does not change from call to call.
-func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (err error) {
+func (h *gpu) prepareLaunches(f functions) (err error) {
 	major, err := h.device.Context().Device().Attribute(cuda.ComputeCapabilityMajor)
 	if err != nil {
 		return err
@@ -270,15 +282,18 @@ func (h *gpu) prepareLaunches(f functions, dispatchBlocks, combineBlocks int) (e
 		return cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(blocks)}, Block: cuda.Dim{X: uint32(threads)}, Dependent: dependent}
 	}
 	if h.tuning.placed {
-		err = h.preparePlaced(f, config(dispatchBlocks, h.tuning.dispatchThreads), config(combineBlocks, h.tuning.combineThreads))
+		err = h.preparePlaced(f, config(h.blocks.dispatch, h.tuning.dispatchThreads), config(h.blocks.combine, h.tuning.combineThreads))
 	} else {
-		err = h.prepareDispatchLaunch(f, config(dispatchBlocks+1, h.tuning.dispatchThreads), dispatchBlocks)
+		err = h.prepareDispatchLaunch(f, config(h.blocks.dispatch+1, h.tuning.dispatchThreads))
 	}
 	if err == nil {
 		err = h.prepareDescribe(f)
 	}
 	if err == nil && h.spec.combines() && !h.tuning.pulls {
-		err = h.prepareCombine(f, config(combineBlocks+1, h.tuning.combineThreads), combineBlocks)
+		err = h.prepareCombine(f, config(h.blocks.combine+1, h.tuning.combineThreads))
+	}
+	if err == nil && h.spec.combines() {
+		err = h.prepareGradients(f)
 	}
 	if err == nil {
 		h.point()
@@ -323,7 +338,7 @@ func pieceWords(s *Spec, units int) uint32 {
 	}
 }
 
-func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig, blocks int) (err error) {
+func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err error) {
 	g, s, r, units := &h.geometry, &h.spec, &h.regions, h.tuning.dispatchUnits
 	d := dispatchArgs{
 		shape: h.shape(),
@@ -331,7 +346,7 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig, block
 		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), ranks: device.NewDivisor(g.ranks), selections: device.NewDivisor(g.tokens * g.topk),
 		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
-		zone: uint32(g.capacity), senders: senders(blocks, h.tuning.dispatchSenders), what: rowWhat(s),
+		zone: uint32(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders), what: rowWhat(s),
 	}
 	if r.direct {
 		d.what |= whatDirect
@@ -355,15 +370,12 @@ func (h *gpu) prepareDescribe(f functions) (err error) {
 	return err
 }
 
-func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig, blocks int) (err error) {
+func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) {
 	s, r := &h.spec, &h.regions
 	c := combineArgs{
-		shape: h.shape(), senders: senders(blocks, h.tuning.combineSenders), first: uint32(h.locals.combineCounts),
+		shape: h.shape(), senders: senders(h.blocks.combine, h.tuning.combineSenders), first: uint32(h.locals.combineCounts),
 		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
 		rowBytes: uint32(s.outputBytes()), pieces: device.NewDivisor(ceil(s.outputBytes(), unitBytes)),
-	}
-	if s.Sum == Weighted {
-		c.what |= whatWeighted
 	}
 	if h.combining, err = f.combine.Prepare(config, c); err != nil {
 		return err
@@ -417,10 +429,7 @@ func (h *gpu) enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Strea
 	if err := h.comm.Begin(op); err != nil {
 		return nil, err
 	}
-	stream := s.CUDA()
-	if stream == nil {
-		stream = h.device.Stream()
-	}
+	stream := h.streamOf(s)
 	if g := h.comm.Generation(); g != h.generation {
 		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
 			return nil, cmp.Or(err, weft.Unsupportedf("%s: the first operation after ranks were masked cannot be captured; run one before", op))
@@ -514,9 +523,20 @@ func (h *gpu) point() {
 	if h.placed != nil {
 		h.placed.point(group, at, &h.locals)
 	}
+	if a := h.gradientArg; a != nil {
+		a.group, a.state = group, at(h.locals.state)
+	}
 	if c := h.combineArg; c != nil {
 		c.group, c.state, c.filled, c.credits = group, at(h.locals.state), at(h.locals.combineFilled), at(h.locals.credits)
 	}
+}
+
+// streamOf is the stream to enqueue on: the caller's, or the communicator's.
+func (h *gpu) streamOf(s *weft.Stream) *cuda.Stream {
+	if stream := s.CUDA(); stream != nil {
+		return stream
+	}
+	return h.device.Stream()
 }
 
 // finish waits for the work if the caller gave no stream.
@@ -617,12 +637,4 @@ func aligned(op, what string, t weft.Tensor) error {
 		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs rows begin on multiples of 16 bytes: copy them there", op, what, addressOf(t))
 	}
 	return nil
-}
-
-func (h *gpu) dispatchBackward(context.Context, *weft.Stream, *Routing, weft.Tensor, weft.Tensor, weft.Tensor, weft.Tensor) error {
-	return GPUEngine.Gradients()
-}
-
-func (h *gpu) combineBackward(context.Context, *weft.Stream, *Routing, weft.Tensor, weft.Tensor, weft.Tensor, weft.Tensor) error {
-	return GPUEngine.Gradients()
 }

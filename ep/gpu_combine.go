@@ -8,14 +8,14 @@ import (
 )
 
 func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	if err := h.startCombine(ctx, s, r, y, out, bias, whatSend|whatReceive); err != nil {
+	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, whatSend|whatReceive|h.weighted()); err != nil {
 		return err
 	}
 	return h.finish(ctx, s)
 }
 
 func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
-	if err := h.startCombine(ctx, s, r, y, out, bias, whatSend); err != nil {
+	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, whatSend|h.weighted()); err != nil {
 		return nil, err
 	}
 	h.pending = opCombine
@@ -24,41 +24,36 @@ func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, ou
 		if err := h.resume(opCombine, operation); err != nil {
 			return err
 		}
-		stream := s.CUDA()
-		if stream == nil {
-			stream = h.device.Stream()
-		}
-		if err := h.launchCombine(stream, whatReceive); err != nil {
+		if err := h.launchCombine(h.streamOf(s), whatReceive|h.weighted()); err != nil {
 			return err
 		}
 		return h.finish(ctx, s)
 	}), nil
 }
 
-func (h *gpu) startCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
-	stream, err := h.enter(ctx, opCombine, s)
+// weighted says whether sums are.
+func (h *gpu) weighted() uint32 {
+	if h.spec.Sum == Weighted {
+		return whatWeighted
+	}
+	return 0
+}
+
+// enterCombine checks the arguments of a combine, or of a dispatch backward, and enqueues it.
+func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
+	stream, err := h.enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := h.checkCombineOperands(r, y, out, bias); err != nil {
+	if err := h.checkCombineOperands(op, r, y, out, bias); err != nil {
 		return err
 	}
-	a, p := h.combineArg, r.placement.(*gpuRouting)
-	a.routed, a.landings = p.at(p.off.home), p.at(p.off.landings)
-	a.y, a.out, a.tokens, a.biases = addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
-	for i, b := range bias {
-		a.bias[i] = addressOf(b)
-	}
-	if err := h.launchCombine(stream, what); err != nil {
-		return err
-	}
-	h.operations++
-	return nil
+	return h.startCombine(stream, r, y, out, bias, what)
 }
 
 // checkCombineOperands says what is wrong with the arguments of a combine.
-func (h *gpu) checkCombineOperands(r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	if err := h.checkCombine(opCombine, r, y, out, bias); err != nil {
+func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+	if err := h.checkCombine(op, r, y, out, bias); err != nil {
 		return err
 	}
 	operands := []struct {
@@ -69,17 +64,46 @@ func (h *gpu) checkCombineOperands(r *Routing, y, out weft.Tensor, bias []weft.T
 		operands[2+i].tensor = b
 	}
 	for _, o := range operands {
-		if err := aligned(opCombine, o.what, o.tensor); err != nil {
+		if err := aligned(op, o.what, o.tensor); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (h *gpu) launchCombine(stream *cuda.Stream, what uint32) error {
+// startCombine enqueues what brings rows home.
+func (h *gpu) startCombine(stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
+	if h.tuning.pulls {
+		if err := h.setPull(stream, r, y, out, bias); err != nil {
+			return err
+		}
+	} else {
+		h.setCombine(r, y, out, bias)
+	}
+	if err := h.launchCombine(stream, what); err != nil {
+		return err
+	}
+	h.operations++
+	return nil
+}
+
+// setCombine points the launch at the caller's tensors.
+func (h *gpu) setCombine(r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
+	a, p := h.combineArg, r.placement.(*gpuRouting)
+	a.routed, a.landings = p.at(p.off.home), p.at(p.off.landings)
+	a.y, a.out, a.tokens, a.biases = addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
+	for i, b := range bias {
+		a.bias[i] = addressOf(b)
+	}
+}
+
+func (h *gpu) launchCombine(stream *cuda.Stream, what uint32) (err error) {
+	if h.tuning.pulls {
+		h.placed.pull.what = what
+		return h.placed.pulling.Start(stream)
+	}
 	a := h.combineArg
-	a.what = a.what&^(whatSend|whatReceive) | what
-	var err error
+	a.what = what
 	if a.free, err = h.free(stream); err != nil {
 		return err
 	}

@@ -83,16 +83,12 @@ func (d *dispatched) receive(ctx context.Context) (*Received, error) {
 	if err := h.resume(opDispatch, d.operation); err != nil {
 		return give(err)
 	}
-	stream := d.stream.CUDA()
-	if stream == nil {
-		stream = h.device.Stream()
-	}
 	what := uint32(whatReceive | whatMove)
 	if d.routed {
 		what |= whatRoute
 	}
 	h.setPlace(r.Routing, r.place)
-	if err := h.startDispatch(stream, what, r.tokens); err != nil {
+	if err := h.startDispatch(h.streamOf(d.stream), what, r.tokens); err != nil {
 		return give(err)
 	}
 	err := h.finish(ctx, d.stream)

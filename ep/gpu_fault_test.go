@@ -161,7 +161,7 @@ func TestLateRankOnGPUs(t *testing.T) {
 		const ranks, late = 3, 1
 		const deadline = 500 * time.Millisecond
 		for _, way := range ways {
-			for _, op := range []string{"prepare", "dispatch", "combine"} {
+			for _, op := range []string{"prepare", "dispatch", "combine", "gradients"} {
 				for _, before := range []int{0, 1} {
 					if testing.Short() && before > 0 {
 						continue
@@ -186,7 +186,7 @@ func TestLateRankOnGPUs(t *testing.T) {
 									return err
 								}
 							}
-							if op == "combine" {
+							if op == "combine" || op == "gradients" {
 								if err := errors.Join(round.PrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream)); err != nil {
 									return err
 								}
@@ -210,6 +210,8 @@ func TestLateRankOnGPUs(t *testing.T) {
 									err = round.PrepareDispatch(ctx, r.stream)
 								case "combine":
 									err = round.Combine(ctx, r.stream)
+								case "gradients":
+									err = round.Backward(ctx, r.stream)
 								}
 								if err == nil { // it was enqueued
 									err = r.Wait(ctx, r.stream)

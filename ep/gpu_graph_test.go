@@ -35,9 +35,9 @@ type replayed struct {
 	rounds []*eptest.Round
 }
 
-// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare, d a dispatch, c a combine. A space begins a new
-// batch.
-var graphs = []string{"fc", "pdc", "fdc", "fc fc", "pdcddcc", "f", "fc p pd fdcdc"}
+// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare, d a dispatch, c a combine, g their gradients. A space
+// begins a new batch.
+var graphs = []string{"fc", "pdcg", "fdc", "fc fc", "pdcddcc", "f", "fc p pg fdgcdc"}
 
 // TestGraphsOnGPUs captures operations, in graphs of all orders over one handle, and replays them, with inputs that change between replays and
 // operations that no graph holds. Ranks have other numbers of tokens, of which none, one and as many as fit.
@@ -134,6 +134,9 @@ func TestGraphsOnGPUs(t *testing.T) {
 								if err == nil && strings.Contains(ops, "c") {
 									err = g.rounds[j].CheckCombined()
 								}
+								if err == nil && strings.Contains(ops, "g") {
+									err = g.rounds[j].CheckGradients()
+								}
 								if err != nil {
 									return fmt.Errorf("replay %d, of %q: %w", i, graphs[n], err)
 								}
@@ -174,6 +177,8 @@ func enqueue(ctx context.Context, r *member, rounds []*eptest.Round, ops string)
 			err = rounds[0].Dispatch(ctx, r.stream)
 		case 'c':
 			err = rounds[0].Combine(ctx, r.stream)
+		case 'g':
+			err = rounds[0].Backward(ctx, r.stream)
 		}
 		if err != nil {
 			return fmt.Errorf("%c: %w", op, err)

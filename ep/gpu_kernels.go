@@ -108,6 +108,9 @@ func Kernels(arch string) []kernel.Spec {
 			all = append(all, combineKernel(form, of, arch))
 		}
 	}
+	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
+		all = append(all, gradientKernel(of, arch))
+	}
 	return append(append(all, placedKernels(arch)...), describeKernel(arch))
 }
 

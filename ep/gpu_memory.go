@@ -11,6 +11,8 @@ type regions struct {
 	arrived, returned, ready             int64
 	rows, home                           int64
 	totals, visits, words, marks, stage  int64 // of placed rows
+	gradientWords, gradientMarks         int64
+	numbers, gradients                   int64
 	blocks                               int64
 	total                                int64
 
@@ -44,7 +46,7 @@ func (r *regions) addZero(size int64) int64 {
 }
 
 // newRegions lays out the window of a handle whose dispatches and combines have so many blocks.
-func newRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int) regions {
+func newRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	ranks, tokens, topk := int64(g.ranks), int64(g.tokens), int64(g.topk)
 	r := regions{direct: !t.valueDispatch && s.Layout == RankMajor && s.Live < 32, block: newBlockShape(s, g.rows())}
 	r.inWindow = r.direct
@@ -62,14 +64,15 @@ func newRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int
 		r.counts = r.addEmpty(3 * ranks * int64(countWords+g.local) * 4)
 	}
 	r.records = r.addEmpty(3 * ranks * tokens * topk * int64(pairBytes))
-	r.arrived = r.addZero(ranks * int64(dispatchBlocks) * 4)
+	r.arrived = r.addZero(ranks * int64(b.dispatch) * 4)
 	r.ready = r.addZero(ranks * 4)
+	r.addGradients(g, s, b.gradients)
 	if size := r.rowTurns * r.rowTurn; t.valueDispatch {
 		r.rows = r.addEmpty(size)
 	} else {
 		r.rows = r.add(size)
 	}
-	r.addCombine(g, s, t, combineBlocks)
+	r.addCombine(g, s, t, b.combine)
 	if r.direct {
 		r.blocks = r.add(int64(s.Live) * r.block.bytes)
 	}
@@ -103,8 +106,9 @@ const countWords = 1
 
 // locals are where things stand in a handle's memory that no peer reaches.
 type locals struct {
-	state                 int // and behind it the counts of dispatch, those of combine
+	state                 int // and behind it the counts of dispatch, those of combine, those of gradients
 	combineCounts         int // the first of the latter
+	gradientCounts        int // and of the first of gradients
 	filled, combineFilled int
 	credits               int
 	counts, starts, met   int // of place
@@ -117,18 +121,18 @@ func (l *locals) add(size int) int {
 	return at
 }
 
-func newLocals(g *geometry, placed bool, dispatchBlocks, combineBlocks int) locals {
+func newLocals(g *geometry, placed bool, b blocks) locals {
 	// Every block has a count, and the clerk.
-	l := locals{combineCounts: dispatchBlocks + 1}
-	l.state = l.add(device.StateBytes + (dispatchBlocks+combineBlocks+2)*device.CountBytes)
+	l := locals{combineCounts: b.dispatch + 1, gradientCounts: b.dispatch + b.combine + 2}
+	l.state = l.add(device.StateBytes + (l.gradientCounts+b.gradients)*device.CountBytes)
 	l.credits = l.add(4 * weft.MaxRanks)
 	l.combineFilled = l.add(3 * g.tokens * 8)
 	if !placed {
 		l.filled = l.add(3 * g.ranks * g.tokens * 4)
 		return l
 	}
-	l.counts = l.add(dispatchBlocks * (g.experts + g.ranks) * 4)
-	l.starts = l.add(dispatchBlocks * (g.experts + g.ranks) * 4)
-	l.met = l.add(dispatchBlocks * 4)
+	l.counts = l.add(b.dispatch * (g.experts + g.ranks) * 4)
+	l.starts = l.add(b.dispatch * (g.experts + g.ranks) * 4)
+	l.met = l.add(b.dispatch * 4)
 	return l
 }

@@ -121,17 +121,18 @@ const callShift = 24
 const mostPlacedBytes = 16 << 32
 
 // newPlacedRegions lays out the window of a handle whose rows have their final places before they leave: what kernels/placed.cuh describes.
-func newPlacedRegions(g *geometry, s Spec, t tuning, dispatchBlocks, combineBlocks int) regions {
+func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	ranks, tokens := int64(g.ranks), int64(g.tokens)
 	r := regions{inWindow: true, block: newBlockShape(s, g.rows())}
 	r.totals = r.addZero(2 * ranks * int64(g.experts+g.ranks+1) * 8)
 	r.words = r.addZero(2 * ranks * 8)
-	r.marks = r.addZero(ranks * int64(dispatchBlocks+combineBlocks) * 4)
+	r.marks = r.addZero(ranks * int64(b.dispatch+b.combine) * 4)
+	r.addGradients(g, s, b.gradients)
 	r.records = r.add(ranks * tokens * int64(g.topk) * int64(pairBytes))
 	if t.pulls {
 		r.stage = r.add(int64(g.rows()) * int64(s.outputBytes()))
 	} else {
-		r.addCombine(g, s, t, combineBlocks)
+		r.addCombine(g, s, t, b.combine)
 	}
 	if !s.Layout.byExpert() {
 		r.visits = r.add(ranks * tokens * 4)
@@ -324,11 +325,7 @@ func (p *pushed) receive(ctx context.Context) (*Received, error) {
 	h, r := p.h, p.received
 	err := h.resume(opDispatch, p.operation)
 	if err == nil {
-		stream := p.stream.CUDA()
-		if stream == nil {
-			stream = h.device.Stream()
-		}
-		err = h.startPush(stream, r.Routing, r.place, whatReceive, 0)
+		err = h.startPush(h.streamOf(p.stream), r.Routing, r.place, whatReceive, 0)
 	}
 	if err == nil {
 		err = h.finish(ctx, p.stream)
@@ -413,71 +410,26 @@ func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, cal
 	return l.pushing.Start(stream)
 }
 
-func (h *placed) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	if !h.tuning.pulls {
-		return h.gpu.combine(ctx, s, r, y, out, bias)
-	}
-	if err := h.startPull(ctx, s, r, y, out, bias, whatSend|whatReceive); err != nil {
-		return err
-	}
-	return h.finish(ctx, s)
-}
-
-func (h *placed) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
-	if !h.tuning.pulls {
-		return h.gpu.sendCombine(ctx, s, r, y, out, bias)
-	}
-	if err := h.startPull(ctx, s, r, y, out, bias, whatSend); err != nil {
-		return nil, err
-	}
-	h.pending = opCombine
-	operation := h.operations
-	return weft.NewWork(func(ctx context.Context) error {
-		if err := h.resume(opCombine, operation); err != nil {
-			return err
-		}
-		stream := s.CUDA()
-		if stream == nil {
-			stream = h.device.Stream()
-		}
-		if err := h.launchPull(stream, whatReceive); err != nil {
-			return err
-		}
-		return h.finish(ctx, s)
-	}), nil
-}
-
-// startPull enqueues a combine that reads rows where they are: rows that were received, or else a copy of them in the window.
-func (h *placed) startPull(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
-	stream, err := h.enter(ctx, opCombine, s)
+// setPull points the launch at the caller's tensors. Rows that were received are read where they are, others are copied into the window.
+func (h *gpu) setPull(stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+	a, p := h.placed.pull, r.placement.(*gpuRouting)
+	at, err := h.offer(stream, y, h.regions.stage)
 	if err != nil {
 		return err
-	}
-	if err := h.checkCombineOperands(r, y, out, bias); err != nil {
-		return err
-	}
-	a, p, base := h.gpu.placed.pull, r.placement.(*gpuRouting), uint64(h.window.Pointer())
-	at := addressOf(y) - base
-	if addressOf(y) < base+uint64(h.regions.blocks) || at+uint64(y.Bytes()) > uint64(h.regions.total) {
-		at = uint64(h.regions.stage)
-		if err := stream.Copy(h.window.Pointer().Add(int(at)), y.Pointer(), y.Bytes()); err != nil {
-			return err
-		}
 	}
 	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
 	a.out, a.tokens, a.biases, a.at = addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
 	for i, b := range bias {
 		a.bias[i] = addressOf(b)
 	}
-	if err := h.launchPull(stream, what); err != nil {
-		return err
-	}
-	h.operations++
 	return nil
 }
 
-func (h *placed) launchPull(stream *cuda.Stream, what uint32) error {
-	a := h.gpu.placed.pull
-	a.what = a.what&^(whatSend|whatReceive) | what
-	return h.gpu.placed.pulling.Start(stream)
+// offer says where in the window others read a tensor: where it is, if placed rows were received there, or where a copy of it is to stand.
+func (h *gpu) offer(stream *cuda.Stream, t weft.Tensor, stage int64) (at int64, err error) {
+	base, begin := uint64(h.window.Pointer()), addressOf(t)
+	if h.tuning.placed && begin >= base+uint64(h.regions.blocks) && begin+uint64(t.Bytes()) <= base+uint64(h.regions.total) {
+		return int64(begin - base), nil
+	}
+	return stage, stream.Copy(h.window.Pointer().Add(int(stage)), t.Pointer(), t.Bytes())
 }

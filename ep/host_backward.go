@@ -11,7 +11,7 @@ import (
 )
 
 func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
-	const op = "dispatch backward"
+	const op = opDispatchBackward
 	epoch, err := h.enter(op)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing,
 }
 
 func (h *host) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
-	const op = "combine backward"
+	const op = opCombineBackward
 	epoch, err := h.enter(op)
 	if err != nil {
 		return err

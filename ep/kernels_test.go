@@ -99,6 +99,10 @@ func arguedPrograms(arch string) []argued {
 			})},
 		{pullKernel(weft.BFloat16, arch), layout.Of("Pull", reflect.TypeFor[pullArgs](), nil) +
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "UNITS": pullUnits})},
+		{gradientKernel(weft.BFloat16, arch), layout.Of("Gradients", reflect.TypeFor[gradientArgs](), nil) +
+			layout.Constants(map[string]int{
+				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted, "32 * WARPS": gradientThreads,
+			})},
 		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), map[string]string{"expertWeights": "expert_weights"})},
 	}
 }

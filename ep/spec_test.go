@@ -120,12 +120,6 @@ func TestValidateOnGPUs(t *testing.T) {
 	if err := small(ranks).ValidateOn(ep.GPUEngine+1, ranks); !errors.Is(err, weft.ErrInvalid) {
 		t.Errorf("no engine: %v", err)
 	}
-	if err := ep.HostEngine.Gradients(); err != nil {
-		t.Error(err)
-	}
-	if err := ep.GPUEngine.Gradients(); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "host communicator") {
-		t.Errorf("gradients on GPUs: %v", err)
-	}
 }
 
 // TestNames parses every name that prints.

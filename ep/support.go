@@ -121,17 +121,6 @@ var gpuRules = []rule{
 // maxTokensGPU is the most tokens that a rank on a GPU may dispatch at once.
 const maxTokensGPU = 1 << 15
 
-// noGradients is why GPUs refuse them.
-const noGradients = "gradients are moved on the host only so far; use a host communicator for training"
-
-// Gradients says whether the engine has DispatchBackward and CombineBackward, and if not, what to do instead.
-func (e Engine) Gradients() error {
-	if e == GPUEngine {
-		return weft.Unsupportedf("%s", noGradients)
-	}
-	return nil
-}
-
 //go:generate go run ./internal/supportdoc -o ../docs/ep-support.md
 
 // supportHeading is what docs/ep-support.md says before the table.
@@ -144,7 +133,7 @@ that the conformance suite runs it on every engine against a plain single-proces
 payload can be asked for, and compares every byte. Everything else is refused when a handle is made, before anything has
 moved, on every rank and in the words below. The code refuses from the same rules that this page is generated from.
 
-A cell holds for operations made by one call or cut in two, for host and device counts, and for dispatch, combine and, on the host, their gradients.
+A cell holds for operations made by one call or cut in two, for host and device counts, and for dispatch, combine and their gradients.
 Opaque rows are only dispatched, unless the Spec gives an Output type and Hidden: then rows of that type are combined, and have gradients.
 On GPUs a row crosses once to each rank in either wire form, which is what Handle.Spec then says.
 
@@ -159,7 +148,7 @@ func WriteSupportPage(w io.Writer) error {
 }
 
 // WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form and reduction, a column for each payload.
-// Every cell holds for one-call and send/receive phases, host and device counts, forward and (on the host) backward; opaque rows are combined,
+// Every cell holds for one-call and send/receive phases, host and device counts, forward and backward; opaque rows are combined,
 // and have gradients, only if the Spec gives the type to do it in.
 func WriteSupport(w io.Writer) error {
 	var b strings.Builder
@@ -204,7 +193,6 @@ func WriteSupport(w io.Writer) error {
 	for _, r := range gpuRules {
 		fmt.Fprintf(&b, "- %s\n", r.because)
 	}
-	fmt.Fprintf(&b, "- %s\n", noGradients)
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -22,6 +22,7 @@ func TestLayout(t *testing.T) {
 			"CAUSE_TIMEOUT": device.CauseTimeout, "CAUSE_ABORT": device.CauseAbort,
 			"CAUSE_STOPPED": device.CauseStopped, "CAUSE_MISMATCH": device.CauseMismatch,
 			"OP_PREPARE": device.OpPrepare, "OP_DISPATCH": device.OpDispatch, "OP_COMBINE": device.OpCombine, "OP_BARRIER": device.OpBarrier,
+			"OP_DISPATCH_BACKWARD": device.OpDispatchBackward, "OP_COMBINE_BACKWARD": device.OpCombineBackward,
 		})
 	source := "#include \"weft.cuh\"\nnamespace weft {\n" + asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
 	compile := func(t *testing.T, c kernel.Compiler, arch string) {

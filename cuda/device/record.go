@@ -55,10 +55,12 @@ func CallName(call uint64) string {
 
 // Operations that wait on the device.
 const (
-	OpPrepare  = 1
-	OpDispatch = 2
-	OpCombine  = 3
-	OpBarrier  = 4
+	OpPrepare          = 1
+	OpDispatch         = 2
+	OpCombine          = 3
+	OpBarrier          = 4
+	OpDispatchBackward = 5
+	OpCombineBackward  = 6
 )
 
 // OpName is the name of an operation as errors have it.
@@ -72,6 +74,10 @@ func OpName(op uint32) string {
 		return "combine"
 	case OpBarrier:
 		return "barrier"
+	case OpDispatchBackward:
+		return "dispatch backward"
+	case OpCombineBackward:
+		return "combine backward"
 	default:
 		return "device operation"
 	}

@@ -18,10 +18,17 @@ type Round struct {
 	in       ep.Rows
 	y, out   weft.Tensor
 	bias     []weft.Tensor
+	back     gradients
 	received *ep.Received
 	pending  *ep.PendingDispatch
 	direct   bool // y is what was received
 	blank    bool // what is received stands among poison
+}
+
+// gradients are the operands of both moves back.
+type gradients struct {
+	rows, scalars, x, home            weft.Tensor // of dispatch
+	out, expertRows, y, expertWeights weft.Tensor // of combine
 }
 
 // Round begins the batch on one rank: its inputs are there. It is collective.
@@ -62,7 +69,35 @@ func (r *Round) Load(b *Batch) (err error) {
 		}
 		r.bias = append(r.bias, x)
 	}
-	r.out, err = r.r.homeRows(r.r.off.out, nil)
+	if r.out, err = r.r.homeRows(r.r.off.out, nil); err != nil {
+		return err
+	}
+	return r.loadGradients()
+}
+
+func (r *Round) loadGradients() (err error) {
+	t, me, g, off := r.r.trial, r.r.comm.Rank(), &r.back, &r.r.off
+	if g.rows, err = r.r.expertRows(off.grad, t.grad[me], nil); err != nil {
+		return err
+	}
+	if g.scalars, err = r.r.tensor(off.scalars, singleBytes(t.scalars[me]), weft.Float32, len(t.scalars[me])); err != nil {
+		return err
+	}
+	if g.x, err = r.r.homeRows(off.gradX, nil); err != nil {
+		return err
+	}
+	if g.home, err = r.r.blank(off.scalarsHome, weft.Float32, t.tokens(me), t.spec.TopK); err != nil {
+		return err
+	}
+	if g.out, err = r.r.homeRows(off.gradOut, t.gradOut[me]); err != nil {
+		return err
+	}
+	if g.expertRows, err = r.r.expertRows(off.gradRows, filled(len(t.y[me]), poison), nil); err != nil || t.spec.Sum != ep.Weighted {
+		g.y, g.expertWeights = weft.Tensor{}, weft.Tensor{}
+		return err
+	}
+	g.y = r.y
+	g.expertWeights, err = r.r.blank(off.gradWeights, weft.Float32, t.tokens(me), t.spec.TopK)
 	return err
 }
 
@@ -143,13 +178,27 @@ func (r *Round) Combine(ctx context.Context, s *weft.Stream) error {
 	return r.r.handle.Combine(ctx, s, r.r.routing, y, r.out, r.bias...)
 }
 
+// Backward enqueues the gradients of combine and of dispatch.
+func (r *Round) Backward(ctx context.Context, s *weft.Stream) error {
+	h, routing, g := r.r.handle, r.r.routing, &r.back
+	if err := h.CombineBackward(ctx, s, routing, g.out, g.y, g.expertRows, g.expertWeights); err != nil {
+		return err
+	}
+	return h.DispatchBackward(ctx, s, routing, g.rows, g.scalars, g.x, g.home)
+}
+
 // Received is what the last dispatch has received, until Release.
 func (r *Round) Received() *ep.Received { return r.received }
 
 // Blank puts poison where results will stand. Nothing of the handle may be on its way, at any rank.
 func (r *Round) Blank() error {
-	if err := r.r.upload(r.r.off.out, filled(r.out.Bytes(), poison)); err != nil {
-		return err
+	for _, t := range []weft.Tensor{r.out, r.back.x, r.back.home, r.back.expertRows, r.back.expertWeights} {
+		if t.IsZero() {
+			continue
+		}
+		if err := r.r.engine.Upload(r.r.comm, t.Data, filled(t.Bytes(), poison)); err != nil {
+			return err
+		}
 	}
 	if r.received == nil {
 		return nil
@@ -223,6 +272,31 @@ func (r *Round) CheckCombined() error {
 		}
 		r.r.same("combined rows", got, t.batch.combine(t.p, me, y, t.bias[me], t.spec.Sum == ep.Weighted))
 		return r.r.guards()
+	})
+}
+
+// CheckGradients does the same with the gradients.
+func (r *Round) CheckGradients() error {
+	return r.check(func() error {
+		t, me, g := r.r.trial, r.r.comm.Rank(), &r.back
+		for _, c := range []struct {
+			what string
+			got  weft.Tensor
+			want []byte
+		}{
+			{"gradients of tokens", g.x, t.batch.combine(t.p, me, t.grad, nil, false)},
+			{"gradients brought home", g.home, singleBytes(t.scalarsHome(t.p, me, t.scalars))},
+			{"gradients of rows", g.expertRows, t.spread(t.p, me, t.gradOut, poison)},
+			{"gradients of weights", g.expertWeights, singleBytes(t.dots(t.p, me, t.gradOut, t.y))},
+		} {
+			if c.got.IsZero() {
+				continue
+			}
+			if err := r.r.sameTensor(c.what, c.got, c.got.DType, c.got.Shape, c.want); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 	"unsafe"
 
@@ -137,9 +136,6 @@ func (r *runner) operations(ctx context.Context) error {
 	}
 	if err := r.combine(ctx, second); err != nil {
 		return fmt.Errorf("combine: %w", err)
-	}
-	if because := r.engine.Kind().Gradients(); because != nil {
-		return r.noGradients(ctx, because)
 	}
 	if err := r.dispatchBackward(ctx); err != nil {
 		return fmt.Errorf("dispatch backward: %w", err)
@@ -639,21 +635,6 @@ func (r *runner) combine(ctx context.Context, received *ep.Received) error {
 	r.same("rows after combine", after, r.trial.y[me])
 	want := r.batch.combine(r.p, me, r.trial.y, r.trial.bias[me], r.spec.Sum == ep.Weighted)
 	return r.sameTensor("combined rows", out, r.output(), out.Shape, want)
-}
-
-// noGradients makes sure that an engine without gradients says so.
-func (r *runner) noGradients(ctx context.Context, because error) error {
-	var none weft.Tensor
-	s := r.engine.Stream(r.comm)
-	for _, err := range []error{
-		r.handle.DispatchBackward(ctx, s, r.routing, none, none, none, none),
-		r.handle.CombineBackward(ctx, s, r.routing, none, none, none, none),
-	} {
-		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), because.Error()) {
-			return fmt.Errorf("gradients: %w, want %w", err, because)
-		}
-	}
-	return nil
 }
 
 func (r *runner) dispatchBackward(ctx context.Context) error {

@@ -1,0 +1,147 @@
+package ep
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strconv"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+// gradientArgs are the arguments of what moves gradients: the Gradients of kernels/gradients.cu.
+type gradientArgs struct {
+	group                   device.Group
+	shape                   shape
+	state                   uint64
+	words, marks, numbers   uint64
+	first, what, tokens, at uint32
+	rowBytes, align         uint32
+	topk                    device.Divisor
+	home, landings          uint64
+	arrivals, described     uint64
+	y, rows                 uint64
+	scalars, weights        uint64
+}
+
+// What a launch of gradients does: the enumeration of kernels/gradients.cu.
+const (
+	whatRows     = 1
+	whatDots     = 2
+	whatByExpert = 16
+)
+
+// gradientThreads is how many threads a block of gradients has: the WARPS of kernels/gradients.cu.
+const gradientThreads = 4 * 32
+
+func gradientKernel(of weft.DType, arch string) kernel.Spec {
+	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, "placed.cuh", "sum.cuh")
+	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
+	s.Defines["WEFT_GRADIENT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(gradientArgs{})))
+	return s
+}
+
+// addGradients lays out what gradients have: what ranks tell each other, the numbers that come home, and a copy of the tokens' gradients for others to read.
+func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
+	if !s.combines() {
+		return
+	}
+	r.gradientWords = r.addZero(int64(g.ranks) * 8)
+	r.gradientMarks = r.addZero(int64(g.ranks) * int64(blocks) * 4)
+	r.numbers = r.add(2 * int64(g.tokens) * int64(g.topk) * 4)
+	r.gradients = r.add(int64(g.tokens) * int64(s.outputBytes()))
+}
+
+// prepareGradients lays out the launch.
+func (h *gpu) prepareGradients(f functions) (err error) {
+	g, s, r := &h.geometry, &h.spec, &h.regions
+	a := gradientArgs{
+		shape: h.shape(), words: uint64(r.gradientWords), marks: uint64(r.gradientMarks), numbers: uint64(r.numbers), first: uint32(h.locals.gradientCounts),
+		at: uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align), topk: device.NewDivisor(g.topk),
+	}
+	config := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(h.blocks.gradients)}, Block: cuda.Dim{X: gradientThreads}}
+	if h.moving, err = f.gradients.Prepare(config, a); err != nil {
+		return err
+	}
+	h.gradientArg, err = cuda.Arg[gradientArgs](h.moving, 0)
+	return err
+}
+
+func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
+	const op = opDispatchBackward
+	stream, err := h.enter(ctx, op, s)
+	if err != nil {
+		return err
+	}
+	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil), h.checkScalars(op, r, gradRowWeights, gradWeights)); err != nil {
+		return err
+	}
+	if err := h.startCombine(stream, r, gradRows, gradX, nil, whatSend|whatReceive); err != nil {
+		return err
+	}
+	if !gradWeights.IsZero() {
+		a := h.setGradients(r, gradWeights)
+		a.scalars = addressOf(gradRowWeights)
+		if err := h.startGradients(stream, 0); err != nil {
+			return err
+		}
+	}
+	return h.finish(ctx, s)
+}
+
+func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
+	const op = opCombineBackward
+	stream, err := h.enter(ctx, op, s)
+	if err != nil {
+		return err
+	}
+	if err := cmp.Or(h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op), aligned(op, "gradients of the output", gradOut),
+		aligned(op, "rows", y), aligned(op, "gradients of rows", gradRows)); err != nil {
+		return err
+	}
+	a := h.setGradients(r, gradWeights)
+	a.rows = addressOf(gradRows)
+	what := whatRows | h.weighted()
+	if !gradWeights.IsZero() {
+		what |= whatDots
+		a.y = addressOf(y)
+	}
+	at, err := h.offer(stream, gradOut, h.regions.gradients)
+	if err != nil {
+		return err
+	}
+	a.at = uint32(at / 16)
+	if err := h.startGradients(stream, what); err != nil {
+		return err
+	}
+	return h.finish(ctx, s)
+}
+
+// setGradients points the launch at a Routing, and at where numbers come home to.
+func (h *gpu) setGradients(r *Routing, gradWeights weft.Tensor) *gradientArgs {
+	a, p := h.gradientArg, r.placement.(*gpuRouting)
+	a.home, a.landings, a.arrivals, a.described = p.at(p.off.home), p.at(p.off.landings), 0, p.at(p.off.described)
+	if h.spec.Layout == TokenMajor {
+		a.arrivals = p.at(p.off.arrivals)
+	}
+	a.tokens, a.weights = uint32(r.tokens), addressOf(gradWeights)
+	a.y, a.rows, a.scalars = 0, 0, 0
+	return a
+}
+
+// startGradients enqueues the launch.
+func (h *gpu) startGradients(stream *cuda.Stream, what uint32) error {
+	if h.spec.Layout.byExpert() {
+		what |= whatByExpert
+	}
+	h.gradientArg.what = what
+	if err := h.moving.Start(stream); err != nil {
+		return err
+	}
+	h.operations++
+	return nil
+}

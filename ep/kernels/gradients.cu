@@ -1,0 +1,224 @@
+// Gradients: what a combine, or a dispatch, is in reverse, beside the sums that combine itself makes.
+//
+//	rows      a row's gradient is that of its token's output, times the weight. Whoever has the row reads the token's where it is, at home.
+//	dots      the gradient of a selection's weight is the product of its token's gradient and its row, and is sent home
+//	numbers   gradients of weights that came with the rows are sent home
+//
+// A product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on whichever engine.
+#include "placed.cuh"
+#include "sum.cuh"
+
+namespace weft {
+
+// What the launch does, beside what placed.cuh names.
+enum {
+	ROWS = 1,
+	DOTS = 2,
+	BY_EXPERT = 16, // a row is a selection's
+	WEIGHTED = 64,
+};
+
+// Go: gradientArgs.
+struct Gradients {
+	Group group;
+	Shape shape;
+	State *state;
+	u64 words, marks, numbers; // offsets in a window
+	u32 first;				   // the lane's first count
+	u32 what, tokens;
+	u32 at; // where the tokens' gradients begin in this rank's window, in 16 bytes
+	u32 row_bytes, align;
+	Divisor topk;
+	const Pair *home, *landings;
+	const u32 *arrivals; // where a token has one row that is not at its slot
+	int *described;
+	const char *y;
+	char *rows;
+	const float *scalars; // one a row, or top-k a row that is not a selection's
+	float *weights;		  // [tokens][top-k]: what comes home; or none
+};
+
+static_assert(sizeof(Gradients) == WEFT_GRADIENT_BYTES, "the host has another idea of the arguments");
+
+constexpr u32 WARPS = 4, ROWS_AT_ONCE = 4;
+
+#if WEFT_TYPE == 3
+typedef float Element;
+#else
+typedef u16 Element;
+#endif
+constexpr u32 ELEMENTS = UNIT / sizeof(Element); // of a unit
+
+__device__ __forceinline__ float wide(Element e) {
+#if WEFT_TYPE == 1
+	return number((u32)e << 16);
+#elif WEFT_TYPE == 2
+	return from_f16(e);
+#else
+	return e;
+#endif
+}
+
+// Staged is a unit of two rows, in the order of their elements.
+struct Staged {
+	uint4 grad[32], row[32];
+};
+
+// Dot is a product under way: the lanes j and 32 + j of it.
+struct Dot {
+	float low, high;
+
+	__device__ __forceinline__ void take(const Staged &s, u32 elements, u32 lane) {
+		const Element *x = (const Element *)s.grad, *y = (const Element *)s.row;
+#pragma unroll
+		for (u32 i = 0; i < ELEMENTS; i += 64) {
+			if (i + lane < elements) low = fused(wide(x[i + lane]), wide(y[i + lane]), low);
+			if (i + 32 + lane < elements) high = fused(wide(x[i + 32 + lane]), wide(y[i + 32 + lane]), high);
+		}
+	}
+
+	// sum is right on the first lane.
+	__device__ __forceinline__ float sum() const {
+		float s = add(low, high);
+#pragma unroll
+		for (u32 h = 16; h > 0; h /= 2) s = add(s, __shfl_down_sync(0xFFFFFFFFu, s, h));
+		return s != s ? number(0x7FFFFFFF) : s;
+	}
+};
+
+__device__ __forceinline__ u64 number_at(const Gradients &a, const Turn &o, u64 i) {
+	return a.numbers + ((o.epoch & 1) * a.shape.capacity * a.shape.topk + i) * 4;
+}
+
+// row_of is the row + 1 of the lane's landing: a selection's or, on the first lane, the token's.
+__device__ __forceinline__ u32 row_of(const Gradients &a, u64 slot, u32 landing, u32 lane) {
+	if ((a.what & BY_EXPERT) != 0) return landing;
+	if (!__any_sync(0xFFFFFFFFu, landing != 0) || lane != 0) return 0;
+	return a.arrivals != nullptr ? a.arrivals[slot] : (u32)slot + 1;
+}
+
+__device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weight) {
+	if ((a.what & WEIGHTED) == 0) return v;
+	Sum s;
+	s.start(v);
+#pragma unroll
+	for (int i = 0; i < NUMBERS; i++) s.f[i] = multiply(s.f[i], weight);
+	return s.round();
+}
+
+// spread makes the gradients of the rows that src's token has here, and with DOTS those of its weights. A warp does.
+__device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src, u32 t, u32 lane) {
+	u64 slot = (u64)src * a.shape.capacity + t;
+	Pair p = {0, 0};
+	if (lane < a.shape.topk) p = a.landings[slot * a.shape.topk + lane];
+	u32 row = row_of(a, slot, p.what, lane);
+	bool absent = holds(o.mask, src), dots = (a.what & DOTS) != 0 && !absent;
+	for (u32 todo = __ballot_sync(0xFFFFFFFFu, row != 0); todo != 0;) {
+		u32 rows[ROWS_AT_ONCE], ks[ROWS_AT_ONCE], n = 0;
+		float weights[ROWS_AT_ONCE];
+		Dot dot[ROWS_AT_ONCE];
+#pragma unroll
+		for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
+			u32 k = todo != 0 ? __ffs((int)todo) - 1 : 0;
+			if (todo != 0) n++;
+			ks[j] = k;
+			rows[j] = __shfl_sync(0xFFFFFFFFu, row, k) - 1;
+			weights[j] = number(__shfl_sync(0xFFFFFFFFu, p.weight, k));
+			dot[j] = {0, 0};
+			todo &= todo - 1;
+		}
+#pragma unroll 1
+		for (u32 first = 0; first < a.row_bytes; first += UNIT) {
+			u32 at = first + lane * 16, elements = min(UNIT, a.row_bytes - first) / sizeof(Element);
+			bool here = at < a.row_bytes;
+			uint4 v = make_uint4(0, 0, 0, 0), y[ROWS_AT_ONCE];
+			if (here && !absent) v = load_once(from + (u64)t * a.row_bytes + at);
+#pragma unroll
+			for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
+				if (dots && j < n && here) y[j] = load_once(a.y + (u64)rows[j] * a.row_bytes + at);
+			}
+			if (dots) staged.grad[lane] = v;
+#pragma unroll
+			for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
+				if (j >= n) continue;
+				if (dots) {
+					if (here) staged.row[lane] = y[j];
+					__syncwarp();
+					dot[j].take(staged, elements, lane);
+					__syncwarp();
+				}
+				if (here) store16(a.rows + (u64)rows[j] * a.row_bytes + at, absent ? v : scaled(a, v, weights[j]));
+			}
+		}
+#pragma unroll
+		for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
+			if (!dots || j >= n) continue;
+			float sum = dot[j].sum();
+			if (lane == 0) store_relaxed_sys4(a.group.window[src] + number_at(a, o, (u64)t * a.shape.topk + ks[j]), bits(sum));
+		}
+	}
+}
+
+// clear_pads fills what is left of the zones, all warps of all blocks together.
+__device__ __forceinline__ void clear_pads(const Gradients &a, const Described &d, u32 lane) {
+	u32 most = a.align - 1, warp = threadIdx.x / 32 * gridDim.x + blockIdx.x;
+	for (u64 i = warp; i < (u64)a.shape.local * most; i += WARPS * gridDim.x) {
+		u32 le = (u32)(i / most), row = (u32)(d.counts[le] + i % most);
+		if (row >= (u32)d.padded[le]) continue;
+		for (u32 at = lane * 16; at < a.row_bytes; at += UNIT) store16(a.rows + ((u64)d.offsets[le] + row) * a.row_bytes + at, make_uint4(0, 0, 0, 0));
+	}
+}
+
+// send_numbers sends the numbers of src's selections home. All threads of the block call it.
+__device__ __forceinline__ void send_numbers(const Gradients &a, const Turn &o, u32 src, Share share) {
+	u32 topk = a.shape.topk;
+	for (u32 i = share.from * topk + threadIdx.x; i < share.to * topk; i += blockDim.x) {
+		u32 k, t = a.topk.quotient(i, k);
+		u64 slot = (u64)src * a.shape.capacity + t, row;
+		u32 landing = a.landings[slot * topk + k].what;
+		if (landing == 0) continue;
+		row = (a.what & BY_EXPERT) != 0 ? landing - 1 : (a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot) * topk + k;
+		store_relaxed_sys4(a.group.window[src] + number_at(a, o, i), bits(a.scalars[row]));
+	}
+}
+
+// take_numbers takes what came home for this block's share of the tokens. Selections that went nowhere have 0. All threads of the block call it.
+__device__ __forceinline__ void take_numbers(const Gradients &a, const Turn &o) {
+	Share share(a.tokens);
+	u32 topk = a.shape.topk;
+	for (u32 i = share.from * topk + threadIdx.x; i < share.to * topk; i += blockDim.x) {
+		u32 e = a.home[i].what & 0xFFFF;
+		bool went = e != 0 && !holds(o.mask, rank_of(a.shape, e - 1));
+		a.weights[i] = went ? number(load_relaxed_sys4(o.own + number_at(a, o, i))) : 0.0f;
+	}
+}
+
+__device__ __forceinline__ void gradients(const Gradients &a) {
+	__shared__ char *grads[MAX_RANKS];
+	__shared__ Staged staged[WARPS];
+	Turn o;
+	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+	bool rows = (a.what & ROWS) != 0;
+	if (!o.begin(a.group, a.state, a.first, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD)) return;
+	Wait w(a.group, a.state, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD, o.epoch);
+	Described d(a.described, a.shape.local, a.group.ranks);
+	if (blockIdx.x == 0) tell(a.group, o, a.words, a.at);
+	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
+		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r) * 16;
+	}
+	if (__syncthreads_or(w.over) != 0) return;
+	if (rows && a.align > 1) clear_pads(a, d, lane);
+	for (u32 src = 0; src < a.group.ranks; src++) {
+		Share share((u32)d.tokens[src]);
+		for (u32 t = share.from + warp; rows && t < share.to; t += WARPS) spread(a, o, grads[src], staged[warp], src, t, lane);
+		if (a.scalars != nullptr && !holds(o.mask, src)) send_numbers(a, o, src, share);
+	}
+	mark(a.group, o, a.marks);
+	if (!await_marks(a.group, o, w, a.marks)) return;
+	if (a.weights != nullptr) take_numbers(a, o);
+	leave(a.state, o.epoch - 1, o.turn, true, a.first);
+}
+
+} // namespace weft
+
+extern "C" __global__ void __launch_bounds__(32 * weft::WARPS, 4) weft_gradients(const __grid_constant__ weft::Gradients a) { weft::gradients(a); }
