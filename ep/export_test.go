@@ -6,3 +6,10 @@ func SetApart() (undo func()) {
 	apartDispatchBytes, apartCombineBytes = 1, 1
 	return func() { apartDispatchBytes, apartCombineBytes = dispatch, combine }
 }
+
+// SetBulk makes all rows that can be sent by bulk copies go so, however small they are, and gives what undoes it.
+func SetBulk() (undo func()) {
+	bytes := bulkRowBytes
+	bulkRowBytes = 1
+	return func() { bulkRowBytes = bytes }
+}

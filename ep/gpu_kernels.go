@@ -43,6 +43,7 @@ const (
 
 	whatByRank = 4 // of handles whose rows have their final places before they leave
 	whatPacked = 8
+	whatBulk   = 512
 )
 
 // dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cuh. Fields that are addresses lie on this GPU; offsets are those of

@@ -44,7 +44,9 @@ type pushArgs struct {
 	what, tokens, call, block        uint32
 	pieces                           device.Divisor
 	rowBytes, scaleWords, pieceWords uint32
-	zone, rows, hidden, align        uint32
+	zone, rows, hidden, align, chunk uint32
+	chunks                           device.Divisor
+	carriers                         uint32
 	_                                uint32
 	x, scales                        uint64
 	home, places, landings, arrivals uint64
@@ -181,6 +183,18 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	if s.Layout.packed() && s.Counts == HostCounts {
 		push.zone = 0 // tensors have exactly the rows that come
 	}
+	chunk, carriers, err := h.bulk(int(dispatch.Block.X))
+	if err != nil {
+		return err
+	}
+	if carriers > 0 {
+		push.what |= whatBulk
+		push.chunk, push.carriers, push.chunks = uint32(chunk), uint32(carriers), device.NewDivisor(ceil(s.rowBytes(), chunk))
+		dispatch.Shared = chunk * carriers
+		if err := f.dispatch.SetMaxDynamicShared(dispatch.Shared); err != nil {
+			return err
+		}
+	}
 	if l.pushing, err = f.dispatch.Prepare(dispatch, push); err != nil {
 		return err
 	}
@@ -196,6 +210,17 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	}
 	l.pull, err = cuda.Arg[pullArgs](l.pulling, 0)
 	return err
+}
+
+// bulk says how many bytes of a row a warp of a push sends at a time by bulk copies, and how many warps do; none if threads store rows.
+func (h *gpu) bulk(threads int) (chunk, carriers int, err error) {
+	row := h.spec.rowBytes()
+	major, _, err := h.device.Context().Device().ComputeCapability()
+	if err != nil || major < 9 || h.spec.Quantize != weft.InvalidDType || row < bulkRowBytes {
+		return 0, 0, err
+	}
+	chunk = (ceil(row, ceil(row, bulkChunkBytes)) + 15) &^ 15
+	return chunk, min(threads/32, bulkSharedBytes/chunk), nil
 }
 
 // point points the launches at the handle's memory.

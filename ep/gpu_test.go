@@ -1,6 +1,7 @@
 package ep_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strconv"
@@ -113,6 +114,34 @@ func TestApartOnGPUs(t *testing.T) {
 			t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
 				eptest.RunSome(t, m.engine(t, n, gpuDeadline), m.times(2, 60))
 			})
+		}
+	})
+}
+
+// TestBulkOnGPUs sends rows by bulk copies, however small, and such as go in several parts.
+func TestBulkOnGPUs(t *testing.T) {
+	t.Cleanup(ep.SetBulk())
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range []struct {
+			name string
+			spec ep.Spec
+		}{{"packed", packedRows}, {"token", tokenRows}} {
+			for _, hidden := range []int{8, 40, 8200} {
+				t.Run(fmt.Sprintf("%s/%d", way.name, hidden), func(t *testing.T) {
+					s := sized(way.spec, ranks)
+					s.Hidden = hidden
+					batches := []*eptest.Batch{evenly(s, ranks, 1, 9).Batch(), evenly(s, ranks, 2, 1).Batch(), routed(s, 3, []int{0, 9}, spread(s, 3)).Batch()}
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						for i, b := range batches {
+							if err := r.batch(ctx, b); err != nil {
+								return fmt.Errorf("batch %d: %w", i, err)
+							}
+						}
+						return nil
+					})
+				})
+			}
 		}
 	})
 }

@@ -36,6 +36,15 @@ const (
 // How many blocks place, push and pull have unless the Spec asks for more SMs: 24 of them fill the links.
 const placedBlocks = 32
 
+// A warp's part of a row that goes by bulk copies, and the shared memory of a block that does: 14 rows of 14 KiB in flight.
+const (
+	bulkChunkBytes  = 14 << 10
+	bulkSharedBytes = 14 * bulkChunkBytes
+)
+
+// From so many bytes on rows go by bulk copies.
+var bulkRowBytes = 1 << 10
+
 // From so many bytes of rows on, some blocks send and the others receive. In an exact combine every token has top-k rows.
 var apartDispatchBytes, apartCombineBytes = 192 * 14 << 10, 96 * 14 << 10
 

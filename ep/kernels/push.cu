@@ -1,10 +1,15 @@
 // Push: the dispatch of handles whose rows have their final places before they leave. A warp reads a piece of a token's row once and stores it at every rank that
 // has an expert for it, where the first of its rows there will stand. If it has more rows at that rank, the blocks there copy it to them when it has come; they also
 // fill the pads between zones with zeros.
+//
+// From Hopper on rows that need no work go through shared memory by bulk copies: few SMs fill the links so, for a warp has a whole row on its way and no registers.
 #include "placed.cuh"
 #include "quantize.cuh"
 
 namespace weft {
+
+// What the launch does, beside what placed.cuh names.
+enum { BULK = 512 };
 
 // Go: pushArgs.
 struct Push {
@@ -21,7 +26,9 @@ struct Push {
 	u32 rows;  // room of a rank
 	u32 hidden;
 	u32 align; // of packed zones
-	u32 zero;
+	u32 chunk; // BULK: bytes of a row that a warp sends at a time, of which shared memory has some for each of so many warps
+	Divisor chunks;
+	u32 carriers, zero;
 	const char *x;
 	const u32 *scales;
 	const Pair *home;
@@ -92,18 +99,35 @@ __device__ __forceinline__ void store(const Push &a, const Target &to, u32 row, 
 	}
 }
 
-// send_piece stores a piece of a token's row, and its part of the scales, at every rank that has an expert for it.
-__device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const Target *targets, u32 t, u32 pc, u32 lane) {
-	u32 place = 0, rank = 0;
-	if (lane < a.shape.topk) {
+// Places is where a token goes: a selection a lane.
+struct Places {
+	u32 place, rank;
+
+	__device__ __forceinline__ Places(const Push &a, u32 t, u32 lane) : place(0), rank(0) {
+		if (lane >= a.shape.topk) return;
 		u64 i = (u64)t * a.shape.topk + lane;
 		place = a.places[i];
 		if (place != 0) rank = rank_of(a.shape, (a.home[i].what & 0xFFFF) - 1);
 	}
+
+	// leads says whether the lane's selection is the first of the token at its rank.
+	__device__ __forceinline__ bool leads() const { return (place & LEADER) != 0; }
+
+	// next gives the rank, and the row there, of the first lane in todo. All lanes call it.
+	__device__ __forceinline__ u32 next(u32 todo, u32 &row) const {
+		u32 leader = __ffs((int)todo) - 1;
+		row = (__shfl_sync(0xFFFFFFFFu, place, leader) & ~LEADER) - 1;
+		return __shfl_sync(0xFFFFFFFFu, rank, leader);
+	}
+};
+
+// send_piece stores a piece of a token's row, and its part of the scales, at every rank that has an expert for it.
+__device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const Target *targets, u32 t, u32 pc, u32 lane) {
+	Places places(a, t, lane);
 	Piece p;
 	fetch(a, t, pc, lane, p);
-	for (u32 todo = __ballot_sync(0xFFFFFFFFu, (place & LEADER) != 0); todo != 0; todo &= todo - 1) {
-		u32 leader = __ffs((int)todo) - 1, r = __shfl_sync(0xFFFFFFFFu, rank, leader), row = (__shfl_sync(0xFFFFFFFFu, place, leader) & ~LEADER) - 1;
+	for (u32 todo = __ballot_sync(0xFFFFFFFFu, places.leads()); todo != 0; todo &= todo - 1) {
+		u32 row, r = places.next(todo, row);
 		if (holds(o.mask, r)) continue;
 		const Target &to = targets[r];
 		store(a, to, row, pc, lane, p.v);
@@ -120,6 +144,49 @@ __device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const T
 #endif
 	}
 }
+
+#if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
+// send_bulk sends the share's rows by bulk copies. All threads of the block call it; the warps that have shared memory carry.
+__device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, Wait &w, const Target *targets, Share share, u32 warp, u32 lane) {
+	extern __shared__ __align__(128) char buffers[];
+	__shared__ u64 arrived[16];
+	if (warp >= a.carriers) return;
+	char *buffer = buffers + warp * a.chunk;
+	u64 *barrier = &arrived[warp];
+	if (lane == 0) {
+		barrier_init(barrier, 1);
+		fence_barrier_init();
+	}
+	__syncwarp();
+	u32 n = (share.to - share.from) * a.chunks.by, parity = 0;
+	for (u32 i = warp; i < n && !w.over; i += a.carriers) {
+		u32 c, t = share.from + a.chunks.quotient(i, c), from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from);
+		if (lane == 0) {
+			bulk_wait_read(); // what was sent before has left the buffer
+			barrier_expect(barrier, bytes);
+			bulk_load(buffer, a.x + (u64)t * a.row_bytes + from, bytes, barrier);
+		}
+		Places p(a, t, lane);
+		u32 first = __ballot_sync(0xFFFFFFFFu, p.leads());
+		for (u32 todo = c == 0 ? first : 0; todo != 0; todo &= todo - 1) {
+			u32 row, r = p.next(todo, row);
+			if (holds(o.mask, r)) continue;
+			for (u32 word = lane; word < a.scale_words; word += 32) {
+				targets[r].scales[targets[r].scale_at(a, row, word)] = a.scales[(u64)t * a.scale_words + word];
+			}
+		}
+		while (!barrier_done(barrier, parity) && !w.over) w.more(a.group.rank, 1, 0);
+		w.over = __any_sync(0xFFFFFFFFu, w.over);
+		parity ^= 1;
+		for (u32 todo = w.over ? 0 : first; todo != 0; todo &= todo - 1) {
+			u32 row, r = p.next(todo, row);
+			if (lane == 0 && !holds(o.mask, r)) bulk_store(targets[r].rows + (u64)row * a.row_bytes + from, buffer, bytes);
+		}
+		if (lane == 0) bulk_commit();
+	}
+	if (lane == 0) bulk_wait();
+}
+#endif
 
 // clear_row makes a row and its scales zeros. A warp does.
 __device__ __forceinline__ void clear_row(const Push &a, const Target &own, u32 row, u32 lane) {
@@ -186,11 +253,15 @@ __device__ __forceinline__ void push(const Push &a) {
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);
-		u32 n = (share.to - share.from) * a.pieces.by;
+		u32 n = (a.what & BULK) != 0 ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);
 			send_piece(a, o, targets, t, pc, lane);
 		}
+#if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
+		if ((a.what & BULK) != 0) send_bulk(a, o, w, targets, share, warp, lane);
+		if (__syncthreads_or(w.over) != 0) return;
+#endif
 		mark(a.group, o, a.marks);
 	}
 	if ((a.what & RECEIVE) != 0) {
