@@ -99,7 +99,7 @@ func (h *gpu) setCombine(r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
 
 func (h *gpu) launchCombine(stream *cuda.Stream, what uint32) (err error) {
 	if h.tuning.pulls {
-		h.placed.pull.what = what
+		h.placed.pull.what = what | h.placed.pullBulk
 		return h.placed.pulling.Start(stream)
 	}
 	a := h.combineArg

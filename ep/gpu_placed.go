@@ -61,7 +61,10 @@ type pullArgs struct {
 	words, marks            uint64
 	first, what, tokens, at uint32
 	pieces                  device.Divisor
-	rowBytes, biases        uint32
+	rowBytes, biases, chunk uint32
+	chunks                  device.Divisor
+	carriers, most          uint32
+	_                       uint32
 	home, places            uint64
 	out                     uint64
 	bias                    [2]uint64
@@ -149,6 +152,7 @@ type placedLaunches struct {
 	place                     *placeArgs
 	push                      *pushArgs
 	pull                      *pullArgs
+	pullBulk                  uint32 // what a pull does besides
 }
 
 // preparePlaced lays out the launches.
@@ -183,13 +187,15 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	if s.Layout.packed() && s.Counts == HostCounts {
 		push.zone = 0 // tensors have exactly the rows that come
 	}
-	chunk, carriers, err := h.bulk(int(dispatch.Block.X))
+	bulk, err := h.bulk()
 	if err != nil {
 		return err
 	}
-	if carriers > 0 {
+	if row := s.rowBytes(); bulk && s.Quantize == weft.InvalidDType && row >= bulkRowBytes {
+		chunk := (ceil(row, ceil(row, bulkChunkBytes)) + 15) &^ 15
+		carriers := min(int(dispatch.Block.X)/32, bulkSharedBytes/chunk)
 		push.what |= whatBulk
-		push.chunk, push.carriers, push.chunks = uint32(chunk), uint32(carriers), device.NewDivisor(ceil(s.rowBytes(), chunk))
+		push.chunk, push.carriers, push.chunks = uint32(chunk), uint32(carriers), device.NewDivisor(ceil(row, chunk))
 		dispatch.Shared = chunk * carriers
 		if err := f.dispatch.SetMaxDynamicShared(dispatch.Shared); err != nil {
 			return err
@@ -205,6 +211,19 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		shape: h.shape(), words: uint64(r.words) + ranks*8, marks: uint64(r.marks) + ranks*blocks*4, first: uint32(h.locals.combineCounts),
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
 	}
+	if row := s.outputBytes(); bulk && row >= bulkRowBytes {
+		most := min(g.topk, g.ranks) // rows of a token
+		carriers := min(bulkSummers, bulkSharedBytes/(2*most*unitBytes))
+		units := bulkSharedBytes / (carriers * 2 * most * unitBytes)
+		chunk := ceil(row, ceil(row, units*unitBytes)*unitBytes) * unitBytes
+		l.pullBulk = whatBulk
+		pull.chunk, pull.chunks = uint32(chunk), device.NewDivisor(ceil(row, chunk))
+		pull.carriers, pull.most = uint32(carriers), uint32(most)
+		combine.Shared = carriers * 2 * most * chunk
+		if err := f.combine.SetMaxDynamicShared(combine.Shared); err != nil {
+			return err
+		}
+	}
 	if l.pulling, err = f.combine.Prepare(combine, pull); err != nil {
 		return err
 	}
@@ -212,15 +231,10 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	return err
 }
 
-// bulk says how many bytes of a row a warp of a push sends at a time by bulk copies, and how many warps do; none if threads store rows.
-func (h *gpu) bulk(threads int) (chunk, carriers int, err error) {
-	row := h.spec.rowBytes()
+// bulk says whether the GPU has bulk copies.
+func (h *gpu) bulk() (bool, error) {
 	major, _, err := h.device.Context().Device().ComputeCapability()
-	if err != nil || major < 9 || h.spec.Quantize != weft.InvalidDType || row < bulkRowBytes {
-		return 0, 0, err
-	}
-	chunk = (ceil(row, ceil(row, bulkChunkBytes)) + 15) &^ 15
-	return chunk, min(threads/32, bulkSharedBytes/chunk), nil
+	return major >= 9, err
 }
 
 // point points the launches at the handle's memory.

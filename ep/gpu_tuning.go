@@ -40,6 +40,7 @@ const placedBlocks = 32
 const (
 	bulkChunkBytes  = 14 << 10
 	bulkSharedBytes = 14 * bulkChunkBytes
+	bulkSummers     = 8 // warps of a block that add up what comes so
 )
 
 // From so many bytes on rows go by bulk copies.
