@@ -204,6 +204,11 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 	}
 	c.add(func() error { received.Routing.Release(); return nil })
 	m.known = received.Routing
+	if m.spec.Layout == ep.TokenMajor && received.Data.DType == m.spec.Output {
+		m.y = received.Data // which others read where it is
+		c.add(func() error { received.Release(); return nil })
+		return m.comm.Wait(ctx, m.work)
+	}
 	shape := slices.Clone(received.Data.Shape)
 	received.Release()
 	if m.y, err = m.tensor(c, m.spec.Output, shape...); err != nil {

@@ -78,6 +78,8 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 		small(func(e *EP) { e.Capacity = 300 }), // rows go straight to where they are received
 		small(func(e *EP) { e.Layout, e.Sum = "expert-major", "weighted" }),
 		small(exactFP8),
+		small(func(e *EP) { e.Layout = "token-major" }), // rows have their places before they leave, and are read there
+		small(func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
 	}
 	if testing.Short() { // most of the time goes into compiling kernels
 		shapes = shapes[:1]
@@ -231,7 +233,6 @@ func TestGPURefusals(t *testing.T) {
 	for name, change := range map[string]func(*EP){
 		"tokens 0":     func(e *EP) { e.Tokens = 0 },
 		"-1 SMs":       func(e *EP) { e.SMs = -1 },
-		"packed":       func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" },
 		"partial":      func(e *EP) { e.Reduction = "exact" },
 		"multiple":     func(e *EP) { e.DType, e.Hidden = "fp8", 64 },
 		"none of":      func(e *EP) { e.Layout = "sideways" },
