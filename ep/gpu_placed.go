@@ -105,18 +105,7 @@ func pullKernel(of weft.DType, arch string) kernel.Spec {
 	return s
 }
 
-// pushUnits and pullUnits are the units of a piece: the UNITS of their kernels.
-func pushUnits(s Spec) int {
-	switch s.Quantize {
-	case weft.InvalidDType:
-		return 4
-	case weft.Float32:
-		return 1
-	default:
-		return 2
-	}
-}
-
+// pullUnits are the units of a piece of a pull: UNITS of kernels/pull.cu. Those of a push are mostUnits.
 const pullUnits = 2
 
 // callShift is how many bits of a word say where a rank receives.
@@ -177,7 +166,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	if l.place, err = cuda.Arg[placeArgs](l.placing, 0); err != nil {
 		return err
 	}
-	units := pushUnits(*s)
+	units := mostUnits(*s)
 	push := pushArgs{
 		shape: h.shape(), words: uint64(r.words), marks: uint64(r.marks), blocks: uint64(r.blocks),
 		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), what: what&whatByRank | rowWhat(s),

@@ -59,7 +59,7 @@ func tune(s Spec, ranks int) tuning {
 	}
 	t.placed, t.pulls, t.valueDispatch, t.dependent = true, s.combines() && !s.Layout.byExpert(), false, false
 	t.dispatchThreads = 512
-	t.dispatchBlocks = min(max(placedBlocks, s.SMs), ceil(s.MaxTokens*ceil(s.rowBytes(), pushUnits(s)*unitBytes), 16))
+	t.dispatchBlocks = min(max(placedBlocks, s.SMs), ceil(s.MaxTokens*ceil(s.rowBytes(), mostUnits(s)*unitBytes), 16))
 	if t.pulls {
 		t.combineThreads = 512
 		t.combineBlocks = min(max(placedBlocks, s.SMs), ceil(s.MaxTokens*ceil(s.outputBytes(), pullUnits*unitBytes), 16))

@@ -95,7 +95,7 @@ func arguedPrograms(arch string) []argued {
 		{pushKernel(weft.InvalidDType, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +
 			layout.Constants(map[string]int{
 				"SEND": whatSend, "RECEIVE": whatReceive, "BY_RANK": whatByRank, "COLUMNS": whatColumns, "POWER_OF_TWO": whatPowerOfTwo,
-				"EXPONENTS": whatExponents, "UNITS": pushUnits(Spec{}), "BULK": whatBulk,
+				"EXPONENTS": whatExponents, "UNITS": mostUnits(Spec{}), "BULK": whatBulk,
 			})},
 		{pullKernel(weft.BFloat16, arch), layout.Of("Pull", reflect.TypeFor[pullArgs](), nil) +
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "UNITS": pullUnits, "BULK": whatBulk})},

@@ -159,14 +159,9 @@ __device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const 
 	}
 }
 
-// clear_pads fills what is left of the zones, all warps of all blocks together.
-__device__ __forceinline__ void clear_pads(const Gradients &a, const Described &d, u32 lane) {
-	u32 most = a.align - 1, warp = threadIdx.x / 32 * gridDim.x + blockIdx.x;
-	for (u64 i = warp; i < (u64)a.shape.local * most; i += WARPS * gridDim.x) {
-		u32 le = (u32)(i / most), row = (u32)(d.counts[le] + i % most);
-		if (row >= (u32)d.padded[le]) continue;
-		for (u32 at = lane * 16; at < a.row_bytes; at += UNIT) store16(a.rows + ((u64)d.offsets[le] + row) * a.row_bytes + at, make_uint4(0, 0, 0, 0));
-	}
+// clear_row makes the gradient of a row zeros. A warp does.
+__device__ __forceinline__ void clear_row(const Gradients &a, u32 row, u32 lane) {
+	for (u32 at = lane * 16; at < a.row_bytes; at += UNIT) store16(a.rows + (u64)row * a.row_bytes + at, make_uint4(0, 0, 0, 0));
 }
 
 // send_numbers sends the numbers of src's selections home. All threads of the block call it.
@@ -207,7 +202,7 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r) * 16;
 	}
 	if (__syncthreads_or(w.over) != 0) return;
-	if (rows && a.align > 1) clear_pads(a, d, lane);
+	if (rows) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, row, lane); });
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share((u32)d.tokens[src]);
 		for (u32 t = share.from + warp; rows && t < share.to; t += WARPS) spread(a, o, grads[src], staged[warp], src, t, lane);

@@ -117,6 +117,15 @@ struct Described {
 	}
 };
 
+// each_pad calls f with every row that fills up a zone, all warps of all blocks together. align is the multiple to which zones are padded.
+template <class F> __device__ __forceinline__ void each_pad(const Described &d, u32 local, u32 align, F f) {
+	u32 most = align - 1, warp = threadIdx.x / 32 * gridDim.x + blockIdx.x;
+	for (u64 i = warp; i < (u64)local * most; i += blockDim.x / 32 * gridDim.x) {
+		u32 le = (u32)(i / most), row = (u32)(d.counts[le] + i % most);
+		if (row < (u32)d.padded[le]) f((u32)d.offsets[le] + row);
+	}
+}
+
 // LEADER marks, of a token's selections that go to one rank, the first. The rest of the word is the row + 1.
 constexpr u32 LEADER = 1u << 31;
 

@@ -230,15 +230,6 @@ __device__ __forceinline__ void spread(const Push &a, const Turn &o, const Targe
 	}
 }
 
-// clear_pads fills what is left of the zones, all warps of all blocks together.
-__device__ __forceinline__ void clear_pads(const Push &a, const Target &own, const Described &d, u32 lane) {
-	u32 warps = blockDim.x / 32, most = a.align - 1;
-	for (u64 i = threadIdx.x / 32 * gridDim.x + blockIdx.x; i < (u64)a.shape.local * most; i += warps * gridDim.x) {
-		u32 le = (u32)(i / most), row = (u32)(d.counts[le] + i % most);
-		if (row < (u32)d.padded[le]) clear_row(a, own, (u32)d.offsets[le] + row, lane);
-	}
-}
-
 __device__ __forceinline__ void push(const Push &a) {
 	__shared__ Target targets[MAX_RANKS];
 	Turn o;
@@ -266,7 +257,7 @@ __device__ __forceinline__ void push(const Push &a) {
 	}
 	if ((a.what & RECEIVE) != 0) {
 		Target own = target_of(a, d.wanted, a.group.rank, a.block);
-		if ((a.what & BY_RANK) == 0 && a.align > 1) clear_pads(a, own, d, lane);
+		if ((a.what & BY_RANK) == 0) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, own, row, lane); });
 		if (!await_marks(a.group, o, w, a.marks)) return;
 		for (u32 src = 0; src < a.group.ranks; src++) {
 			if ((a.what & BY_RANK) != 0 && !holds(o.mask, src)) continue;
