@@ -13,8 +13,8 @@ import (
 // So whoever launches such kernels reserves room for them, and what is reserved together fits, whatever starts first and wherever its blocks go.
 //
 // Kernels use at most 64 registers a thread, which lets an SM hold 1024 threads of them. A block of n threads that does not find room stands before
-// SMs that all hold more than 1024-n threads of other blocks. So it finds room if all other blocks together have no more than SMs x (1024-n). Blocks
-// of one size leave no gaps: of these each SM holds 1024/n.
+// SMs that all hold more than 1024-n threads of other blocks: one that has so many itself, or several smaller ones. So it finds room if there are fewer of
+// the former, and of 1025-n threads of the latter, than there are SMs. Blocks of one size leave no gaps: of these each SM holds 1024/n.
 
 // threadsPerSM is how many threads of 64 registers an SM has registers for.
 const threadsPerSM = 1024
@@ -102,9 +102,8 @@ func (d *Device) room(held []*Reservation, weight int) int {
 
 // fit says whether all these blocks find room in any order.
 func (d *Device) fit(all []*Reservation) bool {
-	total, blocks, uniform := 0, 0, true
+	blocks, uniform := 0, true
 	for _, r := range all {
-		total += r.threads * r.blocks
 		blocks += r.blocks
 		uniform = uniform && r.threads == all[0].threads
 	}
@@ -112,7 +111,20 @@ func (d *Device) fit(all []*Reservation) bool {
 		return blocks <= d.info.sms*(threadsPerSM/all[0].threads)
 	}
 	for _, r := range all {
-		if total-r.threads > d.info.sms*(threadsPerSM-r.threads) {
+		enough := threadsPerSM - r.threads + 1 // to be in the block's way
+		large, small := 0, 0                   // blocks that are alone, and threads of those that are together
+		for _, o := range all {
+			others := o.blocks
+			if o == r {
+				others--
+			}
+			if o.threads >= enough {
+				large += others
+			} else {
+				small += others * o.threads
+			}
+		}
+		if large+small/enough >= d.info.sms {
 			return false
 		}
 	}

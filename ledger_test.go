@@ -40,15 +40,15 @@ func TestReserve(t *testing.T) {
 		return r
 	}
 	half := reserve(group[0], 512, 3)
-	// Blocks of another size: 3x512 + n <= 4x(1024-512) + 512, and 3x512 + (n-1) <= 4x(1024-256) hold for n = 1024 threads.
+	// Blocks of another size: before one of 512 threads, 2x512 + nx256 of others are in the way on fewer than 4 SMs, 513 on each, for n = 4.
 	if got := group[1].Device().Room(256); got != 4 {
 		t.Errorf("room for %d blocks of 256 threads beside 3 of 512 of the same GPU, want 4", got)
 	}
 	if got := group[1].Device().Room(512); got != 5 {
 		t.Errorf("room for %d blocks of 512 threads beside 3, want 5", got)
 	}
-	if got := group[1].Device().Room(1024); got != 0 {
-		t.Errorf("room for %d blocks that need a whole SM each, beside others", got)
+	if got := group[1].Device().Room(1024); got != 1 {
+		t.Errorf("room for %d blocks that need a whole SM each beside 3 of 512, want 1", got)
 	}
 	if got := group[2].Device().Room(512); got != 8 {
 		t.Errorf("room for %d blocks on the other GPU, want 8", got)

@@ -172,6 +172,12 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	err = cmp.Or(err, again)
 	gradientWeight, again := weigh(f.gradients, gradientThreads)
 	err = cmp.Or(err, again)
+	if t.placed {
+		dispatchWeight = smThreads // its shared memory takes a whole SM
+	}
+	if t.pulls {
+		combineWeight = smThreads
+	}
 	weight := max(dispatchWeight, combineWeight, gradientWeight)
 	weight = smThreads / max(1, smThreads/weight) // what an SM has left beside as many as it holds is of no use
 

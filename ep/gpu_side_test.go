@@ -18,22 +18,29 @@ import (
 func TestSideBySideOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
-		specs := []ep.Spec{sized(exactRows, ranks), sized(directRows, ranks), sized(valueRows, ranks)}
+		twice := func(s ep.Spec) [2]ep.Spec { return [2]ep.Spec{s, s} }
+		specs := [][2]ep.Spec{
+			twice(sized(exactRows, ranks)), twice(sized(directRows, ranks)), twice(sized(valueRows, ranks)),
+			{sized(valueRows, ranks), sized(tokenRows, ranks)}, {sized(packedRows, ranks), sized(tokenRows, ranks)},
+		}
 		if !m.emulated {
 			// Handles that take as much as they can get, and whose next kernels may be placed while the ones before still wait.
 			large := ep.Spec{
 				Experts: 8, TopK: 8, Hidden: 7168, MaxTokens: 64, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain,
 				Counts: ep.DeviceCounts,
 			}
-			specs = append(specs, large)
+			specs = append(specs, twice(large))
 			large.MaxTokens = 96 // more than kernels start early for
-			specs = append(specs, large)
+			specs = append(specs, twice(large))
 		}
-		for i, s := range specs {
+		for i, both := range specs {
 			for _, comms := range []int{1, 2} {
 				t.Run(fmt.Sprintf("%d/%d communicators", i, comms), func(t *testing.T) {
 					ctx := testContext(t)
-					batch := [2]*eptest.Batch{evenly(s, ranks, 1, min(s.MaxTokens, 9)).Batch(), evenly(s, ranks, 2, min(s.MaxTokens, 9)).Batch()}
+					var batch [2]*eptest.Batch
+					for j, s := range both {
+						batch[j] = evenly(s, ranks, uint64(1+j), min(s.MaxTokens, 9)).Batch()
+					}
 					engines := [2]*eptest.Device{m.engine(t, ranks, gpuDeadline)}
 					if engines[1] = engines[0]; comms == 2 {
 						engines[1] = m.engine(t, ranks, gpuDeadline)
@@ -46,7 +53,7 @@ func TestSideBySideOnGPUs(t *testing.T) {
 						var sides [2]*side
 						for j, of := range []*weft.Comm{c, second[c.Rank()]} {
 							var err error
-							if sides[j], err = newSide(ctx, engines[j], of, s, batch[j]); err != nil {
+							if sides[j], err = newSide(ctx, engines[j], of, both[j], batch[j]); err != nil {
 								return err
 							}
 						}
