@@ -145,3 +145,21 @@ func TestBulkOnGPUs(t *testing.T) {
 		}
 	})
 }
+
+// TestManyOnGPUs has more experts than a block counts at once, and blocks with more tokens.
+func TestManyOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range []struct {
+			name string
+			spec ep.Spec
+		}{{"packed", packedRows}, {"token", tokenRows}} {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				s.Experts, s.Hidden, s.SMs, s.MaxTokens, s.Capacity = 1200*ranks, 8, 2, 700, 0
+				b := routed(s, 1, []int{700, 1}, spread(s, 1)).Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error { return r.batch(ctx, b) })
+			})
+		}
+	})
+}

@@ -237,8 +237,8 @@ type Spec struct {
 	// Alignment, for ExpertPacked, is the multiple to which zones are padded; 0 and 1 pad nothing.
 	Alignment int
 
-	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three quarters of what other handles have left. Kernels that wait for peers are
-	// all resident at once, so together handles cannot have more than there are.
+	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three quarters of what other handles have left, and for the operations of packed
+	// layouts at most 32, which fill the links. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
 	SMs int
 
 	// Live is how many received tensors may be alive at once; 0 is 2.

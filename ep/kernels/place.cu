@@ -51,6 +51,9 @@ __device__ __forceinline__ Map map() {
 
 __device__ __forceinline__ u32 columns(const Place &a) { return a.shape.experts + a.group.ranks; }
 
+// at_once says that the map holds all of a share, so that it is filled once for counting and for numbering.
+__device__ __forceinline__ bool at_once(const Place &a, Share share) { return columns(a) <= BUCKETS && share.to - share.from <= TILE; }
+
 // expert_of is the expert that a selection names, + 1; 0 for none, and for what is no expert.
 __device__ __forceinline__ u32 expert_of(const Place &a, u32 i) {
 	u32 low, high = 0;
@@ -127,7 +130,7 @@ __device__ __forceinline__ void send_totals(const Place &a, const Turn &o) {
 	u32 all = columns(a), lane = threadIdx.x & 31;
 	for (u32 c = (threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + lane; c <= all; c += blockDim.x * gridDim.x) {
 		u32 sum = c == all ? a.tokens : 0;
-#pragma unroll 4
+#pragma unroll 16
 		for (u32 b = 0; c < all && b < gridDim.x; b++) sum += a.counts[(u64)b * all + c];
 		for (Round to(all_ranks(a.group) & ~o.mask, a.group.rank, a.group.ranks); to.more();) {
 			store_relaxed_sys_u64(a.group.window[to.next()] + total_at(a, o, a.group.rank, c), (o.epoch << 32) | sum);
@@ -232,7 +235,7 @@ __device__ __forceinline__ bool start(const Place &a, const Turn &o, Wait &w) {
 	Described described(a.described, a.shape.local, ranks);
 	for (u32 c = threadIdx.x; c < all; c += blockDim.x) {
 		u32 sum = 0;
-#pragma unroll 4
+#pragma unroll 16
 		for (u32 b = 0; b < blockIdx.x; b++) sum += a.counts[(u64)b * all + c];
 		starts[c] = sum;
 	}
@@ -260,16 +263,22 @@ __device__ __forceinline__ bool start(const Place &a, const Turn &o, Wait &w) {
 }
 
 // number gives every selection of the share its row. All threads of the block call it.
-__device__ __forceinline__ void number_share(const Place &a, const Turn &o, const Map &m, Share share) {
+__device__ __forceinline__ void number_share(const Place &a, const Turn &o, Map m, Share share) {
 	bool by_rank = (a.what & BY_RANK) != 0;
 	u32 from = by_rank ? a.shape.experts : 0, end = by_rank ? columns(a) : a.shape.experts;
 	const u32 *starts = a.starts + (u64)blockIdx.x * columns(a);
+	bool filled = at_once(a, share);
+	if (filled) m.words += from * WORDS;
 	for (u32 first = from; first < end; first += BUCKETS) {
 		u32 n = min(BUCKETS, end - first);
 		for (u32 i = threadIdx.x; i < n; i += blockDim.x) m.base[i] = starts[first + i];
 		for (u32 tile = share.from; tile < share.to; tile += TILE) {
 			u32 to = min(tile + TILE, share.to);
-			fill(a, m, tile, to, first, n);
+			if (filled) {
+				__syncthreads();
+			} else {
+				fill(a, m, tile, to, first, n);
+			}
 			for (u32 i = tile * a.shape.topk + threadIdx.x; i < to * a.shape.topk; i += blockDim.x) {
 				u32 e = expert_of(a, i), k, t = a.topk.quotient(i, k) - tile;
 				u32 rank = e != 0 ? rank_of(a.shape, e - 1) : 0, bucket = (by_rank ? a.shape.experts + rank : e - 1) - first;
