@@ -21,7 +21,8 @@ func TestSideBySideOnGPUs(t *testing.T) {
 		twice := func(s ep.Spec) [2]ep.Spec { return [2]ep.Spec{s, s} }
 		specs := [][2]ep.Spec{
 			twice(sized(exactRows, ranks)), twice(sized(directRows, ranks)), twice(sized(valueRows, ranks)),
-			{sized(valueRows, ranks), sized(tokenRows, ranks)}, {sized(packedRows, ranks), sized(tokenRows, ranks)},
+			{sized(valueRows, ranks), sized(tokenRows, ranks)},
+			{sized(packedRows, ranks), sized(tokenRows, ranks)},
 		}
 		if !m.emulated {
 			// Handles that take as much as they can get, and whose next kernels may be placed while the ones before still wait.
