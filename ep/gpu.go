@@ -395,6 +395,9 @@ func (h *gpu) memoryBytes() int {
 	if h.room != nil {
 		n += h.room.Size()
 	}
+	for i, w := range h.before.windows {
+		n += w.Size() + h.before.memory[i].Size()
+	}
 	return n + len(h.all)*h.routingBytes()
 }
 
@@ -636,6 +639,14 @@ func pointer(p cuda.Pointer) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.P
 
 // addressOf is the address that a tensor on the device has.
 func addressOf(t weft.Tensor) uint64 { return uint64(uintptr(t.Data)) }
+
+// whole refuses numbers that begin within one.
+func whole(op, what string, t weft.Tensor) error {
+	if n := uint64(t.DType.Size()); n > 0 && addressOf(t)%n != 0 {
+		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs %v begin on multiples of %d bytes: copy them there", op, what, addressOf(t), t.DType, n)
+	}
+	return nil
+}
 
 // aligned refuses rows that do not begin on 16 bytes.
 func aligned(op, what string, t weft.Tensor) error {

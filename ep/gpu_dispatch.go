@@ -14,7 +14,7 @@ func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 	if err != nil {
 		return nil, err
 	}
-	if err := h.checkRouting(topk, weights); err != nil {
+	if err := h.checkSelections(topk, weights); err != nil {
 		return nil, err
 	}
 	r, err := h.route(stream, topk.Shape[0])
@@ -125,7 +125,7 @@ func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 	if err != nil {
 		return nil, err
 	}
-	if err := h.checkRouting(topk, weights); err != nil {
+	if err := h.checkSelections(topk, weights); err != nil {
 		return nil, err
 	}
 	r, err := h.route(stream, topk.Shape[0])
@@ -170,6 +170,11 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*
 	received := &Received{Routing: r, owner: h, place: place}
 	received.setTensors(h.Handle, pointer(h.placeOf(place)), h.regions.block)
 	return received, nil
+}
+
+// checkSelections says what is wrong with the arguments of a prepare.
+func (h *gpu) checkSelections(topk, weights weft.Tensor) error {
+	return cmp.Or(h.checkRouting(topk, weights), whole(opPrepare, "top-k experts", topk), whole(opPrepare, "weights", weights))
 }
 
 // checkDispatch says what is wrong with the rows of a dispatch.

@@ -77,7 +77,8 @@ func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil), h.checkScalars(op, r, gradRowWeights, gradWeights)); err != nil {
+	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil), h.checkScalars(op, r, gradRowWeights, gradWeights),
+		whole(op, "gradients of the rows' weights", gradRowWeights), whole(op, "gradients of weights", gradWeights)); err != nil {
 		return err
 	}
 	if err := h.startCombine(stream, r, gradRows, gradX, nil, whatSend|whatReceive); err != nil {
@@ -100,7 +101,7 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 		return err
 	}
 	if err := cmp.Or(h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op), aligned(op, "gradients of the output", gradOut),
-		aligned(op, "rows", y), aligned(op, "gradients of rows", gradRows)); err != nil {
+		aligned(op, "rows", y), aligned(op, "gradients of rows", gradRows), whole(op, "gradients of weights", gradWeights)); err != nil {
 		return err
 	}
 	a := h.setGradients(r, gradWeights)

@@ -220,10 +220,15 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	return err
 }
 
-// bulk says whether the GPU has bulk copies.
+// bulk says whether the GPU has bulk copies, and the shared memory for them.
 func (h *gpu) bulk() (bool, error) {
-	major, _, err := h.device.Context().Device().ComputeCapability()
-	return major >= 9, err
+	d := h.device.Context().Device()
+	major, _, err := d.ComputeCapability()
+	if err != nil || major < 9 {
+		return false, err
+	}
+	shared, err := d.Attribute(cuda.SharedMemoryPerBlockOptIn)
+	return shared >= bulkSharedBytes+bulkOwnBytes, err
 }
 
 // point points the launches at the handle's memory.
@@ -260,7 +265,7 @@ func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 
 // place enqueues a prepare, and waits for its counts if the host wants them.
 func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk, weights weft.Tensor) (*Routing, error) {
-	if err := h.checkRouting(topk, weights); err != nil {
+	if err := h.checkSelections(topk, weights); err != nil {
 		return nil, err
 	}
 	if h.spec.Counts == HostCounts {
@@ -386,7 +391,7 @@ func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(h.checkRouting(topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
+	if err := cmp.Or(h.checkSelections(topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
 		return nil, err
 	}
 	r, err := h.place(ctx, opDispatch, device.CallPrepareDispatch, stream, topk, weights)

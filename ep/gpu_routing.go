@@ -158,12 +158,24 @@ func (r *gpuRouting) tensor(at int, d weft.DType, shape ...int) weft.Tensor {
 	return weft.Tensor{Data: pointer(r.memory.Pointer().Add(at)), DType: d, Shape: shape}
 }
 
+// captured refuses what would end a capture of the stream.
+func (r *gpuRouting) captured() error {
+	status, err := r.stream.CaptureStatus()
+	if err == nil && status != cuda.NotCapturing {
+		err = weft.Unsupportedf("a capture cannot wait for counts, nor allocate")
+	}
+	return err
+}
+
 // count brings the counts to the host.
 func (r *gpuRouting) count(ctx context.Context) error {
 	if r.counted {
 		return nil
 	}
 	h := r.h
+	if err := r.captured(); err != nil {
+		return err
+	}
 	if err := h.comm.Wait(ctx, weft.StreamOf(r.stream)); err != nil {
 		return err
 	}
@@ -314,13 +326,16 @@ func (r *gpuRouting) describe(part func(*describedRows) int, d weft.DType, shape
 func (r *gpuRouting) describeRows() error {
 	h, g := r.h, &r.h.geometry
 	if r.rows == nil {
+		if err := r.captured(); err != nil {
+			return err
+		}
 		total := 0
 		region := func(size int) int {
 			from := total
 			total += (size + 127) &^ 127
 			return from
 		}
-		rows, d := r.Rows(), &r.description
+		rows, d := g.rows(), &r.description // the most that there can be: the memory is used again
 		*d = describedRows{tokens: region(4 * rows), sources: region(4 * rows)}
 		if g.layout.byExpert() {
 			d.weights = region(4 * rows)

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
@@ -162,6 +164,96 @@ func TestWordsOfOnesOnGPUs(t *testing.T) {
 					})
 				})
 			}
+		}
+	})
+}
+
+// TestDescribedAgainOnGPUs asks what rows are of one Routing after another in the same memory, the second with more rows.
+func TestDescribedAgainOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, spec := range []ep.Spec{tokenRows, packedRows} {
+			t.Run(spec.Layout.String(), func(t *testing.T) {
+				s := sized(spec, ranks)
+				s.Counts, s.Live = ep.HostCounts, 1
+				few, many := evenly(s, ranks, 1, 1).Batch(), evenly(s, ranks, 2, s.MaxTokens).Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					for range 3 { // of which two share their memory
+						for _, b := range []*eptest.Batch{few, many} {
+							round, err := b.Round(r.e, r.Comm, r.handle)
+							if err != nil {
+								return err
+							}
+							if err := errors.Join(round.Prepare(ctx, r.stream), round.Describe(), round.Free()); err != nil {
+								return err
+							}
+						}
+					}
+					return nil
+				})
+			})
+		}
+	})
+}
+
+// TestAskedInCaptureOnGPUs asks a Routing, in a capture, for what has to be waited for: it has nothing to say, and the capture goes on.
+func TestAskedInCaptureOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				b := evenly(s, ranks, 1, 5).Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					round, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					g, err := r.capture(func() error {
+						if err := round.PrepareDispatch(ctx, r.stream); err != nil {
+							return err
+						}
+						routing := round.Received().Routing
+						if n := routing.Received(); n != 0 || !routing.SourceTokens().IsZero() || routing.Traffic().Selections != 0 {
+							return fmt.Errorf("it says that %d rows came before any did", n)
+						}
+						return nil
+					})
+					if err != nil {
+						return err
+					}
+					return errors.Join(g.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream), round.CheckReceived(), r.Err(), g.Close(), round.Free())
+				})
+			})
+		}
+	})
+}
+
+// TestMisplacedNumbersOnGPUs gives selections that begin within a number: they are refused, and the call can be made again.
+func TestMisplacedNumbersOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				b := evenly(s, ranks, 1, 5).Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					round, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					topk, weights, in, _ := round.Operands()
+					for _, bad := range []*weft.Tensor{&topk, &weights} {
+						was := bad.Data
+						bad.Data = unsafe.Add(was, 1)
+						if _, err := r.handle.PrepareDispatch(ctx, r.stream, topk, weights, in); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "copy them there") {
+							return fmt.Errorf("numbers at %v: %w", bad.Data, err)
+						}
+						bad.Data = was
+					}
+					return errors.Join(r.exchange(ctx, round), round.Free())
+				})
+			})
 		}
 	})
 }

@@ -40,7 +40,8 @@ const placedBlocks = 32
 const (
 	bulkChunkBytes  = 14 << 10
 	bulkSharedBytes = 14 * bulkChunkBytes
-	bulkSummers     = 8 // warps of a block that add up what comes so
+	bulkOwnBytes    = 4 << 10 // at most, of the kernels' own
+	bulkSummers     = 8       // warps of a block that add up what comes so
 )
 
 // From so many bytes on rows go by bulk copies.

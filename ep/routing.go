@@ -11,7 +11,8 @@ import (
 // rows that come. It stays good for any number of dispatches and combines of its handle, beside other Routings, and holds no memory but its own.
 // Release, which may be left out, lets the handle's next Prepare use that memory again.
 //
-// The tensors that its methods return lie where the handle's rows do: in host memory, or on the GPU.
+// The tensors that its methods return lie where the handle's rows do: in host memory, or on the GPU. What a GPU has to be waited for, or memory to be allocated for, is not
+// to be had while its stream captures: numbers are 0 then and tensors absent. Ask once before the capture; from then on tensors that describe rows can be captured.
 type Routing struct {
 	handle    *Handle // nil once it was released
 	placement placement

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -22,7 +23,7 @@ import (
 
 func newCompile() *cobra.Command {
 	var (
-		archs = architectures{"sm_90a"}
+		archs = architectures{list: []string{"sm_90a"}}
 		out   string
 	)
 	cmd := &cobra.Command{
@@ -52,7 +53,7 @@ Architectures: sm_80 (A100), sm_90a (H100, H200), sm_100a (B200) and so on.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return compile(ctx, cmd.OutOrStdout(), kernel.New(kernel.Options{}), out, archs)
+			return compile(ctx, cmd.OutOrStdout(), kernel.New(kernel.Options{}), out, archs.list)
 		},
 	}
 	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
@@ -116,24 +117,34 @@ func compile(ctx context.Context, to io.Writer, cache *kernel.Cache, dir string,
 	return nil
 }
 
-// architectures is a flag that holds a comma-separated list of them.
-type architectures []string
+// architectures is a flag that holds comma-separated lists of them, and may be given several times.
+type architectures struct {
+	list  []string
+	given bool // else the list is what there is without the flag
+}
 
 var architecture = regexp.MustCompile(`^sm_[1-9][0-9]+[a-z]?$`)
 
-func (a *architectures) String() string { return strings.Join(*a, ",") }
+func (a *architectures) String() string { return strings.Join(a.list, ",") }
 
 func (a *architectures) Set(s string) error {
-	*a = nil
+	list := a.list
+	if !a.given {
+		list = nil
+	}
 	for word := range strings.SplitSeq(s, ",") {
 		word = strings.TrimSpace(word)
 		if !architecture.MatchString(word) {
 			return fmt.Errorf("%q is not an architecture such as sm_90a", word)
 		}
-		if !slices.Contains(*a, word) {
-			*a = append(*a, word)
+		if n, _ := strconv.Atoi(strings.TrimRight(word[3:], "abcdefghijklmnopqrstuvwxyz")); n >= 90 && !strings.HasSuffix(word, "a") {
+			return fmt.Errorf("%s: from sm_90 on GPUs load what is compiled for just them; want sm_%da", word, n)
+		}
+		if !slices.Contains(list, word) {
+			list = append(list, word)
 		}
 	}
+	a.list, a.given = list, true
 	return nil
 }
 

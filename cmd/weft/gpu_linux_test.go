@@ -67,7 +67,7 @@ func TestCompileFillsADirectory(t *testing.T) {
 }
 
 func TestCompileFindsMistakes(t *testing.T) {
-	for _, line := range []string{"compile", "compile --out x --arch 90", "compile --out x --arch sm_90a,", "compile --out x extra"} {
+	for _, line := range []string{"compile", "compile --out x --arch 90", "compile --out x --arch sm_90a,", "compile --out x --arch sm_90", "compile --out x --arch sm_80 --arch sm_100f", "compile --out x extra"} {
 		if _, errs := command(t, 2, strings.Fields(line)...); !strings.HasPrefix(errs, "weft: ") {
 			t.Errorf("%s: %q", line, errs)
 		}

@@ -23,5 +23,5 @@
 // A [Compiler] may be used by any number of goroutines. As many compilations run at once as there are processors; the others wait for their turn or
 // the end of their context. One that has begun is not interrupted: a small kernel takes tens of milliseconds.
 //
-// Nothing is kept: whoever wants a cache puts it around Compile, keyed by all that a [Program] says and by [Compiler.Version].
+// Nothing is kept: whoever wants a cache puts it around Compile, keyed by all that a [Program] says, as package cuda/kernel does.
 package nvrtc

@@ -123,8 +123,9 @@ __device__ __forceinline__ void fetch(const Pull &a, const Turn &o, char *const 
 	}
 }
 
-// sum_bulk adds up the share's rows. All threads of the block call it; the warps that have shared memory carry.
-__device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, Wait &w, char *const *rows, Share share, u32 warp, u32 lane) {
+// sum_bulk adds up the share's rows. All threads of the block call it; the warps that have shared memory carry. What is waited for is no rank: a bulk copy ends as a
+// load does, and no block may end before.
+__device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 arrived[16][2];
 	if (warp >= a.carriers) return;
@@ -144,9 +145,8 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, Wait &w, 
 	for (u32 i = warp; i < n; i += a.carriers) {
 		if (i + a.carriers < n) fetch(a, o, rows, share.from, i + a.carriers, lane, next);
 		if (now.count != 0) {
-			while (!barrier_done(now.arrived, now.parity) && !w.over) w.more(a.group.rank, 1, 0);
-			w.over = __any_sync(0xFFFFFFFFu, w.over);
-			if (w.over) return;
+			while (!barrier_done(now.arrived, now.parity)) {}
+			__syncwarp();
 			now.parity ^= 1;
 		}
 		for (u32 at = lane * 16; at < now.bytes; at += UNIT) {
@@ -185,8 +185,7 @@ __device__ __forceinline__ void pull(const Pull &a) {
 			sum_piece(a, o, rows, t, pc, lane);
 		}
 #if __CUDA_ARCH__ >= 900
-		if ((a.what & BULK) != 0) sum_bulk(a, o, w, rows, share, warp, lane);
-		if (__syncthreads_or(w.over) != 0) return;
+		if ((a.what & BULK) != 0) sum_bulk(a, o, rows, share, warp, lane);
 #endif
 		mark(a.group, o, a.marks);
 		if (!await_marks(a.group, o, w, a.marks)) return;

@@ -146,8 +146,9 @@ __device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const T
 }
 
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
-// send_bulk sends the share's rows by bulk copies. All threads of the block call it; the warps that have shared memory carry.
-__device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, Wait &w, const Target *targets, Share share, u32 warp, u32 lane) {
+// send_bulk sends the share's rows by bulk copies. All threads of the block call it; the warps that have shared memory carry. What is waited for is no rank: a bulk
+// copy ends as a load does, and no block may end before.
+__device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Target *targets, Share share, u32 warp, u32 lane) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 arrived[16];
 	if (warp >= a.carriers) return;
@@ -159,7 +160,7 @@ __device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, Wait &w,
 	}
 	__syncwarp();
 	u32 n = (share.to - share.from) * a.chunks.by, parity = 0;
-	for (u32 i = warp; i < n && !w.over; i += a.carriers) {
+	for (u32 i = warp; i < n; i += a.carriers) {
 		u32 c, t = share.from + a.chunks.quotient(i, c), from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from);
 		if (lane == 0) {
 			bulk_wait_read(); // what was sent before has left the buffer
@@ -175,10 +176,10 @@ __device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, Wait &w,
 				targets[r].scales[targets[r].scale_at(a, row, word)] = a.scales[(u64)t * a.scale_words + word];
 			}
 		}
-		while (!barrier_done(barrier, parity) && !w.over) w.more(a.group.rank, 1, 0);
-		w.over = __any_sync(0xFFFFFFFFu, w.over);
+		while (!barrier_done(barrier, parity)) {}
+		__syncwarp();
 		parity ^= 1;
-		for (u32 todo = w.over ? 0 : first; todo != 0; todo &= todo - 1) {
+		for (u32 todo = first; todo != 0; todo &= todo - 1) {
 			u32 row, r = p.next(todo, row);
 			if (lane == 0 && !holds(o.mask, r)) bulk_store(targets[r].rows + (u64)row * a.row_bytes + from, buffer, bytes);
 		}
@@ -250,8 +251,7 @@ __device__ __forceinline__ void push(const Push &a) {
 			send_piece(a, o, targets, t, pc, lane);
 		}
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
-		if ((a.what & BULK) != 0) send_bulk(a, o, w, targets, share, warp, lane);
-		if (__syncthreads_or(w.over) != 0) return;
+		if ((a.what & BULK) != 0) send_bulk(a, o, targets, share, warp, lane);
 #endif
 		mark(a.group, o, a.marks);
 	}
