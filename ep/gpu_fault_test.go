@@ -523,3 +523,40 @@ func TestMismatchOnGPUs(t *testing.T) {
 		}
 	})
 }
+
+// TestNoPlaceOnGPUs has one rank refuse a call because it still holds what it received before. Nothing was enqueued: the other waits, and the call is made when there is a place.
+func TestNoPlaceOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, spec := range []ep.Spec{packedRows, tokenRows} {
+			t.Run(spec.Layout.String(), func(t *testing.T) {
+				s := sized(spec, ranks)
+				s.Live = 1
+				b := evenly(s, ranks, 1, 5).Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					held, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					round, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					if err := errors.Join(held.PrepareDispatch(ctx, r.stream), r.rest(ctx)); err != nil {
+						return err
+					}
+					if r.Rank() == 0 {
+						if err := round.PrepareDispatch(ctx, r.stream); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "release a received tensor") {
+							return fmt.Errorf("without a place: %w", err)
+						}
+					}
+					held.Release()
+					if err := errors.Join(round.PrepareDispatch(ctx, r.stream), round.Combine(ctx, r.stream), r.Wait(ctx, r.stream), round.Check()); err != nil {
+						return err
+					}
+					return errors.Join(held.Free(), round.Free())
+				})
+			})
+		}
+	})
+}

@@ -382,7 +382,14 @@ func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, w
 	if err := r.check(h.Handle, opDispatch); err != nil {
 		return nil, err
 	}
-	return h.pushRows(ctx, s, stream, r, x, what, device.CallDispatch)
+	if err := h.checkDispatch(r.tokens, x); err != nil {
+		return nil, err
+	}
+	place, err := h.take(opDispatch)
+	if err != nil {
+		return nil, err
+	}
+	return h.pushRows(ctx, s, stream, r, x, place, what, device.CallDispatch)
 }
 
 // pushNew prepares, and dispatches by the routing that comes of it.
@@ -394,25 +401,24 @@ func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft
 	if err := cmp.Or(h.checkSelections(topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
 		return nil, err
 	}
-	r, err := h.place(ctx, opDispatch, device.CallPrepareDispatch, stream, topk, weights)
+	place, err := h.take(opDispatch) // before anything is enqueued
 	if err != nil {
 		return nil, err
 	}
-	received, err := h.pushRows(ctx, s, stream, r, x, what, device.CallPrepareDispatch)
+	r, err := h.place(ctx, opDispatch, device.CallPrepareDispatch, stream, topk, weights)
+	if err != nil {
+		h.put(place)
+		return nil, err
+	}
+	received, err := h.pushRows(ctx, s, stream, r, x, place, what, device.CallPrepareDispatch)
 	if err != nil {
 		r.Release()
 	}
 	return received, err
 }
 
-func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows, what, call uint32) (*Received, error) {
-	if err := h.checkDispatch(r.tokens, x); err != nil {
-		return nil, err
-	}
-	place, err := h.take(opDispatch)
-	if err != nil {
-		return nil, err
-	}
+// pushRows enqueues a dispatch of rows to a place that was taken for them.
+func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows, place int, what, call uint32) (*Received, error) {
 	a := h.gpu.placed.push
 	a.x, a.scales = addressOf(x.Data), addressOf(x.Scales)
 	if err := h.startPush(stream, r, place, what, call); err != nil {
