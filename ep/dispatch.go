@@ -77,7 +77,8 @@ func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x
 // memory again. It is one call on every rank: others may not call Prepare and Dispatch instead. If it is refused nothing has moved, and there is
 // no Routing.
 //
-// On GPUs the routing travels with the rows, in one exchange instead of two. The host, where an exchange of counts costs little, makes two.
+// On GPUs the routing of expert-major and rank-major rows that cannot overflow travels with them, in one exchange instead of two. Everything else needs two, and so
+// does the host, where an exchange of counts costs little.
 func (h *Handle) PrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {
 	return h.engine.prepareDispatch(ctx, s, topk, weights, x)
 }

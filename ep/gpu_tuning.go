@@ -33,7 +33,7 @@ const (
 	unitWarps = 448
 )
 
-// How many blocks place, push and pull have unless the Spec asks for more SMs: 24 of them fill the links.
+// How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to 24 that ought to fill the links. Not measured yet.
 const placedBlocks = 32
 
 // A warp's part of a row that goes by bulk copies, and the shared memory of a block that does: 14 rows of 14 KiB in flight.

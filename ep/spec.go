@@ -238,7 +238,7 @@ type Spec struct {
 	Alignment int
 
 	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three quarters of what other handles have left, and for the operations of packed
-	// layouts at most 32, which fill the links. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
+	// layouts at most 32. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
 	SMs int
 
 	// Live is how many received tensors may be alive at once; 0 is 2.

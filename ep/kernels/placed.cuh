@@ -94,7 +94,7 @@ __device__ __forceinline__ bool await_marks(const Group &g, const Turn &o, Wait 
 	return __syncthreads_or(w.over) == 0;
 }
 
-// Described is what a routing says of what comes here, and of how much is wanted everywhere. Go: gpuRouting.
+// Described is what a routing says of what comes here, and of how much is wanted everywhere. Go: described.
 struct Described {
 	int *counts, *offsets; // [local]: rows of an expert, and its first
 	int *came, *tokens;	   // [ranks]: tokens of the source that come here, and all that it has
