@@ -187,6 +187,9 @@ func Arg[T any](l *Launch, i int) (*T, error) {
 	return (*T)(l.params[i]), nil
 }
 
+// Grid is the number of blocks of the starts to come.
+func (l *Launch) Grid() Dim { return Dim{l.config.GridX, l.config.GridY, l.config.GridZ} }
+
 // SetGrid changes the number of blocks of the starts to come. A launch with clusters needs a multiple of them.
 func (l *Launch) SetGrid(grid Dim) {
 	grid = grid.filled()

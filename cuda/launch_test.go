@@ -101,6 +101,9 @@ func TestLaunchShape(t *testing.T) {
 		l, err := f.Prepare(tt.config)
 		ok(t, err)
 		ok(t, l.Start(s))
+		if l.Grid() != tt.want.Grid {
+			t.Errorf("%v blocks, want %v", l.Grid(), tt.want.Grid)
+		}
 		l.SetGrid(cuda.Dim{X: 64})
 		ok(t, l.Start(s))
 		again := tt.want

@@ -42,6 +42,7 @@ type engine interface {
 	dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error
 	combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error
 	memoryBytes() int
+	sms() (dispatch, combine int)
 	close() error // called once
 }
 

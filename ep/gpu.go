@@ -402,6 +402,23 @@ func (h *gpu) memoryBytes() int {
 	return n + len(h.all)*h.routingBytes()
 }
 
+func (h *gpu) sms() (dispatch, combine int) {
+	of := func(l *cuda.Launch) int {
+		if l == nil {
+			return 0
+		}
+		return min(int(l.Grid().X), h.device.SMs())
+	}
+	switch {
+	case !h.tuning.placed:
+		return of(h.dispatching), of(h.combining)
+	case h.tuning.pulls:
+		return of(h.placed.pushing), of(h.placed.pulling)
+	default:
+		return of(h.placed.pushing), of(h.combining)
+	}
+}
+
 func (h *gpu) close() error {
 	var errs []error
 	if h.window != nil {

@@ -163,3 +163,34 @@ func TestManyOnGPUs(t *testing.T) {
 		}
 	})
 }
+
+// TestSMsOnGPUs has handles say on how many multiprocessors their kernels run.
+func TestSMsOnGPUs(t *testing.T) {
+	opaque := ep.Spec{MaxTokens: 6, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 512}
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range []struct {
+			name              string
+			spec              ep.Spec
+			dispatch, combine int
+		}{
+			{"exact", exactRows, 3, 3},   // a warp for each of 6 tokens and 2 ranks, 8 to a block; for each sum, 4 to a block; and a clerk each
+			{"packed", packedRows, 1, 4}, // 9 tokens, 16 to a block, none of them a clerk
+			{"token", tokenRows, 4, 4},   // as many as the Spec allows
+			{"opaque", opaque, 2, 0},
+		} {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				if s.Payload == ep.Opaque {
+					s.Hidden = 0
+				}
+				members(t, m, ranks, s, gpuDeadline, func(_ context.Context, r *member) error {
+					if dispatch, combine := r.handle.SMs(); dispatch != way.dispatch || combine != way.combine {
+						return fmt.Errorf("dispatch %d, combine %d; want %d, %d", dispatch, combine, way.dispatch, way.combine)
+					}
+					return nil
+				})
+			})
+		}
+	})
+}

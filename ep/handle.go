@@ -51,6 +51,11 @@ func (h *Handle) Capacity() int { return h.geometry.rows() }
 // MemoryBytes is the size of the windows that the handle holds on this rank. On the host, pages of the large ones exist only once they are used.
 func (h *Handle) MemoryBytes() int { return h.engine.memoryBytes() }
 
+// SMs is on how many multiprocessors of its GPU the kernels of this handle's dispatches and combines run, which differ and are rarely all that [Spec].SMs allows: a kernel
+// has no more blocks than have something to do, and a GPU that is otherwise idle gives each block a multiprocessor of its own while there is one. Prepare is a
+// dispatch in this. It is 0 for a combine of rows that cannot be summed, and on the host.
+func (h *Handle) SMs() (dispatch, combine int) { return h.engine.sms() }
+
 // Close gives the handle's windows up on this rank. Received tensors become invalid.
 func (h *Handle) Close() error {
 	if h.closed {

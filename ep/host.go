@@ -128,6 +128,8 @@ func (h *host) memoryBytes() int {
 	return n
 }
 
+func (*host) sms() (dispatch, combine int) { return 0, 0 }
+
 func (h *host) close() error {
 	var errs []error
 	for _, w := range h.windows {

@@ -87,20 +87,28 @@ added. In every row:
   ranks, gpus, tokens, capacity, hidden, topk, experts, dtype, layout, wire, reduction,
   sum, routing
   sms           multiprocessors asked for; 0 is the library's choice
+  sms_used      multiprocessors that the operation's kernel runs on: as many as it has
+                blocks, unless the GPU has fewer
   operations    in a graph
   replays       that were timed, after 2 that were not
   p50_us, min_us, max_us   a replay over its operations, of its slowest rank
   slowest_rank  the rank that most often was
+  p99_us, p99_replays   the 99th percentile of so many further replays of the graph, 100
+                or as many as take 0.2 s, but not fewer than replays; each over its
+                operations. Of fewer than 100 it is the slowest. That of single
+                operations is kernel_p99_us
   ungated_us, ungated_max_us   the same of as many replays that begin on each GPU when its
                 host gets to it: median and most. A gate makes the others begin together
   samples       of each of the following:
   kernel_us, kernel_p99_us, kernel_max_us   the operation alone in a graph, between two
                 events: median, 99th percentile, most
   empty_us      a kernel that does nothing, in the same way
-  eager_us      without a graph: from the call until the host sees the end, the median
+  eager_us, eager_p99_us   without a graph: from the call until the host sees the end,
+                the median and the 99th percentile
   issue_us      of that, the call alone
   cold_us       in a graph, after writing more than the L2 cache holds before each
-                operation; the time of the writing is taken off
+                operation; the time of the writing is taken off. A difference of two
+                medians: single times, and so percentiles, there are none
   wire_bytes    per rank: rows to other ranks, scales included
   logical_bytes per rank: a row for each rank that a token visits, its own included
   deepep_bytes  per rank: a row for each selection
@@ -354,13 +362,13 @@ func (p *gpuPrinter) row(r bench.GPURow) error {
 	}{r, p.here}); err != nil || p.json {
 		return err
 	}
-	const format = "%-26s %-14s %6s %8s %8s %8s %8s %8s %8s %8s %9s %6s %6s  %s\n"
+	const format = "%-26s %-14s %6s %4s %8s %8s %8s %8s %8s %8s %8s %9s %6s %6s  %s\n"
 	var b strings.Builder
 	if !p.headed {
 		p.headed = true
 		fmt.Fprintf(&b, "\nus of the slowest rank: p50 and max in graphs of %d; alone between events (nothing: %.2f); eager; with cold caches\n",
 			r.Operations, r.Empty)
-		fmt.Fprintf(&b, format, "contract", "op", "tokens", "p50", "max", "alone", "p99", "eager", "issue", "cold", "MB", "GB/s", "link", "output")
+		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "p50", "max", "alone", "p99", "eager", "issue", "cold", "MB", "GB/s", "link", "output")
 	}
 	output, ratio := "verified", ""
 	if !r.Verified {
@@ -377,8 +385,8 @@ func (p *gpuPrinter) row(r bench.GPURow) error {
 	if r.Capacity != r.Tokens {
 		tokens += fmt.Sprintf("/%d", r.Capacity)
 	}
-	fmt.Fprintf(&b, format, r.Contract, r.Op, tokens, us(r.P50), us(r.Max), us(r.Kernel), us(r.KernelP99), us(r.Eager), us(r.Issue), us(r.Cold),
-		fmt.Sprintf("%.3f", float64(r.WireBytes)/1e6), fmt.Sprintf("%.0f", r.GBps), ratio, output)
+	fmt.Fprintf(&b, format, r.Contract, r.Op, tokens, fmt.Sprint(r.SMsUsed), us(r.P50), us(r.Max), us(r.Kernel), us(r.KernelP99), us(r.Eager), us(r.Issue),
+		us(r.Cold), fmt.Sprintf("%.3f", float64(r.WireBytes)/1e6), fmt.Sprintf("%.0f", r.GBps), ratio, output)
 	_, err := io.WriteString(p.to, b.String())
 	return err
 }

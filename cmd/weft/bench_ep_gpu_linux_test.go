@@ -102,7 +102,7 @@ func TestGPURowsAreExplained(t *testing.T) {
 
 func TestGPUPrinter(t *testing.T) {
 	rows := []bench.GPURow{
-		{Op: "dispatch", Contract: "rank-major bf16", Tokens: 8, Capacity: 128, P50: 4.25, Ratio: 0.07, Verified: true},
+		{Op: "dispatch", Contract: "rank-major bf16", Tokens: 8, Capacity: 128, SMsUsed: 17, P50: 4.25, Ratio: 0.07, Verified: true},
 		{Op: "combine", Contract: "rank-major bf16", Tokens: 8, Capacity: 8, Problems: []string{"the sum of token 3"}, Timed: [][]float64{{3, 500}}},
 	}
 	right := true
@@ -127,7 +127,7 @@ func TestGPUPrinter(t *testing.T) {
 	}
 	table, lines := show(false)
 	for _, want := range []string{
-		"8/128", "4.25", "verified", "WRONG: the sum of token 3, replays differ", "skipped: no torch", "1 MiB", "2026-11-20 (1)",
+		"8/128", "8/128   17 ", " SMs ", "4.25", "verified", "WRONG: the sum of token 3, replays differ", "skipped: no torch", "1 MiB", "2026-11-20 (1)",
 		"here: somewhere", "in this run, WRONG",
 	} {
 		if !strings.Contains(table, want) {

@@ -36,7 +36,9 @@ type GPUs struct {
 const (
 	MostOperations = 2000 // in a graph
 	MostReplays    = 1000
-	warmups        = 2  // replays before those that are timed
+	warmups        = 2   // replays before those that are timed
+	tailReplays    = 100 // for a percentile, unless they take longer than
+	tailTime       = 200 * time.Millisecond
 	together       = 64 // single operations that are enqueued at a time: a stream's queue holds about a thousand entries
 	coldOperations = 32 // in a graph that empties the cache before each
 	coldReplays    = 7  // of it at most: emptying takes longer than what is timed

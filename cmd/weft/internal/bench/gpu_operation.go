@@ -10,6 +10,7 @@ import (
 type operation struct {
 	name  string
 	bytes moved
+	sms   int // that its kernel runs on
 	// renew makes other operands than before: what is checked then can only have come by what is about to run.
 	renew func() error
 	// run enqueues it. What the last one gives is kept until check.
@@ -21,8 +22,9 @@ type operation struct {
 // dispatches is PrepareDispatch: from new top-k ids to received rows, in one kernel.
 func (m *gpuRank) dispatches(ctx context.Context, bytes moved) operation {
 	var kept *ep.Received
+	sms, _ := m.handle.SMs()
 	return operation{
-		name: "dispatch", bytes: bytes, renew: m.writeTokens,
+		name: "dispatch", bytes: bytes, sms: sms, renew: m.writeTokens,
 		run: func(keep bool) error {
 			r, err := m.handle.PrepareDispatch(ctx, m.work, m.batch.topk, m.batch.weight, m.x)
 			switch {
@@ -48,8 +50,9 @@ func (m *gpuRank) dispatches(ctx context.Context, bytes moved) operation {
 // knownDispatches is Dispatch by a routing that is there.
 func (m *gpuRank) knownDispatches(ctx context.Context, bytes moved) operation {
 	var kept *ep.Received
+	sms, _ := m.handle.SMs()
 	return operation{
-		name: "dispatch-known", bytes: bytes, renew: m.writeTokens,
+		name: "dispatch-known", bytes: bytes, sms: sms, renew: m.writeTokens,
 		run: func(keep bool) error {
 			r, err := m.handle.Dispatch(ctx, m.work, m.known, m.x)
 			switch {
@@ -73,8 +76,9 @@ func (m *gpuRank) knownDispatches(ctx context.Context, bytes moved) operation {
 // prepares is Prepare alone.
 func (m *gpuRank) prepares(ctx context.Context) operation {
 	var kept *ep.Routing
+	sms, _ := m.handle.SMs()
 	return operation{
-		name: "prepare", renew: func() error { return nil },
+		name: "prepare", sms: sms, renew: func() error { return nil },
 		run: func(keep bool) error {
 			r, err := m.handle.Prepare(ctx, m.work, m.batch.topk, m.batch.weight)
 			switch {
@@ -97,8 +101,9 @@ func (m *gpuRank) prepares(ctx context.Context) operation {
 
 // combines is Combine: from the experts' rows to the tokens' sums.
 func (m *gpuRank) combines(ctx context.Context, bytes moved) operation {
+	_, sms := m.handle.SMs()
 	return operation{
-		name: "combine", bytes: bytes, renew: m.writeExperts, check: m.checkSums,
+		name: "combine", bytes: bytes, sms: sms, renew: m.writeExperts, check: m.checkSums,
 		run: func(bool) error { return m.handle.Combine(ctx, m.work, m.known, m.y, m.out) },
 	}
 }

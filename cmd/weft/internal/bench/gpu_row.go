@@ -27,7 +27,8 @@ type GPURow struct {
 	Reduction string `json:"reduction"`
 	Sum       string `json:"sum"`
 	Routing   string `json:"routing"`
-	SMs       int    `json:"sms"` // asked for; 0: the library's choice
+	SMs       int    `json:"sms"`      // asked for; 0: the library's choice
+	SMsUsed   int    `json:"sms_used"` // by the operation's kernel
 
 	Operations int     `json:"operations"` // in a graph
 	Replays    int     `json:"replays"`    // of it, that were timed
@@ -35,6 +36,8 @@ type GPURow struct {
 	Min        float64 `json:"min_us"`
 	Max        float64 `json:"max_us"`
 	Slowest    int     `json:"slowest_rank"` // most often
+	P99        float64 `json:"p99_us"`       // of other replays of the same graph
+	P99Replays int     `json:"p99_replays"`  // that many
 
 	Ungated    float64 `json:"ungated_us"` // as p50_us, of as many replays that nothing makes begin together on all GPUs
 	UngatedMax float64 `json:"ungated_max_us"`
@@ -45,8 +48,9 @@ type GPURow struct {
 	KernelMax float64 `json:"kernel_max_us"`
 	Empty     float64 `json:"empty_us"` // a kernel that does nothing, in the same way
 	Eager     float64 `json:"eager_us"` // without a graph, from the call until the host sees the end: the median
+	EagerP99  float64 `json:"eager_p99_us"`
 	Issue     float64 `json:"issue_us"` // of that, the call alone
-	Cold      float64 `json:"cold_us"`  // in a graph, with caches emptied before each
+	Cold      float64 `json:"cold_us"`  // in a graph, with caches emptied before each: a difference of two medians, so it has no percentiles
 
 	WireBytes    int64 `json:"wire_bytes"`    // to other ranks, scales included
 	LogicalBytes int64 `json:"logical_bytes"` // a row for each rank that a token visits, its own included
@@ -85,6 +89,11 @@ func (r *GPURow) setGraph(s measure.Summary, times [][]float64) {
 	if s.Max > outlier*s.Min {
 		r.Timed = times
 	}
+}
+
+// setTail fills in the percentile of the replays that were made for it.
+func (r *GPURow) setTail(s measure.Summary) {
+	r.P99, r.P99Replays = measure.Micros(s.P99)/float64(r.Operations), s.Iterations
 }
 
 // setUngated fills in the times of replays that did not begin together.

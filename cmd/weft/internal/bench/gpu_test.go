@@ -108,8 +108,12 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 					t.Errorf("%+v", r)
 				}
 				if r.P50 <= 0 || r.Kernel <= 0 || r.Eager <= 0 || r.Issue <= 0 || r.Issue > r.Eager ||
-					r.Max < r.P50 || r.KernelP99 < r.Kernel || r.Ungated <= 0 || r.UngatedMax < r.Ungated {
+					r.Max < r.P50 || r.KernelP99 < r.Kernel || r.Ungated <= 0 || r.UngatedMax < r.Ungated ||
+					r.P99 <= 0 || r.P99Replays < 1 || r.EagerP99 < r.Eager {
 					t.Errorf("times: %+v", r)
+				}
+				if r.SMsUsed < 1 || r.SMsUsed > 16 {
+					t.Errorf("%s %s on %d SMs of 16", r.Contract, r.Op, r.SMsUsed)
 				}
 				if (r.WireBytes > 0) != (tc.ranks > 1 && r.Op != "prepare") {
 					t.Errorf("%s %s: %d bytes on the wire", r.Contract, r.Op, r.WireBytes)
@@ -264,6 +268,10 @@ func TestGPURowsShowOutliers(t *testing.T) {
 		r := GPURow{Operations: 100, WireBytes: 1e6}
 		r.setGraph(s, [][]float64{{1, 2, 3}})
 		if (r.Timed != nil) != tc.shown || r.P50 != measure.Micros(s.P50)/100 || r.GBps != 1e3/r.P50 {
+			t.Errorf("%v: %+v", tc.times, r)
+		}
+		r.setTail(s)
+		if r.P99 != r.Max || r.P99Replays != len(tc.times) {
 			t.Errorf("%v: %+v", tc.times, r)
 		}
 		r.setUngated(s, [][]float64{{4}})

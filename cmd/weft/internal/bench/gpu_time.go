@@ -18,7 +18,7 @@ func (m *gpuRank) measure(ctx context.Context, o operation) (row GPURow, err err
 	row = GPURow{
 		Op: o.name, Engine: ep.GPUEngine.String(), Contract: m.cfg.Contract(), Ranks: m.ranks, GPUs: min(m.ranks, len(m.Contexts)),
 		Tokens: m.cfg.Tokens, Capacity: s.MaxTokens, Hidden: s.Hidden, TopK: s.TopK, Experts: s.Experts, DType: s.Payload.String(),
-		Layout: s.Layout.String(), Wire: s.Wire.String(), Reduction: s.Reduction.String(), Sum: s.Sum.String(), Routing: string(m.cfg.Routing), SMs: s.SMs,
+		Layout: s.Layout.String(), Wire: s.Wire.String(), Reduction: s.Reduction.String(), Sum: s.Sum.String(), Routing: string(m.cfg.Routing), SMs: s.SMs, SMsUsed: o.sms,
 		Operations: m.Operations, Samples: m.Samples, Empty: m.nothing,
 		WireBytes: o.bytes.wire, LogicalBytes: o.bytes.logical, DeepEPBytes: o.bytes.deepep,
 	}
@@ -99,7 +99,7 @@ func (m *gpuRank) ungated(ctx context.Context, enqueue func() error) error {
 }
 
 // replays times a graph so often, after some replays that are not counted, each begun by begin.
-func (m *gpuRank) replays(ctx context.Context, g *cuda.GraphExec, n int, begin func(context.Context, func() error) error) ([]time.Duration, error) {
+func (m *gpuRank) replays(ctx context.Context, g *cuda.GraphExec, n, warmups int, begin func(context.Context, func() error) error) ([]time.Duration, error) {
 	var took []time.Duration
 	for i := range warmups + n {
 		err := begin(ctx, func() error {
@@ -140,7 +140,7 @@ func (m *gpuRank) inGraph(ctx context.Context, o operation, row *GPURow) (err er
 		begin func(context.Context, func() error) error
 		set   func(measure.Summary, [][]float64)
 	}{{m.gated, row.setGraph}, {m.ungated, row.setUngated}} {
-		took, err := m.replays(ctx, g, m.Replays, way.begin)
+		took, err := m.replays(ctx, g, m.Replays, warmups, way.begin)
 		if err != nil {
 			return err
 		}
@@ -156,7 +156,19 @@ func (m *gpuRank) inGraph(ctx context.Context, o operation, row *GPURow) (err er
 		}
 		way.set(s, times)
 	}
-	return nil
+	return m.tail(ctx, g, row)
+}
+
+// tail replays a graph as often as a percentile needs, or as there is time for, which all ranks see alike: as long as its median says.
+func (m *gpuRank) tail(ctx context.Context, g *cuda.GraphExec, row *GPURow) error {
+	median := time.Duration(row.P50 * float64(m.Operations) * float64(time.Microsecond))
+	took, err := m.replays(ctx, g, min(max(int(tailTime/max(median, 1)), m.Replays), tailReplays), 0, m.gated)
+	if err != nil {
+		return err
+	}
+	s, _, err := m.summary(took)
+	row.setTail(s)
+	return err
 }
 
 // alone times graphs of one operation. Two take turns, as operations do with the places where rows are received.
@@ -251,7 +263,7 @@ func (m *gpuRank) eagerly(ctx context.Context, o operation, row *GPURow) error {
 		return err
 	}
 	end, _, err := m.summary(ended)
-	row.Issue, row.Eager = measure.Micros(call.P50), measure.Micros(end.P50)
+	row.Issue, row.Eager, row.EagerP99 = measure.Micros(call.P50), measure.Micros(end.P50), measure.Micros(end.P99)
 	return err
 }
 
@@ -263,7 +275,7 @@ func (m *gpuRank) cold(ctx context.Context, o operation, row *GPURow) error {
 		if err != nil {
 			return 0, err
 		}
-		took, err := m.replays(ctx, g, min(m.Replays, coldReplays), m.gated)
+		took, err := m.replays(ctx, g, min(m.Replays, coldReplays), warmups, m.gated)
 		if err = errors.Join(err, g.Close()); err != nil {
 			return 0, err
 		}
