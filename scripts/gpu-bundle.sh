@@ -37,7 +37,7 @@ go build -trimpath -ldflags='-s -w' -o "$bundle/weft" ./cmd/weft
 go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}' ./... |
 	while read -r package dir; do
 		case $package in
-		'' | "$module"/cmd/* | "$module"/examples/*) continue ;;
+		'' | "$module"/cmd/* | "$module"/examples/* | "$module"/scripts) continue ;;
 		"$module"/bootstrap | "$module"/cuda/cudatest | "$module"/cuda/cudatest/* | "$module"/cuda/internal/*) continue ;;
 		"$module"/channel | "$module"/internal/dl | "$module"/internal/shm | "$module"/internal/simd) continue ;;
 		esac

@@ -1,6 +1,9 @@
 #!/bin/sh
 # Runs this bundle's tests and benchmarks on a host that has no Go. Each part runs under a time limit. A table comes last, the logs are in ./logs,
-# or in the folder that OUT names, and the exit status is 1 if a part failed.
+# or in the folder that OUT names.
+#
+# The exit status is 0 if all that was asked for passed, 1 if a part failed, 2 if there is no such part, 77 if nothing failed but something that needs
+# a GPU was skipped because weft doctor sees none, and 130 if a signal (Ctrl-C) ended it, which ends the part that runs too.
 #
 #   run.sh [PART...] [-test.FLAG...]
 #
@@ -23,7 +26,7 @@ mkdir -p "$logs" || exit 1
 logs=$(cd "$logs" && pwd) || exit 1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT TERM
+trap stop HUP INT TERM
 
 # The bundle may have come with any owner and mode. Kernels are believed only where nobody else can write, so they are copied to such a place.
 umask 022
@@ -53,9 +56,36 @@ if [ -z "$parts" ]; then
 	parts="$parts link bench-ep start sanitizer"
 fi
 
-# bounded SECONDS COMMAND...: ends the command, and after ten more seconds kills it.
+# bounded DIRECTORY SECONDS COMMAND...: runs the command there, ends it after so long, and kills it after ten more seconds. It must not be called in a
+# subshell or a pipe: a shell heeds a signal only where it waits for what runs in the background, and timeout, in a group of its own so that it can
+# end all that the command started, hears of none from the terminal.
+stopped=
+bounding=
+running=
 bounded() {
-	timeout -k 10 "$@"
+	bounding=1
+	(cd "$1" && shift && exec timeout -k 10 "$@") &
+	running=$!
+	[ -z "$stopped" ] || kill "$running" # the signal came before it was known whom to end
+	bounded_status=0
+	wait "$running" || bounded_status=$?
+	if [ -n "$stopped" ]; then
+		while kill -0 "$running" 2>/dev/null; do # the signal ended the wait
+			wait "$running"
+		done
+		kill -s KILL -- "-$running" 2>/dev/null # what timeout has left in its group
+		exit 130
+	fi
+	bounding=
+	running=
+	return "$bounded_status"
+}
+
+# stop is what a signal does: timeout passes it on, and kills who does not heed it within ten seconds.
+stop() {
+	stopped=1
+	[ -n "$bounding" ] || exit 130
+	[ -z "$running" ] || kill "$running" 2>/dev/null
 }
 
 # A part returns 0, or 77 after setting reason, or anything else for a failure.
@@ -65,7 +95,7 @@ reason=
 cd "$work" || exit 1
 
 doctor() {
-	bounded "$limit" ./weft doctor
+	bounded . "$limit" ./weft doctor
 }
 
 # unpack PROGRAM: puts it and its testdata where they can be run, once.
@@ -80,14 +110,15 @@ tests() {
 	program=$1
 	shift
 	unpack "$program" || return
-	(cd "tests/$program" && bounded $((limit + 20)) ./run.test -test.v -test.timeout "${limit}s" "$@") >output 2>&1
-	status=$?
+	status=0
+	bounded "tests/$program" $((limit + 20)) ./run.test -test.v -test.timeout "${limit}s" "$@" >output 2>&1 || status=$?
 	{
 		printf '==== %s\n' "$program"
 		cat output
 	} >>"$logs/tests.log"
 	passed=$((passed + $(grep -c '^ *--- PASS' output)))
 	skipped=$((skipped + $(grep -c '^ *--- SKIP' output)))
+	[ -n "$gpu" ] || ! grep -q '^ *--- SKIP: [^ ]*GPU' output || lacking=1
 	if [ "$status" -ne 0 ]; then
 		printf '%s:\n' "$program"
 		grep -E '^ *--- FAIL|^panic: |^fatal error: ' output
@@ -107,12 +138,12 @@ tests_on_gpus() {
 
 no_gpu() {
 	[ -n "$gpu" ] && return 1
-	reason='no GPU'
+	reason='no GPU' lacking=1
 }
 
 link() {
 	no_gpu && return 77
-	bounded "$limit" ./weft bench link ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/link.json" 2>&1
+	bounded . "$limit" ./weft bench link ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/link.json" 2>&1
 }
 
 bench_ep() {
@@ -121,16 +152,16 @@ bench_ep() {
 		reason='this weft measures ep on the host alone'
 		return 77
 	}
-	bounded "$limit" ./weft bench ep --device gpu ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/bench-ep.json" 2>&1
+	bounded . "$limit" ./weft bench ep --device gpu ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/bench-ep.json" 2>&1
 }
 
 # Each in a process of its own: the first round of a process also does what its GPUs need once.
 start() {
 	no_gpu && return 77
 	if bounded "$limit" ./weft doctor --json 2>&1 | grep -q '"compiler":{"path":"[^"]'; then
-		bounded "$limit" ./weft bench start ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} 2>&1 || return
+		bounded . "$limit" ./weft bench start ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} 2>&1 || return
 	fi
-	bounded "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
+	bounded . "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
 }
 
 sanitizer() {
@@ -163,16 +194,17 @@ sanitizer() {
 # sanitize PROGRAM TOOL TESTS
 sanitize() {
 	printf '==== %s: %s\n' "$1" "$2"
-	(cd "tests/$1" && bounded "$limit" "$tool" --tool "$2" --error-exitcode 99 ./run.test -test.v -test.short -test.run "$3")
+	bounded "tests/$1" "$limit" "$tool" --tool "$2" --error-exitcode 99 ./run.test -test.v -test.short -test.run "$3"
 }
 
 # part NAME COMMAND...: runs a part and notes how it went.
 table=
 failed=0
+lacked=0
 part() {
 	name=$1
 	shift
-	passed=0 skipped=0 reason=
+	passed=0 skipped=0 reason= lacking=
 	printf '\n==> %s\n' "$name"
 	since=$(date +%s)
 	status=0
@@ -188,6 +220,7 @@ part() {
 	*:77) ;;
 	test-*) result="$result ($passed passed, $skipped skipped)" ;;
 	esac
+	[ -z "$lacking" ] || lacked=$((lacked + 1))
 	table="$table$(printf '%-32s %6d s  %s' "$name" "$took" "$result")
 "
 }
@@ -204,7 +237,8 @@ to() {
 }
 
 gpu=
-if bounded "$limit" ./weft doctor --json 2>&1 | grep -q '"arch":"sm_'; then
+bounded . "$limit" ./weft doctor --json >report 2>&1
+if grep -q '"arch":"sm_' report; then
 	gpu=1
 	export WEFT_REQUIRE_GPU=1
 fi
@@ -239,7 +273,9 @@ done
 {
 	printf '\n%s' "$table"
 	[ "$failed" -eq 0 ] || printf '%d failed\n' "$failed"
+	[ "$lacked" -eq 0 ] || printf 'weft doctor sees no GPU: what needs one was skipped in %d of the parts above, and has not passed\n' "$lacked"
 } >"$logs/summary.txt"
 cat "$logs/summary.txt"
 printf 'logs: %s\n' "$logs"
-[ "$failed" -eq 0 ]
+[ "$failed" -eq 0 ] || exit 1
+[ "$lacked" -eq 0 ] || exit 77

@@ -1,0 +1,167 @@
+// Package scripts tests what the scripts beside it promise.
+package scripts
+
+import (
+	"compress/gzip"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The programs of a bundle, as far as gpu-run.sh asks them. STATE is a folder: a part that is to run until it is ended leaves its process's number there.
+const (
+	fakeWeft = `#!/bin/sh
+case "$*" in
+'doctor --json') [ -e "$STATE/gpu" ] && echo '{"gpus":[{"arch":"sm_90a"}]}' || echo '{"gpus":[]}' ;;
+'bench ep --help') echo --device ;;
+'bench ep'*) if [ -e "$STATE/endless" ]; then echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; exec sleep 600; fi ;;
+'bench link'*) if [ -e "$STATE/broken" ]; then exit 1; fi ;;
+esac
+`
+	fakePlain = `#!/bin/sh
+echo '--- PASS: TestIt'
+if [ -e "$STATE/endless" ]; then trap '' INT; echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; sleep 600; fi
+`
+	fakeGPU = `#!/bin/sh
+echo '--- PASS: TestIt'
+if [ -e "$STATE/gpu" ]; then echo '--- PASS: TestItOnGPUs'; else echo '    --- SKIP: TestItOnGPUs/real'; fi
+`
+)
+
+// bundle lays out what gpu-run.sh runs, and returns it and its state.
+func bundle(t *testing.T, state ...string) (dir, states string) {
+	t.Helper()
+	dir, states = t.TempDir(), t.TempDir()
+	must := func(err error) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	script, err := os.ReadFile("gpu-run.sh")
+	must(err)
+	must(os.WriteFile(filepath.Join(dir, "run.sh"), script, 0o755))
+	must(os.WriteFile(filepath.Join(dir, "weft"), []byte(fakeWeft), 0o755))
+	for name, text := range map[string]string{"plain": fakePlain, "ep": fakeGPU} {
+		must(os.MkdirAll(filepath.Join(dir, "tests", name), 0o755))
+		f, err := os.Create(filepath.Join(dir, "tests", name, "run.test.gz"))
+		must(err)
+		z := gzip.NewWriter(f)
+		_, err = z.Write([]byte(text))
+		must(errors.Join(err, z.Close(), f.Close()))
+	}
+	for _, s := range state {
+		must(os.WriteFile(filepath.Join(states, s), nil, 0o644))
+	}
+	return dir, states
+}
+
+// script is a run that was started, in a process group of its own.
+func script(t *testing.T, dir, state string, out *strings.Builder, args ...string) *exec.Cmd {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), "sh", append([]string{filepath.Join(dir, "run.sh")}, args...)...)
+	c.Env = append(os.Environ(), "STATE="+state, "TMPDIR="+state, "OUT="+filepath.Join(dir, "logs"))
+	c.Dir, c.Stdout, c.Stderr = dir, out, out
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.WaitDelay = time.Second
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Who runs the bundle where there is no GPU must not take it for a pass, unless nothing was asked for that needs one.
+func TestGPURunSaysWhatPassed(t *testing.T) {
+	for _, tc := range []struct {
+		name, state, args string
+		status            int
+		want              []string
+	}{
+		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 5 of the parts"}},
+		{"what needs none", "", "doctor test-plain", 0, []string{"test-plain", "ok (1 passed, 0 skipped)"}},
+		{"tests of which some need one", "", "test-ep", 77, []string{"sees no GPU", "in 1 of the parts"}},
+		{"with a GPU", "gpu", "doctor test-ep link bench-ep start", 0, []string{"ok (2 passed, 0 skipped)"}},
+		{"a part that fails", "gpu broken", "link bench-ep", 1, []string{"FAILED", "1 failed"}},
+		{"a part that fails, without a GPU", "broken", "test-ep nothing", 2, []string{"there is no part nothing"}},
+		{"a part that takes too long", "gpu endless", "bench-ep", 1, []string{"FAILED: it took too long"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir, state := bundle(t, strings.Fields(tc.state)...)
+			t.Setenv("WEFT_PART_SECONDS", map[bool]string{false: "600", true: "1"}[strings.Contains(tc.state, "endless")])
+			var out strings.Builder
+			c := script(t, dir, state, &out, strings.Fields(tc.args)...)
+			_ = c.Wait()
+			if got := c.ProcessState.ExitCode(); got != tc.status {
+				t.Errorf("exit status %d, want %d", got, tc.status)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("no %q", want)
+				}
+			}
+			if tc.status == 0 && strings.Contains(out.String(), "no GPU") {
+				t.Error("it speaks of a GPU")
+			}
+			if t.Failed() {
+				t.Log(out.String())
+			}
+		})
+	}
+}
+
+// A signal ends the script, the part that runs and all that it has started, and leaves no files.
+func TestGPURunEndsWithItsPart(t *testing.T) {
+	for _, part := range []string{"bench-ep", "test-plain"} {
+		for name, send := range map[string]func(script int) error{
+			"Ctrl-C":     func(script int) error { return syscall.Kill(-script, syscall.SIGINT) }, // the terminal's: to the group
+			"TERM":       func(script int) error { return syscall.Kill(script, syscall.SIGTERM) },
+			"hanging up": func(script int) error { return syscall.Kill(-script, syscall.SIGHUP) },
+			"Ctrl-C twice": func(script int) error {
+				return errors.Join(syscall.Kill(-script, syscall.SIGINT), syscall.Kill(-script, syscall.SIGINT))
+			},
+		} {
+			t.Run(part+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				dir, state := bundle(t, "gpu", "endless")
+				var out strings.Builder
+				c := script(t, dir, state, &out, part)
+				var pid int
+				until(t, "the part runs", func() bool {
+					text, err := os.ReadFile(filepath.Join(state, "pid"))
+					pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+					return err == nil
+				})
+				start := time.Now()
+				if err := send(c.Process.Pid); err != nil {
+					t.Fatal(err)
+				}
+				_ = c.Wait()
+				if got := c.ProcessState.ExitCode(); got != 130 {
+					t.Errorf("exit status %d, want 130: %s", got, out.String())
+				}
+				if took := time.Since(start); took > 8*time.Second { // after ten the part would have been killed
+					t.Errorf("it took %v", took)
+				}
+				until(t, "the part is gone", func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) })
+				if left, err := filepath.Glob(filepath.Join(state, "tmp.*")); err != nil || len(left) > 0 {
+					t.Errorf("left behind: %v %v", left, err)
+				}
+			})
+		}
+	}
+}
+
+// until waits for something that must become true.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not after 20 s", what)
+		}
+	}
+}
