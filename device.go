@@ -85,7 +85,7 @@ func openDevice(cfg config) (*Device, error) {
 		d.owned = true
 	}
 	if d.kernels == nil {
-		d.kernels = kernels()
+		d.kernels = kernels().WithLogger(cfg.logger)
 	}
 	var err error
 	if d.info, err = placementOf(d.context.Device()); err != nil {

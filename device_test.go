@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +20,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/cuda/kernel"
 )
 
 // machine is a machine with GPUs, which must be found in order when the test ends.
@@ -96,6 +100,34 @@ func joinOn(t testing.TB, d *cuda.Driver, ordinals []int, options ...weft.Option
 		t.Fatal(err)
 	}
 	return group
+}
+
+// TestKernelsAreLogged: what is wrong with the process's cache is told to the communicator's logger, unless it has a cache of its own.
+func TestKernelsAreLogged(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	none := func() (kernel.Compiler, error) { return nil, errors.New("none") }
+	cache := kernel.New(kernel.Options{Compiler: none, Dir: file, ReadOnly: []string{}})
+	t.Cleanup(weft.SetKernels(cache))
+	_, d := machine(t, cudatest.Config{})
+	var log bytes.Buffer
+	option := weft.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))
+	spec := kernel.Spec{Name: "k", Source: "code", Arch: "sm_90a"}
+	for _, tc := range []struct {
+		options []weft.Option
+		told    bool
+	}{{[]weft.Option{option}, true}, {[]weft.Option{option, weft.WithKernels(cache)}, false}} {
+		log.Reset()
+		g := joinOn(t, d, []int{0}, tc.options...)[0].Device()
+		if _, err := g.Kernels().Load(testContext(t), spec); !errors.Is(err, kernel.ErrNoCompiler) {
+			t.Error(err)
+		}
+		if told := strings.Contains(log.String(), "kernel cache not used"); told != tc.told {
+			t.Errorf("told: %v, want %v: %s", told, tc.told, log.String())
+		}
+	}
 }
 
 func TestDevice(t *testing.T) {

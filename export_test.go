@@ -1,6 +1,16 @@
 package weft
 
-import "github.com/weftgo/weft/cuda"
+import (
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+// SetKernels makes another cache the process's, and gives what undoes it.
+func SetKernels(c *kernel.Cache) (undo func()) {
+	before := kernels
+	kernels = func() *kernel.Cache { return c }
+	return func() { kernels = before }
+}
 
 // Mirrored reports whether kernels see a copy of the abort word.
 func (d *Device) Mirrored() bool { return d.abort.copy != nil }

@@ -40,7 +40,8 @@ func WithDeadline(d time.Duration) Option { return func(c *config) { c.deadline 
 // WithWaitPolicy overrides how ranks wait, which otherwise follows from the number of ranks and processors.
 func WithWaitPolicy(p channel.Policy) Option { return func(c *config) { c.policy = &p } }
 
-// WithLogger receives what is worth telling outside the hot path: joins, faults, masks. The default, and nil, is silence.
+// WithLogger receives what is worth telling outside the hot path: joins, faults, masks, and why kernels are compiled that a cache should have had (of a
+// cache that [WithKernels] gives its own logger is told). The default, and nil, is silence.
 func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
 
 // WithHugePages lets windows use huge pages from the system's pool where it has them. The default is true.

@@ -243,6 +243,7 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) 
 	p.to = p.progress.Above(os.Stdout)
 	measuring := bench.GPUs{
 		Contexts: contexts, Ranks: ranks, Phases: g.phases == "all", Operations: g.ops, Replays: g.replays, Deadline: g.deadline,
+		Cache: kernels(p.progress.Above(os.Stderr)),
 	}
 	if err := g.measure(ctx, measuring, shapes, p); err != nil {
 		return fmt.Errorf("bench ep: %w", err)

@@ -130,6 +130,7 @@ func links(ctx context.Context, gpus int, o link.Options) (c link.Ceiling, err e
 		}
 		bar.Advance(1)
 	}
+	o.Cache = kernels(progress.Above(os.Stderr))
 	c, err = link.Measure(ctx, contexts, o)
 	if bar != nil {
 		bar.Done("")

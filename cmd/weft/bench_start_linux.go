@@ -157,13 +157,14 @@ func (s *startFlags) measure(ctx context.Context, m bench.Start, opened time.Dur
 	if err := p.row(bench.StartRow{Op: bench.Driver, Engine: "gpu", Ranks: m.Ranks, GPUs: len(m.Contexts), Rounds: 1, P50: us, Max: us}); err != nil {
 		return err
 	}
+	m.Kernels.Logger = warnings(os.Stderr)
 	if !s.noCold {
 		dir, err := os.MkdirTemp("", "weft-start-")
 		if err != nil {
 			return err
 		}
 		defer os.RemoveAll(dir)
-		m.Kernels = kernel.Options{Dir: dir, ReadOnly: []string{}, Compiler: m.Kernels.Compiler}
+		m.Kernels = kernel.Options{Dir: dir, ReadOnly: []string{}, Compiler: m.Kernels.Compiler, Logger: m.Kernels.Logger}
 	}
 	err = m.Measure(ctx, s.ep.shape, p.row)
 	if errors.Is(err, kernel.ErrNoCompiler) && !s.noCold {

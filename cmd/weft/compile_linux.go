@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"regexp"
@@ -53,12 +54,20 @@ Architectures: sm_80 (A100), sm_90a (H100, H200), sm_100a (B200) and so on.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			return compile(ctx, cmd.OutOrStdout(), kernel.New(kernel.Options{}), out, archs.list)
+			return compile(ctx, cmd.OutOrStdout(), kernels(cmd.ErrOrStderr()), out, archs.list)
 		},
 	}
 	cmd.Flags().Var(&archs, "arch", "which GPUs to compile for")
 	cmd.Flags().StringVar(&out, "out", "", "the `directory` to fill; it is made if it is not there")
 	return cmd
+}
+
+// kernels is the user's cache, which says on a writer what it refuses, and so why something is compiled that was compiled before.
+func kernels(to io.Writer) *kernel.Cache { return kernel.New(kernel.Options{Logger: warnings(to)}) }
+
+// warnings is a logger of what is wrong.
+func warnings(to io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
 // catalogue is all that this program, and programs with this library, run on GPUs of an architecture.

@@ -53,6 +53,11 @@ func TestCompileFillsADirectory(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	out.Reset()
+	empty := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: none})
+	if err := compile(t.Context(), &out, empty, dir, archs); err != nil || strings.Count(out.String(), "was there") != all {
+		t.Errorf("a full directory again: %v\n%s", err, &out)
+	}
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +65,6 @@ func TestCompileFillsADirectory(t *testing.T) {
 		t.Errorf("what others may write is filled: %v", err)
 	}
 	out.Reset()
-	empty := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: none})
 	if err := compile(t.Context(), &out, empty, filepath.Join(t.TempDir(), "x"), archs); !errors.Is(err, kernel.ErrNoCompiler) || out.Len() > 0 {
 		t.Errorf("%v\n%s", err, &out)
 	}

@@ -26,12 +26,18 @@ type Options struct {
 
 // Cache gives cubins for specs. It is safe for concurrent use, holds nothing open and needs no closing. It keeps what it gave in memory.
 type Cache struct {
+	*store
+	logger *slog.Logger
+	warned *sync.Map // what the logger has been told of directories
+}
+
+// store is what a cache shares with those that only tell another logger.
+type store struct {
 	compiler func() (Compiler, error)
 	dir      string // empty: there is none
 	noDir    error  // why
 	readOnly []string
 	slots    chan struct{}
-	logger   *slog.Logger
 
 	// What the system does, and how long to wait for another process. Tests make it fail.
 	flock    func(*os.File) (bool, error)
@@ -41,21 +47,18 @@ type Cache struct {
 	mu       sync.Mutex
 	loaded   map[Key]Cubin
 	searches map[Key]*search
-	warned   map[string]bool
 }
 
 // New makes a cache. It touches no file.
 func New(o Options) *Cache {
-	c := &Cache{
+	c := &store{
 		dir:      o.Dir,
 		readOnly: o.ReadOnly,
-		logger:   o.Logger,
 		flock:    flock,
 		rename:   (*os.Root).Rename,
 		patience: time.Minute,
 		loaded:   map[Key]Cubin{},
 		searches: map[Key]*search{},
-		warned:   map[string]bool{},
 	}
 	open := o.Compiler
 	if open == nil {
@@ -72,9 +75,6 @@ func New(o Options) *Cache {
 		o.Parallel = runtime.GOMAXPROCS(0)
 	}
 	c.slots = make(chan struct{}, o.Parallel)
-	if c.logger == nil {
-		c.logger = slog.New(slog.DiscardHandler)
-	}
 	if c.dir == "" {
 		c.dir, c.noDir = userDir()
 	}
@@ -85,7 +85,16 @@ func New(o Options) *Cache {
 			}
 		}
 	}
-	return c
+	return (&Cache{store: c}).WithLogger(o.Logger)
+}
+
+// WithLogger is the same cache, with its directories and what it has in memory, whose requests tell another logger; nil tells nobody. Of requests that share a search the
+// first one's logger is told.
+func (c *Cache) WithLogger(l *slog.Logger) *Cache {
+	if l == nil {
+		l = slog.New(slog.DiscardHandler)
+	}
+	return &Cache{store: c.store, logger: l, warned: new(sync.Map)}
 }
 
 func userDir() (string, error) {
@@ -190,11 +199,7 @@ func (c *Cache) run(ctx context.Context, s *search) {
 
 // warnOnce logs what is wrong with a directory the first time.
 func (c *Cache) warnOnce(message, dir string, err error) {
-	c.mu.Lock()
-	warned := c.warned[message+"\x00"+dir]
-	c.warned[message+"\x00"+dir] = true
-	c.mu.Unlock()
-	if !warned {
+	if _, warned := c.warned.LoadOrStore(message+"\x00"+dir, true); !warned {
 		c.logger.Warn(message, "dir", dir, "err", err)
 	}
 }

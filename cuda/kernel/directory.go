@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 const (
@@ -173,14 +174,22 @@ func (d *directory) write(c Cubin, mode fs.FileMode, rename func(d *os.Root, fro
 	return rename(d.root, draft, name+entrySuffix)
 }
 
-// sweep removes what writers of a key have left that died. Its lock must be held.
-func (d *directory) sweep(key Key) {
+// abandoned is the age at which nobody is writing a draft any more. It takes milliseconds; clocks of other machines, which may have written it, are wrong by more.
+const abandoned = 24 * time.Hour
+
+// sweep removes what writers have left that died: the drafts of the key whose lock is held, if one is, and of any key those that are abandoned.
+func (d *directory) sweep(locked string) {
 	names, err := d.names()
 	if err != nil {
 		return // what stays is never read
 	}
 	for _, name := range names {
-		if strings.HasPrefix(name, key.String()+".") && strings.HasSuffix(name, draftSuffix) {
+		key, rest, _ := strings.Cut(name, ".")
+		if _, err := parseKey(key); err != nil || !strings.HasSuffix(rest, draftSuffix) {
+			continue
+		}
+		info, err := d.root.Lstat(name)
+		if err == nil && (key == locked || time.Since(info.ModTime()) > abandoned) {
 			_ = d.root.Remove(name)
 		}
 	}

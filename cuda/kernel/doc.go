@@ -39,7 +39,7 @@
 //
 // An entry is written under another name, synced and renamed. So whoever opens an entry's name reads a whole entry, whenever the
 // writer dies; what a dead writer has left lies under a name that is never read, and is removed by the next one who compiles the
-// key. Readers take no lock.
+// key, or after a day by whoever compiles anything. Readers take no lock.
 //
 // Compiling takes the key's lock, which is flock's on a file of its own that is never removed, so that all mean the same file.
 // The holder looks for the entry once more after it has the lock. Every holder before it has either renamed its entry before it

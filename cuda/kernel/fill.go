@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 )
 
-// Fill puts the cubins of specs into a directory that may be carried to other machines, and named in WEFT_CACHE there. It loads
-// them as [Cache.LoadAll] does, so the machine needs no GPU, and takes what the cache has. Entries that are in the directory and in order stay
-// as they are. Who fills a directory for others must see to it that it belongs to them or to root where it is used.
+// Fill puts the cubins of specs into a directory that may be carried to other machines, and named in WEFT_CACHE there. Entries that are in the
+// directory and in order stay as they are, and need no compiler. The others are loaded as [Cache.LoadAll] does, so the machine needs no GPU, and what
+// the cache has is taken from there. What earlier calls left unfinished is removed once it is a day old. Who fills a directory for others must see to
+// it that it belongs to them or to root where it is used.
 //
 // Some specs' failure does not keep the others out.
 func (c *Cache) Fill(ctx context.Context, dir string, specs []Spec) error {
@@ -17,15 +19,27 @@ func (c *Cache) Fill(ctx context.Context, dir string, specs []Spec) error {
 		return fmt.Errorf("fill kernel cache %s: %w", dir, err)
 	}
 	defer d.close()
-	cubins, err := c.LoadAll(ctx, specs)
-	errs := []error{err}
-	for _, cubin := range cubins {
-		if cubin.Size() == 0 {
-			continue // one that failed
-		}
-		if _, _, err := d.read(cubin.Key); err == nil {
+	d.sweep("")
+	var missing []Spec
+	for _, s := range specs {
+		key := s.Key()
+		_, _, err := d.read(key)
+		if err == nil {
 			continue
 		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			c.refused(dir, key, s, err)
+		}
+		missing = append(missing, s)
+	}
+	cubins, err := c.LoadAll(ctx, missing)
+	errs := []error{err}
+	written := map[Key]bool{}
+	for _, cubin := range cubins {
+		if cubin.Size() == 0 || written[cubin.Key] {
+			continue // one that failed, or is there twice
+		}
+		written[cubin.Key] = true
 		if err := d.write(cubin, 0o644, c.rename); err != nil {
 			errs = append(errs, fmt.Errorf("fill kernel cache %s: kernel %s for %s: %w", dir, cubin.Name, cubin.Arch, err))
 		}

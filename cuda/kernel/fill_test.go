@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestFill: a directory that was filled serves a cache that has no compiler.
@@ -94,6 +95,76 @@ func TestFillAgain(t *testing.T) {
 	}
 	if err := Verify(dir); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFillOfWhatIsThere: what a directory has is neither compiled nor looked for, and what is refused in it is told of.
+func TestFillOfWhatIsThere(t *testing.T) {
+	dir, f := newDir(t), &fake{}
+	filler, _ := cacheIn(newDir(t), f)
+	if err := filler.Fill(testContext(t), dir, specs(3)); err != nil {
+		t.Fatal(err)
+	}
+	another, own := newDir(t), &fake{}
+	filler, log := cacheIn(another, own)
+	if err := os.WriteFile(entryPath(dir, spec(1)), []byte("bad"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := filler.Fill(testContext(t), dir, append(specs(4), spec(3), spec(1))); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"kernel0": 0, "kernel1": 1, "kernel2": 0, "kernel3": 1} {
+		if got := own.times(name); got != want {
+			t.Errorf("%s: compiled %d times, want %d", name, got, want)
+		}
+	}
+	for _, w := range log.warnings() {
+		if !strings.Contains(w, "kernel cache entry refused") || !strings.Contains(w, entryPath(dir, spec(1))) {
+			t.Errorf("warning: %q", w)
+		}
+	}
+	if err := Verify(dir); err != nil || len(log.warnings()) == 0 {
+		t.Errorf("%v, warnings: %q", err, log.warnings())
+	}
+}
+
+// TestAbandonedDrafts: what dead writers of any key have left goes when it is old; what is younger, or no draft, stays.
+func TestAbandonedDrafts(t *testing.T) {
+	key := spec(7).Key().String()
+	for what, work := range map[string]func(c *Cache, dir string) error{
+		"Fill": func(c *Cache, dir string) error {
+			return New(Options{Compiler: (&fake{}).open, Dir: newDir(t), ReadOnly: []string{}}).Fill(testContext(t), dir, specs(1))
+		},
+		"Load": func(c *Cache, dir string) error { _, err := c.Load(testContext(t), spec(0)); return err },
+	} {
+		dir := newDir(t)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		names := map[string]bool{ // whether it stays
+			key + ".OLD" + draftSuffix: false, key + ".NEW" + draftSuffix: true, "OLD.notes" + draftSuffix: true, key + ".OLD" + lockSuffix: true,
+		}
+		for name := range names {
+			path := filepath.Join(dir, name)
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(name, "OLD") {
+				old := time.Now().Add(-2 * abandoned)
+				if err := os.Chtimes(path, old, old); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		c, _ := cacheIn(dir, &fake{})
+		if err := work(c, dir); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		for name, stays := range names {
+			if _, err := os.Lstat(filepath.Join(dir, name)); (err == nil) != stays {
+				t.Errorf("%s: %s: %v", what, name, err)
+			}
+		}
 	}
 }
 

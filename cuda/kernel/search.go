@@ -124,7 +124,7 @@ func (s *search) elsewhere() (Cubin, bool) {
 			return cubin, true
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
-			s.warn(path, err)
+			c.refused(path, s.key, s.spec, err)
 		}
 	}
 	return Cubin{}, false
@@ -144,14 +144,14 @@ func (s *search) read(d *directory) (Cubin, bool) {
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		s.refused = info
-		s.warn(d.path, err)
+		s.cache.refused(d.path, s.key, s.spec, err)
 	}
 	return Cubin{}, false
 }
 
-func (s *search) warn(dir string, err error) {
-	s.cache.logger.Warn("kernel cache entry refused", "entry", filepath.Join(dir, s.key.String()+entrySuffix),
-		"kernel", s.spec.Name, "arch", s.spec.Arch, "err", err)
+// refused logs why a kernel is compiled although a directory has an entry for it.
+func (c *Cache) refused(dir string, key Key, spec Spec, err error) {
+	c.logger.Warn("kernel cache entry refused", "entry", filepath.Join(dir, key.String()+entrySuffix), "kernel", spec.Name, "arch", spec.Arch, "err", err)
 }
 
 // lock takes the key's lock, or says that another has it. Where there are no locks it goes on without one.
@@ -173,7 +173,7 @@ func (s *search) lock(d *directory) (unlock func(), busy bool) {
 		_ = f.Close()
 		return without, err == nil
 	}
-	d.sweep(s.key)
+	d.sweep(s.key.String())
 	return func() {
 		funlock(f)
 		_ = f.Close()

@@ -174,6 +174,22 @@ func TestRefusedEntriesOfReadOnlyDirectories(t *testing.T) {
 	}
 }
 
+// TestWithLogger: the same cache tells another logger, and shares what it has.
+func TestWithLogger(t *testing.T) {
+	dir, f := newDir(t), &fake{}
+	spoilEntry(t, dir, func(t *testing.T, path string, _ []byte) { write(t, path, []byte("bad"), 0o600) })
+	cache, log := cacheIn(dir, f)
+	another := newJournal()
+	mustLoad(t, cache.WithLogger(another.logger()), spec(1))
+	another.one(t, "kernel cache entry refused", entryPath(dir, spec(1)))
+	log.none(t)
+	mustLoad(t, cache, spec(1))
+	mustLoad(t, cache.WithLogger(nil), spec(1))
+	if f.times("kernel1") != 1 || cache.WithLogger(nil).Dir() != dir {
+		t.Errorf("compiled %d times", f.times("kernel1"))
+	}
+}
+
 // TestAnEntryThatCannotBeReplaced: a directory in its place. The kernel is there, with a warning about each.
 func TestAnEntryThatCannotBeReplaced(t *testing.T) {
 	dir := newDir(t)
