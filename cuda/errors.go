@@ -140,6 +140,9 @@ func plain(name string) string {
 // closed says that a call was made on an object after its Close.
 func closed(call string) error { return fmt.Errorf("%s: %w", call, ErrClosed) }
 
+// missing says that an object was nil.
+func missing(call, what string) error { return invalid(call, "the %s is nil", what) }
+
 // invalid says that an argument was refused before the driver saw it.
 func invalid(call, format string, args ...any) error {
 	return &Error{Call: call, Code: ErrInvalidValue, Text: fmt.Sprintf(format, args...)}

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 	"time"
@@ -47,14 +48,25 @@ func (e *Event) Close() error {
 	return e.context.check("cuEventDestroy", e.context.table.EventDestroy(e.context.handle, e.handle))
 }
 
+// use refuses an event that is not there, or no longer.
+func (e *Event) use(call string) error {
+	switch {
+	case e == nil:
+		return missing(call, "event")
+	case e.closed.Load():
+		return closed(call)
+	}
+	return nil
+}
+
 // Handle is the driver's CUevent.
 func (e *Event) Handle() uintptr { return uintptr(e.handle) }
 
 // Record marks the stream's end as it is now. The stream must be of the event's context.
 func (e *Event) Record(s *Stream) error {
 	const call = "cuEventRecord"
-	if e.closed.Load() || s.closed.Load() {
-		return closed(call)
+	if err := cmp.Or(e.use(call), s.use(call)); err != nil {
+		return err
 	}
 	return e.context.check(call, e.context.table.EventRecord(e.context.handle, e.handle, s.handle))
 }
@@ -62,8 +74,8 @@ func (e *Event) Record(s *Stream) error {
 // Query says whether the point has been reached. An event that was never recorded has.
 func (e *Event) Query() (done bool, err error) {
 	const call = "cuEventQuery"
-	if e.closed.Load() {
-		return false, closed(call)
+	if err := e.use(call); err != nil {
+		return false, err
 	}
 	r := e.context.table.EventQuery(e.context.handle, e.handle)
 	if Code(r) == ErrNotReady {
@@ -75,8 +87,8 @@ func (e *Event) Query() (done bool, err error) {
 // Synchronize waits until the point has been reached. It is not bounded.
 func (e *Event) Synchronize() error {
 	const call = "cuEventSynchronize"
-	if e.closed.Load() {
-		return closed(call)
+	if err := e.use(call); err != nil {
+		return err
 	}
 	return e.context.check(call, e.context.table.EventSynchronize(e.context.handle, e.handle))
 }
@@ -87,8 +99,8 @@ func (e *Event) Wait(ctx context.Context) error { return poll(ctx, e.Query) }
 // Since is the time from start to e on the device, with half a microsecond's resolution. Both must take the time and have been reached.
 func (e *Event) Since(start *Event) (time.Duration, error) {
 	const call = "cuEventElapsedTime"
-	if e.closed.Load() || start.closed.Load() {
-		return 0, closed(call)
+	if err := cmp.Or(e.use(call), start.use(call)); err != nil {
+		return 0, err
 	}
 	milliseconds := new(float32)
 	err := e.context.check(call, e.context.table.EventElapsedTime(e.context.handle, milliseconds, start.handle, e.handle))

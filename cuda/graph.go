@@ -18,6 +18,9 @@ type Graph struct {
 // Capture records what fn enqueues in the stream, and in streams that come to wait for it, instead of running it. fn runs on the
 // calling goroutine, locked to its thread, and must bring all streams that took part back by events. The caller closes the graph.
 func (s *Stream) Capture(fn func() error) (g *Graph, err error) {
+	if fn == nil {
+		return nil, missing("cuStreamBeginCapture", "function")
+	}
 	if err := s.BeginCapture(); err != nil {
 		return nil, err
 	}
@@ -42,8 +45,8 @@ func (s *Stream) Capture(fn func() error) (g *Graph, err error) {
 // this thread may not make calls that a capture cannot hold, as an allocation; other threads may.
 func (s *Stream) BeginCapture() error {
 	const call = "cuStreamBeginCapture"
-	if s.closed.Load() {
-		return closed(call)
+	if err := s.use(call); err != nil {
+		return err
 	}
 	runtime.LockOSThread()
 	err := s.context.check(call, s.context.table.StreamBeginCapture(s.context.handle, s.handle, sys.CaptureThreadLocal))
@@ -58,8 +61,8 @@ func (s *Stream) BeginCapture() error {
 func (s *Stream) EndCapture() (*Graph, error) {
 	const call = "cuStreamEndCapture"
 	defer runtime.UnlockOSThread()
-	if s.closed.Load() {
-		return nil, closed(call)
+	if err := s.use(call); err != nil {
+		return nil, err
 	}
 	handle := new(sys.Graph)
 	err := s.context.check(call, s.context.table.StreamEndCapture(s.context.handle, s.handle, handle))
@@ -114,8 +117,11 @@ func (g *Graph) Instantiate() (*GraphExec, error) {
 // Upload enqueues what the first launch would do besides running, so that it takes no longer than the others.
 func (e *GraphExec) Upload(s *Stream) error {
 	const call = "cuGraphUpload"
-	if e.closed.Load() || s.closed.Load() {
+	if e.closed.Load() {
 		return closed(call)
+	}
+	if err := s.use(call); err != nil {
+		return err
 	}
 	return e.context.check(call, e.context.table.GraphUpload(e.context.handle, e.handle, s.handle))
 }
@@ -123,8 +129,11 @@ func (e *GraphExec) Upload(s *Stream) error {
 // Launch enqueues the graph. A GraphExec runs once at a time: the next launch waits for the last.
 func (e *GraphExec) Launch(s *Stream) error {
 	const call = "cuGraphLaunch"
-	if e.closed.Load() || s.closed.Load() {
+	if e.closed.Load() {
 		return closed(call)
+	}
+	if err := s.use(call); err != nil {
+		return err
 	}
 	return e.context.check(call, e.context.table.GraphLaunch(e.context.handle, e.handle, s.handle))
 }

@@ -198,9 +198,13 @@ func (l *Launch) SetGrid(grid Dim) {
 
 // Start enqueues the kernel with the arguments as they are.
 func (l *Launch) Start(s *Stream) error {
+	const call = "cuLaunchKernelEx"
 	f := l.function
-	if s.closed.Load() || f.module.closed.Load() {
-		return closed("cuLaunchKernelEx")
+	if err := s.use(call); err != nil {
+		return err
+	}
+	if f.module.closed.Load() {
+		return closed(call)
 	}
 	if !l.extended {
 		c := &l.config
@@ -209,5 +213,5 @@ func (l *Launch) Start(s *Stream) error {
 		return f.check("cuLaunchKernel", r)
 	}
 	l.config.Stream = s.handle
-	return f.check("cuLaunchKernelEx", f.table().LaunchKernelEx(f.context(), &l.config, f.handle, &l.params[0], nil))
+	return f.check(call, f.table().LaunchKernelEx(f.context(), &l.config, f.handle, &l.params[0], nil))
 }

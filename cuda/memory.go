@@ -77,8 +77,8 @@ func (c *Context) Download(dst []byte, src Pointer) error {
 // done. Go's own memory belongs to its collector: see [Context.Upload].
 func (s *Stream) Upload(dst Pointer, src []byte) error {
 	const call = "cuMemcpyHtoDAsync"
-	if s.closed.Load() {
-		return closed(call)
+	if err := s.use(call); err != nil {
+		return err
 	}
 	if len(src) == 0 {
 		return nil
@@ -91,8 +91,8 @@ func (s *Stream) Upload(dst Pointer, src []byte) error {
 // Download enqueues a copy from the device. What [Stream.Upload] says of src holds for dst.
 func (s *Stream) Download(dst []byte, src Pointer) error {
 	const call = "cuMemcpyDtoHAsync"
-	if s.closed.Load() {
-		return closed(call)
+	if err := s.use(call); err != nil {
+		return err
 	}
 	if len(dst) == 0 {
 		return nil
@@ -117,6 +117,9 @@ func (s *Stream) CopyPeer(dst Pointer, to *Context, src Pointer, from *Context, 
 	const call = "cuMemcpyPeerAsync"
 	if err := s.ready(call, size); err != nil || size == 0 {
 		return err
+	}
+	if to == nil || from == nil {
+		return missing(call, "context of one side")
 	}
 	c := s.context
 	r := c.table.MemcpyPeerAsync(c.handle, sys.Pointer(dst), to.handle, sys.Pointer(src), from.handle, uint64(size), s.handle)
@@ -143,10 +146,10 @@ func (s *Stream) Memset32(dst Pointer, value uint32, count int) error {
 	return c.check(call, c.table.MemsetD32Async(c.handle, sys.Pointer(dst), value, uint64(count), s.handle))
 }
 
-// ready refuses a closed stream and a negative size, which the driver would take for a huge one.
+// ready refuses a stream that cannot be used and a negative size, which the driver would take for a huge one.
 func (s *Stream) ready(call string, size int) error {
-	if s.closed.Load() {
-		return closed(call)
+	if err := s.use(call); err != nil {
+		return err
 	}
 	if size < 0 {
 		return invalid(call, "a size of %d", size)

@@ -11,14 +11,22 @@ type PeerLink struct {
 
 // CanAccessPeer says whether kernels on d can reach memory of the peer.
 func (d *Device) CanAccessPeer(peer *Device) (bool, error) {
+	const call = "cuDeviceCanAccessPeer"
+	if peer == nil {
+		return false, missing(call, "peer")
+	}
 	can := new(int32)
-	err := d.driver.check("cuDeviceCanAccessPeer", d.driver.table.DeviceCanAccessPeer(can, d.handle, peer.handle))
+	err := d.driver.check(call, d.driver.table.DeviceCanAccessPeer(can, d.handle, peer.handle))
 	return *can != 0, err
 }
 
 // PeerLink describes the way from d to another device.
 func (d *Device) PeerLink(peer *Device) (PeerLink, error) {
+	const call = "cuDeviceGetP2PAttribute"
 	var link PeerLink
+	if peer == nil {
+		return link, missing(call, "peer")
+	}
 	for _, ask := range []struct {
 		attribute int32
 		set       func(int32)
@@ -29,7 +37,7 @@ func (d *Device) PeerLink(peer *Device) (PeerLink, error) {
 	} {
 		value := new(int32)
 		r := d.driver.table.DeviceGetP2PAttribute(value, ask.attribute, d.handle, peer.handle)
-		if err := d.driver.check("cuDeviceGetP2PAttribute", r); err != nil {
+		if err := d.driver.check(call, r); err != nil {
 			return PeerLink{}, err
 		}
 		ask.set(*value)
@@ -40,14 +48,22 @@ func (d *Device) PeerLink(peer *Device) (PeerLink, error) {
 // EnablePeer lets this context reach all memory that was or will be allocated in the peer's, but virtual memory, which has its own list of devices.
 // That it was enabled before, by this or another library, is no error.
 func (c *Context) EnablePeer(peer *Context) error {
+	const call = "cuCtxEnablePeerAccess"
+	if peer == nil {
+		return missing(call, "peer")
+	}
 	r := c.table.CtxEnablePeerAccess(c.handle, peer.handle, 0)
 	if Code(r) == ErrPeerAlreadyEnabled {
 		return nil
 	}
-	return c.check("cuCtxEnablePeerAccess", r)
+	return c.check(call, r)
 }
 
 // DisablePeer takes the access away, from every library of the process.
 func (c *Context) DisablePeer(peer *Context) error {
-	return c.check("cuCtxDisablePeerAccess", c.table.CtxDisablePeerAccess(c.handle, peer.handle))
+	const call = "cuCtxDisablePeerAccess"
+	if peer == nil {
+		return missing(call, "peer")
+	}
+	return c.check(call, c.table.CtxDisablePeerAccess(c.handle, peer.handle))
 }

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 
@@ -53,6 +54,17 @@ func (s *Stream) Close() error {
 	return s.context.check("cuStreamDestroy", s.context.table.StreamDestroy(s.context.handle, s.handle))
 }
 
+// use refuses a stream that is not there, or no longer.
+func (s *Stream) use(call string) error {
+	switch {
+	case s == nil:
+		return missing(call, "stream")
+	case s.closed.Load():
+		return closed(call)
+	}
+	return nil
+}
+
 // Context is what the stream belongs to.
 func (s *Stream) Context() *Context { return s.context }
 
@@ -62,8 +74,8 @@ func (s *Stream) Handle() uintptr { return uintptr(s.handle) }
 // Priority is the stream's priority after clamping.
 func (s *Stream) Priority() (int, error) {
 	const call = "cuStreamGetPriority"
-	if s.closed.Load() {
-		return 0, closed(call)
+	if err := s.use(call); err != nil {
+		return 0, err
 	}
 	priority := new(int32)
 	err := s.context.check(call, s.context.table.StreamGetPriority(s.context.handle, s.handle, priority))
@@ -73,8 +85,8 @@ func (s *Stream) Priority() (int, error) {
 // Query says whether all that was enqueued has happened. The error is that of the work, if it failed.
 func (s *Stream) Query() (done bool, err error) {
 	const call = "cuStreamQuery"
-	if s.closed.Load() {
-		return false, closed(call)
+	if err := s.use(call); err != nil {
+		return false, err
 	}
 	r := s.context.table.StreamQuery(s.context.handle, s.handle)
 	if Code(r) == ErrNotReady {
@@ -86,8 +98,8 @@ func (s *Stream) Query() (done bool, err error) {
 // Synchronize waits until all that was enqueued has happened. It is not bounded: a kernel that waits for a dead peer keeps it for ever.
 func (s *Stream) Synchronize() error {
 	const call = "cuStreamSynchronize"
-	if s.closed.Load() {
-		return closed(call)
+	if err := s.use(call); err != nil {
+		return err
 	}
 	return s.context.check(call, s.context.table.StreamSynchronize(s.context.handle, s.handle))
 }
@@ -99,8 +111,8 @@ func (s *Stream) Wait(ctx context.Context) error { return poll(ctx, s.Query) }
 // WaitEvent makes what is enqueued from now on wait for what the event has recorded.
 func (s *Stream) WaitEvent(e *Event) error {
 	const call = "cuStreamWaitEvent"
-	if s.closed.Load() || e.closed.Load() {
-		return closed(call)
+	if err := cmp.Or(s.use(call), e.use(call)); err != nil {
+		return err
 	}
 	return s.context.check(call, s.context.table.StreamWaitEvent(s.context.handle, s.handle, e.handle, 0))
 }
@@ -120,8 +132,8 @@ const (
 // CaptureStatus is the stream's state of capture.
 func (s *Stream) CaptureStatus() (CaptureStatus, error) {
 	const call = "cuStreamIsCapturing"
-	if s.closed.Load() {
-		return 0, closed(call)
+	if err := s.use(call); err != nil {
+		return 0, err
 	}
 	status := new(int32)
 	err := s.context.check(call, s.context.table.StreamIsCapturing(s.context.handle, s.handle, status))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -206,6 +207,9 @@ func (c *Context) AllocVirtual(size int, o AllocationOptions, devices ...*Device
 func (c *Context) Map(allocations []*Allocation, devices ...*Device) (*Virtual, error) {
 	v := &Virtual{context: c, allocations: append([]*Allocation(nil), allocations...)}
 	for _, a := range allocations {
+		if a == nil {
+			return nil, missing("cuMemMap", "allocation")
+		}
 		if a.closed.Load() {
 			return nil, closed("cuMemMap")
 		}
@@ -213,6 +217,9 @@ func (c *Context) Map(allocations []*Allocation, devices ...*Device) (*Virtual, 
 	}
 	if len(devices) == 0 {
 		devices = []*Device{c.device}
+	}
+	if slices.Contains(devices, nil) {
+		return nil, missing("cuMemSetAccess", "device")
 	}
 	if err := v.build(devices); err != nil {
 		return nil, errors.Join(err, v.unmap())
