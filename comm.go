@@ -246,7 +246,7 @@ func (c *Comm) Close() error {
 	if c.device != nil {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), c.waiter.Timeout, ErrTimeout)
 		defer cancel()
-		if err := c.device.quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
+		if err := c.device.Quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
 			// Memory must not go from under kernels: they would take the whole context with them.
 			return errors.Join(append(errs, err)...)
 		}

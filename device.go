@@ -124,8 +124,9 @@ func (d *Device) bind(region *shm.Region) error {
 	return nil
 }
 
-// quiesce waits until the GPU has done all that was asked of it in this context, by whatever stream or graph.
-func (d *Device) quiesce(ctx context.Context, op string) error {
+// Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever stream, graph or library, or until ctx ends. It is what comes before
+// memory is taken from under kernels.
+func (d *Device) Quiesce(ctx context.Context, op string) error {
 	// The driver has no bounded form of this wait, and graphs run on streams that nobody told us of. Should the work never end, the goroutine
 	// stays behind with it.
 	done := make(chan error, 1)
@@ -134,7 +135,7 @@ func (d *Device) quiesce(ctx context.Context, op string) error {
 	case err := <-done:
 		return deviceError(op, err)
 	case <-ctx.Done():
-		return fmt.Errorf("%s: the work on GPU %s has not ended: %w", op, d.info.bus, context.Cause(ctx))
+		return fmt.Errorf("%s: work of this process on GPU %s has not ended: %w", op, d.info.bus, context.Cause(ctx))
 	}
 }
 

@@ -86,7 +86,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 func (c *Comm) finish(ctx context.Context, op string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
 	defer cancel()
-	return c.device.quiesce(ctx, op)
+	return c.device.Quiesce(ctx, op)
 }
 
 // agreeOnMask returns the generation in which all ranks outside the set want to leave it out.

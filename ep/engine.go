@@ -43,7 +43,7 @@ type engine interface {
 	combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error
 	memoryBytes() int
 	sms() (dispatch, combine int)
-	close() error // called once
+	close() (released bool, err error) // called until it has released what the engine holds
 }
 
 // placement is what an engine knows of a [Routing]: where rows go and which come. Its methods are those of Routing, and may be called while the

@@ -65,7 +65,8 @@ func newGPU(ctx context.Context, of *Handle) (engine, error) {
 	h := &gpu{Handle: of, device: of.comm.Device(), tuning: tune(of.spec, of.comm.Size())}
 	h.generation = h.comm.Generation()
 	if err := h.open(ctx); err != nil {
-		return nil, errors.Join(err, h.close())
+		_, again := h.close()
+		return nil, errors.Join(err, again)
 	}
 	if h.tuning.placed {
 		return &placed{h}, nil
@@ -419,11 +420,20 @@ func (h *gpu) sms() (dispatch, combine int) {
 	}
 }
 
-func (h *gpu) close() error {
+func (h *gpu) close() (released bool, err error) {
 	var errs []error
 	if h.window != nil {
 		// Whoever closes a handle is done with it; its last kernels may still be ending.
-		errs = append(errs, h.device.Context().Synchronize())
+		ctx, cancel := context.WithTimeoutCause(context.Background(), h.comm.Deadline(), weft.ErrTimeout)
+		defer cancel()
+		if err := h.device.Quiesce(ctx, "close handle"); err != nil && ctx.Err() != nil {
+			// What goes on may be a kernel or a graph of this handle's. Memory that went from under it would take the whole context with it, so
+			// all of it is left behind, with the room for the kernels, unless the caller comes back.
+			return false, fmt.Errorf("%w after %v; end it (streams, graphs and other libraries of the process count) and call Close again: until then the handle's memory stays",
+				err, h.comm.Deadline())
+		} else if err != nil {
+			errs = append(errs, err)
+		}
 		errs = append(errs, h.window.Close())
 	}
 	h.mu.Lock()
@@ -445,7 +455,7 @@ func (h *gpu) close() error {
 	if h.reservation != nil {
 		h.reservation.Release()
 	}
-	return errors.Join(errs...)
+	return true, errors.Join(errs...)
 }
 
 // enter begins a call: it returns the stream to enqueue on.

@@ -8,11 +8,14 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
@@ -559,4 +562,65 @@ func TestNoPlaceOnGPUs(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestCloseOnBusyEmulatedGPUs closes handles while somebody else's kernel runs on and on in their context. Close says so at the deadline and frees nothing; when the
+// kernel has ended it frees all.
+func TestCloseOnBusyEmulatedGPUs(t *testing.T) {
+	m := emulatedMachine(t, 1, emulate.Options{Limit: time.Minute})
+	const deadline = 200 * time.Millisecond
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			begun, end := make(chan struct{}), make(chan struct{})
+			m.fake.Kernel("endless", func(*cudatest.Call) { close(begun); <-end })
+			s := sized(way.spec, 1)
+			b := evenly(s, 1, 1, 3).Batch()
+			members(t, m, 1, s, deadline, func(ctx context.Context, r *member) (err error) {
+				if err := r.batch(ctx, b); err != nil {
+					return err
+				}
+				c := r.Device().Context()
+				module, err := c.LoadModule([]byte("another's"))
+				if err != nil {
+					return err
+				}
+				defer func() { err = errors.Join(err, module.Close()) }()
+				f, err := module.Function("endless")
+				if err != nil {
+					return err
+				}
+				launch, err := f.Prepare(cuda.LaunchConfig{})
+				if err != nil {
+					return err
+				}
+				stream, err := c.NewStream(cuda.StreamOptions{})
+				if err != nil {
+					return err
+				}
+				ended := make(chan error, 1)
+				go func() { ended <- launch.Start(stream) }()
+				stop := sync.OnceValue(func() error { close(end); return errors.Join(<-ended, stream.Close()) })
+				defer func() { err = errors.Join(err, stop()) }()
+				if err := await(ctx, begun); err != nil {
+					return err
+				}
+				frees := m.fake.Calls("cuMemFree") + m.fake.Calls("cuMemUnmap") + m.fake.Calls("cuModuleUnload")
+				start := time.Now()
+				err = r.handle.Close()
+				if took := time.Since(start); took < deadline || took > deadline+5*time.Second {
+					return fmt.Errorf("a deadline of %v came after %v", deadline, took)
+				}
+				if !errors.Is(err, weft.ErrTimeout) || !strings.Contains(err.Error(), "close handle") || !strings.Contains(err.Error(), "call Close again") {
+					return fmt.Errorf("beside a kernel that does not end: %w", err)
+				}
+				if n := m.fake.Calls("cuMemFree") + m.fake.Calls("cuMemUnmap") + m.fake.Calls("cuModuleUnload"); n != frees {
+					return fmt.Errorf("%d calls that free something", n-frees)
+				}
+				if _, err := r.handle.Prepare(ctx, r.stream, weft.Tensor{}, weft.Tensor{}); !errors.Is(err, weft.ErrClosed) {
+					return fmt.Errorf("a handle that was closed: %w", err)
+				}
+				return errors.Join(stop(), r.handle.Close(), r.handle.Close())
+			})
+		})
+	}
 }

@@ -17,7 +17,8 @@ type gpuMachine struct {
 	contexts []*cuda.Context
 	options  []weft.Option
 	emulated bool
-	abandons bool // the test leaves operands behind
+	fake     *cudatest.Machine // of emulated ones
+	abandons bool              // the test leaves operands behind
 }
 
 // eachMachine runs a test on emulated GPUs, and on the machine's, where there are any.
@@ -42,7 +43,7 @@ func emulatedMachine(t testing.TB, gpus int, o emulate.Options) *gpuMachine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &gpuMachine{emulated: true, options: []weft.Option{weft.WithKernels(cache)}}
+	m := &gpuMachine{emulated: true, fake: machine, options: []weft.Option{weft.WithKernels(cache)}}
 	for _, d := range driver.Devices() {
 		c, err := d.Primary()
 		if err != nil {

@@ -16,6 +16,7 @@ type Handle struct {
 	geometry geometry
 	engine   engine
 	closed   bool
+	released bool           // its memory too
 	biases   [2]weft.Tensor // of the combine that is being called
 }
 
@@ -56,11 +57,16 @@ func (h *Handle) MemoryBytes() int { return h.engine.memoryBytes() }
 // dispatch in this. It is 0 for a combine of rows that cannot be summed, and on the host.
 func (h *Handle) SMs() (dispatch, combine int) { return h.engine.sms() }
 
-// Close gives the handle's windows up on this rank. Received tensors become invalid.
+// Close gives the handle's windows up on this rank. Received tensors become invalid. Further calls do nothing.
+//
+// On a GPU it first lets all work in the rank's context end, that of others too, for the communicator's deadline at most. If the work goes on the error wraps
+// [weft.ErrTimeout], the handle can be used no more but keeps its memory, which kernels may still use, and Close is to be called again.
 func (h *Handle) Close() error {
-	if h.closed {
+	if h.released {
 		return nil
 	}
 	h.closed = true
-	return h.engine.close()
+	var err error
+	h.released, err = h.engine.close()
+	return err
 }

@@ -70,7 +70,8 @@ func newHost(ctx context.Context, of *Handle) (engine, error) {
 	h := &host{Handle: of}
 	h.workers = max(1, runtime.NumCPU()/h.comm.LocalSize())
 	if err := h.allocate(ctx); err != nil {
-		return nil, errors.Join(err, h.close())
+		_, again := h.close()
+		return nil, errors.Join(err, again)
 	}
 	h.scratch = newScratch(&h.geometry)
 	h.idle = make([]*hostRouting, 0, 8)
@@ -130,12 +131,12 @@ func (h *host) memoryBytes() int {
 
 func (*host) sms() (dispatch, combine int) { return 0, 0 }
 
-func (h *host) close() error {
+func (h *host) close() (released bool, err error) {
 	var errs []error
 	for _, w := range h.windows {
 		errs = append(errs, w.Close())
 	}
-	return errors.Join(errs...)
+	return true, errors.Join(errs...)
 }
 
 // enter begins an operation: it takes the next epoch, which is the same on every rank.
