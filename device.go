@@ -48,6 +48,9 @@ func (d *Device) Abort() cuda.Pointer { return d.abort.pointer }
 // [Comm.SetMask].
 func (d *Device) Record() cuda.Pointer { return d.memory.Pointer() }
 
+// Virtual reports whether windows are virtual memory, as they are unless a rank's GPU has none: then the memory of a window lives until every rank has closed it.
+func (d *Device) Virtual() bool { return d.virtual }
+
 // Kernels is where the code of kernels for this rank's GPU is found, or compiled.
 func (d *Device) Kernels() *kernel.Cache { return d.kernels }
 

@@ -15,9 +15,6 @@ func SetKernels(c *kernel.Cache) (undo func()) {
 // Mirrored reports whether kernels see a copy of the abort word.
 func (d *Device) Mirrored() bool { return d.abort.copy != nil }
 
-// Virtual reports whether windows are virtual memory.
-func (d *Device) Virtual() bool { return d.virtual }
-
 // WithDriver makes WithGPU ask another driver than the machine's.
 func WithDriver(d *cuda.Driver, err error) Option {
 	return func(o *config) { o.driver = func() (*cuda.Driver, error) { return d, err } }

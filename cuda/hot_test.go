@@ -67,6 +67,7 @@ func hot(t testing.TB) (bare func(), calls []hotCall) {
 		{"event query", func() error { _, err := e.Query(); return err }},
 		{"event synchronize", e.Synchronize},
 		{"stream wait event", func() error { return s.WaitEvent(e) }},
+		{"capture status", func() error { _, err := s.CaptureStatus(); return err }},
 		{"stream query", func() error { _, err := s.Query(); return err }},
 		{"stream synchronize", s.Synchronize},
 		{"upload", func() error { return s.Upload(64, host) }},

@@ -3,6 +3,7 @@ package cuda
 import (
 	"cmp"
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"github.com/weftgo/weft/cuda/internal/sys"
@@ -135,7 +136,12 @@ func (s *Stream) CaptureStatus() (CaptureStatus, error) {
 	if err := s.use(call); err != nil {
 		return 0, err
 	}
-	status := new(int32)
+	status := statuses.Get().(*int32)
+	defer statuses.Put(status)
+	*status = sys.CaptureNone
 	err := s.context.check(call, s.context.table.StreamIsCapturing(s.context.handle, s.handle, status))
 	return CaptureStatus(*status), err
 }
+
+// statuses are what the driver writes a status to: who enqueues asks for it each time, and should not allocate.
+var statuses = sync.Pool{New: func() any { return new(int32) }}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -43,11 +44,8 @@ type gpu struct {
 	describeArg                        *describeArgs
 	placed                             *placedLaunches // where rows have their places before they leave: instead of a dispatch, and maybe of a combine
 
-	// What was used before ranks were masked, which those that were left out may still write.
-	before struct {
-		windows []*weft.Window
-		memory  []*cuda.Memory
-	}
+	before   []former
+	captured bool // a graph knows the present memory
 
 	generation uint64
 	operations uint64 // enqueued
@@ -58,6 +56,20 @@ type gpu struct {
 	next int    // the place that is taken next, where all ranks take the same
 	idle []*gpuRouting
 	all  []*gpuRouting
+}
+
+// former is what a handle used before ranks were masked.
+type former struct {
+	window   *weft.Window
+	memory   *cuda.Memory
+	captured bool // a graph knows it
+}
+
+func (f former) close() error {
+	if f.window == nil {
+		return f.memory.Close()
+	}
+	return errors.Join(f.window.Close(), f.memory.Close())
 }
 
 // newGPU makes the engine of a handle on GPUs.
@@ -397,8 +409,10 @@ func (h *gpu) memoryBytes() int {
 	if h.room != nil {
 		n += h.room.Size()
 	}
-	for i, w := range h.before.windows {
-		n += w.Size() + h.before.memory[i].Size()
+	for _, f := range h.before {
+		if n += f.memory.Size(); f.window != nil {
+			n += f.window.Size()
+		}
 	}
 	return n + len(h.all)*h.routingBytes()
 }
@@ -441,10 +455,10 @@ func (h *gpu) close() (released bool, err error) {
 	for _, r := range h.all {
 		errs = append(errs, r.close())
 	}
-	for _, w := range h.before.windows {
-		errs = append(errs, w.Close())
+	for _, f := range h.before {
+		errs = append(errs, f.close())
 	}
-	for _, m := range append(h.before.memory, h.memory, h.room) {
+	for _, m := range []*cuda.Memory{h.memory, h.room} {
 		if m != nil {
 			errs = append(errs, m.Close())
 		}
@@ -480,12 +494,22 @@ func (h *gpu) enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Strea
 	if h.pending != "" {
 		return nil, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
 	}
-	return stream, nil
+	return stream, h.note(stream)
+}
+
+// note remembers whether what is about to be enqueued goes into a graph.
+func (h *gpu) note(stream *cuda.Stream) error {
+	if h.captured {
+		return nil
+	}
+	status, err := stream.CaptureStatus()
+	h.captured = status != cuda.NotCapturing
+	return err
 }
 
 // beginAnew goes on after a failure. SetMask has seen to it that nothing of before runs on this GPU. If all ranks go on that began together, so do graphs that were
 // captured before. A rank that was left out alive may still write where it knows the others' memory, so they take other memory then, and again when it comes
-// back; their graphs, which know the old one too, find it stopped for good.
+// back; their graphs, which know the old one too, find it stopped for good. What no graph knows is freed.
 func (h *gpu) beginAnew(ctx context.Context, op string) error {
 	other := byte(0)
 	for r := range h.geometry.ranks {
@@ -513,7 +537,7 @@ func (h *gpu) beginAnew(ctx context.Context, op string) error {
 		}
 	}
 	// Nobody sends before all are as at the beginning.
-	return h.comm.AgreeOn(ctx, op, "begun anew", h.begin())
+	return h.comm.AgreeOn(ctx, op, "begun anew", cmp.Or(h.begin(), h.drop(ctx)))
 }
 
 // relocate takes other memory, and leaves what knows the present one stopped.
@@ -526,16 +550,50 @@ func (h *gpu) relocate(ctx context.Context, op string) error {
 		}
 		return err
 	}
-	h.before.memory = append(h.before.memory, h.memory)
+	f := former{memory: h.memory, captured: h.captured}
 	h.memory = memory
 	window, err := h.comm.Alloc(ctx, int(h.regions.total))
 	if err != nil {
+		h.before = append(h.before, f)
 		return err
 	}
-	h.before.windows = append(h.before.windows, h.window)
-	h.window = window
+	f.window, h.window = h.window, window
+	h.before = append(h.before, f)
+	h.captured = false
 	h.point()
 	return nil
+}
+
+// dropPatience is how long drop waits for work that may still read rows that were received and released. Peers wait meanwhile.
+const dropPatience = time.Second
+
+// drop frees former memory that nothing reaches any more. Ranks that were left out alive have mappings of their own, whose memory stays, if it is virtual. A
+// graph may be launched as long as the handle lives, and rows are their receiver's until Release: where there is one or the other memory stays, till the next
+// time or till Close.
+func (h *gpu) drop(ctx context.Context) error {
+	if !h.device.Virtual() || h.regions.inWindow && h.anyHeld() || !slices.ContainsFunc(h.before, func(f former) bool { return !f.captured }) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(dropPatience, h.comm.Deadline()/4))
+	defer cancel()
+	if h.device.Quiesce(ctx, "drop") != nil {
+		return nil // whoever is concerned will be told
+	}
+	var errs []error
+	h.before = slices.DeleteFunc(h.before, func(f former) bool {
+		if !f.captured {
+			errs = append(errs, f.close())
+		}
+		return !f.captured
+	})
+	return errors.Join(errs...)
+}
+
+// anyHeld reports whether somebody has received rows.
+func (h *gpu) anyHeld() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Contains(h.used, true)
 }
 
 // stop lets nothing run any more that knows the handle's present memory.
@@ -585,7 +643,7 @@ func (h *gpu) finish(ctx context.Context, s *weft.Stream) error {
 }
 
 // resume begins the second half of an operation.
-func (h *gpu) resume(op string, operation uint64) error {
+func (h *gpu) resume(op string, s *weft.Stream, operation uint64) error {
 	if h.closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
@@ -593,7 +651,7 @@ func (h *gpu) resume(op string, operation uint64) error {
 		return fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", op, weft.ErrAborted)
 	}
 	h.pending = ""
-	return h.comm.Begin(op)
+	return cmp.Or(h.comm.Begin(op), h.note(h.streamOf(s)))
 }
 
 // free is the set of places whose rows are no longer read by anything that was not enqueued yet. A graph that is replayed later must not say so: who holds what will

@@ -21,7 +21,7 @@ func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, ou
 	h.pending = opCombine
 	operation := h.operations
 	return weft.NewWork(func(ctx context.Context) error {
-		if err := h.resume(opCombine, operation); err != nil {
+		if err := h.resume(opCombine, s, operation); err != nil {
 			return err
 		}
 		if err := h.launchCombine(h.streamOf(s), whatReceive|h.weighted()); err != nil {

@@ -80,7 +80,7 @@ func (d *dispatched) receive(ctx context.Context) (*Received, error) {
 		}
 		return nil, err
 	}
-	if err := h.resume(opDispatch, d.operation); err != nil {
+	if err := h.resume(opDispatch, d.stream, d.operation); err != nil {
 		return give(err)
 	}
 	what := uint32(whatReceive | whatMove)

@@ -356,7 +356,7 @@ func (h *placed) halve(s *weft.Stream, received *Received, err error, routed boo
 // receive enqueues what waits for the rows.
 func (p *pushed) receive(ctx context.Context) (*Received, error) {
 	h, r := p.h, p.received
-	err := h.resume(opDispatch, p.operation)
+	err := h.resume(opDispatch, p.stream, p.operation)
 	if err == nil {
 		err = h.startPush(h.streamOf(p.stream), r.Routing, r.place, whatReceive, 0)
 	}
