@@ -3,6 +3,7 @@ package cuda
 import (
 	"cmp"
 	"context"
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -143,5 +144,37 @@ func (s *Stream) CaptureStatus() (CaptureStatus, error) {
 	return CaptureStatus(*status), err
 }
 
-// statuses are what the driver writes a status to: who enqueues asks for it each time, and should not allocate.
-var statuses = sync.Pool{New: func() any { return new(int32) }}
+// CaptureID is the number of the capture that records what is enqueued, which no other capture of the process has; 0 where none does. A capture that went wrong has
+// the number of all ones.
+func (s *Stream) CaptureID() (uint64, error) {
+	const call = "cuStreamGetCaptureInfo"
+	if err := s.use(call); err != nil {
+		return 0, err
+	}
+	c := captures.Get().(*captureInfo)
+	defer captures.Put(c)
+	*c = captureInfo{status: sys.CaptureNone}
+	if err := s.context.check(call, s.context.table.StreamGetCaptureInfo(s.context.handle, s.handle, &c.status, &c.id)); err != nil {
+		return 0, err
+	}
+	switch CaptureStatus(c.status) {
+	case NotCapturing:
+		return 0, nil
+	case Capturing:
+		return c.id, nil
+	default:
+		return math.MaxUint64, nil
+	}
+}
+
+// captureInfo is what the driver says of a capture.
+type captureInfo struct {
+	id     uint64
+	status int32
+}
+
+// What the driver writes its answers to: who enqueues asks each time, and should not allocate.
+var (
+	statuses = sync.Pool{New: func() any { return new(int32) }}
+	captures = sync.Pool{New: func() any { return new(captureInfo) }}
+)

@@ -91,7 +91,8 @@ func (m *Machine) captureCalls(t *sys.Table) {
 			case mode != sys.CaptureThreadLocal:
 				return m.misuse(cuda.ErrInvalidValue, "a capture in mode %d would hinder other threads", mode)
 			}
-			s.capture = &capture{graph: &graph{owner: p}, origin: s, thread: thread(), forks: map[*stream]bool{}}
+			m.next += 0x10
+			s.capture = &capture{id: uint64(m.next), graph: &graph{owner: p}, origin: s, thread: thread(), forks: map[*stream]bool{}}
 			m.running[s.capture] = true
 			return sys.Success
 		})

@@ -27,6 +27,7 @@ type event struct {
 
 // A capture is a graph in the making.
 type capture struct {
+	id      uint64
 	graph   *graph
 	origin  *stream
 	thread  int
@@ -137,18 +138,26 @@ func (m *Machine) streamCalls(t *sys.Table) {
 		})
 	}
 	t.StreamIsCapturing = func(c sys.Context, h sys.Stream, status *int32) sys.Result {
-		return m.onStream("cuStreamIsCapturing", c, h, func(_ *primary, s *stream) sys.Result {
-			switch {
-			case s.capture == nil:
-				*status = sys.CaptureNone
-			case s.capture.invalid:
-				*status = sys.CaptureInvalidated
-			default:
-				*status = sys.CaptureActive
-			}
-			return sys.Success
-		})
+		return m.captureInfo("cuStreamIsCapturing", c, h, status, new(uint64))
 	}
+	t.StreamGetCaptureInfo = func(c sys.Context, h sys.Stream, status *int32, id *uint64) sys.Result {
+		return m.captureInfo("cuStreamGetCaptureInfo", c, h, status, id)
+	}
+}
+
+// captureInfo says in which capture a stream is, if in any.
+func (m *Machine) captureInfo(call string, c sys.Context, h sys.Stream, status *int32, id *uint64) sys.Result {
+	return m.onStream(call, c, h, func(_ *primary, s *stream) sys.Result {
+		switch {
+		case s.capture == nil:
+			*status = sys.CaptureNone
+		case s.capture.invalid:
+			*status = sys.CaptureInvalidated
+		default:
+			*status, *id = sys.CaptureActive, s.capture.id
+		}
+		return sys.Success
+	})
 }
 
 // follow makes a stream wait for an event: inside a capture this is what forks and joins.
