@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
@@ -25,6 +26,7 @@ type Device struct {
 	stream  *cuda.Stream     // the Comm's own
 	memory  *cuda.HostMemory // the record
 	record  *device.Record   // the same, as the host sees it
+	claim   *cuda.Memory     // a word: whether the record has been written
 	abort   *abortWord
 	devices []*cuda.Device // by rank, as this process's driver knows them; nil for a GPU that it does not see
 	places  []placement    // by rank
@@ -47,6 +49,9 @@ func (d *Device) Abort() cuda.Pointer { return d.abort.pointer }
 // Record is where a wait on the device says why it gave up: a [device.Record] in the host's memory. The first to write it keeps it, until
 // [Comm.SetMask].
 func (d *Device) Record() cuda.Pointer { return d.memory.Pointer() }
+
+// Claim is the word by which waits on the device settle who writes the record: 4 bytes of the GPU's memory, 0 until one does, and again after [Comm.SetMask].
+func (d *Device) Claim() cuda.Pointer { return d.claim.Pointer() }
 
 // Virtual reports whether windows are virtual memory, as they are unless a rank's GPU has none: then the memory of a window lives until every rank has closed it.
 func (d *Device) Virtual() bool { return d.virtual }
@@ -121,10 +126,19 @@ func (d *Device) bind(region *shm.Region) error {
 	}
 	clear(d.memory.Bytes())
 	d.record = (*device.Record)(unsafe.Pointer(&d.memory.Bytes()[0]))
+	if d.claim, err = d.context.Alloc(4); err != nil {
+		return deviceError("join", err)
+	}
 	if d.abort, err = newAbortWord(d.context, region.Bytes()); err != nil {
 		return deviceError("join", err)
 	}
-	return nil
+	return deviceError("join", d.forget())
+}
+
+// forget makes the record as if no wait had ever given up. Nothing of the rank's runs.
+func (d *Device) forget() error {
+	atomic.StoreUint32(&d.record.State, device.RecordEmpty)
+	return d.context.Upload(d.claim.Pointer(), make([]byte, 4))
 }
 
 // Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever stream, graph or library, or until ctx ends. It is what comes before
@@ -154,6 +168,9 @@ func (d *Device) close() error {
 	}
 	if d.memory != nil {
 		errs = append(errs, d.memory.Close())
+	}
+	if d.claim != nil {
+		errs = append(errs, d.claim.Close())
 	}
 	if d.stream != nil {
 		errs = append(errs, d.stream.Close())

@@ -595,7 +595,7 @@ func newSpin(m *cudatest.Machine) *spin {
 	})
 	m.Kernel("give up", func(c *cudatest.Call, at cuda.Pointer, cause uint32, peer int32) {
 		r := (*device.Record)(unsafe.Pointer(unsafe.SliceData(c.Bytes(at, device.RecordBytes))))
-		if !atomic.CompareAndSwapUint32(&r.State, device.RecordEmpty, 1) {
+		if atomic.LoadUint32(&r.State) != device.RecordEmpty {
 			return
 		}
 		r.Op, r.Epoch, r.Peer, r.Cause, r.Expected, r.Seen = device.OpDispatch, 41, peer, cause, 7, 3

@@ -4,11 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
-	"sync/atomic"
 	"time"
 
 	"github.com/weftgo/weft/channel"
-	"github.com/weftgo/weft/cuda/device"
 )
 
 // SetMask leaves the given ranks out of everything that follows, takes back in those that are not listed, and clears the failure.
@@ -66,7 +64,9 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		own.Clear(f)
 	}
 	if c.device != nil {
-		atomic.StoreUint32(&c.record.State, device.RecordEmpty)
+		if err := c.device.forget(); err != nil {
+			return c.Fail(deviceError(op, err))
+		}
 		c.device.abort.refresh()
 	}
 	// A rank that died since the check above could not say so over the fault that was there.

@@ -2,9 +2,9 @@ package ep
 
 // SetApart makes some blocks of every operation send and the others receive, however little there is, and gives what undoes it.
 func SetApart() (undo func()) {
-	dispatch, combine := apartDispatchBytes, apartCombineBytes
-	apartDispatchBytes, apartCombineBytes = 1, 1
-	return func() { apartDispatchBytes, apartCombineBytes = dispatch, combine }
+	rank, expert, combine := apartRankBytes, apartExpertCount, apartCombineBytes
+	apartRankBytes, apartExpertCount, apartCombineBytes = 1, 1, 1
+	return func() { apartRankBytes, apartExpertCount, apartCombineBytes = rank, expert, combine }
 }
 
 // SetBulk makes all rows that can be sent by bulk copies go so, however small they are, and gives what undoes it.

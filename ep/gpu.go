@@ -47,13 +47,15 @@ type gpu struct {
 	before   []former
 	captured bool // a graph knows the present memory
 
+	capture    uint64 // in which the call is; 0: in none
 	generation uint64
 	operations uint64 // enqueued
 	pending    string // the operation whose second half is still to come
 
 	mu   sync.Mutex
-	used []bool // places of received rows
-	next int    // the place that is taken next, where all ranks take the same
+	used []bool   // places of received rows
+	took []uint64 // the capture in which a place was taken last
+	next int      // the place that is taken next, where all ranks take the same
 	idle []*gpuRouting
 	all  []*gpuRouting
 }
@@ -255,7 +257,7 @@ func (h *gpu) allocate() (err error) {
 			return err
 		}
 	}
-	h.used = make([]bool, h.spec.Live)
+	h.used, h.took = make([]bool, h.spec.Live), make([]uint64, h.spec.Live)
 	for range h.spec.Live + 1 {
 		r, err := h.newRouting()
 		if err != nil {
@@ -297,20 +299,20 @@ func (h *gpu) prepareLaunches(f functions) (err error) {
 	if err != nil {
 		return err
 	}
-	dependent := h.tuning.dependent && major >= 9
-	config := func(blocks, threads int) cuda.LaunchConfig {
-		return cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(blocks)}, Block: cuda.Dim{X: uint32(threads)}, Dependent: dependent}
+	config := func(blocks, threads int, dependent bool) cuda.LaunchConfig {
+		return cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(blocks)}, Block: cuda.Dim{X: uint32(threads)}, Dependent: dependent && major >= 9}
 	}
+	t := &h.tuning
 	if h.tuning.placed {
-		err = h.preparePlaced(f, config(h.blocks.dispatch, h.tuning.dispatchThreads), config(h.blocks.combine, h.tuning.combineThreads))
+		err = h.preparePlaced(f, config(h.blocks.dispatch, t.dispatchThreads, t.dependentDispatch), config(h.blocks.combine, t.combineThreads, t.dependentCombine))
 	} else {
-		err = h.prepareDispatchLaunch(f, config(h.blocks.dispatch+1, h.tuning.dispatchThreads))
+		err = h.prepareDispatchLaunch(f, config(h.blocks.dispatch+1, t.dispatchThreads, t.dependentDispatch))
 	}
 	if err == nil {
 		err = h.prepareDescribe(f)
 	}
 	if err == nil && h.spec.combines() && !h.tuning.pulls {
-		err = h.prepareCombine(f, config(h.blocks.combine+1, h.tuning.combineThreads))
+		err = h.prepareCombine(f, config(h.blocks.combine+1, t.combineThreads, t.dependentCombine))
 	}
 	if err == nil && h.spec.combines() {
 		err = h.prepareGradients(f)
@@ -498,12 +500,9 @@ func (h *gpu) enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Strea
 }
 
 // note remembers whether what is about to be enqueued goes into a graph.
-func (h *gpu) note(stream *cuda.Stream) error {
-	if h.captured {
-		return nil
-	}
-	status, err := stream.CaptureStatus()
-	h.captured = status != cuda.NotCapturing
+func (h *gpu) note(stream *cuda.Stream) (err error) {
+	h.capture, err = stream.CaptureID()
+	h.captured = h.captured || h.capture != 0
 	return err
 }
 
@@ -607,7 +606,8 @@ func (h *gpu) stop() error {
 func (h *gpu) point() {
 	at := func(offset int) uint64 { return uint64(h.memory.Pointer().Add(offset)) }
 	group := device.Group{
-		Abort: uint64(h.device.Abort()), Record: uint64(h.device.Record()), Ranks: uint32(h.geometry.ranks), Rank: uint32(h.comm.Rank()),
+		Abort: uint64(h.device.Abort()), Record: uint64(h.device.Record()), Claim: uint64(h.device.Claim()),
+		Ranks: uint32(h.geometry.ranks), Rank: uint32(h.comm.Rank()),
 	}
 	for rank := range h.geometry.ranks {
 		group.Window[rank] = uint64(h.window.PeerPointer(rank))
@@ -654,16 +654,19 @@ func (h *gpu) resume(op string, s *weft.Stream, operation uint64) error {
 	return cmp.Or(h.comm.Begin(op), h.note(h.streamOf(s)))
 }
 
-// free is the set of places whose rows are no longer read by anything that was not enqueued yet. A graph that is replayed later must not say so: who holds what will
-// be otherwise then.
-func (h *gpu) free(stream *cuda.Stream) (set uint32, err error) {
+// free is the set of places whose rows are no longer read by anything that was not enqueued yet. When a graph is replayed others may be held than when it was captured.
+// So it says so only of what it has taken itself before, which is overwritten by then whoever holds it, and given back.
+func (h *gpu) free() (set uint32) {
 	if !h.regions.direct {
-		return 0, nil
+		return 0
 	}
-	if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
-		return 0, err
+	set = (1<<uint(len(h.used)) - 1) &^ h.held()
+	for i := range h.took {
+		if h.capture != 0 && h.took[i] != h.capture {
+			set &^= 1 << uint(i)
+		}
 	}
-	return (1<<uint(len(h.used)) - 1) &^ h.held(), nil
+	return set
 }
 
 // held is the set of places whose rows somebody has.
@@ -687,7 +690,7 @@ func (h *gpu) take(op string) (int, error) {
 			i = h.next
 		}
 		if !h.used[i] {
-			h.used[i] = true
+			h.used[i], h.took[i] = true, h.capture
 			return i, nil
 		}
 		if h.regions.direct {

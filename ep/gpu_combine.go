@@ -97,15 +97,12 @@ func (h *gpu) setCombine(r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
 	}
 }
 
-func (h *gpu) launchCombine(stream *cuda.Stream, what uint32) (err error) {
+func (h *gpu) launchCombine(stream *cuda.Stream, what uint32) error {
 	if h.tuning.pulls {
 		h.placed.pull.what = what | h.placed.pullBulk
 		return h.placed.pulling.Start(stream)
 	}
 	a := h.combineArg
-	a.what = what
-	if a.free, err = h.free(stream); err != nil {
-		return err
-	}
+	a.what, a.free = what, h.free()
 	return h.combining.Start(stream)
 }

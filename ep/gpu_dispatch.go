@@ -218,12 +218,7 @@ const phases = whatSend | whatReceive | whatRoute | whatMove
 // startDispatch enqueues the launch.
 func (h *gpu) startDispatch(stream *cuda.Stream, what uint32, tokens int) error {
 	a := h.dispatchArg
-	a.what = a.what&^phases | what
-	var err error
-	if a.free, err = h.free(stream); err != nil {
-		return err
-	}
-	a.tokens = uint32(tokens)
+	a.what, a.free, a.tokens = a.what&^phases|what, h.free(), uint32(tokens)
 	if err := h.dispatching.Start(stream); err != nil {
 		return err
 	}

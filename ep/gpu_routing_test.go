@@ -133,6 +133,55 @@ func wildRouting(t *testing.T, m *gpuMachine, s ep.Spec) {
 	})
 }
 
+// TestTwiceTheSameOnGPUs has tokens select an expert several times, which they must not. What comes out is wrong, or nothing does; but no kernel leaves its memory, and
+// the ranks go on.
+func TestTwiceTheSameOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				s.TopK = 5
+				members(t, m, ranks, s, gpuDeadline/20, func(ctx context.Context, r *member) error {
+					for _, far := range []int{0, 1} {
+						c := routed(s, 3, []int{s.MaxTokens, s.MaxTokens}, func(_, _, k int) int32 { return int32(k) })
+						c.Given = make([][]int32, ranks)
+						for rank, selected := range c.TopK {
+							e := int32((rank + far) % ranks * (s.Experts / ranks))
+							c.Given[rank] = slices.Repeat([]int32{e}, len(selected))
+						}
+						round, err := c.Batch().Round(r.e, r.Comm, r.handle)
+						if err != nil {
+							return err
+						}
+						if err := errors.Join(r.e.Sync(r.Comm), eptest.Meet(r.Comm)); err != nil {
+							return err
+						}
+						err = round.PrepareDispatch(ctx, r.stream)
+						if err == nil {
+							err = errors.Join(round.Combine(ctx, r.stream), r.Wait(ctx, r.stream))
+						}
+						if err != nil && !errors.Is(err, weft.ErrTimeout) && !errors.Is(err, weft.ErrAborted) {
+							return err
+						}
+						err = r.SetMask(ctx)
+						for again := 0; err != nil && again < 5; again++ { // another rank may still wait
+							err = r.SetMask(ctx)
+						}
+						if err := errors.Join(err, round.Free()); err != nil {
+							return err
+						}
+						if err := r.batch(ctx, evenly(s, ranks, 1, min(s.MaxTokens, 9)).Batch()); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			})
+		}
+	})
+}
+
 // TestWordsOfOnesOnGPUs moves rows, scales and weights that hold what stands for a missing word.
 func TestWordsOfOnesOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {

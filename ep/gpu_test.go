@@ -70,11 +70,14 @@ func emulatedCases(t *testing.T) int {
 const gpuDeadline = 20 * time.Second
 
 // TestOnGPUs runs the suite on ranks that are goroutines, spread over the GPUs that are there. Ranks that share a GPU need a hardware queue each:
-// start it with CUDA_DEVICE_MAX_CONNECTIONS=32.
+// start it with CUDA_DEVICE_MAX_CONNECTIONS=32. With WEFT_EP_SHARED=0 none do.
 func TestOnGPUs(t *testing.T) {
 	contexts := openGPUs(t)
 	cases := gpuCases(t)
 	for _, n := range []int{1, 2, 3, 4, 8} {
+		if n > len(contexts) && os.Getenv("WEFT_EP_SHARED") == "0" {
+			continue
+		}
 		used := contexts[:min(n, len(contexts))]
 		t.Run(fmt.Sprintf("%d ranks on %d GPUs", n, len(used)), func(t *testing.T) {
 			engine := eptest.NewDevice(used, weft.WithDeadline(gpuDeadline)).OfSizes(n)
@@ -174,9 +177,9 @@ func TestSMsOnGPUs(t *testing.T) {
 			spec              ep.Spec
 			dispatch, combine int
 		}{
-			{"exact", exactRows, 3, 3},   // a warp for each of 6 tokens and 2 ranks, 8 to a block; for each sum, 4 to a block; and a clerk each
-			{"packed", packedRows, 1, 4}, // 9 tokens, 16 to a block, none of them a clerk
-			{"token", tokenRows, 4, 4},   // as many as the Spec allows
+			{"exact", exactRows, 3, 7},    // a warp for each of 6 tokens and 2 ranks, 8 to a block; as many to send as to sum, 4 to a block; and a clerk each
+			{"packed", packedRows, 1, 10}, // 9 tokens, 16 to a block, none of them a clerk
+			{"token", tokenRows, 4, 4},    // as many as the Spec allows
 			{"opaque", opaque, 2, 0},
 		} {
 			t.Run(way.name, func(t *testing.T) {

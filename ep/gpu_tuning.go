@@ -13,24 +13,25 @@ type tuning struct {
 	// Rows are values that are their own flags, or are told of by a word a block.
 	valueDispatch, valueCombine bool
 	// The kernel before in the stream may still be ending when this one's blocks are placed.
-	dependent bool
+	dependentDispatch, dependentCombine bool
 	// Units of 512 bytes that a warp of dispatch moves at a time: several save instructions, one spreads little over more SMs.
 	dispatchUnits int
-	// Of 8 blocks so many send while the others receive; 0: all do both.
+	// Of 16 blocks so many send while the others receive; 0: all do both.
 	dispatchSenders, combineSenders int
 	// Threads of a block, and blocks that would have something to do.
 	dispatchThreads, dispatchBlocks int
 	combineThreads, combineBlocks   int
 }
 
-// Measured on two H200s, rows of 14 KiB: docs/performance.md.
+// Measured on four H200s and two, rows of 14 KiB: docs/performance.md.
 const (
-	// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more than the fence and the second trip.
-	valueTokens = 256
-	// Up to so many tokens dependent launches gain more than they take.
+	// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more than the fence and the second trip. So they do earlier where flags
+	// spare a copy of what comes from several peers.
+	valueTokens, rankTokens = 256, 128
+	// Up to so many tokens dependent launches gain more than they take. Where a rank sends one row to another, they do as far as a rank's tokens are few.
 	dependentTokens = 64
-	// How many warps must be left to move rows in several units at a time.
-	unitWarps = 448
+	// A warp of dispatch moves rows in several units at a time if so many warps are left, and if there are more pieces than that of warps which run at once.
+	unitWarps, mostWarps = 448, 2112
 )
 
 // How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to 24 that ought to fill the links. Not measured yet.
@@ -47,8 +48,12 @@ const (
 // From so many bytes on rows go by bulk copies.
 var bulkRowBytes = 1 << 10
 
-// From so many bytes of rows on, some blocks send and the others receive. In an exact combine every token has top-k rows.
-var apartDispatchBytes, apartCombineBytes = 192 * 14 << 10, 96 * 14 << 10
+// From so much on, some blocks of an operation send and the others receive.
+var (
+	apartRankBytes    = 192 * 14 << 10 // of rank-major rows that a rank dispatches
+	apartExpertCount  = 192 * 7168     // of elements that all ranks dispatch by expert
+	apartCombineBytes = 96 * 14 << 10  // of sums; from there on blocks have many threads. A combine by expert, and a small one, is always so
+)
 
 // unitBytes is what a lane's 16 bytes make a warp's: UNIT of kernels/exchange.cuh.
 const unitBytes = 512
@@ -58,7 +63,7 @@ func tune(s Spec, ranks int) tuning {
 	if !s.placed(ranks) {
 		return t
 	}
-	t.placed, t.pulls, t.valueDispatch, t.dependent = true, s.combines() && !s.Layout.byExpert(), false, false
+	t.placed, t.pulls, t.valueDispatch, t.dependentDispatch, t.dependentCombine = true, s.combines() && !s.Layout.byExpert(), false, false, false
 	t.dispatchThreads = 512
 	t.dispatchBlocks = min(max(placedBlocks, s.SMs), ceil(s.MaxTokens*ceil(s.rowBytes(), mostUnits(s)*unitBytes), 16))
 	if t.pulls {
@@ -88,42 +93,61 @@ func (t *tuning) clerks() (dispatch, combine int) {
 func tuneSlots(s Spec, ranks int) tuning {
 	// In rows of any bits, words of ones cannot be told from missing ones.
 	anyBits := s.Payload == Opaque || s.Payload == FP8UE8M0
+	byExpert := s.Layout.byExpert()
 	t := tuning{
-		valueDispatch: s.MaxTokens <= valueTokens && !anyBits,
+		valueDispatch: s.MaxTokens <= valueTokens && !anyBits && (byExpert || ranks <= 2 || s.MaxTokens <= rankTokens),
 		valueCombine:  s.MaxTokens <= valueTokens,
-		dependent:     s.MaxTokens <= dependentTokens,
 		dispatchUnits: 1, dispatchThreads: 256, combineThreads: 128,
 	}
 	units := s.MaxTokens * ceil(s.rowBytes(), unitBytes)
-	for most := mostUnits(s); t.dispatchUnits < most && units/(2*t.dispatchUnits) >= unitWarps; {
+	for most := mostUnits(s); t.dispatchUnits < most && (units/(2*t.dispatchUnits) >= unitWarps || units*ranks/t.dispatchUnits > mostWarps); {
 		t.dispatchUnits *= 2
 	}
 	warps := s.MaxTokens * ceil(s.rowBytes(), t.dispatchUnits*unitBytes)
 	if t.valueDispatch {
 		warps *= ranks
 	}
-	if t.valueDispatch && s.MaxTokens*s.rowBytes() >= apartDispatchBytes {
-		t.dispatchSenders = 2
-	}
-	if !t.valueDispatch || t.dispatchSenders != 0 && t.dispatchUnits > 1 { // the kernel of one unit has 256 at most
-		t.dispatchThreads = 512
+	t.dependentDispatch = s.MaxTokens <= dependentTokens || s.MaxTokens <= valueTokens && !byExpert
+	switch {
+	case !t.valueDispatch: // half of a block's warps send, so that more blocks do
+		t.dispatchThreads, warps = 512, 2*warps
+	case byExpert && s.MaxTokens*s.Hidden*ranks >= apartExpertCount && (s.Quantize == weft.InvalidDType || ranks > 2):
+		// What arrives is stored several times, so most blocks are needed for that. To one peer little is sent, and what is quantised takes time.
+		t.dispatchSenders, warps = 2, 2*warps
+	case !byExpert && s.MaxTokens*s.rowBytes() >= apartRankBytes:
+		t.dispatchSenders = 4
+		if t.dispatchUnits > 1 { // the kernel of one unit has 256 at most
+			t.dispatchThreads = 512
+		}
 	}
 	t.dispatchBlocks = ceil(warps, t.dispatchThreads/32)
 	if !s.combines() {
 		return t
 	}
-	if sent := s.MaxTokens * s.outputBytes(); t.valueCombine {
-		switch form := combineForm(s); {
-		case form == exactForm && sent*s.TopK >= 2*apartCombineBytes, form == rankForm && sent >= apartCombineBytes:
-			t.combineSenders = 2
-		case form == partialForm && sent >= apartCombineBytes: // its senders sum as well
-			t.combineSenders = 3
-		}
-	}
-	if !t.valueCombine || t.combineSenders != 0 {
+	form, large := combineForm(s), s.MaxTokens*s.outputBytes() >= apartCombineBytes
+	t.dependentCombine = s.MaxTokens <= dependentTokens || t.valueCombine && form != exactForm
+	if !t.valueCombine || large {
 		t.combineThreads = 512
 	}
-	t.combineBlocks = ceil(s.MaxTokens*ceil(s.outputBytes(), unitBytes), t.combineThreads/32)
+	warps = s.MaxTokens * ceil(s.outputBytes(), unitBytes)
+	if t.valueCombine && form != rankForm { // a warp sends for one rank
+		warps *= ranks
+	}
+	switch {
+	case !t.valueCombine || form == rankForm && !large && s.MaxTokens > 32:
+	case !large:
+		t.combineSenders, warps = 8, 2*warps
+	case form == rankForm:
+		t.combineSenders = 4
+	case form == partialForm: // its senders sum as well
+		t.combineSenders = min(7, 4+ranks)
+	default: // the more ranks, the less stays
+		t.combineSenders = (19*(ranks-1) + ranks) / (2 * ranks)
+	}
+	if ranks == 1 { // nothing is sent
+		t.dispatchSenders, t.combineSenders = 0, 0
+	}
+	t.combineBlocks = ceil(warps, t.combineThreads/32)
 	return t
 }
 
@@ -163,10 +187,10 @@ func (t *tuning) combineName(s Spec, ranks int) string {
 
 func ceil(n, by int) int { return (n + by - 1) / by }
 
-// senders is how many of an operation's blocks send, of eight so many; 0: all do both.
-func senders(blocks, ofEight int) uint32 {
-	if ofEight == 0 || blocks < 2 {
+// senders is how many of an operation's blocks send, of 16 so many; 0: all do both.
+func senders(blocks, of16 int) uint32 {
+	if of16 == 0 || blocks < 2 {
 		return 0
 	}
-	return uint32(max(1, blocks*ofEight/8))
+	return uint32(max(1, blocks*of16/16))
 }

@@ -32,6 +32,7 @@ type Group struct {
 	Window      [MaxRanks]uint64 // every rank's part of one window, as this GPU reaches it
 	Abort       uint64
 	Record      uint64
+	Claim       uint64 // a word of this GPU's memory, 0 until a wait writes the record
 	Ranks, Rank uint32
 }
 

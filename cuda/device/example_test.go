@@ -51,6 +51,7 @@ const (
 	state  = 128
 	record = 256
 	abort  = 384 // in memory of the host where ranks are processes, so that their hosts can write it
+	claim  = 448
 	heard  = 512
 	total  = 1024
 )
@@ -81,6 +82,7 @@ func greet(ctx context.Context, contexts [2]*cuda.Context, cache *kernel.Cache, 
 		g.Ranks, g.Rank = 2, uint32(i)
 		g.Window[0], g.Window[1] = uint64(memory[0].Pointer().Add(window)), uint64(memory[1].Pointer().Add(window))
 		g.Record, g.Abort = uint64(memory[i].Pointer().Add(record)), uint64(memory[i].Pointer().Add(abort))
+		g.Claim = uint64(memory[i].Pointer().Add(claim))
 	}
 
 	// All is loaded before anything runs: a driver may wait for what runs before it loads.

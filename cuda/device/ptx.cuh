@@ -102,9 +102,9 @@ __device__ __forceinline__ u32 atomic_add_gpu4(void *p, u32 v) {
 	return old;
 }
 
-__device__ __forceinline__ u32 atomic_cas_sys4(void *p, u32 expected, u32 v) {
+__device__ __forceinline__ u32 atomic_cas_gpu4(void *p, u32 expected, u32 v) {
 	u32 old;
-	asm volatile("atom.acq_rel.sys.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(p), "r"(expected), "r"(v) : "memory");
+	asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old) : "l"(p), "r"(expected), "r"(v) : "memory");
 	return old;
 }
 

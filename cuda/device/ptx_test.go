@@ -39,7 +39,7 @@ var calls = map[string]string{
 	"fence_sys":           "fence_sys()",
 	"fence_gpu":           "fence_gpu()",
 	"atomic_add_gpu4":     "keep(atomic_add_gpu4(p, v))",
-	"atomic_cas_sys4":     "keep(atomic_cas_sys4(p, v, v + 1))",
+	"atomic_cas_gpu4":     "keep(atomic_cas_gpu4(p, v, v + 1))",
 	"add_relaxed_sys_u64": "add_relaxed_sys_u64(p, l)",
 
 	"nanoseconds":       "keep(nanoseconds())",

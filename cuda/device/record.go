@@ -5,7 +5,7 @@ const RecordBytes = 64
 
 // Record is what a wait on the device leaves in host memory when it gives up. It is the Record of weft.cuh, field by field.
 type Record struct {
-	State    uint32 // RecordEmpty, or RecordWritten when all the rest is there; anything else is being written
+	State    uint32 // RecordEmpty, or RecordWritten when all the rest is there
 	Op       uint32 // one of the Op constants
 	Epoch    uint64
 	Rank     int32 // who waited
@@ -20,7 +20,7 @@ type Record struct {
 // States of a Record.
 const (
 	RecordEmpty   = 0
-	RecordWritten = 2
+	RecordWritten = 1
 )
 
 // Causes of a Record.

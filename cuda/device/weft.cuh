@@ -18,7 +18,7 @@ struct Record {
 	u64 reserved[2];
 };
 
-enum { RECORD_EMPTY = 0, RECORD_CLAIMED = 1, RECORD_WRITTEN = 2 };
+enum { RECORD_EMPTY = 0, RECORD_WRITTEN = 1 };
 enum { CAUSE_TIMEOUT = 1, CAUSE_ABORT = 2, CAUSE_STOPPED = 3, CAUSE_MISMATCH = 4 };
 enum { OP_PREPARE = 1, OP_DISPATCH = 2, OP_COMBINE = 3, OP_BARRIER = 4, OP_DISPATCH_BACKWARD = 5, OP_COMBINE_BACKWARD = 6 };
 
@@ -29,6 +29,7 @@ struct Group {
 	char *window[MAX_RANKS]; // every rank's part of one window, as this GPU reaches it
 	const u64 *abort;		 // waits end when it is not 0
 	Record *record;
+	u32 *claim; // in this GPU's memory: 0 until somebody writes the record, for atomic operations on the host's memory are none everywhere
 	u32 ranks, rank;
 };
 
@@ -62,7 +63,7 @@ __device__ __forceinline__ Count *count_of(State *s, u32 block) { return (Count 
 // report leaves a record, if there is none yet.
 __device__ __forceinline__ void report(const Group &g, u32 op, u64 epoch, u32 peer, u32 cause, u64 expected, u64 seen) {
 	Record *r = g.record;
-	if (atomic_cas_sys4(&r->state, RECORD_EMPTY, RECORD_CLAIMED) != RECORD_EMPTY) return;
+	if (atomic_cas_gpu4(g.claim, 0, 1) != 0) return;
 	r->op = op;
 	r->epoch = epoch;
 	r->rank = (int)g.rank;

@@ -67,22 +67,10 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 		Selected now = first;
 		for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
 			if (skip != 0) now.read(a, s, skip);
-			u64 to[Selected::FLIGHT]; // where the lane's selections go; then, where their tokens go
 #pragma unroll
 			for (u32 j = 0; j < Selected::FLIGHT; j++) {
 				u32 e = expert_of(a, now.c[j]);
 				if (e - 1 - from < end) atomicAdd(&m.words[e - 1 - from], 1);
-				to[j] = e != 0 && from == 0 ? 1ull << rank_of(a.shape, e - 1) : 0;
-			}
-			for (u32 d = 1; d < 1u << s.width; d *= 2) {
-#pragma unroll
-				for (u32 j = 0; j < Selected::FLIGHT; j++) to[j] |= __shfl_xor_sync(0xFFFFFFFFu, to[j], d);
-			}
-			for (u32 r = s.k; r < a.group.ranks; r += 1u << s.width) {
-#pragma unroll
-				for (u32 j = 0; j < Selected::FLIGHT; j++) {
-					if (holds(to[j], r)) atomicAdd(&m.came[r], 1);
-				}
 			}
 		}
 		__syncthreads();
@@ -90,14 +78,37 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 			u32 r = rank_of(a.shape, from + i);
 			if (!holds(b.mask, r)) store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, COUNTS + from + i - r * local), m.words[i]);
 		}
-		for (u32 r = threadIdx.x; from == 0 && r < a.group.ranks; r += blockDim.x) {
-			if (!holds(b.mask, r)) store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, CAME), m.came[r]);
-		}
-		__syncthreads();
 		if (end == a.shape.experts) break;
+		__syncthreads();
 		clear(m.words, WORDS);
 		__syncthreads();
 	}
+	// How many tokens go where, nobody but clerks waits for.
+	Selected now = first;
+	for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
+		if (skip != 0) now.read(a, s, skip);
+		u64 to[Selected::FLIGHT]; // where the lane's selections go; then, where their tokens go
+#pragma unroll
+		for (u32 j = 0; j < Selected::FLIGHT; j++) {
+			u32 e = expert_of(a, now.c[j]);
+			to[j] = e != 0 ? 1ull << rank_of(a.shape, e - 1) : 0;
+		}
+		for (u32 d = 1; d < 1u << s.width; d *= 2) {
+#pragma unroll
+			for (u32 j = 0; j < Selected::FLIGHT; j++) to[j] |= __shfl_xor_sync(0xFFFFFFFFu, to[j], d);
+		}
+		for (u32 r = s.k; r < a.group.ranks; r += 1u << s.width) {
+#pragma unroll
+			for (u32 j = 0; j < Selected::FLIGHT; j++) {
+				if (holds(to[j], r)) atomicAdd(&m.came[r], 1);
+			}
+		}
+	}
+	__syncthreads();
+	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
+		if (!holds(b.mask, r)) store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, CAME), m.came[r]);
+	}
+	__syncthreads();
 }
 
 // send_records is for few tokens. A warp's first was read before the state was known.
@@ -136,11 +147,11 @@ __device__ __forceinline__ void take_records(const Dispatch &a, const Batch &b, 
 	u32 topk = a.shape.topk, first = a.group.rank * a.shape.local, n = a.group.ranks * a.shape.capacity, sum = 0;
 	for (u32 skip = 0; s.base + skip < n; skip += FLIGHT * s.step) {
 		uint2 record[FLIGHT];
-		u32 src[FLIGHT], need = 0;
+		u32 src[FLIGHT], need = 0, rest;
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
 			u32 slot = s.token + skip + j * s.step;
-			src[j] = slot / a.shape.capacity;
+			src[j] = a.selections.quotient(slot * topk, rest);
 			record[j] = make_uint2(0, 0);
 			if (slot < n && s.k < topk && !holds(b.mask, src[j])) need |= 1u << j;
 		}
@@ -175,23 +186,19 @@ __device__ __forceinline__ void take_records(const Dispatch &a, const Batch &b, 
 	if (BY_EXPERT && (threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// take_counts takes what every source says of its selections of local experts from..from+columns and, first, how many tokens come.
+// take_counts takes what every source says of its selections of local experts from..from+columns and, once, how many tokens come.
 __device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, u32 from, u32 columns) {
 	constexpr u32 FLIGHT = 4; // words that a thread awaits at once
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1, n = columns * a.group.ranks;
 	const char *p = b.own + count_at(a, b.turn, 0, 0);
-	for (u32 src = threadIdx.x; from == 0 && src < a.group.ranks; src += blockDim.x) {
-		m.came[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + CAME) * 4);
-		*(u32 *)(b.own + count_at(a, before, src, CAME)) = EMPTY;
-	}
 	u32 sum = 0;
 	for (u32 base = threadIdx.x; base < n; base += FLIGHT * blockDim.x) {
 		u32 c[FLIGHT], at[FLIGHT], need = 0;
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 i = base + j * blockDim.x, src = i / columns;
+			u32 i = base + j * blockDim.x, src = columns == a.shape.local ? rank_of(a.shape, i) : i / columns;
 			c[j] = 0;
-			at[j] = src * all + COUNTS + from + i % columns;
+			at[j] = src * all + COUNTS + from + i - src * columns;
 			if (i < n && !holds(b.mask, src)) need |= 1u << j;
 		}
 		while (need != 0) {
@@ -216,6 +223,10 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, W
 			sum += c[j];
 			*(u32 *)(b.own + count_at(a, before, 0, at[j])) = EMPTY;
 		}
+	}
+	for (u32 src = threadIdx.x; from == 0 && src < a.group.ranks; src += blockDim.x) {
+		m.came[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + CAME) * 4);
+		*(u32 *)(b.own + count_at(a, before, src, CAME)) = EMPTY;
 	}
 	__syncwarp();
 	sum = __reduce_add_sync(0xFFFFFFFFu, sum);
@@ -268,11 +279,14 @@ __device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, 
 		describe_zones(a, m, from, columns);
 	}
 	int *came = a.described + 2 * local;
+	if (threadIdx.x >= 32) return;
 	u32 rows = 0; // of rank-major
-	for (u32 src = threadIdx.x; src < ranks; src += blockDim.x) came[src] = (int)m.came[src];
-	if (threadIdx.x != 0) return;
-	for (u32 src = 0; !BY_EXPERT && src < ranks; src++) rows += m.came[src];
-	came[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
+	for (u32 src = threadIdx.x; src < ranks; src += 32) {
+		rows += m.came[src];
+		came[src] = (int)m.came[src];
+	}
+	rows = __reduce_add_sync(0xFFFFFFFFu, rows);
+	if (threadIdx.x == 0) came[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
 }
 
 } // namespace weft

@@ -183,7 +183,7 @@ __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait
 	u32 at = pc * UNIT + lane * 16, me = a.group.rank, units = a.row_bytes / 16;
 	bool here = at < a.row_bytes;
 	u32 expert = h.routed.what & 0xFFFF, rank = expert != 0 ? rank_of(a.shape, expert - 1) : 0;
-	bool takes = expert != 0 && !holds(b.mask, rank);
+	bool takes = expert != 0 && !holds(b.mask, rank) && (rank != me || h.own.what != 0); // a row of this rank's may have found no room, in a routing that is none
 	const char *home = b.own + a.home + b.place * a.turn_bytes + at;
 	u64 slots; // that are awaited
 	uint4 v[GROUP];
@@ -313,7 +313,8 @@ struct Part {
 };
 
 template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Combine &a, Batch &b) {
-	constexpr u32 SOURCES = GROUP > 4 ? 4 : GROUP > 2 ? 3 : 1; // for which a warp sends at once
+	// For so many a warp sends at once. By expert it has to read rows one after another for each.
+	constexpr u32 SOURCES = BY_EXPERT || GROUP <= 2 ? 1 : GROUP <= 4 ? 3 : 4;
 	u32 lane = threadIdx.x & 31, groups = (a.group.ranks - 1 + SOURCES - 1) / SOURCES, end = a.tokens * a.pieces.by;
 	bool sends = (a.what & SEND) != 0, sums = (a.what & RECEIVE) != 0;
 

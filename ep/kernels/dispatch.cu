@@ -123,8 +123,10 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 #endif
 		}
 		if (stays<VALUE>(a)) to &= ~(1ull << a.group.rank);
+		u32 from; // not every token's round begins with the same rank, so that all ways out are used at any time
+		a.ranks.quotient(a.group.rank + t, from);
 #pragma unroll 1
-		for (Round ranks(to, a.group.rank, a.group.ranks); ranks.more();) {
+		for (Round ranks(to, from, a.group.ranks); ranks.more();) {
 			char *window = windows.of(ranks.next());
 #pragma unroll
 			for (u32 u = 0; u < UNITS; u++) {
@@ -231,9 +233,9 @@ struct Landing {
 	}
 
 	// missing is a source of the earlier selections whose is not known: whoever waits waits for it, and not for the slot's own.
-	__device__ __forceinline__ static u32 missing(const Dispatch &a, u32 src, u32 first, u32 earlier) {
+	__device__ __forceinline__ static u32 missing(const Dispatch &a, u32 src, u32 earlier) {
 		u32 lacks = __ballot_sync(0xFFFFFFFFu, earlier == EMPTY), rest;
-		return lacks != 0 ? a.selections.quotient(first + __ffs((int)lacks) - 1, rest) : src;
+		return lacks != 0 ? a.selections.quotient(__ffs((int)lacks) - 1, rest) : src;
 	}
 
 	// earlier is the expert + 1 of the i-th selection of the sources before src, or EMPTY if that is not known yet.
@@ -313,7 +315,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 		// The number of tokens lies elsewhere, and may be here first.
 		count = __shfl_sync(0xFFFFFFFFu, count, 0);
 		p.absent = count != EMPTY && p.t >= count;
-		u32 peer = before != 0 ? Landing::missing(a, p.src, 0, earlier) : p.src;
+		u32 peer = before != 0 ? Landing::missing(a, p.src, earlier) : p.src;
 		if (!p.absent && !__all_sync(0xFFFFFFFFu, w.more(peer, 1, 0))) {
 			w.over = true;
 			return 0;
@@ -322,14 +324,6 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 	if (p.absent) record = make_uint2(0, 0);
 	Landing landing(a, record);
 	if (before != 0) landing.pass(earlier, lane);
-	for (u32 i = 32; i < before && !p.absent; i += 32) {
-		while (!__all_sync(0xFFFFFFFFu, (earlier = Landing::earlier(a, b, p.src, i + lane)) != EMPTY)) {
-			if (__all_sync(0xFFFFFFFFu, w.more(Landing::missing(a, p.src, i, earlier), 1, 0))) continue;
-			w.over = true;
-			return 0;
-		}
-		landing.pass(earlier, lane);
-	}
 	if (!at_once) pass_counts(a, b, w, p.src, landing, polls, pp);
 	landing.keep(a);
 	if (p.pc == 0 && lane < a.shape.topk) a.landings[(u64)p.slot * a.shape.topk + lane] = {landing.row, landing.row != 0 ? record.y : 0};
@@ -398,6 +392,10 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	if (VALUE && p.pc == 0 && lane == 0) a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] = any && move && !p.absent && !own;
 	if (!any || !move || ((is_direct<VALUE>(a) || (own && !BY_EXPERT)) && !p.absent)) return;
 
+	u32 first = p.pc * a.piece_words + lane, word = 0; // of the scales, which are on their way while the row is looked at
+	bool scale = lane < a.piece_words && first < a.scale_words && !p.absent;
+	const char *scale_at = p.row + a.row_bytes + (u64)first * 4;
+	if (VALUE && scale) word = own ? clean(a.scales[(u64)p.t * a.scale_words + first]) : load_relaxed_sys4(scale_at);
 	if (p.absent) {
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) p.v[u] = make_uint4(0, 0, 0, 0);
@@ -408,6 +406,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 		if (!route || !all) await_units<UNITS>(a, w, p, lane);
 	} else if (!VALUE) {
 		await_rows(a, b, w, src, lane, seen);
+		if (scale) word = load_relaxed_sys4(scale_at);
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
 			if (p.at(u, lane) < a.row_bytes) p.v[u] = load_relaxed_sys16(p.row + p.at(u, lane));
@@ -415,10 +414,11 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	}
 	store_rows<UNITS>(a, p, landing, lane);
 	for (u32 from = 0; from < a.piece_words; from += 32) {
-		u32 j = p.pc * a.piece_words + from + lane, word = 0;
+		u32 j = p.pc * a.piece_words + from + lane;
 		bool here = from + lane < a.piece_words && j < a.scale_words;
 		const char *q = p.row + a.row_bytes + (u64)j * 4;
-		if (here && !p.absent) word = own ? clean(a.scales[(u64)p.t * a.scale_words + j]) : VALUE ? await4(w, src, q) : load_relaxed_sys4(q);
+		if (from != 0 && here && !p.absent) word = load_relaxed_sys4(q);
+		if (VALUE && here && !p.absent && !own && word == EMPTY) word = await4(w, src, q);
 		store_scale(a, p.slot, landing, here, j, word);
 	}
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
@@ -555,15 +555,13 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		}
 	}
 	if (!VALUE && receive) {
-		// Where rows are in place already, only their first pieces have something to do. Rows of this rank are here first.
+		// Where rows are in place already, only their first pieces have something to do.
 		bool in_place = direct && b.mask == 0;
-		k = Walk::share(a.shape.capacity * pieces.by, b.blocks);
-		for (u32 i = k.at; i < k.end && !w.over; i += k.step) {
-			u32 pc, t = pieces.quotient(i, pc);
-			if (in_place && pc != 0) continue;
-			for (u32 s = 0; s < ranks && !w.over; s++) {
-				receive_piece<false, UNITS>(a, b, w, next_rank(a.group, (s + ranks - 1) % ranks), {t, pc}, lane, false, seen);
-			}
+		k = Walk::share(a.shape.capacity * (in_place ? 1 : pieces.by), b.blocks);
+		for (u32 i = k.from * ranks + threadIdx.x / 32; i < k.end * ranks && !w.over; i += k.step) {
+			u32 s, pc = 0, t = a.ranks.quotient(i, s);
+			if (!in_place) t = pieces.quotient(t, pc);
+			receive_piece<false, UNITS>(a, b, w, next_rank(a.group, s), {t, pc}, lane, false, seen);
 		}
 		for (u32 r = threadIdx.x; move && r < ranks; r += blockDim.x) {
 			if (!holds(b.mask, r)) await_epoch(w, r, b.own + a.arrived + ((u64)r * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);

@@ -89,8 +89,11 @@ __device__ __forceinline__ u32 expert_of(const Dispatch &a, Choice c) {
 // selection is the expert that the i-th selection of this rank's tokens names, + 1, or 0.
 __device__ __forceinline__ u32 selection(const Dispatch &a, u64 i) { return expert_of(a, choose(a, i)); }
 
-// few says that there are so few tokens that the clerk sends their records, and every lane that awaits a row may poll.
-__device__ __forceinline__ bool few(const Dispatch &a) { return a.shape.capacity <= 8; }
+// few says that there are so few tokens that the clerk sends their records, and every lane that awaits a row may poll. By expert, a lane then has to do with
+// one selection of the sources before.
+__device__ __forceinline__ bool few(const Dispatch &a) {
+	return a.shape.capacity <= 8 && (!BY_EXPERT || (a.group.ranks - 1) * a.selections.by <= 32);
+}
 
 // from_records says that what comes is counted by the records alone.
 __device__ __forceinline__ bool from_records(const Dispatch &a) { return !BY_EXPERT || few(a); }

@@ -60,17 +60,18 @@ __device__ __forceinline__ u32 rank_of(const Shape &s, u32 e) { return s.local =
 // Walk gives every warp its pieces, of items that have so many each: a share of all items for each block, or all items interleaved.
 struct Walk {
 	u32 at, end, step;
+	u32 from; // of a share: its first piece
 
 	// Pieces [0, n) over all warps of `blocks` blocks from `first`, consecutive pieces side by side on different SMs. Other blocks have none.
 	__device__ static Walk spread(u32 n, u32 first, u32 blocks) {
 		u32 warps = blockDim.x / 32, b = blockIdx.x - first;
-		return {threadIdx.x / 32 * blocks + b, b < blocks ? n : 0, warps * blocks};
+		return {threadIdx.x / 32 * blocks + b, b < blocks ? n : 0, warps * blocks, 0};
 	}
 
 	// The share of this block: it depends on n and the number of blocks alone, so that the block that sends and the one that awaits have the same.
 	__device__ static Walk share(u32 n, u32 blocks) {
 		u32 from = (u32)((u64)n * blockIdx.x / blocks), to = (u32)((u64)n * (blockIdx.x + 1) / blocks);
-		return {from + threadIdx.x / 32, to, blockDim.x / 32};
+		return {from + threadIdx.x / 32, to, blockDim.x / 32, from};
 	}
 };
 

@@ -78,7 +78,8 @@ func newPair(t testing.TB, source string, words int, timeout time.Duration, o em
 		var abort, record cuda.Pointer
 		abort, _ = r.alloc(i, 2)
 		record, p.records[i] = r.alloc(i, device.RecordBytes/4)
-		a.Group.Abort, a.Group.Record = uint64(abort), uint64(record)
+		claim, _ := r.alloc(i, 1)
+		a.Group.Abort, a.Group.Record, a.Group.Claim = uint64(abort), uint64(record), uint64(claim)
 		a.Group.Ranks, a.Group.Rank = 2, uint32(i)
 		a.State, p.states[i] = r.alloc(i, (device.StateBytes+2*device.CountBytes)/4)
 		p.states[i][2] = uint32(timeout)

@@ -25,6 +25,7 @@ const (
 	atSumming = atWrong + lineBytes   // u32: whether bulk loads sum
 	atTimes   = atSumming + lineBytes // 2 x u64: when side 0 began and ended
 	atSeen    = atTimes + lineBytes   // 2 x u32: the last round of each side
+	atClaim   = atSeen + lineBytes    // u32: of the record
 	atData    = 64 << 10              // what the GPU sends; all words lie below
 )
 

@@ -152,6 +152,7 @@ func (m *machine) group(g *gpu, offsets ...int) device.Group {
 	d := device.Group{
 		Abort:  uint64(m.host.Pointer().Add(atAbort)),
 		Record: uint64(m.host.Pointer().Add(atRecords + g.index*device.RecordBytes)),
+		Claim:  uint64(g.at(atClaim)),
 		Ranks:  uint32(len(offsets)), Rank: uint32(g.index),
 	}
 	for i, offset := range offsets {

@@ -182,9 +182,9 @@ __device__ __forceinline__ u32 atomic_add_gpu4(void *p, u32 v) {
 	return __atomic_fetch_add((u32 *)p, v, __ATOMIC_ACQ_REL);
 }
 
-__device__ __forceinline__ u32 atomic_cas_sys4(void *p, u32 expected, u32 v) {
+__device__ __forceinline__ u32 atomic_cas_gpu4(void *p, u32 expected, u32 v) {
 	emulate::poll();
-	emulate::reach(p, 4, "atomic_cas_sys4");
+	emulate::reach(p, 4, "atomic_cas_gpu4");
 	emulate::fence();
 	__atomic_compare_exchange_n((u32 *)p, &expected, v, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 	return expected;
