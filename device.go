@@ -116,7 +116,7 @@ func deviceError(op string, err error) error {
 }
 
 // bind makes what the rank needs on its GPU. region is its control page.
-func (d *Device) bind(region *shm.Region) error {
+func (d *Device) bind(ctx context.Context, region *shm.Region) error {
 	var err error
 	if d.stream, err = d.context.NewStream(cuda.StreamOptions{}); err != nil {
 		return deviceError("join", err)
@@ -132,13 +132,13 @@ func (d *Device) bind(region *shm.Region) error {
 	if d.abort, err = newAbortWord(d.context, region.Bytes()); err != nil {
 		return deviceError("join", err)
 	}
-	return deviceError("join", d.forget())
+	return deviceError("join", d.forget(ctx))
 }
 
 // forget makes the record as if no wait had ever given up. Nothing of the rank's runs.
-func (d *Device) forget() error {
+func (d *Device) forget(ctx context.Context) error {
 	atomic.StoreUint32(&d.record.State, device.RecordEmpty)
-	return d.context.Upload(d.claim.Pointer(), make([]byte, 4))
+	return errors.Join(d.stream.Memset(d.claim.Pointer(), 0, 4), d.stream.Wait(ctx))
 }
 
 // Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever stream, graph or library, or until ctx ends. It is what comes before

@@ -124,7 +124,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	c.waiter.Peers[c.rank] = c.waiter.Own
 	// A rank without its device goes on until it can tell the others.
 	if gpu != nil {
-		if unbound = gpu.bind(region); unbound == nil {
+		if unbound = gpu.bind(ctx, region); unbound == nil {
 			c.record = gpu.record
 		}
 	}

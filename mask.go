@@ -64,7 +64,10 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		own.Clear(f)
 	}
 	if c.device != nil {
-		if err := c.device.forget(); err != nil {
+		ctx, cancel := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
+		err := c.device.forget(ctx)
+		cancel()
+		if err != nil {
 			return c.Fail(deviceError(op, err))
 		}
 		c.device.abort.refresh()

@@ -30,8 +30,9 @@ type Received struct {
 	scaleShape [3]int
 }
 
-// Release gives the memory back. Data must not be used after; a combine that takes rows from it must have returned. The Routing has a Release of its
-// own: what came by [Handle.PrepareDispatch] has a Routing that nobody else knows.
+// Release gives the memory back. Data must not be used after; a combine that takes rows from it must have returned. What is released in a capture must not be read
+// after a replay either, but by what the same graph has before its next dispatch. The Routing has a Release of its own: what came by [Handle.PrepareDispatch] has a Routing
+// that nobody else knows.
 func (r *Received) Release() {
 	if !r.released {
 		r.released = true

@@ -13,3 +13,6 @@ func SetBulk() (undo func()) {
 	bulkRowBytes = 1
 	return func() { bulkRowBytes = bytes }
 }
+
+// Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
+func Announced(h *Handle) uint32 { return h.engine.(*gpu).free() }

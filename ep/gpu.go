@@ -528,8 +528,9 @@ func (h *gpu) beginAnew(ctx context.Context, op string) error {
 			held |= binary.LittleEndian.Uint32(n[1:])
 		}
 	}
-	// The turn of places begins anew as well, with one that nobody holds.
+	// The turn of places begins anew as well, with one that nobody holds. A capture that goes on begins with other operations than a replay will make.
 	h.advance(bits.TrailingZeros32(^held)%len(h.used) - 1)
+	clear(h.took)
 	if other != 0 {
 		if err := h.relocate(ctx, op); err != nil {
 			return err
@@ -690,17 +691,29 @@ func (h *gpu) take(op string) (int, error) {
 			i = h.next
 		}
 		if !h.used[i] {
-			h.used[i], h.took[i] = true, h.capture
+			h.used[i] = true
 			return i, nil
 		}
 		if h.regions.direct {
 			break
 		}
 	}
+	if h.regions.direct && slices.Contains(h.used, false) {
+		return 0, weft.Unsupportedf("%s: the memory for received rows whose turn it is is in use: release received tensors in the order in which they came, "+
+			"or make the handle with more than %d Live", op, len(h.used))
+	}
 	return 0, weft.Unsupportedf("%s: all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", op, len(h.used))
 }
 
-// advance goes on to the next place in turn.
+// keep is for a call that has been made with a place: the next goes on to the next in turn.
+func (h *gpu) keep(place int) {
+	h.advance(place)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.took[place] = h.capture
+}
+
+// advance goes on to the place after one.
 func (h *gpu) advance(place int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

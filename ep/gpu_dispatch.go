@@ -166,7 +166,7 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*
 		h.put(place)
 		return nil, err
 	}
-	h.advance(place)
+	h.keep(place)
 	received := &Received{Routing: r, owner: h, place: place}
 	received.setTensors(h.Handle, pointer(h.placeOf(place)), h.regions.block)
 	return received, nil

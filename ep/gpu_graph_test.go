@@ -11,6 +11,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
 
@@ -27,6 +28,69 @@ func (r *member) capture(fn func() error) (*cuda.GraphExec, error) {
 // rest waits until nothing of the handle is on its way, at any rank.
 func (r *member) rest(ctx context.Context) error {
 	return errors.Join(r.Wait(ctx, r.stream), eptest.Meet(r.Comm))
+}
+
+// TestAnnouncedInCaptureOnGPUs: in a capture an operation says only of that memory that nobody reads it which the same capture has taken and given back.
+func TestAnnouncedInCaptureOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		s := sized(directRows, ranks)
+		batch := evenly(s, ranks, 1, min(s.MaxTokens, 9)).Batch()
+		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+			round, err := batch.Round(r.e, r.Comm, r.handle)
+			if err != nil {
+				return err
+			}
+			step := func(what string, want uint32, do ...func() error) func() error {
+				return func() error {
+					for _, do := range do {
+						if err := do(); err != nil {
+							return err
+						}
+					}
+					if got := ep.Announced(r.handle); got != want {
+						return fmt.Errorf("%s: announced %#b, want %#b", what, got, want)
+					}
+					return nil
+				}
+			}
+			dispatch := func() error { return round.PrepareDispatch(ctx, r.stream) }
+			release := func() error { round.Release(); return nil }
+			rest := func() error { return r.rest(ctx) }
+			captured := func(steps ...func() error) func() error {
+				return func() error {
+					exec, err := r.capture(func() error {
+						for _, s := range steps {
+							if err := s(); err != nil {
+								return err
+							}
+						}
+						return nil
+					})
+					if err != nil {
+						return err
+					}
+					return exec.Close()
+				}
+			}
+			for _, s := range []func() error{
+				step("eager, held", 0b10, dispatch, rest),
+				step("eager, released", 0b11, release),
+				captured(
+					step("first, held", 0, dispatch), step("first, released", 0b10, release),
+					step("second, held", 0b10, dispatch), step("second, released", 0b11, release),
+				),
+				captured(step("another capture, held", 0, dispatch), step("another capture, released", 0b10, release)),
+				step("eager again", 0b10, dispatch, rest),
+				step("and released", 0b11, release),
+			} {
+				if err := s(); err != nil {
+					return err
+				}
+			}
+			return round.Free()
+		})
+	})
 }
 
 // replayed is a graph of batches, each of which has its memory.

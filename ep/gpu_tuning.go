@@ -120,6 +120,9 @@ func tuneSlots(s Spec, ranks int) tuning {
 			t.dispatchThreads = 512
 		}
 	}
+	if ranks == 1 { // nothing is sent
+		t.dispatchSenders = 0
+	}
 	t.dispatchBlocks = ceil(warps, t.dispatchThreads/32)
 	if !s.combines() {
 		return t
@@ -144,8 +147,8 @@ func tuneSlots(s Spec, ranks int) tuning {
 	default: // the more ranks, the less stays
 		t.combineSenders = (19*(ranks-1) + ranks) / (2 * ranks)
 	}
-	if ranks == 1 { // nothing is sent
-		t.dispatchSenders, t.combineSenders = 0, 0
+	if ranks == 1 {
+		t.combineSenders = 0
 	}
 	t.combineBlocks = ceil(warps, t.combineThreads/32)
 	return t

@@ -241,7 +241,8 @@ type Spec struct {
 	// layouts at most 32. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
 	SMs int
 
-	// Live is how many received tensors may be alive at once; 0 is 2.
+	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write rank-major rows of many tokens where they are read (of more than 256 a rank, or 128
+	// for three ranks and more), in the same memory at every rank, so those tensors have to be released in the order in which they came.
 	Live int
 }
 

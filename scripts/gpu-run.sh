@@ -158,7 +158,7 @@ bench_ep() {
 # Each in a process of its own: the first round of a process also does what its GPUs need once.
 start() {
 	no_gpu && return 77
-	if bounded "$limit" ./weft doctor --json 2>&1 | grep -q '"compiler":{"path":"[^"]'; then
+	if grep -q '"compiler":{"path":"[^"]' "$work/report"; then
 		bounded . "$limit" ./weft bench start ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} 2>&1 || return
 	fi
 	bounded . "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
