@@ -705,7 +705,7 @@ func (h *gpu) take(op string) (int, error) {
 	return 0, weft.Unsupportedf("%s: all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", op, len(h.used))
 }
 
-// keep is for a call that has been made with a place: the next goes on to the next in turn.
+// keep is what follows when the call has been made that took a place.
 func (h *gpu) keep(place int) {
 	h.advance(place)
 	h.mu.Lock()
