@@ -133,34 +133,18 @@ const (
 
 // CaptureStatus is the stream's state of capture.
 func (s *Stream) CaptureStatus() (CaptureStatus, error) {
-	const call = "cuStreamIsCapturing"
-	if err := s.use(call); err != nil {
-		return 0, err
-	}
-	status := statuses.Get().(*int32)
-	defer statuses.Put(status)
-	*status = sys.CaptureNone
-	err := s.context.check(call, s.context.table.StreamIsCapturing(s.context.handle, s.handle, status))
-	return CaptureStatus(*status), err
+	c, err := s.captureInfo()
+	return CaptureStatus(c.status), err
 }
 
 // CaptureID is the number of the capture that records what is enqueued, which no other capture of the process has; 0 where none does. A capture that went wrong has
 // the number of all ones.
 func (s *Stream) CaptureID() (uint64, error) {
-	const call = "cuStreamGetCaptureInfo"
-	if err := s.use(call); err != nil {
+	c, err := s.captureInfo()
+	switch {
+	case err != nil || CaptureStatus(c.status) == NotCapturing:
 		return 0, err
-	}
-	c := captures.Get().(*captureInfo)
-	defer captures.Put(c)
-	*c = captureInfo{status: sys.CaptureNone}
-	if err := s.context.check(call, s.context.table.StreamGetCaptureInfo(s.context.handle, s.handle, &c.status, &c.id)); err != nil {
-		return 0, err
-	}
-	switch CaptureStatus(c.status) {
-	case NotCapturing:
-		return 0, nil
-	case Capturing:
+	case CaptureStatus(c.status) == Capturing:
 		return c.id, nil
 	default:
 		return math.MaxUint64, nil
@@ -173,8 +157,17 @@ type captureInfo struct {
 	status int32
 }
 
-// What the driver writes its answers to: who enqueues asks each time, and should not allocate.
-var (
-	statuses = sync.Pool{New: func() any { return new(int32) }}
-	captures = sync.Pool{New: func() any { return new(captureInfo) }}
-)
+// captures are what the driver writes its answers to: who enqueues asks each time, and should not allocate.
+var captures = sync.Pool{New: func() any { return new(captureInfo) }}
+
+func (s *Stream) captureInfo() (captureInfo, error) {
+	const call = "cuStreamGetCaptureInfo"
+	if err := s.use(call); err != nil {
+		return captureInfo{}, err
+	}
+	c := captures.Get().(*captureInfo)
+	defer captures.Put(c)
+	*c = captureInfo{status: sys.CaptureNone}
+	err := s.context.check(call, s.context.table.StreamGetCaptureInfo(s.context.handle, s.handle, &c.status, &c.id))
+	return *c, err
+}

@@ -28,9 +28,9 @@ const (
 	// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more than the fence and the second trip. So they do earlier where flags
 	// spare a copy of what comes from several peers.
 	valueTokens, rankTokens = 256, 128
-	// Up to so many tokens dependent launches gain more than they take. Where a rank sends one row to another, they do as far as a rank's tokens are few.
+	// Up to so many tokens dependent launches gain more than they take. Where a rank sends one row to another they do up to valueTokens.
 	dependentTokens = 64
-	// A warp of dispatch moves rows in several units at a time if so many warps are left, and if there are more pieces than that of warps which run at once.
+	// A warp of dispatch moves rows in several units at a time if at least unitWarps pieces are left, or while there are more than the mostWarps that run at once.
 	unitWarps, mostWarps = 448, 2112
 )
 

@@ -137,27 +137,19 @@ func (m *Machine) streamCalls(t *sys.Table) {
 			return m.follow(s, e)
 		})
 	}
-	t.StreamIsCapturing = func(c sys.Context, h sys.Stream, status *int32) sys.Result {
-		return m.captureInfo("cuStreamIsCapturing", c, h, status, new(uint64))
-	}
 	t.StreamGetCaptureInfo = func(c sys.Context, h sys.Stream, status *int32, id *uint64) sys.Result {
-		return m.captureInfo("cuStreamGetCaptureInfo", c, h, status, id)
+		return m.onStream("cuStreamGetCaptureInfo", c, h, func(_ *primary, s *stream) sys.Result {
+			switch {
+			case s.capture == nil:
+				*status = sys.CaptureNone
+			case s.capture.invalid:
+				*status = sys.CaptureInvalidated
+			default:
+				*status, *id = sys.CaptureActive, s.capture.id
+			}
+			return sys.Success
+		})
 	}
-}
-
-// captureInfo says in which capture a stream is, if in any.
-func (m *Machine) captureInfo(call string, c sys.Context, h sys.Stream, status *int32, id *uint64) sys.Result {
-	return m.onStream(call, c, h, func(_ *primary, s *stream) sys.Result {
-		switch {
-		case s.capture == nil:
-			*status = sys.CaptureNone
-		case s.capture.invalid:
-			*status = sys.CaptureInvalidated
-		default:
-			*status, *id = sys.CaptureActive, s.capture.id
-		}
-		return sys.Success
-	})
 }
 
 // follow makes a stream wait for an event: inside a capture this is what forks and joins.

@@ -34,7 +34,6 @@ type Table struct {
 	StreamQuery              func(in Context, stream Stream) Result
 	StreamWaitEvent          func(in Context, stream Stream, event Event, flags uint32) Result
 	StreamGetPriority        func(in Context, stream Stream, priority *int32) Result
-	StreamIsCapturing        func(in Context, stream Stream, status *int32) Result
 	StreamGetCaptureInfo     func(in Context, stream Stream, status *int32, id *uint64) Result
 	StreamBeginCapture       func(in Context, stream Stream, mode int32) Result
 	StreamEndCapture         func(in Context, stream Stream, graph *Graph) Result
@@ -143,7 +142,6 @@ func (t *Table) entries() []entry {
 		in1("cuStreamQuery", "", 2000, &t.StreamQuery),
 		in3("cuStreamWaitEvent", "", 3020, &t.StreamWaitEvent),
 		in2("cuStreamGetPriority", "", 5050, &t.StreamGetPriority),
-		in2("cuStreamIsCapturing", "", 10000, &t.StreamIsCapturing),
 		in3("cuStreamGetCaptureInfo", "", 10010, &t.StreamGetCaptureInfo),
 		in2("cuStreamBeginCapture", "_v2", 10010, &t.StreamBeginCapture),
 		in2("cuStreamEndCapture", "", 10000, &t.StreamEndCapture),
