@@ -175,6 +175,25 @@ func (l *Launch) compare() error {
 	}
 }
 
+// For is a launch of another kernel of the same parameters, in the shape of this one. They share the arguments: what is changed in place is so for both.
+func (l *Launch) For(f *Function) (*Launch, error) {
+	if f.module.closed.Load() {
+		return nil, closed("cuLaunchKernelEx")
+	}
+	if f.module.context != l.function.module.context {
+		return nil, invalid("cuLaunchKernelEx", "kernel %s belongs to another context than kernel %s", f.name, l.function.name)
+	}
+	other := *l
+	other.function = f
+	if other.config.AttributeCount > 0 {
+		other.config.Attributes = &other.attributes[0]
+	}
+	if err := other.compare(); err != nil {
+		return nil, fmt.Errorf("kernel %s: %w", f.name, err)
+	}
+	return &other, nil
+}
+
 // Arg points at an argument of the launch, to be changed before the next start. T must be the type that the argument was prepared with.
 func Arg[T any](l *Launch, i int) (*T, error) {
 	want := reflect.TypeFor[T]()

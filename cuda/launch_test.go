@@ -43,6 +43,12 @@ func TestLaunch(t *testing.T) {
 		U     uint64
 	}
 	var calls []seen
+	others := 0
+	m.Kernel("again", func(_ *cudatest.Call, b uint8, p pair, s int16, f float32, d float64, words [3]uint32, u uint64) {
+		others++
+		calls = append(calls, seen{b, p, s, f, d, words, u})
+	})
+	m.Kernel("other", func(_ *cudatest.Call, b uint8) {})
 	m.Kernel("record", func(_ *cudatest.Call, b uint8, p pair, s int16, f float32, d float64, words [3]uint32, u uint64) {
 		calls = append(calls, seen{b, p, s, f, d, words, u})
 	})
@@ -60,8 +66,18 @@ func TestLaunch(t *testing.T) {
 	ok(t, err)
 	*u = second.U
 	ok(t, l.Start(s))
-	if diff := cmp.Diff([]seen{first, second}, calls); diff != "" {
-		t.Errorf("arguments (-want +got):\n%s", diff)
+	// Another kernel's launch has the same arguments, also when they change after it was made.
+	again, err := l.For(loadFunction(t, c, "again"))
+	ok(t, err)
+	third := second
+	third.U = 13
+	*u = third.U
+	ok(t, again.Start(s))
+	if diff := cmp.Diff([]seen{first, second, third}, calls); diff != "" || others != 1 {
+		t.Errorf("%d calls of the other kernel, want 1; arguments (-want +got):\n%s", others, diff)
+	}
+	if _, err := l.For(loadFunction(t, c, "other")); err == nil || !strings.Contains(err.Error(), "other") {
+		t.Errorf("a kernel with other parameters: error %v, want one that names it", err)
 	}
 	for _, err := range []error{
 		func() error { _, err := cuda.Arg[int64](l, 6); return err }(),

@@ -37,6 +37,7 @@ type gpu struct {
 
 	blocks                             blocks
 	dispatching, combining, describing *cuda.Launch
+	fusedDispatching, fusedCombining   *cuda.Launch // for calls that do everything at once
 	moving                             *cuda.Launch // gradients
 	gradientArg                        *gradientArgs
 	dispatchArg                        *dispatchArgs
@@ -121,10 +122,14 @@ func (h *gpu) open(ctx context.Context) error {
 }
 
 // functions are the kernels of a handle.
-type functions struct{ describe, dispatch, combine, place, gradients *cuda.Function }
+type functions struct{ describe, dispatch, fusedDispatch, combine, fusedCombine, place, gradients *cuda.Function }
 
-// blocks is how many blocks the operations of a handle have, the clerks of dispatch and combine not counted.
-type blocks struct{ dispatch, combine, gradients int }
+// blocks is how many blocks the operations of a handle have: those that move rows, and the clerks.
+type blocks struct{ dispatch, dispatchClerks, combine, combineClerks, gradients int }
+
+// dispatchGrid and combineGrid are all blocks of a launch.
+func (b blocks) dispatchGrid() int { return b.dispatch + b.dispatchClerks }
+func (b blocks) combineGrid() int  { return b.combine + b.combineClerks }
 
 // load compiles what is not in the cache yet.
 func (h *gpu) load(ctx context.Context) (f functions, err error) {
@@ -156,6 +161,7 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	if err != nil {
 		return f, err
 	}
+	ranks := h.geometry.ranks
 	for i, to := range into {
 		m, err := h.device.Context().LoadModule(cubins[i].Image())
 		if err != nil {
@@ -165,6 +171,17 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 		if *to, err = m.Function(names[i]); err != nil {
 			return f, err
 		}
+		// The kernel for calls that do everything at once is beside the other.
+		fused, name := &f.fusedDispatch, h.tuning.fusedDispatchName(h.spec, ranks)
+		if to == &f.combine {
+			fused, name = &f.fusedCombine, h.tuning.fusedCombineName(h.spec, ranks)
+		}
+		if name == "" || to != &f.dispatch && to != &f.combine {
+			continue
+		}
+		if *fused, err = m.Function(name); err != nil {
+			return f, err
+		}
 	}
 	return f, nil
 }
@@ -172,22 +189,26 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 // smThreads is how many threads of 64 registers an SM holds.
 const smThreads = 1024
 
-// reserve settles how many blocks the operations have, on every rank alike, and takes room for them. Rows that go through slots have one block more, the clerk.
+// reserve settles how many blocks the operations have, on every rank alike, and takes room for them. Rows that go through slots have blocks
+// more, the clerks.
 func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	const op = "new handle"
-	weigh := func(f *cuda.Function, threads int) (int, error) {
-		if f == nil {
-			return threads, nil
+	weigh := func(threads int, functions ...*cuda.Function) (weight int) {
+		weight = threads
+		for _, f := range functions {
+			if f == nil {
+				continue
+			}
+			a, again := f.Attributes()
+			err = cmp.Or(err, again)
+			weight = max(weight, ceil(a.Registers*threads, 64)) // as the account has it: threads of 64 registers
 		}
-		a, err := f.Attributes()
-		return ceil(max(a.Registers, 64)*threads, 64), err // as the account has it: threads of 64 registers
+		return weight
 	}
 	t := &h.tuning
-	dispatchWeight, err := weigh(f.dispatch, t.dispatchThreads)
-	combineWeight, again := weigh(f.combine, t.combineThreads)
-	err = cmp.Or(err, again)
-	gradientWeight, again := weigh(f.gradients, gradientThreads)
-	err = cmp.Or(err, again)
+	dispatchWeight := weigh(t.dispatchThreads, f.dispatch, f.fusedDispatch)
+	combineWeight := weigh(t.combineThreads, f.combine, f.fusedCombine)
+	gradientWeight := weigh(gradientThreads, f.gradients)
 	if t.placed {
 		dispatchWeight = smThreads // its shared memory takes a whole SM
 	}
@@ -233,10 +254,13 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 		}
 		return max(1, n-clerks)
 	}
-	dispatchClerks, combineClerks := t.clerks()
-	n.dispatch = min(t.dispatchBlocks, most(dispatchWeight, dispatchClerks))
-	n.combine = min(t.combineBlocks, most(combineWeight, combineClerks))
-	reserved := ceil(max((n.dispatch+dispatchClerks)*dispatchWeight, (n.combine+combineClerks)*combineWeight), weight)
+	n.dispatchClerks, n.combineClerks = t.clerks()
+	if most(dispatchWeight, 0) <= n.dispatchClerks {
+		n.dispatchClerks = min(n.dispatchClerks, 1)
+	}
+	n.dispatch = min(t.dispatchBlocks, most(dispatchWeight, n.dispatchClerks))
+	n.combine = min(t.combineBlocks, most(combineWeight, n.combineClerks))
+	reserved := ceil(max(n.dispatchGrid()*dispatchWeight, n.combineGrid()*combineWeight), weight)
 	n.gradients = reserved * (weight / gradientWeight)
 	if err == nil && room < 2 {
 		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, or close one")
@@ -304,15 +328,15 @@ func (h *gpu) prepareLaunches(f functions) (err error) {
 	}
 	t := &h.tuning
 	if h.tuning.placed {
-		err = h.preparePlaced(f, config(h.blocks.dispatch, t.dispatchThreads, t.dependentDispatch), config(h.blocks.combine, t.combineThreads, t.dependentCombine))
+		err = h.preparePlaced(f, config(h.blocks.dispatchGrid(), t.dispatchThreads, t.dependentDispatch), config(h.blocks.combineGrid(), t.combineThreads, t.dependentCombine))
 	} else {
-		err = h.prepareDispatchLaunch(f, config(h.blocks.dispatch+1, t.dispatchThreads, t.dependentDispatch))
+		err = h.prepareDispatchLaunch(f, config(h.blocks.dispatchGrid(), t.dispatchThreads, t.dependentDispatch))
 	}
 	if err == nil {
 		err = h.prepareDescribe(f)
 	}
 	if err == nil && h.spec.combines() && !h.tuning.pulls {
-		err = h.prepareCombine(f, config(h.blocks.combine+1, t.combineThreads, t.dependentCombine))
+		err = h.prepareCombine(f, config(h.blocks.combineGrid(), t.combineThreads, t.dependentCombine))
 	}
 	if err == nil && h.spec.combines() {
 		err = h.prepareGradients(f)
@@ -368,13 +392,18 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err 
 		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), ranks: device.NewDivisor(g.ranks), selections: device.NewDivisor(g.tokens * g.topk),
 		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
-		zone: uint32(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders), what: rowWhat(s),
+		zone: uint32(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders), clerks: uint32(h.blocks.dispatchClerks), what: rowWhat(s),
 	}
 	if r.direct {
 		d.what |= whatDirect
 	}
 	if h.dispatching, err = f.dispatch.Prepare(config, d); err != nil {
 		return err
+	}
+	if h.fusedDispatching = h.dispatching; f.fusedDispatch != nil {
+		if h.fusedDispatching, err = h.dispatching.For(f.fusedDispatch); err != nil {
+			return err
+		}
 	}
 	h.dispatchArg, err = cuda.Arg[dispatchArgs](h.dispatching, 0)
 	return err
@@ -399,8 +428,16 @@ func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) 
 		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
 		rowBytes: uint32(s.outputBytes()), pieces: device.NewDivisor(ceil(s.outputBytes(), unitBytes)),
 	}
+	if s.combines() && h.geometry.ranks > 1 {
+		c.groups = device.NewDivisor(h.tuning.combineGroups(*s, h.geometry.ranks))
+	}
 	if h.combining, err = f.combine.Prepare(config, c); err != nil {
 		return err
+	}
+	if h.fusedCombining = h.combining; f.fusedCombine != nil {
+		if h.fusedCombining, err = h.combining.For(f.fusedCombine); err != nil {
+			return err
+		}
 	}
 	h.combineArg, err = cuda.Arg[combineArgs](h.combining, 0)
 	return err

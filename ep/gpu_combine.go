@@ -104,5 +104,9 @@ func (h *gpu) launchCombine(stream *cuda.Stream, what uint32) error {
 	}
 	a := h.combineArg
 	a.what, a.free = what, h.free()
-	return h.combining.Start(stream)
+	launch := h.combining
+	if what&phases == whatSend|whatReceive {
+		launch = h.fusedCombining
+	}
+	return launch.Start(stream)
 }

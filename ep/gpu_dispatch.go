@@ -219,7 +219,11 @@ const phases = whatSend | whatReceive | whatRoute | whatMove
 func (h *gpu) startDispatch(stream *cuda.Stream, what uint32, tokens int) error {
 	a := h.dispatchArg
 	a.what, a.free, a.tokens = a.what&^phases|what, h.free(), uint32(tokens)
-	if err := h.dispatching.Start(stream); err != nil {
+	launch := h.dispatching
+	if what == phases {
+		launch = h.fusedDispatching
+	}
+	if err := launch.Start(stream); err != nil {
 		return err
 	}
 	if what&whatSend != 0 {

@@ -61,8 +61,7 @@ type dispatchArgs struct {
 	scaleWords, pieceWords            uint32
 	zone                              uint32
 	what, tokens, hidden              uint32
-	senders, block, free              uint32
-	_                                 uint32
+	senders, block, free, clerks      uint32
 	ids, weights, x, scales           uint64
 	home, landings, described, ranges uint64
 	filled, credits, out, outScales   uint64
@@ -75,7 +74,7 @@ type combineArgs struct {
 	state                          uint64
 	heads, home, returned          uint64
 	turnBytes                      uint64
-	pieces                         device.Divisor
+	pieces, groups                 device.Divisor
 	rowBytes, what, tokens, biases uint32
 	senders, free                  uint32
 	first, _                       uint32

@@ -122,8 +122,8 @@ func (l *locals) add(size int) int {
 }
 
 func newLocals(g *geometry, placed bool, b blocks) locals {
-	// Every block has a count, and the clerk.
-	l := locals{combineCounts: b.dispatch + 1, gradientCounts: b.dispatch + b.combine + 2}
+	// Every block has a count.
+	l := locals{combineCounts: b.dispatchGrid(), gradientCounts: b.dispatchGrid() + b.combineGrid()}
 	l.state = l.add(device.StateBytes + (l.gradientCounts+b.gradients)*device.CountBytes)
 	l.credits = l.add(4 * weft.MaxRanks)
 	l.combineFilled = l.add(3 * g.tokens * 8)

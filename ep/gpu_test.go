@@ -167,6 +167,32 @@ func TestManyOnGPUs(t *testing.T) {
 	})
 }
 
+// TestCountsOnGPUs has counts by expert where there is no room for a block that only counts, where there are more experts than a block counts at once, and where
+// the rows before are looked up in a table of many sources.
+func TestCountsOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		for _, way := range []struct {
+			name           string
+			ranks, experts int
+			sms            int
+		}{{"one clerk", 2, 3, 1}, {"many experts", 2, 4200, 2}, {"a full table", 3, 2048, 2}, {"many sources", 4, 5, 2}} {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(exactRows, way.ranks)
+				s.Experts, s.Hidden, s.SMs, s.MaxTokens = way.experts*way.ranks, 8, way.sms, 9
+				batches := []*eptest.Batch{evenly(s, way.ranks, 1, 9).Batch(), evenly(s, way.ranks, 2, 2).Batch()}
+				members(t, m, way.ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					for i, b := range batches {
+						if err := r.batch(ctx, b); err != nil {
+							return fmt.Errorf("batch %d: %w", i, err)
+						}
+					}
+					return nil
+				})
+			})
+		}
+	})
+}
+
 // TestSMsOnGPUs has handles say on how many multiprocessors their kernels run.
 func TestSMsOnGPUs(t *testing.T) {
 	opaque := ep.Spec{MaxTokens: 6, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 512}

@@ -2,6 +2,7 @@ package ep
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/weftgo/weft"
 )
@@ -18,6 +19,8 @@ type tuning struct {
 	dispatchUnits int
 	// Of 16 blocks so many send while the others receive; 0: all do both.
 	dispatchSenders, combineSenders int
+	// Blocks that move no rows, if there is room.
+	dispatchClerks int
 	// Threads of a block, and blocks that would have something to do.
 	dispatchThreads, dispatchBlocks int
 	combineThreads, combineBlocks   int
@@ -78,15 +81,15 @@ func (s Spec) placed(ranks int) bool {
 	return s.Layout.packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
 }
 
-// clerks is how many blocks more dispatch and combine have than move rows.
+// clerks is how many blocks more dispatch and combine have than move rows, where there is room.
 func (t *tuning) clerks() (dispatch, combine int) {
-	if t.placed {
-		dispatch--
+	if !t.placed {
+		dispatch = t.dispatchClerks
 	}
-	if t.pulls {
-		combine--
+	if !t.pulls {
+		combine = 1
 	}
-	return dispatch + 1, combine + 1
+	return dispatch, combine
 }
 
 // tuneSlots is tune for rows that go through slots, and combines that do.
@@ -123,7 +126,13 @@ func tuneSlots(s Spec, ranks int) tuning {
 	if ranks == 1 { // nothing is sent
 		t.dispatchSenders = 0
 	}
-	t.dispatchBlocks = ceil(warps, t.dispatchThreads/32)
+	t.dispatchClerks = 1
+	rowWarps := t.dispatchThreads / 32
+	if byExpert && !few(s, ranks) { // a clerk more counts, and the last warp of every block awaits what others have counted
+		t.dispatchClerks++
+		rowWarps--
+	}
+	t.dispatchBlocks = ceil(warps, rowWarps)
 	if !s.combines() {
 		return t
 	}
@@ -143,7 +152,7 @@ func tuneSlots(s Spec, ranks int) tuning {
 	case form == rankForm:
 		t.combineSenders = 4
 	case form == partialForm: // its senders sum as well
-		t.combineSenders = min(7, 4+ranks)
+		t.combineSenders = 6
 	default: // the more ranks, the less stays
 		t.combineSenders = (19*(ranks-1) + ranks) / (2 * ranks)
 	}
@@ -174,6 +183,25 @@ func (t *tuning) dispatchName() string {
 	return fmt.Sprintf("weft_dispatch_flag_%d", t.dispatchUnits)
 }
 
+// few says of how few tokens every rank learns from the records what comes: few of kernels/dispatch.cuh.
+func few(s Spec, ranks int) bool {
+	return s.MaxTokens <= 8 && (!s.Layout.byExpert() || (ranks-1)*s.MaxTokens*s.TopK <= 32)
+}
+
+// fusedDispatchName is the kernel for calls that prepare, send and receive at once, or empty where they have none of their own.
+func (t *tuning) fusedDispatchName(s Spec, ranks int) string {
+	switch {
+	case t.placed || !t.valueDispatch || rowWhat(&s) != 0:
+		return ""
+	case !few(s, ranks):
+		return fmt.Sprintf("weft_dispatch_many_%d", t.dispatchUnits)
+	case t.dispatchUnits == 1:
+		return "weft_dispatch_few_1"
+	default:
+		return ""
+	}
+}
+
 // combineName is the kernel of combine.
 func (t *tuning) combineName(s Spec, ranks int) string {
 	switch {
@@ -186,6 +214,29 @@ func (t *tuning) combineName(s Spec, ranks int) string {
 	default:
 		return "weft_combine_value_2"
 	}
+}
+
+// fusedCombineName is the kernel for calls that send and receive at once, or empty.
+func (t *tuning) fusedCombineName(s Spec, ranks int) string {
+	name := t.combineName(s, ranks)
+	if t.pulls || !s.combines() || !t.valueCombine {
+		return ""
+	}
+	return strings.Replace(name, "value", "fused", 1)
+}
+
+// combineGroups is for how many groups of ranks a warp sends, one after another: SOURCES of kernels/combine.cu in each.
+func (t *tuning) combineGroups(s Spec, ranks int) int {
+	sources := 1
+	if !s.Layout.byExpert() {
+		switch t.combineName(s, ranks) {
+		case "weft_combine_value_4", "weft_combine_flag":
+			sources = 3
+		case "weft_combine_value_8":
+			sources = 4
+		}
+	}
+	return ceil(ranks-1, sources)
 }
 
 func ceil(n, by int) int { return (n + by - 1) / by }

@@ -138,14 +138,28 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// ---- Bulk copies through shared memory, Hopper and later (9.7.9.25.4 cp.async.bulk, 9.7.13.15 mbarrier, 9.7.9.25.3 async groups).
-#if __CUDA_ARCH__ >= 900
+// ---- Barriers in shared memory (9.7.13.15 mbarrier). What a thread has done before it arrives, those see who find the phase done.
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) {
-	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
+
+__device__ __forceinline__ void barrier_arrive(u64 *barrier) {
+	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// barrier_done says whether a phase is over, and does not wait.
+__device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
+	u32 done;
+	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+				 : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+	return done != 0;
+}
+
+// ---- Bulk copies through shared memory, Hopper and later (9.7.9.25.4 cp.async.bulk, 9.7.13.15 mbarrier, 9.7.9.25.3 async groups).
+#if __CUDA_ARCH__ >= 900
 
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
@@ -153,7 +167,8 @@ __device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes) {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
+// barrier_awaited is barrier_done that may wait a while.
+__device__ __forceinline__ bool barrier_awaited(u64 *barrier, u32 parity) {
 	u32 done;
 	asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
 				 : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");

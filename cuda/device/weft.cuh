@@ -184,6 +184,12 @@ struct Windows {
 
 	// of gives a rank's window; every lane of the warp asks for the same.
 	__device__ __forceinline__ char *of(u32 rank) const { return (char *)__shfl_sync(0xFFFFFFFFu, rank < 32 ? low : high, rank & 31); }
+
+	// each gives every lane of the warp the window that it asks for.
+	__device__ __forceinline__ char *each(u32 rank) const {
+		u64 below = __shfl_sync(0xFFFFFFFFu, low, rank & 31), above = __shfl_sync(0xFFFFFFFFu, high, rank & 31);
+		return (char *)(rank < 32 ? below : above);
+	}
 };
 
 // ---- Numbers.

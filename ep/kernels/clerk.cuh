@@ -41,12 +41,12 @@ struct Selected {
 	static constexpr u32 FLIGHT = 4;
 	Choice c[FLIGHT];
 
-	__device__ __forceinline__ void read(const Dispatch &a, const Spread &s, u32 skip) {
+	__device__ __forceinline__ void read(const Dispatch &a, const Batch &b, const Spread &s, u32 skip) {
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
 			u32 t = s.token + skip + j * s.step;
 			c[j] = {EMPTY, EMPTY};
-			if (t < a.tokens && s.k < a.shape.topk) c[j] = choose(a, (u64)t * a.shape.topk + s.k);
+			if (t < a.tokens && s.k < a.shape.topk) c[j] = choose(a, b, (u64)t * a.shape.topk + s.k);
 		}
 	}
 };
@@ -55,42 +55,46 @@ struct Selected {
 __device__ __forceinline__ void greet(const Dispatch &a, const Batch &b) {
 	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, call_of(a), 0));
+		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, call_of(b), 0));
 	}
 }
 
 // send_counts counts this rank's selections. The thread's first were read before the state was known, and the memory is clear.
-__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Tally &m, const Spread &s, const Selected &first) {
+__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows, const Tally &m, const Spread &s, const Selected &first) {
 	u32 local = a.shape.local;
 	for (u32 from = 0; from < a.shape.experts; from += WORDS) {
 		u32 end = min(WORDS, a.shape.experts - from);
 		Selected now = first;
 		for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
-			if (skip != 0) now.read(a, s, skip);
+			if (skip != 0) now.read(a, b, s, skip);
 #pragma unroll
 			for (u32 j = 0; j < Selected::FLIGHT; j++) {
-				u32 e = expert_of(a, now.c[j]);
+				u32 e = expert_of(a, b, now.c[j]);
 				if (e - 1 - from < end) atomicAdd(&m.words[e - 1 - from], 1);
 			}
 		}
 		__syncthreads();
-		for (u32 i = threadIdx.x; i < end; i += blockDim.x) {
-			u32 r = rank_of(a.shape, from + i);
-			if (!holds(b.mask, r)) store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, COUNTS + from + i - r * local), m.words[i]);
+		for (u32 base = threadIdx.x & ~31u; base < end; base += blockDim.x) {
+			u32 i = base + (threadIdx.x & 31), r = i < end ? rank_of(a.shape, from + i) : a.group.rank;
+			char *window = windows.each(r);
+			if (i < end && !holds(b.mask, r)) store_relaxed_sys4(window + count_at(a, b.turn, a.group.rank, COUNTS + from + i - r * local), m.words[i]);
 		}
 		if (end == a.shape.experts) break;
 		__syncthreads();
 		clear(m.words, WORDS);
 		__syncthreads();
 	}
-	// How many tokens go where, nobody but clerks waits for.
+}
+
+// send_came tells every rank how many of this rank's tokens go there, which nobody waits for but who describes.
+__device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, const Tally &m, const Spread &s, const Selected &first) {
 	Selected now = first;
 	for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
-		if (skip != 0) now.read(a, s, skip);
+		if (skip != 0) now.read(a, b, s, skip);
 		u64 to[Selected::FLIGHT]; // where the lane's selections go; then, where their tokens go
 #pragma unroll
 		for (u32 j = 0; j < Selected::FLIGHT; j++) {
-			u32 e = expert_of(a, now.c[j]);
+			u32 e = expert_of(a, b, now.c[j]);
 			to[j] = e != 0 ? 1ull << rank_of(a.shape, e - 1) : 0;
 		}
 		for (u32 d = 1; d < 1u << s.width; d *= 2) {
@@ -108,29 +112,28 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (!holds(b.mask, r)) store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, CAME), m.came[r]);
 	}
-	__syncthreads();
 }
 
 // send_records is for few tokens. A warp's first was read before the state was known.
 __device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, const Windows &windows, Token token) {
 	u32 lane = threadIdx.x & 31;
 	for (u32 t = threadIdx.x / 32, step = blockDim.x / 32; t < a.tokens; t += step) {
-		u32 e = expert_of(a, token.choice);
-		send_record(a, b, windows, t, e, token.weight, BY_EXPERT ? number_of(a, t, e, lane) : 0, lane);
-		if (t + step < a.tokens) token.read(a, t + step, lane);
+		u32 e = expert_of(a, b, token.choice);
+		send_record(a, b, windows, t, e, token.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
+		if (t + step < a.tokens) token.read(a, b, t + step, lane);
 	}
 }
 
 // take_heads takes what every source sends with every operation: all warps call it, and the last does it.
 __device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wait &w) {
 	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
-	bool route = (a.what & ROUTE) != 0;
+	bool route = (b.what & ROUTE) != 0;
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	int *sent = a.described + 2 * a.shape.local + a.group.ranks;
 	for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
-		uint4 head = make_uint4(0, 0, call_of(a), 0);
+		uint4 head = make_uint4(0, 0, call_of(b), 0);
 		if (!holds(b.mask, src)) head = await16(w, src, b.own + head_at(a, b.turn, src));
-		if (!w.over && head.z != call_of(a)) w.give_up(src, CAUSE_MISMATCH, call_of(a), head.z);
+		if (!w.over && head.z != call_of(b)) w.give_up(src, CAUSE_MISMATCH, call_of(b), head.z);
 		a.credits[src] = head.y;
 		if (route) sent[src] = (int)head.x;
 		store16(b.own + head_at(a, before, src), empty16());
@@ -260,7 +263,7 @@ __device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m
 // describe_all describes what comes. The memory is clear where records are counted.
 __device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s) {
 	u32 local = a.shape.local, ranks = a.group.ranks, chunk = BY_EXPERT ? WORDS / ranks : WORDS;
-	bool records = from_records(a);
+	bool records = from_records(b);
 	for (u32 from = 0; from < local; from += chunk) {
 		u32 columns = min(chunk, local - from);
 		if (from != 0) {

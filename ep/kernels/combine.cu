@@ -23,7 +23,7 @@ struct Combine {
 	State *state;
 	u64 heads, home, returned; // offsets in a window
 	u64 turn_bytes;			   // of one turn of home
-	Divisor pieces; // of a row
+	Divisor pieces, groups; // of a row, and of the ranks that a warp sends for at once
 	u32 row_bytes, what, tokens, biases;
 	u32 senders; // so many blocks send and the rest sum, where rows are their own flags; 0: all do both
 	u32 free;	 // the blocks of received rows that no one reads here any more, once this operation has begun
@@ -67,7 +67,7 @@ __device__ __forceinline__ uint4 contribution(const Combine &a, u32 landing, flo
 }
 
 // weight_of is what the lane's selection counts for.
-__device__ __forceinline__ float weight_of(const Combine &a, Pair p) { return (a.what & WEIGHTED) != 0 ? number(p.weight) : 1.0f; }
+__device__ __forceinline__ float weight_of(const Batch &b, Pair p) { return (b.what & WEIGHTED) != 0 ? number(p.weight) : 1.0f; }
 
 // row_at is a piece of a row of the caller's.
 __device__ __forceinline__ uint4 row_at(const Combine &a, u32 row, u32 at, bool here) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 				}
 			}
 		} else {
-			uint4 v = BY_EXPERT ? contribution(a, o.landing[j].what, weight_of(a, o.landing[j]), at, here) : o.v[j];
+			uint4 v = BY_EXPERT ? contribution(a, o.landing[j].what, weight_of(b, o.landing[j]), at, here) : o.v[j];
 			if (here) put16<VALUE>(home + ((u64)a.group.rank * a.shape.capacity + t) * a.row_bytes, v);
 		}
 	}
@@ -192,7 +192,7 @@ __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait
 	if (a.biases > 0 && here) sum.start(load_once(a.bias[0] + (u64)t * a.row_bytes + at));
 	if (a.biases > 1 && here) sum.take(load_once(a.bias[1] + (u64)t * a.row_bytes + at), 1.0f);
 	if constexpr (EXACT) {
-		float weight = weight_of(a, h.routed);
+		float weight = weight_of(b, h.routed);
 		u32 todo = __ballot_sync(0xFFFFFFFFu, takes);
 		slots = __ballot_sync(0xFFFFFFFFu, takes && rank != me);
 		while (todo != 0) {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait
 		u64 todo = union_of(takes ? 1ull << rank : 0);
 		slots = todo & ~(1ull << me);
 		uint4 mine = h.v;
-		if (BY_EXPERT) mine = contribution(a, h.own.what, weight_of(a, h.own), at, here);
+		if (BY_EXPERT) mine = contribution(a, h.own.what, weight_of(b, h.own), at, here);
 		while (todo != 0) {
 			u64 rest = todo, peers = 0;
 			u32 need = 0;
@@ -274,7 +274,7 @@ __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Cou
 }
 
 __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
-	bool send = (a.what & SEND) != 0, receive = (a.what & RECEIVE) != 0;
+	bool send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0;
 	Count count = *count_of(a.state, a.first + blockIdx.x);
 	u32 stopped = a.state->stopped;
 	b.mask = a.state->mask;
@@ -302,28 +302,27 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 
 // ---- The others.
 
-// Part is what a warp sends at once: a piece of a token, for a group of ranks.
+// Part is what a warp sends at once: a piece of a token, for a group of ranks if a step of the walk has to do with one of them; else for all, one after another.
 struct Part {
 	u32 t, pc, group;
 
-	__device__ __forceinline__ Part(const Combine &a, u32 i, u32 groups) : group(0) {
-		if (groups != 1) group = i % groups, i /= groups;
+	__device__ __forceinline__ Part(const Combine &a, u32 i, bool grouped) : group(0) {
+		if (grouped) i = a.groups.quotient(i, group);
 		t = a.pieces.quotient(i, pc);
 	}
 };
 
 template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Combine &a, Batch &b) {
 	// For so many a warp sends at once. By expert it has to read rows one after another for each.
-	constexpr u32 SOURCES = BY_EXPERT || GROUP <= 2 ? 1 : GROUP <= 4 ? 3 : 4;
-	u32 lane = threadIdx.x & 31, groups = (a.group.ranks - 1 + SOURCES - 1) / SOURCES, end = a.tokens * a.pieces.by;
-	bool sends = (a.what & SEND) != 0, sums = (a.what & RECEIVE) != 0;
+	constexpr u32 SOURCES = BY_EXPERT || GROUP <= 2 ? 1 : GROUP <= 4 ? 3 : 4; // Go: combineSources
+	u32 lane = threadIdx.x & 31, groups = a.groups.by, end = a.tokens * a.pieces.by;
+	bool sends = (b.what & SEND) != 0, sums = (b.what & RECEIVE) != 0;
 
 	// The state is read, and what is to be sent and the first that is to be summed are on their way, before anything is known.
 	Count count = *count_of(a.state, a.first + blockIdx.x);
 	u32 stopped = a.state->stopped;
 	b.mask = a.state->mask;
 	Windows windows(a.group);
-	u32 inner = VALUE ? groups : 1; // groups that a step of the walk has to do with: one, or all one after another
 	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where much is sent, others sum.
 	bool apart = VALUE && sends && sums && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, summers = apart ? b.blocks - senders : b.blocks;
@@ -333,11 +332,11 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	Outgoing<SOURCES> next;
 	Homing home;
 	if (k.at < k.end) {
-		Part p(a, k.at, inner);
+		Part p(a, k.at, VALUE);
 		fetch<SOURCES>(a, p.t, p.pc, p.group, lane, next);
 	}
 	if (sums && at.at < end) {
-		Part p(a, at.at, 1);
+		Part p(a, at.at, false);
 		fetch_home(a, p.t, p.pc, lane, home);
 	}
 	if (!open_batch(a, b, count, stopped)) return;
@@ -346,15 +345,15 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 
 	u64 filled = 0;
-	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, 1).t);
+	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, false).t);
 	for (u32 i = k.at; i < k.end; i += k.step) {
-		Part p(a, i, inner);
+		Part p(a, i, VALUE);
 		for (u32 g = p.group; g < groups; g++) {
 			Outgoing<SOURCES> o = next;
 			bool last = VALUE || g == groups - 1;
 			u32 n = last ? i + k.step : i;
 			if (n < k.end) {
-				Part q(a, n, inner);
+				Part q(a, n, VALUE);
 				fetch<SOURCES>(a, q.t, q.pc, VALUE ? q.group : last ? 0 : g + 1, lane, next);
 			}
 			send_piece<VALUE, SOURCES>(a, b, windows, p.t, p.pc, g, lane, o);
@@ -377,7 +376,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		w.over = __any_sync(0xFFFFFFFFu, w.over);
 	}
 	for (u32 i = at.at; sums && i < (VALUE ? at.end : min(at.end, end)) && !w.over; i += at.step) {
-		Part p(a, i, 1), q(a, i + at.step, 1);
+		Part p(a, i, false), q(a, i + at.step, false);
 		u64 old = filled;
 		Homing h = home;
 		if (VALUE && i + at.step < at.end) filled = filled_before(a, b, q.t);
@@ -388,11 +387,13 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	leave(a.state, b.epoch, b.turn, sums, a.first);
 }
 
-template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const Combine &a) {
+// FUSED: the kernel is for launches that send and receive, and does not ask.
+template <bool VALUE, u32 GROUP, bool FUSED> __device__ __forceinline__ void combine(const Combine &a) {
 	touch(&a, sizeof(a));
 	wait_for_previous();
 	Batch b;
 	b.blocks = gridDim.x - 1;
+	b.what = FUSED ? a.what | SEND | RECEIVE : a.what;
 	b.own = a.group.window[a.group.rank];
 	if (blockIdx.x == b.blocks) {
 		clerk(a, b);
@@ -403,13 +404,16 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void combine(const C
 
 } // namespace weft
 
-#define WEFT_KERNEL(name, VALUE, GROUP) \
-	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Combine a) { weft::combine<VALUE, GROUP>(a); }
+#define WEFT_KERNEL(name, VALUE, GROUP, FUSED) \
+	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Combine a) { weft::combine<VALUE, GROUP, FUSED>(a); }
 
 // The last number is that of the rows that a thread awaits at once: ranks, or selections.
 #if WEFT_FORM < 3
-WEFT_KERNEL(weft_combine_value_2, true, 2)
-WEFT_KERNEL(weft_combine_value_4, true, 4)
+WEFT_KERNEL(weft_combine_value_2, true, 2, false)
+WEFT_KERNEL(weft_combine_fused_2, true, 2, true)
+WEFT_KERNEL(weft_combine_value_4, true, 4, false)
+WEFT_KERNEL(weft_combine_fused_4, true, 4, true)
 #endif
-WEFT_KERNEL(weft_combine_value_8, true, 8)
-WEFT_KERNEL(weft_combine_flag, false, 4)
+WEFT_KERNEL(weft_combine_value_8, true, 8, false)
+WEFT_KERNEL(weft_combine_fused_8, true, 8, true)
+WEFT_KERNEL(weft_combine_flag, false, 4, false)

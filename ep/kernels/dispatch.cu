@@ -41,16 +41,16 @@ template <u32 UNITS> struct Fetched {
 };
 
 // fetch reads a piece. Nothing here waits, nor depends on the state.
-template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, Divisor pieces, u32 i, u32 lane, Fetched<UNITS> &f) {
-	bool move = (a.what & MOVE) != 0;
+template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Divisor pieces, u32 i, u32 lane, Fetched<UNITS> &f) {
+	bool move = (b.what & MOVE) != 0;
 	u32 pc, t = pieces.quotient(i, pc);
 	f.item = {t, pc};
 	f.choice = {EMPTY, EMPTY};
 	f.weight = 0x3F800000u;
 	if (lane < a.shape.topk) {
 		u64 at = (u64)t * a.shape.topk + lane;
-		f.choice = choose(a, at);
-		if (pc == 0 && (a.what & ROUTE) != 0 && a.weights != nullptr) f.weight = bits(a.weights[at]);
+		f.choice = choose(a, b, at);
+		if (pc == 0 && (b.what & ROUTE) != 0 && a.weights != nullptr) f.weight = bits(a.weights[at]);
 	}
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
@@ -72,20 +72,20 @@ template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, Di
 
 // stays says that this rank's own rows do not go through slots: rank-major rows are stored where they belong when they are sent, and rows by expert are taken from
 // the caller's when their place is known, if they need no work again and are sure to be there still.
-template <bool VALUE> __device__ __forceinline__ bool stays(const Dispatch &a) {
-	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (a.what & (SEND | RECEIVE)) == (SEND | RECEIVE)));
+template <bool VALUE> __device__ __forceinline__ bool stays(const Batch &b) {
+	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.what & (SEND | RECEIVE)) == (SEND | RECEIVE)));
 }
 
 // is_direct says whether senders store rows in their final place.
-template <bool VALUE> __device__ __forceinline__ bool is_direct(const Dispatch &a) { return !VALUE && !BY_EXPERT && (a.what & DIRECT) != 0; }
+template <bool VALUE> __device__ __forceinline__ bool is_direct(const Batch &b) { return !VALUE && !BY_EXPERT && (b.what & DIRECT) != 0; }
 
 template <bool VALUE, u32 UNITS>
 __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, const Fetched<UNITS> &f, bool records) {
-	bool move = (a.what & MOVE) != 0, direct = is_direct<VALUE>(a);
-	u32 t = f.item.t, pc = f.item.pc, e = expert_of(a, f.choice);
+	bool move = (b.what & MOVE) != 0, direct = is_direct<VALUE>(b);
+	u32 t = f.item.t, pc = f.item.pc, e = expert_of(a, b, f.choice);
 	u64 to = union_of(e != 0 ? 1ull << rank_of(a.shape, e - 1) : 0) & ~b.mask;
 	// The record is small, and is awaited first.
-	if (pc == 0 && records) send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? number_of(a, t, e, lane) : 0, lane);
+	if (pc == 0 && records) send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
 	u32 row = a.group.rank * a.shape.capacity + t;
 	u64 slot = direct ? a.direct + (u64)row * a.row_bytes : a.rows + b.place * a.turn_bytes + (u64)row * a.slot_bytes;
 	u64 beside = direct ? a.direct_scales : slot + a.row_bytes;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 		int scale[UNITS];
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
-			v[u] = quantize(a.what, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes, word[u], scale[u]);
+			v[u] = quantize(b.what, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes, word[u], scale[u]);
 		}
 #else
 		uint4 v[UNITS];
@@ -104,25 +104,25 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 		for (u32 u = 0; u < UNITS; u++) v[u] = f.v[u];
 		u32 w = pc * a.piece_words + lane, word = VALUE ? clean(f.word) : f.word;
 		bool scales = lane < a.piece_words && w < a.scale_words;
-		u64 word_at = beside + (direct && scales ? scale_at(a, row, w) : w) * 4;
+		u64 word_at = beside + (direct && scales ? scale_at(a, b, row, w) : w) * 4;
 #endif
 #pragma unroll
 		for (u32 u = 0; VALUE && u < UNITS; u++) v[u] = clean(v[u]);
 		u64 first = slot + pc * (UNITS * UNIT) + lane * 16;
 		u32 end = pc * (UNITS * UNIT) + lane * 16;
-		if (!BY_EXPERT && stays<VALUE>(a) && holds(to, a.group.rank)) {
+		if (!BY_EXPERT && stays<VALUE>(b) && holds(to, a.group.rank)) {
 #pragma unroll
 			for (u32 u = 0; u < UNITS; u++) {
 				if (end + u * UNIT < a.row_bytes) store16(a.out + (u64)row * a.row_bytes + end + u * UNIT, v[u]);
 #if WEFT_QUANTIZE
-				if (scale[u] >= 0) a.out_scales[scale_at(a, row, scale[u])] = VALUE ? clean(word[u]) : word[u];
+				if (scale[u] >= 0) a.out_scales[scale_at(a, b, row, scale[u])] = VALUE ? clean(word[u]) : word[u];
 #endif
 			}
 #if !WEFT_QUANTIZE
-			if (scales) a.out_scales[scale_at(a, row, w)] = word;
+			if (scales) a.out_scales[scale_at(a, b, row, w)] = word;
 #endif
 		}
-		if (stays<VALUE>(a)) to &= ~(1ull << a.group.rank);
+		if (stays<VALUE>(b)) to &= ~(1ull << a.group.rank);
 		u32 from; // not every token's round begins with the same rank, so that all ways out are used at any time
 		a.ranks.quotient(a.group.rank + t, from);
 #pragma unroll 1
@@ -133,7 +133,7 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 				if (end + u * UNIT < a.row_bytes) put16<VALUE>(window + first + u * UNIT, v[u]);
 #if WEFT_QUANTIZE
 				if (scale[u] < 0) continue;
-				u64 w = direct ? scale_at(a, row, scale[u]) : scale[u];
+				u64 w = direct ? scale_at(a, b, row, scale[u]) : scale[u];
 				store_relaxed_sys4(window + beside + w * 4, word[u]);
 #endif
 			}
@@ -149,7 +149,7 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 			u32 word = a.scales[(u64)t * a.scale_words + w];
 			for (u32 i = 0; i < a.group.ranks; i++) {
 				u32 r = next_rank(a.group, i);
-				if (holds(to, r)) store_relaxed_sys4(a.group.window[r] + beside + (direct ? scale_at(a, row, w) : w) * 4, word);
+				if (holds(to, r)) store_relaxed_sys4(a.group.window[r] + beside + (direct ? scale_at(a, b, row, w) : w) * 4, word);
 			}
 		}
 #endif
@@ -189,13 +189,13 @@ template <u32 UNITS> __device__ __forceinline__ void store_rows(const Dispatch &
 }
 
 // store_scale puts a word of scales, of which every lane may have one, where it belongs.
-__device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 landing, bool here, u32 w, u32 word) {
+__device__ __forceinline__ void store_scale(const Dispatch &a, const Batch &b, u32 slot, u32 landing, bool here, u32 w, u32 word) {
 	if constexpr (!BY_EXPERT) {
-		if (here) a.out_scales[scale_at(a, slot, w)] = word;
+		if (here) a.out_scales[scale_at(a, b, slot, w)] = word;
 	} else {
 		for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
 			u32 row = __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1;
-			if (here) a.out_scales[scale_at(a, row, w)] = word;
+			if (here) a.out_scales[scale_at(a, b, row, w)] = word;
 		}
 	}
 }
@@ -217,8 +217,17 @@ template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, c
 	if (lane < a.piece_words && w < a.scale_words) ((u32 *)(row + a.row_bytes))[w] = EMPTY;
 }
 
+// tabled says that what the sources select of the local experts is in a table in shared memory, which the last warp of a block fills while the others send and
+// await rows.
+__device__ __forceinline__ bool tabled(const Dispatch &a, const Batch &b) { return BY_EXPERT && !from_records(b) && (a.group.ranks - 1) * a.shape.local <= WORDS; }
+
+// at_once says that a slot's landing follows from what is there when the slot is: else rows come long after their records.
+__device__ __forceinline__ bool at_once(const Dispatch &a, const Batch &b) { return from_records(b) || tabled(a, b); }
+
 // eager says that so little comes that every lane polls its own part of a piece.
-template <bool VALUE, u32 UNITS> __device__ __forceinline__ bool eager(const Dispatch &a) { return VALUE && UNITS == 1 && few(a) && (a.what & MOVE) != 0; }
+template <bool VALUE, u32 UNITS> __device__ __forceinline__ bool eager(const Dispatch &a, const Batch &b) {
+	return VALUE && UNITS == 1 && a.shape.capacity <= EAGER && (b.what & MOVE) != 0 && at_once(a, b);
+}
 
 // Landing is where a lane's selection stands here. By expert it is known only with the selections of the sources before: with their records where there are few,
 // a record a lane, which all lanes compare with their own; or with their counts.
@@ -262,6 +271,61 @@ struct Landing {
 	}
 };
 
+__device__ __forceinline__ u64 *table_ready() {
+	__shared__ u64 ready; // a barrier
+	return &ready;
+}
+
+// fill_table awaits the counts of every source but the last; all lanes of the warp call it. If it gives up, the table is never ready.
+__device__ __forceinline__ void fill_table(const Dispatch &a, const Batch &b, Wait &w, u32 lane) {
+	constexpr u32 FLIGHT = 8; // counts that a lane awaits at once
+	u32 n = (a.group.ranks - 1) * a.shape.local, *words = shared_words();
+	const u32 *counts = (const u32 *)(b.own + count_at(a, b.turn, 0, 0));
+	for (u32 base = lane; base < n && !w.over; base += 32 * FLIGHT) {
+		u32 at[FLIGHT], need = 0;
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 i = base + 32 * j, src = rank_of(a.shape, i);
+			at[j] = i + (src + 1) * COUNTS;
+			if (i >= n) continue;
+			if (holds(b.mask, src)) words[i] = 0;
+			else need |= 1u << j;
+		}
+		while (need != 0) {
+			u32 c[FLIGHT], missing = 0;
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) c[j] = (need >> j & 1) != 0 ? load_relaxed_sys4(counts + at[j]) : EMPTY;
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if (c[j] != EMPTY) {
+					words[base + 32 * j] = c[j];
+					need &= ~(1u << j);
+				} else if ((need >> j & 1) != 0) {
+					missing = j;
+				}
+			}
+			if (need != 0 && !w.more(rank_of(a.shape, base + 32 * missing), 1, 0)) break;
+		}
+	}
+	w.over = __any_sync(0xFFFFFFFFu, w.over);
+	if (!w.over) barrier_arrive(table_ready());
+}
+
+// pass_table adds what the sources before select of a lane's expert, by the table. Whoever fills it bounds the wait, and says for whom it was.
+__device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, Landing &l) {
+	while (!__all_sync(0xFFFFFFFFu, barrier_done(table_ready(), 0))) {
+		if ((++w.polls & 63) == 0 && load_relaxed_gpu4(&a.state->stopped) != 0) w.over = true;
+		if (__any_sync(0xFFFFFFFFu, w.over)) {
+			w.over = true;
+			return;
+		}
+	}
+	if (l.row == 0) return;
+	const u32 *of = shared_words() + l.e - 1 - a.group.rank * a.shape.local;
+#pragma unroll 1
+	for (u32 i = 0; i < src; i++) l.row += of[i * a.shape.local];
+}
+
 // pass_counts adds what the sources before select of a lane's expert, by their counts, and awaits the end of the piece.
 __device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, Wait &w, u32 src, Landing &l, bool polls, const char *end_at) {
 	constexpr u32 FLIGHT = 4; // counts that a lane awaits at once
@@ -294,18 +358,18 @@ __device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, W
 // await_piece polls for a slot's record and for what else its landing follows from and, where rows are their own flags, for the end of the piece. It gives the
 // lane's landing.
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(const Dispatch &a, const Batch &b, Wait &w, Piece<UNITS> &p, u32 lane, bool own) {
-	u32 first = a.group.rank * a.shape.local, before = BY_EXPERT && few(a) ? p.src * a.selections.by : 0;
+	u32 first = a.group.rank * a.shape.local, before = BY_EXPERT && b.few ? p.src * a.selections.by : 0;
 	const char *rp = b.own + a.records + (((u64)b.turn * a.group.ranks * a.shape.capacity + p.slot) * a.shape.topk + lane) * sizeof(Pair);
 	uint2 record = make_uint2(0, 0);
 	// One lane polls for the piece, so that the others do not slow what is on its way. Where little is, all do, and need not look again.
-	bool all = eager<VALUE, UNITS>(a), polls = VALUE && !own && (a.what & MOVE) != 0 && (all ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
-	bool at_once = from_records(a); // else rows come long after their records
+	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.what & MOVE) != 0 && (all ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
+	bool together = at_once(a, b);
 	const char *pp = all ? p.row + p.at(0, lane) : p.row + p.tail;
 	u32 earlier = 0;
 	while (!p.absent) {
 		uint4 end = make_uint4(0, 0, 0, 0);
 		if (lane < a.shape.topk) record = load_relaxed_sys8(rp);
-		if (polls && at_once) end = load_relaxed_sys16(pp);
+		if (polls && together) end = load_relaxed_sys16(pp);
 		u32 count = tokens_of(a, b, p.src);
 		if (lane < before) earlier = Landing::earlier(a, b, p.src, lane);
 		if (all && !own) p.v[0] = end;
@@ -324,7 +388,8 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 	if (p.absent) record = make_uint2(0, 0);
 	Landing landing(a, record);
 	if (before != 0) landing.pass(earlier, lane);
-	if (!at_once) pass_counts(a, b, w, p.src, landing, polls, pp);
+	if (tabled(a, b) && __any_sync(0xFFFFFFFFu, landing.row != 0)) pass_table(a, w, p.src, landing);
+	if (!together) pass_counts(a, b, w, p.src, landing, polls, pp);
 	landing.keep(a);
 	if (p.pc == 0 && lane < a.shape.topk) a.landings[(u64)p.slot * a.shape.topk + lane] = {landing.row, landing.row != 0 ? record.y : 0};
 	return landing.row;
@@ -360,13 +425,13 @@ __device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wa
 // receive_piece leaves early, with w.over on every lane, if a wait gave up. filled says that the slot of the turn before was.
 template <bool VALUE, u32 UNITS>
 __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b, Wait &w, u32 src, Item item, u32 lane, bool filled, u64 &seen) {
-	bool move = (a.what & MOVE) != 0, route = (a.what & ROUTE) != 0;
+	bool move = (b.what & MOVE) != 0, route = (b.what & ROUTE) != 0;
 	Piece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
 	p.row = b.own + a.rows + b.place * a.turn_bytes + (u64)p.slot * a.slot_bytes;
 	p.tail = min(a.row_bytes, (p.pc + 1) * UNITS * UNIT) - 16;
 	p.absent = holds(b.mask, src);
-	bool own = stays<VALUE>(a) && src == a.group.rank;
+	bool own = stays<VALUE>(b) && src == a.group.rank;
 	if (p.pc != 0 && (!move || (own && !BY_EXPERT))) {
 		refill<UNITS>(a, b, p, lane, filled);
 		return;
@@ -390,7 +455,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	}
 	bool any = __any_sync(0xFFFFFFFFu, landing != 0);
 	if (VALUE && p.pc == 0 && lane == 0) a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] = any && move && !p.absent && !own;
-	if (!any || !move || ((is_direct<VALUE>(a) || (own && !BY_EXPERT)) && !p.absent)) return;
+	if (!any || !move || ((is_direct<VALUE>(b) || (own && !BY_EXPERT)) && !p.absent)) return;
 
 	u32 first = p.pc * a.piece_words + lane, word = 0; // of the scales, which are on their way while the row is looked at
 	bool scale = lane < a.piece_words && first < a.scale_words && !p.absent;
@@ -400,7 +465,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) p.v[u] = make_uint4(0, 0, 0, 0);
 	} else if (VALUE && !own) {
-		bool all = eager<VALUE, UNITS>(a);
+		bool all = eager<VALUE, UNITS>(a, b);
 		if (!route && !all && lane == p.tail % UNIT / 16) await4(w, src, p.row + p.tail + 12);
 		__syncwarp();
 		if (!route || !all) await_units<UNITS>(a, w, p, lane);
@@ -419,7 +484,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 		const char *q = p.row + a.row_bytes + (u64)j * 4;
 		if (from != 0 && here && !p.absent) word = load_relaxed_sys4(q);
 		if (VALUE && here && !p.absent && !own && word == EMPTY) word = await4(w, src, q);
-		store_scale(a, p.slot, landing, here, j, word);
+		store_scale(a, b, p.slot, landing, here, j, word);
 	}
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 }
@@ -456,13 +521,15 @@ __device__ __forceinline__ bool open_batch(const Dispatch &a, Batch &b, const Co
 	b.epoch = count.epoch;
 	b.turn = count.turn;
 	if (stopped == 0) return true;
-	refuse(a.group, (a.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
+	refuse(a.group, (b.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	return false;
 }
 
+// clerk is what the blocks do that move no rows: the last says that the rank has begun and hears the others, and the one before counts and describes.
 template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, Batch &b) {
-	bool route = (a.what & ROUTE) != 0, send = (a.what & SEND) != 0, receive = (a.what & RECEIVE) != 0;
-	bool records = send && route && few(a), counts = send && route && !from_records(a);
+	bool route = (b.what & ROUTE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0;
+	bool last = blockIdx.x == gridDim.x - 1, tells = a.clerks == 1 || !last; // one may have to do all
+	bool records = last && send && route && b.few, counts = send && route && !from_records(b);
 	Count count = *count_of(a.state, blockIdx.x);
 	u32 stopped = a.state->stopped, credit = 0;
 	b.mask = a.state->mask;
@@ -471,28 +538,31 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 	Selected first;
 	Token token;
 	Spread s(a, blockDim.x);
-	if (records && threadIdx.x / 32 < a.tokens) token.read(a, threadIdx.x / 32, threadIdx.x & 31);
-	if (counts) first.read(a, s, 0);
-	if (is_direct<VALUE>(a) && threadIdx.x < a.group.ranks) credit = a.credits[threadIdx.x];
+	if (records && threadIdx.x / 32 < a.tokens) token.read(a, b, threadIdx.x / 32, threadIdx.x & 31);
+	if (counts) first.read(a, b, s, 0);
+	if (last && is_direct<VALUE>(b) && threadIdx.x < a.group.ranks) credit = a.credits[threadIdx.x];
 	if (route) {
-		clear(m.words, min(WORDS, a.shape.experts));
+		if (tells) clear(m.words, min(WORDS, a.shape.experts));
 		clear(m.came, MAX_RANKS);
 		clear(m.sum, 1);
 		__syncthreads();
 	}
 	if (!open_batch(a, b, count, stopped)) return;
-	Wait w(a.group, a.state, (a.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
-	if (send) {
+	Wait w(a.group, a.state, (b.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
+	if (!last) let_next_start(); // once the last one does
+	if (send && last) {
 		greet(a, b);
-		if (is_direct<VALUE>(a) && (a.what & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
-		if (records) send_records(a, b, windows, token);
-		if (counts) send_counts(a, b, m, s, first);
+		if (is_direct<VALUE>(b) && (b.what & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
 	}
-	if (receive) {
-		take_heads(a, b, w);
+	if (records) send_records(a, b, windows, token);
+	if (counts && tells) send_counts(a, b, windows, m, s, first);
+	if (counts && last) send_came(a, b, m, s, first);
+	if (receive && last) take_heads(a, b, w);
+	if (receive && tells) {
+		if (counts) __syncthreads(); // the memory is read no more
 		if (route) {
 			describe_all(a, b, w, m, s);
-		} else if (!from_records(a)) {
+		} else if (!from_records(b)) {
 			forget_counts(a, b);
 		}
 	}
@@ -501,7 +571,7 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Dispatch &a, Batch &b) {
 	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
-	bool move = (a.what & MOVE) != 0, send = (a.what & SEND) != 0, receive = (a.what & RECEIVE) != 0, direct = is_direct<VALUE>(a);
+	bool move = (b.what & MOVE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0, direct = is_direct<VALUE>(b);
 	Divisor pieces = move ? a.pieces : Divisor{1, 0xFFFFFFFFu};
 
 	// The state is read, and what is to be sent is on its way, before anything is known.
@@ -512,26 +582,31 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where much is sent, others receive.
 	bool apart = VALUE && send && receive && move && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, receivers = apart ? b.blocks - senders : b.blocks;
-	u32 writers = send && (a.what & ROUTE) != 0 && maps(a) ? scribes(a, senders) : 0;
+	u32 writers = send && (b.what & ROUTE) != 0 && maps(a, b) ? scribes(a, senders) : 0;
 	bool scribe = writers != 0 && blockIdx.x >= senders - writers && blockIdx.x < senders;
 	Walk k = VALUE ? Walk::spread(a.tokens * pieces.by, 0, senders - writers) : Walk::share(a.shape.capacity * pieces.by, b.blocks);
 	k.end = send && !(VALUE && scribe) ? min(k.end, a.tokens * pieces.by) : 0; // a scribe has enough to do where it need not have a share
 	Fetched<UNITS> next;
-	if (k.at < k.end) fetch<UNITS>(a, pieces, k.at, lane, next);
+	if (k.at < k.end) fetch<UNITS>(a, b, pieces, k.at, lane, next);
 	if (direct && threadIdx.x < ranks) credit = a.credits[threadIdx.x];
+	bool table = receive && (b.what & ROUTE) != 0 && tabled(a, b) && blockIdx.x >= b.blocks - receivers;
+	if (table) {
+		if (threadIdx.x == 0) barrier_init(table_ready(), 32); // each lane that fills it
+		__syncthreads();
+	}
 	if (!open_batch(a, b, count, stopped)) return;
 	let_next_start(); // once the clerk does
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, move ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 
-	bool records = send && (a.what & ROUTE) != 0 && !few(a);
+	bool records = send && (b.what & ROUTE) != 0 && !b.few;
 	if (direct && send && move && !await_credit(a, b, w, false, credit)) return;
 	if constexpr (BY_EXPERT) {
 		if (scribe) write_records(a, b, windows, senders - 1 - blockIdx.x, writers);
 	}
 	for (u32 i = k.at; i < k.end; i += k.step) {
 		Fetched<UNITS> f = next;
-		if (i + k.step < k.end) fetch<UNITS>(a, pieces, i + k.step, lane, next);
+		if (i + k.step < k.end) fetch<UNITS>(a, b, pieces, i + k.step, lane, next);
 		send_piece<VALUE, UNITS>(a, b, windows, lane, f, records && writers == 0);
 	}
 	if (!VALUE && send && move) {
@@ -543,6 +618,10 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		}
 	}
 	u64 seen = 0;
+	if (table) {
+		if (scribe) __syncthreads(); // its map is read no more
+		if (threadIdx.x / 32 == blockDim.x / 32 - 1) fill_table(a, b, w, lane);
+	}
 	if (VALUE && receive) {
 		// Also the pieces that do not come this time were filled the time before.
 		k = Walk::spread(a.shape.capacity * a.pieces.by * ranks, b.blocks - receivers, receivers);
@@ -570,13 +649,19 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	leave(a.state, b.epoch, b.turn, receive);
 }
 
-template <bool VALUE, u32 UNITS> __device__ __forceinline__ void dispatch(const Dispatch &a) {
+// What a kernel is for. Most calls do everything at once, and quantise to plain scales: kernels for these alone, one of them for few tokens, do not ask what the
+// launch does. A warp that is alone takes five cycles an instruction, so that is a tenth of the time of a small dispatch.
+enum Purpose { ANY, MANY, FEW };
+
+template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void dispatch(const Dispatch &a) {
 	touch(&a, sizeof(a));
 	wait_for_previous();
 	Batch b;
-	b.blocks = gridDim.x - 1;
+	b.blocks = gridDim.x - a.clerks;
+	b.what = FOR == ANY ? a.what : (a.what | SEND | RECEIVE | ROUTE | MOVE) & ~(COLUMNS | POWER_OF_TWO | EXPONENTS);
+	b.few = FOR == ANY ? few(a) : FOR == FEW;
 	b.own = a.group.window[a.group.rank];
-	if (blockIdx.x == b.blocks) {
+	if (blockIdx.x >= b.blocks) {
 		clerk<VALUE>(a, b);
 	} else {
 		work<VALUE, UNITS>(a, b);
@@ -585,17 +670,21 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void dispatch(const 
 
 } // namespace weft
 
-#define WEFT_KERNEL(name, VALUE, UNITS, THREADS) \
-	extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ weft::Dispatch a) { weft::dispatch<VALUE, UNITS>(a); }
+#define WEFT_KERNEL(name, VALUE, UNITS, FOR, THREADS) \
+	extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ weft::Dispatch a) { weft::dispatch<VALUE, UNITS, weft::FOR>(a); }
 
 // The last number is that of the units of a piece.
-WEFT_KERNEL(weft_dispatch_value_1, true, 1, 256)
-WEFT_KERNEL(weft_dispatch_flag_1, false, 1, 512)
+WEFT_KERNEL(weft_dispatch_few_1, true, 1, FEW, 256)
+WEFT_KERNEL(weft_dispatch_value_1, true, 1, ANY, 256)
+WEFT_KERNEL(weft_dispatch_many_1, true, 1, MANY, 256)
+WEFT_KERNEL(weft_dispatch_flag_1, false, 1, ANY, 512)
 #if WEFT_QUANTIZE < 3
-WEFT_KERNEL(weft_dispatch_value_2, true, 2, 512)
-WEFT_KERNEL(weft_dispatch_flag_2, false, 2, 512)
+WEFT_KERNEL(weft_dispatch_value_2, true, 2, ANY, 512)
+WEFT_KERNEL(weft_dispatch_many_2, true, 2, MANY, 512)
+WEFT_KERNEL(weft_dispatch_flag_2, false, 2, ANY, 512)
 #endif
 #if WEFT_QUANTIZE == 0
-WEFT_KERNEL(weft_dispatch_value_4, true, 4, 512)
-WEFT_KERNEL(weft_dispatch_flag_4, false, 4, 512)
+WEFT_KERNEL(weft_dispatch_value_4, true, 4, ANY, 512)
+WEFT_KERNEL(weft_dispatch_many_4, true, 4, MANY, 512)
+WEFT_KERNEL(weft_dispatch_flag_4, false, 4, ANY, 512)
 #endif

@@ -33,7 +33,7 @@ struct Dispatch {
 	u32 senders; // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
 	u32 block;	 // direct: where the rows go, at every rank
 	u32 free;	 // the blocks that no one reads here any more, once this operation has begun
-	u32 zero;
+	u32 clerks; // so many blocks, the last, move no rows
 	const void *ids; // [tokens][top-k]
 	const float *weights;
 	const char *x;
@@ -50,8 +50,8 @@ struct Dispatch {
 
 static_assert(sizeof(Dispatch) == WEFT_DISPATCH_BYTES, "the host has another idea of the arguments");
 
-__device__ __forceinline__ u64 scale_at(const Dispatch &a, u32 row, u32 word) {
-	if ((a.what & COLUMNS) == 0) return (u64)row * a.scale_words + word;
+__device__ __forceinline__ u64 scale_at(const Dispatch &a, const Batch &b, u32 row, u32 word) {
+	if ((b.what & COLUMNS) == 0) return (u64)row * a.scale_words + word;
 	return (u64)(row / a.zone) * a.zone * a.scale_words + (u64)word * a.zone + row % a.zone;
 }
 
@@ -62,7 +62,7 @@ __device__ __forceinline__ u64 head_at(const Dispatch &a, u32 turn, u32 src) { r
 __device__ __forceinline__ u32 tokens_of(const Dispatch &a, const Batch &b, u32 src) { return load_relaxed_sys4(b.own + head_at(a, b.turn, src)); }
 
 // call_of is the call that a launch belongs to. Go: device.CallPrepare and its like.
-__device__ __forceinline__ u32 call_of(const Dispatch &a) { return (a.what & (ROUTE | MOVE)) / ROUTE; }
+__device__ __forceinline__ u32 call_of(const Batch &b) { return (b.what & (ROUTE | MOVE)) / ROUTE; }
 
 // count_at is where src's i-th word stands.
 __device__ __forceinline__ u64 count_at(const Dispatch &a, u32 turn, u32 src, u32 i) {
@@ -74,20 +74,20 @@ struct Choice {
 	u32 low, high;
 };
 
-__device__ __forceinline__ Choice choose(const Dispatch &a, u64 i) {
-	bool route = (a.what & ROUTE) != 0, wide = route && (a.what & WIDE) != 0;
+__device__ __forceinline__ Choice choose(const Dispatch &a, const Batch &b, u64 i) {
+	bool route = (b.what & ROUTE) != 0, wide = route && (b.what & WIDE) != 0;
 	const u32 *p = (const u32 *)(route ? a.ids : (const void *)a.home) + (i << (wide || !route ? 1 : 0));
 	return {p[0], wide ? p[1] : 0};
 }
 
 // expert_of is the expert that a selection names, + 1; 0 for none, and for what is no expert.
-__device__ __forceinline__ u32 expert_of(const Dispatch &a, Choice c) {
-	u32 e = (a.what & ROUTE) != 0 ? c.low : (c.low & 0xFFFF) - 1;
+__device__ __forceinline__ u32 expert_of(const Dispatch &a, const Batch &b, Choice c) {
+	u32 e = (b.what & ROUTE) != 0 ? c.low : (c.low & 0xFFFF) - 1;
 	return c.high == 0 && e < a.shape.experts ? e + 1 : 0;
 }
 
 // selection is the expert that the i-th selection of this rank's tokens names, + 1, or 0.
-__device__ __forceinline__ u32 selection(const Dispatch &a, u64 i) { return expert_of(a, choose(a, i)); }
+__device__ __forceinline__ u32 selection(const Dispatch &a, const Batch &b, u64 i) { return expert_of(a, b, choose(a, b, i)); }
 
 // few says that there are so few tokens that the clerk sends their records, and every lane that awaits a row may poll. By expert, a lane then has to do with
 // one selection of the sources before.
@@ -95,7 +95,10 @@ __device__ __forceinline__ bool few(const Dispatch &a) {
 	return a.shape.capacity <= 8 && (!BY_EXPERT || (a.group.ranks - 1) * a.selections.by <= 32);
 }
 
+// Up to so many tokens every lane that awaits a row polls.
+constexpr u32 EAGER = 32;
+
 // from_records says that what comes is counted by the records alone.
-__device__ __forceinline__ bool from_records(const Dispatch &a) { return !BY_EXPERT || few(a); }
+__device__ __forceinline__ bool from_records(const Batch &b) { return !BY_EXPERT || b.few; }
 
 } // namespace weft

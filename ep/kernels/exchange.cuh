@@ -44,7 +44,9 @@ struct Shape {
 struct Batch {
 	u64 mask, epoch;
 	u32 turn, place; // place is where rows are: the turn, or, where they are not their own flags, one of two
-	u32 blocks;		 // without the clerk
+	u32 blocks;		 // without the clerks
+	u32 what;		 // the launch does
+	bool few;		 // of dispatch: tokens
 	char *own;
 };
 

@@ -18,13 +18,10 @@ __device__ __forceinline__ void clear(u32 *words, u32 n) {
 }
 
 // number_of counts the selections of this lane's expert before it, by a look at all of them. Every lane of the warp calls it.
-__device__ __forceinline__ u32 number_of(const Dispatch &a, u32 t, u32 e, u32 lane) {
+__device__ __forceinline__ u32 number_of(const Dispatch &a, const Batch &b, u32 t, u32 e, u32 lane) {
 	constexpr u32 LOADS = 2, WANTED = 8; // earlier selections of a lane that are looked at, and selections that are looked for, at a time
-	u32 n = 0, k = a.shape.topk, before = t * k;
-	for (u32 j = 0; j < k; j++) {
-		u32 other = __shfl_sync(0xFFFFFFFFu, e, j);
-		if (j < lane && other == e) n++;
-	}
+	u32 k = a.shape.topk, before = t * k;
+	u32 n = __popc(__match_any_sync(0xFFFFFFFFu, e) & ((1u << lane) - 1));
 #pragma unroll 1
 	for (u32 first = 0; first < k && before > 0; first += WANTED) {
 		u32 want[WANTED], found[WANTED];
@@ -39,7 +36,7 @@ __device__ __forceinline__ u32 number_of(const Dispatch &a, u32 t, u32 e, u32 la
 #pragma unroll
 			for (u32 q = 0; q < LOADS; q++) {
 				u32 i = from + 32 * q + lane;
-				other[q] = i < before ? selection(a, i) : 0;
+				other[q] = i < before ? selection(a, b, i) : 0;
 			}
 #pragma unroll
 			for (u32 q = 0; q < LOADS; q++) {
@@ -58,16 +55,16 @@ __device__ __forceinline__ u32 number_of(const Dispatch &a, u32 t, u32 e, u32 la
 // Numbers of many tokens come from a map in shared memory: for every expert the tokens that select it, a bit each.
 
 // maps says whether there is room for the map, and enough tokens to be worth it. Then some blocks, the scribes, send all records, before the rows.
-__device__ __forceinline__ bool maps(const Dispatch &a) { return BY_EXPERT && !few(a) && a.shape.experts * ((a.tokens + 31) / 32) <= WORDS; }
+__device__ __forceinline__ bool maps(const Dispatch &a, const Batch &b) { return BY_EXPERT && !b.few && a.shape.experts * ((a.tokens + 31) / 32) <= WORDS; }
 
 // map_tokens fills the map; all threads of the block call it.
-__device__ __forceinline__ void map_tokens(const Dispatch &a, u32 *words) {
+__device__ __forceinline__ void map_tokens(const Dispatch &a, const Batch &b, u32 *words) {
 	u32 n = a.tokens * a.shape.topk, width = (a.tokens + 31) / 32;
 	clear(words, a.shape.experts * width);
 	__syncthreads();
 #pragma unroll 4
 	for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-		u32 e = selection(a, i), t = i / a.shape.topk;
+		u32 e = selection(a, b, i), t = i / a.shape.topk;
 		if (e != 0) atomicOr(&words[(e - 1) * width + t / 32], 1u << t % 32);
 	}
 	__syncthreads();
@@ -78,6 +75,7 @@ __device__ __forceinline__ u32 mapped_number(const Dispatch &a, const u32 *words
 	u32 width = (a.tokens + 31) / 32, n = 0;
 	if (e == 0) return 0;
 	const u32 *row = words + (e - 1) * width;
+#pragma unroll 1
 	for (u32 i = 0; i < t / 32; i++) n += __popc(row[i]);
 	return n + __popc(row[t / 32] & ((1u << t % 32) - 1));
 }
@@ -93,13 +91,13 @@ struct Token {
 	Choice choice;
 	u32 weight;
 
-	__device__ __forceinline__ void read(const Dispatch &a, u32 t, u32 lane) {
+	__device__ __forceinline__ void read(const Dispatch &a, const Batch &b, u32 t, u32 lane) {
 		choice = {EMPTY, EMPTY};
 		weight = 0x3F800000u;
 		if (lane >= a.shape.topk) return;
 		u64 i = (u64)t * a.shape.topk + lane;
-		choice = choose(a, i);
-		if ((a.what & ROUTE) != 0 && a.weights != nullptr) weight = bits(a.weights[i]);
+		choice = choose(a, b, i);
+		if ((b.what & ROUTE) != 0 && a.weights != nullptr) weight = bits(a.weights[i]);
 	}
 };
 
@@ -120,12 +118,12 @@ __device__ __forceinline__ void send_record(const Dispatch &a, const Batch &b, c
 __device__ __forceinline__ void write_records(const Dispatch &a, const Batch &b, const Windows &windows, u32 number, u32 scribes) {
 	u32 lane = threadIdx.x & 31, t = threadIdx.x / 32 * scribes + number, step = blockDim.x / 32 * scribes;
 	Token token;
-	if (t < a.tokens) token.read(a, t, lane);
-	map_tokens(a, shared_words());
+	if (t < a.tokens) token.read(a, b, t, lane);
+	map_tokens(a, b, shared_words());
 	for (; t < a.tokens; t += step) {
 		Token now = token;
-		if (t + step < a.tokens) token.read(a, t + step, lane);
-		u32 e = expert_of(a, now.choice);
+		if (t + step < a.tokens) token.read(a, b, t + step, lane);
+		u32 e = expert_of(a, b, now.choice);
 		send_record(a, b, windows, t, e, now.weight, mapped_number(a, shared_words(), t, e), lane);
 	}
 }

@@ -145,7 +145,7 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *con
 	for (u32 i = warp; i < n; i += a.carriers) {
 		if (i + a.carriers < n) fetch(a, o, rows, share.from, i + a.carriers, lane, next);
 		if (now.count != 0) {
-			while (!barrier_done(now.arrived, now.parity)) {}
+			while (!barrier_awaited(now.arrived, now.parity)) {}
 			__syncwarp();
 			now.parity ^= 1;
 		}

@@ -176,7 +176,7 @@ __device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Ta
 				targets[r].scales[targets[r].scale_at(a, row, word)] = a.scales[(u64)t * a.scale_words + word];
 			}
 		}
-		while (!barrier_done(barrier, parity)) {}
+		while (!barrier_awaited(barrier, parity)) {}
 		__syncwarp();
 		parity ^= 1;
 		for (u32 todo = first; todo != 0; todo &= todo - 1) {

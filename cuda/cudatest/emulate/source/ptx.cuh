@@ -207,13 +207,16 @@ __device__ __forceinline__ void pause(u32 ns) {
 __device__ __forceinline__ void wait_for_previous() {}
 __device__ __forceinline__ void let_next_start() {}
 
-#if __CUDA_ARCH__ >= 900
-
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) { emulate::barrier_init(barrier, arrivals); }
+__device__ __forceinline__ void barrier_arrive(u64 *barrier) { emulate::barrier_expect(barrier, 0); }
+__device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) { return emulate::barrier_done(barrier, parity); }
+
+#if __CUDA_ARCH__ >= 900
+
 __device__ __forceinline__ void fence_barrier_init() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 __device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes) { emulate::barrier_expect(barrier, bytes); }
-__device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) { return emulate::barrier_done(barrier, parity); }
+__device__ __forceinline__ bool barrier_awaited(u64 *barrier, u32 parity) { return emulate::barrier_done(barrier, parity); }
 __device__ __forceinline__ void bulk_load(void *shared, const void *global, u32 bytes, u64 *barrier) {
 	emulate::bulk_load(shared, global, bytes, barrier);
 }
