@@ -175,7 +175,8 @@ func (l *Launch) compare() error {
 	}
 }
 
-// For is a launch of another kernel of the same parameters, in the shape of this one. They share the arguments: what is changed in place is so for both.
+// For is a launch of another kernel of the same parameters, in the shape of this one. They share the arguments: what is changed in place is so for both,
+// and together they are for one goroutine at a time.
 func (l *Launch) For(f *Function) (*Launch, error) {
 	if f.module.closed.Load() {
 		return nil, closed("cuLaunchKernelEx")

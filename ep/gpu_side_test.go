@@ -31,7 +31,10 @@ func TestSideBySideOnGPUs(t *testing.T) {
 				Counts: ep.DeviceCounts,
 			}
 			specs = append(specs, twice(large))
-			large.MaxTokens = 96 // more than kernels start early for
+			large.MaxTokens = 200
+			specs = append(specs, twice(large))
+			// Of these the next kernels are not placed early.
+			large.Layout, large.Reduction, large.Sum, large.MaxTokens = ep.ExpertMajor, ep.Exact, ep.Weighted, 96
 			specs = append(specs, twice(large))
 		}
 		for i, both := range specs {

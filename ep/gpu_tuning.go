@@ -92,63 +92,83 @@ func (t *tuning) clerks() (dispatch, combine int) {
 	return dispatch, combine
 }
 
+// unitThreads is how many threads a block has at most whose warps move a unit at a time, and rows are their own flags.
+const unitThreads = 256
+
 // tuneSlots is tune for rows that go through slots, and combines that do.
 func tuneSlots(s Spec, ranks int) tuning {
-	// In rows of any bits, words of ones cannot be told from missing ones.
-	anyBits := s.Payload == Opaque || s.Payload == FP8UE8M0
-	byExpert := s.Layout.byExpert()
-	t := tuning{
-		valueDispatch: s.MaxTokens <= valueTokens && !anyBits && (byExpert || ranks <= 2 || s.MaxTokens <= rankTokens),
-		valueCombine:  s.MaxTokens <= valueTokens,
-		dispatchUnits: 1, dispatchThreads: 256, combineThreads: 128,
+	t := tuning{dispatchUnits: 1, dispatchThreads: unitThreads, combineThreads: 128}
+	d, c := s.Tuning.Dispatch, s.Tuning.Combine
+	t.valueDispatch = d.Protocol.values(s.MaxTokens <= valueTokens && !s.anyBits() && (s.Layout.byExpert() || ranks <= 2 || s.MaxTokens <= rankTokens))
+	t.valueCombine = c.Protocol.values(s.MaxTokens <= valueTokens)
+	t.tuneDispatch(s, ranks)
+	d.apply(&t.dependentDispatch, &t.dispatchSenders, &t.dispatchThreads)
+	t.countDispatchBlocks(s, ranks)
+	if s.combines() {
+		t.tuneCombine(s, ranks)
+		c.apply(&t.dependentCombine, &t.combineSenders, &t.combineThreads)
+		t.countCombineBlocks(s, ranks)
 	}
+	return t
+}
+
+// tuneDispatch chooses what the Spec does not.
+func (t *tuning) tuneDispatch(s Spec, ranks int) {
+	byExpert := s.Layout.byExpert()
+	t.dependentDispatch = s.MaxTokens <= dependentTokens || s.MaxTokens <= valueTokens && !byExpert
 	units := s.MaxTokens * ceil(s.rowBytes(), unitBytes)
 	for most := mostUnits(s); t.dispatchUnits < most && (units/(2*t.dispatchUnits) >= unitWarps || units*ranks/t.dispatchUnits > mostWarps); {
 		t.dispatchUnits *= 2
 	}
-	warps := s.MaxTokens * ceil(s.rowBytes(), t.dispatchUnits*unitBytes)
-	if t.valueDispatch {
-		warps *= ranks
+	if n := s.Tuning.Dispatch.Units; n != 0 {
+		t.dispatchUnits = n
 	}
-	t.dependentDispatch = s.MaxTokens <= dependentTokens || s.MaxTokens <= valueTokens && !byExpert
 	switch {
-	case !t.valueDispatch: // half of a block's warps send, so that more blocks do
-		t.dispatchThreads, warps = 512, 2*warps
+	case !t.valueDispatch:
+		t.dispatchThreads = 512
 	case byExpert && s.MaxTokens*s.Hidden*ranks >= apartExpertCount && (s.Quantize == weft.InvalidDType || ranks > 2):
 		// What arrives is stored several times, so most blocks are needed for that. To one peer little is sent, and what is quantised takes time.
-		t.dispatchSenders, warps = 2, 2*warps
+		t.dispatchSenders = 2
 	case !byExpert && s.MaxTokens*s.rowBytes() >= apartRankBytes:
 		t.dispatchSenders = 4
-		if t.dispatchUnits > 1 { // the kernel of one unit has 256 at most
+		if t.dispatchUnits > 1 {
 			t.dispatchThreads = 512
 		}
 	}
 	if ranks == 1 { // nothing is sent
 		t.dispatchSenders = 0
 	}
+}
+
+// countDispatchBlocks says how many blocks have something to do.
+func (t *tuning) countDispatchBlocks(s Spec, ranks int) {
+	warps := s.MaxTokens * ceil(s.rowBytes(), t.dispatchUnits*unitBytes)
+	if t.valueDispatch {
+		warps *= ranks
+	}
+	if !t.valueDispatch || t.dispatchSenders != 0 { // half of a block's warps send, so that more blocks do; or some of the blocks send
+		warps *= 2
+	}
 	t.dispatchClerks = 1
 	rowWarps := t.dispatchThreads / 32
-	if byExpert && !few(s, ranks) { // a clerk more counts, and the last warp of every block awaits what others have counted
+	if s.Layout.byExpert() && !few(s, ranks) { // a clerk more counts, and the last warp of every block awaits what others have counted
 		t.dispatchClerks++
 		rowWarps--
 	}
 	t.dispatchBlocks = ceil(warps, rowWarps)
-	if !s.combines() {
-		return t
-	}
+}
+
+// tuneCombine chooses what the Spec does not.
+func (t *tuning) tuneCombine(s Spec, ranks int) {
 	form, large := combineForm(s), s.MaxTokens*s.outputBytes() >= apartCombineBytes
 	t.dependentCombine = s.MaxTokens <= dependentTokens || t.valueCombine && form != exactForm
 	if !t.valueCombine || large {
 		t.combineThreads = 512
 	}
-	warps = s.MaxTokens * ceil(s.outputBytes(), unitBytes)
-	if t.valueCombine && form != rankForm { // a warp sends for one rank
-		warps *= ranks
-	}
 	switch {
 	case !t.valueCombine || form == rankForm && !large && s.MaxTokens > 32:
 	case !large:
-		t.combineSenders, warps = 8, 2*warps
+		t.combineSenders = 8
 	case form == rankForm:
 		t.combineSenders = 4
 	case form == partialForm: // its senders sum as well
@@ -159,8 +179,18 @@ func tuneSlots(s Spec, ranks int) tuning {
 	if ranks == 1 {
 		t.combineSenders = 0
 	}
+}
+
+// countCombineBlocks says how many blocks have something to do.
+func (t *tuning) countCombineBlocks(s Spec, ranks int) {
+	warps := s.MaxTokens * ceil(s.outputBytes(), unitBytes)
+	if t.valueCombine && combineForm(s) != rankForm { // a warp sends for one rank
+		warps *= ranks
+	}
+	if t.combineSenders != 0 {
+		warps *= 2
+	}
 	t.combineBlocks = ceil(warps, t.combineThreads/32)
-	return t
 }
 
 // mostUnits is how many units the kernels of a dispatch are made for at the most.

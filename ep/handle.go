@@ -27,6 +27,9 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	e := engineOf(comm)
 	err := spec.ValidateOn(e, comm.Size())
 	spec = spec.normalizeOn(e)
+	if err == nil && e == GPUEngine {
+		spec, err = tuned(spec, comm)
+	}
 	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package ep_test
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ func TestMain(m *testing.M) {
 	if playPart() {
 		return
 	}
+	os.Setenv("WEFT_TUNING", "none") // not what this machine's user has
 	goleak.VerifyTestMain(m)
 }
 

@@ -241,6 +241,9 @@ type Spec struct {
 	// layouts at most 32. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
 	SMs int
 
+	// Tuning, on GPUs, says how the kernels of the handle work, for who knows better than Weft.
+	Tuning Tuning
+
 	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write rank-major rows of many tokens where they are read (of more than 256 a rank, or 128
 	// for three ranks and more), in the same memory at every rank, so those tensors have to be released in the order in which they came.
 	Live int
@@ -273,6 +276,9 @@ func (s Spec) normalizeOn(e Engine) Spec {
 	}
 	return s
 }
+
+// anyBits reports whether dispatched rows may be any bits: then words of ones cannot be told from missing ones.
+func (s Spec) anyBits() bool { return s.Payload == Opaque || s.Payload == FP8UE8M0 }
 
 // combines reports whether the handle can bring rows home.
 func (s Spec) combines() bool { return s.Output != weft.InvalidDType }
@@ -319,6 +325,9 @@ func (s Spec) ValidateOn(e Engine, ranks int) error {
 	}
 	if n := mostRows(s, ranks); n > math.MaxInt32 {
 		return weft.Unsupportedf("%d rows at one rank, at most %d: lower MaxTokens, or give a Capacity", n, math.MaxInt32)
+	}
+	if err := s.validateTuning(e, ranks); err != nil {
+		return err
 	}
 	g := newGeometry(s, ranks)
 	if size := g.windowSizes(s); !size.fit(s.Live, math.MaxInt) {

@@ -120,6 +120,7 @@ added. In every row:
 Absent when there is nothing to say:
 
   quantize
+  tuning        of the operation's kernel, where weft tune ep's table has one for it
   link_gbps     what kernels get out of the links all to all in this run; with one GPU,
                 out of its own memory
   link_ratio    gbps over link_gbps

@@ -63,7 +63,7 @@ compiles GPU kernels for machines that have no compiler.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w\nsee %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newRun(), newDoctor(), newBench(), newCompile(), newCompletion())
+	root.AddCommand(newRun(), newDoctor(), newBench(), newTune(), newCompile(), newCompletion())
 	root.InitDefaultHelpCmd()
 	if help, _, err := root.Find([]string{"help"}); err == nil {
 		help.Args = topic

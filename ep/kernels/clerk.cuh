@@ -1,11 +1,12 @@
-// The clerk of a dispatch: one block that tells every rank that this one has begun and describes what comes here. It learns that from the records of all sources
-// or, for many rows by expert, from the counts that clerks then send: receivers need to know where a source's rows begin long before they could have seen all records.
+// The clerks of a dispatch: a block that tells every rank that this one has begun, and one, the same if there is no other, that describes what comes here. It learns
+// that from the records of all sources or, for many rows by expert, from the counts that it sends first: receivers need to know where a source's rows begin long
+// before they could have seen all records.
 #pragma once
 #include "number.cuh"
 
 namespace weft {
 
-// Tally is the clerk's memory.
+// Tally is a clerk's memory.
 struct Tally {
 	u32 *words; // [WORDS]
 	u32 *came;	// [MAX_RANKS]: tokens, by source

@@ -314,7 +314,7 @@ struct Part {
 
 template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Combine &a, Batch &b) {
 	// For so many a warp sends at once. By expert it has to read rows one after another for each.
-	constexpr u32 SOURCES = BY_EXPERT || GROUP <= 2 ? 1 : GROUP <= 4 ? 3 : 4; // Go: combineSources
+	constexpr u32 SOURCES = BY_EXPERT || GROUP <= 2 ? 1 : GROUP <= 4 ? 3 : 4; // Go: combineGroups
 	u32 lane = threadIdx.x & 31, groups = a.groups.by, end = a.tokens * a.pieces.by;
 	bool sends = (b.what & SEND) != 0, sums = (b.what & RECEIVE) != 0;
 

@@ -4,7 +4,7 @@
 //	send     a warp takes a piece of a token's row and stores it at every rank that has an expert for it, at a slot that only the token's number decides.
 //	         The token's record, where every selection goes, is stored at every rank: for few tokens by the clerk, for rows by expert by some blocks that
 //	         number the selections, else by the warp of the first piece.
-//	clerk    the last block, which counts and describes: clerk.cuh
+//	clerks   the last block says that the rank has begun and hears the others; it counts and describes as well, or where counts travel the block before: clerk.cuh
 //	receive  a warp takes a piece of a slot. The row of a selection is its expert's zone + the selections of the sources before + its number at its source.
 //
 // In the direct form senders store rows where the caller reads them, and receiving is waiting.

@@ -11,7 +11,7 @@ import (
 
 // Spec translates a shape for package ep, and says what is wrong with it.
 func (e EP) Spec(ranks int) (ep.Spec, error) {
-	s := ep.Spec{Experts: e.Experts, TopK: e.TopK, Hidden: e.Hidden, MaxTokens: max(e.Tokens, e.Capacity, 1), SMs: e.SMs}
+	s := ep.Spec{Experts: e.Experts, TopK: e.TopK, Hidden: e.Hidden, MaxTokens: max(e.Tokens, e.Capacity, 1), SMs: e.SMs, Tuning: e.Tuning}
 	var err error
 	if s.Layout, err = ep.ParseLayout(e.Layout); err != nil {
 		return s, err
@@ -46,7 +46,9 @@ func (e EP) Spec(ranks int) (ep.Spec, error) {
 	default:
 		s.Output = weft.Float32
 	}
-	return s, s.Validate(ranks)
+	untuned := s // which Validate is not for
+	untuned.Tuning = ep.Tuning{}
+	return s, untuned.Validate(ranks)
 }
 
 // epRank measures one shape on one rank.

@@ -21,6 +21,7 @@ import (
 type GPUs struct {
 	Contexts []*cuda.Context // rank r is on Contexts[r % len(Contexts)]
 	Ranks    int             // 0: one for each context
+	Brief    bool            // time graphs alone, and those that begin together
 	Phases   bool            // measure Prepare, and Dispatch by a routing that is known, apart too
 
 	Operations int           // in a graph; 0: 100

@@ -30,6 +30,8 @@ type GPURow struct {
 	SMs       int    `json:"sms"`      // asked for; 0: the library's choice
 	SMsUsed   int    `json:"sms_used"` // by the operation's kernel
 
+	Tuning ep.KernelTuning `json:"tuning,omitzero"` // of the operation's kernel, where it is not the library's choice
+
 	Operations int     `json:"operations"` // in a graph
 	Replays    int     `json:"replays"`    // of it, that were timed
 	P50        float64 `json:"p50_us"`     // in a graph: a replay over its operations

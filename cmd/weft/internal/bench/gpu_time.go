@@ -22,10 +22,17 @@ func (m *gpuRank) measure(ctx context.Context, o operation) (row GPURow, err err
 		Operations: m.Operations, Samples: m.Samples, Empty: m.nothing,
 		WireBytes: o.bytes.wire, LogicalBytes: o.bytes.logical, DeepEPBytes: o.bytes.deepep,
 	}
+	if row.Tuning = s.Tuning.Dispatch; o.name == "combine" {
+		row.Tuning = s.Tuning.Combine
+	}
 	if s.Quantize != weft.InvalidDType {
 		row.Quantize = s.Quantize.String()
 	}
-	for _, way := range []func(context.Context, operation, *GPURow) error{m.inGraph, m.alone, m.eagerly} {
+	ways := []func(context.Context, operation, *GPURow) error{m.inGraph, m.alone, m.eagerly}
+	if m.Brief {
+		ways = ways[:1]
+	}
+	for _, way := range ways {
 		if err := errors.Join(o.renew(), m.comm.Wait(ctx, m.work), m.meet(nil)); err != nil {
 			return row, err
 		}
@@ -36,8 +43,10 @@ func (m *gpuRank) measure(ctx context.Context, o operation) (row GPURow, err err
 			return row, err
 		}
 	}
-	if err := m.cold(ctx, o, &row); err != nil {
-		return row, err
+	if !m.Brief {
+		if err := m.cold(ctx, o, &row); err != nil {
+			return row, err
+		}
 	}
 	problems, err := gather(m.team, m.me, m.problem)
 	row.Verified = err == nil
@@ -155,6 +164,9 @@ func (m *gpuRank) inGraph(ctx context.Context, o operation, row *GPURow) (err er
 			}
 		}
 		way.set(s, times)
+		if m.Brief {
+			return nil
+		}
 	}
 	return m.tail(ctx, g, row)
 }

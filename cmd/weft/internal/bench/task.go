@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft/cmd/weft/internal/routing"
+	"github.com/weftgo/weft/ep"
 )
 
 // Task is what ranks are to measure; one of its fields is set. Validate before use.
@@ -36,6 +37,8 @@ type EP struct {
 	Tokens, Hidden, TopK, Experts int // tokens per rank
 	Capacity                      int `json:",omitempty"` // the most tokens per rank, if that is more than Tokens
 	SMs                           int `json:",omitempty"` // on GPUs: for the kernels; 0: the library's choice
+
+	Tuning ep.Tuning `json:",omitzero"` // on GPUs: of the kernels
 
 	DType, Layout, Wire, Reduction, Sum, Counts string // as package ep names them
 

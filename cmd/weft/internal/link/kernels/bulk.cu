@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 		char *to = stages + stage * chunk;
 		if (turn >= STAGES && turn - STAGES < mine) {
 			u32 parity = (turn / STAGES - 1) & 1;
-			while (!barrier_done(barrier, parity) && !wait.over) wait.more(group.rank, mine, turn);
+			while (!barrier_awaited(barrier, parity) && !wait.over) wait.more(group.rank, mine, turn);
 			if (__any_sync(0xFFFFFFFFu, wait.over)) return;
 			if (adding) {
 				u32 size = bytes - done_at < chunk ? (u32)(bytes - done_at) : chunk;

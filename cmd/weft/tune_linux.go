@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cmd/weft/internal/terminal"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/ep"
+)
+
+func newTune() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "tune",
+		Short: "Find out how a machine is best used",
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newTuneEP())
+	return cmd
+}
+
+// tuneFlags are the flags of tune ep.
+type tuneFlags struct {
+	ep  epFlags
+	gpu *gpuFlags
+	out string
+}
+
+func newTuneEP() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ep",
+		Short: "Find out how the kernels of expert parallelism are fastest on this machine's GPUs",
+		Long: `Find out how the kernels of expert parallelism are fastest on this machine's GPUs.
+
+For each shape it begins with what the library would choose and changes one thing at a
+time: how a row is known to be there, how much of it a warp moves, how many blocks send
+while the others receive, how many threads a block has, whether the next kernel may be
+placed early. It goes on from what is fastest while that gains something. Then that and
+the library's choice are measured in turn, and the rows that arrive are compared. What
+is faster by the median, and right each time, goes into a table, which handles look at
+when they are made: the file that WEFT_TUNING names, or else tuning.json of weft in the
+user's cache directory. A row holds for GPUs of the same name and number, for handles
+of the same layout, types, hidden, top-k and SMs, and for as many tokens at most, down
+to half of that. WEFT_TUNING=none is no table.
+
+Without --layout, --reduction, --dtype and --quantize the three contracts of bench ep
+are tuned. One of five shapes takes about five seconds.`,
+		Example: `  weft tune ep
+  weft tune ep --tokens 64,128 --layout rank-major
+  WEFT_TUNING=none weft bench ep --device gpu    # as if there was no table`,
+		Args: noArgs,
+	}
+	t := &tuneFlags{ep: epFlags{shape: defaultEP()}}
+	e := &t.ep.shape
+	e.Experts = 256
+	t.ep.tokens = counts{1, 8, 32, 128, 256}
+	t.gpu = &gpuFlags{quantize: "none", replays: 5, ops: 100, deadline: 10 * time.Second}
+	f := cmd.Flags()
+	f.Var(&t.ep.tokens, "tokens", "tokens per rank that handles are made for")
+	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
+	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
+	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
+	oneOf(cmd, &e.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
+	oneOf(cmd, &e.Reduction, "reduction", []string{"exact", "partial"}, "how rows are summed on their way home")
+	oneOf(cmd, &t.gpu.quantize, "quantize", []string{"none", "bf16"}, "the type from which dispatch quantises; bf16 alone means --dtype fp8")
+	f.IntVar(&t.gpu.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
+	f.IntVar(&t.gpu.sms, "sms", 0, "multiprocessors that handles ask for (0: the library's choice)")
+	f.DurationVar(&t.gpu.deadline, "deadline", t.gpu.deadline, "of each wait on a GPU")
+	f.StringVar(&t.out, "out", "", "the `file` of the table (the one that handles look at)")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		t.ep.settle(cmd)
+		if err := t.run(cmd); err != nil {
+			return fmt.Errorf("tune ep: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (t *tuneFlags) run(cmd *cobra.Command) (err error) {
+	shapes, err := t.gpu.shapes(cmd, &t.ep)
+	if err != nil {
+		return usageError{err}
+	}
+	if t.gpu.gpus < 0 || t.gpu.deadline <= 0 {
+		return usageError{errors.New("--gpus, --deadline: want at least 0, and more than 0s")}
+	}
+	for _, s := range shapes {
+		if _, err := s.DeviceSpec(1); err != nil {
+			return usageError{err}
+		}
+	}
+	path := t.out
+	if path == "" {
+		if path, err = ep.TuningPath(); err != nil {
+			return err
+		}
+		if path == "" {
+			return usageError{errors.New("WEFT_TUNING=none, or no cache directory: name a file with --out")}
+		}
+	}
+	table, err := ep.ReadTuningTable(path)
+	if err != nil {
+		return err
+	}
+	// What is measured is the library's own choice, and what it is told to do.
+	if err := os.Setenv("WEFT_TUNING", "none"); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	driver, err := cuda.Open()
+	if err != nil {
+		return err
+	}
+	contexts, closeAll, err := primaries(driver, t.gpu.gpus)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeAll()) }()
+	progress := terminal.NewProgress(os.Stderr)
+	defer progress.Close()
+	g := bench.GPUs{
+		Contexts: contexts, Operations: t.gpu.ops, Replays: t.gpu.replays, Deadline: t.gpu.deadline, Cache: kernels(progress.Above(os.Stderr)),
+	}
+	return t.tune(ctx, g, shapes, table, path, progress)
+}
+
+// tune searches, prints what was found and writes the table.
+func (t *tuneFlags) tune(ctx context.Context, g bench.GPUs, shapes []bench.EP, table *ep.TuningTable, path string, progress *terminal.Progress) error {
+	device := g.Contexts[0].Device()
+	name, err := device.Name()
+	if err != nil {
+		return err
+	}
+	sms, err := device.Multiprocessors()
+	if err != nil {
+		return err
+	}
+	bar := progress.Start("tune", 100)
+	defer bar.Done("")
+	at := 0
+	found, err := g.Tune(ctx, shapes, func(done, of int) {
+		bar.Advance(100*done/of - at)
+		at = 100 * done / of
+	})
+	if err != nil {
+		return err
+	}
+	bar.Done("")
+	w := tabwriter.NewWriter(progress.Above(os.Stdout), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "contract\ttokens\ttried\tdispatch\ttuned\tcombine\ttuned\thow")
+	wrong := 0
+	for _, f := range found {
+		row, err := f.Row(ep.Hardware{GPU: name, SMs: sms, Ranks: len(g.Contexts)}, version(), time.Now())
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%+v\n", f.Shape.Contract(), f.Shape.Tokens, f.Tried,
+			row.Dispatch.Chosen, row.Dispatch.Tuned, row.Combine.Chosen, row.Combine.Tuned, row.Tuning)
+		for _, what := range f.Wrong {
+			fmt.Fprintf(w, "\tWRONG: %s\n", what)
+			wrong++
+		}
+		if len(f.Wrong) == 0 {
+			table.Put(row)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if err := table.Write(path); err != nil {
+		return err
+	}
+	fmt.Fprintf(progress.Above(os.Stdout), "\n%s: %d rows\n", path, len(table.Rows))
+	if wrong > 0 {
+		return fmt.Errorf("%d outputs were wrong, which no tuning may cause: the shapes above are not in the table", wrong)
+	}
+	return nil
+}
