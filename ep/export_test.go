@@ -16,3 +16,34 @@ func SetBulk() (undo func()) {
 
 // Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
 func Announced(h *Handle) uint32 { return h.engine.(*gpu).free() }
+
+// KernelsOf names the kernels that move rows of the handles of a Spec, behind the programs that they are from.
+func KernelsOf(s Spec, ranks int) []string {
+	s = s.normalizeOn(GPUEngine)
+	t := tune(s, ranks)
+	var all []string
+	add := func(program string, names ...string) {
+		for _, n := range names {
+			if n != "" {
+				all = append(all, program+": "+n)
+			}
+		}
+	}
+	if t.placed {
+		add(pushKernel(s.Quantize, "").Name, "weft_push")
+		add(placeKernel("").Name, "weft_place")
+	} else {
+		add(dispatchKernel(s.Layout, s.Quantize, "").Name, t.dispatchName(), t.fusedDispatchName(s, ranks))
+	}
+	switch {
+	case !s.combines():
+	case t.pulls:
+		add(pullKernel(s.Output, "").Name, "weft_pull")
+	default:
+		add(combineKernel(combineForm(s), s.Output, "").Name, t.combineName(s, ranks), t.fusedCombineName(s, ranks))
+	}
+	if s.combines() {
+		add(gradientKernel(s.Output, "").Name, "weft_gradients")
+	}
+	return all
+}

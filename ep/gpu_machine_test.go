@@ -1,6 +1,7 @@
 package ep_test
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -71,6 +72,11 @@ func (m *gpuMachine) times(n, many int) int {
 		return n
 	}
 	return many
+}
+
+// holds says whether so many ranks may be on the machine's GPUs: with WEFT_EP_SHARED=0 none share one, for tools that have a GPU run one kernel at a time.
+func (m *gpuMachine) holds(ranks int) bool {
+	return m.emulated || ranks <= len(m.contexts) || os.Getenv("WEFT_EP_SHARED") != "0"
 }
 
 // engine makes the engine of n goroutine ranks, spread over the GPUs.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -117,6 +118,10 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 
 // A signal ends the script, the part that runs and all that it has started, and leaves no files.
 func TestGPURunEndsWithItsPart(t *testing.T) {
+	// Below nohup this signal is ignored, and a shell cannot heed what it was started to ignore.
+	heeded := make(chan os.Signal, 1)
+	signal.Notify(heeded, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(heeded) })
 	for _, part := range []string{"bench-ep", "test-plain"} {
 		for name, send := range map[string]func(script int) error{
 			"Ctrl-C":     func(script int) error { return syscall.Kill(-script, syscall.SIGINT) }, // the terminal's: to the group

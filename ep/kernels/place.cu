@@ -304,54 +304,76 @@ __device__ __forceinline__ void number_share(const Place &a, const Turn &o, Map 
 	}
 }
 
-// tell_records finds the first selection of a token at each rank, and tells every rank what the share's selections are to it. All threads of the block call it.
+// tell_records finds the first selection of a token at each rank, and tells every rank what the share's selections are to it. All threads of the block call it: a
+// thread takes a selection, and those of a token stand a power of two apart, so that they meet in one warp.
 __device__ __forceinline__ void tell_records(const Place &a, const Turn &o, Share share) {
 	bool by_rank = (a.what & BY_RANK) != 0;
-	u32 topk = a.shape.topk, capacity = a.shape.capacity;
-	for (u32 i = share.from * topk + threadIdx.x; i < share.to * topk; i += blockDim.x) {
-		Pair p = a.home[i];
-		u32 e = p.what & 0xFFFF, rank = e != 0 ? rank_of(a.shape, e - 1) : MAX_RANKS, k, row = a.places[i] & ~LEADER;
-		a.topk.quotient(i, k);
-		bool leads = e != 0;
-		for (u32 j = i - k; j < i; j++) {
-			u32 other = a.home[j].what & 0xFFFF;
-			if (other != 0 && rank_of(a.shape, other - 1) == rank) leads = false;
+	u32 topk = a.shape.topk, capacity = a.shape.capacity, lane = threadIdx.x & 31;
+	u32 width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1, k = lane & (width - 1);
+	for (u32 first = share.from + (threadIdx.x & ~31u) / width; first < share.to; first += blockDim.x / width) {
+		u32 t = first + lane / width;
+		bool here = t < share.to && k < topk;
+		u32 i = t * topk + k, row = 0;
+		Pair p = {0, 0};
+		if (here) {
+			p = a.home[i];
+			row = a.places[i];
 		}
+		u32 e = p.what & 0xFFFF, rank = e != 0 ? rank_of(a.shape, e - 1) : MAX_RANKS;
+		// Whoever has no row is alone.
+		u32 same = __match_any_sync(0xFFFFFFFFu, e != 0 ? (lane / width) << 8 | rank : 0x10000u | lane);
+		bool leads = e != 0 && (same & ((1u << lane) - 1)) == 0;
 		if (leads) a.places[i] = row | LEADER;
 		u64 at = a.records + ((u64)a.group.rank * capacity * topk + i) * sizeof(Pair);
-		for (Round to(all_ranks(a.group) & ~o.mask, a.group.rank, a.group.ranks); to.more();) {
+		for (Round to(all_ranks(a.group) & ~o.mask, a.group.rank, a.group.ranks); here && to.more();) {
 			u32 r = to.next(), what = by_rank ? e - rank * a.shape.local : row;
 			store_relaxed_sys8(a.group.window[r] + at, r == rank ? make_uint2(what, p.weight) : make_uint2(0, 0));
 		}
-	}
-	if (!by_rank) return;
-	u32 n = (share.to - share.from) * a.group.ranks;
-	for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-		u32 t = share.from + i / a.group.ranks, r = i % a.group.ranks, row = 0;
-		if (holds(o.mask, r)) continue;
-		for (u32 j = t * topk; j < (t + 1) * topk; j++) {
-			u32 e = a.home[j].what & 0xFFFF;
-			if (e != 0 && rank_of(a.shape, e - 1) == r) row = a.places[j] & ~LEADER;
+		if (!by_rank) continue;
+		u64 visits = a.visits + ((u64)a.group.rank * capacity + t) * 4, visited = leads ? 1ull << rank : 0;
+		if (leads) store_relaxed_sys4(a.group.window[rank] + visits, row);
+		for (u32 d = 1; d < width; d *= 2) visited |= __shfl_xor_sync(0xFFFFFFFFu, visited, d);
+		for (u32 r = k; t < share.to && r < a.group.ranks; r += width) {
+			if (!holds(visited | o.mask, r)) store_relaxed_sys4(a.group.window[r] + visits, 0);
 		}
-		store_relaxed_sys4(a.group.window[r] + a.visits + ((u64)a.group.rank * capacity + t) * 4, row);
 	}
 }
 
-// keep copies what this block's number was told of src's tokens.
-__device__ __forceinline__ void keep(const Place &a, const Turn &o, Wait &w, u32 src) {
-	u32 topk = a.shape.topk, capacity = a.shape.capacity, tokens = total(a, o, w, src, columns(a));
+// keep copies what this block's number was told of src's tokens, of which it has so many.
+__device__ __forceinline__ void keep(const Place &a, const Turn &o, u32 src, u32 tokens) {
+	constexpr u32 FLIGHT = 4; // pairs of a thread that are on their way at once
+	u32 topk = a.shape.topk, capacity = a.shape.capacity;
 	bool by_rank = (a.what & BY_RANK) != 0;
 	Share share(tokens), rest(capacity);
 	u64 slot = (u64)src * capacity;
 	const char *records = o.own + a.records + slot * topk * sizeof(Pair), *visits = o.own + a.visits + slot * 4;
 	Pair *landings = a.landings + slot * topk;
-	for (u32 i = share.from * topk + threadIdx.x; i < share.to * topk; i += blockDim.x) {
-		uint2 p = load_relaxed_sys8(records + (u64)i * sizeof(Pair));
-		landings[i] = {p.x, p.y};
+	for (u32 first = share.from * topk + threadIdx.x; first < share.to * topk; first += FLIGHT * blockDim.x) {
+		uint2 p[FLIGHT];
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 i = first + j * blockDim.x;
+			if (i < share.to * topk) p[j] = load_relaxed_sys8(records + (u64)i * sizeof(Pair));
+		}
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			u32 i = first + j * blockDim.x;
+			if (i < share.to * topk) landings[i] = {p[j].x, p[j].y};
+		}
 	}
 	for (u32 t = share.from + threadIdx.x; by_rank && t < share.to; t += blockDim.x) a.arrivals[slot + t] = load_relaxed_sys4(visits + t * 4);
 	for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x) landings[i] = {0, 0};
 	for (u32 t = max(tokens, rest.from) + threadIdx.x; by_rank && t < rest.to; t += blockDim.x) a.arrivals[slot + t] = 0;
+}
+
+// keep_all copies what this block's number was told.
+__device__ __forceinline__ void keep_all(const Place &a, const Turn &o, Wait &w) {
+	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
+	for (u32 first = 0; first < ranks; first += 32) {
+		u32 src = first + lane, tokens = src < ranks ? total(a, o, w, src, columns(a)) : 0; // they are there: the marks came after them
+		__syncwarp();
+		for (u32 i = 0; first + i < ranks && i < 32; i++) keep(a, o, first + i, __shfl_sync(0xFFFFFFFFu, tokens, i));
+	}
 }
 
 __device__ __forceinline__ void place(const Place &a) {
@@ -369,7 +391,7 @@ __device__ __forceinline__ void place(const Place &a) {
 	tell_records(a, o, share);
 	mark(a.group, o, a.marks);
 	if (!await_marks(a.group, o, w, a.marks)) return;
-	for (u32 src = 0; src < a.group.ranks; src++) keep(a, o, w, src);
+	keep_all(a, o, w);
 	leave(a.state, o.epoch - 1, o.turn, true);
 }
 

@@ -1,0 +1,135 @@
+package ep_test
+
+import (
+	"bufio"
+	"iter"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+)
+
+// TestEveryKernelOnGPUs runs every kernel that moves rows, on small batches: those for one purpose, and in two halves the general ones. It is what compute-sanitizer
+// has to see. Emulated GPUs run those for bf16.
+func TestEveryKernelOnGPUs(t *testing.T) {
+	t.Cleanup(ep.SetBulk())
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		left := map[string]bool{}
+		for _, name := range movers(t) {
+			left[name] = true
+		}
+		run := func(name string, s ep.Spec, ranks int) {
+			if m.emulated && (s.Payload != ep.BF16 || ranks > 2) || !m.holds(ranks) {
+				return
+			}
+			fresh := false
+			for _, kernel := range ep.KernelsOf(s, ranks) {
+				fresh = fresh || left[kernel]
+				delete(left, kernel)
+			}
+			if !fresh {
+				return
+			}
+			t.Run(name, func(t *testing.T) {
+				e := m.engine(t, ranks, gpuDeadline)
+				for _, apart := range []bool{false, true} {
+					c := evenly(s, ranks, 1, s.MaxTokens)
+					c.Fused, c.Split = !apart, apart
+					if err := e.Ranks(ranks, func(comm *weft.Comm) error { return c.Do(e, comm) }); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+		for s, ranks := range smallSpecs() {
+			run(strings.Join(ep.KernelsOf(s, ranks), ", "), s, ranks)
+		}
+	})
+}
+
+// TestSmallSpecs finds every kernel that moves rows in smallSpecs.
+func TestSmallSpecs(t *testing.T) {
+	left := map[string]bool{}
+	for _, name := range movers(t) {
+		left[name] = true
+	}
+	for s, ranks := range smallSpecs() {
+		for _, kernel := range ep.KernelsOf(s, ranks) {
+			delete(left, kernel)
+		}
+	}
+	if len(left) > 0 {
+		t.Errorf("in no Spec: %v", slices.Sorted(maps.Keys(left)))
+	}
+}
+
+// smallSpecs gives Specs, each for so many ranks, that together have every kernel that moves rows.
+func smallSpecs() iter.Seq2[ep.Spec, int] {
+	payloads := []ep.Spec{
+		{Payload: ep.BF16},
+		{Payload: ep.FP16},
+		{Payload: ep.FP32},
+		{Payload: ep.FP8, Quantize: weft.BFloat16},
+		{Payload: ep.FP8, Quantize: weft.Float16},
+		{Payload: ep.FP8, Quantize: weft.Float32},
+	}
+	return func(yield func(ep.Spec, int) bool) {
+		for _, layout := range []ep.Layout{ep.ExpertMajor, ep.RankMajor, ep.ExpertPacked, ep.TokenMajor} {
+			for _, reduction := range []ep.Reduction{ep.Exact, ep.Partial} {
+				for _, p := range payloads {
+					for _, protocol := range []ep.Protocol{ep.ValueProtocol, ep.FlagProtocol} {
+						for _, units := range []int{1, 2, 4} {
+							for _, tokens := range []int{1, 12} {
+								s := p
+								s.Layout, s.Reduction, s.MaxTokens, s.Hidden = layout, reduction, tokens, 2560
+								if layout == ep.RankMajor || layout == ep.TokenMajor {
+									s.Wire, s.Sum = ep.PerRank, ep.Plain
+								}
+								if layout == ep.ExpertMajor || layout == ep.RankMajor {
+									s.Tuning = ep.Tuning{Dispatch: ep.KernelTuning{Protocol: protocol, Units: units}, Combine: ep.KernelTuning{Protocol: protocol}}
+								}
+								for _, ranks := range []int{2, 3, 5} {
+									s.Experts, s.TopK, s.SMs, s.Counts = 3*ranks, 3, 4*ranks, ep.DeviceCounts
+									if s.ValidateOn(ep.GPUEngine, ranks) == nil && !yield(s, ranks) {
+										return
+									}
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// movers are the kernels that move rows, as the budget lists them for one architecture.
+func movers(t *testing.T) []string {
+	t.Helper()
+	f, err := os.Open("testdata/kernels.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var all []string
+	program := ""
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		line := lines.Text()
+		if rest, ok := strings.CutPrefix(line, "sm_90a "); ok {
+			program = rest
+		} else if strings.HasPrefix(line, "sm_") {
+			program = ""
+		}
+		if words := strings.Fields(line); program != "" && len(words) > 1 && strings.HasPrefix(words[0], "weft_") && words[0] != "weft_describe" {
+			all = append(all, program+": "+words[0])
+		}
+	}
+	if len(all) < 100 {
+		t.Fatalf("only %d kernels in the budget", len(all))
+	}
+	return all
+}
