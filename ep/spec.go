@@ -245,7 +245,7 @@ type Spec struct {
 	Tuning Tuning
 
 	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write rank-major rows of many tokens where they are read (of more than 256 a rank, or 128
-	// for three ranks and more), in the same memory at every rank, so those tensors have to be released in the order in which they came.
+	// for three ranks and more, unless Tuning says otherwise), in the same memory at every rank, so those tensors have to be released in the order in which they came.
 	Live int
 }
 

@@ -36,7 +36,8 @@ const (
 	ChosenProtocol Protocol = iota
 	// ValueProtocol: values are their own flags: who receives polls the rows themselves. Not for rows of any bits: opaque ones, and UE8M0 scales.
 	ValueProtocol
-	// FlagProtocol: a word tells of all rows of a block at once.
+	// FlagProtocol: a word tells of all rows of a block at once. Of rank-major rows received tensors then have to be released in the order in which they came: see
+	// [Spec.Live].
 	FlagProtocol
 	protocols
 )
@@ -97,15 +98,15 @@ func (s Spec) validateTuning(e Engine, ranks int) error {
 		slots     bool
 		mostUnits int
 	}{
-		{"dispatch", s.Tuning.Dispatch, !s.placed(ranks), mostUnits(s)},
-		{"combine", s.Tuning.Combine, s.combines() && !(s.placed(ranks) && !s.Layout.byExpert()), 0},
+		{"Dispatch", s.Tuning.Dispatch, !s.placed(ranks), mostUnits(s)},
+		{"Combine", s.Tuning.Combine, s.combines() && !(s.placed(ranks) && !s.Layout.byExpert()), 0},
 	} {
 		t := k.tuning
 		if t == (KernelTuning{}) {
 			continue
 		}
 		if !k.slots {
-			return weft.Unsupportedf("the %s of this handle does not go through slots, and is not tuned; leave Tuning.%s out", k.what, map[string]string{"dispatch": "Dispatch", "combine": "Combine"}[k.what])
+			return weft.Unsupportedf("this handle has no slots for what Tuning.%s is about; leave that out", k.what)
 		}
 		for _, f := range []struct {
 			what string
@@ -122,7 +123,7 @@ func (s Spec) validateTuning(e Engine, ranks int) error {
 			},
 		} {
 			if !f.ok {
-				return weft.Invalidf("tuning of %s: %s", k.what, f.what)
+				return weft.Invalidf("Tuning.%s: %s", k.what, f.what)
 			}
 		}
 	}
@@ -130,7 +131,7 @@ func (s Spec) validateTuning(e Engine, ranks int) error {
 		return weft.Unsupportedf("opaque rows and UE8M0 scales may be any bits, so they cannot be their own flags; tune dispatch to flags")
 	}
 	if t := tune(s, ranks); !t.placed && t.valueDispatch && t.dispatchUnits == 1 && t.dispatchThreads > unitThreads {
-		return weft.Invalidf("tuning of dispatch: %d threads for values with one unit: want at most %d", t.dispatchThreads, unitThreads)
+		return weft.Invalidf("Tuning.Dispatch: %d threads for values with one unit: want at most %d", t.dispatchThreads, unitThreads)
 	}
 	return nil
 }

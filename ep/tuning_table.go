@@ -185,11 +185,15 @@ func tuned(s Spec, comm *weft.Comm) (Spec, error) {
 	if r == nil {
 		return s, nil
 	}
-	s.Tuning = r.Tuning
-	if err := s.validateTuning(GPUEngine, comm.Size()); err != nil {
-		return s, fmt.Errorf("%s, the row of %s with %d tokens: %w: run \"weft tune ep\" anew, or set WEFT_TUNING=%s", path, r.Kind.Layout, r.Kind.MaxTokens, err, noTable)
+	with := s
+	with.Tuning = r.Tuning
+	if s.Layout == RankMajor && r.Tuning.Dispatch.Protocol == FlagProtocol {
+		return s, nil // then rows have to be released in turn ([Spec.Live]), which is no table's to ask
 	}
-	return s, nil
+	if with.validateTuning(GPUEngine, comm.Size()) != nil {
+		return s, nil // what more tokens may have, threads for example, fewer may not: a table must not keep a handle from being made
+	}
+	return with, nil
 }
 
 // HardwareOf is what the rows for a communicator on GPUs have to hold for.

@@ -46,8 +46,8 @@ func TestTuningRefusals(t *testing.T) {
 		{"many values", "want flags from more than", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
 			s.MaxTokens, s.Tuning.Dispatch.Protocol = 5000, ep.ValueProtocol
 		}},
-		{"places", "leave Tuning.Dispatch out", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Dispatch.Threads = ep.ExpertPacked, 256 }},
-		{"pulled", "leave Tuning.Combine out", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
+		{"places", "what Tuning.Dispatch is about", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Dispatch.Threads = ep.ExpertPacked, 256 }},
+		{"pulled", "what Tuning.Combine is about", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
 			s.Layout, s.Wire, s.Reduction, s.Sum, s.Tuning.Combine.Threads = ep.TokenMajor, ep.PerRank, ep.Partial, ep.Plain, 256
 		}},
 	} {
@@ -177,6 +177,30 @@ func TestTableOnGPUs(t *testing.T) {
 				return fmt.Errorf("with a table: %+v, want %+v", got, want)
 			}
 			return r.batch(ctx, b)
+		})
+		// What is found for more tokens need not be possible for fewer.
+		table.Rows[0].Tuning = ep.Tuning{Dispatch: ep.KernelTuning{Threads: 512}}
+		if err := table.Write(path); err != nil {
+			t.Fatal(err)
+		}
+		members(t, m, ranks, s, gpuDeadline, func(_ context.Context, r *member) error {
+			if got := r.handle.Spec().Tuning; got != (ep.Tuning{}) {
+				return fmt.Errorf("with a row that does not fit: %+v", got)
+			}
+			return nil
+		})
+		// Nor may it ask anything of the caller.
+		inTurn := sized(directRows, ranks)
+		inTurn.MaxTokens = 6
+		table.Rows[0].Kind, table.Rows[0].Tuning = ep.HandleKindOf(inTurn), ep.Tuning{Dispatch: ep.KernelTuning{Protocol: ep.FlagProtocol}}
+		if err := table.Write(path); err != nil {
+			t.Fatal(err)
+		}
+		members(t, m, ranks, inTurn, gpuDeadline, func(_ context.Context, r *member) error {
+			if got := r.handle.Spec().Tuning; got != (ep.Tuning{}) {
+				return fmt.Errorf("with flags for rank-major rows: %+v", got)
+			}
+			return nil
 		})
 	})
 }

@@ -54,7 +54,7 @@ of the same layout, types, hidden, top-k and SMs, and for as many tokens at most
 to half of that. WEFT_TUNING=none is no table.
 
 Without --layout, --reduction, --dtype and --quantize the three contracts of bench ep
-are tuned. One of five shapes takes about five seconds.`,
+are tuned.`,
 		Example: `  weft tune ep
   weft tune ep --tokens 64,128 --layout rank-major
   WEFT_TUNING=none weft bench ep --device gpu    # as if there was no table`,
@@ -72,7 +72,7 @@ are tuned. One of five shapes takes about five seconds.`,
 	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
 	oneOf(cmd, &e.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
 	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
-	oneOf(cmd, &e.Reduction, "reduction", []string{"exact", "partial"}, "how rows are summed on their way home")
+	oneOf(cmd, &e.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")
 	oneOf(cmd, &t.gpu.quantize, "quantize", []string{"none", "bf16"}, "the type from which dispatch quantises; bf16 alone means --dtype fp8")
 	f.IntVar(&t.gpu.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
 	f.IntVar(&t.gpu.sms, "sms", 0, "multiprocessors that handles ask for (0: the library's choice)")

@@ -15,9 +15,9 @@ type Tuned struct {
 	Shape                     EP // with what was found; what is zero is as well left to the library
 	Dispatch                  ep.Gain
 	Combine                   ep.Gain
-	Tried                     int      // tunings that were measured
-	Wrong                     []string // tunings whose output was not right, which is a defect of Weft's
-	bestDispatch, bestCombine ep.KernelTuning
+	Tried                     int             // tunings that were measured
+	Wrong                     []string        // tunings whose output was not right, which is a defect of Weft's
+	bestDispatch, bestCombine ep.KernelTuning // so far
 }
 
 // How a search goes on.
@@ -64,7 +64,7 @@ func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done, of int)
 	return all, nil
 }
 
-// timed is how long the operations of a shape took, and with which tuning.
+// timed is how long the operations of a shape took, in microseconds.
 type timed struct{ dispatch, combine float64 }
 
 // tuneRound measures the neighbours of the best tunings. It says whether any was better.
@@ -123,7 +123,8 @@ func (e EP) possible(ranks int, from ep.Tuning) (EP, bool) {
 		_, err := s.DeviceSpec(ranks)
 		return err == nil
 	}
-	if !works(ep.Tuning{Dispatch: e.Tuning.Dispatch}) {
+	inTurn := e.Layout == ep.RankMajor.String() && e.Tuning.Dispatch.Protocol == ep.FlagProtocol // asks something of the caller
+	if inTurn || !works(ep.Tuning{Dispatch: e.Tuning.Dispatch}) {
 		e.Tuning.Dispatch = from.Dispatch
 	}
 	if !works(ep.Tuning{Combine: e.Tuning.Combine}) {
