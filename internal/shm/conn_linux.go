@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +19,7 @@ type conn struct {
 	socket  *net.UnixConn
 	raw     syscall.RawConn
 	writing chan struct{} // a lock that a context can give up on
+	closing sync.Once
 	in      [maxFrame + 1]byte
 	rights  [32]byte // room for one descriptor and the padding of its control message
 }
@@ -40,8 +42,9 @@ func (c *conn) credentials() (*unix.Ucred, error) {
 	return cred, os.NewSyscallError("getsockopt(SO_PEERCRED)", err)
 }
 
-// close ends a pending read and pending writes.
-func (c *conn) close() { _ = c.socket.Close() }
+// close ends a pending read and pending writes. Whoever calls it second waits for the first, so that the descriptor is gone
+// when any of them returns: the socket's own Close tells the second at once that it is closed.
+func (c *conn) close() { c.closing.Do(func() { _ = c.socket.Close() }) }
 
 // closeRead lets the reader take what has arrived and then see the end.
 func (c *conn) closeRead() { _ = c.socket.CloseRead() }
