@@ -45,6 +45,8 @@ type gpu struct {
 	describeArg                        *describeArgs
 	placed                             *placedLaunches // where rows have their places before they leave: instead of a dispatch, and maybe of a combine
 
+	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
+
 	before   []former
 	captured bool // a graph knows the present memory
 
@@ -643,25 +645,32 @@ func (h *gpu) stop() error {
 // point points the launches at the handle's memory.
 func (h *gpu) point() {
 	at := func(offset int) uint64 { return uint64(h.memory.Pointer().Add(offset)) }
-	group := device.Group{
-		Abort: uint64(h.device.Abort()), Record: uint64(h.device.Record()), Claim: uint64(h.device.Claim()),
+	dispatch := device.Group{
+		Abort: uint64(h.device.Abort()), Record: uint64(h.device.Record()), Claim: uint64(h.device.Claim()), Waits: h.dispatchWaits,
 		Ranks: uint32(h.geometry.ranks), Rank: uint32(h.comm.Rank()),
 	}
 	for rank := range h.geometry.ranks {
-		group.Window[rank] = uint64(h.window.PeerPointer(rank))
+		dispatch.Window[rank] = uint64(h.window.PeerPointer(rank))
 	}
+	combine := dispatch
+	combine.Waits = h.combineWaits
 	if d := h.dispatchArg; d != nil {
-		d.group, d.state, d.filled, d.credits = group, at(h.locals.state), at(h.locals.filled), at(h.locals.credits)
+		d.group, d.state, d.filled, d.credits = dispatch, at(h.locals.state), at(h.locals.filled), at(h.locals.credits)
 	}
 	if h.placed != nil {
-		h.placed.point(group, at, &h.locals)
+		h.placed.point(dispatch, combine, at, &h.locals)
 	}
 	if a := h.gradientArg; a != nil {
-		a.group, a.state = group, at(h.locals.state)
+		a.group, a.state = dispatch, at(h.locals.state)
 	}
 	if c := h.combineArg; c != nil {
-		c.group, c.state, c.filled, c.credits = group, at(h.locals.state), at(h.locals.combineFilled), at(h.locals.credits)
+		c.group, c.state, c.filled, c.credits = combine, at(h.locals.state), at(h.locals.combineFilled), at(h.locals.credits)
 	}
+}
+
+func (h *gpu) countWaits(dispatch, combine weft.Tensor) {
+	h.dispatchWaits, h.combineWaits = addressOf(dispatch), addressOf(combine)
+	h.point()
 }
 
 // streamOf is the stream to enqueue on: the caller's, or the communicator's.

@@ -139,7 +139,11 @@ func (h *gpu) startGradients(stream *cuda.Stream, what uint32) error {
 	if h.spec.Layout.byExpert() {
 		what |= whatByExpert
 	}
-	h.gradientArg.what = what
+	a := h.gradientArg
+	a.what, a.group.Waits = what, h.combineWaits
+	if what&whatRows != 0 {
+		a.group.Waits = h.dispatchWaits
+	}
 	if err := h.moving.Start(stream); err != nil {
 		return err
 	}

@@ -232,12 +232,12 @@ func (h *gpu) bulk() (bool, error) {
 }
 
 // point points the launches at the handle's memory.
-func (l *placedLaunches) point(group device.Group, at func(int) uint64, locals *locals) {
-	l.place.group, l.place.state = group, at(locals.state)
+func (l *placedLaunches) point(dispatch, combine device.Group, at func(int) uint64, locals *locals) {
+	l.place.group, l.place.state = dispatch, at(locals.state)
 	l.place.counts, l.place.starts, l.place.met = at(locals.counts), at(locals.starts), at(locals.met)
-	l.push.group, l.push.state = group, at(locals.state)
+	l.push.group, l.push.state = dispatch, at(locals.state)
 	if l.pull != nil {
-		l.pull.group, l.pull.state = group, at(locals.state)
+		l.pull.group, l.pull.state = combine, at(locals.state)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 )
@@ -27,6 +29,8 @@ type host struct {
 	workers    int
 
 	scratch scratch
+
+	dispatchWaits, combineWaits []int64 // where waits are counted, or nil
 
 	mu   sync.Mutex
 	idle []*hostRouting
@@ -129,6 +133,24 @@ func (h *host) memoryBytes() int {
 	return n
 }
 
+func (h *host) countWaits(dispatch, combine weft.Tensor) {
+	numbers := func(t weft.Tensor) []int64 {
+		if t.IsZero() {
+			return nil
+		}
+		return unsafe.Slice((*int64)(t.Data), t.Elems())
+	}
+	h.dispatchWaits, h.combineWaits = numbers(dispatch), numbers(combine)
+}
+
+// waits is where an operation counts its waits, or nil.
+func (h *host) waits(op string) []int64 {
+	if op == opCombine || op == opDispatchBackward {
+		return h.combineWaits
+	}
+	return h.dispatchWaits
+}
+
 func (*host) sms() (dispatch, combine int) { return 0, 0 }
 
 func (h *host) close() (released bool, err error) {
@@ -199,16 +221,25 @@ func (h *host) awaitNotice(ctx context.Context, epoch uint64, rank int, op strin
 	return b.notices[epoch&1], nil
 }
 
+// awaitCounted is awaitNotice, and adds how long it took to the rank's number in waits, if there are any and the rank had not entered the epoch.
+func (h *host) awaitCounted(ctx context.Context, epoch uint64, rank int, op string, waits []int64) (*notice, error) {
+	if b := h.boards[rank]; waits != nil && b != nil && b.post[epoch&1].Load() < epoch {
+		begun := time.Now()
+		defer func() { waits[rank] += int64(time.Since(begun)) }()
+	}
+	return h.awaitNotice(ctx, epoch, rank, op)
+}
+
 // awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all return the error of the lowest one; if they have not
 // all made the same call, every one names another that made a different one.
 func (h *host) awaitAll(ctx context.Context, epoch uint64, op string, own error) error {
-	n := h.comm.Size()
+	n, waits := h.comm.Size(), h.waits(op)
 	for r := range n {
 		h.scratch.notices[r] = nil
 		if !h.live(r) {
 			continue
 		}
-		notice, err := h.awaitNotice(ctx, epoch, r, op)
+		notice, err := h.awaitCounted(ctx, epoch, r, op, waits)
 		if err != nil {
 			return err
 		}

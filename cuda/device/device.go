@@ -33,6 +33,7 @@ type Group struct {
 	Abort       uint64
 	Record      uint64
 	Claim       uint64 // a word of this GPU's memory, 0 until a wait writes the record
+	Waits       uint64 // of 8 bytes for each rank, in this GPU's memory: the nanoseconds that it was waited for, if a kernel counts them; or 0
 	Ranks, Rank uint32
 }
 

@@ -30,6 +30,7 @@ struct Group {
 	const u64 *abort;		 // waits end when it is not 0
 	Record *record;
 	u32 *claim; // in this GPU's memory: 0 until somebody writes the record, for atomic operations on the host's memory are none everywhere
+	u64 *waits; // [ranks]: where it is counted for how long each is waited for, or none
 	u32 ranks, rank;
 };
 
@@ -213,6 +214,34 @@ struct Divisor {
 __device__ __forceinline__ bool holds(u64 set, u32 rank) { return (set >> rank & 1) != 0; }
 
 __device__ __forceinline__ u64 all_ranks(const Group &g) { return ~0ull >> (MAX_RANKS - g.ranks); }
+
+// count_waits adds to the group's waits, if anybody wants to know, for how many nanoseconds from now on what is awaited of each other rank is not there(rank).
+// It returns when all is there, or with w.over. All lanes of a warp call it, and stay together till the end: one that left its loop would wait for the others
+// before it looked at the clock.
+template <class F> __device__ __forceinline__ void count_waits(Wait &w, u64 mask, F there) {
+	const Group &g = w.group;
+	if (g.waits == nullptr) return;
+	u32 lane = threadIdx.x & 31, missing = 0;
+	u64 begun = nanoseconds(), waited[2] = {0, 0}, others = all_ranks(g) & ~mask & ~(1ull << g.rank);
+#pragma unroll
+	for (u32 j = 0; j < 2; j++) {
+		if (holds(others, 32 * j + lane) && !there(32 * j + lane)) missing |= 1u << j;
+	}
+	while (__any_sync(0xFFFFFFFFu, missing != 0)) {
+#pragma unroll
+		for (u32 j = 0; j < 2; j++) {
+			if ((missing >> j & 1) == 0) continue;
+			bool here = there(32 * j + lane);
+			waited[j] = nanoseconds() - begun;
+			if (here) missing &= ~(1u << j);
+		}
+		if (missing != 0 && !w.more(missing == 2 ? 32 + lane : lane, 1, 0)) missing = 0;
+	}
+#pragma unroll
+	for (u32 j = 0; j < 2; j++) {
+		if (waited[j] != 0) atomicAdd(&g.waits[32 * j + lane], waited[j]);
+	}
+}
 
 // Round goes through a set of ranks, from the one after `from`.
 struct Round {

@@ -128,6 +128,7 @@ __device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, 
 // take_heads takes what every source sends with every operation: all warps call it, and the last does it.
 __device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wait &w) {
 	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
+	count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
 	bool route = (b.what & ROUTE) != 0;
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	int *sent = a.described + 2 * a.shape.local + a.group.ranks;

@@ -286,6 +286,7 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, 0, a.free, 0));
 	}
 	if (receive && threadIdx.x < 32) {
+		count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
 		for (u32 src = threadIdx.x; src < a.group.ranks; src += 32) {
 			store16(b.own + head_at(a, before, src), empty16());
 			if (!holds(b.mask, src)) a.credits[src] = await16(w, src, b.own + head_at(a, b.turn, src)).z;

@@ -198,6 +198,7 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	Wait w(a.group, a.state, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD, o.epoch);
 	Described d(a.described, a.shape.local, a.group.ranks);
 	if (blockIdx.x == 0) tell(a.group, o, a.words, a.at);
+	count_words(o, w, a.words);
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r) * 16;
 	}

@@ -386,6 +386,7 @@ __device__ __forceinline__ void place(const Place &a) {
 	count(a, m, share);
 	if (!meet(a, o, w)) return;
 	send_totals(a, o);
+	count_words(o, w, a.words);
 	if (!start(a, o, w)) return;
 	number_share(a, o, m, share);
 	tell_records(a, o, share);

@@ -58,6 +58,12 @@ __device__ __forceinline__ void tell(const Group &g, const Turn &o, u64 words, u
 	}
 }
 
+// count_words counts how long the ranks keep this one waiting for the words that they begin with. One warp of the launch does.
+__device__ __forceinline__ void count_words(const Turn &o, Wait &w, u64 words) {
+	if (blockIdx.x != 0 || threadIdx.x >= 32) return;
+	count_waits(w, o.mask, [&](u32 r) { return (u32)(load_relaxed_sys_u64(o.own + words + r * 8) >> 32) == (u32)o.epoch; });
+}
+
 // hear awaits the word that rank r begins with.
 __device__ __forceinline__ u32 hear(const Turn &o, Wait &w, u64 words, u32 r) {
 	const char *p = o.own + words + r * 8;

@@ -174,6 +174,7 @@ __device__ __forceinline__ void pull(const Pull &a) {
 	Wait w(a.group, a.state, OP_COMBINE, o.epoch);
 	if ((a.what & SEND) != 0 && blockIdx.x == 0) tell(a.group, o, a.words, a.at);
 	if ((a.what & RECEIVE) != 0) {
+		count_words(o, w, a.words);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r) * 16;
 		}
