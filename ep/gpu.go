@@ -55,6 +55,9 @@ type gpu struct {
 	operations uint64 // enqueued
 	pending    string // the operation whose second half is still to come
 
+	received slab[Received]
+	routings slab[Routing]
+
 	mu   sync.Mutex
 	used []bool   // places of received rows
 	took []uint64 // the capture in which a place was taken last
@@ -771,6 +774,14 @@ func (h *gpu) put(place int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.used[place] = false
+}
+
+// receivedAt describes what arrives at a place.
+func (h *gpu) receivedAt(place int, r *Routing, shape blockShape) *Received {
+	out := h.received.take()
+	*out = Received{Routing: r, owner: h, place: place}
+	out.setTensors(h.Handle, pointer(h.placeOf(place)), shape)
+	return out
 }
 
 // placeOf is where the rows of a place stand.

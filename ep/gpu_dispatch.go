@@ -167,9 +167,7 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*
 		return nil, err
 	}
 	h.keep(place)
-	received := &Received{Routing: r, owner: h, place: place}
-	received.setTensors(h.Handle, pointer(h.placeOf(place)), h.regions.block)
-	return received, nil
+	return h.receivedAt(place, r, h.regions.block), nil
 }
 
 // checkSelections says what is wrong with the arguments of a prepare.

@@ -426,10 +426,9 @@ func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stre
 		return nil, err
 	}
 	h.operations++
-	received := &Received{Routing: r, owner: h.gpu, place: place}
 	shape := h.regions.block
 	shape.rows = r.Rows()
-	received.setTensors(h.Handle, pointer(h.placeOf(place)), shape)
+	received := h.receivedAt(place, r, shape)
 	if what&whatReceive != 0 {
 		if err := h.finish(ctx, s); err != nil {
 			received.Release()

@@ -119,7 +119,9 @@ func (h *gpu) route(stream *cuda.Stream, tokens int) (*Routing, error) {
 		}
 	}
 	r.stream, r.tokens, r.masked, r.counted, r.measured = stream, tokens, h.comm.Mask(), false, false
-	return &Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, epoch: h.operations}, nil
+	routing := h.routings.take()
+	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, epoch: h.operations}
+	return routing, nil
 }
 
 // settle waits for the counts if the Spec wants them on the host.

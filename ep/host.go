@@ -28,7 +28,8 @@ type host struct {
 	pending    string // the operation whose second half is still to come
 	workers    int
 
-	scratch scratch
+	scratch  scratch
+	received slab[Received]
 
 	dispatchWaits, combineWaits []int64 // where waits are counted, or nil
 
@@ -51,6 +52,7 @@ type scratch struct {
 
 	gather   gather
 	operands []operand // by rank: of the gather's
+	stager   stager
 	mover    mover
 }
 

@@ -107,7 +107,8 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routi
 }
 
 func (d *hostDispatch) receive(ctx context.Context) (*Received, error) {
-	out := &Received{Routing: &d.r.Routing, owner: d.h.pool, place: d.offset}
+	out := d.h.received.take()
+	*out = Received{Routing: &d.r.Routing, owner: d.h.pool, place: d.offset}
 	if err := d.finish(ctx, out); err != nil {
 		out.Release()
 		if d.fused {
@@ -166,11 +167,13 @@ func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows, 
 	if scaleBytes > 0 {
 		scales = place{id, uint64(s.MaxTokens * align(rowBytes)), uint32(align(scaleBytes))}
 	}
-	h.each(tokens, tokens*rowBytes, &stager{
+	g := &h.scratch.stager
+	*g = stager{
 		spec: s, x: x, data: data, scales: scales,
 		base:   unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())),
 		stream: tokens*rowBytes >= streamBytes,
-	})
+	}
+	h.each(tokens, tokens*rowBytes, g)
 	return data, scales, false, nil
 }
 
