@@ -90,7 +90,7 @@ func (h *gpu) startCombine(stream *cuda.Stream, r *Routing, y, out weft.Tensor, 
 // setCombine points the launch at the caller's tensors.
 func (h *gpu) setCombine(r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
 	a, p := h.combineArg, r.placement.(*gpuRouting)
-	a.routed, a.landings = p.at(p.off.home), p.at(p.off.landings)
+	a.routed, a.landings, a.sent = p.at(p.off.home), p.at(p.off.landings), p.sent()
 	a.y, a.out, a.tokens, a.biases = addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
 	for i, b := range bias {
 		a.bias[i] = addressOf(b)

@@ -78,7 +78,7 @@ type combineArgs struct {
 	rowBytes, what, tokens, biases uint32
 	senders, free                  uint32
 	first, _                       uint32
-	routed, landings               uint64
+	routed, landings, sent         uint64
 	y, out                         uint64
 	bias                           [2]uint64
 	filled, credits                uint64
@@ -88,7 +88,8 @@ type combineArgs struct {
 type describeArgs struct {
 	shape                  shape
 	ranks, byExpert        uint32
-	landings, arrivals     uint64
+	landings, sent         uint64
+	arrivals               uint64
 	tokens, sources        uint64
 	weights                uint64
 	experts, expertWeights uint64

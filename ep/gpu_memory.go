@@ -126,7 +126,7 @@ func newLocals(g *geometry, placed bool, b blocks) locals {
 	l := locals{combineCounts: b.dispatchGrid(), gradientCounts: b.dispatchGrid() + b.combineGrid()}
 	l.state = l.add(device.StateBytes + (l.gradientCounts+b.gradients)*device.CountBytes)
 	l.credits = l.add(4 * weft.MaxRanks)
-	l.combineFilled = l.add(3 * g.tokens * 8)
+	l.combineFilled = l.add(3 * (g.tokens + 1) * 8)
 	if !placed {
 		l.filled = l.add(3 * g.ranks * g.tokens * 4)
 		return l

@@ -156,6 +156,11 @@ func (r *gpuRouting) close() error {
 
 func (r *gpuRouting) at(offset int) uint64 { return uint64(r.memory.Pointer().Add(offset)) }
 
+// sent is where it stands how many tokens each rank has.
+func (r *gpuRouting) sent() uint64 {
+	return r.at(r.off.described + 4*(2*r.h.geometry.local+r.h.geometry.ranks))
+}
+
 func (r *gpuRouting) tensor(at int, d weft.DType, shape ...int) weft.Tensor {
 	return weft.Tensor{Data: pointer(r.memory.Pointer().Add(at)), DType: d, Shape: shape}
 }
@@ -361,7 +366,7 @@ func (r *gpuRouting) describeRows() error {
 		return err
 	}
 	a := h.describeArg
-	a.landings, a.arrivals = r.at(r.off.landings), 0
+	a.landings, a.sent, a.arrivals = r.at(r.off.landings), r.sent(), 0
 	if g.layout == TokenMajor {
 		a.arrivals = r.at(r.off.arrivals)
 	}

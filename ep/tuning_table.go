@@ -23,8 +23,11 @@ type TuningTable struct {
 // tableVersion changes when what kernels do with a Tuning does.
 const tableVersion = 1
 
-// noTable is what WEFT_TUNING says to have no table.
-const noTable = "none"
+// What WEFT_TUNING says: a file, or that there is to be no table.
+const (
+	tuningVariable = "WEFT_TUNING"
+	noTable        = "none"
+)
 
 // TuningRow is what was found for one kind of handle on one kind of machine.
 type TuningRow struct {
@@ -82,7 +85,7 @@ func HandleKindOf(s Spec) HandleKind {
 
 // TuningPath is where handles look for the table, or empty if they are to look nowhere.
 func TuningPath() (string, error) {
-	switch path := os.Getenv("WEFT_TUNING"); path {
+	switch path := os.Getenv(tuningVariable); path {
 	case noTable:
 		return "", nil
 	case "":
@@ -172,6 +175,12 @@ func tuned(s Spec, comm *weft.Comm) (Spec, error) {
 	path, err := TuningPath()
 	if path == "" || err != nil {
 		return s, err
+	}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		if os.Getenv(tuningVariable) != "" {
+			return s, weft.Invalidf("%s names %s, which is not there: write it with \"weft tune ep\", or leave the variable empty", tuningVariable, path)
+		}
+		return s, nil
 	}
 	table, err := ReadTuningTable(path)
 	if err != nil || len(table.Rows) == 0 {

@@ -156,10 +156,22 @@ func TestTableOnGPUs(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "tuning.json")
 		t.Setenv("WEFT_TUNING", path)
 		table := &ep.TuningTable{Version: 1}
+		err := m.engine(t, ranks, gpuDeadline).Ranks(ranks, func(c *weft.Comm) error {
+			if _, err := ep.NewHandle(testContext(t), c, s); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), path) {
+				return fmt.Errorf("with a table that is named and not there: %w", err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := table.Write(path); err != nil {
+			t.Fatal(err)
+		}
 		want := ep.Tuning{Combine: ep.KernelTuning{Threads: 96}}
 		members(t, m, ranks, s, gpuDeadline, func(_ context.Context, r *member) error {
 			if got := r.handle.Spec().Tuning; got != (ep.Tuning{}) {
-				return fmt.Errorf("without a table: %+v", got)
+				return fmt.Errorf("with an empty table: %+v", got)
 			}
 			if r.Rank() != 0 {
 				return nil

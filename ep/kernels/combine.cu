@@ -30,11 +30,12 @@ struct Combine {
 	u32 first; // the lane's first count
 	u32 zero;
 	const Pair *routed;	  // [capacity][top-k]: this rank's selections
-	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here
+	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
+	const int *sent;	  // [ranks]: how many those are
 	const char *y;
 	char *out;
 	const char *bias[2];
-	u64 *filled;  // 3 turns x [capacity]: the slots of the token that were filled
+	u64 *filled;  // 3 turns x [capacity]: the slots of the token that were filled; and behind them, for each turn, how many tokens there were
 	u32 *credits; // [ranks]: the blocks that the rank had free in the last operation
 };
 
@@ -162,6 +163,9 @@ struct Homing {
 	Pair routed, own; // of the lane's selection: where it went, and where it is if that is here
 	uint4 v;		  // rank-major: this rank's row
 };
+
+// had is where it stands how many tokens there were in a turn.
+__device__ __forceinline__ u64 *had(const Combine &a, u32 turn) { return a.filled + 3 * a.shape.capacity + turn; }
 
 // filled_before says which slots of a token were filled in the turn before.
 __device__ __forceinline__ u64 filled_before(const Combine &a, const Batch &b, u32 t) {
@@ -297,6 +301,7 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 	}
 	if (receive) {
 		for (u32 t = a.tokens + threadIdx.x; t < a.shape.capacity; t += blockDim.x) a.filled[b.turn * a.shape.capacity + t] = 0;
+		if (threadIdx.x == 0) *had(a, b.turn) = a.tokens;
 	}
 	leave(a.state, b.epoch, b.turn, receive, a.first);
 }
@@ -330,6 +335,10 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by * groups, 0, senders) : Walk::share(a.shape.capacity * a.pieces.by, b.blocks);
 	Walk at = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by, b.blocks - summers, summers) : k;
 	if (!sends) k.end = 0;
+	// No source has more tokens than the most that one has, which may be far fewer than it could.
+	u32 most = 0;
+	if (lane < a.group.ranks) most = (u32)a.sent[lane];
+	if (32 + lane < a.group.ranks) most = max(most, (u32)a.sent[32 + lane]);
 	Outgoing<SOURCES> next;
 	Homing home;
 	if (k.at < k.end) {
@@ -345,7 +354,10 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 
+	k.end = min(k.end, __reduce_max_sync(0xFFFFFFFFu, most) * a.pieces.by * (VALUE ? groups : 1));
 	u64 filled = 0;
+	u32 old_end = 0; // of what was filled in the turn before
+	if (VALUE && sums) old_end = (u32)*had(a, b.turn == 0 ? 2 : b.turn - 1) * a.pieces.by;
 	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, false).t);
 	for (u32 i = k.at; i < k.end; i += k.step) {
 		Part p(a, i, VALUE);
@@ -376,7 +388,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		__syncthreads();
 		w.over = __any_sync(0xFFFFFFFFu, w.over);
 	}
-	for (u32 i = at.at; sums && i < (VALUE ? at.end : min(at.end, end)) && !w.over; i += at.step) {
+	for (u32 i = at.at; sums && i < at.end && (i < end || i < old_end) && !w.over; i += at.step) {
 		Part p(a, i, false), q(a, i + at.step, false);
 		u64 old = filled;
 		Homing h = home;

@@ -7,7 +7,8 @@ namespace weft {
 struct Describe {
 	Shape shape;
 	u32 ranks, by_expert;
-	const Pair *landings; // [ranks][capacity][top-k]
+	const Pair *landings; // [ranks][capacity][top-k], of the tokens that a source has
+	const int *sent;	  // [ranks]: how many those are
 	const u32 *arrivals;  // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
 	// Filled with -1, -1 and 0 before.
 	int *tokens, *sources; // [rows]
@@ -25,9 +26,10 @@ extern "C" __global__ void __launch_bounds__(256) weft_describe(const __grid_con
 	using namespace weft;
 	u64 n = (u64)a.ranks * a.shape.capacity * a.shape.topk;
 	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
+		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
+		if (token >= (u32)a.sent[source]) continue;
 		Pair p = a.landings[i];
 		if (p.what == 0) continue;
-		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
 		u32 row = a.by_expert != 0 ? p.what - 1 : a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot;
 		// Selections of one token by rank say the same here.
 		a.tokens[row] = (int)token;
