@@ -128,7 +128,7 @@ func newLocals(g *geometry, placed bool, b blocks) locals {
 	l.credits = l.add(4 * weft.MaxRanks)
 	l.combineFilled = l.add(3 * (g.tokens + 1) * 8)
 	if !placed {
-		l.filled = l.add(3 * g.ranks * g.tokens * 4)
+		l.filled = l.add(3 * g.ranks * (g.tokens + 1) * 4)
 		return l
 	}
 	l.counts = l.add(b.dispatch * (g.experts + g.ranks) * 4)

@@ -131,13 +131,13 @@ __device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wa
 	count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
 	bool route = (b.what & ROUTE) != 0;
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
-	int *sent = a.described + 2 * a.shape.local + a.group.ranks;
 	for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
 		uint4 head = make_uint4(0, 0, call_of(b), 0);
 		if (!holds(b.mask, src)) head = await16(w, src, b.own + head_at(a, b.turn, src));
 		if (!w.over && head.z != call_of(b)) w.give_up(src, CAUSE_MISMATCH, call_of(b), head.z);
 		a.credits[src] = head.y;
-		if (route) sent[src] = (int)head.x;
+		if (route) sent(a)[src] = (int)head.x;
+		had(a, b.turn)[src] = head.x;
 		store16(b.own + head_at(a, before, src), empty16());
 	}
 	__syncwarp();
@@ -149,16 +149,27 @@ __device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wa
 // by expert. A thread awaits FLIGHT records at once.
 template <u32 FLIGHT>
 __device__ __forceinline__ void take_records(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s, u32 from, u32 columns) {
-	u32 topk = a.shape.topk, first = a.group.rank * a.shape.local, n = a.group.ranks * a.shape.capacity, sum = 0;
+	u32 topk = a.shape.topk, first = a.group.rank * a.shape.local, width = a.shape.capacity, sum = 0; // width: tokens of a source that are looked at
+	if (!b.few && width > EAGER) {
+		Extent e;
+		if (!e.learn(a, b, w)) return;
+		width = min(width, e.now);
+	}
+	u32 n = a.group.ranks * width;
 	for (u32 skip = 0; s.base + skip < n; skip += FLIGHT * s.step) {
 		uint2 record[FLIGHT];
-		u32 src[FLIGHT], need = 0, rest;
+		u32 src[FLIGHT], t[FLIGHT], need = 0;
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 slot = s.token + skip + j * s.step;
-			src[j] = a.selections.quotient(slot * topk, rest);
+			u32 i = s.token + skip + j * s.step, rest;
+			if (b.few) {
+				src[j] = a.selections.quotient(i * topk, rest);
+			} else {
+				src[j] = i / width;
+			}
+			t[j] = i - src[j] * width;
 			record[j] = make_uint2(0, 0);
-			if (slot < n && s.k < topk && !holds(b.mask, src[j])) need |= 1u << j;
+			if (i < n && s.k < topk && !holds(b.mask, src[j])) need |= 1u << j;
 		}
 		while (need != 0) {
 			u32 tokens[FLIGHT], missing = 0;
@@ -166,13 +177,13 @@ __device__ __forceinline__ void take_records(const Dispatch &a, const Batch &b, 
 			for (u32 j = 0; j < FLIGHT; j++) {
 				if ((need >> j & 1) == 0) continue;
 				tokens[j] = tokens_of(a, b, src[j]);
-				u64 i = ((u64)b.turn * n + s.token + skip + j * s.step) * topk + s.k;
+				u64 i = (((u64)b.turn * a.group.ranks + src[j]) * a.shape.capacity + t[j]) * topk + s.k;
 				record[j] = load_relaxed_sys8(b.own + a.records + i * sizeof(Pair));
 			}
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
 				if ((need >> j & 1) == 0) continue;
-				bool absent = tokens[j] != EMPTY && s.token + skip + j * s.step - src[j] * a.shape.capacity >= tokens[j];
+				bool absent = tokens[j] != EMPTY && t[j] >= tokens[j];
 				if (absent) record[j].x = 0;
 				if (absent || full(record[j])) need &= ~(1u << j);
 				else missing = src[j];

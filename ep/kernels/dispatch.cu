@@ -422,9 +422,9 @@ __device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wa
 	seen |= 1ull << src;
 }
 
-// receive_piece leaves early, with w.over on every lane, if a wait gave up. filled says that the slot of the turn before was.
+// receive_piece leaves early, with w.over on every lane, if a wait gave up. filled says that the slot of the turn before was, and former that nothing is to come.
 template <bool VALUE, u32 UNITS>
-__device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b, Wait &w, u32 src, Item item, u32 lane, bool filled, u64 &seen) {
+__device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b, Wait &w, u32 src, Item item, u32 lane, bool filled, bool former, u64 &seen) {
 	bool move = (b.what & MOVE) != 0, route = (b.what & ROUTE) != 0;
 	Piece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
@@ -432,7 +432,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	p.tail = min(a.row_bytes, (p.pc + 1) * UNITS * UNIT) - 16;
 	p.absent = holds(b.mask, src);
 	bool own = stays<VALUE>(b) && src == a.group.rank;
-	if (p.pc != 0 && (!move || (own && !BY_EXPERT))) {
+	if (former || (p.pc != 0 && (!move || (own && !BY_EXPERT)))) {
 		refill<UNITS>(a, b, p, lane, filled);
 		return;
 	}
@@ -454,7 +454,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 		}
 	}
 	bool any = __any_sync(0xFFFFFFFFu, landing != 0);
-	if (VALUE && p.pc == 0 && lane == 0) a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] = any && move && !p.absent && !own;
+	if (VALUE && p.pc == 0 && lane == 0) a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] = any && move && !p.absent && !own ? (u32)b.epoch + 2 : 0;
 	if (!any || !move || ((is_direct<VALUE>(b) || (own && !BY_EXPERT)) && !p.absent)) return;
 
 	u32 first = p.pc * a.piece_words + lane, word = 0; // of the scales, which are on their way while the row is looked at
@@ -489,6 +489,24 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 }
 
+// Reach keeps a warp from slots that hold nothing, and held nothing in the turn before.
+struct Reach {
+	Extent extent;
+	bool known;
+
+	__device__ __forceinline__ Reach() : extent{0, 0}, known(false) {}
+
+	enum Found { HERE, FORMER, NONE };
+
+	// find says whether somebody may have a token of number t, or had one in the turn before, or, of all from t on, nobody. Where this rank has one it does not wait to know.
+	__device__ __forceinline__ Found find(const Dispatch &a, const Batch &b, Wait &w, u32 t) {
+		if (b.few || t < a.tokens) return HERE;
+		if (!known && !extent.learn(a, b, w)) return NONE;
+		known = true;
+		return t < extent.now ? HERE : t < extent.ever ? FORMER : NONE;
+	}
+};
+
 // Turn is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn before.
 struct Turn {
 	Item item;
@@ -499,7 +517,7 @@ struct Turn {
 		u32 pc, s, before = b.turn == 0 ? 2 : b.turn - 1, t = a.ranks.quotient(a.pieces.quotient(i, pc), s);
 		item = {t, pc};
 		src = next_rank(a.group, s);
-		filled = a.filled[(before * a.group.ranks + src) * a.shape.capacity + t] != 0;
+		filled = a.filled[(before * a.group.ranks + src) * a.shape.capacity + t] == (u32)b.epoch + 1; // what is older was not looked at
 	}
 };
 
@@ -618,6 +636,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		}
 	}
 	u64 seen = 0;
+	Reach reach;
 	if (table) {
 		if (scribe) __syncthreads(); // its map is read no more
 		if (threadIdx.x / 32 == blockDim.x / 32 - 1) fill_table(a, b, w, lane);
@@ -630,7 +649,9 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		for (u32 i = k.at; i < k.end && !w.over; i += k.step) {
 			Turn now = turn;
 			if (i + k.step < k.end) turn.read(a, b, i + k.step);
-			receive_piece<true, UNITS>(a, b, w, now.src, now.item, lane, now.filled, seen);
+			Reach::Found found = reach.find(a, b, w, now.item.t);
+			if (found == Reach::NONE) break;
+			receive_piece<true, UNITS>(a, b, w, now.src, now.item, lane, now.filled, found == Reach::FORMER, seen);
 		}
 	}
 	if (!VALUE && receive) {
@@ -640,7 +661,9 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		for (u32 i = k.from * ranks + threadIdx.x / 32; i < k.end * ranks && !w.over; i += k.step) {
 			u32 s, pc = 0, t = a.ranks.quotient(i, s);
 			if (!in_place) t = pieces.quotient(t, pc);
-			receive_piece<false, UNITS>(a, b, w, next_rank(a.group, s), {t, pc}, lane, false, seen);
+			Reach::Found found = reach.find(a, b, w, t);
+			if (found == Reach::NONE) break;
+			receive_piece<false, UNITS>(a, b, w, next_rank(a.group, s), {t, pc}, lane, false, found == Reach::FORMER, seen);
 		}
 		for (u32 r = threadIdx.x; move && r < ranks; r += blockDim.x) {
 			if (!holds(b.mask, r)) await_epoch(w, r, b.own + a.arrived + ((u64)r * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);

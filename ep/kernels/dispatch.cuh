@@ -42,7 +42,7 @@ struct Dispatch {
 	Pair *landings; // [ranks][capacity][top-k]
 	int *described; // [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum
 	long long *ranges;
-	u32 *filled;  // 3 turns x [ranks][capacity]
+	u32 *filled;  // 3 turns x [ranks][capacity]: which operation filled the slot; and behind them 3 turns x [ranks]: tokens of the source
 	u32 *credits; // [ranks]: the blocks that the rank had free in the last operation
 	char *out;
 	u32 *out_scales;
@@ -60,6 +60,12 @@ __device__ __forceinline__ u64 head_at(const Dispatch &a, u32 turn, u32 src) { r
 
 // tokens_of is how many tokens src has, or EMPTY.
 __device__ __forceinline__ u32 tokens_of(const Dispatch &a, const Batch &b, u32 src) { return load_relaxed_sys4(b.own + head_at(a, b.turn, src)); }
+
+// had is where it stands how many tokens each source had in a turn.
+__device__ __forceinline__ u32 *had(const Dispatch &a, u32 turn) { return a.filled + 3 * a.group.ranks * a.shape.capacity + turn * a.group.ranks; }
+
+// sent is where a routing says how many tokens each source has.
+__device__ __forceinline__ int *sent(const Dispatch &a) { return a.described + 2 * a.shape.local + a.group.ranks; }
 
 // call_of is the call that a launch belongs to. Go: device.CallPrepare and its like.
 __device__ __forceinline__ u32 call_of(const Batch &b) { return (b.what & (ROUTE | MOVE)) / ROUTE; }
@@ -97,6 +103,31 @@ __device__ __forceinline__ bool few(const Dispatch &a) {
 
 // Up to so many tokens every lane that awaits a row polls.
 constexpr u32 EAGER = 32;
+
+// Extent is how many tokens the source has that has the most: in this operation, and in this one or the one before, whose slots are to be made ready. A handle may
+// be made for many more.
+struct Extent {
+	u32 now, ever;
+
+	// learn awaits every source's number. All lanes of a warp call it. False: it gave up.
+	__device__ __forceinline__ bool learn(const Dispatch &a, const Batch &b, Wait &w) {
+		const u32 *former = had(a, b.turn == 0 ? 2 : b.turn - 1);
+		u32 most = 0, before = 0;
+		for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
+			before = max(before, former[src]);
+			if (!holds(b.mask, src)) {
+				most = max(most, await4(w, src, b.own + head_at(a, b.turn, src)));
+			} else if ((b.what & ROUTE) == 0) {
+				most = max(most, (u32)sent(a)[src]); // the rows of a rank that was left out since are made zeros
+			}
+		}
+		__syncwarp();
+		w.over = __any_sync(0xFFFFFFFFu, w.over);
+		now = __reduce_max_sync(0xFFFFFFFFu, most);
+		ever = max(now, __reduce_max_sync(0xFFFFFFFFu, before));
+		return !w.over;
+	}
+};
 
 // from_records says that what comes is counted by the records alone.
 __device__ __forceinline__ bool from_records(const Batch &b) { return !BY_EXPERT || b.few; }
