@@ -361,11 +361,8 @@ func (h *gpu) shape() shape {
 	}
 }
 
-// rowWhat is what a dispatch does with rows and scales.
-func rowWhat(s *Spec) (what uint32) {
-	if s.ScaleOrder == ColumnMajorScales {
-		what |= whatColumns
-	}
+// quantizeWhat is what a dispatch does when it quantises.
+func quantizeWhat(s *Spec) (what uint32) {
 	if s.Quantize != weft.InvalidDType {
 		if s.Payload == FP8UE8M0 {
 			what |= whatExponents | whatPowerOfTwo
@@ -389,6 +386,14 @@ func pieceWords(s *Spec, units int) uint32 {
 	}
 }
 
+// scaleStrides says where the scales of received rows stand: row x number + zone x number of the zone's first row + word x number of the word of scales.
+func scaleStrides(s *Spec, words, zoneRows uint32) (row, zone, word uint32) {
+	if s.ScaleOrder == RowMajorScales || words == 0 {
+		return words, 0, 1
+	}
+	return 1, words - 1, zoneRows
+}
+
 func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err error) {
 	g, s, r, units := &h.geometry, &h.spec, &h.regions, h.tuning.dispatchUnits
 	d := dispatchArgs{
@@ -397,8 +402,9 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err 
 		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), ranks: device.NewDivisor(g.ranks), selections: device.NewDivisor(g.tokens * g.topk),
 		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
-		zone: uint32(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders), clerks: uint32(h.blocks.dispatchClerks), what: rowWhat(s),
+		zone: device.NewDivisor(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders), clerks: uint32(h.blocks.dispatchClerks), what: quantizeWhat(s),
 	}
+	d.scaleRow, d.scaleZone, d.scaleWord = scaleStrides(s, d.scaleWords, d.zone.By)
 	if r.direct {
 		d.what |= whatDirect
 	}

@@ -2,6 +2,7 @@ package ep_test
 
 import (
 	"bufio"
+	"fmt"
 	"iter"
 	"maps"
 	"os"
@@ -47,6 +48,51 @@ func TestEveryKernelOnGPUs(t *testing.T) {
 		}
 		for s, ranks := range smallSpecs() {
 			run(strings.Join(ep.KernelsOf(s, ranks), ", "), s, ranks)
+		}
+	})
+}
+
+// TestScalesOnGPUs has scales column-major, and as powers of two, by the kernels for one purpose: for few tokens and for many, in pieces of all sizes, of rows that
+// are quantised on the way and before.
+func TestScalesOnGPUs(t *testing.T) {
+	payloads := map[string]ep.Spec{
+		"given":               {},
+		"quantised":           {Quantize: weft.BFloat16},
+		"quantised to powers": {Quantize: weft.BFloat16, PowerOfTwoScales: true},
+	}
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		ranks := 2
+		if m.holds(3) && !m.emulated {
+			ranks = 3
+		}
+		e := m.engine(t, ranks, gpuDeadline)
+		for _, layout := range []ep.Layout{ep.ExpertMajor, ep.RankMajor} {
+			for payload, s := range payloads {
+				for kernel, k := range map[string]struct{ tokens, units int }{
+					"few_1": {1, 1}, "many_1": {12, 1}, "many_2": {12, 2}, "many_4": {12, 4},
+				} {
+					s := s
+					s.Layout, s.Payload, s.ScaleOrder, s.Counts = layout, ep.FP8, ep.ColumnMajorScales, ep.DeviceCounts
+					s.Experts, s.TopK, s.MaxTokens, s.Hidden, s.SMs = 3*ranks, 3, k.tokens, 2560, 4*ranks
+					s.Tuning.Dispatch = ep.KernelTuning{Protocol: ep.ValueProtocol, Units: k.units}
+					if layout == ep.RankMajor {
+						s.Wire, s.Sum = ep.PerRank, ep.Plain
+					}
+					if s.ValidateOn(ep.GPUEngine, ranks) != nil {
+						continue // what is quantised goes by fewer units
+					}
+					t.Run(fmt.Sprintf("%v/%s/%s", layout, payload, kernel), func(t *testing.T) {
+						if all := ep.KernelsOf(s, ranks); !strings.HasSuffix(all[1], "weft_dispatch_"+kernel) {
+							t.Fatalf("by %v", all)
+						}
+						c := evenly(s, ranks, 1, s.MaxTokens)
+						c.Fused = true
+						if err := e.Ranks(ranks, func(comm *weft.Comm) error { return c.Do(e, comm) }); err != nil {
+							t.Fatal(err)
+						}
+					})
+				}
+			}
 		}
 	})
 }

@@ -34,16 +34,16 @@ const (
 	whatMove    = 8
 
 	whatDirect     = 16
-	whatColumns    = 32 // as all that follow, also of a push
 	whatWide       = 64
-	whatPowerOfTwo = 128
+	whatPowerOfTwo = 128 // as what follows, also of a push
 	whatExponents  = 256
 
 	whatWeighted = 64 // of combine
 
-	whatByRank = 4 // of handles whose rows have their final places before they leave
-	whatPacked = 8
-	whatBulk   = 512
+	whatByRank  = 4 // of handles whose rows have their final places before they leave
+	whatPacked  = 8
+	whatColumns = 32
+	whatBulk    = 512
 )
 
 // dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cuh. Fields that are addresses lie on this GPU; offsets are those of
@@ -56,10 +56,10 @@ type dispatchArgs struct {
 	arrived, ready                    uint64
 	turnBytes                         uint64
 	direct, directScales              uint64
-	pieces, ranks, selections         device.Divisor
+	pieces, ranks, selections, zone   device.Divisor
 	slotBytes, rowBytes               uint32
 	scaleWords, pieceWords            uint32
-	zone                              uint32
+	scaleRow, scaleZone, scaleWord    uint32
 	what, tokens, hidden              uint32
 	senders, block, free, clerks      uint32
 	ids, weights, x, scales           uint64

@@ -169,9 +169,12 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	units := mostUnits(*s)
 	push := pushArgs{
 		shape: h.shape(), words: uint64(r.words), marks: uint64(r.marks), blocks: uint64(r.blocks),
-		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), what: what&whatByRank | rowWhat(s),
+		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), what: what&whatByRank | quantizeWhat(s),
 		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()), scaleWords: uint32(s.scaleBytes() / 4),
 		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity), hidden: uint32(s.Hidden), align: uint32(g.align),
+	}
+	if s.ScaleOrder == ColumnMajorScales {
+		push.what |= whatColumns
 	}
 	if s.Layout.packed() && s.Counts == HostCounts {
 		push.zone = 0 // tensors have exactly the rows that come

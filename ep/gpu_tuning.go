@@ -221,7 +221,7 @@ func few(s Spec, ranks int) bool {
 // fusedDispatchName is the kernel for calls that prepare, send and receive at once, or empty where they have none of their own.
 func (t *tuning) fusedDispatchName(s Spec, ranks int) string {
 	switch {
-	case t.placed || !t.valueDispatch || rowWhat(&s) != 0:
+	case t.placed || !t.valueDispatch:
 		return ""
 	case !few(s, ranks):
 		return fmt.Sprintf("weft_dispatch_many_%d", t.dispatchUnits)

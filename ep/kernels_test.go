@@ -83,7 +83,7 @@ func arguedPrograms(arch string) []argued {
 		{dispatchKernel(ExpertMajor, weft.InvalidDType, arch), shared + layout.Of("Dispatch", reflect.TypeFor[dispatchArgs](), nil) +
 			layout.Constants(map[string]int{
 				"SEND": whatSend, "RECEIVE": whatReceive, "ROUTE": whatRoute, "MOVE": whatMove, "DIRECT": whatDirect,
-				"COLUMNS": whatColumns, "WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
+				"WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
 				"ROUTE / ROUTE": device.CallPrepare, "MOVE / ROUTE": device.CallDispatch, "(ROUTE | MOVE) / ROUTE": device.CallPrepareDispatch,
 			})},
 		{combineKernel(rankForm, weft.BFloat16, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +

@@ -269,7 +269,7 @@ __device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m
 			total += c;
 		}
 		a.described[from + i] = (int)total;
-		a.described[a.shape.local + from + i] = BY_EXPERT ? (int)((from + i) * a.zone) : 0;
+		a.described[a.shape.local + from + i] = BY_EXPERT ? (int)((from + i) * a.zone.by) : 0;
 	}
 }
 

@@ -104,7 +104,7 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 		for (u32 u = 0; u < UNITS; u++) v[u] = f.v[u];
 		u32 w = pc * a.piece_words + lane, word = VALUE ? clean(f.word) : f.word;
 		bool scales = lane < a.piece_words && w < a.scale_words;
-		u64 word_at = beside + (direct && scales ? scale_at(a, b, row, w) : w) * 4;
+		u64 word_at = beside + (direct && scales ? scale_at(a, row, w) : w) * 4;
 #endif
 #pragma unroll
 		for (u32 u = 0; VALUE && u < UNITS; u++) v[u] = clean(v[u]);
@@ -115,11 +115,11 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 			for (u32 u = 0; u < UNITS; u++) {
 				if (end + u * UNIT < a.row_bytes) store16(a.out + (u64)row * a.row_bytes + end + u * UNIT, v[u]);
 #if WEFT_QUANTIZE
-				if (scale[u] >= 0) a.out_scales[scale_at(a, b, row, scale[u])] = VALUE ? clean(word[u]) : word[u];
+				if (scale[u] >= 0) a.out_scales[scale_at(a, row, scale[u])] = VALUE ? clean(word[u]) : word[u];
 #endif
 			}
 #if !WEFT_QUANTIZE
-			if (scales) a.out_scales[scale_at(a, b, row, w)] = word;
+			if (scales) a.out_scales[scale_at(a, row, w)] = word;
 #endif
 		}
 		if (stays<VALUE>(b)) to &= ~(1ull << a.group.rank);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 				if (end + u * UNIT < a.row_bytes) put16<VALUE>(window + first + u * UNIT, v[u]);
 #if WEFT_QUANTIZE
 				if (scale[u] < 0) continue;
-				u64 w = direct ? scale_at(a, b, row, scale[u]) : scale[u];
+				u64 w = direct ? scale_at(a, row, scale[u]) : scale[u];
 				store_relaxed_sys4(window + beside + w * 4, word[u]);
 #endif
 			}
@@ -149,7 +149,7 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 			u32 word = a.scales[(u64)t * a.scale_words + w];
 			for (u32 i = 0; i < a.group.ranks; i++) {
 				u32 r = next_rank(a.group, i);
-				if (holds(to, r)) store_relaxed_sys4(a.group.window[r] + beside + (direct ? scale_at(a, b, row, w) : w) * 4, word);
+				if (holds(to, r)) store_relaxed_sys4(a.group.window[r] + beside + (direct ? scale_at(a, row, w) : w) * 4, word);
 			}
 		}
 #endif
@@ -189,13 +189,15 @@ template <u32 UNITS> __device__ __forceinline__ void store_rows(const Dispatch &
 }
 
 // store_scale puts a word of scales, of which every lane may have one, where it belongs.
-__device__ __forceinline__ void store_scale(const Dispatch &a, const Batch &b, u32 slot, u32 landing, bool here, u32 w, u32 word) {
+__device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 landing, bool here, u32 w, u32 word) {
 	if constexpr (!BY_EXPERT) {
-		if (here) a.out_scales[scale_at(a, b, slot, w)] = word;
+		if (here) a.out_scales[scale_at(a, slot, w)] = word;
 	} else {
+		u64 first = scale_at(a, landing - 1, 0); // each lane's, so that no row takes more than another's
+		u32 *to = a.out_scales + (u64)w * a.scale_word;
 		for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
-			u32 row = __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1;
-			if (here) a.out_scales[scale_at(a, b, row, w)] = word;
+			u64 row = __shfl_sync(0xFFFFFFFFu, first, __ffs((int)todo) - 1);
+			if (here) to[row] = word;
 		}
 	}
 }
@@ -238,7 +240,7 @@ struct Landing {
 	__device__ __forceinline__ Landing(const Dispatch &a, uint2 record) {
 		u32 le = (record.x & 0xFFFF) - 1 - a.group.rank * a.shape.local;
 		e = record.x & 0xFFFF;
-		row = le < a.shape.local ? (BY_EXPERT ? le * a.zone + (record.x >> 16) : le) + 1 : 0;
+		row = le < a.shape.local ? (BY_EXPERT ? le * a.zone.by + (record.x >> 16) : le) + 1 : 0;
 	}
 
 	// missing is a source of the earlier selections whose is not known: whoever waits waits for it, and not for the slot's own.
@@ -267,7 +269,7 @@ struct Landing {
 
 	// keep leaves out what has no room.
 	__device__ __forceinline__ void keep(const Dispatch &a) {
-		if (BY_EXPERT && row > (e - a.group.rank * a.shape.local) * a.zone) row = 0;
+		if (BY_EXPERT && row > (e - a.group.rank * a.shape.local) * a.zone.by) row = 0;
 	}
 };
 
@@ -458,9 +460,9 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	if (!any || !move || ((is_direct<VALUE>(b) || (own && !BY_EXPERT)) && !p.absent)) return;
 
 	u32 first = p.pc * a.piece_words + lane, word = 0; // of the scales, which are on their way while the row is looked at
-	bool scale = lane < a.piece_words && first < a.scale_words && !p.absent;
-	const char *scale_at = p.row + a.row_bytes + (u64)first * 4;
-	if (VALUE && scale) word = own ? clean(a.scales[(u64)p.t * a.scale_words + first]) : load_relaxed_sys4(scale_at);
+	bool here = lane < a.piece_words && first < a.scale_words, sent = here && !p.absent;
+	const char *word_at = p.row + a.row_bytes + (u64)first * 4;
+	if (VALUE && sent) word = own ? clean(a.scales[(u64)p.t * a.scale_words + first]) : load_relaxed_sys4(word_at);
 	if (p.absent) {
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) p.v[u] = make_uint4(0, 0, 0, 0);
@@ -471,20 +473,22 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 		if (!route || !all) await_units<UNITS>(a, w, p, lane);
 	} else if (!VALUE) {
 		await_rows(a, b, w, src, lane, seen);
-		if (scale) word = load_relaxed_sys4(scale_at);
+		if (sent) word = load_relaxed_sys4(word_at);
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
 			if (p.at(u, lane) < a.row_bytes) p.v[u] = load_relaxed_sys16(p.row + p.at(u, lane));
 		}
 	}
 	store_rows<UNITS>(a, p, landing, lane);
-	for (u32 from = 0; from < a.piece_words; from += 32) {
-		u32 j = p.pc * a.piece_words + from + lane;
-		bool here = from + lane < a.piece_words && j < a.scale_words;
-		const char *q = p.row + a.row_bytes + (u64)j * 4;
-		if (from != 0 && here && !p.absent) word = load_relaxed_sys4(q);
-		if (VALUE && here && !p.absent && !own && word == EMPTY) word = await4(w, src, q);
-		store_scale(a, b, p.slot, landing, here, j, word);
+	if (a.piece_words != 0) {
+		if (VALUE && sent && !own && word == EMPTY) word = await4(w, src, word_at);
+		store_scale(a, p.slot, landing, here, first, word);
+		for (u32 from = 32; !VALUE && from < a.piece_words; from += 32) { // of opaque rows
+			u32 j = first + from;
+			here = from + lane < a.piece_words && j < a.scale_words;
+			word = here && !p.absent ? load_relaxed_sys4(p.row + a.row_bytes + (u64)j * 4) : 0;
+			store_scale(a, p.slot, landing, here, j, word);
+		}
 	}
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 }
@@ -672,8 +676,9 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	leave(a.state, b.epoch, b.turn, receive);
 }
 
-// What a kernel is for. Most calls do everything at once, and quantise to plain scales: kernels for these alone, one of them for few tokens, do not ask what the
-// launch does. A warp that is alone takes five cycles an instruction, so that is a tenth of the time of a small dispatch.
+// What a kernel is for. Most calls do everything at once: kernels for these alone, one of them for few tokens, do not ask what the launch does. A warp that is alone
+// takes five cycles an instruction, so that is a tenth of the time of a small dispatch. They serve both orders of scales, and powers of two: strides that the host
+// gives replace a question for the order, and a power of two takes five instructions, so kernels for each would gain nothing that the time to compile them is worth.
 enum Purpose { ANY, MANY, FEW };
 
 template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void dispatch(const Dispatch &a) {
@@ -681,7 +686,8 @@ template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void di
 	wait_for_previous();
 	Batch b;
 	b.blocks = gridDim.x - a.clerks;
-	b.what = FOR == ANY ? a.what : (a.what | SEND | RECEIVE | ROUTE | MOVE) & ~(COLUMNS | POWER_OF_TWO | EXPONENTS);
+	b.what = FOR == ANY ? a.what : a.what | SEND | RECEIVE | ROUTE | MOVE;
+	if (VALUE) b.what &= ~EXPONENTS; // which may be any bits
 	b.few = FOR == ANY ? few(a) : FOR == FEW;
 	b.own = a.group.window[a.group.rank];
 	if (blockIdx.x >= b.blocks) {

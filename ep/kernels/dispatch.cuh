@@ -26,9 +26,10 @@ struct Dispatch {
 	u64 turn_bytes;							   // of one turn of rows
 	u64 direct, direct_scales;				   // offsets in a window, of the direct form
 	Divisor pieces, ranks, selections; // of a row, of the group, and of a source: capacity x top-k
+	Divisor zone;					   // rows of an expert, or of all
 	u32 slot_bytes, row_bytes;
-	u32 scale_words, piece_words; // of a row, and at most of a piece
-	u32 zone;					  // rows of an expert, or of all; they share a block of column-major scales
+	u32 scale_words, piece_words;		   // of a row, and at most of a piece
+	u32 scale_row, scale_zone, scale_word; // strides of received scales: scale_at
 	u32 what, tokens, hidden;
 	u32 senders; // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
 	u32 block;	 // direct: where the rows go, at every rank
@@ -50,9 +51,12 @@ struct Dispatch {
 
 static_assert(sizeof(Dispatch) == WEFT_DISPATCH_BYTES, "the host has another idea of the arguments");
 
-__device__ __forceinline__ u64 scale_at(const Dispatch &a, const Batch &b, u32 row, u32 word) {
-	if ((b.what & COLUMNS) == 0) return (u64)row * a.scale_words + word;
-	return (u64)(row / a.zone) * a.zone * a.scale_words + (u64)word * a.zone + row % a.zone;
+// scale_at is where a word of a row's scales stands among the received ones. The strides that the host gives serve both orders, so that no kernel asks which it is:
+// column-major, the scales of a zone stand together.
+__device__ __forceinline__ u64 scale_at(const Dispatch &a, u32 row, u32 word) {
+	u32 rest = row;
+	if (BY_EXPERT) a.zone.quotient(row, rest);
+	return (u64)row * a.scale_row + (u64)(row - rest) * a.scale_zone + (u64)word * a.scale_word;
 }
 
 // head_at is where the words stand that src sends with every operation.

@@ -21,7 +21,6 @@ namespace weft {
 enum {
 	SEND = 1,
 	RECEIVE = 2,
-	COLUMNS = 32,		// of dispatch: scales stand column-major
 	WIDE = 64,			// expert indices have 64 bits
 	POWER_OF_TWO = 128, // quantisation: scales are powers of two
 	EXPONENTS = 256,	// quantisation: scales are stored as exponents

@@ -9,7 +9,10 @@
 namespace weft {
 
 // What the launch does, beside what placed.cuh names.
-enum { BULK = 512 };
+enum {
+	COLUMNS = 32, // scales stand column-major
+	BULK = 512,
+};
 
 // Go: pushArgs.
 struct Push {

@@ -40,12 +40,10 @@ __device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, 
 #pragma unroll
 	for (int i = 1; i < 8; i *= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
 	most = fminf(fmaxf(most, 1e-4f), 3.4028234663852886e38f);
-	float size = divide(most, 448.0f), factor = divide(448.0f, most);
-	if ((what & POWER_OF_TWO) != 0) {
-		u32 up = (bits(size) + 0x7FFFFF) & ~0x7FFFFFu;
-		size = number(up);
-		factor = number((254u << 23) - up);
-	}
+	float factor = divide(448.0f, most);
+	// The power of two that is not less than most / 448: 448 is 1.75 x 2^8, so it is 2^-8 of most's own, or of the next if most is more than 1.75 times that.
+	u32 power = (bits(most) + 0x1FFFFF - (8u << 23)) & ~0x7FFFFFu;
+	if ((what & POWER_OF_TWO) != 0) factor = number((254u << 23) - power);
 	u32 q[4];
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
@@ -53,6 +51,8 @@ __device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, 
 		u32 high = to_e4m3x2(multiply(f[4 * i + 2], factor), multiply(f[4 * i + 3], factor));
 		q[i] = low | high << 16;
 	}
+	float size = divide(most, 448.0f);
+	if ((what & POWER_OF_TWO) != 0) size = number(power);
 	scale = -1;
 	if ((what & EXPONENTS) != 0) {
 		u32 e = bits(size) >> 23;
