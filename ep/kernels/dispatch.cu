@@ -164,9 +164,15 @@ template <u32 UNITS> struct Piece {
 	const char *row;
 	u32 tail;	 // the last 16 bytes of the piece, in the row
 	uint4 v[UNITS]; // this lane's
+	u32 word;		// of scales, this lane's first
 	bool absent; // nothing comes: the rank is left out, or has fewer tokens
 
 	__device__ __forceinline__ u32 at(u32 u, u32 lane) const { return (pc * UNITS + u) * UNIT + lane * 16; }
+
+	// scale_of is which of the row's scales the lane's first is.
+	__device__ __forceinline__ u32 scale_of(const Dispatch &a, u32 lane) const { return pc * a.piece_words + lane; }
+	__device__ __forceinline__ bool has_scale(const Dispatch &a, u32 lane) const { return lane < a.piece_words && scale_of(a, lane) < a.scale_words; }
+	__device__ __forceinline__ const char *scale_in(const Dispatch &a, u32 lane) const { return row + a.row_bytes + (u64)scale_of(a, lane) * 4; }
 };
 
 // store_row puts a piece of a row where it belongs.
@@ -228,7 +234,7 @@ __device__ __forceinline__ bool at_once(const Dispatch &a, const Batch &b) { ret
 
 // eager says that so little comes that every lane polls its own part of a piece.
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ bool eager(const Dispatch &a, const Batch &b) {
-	return VALUE && UNITS == 1 && a.shape.capacity <= EAGER && (b.what & MOVE) != 0 && at_once(a, b);
+	return VALUE && UNITS == 1 && (b.few || a.shape.capacity <= EAGER) && (b.what & MOVE) != 0 && at_once(a, b);
 }
 
 // Landing is where a lane's selection stands here. By expert it is known only with the selections of the sources before: with their records where there are few,
@@ -363,15 +369,17 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 	u32 first = a.group.rank * a.shape.local, before = BY_EXPERT && b.few ? p.src * a.selections.by : 0;
 	const char *rp = b.own + a.records + (((u64)b.turn * a.group.ranks * a.shape.capacity + p.slot) * a.shape.topk + lane) * sizeof(Pair);
 	uint2 record = make_uint2(0, 0);
-	// One lane polls for the piece, so that the others do not slow what is on its way. Where little is, all do, and need not look again.
+	// One lane polls for the piece, so that the others do not slow what is on its way. Where little is, all do, for their words of scales too, and need not look again.
 	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.what & MOVE) != 0 && (all ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
 	bool together = at_once(a, b);
-	const char *pp = all ? p.row + p.at(0, lane) : p.row + p.tail;
+	const char *pp = all ? p.row + p.at(0, lane) : p.row + p.tail, *sp = p.scale_in(a, lane);
+	bool scales = all && !own && p.has_scale(a, lane);
 	u32 earlier = 0;
 	while (!p.absent) {
 		uint4 end = make_uint4(0, 0, 0, 0);
 		if (lane < a.shape.topk) record = load_relaxed_sys8(rp);
 		if (polls && together) end = load_relaxed_sys16(pp);
+		if (scales) p.word = load_relaxed_sys4(sp);
 		u32 count = tokens_of(a, b, p.src);
 		if (lane < before) earlier = Landing::earlier(a, b, p.src, lane);
 		if (all && !own) p.v[0] = end;
@@ -444,6 +452,7 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 		bool here = move && p.t < a.tokens && p.at(u, lane) < a.row_bytes;
 		p.v[u] = here ? clean(load_once(a.x + (u64)p.t * a.row_bytes + p.at(u, lane))) : make_uint4(0, 0, 0, 0);
 	}
+	if (own && move && p.t < a.tokens && p.has_scale(a, lane)) p.word = clean(a.scales[(u64)p.t * a.scale_words + p.scale_of(a, lane)]);
 #endif
 	u32 landing = 0;
 	if (!route && lane < a.shape.topk) landing = a.landings[(u64)p.slot * a.shape.topk + lane].what;
@@ -459,21 +468,20 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	if (VALUE && p.pc == 0 && lane == 0) a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] = any && move && !p.absent && !own ? (u32)b.epoch + 2 : 0;
 	if (!any || !move || ((is_direct<VALUE>(b) || (own && !BY_EXPERT)) && !p.absent)) return;
 
-	u32 first = p.pc * a.piece_words + lane, word = 0; // of the scales, which are on their way while the row is looked at
-	bool here = lane < a.piece_words && first < a.scale_words, sent = here && !p.absent;
-	const char *word_at = p.row + a.row_bytes + (u64)first * 4;
-	if (VALUE && sent) word = own ? clean(a.scales[(u64)p.t * a.scale_words + first]) : load_relaxed_sys4(word_at);
+	// The scales are on their way while the row is looked at, unless they were polled for with it.
+	bool all = eager<VALUE, UNITS>(a, b), here = p.has_scale(a, lane), sent = here && !p.absent;
+	if (VALUE && sent && !own && !(route && all)) p.word = load_relaxed_sys4(p.scale_in(a, lane));
 	if (p.absent) {
+		p.word = 0;
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) p.v[u] = make_uint4(0, 0, 0, 0);
 	} else if (VALUE && !own) {
-		bool all = eager<VALUE, UNITS>(a, b);
 		if (!route && !all && lane == p.tail % UNIT / 16) await4(w, src, p.row + p.tail + 12);
 		__syncwarp();
 		if (!route || !all) await_units<UNITS>(a, w, p, lane);
 	} else if (!VALUE) {
 		await_rows(a, b, w, src, lane, seen);
-		if (sent) word = load_relaxed_sys4(word_at);
+		if (sent) p.word = load_relaxed_sys4(p.scale_in(a, lane));
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
 			if (p.at(u, lane) < a.row_bytes) p.v[u] = load_relaxed_sys16(p.row + p.at(u, lane));
@@ -481,13 +489,13 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 	}
 	store_rows<UNITS>(a, p, landing, lane);
 	if (a.piece_words != 0) {
-		if (VALUE && sent && !own && word == EMPTY) word = await4(w, src, word_at);
-		store_scale(a, p.slot, landing, here, first, word);
-		for (u32 from = 32; !VALUE && from < a.piece_words; from += 32) { // of opaque rows
-			u32 j = first + from;
+		if (VALUE && sent && !own && p.word == EMPTY) p.word = await4(w, src, p.scale_in(a, lane));
+		store_scale(a, p.slot, landing, here, p.scale_of(a, lane), p.word);
+		for (u32 from = 32; !VALUE && from < a.piece_words; from += 32) { // opaque rows may have more
+			u32 j = p.scale_of(a, lane) + from;
 			here = from + lane < a.piece_words && j < a.scale_words;
-			word = here && !p.absent ? load_relaxed_sys4(p.row + a.row_bytes + (u64)j * 4) : 0;
-			store_scale(a, p.slot, landing, here, j, word);
+			p.word = here && !p.absent ? load_relaxed_sys4(p.row + a.row_bytes + (u64)j * 4) : 0;
+			store_scale(a, p.slot, landing, here, j, p.word);
 		}
 	}
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
