@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds into build/gpu what a host without Go needs to run the tests and benchmarks: the command line, a test program for each package with its
-# testdata, compressed, the GPU kernels, compiled where NVRTC can be had, and run.sh, which runs them. The programs need glibc. GOARCH picks another
-# architecture; WEFT_ARCHS other GPUs.
+# testdata, and the GPU kernels, compiled where NVRTC can be had, all compressed; and run.sh, which runs them. Kernels of tests and examples are compiled on
+# the host. The programs need glibc. GOARCH picks another architecture; WEFT_ARCHS other GPUs.
 set -eu
 . "$(dirname "$0")/env.sh"
 
@@ -32,12 +32,13 @@ esac
 
 export GOOS=linux CGO_ENABLED=0
 go build -trimpath -ldflags='-s -w' -o "$bundle/weft" ./cmd/weft
+gzip -9 -n "$bundle/weft"
 
 # What a GPU or its host's memory may change the outcome of, and no more: the bundle is small, so that it is carried quickly.
 go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}' ./... |
 	while read -r package dir; do
 		case $package in
-		'' | "$module"/cmd/* | "$module"/examples/* | "$module"/scripts) continue ;;
+		'' | "$module"/cmd/* | "$module"/scripts) continue ;;
 		"$module"/bootstrap | "$module"/cuda/cudatest | "$module"/cuda/cudatest/* | "$module"/cuda/internal/*) continue ;;
 		"$module"/channel | "$module"/internal/dl | "$module"/internal/shm | "$module"/internal/simd) continue ;;
 		esac

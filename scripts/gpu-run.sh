@@ -35,7 +35,7 @@ if [ -d "$bundle/cache" ]; then
 	WEFT_CACHE=$work/cache${WEFT_CACHE:+:$WEFT_CACHE}
 	export WEFT_CACHE
 fi
-cp "$bundle/weft" "$work/weft" && chmod 700 "$work/weft" || exit 1
+gzip -dc "$bundle/weft.gz" >"$work/weft" && chmod 700 "$work/weft" || exit 1
 
 programs=$(cd "$bundle/tests" && find . -name run.test.gz | sed 's|^\./||; s|/run\.test\.gz$||' | sort)
 name_of() { printf 'test-%s' "$1" | tr / -; }

@@ -48,10 +48,9 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	script, err := os.ReadFile("gpu-run.sh")
 	must(err)
 	must(os.WriteFile(filepath.Join(dir, "run.sh"), script, 0o755))
-	must(os.WriteFile(filepath.Join(dir, "weft"), []byte(fakeWeft), 0o755))
-	for name, text := range map[string]string{"plain": fakePlain, "ep": fakeGPU} {
-		must(os.MkdirAll(filepath.Join(dir, "tests", name), 0o755))
-		f, err := os.Create(filepath.Join(dir, "tests", name, "run.test.gz"))
+	for name, text := range map[string]string{"weft.gz": fakeWeft, "tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU} {
+		must(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
+		f, err := os.Create(filepath.Join(dir, name))
 		must(err)
 		z := gzip.NewWriter(f)
 		_, err = z.Write([]byte(text))

@@ -2,10 +2,14 @@
 //
 //	weft run -n 4 build/moe        four ranks on this machine
 //	build/moe -steps 100           one rank
+//	weft run -n 4 build/moe -device gpu    with the experts on GPUs
 //
 // In each layer (layer.go) a router selects 2 of 16 experts for every token. Tokens travel to their experts by ep's Dispatch, what these make of them
 // comes home, weighted and summed, by Combine, and gradients take the same ways back. All other parameters are on every rank, and their gradients are
 // summed by collective's AllReduce (train.go). The losses of 1, 2 and 4 ranks are the same bit for bit: compare the hashes that are printed last.
+//
+// Experts work on the host (host.go), or on GPUs, through kernels of this program's own (gpu.go, gpu_layer.go, experts.cu). Everything else is on the host either way. Losses on
+// GPUs have last bits, and a hash, of their own.
 package main
 
 import (
@@ -36,11 +40,15 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	library := filepath.Join(cmp.Or(os.Getenv("GOROOT"), strings.TrimSpace(string(goroot))), "src", "*", "*.go")
 	files := flags.String("text", library, "pattern of the files to learn")
 	check := flags.Bool("check", true, "fail unless the loss ends 0.5 nats per byte below the unigram entropy")
+	device := flags.String("device", "host", "where experts work: host or gpu")
 	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "training steps")
 	flags.IntVar(&cfg.Layers, "layers", cfg.Layers, "mixture-of-experts layers")
 	flags.IntVar(&cfg.Verify, "verify", cfg.Verify, "verify the exchange every so many steps, 0 for never")
 	flags.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of the parameters and the samples")
 	_ = flags.Parse(args) // exits if it cannot
+	if *device != "host" && *device != "gpu" {
+		return fmt.Errorf("-device %s: want host or gpu", *device)
+	}
 	text, err := readText(*files)
 	if err != nil {
 		return err
@@ -50,10 +58,18 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, comm.Close()) }()
-	model, err := newModel(ctx, comm, cfg)
+	exchange := comm
+	if *device == "gpu" {
+		if exchange, err = joinOwnGPU(ctx, comm); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, exchange.Close()) }()
+	}
+	model, err := newModel(ctx, comm, exchange, cfg)
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, model.close()) }()
 	if comm.Rank() != 0 {
 		out = io.Discard
 	}

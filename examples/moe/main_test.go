@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -46,14 +47,32 @@ func join(t *testing.T, n int) []*weft.Comm {
 // models makes a model on each of n goroutine ranks, and runs body on all of them at once.
 func models(t *testing.T, n int, cfg Config, body func(ctx context.Context, m *model) error) []*model {
 	t.Helper()
+	return modelsOn(t, n, cfg, onHost, body)
+}
+
+// meeting gives a rank the communicator through which its tokens travel.
+type meeting func(ctx context.Context, c *weft.Comm) (*weft.Comm, error)
+
+func onHost(_ context.Context, c *weft.Comm) (*weft.Comm, error) { return c, nil }
+
+// modelsOn is models whose experts work where the ranks of other communicators are.
+func modelsOn(t *testing.T, n int, cfg Config, meet meeting, body func(ctx context.Context, m *model) error) []*model {
+	t.Helper()
 	ctx, all := testContext(t), make([]*model, n)
 	err := eptest.Each(join(t, n), func(c *weft.Comm) error {
-		m, err := newModel(ctx, c, cfg)
+		exchange, err := meet(ctx, c)
 		if err != nil {
 			return err
 		}
-		all[c.Rank()] = m
-		return body(ctx, m)
+		m, err := newModel(ctx, c, exchange, cfg)
+		if err == nil {
+			all[c.Rank()] = m
+			err = errors.Join(body(ctx, m), m.close())
+		}
+		if exchange != c {
+			err = errors.Join(err, exchange.Close())
+		}
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

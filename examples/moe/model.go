@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -60,17 +61,20 @@ type model struct {
 	cfg            Config
 	comm           *weft.Comm
 	group          *collective.Group
+	handle         *ep.Handle // serves all layers: each holds on to what it received until its backward pass
 	dense, experts parameters // of the experts those of this rank, layer by layer
 	weights        dense      // views of the dense parameters
 	layers         []*layer
+	gpu            *gpu      // where the experts work, or nil
 	own, sum       []float32 // gradients of the dense parameters, then the loss: of this rank's micro-batch, and of those of the step so far
 	verified       int       // forward passes of layers, on every rank
 	before, target []byte    // of the micro-batch in work: for each token the bytes before it, and the byte to predict
 	x, probs       matrix    // what comes out of the layers, and of the softmax
 }
 
-// newModel is called by all ranks with the same Config.
-func newModel(ctx context.Context, comm *weft.Comm, cfg Config) (*model, error) {
+// newModel is called by all ranks with the same Config. Gradients of what every rank has are summed through comm, and tokens travel through exchange, where the
+// experts work: on the GPUs that its ranks are bound to, or on the host, where it may be comm itself. The caller closes the model before either.
+func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *model, err error) {
 	ranks, local := comm.Size(), cfg.Experts/comm.Size()
 	if microBatches%ranks != 0 {
 		return nil, fmt.Errorf("%d ranks: want 1, 2 or 4, which share %d micro-batches evenly", ranks, microBatches)
@@ -78,18 +82,32 @@ func newModel(ctx context.Context, comm *weft.Comm, cfg Config) (*model, error) 
 	if min(cfg.Context, cfg.Hidden, cfg.Inner, cfg.Layers, cfg.Experts, cfg.TopK, cfg.Tokens, cfg.Steps) < 1 {
 		return nil, fmt.Errorf("%+v: want positive sizes", cfg)
 	}
-	handle, err := ep.NewHandle(ctx, comm, ep.Spec{
+	spec := ep.Spec{
 		Experts: cfg.Experts, TopK: cfg.TopK, Hidden: cfg.Hidden, MaxTokens: cfg.Tokens, Live: cfg.Layers,
 		Layout: ep.ExpertPacked, Wire: ep.PerRank, Reduction: ep.Exact, Sum: ep.Weighted, Payload: ep.FP32,
-	})
+	}
+	if exchange.Device() != nil {
+		spec.Counts = ep.DeviceCounts // nothing waits for the host to learn how many rows have come
+	}
+	handle, err := ep.NewHandle(ctx, exchange, spec)
 	if err != nil {
 		return nil, err
 	}
-	group, err := collective.New(ctx, comm, collective.Options{})
-	if err != nil {
+	m := &model{cfg: cfg, comm: comm, handle: handle}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	if m.group, err = collective.New(ctx, comm, collective.Options{}); err != nil {
 		return nil, err
 	}
-	m := &model{cfg: cfg, comm: comm, group: group, own: make([]float32, cfg.denseSize()+1), sum: make([]float32, cfg.denseSize()+1)}
+	if exchange.Device() != nil {
+		if m.gpu, err = newGPU(ctx, exchange, handle, cfg); err != nil {
+			return nil, err
+		}
+	}
+	m.own, m.sum = make([]float32, cfg.denseSize()+1), make([]float32, cfg.denseSize()+1)
 	m.dense, m.experts = newParameters(m.sum[:cfg.denseSize()]), newParameters(make([]float32, cfg.Layers*local*cfg.expertSize()))
 	m.weights = cfg.dense(m.dense.value)
 	rng := rand.New(rand.NewPCG(cfg.Seed, 1<<62)) // samples have the streams from 0
@@ -97,7 +115,12 @@ func newModel(ctx context.Context, comm *weft.Comm, cfg Config) (*model, error) 
 	fill(m.weights.routers, rng, 1/math.Sqrt(float64(cfg.Hidden)))
 	fill(m.weights.out, rng, 0.1/math.Sqrt(float64(cfg.Hidden)))
 	for i := range cfg.Layers {
-		l := &layer{cfg: cfg, handle: handle, router: rows(m.weights.routers, i*cfg.Hidden, cfg.Hidden)}
+		l := &layer{cfg: cfg, router: rows(m.weights.routers, i*cfg.Hidden, cfg.Hidden)}
+		if from, n := i*local*cfg.expertSize(), local*cfg.expertSize(); m.gpu != nil {
+			l.work = &gpuWork{gpu: m.gpu, values: m.experts.value[from : from+n], grads: m.experts.grad[from : from+n], y: m.gpu.y[i], hidden: m.gpu.hidden[i]}
+		} else {
+			l.work = &hostWork{handle: handle}
+		}
 		for e := range local {
 			x := cfg.expert(m.experts.value, i*local+e)
 			rng := rand.New(rand.NewPCG(cfg.Seed, 1<<63+uint64(i*cfg.Experts+comm.Rank()*local+e))) // the same wherever it lives
@@ -108,6 +131,15 @@ func newModel(ctx context.Context, comm *weft.Comm, cfg Config) (*model, error) 
 		m.layers = append(m.layers, l)
 	}
 	return m, nil
+}
+
+// close gives back what is not the host's memory.
+func (m *model) close() error {
+	var err error
+	if m.gpu != nil {
+		err = m.gpu.close.all()
+	}
+	return errors.Join(err, m.handle.Close())
 }
 
 // forward returns the loss of a micro-batch: the sum over its tokens, in nats, divided by the tokens of the step.

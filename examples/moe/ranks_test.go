@@ -25,11 +25,13 @@ func bits(v []float32) []uint32 {
 }
 
 // train trains on n ranks, and fails the test unless these agree on what they all have.
-func train(t *testing.T, n int, cfg Config) outcome {
+func train(t *testing.T, n int, cfg Config) outcome { return trainOn(t, n, cfg, onHost) }
+
+func trainOn(t *testing.T, n int, cfg Config, meet meeting) outcome {
 	t.Helper()
 	text, _ := puzzle(1 << 12)
 	got := make([]outcome, n)
-	all := models(t, n, cfg, func(ctx context.Context, m *model) error {
+	all := modelsOn(t, n, cfg, meet, func(ctx context.Context, m *model) error {
 		o := &got[m.comm.Rank()]
 		for step := range cfg.Steps {
 			loss, err := m.step(ctx, text, step)

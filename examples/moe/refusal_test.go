@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/eptest"
 )
 
@@ -45,7 +46,7 @@ func TestModelRefusals(t *testing.T) {
 			cfg, ctx := small, testContext(t)
 			c.change(&cfg)
 			err := eptest.Each(join(t, c.ranks), func(comm *weft.Comm) error {
-				_, err := newModel(ctx, comm, cfg)
+				_, err := newModel(ctx, comm, comm, cfg)
 				refuses(t, err, c.want)
 				return comm.Err()
 			})
@@ -78,7 +79,11 @@ func TestCommandRefusals(t *testing.T) {
 		{[]string{"-text", filepath.Join(dir, "directory")}, "directory"},
 		{[]string{"-text", filepath.Join(dir, "long"), "-layers", "0"}, "Layers:0 "},
 		{[]string{"-text", filepath.Join(dir, "long"), "-steps", "-1"}, "Steps:-1 "},
+		{[]string{"-device", "tpu"}, "-device tpu: want host or gpu"},
 	} {
 		refuses(t, run(testContext(t), c.args, io.Discard), c.want)
+	}
+	if _, err := cuda.Open(); err != nil {
+		refuses(t, run(testContext(t), []string{"-text", filepath.Join(dir, "long"), "-device", "gpu"}, io.Discard), "no CUDA driver")
 	}
 }

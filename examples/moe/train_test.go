@@ -7,24 +7,31 @@ import (
 	"testing"
 )
 
+// learner is a model that learns the puzzle in a few seconds.
+var learner = Config{Context: 2, Hidden: 16, Inner: 32, Layers: 2, Experts: 4, TopK: 2, Tokens: 32, Steps: 200, Rate: 3e-2, Seed: 1}
+
+// learn trains on a text with n ranks, which must end at the same loss.
+func learn(t *testing.T, n int, text []byte, cfg Config, meet meeting, prepare func(m *model)) float64 {
+	t.Helper()
+	losses := make([]float64, n)
+	modelsOn(t, len(losses), cfg, meet, func(ctx context.Context, m *model) (err error) {
+		prepare(m)
+		losses[m.comm.Rank()], _, err = m.train(ctx, text, io.Discard)
+		return err
+	})
+	for _, loss := range losses {
+		if loss != losses[0] {
+			t.Errorf("losses %v", losses)
+		}
+	}
+	return losses[0]
+}
+
 // TestLearns trains on a text of known entropy, on two ranks. The loss must come close to that entropy, which is far below the unigram entropy; and
 // it must not go below it, as that of a model that sees what it is to predict would. A model whose experts do not learn shows that it takes them.
 func TestLearns(t *testing.T) {
 	text, least := puzzle(1 << 16)
-	cfg := Config{Context: 2, Hidden: 16, Inner: 32, Layers: 2, Experts: 4, TopK: 2, Tokens: 32, Steps: 200, Rate: 3e-2, Seed: 1}
-	train := func(prepare func(m *model)) float64 {
-		losses := make([]float64, 2)
-		models(t, len(losses), cfg, func(ctx context.Context, m *model) (err error) {
-			prepare(m)
-			losses[m.comm.Rank()], _, err = m.train(ctx, text, io.Discard)
-			return err
-		})
-		if losses[0] != losses[1] {
-			t.Errorf("losses %v", losses)
-		}
-		return losses[0]
-	}
-	unigram, with := entropy(text), train(func(*model) {})
+	unigram, with := entropy(text), learn(t, 2, text, learner, onHost, func(*model) {})
 	t.Logf("loss %.4f; unigram entropy %.4f, least %.4f", with, unigram, least)
 	if !(with < least+0.15 && with > least-0.05) || unigram < least+1 {
 		t.Errorf("loss %.4f, want a little more than %.4f; unigram entropy %.4f", with, least, unigram)
@@ -32,7 +39,7 @@ func TestLearns(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	without := train(func(m *model) {
+	without := learn(t, 2, text, learner, onHost, func(m *model) {
 		clear(m.experts.value)
 		m.experts = newParameters(nil)
 	})

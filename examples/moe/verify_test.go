@@ -79,7 +79,7 @@ func TestVerifyStopsTraining(t *testing.T) {
 	text, _ := puzzle(1 << 12)
 	ctx := testContext(t)
 	err := eptest.Each(join(t, 4), func(c *weft.Comm) error {
-		m, err := newModel(ctx, c, cfg)
+		m, err := newModel(ctx, c, c, cfg)
 		if err != nil {
 			return err
 		}
