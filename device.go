@@ -62,7 +62,8 @@ func (d *Device) Kernels() *kernel.Cache { return d.kernels }
 // kernels is the cache of communicators that were given none.
 var kernels = sync.OnceValue(func() *kernel.Cache { return kernel.New(kernel.Options{}) })
 
-// Stream is the Comm's own stream, for calls that are given none.
+// Stream is the Comm's own stream, for calls that are given none, and for operations beside a stream of the caller's: see package ep's Streams. It has the greatest
+// priority that the GPU knows: while a kernel that peers wait for is not yet placed, they keep their multiprocessors for nothing.
 func (d *Device) Stream() *cuda.Stream { return d.stream }
 
 // Device is the GPU that this rank is bound to, or nil if its memory is the host's.
@@ -117,8 +118,11 @@ func deviceError(op string, err error) error {
 
 // bind makes what the rank needs on its GPU. region is its control page.
 func (d *Device) bind(ctx context.Context, region *shm.Region) error {
-	var err error
-	if d.stream, err = d.context.NewStream(cuda.StreamOptions{}); err != nil {
+	_, priority, err := d.context.PriorityRange()
+	if err != nil {
+		return deviceError("join", err)
+	}
+	if d.stream, err = d.context.NewStream(cuda.StreamOptions{Priority: priority}); err != nil {
 		return deviceError("join", err)
 	}
 	if d.memory, err = d.context.AllocHost(device.RecordBytes, cuda.HostOptions{}); err != nil {

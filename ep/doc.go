@@ -30,6 +30,22 @@
 // Layouts whose number of rows follows from the routing, and those whose capacity can overflow, give every row its place before it leaves: Prepare is an exchange of
 // its own there, and PrepareDispatch two kernels. With HostCounts Prepare waits for the counts, which a capture cannot; with DeviceCounts nothing waits.
 //
+// # Streams
+//
+// An operation on GPUs is enqueued in the stream that it is given, and does not wait for it. With nil it goes into the communicator's own stream, and the call returns when
+// it has ended there. To have it beside what another stream computes, name the communicator's own stream, or one of the caller's, and order the two by events:
+//
+//	own := comm.Device().Stream()
+//	made.Record(compute); own.WaitEvent(made) // what is enqueued in compute by now comes before
+//	received, err := handle.PrepareDispatch(ctx, weft.StreamOf(own), topk, weights, x)
+//	arrived.Record(own)
+//	...                                       // what is enqueued in compute here runs beside it
+//	compute.WaitEvent(arrived)                // and from here on after it
+//
+// So it is in captures too, of which the first of these lines makes the other stream a part, and the last brings it back. Operands are borrowed until arrived has passed. A
+// stream keeps its order: two handles whose operations ranks enqueue in different orders need a stream each. The communicator's own has the greatest priority; a stream of
+// the caller's for exchanges should have it as well ([cuda.StreamOptions]), or their kernels wait, and with them peers, until others have made room.
+//
 // # Data flow on the host
 //
 // Each rank has a board in shared memory that it alone writes: a counter of the operations that it has entered, one of those whose operands it has
