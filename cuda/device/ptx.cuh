@@ -205,6 +205,17 @@ __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, 
 __device__ __forceinline__ u32 bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ float number(u32 a) { return __uint_as_float(a); }
 
+// ---- Matrix products of a warp (9.7.14.5.14 mma), of bf16 numbers, two to a word, the first in the lower half.
+
+// mma_bf16 gives c + a·b: a is 16 x 16, b 16 x 8, c 16 x 8. The warp's lanes hold them as 9.7.14.5.8 says: with g = lane / 4 and t = 2 * (lane % 4), a has the
+// columns from t on of the rows g and g + 8, then those from t + 8 on; b the rows from t on, then from t + 8 on, of the column g; c the columns from t on of the
+// rows g and g + 8. All lanes call it. Sums are in fp32, in an order that is the GPU's.
+__device__ __forceinline__ float4 mma_bf16(float4 c, uint4 a, uint2 b) {
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		: "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+	return c;
+}
+
 // ---- Conversions (9.7.9.22 cvt). A NaN becomes the positive one with all mantissa bits set. Of two numbers the first is the lower half.
 
 __device__ __forceinline__ u32 to_bf16x2(float low, float high) {

@@ -67,6 +67,7 @@ var calls = map[string]string{
 	"divide":    "keep(bits(divide(f, f)))",
 	"bits":      "keep(bits(f))",
 	"number":    "keep(bits(number(v)))",
+	"mma_bf16":  "keep(bits(mma_bf16(make_float4(f, f, f, f), u4, u2).x))",
 	"to_bf16x2": "keep(to_bf16x2(f, f))",
 	"to_f16x2":  "keep(to_f16x2(f, f))",
 	"from_f16":  "keep(bits(from_f16((u16)v)))",

@@ -235,6 +235,25 @@ __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, 
 __device__ __forceinline__ u32 bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ float number(u32 a) { return __uint_as_float(a); }
 
+// A lane gathers from those that hold them the rows of a and the columns of b that meet in its part of c, and adds in ascending order.
+__device__ __forceinline__ float4 mma_bf16(float4 c, uint4 a, uint2 b) {
+	float sums[4] = {c.x, c.y, c.z, c.w};
+	u32 lane = emulate::self()->lane, group = lane & ~3u, column = 2 * (lane & 3);
+	for (u32 half = 0; half < 2; half++) {
+		u32 upper = half == 0 ? a.x : a.z, lower = half == 0 ? a.y : a.w, right = half == 0 ? b.x : b.y;
+		for (u32 k = 0; k < 4; k++) {
+			u32 rows[2] = {__shfl_sync(0xFFFFFFFFu, upper, group + k), __shfl_sync(0xFFFFFFFFu, lower, group + k)};
+			u32 columns[2] = {__shfl_sync(0xFFFFFFFFu, right, 4 * column + k), __shfl_sync(0xFFFFFFFFu, right, 4 * (column + 1) + k)};
+			for (u32 i = 0; i < 4; i++) {
+				u32 x = rows[i / 2], y = columns[i % 2];
+				sums[i] = fused(number(x << 16), number(y << 16), sums[i]);
+				sums[i] = fused(number(x & 0xFFFF0000), number(y & 0xFFFF0000), sums[i]);
+			}
+		}
+	}
+	return {sums[0], sums[1], sums[2], sums[3]};
+}
+
 namespace host {
 
 inline u32 bf16(float a) {
