@@ -13,6 +13,7 @@
 #   test-gpu    the tests of all packages that have GPU in their name
 #   link        what the links between the GPUs carry
 #   bench-ep    expert parallelism on the GPUs
+#   overlap     the same beside matrix products
 #   start       how long ranks on the GPUs take to start: compiling their kernels, where there is a compiler, and with them in the cache
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
@@ -53,7 +54,7 @@ if [ -z "$parts" ]; then
 	for program in $programs; do
 		parts="$parts $(name_of "$program")"
 	done
-	parts="$parts link bench-ep start sanitizer"
+	parts="$parts link bench-ep overlap start sanitizer"
 fi
 
 # bounded DIRECTORY SECONDS COMMAND...: runs the command there, ends it after so long, and kills it after ten more seconds. It must not be called in a
@@ -155,6 +156,11 @@ bench_ep() {
 	bounded . "$limit" ./weft bench ep --device gpu ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/bench-ep.json" 2>&1
 }
 
+overlap() {
+	no_gpu && return 77
+	bounded . "$limit" ./weft bench overlap ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} 2>&1
+}
+
 # Each in a process of its own: the first round of a process also does what its GPUs need once.
 start() {
 	no_gpu && return 77
@@ -248,6 +254,7 @@ for name in $parts; do
 	doctor) part doctor to doctor.log doctor ;;
 	link) part link to bench.log link ;;
 	bench-ep) part bench-ep to bench.log bench_ep ;;
+	overlap) part overlap to bench.log overlap ;;
 	start) part start to bench.log start ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;
@@ -259,7 +266,7 @@ for name in $parts; do
 		if [ -n "$found" ]; then
 			part "$name" tests "$found" "$@"
 		else
-			printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep start sanitizer' "$name" >&2
+			printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep overlap start sanitizer' "$name" >&2
 			for program in $programs; do
 				printf ' %s' "$(name_of "$program")" >&2
 			done

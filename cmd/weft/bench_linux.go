@@ -26,7 +26,7 @@ With --json each row is one line; what "bench all" prints is in its own help. Ke
 stable; new ones may be added. In every row:
 
   op            dispatch, combine, prepare, allreduce, join
-  engine        host; rows of GPUs: see "bench ep", "bench link" and "bench start"
+  engine        host; rows of GPUs: see "bench ep", "link", "overlap" and "start"
   ranks
   iterations    how many were timed; each counts with its slowest rank:
   p50_us, p99_us, min_us, max_us, mean_us
@@ -59,7 +59,7 @@ Absent when false, zero or not measured:
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchLink(), newBenchJoin(), newBenchStart(), newBenchAll(), newBenchRank())
+	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchLink(), newBenchJoin(), newBenchOverlap(), newBenchStart(), newBenchAll(), newBenchRank())
 	return cmd
 }
 

@@ -37,7 +37,8 @@ type Shape struct{ Rows, Columns, Inner int }
 // most keeps a sum of products of numbers from -2 to 2 exact in fp32.
 const most = 1 << 22
 
-func (s Shape) check() error {
+// Validate says what is wrong with a shape, if anything.
+func (s Shape) Validate() error {
 	if s.Rows < 1 || s.Columns < 1 || s.Inner < 1 || s.Inner > most || s.Rows%tile != 0 || s.Columns%tile != 0 || s.Inner%step != 0 {
 		return fmt.Errorf("a product of %v: want multiples of %d rows and columns, and of %d up to %d in between", s, tile, step, most)
 	}
@@ -61,7 +62,7 @@ type Product struct {
 
 // New draws two matrices and brings them to the GPU. The caller closes it.
 func New(ctx context.Context, c *cuda.Context, cache *kernel.Cache, s Shape, seed uint64) (_ *Product, err error) {
-	if err := s.check(); err != nil {
+	if err := s.Validate(); err != nil {
 		return nil, err
 	}
 	arch, err := c.Device().Architecture()
@@ -138,7 +139,7 @@ func (p *Product) Check() error {
 	if err := p.context.Download(weft.TensorOf(got).Raw(), p.memory[2].Pointer()); err != nil {
 		return err
 	}
-	const each = 4
+	const each = 2
 	rng := rand.New(rand.NewPCG(1, 2))
 	for row := 0; row < p.Rows; row += tile {
 		for column := 0; column < p.Columns; column += tile {

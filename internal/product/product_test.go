@@ -78,7 +78,7 @@ func multiply(t *testing.T, d *cuda.Driver, cache *kernel.Cache, shapes []Shape)
 
 func TestRefusals(t *testing.T) {
 	for _, s := range []Shape{{}, {64, 64, 0}, {64, 63, 32}, {1, 64, 32}, {64, 64, 16}, {64, 64, 1 << 23}, {-64, 64, 32}} {
-		if err := s.check(); err == nil || !strings.Contains(err.Error(), "multiples of 64") {
+		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), "multiples of 64") {
 			t.Errorf("%v: %v", s, err)
 		}
 	}

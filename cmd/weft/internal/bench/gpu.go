@@ -77,8 +77,9 @@ func (e EP) DeviceSpec(ranks int) (ep.Spec, error) {
 
 // Measure measures the shapes one after the other, and calls each with every row, from one goroutine at a time. Whether the outputs were right is in
 // the row; an error means that something could not be measured.
-func (g GPUs) Measure(ctx context.Context, shapes []EP, each func(GPURow) error) (err error) {
-	if g, err = g.settled(); err != nil {
+func (g GPUs) Measure(ctx context.Context, shapes []EP, each func(GPURow) error) error {
+	g, err := g.settled()
+	if err != nil {
 		return err
 	}
 	for _, s := range shapes {
@@ -86,6 +87,16 @@ func (g GPUs) Measure(ctx context.Context, shapes []EP, each func(GPURow) error)
 			return err
 		}
 	}
+	return g.together(ctx, func(ctx context.Context, m *gpuRank) error {
+		if err := m.timeNothing(ctx); err != nil {
+			return err
+		}
+		return m.each(ctx, shapes, func(ctx context.Context) error { return m.shape(ctx, each) })
+	})
+}
+
+// together runs body on all ranks, which have joined each other and opened what every measurement uses. Settled GPUs are wanted.
+func (g *GPUs) together(ctx context.Context, body func(ctx context.Context, m *gpuRank) error) (err error) {
 	gate, err := link.NewGate(g.Contexts[0], g.patience)
 	if err != nil {
 		return err
@@ -101,8 +112,8 @@ func (g GPUs) Measure(ctx context.Context, shapes []EP, each func(GPURow) error)
 		all.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			m := &gpuRank{GPUs: &g, team: t, gate: gate, context: g.Contexts[r%len(g.Contexts)], expected: expected{me: r, ranks: g.Ranks}}
-			if err := m.serve(t.ctx, meetings[r], shapes, each); err != nil {
+			m := &gpuRank{GPUs: g, team: t, gate: gate, context: g.Contexts[r%len(g.Contexts)], expected: expected{me: r, ranks: g.Ranks}}
+			if err := m.serve(t.ctx, meetings[r], body); err != nil {
 				t.fail(r, err)
 			}
 		})

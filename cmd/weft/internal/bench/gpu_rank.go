@@ -60,8 +60,8 @@ func (c *closing) all() error {
 	return errors.Join(errs...)
 }
 
-// serve joins the others and measures all shapes with them.
-func (m *gpuRank) serve(ctx context.Context, b bootstrap.Bootstrap, shapes []EP, each func(GPURow) error) (err error) {
+// serve joins the others and does body with them.
+func (m *gpuRank) serve(ctx context.Context, b bootstrap.Bootstrap, body func(ctx context.Context, m *gpuRank) error) (err error) {
 	var c closing
 	defer func() {
 		if err != nil {
@@ -75,16 +75,21 @@ func (m *gpuRank) serve(ctx context.Context, b bootstrap.Bootstrap, shapes []EP,
 	if err := m.open(ctx, b, &c); err != nil {
 		return err
 	}
-	if err := m.timeNothing(ctx); err != nil {
+	if err := body(ctx, m); err != nil {
 		return err
 	}
+	return m.meet(nil) // whoever leaves first must not spoil the others' last operation
+}
+
+// each does body for one shape after the other.
+func (m *gpuRank) each(ctx context.Context, shapes []EP, body func(ctx context.Context) error) error {
 	for _, s := range shapes {
 		m.cfg = s
-		if err := m.shape(ctx, each); err != nil {
+		if err := body(ctx); err != nil {
 			return fmt.Errorf("%s, %d tokens: %w", s.Contract(), s.Tokens, err)
 		}
 	}
-	return m.meet(nil) // whoever leaves first must not spoil the others' last operation
+	return nil
 }
 
 // open joins the others and makes what all shapes use.

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cmd/weft/internal/terminal"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/product"
+)
+
+func newBenchOverlap() *cobra.Command {
+	o := &overlapFlags{
+		sms: counts{8, 24}, operations: 10, replays: 5, deadline: 10 * time.Second, ep: epFlags{shape: defaultEP()},
+		product: product.Shape{Rows: 4096, Columns: 4096, Inner: 7168},
+	}
+	e := &o.ep.shape
+	e.Tokens, e.Experts, e.Layout = 4096, 256, "token-major"
+	cmd := &cobra.Command{
+		Use:   "overlap",
+		Short: "Measure exchanges beside matrix products on the same GPUs",
+		Long: `Measure what dispatch and combine lose where their GPUs multiply matrices at the same
+time, and what the products lose. Products of bf16 matrices, by tensor cores, have a
+stream of their own and more blocks than there are multiprocessors; exchanges are in the
+communicator's stream, which has the greatest priority. Ranks are goroutines of this
+process, rank r on GPU r % GPUs. A dispatch turns new top-k ids into received rows.
+
+Each operation is measured for every number of --sms: runs of a graph of operations
+alone, then beside products that take three times as long alone; then products beside
+operations that take three times as long alone. Both begin together on all GPUs. Outputs
+of both are checked after each, and if any was wrong the exit status is 1. Where ranks
+share a GPU the command starts itself anew with CUDA_DEVICE_MAX_CONNECTIONS=32.
+
+With --json each row is one line; keys are stable, new ones may be added. In every row:
+
+  op            dispatch, combine
+  engine        gpu
+  contract      the shape in a few words
+  ranks, gpus, tokens, hidden, topk, experts, dtype, layout
+  sms           multiprocessors asked for; 0 is the library's choice
+  sms_used      multiprocessors that the operation's kernel runs on
+  gpu_sms       that a GPU has
+  operations    in a graph
+  replays       runs of each kind that were timed, after 2 that were not
+  alone_us, beside_us   an operation of the slowest rank, the median over runs: with the
+                GPU to itself, and beside products
+  slowdown      beside_us over alone_us
+  product       rows x columns x what is summed over
+  product_alone_us, product_beside_us, product_slowdown   the same of a product
+  product_tflops   alone: 10^12 multiplications and additions a second
+  sm_slowdown   gpu_sms over what sms_used leaves of them: product_slowdown if products
+                lost these and nothing else
+  covered       what was not timed went on for as long as what was; if not, slow-downs
+                are lower bounds
+  verified, device, host, version
+
+Absent when there is nothing to say:
+
+  problems      what was wrong`,
+		Example: `  weft bench overlap
+  weft bench overlap --gpus 2 --layout expert-packed --sms 16,32,64 --json`,
+		Args: noArgs,
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
+	f.IntVar(&o.ranks, "ranks", 0, "how many ranks (0: one for each GPU)")
+	f.IntVar(&e.Tokens, "tokens", e.Tokens, "tokens per rank")
+	f.Var(&o.sms, "sms", "multiprocessors for the exchanges' kernels")
+	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
+	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
+	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
+	oneOf(cmd, &e.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
+	f.IntVar(&o.product.Rows, "product-rows", o.product.Rows, "rows of a product, a multiple of 64")
+	f.IntVar(&o.product.Columns, "product-columns", o.product.Columns, "columns of a product, a multiple of 64")
+	f.IntVar(&o.product.Inner, "product-inner", o.product.Inner, "what a product sums over, a multiple of 32")
+	f.IntVar(&o.operations, "operations", o.operations, "how many operations a graph has")
+	f.IntVar(&o.replays, "replays", o.replays, "how many runs of each kind are timed")
+	f.DurationVar(&o.deadline, "deadline", o.deadline, "of each wait on a GPU")
+	f.BoolVar(&o.json, "json", false, "print one JSON object a line")
+	f.StringVar(&o.lines, "lines", "", "write the lines of --json to this `file` as well")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o.ep.settle(cmd)
+		if err := o.run(cmd); err != nil {
+			return fmt.Errorf("bench overlap: %w", err)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// overlapFlags are what bench overlap is told.
+type overlapFlags struct {
+	gpus, ranks         int
+	sms                 counts
+	ep                  epFlags // of which the shape matters
+	product             product.Shape
+	operations, replays int
+	deadline            time.Duration
+	json                bool
+	lines               string
+}
+
+// shapes are what is to be measured.
+func (o *overlapFlags) shapes() []bench.EP {
+	var all []bench.EP
+	for _, n := range o.sms {
+		s := o.ep.shape
+		s.SMs = n
+		all = append(all, s)
+	}
+	return all
+}
+
+// check finds what is wrong before GPUs are known.
+func (o *overlapFlags) check() error {
+	if o.gpus < 0 || o.ranks < 0 || o.deadline <= 0 {
+		return errors.New("--gpus, --ranks, --deadline: want at least 0, at least 0, and more than 0s")
+	}
+	if o.operations < 1 || o.operations > bench.MostOperations || o.replays < 1 || o.replays > bench.MostReplays {
+		return fmt.Errorf("--operations, --replays: want 1 to %d, and 1 to %d", bench.MostOperations, bench.MostReplays)
+	}
+	for _, s := range o.shapes() {
+		if _, err := s.DeviceSpec(max(o.ranks, 1)); err != nil {
+			return err
+		}
+	}
+	return o.product.Validate()
+}
+
+func (o *overlapFlags) run(cmd *cobra.Command) (err error) {
+	if err := o.check(); err != nil {
+		return usageError{err}
+	}
+	p := &overlapPrinter{gpuPrinter{to: cmd.OutOrStdout(), json: o.json, progress: terminal.NewProgress(os.Stderr)}}
+	defer p.progress.Close()
+	p.to = p.progress.Above(os.Stdout)
+	if o.lines != "" {
+		f, failed := os.Create(o.lines)
+		if failed != nil {
+			return usageError{failed}
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		p.lines = f
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	driver, err := cuda.Open()
+	if err != nil {
+		return err
+	}
+	contexts, closeAll, err := primaries(driver, o.gpus)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeAll()) }()
+	ranks := o.ranks
+	if ranks == 0 {
+		ranks = len(contexts)
+	}
+	if ranks > len(contexts) {
+		if err := withQueues(); err != nil {
+			return err
+		}
+	}
+	return o.measure(ctx, bench.Overlap{Product: o.product, GPUs: bench.GPUs{
+		Contexts: contexts, Ranks: ranks, Operations: o.operations, Replays: o.replays, Deadline: o.deadline, Cache: kernels(p.progress.Above(os.Stderr)),
+	}}, p)
+}
+
+func (o *overlapFlags) measure(ctx context.Context, m bench.Overlap, p *overlapPrinter) error {
+	name, err := m.Contexts[0].Device().Name()
+	if err != nil {
+		return err
+	}
+	hostname, _ := os.Hostname()
+	p.here = where{name, hostname, version()}
+	shapes := o.shapes()
+	bar := p.progress.Start("overlap, "+measure.Count(m.Ranks, "rank"), 2*len(shapes))
+	defer bar.Done("")
+	if err := m.Measure(ctx, shapes, func(r bench.OverlapRow) error { bar.Advance(1); return p.row(r) }); err != nil {
+		return err
+	}
+	if p.wrong {
+		return errors.New("some output was wrong: see the rows that are not verified")
+	}
+	return nil
+}
+
+// overlapPrinter shows rows as they come.
+type overlapPrinter struct{ gpuPrinter }
+
+func (p *overlapPrinter) row(r bench.OverlapRow) error {
+	p.wrong = p.wrong || !r.Verified
+	if err := p.encode(struct {
+		bench.OverlapRow
+		where
+	}{r, p.here}); err != nil || p.json {
+		return err
+	}
+	const format = "%-26s %-9s %6s %4s %9s %9s %6s  %9s %9s %6s %6s  %s\n"
+	var b strings.Builder
+	if !p.headed {
+		p.headed = true
+		fmt.Fprintf(&b, "%s on %s (%s): us of the slowest rank, alone and beside each other. product: bf16 %s, %.0f TFLOPS alone.\n"+
+			"SMs: what a product would take more if it lost the exchange's %s\n\n",
+			measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs, "GPU"), p.here.Device, r.Product, r.TFlops, "multiprocessors and nothing else")
+		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "alone", "beside", "times", "product", "beside", "times", "SMs", "output")
+	}
+	output := "verified"
+	if !r.Verified {
+		output = "WRONG: " + strings.Join(r.Problems, "; ")
+	}
+	if !r.Covered {
+		output += ", not covered: times are lower bounds"
+	}
+	us := func(v float64) string { return fmt.Sprintf("%.1f", v) }
+	times := func(v float64) string { return fmt.Sprintf("%.2f", v) }
+	fmt.Fprintf(&b, format, r.Contract, r.Op, fmt.Sprint(r.Tokens), fmt.Sprint(r.SMsUsed), us(r.Alone), us(r.Beside), times(r.Slowdown), us(r.ProductAlone),
+		us(r.ProductBeside), times(r.ProductSlowdown), times(r.Share), output)
+	_, err := io.WriteString(p.to, b.String())
+	return err
+}
