@@ -40,7 +40,7 @@ go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}'
 		case $package in
 		'' | "$module"/cmd/* | "$module"/scripts) continue ;;
 		"$module"/bootstrap | "$module"/cuda/cudatest | "$module"/cuda/cudatest/* | "$module"/cuda/internal/*) continue ;;
-		"$module"/channel | "$module"/internal/dl | "$module"/internal/shm | "$module"/internal/simd) continue ;;
+		"$module"/channel | "$module"/internal/dl | "$module"/internal/product | "$module"/internal/shm | "$module"/internal/simd) continue ;;
 		esac
 		name=${package#"$module"}
 		name=${name#/}
