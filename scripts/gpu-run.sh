@@ -26,7 +26,7 @@ limit=${WEFT_PART_SECONDS:-600}
 mkdir -p "$logs" || exit 1
 logs=$(cd "$logs" && pwd) || exit 1
 work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+trap 'trap "" HUP INT TERM; rm -rf "$work"' EXIT # a second Ctrl-C goes to rm too
 trap stop HUP INT TERM
 
 # The bundle may have come with any owner and mode. Kernels are believed only where nobody else can write, so they are copied to such a place.
