@@ -356,8 +356,8 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 
 	k.end = min(k.end, __reduce_max_sync(0xFFFFFFFFu, most) * a.pieces.by * (VALUE ? groups : 1));
 	u64 filled = 0;
-	u32 old_end = 0; // of what was filled in the turn before
-	if (VALUE && sums) old_end = (u32)*had(a, b.turn == 0 ? 2 : b.turn - 1) * a.pieces.by;
+	u32 last = min(at.end, end); // of what is to be summed, or was filled in the turn before
+	if (VALUE && sums) last = min(at.end, max(end, (u32)*had(a, b.turn == 0 ? 2 : b.turn - 1) * a.pieces.by));
 	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, false).t);
 	for (u32 i = k.at; i < k.end; i += k.step) {
 		Part p(a, i, VALUE);
@@ -388,11 +388,11 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		__syncthreads();
 		w.over = __any_sync(0xFFFFFFFFu, w.over);
 	}
-	for (u32 i = at.at; sums && i < at.end && (i < end || i < old_end) && !w.over; i += at.step) {
+	for (u32 i = at.at; sums && i < last && !w.over; i += at.step) {
 		Part p(a, i, false), q(a, i + at.step, false);
 		u64 old = filled;
 		Homing h = home;
-		if (VALUE && i + at.step < at.end) filled = filled_before(a, b, q.t);
+		if (VALUE && i + at.step < last) filled = filled_before(a, b, q.t);
 		if (i + at.step < end) fetch_home(a, q.t, q.pc, lane, home);
 		if (VALUE) refill(a, b, p.t, p.pc, lane, old); // while rows are on their way
 		if (p.t < a.tokens) sum_piece<VALUE, GROUP>(a, b, w, p.t, p.pc, lane, h);
