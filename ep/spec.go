@@ -164,6 +164,11 @@ func ParsePayload(s string) (Payload, error) { return parse[Payload]("payload", 
 // ParseCounts is the inverse of [Counts.String].
 func ParseCounts(s string) (Counts, error) { return parse[Counts]("counts", countNames[:], s) }
 
+// ParseScaleOrder is the inverse of [ScaleOrder.String].
+func ParseScaleOrder(s string) (ScaleOrder, error) {
+	return parse[ScaleOrder]("scale order", scaleOrderNames[:], s)
+}
+
 // byExpert reports whether a row of the layout belongs to one expert (and one selection) rather than to a rank.
 func (l Layout) byExpert() bool { return l == ExpertMajor || l == ExpertPacked }
 

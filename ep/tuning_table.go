@@ -59,6 +59,7 @@ type HandleKind struct {
 	Layout    string `json:"layout"`
 	Payload   string `json:"payload"`
 	Quantize  string `json:"quantize,omitempty"`
+	Scales    string `json:"scales,omitempty"` // their order, where it is not that of rows
 	Output    string `json:"output,omitempty"`
 	Reduction string `json:"reduction,omitempty"` // of rows by expert
 	Hidden    int    `json:"hidden"`
@@ -73,6 +74,9 @@ func HandleKindOf(s Spec) HandleKind {
 	k := HandleKind{Layout: s.Layout.String(), Payload: s.Payload.String(), Hidden: s.Hidden, TopK: s.TopK, MaxTokens: s.MaxTokens, SMs: s.SMs}
 	if s.Quantize != weft.InvalidDType {
 		k.Quantize = s.Quantize.String()
+	}
+	if s.ScaleOrder != RowMajorScales { // which other kernels write
+		k.Scales = s.ScaleOrder.String()
 	}
 	if s.combines() {
 		k.Output = s.Output.String()

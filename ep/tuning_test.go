@@ -98,8 +98,10 @@ func TestTable(t *testing.T) {
 		if got != want {
 			t.Errorf("%d tokens: the row with %d threads, want %d", tokens, got, want)
 		}
+		columns := kind
+		columns.Scales = ep.ColumnMajorScales.String()
 		kind.Hidden++
-		if again.Find(here, kind) != nil || again.Find(ep.Hardware{GPU: "a GPU", SMs: 17, Ranks: 2}, row(tokens, 0).Kind) != nil {
+		if again.Find(here, kind) != nil || again.Find(here, columns) != nil || again.Find(ep.Hardware{GPU: "a GPU", SMs: 17, Ranks: 2}, row(tokens, 0).Kind) != nil {
 			t.Errorf("%d tokens: a row is found for what it does not hold for", tokens)
 		}
 	}

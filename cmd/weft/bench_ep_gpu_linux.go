@@ -71,8 +71,9 @@ const gpuHelp = `
 With --device gpu ranks are goroutines of this process, rank r on GPU r % GPUs. Operands and
 routing are the same every time, counts stay on the GPU. Without --layout, --reduction,
 --dtype and --quantize three contracts are measured: rank-major in bf16; expert-major in
-bf16 with partial sums; expert-major in fp8, quantised from bf16 on the way, whose sums
-are exact. A dispatch turns new top-k ids into received rows. Where ranks share a GPU the
+bf16 with partial sums; and DeepEP's, which is expert-major in fp8, quantised from bf16 on
+the way, with exact sums and, unless --scales says otherwise, column-major scales. A
+dispatch turns new top-k ids into received rows. Where ranks share a GPU the
 command starts itself anew with CUDA_DEVICE_MAX_CONNECTIONS=32. Rows of peers follow:
 what NCCL and PyTorch's symmetric memory take for as many bytes in the same run, and
 what other libraries took elsewhere, quoted with a date and a source.
@@ -120,6 +121,7 @@ added. In every row:
 Absent when there is nothing to say:
 
   quantize
+  scales        of fp8 rows: the order in which they arrive
   tuning        of the operation's kernel, where weft tune ep's table has one for it
   link_gbps     what kernels get out of the links all to all in this run; with one GPU,
                 out of its own memory
@@ -155,10 +157,16 @@ func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]bench.EP, error) {
 	contracts := []bench.EP{s}
 	if !given("layout") && !given("reduction") && !payload {
 		contracts = nil
-		for _, c := range [][4]string{
-			{"rank-major", "partial", "plain", "bf16"}, {"expert-major", "partial", "weighted", "bf16"}, {"expert-major", "exact", "weighted", "fp8"},
+		deepEP := "column-major"
+		if given("scales") {
+			deepEP = s.Scales
+		}
+		for _, c := range [][5]string{
+			{"rank-major", "partial", "plain", "bf16"},
+			{"expert-major", "partial", "weighted", "bf16"},
+			{"expert-major", "exact", "weighted", "fp8", deepEP},
 		} {
-			s.Layout, s.Reduction, s.Sum, s.DType = c[0], c[1], c[2], c[3]
+			s.Layout, s.Reduction, s.Sum, s.DType, s.Scales = c[0], c[1], c[2], c[3], c[4]
 			contracts = append(contracts, s)
 		}
 	}
@@ -364,7 +372,7 @@ func (p *gpuPrinter) row(r bench.GPURow) error {
 	}{r, p.here}); err != nil || p.json {
 		return err
 	}
-	const format = "%-26s %-14s %6s %4s %8s %8s %8s %8s %8s %8s %8s %9s %6s %6s  %s\n"
+	const format = "%-36s %-14s %6s %4s %8s %8s %8s %8s %8s %8s %8s %9s %6s %6s  %s\n"
 	var b strings.Builder
 	if !p.headed {
 		p.headed = true

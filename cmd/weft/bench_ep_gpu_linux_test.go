@@ -8,6 +8,7 @@ import (
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/ep"
 )
 
 func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
@@ -17,7 +18,9 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		"--device gpu --wire per-rank": "--wire is for --device host",
 		"--device gpu --report x":      "--report is for --device host",
 
-		"--device gpu --quantize bf16 --payload fp16":  "fp16 rows are not quantised",
+		"--device gpu --quantize bf16 --payload fp16":     "fp16 rows are not quantised",
+		"--device gpu --dtype bf16 --scales column-major": "only fp8 payloads have scales",
+
 		"--device gpu --ranks 1,2":                     "one number",
 		"--device gpu --replays 0":                     "want at least",
 		"--device gpu --operations 100000":             "at most 2000",
@@ -56,13 +59,15 @@ func shapesOf(t *testing.T, line string) []bench.EP {
 
 func TestShapesOnGPUs(t *testing.T) {
 	for line, want := range map[string][]string{
-		"":                                     {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8"},
+		"":                                     {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 column-major"},
+		"--scales row-major":                   {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 row-major"},
+		"--dtype fp8 --scales column-major":    {"expert-major exact fp8 column-major"},
 		"--layout rank-major":                  {"rank-major bf16"},
 		"--layout rank-major --payload fp16":   {"rank-major fp16"},
 		"--layout expert-major":                {"expert-major exact bf16"},
-		"--reduction partial --quantize bf16":  {"expert-major partial fp8"},
-		"--quantize bf16 --dtype fp8-ue8m0":    {"expert-major exact fp8-ue8m0"},
-		"--capacity 128 --sms 24 --experts 64": {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8"},
+		"--reduction partial --quantize bf16":  {"expert-major partial fp8 row-major"},
+		"--quantize bf16 --dtype fp8-ue8m0":    {"expert-major exact fp8-ue8m0 row-major"},
+		"--capacity 128 --sms 24 --experts 64": {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 column-major"},
 	} {
 		var got []string
 		for _, s := range shapesOf(t, line+" --tokens 3") {
@@ -74,6 +79,9 @@ func TestShapesOnGPUs(t *testing.T) {
 			experts, capacity, sms := 256, 3, 0
 			if strings.Contains(line, "sms") {
 				experts, capacity, sms = 64, 128, 24
+			}
+			if (spec.ScaleOrder == ep.ColumnMajorScales) != strings.HasSuffix(s.Contract(), " column-major") {
+				t.Errorf("%s: %+v", line, spec)
 			}
 			if spec.Experts != experts || spec.MaxTokens != capacity || spec.SMs != sms {
 				t.Errorf("%s: %+v", line, spec)

@@ -63,6 +63,7 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together")
 	oneOf(cmd, &s.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
 	oneOf(cmd, &s.DType, "payload", bench.Payloads(), "the same as --dtype")
+	oneOf(cmd, &s.Scales, "scales", bench.ScaleOrders(), "order of the scales that arrive with fp8 rows")
 	oneOf(cmd, &s.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
 	oneOf(cmd, &s.Wire, "wire", bench.Wires(), "how often a row crosses to a rank")
 	oneOf(cmd, &s.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")
@@ -119,7 +120,7 @@ func defaultEP() bench.EP {
 	return bench.EP{
 		Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16", Layout: "expert-major",
 		Wire: "per-selection", Reduction: "exact", Sum: "weighted", Counts: "host",
-		Routing: routing.Uniform, Seed: 1, Batches: 1,
+		Scales: "row-major", Routing: routing.Uniform, Seed: 1, Batches: 1,
 	}
 }
 
@@ -129,7 +130,7 @@ func (s *session) ep(n int, shape bench.EP) ([]measure.Record, error) {
 	base.Tokens, base.Hidden, base.TopK, base.Experts = shape.Tokens, shape.Hidden, shape.TopK, shape.Experts
 	base.DType, base.Layout, base.Wire, base.Reduction = shape.DType, shape.Layout, shape.Wire, shape.Reduction
 	base.Sum, base.Counts, base.Routing, base.Cached = shape.Sum, shape.Counts, string(shape.Routing), shape.Cached
-	base.Fresh, base.Batches = shape.Fresh, shape.Batches
+	base.Scales, base.Fresh, base.Batches = shape.ScaleOrder(), shape.Fresh, shape.Batches
 	base.Mode, base.Operand = oneCall, operandName(shape.Heap)
 	if shape.Phases {
 		base.Mode = phases

@@ -48,6 +48,7 @@ In every row of allreduce:
 
 Absent when false, zero or not measured:
 
+  scales        of fp8 rows: the order in which they arrive
   cached        with --cached: by a routing that was prepared once, outside the timing
   fresh         with --fresh: operands were written anew before each operation
   logical_bytes per rank: a row for each rank that a token visits, its own included

@@ -50,7 +50,7 @@ the library's choice are measured in turn, and the rows that arrive are compared
 is faster by the median, and right each time, goes into a table, which handles look at
 when they are made: the file that WEFT_TUNING names, or else tuning.json of weft in the
 user's cache directory. A row holds for GPUs of the same name and number, for handles
-of the same layout, types, hidden, top-k and SMs, and for as many tokens at most, down
+of the same layout, types, order of scales, hidden, top-k and SMs, and for as many tokens at most, down
 to half of that. WEFT_TUNING=none is no table.
 
 Without --layout, --reduction, --dtype and --quantize the three contracts of bench ep
@@ -71,6 +71,7 @@ are tuned.`,
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
 	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
 	oneOf(cmd, &e.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.Scales, "scales", bench.ScaleOrders(), "order of the scales that arrive with fp8 rows")
 	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
 	oneOf(cmd, &e.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")
 	oneOf(cmd, &t.gpu.quantize, "quantize", []string{"none", "bf16"}, "the type from which dispatch quantises; bf16 alone means --dtype fp8")

@@ -3,12 +3,14 @@ package bench
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math"
 	"math/big"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +24,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/routing"
 	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/simd"
 )
 
@@ -67,8 +70,11 @@ func TestPatternQuantisesToItself(t *testing.T) {
 		if !bytes.Equal(codes, p.row(weft.Float8E4M3, 3, token, 0)) {
 			t.Fatalf("token %d: other codes", token)
 		}
-		if _, shift := p.pick(3, token); scales[0] != pow2(shift) {
-			t.Fatalf("token %d: scale %v, want 2^%d", token, scales[0], shift)
+		exponent := p.scales(3, token)
+		for i, s := range scales {
+			if s != pow2(exponent(i)) {
+				t.Fatalf("token %d: scale %d is %v, want 2^%d", token, i, s, exponent(i))
+			}
 		}
 	}
 }
@@ -129,7 +135,11 @@ var shapes = map[string]EP{
 	"packed fp8": shapeOf(func(e *EP) {
 		e.Layout, e.DType, e.Routing = "expert-packed", "fp8", routing.Zipf
 	}),
-	"ue8m0": shapeOf(func(e *EP) { e.DType, e.Counts = "fp8-ue8m0", "device" }),
+	"packed fp8, column-major": shapeOf(func(e *EP) {
+		e.Layout, e.DType, e.Scales = "expert-packed", "fp8", "column-major"
+	}),
+	"ue8m0, column-major": shapeOf(func(e *EP) { e.DType, e.Scales, e.Hidden = "fp8-ue8m0", "column-major", 1024 }),
+	"ue8m0":               shapeOf(func(e *EP) { e.DType, e.Counts = "fp8-ue8m0", "device" }),
 	"rank-major fp32": shapeOf(func(e *EP) {
 		e.Layout, e.Wire, e.Reduction, e.Sum, e.DType = "rank-major", "per-rank", "partial", "plain", "fp32"
 	}),
@@ -335,6 +345,7 @@ func TestChoices(t *testing.T) {
 		"weighted plain":                                    Sums(),
 		"host device":                                       CountModes(),
 		"bf16 fp16 fp32 fp8 fp8-ue8m0":                      Payloads(),
+		"row-major column-major":                            ScaleOrders(),
 		"sum prod min max avg":                              Ops(),
 		"bf16 fp16 fp32 fp64 int8 int16 int32 int64 uint8 uint16 uint32 uint64": DTypes(),
 	} {
@@ -429,5 +440,56 @@ func TestMemory(t *testing.T) {
 	}
 	if d := PingPong(); d < 0 || d > time.Second {
 		t.Errorf("%v", d)
+	}
+}
+
+// Scales that stand in another order, or at another place of the same row, are not taken for the right ones.
+func TestScalesOutOfOrderAreNoticed(t *testing.T) {
+	const rows, hidden = 6, 8 * ep.ScaleBlock
+	for _, payload := range []ep.Payload{ep.FP8, ep.FP8UE8M0} {
+		t.Run(payload.String(), func(t *testing.T) {
+			m := expected{cfg: EP{Hidden: hidden}, spec: ep.Spec{Payload: payload, ScaleOrder: ep.ColumnMajorScales}}
+			var err error
+			if m.rows, err = newPattern(hidden, weft.BFloat16); err != nil {
+				t.Fatal(err)
+			}
+			size := m.scaleBytes() / (hidden / ep.ScaleBlock) // of a scale
+			words := m.scaleBytes() / 4
+			all := make([]byte, 2*rows*m.scaleBytes()) // of two experts
+			for row := range 2 * rows {
+				exponent := m.rows.scales(0, row)
+				for i := range hidden / ep.ScaleBlock {
+					word, in := i*size/4, i*size%4
+					at := row/rows*rows*words*4 + (word*rows+row%rows)*4 + in
+					if payload == ep.FP8 {
+						binary.LittleEndian.PutUint32(all[at:], math.Float32bits(pow2(exponent(i))))
+					} else {
+						all[at] = byte(127 + exponent(i))
+					}
+				}
+			}
+			tensor := weft.Tensor{Shape: []int{2, words, rows}}
+			for row := range 2 * rows {
+				right := m.rows.scales(0, row)
+				scales := m.scalesOf(all, tensor, row)
+				if i := m.wrongScale(scales, right); i >= 0 {
+					t.Errorf("row %d: scale %d", row, i)
+				}
+				slices.Reverse(scales)
+				if m.wrongScale(scales, right) < 0 {
+					t.Errorf("row %d: backwards", row)
+				}
+			}
+			m.spec.ScaleOrder = ep.RowMajorScales
+			wrong := 0
+			for row := range 2 * rows {
+				if m.wrongScale(m.scalesOf(all, tensor, row), m.rows.scales(0, row)) >= 0 {
+					wrong++
+				}
+			}
+			if wrong < 2*rows-1 {
+				t.Errorf("in the other order only %d rows are wrong", wrong)
+			}
+		})
 	}
 }

@@ -33,6 +33,9 @@ func Payloads() []string {
 	return slices.DeleteFunc(names(ep.ParsePayload), func(s string) bool { return s == ep.Opaque.String() })
 }
 
+// ScaleOrders lists what EP.Scales can be.
+func ScaleOrders() []string { return names(ep.ParseScaleOrder) }
+
 // DTypes lists what AllReduce.DType can be.
 func DTypes() []string {
 	return slices.DeleteFunc(names(weft.ParseDType), func(s string) bool {

@@ -31,6 +31,11 @@ func (e EP) Spec(ranks int) (ep.Spec, error) {
 	if s.Payload, err = ep.ParsePayload(e.DType); err != nil {
 		return s, err
 	}
+	if e.Scales != "" {
+		if s.ScaleOrder, err = ep.ParseScaleOrder(e.Scales); err != nil {
+			return s, err
+		}
+	}
 	switch s.Payload {
 	case ep.FP8, ep.FP8UE8M0:
 		s.Quantize, s.Output = weft.BFloat16, weft.BFloat16

@@ -41,6 +41,7 @@ type gpuRank struct {
 	known  *ep.Routing
 	places []place
 	host   []byte // where rows are compared
+	scales []byte // and their scales
 	checks int
 }
 
@@ -291,24 +292,32 @@ func (m *gpuRank) checkArrived(received *ep.Received) error {
 	if n := received.Received(); n != len(m.places) {
 		m.complain("dispatch: %d rows reported, %d sent", n, len(m.places))
 	}
-	n, s := m.cfg.Hidden*m.payload.Size(), m.scaleBytes()
-	return m.runs(func(run []place) error {
-		first := run[0].row
-		both := m.room(len(run) * (n + s))
-		rows, scales := both[:len(run)*n], both[len(run)*n:]
-		if err := m.context.Download(rows, received.Data.Pointer().Add(first*n)); err != nil {
+	n := m.cfg.Hidden * m.payload.Size()
+	if m.scaleBytes() > 0 {
+		if err := m.download(&m.scales, received.Scales); err != nil {
 			return err
 		}
-		if s > 0 {
-			if err := m.context.Download(scales, received.Scales.Pointer().Add(first*s)); err != nil {
-				return err
-			}
+	}
+	return m.runs(func(run []place) error {
+		rows := m.room(len(run) * n)
+		if err := m.context.Download(rows, received.Data.Pointer().Add(run[0].row*n)); err != nil {
+			return err
 		}
 		for i, p := range run {
-			m.checkRow(rows[i*n:(i+1)*n], scales[i*s:(i+1)*s], p.row, p.source, p.token, p.expert)
+			m.checkRow(rows[i*n:(i+1)*n], m.scalesOf(m.scales, received.Scales, p.row), p.row, p.source, p.token, p.expert)
 		}
 		return nil
 	})
+}
+
+// download brings a tensor to host memory, which it makes where there is too little.
+func (m *gpuRank) download(to *[]byte, t weft.Tensor) error {
+	n := t.Bytes()
+	if cap(*to) < n {
+		*to = make([]byte, n)
+	}
+	*to = (*to)[:n]
+	return m.context.Download(*to, t.Pointer())
 }
 
 // checkCounts compares what a routing says of itself.

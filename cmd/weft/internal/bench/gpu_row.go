@@ -1,6 +1,10 @@
 package bench
 
 import (
+	"cmp"
+	"slices"
+	"strings"
+
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/routing"
 	"github.com/weftgo/weft/ep"
@@ -22,6 +26,7 @@ type GPURow struct {
 	Experts   int    `json:"experts"`
 	DType     string `json:"dtype"`
 	Quantize  string `json:"quantize,omitempty"` // from which type dispatch quantises
+	Scales    string `json:"scales,omitempty"`   // of FP8 rows: the order in which they arrive
 	Layout    string `json:"layout"`
 	Wire      string `json:"wire"`
 	Reduction string `json:"reduction"`
@@ -109,10 +114,19 @@ func (r *GPURow) setUngated(s measure.Summary, times [][]float64) {
 
 // Contract names what a shape promises, in a few words.
 func (e EP) Contract() string {
+	words := []string{e.Layout, e.Reduction, e.DType, e.ScaleOrder()}
 	if e.Layout == ep.RankMajor.String() {
-		return e.Layout + " " + e.DType
+		words[1] = ""
 	}
-	return e.Layout + " " + e.Reduction + " " + e.DType
+	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), " ")
+}
+
+// ScaleOrder is the order of the scales that arrive, or empty where there are none.
+func (e EP) ScaleOrder() string {
+	if !strings.HasPrefix(e.DType, ep.FP8.String()) {
+		return ""
+	}
+	return cmp.Or(e.Scales, ep.RowMajorScales.String())
 }
 
 // moved says how many bytes of a kind operations move, for rows of so many bytes.

@@ -72,17 +72,25 @@ func exactFP8(e *EP) {
 	e.Layout, e.Reduction, e.Sum, e.DType = "expert-major", "exact", "weighted", "fp8"
 }
 
+func columnMajor(e *EP) {
+	exactFP8(e)
+	e.Hidden, e.Scales = 384, "column-major"
+}
+
 func TestMeasureOnEmulatedGPUs(t *testing.T) {
 	shapes := []EP{
 		small(nil),
 		small(func(e *EP) { e.Capacity = 300 }), // rows go straight to where they are received
 		small(func(e *EP) { e.Layout, e.Sum = "expert-major", "weighted" }),
 		small(exactFP8),
+		small(columnMajor),
+		small(func(e *EP) { columnMajor(e); e.DType, e.Hidden = "fp8-ue8m0", 1024 }),
+		small(func(e *EP) { columnMajor(e); e.Layout = "expert-packed" }),
 		small(func(e *EP) { e.Layout = "token-major" }), // rows have their places before they leave, and are read there
 		small(func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
 	}
 	if testing.Short() { // most of the time goes into compiling kernels
-		shapes = shapes[:1]
+		shapes = []EP{shapes[0], small(columnMajor)}
 	}
 	for _, tc := range []struct{ gpus, ranks int }{{2, 2}, {1, 2}, {1, 1}} {
 		t.Run(fmt.Sprintf("%d ranks on %d", tc.ranks, tc.gpus), func(t *testing.T) {
@@ -103,6 +111,9 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 			for _, r := range rows {
 				if !r.Verified || len(r.Problems) > 0 {
 					t.Errorf("%s %s: %v", r.Contract, r.Op, r.Problems)
+				}
+				if (r.Scales == "column-major") != strings.HasSuffix(r.Contract, " column-major") || (r.Scales == "") != (r.DType == "bf16") {
+					t.Errorf("%s: %q", r.Contract, r.Scales)
 				}
 				if r.Ranks != tc.ranks || r.GPUs != tc.gpus || r.Replays != 1 || r.Operations != 2 || r.Engine != "gpu" || r.Capacity < 3 {
 					t.Errorf("%+v", r)

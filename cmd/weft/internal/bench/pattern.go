@@ -8,41 +8,50 @@ import (
 	"github.com/x448/float16"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
 )
 
 // pattern is where the contents of rows come from: a row is a window on one long
 // random sequence, times a power of two. So any rank can write or check any row of any
 // rank with a copy or a comparison, whatever its type. Values are e4m3 numbers, hence
-// exact in every floating-point type; each run of 128 has the largest e4m3 number in
-// it, so that quantising a row gives back exactly its codes, and as every scale
-// exactly its power of two.
+// exact in every floating-point type, times a power of two of each block of 128; each
+// block has the largest e4m3 number in it, so that quantising a row gives back exactly
+// its codes, and as every scale exactly its power of two. Rows begin where blocks do,
+// so the scales of a row differ, and one that came to another's place is noticed.
 type pattern struct {
 	hidden int
 	codes  []byte // e4m3
 	values []float32
+	small  []int // of each block: it is divided by 2^small
 	// encoded by type, then by exponent - minShift
 	encoded map[weft.DType][][]byte
 }
 
 const (
-	offsets  = 256 // starting points of rows
-	offset   = 16  // elements between them
-	shifts   = 4   // a row is multiplied by 2^0 to 2^3, an expert divides by as much
+	offsets  = 128           // starting points of rows: few enough for what they are copied from to stay in a cache
+	offset   = ep.ScaleBlock // elements between them
+	crest    = 16            // elements between the largest numbers
+	smalls   = 4             // a block is divided by 2^0 to 2^3
+	shifts   = 4             // a row is multiplied by 2^0 to 2^3, an expert divides by as much
 	minShift = -(shifts - 1)
 	maxCode  = 0x7e // 448
 )
 
 func newPattern(hidden int, types ...weft.DType) (*pattern, error) {
 	n := hidden + offsets*offset
-	p := &pattern{hidden: hidden, codes: make([]byte, n), values: make([]float32, n), encoded: map[weft.DType][][]byte{}}
+	blocks := (n + offset - 1) / offset
+	p := &pattern{hidden: hidden, codes: make([]byte, n), values: make([]float32, n), small: make([]int, blocks), encoded: map[weft.DType][][]byte{}}
 	rng := rand.New(rand.NewPCG(7, 168))
+	for i := range p.small {
+		p.small[i] = rng.IntN(smalls)
+	}
 	for i := range p.codes {
 		// Exponents of -2 to 3: a sum of 32 rows of such numbers stays in fp16's range.
 		p.codes[i] = byte(rng.IntN(2)<<7 | (5+rng.IntN(6))<<3 | rng.IntN(8))
-		if i%offset == 0 {
+		if i%crest == 0 {
 			p.codes[i] = maxCode
 		}
-		p.values[i] = decodeE4M3(p.codes[i])
+		p.values[i] = decodeE4M3(p.codes[i]) * pow2(-p.small[i/offset])
 	}
 	for _, d := range types {
 		for shift := minShift; shift < shifts; shift++ {
@@ -81,6 +90,12 @@ func (p *pattern) row(d weft.DType, rank, token, down int) []byte {
 func (p *pattern) floats(rank, token int) (row []float32, shift int) {
 	start, shift := p.pick(rank, token)
 	return p.values[start:][:p.hidden], shift
+}
+
+// scales returns the exponents of a token's scales.
+func (p *pattern) scales(rank, token int) func(block int) int {
+	start, shift := p.pick(rank, token)
+	return func(block int) int { return shift - p.small[start/offset+block] }
 }
 
 func pow2(e int) float32 { return float32(math.Ldexp(1, e)) }

@@ -42,6 +42,8 @@ type EP struct {
 
 	DType, Layout, Wire, Reduction, Sum, Counts string // as package ep names them
 
+	Scales string `json:",omitempty"` // order of the scales that arrive with FP8 rows; empty: row-major
+
 	Routing routing.Kind
 	Seed    uint64
 	Phases  bool // send and receive apart

@@ -19,6 +19,7 @@ type expected struct {
 	payload   weft.DType // of the rows that arrive
 	salt      int        // other rows for another salt, so that none that lies about is taken for a new one
 	problem   string     // what was wrong first
+	gathered  []byte     // the scales of one row
 }
 
 // row returns the bytes of a token's row, divided by 2^down; do not change them.
@@ -108,17 +109,17 @@ func (m *expected) complain(format string, args ...any) {
 // checkReceived compares every row that must have arrived.
 func (m *expected) checkReceived(b *batch, received *ep.Received) {
 	rows := 0
+	var all []byte
+	if m.scaleBytes() > 0 {
+		all = received.Scales.Raw()
+	}
 	m.eachRow(b, func(row, src, token, expert int) {
 		rows++
 		if row >= received.Rows() {
 			m.complain("dispatch: %d rows, so no row %d", received.Rows(), row)
 			return
 		}
-		var scales []byte
-		if n := m.scaleBytes(); n > 0 {
-			scales = received.Scales.Raw()[row*n : (row+1)*n]
-		}
-		m.checkRow(m.at(received.Data, row), scales, row, src, token, expert)
+		m.checkRow(m.at(received.Data, row), m.scalesOf(all, received.Scales, row), row, src, token, expert)
 	})
 	if received.Received() != rows {
 		m.complain("dispatch: %d rows reported, %d sent", received.Received(), rows)
@@ -131,9 +132,26 @@ func (m *expected) checkRow(data, scales []byte, row, src, token, expert int) {
 		m.complain("dispatch: row %d is not token %d of rank %d for expert %d", row, token, src, expert)
 		return
 	}
-	if _, shift := m.rows.pick(src, token+m.salt); !m.scalesAre(scales, shift) {
-		m.complain("dispatch: the scales of row %d, token %d of rank %d, are not 2^%d", row, token, src, shift)
+	if block := m.wrongScale(scales, m.rows.scales(src, token+m.salt)); block >= 0 {
+		m.complain("dispatch: scale %d of row %d, token %d of rank %d, is wrong", block, row, token, src)
 	}
+}
+
+// scalesOf returns the scales of a row, in their order in the row, from what a tensor of scales holds. They are good until it is called again.
+func (m *expected) scalesOf(all []byte, t weft.Tensor, row int) []byte {
+	n := m.scaleBytes()
+	if m.spec.ScaleOrder == ep.RowMajorScales || n == 0 {
+		return all[row*n : (row+1)*n]
+	}
+	const word = 4 // an fp32 scale, or four of a byte
+	zone := t.Shape[len(t.Shape)-1]
+	at := row/zone*zone*n + row%zone*word
+	m.gathered = m.gathered[:0]
+	for range n / word {
+		m.gathered = append(m.gathered, all[at:at+word]...)
+		at += zone * word
+	}
+	return m.gathered
 }
 
 // scaleBytes is the size of the scales of a received row.
@@ -147,23 +165,23 @@ func (m *expected) scaleBytes() int {
 	return 0
 }
 
-// scalesAre checks that all scales of rows are a power of two.
-func (m *expected) scalesAre(scales []byte, shift int) bool {
+// wrongScale is the first of a row's scales that is not the power of two that it should be, or -1.
+func (m *expected) wrongScale(scales []byte, exponent func(block int) int) int {
 	switch m.spec.Payload {
 	case ep.FP8:
-		for ; len(scales) >= 4; scales = scales[4:] {
-			if math.Float32frombits(binary.LittleEndian.Uint32(scales)) != pow2(shift) {
-				return false
+		for i := 0; 4*i < len(scales); i++ {
+			if math.Float32frombits(binary.LittleEndian.Uint32(scales[4*i:])) != pow2(exponent(i)) {
+				return i
 			}
 		}
 	case ep.FP8UE8M0:
-		for _, s := range scales {
-			if int(s) != 127+shift {
-				return false
+		for i, s := range scales {
+			if int(s) != 127+exponent(i) {
+				return i
 			}
 		}
 	}
-	return true
+	return -1
 }
 
 // down is the power of two by which an expert, or for layouts with one row per rank a

@@ -20,6 +20,7 @@ type Record struct {
 	TopK      int    `json:"topk,omitempty"`
 	Experts   int    `json:"experts,omitempty"` // of all ranks
 	DType     string `json:"dtype,omitempty"`
+	Scales    string `json:"scales,omitempty"` // row-major, column-major: the order of those that arrive with FP8 rows
 	Layout    string `json:"layout,omitempty"`
 	Wire      string `json:"wire,omitempty"`      // per-selection, per-rank
 	Reduction string `json:"reduction,omitempty"` // exact, partial; collectives: sum, max, ...

@@ -35,6 +35,12 @@ var dimensions = []dimension{
 	{"topk", func(r *measure.Record) string { return fmt.Sprintf("top-%d", r.TopK) }},
 	{"experts", count(func(r *measure.Record) int { return r.Experts }, "expert", "experts")},
 	{"dtype", func(r *measure.Record) string { return r.DType }},
+	{"scales", func(r *measure.Record) string {
+		if r.Scales == "" {
+			return ""
+		}
+		return r.Scales + " scales"
+	}},
 	{"layout", func(r *measure.Record) string { return r.Layout }},
 	{"wire", func(r *measure.Record) string { return r.Wire }},
 	{"reduction", func(r *measure.Record) string { return r.Reduction }},
