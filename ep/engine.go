@@ -43,7 +43,7 @@ type engine interface {
 	combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error
 	countWaits(dispatch, combine weft.Tensor) // of tensors that are as they should be
 	memoryBytes() int
-	sms() (dispatch, combine int)
+	sms() (dispatch, combine, gradients int)
 	close() (released bool, err error) // called until it has released what the engine holds
 }
 

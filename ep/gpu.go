@@ -467,20 +467,21 @@ func (h *gpu) memoryBytes() int {
 	return n + len(h.all)*h.routingBytes()
 }
 
-func (h *gpu) sms() (dispatch, combine int) {
+func (h *gpu) sms() (dispatch, combine, gradients int) {
 	of := func(l *cuda.Launch) int {
 		if l == nil {
 			return 0
 		}
 		return min(int(l.Grid().X), h.device.SMs())
 	}
+	gradients = of(h.moving)
 	switch {
 	case !h.tuning.placed:
-		return of(h.dispatching), of(h.combining)
+		return of(h.dispatching), of(h.combining), gradients
 	case h.tuning.pulls:
-		return of(h.placed.pushing), of(h.placed.pulling)
+		return of(h.placed.pushing), of(h.placed.pulling), gradients
 	default:
-		return of(h.placed.pushing), of(h.combining)
+		return of(h.placed.pushing), of(h.combining), gradients
 	}
 }
 

@@ -153,7 +153,7 @@ func (h *host) waits(op string) []int64 {
 	return h.dispatchWaits
 }
 
-func (*host) sms() (dispatch, combine int) { return 0, 0 }
+func (*host) sms() (dispatch, combine, gradients int) { return 0, 0, 0 }
 
 func (h *host) close() (released bool, err error) {
 	var errs []error

@@ -12,8 +12,9 @@
 #   test-NAME   the tests of a package: test-cuda, test-cuda-kernel, test-ep, test-weft for the package at the root, and so on
 #   test-gpu    the tests of all packages that have GPU in their name
 #   link        what the links between the GPUs carry
-#   bench-ep    expert parallelism on the GPUs
-#   overlap     the same beside matrix products
+#   bench-ep    expert parallelism on the GPUs, few tokens at a time
+#   bench-ep-ht the same, thousands of tokens at a time
+#   overlap     few tokens at a time beside matrix products
 #   start       how long ranks on the GPUs take to start: compiling their kernels, where there is a compiler, and with them in the cache
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
@@ -54,7 +55,7 @@ if [ -z "$parts" ]; then
 	for program in $programs; do
 		parts="$parts $(name_of "$program")"
 	done
-	parts="$parts link bench-ep overlap start sanitizer"
+	parts="$parts link bench-ep bench-ep-ht overlap start sanitizer"
 fi
 
 # bounded DIRECTORY SECONDS COMMAND...: runs the command there, ends it after so long, and kills it after ten more seconds. It must not be called in a
@@ -153,7 +154,12 @@ bench_ep() {
 		reason='this weft measures ep on the host alone'
 		return 77
 	}
-	bounded . "$limit" ./weft bench ep --device gpu ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/bench-ep.json" 2>&1
+	lines=$work/bench-ep.json
+	rm -f "$lines"
+	status=0
+	bounded . "$limit" ./weft bench ep --device gpu --mode "$1" ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$lines" 2>&1 || status=$?
+	[ ! -e "$lines" ] || cat "$lines" >>"$logs/bench-ep.json"
+	return "$status"
 }
 
 overlap() {
@@ -253,7 +259,8 @@ for name in $parts; do
 	case $name in
 	doctor) part doctor to doctor.log doctor ;;
 	link) part link to bench.log link ;;
-	bench-ep) part bench-ep to bench.log bench_ep ;;
+	bench-ep) part bench-ep to bench.log bench_ep ll ;;
+	bench-ep-ht) part bench-ep-ht to bench.log bench_ep ht ;;
 	overlap) part overlap to bench.log overlap ;;
 	start) part start to bench.log start ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
@@ -266,7 +273,7 @@ for name in $parts; do
 		if [ -n "$found" ]; then
 			part "$name" tests "$found" "$@"
 		else
-			printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep overlap start sanitizer' "$name" >&2
+			printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
 			for program in $programs; do
 				printf ' %s' "$(name_of "$program")" >&2
 			done

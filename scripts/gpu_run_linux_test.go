@@ -23,7 +23,7 @@ case "$*" in
 'bench ep --help') echo --device ;;
 'bench overlap'*) echo overlapped ;;
 'bench start'*) case $* in *--no-cold*) echo warm ;; *) echo cold ;; esac ;;
-'bench ep'*) if [ -e "$STATE/endless" ]; then echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; exec sleep 600; fi ;;
+'bench ep'*) if [ -e "$STATE/endless" ]; then echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; exec sleep 600; fi; echo "measured: $*" ;;
 'bench link'*) if [ -e "$STATE/broken" ]; then exit 1; fi ;;
 esac
 `
@@ -84,10 +84,10 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 		status            int
 		want              []string
 	}{
-		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 6 of the parts"}},
+		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 7 of the parts"}},
 		{"what needs none", "", "doctor test-plain", 0, []string{"test-plain", "ok (1 passed, 0 skipped)"}},
 		{"tests of which some need one", "", "test-ep", 77, []string{"sees no GPU", "in 1 of the parts"}},
-		{"with a GPU", "gpu", "doctor test-ep link bench-ep overlap start", 0, []string{"ok (2 passed, 0 skipped)", "overlapped\n", "cold\nwarm\n"}},
+		{"with a GPU", "gpu", "doctor test-ep link bench-ep bench-ep-ht overlap start", 0, []string{"ok (2 passed, 0 skipped)", "overlapped\n", "cold\nwarm\n", "--mode ll", "--mode ht"}},
 		{"a part that fails", "gpu broken", "link bench-ep", 1, []string{"FAILED", "1 failed"}},
 		{"a part that fails, without a GPU", "broken", "test-ep nothing", 2, []string{"there is no part nothing"}},
 		{"a part that takes too long", "gpu endless", "bench-ep", 1, []string{"FAILED: it took too long"}},

@@ -33,7 +33,9 @@ const (
 type gpuFlags struct {
 	device          string
 	gpus            int
-	capacity, sms   int
+	capacity        int
+	sms             choices
+	gradients       bool
 	quantize        string
 	phases, lines   string
 	noLink, noPeers bool
@@ -43,19 +45,20 @@ type gpuFlags struct {
 
 // Of the flags of bench ep, these mean nothing on the other device. They have to be known: what is not heeded is refused.
 var (
-	hostOnly = []string{"wire", "sum", "counts", "mode", "operand", "cached", "fresh", "batches", "in-place", "iters", "time", "warmup", "report"}
-	gpuOnly  = []string{"gpus", "capacity", "sms", "quantize", "phases", "lines", "no-link", "no-peers", "replays", "operations", "deadline"}
+	hostOnly = []string{"wire", "sum", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place", "iters", "time", "warmup", "report"}
+	gpuOnly  = []string{"gpus", "capacity", "sms", "quantize", "phases", "gradients", "lines", "no-link", "no-peers", "replays", "operations", "deadline"}
 )
 
 func newGPUFlags(cmd *cobra.Command) *gpuFlags {
-	g := &gpuFlags{device: onHost, quantize: "none", phases: "fused", replays: 7, ops: 100, deadline: 10 * time.Second}
+	g := &gpuFlags{device: onHost, replays: 7, ops: 100, deadline: 10 * time.Second}
 	f := cmd.Flags()
 	oneOf(cmd, &g.device, "device", []string{onHost, onGPU}, "where ranks are")
 	f.IntVar(&g.gpus, "gpus", 0, "GPU: how many, the first ones (0: all that this process sees)")
 	f.IntVar(&g.capacity, "capacity", 0, "GPU: the most tokens per rank that handles are made for (0: as many as there are)")
-	f.IntVar(&g.sms, "sms", 0, "GPU: multiprocessors for the kernels (0: the library's choice)")
-	oneOf(cmd, &g.quantize, "quantize", []string{"none", "bf16"}, "GPU: the type from which dispatch quantises; bf16 alone means --dtype fp8")
-	oneOf(cmd, &g.phases, "phases", []string{"fused", "all"}, "GPU: prepare with dispatch in one operation, or prepare and dispatch apart too")
+	g.multiprocessors(cmd, "GPU: ")
+	g.quantisation(cmd, "GPU: ")
+	oneOf(cmd, &g.phases, "phases", []string{"fused", "all"}, "GPU: prepare with dispatch in one operation, or prepare and dispatch apart too (ll: fused, ht: all)")
+	f.BoolVar(&g.gradients, "gradients", false, "GPU: measure the gradients of combine and dispatch too (ll: no, ht: yes)")
 	f.StringVar(&g.lines, "lines", "", "GPU: write the lines of --json to this `file` as well")
 	f.BoolVar(&g.noLink, "no-link", false, "GPU: do not measure the links first")
 	f.BoolVar(&g.noPeers, "no-peers", false, "GPU: do not measure NCCL and PyTorch's symmetric memory in the same run")
@@ -63,6 +66,15 @@ func newGPUFlags(cmd *cobra.Command) *gpuFlags {
 	f.IntVar(&g.ops, "operations", g.ops, "GPU: how many operations a graph has")
 	f.DurationVar(&g.deadline, "deadline", g.deadline, "GPU: of each wait on a GPU")
 	return g
+}
+
+func (g *gpuFlags) multiprocessors(cmd *cobra.Command, where string) {
+	cmd.Flags().Var(&g.sms, "sms", where+"multiprocessors for the kernels; a row for each number in a list (0: the library's choice; ll: 0, ht: 8,12,24,96)")
+}
+
+func (g *gpuFlags) quantisation(cmd *cobra.Command, where string) {
+	oneOf(cmd, &g.quantize, "quantize", []string{"bf16", "none"},
+		where+"the type from which dispatch quantises fp8 rows, or none if they and their scales are the caller's (ll: bf16, ht: none); bf16 alone means --dtype fp8")
 }
 
 // gpuHelp is what the help of bench ep says of GPUs.
@@ -73,23 +85,29 @@ routing are the same every time, counts stay on the GPU. Without --layout, --red
 --dtype and --quantize three contracts are measured: rank-major in bf16; expert-major in
 bf16 with partial sums; and DeepEP's, which is expert-major in fp8, quantised from bf16 on
 the way, with exact sums and, unless --scales says otherwise, column-major scales. A
-dispatch turns new top-k ids into received rows. Where ranks share a GPU the
-command starts itself anew with CUDA_DEVICE_MAX_CONNECTIONS=32. Rows of peers follow:
-what NCCL and PyTorch's symmetric memory take for as many bytes in the same run, and
-what other libraries took elsewhere, quoted with a date and a source.
+dispatch turns new top-k ids into received rows. With --mode ht there are two, of bf16 rows
+and of fp8 rows that the caller has quantised: token-major, or as --layout says.
+
+Where ranks share a GPU the command starts itself anew with
+CUDA_DEVICE_MAX_CONNECTIONS=32. Rows of peers follow: what NCCL and PyTorch's symmetric
+memory take for as many bytes in the same run, and what other libraries took elsewhere,
+quoted with a date and a source.
 
 With --device gpu and --json each row is one line; keys are stable, new ones may be
 added. In every row:
 
   op            dispatch, combine; with --phases all: prepare, dispatch-known (by a
-                routing that is there)
+                routing that is there); with --gradients: combine-backward, the gradients
+                of rows, and of the weights where combine applies them; dispatch-backward,
+                those of tokens, and of the weights where the experts have applied them
   engine        gpu
   contract      the shape in a few words
   ranks, gpus, tokens, capacity, hidden, topk, experts, dtype, layout, wire, reduction,
   sum, routing
   sms           multiprocessors asked for; 0 is the library's choice
   sms_used      multiprocessors that the operation's kernel runs on: as many as it has
-                blocks, unless the GPU has fewer
+                blocks, unless the GPU has fewer. Those of combine-backward are small, and
+                an idle GPU spreads them over more than sms
   operations    in a graph
   replays       that were timed, after 2 that were not
   p50_us, min_us, max_us   a replay over its operations, of its slowest rank
@@ -123,28 +141,55 @@ Absent when there is nothing to say:
   quantize
   scales        of fp8 rows: the order in which they arrive
   tuning        of the operation's kernel, where weft tune ep's table has one for it
-  link_gbps     what kernels get out of the links all to all in this run; with one GPU,
-                out of its own memory
+  link_gbps     what kernels get out of the links all to all in this run, with sms_used or,
+                in proportion, with the next number below that was measured; with one
+                GPU, out of its own memory
   link_ratio    gbps over link_gbps
   replays_us, ungated_replays_us   of every rank every replay, if the slowest took over
                 5 times the fastest
   problems      what was wrong
 
 A row of a peer has op, engine, contract, p50_us, and wire_bytes, ranks, verified where it
-was measured in this run; tokens, source and date where it is quoted; skipped where it
+was measured in this run; tokens or wire_bytes, sms where it is known, source and date where it is quoted; skipped where it
 could not be measured, and why.`
 
 // shapes are what is to be measured: the defaults of GPUs where nothing was said.
 func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]bench.EP, error) {
-	given := cmd.Flags().Changed
-	if !given("tokens") {
+	given, sms := cmd.Flags().Changed, g.sms.counts
+	switch {
+	case e.mode == highThroughput:
+		if sms == nil {
+			sms = counts{8, 12, 24, 96}
+		}
+	case !given("tokens"):
 		e.tokens = counts{1, 8, 32, 128, 256}
 	}
-	s := e.shape
+	if sms == nil {
+		sms = counts{0}
+	}
+	contracts, err := g.contracts(given, e)
+	if err != nil {
+		return nil, err
+	}
+	var all []bench.EP
+	for _, c := range contracts {
+		for _, c.Tokens = range e.tokens {
+			for _, c.SMs = range sms {
+				all = append(all, c)
+			}
+		}
+	}
+	return all, nil
+}
+
+// contracts are the shapes but for how many tokens and SMs they have.
+func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]bench.EP, error) {
+	s, many := e.shape, e.mode == highThroughput
 	if !given("experts") {
 		s.Experts = 256
 	}
-	s.Capacity, s.SMs, s.Wire, s.Counts, s.Time = g.capacity, g.sms, "per-rank", "device", 0
+	s.Capacity, s.Wire, s.Counts, s.Time = g.capacity, "per-rank", "device", 0
+	s.Given = g.quantize == "none" || g.quantize == "" && many
 	payload := given("dtype") || given("payload")
 	if g.quantize == "bf16" {
 		if payload && !strings.HasPrefix(s.DType, "fp8") {
@@ -154,30 +199,38 @@ func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]bench.EP, error) {
 			s.DType, payload = "fp8", true
 		}
 	}
-	contracts := []bench.EP{s}
-	if !given("layout") && !given("reduction") && !payload {
-		contracts = nil
-		deepEP := "column-major"
-		if given("scales") {
-			deepEP = s.Scales
-		}
-		for _, c := range [][5]string{
-			{"rank-major", "partial", "plain", "bf16"},
-			{"expert-major", "partial", "weighted", "bf16"},
-			{"expert-major", "exact", "weighted", "fp8", deepEP},
-		} {
-			s.Layout, s.Reduction, s.Sum, s.DType, s.Scales = c[0], c[1], c[2], c[3], c[4]
-			contracts = append(contracts, s)
-		}
+	with := func(layout, reduction, sum, dtype, scales string) bench.EP {
+		c := s
+		c.Layout, c.Reduction, c.Sum, c.DType, c.Scales = layout, reduction, sum, dtype, scales
+		return c
 	}
-	var all []bench.EP
-	for _, c := range contracts {
-		for _, tokens := range e.tokens {
-			c.Tokens = tokens
-			all = append(all, c)
-		}
+	switch {
+	case payload:
+		return []bench.EP{s}, nil
+	case many:
+		return []bench.EP{with(s.Layout, s.Reduction, s.Sum, "bf16", ""), with(s.Layout, s.Reduction, s.Sum, "fp8", s.Scales)}, nil
+	case given("layout") || given("reduction"):
+		return []bench.EP{s}, nil
 	}
-	return all, nil
+	scales := "column-major" // as DeepEP has them
+	if given("scales") {
+		scales = s.Scales
+	}
+	return []bench.EP{
+		with("rank-major", "partial", "plain", "bf16", ""),
+		with("expert-major", "partial", "weighted", "bf16", ""),
+		with("expert-major", "exact", "weighted", "fp8", scales),
+	}, nil
+}
+
+// settle fills in what follows from the mode.
+func (g *gpuFlags) settle(cmd *cobra.Command, mode string) {
+	if !cmd.Flags().Changed("phases") && mode == highThroughput {
+		g.phases = "all"
+	}
+	if !cmd.Flags().Changed("gradients") {
+		g.gradients = mode == highThroughput
+	}
 }
 
 // refuse says which of the flags that were given mean nothing on the device.
@@ -196,6 +249,7 @@ func (g *gpuFlags) refuse(cmd *cobra.Command) error {
 
 // run measures on GPUs.
 func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) {
+	g.settle(cmd, e.mode)
 	shapes, err := g.shapes(cmd, e)
 	if err != nil {
 		return usageError{fmt.Errorf("bench ep: %w", err)}
@@ -251,10 +305,14 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) 
 	defer p.progress.Close()
 	p.to = p.progress.Above(os.Stdout)
 	measuring := bench.GPUs{
-		Contexts: contexts, Ranks: ranks, Phases: g.phases == "all", Operations: g.ops, Replays: g.replays, Deadline: g.deadline,
+		Contexts: contexts, Ranks: ranks, Phases: g.phases == "all", Gradients: g.gradients, Operations: g.ops, Replays: g.replays, Deadline: g.deadline,
 		Cache: kernels(p.progress.Above(os.Stderr)),
 	}
-	if err := g.measure(ctx, measuring, shapes, p); err != nil {
+	quoted := bench.QuotedPeers()
+	if e.mode == highThroughput {
+		quoted = bench.QuotedThroughputPeers()
+	}
+	if err := g.measure(ctx, measuring, shapes, quoted, p); err != nil {
 		return fmt.Errorf("bench ep: %w", err)
 	}
 	if p.wrong {
@@ -264,34 +322,29 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) 
 }
 
 // measure measures the links, the shapes and the peers, in one run.
-func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP, p *gpuPrinter) error {
+func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP, peers []bench.Peer, p *gpuPrinter) error {
 	name, err := m.Contexts[0].Device().Name()
 	if err != nil {
 		return err
 	}
 	hostname, _ := os.Hostname()
 	p.here = where{name, hostname, version()}
-	ceiling, contexts := 0.0, m.Contexts[:min(m.Ranks, len(m.Contexts))]
+	contexts := m.Contexts[:min(m.Ranks, len(m.Contexts))]
+	var c link.Ceiling
 	if !g.noLink {
-		c, err := link.Measure(ctx, contexts, quickLink(m))
-		if err != nil {
+		if c, err = link.Measure(ctx, contexts, quickLink(m, shapes)); err != nil {
 			return err
 		}
 		best := c.Best()
-		ceiling = best.GBps
 		p.note("%s, %s: kernels get %.0f GB/s out of each (%s, %s); a kernel that does nothing takes %.2f us in a graph, a hop %.2f us",
 			measure.Count(len(contexts), "GPU"), name, best.GBps, best.Way, measure.Count(best.SMs, "SM"),
 			measure.Micros(c.Small(link.Empty)), measure.Micros(c.Small(link.Hop)))
 	}
-	each := 2
-	if m.Phases {
-		each = 4
-	}
-	bar := p.progress.Start("ep, "+measure.Count(m.Ranks, "rank"), each*len(shapes))
+	bar := p.progress.Start("ep, "+measure.Count(m.Ranks, "rank"), m.Rows()*len(shapes))
 	defer bar.Done("")
 	var bytes []int64
 	err = m.Measure(ctx, shapes, func(r bench.GPURow) error {
-		r.SetLink(ceiling)
+		r.SetLink(c.With(r.SMsUsed))
 		if r.WireBytes > 0 && !slices.Contains(bytes, r.WireBytes) {
 			bytes = append(bytes, r.WireBytes)
 		}
@@ -302,16 +355,17 @@ func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP,
 		return err
 	}
 	bar.Done("")
-	peers := bench.QuotedPeers()
 	if !g.noPeers {
 		peers = append(bench.MeasurePeers(ctx, min(m.Ranks, len(m.Contexts)), bytes), peers...)
 	}
 	return p.peers(peers)
 }
 
-// quickLink is enough of bench link to know what the links give.
-func quickLink(m bench.GPUs) link.Options {
-	o := link.Options{Bytes: []int64{16 << 20}, SMs: []int{48, 132}, Movers: []link.Way{link.Store, link.BulkStore}, Replays: 3, Cache: m.Cache}
+// quickLink is enough of bench link to know what the links give to as many SMs as the shapes ask for, and at most.
+func quickLink(m bench.GPUs, shapes []bench.EP) link.Options {
+	o := link.Options{
+		Bytes: []int64{16 << 20}, SMs: []int{48, 132}, Movers: []link.Way{link.Store, link.Load, link.BulkStore, link.BulkLoad}, Replays: 3, Cache: m.Cache,
+	}
 	sms := 0
 	for _, c := range m.Contexts {
 		if n, err := c.Device().Multiprocessors(); err == nil && (sms == 0 || n < sms) {
@@ -320,6 +374,11 @@ func quickLink(m bench.GPUs) link.Options {
 	}
 	if sms > 0 {
 		o.SMs = []int{min(48, sms), sms}
+	}
+	for _, s := range shapes {
+		if s.SMs > 0 {
+			o.SMs = append(o.SMs, s.SMs)
+		}
 	}
 	return o
 }
@@ -372,7 +431,7 @@ func (p *gpuPrinter) row(r bench.GPURow) error {
 	}{r, p.here}); err != nil || p.json {
 		return err
 	}
-	const format = "%-36s %-14s %6s %4s %8s %8s %8s %8s %8s %8s %8s %9s %6s %6s  %s\n"
+	const format = "%-45s %-17s %6s %4s %8s %8s %8s %8s %8s %8s %8s %9s %6s %6s  %s\n"
 	var b strings.Builder
 	if !p.headed {
 		p.headed = true
@@ -421,6 +480,9 @@ func (p *gpuPrinter) peers(rows []bench.Peer) error {
 		size, took, measured := fmt.Sprint(r.Tokens), fmt.Sprintf("%.1f", r.P50), "in this run"
 		if r.WireBytes > 0 {
 			size = measure.Size(r.WireBytes)
+		}
+		if r.SMs > 0 {
+			size += fmt.Sprintf(" on %s", measure.Count(r.SMs, "SM"))
 		}
 		switch {
 		case r.Skipped != "":

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -24,7 +25,11 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		"--device gpu --ranks 1,2":                     "one number",
 		"--device gpu --replays 0":                     "want at least",
 		"--device gpu --operations 100000":             "at most 2000",
-		"--device gpu --sms -1":                        "-1 SMs",
+		"--device gpu --sms 8,-1":                      "neither 0 nor a positive number",
+		"--device gpu --calls phases":                  "--calls is for --device host",
+		"--gradients":                                  "--gradients is for --device gpu",
+		"--mode phases":                                "want ll or ht",
+		"--device gpu --mode ht --reduction exact":     "use the partial reduction",
 		"--device gpu --ranks 3":                       "experts",
 		"--device gpu --lines " + t.TempDir() + "/x/y": "no such file",
 	} {
@@ -59,15 +64,15 @@ func shapesOf(t *testing.T, line string) []bench.EP {
 
 func TestShapesOnGPUs(t *testing.T) {
 	for line, want := range map[string][]string{
-		"":                                     {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 column-major"},
-		"--scales row-major":                   {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 row-major"},
-		"--dtype fp8 --scales column-major":    {"expert-major exact fp8 column-major"},
+		"":                                     {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 column-major from bf16"},
+		"--scales row-major":                   {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 row-major from bf16"},
+		"--dtype fp8 --scales column-major":    {"expert-major exact fp8 column-major from bf16"},
 		"--layout rank-major":                  {"rank-major bf16"},
 		"--layout rank-major --payload fp16":   {"rank-major fp16"},
 		"--layout expert-major":                {"expert-major exact bf16"},
-		"--reduction partial --quantize bf16":  {"expert-major partial fp8 row-major"},
-		"--quantize bf16 --dtype fp8-ue8m0":    {"expert-major exact fp8-ue8m0 row-major"},
-		"--capacity 128 --sms 24 --experts 64": {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 column-major"},
+		"--reduction partial --quantize bf16":  {"expert-major partial fp8 row-major from bf16"},
+		"--quantize bf16 --dtype fp8-ue8m0":    {"expert-major exact fp8-ue8m0 row-major from bf16"},
+		"--capacity 128 --sms 24 --experts 64": {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 column-major from bf16"},
 	} {
 		var got []string
 		for _, s := range shapesOf(t, line+" --tokens 3") {
@@ -80,7 +85,7 @@ func TestShapesOnGPUs(t *testing.T) {
 			if strings.Contains(line, "sms") {
 				experts, capacity, sms = 64, 128, 24
 			}
-			if (spec.ScaleOrder == ep.ColumnMajorScales) != strings.HasSuffix(s.Contract(), " column-major") {
+			if (spec.ScaleOrder == ep.ColumnMajorScales) != strings.Contains(s.Contract(), " column-major") {
 				t.Errorf("%s: %+v", line, spec)
 			}
 			if spec.Experts != experts || spec.MaxTokens != capacity || spec.SMs != sms {
@@ -93,6 +98,80 @@ func TestShapesOnGPUs(t *testing.T) {
 	}
 	if n := len(shapesOf(t, "")); n != 15 {
 		t.Errorf("%d shapes", n)
+	}
+}
+
+func TestThroughputShapesOnGPUs(t *testing.T) {
+	both := func(layout, reduction, order string) []string {
+		return []string{layout + " " + reduction + " bf16", layout + " " + reduction + " fp8 " + order}
+	}
+	for line, want := range map[string]struct {
+		contracts   []string
+		tokens, sms []int
+	}{
+		"":                             {both("token-major", "partial", "row-major"), []int{4096}, []int{8, 12, 24, 96}},
+		"--tokens 128,8192 --sms 8,0":  {both("token-major", "partial", "row-major"), []int{128, 8192}, []int{8, 0}},
+		"--layout expert-packed":       {both("expert-packed", "exact", "row-major"), []int{4096}, []int{8, 12, 24, 96}},
+		"--scales column-major":        {both("token-major", "partial", "column-major"), []int{4096}, []int{8, 12, 24, 96}},
+		"--dtype fp8 --quantize bf16":  {[]string{"token-major partial fp8 row-major from bf16"}, []int{4096}, []int{8, 12, 24, 96}},
+		"--dtype bf16 --capacity 8192": {[]string{"token-major partial bf16"}, []int{4096}, []int{8, 12, 24, 96}},
+	} {
+		shapes := shapesOf(t, "--mode ht "+line)
+		i := 0
+		for _, contract := range want.contracts {
+			for _, tokens := range want.tokens {
+				for _, sms := range want.sms {
+					s := shapes[i]
+					spec, err := s.DeviceSpec(4)
+					if err != nil || s.Contract() != contract || s.Tokens != tokens || s.SMs != sms || spec.Experts != 256 {
+						t.Errorf("%s: %s, %+v, %v", line, s.Contract(), s, err)
+					}
+					if quantised := strings.HasSuffix(contract, "from bf16"); (spec.Quantize != 0) != quantised {
+						t.Errorf("%s: %+v", line, spec)
+					}
+					i++
+				}
+			}
+		}
+		if i != len(shapes) {
+			t.Errorf("%s: %d shapes, want %d", line, len(shapes), i)
+		}
+	}
+	cmd := newBenchEP()
+	cmd.ResetFlags()
+	g := newGPUFlags(cmd)
+	if err := cmd.ParseFlags([]string{"--phases", "fused"}); err != nil {
+		t.Fatal(err)
+	}
+	if g.settle(cmd, lowLatency); g.gradients || g.phases != "fused" {
+		t.Errorf("%+v", g)
+	}
+	if g.settle(cmd, highThroughput); !g.gradients || g.phases != "fused" {
+		t.Errorf("%+v", g)
+	}
+}
+
+func TestModesOnTheHost(t *testing.T) {
+	for line, want := range map[string]string{
+		"":                      "expert-major per-selection exact weighted [1 8 64 512]",
+		"--mode ht":             "token-major per-rank partial plain [4096]",
+		"--mode ht --tokens 64": "token-major per-rank partial plain [64]",
+		"--mode ht --layout expert-packed --calls phases": "expert-packed per-selection exact weighted [4096]",
+	} {
+		cmd := newBenchEP()
+		cmd.ResetFlags()
+		e := newEPFlags(cmd)
+		if err := cmd.ParseFlags(strings.Fields(line)); err != nil {
+			t.Fatal(err)
+		}
+		e.settle(cmd)
+		s := e.shape
+		if got := fmt.Sprint(s.Layout, " ", s.Wire, " ", s.Reduction, " ", s.Sum, " ", []int(e.tokens)); got != want {
+			t.Errorf("%s: %s, want %s", line, got, want)
+		}
+		if s.Phases != strings.Contains(line, "phases") {
+			t.Errorf("%s: %+v", line, s)
+		}
 	}
 }
 
@@ -117,7 +196,7 @@ func TestGPUPrinter(t *testing.T) {
 	peers := []bench.Peer{
 		{Op: "all-to-all", Contract: "A", WireBytes: 1 << 20, P50: 8.5, Verified: &right},
 		{Op: "all-to-all", Contract: "B", Skipped: "no torch"},
-		{Op: "combine", Contract: "C", Tokens: 128, P50: 57, Date: "2026-11-20", Source: "somewhere"},
+		{Op: "combine", Contract: "C", Tokens: 128, SMs: 24, P50: 57, Date: "2026-11-20", Source: "somewhere"},
 		{Op: "all-to-all", Contract: "D", WireBytes: 1, Verified: new(bool)},
 	}
 	show := func(asJSON bool) (shown, lines string) {
@@ -135,7 +214,7 @@ func TestGPUPrinter(t *testing.T) {
 	}
 	table, lines := show(false)
 	for _, want := range []string{
-		"8/128", "8/128   17 ", " SMs ", "4.25", "verified", "WRONG: the sum of token 3, replays differ", "skipped: no torch", "1 MiB", "2026-11-20 (1)",
+		"8/128", "8/128   17 ", " SMs ", "4.25", "verified", "WRONG: the sum of token 3, replays differ", "skipped: no torch", "1 MiB", "2026-11-20 (1)", "128 on 24 SMs",
 		"here: somewhere", "in this run, WRONG",
 	} {
 		if !strings.Contains(table, want) {

@@ -22,13 +22,17 @@ time, as in the benchmarks of other libraries: what fits into the caches stays t
 With --fresh operands are written anew before each operation, as a model would, and
 --batches makes routings change. Lists of ranks and tokens are swept.
 
+--mode ht is for many tokens at a time, as training and prefill have them: unless told
+otherwise 4096 of a rank, token-major.
+
 The rank-major and token-major layouts have one row per token and rank, so for them
 --wire, --reduction and --sum default to per-rank, partial and plain.` + gpuHelp,
 		Example: `  weft bench ep --ranks 2,4 --tokens 1,8,64,512 --report report.html
   weft bench ep --ranks 2 --tokens 1 --json
   weft bench ep --dtype fp8 --layout expert-packed --routing zipf
   weft bench ep --device gpu --tokens 1,128
-  weft bench ep --device gpu --layout expert-major --quantize bf16 --sms 24`,
+  weft bench ep --device gpu --layout expert-major --quantize bf16 --sms 24
+  weft bench ep --device gpu --mode ht --sms 8,24`,
 		Args: noArgs,
 	}
 	out, flags := outputFlags(cmd), newEPFlags(cmd)
@@ -48,13 +52,13 @@ The rank-major and token-major layouts have one row per token and rank, so for t
 
 // epFlags are the shapes that a command line asks for.
 type epFlags struct {
-	shape         bench.EP
-	ranks, tokens counts
-	mode, operand string
+	shape                bench.EP
+	ranks, tokens        counts
+	mode, calls, operand string
 }
 
 func newEPFlags(cmd *cobra.Command) *epFlags {
-	e := &epFlags{shape: defaultEP(), ranks: counts{4}, tokens: counts{1, 8, 64, 512}, mode: oneCall, operand: window}
+	e := &epFlags{shape: defaultEP(), ranks: counts{4}, tokens: counts{1, 8, 64, 512}, mode: lowLatency, calls: oneCall, operand: window}
 	s, f := &e.shape, cmd.Flags()
 	f.Var(&e.ranks, "ranks", "how many ranks")
 	f.Var(&e.tokens, "tokens", "tokens per rank")
@@ -71,7 +75,8 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	oneOf(cmd, &s.Counts, "counts", bench.CountModes(), "who learns how many rows arrive")
 	oneOf(cmd, &s.Routing, "routing", routing.Kinds(), "how popular experts are; hot is one hot rank")
 	f.Uint64Var(&s.Seed, "seed", s.Seed, "of the routing")
-	oneOf(cmd, &e.mode, "mode", []string{oneCall, phases}, "send and receive in one call, or in phases apart")
+	oneOf(cmd, &e.mode, "mode", []string{lowLatency, highThroughput}, "what is measured unless told otherwise: few tokens (low latency) or many (high throughput)")
+	oneOf(cmd, &e.calls, "calls", []string{oneCall, phases}, "send and receive in one call, or in phases apart")
 	oneOf(cmd, &e.operand, "operand", []string{window, heap}, "where rows are: read there from a window, staged first from the heap")
 	f.BoolVar(&s.Cached, "cached", false, "prepare each routing once, outside the timing")
 	f.BoolVar(&s.Fresh, "fresh", false, "write operands anew before each operation")
@@ -81,7 +86,13 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	return e
 }
 
-// What --mode and --operand can be, here and in rows.
+// What --mode can be.
+const (
+	lowLatency     = "ll"
+	highThroughput = "ht"
+)
+
+// What --calls and --operand can be, here and in rows.
 const (
 	oneCall = "one-call"
 	phases  = "phases"
@@ -92,7 +103,15 @@ const (
 // settle fills in what follows from the flags that were given.
 func (e *epFlags) settle(cmd *cobra.Command) {
 	s := &e.shape
-	s.Phases, s.Heap = e.mode == phases, e.operand == heap
+	s.Phases, s.Heap = e.calls == phases, e.operand == heap
+	if e.mode == highThroughput {
+		if !cmd.Flags().Changed("tokens") {
+			e.tokens = counts{4096}
+		}
+		if !cmd.Flags().Changed("layout") {
+			s.Layout = "token-major"
+		}
+	}
 	if s.Layout != "rank-major" && s.Layout != "token-major" {
 		return
 	}

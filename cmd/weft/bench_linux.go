@@ -38,8 +38,9 @@ stable; new ones may be added. In every row:
 In every row of dispatch, combine and prepare:
 
   tokens        per rank
-  hidden, topk, experts, dtype, layout, wire, reduction, sum, counts, routing, mode,
-  operand, batches
+  hidden, topk, experts, dtype, layout, wire, reduction, sum, counts, routing, operand,
+  batches
+  mode          one-call or phases, as --calls says
 
 In every row of allreduce:
 

@@ -158,6 +158,24 @@ func TestLinkTables(t *testing.T) {
 	}
 }
 
+func TestCeilingWithSMs(t *testing.T) {
+	c := measured()
+	for sms, want := range map[int]float64{1: 335, 8: 335, 12: 355, 100: 355, 132: 355} {
+		if got := c.With(sms); got != want {
+			t.Errorf("%d SMs: %g, want %g", sms, got, want)
+		}
+	}
+	c.Rows = append(c.Rows, link.Row{Way: link.Store, Pattern: link.AllToAll, SMs: 2, GBps: 100, Verified: true})
+	for sms, want := range map[int]float64{1: 100, 3: 150, 7: 350, 8: 335} {
+		if got := c.With(sms); got != want {
+			t.Errorf("%d SMs: %g, want %g", sms, got, want)
+		}
+	}
+	if got := (link.Ceiling{}).With(8); got != 0 {
+		t.Error(got)
+	}
+}
+
 func TestLinkLines(t *testing.T) {
 	var out strings.Builder
 	if err := linkLines(&out, measured()); err != nil {

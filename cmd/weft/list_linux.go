@@ -29,6 +29,27 @@ func (c *counts) Set(s string) error {
 	return nil
 }
 
+// choices are counts of which 0 leaves the choice to the library.
+type choices struct{ counts }
+
+func (c *choices) Set(s string) error {
+	var list counts
+	for word := range strings.SplitSeq(s, ",") {
+		var one counts
+		switch word = strings.TrimSpace(word); word {
+		case "0":
+			one = counts{0}
+		default:
+			if err := one.Set(word); err != nil {
+				return fmt.Errorf("%q is neither 0 nor a positive number", word)
+			}
+		}
+		list = append(list, one...)
+	}
+	c.counts = list
+	return nil
+}
+
 func (c *counts) Type() string { return "list" }
 
 // sizes is a flag that holds a comma-separated list of byte counts; K, M and G are

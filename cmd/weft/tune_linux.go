@@ -64,7 +64,7 @@ are tuned.`,
 	e := &t.ep.shape
 	e.Experts = 256
 	t.ep.tokens = counts{1, 8, 32, 128, 256}
-	t.gpu = &gpuFlags{quantize: "none", replays: 5, ops: 100, deadline: 10 * time.Second}
+	t.gpu = &gpuFlags{replays: 5, ops: 100, deadline: 10 * time.Second}
 	f := cmd.Flags()
 	f.Var(&t.ep.tokens, "tokens", "tokens per rank that handles are made for")
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
@@ -74,9 +74,9 @@ are tuned.`,
 	oneOf(cmd, &e.Scales, "scales", bench.ScaleOrders(), "order of the scales that arrive with fp8 rows")
 	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
 	oneOf(cmd, &e.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")
-	oneOf(cmd, &t.gpu.quantize, "quantize", []string{"none", "bf16"}, "the type from which dispatch quantises; bf16 alone means --dtype fp8")
+	t.gpu.quantisation(cmd, "")
 	f.IntVar(&t.gpu.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
-	f.IntVar(&t.gpu.sms, "sms", 0, "multiprocessors that handles ask for (0: the library's choice)")
+	t.gpu.multiprocessors(cmd, "")
 	f.DurationVar(&t.gpu.deadline, "deadline", t.gpu.deadline, "of each wait on a GPU")
 	f.StringVar(&t.out, "out", "", "the `file` of the table (the one that handles look at)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -19,7 +19,7 @@ func TestTuneEPFindsMistakes(t *testing.T) {
 		"--tokens 0":                         "0",
 		"--deadline 0s":                      "more than 0s",
 		"--layout none":                      "want",
-		"--sms -1":                           "-1 SMs",
+		"--sms -1":                           "neither 0",
 		"--quantize bf16 --dtype fp16":       "fp16 rows are not quantised",
 		"--wire per-rank":                    "unknown flag",
 		"--tokens 3 --hidden 3 --out unmade": "16 bytes",

@@ -38,7 +38,9 @@ func (e EP) Spec(ranks int) (ep.Spec, error) {
 	}
 	switch s.Payload {
 	case ep.FP8, ep.FP8UE8M0:
-		s.Quantize, s.Output = weft.BFloat16, weft.BFloat16
+		if s.Output = weft.BFloat16; !e.Given {
+			s.Quantize = weft.BFloat16
+		}
 		if e.InPlace {
 			return s, fmt.Errorf("experts cannot overwrite %v rows with theirs, which are %v; leave in-place out", s.Payload, s.Output)
 		}
@@ -75,8 +77,9 @@ type epRank struct {
 
 // batch is one routing of all ranks.
 type batch struct {
-	ids     [][]int32 // by rank
-	weights []float32 // this rank's
+	ids     [][]int32   // by rank
+	weights []float32   // this rank's
+	all     [][]float32 // on GPUs: every rank's
 	topk    weft.Tensor
 	weight  weft.Tensor
 	// prepared holds the routing that is used again and again, if it is.

@@ -24,6 +24,8 @@ type GPUs struct {
 	Brief    bool            // time graphs alone, and those that begin together
 	Phases   bool            // measure Prepare, and Dispatch by a routing that is known, apart too
 
+	Gradients bool // measure CombineBackward and DispatchBackward too
+
 	Operations int           // in a graph; 0: 100
 	Replays    int           // of a graph, that are timed; 0: 7
 	Samples    int           // of single operations; 0: 256
@@ -57,6 +59,18 @@ func (g GPUs) settled() (GPUs, error) {
 	}
 	return g, errors.Join(within("ranks", g.Ranks, 1, weft.MaxRanks), within("operations", g.Operations, 1, MostOperations),
 		within("replays", g.Replays, 1, MostReplays), within("samples", g.Samples, 1, mostIterations))
+}
+
+// Rows is how many each shape gives.
+func (g GPUs) Rows() int {
+	n := 2
+	if g.Phases {
+		n += 2
+	}
+	if g.Gradients {
+		n += 2
+	}
+	return n
 }
 
 // DeviceSpec is Spec for GPUs: the counts stay there, and a row crosses to each rank once. It says what is wrong with the shape, if anything.

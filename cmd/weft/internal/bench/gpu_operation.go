@@ -103,7 +103,7 @@ func (m *gpuRank) prepares(ctx context.Context) operation {
 func (m *gpuRank) combines(ctx context.Context, bytes moved) operation {
 	_, sms := m.handle.SMs()
 	return operation{
-		name: "combine", bytes: bytes, sms: sms, renew: m.writeExperts, check: m.checkSums,
+		name: "combine", bytes: bytes, sms: sms, renew: m.writeExperts, check: func() error { return m.checkOut("combine", m.spec.Sum == ep.Weighted) },
 		run: func(bool) error { return m.handle.Combine(ctx, m.work, m.known, m.y, m.out) },
 	}
 }

@@ -42,7 +42,10 @@ type gpuRank struct {
 	places []place
 	host   []byte // where rows are compared
 	scales []byte // and their scales
-	checks int
+
+	gradRows             weft.Tensor // what CombineBackward gives of this rank's rows
+	numbers, gradWeights weft.Tensor // gradients of weights: of this rank's rows, and of its selections
+	checks               int
 }
 
 // place is where a row must stand.
@@ -142,7 +145,11 @@ func (m *gpuRank) shape(ctx context.Context, each func(GPURow) error) (err error
 	if m.Phases {
 		operations = append(operations, m.prepares(ctx), m.knownDispatches(ctx, there))
 	}
-	for _, o := range append(operations, m.combines(ctx, back)) {
+	operations = append(operations, m.combines(ctx, back))
+	if m.Gradients {
+		operations = append(operations, m.combinesBackward(ctx), m.dispatchesBackward(ctx, back))
+	}
+	for _, o := range operations {
 		row, err := m.measure(ctx, o)
 		if err != nil {
 			return fmt.Errorf("%s: %w", o.name, err)
@@ -173,10 +180,9 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 	for r := range m.ranks {
 		ids, weights := gen.Route(r, cfg.Tokens)
 		m.batch.ids[r] = ids
-		if r == m.me {
-			m.batch.weights = weights
-		}
+		m.batch.all = append(m.batch.all, weights)
 	}
+	m.batch.weights = m.batch.all[m.me]
 	m.places = m.places[:0]
 	m.eachRow(&m.batch, func(row, source, token, expert int) { m.places = append(m.places, place{row, source, token, expert}) })
 	slices.SortFunc(m.places, func(a, b place) int { return cmp.Compare(a.row, b.row) })
@@ -190,7 +196,7 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 	if m.batch.weight, err = m.tensor(c, weft.Float32, cfg.Tokens, cfg.TopK); err != nil {
 		return err
 	}
-	if m.x.Data, err = m.tensor(c, m.spec.Output, cfg.Tokens, cfg.Hidden); err != nil {
+	if err := m.makeTokens(c); err != nil {
 		return err
 	}
 	if m.out, err = m.tensor(c, m.spec.Output, cfg.Tokens, cfg.Hidden); err != nil {
@@ -213,14 +219,42 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 	if m.spec.Layout == ep.TokenMajor && received.Data.DType == m.spec.Output {
 		m.y = received.Data // which others read where it is
 		c.add(func() error { received.Release(); return nil })
-		return m.comm.Wait(ctx, m.work)
+	} else {
+		shape := slices.Clone(received.Data.Shape)
+		received.Release()
+		if m.y, err = m.tensor(c, m.spec.Output, shape...); err != nil {
+			return err
+		}
 	}
-	shape := slices.Clone(received.Data.Shape)
-	received.Release()
-	if m.y, err = m.tensor(c, m.spec.Output, shape...); err != nil {
-		return err
+	if m.Gradients {
+		if err := m.makeGradients(c); err != nil {
+			return err
+		}
 	}
 	return m.comm.Wait(ctx, m.work)
+}
+
+// makeTokens makes the tensors of what this rank dispatches.
+func (m *gpuRank) makeTokens(c *closing) (err error) {
+	n, hidden := m.cfg.Tokens, m.cfg.Hidden
+	m.x = ep.Rows{}
+	if m.x.Data, err = m.tensor(c, m.input(), n, hidden); err != nil || !m.cfg.given() {
+		return err
+	}
+	scale := weft.Float32
+	if m.spec.Payload == ep.FP8UE8M0 {
+		scale = weft.UE8M0
+	}
+	m.x.Scales, err = m.tensor(c, scale, n, hidden/ep.ScaleBlock)
+	return err
+}
+
+// input is the type of the rows that this rank dispatches.
+func (m *gpuRank) input() weft.DType {
+	if m.cfg.given() {
+		return m.payload
+	}
+	return m.spec.Output
 }
 
 // tensor allocates a tensor on the GPU.
@@ -261,19 +295,35 @@ func (m *gpuRank) runs(f func(run []place) error) error {
 // writeTokens makes other rows of this rank's tokens than before.
 func (m *gpuRank) writeTokens() error {
 	m.salt += 1 << 16
-	n := m.cfg.Hidden * m.spec.Output.Size()
+	if err := m.uploadTokens(m.x.Data); err != nil || !m.cfg.given() {
+		return err
+	}
+	n := m.scaleBytes()
+	scales := m.room(m.cfg.Tokens * n)
+	for t := range m.cfg.Tokens {
+		m.putScales(scales[t*n:(t+1)*n], m.scalesFor(m.me, t))
+	}
+	return m.context.Upload(m.x.Scales.Pointer(), scales)
+}
+
+// uploadTokens writes the rows of this rank's tokens into a tensor, in the tensor's type.
+func (m *gpuRank) uploadTokens(to weft.Tensor) error {
+	n := m.cfg.Hidden * to.DType.Size()
 	rows := m.room(m.cfg.Tokens * n)
 	for t := range m.cfg.Tokens {
-		copy(rows[t*n:], m.row(m.spec.Output, m.me, t, 0))
+		copy(rows[t*n:], m.row(to.DType, m.me, t, 0))
 	}
-	return m.context.Upload(m.x.Data.Pointer(), rows)
+	return m.context.Upload(to.Pointer(), rows)
 }
 
 // writeExperts makes what the experts make of the tokens' rows, and spoils what was there of the sums.
-func (m *gpuRank) writeExperts() error {
+func (m *gpuRank) writeExperts() error { return cmp.Or(m.writeRows(), m.spoil(m.out)) }
+
+// writeRows makes what the experts make of the tokens' rows.
+func (m *gpuRank) writeRows() error {
 	m.salt += 1 << 16
 	n := m.cfg.Hidden * m.spec.Output.Size()
-	err := m.runs(func(run []place) error {
+	return m.runs(func(run []place) error {
 		rows := m.room(len(run) * n)
 		for i, p := range run {
 			who := p.expert
@@ -284,7 +334,6 @@ func (m *gpuRank) writeExperts() error {
 		}
 		return m.context.Upload(m.y.Pointer().Add(run[0].row*n), rows)
 	})
-	return cmp.Or(err, m.stream.Memset(m.out.Pointer(), 0xA5, m.out.Bytes()))
 }
 
 // checkArrived compares every row that must have arrived.
@@ -330,13 +379,13 @@ func (m *gpuRank) checkCounts(r *ep.Routing) error {
 	return m.comm.Err()
 }
 
-// checkSums recomputes the sums of some tokens.
-func (m *gpuRank) checkSums() error {
+// checkOut recomputes the sums of some tokens, which an operation has left.
+func (m *gpuRank) checkOut(op string, weighted bool) error {
 	out := m.room(m.out.Bytes())
 	if err := m.context.Download(out, m.out.Pointer()); err != nil {
 		return err
 	}
-	m.checkHome(&m.batch, out, m.checks)
+	m.checkSums(&m.batch, out, m.checks, op, weighted)
 	m.checks++
 	return nil
 }

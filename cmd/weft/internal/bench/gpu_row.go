@@ -13,7 +13,7 @@ import (
 // GPURow is one operation of one shape on GPUs: a line of --json. Keys are stable; new ones may be added. Times are of the slowest rank of each
 // replay or sample; bytes are of a rank, in the mean over ranks.
 type GPURow struct {
-	Op       string `json:"op"`     // dispatch, combine, prepare, dispatch-known
+	Op       string `json:"op"`     // dispatch, combine, prepare, dispatch-known, combine-backward, dispatch-backward
 	Engine   string `json:"engine"` // gpu
 	Contract string `json:"contract"`
 	Ranks    int    `json:"ranks"`
@@ -114,12 +114,18 @@ func (r *GPURow) setUngated(s measure.Summary, times [][]float64) {
 
 // Contract names what a shape promises, in a few words.
 func (e EP) Contract() string {
-	words := []string{e.Layout, e.Reduction, e.DType, e.ScaleOrder()}
+	words := []string{e.Layout, e.Reduction, e.DType, e.ScaleOrder(), ""}
+	if e.ScaleOrder() != "" && !e.Given {
+		words[4] = "from bf16"
+	}
 	if e.Layout == ep.RankMajor.String() {
 		words[1] = ""
 	}
 	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), " ")
 }
+
+// given says whether rows have scales of the caller's.
+func (e EP) given() bool { return e.Given && e.ScaleOrder() != "" }
 
 // ScaleOrder is the order of the scales that arrive, or empty where there are none.
 func (e EP) ScaleOrder() string {
@@ -134,17 +140,30 @@ type moved struct{ wire, logical, deepep int64 }
 
 // moves are the mean bytes of the ranks' dispatches and combines.
 func (m *expected) moves(b *batch) (there, back moved) {
-	var t routing.Traffic
-	for r, ids := range b.ids {
-		t = t.Add(routing.Count(ids, m.cfg.TopK, r, m.cfg.Experts/m.ranks))
-	}
+	t := m.traffic(b)
 	returning := t.RemoteRankRows
 	if m.byExpert() && m.spec.Reduction == ep.Exact {
 		returning = t.RemoteSelections
 	}
-	bytes := func(rows, size int) int64 { return int64(rows) * int64(size) / int64(m.ranks) }
 	row, home := m.cfg.Hidden*m.payload.Size()+m.scaleBytes(), m.cfg.Hidden*m.spec.Output.Size()
-	there = moved{bytes(t.RemoteRankRows, row), bytes(t.RankRows, row), bytes(t.Selections, row)}
-	back = moved{bytes(returning, home), bytes(t.RankRows, home), bytes(t.Selections, home)}
+	there = moved{m.bytes(t.RemoteRankRows, row), m.bytes(t.RankRows, row), m.bytes(t.Selections, row)}
+	back = moved{m.bytes(returning, home), m.bytes(t.RankRows, home), m.bytes(t.Selections, home)}
 	return there, back
 }
+
+// spreads are the mean bytes of the ranks' CombineBackwards: a token's gradient goes once to each rank that has rows of it.
+func (m *expected) spreads(b *batch) moved {
+	t, row := m.traffic(b), m.cfg.Hidden*m.spec.Output.Size()
+	return moved{m.bytes(t.RemoteRankRows, row), m.bytes(t.RankRows, row), m.bytes(t.Selections, row)}
+}
+
+// traffic is that of all ranks together.
+func (m *expected) traffic(b *batch) (t routing.Traffic) {
+	for r, ids := range b.ids {
+		t = t.Add(routing.Count(ids, m.cfg.TopK, r, m.cfg.Experts/m.ranks))
+	}
+	return t
+}
+
+// bytes are those of a rank, of so many rows of all.
+func (m *expected) bytes(rows, size int) int64 { return int64(rows) * int64(size) / int64(m.ranks) }

@@ -77,6 +77,46 @@ func columnMajor(e *EP) {
 	e.Hidden, e.Scales = 384, "column-major"
 }
 
+// throughput are the shapes of which many tokens are dispatched at a time.
+func throughput() []EP {
+	given := func(e *EP) { e.DType, e.Hidden, e.Given = "fp8", 384, true }
+	return []EP{
+		small(func(e *EP) { e.Layout, e.SMs = "token-major", 3 }),
+		small(func(e *EP) { given(e); e.Layout = "token-major" }),
+		small(func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
+		small(func(e *EP) { given(e); e.Layout, e.Sum, e.Scales = "expert-packed", "plain", "column-major" }),
+	}
+}
+
+func TestMeasureGradientsOnEmulatedGPUs(t *testing.T) {
+	shapes := throughput()
+	if testing.Short() {
+		shapes = shapes[1:3]
+	}
+	_, g := emulatedGPUs(t, 2)
+	g.Phases, g.Gradients = true, true
+	rows := map[string][]GPURow{}
+	if err := g.Measure(t.Context(), shapes, func(r GPURow) error { rows[r.Op] = append(rows[r.Op], r); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != g.Rows() {
+		t.Errorf("%d operations, want %d", len(rows), g.Rows())
+	}
+	for op, all := range rows {
+		if len(all) != len(shapes) {
+			t.Errorf("%s: %d rows", op, len(all))
+		}
+		for _, r := range all {
+			if !r.Verified || r.P50 <= 0 || r.Kernel <= 0 || r.Eager <= 0 || r.P99Replays < 1 || r.SMsUsed < 1 || r.Quantize != "" {
+				t.Errorf("%s %s: %v, %+v", r.Contract, op, r.Problems, r)
+			}
+			if (r.WireBytes > 0) != (op != "prepare") || strings.Contains(r.Contract, "from") {
+				t.Errorf("%s %s: %d bytes", r.Contract, op, r.WireBytes)
+			}
+		}
+	}
+}
+
 func TestMeasureOnEmulatedGPUs(t *testing.T) {
 	shapes := []EP{
 		small(nil),
@@ -112,7 +152,7 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 				if !r.Verified || len(r.Problems) > 0 {
 					t.Errorf("%s %s: %v", r.Contract, r.Op, r.Problems)
 				}
-				if (r.Scales == "column-major") != strings.HasSuffix(r.Contract, " column-major") || (r.Scales == "") != (r.DType == "bf16") {
+				if (r.Scales == "column-major") != strings.Contains(r.Contract, " column-major from bf16") || (r.Scales == "") != (r.DType == "bf16") {
 					t.Errorf("%s: %q", r.Contract, r.Scales)
 				}
 				if r.Ranks != tc.ranks || r.GPUs != tc.gpus || r.Replays != 1 || r.Operations != 2 || r.Engine != "gpu" || r.Capacity < 3 {
@@ -212,6 +252,64 @@ func TestGPUChecksCatchErrors(t *testing.T) {
 					}
 				}
 				row, err := m.measure(ctx, *tc.lie(m, &dispatch, &combine, &prepare))
+				if err != nil {
+					return err
+				}
+				if row.Verified || len(row.Problems) != 1 || !strings.HasPrefix(row.Problems[0], tc.want) {
+					t.Errorf("%v", row.Problems)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestGradientChecksCatchErrors(t *testing.T) {
+	_, g := emulatedGPUs(t, 1)
+	g.Ranks, g.Gradients, g.Brief = 1, true, true
+	shapes := throughput()
+	byRank, byExpert := shapes[0], shapes[2]
+	lies := map[string]struct {
+		shape EP
+		lie   func(m *gpuRank, combine, dispatch *operation) *operation
+		want  string
+	}{
+		"rows that nobody made": {byRank, func(_ *gpuRank, combine, _ *operation) *operation {
+			combine.run = func(bool) error { return nil }
+			return combine
+		}, "combine-backward: the gradient of row"},
+		"another token's": {byRank, func(m *gpuRank, combine, _ *operation) *operation {
+			m.places[0].token ^= 1
+			return combine
+		}, "combine-backward: the gradient of row"},
+		"weights": {byExpert, func(m *gpuRank, combine, _ *operation) *operation {
+			m.batch.all[0][0] *= 2
+			return combine
+		}, "combine-backward: the gradient of row"},
+		"products of other rows": {byExpert, func(m *gpuRank, combine, _ *operation) *operation {
+			renew := combine.renew
+			combine.renew = func() error { return errors.Join(renew(), m.spoil(m.y)) }
+			return combine
+		}, "combine-backward: the gradient of weight"},
+		"numbers of before": {byRank, func(m *gpuRank, _, dispatch *operation) *operation {
+			dispatch.renew = m.writeExperts
+			return dispatch
+		}, "dispatch-backward: the gradient of weight"},
+		"sums that nobody made": {byExpert, func(_ *gpuRank, _, dispatch *operation) *operation {
+			dispatch.run = func(bool) error { return nil }
+			return dispatch
+		}, "dispatch-backward: the sum of token"},
+	}
+	for name, tc := range lies {
+		t.Run(name, func(t *testing.T) {
+			solitary(t, g, tc.shape, func(ctx context.Context, m *gpuRank) error {
+				combine, dispatch := m.combinesBackward(ctx), m.dispatchesBackward(ctx, moved{})
+				for _, o := range []operation{combine, dispatch} {
+					if row, err := m.measure(ctx, o); err != nil || !row.Verified {
+						return fmt.Errorf("before the lie: %s: %w %v", o.name, err, row.Problems)
+					}
+				}
+				row, err := m.measure(ctx, *tc.lie(m, &combine, &dispatch))
 				if err != nil {
 					return err
 				}

@@ -34,7 +34,7 @@ func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done, of int)
 	if err != nil {
 		return nil, err
 	}
-	g.Brief, g.Phases = true, false
+	g.Brief, g.Phases, g.Gradients = true, false, false
 	all := make([]Tuned, len(shapes))
 	steps, done := tuneRounds+1, 0
 	for i, s := range shapes {

@@ -22,6 +22,7 @@ type Peer struct {
 	Contract  string  `json:"contract"` // of which library, what
 	Ranks     int     `json:"ranks,omitempty"`
 	Tokens    int     `json:"tokens,omitempty"`
+	SMs       int     `json:"sms,omitempty"`
 	WireBytes int64   `json:"wire_bytes,omitempty"` // out of each rank
 	P50       float64 `json:"p50_us"`
 	Verified  *bool   `json:"verified,omitempty"` // of what was measured in this run
@@ -131,6 +132,7 @@ func readPeers(out []byte) (peers []Peer, err error) {
 const (
 	fourGPUs  = "4 H200s, NVLink 4, no multicast, hidden 7168, top-8 of 256; kernel time in a graph, mean of ranks"
 	fourEager = "the machine of 4 H200s; kernel time without a graph, mean of ranks"
+	fourChunk = "the machine of 4 H200s; kernel time without a graph, mean of ranks, of its chunk sizes the best"
 	fourNCCL  = "the machine of 4 H200s; nccl-tests, 10 operations a graph"
 )
 
@@ -164,14 +166,34 @@ func QuotedPeers() []Peer {
 	}
 	quote("MSCCL++ (feature/ep, 2026-08) expert-major partial, fp8 dispatch", fourEager, 128, 24.4, 30.6)
 	quote("DeepEP V1 (2026-02) expert-major exact, fp8 dispatch", fourEager, 128, 32.9, 57.0)
-	for _, f := range []struct {
-		bytes int64
-		us    float64
-	}{{8 << 10, 9.9}, {1 << 20, 16.8}} {
+	return append(list, quotedNCCL(8<<10, 9.9), quotedNCCL(1<<20, 16.8))
+}
+
+// QuotedThroughputPeers are those figures for many tokens at a time.
+func QuotedThroughputPeers() []Peer {
+	var list []Peer
+	quote := func(op, name, source string, sms int, us float64) {
 		list = append(list, Peer{
-			Op: "all-to-all", Engine: "peer", Contract: "NCCL 2.28.9 all-to-all", Ranks: 4, WireBytes: f.bytes / 4 * 3, P50: f.us,
-			Date: "2026-11-20", Source: fourNCCL,
+			Op: op, Engine: "peer", Contract: name, Ranks: 4, Tokens: 4096, SMs: sms, P50: us, Date: "2026-11-20", Source: source,
 		})
 	}
-	return list
+	for _, f := range []struct {
+		sms               int
+		dispatch, combine float64
+	}{{8, 791, 673}, {12, 544, 549}, {20, 549, 507}, {24, 530, 506}, {64, 467, 506}} {
+		const name = "MSCCL++ (feature/ep, 2026-08) throughput bf16"
+		quote("dispatch", name, fourGPUs, f.sms, f.dispatch)
+		quote("combine", name, fourGPUs, f.sms, f.combine)
+	}
+	quote("dispatch", "DeepEP V1 (2026-02) normal bf16", fourChunk, 24, 809)
+	quote("combine", "DeepEP V1 (2026-02) normal bf16", fourChunk, 24, 595)
+	quote("dispatch", "DeepEP V1 (2026-02) normal fp8", fourChunk, 24, 428)
+	return append(list, quotedNCCL(256<<20, 663))
+}
+
+// quotedNCCL is an all-to-all between four ranks, of so many bytes of each with its own.
+func quotedNCCL(bytes int64, us float64) Peer {
+	return Peer{
+		Op: "all-to-all", Engine: "peer", Contract: "NCCL 2.28.9 all-to-all", Ranks: 4, WireBytes: bytes / 4 * 3, P50: us, Date: "2026-11-20", Source: fourNCCL,
+	}
 }

@@ -3,6 +3,7 @@ package bench
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -61,7 +62,7 @@ func TestPeersAreSkippedByName(t *testing.T) {
 }
 
 func TestQuotedPeersSayWhereTheyAreFrom(t *testing.T) {
-	for _, p := range QuotedPeers() {
+	for _, p := range slices.Concat(QuotedPeers(), QuotedThroughputPeers()) {
 		if p.Date == "" || p.Source == "" || p.P50 <= 0 || p.Contract == "" || (p.Tokens > 0) == (p.WireBytes > 0) {
 			t.Errorf("%+v", p)
 		}

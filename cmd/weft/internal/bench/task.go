@@ -43,6 +43,7 @@ type EP struct {
 	DType, Layout, Wire, Reduction, Sum, Counts string // as package ep names them
 
 	Scales string `json:",omitempty"` // order of the scales that arrive with FP8 rows; empty: row-major
+	Given  bool   `json:",omitempty"` // on GPUs: FP8 rows and their scales are the caller's; else dispatch quantises them from bf16
 
 	Routing routing.Kind
 	Seed    uint64

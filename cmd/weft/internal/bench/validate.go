@@ -53,6 +53,9 @@ func (e *EP) validate(ranks int) error {
 	if _, err := e.Spec(ranks); err != nil {
 		return err
 	}
+	if e.Given {
+		return errors.New("rows that the caller has in fp8 are measured on GPUs; leave Given out")
+	}
 	if _, err := routing.ParseKind(string(e.Routing)); err != nil {
 		return err
 	}

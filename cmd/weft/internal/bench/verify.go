@@ -27,10 +27,20 @@ func (m *expected) row(d weft.DType, source, token, down int) []byte {
 	return m.rows.row(d, source, token+m.salt, down)
 }
 
+// scalesFor gives the exponents of the scales of a token's row.
+func (m *expected) scalesFor(source, token int) func(block int) int {
+	return m.rows.scales(source, token+m.salt)
+}
+
+// floats gives a token's row as numbers to be multiplied by 2^shift.
+func (m *expected) floats(source, token int) (row []float32, shift int) {
+	return m.rows.floats(source, token+m.salt)
+}
+
 // makeRows makes the contents of rows, when cfg and spec are set.
 func (m *expected) makeRows() (err error) {
 	m.payload = m.spec.Output
-	if m.spec.Quantize != weft.InvalidDType {
+	if m.scaleBytes() > 0 {
 		m.payload = weft.Float8E4M3
 	}
 	m.rows, err = newPattern(m.cfg.Hidden, m.spec.Output, m.payload)
@@ -132,7 +142,7 @@ func (m *expected) checkRow(data, scales []byte, row, src, token, expert int) {
 		m.complain("dispatch: row %d is not token %d of rank %d for expert %d", row, token, src, expert)
 		return
 	}
-	if block := m.wrongScale(scales, m.rows.scales(src, token+m.salt)); block >= 0 {
+	if block := m.wrongScale(scales, m.scalesFor(src, token)); block >= 0 {
 		m.complain("dispatch: scale %d of row %d, token %d of rank %d, is wrong", block, row, token, src)
 	}
 }
@@ -163,6 +173,17 @@ func (m *expected) scaleBytes() int {
 		return m.cfg.Hidden / ep.ScaleBlock
 	}
 	return 0
+}
+
+// putScales writes the scales of a row.
+func (m *expected) putScales(to []byte, exponent func(block int) int) {
+	for i := range m.cfg.Hidden / ep.ScaleBlock {
+		if m.spec.Payload == ep.FP8 {
+			binary.LittleEndian.PutUint32(to[4*i:], math.Float32bits(pow2(exponent(i))))
+		} else {
+			to[i] = byte(127 + exponent(i))
+		}
+	}
 }
 
 // wrongScale is the first of a row's scales that is not the power of two that it should be, or -1.
@@ -211,29 +232,42 @@ const tokensChecked = 32
 
 // checkHome recomputes the sums of some tokens, other ones in each iteration. out has those of all.
 func (m *expected) checkHome(b *batch, out []byte, iteration int) {
+	m.checkSums(b, out, iteration, "combine", m.spec.Sum == ep.Weighted)
+}
+
+// checkSums is checkHome for any operation that sums, with weights or without.
+func (m *expected) checkSums(b *batch, out []byte, iteration int, op string, weighted bool) {
 	if m.cfg.Tokens == 0 {
 		return
 	}
 	want := make([]byte, 0, m.cfg.Hidden*m.spec.Output.Size())
-	for i := range min(tokensChecked, m.cfg.Tokens) {
-		t := (iteration*tokensChecked + i*7) % m.cfg.Tokens
+	for _, t := range m.someTokens(iteration) {
 		var err error
-		if want, err = m.home(want[:0], b, t); err != nil {
+		if want, err = m.home(want[:0], b, t, weighted); err != nil {
 			m.complain("%v", err)
 			return
 		}
 		if !bytes.Equal(out[t*cap(want):(t+1)*cap(want)], want) {
-			m.complain("combine: the sum of token %d is wrong", t)
+			m.complain("%s: the sum of token %d is wrong", op, t)
 			return
 		}
 	}
 }
 
-// home computes what combine must return for a token.
-func (m *expected) home(out []byte, b *batch, t int) ([]byte, error) {
+// someTokens are those that an iteration looks at.
+func (m *expected) someTokens(iteration int) []int {
+	var some []int
+	for i := range min(tokensChecked, m.cfg.Tokens) {
+		some = append(some, (iteration*tokensChecked+i*7)%m.cfg.Tokens)
+	}
+	return some
+}
+
+// home computes the sum of a token's rows.
+func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, error) {
 	me, local, k := m.me, m.cfg.Experts/m.ranks, m.cfg.TopK
 	ids, weights := b.ids[me][t*k:(t+1)*k], b.weights[t*k:(t+1)*k]
-	values, shift := m.rows.floats(me, t+m.salt)
+	values, shift := m.floats(me, t)
 
 	// What the experts return is the token's row times a factor each.
 	type term struct{ factor, weight float32 }
@@ -260,7 +294,6 @@ func (m *expected) home(out []byte, b *batch, t int) ([]byte, error) {
 			groups = append(groups, g)
 		}
 	}
-	weighted := m.spec.Sum == ep.Weighted
 	exact := m.byExpert() && m.spec.Reduction == ep.Exact
 	add := func(acc float32, x float32, w term) float32 {
 		y := x * w.factor // exact

@@ -89,6 +89,29 @@ func (c Ceiling) At(sms int) Rate {
 	return best
 }
 
+// With is the most that kernels on so many SMs can carry, all to all: the best rate of the nearest number that was measured and is no larger, in proportion, and never more
+// than Best. With fewer SMs than were measured it is that of the fewest.
+func (c Ceiling) With(sms int) float64 {
+	var measured []int
+	for _, r := range c.Rows {
+		if r.Pattern == AllToAll || r.Pattern == Local {
+			measured = append(measured, r.SMs)
+		}
+	}
+	slices.Sort(measured)
+	near := 0
+	for _, n := range measured {
+		if near == 0 || n <= sms {
+			near = n
+		}
+	}
+	rate := c.At(near).GBps
+	if near > 0 && near < sms {
+		rate *= float64(sms) / float64(near)
+	}
+	return min(rate, c.Best().GBps)
+}
+
 // Small is the time of the smallest operation of a way, with the fewest SMs. It is zero if it was not measured.
 func (c Ceiling) Small(w Way) time.Duration {
 	rows := slices.DeleteFunc(slices.Clone(c.Rows), func(r Row) bool { return r.Way != w || !r.Verified })

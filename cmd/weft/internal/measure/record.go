@@ -27,7 +27,7 @@ type Record struct {
 	Sum       string `json:"sum,omitempty"`       // weighted, plain
 	Counts    string `json:"counts,omitempty"`    // host, device
 	Routing   string `json:"routing,omitempty"`   // uniform, zipf, hot
-	Mode      string `json:"mode,omitempty"`      // one-call, phases
+	Mode      string `json:"mode,omitempty"`      // of calls: one-call, phases
 	Operand   string `json:"operand,omitempty"`   // window: read where it is; heap: staged
 	Cached    bool   `json:"cached,omitempty"`    // by routing that was prepared before, once
 	Fresh     bool   `json:"fresh,omitempty"`     // operands were written anew before each operation
