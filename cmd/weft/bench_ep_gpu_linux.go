@@ -19,6 +19,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
 	"github.com/weftgo/weft/cmd/weft/internal/link"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cmd/weft/internal/report"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 	"github.com/weftgo/weft/cuda"
 )
@@ -45,7 +46,7 @@ type gpuFlags struct {
 
 // Of the flags of bench ep, these mean nothing on the other device. They have to be known: what is not heeded is refused.
 var (
-	hostOnly = []string{"wire", "sum", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place", "iters", "time", "warmup", "report"}
+	hostOnly = []string{"wire", "sum", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place", "iters", "time", "warmup"}
 	gpuOnly  = []string{"gpus", "capacity", "sms", "quantize", "phases", "gradients", "lines", "no-link", "no-peers", "replays", "operations", "deadline"}
 )
 
@@ -248,7 +249,7 @@ func (g *gpuFlags) refuse(cmd *cobra.Command) error {
 }
 
 // run measures on GPUs.
-func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) {
+func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 	g.settle(cmd, e.mode)
 	shapes, err := g.shapes(cmd, e)
 	if err != nil {
@@ -270,6 +271,11 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) 
 		}
 		if _, err := s.DeviceSpec(ranks); err != nil {
 			return usageError{err}
+		}
+	}
+	if to.report != "" {
+		if err := checkReport(to.report); err != nil {
+			return usageError{fmt.Errorf("bench ep: %w", err)}
 		}
 	}
 	var file io.Writer
@@ -301,7 +307,7 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) 
 			return fmt.Errorf("bench ep: %w", err)
 		}
 	}
-	p := &gpuPrinter{lines: file, json: asJSON, progress: terminal.NewProgress(os.Stderr)}
+	p := &gpuPrinter{lines: file, json: to.json, progress: terminal.NewProgress(os.Stderr)}
 	defer p.progress.Close()
 	p.to = p.progress.Above(os.Stdout)
 	measuring := bench.GPUs{
@@ -314,6 +320,11 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, asJSON bool) (err error) 
 	}
 	if err := g.measure(ctx, measuring, shapes, quoted, p); err != nil {
 		return fmt.Errorf("bench ep: %w", err)
+	}
+	if to.report != "" {
+		if err := writeReport(to.report, p.here.Host, report.Report{Facts: p.facts, GPUs: &p.found}); err != nil {
+			return fmt.Errorf("bench ep: %w", err)
+		}
 	}
 	if p.wrong {
 		return errors.New("bench ep: some output was wrong: see the rows that are not verified")
@@ -329,6 +340,8 @@ func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP,
 	}
 	hostname, _ := os.Hostname()
 	p.here = where{name, hostname, version()}
+	p.facts = []report.Fact{{Name: "measured", Value: fmt.Sprintf("%s on %s (%s), by weft %s", measure.Count(m.Ranks, "rank"),
+		measure.Count(min(m.Ranks, len(m.Contexts)), "GPU"), name, version())}}
 	contexts := m.Contexts[:min(m.Ranks, len(m.Contexts))]
 	var c link.Ceiling
 	if !g.noLink {
@@ -336,9 +349,10 @@ func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP,
 			return err
 		}
 		best := c.Best()
-		p.note("%s, %s: kernels get %.0f GB/s out of each (%s, %s); a kernel that does nothing takes %.2f us in a graph, a hop %.2f us",
-			measure.Count(len(contexts), "GPU"), name, best.GBps, best.Way, measure.Count(best.SMs, "SM"),
-			measure.Micros(c.Small(link.Empty)), measure.Micros(c.Small(link.Hop)))
+		links := fmt.Sprintf("kernels get %.0f GB/s out of each (%s, %s); a kernel that does nothing takes %.2f us in a graph, a hop %.2f us",
+			best.GBps, best.Way, measure.Count(best.SMs, "SM"), measure.Micros(c.Small(link.Empty)), measure.Micros(c.Small(link.Hop)))
+		p.note("%s, %s: %s", measure.Count(len(contexts), "GPU"), name, links)
+		p.facts = append(p.facts, report.Fact{Name: "links", Value: links})
 	}
 	bar := p.progress.Start("ep, "+measure.Count(m.Ranks, "rank"), m.Rows()*len(shapes))
 	defer bar.Done("")
@@ -403,6 +417,8 @@ type gpuPrinter struct {
 	here      where
 	headed    bool
 	wrong     bool
+	found     report.GPUs // for the report
+	facts     []report.Fact
 }
 
 func (p *gpuPrinter) note(format string, args ...any) {
@@ -425,6 +441,7 @@ func (p *gpuPrinter) encode(line any) error {
 
 func (p *gpuPrinter) row(r bench.GPURow) error {
 	p.wrong = p.wrong || !r.Verified
+	p.found.Rows = append(p.found.Rows, r)
 	if err := p.encode(struct {
 		bench.GPURow
 		where
@@ -462,6 +479,7 @@ func (p *gpuPrinter) row(r bench.GPURow) error {
 
 // peers shows what others take, measured and quoted.
 func (p *gpuPrinter) peers(rows []bench.Peer) error {
+	p.found.Peers = rows
 	for _, r := range rows {
 		if err := p.encode(struct {
 			bench.Peer

@@ -3,11 +3,14 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cmd/weft/internal/report"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
 )
@@ -17,7 +20,7 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		"--device tpu":                 "want host or gpu",
 		"--gpus 2":                     "--gpus is for --device gpu",
 		"--device gpu --wire per-rank": "--wire is for --device host",
-		"--device gpu --report x":      "--report is for --device host",
+		"--device gpu --report " + t.TempDir() + "/x/y": "nothing can be written there",
 
 		"--device gpu --quantize bf16 --payload fp16":     "fp16 rows are not quantised",
 		"--device gpu --dtype bf16 --scales column-major": "only fp8 payloads have scales",
@@ -200,8 +203,8 @@ func TestGPUPrinter(t *testing.T) {
 		{Op: "all-to-all", Contract: "D", WireBytes: 1, Verified: new(bool)},
 	}
 	show := func(asJSON bool) (shown, lines string) {
-		var out, file strings.Builder
-		p := &gpuPrinter{to: &out, lines: &file, json: asJSON, here: where{"NVIDIA H200", "h", "v"}}
+		var out, all strings.Builder
+		p := &gpuPrinter{to: &out, lines: &all, json: asJSON, here: where{"NVIDIA H200", "h", "v"}}
 		for i, r := range rows {
 			if err := p.row(r); err != nil || p.wrong != (i == 1) {
 				t.Errorf("%v, wrong: %v", err, p.wrong)
@@ -210,7 +213,17 @@ func TestGPUPrinter(t *testing.T) {
 		if err := p.peers(peers); err != nil {
 			t.Error(err)
 		}
-		return out.String(), file.String()
+		file := filepath.Join(t.TempDir(), "report.html")
+		if err := writeReport(file, "a host", report.Report{Facts: []report.Fact{{Name: "links", Value: "343 GB/s"}}, GPUs: &p.found}); err != nil {
+			t.Fatal(err)
+		}
+		page, err := os.ReadFile(file)
+		for _, want := range []string{"weft bench on a host", "343 GB/s", "2 of 4 rows gave wrong output", "the sum of token 3", "dispatch: time by tokens", "somewhere"} {
+			if err != nil || !strings.Contains(string(page), want) {
+				t.Errorf("no %q in the report, %v", want, err)
+			}
+		}
+		return out.String(), all.String()
 	}
 	table, lines := show(false)
 	for _, want := range []string{

@@ -32,7 +32,7 @@ The rank-major and token-major layouts have one row per token and rank, so for t
   weft bench ep --dtype fp8 --layout expert-packed --routing zipf
   weft bench ep --device gpu --tokens 1,128
   weft bench ep --device gpu --layout expert-major --quantize bf16 --sms 24
-  weft bench ep --device gpu --mode ht --sms 8,24`,
+  weft bench ep --device gpu --mode ht --sms 8,24 --report report.html`,
 		Args: noArgs,
 	}
 	out, flags := outputFlags(cmd), newEPFlags(cmd)
@@ -43,7 +43,7 @@ The rank-major and token-major layouts have one row per token and rank, so for t
 			return usageError{fmt.Errorf("bench ep: %w", err)}
 		}
 		if gpus.device == onGPU {
-			return gpus.run(cmd, flags, out.json)
+			return gpus.run(cmd, flags, *out)
 		}
 		return sweep(*out, flags.jobs())
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
 	"github.com/weftgo/weft/cmd/weft/internal/launch"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
+	"github.com/weftgo/weft/cmd/weft/internal/report"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 )
 
@@ -149,7 +150,7 @@ func benchmark(to output, f func(s *session) error) error {
 		return err
 	}
 	if to.report != "" {
-		if err := s.writeReport(to.report); err != nil {
+		if err := writeReport(to.report, s.base.Host, report.Report{Records: s.records}); err != nil {
 			return err
 		}
 	}

@@ -35,9 +35,10 @@ func checkReport(file string) error {
 	return errors.Join(tmp.Close(), os.Remove(tmp.Name()))
 }
 
-func (s *session) writeReport(file string) error {
+// writeReport writes what was found, below what the machine is.
+func writeReport(file, host string, found report.Report) error {
 	m := doctor.Collect(doctor.System(version()))
-	facts := []report.Fact{{Name: "host", Value: s.base.Host}}
+	facts := []report.Fact{{Name: "host", Value: host}}
 	for _, f := range doctor.Findings(m) {
 		switch f.Name {
 		case "weft", "system", "CPUs", "NUMA", "memory", "pages", "SIMD", "GPUs":
@@ -45,15 +46,13 @@ func (s *session) writeReport(file string) error {
 		}
 	}
 	facts = append(facts, report.Fact{Name: "Go", Value: runtime.Version()})
-	r := report.Report{
-		Title: "weft bench on " + s.base.Host, When: time.Now(), Command: commandLine(os.Args), Facts: facts, Records: s.records,
-	}
+	found.Title, found.When, found.Command, found.Facts = "weft bench on "+host, time.Now(), commandLine(os.Args), append(facts, found.Facts...)
 	tmp, err := tempReport(file)
 	if err != nil {
 		return err
 	}
 	defer os.Remove(tmp.Name())
-	if err := errors.Join(report.Write(tmp, r), tmp.Chmod(0o644), tmp.Close()); err != nil {
+	if err := errors.Join(report.Write(tmp, found), tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return err
 	}
 	if err := os.Rename(tmp.Name(), file); err != nil {

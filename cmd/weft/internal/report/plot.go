@@ -14,6 +14,7 @@ type Point struct{ X, Y, High float64 }
 type Series struct {
 	Name   string
 	Points []Point // ascending in X
+	Dashed bool    // what others are compared with: a ceiling, or another library
 }
 
 // Plot is a line plot with two logarithmic axes.
@@ -45,7 +46,7 @@ func (p Plot) SVG() string {
 	var series []Series
 	var xs, ys []float64
 	for _, s := range p.Series {
-		kept := Series{Name: s.Name}
+		kept := Series{Name: s.Name, Dashed: s.Dashed}
 		for _, q := range s.Points {
 			if q.X > 0 && q.Y > 0 {
 				kept.Points = append(kept.Points, q)
@@ -88,7 +89,7 @@ func (p Plot) SVG() string {
 	fmt.Fprintf(&b, `<text transform="translate(14 %d) rotate(-90)" text-anchor="middle">%s</text>`+"\n",
 		(padTop+plotHeight-padBottom)/2, html.EscapeString(p.Y))
 	for i, s := range series {
-		fmt.Fprintf(&b, `<g class="c%d"%s>`, i%colors, dash(i/colors))
+		fmt.Fprintf(&b, `<g class="c%d"%s>`, i%colors, s.dash(i/colors))
 		b.WriteString(`<path class="line" d="`)
 		for j, q := range s.Points {
 			fmt.Fprintf(&b, "%c%.1f %.1f", "ML"[min(j, 1)], x.pixel(q.X), y.pixel(q.Y))
@@ -111,7 +112,10 @@ func (p Plot) SVG() string {
 	return b.String()
 }
 
-func dash(i int) string {
+func (s Series) dash(i int) string {
+	if s.Dashed {
+		return fmt.Sprintf(` stroke-dasharray="6 %d"`, 4+3*i)
+	}
 	if i == 0 {
 		return ""
 	}

@@ -20,7 +20,19 @@ type Report struct {
 	Command string // as it was typed
 	Facts   []Fact // the machine and the versions
 	Records []measure.Record
+	GPUs    *GPUs // nil: nothing of them
 }
+
+// Table is one more table of a report. Of its rows so many were checked in the run, and so many of those were wrong.
+type Table struct {
+	Title, Note    string
+	Head           []Cell
+	Rows           [][]Cell
+	Checked, Wrong int
+}
+
+// Cell is one field of a table. Its class is one of the style sheet: n for numbers, good, bad, soft.
+type Cell struct{ Text, Class string }
 
 //go:embed report.html
 var page string
@@ -39,9 +51,16 @@ func Write(w io.Writer, r Report) error {
 	data := struct {
 		Report
 		Figures []figure
+		Tables  []Table
+		Checked int
 		Wrong   int
-	}{Report: r}
-	for _, p := range plots(r.Records) {
+	}{Report: r, Checked: len(r.Records)}
+	all := plots(r.Records)
+	if r.GPUs != nil {
+		all = append(all, r.GPUs.plots()...)
+		data.Tables = r.GPUs.tables()
+	}
+	for _, p := range all {
 		if svg := p.SVG(); svg != "" {
 			// SVG escapes every text that it is given.
 			data.Figures = append(data.Figures, figure{p.Title, template.HTML(svg)})
@@ -51,6 +70,10 @@ func Write(w io.Writer, r Report) error {
 		if !rec.Verified {
 			data.Wrong++
 		}
+	}
+	for _, t := range data.Tables {
+		data.Checked += t.Checked
+		data.Wrong += t.Wrong
 	}
 	if err := pageTemplate.Execute(w, data); err != nil {
 		return fmt.Errorf("writing the report: %w", err)

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
@@ -137,5 +138,103 @@ func TestRepeatedMeasurementsGiveTheirMedian(t *testing.T) {
 	got := medians([]Point{{X: 2, Y: 9}, {X: 1, Y: 5}, {X: 2, Y: 1}, {X: 2, Y: 4}})
 	if len(got) != 2 || got[0] != (Point{X: 1, Y: 5}) || got[1] != (Point{X: 2, Y: 4}) {
 		t.Errorf("%v", got)
+	}
+}
+
+// onGPUs is a run in which tokens or SMs were swept.
+func onGPUs(tokens, sms []int) *GPUs {
+	right := true
+	g := &GPUs{Peers: []bench.Peer{
+		{Op: "all-to-all", Contract: "NCCL", Ranks: 4, WireBytes: 3<<20 + 32, P50: 40, Verified: &right},
+		{Op: "all-to-all", Contract: "Symmetric <memory>", Skipped: "no torch"},
+		{Op: "dispatch", Contract: "Low", Ranks: 4, Tokens: 128, P50: 19.3, Date: "2026-11-20", Source: "a machine"},
+		{Op: "dispatch", Contract: "Many", Ranks: 4, Tokens: 4096, SMs: 24, P50: 530, Date: "2026-11-20", Source: "another machine"},
+		{Op: "dispatch", Contract: "Eight", Ranks: 8, Tokens: 4096, SMs: 24, P50: 530, Date: "2026-11-20", Source: "a third machine"},
+	}}
+	for _, contract := range []string{"rank-major bf16", "expert-major exact fp8 column-major from bf16"} {
+		for _, n := range tokens {
+			for _, on := range sms {
+				for _, op := range []string{"dispatch", "prepare", "combine"} {
+					r := bench.GPURow{
+						Op: op, Contract: contract, Ranks: 4, Tokens: n, Capacity: n, SMs: on, SMsUsed: max(on, 17), DType: "bf16", Reduction: "partial", P50: float64(n), P99: float64(2 * n),
+						Verified: true,
+					}
+					if op != "prepare" {
+						r.WireBytes, r.GBps = int64(n)<<20, 100
+						r.SetLink(350)
+					}
+					g.Rows = append(g.Rows, r)
+				}
+			}
+		}
+	}
+	return g
+}
+
+func TestGPUPage(t *testing.T) {
+	for _, tc := range []struct {
+		name          string
+		tokens, sms   []int
+		plots         int
+		with, without []string
+		wrong         bool
+	}{
+		{name: "tokens", tokens: []int{1, 3, 128}, sms: []int{0}, plots: 5, with: []string{
+			"dispatch: time by tokens", "combine: bandwidth by tokens", "Low, quoted of 2026-11-20", "NCCL, in this run, as many bytes as bf16 rows",
+			"as many bytes as partial sums", "the links&#39;? ceiling for bf16 rows", "quoted, not measured here: 2026-11-20, another machine", "every row was verified",
+		}, without: []string{"by SMs", "Many, quoted of", "Eight, quoted of"}},
+		{name: "SMs", tokens: []int{4096}, sms: []int{8, 24}, plots: 5, with: []string{
+			"dispatch: time by SMs", "Many, quoted of 2026-11-20", "skipped: no torch",
+		}, without: []string{"by tokens", "Low, quoted of", "in this run, as many bytes", "Eight, quoted of"}},
+		{name: "both", tokens: []int{128, 4096}, sms: []int{0, 24}, plots: 10, with: []string{
+			"rank-major bf16, 4096 tokens", "rank-major bf16, 24 SMs", "rank-major bf16, 17 SMs", "Low, quoted of", "Many, quoted of",
+		}},
+		{name: "wrong", tokens: []int{1}, sms: []int{8}, plots: 5, wrong: true, with: []string{"2 of 7 rows gave wrong output", "wrong: row 3 &lt;is&gt; not", "in this run: wrong"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			g := onGPUs(tc.tokens, tc.sms)
+			if tc.wrong {
+				g.Rows[2].Verified, g.Rows[2].Problems = false, []string{"row 3 <is> not"}
+				g.Peers[0].Verified = new(bool)
+			}
+			var b strings.Builder
+			if err := Write(&b, Report{Title: "weft bench", When: time.Unix(0, 0), Facts: []Fact{{"links", "350 GB/s"}}, GPUs: g}); err != nil {
+				t.Fatal(err)
+			}
+			page := b.String()
+			for _, bad := range []string{"http:", "https:", "<script", "<link", "@import", "url(", "<memory>", "How it is counted", "NaN", "Inf"} {
+				if strings.Contains(page, bad) {
+					t.Errorf("page contains %q", bad)
+				}
+			}
+			for _, want := range tc.with {
+				if !regexp.MustCompile(strings.ReplaceAll(want, "&#39;?", "(&#39;|')")).MatchString(page) {
+					t.Errorf("page lacks %q", want)
+				}
+			}
+			for _, bad := range tc.without {
+				if strings.Contains(page, bad) {
+					t.Errorf("page contains %q", bad)
+				}
+			}
+			if n := strings.Count(page, "<svg"); n != tc.plots {
+				t.Errorf("%d plots, want %d", n, tc.plots)
+			}
+			if n := strings.Count(page, "verified</td>"); !tc.wrong && n != len(g.Rows)+1 {
+				t.Errorf("%d rows", n)
+			}
+			for svg := range strings.SplitSeq(page, "<svg") {
+				if body, _, ok := strings.Cut(svg, "</svg>"); ok {
+					d := xml.NewDecoder(strings.NewReader("<svg" + body + "</svg>"))
+					for {
+						if _, err := d.Token(); errors.Is(err, io.EOF) {
+							break
+						} else if err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+		})
 	}
 }
