@@ -14,6 +14,16 @@ func SetBulk() (undo func()) {
 	return func() { bulkRowBytes = bytes }
 }
 
+// CarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by bulk copies: bytes at a time and warps, or zeros.
+func CarriesOf(s Spec, threads, ranks int) (push, pull [2]int) {
+	s = s.normalize()
+	p, c := s.pushCarry(threads), s.pullCarry(threads, min(s.TopK, ranks))
+	return [2]int{p.chunk, p.warps}, [2]int{c.chunk, c.warps}
+}
+
+// BulkBytes is how much shared memory they have for that.
+const BulkBytes = bulkSharedBytes
+
 // Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
 func Announced(h *Handle) uint32 { return h.engine.(*gpu).free() }
 

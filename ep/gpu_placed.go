@@ -183,12 +183,10 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	if err != nil {
 		return err
 	}
-	if row := s.rowBytes(); bulk && s.Quantize == weft.InvalidDType && row >= bulkRowBytes {
-		chunk := (ceil(row, ceil(row, bulkChunkBytes)) + 15) &^ 15
-		carriers := min(int(dispatch.Block.X)/32, bulkSharedBytes/chunk)
+	if c := s.pushCarry(int(dispatch.Block.X)); bulk && c.warps > 0 {
 		push.what |= whatBulk
-		push.chunk, push.carriers, push.chunks = uint32(chunk), uint32(carriers), device.NewDivisor(ceil(row, chunk))
-		dispatch.Shared = chunk * carriers
+		push.chunk, push.carriers, push.chunks = uint32(c.chunk), uint32(c.warps), device.NewDivisor(ceil(s.rowBytes(), c.chunk))
+		dispatch.Shared = c.chunk * c.warps
 		if err := f.dispatch.SetMaxDynamicShared(dispatch.Shared); err != nil {
 			return err
 		}
@@ -203,15 +201,12 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		shape: h.shape(), words: uint64(r.words) + ranks*8, marks: uint64(r.marks) + ranks*blocks*4, first: uint32(h.locals.combineCounts),
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
 	}
-	if row := s.outputBytes(); bulk && row >= bulkRowBytes {
-		most := min(g.topk, g.ranks) // rows of a token
-		carriers := min(bulkSummers, bulkSharedBytes/(2*most*unitBytes))
-		units := bulkSharedBytes / (carriers * 2 * most * unitBytes)
-		chunk := ceil(row, ceil(row, units*unitBytes)*unitBytes) * unitBytes
+	most := min(g.topk, g.ranks) // rows of a token
+	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
 		l.pullBulk = whatBulk
-		pull.chunk, pull.chunks = uint32(chunk), device.NewDivisor(ceil(row, chunk))
-		pull.carriers, pull.most = uint32(carriers), uint32(most)
-		combine.Shared = carriers * 2 * most * chunk
+		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(ceil(s.outputBytes(), c.chunk))
+		pull.carriers, pull.most = uint32(c.warps), uint32(most)
+		combine.Shared = c.warps * 2 * most * c.chunk
 		if err := f.combine.SetMaxDynamicShared(combine.Shared); err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -37,8 +38,9 @@ const (
 	unitWarps, mostWarps = 448, 2112
 )
 
-// How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to 24 that ought to fill the links. Not measured yet.
-const placedBlocks = 32
+// How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to 24 that ought to fill the links. Not measured yet. And how many
+// threads a block has.
+const placedBlocks, placedThreads = 32, 512
 
 // A warp's part of a row that goes by bulk copies, and the shared memory of a block that does: 14 rows of 14 KiB in flight.
 const (
@@ -46,6 +48,7 @@ const (
 	bulkSharedBytes = 14 * bulkChunkBytes
 	bulkOwnBytes    = 4 << 10 // at most, of the kernels' own
 	bulkSummers     = 8       // warps of a block that add up what comes so
+	bulkMostWarps   = 16      // that a block can have
 )
 
 // From so many bytes on rows go by bulk copies.
@@ -66,14 +69,45 @@ func tune(s Spec, ranks int) tuning {
 	if !s.placed(ranks) {
 		return t
 	}
-	t.placed, t.pulls, t.valueDispatch, t.dependentDispatch, t.dependentCombine = true, s.combines() && !s.Layout.byExpert(), false, false, false
-	t.dispatchThreads = 512
-	t.dispatchBlocks = min(max(placedBlocks, s.SMs), ceil(s.MaxTokens*ceil(s.rowBytes(), mostUnits(s)*unitBytes), 16))
+	t.placed, t.pulls, t.valueDispatch, t.dependentDispatch, t.dependentCombine = true, s.pulls(ranks), false, false, false
+	d, c := s.Tuning.Dispatch, s.Tuning.Combine
+	most := max(placedBlocks, s.SMs)
+	t.dispatchThreads = cmp.Or(d.Threads, placedThreads)
+	t.dispatchBlocks = min(cmp.Or(d.Blocks, most), ceil(s.MaxTokens*ceil(s.rowBytes(), mostUnits(s)*unitBytes), 16))
 	if t.pulls {
-		t.combineThreads = 512
-		t.combineBlocks = min(max(placedBlocks, s.SMs), ceil(s.MaxTokens*ceil(s.outputBytes(), pullUnits*unitBytes), 16))
+		t.combineThreads = cmp.Or(c.Threads, placedThreads)
+		t.combineBlocks = min(cmp.Or(c.Blocks, most), ceil(s.MaxTokens*ceil(s.outputBytes(), pullUnits*unitBytes), 16))
 	}
 	return t
+}
+
+// pulls reports whether sums are of rows that their homes read where they have their places.
+func (s Spec) pulls(ranks int) bool { return s.placed(ranks) && s.combines() && !s.Layout.byExpert() }
+
+// carry is how a kernel moves rows by bulk copies: bytes at a time, by so many warps of a block.
+type carry struct{ chunk, warps int }
+
+// pushCarry is that of a dispatch by blocks of so many threads, or nothing if threads move the rows.
+func (s *Spec) pushCarry(threads int) carry {
+	row, t := s.rowBytes(), s.Tuning.Dispatch
+	if s.Quantize != weft.InvalidDType || t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
+		return carry{}
+	}
+	parts := max(cmp.Or(t.Parts, ceil(row, bulkChunkBytes)), ceil(row, bulkSharedBytes))
+	chunk := (ceil(row, parts) + 15) &^ 15
+	return carry{chunk, min(cmp.Or(t.Warps, bulkMostWarps), threads/32, bulkSharedBytes/chunk)}
+}
+
+// pullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has two parts for each warp.
+func (s *Spec) pullCarry(threads, most int) carry {
+	row, t := s.outputBytes(), s.Tuning.Combine
+	if t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
+		return carry{}
+	}
+	warps := min(cmp.Or(t.Warps, bulkSummers), threads/32, bulkSharedBytes/(2*most*unitBytes))
+	units := bulkSharedBytes / (warps * 2 * most * unitBytes)
+	parts := max(t.Parts, ceil(row, units*unitBytes))
+	return carry{ceil(row, parts*unitBytes) * unitBytes, warps}
 }
 
 // placed reports whether rows have their final places before they leave: where their number follows from the routing, and everywhere that something can overflow.

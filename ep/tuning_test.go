@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
@@ -46,9 +47,33 @@ func TestTuningRefusals(t *testing.T) {
 		{"many values", "want flags from more than", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
 			s.MaxTokens, s.Tuning.Dispatch.Protocol = 5000, ep.ValueProtocol
 		}},
-		{"places", "what Tuning.Dispatch is about", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Dispatch.Threads = ep.ExpertPacked, 256 }},
-		{"pulled", "what Tuning.Combine is about", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
-			s.Layout, s.Wire, s.Reduction, s.Sum, s.Tuning.Combine.Threads = ep.TokenMajor, ep.PerRank, ep.Partial, ep.Plain, 256
+		{"places", "has no slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Dispatch.Units = ep.ExpertPacked, 1 }},
+		{"slots", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Parts = 2 }},
+		{"slots of combine", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Combine.Bulk = ep.ExpertPacked, 1 }},
+		{"pulled", "has no slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Dependent = 1 }},
+		{"all of places", "", nil, ep.GPUEngine, func(s *ep.Spec) {
+			*s = pulled(*s)
+			s.Tuning.Dispatch = ep.KernelTuning{Threads: 512, Blocks: 1024, Bulk: 1, Warps: 16, Parts: 16}
+			s.Tuning.Combine = ep.KernelTuning{Threads: 64, Blocks: 1, Bulk: -1}
+		}},
+		{"blocks", "want 1 to 1024", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Blocks = -1 }},
+		{"bulk", "want 1 or -1", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Bulk = 2 }},
+		{"warps", "want 1 to 16", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Warps = 17 }},
+		{"more warps than threads", "as many threads", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
+			*s = pulled(*s)
+			s.Tuning.Combine.Warps, s.Tuning.Combine.Threads = 5, 128
+		}},
+		{"parts", "want 1 to 16", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Dispatch.Parts = 17 }},
+		{"parts of threads", "want Bulk 0 or 1", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
+			*s = pulled(*s)
+			s.Tuning.Dispatch.Bulk, s.Tuning.Dispatch.Parts = -1, 2
+		}},
+		{"bulk copies of what is quantised", "need threads", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
+			*s = pulled(*s)
+			s.Payload, s.Quantize, s.Hidden, s.Tuning.Dispatch.Bulk = ep.FP8, weft.BFloat16, 128, 1
+		}},
+		{"sums of opaque rows", "has no sums", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
+			s.Payload, s.RowBytes, s.Hidden, s.Output, s.Tuning.Combine.Threads = ep.Opaque, 64, 0, 0, 64
 		}},
 	} {
 		s := base
@@ -137,6 +162,80 @@ func TestTunedOnGPUs(t *testing.T) {
 					s.Hidden, s.SMs, s.Tuning = 1000, 3*ranks, tuning
 					batches := []*eptest.Batch{evenly(s, ranks, 1, 6).Batch(), evenly(s, ranks, 2, 1).Batch()}
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						for i, b := range batches {
+							if err := r.batch(ctx, b); err != nil {
+								return fmt.Errorf("batch %d: %w", i, err)
+							}
+						}
+						return nil
+					})
+				})
+			}
+		}
+	})
+}
+
+// pulled is a Spec with a row for each token and rank, which its home reads at its place.
+func pulled(s ep.Spec) ep.Spec {
+	s.Layout, s.Wire, s.Reduction, s.Sum = ep.TokenMajor, ep.PerRank, ep.Partial, ep.Plain
+	return s
+}
+
+// However bulk copies are tuned, their parts are whole, together they are the row, and shared memory has room for them.
+func TestTunedBulkCopiesFit(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		threads := 32 * rapid.IntRange(2, 16).Draw(t, "warps of a block")
+		k := ep.KernelTuning{Warps: rapid.IntRange(0, threads/32).Draw(t, "warps"), Parts: rapid.IntRange(0, 16).Draw(t, "parts"), Bulk: rapid.IntRange(0, 1).Draw(t, "bulk")}
+		s := pulled(sized(exactRows, 2))
+		s.Hidden, s.Tuning = 8*rapid.IntRange(1, 40_000).Draw(t, "hidden"), ep.Tuning{Dispatch: k, Combine: k}
+		ranks := rapid.IntRange(1, 64).Draw(t, "ranks")
+		s.TopK = rapid.IntRange(1, 32).Draw(t, "top-k")
+		row, most := 2*s.Hidden, min(s.TopK, ranks)
+		push, pull := ep.CarriesOf(s, threads, ranks)
+		for _, c := range []struct {
+			what                      string
+			chunk, warps, unit, takes int
+		}{{"push", push[0], push[1], 16, push[0] * push[1]}, {"pull", pull[0], pull[1], 512, 2 * most * pull[0] * pull[1]}} {
+			if k.Bulk == 0 && row < 1024 {
+				if c.chunk != 0 || c.warps != 0 {
+					t.Errorf("%s of small rows: %+v", c.what, c)
+				}
+				continue
+			}
+			if c.chunk < 1 || c.chunk%c.unit != 0 || c.warps < 1 || c.warps > threads/32 || c.takes > ep.BulkBytes || k.Warps != 0 && c.warps > k.Warps {
+				t.Errorf("%s of %d bytes by %d threads: %+v", c.what, row, threads, c)
+			}
+			if parts := (row + c.chunk - 1) / c.chunk; k.Parts > 0 && c.takes*2 < ep.BulkBytes && parts > k.Parts {
+				t.Errorf("%s of %d bytes: %d parts, want %d", c.what, row, parts, k.Parts)
+			}
+		}
+	})
+}
+
+// TestTunedPlacesOnGPUs is TestTunedOnGPUs for rows that go to their places.
+func TestTunedPlacesOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		packed := sized(exactRows, ranks)
+		packed.Layout = ep.ExpertPacked
+		for i, k := range []ep.KernelTuning{
+			{Threads: 64, Bulk: -1},
+			{Threads: 96, Bulk: 1, Warps: 2, Parts: 3},
+			{Blocks: 1, Bulk: 1, Parts: 16},
+			{Blocks: 1024, Bulk: 1, Warps: 16},
+		} {
+			byRank := pulled(sized(exactRows, ranks))
+			byRank.Tuning = ep.Tuning{Dispatch: k, Combine: k}
+			byExpert := packed
+			byExpert.Tuning.Dispatch = k
+			for name, s := range map[string]ep.Spec{"token-major": byRank, "expert-packed": byExpert} {
+				t.Run(fmt.Sprintf("%d/%s", i, name), func(t *testing.T) {
+					s.Hidden, s.SMs = 1000, 3*ranks
+					batches := []*eptest.Batch{evenly(s, ranks, 1, 6).Batch(), evenly(s, ranks, 2, 1).Batch()}
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						if n, _ := r.handle.SMs(); k.Blocks == 1 && n != 1 {
+							return fmt.Errorf("%d blocks, want 1", n)
+						}
 						for i, b := range batches {
 							if err := r.batch(ctx, b); err != nil {
 								return fmt.Errorf("batch %d: %w", i, err)

@@ -45,7 +45,8 @@ func newTuneEP() *cobra.Command {
 For each shape it begins with what the library would choose and changes one thing at a
 time: how a row is known to be there, how much of it a warp moves, how many blocks send
 while the others receive, how many threads a block has, whether the next kernel may be
-placed early. It goes on from what is fastest while that gains something. Then that and
+placed early; of rows that go to their places at once, whether by bulk copies, in how many
+parts, by how many warps and blocks. It goes on from what is fastest while that gains something. Then that and
 the library's choice are measured in turn, and the rows that arrive are compared. What
 is faster by the median, and right each time, goes into a table, which handles look at
 when they are made: the file that WEFT_TUNING names, or else tuning.json of weft in the
@@ -54,18 +55,20 @@ of the same layout, types, order of scales, hidden, top-k and SMs, and for as ma
 to half of that. WEFT_TUNING=none is no table.
 
 Without --layout, --reduction, --dtype and --quantize the three contracts of bench ep
-are tuned.`,
+are tuned, with --mode ht its two.`,
 		Example: `  weft tune ep
   weft tune ep --tokens 64,128 --layout rank-major
+  weft tune ep --mode ht --sms 8,24
   WEFT_TUNING=none weft bench ep --device gpu    # as if there was no table`,
 		Args: noArgs,
 	}
-	t := &tuneFlags{ep: epFlags{shape: defaultEP()}}
+	t := &tuneFlags{ep: epFlags{shape: defaultEP(), mode: lowLatency}}
 	e := &t.ep.shape
 	e.Experts = 256
 	t.ep.tokens = counts{1, 8, 32, 128, 256}
 	t.gpu = &gpuFlags{replays: 5, ops: 100, deadline: 10 * time.Second}
 	f := cmd.Flags()
+	oneOf(cmd, &t.ep.mode, "mode", []string{lowLatency, highThroughput}, "what is tuned unless told otherwise: few tokens (low latency) or many (high throughput)")
 	f.Var(&t.ep.tokens, "tokens", "tokens per rank that handles are made for")
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")

@@ -76,7 +76,7 @@ func (g *GPUs) tuneRound(ctx context.Context, all []Tuned, best []timed, first b
 		if first {
 			tries, of = append(tries, t.Shape), append(of, i)
 		}
-		dispatches, combines := neighbours(from.Dispatch, true), neighbours(from.Combine, false)
+		dispatches, combines := t.Shape.neighbours(from.Dispatch, true), t.Shape.neighbours(from.Combine, false)
 		for n := range max(len(dispatches), len(combines)) {
 			s := t.Shape
 			s.Tuning = from
@@ -133,8 +133,8 @@ func (e EP) possible(ranks int, from ep.Tuning) (EP, bool) {
 	return e, e.Tuning != from && works(e.Tuning)
 }
 
-// neighbours are the tunings that differ in one thing.
-func neighbours(from ep.KernelTuning, dispatch bool) []ep.KernelTuning {
+// neighbours are the tunings that differ in one thing: of rows that go through slots and of those that go to places, of which a kernel has one or the other.
+func (e EP) neighbours(from ep.KernelTuning, dispatch bool) []ep.KernelTuning {
 	var all []ep.KernelTuning
 	add := func(change func(k *ep.KernelTuning)) {
 		k := from
@@ -160,6 +160,18 @@ func neighbours(from ep.KernelTuning, dispatch bool) []ep.KernelTuning {
 	}
 	for _, n := range []int{-1, 1} {
 		add(func(k *ep.KernelTuning) { k.Dependent = n })
+		add(func(k *ep.KernelTuning) { k.Bulk = n })
+	}
+	for _, n := range []int{4, 6, 8, 10, 12, 16} {
+		add(func(k *ep.KernelTuning) { k.Warps = n })
+	}
+	for _, n := range []int{1, 2, 3, 4, 7} {
+		add(func(k *ep.KernelTuning) { k.Parts = n })
+	}
+	if e.SMs == 0 { // otherwise there are as many blocks as SMs
+		for _, n := range []int{8, 16, 24, 48, 64, 96} {
+			add(func(k *ep.KernelTuning) { k.Blocks = n })
+		}
 	}
 	return all
 }

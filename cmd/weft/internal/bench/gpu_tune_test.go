@@ -8,13 +8,61 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
+// A kernel is tuned in what it has, and in nothing else.
+func TestNeighboursArePossible(t *testing.T) {
+	for _, tc := range []struct {
+		shape                     EP
+		dispatchSlots, pullsSlots bool
+	}{
+		{small(nil), true, true},
+		{small(exactFP8), true, true},
+		{small(func(e *EP) { e.Layout = "token-major" }), false, false},
+		{small(func(e *EP) { e.Layout, e.Sum = "expert-packed", "weighted" }), false, true},
+	} {
+		var dispatch, combine [2]int // through slots, and to places
+		count := func(of *[2]int, k ep.KernelTuning) {
+			if k.Blocks != 0 || k.Bulk != 0 || k.Warps != 0 || k.Parts != 0 {
+				of[1]++
+			} else if k.Threads == 0 {
+				of[0]++
+			}
+		}
+		for _, isDispatch := range []bool{true, false} {
+			for _, k := range tc.shape.neighbours(ep.KernelTuning{}, isDispatch) {
+				s := tc.shape
+				if isDispatch {
+					s.Tuning.Dispatch = k
+				} else {
+					s.Tuning.Combine = k
+				}
+				s, ok := s.possible(2, ep.Tuning{})
+				switch {
+				case !ok:
+				case isDispatch:
+					count(&dispatch, s.Tuning.Dispatch)
+				default:
+					count(&combine, s.Tuning.Combine)
+				}
+			}
+		}
+		for _, of := range []struct {
+			tried [2]int
+			slots bool
+		}{{dispatch, tc.dispatchSlots}, {combine, tc.pullsSlots}} {
+			if (of.tried[0] > 10) != of.slots || (of.tried[1] > 10) == of.slots || (of.tried[0] > 0) == (of.tried[1] > 0) {
+				t.Errorf("%s: %d through slots, %d to places", tc.shape.Contract(), of.tried[0], of.tried[1])
+			}
+		}
+	}
+}
+
 // TestTuneOnEmulatedGPUs searches where times say nothing: whatever is found is possible, and every output is right.
 func TestTuneOnEmulatedGPUs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles kernels")
 	}
 	_, g := emulatedGPUs(t, 2)
-	shapes := []EP{small(nil), small(func(e *EP) { e.Tokens = 5 })}
+	shapes := []EP{small(nil), small(func(e *EP) { e.Tokens = 5 }), small(func(e *EP) { e.Layout, e.Hidden = "token-major", 1024 })}
 	var steps []int
 	found, err := g.Tune(t.Context(), shapes, func(done, _ int) { steps = append(steps, done) })
 	if err != nil {
@@ -24,7 +72,7 @@ func TestTuneOnEmulatedGPUs(t *testing.T) {
 		t.Fatalf("%d found, steps %v", len(found), steps)
 	}
 	for _, f := range found {
-		if len(f.Wrong) != 0 || f.Tried < 20 {
+		if len(f.Wrong) != 0 || f.Tried < 18 {
 			t.Errorf("%s: %d tried, wrong: %v", f.Shape.Contract(), f.Tried, f.Wrong)
 		}
 		row, err := f.Row(ep.Hardware{GPU: "emulated", SMs: 16, Ranks: 2}, "test", time.Unix(0, 0))
