@@ -133,13 +133,14 @@ added. In every row:
   logical_bytes per rank: a row for each rank that a token visits, its own included
   deepep_bytes  per rank: a row for each selection
   gbps          wire_bytes over p50_us
-  verified      received rows, counts and sums were checked after each of the first
-                three ways of timing, and were right
+  verified      received rows, counts, sums and gradients were checked after each of the
+                first three ways of timing, and were right
   device, host, version
 
 Absent when there is nothing to say:
 
-  quantize
+  quantize      of fp8 rows: the type from which dispatch quantises them, if they are not
+                the caller's
   scales        of fp8 rows: the order in which they arrive
   tuning        of the operation's kernel, where weft tune ep's table has one for it
   link_gbps     what kernels get out of the links all to all in this run, with sms_used or,
