@@ -136,7 +136,8 @@ func (g *GPUs) time(op string, a *along) Plot {
 		}
 	})
 	for i := range g.Peers {
-		if p := &g.Peers[i]; p.Op == op && g.comparable(p, a) {
+		// Whether a quoted dispatch knew its routing is not known: it stands beside both of ours.
+		if p := &g.Peers[i]; p.Op == strings.TrimSuffix(op, "-known") && g.comparable(p, a) {
 			others.add(fmt.Sprintf("%s, quoted of %s", p.Contract, p.Date), Point{X: float64(a.peer(p)), Y: p.P50})
 		}
 	}

@@ -154,7 +154,7 @@ func onGPUs(tokens, sms []int) *GPUs {
 	for _, contract := range []string{"rank-major bf16", "expert-major exact fp8 column-major from bf16"} {
 		for _, n := range tokens {
 			for _, on := range sms {
-				for _, op := range []string{"dispatch", "prepare", "combine"} {
+				for _, op := range []string{"dispatch", "dispatch-known", "prepare", "combine"} {
 					r := bench.GPURow{
 						Op: op, Contract: contract, Ranks: 4, Tokens: n, Capacity: n, SMs: on, SMsUsed: max(on, 17), DType: "bf16", Reduction: "partial", P50: float64(n), P99: float64(2 * n),
 						Verified: true,
@@ -179,17 +179,17 @@ func TestGPUPage(t *testing.T) {
 		with, without []string
 		wrong         bool
 	}{
-		{name: "tokens", tokens: []int{1, 3, 128}, sms: []int{0}, plots: 5, with: []string{
+		{name: "tokens", tokens: []int{1, 3, 128}, sms: []int{0}, plots: 7, with: []string{
 			"dispatch: time by tokens", "combine: bandwidth by tokens", "Low, quoted of 2026-11-20", "NCCL, in this run, as many bytes as bf16 rows",
 			"as many bytes as partial sums", "the links&#39;? ceiling for bf16 rows", "quoted, not measured here: 2026-11-20, another machine", "every row was verified",
 		}, without: []string{"by SMs", "Many, quoted of", "Eight, quoted of"}},
-		{name: "SMs", tokens: []int{4096}, sms: []int{8, 24}, plots: 5, with: []string{
+		{name: "SMs", tokens: []int{4096}, sms: []int{8, 24}, plots: 7, with: []string{
 			"dispatch: time by SMs", "Many, quoted of 2026-11-20", "skipped: no torch",
 		}, without: []string{"by tokens", "Low, quoted of", "in this run, as many bytes", "Eight, quoted of"}},
-		{name: "both", tokens: []int{128, 4096}, sms: []int{0, 24}, plots: 10, with: []string{
+		{name: "both", tokens: []int{128, 4096}, sms: []int{0, 24}, plots: 14, with: []string{
 			"rank-major bf16, 4096 tokens", "rank-major bf16, 24 SMs", "rank-major bf16, 17 SMs", "Low, quoted of", "Many, quoted of",
 		}},
-		{name: "wrong", tokens: []int{1}, sms: []int{8}, plots: 5, wrong: true, with: []string{"2 of 7 rows gave wrong output", "wrong: row 3 &lt;is&gt; not", "in this run: wrong"}},
+		{name: "wrong", tokens: []int{1}, sms: []int{8}, plots: 7, wrong: true, with: []string{"2 of 9 rows gave wrong output", "wrong: row 3 &lt;is&gt; not", "in this run: wrong"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := onGPUs(tc.tokens, tc.sms)
@@ -216,6 +216,9 @@ func TestGPUPage(t *testing.T) {
 				if strings.Contains(page, bad) {
 					t.Errorf("page contains %q", bad)
 				}
+			}
+			if n, known := strings.Count(page, ">Low, quoted of")+strings.Count(page, ">Many, quoted of"), 2; !tc.wrong && n < known {
+				t.Errorf("quoted figures in %d plots, want at least %d", n, known)
 			}
 			if n := strings.Count(page, "<svg"); n != tc.plots {
 				t.Errorf("%d plots, want %d", n, tc.plots)
