@@ -1,5 +1,7 @@
 package ep
 
+import "github.com/weftgo/weft"
+
 // SetApart makes some blocks of every operation send and the others receive, however little there is, and gives what undoes it.
 func SetApart() (undo func()) {
 	rank, expert, combine := apartRankBytes, apartExpertCount, apartCombineBytes
@@ -26,6 +28,12 @@ const BulkBytes = bulkSharedBytes
 
 // Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
 func Announced(h *Handle) uint32 { return h.engine.(*gpu).free() }
+
+// Readable says whether others read a tensor where it is, rather than a copy.
+func Readable(h *Handle, t weft.Tensor) bool {
+	_, ok := h.engine.(*placed).readable(t)
+	return ok
+}
 
 // KernelsOf names the kernels that move rows of the handles of a Spec, behind the programs that they are from.
 func KernelsOf(s Spec, ranks int) []string {

@@ -461,11 +461,28 @@ func (h *gpu) setPull(stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias 
 	return nil
 }
 
-// offer says where in the window others read a tensor: where it is, if placed rows were received there, or where a copy of it is to stand.
+// offer says where in the window others read a tensor: where it is, or where a copy of it is to stand.
 func (h *gpu) offer(stream *cuda.Stream, t weft.Tensor, stage int64) (at int64, err error) {
-	base, begin := uint64(h.window.Pointer()), addressOf(t)
-	if h.tuning.placed && begin >= base+uint64(h.regions.blocks) && begin+uint64(t.Bytes()) <= base+uint64(h.regions.total) {
-		return int64(begin - base), nil
+	if at, ok := h.readable(t); ok {
+		return at, nil
 	}
 	return stage, stream.Copy(h.window.Pointer().Add(int(stage)), t.Pointer(), t.Bytes())
+}
+
+// readable says where in the window a tensor is that others read where it is: where placed rows were received, or in the combine buffer.
+func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
+	within := func(from, size int64) bool { return at >= from && at+int64(t.Bytes()) <= from+size }
+	at, r := int64(addressOf(t)-uint64(h.window.Pointer())), &h.regions
+	ok = h.tuning.placed && within(r.blocks, r.total-r.blocks) || h.tuning.pulls && within(r.stage, h.stageBytes())
+	return at, ok
+}
+
+// stageBytes is how large the copy is that others read of rows that they cannot read where they are.
+func (h *gpu) stageBytes() int64 { return int64(h.geometry.rows()) * int64(h.spec.outputBytes()) }
+
+func (h *gpu) combineBuffer() weft.Tensor {
+	if !h.tuning.pulls {
+		return weft.Tensor{}
+	}
+	return weft.Tensor{Data: pointer(h.window.Pointer().Add(int(h.regions.stage))), DType: h.spec.Output, Shape: []int{h.geometry.rows(), h.spec.Hidden}}
 }

@@ -145,6 +145,8 @@ func (h *host) countWaits(dispatch, combine weft.Tensor) {
 	h.dispatchWaits, h.combineWaits = numbers(dispatch), numbers(combine)
 }
 
+func (*host) combineBuffer() weft.Tensor { return weft.Tensor{} }
+
 // waits is where an operation counts its waits, or nil.
 func (h *host) waits(op string) []int64 {
 	if op == opCombine || op == opDispatchBackward {

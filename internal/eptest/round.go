@@ -215,6 +215,12 @@ func (r *Round) Blank() error {
 	return nil
 }
 
+// Place puts the rows that combine takes into other memory, from which it takes them from now on.
+func (r *Round) Place(to weft.Tensor) error {
+	r.y.Data, r.direct = to.Data, false
+	return r.r.engine.Upload(r.r.comm, to.Data, r.r.trial.y[r.r.comm.Rank()])
+}
+
 // Release gives back what the round holds of the handle's, so that its next batches may use it.
 func (r *Round) Release() {
 	if r.received != nil {
