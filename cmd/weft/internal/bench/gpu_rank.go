@@ -222,7 +222,9 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 	} else {
 		shape := slices.Clone(received.Data.Shape)
 		received.Release()
-		if m.y, err = m.tensor(c, m.spec.Output, shape...); err != nil {
+		if buffer := m.handle.CombineBuffer(); !buffer.IsZero() {
+			m.y = weft.Tensor{Data: buffer.Data, DType: buffer.DType, Shape: shape}
+		} else if m.y, err = m.tensor(c, m.spec.Output, shape...); err != nil {
 			return err
 		}
 	}
