@@ -5,6 +5,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
 )
 
 func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
@@ -48,7 +49,7 @@ func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Ro
 	if err := h.checkCombineOperands(op, r, y, out, bias); err != nil {
 		return err
 	}
-	return h.startCombine(stream, r, y, out, bias, what)
+	return h.startCombine(device.CallCombine, stream, r, y, out, bias, what)
 }
 
 // checkCombineOperands says what is wrong with the arguments of a combine.
@@ -72,13 +73,13 @@ func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bi
 }
 
 // startCombine enqueues what brings rows home.
-func (h *gpu) startCombine(stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
+func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
 	if h.tuning.pulls {
-		if err := h.setPull(stream, r, y, out, bias); err != nil {
+		if err := h.setPull(call, stream, r, y, out, bias); err != nil {
 			return err
 		}
 	} else {
-		h.setCombine(r, y, out, bias)
+		h.setCombine(call, r, y, out, bias)
 	}
 	if err := h.launchCombine(stream, what); err != nil {
 		return err
@@ -88,10 +89,10 @@ func (h *gpu) startCombine(stream *cuda.Stream, r *Routing, y, out weft.Tensor, 
 }
 
 // setCombine points the launch at the caller's tensors.
-func (h *gpu) setCombine(r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
+func (h *gpu) setCombine(call uint32, r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
 	a, p := h.combineArg, r.placement.(*gpuRouting)
 	a.routed, a.landings, a.sent = p.at(p.off.home), p.at(p.off.landings), p.sent()
-	a.y, a.out, a.tokens, a.biases = addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
+	a.call, a.y, a.out, a.tokens, a.biases = call, addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
 	for i, b := range bias {
 		a.bias[i] = addressOf(b)
 	}

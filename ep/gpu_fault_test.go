@@ -473,56 +473,87 @@ func busy(ctx context.Context, s *weft.Stream) error {
 // TestMismatchOnGPUs has two ranks make calls that do not go together. One at least says so at once, naming the other and its call, nobody waits for the deadline, and both go
 // on after SetMask.
 func TestMismatchOnGPUs(t *testing.T) {
+	const ranks = 2
+	type call struct {
+		name string
+		make func(round *eptest.Round, ctx context.Context, s *weft.Stream) error
+	}
+	dispatchBackward := func(weights bool) func(*eptest.Round, context.Context, *weft.Stream) error {
+		return func(r *eptest.Round, ctx context.Context, s *weft.Stream) error {
+			return r.DispatchBackward(ctx, s, weights)
+		}
+	}
+	combineBackward := func(weights bool) func(*eptest.Round, context.Context, *weft.Stream) error {
+		return func(r *eptest.Round, ctx context.Context, s *weft.Stream) error {
+			return r.CombineBackward(ctx, s, weights)
+		}
+	}
+	pairs := []struct {
+		name     string
+		weighted bool // there are such calls only where sums are
+		calls    [ranks]call
+	}{
+		{"prepare", false, [ranks]call{{"Prepare", (*eptest.Round).Prepare}, {"PrepareDispatch", (*eptest.Round).PrepareDispatch}}},
+		{"sum", false, [ranks]call{{"DispatchBackward without gradients of weights", dispatchBackward(false)}, {"Combine", (*eptest.Round).Combine}}},
+		{"dispatch backward", false, [ranks]call{
+			{"DispatchBackward without gradients of weights", dispatchBackward(false)}, {"DispatchBackward with gradients of weights", dispatchBackward(true)},
+		}},
+		{"combine backward", true, [ranks]call{
+			{"CombineBackward with gradients of weights", combineBackward(true)}, {"CombineBackward without gradients of weights", combineBackward(false)},
+		}},
+	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
-		const ranks = 2
 		for _, way := range ways {
-			t.Run(way.name, func(t *testing.T) {
-				s := sized(way.spec, ranks)
-				b := evenly(s, ranks, 1, 5).Batch()
-				var said [ranks]error
-				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
-					round, err := b.Round(r.e, r.Comm, r.handle)
-					if err != nil {
-						return err
+			for _, pair := range pairs {
+				if pair.weighted && way.spec.Sum != ep.Weighted {
+					continue
+				}
+				t.Run(way.name+"/"+pair.name, func(t *testing.T) {
+					s := sized(way.spec, ranks)
+					b := evenly(s, ranks, 1, 5).Batch()
+					var said [ranks]error
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						round, err := b.Round(r.e, r.Comm, r.handle)
+						if err != nil {
+							return err
+						}
+						if err := errors.Join(r.exchange(ctx, round), eptest.Meet(r.Comm)); err != nil {
+							return err
+						}
+						start := time.Now()
+						if err = pair.calls[r.Rank()].make(round, ctx, r.stream); err == nil {
+							err = r.Wait(ctx, r.stream)
+						}
+						said[r.Rank()] = err
+						if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != 1-r.Rank() {
+							return fmt.Errorf("calls that do not go together: %w", err)
+						}
+						if took := time.Since(start); took > gpuDeadline/2 {
+							return fmt.Errorf("it took %v to say that the calls do not go together", took)
+						}
+						round.Release()
+						if err := r.SetMask(ctx); err != nil {
+							return err
+						}
+						if err := errors.Join(r.exchange(ctx, round), round.Backward(ctx, r.stream), r.Wait(ctx, r.stream)); err != nil {
+							return err
+						}
+						return errors.Join(round.CheckGradients(), round.Free())
+					})
+					told := 0
+					for r, err := range said {
+						words := fmt.Sprintf("it calls %s, this rank %s", pair.calls[1-r].name, pair.calls[r].name)
+						if errors.Is(err, weft.ErrMismatch) && strings.Contains(err.Error(), words) {
+							told++
+						} else if !errors.Is(err, weft.ErrAborted) {
+							t.Errorf("rank %d: %v", r, err)
+						}
 					}
-					if err := r.exchange(ctx, round); err != nil {
-						return err
+					if told == 0 {
+						t.Errorf("nobody says what was wrong: %v", said)
 					}
-					start := time.Now()
-					if r.Rank() == 0 {
-						err = round.Prepare(ctx, r.stream)
-					} else {
-						err = round.PrepareDispatch(ctx, r.stream)
-					}
-					if err == nil {
-						err = r.Wait(ctx, r.stream)
-					}
-					said[r.Rank()] = err
-					if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != 1-r.Rank() {
-						return fmt.Errorf("calls that do not go together: %w", err)
-					}
-					if took := time.Since(start); took > gpuDeadline/2 {
-						return fmt.Errorf("it took %v to say that the calls do not go together", took)
-					}
-					round.Release()
-					if err := r.SetMask(ctx); err != nil {
-						return err
-					}
-					return errors.Join(r.exchange(ctx, round), round.Free())
 				})
-				calls := [ranks]string{"it calls PrepareDispatch, this rank Prepare", "it calls Prepare, this rank PrepareDispatch"}
-				told := 0
-				for r, err := range said {
-					if errors.Is(err, weft.ErrMismatch) && strings.Contains(err.Error(), calls[r]) {
-						told++
-					} else if !errors.Is(err, weft.ErrAborted) {
-						t.Errorf("rank %d: %v", r, err)
-					}
-				}
-				if told == 0 {
-					t.Errorf("nobody says what was wrong: %v", said)
-				}
-			})
+			}
 		}
 	})
 }

@@ -21,6 +21,7 @@ type gradientArgs struct {
 	words, marks, numbers   uint64
 	first, what, tokens, at uint32
 	rowBytes, align         uint32
+	call, _                 uint32
 	topk                    device.Divisor
 	home, landings          uint64
 	arrivals, described     uint64
@@ -81,13 +82,17 @@ func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 		whole(op, "gradients of the rows' weights", gradRowWeights), whole(op, "gradients of weights", gradWeights)); err != nil {
 		return err
 	}
-	if err := h.startCombine(stream, r, gradRows, gradX, nil, whatSend|whatReceive); err != nil {
+	call := uint32(device.CallDispatchBackward)
+	if !gradWeights.IsZero() {
+		call = device.CallDispatchWeightBackward
+	}
+	if err := h.startCombine(call, stream, r, gradRows, gradX, nil, whatSend|whatReceive); err != nil {
 		return err
 	}
 	if !gradWeights.IsZero() {
 		a := h.setGradients(r, gradWeights)
 		a.scalars = addressOf(gradRowWeights)
-		if err := h.startGradients(stream, 0); err != nil {
+		if err := h.startGradients(stream, call, 0); err != nil {
 			return err
 		}
 	}
@@ -106,9 +111,9 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 	}
 	a := h.setGradients(r, gradWeights)
 	a.rows = addressOf(gradRows)
-	what := whatRows | h.weighted()
+	call, what := uint32(device.CallCombineBackward), whatRows|h.weighted()
 	if !gradWeights.IsZero() {
-		what |= whatDots
+		call, what = device.CallCombineWeightBackward, what|whatDots
 		a.y = addressOf(y)
 	}
 	at, err := h.offer(stream, gradOut, h.regions.gradients)
@@ -116,7 +121,7 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 		return err
 	}
 	a.at = uint32(at / 16)
-	if err := h.startGradients(stream, what); err != nil {
+	if err := h.startGradients(stream, call, what); err != nil {
 		return err
 	}
 	return h.finish(ctx, s)
@@ -135,12 +140,12 @@ func (h *gpu) setGradients(r *Routing, gradWeights weft.Tensor) *gradientArgs {
 }
 
 // startGradients enqueues the launch.
-func (h *gpu) startGradients(stream *cuda.Stream, what uint32) error {
+func (h *gpu) startGradients(stream *cuda.Stream, call, what uint32) error {
 	if h.spec.Layout.byExpert() {
 		what |= whatByExpert
 	}
 	a := h.gradientArg
-	a.what, a.group.Waits = what, h.combineWaits
+	a.call, a.what, a.group.Waits = call, what, h.combineWaits
 	if what&whatRows != 0 {
 		a.group.Waits = h.dispatchWaits
 	}

@@ -77,7 +77,7 @@ type combineArgs struct {
 	pieces, groups                 device.Divisor
 	rowBytes, what, tokens, biases uint32
 	senders, free                  uint32
-	first, _                       uint32
+	first, call                    uint32
 	routed, landings, sent         uint64
 	y, out                         uint64
 	bias                           [2]uint64

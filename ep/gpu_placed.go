@@ -63,8 +63,7 @@ type pullArgs struct {
 	pieces                  device.Divisor
 	rowBytes, biases, chunk uint32
 	chunks                  device.Divisor
-	carriers, most          uint32
-	_                       uint32
+	carriers, most, call    uint32
 	home, places            uint64
 	out                     uint64
 	bias                    [2]uint64
@@ -107,9 +106,6 @@ func pullKernel(of weft.DType, arch string) kernel.Spec {
 
 // pullUnits are the units of a piece of a pull: UNITS of kernels/pull.cu. Those of a push are mostUnits.
 const pullUnits = 2
-
-// callShift is how many bits of a word say where a rank receives.
-const callShift = 24
 
 // mostPlacedBytes is how far into a window the words reach with which ranks tell each other where rows are, in 16 bytes.
 const mostPlacedBytes = 16 << 32
@@ -447,14 +443,14 @@ func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, cal
 }
 
 // setPull points the launch at the caller's tensors. Rows that were received are read where they are, others are copied into the window.
-func (h *gpu) setPull(stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
 	a, p := h.placed.pull, r.placement.(*gpuRouting)
 	at, err := h.offer(stream, y, h.regions.stage)
 	if err != nil {
 		return err
 	}
 	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
-	a.out, a.tokens, a.biases, a.at = addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
+	a.call, a.out, a.tokens, a.biases, a.at = call, addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
 	for i, b := range bias {
 		a.bias[i] = addressOf(b)
 	}

@@ -90,7 +90,7 @@ func arguedPrograms(arch string) []argued {
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted})},
 		{placeKernel(arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil) +
 			layout.Constants(map[string]int{
-				"WIDE": whatWide, "BY_RANK": whatByRank, "PACKED": whatPacked, "CALL_SHIFT": callShift,
+				"WIDE": whatWide, "BY_RANK": whatByRank, "PACKED": whatPacked,
 			})},
 		{pushKernel(weft.InvalidDType, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +
 			layout.Constants(map[string]int{

@@ -32,11 +32,16 @@ const (
 	CauseMismatch = 4
 )
 
-// Calls that ranks have to make alike.
+// Calls that ranks have to make alike: fewer than 16, for some words have four bits for them.
 const (
-	CallPrepare         = 1
-	CallDispatch        = 2
-	CallPrepareDispatch = 3
+	CallPrepare                = 1
+	CallDispatch               = 2
+	CallPrepareDispatch        = 3
+	CallCombine                = 4
+	CallDispatchBackward       = 5 // without gradients of weights, as all whose names do not say so
+	CallDispatchWeightBackward = 6
+	CallCombineBackward        = 7
+	CallCombineWeightBackward  = 8
 )
 
 // CallName is the name of a call as errors have it.
@@ -48,6 +53,16 @@ func CallName(call uint64) string {
 		return "Dispatch"
 	case CallPrepareDispatch:
 		return "PrepareDispatch"
+	case CallCombine:
+		return "Combine"
+	case CallDispatchBackward:
+		return "DispatchBackward without gradients of weights"
+	case CallDispatchWeightBackward:
+		return "DispatchBackward with gradients of weights"
+	case CallCombineBackward:
+		return "CombineBackward without gradients of weights"
+	case CallCombineWeightBackward:
+		return "CombineBackward with gradients of weights"
 	default:
 		return "another operation"
 	}

@@ -28,7 +28,7 @@ struct Combine {
 	u32 senders; // so many blocks send and the rest sum, where rows are their own flags; 0: all do both
 	u32 free;	 // the blocks of received rows that no one reads here any more, once this operation has begun
 	u32 first; // the lane's first count
-	u32 zero;
+	u32 call;
 	const Pair *routed;	  // [capacity][top-k]: this rank's selections
 	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
 	const int *sent;	  // [ranks]: how many those are
@@ -287,13 +287,16 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, 0, a.free, 0));
+		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, a.call, 0));
 	}
 	if (receive && threadIdx.x < 32) {
 		count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
 		for (u32 src = threadIdx.x; src < a.group.ranks; src += 32) {
 			store16(b.own + head_at(a, before, src), empty16());
-			if (!holds(b.mask, src)) a.credits[src] = await16(w, src, b.own + head_at(a, b.turn, src)).z;
+			if (holds(b.mask, src)) continue;
+			uint4 head = await16(w, src, b.own + head_at(a, b.turn, src));
+			if (!w.over && head.z != a.call) w.give_up(src, CAUSE_MISMATCH, a.call, head.z);
+			a.credits[src] = head.y;
 		}
 		__syncwarp();
 		// Every rank's blocks run, for their clerks are the last, so this kernel ends whatever room the next one's take.

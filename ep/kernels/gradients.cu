@@ -27,7 +27,7 @@ struct Gradients {
 	u32 first;				   // the lane's first count
 	u32 what, tokens;
 	u32 at; // where the tokens' gradients begin in this rank's window, in 16 bytes
-	u32 row_bytes, align;
+	u32 row_bytes, align, call, zero;
 	Divisor topk;
 	const Pair *home, *landings;
 	const u32 *arrivals; // where a token has one row that is not at its slot
@@ -197,10 +197,10 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	if (!o.begin(a.group, a.state, a.first, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD)) return;
 	Wait w(a.group, a.state, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD, o.epoch);
 	Described d(a.described, a.shape.local, a.group.ranks);
-	if (blockIdx.x == 0) tell(a.group, o, a.words, a.at);
+	if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, a.at);
 	count_words(o, w, a.words);
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r) * 16;
+		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, a.call) * 16;
 	}
 	if (__syncthreads_or(w.over) != 0) return;
 	if (rows) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, row, lane); });

@@ -255,7 +255,7 @@ __device__ __forceinline__ bool start(const Place &a, const Turn &o, Wait &w) {
 		described.offsets[le] = 0;
 	}
 	for (u32 src = threadIdx.x; first && src < ranks; src += blockDim.x) {
-		if (!holds(o.mask, src)) hear_call(o, w, a.words, src, a.call);
+		if (!holds(o.mask, src)) hear(o, w, a.words, src, a.call);
 		described.came[src] = (int)total(a, o, w, src, experts + a.group.rank);
 		described.tokens[src] = (int)total(a, o, w, src, all);
 	}
@@ -382,7 +382,7 @@ __device__ __forceinline__ void place(const Place &a) {
 	Share share(a.tokens);
 	if (!o.begin(a.group, a.state, 0, OP_PREPARE)) return;
 	Wait w(a.group, a.state, OP_PREPARE, o.epoch);
-	if (blockIdx.x == 0) tell(a.group, o, a.words, a.call << CALL_SHIFT);
+	if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, 0);
 	count(a, m, share);
 	if (!meet(a, o, w)) return;
 	send_totals(a, o);

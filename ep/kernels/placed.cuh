@@ -6,7 +6,7 @@
 //	totals   2 turns x [ranks][experts + ranks + 1] numbers with the operation's beside them: a source's selections of each expert, its tokens for each rank, its tokens
 //	records  [ranks][capacity][top-k] pairs: where each selection of the source went here
 //	visits   [ranks][capacity] words: the row + 1 of the source's token, where a token has one row
-//	words    for each lane [ranks] words with the operation's number beside them, with which a rank begins
+//	words    for each lane [ranks] words with which a rank begins: the operation's number, the call, and where its rows are
 //	marks    for each lane [ranks][blocks] numbers of operations: the block of the source is done with its share
 //	blocks   received rows, scales behind them
 //
@@ -49,37 +49,35 @@ struct Share {
 	__device__ __forceinline__ Share(u32 n) : from((u32)((u64)n * blockIdx.x / gridDim.x)), to((u32)((u64)n * (blockIdx.x + 1) / gridDim.x)) {}
 };
 
+// A word has, from the top, 28 bits of the operation's number, the call that it is part of (Go: device.CallPrepare and its like), and 32 bits of what the rank has to say.
+constexpr u32 CALL_SHIFT = 32, EPOCH_SHIFT = 36;
+
 // tell begins the operation with a word for every rank. One block does, at once: what the stream did before is over.
-__device__ __forceinline__ void tell(const Group &g, const Turn &o, u64 words, u32 word) {
+__device__ __forceinline__ void tell(const Group &g, const Turn &o, u64 words, u32 call, u32 word) {
 	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
 		if (holds(o.mask, r)) continue;
 		fence_sys();
-		store_relaxed_sys_u64(g.window[r] + words + g.rank * 8, (o.epoch << 32) | word);
+		store_relaxed_sys_u64(g.window[r] + words + g.rank * 8, o.epoch << EPOCH_SHIFT | (u64)call << CALL_SHIFT | word);
 	}
 }
+
+// told says whether a word is one of this operation.
+__device__ __forceinline__ bool told(const Turn &o, u64 word) { return word >> EPOCH_SHIFT == o.epoch << EPOCH_SHIFT >> EPOCH_SHIFT; }
 
 // count_words counts how long the ranks keep this one waiting for the words that they begin with. One warp of the launch does.
 __device__ __forceinline__ void count_words(const Turn &o, Wait &w, u64 words) {
 	if (blockIdx.x != 0 || threadIdx.x >= 32) return;
-	count_waits(w, o.mask, [&](u32 r) { return (u32)(load_relaxed_sys_u64(o.own + words + r * 8) >> 32) == (u32)o.epoch; });
+	count_waits(w, o.mask, [&](u32 r) { return told(o, load_relaxed_sys_u64(o.own + words + r * 8)); });
 }
 
-// hear awaits the word that rank r begins with.
-__device__ __forceinline__ u32 hear(const Turn &o, Wait &w, u64 words, u32 r) {
+// hear awaits the word that rank r begins with, and gives up if r makes another call. It gives what r has to say.
+__device__ __forceinline__ u32 hear(const Turn &o, Wait &w, u64 words, u32 r, u32 call) {
 	const char *p = o.own + words + r * 8;
 	u64 v = load_acquire_sys_u64(p);
-	while ((u32)(v >> 32) != (u32)o.epoch && !w.over && w.more(r, (u32)o.epoch, v >> 32)) v = load_acquire_sys_u64(p);
+	while (!told(o, v) && !w.over && w.more(r, o.epoch, v >> EPOCH_SHIFT)) v = load_acquire_sys_u64(p);
+	u32 theirs = (u32)(v >> CALL_SHIFT) & 15;
+	if (!w.over && theirs != call) w.give_up(r, CAUSE_MISMATCH, call, theirs);
 	return (u32)v;
-}
-
-// A word of place and push says which call it is part of, and where the rank receives. Go: device.CallPrepare and its like.
-constexpr u32 CALL_SHIFT = 24;
-
-// hear_call is hear, and gives up if rank r makes another call. It gives where r receives.
-__device__ __forceinline__ u32 hear_call(const Turn &o, Wait &w, u64 words, u32 r, u32 call) {
-	u32 word = hear(o, w, words, r);
-	if (!w.over && word >> CALL_SHIFT != call) w.give_up(r, CAUSE_MISMATCH, call, word >> CALL_SHIFT);
-	return word & ((1u << CALL_SHIFT) - 1);
 }
 
 // mark says at every rank that this block is done with its share.

@@ -23,7 +23,7 @@ struct Pull {
 	u32 row_bytes, biases;
 	u32 chunk; // BULK: bytes of a row that are added up at a time, of which shared memory has two for each of `most` rows of so many warps
 	Divisor chunks;
-	u32 carriers, most, zero;
+	u32 carriers, most, call;
 	const Pair *home;
 	const u32 *places;
 	char *out;
@@ -172,11 +172,11 @@ __device__ __forceinline__ void pull(const Pull &a) {
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 	if (!o.begin(a.group, a.state, a.first, OP_COMBINE)) return;
 	Wait w(a.group, a.state, OP_COMBINE, o.epoch);
-	if ((a.what & SEND) != 0 && blockIdx.x == 0) tell(a.group, o, a.words, a.at);
+	if ((a.what & SEND) != 0 && blockIdx.x == 0) tell(a.group, o, a.words, a.call, a.at);
 	if ((a.what & RECEIVE) != 0) {
 		count_words(o, w, a.words);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r) * 16;
+			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, a.call) * 16;
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);

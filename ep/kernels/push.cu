@@ -242,10 +242,10 @@ __device__ __forceinline__ void push(const Push &a) {
 	Wait w(a.group, a.state, OP_DISPATCH, o.epoch);
 	Described d(a.described, a.shape.local, a.group.ranks);
 	if ((a.what & SEND) != 0) {
-		if (blockIdx.x == 0) tell(a.group, o, a.words, a.call << CALL_SHIFT | a.block);
+		if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, a.block);
 		count_words(o, w, a.words);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-			if (!holds(o.mask, r)) targets[r] = target_of(a, d.wanted, r, hear_call(o, w, a.words, r, a.call));
+			if (!holds(o.mask, r)) targets[r] = target_of(a, d.wanted, r, hear(o, w, a.words, r, a.call));
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);

@@ -180,11 +180,28 @@ func (r *Round) Combine(ctx context.Context, s *weft.Stream) error {
 
 // Backward enqueues the gradients of combine and of dispatch.
 func (r *Round) Backward(ctx context.Context, s *weft.Stream) error {
-	h, routing, g := r.r.handle, r.r.routing, &r.back
-	if err := h.CombineBackward(ctx, s, routing, g.out, g.y, g.expertRows, g.expertWeights); err != nil {
+	if err := r.CombineBackward(ctx, s, true); err != nil {
 		return err
 	}
-	return h.DispatchBackward(ctx, s, routing, g.rows, g.scalars, g.x, g.home)
+	return r.DispatchBackward(ctx, s, true)
+}
+
+// CombineBackward enqueues the gradients of combine, those of weights among them if they are wanted and the sum has any.
+func (r *Round) CombineBackward(ctx context.Context, s *weft.Stream, weights bool) error {
+	g := r.back
+	if !weights {
+		g.y, g.expertWeights = weft.Tensor{}, weft.Tensor{}
+	}
+	return r.r.handle.CombineBackward(ctx, s, r.r.routing, g.out, g.y, g.expertRows, g.expertWeights)
+}
+
+// DispatchBackward enqueues the gradients of dispatch, those of weights among them if they are wanted.
+func (r *Round) DispatchBackward(ctx context.Context, s *weft.Stream, weights bool) error {
+	g := r.back
+	if !weights {
+		g.scalars, g.home = weft.Tensor{}, weft.Tensor{}
+	}
+	return r.r.handle.DispatchBackward(ctx, s, r.r.routing, g.rows, g.scalars, g.x, g.home)
 }
 
 // Received is what the last dispatch has received, until Release.
