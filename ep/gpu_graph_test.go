@@ -93,86 +93,155 @@ func TestAnnouncedInCaptureOnGPUs(t *testing.T) {
 	})
 }
 
+// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare, d a dispatch, c a combine, g their gradients. A space
+// begins a new batch.
+var graphs = []string{"fc", "pdcg", "fdc", "fc fc", "pdcddcc", "f", "fc p pg fdgcdc", "fc pdc f fcg fcdc"}
+
+// graphBatches makes the batches of all graphs, with some sets of contents for each. Ranks have many, few, one or no tokens: in most batches each another number, in
+// the last four, which are in one graph, all the same.
+func graphBatches(s ep.Spec, ranks, many, variants int) (of [][][]*eptest.Batch) {
+	numbers := []int{many, 5, 1, 0}
+	n := 0
+	for _, ops := range graphs {
+		var batches [][]*eptest.Batch
+		for range strings.Fields(ops) {
+			tokens := make([]int, ranks)
+			for r := range tokens {
+				tokens[r] = numbers[(n+r*(3-n/4%4))%4]
+			}
+			var contents []*eptest.Batch
+			for v := range variants {
+				seed := uint64(100*n + v)
+				contents = append(contents, routed(s, seed, tokens, spread(s, seed)).Batch())
+			}
+			batches = append(batches, contents)
+			n++
+		}
+		of = append(of, batches)
+	}
+	return of
+}
+
 // replayed is a graph of batches, each of which has its memory.
 type replayed struct {
+	ops    string
 	exec   *cuda.GraphExec
 	rounds []*eptest.Round
 }
 
-// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare, d a dispatch, c a combine, g their gradients. A space
-// begins a new batch.
-var graphs = []string{"fc", "pdcg", "fdc", "fc fc", "pdcddcc", "f", "fc p pg fdgcdc"}
+// newReplayed captures operations.
+func newReplayed(ctx context.Context, r *member, ops string, batches [][]*eptest.Batch) (*replayed, error) {
+	g := &replayed{ops: ops}
+	for _, contents := range batches {
+		round, err := contents[0].Round(r.e, r.Comm, r.handle)
+		if err != nil {
+			return nil, err
+		}
+		g.rounds = append(g.rounds, round)
+	}
+	// The memory of a Routing is not allocated in a capture.
+	for _, round := range g.rounds {
+		if err := round.Prepare(ctx, r.stream); err != nil {
+			return nil, err
+		}
+	}
+	for _, round := range g.rounds {
+		round.Release()
+	}
+	var err error
+	if g.exec, err = r.capture(func() error { return enqueue(ctx, r, g.rounds, ops) }); err != nil {
+		return nil, fmt.Errorf("capture of %q: %w", ops, err)
+	}
+	return g, nil
+}
 
-// TestGraphsOnGPUs captures operations, in graphs of all orders over one handle, and replays them, with inputs that change between replays and
-// operations that no graph holds. Ranks have other numbers of tokens, of which none, one and as many as fit.
+// fresh puts inputs into place, and poison where results will stand.
+func (g *replayed) fresh(ctx context.Context, r *member, batches [][]*eptest.Batch, variant int) error {
+	if err := r.rest(ctx); err != nil {
+		return err
+	}
+	for i, round := range g.rounds {
+		if err := errors.Join(round.Load(batches[i][variant]), round.Blank()); err != nil {
+			return err
+		}
+	}
+	return eptest.Meet(r.Comm)
+}
+
+// check compares all that the graph makes with the reference, once the stream has passed.
+func (g *replayed) check() error {
+	for i, ops := range strings.Fields(g.ops) {
+		round := g.rounds[i]
+		var err error
+		if strings.ContainsAny(ops, "fd") {
+			err = round.CheckReceived()
+		}
+		if err == nil && strings.Contains(ops, "c") {
+			err = round.CheckCombined()
+		}
+		if err == nil && strings.Contains(ops, "g") {
+			err = round.CheckGradients()
+		}
+		if err != nil {
+			return fmt.Errorf("batch %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (g *replayed) close() (err error) {
+	for _, round := range g.rounds {
+		err = errors.Join(err, round.Free())
+	}
+	return errors.Join(err, g.exec.Close())
+}
+
+// TestGraphsOnGPUs captures operations, in graphs of all orders over one handle, and replays them in turn: on GPUs 10,000 times for each of the ways in which rows move
+// and each number of ranks, on emulated ones 12 times and with smaller batches. The batches of a graph have different numbers of tokens. Now and then, and last of all,
+// results are looked at, with other inputs than before and poison where they will stand; and operations run beside that no graph holds.
 func TestGraphsOnGPUs(t *testing.T) {
+	const variants = 3
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		for _, way := range ways {
-			for _, ranks := range []int{2, 3} {
+			for _, ranks := range []int{1, 2, 3, 4} {
+				if !m.holds(ranks) {
+					continue
+				}
 				t.Run(fmt.Sprintf("%s/%d", way.name, ranks), func(t *testing.T) {
 					s := sized(way.spec, ranks)
 					// What a graph has received stays its own for as long as it is replayed.
-					s.Live = 16
-					tokens := []int{s.MaxTokens, 0, 1, 5, s.MaxTokens}[:ranks+2]
-					const variants = 3
-					batches := make([][variants]*eptest.Batch, len(graphs)+1)
-					for i := range batches {
-						for v := range variants {
-							seed := uint64(100*i + v)
-							batches[i][v] = routed(s, seed, tokens[i%3:i%3+ranks], spread(s, seed)).Batch()
-						}
-					}
-					replays := m.times(20, 10000)
-					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) (err error) {
-						made := make([]replayed, len(graphs))
+					s.Live = 24
+					batches := graphBatches(s, ranks, min(s.MaxTokens, m.times(20, s.MaxTokens)), variants)
+					other := evenly(s, ranks, 9999, 4).Batch()
+					lends := way.name == "direct" // places are taken in turn, whoever has one
+					replays := m.times(len(graphs)+4, 10000)
+					// Ranks that share a GPU may share what launches wait for, so none runs far ahead of those that it waits for.
+					crowded := ranks > len(m.contexts)
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						made := make([]*replayed, len(graphs))
 						for i, ops := range graphs {
-							g := &made[i]
-							for _, op := range ops + " " {
-								if op == ' ' || len(g.rounds) == 0 {
-									round, err := batches[i][0].Round(r.e, r.Comm, r.handle)
-									if err != nil {
-										return err
-									}
-									g.rounds = append(g.rounds, round)
-								}
+							var err error
+							if made[i], err = newReplayed(ctx, r, ops, batches[i]); err != nil {
+								return err
 							}
-							// The memory of a Routing is not allocated in a capture.
-							for _, round := range g.rounds {
-								if err := round.Prepare(ctx, r.stream); err != nil {
-									return err
-								}
-							}
-							for _, round := range g.rounds {
-								round.Release()
-							}
-							if g.exec, err = r.capture(func() error { return enqueue(ctx, r, g.rounds, ops) }); err != nil {
-								return fmt.Errorf("capture of %q: %w", ops, err)
-							}
-							for _, round := range g.rounds {
-								if way.name == "direct" {
-									round.Lend() // places are taken in turn, whoever has one
+							for _, round := range made[i].rounds {
+								if lends {
+									round.Lend()
 								}
 							}
 						}
-						eager, err := batches[len(graphs)][0].Round(r.e, r.Comm, r.handle)
+						eager, err := other.Round(r.e, r.Comm, r.handle)
 						if err != nil {
 							return err
 						}
 						for i := range replays {
 							n := i % len(made)
-							g, looks := &made[n], i < 2*len(made) || i%97 == 0
+							g := made[n]
+							looks := i < len(made) || i >= replays-m.times(2, len(made)) || i%97 == 0
 							// Where the graphs' places are lent, an operation beside them would leave rows in what is looked at.
-							beside := i%5 == 2 && (way.name != "direct" || !looks)
+							beside := i%4 == 1 && !(lends && looks)
 							if looks {
-								if err := r.rest(ctx); err != nil {
-									return err
-								}
-								for _, round := range g.rounds {
-									if err := errors.Join(round.Load(batches[n][i%variants]), round.Blank()); err != nil {
-										return err
-									}
-								}
-								if err := eptest.Meet(r.Comm); err != nil {
+								if err := g.fresh(ctx, r, batches[n], i%variants); err != nil {
 									return err
 								}
 							}
@@ -184,26 +253,16 @@ func TestGraphsOnGPUs(t *testing.T) {
 							if err := g.exec.Launch(r.stream.CUDA()); err != nil {
 								return err
 							}
+							if looks || crowded && i%8 == 0 {
+								if err := r.Wait(ctx, r.stream); err != nil {
+									return fmt.Errorf("replay %d, of %q: %w", i, g.ops, err)
+								}
+							}
 							if !looks {
 								continue
 							}
-							if err := r.Wait(ctx, r.stream); err != nil {
-								return fmt.Errorf("replay %d, of %q: %w", i, graphs[n], err)
-							}
-							for j, ops := range strings.Fields(graphs[n]) {
-								var err error
-								if strings.ContainsAny(ops, "fd") {
-									err = g.rounds[j].CheckReceived()
-								}
-								if err == nil && strings.Contains(ops, "c") {
-									err = g.rounds[j].CheckCombined()
-								}
-								if err == nil && strings.Contains(ops, "g") {
-									err = g.rounds[j].CheckGradients()
-								}
-								if err != nil {
-									return fmt.Errorf("replay %d, of %q: %w", i, graphs[n], err)
-								}
+							if err := g.check(); err != nil {
+								return fmt.Errorf("replay %d, of %q: %w", i, g.ops, err)
 							}
 							if beside {
 								if err := eager.CheckCombined(); err != nil {
@@ -213,10 +272,7 @@ func TestGraphsOnGPUs(t *testing.T) {
 						}
 						err = errors.Join(r.rest(ctx), eager.CheckCombined(), eager.Free())
 						for _, g := range made {
-							for _, round := range g.rounds {
-								err = errors.Join(err, round.Free())
-							}
-							err = errors.Join(err, g.exec.Close())
+							err = errors.Join(err, g.close())
 						}
 						return err
 					})
