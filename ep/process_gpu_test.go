@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -54,39 +55,69 @@ func (p *gpuExchange) Do(r *processes.Rank, c processes.Command) (any, error) {
 		if p.round, err = p.batchOf(a).Round(p.e, p.Comm, p.handle); err != nil {
 			return nil, err
 		}
-		if a.Op == "combine" {
+		switch a.Op {
+		case "dispatch":
+			err = p.round.Prepare(ctx, p.stream)
+		case "combine", "combine backward", "dispatch backward", "gradients":
 			err = p.round.PrepareDispatch(ctx, p.stream)
 		}
 		return nil, errors.Join(err, p.rest(ctx))
 	case "fail":
 		start := time.Now()
-		var err error
-		switch a.Op {
-		case "prepare":
-			err = p.round.Prepare(ctx, p.stream)
-		case "dispatch":
-			err = p.round.PrepareDispatch(ctx, p.stream)
-		case "send":
-			err = p.round.SendPrepareDispatch(ctx, p.stream)
-		case "receive":
-			err = p.round.Receive(ctx)
-		case "combine":
-			err = p.round.Combine(ctx, p.stream)
-		}
-		if err == nil {
-			err = p.Wait(ctx, p.stream)
-		}
+		err := p.fail(ctx, a.Op)
 		return time.Since(start), err
 	case "go on":
 		p.round.Release()
 		return nil, errors.Join(p.usable(), p.SetMask(ctx, a.Masked...))
 	case "batch":
-		return nil, p.batch(ctx, p.batchOf(a))
+		return nil, p.train(ctx, p.batchOf(a))
 	case "close":
 		p.round.Release()
 		return nil, errors.Join(p.handle.Close(), p.e.Close(), p.Close())
 	}
 	return nil, fmt.Errorf("unknown command %q", c.Do)
+}
+
+// fail makes a call that some rank will not, or calls until one dies.
+func (p *gpuExchange) fail(ctx context.Context, op string) (err error) {
+	switch op {
+	case "prepare":
+		err = p.round.Prepare(ctx, p.stream)
+	case "prepare dispatch":
+		err = p.round.PrepareDispatch(ctx, p.stream)
+	case "dispatch":
+		err = p.round.Dispatch(ctx, p.stream)
+	case "send":
+		err = p.round.SendPrepareDispatch(ctx, p.stream)
+	case "receive":
+		err = p.round.Receive(ctx)
+	case "combine":
+		err = p.round.Combine(ctx, p.stream)
+	case "combine backward":
+		err = p.round.CombineBackward(ctx, p.stream, true)
+	case "dispatch backward":
+		err = p.round.DispatchBackward(ctx, p.stream, true)
+	case "gradients":
+		for err == nil {
+			err = errors.Join(p.round.Backward(ctx, p.stream), p.Wait(ctx, p.stream))
+		}
+	}
+	if err == nil {
+		err = p.Wait(ctx, p.stream)
+	}
+	return err
+}
+
+// train is a batch of its own, with gradients.
+func (p *gpuExchange) train(ctx context.Context, b *eptest.Batch) error {
+	round, err := b.Round(p.e, p.Comm, p.handle)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(p.exchange(ctx, round), round.Backward(ctx, p.stream), p.Wait(ctx, p.stream)); err != nil {
+		return err
+	}
+	return errors.Join(round.CheckGradients(), round.Free())
 }
 
 func (p *gpuExchange) batchOf(a gpuExchangeArgs) *eptest.Batch {
@@ -128,28 +159,48 @@ func (p *gpuExchange) join(ctx context.Context, r *processes.Rank, a gpuExchange
 	return err
 }
 
-// TestKillOnGPUs kills a rank while the others are inside an operation. They say which one at once, their GPUs work as before, and without it they
-// go on.
+// TestKillOnGPUs kills a rank while the others are inside an operation, or while all make one after another. The others say which one at once, their GPUs work as
+// before, and without it they go on.
 func TestKillOnGPUs(t *testing.T) {
 	run := func(t *testing.T, emulated bool) {
 		const size, victim = 3, 1
 		dir := t.TempDir()
-		for way := range ways {
-			for _, op := range []string{"prepare", "dispatch", "receive", "combine"} {
-				if (testing.Short() || emulated) && (op == "prepare" || op == "receive" && way > 0) {
+		all := []string{"exact", "value", "flag", "direct", "packed", "token"}
+		for _, op := range []struct {
+			name      string
+			ways, few []string // few: in short tests, and on emulated GPUs
+		}{
+			{"prepare", all, []string{"packed", "token"}},
+			{"prepare dispatch", all, all},
+			{"dispatch", all, []string{"packed", "token"}},
+			{"receive", []string{"exact", "value", "flag"}, []string{"exact"}}, // to places nobody sends before all have begun
+			{"combine", all, all},
+			{"combine backward", all, []string{"exact", "direct", "packed", "token"}},
+			{"dispatch backward", all, []string{"exact", "token"}},
+			{"gradients", all, []string{"exact", "token"}},
+		} {
+			for way := range ways {
+				among := op.ways
+				if testing.Short() || emulated {
+					among = op.few
+				}
+				if !slices.Contains(among, ways[way].name) {
 					continue
 				}
-				t.Run(ways[way].name+"/"+op, func(t *testing.T) {
-					args := gpuExchangeArgs{Dir: dir, Emulated: emulated, Way: way, Op: op, Deadline: 20 * time.Second}
+				t.Run(ways[way].name+"/"+op.name, func(t *testing.T) {
+					args := gpuExchangeArgs{Dir: dir, Emulated: emulated, Way: way, Op: op.name, Deadline: 20 * time.Second}
 					crew := processes.Start(t, "gpu-exchange", size)
 					args.ID = crew.ID()
 					crew.Must(without(size), "join", args)
 					crew.Must(without(size), "begin", args)
 					survivors := without(size, victim)
-					if op == "receive" {
+					switch op.name {
+					case "receive":
 						args.Op = "send"
 						crew.Must(survivors, "fail", args) // which it does not
-						args.Op = op
+						args.Op = op.name
+					case "gradients":
+						crew.Tell(victim, "fail", args)
 					}
 					for _, r := range survivors {
 						crew.Tell(r, "fail", args)
