@@ -25,6 +25,7 @@ var (
 	exactRows  = ep.Spec{MaxTokens: 6, Layout: ep.ExpertMajor, Reduction: ep.Exact}                                                         // values that are their own flags
 	valueRows  = ep.Spec{MaxTokens: 7, Layout: ep.ExpertMajor, Reduction: ep.Partial}                                                       // the same
 	flagRows   = ep.Spec{MaxTokens: 270, Layout: ep.ExpertMajor, Reduction: ep.Partial}                                                     // a word a block
+	rankRows   = ep.Spec{MaxTokens: 8, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}                        // values again
 	directRows = ep.Spec{MaxTokens: 270, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}                      // the same, in their final place
 	packedRows = ep.Spec{MaxTokens: 9, Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4, Capacity: 60, Overflow: ep.OverflowDrop} // placed before they leave
 	tokenRows  = ep.Spec{MaxTokens: 300, Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}                     // the same, and read where they are
@@ -33,7 +34,7 @@ var (
 var ways = []struct {
 	name string
 	spec ep.Spec
-}{{"exact", exactRows}, {"value", valueRows}, {"flag", flagRows}, {"direct", directRows}, {"packed", packedRows}, {"token", tokenRows}}
+}{{"exact", exactRows}, {"value", valueRows}, {"flag", flagRows}, {"rank", rankRows}, {"direct", directRows}, {"packed", packedRows}, {"token", tokenRows}}
 
 // sized fills in the shape of one of the ways.
 func sized(s ep.Spec, ranks int) ep.Spec {

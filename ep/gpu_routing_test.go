@@ -182,7 +182,7 @@ func TestTwiceTheSameOnGPUs(t *testing.T) {
 	})
 }
 
-// TestWordsOfOnesOnGPUs moves rows, scales and weights that hold what stands for a missing word.
+// TestWordsOfOnesOnGPUs moves rows, scales and weights that hold what stands for a missing word, and once all sorts of NaNs.
 func TestWordsOfOnesOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -204,7 +204,7 @@ func TestWordsOfOnesOnGPUs(t *testing.T) {
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						for seed := range uint64(3) {
 							c := evenly(s, ranks, seed, min(s.MaxTokens, 9))
-							c.Ones, c.Biases = true, int(seed%3)
+							c.Ones, c.Wild, c.Biases = true, seed == 1, int(seed%3)
 							if err := r.twice(ctx, c); err != nil {
 								return err
 							}

@@ -165,7 +165,7 @@ func TestKillOnGPUs(t *testing.T) {
 	run := func(t *testing.T, emulated bool) {
 		const size, victim = 3, 1
 		dir := t.TempDir()
-		all := []string{"exact", "value", "flag", "direct", "packed", "token"}
+		all := []string{"exact", "value", "flag", "rank", "direct", "packed", "token"}
 		for _, op := range []struct {
 			name      string
 			ways, few []string // few: in short tests, and on emulated GPUs
@@ -173,7 +173,7 @@ func TestKillOnGPUs(t *testing.T) {
 			{"prepare", all, []string{"packed", "token"}},
 			{"prepare dispatch", all, all},
 			{"dispatch", all, []string{"packed", "token"}},
-			{"receive", []string{"exact", "value", "flag"}, []string{"exact"}}, // to places nobody sends before all have begun
+			{"receive", []string{"exact", "value", "flag", "rank"}, []string{"exact"}}, // to places nobody sends before all have begun
 			{"combine", all, all},
 			{"combine backward", all, []string{"exact", "direct", "packed", "token"}},
 			{"dispatch backward", all, []string{"exact", "token"}},

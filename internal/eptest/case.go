@@ -50,8 +50,8 @@ func (c Case) String() string {
 		tokens[r] = len(k) / c.Spec.TopK
 	}
 	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, fused %v, operand %d, skew %d (even rows %v), biases %d, in place %v, "+
-		"wild %v, seed %#x, %+v\ntop-k %v",
-		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Fused, c.Operand, c.Skew, c.Even, c.Biases, c.InPlace, c.Wild, c.Seed, c.Spec, c.TopK)
+		"wild %v, ones %v, seed %#x, %+v\ntop-k %v",
+		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Fused, c.Operand, c.Skew, c.Even, c.Biases, c.InPlace, c.Wild, c.Ones, c.Seed, c.Spec, c.TopK)
 }
 
 // details lists the ways in which one payload can be asked for.
@@ -163,6 +163,7 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 		Seed:    rapid.Uint64().Draw(t, "seed"),
 	}
 	c.route(pattern(rapid.IntRange(0, int(patterns)-1).Draw(t, "pattern")))
+	c.Ones = rapid.IntRange(0, 3).Draw(t, "ones") == 0
 	return c
 }
 
