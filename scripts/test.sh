@@ -50,7 +50,7 @@ vet_part() {
 }
 
 test_part() {
-	(export CGO_ENABLED=0 && report -timeout 12m ./...)
+	(export CGO_ENABLED=0 && report -timeout 16m ./...)
 }
 
 race_part() {
