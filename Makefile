@@ -1,7 +1,7 @@
 # Everything is built into ./build; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+.PHONY: help demo build clib test race soak fuzz lint format generate bench bench-peers gpu-bundle clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -11,6 +11,9 @@ demo: ## train a small mixture-of-experts model on four ranks, then measure the 
 
 build: ## build the command line into build/weft
 	@sh scripts/build.sh weft
+
+clib: ## build the C library, weft.h and weft.pc into build/clib (needs a C compiler)
+	@sh scripts/clib.sh
 
 test: ## run every test (15 minutes on 2 cores)
 	@sh scripts/test.sh

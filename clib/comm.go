@@ -1,0 +1,325 @@
+//go:build cgo && linux
+
+package main
+
+// #include "internal.h"
+// #include <string.h>
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/clib/internal/handle"
+)
+
+// comm is what a weft_comm stands for. Its gate is that of the calls that are collective.
+type comm struct {
+	weft *weft.Comm
+	ops  sync.Mutex
+	life sync.RWMutex // held for reading by calls that any thread may make at any time
+	log  *logger
+}
+
+var comms = handle.NewTable[comm](handle.Comm)
+
+func (c *comm) gate() *sync.Mutex { return &c.ops }
+func (*comm) kind() handle.Kind   { return handle.Comm }
+func (c *comm) owner() *comm      { return c }
+
+// shared runs f on a communicator beside other calls.
+func shared(id C.uint64_t, f func(*comm) error) C.int {
+	return local(func() error {
+		c, err := comms.Get(uint64(id))
+		if err != nil {
+			return err
+		}
+		if !c.life.TryRLock() {
+			return fmt.Errorf("%w: another thread is destroying this %s", errBusy, handle.Comm)
+		}
+		defer c.life.RUnlock()
+		if _, err := comms.Get(uint64(id)); err != nil { // it went before the lock was ours
+			return err
+		}
+		return f(c)
+	})
+}
+
+// join makes a communicator of C's options. Without a bootstrap the environment says who is who.
+func join(options *C.weft_comm_options, out *C.weft_comm, meet func() (bootstrap.Bootstrap, error)) C.int {
+	return local(func() error {
+		if err := result(unsafe.Pointer(out), "weft_comm"); err != nil {
+			return err
+		}
+		adoptEnvironment()
+		o, c, err := optionsOf(options)
+		if err != nil {
+			return err
+		}
+		if meet != nil {
+			b, err := meet()
+			if err != nil {
+				return err
+			}
+			o = append(o, weft.WithBootstrap(b))
+		}
+		if c.weft, err = weft.Join(context.Background(), o...); err != nil {
+			c.log.stop()
+			return err
+		}
+		if _, err := add(comms, c, unsafe.Pointer(out)); err != nil {
+			return errors.Join(err, c.weft.Close())
+		}
+		return nil
+	})
+}
+
+func optionsOf(p *C.weft_comm_options) ([]weft.Option, *comm, error) {
+	c := &comm{}
+	if p == nil {
+		return nil, c, nil
+	}
+	v, err := input(p, sizeCommOptions, "weft_comm_options")
+	if err != nil {
+		return nil, nil, err
+	}
+	o := []weft.Option{weft.WithHugePages(v.no_huge_pages == 0)}
+	switch v.engine {
+	case C.WEFT_HOST:
+	case C.WEFT_GPU:
+		o = append(o, weft.WithGPU(int(v.gpu)))
+	default:
+		return nil, nil, invalidf("engine %d, want WEFT_HOST or WEFT_GPU", v.engine)
+	}
+	if v.deadline_ms < 0 || v.deadline_ms > 1<<40 || v.reserved != 0 {
+		return nil, nil, invalidf("weft_comm_options: a deadline of %d ms, and %d in reserved; every wait must end, and reserved is 0", v.deadline_ms, v.reserved)
+	}
+	if v.deadline_ms > 0 {
+		o = append(o, weft.WithDeadline(time.Duration(v.deadline_ms)*time.Millisecond))
+	}
+	if v.log != nil {
+		c.log = &logger{log: v.log, context: v.log_context}
+		o = append(o, weft.WithLogger(c.log.slog()))
+	}
+	return o, c, nil
+}
+
+//export goweft_comm_create
+func goweft_comm_create(options *C.weft_comm_options, out *C.weft_comm) C.int {
+	return join(options, out, nil)
+}
+
+//export goweft_comm_create_with_id
+func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm) C.int {
+	return join(options, out, func() (bootstrap.Bootstrap, error) {
+		id, err := uniqueID(id)
+		if err != nil {
+			return nil, err
+		}
+		if ranks < 1 || rank < 0 || rank >= ranks {
+			return nil, invalidf("rank %d of %d", rank, ranks)
+		}
+		return id.Dial(context.Background(), int(rank), int(ranks))
+	})
+}
+
+//export goweft_comm_create_with_all_gather
+func goweft_comm_create_with_all_gather(f C.weft_all_gather_fn, context unsafe.Pointer, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm) C.int {
+	return join(options, out, func() (bootstrap.Bootstrap, error) {
+		return newAllGather(f, context, int(rank), int(ranks))
+	})
+}
+
+// uniqueID reads an id, of which there is no more than fits.
+func uniqueID(p *C.char) (bootstrap.ID, error) {
+	if p == nil {
+		return bootstrap.ID{}, invalidf("the id is NULL")
+	}
+	text := C.GoStringN(p, C.int(C.strnlen(p, C.WEFT_UNIQUE_ID_BYTES)))
+	id, err := bootstrap.ParseID(text)
+	if err != nil {
+		return bootstrap.ID{}, fmt.Errorf("%w: %w", weft.ErrInvalid, err)
+	}
+	return id, nil
+}
+
+//export goweft_unique_id_create
+func goweft_unique_id_create(out, network *C.char) C.int {
+	return local(func() error {
+		if out == nil {
+			return invalidf("the id is NULL")
+		}
+		var o []bootstrap.IDOption
+		switch name := C.GoString(network); name {
+		case "":
+		case "lo":
+			o = append(o, bootstrap.OnLoopback())
+		default:
+			o = append(o, bootstrap.OnInterface(name))
+		}
+		id, err := bootstrap.NewID(o...)
+		if err != nil {
+			return err
+		}
+		into := unsafe.Slice((*byte)(unsafe.Pointer(out)), C.WEFT_UNIQUE_ID_BYTES)
+		clear(into)
+		copy(into, id.String())
+		return nil
+	})
+}
+
+// An id's text, and the 0 behind it, fit.
+const _ = uint(C.WEFT_UNIQUE_ID_BYTES - bootstrap.MaxIDText - 1)
+
+//export goweft_unique_id_release
+func goweft_unique_id_release(p *C.char) C.int {
+	return local(func() error {
+		id, err := uniqueID(p)
+		if err != nil {
+			return err
+		}
+		return id.Release()
+	})
+}
+
+//export goweft_comm_destroy
+func goweft_comm_destroy(id C.uint64_t) C.int {
+	return run(comms, id, func(c *comm) error {
+		if !c.life.TryLock() {
+			return fmt.Errorf("%w: another thread is inside a call on this %s", errBusy, handle.Comm)
+		}
+		defer c.life.Unlock()
+		children := c.children() // nothing is added while we are here
+		for i, child := range children {
+			if !child.gate.TryLock() {
+				for _, taken := range children[:i] {
+					taken.gate.Unlock()
+				}
+				return fmt.Errorf("%w: another thread is inside a call on a %s of this communicator; weft_comm_abort ends it", errBusy, child.kind)
+			}
+		}
+		var errs []error
+		for _, child := range children {
+			errs = append(errs, child.close())
+			child.forget()
+			child.gate.Unlock()
+		}
+		errs = append(errs, c.weft.Close())
+		comms.Remove(uint64(id))
+		c.log.stop()
+		return errors.Join(errs...)
+	})
+}
+
+// child is something that was made from a communicator.
+type child struct {
+	gate   *sync.Mutex
+	kind   handle.Kind
+	close  func() error
+	forget func() // takes its handle away, and those of what was made from it
+}
+
+func (c *comm) children() []child {
+	var all []child
+	for id, e := range eps.All() {
+		if e.comm == c {
+			all = append(all, child{&e.ops, handle.EP, e.ep.Close, func() { e.forget(id) }})
+		}
+	}
+	for id, g := range groups.All() {
+		if g.comm == c {
+			all = append(all, child{&g.ops, handle.Group, g.group.Close, func() { groups.Remove(id) }})
+		}
+	}
+	for id, w := range windows.All() {
+		if w.comm == c {
+			// The communicator closes them itself, when its GPU has come to rest.
+			all = append(all, child{&w.ops, handle.Window, func() error { return nil }, func() { windows.Remove(id) }})
+		}
+	}
+	return all
+}
+
+//export goweft_comm_get
+func goweft_comm_get(id C.uint64_t, info *C.weft_comm_info) C.int {
+	return shared(id, func(c *comm) error {
+		if err := output(info, sizeCommInfo, "weft_comm_info"); err != nil {
+			return err
+		}
+		v := C.weft_comm_info{
+			rank: C.int32_t(c.weft.Rank()), ranks: C.int32_t(c.weft.Size()), local_ranks: C.int32_t(c.weft.LocalSize()), engine: C.WEFT_HOST,
+			deadline_ms: C.int64_t(c.weft.Deadline().Milliseconds()), mask: C.uint64_t(c.weft.Mask()), generation: C.uint64_t(c.weft.Generation()),
+		}
+		if c.weft.Device() != nil {
+			v.engine = C.WEFT_GPU
+		}
+		fill(info, v)
+		return nil
+	})
+}
+
+//export goweft_comm_error
+func goweft_comm_error(id C.uint64_t) C.int {
+	return shared(id, func(c *comm) error { return c.weft.Err() })
+}
+
+//export goweft_comm_abort
+func goweft_comm_abort(id C.uint64_t) C.int {
+	return shared(id, func(c *comm) error {
+		c.weft.Abort()
+		return nil
+	})
+}
+
+//export goweft_comm_wait
+func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer) C.int {
+	return shared(id, func(c *comm) error {
+		var s streams
+		on, err := s.of(c, stream)
+		if err != nil {
+			return err
+		}
+		return c.weft.Wait(context.Background(), on)
+	})
+}
+
+//export goweft_comm_set_mask
+func goweft_comm_set_mask(id C.uint64_t, mask C.uint64_t) C.int {
+	return run(comms, id, func(c *comm) error {
+		var ranks []int
+		for set := uint64(mask); set != 0; set &= set - 1 {
+			ranks = append(ranks, bits.TrailingZeros64(set))
+		}
+		return c.weft.SetMask(context.Background(), ranks...)
+	})
+}
+
+// streams keeps the last stream that calls on an object were given: it is mostly the same.
+type streams struct {
+	number uintptr
+	last   *weft.Stream
+}
+
+// of is a stream of C's as Go has it; nil is the communicator's own, or the host's.
+func (s *streams) of(c *comm, p unsafe.Pointer) (*weft.Stream, error) {
+	number, device := uintptr(p), c.weft.Device()
+	switch {
+	case device == nil && number == 0:
+		return nil, nil
+	case device == nil:
+		return nil, invalidf("stream %#x, and the rank is on the host, which has none: pass NULL", number)
+	case number == ^uintptr(0):
+		return nil, nil
+	}
+	if s.last == nil || s.number != number {
+		s.number, s.last = number, weft.StreamOf(device.Context().WrapStream(number))
+	}
+	return s.last, nil
+}

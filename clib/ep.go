@@ -1,0 +1,390 @@
+//go:build cgo && linux
+
+package main
+
+// #include "internal.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/ep"
+)
+
+// epHandle is what a weft_ep stands for. Its gate is that of all that is made from it, too.
+type epHandle struct {
+	comm    *comm
+	ep      *ep.Handle
+	ops     sync.Mutex
+	shapes  shapes
+	streams streams
+}
+
+var eps = handle.NewTable[epHandle](handle.EP)
+
+func (e *epHandle) gate() *sync.Mutex { return &e.ops }
+func (*epHandle) kind() handle.Kind   { return handle.EP }
+func (e *epHandle) owner() *comm      { return e.comm }
+
+// The places of tensors among the shapes of a handle.
+const (
+	atTopK = iota
+	atWeights
+	atRows
+	atScales
+	atCombineRows
+	atCombineOut
+	atBias // and the next
+	_
+	atGradRows
+	atGradRowWeights
+	atGradTokens
+	atGradWeights
+	atBackOut
+	atBackRows
+	atBackGradRows
+	atBackGradWeights
+)
+
+func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
+	v, err := input(p, sizeSpec, "weft_ep_spec")
+	if err != nil {
+		return ep.Spec{}, err
+	}
+	return ep.Spec{
+		Experts: int(v.experts), TopK: int(v.topk), Hidden: int(v.hidden), MaxTokens: int(v.max_tokens),
+		Layout: ep.Layout(enum(v.layout)), Wire: ep.Wire(enum(v.wire)), Reduction: ep.Reduction(enum(v.reduction)), Sum: ep.Sum(enum(v.weighting)),
+		Payload: ep.Payload(enum(v.payload)), Quantize: weft.DType(enum(v.quantize)), PowerOfTwoScales: v.power_of_two_scales != 0,
+		ScaleOrder: ep.ScaleOrder(enum(v.scale_order)), RowBytes: int(v.row_bytes), ScaleBytes: int(v.scale_bytes), Output: weft.DType(enum(v.output)),
+		Counts: ep.Counts(enum(v.counts)), Capacity: int(v.capacity), Overflow: ep.Overflow(enum(v.overflow)), Alignment: int(v.alignment),
+		SMs: int(v.sms), Live: int(v.live),
+	}, nil
+}
+
+//export goweft_ep_check
+func goweft_ep_check(p *C.weft_ep_spec, engine, ranks C.int) C.int {
+	return local(func() error {
+		spec, err := specOf(p)
+		if err != nil {
+			return err
+		}
+		return spec.ValidateOn(ep.Engine(enum(C.int32_t(engine))), int(ranks))
+	})
+}
+
+//export goweft_ep_create
+func goweft_ep_create(id C.uint64_t, p *C.weft_ep_spec, out *C.weft_ep) C.int {
+	return run(comms, id, func(c *comm) error {
+		if err := result(unsafe.Pointer(out), "weft_ep"); err != nil {
+			return err
+		}
+		spec, err := specOf(p)
+		if err != nil {
+			return err
+		}
+		h, err := ep.NewHandle(context.Background(), c.weft, spec)
+		if err != nil {
+			return err
+		}
+		if _, err := add(eps, &epHandle{comm: c, ep: h}, unsafe.Pointer(out)); err != nil {
+			return errors.Join(err, h.Close())
+		}
+		return nil
+	})
+}
+
+//export goweft_ep_destroy
+func goweft_ep_destroy(id C.uint64_t) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		err := e.ep.Close()
+		if !errors.Is(err, weft.ErrTimeout) { // else kernels still use its memory
+			e.forget(uint64(id))
+		}
+		return err
+	})
+}
+
+// forget takes the handle away, and those of what was made from it.
+func (e *epHandle) forget(id uint64) {
+	for id, r := range routings.All() {
+		if r.ep == e {
+			routings.Remove(id)
+			r.pinner.Unpin()
+		}
+	}
+	for id, r := range receiveds.All() {
+		if r.ep == e {
+			receiveds.Remove(id)
+		}
+	}
+	for id, w := range works.All() {
+		if w.ep == e {
+			works.Remove(id)
+		}
+	}
+	eps.Remove(id)
+}
+
+//export goweft_ep_get
+func goweft_ep_get(id C.uint64_t, info *C.weft_ep_info) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		if err := output(info, sizeEPInfo, "weft_ep_info"); err != nil {
+			return err
+		}
+		dispatch, combine := e.ep.SMs()
+		fill(info, C.weft_ep_info{
+			capacity: C.int64_t(e.ep.Capacity()), memory_bytes: C.int64_t(e.ep.MemoryBytes()),
+			dispatch_sms: C.int32_t(dispatch), combine_sms: C.int32_t(combine),
+		})
+		return nil
+	})
+}
+
+//export goweft_ep_count
+func goweft_ep_count(topk *C.weft_tensor, layout *C.weft_ep_layout) C.int {
+	return local(func() error {
+		v, err := input(layout, sizeLayout, "weft_ep_layout")
+		if err != nil {
+			return err
+		}
+		var s shapes
+		t, err := s.tensor(atTopK, topk, "top-k tensor")
+		if err != nil {
+			return err
+		}
+		c, err := ep.CountRouting(t, int(v.experts), int(v.ranks), int(v.ranks_per_node))
+		if err != nil {
+			return err
+		}
+		tell(v.rank_tokens, c.RankTokens)
+		tell(v.node_tokens, c.NodeTokens)
+		tell(v.expert_selections, c.ExpertSelections)
+		if v.token_in_rank != nil {
+			out := unsafe.Slice((*bool)(unsafe.Pointer(v.token_in_rank)), len(c.TokenInRank))
+			copy(out, c.TokenInRank)
+		}
+		return nil
+	})
+}
+
+func tell(p *C.int32_t, counts []int32) {
+	if p != nil {
+		copy(unsafe.Slice((*int32)(p), len(counts)), counts)
+	}
+}
+
+//export goweft_ep_count_waits
+func goweft_ep_count_waits(id C.uint64_t, dispatch, combine *C.weft_tensor) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		var s shapes
+		d, err := s.tensor(0, dispatch, "dispatch tensor")
+		if err != nil {
+			return err
+		}
+		c, err := s.tensor(1, combine, "combine tensor")
+		if err != nil {
+			return err
+		}
+		return e.ep.CountWaits(d, c)
+	})
+}
+
+//export goweft_ep_prepare
+func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.weft_tensor, out *C.weft_routing) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		if err := result(unsafe.Pointer(out), "weft_routing"); err != nil {
+			return err
+		}
+		s, err := e.streams.of(e.comm, stream)
+		if err != nil {
+			return err
+		}
+		t, w, err := e.pair(atTopK, topk, "top-k tensor", weights, "weights tensor")
+		if err != nil {
+			return err
+		}
+		r, err := e.ep.Prepare(context.Background(), s, t, w)
+		if err != nil {
+			return err
+		}
+		if _, err := add(routings, &routing{ep: e, routing: r}, unsafe.Pointer(out)); err != nil {
+			r.Release()
+			return err
+		}
+		return nil
+	})
+}
+
+// pair is two tensors that follow each other.
+func (e *epHandle) pair(place int, a *C.weft_tensor, nameA string, b *C.weft_tensor, nameB string) (first, second weft.Tensor, err error) {
+	if first, err = e.shapes.tensor(place, a, nameA); err != nil {
+		return
+	}
+	second, err = e.shapes.tensor(place+1, b, nameB)
+	return
+}
+
+//export goweft_ep_dispatch
+func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_args, out *C.weft_ep_dispatch_result, later *C.weft_work) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		v, err := input(args, sizeDispatchArgs, "weft_ep_dispatch_args")
+		if err != nil {
+			return err
+		}
+		if (out == nil) == (later == nil) {
+			return invalidf("a dispatch gives either a result or work; pass one of them, and NULL for the other")
+		}
+		s, err := e.streams.of(e.comm, stream)
+		if err != nil {
+			return err
+		}
+		data, scales, err := e.pair(atRows, v.rows, "rows tensor", v.scales, "scales tensor")
+		if err != nil {
+			return err
+		}
+		x := ep.Rows{Data: data, Scales: scales}
+		d := dispatch{ep: e, routing: number(v.routing)}
+		var r *ep.Routing
+		var topk, weights weft.Tensor
+		if d.routing != 0 {
+			if v.topk != nil || v.weights != nil {
+				return invalidf("a dispatch goes by a routing or by top-k and weights, not by both")
+			}
+			if r, err = e.routing(d.routing); err != nil {
+				return err
+			}
+		} else if topk, weights, err = e.pair(atTopK, v.topk, "top-k tensor", v.weights, "weights tensor"); err != nil {
+			return err
+		}
+		if later != nil {
+			return d.send(s, r, topk, weights, x, later)
+		}
+		to, err := resultOf(out)
+		if err != nil {
+			return err
+		}
+		var got *ep.Received
+		if r != nil {
+			got, err = e.ep.Dispatch(context.Background(), s, r, x)
+		} else {
+			got, err = e.ep.PrepareDispatch(context.Background(), s, topk, weights, x)
+		}
+		if err != nil {
+			return err
+		}
+		return d.deliver(got, out, to)
+	})
+}
+
+//export goweft_ep_combine
+func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_args, later *C.weft_work) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		v, err := input(args, sizeCombineArgs, "weft_ep_combine_args")
+		if err != nil {
+			return err
+		}
+		r, s, err := e.back(v.routing, stream)
+		if err != nil {
+			return err
+		}
+		rows, out, err := e.pair(atCombineRows, v.rows, "rows tensor", v.out, "output")
+		if err != nil {
+			return err
+		}
+		first, second, err := e.pair(atBias, v.bias[0], "first bias", v.bias[1], "second bias")
+		if err != nil {
+			return err
+		}
+		var biases [2]weft.Tensor
+		bias := biases[:0]
+		for _, b := range [...]weft.Tensor{first, second} {
+			if !b.IsZero() {
+				bias = append(bias, b)
+			}
+		}
+		if later == nil {
+			return e.ep.Combine(context.Background(), s, r, rows, out, bias...)
+		}
+		if err := result(unsafe.Pointer(later), "weft_work"); err != nil {
+			return err
+		}
+		w, err := e.ep.SendCombine(context.Background(), s, r, rows, out, bias...)
+		if err != nil {
+			return err
+		}
+		return addWork(&work{dispatch: dispatch{ep: e}, combine: w}, later)
+	})
+}
+
+//export goweft_ep_dispatch_backward
+func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_backward_args) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		v, err := input(args, sizeDispatchBackward, "weft_ep_dispatch_backward_args")
+		if err != nil {
+			return err
+		}
+		r, s, err := e.back(v.routing, stream)
+		if err != nil {
+			return err
+		}
+		rows, rowWeights, err := e.pair(atGradRows, v.grad_rows, "grad_rows tensor", v.grad_row_weights, "grad_row_weights tensor")
+		if err != nil {
+			return err
+		}
+		tokens, weights, err := e.pair(atGradTokens, v.grad_tokens, "grad_tokens tensor", v.grad_weights, "grad_weights tensor")
+		if err != nil {
+			return err
+		}
+		return e.ep.DispatchBackward(context.Background(), s, r, rows, rowWeights, tokens, weights)
+	})
+}
+
+//export goweft_ep_combine_backward
+func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_backward_args) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		v, err := input(args, sizeCombineBackward, "weft_ep_combine_backward_args")
+		if err != nil {
+			return err
+		}
+		r, s, err := e.back(v.routing, stream)
+		if err != nil {
+			return err
+		}
+		out, rows, err := e.pair(atBackOut, v.grad_out, "grad_out tensor", v.rows, "rows tensor")
+		if err != nil {
+			return err
+		}
+		gradRows, weights, err := e.pair(atBackGradRows, v.grad_rows, "grad_rows tensor", v.grad_weights, "grad_weights tensor")
+		if err != nil {
+			return err
+		}
+		return e.ep.CombineBackward(context.Background(), s, r, out, rows, gradRows, weights)
+	})
+}
+
+// back is what the operations that come after a dispatch go by.
+func (e *epHandle) back(r C.weft_routing, stream unsafe.Pointer) (*ep.Routing, *weft.Stream, error) {
+	by, err := e.routing(number(r))
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := e.streams.of(e.comm, stream)
+	return by, s, err
+}
+
+// routing is the routing of a handle, if it is one of this ep handle's.
+func (e *epHandle) routing(id uint64) (*ep.Routing, error) {
+	r, err := routings.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	if r.ep != e {
+		return nil, invalidf("the weft_routing is another weft_ep's")
+	}
+	return r.routing, nil
+}

@@ -1,0 +1,105 @@
+//go:build cgo && linux
+
+// The last failure of each thread, and the children of fork, whose every call fails.
+//
+// A thread's message lies on the heap and not in the thread's static storage: the Go runtime makes the linker place all of this library's
+// thread-local storage in the little that the loader has to spare for libraries that are opened late.
+
+#include "internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct failure {
+	int rank;
+	char text[4096];
+};
+
+static const struct failure none = {-1, ""};
+static const struct failure no_memory = {-1, "there is no memory left for the message of this failure"};
+
+static __thread const struct failure *last;
+static __thread struct failure *own;
+
+static pthread_key_t ending;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void forget(void *failure) {
+	free(failure);
+	own = NULL;
+	last = NULL;
+}
+
+static void make_key(void) { pthread_key_create(&ending, forget); }
+
+int libweft_fail(int status, int rank, const char *text, size_t length) {
+	if (own == NULL) {
+		own = malloc(sizeof *own);
+		pthread_once(&once, make_key);
+		pthread_setspecific(ending, own);
+	}
+	if (own == NULL) {
+		last = &no_memory;
+		return status;
+	}
+	if (length >= sizeof own->text) {
+		length = sizeof own->text - 1;
+	}
+	own->rank = rank;
+	memcpy(own->text, text, length);
+	own->text[length] = 0;
+	last = own;
+	return status;
+}
+
+// In a child of fork nothing of Go may be entered: its threads are not there, and a call would wait for them for ever.
+
+static int forked;
+static const struct failure in_child = {
+	-1, "this process was forked after libweft.so was loaded, and has none of its threads; start ranks by fork and exec, by posix_spawn, or "
+	    "with the start method spawn or forkserver in Python"};
+
+static void after_fork(void) { forked = 1; }
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
+
+int libweft_forked(void) {
+	if (__builtin_expect(forked, 0)) {
+		last = &in_child;
+		return 1;
+	}
+	return 0;
+}
+
+const char *weft_error(void) { return last ? last->text : none.text; }
+
+int weft_error_rank(void) { return last ? last->rank : none.rank; }
+
+int weft_version(void) { return WEFT_VERSION; }
+
+#define NAME(status)                                                                                                                                  \
+	case status:                                                                                                                                  \
+		return #status
+
+const char *weft_status_name(int status) {
+	switch (status) {
+		NAME(WEFT_OK);
+		NAME(WEFT_ERROR_INVALID);
+		NAME(WEFT_ERROR_UNSUPPORTED);
+		NAME(WEFT_ERROR_TIMEOUT);
+		NAME(WEFT_ERROR_ABORTED);
+		NAME(WEFT_ERROR_DIED);
+		NAME(WEFT_ERROR_LEFT);
+		NAME(WEFT_ERROR_MISMATCH);
+		NAME(WEFT_ERROR_MASKED);
+		NAME(WEFT_ERROR_CLOSED);
+		NAME(WEFT_ERROR_OVERFLOW);
+		NAME(WEFT_ERROR_HANDLE);
+		NAME(WEFT_ERROR_BUSY);
+		NAME(WEFT_ERROR_FORKED);
+		NAME(WEFT_ERROR_SYSTEM);
+		NAME(WEFT_ERROR_INTERNAL);
+	}
+	return "no status of weft";
+}

@@ -1,0 +1,128 @@
+//go:build cgo && linux
+
+package main
+
+// #include "internal.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/collective"
+)
+
+// group is what a weft_group stands for.
+type group struct {
+	comm    *comm
+	group   *collective.Group
+	ops     sync.Mutex
+	shapes  shapes
+	streams streams
+}
+
+var groups = handle.NewTable[group](handle.Group)
+
+func (g *group) gate() *sync.Mutex { return &g.ops }
+func (*group) kind() handle.Kind   { return handle.Group }
+func (g *group) owner() *comm      { return g.comm }
+
+//export goweft_group_create
+func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.weft_group) C.int {
+	return run(comms, id, func(c *comm) error {
+		if err := result(unsafe.Pointer(out), "weft_group"); err != nil {
+			return err
+		}
+		var o collective.Options
+		if options != nil {
+			v, err := input(options, sizeGroupOptions, "weft_group_options")
+			if err != nil {
+				return err
+			}
+			o.Scratch = int(v.scratch)
+		}
+		g, err := collective.New(context.Background(), c.weft, o)
+		if err != nil {
+			return err
+		}
+		if _, err := add(groups, &group{comm: c, group: g}, unsafe.Pointer(out)); err != nil {
+			return errors.Join(err, g.Close())
+		}
+		return nil
+	})
+}
+
+//export goweft_group_destroy
+func goweft_group_destroy(id C.uint64_t) C.int {
+	return run(groups, id, func(g *group) error {
+		groups.Remove(uint64(id))
+		return g.group.Close()
+	})
+}
+
+//export goweft_barrier
+func goweft_barrier(id C.uint64_t, stream unsafe.Pointer) C.int {
+	return run(groups, id, func(g *group) error {
+		s, err := g.streams.of(g.comm, stream)
+		if err != nil {
+			return err
+		}
+		return g.group.Barrier(context.Background(), s)
+	})
+}
+
+//export goweft_all_reduce
+func goweft_all_reduce(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor, op C.int) C.int {
+	return run(groups, id, func(g *group) error {
+		s, to, from, err := g.operands(stream, out, in)
+		if err != nil {
+			return err
+		}
+		return g.group.AllReduce(context.Background(), s, to, from, weft.Op(enum(C.int32_t(op))))
+	})
+}
+
+//export goweft_all_gather
+func goweft_all_gather(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor) C.int {
+	return run(groups, id, func(g *group) error {
+		s, to, from, err := g.operands(stream, out, in)
+		if err != nil {
+			return err
+		}
+		return g.group.AllGather(context.Background(), s, to, from)
+	})
+}
+
+//export goweft_broadcast
+func goweft_broadcast(id C.uint64_t, stream unsafe.Pointer, tensor *C.weft_tensor, root C.int) C.int {
+	return run(groups, id, func(g *group) error {
+		s, t, _, err := g.operands(stream, tensor, nil)
+		if err != nil {
+			return err
+		}
+		return g.group.Broadcast(context.Background(), s, t, int(root))
+	})
+}
+
+func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (s *weft.Stream, to, from weft.Tensor, err error) {
+	if s, err = g.streams.of(g.comm, stream); err != nil {
+		return
+	}
+	if to, err = g.shapes.tensor(0, out, "output"); err != nil {
+		return
+	}
+	from, err = g.shapes.tensor(1, in, "input")
+	return
+}
+
+// enum is an enumerator of C's as Go's types have it. What is out of their range is the last that they can hold, which no list reaches.
+func enum(v C.int32_t) uint8 {
+	if v < 0 || v > 255 {
+		return 255
+	}
+	return uint8(v)
+}

@@ -1,0 +1,20 @@
+// What the Go files and the C files of libweft.so share.
+#ifndef WEFT_INTERNAL_H
+#define WEFT_INTERNAL_H
+
+#include "weft.h"
+
+// Remembers a failure for weft_error of this thread and returns its status.
+int libweft_fail(int status, int rank, const char *text, size_t length);
+
+// Pointers to C functions can be called by C only.
+void libweft_log(weft_log_fn log, void *context, const char *line);
+int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void *mine, size_t bytes, void *all);
+
+// The i-th entry of the environment as C has it, or NULL behind the last.
+const char *libweft_environment(size_t i);
+
+// A copy of a descriptor that exec closes, or -1 and errno.
+int libweft_duplicate(int fd);
+
+#endif

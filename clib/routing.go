@@ -1,0 +1,190 @@
+//go:build cgo && linux
+
+package main
+
+// #include "internal.h"
+import "C"
+
+import (
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/ep"
+)
+
+// routing is what a weft_routing stands for.
+type routing struct {
+	ep      *epHandle
+	routing *ep.Routing
+	parts   [C.WEFT_ROW_SELECTION_WEIGHTS + 1]weft.Tensor // that C knows of
+	pinner  runtime.Pinner                                // holds those that are Go's memory where they are
+}
+
+var routings = handle.NewTable[routing](handle.Routing)
+
+func (r *routing) gate() *sync.Mutex { return &r.ep.ops }
+func (*routing) kind() handle.Kind   { return handle.Routing }
+func (r *routing) owner() *comm      { return r.ep.comm }
+
+// number is the handle of a routing in a struct.
+func number(r C.weft_routing) uint64 { return uint64(uintptr(unsafe.Pointer(r))) }
+
+//export goweft_routing_get
+func goweft_routing_get(id C.uint64_t, info *C.weft_routing_info) C.int {
+	return run(routings, id, func(r *routing) error {
+		if err := output(info, sizeRoutingInfo, "weft_routing_info"); err != nil {
+			return err
+		}
+		t := r.routing.Traffic()
+		fill(info, C.weft_routing_info{
+			tokens: C.int64_t(r.routing.Tokens()), rows: C.int64_t(r.routing.Rows()), received: C.int64_t(r.routing.Received()),
+			demand: C.int64_t(r.routing.Demand()), selections: C.int64_t(t.Selections), visits: C.int64_t(t.Visits), remote_rows: C.int64_t(t.RemoteRows),
+		})
+		return nil
+	})
+}
+
+//export goweft_routing_tensor
+func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int {
+	return run(routings, id, func(r *routing) error {
+		if err := output(out, sizeTensor, "tensor"); err != nil {
+			return err
+		}
+		if part < 0 || int(part) >= len(r.parts) {
+			return invalidf("part %d of a routing, want a weft_routing_part", part)
+		}
+		t := &r.parts[part]
+		if t.Data == nil {
+			*t = r.part(part)
+			if t.Data != nil && r.ep.comm.weft.Device() == nil {
+				r.pinner.Pin(t.Data)
+			}
+		}
+		tellTensor(out, *t)
+		return nil
+	})
+}
+
+// part asks for a tensor. What is asked for twice may be in new memory the second time. What a layout does not have is no tensor.
+func (r *routing) part(part C.int) weft.Tensor {
+	layout := r.ep.ep.Spec().Layout
+	byExpert := layout == ep.ExpertMajor || layout == ep.ExpertPacked
+	switch part {
+	case C.WEFT_RANGES, C.WEFT_ROW_WEIGHTS:
+		if !byExpert {
+			return weft.Tensor{}
+		}
+	case C.WEFT_ROW_EXPERTS, C.WEFT_ROW_SELECTION_WEIGHTS:
+		if byExpert {
+			return weft.Tensor{}
+		}
+	}
+	switch part {
+	case C.WEFT_EXPERT_COUNTS:
+		return r.routing.ExpertCounts()
+	case C.WEFT_EXPERT_DEMAND:
+		return r.routing.ExpertDemand()
+	case C.WEFT_PADDED_COUNTS:
+		return r.routing.PaddedCounts()
+	case C.WEFT_EXPERT_OFFSETS:
+		return r.routing.ExpertOffsets()
+	case C.WEFT_RANGES:
+		return r.routing.Ranges()
+	case C.WEFT_SOURCE_COUNTS:
+		return r.routing.SourceCounts()
+	case C.WEFT_SOURCE_RANKS:
+		return r.routing.SourceRanks()
+	case C.WEFT_SOURCE_TOKENS:
+		return r.routing.SourceTokens()
+	case C.WEFT_ROW_WEIGHTS:
+		return r.routing.RowWeights()
+	case C.WEFT_ROW_EXPERTS:
+		experts, _ := r.routing.RowSelections()
+		return experts
+	default: // WEFT_ROW_SELECTION_WEIGHTS
+		_, weights := r.routing.RowSelections()
+		return weights
+	}
+}
+
+//export goweft_routing_release
+func goweft_routing_release(id C.uint64_t) C.int {
+	return run(routings, id, func(r *routing) error {
+		routings.Remove(uint64(id))
+		r.pinner.Unpin()
+		r.routing.Release()
+		return nil
+	})
+}
+
+// received is what a weft_received stands for.
+type received struct {
+	ep       *epHandle
+	received *ep.Received
+}
+
+var receiveds = handle.NewTable[received](handle.Received)
+
+func (r *received) gate() *sync.Mutex { return &r.ep.ops }
+func (*received) kind() handle.Kind   { return handle.Received }
+func (r *received) owner() *comm      { return r.ep.comm }
+
+//export goweft_received_release
+func goweft_received_release(id C.uint64_t) C.int {
+	return run(receiveds, id, func(r *received) error {
+		receiveds.Remove(uint64(id))
+		r.received.Release()
+		return nil
+	})
+}
+
+// dispatch is one on its way.
+type dispatch struct {
+	ep      *epHandle
+	routing uint64 // that it goes by; 0: it makes one
+}
+
+// resultOf checks where a result is to be put.
+func resultOf(out *C.weft_ep_dispatch_result) (v C.weft_ep_dispatch_result, err error) {
+	if v, err = input(out, sizeDispatchResult, "weft_ep_dispatch_result"); err != nil {
+		return v, err
+	}
+	*(*uint64)(unsafe.Pointer(&out.received)), *(*uint64)(unsafe.Pointer(&out.routing)) = 0, 0
+	for _, t := range [...]*C.weft_tensor{v.data, v.scales} {
+		if t != nil {
+			if err := output(t, sizeTensor, "tensor of a weft_ep_dispatch_result"); err != nil {
+				return v, err
+			}
+		}
+	}
+	return v, nil
+}
+
+// deliver tells C of what has arrived.
+func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, to C.weft_ep_dispatch_result) error {
+	r, err := receiveds.Add(&received{ep: d.ep, received: got})
+	if err != nil {
+		got.Release()
+		return err
+	}
+	by := d.routing
+	if by == 0 {
+		if by, err = routings.Add(&routing{ep: d.ep, routing: got.Routing}); err != nil {
+			receiveds.Remove(r)
+			got.Release()
+			got.Routing.Release()
+			return err
+		}
+	}
+	*(*uint64)(unsafe.Pointer(&out.received)), *(*uint64)(unsafe.Pointer(&out.routing)) = r, by
+	if to.data != nil {
+		tellTensor(to.data, got.Data)
+	}
+	if to.scales != nil {
+		tellTensor(to.scales, got.Scales)
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+//go:build cgo && linux
+
+package main
+
+// #include "internal.h"
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/weftgo/weft"
+)
+
+// The sizes that structs had when they first appeared. A program can never have been built with less.
+const (
+	sizeTensor           = 56
+	sizeCommOptions      = 48
+	sizeCommInfo         = 48
+	sizeWindowInfo       = 32
+	sizeSpec             = 128
+	sizeEPInfo           = 32
+	sizeLayout           = 64
+	sizeDispatchArgs     = 48
+	sizeDispatchResult   = 40
+	sizeCombineArgs      = 48
+	sizeDispatchBackward = 48
+	sizeCombineBackward  = 48
+	sizeRoutingInfo      = 64
+	sizeGroupOptions     = 16
+)
+
+// checkSize refuses a struct that is missing or shorter than any that there ever was.
+func checkSize(p unsafe.Pointer, least uintptr, name string) (size uintptr, err error) {
+	if p == nil {
+		return 0, invalidf("the %s is NULL", name)
+	}
+	if size = *(*uintptr)(p); size < least {
+		return 0, invalidf("the size of the %s is %d, and must be at least %d: set it to sizeof", name, size, least)
+	}
+	return size, nil
+}
+
+// input copies a struct of C's: members that the program does not know are 0, and those that this library does not know must be.
+func input[T any](p *T, least uintptr, name string) (v T, err error) {
+	size, err := checkSize(unsafe.Pointer(p), least, name)
+	if err != nil {
+		return v, err
+	}
+	if size == unsafe.Sizeof(v) {
+		return *p, nil
+	}
+	const most = 1 << 16
+	if size > most {
+		return v, invalidf("the size of the %s is %d: set it to sizeof", name, size)
+	}
+	given := unsafe.Slice((*byte)(unsafe.Pointer(p)), size)
+	known := copy(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)), given)
+	for i, b := range given[known:] {
+		if b != 0 {
+			return v, weft.Unsupportedf("the %s has something at byte %d, which this library does not know: it is older than the program; update the library, or leave it 0",
+				name, known+i)
+		}
+	}
+	return v, nil
+}
+
+// output checks a struct that is to be filled in.
+func output[T any](p *T, least uintptr, name string) error {
+	_, err := checkSize(unsafe.Pointer(p), least, name)
+	return err
+}
+
+// fill writes to a struct what fits into it. The first member stays.
+func fill[T any](p *T, v T) {
+	size := min(*(*uintptr)(unsafe.Pointer(p)), unsafe.Sizeof(v))
+	const first = unsafe.Sizeof(uintptr(0))
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(p)), size)[first:], unsafe.Slice((*byte)(unsafe.Pointer(&v)), size)[first:])
+}

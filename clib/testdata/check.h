@@ -1,0 +1,35 @@
+/* What the test programs have in common: a check that fails says where and ends the program. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "weft.h"
+
+#define OK(call) check((call), WEFT_OK, "", #call, __LINE__)
+#define REFUSED(call, status, words) check((call), (status), (words), #call, __LINE__)
+#define TRUE(condition)                                                             \
+	do {                                                                        \
+		if (!(condition)) {                                                 \
+			fprintf(stderr, "line %d: not so: %s\n", __LINE__, #condition); \
+			exit(1);                                                    \
+		}                                                                   \
+	} while (0)
+
+static void check(weft_status got, weft_status want, const char *words, const char *call, int line) {
+	if (got != want || (got != WEFT_OK && (strstr(weft_error(), words) == NULL || weft_error()[0] == 0))) {
+		fprintf(stderr, "line %d: %s: %s: %s; want %s and \"%s\"\n", line, call, weft_status_name(got), got == WEFT_OK ? "" : weft_error(),
+			weft_status_name(want), words);
+		exit(1);
+	}
+}
+
+static inline weft_tensor tensor(void *data, weft_dtype type, int64_t a, int64_t b) {
+	weft_tensor t = {0};
+	t.size = sizeof t;
+	t.data = data;
+	t.dtype = type;
+	t.dims = b < 0 ? 1 : 2;
+	t.shape[0] = a;
+	t.shape[1] = b < 0 ? 0 : b;
+	return t;
+}

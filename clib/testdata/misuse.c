@@ -1,0 +1,355 @@
+/* Everything that a program can do wrong with the interface, by one rank: each is an error with words, and the rank goes on. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+static weft_ep_spec small(void) {
+	weft_ep_spec s = {0};
+	s.size = sizeof s;
+	s.experts = 4;
+	s.topk = 2;
+	s.hidden = 8;
+	s.max_tokens = 4;
+	s.payload = WEFT_PAYLOAD_FP32;
+	return s;
+}
+
+static void handles(weft_comm comm) {
+	weft_comm_info info = {0};
+	info.size = sizeof info;
+	weft_comm stack = (weft_comm)&info;
+	weft_comm heap = malloc(64), wild = (weft_comm) ~(uintptr_t)0, odd = (weft_comm)(uintptr_t)7;
+	REFUSED(weft_comm_get(NULL, &info), WEFT_ERROR_HANDLE, "weft_comm is NULL");
+	REFUSED(weft_comm_get(stack, &info), WEFT_ERROR_HANDLE, "no weft_comm of this library");
+	REFUSED(weft_comm_get(heap, &info), WEFT_ERROR_HANDLE, "no weft_comm of this library");
+	REFUSED(weft_comm_get(wild, &info), WEFT_ERROR_HANDLE, "no weft_comm of this library");
+	REFUSED(weft_comm_get(odd, &info), WEFT_ERROR_HANDLE, "no weft_comm of this library");
+	free(heap);
+
+	weft_window window;
+	OK(weft_window_create(comm, 100, &window));
+	REFUSED(weft_comm_get((weft_comm)window, &info), WEFT_ERROR_HANDLE, "is a weft_window where a weft_comm belongs");
+	REFUSED(weft_ep_destroy((weft_ep)comm), WEFT_ERROR_HANDLE, "is a weft_comm where a weft_ep belongs");
+	OK(weft_window_destroy(window));
+	REFUSED(weft_window_destroy(window), WEFT_ERROR_HANDLE, "destroyed or released before");
+	weft_window again;
+	OK(weft_window_create(comm, 100, &again));
+	TRUE(again != window);
+	REFUSED(weft_window_destroy(window), WEFT_ERROR_HANDLE, "destroyed or released before");
+	OK(weft_window_destroy(again));
+
+	REFUSED(weft_ep_get(NULL, NULL), WEFT_ERROR_HANDLE, "weft_ep is NULL");
+	REFUSED(weft_routing_release(NULL), WEFT_ERROR_HANDLE, "weft_routing is NULL");
+	REFUSED(weft_received_release(NULL), WEFT_ERROR_HANDLE, "weft_received is NULL");
+	REFUSED(weft_work_wait(NULL), WEFT_ERROR_HANDLE, "weft_work is NULL");
+	REFUSED(weft_work_receive(NULL, NULL), WEFT_ERROR_HANDLE, "weft_work is NULL");
+	REFUSED(weft_barrier(NULL, NULL), WEFT_ERROR_HANDLE, "weft_group is NULL");
+	REFUSED(weft_comm_abort(NULL), WEFT_ERROR_HANDLE, "weft_comm is NULL");
+}
+
+static void structs(weft_comm comm) {
+	weft_comm_info info = {0};
+	REFUSED(weft_comm_get(comm, NULL), WEFT_ERROR_INVALID, "weft_comm_info is NULL");
+	REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_INVALID, "set it to sizeof");
+	info.size = sizeof info - 8;
+	REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_INVALID, "size of the weft_comm_info is 40, and must be at least 48");
+
+	/* A program that is newer than the library: what it fills in may be longer; what it passes may, as long as it holds nothing. */
+	struct {
+		weft_comm_info info;
+		int64_t more;
+	} longer = {{0}, 77};
+	longer.info.size = sizeof longer;
+	OK(weft_comm_get(comm, &longer.info));
+	TRUE(longer.info.ranks == 1 && longer.info.size == sizeof longer && longer.more == 77);
+	struct {
+		weft_ep_spec spec;
+		int64_t more;
+	} newer = {small(), 0};
+	newer.spec.size = sizeof newer;
+	OK(weft_ep_check(&newer.spec, WEFT_HOST, 2));
+	newer.more = 1;
+	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_UNSUPPORTED, "at byte 128, which this library does not know");
+	newer.spec.size = (size_t)-1;
+	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_INVALID, "set it to sizeof");
+
+	weft_ep ep = (weft_ep)comm;
+	weft_ep_spec spec = small();
+	REFUSED(weft_ep_create(comm, NULL, &ep), WEFT_ERROR_INVALID, "weft_ep_spec is NULL");
+	TRUE(ep == NULL);
+	REFUSED(weft_ep_create(comm, &spec, NULL), WEFT_ERROR_INVALID, "weft_ep is NULL; pass where to put it");
+	spec.size = 8;
+	REFUSED(weft_ep_create(comm, &spec, &ep), WEFT_ERROR_INVALID, "must be at least 128");
+	spec = small();
+	spec.layout = 256; /* 0, if only its low byte were looked at */
+	REFUSED(weft_ep_create(comm, &spec, &ep), WEFT_ERROR_INVALID, "layout");
+	spec = small();
+	spec.topk = 33;
+	REFUSED(weft_ep_create(comm, &spec, &ep), WEFT_ERROR_INVALID, "");
+	REFUSED(weft_ep_check(&spec, 7, 1), WEFT_ERROR_INVALID, "engine");
+
+	REFUSED(weft_window_create(comm, (size_t)-1, (weft_window *)&ep), WEFT_ERROR_INVALID, "bytes");
+	REFUSED(weft_window_create_from_fd(comm, -1, 10, (weft_window *)&ep), WEFT_ERROR_INVALID, "descriptor -1");
+	REFUSED(weft_window_create_from_fd(comm, 0, 10, (weft_window *)&ep), WEFT_ERROR_INVALID, "");
+	REFUSED(weft_window_create_from_memory(comm, NULL, 10, (weft_window *)&ep), WEFT_ERROR_INVALID, "NULL");
+}
+
+static void joining(void) {
+	weft_comm comm = (weft_comm)&comm;
+	weft_comm_options options = {0};
+	REFUSED(weft_comm_create(&options, &comm), WEFT_ERROR_INVALID, "weft_comm_options is 0");
+	TRUE(comm == NULL);
+	REFUSED(weft_comm_create(NULL, NULL), WEFT_ERROR_INVALID, "weft_comm is NULL");
+	options.size = sizeof options;
+	options.engine = 9;
+	REFUSED(weft_comm_create(&options, &comm), WEFT_ERROR_INVALID, "engine 9");
+	options.engine = WEFT_HOST;
+	options.deadline_ms = -1;
+	REFUSED(weft_comm_create(&options, &comm), WEFT_ERROR_INVALID, "deadline");
+	options.deadline_ms = 0;
+	options.reserved = 1;
+	REFUSED(weft_comm_create(&options, &comm), WEFT_ERROR_INVALID, "reserved");
+	options.reserved = 0;
+
+	char id[WEFT_UNIQUE_ID_BYTES];
+	REFUSED(weft_unique_id_create(NULL, NULL), WEFT_ERROR_INVALID, "id is NULL");
+	REFUSED(weft_unique_id_create(id, "no such interface"), WEFT_ERROR_SYSTEM, "no such interface");
+	OK(weft_unique_id_create(id, "lo"));
+	TRUE(id[sizeof id - 1] == 0);
+	REFUSED(weft_comm_create_with_id(id, 1, 1, &options, &comm), WEFT_ERROR_INVALID, "rank 1 of 1");
+	REFUSED(weft_comm_create_with_id(id, -1, 1, &options, &comm), WEFT_ERROR_INVALID, "rank -1 of 1");
+	OK(weft_unique_id_release(id));
+	memset(id, 'x', sizeof id);
+	REFUSED(weft_comm_create_with_id(id, 0, 1, &options, &comm), WEFT_ERROR_INVALID, "");
+	REFUSED(weft_comm_create_with_id(NULL, 0, 1, &options, &comm), WEFT_ERROR_INVALID, "id is NULL");
+	REFUSED(weft_comm_create_with_all_gather(NULL, NULL, 0, 1, &options, &comm), WEFT_ERROR_INVALID, "NULL");
+	setenv("WEFT_RANK", "5", 1);
+	setenv("WEFT_SIZE", "2", 1);
+	REFUSED(weft_comm_create(&options, &comm), WEFT_ERROR_INVALID, "rank 5 does not exist among 2");
+	unsetenv("WEFT_RANK");
+	unsetenv("WEFT_SIZE");
+}
+
+static int broken(void *context, const void *mine, size_t bytes, void *all) {
+	(void)mine, (void)bytes, (void)all;
+	return *(int *)context;
+}
+
+static void callbacks(void) {
+	weft_comm comm;
+	int code = 41;
+	REFUSED(weft_comm_create_with_all_gather(broken, &code, 0, 2, NULL, &comm), WEFT_ERROR_ABORTED, "all-gather returned 41");
+	code = 0; /* it says that it did, but did not: everyone brings nothing */
+	REFUSED(weft_comm_create_with_all_gather(broken, &code, 0, 2, NULL, &comm), WEFT_ERROR_MISMATCH, "something else than what it gave");
+}
+
+static void operations(weft_comm comm) {
+	weft_ep ep, other;
+	weft_ep_spec spec = small();
+	OK(weft_ep_create(comm, &spec, &ep));
+	OK(weft_ep_create(comm, &spec, &other));
+	int32_t topk[4][2] = {{0, 1}, {2, 3}, {-1, 0}, {3, 2}};
+	float weights[4][2] = {{1, 1}, {1, 1}, {1, 1}, {1, 1}}, x[4][8] = {{0}}, out[4][8];
+	weft_tensor t = tensor(topk, WEFT_INT32, 4, 2), w = tensor(weights, WEFT_FLOAT32, 4, 2), rows = tensor(x, WEFT_FLOAT32, 4, 8), o = tensor(out, WEFT_FLOAT32, 4, 8);
+	weft_routing routing, stale;
+	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, NULL), WEFT_ERROR_INVALID, "weft_routing is NULL");
+	REFUSED(weft_ep_prepare(ep, (weft_stream)0x1234, &t, &w, &routing), WEFT_ERROR_INVALID, "stream 0x1234, and the rank is on the host");
+	REFUSED(weft_ep_prepare(ep, NULL, NULL, &w, &routing), WEFT_ERROR_INVALID, "");
+	weft_tensor bad = t;
+	bad.data = NULL;
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_INVALID, "top-k tensor: 32 bytes at NULL");
+	bad = t;
+	bad.size = 16;
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_INVALID, "must be at least 56");
+	bad = t;
+	bad.dtype = 99;
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_INVALID, "type 99");
+	bad = t;
+	bad.dims = 5;
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_INVALID, "5 dimensions");
+	bad = t;
+	bad.shape[0] = -4;
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_INVALID, "shape [-4 2]");
+	bad.shape[0] = (int64_t)1 << 61;
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_INVALID, "shape");
+	bad = t;
+	bad.shape[0] = 5;
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_UNSUPPORTED, "make a handle with a larger MaxTokens");
+	topk[0][1] = 4;
+	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, &routing), WEFT_ERROR_INVALID, "expert 4");
+	topk[0][1] = 1;
+	REFUSED(weft_ep_prepare(ep, NULL, &t, NULL, &routing), WEFT_ERROR_INVALID, "");
+	TRUE(routing == NULL);
+	OK(weft_ep_prepare(ep, NULL, &t, &w, &routing));
+
+	weft_ep_dispatch_args args = {0};
+	weft_ep_dispatch_result got = {0};
+	weft_tensor data = {0};
+	weft_work work;
+	args.size = sizeof args, got.size = sizeof got, data.size = sizeof data;
+	args.rows = &rows, args.routing = routing, got.data = &data;
+	REFUSED(weft_ep_dispatch(ep, NULL, NULL, &got, NULL), WEFT_ERROR_INVALID, "weft_ep_dispatch_args is NULL");
+	REFUSED(weft_ep_dispatch(ep, NULL, &args, NULL, NULL), WEFT_ERROR_INVALID, "pass one of them");
+	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, &work), WEFT_ERROR_INVALID, "pass one of them");
+	REFUSED(weft_ep_dispatch(other, NULL, &args, &got, NULL), WEFT_ERROR_INVALID, "another weft_ep's");
+	args.topk = &t;
+	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_INVALID, "not by both");
+	args.topk = NULL;
+	data.size = 4;
+	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_INVALID, "tensor of a weft_ep_dispatch_result");
+	data.size = sizeof data;
+	args.rows = NULL;
+	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_INVALID, "");
+	args.rows = &rows;
+	args.routing = (weft_routing)ep;
+	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_HANDLE, "is a weft_ep where a weft_routing belongs");
+	args.routing = routing;
+	OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
+	TRUE(got.routing == routing && got.received != NULL && data.dtype == WEFT_FLOAT32 && data.dims == 3 && data.shape[0] == 4 && data.shape[2] == 8);
+
+	weft_tensor part = {0};
+	part.size = sizeof part;
+	REFUSED(weft_routing_tensor(routing, 11, &part), WEFT_ERROR_INVALID, "part 11");
+	REFUSED(weft_routing_tensor(routing, -1, &part), WEFT_ERROR_INVALID, "part -1");
+	REFUSED(weft_routing_tensor(routing, 0, NULL), WEFT_ERROR_INVALID, "tensor is NULL");
+	OK(weft_routing_tensor(routing, WEFT_ROW_EXPERTS, &part));
+	TRUE(part.dtype == WEFT_NONE && part.data == NULL);
+
+	weft_ep_combine_args home = {0};
+	home.size = sizeof home, home.routing = routing, home.rows = &data, home.out = &o;
+	OK(weft_ep_combine(ep, NULL, &home, NULL));
+	home.out = NULL;
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "");
+	home.out = &o;
+	OK(weft_ep_combine(ep, NULL, &home, &work));
+	REFUSED(weft_work_receive(work, &got), WEFT_ERROR_INVALID, "weft_work_wait");
+	OK(weft_work_wait(work));
+	REFUSED(weft_work_wait(work), WEFT_ERROR_HANDLE, "destroyed or released before");
+	OK(weft_received_release(got.received));
+	REFUSED(weft_received_release(got.received), WEFT_ERROR_HANDLE, "destroyed or released before");
+	OK(weft_ep_dispatch(ep, NULL, &args, NULL, &work));
+	REFUSED(weft_work_wait(work), WEFT_ERROR_INVALID, "weft_work_receive");
+	got.size = 1;
+	REFUSED(weft_work_receive(work, &got), WEFT_ERROR_INVALID, "must be at least 40");
+	got.size = sizeof got;
+	OK(weft_work_receive(work, &got));
+
+	OK(weft_routing_release(routing));
+	REFUSED(weft_routing_release(routing), WEFT_ERROR_HANDLE, "destroyed or released before");
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_HANDLE, "weft_routing");
+	OK(weft_ep_prepare(ep, NULL, &t, &w, &stale));
+	OK(weft_ep_destroy(ep));
+	REFUSED(weft_routing_release(stale), WEFT_ERROR_HANDLE, "destroyed or released before");
+	REFUSED(weft_received_release(got.received), WEFT_ERROR_HANDLE, "destroyed or released before");
+	REFUSED(weft_ep_destroy(ep), WEFT_ERROR_HANDLE, "destroyed or released before");
+
+	/* Memory that is not there is an error, too, where the library is the one to read it. */
+	void *gone = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	TRUE(munmap(gone, 4096) == 0);
+	weft_comm_info info = {0};
+	info.size = sizeof info;
+	REFUSED(weft_comm_get(comm, gone), WEFT_ERROR_INTERNAL, "");
+	OK(weft_comm_get(comm, &info));
+
+	weft_group group;
+	OK(weft_group_create(comm, NULL, &group));
+	REFUSED(weft_all_reduce(group, NULL, NULL, &w, WEFT_SUM), WEFT_ERROR_INVALID, "");
+	REFUSED(weft_all_reduce(group, NULL, &w, &w, 9), WEFT_ERROR_INVALID, "");
+	REFUSED(weft_all_reduce(group, NULL, &w, &w, 256), WEFT_ERROR_INVALID, "");
+	REFUSED(weft_broadcast(group, NULL, &w, 1), WEFT_ERROR_INVALID, "");
+	OK(weft_barrier(group, NULL));
+	OK(weft_group_destroy(group));
+	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_HANDLE, "destroyed or released before");
+}
+
+/* The child of a fork gets an error at once, whatever it calls; what needs no Go goes on working. */
+static void forks(weft_comm comm) {
+	pid_t child = fork();
+	if (child == 0) {
+		alarm(20); /* a hang would end it */
+		weft_comm_info info = {0};
+		info.size = sizeof info;
+		weft_comm made;
+		REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_FORKED, "forked after libweft.so was loaded");
+		REFUSED(weft_comm_create(NULL, &made), WEFT_ERROR_FORKED, "fork and exec");
+		REFUSED(weft_comm_destroy(comm), WEFT_ERROR_FORKED, "forked");
+		TRUE(weft_error_rank() == -1 && weft_version() == WEFT_VERSION);
+		pid_t grandchild = fork();
+		if (grandchild == 0) {
+			REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_FORKED, "forked");
+			_exit(0);
+		}
+		int status;
+		TRUE(waitpid(grandchild, &status, 0) == grandchild && status == 0);
+		_exit(0);
+	}
+	int status;
+	TRUE(waitpid(child, &status, 0) == child && status == 0);
+	weft_comm_info info = {0};
+	info.size = sizeof info;
+	OK(weft_comm_get(comm, &info));
+}
+
+/* Messages are the thread's own. */
+static void *elsewhere(void *comm) {
+	TRUE(weft_error()[0] == 0 && weft_error_rank() == -1);
+	REFUSED(weft_comm_get(comm, NULL), WEFT_ERROR_INVALID, "weft_comm_info is NULL");
+	return NULL;
+}
+
+static void threads(weft_comm comm) {
+	REFUSED(weft_window_destroy(NULL), WEFT_ERROR_HANDLE, "weft_window is NULL");
+	for (int i = 0; i < 50; i++) {
+		pthread_t thread;
+		TRUE(pthread_create(&thread, NULL, elsewhere, comm) == 0 && pthread_join(thread, NULL) == 0);
+	}
+	TRUE(strstr(weft_error(), "weft_window is NULL") != NULL);
+}
+
+static int lines;
+static void count_lines(void *context, const char *line) { __atomic_add_fetch((int *)context, strlen(line) > 0, __ATOMIC_RELAXED); }
+
+int main(void) {
+	TRUE(weft_error()[0] == 0 && weft_error_rank() == -1);
+	TRUE(strcmp(weft_status_name(WEFT_ERROR_TIMEOUT), "WEFT_ERROR_TIMEOUT") == 0 && strcmp(weft_status_name(99), "no status of weft") == 0);
+	joining();
+	callbacks();
+	weft_comm_options options = {0};
+	options.size = sizeof options;
+	options.deadline_ms = 5000;
+	options.log = count_lines;
+	options.log_context = &lines;
+	weft_comm comm;
+	OK(weft_comm_create(&options, &comm));
+	TRUE(__atomic_load_n(&lines, __ATOMIC_RELAXED) > 0);
+	handles(comm);
+	structs(comm);
+	operations(comm);
+	forks(comm);
+	threads(comm);
+	OK(weft_comm_error(comm));
+	OK(weft_comm_wait(comm, NULL));
+	REFUSED(weft_comm_set_mask(comm, 1), WEFT_ERROR_MASKED, "");
+	REFUSED(weft_comm_set_mask(comm, 2), WEFT_ERROR_INVALID, "rank 1 of 1");
+
+	/* Destroying the communicator destroys what was made from it. */
+	weft_window window;
+	weft_ep ep;
+	weft_group group;
+	weft_ep_spec spec = small();
+	OK(weft_window_create(comm, 1, &window));
+	OK(weft_ep_create(comm, &spec, &ep));
+	OK(weft_group_create(comm, NULL, &group));
+	OK(weft_comm_destroy(comm));
+	REFUSED(weft_window_destroy(window), WEFT_ERROR_HANDLE, "destroyed or released before");
+	REFUSED(weft_ep_destroy(ep), WEFT_ERROR_HANDLE, "destroyed or released before");
+	REFUSED(weft_group_destroy(group), WEFT_ERROR_HANDLE, "destroyed or released before");
+	REFUSED(weft_comm_destroy(comm), WEFT_ERROR_HANDLE, "destroyed or released before");
+	REFUSED(weft_comm_abort(comm), WEFT_ERROR_HANDLE, "destroyed or released before");
+	printf("ok\n");
+	return 0;
+}

@@ -1,0 +1,474 @@
+/*
+ * Weft: tensors between the ranks of a machine-learning job, for C and for whatever can call C.
+ *
+ * Link with -lweft, or open libweft.so. The library holds a Go runtime, one for the process: open it once, never unload it.
+ *
+ * Handles. A handle is a number in the clothes of a pointer: it points nowhere, and must be neither followed nor counted up. The library therefore
+ * tells a handle that was destroyed, that is another library's or that is NULL from a good one without touching memory, and refuses it.
+ *
+ * Structs begin with their size: set it to sizeof, and every member that you do not use to 0. Later versions append members, whose 0 means
+ * what the library did before; a program that is newer than the library is refused if it uses what the library does not know. Members of
+ * structs that the library fills in are written as far as the given size goes. weft_tensor keeps to the same rule.
+ *
+ * Errors. A function that can fail returns a weft_status, and on failure weft_error has the sentence. Nothing throws, exits or aborts. Handles that
+ * a failed call was to return are NULL (in a forked child they are left alone).
+ *
+ * Ranks. Functions marked "collective" are called by every rank of the communicator, masked ones excepted, in the same order. What a rank's own
+ * arguments do wrong by the rules of Weft is refused on every rank; what is wrong with them as C (NULL, a short struct, a stale handle) is refused on
+ * this rank, and counts as a call that was not made: the others wait for it, at most until the deadline.
+ *
+ * Threads. Any thread may make any call. Calls on one object, and on what was made from it, exclude each other: a second one is refused, not
+ * queued. weft_comm_get, weft_comm_error and weft_comm_abort are the exceptions, which may be called at any time.
+ *
+ * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_status_name and weft_version: it has none of the library's
+ * threads. Every other function then returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
+ *
+ * Memory. Tensors are borrowed for the call, on a GPU until the stream has passed the operation. Structs and strings are borrowed for the call.
+ */
+#ifndef WEFT_H
+#define WEFT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The version of this interface: a library serves programs of its own version and of earlier ones. */
+#define WEFT_VERSION 1
+
+/* The version that the library serves. */
+int weft_version(void);
+
+/* Errors. */
+
+typedef enum weft_status {
+	WEFT_OK = 0,
+	WEFT_ERROR_INVALID = 1,     /* the arguments contradict each other or the contract; nothing was enqueued */
+	WEFT_ERROR_UNSUPPORTED = 2, /* it cannot be done here; nothing was enqueued, and the message names the way out */
+	WEFT_ERROR_TIMEOUT = 3,     /* a rank did not answer before the deadline */
+	WEFT_ERROR_ABORTED = 4,     /* a rank gave the operation up */
+	WEFT_ERROR_DIED = 5,        /* a rank's process ended */
+	WEFT_ERROR_LEFT = 6,        /* a rank destroyed its communicator */
+	WEFT_ERROR_MISMATCH = 7,    /* ranks made different calls, or with arguments that had to agree and did not */
+	WEFT_ERROR_MASKED = 8,      /* this rank, or the one asked for, is masked */
+	WEFT_ERROR_CLOSED = 9,      /* what the call needs was closed by this rank */
+	WEFT_ERROR_OVERFLOW = 10,   /* more rows were routed than the capacity; nothing has moved */
+	WEFT_ERROR_HANDLE = 11,     /* a handle is NULL, was destroyed, or is none of this library's */
+	WEFT_ERROR_BUSY = 12,       /* another thread is inside a call on the same object */
+	WEFT_ERROR_FORKED = 13,     /* the process was forked after the library was loaded */
+	WEFT_ERROR_SYSTEM = 14,     /* the operating system, the network or the GPU's driver; the message has its words */
+	WEFT_ERROR_INTERNAL = 15    /* a defect of the library, or memory that is not there; the message says where */
+} weft_status;
+
+/* The message of this thread's last failure; "" before the first. It stays valid until the next failure of the same thread. */
+const char *weft_error(void);
+
+/* The rank to blame for this thread's last failure, or -1. */
+int weft_error_rank(void);
+
+/* The name of a status: "WEFT_ERROR_TIMEOUT". */
+const char *weft_status_name(int status);
+
+/* Types. */
+
+typedef struct weft_comm_s *weft_comm;         /* a communicator: this rank among the others */
+typedef struct weft_window_s *weft_window;     /* symmetric memory */
+typedef struct weft_ep_s *weft_ep;             /* expert parallelism of one spec */
+typedef struct weft_routing_s *weft_routing;   /* where tokens and rows go */
+typedef struct weft_received_s *weft_received; /* rows that arrived */
+typedef struct weft_work_s *weft_work;         /* an operation whose second half is to come */
+typedef struct weft_group_s *weft_group;       /* collectives */
+
+/*
+ * A stream of the caller's: a CUstream or cudaStream_t of the GPU's primary context, on which the call enqueues and returns. NULL is the legacy
+ * default stream, as it is to CUDA. On the host it must be NULL, and a call returns when it is done.
+ */
+typedef void *weft_stream;
+
+/* The stream of the communicator's own, on GPUs. It is ordered with nothing but itself. */
+#define WEFT_STREAM_OWN ((weft_stream) ~(uintptr_t)0)
+
+typedef enum weft_engine {
+	WEFT_HOST = 0, /* memory of the host */
+	WEFT_GPU = 1   /* memory of one GPU */
+} weft_engine;
+
+typedef enum weft_dtype {
+	WEFT_NONE = 0,
+	WEFT_BFLOAT16 = 1,
+	WEFT_FLOAT16 = 2,
+	WEFT_FLOAT32 = 3,
+	WEFT_FLOAT64 = 4,
+	WEFT_FLOAT8_E4M3 = 5,
+	WEFT_FLOAT8_E5M2 = 6,
+	WEFT_UE8M0 = 7, /* a power of two: the type of block scales */
+	WEFT_INT8 = 8,
+	WEFT_INT16 = 9,
+	WEFT_INT32 = 10,
+	WEFT_INT64 = 11,
+	WEFT_UINT8 = 12,
+	WEFT_UINT16 = 13,
+	WEFT_UINT32 = 14,
+	WEFT_UINT64 = 15
+} weft_dtype;
+
+typedef enum weft_op { WEFT_SUM = 0, WEFT_PROD = 1, WEFT_MIN = 2, WEFT_MAX = 3, WEFT_AVG = 4 } weft_op;
+
+#define WEFT_MAX_DIMS 4
+
+/*
+ * A dense row-major view of memory: of the host, or of the GPU that the communicator is bound to. As an argument NULL, or a tensor of type
+ * WEFT_NONE, is no tensor.
+ */
+typedef struct weft_tensor {
+	size_t size;
+	void *data;
+	int32_t dtype; /* weft_dtype */
+	int32_t dims;  /* 0 to WEFT_MAX_DIMS */
+	int64_t shape[WEFT_MAX_DIMS];
+} weft_tensor;
+
+/* Communicators. */
+
+/* Takes a line of text, without a newline at its end. Any thread may call it, until weft_comm_destroy has returned. It makes no weft_ call. */
+typedef void (*weft_log_fn)(void *context, const char *line);
+
+typedef struct weft_comm_options {
+	size_t size;
+	int32_t engine;        /* weft_engine; the same on every rank */
+	int32_t gpu;           /* WEFT_GPU: its number among those that the process sees */
+	int64_t deadline_ms;   /* bounds every wait; 0 is a minute */
+	int32_t no_huge_pages; /* 1: windows keep off the system's pool of huge pages */
+	int32_t reserved;      /* 0 */
+	weft_log_fn log;       /* told of joins, faults and masks; NULL is silence */
+	void *log_context;
+} weft_comm_options;
+
+/* Joins as the environment says: weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes; alone if it says nothing. Collective. options may be NULL. */
+weft_status weft_comm_create(const weft_comm_options *options, weft_comm *comm);
+
+#define WEFT_UNIQUE_ID_BYTES 136
+
+/*
+ * Makes the id of a new communicator: a text, ended by 0, in WEFT_UNIQUE_ID_BYTES bytes. It contains a secret. Rank 0 makes it and listens from then on;
+ * hand it to the others by any means. interface is the network interface to listen on: "lo" for ranks of this host, NULL for all.
+ */
+weft_status weft_unique_id_create(char *id, const char *interface);
+
+/* Gives up an id that no rank 0 of this process has used. */
+weft_status weft_unique_id_release(const char *id);
+
+/* Joins the communicator of an id as one rank of so many. Collective; rank 0 is in the process that made the id. */
+weft_status weft_comm_create_with_id(const char *id, int rank, int ranks, const weft_comm_options *options, weft_comm *comm);
+
+/*
+ * An all-gather of the caller's: gives every rank the same number of bytes of every other, in the order of ranks, as MPI_Allgather does. 0 is success.
+ * It is called inside weft_comm_create_with_all_gather only, by the same thread, and bounds its own waits.
+ */
+typedef int (*weft_all_gather_fn)(void *context, const void *mine, size_t bytes, void *all);
+
+/* Joins through an all-gather of the caller's. Collective. */
+weft_status weft_comm_create_with_all_gather(weft_all_gather_fn all_gather, void *context, int rank, int ranks, const weft_comm_options *options, weft_comm *comm);
+
+/*
+ * Leaves, and destroys all that was made from the communicator. It waits for no other rank; peers that still wait for this one get WEFT_ERROR_LEFT. It is refused while
+ * another thread is inside a call on it or on what was made from it (weft_comm_abort ends such a call). After any other failure the handle is gone all the same.
+ */
+weft_status weft_comm_destroy(weft_comm comm);
+
+typedef struct weft_comm_info {
+	size_t size;
+	int32_t rank, ranks;
+	int32_t local_ranks; /* on this host */
+	int32_t engine;      /* weft_engine */
+	int64_t deadline_ms;
+	uint64_t mask;       /* one bit for each masked rank */
+	uint64_t generation; /* grows with every weft_comm_set_mask */
+} weft_comm_info;
+
+weft_status weft_comm_get(weft_comm comm, weft_comm_info *info);
+
+/* Returns the failure that operations return from now on, or WEFT_OK. */
+weft_status weft_comm_error(weft_comm comm);
+
+/* Makes every pending and later operation of every rank fail with WEFT_ERROR_ABORTED and this rank's number, until weft_comm_set_mask. */
+weft_status weft_comm_abort(weft_comm comm);
+
+/*
+ * Goes on after a failure without the ranks of the mask, one bit each, and with all others. The ranks that remain call it with the same mask, when none of their
+ * operations is in progress.
+ */
+weft_status weft_comm_set_mask(weft_comm comm, uint64_t mask);
+
+/* Waits until what was enqueued on the stream has happened, and returns the failure that an operation has met meanwhile. On the host, the failure only. */
+weft_status weft_comm_wait(weft_comm comm, weft_stream stream);
+
+/* Windows. */
+
+/* Makes symmetric memory of so many bytes a rank, zeroed: of the host, or of the rank's GPU. Collective. */
+weft_status weft_window_create(weft_comm comm, size_t bytes, weft_window *window);
+
+/* Makes a window of a memfd of at least so many bytes, sealed against shrinking, on the host. The descriptor stays the caller's. Collective. */
+weft_status weft_window_create_from_fd(weft_comm comm, int fd, size_t bytes, weft_window *window);
+
+/*
+ * Makes a window of memory of the caller's, which must outlive it on every rank: on a GPU, device memory of one allocation; on the host, any memory, but only if all
+ * ranks are in this process. Collective.
+ */
+weft_status weft_window_create_from_memory(weft_comm comm, void *memory, size_t bytes, weft_window *window);
+
+typedef struct weft_window_info {
+	size_t size;
+	uint64_t id;  /* the same on every rank */
+	uint64_t bytes;
+	void *memory; /* this rank's part */
+} weft_window_info;
+
+weft_status weft_window_get(weft_window window, weft_window_info *info);
+
+/* Another rank's part, as this rank's processor or GPU reaches it. NULL for a rank that was masked when the window was made. */
+weft_status weft_window_peer(weft_window window, int rank, void **memory);
+
+/* Gives the window up on this rank; the pointers that it gave are then invalid. On a GPU no work may still use it. */
+weft_status weft_window_destroy(weft_window window);
+
+/* Expert parallelism. docs/ep-support.md says which combinations are supported. */
+
+typedef enum weft_layout {
+	WEFT_EXPERT_MAJOR = 0,  /* received rows are [local experts, rows per expert, hidden] */
+	WEFT_EXPERT_PACKED = 1, /* [rows, hidden]: the experts' rows follow each other, padded to the alignment */
+	WEFT_RANK_MAJOR = 2,    /* [ranks * max_tokens, hidden]: a token stands by its own index in its rank's zone */
+	WEFT_TOKEN_MAJOR = 3    /* [rows, hidden]: one row per token and rank, by source rank, then token */
+} weft_layout;
+
+typedef enum weft_wire { WEFT_PER_SELECTION = 0, WEFT_PER_RANK = 1 } weft_wire;
+
+typedef enum weft_reduction {
+	WEFT_EXACT = 0,  /* at home: fp32 fused multiply-adds, k ascending, rounded once */
+	WEFT_PARTIAL = 1 /* the rows of one rank there, the ranks' sums at home */
+} weft_reduction;
+
+typedef enum weft_weighting { WEFT_WEIGHTED = 0, WEFT_PLAIN = 1 } weft_weighting;
+
+typedef enum weft_payload {
+	WEFT_PAYLOAD_BF16 = 0,
+	WEFT_PAYLOAD_FP16 = 1,
+	WEFT_PAYLOAD_FP32 = 2,
+	WEFT_PAYLOAD_FP8 = 3,       /* e4m3 and an fp32 scale for each 128 numbers */
+	WEFT_PAYLOAD_FP8_UE8M0 = 4, /* e4m3 and a power-of-two scale for each 128 numbers */
+	WEFT_PAYLOAD_OPAQUE = 5     /* row_bytes and scale_bytes that are moved, not looked at */
+} weft_payload;
+
+typedef enum weft_scale_order { WEFT_ROW_MAJOR_SCALES = 0, WEFT_COLUMN_MAJOR_SCALES = 1 } weft_scale_order;
+
+typedef enum weft_counts {
+	WEFT_HOST_COUNTS = 0,  /* tensors of exactly the rows that arrive */
+	WEFT_DEVICE_COUNTS = 1 /* tensors of the capacity, and the counts beside them: nothing waits for the host */
+} weft_counts;
+
+typedef enum weft_overflow { WEFT_OVERFLOW_REFUSE = 0, WEFT_OVERFLOW_DROP = 1 } weft_overflow;
+
+/* What exchanges look like. It is the same on every rank. */
+typedef struct weft_ep_spec {
+	size_t size;
+	int64_t experts;            /* in all; rank r has the r-th share of experts / ranks */
+	int64_t topk;               /* selections a token, 1 to 32 */
+	int64_t hidden;             /* numbers a row */
+	int64_t max_tokens;         /* the most that any rank dispatches at once */
+	int32_t layout;             /* weft_layout */
+	int32_t wire;               /* weft_wire */
+	int32_t reduction;          /* weft_reduction */
+	int32_t weighting;          /* weft_weighting */
+	int32_t payload;            /* weft_payload */
+	int32_t quantize;           /* weft_dtype that dispatch quantises to FP8 on the way; 0: rows and scales come quantised */
+	int32_t power_of_two_scales; /* 1: scales of quantised rows are rounded up to powers of two */
+	int32_t scale_order;        /* weft_scale_order of received scales */
+	int32_t output;             /* weft_dtype that combine takes and returns; 0: the payload's, or bf16 */
+	int32_t counts;             /* weft_counts */
+	int32_t overflow;           /* weft_overflow */
+	int32_t sms;                /* GPU: multiprocessors that the kernels may fill; 0: three quarters of the free ones */
+	int64_t row_bytes;          /* opaque payload: bytes of a row */
+	int64_t scale_bytes;        /* opaque payload: bytes of its scales, or 0 */
+	int64_t capacity;           /* the most rows that a rank (expert-major: an expert) can receive; 0 is the worst case */
+	int64_t alignment;          /* expert-packed: the multiple to which the experts' rows are padded */
+	int64_t live;               /* received tensors that may be alive at once; 0 is 2 */
+} weft_ep_spec;
+
+/* Says whether a spec is supported for an engine and a number of ranks, and if not, why. Local. */
+weft_status weft_ep_check(const weft_ep_spec *spec, int engine, int ranks);
+
+/* Makes the handle, and all the memory that its exchanges need. Collective. */
+weft_status weft_ep_create(weft_comm comm, const weft_ep_spec *spec, weft_ep *ep);
+
+/*
+ * Destroys the handle and what was made from it: rows that were received are then gone. On a GPU it first waits for the rank's work, and keeps the handle, to be
+ * destroyed again, if that has not ended by the deadline.
+ */
+weft_status weft_ep_destroy(weft_ep ep);
+
+typedef struct weft_ep_info {
+	size_t size;
+	int64_t capacity;     /* rows of a received tensor at its largest */
+	int64_t memory_bytes; /* of the handle's windows on this rank */
+	int32_t dispatch_sms, combine_sms; /* on a GPU: multiprocessors that they run on */
+} weft_ep_info;
+
+weft_status weft_ep_get(weft_ep ep, weft_ep_info *info);
+
+/* Where to put what routing alone says. Members that are NULL are left out; all memory is the host's. */
+typedef struct weft_ep_layout {
+	size_t size;
+	int64_t experts, ranks, ranks_per_node;
+	int32_t *rank_tokens;       /* [ranks]: tokens with an expert there */
+	int32_t *node_tokens;       /* [ranks / ranks_per_node] */
+	int32_t *expert_selections; /* [experts] */
+	uint8_t *token_in_rank;     /* [tokens, ranks]: 1 or 0 */
+} weft_ep_layout;
+
+/* Counts where tokens go: topk is int32 or int64 [tokens, top-k] on the host, -1 for none. Local: it needs no handle and no rank. */
+weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_layout *layout);
+
+/*
+ * Turns routing into a handle for dispatches and combines: topk holds the experts of each token, int32 or int64 [tokens, top-k], -1 for none, those of a token
+ * distinct; weights, fp32 [tokens, top-k], may be NULL if sums are plain. Both may be changed afterwards. Collective.
+ */
+weft_status weft_ep_prepare(weft_ep ep, weft_stream stream, const weft_tensor *topk, const weft_tensor *weights, weft_routing *routing);
+
+typedef struct weft_ep_dispatch_args {
+	size_t size;
+	weft_routing routing;       /* or NULL: prepare, too, by the next two */
+	const weft_tensor *topk;    /* as weft_ep_prepare has them; NULL with a routing */
+	const weft_tensor *weights;
+	const weft_tensor *rows;    /* [tokens, hidden]; opaque: uint8 [tokens, row_bytes] */
+	const weft_tensor *scales;  /* FP8: fp32 [tokens, hidden / 128]; UE8M0: ue8m0; opaque: uint8 [tokens, scale_bytes]; else NULL */
+} weft_ep_dispatch_args;
+
+typedef struct weft_ep_dispatch_result {
+	size_t size;
+	weft_received received; /* released by weft_received_release */
+	weft_routing routing;   /* that of the arguments, or a new one, released by weft_routing_release */
+	weft_tensor *data;      /* given by the caller, or NULL: filled in with where the rows are */
+	weft_tensor *scales;    /* the same for scales */
+} weft_ep_dispatch_result;
+
+/*
+ * Sends the rows of this rank's tokens to their experts, and receives those that come. With work instead of result it sends only, rows and scales stay borrowed, and
+ * weft_work_receive is the second half, before which the ep handle does nothing else. One of the two is NULL. Collective.
+ */
+weft_status weft_ep_dispatch(weft_ep ep, weft_stream stream, const weft_ep_dispatch_args *args, weft_ep_dispatch_result *result, weft_work *work);
+
+typedef struct weft_ep_combine_args {
+	size_t size;
+	weft_routing routing;
+	const weft_tensor *rows;    /* as dispatch gave them, of the output type */
+	const weft_tensor *out;     /* [tokens, hidden]: written */
+	const weft_tensor *bias[2]; /* [tokens, hidden], added first; or NULL */
+} weft_ep_combine_args;
+
+/* Brings the experts' rows home and sums them. With work it sends only, and weft_work_wait is the second half; work may be NULL. Collective. */
+weft_status weft_ep_combine(weft_ep ep, weft_stream stream, const weft_ep_combine_args *args, weft_work *work);
+
+typedef struct weft_ep_dispatch_backward_args {
+	size_t size;
+	weft_routing routing;
+	const weft_tensor *grad_rows;        /* as dispatch gave the rows */
+	const weft_tensor *grad_row_weights; /* fp32 [rows], with top-k numbers a row for layouts of one row per rank; or NULL */
+	const weft_tensor *grad_tokens;      /* [tokens, hidden]: written */
+	const weft_tensor *grad_weights;     /* fp32 [tokens, top-k]: written; NULL with grad_row_weights */
+} weft_ep_dispatch_backward_args;
+
+/* The gradient of dispatch: what a combine does, without weights. Collective. */
+weft_status weft_ep_dispatch_backward(weft_ep ep, weft_stream stream, const weft_ep_dispatch_backward_args *args);
+
+typedef struct weft_ep_combine_backward_args {
+	size_t size;
+	weft_routing routing;
+	const weft_tensor *grad_out;     /* [tokens, hidden] */
+	const weft_tensor *rows;         /* what was combined; or NULL */
+	const weft_tensor *grad_rows;    /* written; may be rows */
+	const weft_tensor *grad_weights; /* fp32 [tokens, top-k]: written; NULL with rows */
+} weft_ep_combine_backward_args;
+
+/* The gradient of combine: what a dispatch does, with weights. Collective. */
+weft_status weft_ep_combine_backward(weft_ep ep, weft_stream stream, const weft_ep_combine_backward_args *args);
+
+/*
+ * Says where later operations count for how many nanoseconds this rank waited for each of the others: int64 [ranks], to which every operation adds; NULL counts
+ * nothing. The memory is borrowed as long as such operations may run. Local.
+ */
+weft_status weft_ep_count_waits(weft_ep ep, const weft_tensor *dispatch, const weft_tensor *combine);
+
+/* The second half of a dispatch. The work is over, whatever it returns but WEFT_ERROR_HANDLE, WEFT_ERROR_BUSY and refusals of result itself. Collective. */
+weft_status weft_work_receive(weft_work work, weft_ep_dispatch_result *result);
+
+/* The second half of a combine, by the same rules. Collective. */
+weft_status weft_work_wait(weft_work work);
+
+/* Gives received rows back: they must not be read after, and a combine of them must have returned. Local. */
+weft_status weft_received_release(weft_received received);
+
+/* Numbers of a routing. Where they are counted on a GPU, asking waits for it; they are 0 while the stream captures. */
+typedef struct weft_routing_info {
+	size_t size;
+	int64_t tokens;      /* that this rank dispatches */
+	int64_t rows;        /* of the tensors that dispatch returns */
+	int64_t received;    /* rows that exist here, pads included */
+	int64_t demand;      /* rows routed here, dropped ones included */
+	int64_t selections;  /* of this rank's tokens */
+	int64_t visits;      /* distinct pairs of this rank's tokens and a rank */
+	int64_t remote_rows; /* that cross to other ranks */
+} weft_routing_info;
+
+weft_status weft_routing_get(weft_routing routing, weft_routing_info *info);
+
+typedef enum weft_routing_part {
+	WEFT_EXPERT_COUNTS = 0,  /* int32 [local experts]: rows in each expert's zone, pads not counted */
+	WEFT_EXPERT_DEMAND = 1,  /* int32 [local experts]: selections of each expert, dropped ones included */
+	WEFT_PADDED_COUNTS = 2,  /* int32 [local experts]: rows of each zone, pads included */
+	WEFT_EXPERT_OFFSETS = 3, /* int32 [local experts]: the first row of each zone */
+	WEFT_RANGES = 4,         /* int64 [local experts, ranks]: begin << 32 | count of each source rank's rows, in the zone */
+	WEFT_SOURCE_COUNTS = 5,  /* int32 [ranks]: tokens that each rank sends here */
+	WEFT_SOURCE_RANKS = 6,   /* int32 [rows]: -1 for rows that hold no token */
+	WEFT_SOURCE_TOKENS = 7,  /* int32 [rows]: the token's index at its source */
+	WEFT_ROW_WEIGHTS = 8,    /* fp32 [rows], layouts by expert: the weight of each row's selection */
+	WEFT_ROW_EXPERTS = 9,    /* int32 [rows, top-k], layouts of one row per rank: local experts, or -1 */
+	WEFT_ROW_SELECTION_WEIGHTS = 10 /* fp32 [rows, top-k], layouts of one row per rank */
+} weft_routing_part;
+
+/* A tensor that describes the routing, where the handle's rows are. It lives as long as the routing. One that the layout does not have is WEFT_NONE. */
+weft_status weft_routing_tensor(weft_routing routing, int part, weft_tensor *tensor);
+
+/* Gives a routing back, for the handle's next prepare. Local. */
+weft_status weft_routing_release(weft_routing routing);
+
+/* Collectives, between ranks on the host. Results are the same bits on every rank and in every run. */
+
+typedef struct weft_group_options {
+	size_t size;
+	int64_t scratch; /* bytes that stage operands which lie in no window; 0 is 4 MiB */
+} weft_group_options;
+
+/* Makes the handle of collectives, and all the memory that they need. Collective. options may be NULL. */
+weft_status weft_group_create(weft_comm comm, const weft_group_options *options, weft_group *group);
+
+weft_status weft_group_destroy(weft_group group);
+
+/* Returns when every rank has entered. Collective. */
+weft_status weft_barrier(weft_group group, weft_stream stream);
+
+/* Reduces elementwise, in rank order. out and in have the same number of elements, and may be the same memory. Collective. */
+weft_status weft_all_reduce(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in, int op);
+
+/* Gives every rank the inputs of all: rank r's at r times the elements of in. in may be this rank's part of out. Collective. */
+weft_status weft_all_gather(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in);
+
+/* Gives every rank the contents of root's tensor. Collective. */
+weft_status weft_broadcast(weft_group group, weft_stream stream, const weft_tensor *tensor, int root);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,86 @@
+//go:build cgo && linux
+
+package main
+
+// #include "internal.h"
+import "C"
+
+import (
+	"context"
+	"sync"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/ep"
+)
+
+// work is what a weft_work stands for: a dispatch or a combine that was sent.
+type work struct {
+	dispatch
+	pending *ep.PendingDispatch
+	combine *weft.Work
+}
+
+var works = handle.NewTable[work](handle.Work)
+
+func (w *work) gate() *sync.Mutex { return &w.ep.ops }
+func (*work) kind() handle.Kind   { return handle.Work }
+func (w *work) owner() *comm      { return w.ep.comm }
+
+// send is the first half of a dispatch.
+func (d dispatch) send(s *weft.Stream, r *ep.Routing, topk, weights weft.Tensor, x ep.Rows, out *C.weft_work) error {
+	if err := result(unsafe.Pointer(out), "weft_work"); err != nil {
+		return err
+	}
+	w := &work{dispatch: d}
+	var err error
+	if r != nil {
+		w.pending, err = d.ep.ep.SendDispatch(context.Background(), s, r, x)
+	} else {
+		w.pending, err = d.ep.ep.SendPrepareDispatch(context.Background(), s, topk, weights, x)
+	}
+	if err != nil {
+		return err
+	}
+	return addWork(w, out)
+}
+
+// addWork gives an operation that was sent a handle. Without one nobody could finish it, nor the handle do anything else: that is a failure for all.
+func addWork(w *work, out *C.weft_work) error {
+	_, err := add(works, w, unsafe.Pointer(out))
+	if err != nil {
+		w.ep.comm.weft.Abort()
+	}
+	return err
+}
+
+//export goweft_work_receive
+func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result) C.int {
+	return run(works, id, func(w *work) error {
+		if w.pending == nil {
+			return invalidf("the weft_work is a combine's: end it with weft_work_wait")
+		}
+		to, err := resultOf(out)
+		if err != nil {
+			return err
+		}
+		works.Remove(uint64(id))
+		got, err := w.pending.Receive(context.Background())
+		if err != nil {
+			return err
+		}
+		return w.deliver(got, out, to)
+	})
+}
+
+//export goweft_work_wait
+func goweft_work_wait(id C.uint64_t) C.int {
+	return run(works, id, func(w *work) error {
+		if w.combine == nil {
+			return invalidf("the weft_work is a dispatch's: end it with weft_work_receive")
+		}
+		works.Remove(uint64(id))
+		return w.combine.Wait(context.Background())
+	})
+}
