@@ -14,62 +14,53 @@ import (
 	"github.com/weftgo/weft/clib/internal/handle"
 )
 
-// object is what a handle of C's stands for: a pointer to T.
-type object[T any] interface {
-	*T
-	gate() *sync.Mutex // held by whoever is inside a call on the object
-	kind() handle.Kind
-	owner() *comm
-}
-
-// enter looks up the object of a handle and takes its gate. C programs do not take turns by themselves, and what is inside Go relies on it. Who comes second is
-// refused: one that waited for an operation that waits for it would never be found.
-func enter[T any, P object[T]](t *handle.Table[T], id uint64) (P, error) {
-	o, err := t.Get(id)
-	if err != nil {
-		return nil, err
-	}
-	p := P(o)
-	if !p.gate().TryLock() {
-		return nil, fmt.Errorf("%w: another thread is inside a call on this %s, or on what it was made from", errBusy, p.kind())
-	}
-	if _, err := t.Get(id); err != nil { // it went before the gate was ours
-		p.gate().Unlock()
-		return nil, err
-	}
-	return p, nil
-}
-
 // run runs f on the object of a handle, alone.
-func run[T any, P object[T]](t *handle.Table[T], id C.uint64_t, f func(P) error) (status C.int) {
+func run[T any](t *handle.Table[T], id C.uint64_t, f func(*T) error) (status C.int) {
 	debug.SetPanicOnFault(true)
-	p, err := enter[T, P](t, uint64(id))
+	o, gate, err := t.Enter(uint64(id))
 	if err != nil {
 		return fail(err)
 	}
+	returned := false
 	defer func() {
-		if broken := recover(); broken != nil {
+		if !returned {
 			// It may have stopped in the middle of an exchange: others need not find out at their deadline.
-			p.owner().weft.Abort()
-			status = fail(panicked(broken))
+			ownerOf(o).weft.Abort()
+			status = fail(panicked(recover()))
 		}
-		p.gate().Unlock()
+		gate.Unlock()
 	}()
-	if err := f(p); err != nil {
+	err = f(o)
+	returned = true
+	if err != nil {
 		return fail(err)
 	}
 	return C.WEFT_OK
 }
 
+// ownerOf is the communicator that an object was made from.
+func ownerOf(o any) *comm {
+	switch o := o.(type) {
+	case *comm:
+		return o
+	case interface{ owner() *comm }:
+		return o.owner()
+	}
+	panic("an object without a communicator")
+}
+
 // local runs f, which takes the gates that it needs by itself.
 func local(f func() error) (status C.int) {
 	debug.SetPanicOnFault(true)
+	returned := false
 	defer func() {
-		if broken := recover(); broken != nil {
-			status = fail(panicked(broken))
+		if !returned {
+			status = fail(panicked(recover()))
 		}
 	}()
-	if err := f(); err != nil {
+	err := f()
+	returned = true
+	if err != nil {
 		return fail(err)
 	}
 	return C.WEFT_OK
@@ -80,12 +71,12 @@ func panicked(broken any) error {
 }
 
 // add gives an object a handle and tells C.
-func add[T any, P object[T]](t *handle.Table[T], o P, out unsafe.Pointer) (uint64, error) {
-	id, err := t.Add(o)
+func add[T any](t *handle.Table[T], o *T, gate *sync.Mutex, out unsafe.Pointer) error {
+	id, err := t.Add(o, gate)
 	if err == nil {
 		*(*uint64)(out) = id
 	}
-	return id, err
+	return err
 }
 
 // result checks where a handle is to be put, and puts none there.

@@ -30,10 +30,6 @@ type comm struct {
 
 var comms = handle.NewTable[comm](handle.Comm)
 
-func (c *comm) gate() *sync.Mutex { return &c.ops }
-func (*comm) kind() handle.Kind   { return handle.Comm }
-func (c *comm) owner() *comm      { return c }
-
 // shared runs f on a communicator beside other calls.
 func shared(id C.uint64_t, f func(*comm) error) C.int {
 	return local(func() error {
@@ -42,7 +38,7 @@ func shared(id C.uint64_t, f func(*comm) error) C.int {
 			return err
 		}
 		if !c.life.TryRLock() {
-			return fmt.Errorf("%w: another thread is destroying this %s", errBusy, handle.Comm)
+			return fmt.Errorf("%w: another thread is destroying this %s", handle.ErrBusy, handle.Comm)
 		}
 		defer c.life.RUnlock()
 		if _, err := comms.Get(uint64(id)); err != nil { // it went before the lock was ours
@@ -74,7 +70,7 @@ func join(options *C.weft_comm_options, out *C.weft_comm, meet func() (bootstrap
 			c.log.stop()
 			return err
 		}
-		if _, err := add(comms, c, unsafe.Pointer(out)); err != nil {
+		if err := add(comms, c, &c.ops, unsafe.Pointer(out)); err != nil {
 			return errors.Join(err, c.weft.Close())
 		}
 		return nil
@@ -193,7 +189,7 @@ func goweft_unique_id_release(p *C.char) C.int {
 func goweft_comm_destroy(id C.uint64_t) C.int {
 	return run(comms, id, func(c *comm) error {
 		if !c.life.TryLock() {
-			return fmt.Errorf("%w: another thread is inside a call on this %s", errBusy, handle.Comm)
+			return fmt.Errorf("%w: another thread is inside a call on this %s", handle.ErrBusy, handle.Comm)
 		}
 		defer c.life.Unlock()
 		children := c.children() // nothing is added while we are here
@@ -202,7 +198,7 @@ func goweft_comm_destroy(id C.uint64_t) C.int {
 				for _, taken := range children[:i] {
 					taken.gate.Unlock()
 				}
-				return fmt.Errorf("%w: another thread is inside a call on a %s of this communicator; weft_comm_abort ends it", errBusy, child.kind)
+				return fmt.Errorf("%w: another thread is inside a call on a %s of this communicator; weft_comm_abort ends it", handle.ErrBusy, child.kind)
 			}
 		}
 		var errs []error

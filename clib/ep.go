@@ -21,17 +21,15 @@ type epHandle struct {
 	comm    *comm
 	ep      *ep.Handle
 	ops     sync.Mutex
-	shapes  shapes
+	tensors tensors
 	streams streams
 }
 
 var eps = handle.NewTable[epHandle](handle.EP)
 
-func (e *epHandle) gate() *sync.Mutex { return &e.ops }
-func (*epHandle) kind() handle.Kind   { return handle.EP }
-func (e *epHandle) owner() *comm      { return e.comm }
+func (e *epHandle) owner() *comm { return e.comm }
 
-// The places of tensors among the shapes of a handle.
+// The places of tensors among those of a handle.
 const (
 	atTopK = iota
 	atWeights
@@ -91,7 +89,8 @@ func goweft_ep_create(id C.uint64_t, p *C.weft_ep_spec, out *C.weft_ep) C.int {
 		if err != nil {
 			return err
 		}
-		if _, err := add(eps, &epHandle{comm: c, ep: h}, unsafe.Pointer(out)); err != nil {
+		o := &epHandle{comm: c, ep: h}
+		if err := add(eps, o, &o.ops, unsafe.Pointer(out)); err != nil {
 			return errors.Join(err, h.Close())
 		}
 		return nil
@@ -152,12 +151,12 @@ func goweft_ep_count(topk *C.weft_tensor, layout *C.weft_ep_layout) C.int {
 		if err != nil {
 			return err
 		}
-		var s shapes
-		t, err := s.tensor(atTopK, topk, "top-k tensor")
+		var s tensors
+		t, err := s.at(atTopK, topk, "top-k tensor")
 		if err != nil {
 			return err
 		}
-		c, err := ep.CountRouting(t, int(v.experts), int(v.ranks), int(v.ranks_per_node))
+		c, err := ep.CountRouting(*t, int(v.experts), int(v.ranks), int(v.ranks_per_node))
 		if err != nil {
 			return err
 		}
@@ -181,16 +180,12 @@ func tell(p *C.int32_t, counts []int32) {
 //export goweft_ep_count_waits
 func goweft_ep_count_waits(id C.uint64_t, dispatch, combine *C.weft_tensor) C.int {
 	return run(eps, id, func(e *epHandle) error {
-		var s shapes
-		d, err := s.tensor(0, dispatch, "dispatch tensor")
+		var s tensors
+		d, c, err := s.pair(0, dispatch, "dispatch tensor", combine, "combine tensor")
 		if err != nil {
 			return err
 		}
-		c, err := s.tensor(1, combine, "combine tensor")
-		if err != nil {
-			return err
-		}
-		return e.ep.CountWaits(d, c)
+		return e.ep.CountWaits(*d, *c)
 	})
 }
 
@@ -204,29 +199,20 @@ func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.we
 		if err != nil {
 			return err
 		}
-		t, w, err := e.pair(atTopK, topk, "top-k tensor", weights, "weights tensor")
+		t, w, err := e.tensors.pair(atTopK, topk, "top-k tensor", weights, "weights tensor")
 		if err != nil {
 			return err
 		}
-		r, err := e.ep.Prepare(context.Background(), s, t, w)
+		r, err := e.ep.Prepare(context.Background(), s, *t, *w)
 		if err != nil {
 			return err
 		}
-		if _, err := add(routings, &routing{ep: e, routing: r}, unsafe.Pointer(out)); err != nil {
+		if err := add(routings, &routing{ep: e, routing: r}, &e.ops, unsafe.Pointer(out)); err != nil {
 			r.Release()
 			return err
 		}
 		return nil
 	})
-}
-
-// pair is two tensors that follow each other.
-func (e *epHandle) pair(place int, a *C.weft_tensor, nameA string, b *C.weft_tensor, nameB string) (first, second weft.Tensor, err error) {
-	if first, err = e.shapes.tensor(place, a, nameA); err != nil {
-		return
-	}
-	second, err = e.shapes.tensor(place+1, b, nameB)
-	return
 }
 
 //export goweft_ep_dispatch
@@ -243,14 +229,14 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 		if err != nil {
 			return err
 		}
-		data, scales, err := e.pair(atRows, v.rows, "rows tensor", v.scales, "scales tensor")
+		data, scales, err := e.tensors.pair(atRows, v.rows, "rows tensor", v.scales, "scales tensor")
 		if err != nil {
 			return err
 		}
-		x := ep.Rows{Data: data, Scales: scales}
+		x := ep.Rows{Data: *data, Scales: *scales}
 		d := dispatch{ep: e, routing: number(v.routing)}
 		var r *ep.Routing
-		var topk, weights weft.Tensor
+		var topk, weights *weft.Tensor
 		if d.routing != 0 {
 			if v.topk != nil || v.weights != nil {
 				return invalidf("a dispatch goes by a routing or by top-k and weights, not by both")
@@ -258,13 +244,13 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 			if r, err = e.routing(d.routing); err != nil {
 				return err
 			}
-		} else if topk, weights, err = e.pair(atTopK, v.topk, "top-k tensor", v.weights, "weights tensor"); err != nil {
+		} else if topk, weights, err = e.tensors.pair(atTopK, v.topk, "top-k tensor", v.weights, "weights tensor"); err != nil {
 			return err
 		}
 		if later != nil {
 			return d.send(s, r, topk, weights, x, later)
 		}
-		to, err := resultOf(out)
+		to, toScales, err := resultOf(out)
 		if err != nil {
 			return err
 		}
@@ -272,12 +258,12 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 		if r != nil {
 			got, err = e.ep.Dispatch(context.Background(), s, r, x)
 		} else {
-			got, err = e.ep.PrepareDispatch(context.Background(), s, topk, weights, x)
+			got, err = e.ep.PrepareDispatch(context.Background(), s, *topk, *weights, x)
 		}
 		if err != nil {
 			return err
 		}
-		return d.deliver(got, out, to)
+		return d.deliver(got, out, to, toScales)
 	})
 }
 
@@ -292,28 +278,28 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 		if err != nil {
 			return err
 		}
-		rows, out, err := e.pair(atCombineRows, v.rows, "rows tensor", v.out, "output")
-		if err != nil {
-			return err
-		}
-		first, second, err := e.pair(atBias, v.bias[0], "first bias", v.bias[1], "second bias")
+		rows, out, err := e.tensors.pair(atCombineRows, v.rows, "rows tensor", v.out, "output")
 		if err != nil {
 			return err
 		}
 		var biases [2]weft.Tensor
 		bias := biases[:0]
-		for _, b := range [...]weft.Tensor{first, second} {
-			if !b.IsZero() {
-				bias = append(bias, b)
+		for i, name := range [...]string{"first bias", "second bias"} {
+			if v.bias[i] != nil {
+				b, err := e.tensors.at(atBias+i, v.bias[i], name)
+				if err != nil {
+					return err
+				}
+				bias = append(bias, *b)
 			}
 		}
 		if later == nil {
-			return e.ep.Combine(context.Background(), s, r, rows, out, bias...)
+			return e.ep.Combine(context.Background(), s, r, *rows, *out, bias...)
 		}
 		if err := result(unsafe.Pointer(later), "weft_work"); err != nil {
 			return err
 		}
-		w, err := e.ep.SendCombine(context.Background(), s, r, rows, out, bias...)
+		w, err := e.ep.SendCombine(context.Background(), s, r, *rows, *out, bias...)
 		if err != nil {
 			return err
 		}
@@ -332,15 +318,15 @@ func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.w
 		if err != nil {
 			return err
 		}
-		rows, rowWeights, err := e.pair(atGradRows, v.grad_rows, "grad_rows tensor", v.grad_row_weights, "grad_row_weights tensor")
+		rows, rowWeights, err := e.tensors.pair(atGradRows, v.grad_rows, "grad_rows tensor", v.grad_row_weights, "grad_row_weights tensor")
 		if err != nil {
 			return err
 		}
-		tokens, weights, err := e.pair(atGradTokens, v.grad_tokens, "grad_tokens tensor", v.grad_weights, "grad_weights tensor")
+		tokens, weights, err := e.tensors.pair(atGradTokens, v.grad_tokens, "grad_tokens tensor", v.grad_weights, "grad_weights tensor")
 		if err != nil {
 			return err
 		}
-		return e.ep.DispatchBackward(context.Background(), s, r, rows, rowWeights, tokens, weights)
+		return e.ep.DispatchBackward(context.Background(), s, r, *rows, *rowWeights, *tokens, *weights)
 	})
 }
 
@@ -355,15 +341,15 @@ func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.we
 		if err != nil {
 			return err
 		}
-		out, rows, err := e.pair(atBackOut, v.grad_out, "grad_out tensor", v.rows, "rows tensor")
+		out, rows, err := e.tensors.pair(atBackOut, v.grad_out, "grad_out tensor", v.rows, "rows tensor")
 		if err != nil {
 			return err
 		}
-		gradRows, weights, err := e.pair(atBackGradRows, v.grad_rows, "grad_rows tensor", v.grad_weights, "grad_weights tensor")
+		gradRows, weights, err := e.tensors.pair(atBackGradRows, v.grad_rows, "grad_rows tensor", v.grad_weights, "grad_weights tensor")
 		if err != nil {
 			return err
 		}
-		return e.ep.CombineBackward(context.Background(), s, r, out, rows, gradRows, weights)
+		return e.ep.CombineBackward(context.Background(), s, r, *out, *rows, *gradRows, *weights)
 	})
 }
 

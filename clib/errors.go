@@ -17,10 +17,7 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-var (
-	errBusy     = errors.New("busy")
-	errInternal = errors.New("internal error")
-)
+var errInternal = errors.New("internal error")
 
 func invalidf(format string, args ...any) error { return weft.Invalidf(format, args...) }
 
@@ -31,7 +28,7 @@ var statuses = []struct {
 }{
 	{errInternal, C.WEFT_ERROR_INTERNAL},
 	{handle.ErrInvalid, C.WEFT_ERROR_HANDLE},
-	{errBusy, C.WEFT_ERROR_BUSY},
+	{handle.ErrBusy, C.WEFT_ERROR_BUSY},
 	{weft.ErrDied, C.WEFT_ERROR_DIED},
 	{weft.ErrLeft, C.WEFT_ERROR_LEFT},
 	{weft.ErrMasked, C.WEFT_ERROR_MASKED},

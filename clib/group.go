@@ -21,15 +21,13 @@ type group struct {
 	comm    *comm
 	group   *collective.Group
 	ops     sync.Mutex
-	shapes  shapes
+	tensors tensors
 	streams streams
 }
 
 var groups = handle.NewTable[group](handle.Group)
 
-func (g *group) gate() *sync.Mutex { return &g.ops }
-func (*group) kind() handle.Kind   { return handle.Group }
-func (g *group) owner() *comm      { return g.comm }
+func (g *group) owner() *comm { return g.comm }
 
 //export goweft_group_create
 func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.weft_group) C.int {
@@ -49,7 +47,8 @@ func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.we
 		if err != nil {
 			return err
 		}
-		if _, err := add(groups, &group{comm: c, group: g}, unsafe.Pointer(out)); err != nil {
+		made := &group{comm: c, group: g}
+		if err := add(groups, made, &made.ops, unsafe.Pointer(out)); err != nil {
 			return errors.Join(err, g.Close())
 		}
 		return nil
@@ -82,7 +81,7 @@ func goweft_all_reduce(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_ten
 		if err != nil {
 			return err
 		}
-		return g.group.AllReduce(context.Background(), s, to, from, weft.Op(enum(C.int32_t(op))))
+		return g.group.AllReduce(context.Background(), s, *to, *from, weft.Op(enum(C.int32_t(op))))
 	})
 }
 
@@ -93,7 +92,7 @@ func goweft_all_gather(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_ten
 		if err != nil {
 			return err
 		}
-		return g.group.AllGather(context.Background(), s, to, from)
+		return g.group.AllGather(context.Background(), s, *to, *from)
 	})
 }
 
@@ -104,18 +103,15 @@ func goweft_broadcast(id C.uint64_t, stream unsafe.Pointer, tensor *C.weft_tenso
 		if err != nil {
 			return err
 		}
-		return g.group.Broadcast(context.Background(), s, t, int(root))
+		return g.group.Broadcast(context.Background(), s, *t, int(root))
 	})
 }
 
-func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (s *weft.Stream, to, from weft.Tensor, err error) {
+func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (s *weft.Stream, to, from *weft.Tensor, err error) {
 	if s, err = g.streams.of(g.comm, stream); err != nil {
 		return
 	}
-	if to, err = g.shapes.tensor(0, out, "output"); err != nil {
-		return
-	}
-	from, err = g.shapes.tensor(1, in, "input")
+	to, from, err = g.tensors.pair(0, out, "output", in, "input")
 	return
 }
 

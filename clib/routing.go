@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"runtime"
-	"sync"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -25,9 +24,7 @@ type routing struct {
 
 var routings = handle.NewTable[routing](handle.Routing)
 
-func (r *routing) gate() *sync.Mutex { return &r.ep.ops }
-func (*routing) kind() handle.Kind   { return handle.Routing }
-func (r *routing) owner() *comm      { return r.ep.comm }
+func (r *routing) owner() *comm { return r.ep.comm }
 
 // number is the handle of a routing in a struct.
 func number(r C.weft_routing) uint64 { return uint64(uintptr(unsafe.Pointer(r))) }
@@ -128,9 +125,7 @@ type received struct {
 
 var receiveds = handle.NewTable[received](handle.Received)
 
-func (r *received) gate() *sync.Mutex { return &r.ep.ops }
-func (*received) kind() handle.Kind   { return handle.Received }
-func (r *received) owner() *comm      { return r.ep.comm }
+func (r *received) owner() *comm { return r.ep.comm }
 
 //export goweft_received_release
 func goweft_received_release(id C.uint64_t) C.int {
@@ -148,31 +143,32 @@ type dispatch struct {
 }
 
 // resultOf checks where a result is to be put.
-func resultOf(out *C.weft_ep_dispatch_result) (v C.weft_ep_dispatch_result, err error) {
-	if v, err = input(out, sizeDispatchResult, "weft_ep_dispatch_result"); err != nil {
-		return v, err
+func resultOf(out *C.weft_ep_dispatch_result) (data, scales *C.weft_tensor, err error) {
+	v, err := input(out, sizeDispatchResult, "weft_ep_dispatch_result")
+	if err != nil {
+		return nil, nil, err
 	}
 	*(*uint64)(unsafe.Pointer(&out.received)), *(*uint64)(unsafe.Pointer(&out.routing)) = 0, 0
 	for _, t := range [...]*C.weft_tensor{v.data, v.scales} {
 		if t != nil {
 			if err := output(t, sizeTensor, "tensor of a weft_ep_dispatch_result"); err != nil {
-				return v, err
+				return nil, nil, err
 			}
 		}
 	}
-	return v, nil
+	return v.data, v.scales, nil
 }
 
 // deliver tells C of what has arrived.
-func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, to C.weft_ep_dispatch_result) error {
-	r, err := receiveds.Add(&received{ep: d.ep, received: got})
+func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, data, scales *C.weft_tensor) error {
+	r, err := receiveds.Add(&received{ep: d.ep, received: got}, &d.ep.ops)
 	if err != nil {
 		got.Release()
 		return err
 	}
 	by := d.routing
 	if by == 0 {
-		if by, err = routings.Add(&routing{ep: d.ep, routing: got.Routing}); err != nil {
+		if by, err = routings.Add(&routing{ep: d.ep, routing: got.Routing}, &d.ep.ops); err != nil {
 			receiveds.Remove(r)
 			got.Release()
 			got.Routing.Release()
@@ -180,11 +176,11 @@ func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, to 
 		}
 	}
 	*(*uint64)(unsafe.Pointer(&out.received)), *(*uint64)(unsafe.Pointer(&out.routing)) = r, by
-	if to.data != nil {
-		tellTensor(to.data, got.Data)
+	if data != nil {
+		tellTensor(data, got.Data)
 	}
-	if to.scales != nil {
-		tellTensor(to.scales, got.Scales)
+	if scales != nil {
+		tellTensor(scales, got.Scales)
 	}
 	return nil
 }

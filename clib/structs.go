@@ -40,24 +40,30 @@ func checkSize(p unsafe.Pointer, least uintptr, name string) (size uintptr, err 
 	return size, nil
 }
 
-// input copies a struct of C's: members that the program does not know are 0, and those that this library does not know must be.
-func input[T any](p *T, least uintptr, name string) (v T, err error) {
+// input is a struct of C's as this library knows it: mostly the caller's own. Of others, members that the program does not know are 0, and those that this library does not
+// know must be.
+func input[T any](p *T, least uintptr, name string) (*T, error) {
+	if p != nil && *(*uintptr)(unsafe.Pointer(p)) == unsafe.Sizeof(*p) {
+		return p, nil
+	}
+	return adapt(p, least, name)
+}
+
+func adapt[T any](p *T, least uintptr, name string) (*T, error) {
 	size, err := checkSize(unsafe.Pointer(p), least, name)
 	if err != nil {
-		return v, err
+		return nil, err
 	}
-	if size == unsafe.Sizeof(v) {
-		return *p, nil
-	}
+	v := new(T)
 	const most = 1 << 16
 	if size > most {
-		return v, invalidf("the size of the %s is %d: set it to sizeof", name, size)
+		return nil, invalidf("the size of the %s is %d: set it to sizeof", name, size)
 	}
 	given := unsafe.Slice((*byte)(unsafe.Pointer(p)), size)
-	known := copy(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)), given)
+	known := copy(unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)), given)
 	for i, b := range given[known:] {
 		if b != 0 {
-			return v, weft.Unsupportedf("the %s has something at byte %d, which this library does not know: it is older than the program; update the library, or leave it 0",
+			return nil, weft.Unsupportedf("the %s has something at byte %d, which this library does not know: it is older than the program; update the library, or leave it 0",
 				name, known+i)
 		}
 	}

@@ -27,9 +27,7 @@ type window struct {
 
 var windows = handle.NewTable[window](handle.Window)
 
-func (w *window) gate() *sync.Mutex { return &w.ops }
-func (*window) kind() handle.Kind   { return handle.Window }
-func (w *window) owner() *comm      { return w.comm }
+func (w *window) owner() *comm { return w.comm }
 
 // newWindow gives what open makes a handle.
 func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, open func(c *comm, size int) (*weft.Window, error)) C.int {
@@ -44,7 +42,8 @@ func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, open func(c *c
 		if err != nil {
 			return err
 		}
-		if _, err := add(windows, &window{comm: c, window: w}, unsafe.Pointer(out)); err != nil {
+		o := &window{comm: c, window: w}
+		if err := add(windows, o, &o.ops, unsafe.Pointer(out)); err != nil {
 			return errors.Join(err, w.Close())
 		}
 		return nil

@@ -7,7 +7,6 @@ import "C"
 
 import (
 	"context"
-	"sync"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -24,12 +23,10 @@ type work struct {
 
 var works = handle.NewTable[work](handle.Work)
 
-func (w *work) gate() *sync.Mutex { return &w.ep.ops }
-func (*work) kind() handle.Kind   { return handle.Work }
-func (w *work) owner() *comm      { return w.ep.comm }
+func (w *work) owner() *comm { return w.ep.comm }
 
 // send is the first half of a dispatch.
-func (d dispatch) send(s *weft.Stream, r *ep.Routing, topk, weights weft.Tensor, x ep.Rows, out *C.weft_work) error {
+func (d dispatch) send(s *weft.Stream, r *ep.Routing, topk, weights *weft.Tensor, x ep.Rows, out *C.weft_work) error {
 	if err := result(unsafe.Pointer(out), "weft_work"); err != nil {
 		return err
 	}
@@ -38,7 +35,7 @@ func (d dispatch) send(s *weft.Stream, r *ep.Routing, topk, weights weft.Tensor,
 	if r != nil {
 		w.pending, err = d.ep.ep.SendDispatch(context.Background(), s, r, x)
 	} else {
-		w.pending, err = d.ep.ep.SendPrepareDispatch(context.Background(), s, topk, weights, x)
+		w.pending, err = d.ep.ep.SendPrepareDispatch(context.Background(), s, *topk, *weights, x)
 	}
 	if err != nil {
 		return err
@@ -48,7 +45,7 @@ func (d dispatch) send(s *weft.Stream, r *ep.Routing, topk, weights weft.Tensor,
 
 // addWork gives an operation that was sent a handle. Without one nobody could finish it, nor the handle do anything else: that is a failure for all.
 func addWork(w *work, out *C.weft_work) error {
-	_, err := add(works, w, unsafe.Pointer(out))
+	err := add(works, w, &w.ep.ops, unsafe.Pointer(out))
 	if err != nil {
 		w.ep.comm.weft.Abort()
 	}
@@ -61,7 +58,7 @@ func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result) C.int {
 		if w.pending == nil {
 			return invalidf("the weft_work is a combine's: end it with weft_work_wait")
 		}
-		to, err := resultOf(out)
+		data, scales, err := resultOf(out)
 		if err != nil {
 			return err
 		}
@@ -70,7 +67,7 @@ func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result) C.int {
 		if err != nil {
 			return err
 		}
-		return w.deliver(got, out, to)
+		return w.deliver(got, out, data, scales)
 	})
 }
 

@@ -21,6 +21,9 @@ import (
 // ErrInvalid is wrapped by errors about numbers that are no handle, or none any more.
 var ErrInvalid = errors.New("invalid handle")
 
+// ErrBusy is wrapped by the error about an object that another thread is at work on.
+var ErrBusy = errors.New("busy")
+
 // ErrFull is wrapped by the error about too many handles of a kind.
 var ErrFull = errors.New("too many handles")
 
@@ -66,14 +69,12 @@ type Table[T any] struct {
 	free  []int
 }
 
+// slot is written under the table's lock and read without: who has read the same id before and after the rest has read what belongs to it.
 type slot[T any] struct {
-	entry      atomic.Pointer[entry[T]]
+	id         atomic.Uint64 // 0: the slot is free
+	object     atomic.Pointer[T]
+	gate       atomic.Pointer[sync.Mutex]
 	generation uint32
-}
-
-type entry[T any] struct {
-	id     uint64
-	object *T
 }
 
 // NewTable makes an empty table.
@@ -83,8 +84,8 @@ func NewTable[T any](k Kind) *Table[T] {
 	return t
 }
 
-// Add gives an object a handle.
-func (t *Table[T]) Add(object *T) (uint64, error) {
+// Add gives an object a handle. Who works on it by [Table.Enter] holds the gate, which several objects may share.
+func (t *Table[T]) Add(object *T, gate *sync.Mutex) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	slots := *t.slots.Load()
@@ -106,36 +107,64 @@ func (t *Table[T]) Add(object *T) (uint64, error) {
 	s := slots[i]
 	s.generation++
 	id := uint64(magic)<<magicShift | uint64(t.kind)<<kindShift | uint64(s.generation)<<generationShift | uint64(i)
-	s.entry.Store(&entry[T]{id: id, object: object})
+	s.object.Store(object)
+	s.gate.Store(gate)
+	s.id.Store(id)
 	return id, nil
 }
 
 // Get is the object of a handle.
 func (t *Table[T]) Get(id uint64) (*T, error) {
-	slots := *t.slots.Load()
-	if i := int(id & (Max - 1)); i < len(slots) {
-		if e := slots[i].entry.Load(); e != nil && e.id == id {
-			return e.object, nil
+	if s := t.find(id); s != nil {
+		if o := s.object.Load(); s.id.Load() == id {
+			return o, nil
 		}
 	}
 	return nil, t.refusal(id)
+}
+
+// Enter is the object of a handle for the caller alone, who unlocks the gate at the end. C programs do not take turns by themselves, and what is behind
+// handles relies on it. Who comes second is refused: one that waited for an operation that waits for it would never be found.
+func (t *Table[T]) Enter(id uint64) (*T, *sync.Mutex, error) {
+	s := t.find(id)
+	if s == nil {
+		return nil, nil, t.refusal(id)
+	}
+	o, gate := s.object.Load(), s.gate.Load()
+	if s.id.Load() != id {
+		return nil, nil, t.refusal(id)
+	}
+	if !gate.TryLock() {
+		return nil, nil, fmt.Errorf("%w: another thread is inside a call on this %s, or on what it was made from", ErrBusy, t.kind)
+	}
+	if s.id.Load() != id { // it went before the gate was ours
+		gate.Unlock()
+		return nil, nil, t.refusal(id)
+	}
+	return o, gate, nil
+}
+
+// find is the slot that a handle has now.
+func (t *Table[T]) find(id uint64) *slot[T] {
+	slots := *t.slots.Load()
+	if i := int(id & (Max - 1)); i < len(slots) && id != 0 && slots[i].id.Load() == id {
+		return slots[i]
+	}
+	return nil
 }
 
 // Remove forgets a handle, and reports whether it was open.
 func (t *Table[T]) Remove(id uint64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	slots := *t.slots.Load()
-	i := int(id & (Max - 1))
-	if i >= len(slots) {
+	s := t.find(id)
+	if s == nil {
 		return false
 	}
-	e := slots[i].entry.Load()
-	if e == nil || e.id != id {
-		return false
-	}
-	slots[i].entry.Store(nil)
-	t.free = append(t.free, i)
+	s.id.Store(0)
+	s.object.Store(nil)
+	s.gate.Store(nil)
+	t.free = append(t.free, int(id&(Max-1)))
 	return true
 }
 
@@ -143,7 +172,8 @@ func (t *Table[T]) Remove(id uint64) bool {
 func (t *Table[T]) All() iter.Seq2[uint64, *T] {
 	return func(yield func(uint64, *T) bool) {
 		for _, s := range *t.slots.Load() {
-			if e := s.entry.Load(); e != nil && !yield(e.id, e.object) {
+			id := s.id.Load()
+			if o := s.object.Load(); id != 0 && s.id.Load() == id && !yield(id, o) {
 				return
 			}
 		}

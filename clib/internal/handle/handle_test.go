@@ -14,7 +14,7 @@ func TestTable(t *testing.T) {
 	objects := make([]int, 100)
 	ids := make([]uint64, len(objects))
 	for i := range objects {
-		id, err := table.Add(&objects[i])
+		id, err := table.Add(&objects[i], new(sync.Mutex))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +36,7 @@ func TestTable(t *testing.T) {
 	if !table.Remove(ids[7]) || table.Remove(ids[7]) {
 		t.Error("a handle is removed once")
 	}
-	again, err := table.Add(&objects[8])
+	again, err := table.Add(&objects[8], new(sync.Mutex))
 	if err != nil || again == ids[7] {
 		t.Fatalf("handle %#x again (%v)", again, err)
 	}
@@ -52,7 +52,7 @@ func TestTable(t *testing.T) {
 	refused(0x7f0012345678, "no weft_ep of this library")
 	refused(^uint64(0), "no weft_ep of this library")
 	other := handle.NewTable[int](handle.Window)
-	id, err := other.Add(&objects[0])
+	id, err := other.Add(&objects[0], new(sync.Mutex))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestTableFull(t *testing.T) {
 	table := handle.NewTable[int](handle.Work)
 	ids := map[uint64]bool{}
 	for range handle.Max {
-		id, err := table.Add(new(int))
+		id, err := table.Add(new(int), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,14 +72,14 @@ func TestTableFull(t *testing.T) {
 	if len(ids) != handle.Max {
 		t.Errorf("%d different handles of %d", len(ids), handle.Max)
 	}
-	if _, err := table.Add(new(int)); !errors.Is(err, handle.ErrFull) {
+	if _, err := table.Add(new(int), nil); !errors.Is(err, handle.ErrFull) {
 		t.Errorf("one more: %v", err)
 	}
 	for id := range ids {
 		table.Remove(id)
 		break
 	}
-	if _, err := table.Add(new(int)); err != nil {
+	if _, err := table.Add(new(int), nil); err != nil {
 		t.Errorf("after a removal: %v", err)
 	}
 }
@@ -92,7 +92,7 @@ func TestTableConcurrently(t *testing.T) {
 		all.Go(func() {
 			for range 5000 {
 				object := new(uint64)
-				id, err := table.Add(object)
+				id, err := table.Add(object, new(sync.Mutex))
 				if err != nil {
 					t.Error(err)
 					return
@@ -111,4 +111,37 @@ func TestTableConcurrently(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+func TestEnter(t *testing.T) {
+	table := handle.NewTable[int](handle.Routing)
+	var gate sync.Mutex
+	first, second := new(int), new(int)
+	ids := [2]uint64{}
+	for i, o := range []*int{first, second} {
+		id, err := table.Add(o, &gate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[i] = id
+	}
+	o, held, err := table.Enter(ids[0])
+	if err != nil || o != first || held != &gate {
+		t.Fatalf("%p behind %p, %v", o, held, err)
+	}
+	if _, _, err := table.Enter(ids[1]); !errors.Is(err, handle.ErrBusy) || !strings.Contains(err.Error(), "weft_routing") {
+		t.Errorf("an object behind the same gate: %v", err)
+	}
+	held.Unlock()
+	if o, _, err := table.Enter(ids[1]); err != nil || o != second {
+		t.Errorf("%p, %v once the gate is free", o, err)
+	}
+	table.Remove(ids[1])
+	gate.Unlock()
+	if _, _, err := table.Enter(ids[1]); !errors.Is(err, handle.ErrInvalid) {
+		t.Errorf("after its removal: %v", err)
+	}
+	if !gate.TryLock() {
+		t.Error("a refusal left the gate locked")
+	}
 }

@@ -1,0 +1,412 @@
+/* One rank of several processes. The first argument says which of the scenarios below it plays. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+
+enum { TOKENS = 6, TOPK = 3, HIDDEN = 128, LOCAL = 2 };
+
+static weft_comm comm;
+static weft_comm_info me;
+
+static int32_t topk[TOKENS][TOPK];
+static float weights[TOKENS][TOPK];
+
+static void route(void) {
+	int experts = me.ranks * LOCAL;
+	for (int t = 0; t < TOKENS; t++) {
+		for (int k = 0; k < TOPK; k++) {
+			topk[t][k] = (me.rank + 2 * t + k) % experts;
+			weights[t][k] = 0.25f * (float)(k + 1);
+		}
+	}
+	topk[1][1] = -1;
+}
+
+static float element(int rank, int token, int i) { return (float)(rank * 64 + token * 8 + i % 5); }
+
+static uint16_t bf16(float v) {
+	uint32_t bits;
+	memcpy(&bits, &v, 4);
+	return (uint16_t)(bits >> 16); /* the numbers here are short enough */
+}
+
+/* Whether a bf16 number is as near to what it should be as a few roundings leave it. */
+static int near(uint16_t got, float want) {
+	float had;
+	uint32_t bits = (uint32_t)got << 16;
+	memcpy(&had, &bits, 4);
+	return had - want <= want / 128 && want - had <= want / 128;
+}
+
+static void windows(void) {
+	weft_window window;
+	weft_window_info info = {0};
+	info.size = sizeof info;
+	OK(weft_window_create(comm, 4096, &window));
+	OK(weft_window_get(window, &info));
+	TRUE(info.bytes == 4096 && info.memory != NULL);
+	weft_group group;
+	OK(weft_group_create(comm, NULL, &group));
+	((int *)info.memory)[0] = 1000 + me.rank;
+	OK(weft_barrier(group, NULL));
+	for (int r = 0; r < me.ranks; r++) {
+		void *peer;
+		OK(weft_window_peer(window, r, &peer));
+		TRUE(((int *)peer)[0] == 1000 + r && (r == me.rank) == (peer == info.memory));
+	}
+	void *none;
+	REFUSED(weft_window_peer(window, me.ranks, &none), WEFT_ERROR_INVALID, "rank");
+	OK(weft_barrier(group, NULL));
+	OK(weft_window_destroy(window));
+
+	/* Ranks that ask for different things are all told, and go on. */
+	weft_status s = weft_window_create(comm, (size_t)(100 + me.rank), &window);
+	check(s, WEFT_ERROR_MISMATCH, "rank", "sizes that differ", __LINE__);
+	REFUSED(weft_window_create_from_memory(comm, &window, 8, &window), WEFT_ERROR_UNSUPPORTED, "other processes cannot see plain memory");
+
+	/* A memory file of the caller's, whose descriptor stays the caller's. */
+	int fd = memfd_create("ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	TRUE(fd >= 0 && ftruncate(fd, 8192) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+	OK(weft_window_create_from_fd(comm, fd, 8192, &window));
+	int *mine = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	TRUE(mine != MAP_FAILED && close(fd) == 0);
+	mine[7] = 70 + me.rank;
+	OK(weft_barrier(group, NULL));
+	void *next;
+	OK(weft_window_peer(window, (me.rank + 1) % me.ranks, &next));
+	TRUE(((int *)next)[7] == 70 + (me.rank + 1) % me.ranks);
+	OK(weft_barrier(group, NULL));
+	OK(weft_group_destroy(group));
+	OK(weft_window_destroy(window));
+}
+
+static void collectives(void) {
+	weft_group_options options = {0};
+	options.size = sizeof options;
+	options.scratch = 1 << 20;
+	weft_group group;
+	OK(weft_group_create(comm, &options, &group));
+	for (int n = 1; n <= 100000; n = n * 7 + 1) {
+		float *in = malloc((size_t)n * 4), *out = malloc((size_t)n * 4), *all = malloc((size_t)n * 4 * (size_t)me.ranks);
+		for (int i = 0; i < n; i++) {
+			in[i] = (float)(me.rank + i % 11);
+		}
+		weft_tensor i = tensor(in, WEFT_FLOAT32, n, -1), o = tensor(out, WEFT_FLOAT32, n, -1), a = tensor(all, WEFT_FLOAT32, me.ranks, n);
+		OK(weft_all_reduce(group, NULL, &o, &i, WEFT_SUM));
+		OK(weft_all_gather(group, NULL, &a, &i));
+		for (int j = 0; j < n; j++) {
+			TRUE(out[j] == (float)(me.ranks * (me.ranks - 1) / 2 + me.ranks * (j % 11)));
+			TRUE(all[(me.ranks - 1) * n + j] == (float)(me.ranks - 1 + j % 11));
+		}
+		OK(weft_all_reduce(group, NULL, &o, &i, WEFT_MAX));
+		TRUE(out[0] == (float)(me.ranks - 1));
+		OK(weft_broadcast(group, NULL, &i, me.ranks - 1));
+		TRUE(in[0] == (float)(me.ranks - 1));
+		free(in), free(out), free(all);
+	}
+	float x[2] = {1, 2};
+	weft_tensor t = tensor(x, WEFT_FLOAT32, 1 + me.rank % 2, -1);
+	REFUSED(weft_all_reduce(group, NULL, &t, &t, WEFT_SUM), WEFT_ERROR_MISMATCH, "");
+	OK(weft_barrier(group, NULL));
+	OK(weft_group_destroy(group));
+}
+
+/* A layer in every layout, with rows of one rank scaled by their expert, and the gradients; expert by expert as the routing says. */
+static void layout(weft_layout which, int phases) {
+	weft_ep_spec spec = {0};
+	spec.size = sizeof spec;
+	spec.experts = me.ranks * LOCAL;
+	spec.topk = TOPK;
+	spec.hidden = HIDDEN;
+	spec.max_tokens = TOKENS;
+	spec.layout = (int32_t)which;
+	spec.payload = WEFT_PAYLOAD_BF16;
+	spec.alignment = which == WEFT_EXPERT_PACKED ? 4 : 0;
+	int one = which == WEFT_RANK_MAJOR || which == WEFT_TOKEN_MAJOR; /* a row per token and rank */
+	spec.reduction = one ? WEFT_PARTIAL : WEFT_EXACT;
+	spec.weighting = one ? WEFT_PLAIN : WEFT_WEIGHTED;
+	if (one) {
+		spec.wire = WEFT_PER_RANK;
+	}
+	OK(weft_ep_check(&spec, WEFT_HOST, me.ranks));
+	weft_ep ep;
+	OK(weft_ep_create(comm, &spec, &ep));
+	weft_ep_info info = {0};
+	info.size = sizeof info;
+	OK(weft_ep_get(ep, &info));
+	TRUE(info.capacity >= TOKENS && info.memory_bytes > 0 && info.dispatch_sms == 0);
+	int64_t waits[2][64] = {{0}};
+	weft_tensor wait_d = tensor(waits[0], WEFT_INT64, me.ranks, -1), wait_c = tensor(waits[1], WEFT_INT64, me.ranks, -1);
+	OK(weft_ep_count_waits(ep, &wait_d, &wait_c));
+
+	static uint16_t x[TOKENS][HIDDEN], out[TOKENS][HIDDEN], bias[TOKENS][HIDDEN];
+	for (int t = 0; t < TOKENS; t++) {
+		for (int i = 0; i < HIDDEN; i++) {
+			x[t][i] = bf16(element(me.rank, t, i));
+			bias[t][i] = bf16(1);
+		}
+	}
+	weft_tensor tt = tensor(topk, WEFT_INT32, TOKENS, TOPK), tw = tensor(weights, WEFT_FLOAT32, TOKENS, TOPK);
+	weft_tensor tx = tensor(x, WEFT_BFLOAT16, TOKENS, HIDDEN), to = tensor(out, WEFT_BFLOAT16, TOKENS, HIDDEN), tb = tensor(bias, WEFT_BFLOAT16, TOKENS, HIDDEN);
+	weft_tensor rows = {0}, sources = {0}, tokens = {0}, part = {0};
+	rows.size = sources.size = tokens.size = part.size = sizeof rows;
+	weft_ep_dispatch_args args = {0};
+	weft_ep_dispatch_result got = {0};
+	args.size = sizeof args, got.size = sizeof got;
+	args.rows = &tx, got.data = &rows;
+	if (phases & 1) {
+		args.topk = &tt, args.weights = &tw;
+	} else {
+		OK(weft_ep_prepare(ep, NULL, &tt, &tw, &args.routing));
+	}
+	weft_work work;
+	if (phases & 2) {
+		OK(weft_ep_dispatch(ep, NULL, &args, NULL, &work));
+		OK(weft_work_receive(work, &got));
+	} else {
+		OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
+	}
+	TRUE(got.received != NULL && got.routing != NULL && (args.routing == NULL || args.routing == got.routing));
+	weft_routing_info numbers = {0};
+	numbers.size = sizeof numbers;
+	OK(weft_routing_get(got.routing, &numbers));
+	TRUE(numbers.tokens == TOKENS && numbers.selections == TOKENS * TOPK - 1 && numbers.rows * HIDDEN >= numbers.received * HIDDEN);
+
+	/* Every row is what its source says that it is. */
+	OK(weft_routing_tensor(got.routing, WEFT_SOURCE_RANKS, &sources));
+	OK(weft_routing_tensor(got.routing, WEFT_SOURCE_TOKENS, &tokens));
+	TRUE(sources.dtype == WEFT_INT32 && sources.shape[0] == numbers.rows);
+	int found = 0;
+	for (int64_t r = 0; r < numbers.rows; r++) {
+		int from = ((int32_t *)sources.data)[r], token = ((int32_t *)tokens.data)[r];
+		TRUE((from < 0) == (token < 0));
+		for (int i = 0; from >= 0 && i < HIDDEN; i++) {
+			TRUE(((uint16_t *)rows.data)[r * HIDDEN + i] == bf16(element(from, token, i)));
+		}
+		found += from >= 0;
+	}
+	TRUE(found > 0);
+	for (int p = WEFT_EXPERT_COUNTS; p <= WEFT_ROW_SELECTION_WEIGHTS; p++) {
+		weft_tensor again = {0};
+		again.size = sizeof again;
+		OK(weft_routing_tensor(got.routing, p, &part));
+		OK(weft_routing_tensor(got.routing, p, &again));
+		TRUE(memcmp(&part, &again, sizeof part) == 0); /* the same memory */
+	}
+
+	weft_ep_combine_args home = {0};
+	home.size = sizeof home, home.routing = got.routing, home.rows = &rows, home.out = &to, home.bias[0] = &tb;
+	if (phases & 2) {
+		OK(weft_ep_combine(ep, NULL, &home, &work));
+		OK(weft_work_wait(work));
+	} else {
+		OK(weft_ep_combine(ep, NULL, &home, NULL));
+	}
+	for (int t = 0; t < TOKENS; t++) {
+		float factor = 0;
+		uint64_t ranks = 0;
+		for (int k = 0; k < TOPK; k++) {
+			int e = topk[t][k];
+			if (e >= 0 && !one) {
+				factor += weights[t][k];
+			} else if (e >= 0 && !(ranks >> (e / LOCAL) & 1)) {
+				factor += 1;
+				ranks |= (uint64_t)1 << (e / LOCAL);
+			}
+		}
+		for (int i = 0; i < HIDDEN; i++) {
+			TRUE(near(out[t][i], factor * element(me.rank, t, i) + 1));
+		}
+	}
+	if (!one) { /* what a weighted sum's gradient is */
+		static float gw[TOKENS][TOPK];
+		weft_tensor tgw = tensor(gw, WEFT_FLOAT32, TOKENS, TOPK);
+		weft_ep_combine_backward_args back = {0};
+		back.size = sizeof back, back.routing = got.routing, back.grad_out = &tx, back.rows = &rows, back.grad_rows = &rows, back.grad_weights = &tgw;
+		OK(weft_ep_combine_backward(ep, NULL, &back));
+		for (int t = 0; t < TOKENS; t++) {
+			float dot = 0;
+			for (int i = 0; i < HIDDEN; i++) {
+				dot += element(me.rank, t, i) * element(me.rank, t, i);
+			}
+			for (int k = 0; k < TOPK; k++) {
+				TRUE(gw[t][k] == (topk[t][k] < 0 ? 0 : dot)); /* the sums are whole numbers */
+			}
+		}
+		static uint16_t gx[TOKENS][HIDDEN];
+		weft_tensor tgx = tensor(gx, WEFT_BFLOAT16, TOKENS, HIDDEN), row_weights = {0};
+		row_weights.size = sizeof row_weights;
+		OK(weft_routing_tensor(got.routing, WEFT_ROW_WEIGHTS, &row_weights));
+		weft_ep_dispatch_backward_args forth = {0};
+		forth.size = sizeof forth, forth.routing = got.routing, forth.grad_rows = &rows, forth.grad_row_weights = &row_weights, forth.grad_tokens = &tgx, forth.grad_weights = &tgw;
+		OK(weft_ep_dispatch_backward(ep, NULL, &forth));
+		for (int t = 0; t < TOKENS; t++) {
+			float factor = 0;
+			for (int k = 0; k < TOPK; k++) {
+				TRUE(gw[t][k] == (topk[t][k] < 0 ? 0 : weights[t][k])); /* each goes back to where it came from */
+				factor += topk[t][k] < 0 ? 0 : weights[t][k];
+			}
+			for (int i = 0; i < HIDDEN; i++) {
+				TRUE(near(gx[t][i], factor * element(me.rank, t, i)));
+			}
+		}
+	}
+	OK(weft_received_release(got.received));
+	OK(weft_routing_release(got.routing));
+	OK(weft_ep_destroy(ep));
+}
+
+static void count(void) {
+	int32_t rank_tokens[64], node_tokens[64], selections[128];
+	uint8_t in_rank[TOKENS * 64];
+	weft_tensor t = tensor(topk, WEFT_INT32, TOKENS, TOPK);
+	weft_ep_layout l = {0};
+	l.size = sizeof l;
+	l.experts = me.ranks * LOCAL, l.ranks = me.ranks, l.ranks_per_node = 1;
+	OK(weft_ep_count(&t, &l)); /* nobody wants to know */
+	l.rank_tokens = rank_tokens, l.node_tokens = node_tokens, l.expert_selections = selections, l.token_in_rank = in_rank;
+	OK(weft_ep_count(&t, &l));
+	int all = 0, tokens = 0, marks = 0;
+	for (int e = 0; e < me.ranks * LOCAL; e++) {
+		all += selections[e];
+	}
+	for (int r = 0; r < me.ranks; r++) {
+		tokens += rank_tokens[r];
+		TRUE(rank_tokens[r] == node_tokens[r]);
+	}
+	for (int i = 0; i < TOKENS * me.ranks; i++) {
+		marks += in_rank[i];
+	}
+	TRUE(all == TOKENS * TOPK - 1 && marks == tokens);
+	l.experts++;
+	REFUSED(weft_ep_count(&t, &l), WEFT_ERROR_INVALID, "");
+	REFUSED(weft_ep_count(NULL, &l), WEFT_ERROR_INVALID, "");
+}
+
+/* More rows than the capacity is the same error everywhere, and names who has too many. */
+static void overflow(void) {
+	weft_ep_spec spec = {0};
+	spec.size = sizeof spec;
+	spec.experts = me.ranks * LOCAL, spec.topk = 1, spec.hidden = 16, spec.max_tokens = TOKENS, spec.capacity = 2;
+	weft_ep ep;
+	OK(weft_ep_create(comm, &spec, &ep));
+	int32_t all_to_one[TOKENS];
+	float one[TOKENS];
+	for (int t = 0; t < TOKENS; t++) {
+		all_to_one[t] = LOCAL * (me.ranks - 1);
+		one[t] = 1;
+	}
+	weft_tensor t = tensor(all_to_one, WEFT_INT32, TOKENS, 1), w = tensor(one, WEFT_FLOAT32, TOKENS, 1);
+	weft_routing r;
+	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, &r), WEFT_ERROR_OVERFLOW, "raise Capacity");
+	TRUE(weft_error_rank() == me.ranks - 1);
+	/* What is wrong on one rank is refused on all, in the name of that rank. */
+	if (me.rank == 0) {
+		all_to_one[0] = -7;
+	}
+	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, &r), WEFT_ERROR_INVALID, "-7");
+	TRUE(weft_error_rank() == (me.rank == 0 ? -1 : 0));
+	OK(weft_comm_error(comm));
+	OK(weft_ep_destroy(ep));
+}
+
+static double now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* The last rank is killed in the middle; the others are told who it was, leave it out and go on. */
+static void death(void) {
+	weft_group group;
+	OK(weft_group_create(comm, NULL, &group));
+	int victim = me.ranks - 1;
+	if (me.rank == victim) {
+		kill(getpid(), SIGKILL);
+	}
+	double start = now();
+	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_DIED, "");
+	TRUE(weft_error_rank() == victim && now() - start < 5);
+	REFUSED(weft_comm_error(comm), WEFT_ERROR_DIED, "");
+	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_DIED, "");
+	OK(weft_comm_set_mask(comm, (uint64_t)1 << victim));
+	OK(weft_comm_get(comm, &me));
+	TRUE(me.mask == (uint64_t)1 << victim && me.generation > 0);
+	OK(weft_comm_error(comm));
+	float x = 1;
+	weft_tensor t = tensor(&x, WEFT_FLOAT32, 1, -1);
+	OK(weft_all_reduce(group, NULL, &t, &t, WEFT_SUM));
+	TRUE(x == (float)(me.ranks - 1));
+	OK(weft_group_destroy(group));
+}
+
+static void *abort_soon(void *unused) {
+	usleep(50000);
+	OK(weft_comm_abort(comm));
+	return unused;
+}
+
+/* A rank that waits in vain: until the deadline, and until another of its threads ends it. Calls that come meanwhile are refused, not queued. */
+static void timeout(void) {
+	weft_group group;
+	OK(weft_group_create(comm, NULL, &group));
+	if (me.rank == 0) {
+		REFUSED(weft_barrier(group, NULL), WEFT_ERROR_TIMEOUT, "");
+		TRUE(weft_error_rank() == 1);
+	} else {
+		while (weft_comm_error(comm) == WEFT_OK) {
+			usleep(1000);
+		}
+		REFUSED(weft_comm_error(comm), WEFT_ERROR_TIMEOUT, "");
+	}
+	OK(weft_comm_set_mask(comm, 0)); /* together again */
+	OK(weft_barrier(group, NULL));
+	pthread_t thread;
+	TRUE(pthread_create(&thread, NULL, abort_soon, NULL) == 0);
+	if (me.rank == 0) {
+		REFUSED(weft_barrier(group, NULL), WEFT_ERROR_ABORTED, "");
+	}
+	TRUE(pthread_join(thread, NULL) == 0);
+	OK(weft_comm_set_mask(comm, 0));
+	OK(weft_group_destroy(group));
+}
+
+static void exchange(void) {
+	route();
+	count();
+	windows();
+	collectives();
+	for (int which = WEFT_EXPERT_MAJOR; which <= WEFT_TOKEN_MAJOR; which++) {
+		for (int phases = 0; phases < 4; phases++) {
+			layout((weft_layout)which, phases);
+		}
+	}
+	overflow();
+}
+
+int main(int argc, char **argv) {
+	const char *scenario = argc > 1 ? argv[1] : "exchange";
+	weft_comm_options options = {0};
+	options.size = sizeof options;
+	options.deadline_ms = strcmp(scenario, "timeout") == 0 ? 500 : 20000;
+	OK(weft_comm_create(&options, &comm));
+	me.size = sizeof me;
+	OK(weft_comm_get(comm, &me));
+	TRUE(me.engine == WEFT_HOST && me.deadline_ms == options.deadline_ms && me.local_ranks == me.ranks);
+	if (strcmp(scenario, "death") == 0) {
+		death();
+	} else if (strcmp(scenario, "timeout") == 0) {
+		timeout();
+	} else {
+		exchange();
+	}
+	OK(weft_comm_destroy(comm));
+	printf("ok\n");
+	return 0;
+}

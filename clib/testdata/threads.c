@@ -1,0 +1,159 @@
+/* Ranks that are threads of one process and meet through an all-gather of their own, and threads that get in each other's way. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <unistd.h>
+
+#include "check.h"
+
+enum { RANKS = 3 };
+
+static pthread_barrier_t meeting;
+static char gathered[RANKS * 4096];
+static weft_comm comms[RANKS];
+static char memory[RANKS][512];
+static int calls;
+
+typedef struct caller {
+	int rank;
+	pthread_t thread;
+} caller;
+
+static int all_gather(void *context, const void *mine, size_t bytes, void *all) {
+	caller *c = context;
+	if (bytes > 4096 || !pthread_equal(pthread_self(), c->thread)) {
+		return 1;
+	}
+	__atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
+	memcpy(gathered + (size_t)c->rank * bytes, mine, bytes);
+	pthread_barrier_wait(&meeting);
+	memcpy(all, gathered, RANKS * bytes);
+	pthread_barrier_wait(&meeting);
+	return 0;
+}
+
+static void *rank(void *argument) {
+	int r = (int)(intptr_t)argument;
+	caller me = {r, pthread_self()};
+	weft_comm_options options = {0};
+	options.size = sizeof options;
+	options.deadline_ms = 10000;
+	OK(weft_comm_create_with_all_gather(all_gather, &me, r, RANKS, &options, &comms[r]));
+
+	/* Threads see each other's memory as it is. */
+	weft_window window;
+	weft_group group;
+	void *next;
+	memset(memory[r], 'a' + r, sizeof memory[r]);
+	OK(weft_window_create_from_memory(comms[r], memory[r], sizeof memory[r], &window));
+	OK(weft_window_peer(window, (r + 1) % RANKS, &next));
+	TRUE(next == memory[(r + 1) % RANKS]);
+	OK(weft_group_create(comms[r], NULL, &group));
+	int64_t one = r;
+	weft_tensor t = tensor(&one, WEFT_INT64, 1, -1);
+	for (int i = 0; i < 100; i++) {
+		one = r;
+		OK(weft_all_reduce(group, NULL, &t, &t, WEFT_SUM));
+		TRUE(one == RANKS * (RANKS - 1) / 2);
+	}
+	OK(weft_group_destroy(group));
+	OK(weft_window_destroy(window));
+	return NULL;
+}
+
+/* Calls that other threads make while one waits in a barrier, which nobody else enters. */
+static weft_group group;
+static volatile int waiting;
+
+static void *wait_in_vain(void *comm) {
+	(void)comm;
+	waiting = 1;
+	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_ABORTED, "");
+	return NULL;
+}
+
+static void *make_group(void *other) {
+	weft_group theirs;
+	OK(weft_group_create(other, NULL, &theirs));
+	return NULL;
+}
+
+static void in_the_way(void) {
+	pthread_t thread, others[RANKS];
+	weft_comm_info info = {0};
+	info.size = sizeof info;
+	for (int r = 1; r < RANKS; r++) {
+		TRUE(pthread_create(&others[r], NULL, make_group, comms[r]) == 0);
+	}
+	OK(weft_group_create(comms[0], NULL, &group));
+	for (int r = 1; r < RANKS; r++) {
+		TRUE(pthread_join(others[r], NULL) == 0);
+	}
+	TRUE(pthread_create(&thread, NULL, wait_in_vain, comms[0]) == 0);
+	while (!waiting) {
+		usleep(100);
+	}
+	usleep(20000);
+	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_BUSY, "another thread is inside a call on this weft_group");
+	REFUSED(weft_group_destroy(group), WEFT_ERROR_BUSY, "another thread is inside a call on this weft_group");
+	REFUSED(weft_comm_destroy(comms[0]), WEFT_ERROR_BUSY, "weft_comm_abort ends it");
+	OK(weft_comm_get(comms[0], &info)); /* at any time */
+	OK(weft_comm_error(comms[0]));
+	OK(weft_comm_abort(comms[0]));
+	TRUE(pthread_join(thread, NULL) == 0);
+	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_ABORTED, "");
+	TRUE(weft_error_rank() == 0);
+}
+
+/* Handles come and go under the hands of threads that use them: each call works or says why not. */
+static void *hammer(void *comm) {
+	for (int i = 0; i < 2000; i++) {
+		weft_window window = *(weft_window volatile *)comm;
+		weft_window_info info = {0};
+		info.size = sizeof info;
+		weft_status s = weft_window_get(window, &info);
+		TRUE(s == WEFT_OK || s == WEFT_ERROR_HANDLE || s == WEFT_ERROR_BUSY);
+	}
+	return NULL;
+}
+
+static void races(void) {
+	weft_comm alone;
+	weft_window shared = NULL;
+	pthread_t threads[4];
+	OK(weft_comm_create(NULL, &alone));
+	for (int i = 0; i < 4; i++) {
+		TRUE(pthread_create(&threads[i], NULL, hammer, &shared) == 0);
+	}
+	for (int i = 0; i < 300; i++) {
+		weft_window window;
+		OK(weft_window_create(alone, 64, &window));
+		*(weft_window volatile *)&shared = window;
+		weft_status s;
+		while ((s = weft_window_destroy(window)) == WEFT_ERROR_BUSY) {
+		}
+		TRUE(s == WEFT_OK);
+	}
+	for (int i = 0; i < 4; i++) {
+		TRUE(pthread_join(threads[i], NULL) == 0);
+	}
+	OK(weft_comm_destroy(alone));
+}
+
+int main(void) {
+	pthread_t threads[RANKS];
+	pthread_barrier_init(&meeting, NULL, RANKS);
+	for (int r = 0; r < RANKS; r++) {
+		TRUE(pthread_create(&threads[r], NULL, rank, (void *)(intptr_t)r) == 0);
+	}
+	for (int r = 0; r < RANKS; r++) {
+		TRUE(pthread_join(threads[r], NULL) == 0);
+	}
+	TRUE(calls == 2 * RANKS); /* while they joined, and never again */
+	in_the_way();
+	races();
+	for (int r = 0; r < RANKS; r++) {
+		OK(weft_comm_destroy(comms[r]));
+	}
+	printf("ok\n");
+	return 0;
+}
