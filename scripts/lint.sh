@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the linters and the checks that need no test to run. Named parts select some of them:
-# go modules generated cross cgo. With "format", rewrites the Go files instead.
+# go modules generated cross cgo clib. With "format", rewrites the Go files instead.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/parts.sh
@@ -41,13 +41,23 @@ cgo_part() {
 	! grep -rnE --include='*.go' --exclude-dir=build --exclude-dir=clib '^(import[[:space:]]+|[[:space:]]+)"C"' .
 }
 
+# Without cgo the linters see nothing of the C library.
+clib_part() {
+	compiler=$(go env CC)
+	if ! command -v "${compiler%% *}" >/dev/null 2>&1; then
+		skip_or_fail CC 'no C compiler'
+		return
+	fi
+	(export CGO_ENABLED=1 && build_linter && go vet ./clib/... && "$linter" run ./clib/...)
+}
+
 if [ "${1:-}" = format ]; then
 	build_linter
 	"$linter" fmt ./...
 	cd tools && exec "$linter" fmt --config ../.golangci.yaml ./...
 fi
 
-[ "$#" -gt 0 ] || set -- go modules generated cross cgo
+[ "$#" -gt 0 ] || set -- go modules generated cross cgo clib
 for name in "$@"; do
 	part "$name" "${name}_part"
 done

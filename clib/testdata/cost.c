@@ -52,6 +52,6 @@ int main(void) {
 	MEASURE("barrier", weft_barrier(group, NULL));
 	MEASURE("combine", weft_ep_combine(ep, NULL, &home, NULL));
 	OK(weft_received_release(got.received));
-	MEASURE("dispatch", (weft_ep_dispatch(ep, NULL, &args, &got, NULL), weft_received_release(got.received)));
+	MEASURE("dispatch+release", (weft_ep_dispatch(ep, NULL, &args, &got, NULL), weft_received_release(got.received)));
 	return 0;
 }

@@ -1,0 +1,83 @@
+package main_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/collective"
+	"github.com/weftgo/weft/ep"
+)
+
+// goCosts are the calls of testdata/cost.c as Go makes them, in nanoseconds, measured in the same way.
+func goCosts(t *testing.T) map[string]float64 {
+	t.Helper()
+	ctx := context.Background()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	comm, err := weft.Join(ctx)
+	must(err)
+	defer comm.Close()
+	h, err := ep.NewHandle(ctx, comm, ep.Spec{Experts: 2, TopK: 1, Hidden: 4, MaxTokens: 1, Payload: ep.FP32})
+	must(err)
+	defer h.Close()
+	group, err := collective.New(ctx, comm, collective.Options{})
+	must(err)
+	defer group.Close()
+	routing, err := h.Prepare(ctx, nil, weft.TensorOf([]int32{1}, 1, 1), weft.TensorOf([]float32{1}, 1, 1))
+	must(err)
+	rows, out := ep.Rows{Data: weft.TensorOf([]float32{1, 2, 3, 4}, 1, 4)}, weft.TensorOf(make([]float32, 4), 1, 4)
+	got, err := h.Dispatch(ctx, nil, routing, rows)
+	must(err)
+
+	costs := map[string]float64{}
+	measure := func(name string, f func() error) {
+		const calls = 5000
+		best := time.Hour
+		for range 30 {
+			start := time.Now()
+			for range calls {
+				must(f())
+			}
+			best = min(best, time.Since(start))
+		}
+		costs[name] = float64(best.Nanoseconds()) / calls
+	}
+	measure("error", comm.Err)
+	measure("barrier", func() error { return group.Barrier(ctx, nil) })
+	measure("combine", func() error { return h.Combine(ctx, nil, routing, got.Data, out) })
+	got.Release()
+	measure("dispatch+release", func() error {
+		got, err := h.Dispatch(ctx, nil, routing, rows)
+		if err == nil {
+			got.Release()
+		}
+		return err
+	})
+	return costs
+}
+
+// What a call costs over the call of Go that it makes is in docs/performance.md; here it must only be of that size.
+func TestCost(t *testing.T) {
+	program := compile(t, "testdata/cost.c")
+	in := goCosts(t)
+	for line := range strings.Lines(run(t, program)) {
+		var name string
+		var ns float64
+		if _, err := fmt.Sscanf(line, "%s %f", &name, &ns); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		calls := 1 + strings.Count(name, "+")
+		t.Logf("%-16s from C %6.1f ns, in Go %6.1f ns, %5.1f ns more a call", name, ns, in[name], (ns-in[name])/float64(calls))
+		if ns-in[name] > 2000 {
+			t.Errorf("%s from C takes %.0f ns, in Go %.0f", name, ns, in[name])
+		}
+	}
+}
