@@ -23,6 +23,7 @@ type epHandle struct {
 	ops     sync.Mutex
 	tensors tensors
 	streams streams
+	spare   []*received // that were released, for the next dispatches
 }
 
 var eps = handle.NewTable[epHandle](handle.EP)

@@ -55,21 +55,19 @@ int libweft_fail(int status, int rank, const char *text, size_t length) {
 
 // In a child of fork nothing of Go may be entered: its threads are not there, and a call would wait for them for ever.
 
-static int forked;
+int libweft_forked;
+
 static const struct failure in_child = {
 	-1, "this process was forked after libweft.so was loaded, and has none of its threads; start ranks by fork and exec, by posix_spawn, or "
 	    "with the start method spawn or forkserver in Python"};
 
-static void after_fork(void) { forked = 1; }
+static void after_fork(void) { libweft_forked = 1; }
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
 
-int libweft_forked(void) {
-	if (__builtin_expect(forked, 0)) {
-		last = &in_child;
-		return 1;
-	}
-	return 0;
+int libweft_refuse_child(void) {
+	last = &in_child;
+	return WEFT_ERROR_FORKED;
 }
 
 const char *weft_error(void) { return last ? last->text : none.text; }

@@ -7,6 +7,10 @@
 // Remembers a failure for weft_error of this thread and returns its status.
 int libweft_fail(int status, int rank, const char *text, size_t length);
 
+// Whether this process is a child of fork, where nothing of Go may be entered, and the refusal of its calls.
+extern int libweft_forked __attribute__((visibility("hidden")));
+int libweft_refuse_child(void);
+
 // Pointers to C functions can be called by C only.
 void libweft_log(weft_log_fn log, void *context, const char *line);
 int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void *mine, size_t bytes, void *all);

@@ -60,7 +60,7 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 				r.pinner.Pin(t.Data)
 			}
 		}
-		tellTensor(out, *t)
+		tellTensor(out, t)
 		return nil
 	})
 }
@@ -127,11 +127,24 @@ var receiveds = handle.NewTable[received](handle.Received)
 
 func (r *received) owner() *comm { return r.ep.comm }
 
+// newReceived is one that was released, if there is one.
+func (e *epHandle) newReceived() *received {
+	n := len(e.spare)
+	if n == 0 {
+		return &received{ep: e}
+	}
+	r := e.spare[n-1]
+	e.spare = e.spare[:n-1]
+	return r
+}
+
 //export goweft_received_release
 func goweft_received_release(id C.uint64_t) C.int {
 	return run(receiveds, id, func(r *received) error {
 		receiveds.Remove(uint64(id))
 		r.received.Release()
+		r.received = nil
+		r.ep.spare = append(r.ep.spare, r)
 		return nil
 	})
 }
@@ -161,7 +174,9 @@ func resultOf(out *C.weft_ep_dispatch_result) (data, scales *C.weft_tensor, err 
 
 // deliver tells C of what has arrived.
 func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, data, scales *C.weft_tensor) error {
-	r, err := receiveds.Add(&received{ep: d.ep, received: got}, &d.ep.ops)
+	o := d.ep.newReceived()
+	o.received = got
+	r, err := receiveds.Add(o, &d.ep.ops)
 	if err != nil {
 		got.Release()
 		return err
@@ -177,10 +192,10 @@ func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, dat
 	}
 	*(*uint64)(unsafe.Pointer(&out.received)), *(*uint64)(unsafe.Pointer(&out.routing)) = r, by
 	if data != nil {
-		tellTensor(data, got.Data)
+		tellTensor(data, &got.Data)
 	}
 	if scales != nil {
-		tellTensor(scales, got.Scales)
+		tellTensor(scales, &got.Scales)
 	}
 	return nil
 }

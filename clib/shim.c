@@ -6,10 +6,8 @@
 #include "_cgo_export.h"
 #include "internal.h"
 
-int libweft_forked(void);
-
 #define ID(handle) ((uint64_t)(uintptr_t)(handle))
-#define CALL(call) (weft_status)(libweft_forked() ? WEFT_ERROR_FORKED : (call))
+#define CALL(call) (weft_status)(__builtin_expect(libweft_forked, 0) ? libweft_refuse_child() : (call))
 
 weft_status weft_comm_create(const weft_comm_options *options, weft_comm *comm) {
 	return CALL(goweft_comm_create((weft_comm_options *)options, comm));

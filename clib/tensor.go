@@ -76,12 +76,14 @@ func addressable(shape []int) bool {
 }
 
 // tellTensor writes a tensor to a struct of C's that was checked.
-func tellTensor(p *C.weft_tensor, t weft.Tensor) {
-	v := C.weft_tensor{dtype: C.int32_t(t.DType), dims: C.int32_t(len(t.Shape))}
-	for i, n := range t.Shape {
-		v.shape[i] = C.int64_t(n)
-	}
+func tellTensor(p *C.weft_tensor, t *weft.Tensor) {
 	// As a number: it may be memory of Go's, which whoever gives it has pinned.
-	*(*uintptr)(unsafe.Pointer(&v.data)) = uintptr(t.Data)
-	fill(p, v)
+	*(*uintptr)(unsafe.Pointer(&p.data)) = uintptr(t.Data)
+	p.dtype, p.dims = C.int32_t(t.DType), C.int32_t(len(t.Shape))
+	for i := range p.shape {
+		p.shape[i] = 0
+		if i < len(t.Shape) {
+			p.shape[i] = C.int64_t(t.Shape[i])
+		}
+	}
 }

@@ -63,11 +63,16 @@ const (
 
 // Table is the open handles of a kind.
 type Table[T any] struct {
-	kind  Kind
-	mu    sync.Mutex
-	slots atomic.Pointer[[]*slot[T]] // replaced when it grows; lookups take no lock
-	free  []int
+	kind   Kind
+	chunks [Max / chunkSlots]atomic.Pointer[chunk[T]] // made as they are needed, and kept: lookups take no lock
+	mu     sync.Mutex
+	made   int // slots
+	free   []int
 }
+
+const chunkSlots = 256
+
+type chunk[T any] [chunkSlots]slot[T]
 
 // slot is written under the table's lock and read without: who has read the same id before and after the rest has read what belongs to it.
 type slot[T any] struct {
@@ -78,33 +83,25 @@ type slot[T any] struct {
 }
 
 // NewTable makes an empty table.
-func NewTable[T any](k Kind) *Table[T] {
-	t := &Table[T]{kind: k}
-	t.slots.Store(new([]*slot[T]))
-	return t
-}
+func NewTable[T any](k Kind) *Table[T] { return &Table[T]{kind: k} }
 
 // Add gives an object a handle. Who works on it by [Table.Enter] holds the gate, which several objects may share.
 func (t *Table[T]) Add(object *T, gate *sync.Mutex) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	slots := *t.slots.Load()
 	if len(t.free) == 0 {
-		n := len(slots)
-		if n == Max {
-			return 0, fmt.Errorf("%w: %d of %s are open; destroy or release some", ErrFull, n, t.kind)
+		if t.made == Max {
+			return 0, fmt.Errorf("%w: %d of %s are open; destroy or release some", ErrFull, Max, t.kind)
 		}
-		grown := append(make([]*slot[T], 0, max(16, 2*n)), slots...)
-		for i := n; i < cap(grown); i++ {
-			grown = append(grown, &slot[T]{})
-			t.free = append(t.free, cap(grown)-1-(i-n))
+		t.chunks[t.made/chunkSlots].Store(new(chunk[T]))
+		for i := range chunkSlots {
+			t.free = append(t.free, t.made+chunkSlots-1-i) // the first on top
 		}
-		t.slots.Store(&grown)
-		slots = grown
+		t.made += chunkSlots
 	}
 	i := t.free[len(t.free)-1]
 	t.free = t.free[:len(t.free)-1]
-	s := slots[i]
+	s := &t.chunks[i/chunkSlots].Load()[i%chunkSlots]
 	s.generation++
 	id := uint64(magic)<<magicShift | uint64(t.kind)<<kindShift | uint64(s.generation)<<generationShift | uint64(i)
 	s.object.Store(object)
@@ -146,11 +143,12 @@ func (t *Table[T]) Enter(id uint64) (*T, *sync.Mutex, error) {
 
 // find is the slot that a handle has now.
 func (t *Table[T]) find(id uint64) *slot[T] {
-	slots := *t.slots.Load()
-	if i := int(id & (Max - 1)); i < len(slots) && id != 0 && slots[i].id.Load() == id {
-		return slots[i]
+	i := id & (Max - 1)
+	c := t.chunks[i/chunkSlots].Load()
+	if c == nil || c[i%chunkSlots].id.Load() != id || id == 0 {
+		return nil
 	}
-	return nil
+	return &c[i%chunkSlots]
 }
 
 // Remove forgets a handle, and reports whether it was open.
@@ -171,10 +169,17 @@ func (t *Table[T]) Remove(id uint64) bool {
 // All goes through the open handles. It may be used while others add and remove some.
 func (t *Table[T]) All() iter.Seq2[uint64, *T] {
 	return func(yield func(uint64, *T) bool) {
-		for _, s := range *t.slots.Load() {
-			id := s.id.Load()
-			if o := s.object.Load(); id != 0 && s.id.Load() == id && !yield(id, o) {
+		for i := range t.chunks {
+			c := t.chunks[i].Load()
+			if c == nil {
 				return
+			}
+			for j := range c {
+				s := &c[j]
+				id := s.id.Load()
+				if o := s.object.Load(); id != 0 && s.id.Load() == id && !yield(id, o) {
+					return
+				}
 			}
 		}
 	}
