@@ -24,24 +24,17 @@ import (
 type comm struct {
 	weft *weft.Comm
 	ops  sync.Mutex
-	life sync.RWMutex // held for reading by calls that any thread may make at any time
+	life sync.RWMutex // held for reading by who waits for a stream, which several threads may do at once
 	log  *logger
 }
 
 var comms = handle.NewTable[comm](handle.Comm)
 
-// shared runs f on a communicator beside other calls.
-func shared(id C.uint64_t, f func(*comm) error) C.int {
+// beside runs f on a communicator whatever else is done with it: f makes calls that a weft.Comm allows at any time, also while it is closed.
+func beside(id C.uint64_t, f func(*comm) error) C.int {
 	return local(func() error {
 		c, err := comms.Get(uint64(id))
 		if err != nil {
-			return err
-		}
-		if !c.life.TryRLock() {
-			return fmt.Errorf("%w: another thread is destroying this %s", handle.ErrBusy, handle.Comm)
-		}
-		defer c.life.RUnlock()
-		if _, err := comms.Get(uint64(id)); err != nil { // it went before the lock was ours
 			return err
 		}
 		return f(c)
@@ -189,7 +182,7 @@ func goweft_unique_id_release(p *C.char) C.int {
 func goweft_comm_destroy(id C.uint64_t) C.int {
 	return run(comms, id, func(c *comm) error {
 		if !c.life.TryLock() {
-			return fmt.Errorf("%w: another thread is inside a call on this %s", handle.ErrBusy, handle.Comm)
+			return fmt.Errorf("%w: another thread waits for a stream of this %s", handle.ErrBusy, handle.Comm)
 		}
 		defer c.life.Unlock()
 		children := c.children() // nothing is added while we are here
@@ -245,7 +238,7 @@ func (c *comm) children() []child {
 
 //export goweft_comm_get
 func goweft_comm_get(id C.uint64_t, info *C.weft_comm_info) C.int {
-	return shared(id, func(c *comm) error {
+	return beside(id, func(c *comm) error {
 		if err := output(info, sizeCommInfo, "weft_comm_info"); err != nil {
 			return err
 		}
@@ -263,12 +256,12 @@ func goweft_comm_get(id C.uint64_t, info *C.weft_comm_info) C.int {
 
 //export goweft_comm_error
 func goweft_comm_error(id C.uint64_t) C.int {
-	return shared(id, func(c *comm) error { return c.weft.Err() })
+	return beside(id, func(c *comm) error { return c.weft.Err() })
 }
 
 //export goweft_comm_abort
 func goweft_comm_abort(id C.uint64_t) C.int {
-	return shared(id, func(c *comm) error {
+	return beside(id, func(c *comm) error {
 		c.weft.Abort()
 		return nil
 	})
@@ -276,7 +269,14 @@ func goweft_comm_abort(id C.uint64_t) C.int {
 
 //export goweft_comm_wait
 func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer) C.int {
-	return shared(id, func(c *comm) error {
+	return beside(id, func(c *comm) error {
+		if !c.life.TryRLock() {
+			return fmt.Errorf("%w: another thread is destroying this %s", handle.ErrBusy, handle.Comm)
+		}
+		defer c.life.RUnlock()
+		if _, err := comms.Get(uint64(id)); err != nil { // it went before the lock was ours
+			return err
+		}
 		var s streams
 		on, err := s.of(c, stream)
 		if err != nil {

@@ -18,7 +18,7 @@
  * this rank, and counts as a call that was not made: the others wait for it, at most until the deadline.
  *
  * Threads. Any thread may make any call. Calls on one object, and on what was made from it, exclude each other: a second one is refused, not
- * queued. weft_comm_get, weft_comm_error and weft_comm_abort are the exceptions, which may be called at any time.
+ * queued. weft_comm_get, weft_comm_error, weft_comm_abort and weft_comm_wait are the exceptions, which may be called at any time.
  *
  * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_status_name and weft_version: it has none of the library's
  * threads. Every other function then returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.

@@ -115,6 +115,12 @@ static void joining(void) {
 	REFUSED(weft_comm_create(&options, &comm), WEFT_ERROR_INVALID, "reserved");
 	options.reserved = 0;
 
+	if (access("/dev/nvidiactl", F_OK) != 0) {
+		options.engine = WEFT_GPU;
+		REFUSED(weft_comm_create(&options, &comm), WEFT_ERROR_UNSUPPORTED, "no CUDA driver");
+		options.engine = WEFT_HOST;
+	}
+
 	char id[WEFT_UNIQUE_ID_BYTES];
 	REFUSED(weft_unique_id_create(NULL, NULL), WEFT_ERROR_INVALID, "id is NULL");
 	REFUSED(weft_unique_id_create(id, "no such interface"), WEFT_ERROR_SYSTEM, "no such interface");
