@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -21,34 +22,22 @@ type epHandle struct {
 	comm    *comm
 	ep      *ep.Handle
 	ops     sync.Mutex
-	tensors tensors
 	streams streams
 	spare   []*received // that were released, for the next dispatches
+
+	// What the last calls were given: see refresh.
+	topk, weights weft.Tensor
+	rows          ep.Rows
+	home          struct {
+		rows, out weft.Tensor
+		bias      [2]weft.Tensor
+	}
+	back struct{ gradOut, rows, gradRows, gradRowWeights, gradTokens, gradWeights weft.Tensor }
 }
 
 var eps = handle.NewTable[epHandle](handle.EP)
 
 func (e *epHandle) owner() *comm { return e.comm }
-
-// The places of tensors among those of a handle.
-const (
-	atTopK = iota
-	atWeights
-	atRows
-	atScales
-	atCombineRows
-	atCombineOut
-	atBias // and the next
-	_
-	atGradRows
-	atGradRowWeights
-	atGradTokens
-	atGradWeights
-	atBackOut
-	atBackRows
-	atBackGradRows
-	atBackGradWeights
-)
 
 func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 	v, err := input(p, sizeSpec, "weft_ep_spec")
@@ -152,12 +141,11 @@ func goweft_ep_count(topk *C.weft_tensor, layout *C.weft_ep_layout) C.int {
 		if err != nil {
 			return err
 		}
-		var s tensors
-		t, err := s.at(atTopK, topk, "top-k tensor")
-		if err != nil {
+		var t weft.Tensor
+		if err := refresh(&t, topk, "top-k tensor"); err != nil {
 			return err
 		}
-		c, err := ep.CountRouting(*t, int(v.experts), int(v.ranks), int(v.ranks_per_node))
+		c, err := ep.CountRouting(t, int(v.experts), int(v.ranks), int(v.ranks_per_node))
 		if err != nil {
 			return err
 		}
@@ -181,12 +169,11 @@ func tell(p *C.int32_t, counts []int32) {
 //export goweft_ep_count_waits
 func goweft_ep_count_waits(id C.uint64_t, dispatch, combine *C.weft_tensor) C.int {
 	return run(eps, id, func(e *epHandle) error {
-		var s tensors
-		d, c, err := s.pair(0, dispatch, "dispatch tensor", combine, "combine tensor")
-		if err != nil {
+		var d, c weft.Tensor
+		if err := cmp.Or(refresh(&d, dispatch, "dispatch tensor"), refresh(&c, combine, "combine tensor")); err != nil {
 			return err
 		}
-		return e.ep.CountWaits(*d, *c)
+		return e.ep.CountWaits(d, c)
 	})
 }
 
@@ -200,11 +187,10 @@ func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.we
 		if err != nil {
 			return err
 		}
-		t, w, err := e.tensors.pair(atTopK, topk, "top-k tensor", weights, "weights tensor")
-		if err != nil {
+		if err := e.selections(topk, weights); err != nil {
 			return err
 		}
-		r, err := e.ep.Prepare(context.Background(), s, *t, *w)
+		r, err := e.ep.Prepare(context.Background(), s, e.topk, e.weights)
 		if err != nil {
 			return err
 		}
@@ -214,6 +200,10 @@ func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.we
 		}
 		return nil
 	})
+}
+
+func (e *epHandle) selections(topk, weights *C.weft_tensor) error {
+	return cmp.Or(refresh(&e.topk, topk, "top-k tensor"), refresh(&e.weights, weights, "weights tensor"))
 }
 
 //export goweft_ep_dispatch
@@ -230,14 +220,11 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 		if err != nil {
 			return err
 		}
-		data, scales, err := e.tensors.pair(atRows, v.rows, "rows tensor", v.scales, "scales tensor")
-		if err != nil {
+		if err := cmp.Or(refresh(&e.rows.Data, v.rows, "rows tensor"), refresh(&e.rows.Scales, v.scales, "scales tensor")); err != nil {
 			return err
 		}
-		x := ep.Rows{Data: *data, Scales: *scales}
 		d := dispatch{ep: e, routing: number(v.routing)}
 		var r *ep.Routing
-		var topk, weights *weft.Tensor
 		if d.routing != 0 {
 			if v.topk != nil || v.weights != nil {
 				return invalidf("a dispatch goes by a routing or by top-k and weights, not by both")
@@ -245,11 +232,11 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 			if r, err = e.routing(d.routing); err != nil {
 				return err
 			}
-		} else if topk, weights, err = e.tensors.pair(atTopK, v.topk, "top-k tensor", v.weights, "weights tensor"); err != nil {
+		} else if err := e.selections(v.topk, v.weights); err != nil {
 			return err
 		}
 		if later != nil {
-			return d.send(s, r, topk, weights, x, later)
+			return d.send(s, r, later)
 		}
 		to, toScales, err := resultOf(out)
 		if err != nil {
@@ -257,9 +244,9 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 		}
 		var got *ep.Received
 		if r != nil {
-			got, err = e.ep.Dispatch(context.Background(), s, r, x)
+			got, err = e.ep.Dispatch(context.Background(), s, r, e.rows)
 		} else {
-			got, err = e.ep.PrepareDispatch(context.Background(), s, *topk, *weights, x)
+			got, err = e.ep.PrepareDispatch(context.Background(), s, e.topk, e.weights, e.rows)
 		}
 		if err != nil {
 			return err
@@ -275,32 +262,31 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 		if err != nil {
 			return err
 		}
-		r, s, err := e.back(v.routing, stream)
+		r, s, err := e.by(v.routing, stream)
 		if err != nil {
 			return err
 		}
-		rows, out, err := e.tensors.pair(atCombineRows, v.rows, "rows tensor", v.out, "output")
-		if err != nil {
+		h := &e.home
+		if err := cmp.Or(refresh(&h.rows, v.rows, "rows tensor"), refresh(&h.out, v.out, "output")); err != nil {
 			return err
 		}
 		var biases [2]weft.Tensor
 		bias := biases[:0]
 		for i, name := range [...]string{"first bias", "second bias"} {
 			if v.bias[i] != nil {
-				b, err := e.tensors.at(atBias+i, v.bias[i], name)
-				if err != nil {
+				if err := refresh(&h.bias[i], v.bias[i], name); err != nil {
 					return err
 				}
-				bias = append(bias, *b)
+				bias = append(bias, h.bias[i])
 			}
 		}
 		if later == nil {
-			return e.ep.Combine(context.Background(), s, r, *rows, *out, bias...)
+			return e.ep.Combine(context.Background(), s, r, h.rows, h.out, bias...)
 		}
 		if err := result(unsafe.Pointer(later), "weft_work"); err != nil {
 			return err
 		}
-		w, err := e.ep.SendCombine(context.Background(), s, r, *rows, *out, bias...)
+		w, err := e.ep.SendCombine(context.Background(), s, r, h.rows, h.out, bias...)
 		if err != nil {
 			return err
 		}
@@ -315,19 +301,18 @@ func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.w
 		if err != nil {
 			return err
 		}
-		r, s, err := e.back(v.routing, stream)
+		r, s, err := e.by(v.routing, stream)
 		if err != nil {
 			return err
 		}
-		rows, rowWeights, err := e.tensors.pair(atGradRows, v.grad_rows, "grad_rows tensor", v.grad_row_weights, "grad_row_weights tensor")
-		if err != nil {
+		b := &e.back
+		if err := cmp.Or(
+			refresh(&b.gradRows, v.grad_rows, "grad_rows tensor"), refresh(&b.gradRowWeights, v.grad_row_weights, "grad_row_weights tensor"),
+			refresh(&b.gradTokens, v.grad_tokens, "grad_tokens tensor"), refresh(&b.gradWeights, v.grad_weights, "grad_weights tensor"),
+		); err != nil {
 			return err
 		}
-		tokens, weights, err := e.tensors.pair(atGradTokens, v.grad_tokens, "grad_tokens tensor", v.grad_weights, "grad_weights tensor")
-		if err != nil {
-			return err
-		}
-		return e.ep.DispatchBackward(context.Background(), s, r, *rows, *rowWeights, *tokens, *weights)
+		return e.ep.DispatchBackward(context.Background(), s, r, b.gradRows, b.gradRowWeights, b.gradTokens, b.gradWeights)
 	})
 }
 
@@ -338,24 +323,23 @@ func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.we
 		if err != nil {
 			return err
 		}
-		r, s, err := e.back(v.routing, stream)
+		r, s, err := e.by(v.routing, stream)
 		if err != nil {
 			return err
 		}
-		out, rows, err := e.tensors.pair(atBackOut, v.grad_out, "grad_out tensor", v.rows, "rows tensor")
-		if err != nil {
+		b := &e.back
+		if err := cmp.Or(
+			refresh(&b.gradOut, v.grad_out, "grad_out tensor"), refresh(&b.rows, v.rows, "rows tensor"),
+			refresh(&b.gradRows, v.grad_rows, "grad_rows tensor"), refresh(&b.gradWeights, v.grad_weights, "grad_weights tensor"),
+		); err != nil {
 			return err
 		}
-		gradRows, weights, err := e.tensors.pair(atBackGradRows, v.grad_rows, "grad_rows tensor", v.grad_weights, "grad_weights tensor")
-		if err != nil {
-			return err
-		}
-		return e.ep.CombineBackward(context.Background(), s, r, *out, *rows, *gradRows, *weights)
+		return e.ep.CombineBackward(context.Background(), s, r, b.gradOut, b.rows, b.gradRows, b.gradWeights)
 	})
 }
 
-// back is what the operations that come after a dispatch go by.
-func (e *epHandle) back(r C.weft_routing, stream unsafe.Pointer) (*ep.Routing, *weft.Stream, error) {
+// by is what the operations that come after a dispatch go by.
+func (e *epHandle) by(r C.weft_routing, stream unsafe.Pointer) (*ep.Routing, *weft.Stream, error) {
 	by, err := e.routing(number(r))
 	if err != nil {
 		return nil, nil, err

@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -21,8 +22,8 @@ type group struct {
 	comm    *comm
 	group   *collective.Group
 	ops     sync.Mutex
-	tensors tensors
 	streams streams
+	out, in weft.Tensor // what the last call was given: see refresh
 }
 
 var groups = handle.NewTable[group](handle.Group)
@@ -77,42 +78,42 @@ func goweft_barrier(id C.uint64_t, stream unsafe.Pointer) C.int {
 //export goweft_all_reduce
 func goweft_all_reduce(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor, op C.int) C.int {
 	return run(groups, id, func(g *group) error {
-		s, to, from, err := g.operands(stream, out, in)
+		s, err := g.operands(stream, out, in)
 		if err != nil {
 			return err
 		}
-		return g.group.AllReduce(context.Background(), s, *to, *from, weft.Op(enum(C.int32_t(op))))
+		return g.group.AllReduce(context.Background(), s, g.out, g.in, weft.Op(enum(C.int32_t(op))))
 	})
 }
 
 //export goweft_all_gather
 func goweft_all_gather(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor) C.int {
 	return run(groups, id, func(g *group) error {
-		s, to, from, err := g.operands(stream, out, in)
+		s, err := g.operands(stream, out, in)
 		if err != nil {
 			return err
 		}
-		return g.group.AllGather(context.Background(), s, *to, *from)
+		return g.group.AllGather(context.Background(), s, g.out, g.in)
 	})
 }
 
 //export goweft_broadcast
 func goweft_broadcast(id C.uint64_t, stream unsafe.Pointer, tensor *C.weft_tensor, root C.int) C.int {
 	return run(groups, id, func(g *group) error {
-		s, t, _, err := g.operands(stream, tensor, nil)
+		s, err := g.operands(stream, tensor, nil)
 		if err != nil {
 			return err
 		}
-		return g.group.Broadcast(context.Background(), s, *t, int(root))
+		return g.group.Broadcast(context.Background(), s, g.out, int(root))
 	})
 }
 
-func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (s *weft.Stream, to, from *weft.Tensor, err error) {
-	if s, err = g.streams.of(g.comm, stream); err != nil {
-		return
+// operands takes what a call was given.
+func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (*weft.Stream, error) {
+	if err := cmp.Or(refresh(&g.out, out, "output"), refresh(&g.in, in, "input")); err != nil {
+		return nil, err
 	}
-	to, from, err = g.tensors.pair(0, out, "output", in, "input")
-	return
+	return g.streams.of(g.comm, stream)
 }
 
 // enum is an enumerator of C's as Go's types have it. What is out of their range is the last that they can hold, which no list reaches.

@@ -13,30 +13,27 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// tensors keeps the last tensors that an object was given, by place: those of the next call are mostly much the same. Shapes need not be allocated
-// again then, and what holds on to a tensor keeps the shape that it got. Nor is a tensor copied that was written a moment ago, for which processors wait.
-type tensors [16]weft.Tensor
-
-var absent weft.Tensor
-
-// at is a tensor of C's as Go has it, to be copied before the next call.
-func (s *tensors) at(place int, p *C.weft_tensor, name string) (*weft.Tensor, error) {
+// refresh makes a tensor what C says. The tensor is the one that the last such call was given, which is mostly much the same: its shape need not be allocated again
+// then (what has held on to it keeps it), and of what was written a moment ago no copies are made, for which processors wait.
+func refresh(t *weft.Tensor, p *C.weft_tensor, name string) error {
 	if p == nil {
-		return &absent, nil
+		return forget(t)
 	}
 	p, err := input(p, sizeTensor, name)
-	if err != nil || p.dtype == C.WEFT_NONE {
-		return &absent, err
+	if err != nil {
+		return err
+	}
+	if p.dtype == C.WEFT_NONE {
+		return forget(t)
 	}
 	if p.dtype < 0 || p.dtype > C.WEFT_UINT64 || p.dims < 0 || p.dims > C.WEFT_MAX_DIMS {
-		return &absent, invalidf("the %s: type %d and %d dimensions, want a weft_dtype and 0 to %d", name, p.dtype, p.dims, C.WEFT_MAX_DIMS)
+		return invalidf("the %s: type %d and %d dimensions, want a weft_dtype and 0 to %d", name, p.dtype, p.dims, C.WEFT_MAX_DIMS)
 	}
-	t := &s[place]
 	shape := (*[C.WEFT_MAX_DIMS]int)(unsafe.Pointer(&p.shape))[:p.dims]
 	if t.Shape == nil || !slices.Equal(t.Shape, shape) {
 		own := slices.Clone(shape)
 		if !addressable(own) {
-			return &absent, invalidf("the %s: shape %v", name, own)
+			return invalidf("the %s: shape %v", name, own)
 		}
 		t.Shape = own
 	}
@@ -47,18 +44,16 @@ func (s *tensors) at(place int, p *C.weft_tensor, name string) (*weft.Tensor, er
 		t.Data = p.data
 	}
 	if t.Data == nil && t.Elems() > 0 {
-		return &absent, invalidf("the %s: %d bytes at NULL", name, t.Bytes())
+		return invalidf("the %s: %d bytes at NULL", name, t.Bytes())
 	}
-	return t, nil
+	return nil
 }
 
-// pair is two tensors that follow each other.
-func (s *tensors) pair(place int, a *C.weft_tensor, nameA string, b *C.weft_tensor, nameB string) (first, second *weft.Tensor, err error) {
-	if first, err = s.at(place, a, nameA); err != nil {
-		return
+func forget(t *weft.Tensor) error {
+	if !t.IsZero() {
+		*t = weft.Tensor{}
 	}
-	second, err = s.at(place+1, b, nameB)
-	return
+	return nil
 }
 
 // addressable reports whether the bytes of any type in a shape can be counted.

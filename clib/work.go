@@ -26,16 +26,16 @@ var works = handle.NewTable[work](handle.Work)
 func (w *work) owner() *comm { return w.ep.comm }
 
 // send is the first half of a dispatch.
-func (d dispatch) send(s *weft.Stream, r *ep.Routing, topk, weights *weft.Tensor, x ep.Rows, out *C.weft_work) error {
+func (d dispatch) send(s *weft.Stream, r *ep.Routing, out *C.weft_work) error {
 	if err := result(unsafe.Pointer(out), "weft_work"); err != nil {
 		return err
 	}
 	w := &work{dispatch: d}
 	var err error
 	if r != nil {
-		w.pending, err = d.ep.ep.SendDispatch(context.Background(), s, r, x)
+		w.pending, err = d.ep.ep.SendDispatch(context.Background(), s, r, d.ep.rows)
 	} else {
-		w.pending, err = d.ep.ep.SendPrepareDispatch(context.Background(), s, *topk, *weights, x)
+		w.pending, err = d.ep.ep.SendPrepareDispatch(context.Background(), s, d.ep.topk, d.ep.weights, d.ep.rows)
 	}
 	if err != nil {
 		return err
