@@ -128,8 +128,20 @@ func goweft_ep_get(id C.uint64_t, info *C.weft_ep_info) C.int {
 		dispatch, combine := e.ep.SMs()
 		fill(info, C.weft_ep_info{
 			capacity: C.int64_t(e.ep.Capacity()), memory_bytes: C.int64_t(e.ep.MemoryBytes()),
-			dispatch_sms: C.int32_t(dispatch), combine_sms: C.int32_t(combine),
+			dispatch_sms: C.int32_t(dispatch), combine_sms: C.int32_t(combine), gradient_sms: C.int32_t(e.ep.GradientSMs()),
 		})
+		return nil
+	})
+}
+
+//export goweft_ep_combine_buffer
+func goweft_ep_combine_buffer(id C.uint64_t, out *C.weft_tensor) C.int {
+	return run(eps, id, func(e *epHandle) error {
+		if err := output(out, sizeTensor, "tensor"); err != nil {
+			return err
+		}
+		t := e.ep.CombineBuffer()
+		tellTensor(out, &t)
 		return nil
 	})
 }

@@ -18,7 +18,7 @@ const (
 	sizeCommInfo         = 48
 	sizeWindowInfo       = 32
 	sizeSpec             = 128
-	sizeEPInfo           = 32
+	sizeEPInfo           = 40
 	sizeLayout           = 64
 	sizeDispatchArgs     = 48
 	sizeDispatchResult   = 40

@@ -312,10 +312,18 @@ typedef struct weft_ep_info {
 	size_t size;
 	int64_t capacity;     /* rows of a received tensor at its largest */
 	int64_t memory_bytes; /* of the handle's windows on this rank */
-	int32_t dispatch_sms, combine_sms; /* on a GPU: multiprocessors that they run on */
+	int32_t dispatch_sms, combine_sms, gradient_sms; /* on a GPU: multiprocessors that their kernels run on */
+	int32_t reserved;
 } weft_ep_info;
 
 weft_status weft_ep_get(weft_ep ep, weft_ep_info *info);
+
+/*
+ * Memory of the handle's for rows that combine or dispatch_backward is to take: [capacity, hidden] of the output type, of which the tensor that they are given is the first
+ * rows. On GPUs it spares token-major rows a copy. For everything else no memory is better than another, and the tensor is WEFT_NONE. There is one, free again when the
+ * operation that took it has ended on its stream; weft_comm_set_mask may move it.
+ */
+weft_status weft_ep_combine_buffer(weft_ep ep, weft_tensor *tensor);
 
 /* Where to put what routing alone says. Members that are NULL are left out; all memory is the host's. */
 typedef struct weft_ep_layout {

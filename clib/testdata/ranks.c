@@ -141,6 +141,10 @@ static void layout(weft_layout which, int phases) {
 	info.size = sizeof info;
 	OK(weft_ep_get(ep, &info));
 	TRUE(info.capacity >= TOKENS && info.memory_bytes > 0 && info.dispatch_sms == 0);
+	weft_tensor buffer = {0};
+	buffer.size = sizeof buffer;
+	OK(weft_ep_combine_buffer(ep, &buffer));
+	TRUE(buffer.dtype == WEFT_NONE && buffer.data == NULL); /* the host has none */
 	int64_t waits[2][64] = {{0}};
 	weft_tensor wait_d = tensor(waits[0], WEFT_INT64, me.ranks, -1), wait_c = tensor(waits[1], WEFT_INT64, me.ranks, -1);
 	OK(weft_ep_count_waits(ep, &wait_d, &wait_c));
