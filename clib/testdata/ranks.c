@@ -266,6 +266,56 @@ static void layout(weft_layout which, int phases) {
 	OK(weft_ep_destroy(ep));
 }
 
+/* Rows with scales: numbers that dispatch quantises, and bytes that it only carries. */
+static void scales(int opaque) {
+	weft_ep_spec spec = {0};
+	spec.size = sizeof spec;
+	spec.experts = me.ranks * LOCAL, spec.topk = TOPK, spec.max_tokens = TOKENS;
+	if (opaque) {
+		spec.payload = WEFT_PAYLOAD_OPAQUE, spec.row_bytes = 48, spec.scale_bytes = 16;
+	} else {
+		spec.payload = WEFT_PAYLOAD_FP8, spec.hidden = HIDDEN, spec.quantize = WEFT_FLOAT32;
+	}
+	weft_ep ep;
+	OK(weft_ep_create(comm, &spec, &ep));
+	static float x[TOKENS][HIDDEN];
+	uint8_t bytes[TOKENS][48], marks[TOKENS][16];
+	for (int t = 0; t < TOKENS; t++) {
+		memset(bytes[t], 16 * me.rank + t, 48);
+		memset(marks[t], 100 + 16 * me.rank + t, 16);
+		for (int i = 0; i < HIDDEN; i++) {
+			x[t][i] = element(me.rank, t, i);
+		}
+	}
+	weft_tensor tt = tensor(topk, WEFT_INT32, TOKENS, TOPK), tw = tensor(weights, WEFT_FLOAT32, TOKENS, TOPK);
+	weft_tensor rows = opaque ? tensor(bytes, WEFT_UINT8, TOKENS, 48) : tensor(x, WEFT_FLOAT32, TOKENS, HIDDEN);
+	weft_tensor given = tensor(marks, WEFT_UINT8, TOKENS, 16);
+	weft_tensor data = {0}, factors = {0}, sources = {0}, tokens = {0};
+	data.size = factors.size = sources.size = tokens.size = sizeof data;
+	weft_ep_dispatch_args args = {0};
+	weft_ep_dispatch_result got = {0};
+	args.size = sizeof args, got.size = sizeof got;
+	args.topk = &tt, args.weights = &tw, args.rows = &rows, args.scales = opaque ? &given : NULL;
+	got.data = &data, got.scales = &factors;
+	OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
+	OK(weft_routing_tensor(got.routing, WEFT_SOURCE_RANKS, &sources));
+	OK(weft_routing_tensor(got.routing, WEFT_SOURCE_TOKENS, &tokens));
+	TRUE(data.dims == 3 && factors.dims == 3 && data.dtype == (opaque ? WEFT_UINT8 : WEFT_FLOAT8_E4M3) && factors.dtype == (opaque ? WEFT_UINT8 : WEFT_FLOAT32));
+	TRUE(data.shape[2] == (opaque ? 48 : HIDDEN) && factors.shape[2] == (opaque ? 16 : 1));
+	for (int64_t r = 0; r < sources.shape[0]; r++) {
+		int from = ((int32_t *)sources.data)[r], token = ((int32_t *)tokens.data)[r];
+		if (from >= 0 && opaque) {
+			TRUE(((uint8_t *)data.data)[r * 48 + 47] == 16 * from + token && ((uint8_t *)factors.data)[r * 16 + 15] == 100 + 16 * from + token);
+		} else if (from >= 0) {
+			float want = element(from, token, 4) / 448, had = ((float *)factors.data)[r]; /* the largest number is 448 times its scale */
+			TRUE(had - want <= want / 1000 && want - had <= want / 1000);
+		}
+	}
+	OK(weft_comm_error(comm));
+	OK(weft_ep_destroy(ep)); /* and all that came from it */
+	REFUSED(weft_received_release(got.received), WEFT_ERROR_HANDLE, "destroyed or released before");
+}
+
 static void count(void) {
 	int32_t rank_tokens[64], node_tokens[64], selections[128];
 	uint8_t in_rank[TOKENS * 64];
@@ -391,6 +441,8 @@ static void exchange(void) {
 			layout((weft_layout)which, phases);
 		}
 	}
+	scales(0);
+	scales(1);
 	overflow();
 }
 
