@@ -86,7 +86,7 @@ func compile(t testing.TB, source string) string {
 	folder := library(t)
 	program := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
 	cmd := exec.Command(compiler(t), "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Itestdata", "-I"+folder, "-o", program, source,
-		"-L"+folder, "-Wl,-rpath,"+folder, "-lweft", "-lpthread")
+		"-L"+folder, "-Wl,-rpath,"+folder, "-Wl,--as-needed", "-lweft", "-lpthread", "-ldl")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
 	}
@@ -161,6 +161,14 @@ func TestMisuse(t *testing.T) {
 
 func TestThreads(t *testing.T) {
 	if got := run(t, compile(t, "testdata/threads.c")); got != "ok\n" {
+		t.Error(got)
+	}
+}
+
+// The library can be opened late, by a program that was not linked with it.
+func TestOpenedLate(t *testing.T) {
+	program := compile(t, "testdata/late.c")
+	if got := run(t, program, filepath.Join(library(t), "libweft.so")); got != "ok\n" {
 		t.Error(got)
 	}
 }

@@ -15,7 +15,7 @@
 		}                                                                   \
 	} while (0)
 
-static void check(weft_status got, weft_status want, const char *words, const char *call, int line) {
+static inline void check(weft_status got, weft_status want, const char *words, const char *call, int line) {
 	if (got != want || (got != WEFT_OK && (strstr(weft_error(), words) == NULL || weft_error()[0] == 0))) {
 		fprintf(stderr, "line %d: %s: %s: %s; want %s and \"%s\"\n", line, call, weft_status_name(got), got == WEFT_OK ? "" : weft_error(),
 			weft_status_name(want), words);
