@@ -5,7 +5,7 @@
 // # How a call goes
 //
 // A function of weft.h is a few instructions of C (shim.c): it refuses children of fork, which must not enter Go, and calls its namesake here, whose name
-// begins with "go". That looks its handle up (package handle says why handles are numbers), takes the object for itself, copies the structs that it was
+// begins with "go". That looks its handle up (package handle says why handles are numbers), takes the object for itself, reads the structs that it was
 // given as far as their sizes go, and makes one call of Go's. The linker keeps everything but weft_* inside (version.map).
 //
 // Every export goes through [local] or [run], which turn panics into errors. Addresses that are not mapped are panics, too, while the goroutine reads
