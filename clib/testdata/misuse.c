@@ -316,6 +316,24 @@ static void threads(weft_comm comm) {
 	TRUE(strstr(weft_error(), "weft_window is NULL") != NULL);
 }
 
+/* A call on an object that breaks off inside, here at memory that is not there, may have left others waiting: it ends what the communicator does. */
+static void broken_off(void) {
+	weft_comm comm;
+	weft_window window;
+	weft_window_info info = {0};
+	info.size = sizeof info;
+	OK(weft_comm_create(NULL, &comm));
+	OK(weft_window_create(comm, 64, &window));
+	void *gone = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	TRUE(munmap(gone, 4096) == 0);
+	REFUSED(weft_window_get(window, gone), WEFT_ERROR_INTERNAL, "internal error");
+	REFUSED(weft_comm_error(comm), WEFT_ERROR_ABORTED, "");
+	OK(weft_window_get(window, &info)); /* nobody is inside any more */
+	OK(weft_comm_set_mask(comm, 0));
+	OK(weft_comm_error(comm));
+	OK(weft_comm_destroy(comm));
+}
+
 static int lines;
 static void count_lines(void *context, const char *line) { __atomic_add_fetch((int *)context, strlen(line) > 0, __ATOMIC_RELAXED); }
 
@@ -337,6 +355,7 @@ int main(void) {
 	operations(comm);
 	forks(comm);
 	threads(comm);
+	broken_off();
 	OK(weft_comm_error(comm));
 	OK(weft_comm_wait(comm, NULL));
 	REFUSED(weft_comm_set_mask(comm, 1), WEFT_ERROR_MASKED, "");
