@@ -1,6 +1,12 @@
 package ep
 
-import "github.com/weftgo/weft"
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/device"
+)
 
 // SetApart makes some blocks of every operation send and the others receive, however little there is, and gives what undoes it.
 func SetApart() (undo func()) {
@@ -64,4 +70,39 @@ func KernelsOf(s Spec, ranks int) []string {
 		add(gradientKernel(s.Output, "").Name, "weft_gradients")
 	}
 	return all
+}
+
+// SetEpoch has a handle on GPUs count its operations from an epoch on, before the first.
+func SetEpoch(h *Handle, epoch uint64) error {
+	g, ok := h.engine.(*gpu)
+	if !ok {
+		g = h.engine.(*placed).gpu
+	}
+	var counts []byte
+	for range g.locals.gradientCounts + g.blocks.gradients {
+		counts = binary.LittleEndian.AppendUint64(counts, epoch)
+		counts = binary.LittleEndian.AppendUint64(counts, epoch%3)
+	}
+	c := g.device.Context()
+	if err := c.Upload(g.memory.Pointer().Add(g.locals.state+device.StateBytes), counts); err != nil {
+		return err
+	}
+	word := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
+	for _, z := range g.regions.zero {
+		if err := c.Upload(g.window.Pointer().Add(int(z.at)), slices.Repeat(word, int(z.size)/4)); err != nil {
+			return err
+		}
+	}
+	return c.Synchronize()
+}
+
+// SoilRoutings fills the memory of routings that nobody has as memory may be that was just allocated.
+func SoilRoutings(h *Handle) error {
+	g := h.engine.(*gpu)
+	for _, r := range g.idle {
+		if err := g.device.Context().Upload(r.memory.Pointer(), slices.Repeat([]byte{0x5A, 0, 0x5A, 0}, r.off.total/4)); err != nil {
+			return err
+		}
+	}
+	return g.device.Context().Synchronize()
 }

@@ -119,10 +119,10 @@ struct Extent {
 		u32 most = 0, before = 0;
 		for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
 			before = max(before, former[src]);
-			if (!holds(b.mask, src)) {
+			if ((b.what & ROUTE) == 0) {
+				most = max(most, (u32)sent(a)[src]); // beyond, nobody has written landings; the rows of a rank that was left out since are made zeros
+			} else if (!holds(b.mask, src)) {
 				most = max(most, await4(w, src, b.own + head_at(a, b.turn, src)));
-			} else if ((b.what & ROUTE) == 0) {
-				most = max(most, (u32)sent(a)[src]); // the rows of a rank that was left out since are made zeros
 			}
 		}
 		__syncwarp();
