@@ -171,11 +171,20 @@ func (r *Round) receive(received *ep.Received) {
 
 // Combine enqueues that.
 func (r *Round) Combine(ctx context.Context, s *weft.Stream) error {
-	y := r.y
+	return r.r.handle.Combine(ctx, s, r.r.routing, r.expertRows(), r.out, r.bias...)
+}
+
+// SendCombine enqueues the first half of that; the Work's Wait enqueues the second.
+func (r *Round) SendCombine(ctx context.Context, s *weft.Stream) (*weft.Work, error) {
+	return r.r.handle.SendCombine(ctx, s, r.r.routing, r.expertRows(), r.out, r.bias...)
+}
+
+// expertRows are those that combine takes.
+func (r *Round) expertRows() weft.Tensor {
 	if r.direct {
-		y = r.received.Data
+		return r.received.Data
 	}
-	return r.r.handle.Combine(ctx, s, r.r.routing, y, r.out, r.bias...)
+	return r.y
 }
 
 // Backward enqueues the gradients of combine and of dispatch.
