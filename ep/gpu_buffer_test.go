@@ -16,6 +16,9 @@ func TestCombineBufferOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		for _, way := range ways {
+			if m.emulated && way.name != "token" && way.name != "packed" {
+				continue // each needs kernels of its own, which take long to compile
+			}
 			t.Run(way.name, func(t *testing.T) {
 				s := sized(way.spec, ranks)
 				s.Hidden, s.Payload, s.Quantize, s.Output = 128, ep.FP8, weft.BFloat16, weft.BFloat16

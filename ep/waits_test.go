@@ -146,7 +146,10 @@ func TestCountWaits(t *testing.T) {
 func TestCountWaitsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, late = 3, 1
-		for _, way := range ways {
+		for i, way := range ways {
+			if m.emulated && i%2 != 0 {
+				continue // most of the time is spent in being late
+			}
 			t.Run(way.name, func(t *testing.T) {
 				if !m.holds(ranks) {
 					t.Skip("ranks would share a GPU")
