@@ -290,24 +290,15 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	driver, err := cuda.Open()
-	if err != nil {
-		return fmt.Errorf("bench ep: %w", err)
+	ranks := 0
+	if cmd.Flags().Changed("ranks") {
+		ranks = e.ranks[0]
 	}
-	contexts, closeAll, err := primaries(driver, g.gpus)
+	contexts, ranks, closeAll, err := openRanks(g.gpus, ranks)
 	if err != nil {
 		return fmt.Errorf("bench ep: %w", err)
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	ranks := len(contexts)
-	if cmd.Flags().Changed("ranks") {
-		ranks = e.ranks[0]
-	}
-	if ranks > len(contexts) {
-		if err := withQueues(); err != nil {
-			return fmt.Errorf("bench ep: %w", err)
-		}
-	}
 	p := &gpuPrinter{lines: file, json: to.json, progress: terminal.NewProgress(os.Stderr)}
 	defer p.progress.Close()
 	p.to = p.progress.Above(os.Stdout)
@@ -396,6 +387,26 @@ func quickLink(m bench.GPUs, shapes []bench.EP) link.Options {
 		}
 	}
 	return o
+}
+
+// openRanks opens the GPUs, as many as asked or all, for so many ranks, or one on each.
+func openRanks(gpus, ranks int) (contexts []*cuda.Context, n int, closeAll func() error, err error) {
+	driver, err := cuda.Open()
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	if contexts, closeAll, err = primaries(driver, gpus); err != nil {
+		return nil, 0, nil, err
+	}
+	if ranks == 0 {
+		ranks = len(contexts)
+	}
+	if ranks > len(contexts) {
+		if err := withQueues(); err != nil {
+			return nil, 0, nil, errors.Join(err, closeAll())
+		}
+	}
+	return contexts, ranks, closeAll, nil
 }
 
 // withQueues starts the command anew if the driver would put several ranks' streams in one queue of a GPU, where one that waits for another can be

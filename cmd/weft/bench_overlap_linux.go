@@ -16,7 +16,6 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/product"
 )
 
@@ -156,24 +155,11 @@ func (o *overlapFlags) run(cmd *cobra.Command) (err error) {
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	driver, err := cuda.Open()
-	if err != nil {
-		return err
-	}
-	contexts, closeAll, err := primaries(driver, o.gpus)
+	contexts, ranks, closeAll, err := openRanks(o.gpus, o.ranks)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	ranks := o.ranks
-	if ranks == 0 {
-		ranks = len(contexts)
-	}
-	if ranks > len(contexts) {
-		if err := withQueues(); err != nil {
-			return err
-		}
-	}
 	return o.measure(ctx, bench.Overlap{Product: o.product, GPUs: bench.GPUs{
 		Contexts: contexts, Ranks: ranks, Operations: o.operations, Replays: o.replays, Deadline: o.deadline, Cache: kernels(p.progress.Above(os.Stderr)),
 	}}, p)

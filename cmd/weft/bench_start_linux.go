@@ -15,7 +15,6 @@ import (
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
@@ -123,25 +122,12 @@ func (s *startFlags) run(cmd *cobra.Command) (err error) {
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	began := time.Now()
-	driver, err := cuda.Open()
-	if err != nil {
-		return err
-	}
-	contexts, closeAll, err := primaries(driver, s.gpus)
+	contexts, ranks, closeAll, err := openRanks(s.gpus, s.ranks)
 	if err != nil {
 		return err
 	}
 	opened := time.Since(began)
 	defer func() { err = errors.Join(err, closeAll()) }()
-	ranks := s.ranks
-	if ranks == 0 {
-		ranks = len(contexts)
-	}
-	if ranks > len(contexts) {
-		if err := withQueues(); err != nil {
-			return err
-		}
-	}
 	return s.measure(ctx, bench.Start{Contexts: contexts, Ranks: ranks, Rounds: s.rounds, Deadline: s.deadline}, opened, p)
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// gpuWork is the workplace of a layer on a GPU.
-type gpuWork struct {
+// gpuBackend has the experts of a layer on a GPU.
+type gpuBackend struct {
 	*gpu
 	values, grads []float32 // of this layer's experts, on the host: those that layer.experts and layer.grads view
 
@@ -21,7 +21,7 @@ type gpuWork struct {
 }
 
 // products are what a layer's products have in common: of rows that have in columns with the matrices that begin so many numbers into an expert's.
-func (w *gpuWork) products(cfg Config, x, y cuda.Pointer, in, out, matrix int) productArgs {
+func (w *gpuBackend) products(cfg Config, x, y cuda.Pointer, in, out, matrix int) productArgs {
 	return productArgs{
 		x: x, w: w.gpu.values.device.Pointer().Add(4 * matrix), y: y, offsets: w.routing.ExpertOffsets().Pointer(), counts: w.routing.ExpertCounts().Pointer(),
 		in: uint32(in), out: uint32(out), down: uint32(out), right: 1, expert: uint32(cfg.expertSize()),
@@ -34,7 +34,7 @@ func (p productArgs) transposed() productArgs {
 	return p
 }
 
-func (w *gpuWork) forward(ctx context.Context, l *layer) (err error) {
+func (w *gpuBackend) forward(ctx context.Context, l *layer) (err error) {
 	c, s, tokens := l.cfg, weft.StreamOf(w.stream), l.x.Rows
 	if err = cmp.Or(w.upload(w.x, tensor(l.x)), w.upload(w.selected, weft.TensorOf(l.selected)), w.upload(w.weights, tensor(l.weights)),
 		w.upload(w.gpu.values, weft.TensorOf(w.values))); err != nil {
@@ -61,11 +61,11 @@ func (w *gpuWork) forward(ctx context.Context, l *layer) (err error) {
 }
 
 // rows views memory that has a row for each token that came.
-func (w *gpuWork) rows(m *cuda.Memory, columns int) weft.Tensor {
+func (w *gpuBackend) rows(m *cuda.Memory, columns int) weft.Tensor {
 	return weft.DeviceTensor(m.Pointer(), weft.Float32, w.routing.Rows(), columns)
 }
 
-func (w *gpuWork) backward(ctx context.Context, l *layer, g matrix) (gradX, gradWeights matrix, err error) {
+func (w *gpuBackend) backward(ctx context.Context, l *layer, g matrix) (gradX, gradWeights matrix, err error) {
 	c, s := l.cfg, weft.StreamOf(w.stream)
 	gradX, gradWeights = newMatrix(g.Rows, g.Cols), newMatrix(g.Rows, c.TopK)
 	if err = cmp.Or(w.upload(w.g, tensor(g)), w.upload(w.gpu.values, weft.TensorOf(w.values)), w.upload(w.gpu.grads, weft.TensorOf(w.grads))); err != nil {
@@ -89,7 +89,7 @@ func (w *gpuWork) backward(ctx context.Context, l *layer, g matrix) (gradX, grad
 }
 
 // expertsBackward turns gradOut from the gradients of the experts' outputs into those of their inputs, and adds to those of their parameters.
-func (w *gpuWork) expertsBackward(c Config, experts int) error {
+func (w *gpuBackend) expertsBackward(c Config, experts int) error {
 	gradOut, gradHidden := w.gradOut.Pointer(), w.gradHidden.Pointer()
 	down := w.products(c, gradOut, gradHidden, c.Hidden, c.Inner, c.Hidden*c.Inner).transposed()
 	down.mask = w.hidden.Pointer()

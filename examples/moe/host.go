@@ -7,8 +7,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// hostWork is the workplace of ranks on the host.
-type hostWork struct {
+// hostBackend has the experts of ranks on the host.
+type hostBackend struct {
 	handle *ep.Handle
 
 	// Kept from the forward pass, with the experts: a row for each token that came, expert by expert, in each by source rank.
@@ -19,7 +19,7 @@ type hostWork struct {
 	from, size []int32  // the rows of each expert
 }
 
-func (w *hostWork) forward(ctx context.Context, l *layer) (err error) {
+func (w *hostBackend) forward(ctx context.Context, l *layer) (err error) {
 	if w.routing, err = w.handle.Prepare(ctx, nil, weft.TensorOf(l.selected, l.x.Rows, l.cfg.TopK), tensor(l.weights)); err != nil {
 		return err
 	}
@@ -46,9 +46,9 @@ func (x expert) forward(in matrix) (hidden, out matrix) {
 }
 
 // zone is the rows of m that belong to an expert of this rank.
-func (w *hostWork) zone(m matrix, e int) matrix { return rows(m, int(w.from[e]), int(w.size[e])) }
+func (w *hostBackend) zone(m matrix, e int) matrix { return rows(m, int(w.from[e]), int(w.size[e])) }
 
-func (w *hostWork) backward(ctx context.Context, l *layer, g matrix) (gradX, gradWeights matrix, err error) {
+func (w *hostBackend) backward(ctx context.Context, l *layer, g matrix) (gradX, gradWeights matrix, err error) {
 	gradRows := newMatrix(w.in.Rows, w.in.Cols)
 	gradX, gradWeights = newMatrix(g.Rows, g.Cols), newMatrix(g.Rows, l.cfg.TopK)
 	if err = w.handle.CombineBackward(ctx, nil, w.routing, tensor(g), tensor(w.y), tensor(gradRows), tensor(gradWeights)); err != nil {
@@ -63,7 +63,7 @@ func (w *hostWork) backward(ctx context.Context, l *layer, g matrix) (gradX, gra
 
 // expertsBackward turns g from the gradients of the experts' outputs into those of their inputs. Those of their parameters are computed apart for the
 // rows of each rank, which are of one micro-batch, and added in the order of the ranks, which is that of the micro-batches.
-func (w *hostWork) expertsBackward(l *layer, g matrix) {
+func (w *hostBackend) expertsBackward(l *layer, g matrix) {
 	part := l.cfg.expert(make([]float32, l.cfg.expertSize()), 0)
 	ranges, ranks := weft.SliceOf[int64](w.routing.Ranges()), w.handle.Comm().Size()
 	for e, x := range l.experts {

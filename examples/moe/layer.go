@@ -12,15 +12,15 @@ type layer struct {
 	cfg            Config
 	router         matrix
 	experts, grads []expert // of this rank, on the host
-	work           workplace
+	backend        backend
 
 	// Kept from the forward pass: a row for each token of this rank.
 	x, out, probs, weights matrix
 	selected               []int32 // [tokens, topk] experts
 }
 
-// workplace is where the experts of a layer work: on the host (host.go) or on a GPU (gpu_layer.go). It is the layer's own, for it keeps what the backward pass needs.
-type workplace interface {
+// backend is where the experts of a layer work: on the host (host.go) or on a GPU (gpu_layer.go). It is the layer's own, for it keeps what the backward pass needs.
+type backend interface {
 	// forward sends l.x to the selected experts, lets those of this rank work, and sets l.out to their weighted sum on top of l.x.
 	forward(ctx context.Context, l *layer) error
 	// backward makes of g, the gradient of l.out, those of l.x by way of the experts and of l.weights, and adds to l.grads.
@@ -31,7 +31,7 @@ type workplace interface {
 func (l *layer) forward(ctx context.Context, x matrix) (out matrix, err error) {
 	l.x, l.out = x, newMatrix(x.Rows, x.Cols)
 	l.route()
-	return l.out, l.work.forward(ctx, l)
+	return l.out, l.backend.forward(ctx, l)
 }
 
 // route selects the most probable experts of each token. Their weights are their probabilities, scaled to the sum 1.
@@ -51,7 +51,7 @@ func (l *layer) route() {
 
 // backward turns g from the gradient of out into that of x, sets gradRouter, and adds to the gradients of this rank's experts.
 func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
-	gradX, gradWeights, err := l.work.backward(ctx, l, g)
+	gradX, gradWeights, err := l.backend.backward(ctx, l, g)
 	if err != nil {
 		return err
 	}

@@ -117,9 +117,9 @@ func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *mo
 	for i := range cfg.Layers {
 		l := &layer{cfg: cfg, router: rows(m.weights.routers, i*cfg.Hidden, cfg.Hidden)}
 		if from, n := i*local*cfg.expertSize(), local*cfg.expertSize(); m.gpu != nil {
-			l.work = &gpuWork{gpu: m.gpu, values: m.experts.value[from : from+n], grads: m.experts.grad[from : from+n], y: m.gpu.y[i], hidden: m.gpu.hidden[i]}
+			l.backend = &gpuBackend{gpu: m.gpu, values: m.experts.value[from : from+n], grads: m.experts.grad[from : from+n], y: m.gpu.y[i], hidden: m.gpu.hidden[i]}
 		} else {
-			l.work = &hostWork{handle: handle}
+			l.backend = &hostBackend{handle: handle}
 		}
 		for e := range local {
 			x := cfg.expert(m.experts.value, i*local+e)
