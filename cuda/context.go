@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"runtime"
 	"sync/atomic"
 
@@ -16,6 +17,7 @@ type Context struct {
 	table  *sys.Table
 	device *Device
 	handle sys.Context
+	spares spares
 	closed atomic.Bool
 }
 
@@ -28,12 +30,17 @@ func (d *Device) Primary() (*Context, error) {
 	return &Context{driver: d.driver, table: d.driver.table, device: d, handle: *handle}, nil
 }
 
-// Close gives the reference back. Further calls do nothing.
+// Close destroys the streams that it kept ([Stream.Close]) and gives the reference back. Further calls do nothing.
 func (c *Context) Close() error {
 	if c.closed.Swap(true) {
 		return nil
 	}
-	return c.driver.check("cuDevicePrimaryCtxRelease", c.table.DevicePrimaryCtxRelease(c.device.handle))
+	var errs []error
+	for _, s := range c.spares.end() {
+		errs = append(errs, c.destroyStream(s.handle))
+	}
+	errs = append(errs, c.driver.check("cuDevicePrimaryCtxRelease", c.table.DevicePrimaryCtxRelease(c.device.handle)))
+	return errors.Join(errs...)
 }
 
 // Device is the context's device.

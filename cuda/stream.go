@@ -14,6 +14,7 @@ import (
 // is theirs to arrange.
 type Stream struct {
 	context *Context
+	options StreamOptions
 	handle  sys.Stream
 	foreign bool
 	closed  atomic.Bool
@@ -27,8 +28,12 @@ type StreamOptions struct {
 	Blocking bool
 }
 
-// NewStream makes a stream, which the caller closes.
+// NewStream makes a stream, which the caller closes. One that was closed idle, and was made with the same options, is used again: once a stream has been destroyed,
+// the driver may put a new one into the hardware queue of a stream in use, and what is in them then waits for each other.
 func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
+	if handle, found := c.spares.take(o); found {
+		return &Stream{context: c, options: o, handle: handle}, nil
+	}
 	flags := uint32(sys.StreamNonBlocking)
 	if o.Blocking {
 		flags = 0
@@ -38,7 +43,7 @@ func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Stream{context: c, handle: *handle}, nil
+	return &Stream{context: c, options: o, handle: *handle}, nil
 }
 
 // WrapStream borrows a stream that somebody else made in this device's primary context: a cudaStream_t of PyTorch's, or one of the
@@ -48,12 +53,32 @@ func (c *Context) WrapStream(handle uintptr) *Stream {
 	return &Stream{context: c, handle: sys.Stream(handle), foreign: true}
 }
 
-// Close destroys the stream; what is in it still happens. Further calls do nothing.
+// Close gives the stream up; what is in it still happens. Further calls do nothing. A stream whose work is done stays with its context, which hands its handle to
+// the next [Context.NewStream] of the same options, so that it keeps its hardware queue; any other stream is destroyed.
 func (s *Stream) Close() error {
 	if s.closed.Swap(true) || s.foreign {
 		return nil
 	}
-	return s.context.check("cuStreamDestroy", s.context.table.StreamDestroy(s.context.handle, s.handle))
+	if s.idle() && s.context.spares.put(spare{s.options, s.handle}) {
+		return nil
+	}
+	return s.context.destroyStream(s.handle)
+}
+
+// idle says whether the stream can be somebody else's: it captures nothing, and all that was enqueued has happened, without an error.
+func (s *Stream) idle() bool {
+	if s.context.closed.Load() {
+		return false // there may be nobody left to ask
+	}
+	// A capture would break if the stream were asked whether it is done.
+	if c, err := s.readCapture(); err != nil || CaptureStatus(c.status) != NotCapturing {
+		return false
+	}
+	return s.context.table.StreamQuery(s.context.handle, s.handle) == sys.Success
+}
+
+func (c *Context) destroyStream(s sys.Stream) error {
+	return c.check("cuStreamDestroy", c.table.StreamDestroy(c.handle, s))
 }
 
 // use refuses a stream that is not there, or no longer.
@@ -70,7 +95,7 @@ func (s *Stream) use(call string) error {
 // Context is what the stream belongs to.
 func (s *Stream) Context() *Context { return s.context }
 
-// Handle is the driver's CUstream.
+// Handle is the driver's CUstream. After Close it may be another Stream's.
 func (s *Stream) Handle() uintptr { return uintptr(s.handle) }
 
 // Priority is the stream's priority after clamping.
@@ -161,13 +186,19 @@ type captureInfo struct {
 var captures = sync.Pool{New: func() any { return new(captureInfo) }}
 
 func (s *Stream) captureInfo() (captureInfo, error) {
-	const call = "cuStreamGetCaptureInfo"
-	if err := s.use(call); err != nil {
+	if err := s.use(getCaptureInfo); err != nil {
 		return captureInfo{}, err
 	}
+	return s.readCapture()
+}
+
+const getCaptureInfo = "cuStreamGetCaptureInfo"
+
+// readCapture is captureInfo for a stream that may be closed.
+func (s *Stream) readCapture() (captureInfo, error) {
 	c := captures.Get().(*captureInfo)
 	defer captures.Put(c)
 	*c = captureInfo{status: sys.CaptureNone}
-	err := s.context.check(call, s.context.table.StreamGetCaptureInfo(s.context.handle, s.handle, &c.status, &c.id))
+	err := s.context.check(getCaptureInfo, s.context.table.StreamGetCaptureInfo(s.context.handle, s.handle, &c.status, &c.id))
 	return *c, err
 }

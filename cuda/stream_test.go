@@ -3,6 +3,8 @@ package cuda_test
 import (
 	"context"
 	"errors"
+	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -48,6 +50,216 @@ func TestWrapStream(t *testing.T) {
 	}
 	for _, handle := range []uintptr{0, 1, 2} {
 		ok(t, c.WrapStream(handle).Synchronize())
+	}
+}
+
+// TestStreamReuse: a stream that is closed idle is the next one of the same options, and of no others, in a new object.
+func TestStreamReuse(t *testing.T) {
+	m, d := open(t, cudatest.Config{})
+	c := primary(t, d, 0)
+	for _, o := range []cuda.StreamOptions{{}, {Priority: -2}, {Blocking: true}, {Priority: -2, Blocking: true}} {
+		made := m.Calls("cuStreamCreateWithPriority")
+		first, err := c.NewStream(o)
+		ok(t, err)
+		if n := m.Calls("cuStreamCreateWithPriority") - made; n != 1 {
+			t.Errorf("%+v: a stream of other options was used again", o)
+		}
+		ok(t, first.Synchronize())
+		ok(t, first.Close())
+		again, err := c.NewStream(o)
+		keep(t, again, err)
+		if again == first || again.Handle() != first.Handle() {
+			t.Errorf("%+v: stream %#x at %p came after %#x at %p", o, again.Handle(), again, first.Handle(), first)
+		}
+		ok(t, first.Close()) // which does nothing to the other
+		wants(t, first.Synchronize(), cuda.ErrClosed)
+		ok(t, again.Synchronize())
+		if p, err := again.Priority(); p != o.Priority || err != nil {
+			t.Errorf("%+v: priority %d, %v", o, p, err)
+		}
+		other, err := c.NewStream(o)
+		ok(t, err)
+		if other.Handle() == again.Handle() {
+			t.Errorf("%+v: stream %#x was given out twice", o, other.Handle())
+		}
+		ok(t, other.Close()) // for those of the next options not to get
+	}
+	if n := m.Calls("cuStreamDestroy"); n != 0 {
+		t.Errorf("%d streams were destroyed", n)
+	}
+}
+
+// TestStreamNotReused: a stream that others could come upon something in is destroyed.
+func TestStreamNotReused(t *testing.T) {
+	m, d := open(t, cudatest.Config{})
+	c := primary(t, d, 0)
+	started, finish := make(chan struct{}), make(chan struct{})
+	m.Kernel("slow", func(*cudatest.Call) { close(started); <-finish })
+	launch, err := loadFunction(t, c, "slow").Prepare(cuda.LaunchConfig{})
+	ok(t, err)
+	closed := func(why string, s *cuda.Stream) {
+		t.Helper()
+		before := m.Calls("cuStreamDestroy")
+		ok(t, s.Close())
+		ok(t, s.Close())
+		if n := m.Calls("cuStreamDestroy") - before; n != 1 {
+			t.Errorf("%s: %d streams were destroyed, want one", why, n)
+		}
+		if next := newStream(t, c); next.Handle() == s.Handle() {
+			t.Errorf("%s: the stream was given out again", why)
+		}
+	}
+	var streams [3]*cuda.Stream // at once, or those that end idle would serve as the next
+	for i := range streams {
+		streams[i], err = c.NewStream(cuda.StreamOptions{})
+		ok(t, err)
+	}
+	ended := make(chan error)
+	go func() { ended <- launch.Start(streams[0]) }()
+	<-started
+	closed("busy", streams[0])
+	close(finish)
+	ok(t, <-ended)
+	for i, call := range []string{"cuStreamQuery", "cuStreamGetCaptureInfo"} {
+		m.Fail(call, 0, cuda.ErrOutOfMemory)
+		closed(call+" failed", streams[1+i])
+	}
+}
+
+// TestCloseInCapture leaves the capture to the driver: neither is the stream kept, nor is it asked what would break a capture that it has joined.
+func TestCloseInCapture(t *testing.T) {
+	m, d := openFaulty(t, cudatest.Config{})
+	c := primary(t, d, 0)
+	s, err := c.NewStream(cuda.StreamOptions{})
+	ok(t, err)
+	side, err := c.NewStream(cuda.StreamOptions{})
+	ok(t, err)
+	e := newEvent(t, c, cuda.EventOptions{})
+	ok(t, s.BeginCapture())
+	defer runtime.UnlockOSThread()
+	ok(t, e.Record(s))
+	ok(t, side.WaitEvent(e))
+	for _, captures := range []*cuda.Stream{side, s} {
+		wants(t, captures.Close(), cuda.ErrInvalidValue) // what the fake driver says of it
+		if n := m.Calls("cuStreamQuery"); n != 0 {
+			t.Errorf("%d questions whether the capture is done", n)
+		}
+		if status, err := c.WrapStream(captures.Handle()).CaptureStatus(); status != cuda.Capturing || err != nil {
+			t.Errorf("status %d, %v: the capture is broken", status, err)
+		}
+		if next := newStream(t, c); next.Handle() == captures.Handle() {
+			t.Error("a stream that captures was given out again")
+		}
+	}
+}
+
+// TestContextDestroysStreams that it kept, as many as there are queues for, before it is released, and keeps none afterwards.
+func TestContextDestroysStreams(t *testing.T) {
+	const kept, more = 32, 3
+	m, d := openFaulty(t, cudatest.Config{})
+	c, err := device(t, d, 0).Primary()
+	ok(t, err)
+	other := primary(t, d, 0) // keeps the device's context alive
+	var streams []*cuda.Stream
+	for range kept + more {
+		s, err := c.NewStream(cuda.StreamOptions{})
+		ok(t, err)
+		streams = append(streams, s)
+	}
+	late, err := c.NewStream(cuda.StreamOptions{})
+	ok(t, err)
+	destroyed := func(when string, want int) {
+		t.Helper()
+		if n := m.Calls("cuStreamDestroy"); n != want {
+			t.Errorf("%s %d streams were destroyed, want %d", when, n, want)
+		}
+	}
+	for _, s := range streams {
+		ok(t, s.Close())
+	}
+	destroyed("at first", more)
+	m.Fail("cuStreamDestroy", 1, cuda.ErrInvalidHandle)
+	m.Fail("cuDevicePrimaryCtxRelease", 0, cuda.ErrDeinitialized)
+	err = c.Close()
+	wants(t, err, cuda.ErrInvalidHandle) // and the others are destroyed all the same
+	wants(t, err, cuda.ErrDeinitialized)
+	destroyed("after the context's close", kept+more)
+	ok(t, c.Close())
+	ok(t, late.Close())
+	destroyed("after one more", kept+more+1)
+	for range 2 { // nothing is kept any more
+		s, err := c.NewStream(cuda.StreamOptions{})
+		ok(t, err)
+		ok(t, s.Close())
+	}
+	destroyed("in the closed context", kept+more+3)
+	newStream(t, other)
+}
+
+// TestContextAndStreamsEndTogether: whoever is first, no stream is left behind.
+func TestContextAndStreamsEndTogether(t *testing.T) {
+	_, d := open(t, cudatest.Config{})
+	primary(t, d, 0) // keeps the device's context alive
+	for range 200 {
+		c, err := device(t, d, 0).Primary()
+		ok(t, err)
+		ends := []func() error{c.Close}
+		for range 4 {
+			s, err := c.NewStream(cuda.StreamOptions{})
+			ok(t, err)
+			ends = append(ends, s.Close)
+		}
+		var wg sync.WaitGroup
+		for _, end := range ends {
+			wg.Go(func() {
+				if err := end(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestStreamsInTurns: goroutines make and close streams of one context, and none gets another's.
+func TestStreamsInTurns(t *testing.T) {
+	const goroutines, rounds = 8, 100
+	m, d := open(t, cudatest.Config{})
+	c := primary(t, d, 0)
+	var inUse sync.Map
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			for range rounds {
+				s, err := c.NewStream(cuda.StreamOptions{})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, twice := inUse.LoadOrStore(s.Handle(), true); twice {
+					t.Errorf("stream %#x is in use twice", s.Handle())
+				}
+				err = s.Synchronize()
+				inUse.Delete(s.Handle())
+				// Whoever closes first does it.
+				var closers sync.WaitGroup
+				for range 2 {
+					closers.Go(func() {
+						if err := s.Close(); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				closers.Wait()
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if made, destroyed := m.Calls("cuStreamCreateWithPriority"), m.Calls("cuStreamDestroy"); made > goroutines || destroyed != 0 {
+		t.Errorf("%d streams were made and %d destroyed for %d goroutines", made, destroyed, goroutines)
 	}
 }
 

@@ -111,8 +111,12 @@ func TestMisuse(t *testing.T) {
 			return l.Start(r.streams[1])
 		}, cuda.ErrInvalidContext, "the stream is device 1's"},
 		"stream destroyed elsewhere": {do: func(r *rig) error {
-			w := r.contexts[0].WrapStream(r.streams[0].Handle())
-			r.ok(r.streams[0].Close())
+			other, err := r.contexts[0].Device().Primary()
+			r.ok(err)
+			s, err := other.NewStream(cuda.StreamOptions{})
+			r.ok(err)
+			w := r.contexts[0].WrapStream(s.Handle())
+			r.ok(errors.Join(s.Close(), other.Close())) // a closed stream lives until its context is closed
 			return w.Synchronize()
 		}, code: cuda.ErrInvalidHandle, say: "destroyed or never made"},
 		"wild kernel": {do: func(r *rig) error {

@@ -109,12 +109,14 @@ func alone(t *testing.T, s Start) (*startRank, []*round) {
 
 // A rank that fails ends the others, and why is told.
 func TestStartsEndTogether(t *testing.T) {
-	machine, s := starting(t, 2, 2, t.TempDir())
+	dir := t.TempDir()
+	_, s := starting(t, 2, 2, dir)
 	enough := errors.New("enough")
 	if err := s.Measure(t.Context(), small(nil), func(StartRow) error { return enough }); !errors.Is(err, enough) || !strings.Contains(err.Error(), "rank 0: ") {
 		t.Errorf("%v", err)
 	}
 	for _, call := range []string{"cuStreamCreateWithPriority", "cuMemCreate", "cuModuleLoadDataEx"} {
+		machine, s := starting(t, 2, 2, dir) // of its own: contexts keep streams, and would make none
 		machine.Fail(call, 1, cuda.ErrOutOfMemory)
 		// What a rank gives up in a step that all take together, the others may say first: by its text.
 		if err := s.Measure(t.Context(), small(nil), nothing); err == nil || !strings.Contains(err.Error(), "CUDA_ERROR_OUT_OF_MEMORY") {

@@ -1,0 +1,58 @@
+package cuda
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/weftgo/weft/cuda/internal/sys"
+)
+
+// maxSpares is how many spare streams a context keeps at most: the hardware has no more queues than that for streams to be put into.
+const maxSpares = 32
+
+// spares are streams that were closed when nothing was left in them. The driver chooses a stream's hardware queue when it makes the stream, and once it has destroyed
+// another one it may choose a queue that is in use although others are free. Streams in one queue wait for each other, and kernels that wait for each other across
+// them do so for ever. So queues are assigned once, and streams go round.
+type spares struct {
+	mu      sync.Mutex
+	streams []spare
+	ended   bool // the context is closed: nobody would destroy what comes now
+}
+
+type spare struct {
+	options StreamOptions
+	handle  sys.Stream
+}
+
+// put keeps a stream, if there is room and somebody who may want it.
+func (p *spares) put(s spare) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended || len(p.streams) == maxSpares {
+		return false
+	}
+	p.streams = append(p.streams, s)
+	return true
+}
+
+// take gives a stream of these options out, if there is one.
+func (p *spares) take(o StreamOptions) (handle sys.Stream, found bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.IndexFunc(p.streams, func(s spare) bool { return s.options == o })
+	if i < 0 {
+		return 0, false
+	}
+	handle = p.streams[i].handle
+	p.streams = slices.Delete(p.streams, i, i+1)
+	return handle, true
+}
+
+// end gives out all that is left, and keeps nothing from now on.
+func (p *spares) end() []spare {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := p.streams
+	p.streams, p.ended = nil, true
+	return left
+}
