@@ -17,7 +17,6 @@ type Context struct {
 	table  *sys.Table
 	device *Device
 	handle sys.Context
-	spares spares
 	closed atomic.Bool
 }
 
@@ -27,16 +26,17 @@ func (d *Device) Primary() (*Context, error) {
 	if err := d.driver.check("cuDevicePrimaryCtxRetain", d.driver.table.DevicePrimaryCtxRetain(handle, d.handle)); err != nil {
 		return nil, err
 	}
+	d.spares.open()
 	return &Context{driver: d.driver, table: d.driver.table, device: d, handle: *handle}, nil
 }
 
-// Close destroys the streams that it kept ([Stream.Close]) and gives the reference back. Further calls do nothing.
+// Close gives the reference back. The last Context of a device to be closed destroys the streams that were kept ([Stream.Close]). Further calls do nothing.
 func (c *Context) Close() error {
 	if c.closed.Swap(true) {
 		return nil
 	}
 	var errs []error
-	for _, s := range c.spares.end() {
+	for _, s := range c.device.spares.close() {
 		errs = append(errs, c.destroyStream(s.handle))
 	}
 	errs = append(errs, c.driver.check("cuDevicePrimaryCtxRelease", c.table.DevicePrimaryCtxRelease(c.device.handle)))

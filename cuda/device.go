@@ -11,6 +11,7 @@ type Device struct {
 	driver  *Driver
 	ordinal int
 	handle  sys.Device
+	spares  spares
 }
 
 // UUID tells a GPU, or a part of one, from every other in the world.

@@ -7,16 +7,16 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// maxSpares is how many spare streams a context keeps at most: the hardware has no more queues than that for streams to be put into.
+// maxSpares is how many spare streams a device keeps at most: the hardware has no more queues than that for streams to be put into.
 const maxSpares = 32
 
 // spares are streams that were closed when nothing was left in them. The driver chooses a stream's hardware queue when it makes the stream, and once it has destroyed
 // another one it may choose a queue that is in use although others are free. Streams in one queue wait for each other, and kernels that wait for each other across
-// them do so for ever. So queues are assigned once, and streams go round.
+// them do so for ever. So queues are assigned once, and streams go round, among all Contexts of the device.
 type spares struct {
-	mu      sync.Mutex
-	streams []spare
-	ended   bool // the context is closed: nobody would destroy what comes now
+	mu       sync.Mutex
+	contexts int // that are open
+	streams  []spare
 }
 
 type spare struct {
@@ -28,8 +28,8 @@ type spare struct {
 func (p *spares) put(s spare) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended || len(p.streams) == maxSpares {
-		return false
+	if p.contexts == 0 || len(p.streams) == maxSpares {
+		return false // nobody would destroy it, or want it
 	}
 	p.streams = append(p.streams, s)
 	return true
@@ -48,11 +48,19 @@ func (p *spares) take(o StreamOptions) (handle sys.Stream, found bool) {
 	return handle, true
 }
 
-// end gives out all that is left, and keeps nothing from now on.
-func (p *spares) end() []spare {
+// open counts a Context.
+func (p *spares) open() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	left := p.streams
-	p.streams, p.ended = nil, true
+	p.contexts++
+}
+
+// close gives out all that is left when the last Context closes.
+func (p *spares) close() (left []spare) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.contexts--; p.contexts == 0 {
+		left, p.streams = p.streams, nil
+	}
 	return left
 }

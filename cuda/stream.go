@@ -31,7 +31,7 @@ type StreamOptions struct {
 // NewStream makes a stream, which the caller closes. One that was closed idle, and was made with the same options, is used again: once a stream has been destroyed,
 // the driver may put a new one into the hardware queue of a stream in use, and what is in them then waits for each other.
 func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
-	if handle, found := c.spares.take(o); found {
+	if handle, found := c.device.spares.take(o); found {
 		return &Stream{context: c, options: o, handle: handle}, nil
 	}
 	flags := uint32(sys.StreamNonBlocking)
@@ -53,13 +53,13 @@ func (c *Context) WrapStream(handle uintptr) *Stream {
 	return &Stream{context: c, handle: sys.Stream(handle), foreign: true}
 }
 
-// Close gives the stream up; what is in it still happens. Further calls do nothing. A stream whose work is done stays with its context, which hands its handle to
-// the next [Context.NewStream] of the same options, so that it keeps its hardware queue; any other stream is destroyed.
+// Close gives the stream up; what is in it still happens. Further calls do nothing. A stream whose work is done stays with the device, which hands its handle to
+// the next [Context.NewStream] with the same options, so that it keeps its hardware queue; any other stream is destroyed.
 func (s *Stream) Close() error {
 	if s.closed.Swap(true) || s.foreign {
 		return nil
 	}
-	if s.idle() && s.context.spares.put(spare{s.options, s.handle}) {
+	if s.idle() && s.context.device.spares.put(spare{s.options, s.handle}) {
 		return nil
 	}
 	return s.context.destroyStream(s.handle)

@@ -153,13 +153,14 @@ func TestCloseInCapture(t *testing.T) {
 	}
 }
 
-// TestContextDestroysStreams that it kept, as many as there are queues for, before it is released, and keeps none afterwards.
-func TestContextDestroysStreams(t *testing.T) {
+// TestDeviceKeepsStreams, as many as there are queues for, for whichever Context wants them, until its last one closes.
+func TestDeviceKeepsStreams(t *testing.T) {
 	const kept, more = 32, 3
 	m, d := openFaulty(t, cudatest.Config{})
 	c, err := device(t, d, 0).Primary()
 	ok(t, err)
-	other := primary(t, d, 0) // keeps the device's context alive
+	other, err := device(t, d, 0).Primary()
+	ok(t, err)
 	var streams []*cuda.Stream
 	for range kept + more {
 		s, err := c.NewStream(cuda.StreamOptions{})
@@ -168,32 +169,39 @@ func TestContextDestroysStreams(t *testing.T) {
 	}
 	late, err := c.NewStream(cuda.StreamOptions{})
 	ok(t, err)
-	destroyed := func(when string, want int) {
+	count := func(when, call string, want int) {
 		t.Helper()
-		if n := m.Calls("cuStreamDestroy"); n != want {
-			t.Errorf("%s %d streams were destroyed, want %d", when, n, want)
+		if n := m.Calls(call); n != want {
+			t.Errorf("%s %d calls of %s, want %d", when, n, call, want)
 		}
 	}
 	for _, s := range streams {
 		ok(t, s.Close())
 	}
-	destroyed("at first", more)
+	count("at first", "cuStreamDestroy", more)
+	ok(t, c.Close())
+	count("after one Context's close", "cuStreamDestroy", more)
+	ok(t, late.Close())
+	count("after one more", "cuStreamDestroy", more+1)
+	s, err := other.NewStream(cuda.StreamOptions{})
+	ok(t, err)
+	ok(t, s.Close())
+	count("for the other Context", "cuStreamCreateWithPriority", kept+more+1)
 	m.Fail("cuStreamDestroy", 1, cuda.ErrInvalidHandle)
 	m.Fail("cuDevicePrimaryCtxRelease", 0, cuda.ErrDeinitialized)
-	err = c.Close()
+	err = other.Close()
 	wants(t, err, cuda.ErrInvalidHandle) // and the others are destroyed all the same
 	wants(t, err, cuda.ErrDeinitialized)
-	destroyed("after the context's close", kept+more)
-	ok(t, c.Close())
-	ok(t, late.Close())
-	destroyed("after one more", kept+more+1)
-	for range 2 { // nothing is kept any more
-		s, err := c.NewStream(cuda.StreamOptions{})
-		ok(t, err)
-		ok(t, s.Close())
-	}
-	destroyed("in the closed context", kept+more+3)
-	newStream(t, other)
+	count("after the last one's close", "cuStreamDestroy", kept+more+1)
+	ok(t, other.Close())
+
+	c, err = device(t, d, 0).Primary()
+	ok(t, err)
+	s, err = c.NewStream(cuda.StreamOptions{})
+	ok(t, err)
+	count("anew", "cuStreamCreateWithPriority", kept+more+2)
+	ok(t, errors.Join(s.Close(), c.Close()))
+	count("in the end", "cuStreamDestroy", kept+more+2)
 }
 
 // TestContextAndStreamsEndTogether: whoever is first, no stream is left behind.

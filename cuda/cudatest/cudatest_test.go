@@ -116,7 +116,7 @@ func TestMisuse(t *testing.T) {
 			s, err := other.NewStream(cuda.StreamOptions{})
 			r.ok(err)
 			w := r.contexts[0].WrapStream(s.Handle())
-			r.ok(errors.Join(s.Close(), other.Close())) // a closed stream lives until its context is closed
+			r.ok(errors.Join(other.Close(), s.Close())) // in this order it is not kept for others
 			return w.Synchronize()
 		}, code: cuda.ErrInvalidHandle, say: "destroyed or never made"},
 		"wild kernel": {do: func(r *rig) error {
