@@ -129,7 +129,7 @@ func (d *Device) Alloc(c *weft.Comm, size int, window bool) (Memory, error) {
 		if err := errors.Join(d.Sync(c), meet(c)); err != nil {
 			return err // it stays: work that went wrong may still be at it
 		}
-		return memory.Close()
+		return errors.Join(memory.Close(), meet(c))
 	}
 	if err := meet(c); err != nil {
 		return Memory{}, errors.Join(err, memory.Close())
