@@ -14,7 +14,8 @@ import (
 //
 // Kernels use at most 64 registers a thread, which lets an SM hold 1024 threads of them. A block of n threads that does not find room stands before
 // SMs that all hold more than 1024-n threads of other blocks: one that has so many itself, or several smaller ones. So it finds room if there are fewer of
-// the former, and of 1025-n threads of the latter, than there are SMs. Blocks of one size leave no gaps: of these each SM holds 1024/n.
+// the former, and of 1025-n threads of the latter, than there are SMs. Blocks of at most one size leave no gaps: each SM holds 1024/n of these at least. It is their
+// number that counts then, not what they weigh: a GPU spreads small blocks over all SMs, where each keeps out a large one.
 
 // threadsPerSM is how many threads of 64 registers an SM has registers for.
 const threadsPerSM = 1024
@@ -36,7 +37,7 @@ type Reservation struct {
 	threads, blocks int
 }
 
-// Reserve takes room on this rank's GPU for kernels of up to so many blocks of so many threads each, at most 64 registers a thread, of which no two
+// Reserve takes room on this rank's GPU for kernels of up to so many blocks of up to so many threads each, at most 64 registers a thread, of which no two
 // run at the same time. All communicators of the process draw from the same account. If it does not hold as much the error wraps [ErrUnsupported] and
 // says what is left.
 func (d *Device) Reserve(threads, blocks int) (*Reservation, error) {

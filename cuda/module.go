@@ -143,6 +143,12 @@ func (f *Function) SetMaxDynamicShared(bytes int) error {
 	return f.set(sys.FuncMaxDynamicSharedSizeBytes, bytes)
 }
 
+// PreferShared says how much of the memory that an SM has for cache and shared memory is to be shared where this kernel runs, in percent of the most. An SM changes
+// that only while it is idle, so of kernels that must find room beside each other each should prefer what all need.
+func (f *Function) PreferShared(percent int) error {
+	return f.set(sys.FuncPreferredSharedMemoryCarveout, percent)
+}
+
 // AllowLargeClusters lets launches have clusters of more than 8 blocks, which not every device of the architecture can run.
 func (f *Function) AllowLargeClusters() error { return f.set(sys.FuncNonPortableClusterSizeAllowed, 1) }
 

@@ -43,7 +43,8 @@
 //	compute.WaitEvent(arrived)                // and from here on after it
 //
 // So it is in captures too, of which the first of these lines makes the other stream a part, and the last brings it back. Operands are borrowed until arrived has passed. A
-// stream keeps its order: two handles whose operations ranks enqueue in different orders need a stream each. The communicator's own has the greatest priority; a stream of
+// stream keeps its order: two handles whose operations ranks enqueue in different orders need a stream each (a driver
+// has 8 hardware queues for streams unless CUDA_DEVICE_MAX_CONNECTIONS says up to 32, and streams in one queue wait for each other). The communicator's own has the greatest priority; a stream of
 // the caller's for exchanges should have it as well ([cuda.StreamOptions]), or their kernels wait, and with them peers, until others have made room.
 //
 // # Data flow on the host

@@ -130,7 +130,7 @@ func (h *gpu) open(ctx context.Context) error {
 type functions struct{ describe, dispatch, fusedDispatch, combine, fusedCombine, place, gradients *cuda.Function }
 
 // blocks is how many blocks the operations of a handle have: those that move rows, and the clerks.
-type blocks struct{ dispatch, dispatchClerks, combine, combineClerks, gradients int }
+type blocks struct{ dispatch, dispatchClerks, combine, combineClerks, gradients, gradientThreads int }
 
 // dispatchGrid and combineGrid are all blocks of a launch.
 func (b blocks) dispatchGrid() int { return b.dispatch + b.dispatchClerks }
@@ -167,13 +167,20 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 		return f, err
 	}
 	ranks := h.geometry.ranks
+	find := func(m *cuda.Module, name string) (*cuda.Function, error) {
+		f, err := m.Function(name)
+		if err == nil {
+			err = f.PreferShared(sharedPercent)
+		}
+		return f, err
+	}
 	for i, to := range into {
 		m, err := h.device.Context().LoadModule(cubins[i].Image())
 		if err != nil {
 			return f, err
 		}
 		h.modules = append(h.modules, m)
-		if *to, err = m.Function(names[i]); err != nil {
+		if *to, err = find(m, names[i]); err != nil {
 			return f, err
 		}
 		// The kernel for calls that do everything at once is beside the other.
@@ -184,36 +191,56 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 		if name == "" || to != &f.dispatch && to != &f.combine {
 			continue
 		}
-		if *fused, err = m.Function(name); err != nil {
+		if *fused, err = find(m, name); err != nil {
 			return f, err
 		}
 	}
 	return f, nil
 }
 
+// sharedPercent is how much of an SM's memory all kernels want shared, 100 KiB of an H200's 228: enough for as many blocks as an SM has registers for. A kernel that wants
+// none would leave none where its blocks wait, and others would not find room there.
+const sharedPercent = 44
+
 // smThreads is how many threads of 64 registers an SM holds.
 const smThreads = 1024
 
+// weigher says how much of an SM a block takes, in threads of 64 registers. Its error is that of the first question that the driver did not answer.
+type weigher struct{ err error }
+
+func (w *weigher) weigh(threads int, functions ...*cuda.Function) (weight int) {
+	weight = threads
+	for _, f := range functions {
+		if f == nil {
+			continue
+		}
+		a, err := f.Attributes()
+		w.err = cmp.Or(w.err, err)
+		registers := (a.Registers + 7) &^ 7 // as SMs hand them out
+		weight = max(weight, ceil(registers*threads, 64))
+	}
+	return weight
+}
+
+// widen gives blocks more threads while they stay within a weight, so that fewer of them have as many warps.
+func (w *weigher) widen(threads, blocks *int, enough, weight int, functions ...*cuda.Function) {
+	for *blocks > enough && *threads <= 256 && w.weigh(2**threads, functions...) <= weight {
+		*threads, *blocks = 2**threads, ceil(*blocks, 2)
+	}
+}
+
 // reserve settles how many blocks the operations have, on every rank alike, and takes room for them. Rows that go through slots have blocks
 // more, the clerks.
+//
+// Room is taken for blocks of the heaviest kernel, and each of the others has at most as many: many light blocks would stand in the way of more heavy ones than they
+// weigh, for they are spread over all SMs. Only a handle that nobody can share the GPU with has as many of each as fit.
 func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	const op = "new handle"
-	weigh := func(threads int, functions ...*cuda.Function) (weight int) {
-		weight = threads
-		for _, f := range functions {
-			if f == nil {
-				continue
-			}
-			a, again := f.Attributes()
-			err = cmp.Or(err, again)
-			weight = max(weight, ceil(a.Registers*threads, 64)) // as the account has it: threads of 64 registers
-		}
-		return weight
-	}
+	var w weigher
 	t := &h.tuning
-	dispatchWeight := weigh(t.dispatchThreads, f.dispatch, f.fusedDispatch)
-	combineWeight := weigh(t.combineThreads, f.combine, f.fusedCombine)
-	gradientWeight := weigh(gradientThreads, f.gradients)
+	dispatchWeight := w.weigh(t.dispatchThreads, f.dispatch, f.fusedDispatch)
+	combineWeight := w.weigh(t.combineThreads, f.combine, f.fusedCombine)
+	gradientWeight := w.weigh(gradientThreads, f.gradients)
 	if t.placed {
 		dispatchWeight = smThreads // its shared memory takes a whole SM
 	}
@@ -221,14 +248,16 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 		combineWeight = smThreads
 	}
 	weight := max(dispatchWeight, combineWeight, gradientWeight)
-	weight = smThreads / max(1, smThreads/weight) // what an SM has left beside as many as it holds is of no use
+	slots := max(1, smThreads/weight)
+	weight = smThreads / slots // what an SM has left beside as many as it holds is of no use
 
 	// What every rank could have: the room on its GPU, shared with the ranks that are there too. By default a quarter of it is left for others.
-	bus, again := h.device.Context().Device().PCIBusID()
-	err = cmp.Or(err, again)
+	bus, err := h.device.Context().Device().PCIBusID()
+	err = cmp.Or(w.err, err)
+	sms := h.device.SMs()
 	room := h.device.Room(weight)
 	if h.spec.SMs > 0 {
-		room = min(room, h.spec.SMs*(smThreads/weight))
+		room = min(room, h.spec.SMs*slots)
 	} else {
 		room -= room / 4
 	}
@@ -249,13 +278,21 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 			room = min(room, mine/here[string(n[4:])])
 		}
 	}
-	// Blocks that weigh less may be more: as many as weigh the same together, and as SMs hold in the same proportion.
-	// More than there are SMs are a multiple of them, so that all SMs have the same to do.
-	sms := h.device.SMs()
+	alone := room == sms*slots
+	spec := h.spec.Tuning
+	if !alone && !t.placed && spec.Dispatch.Threads == 0 && !(t.valueDispatch && t.dispatchUnits == 1) {
+		w.widen(&t.dispatchThreads, &t.dispatchBlocks, room, weight, f.dispatch, f.fusedDispatch)
+	}
+	if !alone && !t.pulls && spec.Combine.Threads == 0 {
+		w.widen(&t.combineThreads, &t.combineBlocks, room, weight, f.combine, f.fusedCombine)
+	}
 	most := func(own, clerks int) int {
-		n := min(room*weight/own, room*(smThreads/own)/(smThreads/weight))
+		n := room
+		if alone {
+			n = sms * (smThreads / own)
+		}
 		if n > sms {
-			n -= n % sms
+			n -= n % sms // so that all SMs have the same to do
 		}
 		return max(1, n-clerks)
 	}
@@ -265,15 +302,22 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	}
 	n.dispatch = min(t.dispatchBlocks, most(dispatchWeight, n.dispatchClerks))
 	n.combine = min(t.combineBlocks, most(combineWeight, n.combineClerks))
-	reserved := ceil(max(n.dispatchGrid()*dispatchWeight, n.combineGrid()*combineWeight), weight)
-	n.gradients = reserved * (weight / gradientWeight)
+	reserved := max(n.dispatchGrid(), n.combineGrid())
+	if reserved >= room && alone {
+		reserved = room
+	}
+	n.gradients, n.gradientThreads = reserved, gradientThreads
+	for wide := 2 * gradientThreads; wide <= mostGradientThreads && w.weigh(wide, f.gradients) <= weight; wide *= 2 {
+		n.gradientThreads = wide
+	}
+	err = cmp.Or(err, w.err)
 	if err == nil && room < 2 {
 		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, or close one")
 	}
 	if err == nil {
 		h.reservation, err = h.device.Reserve(weight, reserved)
 	}
-	return n, h.comm.AgreeOn(ctx, op, fmt.Sprintf("blocks %+v", n), err)
+	return n, h.comm.AgreeOn(ctx, op, fmt.Sprintf("blocks %+v of %d and %d threads", n, t.dispatchThreads, t.combineThreads), err)
 }
 
 func (h *gpu) allocate() (err error) {

@@ -36,8 +36,8 @@ const (
 	whatByExpert = 16
 )
 
-// gradientThreads is how many threads a block of gradients has: the WARPS of kernels/gradients.cu.
-const gradientThreads = 4 * 32
+// A block of gradients has gradientThreads or more, up to as many as the MOST_WARPS of kernels/gradients.cu are.
+const gradientThreads, mostGradientThreads = 4 * 32, 16 * 32
 
 func gradientKernel(of weft.DType, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, "placed.cuh", "sum.cuh")
@@ -64,7 +64,7 @@ func (h *gpu) prepareGradients(f functions) (err error) {
 		shape: h.shape(), words: uint64(r.gradientWords), marks: uint64(r.gradientMarks), numbers: uint64(r.numbers), first: uint32(h.locals.gradientCounts),
 		at: uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align), topk: device.NewDivisor(g.topk),
 	}
-	config := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(h.blocks.gradients)}, Block: cuda.Dim{X: gradientThreads}}
+	config := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(h.blocks.gradients)}, Block: cuda.Dim{X: uint32(h.blocks.gradientThreads)}}
 	if h.moving, err = f.gradients.Prepare(config, a); err != nil {
 		return err
 	}

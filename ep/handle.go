@@ -63,8 +63,8 @@ func (h *Handle) SMs() (dispatch, combine int) {
 	return dispatch, combine
 }
 
-// GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward the gradients of weights; its rows go by the kernel of combines. Its blocks are
-// small, so that many can share a multiprocessor: those of an otherwise idle GPU run on more of them than [Spec].SMs.
+// GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward the gradients of weights; its rows go by the kernel of combines. Its blocks may
+// share a multiprocessor: those of an otherwise idle GPU run on more of them than [Spec].SMs.
 func (h *Handle) GradientSMs() int {
 	_, _, gradients := h.engine.sms()
 	return gradients

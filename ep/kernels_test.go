@@ -101,7 +101,7 @@ func arguedPrograms(arch string) []argued {
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "UNITS": pullUnits, "BULK": whatBulk})},
 		{gradientKernel(weft.BFloat16, arch), layout.Of("Gradients", reflect.TypeFor[gradientArgs](), nil) +
 			layout.Constants(map[string]int{
-				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted, "32 * WARPS": gradientThreads,
+				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted, "32 * MOST_WARPS": mostGradientThreads,
 			})},
 		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), map[string]string{"expertWeights": "expert_weights"})},
 	}

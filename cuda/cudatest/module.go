@@ -158,6 +158,7 @@ func (m *Machine) functionCalls(t *sys.Table) {
 				f.maxShared = value
 			case attribute == sys.FuncNonPortableClusterSizeAllowed:
 				f.largeClusters = value != 0
+			case attribute == sys.FuncPreferredSharedMemoryCarveout && value >= -1 && value <= 100:
 			default:
 				return sys.Result(cuda.ErrInvalidValue)
 			}

@@ -167,6 +167,13 @@ struct Homing {
 // had is where it stands how many tokens there were in a turn.
 __device__ __forceinline__ u64 *had(const Combine &a, u32 turn) { return a.filled + 3 * a.shape.capacity + turn; }
 
+// most_sent is how many tokens the source has that has the most. All lanes of a warp call it.
+__device__ __forceinline__ u32 most_sent(const Combine &a, u32 lane) {
+	u32 most = 0;
+	for (u32 src = lane; src < a.group.ranks; src += 32) most = max(most, (u32)a.sent[src]);
+	return __reduce_max_sync(0xFFFFFFFFu, most);
+}
+
 // filled_before says which slots of a token were filled in the turn before.
 __device__ __forceinline__ u64 filled_before(const Combine &a, const Batch &b, u32 t) {
 	return a.filled[(b.turn == 0 ? 2 : b.turn - 1) * a.shape.capacity + t];
@@ -338,10 +345,6 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by * groups, 0, senders) : Walk::share(a.shape.capacity * a.pieces.by, b.blocks);
 	Walk at = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by, b.blocks - summers, summers) : k;
 	if (!sends) k.end = 0;
-	// No source has more tokens than the most that one has, which may be far fewer than it could.
-	u32 most = 0;
-	if (lane < a.group.ranks) most = (u32)a.sent[lane];
-	if (32 + lane < a.group.ranks) most = max(most, (u32)a.sent[32 + lane]);
 	Outgoing<SOURCES> next;
 	Homing home;
 	if (k.at < k.end) {
@@ -357,12 +360,15 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 
-	k.end = min(k.end, __reduce_max_sync(0xFFFFFFFFu, most) * a.pieces.by * (VALUE ? groups : 1));
+	// The handle may be made for far more tokens than anybody has. What is beyond this rank's own is looked at once it is known that there is something.
+	u32 per = a.pieces.by * (VALUE ? groups : 1), bound = a.tokens * per;
 	u64 filled = 0;
-	u32 last = min(at.end, end); // of what is to be summed, or was filled in the turn before
-	if (VALUE && sums) last = min(at.end, max(end, (u32)*had(a, b.turn == 0 ? 2 : b.turn - 1) * a.pieces.by));
 	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, false).t);
 	for (u32 i = k.at; i < k.end; i += k.step) {
+		if (i >= bound) {
+			bound = k.end = min(k.end, most_sent(a, lane) * per);
+			if (i >= k.end) break;
+		}
 		Part p(a, i, VALUE);
 		for (u32 g = p.group; g < groups; g++) {
 			Outgoing<SOURCES> o = next;
@@ -391,11 +397,16 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		__syncthreads();
 		w.over = __any_sync(0xFFFFFFFFu, w.over);
 	}
-	for (u32 i = at.at; sums && i < last && !w.over; i += at.step) {
+	bound = end;
+	for (u32 i = at.at; sums && i < (VALUE ? at.end : min(at.end, end)) && !w.over; i += at.step) {
+		if (VALUE && i >= bound) { // nothing to be summed, and perhaps something that was filled in the turn before
+			bound = at.end = min(at.end, (u32)*had(a, b.turn == 0 ? 2 : b.turn - 1) * a.pieces.by);
+			if (i >= at.end) break;
+		}
 		Part p(a, i, false), q(a, i + at.step, false);
 		u64 old = filled;
 		Homing h = home;
-		if (VALUE && i + at.step < last) filled = filled_before(a, b, q.t);
+		if (VALUE && i + at.step < at.end) filled = filled_before(a, b, q.t);
 		if (i + at.step < end) fetch_home(a, q.t, q.pc, lane, home);
 		if (VALUE) refill(a, b, p.t, p.pc, lane, old); // while rows are on their way
 		if (p.t < a.tokens) sum_piece<VALUE, GROUP>(a, b, w, p.t, p.pc, lane, h);

@@ -40,7 +40,7 @@ struct Gradients {
 
 static_assert(sizeof(Gradients) == WEFT_GRADIENT_BYTES, "the host has another idea of the arguments");
 
-constexpr u32 WARPS = 4, ROWS_AT_ONCE = 4;
+constexpr u32 MOST_WARPS = 16, ROWS_AT_ONCE = 4;
 
 #if WEFT_TYPE == 3
 typedef float Element;
@@ -190,9 +190,9 @@ __device__ __forceinline__ void take_numbers(const Gradients &a, const Turn &o) 
 
 __device__ __forceinline__ void gradients(const Gradients &a) {
 	__shared__ char *grads[MAX_RANKS];
-	__shared__ Staged staged[WARPS];
+	__shared__ Staged staged[MOST_WARPS];
 	Turn o;
-	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 	bool rows = (a.what & ROWS) != 0;
 	if (!o.begin(a.group, a.state, a.first, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD)) return;
 	Wait w(a.group, a.state, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD, o.epoch);
@@ -206,7 +206,7 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	if (rows) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, row, lane); });
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share((u32)d.tokens[src]);
-		for (u32 t = share.from + warp; rows && t < share.to; t += WARPS) spread(a, o, grads[src], staged[warp], src, t, lane);
+		for (u32 t = share.from + warp; rows && t < share.to; t += warps) spread(a, o, grads[src], staged[warp], src, t, lane);
 		if (a.scalars != nullptr && !holds(o.mask, src)) send_numbers(a, o, src, share);
 	}
 	mark(a.group, o, a.marks);
@@ -217,4 +217,4 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(32 * weft::WARPS, 4) weft_gradients(const __grid_constant__ weft::Gradients a) { weft::gradients(a); }
+extern "C" __global__ void __launch_bounds__(32 * weft::MOST_WARPS, 1) weft_gradients(const __grid_constant__ weft::Gradients a) { weft::gradients(a); }

@@ -64,6 +64,7 @@ const (
 	FuncPTXVersion                        = 5  // CU_FUNC_ATTRIBUTE_PTX_VERSION
 	FuncBinaryVersion                     = 6  // CU_FUNC_ATTRIBUTE_BINARY_VERSION
 	FuncMaxDynamicSharedSizeBytes         = 8  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+	FuncPreferredSharedMemoryCarveout     = 9  // CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 	FuncNonPortableClusterSizeAllowed     = 14 // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 	LaunchCooperative                     = 2  // CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 	LaunchClusterDimension                = 4  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
