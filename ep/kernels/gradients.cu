@@ -40,7 +40,7 @@ struct Gradients {
 
 static_assert(sizeof(Gradients) == WEFT_GRADIENT_BYTES, "the host has another idea of the arguments");
 
-constexpr u32 MOST_WARPS = 16, ROWS_AT_ONCE = 4;
+constexpr u32 MOST_WARPS = 16, ROWS_AT_ONCE = 4, UNITS = 4; // of a row, on their way at once
 
 #if WEFT_TYPE == 3
 typedef float Element;
@@ -90,13 +90,6 @@ __device__ __forceinline__ u64 number_at(const Gradients &a, const Turn &o, u64 
 	return a.numbers + ((o.epoch & 1) * a.shape.capacity * a.shape.topk + i) * 4;
 }
 
-// row_of is the row + 1 of the lane's landing: a selection's or, on the first lane, the token's.
-__device__ __forceinline__ u32 row_of(const Gradients &a, u64 slot, u32 landing, u32 lane) {
-	if ((a.what & BY_EXPERT) != 0) return landing;
-	if (!__any_sync(0xFFFFFFFFu, landing != 0) || lane != 0) return 0;
-	return a.arrivals != nullptr ? a.arrivals[slot] : (u32)slot + 1;
-}
-
 __device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weight) {
 	if ((a.what & WEIGHTED) == 0) return v;
 	Sum s;
@@ -106,13 +99,42 @@ __device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weigh
 	return s.round();
 }
 
+// Arrived is what the lane knows of a token that is here: its selection, and the row + 1 that it has, or on the first lane the token.
+struct Arrived {
+	Pair p;
+	u32 at; // arrivals
+
+	__device__ __forceinline__ Arrived(const Gradients &a, u64 slot, u32 lane) : p{0, 0}, at(0) {
+		if (lane < a.shape.topk) p = a.landings[slot * a.shape.topk + lane];
+		if (a.arrivals != nullptr && lane == 0) at = a.arrivals[slot];
+	}
+
+	__device__ __forceinline__ u32 row(const Gradients &a, u64 slot, u32 lane) const {
+		if ((a.what & BY_EXPERT) != 0) return p.what;
+		if (!__any_sync(0xFFFFFFFFu, p.what != 0) || lane != 0) return 0;
+		return a.arrivals != nullptr ? at : (u32)slot + 1;
+	}
+};
+
+// Chunk is a lane's 16 bytes of each of some units that follow each other, all on their way at once.
+struct Chunk {
+	uint4 v[UNITS];
+
+	__device__ __forceinline__ void read(const Gradients &a, const char *row, u32 first, u32 lane, bool there) {
+#pragma unroll
+		for (u32 u = 0; u < UNITS; u++) {
+			u32 at = first + u * UNIT + lane * 16;
+			v[u] = there && at < a.row_bytes ? load_once(row + at) : make_uint4(0, 0, 0, 0);
+		}
+	}
+};
+
 // spread makes the gradients of the rows that src's token has here, and with DOTS those of its weights. A warp does.
-__device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src, u32 t, u32 lane) {
+__device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src, u32 t, u32 lane, const Arrived &here) {
 	u64 slot = (u64)src * a.shape.capacity + t;
-	Pair p = {0, 0};
-	if (lane < a.shape.topk) p = a.landings[slot * a.shape.topk + lane];
-	u32 row = row_of(a, slot, p.what, lane);
+	u32 row = here.row(a, slot, lane);
 	bool absent = holds(o.mask, src), dots = (a.what & DOTS) != 0 && !absent;
+	const char *home = from + (u64)t * a.row_bytes;
 	for (u32 todo = __ballot_sync(0xFFFFFFFFu, row != 0); todo != 0;) {
 		u32 rows[ROWS_AT_ONCE], ks[ROWS_AT_ONCE], n = 0;
 		float weights[ROWS_AT_ONCE];
@@ -123,31 +145,34 @@ __device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const 
 			if (todo != 0) n++;
 			ks[j] = k;
 			rows[j] = __shfl_sync(0xFFFFFFFFu, row, k) - 1;
-			weights[j] = number(__shfl_sync(0xFFFFFFFFu, p.weight, k));
+			weights[j] = number(__shfl_sync(0xFFFFFFFFu, here.p.weight, k));
 			dot[j] = {0, 0};
 			todo &= todo - 1;
 		}
+		Chunk next;
+		next.read(a, home, 0, lane, !absent);
 #pragma unroll 1
-		for (u32 first = 0; first < a.row_bytes; first += UNIT) {
-			u32 at = first + lane * 16, elements = min(UNIT, a.row_bytes - first) / sizeof(Element);
-			bool here = at < a.row_bytes;
-			uint4 v = make_uint4(0, 0, 0, 0), y[ROWS_AT_ONCE];
-			if (here && !absent) v = load_once(from + (u64)t * a.row_bytes + at);
-#pragma unroll
-			for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
-				if (dots && j < n && here) y[j] = load_once(a.y + (u64)rows[j] * a.row_bytes + at);
-			}
-			if (dots) staged.grad[lane] = v;
+		for (u32 first = 0; first < a.row_bytes; first += UNITS * UNIT) {
+			Chunk grad = next;
+			next.read(a, home, first + UNITS * UNIT, lane, !absent);
 #pragma unroll
 			for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
 				if (j >= n) continue;
-				if (dots) {
-					if (here) staged.row[lane] = y[j];
-					__syncwarp();
-					dot[j].take(staged, elements, lane);
-					__syncwarp();
+				Chunk y;
+				if (dots) y.read(a, a.y + (u64)rows[j] * a.row_bytes, first, lane, true);
+#pragma unroll
+				for (u32 u = 0; u < UNITS; u++) {
+					u32 unit = first + u * UNIT, at = unit + lane * 16;
+					if (unit >= a.row_bytes) continue;
+					if (dots) {
+						staged.grad[lane] = grad.v[u];
+						staged.row[lane] = y.v[u];
+						__syncwarp();
+						dot[j].take(staged, min(UNIT, a.row_bytes - unit) / sizeof(Element), lane);
+						__syncwarp();
+					}
+					if (at < a.row_bytes) store16(a.rows + (u64)rows[j] * a.row_bytes + at, absent ? grad.v[u] : scaled(a, grad.v[u], weights[j]));
 				}
-				if (here) store16(a.rows + (u64)rows[j] * a.row_bytes + at, absent ? v : scaled(a, v, weights[j]));
 			}
 		}
 #pragma unroll
@@ -156,6 +181,19 @@ __device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const 
 			float sum = dot[j].sum();
 			if (lane == 0) store_relaxed_sys4(a.group.window[src] + number_at(a, o, (u64)t * a.shape.topk + ks[j]), bits(sum));
 		}
+	}
+}
+
+// spread_all makes what a share of src's tokens has here, a warp a token.
+__device__ __forceinline__ void spread_all(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src, Share share, u32 lane) {
+	u32 warps = blockDim.x / 32, t = share.from + threadIdx.x / 32;
+	if (t >= share.to) return;
+	u64 slots = (u64)src * a.shape.capacity;
+	Arrived next(a, slots + t, lane);
+	for (; t < share.to; t += warps) {
+		Arrived here = next;
+		if (t + warps < share.to) next = Arrived(a, slots + t + warps, lane);
+		spread(a, o, from, staged, src, t, lane, here);
 	}
 }
 
@@ -192,7 +230,7 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	__shared__ char *grads[MAX_RANKS];
 	__shared__ Staged staged[MOST_WARPS];
 	Turn o;
-	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
 	bool rows = (a.what & ROWS) != 0;
 	if (!o.begin(a.group, a.state, a.first, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD)) return;
 	Wait w(a.group, a.state, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD, o.epoch);
@@ -206,7 +244,7 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	if (rows) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, row, lane); });
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share((u32)d.tokens[src]);
-		for (u32 t = share.from + warp; rows && t < share.to; t += warps) spread(a, o, grads[src], staged[warp], src, t, lane);
+		if (rows) spread_all(a, o, grads[src], staged[warp], src, share, lane);
 		if (a.scalars != nullptr && !holds(o.mask, src)) send_numbers(a, o, src, share);
 	}
 	mark(a.group, o, a.marks);
