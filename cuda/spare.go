@@ -7,7 +7,7 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// maxSpares is how many spare streams a device keeps at most: the hardware has no more queues than that for streams to be put into.
+// maxSpares is how many spare streams of the same options a device keeps at most: the hardware has no more queues than that for streams to be put into.
 const maxSpares = 32
 
 // spares are streams that were closed when nothing was left in them. The driver chooses a stream's hardware queue when it makes the stream, and once it has destroyed
@@ -28,7 +28,13 @@ type spare struct {
 func (p *spares) put(s spare) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.contexts == 0 || len(p.streams) == maxSpares {
+	same := 0
+	for _, other := range p.streams {
+		if other.options == s.options {
+			same++
+		}
+	}
+	if p.contexts == 0 || same == maxSpares {
 		return false // nobody would destroy it, or want it
 	}
 	p.streams = append(p.streams, s)

@@ -48,7 +48,7 @@ func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 
 // WrapStream borrows a stream that somebody else made in this device's primary context: a cudaStream_t of PyTorch's, or one of the
 // driver's own names, 0 and 1 for the legacy default stream, 2 for the thread's (of use between [Context.Bind] and unbind only).
-// Close forgets it and leaves it open.
+// Close forgets it and leaves it open. A handle is its owner's: after the owner's Close it may be another stream's.
 func (c *Context) WrapStream(handle uintptr) *Stream {
 	return &Stream{context: c, handle: sys.Stream(handle), foreign: true}
 }

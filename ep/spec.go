@@ -243,7 +243,8 @@ type Spec struct {
 	Alignment int
 
 	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three quarters of what other handles have left, and for the operations of packed
-	// layouts at most 32, unless Tuning says otherwise. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
+	// layouts at most 32, unless Tuning says otherwise. An idle GPU gives each block a multiprocessor of its own, so where several blocks fill one a kernel may be found on as
+	// many times more of them, in part; those of packed layouts have whole ones. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
 	SMs int
 
 	// Tuning, on GPUs, says how the kernels of the handle work, for who knows better than Weft.

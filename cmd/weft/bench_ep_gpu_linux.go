@@ -107,8 +107,7 @@ added. In every row:
   sum, routing
   sms           multiprocessors asked for; 0 is the library's choice
   sms_used      multiprocessors that the operation's kernel runs on: as many as it has
-                blocks, unless the GPU has fewer. Those of combine-backward are small, and
-                an idle GPU spreads them over more than sms
+                blocks, unless the GPU has fewer
   operations    in a graph
   replays       that were timed, after 2 that were not
   p50_us, min_us, max_us   a replay over its operations, of its slowest rank

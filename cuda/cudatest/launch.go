@@ -133,15 +133,15 @@ func (m *Machine) shape(f *function, config *sys.LaunchConfig) (Call, sys.Result
 		return c, sys.Result(invalidClusterSize)
 	case c.Cluster.X > 0 && (c.Grid.X%c.Cluster.X != 0 || c.Grid.Y%c.Cluster.Y != 0 || c.Grid.Z%c.Cluster.Z != 0):
 		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %v blocks in clusters of %v", f.kernel.name, c.Grid, c.Cluster)
-	case c.Cooperative && int64(threads(c.Grid)) > f.resident(c):
+	case c.Cooperative && int64(threads(c.Grid)) > m.resident(f, c):
 		return c, sys.Result(cuda.ErrCooperativeTooLarge)
 	}
 	return c, sys.Success
 }
 
 // resident is how many blocks of a launch run at once.
-func (f *function) resident(c Call) int64 {
-	return int64(occupancy(threads(c.Block), c.Shared+f.kernel.Shared)) * int64(attributes[cuda.MultiprocessorCount])
+func (m *Machine) resident(f *function, c Call) int64 {
+	return int64(m.occupancy(threads(c.Block), c.Shared+f.kernel.Shared)) * int64(attributes[cuda.MultiprocessorCount])
 }
 
 // threads is how many elements an extent has, capped far above anything allowed.

@@ -21,6 +21,8 @@ type Config struct {
 	Attributes map[cuda.Attribute]int
 	// Memory of each device in bytes; 0 means 1 GiB.
 	Memory uint64
+	// Registers are how many each thread of every kernel has; 0 means 32.
+	Registers int
 	// NoPeers: no device reaches another's memory.
 	NoPeers bool
 	// Pageable allows async copies from and to host memory that is not pinned.

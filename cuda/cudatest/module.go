@@ -1,6 +1,7 @@
 package cudatest
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"unsafe"
@@ -144,7 +145,7 @@ func (m *Machine) functionCalls(t *sys.Table) {
 	t.FuncGetAttribute = func(c sys.Context, out *int32, attribute int32, h sys.Function) sys.Result {
 		return m.onFunction("cuFuncGetAttribute", c, h, func(_ *primary, f *function) sys.Result {
 			*out = map[int32]int32{
-				sys.FuncMaxThreadsPerBlock: int32(f.kernel.threads()), sys.FuncNumRegs: 32, sys.FuncMaxDynamicSharedSizeBytes: f.maxShared,
+				sys.FuncMaxThreadsPerBlock: int32(f.kernel.threads()), sys.FuncNumRegs: int32(m.registers()), sys.FuncMaxDynamicSharedSizeBytes: f.maxShared,
 				sys.FuncSharedSizeBytes: int32(f.kernel.Shared),
 				sys.FuncPTXVersion:      90, sys.FuncBinaryVersion: 90,
 			}[attribute]
@@ -177,7 +178,7 @@ func (m *Machine) functionCalls(t *sys.Table) {
 	}
 	t.OccupancyMaxActiveBlocksPerMultiprocessor = func(c sys.Context, out *int32, h sys.Function, threads int32, shared uint64) sys.Result {
 		return m.onFunction("cuOccupancyMaxActiveBlocksPerMultiprocessor", c, h, func(_ *primary, f *function) sys.Result {
-			*out = occupancy(uint32(threads), int(shared)+f.kernel.Shared)
+			*out = m.occupancy(uint32(threads), int(shared)+f.kernel.Shared)
 			return sys.Success
 		})
 	}
@@ -187,7 +188,7 @@ func (m *Machine) functionCalls(t *sys.Table) {
 			if r != sys.Success {
 				return r
 			}
-			*out = int32(f.resident(shape)) / int32(max(threads(shape.Cluster), 1))
+			*out = int32(m.resident(f, shape)) / int32(max(threads(shape.Cluster), 1))
 			return sys.Success
 		})
 	}
@@ -220,8 +221,16 @@ func (m *Machine) onFunction(call string, c sys.Context, h sys.Function, do func
 }
 
 // occupancy is how many blocks fit a multiprocessor of the machine.
-func occupancy(threads uint32, shared int) int32 {
-	blocks := min(attributes[cuda.ThreadsPerMultiprocessor]/max(int(threads), 1), attributes[cuda.BlocksPerMultiprocessor])
+func (m *Machine) occupancy(threads uint32, shared int) int32 {
+	const warp, quarters = 32, 4 // of an SM, each of which has its share of the registers and of a block's warps
+	warps := (int(threads) + warp - 1) / warp
+	warps = max(1, (warps+quarters-1)/quarters) * quarters
+	registers := (m.registers() + 7) &^ 7 * warp // of a warp
+	inRegisters := attributes[cuda.RegistersPerMultiprocessor] / quarters / registers * quarters / warps
+	blocks := min(attributes[cuda.ThreadsPerMultiprocessor]/max(int(threads), 1), attributes[cuda.BlocksPerMultiprocessor], inRegisters)
 	per := shared + attributes[cuda.ReservedSharedMemoryPerBlock]
 	return int32(min(blocks, attributes[cuda.SharedMemoryPerMultiprocessor]/per))
 }
+
+// registers are how many a thread has.
+func (m *Machine) registers() int { return cmp.Or(m.config.Registers, 32) }

@@ -1,0 +1,105 @@
+package ep_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// An H200.
+const sms, smRegisters, smThreads = 132, 65536, 2048
+
+// heldBy is how many blocks an SM holds, as the CUDA programming guide has it: registers are handed to warps, 8 a thread at a time, and the warps of a block go to the
+// SM's four parts in turns.
+func heldBy(threads, registers int) int {
+	warps := (threads/32 + 3) / 4 * 4
+	return min(smThreads/threads, smRegisters/4/((registers+7)/8*8*32)*4/warps)
+}
+
+// TestRoomOnEmulatedGPUs makes handles of kernels that have many registers, until there is no room: all of their kernels fit on the GPU together, whichever of them run, and
+// where the Spec says how many threads their blocks have, they have as many.
+func TestRoomOnEmulatedGPUs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow")
+	}
+	emulate.Need(t)
+	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
+	for _, registers := range []int{88, 110, 128} {
+		for _, ranks := range []int{1, 2} {
+			for _, asked := range []int{0, sms} {
+				for _, threads := range [][2]int{{0, 0}, {64, 512}, {96, 288}, {256, 192}} {
+					t.Run(fmt.Sprintf("%d registers/%d ranks/%d SMs/%d and %d threads", registers, ranks, asked, threads[0], threads[1]), func(t *testing.T) {
+						s := largeRows
+						s.MaxTokens, s.SMs = 128, asked
+						s.Tuning.Dispatch.Threads, s.Tuning.Combine.Threads = threads[0], threads[1]
+						fitTogether(t, cache, s, ranks, registers)
+					})
+				}
+			}
+		}
+	}
+}
+
+func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers int) {
+	t.Helper()
+	machine := cudatest.New(cudatest.Config{Registers: registers, Memory: 8 << 30})
+	emulate.Attach(machine, emulate.Options{})
+	driver, err := machine.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := driver.Devices()[0].Primary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := testContext(t)
+	e := eptest.NewDevice([]*cuda.Context{c}, weft.WithKernels(cache), weft.WithDeadline(gpuDeadline)).OfSizes(ranks)
+	err = e.Ranks(ranks, func(comm *weft.Comm) (err error) {
+		var made []*ep.Handle
+		for err == nil && len(made) < 3 {
+			var h *ep.Handle
+			if h, err = ep.NewHandle(ctx, comm, s); err == nil {
+				made = append(made, h)
+			}
+		}
+		if errors.Is(err, weft.ErrUnsupported) && len(made) > 0 {
+			err = nil
+		}
+		together, held := 0, smThreads
+		for _, h := range made {
+			blocks, threads := ep.Grids(h)
+			most := 0
+			for i := range blocks {
+				fits := heldBy(threads[i], registers)
+				if blocks[i] > sms*fits {
+					err = errors.Join(err, fmt.Errorf("%d blocks of %d threads, of which %d SMs hold %d", blocks[i], threads[i], sms, sms*fits))
+				}
+				most, held = max(most, blocks[i]), min(held, fits)
+			}
+			for i, want := range []int{s.Tuning.Dispatch.Threads, s.Tuning.Combine.Threads} {
+				if want != 0 && threads[i] != want {
+					err = errors.Join(err, fmt.Errorf("blocks of %d threads where %d were asked for", threads[i], want))
+				}
+			}
+			together += most * ranks
+		}
+		if len(made)*ranks > 1 && together > sms*held {
+			err = errors.Join(err, fmt.Errorf("%d handles of %d ranks with %d blocks together, of which %d SMs hold %d", len(made), ranks, together, sms, sms*held))
+		}
+		for _, h := range made {
+			err = errors.Join(err, h.Close())
+		}
+		return err
+	})
+	if err := errors.Join(err, e.Close(), c.Close()); err != nil {
+		t.Error(err)
+	}
+}
