@@ -22,6 +22,13 @@ func SetBulk() (undo func()) {
 	return func() { bulkRowBytes = bytes }
 }
 
+// SetCombineRanks makes combines of sums use the kernels for so many ranks at least, and gives what undoes it.
+func SetCombineRanks(ranks int) (undo func()) {
+	before := combineRanks
+	combineRanks = ranks
+	return func() { combineRanks = before }
+}
+
 // CarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by bulk copies: bytes at a time and warps, or zeros.
 func CarriesOf(s Spec, threads, ranks int) (push, pull [2]int) {
 	s = s.normalize()

@@ -266,8 +266,12 @@ func (t *tuning) fusedDispatchName(s Spec, ranks int) string {
 	}
 }
 
+// combineRanks makes combines of sums use the kernels for so many ranks at least.
+var combineRanks = 1
+
 // combineName is the kernel of combine.
 func (t *tuning) combineName(s Spec, ranks int) string {
+	ranks = max(ranks, combineRanks)
 	switch {
 	case !t.valueCombine:
 		return "weft_combine_flag"
