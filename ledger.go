@@ -12,7 +12,7 @@ import (
 // A kernel that waits for its peers must run as a whole on every rank, or two kernels that start in different order on two ranks starve each other.
 // So whoever launches such kernels reserves room for them, and what is reserved together fits, whatever starts first and wherever its blocks go.
 //
-// Kernels use at most 64 registers a thread, which lets an SM hold 1024 threads of them. A block of n threads that does not find room stands before
+// An SM holds 1024 threads of kernels that use 64 registers each; a block that needs more registers, or shared memory, counts for as many threads as keep others out. A block of n threads that does not find room stands before
 // SMs that all hold more than 1024-n threads of other blocks: one that has so many itself, or several smaller ones. So it finds room if there are fewer of
 // the former, and of 1025-n threads of the latter, than there are SMs. Blocks of at most one size leave no gaps: each SM holds 1024/n of these at least. It is their
 // number that counts then, not what they weigh: a GPU spreads small blocks over all SMs, where each keeps out a large one.

@@ -250,9 +250,7 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	slots := max(1, smThreads/weight)
 	weight = smThreads / slots // what an SM has left beside as many as it holds is of no use
 
-	// What every rank could have: the room on its GPU, shared with the ranks that are there too. By default a quarter of it is left for others.
-	bus, err := h.device.Context().Device().PCIBusID()
-	err = cmp.Or(w.err, err)
+	// By default a quarter of what is there is left for others.
 	sms := h.device.SMs()
 	room := h.device.Room(weight)
 	if h.spec.SMs > 0 {
@@ -260,35 +258,17 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	} else {
 		room -= room / 4
 	}
-	note := binary.LittleEndian.AppendUint32(nil, uint32(room))
-	note = binary.LittleEndian.AppendUint32(note, uint32(sms*slots))
-	all, again := h.comm.Agree(ctx, op, append(note, bus...))
-	if again != nil {
-		return n, again
+	room, alone, err := h.shareRoom(ctx, op, room, sms*slots)
+	if err != nil {
+		return n, err
 	}
-	here := map[string]int{}
-	for _, n := range all {
-		if len(n) > 8 {
-			here[string(n[8:])]++
+	if tuned := h.spec.Tuning; !alone {
+		if !t.placed && tuned.Dispatch.Threads == 0 && !(t.valueDispatch && t.dispatchUnits == 1) {
+			w.widen(&t.dispatchThreads, &t.dispatchBlocks, room, weight, f.dispatch, f.fusedDispatch)
 		}
-	}
-	alone := true // every rank
-	for _, n := range all {
-		if len(n) > 8 {
-			room = min(room, int(binary.LittleEndian.Uint32(n))/here[string(n[8:])])
+		if !t.pulls && tuned.Combine.Threads == 0 {
+			w.widen(&t.combineThreads, &t.combineBlocks, room, weight, f.combine, f.fusedCombine)
 		}
-	}
-	for _, n := range all {
-		if len(n) > 8 {
-			alone = alone && room == int(binary.LittleEndian.Uint32(n[4:]))
-		}
-	}
-	spec := h.spec.Tuning
-	if !alone && !t.placed && spec.Dispatch.Threads == 0 && !(t.valueDispatch && t.dispatchUnits == 1) {
-		w.widen(&t.dispatchThreads, &t.dispatchBlocks, room, weight, f.dispatch, f.fusedDispatch)
-	}
-	if !alone && !t.pulls && spec.Combine.Threads == 0 {
-		w.widen(&t.combineThreads, &t.combineBlocks, room, weight, f.combine, f.fusedCombine)
 	}
 	most := func(own, clerks int) int {
 		n := room
@@ -306,22 +286,44 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	}
 	n.dispatch = min(t.dispatchBlocks, most(dispatchWeight, n.dispatchClerks))
 	n.combine = min(t.combineBlocks, most(combineWeight, n.combineClerks))
-	reserved := max(n.dispatchGrid(), n.combineGrid())
-	if reserved >= room && alone {
-		reserved = room
-	}
+	reserved := min(max(n.dispatchGrid(), n.combineGrid()), room) // a handle that is alone may have more, of lighter ones
 	n.gradients, n.gradientThreads = reserved, gradientThreads
 	for wide := 2 * gradientThreads; wide <= mostGradientThreads && w.weigh(wide, f.gradients) <= weight; wide *= 2 {
 		n.gradientThreads = wide
 	}
-	err = cmp.Or(err, w.err)
-	if err == nil && room < 2 {
+	if err = w.err; err == nil && room < 2 {
 		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, or close one")
 	}
 	if err == nil {
 		h.reservation, err = h.device.Reserve(weight, reserved)
 	}
 	return n, h.comm.AgreeOn(ctx, op, fmt.Sprintf("blocks %+v of %d and %d threads", n, t.dispatchThreads, t.combineThreads), err)
+}
+
+// shareRoom settles how much of the room that every rank has on its GPU each can take, where it is shared with the ranks that are there too, and whether that is the whole
+// GPU everywhere.
+func (h *gpu) shareRoom(ctx context.Context, op string, mine, whole int) (room int, alone bool, err error) {
+	bus, err := h.device.Context().Device().PCIBusID()
+	if err := h.comm.AgreeOn(ctx, op, "", err); err != nil {
+		return 0, false, err
+	}
+	note := binary.LittleEndian.AppendUint32(nil, uint32(mine))
+	note = binary.LittleEndian.AppendUint32(note, uint32(whole))
+	notes, err := h.comm.Agree(ctx, op, append(note, bus...))
+	if err != nil {
+		return 0, false, err
+	}
+	notes = slices.DeleteFunc(notes, func(n []byte) bool { return n == nil }) // of ranks that are left out
+	here := map[string]int{}
+	for _, n := range notes {
+		here[string(n[8:])]++
+	}
+	room = mine
+	for _, n := range notes {
+		room = min(room, int(binary.LittleEndian.Uint32(n))/here[string(n[8:])])
+	}
+	alone = !slices.ContainsFunc(notes, func(n []byte) bool { return int(binary.LittleEndian.Uint32(n[4:])) != room })
+	return room, alone, nil
 }
 
 func (h *gpu) allocate() (err error) {

@@ -14,14 +14,14 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// An H200.
-const sms, smRegisters, smThreads = 132, 65536, 2048
+// What an H200 has, and each of its SMs.
+const sms, smRegisters, mostThreads = 132, 65536, 2048
 
 // heldBy is how many blocks an SM holds, as the CUDA programming guide has it: registers are handed to warps, 8 a thread at a time, and the warps of a block go to the
 // SM's four parts in turns.
 func heldBy(threads, registers int) int {
 	warps := (threads/32 + 3) / 4 * 4
-	return min(smThreads/threads, smRegisters/4/((registers+7)/8*8*32)*4/warps)
+	return min(mostThreads/threads, smRegisters/4/((registers+7)/8*8*32)*4/warps)
 }
 
 // TestRoomOnEmulatedGPUs makes handles of kernels that have many registers, until there is no room: all of their kernels fit on the GPU together, whichever of them run, and
@@ -73,7 +73,7 @@ func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers 
 		if errors.Is(err, weft.ErrUnsupported) && len(made) > 0 {
 			err = nil
 		}
-		together, held := 0, smThreads
+		together, held := 0, mostThreads
 		for _, h := range made {
 			blocks, threads := ep.Grids(h)
 			most := 0
