@@ -39,6 +39,9 @@ func CarriesOf(s Spec, threads, ranks int) (push, pull [2]int) {
 // BulkBytes is how much shared memory they have for that.
 const BulkBytes = bulkSharedBytes
 
+// PullDepth is how many parts of a token it has for each warp that adds up.
+const PullDepth = pullDepth
+
 // Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
 func Announced(h *Handle) uint32 { return h.engine.(*gpu).free() }
 

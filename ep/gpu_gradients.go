@@ -22,6 +22,7 @@ type gradientArgs struct {
 	first, what, tokens, at uint32
 	rowBytes, align         uint32
 	call, _                 uint32
+	chunk, carriers         uint32
 	topk                    device.Divisor
 	home, landings          uint64
 	arrivals, described     uint64
@@ -65,6 +66,18 @@ func (h *gpu) prepareGradients(f functions) (err error) {
 		at: uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align), topk: device.NewDivisor(g.topk),
 	}
 	config := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(h.blocks.gradients)}, Block: cuda.Dim{X: uint32(h.blocks.gradientThreads)}}
+	bulk, err := h.bulk()
+	if err != nil {
+		return err
+	}
+	// A block of a handle whose rows have places has an SM to itself, so there is shared memory.
+	if c := s.gradientCarry(h.blocks.gradientThreads); bulk && h.tuning.placed && c.warps > 0 {
+		a.chunk, a.carriers = uint32(c.chunk), uint32(c.warps)
+		config.Shared = c.chunk * c.warps
+		if err := f.gradients.SetMaxDynamicShared(config.Shared); err != nil {
+			return err
+		}
+	}
 	if h.moving, err = f.gradients.Prepare(config, a); err != nil {
 		return err
 	}
@@ -115,6 +128,9 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 	if !gradWeights.IsZero() {
 		call, what = device.CallCombineWeightBackward, what|whatDots
 		a.y = addressOf(y)
+	}
+	if what == whatRows && a.carriers > 0 {
+		what |= whatBulk
 	}
 	at, err := h.offer(stream, gradOut, h.regions.gradients)
 	if err != nil {

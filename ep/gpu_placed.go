@@ -63,7 +63,8 @@ type pullArgs struct {
 	pieces                  device.Divisor
 	rowBytes, biases, chunk uint32
 	chunks                  device.Divisor
-	carriers, most, call    uint32
+	adders, stages, most    uint32
+	call                    uint32
 	home, places            uint64
 	out                     uint64
 	bias                    [2]uint64
@@ -201,8 +202,8 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
 		l.pullBulk = whatBulk
 		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(ceil(s.outputBytes(), c.chunk))
-		pull.carriers, pull.most = uint32(c.warps), uint32(most)
-		combine.Shared = c.warps * 2 * most * c.chunk
+		pull.adders, pull.stages, pull.most = uint32(c.warps), uint32(c.warps*pullDepth), uint32(most)
+		combine.Shared = c.warps * pullDepth * most * c.chunk
 		if err := f.combine.SetMaxDynamicShared(combine.Shared); err != nil {
 			return err
 		}

@@ -46,9 +46,9 @@ const placedBlocks, placedThreads = 32, 512
 const (
 	bulkChunkBytes  = 14 << 10
 	bulkSharedBytes = 14 * bulkChunkBytes
-	bulkOwnBytes    = 4 << 10 // at most, of the kernels' own
-	bulkSummers     = 8       // warps of a block that add up what comes so
-	bulkMostWarps   = 16      // that a block can have
+	bulkOwnBytes    = 20 << 10 // at most, of the kernels' own
+	bulkMostWarps   = 16       // that a block can have
+	pullDepth       = 3        // parts that each warp has which adds up: one is, the others are on their way. MOST_STAGES of kernels/pull.cu for all of them
 )
 
 // From so many bytes on rows go by bulk copies.
@@ -87,25 +87,39 @@ func (s Spec) pulls(ranks int) bool { return s.placed(ranks) && s.combines() && 
 // carry is how a kernel moves rows by bulk copies: bytes at a time, by so many warps of a block.
 type carry struct{ chunk, warps int }
 
+// carryRows is how blocks of so many threads move rows of so many bytes, which shared memory has for each warp.
+func carryRows(row, threads int, t KernelTuning) carry {
+	parts := max(cmp.Or(t.Parts, ceil(row, bulkChunkBytes)), ceil(row, bulkSharedBytes))
+	chunk := (ceil(row, parts) + 15) &^ 15
+	return carry{chunk, min(cmp.Or(t.Warps, bulkMostWarps), threads/32, bulkSharedBytes/chunk)}
+}
+
 // pushCarry is that of a dispatch by blocks of so many threads, or nothing if threads move the rows.
 func (s *Spec) pushCarry(threads int) carry {
 	row, t := s.rowBytes(), s.Tuning.Dispatch
 	if s.Quantize != weft.InvalidDType || t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
 		return carry{}
 	}
-	parts := max(cmp.Or(t.Parts, ceil(row, bulkChunkBytes)), ceil(row, bulkSharedBytes))
-	chunk := (ceil(row, parts) + 15) &^ 15
-	return carry{chunk, min(cmp.Or(t.Warps, bulkMostWarps), threads/32, bulkSharedBytes/chunk)}
+	return carryRows(row, threads, t)
 }
 
-// pullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has two parts for each warp.
+// gradientCarry is that of the gradient of a combine.
+func (s *Spec) gradientCarry(threads int) carry {
+	if s.outputBytes() < bulkRowBytes {
+		return carry{}
+	}
+	return carryRows(s.outputBytes(), threads, KernelTuning{})
+}
+
+// pullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has pullDepth parts for each warp that adds up. One warp more sets
+// them on their way.
 func (s *Spec) pullCarry(threads, most int) carry {
 	row, t := s.outputBytes(), s.Tuning.Combine
 	if t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
 		return carry{}
 	}
-	warps := min(cmp.Or(t.Warps, bulkSummers), threads/32, bulkSharedBytes/(2*most*unitBytes))
-	units := bulkSharedBytes / (warps * 2 * most * unitBytes)
+	warps := min(cmp.Or(t.Warps, bulkMostWarps), threads/32-1, bulkSharedBytes/(pullDepth*most*unitBytes))
+	units := bulkSharedBytes / (warps * pullDepth * most * unitBytes)
 	parts := max(t.Parts, ceil(row, units*unitBytes))
 	return carry{ceil(row, parts*unitBytes) * unitBytes, warps}
 }

@@ -195,7 +195,7 @@ func TestTunedBulkCopiesFit(t *testing.T) {
 		for _, c := range []struct {
 			what                      string
 			chunk, warps, unit, takes int
-		}{{"push", push[0], push[1], 16, push[0] * push[1]}, {"pull", pull[0], pull[1], 512, 2 * most * pull[0] * pull[1]}} {
+		}{{"push", push[0], push[1], 16, push[0] * push[1]}, {"pull", pull[0], pull[1], 512, ep.PullDepth * most * pull[0] * pull[1]}} {
 			if k.Bulk == 0 && row < 1024 {
 				if c.chunk != 0 || c.warps != 0 {
 					t.Errorf("%s of small rows: %+v", c.what, c)

@@ -4,6 +4,8 @@
 //	dots      the gradient of a selection's weight is the product of its token's gradient and its row, and is sent home
 //	numbers   gradients of weights that came with the rows are sent home
 //
+// From Hopper on rows that are as they were at home, and have places, go by bulk copies, as those of a push do: one comes, and leaves for each row that it has here.
+//
 // A product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on whichever engine.
 #include "placed.cuh"
 #include "sum.cuh"
@@ -16,6 +18,7 @@ enum {
 	DOTS = 2,
 	BY_EXPERT = 16, // a row is a selection's
 	WEIGHTED = 64,
+	BULK = 512,
 };
 
 // Go: gradientArgs.
@@ -28,6 +31,7 @@ struct Gradients {
 	u32 what, tokens;
 	u32 at; // where the tokens' gradients begin in this rank's window, in 16 bytes
 	u32 row_bytes, align, call, zero;
+	u32 chunk, carriers; // BULK: bytes of a row that a warp moves at a time, of which shared memory has some for each of so many warps
 	Divisor topk;
 	const Pair *home, *landings;
 	const u32 *arrivals; // where a token has one row that is not at its slot
@@ -197,6 +201,62 @@ __device__ __forceinline__ void spread_all(const Gradients &a, const Turn &o, co
 	}
 }
 
+#if __CUDA_ARCH__ >= 900
+// Carrier is a warp that moves rows by bulk copies, if it has shared memory for them. What it waits for is no rank: a bulk copy ends as a load does.
+struct Carrier {
+	char *buffer;
+	u64 *barrier;
+	u32 parity;
+	bool carries;
+
+	// All threads of the block call it.
+	__device__ __forceinline__ Carrier(const Gradients &a, u32 warp, u32 lane) : parity(0), carries((a.what & BULK) != 0 && warp < a.carriers) {
+		extern __shared__ __align__(128) char buffers[];
+		__shared__ u64 barriers[MOST_WARPS];
+		buffer = buffers + warp * a.chunk;
+		barrier = &barriers[warp];
+		if (carries && lane == 0) {
+			barrier_init(barrier, 1);
+			fence_barrier_init();
+		}
+		fence_async(); // what was heard of was stored by others
+		__syncwarp();
+	}
+
+	// spread makes the gradients of the rows that a share of src's tokens has here.
+	__device__ __forceinline__ void spread(const Gradients &a, const char *from, u32 src, Share share, u32 warp, u32 lane) {
+		u32 t = share.from + warp;
+		if (!carries || t >= share.to) return;
+		u64 slots = (u64)src * a.shape.capacity;
+		Arrived next(a, slots + t, lane);
+		for (; t < share.to; t += a.carriers) {
+			u32 row = next.row(a, slots + t, lane), rows = __ballot_sync(0xFFFFFFFFu, row != 0);
+			if (t + a.carriers < share.to) next = Arrived(a, slots + t + a.carriers, lane);
+			for (u32 at = 0; rows != 0 && at < a.row_bytes; at += a.chunk) {
+				u32 bytes = min(a.chunk, a.row_bytes - at);
+				if (lane == 0) {
+					bulk_wait_read(); // what was stored before has left the buffer
+					barrier_expect(barrier, bytes);
+					bulk_load(buffer, from + (u64)t * a.row_bytes + at, bytes, barrier);
+				}
+				while (!barrier_awaited(barrier, parity)) {}
+				__syncwarp();
+				parity ^= 1;
+				for (u32 todo = rows; todo != 0; todo &= todo - 1) {
+					u32 to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)todo) - 1) - 1;
+					if (lane == 0) bulk_store(a.rows + (u64)to * a.row_bytes + at, buffer, bytes);
+				}
+				if (lane == 0) bulk_commit();
+			}
+		}
+	}
+
+	__device__ __forceinline__ void finish(u32 lane) const {
+		if (carries && lane == 0) bulk_wait();
+	}
+};
+#endif
+
 // clear_row makes the gradient of a row zeros. A warp does.
 __device__ __forceinline__ void clear_row(const Gradients &a, u32 row, u32 lane) {
 	for (u32 at = lane * 16; at < a.row_bytes; at += UNIT) store16(a.rows + (u64)row * a.row_bytes + at, make_uint4(0, 0, 0, 0));
@@ -242,11 +302,21 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	}
 	if (__syncthreads_or(w.over) != 0) return;
 	if (rows) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, row, lane); });
+#if __CUDA_ARCH__ >= 900
+	Carrier carrier(a, warp, lane);
+#endif
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share((u32)d.tokens[src]);
-		if (rows) spread_all(a, o, grads[src], staged[warp], src, share, lane);
+		bool bulk = (a.what & BULK) != 0 && !holds(o.mask, src);
+		if (rows && !bulk) spread_all(a, o, grads[src], staged[warp], src, share, lane);
+#if __CUDA_ARCH__ >= 900
+		if (rows && bulk) carrier.spread(a, grads[src], src, share, warp, lane);
+#endif
 		if (a.scalars != nullptr && !holds(o.mask, src)) send_numbers(a, o, src, share);
 	}
+#if __CUDA_ARCH__ >= 900
+	carrier.finish(lane);
+#endif
 	mark(a.group, o, a.marks);
 	if (!await_marks(a.group, o, w, a.marks)) return;
 	if (a.weights != nullptr) take_numbers(a, o);

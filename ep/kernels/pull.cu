@@ -1,7 +1,8 @@
 // Pull: the combine of layouts where a token has one row at a rank. The home of a token reads its rows where they are, in the memory of the ranks that have it, and
 // adds them in rank order, in fp32, rounded once. Nothing is stored on the way, and nobody goes on before all have read.
 //
-// From Hopper on rows come through shared memory by bulk copies: while a warp adds up a part of a token's rows, that of its next token is on its way.
+// From Hopper on rows come through shared memory by bulk copies: one warp of a block sets parts of its tokens' rows on their way, the others add up what has come. A
+// warp that did both would have too little on its way, and would look rows up while it could add.
 #include "placed.cuh"
 #include "sum.cuh"
 
@@ -21,9 +22,10 @@ struct Pull {
 	u32 at; // where this rank's rows begin in its window, in 16 bytes
 	Divisor pieces;
 	u32 row_bytes, biases;
-	u32 chunk; // BULK: bytes of a row that are added up at a time, of which shared memory has two for each of `most` rows of so many warps
+	u32 chunk; // BULK: bytes of a row that are added up at a time
 	Divisor chunks;
-	u32 carriers, most, call;
+	u32 adders, stages, most; // BULK: warps that add up; parts of tokens that shared memory has room for, as many for each; rows of a part
+	u32 call;
 	const Pair *home;
 	const u32 *places;
 	char *out;
@@ -32,27 +34,37 @@ struct Pull {
 
 static_assert(sizeof(Pull) == WEFT_PULL_BYTES, "the host has another idea of the arguments");
 
-constexpr u32 RANKS = 4, UNITS = 2; // rows that a lane has in flight, and units of each
+constexpr u32 ROWS = 4, UNITS = 2; // rows that a lane has in flight, and units of each
 
-// Visits are the ranks that have a row of a token: a selection a lane.
-struct Visits {
-	u32 place, rank;
-	u64 ranks;
+// Selected is a selection of a token for each lane. It is asked for some time before it is looked at.
+struct Selected {
+	u32 place, what;
 
-	__device__ __forceinline__ Visits(const Pull &a, const Turn &o, u32 t, u32 lane) : place(0), rank(0) {
-		if (lane < a.shape.topk) {
-			u64 i = (u64)t * a.shape.topk + lane;
-			place = a.places[i];
-			if (place != 0) rank = rank_of(a.shape, (a.home[i].what & 0xFFFF) - 1);
-		}
-		ranks = union_of(place != 0 ? 1ull << rank : 0) & ~o.mask;
+	__device__ __forceinline__ Selected(const Pull &a, u32 t, u32 lane) : place(0), what(0) {
+		if (lane >= a.shape.topk) return;
+		u64 i = (u64)t * a.shape.topk + lane;
+		place = a.places[i];
+		what = a.home[i].what;
+	}
+};
+
+// Visit is a rank that has a row of a token: of a lane that is here, and `before` others are added up earlier.
+struct Visit {
+	u32 rank, row, before;
+	bool here;
+	u32 count; // of all lanes
+
+	__device__ __forceinline__ Visit(const Pull &a, const Turn &o, const Selected &s) : rank(0), row((s.place & ~LEADER) - 1) {
+		here = (s.place & LEADER) != 0;
+		if (here) rank = rank_of(a.shape, (s.what & 0xFFFF) - 1);
+		here = here && !holds(o.mask, rank);
+		u64 ranks = union_of(here ? 1ull << rank : 0);
+		before = __popcll((long long)(ranks & ((1ull << rank) - 1)));
+		count = __popcll((long long)ranks);
 	}
 
-	// row gives the token's row at rank r. All lanes call it.
-	__device__ __forceinline__ u32 row(u32 r) const {
-		u32 has = __ballot_sync(0xFFFFFFFFu, (place & LEADER) != 0 && rank == r);
-		return (__shfl_sync(0xFFFFFFFFu, place, has != 0 ? __ffs((int)has) - 1 : 0) & ~LEADER) - 1;
-	}
+	// lane gives the lane of the row that is added up after j others. All lanes call it.
+	__device__ __forceinline__ u32 lane(u32 j) const { return __ffs((int)__ballot_sync(0xFFFFFFFFu, here && before == j)) - 1; }
 };
 
 // add_biases begins the sum of 16 bytes of a token.
@@ -61,107 +73,136 @@ __device__ __forceinline__ void add_biases(const Pull &a, u64 from, Sum &sum) {
 	if (a.biases > 1) sum.take(load_once(a.bias[1] + from), 1.0f);
 }
 
+// Units is what a lane has of units of a token: 16 bytes of each, at `from` and on.
+struct Units {
+	u32 from, end;
+	Sum sum[UNITS];
+
+	__device__ __forceinline__ Units(const Pull &a, u64 token, u32 from, u32 end) : from(from), end(end) {
+#pragma unroll
+		for (u32 u = 0; u < UNITS; u++) {
+			if (from + u * UNIT < end) add_biases(a, token + from + u * UNIT, sum[u]);
+		}
+	}
+
+	// add adds up `count` rows: read(j, at, v) gets what row j has. All lanes call it.
+	template <class Read> __device__ __forceinline__ void add(u32 count, Read read) {
+		for (u32 first = 0; first < count; first += ROWS) {
+			uint4 v[ROWS][UNITS];
+#pragma unroll
+			for (u32 j = 0; j < ROWS; j++) {
+				if (first + j < count) read(first + j, v[j]);
+			}
+#pragma unroll
+			for (u32 j = 0; j < ROWS; j++) {
+#pragma unroll
+				for (u32 u = 0; u < UNITS; u++) {
+					if (first + j < count && from + u * UNIT < end) sum[u].take(v[j][u], 1.0f);
+				}
+			}
+		}
+	}
+
+	__device__ __forceinline__ void store(char *token) const {
+#pragma unroll
+		for (u32 u = 0; u < UNITS; u++) {
+			if (from + u * UNIT < end) store16(token + from + u * UNIT, sum[u].round());
+		}
+	}
+};
+
 // sum_piece adds up a piece of a token's rows.
 __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *const *rows, u32 t, u32 pc, u32 lane) {
-	Visits visits(a, o, t, lane);
-	u64 todo = visits.ranks;
-	u32 at[UNITS];
-	Sum sum[UNITS];
+	Visit visit(a, o, Selected(a, t, lane));
+	u64 token = (u64)t * a.row_bytes;
+	Units units(a, token, pc * UNITS * UNIT + lane * 16, a.row_bytes);
+	units.add(visit.count, [&](u32 j, uint4 *v) {
+		u32 from = visit.lane(j);
+		const char *row = rows[__shfl_sync(0xFFFFFFFFu, visit.rank, from)] + (u64)__shfl_sync(0xFFFFFFFFu, visit.row, from) * a.row_bytes;
 #pragma unroll
-	for (u32 u = 0; u < UNITS; u++) {
-		at[u] = (pc * UNITS + u) * UNIT + lane * 16;
-		if (at[u] < a.row_bytes) add_biases(a, (u64)t * a.row_bytes + at[u], sum[u]);
-	}
-	while (todo != 0) {
-		uint4 v[RANKS][UNITS];
-		u64 rest = todo;
-#pragma unroll
-		for (u32 j = 0; j < RANKS; j++) {
-			u32 r = rest != 0 ? __ffsll((long long)rest) - 1 : 0, row = visits.row(r);
-#pragma unroll
-			for (u32 u = 0; u < UNITS; u++) {
-				if (rest != 0 && at[u] < a.row_bytes) v[j][u] = load_once(rows[r] + (u64)row * a.row_bytes + at[u]);
-			}
-			rest &= rest - 1;
+		for (u32 u = 0; u < UNITS; u++) {
+			if (units.from + u * UNIT < units.end) v[u] = load_once(row + units.from + u * UNIT);
 		}
-#pragma unroll
-		for (u32 j = 0; j < RANKS; j++) {
-#pragma unroll
-			for (u32 u = 0; u < UNITS; u++) {
-				if (todo != 0 && at[u] < a.row_bytes) sum[u].take(v[j][u], 1.0f);
-			}
-			todo &= todo - 1;
-		}
-	}
-#pragma unroll
-	for (u32 u = 0; u < UNITS; u++) {
-		if (at[u] < a.row_bytes) store16(a.out + (u64)t * a.row_bytes + at[u], sum[u].round());
-	}
+	});
+	units.store(a.out + token);
 }
 
 #if __CUDA_ARCH__ >= 900
-// Stage is where a part of a token's rows comes to, and how many of them do.
-struct Stage {
-	char *rows;
-	u64 *arrived;
-	u32 t, from, bytes, count, parity;
+constexpr u32 MOST_STAGES = 48; // Go: pullDepth for each of the warps that a block can have
+
+// Ring is where parts of tokens come to. Part i has stage i % stages, and is added up by warp i % adders: since every warp has as many stages as others, a stage is
+// always the same warp's, which so never asks for a phase of its barriers but the next.
+struct Ring {
+	char *parts;		  // [stages][most][chunk]
+	u64 *arrived, *added; // [stages]
+	u32 *counts;		  // [stages]: rows of the part
 };
 
-// fetch sets a part of a token's rows on its way. A warp does.
-__device__ __forceinline__ void fetch(const Pull &a, const Turn &o, char *const *rows, u32 first, u32 i, u32 lane, Stage &s) {
-	u32 c;
-	s.t = first + a.chunks.quotient(i, c);
-	s.from = c * a.chunk;
-	s.bytes = min(a.chunk, a.row_bytes - s.from);
-	Visits visits(a, o, s.t, lane);
-	s.count = __popcll((long long)visits.ranks);
-	if (lane == 0 && s.count != 0) barrier_expect(s.arrived, s.count * s.bytes);
-	u32 j = 0;
-	for (u64 todo = visits.ranks; todo != 0; todo &= todo - 1, j++) {
-		u32 r = __ffsll((long long)todo) - 1, row = visits.row(r);
-		if (lane == 0) bulk_load(s.rows + j * a.chunk, rows[r] + (u64)row * a.row_bytes + s.from, s.bytes, s.arrived);
+// fetch sets the parts of a share's tokens on their way. A warp does.
+__device__ __forceinline__ void fetch(const Pull &a, const Turn &o, char *const *rows, const Ring &ring, Share share, u32 lane) {
+	fence_async(); // what was heard of was stored by others
+	u32 stage = 0, parity = 1; // stages are free before they were used
+	Selected next(a, share.from, share.from < share.to ? lane : 32);
+	for (u32 t = share.from; t < share.to; t++) {
+		Visit visit(a, o, next);
+		next = Selected(a, t + 1, t + 1 < share.to ? lane : 32);
+		const char *row = rows[visit.rank] + (u64)visit.row * a.row_bytes;
+		for (u32 from = 0; from < a.row_bytes; from += a.chunk) {
+			u32 bytes = min(a.chunk, a.row_bytes - from);
+			while (!barrier_awaited(&ring.added[stage], parity)) {}
+			if (lane == 0) {
+				ring.counts[stage] = visit.count;
+				barrier_expect(&ring.arrived[stage], visit.count * bytes);
+			}
+			__syncwarp();
+			if (visit.here) bulk_load(ring.parts + (stage * a.most + visit.before) * a.chunk, row + from, bytes, &ring.arrived[stage]);
+			if (++stage == a.stages) stage = 0, parity ^= 1;
+		}
 	}
 }
 
-// sum_bulk adds up the share's rows. All threads of the block call it; the warps that have shared memory carry. What is waited for is no rank: a bulk copy ends as a
-// load does, and no block may end before.
-__device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
-	extern __shared__ __align__(128) char buffers[];
-	__shared__ u64 arrived[16][2];
-	if (warp >= a.carriers) return;
-	Stage now, next;
-	char *mine = buffers + warp * 2 * a.most * a.chunk;
-	now = {mine, &arrived[warp][0], 0, 0, 0, 0, 0};
-	next = {mine + a.most * a.chunk, &arrived[warp][1], 0, 0, 0, 0, 0};
-	if (lane == 0) {
-		barrier_init(now.arrived, 1);
-		barrier_init(next.arrived, 1);
-		fence_barrier_init();
-	}
-	fence_async(); // what was heard of was stored by others
-	__syncwarp();
-	u32 n = (share.to - share.from) * a.chunks.by;
-	if (warp < n) fetch(a, o, rows, share.from, warp, lane, now);
-	for (u32 i = warp; i < n; i += a.carriers) {
-		if (i + a.carriers < n) fetch(a, o, rows, share.from, i + a.carriers, lane, next);
-		if (now.count != 0) {
-			while (!barrier_awaited(now.arrived, now.parity)) {}
-			__syncwarp();
-			now.parity ^= 1;
-		}
-		for (u32 at = lane * 16; at < now.bytes; at += UNIT) {
-			Sum sum;
-			u64 out = (u64)now.t * a.row_bytes + now.from + at;
-			add_biases(a, out, sum);
-#pragma unroll 4
-			for (u32 j = 0; j < now.count; j++) sum.take(*(const uint4 *)(now.rows + j * a.chunk + at), 1.0f);
-			store16(a.out + out, sum.round());
+// add_up adds up the parts of one of the adding warps.
+__device__ __forceinline__ void add_up(const Pull &a, const Ring &ring, Share share, u32 adder, u32 lane) {
+	u32 n = (share.to - share.from) * a.chunks.by, stage = adder, parity = 0;
+	for (u32 i = adder; i < n; i += a.adders) {
+		u32 c, t = share.from + a.chunks.quotient(i, c), first = c * a.chunk, bytes = min(a.chunk, a.row_bytes - first);
+		u64 token = (u64)t * a.row_bytes + first;
+		const char *part = ring.parts + stage * a.most * a.chunk;
+		while (!barrier_awaited(&ring.arrived[stage], parity)) {}
+		u32 count = ring.counts[stage];
+		for (u32 at = lane * 16; at < bytes; at += UNITS * UNIT) {
+			Units units(a, token, at, bytes);
+			units.add(count, [&](u32 j, uint4 *v) {
+#pragma unroll
+				for (u32 u = 0; u < UNITS; u++) {
+					if (at + u * UNIT < bytes) v[u] = *(const uint4 *)(part + j * a.chunk + at + u * UNIT);
+				}
+			});
+			units.store(a.out + token);
 		}
 		fence_async(); // all have read before anything comes there again
 		__syncwarp();
-		Stage done = now;
-		now = next;
-		next = done;
+		if (lane == 0) barrier_arrive(&ring.added[stage]);
+		if ((stage += a.adders) >= a.stages) stage = adder, parity ^= 1;
+	}
+}
+
+// sum_bulk adds up the share's rows. All threads of the block call it. What is waited for is no rank: a bulk copy ends as a load does, and no block may end before.
+__device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
+	extern __shared__ __align__(128) char parts[];
+	__shared__ u64 arrived[MOST_STAGES], added[MOST_STAGES];
+	__shared__ u32 counts[MOST_STAGES];
+	Ring ring = {parts, arrived, added, counts};
+	if (threadIdx.x < a.stages) {
+		barrier_init(&arrived[threadIdx.x], 1);
+		barrier_init(&added[threadIdx.x], 1);
+		fence_barrier_init();
+	}
+	__syncthreads();
+	if (warp == 0) {
+		fetch(a, o, rows, ring, share, lane);
+	} else if (warp <= a.adders) {
+		add_up(a, ring, share, warp - 1, lane);
 	}
 }
 #endif
