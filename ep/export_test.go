@@ -39,7 +39,7 @@ func CarriesOf(s Spec, threads, ranks int) (push, pull [2]int) {
 // BulkBytes is how much shared memory they have for that.
 const BulkBytes = bulkSharedBytes
 
-// PullDepth is how many parts of a token it has for each warp that adds up.
+// PullDepth is how many parts of tokens it has for each warp of a combine.
 const PullDepth = pullDepth
 
 // Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.

@@ -63,7 +63,7 @@ type pullArgs struct {
 	pieces                  device.Divisor
 	rowBytes, biases, chunk uint32
 	chunks                  device.Divisor
-	adders, stages, most    uint32
+	carriers, depth, most   uint32
 	call                    uint32
 	home, places            uint64
 	out                     uint64
@@ -202,7 +202,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
 		l.pullBulk = whatBulk
 		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(ceil(s.outputBytes(), c.chunk))
-		pull.adders, pull.stages, pull.most = uint32(c.warps), uint32(c.warps*pullDepth), uint32(most)
+		pull.carriers, pull.depth, pull.most = uint32(c.warps), pullDepth, uint32(most)
 		combine.Shared = c.warps * pullDepth * most * c.chunk
 		if err := f.combine.SetMaxDynamicShared(combine.Shared); err != nil {
 			return err

@@ -48,7 +48,7 @@ const (
 	bulkSharedBytes = 14 * bulkChunkBytes
 	bulkOwnBytes    = 20 << 10 // at most, of the kernels' own
 	bulkMostWarps   = 16       // that a block can have
-	pullDepth       = 3        // parts that each warp has which adds up: one is, the others are on their way. MOST_STAGES of kernels/pull.cu for all of them
+	pullDepth       = 3        // parts of tokens that a warp of a combine has: one that it adds up, the others on their way; at most MOST_DEPTH of kernels/pull.cu
 )
 
 // From so many bytes on rows go by bulk copies.
@@ -111,14 +111,13 @@ func (s *Spec) gradientCarry(threads int) carry {
 	return carryRows(s.outputBytes(), threads, KernelTuning{})
 }
 
-// pullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has pullDepth parts for each warp that adds up. One warp more sets
-// them on their way.
+// pullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has pullDepth parts for each warp.
 func (s *Spec) pullCarry(threads, most int) carry {
 	row, t := s.outputBytes(), s.Tuning.Combine
 	if t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
 		return carry{}
 	}
-	warps := min(cmp.Or(t.Warps, bulkMostWarps), threads/32-1, bulkSharedBytes/(pullDepth*most*unitBytes))
+	warps := min(cmp.Or(t.Warps, bulkMostWarps), threads/32, bulkSharedBytes/(pullDepth*most*unitBytes))
 	units := bulkSharedBytes / (warps * pullDepth * most * unitBytes)
 	parts := max(t.Parts, ceil(row, units*unitBytes))
 	return carry{ceil(row, parts*unitBytes) * unitBytes, warps}

@@ -38,8 +38,7 @@ type KernelTuning struct {
 	Blocks int `json:"blocks,omitempty"`
 	// Bulk says whether rows go by bulk copies: 1, or -1 if threads move them. GPUs before Hopper have no such copies, and rows that are quantised on the way need threads.
 	Bulk int `json:"bulk,omitempty"`
-	// Warps is how many warps of a block move rows by bulk copies, 1 to 16, and no more than it has; of a combine, how many add up what comes, beside one that has it
-	// come. There are fewer if shared memory has no room for their parts.
+	// Warps is how many warps of a block move rows by bulk copies, 1 to 16, and no more than it has. There are fewer if shared memory has no room for their parts.
 	Warps int `json:"warps,omitempty"`
 	// Parts is how many parts of a row a warp moves by bulk copies one after the other, 1 to 16. There are more if shared memory has no room for so large ones.
 	Parts int `json:"parts,omitempty"`

@@ -1,8 +1,7 @@
 // Pull: the combine of layouts where a token has one row at a rank. The home of a token reads its rows where they are, in the memory of the ranks that have it, and
 // adds them in rank order, in fp32, rounded once. Nothing is stored on the way, and nobody goes on before all have read.
 //
-// From Hopper on rows come through shared memory by bulk copies: one warp of a block sets parts of its tokens' rows on their way, the others add up what has come. A
-// warp that did both would have too little on its way, and would look rows up while it could add.
+// From Hopper on rows come through shared memory by bulk copies: while a warp adds up a part of a token's rows, the next ones are on their way.
 #include "placed.cuh"
 #include "sum.cuh"
 
@@ -24,7 +23,7 @@ struct Pull {
 	u32 row_bytes, biases;
 	u32 chunk; // BULK: bytes of a row that are added up at a time
 	Divisor chunks;
-	u32 adders, stages, most; // BULK: warps that add up; parts of tokens that shared memory has room for, as many for each; rows of a part
+	u32 carriers, depth, most; // BULK: warps that add up, parts that shared memory has room for for each, and rows of a part
 	u32 call;
 	const Pair *home;
 	const u32 *places;
@@ -36,7 +35,7 @@ static_assert(sizeof(Pull) == WEFT_PULL_BYTES, "the host has another idea of the
 
 constexpr u32 ROWS = 4, UNITS = 2; // rows that a lane has in flight, and units of each
 
-// Selected is a selection of a token for each lane. It is asked for some time before it is looked at.
+// Selected is a selection of a token for each lane.
 struct Selected {
 	u32 place, what;
 
@@ -128,48 +127,50 @@ __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *co
 }
 
 #if __CUDA_ARCH__ >= 900
-constexpr u32 MOST_STAGES = 48; // Go: pullDepth for each of the warps that a block can have
+constexpr u32 MOST_CARRIERS = 16, MOST_DEPTH = 4;
 
-// Ring is where parts of tokens come to. Part i has stage i % stages, and is added up by warp i % adders: since every warp has as many stages as others, a stage is
-// always the same warp's, which so never asks for a phase of its barriers but the next.
-struct Ring {
-	char *parts;		  // [stages][most][chunk]
-	u64 *arrived, *added; // [stages]
-	u32 *counts;		  // [stages]: rows of the part
-};
+// Carrier is a warp that adds up parts of the share's tokens: part i of them, and every carriers-th from there on.
+struct Carrier {
+	const Pull &a;
+	const Turn &o;
+	char *const *rows;
+	Share share;
+	u32 lane, parts;
+	char *buffer;	// [depth][most][chunk]
+	u64 *arrived;	// [depth]
+	u32 counts;		// rows of the part of each stage, eight bits for each
+	Selected next;	// of the part that is fetched next
 
-// fetch sets the parts of a share's tokens on their way. A warp does.
-__device__ __forceinline__ void fetch(const Pull &a, const Turn &o, char *const *rows, const Ring &ring, Share share, u32 lane) {
-	fence_async(); // what was heard of was stored by others
-	u32 stage = 0, parity = 1; // stages are free before they were used
-	Selected next(a, share.from, share.from < share.to ? lane : 32);
-	for (u32 t = share.from; t < share.to; t++) {
-		Visit visit(a, o, next);
-		next = Selected(a, t + 1, t + 1 < share.to ? lane : 32);
-		const char *row = rows[visit.rank] + (u64)visit.row * a.row_bytes;
-		for (u32 from = 0; from < a.row_bytes; from += a.chunk) {
-			u32 bytes = min(a.chunk, a.row_bytes - from);
-			while (!barrier_awaited(&ring.added[stage], parity)) {}
-			if (lane == 0) {
-				ring.counts[stage] = visit.count;
-				barrier_expect(&ring.arrived[stage], visit.count * bytes);
-			}
-			__syncwarp();
-			if (visit.here) bulk_load(ring.parts + (stage * a.most + visit.before) * a.chunk, row + from, bytes, &ring.arrived[stage]);
-			if (++stage == a.stages) stage = 0, parity ^= 1;
-		}
+	__device__ __forceinline__ Carrier(const Pull &a, const Turn &o, char *const *rows, Share share, u32 first, u32 lane, char *buffer, u64 *arrived)
+		: a(a), o(o), rows(rows), share(share), lane(lane), parts((share.to - share.from) * a.chunks.by), buffer(buffer), arrived(arrived), counts(0), next(selected(first)) {}
+
+	// selected asks for the token of a part, if there is such a part, some time before it is looked at.
+	__device__ __forceinline__ Selected selected(u32 i) const {
+		u32 c, t = share.from + a.chunks.quotient(i, c);
+		return Selected(a, t, i < parts ? lane : 32);
 	}
-}
 
-// add_up adds up the parts of one of the adding warps.
-__device__ __forceinline__ void add_up(const Pull &a, const Ring &ring, Share share, u32 adder, u32 lane) {
-	u32 n = (share.to - share.from) * a.chunks.by, stage = adder, parity = 0;
-	for (u32 i = adder; i < n; i += a.adders) {
-		u32 c, t = share.from + a.chunks.quotient(i, c), first = c * a.chunk, bytes = min(a.chunk, a.row_bytes - first);
-		u64 token = (u64)t * a.row_bytes + first;
-		const char *part = ring.parts + stage * a.most * a.chunk;
-		while (!barrier_awaited(&ring.arrived[stage], parity)) {}
-		u32 count = ring.counts[stage];
+	__device__ __forceinline__ char *stage_at(u32 stage) const { return buffer + stage * a.most * a.chunk; }
+
+	// fetch sets a part on its way.
+	__device__ __forceinline__ void fetch(u32 i, u32 stage) {
+		if (i >= parts) return;
+		u32 c;
+		a.chunks.quotient(i, c);
+		u32 from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from);
+		Visit visit(a, o, next);
+		next = selected(i + a.carriers);
+		if (lane == 0) barrier_expect(&arrived[stage], visit.count * bytes);
+		__syncwarp();
+		if (visit.here) bulk_load(stage_at(stage) + visit.before * a.chunk, rows[visit.rank] + (u64)visit.row * a.row_bytes + from, bytes, &arrived[stage]);
+		counts = counts & ~(255u << 8 * stage) | visit.count << 8 * stage;
+	}
+
+	// add_up adds up a part that has come.
+	__device__ __forceinline__ void add_up(u32 i, u32 stage) const {
+		u32 c, t = share.from + a.chunks.quotient(i, c), from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from), count = counts >> 8 * stage & 255;
+		u64 token = (u64)t * a.row_bytes + from;
+		const char *part = stage_at(stage);
 		for (u32 at = lane * 16; at < bytes; at += UNITS * UNIT) {
 			Units units(a, token, at, bytes);
 			units.add(count, [&](u32 j, uint4 *v) {
@@ -180,29 +181,32 @@ __device__ __forceinline__ void add_up(const Pull &a, const Ring &ring, Share sh
 			});
 			units.store(a.out + token);
 		}
-		fence_async(); // all have read before anything comes there again
-		__syncwarp();
-		if (lane == 0) barrier_arrive(&ring.added[stage]);
-		if ((stage += a.adders) >= a.stages) stage = adder, parity ^= 1;
 	}
-}
+};
 
-// sum_bulk adds up the share's rows. All threads of the block call it. What is waited for is no rank: a bulk copy ends as a load does, and no block may end before.
+// sum_bulk adds up the share's rows. All threads of the block call it; the warps that have shared memory carry. What is waited for is no rank: a bulk copy ends as a
+// load does, and no block may end before.
 __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
-	extern __shared__ __align__(128) char parts[];
-	__shared__ u64 arrived[MOST_STAGES], added[MOST_STAGES];
-	__shared__ u32 counts[MOST_STAGES];
-	Ring ring = {parts, arrived, added, counts};
-	if (threadIdx.x < a.stages) {
-		barrier_init(&arrived[threadIdx.x], 1);
-		barrier_init(&added[threadIdx.x], 1);
+	extern __shared__ __align__(128) char buffers[];
+	__shared__ u64 arrived[MOST_CARRIERS][MOST_DEPTH];
+	if (warp >= a.carriers) return;
+	if (lane < a.depth) {
+		barrier_init(&arrived[warp][lane], 1);
 		fence_barrier_init();
 	}
-	__syncthreads();
-	if (warp == 0) {
-		fetch(a, o, rows, ring, share, lane);
-	} else if (warp <= a.adders) {
-		add_up(a, ring, share, warp - 1, lane);
+	fence_async(); // what was heard of was stored by others
+	__syncwarp();
+	Carrier carrier(a, o, rows, share, warp, lane, buffers + warp * a.depth * a.most * a.chunk, arrived[warp]);
+	for (u32 stage = 0; stage < a.depth; stage++) carrier.fetch(warp + stage * a.carriers, stage);
+	u32 stage = 0, parity = 0;
+	for (u32 i = warp; i < carrier.parts; i += a.carriers) {
+		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
+		__syncwarp();
+		carrier.add_up(i, stage);
+		fence_async(); // all have read before anything comes there again
+		__syncwarp();
+		carrier.fetch(i + a.depth * a.carriers, stage);
+		if (++stage == a.depth) stage = 0, parity ^= 1;
 	}
 }
 #endif
