@@ -111,7 +111,7 @@ type locals struct {
 	gradientCounts        int // and of the first of gradients
 	filled, combineFilled int
 	credits               int
-	counts, starts, met   int // of place
+	counts, bases         int // of place
 	total                 int
 }
 
@@ -131,8 +131,7 @@ func newLocals(g *geometry, placed bool, b blocks) locals {
 		l.filled = l.add(3 * g.ranks * (g.tokens + 1) * 4)
 		return l
 	}
-	l.counts = l.add(b.dispatch * (g.experts + g.ranks) * 4)
-	l.starts = l.add(b.dispatch * (g.experts + g.ranks) * 4)
-	l.met = l.add(b.dispatch * 4)
+	l.counts = l.add(b.dispatch * (g.experts + g.ranks) * 8)
+	l.bases = l.add(b.dispatch * 2 * max(g.experts, g.ranks) * 4)
 	return l
 }

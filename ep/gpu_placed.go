@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"unsafe"
 
@@ -26,12 +27,13 @@ type placeArgs struct {
 	words, totals, records           uint64
 	visits, marks                    uint64
 	what, tokens, call, rows, align  uint32
+	blocks, numbers                  uint32
 	_                                uint32
 	topk                             device.Divisor
 	ids, weights                     uint64
 	home, places, landings, arrivals uint64
 	described, ranges                uint64
-	counts, starts, met              uint64
+	counts, bases                    uint64
 }
 
 // pushArgs are the arguments of a dispatch: the Push of kernels/push.cu.
@@ -111,6 +113,13 @@ const pullUnits = 2
 // mostPlacedBytes is how far into a window the words reach with which ranks tell each other where rows are, in 16 bytes.
 const mostPlacedBytes = 16 << 32
 
+// A prepare has placeBlocks blocks with something to do, if there are as many, or more if each would have more than placeTokens tokens: a block asks all before it
+// what they have counted.
+const placeBlocks, placeTokens = 32, 512
+
+// numberBits is how many bits a number of a rank's selections of an expert has, in a word that has the local expert + 1 as well.
+func (g *geometry) numberBits() int { return bits.Len(uint(g.tokens - 1)) }
+
 // newPlacedRegions lays out the window of a handle whose rows have their final places before they leave: what kernels/placed.cuh describes.
 func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	ranks, tokens := int64(g.ranks), int64(g.tokens)
@@ -119,14 +128,14 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	r.words = r.addZero(2 * ranks * 8)
 	r.marks = r.addZero(ranks * int64(b.dispatch+b.combine) * 4)
 	r.addGradients(g, s, b.gradients)
-	r.records = r.add(ranks * tokens * int64(g.topk) * int64(pairBytes))
+	r.records = r.add(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
 	if t.pulls {
 		r.stage = r.add(int64(g.rows()) * int64(s.outputBytes()))
 	} else {
 		r.addCombine(g, s, t, b.combine)
 	}
 	if !s.Layout.byExpert() {
-		r.visits = r.add(ranks * tokens * 4)
+		r.visits = r.add(2 * ranks * tokens * 4)
 	}
 	r.blocks = r.add(int64(s.Live) * r.block.bytes)
 	return r
@@ -156,6 +165,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	place := placeArgs{
 		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records), visits: uint64(r.visits), marks: uint64(r.marks),
 		what: what, rows: uint32(g.capacity), align: uint32(g.align), topk: device.NewDivisor(g.topk),
+		blocks: uint32(min(h.blocks.dispatch, max(placeBlocks, ceil(g.tokens, placeTokens)))), numbers: uint32(g.numberBits()),
 	}
 	if l.placing, err = f.place.Prepare(dispatch, place); err != nil {
 		return err
@@ -229,7 +239,7 @@ func (h *gpu) bulk() (bool, error) {
 // point points the launches at the handle's memory.
 func (l *placedLaunches) point(dispatch, combine device.Group, at func(int) uint64, locals *locals) {
 	l.place.group, l.place.state = dispatch, at(locals.state)
-	l.place.counts, l.place.starts, l.place.met = at(locals.counts), at(locals.starts), at(locals.met)
+	l.place.counts, l.place.bases = at(locals.counts), at(locals.bases)
 	l.push.group, l.push.state = dispatch, at(locals.state)
 	if l.pull != nil {
 		l.pull.group, l.pull.state = combine, at(locals.state)

@@ -1,11 +1,11 @@
 // Place: every selection of every token gets the row where it will stand, and every rank learns what comes. It is the prepare of handles whose rows have their
 // final places before they leave.
 //
-//	count    every block counts its share of the tokens, by expert and by rank, with a bit a token in shared memory
-//	totals   when all blocks have, the sums go to every rank
-//	start    what the ranks before have, and the blocks before, and for packed rows the zones before, is where a block's first selection of an expert stands
-//	number   every selection gets its row, and every rank is told of those that go there
-//	keep     when the blocks of this number have told everything, what came is copied to where the routing is kept
+//	count   every block counts its share of the tokens, by expert and by rank, with a bit a token in shared memory, and says what it has
+//	number  what the blocks before have makes numbers of a rank's selections of each expert; every rank is told of those that go there
+//	total   the last block so knows what the rank has in all, and tells every rank
+//	base    what the ranks before have in all, and for packed rows the zones before, is what numbers have to be raised by to be rows
+//	keep    when the blocks of this number have told everything, the numbers become rows: of this rank's selections, and of those that come
 #include "placed.cuh"
 
 namespace weft {
@@ -17,8 +17,10 @@ struct Place {
 	State *state;
 	u64 words, totals, records, visits, marks; // offsets in a window
 	u32 what, tokens, call;
-	u32 rows;  // room: of an expert in zones of fixed size, else of a rank
-	u32 align; // of packed zones
+	u32 rows;	 // room: of an expert in zones of fixed size, else of a rank
+	u32 align;	 // of packed zones
+	u32 blocks;	 // that have something to do
+	u32 numbers; // bits of a number in a record, by expert
 	u32 zero;
 	Divisor topk;
 	const void *ids; // [tokens][top-k]
@@ -29,30 +31,33 @@ struct Place {
 	u32 *arrivals;	// [ranks][capacity], by rank: row + 1
 	int *described;
 	long long *ranges;
-	u32 *counts; // [blocks][experts + ranks]
-	u32 *starts; // the same: a block's first row of each expert, or at each rank
-	u32 *met;	 // [blocks]: the operation for which the block has counted
+	u64 *counts; // [blocks][experts + ranks]: what a block has, and the operation's number above it
+	u32 *bases;	 // [blocks][2 x experts]: where shared memory has no room for them
 };
 
 static_assert(sizeof(Place) == WEFT_PLACE_BYTES, "the host has another idea of the arguments");
 
 // Buckets are the experts and, behind them, the ranks. A map has a bit for each token of a tile and each of some buckets.
-constexpr u32 BUCKETS = 1024, TILE = 256, WORDS = TILE / 32;
+constexpr u32 BUCKETS = 1024, MAP = 7168, MOST_WIDTH = 31;
 
 struct Map {
-	u32 *words; // [BUCKETS][WORDS]
-	u32 *base;	// [BUCKETS]
-};
+	u32 *words;	 // [buckets][width]
+	u16 *before; // the same: tokens of the tile in the words before
+	u32 *base;	 // [buckets]: those of the tiles before, and when selections are numbered those of the blocks before as well
+	u32 width;	 // words of a bucket: an odd number, so that threads that go through buckets side by side use all banks
 
-__device__ __forceinline__ Map map() {
-	__shared__ u32 words[BUCKETS * WORDS], base[BUCKETS];
-	return {words, base};
-}
+	__device__ __forceinline__ u32 tile() const { return width * 32; }
+};
 
 __device__ __forceinline__ u32 columns(const Place &a) { return a.shape.experts + a.group.ranks; }
 
-// at_once says that the map holds all of a share, so that it is filled once for counting and for numbering.
-__device__ __forceinline__ bool at_once(const Place &a, Share share) { return columns(a) <= BUCKETS && share.to - share.from <= TILE; }
+// map_for has tiles as large as the share, or as there is room for.
+__device__ __forceinline__ Map map_for(const Place &a, Share share) {
+	__shared__ u32 words[MAP], base[BUCKETS];
+	__shared__ u16 before[MAP];
+	u32 most = min(MAP / min(columns(a), BUCKETS), MOST_WIDTH), wanted = (share.to - share.from + 31) / 32;
+	return {words, before, base, (min(most, wanted + 1) - 1) | 1};
+}
 
 // expert_of is the expert that a selection names, + 1; 0 for none, and for what is no expert.
 __device__ __forceinline__ u32 expert_of(const Place &a, u32 i) {
@@ -68,73 +73,85 @@ __device__ __forceinline__ u32 expert_of(const Place &a, u32 i) {
 
 // fill marks the tokens of a tile in buckets [first, first + n). All threads of the block call it.
 __device__ __forceinline__ void fill(const Place &a, const Map &m, u32 from, u32 to, u32 first, u32 n) {
-	for (u32 i = threadIdx.x; i < n * WORDS; i += blockDim.x) m.words[i] = 0;
 	__syncthreads();
+	for (u32 i = threadIdx.x; i < n * m.width; i += blockDim.x) m.words[i] = 0;
+	__syncthreads();
+#pragma unroll 4
 	for (u32 i = from * a.shape.topk + threadIdx.x; i < to * a.shape.topk; i += blockDim.x) {
 		u32 e = expert_of(a, i), k, t = a.topk.quotient(i, k) - from;
 		if (e == 0) continue;
 		u32 expert = e - 1 - first, rank = a.shape.experts + rank_of(a.shape, e - 1) - first;
-		if (expert < n) atomicOr(&m.words[expert * WORDS + t / 32], 1u << t % 32);
-		if (rank < n) atomicOr(&m.words[rank * WORDS + t / 32], 1u << t % 32);
+		if (expert < n) atomicOr(&m.words[expert * m.width + t / 32], 1u << t % 32);
+		if (rank < n) atomicOr(&m.words[rank * m.width + t / 32], 1u << t % 32);
 	}
 	__syncthreads();
-}
-
-// add_up moves on behind a tile: base has the tokens of each bucket. All threads of the block call it.
-__device__ __forceinline__ void add_up(const Map &m, u32 n) {
 	for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
 		u32 sum = 0;
-#pragma unroll
-		for (u32 w = 0; w < WORDS; w++) sum += __popc(m.words[i * WORDS + w]);
-		m.base[i] += sum;
-	}
-	__syncthreads();
-}
-
-__device__ __forceinline__ void count(const Place &a, const Map &m, Share share) {
-	u32 all = columns(a);
-	for (u32 first = 0; first < all; first += BUCKETS) {
-		u32 n = min(BUCKETS, all - first);
-		for (u32 i = threadIdx.x; i < n; i += blockDim.x) m.base[i] = 0;
-		for (u32 t = share.from; t < share.to; t += TILE) {
-			fill(a, m, t, min(t + TILE, share.to), first, n);
-			add_up(m, n);
+		for (u32 w = i * m.width; w < (i + 1) * m.width; w++) {
+			m.before[w] = (u16)sum;
+			sum += __popc(m.words[w]);
 		}
-		__syncthreads();
-		for (u32 i = threadIdx.x; i < n; i += blockDim.x) a.counts[(u64)blockIdx.x * all + first + i] = m.base[i];
-		__syncthreads();
+	}
+	__syncthreads();
+}
+
+// add_tile moves on behind a tile. All threads of the block call it.
+__device__ __forceinline__ void add_tile(const Map &m, u32 n) {
+	for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+		u32 last = (i + 1) * m.width - 1;
+		m.base[i] += m.before[last] + __popc(m.words[last]);
 	}
 }
 
-// meet returns when all blocks have counted. False: it gave up, on every thread of the block.
-__device__ __forceinline__ bool meet(const Place &a, const Turn &o, Wait &w) {
-	__syncthreads();
-	if (threadIdx.x == 0) {
-		fence_gpu();
-		store_relaxed_gpu4(&a.met[blockIdx.x], (u32)o.epoch);
+// at_once says that the map holds all of a share, so that it is filled once for counting and for numbering.
+__device__ __forceinline__ bool at_once(const Place &a, const Map &m, Share share) { return columns(a) <= BUCKETS && share.to - share.from <= m.tile(); }
+
+// each_group calls f with the first bucket and the number of buckets of every group that the map has room for.
+template <class F> __device__ __forceinline__ void each_group(const Place &a, F f) {
+	for (u32 first = 0; first < columns(a); first += BUCKETS) f(first, min(BUCKETS, columns(a) - first));
+}
+
+__device__ __forceinline__ void count(const Place &a, const Turn &o, const Map &m, Share share) {
+	u64 *mine = a.counts + (u64)blockIdx.x * columns(a);
+	each_group(a, [&](u32 first, u32 n) {
+		for (u32 i = threadIdx.x; i < n; i += blockDim.x) m.base[i] = 0;
+		for (u32 t = share.from; t < share.to; t += m.tile()) {
+			fill(a, m, t, min(t + m.tile(), share.to), first, n);
+			add_tile(m, n);
+		}
+		for (u32 i = threadIdx.x; i < n; i += blockDim.x) store_relaxed_sys_u64(mine + first + i, o.epoch << 32 | m.base[i]);
+	});
+}
+
+// counted_before is what the blocks before have in a bucket.
+__device__ __forceinline__ u32 counted_before(const Place &a, const Turn &o, Wait &w, u32 column) {
+	constexpr u32 FLIGHT = 16; // blocks that are asked at once
+	const u64 *counts = a.counts + column;
+	u32 sum = 0;
+	for (u32 first = 0; first < blockIdx.x; first += FLIGHT) {
+		u64 v[FLIGHT];
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) v[j] = load_relaxed_sys_u64(counts + (u64)min(first + j, blockIdx.x - 1) * columns(a));
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			if (first + j >= blockIdx.x) break;
+			while ((u32)(v[j] >> 32) != (u32)o.epoch && !w.over && w.more(a.group.rank, (u32)o.epoch, v[j] >> 32)) {
+				v[j] = load_relaxed_sys_u64(counts + (u64)(first + j) * columns(a));
+			}
+			sum += (u32)v[j];
+		}
 	}
-	for (u32 b = threadIdx.x; b < gridDim.x; b += blockDim.x) {
-		u32 seen;
-		while ((seen = load_relaxed_gpu4(&a.met[b])) != (u32)o.epoch && !w.over && w.more(a.group.rank, (u32)o.epoch, seen)) {}
-		fence_gpu();
-	}
-	return __syncthreads_or(w.over) == 0;
+	return sum;
 }
 
 __device__ __forceinline__ u64 total_at(const Place &a, const Turn &o, u32 src, u32 column) {
 	return a.totals + (((o.epoch & 1) * a.group.ranks + src) * (columns(a) + 1) + column) * 8;
 }
 
-// send_totals tells every rank what this one has in all. The last number is that of its tokens.
-__device__ __forceinline__ void send_totals(const Place &a, const Turn &o) {
-	u32 all = columns(a), lane = threadIdx.x & 31;
-	for (u32 c = (threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + lane; c <= all; c += blockDim.x * gridDim.x) {
-		u32 sum = c == all ? a.tokens : 0;
-#pragma unroll 16
-		for (u32 b = 0; c < all && b < gridDim.x; b++) sum += a.counts[(u64)b * all + c];
-		for (Round to(all_ranks(a.group) & ~o.mask, a.group.rank, a.group.ranks); to.more();) {
-			store_relaxed_sys_u64(a.group.window[to.next()] + total_at(a, o, a.group.rank, c), (o.epoch << 32) | sum);
-		}
+// send_total tells every rank a number of what this one has in all.
+__device__ __forceinline__ void send_total(const Place &a, const Turn &o, u32 column, u32 sum) {
+	for (Round to(all_ranks(a.group) & ~o.mask, a.group.rank, a.group.ranks); to.more();) {
+		store_relaxed_sys_u64(a.group.window[to.next()] + total_at(a, o, a.group.rank, column), (o.epoch << 32) | sum);
 	}
 }
 
@@ -145,6 +162,92 @@ __device__ __forceinline__ u32 total(const Place &a, const Turn &o, Wait &w, u32
 	u64 v = load_relaxed_sys_u64(p);
 	while ((u32)(v >> 32) != (u32)o.epoch && !w.over && w.more(src, (u32)o.epoch, v >> 32)) v = load_relaxed_sys_u64(p);
 	return (u32)v;
+}
+
+// Choice is a selection of a token: the tokens of a share, or a tile, stand a power of two of lanes apart, so that a token's selections meet in one warp.
+struct Choice {
+	u32 t, k, i; // i: of the rank's
+	bool here;
+	u32 e, rank; // expert + 1, or 0
+
+	__device__ __forceinline__ Choice(const Place &a, u32 first, u32 end, u32 width, u32 lane) : t(first + lane / width), k(lane & (width - 1)), rank(MAX_RANKS) {
+		here = t < end && k < a.shape.topk;
+		i = t * a.shape.topk + k;
+		e = here ? expert_of(a, i) : 0;
+		if (e != 0) rank = rank_of(a.shape, e - 1);
+	}
+
+	// leads says whether the selection is the token's first at its rank, of those that are taken. All lanes call it.
+	__device__ __forceinline__ bool leads(bool taken, u32 width, u32 lane) const {
+		u32 same = __match_any_sync(0xFFFFFFFFu, taken ? (lane / width) << 8 | rank : 0x10000u | lane); // whoever is not taken is alone
+		return taken && (same & ((1u << lane) - 1)) == 0;
+	}
+};
+
+// each_choice calls f with every selection of tokens [from, to), a whole warp at a time. All threads of the block call it.
+template <class F> __device__ __forceinline__ void each_choice(const Place &a, u32 from, u32 to, F f) {
+	u32 topk = a.shape.topk, lane = threadIdx.x & 31, width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1;
+	for (u32 first = from + (threadIdx.x & ~31u) / width; first < to; first += blockDim.x / width) f(Choice(a, first, to, width, lane), width, lane);
+}
+
+// Records and visits have a place for every other operation: what this one tells may come while a rank still keeps what the one before told.
+__device__ __forceinline__ u64 record_at(const Place &a, const Turn &o, u32 src) {
+	return a.records + ((o.epoch & 1) * a.group.ranks + src) * a.shape.capacity * a.shape.topk * sizeof(Pair);
+}
+
+__device__ __forceinline__ u64 visit_at(const Place &a, const Turn &o, u32 src) { return a.visits + ((o.epoch & 1) * a.group.ranks + src) * a.shape.capacity * 4; }
+
+// tell_choice tells every rank what a selection with a number is to it, and by rank what its token is.
+__device__ __forceinline__ void tell_choice(const Place &a, const Turn &o, const Choice &c, u32 number, bool told, bool first, u32 width, u32 lane) {
+	u32 own = a.group.rank, le = c.e - c.rank * a.shape.local; // + 1
+	bool by_rank = (a.what & BY_RANK) != 0;
+	u32 what = by_rank ? le : le << a.numbers | number, weight = 0;
+	if (told) weight = bits(a.weights != nullptr ? a.weights[c.i] : 1.0f);
+	u64 at = record_at(a, o, own) + (u64)c.i * sizeof(Pair);
+	for (Round to(all_ranks(a.group) & ~o.mask, own, a.group.ranks); told && to.more();) {
+		u32 r = to.next();
+		store_relaxed_sys8(a.group.window[r] + at, r == c.rank ? make_uint2(what, weight) : make_uint2(0, 0));
+	}
+	if (!by_rank) return;
+	u64 visit = visit_at(a, o, own) + c.t * 4, visited = c.e != 0 ? 1ull << c.rank : 0;
+	if (c.leads(c.e != 0, width, lane) && told && !holds(o.mask, c.rank)) store_relaxed_sys4(a.group.window[c.rank] + visit, number + 1);
+	for (u32 d = 1; d < width; d *= 2) visited |= __shfl_xor_sync(0xFFFFFFFFu, visited, d);
+	for (u32 r = c.k; first && c.t < a.tokens && r < a.group.ranks; r += width) {
+		if (!holds(visited | o.mask, r)) store_relaxed_sys4(a.group.window[r] + visit, 0);
+	}
+}
+
+// number_share gives every selection of the share its number, and tells the ranks. All threads of the block call it.
+__device__ __forceinline__ void number_share(const Place &a, const Turn &o, Wait &w, const Map &m, Share share) {
+	bool by_rank = (a.what & BY_RANK) != 0, filled = at_once(a, m, share), last = blockIdx.x == a.blocks - 1;
+	const u64 *mine = a.counts + (u64)blockIdx.x * columns(a);
+	each_group(a, [&](u32 group, u32 n) {
+		__syncthreads();
+		for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+			u32 before = counted_before(a, o, w, group + i);
+			m.base[i] = before;
+			if (last) send_total(a, o, group + i, before + (u32)load_relaxed_sys_u64(mine + group + i));
+		}
+		__syncthreads();
+		for (u32 tile = share.from; tile < share.to; tile += m.tile()) {
+			u32 to = min(tile + m.tile(), share.to);
+			if (!filled) fill(a, m, tile, to, group, n);
+			each_choice(a, tile, to, [&](const Choice &c, u32 width, u32 lane) {
+				u32 bucket = (by_rank ? a.shape.experts + c.rank : c.e - 1) - group, t = c.t - tile, number = 0;
+				bool told = c.here && (c.e != 0 ? bucket < n : group == 0);
+				if (told && c.e != 0) {
+					u32 word = bucket * m.width + t / 32;
+					number = m.base[bucket] + m.before[word] + __popc(m.words[word] & ((1u << t % 32) - 1));
+				}
+				if (told) a.places[c.i] = number;
+				tell_choice(a, o, c, number, told, group == 0, width, lane);
+			});
+			if (filled) continue;
+			__syncthreads();
+			add_tile(m, n);
+		}
+	});
+	if (last && threadIdx.x == 0) send_total(a, o, columns(a), a.tokens);
 }
 
 // Column is what all ranks have in a bucket, and those before this one.
@@ -167,41 +270,60 @@ __device__ __forceinline__ u32 room_for(const Place &a, u32 zone, u32 n) {
 	return zone < a.rows ? min(n, a.rows - zone) : 0;
 }
 
-// describe_expert says what comes for a local expert, whose zone begins at a row. One thread does.
-__device__ __forceinline__ void describe_expert(const Place &a, const Turn &o, Wait &w, const Described &d, u32 le, u32 zone, u32 sum, u32 padded) {
+// Bases are what numbers have to be raised by.
+struct Bases {
+	u32 *own;	  // of this rank's: [experts], or by rank [ranks]
+	u32 *arrived; // of those that come: [ranks][local], or by rank [ranks]
+	u32 *tokens;  // that the ranks have
+};
+
+// bases_for has them in the map, which nobody needs any more, or in memory.
+__device__ __forceinline__ Bases bases_for(const Place &a, const Map &m) {
+	__shared__ u32 tokens[MAX_RANKS];
+	u32 n = max(a.shape.experts, a.group.ranks), *at = 2 * n <= MAP ? m.words : a.bases + (u64)blockIdx.x * 2 * n;
+	return {at, at + n, tokens};
+}
+
+// describe_expert says what comes for a local expert, whose zone begins at a row, and where what each rank sends begins. One thread does.
+__device__ __forceinline__ void describe_expert(const Place &a, const Turn &o, Wait &w, const Described &d, const Bases &bases, u32 le, u32 zone, u32 sum, u32 padded) {
 	u32 kept = room_for(a, zone, sum), begin = 0, column = a.group.rank * a.shape.local + le;
-	d.counts[le] = (int)kept;
-	d.offsets[le] = (int)zone;
-	d.demand[le] = (int)sum;
-	d.padded[le] = (int)((a.what & PACKED) != 0 ? room_for(a, zone, padded) : kept);
+	bool first = blockIdx.x == 0;
+	if (first) {
+		d.counts[le] = (int)kept;
+		d.offsets[le] = (int)zone;
+		d.demand[le] = (int)sum;
+		d.padded[le] = (int)((a.what & PACKED) != 0 ? room_for(a, zone, padded) : kept);
+	}
+#pragma unroll 4
 	for (u32 src = 0; src < a.group.ranks; src++) {
-		u32 n = min(total(a, o, w, src, column), kept - begin);
-		a.ranges[(u64)le * a.group.ranks + src] = (long long)((u64)begin << 32 | n);
+		u32 n = total(a, o, w, src, column), from = min(begin, kept);
+		bases.arrived[src * a.shape.local + le] = zone + begin;
+		if (first) a.ranges[(u64)le * a.group.ranks + src] = (long long)((u64)from << 32 | min(n, kept - from));
 		begin += n;
 	}
 }
 
-// start_zones adds to the starts where the zones of a rank's experts begin, and what the ranks before have in each: a warp does for one rank. The first block
-// describes what it sees.
-__device__ __forceinline__ void start_zones(const Place &a, const Turn &o, Wait &w, const Described &described, u32 *starts, u32 rank, u32 lane) {
+// base_zones computes where the zones of a rank's experts begin, and what the ranks before have in each: a warp does for one rank. The first block describes what
+// it sees.
+__device__ __forceinline__ void base_zones(const Place &a, const Turn &o, Wait &w, const Described &described, const Bases &bases, u32 rank, u32 lane) {
 	u32 next = 0, received = 0; // the zone behind those that were seen, and rows that there is room for
 	u32 over = EMPTY, excess = 0;
 	for (u32 first = 0; first < a.shape.local; first += 32) {
 		u32 le = first + lane, e = rank * a.shape.local + le;
 		bool here = le < a.shape.local;
-		u32 sum = 0, zone = le * a.rows, padded = 0;
+		u32 sum = 0, before = 0, zone = le * a.rows, padded = 0;
 		if (here) {
 			Column c(a, o, w, e);
 			sum = padded = c.sum;
-			starts[e] += c.before;
+			before = c.before;
 		}
 		if ((a.what & PACKED) != 0) {
 			padded = (sum + a.align - 1) & ~(a.align - 1);
 			u32 behind = padded;
 #pragma unroll
 			for (u32 i = 1; i < 32; i *= 2) {
-				u32 before = __shfl_up_sync(0xFFFFFFFFu, behind, i);
-				if (lane >= i) behind += before;
+				u32 left = __shfl_up_sync(0xFFFFFFFFu, behind, i);
+				if (lane >= i) behind += left;
 			}
 			zone = next + behind - padded;
 			next += __shfl_sync(0xFFFFFFFFu, behind, 31);
@@ -215,8 +337,8 @@ __device__ __forceinline__ void start_zones(const Place &a, const Turn &o, Wait 
 			}
 		}
 		if (here) {
-			starts[e] += zone;
-			if (rank == a.group.rank && blockIdx.x == 0) describe_expert(a, o, w, described, le, zone, sum, padded);
+			bases.own[e] = zone + before;
+			if (rank == a.group.rank) describe_expert(a, o, w, described, bases, le, zone, sum, padded);
 		}
 	}
 	if (blockIdx.x != 0 || lane != 0) return;
@@ -227,172 +349,156 @@ __device__ __forceinline__ void start_zones(const Place &a, const Turn &o, Wait 
 	if (rank == a.group.rank) *described.rows = (int)((a.what & PACKED) != 0 ? min(next, a.rows) : received);
 }
 
-// start computes where this block's first selection of every expert, or its first token at every rank, stands. All threads of the block call it. False: it gave up.
-__device__ __forceinline__ bool start(const Place &a, const Turn &o, Wait &w) {
-	u32 all = columns(a), experts = a.shape.experts, ranks = a.group.ranks, lane = threadIdx.x & 31;
-	u32 *starts = a.starts + (u64)blockIdx.x * all;
-	bool by_rank = (a.what & BY_RANK) != 0, first = blockIdx.x == 0;
-	Described described(a.described, a.shape.local, ranks);
-	for (u32 c = threadIdx.x; c < all; c += blockDim.x) {
-		u32 sum = 0;
-#pragma unroll 16
-		for (u32 b = 0; b < blockIdx.x; b++) sum += a.counts[(u64)b * all + c];
-		starts[c] = sum;
-	}
-	__syncthreads();
-	for (u32 r = threadIdx.x / 32; !by_rank && r < ranks; r += blockDim.x / 32) start_zones(a, o, w, described, starts, r, lane);
-	for (u32 r = threadIdx.x; by_rank && r < ranks; r += blockDim.x) {
+// base_ranks does where a token has one row at a rank. All threads of the block call it.
+__device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &w, const Described &d, const Bases &bases) {
+	u32 experts = a.shape.experts, ranks = a.group.ranks;
+	bool first = blockIdx.x == 0;
+	for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
 		Column c(a, o, w, experts + r);
-		starts[experts + r] += c.before;
+		bases.own[r] = c.before;
+		u32 arrived = 0;
+		for (u32 src = 0; src < r; src++) arrived += total(a, o, w, src, experts + a.group.rank);
+		bases.arrived[r] = arrived;
 		if (!first) continue;
-		described.wanted[r] = (int)(holds(o.mask, r) ? 0 : c.sum);
-		described.over[r] = -1;
-		if (r == a.group.rank) *described.rows = (int)min(c.sum, a.rows);
+		d.wanted[r] = (int)(holds(o.mask, r) ? 0 : c.sum);
+		d.over[r] = -1;
+		if (r == a.group.rank) *d.rows = (int)min(c.sum, a.rows);
 	}
-	for (u32 le = threadIdx.x; by_rank && first && le < a.shape.local; le += blockDim.x) {
+	for (u32 le = threadIdx.x; first && le < a.shape.local; le += blockDim.x) {
 		u32 sum = Column(a, o, w, a.group.rank * a.shape.local + le).sum;
-		described.counts[le] = described.demand[le] = described.padded[le] = (int)sum;
-		described.offsets[le] = 0;
+		d.counts[le] = d.demand[le] = d.padded[le] = (int)sum;
+		d.offsets[le] = 0;
 	}
-	for (u32 src = threadIdx.x; first && src < ranks; src += blockDim.x) {
-		if (!holds(o.mask, src)) hear(o, w, a.words, src, a.call);
-		described.came[src] = (int)total(a, o, w, src, experts + a.group.rank);
-		described.tokens[src] = (int)total(a, o, w, src, all);
-	}
-	return __syncthreads_or(w.over) == 0;
 }
 
-// number gives every selection of the share its row. All threads of the block call it.
-__device__ __forceinline__ void number_share(const Place &a, const Turn &o, Map m, Share share) {
+// base learns what numbers have to be raised by, and describes what comes. All threads of the block call it.
+__device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, const Bases &bases) {
+	u32 ranks = a.group.ranks, lane = threadIdx.x & 31;
+	Described d(a.described, a.shape.local, ranks);
+	if ((a.what & BY_RANK) != 0) {
+		base_ranks(a, o, w, d, bases);
+	} else {
+		for (u32 r = threadIdx.x / 32; r < ranks; r += blockDim.x / 32) base_zones(a, o, w, d, bases, r, lane);
+	}
+	for (u32 src = blockDim.x - 1 - threadIdx.x; src < ranks; src += blockDim.x) { // by warps that have had little to do
+		bases.tokens[src] = total(a, o, w, src, columns(a));
+		if (blockIdx.x != 0) continue;
+		d.tokens[src] = (int)bases.tokens[src];
+		d.came[src] = (int)total(a, o, w, src, a.shape.experts + a.group.rank);
+	}
+}
+
+// limit is where rows end that a local expert, or by rank a rank, has.
+__device__ __forceinline__ u32 limit(const Place &a, u32 le) { return (a.what & (BY_RANK | PACKED)) != 0 ? a.rows : (le + 1) * a.rows; }
+
+// keep_own makes rows of the numbers of this rank's selections. All threads of the block call it.
+__device__ __forceinline__ void keep_own(const Place &a, const Turn &o, const Bases &bases, Share share) {
 	bool by_rank = (a.what & BY_RANK) != 0;
-	u32 from = by_rank ? a.shape.experts : 0, end = by_rank ? columns(a) : a.shape.experts;
-	const u32 *starts = a.starts + (u64)blockIdx.x * columns(a);
-	bool filled = at_once(a, share);
-	if (filled) m.words += from * WORDS;
-	for (u32 first = from; first < end; first += BUCKETS) {
-		u32 n = min(BUCKETS, end - first);
-		for (u32 i = threadIdx.x; i < n; i += blockDim.x) m.base[i] = starts[first + i];
-		for (u32 tile = share.from; tile < share.to; tile += TILE) {
-			u32 to = min(tile + TILE, share.to);
-			if (filled) {
-				__syncthreads();
-			} else {
-				fill(a, m, tile, to, first, n);
-			}
-			for (u32 i = tile * a.shape.topk + threadIdx.x; i < to * a.shape.topk; i += blockDim.x) {
-				u32 e = expert_of(a, i), k, t = a.topk.quotient(i, k) - tile;
-				u32 rank = e != 0 ? rank_of(a.shape, e - 1) : 0, bucket = (by_rank ? a.shape.experts + rank : e - 1) - first;
-				if (e == 0 ? first != from : bucket >= n) continue;
-				u32 row = 0;
-				bool kept = false;
-				if (e != 0) {
-					const u32 *words = m.words + bucket * WORDS;
-					row = m.base[bucket] + __popc(words[t / 32] & ((1u << t % 32) - 1));
+	each_choice(a, share.from, share.to, [&](const Choice &c, u32 width, u32 lane) {
+		u32 row = 0;
+		bool kept = false;
+		if (c.e != 0) {
+			row = a.places[c.i] + bases.own[by_rank ? c.rank : c.e - 1];
+			kept = row < limit(a, c.e - 1 - c.rank * a.shape.local) && !holds(o.mask, c.rank);
+		}
+		bool leads = c.leads(kept, width, lane);
+		if (!c.here) return;
+		a.places[c.i] = kept ? (row + 1) | (leads ? LEADER : 0) : 0;
+		a.home[c.i] = {(kept ? c.e : 0) | c.e << 16, bits(a.weights != nullptr ? a.weights[c.i] : 1.0f)};
+	});
+}
+
+// Told is what was told of a selection.
+struct Told {
+	uint2 record;
+	u32 visit; // by rank: its token's number + 1
+};
+
+// keep_told makes rows of the numbers of a selection that comes from src.
+__device__ __forceinline__ void keep_told(const Place &a, const Bases &bases, u32 src, u32 i, Told told) {
+	u64 slot = (u64)src * a.shape.capacity;
+	u32 k, t = a.topk.quotient(i, k), what = 0;
+	if ((a.what & BY_RANK) != 0) {
+		u32 row = told.visit - 1 + bases.arrived[src];
+		bool kept = told.visit != 0 && row < a.rows;
+		what = kept ? told.record.x : 0;
+		if (k == 0) a.arrivals[slot + t] = kept ? row + 1 : 0;
+	} else if (told.record.x != 0) {
+		u32 le = (told.record.x >> a.numbers) - 1, row = (told.record.x & ((1u << a.numbers) - 1)) + bases.arrived[src * a.shape.local + le];
+		what = row < limit(a, le) ? row + 1 : 0;
+	}
+	a.landings[slot * a.shape.topk + i] = {what, told.record.y};
+}
+
+// keep_arrived does for all that the blocks of this number told of. All threads of the block call it.
+__device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, const Bases &bases) {
+	constexpr u32 SOURCES = 4, FLIGHT = 2; // of a thread, that are on their way at once
+	u32 topk = a.shape.topk, ranks = a.group.ranks;
+	bool by_rank = (a.what & BY_RANK) != 0;
+	Share rest(a.shape.capacity, a.blocks);
+	for (u32 group = 0; group < ranks; group += SOURCES) {
+		u32 most = 0;
+		for (u32 src = group; src < min(group + SOURCES, ranks); src++) {
+			Share share(bases.tokens[src], a.blocks);
+			most = max(most, share.to - share.from);
+		}
+		for (u32 at = threadIdx.x; at < most * topk; at += FLIGHT * blockDim.x) {
+			Told told[SOURCES][FLIGHT];
 #pragma unroll
-					for (u32 j = 0; j < WORDS - 1; j++) row += j < t / 32 ? __popc(words[j]) : 0;
-					u32 limit = by_rank || (a.what & PACKED) != 0 ? a.rows : (e - rank * a.shape.local) * a.rows;
-					kept = row < limit && !holds(o.mask, rank);
+			for (u32 s = 0; s < SOURCES; s++) {
+				Share share(group + s < ranks ? bases.tokens[group + s] : 0, a.blocks);
+				const char *records = o.own + record_at(a, o, group + s), *visits = o.own + visit_at(a, o, group + s);
+#pragma unroll
+				for (u32 j = 0; j < FLIGHT; j++) {
+					u32 k, i = share.from * topk + at + j * blockDim.x;
+					if (i >= share.to * topk) continue;
+					told[s][j].record = load_relaxed_sys8(records + (u64)i * sizeof(Pair));
+					if (by_rank) told[s][j].visit = load_relaxed_sys4(visits + a.topk.quotient(i, k) * 4);
 				}
-				float weight = a.weights != nullptr ? a.weights[i] : 1.0f;
-				a.home[i] = {(kept ? e : 0) | e << 16, bits(weight)};
-				a.places[i] = kept ? row + 1 : 0;
 			}
-			__syncthreads();
-			add_up(m, n);
-		}
-		__syncthreads();
-	}
-}
-
-// tell_records finds the first selection of a token at each rank, and tells every rank what the share's selections are to it. All threads of the block call it: a
-// thread takes a selection, and those of a token stand a power of two apart, so that they meet in one warp.
-__device__ __forceinline__ void tell_records(const Place &a, const Turn &o, Share share) {
-	bool by_rank = (a.what & BY_RANK) != 0;
-	u32 topk = a.shape.topk, capacity = a.shape.capacity, lane = threadIdx.x & 31;
-	u32 width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1, k = lane & (width - 1);
-	for (u32 first = share.from + (threadIdx.x & ~31u) / width; first < share.to; first += blockDim.x / width) {
-		u32 t = first + lane / width;
-		bool here = t < share.to && k < topk;
-		u32 i = t * topk + k, row = 0;
-		Pair p = {0, 0};
-		if (here) {
-			p = a.home[i];
-			row = a.places[i];
-		}
-		u32 e = p.what & 0xFFFF, rank = e != 0 ? rank_of(a.shape, e - 1) : MAX_RANKS;
-		// Whoever has no row is alone.
-		u32 same = __match_any_sync(0xFFFFFFFFu, e != 0 ? (lane / width) << 8 | rank : 0x10000u | lane);
-		bool leads = e != 0 && (same & ((1u << lane) - 1)) == 0;
-		if (leads) a.places[i] = row | LEADER;
-		u64 at = a.records + ((u64)a.group.rank * capacity * topk + i) * sizeof(Pair);
-		for (Round to(all_ranks(a.group) & ~o.mask, a.group.rank, a.group.ranks); here && to.more();) {
-			u32 r = to.next(), what = by_rank ? e - rank * a.shape.local : row;
-			store_relaxed_sys8(a.group.window[r] + at, r == rank ? make_uint2(what, p.weight) : make_uint2(0, 0));
-		}
-		if (!by_rank) continue;
-		u64 visits = a.visits + ((u64)a.group.rank * capacity + t) * 4, visited = leads ? 1ull << rank : 0;
-		if (leads) store_relaxed_sys4(a.group.window[rank] + visits, row);
-		for (u32 d = 1; d < width; d *= 2) visited |= __shfl_xor_sync(0xFFFFFFFFu, visited, d);
-		for (u32 r = k; t < share.to && r < a.group.ranks; r += width) {
-			if (!holds(visited | o.mask, r)) store_relaxed_sys4(a.group.window[r] + visits, 0);
-		}
-	}
-}
-
-// keep copies what this block's number was told of src's tokens, of which it has so many.
-__device__ __forceinline__ void keep(const Place &a, const Turn &o, u32 src, u32 tokens) {
-	constexpr u32 FLIGHT = 4; // pairs of a thread that are on their way at once
-	u32 topk = a.shape.topk, capacity = a.shape.capacity;
-	bool by_rank = (a.what & BY_RANK) != 0;
-	Share share(tokens), rest(capacity);
-	u64 slot = (u64)src * capacity;
-	const char *records = o.own + a.records + slot * topk * sizeof(Pair), *visits = o.own + a.visits + slot * 4;
-	Pair *landings = a.landings + slot * topk;
-	for (u32 first = share.from * topk + threadIdx.x; first < share.to * topk; first += FLIGHT * blockDim.x) {
-		uint2 p[FLIGHT];
 #pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 i = first + j * blockDim.x;
-			if (i < share.to * topk) p[j] = load_relaxed_sys8(records + (u64)i * sizeof(Pair));
-		}
+			for (u32 s = 0; s < SOURCES; s++) {
+				Share share(group + s < ranks ? bases.tokens[group + s] : 0, a.blocks);
 #pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 i = first + j * blockDim.x;
-			if (i < share.to * topk) landings[i] = {p[j].x, p[j].y};
+				for (u32 j = 0; j < FLIGHT; j++) {
+					u32 i = share.from * topk + at + j * blockDim.x;
+					if (i < share.to * topk) keep_told(a, bases, group + s, i, told[s][j]);
+				}
+			}
 		}
 	}
-	for (u32 t = share.from + threadIdx.x; by_rank && t < share.to; t += blockDim.x) a.arrivals[slot + t] = load_relaxed_sys4(visits + t * 4);
-	for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x) landings[i] = {0, 0};
-	for (u32 t = max(tokens, rest.from) + threadIdx.x; by_rank && t < rest.to; t += blockDim.x) a.arrivals[slot + t] = 0;
-}
-
-// keep_all copies what this block's number was told.
-__device__ __forceinline__ void keep_all(const Place &a, const Turn &o, Wait &w) {
-	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
-	for (u32 first = 0; first < ranks; first += 32) {
-		u32 src = first + lane, tokens = src < ranks ? total(a, o, w, src, columns(a)) : 0; // they are there: the marks came after them
-		__syncwarp();
-		for (u32 i = 0; first + i < ranks && i < 32; i++) keep(a, o, first + i, __shfl_sync(0xFFFFFFFFu, tokens, i));
+	for (u32 src = 0; src < ranks; src++) { // of tokens that a rank does not have
+		u32 tokens = bases.tokens[src];
+		u64 slot = (u64)src * a.shape.capacity;
+		for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x) a.landings[slot * topk + i] = {0, 0};
+		for (u32 t = max(tokens, rest.from) + threadIdx.x; by_rank && t < rest.to; t += blockDim.x) a.arrivals[slot + t] = 0;
 	}
 }
 
 __device__ __forceinline__ void place(const Place &a) {
 	Turn o;
-	Map m = map();
-	Share share(a.tokens);
+	Share share(a.tokens, a.blocks);
 	if (!o.begin(a.group, a.state, 0, OP_PREPARE)) return;
-	Wait w(a.group, a.state, OP_PREPARE, o.epoch);
-	if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, 0);
-	count(a, m, share);
-	if (!meet(a, o, w)) return;
-	send_totals(a, o);
-	count_words(o, w, a.words);
-	if (!start(a, o, w)) return;
-	number_share(a, o, m, share);
-	tell_records(a, o, share);
-	mark(a.group, o, a.marks);
-	if (!await_marks(a.group, o, w, a.marks)) return;
-	keep_all(a, o, w);
+	if (blockIdx.x < a.blocks) {
+		Wait w(a.group, a.state, OP_PREPARE, o.epoch);
+		Map m = map_for(a, share);
+		if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, 0);
+		count(a, o, m, share);
+		number_share(a, o, w, m, share);
+		count_words(o, w, a.words);
+		for (u32 r = threadIdx.x; blockIdx.x == 0 && r < a.group.ranks; r += blockDim.x) {
+			if (!holds(o.mask, r)) hear(o, w, a.words, r, a.call);
+		}
+		if (__syncthreads_or(w.over) != 0) return;
+		mark(a.group, o, a.marks);
+		Bases bases = bases_for(a, m);
+		base(a, o, w, bases);
+		if (!await_marks(a.group, o, w, a.marks)) return;
+		keep_own(a, o, bases, share);
+		keep_arrived(a, o, bases);
+	} else {
+		mark(a.group, o, a.marks); // for nobody, but one that is too old may be taken for a new one
+	}
 	leave(a.state, o.epoch - 1, o.turn, true);
 }
 

@@ -4,14 +4,14 @@
 // A rank's part of the window has, beside what exchange.cuh lists, regions that peers write:
 //
 //	totals   2 turns x [ranks][experts + ranks + 1] numbers with the operation's beside them: a source's selections of each expert, its tokens for each rank, its tokens
-//	records  [ranks][capacity][top-k] pairs: where each selection of the source went here
-//	visits   [ranks][capacity] words: the row + 1 of the source's token, where a token has one row
+//	records  2 turns x [ranks][capacity][top-k] pairs: by rank the local expert + 1 of a selection, else above its number of the source's, 0: it goes elsewhere; weight
+//	visits   2 turns x [ranks][capacity] words, by rank: the number + 1 of the source's token
 //	words    for each lane [ranks] words with which a rank begins: the operation's number, the call, and where its rows are
 //	marks    for each lane [ranks][blocks] numbers of operations: the block of the source is done with its share
 //	blocks   received rows, scales behind them
 //
 // Place and push are one lane of operations, pull is another. Nobody ends an operation before all have marked it, and nobody marks it before it has read what the
-// others began it with. So one place of each is enough; the totals, which a block may still describe after its mark, have two.
+// others began it with. So one place of each is enough; totals, records and visits, which a block reads after its mark, have two.
 #pragma once
 #include "exchange.cuh"
 
@@ -46,7 +46,8 @@ struct Turn {
 struct Share {
 	u32 from, to;
 
-	__device__ __forceinline__ Share(u32 n) : from((u32)((u64)n * blockIdx.x / gridDim.x)), to((u32)((u64)n * (blockIdx.x + 1) / gridDim.x)) {}
+	__device__ __forceinline__ Share(u32 n) : Share(n, gridDim.x) {}
+	__device__ __forceinline__ Share(u32 n, u32 blocks) : from((u32)((u64)n * blockIdx.x / blocks)), to((u32)((u64)n * (blockIdx.x + 1) / blocks)) {}
 };
 
 // A word has, from the top, 28 bits of the operation's number, the call that it is part of (Go: device.CallPrepare and its like), and 32 bits of what the rank has to say.
