@@ -149,7 +149,7 @@ func TestBulkOnGPUs(t *testing.T) {
 	})
 }
 
-// TestManyOnGPUs has more experts than a block counts at once, and blocks with more tokens.
+// TestManyOnGPUs has more experts than a block of a prepare counts at once, more than it has shared memory for, and blocks with more tokens.
 func TestManyOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -157,12 +157,14 @@ func TestManyOnGPUs(t *testing.T) {
 			name string
 			spec ep.Spec
 		}{{"packed", packedRows}, {"token", tokenRows}} {
-			t.Run(way.name, func(t *testing.T) {
-				s := sized(way.spec, ranks)
-				s.Experts, s.Hidden, s.SMs, s.MaxTokens, s.Capacity = 1200*ranks, 8, 2, 700, 0
-				b := routed(s, 1, []int{700, 1}, spread(s, 1)).Batch()
-				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error { return r.batch(ctx, b) })
-			})
+			for _, n := range []struct{ experts, tokens int }{{1200 * ranks, 700}, {2000 * ranks, 5}, {2 * ranks, 2100}} {
+				t.Run(fmt.Sprintf("%s/%d experts, %d tokens", way.name, n.experts, n.tokens), func(t *testing.T) {
+					s := sized(way.spec, ranks)
+					s.Experts, s.Hidden, s.SMs, s.MaxTokens, s.Capacity = n.experts, 8, 2, n.tokens, 0
+					b := routed(s, 1, []int{n.tokens, 1}, spread(s, 1)).Batch()
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error { return r.batch(ctx, b) })
+				})
+			}
 		}
 	})
 }

@@ -191,8 +191,10 @@ __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.w
 
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// fence_async orders accesses through the async proxy, which bulk copies are, with others (8.7 proxies).
+// fence_async orders accesses through the async proxy, which bulk copies are, with others (8.7 proxies). fence_async_shared does for shared memory alone, and does not
+// wait for what was stored elsewhere.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #endif
 

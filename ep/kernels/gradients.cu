@@ -223,21 +223,30 @@ struct Carrier {
 		__syncwarp();
 	}
 
-	// spread makes the gradients of the rows that a share of src's tokens has here.
-	__device__ __forceinline__ void spread(const Gradients &a, const char *from, u32 src, Share share, u32 warp, u32 lane) {
-		u32 t = share.from + warp;
-		if (!carries || t >= share.to) return;
-		u64 slots = (u64)src * a.shape.capacity;
-		Arrived next(a, slots + t, lane);
-		for (; t < share.to; t += a.carriers) {
-			u32 row = next.row(a, slots + t, lane), rows = __ballot_sync(0xFFFFFFFFu, row != 0);
-			if (t + a.carriers < share.to) next = Arrived(a, slots + t + a.carriers, lane);
+	// spread makes the gradients of the rows that shares of the ranks' tokens have here. It goes round the ranks with every step, so that all links are used at any time.
+	__device__ __forceinline__ void spread(const Gradients &a, const Turn &o, char *const *grads, const Share *shares, u32 warp, u32 lane) {
+		if (!carries) return;
+		u32 most = 0, ranks = a.group.ranks;
+		for (u32 r = lane; r < ranks; r += 32) most = max(most, shares[r].to - shares[r].from);
+		most = __reduce_max_sync(0xFFFFFFFFu, most) * ranks;
+		auto arrived = [&](u32 i, u32 &src, u32 &t) {
+			src = next_rank(a.group, i % ranks);
+			Share share = shares[src];
+			t = share.from + i / ranks;
+			return Arrived(a, (u64)src * a.shape.capacity + t, i < most && t < share.to && !holds(o.mask, src) ? lane : 32);
+		};
+		u32 src, t;
+		Arrived here = arrived(warp, src, t);
+		for (u32 i = warp; i < most; i += a.carriers) {
+			u32 row = here.row(a, (u64)src * a.shape.capacity + t, lane), rows = __ballot_sync(0xFFFFFFFFu, row != 0);
+			const char *from = grads[src] + (u64)t * a.row_bytes;
+			here = arrived(i + a.carriers, src, t);
 			for (u32 at = 0; rows != 0 && at < a.row_bytes; at += a.chunk) {
 				u32 bytes = min(a.chunk, a.row_bytes - at);
 				if (lane == 0) {
 					bulk_wait_read(); // what was stored before has left the buffer
 					barrier_expect(barrier, bytes);
-					bulk_load(buffer, from + (u64)t * a.row_bytes + at, bytes, barrier);
+					bulk_load(buffer, from + at, bytes, barrier);
 				}
 				while (!barrier_awaited(barrier, parity)) {}
 				__syncwarp();
@@ -288,6 +297,7 @@ __device__ __forceinline__ void take_numbers(const Gradients &a, const Turn &o) 
 
 __device__ __forceinline__ void gradients(const Gradients &a) {
 	__shared__ char *grads[MAX_RANKS];
+	__shared__ u32 shares[MAX_RANKS * 2];
 	__shared__ Staged staged[MOST_WARPS];
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -299,19 +309,17 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	count_words(o, w, a.words);
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, a.call) * 16;
+		((Share *)shares)[r] = Share((u32)d.tokens[r]);
 	}
 	if (__syncthreads_or(w.over) != 0) return;
 	if (rows) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, row, lane); });
 #if __CUDA_ARCH__ >= 900
 	Carrier carrier(a, warp, lane);
+	carrier.spread(a, o, grads, (Share *)shares, warp, lane);
 #endif
 	for (u32 src = 0; src < a.group.ranks; src++) {
-		Share share((u32)d.tokens[src]);
-		bool bulk = (a.what & BULK) != 0 && !holds(o.mask, src);
-		if (rows && !bulk) spread_all(a, o, grads[src], staged[warp], src, share, lane);
-#if __CUDA_ARCH__ >= 900
-		if (rows && bulk) carrier.spread(a, grads[src], src, share, warp, lane);
-#endif
+		Share share = ((Share *)shares)[src];
+		if (rows && ((a.what & BULK) == 0 || holds(o.mask, src))) spread_all(a, o, grads[src], staged[warp], src, share, lane);
 		if (a.scalars != nullptr && !holds(o.mask, src)) send_numbers(a, o, src, share);
 	}
 #if __CUDA_ARCH__ >= 900

@@ -164,30 +164,46 @@ __device__ __forceinline__ u32 total(const Place &a, const Turn &o, Wait &w, u32
 	return (u32)v;
 }
 
-// Choice is a selection of a token: the tokens of a share, or a tile, stand a power of two of lanes apart, so that a token's selections meet in one warp.
+// Choice is a selection of a token. Tokens stand a power of two of lanes apart, so that a token's selections meet in one warp.
 struct Choice {
-	u32 t, k, i; // i: of the rank's
-	bool here;
-	u32 e, rank; // expert + 1, or 0
+	u32 t, k, i;	   // i: of the rank's
+	bool inside, here; // the token is one of those, and there is such a selection
+	u32 e; // expert + 1, or 0
+	float weight;
 
-	__device__ __forceinline__ Choice(const Place &a, u32 first, u32 end, u32 width, u32 lane) : t(first + lane / width), k(lane & (width - 1)), rank(MAX_RANKS) {
-		here = t < end && k < a.shape.topk;
+	__device__ __forceinline__ void read(const Place &a, u32 first, u32 end, u32 width, u32 lane) {
+		t = first + lane / width;
+		k = lane & (width - 1);
 		i = t * a.shape.topk + k;
+		inside = t < end;
+		here = inside && k < a.shape.topk;
 		e = here ? expert_of(a, i) : 0;
-		if (e != 0) rank = rank_of(a.shape, e - 1);
+		weight = here && a.weights != nullptr ? a.weights[i] : 1.0f;
 	}
 
+	__device__ __forceinline__ u32 rank(const Place &a) const { return e != 0 ? rank_of(a.shape, e - 1) : MAX_RANKS; }
+
 	// leads says whether the selection is the token's first at its rank, of those that are taken. All lanes call it.
-	__device__ __forceinline__ bool leads(bool taken, u32 width, u32 lane) const {
+	__device__ __forceinline__ bool leads(bool taken, u32 rank, u32 width, u32 lane) const {
 		u32 same = __match_any_sync(0xFFFFFFFFu, taken ? (lane / width) << 8 | rank : 0x10000u | lane); // whoever is not taken is alone
 		return taken && (same & ((1u << lane) - 1)) == 0;
 	}
 };
 
-// each_choice calls f with every selection of tokens [from, to), a whole warp at a time. All threads of the block call it.
+// each_choice calls f with every selection of tokens [from, to), a whole warp at a time. All threads of the block call it. What memory has of several is on its way
+// at once.
 template <class F> __device__ __forceinline__ void each_choice(const Place &a, u32 from, u32 to, F f) {
-	u32 topk = a.shape.topk, lane = threadIdx.x & 31, width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1;
-	for (u32 first = from + (threadIdx.x & ~31u) / width; first < to; first += blockDim.x / width) f(Choice(a, first, to, width, lane), width, lane);
+	constexpr u32 FLIGHT = 4;
+	u32 topk = a.shape.topk, lane = threadIdx.x & 31, width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1, step = blockDim.x / width;
+	for (u32 first = from + (threadIdx.x & ~31u) / width; first < to; first += FLIGHT * step) {
+		Choice c[FLIGHT];
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) c[j].read(a, first + j * step, to, width, lane);
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
+			if (first + j * step < to) f(c[j], width, lane);
+		}
+	}
 }
 
 // Records and visits have a place for every other operation: what this one tells may come while a rank still keeps what the one before told.
@@ -199,20 +215,20 @@ __device__ __forceinline__ u64 visit_at(const Place &a, const Turn &o, u32 src) 
 
 // tell_choice tells every rank what a selection with a number is to it, and by rank what its token is.
 __device__ __forceinline__ void tell_choice(const Place &a, const Turn &o, const Choice &c, u32 number, bool told, bool first, u32 width, u32 lane) {
-	u32 own = a.group.rank, le = c.e - c.rank * a.shape.local; // + 1
+	u32 own = a.group.rank, rank = c.rank(a), le = c.e - rank * a.shape.local; // + 1
 	bool by_rank = (a.what & BY_RANK) != 0;
 	u32 what = by_rank ? le : le << a.numbers | number, weight = 0;
-	if (told) weight = bits(a.weights != nullptr ? a.weights[c.i] : 1.0f);
+	if (told) weight = bits(c.weight);
 	u64 at = record_at(a, o, own) + (u64)c.i * sizeof(Pair);
 	for (Round to(all_ranks(a.group) & ~o.mask, own, a.group.ranks); told && to.more();) {
 		u32 r = to.next();
-		store_relaxed_sys8(a.group.window[r] + at, r == c.rank ? make_uint2(what, weight) : make_uint2(0, 0));
+		store_relaxed_sys8(a.group.window[r] + at, r == rank ? make_uint2(what, weight) : make_uint2(0, 0));
 	}
 	if (!by_rank) return;
-	u64 visit = visit_at(a, o, own) + c.t * 4, visited = c.e != 0 ? 1ull << c.rank : 0;
-	if (c.leads(c.e != 0, width, lane) && told && !holds(o.mask, c.rank)) store_relaxed_sys4(a.group.window[c.rank] + visit, number + 1);
+	u64 visit = visit_at(a, o, own) + c.t * 4, visited = c.e != 0 ? 1ull << rank : 0;
+	if (c.leads(c.e != 0, rank, width, lane) && told && !holds(o.mask, rank)) store_relaxed_sys4(a.group.window[rank] + visit, number + 1);
 	for (u32 d = 1; d < width; d *= 2) visited |= __shfl_xor_sync(0xFFFFFFFFu, visited, d);
-	for (u32 r = c.k; first && c.t < a.tokens && r < a.group.ranks; r += width) {
+	for (u32 r = c.k; first && c.inside && r < a.group.ranks; r += width) {
 		if (!holds(visited | o.mask, r)) store_relaxed_sys4(a.group.window[r] + visit, 0);
 	}
 }
@@ -233,7 +249,7 @@ __device__ __forceinline__ void number_share(const Place &a, const Turn &o, Wait
 			u32 to = min(tile + m.tile(), share.to);
 			if (!filled) fill(a, m, tile, to, group, n);
 			each_choice(a, tile, to, [&](const Choice &c, u32 width, u32 lane) {
-				u32 bucket = (by_rank ? a.shape.experts + c.rank : c.e - 1) - group, t = c.t - tile, number = 0;
+				u32 bucket = (by_rank ? a.shape.experts + c.rank(a) : c.e - 1) - group, t = c.t - tile, number = 0;
 				bool told = c.here && (c.e != 0 ? bucket < n : group == 0);
 				if (told && c.e != 0) {
 					u32 word = bucket * m.width + t / 32;
@@ -272,16 +288,17 @@ __device__ __forceinline__ u32 room_for(const Place &a, u32 zone, u32 n) {
 
 // Bases are what numbers have to be raised by.
 struct Bases {
-	u32 *own;	  // of this rank's: [experts], or by rank [ranks]
-	u32 *arrived; // of those that come: [ranks][local], or by rank [ranks]
-	u32 *tokens;  // that the ranks have
+	u32 *own;	   // of this rank's: [experts], or by rank [ranks]
+	u32 *arrived;  // of those that come: [ranks][local], or by rank [ranks]
+	u32 *tokens;   // that the ranks have
+	Share *shares; // of them
 };
 
 // bases_for has them in the map, which nobody needs any more, or in memory.
 __device__ __forceinline__ Bases bases_for(const Place &a, const Map &m) {
-	__shared__ u32 tokens[MAX_RANKS];
+	__shared__ u32 tokens[MAX_RANKS], shares[MAX_RANKS * 2];
 	u32 n = max(a.shape.experts, a.group.ranks), *at = 2 * n <= MAP ? m.words : a.bases + (u64)blockIdx.x * 2 * n;
-	return {at, at + n, tokens};
+	return {at, at + n, tokens, (Share *)shares};
 }
 
 // describe_expert says what comes for a local expert, whose zone begins at a row, and where what each rank sends begins. One thread does.
@@ -382,6 +399,7 @@ __device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, con
 	}
 	for (u32 src = blockDim.x - 1 - threadIdx.x; src < ranks; src += blockDim.x) { // by warps that have had little to do
 		bases.tokens[src] = total(a, o, w, src, columns(a));
+		bases.shares[src] = Share(bases.tokens[src], a.blocks);
 		if (blockIdx.x != 0) continue;
 		d.tokens[src] = (int)bases.tokens[src];
 		d.came[src] = (int)total(a, o, w, src, a.shape.experts + a.group.rank);
@@ -395,16 +413,16 @@ __device__ __forceinline__ u32 limit(const Place &a, u32 le) { return (a.what & 
 __device__ __forceinline__ void keep_own(const Place &a, const Turn &o, const Bases &bases, Share share) {
 	bool by_rank = (a.what & BY_RANK) != 0;
 	each_choice(a, share.from, share.to, [&](const Choice &c, u32 width, u32 lane) {
-		u32 row = 0;
+		u32 row = 0, rank = c.rank(a);
 		bool kept = false;
 		if (c.e != 0) {
-			row = a.places[c.i] + bases.own[by_rank ? c.rank : c.e - 1];
-			kept = row < limit(a, c.e - 1 - c.rank * a.shape.local) && !holds(o.mask, c.rank);
+			row = a.places[c.i] + bases.own[by_rank ? rank : c.e - 1];
+			kept = row < limit(a, c.e - 1 - rank * a.shape.local) && !holds(o.mask, rank);
 		}
-		bool leads = c.leads(kept, width, lane);
+		bool leads = c.leads(kept, rank, width, lane);
 		if (!c.here) return;
 		a.places[c.i] = kept ? (row + 1) | (leads ? LEADER : 0) : 0;
-		a.home[c.i] = {(kept ? c.e : 0) | c.e << 16, bits(a.weights != nullptr ? a.weights[c.i] : 1.0f)};
+		a.home[c.i] = {(kept ? c.e : 0) | c.e << 16, bits(c.weight)};
 	});
 }
 
@@ -437,32 +455,34 @@ __device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, cons
 	bool by_rank = (a.what & BY_RANK) != 0;
 	Share rest(a.shape.capacity, a.blocks);
 	for (u32 group = 0; group < ranks; group += SOURCES) {
-		u32 most = 0;
-		for (u32 src = group; src < min(group + SOURCES, ranks); src++) {
-			Share share(bases.tokens[src], a.blocks);
-			most = max(most, share.to - share.from);
+		u32 from[SOURCES], n[SOURCES], most = 0; // selections
+#pragma unroll
+		for (u32 s = 0; s < SOURCES; s++) {
+			from[s] = n[s] = 0;
+			if (group + s >= ranks) continue;
+			Share share = bases.shares[group + s];
+			from[s] = share.from * topk;
+			n[s] = (share.to - share.from) * topk;
+			most = max(most, n[s]);
 		}
-		for (u32 at = threadIdx.x; at < most * topk; at += FLIGHT * blockDim.x) {
+		for (u32 at = threadIdx.x; at < most; at += FLIGHT * blockDim.x) {
 			Told told[SOURCES][FLIGHT];
 #pragma unroll
 			for (u32 s = 0; s < SOURCES; s++) {
-				Share share(group + s < ranks ? bases.tokens[group + s] : 0, a.blocks);
 				const char *records = o.own + record_at(a, o, group + s), *visits = o.own + visit_at(a, o, group + s);
 #pragma unroll
 				for (u32 j = 0; j < FLIGHT; j++) {
-					u32 k, i = share.from * topk + at + j * blockDim.x;
-					if (i >= share.to * topk) continue;
+					u32 k, i = from[s] + at + j * blockDim.x;
+					if (at + j * blockDim.x >= n[s]) continue;
 					told[s][j].record = load_relaxed_sys8(records + (u64)i * sizeof(Pair));
 					if (by_rank) told[s][j].visit = load_relaxed_sys4(visits + a.topk.quotient(i, k) * 4);
 				}
 			}
 #pragma unroll
 			for (u32 s = 0; s < SOURCES; s++) {
-				Share share(group + s < ranks ? bases.tokens[group + s] : 0, a.blocks);
 #pragma unroll
 				for (u32 j = 0; j < FLIGHT; j++) {
-					u32 i = share.from * topk + at + j * blockDim.x;
-					if (i < share.to * topk) keep_told(a, bases, group + s, i, told[s][j]);
+					if (at + j * blockDim.x < n[s]) keep_told(a, bases, group + s, from[s] + at + j * blockDim.x, told[s][j]);
 				}
 			}
 		}
@@ -482,8 +502,8 @@ __device__ __forceinline__ void place(const Place &a) {
 	if (blockIdx.x < a.blocks) {
 		Wait w(a.group, a.state, OP_PREPARE, o.epoch);
 		Map m = map_for(a, share);
-		if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, 0);
 		count(a, o, m, share);
+		if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, 0); // others wait for what it counts, and it for none of theirs
 		number_share(a, o, w, m, share);
 		count_words(o, w, a.words);
 		for (u32 r = threadIdx.x; blockIdx.x == 0 && r < a.group.ranks; r += blockDim.x) {

@@ -203,7 +203,7 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *con
 		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
 		__syncwarp();
 		carrier.add_up(i, stage);
-		fence_async(); // all have read before anything comes there again
+		fence_async_shared(); // all have read before anything comes there again
 		__syncwarp();
 		carrier.fetch(i + a.depth * a.carriers, stage);
 		if (++stage == a.depth) stage = 0, parity ^= 1;

@@ -225,6 +225,7 @@ __device__ __forceinline__ void bulk_commit() {}
 __device__ __forceinline__ void bulk_wait_read() { emulate::bulk_wait(); }
 __device__ __forceinline__ void bulk_wait() { emulate::bulk_wait(); }
 __device__ __forceinline__ void fence_async() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+__device__ __forceinline__ void fence_async_shared() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 #endif
 
