@@ -51,13 +51,21 @@ func (c *Context) Handle() uintptr { return uintptr(c.handle) }
 
 // Synchronize waits until the device has done all that was asked of it in this context. It is not bounded: see [Stream.Wait].
 func (c *Context) Synchronize() error {
-	return c.check("cuCtxSynchronize", c.table.CtxSynchronize(c.handle))
+	const call = "cuCtxSynchronize"
+	if err := c.use(call); err != nil {
+		return err
+	}
+	return c.check(call, c.table.CtxSynchronize(c.handle))
 }
 
 // SetCurrent makes the context the calling thread's. It is for a goroutine that is locked to its thread and calls libraries that expect a
 // current context; no method of this package needs it.
 func (c *Context) SetCurrent() error {
-	return c.check("cuCtxSetCurrent", c.table.CtxSetCurrent(c.handle))
+	const call = "cuCtxSetCurrent"
+	if err := c.use(call); err != nil {
+		return err
+	}
+	return c.check(call, c.table.CtxSetCurrent(c.handle))
 }
 
 // Bind locks the goroutine to its thread and makes the context current there; unbind puts back the thread's own context and unlocks.
@@ -87,16 +95,35 @@ func (c *Context) Bind() (unbind func(), err error) {
 
 // MemInfo is how much of the device's memory is free, and how much there is, in bytes.
 func (c *Context) MemInfo() (free, total uint64, err error) {
+	const call = "cuMemGetInfo"
+	if err := c.use(call); err != nil {
+		return 0, 0, err
+	}
 	f, t := new(uint64), new(uint64)
-	err = c.check("cuMemGetInfo", c.table.MemGetInfo(c.handle, f, t))
+	err = c.check(call, c.table.MemGetInfo(c.handle, f, t))
 	return *f, *t, err
 }
 
 // PriorityRange are the least and the greatest priority of streams. Greater priorities are smaller numbers.
 func (c *Context) PriorityRange() (least, greatest int, err error) {
+	const call = "cuCtxGetStreamPriorityRange"
+	if err := c.use(call); err != nil {
+		return 0, 0, err
+	}
 	l, g := new(int32), new(int32)
-	err = c.check("cuCtxGetStreamPriorityRange", c.table.CtxGetStreamPriorityRange(c.handle, l, g))
+	err = c.check(call, c.table.CtxGetStreamPriorityRange(c.handle, l, g))
 	return int(*l), int(*g), err
+}
+
+// use refuses a context that is not there, or no longer: somebody else of the process may still have the device's, in which calls would work until they leave.
+func (c *Context) use(call string) error {
+	switch {
+	case c == nil:
+		return missing(call, "context")
+	case c.closed.Load():
+		return closed(call)
+	}
+	return nil
 }
 
 func (c *Context) check(call string, r sys.Result) error { return c.driver.check(call, r) }

@@ -26,6 +26,10 @@ type EventOptions struct {
 
 // NewEvent makes an event, which the caller closes.
 func (c *Context) NewEvent(o EventOptions) (*Event, error) {
+	const call = "cuEventCreate"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	flags := uint32(0)
 	if !o.Timing {
 		flags |= sys.EventDisableTiming
@@ -34,7 +38,7 @@ func (c *Context) NewEvent(o EventOptions) (*Event, error) {
 		flags |= sys.EventBlockingSync
 	}
 	handle := new(sys.Event)
-	if err := c.check("cuEventCreate", c.table.EventCreate(c.handle, handle, flags)); err != nil {
+	if err := c.check(call, c.table.EventCreate(c.handle, handle, flags)); err != nil {
 		return nil, err
 	}
 	return &Event{context: c, handle: *handle}, nil

@@ -30,6 +30,9 @@ type HostOptions struct {
 // AllocHost allocates size bytes of pinned memory that is mapped into every device.
 func (c *Context) AllocHost(size int, o HostOptions) (*HostMemory, error) {
 	const call = "cuMemHostAlloc"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	if size <= 0 || o.ReadOnly || o.IOMemory {
 		return nil, invalid(call, "%d bytes with %+v", size, o)
 	}
@@ -48,6 +51,9 @@ func (c *Context) AllocHost(size int, o HostOptions) (*HostMemory, error) {
 // mapping), for Go's collector would give it to somebody else; it stays the caller's, who frees it after Close.
 func (c *Context) RegisterHost(memory []byte, o HostOptions) (*HostMemory, error) {
 	const call = "cuMemHostRegister"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	if len(memory) == 0 || o.WriteCombined {
 		return nil, invalid(call, "%d bytes with %+v", len(memory), o)
 	}

@@ -12,8 +12,12 @@ type IPCHandle [64]byte
 
 // IPCHandle names the allocation that holds p. It fails for virtual memory: see [Context.RetainAllocation].
 func (c *Context) IPCHandle(p Pointer) (IPCHandle, error) {
+	const call = "cuIpcGetMemHandle"
+	if err := c.use(call); err != nil {
+		return IPCHandle{}, err
+	}
 	h := new(sys.IpcHandle)
-	err := c.check("cuIpcGetMemHandle", c.table.IpcGetMemHandle(c.handle, h, sys.Pointer(p)))
+	err := c.check(call, c.table.IpcGetMemHandle(c.handle, h, sys.Pointer(p)))
 	return IPCHandle(*h), err
 }
 
@@ -27,9 +31,13 @@ type IPCMemory struct {
 // OpenIPC maps an allocation of another process, and gives the context access to its device if it has none. A process cannot open
 // its own handles, and opens each of another's once for each device.
 func (c *Context) OpenIPC(h IPCHandle) (*IPCMemory, error) {
+	const call = "cuIpcOpenMemHandle"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	p := new(sys.Pointer)
 	r := c.table.IpcOpenMemHandle(c.handle, p, sys.IpcHandle(h), sys.IpcLazyEnablePeerAccess)
-	if err := c.check("cuIpcOpenMemHandle", r); err != nil {
+	if err := c.check(call, r); err != nil {
 		return nil, err
 	}
 	return &IPCMemory{context: c, pointer: Pointer(*p)}, nil

@@ -27,6 +27,9 @@ type Memory struct {
 // Alloc allocates size bytes, aligned to 256. They are not zeroed. It may synchronise the device.
 func (c *Context) Alloc(size int) (*Memory, error) {
 	const call = "cuMemAlloc"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	if size <= 0 {
 		return nil, invalid(call, "%d bytes", size)
 	}
@@ -56,10 +59,11 @@ func (m *Memory) Size() int { return m.size }
 // The driver's own call returns when it has read memory that is not pinned, and the bytes may reach the device later than a kernel of a stream that does not
 // wait for the default one: so this waits for the default stream.
 func (c *Context) Upload(dst Pointer, src []byte) error {
-	if len(src) == 0 {
-		return nil
+	const call = "cuMemcpyHtoD"
+	if err := c.use(call); err != nil || len(src) == 0 {
+		return err
 	}
-	if err := c.check("cuMemcpyHtoD", c.table.MemcpyHtoD(c.handle, sys.Pointer(dst), unsafe.Pointer(&src[0]), uint64(len(src)))); err != nil {
+	if err := c.check(call, c.table.MemcpyHtoD(c.handle, sys.Pointer(dst), unsafe.Pointer(&src[0]), uint64(len(src)))); err != nil {
 		return err
 	}
 	return c.check("cuStreamSynchronize", c.table.StreamSynchronize(c.handle, 0))
@@ -67,10 +71,11 @@ func (c *Context) Upload(dst Pointer, src []byte) error {
 
 // Download copies from the device and waits for it. dst may be any memory.
 func (c *Context) Download(dst []byte, src Pointer) error {
-	if len(dst) == 0 {
-		return nil
+	const call = "cuMemcpyDtoH"
+	if err := c.use(call); err != nil || len(dst) == 0 {
+		return err
 	}
-	return c.check("cuMemcpyDtoH", c.table.MemcpyDtoH(c.handle, unsafe.Pointer(&dst[0]), sys.Pointer(src), uint64(len(dst))))
+	return c.check(call, c.table.MemcpyDtoH(c.handle, unsafe.Pointer(&dst[0]), sys.Pointer(src), uint64(len(dst))))
 }
 
 // Upload enqueues a copy to the device. src must be pinned memory ([HostMemory]) or foreign, and stay as it is until the copy is

@@ -20,6 +20,9 @@ type Module struct {
 // operation or a capture.
 func (c *Context) LoadModule(image []byte) (*Module, error) {
 	const call = "cuModuleLoadDataEx"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	if len(image) == 0 {
 		return nil, invalid(call, "an empty image")
 	}

@@ -1,6 +1,10 @@
 package cuda
 
-import "github.com/weftgo/weft/cuda/internal/sys"
+import (
+	"cmp"
+
+	"github.com/weftgo/weft/cuda/internal/sys"
+)
 
 // PeerLink is what connects one device to another, seen from the first.
 type PeerLink struct {
@@ -49,8 +53,8 @@ func (d *Device) PeerLink(peer *Device) (PeerLink, error) {
 // That it was enabled before, by this or another library, is no error.
 func (c *Context) EnablePeer(peer *Context) error {
 	const call = "cuCtxEnablePeerAccess"
-	if peer == nil {
-		return missing(call, "peer")
+	if err := cmp.Or(c.use(call), peer.use(call)); err != nil {
+		return err
 	}
 	r := c.table.CtxEnablePeerAccess(c.handle, peer.handle, 0)
 	if Code(r) == ErrPeerAlreadyEnabled {
@@ -62,8 +66,8 @@ func (c *Context) EnablePeer(peer *Context) error {
 // DisablePeer takes the access away, from every library of the process.
 func (c *Context) DisablePeer(peer *Context) error {
 	const call = "cuCtxDisablePeerAccess"
-	if peer == nil {
-		return missing(call, "peer")
+	if err := cmp.Or(c.use(call), peer.use(call)); err != nil {
+		return err
 	}
 	return c.check(call, c.table.CtxDisablePeerAccess(c.handle, peer.handle))
 }

@@ -33,6 +33,10 @@ type PointerInfo struct {
 
 // Inspect tells what an address is. An address that CUDA does not know is no error: it is [Unregistered].
 func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
+	const call = "cuPointerGetAttributes"
+	if err := c.use(call); err != nil {
+		return PointerInfo{}, err
+	}
 	out := new(struct {
 		kind, ordinal uint32
 		managed, ipc  uint32 // of which the driver writes a byte
@@ -50,7 +54,7 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 		unsafe.Pointer(&out.handles), unsafe.Pointer(&out.ipc),
 	}
 	r := c.table.PointerGetAttributes(c.handle, uint32(len(attributes)), &attributes[0], &data[0], sys.Pointer(p))
-	if err := c.check("cuPointerGetAttributes", r); err != nil {
+	if err := c.check(call, r); err != nil {
 		return PointerInfo{}, err
 	}
 	info := PointerInfo{Managed: out.managed != 0, IPC: out.ipc != 0, Base: Pointer(out.base), Size: int(out.size)}

@@ -31,6 +31,10 @@ type StreamOptions struct {
 // NewStream makes a stream, which the caller closes. One that was closed idle, and was made with the same options, is used again: once a stream has been destroyed,
 // the driver may put a new one into the hardware queue of a stream in use, and what is in them then waits for each other.
 func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
+	const call = "cuStreamCreateWithPriority"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	if handle, found := c.device.spares.take(o); found {
 		return &Stream{context: c, options: o, handle: handle}, nil
 	}
@@ -39,7 +43,7 @@ func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 		flags = 0
 	}
 	handle := new(sys.Stream)
-	err := c.check("cuStreamCreateWithPriority", c.table.StreamCreateWithPriority(c.handle, handle, flags, int32(o.Priority)))
+	err := c.check(call, c.table.StreamCreateWithPriority(c.handle, handle, flags, int32(o.Priority)))
 	if err != nil {
 		return nil, err
 	}

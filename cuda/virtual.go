@@ -69,6 +69,9 @@ type Allocation struct {
 // NewAllocation makes an allocation of size bytes, rounded up to the best granularity. It holds zeros.
 func (c *Context) NewAllocation(size int, o AllocationOptions) (*Allocation, error) {
 	const call = "cuMemCreate"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	if size <= 0 {
 		return nil, invalid(call, "%d bytes", size)
 	}
@@ -89,6 +92,9 @@ func (c *Context) NewAllocation(size int, o AllocationOptions) (*Allocation, err
 // ImportFD takes part in an allocation of size bytes that another process exported. The descriptor stays the caller's, who may close it at once.
 func (c *Context) ImportFD(fd *os.File, size int) (*Allocation, error) {
 	const call = "cuMemImportFromShareableHandle"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	if size <= 0 {
 		return nil, invalid(call, "%d bytes", size)
 	}
@@ -111,6 +117,9 @@ func (c *Context) ImportFD(fd *os.File, size int) (*Allocation, error) {
 // ImportFabric takes part in an allocation of size bytes that a process of another host exported. See [ShareFabric].
 func (c *Context) ImportFabric(h FabricHandle, size int) (*Allocation, error) {
 	const call = "cuMemImportFromShareableHandle"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	if size <= 0 {
 		return nil, invalid(call, "%d bytes", size)
 	}
@@ -124,8 +133,12 @@ func (c *Context) ImportFabric(h FabricHandle, size int) (*Allocation, error) {
 // RetainAllocation gets at the allocation that is mapped at an address, as an allocator of somebody else's may have done. Its size is that
 // of the mapping at p, which [Context.Inspect] tells: size is what the caller takes it for.
 func (c *Context) RetainAllocation(p Pointer, size int) (*Allocation, error) {
+	const call = "cuMemRetainAllocationHandle"
+	if err := c.use(call); err != nil {
+		return nil, err
+	}
 	handle := new(sys.Allocation)
-	if err := c.check("cuMemRetainAllocationHandle", c.table.MemRetainAllocationHandle(handle, sys.Pointer(p))); err != nil {
+	if err := c.check(call, c.table.MemRetainAllocationHandle(handle, sys.Pointer(p))); err != nil {
 		return nil, err
 	}
 	return &Allocation{context: c, handle: *handle, size: size}, nil
@@ -205,6 +218,9 @@ func (c *Context) AllocVirtual(size int, o AllocationOptions, devices ...*Device
 // Map gives allocations addresses, one after the other, which the devices (the context's own if none are named) may read and write. On
 // success the allocations belong to the Virtual. On failure they stay the caller's, and nothing else is left behind.
 func (c *Context) Map(allocations []*Allocation, devices ...*Device) (*Virtual, error) {
+	if err := c.use("cuMemMap"); err != nil {
+		return nil, err
+	}
 	v := &Virtual{context: c, allocations: append([]*Allocation(nil), allocations...)}
 	for _, a := range allocations {
 		if a == nil {
