@@ -435,6 +435,19 @@ func TestRegisterDeviceRefuses(t *testing.T) {
 	}
 	defer pinned.Close()
 	host := new([100]byte)
+	var two []*cuda.Allocation
+	for range 2 {
+		a, err := cu.NewAllocation(100, cuda.AllocationOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		two = append(two, a)
+	}
+	segments, err := cu.Map(two)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer segments.Close()
 	for name, c := range map[string]struct {
 		p    cuda.Pointer
 		size int
@@ -449,6 +462,7 @@ func TestRegisterDeviceRefuses(t *testing.T) {
 		"another GPU's":    {other.Pointer(), 100, weft.ErrInvalid, "another GPU"},
 		"more than all":    {memory.Pointer(), 101, weft.ErrUnsupported, "over the end"},
 		"beyond by offset": {memory.Pointer().Add(1), 100, weft.ErrUnsupported, "over the end"},
+		"two allocations":  {segments.Pointer().Add(two[0].Size() - 50), 100, weft.ErrUnsupported, "memory of several allocations"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for r, err := range each(group, func(comm *weft.Comm) error {
@@ -473,6 +487,36 @@ func TestRegisterDeviceRefuses(t *testing.T) {
 	})
 	if _, err := join(t, 1)[0].RegisterDevice(ctx, memory.Pointer(), 100); !errors.Is(err, weft.ErrUnsupported) {
 		t.Errorf("on the host: %v", err)
+	}
+}
+
+// TestRegisterDeviceRefusesKinds: memory of kinds that the driver made of Go does not have.
+func TestRegisterDeviceRefusesKinds(t *testing.T) {
+	_, d := machine(t, cudatest.Config{})
+	device := joinOn(t, d, []int{0})[0].Device()
+	const p, size = 0x1000, 100
+	plain := cuda.PointerInfo{Kind: cuda.OnDevice, Device: device.Context().Device(), IPC: true, Base: p, Size: size}
+	managed, pool, mapped := plain, plain, plain
+	managed.Managed = true
+	pool.IPC = false
+	mapped.IPC, mapped.Virtual = false, true
+	for _, c := range []struct {
+		info  cuda.PointerInfo
+		other bool // processes
+		says  string
+	}{
+		{plain, false, ""},
+		{plain, true, ""},
+		{managed, false, "managed memory"},
+		{pool, false, "stream-ordered pool"},
+		{pool, true, "stream-ordered pool"},
+		{mapped, false, ""},
+		{mapped, true, "not made to be shared by descriptors"},
+	} {
+		err := device.RefusePart(p, size, c.info, c.other)
+		if (err == nil) != (c.says == "") || err != nil && (!errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%+v: %v, want %q", c.info, err, c.says)
+		}
 	}
 }
 

@@ -15,6 +15,11 @@ func SetKernels(c *kernel.Cache) (undo func()) {
 // Mirrored reports whether kernels see a copy of the abort word.
 func (d *Device) Mirrored() bool { return d.abort.copy != nil }
 
+// RefusePart says why memory of which CUDA tells this cannot be registered.
+func (d *Device) RefusePart(p cuda.Pointer, size int, info cuda.PointerInfo, otherProcesses bool) error {
+	return d.refusePart("test", p, size, info, otherProcesses)
+}
+
 // WithDriver makes WithGPU ask another driver than the machine's.
 func WithDriver(d *cuda.Driver, err error) Option {
 	return func(o *config) { o.driver = func() (*cuda.Driver, error) { return d, err } }

@@ -164,29 +164,37 @@ func (d *Device) inspectPart(op string, p cuda.Pointer, size int, otherProcesses
 	if err != nil {
 		return own, err
 	}
-	way := "allocate it with cuMemAlloc, cudaMalloc or cuMemCreate, or use Alloc"
-	switch {
-	case info.Kind == cuda.Unregistered:
-		return own, Unsupportedf("%s: %v is host memory that CUDA does not know; %s", op, p, way)
-	case info.Managed:
-		return own, Unsupportedf("%s: %v is managed memory, which moves; %s", op, p, way)
-	case info.Kind == cuda.Host:
-		return own, Unsupportedf("%s: %v is pinned host memory; %s", op, p, way)
-	case info.Device != d.context.Device():
-		return own, Invalidf("%s: %v is memory of another GPU, this rank's is %s", op, p, d.info.bus)
-	case uint64(p-info.Base)+uint64(size) > uint64(info.Size):
-		return own, Unsupportedf("%s: %d bytes at %v run over the end of their allocation (%d bytes at %v); memory of several allocations "+
-			"(PyTorch's expandable_segments) cannot be a window; %s", op, size, p, info.Size, info.Base, way)
-	case info.Virtual && otherProcesses && info.Share&cuda.ShareFD == 0:
-		return own, Unsupportedf("%s: %v is virtual memory that was not made to be shared by descriptors; %s", op, p, way)
-	case !info.Virtual && !info.IPC:
-		return own, Unsupportedf("%s: %v is memory that cudaIpc cannot share, of a stream-ordered pool or mapped from another process; %s", op, p, way)
+	if err := d.refusePart(op, p, size, info, otherProcesses); err != nil {
+		return own, err
 	}
 	own.kind, own.base, own.extent, own.offset = registeredPart, info.Base, info.Size, int(p-info.Base)
 	if info.Virtual {
 		own.kind = virtualPart
 	}
 	return own, nil
+}
+
+// refusePart says why memory cannot be a rank's part of a window.
+func (d *Device) refusePart(op string, p cuda.Pointer, size int, info cuda.PointerInfo, otherProcesses bool) error {
+	way := "allocate it with cuMemAlloc, cudaMalloc or cuMemCreate, or use Alloc"
+	switch {
+	case info.Kind == cuda.Unregistered:
+		return Unsupportedf("%s: %v is host memory that CUDA does not know; %s", op, p, way)
+	case info.Managed:
+		return Unsupportedf("%s: %v is managed memory, which moves; %s", op, p, way)
+	case info.Kind == cuda.Host:
+		return Unsupportedf("%s: %v is pinned host memory; %s", op, p, way)
+	case info.Device != d.context.Device():
+		return Invalidf("%s: %v is memory of another GPU, this rank's is %s", op, p, d.info.bus)
+	case uint64(p-info.Base)+uint64(size) > uint64(info.Size):
+		return Unsupportedf("%s: %d bytes at %v run over the end of their allocation (%d bytes at %v); memory of several allocations "+
+			"(PyTorch's expandable_segments) cannot be a window; %s", op, size, p, info.Size, info.Base, way)
+	case info.Virtual && otherProcesses && info.Share&cuda.ShareFD == 0:
+		return Unsupportedf("%s: %v is virtual memory that was not made to be shared by descriptors; %s", op, p, way)
+	case !info.Virtual && !info.IPC:
+		return Unsupportedf("%s: %v is memory that cudaIpc cannot share, of a stream-ordered pool or mapped from another process; %s", op, p, way)
+	}
+	return nil
 }
 
 // deviceWindow makes a window of this rank's part, or tells the others why there is none. No rank returns before all have mapped all parts,
