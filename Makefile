@@ -15,7 +15,7 @@ build: ## build the command line into build/weft
 clib: ## build the C library, weft.h and weft.pc into build/clib (needs a C compiler)
 	@sh scripts/clib.sh
 
-test: ## run every test (15 minutes on 2 cores)
+test: ## run every test (18 minutes on 2 cores)
 	@sh scripts/test.sh
 
 race: ## run the short tests under the race detector (needs a C compiler)

@@ -340,7 +340,7 @@ weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_layout *layout)
 
 /*
  * Turns routing into a handle for dispatches and combines: topk holds the experts of each token, int32 or int64 [tokens, top-k], -1 for none, those of a token
- * distinct; weights, fp32 [tokens, top-k], may be NULL if sums are plain. Both may be changed afterwards. Collective.
+ * distinct; weights, fp32 [tokens, top-k], may be NULL if sums are plain. Both may be changed afterwards, on a GPU once the stream has passed. Collective.
  */
 weft_status weft_ep_prepare(weft_ep ep, weft_stream stream, const weft_tensor *topk, const weft_tensor *weights, weft_routing *routing);
 

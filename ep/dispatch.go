@@ -85,7 +85,7 @@ func (h *Handle) PrepareDispatch(ctx context.Context, s *weft.Stream, topk, weig
 }
 
 // SendPrepareDispatch is the first half of [Handle.PrepareDispatch], as SendDispatch is that of Dispatch; topk and weights may be changed once it has
-// returned. On the host it waits for the routing of every rank.
+// returned, or, with a stream, by what comes after it there. On the host it waits for the routing of every rank.
 func (h *Handle) SendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
 	return h.engine.sendPrepareDispatch(ctx, s, topk, weights, x)
 }
