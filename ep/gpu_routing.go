@@ -19,6 +19,7 @@ type gpuRouting struct {
 	tokens int
 	masked uint64
 
+	replayed  bool // a graph prepares it, each time anew: what the host has asked for it asks again
 	counted   bool // the host has asked
 	described described
 	measured  bool // and for the traffic
@@ -118,7 +119,7 @@ func (h *gpu) route(stream *cuda.Stream, tokens int) (*Routing, error) {
 			return nil, err
 		}
 	}
-	r.stream, r.tokens, r.masked, r.counted, r.measured = stream, tokens, h.comm.Mask(), false, false
+	r.stream, r.tokens, r.masked, r.replayed, r.counted, r.measured = stream, tokens, h.comm.Mask(), h.capture != 0, false, false
 	routing := h.routings.take()
 	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, epoch: h.operations}
 	return routing, nil
@@ -176,7 +177,7 @@ func (r *gpuRouting) captured() error {
 
 // count brings the counts to the host.
 func (r *gpuRouting) count(ctx context.Context) error {
-	if r.counted {
+	if r.counted && !r.replayed {
 		return nil
 	}
 	h := r.h
@@ -197,7 +198,7 @@ func (r *gpuRouting) count(ctx context.Context) error {
 
 // measure counts what a dispatch moves.
 func (r *gpuRouting) measure() error {
-	if err := r.count(context.Background()); err != nil || r.measured {
+	if err := r.count(context.Background()); err != nil || r.measured && !r.replayed {
 		return err
 	}
 	h, g := r.h, &r.h.geometry

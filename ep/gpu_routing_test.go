@@ -306,3 +306,34 @@ func TestMisplacedNumbersOnGPUs(t *testing.T) {
 		}
 	})
 }
+
+// TestAskedAfterReplaysOnGPUs asks a Routing that a graph prepares what it says, after each of several replays with other selections.
+func TestAskedAfterReplaysOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks, contents = 2, 3
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				var batches []*eptest.Batch
+				for seed := range uint64(contents) {
+					batches = append(batches, evenly(s, ranks, seed, 5).Batch())
+				}
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					g, err := newReplayed(ctx, r, "f", [][]*eptest.Batch{batches})
+					if err != nil {
+						return err
+					}
+					for i := range contents {
+						if err := errors.Join(g.fresh(ctx, r, [][]*eptest.Batch{batches}, i), g.exec.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream)); err != nil {
+							return err
+						}
+						if err := errors.Join(g.rounds[0].Describe(), g.check()); err != nil {
+							return fmt.Errorf("replay %d: %w", i, err)
+						}
+					}
+					return errors.Join(r.rest(ctx), g.close())
+				})
+			})
+		}
+	})
+}

@@ -12,7 +12,9 @@ import (
 // Release, which may be left out, lets the handle's next Prepare use that memory again.
 //
 // The tensors that its methods return lie where the handle's rows do: in host memory, or on the GPU. What a GPU has to be waited for, or memory to be allocated for, is not
-// to be had while its stream captures: numbers are 0 then and tensors absent. Ask once before the capture; from then on tensors that describe rows can be captured.
+// to be had while the stream in which it was prepared captures, or once that is closed: numbers are 0 then and tensors absent. Ask once before the capture; from then on
+// tensors that describe rows can be captured. A Routing that a graph prepares says what the last replay has made of the selections, which the caller waits for if it was
+// launched on another stream.
 type Routing struct {
 	handle    *Handle // nil once it was released
 	placement placement
