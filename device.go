@@ -148,6 +148,9 @@ func (d *Device) forget(ctx context.Context) error {
 // Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever stream, graph or library, or until ctx ends. It is what comes before
 // memory is taken from under kernels.
 func (d *Device) Quiesce(ctx context.Context, op string) error {
+	if d.closed && d.owned {
+		return nil // the context has been given back, once it was quiet
+	}
 	// The driver has no bounded form of this wait, and graphs run on streams that nobody told us of. Should the work never end, the goroutine
 	// stays behind with it.
 	done := make(chan error, 1)

@@ -188,6 +188,8 @@ func TestWithGPU(t *testing.T) {
 	if err := m.Check(); err != nil {
 		t.Error(err)
 	}
+	// Who closes what is left afterwards has nothing to wait for.
+	must(t, group, func(c *weft.Comm) error { return c.Device().Quiesce(testContext(t), "test") })
 }
 
 // TestJoinRefusesDevices: what is wrong on one rank is refused on all.

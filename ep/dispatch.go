@@ -50,7 +50,8 @@ type PendingDispatch struct {
 	err      error
 }
 
-// Receive completes the dispatch. Further calls return the same result.
+// Receive completes the dispatch. Further calls return the same result. What was sent before ranks were masked cannot be received: Receive says so, and gives back the
+// memory that was kept for it.
 func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 	if !p.over {
 		p.over = true

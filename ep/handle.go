@@ -69,7 +69,8 @@ func (h *Handle) GradientSMs() int {
 	return gradients
 }
 
-// Close gives the handle's windows up on this rank. Received tensors become invalid. Further calls do nothing.
+// Close gives the handle's windows up on this rank. Received tensors become invalid. Further calls do nothing. It comes before the communicator's Close: on a GPU that
+// ends the context, unless somebody else has it, and the handle's memory with it.
 //
 // On a GPU it first lets all work in the rank's context end, that of others too, for the communicator's deadline at most. If the work goes on the error wraps
 // [weft.ErrTimeout], the handle can be used no more but keeps its memory, which kernels may still use, and Close is to be called again.
