@@ -58,6 +58,27 @@ if [ -z "$parts" ]; then
 	parts="$parts link bench-ep bench-ep-ht overlap start sanitizer"
 fi
 
+# program_of NAME: the test program that is a part of that name, if there is one.
+program_of() {
+	for program in $programs; do
+		[ "$(name_of "$program")" != "$1" ] || printf '%s' "$program"
+	done
+}
+
+# A wrong name is said before anything runs.
+for name in $parts; do
+	case $name in
+	doctor | link | bench-ep | bench-ep-ht | overlap | start | sanitizer | test-gpu) continue ;;
+	esac
+	[ -z "$(program_of "$name")" ] || continue
+	printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
+	for program in $programs; do
+		printf ' %s' "$(name_of "$program")" >&2
+	done
+	printf '\n' >&2
+	exit 2
+done
+
 # bounded DIRECTORY SECONDS COMMAND...: runs the command there, ends it after so long, and kills it after ten more seconds. It must not be called in a
 # subshell or a pipe: a shell heeds a signal only where it waits for what runs in the background, and timeout, in a group of its own so that it can
 # end all that the command started, hears of none from the terminal.
@@ -265,22 +286,7 @@ for name in $parts; do
 	start) part start to bench.log start ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;
-	*)
-		found=
-		for program in $programs; do
-			[ "$(name_of "$program")" = "$name" ] && found=$program
-		done
-		if [ -n "$found" ]; then
-			part "$name" tests "$found" "$@"
-		else
-			printf 'run.sh: there is no part %s; parts: doctor test-gpu link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
-			for program in $programs; do
-				printf ' %s' "$(name_of "$program")" >&2
-			done
-			printf '\n' >&2
-			exit 2
-		fi
-		;;
+	*) part "$name" tests "$(program_of "$name")" "$@" ;;
 	esac
 done
 

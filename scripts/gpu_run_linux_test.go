@@ -89,7 +89,7 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 		{"tests of which some need one", "", "test-ep", 77, []string{"sees no GPU", "in 1 of the parts"}},
 		{"with a GPU", "gpu", "doctor test-ep link bench-ep bench-ep-ht overlap start", 0, []string{"ok (2 passed, 0 skipped)", "overlapped\n", "cold\nwarm\n", "--mode ll", "--mode ht"}},
 		{"a part that fails", "gpu broken", "link bench-ep", 1, []string{"FAILED", "1 failed"}},
-		{"a part that fails, without a GPU", "broken", "test-ep nothing", 2, []string{"there is no part nothing"}},
+		{"a part that there is not", "", "test-ep nothing", 2, []string{"there is no part nothing"}},
 		{"a part that takes too long", "gpu endless", "bench-ep", 1, []string{"FAILED: it took too long"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -108,6 +108,9 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 			}
 			if tc.status == 0 && strings.Contains(out.String(), "no GPU") {
 				t.Error("it speaks of a GPU")
+			}
+			if tc.status == 2 && strings.Contains(out.String(), "==>") {
+				t.Error("other parts run before it is refused")
 			}
 			if t.Failed() {
 				t.Log(out.String())
