@@ -15,9 +15,13 @@ import (
 // Gradients of a model's layer. Where combine applies the weights, CombineBackward gives their gradients, for which it reads the experts' rows; where the experts
 // have applied them, they have their gradients too, and DispatchBackward brings those home.
 
-// makeGradients makes the tensors of gradients. The tokens' rows of them are in m.out, the experts' in m.y.
+// makeGradients makes the tensors of gradients. The experts' rows of them are in m.y, the tokens' in m.out, or for the gradient of a combine in the buffer that others
+// read, if the experts' rows are not there.
 func (m *gpuRank) makeGradients(c *closing) (err error) {
-	m.numbers = weft.Tensor{}
+	m.numbers, m.gradOut = weft.Tensor{}, m.out
+	if buffer := m.handle.CombineBuffer(); !buffer.IsZero() && buffer.Data != m.y.Data && buffer.Shape[0] >= m.cfg.Tokens {
+		m.gradOut = weft.Tensor{Data: buffer.Data, DType: buffer.DType, Shape: m.out.Shape}
+	}
 	if m.gradRows, err = m.tensor(c, m.spec.Output, slices.Clone(m.y.Shape)...); err != nil {
 		return err
 	}
@@ -45,10 +49,10 @@ func (m *gpuRank) combinesBackward(ctx context.Context) operation {
 	return operation{
 		name: "combine-backward", bytes: m.spreads(&m.batch), sms: m.handle.GradientSMs(),
 		renew: func() error {
-			return errors.Join(m.writeRows(), m.uploadTokens(m.out), m.spoil(m.gradRows), m.spoil(m.gradWeights))
+			return errors.Join(m.writeRows(), m.uploadTokens(m.gradOut), m.spoil(m.gradRows), m.spoil(m.gradWeights))
 		},
 		run: func(bool) error {
-			return m.handle.CombineBackward(ctx, m.work, m.known, m.out, y, m.gradRows, gradWeights)
+			return m.handle.CombineBackward(ctx, m.work, m.known, m.gradOut, y, m.gradRows, gradWeights)
 		},
 		check: func() error {
 			if m.spec.Sum == ep.Weighted {

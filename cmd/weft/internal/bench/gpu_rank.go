@@ -43,6 +43,7 @@ type gpuRank struct {
 	host   []byte // where rows are compared
 	scales []byte // and their scales
 
+	gradOut              weft.Tensor // what CombineBackward is given
 	gradRows             weft.Tensor // what CombineBackward gives of this rank's rows
 	numbers, gradWeights weft.Tensor // gradients of weights: of this rank's rows, and of its selections
 	checks               int
