@@ -129,60 +129,75 @@ __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *co
 #if __CUDA_ARCH__ >= 900
 constexpr u32 MOST_CARRIERS = 16, MOST_DEPTH = 4;
 
-// Carrier is a warp that adds up parts of the share's tokens: part i of them, and every carriers-th from there on.
-struct Carrier {
-	const Pull &a;
-	const Turn &o;
-	char *const *rows;
-	Share share;
-	u32 lane, parts;
-	char *buffer;	// [depth][most][chunk]
-	u64 *arrived;	// [depth]
-	u32 counts;		// rows of the part of each stage, eight bits for each
-	Selected next;	// of the part that is fetched next
+// Cursor goes through the parts of tokens that a warp adds up.
+struct Cursor {
+	u32 left; // parts
+	u32 t, from;
 
-	__device__ __forceinline__ Carrier(const Pull &a, const Turn &o, char *const *rows, Share share, u32 first, u32 lane, char *buffer, u64 *arrived)
-		: a(a), o(o), rows(rows), share(share), lane(lane), parts((share.to - share.from) * a.chunks.by), buffer(buffer), arrived(arrived), counts(0), next(selected(first)) {}
-
-	// selected asks for the token of a part, if there is such a part, some time before it is looked at.
-	__device__ __forceinline__ Selected selected(u32 i) const {
-		u32 c, t = share.from + a.chunks.quotient(i, c);
-		return Selected(a, t, i < parts ? lane : 32);
+	__device__ __forceinline__ Cursor(const Pull &a, Share share, u32 warp) {
+		u32 all = (share.to - share.from) * a.chunks.by, first = (u32)((u64)all * warp / a.carriers), c;
+		left = (u32)((u64)all * (warp + 1) / a.carriers) - first;
+		t = share.from + a.chunks.quotient(first, c);
+		from = c * a.chunk;
 	}
 
-	__device__ __forceinline__ char *stage_at(u32 stage) const { return buffer + stage * a.most * a.chunk; }
+	__device__ __forceinline__ u32 bytes(const Pull &a) const { return min(a.chunk, a.row_bytes - from); }
 
-	// fetch sets a part on its way.
-	__device__ __forceinline__ void fetch(u32 i, u32 stage) {
-		if (i >= parts) return;
-		u32 c;
-		a.chunks.quotient(i, c);
-		u32 from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from);
-		Visit visit(a, o, next);
-		next = selected(i + a.carriers);
-		if (lane == 0) barrier_expect(&arrived[stage], visit.count * bytes);
-		__syncwarp();
-		if (visit.here) bulk_load(stage_at(stage) + visit.before * a.chunk, rows[visit.rank] + (u64)visit.row * a.row_bytes + from, bytes, &arrived[stage]);
-		counts = counts & ~(255u << 8 * stage) | visit.count << 8 * stage;
-	}
-
-	// add_up adds up a part that has come.
-	__device__ __forceinline__ void add_up(u32 i, u32 stage) const {
-		u32 c, t = share.from + a.chunks.quotient(i, c), from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from), count = counts >> 8 * stage & 255;
-		u64 token = (u64)t * a.row_bytes + from;
-		const char *part = stage_at(stage);
-		for (u32 at = lane * 16; at < bytes; at += UNITS * UNIT) {
-			Units units(a, token, at, bytes);
-			units.add(count, [&](u32 j, uint4 *v) {
-#pragma unroll
-				for (u32 u = 0; u < UNITS; u++) {
-					if (at + u * UNIT < bytes) v[u] = *(const uint4 *)(part + j * a.chunk + at + u * UNIT);
-				}
-			});
-			units.store(a.out + token);
-		}
+	// next says whether a token begins.
+	__device__ __forceinline__ bool next(const Pull &a) {
+		left--;
+		from += a.chunk;
+		if (from < a.row_bytes) return false;
+		from = 0;
+		t++;
+		return true;
 	}
 };
+
+// Fetcher sets parts on their way to the stages of a warp, one after another.
+struct Fetcher {
+	Cursor at;
+	Selected next; // of the token behind
+	Visit visit;
+	const char *row; // a lane's, if its visit is here
+
+	__device__ __forceinline__ Fetcher(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane)
+		: at(a, share, warp), next(a, at.t, at.left != 0 ? lane : 32), visit(a, o, next) {
+		begin(a, o, rows, share, lane);
+	}
+
+	// begin learns where the rows of a token are, and asks for the one behind.
+	__device__ __forceinline__ void begin(const Pull &a, const Turn &o, char *const *rows, Share share, u32 lane) {
+		visit = Visit(a, o, next);
+		row = rows[visit.rank] + (u64)visit.row * a.row_bytes;
+		next = Selected(a, at.t + 1, at.t + 1 < share.to ? lane : 32);
+	}
+
+	// fetch gives how many rows come.
+	__device__ __forceinline__ u32 fetch(const Pull &a, char *stage, u64 *arrived, u32 lane) const {
+		u32 bytes = at.bytes(a);
+		if (lane == 0) barrier_expect(arrived, visit.count * bytes);
+		__syncwarp();
+		if (visit.here) bulk_load(stage + visit.before * a.chunk, row + at.from, bytes, arrived);
+		return visit.count;
+	}
+};
+
+// add_part adds up a part that has come.
+__device__ __forceinline__ void add_part(const Pull &a, const Cursor &at, const char *stage, u32 count, u32 lane) {
+	u64 token = (u64)at.t * a.row_bytes + at.from;
+	u32 bytes = at.bytes(a);
+	for (u32 from = lane * 16; from < bytes; from += UNITS * UNIT) {
+		Units units(a, token, from, bytes);
+		units.add(count, [&](u32 j, uint4 *v) {
+#pragma unroll
+			for (u32 u = 0; u < UNITS; u++) {
+				if (from + u * UNIT < bytes) v[u] = *(const uint4 *)(stage + j * a.chunk + from + u * UNIT);
+			}
+		});
+		units.store(a.out + token);
+	}
+}
 
 // sum_bulk adds up the share's rows. All threads of the block call it; the warps that have shared memory carry. What is waited for is no rank: a bulk copy ends as a
 // load does, and no block may end before.
@@ -196,16 +211,24 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *con
 	}
 	fence_async(); // what was heard of was stored by others
 	__syncwarp();
-	Carrier carrier(a, o, rows, share, warp, lane, buffers + warp * a.depth * a.most * a.chunk, arrived[warp]);
-	for (u32 stage = 0; stage < a.depth; stage++) carrier.fetch(warp + stage * a.carriers, stage);
-	u32 stage = 0, parity = 0;
-	for (u32 i = warp; i < carrier.parts; i += a.carriers) {
+	u32 part = a.most * a.chunk, counts = 0, stage = 0, parity = 0; // counts: of the rows of each stage, eight bits for each
+	char *stages = buffers + warp * a.depth * part;
+	Cursor at(a, share, warp);
+	Fetcher fetcher(a, o, rows, share, warp, lane);
+	auto fetch = [&](u32 s) {
+		if (fetcher.at.left == 0) return;
+		counts = counts & ~(255u << 8 * s) | fetcher.fetch(a, stages + s * part, &arrived[warp][s], lane) << 8 * s;
+		if (fetcher.at.next(a)) fetcher.begin(a, o, rows, share, lane);
+	};
+	for (u32 s = 0; s < a.depth; s++) fetch(s);
+	while (at.left != 0) {
 		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
 		__syncwarp();
-		carrier.add_up(i, stage);
+		add_part(a, at, stages + stage * part, counts >> 8 * stage & 255, lane);
+		at.next(a);
 		fence_async_shared(); // all have read before anything comes there again
 		__syncwarp();
-		carrier.fetch(i + a.depth * a.carriers, stage);
+		fetch(stage);
 		if (++stage == a.depth) stage = 0, parity ^= 1;
 	}
 }
