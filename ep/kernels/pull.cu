@@ -183,20 +183,42 @@ struct Fetcher {
 	}
 };
 
-// add_part adds up a part that has come.
-__device__ __forceinline__ void add_part(const Pull &a, const Cursor &at, const char *stage, u32 count, u32 lane) {
-	u64 token = (u64)at.t * a.row_bytes + at.from;
-	u32 bytes = at.bytes(a);
-	for (u32 from = lane * 16; from < bytes; from += UNITS * UNIT) {
-		Units units(a, token, from, bytes);
-		units.add(count, [&](u32 j, uint4 *v) {
+// take_rows adds to the sums of some units those of N rows. A lane's 16 bytes of the first unit of the first row are at `at`.
+template <u32 N, u32 U> __device__ __forceinline__ void take_rows(Sum *sum, u64 at, u32 chunk) {
+	uint4 v[N][U];
 #pragma unroll
-			for (u32 u = 0; u < UNITS; u++) {
-				if (from + u * UNIT < bytes) v[u] = *(const uint4 *)(stage + j * a.chunk + from + u * UNIT);
-			}
-		});
-		units.store(a.out + token);
+	for (u32 j = 0; j < N; j++) {
+#pragma unroll
+		for (u32 u = 0; u < U; u++) v[j][u] = load_shared16(at + j * chunk + u * UNIT);
 	}
+#pragma unroll
+	for (u32 j = 0; j < N; j++) {
+#pragma unroll
+		for (u32 u = 0; u < U; u++) sum[u].take(v[j][u], 1.0f);
+	}
+}
+
+// add_units adds up a lane's 16 bytes of each of some units of a token, `at` which it begins in the stage and `to` which in the tokens.
+template <u32 U> __device__ __forceinline__ void add_units(const Pull &a, u64 to, u64 at, u32 count) {
+	Sum sum[U];
+	if (a.biases != 0) {
+#pragma unroll
+		for (u32 u = 0; u < U; u++) add_biases(a, to + u * UNIT, sum[u]);
+	}
+	for (; count >= ROWS; count -= ROWS, at += ROWS * a.chunk) take_rows<ROWS, U>(sum, at, a.chunk);
+	if (count == 3) take_rows<3, U>(sum, at, a.chunk);
+	if (count == 2) take_rows<2, U>(sum, at, a.chunk);
+	if (count == 1) take_rows<1, U>(sum, at, a.chunk);
+#pragma unroll
+	for (u32 u = 0; u < U; u++) store16(a.out + to + u * UNIT, sum[u].round());
+}
+
+// add_part adds up a part that has come.
+__device__ __forceinline__ void add_part(const Pull &a, const Cursor &cursor, u64 stage, u32 count, u32 lane) {
+	u64 to = (u64)cursor.t * a.row_bytes + cursor.from;
+	u32 bytes = cursor.bytes(a), from = 0;
+	for (; from + UNITS * UNIT <= bytes; from += UNITS * UNIT) add_units<UNITS>(a, to + from + lane * 16, stage + from + lane * 16, count);
+	for (from += lane * 16; from < bytes; from += UNIT) add_units<1>(a, to + from, stage + from, count);
 }
 
 // sum_bulk adds up the share's rows. All threads of the block call it; the warps that have shared memory carry. What is waited for is no rank: a bulk copy ends as a
@@ -213,6 +235,7 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *con
 	__syncwarp();
 	u32 part = a.most * a.chunk, counts = 0, stage = 0, parity = 0; // counts: of the rows of each stage, eight bits for each
 	char *stages = buffers + warp * a.depth * part;
+	u64 stages_at = shared_at(stages);
 	Cursor at(a, share, warp);
 	Fetcher fetcher(a, o, rows, share, warp, lane);
 	auto fetch = [&](u32 s) {
@@ -224,7 +247,7 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *con
 	while (at.left != 0) {
 		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
 		__syncwarp();
-		add_part(a, at, stages + stage * part, counts >> 8 * stage & 255, lane);
+		add_part(a, at, stages_at + stage * part, counts >> 8 * stage & 255, lane);
 		at.next(a);
 		fence_async_shared(); // all have read before anything comes there again
 		__syncwarp();
