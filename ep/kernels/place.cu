@@ -170,8 +170,9 @@ struct Choice {
 	bool inside, here; // the token is one of those, and there is such a selection
 	u32 e; // expert + 1, or 0
 	float weight;
+	u32 number; // if it has one already
 
-	__device__ __forceinline__ void read(const Place &a, u32 first, u32 end, u32 width, u32 lane) {
+	template <bool NUMBERED> __device__ __forceinline__ void read(const Place &a, u32 first, u32 end, u32 width, u32 lane) {
 		t = first + lane / width;
 		k = lane & (width - 1);
 		i = t * a.shape.topk + k;
@@ -179,6 +180,7 @@ struct Choice {
 		here = inside && k < a.shape.topk;
 		e = here ? expert_of(a, i) : 0;
 		weight = here && a.weights != nullptr ? a.weights[i] : 1.0f;
+		number = NUMBERED && here ? a.places[i] : 0;
 	}
 
 	__device__ __forceinline__ u32 rank(const Place &a) const { return e != 0 ? rank_of(a.shape, e - 1) : MAX_RANKS; }
@@ -192,13 +194,13 @@ struct Choice {
 
 // each_choice calls f with every selection of tokens [from, to), a whole warp at a time. All threads of the block call it. What memory has of several is on its way
 // at once.
-template <class F> __device__ __forceinline__ void each_choice(const Place &a, u32 from, u32 to, F f) {
+template <bool NUMBERED, class F> __device__ __forceinline__ void each_choice(const Place &a, u32 from, u32 to, F f) {
 	constexpr u32 FLIGHT = 4;
 	u32 topk = a.shape.topk, lane = threadIdx.x & 31, width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1, step = blockDim.x / width;
 	for (u32 first = from + (threadIdx.x & ~31u) / width; first < to; first += FLIGHT * step) {
 		Choice c[FLIGHT];
 #pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) c[j].read(a, first + j * step, to, width, lane);
+		for (u32 j = 0; j < FLIGHT; j++) c[j].read<NUMBERED>(a, first + j * step, to, width, lane);
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
 			if (first + j * step < to) f(c[j], width, lane);
@@ -248,7 +250,7 @@ __device__ __forceinline__ void number_share(const Place &a, const Turn &o, Wait
 		for (u32 tile = share.from; tile < share.to; tile += m.tile()) {
 			u32 to = min(tile + m.tile(), share.to);
 			if (!filled) fill(a, m, tile, to, group, n);
-			each_choice(a, tile, to, [&](const Choice &c, u32 width, u32 lane) {
+			each_choice<false>(a, tile, to, [&](const Choice &c, u32 width, u32 lane) {
 				u32 bucket = (by_rank ? a.shape.experts + c.rank(a) : c.e - 1) - group, t = c.t - tile, number = 0;
 				bool told = c.here && (c.e != 0 ? bucket < n : group == 0);
 				if (told && c.e != 0) {
@@ -412,11 +414,11 @@ __device__ __forceinline__ u32 limit(const Place &a, u32 le) { return (a.what & 
 // keep_own makes rows of the numbers of this rank's selections. All threads of the block call it.
 __device__ __forceinline__ void keep_own(const Place &a, const Turn &o, const Bases &bases, Share share) {
 	bool by_rank = (a.what & BY_RANK) != 0;
-	each_choice(a, share.from, share.to, [&](const Choice &c, u32 width, u32 lane) {
+	each_choice<true>(a, share.from, share.to, [&](const Choice &c, u32 width, u32 lane) {
 		u32 row = 0, rank = c.rank(a);
 		bool kept = false;
 		if (c.e != 0) {
-			row = a.places[c.i] + bases.own[by_rank ? rank : c.e - 1];
+			row = c.number + bases.own[by_rank ? rank : c.e - 1];
 			kept = row < limit(a, c.e - 1 - rank * a.shape.local) && !holds(o.mask, rank);
 		}
 		bool leads = c.leads(kept, rank, width, lane);
@@ -450,7 +452,7 @@ __device__ __forceinline__ void keep_told(const Place &a, const Bases &bases, u3
 
 // keep_arrived does for all that the blocks of this number told of. All threads of the block call it.
 __device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, const Bases &bases) {
-	constexpr u32 SOURCES = 4, FLIGHT = 2; // of a thread, that are on their way at once
+	constexpr u32 SOURCES = 2, FLIGHT = 4; // of a thread, that are on their way at once
 	u32 topk = a.shape.topk, ranks = a.group.ranks;
 	bool by_rank = (a.what & BY_RANK) != 0;
 	Share rest(a.shape.capacity, a.blocks);
