@@ -70,6 +70,11 @@ int libweft_refuse_child(void) {
 	return WEFT_ERROR_FORKED;
 }
 
+weft_status weft_error_set(weft_status status, int rank, const char *message) {
+	const char *text = message == NULL ? "" : message;
+	return libweft_fail(status, rank, text, strlen(text));
+}
+
 const char *weft_error(void) { return last ? last->text : none.text; }
 
 int weft_error_rank(void) { return last ? last->rank : none.rank; }

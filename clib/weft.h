@@ -20,8 +20,8 @@
  * Threads. Any thread may make any call. Calls on one object, and on what was made from it, exclude each other: a second one is refused, not
  * queued. weft_comm_get, weft_comm_error, weft_comm_abort and weft_comm_wait are the exceptions, which may be called at any time.
  *
- * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_status_name and weft_version: it has none of the library's
- * threads. Every other function then returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
+ * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_error_set, weft_status_name and weft_version: it has none of the
+ * library's threads. Every other function then returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
  *
  * Memory. Tensors are borrowed for the call, on a GPU until the stream has passed the operation. Structs and strings are borrowed for the call.
  */
@@ -67,6 +67,9 @@ const char *weft_error(void);
 
 /* The rank to blame for this thread's last failure, or -1. */
 int weft_error_rank(void);
+
+/* Makes a failure this thread's last, and returns its status: for libraries that give other interfaces to this one. */
+weft_status weft_error_set(weft_status status, int rank, const char *message);
 
 /* The name of a status: "WEFT_ERROR_TIMEOUT". */
 const char *weft_status_name(int status);

@@ -339,6 +339,8 @@ static void count_lines(void *context, const char *line) { __atomic_add_fetch((i
 
 int main(void) {
 	TRUE(weft_error()[0] == 0 && weft_error_rank() == -1);
+	TRUE(weft_error_set(WEFT_ERROR_OVERFLOW, 3, "words") == WEFT_ERROR_OVERFLOW && strcmp(weft_error(), "words") == 0 && weft_error_rank() == 3);
+	TRUE(weft_error_set(WEFT_ERROR_SYSTEM, -1, NULL) == WEFT_ERROR_SYSTEM && weft_error()[0] == 0 && weft_error_rank() == -1);
 	TRUE(strcmp(weft_status_name(WEFT_ERROR_TIMEOUT), "WEFT_ERROR_TIMEOUT") == 0 && strcmp(weft_status_name(99), "no status of weft") == 0);
 	joining();
 	callbacks();
