@@ -18,8 +18,8 @@ import (
 type routing struct {
 	ep      *epHandle
 	routing *ep.Routing
-	parts   [C.WEFT_ROW_SELECTION_WEIGHTS + 1]weft.Tensor // that C knows of
-	pinner  runtime.Pinner                                // holds those that are Go's memory where they are
+	parts   [C.WEFT_ROW_DEMAND + 1]weft.Tensor // that C knows of
+	pinner  runtime.Pinner                     // holds those that are Go's memory where they are
 }
 
 var routings = handle.NewTable[routing](handle.Routing)
@@ -101,6 +101,8 @@ func (r *routing) part(part C.int) weft.Tensor {
 	case C.WEFT_ROW_EXPERTS:
 		experts, _ := r.routing.RowSelections()
 		return experts
+	case C.WEFT_ROW_DEMAND:
+		return r.routing.RowDemand()
 	default: // WEFT_ROW_SELECTION_WEIGHTS
 		_, weights := r.routing.RowSelections()
 		return weights

@@ -445,7 +445,8 @@ typedef enum weft_routing_part {
 	WEFT_SOURCE_TOKENS = 7,  /* int32 [rows]: the token's index at its source */
 	WEFT_ROW_WEIGHTS = 8,    /* fp32 [rows], layouts by expert: the weight of each row's selection */
 	WEFT_ROW_EXPERTS = 9,    /* int32 [rows, top-k], layouts of one row per rank: local experts, or -1 */
-	WEFT_ROW_SELECTION_WEIGHTS = 10 /* fp32 [rows, top-k], layouts of one row per rank */
+	WEFT_ROW_SELECTION_WEIGHTS = 10, /* fp32 [rows, top-k], layouts of one row per rank */
+	WEFT_ROW_DEMAND = 11      /* int32 [1]: rows routed here, pads and dropped ones included */
 } weft_routing_part;
 
 /* A tensor that describes the routing, where the handle's rows are. It lives as long as the routing. One that the layout does not have is WEFT_NONE. */

@@ -55,6 +55,7 @@ type placement interface {
 	Rows() int
 	Received() int
 	Demand() int
+	RowDemand() weft.Tensor
 	ExpertCounts() weft.Tensor
 	ExpertDemand() weft.Tensor
 	PaddedCounts() weft.Tensor

@@ -265,6 +265,16 @@ func (r *gpuRouting) Demand() int {
 	return int(r.described.wanted[r.h.comm.Rank()])
 }
 
+// RowDemand implements [placement].
+func (r *gpuRouting) RowDemand() weft.Tensor {
+	g := &r.h.geometry
+	word := 2*g.local + 2*g.ranks // rows: nothing overflows
+	if r.h.tuning.placed {
+		word += 1 + 2*g.local + r.h.comm.Rank() // wanted, of this rank
+	}
+	return r.tensor(r.off.described+4*word, weft.Int32, 1)
+}
+
 // ExpertCounts implements [placement].
 func (r *gpuRouting) ExpertCounts() weft.Tensor {
 	return r.tensor(r.off.described, weft.Int32, r.h.geometry.local)

@@ -108,6 +108,8 @@ func (r *hostRouting) Received() int { return r.kept }
 
 func (r *hostRouting) Demand() int { return r.total }
 
+func (r *hostRouting) RowDemand() weft.Tensor { return weft.TensorOf([]int32{int32(r.total)}) }
+
 func (r *hostRouting) ExpertCounts() weft.Tensor { return weft.TensorOf(r.zones.kept) }
 
 func (r *hostRouting) ExpertDemand() weft.Tensor { return weft.TensorOf(r.zones.demand) }

@@ -73,6 +73,9 @@ func (r *Routing) Received() int { return r.placement.Received() }
 // Demand is the number of rows routed here, pads and dropped ones included: more than [Routing.Received] when rows were dropped.
 func (r *Routing) Demand() int { return r.placement.Demand() }
 
+// RowDemand returns [Routing.Demand] where the rows are, and waits for nothing: int32 [1].
+func (r *Routing) RowDemand() weft.Tensor { return r.placement.RowDemand() }
+
 // ExpertCounts returns the rows that stand in each local expert's zone, pads not counted: int32 [local experts]. For layouts with one row per rank
 // it counts the selections of each local expert. The tensor is borrowed from the Routing.
 func (r *Routing) ExpertCounts() weft.Tensor { return r.placement.ExpertCounts() }

@@ -196,13 +196,16 @@ static void layout(weft_layout which, int phases) {
 		found += from >= 0;
 	}
 	TRUE(found > 0);
-	for (int p = WEFT_EXPERT_COUNTS; p <= WEFT_ROW_SELECTION_WEIGHTS; p++) {
+	for (int p = WEFT_EXPERT_COUNTS; p <= WEFT_ROW_DEMAND; p++) {
 		weft_tensor again = {0};
 		again.size = sizeof again;
 		OK(weft_routing_tensor(got.routing, p, &part));
 		OK(weft_routing_tensor(got.routing, p, &again));
 		TRUE(memcmp(&part, &again, sizeof part) == 0); /* the same memory */
 	}
+
+	OK(weft_routing_tensor(got.routing, WEFT_ROW_DEMAND, &part));
+	TRUE(part.dtype == WEFT_INT32 && part.shape[0] == 1 && ((int32_t *)part.data)[0] == numbers.demand);
 
 	weft_ep_combine_args home = {0};
 	home.size = sizeof home, home.routing = got.routing, home.rows = &rows, home.out = &to, home.bias[0] = &tb;

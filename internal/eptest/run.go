@@ -367,6 +367,7 @@ func (r *runner) describe() error {
 	}
 	views := []view{
 		{"expert counts", rt.ExpertCounts(), weft.Int32, []int{local}, intBytes(a.counts)},
+		{"row demand", rt.RowDemand(), weft.Int32, []int{1}, intBytes([]int32{int32(a.demand)})},
 		{"expert demand", rt.ExpertDemand(), weft.Int32, []int{local}, intBytes(a.wanted)},
 		{"padded counts", rt.PaddedCounts(), weft.Int32, []int{local}, intBytes(a.padded)},
 		{"expert offsets", rt.ExpertOffsets(), weft.Int32, []int{local}, intBytes(a.offsets)},
