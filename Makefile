@@ -12,7 +12,7 @@ demo: ## train a small mixture-of-experts model on four ranks, then measure the 
 build: ## build the command line into build/weft
 	@sh scripts/build.sh weft
 
-clib: ## build the C library, weft.h and weft.pc into build/clib (needs a C compiler)
+clib: ## build the C library and its NCCL EP face, with headers, into build/clib (needs a C compiler)
 	@sh scripts/clib.sh
 
 test: ## run every test (18 minutes on 2 cores)

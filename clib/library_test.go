@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 var needed bool
 
-// library is the folder of libweft.so, weft.h and weft.pc. It skips where they cannot be built.
+// library is the folder with what scripts/clib.sh builds. It skips where they cannot be built.
 func library(t testing.TB) string {
 	t.Helper()
 	compiler(t)
@@ -257,23 +257,29 @@ func TestHeader(t *testing.T) {
 	}
 }
 
-// The program of docs/c-api.md is one that compiles and runs.
-func TestDocumentation(t *testing.T) {
-	sourceTree(t)
-	page, err := os.ReadFile("../docs/c-api.md")
+// page is the program of a page, in a file.
+func page(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(page), "```c\n")
+	_, rest, _ := strings.Cut(string(text), "```c\n")
 	program, _, ok := strings.Cut(rest, "```\n")
 	if !ok {
-		t.Fatal("docs/c-api.md has no program")
+		t.Fatalf("%s has no program", name)
 	}
 	source := filepath.Join(t.TempDir(), "page.c")
 	if err := os.WriteFile(source, []byte(program), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for r, o := range ranks(t, 2, compile(t, source)) {
+	return source
+}
+
+// The program of docs/c-api.md is one that compiles and runs.
+func TestDocumentation(t *testing.T) {
+	sourceTree(t)
+	for r, o := range ranks(t, 2, compile(t, page(t, "../docs/c-api.md"))) {
 		if want := fmt.Sprintf("rank %d: 1 2 3 4\n", r); o.err != nil || o.output != want {
 			t.Errorf("rank %d: %v\n%s", r, o.err, o.output)
 		}

@@ -1,0 +1,212 @@
+/* What the files of the NCCL EP face share. Names begin with nep_, for all of it is linked into programs. */
+#ifndef NEP_INTERNAL_H
+#define NEP_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "weft.h"
+#include "weft_nccl_ep.h"
+
+/* library.c: libweft.so, opened when it is first needed. */
+
+#define NEP_FUNCTIONS(X)                                                                                                                         \
+	X(weft_version)                                                                                                                          \
+	X(weft_error_set)                                                                                                                        \
+	X(weft_error)                                                                                                                            \
+	X(weft_error_rank)                                                                                                                       \
+	X(weft_comm_create_with_all_gather)                                                                                                      \
+	X(weft_comm_destroy)                                                                                                                     \
+	X(weft_comm_get)                                                                                                                         \
+	X(weft_window_get)                                                                                                                       \
+	X(weft_ep_check)                                                                                                                         \
+	X(weft_ep_create)                                                                                                                        \
+	X(weft_ep_destroy)                                                                                                                       \
+	X(weft_ep_prepare)                                                                                                                       \
+	X(weft_ep_dispatch)                                                                                                                      \
+	X(weft_ep_combine)                                                                                                                       \
+	X(weft_ep_dispatch_backward)                                                                                                             \
+	X(weft_ep_combine_backward)                                                                                                              \
+	X(weft_received_release)                                                                                                                 \
+	X(weft_routing_get)                                                                                                                      \
+	X(weft_routing_tensor)                                                                                                                   \
+	X(weft_routing_release)
+
+#define NEP_MEMBER(name) __typeof__(name) *name;
+struct nep_library {
+	NEP_FUNCTIONS(NEP_MEMBER)
+};
+#undef NEP_MEMBER
+
+/* The functions of libweft.so; before nep_open has succeeded, NULL. */
+extern struct nep_library nep_lib;
+
+/* Opens libweft.so. A failure has no library to keep its words: it goes to standard error, once. */
+ncclEpResult_t nep_open(void);
+
+/* errors.c */
+
+/* Makes words this thread's last failure, and returns its number. */
+ncclEpResult_t nep_fail(ncclEpResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The number of a status, whose words libweft.so has. */
+ncclEpResult_t nep_result(weft_status status);
+
+#define NEP_TRY(call)                                         \
+	do {                                                  \
+		ncclEpResult_t nep_tried = (call);            \
+		if (nep_tried != NCCL_EP_SUCCESS) {           \
+			return nep_tried;                     \
+		}                                             \
+	} while (0)
+#define NEP_WEFT(call) NEP_TRY(nep_result(call))
+
+/* structs.c */
+
+/* Copies what a caller's struct and this library have in common; the rest is 0. It is at least so long as the first version was. */
+ncclEpResult_t nep_struct(void *to, size_t known, const void *from, size_t least, const char *name);
+
+#define NEP_STRUCT(to, from, least) nep_struct(&(to), sizeof(to), (from), (least), #from)
+
+/* groups.c */
+
+typedef struct nep_exchange nep_exchange;
+typedef struct nep_group nep_group;
+typedef struct nep_handle nep_handle;
+
+struct nep_group {
+	pthread_mutex_t gate; /* held by the call that is inside */
+	ncclEpGroup_t id;
+	void *given; /* the communicator that the caller has named */
+	weft_comm comm;
+	bool own; /* the weft_comm was made here */
+	int rank, ranks, engine;
+	ncclEpGroupConfig_t config;
+	nep_exchange *exchanges;
+	nep_handle *handles;
+};
+
+/* The rows that an exchange moves: those of one type and size, for handles of one top-k and alignment. */
+typedef struct nep_shape {
+	int64_t topk, alignment;
+	int32_t payload, unbounded; /* unbounded: room for the worst case, whatever the group says */
+	int64_t hidden, row_bytes, scale_bytes;
+} nep_shape;
+
+struct nep_exchange {
+	nep_shape shape;
+	weft_ep ep;
+	nep_exchange *next;
+};
+
+/* The exchange of a shape, made when it is first asked for: collective then. */
+ncclEpResult_t nep_exchange_of(nep_group *group, const nep_shape *shape, nep_exchange **exchange);
+
+/* handles.c */
+
+typedef struct nep_route {
+	nep_exchange *exchange;
+	weft_routing routing;
+	struct nep_route *next;
+} nep_route;
+
+/*
+ * What the memory of a handle begins with. A handle that is made on memory with a batch in it goes on with that batch: memory is moved about, and handles on it
+ * are made anew, by those who keep them in a cache.
+ */
+typedef struct nep_header {
+	uint64_t magic;
+	uint32_t version, topk;
+	uint64_t alignment;
+	uint32_t experts, ranks, rank, max_tokens;
+	uint32_t tokens;
+	int32_t topk_type;
+	uint32_t reserved[2];
+	uint64_t sum; /* of what stands before it */
+} nep_header;
+
+struct nep_handle {
+	nep_group *group;
+	ncclEpHandle_t id;
+	int64_t topk, alignment;
+	char *memory; /* a nep_header, and the batch's experts behind it */
+	nep_header header; /* what was last written there: a captured copy reads it again */
+	bool own;     /* the memory was made here */
+	bool ready;   /* there is a batch: tokens and topk_type are set */
+	int64_t tokens;
+	int32_t topk_type; /* weft_dtype */
+	nep_route *routes; /* of this batch, by exchange */
+	nep_handle *next;
+};
+
+/* The batch's experts, where the handle keeps them. */
+weft_tensor nep_topk(const nep_handle *h);
+
+/* Sees to it that there is a batch: one that ncclEpUpdateHandle has given, or one that the handle's memory has from a former handle. */
+ncclEpResult_t nep_batch(nep_handle *h, const char *op);
+
+/* The batch's routing by an exchange, prepared without weights if it is not there: collective then. */
+ncclEpResult_t nep_route_of(nep_handle *h, nep_exchange *exchange, weft_stream stream, weft_routing *routing);
+
+/* Puts a routing in the place of the one by the same exchange. It is the handle's even if that fails. */
+ncclEpResult_t nep_reroute(nep_handle *h, nep_exchange *exchange, weft_routing routing);
+
+/* Gives all routings of the batch up. */
+void nep_unroute(nep_handle *h);
+
+/* Frees a handle that is in no list any more. */
+void nep_discard(nep_handle *h);
+
+/* Writes what a routing counts to where the caller wants it. */
+ncclEpResult_t nep_tell(nep_handle *h, weft_routing routing, const ncclEpLayoutInfo_t *info, weft_stream stream);
+
+/* objects.c: the numbers that callers hold. */
+
+typedef enum nep_kind { NEP_GROUP, NEP_HANDLE } nep_kind;
+
+/* Gives an object a number. */
+ncclEpResult_t nep_add(nep_kind kind, void *object, uint64_t *id);
+void nep_remove(uint64_t id);
+
+/* Finds a group, or a handle and its group, and takes the group's gate for the caller alone. */
+ncclEpResult_t nep_enter_group(ncclEpGroup_t id, nep_group **group);
+ncclEpResult_t nep_enter(ncclEpHandle_t id, nep_handle **handle);
+void nep_leave(nep_group *group);
+
+/* Whether a group stands on a communicator. */
+bool nep_taken(const void *comm);
+
+/* tensors.c */
+
+/* A caller's tensor of so many dimensions as Weft has it, its window followed. */
+ncclEpResult_t nep_tensor(const nep_group *g, const ncclEpTensor_t *t, unsigned dims, const char *name, weft_tensor *out);
+
+int64_t nep_elements(const weft_tensor *t);
+int64_t nep_bytes_of(int32_t type);
+
+/* memory.c: memory of the host or of the GPU, whichever the group's is. */
+
+ncclEpResult_t nep_alloc(const nep_group *g, size_t bytes, char **memory);
+void nep_free(const nep_group *g, char *memory);
+
+/* Copies in the order of the stream; on the host at once. */
+ncclEpResult_t nep_copy(const nep_group *g, void *to, const void *from, size_t bytes, weft_stream stream);
+
+/* The same for int32 that become int64; none is negative. */
+ncclEpResult_t nep_widen(const nep_group *g, int64_t *to, const int32_t *from, size_t count, weft_stream stream);
+
+/* Reads memory of the group's, and waits for it. */
+ncclEpResult_t nep_read(const nep_group *g, void *to, const char *from, size_t bytes);
+
+/* nccl.c */
+
+/* Whether a communicator or window is Weft's: its handles are no addresses that a process can have. */
+static inline bool nep_is_weft(const void *p) { return (uintptr_t)p >> 63 != 0; }
+
+/* Makes the communicator of an ncclComm_t's ranks, on their GPUs, meeting through it. */
+ncclEpResult_t nep_join_nccl(void *comm, int64_t deadline_ms, weft_comm *out);
+
+/* Where the rank's part of an ncclWindow_t lies. */
+ncclEpResult_t nep_nccl_window(const nep_group *g, void *window, void **memory);
+
+#endif

@@ -1,0 +1,125 @@
+/*
+ * Callers hold numbers, which point nowhere: magic bit 1 | kind 3 | generation 28 | slot 32. A number is looked up in a table, so one that was destroyed, and any other,
+ * is told from a good one without touching memory.
+ */
+#include <stdlib.h>
+
+#include "internal.h"
+
+static const char *const names[] = {"ncclEpGroup_t", "ncclEpHandle_t"};
+
+typedef struct slot {
+	void *object; /* NULL: free */
+	uint64_t id;
+	uint32_t generation;
+} slot;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static slot *slots;
+static size_t count;
+static size_t first_free; /* no slot before it is free */
+
+/* A child of fork may find the lock held by a thread that it does not have. */
+static bool forked;
+static void after_fork(void) { forked = true; }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
+
+static ncclEpResult_t refuse_child(void) {
+	return nep_fail(NCCL_EP_INVALID_USAGE, "this process was forked after libweft.so was loaded, and has none of its threads; start ranks by fork and exec, or by posix_spawn");
+}
+
+ncclEpResult_t nep_add(nep_kind kind, void *object, uint64_t *id) {
+	if (forked) {
+		return refuse_child();
+	}
+	pthread_mutex_lock(&lock);
+	while (first_free < count && slots[first_free].object != NULL) {
+		first_free++;
+	}
+	if (first_free == count) {
+		size_t more = count == 0 ? 64 : 2 * count;
+		slot *grown = more > UINT32_MAX ? NULL : realloc(slots, more * sizeof *slots);
+		if (grown == NULL) {
+			pthread_mutex_unlock(&lock);
+			return nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for another %s", names[kind]);
+		}
+		slots = grown;
+		for (; count < more; count++) {
+			slots[count] = (slot){0};
+		}
+	}
+	slot *s = &slots[first_free];
+	s->generation = (s->generation + 1) & 0xFFFFFFF;
+	s->object = object;
+	s->id = UINT64_C(1) << 63 | (uint64_t)kind << 60 | (uint64_t)s->generation << 32 | first_free;
+	*id = s->id;
+	pthread_mutex_unlock(&lock);
+	return NCCL_EP_SUCCESS;
+}
+
+/* The slot of a number, with the lock held. */
+static slot *find(uint64_t id) {
+	size_t i = id & UINT32_MAX;
+	return i < count && slots[i].object != NULL && slots[i].id == id ? &slots[i] : NULL;
+}
+
+void nep_remove(uint64_t id) {
+	pthread_mutex_lock(&lock);
+	slot *s = find(id);
+	if (s != NULL) {
+		s->object = NULL;
+		first_free = (size_t)(s - slots) < first_free ? (size_t)(s - slots) : first_free;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+static ncclEpResult_t refuse(nep_kind kind, uint64_t id) {
+	if (id == 0) {
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "the %s is NULL", names[kind]);
+	}
+	if (id >> 60 == (8 | (unsigned)kind)) {
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "the %s was destroyed before, or never made", names[kind]);
+	}
+	return nep_fail(NCCL_EP_INVALID_ARGUMENT, "0x%llx is no %s; pass what a call of this process returned", (unsigned long long)id, names[kind]);
+}
+
+/* The gate is taken under the lock: who destroys a group holds its gate, and takes its number away before it is freed. */
+static ncclEpResult_t enter(nep_kind kind, uint64_t id, void **object) {
+	if (forked) {
+		return refuse_child();
+	}
+	pthread_mutex_lock(&lock);
+	slot *s = id >> 60 == (8 | (unsigned)kind) ? find(id) : NULL;
+	bool entered = false;
+	if (s != NULL) {
+		*object = s->object;
+		nep_group *group = kind == NEP_GROUP ? s->object : ((nep_handle *)s->object)->group;
+		entered = pthread_mutex_trylock(&group->gate) == 0;
+	}
+	pthread_mutex_unlock(&lock);
+	if (s == NULL) {
+		return refuse(kind, id);
+	}
+	if (!entered) {
+		return nep_fail(NCCL_EP_INVALID_USAGE, "another thread is inside a call on this group; calls on a group take turns");
+	}
+	return NCCL_EP_SUCCESS;
+}
+
+ncclEpResult_t nep_enter_group(ncclEpGroup_t id, nep_group **group) { return enter(NEP_GROUP, (uint64_t)(uintptr_t)id, (void **)group); }
+
+ncclEpResult_t nep_enter(ncclEpHandle_t id, nep_handle **handle) { return enter(NEP_HANDLE, (uint64_t)(uintptr_t)id, (void **)handle); }
+
+void nep_leave(nep_group *group) { pthread_mutex_unlock(&group->gate); }
+
+bool nep_taken(const void *comm) {
+	bool taken = false;
+	pthread_mutex_lock(&lock);
+	for (size_t i = 0; i < count; i++) {
+		if (slots[i].object != NULL && slots[i].id >> 60 == (8 | NEP_GROUP)) {
+			taken = taken || ((nep_group *)slots[i].object)->given == comm;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return taken;
+}
