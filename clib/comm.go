@@ -83,7 +83,11 @@ func optionsOf(p *C.weft_comm_options) ([]weft.Option, *comm, error) {
 	switch v.engine {
 	case C.WEFT_HOST:
 	case C.WEFT_GPU:
-		o = append(o, weft.WithGPU(int(v.gpu)))
+		gpu, err := onGPU(int(v.gpu))
+		if err != nil {
+			return nil, nil, err
+		}
+		o = append(o, gpu...)
 	default:
 		return nil, nil, invalidf("engine %d, want WEFT_HOST or WEFT_GPU", v.engine)
 	}

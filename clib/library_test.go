@@ -96,7 +96,13 @@ func compile(t testing.TB, source string) string {
 // run runs a program alone and returns what it printed.
 func run(t testing.TB, program string, arguments ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	return runFor(t, time.Minute, program, arguments...)
+}
+
+// runFor is run with a limit of its own.
+func runFor(t testing.TB, limit time.Duration, program string, arguments ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, arguments...)
 	cmd.Env = withoutLauncher(os.Environ())

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
 )
 
 // ncclEP is what leaves libnccl_ep.so: what TransformerEngine calls, and nothing else.
@@ -77,14 +79,42 @@ func TestNCCLEP(t *testing.T) {
 	})
 }
 
-// Ranks meet through an NCCL communicator: here one of a fake NCCL on a fake driver, whose memory is the host's. No GPU has run this.
-func TestNCCLEPMeetsThroughNCCL(t *testing.T) {
-	folder, fakes := library(t), t.TempDir()
-	fake := filepath.Join(fakes, "libnccl.so.2")
+// fakeNCCL is a folder with a fake NCCL and a fake driver, whose device memory is the host's.
+func fakeNCCL(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	fake := filepath.Join(folder, "libnccl.so.2")
 	build(t, fake, "-fPIC", "-shared", "-Wl,-soname,libnccl.so.2", "testdata/nccl_fake.c", "-lpthread")
-	if err := os.Symlink(fake, filepath.Join(fakes, "libcuda.so.1")); err != nil {
+	if err := os.Symlink(fake, filepath.Join(folder, "libcuda.so.1")); err != nil {
 		t.Fatal(err)
 	}
+	return folder
+}
+
+// The GPU half, on GPUs that the host's processors emulate: libweft.so has them, built with the tag emulated. Rows, experts, counts and the memory of handles are device memory.
+func TestNCCLEPOnEmulatedGPUs(t *testing.T) {
+	program, folder := compileEP(t, "testdata/nccl_ep.c"), fakeNCCL(t)
+	emulate.Need(t)
+	cmd := exec.Command("go", "build", "-tags", "emulated", "-buildmode=c-shared", "-ldflags=-s -w -extldflags '-Wl,-soname,libweft.so'",
+		"-o", filepath.Join(folder, "libweft.so"), ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	t.Setenv("LD_LIBRARY_PATH", folder)
+	t.Setenv("WEFT_EMULATED_KERNELS", t.TempDir())
+	for _, n := range []string{"2", "3"} {
+		t.Run(n, func(t *testing.T) {
+			if got := runFor(t, 5*time.Minute, program, "gpus", n); got != "ok\n" { // the first one compiles the kernels
+				t.Error(got)
+			}
+		})
+	}
+}
+
+// Ranks meet through an NCCL communicator, of the fake NCCL. No GPU has run this.
+func TestNCCLEPMeetsThroughNCCL(t *testing.T) {
+	folder, fakes := library(t), fakeNCCL(t)
 	program := filepath.Join(t.TempDir(), "program")
 	build(t, program, "-Itestdata", "-I"+folder, "-Inccl", "testdata/nccl_meeting.c", filepath.Join(folder, "libnccl_ep.a"),
 		"-L"+folder, "-Wl,-rpath,"+folder, "-lweft", "-lpthread", "-ldl")

@@ -27,9 +27,12 @@ struct nep_cuda {
 	int (*cuGetErrorString)(int error, const char **words);
 	int (*cuMemAlloc_v2)(uint64_t *memory, size_t bytes);
 	int (*cuMemFree_v2)(uint64_t memory);
+	int (*cuMemHostAlloc)(void **memory, size_t bytes, unsigned int flags);
+	int (*cuMemFreeHost)(void *memory);
 	int (*cuMemcpyAsync)(uint64_t to, uint64_t from, size_t bytes, void *stream);
 	int (*cuMemcpy2DAsync_v2)(const nep_copy_2d *copy, void *stream);
 	int (*cuMemsetD8Async)(uint64_t memory, unsigned char value, size_t bytes, void *stream);
+	int (*cuMemsetD32Async)(uint64_t memory, unsigned int value, size_t words, void *stream);
 	int (*cuStreamCreate)(void **stream, unsigned int flags);
 	int (*cuStreamDestroy_v2)(void *stream);
 	int (*cuStreamQuery)(void *stream);

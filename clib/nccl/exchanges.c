@@ -269,6 +269,9 @@ ncclEpResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_
 	NEP_TRY(nep_enter(handle, &h));
 	nep_group *g = h->group;
 	ncclEpResult_t result = dispatch(h, in, out, layout_info, config, stream);
+	if (result == NCCL_EP_SUCCESS) {
+		result = nep_overflowed(h);
+	}
 	nep_leave(g);
 	return result;
 }
@@ -341,6 +344,9 @@ ncclEpResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t 
 	NEP_TRY(nep_enter(handle, &h));
 	nep_group *g = h->group;
 	ncclEpResult_t result = combine(h, in, out, config, stream);
+	if (result == NCCL_EP_SUCCESS) {
+		result = nep_overflowed(h);
+	}
 	nep_leave(g);
 	return result;
 }

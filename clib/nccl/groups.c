@@ -3,18 +3,28 @@
 
 #include "internal.h"
 
-enum { DEFAULT_SMS = 16, COUNTING_SMS = 4 };
+enum { DEFAULT_SMS = 16, COUNTING_SMS = 4, LEAST_SMS = 2 };
+
+/* Kernels of exchanges are resident beside each other: those that only count are to leave room. */
+static int32_t sms_of(const ncclEpGroupConfig_t *c, const nep_shape *shape) {
+	int32_t most = c->max_num_sms > 0 ? (int32_t)c->max_num_sms : DEFAULT_SMS;
+	most = most < LEAST_SMS ? LEAST_SMS : most;
+	bool counts = shape->hidden == 0 && shape->scale_bytes == 0;
+	return counts && most > COUNTING_SMS ? COUNTING_SMS : most;
+}
 
 /* What an exchange of a shape looks like to Weft. */
 static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
 	const ncclEpGroupConfig_t *c = &g->config;
 	bool eager = c->max_recv_tokens_per_rank == 0;
+	/* A GPU's rows leave before anyone could be told of an overflow: see nep_overflowed. */
+	bool drop = !eager && (c->overflow_policy == NCCL_EP_OVERFLOW_DROP || g->engine == WEFT_GPU);
 	weft_ep_spec spec = {
 		.size = sizeof spec, .experts = c->num_experts, .topk = shape->topk, .hidden = shape->hidden, .max_tokens = c->max_dispatch_tokens_per_rank,
 		.layout = WEFT_EXPERT_PACKED, .wire = WEFT_PER_RANK, .reduction = WEFT_EXACT, .weighting = WEFT_PLAIN, .payload = shape->payload,
 		.counts = eager ? WEFT_HOST_COUNTS : WEFT_DEVICE_COUNTS,
-		.overflow = c->overflow_policy == NCCL_EP_OVERFLOW_DROP ? WEFT_OVERFLOW_DROP : WEFT_OVERFLOW_REFUSE,
-		.sms = shape->hidden == 0 && shape->scale_bytes == 0 ? COUNTING_SMS : c->max_num_sms > 0 ? (int32_t)c->max_num_sms : DEFAULT_SMS,
+		.overflow = drop ? WEFT_OVERFLOW_DROP : WEFT_OVERFLOW_REFUSE,
+		.sms = sms_of(c, shape),
 		.row_bytes = shape->row_bytes, .scale_bytes = shape->scale_bytes,
 		.capacity = shape->unbounded ? 0 : c->max_recv_tokens_per_rank, .alignment = shape->alignment,
 	};
@@ -70,6 +80,9 @@ static ncclEpResult_t check_config(const ncclEpGroupConfig_t *c) {
 	}
 	if (c->max_token_bytes == 0 || c->max_token_bytes % 16 != 0) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "max_token_bytes is %u: want a multiple of 16", c->max_token_bytes);
+	}
+	if (c->max_num_sms > 1024) {
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "max_num_sms is %u: want 0 (%d) to 1024", c->max_num_sms, DEFAULT_SMS);
 	}
 	return NCCL_EP_SUCCESS;
 }

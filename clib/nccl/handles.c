@@ -3,7 +3,7 @@
 
 #include "internal.h"
 
-_Static_assert(sizeof(nep_header) == 64, "the header of a handle's memory has another size");
+_Static_assert(sizeof(nep_header) == 64 && offsetof(nep_header, batch) == 48, "the header of a handle's memory has another layout");
 
 enum { HEADER_BYTES = 256, HEADER_VERSION = 1 };
 static const uint64_t header_magic = UINT64_C(0x4E454C444E414857);
@@ -23,7 +23,6 @@ static nep_header header_of(const nep_handle *h) {
 	nep_header header = {
 		.magic = header_magic, .version = HEADER_VERSION, .topk = (uint32_t)h->topk, .alignment = (uint64_t)h->alignment, .experts = g->config.num_experts,
 		.ranks = (uint32_t)g->ranks, .rank = (uint32_t)g->rank, .max_tokens = g->config.max_dispatch_tokens_per_rank,
-		.tokens = (uint32_t)h->tokens, .topk_type = h->topk_type,
 	};
 	header.sum = sum_of(&header);
 	return header;
@@ -96,6 +95,7 @@ void nep_discard(nep_handle *h) {
 	if (h->own) {
 		nep_free(h->group, h->memory);
 	}
+	nep_free_pinned(h->group, h->pinned);
 	free(h);
 }
 
@@ -104,9 +104,8 @@ static ncclEpResult_t init(nep_group *g, ncclEpLayout_t layout, const ncclEpHand
 	h->group = g;
 	h->topk = num_topk;
 	NEP_TRY(place(h, handle_mem));
-	if (h->own && g->engine == WEFT_HOST) {
-		memset(h->memory, 0, HEADER_BYTES);
-	}
+	NEP_TRY(nep_alloc_pinned(g, sizeof *h->pinned, (void **)&h->pinned));
+	h->pinned->header = header_of(h);
 	uint64_t id;
 	NEP_TRY(nep_add(NEP_HANDLE, h, &id));
 	h->id = (ncclEpHandle_t)(uintptr_t)id;
@@ -169,16 +168,13 @@ ncclEpResult_t nep_batch(nep_handle *h, const char *op) {
 	if (found.magic != header_magic || found.version != HEADER_VERSION || found.sum != sum_of(&found)) {
 		return nep_fail(NCCL_EP_INVALID_USAGE, "%s: the handle has no batch: call ncclEpUpdateHandle first", op);
 	}
-	nep_handle same = *h;
-	same.tokens = found.tokens;
-	same.topk_type = found.topk_type;
-	nep_header want = header_of(&same);
-	if (memcmp(&want, &found, sizeof found) != 0) {
+	uint32_t tokens = found.batch & ~NEP_WIDE;
+	if (memcmp(&h->pinned->header, &found, offsetof(nep_header, batch)) != 0 || tokens > found.max_tokens) {
 		return nep_fail(NCCL_EP_INVALID_USAGE, "%s: the handle's memory has a batch of top-k %u, alignment %llu, rank %u of %u with at most %u tokens, and the handle is of "
 			"another layer or group: call ncclEpUpdateHandle", op, found.topk, (unsigned long long)found.alignment, found.rank, found.ranks, found.max_tokens);
 	}
-	h->tokens = found.tokens;
-	h->topk_type = found.topk_type;
+	h->tokens = tokens;
+	h->topk_type = found.batch & NEP_WIDE ? WEFT_INT64 : WEFT_INT32;
 	h->ready = true;
 	return NCCL_EP_SUCCESS;
 }
@@ -254,6 +250,17 @@ ncclEpResult_t nep_tell(nep_handle *h, weft_routing routing, const ncclEpLayoutI
 	return tell(h, routing, WEFT_ROW_DEMAND, info->recv_total_counter, "recv_total_counter", stream);
 }
 
+ncclEpResult_t nep_overflowed(const nep_handle *h) {
+	unsigned most = h->group->config.max_recv_tokens_per_rank;
+	int32_t came = h->pinned->demand;
+	if (came <= 0 || (unsigned)came <= most) {
+		return NCCL_EP_SUCCESS;
+	}
+	h->pinned->demand = 0; /* said once */
+	return nep_fail(NCCL_EP_INVALID_USAGE, "%d rows came to rank %d, which has room for %u, and the last ones were left out: raise max_recv_tokens_per_rank, set it to 0, or "
+		"let overflow_policy drop them", came, h->group->rank, most);
+}
+
 /* The exchange that counts: its rows are as small as rows can be. */
 static nep_shape counting(const nep_handle *h, bool unbounded) {
 	nep_shape shape = {.topk = h->topk, .alignment = h->alignment, .payload = WEFT_PAYLOAD_OPAQUE, .unbounded = unbounded, .row_bytes = 16};
@@ -275,13 +282,32 @@ static void tell_demand(nep_handle *h, const weft_tensor *topk, const ncclEpLayo
 	}
 }
 
-static ncclEpResult_t overflowed(nep_handle *h, const weft_tensor *topk, const ncclEpLayoutInfo_t *info, weft_stream stream) {
+static ncclEpResult_t refused(nep_handle *h, const weft_tensor *topk, const ncclEpLayoutInfo_t *info, weft_stream stream) {
 	char words[1024];
 	strncpy(words, nep_lib.weft_error(), sizeof words - 1);
 	words[sizeof words - 1] = 0;
 	int rank = nep_lib.weft_error_rank();
 	tell_demand(h, topk, info, stream);
 	return nep_result(nep_lib.weft_error_set(WEFT_ERROR_OVERFLOW, rank, words));
+}
+
+/* Writes to the handle's memory what it holds. */
+static ncclEpResult_t sign(const nep_handle *h, weft_stream stream) {
+	const size_t batch = offsetof(nep_header, batch);
+	uint32_t wide = h->topk_type == WEFT_INT64 ? NEP_WIDE : 0;
+	NEP_TRY(nep_copy(h->group, h->memory, &h->pinned->header, batch, stream));
+	return nep_write(h->group, h->memory + batch, (uint32_t)h->tokens | wide, stream);
+}
+
+/* Has a GPU say how many rows came, where they are not to be dropped without a word. */
+static ncclEpResult_t watch(const nep_handle *h, weft_routing routing, weft_stream stream) {
+	const nep_group *g = h->group;
+	if (g->engine == WEFT_HOST || g->config.max_recv_tokens_per_rank == 0 || g->config.overflow_policy == NCCL_EP_OVERFLOW_DROP) {
+		return NCCL_EP_SUCCESS;
+	}
+	weft_tensor demand = {.size = sizeof demand};
+	NEP_WEFT(nep_lib.weft_routing_tensor(routing, WEFT_ROW_DEMAND, &demand));
+	return nep_copy(g, (void *)(uintptr_t)&h->pinned->demand, demand.data, sizeof h->pinned->demand, stream);
 }
 
 static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, const ncclEpLayoutInfo_t *layout_info, weft_stream stream) {
@@ -300,7 +326,7 @@ static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, cons
 	NEP_TRY(nep_exchange_of(h->group, &shape, &exchange));
 	weft_status status = nep_lib.weft_ep_prepare(exchange->ep, stream, &topk, NULL, &routing);
 	if (status == WEFT_ERROR_OVERFLOW) {
-		return overflowed(h, &topk, &info, stream);
+		return refused(h, &topk, &info, stream);
 	}
 	NEP_WEFT(status);
 	NEP_TRY(nep_reroute(h, exchange, routing));
@@ -308,9 +334,9 @@ static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, cons
 	h->topk_type = topk.dtype;
 	weft_tensor kept = nep_topk(h);
 	NEP_TRY(nep_copy(h->group, kept.data, topk.data, (size_t)(nep_elements(&topk) * nep_bytes_of(topk.dtype)), stream));
-	h->header = header_of(h);
-	NEP_TRY(nep_copy(h->group, h->memory, &h->header, sizeof h->header, stream));
+	NEP_TRY(sign(h, stream));
 	h->ready = true;
+	NEP_TRY(watch(h, routing, stream));
 	return nep_tell(h, routing, &info, stream);
 }
 
@@ -320,6 +346,9 @@ ncclEpResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *t
 	NEP_TRY(nep_enter(handle, &h));
 	nep_group *g = h->group;
 	ncclEpResult_t result = update(h, topk_idx, layout_info, stream);
+	if (result == NCCL_EP_SUCCESS) {
+		result = nep_overflowed(h);
+	}
 	nep_leave(g);
 	return result;
 }

@@ -119,23 +119,30 @@ typedef struct nep_header {
 	uint32_t version, topk;
 	uint64_t alignment;
 	uint32_t experts, ranks, rank, max_tokens;
-	uint32_t tokens;
-	int32_t topk_type;
-	uint32_t reserved[2];
-	uint64_t sum; /* of what stands before it */
+	uint64_t sum;   /* of what stands before it */
+	uint32_t batch; /* the number of tokens, and NEP_WIDE if their experts are int64: all that changes from batch to batch */
+	uint32_t reserved[3];
 } nep_header;
+
+#define NEP_WIDE UINT32_C(0x80000000)
+
+/* Memory of the host's that a GPU's copies use, now or when a graph is replayed. */
+typedef struct nep_pinned {
+	nep_header header;       /* the handle's, without a batch */
+	volatile int32_t demand; /* how many rows came, if the group refuses too many */
+} nep_pinned;
 
 struct nep_handle {
 	nep_group *group;
 	ncclEpHandle_t id;
 	int64_t topk, alignment;
 	char *memory; /* a nep_header, and the batch's experts behind it */
-	nep_header header; /* what was last written there: a captured copy reads it again */
 	bool own;     /* the memory was made here */
 	bool ready;   /* there is a batch: tokens and topk_type are set */
 	int64_t tokens;
 	int32_t topk_type; /* weft_dtype */
 	nep_route *routes; /* of this batch, by exchange */
+	nep_pinned *pinned;
 	nep_handle *next;
 };
 
@@ -144,6 +151,12 @@ weft_tensor nep_topk(const nep_handle *h);
 
 /* Sees to it that there is a batch: one that ncclEpUpdateHandle has given, or one that the handle's memory has from a former handle. */
 ncclEpResult_t nep_batch(nep_handle *h, const char *op);
+
+/*
+ * Nothing waits for a GPU to say that more rows came than there is room for: what does not fit is left out, and a later call on the handle, which is made all the
+ * same, for the others make it, too, says so in the end.
+ */
+ncclEpResult_t nep_overflowed(const nep_handle *h);
 
 /* The batch's routing by an exchange, prepared without weights if it is not there: collective then. */
 ncclEpResult_t nep_route_of(nep_handle *h, nep_exchange *exchange, weft_stream stream, weft_routing *routing);
@@ -189,11 +202,18 @@ int64_t nep_bytes_of(int32_t type);
 ncclEpResult_t nep_alloc(const nep_group *g, size_t bytes, char **memory);
 void nep_free(const nep_group *g, char *memory);
 
+/* Zeroed memory of the host's that copies may use at any time. */
+ncclEpResult_t nep_alloc_pinned(const nep_group *g, size_t bytes, void **memory);
+void nep_free_pinned(const nep_group *g, void *memory);
+
 /* Copies in the order of the stream; on the host at once. */
 ncclEpResult_t nep_copy(const nep_group *g, void *to, const void *from, size_t bytes, weft_stream stream);
 
 /* The same for int32 that become int64; none is negative. */
 ncclEpResult_t nep_widen(const nep_group *g, int64_t *to, const int32_t *from, size_t count, weft_stream stream);
+
+/* Writes a word in the order of the stream, whatever becomes of the caller's. */
+ncclEpResult_t nep_write(const nep_group *g, void *to, uint32_t word, weft_stream stream);
 
 /* Reads memory of the group's, and waits for it. */
 ncclEpResult_t nep_read(const nep_group *g, void *to, const char *from, size_t bytes);

@@ -28,6 +28,37 @@ void nep_free(const nep_group *g, char *memory) {
 	}
 }
 
+ncclEpResult_t nep_alloc_pinned(const nep_group *g, size_t bytes, void **memory) {
+	if (g->engine == WEFT_HOST) {
+		*memory = calloc(1, bytes);
+		return *memory != NULL ? NCCL_EP_SUCCESS : nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for %zu bytes", bytes);
+	}
+	const struct nep_cuda *cuda;
+	NEP_TRY(nep_cuda(&cuda));
+	NEP_TRY(nep_cuda_result(cuda, cuda->cuMemHostAlloc(memory, bytes, 0), "cuMemHostAlloc"));
+	memset(*memory, 0, bytes);
+	return NCCL_EP_SUCCESS;
+}
+
+void nep_free_pinned(const nep_group *g, void *memory) {
+	const struct nep_cuda *cuda;
+	if (g->engine == WEFT_HOST) {
+		free(memory);
+	} else if (memory != NULL && nep_cuda(&cuda) == NCCL_EP_SUCCESS) {
+		cuda->cuMemFreeHost(memory);
+	}
+}
+
+ncclEpResult_t nep_write(const nep_group *g, void *to, uint32_t word, weft_stream stream) {
+	if (g->engine == WEFT_HOST) {
+		memcpy(to, &word, sizeof word);
+		return NCCL_EP_SUCCESS;
+	}
+	const struct nep_cuda *cuda;
+	NEP_TRY(nep_cuda(&cuda));
+	return nep_cuda_result(cuda, cuda->cuMemsetD32Async(address(to), word, 1, stream), "cuMemsetD32Async");
+}
+
 ncclEpResult_t nep_copy(const nep_group *g, void *to, const void *from, size_t bytes, weft_stream stream) {
 	if (bytes == 0 || to == from) {
 		return NCCL_EP_SUCCESS;

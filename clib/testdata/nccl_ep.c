@@ -131,16 +131,59 @@ typedef struct rank {
 	weft_comm_info info;
 	ncclEpGroup_t group;
 	ncclEpGroupConfig_t config;
-	int32_t narrow[MOST * WIDEST];
-	int64_t wide[MOST * WIDEST];
-	float weights[MOST * WIDEST], row_weights[ROWS], grad_weights[MOST * WIDEST];
-	_Alignas(64) char x[MOST * HIDDEN * 4], rows[ROWS * HIDDEN * 4], out[MOST * HIDDEN * 4];
+	weft_window memory; /* on GPUs, where all of this is the GPU's */
+	size_t used;        /* of the pool */
+	_Alignas(64) int32_t narrow[MOST * WIDEST];
+	_Alignas(64) int64_t wide[MOST * WIDEST];
+	_Alignas(64) float weights[MOST * WIDEST];
+	_Alignas(64) float row_weights[ROWS];
+	_Alignas(64) float grad_weights[MOST * WIDEST];
+	_Alignas(64) char x[MOST * HIDDEN * 4];
+	_Alignas(64) char rows[ROWS * HIDDEN * 4];
+	_Alignas(64) char out[MOST * HIDDEN * 4];
+	_Alignas(64) char pool[1 << 14];
 } rank;
+
+/* Takes a rank's seat: memory where the rows of its communicator are. */
+static rank *sit(weft_comm comm) {
+	weft_comm_info info = {.size = sizeof info};
+	weft_window_info memory = {.size = sizeof memory};
+	weft_window window = NULL;
+	OK(weft_comm_get(comm, &info));
+	if (info.engine == WEFT_GPU) {
+		OK(weft_window_create(comm, sizeof(rank), &window));
+		OK(weft_window_get(window, &memory));
+	} else {
+		memory.memory = aligned_alloc(64, (sizeof(rank) + 63) / 64 * 64);
+	}
+	rank *r = memory.memory;
+	memset(r, 0, sizeof *r);
+	r->comm = comm;
+	r->info = info;
+	r->memory = window;
+	return r;
+}
+
+static void leave(rank *r) {
+	weft_comm comm = r->comm;
+	if (r->memory == NULL) {
+		free(r);
+	}
+	OK(weft_comm_destroy(comm)); /* and the window */
+}
+
+/* Memory of the seat's, until the next scenario. */
+static void *take(rank *r, size_t bytes) {
+	void *p = r->pool + r->used;
+	r->used += (bytes + 63) / 64 * 64;
+	TRUE(r->used <= sizeof r->pool);
+	return p;
+}
 
 static ncclEpGroupConfig_t bounds(int rows) {
 	ncclEpGroupConfig_t c = {
 		.size = sizeof c, .magic = NCCL_EP_MAGIC, .version = NCCL_EP_VERSION, .algorithm = NCCL_EP_HIGH_THROUGHPUT,
-		.max_dispatch_tokens_per_rank = MOST, .max_recv_tokens_per_rank = (unsigned)rows, .max_token_bytes = HIDDEN * 4,
+		.max_dispatch_tokens_per_rank = MOST, .max_recv_tokens_per_rank = (unsigned)rows, .max_token_bytes = HIDDEN * 4, .max_num_sms = 4,
 	};
 	return c;
 }
@@ -151,19 +194,25 @@ static void group(rank *r, ncclEpGroupConfig_t config) {
 	EP(ncclEpCreateGroup(&r->group, r->comm, &config));
 }
 
-static ncclEpHandle_t handle_on(rank *r, const layer *l, ncclEpTensor_t *memory) {
-	ncclEpHandle_t h = NULL;
-	ncclEpHandleConfig_t config = {.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
-	EP(ncclEpInitHandle(&h, r->group, NCCL_EP_EXPERT_MAJOR, &config, l->topk, memory));
-	return h;
-}
-
 static size_t memory_bytes(rank *r, const layer *l) {
 	size_t bytes = 0;
 	ncclEpHandleConfig_t config = {.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
 	EP(ncclEpHandleMemSize(r->group, NCCL_EP_EXPERT_MAJOR, &config, &bytes, l->topk));
 	TRUE(bytes >= (size_t)(MOST * l->topk) * 8);
 	return bytes;
+}
+
+/* Without memory the handle has its own. That would be the driver's, which is a fake where GPUs are emulated, so there it is the seat's. */
+static ncclEpHandle_t handle_on(rank *r, const layer *l, ncclEpTensor_t *memory) {
+	ncclEpHandle_t h = NULL;
+	view v;
+	ncclEpHandleConfig_t config = {.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
+	if (memory == NULL && r->info.engine == WEFT_GPU) {
+		size_t bytes = memory_bytes(r, l);
+		memory = look(&v, take(r, bytes), NCCL_EP_UINT8, bytes, 0);
+	}
+	EP(ncclEpInitHandle(&h, r->group, NCCL_EP_EXPERT_MAJOR, &config, l->topk, memory));
+	return h;
 }
 
 static ncclEpTensor_t *topk_of(rank *r, const layer *l, view *v) {
@@ -234,8 +283,10 @@ static void dispatch(rank *r, const layer *l, ncclEpHandle_t h) {
 			TRUE(is(r->rows, l->type, (size_t)(i * HIDDEN + j), w->rank < 0 ? 0 : element(l, w->rank, w->token, j)));
 		}
 	}
-	for (size_t i = (size_t)(z.total * HIDDEN) * width(l->type); i < sizeof r->rows; i++) {
-		TRUE(r->rows[i] == 0x7E); /* nothing is written behind the last zone */
+	/* Nothing is written behind the last zone; on GPUs behind the group's bound. */
+	int written = r->info.engine == WEFT_GPU ? (int)room(r, z.total) : z.total;
+	for (size_t i = (size_t)(written * HIDDEN) * width(l->type); i < sizeof r->rows; i++) {
+		TRUE(r->rows[i] == 0x7E);
 	}
 }
 
@@ -317,13 +368,11 @@ static void layers(rank *r) {
 	enum { HANDLES = 3 };
 	layer l[HANDLES] = {{.topk = 2, .alignment = 4}, {.topk = 3, .alignment = 16, .wide = 1}, {.topk = 1, .alignment = 1}};
 	ncclEpHandle_t h[HANDLES];
-	char *memory[HANDLES];
 	for (int i = 0; i < HANDLES; i++) {
 		l[i].ranks = r->info.ranks;
 		view v;
 		size_t bytes = memory_bytes(r, &l[i]);
-		memory[i] = i == 2 ? NULL : aligned_alloc(64, (bytes + 63) / 64 * 64);
-		h[i] = handle_on(r, &l[i], i == 2 ? NULL : look(&v, memory[i], NCCL_EP_UINT8, bytes, 0));
+		h[i] = handle_on(r, &l[i], i == 2 ? NULL : look(&v, take(r, bytes), NCCL_EP_UINT8, bytes, 0));
 	}
 	for (int batch = 0; batch < 6; batch++) {
 		for (int i = 0; i < HANDLES; i++) {
@@ -341,15 +390,14 @@ static void layers(rank *r) {
 	}
 	for (int i = 0; i < HANDLES; i++) {
 		EP(ncclEpHandleDestroy(h[i]));
-		free(memory[i]);
 	}
 }
 
 /* What was prepared by one handle is there for another, on the same memory or on a copy of it. */
 static void relocate(rank *r) {
 	layer l = {.topk = 2, .alignment = 8, .batch = 2, .ranks = r->info.ranks, .type = NCCL_EP_FLOAT32};
-	size_t bytes = (memory_bytes(r, &l) + 63) / 64 * 64;
-	char *first = aligned_alloc(64, bytes), *second = aligned_alloc(64, bytes);
+	size_t bytes = memory_bytes(r, &l);
+	char *first = take(r, bytes), *second = take(r, bytes);
 	view v;
 	memset(first, 0x11, bytes);
 	ncclEpHandle_t h = handle_on(r, &l, look(&v, first, NCCL_EP_UINT8, bytes, 0));
@@ -373,7 +421,6 @@ static void relocate(rank *r) {
 	h = handle_on(r, &l, look(&v, second, NCCL_EP_UINT8, bytes, 0));
 	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_USAGE, "alignment 8");
 	EP(ncclEpHandleDestroy(h));
-	free(first), free(second);
 }
 
 /* As many rows as come. */
@@ -412,7 +459,11 @@ static void overflow(rank *r) {
 		group(r, c);
 		ncclEpHandle_t h = handle_on(r, &l, NULL);
 		l.batch = 0;
-		if (!drop) {
+		if (!drop && r->info.engine == WEFT_GPU) { /* where it is known late, here at once */
+			ncclEpResult_t result = ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL);
+			TRUE(total == mine && (result == NCCL_EP_SUCCESS) == (mine < most));
+			TRUE(result == NCCL_EP_SUCCESS || (result == NCCL_EP_INVALID_USAGE && strstr(weft_error(), "raise max_recv_tokens_per_rank") != NULL));
+		} else if (!drop) {
 			EP_REFUSED(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL), NCCL_EP_INVALID_USAGE, "rows");
 			TRUE(total == mine && model(&l, weft_error_rank()).total == most);
 			ncclEpDispatchInputs_t in = {.size = sizeof in, .magic = NCCL_EP_MAGIC};
@@ -448,7 +499,7 @@ static void scaled(rank *r) {
 		update(r, &l, h);
 		const zones z = model(&l, r->info.rank);
 		const int n = tokens_of(&l, r->info.rank);
-		uint8_t in_scales[MOST][SCALES], out_scales[ROWS][SCALES];
+		uint8_t(*in_scales)[SCALES] = take(r, MOST * SCALES), (*out_scales)[SCALES] = take(r, ROWS * SCALES);
 		for (int i = 0; i < n * HIDDEN; i++) {
 			put(r->x, l.type, (size_t)i, element(&l, r->info.rank, i / HIDDEN, i % HIDDEN));
 		}
@@ -546,33 +597,37 @@ static void again(rank *r) {
 	}
 }
 
-static void exchange(rank *r) {
+static void bounded(rank *r) {
 	group(r, bounds(96));
 	layers(r);
 	relocate(r);
 	scaled(r);
 	EP(ncclEpGroupDestroy(r->group));
-	eager(r);
-	overflow(r);
-	windows(r);
-	again(r);
+}
+
+static void exchange(rank *r) {
+	void (*const scenarios[])(rank *) = {bounded, eager, overflow, windows, again};
+	for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
+		r->used = 0;
+		scenarios[i](r);
+	}
 }
 
 /* Ranks as threads, which meet by an id. */
 
 static char id[WEFT_UNIQUE_ID_BYTES];
 static int threads;
+static weft_engine engine;
 
 static void *thread(void *number) {
-	rank *r = aligned_alloc(64, (sizeof *r + 63) / 64 * 64);
-	memset(r, 0, sizeof *r);
-	weft_comm_options options = {.size = sizeof options, .deadline_ms = 20000};
-	OK(weft_comm_create_with_id(id, (int)(intptr_t)number, threads, &options, &r->comm));
-	r->info.size = sizeof r->info;
-	OK(weft_comm_get(r->comm, &r->info));
+	int me = (int)(intptr_t)number;
+	weft_comm comm;
+	weft_comm_options options = {.size = sizeof options, .engine = (int32_t)engine, .gpu = engine == WEFT_GPU ? me : 0, .deadline_ms = 40000};
+	OK(weft_comm_create_with_id(id, me, threads, &options, &comm));
+	rank *r = sit(comm);
+	TRUE(r->info.engine == (int32_t)engine);
 	exchange(r);
-	OK(weft_comm_destroy(r->comm));
-	free(r);
+	leave(r);
 	return NULL;
 }
 
@@ -645,6 +700,7 @@ static void misuse(rank *r) {
 	BAD(c.max_recv_tokens_per_rank = MOST - 1, ARGUMENT, "raise it");
 	BAD(c.max_token_bytes = 24, ARGUMENT, "multiple of 16");
 	BAD(c.alloc.context = c.alloc.alloc_fn = (ncclEpAllocFn_t)(void *)1, ARGUMENT, "both or neither");
+	BAD(c.max_num_sms = 2000, ARGUMENT, "max_num_sms");
 	BAD(c.enable_mask = 1, USAGE, "weft_comm_set_mask");
 	BAD(c.zero_copy = 3, ARGUMENT, "zero_copy 3");
 	BAD(c.overflow_policy = -1, ARGUMENT, "overflow_policy -1");
@@ -729,17 +785,16 @@ static void misuse(rank *r) {
 
 int main(int argc, char **argv) {
 	TRUE(argc >= 2);
-	if (strcmp(argv[1], "threads") == 0) {
-		in_threads(argc > 2 ? atoi(argv[2]) : 3);
+	if (argc == 3) {
+		engine = strcmp(argv[1], "gpus") == 0 ? WEFT_GPU : WEFT_HOST;
+		in_threads(atoi(argv[2]));
 		printf("ok\n");
 		return 0;
 	}
-	rank *r = aligned_alloc(64, (sizeof *r + 63) / 64 * 64);
-	memset(r, 0, sizeof *r);
+	weft_comm comm;
 	weft_comm_options options = {.size = sizeof options, .deadline_ms = 20000};
-	OK(weft_comm_create(&options, &r->comm));
-	r->info.size = sizeof r->info;
-	OK(weft_comm_get(r->comm, &r->info));
+	OK(weft_comm_create(&options, &comm));
+	rank *r = sit(comm);
 	if (strcmp(argv[1], "exchange") == 0) {
 		exchange(r);
 	} else if (strcmp(argv[1], "death") == 0) {
@@ -747,8 +802,7 @@ int main(int argc, char **argv) {
 	} else {
 		misuse(r);
 	}
-	OK(weft_comm_destroy(r->comm));
-	free(r);
+	leave(r);
 	printf("ok\n");
 	return 0;
 }

@@ -53,6 +53,13 @@ GIVES(int) cuMemFree_v2(uint64_t memory) {
 	return 0;
 }
 
+GIVES(int) cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags) { return *memory = malloc(bytes), flags == 0 ? 0 : 1; }
+
+GIVES(int) cuMemFreeHost(void *memory) {
+	free(memory);
+	return 0;
+}
+
 GIVES(int) cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void *stream) {
 	(void)stream;
 	memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
@@ -73,6 +80,14 @@ GIVES(int) cuMemcpy2DAsync_v2(const fake_copy_2d *c, void *stream) {
 GIVES(int) cuMemsetD8Async(uint64_t memory, unsigned char value, size_t bytes, void *stream) {
 	(void)stream;
 	memset((void *)(uintptr_t)memory, value, bytes);
+	return 0;
+}
+
+GIVES(int) cuMemsetD32Async(uint64_t memory, unsigned int value, size_t words, void *stream) {
+	(void)stream;
+	for (size_t i = 0; i < words; i++) {
+		((uint32_t *)(uintptr_t)memory)[i] = value;
+	}
 	return 0;
 }
 
