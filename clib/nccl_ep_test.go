@@ -38,7 +38,7 @@ func compileEP(t *testing.T, source string) string {
 	t.Helper()
 	folder := library(t)
 	program := filepath.Join(t.TempDir(), "program")
-	build(t, program, "-Itestdata", "-I"+folder, source, "-L"+folder, "-Wl,-rpath,"+folder, "-lnccl_ep", "-lweft", "-lpthread")
+	build(t, program, "-Itestdata", "-I"+folder, source, "-L"+folder, "-Wl,-rpath,"+folder, "-lnccl_ep", "-lweft", "-lpthread", "-ldl")
 	return program
 }
 

@@ -27,6 +27,7 @@ static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
 		.sms = sms_of(c, shape),
 		.row_bytes = shape->row_bytes, .scale_bytes = shape->scale_bytes,
 		.capacity = shape->unbounded ? 0 : c->max_recv_tokens_per_rank, .alignment = shape->alignment,
+		.live = 1, /* what arrives is copied at once */
 	};
 	return spec;
 }
