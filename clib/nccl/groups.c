@@ -141,9 +141,7 @@ ncclEpResult_t ncclEpCreateGroup(ncclEpGroup_t *group, void *comm, const ncclEpG
 	if (group == NULL || comm == NULL) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s is NULL", group == NULL ? "group" : "comm");
 	}
-	if (nep_taken(comm)) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "the communicator has a group: call ncclEpGroupDestroy before another ncclEpCreateGroup, or use a communicator of its own");
-	}
+	NEP_TRY(nep_check_free(comm));
 	nep_group *g = calloc(1, sizeof *g);
 	if (g == NULL) {
 		return nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for a group");

@@ -41,7 +41,7 @@ struct nep_library {
 /* The functions of libweft.so; before nep_open has succeeded, NULL. */
 extern struct nep_library nep_lib;
 
-/* Opens libweft.so. A failure has no library to keep its words: it goes to standard error, once. */
+/* What every call begins with: opens libweft.so, and refuses a child of fork. Where there is no library, none keeps the words: they go to standard error, once. */
 ncclEpResult_t nep_open(void);
 
 /* errors.c */
@@ -186,8 +186,8 @@ ncclEpResult_t nep_enter_group(ncclEpGroup_t id, nep_group **group);
 ncclEpResult_t nep_enter(ncclEpHandle_t id, nep_handle **handle);
 void nep_leave(nep_group *group);
 
-/* Whether a group stands on a communicator. */
-bool nep_taken(const void *comm);
+/* Refuses a communicator on which a group stands. */
+ncclEpResult_t nep_check_free(const void *comm);
 
 /* tensors.c */
 

@@ -63,7 +63,15 @@ static void open_once(void) {
 	opened = true;
 }
 
+/* A child of fork has none of the threads that may hold locks, of this library's or of Go's. */
+static bool forked;
+static void after_fork(void) { forked = true; }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
+
 ncclEpResult_t nep_open(void) {
+	if (forked && opened) {
+		return nep_fail(NCCL_EP_INVALID_USAGE, "this process was forked after libweft.so was loaded, and has none of its threads; start ranks by fork and exec, or by posix_spawn");
+	}
 	pthread_once(&once, open_once);
 	return opened ? NCCL_EP_SUCCESS : NCCL_EP_SYSTEM_ERROR;
 }

@@ -19,20 +19,28 @@ static slot *slots;
 static size_t count;
 static size_t first_free; /* no slot before it is free */
 
-/* A child of fork may find the lock held by a thread that it does not have. */
-static bool forked;
-static void after_fork(void) { forked = true; }
-__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
-
-static ncclEpResult_t refuse_child(void) {
-	return nep_fail(NCCL_EP_INVALID_USAGE, "this process was forked after libweft.so was loaded, and has none of its threads; start ranks by fork and exec, or by posix_spawn");
+/* Whether a group stands on a communicator, with the lock held. */
+static bool taken(const void *comm) {
+	for (size_t i = 0; i < count; i++) {
+		if (slots[i].object != NULL && slots[i].id >> 60 == (8 | NEP_GROUP) && ((nep_group *)slots[i].object)->given == comm) {
+			return true;
+		}
+	}
+	return false;
 }
 
-ncclEpResult_t nep_add(nep_kind kind, void *object, uint64_t *id) {
-	if (forked) {
-		return refuse_child();
-	}
+ncclEpResult_t nep_check_free(const void *comm) {
 	pthread_mutex_lock(&lock);
+	bool found = taken(comm);
+	pthread_mutex_unlock(&lock);
+	if (found) {
+		return nep_fail(NCCL_EP_INVALID_USAGE, "the communicator has a group: call ncclEpGroupDestroy before another ncclEpCreateGroup, or use a communicator of its own");
+	}
+	return NCCL_EP_SUCCESS;
+}
+
+/* Finds a slot that is free, or makes more, with the lock held. */
+static slot *find_free(void) {
 	while (first_free < count && slots[first_free].object != NULL) {
 		first_free++;
 	}
@@ -40,21 +48,31 @@ ncclEpResult_t nep_add(nep_kind kind, void *object, uint64_t *id) {
 		size_t more = count == 0 ? 64 : 2 * count;
 		slot *grown = more > UINT32_MAX ? NULL : realloc(slots, more * sizeof *slots);
 		if (grown == NULL) {
-			pthread_mutex_unlock(&lock);
-			return nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for another %s", names[kind]);
+			return NULL;
 		}
 		slots = grown;
 		for (; count < more; count++) {
 			slots[count] = (slot){0};
 		}
 	}
-	slot *s = &slots[first_free];
-	s->generation = (s->generation + 1) & 0xFFFFFFF;
-	s->object = object;
-	s->id = UINT64_C(1) << 63 | (uint64_t)kind << 60 | (uint64_t)s->generation << 32 | first_free;
-	*id = s->id;
+	return &slots[first_free];
+}
+
+ncclEpResult_t nep_add(nep_kind kind, void *object, uint64_t *id) {
+	pthread_mutex_lock(&lock);
+	bool late = kind == NEP_GROUP && taken(((nep_group *)object)->given); /* another thread has made one meanwhile */
+	slot *s = late ? NULL : find_free();
+	if (s != NULL) {
+		s->generation = (s->generation + 1) & 0xFFFFFFF;
+		s->object = object;
+		s->id = UINT64_C(1) << 63 | (uint64_t)kind << 60 | (uint64_t)s->generation << 32 | first_free;
+		*id = s->id;
+	}
 	pthread_mutex_unlock(&lock);
-	return NCCL_EP_SUCCESS;
+	if (late) {
+		return nep_check_free(((nep_group *)object)->given);
+	}
+	return s != NULL ? NCCL_EP_SUCCESS : nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for another %s", names[kind]);
 }
 
 /* The slot of a number, with the lock held. */
@@ -85,9 +103,6 @@ static ncclEpResult_t refuse(nep_kind kind, uint64_t id) {
 
 /* The gate is taken under the lock: who destroys a group holds its gate, and takes its number away before it is freed. */
 static ncclEpResult_t enter(nep_kind kind, uint64_t id, void **object) {
-	if (forked) {
-		return refuse_child();
-	}
 	pthread_mutex_lock(&lock);
 	slot *s = id >> 60 == (8 | (unsigned)kind) ? find(id) : NULL;
 	bool entered = false;
@@ -111,15 +126,3 @@ ncclEpResult_t nep_enter_group(ncclEpGroup_t id, nep_group **group) { return ent
 ncclEpResult_t nep_enter(ncclEpHandle_t id, nep_handle **handle) { return enter(NEP_HANDLE, (uint64_t)(uintptr_t)id, (void **)handle); }
 
 void nep_leave(nep_group *group) { pthread_mutex_unlock(&group->gate); }
-
-bool nep_taken(const void *comm) {
-	bool taken = false;
-	pthread_mutex_lock(&lock);
-	for (size_t i = 0; i < count; i++) {
-		if (slots[i].object != NULL && slots[i].id >> 60 == (8 | NEP_GROUP)) {
-			taken = taken || ((nep_group *)slots[i].object)->given == comm;
-		}
-	}
-	pthread_mutex_unlock(&lock);
-	return taken;
-}

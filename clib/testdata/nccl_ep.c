@@ -662,6 +662,50 @@ static void again(rank *r) {
 	}
 }
 
+/* Calls on a group take turns: while one waits for the other ranks, a second is refused. Where ranks are threads they can wait for that. */
+static int threads;
+static volatile int refused;
+
+static void *second(void *argument) {
+	rank *r = argument;
+	size_t bytes;
+	ncclEpResult_t result = NCCL_EP_SUCCESS;
+	for (int i = 0; i < 10000 && result == NCCL_EP_SUCCESS; i++) {
+		usleep(1000);
+		result = ncclEpHandleMemSize(r->group, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 2);
+	}
+	ep_check(result, NCCL_EP_INVALID_USAGE, "another thread is inside a call", "a second call", __LINE__);
+	refused = 1;
+	return NULL;
+}
+
+static void turns(rank *r) {
+	if (threads < 2 || r->info.engine == WEFT_GPU) {
+		return;
+	}
+	layer l = {.topk = 2, .alignment = 1, .ranks = r->info.ranks, .type = NCCL_EP_FLOAT32};
+	pthread_t other;
+	group(r, bounds(96));
+	ncclEpHandle_t h = handle_on(r, &l, NULL);
+	update(r, &l, h);
+	if (r->info.rank == 0) {
+		TRUE(pthread_create(&other, NULL, second, r) == 0);
+	}
+	while (r->info.rank != 0 && !refused) {
+		usleep(1000);
+	}
+	view topk;
+	ncclEpResult_t result;
+	do { /* this one may be the one that is refused */
+		result = ncclEpUpdateHandle(h, topk_of(r, &l, &topk), NULL, NULL);
+	} while (result == NCCL_EP_INVALID_USAGE && strstr(weft_error(), "another thread") != NULL);
+	TRUE(result == NCCL_EP_SUCCESS);
+	if (r->info.rank == 0) {
+		TRUE(pthread_join(other, NULL) == 0);
+	}
+	EP(ncclEpGroupDestroy(r->group));
+}
+
 static void bounded(rank *r) {
 	group(r, bounds(96));
 	layers(r);
@@ -671,7 +715,7 @@ static void bounded(rank *r) {
 }
 
 static void exchange(rank *r) {
-	void (*const scenarios[])(rank *) = {bounded, eager, overflow, windows, again};
+	void (*const scenarios[])(rank *) = {bounded, eager, overflow, windows, turns, again};
 	for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
 		r->used = 0;
 		scenarios[i](r);
@@ -681,7 +725,6 @@ static void exchange(rank *r) {
 /* Ranks as threads, which meet by an id. */
 
 static char id[WEFT_UNIQUE_ID_BYTES];
-static int threads;
 static weft_engine engine;
 
 static void *thread(void *number) {
