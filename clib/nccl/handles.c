@@ -162,7 +162,7 @@ ncclEpResult_t nep_batch(nep_handle *h, const char *op) {
 		return NCCL_EP_SUCCESS;
 	}
 	nep_header found = {0};
-	if (!h->own) {
+	if (!h->own && !h->refused) {
 		NEP_TRY(nep_read(h->group, &found, h->memory, sizeof found));
 	}
 	if (found.magic != header_magic || found.version != HEADER_VERSION || found.sum != sum_of(&found)) {
@@ -322,6 +322,7 @@ static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, cons
 	NEP_TRY(nep_tensor(h->group, topk_idx, 2, "topk_idx", &topk));
 	nep_unroute(h);
 	h->ready = false;
+	h->refused = true;
 	nep_shape shape = counting(h, false);
 	NEP_TRY(nep_exchange_of(h->group, &shape, &exchange));
 	weft_status status = nep_lib.weft_ep_prepare(exchange->ep, stream, &topk, NULL, &routing);
@@ -336,6 +337,7 @@ static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, cons
 	NEP_TRY(nep_copy(h->group, kept.data, topk.data, (size_t)(nep_elements(&topk) * nep_bytes_of(topk.dtype)), stream));
 	NEP_TRY(sign(h, stream));
 	h->ready = true;
+	h->refused = false;
 	NEP_TRY(watch(h, routing, stream));
 	return nep_tell(h, routing, &info, stream);
 }

@@ -139,6 +139,7 @@ struct nep_handle {
 	char *memory; /* a nep_header, and the batch's experts behind it */
 	bool own;     /* the memory was made here */
 	bool ready;   /* there is a batch: tokens and topk_type are set */
+	bool refused; /* the last ncclEpUpdateHandle failed: the memory may still have the batch before */
 	int64_t tokens;
 	int32_t topk_type; /* weft_dtype */
 	nep_route *routes; /* of this batch, by exchange */

@@ -304,7 +304,8 @@ static ncclEpTensor_t *weights_of(rank *r, const layer *l, view *v) {
 	return look(v, n == 0 ? NULL : r->weights, NCCL_EP_FLOAT32, (size_t)n, (size_t)l->topk);
 }
 
-static size_t room(const rank *r, int total) { return r->config.max_recv_tokens_per_rank > 0 ? r->config.max_recv_tokens_per_rank : (size_t)total; }
+/* Rows of a tensor: as many as come, or more than the bound, which the library is to do without. */
+static size_t room(const rank *r, int total) { return r->config.max_recv_tokens_per_rank > 0 ? r->config.max_recv_tokens_per_rank + 5 : (size_t)total; }
 
 static void dispatch(rank *r, const layer *l, ncclEpHandle_t h) {
 	const zones z = model(l, r->info.rank);
@@ -450,7 +451,7 @@ static void layers(rank *r) {
 
 /* What was prepared by one handle is there for another, on the same memory or on a copy of it. */
 static void relocate(rank *r) {
-	layer l = {.topk = 2, .alignment = 8, .batch = 2, .ranks = r->info.ranks, .type = NCCL_EP_FLOAT32};
+	layer l = {.topk = 2, .alignment = 8, .batch = 2, .wide = 1, .ranks = r->info.ranks, .type = NCCL_EP_FLOAT32};
 	size_t bytes = memory_bytes(r, &l);
 	char *first = take(r, bytes), *second = take(r, bytes);
 	view v;
@@ -512,8 +513,10 @@ static void overflow(rank *r) {
 		r->total = -1;
 		c.overflow_policy = drop ? NCCL_EP_OVERFLOW_DROP : NCCL_EP_OVERFLOW_TRAP;
 		group(r, c);
-		ncclEpHandle_t h = handle_on(r, &l, NULL);
-		l.batch = 0;
+		size_t bytes = memory_bytes(r, &l);
+		ncclEpHandle_t h = handle_on(r, &l, look(&a, take(r, bytes), NCCL_EP_UINT8, bytes, 0));
+		EP(ncclEpUpdateHandle(h, look(&topk, NULL, NCCL_EP_INT32, 0, (size_t)l.topk), NULL, NULL)); /* a batch of nothing, which is to be gone */
+		look(&a, &r->total, NCCL_EP_INT64, 1, 0);
 		if (!drop && r->info.engine == WEFT_GPU) { /* where it is known late: by the next call at the latest, if that comes after the first one's end */
 			int refused = 0;
 			for (int i = 0; i < 2; i++) {
