@@ -119,22 +119,26 @@ static ncclEpResult_t put(const nep_handle *h, const weft_tensor *to, const weft
 	return nep_copy(h->group, to->data, from->data, (size_t)(rows * bytes), stream);
 }
 
+static ncclEpResult_t deliver_weights(const nep_handle *h, weft_routing routing, int64_t rows, const weft_tensor *to, weft_stream stream) {
+	weft_tensor weights = {.size = sizeof weights};
+	if (to->dtype == WEFT_NONE) {
+		return NCCL_EP_SUCCESS;
+	}
+	NEP_WEFT(nep_lib.weft_routing_tensor(routing, WEFT_ROW_WEIGHTS, &weights));
+	if (rows > 0 && weights.data == NULL) {
+		return nep_fail(NCCL_EP_INVALID_USAGE, "the weights of rows cannot be had for the first time while the stream captures: dispatch once before");
+	}
+	return put(h, to, &weights, rows, sizeof(float), "out.topk_weights", stream);
+}
+
 static ncclEpResult_t deliver(const nep_handle *h, const weft_ep_dispatch_result *got, const destination *to, weft_stream stream) {
 	int64_t rows;
-	weft_tensor weights = {.size = sizeof weights};
 	NEP_TRY(rows_to_copy(h, got->routing, &rows));
 	NEP_TRY(put(h, &to->rows, got->data, rows, row_bytes(&to->rows), "out.tokens", stream));
 	if (to->scales.dtype != WEFT_NONE) {
 		NEP_TRY(put(h, &to->scales, got->scales, rows, row_bytes(&to->scales), "out.scales", stream));
 	}
-	if (to->weights.dtype == WEFT_NONE) {
-		return NCCL_EP_SUCCESS;
-	}
-	NEP_WEFT(nep_lib.weft_routing_tensor(got->routing, WEFT_ROW_WEIGHTS, &weights));
-	if (rows > 0 && weights.data == NULL) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "the weights of rows cannot be had for the first time while the stream captures: dispatch once before");
-	}
-	return put(h, &to->weights, &weights, rows, sizeof(float), "out.topk_weights", stream);
+	return deliver_weights(h, got->routing, rows, &to->weights, stream);
 }
 
 /* Moves rows and puts them where the caller wants them. With weights a routing is made that has them, in place of the one without. */
@@ -217,7 +221,7 @@ static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInp
 	return NCCL_EP_SUCCESS;
 }
 
-/* The gradient of a combine stands where it belongs at once. */
+/* The gradient of a combine, which is a dispatch without weights, stands where the caller wants it at once. */
 static ncclEpResult_t combine_backward(nep_handle *h, nep_exchange *exchange, const dispatch_call *d, weft_stream stream, weft_routing *routing) {
 	weft_tensor out = d->to.rows;
 	NEP_TRY(nep_route_of(h, exchange, stream, routing));
@@ -225,6 +229,22 @@ static ncclEpResult_t combine_backward(nep_handle *h, nep_exchange *exchange, co
 	NEP_TRY(check_room(&d->to.rows, out.shape[0], "out.tokens"));
 	weft_ep_combine_backward_args args = {.size = sizeof args, .routing = *routing, .grad_out = &d->rows, .grad_rows = &out};
 	return nep_result(nep_lib.weft_ep_combine_backward(exchange->ep, stream, &args));
+}
+
+/*
+ * Whether rows of numbers go straight to where the caller wants them: as the gradient of a combine does, which their receivers read. On the host dispatches are read, too. GPUs
+ * write dispatched rows, which is faster, into memory of Weft's, from where they are copied, which takes time again and may take more; there the caller says.
+ */
+static bool direct(const nep_handle *h) { return h->group->engine == WEFT_HOST || h->group->config.zero_copy == NCCL_EP_ZERO_COPY_ON; }
+
+static ncclEpResult_t dispatch_directly(nep_handle *h, nep_exchange *exchange, const dispatch_call *d, weft_stream stream, weft_routing *routing) {
+	weft_tensor topk = nep_topk(h);
+	NEP_WEFT(nep_lib.weft_ep_prepare(exchange->ep, stream, &topk, &d->weights, routing));
+	NEP_TRY(nep_reroute(h, exchange, *routing));
+	NEP_TRY(combine_backward(h, exchange, d, stream, routing));
+	int64_t rows;
+	NEP_TRY(rows_to_copy(h, *routing, &rows));
+	return deliver_weights(h, *routing, rows, &d->to.weights, stream);
 }
 
 static ncclEpResult_t dispatch(nep_handle *h, const ncclEpDispatchInputs_t *inputs, const ncclEpDispatchOutputs_t *outputs, const ncclEpLayoutInfo_t *layout_info,
@@ -253,7 +273,9 @@ static ncclEpResult_t dispatch(nep_handle *h, const ncclEpDispatchInputs_t *inpu
 		NEP_TRY(move(h, exchange, &rows, &scales, d.forward ? &d.weights : NULL, &d.to, stream, &routing));
 	} else {
 		NEP_TRY(numbers(h, &d.rows, "in.tokens", &exchange));
-		if (d.forward) {
+		if (d.forward && direct(h)) {
+			NEP_TRY(dispatch_directly(h, exchange, &d, stream, &routing));
+		} else if (d.forward) {
 			NEP_TRY(move(h, exchange, &d.rows, NULL, &d.weights, &d.to, stream, &routing));
 		} else {
 			NEP_TRY(combine_backward(h, exchange, &d, stream, &routing));
