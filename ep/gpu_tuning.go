@@ -48,7 +48,7 @@ const (
 	bulkSharedBytes = 14 * bulkChunkBytes
 	bulkOwnBytes    = 20 << 10 // at most, of the kernels' own
 	bulkMostWarps   = 16       // that a block can have
-	pullDepth       = 3        // parts of tokens that a warp of a combine has: one that it adds up, the others on their way; at most MOST_DEPTH of kernels/pull.cu
+	pullDepth       = 2        // parts of tokens that a warp of a combine has: one that it adds up, one on its way. More are smaller, which costs more than it gains
 )
 
 // From so many bytes on rows go by bulk copies.

@@ -155,9 +155,9 @@ func (t *tuneFlags) tune(ctx context.Context, g bench.GPUs, shapes []bench.EP, t
 	bar := progress.Start("tune", 100)
 	defer bar.Done("")
 	at := 0
-	found, err := g.Tune(ctx, shapes, func(done, of int) {
-		bar.Advance(100*done/of - at)
-		at = 100 * done / of
+	found, err := g.Tune(ctx, shapes, func(done float64) {
+		bar.Advance(int(100*done) - at)
+		at = int(100 * done)
 	})
 	if err != nil {
 		return err

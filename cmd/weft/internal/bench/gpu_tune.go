@@ -28,15 +28,18 @@ const (
 )
 
 // Tune looks for the best Tuning of each shape. It begins with the library's choice, changes one thing at a time, and goes on from the best as long as that gains
-// something. In the end the library's choice and the best are measured in turn, and what is found is what was faster then, by the median, with the output right each time.
-func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done, of int)) ([]Tuned, error) {
+// something. In the end the library's choice and the best are measured in turn, and what is found is what was faster then, by the median, with the output right each
+// time. progress is told which part of all that is over.
+func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done float64)) ([]Tuned, error) {
 	g, err := g.settled()
 	if err != nil {
 		return nil, err
 	}
 	g.Brief, g.Phases, g.Gradients = true, false, false
 	all := make([]Tuned, len(shapes))
-	steps, done := tuneRounds+1, 0
+	step := func(round int) func(done, of int) {
+		return func(done, of int) { progress((float64(round) + float64(done)/float64(of)) / (tuneRounds + 1)) }
+	}
 	for i, s := range shapes {
 		if _, err := s.DeviceSpec(g.Ranks); err != nil {
 			return nil, err
@@ -46,9 +49,7 @@ func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done, of int)
 	}
 	best := make([]timed, len(shapes))
 	for round := range tuneRounds {
-		progress(done, steps)
-		done++
-		better, err := g.tuneRound(ctx, all, best, round == 0)
+		better, err := g.tuneRound(ctx, all, best, round == 0, step(round))
 		if err != nil {
 			return nil, err
 		}
@@ -56,11 +57,9 @@ func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done, of int)
 			break
 		}
 	}
-	progress(tuneRounds, steps)
-	if err := g.settleTuning(ctx, all); err != nil {
+	if err := g.settleTuning(ctx, all, step(tuneRounds)); err != nil {
 		return nil, err
 	}
-	progress(steps, steps)
 	return all, nil
 }
 
@@ -68,7 +67,7 @@ func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done, of int)
 type timed struct{ dispatch, combine float64 }
 
 // tuneRound measures the neighbours of the best tunings. It says whether any was better.
-func (g *GPUs) tuneRound(ctx context.Context, all []Tuned, best []timed, first bool) (better bool, err error) {
+func (g *GPUs) tuneRound(ctx context.Context, all []Tuned, best []timed, first bool, progress func(done, of int)) (better bool, err error) {
 	var tries []EP
 	var of []int
 	for i, t := range all {
@@ -88,7 +87,7 @@ func (g *GPUs) tuneRound(ctx context.Context, all []Tuned, best []timed, first b
 			}
 		}
 	}
-	rows, err := g.rows(ctx, tries)
+	rows, err := g.rows(ctx, tries, progress)
 	if err != nil {
 		return false, err
 	}
@@ -183,10 +182,11 @@ type both struct {
 }
 
 // rows measures shapes, and gives what each gave.
-func (g *GPUs) rows(ctx context.Context, shapes []EP) ([]both, error) {
+func (g *GPUs) rows(ctx context.Context, shapes []EP, progress func(done, of int)) ([]both, error) {
 	var got []both
 	err := g.Measure(ctx, shapes, func(r GPURow) error {
 		if r.Op == "dispatch" {
+			progress(len(got), len(shapes))
 			got = append(got, both{})
 		}
 		b := &got[len(got)-1]
@@ -207,7 +207,7 @@ func (g *GPUs) rows(ctx context.Context, shapes []EP) ([]both, error) {
 }
 
 // settleTuning measures the library's choice and the best in turn, and keeps what is faster.
-func (g *GPUs) settleTuning(ctx context.Context, all []Tuned) error {
+func (g *GPUs) settleTuning(ctx context.Context, all []Tuned, progress func(done, of int)) error {
 	var turns []EP
 	for range tuneRepeats {
 		for _, t := range all {
@@ -216,7 +216,7 @@ func (g *GPUs) settleTuning(ctx context.Context, all []Tuned) error {
 			turns = append(turns, t.Shape, s)
 		}
 	}
-	rows, err := g.rows(ctx, turns)
+	rows, err := g.rows(ctx, turns, progress)
 	if err != nil {
 		return err
 	}

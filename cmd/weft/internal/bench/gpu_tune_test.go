@@ -63,12 +63,12 @@ func TestTuneOnEmulatedGPUs(t *testing.T) {
 	}
 	_, g := emulatedGPUs(t, 2)
 	shapes := []EP{small(nil), small(func(e *EP) { e.Tokens = 5 }), small(func(e *EP) { e.Layout, e.Hidden = "token-major", 1024 })}
-	var steps []int
-	found, err := g.Tune(t.Context(), shapes, func(done, _ int) { steps = append(steps, done) })
+	var steps []float64
+	found, err := g.Tune(t.Context(), shapes, func(done float64) { steps = append(steps, done) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(found) != len(shapes) || !slices.IsSorted(steps) || len(steps) < 3 {
+	if len(found) != len(shapes) || !slices.IsSorted(steps) || len(steps) < 3 || steps[0] < 0 || steps[len(steps)-1] > 1 {
 		t.Fatalf("%d found, steps %v", len(found), steps)
 	}
 	for _, f := range found {
