@@ -202,68 +202,36 @@ __device__ __forceinline__ void spread_all(const Gradients &a, const Turn &o, co
 }
 
 #if __CUDA_ARCH__ >= 900
-// Carrier is a warp that moves rows by bulk copies, if it has shared memory for them. What it waits for is no rank: a bulk copy ends as a load does.
-struct Carrier {
-	char *buffer;
-	u64 *barrier;
-	u32 parity;
-	bool carries;
-
-	// All threads of the block call it.
-	__device__ __forceinline__ Carrier(const Gradients &a, u32 warp, u32 lane) : parity(0), carries((a.what & BULK) != 0 && warp < a.carriers) {
-		extern __shared__ __align__(128) char buffers[];
-		__shared__ u64 barriers[MOST_WARPS];
-		buffer = buffers + warp * a.chunk;
-		barrier = &barriers[warp];
-		if (carries && lane == 0) {
-			barrier_init(barrier, 1);
-			fence_barrier_init();
-		}
-		fence_async(); // what was heard of was stored by others
-		__syncwarp();
-	}
-
-	// spread makes the gradients of the rows that shares of the ranks' tokens have here. It goes round the ranks with every step, so that all links are used at any time.
-	__device__ __forceinline__ void spread(const Gradients &a, const Turn &o, char *const *grads, const Share *shares, u32 warp, u32 lane) {
-		if (!carries) return;
-		u32 most = 0, ranks = a.group.ranks;
-		for (u32 r = lane; r < ranks; r += 32) most = max(most, shares[r].to - shares[r].from);
-		most = __reduce_max_sync(0xFFFFFFFFu, most) * ranks;
-		auto arrived = [&](u32 i, u32 &src, u32 &t) {
-			src = next_rank(a.group, i % ranks);
-			Share share = shares[src];
-			t = share.from + i / ranks;
-			return Arrived(a, (u64)src * a.shape.capacity + t, i < most && t < share.to && !holds(o.mask, src) ? lane : 32);
-		};
-		u32 src, t;
-		Arrived here = arrived(warp, src, t);
-		for (u32 i = warp; i < most; i += a.carriers) {
-			u32 row = here.row(a, (u64)src * a.shape.capacity + t, lane), rows = __ballot_sync(0xFFFFFFFFu, row != 0);
-			const char *from = grads[src] + (u64)t * a.row_bytes;
-			here = arrived(i + a.carriers, src, t);
-			for (u32 at = 0; rows != 0 && at < a.row_bytes; at += a.chunk) {
-				u32 bytes = min(a.chunk, a.row_bytes - at);
-				if (lane == 0) {
-					bulk_wait_read(); // what was stored before has left the buffer
-					barrier_expect(barrier, bytes);
-					bulk_load(buffer, from + at, bytes, barrier);
-				}
-				while (!barrier_awaited(barrier, parity)) {}
-				__syncwarp();
-				parity ^= 1;
-				for (u32 todo = rows; todo != 0; todo &= todo - 1) {
-					u32 to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)todo) - 1) - 1;
-					if (lane == 0) bulk_store(a.rows + (u64)to * a.row_bytes + at, buffer, bytes);
-				}
-				if (lane == 0) bulk_commit();
+// spread_bulk makes the gradients of the rows that shares of the ranks' tokens have here. It goes round the ranks with every step, so that all links are used at any time.
+// The warps that carry call it.
+__device__ __forceinline__ void spread_bulk(const Gradients &a, const Turn &o, Carrier &carrier, char *const *grads, const Share *shares, u32 warp, u32 lane) {
+	u32 most = 0, ranks = a.group.ranks;
+	for (u32 r = lane; r < ranks; r += 32) most = max(most, shares[r].to - shares[r].from);
+	most = __reduce_max_sync(0xFFFFFFFFu, most) * ranks;
+	auto arrived = [&](u32 i, u32 &src, u32 &t) {
+		src = next_rank(a.group, i % ranks);
+		Share share = shares[src];
+		t = share.from + i / ranks;
+		return Arrived(a, (u64)src * a.shape.capacity + t, i < most && t < share.to && !holds(o.mask, src) ? lane : 32);
+	};
+	u32 src, t;
+	Arrived here = arrived(warp, src, t);
+	for (u32 i = warp; i < most; i += a.carriers) {
+		u32 row = here.row(a, (u64)src * a.shape.capacity + t, lane), rows = __ballot_sync(0xFFFFFFFFu, row != 0);
+		const char *from = grads[src] + (u64)t * a.row_bytes;
+		here = arrived(i + a.carriers, src, t);
+		for (u32 at = 0; rows != 0 && at < a.row_bytes; at += a.chunk) {
+			u32 bytes = min(a.chunk, a.row_bytes - at);
+			carrier.fetch(from + at, bytes);
+			carrier.await();
+			for (u32 todo = rows; todo != 0; todo &= todo - 1) {
+				u32 to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)todo) - 1) - 1;
+				carrier.store(a.rows + (u64)to * a.row_bytes + at, bytes);
 			}
+			carrier.commit();
 		}
 	}
-
-	__device__ __forceinline__ void finish(u32 lane) const {
-		if (carries && lane == 0) bulk_wait();
-	}
-};
+}
 #endif
 
 // clear_row makes the gradient of a row zeros. A warp does.
@@ -314,8 +282,11 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	if (__syncthreads_or(w.over) != 0) return;
 	if (rows) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, row, lane); });
 #if __CUDA_ARCH__ >= 900
-	Carrier carrier(a, warp, lane);
-	carrier.spread(a, o, grads, (Share *)shares, warp, lane);
+	extern __shared__ __align__(128) char buffers[];
+	__shared__ u64 barriers[MOST_CARRIERS];
+	Carrier carrier(buffers, barriers, a.chunk, warp, lane);
+	fence_async(); // what was heard of was stored by others
+	if ((a.what & BULK) != 0 && warp < a.carriers) spread_bulk(a, o, carrier, grads, (Share *)shares, warp, lane);
 #endif
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share = ((Share *)shares)[src];
@@ -323,7 +294,7 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 		if (a.scalars != nullptr && !holds(o.mask, src)) send_numbers(a, o, src, share);
 	}
 #if __CUDA_ARCH__ >= 900
-	carrier.finish(lane);
+	carrier.finish();
 #endif
 	mark(a.group, o, a.marks);
 	if (!await_marks(a.group, o, w, a.marks)) return;

@@ -131,6 +131,54 @@ template <class F> __device__ __forceinline__ void each_pad(const Described &d, 
 	}
 }
 
+#if __CUDA_ARCH__ >= 900
+constexpr u32 MOST_CARRIERS = 16;
+
+// Carrier is a warp that moves rows by bulk copies, through shared memory of its own: a part comes, and leaves for each place where it is to stand. What it waits for is
+// no rank: a bulk copy ends as a load does, and no block may end before. All lanes call its functions.
+struct Carrier {
+	char *buffer;
+	u64 *barrier;
+	u32 parity, lane;
+
+	// Every warp that carries has one, from the beginning of the kernel. What peers have stored is read as soon as fence_async comes after it was awaited.
+	__device__ __forceinline__ Carrier(char *buffers, u64 *barriers, u32 chunk, u32 warp, u32 lane) : buffer(buffers + warp * chunk), barrier(barriers + warp), parity(0), lane(lane) {
+		if (lane == 0) {
+			barrier_init(barrier, 1);
+			fence_barrier_init();
+		}
+		__syncwarp();
+	}
+
+	__device__ __forceinline__ void fetch(const char *from, u32 bytes) const {
+		if (lane != 0) return;
+		bulk_wait_read(); // what was stored before has left the buffer
+		barrier_expect(barrier, bytes);
+		bulk_load(buffer, from, bytes, barrier);
+	}
+
+	__device__ __forceinline__ void await() {
+		while (!barrier_awaited(barrier, parity)) {}
+		__syncwarp();
+		parity ^= 1;
+	}
+
+	// store is followed by commit when the part has gone everywhere.
+	__device__ __forceinline__ void store(char *to, u32 bytes) const {
+		if (lane == 0) bulk_store(to, buffer, bytes);
+	}
+
+	__device__ __forceinline__ void commit() const {
+		if (lane == 0) bulk_commit();
+	}
+
+	// finish returns when all that was stored stands where it is to stand.
+	__device__ __forceinline__ void finish() const {
+		if (lane == 0) bulk_wait();
+	}
+};
+#endif
+
 // LEADER marks, of a token's selections that go to one rank, the first. The rest of the word is the row + 1.
 constexpr u32 LEADER = 1u << 31;
 

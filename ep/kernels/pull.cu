@@ -127,7 +127,7 @@ __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *co
 }
 
 #if __CUDA_ARCH__ >= 900
-constexpr u32 MOST_CARRIERS = 16, MOST_DEPTH = 4;
+constexpr u32 MOST_DEPTH = 4;
 
 // Cursor goes through the parts of tokens that a warp adds up.
 struct Cursor {

@@ -149,27 +149,12 @@ __device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const T
 }
 
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
-// send_bulk sends the share's rows by bulk copies. All threads of the block call it; the warps that have shared memory carry. What is waited for is no rank: a bulk
-// copy ends as a load does, and no block may end before.
-__device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Target *targets, Share share, u32 warp, u32 lane) {
-	extern __shared__ __align__(128) char buffers[];
-	__shared__ u64 arrived[16];
-	if (warp >= a.carriers) return;
-	char *buffer = buffers + warp * a.chunk;
-	u64 *barrier = &arrived[warp];
-	if (lane == 0) {
-		barrier_init(barrier, 1);
-		fence_barrier_init();
-	}
-	__syncwarp();
-	u32 n = (share.to - share.from) * a.chunks.by, parity = 0;
+// send_bulk sends the share's rows by bulk copies. The warps that carry call it.
+__device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Target *targets, Carrier &carrier, Share share, u32 warp, u32 lane) {
+	u32 n = (share.to - share.from) * a.chunks.by;
 	for (u32 i = warp; i < n; i += a.carriers) {
 		u32 c, t = share.from + a.chunks.quotient(i, c), from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from);
-		if (lane == 0) {
-			bulk_wait_read(); // what was sent before has left the buffer
-			barrier_expect(barrier, bytes);
-			bulk_load(buffer, a.x + (u64)t * a.row_bytes + from, bytes, barrier);
-		}
+		carrier.fetch(a.x + (u64)t * a.row_bytes + from, bytes);
 		Places p(a, t, lane);
 		u32 first = __ballot_sync(0xFFFFFFFFu, p.leads());
 		for (u32 todo = c == 0 ? first : 0; todo != 0; todo &= todo - 1) {
@@ -179,16 +164,14 @@ __device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Ta
 				targets[r].scales[targets[r].scale_at(a, row, word)] = a.scales[(u64)t * a.scale_words + word];
 			}
 		}
-		while (!barrier_awaited(barrier, parity)) {}
-		__syncwarp();
-		parity ^= 1;
+		carrier.await();
 		for (u32 todo = first; todo != 0; todo &= todo - 1) {
 			u32 row, r = p.next(todo, row);
-			if (lane == 0 && !holds(o.mask, r)) bulk_store(targets[r].rows + (u64)row * a.row_bytes + from, buffer, bytes);
+			if (!holds(o.mask, r)) carrier.store(targets[r].rows + (u64)row * a.row_bytes + from, bytes);
 		}
-		if (lane == 0) bulk_commit();
+		carrier.commit();
 	}
-	if (lane == 0) bulk_wait();
+	carrier.finish();
 }
 #endif
 
@@ -198,38 +181,83 @@ __device__ __forceinline__ void clear_row(const Push &a, const Target &own, u32 
 	for (u32 word = lane; word < a.scale_words; word += 32) own.scales[own.scale_at(a, row, word)] = 0;
 }
 
-// spread copies the row of src's token that has come to its other rows here. Of a rank that is left out nothing has come, and the rows are zeros. A warp does.
-__device__ __forceinline__ void spread(const Push &a, const Turn &o, const Target &own, u32 src, u32 t, u32 lane) {
+// Landing is a row, + 1, that a token of src has here: one a lane.
+__device__ __forceinline__ u32 landing(const Push &a, u32 src, u32 t, u32 lane) {
 	u64 slot = (u64)src * a.shape.capacity + t;
-	bool absent = holds(o.mask, src), by_rank = (a.what & BY_RANK) != 0;
-	u32 landing = 0;
-	if (by_rank) {
-		if (lane == 0) landing = a.arrivals[slot];
-	} else if (lane < a.shape.topk) {
-		landing = a.landings[slot * a.shape.topk + lane].what;
+	if ((a.what & BY_RANK) != 0) return lane == 0 ? a.arrivals[slot] : 0;
+	return lane < a.shape.topk ? a.landings[slot * a.shape.topk + lane].what : 0;
+}
+
+// Rows are those of a token that are here: `first` has come, `rest` are the lanes of others.
+struct Rows {
+	u32 first, landing, rest;
+
+	__device__ __forceinline__ Rows(u32 landing) : landing(landing) {
+		rest = __ballot_sync(0xFFFFFFFFu, landing != 0);
+		first = __shfl_sync(0xFFFFFFFFu, landing, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
+		rest &= rest - 1;
 	}
-	u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0);
-	if (todo == 0) return;
-	u32 first = __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1;
-	for (u32 rest = absent ? todo : 0; rest != 0; rest &= rest - 1) clear_row(a, own, __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)rest) - 1) - 1, lane);
-	todo &= todo - 1;
-	if (absent || todo == 0) return;
-	for (u32 pc = 0; pc < a.pieces.by; pc++) {
+
+	// next gives the row of the first lane in todo. All lanes call it.
+	__device__ __forceinline__ u32 next(u32 todo) const { return __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1; }
+};
+
+// clear_rows makes zeros of the rows of a token whose rank is left out.
+__device__ __forceinline__ void clear_rows(const Push &a, const Target &own, u32 landing, u32 lane) {
+	for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
+		clear_row(a, own, __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1, lane);
+	}
+}
+
+// spread_scales copies the scales of the row that has come to the others.
+__device__ __forceinline__ void spread_scales(const Push &a, const Target &own, const Rows &rows, u32 lane) {
+	for (u32 from = 0; from < a.scale_words; from += 32) {
+		u32 word = from + lane, scale = 0;
+		bool here = word < a.scale_words;
+		if (here) scale = load_relaxed_sys4(own.scales + own.scale_at(a, rows.first, word));
+		for (u32 todo = rows.rest; todo != 0; todo &= todo - 1) {
+			u32 row = rows.next(todo);
+			if (here) own.scales[own.scale_at(a, row, word)] = scale;
+		}
+	}
+}
+
+// spread copies the row that has come to the others.
+__device__ __forceinline__ void spread(const Push &a, const Target &own, const Rows &rows, u32 lane) {
+	for (u32 pc = 0; rows.rest != 0 && pc < a.pieces.by; pc++) {
 		uint4 v[UNITS];
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
 			u32 at = piece_at(pc, u, lane);
-			if (at < a.row_bytes) v[u] = load_relaxed_sys16(own.rows + (u64)first * a.row_bytes + at);
+			if (at < a.row_bytes) v[u] = load_relaxed_sys16(own.rows + (u64)rows.first * a.row_bytes + at);
 		}
-		for (u32 rest = todo; rest != 0; rest &= rest - 1) store(a, own, __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)rest) - 1) - 1, pc, lane, v);
+		for (u32 todo = rows.rest; todo != 0; todo &= todo - 1) store(a, own, rows.next(todo), pc, lane, v);
 	}
-	for (u32 from = 0; from < a.scale_words; from += 32) {
-		u32 word = from + lane, scale = 0;
-		bool here = word < a.scale_words;
-		if (here) scale = load_relaxed_sys4(own.scales + own.scale_at(a, first, word));
-		for (u32 rest = todo; rest != 0; rest &= rest - 1) {
-			u32 row = __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)rest) - 1) - 1;
-			if (here) own.scales[own.scale_at(a, row, word)] = scale;
+}
+
+#if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
+__device__ __forceinline__ void spread_bulk(const Push &a, const Target &own, const Rows &rows, Carrier &carrier) {
+	for (u32 from = 0; rows.rest != 0 && from < a.row_bytes; from += a.chunk) {
+		u32 bytes = min(a.chunk, a.row_bytes - from);
+		carrier.fetch(own.rows + (u64)rows.first * a.row_bytes + from, bytes);
+		carrier.await();
+		for (u32 todo = rows.rest; todo != 0; todo &= todo - 1) carrier.store(own.rows + (u64)rows.next(todo) * a.row_bytes + from, bytes);
+		carrier.commit();
+	}
+}
+#endif
+
+// spread_all calls f with the rows of every token of src's share, a warp of so many a token, and looks up the next meanwhile; those of a rank that is left out become
+// zeros.
+template <class F> __device__ __forceinline__ void spread_all(const Push &a, const Target &own, u32 src, bool absent, Share share, u32 warp, u32 warps, u32 lane, F f) {
+	u32 t = share.from + warp, next = t < share.to ? landing(a, src, t, lane) : 0;
+	for (; t < share.to; t += warps) {
+		u32 here = next;
+		if (t + warps < share.to) next = landing(a, src, t + warps, lane);
+		if (absent) {
+			clear_rows(a, own, here, lane);
+		} else {
+			f(Rows(here));
 		}
 	}
 }
@@ -238,9 +266,15 @@ __device__ __forceinline__ void push(const Push &a) {
 	__shared__ Target targets[MAX_RANKS];
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+	bool bulk = (a.what & BULK) != 0;
 	if (!o.begin(a.group, a.state, 0, OP_DISPATCH)) return;
 	Wait w(a.group, a.state, OP_DISPATCH, o.epoch);
 	Described d(a.described, a.shape.local, a.group.ranks);
+#if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
+	extern __shared__ __align__(128) char buffers[];
+	__shared__ u64 barriers[MOST_CARRIERS];
+	Carrier carrier(buffers, barriers, a.chunk, warp, lane);
+#endif
 	if ((a.what & SEND) != 0) {
 		if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, a.block);
 		count_words(o, w, a.words);
@@ -249,13 +283,13 @@ __device__ __forceinline__ void push(const Push &a) {
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);
-		u32 n = (a.what & BULK) != 0 ? 0 : (share.to - share.from) * a.pieces.by;
+		u32 n = bulk ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);
 			send_piece(a, o, targets, t, pc, lane);
 		}
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
-		if ((a.what & BULK) != 0) send_bulk(a, o, targets, share, warp, lane);
+		if (bulk && warp < a.carriers) send_bulk(a, o, targets, carrier, share, warp, lane);
 #endif
 		mark(a.group, o, a.marks);
 	}
@@ -263,11 +297,31 @@ __device__ __forceinline__ void push(const Push &a) {
 		Target own = target_of(a, d.wanted, a.group.rank, a.block);
 		if ((a.what & BY_RANK) == 0) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, own, row, lane); });
 		if (!await_marks(a.group, o, w, a.marks)) return;
+#if __CUDA_ARCH__ >= 900
+		fence_async(); // what was awaited was stored by others
+#endif
 		for (u32 src = 0; src < a.group.ranks; src++) {
-			if ((a.what & BY_RANK) != 0 && !holds(o.mask, src)) continue;
+			bool absent = holds(o.mask, src);
+			if ((a.what & BY_RANK) != 0 && !absent) continue;
 			Share share((u32)d.tokens[src]);
-			for (u32 t = share.from + warp; t < share.to; t += warps) spread(a, o, own, src, t, lane);
+#if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
+			if (bulk) {
+				if (warp >= a.carriers) continue;
+				spread_all(a, own, src, absent, share, warp, a.carriers, lane, [&](const Rows &rows) {
+					spread_scales(a, own, rows, lane);
+					spread_bulk(a, own, rows, carrier);
+				});
+				continue;
+			}
+#endif
+			spread_all(a, own, src, absent, share, warp, warps, lane, [&](const Rows &rows) {
+				spread(a, own, rows, lane);
+				spread_scales(a, own, rows, lane);
+			});
 		}
+#if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
+		carrier.finish();
+#endif
 	}
 	leave(a.state, o.epoch - 1, o.turn, (a.what & RECEIVE) != 0);
 }
