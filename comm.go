@@ -49,6 +49,7 @@ type Comm struct {
 	left       atomic.Uint64
 	generation atomic.Uint64 // advances with every SetMask
 	closed     atomic.Bool
+	released   atomic.Bool  // its memory
 	closing    sync.RWMutex // held for reading by those who may look at shared memory while another goroutine closes
 
 	agreement struct {
@@ -227,22 +228,30 @@ func (c *Comm) Window(id uint64) (*Window, bool) {
 	return nil, false
 }
 
-// Close leaves the communicator. Peers that still wait for this rank get an error that wraps [ErrLeft]; data that it published stays
-// readable to them. Windows and handles of the communicator become unusable. Close waits for nobody; no operation of this rank may be
-// in progress. On a GPU it first lets the work in the rank's context end, until the deadline; memory that work still uses then stays mapped, and the
-// error says so.
-func (c *Comm) Close() error {
+// Leave is the first half of Close, for who still has memory of the communicator's in use: it tells the others, and leaves all memory as it is until Close.
+func (c *Comm) Leave() error {
 	c.closing.Lock()
 	again := c.closed.Swap(true)
 	c.closing.Unlock()
 	if again {
 		return nil
 	}
-	var errs []error
+	var err error
 	if c.mesh != nil {
-		errs = append(errs, c.mesh.Close())
+		err = c.mesh.Close()
 	}
-	errs = append(errs, c.bootstrap.Close())
+	return errors.Join(err, c.bootstrap.Close())
+}
+
+// Close leaves the communicator. Peers that still wait for this rank get an error that wraps [ErrLeft]; data that it published stays
+// readable to them. Windows and handles of the communicator become unusable. Close waits for nobody; no operation of this rank may be
+// in progress. On a GPU it first lets the work in the rank's context end, until the deadline; memory that work still uses then stays mapped, and the
+// error says so.
+func (c *Comm) Close() error {
+	errs := []error{c.Leave()}
+	if c.released.Swap(true) {
+		return errors.Join(errs...)
+	}
 	if c.device != nil {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), c.waiter.Timeout, ErrTimeout)
 		defer cancel()

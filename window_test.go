@@ -211,3 +211,27 @@ func TestWindowsAndMasks(t *testing.T) {
 		})
 	}
 }
+
+// A rank that leaves keeps its memory until it closes, and the others hear of it at once.
+func TestLeave(t *testing.T) {
+	group := join(t, 2)
+	ctx := testContext(t)
+	windows := make([]*weft.Window, 2)
+	must(t, group, func(c *weft.Comm) (err error) {
+		windows[c.Rank()], err = c.Alloc(ctx, 8)
+		return err
+	})
+	if err := errors.Join(group[0].Leave(), group[0].Leave()); err != nil {
+		t.Fatal(err)
+	}
+	windows[0].Bytes()[0] = 1 // it would fault
+	if err := group[0].Err(); !errors.Is(err, weft.ErrClosed) {
+		t.Errorf("who left: %v", err)
+	}
+	if err := group[1].AgreeOn(ctx, "test", "", nil); !errors.Is(err, weft.ErrLeft) {
+		t.Errorf("who stays: %v", err)
+	}
+	if err := errors.Join(group[0].Close(), group[0].Close()); err != nil {
+		t.Error(err)
+	}
+}

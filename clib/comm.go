@@ -182,33 +182,58 @@ func goweft_unique_id_release(p *C.char) C.int {
 	})
 }
 
+//export goweft_comm_leave
+func goweft_comm_leave(id C.uint64_t) C.int {
+	return run(comms, id, func(c *comm) error {
+		children, err := c.stop()
+		if err != nil {
+			return err
+		}
+		defer c.resume(children)
+		return c.weft.Leave()
+	})
+}
+
 //export goweft_comm_destroy
 func goweft_comm_destroy(id C.uint64_t) C.int {
 	return run(comms, id, func(c *comm) error {
-		if !c.life.TryLock() {
-			return fmt.Errorf("%w: another thread waits for a stream of this %s", handle.ErrBusy, handle.Comm)
+		children, err := c.stop()
+		if err != nil {
+			return err
 		}
-		defer c.life.Unlock()
-		children := c.children() // nothing is added while we are here
-		for i, child := range children {
-			if !child.gate.TryLock() {
-				for _, taken := range children[:i] {
-					taken.gate.Unlock()
-				}
-				return fmt.Errorf("%w: another thread is inside a call on a %s of this communicator; weft_comm_abort ends it", handle.ErrBusy, child.kind)
-			}
-		}
+		defer c.resume(children)
 		var errs []error
 		for _, child := range children {
 			errs = append(errs, child.close())
 			child.forget()
-			child.gate.Unlock()
 		}
 		errs = append(errs, c.weft.Close())
 		comms.Remove(uint64(id))
 		c.log.stop()
 		return errors.Join(errs...)
 	})
+}
+
+// stop keeps calls on what was made from the communicator, and waits for streams, from beginning, if none is in progress. resume lets them begin again.
+func (c *comm) stop() ([]child, error) {
+	if !c.life.TryLock() {
+		return nil, fmt.Errorf("%w: another thread waits for a stream of this %s", handle.ErrBusy, handle.Comm)
+	}
+	children := c.children() // nothing is added while we are here
+	for i, child := range children {
+		if !child.gate.TryLock() {
+			c.resume(children[:i])
+			return nil, fmt.Errorf("%w: another thread is inside a call on a %s of this communicator; weft_comm_abort ends it", handle.ErrBusy, child.kind)
+		}
+	}
+	return children, nil
+}
+
+func (c *comm) resume(stopped []child) {
+	for _, child := range stopped {
+		child.gate.Unlock()
+	}
+	c.life.Unlock()
 }
 
 // child is something that was made from a communicator.

@@ -29,6 +29,10 @@ weft_status weft_comm_create_with_all_gather(weft_all_gather_fn all_gather, void
 	return CALL(goweft_comm_create_with_all_gather(all_gather, context, rank, ranks, (weft_comm_options *)options, comm));
 }
 
+weft_status weft_comm_leave(weft_comm comm) {
+	return CALL(goweft_comm_leave(ID(comm)));
+}
+
 weft_status weft_comm_destroy(weft_comm comm) {
 	return CALL(goweft_comm_destroy(ID(comm)));
 }

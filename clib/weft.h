@@ -181,6 +181,12 @@ weft_status weft_comm_create_with_all_gather(weft_all_gather_fn all_gather, void
  */
 weft_status weft_comm_destroy(weft_comm comm);
 
+/*
+ * The first half of weft_comm_destroy, for who still has memory of the communicator's in use: it leaves, from when on everything on it is WEFT_ERROR_CLOSED, and keeps all
+ * memory as it is until weft_comm_destroy. It is refused while another thread is inside a call, as that is.
+ */
+weft_status weft_comm_leave(weft_comm comm);
+
 typedef struct weft_comm_info {
 	size_t size;
 	int32_t rank, ranks;

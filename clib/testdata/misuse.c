@@ -371,6 +371,17 @@ int main(void) {
 	OK(weft_window_create(comm, 1, &window));
 	OK(weft_ep_create(comm, &spec, &ep));
 	OK(weft_group_create(comm, NULL, &group));
+
+	/* Leaving first keeps its memory until then. */
+	weft_window_info memory = {0};
+	memory.size = sizeof memory;
+	OK(weft_window_get(window, &memory));
+	OK(weft_comm_leave(comm));
+	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_CLOSED, "closed");
+	REFUSED(weft_comm_error(comm), WEFT_ERROR_CLOSED, "closed");
+	*(char *)memory.memory = 1;
+	OK(weft_comm_leave(comm));
+
 	OK(weft_comm_destroy(comm));
 	REFUSED(weft_window_destroy(window), WEFT_ERROR_HANDLE, "destroyed or released before");
 	REFUSED(weft_ep_destroy(ep), WEFT_ERROR_HANDLE, "destroyed or released before");
