@@ -1,0 +1,72 @@
+"""Weft: tensors between the ranks of a machine-learning job.
+
+    import weft
+
+    with weft.join() as comm:  # this rank and its peers, from weft run, torchrun, Slurm, MPI or Kubernetes
+        group = weft.Group(comm)
+        total = group.all_reduce(array)
+
+Communicators, windows, collectives and expert parallelism (:mod:`weft.ep`) over arrays of numpy, of PyTorch, and of what has DLPack or the buffer
+protocol. PyTorch is optional: :mod:`weft.torch` has autograd functions and operators for torch.compile.
+"""
+
+from __future__ import annotations
+
+from . import ep
+from .collectives import Group, Op
+from .communicator import Communicator, UniqueId, join
+from .dtypes import DType
+from .errors import (
+    AbortedError,
+    BusyError,
+    CapacityError,
+    ClosedError,
+    DeadlineError,
+    DiedError,
+    ForkedError,
+    HandleError,
+    InternalError,
+    InvalidError,
+    LeftError,
+    LibraryError,
+    MaskedError,
+    MismatchError,
+    OperandError,
+    PlatformError,
+    UnsupportedError,
+    WeftError,
+)
+from .streams import OWN
+from .windows import Window
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "OWN",
+    "AbortedError",
+    "BusyError",
+    "CapacityError",
+    "ClosedError",
+    "Communicator",
+    "DType",
+    "DeadlineError",
+    "DiedError",
+    "ForkedError",
+    "Group",
+    "HandleError",
+    "InternalError",
+    "InvalidError",
+    "LeftError",
+    "LibraryError",
+    "MaskedError",
+    "MismatchError",
+    "Op",
+    "OperandError",
+    "PlatformError",
+    "UniqueId",
+    "UnsupportedError",
+    "WeftError",
+    "Window",
+    "ep",
+    "join",
+]

@@ -1,0 +1,74 @@
+"""libweft.so: where it is, and its functions.
+
+It is loaded by the first call that needs it, not by ``import weft``: a process that forks before has children that can load it themselves.
+Calls go through ctypes, which gives the interpreter's lock up while they last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import _abi, errors
+
+_NAME = "libweft.so"
+
+
+class Library:
+    """The functions of the C library as attributes, each with its prototype."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            functions = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as e:
+            raise errors.LibraryError(f"{path} does not load: {e}") from e
+        version = functions.weft_version()
+        if version < _abi.VERSION:
+            raise errors.LibraryError(f"{path} serves version {version} of its interface, and this package needs {_abi.VERSION}: update the library")
+        for name, arguments in _abi.FUNCTIONS.items():
+            try:
+                function = getattr(functions, name)
+            except AttributeError:
+                raise errors.LibraryError(f"{path} has no {name}: it is older than this package; update the library") from None
+            function.argtypes = arguments
+            function.restype = _abi.RESULTS.get(name, ctypes.c_int)
+            setattr(self, name.removeprefix("weft_"), function)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the C library has no weft_{name}")
+
+    def fail(self, status: int) -> NoReturn:
+        """Raises the last failure of this thread."""
+        raise self.failure(status)
+
+    def failure(self, status: int) -> errors.WeftError:
+        """The last failure of this thread as an exception."""
+        return errors.of_status(status, self.error().decode(errors="replace"), self.error_rank())
+
+
+def find() -> Path:
+    """Where the library is: what WEFT_LIBRARY names, else beside this file (in wheels), else what ``make clib`` built in the source tree."""
+    if named := os.environ.get("WEFT_LIBRARY"):
+        return Path(named)
+    here = Path(__file__).resolve().parent
+    for path in (here / _NAME, here.parent.parent / "build" / "clib" / _NAME):
+        if path.exists():
+            return path
+    raise errors.LibraryError(f"no {_NAME} beside {here}: install the wheel, run make clib in the source tree, or name the file in WEFT_LIBRARY")
+
+
+_loading = threading.Lock()
+_loaded: Library | None = None
+
+
+def library() -> Library:
+    """The library, loaded once for the process: two Go runtimes in one would break each other."""
+    global _loaded
+    if _loaded is None:
+        with _loading:
+            if _loaded is None:
+                _loaded = Library(find())
+    return _loaded

@@ -1,0 +1,269 @@
+"""Communicators: this rank among the others."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Union
+
+from . import _abi, rendezvous, streams
+from ._library import Library, library
+from .errors import InvalidError
+from .resources import Resource, gone, opened
+
+Log = Union[Callable[[str], object], logging.Logger, None]
+
+
+class UniqueId:
+    """What ranks of a new communicator have in common: a line of text with a secret in it.
+
+    Rank 0 makes it and listens from then on; hand ``str(id)`` to the others by any means, who make one of the text.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @classmethod
+    def create(cls, interface: str | None = None) -> UniqueId:
+        """Makes an id in the process of rank 0, which listens on a network interface: "lo" for ranks of this host, None for all."""
+        lib = library()
+        text = ctypes.create_string_buffer(_abi.UNIQUE_ID_BYTES)
+        if status := lib.unique_id_create(text, interface.encode() if interface else None):
+            lib.fail(status)
+        return cls(text.value.decode())
+
+    def release(self) -> None:
+        """Gives up an id that no rank 0 of this process has used."""
+        lib = library()
+        if status := lib.unique_id_release(self._text.encode()):
+            lib.fail(status)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "UniqueId(...)"  # the text is a secret
+
+
+class Communicator(Resource):
+    """This rank among the others of a job.
+
+    Made by :func:`join`, or by one of the ``from_`` methods; all are collective, and take
+
+    - ``engine``: "host" for memory of the host, "gpu" for that of one GPU, the same on every rank;
+    - ``gpu``: the number of this rank's GPU among those that the process sees;
+    - ``deadline``: seconds that bound every wait (60);
+    - ``huge_pages``: False keeps windows off the system's pool of huge pages;
+    - ``log``: a function that takes a line, or a :class:`logging.Logger`, told of joins, faults and masks. It is called by any thread, and must make no
+      call of this package.
+
+    Any thread may use it, one at a time: a second call on it, or on what was made from it, raises :class:`weft.BusyError`.
+    """
+
+    _kind = "communicator"
+
+    def __init__(self, lib: Library, handle: int, log: Any) -> None:
+        super().__init__(lib, handle)
+        self._log = log  # the library calls it until the communicator is destroyed
+        info = self._info()
+        self.rank: int = info.rank
+        """This rank's number."""
+        self.ranks: int = info.ranks
+        """How many ranks there are."""
+        self.local_ranks: int = info.local_ranks
+        """How many of them are on this host."""
+        self.engine: str = "gpu" if info.engine else "host"
+        """What works on the memory: "host" or "gpu"."""
+        self.deadline: float = info.deadline_ms / 1000
+        """Seconds that bound every wait."""
+        self._device = -1
+        opened(self)
+
+    # How ranks meet.
+
+    @classmethod
+    def join(
+        cls, *, engine: str = "host", gpu: int | None = None, deadline: float | None = None, huge_pages: bool = True, log: Log = None
+    ) -> Communicator:
+        """Joins as the environment says: weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes; alone if it says nothing. Collective."""
+        lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
+        return cls._made(lib, options, lambda out: lib.comm_create(options, out))
+
+    @classmethod
+    def from_unique_id(
+        cls,
+        id: UniqueId | str,
+        rank: int,
+        ranks: int,
+        *,
+        engine: str = "host",
+        gpu: int | None = None,
+        deadline: float | None = None,
+        huge_pages: bool = True,
+        log: Log = None,
+    ) -> Communicator:
+        """Joins the communicator of an id as one rank of so many; rank 0 is in the process that made the id. Collective."""
+        lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
+        return cls._made(lib, options, lambda out: lib.comm_create_with_id(str(id).encode(), rank, ranks, options, out))
+
+    @classmethod
+    def from_all_gather(
+        cls,
+        all_gather: Callable[[bytes], Iterable[bytes]],
+        rank: int,
+        ranks: int,
+        *,
+        engine: str = "host",
+        gpu: int | None = None,
+        deadline: float | None = None,
+        huge_pages: bool = True,
+        log: Log = None,
+    ) -> Communicator:
+        """Joins through an all-gather of the caller's. Collective.
+
+        ``all_gather`` takes this rank's bytes and returns those of every rank, in the order of ranks; all pass the same number of bytes. It is called
+        while this call lasts, by the same thread, and bounds its own waits. What it raises, this call raises.
+        """
+        lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
+        call = rendezvous.Callback(all_gather, ranks)
+        try:
+            return cls._made(
+                lib, options, lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out)
+            )
+        except BaseException as e:
+            if call.error is not None and call.error is not e:
+                raise call.error from None
+            raise
+
+    @classmethod
+    def from_store(cls, store: Any, rank: int, ranks: int, *, name: str = "weft", **options: Any) -> Communicator:
+        """Joins through a key-value store, such as ``torch.distributed``'s. Collective.
+
+        ``store`` has ``set(key, bytes)``, ``get(key)``, which waits for the key and gives up by itself, and ``add(key, 1)``. Communicators of the same
+        ``name`` are told apart by how often each rank has joined under it; ranks that join different ones at the same time give them names.
+        """
+        return cls.from_all_gather(rendezvous.StoreGather(store, rank, ranks, name), rank, ranks, **options)
+
+    @classmethod
+    def from_process_group(cls, group: Any = None, **options: Any) -> Communicator:
+        """Joins the ranks of a ``torch.distributed`` process group, None for the whole world's. Collective within the group.
+
+        The group carries a few hundred bytes while ranks join, and nothing afterwards.
+        """
+        gather = rendezvous.ProcessGroupGather(group)
+        return cls.from_all_gather(gather, gather.rank, gather.ranks, **options)
+
+    @classmethod
+    def from_mpi(cls, comm: Any, **options: Any) -> Communicator:
+        """Joins the ranks of an mpi4py communicator. Collective within it."""
+        return cls.from_all_gather(comm.allgather, comm.Get_rank(), comm.Get_size(), **options)
+
+    @classmethod
+    def _made(cls, lib: Library, options: _abi.CommOptions, create: Callable[[Any], int]) -> Communicator:
+        out = ctypes.c_uint64()
+        try:
+            if status := create(ctypes.addressof(out)):
+                lib.fail(status)
+            made = cls(lib, out.value, options.log)
+        except BaseException:  # an interrupt, of which peers hear at once
+            if out.value:
+                lib.comm_destroy(out.value)
+            raise
+        made._device = options.gpu if options.engine else -1
+        return made
+
+    # What there is to know.
+
+    def _info(self) -> _abi.CommInfo:
+        info = _abi.CommInfo()
+        self._check(self._lib.comm_get(self._handle, info))
+        return info
+
+    @property
+    def mask(self) -> frozenset[int]:
+        """The ranks that are left out."""
+        mask = self._info().mask
+        return frozenset(r for r in range(self.ranks) if mask >> r & 1)
+
+    @property
+    def generation(self) -> int:
+        """It grows with every :meth:`set_mask`."""
+        return int(self._info().generation)
+
+    def check(self) -> None:
+        """Raises the failure that operations raise from now on, if there is one."""
+        self._check(self._lib.comm_error(self._handle))
+
+    # Failures.
+
+    def abort(self) -> None:
+        """Makes every pending and later operation of every rank raise :class:`weft.AbortedError`, until :meth:`set_mask`. Any thread may call it."""
+        self._check(self._lib.comm_abort(self._handle))
+
+    def set_mask(self, ranks: Iterable[int] = ()) -> None:
+        """Goes on after a failure without these ranks, and with all others.
+
+        The ranks that remain call it with the same ones, when none of their operations is in progress.
+        """
+        mask = 0
+        for r in ranks:
+            if not 0 <= r < self.ranks:
+                raise InvalidError(f"set_mask: rank {r} of {self.ranks}")
+            mask |= 1 << r
+        self._check(self._lib.comm_set_mask(self._handle, mask))
+
+    def wait(self, stream: streams.StreamLike = None) -> None:
+        """Waits until what was enqueued on the stream has happened, and raises the failure that an operation has met meanwhile.
+
+        On the host, where operations have happened when they return, the failure only.
+        """
+        self._check(self._lib.comm_wait(self._handle, streams.address(stream, self._device)))
+
+    # The end.
+
+    def close(self) -> None:
+        """Leaves, and closes all that was made from it. It waits for no other rank; peers that still wait for this one get :class:`weft.LeftError`.
+
+        Memory that arrays still show stays until the last of them has gone. While another thread is inside a call it is refused
+        (:class:`weft.BusyError`); :meth:`abort` ends such a call.
+        """
+        if self._leases and not self._closed and self._process == os.getpid():
+            self._check(self._lib.comm_leave(self._handle))
+        super().close()
+
+    def _destroy(self) -> int:
+        status = int(self._lib.comm_destroy(self._handle))
+        gone(self)
+        return status
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._process == os.getpid():
+            warnings.warn(f"rank {self.rank}'s communicator was never closed: use with, or call close()", ResourceWarning, source=self, stacklevel=2)
+
+    def __repr__(self) -> str:
+        return f"<weft.Communicator rank {self.rank} of {self.ranks}, {self.engine}{', closed' if self._closed else ''}>"
+
+
+join = Communicator.join
+
+
+def _options(engine: str, gpu: int | None, deadline: float | None, huge_pages: bool, log: Log) -> _abi.CommOptions:
+    if engine not in ("host", "gpu"):
+        raise InvalidError(f'engine {engine!r}, want "host" or "gpu"')
+    if engine == "gpu" and gpu is None:
+        gpu = int(os.environ.get("LOCAL_RANK", "0"))
+    if deadline is not None and not deadline > 0:
+        raise InvalidError(f"a deadline of {deadline} seconds; every wait must end, and not before it began")
+    options = _abi.CommOptions(
+        engine=1 if engine == "gpu" else 0,
+        gpu=gpu or 0,
+        deadline_ms=max(1, round(deadline * 1000)) if deadline else 0,
+        no_huge_pages=not huge_pages,
+    )
+    if log is not None:
+        say = log.info if isinstance(log, logging.Logger) else log
+        options.log = _abi.LogFunction(lambda _, line: say(line.decode(errors="replace")) and None)
+    return options

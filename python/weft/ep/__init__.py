@@ -1,0 +1,32 @@
+"""Expert parallelism: tokens of a mixture-of-experts layer to the ranks that hold their experts, and the experts' outputs home.
+
+A :class:`Handle` is made once for a :class:`Spec`. Then, for every batch, ``dispatch`` moves the tokens' rows to their experts, and ``combine`` brings the
+experts' rows home and sums them; for training there are ``dispatch_backward`` and ``combine_backward``.
+"""
+
+from __future__ import annotations
+
+from .census import Census, count
+from .handle import Handle
+from .routing import Received, Routing
+from .spec import Counts, Layout, Overflow, Payload, Reduction, ScaleOrder, Spec, Weighting, Wire
+from .work import PendingCombine, PendingDispatch
+
+__all__ = [
+    "Census",
+    "Counts",
+    "Handle",
+    "Layout",
+    "Overflow",
+    "Payload",
+    "PendingCombine",
+    "PendingDispatch",
+    "Received",
+    "Reduction",
+    "Routing",
+    "ScaleOrder",
+    "Spec",
+    "Weighting",
+    "Wire",
+    "count",
+]

@@ -1,0 +1,203 @@
+"""Where tokens and rows go, and rows that have arrived."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .. import _abi, memory
+from .._abi import Part
+from ..dtypes import DType
+from ..errors import ClosedError
+from ..resources import Lease
+
+if TYPE_CHECKING:
+    from .handle import Handle
+
+_TENSOR = struct.Struct("=8xQii4q").unpack_from
+
+
+class _Held:
+    """A handle of a Handle's that is given back: by release, or by the next operation after it was collected."""
+
+    _kind = "object"
+    _RELEASE = ""
+
+    def __init__(self, handle: Handle, number: int) -> None:
+        self._handle: Handle = handle
+        self._number = number
+
+    def release(self) -> None:
+        """Gives it back. Local. Further calls do nothing."""
+        number, self._number = self._number, 0
+        if number and not self._handle.closed:
+            self._handle._check(getattr(self._handle._lib, self._RELEASE)(number))
+
+    def _in_use(self) -> int:
+        if not self._number:
+            raise ClosedError(f"this {self._kind} was released")
+        return self._number
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # No call from here: garbage is collected by any thread, at any time, also inside another call on the same handle.
+        if self._number:
+            self._handle._garbage.append((self._RELEASE, self._number))
+
+
+class Routing(_Held):
+    """Where tokens and rows go: what dispatches and combines go by. Numbers that are counted on a GPU are waited for when they are asked for."""
+
+    _kind = "routing"
+    _RELEASE = "routing_release"
+
+    def __init__(self, handle: Handle, number: int, tokens: int, kind: str) -> None:
+        super().__init__(handle, number)
+        self.tokens = tokens
+        """Tokens that this rank dispatches."""
+        self._array_kind = kind
+
+    def _info(self) -> _abi.RoutingInfo:
+        info = _abi.RoutingInfo()
+        self._handle._check(self._handle._lib.routing_get(self._in_use(), info))
+        return info
+
+    @property
+    def rows(self) -> int:
+        """Rows of the arrays that dispatch returns."""
+        return int(self._info().rows)
+
+    @property
+    def received(self) -> int:
+        """Rows that exist here, pads included."""
+        return int(self._info().received)
+
+    @property
+    def demand(self) -> int:
+        """Rows routed here, dropped ones included."""
+        return int(self._info().demand)
+
+    @property
+    def selections(self) -> int:
+        """Selections of this rank's tokens."""
+        return int(self._info().selections)
+
+    @property
+    def visits(self) -> int:
+        """Distinct pairs of this rank's tokens and a rank."""
+        return int(self._info().visits)
+
+    @property
+    def remote_rows(self) -> int:
+        """Rows of this rank's that cross to other ranks."""
+        return int(self._info().remote_rows)
+
+    @property
+    def expert_counts(self) -> Any:
+        """int32 [local experts]: rows in each expert's zone, pads not counted."""
+        return self._part(Part.EXPERT_COUNTS)
+
+    @property
+    def expert_demand(self) -> Any:
+        """int32 [local experts]: selections of each expert, dropped ones included."""
+        return self._part(Part.EXPERT_DEMAND)
+
+    @property
+    def padded_counts(self) -> Any:
+        """int32 [local experts]: rows of each zone, pads included."""
+        return self._part(Part.PADDED_COUNTS)
+
+    @property
+    def expert_offsets(self) -> Any:
+        """int32 [local experts]: the first row of each zone."""
+        return self._part(Part.EXPERT_OFFSETS)
+
+    @property
+    def ranges(self) -> Any:
+        """int64 [local experts, ranks]: begin << 32 | count of each source rank's rows in the zone. None where rows are not by expert."""
+        return self._part(Part.RANGES)
+
+    @property
+    def source_counts(self) -> Any:
+        """int32 [ranks]: tokens that each rank sends here."""
+        return self._part(Part.SOURCE_COUNTS)
+
+    @property
+    def source_ranks(self) -> Any:
+        """int32 [rows]: where each row comes from; -1 for rows that hold no token."""
+        return self._part(Part.SOURCE_RANKS)
+
+    @property
+    def source_tokens(self) -> Any:
+        """int32 [rows]: the token's index at its source."""
+        return self._part(Part.SOURCE_TOKENS)
+
+    @property
+    def row_weights(self) -> Any:
+        """float32 [rows]: the weight of each row's selection. None where rows are not by expert."""
+        return self._part(Part.ROW_WEIGHTS)
+
+    @property
+    def row_experts(self) -> Any:
+        """int32 [rows, top-k]: local experts, or -1. None where rows are by expert."""
+        return self._part(Part.ROW_EXPERTS)
+
+    @property
+    def row_selection_weights(self) -> Any:
+        """float32 [rows, top-k]: their weights. None where rows are by expert."""
+        return self._part(Part.ROW_SELECTION_WEIGHTS)
+
+    def _part(self, part: Part) -> Any:
+        t = _abi.Tensor()
+        handle = self._handle
+        handle._check(handle._lib.routing_tensor(self._in_use(), part, ctypes.addressof(t)))
+        if not t.dtype:
+            return None
+        shape = tuple(t.shape[: t.dims])
+        if handle._device >= 0:
+            return memory.view(self._array_kind, t.data or 0, DType(t.dtype), shape, handle._device, Lease(handle, self))
+        return memory.copy(self._array_kind, t.data or 0, DType(t.dtype), shape)
+
+
+class Received(_Held):
+    """Rows that have arrived.
+
+    ``rows`` and ``scales`` show the handle's memory, of which there is for as many as the spec says are live: release it when the rows were read and the
+    combine of them has returned, or let it go with its arrays.
+    """
+
+    _kind = "received rows"
+    _RELEASE = "received_release"
+
+    def __init__(self, handle: Handle, number: int, routing: Routing, kind: str, data: Any, scales: Any) -> None:
+        super().__init__(handle, number)
+        self.routing = routing
+        """Where they come from."""
+        self._array_kind = kind
+        self._data, self._scales = _TENSOR(data), _TENSOR(scales)
+
+    @property
+    def rows(self) -> Any:
+        """The rows, in the layout of the spec; opaque ones are uint8 [rows, row_bytes]."""
+        return self._array(self._data)
+
+    @property
+    def scales(self) -> Any:
+        """Their scales, a number for each 128 of a row, in the spec's order; None where there are none."""
+        return self._array(self._scales)
+
+    def _array(self, t: tuple[int, ...]) -> Any:
+        address, dtype, dims, *shape = t
+        if not dtype:
+            return None
+        self._in_use()
+        handle = self._handle
+        handle._open()
+        return memory.view(self._array_kind, address, DType(dtype), shape[:dims], handle._device, Lease(handle, self))

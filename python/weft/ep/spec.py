@@ -1,0 +1,192 @@
+"""What exchanges look like: the same on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TypeVar, Union
+
+from .. import _abi
+from .._library import library
+from ..dtypes import DType, DTypeLike, dtype_of
+from ..errors import InvalidError
+
+
+class Layout(enum.IntEnum):
+    """Where received rows stand."""
+
+    expert_major = 0
+    """[local experts, rows per expert, hidden]"""
+    expert_packed = 1
+    """[rows, hidden]: the experts' rows follow each other, padded to the alignment"""
+    rank_major = 2
+    """[ranks * max_tokens, hidden]: a token stands by its own index in its rank's zone"""
+    token_major = 3
+    """[rows, hidden]: one row per token and rank, by source rank, then token"""
+
+
+class Wire(enum.IntEnum):
+    """What crosses: a row for each selection, or for each rank."""
+
+    per_selection = 0
+    per_rank = 1
+
+
+class Reduction(enum.IntEnum):
+    """Where rows are summed."""
+
+    exact = 0
+    """At home: fp32 fused multiply-adds, k ascending, rounded once."""
+    partial = 1
+    """The rows of one rank there, the ranks' sums at home."""
+
+
+class Weighting(enum.IntEnum):
+    """Whether combine applies the weights."""
+
+    weighted = 0
+    plain = 1
+
+
+class Payload(enum.IntEnum):
+    """What a row is made of."""
+
+    bf16 = 0
+    fp16 = 1
+    fp32 = 2
+    fp8 = 3
+    """e4m3, and an fp32 scale for each 128 numbers"""
+    fp8_ue8m0 = 4
+    """e4m3, and a power-of-two scale for each 128 numbers"""
+    opaque = 5
+    """row_bytes and scale_bytes that are moved, not looked at"""
+
+
+class ScaleOrder(enum.IntEnum):
+    """The order of received scales."""
+
+    row_major = 0
+    column_major = 1
+
+
+class Counts(enum.IntEnum):
+    """Who learns how many rows arrive."""
+
+    host = 0
+    """Arrays of exactly the rows that arrive."""
+    device = 1
+    """Arrays of the capacity, and the counts beside them: nothing waits for the host."""
+
+
+class Overflow(enum.IntEnum):
+    """What happens to rows beyond the capacity."""
+
+    refuse = 0
+    drop = 1
+
+
+E = TypeVar("E", bound=enum.IntEnum)
+
+ROW_TYPES = {
+    Payload.bf16: DType.bfloat16,
+    Payload.fp16: DType.float16,
+    Payload.fp32: DType.float32,
+    Payload.fp8: DType.float8_e4m3,
+    Payload.fp8_ue8m0: DType.float8_e4m3,
+    Payload.opaque: DType.uint8,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What exchanges look like. Choices are given by name or as members of their types; docs/ep-support.md says which combinations are supported."""
+
+    experts: int
+    """In all; rank r has the r-th share of experts / ranks."""
+    topk: int
+    """Selections a token, 1 to 32."""
+    hidden: int
+    """Numbers a row."""
+    max_tokens: int
+    """The most that any rank dispatches at once."""
+    layout: Union[Layout, str] = Layout.expert_major
+    wire: Union[Wire, str, None] = None
+    """None: what the layout allows, a row for each selection if there is a choice."""
+    reduction: Union[Reduction, str, None] = None
+    """None: exact where the layout allows it."""
+    weighting: Union[Weighting, str, None] = None
+    """None: weighted where the layout allows it."""
+    payload: Union[Payload, str] = Payload.bf16
+    quantize: DTypeLike = None
+    """The type that dispatch quantises to FP8 on the way; None: rows and scales come quantised."""
+    power_of_two_scales: bool = False
+    """Scales of quantised rows are rounded up to powers of two."""
+    scale_order: Union[ScaleOrder, str] = ScaleOrder.row_major
+    output: DTypeLike = None
+    """The type that combine takes and returns; None: the payload's, or bfloat16."""
+    counts: Union[Counts, str] = Counts.host
+    overflow: Union[Overflow, str] = Overflow.refuse
+    sms: int = 0
+    """GPU: multiprocessors that the kernels may fill; 0: three quarters of the free ones."""
+    row_bytes: int = 0
+    """Opaque payload: bytes of a row."""
+    scale_bytes: int = 0
+    """Opaque payload: bytes of its scales, or 0."""
+    capacity: int = 0
+    """The most rows that a rank (expert-major: an expert) can receive; 0 is the worst case."""
+    alignment: int = 0
+    """expert-packed: the multiple to which the experts' rows are padded."""
+    live: int = 0
+    """Received arrays that may be alive at once; 0 is 2."""
+
+    def __post_init__(self) -> None:
+        settle = object.__setattr__
+        layout = _member(Layout, self.layout)
+        one = layout in (Layout.rank_major, Layout.token_major)  # a row per token and rank, which stands for all of a rank's experts
+        settle(self, "layout", layout)
+        settle(self, "wire", _member(Wire, self.wire, Wire(one)))
+        settle(self, "reduction", _member(Reduction, self.reduction, Reduction(one)))
+        settle(self, "weighting", _member(Weighting, self.weighting, Weighting(one)))
+        settle(self, "payload", _member(Payload, self.payload))
+        settle(self, "quantize", None if self.quantize is None else dtype_of(self.quantize))
+        settle(self, "scale_order", _member(ScaleOrder, self.scale_order))
+        settle(self, "output", None if self.output is None else dtype_of(self.output))
+        settle(self, "counts", _member(Counts, self.counts))
+        settle(self, "overflow", _member(Overflow, self.overflow))
+
+    @property
+    def row_dtype(self) -> DType:
+        """The type of the rows that dispatch takes."""
+        return self.quantize or ROW_TYPES[self.payload]  # type: ignore[index]
+
+    @property
+    def output_dtype(self) -> DType:
+        """The type of the rows that combine takes and returns."""
+        if self.output is not None:
+            return self.output  # type: ignore[no-any-return]
+        plain = (Payload.bf16, Payload.fp16, Payload.fp32)
+        return ROW_TYPES[self.payload] if self.payload in plain else DType.bfloat16  # type: ignore[index]
+
+    @property
+    def one_row_per_rank(self) -> bool:
+        """Whether a row stands for all of a rank's experts."""
+        return self.layout in (Layout.rank_major, Layout.token_major)
+
+    def check(self, ranks: int, engine: str = "host") -> None:
+        """Raises why a spec is not supported for a number of ranks on an engine, "host" or "gpu", if it is not. Local."""
+        lib = library()
+        if status := lib.ep_check(self._struct(), 1 if engine == "gpu" else 0, ranks):
+            lib.fail(status)
+
+    def _struct(self) -> _abi.EpSpec:
+        members = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return _abi.EpSpec(**{name: 0 if v is None else int(v) for name, v in members.items()})
+
+
+def _member(choices: type[E], given: E | str | None, default: E | None = None) -> E:
+    if given is None and default is not None:
+        return default
+    try:
+        return choices[given] if isinstance(given, str) else choices(given)
+    except (KeyError, ValueError):
+        raise InvalidError(f"{choices.__name__.lower()} {given!r}, want one of {', '.join(choices.__members__)}") from None

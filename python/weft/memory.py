@@ -1,0 +1,123 @@
+"""Arrays over memory of the library's, and new ones: of numpy, of PyTorch, or plain memoryviews, whichever the caller's operands were."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .dtypes import DType, foreign_name
+from .resources import Lease
+
+NUMPY, TORCH, PLAIN = "numpy", "torch", "plain"
+
+# What memoryviews call types; those that they lack are whole numbers of the same size.
+_FORMATS = {
+    DType.float16: "e",
+    DType.float32: "f",
+    DType.float64: "d",
+    DType.int8: "b",
+    DType.int16: "h",
+    DType.int32: "i",
+    DType.int64: "q",
+    DType.uint16: "H",
+    DType.bfloat16: "H",
+    DType.uint32: "I",
+    DType.uint64: "Q",
+}
+
+
+def default_kind() -> str:
+    """The kind of arrays where no operand says one: numpy's if there is numpy, else PyTorch's if it is in use."""
+    try:
+        import numpy  # noqa: F401, PLC0415
+    except ImportError:
+        return TORCH if "torch" in sys.modules else PLAIN
+    return NUMPY
+
+
+def numpy_dtype(dtype: DType) -> Any:
+    """The type in numpy. Those that numpy lacks are ml_dtypes', where that is installed, else whole numbers of the same size."""
+    import numpy  # noqa: PLC0415
+
+    if dtype in (DType.bfloat16, DType.float8_e4m3, DType.float8_e5m2, DType.ue8m0):
+        try:
+            import ml_dtypes  # noqa: PLC0415
+        except ImportError:
+            return numpy.dtype(f"uint{8 * dtype.itemsize}")
+        return numpy.dtype(getattr(ml_dtypes, foreign_name(dtype)))
+    return numpy.dtype(dtype.name)
+
+
+def torch_dtype(dtype: DType) -> Any:
+    """The type in PyTorch."""
+    import torch  # noqa: PLC0415
+
+    return getattr(torch, foreign_name(dtype))
+
+
+class _DeviceMemory:
+    """Memory of a GPU as PyTorch and others take it over, without a copy."""
+
+    def __init__(self, address: int, size: int, lease: Lease) -> None:
+        self.lease = lease
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3, "stream": None}
+
+
+def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease) -> Any:
+    """An array over memory at an address, which it keeps for as long as it lives. ``device`` is a GPU's number, or -1."""
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        return empty(kind, shape, dtype, device)
+    if device >= 0:
+        import torch  # noqa: PLC0415
+
+        flat = torch.as_tensor(_DeviceMemory(address, size, lease), device=f"cuda:{device}")
+        return flat.view(torch_dtype(dtype)).view(tuple(shape))
+    block = (ctypes.c_ubyte * size).from_address(address)
+    block._lease = lease
+    if kind == TORCH:
+        import torch  # noqa: PLC0415
+
+        return torch.frombuffer(block, dtype=torch.uint8).view(torch_dtype(dtype)).view(tuple(shape))
+    if kind == NUMPY:
+        import numpy  # noqa: PLC0415
+
+        return numpy.frombuffer(block, numpy.uint8).view(numpy_dtype(dtype)).reshape(tuple(shape))
+    return _plain(memoryview(block), dtype, shape)
+
+
+def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
+    """A new array, not initialised."""
+    if device >= 0 or kind == TORCH:
+        import torch  # noqa: PLC0415
+
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=f"cuda:{device}" if device >= 0 else "cpu")
+    if kind == NUMPY:
+        import numpy  # noqa: PLC0415
+
+        return numpy.empty(tuple(shape), numpy_dtype(dtype))
+    return _plain(memoryview(bytearray(math.prod(shape) * dtype.itemsize)), dtype, shape)
+
+
+def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:
+    """A new array with what is at an address of the host's."""
+    out = empty(kind, shape, dtype, -1)
+    size = math.prod(shape) * dtype.itemsize
+    if size:
+        if kind == TORCH:
+            to = out.data_ptr()
+        elif kind == NUMPY:
+            to = out.ctypes.data
+        else:
+            to = ctypes.addressof(ctypes.c_ubyte.from_buffer(out))
+        ctypes.memmove(to, address, size)
+    return out
+
+
+def _plain(block: memoryview, dtype: DType, shape: Sequence[int]) -> memoryview:
+    if 0 in shape:  # which memoryviews cannot be cast to
+        return block.cast("B").cast(_FORMATS.get(dtype, "B"))
+    return block.cast("B").cast(_FORMATS.get(dtype, "B"), tuple(shape))

@@ -1,0 +1,197 @@
+"""What callers pass: arrays of PyTorch, of numpy, and of whatever has DLPack or the buffer protocol, as the C library takes them.
+
+Inputs that are not contiguous are copied; outputs that are not are refused, by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import _abi, dlpack, memory
+from .dtypes import ALIASES, DType
+from .errors import OperandError
+
+_SIZE = ctypes.sizeof(_abi.Tensor)
+_PACK = [struct.Struct(f"=QQii{n}q").pack_into for n in range(_abi.MAX_DIMS + 1)]
+
+# Types of arrays whose own library lacks the real type, by the size that stands for it.
+_STAND_INS = {1: (DType.uint8,), 2: (DType.uint16,)}
+
+
+class Slot:
+    """Where an operand is put for the C library to read."""
+
+    __slots__ = ("_struct", "address", "buffer", "device", "held", "kind", "name", "wants", "written")
+
+    def __init__(self, name: str, device: int, wants: int = 0, *, written: bool = False) -> None:
+        self.name = name
+        self.device = device  # the GPU's number, or -1 on the host
+        self.wants = wants  # the DType that is expected, where arrays may lack it
+        self.written = written
+        self._struct = _abi.Tensor()
+        self.buffer = memoryview(self._struct).cast("B")
+        self.address = ctypes.addressof(self._struct)
+        self.kind = memory.PLAIN  # of the last operand
+        self.held: Any = None  # a copy that was made of it
+
+    def fill(self, array: Any) -> int:
+        """Takes an operand, or None for none, and returns what to tell C."""
+        if array is None:
+            return 0
+        (_READERS.get(type(array)) or _reader(array))(self, array)
+        return self.address
+
+    def put(self, address: int, dtype: int, shape: tuple[int, ...]) -> None:
+        dims = len(shape)
+        if dims > _abi.MAX_DIMS:
+            raise self.refuse(f"{dims} dimensions, want at most {_abi.MAX_DIMS}")
+        _PACK[dims](self.buffer, 0, _SIZE, address, dtype, dims, *shape)
+
+    def code(self, name: str, size: int) -> int:
+        """The number of the type of a name."""
+        dtype = ALIASES.get(name) or DType.__members__.get(name)
+        if dtype is None:
+            raise self.refuse(f"type {name}, which is none of {', '.join(DType.__members__)}")
+        if self.wants and dtype != self.wants and dtype in _STAND_INS.get(size, ()) and DType(self.wants).itemsize == size:
+            return self.wants
+        return dtype
+
+    def refuse(self, why: str) -> OperandError:
+        return OperandError(f"{self.name}: {why}")
+
+    def refuse_layout(self, shape: object, strides: object) -> OperandError:
+        return self.refuse(f"shape {tuple(shape)} with strides {strides} is not contiguous, and is written: pass a contiguous array")  # type: ignore[call-overload]
+
+    def refuse_device(self, where: object) -> OperandError:
+        want = "the host's memory" if self.device < 0 else f"GPU {self.device}"
+        return self.refuse(f"it is on {where}, and the communicator works on {want}: move it there")
+
+
+Reader = Callable[[Slot, Any], None]
+
+_READERS: dict[type, Reader] = {}
+
+
+def _reader(array: Any) -> Reader:
+    """How arrays of a type are read, found out once."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    reader: Reader
+    if torch is not None and isinstance(array, torch.Tensor):
+        reader = _torch_reader(torch)
+    elif numpy is not None and isinstance(array, numpy.ndarray):
+        reader = _numpy_reader(numpy)
+    elif hasattr(array, "__dlpack__"):
+        reader = _read_dlpack
+    else:
+        try:
+            memoryview(array).release()
+        except TypeError:
+            raise OperandError(
+                f"a {type(array).__module__}.{type(array).__qualname__} is no array: pass one of PyTorch or numpy, or what has DLPack or the buffer protocol"
+            ) from None
+        reader = _read_buffer
+    _READERS[type(array)] = reader
+    return reader
+
+
+def _torch_reader(torch: Any) -> Reader:
+    codes = {getattr(torch, d.name): int(d) for d in DType if hasattr(torch, d.name)}
+    codes |= {getattr(torch, name): int(d) for name, d in ALIASES.items() if hasattr(torch, name)}
+    kind = memory.TORCH
+    pack = _PACK
+
+    def read(slot: Slot, x: Any) -> None:
+        code = codes.get(x.dtype)
+        if code is None or x.get_device() != slot.device or not x.is_contiguous():
+            x, code = check(slot, x)
+        shape = x.shape
+        dims = len(shape)
+        slot.kind = kind
+        if dims > _abi.MAX_DIMS:
+            slot.put(0, code, shape)
+        pack[dims](slot.buffer, 0, _SIZE, x.data_ptr(), code, dims, *shape)
+
+    def check(slot: Slot, x: Any) -> tuple[Any, int]:
+        code = codes.get(x.dtype)
+        if code is None:
+            raise slot.refuse(f"type {x.dtype}, which is none of {', '.join(DType.__members__)}")
+        if x.device.type not in ("cpu", "cuda") or x.get_device() != slot.device:
+            raise slot.refuse_device(x.device)
+        if x.layout is not torch.strided:
+            raise slot.refuse(f"layout {x.layout}, want a dense tensor")
+        if not x.is_contiguous():
+            if slot.written:
+                raise slot.refuse_layout(x.shape, x.stride())
+            slot.held = x = x.contiguous()
+        return x, code
+
+    return read
+
+
+def _numpy_reader(numpy: Any) -> Reader:
+    def read(slot: Slot, x: Any) -> None:
+        if slot.device >= 0:
+            raise slot.refuse_device("the host")
+        dtype = x.dtype
+        if not dtype.isnative:
+            raise slot.refuse(f"type {dtype.str} has another byte order than this machine: convert it")
+        if not x.flags.c_contiguous:
+            if slot.written:
+                raise slot.refuse_layout(x.shape, x.strides)
+            slot.held = x = numpy.ascontiguousarray(x)
+        address, read_only = x.__array_interface__["data"]
+        if slot.written and read_only:
+            raise slot.refuse("it is read-only, and is written")
+        slot.kind = memory.NUMPY
+        slot.put(address, slot.code(dtype.name, dtype.itemsize), x.shape)
+
+    return read
+
+
+def _read_dlpack(slot: Slot, x: Any) -> None:
+    found = dlpack.read(x, slot.device)
+    if found.device != slot.device:
+        raise slot.refuse_device("the host" if found.device < 0 else f"GPU {found.device}")
+    if found.dtype is None:
+        raise slot.refuse(f"DLPack type {found.type_words}, which is none of {', '.join(DType.__members__)}")
+    if not found.contiguous:
+        raise slot.refuse_layout(found.shape, found.strides) if slot.written else slot.refuse(
+            f"shape {found.shape} with strides {found.strides} is not contiguous: pass a contiguous copy"
+        )
+    slot.held = found  # keeps the memory
+    slot.kind = memory.default_kind()
+    slot.put(found.address, slot.code(found.dtype.name, found.dtype.itemsize), found.shape)
+
+
+_BUFFER_TYPES = {
+    "e": DType.float16,
+    "f": DType.float32,
+    "d": DType.float64,
+    **dict.fromkeys("bhilqn", "int"),
+    **dict.fromkeys("BHILQN?c", "uint"),
+}
+
+
+def _read_buffer(slot: Slot, x: Any) -> None:
+    if slot.device >= 0:
+        raise slot.refuse_device("the host")
+    block = memoryview(x)
+    found = _BUFFER_TYPES.get(block.format.lstrip("@="))
+    if found is None or block.format == "?":
+        raise slot.refuse(f"buffer format {block.format!r}, which is none of {', '.join(DType.__members__)}")
+    name = found.name if isinstance(found, DType) else f"{found}{8 * block.itemsize}"
+    shape = block.shape
+    if slot.written:
+        if not block.c_contiguous:
+            raise slot.refuse_layout(shape, block.strides)
+        if block.readonly:
+            raise slot.refuse("it is read-only, and is written")
+    elif not block.c_contiguous or block.readonly:
+        block = memoryview(bytearray(block.tobytes()))
+    slot.held = held = (ctypes.c_ubyte * block.nbytes).from_buffer(block)
+    slot.kind = memory.default_kind()
+    slot.put(ctypes.addressof(held), slot.code(name, memoryview(x).itemsize), shape)

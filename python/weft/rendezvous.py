@@ -1,0 +1,72 @@
+"""How ranks that know each other by other means meet: all-gathers of bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import _abi
+from .errors import InvalidError
+
+
+class Callback:
+    """An all-gather as the C library calls it. What it raises is kept, for C knows numbers only."""
+
+    def __init__(self, all_gather: Callable[[bytes], Iterable[bytes]], ranks: int) -> None:
+        self._all_gather = all_gather
+        self._ranks = ranks
+        self.error: BaseException | None = None
+        self.function = _abi.AllGatherFunction(self._call)
+
+    def _call(self, _: object, mine: int, size: int, everyone: int) -> int:
+        try:
+            parts = [bytes(p) for p in self._all_gather(ctypes.string_at(mine, size))]
+            if len(parts) != self._ranks or any(len(p) != size for p in parts):
+                raise InvalidError(f"the all-gather returned {[len(p) for p in parts]} bytes, want {size} of each of {self._ranks} ranks")
+            ctypes.memmove(everyone, b"".join(parts), size * self._ranks)
+        except BaseException as e:  # noqa: BLE001: it must not unwind through C, and is raised again afterwards
+            self.error = e
+            return 1
+        return 0
+
+
+class StoreGather:
+    """An all-gather through a key-value store: every rank sets its key and gets the others'."""
+
+    def __init__(self, store: Any, rank: int, ranks: int, name: str) -> None:
+        self._store, self._rank, self._ranks = store, rank, ranks
+        # A store outlives ranks that an elastic launcher starts anew: keys of an earlier life must not be found.
+        life = f"weft/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._prefix = f"{life}/{store.add(f'{life}/joins/{rank}', 1)}"
+        self._round = 0
+
+    def __call__(self, mine: bytes) -> list[bytes]:
+        self._round += 1
+        key = f"{self._prefix}/{self._round}"
+        self._store.set(f"{key}/{self._rank}", mine)
+        return [mine if r == self._rank else bytes(self._store.get(f"{key}/{r}")) for r in range(self._ranks)]
+
+
+class ProcessGroupGather:
+    """An all-gather through a process group of PyTorch's."""
+
+    def __init__(self, group: Any) -> None:
+        import torch  # noqa: PLC0415
+        import torch.distributed as dist  # noqa: PLC0415
+
+        self._torch, self._dist, self._group = torch, dist, group
+        self.rank: int = dist.get_rank(group)
+        self.ranks: int = dist.get_world_size(group)
+        if self.rank < 0:
+            raise InvalidError("this rank is not in the process group")
+        # NCCL carries memory of GPUs only.
+        self._device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+
+    def __call__(self, mine: bytes) -> list[bytes]:
+        torch = self._torch
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self._device)
+        got = [torch.empty_like(sent) for _ in range(self.ranks)]
+        self._dist.all_gather(got, sent, group=self._group)
+        return [bytes(t.tolist()) for t in got]
