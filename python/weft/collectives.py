@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from typing import Any, Union
+from typing import Any
 
 from . import _abi, memory, streams
 from .communicator import Communicator
-from .dtypes import DType
 from .errors import OperandError
 from .operands import Slot
 from .resources import Resource
@@ -44,54 +43,53 @@ class Group(Resource):
         self._open()
         self._check(self._lib.barrier(self._handle, streams.address(stream, self._comm._device)))
 
-    def all_reduce(self, array: Any, op: Union[Op, str] = Op.sum, *, out: Any = None, stream: streams.StreamLike = None) -> Any:
-        """Reduces elementwise, in rank order, and returns ``out``: an array of the shape of ``array``, which it may be itself; a new one if None. Collective."""
-        number = Op[op] if isinstance(op, str) else Op(op)
-        return self._run(array, out, (), lambda o, i: self._lib.all_reduce(self._handle, self._on(stream), o, i, number))
+    def all_reduce(self, array: Any, op: Op | str = Op.sum, *, out: Any = None, stream: streams.StreamLike = None) -> Any:
+        """Reduces elementwise, in rank order, and returns ``out``: an array of the shape of ``array``, or ``array`` itself; a new one if None. Collective."""
+        number = op if type(op) is Op else Op[op] if isinstance(op, str) else Op(op)
+        return self._run(self._lib.all_reduce, array, out, (), stream, number)
 
     def all_gather(self, array: Any, *, out: Any = None, stream: streams.StreamLike = None) -> Any:
         """Gives every rank the arrays of all: [ranks, \\*shape], in the order of ranks. ``array`` may be this rank's part of ``out``. Collective."""
-        return self._run(array, out, (self._comm.ranks,), lambda o, i: self._lib.all_gather(self._handle, self._on(stream), o, i))
+        return self._run(self._lib.all_gather, array, out, (self._comm.ranks,), stream)
 
     def broadcast(self, array: Any, root: int = 0, *, stream: streams.StreamLike = None) -> Any:
         """Gives every rank the contents of root's array, in place, and returns it. Collective."""
         self._open()
         slots = self._take()
         try:
-            slots[0].written = self._comm.rank != root
-            refused = _fill(slots[:1], (array,))
-            status = self._lib.broadcast(self._handle, self._on(stream), 0 if refused else slots[0].address, root)
+            slots[0].wants = 0
+            refused = _refusal(slots[0], array)
+            status = self._lib.broadcast(self._handle, streams.address(stream, self._comm._device), 0 if refused else slots[0].address, root)
             if refused:
                 raise refused
-            self._check(status)
+            if status:
+                raise self._failure(status)
         finally:
-            slots[0].written = True
             self._give(slots)
         return array
 
-    def _run(self, array: Any, out: Any, more: tuple[int, ...], call: Any) -> Any:
+    def _run(self, call: Any, array: Any, out: Any, more: tuple[int, ...], stream: streams.StreamLike, *rest: int) -> Any:
+        """Runs a collective with an operand that is read and one that is written, of the same shape but for the dimensions of ``more``."""
         self._open()
         slots = self._take()
         to, source = slots
         try:
-            refused = _fill((source,), (array,))
+            refused = _refusal(source, array)
             if not refused:
                 if out is None:
-                    t = _abi.Tensor.from_address(source.address)
-                    out = memory.empty(source.kind, more + tuple(t.shape[: t.dims]), DType(t.dtype), self._comm._device)
-                to.wants = _abi.Tensor.from_address(source.address).dtype
-                refused = _fill((to,), (out,))
+                    out = memory.empty(source.kind, more + source.shape, source.dtype, self._comm._device)
+                to.wants = source.code
+                refused = _refusal(to, out)
+            on = streams.address(stream, self._comm._device)
             # Who has nothing to pass tells the others so, instead of leaving them to wait.
-            status = call(0, 0) if refused else call(to.address, source.address)
+            status = call(self._handle, on, 0, 0, *rest) if refused else call(self._handle, on, to.address, source.address, *rest)
             if refused:
                 raise refused
-            self._check(status)
+            if status:
+                raise self._failure(status)
         finally:
             self._give(slots)
         return out
-
-    def _on(self, stream: streams.StreamLike) -> int:
-        return streams.address(stream, self._comm._device)
 
     def _take(self) -> tuple[Slot, Slot]:
         try:
@@ -102,18 +100,17 @@ class Group(Resource):
 
     def _give(self, slots: tuple[Slot, Slot]) -> None:
         for slot in slots:
-            slot.held = None
+            if slot.held:
+                slot.held.clear()
         self._frames.append(slots)
 
     def _destroy(self) -> int:
         return int(self._lib.group_destroy(self._handle))
 
 
-def _fill(slots: tuple[Slot, ...], arrays: tuple[Any, ...]) -> OperandError | None:
-    for slot, array in zip(slots, arrays):
-        try:
-            if not slot.fill(array):
-                return slot.refuse("there is no array")
-        except OperandError as e:
-            return e
-    return None
+def _refusal(slot: Slot, array: Any) -> OperandError | None:
+    """Takes an operand, or says why not."""
+    try:
+        return None if slot.fill(array) else slot.refuse("there is no array")
+    except OperandError as e:
+        return e

@@ -7,14 +7,14 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Union
+from typing import Any
 
 from . import _abi, rendezvous, streams
 from ._library import Library, library
 from .errors import InvalidError
 from .resources import Resource, gone, opened
 
-Log = Union[Callable[[str], object], logging.Logger, None]
+Log = Callable[[str], object] | logging.Logger | None
 
 
 class UniqueId:
@@ -85,9 +85,7 @@ class Communicator(Resource):
     # How ranks meet.
 
     @classmethod
-    def join(
-        cls, *, engine: str = "host", gpu: int | None = None, deadline: float | None = None, huge_pages: bool = True, log: Log = None
-    ) -> Communicator:
+    def join(cls, *, engine: str = "host", gpu: int | None = None, deadline: float | None = None, huge_pages: bool = True, log: Log = None) -> Communicator:
         """Joins as the environment says: weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes; alone if it says nothing. Collective."""
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         return cls._made(lib, options, lambda out: lib.comm_create(options, out))
@@ -130,9 +128,7 @@ class Communicator(Resource):
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         call = rendezvous.Callback(all_gather, ranks)
         try:
-            return cls._made(
-                lib, options, lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out)
-            )
+            return cls._made(lib, options, lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out))
         except BaseException as e:
             if call.error is not None and call.error is not e:
                 raise call.error from None

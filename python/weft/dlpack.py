@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from .dtypes import DType
 
@@ -51,7 +51,7 @@ class Found(NamedTuple):
     """An array that was read, and what keeps its memory."""
 
     address: int
-    dtype: Optional[DType]
+    dtype: DType | None
     type_words: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -70,7 +70,7 @@ def read(array: Any, device: int) -> Found:
     for i in reversed(range(t.ndim - 1)):
         dense[i] = dense[i + 1] * shape[i + 1]
     strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else tuple(dense)
-    contiguous = 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense))
+    contiguous = 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense, strict=True))
     kind = t.device.type
     where = -1 if kind in _HOST_DEVICES else t.device.id if kind in _CUDA_DEVICES else -2
     dtype = _TYPES.get((t.dtype.code, t.dtype.bits)) if t.dtype.lanes == 1 else None

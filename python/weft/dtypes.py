@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Union
+from typing import Any
 
 
 class DType(enum.IntEnum):
@@ -43,7 +43,8 @@ ALIASES = {"float8_e4m3fn": DType.float8_e4m3, "float8_e8m0fnu": DType.ue8m0, "h
 
 _FOREIGN = {d.name: d.name for d in DType} | {d.name: name for name, d in ALIASES.items() if name.startswith("float8")}
 
-DTypeLike = Union[DType, str, Any]
+DTypeLike = Any
+"""A :class:`DType`, the name of one, or a type of numpy or PyTorch."""
 
 
 def dtype_of(like: DTypeLike) -> DType:

@@ -32,7 +32,7 @@ _FORMATS = {
 def default_kind() -> str:
     """The kind of arrays where no operand says one: numpy's if there is numpy, else PyTorch's if it is in use."""
     try:
-        import numpy  # noqa: F401, PLC0415
+        import numpy  # noqa: F401
     except ImportError:
         return TORCH if "torch" in sys.modules else PLAIN
     return NUMPY
@@ -40,11 +40,11 @@ def default_kind() -> str:
 
 def numpy_dtype(dtype: DType) -> Any:
     """The type in numpy. Those that numpy lacks are ml_dtypes', where that is installed, else whole numbers of the same size."""
-    import numpy  # noqa: PLC0415
+    import numpy
 
     if dtype in (DType.bfloat16, DType.float8_e4m3, DType.float8_e5m2, DType.ue8m0):
         try:
-            import ml_dtypes  # noqa: PLC0415
+            import ml_dtypes
         except ImportError:
             return numpy.dtype(f"uint{8 * dtype.itemsize}")
         return numpy.dtype(getattr(ml_dtypes, foreign_name(dtype)))
@@ -53,7 +53,7 @@ def numpy_dtype(dtype: DType) -> Any:
 
 def torch_dtype(dtype: DType) -> Any:
     """The type in PyTorch."""
-    import torch  # noqa: PLC0415
+    import torch
 
     return getattr(torch, foreign_name(dtype))
 
@@ -72,18 +72,18 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
     if size == 0:
         return empty(kind, shape, dtype, device)
     if device >= 0:
-        import torch  # noqa: PLC0415
+        import torch
 
         flat = torch.as_tensor(_DeviceMemory(address, size, lease), device=f"cuda:{device}")
         return flat.view(torch_dtype(dtype)).view(tuple(shape))
-    block = (ctypes.c_ubyte * size).from_address(address)
+    block: Any = (ctypes.c_ubyte * size).from_address(address)
     block._lease = lease
     if kind == TORCH:
-        import torch  # noqa: PLC0415
+        import torch
 
         return torch.frombuffer(block, dtype=torch.uint8).view(torch_dtype(dtype)).view(tuple(shape))
     if kind == NUMPY:
-        import numpy  # noqa: PLC0415
+        import numpy
 
         return numpy.frombuffer(block, numpy.uint8).view(numpy_dtype(dtype)).reshape(tuple(shape))
     return _plain(memoryview(block), dtype, shape)
@@ -92,11 +92,11 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
 def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     """A new array, not initialised."""
     if device >= 0 or kind == TORCH:
-        import torch  # noqa: PLC0415
+        import torch
 
         return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=f"cuda:{device}" if device >= 0 else "cpu")
     if kind == NUMPY:
-        import numpy  # noqa: PLC0415
+        import numpy
 
         return numpy.empty(tuple(shape), numpy_dtype(dtype))
     return _plain(memoryview(bytearray(math.prod(shape) * dtype.itemsize)), dtype, shape)
@@ -117,7 +117,7 @@ def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:
     return out
 
 
-def _plain(block: memoryview, dtype: DType, shape: Sequence[int]) -> memoryview:
+def _plain(block: Any, dtype: DType, shape: Sequence[int]) -> Any:
     if 0 in shape:  # which memoryviews cannot be cast to
         return block.cast("B").cast(_FORMATS.get(dtype, "B"))
     return block.cast("B").cast(_FORMATS.get(dtype, "B"), tuple(shape))

@@ -15,28 +15,33 @@ from . import _abi, dlpack, memory
 from .dtypes import ALIASES, DType
 from .errors import OperandError
 
-_SIZE = ctypes.sizeof(_abi.Tensor)
-_PACK = [struct.Struct(f"=QQii{n}q").pack_into for n in range(_abi.MAX_DIMS + 1)]
+# What follows the address in a tensor of C's, for each number of dimensions, and where.
+_PACK = [struct.Struct(f"=ii{n}q").pack_into for n in range(_abi.MAX_DIMS + 1)]
+_TYPE_AT = _abi.Tensor.dtype.offset
+_ADDRESS = _abi.Tensor.data.offset // 8  # in words
 
 # Types of arrays whose own library lacks the real type, by the size that stands for it.
 _STAND_INS = {1: (DType.uint8,), 2: (DType.uint16,)}
 
 
 class Slot:
-    """Where an operand is put for the C library to read."""
+    """Where an operand is put for the C library to read. What is as it was the last time is not written again: most calls are like the one before."""
 
-    __slots__ = ("_struct", "address", "buffer", "device", "held", "kind", "name", "wants", "written")
+    __slots__ = ("_bytes", "_shape", "_struct", "_words", "address", "code", "device", "held", "kind", "name", "wants", "written")
 
-    def __init__(self, name: str, device: int, wants: int = 0, *, written: bool = False) -> None:
+    def __init__(self, name: str, device: int, wants: int = 0, *, written: bool = False, held: list[Any] | None = None) -> None:
         self.name = name
         self.device = device  # the GPU's number, or -1 on the host
         self.wants = wants  # the DType that is expected, where arrays may lack it
         self.written = written
-        self._struct = _abi.Tensor()
-        self.buffer = memoryview(self._struct).cast("B")
-        self.address = ctypes.addressof(self._struct)
+        self.held = [] if held is None else held  # copies that were made, and what keeps memory
         self.kind = memory.PLAIN  # of the last operand
-        self.held: Any = None  # a copy that was made of it
+        self._struct = _abi.Tensor()
+        self._bytes = memoryview(self._struct).cast("B")
+        self._words = self._bytes.cast("Q")
+        self.address = ctypes.addressof(self._struct)
+        self._shape: Any = None
+        self.code = 0
 
     def fill(self, array: Any) -> int:
         """Takes an operand, or None for none, and returns what to tell C."""
@@ -45,13 +50,26 @@ class Slot:
         (_READERS.get(type(array)) or _reader(array))(self, array)
         return self.address
 
-    def put(self, address: int, dtype: int, shape: tuple[int, ...]) -> None:
-        dims = len(shape)
-        if dims > _abi.MAX_DIMS:
-            raise self.refuse(f"{dims} dimensions, want at most {_abi.MAX_DIMS}")
-        _PACK[dims](self.buffer, 0, _SIZE, address, dtype, dims, *shape)
+    def put(self, address: int, code: int, shape: Any) -> None:
+        if shape != self._shape or code != self.code:
+            dims = len(shape)
+            if dims > _abi.MAX_DIMS:
+                raise self.refuse(f"{dims} dimensions, want at most {_abi.MAX_DIMS}")
+            _PACK[dims](self._bytes, _TYPE_AT, code, dims, *shape)
+            self._shape, self.code = shape, code
+        self._words[_ADDRESS] = address
 
-    def code(self, name: str, size: int) -> int:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the last operand."""
+        return tuple(self._shape)
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the last operand."""
+        return DType(self.code)
+
+    def code_of(self, name: str, size: int) -> int:
         """The number of the type of a name."""
         dtype = ALIASES.get(name) or DType.__members__.get(name)
         if dtype is None:
@@ -63,8 +81,8 @@ class Slot:
     def refuse(self, why: str) -> OperandError:
         return OperandError(f"{self.name}: {why}")
 
-    def refuse_layout(self, shape: object, strides: object) -> OperandError:
-        return self.refuse(f"shape {tuple(shape)} with strides {strides} is not contiguous, and is written: pass a contiguous array")  # type: ignore[call-overload]
+    def refuse_layout(self, shape: Any, strides: Any) -> OperandError:
+        return self.refuse(f"shape {tuple(shape)} with strides {strides} is not contiguous, and is written: pass a contiguous array")
 
     def refuse_device(self, where: object) -> OperandError:
         want = "the host's memory" if self.device < 0 else f"GPU {self.device}"
@@ -102,18 +120,13 @@ def _torch_reader(torch: Any) -> Reader:
     codes = {getattr(torch, d.name): int(d) for d in DType if hasattr(torch, d.name)}
     codes |= {getattr(torch, name): int(d) for name, d in ALIASES.items() if hasattr(torch, name)}
     kind = memory.TORCH
-    pack = _PACK
 
     def read(slot: Slot, x: Any) -> None:
         code = codes.get(x.dtype)
         if code is None or x.get_device() != slot.device or not x.is_contiguous():
             x, code = check(slot, x)
-        shape = x.shape
-        dims = len(shape)
         slot.kind = kind
-        if dims > _abi.MAX_DIMS:
-            slot.put(0, code, shape)
-        pack[dims](slot.buffer, 0, _SIZE, x.data_ptr(), code, dims, *shape)
+        slot.put(x.data_ptr(), code, x.shape)
 
     def check(slot: Slot, x: Any) -> tuple[Any, int]:
         code = codes.get(x.dtype)
@@ -126,7 +139,8 @@ def _torch_reader(torch: Any) -> Reader:
         if not x.is_contiguous():
             if slot.written:
                 raise slot.refuse_layout(x.shape, x.stride())
-            slot.held = x = x.contiguous()
+            x = x.contiguous()
+            slot.held.append(x)
         return x, code
 
     return read
@@ -142,12 +156,13 @@ def _numpy_reader(numpy: Any) -> Reader:
         if not x.flags.c_contiguous:
             if slot.written:
                 raise slot.refuse_layout(x.shape, x.strides)
-            slot.held = x = numpy.ascontiguousarray(x)
+            x = numpy.ascontiguousarray(x)
+            slot.held.append(x)
         address, read_only = x.__array_interface__["data"]
         if slot.written and read_only:
             raise slot.refuse("it is read-only, and is written")
         slot.kind = memory.NUMPY
-        slot.put(address, slot.code(dtype.name, dtype.itemsize), x.shape)
+        slot.put(address, slot.code_of(dtype.name, dtype.itemsize), x.shape)
 
     return read
 
@@ -159,12 +174,14 @@ def _read_dlpack(slot: Slot, x: Any) -> None:
     if found.dtype is None:
         raise slot.refuse(f"DLPack type {found.type_words}, which is none of {', '.join(DType.__members__)}")
     if not found.contiguous:
-        raise slot.refuse_layout(found.shape, found.strides) if slot.written else slot.refuse(
-            f"shape {found.shape} with strides {found.strides} is not contiguous: pass a contiguous copy"
+        raise (
+            slot.refuse_layout(found.shape, found.strides)
+            if slot.written
+            else slot.refuse(f"shape {found.shape} with strides {found.strides} is not contiguous: pass a contiguous copy")
         )
-    slot.held = found  # keeps the memory
+    slot.held.append(found)  # keeps the memory
     slot.kind = memory.default_kind()
-    slot.put(found.address, slot.code(found.dtype.name, found.dtype.itemsize), found.shape)
+    slot.put(found.address, slot.code_of(found.dtype.name, found.dtype.itemsize), found.shape)
 
 
 _BUFFER_TYPES = {
@@ -192,6 +209,15 @@ def _read_buffer(slot: Slot, x: Any) -> None:
             raise slot.refuse("it is read-only, and is written")
     elif not block.c_contiguous or block.readonly:
         block = memoryview(bytearray(block.tobytes()))
-    slot.held = held = (ctypes.c_ubyte * block.nbytes).from_buffer(block)
+    held = (ctypes.c_ubyte * block.nbytes).from_buffer(block)
+    slot.held.append(held)
     slot.kind = memory.default_kind()
-    slot.put(ctypes.addressof(held), slot.code(name, memoryview(x).itemsize), shape)
+    slot.put(ctypes.addressof(held), slot.code_of(name, memoryview(x).itemsize), shape)
+
+
+def kind_of(array: Any) -> str:
+    """The kind of new arrays that go with an operand."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return memory.TORCH
+    return memory.default_kind()

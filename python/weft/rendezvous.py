@@ -26,7 +26,7 @@ class Callback:
             if len(parts) != self._ranks or any(len(p) != size for p in parts):
                 raise InvalidError(f"the all-gather returned {[len(p) for p in parts]} bytes, want {size} of each of {self._ranks} ranks")
             ctypes.memmove(everyone, b"".join(parts), size * self._ranks)
-        except BaseException as e:  # noqa: BLE001: it must not unwind through C, and is raised again afterwards
+        except BaseException as e:  # it must not unwind through C, and is raised again afterwards
             self.error = e
             return 1
         return 0
@@ -53,8 +53,8 @@ class ProcessGroupGather:
     """An all-gather through a process group of PyTorch's."""
 
     def __init__(self, group: Any) -> None:
-        import torch  # noqa: PLC0415
-        import torch.distributed as dist  # noqa: PLC0415
+        import torch
+        import torch.distributed as dist
 
         self._torch, self._dist, self._group = torch, dist, group
         self.rank: int = dist.get_rank(group)

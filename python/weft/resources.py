@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import atexit
 import os
+import weakref
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from . import errors
 from ._abi import Status
 from ._library import Library
 
-Self = TypeVar("Self", bound="Resource")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Resource:
@@ -28,10 +30,11 @@ class Resource:
         self._handle = handle
         self._parent = parent
         self._process = os.getpid()
-        self._leases: set[int] = set()
+        self._leases: set[Any] = set()
+        self._endings: list[Any] = []
         self._closed = False
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -50,6 +53,10 @@ class Resource:
         if not self._leases:
             self._check(self._destroy())
         self._closed = True
+        if self._leases:
+            # From here on every array that goes may be the last.
+            self._endings = [weakref.ref(lease, self._returned) for lease in (ref() for ref in list(self._leases)) if lease is not None]
+            self._returned()
 
     def _open(self) -> None:
         """Refuses a call on what was closed, whose memory may still be there for arrays that show it."""
@@ -59,10 +66,10 @@ class Resource:
     def _destroy(self) -> int:
         raise NotImplementedError
 
-    def _returned(self, lease: int) -> None:
-        """Memory is shown by one array less. Whoever closes while there are some leaves the destruction to the last."""
-        self._leases.discard(lease)
-        if self._closed and not self._leases and not _ending and self._process == os.getpid():
+    def _returned(self, _: object = None) -> None:
+        """Destroys what was closed, when no array shows its memory any more."""
+        if not _ending and self._process == os.getpid() and all(ref() is None for ref in list(self._leases)):
+            self._endings.clear()
             self._destroy()
 
     def _check(self, status: int) -> None:
@@ -77,46 +84,42 @@ class Resource:
 
 
 class Lease:
-    """Memory of resources' that arrays show; ``keep`` stays alive as long as they do."""
+    """Memory of resources' that arrays show; ``keep`` stays alive as long as they do.
 
-    __slots__ = ("_keep", "_owners")
+    Resources know their leases by weak references that take themselves out: nothing of Python's runs when an array goes, so an interrupt cannot get lost there.
+    """
+
+    __slots__ = ("__weakref__", "_keep", "_owners")
 
     def __init__(self, owner: Resource, keep: Any = None) -> None:
-        owners = []
+        self._keep = keep
+        self._owners = []
         resource: Resource | None = owner
         while resource is not None:
-            owners.append(resource)
+            self._owners.append(resource)
+            resource._leases.add(weakref.ref(self, resource._leases.discard))
             resource = resource._parent
-        self._owners = owners
-        self._keep = keep
-        for o in owners:
-            o._leases.add(id(self))
-
-    def __del__(self) -> None:
-        self._keep = None  # what it holds goes before its owners
-        for o in self._owners:
-            o._returned(id(self))
 
 
 _ending = False
-_communicators: dict[int, Resource] = {}
+_open: dict[int, tuple[Library, int, set[Any]]] = {}
 
 
 def opened(communicator: Resource) -> None:
     """Remembers a communicator, to leave it when the interpreter ends: peers hear of it at once, and the library's threads call no more."""
-    _communicators[communicator._handle] = communicator
+    _open[communicator._handle] = (communicator._lib, communicator._process, communicator._leases)
 
 
 def gone(communicator: Resource) -> None:
     """Forgets a communicator that was destroyed."""
-    _communicators.pop(communicator._handle, None)
+    _open.pop(communicator._handle, None)
 
 
 @atexit.register
 def _leave_all() -> None:
     global _ending
     _ending = True
-    for handle, c in list(_communicators.items()):
-        if c._process == os.getpid():
+    for handle, (lib, process, leases) in list(_open.items()):
+        if process == os.getpid():
             # A thread that is inside a call keeps its communicator; the end of the process is what tells its peers.
-            (c._lib.comm_leave if c._leases else c._lib.comm_destroy)(handle)
+            (lib.comm_leave if leases else lib.comm_destroy)(handle)

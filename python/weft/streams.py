@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Union
+from typing import Any
 
 from ._abi import STREAM_OWN
 
 OWN = STREAM_OWN
 """The communicator's own stream, ordered with nothing but itself."""
 
-StreamLike = Union[None, int, Any]
+StreamLike = Any
 
 
 def address(stream: StreamLike, device: int) -> int:

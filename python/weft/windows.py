@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _abi, memory
 from .communicator import Communicator
-from .dtypes import DType, DTypeLike, dtype_of
+from .dtypes import DTypeLike, dtype_of
 from .errors import InvalidError, OperandError
 from .operands import Slot
 from .resources import Lease, Resource
@@ -44,7 +44,7 @@ class Window(Resource):
         if not slot.fill(array):
             raise OperandError("window: there is no array")
         t = _abi.Tensor.from_address(slot.address)
-        size = math.prod(t.shape[: t.dims]) * DType(t.dtype).itemsize
+        size = math.prod(slot.shape) * slot.dtype.itemsize
         window = cls.__new__(cls)
         window._make(comm, lambda lib, out: lib.window_create_from_memory(comm._handle, t.data, size, out))
         window._array = array

@@ -32,9 +32,8 @@ def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = N
     lib = library()
     slot = Slot("topk", -1)
     address = slot.fill(topk)
-    t = _abi.Tensor.from_address(slot.address)
     per_node = ranks_per_node or ranks
-    tokens = t.shape[0] if address and t.dims == 2 else 0
+    tokens = slot.shape[0] if address and len(slot.shape) == 2 else 0
     nodes = -(-max(ranks, 0) // max(per_node, 1))
     out = Census(
         *(
@@ -48,7 +47,7 @@ def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = N
         )
     )
     layout = _abi.EpLayout(experts=experts, ranks=ranks, ranks_per_node=per_node)
-    for name, array in zip(Census._fields, out):
+    for name, array in zip(Census._fields, out, strict=True):
         to = Slot(name, -1, written=True)
         to.fill(array)
         setattr(layout, name, _abi.Tensor.from_address(to.address).data or None)

@@ -6,7 +6,6 @@ A call takes a frame out of its handle's list and puts it back afterwards, so tw
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -14,100 +13,100 @@ from .. import _abi
 from ..dtypes import DType
 from ..errors import OperandError
 from ..operands import Slot
+from .spec import Payload
 
 if TYPE_CHECKING:
     from .spec import Spec
 
-_HANDLES = struct.Struct("=QQ")
-
 
 class Frame:
-    """The operands of a call and the struct that points to them."""
-
-    slots: tuple[Slot, ...] = ()
+    """The operands of a call and the struct that points to them. Members of the struct are words, of which the first is its size."""
 
     def __init__(self, arguments: type[_abi.Struct]) -> None:
+        self.held: list[Any] = []  # copies of operands
         self._arguments = arguments()
-        self._buffer = memoryview(self._arguments).cast("B")
-        self._pack = struct.Struct(f"={len(self._buffer) // 8}Q").pack_into
-        self._size = len(self._buffer)
+        self.words = memoryview(self._arguments).cast("B").cast("Q")
         self.address = ctypes.addressof(self._arguments)
-        out = ctypes.c_uint64()
-        self.out = out
-        self.out_address = ctypes.addressof(out)
+        self.out = ctypes.c_uint64()
+        self.out_address = ctypes.addressof(self.out)
 
-    def point(self, *members: int) -> int:
-        """Fills the arguments in, and returns where they are."""
-        self._pack(self._buffer, 0, self._size, *members)
-        return self.address
-
-    def fill(self, *arrays: Any) -> OperandError | None:
-        """Takes the operands, or says what is wrong with the first that cannot be taken."""
-        try:
-            for slot, array in zip(self.slots, arrays):
-                slot.fill(array)
-        except OperandError as e:
-            return e
-        return None
+    def slot(self, name: str, device: int, wants: int = 0, *, written: bool = False) -> Slot:
+        return Slot(name, device, wants, written=written, held=self.held)
 
 
 class DispatchFrame(Frame):
     def __init__(self, spec: Spec, device: int) -> None:
         super().__init__(_abi.EpDispatchArgs)
-        self.topk = Slot("topk", device)
-        self.weights = Slot("weights", device)
-        self.rows = Slot("rows", device, spec.row_dtype)
-        self.scales = Slot("scales", device, DType.ue8m0 if spec.payload.name == "fp8_ue8m0" else 0)  # type: ignore[union-attr]
-        self.slots = (self.topk, self.weights, self.rows, self.scales)
+        self.topk = self.slot("topk", device)
+        self.weights = self.slot("weights", device)
+        self.rows = self.slot("rows", device, spec.row_dtype)
+        self.scales = self.slot("scales", device, DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0)
         self._data, self._scales = _abi.Tensor(), _abi.Tensor()
-        self.data_buffer, self.scales_buffer = memoryview(self._data).cast("B"), memoryview(self._scales).cast("B")
+        self.data_bytes, self.scales_bytes = memoryview(self._data).cast("B"), memoryview(self._scales).cast("B")
         self._result = _abi.EpDispatchResult(data=ctypes.addressof(self._data), scales=ctypes.addressof(self._scales))
+        self.result = memoryview(self._result).cast("B").cast("Q")
         self.result_address = ctypes.addressof(self._result)
 
-        self._handles = memoryview(self._result).cast("B")[8:24]
-
-    def arrived(self) -> tuple[int, int]:
-        """The handles of what has arrived and of its routing."""
-        return _HANDLES.unpack_from(self._handles)  # type: ignore[return-value]
-
-    def clear(self) -> None:
-        """Says that nothing has arrived."""
-        _HANDLES.pack_into(self._handles, 0, 0, 0)
+    def arguments(self, routing: int, topk: Any, weights: Any, rows: Any, scales: Any) -> OperandError | None:
+        """Takes the operands, or says what is wrong with one and takes none."""
+        words = self.words
+        words[1] = routing
+        try:
+            words[2] = 0 if topk is None else self.topk.fill(topk)
+            words[3] = 0 if weights is None else self.weights.fill(weights)
+            words[4] = self.rows.fill(rows)
+            words[5] = 0 if scales is None else self.scales.fill(scales)
+        except OperandError as e:
+            words[2] = words[3] = words[4] = words[5] = 0
+            return e
+        return None
 
 
 class CombineFrame(Frame):
     def __init__(self, spec: Spec, device: int) -> None:
         super().__init__(_abi.EpCombineArgs)
         t = spec.output_dtype
-        self.rows = Slot("rows", device, t)
-        self.sum = Slot("out", device, t, written=True)
-        self.bias = Slot("bias", device, t)
-        self.second_bias = Slot("second bias", device, t)
-        self.slots = (self.rows, self.sum, self.bias, self.second_bias)
+        self.rows = self.slot("rows", device, t)
+        self.sum = self.slot("out", device, t, written=True)
+        self.bias = self.slot("bias", device, t), self.slot("second bias", device, t)
+
+    def arguments(self, routing: int, rows: Any, out: Any, bias: Any) -> OperandError | None:
+        """Takes the operands, or says what is wrong with one and takes none."""
+        words = self.words
+        words[1] = routing
+        words[4] = words[5] = 0
+        try:
+            words[2] = self.rows.fill(rows)
+            words[3] = self.sum.fill(out)
+            if bias is not None:
+                for i, b in enumerate(bias if isinstance(bias, (tuple, list)) else (bias,)):
+                    words[4 + i] = self.bias[i].fill(b)
+        except OperandError as e:
+            words[2] = words[3] = words[4] = words[5] = 0
+            return e
+        return None
 
 
-class DispatchBackwardFrame(Frame):
-    def __init__(self, spec: Spec, device: int) -> None:
-        super().__init__(_abi.EpDispatchBackwardArgs)
+class GradientFrame(Frame):
+    """Of either gradient: two operands that are read, then two that are written."""
+
+    def __init__(self, arguments: type[_abi.Struct], first: str, second: str, rows: str, spec: Spec, device: int) -> None:
+        super().__init__(arguments)
         t = spec.output_dtype
-        self.slots = (
-            Slot("grad_rows", device, t),
-            Slot("grad_row_weights", device),
-            Slot("grad_tokens", device, t, written=True),
-            Slot("grad_weights", device, written=True),
-        )
+        self.first, self.second = self.slot(first, device, t), self.slot(second, device, t)
+        self.rows, self.weights = self.slot(rows, device, t, written=True), self.slot("grad_weights", device, written=True)
 
-
-class CombineBackwardFrame(Frame):
-    def __init__(self, spec: Spec, device: int) -> None:
-        super().__init__(_abi.EpCombineBackwardArgs)
-        t = spec.output_dtype
-        self.slots = (
-            Slot("grad_out", device, t),
-            Slot("rows", device, t),
-            Slot("grad_rows", device, t, written=True),
-            Slot("grad_weights", device, written=True),
-        )
+    def arguments(self, routing: int, first: Any, second: Any, rows: Any, weights: Any) -> OperandError | None:
+        """Takes the operands, or says what is wrong with one and takes none."""
+        words = self.words
+        words[1] = routing
+        try:
+            for i, (slot, array) in enumerate(((self.first, first), (self.second, second), (self.rows, rows), (self.weights, weights)), 2):
+                words[i] = slot.fill(array)
+        except OperandError as e:
+            words[2] = words[3] = words[4] = words[5] = 0
+            return e
+        return None
 
 
 F = TypeVar("F", bound=Frame)
@@ -127,6 +126,6 @@ class Frames(Generic[F]):
             return self._make()
 
     def give(self, frame: F) -> None:
-        for slot in frame.slots:
-            slot.held = None
+        if frame.held:
+            frame.held.clear()
         self._spare.append(frame)

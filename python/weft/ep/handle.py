@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Any, Union
+import weakref
+from typing import Any
 
 from .. import _abi, memory, streams
 from ..communicator import Communicator
 from ..dtypes import DType
 from ..errors import OperandError
-from ..operands import Slot
+from ..operands import Slot, kind_of
 from ..resources import Lease, Resource
 from ..streams import StreamLike
-from .frames import CombineBackwardFrame, CombineFrame, DispatchBackwardFrame, DispatchFrame, Frame, Frames
+from .frames import CombineFrame, DispatchFrame, Frames, GradientFrame
 from .routing import Received, Routing
 from .spec import Layout, Spec
 from .work import PendingCombine, PendingDispatch
 
-RoutingLike = Union[Routing, Received]
+RoutingLike = Routing | Received
 
 
 class Handle(Resource):
@@ -45,7 +47,8 @@ class Handle(Resource):
         number = ctypes.c_uint64()
         comm._check(comm._lib.ep_create(comm._handle, spec._struct(), ctypes.addressof(number)))
         super().__init__(comm._lib, number.value, comm)
-        self._garbage: list[tuple[str, int]] = []
+        self._garbage: list[Forgotten] = []
+        self._watched: dict[int, Forgotten] = {}
         self._comm = comm
         self._device = device = comm._device
         self.spec = spec
@@ -60,8 +63,8 @@ class Handle(Resource):
         """On a GPU: multiprocessors that dispatches, combines and gradients run on."""
         self._dispatches = Frames(lambda: DispatchFrame(spec, device))
         self._combines = Frames(lambda: CombineFrame(spec, device))
-        self._dispatch_backwards = Frames(lambda: DispatchBackwardFrame(spec, device))
-        self._combine_backwards = Frames(lambda: CombineBackwardFrame(spec, device))
+        self._dispatch_backwards = Frames(lambda: GradientFrame(_abi.EpDispatchBackwardArgs, "grad_rows", "grad_row_weights", "grad_tokens", spec, device))
+        self._combine_backwards = Frames(lambda: GradientFrame(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device))
         self._waits: tuple[Any, ...] = ()
 
     @property
@@ -80,9 +83,8 @@ class Handle(Resource):
         on = self._begin(stream)
         frame = self._dispatches.take()
         try:
-            refused = frame.fill(topk, weights)
-            given = 0 if refused else (topk is not None) * frame.topk.address
-            self._end(refused, self._lib.ep_prepare(self._handle, on, given, (weights is not None) * frame.weights.address, frame.out_address))
+            refused = frame.arguments(0, topk, weights, None, None)
+            self._end(refused, self._lib.ep_prepare(self._handle, on, frame.words[2], frame.words[3], frame.out_address))
             return Routing(self, frame.out.value, len(topk), frame.topk.kind)
         finally:
             self._dispatches.give(frame)
@@ -99,15 +101,16 @@ class Handle(Resource):
         that it made.
         """
         on = self._begin(stream)
+        by = _routing(routing)
         frame = self._dispatches.take()
-        frame.clear()
+        result = frame.result
+        result[1] = result[2] = 0
         try:
-            number = _number(routing)
-            refused = frame.fill(topk, weights, rows, scales)
-            self._end(refused, self._lib.ep_dispatch(self._handle, on, _dispatch(frame, number, topk, weights, rows, scales, refused), frame.result_address, 0))
-            return self._arrived(frame, routing, topk, frame.rows.kind)
+            refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, frame.result_address, 0))
+            return self._arrived(frame, by, len(topk) if by is None else by.tokens, frame.rows.kind)
         except BaseException:
-            self._abandon(frame, routing)
+            self._abandon(frame, by)
             raise
         finally:
             self._dispatches.give(frame)
@@ -117,42 +120,40 @@ class Handle(Resource):
     ) -> PendingDispatch:
         """The first half of :meth:`dispatch`: sends only. ``rows`` and ``scales`` are borrowed until the second half, and are not changed. Collective."""
         on = self._begin(stream)
+        by = _routing(routing)
         frame = self._dispatches.take()
         try:
-            number = _number(routing)
-            refused = frame.fill(topk, weights, rows, scales)
-            arguments = _dispatch(frame, number, topk, weights, rows, scales, refused)
-            self._end(refused, self._lib.ep_dispatch(self._handle, on, arguments, 0, frame.out_address))
-            borrowed = (rows, scales, frame.rows.held, frame.scales.held)
-            known = _routing(routing)
-            return PendingDispatch(self, frame.out.value, borrowed, known.tokens if known else len(topk), known, frame.rows.kind)
+            refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, 0, frame.out_address))
+            borrowed = (rows, scales, *frame.held)
+            return PendingDispatch(self, frame.out.value, borrowed, len(topk) if by is None else by.tokens, by, frame.rows.kind)
         finally:
             self._dispatches.give(frame)
 
-    def _receive(self, work: int, tokens: int, routing: Routing | None, kind: str) -> Received:
+    def _receive(self, work: PendingDispatch, tokens: int, by: Routing | None, kind: str) -> Received:
         frame = self._dispatches.take()
-        frame.clear()
+        frame.result[1] = frame.result[2] = 0
         try:
-            self._check(self._lib.work_receive(work, frame.result_address))
-            return self._arrived(frame, routing, range(tokens), kind)
+            work._over(self._lib.work_receive(work._in_use(), frame.result_address))
+            return self._arrived(frame, by, tokens, kind)
         except BaseException:
-            self._abandon(frame, routing)
+            self._abandon(frame, by)
             raise
         finally:
             self._dispatches.give(frame)
 
-    def _arrived(self, frame: DispatchFrame, routing: RoutingLike | None, tokens: Any, kind: str) -> Received:
-        received, by = frame.arrived()
-        known = _routing(routing)
-        return Received(self, received, known or Routing(self, by, len(tokens), kind), kind, frame.data_buffer, frame.scales_buffer)
+    def _arrived(self, frame: DispatchFrame, by: Routing | None, tokens: int, kind: str) -> Received:
+        if by is None:
+            by = Routing(self, frame.result[2], tokens, kind)
+        return Received(self, frame.result[1], by, kind, frame.data_bytes, frame.scales_bytes)
 
-    def _abandon(self, frame: DispatchFrame, routing: RoutingLike | None) -> None:
-        """Gives back what has arrived for a caller who was interrupted before it was told. What was given back before is refused as such."""
-        received, by = frame.arrived()
+    def _abandon(self, frame: DispatchFrame, by: Routing | None) -> None:
+        """Gives back what has arrived for a caller who was interrupted before it was told. What was given back already is refused as such."""
+        received, made = frame.result[1:3]
         if received:
-            self._garbage.append((Received._RELEASE, received))
-        if by and routing is None:
-            self._garbage.append((Routing._RELEASE, by))
+            self._watch(_Nobody(), Received._RELEASE, received)
+        if made and by is None:
+            self._watch(_Nobody(), Routing._RELEASE, made)
 
     # Combine.
 
@@ -162,35 +163,29 @@ class Handle(Resource):
         ``rows``: as dispatch gave them, of the spec's output type. ``bias``: [tokens, hidden], or two such, which are added first. Returns ``out``:
         [tokens, hidden], a new array if None.
         """
-        return self._combine(rows, routing, out, bias, stream, later=False)
-
-    def send_combine(self, rows: Any, routing: RoutingLike, *, out: Any = None, bias: Any = None, stream: StreamLike = None) -> PendingCombine:
-        """The first half of :meth:`combine`: sends only. ``rows``, ``out`` and ``bias`` are borrowed until the second half. Collective."""
-        sent: PendingCombine = self._combine(rows, routing, out, bias, stream, later=True)
-        return sent
-
-    def _combine(self, rows: Any, routing: RoutingLike, out: Any, bias: Any, stream: StreamLike, *, later: bool) -> Any:
         on = self._begin(stream)
         frame = self._combines.take()
         try:
             by = _routing(routing)
-            first, second = bias if isinstance(bias, (tuple, list)) else (bias, None)
-            refused = None
             if out is None:
-                refused = frame.fill(rows)
-                out = memory.empty(frame.rows.kind, (by.tokens, self.spec.hidden), self.spec.output_dtype, self._device)
-            refused = refused or frame.fill(rows, out, first, second)
-            arguments = frame.point(
-                by._in_use(),
-                0 if refused or rows is None else frame.rows.address,
-                0 if refused else frame.sum.address,
-                0 if refused or first is None else frame.bias.address,
-                0 if refused or second is None else frame.second_bias.address,
-            )
-            self._end(refused, self._lib.ep_combine(self._handle, on, arguments, frame.out_address if later else 0))
-            if not later:
-                return out
-            return PendingCombine(self, frame.out.value, (rows, bias, by, [s.held for s in frame.slots]), out)
+                out = self._tokens_like(rows, by)
+            refused = frame.arguments(by._in_use(), rows, out, bias)
+            self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, 0))
+            return out
+        finally:
+            self._combines.give(frame)
+
+    def send_combine(self, rows: Any, routing: RoutingLike, *, out: Any = None, bias: Any = None, stream: StreamLike = None) -> PendingCombine:
+        """The first half of :meth:`combine`: sends only. ``rows``, ``out`` and ``bias`` are borrowed until the second half. Collective."""
+        on = self._begin(stream)
+        frame = self._combines.take()
+        try:
+            by = _routing(routing)
+            if out is None:
+                out = self._tokens_like(rows, by)
+            refused = frame.arguments(by._in_use(), rows, out, bias)
+            self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, frame.out_address))
+            return PendingCombine(self, frame.out.value, (rows, bias, by, *frame.held), out)
         finally:
             self._combines.give(frame)
 
@@ -208,23 +203,20 @@ class Handle(Resource):
     ) -> tuple[Any, Any]:
         """The gradient of dispatch: what a combine does, without weights. Collective.
 
-        ``grad_rows``: as dispatch gave the rows, of the spec's output type. ``grad_row_weights``: float32 [rows], with topk numbers a row for layouts of one row
-        per rank; or None, on every rank. Returns ``grad_tokens``, [tokens, hidden], and ``grad_weights``, float32 [tokens, topk], or None without
+        ``grad_rows``: as dispatch gave the rows, of the spec's output type. ``grad_row_weights``: float32 [rows], with topk numbers a row for layouts of
+        one row per rank; or None, on every rank. Returns ``grad_tokens``, [tokens, hidden], and ``grad_weights``, float32 [tokens, topk], or None without
         ``grad_row_weights``; new arrays where None is given.
         """
         on = self._begin(stream)
         frame = self._dispatch_backwards.take()
         try:
-            by, spec = _routing(routing), self.spec
-            refused = frame.fill(grad_rows, grad_row_weights)
-            kind = frame.slots[0].kind
+            by = _routing(routing)
             if grad_tokens is None:
-                grad_tokens = memory.empty(kind, (by.tokens, spec.hidden), spec.output_dtype, self._device)
+                grad_tokens = self._tokens_like(grad_rows, by)
             if grad_weights is None and grad_row_weights is not None:
-                grad_weights = memory.empty(kind, (by.tokens, spec.topk), DType.float32, self._device)
-            arrays = (grad_rows, grad_row_weights, grad_tokens, grad_weights)
-            refused = refused or frame.fill(*arrays)
-            self._end(refused, self._lib.ep_dispatch_backward(self._handle, on, _arguments(frame, by, arrays, refused)))
+                grad_weights = self._weights_like(grad_row_weights, by)
+            refused = frame.arguments(by._in_use(), grad_rows, grad_row_weights, grad_tokens, grad_weights)
+            self._end(refused, self._lib.ep_dispatch_backward(self._handle, on, frame.address))
             return grad_tokens, grad_weights
         finally:
             self._dispatch_backwards.give(frame)
@@ -240,19 +232,22 @@ class Handle(Resource):
         on = self._begin(stream)
         frame = self._combine_backwards.take()
         try:
-            by, spec = _routing(routing), self.spec
-            refused = frame.fill(grad_out, rows)
-            kind = frame.slots[0].kind
+            by = _routing(routing)
             if grad_rows is None:
-                grad_rows = memory.empty(kind, self.rows_shape(by), spec.output_dtype, self._device)
+                grad_rows = memory.empty(kind_of(grad_out), self.rows_shape(by), self.spec.output_dtype, self._device)
             if grad_weights is None and rows is not None:
-                grad_weights = memory.empty(kind, (by.tokens, spec.topk), DType.float32, self._device)
-            arrays = (grad_out, rows, grad_rows, grad_weights)
-            refused = refused or frame.fill(*arrays)
-            self._end(refused, self._lib.ep_combine_backward(self._handle, on, _arguments(frame, by, arrays, refused)))
+                grad_weights = self._weights_like(rows, by)
+            refused = frame.arguments(by._in_use(), grad_out, rows, grad_rows, grad_weights)
+            self._end(refused, self._lib.ep_combine_backward(self._handle, on, frame.address))
             return grad_rows, grad_weights
         finally:
             self._combine_backwards.give(frame)
+
+    def _tokens_like(self, like: Any, by: Routing) -> Any:
+        return memory.empty(kind_of(like), (by.tokens, self.spec.hidden), self.spec.output_dtype, self._device)
+
+    def _weights_like(self, like: Any, by: Routing) -> Any:
+        return memory.empty(kind_of(like), (by.tokens, self.spec.topk), DType.float32, self._device)
 
     # Memory and counters.
 
@@ -283,9 +278,9 @@ class Handle(Resource):
         """
         self._open()
         slots = (Slot("dispatch", self._device, written=True), Slot("combine", self._device, written=True))
-        numbers = [slot.fill(array) for slot, array in zip(slots, (dispatch, combine))]
+        numbers = [slot.fill(array) for slot, array in zip(slots, (dispatch, combine), strict=True)]
         self._check(self._lib.ep_count_waits(self._handle, *numbers))
-        self._waits = (dispatch, combine, [slot.held for slot in slots])
+        self._waits = (dispatch, combine, slots)
 
     # What all operations have in common.
 
@@ -305,37 +300,36 @@ class Handle(Resource):
         if status:
             raise self._failure(status)
 
+    def _watch(self, held: Any, release: str, number: int) -> None:
+        """Has what was forgotten given back by the next call. It is no call of the collector's: that runs in any thread, at any time, also inside a call."""
+        watched = self._watched[number] = Forgotten(held, self._garbage.append)
+        watched.release, watched.number = release, number
+
     def _collect(self) -> None:
-        """Gives back what was collected as garbage."""
-        while self._garbage:
-            name, number = self._garbage.pop()
-            if getattr(self._lib, name)(number) == _abi.Status.ERROR_BUSY:
-                self._garbage.append((name, number))
+        for forgotten in list(self._garbage):
+            if getattr(self._lib, forgotten.release)(forgotten.number) == _abi.Status.ERROR_BUSY:
                 return
+            # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
+            self._watched.pop(forgotten.number, None)
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                self._garbage.remove(forgotten)
 
     def _destroy(self) -> int:
         return int(self._lib.ep_destroy(self._handle))
 
 
-def _routing(by: RoutingLike | None) -> Routing:
-    return by.routing if isinstance(by, Received) else by  # type: ignore[return-value]
+class Forgotten(weakref.ref):  # type: ignore[type-arg]
+    """Something of a handle's to be given back when it is collected. What it calls then is no Python code, which an interrupt could break off."""
+
+    __slots__ = ("number", "release")
+
+    release: str
+    number: int
 
 
-def _number(by: RoutingLike | None) -> int:
-    return 0 if by is None else _routing(by)._in_use()
+class _Nobody:
+    """Who holds what was lost."""
 
 
-def _dispatch(frame: DispatchFrame, routing: int, topk: Any, weights: Any, rows: Any, scales: Any, refused: OperandError | None) -> int:
-    """The arguments of a dispatch, without rows if some operand is refused."""
-    return frame.point(
-        routing,
-        0 if topk is None or refused else frame.topk.address,
-        0 if weights is None or refused else frame.weights.address,
-        0 if rows is None or refused else frame.rows.address,
-        0 if scales is None or refused else frame.scales.address,
-    )
-
-
-def _arguments(frame: Frame, by: Routing, arrays: tuple[Any, ...], refused: OperandError | None) -> int:
-    """The arguments of a gradient, without operands if one is refused."""
-    return frame.point(by._in_use(), *(0 if a is None or refused else slot.address for slot, a in zip(frame.slots, arrays)))
+def _routing(by: RoutingLike | None) -> Any:
+    return by.routing if isinstance(by, Received) else by

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import _abi, memory
-from .._abi import Part
+from .._abi import Part, Status
 from ..dtypes import DType
 from ..errors import ClosedError
 from ..resources import Lease
@@ -22,22 +22,27 @@ _TENSOR = struct.Struct("=8xQii4q").unpack_from
 class _Held:
     """A handle of a Handle's that is given back: by release, or by the next operation after it was collected."""
 
-    _kind = "object"
+    _kind = "it was"
     _RELEASE = ""
 
     def __init__(self, handle: Handle, number: int) -> None:
         self._handle: Handle = handle
         self._number = number
+        handle._watch(self, self._RELEASE, number)
 
     def release(self) -> None:
         """Gives it back. Local. Further calls do nothing."""
-        number, self._number = self._number, 0
-        if number and not self._handle.closed:
-            self._handle._check(getattr(self._handle._lib, self._RELEASE)(number))
+        number, handle = self._number, self._handle
+        if number and not handle.closed:
+            status = getattr(handle._lib, self._RELEASE)(number)
+            if status and status != Status.ERROR_HANDLE:
+                handle._check(status)
+            handle._watched.pop(number, None)
+        self._number = 0
 
     def _in_use(self) -> int:
         if not self._number:
-            raise ClosedError(f"this {self._kind} was released")
+            raise ClosedError(f"{self._kind} released before")
         return self._number
 
     def __enter__(self) -> Any:
@@ -46,16 +51,11 @@ class _Held:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        # No call from here: garbage is collected by any thread, at any time, also inside another call on the same handle.
-        if self._number:
-            self._handle._garbage.append((self._RELEASE, self._number))
-
 
 class Routing(_Held):
     """Where tokens and rows go: what dispatches and combines go by. Numbers that are counted on a GPU are waited for when they are asked for."""
 
-    _kind = "routing"
+    _kind = "this routing was"
     _RELEASE = "routing_release"
 
     def __init__(self, handle: Handle, number: int, tokens: int, kind: str) -> None:
@@ -173,7 +173,7 @@ class Received(_Held):
     combine of them has returned, or let it go with its arrays.
     """
 
-    _kind = "received rows"
+    _kind = "these received rows were"
     _RELEASE = "received_release"
 
     def __init__(self, handle: Handle, number: int, routing: Routing, kind: str, data: Any, scales: Any) -> None:

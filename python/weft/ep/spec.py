@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TypeVar, Union
+from typing import Any, TypeVar
 
 from .. import _abi
 from .._library import library
@@ -109,23 +109,23 @@ class Spec:
     """Numbers a row."""
     max_tokens: int
     """The most that any rank dispatches at once."""
-    layout: Union[Layout, str] = Layout.expert_major
-    wire: Union[Wire, str, None] = None
+    layout: Layout | str = Layout.expert_major
+    wire: Wire | str | None = None
     """None: what the layout allows, a row for each selection if there is a choice."""
-    reduction: Union[Reduction, str, None] = None
+    reduction: Reduction | str | None = None
     """None: exact where the layout allows it."""
-    weighting: Union[Weighting, str, None] = None
+    weighting: Weighting | str | None = None
     """None: weighted where the layout allows it."""
-    payload: Union[Payload, str] = Payload.bf16
+    payload: Payload | str = Payload.bf16
     quantize: DTypeLike = None
     """The type that dispatch quantises to FP8 on the way; None: rows and scales come quantised."""
     power_of_two_scales: bool = False
     """Scales of quantised rows are rounded up to powers of two."""
-    scale_order: Union[ScaleOrder, str] = ScaleOrder.row_major
+    scale_order: ScaleOrder | str = ScaleOrder.row_major
     output: DTypeLike = None
     """The type that combine takes and returns; None: the payload's, or bfloat16."""
-    counts: Union[Counts, str] = Counts.host
-    overflow: Union[Overflow, str] = Overflow.refuse
+    counts: Counts | str = Counts.host
+    overflow: Overflow | str = Overflow.refuse
     sms: int = 0
     """GPU: multiprocessors that the kernels may fill; 0: three quarters of the free ones."""
     row_bytes: int = 0
@@ -157,15 +157,15 @@ class Spec:
     @property
     def row_dtype(self) -> DType:
         """The type of the rows that dispatch takes."""
-        return self.quantize or ROW_TYPES[self.payload]  # type: ignore[index]
+        return self.quantize or ROW_TYPES[_member(Payload, self.payload)]
 
     @property
     def output_dtype(self) -> DType:
         """The type of the rows that combine takes and returns."""
         if self.output is not None:
-            return self.output  # type: ignore[no-any-return]
+            return dtype_of(self.output)
         plain = (Payload.bf16, Payload.fp16, Payload.fp32)
-        return ROW_TYPES[self.payload] if self.payload in plain else DType.bfloat16  # type: ignore[index]
+        return ROW_TYPES[_member(Payload, self.payload)] if self.payload in plain else DType.bfloat16
 
     @property
     def one_row_per_rank(self) -> bool:
@@ -183,7 +183,7 @@ class Spec:
         return _abi.EpSpec(**{name: 0 if v is None else int(v) for name, v in members.items()})
 
 
-def _member(choices: type[E], given: E | str | None, default: E | None = None) -> E:
+def _member(choices: type[E], given: Any, default: E | None = None) -> E:
     if given is None and default is not None:
         return default
     try:

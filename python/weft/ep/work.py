@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from .._abi import Status
 from ..errors import ClosedError
 
 if TYPE_CHECKING:
@@ -18,17 +19,20 @@ class _Pending:
         self._number = number
         self._borrowed = borrowed  # operands, until the second half
 
-    def _take(self) -> int:
-        number, self._number = self._number, 0
-        if not number:
+    def _in_use(self) -> int:
+        if not self._number:
             raise ClosedError("the operation's second half was called before")
-        return number
+        return self._number
+
+    def _over(self, status: int) -> None:
+        """The second half was called. Unless another thread is inside a call, the operation is over, whatever it returned."""
+        if status != Status.ERROR_BUSY:
+            self._number, self._borrowed = 0, None
+        self._handle._check(status)
 
     def __del__(self) -> None:
         if self._number and not self._handle.closed:
-            warnings.warn(
-                "an operation was sent and never received: its handle does nothing else before", ResourceWarning, source=self, stacklevel=2
-            )
+            warnings.warn("an operation was sent and never received: its handle does nothing else before", ResourceWarning, source=self, stacklevel=2)
 
 
 class PendingDispatch(_Pending):
@@ -40,9 +44,7 @@ class PendingDispatch(_Pending):
 
     def receive(self) -> Received:
         """The second half: the rows that arrive. Collective."""
-        received = self._handle._receive(self._take(), self._tokens, self._routing, self._kind)
-        self._borrowed = None
-        return received
+        return self._handle._receive(self, self._tokens, self._routing, self._kind)
 
 
 class PendingCombine(_Pending):
@@ -54,7 +56,5 @@ class PendingCombine(_Pending):
 
     def wait(self) -> Any:
         """The second half: [tokens, hidden], the sums. Collective."""
-        handle = self._handle
-        handle._check(handle._lib.work_wait(self._take()))
-        self._borrowed = None
+        self._over(self._handle._lib.work_wait(self._in_use()))
         return self._out

@@ -1,0 +1,124 @@
+"""Ranks for tests: as threads of this process, and as processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import weft
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parent
+
+_LAUNCHERS = ("WEFT_RANK", "WEFT_SIZE", "WEFT_ADDRESS", "WEFT_ID", "RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "LWS_", "JOB_COMPLETION")
+
+
+def alone() -> dict[str, str]:
+    """An environment in which a process is alone, whoever started the tests."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
+    return kept | {"PYTHONPATH": os.pathsep.join(p for p in (str(SOURCE), os.environ.get("PYTHONPATH", "")) if p), "PYTHONWARNINGS": "ignore"}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _alone():
+    for name in list(os.environ):
+        if name.startswith(_LAUNCHERS):
+            del os.environ[name]
+
+
+@pytest.fixture
+def comm():
+    """The only rank of a communicator."""
+    with weft.join(deadline=20) as c:
+        yield c
+
+
+@pytest.fixture
+def threads():
+    """Runs a function of a communicator on so many ranks, which are threads, and returns what it returned on each."""
+
+    def run(n, function, **options):
+        options = {"deadline": 20, **options}
+        ids = weft.UniqueId.create("lo")
+        results, errors = [None] * n, []
+
+        def rank(r):
+            try:
+                with weft.Communicator.from_unique_id(ids, r, n, **options) as c:
+                    results[r] = function(c)
+            except BaseException as e:
+                errors.append((r, e))
+
+        all_ranks = [threading.Thread(target=rank, args=(r,), daemon=True) for r in range(n)]
+        for t in all_ranks:
+            t.start()
+        for t in all_ranks:
+            t.join(60)
+            assert not t.is_alive(), "a rank does not come back"
+        # Who fails first makes others fail, too; what it met tells the most.
+        for _, e in sorted(errors, key=lambda re: isinstance(re[1], (weft.LeftError, weft.DeadlineError))):
+            raise e
+        return results
+
+    return run
+
+
+@dataclasses.dataclass
+class Ended:
+    """How a process ended."""
+
+    code: int
+    out: str
+
+
+@pytest.fixture
+def processes():
+    """Runs a function of ranks.py on so many ranks, which are processes, and returns how each ended."""
+
+    def run(n, function, *arguments, timeout=60):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{s.getsockname()[1]}"
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "ranks.py"), function, *map(str, arguments)],
+                env=alone() | {"WEFT_RANK": str(r), "WEFT_SIZE": str(n), "WEFT_ADDRESS": address},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for r in range(n)
+        ]
+        try:
+            return [Ended(p.wait(), out) for p in started for out in [p.communicate(timeout=timeout)[0]]]
+        finally:
+            for p in started:
+                p.kill()
+
+    return run
+
+
+@pytest.fixture
+def script():
+    """Runs a program text in a process of its own and returns how it ended."""
+
+    def run(text, *options, timeout=60, **environment):
+        p = subprocess.run(
+            [sys.executable, *options, "-c", text],
+            env=alone() | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Ended(p.returncode, p.stdout)
+
+    return run

@@ -1,0 +1,111 @@
+"""What ranks that are processes do: one function a test, named on the command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+from model import Batch
+
+import weft
+
+
+def collectives():
+    with weft.join(deadline=20) as c, weft.Group(c) as g:
+        x = np.arange(1000.0) + c.rank
+        assert (g.all_reduce(x) == c.ranks * np.arange(1000.0) + c.ranks * (c.ranks - 1) / 2).all()
+        assert (g.all_gather(np.array([c.rank]))[:, 0] == np.arange(c.ranks)).all()
+        assert (g.broadcast(np.array([c.rank]), c.ranks - 1) == c.ranks - 1).all()
+        g.barrier()
+
+
+def layer():
+    with weft.join(deadline=20) as c:
+        batch = Batch(c.ranks, experts=2 * c.ranks, topk=3, hidden=16, max_tokens=9, seed=3)
+        with weft.ep.Handle(c, experts=batch.experts, topk=3, hidden=16, max_tokens=9, payload="fp32") as h:
+            for _ in range(5):
+                with h.dispatch(batch.rows[c.rank], batch.topks[c.rank], batch.weights[c.rank]) as got:
+                    for e in range(2):
+                        got.rows[e] *= c.rank * 2 + e + 1
+                    out = h.combine(got.rows, got)
+                assert (out == batch.combined(c.rank, lambda e, row: row * (e + 1))).all()
+
+
+def death():
+    """The last rank is killed inside an exchange; the others hear of it well before the deadline, mask it and go on."""
+    with weft.join(deadline=20) as c:
+        g = weft.Group(c)
+        g.barrier()
+        last = c.ranks - 1
+        if c.rank == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        since = time.monotonic()
+        with pytest.raises(weft.DiedError) as e:
+            g.all_reduce(np.zeros(4))
+        assert e.value.rank == last
+        assert time.monotonic() - since < 10
+        with pytest.raises(weft.DiedError):
+            c.check()
+        c.set_mask([last])
+        assert c.mask == {last}
+        assert (g.all_reduce(np.ones(4)) == last).all()
+
+
+def absence(deadline):
+    """The last rank stays away; the others' wait ends at the deadline and names it."""
+    with weft.join(deadline=float(deadline)) as c:
+        g = weft.Group(c)
+        g.barrier()
+        if c.rank == c.ranks - 1:
+            time.sleep(2.5 * float(deadline))
+            return
+        since = time.monotonic()
+        with pytest.raises(weft.DeadlineError) as e:
+            g.barrier()
+        assert isinstance(e.value, TimeoutError)
+        assert e.value.rank == c.ranks - 1
+        assert float(deadline) * 0.9 < time.monotonic() - since < float(deadline) + 5
+
+
+def interrupt():
+    """Rank 0 is interrupted while it waits: Ctrl-C is seen when the wait ends, and its peers are not harmed."""
+    with weft.join(deadline=3) as c:
+        g = weft.Group(c)
+        g.barrier()
+        (process,) = g.broadcast(np.array([os.getpid()]), 0).tolist()
+        if c.rank:
+            time.sleep(1)
+            os.kill(process, signal.SIGINT)
+            g.barrier()
+            g.barrier()
+            return
+        with pytest.raises(KeyboardInterrupt):
+            g.barrier()
+        g.barrier()
+
+
+def exception():
+    """Rank 0 leaves a with block by an exception, with an array in hand; the others hear at once."""
+    try:
+        with weft.join(deadline=20) as c:
+            h = weft.ep.Handle(c, experts=c.ranks, topk=1, hidden=4, max_tokens=1, payload="fp32")
+            got = h.dispatch(np.ones((1, 4), np.float32), np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32))
+            rows = got.rows
+            if c.rank == 0:
+                raise ZeroDivisionError
+            since = time.monotonic()
+            with pytest.raises(weft.LeftError) as e:
+                h.combine(rows, got)
+            assert e.value.rank == 0
+            assert time.monotonic() - since < 10
+    except ZeroDivisionError:
+        assert rows[0, 0].tolist() == [1, 1, 1, 1]  # the memory is still there
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
+    print("ok")

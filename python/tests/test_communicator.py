@@ -1,0 +1,236 @@
+"""How ranks meet, fail and part."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import weft
+from weft import errors
+
+
+def test_alone():
+    with weft.join(deadline=5) as c:
+        assert (c.rank, c.ranks, c.local_ranks, c.engine, c.deadline) == (0, 1, 1, "host", 5)
+        assert c.mask == frozenset()
+        c.check()
+        c.wait()
+        assert repr(c) == "<weft.Communicator rank 0 of 1, host>"
+    assert c.closed
+    c.close()
+    with pytest.raises(weft.ClosedError, match="this communicator was closed"):
+        c.check()
+
+
+@pytest.mark.parametrize("options", [{"engine": "tpu"}, {"deadline": 0}, {"deadline": -1}])
+def test_options(options):
+    with pytest.raises(weft.InvalidError):
+        weft.join(**options)
+
+
+def test_unique_id(threads):
+    assert sorted(threads(4, lambda c: (c.rank, c.ranks))) == [(r, 4) for r in range(4)]
+    unused = weft.UniqueId.create("lo")
+    assert str(unused) not in repr(unused)
+    unused.release()
+    with pytest.raises(weft.InvalidError):
+        weft.Communicator.from_unique_id("nonsense", 0, 1)
+
+
+class Meeting:
+    """An all-gather between threads."""
+
+    def __init__(self, ranks):
+        self.parts = [b""] * ranks
+        self.barrier = threading.Barrier(ranks, timeout=20)
+
+    def of(self, rank):
+        def all_gather(mine):
+            self.parts[rank] = mine
+            self.barrier.wait()
+            got = list(self.parts)
+            self.barrier.wait()
+            return got
+
+        return all_gather
+
+
+def in_threads(n, function):
+    results = [None] * n
+
+    def rank(r):
+        results[r] = function(r)
+
+    started = [threading.Thread(target=rank, args=(r,)) for r in range(n)]
+    for t in started:
+        t.start()
+    for t in started:
+        t.join(60)
+    return results
+
+
+def joined(c):
+    with c, weft.Group(c) as g:
+        return g.all_gather(np.array([c.rank])).ravel().tolist()
+
+
+def test_all_gather():
+    meeting = Meeting(3)
+    got = in_threads(3, lambda r: joined(weft.Communicator.from_all_gather(meeting.of(r), r, 3)))
+    assert got == [[0, 1, 2]] * 3
+
+
+class Store:
+    """A store as torch.distributed has them."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def set(self, key, value):
+        with self.changed:
+            self.values[key] = bytes(value)
+            self.changed.notify_all()
+
+    def get(self, key):
+        with self.changed:
+            assert self.changed.wait_for(lambda: key in self.values, 20), key
+            return self.values[key]
+
+    def add(self, key, n):
+        with self.changed:
+            self.values[key] = self.values.get(key, 0) + n
+            return self.values[key]
+
+
+def test_store():
+    store = Store()
+    for _ in range(2):  # keys of the first are not found by the second
+        assert in_threads(2, lambda r: joined(weft.Communicator.from_store(store, r, 2))) == [[0, 1]] * 2
+
+
+def test_exceptions_of_an_all_gather():
+    def breaks(mine):
+        raise ZeroDivisionError("in the callback")
+
+    with pytest.raises(ZeroDivisionError, match="in the callback"):
+        weft.Communicator.from_all_gather(breaks, 0, 2)
+    with pytest.raises(weft.InvalidError, match=r"returned \[1\] bytes, want"):
+        weft.Communicator.from_all_gather(lambda mine: [b"x"], 0, 2)
+    with pytest.raises(weft.MismatchError, match="ranks' order"):
+        weft.Communicator.from_all_gather(lambda mine: [bytes(len(mine)), mine], 0, 2)
+
+    def interrupted(mine):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        weft.Communicator.from_all_gather(interrupted, 0, 2)
+
+
+def test_environment(processes):
+    for ended in processes(3, "collectives"):
+        assert (ended.code, ended.out) == (0, "ok\n")
+
+
+def test_log(caplog):
+    lines = []
+    weft.join(log=lines.append).close()
+    assert any("launch environment" in line for line in lines), lines
+    caplog.set_level(logging.INFO)
+    weft.join(log=logging.getLogger("weft")).close()
+    assert caplog.records
+
+
+def test_dead_rank(processes):
+    *alive, dead = processes(3, "death")
+    assert dead.code < 0
+    for ended in alive:
+        assert (ended.code, ended.out) == (0, "ok\n")
+
+
+def test_absent_rank(processes):
+    for ended in processes(3, "absence", 1):
+        assert (ended.code, ended.out) == (0, "ok\n")
+
+
+def test_exception(processes):
+    for ended in processes(3, "exception"):
+        assert (ended.code, ended.out) == (0, "ok\n")
+
+
+def test_interrupt(processes):
+    for ended in processes(2, "interrupt"):
+        assert (ended.code, ended.out) == (0, "ok\n")
+
+
+def test_abort(threads):
+    def rank(c):
+        g = weft.Group(c)
+        if c.rank == 0:
+            threading.Timer(0.2, c.abort).start()
+            with pytest.raises(weft.AbortedError):
+                g.barrier()
+        else:
+            time.sleep(0.5)
+            with pytest.raises(weft.AbortedError) as e:
+                g.barrier()
+            assert e.value.rank == 0
+        c.set_mask()
+        g.barrier()
+        return c.generation
+
+    assert len(set(threads(2, rank))) == 1
+
+
+def test_busy(threads):
+    """A second thread is refused, not queued, and close waits for no call."""
+    topk, weights, ready = np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32), threading.Event()
+
+    def rank(c):
+        h = weft.ep.Handle(c, experts=2, topk=1, hidden=4, max_tokens=1, payload="fp32")
+        if c.rank == 0:
+            waiting = threading.Thread(target=h.prepare, args=(topk, weights))
+            waiting.start()
+            until = time.monotonic() + 10
+            while c._lib.ep_get(h._handle, weft._abi.EpInfo()) != weft.BusyError.status:
+                assert time.monotonic() < until
+            with pytest.raises(weft.BusyError):
+                h.prepare(topk, weights)
+            with pytest.raises(weft.BusyError, match="weft_comm_abort"):
+                c.close()
+            assert not c.closed
+            ready.set()
+            waiting.join(20)
+        else:
+            assert ready.wait(20)
+            h.prepare(topk, weights)
+        return h.prepare(topk, weights).tokens
+
+    assert threads(2, rank) == [1, 1]
+
+
+def test_mask_of_ranks_that_are_not(comm):
+    with pytest.raises(weft.InvalidError, match="rank 1 of 1"):
+        comm.set_mask([1])
+
+
+def test_every_status_has_a_class():
+    for status in errors.Status:
+        if status:
+            e = errors.of_status(status, "words", 3)
+            assert isinstance(e, weft.WeftError)
+            assert (type(e).status, str(e), e.rank) == (status, "words", 3)
+            copy = pickle.loads(pickle.dumps(e))
+            assert (type(copy), str(copy), copy.rank) == (type(e), "words", 3)
+    assert issubclass(weft.DeadlineError, TimeoutError)
+    assert issubclass(weft.UnsupportedError, NotImplementedError)
+
+
+def test_unclosed(script):
+    ended = script("import weft\nc = weft.join()\ndel c\n", "-W", "always::ResourceWarning", PYTHONWARNINGS="always::ResourceWarning")
+    assert ended.code == 0
+    assert "was never closed" in ended.out, ended.out

@@ -1,0 +1,43 @@
+"""What importing costs, and what it does not do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import alone
+
+
+def import_time():
+    """The milliseconds that import weft takes by the interpreter's own account."""
+    p = subprocess.run([sys.executable, "-X", "importtime", "-c", "import weft"], env=alone(), capture_output=True, text=True, check=True)
+    return int(re.search(r"\|\s*(\d+) \| weft$", p.stderr, re.MULTILINE)[1]) / 1000
+
+
+def test_it_is_quick():
+    assert min(import_time() for _ in range(5)) <= 100
+
+
+def test_it_imports_no_arrays_and_opens_no_library(script):
+    ended = script(
+        "import sys, weft\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)\n"
+        "assert 'libweft' not in open('/proc/self/maps').read()\n"
+        "assert weft.ep.Spec(experts=1, topk=1, hidden=8, max_tokens=1)\n"
+    )
+    assert ended.code == 0, ended.out
+
+
+def test_without_a_library(script):
+    ended = script("import weft; weft.join()", WEFT_LIBRARY="/nonexistent/libweft.so")
+    assert ended.code == 1
+    assert "weft.errors.LibraryError" in ended.out
+    assert "/nonexistent/libweft.so" in ended.out
+
+
+@pytest.mark.parametrize("text", ["from weft import *", "import weft.ep, weft.errors, weft.dtypes"])
+def test_names(script, text):
+    ended = script(text)
+    assert ended.code == 0, ended.out

@@ -1,0 +1,147 @@
+"""What may be passed, and what is refused in words that name the operand and the way out."""
+
+from __future__ import annotations
+
+import array
+
+import numpy as np
+import pytest
+
+import weft
+
+
+@pytest.fixture
+def group(comm):
+    with weft.Group(comm) as g:
+        yield g
+
+
+class OnlyDLPack:
+    """An array of some library that has DLPack and nothing else."""
+
+    def __init__(self, a):
+        self.a = a
+
+    def __dlpack__(self, **options):
+        return self.a.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.a.__dlpack_device__()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"])
+def test_numpy(group, dtype):
+    x = np.arange(7).astype(dtype)
+    got = group.all_reduce(x)
+    assert got.dtype == x.dtype
+    assert (got == x).all()
+    assert group.all_reduce(x, out=x) is x
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 1, 3)])
+def test_shapes(group, shape):
+    x = np.random.default_rng(0).random(shape)
+    got = group.all_gather(x)
+    assert got.shape == (1, *shape)
+    assert (got[0] == x).all()
+
+
+def test_too_many_dimensions(group):
+    with pytest.raises(weft.OperandError, match="array: 5 dimensions, want at most 4"):
+        group.all_reduce(np.zeros((1, 1, 1, 1, 1)))
+
+
+def test_ml_dtypes(group):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = np.arange(5).astype(ml_dtypes.bfloat16)
+    got = group.all_reduce(x)
+    assert got.dtype == x.dtype
+    assert (got == x).all()
+
+
+def test_buffers(group):
+    x = array.array("d", [1, 2, 3])
+    assert list(group.all_reduce(x)) == [1, 2, 3]
+    out = array.array("d", [0, 0, 0])
+    assert group.all_reduce(x, out=out) is out
+    assert list(out) == [1, 2, 3]
+    assert list(group.all_reduce(b"abc")) == [97, 98, 99]  # read-only, and read
+    assert list(group.all_reduce(memoryview(bytes(range(6)))[::2])) == [0, 2, 4]
+    with pytest.raises(weft.OperandError, match="out: it is read-only"):
+        group.all_reduce(b"abc", out=b"abc")
+    with pytest.raises(weft.OperandError, match=r"out: .* is not contiguous"):
+        group.all_reduce(b"abc", out=memoryview(bytearray(6))[::2])
+    with pytest.raises(weft.OperandError, match=r"buffer format '\?'"):
+        group.all_reduce(memoryview(bytearray(3)).cast("?"))
+
+
+def test_dlpack(group):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert (group.all_reduce(OnlyDLPack(x)) == x).all()
+    out = np.zeros_like(x)
+    wrapped = OnlyDLPack(out)
+    assert group.all_reduce(x, out=wrapped) is wrapped
+    assert (out == x).all()
+    with pytest.raises(weft.OperandError, match="is not contiguous"):
+        group.all_reduce(OnlyDLPack(x.T))
+    with pytest.raises(weft.OperandError, match="DLPack type 5 of 64 bits"):
+        group.all_reduce(OnlyDLPack(x.astype(np.complex64)))
+
+
+def test_strides(group):
+    x = np.arange(12.0).reshape(3, 4)
+    for view in (x.T, x[:, ::2], x[::-1], np.broadcast_to(x[0], (5, 4))):
+        assert (group.all_reduce(view) == view).all()
+    with pytest.raises(weft.OperandError, match=r"out: shape \(4, 3\) with strides .* is not contiguous, and is written"):
+        group.all_reduce(x.T, out=np.zeros((3, 4)).T)
+
+
+def test_refusals(group):
+    x = np.zeros(3)
+    with pytest.raises(weft.OperandError, match="array: type complex128"):
+        group.all_reduce(x.astype(complex))
+    with pytest.raises(weft.OperandError, match="byte order"):
+        group.all_reduce(x.astype(">f8"))
+    with pytest.raises(weft.OperandError, match=r"a builtins\.list is no array"):
+        group.all_reduce([1.0])
+    with pytest.raises(weft.OperandError, match="array: there is no array"):
+        group.all_reduce(None)
+    read_only = np.zeros(3)
+    read_only.flags.writeable = False
+    group.all_reduce(read_only)
+    with pytest.raises(weft.OperandError, match="out: it is read-only"):
+        group.all_reduce(x, out=read_only)
+    with pytest.raises(weft.InvalidError):
+        group.all_reduce(x, out=np.zeros(4))
+    with pytest.raises(weft.InvalidError):
+        group.all_reduce(x, out=np.zeros(3, np.float32))
+    with pytest.raises(KeyError):
+        group.all_reduce(x, "median")
+    # It is a TypeError and a ValueError, too, and the group goes on.
+    with pytest.raises(TypeError):
+        group.all_reduce("text")
+    with pytest.raises(ValueError, match="array"):
+        group.all_reduce(x.astype(complex))
+    assert (group.all_reduce(x) == x).all()
+
+
+def test_a_refusal_reaches_the_others(threads):
+    """A rank that passes what cannot be used tells the others, instead of leaving them to wait."""
+
+    def rank(c):
+        with weft.Group(c) as g:
+            with pytest.raises(weft.WeftError) as e:
+                g.all_reduce(np.zeros(3, complex if c.rank == 1 else float))
+            return e.value, g.all_reduce(np.ones(3)).tolist()
+
+    errors, sums = zip(*threads(3, rank), strict=True)
+    assert [isinstance(e, weft.OperandError) for e in errors] == [False, True, False]
+    assert [e.rank for e in errors] == [1, None, 1]
+    assert sums == ([3.0] * 3,) * 3
+
+
+def test_streams_on_the_host(group):
+    with pytest.raises(weft.InvalidError, match="on the host"):
+        group.barrier(stream=7)
+    with pytest.raises(TypeError, match="is no stream"):
+        group.barrier(stream="main")
