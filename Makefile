@@ -1,7 +1,7 @@
 # Everything is built into ./build; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib test race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+.PHONY: help demo build clib python wheel test race soak fuzz lint format generate bench bench-peers gpu-bundle clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -14,6 +14,12 @@ build: ## build the command line into build/weft
 
 clib: ## build the C library and its NCCL EP face, with headers, into build/clib (needs a C compiler)
 	@sh scripts/clib.sh
+
+python: ## test the Python package; arguments for pytest in PYTEST
+	@sh scripts/test.sh python pytest
+
+wheel: ## build the wheel of the Python package, with the C library inside, into dist
+	@sh scripts/wheel.sh
 
 test: ## run every test (18 minutes on 2 cores)
 	@sh scripts/test.sh
@@ -45,6 +51,6 @@ bench-peers: ## compare with Open MPI, MPICH and Gloo, installed where possible
 gpu-bundle: ## build what a GPU host without Go needs to run the tests, into build/gpu
 	@sh scripts/gpu-bundle.sh
 
-clean: ## remove build/
+clean: ## remove build/ and dist/
 	@chmod -R u+w build 2>/dev/null || true
-	@rm -rf build
+	@rm -rf build dist

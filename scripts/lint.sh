@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the linters and the checks that need no test to run. Named parts select some of them:
-# go modules generated cross cgo clib. With "format", rewrites the Go files instead.
+# go modules generated cross cgo clib python. With "format", rewrites the Go and Python files instead.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/parts.sh
@@ -51,13 +51,28 @@ clib_part() {
 	(export CGO_ENABLED=1 && build_linter && go vet ./clib/... && "$linter" run ./clib/...)
 }
 
+python_part() {
+	status=0
+	python=$(sh scripts/venv.sh) || status=$?
+	case $status in
+	0) ;;
+	77)
+		skip_or_fail PYTEST "$(cat "$build/logs/venv.reason")"
+		return
+		;;
+	*) return 1 ;;
+	esac
+	"$python" -m ruff check --quiet --no-cache python && "$python" -m ruff format --quiet --no-cache --check python
+}
+
 if [ "${1:-}" = format ]; then
 	build_linter
 	"$linter" fmt ./...
+	python=$(sh scripts/venv.sh) && "$python" -m ruff format --quiet --no-cache python
 	cd tools && exec "$linter" fmt --config ../.golangci.yaml ./...
 fi
 
-[ "$#" -gt 0 ] || set -- go modules generated cross cgo clib
+[ "$#" -gt 0 ] || set -- go modules generated cross cgo clib python
 for name in "$@"; do
 	part "$name" "${name}_part"
 done

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs every test. Named parts on the command line select some of them: python nvrtc vet test race tools.
+# Runs every test. Named parts on the command line select some of them: python nvrtc vet test race pytest tools.
 #
-# What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1, WEFT_REQUIRE_TORCH=1 and WEFT_REQUIRE_NVRTC=1 make that a failure.
+# What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1, WEFT_REQUIRE_TORCH=1, WEFT_REQUIRE_PYTEST=1 and WEFT_REQUIRE_NVRTC=1 make that a failure.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/parts.sh
@@ -62,11 +62,22 @@ race_part() {
 	(export CGO_ENABLED=1 && report -short -race -timeout 5m ./...)
 }
 
+pytest_part() {
+	status=0
+	# shellcheck disable=SC2086 # PYTEST is arguments
+	sh scripts/pytest.sh ${PYTEST:-} || status=$?
+	case $status in
+	0) ;;
+	77) skip_or_fail PYTEST "$(cat "$build/logs/venv.reason")" ;;
+	*) return 1 ;;
+	esac
+}
+
 tools_part() {
 	go -C tools vet ./... && go -C tools test ./... && sh scripts/generate.sh check
 }
 
-[ "$#" -gt 0 ] || set -- python nvrtc vet test race tools
+[ "$#" -gt 0 ] || set -- python nvrtc vet test race pytest tools
 for name in "$@"; do
 	part "$name" "${name}_part"
 done

@@ -17,7 +17,7 @@ from ._abi import Status
 from ._library import Library
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class Resource:
