@@ -126,7 +126,12 @@ def _torch_reader(torch: Any) -> Reader:
         if code is None or x.get_device() != slot.device or not x.is_contiguous():
             x, code = check(slot, x)
         slot.kind = kind
-        slot.put(x.data_ptr(), code, x.shape)
+        slot.put(x.data_ptr() or memory_of(slot, x), code, x.shape)
+
+    def memory_of(slot: Slot, x: Any) -> int:
+        if x.numel() and not x.is_cpu:
+            raise slot.refuse_device(x.device)
+        return 0
 
     def check(slot: Slot, x: Any) -> tuple[Any, int]:
         code = codes.get(x.dtype)

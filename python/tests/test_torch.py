@@ -1,0 +1,268 @@
+"""PyTorch: tensors of the host's, gradients, torch.compile, process groups, DataLoader."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import HERE, Ended, alone
+
+torch = pytest.importorskip("torch")
+
+import weft  # noqa: E402
+import weft.torch  # noqa: E402
+from weft import ep  # noqa: E402
+
+
+def routed(rank, *, tokens=6, experts=4, topk=2, hidden=16, dtype=torch.float32):
+    g = torch.Generator().manual_seed(rank)
+    x = torch.randint(-4, 5, (tokens, hidden), generator=g).to(dtype)
+    ids = torch.stack([torch.randperm(experts, generator=g)[:topk] for _ in range(tokens)])
+    ids[0, 1] = -1
+    return x, ids, torch.randint(1, 5, (tokens, topk), generator=g) / 2.0
+
+
+def handle(c, **choices):
+    return ep.Handle(c, **{"experts": 4, "topk": 2, "hidden": 16, "max_tokens": 6, "payload": "fp32", **choices})
+
+
+def scale(rows, c):
+    """The experts: the e-th of all multiplies by e + 1."""
+    local = rows.shape[0]
+    return rows * (torch.arange(local, dtype=rows.dtype) + c.rank * local + 1).view(local, 1, 1)
+
+
+def reference(x, ids, weights):
+    """What comes home of such experts, differentiable."""
+    valid = (ids >= 0).to(x.dtype)
+    return torch.einsum("tk,th->th", weights.to(x.dtype) * (ids + 1) * valid, x)
+
+
+@pytest.mark.parametrize("payload", ["bf16", "fp16", "fp32"])
+def test_tensors(threads, payload):
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[payload]
+
+    def rank(c):
+        x, ids, weights = routed(c.rank, dtype=dtype)
+        with handle(c, payload=payload) as h:
+            got = h.dispatch(x.t().contiguous().t(), ids.int(), weights)
+            assert isinstance(got.rows, torch.Tensor)
+            assert got.rows.dtype == dtype
+            assert got.routing.expert_counts.dtype == torch.int32
+            got.rows.copy_(scale(got.rows, c))
+            out = torch.empty_like(x)
+            assert h.combine(got.rows, got, out=out) is out
+            assert torch.equal(out, reference(x.float(), ids, weights).to(dtype))
+            with pytest.raises(weft.OperandError, match=r"out: shape \(6, 16\) .* is not contiguous"):
+                h.combine(got.rows, got, out=torch.empty(16, 6, dtype=dtype).t())
+
+    threads(2, rank)
+
+
+def test_collectives(threads):
+    def rank(c):
+        with weft.Group(c) as g:
+            for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8):
+                x = torch.arange(5).to(dtype)
+                assert torch.equal(g.all_reduce(x), 3 * x)
+                assert torch.equal(g.all_gather(x), torch.stack([x] * 3))
+            parameter = torch.nn.Parameter(torch.full((2,), float(c.rank)))
+            assert g.broadcast(parameter.data, 2).tolist() == [2, 2]
+            with pytest.raises(weft.OperandError, match=r"array: type torch\.complex64"):
+                g.all_reduce(torch.zeros(2, dtype=torch.complex64))
+            with pytest.raises(weft.OperandError, match="array: it is on meta"):
+                g.all_reduce(torch.zeros(2, device="meta"))
+            with pytest.raises(weft.OperandError, match=r"layout torch\.sparse_coo"):
+                g.all_reduce(torch.zeros(2).to_sparse())
+
+    threads(3, rank)
+
+
+def test_fp8(comm):
+    with handle(comm, hidden=128, payload="fp8", quantize="bfloat16") as h:
+        x, ids, weights = routed(0, hidden=128, dtype=torch.bfloat16)
+        got = h.dispatch(x, ids, weights)
+        assert got.rows.dtype == torch.float8_e4m3fn
+        rows = (got.rows.float() * got.scales).bfloat16()
+        assert (h.combine(rows, got) - reference(x, ids, weights) / 1).isfinite().all()
+        with pytest.raises(weft.UnsupportedError, match="gradients"):
+            weft.torch.dispatch(h, x, ids, weights)
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "expert_packed", "token_major", "rank_major"])
+def test_gradients(threads, layout):
+    """The gradients of a layer are those that autograd finds for its formula."""
+
+    def layer(c, h, x, ids, weights):
+        rows, row_weights, routing = weft.torch.dispatch(h, x, ids, weights)
+        by = weft.torch.routing_of(routing)
+        local = h.spec.experts // c.ranks
+        if layout == "expert_major":
+            rows = scale(rows, c)
+        elif layout == "expert_packed":
+            factor = torch.zeros(rows.shape[0])
+            for e in range(local):
+                first = int(by.expert_offsets[e])
+                factor[first : first + int(by.expert_counts[e])] = c.rank * local + e + 1
+            rows = rows * factor[:, None]
+        else:
+            experts = by.row_experts
+            factor = torch.where(experts >= 0, experts + c.rank * local + 1, 0)
+            rows = torch.where((by.source_ranks >= 0)[:, None], rows * (row_weights * factor).sum(1, keepdim=True), 0)
+        return weft.torch.combine(h, rows, routing, weights if h.spec.weighting == ep.Weighting.weighted else None)
+
+    def rank(c):
+        x, ids, weights = routed(c.rank)
+        upstream = torch.arange(x.numel(), dtype=torch.float32).view_as(x) % 5 - 2
+        want_x, want_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
+        want = reference(want_x, ids, want_w)
+        want.backward(upstream)
+        with handle(c, layout=layout) as h:
+            for _ in range(3):
+                got_x, got_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
+                out = layer(c, h, got_x, ids, got_w)
+                assert torch.equal(out, want)
+                out.backward(upstream)
+                assert torch.equal(got_x.grad, want_x.grad)
+                assert torch.equal(got_w.grad, want_w.grad)
+            with torch.no_grad():
+                assert torch.equal(layer(c, h, x, ids, weights), want)
+
+    threads(2, rank)
+
+
+def test_gradients_of_experts(threads):
+    """What stood in the handle's memory before does not get into gradients that sum over all rows."""
+
+    def rank(c):
+        with handle(c) as h:
+            x, ids, weights = routed(c.rank)
+            for _ in range(3):
+                with h.dispatch(x, ids, weights) as got:
+                    got.rows.fill_(float("nan"))
+            factor = torch.ones(2, requires_grad=True)
+            few = slice(2 + c.rank)
+            rows, _, routing = weft.torch.dispatch(h, x[few], ids[few], weights[few])
+            out = weft.torch.combine(h, rows * factor.view(2, 1, 1), routing, weights[few])
+            out.sum().backward()
+            return factor.grad.tolist()
+
+    got = sum(threads(2, rank), [])
+    want = [0.0] * 4
+    for r in range(2):
+        x, ids, weights = routed(r)
+        for t in range(2 + r):
+            for k in range(2):
+                if ids[t, k] >= 0:
+                    want[ids[t, k]] += float(weights[t, k] * x[t].sum())
+    assert got == want
+
+
+def test_routing_of_something_else():
+    with pytest.raises(weft.ClosedError, match="holds no routing"):
+        weft.torch.routing_of(torch.zeros(3, dtype=torch.int64))
+
+
+def test_operators(comm):
+    """PyTorch's own checks of operators: schemas, fakes, gradients, tracing."""
+    x, ids, weights = routed(0)
+    h = handle(comm, live=16)
+    number = weft.torch.operators._number(h)
+    args = (x.requires_grad_(), ids, weights.requires_grad_(), number)
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.weft.dispatch.default, args, test_utils=checks)
+    rows, _, routing = weft.torch.dispatch(h, x, ids, weights)
+    rows = rows.detach().clone().requires_grad_()
+    torch.library.opcheck(torch.ops.weft.combine.default, (rows, weights, routing, number), test_utils=(*checks, "test_aot_dispatch_static"))
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "token_major"])
+def test_compile(threads, layout):
+    """A compiled layer is one graph, and gives what it gives uncompiled, forwards and backwards."""
+
+    def rank(c):
+        x, ids, weights = routed(c.rank)
+        with handle(c, layout=layout, live=4) as h:
+
+            def layer(x, weights):
+                rows, _, routing = weft.torch.dispatch(h, x, ids, weights)
+                return weft.torch.combine(h, torch.tanh(rows) * 2, routing, weights if layout == "expert_major" else None).sin()
+
+            results = []
+            torch._dynamo.reset()
+            for f in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+                got_x, got_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
+                out = f(got_x, got_w)
+                out.sum().backward()
+                results.append((out.detach(), got_x.grad, got_w.grad))
+            for plain, compiled in zip(*results, strict=True):
+                assert (plain is None and compiled is None) or torch.equal(plain, compiled)
+
+    threads(1, rank)
+
+
+@pytest.mark.parametrize("function", ["process_group", "store"])
+def test_rendezvous(torch_processes, function):
+    for ended in torch_processes(2, function):
+        assert (ended.code, ended.out) == (0, "ok\n"), ended.out
+
+
+def test_torchrun():
+    """Ranks under torchrun meet in its store, whoever of PyTorch's is there."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "torch_ranks.py"), "torchrun"]
+    p = subprocess.run(run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False)
+    assert p.returncode == 0, p.stdout + p.stderr
+    assert p.stdout.count("ok\n") == 2
+
+
+@pytest.fixture
+def torch_processes():
+    """Runs a function of torch_ranks.py on so many ranks, which know each other by an address."""
+
+    def run(n, function):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        common = alone() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "torch_ranks.py"), function],
+                env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for r in range(n)
+        ]
+        try:
+            return [Ended(p.wait(), out) for p in started for out in [p.communicate(timeout=60)[0]]]
+        finally:
+            for p in started:
+                p.kill()
+
+    return run
+
+
+def test_data_loader(script):
+    """Workers that DataLoader forks leave their parent's communicator alone."""
+    ended = script("""
+import torch, weft
+from torch.utils.data import DataLoader, Dataset
+class Squares(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        try:
+            comm.check()
+            return -1
+        except weft.ForkedError:
+            return i * i
+with weft.join() as comm, weft.Group(comm) as g:
+    assert g.all_reduce(torch.ones(3)).sum() == 3
+    for _ in range(2):
+        got = torch.cat(list(DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context="fork")))
+        assert got.tolist() == [i * i for i in range(8)], got
+    assert g.all_reduce(torch.ones(3)).sum() == 3
+""")
+    assert (ended.code, ended.out) == (0, ""), ended.out
