@@ -36,7 +36,7 @@ fuzz: ## fuzz every parser for FUZZTIME each (20s)
 lint: ## run the linters and check module files, generated files and other platforms
 	@sh scripts/lint.sh
 
-format: ## rewrite the Go files as the linters want them
+format: ## rewrite the Go and Python files as the linters want them
 	@sh scripts/lint.sh format
 
 generate: ## regenerate the generated files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import sys
 import time
@@ -104,6 +105,11 @@ def exception():
             assert time.monotonic() - since < 10
     except ZeroDivisionError:
         assert rows[0, 0].tolist() == [1, 1, 1, 1]  # the memory is still there
+
+
+def program(file):
+    """A program of the documentation's."""
+    runpy.run_path(file, run_name="__main__")
 
 
 if __name__ == "__main__":

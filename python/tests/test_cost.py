@@ -1,0 +1,57 @@
+"""What a call costs over the call of C's that it makes; -s shows the figures."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import weft  # noqa: E402
+
+
+def best(call, rounds=30, calls=500):
+    """The microseconds of a call, in the best of some rounds."""
+    least = float("inf")
+    for _ in range(rounds):
+        since = time.perf_counter()
+        for _ in range(calls):
+            call()
+        least = min(least, time.perf_counter() - since)
+    return least / calls * 1e6
+
+
+def test_cost(comm):
+    """Asked is at most 3 us over the call in Go, of calls with given outputs."""
+    h = weft.ep.Handle(comm, experts=4, topk=2, hidden=8, max_tokens=4)
+    g = weft.Group(comm)
+    x, topk, weights = torch.zeros(1, 8, dtype=torch.bfloat16), torch.tensor([[0, 1]]), torch.ones(1, 2)
+    routing = h.prepare(topk, weights)
+    rows, out = h.dispatch(x, routing=routing).rows.clone(), torch.empty_like(x)
+    total = torch.empty_like(x)
+
+    def dispatch():
+        h.dispatch(x, routing=routing).release()
+
+    lib = h._lib
+    frame = h._dispatches.take()
+    frame.arguments(routing._number, None, None, x, None)
+
+    def raw_dispatch():
+        lib.ep_dispatch(h._handle, 0, frame.address, frame.result_address, 0)
+        lib.received_release(frame.result[1])
+
+    home = h._combines.take()
+    home.arguments(routing._number, rows, out, None)
+    to, source = g._take()
+    to.fill(total), source.fill(x)
+    for name, call, raw, calls in (
+        ("Handle.dispatch and release", dispatch, raw_dispatch, 2),
+        ("Handle.combine", lambda: h.combine(rows, routing, out=out), lambda: lib.ep_combine(h._handle, 0, home.address, 0), 1),
+        ("Group.all_reduce", lambda: g.all_reduce(x, out=total), lambda: lib.all_reduce(g._handle, 0, to.address, source.address, 0), 1),
+        ("Group.barrier", g.barrier, lambda: lib.barrier(g._handle, 0), 1),
+    ):
+        whole, c = best(call), best(raw)
+        print(f"| `{name}` | {whole:.1f} | {c:.1f} |")
+        assert whole - c <= 3 * calls
