@@ -102,6 +102,35 @@ def test_garbage_of_other_threads(comm):
             t.join()
 
 
+def test_threads_on_one_handle(comm):
+    """Threads that use one handle at a time get what is theirs, or are told that it is busy."""
+    with ep.Handle(comm, dataclasses.replace(SPEC, live=32)) as h:
+        counts, wrong = [], []
+
+        def work(n):
+            done = busy = 0
+            while done < 100:
+                try:
+                    got = h.dispatch(X * n, TOPK, WEIGHTS)
+                except weft.BusyError:
+                    busy += 1
+                    continue
+                rows = got.rows
+                if not (rows[0, 0] == X[0] * n).all() or not (rows[1, 1] == X[3] * n).all():
+                    wrong.append(n)
+                got.release()
+                done += 1
+            counts.append((done, busy))
+
+        workers = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
+        for t in workers:
+            t.start()
+        for t in workers:
+            t.join(60)
+        assert len(counts) == 8
+        assert not wrong
+
+
 def test_exit_with_everything_open(script):
     ended = script(PROGRAM + "assert works()\nlines = []\nother = weft.join(log=lines.append)\n")
     assert (ended.code, ended.out) == (0, "")

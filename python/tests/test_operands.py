@@ -88,6 +88,18 @@ def test_dlpack(group):
         group.all_reduce(OnlyDLPack(x.astype(np.complex64)))
 
 
+def test_a_layer_of_dlpack(comm):
+    """Arrays of a library that nobody here knows go all the way."""
+    with weft.ep.Handle(comm, experts=2, topk=1, hidden=4, max_tokens=3, payload="fp32") as h:
+        x = np.arange(12, dtype=np.float32).reshape(3, 4)
+        got = h.dispatch(OnlyDLPack(x), OnlyDLPack(np.zeros((3, 1), np.int64)), OnlyDLPack(np.ones((3, 1), np.float32)))
+        assert got.routing.tokens == 3
+        assert (h.combine(OnlyDLPack(got.rows), got) == x).all()
+        sums = array.array("f", bytes(48))
+        h.combine(memoryview(got.rows), got, out=memoryview(sums).cast("B").cast("f", (3, 4)))
+        assert list(sums) == x.ravel().tolist()
+
+
 def test_strides(group):
     x = np.arange(12.0).reshape(3, 4)
     for view in (x.T, x[:, ::2], x[::-1], np.broadcast_to(x[0], (5, 4))):

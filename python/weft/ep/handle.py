@@ -15,7 +15,7 @@ from ..operands import Slot, kind_of
 from ..resources import Lease, Resource
 from ..streams import StreamLike
 from .frames import CombineFrame, DispatchFrame, Frames, GradientFrame
-from .routing import Received, Routing
+from .routing import Received, Routing, _Nobody
 from .spec import Layout, Spec
 from .work import PendingCombine, PendingDispatch
 
@@ -85,7 +85,7 @@ class Handle(Resource):
         try:
             refused = frame.arguments(0, topk, weights, None, None)
             self._end(refused, self._lib.ep_prepare(self._handle, on, frame.words[2], frame.words[3], frame.out_address))
-            return Routing(self, frame.out.value, len(topk), frame.topk.kind)
+            return Routing(self, frame.out.value, frame.topk.shape[0], frame.topk.kind)
         finally:
             self._dispatches.give(frame)
 
@@ -108,7 +108,7 @@ class Handle(Resource):
         try:
             refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
             self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, frame.result_address, 0))
-            return self._arrived(frame, by, len(topk) if by is None else by.tokens, frame.rows.kind)
+            return self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, frame.rows.kind)
         except BaseException:
             self._abandon(frame, by)
             raise
@@ -126,7 +126,7 @@ class Handle(Resource):
             refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
             self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, 0, frame.out_address))
             borrowed = (rows, scales, *frame.held)
-            return PendingDispatch(self, frame.out.value, borrowed, len(topk) if by is None else by.tokens, by, frame.rows.kind)
+            return PendingDispatch(self, frame.out.value, borrowed, frame.topk.shape[0] if by is None else by.tokens, by, frame.rows.kind)
         finally:
             self._dispatches.give(frame)
 
@@ -325,10 +325,6 @@ class Forgotten(weakref.ref):  # type: ignore[type-arg]
 
     release: str
     number: int
-
-
-class _Nobody:
-    """Who holds what was lost."""
 
 
 def _routing(by: RoutingLike | None) -> Any:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _TENSOR = struct.Struct("=8xQii4q").unpack_from
 
 
+class _Nobody:
+    """Who holds what is to be given back by the next call."""
+
+
 class _Held:
     """A handle of a Handle's that is given back: by release, or by the next operation after it was collected."""
 
@@ -35,9 +39,12 @@ class _Held:
         number, handle = self._number, self._handle
         if number and not handle.closed:
             status = getattr(handle._lib, self._RELEASE)(number)
-            if status and status != Status.ERROR_HANDLE:
-                handle._check(status)
-            handle._watched.pop(number, None)
+            if status == Status.ERROR_BUSY:
+                handle._watch(_Nobody(), self._RELEASE, number)  # by the next call
+            else:
+                if status and status != Status.ERROR_HANDLE:
+                    handle._check(status)
+                handle._watched.pop(number, None)
         self._number = 0
 
     def _in_use(self) -> int:
