@@ -1,11 +1,16 @@
-"""Builds the wheel: the package and the C library in one archive, as PEP 427 says, tagged with the glibc that the library needs.
+"""Builds the wheels as PEP 427 says, with nothing but Python.
 
-``python backend.py FOLDER`` does, and installers do through PEP 517's ``build_wheel``. The library is what ``make clib`` built, or what WEFT_LIBRARY names.
+``weft`` is the package and the C library in one archive, tagged with the glibc that the library needs. ``weft-deep-ep`` installs the names of DeepEP: it is
+a wheel of its own, so that who has both libraries decides which one the name ``deep_ep`` means.
+
+``python backend.py FOLDER`` writes both, and installers get the first through PEP 517's ``build_wheel``. The library is what ``make clib`` built, or what
+WEFT_LIBRARY names.
 """
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import os
 import platform
@@ -17,28 +22,68 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# The folded day on which all files of an archive were made, so that equal contents are equal archives.
+# The day on which all files of an archive were made, so that equal contents are equal archives.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def build_wheel(folder: str, _settings: object = None, _metadata: object = None) -> str:
-    """Writes the wheel into a folder and returns its name."""
+@dataclasses.dataclass
+class Wheel:
+    """What is in a wheel and what it says of itself."""
+
+    name: str
+    summary: str
+    tag: str
+    files: dict[str, bytes]
+    needs: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> Path:
+        """Writes the archive, with the record of its files, and returns where it is."""
+        project, version = _project(), _version()
+        stem = f"{self.name.replace('-', '_')}-{version}"
+        info = f"{stem}.dist-info"
+        head = {
+            "Metadata-Version": "2.4",
+            "Name": self.name,
+            "Version": version,
+            "Summary": self.summary,
+            "License-Expression": project["license"],
+            "License-File": "LICENSE",
+            "Requires-Python": project["requires-python"],
+        }
+        lines = [f"{k}: {v}\n" for k, v in head.items()] + [f"Requires-Dist: {n}\n" for n in self.needs]
+        pure = "true" if self.tag.endswith("-any") else "false"
+        files = self.files | {
+            f"{info}/METADATA": "".join(lines).encode(),
+            f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: {pure}\nTag: {self.tag}\n".encode(),
+            f"{info}/licenses/LICENSE": (HERE.parent / "LICENSE").read_bytes(),
+        }
+        record = [_entry(name, data) for name, data in files.items()]
+        files[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{stem}-{self.tag}.whl"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for name, data in files.items():
+                _put(archive, name, data)
+        return path
+
+
+def weft() -> Wheel:
+    """The package, with the library inside."""
     library = Path(os.environ.get("WEFT_LIBRARY") or HERE.parent / "build" / "clib" / "libweft.so")
     if not library.exists():
-        raise SystemExit(f"wheel: no {library}: run make clib first")
-    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
-    version = re.search(r'^__version__ = "(.+)"$', (HERE / "weft" / "__init__.py").read_text(), re.MULTILINE)[1]
-    tag = f"py3-none-{platform_tag(library.read_bytes())}"
-    files = {str(p.relative_to(HERE)): p.read_bytes() for p in sorted((HERE / "weft").rglob("*")) if p.suffix in (".py", ".typed")}
-    files["weft/libweft.so"] = library.read_bytes()
-    info = f"{project['name']}-{version}.dist-info"
-    files[f"{info}/METADATA"] = metadata(project, version)
-    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    files[f"{info}/licenses/LICENSE"] = (HERE.parent / "LICENSE").read_bytes()
-    name = f"{project['name']}-{version}-{tag}.whl"
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    write(Path(folder) / name, files, info)
-    return name
+        raise SystemExit(f"no {library} to put into the wheel: run make clib first")
+    data = library.read_bytes()
+    return Wheel("weft", _project()["description"], f"py3-none-{platform_tag(data)}", _sources("weft") | {"weft/libweft.so": data})
+
+
+def deep_ep() -> Wheel:
+    """The names of DeepEP over it."""
+    return Wheel("weft-deep-ep", "DeepEP's names over Weft", "py3-none-any", _sources("deep_ep"), (f"weft=={_version()}", "torch"))
+
+
+def build_wheel(folder: str, _settings: object = None, _metadata: object = None) -> str:
+    """Writes the package's wheel into a folder and returns its name (PEP 517)."""
+    return weft().write(Path(folder)).name
 
 
 def platform_tag(library: bytes) -> str:
@@ -48,31 +93,24 @@ def platform_tag(library: bytes) -> str:
     return f"manylinux_{major}_{minor}_{platform.machine()}"
 
 
-def metadata(project: dict[str, str], version: str) -> bytes:
-    lines = {
-        "Metadata-Version": "2.4",
-        "Name": project["name"],
-        "Version": version,
-        "Summary": project["description"],
-        "License-Expression": project["license"],
-        "License-File": "LICENSE",
-        "Requires-Python": project["requires-python"],
-    }
-    return "".join(f"{k}: {v}\n" for k, v in lines.items()).encode()
+def _project() -> dict[str, str]:
+    return tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
 
 
-def write(path: Path, files: dict[str, bytes], info: str) -> None:
-    """Writes an archive with the record of its files."""
-    record = []
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, data in files.items():
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            record.append(f"{name},sha256={digest},{len(data)}\n")
-            put(archive, name, data)
-        put(archive, f"{info}/RECORD", "".join([*record, f"{info}/RECORD,,\n"]).encode())
+def _version() -> str:
+    return re.search(r'^__version__ = "(.+)"$', (HERE / "weft" / "__init__.py").read_text(), re.MULTILINE)[1]
 
 
-def put(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+def _sources(package: str) -> dict[str, bytes]:
+    return {str(p.relative_to(HERE)): p.read_bytes() for p in sorted((HERE / package).rglob("*")) if p.suffix == ".py" or p.name == "py.typed"}
+
+
+def _entry(name: str, data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"{name},sha256={digest},{len(data)}\n"
+
+
+def _put(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     entry = zipfile.ZipInfo(name, _DATE)
     entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = (0o755 if name.endswith(".so") else 0o644) << 16
@@ -81,5 +119,6 @@ def put(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "dist")
-    name = build_wheel(str(folder))
-    print(f"built {folder.name}/{name} ({(folder / name).stat().st_size / 1e6:.1f} MB)")
+    for wheel in (weft(), deep_ep()):
+        path = wheel.write(folder)
+        print(f"built {folder.name}/{path.name} ({path.stat().st_size / 1e6:.2f} MB)")

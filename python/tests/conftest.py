@@ -122,3 +122,31 @@ def script():
         return Ended(p.returncode, p.stdout)
 
     return run
+
+
+@pytest.fixture
+def torch_processes():
+    """Runs a function of torch_ranks.py on so many ranks, which know each other by an address."""
+
+    def run(n, function):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        common = alone() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "torch_ranks.py"), function],
+                env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for r in range(n)
+        ]
+        try:
+            return [Ended(p.wait(), out) for p in started for out in [p.communicate(timeout=60)[0]]]
+        finally:
+            for p in started:
+                p.kill()
+
+    return run

@@ -1,4 +1,4 @@
-"""Every program of docs/python.md runs, on two ranks."""
+"""Every program of the documentation runs, on two ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 import pytest
 from conftest import SOURCE, alone
 
-PAGE = SOURCE.parent / "docs" / "python.md"
-PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if PAGE.exists() else []
+PAGES = [SOURCE.parent / "docs" / name for name in ("python.md", "migrate-from-deepep.md")]
+PROGRAMS = [program for page in PAGES if page.exists() for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) >= 4
+    assert len(PROGRAMS) >= 5
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 
 import pytest
-from conftest import HERE, Ended, alone
+from conftest import HERE, alone
 
 torch = pytest.importorskip("torch")
 
@@ -215,34 +214,6 @@ def test_torchrun():
     p = subprocess.run(run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False)
     assert p.returncode == 0, p.stdout + p.stderr
     assert p.stdout.count("ok\n") == 2
-
-
-@pytest.fixture
-def torch_processes():
-    """Runs a function of torch_ranks.py on so many ranks, which know each other by an address."""
-
-    def run(n, function):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        common = alone() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
-        started = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "torch_ranks.py"), function],
-                env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for r in range(n)
-        ]
-        try:
-            return [Ended(p.wait(), out) for p in started for out in [p.communicate(timeout=60)[0]]]
-        finally:
-            for p in started:
-                p.kill()
-
-    return run
 
 
 def test_data_loader(script):

@@ -1,7 +1,8 @@
-"""The wheel: what is in it, and that it works by itself."""
+"""The wheels: what is in them, and that they work by themselves."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -14,19 +15,31 @@ from weft import _library
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def wheels(tmp_path_factory):
+    """The package's wheel and that of DeepEP's names."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, SOURCE / "backend.py", folder], env=alone() | {"WEFT_LIBRARY": str(_library.find())}, check=True, capture_output=True)
-    (wheel,) = folder.iterdir()
-    return wheel
+    return sorted(folder.iterdir())
 
 
-def test_contents(built):
-    assert built.stat().st_size <= 12e6
-    with zipfile.ZipFile(built) as archive:
-        names = set(archive.namelist())
-    assert {"weft/__init__.py", "weft/py.typed", "weft/libweft.so", "weft/ep/handle.py"} <= names
-    assert not [n for n in names if "test" in n or n.endswith(".pyc")]
+@pytest.fixture
+def built(wheels):
+    return wheels[0]
+
+
+def names(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_contents(wheels):
+    package, deep_ep = wheels
+    assert package.stat().st_size <= 12e6
+    assert {"weft/__init__.py", "weft/py.typed", "weft/libweft.so", "weft/ep/handle.py"} <= names(package)
+    assert {"deep_ep/__init__.py", "deep_ep/utils/math.py"} <= names(deep_ep)
+    assert not names(package) & names(deep_ep)
+    assert not [n for n in names(package) | names(deep_ep) if "test" in n or n.endswith(".pyc")]
+    assert deep_ep.name == package.name.split("-py3")[0].replace("weft", "weft_deep_ep") + "-py3-none-any.whl"
 
 
 def test_tag_is_true(built):
@@ -40,14 +53,18 @@ def test_tag_is_true(built):
     assert set(re.findall(r"NEEDED +(\S+)", out)) <= {"libc.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
 
-def test_it_installs_and_runs(built, tmp_path):
+def test_they_install_and_run(wheels, tmp_path):
     pip = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
     if pip.returncode:
         pytest.skip("no pip")
     target = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", target, built]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", target, *wheels]
     subprocess.run(install, check=True, capture_output=True)
-    program = "import weft\nwith weft.join() as c: print(c.ranks, weft.__file__)"
+    program = "import weft\nwith weft.join() as c: print(c.ranks, weft.__file__)\n"
+    want = f"1 {target}/weft/__init__.py\n"
+    if importlib.util.find_spec("torch"):
+        program += "import deep_ep\nprint(deep_ep.__file__)\n"
+        want += f"{target}/deep_ep/__init__.py\n"
     env = {k: v for k, v in alone().items() if k != "WEFT_LIBRARY"} | {"PYTHONPATH": str(target)}
     out = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    assert out == f"1 {target}/weft/__init__.py\n"
+    assert out == want

@@ -39,6 +39,27 @@ def store():
             exchange(c)
 
 
+def deep_ep_buffer():
+    import deep_ep
+
+    dist.init_process_group("gloo")
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 20, 0, explicitly_destroy=True)
+    assert (buffer.rank, buffer.group_size, buffer.runtime.get_num_rdma_ranks()) == (RANK, RANKS, 1)
+    assert buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size((4, 8))).shape == (4, 8)
+    x, ids = torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16), torch.tensor([[0, 3], [1, 2], [2, -1], [3, 0], [1, 3]])
+    per_rank, per_node, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, 4)
+    rows, _, _, counts, handle, event = buffer.dispatch(
+        x, None, per_rank, per_node, in_rank, per_expert, ids, torch.ones(5, 2), previous_event=buffer.capture(), async_finish=True
+    )
+    event.current_stream_wait()
+    assert counts == [4, 4] if RANK == 0 else counts == [4, 6]
+    home, _, _ = buffer.combine(rows, handle)
+    assert torch.equal(home, x * in_rank.sum(1, keepdim=True))
+    assert buffer.runtime.is_available()
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
 def torchrun():
     dist.init_process_group("gloo")  # its store is up, and weft joins through it
     with weft.join(deadline=20) as c:

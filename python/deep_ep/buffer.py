@@ -1,0 +1,386 @@
+"""DeepEP's Buffer: its methods, arguments, returned tuples and layouts, over Weft."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import weft
+from weft import ep
+
+from . import config as configs
+from .config import Config
+from .errors import ContractError, require
+from .events import EventHandle, EventOverlap
+from .low_latency import Kind, LowLatency, LowLatencyHandle
+from .normal import DispatchHandle, Normal
+
+topk_idx_t = torch.int64
+
+_DEADLINE = 100.0  # seconds, as DeepEP's
+
+
+class Buffer:
+    """Expert-parallel exchanges of a process group.
+
+    Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all ranks alike. Results are tensors of their own, which may be
+    kept. Everything that DeepEP asserts is a :class:`ContractError`, an AssertionError with words.
+    """
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        use_fabric: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+    ) -> None:
+        """Joins the ranks of a process group of PyTorch's, or of an mpi4py communicator. Collective."""
+        if group is not None:
+            joined = weft.Communicator.from_process_group(group, deadline=_DEADLINE)
+        elif comm is not None:
+            joined = weft.Communicator.from_mpi(comm, deadline=_DEADLINE)
+        else:
+            raise ValueError("there is neither a group nor a comm to join the ranks of")
+        self._open(joined, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, explicitly_destroy, enable_shrink)
+
+    @classmethod
+    def from_communicator(cls, comm: weft.Communicator, *, explicitly_destroy: bool = False, enable_shrink: bool = False) -> Buffer:
+        """A buffer of a communicator of Weft's, which it closes. Collective. DeepEP has no such method."""
+        made = cls.__new__(cls)
+        made._open(comm, None, 0, 0, True, explicitly_destroy, enable_shrink)
+        return made
+
+    def _open(self, comm: weft.Communicator, group: Any, nvl: int, rdma: int, low_latency: bool, explicitly_destroy: bool, enable_shrink: bool) -> None:
+        require(nvl % 128 == 0 and rdma % 128 == 0, f"{nvl} and {rdma} bytes, want multiples of 128")
+        self._comm, self.group = comm, group
+        self.rank, self.group_size = comm.rank, comm.ranks
+        self.num_nvl_bytes, self.num_rdma_bytes = nvl, rdma
+        self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency, explicitly_destroy, enable_shrink
+        self._normal, self._low_latency = Normal(comm), LowLatency(comm)
+        self._local: Tensor | None = None
+        self.runtime = Runtime(self)
+        # Closing waits for nobody; what the collector closes peers have no more use of.
+        self._end = weakref.finalize(self, _close, comm)
+
+    # What there is to know.
+
+    def destroy(self) -> None:
+        """Leaves. Only buffers that were made to be destroyed explicitly are; others go with their last reference."""
+        require(self.explicitly_destroy, "destroy is for buffers that were made with explicitly_destroy=True")
+        self._end.detach()
+        self._comm.close()
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether kernels use what GPUs of compute capability 9.0 have: they are compiled for the GPU that there is."""
+        return True
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Says how many multiprocessors kernels may fill, and how many channels handles count by: two a channel."""
+        require(new_num_sms % 2 == 0, f"num_sms is {new_num_sms}, want an even number")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """The end of what is enqueued in the current stream now."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+        """Bytes that DeepEP's buffer needs for low-latency exchanges. Weft takes what it needs by itself."""
+        return configs.low_latency_size(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+
+    def get_comm_stream(self) -> Any:
+        """The stream of exchanges; on the host PyTorch's only one, on which they have happened when they return."""
+        return torch.cpu.current_stream()
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False) -> Tensor:
+        """Memory of as many bytes as the buffer was asked to have. Exchanges do not use it."""
+        length = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        if self._local is None or self._local.numel() < length:
+            self._local = torch.empty(length, dtype=torch.uint8)
+        whole = self._local[:length][offset:]
+        flat = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        return flat if size is None else flat[: size.numel()].view(size)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """DeepEP's chunks of dispatches by the number of ranks."""
+        return configs.chunks(configs.DISPATCH, num_ranks, Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """DeepEP's chunks of combines by the number of ranks."""
+        return configs.chunks(configs.COMBINE, num_ranks, Buffer.num_sms)
+
+    # Normal exchanges.
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
+        """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
+        _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        counted = ep.count(topk_idx, experts=num_experts, ranks=self.group_size)
+        return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.bool(), _event(async_finish)
+
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        handle: DispatchHandle | None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor | None, Tensor | None, list[int] | None, DispatchHandle | None, EventOverlap]:
+        """Sends tokens to the ranks of their experts: recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event. Collective.
+
+        ``x``: [tokens, hidden], or float8 and its scales [tokens, hidden / 128]. Rows come by source rank, then token. With the ``handle`` of an earlier
+        dispatch they go where they went then, and only ``recv_x`` and the event come back.
+        """
+        _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        rows, scales = x if isinstance(x, tuple) else (x, None)
+        self._normal.check(rows)
+        if handle is not None:
+            require(topk_idx is None and topk_weights is None, "a dispatch by a handle takes no topk_idx: the handle has it")
+            got, got_scales, _ = self._normal.again(rows, scales, handle.route)
+            return _pair(_padded(got, num_worst_tokens), _like(scales, got_scales)), None, None, None, None, _event(async_finish)
+        if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
+            raise ContractError("a dispatch without a handle takes what get_dispatch_layout returns")
+        require(num_worst_tokens == 0 or topk_idx is not None, "num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
+        channels = (config or Config(self.num_sms)).channels
+        got, got_scales, routing, made = self._normal.dispatch(rows, scales, is_token_in_rank.bool(), num_tokens_per_expert, topk_idx, topk_weights, channels)
+        require(
+            num_worst_tokens == 0 or got.shape[0] <= num_worst_tokens,
+            f"{got.shape[0]} tokens have arrived, and num_worst_tokens is {num_worst_tokens}: ranks * tokens is always enough",
+        )
+        experts = weights = None
+        counts: list[int] = []
+        if topk_idx is not None:
+            experts = routing.row_experts.to(topk_idx.dtype)
+            if num_worst_tokens == 0:
+                local = num_tokens_per_expert.shape[0] // self.group_size
+                found = torch.bincount(experts[experts >= 0].long(), minlength=local)
+                counts = (-(-found // expert_alignment) * expert_alignment).tolist()
+            experts = _padded(experts, num_worst_tokens, -1)
+            if topk_weights is not None:
+                weights = torch.where(routing.row_experts >= 0, routing.row_selection_weights, 0)
+                weights = _padded(weights, num_worst_tokens, 0)
+        received = _pair(_padded(got, num_worst_tokens), _padded(_like(scales, got_scales), num_worst_tokens))
+        return received, experts, weights, counts, made, _event(async_finish)
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: DispatchHandle,
+        topk_weights: Tensor | None = None,
+        bias: Tensor | tuple[Tensor, Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+        """Sums the ranks' rows of each token, without weights, after the bias: combined_x, combined_topk_weights, event. Collective."""
+        _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        self._normal.check(x)
+        biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
+        out, weights = self._normal.combine(x, topk_weights, biases, handle)
+        return out, weights, _event(async_finish)
+
+    def internode_dispatch(self, *arguments: Any, **options: Any) -> Any:
+        """Refused: ranks of several hosts exchange nothing yet."""
+        raise weft.UnsupportedError("internode_dispatch: the ranks of a buffer are on one host; use dispatch, for any number of them")
+
+    def internode_combine(self, *arguments: Any, **options: Any) -> Any:
+        """Refused: ranks of several hosts exchange nothing yet."""
+        raise weft.UnsupportedError("internode_combine: the ranks of a buffer are on one host; use combine, for any number of them")
+
+    # Low-latency exchanges.
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing: counters only grow, and exchanges of all kinds may follow each other."""
+
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor, LowLatencyHandle, EventOverlap, Callable[[], None] | None]:
+        """Sends tokens to their experts: recv_x, count, handle, event, hook. Collective, as is the hook.
+
+        ``x``: bfloat16 [tokens, hidden]. recv_x is [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden], in float8 with the scales
+        [.., hidden / 128], or [.., hidden / 512] of four powers of two each; the first ``count`` rows of an expert are valid. With
+        ``return_recv_hook`` they are there when the hook has returned.
+        """
+        self._check_low_latency(x, async_finish, return_recv_hook)
+        require(not use_ue8m0 or (use_fp8 and round_scale), "use_ue8m0 is for float8 with round_scale=True: its scales are powers of two")
+        require(
+            topk_idx.dim() == 2 and topk_idx.shape[0] == x.shape[0] <= num_max_dispatch_tokens_per_rank,
+            f"{x.shape[0]} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {num_max_dispatch_tokens_per_rank} tokens",
+        )
+        payload = ep.Payload.bf16 if not use_fp8 else ep.Payload.fp8_ue8m0 if use_ue8m0 else ep.Payload.fp8
+        kind = Kind(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1], payload, round_scale)
+        rows, scales, counts, handle, receive = self._low_latency.dispatch(x, topk_idx, kind, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
+        if not return_recv_hook:
+            receive()
+        return _pair(rows, scales), counts, handle, _event(async_finish), receive if return_recv_hook else None
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: LowLatencyHandle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None,
+    ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
+        """Sums the experts' rows by the weights, in fp32 and in the order of the selections: combined_x, event, hook. Collective, as is the hook.
+
+        ``x``: bfloat16, of the shape of recv_x. With ``zero_copy`` the rows are in :meth:`get_next_low_latency_combine_buffer`.
+        """
+        self._check_low_latency(x, async_finish, return_recv_hook)
+        if use_logfmt:
+            raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
+        kind = handle.kind
+        rows = self._low_latency.next_buffer(handle) if zero_copy else x
+        want = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden)
+        require(rows.shape == want, f"x: shape {tuple(x.shape)}, want {want}")
+        require(topk_idx.shape == handle.topk.shape == topk_weights.shape, "topk_idx and topk_weights are not of the dispatch's shape")
+        require(out is None or (out.shape == (topk_idx.shape[0], kind.hidden) and out.is_contiguous()), "out is not contiguous, or not [tokens, hidden]")
+        if out is None:
+            out = torch.empty((topk_idx.shape[0], kind.hidden), dtype=torch.bfloat16)
+        receive = self._low_latency.combine(rows, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats)
+        if not return_recv_hook:
+            receive()
+        return out, _event(async_finish), receive if return_recv_hook else None
+
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
+        """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
+        return self._low_latency.next_buffer(handle)
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Leaves a rank out of the exchanges that follow, or takes it in again. All ranks that go on do, before their next exchange."""
+        self._check_shrink()
+        self._low_latency.mask(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
+        """Writes which ranks are left out: int32 [ranks], 1 or 0."""
+        self._check_shrink()
+        masked = self._low_latency.masked()
+        mask_status.copy_(torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=torch.int32))
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Takes all ranks in again."""
+        self._check_shrink()
+        self._low_latency.unmask()
+
+    def _check_shrink(self) -> None:
+        require(self.enable_shrink, "masks are for buffers that were made with enable_shrink=True")
+
+    @staticmethod
+    def _check_low_latency(x: Tensor, async_finish: bool, return_recv_hook: bool) -> None:
+        require(not (async_finish and return_recv_hook), "async_finish and return_recv_hook exclude each other")
+        require(x.dtype == torch.bfloat16, f"x: type {x.dtype}, want torch.bfloat16")
+        require(x.is_contiguous() and x.shape[-1] % 8 == 0, f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous rows of whole 16 bytes")
+
+
+class Runtime:
+    """What code asks of DeepEP's extension object."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = weakref.proxy(buffer)
+
+    def is_available(self) -> bool:
+        return not self._buffer._comm.closed
+
+    def get_num_rdma_ranks(self) -> int:
+        return 1
+
+    def get_rdma_rank(self) -> int:
+        return 0
+
+    def get_root_rdma_rank(self, _global: bool) -> int:
+        return 0
+
+    def get_local_device_id(self) -> int:
+        return max(self._buffer._comm._device, 0)
+
+    def get_comm_stream(self) -> Any:
+        return self._buffer.get_comm_stream()
+
+    def destroy(self) -> None:
+        self._buffer.destroy()
+
+
+def _close(comm: weft.Communicator) -> None:
+    with contextlib.suppress(weft.WeftError):
+        comm.close()
+
+
+def _check_events(previous: EventOverlap | None, async_finish: bool, on_comm_stream: bool) -> None:
+    require(not on_comm_stream or (previous is not None and async_finish), "allocate_on_comm_stream needs previous_event and async_finish")
+    if previous is not None and previous.event is not None:
+        previous.event.current_stream_wait()
+
+
+def _event(wanted: bool) -> EventOverlap:
+    return EventOverlap(EventHandle() if wanted else None)
+
+
+def _pair(rows: Any, scales: Any) -> Any:
+    return rows if scales is None else (rows, scales)
+
+
+def _like(given: Tensor | None, scales: Tensor | None) -> Tensor | None:
+    """Scales in the order in memory of those that were sent."""
+    if given is None or scales is None or given.stride(-1) == 1:
+        return scales
+    return scales.t().contiguous().t()
+
+
+def _padded(t: Tensor | None, rows: int, fill: int | None = None) -> Any:
+    """A tensor of so many rows, of which these are the first; as it is for 0."""
+    if t is None or rows == 0:
+        return t
+    out = t.new_empty((rows, *t.shape[1:])) if fill is None else t.new_full((rows, *t.shape[1:]), fill)
+    out[: t.shape[0]] = t
+    return out

@@ -1,0 +1,7 @@
+"""The names that code imports from deep_ep.utils."""
+
+from __future__ import annotations
+
+from ..events import EventHandle, EventOverlap
+
+__all__ = ["EventHandle", "EventOverlap"]

@@ -1,0 +1,373 @@
+"""DeepEP's first interface against what its documentation says, in plain tensors."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import deep_ep  # noqa: E402
+import weft  # noqa: E402
+from deep_ep.utils.math import align, calc_diff, ceil_div, count_bytes, hash_tensor, inplace_unique, per_token_cast_back, per_token_cast_to_fp8  # noqa: E402
+
+HIDDEN, EXPERTS, TOPK = 256, 12, 3
+
+
+@functools.cache
+def token_batch(rank, hidden=HIDDEN, experts=EXPERTS, topk=TOPK):
+    """A rank's tokens, their experts with some missing, and weights; another number on each rank."""
+    g = torch.Generator().manual_seed(100 + rank)
+    tokens = 23 + 5 * rank
+    ids = torch.stack([torch.randperm(experts, generator=g)[:topk] for _ in range(tokens)])
+    ids[torch.rand(ids.shape, generator=g) < 0.15] = -1
+    weights = torch.rand((tokens, topk), generator=g)
+    return torch.randn((tokens, hidden), generator=g).bfloat16(), ids, weights
+
+
+def buffers(threads, ranks, function, **options):
+    """Runs a function of a buffer on so many ranks."""
+
+    def rank(c):
+        return function(deep_ep.Buffer.from_communicator(c, **options))
+
+    return threads(ranks, rank)
+
+
+def arrivals(rank, ranks):
+    """The (rank, token) that come to a rank, in order."""
+    local = EXPERTS // ranks
+    return [(r, t) for r in range(ranks) for t, row in enumerate(token_batch(r)[1]) if ((row >= 0) & (row // local == rank)).any()]
+
+
+def layout_of(ids, ranks):
+    local = EXPERTS // ranks
+    in_rank = torch.stack([((ids >= 0) & (ids // local == r)).any(1) for r in range(ranks)], 1)
+    return in_rank.sum(0), torch.stack([(ids == e).sum() for e in range(EXPERTS)]), in_rank
+
+
+def test_layout(threads):
+    def rank(b):
+        ids = token_batch(b.rank)[1]
+        per_rank, per_node, per_expert, in_rank, event = b.get_dispatch_layout(ids, EXPERTS, async_finish=True)
+        want = layout_of(ids, b.group_size)
+        assert per_node is None
+        assert in_rank.dtype == torch.bool
+        assert (per_rank.dtype, per_expert.dtype) == (torch.int32, torch.int32)
+        for got, expected in zip((per_rank, per_expert, in_rank), want, strict=True):
+            assert torch.equal(got.long(), expected.long())
+        event.current_stream_wait()
+
+    buffers(threads, 3, rank)
+
+
+@pytest.mark.parametrize("with_topk", [True, False])
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "packed"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_normal(threads, ranks, kind, with_topk):
+    def sent(r):
+        x = token_batch(r, 512)[0]
+        if kind == "bf16":
+            return x
+        rows, scales = per_token_cast_to_fp8(x)
+        if kind == "packed":
+            powers = torch.randint(120, 130, scales.shape, generator=torch.Generator().manual_seed(r), dtype=torch.uint8)
+            return rows, powers.view(torch.int32)
+        return rows, scales.t().contiguous().t()  # column-major, as grouped products want them
+
+    def rank(b):
+        r, (x, ids, weights) = b.rank, token_batch(b.rank, 512)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+        options = {"topk_idx": ids, "topk_weights": weights} if with_topk else {}
+        config = deep_ep.Config(8, 8, 256)
+        got, got_ids, got_weights, counts, handle, event = b.dispatch(
+            sent(r),
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            expert_alignment=4,
+            config=config,
+            async_finish=True,
+            **options,
+        )
+        with event:
+            pass
+        come = arrivals(r, ranks)
+        n = len(come)
+        rows, scales = got if isinstance(got, tuple) else (got, None)
+        assert rows.shape == (n, 512)
+        for i, (s, t) in enumerate(come):
+            theirs = sent(s)
+            theirs, their_scales = theirs if isinstance(theirs, tuple) else (theirs, None)
+            assert torch.equal(rows[i].view(torch.uint8), theirs[t].view(torch.uint8))
+            if scales is not None:
+                assert torch.equal(scales[i], their_scales[t])
+        if kind == "fp8":
+            assert scales.stride(0) == 1
+        # The handle's matrices, as DeepEP's tests read them.
+        prefix, channel_prefix, recv_channel_prefix, sources, handle_in_rank, heads = handle
+        assert prefix.shape == (ranks, ranks)
+        assert [s for s, _ in come] == [s for s in range(ranks) for _ in range(int(prefix[s, r]) - (int(prefix[s - 1, r]) if s else 0))]
+        assert sources.tolist() == [t for _, t in come]
+        assert torch.equal(channel_prefix[:, -1], per_rank)
+        assert channel_prefix.shape == recv_channel_prefix.shape == (ranks, 4)
+        assert torch.equal(handle_in_rank, in_rank)
+        assert torch.equal(heads >= 0, in_rank)
+        local = EXPERTS // ranks
+        if with_topk:
+            for i, (s, t) in enumerate(come):
+                _, theirs, their_weights = token_batch(s, 512)
+                here = (theirs[t] >= 0) & (theirs[t] // local == r)
+                assert torch.equal(got_ids[i], torch.where(here, theirs[t] - r * local, -1))
+                assert torch.equal(got_weights[i], torch.where(here, their_weights[t], 0))
+            assert counts == [-(-int((got_ids == e).sum()) // 4) * 4 for e in range(local)]
+            assert got_ids.dtype == deep_ep.topk_idx_t
+        else:
+            assert got_ids is None
+            assert got_weights is None
+            assert counts == []
+        # The same rows again, and rows of another type the same way.
+        again, *nothing, _ = b.dispatch(sent(r), handle=handle)
+        assert nothing == [None] * 4
+        again = again[0] if isinstance(again, tuple) else again
+        assert torch.equal(again.view(torch.uint8), rows.view(torch.uint8))
+        back, *_ = b.dispatch(x, handle=handle)
+        # Home: every rank that has a token adds its row, in fp32, after the bias.
+        bias = tuple(torch.full_like(x, v) for v in (0.5, 0.25))
+        home, home_weights, _ = b.combine(back, handle, topk_weights=got_weights)
+        visits = in_rank.sum(1, keepdim=True)
+        assert calc_diff(home, (x.float() * visits).bfloat16()) < 5e-6
+        biased, _, _ = b.combine(back, handle, bias=bias)
+        assert calc_diff(biased, (x.float() * visits + 0.75).bfloat16()) < 5e-6
+        single, _, _ = b.combine(back, handle, bias=bias[0])
+        assert calc_diff(single, (x.float() * visits + 0.5).bfloat16()) < 5e-6
+        if with_topk:
+            assert torch.equal(home_weights, torch.where(ids >= 0, weights, 0))
+        else:
+            assert home_weights is None
+
+    buffers(threads, ranks, rank)
+
+
+def test_worst_case(threads):
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+        layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert, "topk_idx": ids, "topk_weights": weights}
+        exact, exact_ids, exact_weights, _, _, _ = b.dispatch(x, **layout)
+        got, got_ids, got_weights, counts, handle, _ = b.dispatch(x, **layout, num_worst_tokens=200)
+        n = exact.shape[0]
+        assert got.shape == (200, HIDDEN)
+        assert counts == []
+        assert torch.equal(got[:n], exact)
+        assert torch.equal(got_ids[:n], exact_ids)
+        assert torch.equal(got_weights[:n], exact_weights)
+        assert (got_ids[n:] == -1).all()
+        home, home_weights, _ = b.combine(got, handle, topk_weights=got_weights)
+        assert calc_diff(home, (x.float() * in_rank.sum(1, keepdim=True)).bfloat16()) < 5e-6
+        assert torch.equal(home_weights, torch.where(ids >= 0, weights, 0))
+        with pytest.raises(AssertionError, match="num_worst_tokens is 3"):
+            b.dispatch(x, **layout, num_worst_tokens=3)
+
+    buffers(threads, 2, rank)
+
+
+def expert_output(e, row):
+    return (row.float() * (e % 5 + 1) / 4).bfloat16()
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize(
+    ("fp8", "rounded", "ue8m0"), [(False, False, False), (True, False, False), (True, True, False), (True, True, True)], ids=["bf16", "fp8", "rounded", "ue8m0"]
+)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_low_latency(threads, ranks, fp8, rounded, ue8m0, hook):
+    most, hidden = 40, 512
+    local = EXPERTS // ranks
+
+    def rank(b):
+        r, (x, ids, weights) = b.rank, token_batch(b.rank, hidden)
+        stats, waits = torch.zeros(local, dtype=torch.int32), torch.zeros(ranks, dtype=torch.int64)
+        results = []
+        for _ in range(4):  # results may be kept
+            got, counts, handle, event, receive = b.low_latency_dispatch(
+                x, ids, most, EXPERTS, stats, waits, use_fp8=fp8, round_scale=rounded, use_ue8m0=ue8m0, async_finish=not hook, return_recv_hook=hook
+            )
+            if hook:
+                receive()
+            else:
+                assert receive is None
+                event.current_stream_wait()
+            results.append((got, counts, handle))
+        for got, counts, handle in results:
+            rows, scales = got if fp8 else (got, None)
+            assert rows.shape == (local, ranks * most, hidden)
+            sources, ranges, *shape = handle
+            assert shape == [most, hidden, EXPERTS]
+            y = torch.full((local, ranks * most, hidden), float("nan"), dtype=torch.bfloat16)
+            for e in range(local):
+                come = [(s, t) for s in range(ranks) for t, row in enumerate(token_batch(s)[1]) if (row == r * local + e).any()]
+                n = int(counts[e])
+                assert n == len(come) == int((ranges[e] & 0xFFFFFFFF).sum())
+                for s in range(ranks):
+                    begin, count = int(ranges[e, s]) >> 32, int(ranges[e, s]) & 0xFFFFFFFF
+                    assert sources[e, begin : begin + count].tolist() == [t for q, t in come if q == s]
+                for i, (s, t) in enumerate(come):
+                    theirs = token_batch(s, hidden)[0][t]
+                    if not fp8:
+                        assert torch.equal(rows[e, i], theirs)
+                    else:
+                        assert calc_diff(per_token_cast_back(rows[e, i : i + 1], scales[e, i : i + 1])[0], theirs) < 2e-3
+                    y[e, i] = expert_output(r * local + e, theirs)
+            if fp8:
+                assert scales.shape == (local, ranks * most, hidden // (512 if ue8m0 else 128))
+                assert scales.stride(1) == 1 or scales.shape[2] == 1
+                if rounded and not ue8m0:
+                    valid = scales[0, : int(counts[0])]
+                    assert torch.equal(valid, 2.0 ** valid.log2().round())
+        assert torch.equal(stats, 4 * counts)
+        assert ranks == 1 or waits.sum() > 0
+        # Home: fp32 fused multiply-adds in the order of the selections, rounded once.
+        want = torch.zeros(x.shape, dtype=torch.float64)
+        for t in range(x.shape[0]):
+            for k in range(TOPK):
+                if ids[t, k] >= 0:
+                    want[t] += weights[t, k].double() * expert_output(int(ids[t, k]), x[t]).double()
+        for zero_copy in (False, True):
+            if zero_copy:
+                b.get_next_low_latency_combine_buffer(handle)[:] = y
+            out = torch.empty_like(x)
+            costs = torch.zeros(ranks, dtype=torch.int64)
+            home, _, receive = b.low_latency_combine(
+                y, ids, weights, handle, zero_copy=zero_copy, return_recv_hook=hook, out=out, combine_wait_recv_cost_stats=costs
+            )
+            if hook:
+                receive()
+            assert home is out
+            assert not home.isnan().any()
+            assert calc_diff(home, want) < 1e-5
+
+    buffers(threads, ranks, rank)
+
+
+def test_many_dispatches_then_combines(threads):
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        for _ in range(20):
+            rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        outs = [b.low_latency_combine(rows, ids, weights, handle)[0] for _ in range(20)]
+        assert all(hash_tensor(o) == hash_tensor(outs[0]) for o in outs)
+        total = torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)
+        assert calc_diff(outs[0], (x.float() * total).bfloat16()) < 1e-5
+
+    buffers(threads, 2, rank)
+
+
+def test_masks(threads):
+    """Ranks go on without one that takes no part; what its experts would give is left out."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        status = torch.empty(3, dtype=torch.int32)
+        b.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [0, 0, 0]
+        first = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        b.low_latency_combine(first[0], ids, weights, first[2])
+        all_home.wait()  # before, rank 1 would be told that it is masked
+        if b.rank == 1:
+            return
+        b.low_latency_update_mask_buffer(1, True)
+        b.low_latency_query_mask_buffer(status)
+        assert status.tolist() == [0, 1, 0]
+        rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        home, _, _ = b.low_latency_combine(rows, ids, weights, handle)
+        there = (ids >= 0) & (ids // 4 != 1)
+        total = torch.where(there, weights, 0).sum(1, keepdim=True)
+        assert calc_diff(home, (x.float() * total).bfloat16()) < 1e-5
+        assert (handle[1][:, 1] & 0xFFFFFFFF == 0).all()
+
+    all_home = threading.Barrier(3, timeout=20)
+    buffers(threads, 3, rank, enable_shrink=True)
+
+
+def test_refusals(threads):
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        layout = b.get_dispatch_layout(ids, EXPERTS)
+        with pytest.raises(AssertionError, match="get_dispatch_layout"):
+            b.dispatch(x)
+        with pytest.raises(AssertionError, match="previous_event"):
+            b.get_dispatch_layout(ids, EXPERTS, allocate_on_comm_stream=True)
+        with pytest.raises(AssertionError, match="want contiguous"):
+            b.dispatch(x.t(), num_tokens_per_rank=layout[0], is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])
+        for name in ("internode_dispatch", "internode_combine"):
+            with pytest.raises(weft.UnsupportedError, match="on one host"):
+                getattr(b, name)(x)
+        with pytest.raises(AssertionError, match="exclude each other"):
+            b.low_latency_dispatch(x, ids, 64, EXPERTS, async_finish=True, return_recv_hook=True)
+        with pytest.raises(AssertionError, match="powers of two"):
+            b.low_latency_dispatch(x, ids, 64, EXPERTS, use_ue8m0=True)
+        with pytest.raises(AssertionError, match="at most 3 tokens"):
+            b.low_latency_dispatch(x, ids, 3, EXPERTS)
+        with pytest.raises(AssertionError, match="enable_shrink"):
+            b.low_latency_clean_mask_buffer()
+        rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        with pytest.raises(weft.UnsupportedError, match="use_logfmt"):
+            b.low_latency_combine(rows, ids, weights, handle, use_logfmt=True)
+        with pytest.raises(AssertionError, match="explicitly_destroy"):
+            b.destroy()
+
+    buffers(threads, 1, rank)
+    with pytest.raises(ValueError, match="neither a group nor a comm"):
+        deep_ep.Buffer(None)
+    with pytest.raises(ValueError, match="there is no event"):
+        deep_ep.EventOverlap().current_stream_wait()
+
+
+def test_sizes_and_tables():
+    assert 2.0e9 < deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288) < 2.2e9
+    config = deep_ep.Buffer.get_dispatch_config(8)
+    assert (config.num_sms, config.num_max_nvl_chunked_send_tokens, config.num_max_nvl_chunked_recv_tokens) == (20, 6, 256)
+    assert config.get_nvl_buffer_size_hint(7168 * 2, 8) % 128 == 0
+    assert config.get_rdma_buffer_size_hint(7168 * 2, 8) == 0
+    assert config.get_rdma_buffer_size_hint(7168 * 2, 16) > 0
+    assert deep_ep.Buffer.get_combine_config(4).num_max_nvl_chunked_send_tokens == 9
+    assert deep_ep.Config(20, 6, 256, 6, 128).num_max_rdma_chunked_recv_tokens == 132
+    with pytest.raises(AssertionError, match="3 ranks"):
+        deep_ep.Buffer.get_combine_config(3)
+    with pytest.raises(AssertionError, match="even"):
+        deep_ep.Buffer.set_num_sms(7)
+    with pytest.raises(AssertionError):
+        deep_ep.Config(20, 256, 256)
+
+
+def test_names():
+    from deep_ep.buffer import Buffer
+    from deep_ep.utils import EventHandle, EventOverlap
+
+    assert Buffer is deep_ep.Buffer
+    assert EventOverlap is deep_ep.EventOverlap
+    seen = []
+    with EventOverlap(EventHandle()) as event:
+        event.register_hook_after_wait(lambda: seen.append(1))
+    assert seen == [1]
+    assert isinstance(Buffer.capture(), EventOverlap)
+
+
+def test_helpers():
+    assert (ceil_div(7, 2), align(7, 4)) == (4, 8)
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
+    assert calc_diff(x, x) < 1e-12
+    rows, scales = per_token_cast_to_fp8(x.bfloat16())
+    assert calc_diff(per_token_cast_back(rows, scales), x) < 2e-3
+    assert count_bytes(x, (x, None)) == 8 * 1024
+    ids = torch.tensor([[3, 1, 3, -1], [0, 0, 0, 0]])
+    inplace_unique(ids, 4)
+    assert ids.tolist() == [[3, 1, -1, -1], [0, -1, -1, -1]]
+
+
+def test_process_group(torch_processes):
+    for ended in torch_processes(2, "deep_ep_buffer"):
+        assert (ended.code, ended.out) == (0, "ok\n"), ended.out
