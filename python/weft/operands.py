@@ -27,7 +27,7 @@ _STAND_INS = {1: (DType.uint8,), 2: (DType.uint16,)}
 class Slot:
     """Where an operand is put for the C library to read. What is as it was the last time is not written again: most calls are like the one before."""
 
-    __slots__ = ("_bytes", "_shape", "_struct", "_words", "address", "code", "device", "held", "kind", "name", "wants", "written")
+    __slots__ = ("_bytes", "_shape", "_struct", "address", "code", "device", "held", "kind", "name", "wants", "words", "written")
 
     def __init__(self, name: str, device: int, wants: int = 0, *, written: bool = False, held: list[Any] | None = None) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Slot:
         self.kind = memory.PLAIN  # of the last operand
         self._struct = _abi.Tensor()
         self._bytes = memoryview(self._struct).cast("B")
-        self._words = self._bytes.cast("Q")
+        self.words = self._bytes.cast("Q")
         self.address = ctypes.addressof(self._struct)
         self._shape: Any = None
         self.code = 0
@@ -52,12 +52,15 @@ class Slot:
 
     def put(self, address: int, code: int, shape: Any) -> None:
         if shape != self._shape or code != self.code:
-            dims = len(shape)
-            if dims > _abi.MAX_DIMS:
-                raise self.refuse(f"{dims} dimensions, want at most {_abi.MAX_DIMS}")
-            _PACK[dims](self._bytes, _TYPE_AT, code, dims, *shape)
-            self._shape, self.code = shape, code
-        self._words[_ADDRESS] = address
+            self.reshape(code, shape)
+        self.words[_ADDRESS] = address
+
+    def reshape(self, code: int, shape: Any) -> None:
+        dims = len(shape)
+        if dims > _abi.MAX_DIMS:
+            raise self.refuse(f"{dims} dimensions, want at most {_abi.MAX_DIMS}")
+        _PACK[dims](self._bytes, _TYPE_AT, code, dims, *shape)
+        self._shape, self.code = shape, code
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,7 +129,10 @@ def _torch_reader(torch: Any) -> Reader:
         if code is None or x.get_device() != slot.device or not x.is_contiguous():
             x, code = check(slot, x)
         slot.kind = kind
-        slot.put(x.data_ptr() or memory_of(slot, x), code, x.shape)
+        shape = x.shape
+        if shape != slot._shape or code != slot.code:  # put, without a call
+            slot.reshape(code, shape)
+        slot.words[_ADDRESS] = x.data_ptr() or memory_of(slot, x)
 
     def memory_of(slot: Slot, x: Any) -> int:
         if x.numel() and not x.is_cpu:

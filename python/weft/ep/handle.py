@@ -107,7 +107,9 @@ class Handle(Resource):
         result[1] = result[2] = 0
         try:
             refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
-            self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, frame.result_address, 0))
+            status = self._lib.ep_dispatch(self._handle, on, frame.address, frame.result_address, 0)
+            if refused is not None or status:
+                self._end(refused, status)
             return self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, frame.rows.kind)
         except BaseException:
             self._abandon(frame, by)
@@ -170,7 +172,9 @@ class Handle(Resource):
             if out is None:
                 out = self._tokens_like(rows, by)
             refused = frame.arguments(by._in_use(), rows, out, bias)
-            self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, 0))
+            status = self._lib.ep_combine(self._handle, on, frame.address, 0)
+            if refused is not None or status:
+                self._end(refused, status)
             return out
         finally:
             self._combines.give(frame)
