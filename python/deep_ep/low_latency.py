@@ -101,11 +101,13 @@ class LowLatency:
                 counts.copy_(routing.expert_counts)
                 ranges.copy_(routing.ranges)
                 tokens = routing.source_tokens.view(local, places)
+                arrived = got.rows
+                arrived_scales = None if scales is None else got.scales.view(scales.dtype).view(scales.shape)
                 for e, n in enumerate(counts.tolist()):
-                    rows[e, :n] = got.rows[e, :n]
+                    rows[e, :n] = arrived[e, :n]
                     sources[e, :n] = tokens[e, :n]
                     if scales is not None:
-                        scales[e, :, :n] = got.scales.view(scales.dtype).view(scales.shape)[e, :, :n]
+                        scales[e, :, :n] = arrived_scales[e, :, :n]
             if stats is not None:
                 stats.add_(counts)
 

@@ -91,12 +91,13 @@ class Normal:
             experts, topk = comm.ranks, torch.where(in_rank, torch.arange(comm.ranks), -1)
         header = torch.tensor([x.shape[0], x.shape[1], experts, topk.shape[1], list(_PAYLOADS).index(x.dtype), channels])
         everyone = self._group.all_gather(torch.cat((header, sent.flatten())))
-        for rank in range(comm.ranks):
-            if not torch.equal(everyone[rank, 1:6], header[1:]):
+        headers = everyone[:, :6].tolist()
+        for rank, theirs in enumerate(headers):
+            if theirs[1:] != headers[comm.rank][1:]:
                 raise weft.MismatchError(
-                    f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {everyone[rank, 1:6].tolist()}, this one {header[1:].tolist()}", rank
+                    f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:]}, this one {headers[comm.rank][1:]}", rank
                 )
-        tokens = max(16, 1 << (int(everyone[:, 0].max()) - 1).bit_length())
+        tokens = max(16, 1 << (max(theirs[0] for theirs in headers) - 1).bit_length())
         if weights is None:
             weights = torch.ones(topk.shape, dtype=torch.float32)
         route = Route(self, Shape(x.shape[1], experts, topk.shape[1], tokens), topk.clone(), weights.clone())

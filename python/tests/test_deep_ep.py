@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 
 import pytest
@@ -366,6 +367,19 @@ def test_helpers():
     ids = torch.tensor([[3, 1, 3, -1], [0, 0, 0, 0]])
     inplace_unique(ids, 4)
     assert ids.tolist() == [[3, 1, -1, -1], [0, -1, -1, -1]]
+
+
+def test_timing(capfd):
+    from deep_ep.utils.testing import bench, empty_suppress, suppress_stdout_stderr
+
+    calls = []
+    mean, least, most = bench(lambda: calls.append(1), num_warmups=3, num_tests=5)
+    assert len(calls) == 8
+    assert 0 <= least <= mean <= most
+    with suppress_stdout_stderr(), empty_suppress():
+        os.write(1, b"unseen")
+    os.write(1, b"seen")
+    assert capfd.readouterr().out == "seen"
 
 
 def test_process_group(torch_processes):
