@@ -17,7 +17,7 @@ def import_time():
 
 
 def test_it_is_quick():
-    assert min(import_time() for _ in range(5)) <= 100
+    assert any(import_time() <= 100 for _ in range(10))  # others may be using the processor
 
 
 def test_it_imports_no_arrays_and_opens_no_library(script):

@@ -38,7 +38,7 @@ def test_contents(wheels):
     assert {"weft/__init__.py", "weft/py.typed", "weft/libweft.so", "weft/ep/handle.py"} <= names(package)
     assert {"deep_ep/__init__.py", "deep_ep/utils/math.py"} <= names(deep_ep)
     assert not names(package) & names(deep_ep)
-    assert not [n for n in names(package) | names(deep_ep) if "test" in n or n.endswith(".pyc")]
+    assert not [n for n in names(package) | names(deep_ep) if "tests" in n or n.endswith(".pyc")]
     assert deep_ep.name == package.name.split("-py3")[0].replace("weft", "weft_deep_ep") + "-py3-none-any.whl"
 
 

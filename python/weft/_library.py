@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from pathlib import Path
 from typing import Any, NoReturn
 
 from . import _abi, errors
@@ -20,9 +19,9 @@ _NAME = "libweft.so"
 class Library:
     """The functions of the C library as attributes, each with its prototype."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         try:
-            functions = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            functions = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
         except OSError as e:
             raise errors.LibraryError(f"{path} does not load: {e}") from e
         version = functions.weft_version()
@@ -49,13 +48,14 @@ class Library:
         return errors.of_status(status, self.error().decode(errors="replace"), self.error_rank())
 
 
-def find() -> Path:
+def find() -> str:
     """Where the library is: what WEFT_LIBRARY names, else beside this file (in wheels), else what ``make clib`` built in the source tree."""
     if named := os.environ.get("WEFT_LIBRARY"):
-        return Path(named)
-    here = Path(__file__).resolve().parent
-    for path in (here / _NAME, here.parent.parent / "build" / "clib" / _NAME):
-        if path.exists():
+        return named
+    here = os.path.dirname(os.path.realpath(__file__))
+    for folder in (here, os.path.join(here, "..", "..", "build", "clib")):
+        path = os.path.join(folder, _NAME)
+        if os.path.exists(path):
             return path
     raise errors.LibraryError(f"no {_NAME} beside {here}: install the wheel, run make clib in the source tree, or name the file in WEFT_LIBRARY")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -14,7 +13,8 @@ from ._library import Library, library
 from .errors import InvalidError
 from .resources import Resource, gone, opened
 
-Log = Callable[[str], object] | logging.Logger | None
+Log = Any
+"""A function that takes a line, a :class:`logging.Logger`, or None."""
 
 
 class UniqueId:
@@ -260,6 +260,6 @@ def _options(engine: str, gpu: int | None, deadline: float | None, huge_pages: b
         no_huge_pages=not huge_pages,
     )
     if log is not None:
-        say = log.info if isinstance(log, logging.Logger) else log
+        say = getattr(log, "info", log)
         options.log = _abi.LogFunction(lambda _, line: say(line.decode(errors="replace")) and None)
     return options
