@@ -21,7 +21,7 @@ command -v "$base" >/dev/null 2>&1 || unavailable 'no python3'
 "$base" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' || unavailable 'python3 is older than 3.11'
 
 # The copy of python.txt is written last: it marks a complete environment and says of what.
-if ! cmp -s "$wanted" "$venv/python.txt" || ! "$venv/bin/python" -c '' >>"$log" 2>&1; then
+if ! cmp -s "$wanted" "$venv/python.txt" || [ "$("$venv/bin/python" -V 2>&1)" != "$("$base" -V 2>&1)" ]; then
 	rm -rf "$venv"
 	if "$base" -m venv "$venv" >>"$log" 2>&1; then
 		set -- "$venv/bin/python" -m pip

@@ -100,6 +100,30 @@ def test_a_layer_of_dlpack(comm):
         assert list(sums) == x.ravel().tolist()
 
 
+def test_without_numpy(script):
+    """Where there is neither numpy nor PyTorch results are memoryviews."""
+    ended = script("""
+import array, sys
+sys.modules["numpy"] = None
+import weft
+with weft.join() as c, weft.Group(c) as g:
+    got = g.all_gather(array.array("i", [1, 2, 3]))
+    assert (type(got), got.format, got.shape, got.tolist()) == (memoryview, "i", (1, 3), [[1, 2, 3]])
+    assert g.all_reduce(array.array("d")).shape == (0,)
+    h = weft.ep.Handle(c, experts=2, topk=1, hidden=4, max_tokens=2, payload="fp32")
+    x = memoryview(array.array("f", range(8))).cast("B").cast("f", (2, 4))
+    topk = memoryview(array.array("q", [0, 1])).cast("B").cast("q", (2, 1))
+    weights = memoryview(array.array("f", [1, 2])).cast("B").cast("f", (2, 1))
+    rows = h.dispatch(x, topk, weights).rows
+    assert rows.shape == (2, 2, 4) and rows[1, 0, 3] == 7
+    assert h.combine(rows, h.prepare(topk, weights)).tolist() == [[0, 1, 2, 3], [8, 10, 12, 14]]
+    c.close()
+    assert rows[0, 0, 1] == 1
+assert not {"numpy", "torch"} & {m for m in sys.modules if sys.modules[m]}
+""")
+    assert (ended.code, ended.out) == (0, "")
+
+
 def test_strides(group):
     x = np.arange(12.0).reshape(3, 4)
     for view in (x.T, x[:, ::2], x[::-1], np.broadcast_to(x[0], (5, 4))):

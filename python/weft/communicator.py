@@ -261,5 +261,9 @@ def _options(engine: str, gpu: int | None, deadline: float | None, huge_pages: b
     )
     if log is not None:
         say = getattr(log, "info", log)
-        options.log = _abi.LogFunction(lambda _, line: say(line.decode(errors="replace")) and None)
+
+        def tell(_context: object, line: bytes) -> None:
+            say(line.decode(errors="replace"))
+
+        options.log = _abi.LogFunction(tell)
     return options
