@@ -232,7 +232,8 @@ class Communicator(Resource):
 
     def _destroy(self) -> int:
         status = int(self._lib.comm_destroy(self._handle))
-        gone(self)
+        if status != _abi.Status.ERROR_BUSY:
+            gone(self)
         return status
 
     def __del__(self) -> None:

@@ -59,6 +59,7 @@ class Slot:
         dims = len(shape)
         if dims > _abi.MAX_DIMS:
             raise self.refuse(f"{dims} dimensions, want at most {_abi.MAX_DIMS}")
+        self._shape = None  # in case of an interrupt here
         _PACK[dims](self._bytes, _TYPE_AT, code, dims, *shape)
         self._shape, self.code = shape, code
 

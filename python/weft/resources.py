@@ -50,13 +50,16 @@ class Resource:
         if self.closed or self._process != os.getpid():
             self._closed = True
             return
-        if not self._leases:
-            self._check(self._destroy())
-        self._closed = True
         if self._leases:
+            self._closed = True
             # From here on every array that goes may be the last.
             self._endings = [weakref.ref(lease, self._returned) for lease in (ref() for ref in list(self._leases)) if lease is not None]
             self._returned()
+            return
+        status = self._destroy()
+        # Those may be closed again; after other failures it is gone all the same.
+        self._closed = status not in (Status.ERROR_BUSY, Status.ERROR_TIMEOUT)
+        self._check(status)
 
     def _open(self) -> None:
         """Refuses a call on what was closed, whose memory may still be there for arrays that show it."""
@@ -102,24 +105,24 @@ class Lease:
 
 
 _ending = False
-_open: dict[int, tuple[Library, int, set[Any]]] = {}
+_communicators: dict[int, tuple[Library, int, set[Any]]] = {}
 
 
 def opened(communicator: Resource) -> None:
     """Remembers a communicator, to leave it when the interpreter ends: peers hear of it at once, and the library's threads call no more."""
-    _open[communicator._handle] = (communicator._lib, communicator._process, communicator._leases)
+    _communicators[communicator._handle] = (communicator._lib, communicator._process, communicator._leases)
 
 
 def gone(communicator: Resource) -> None:
     """Forgets a communicator that was destroyed."""
-    _open.pop(communicator._handle, None)
+    _communicators.pop(communicator._handle, None)
 
 
 @atexit.register
 def _leave_all() -> None:
     global _ending
     _ending = True
-    for handle, (lib, process, leases) in list(_open.items()):
+    for handle, (lib, process, leases) in list(_communicators.items()):
         if process == os.getpid():
             # A thread that is inside a call keeps its communicator; the end of the process is what tells its peers.
             (lib.comm_leave if leases else lib.comm_destroy)(handle)
