@@ -56,6 +56,27 @@ def death():
         assert (g.all_reduce(np.ones(4)) == last).all()
 
 
+def layer_death():
+    """The last rank is killed between exchanges of a layer; the others go on with the same handle, without its experts."""
+    with weft.join(deadline=20) as c:
+        last, x = c.ranks - 1, np.full((4, 8), c.rank + 1, np.float32)
+        h = weft.ep.Handle(c, experts=c.ranks, topk=2, hidden=8, max_tokens=4, payload="fp32")
+        topk, weights = np.array([[c.rank, last]] * 4 if c.rank != last else [[0, last]] * 4), np.full((4, 2), 0.5, np.float32)
+        with h.dispatch(x, topk, weights) as got:
+            assert (h.combine(got.rows, got) == x).all()
+        if c.rank == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(weft.DiedError) as e:
+            while True:
+                with h.dispatch(x, topk, weights) as got:
+                    h.combine(got.rows, got)
+        assert e.value.rank == last
+        c.set_mask([last])
+        for _ in range(3):
+            with h.dispatch(x, topk, weights) as got:
+                assert (h.combine(got.rows, got) == x / 2).all()
+
+
 def absence(deadline):
     """The last rank stays away; the others' wait ends at the deadline and names it."""
     with weft.join(deadline=float(deadline)) as c:

@@ -223,6 +223,13 @@ def test_processes(processes):
         assert (ended.code, ended.out) == (0, "ok\n")
 
 
+def test_dead_rank(processes):
+    *alive, dead = processes(3, "layer_death")
+    assert dead.code < 0
+    for ended in alive:
+        assert (ended.code, ended.out) == (0, "ok\n"), ended.out
+
+
 def test_device_counts(threads):
     batch = Batch(2, experts=4, topk=2, hidden=8, max_tokens=5, seed=4)
 

@@ -168,7 +168,7 @@ def test_operators(comm):
     """PyTorch's own checks of operators: schemas, fakes, gradients, tracing."""
     x, ids, weights = routed(0)
     h = handle(comm, live=16)
-    number = weft.torch.operators._number(h)
+    number = h.number
     args = (x.requires_grad_(), ids, weights.requires_grad_(), number)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.weft.dispatch.default, args, test_utils=checks)
@@ -191,7 +191,7 @@ def test_compile(threads, layout):
 
             results = []
             torch._dynamo.reset()
-            for f in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+            for f in (torch.compile(layer, fullgraph=True, backend="aot_eager"), layer):
                 got_x, got_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
                 out = f(got_x, got_w)
                 out.sum().backward()

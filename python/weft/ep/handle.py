@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import weakref
 from typing import Any
 
@@ -20,6 +21,11 @@ from .spec import Layout, Spec
 from .work import PendingCombine, PendingDispatch
 
 RoutingLike = Routing | Received
+
+_numbers = itertools.count(1)
+
+NUMBERED: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+"""The handles that live, by their numbers."""
 
 
 class Handle(Resource):
@@ -66,6 +72,9 @@ class Handle(Resource):
         self._dispatch_backwards = Frames(lambda: GradientFrame(_abi.EpDispatchBackwardArgs, "grad_rows", "grad_row_weights", "grad_tokens", spec, device))
         self._combine_backwards = Frames(lambda: GradientFrame(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device))
         self._waits: tuple[Any, ...] = ()
+        self.number: int = next(_numbers)
+        """What stands for the handle where only numbers can."""
+        NUMBERED[self.number] = self
 
     @property
     def comm(self) -> Communicator:

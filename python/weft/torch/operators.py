@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import ep
+from ..ep.handle import NUMBERED
 from ..ep.spec import Layout
 from ..errors import ClosedError, UnsupportedError
 from ..memory import torch_dtype
 
 _numbers = itertools.count(1)
-_handles: weakref.WeakValueDictionary[int, ep.Handle] = weakref.WeakValueDictionary()
 _routings: weakref.WeakValueDictionary[int, ep.Routing] = weakref.WeakValueDictionary()
 
 
@@ -65,19 +65,14 @@ def routing_of(routing: torch.Tensor) -> ep.Routing:
 
 
 def _number(handle: ep.Handle) -> int:
-    number = getattr(handle, "_operator_number", 0)
-    if not number:
-        spec = handle.spec
-        if spec.payload not in (ep.Payload.bf16, ep.Payload.fp16, ep.Payload.fp32):
-            raise UnsupportedError("operators have gradients, and quantised or opaque rows have none: use the handle's methods")
-        number = handle._operator_number = next(_numbers)  # type: ignore[attr-defined]
-        _handles[number] = handle
-    return int(number)
+    if handle.spec.payload not in (ep.Payload.bf16, ep.Payload.fp16, ep.Payload.fp32):
+        raise UnsupportedError("operators have gradients, and quantised or opaque rows have none: use the handle's methods")
+    return handle.number
 
 
 def _handle(number: int) -> ep.Handle:
     try:
-        return _handles[number]
+        return NUMBERED[number]
     except KeyError:
         raise ClosedError("the handle of this operator is gone: keep it as long as its gradients are wanted") from None
 
