@@ -104,6 +104,8 @@ class LowLatency:
                 arrived = got.rows
                 arrived_scales = None if scales is None else got.scales.view(scales.dtype).view(scales.shape)
                 for e, n in enumerate(counts.tolist()):
+                    if n == 0:
+                        continue
                     rows[e, :n] = arrived[e, :n]
                     sources[e, :n] = tokens[e, :n]
                     if scales is not None:
