@@ -70,6 +70,7 @@ def test_by_expert(threads, ranks, layout, halves):
                 counts = [sum(s == source for s, _, _ in zone) for source in range(ranks)]
                 assert (routing.ranges[e] & 0xFFFFFFFF).tolist() == counts
             assert routing.row_experts is None
+            assert routing.row_demand.tolist() == [routing.demand]
             if alignment:
                 assert routing.padded_counts.tolist() == [-(-len(z) // 4) * 4 for z in zones]
             routing.release()

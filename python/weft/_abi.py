@@ -43,6 +43,7 @@ class Part(enum.IntEnum):
     ROW_WEIGHTS = 8
     ROW_EXPERTS = 9
     ROW_SELECTION_WEIGHTS = 10
+    ROW_DEMAND = 11
 
 
 class Struct(ctypes.Structure):
@@ -227,6 +228,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_version": (),
     "weft_error": (),
     "weft_error_rank": (),
+    "weft_error_set": (c_int, c_int, c_char_p),
     "weft_status_name": (c_int,),
     "weft_comm_create": (POINTER(CommOptions), _pointer),
     "weft_unique_id_create": (c_char_p, c_char_p),

@@ -87,7 +87,7 @@ class Handle(Resource):
         """Turns routing into what dispatches and combines go by, any number of times. Collective.
 
         ``topk``: int32 or int64 [tokens, topk], the experts that each token selects, -1 for none, those of a token distinct. ``weights``: float32
-        [tokens, topk]; None if sums are plain. Both may be changed afterwards.
+        [tokens, topk]; None if sums are plain. Both may be changed afterwards, on a GPU once the stream has passed.
         """
         on = self._begin(stream)
         frame = self._dispatches.take()

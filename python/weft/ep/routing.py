@@ -161,6 +161,11 @@ class Routing(_Held):
         """float32 [rows, top-k]: their weights. None where rows are by expert."""
         return self._part(Part.ROW_SELECTION_WEIGHTS)
 
+    @property
+    def row_demand(self) -> Any:
+        """int32 [1]: rows routed here, pads and dropped ones included, where the rows are."""
+        return self._part(Part.ROW_DEMAND)
+
     def _part(self, part: Part) -> Any:
         t = _abi.Tensor()
         handle = self._handle
