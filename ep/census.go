@@ -1,6 +1,8 @@
 package ep
 
 import (
+	"cmp"
+
 	"github.com/weftgo/weft"
 )
 
@@ -18,25 +20,13 @@ type Census struct {
 
 // CountRouting is the layout step alone: it counts where tokens go. topk is int32 or int64 [tokens, top-k] on the host, -1 for none; it is local and
 // may be called by any rank at any time. Several selections of one token on the same rank count once in RankTokens, as do those on the same node in
-// NodeTokens. What a [Spec] cannot have, such as more than 64 ranks or 32 selections a token, is refused.
+// NodeTokens. What a [Spec] cannot have, such as more than 64 ranks or 32 selections a token, is refused. A [Counter] does the same
+// on a GPU.
 func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, error) {
-	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 {
-		return nil, weft.Invalidf("count routing: experts are %v, want int32 or int64 [tokens top-k]", topk)
-	}
-	if ranks < 1 || ranks > weft.MaxRanks || experts < 1 || experts > MaxExperts {
-		return nil, weft.Invalidf("count routing: %d experts on %d ranks: want at most %d on %d", experts, ranks, MaxExperts, weft.MaxRanks)
-	}
-	if experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
-		return nil, weft.Invalidf("count routing: %d experts on %d ranks, %d a node: want experts in equal shares, and whole nodes",
-			experts, ranks, ranksPerNode)
+	if err := cmp.Or(checkPlaces(experts, ranks, ranksPerNode), checkCounted(topk)); err != nil {
+		return nil, err
 	}
 	tokens, k := topk.Shape[0], topk.Shape[1]
-	if tokens < 0 || tokens > maxTokens || k < 1 || k > MaxTopK {
-		return nil, weft.Invalidf("count routing: experts are %v, want at most %d tokens and 1 to %d selections of each", topk, maxTokens, MaxTopK)
-	}
-	if topk.Data == nil && tokens > 0 {
-		return nil, weft.Invalidf("count routing: experts have no memory")
-	}
 	sel := selectionsOf(topk)
 	c := &Census{
 		RankTokens:       make([]int32, ranks),
@@ -53,7 +43,7 @@ func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, 
 				continue
 			}
 			if e < 0 || e >= int64(experts) {
-				return nil, weft.Invalidf("count routing: token %d selects expert %d of %d; -1 stands for none", t, e, experts)
+				return nil, weft.Invalidf("%s: token %d selects expert %d of %d; -1 stands for none", opCount, t, e, experts)
 			}
 			c.ExpertSelections[e]++
 			in[int(e)/local] = true
@@ -71,4 +61,33 @@ func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, 
 		}
 	}
 	return c, nil
+}
+
+// opCount is what errors call the layout step.
+const opCount = "count routing"
+
+// checkPlaces says what is wrong with where experts are.
+func checkPlaces(experts, ranks, ranksPerNode int) error {
+	if ranks < 1 || ranks > weft.MaxRanks || experts < 1 || experts > MaxExperts {
+		return weft.Invalidf("%s: %d experts on %d ranks: want at most %d on %d", opCount, experts, ranks, MaxExperts, weft.MaxRanks)
+	}
+	if experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
+		return weft.Invalidf("%s: %d experts on %d ranks, %d a node: want experts in equal shares, and whole nodes", opCount, experts, ranks, ranksPerNode)
+	}
+	return nil
+}
+
+// checkCounted says what is wrong with selections that are to be counted.
+func checkCounted(topk weft.Tensor) error {
+	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 {
+		return weft.Invalidf("%s: experts are %v, want int32 or int64 [tokens top-k]", opCount, topk)
+	}
+	tokens, k := topk.Shape[0], topk.Shape[1]
+	if tokens < 0 || tokens > maxTokens || k < 1 || k > MaxTopK {
+		return weft.Invalidf("%s: experts are %v, want at most %d tokens and 1 to %d selections of each", opCount, topk, maxTokens, MaxTopK)
+	}
+	if topk.Data == nil && tokens > 0 {
+		return weft.Invalidf("%s: experts have no memory", opCount)
+	}
+	return nil
 }

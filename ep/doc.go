@@ -30,6 +30,8 @@
 // Layouts whose number of rows follows from the routing, and those whose capacity can overflow, give every row its place before it leaves: Prepare is an exchange of
 // its own there, and PrepareDispatch two kernels. With HostCounts Prepare waits for the counts, which a capture cannot; with DeviceCounts nothing waits.
 //
+// Where tokens go can be counted without a handle: by [CountRouting] on the host, by a [Counter] on a GPU.
+//
 // # Streams
 //
 // An operation on GPUs is enqueued in the stream that it is given, and does not wait for it. With nil it goes into the communicator's own stream, and the call returns when

@@ -407,9 +407,12 @@ func (h *gpu) shape() shape {
 	g := &h.geometry
 	return shape{
 		capacity: uint32(g.tokens), topk: uint32(g.topk), experts: uint32(g.experts), local: uint32(g.local),
-		reciprocal: uint32((1<<32 + uint64(g.local) - 1) / uint64(g.local)), // 0 for 1, of which kernels know
+		reciprocal: reciprocal(g.local),
 	}
 }
+
+// reciprocal is 2^32 / n, rounded up; 0 for 1, of which kernels know.
+func reciprocal(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / uint64(n)) }
 
 // quantizeWhat is what a dispatch does when it quantises.
 func quantizeWhat(s *Spec) (what uint32) {

@@ -95,7 +95,7 @@ type describeArgs struct {
 	experts, expertWeights uint64
 }
 
-// Kernels lists the kernels that handles on GPUs of an architecture ("sm_90a") may need, for whoever fills a cache of them beforehand. No size decides
+// Kernels lists the kernels that handles and Counters on GPUs of an architecture ("sm_90a") may need, for whoever fills a cache of them beforehand. No size decides
 // about the code, but the layout and the types of what is quantised and summed.
 func Kernels(arch string) []kernel.Spec {
 	var all []kernel.Spec
@@ -112,7 +112,7 @@ func Kernels(arch string) []kernel.Spec {
 	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
 		all = append(all, gradientKernel(of, arch))
 	}
-	return append(append(all, placedKernels(arch)...), describeKernel(arch))
+	return append(append(all, placedKernels(arch)...), describeKernel(arch), censusKernel(arch))
 }
 
 // typeNumber is how kernels are told of a type.

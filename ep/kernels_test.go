@@ -103,6 +103,8 @@ func arguedPrograms(arch string) []argued {
 			layout.Constants(map[string]int{
 				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted, "32 * MOST_WARPS": mostGradientThreads,
 			})},
+		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
+			layout.Constants(map[string]int{"WIDE": whatWide, "THREADS": censusThreads, "SHARE": censusShare, "MAX_RANKS": weft.MaxRanks})},
 		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), map[string]string{"expertWeights": "expert_weights"})},
 	}
 }
