@@ -229,8 +229,8 @@ sanitizer() {
 			# Tests of deadlines do not bear how slow this is, and a GPU runs one kernel at a time, so that ranks cannot share it.
 			WEFT_EP_SHARED=0
 			export WEFT_EP_SHARED
-			sanitize "$program" memcheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs' || wrong=1
-			sanitize "$program" racecheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs' || wrong=1
+			sanitize "$program" memcheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs|TestCensus' || wrong=1
+			sanitize "$program" racecheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs|TestCensus' || wrong=1
 			;;
 		*)
 			(cd "tests/$program" && ./run.test -test.list GPU | grep -q '^Test') || continue
