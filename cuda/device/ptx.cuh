@@ -142,16 +142,6 @@ __device__ __forceinline__ void let_next_start() {
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// shared_at gives where something stands in shared memory, for load_shared16 (9.7.9.8 ld). All lanes of a warp call it, with the same p. What comes out of a shuffle the
-// compiler keeps in a register: the address of a variable it computes anew at each use, from the block's number in its cluster, which takes longer than the load.
-__device__ __forceinline__ u64 shared_at(const void *p) { return __shfl_sync(0xFFFFFFFFu, shared_address(p), 0); }
-
-__device__ __forceinline__ uint4 load_shared16(u64 at) {
-	uint4 v;
-	asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)at) : "memory");
-	return v;
-}
-
 __device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) {
 	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -166,6 +156,18 @@ __device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
 	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
 				 : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
 	return done != 0;
+}
+
+// ---- Reads of shared memory (9.7.9.8 ld).
+
+// shared_at gives where something stands, for load_shared16. All lanes of a warp call it, with the same p. What comes out of a shuffle the compiler keeps in a
+// register: the address of a variable it computes anew at each use, from the block's number in its cluster, which takes longer than the load.
+__device__ __forceinline__ u64 shared_at(const void *p) { return __shfl_sync(0xFFFFFFFFu, shared_address(p), 0); }
+
+__device__ __forceinline__ uint4 load_shared16(u64 at) {
+	uint4 v;
+	asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)at) : "memory");
+	return v;
 }
 
 // ---- Bulk copies through shared memory, Hopper and later (9.7.9.25.4 cp.async.bulk, 9.7.13.15 mbarrier, 9.7.9.25.3 async groups).

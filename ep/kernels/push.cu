@@ -188,7 +188,7 @@ __device__ __forceinline__ u32 landing(const Push &a, u32 src, u32 t, u32 lane) 
 	return lane < a.shape.topk ? a.landings[slot * a.shape.topk + lane].what : 0;
 }
 
-// Rows are those of a token that are here: `first` has come, `rest` are the lanes of others.
+// Rows are those of a token that are here, if there are any: `first` has come, `rest` are the lanes of others.
 struct Rows {
 	u32 first, landing, rest;
 
@@ -211,7 +211,7 @@ __device__ __forceinline__ void clear_rows(const Push &a, const Target &own, u32
 
 // spread_scales copies the scales of the row that has come to the others.
 __device__ __forceinline__ void spread_scales(const Push &a, const Target &own, const Rows &rows, u32 lane) {
-	for (u32 from = 0; from < a.scale_words; from += 32) {
+	for (u32 from = 0; rows.rest != 0 && from < a.scale_words; from += 32) {
 		u32 word = from + lane, scale = 0;
 		bool here = word < a.scale_words;
 		if (here) scale = load_relaxed_sys4(own.scales + own.scale_at(a, rows.first, word));
