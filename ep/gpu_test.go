@@ -121,16 +121,19 @@ func TestApartOnGPUs(t *testing.T) {
 	})
 }
 
-// TestBulkOnGPUs sends rows by bulk copies, however small, and such as go in several parts.
+// TestBulkOnGPUs sends rows by bulk copies, however small, and such as go in several parts; with scales too, also of tokens that have rows at one rank alone.
 func TestBulkOnGPUs(t *testing.T) {
 	t.Cleanup(ep.SetBulk())
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
+		scaled := packedRows
+		scaled.Payload, scaled.Output = ep.FP8, weft.BFloat16
 		for _, way := range []struct {
-			name string
-			spec ep.Spec
-		}{{"packed", packedRows}, {"token", tokenRows}} {
-			for _, hidden := range []int{8, 40, 8200} {
+			name   string
+			spec   ep.Spec
+			hidden []int
+		}{{"packed", packedRows, []int{8, 40, 8200}}, {"token", tokenRows, []int{8, 40, 8200}}, {"packed with scales", scaled, []int{128, 1280}}} {
+			for _, hidden := range way.hidden {
 				t.Run(fmt.Sprintf("%s/%d", way.name, hidden), func(t *testing.T) {
 					s := sized(way.spec, ranks)
 					s.Hidden = hidden
