@@ -117,8 +117,10 @@ const mostPlacedBytes = 16 << 32
 // what they have counted.
 const placeBlocks, placeTokens = 32, 512
 
-// numberBits is how many bits a number of a rank's selections of an expert has, in a word that has the local expert + 1 as well.
+// numberBits is how many bits a number of a rank's selections of an expert has, in a word of 32 that has the local expert + 1 above it.
 func (g *geometry) numberBits() int { return bits.Len(uint(g.tokens - 1)) }
+
+const _ = uint((1<<32)/(2*MaxExperts*maxTokensGPU) - 1) // there is room for both
 
 // newPlacedRegions lays out the window of a handle whose rows have their final places before they leave: what kernels/placed.cuh describes.
 func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {

@@ -3,7 +3,6 @@ package ep
 import (
 	"fmt"
 	"math"
-	"math/bits"
 
 	"github.com/weftgo/weft"
 )
@@ -337,10 +336,6 @@ func (s Spec) ValidateOn(e Engine, ranks int) error {
 		return err
 	}
 	g := newGeometry(s, ranks)
-	if e == GPUEngine && s.placed(ranks) && s.Layout.byExpert() && bits.Len(uint(g.local))+g.numberBits() > 32 {
-		return weft.Unsupportedf("%d experts of a rank and %d tokens: a selection is told of in one word of 32 bits, %d for the expert and %d for the token; lower MaxTokens",
-			g.local, s.MaxTokens, bits.Len(uint(g.local)), g.numberBits())
-	}
 	if size := g.windowSizes(s); !size.fit(s.Live, math.MaxInt) {
 		return weft.Unsupportedf("%d rows at one rank, %d live tensors: together they need more memory than there are addresses; "+
 			"lower MaxTokens, Live or the size of a row, or give a Capacity", g.rows(), s.Live)

@@ -21,7 +21,7 @@ type TuningTable struct {
 }
 
 // tableVersion changes when what kernels do with a Tuning does.
-const tableVersion = 1
+const tableVersion = 2
 
 // What WEFT_TUNING says: a file, or that there is to be no table.
 const (
