@@ -42,6 +42,9 @@ const BulkBytes = bulkSharedBytes
 // PullDepth is how many parts of tokens it has for each warp of a combine.
 const PullDepth = pullDepth
 
+// TableVersion is that of the tables that handles heed.
+const TableVersion = tableVersion
+
 // Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
 func Announced(h *Handle) uint32 { return h.engine.(*gpu).free() }
 

@@ -256,7 +256,7 @@ func TestTableOnGPUs(t *testing.T) {
 		s := sized(exactRows, ranks)
 		path := filepath.Join(t.TempDir(), "tuning.json")
 		t.Setenv("WEFT_TUNING", path)
-		table := &ep.TuningTable{Version: 1}
+		table := &ep.TuningTable{Version: ep.TableVersion}
 		err := m.engine(t, ranks, gpuDeadline).Ranks(ranks, func(c *weft.Comm) error {
 			if _, err := ep.NewHandle(testContext(t), c, s); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), path) {
 				return fmt.Errorf("with a table that is named and not there: %w", err)
