@@ -58,6 +58,9 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 	if err := r.check(h, op); err != nil {
 		return err
 	}
+	if err := r.checkWeighted(h, op, weightedEverywhere); err != nil {
+		return err
+	}
 	if err := checkTensor(op, "gradients of the output", gradOut, s.Output, r.tokens, s.Hidden); err != nil {
 		return err
 	}

@@ -153,7 +153,7 @@ func (b *board) refusal(epoch uint64, rank int, op string) error {
 	return refusal(rank, op, b.notices[epoch&1].word.Load()&(callUnit-1), b.text(epoch))
 }
 
-// call is what must agree on all ranks: the operation, whether it brings gradients of weights home, and the Routing by which it goes.
+// call is what must agree on all ranks: the operation, whether it brings weights, or gradients of weights home, and the Routing by which it goes.
 type call struct {
 	word    uint32 // the upper bits of a notice's word: callUnit times the operation, wantsWeights
 	routing uint64 // the epoch of the Routing's Prepare, which no other has, in this generation or any
@@ -204,6 +204,8 @@ func (c call) differs(peer call) string {
 	switch {
 	case c.kind() != peer.kind():
 		return "it calls " + callNames[peer.kind()]
+	case c.word != peer.word && c.kind() == callDispatch:
+		return "weights come with the rows of some ranks only"
 	case c.word != peer.word:
 		return "gradients of weights are asked for on some ranks only"
 	default:

@@ -58,6 +58,11 @@ func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []
 	if err := r.check(h, op); err != nil {
 		return err
 	}
+	if op == opCombine {
+		if err := r.checkWeighted(h, op, weightedAtHome); err != nil {
+			return err
+		}
+	}
 	if err := h.checkExpertRows(op, "rows", r, y); err != nil {
 		return err
 	}

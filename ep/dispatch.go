@@ -11,6 +11,9 @@ import (
 type Rows struct {
 	Data   weft.Tensor // [tokens, hidden]; opaque: uint8 [tokens, RowBytes]
 	Scales weft.Tensor // fp8: fp32 [tokens, hidden/128]; UE8M0: ue8m0 [tokens, hidden/128]; opaque: uint8 [tokens, ScaleBytes]
+	// Weights, of a dispatch by a Routing that is there, travel with the rows and take the place of those that the Routing had, here and where the rows arrive, for this
+	// and all later operations: fp32 [tokens, top-k]. They are given on every rank or on none; the zero Tensor leaves weights as they are.
+	Weights weft.Tensor
 }
 
 // Received is what arrived: rows in the handle's layout, in memory of the handle's pool, and the [Routing] that says what each row is.
@@ -62,6 +65,9 @@ func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 
 // Dispatch sends the rows of this rank's tokens to their experts and returns those that arrive. On the host, rows that lie in a window of the
 // communicator are read by their receivers where they are, and Dispatch returns when all have; others are copied to a staging window first.
+//
+// With [Rows].Weights the Routing gets other weights. On GPUs that costs no exchange of its own where rows have their final places before they leave; elsewhere the dispatch
+// is one that tells the routing anew, as PrepareDispatch does and as which it counts if ranks make different calls, after a small kernel that reads the experts from the Routing.
 func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
 	return h.engine.dispatch(ctx, s, r, x)
 }
@@ -94,6 +100,11 @@ func (h *Handle) SendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, 
 // checkRows says what is wrong with the rows of a dispatch.
 func (h *Handle) checkRows(tokens int, x Rows, op string) error {
 	s := &h.spec
+	if !x.Weights.IsZero() {
+		if err := checkTensor(op, "weights", x.Weights, weft.Float32, tokens, s.TopK); err != nil {
+			return err
+		}
+	}
 	d, width := s.Payload.dtype(), s.Hidden
 	scale := weft.InvalidDType
 	scaleWidth := s.Hidden / ScaleBlock
@@ -121,6 +132,14 @@ func (h *Handle) checkRows(tokens int, x Rows, op string) error {
 		return nil
 	}
 	return checkTensor(op, "scales", x.Scales, scale, tokens, scaleWidth)
+}
+
+// checkFused refuses weights beside those that a dispatch which prepares is given.
+func (x Rows) checkFused(op string) error {
+	if x.Weights.IsZero() {
+		return nil
+	}
+	return weft.Invalidf("%s: a dispatch that prepares takes the weights as an argument of its own; leave those of Rows out", op)
 }
 
 func checkTensor(op, what string, t weft.Tensor, d weft.DType, rows, width int) error {

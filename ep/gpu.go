@@ -43,6 +43,8 @@ type gpu struct {
 	dispatchArg                        *dispatchArgs
 	combineArg                         *combineArgs
 	describeArg                        *describeArgs
+	weighing                           *cuda.Launch
+	weighArg                           *weighArgs
 	placed                             *placedLaunches // where rows have their places before they leave: instead of a dispatch, and maybe of a combine
 
 	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
@@ -127,7 +129,7 @@ func (h *gpu) open(ctx context.Context) error {
 }
 
 // functions are the kernels of a handle.
-type functions struct{ describe, dispatch, fusedDispatch, combine, fusedCombine, place, gradients *cuda.Function }
+type functions struct{ describe, weigh, dispatch, fusedDispatch, weightDispatch, combine, fusedCombine, place, gradients *cuda.Function }
 
 // blocks is how many blocks the operations of a handle have: those that move rows, and the clerks.
 type blocks struct{ dispatch, dispatchClerks, combine, combineClerks, gradients, gradientThreads int }
@@ -183,15 +185,23 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 		if *to, err = find(m, names[i]); err != nil {
 			return f, err
 		}
-		// The kernel for calls that do everything at once is beside the other.
-		fused, name := &f.fusedDispatch, h.tuning.fusedDispatchName(h.spec, ranks)
-		if to == &f.combine {
-			fused, name = &f.fusedCombine, h.tuning.fusedCombineName(h.spec, ranks)
+		// Some have another beside them: for calls that do everything at once, or that do more.
+		var beside **cuda.Function
+		name := ""
+		switch {
+		case to == &f.describe:
+			beside, name = &f.weigh, "weft_weigh"
+		case to == &f.dispatch && h.tuning.placed:
+			beside, name = &f.weightDispatch, "weft_push_weights"
+		case to == &f.dispatch:
+			beside, name = &f.fusedDispatch, h.tuning.fusedDispatchName(h.spec, ranks)
+		case to == &f.combine:
+			beside, name = &f.fusedCombine, h.tuning.fusedCombineName(h.spec, ranks)
 		}
-		if name == "" || to != &f.dispatch && to != &f.combine {
+		if name == "" {
 			continue
 		}
-		if *fused, err = find(m, name); err != nil {
+		if *beside, err = find(m, name); err != nil {
 			return f, err
 		}
 	}
@@ -481,7 +491,13 @@ func (h *gpu) prepareDescribe(f functions) (err error) {
 	if h.describing, err = f.describe.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}}, e); err != nil {
 		return err
 	}
-	h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0)
+	if h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0); err != nil {
+		return err
+	}
+	if h.weighing, err = f.weigh.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}}, weighArgs{}); err != nil {
+		return err
+	}
+	h.weighArg, err = cuda.Arg[weighArgs](h.weighing, 0)
 	return err
 }
 

@@ -17,7 +17,7 @@ func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 	if err := h.checkSelections(topk, weights); err != nil {
 		return nil, err
 	}
-	r, err := h.route(stream, topk.Shape[0])
+	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
 	if err != nil {
 		return nil, err
 	}
@@ -42,6 +42,7 @@ type dispatched struct {
 	received  *Received
 	operation uint64
 	routed    bool // routing travels with the rows
+	made      bool // and is that of a new Routing
 }
 
 func (h *gpu) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
@@ -54,20 +55,21 @@ func (h *gpu) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights
 
 func (h *gpu) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
 	received, err := h.move(ctx, s, r, x, whatSend)
-	return h.halve(s, received, err, false)
+	return h.halve(s, received, err, dispatched{routed: !x.Weights.IsZero()})
 }
 
 func (h *gpu) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
 	received, err := h.moveNew(ctx, s, topk, weights, x, whatSend)
-	return h.halve(s, received, err, true)
+	return h.halve(s, received, err, dispatched{routed: true, made: true})
 }
 
-func (h *gpu) halve(s *weft.Stream, received *Received, err error, routed bool) (*PendingDispatch, error) {
+func (h *gpu) halve(s *weft.Stream, received *Received, err error, d dispatched) (*PendingDispatch, error) {
 	if err != nil {
 		return nil, err
 	}
 	h.pending = opDispatch
-	return &PendingDispatch{second: &dispatched{h: h, stream: s, received: received, operation: h.operations, routed: routed}}, nil
+	d.h, d.stream, d.received, d.operation = h, s, received, h.operations
+	return &PendingDispatch{second: &d}, nil
 }
 
 // receive enqueues what waits for the rows.
@@ -75,7 +77,7 @@ func (d *dispatched) receive(ctx context.Context) (*Received, error) {
 	h, r := d.h, d.received
 	give := func(err error) (*Received, error) {
 		r.Release()
-		if d.routed {
+		if d.made {
 			r.Routing.Release()
 		}
 		return nil, err
@@ -92,7 +94,7 @@ func (d *dispatched) receive(ctx context.Context) (*Received, error) {
 		return give(err)
 	}
 	err := h.finish(ctx, d.stream)
-	if err == nil && d.routed {
+	if err == nil && d.made {
 		err = h.settle(ctx, r.Routing)
 	}
 	if err != nil {
@@ -110,7 +112,18 @@ func (h *gpu) move(ctx context.Context, s *weft.Stream, r *Routing, x Rows, phas
 	if err := r.check(h.Handle, opDispatch); err != nil {
 		return nil, err
 	}
-	received, err := h.startMove(stream, r, x, phases|whatMove)
+	what := phases | whatMove
+	if !x.Weights.IsZero() {
+		if err := h.recall(stream, r, x); err != nil {
+			return nil, err
+		}
+		what |= whatRoute
+	}
+	received, err := h.startMove(stream, r, x, what)
+	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
+	if err == nil && what&whatRoute != 0 {
+		r.reweighed(stream)
+	}
 	if err == nil && phases&whatReceive != 0 {
 		if err = h.finish(ctx, s); err != nil {
 			received.Release()
@@ -119,16 +132,35 @@ func (h *gpu) move(ctx context.Context, s *weft.Stream, r *Routing, x Rows, phas
 	return received, err
 }
 
+// recall points the launch at the experts of a Routing that is there, so that a dispatch tells them anew, with other weights.
+func (h *gpu) recall(stream *cuda.Stream, r *Routing, x Rows) error {
+	if h.comm.Mask() != r.masked {
+		return weft.Unsupportedf("%s: ranks were masked since the routing was prepared, whose rows would have other places if it were told anew; prepare again, or leave the weights out", opDispatch)
+	}
+	if err := h.checkDispatch(r.tokens, x); err != nil {
+		return err
+	}
+	p := r.placement.(*gpuRouting)
+	experts := p.at(p.off.experts)
+	if err := h.startWeigh(stream, r, 0, experts); err != nil {
+		return err
+	}
+	a := h.dispatchArg
+	a.ids, a.weights = experts, addressOf(x.Weights)
+	a.what &^= whatWide
+	return nil
+}
+
 // moveNew dispatches with the routing.
 func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows, phases uint32) (*Received, error) {
 	stream, err := h.enter(ctx, opDispatch, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.checkSelections(topk, weights); err != nil {
+	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(topk, weights)); err != nil {
 		return nil, err
 	}
-	r, err := h.route(stream, topk.Shape[0])
+	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +209,7 @@ func (h *gpu) checkSelections(topk, weights weft.Tensor) error {
 
 // checkDispatch says what is wrong with the rows of a dispatch.
 func (h *gpu) checkDispatch(tokens int, x Rows) error {
-	return cmp.Or(h.checkRows(tokens, x, opDispatch), aligned(opDispatch, "rows", x.Data), aligned(opDispatch, "scales", x.Scales))
+	return cmp.Or(h.checkRows(tokens, x, opDispatch), aligned(opDispatch, "rows", x.Data), aligned(opDispatch, "scales", x.Scales), whole(opDispatch, "weights", x.Weights))
 }
 
 // setRouting points the launch at the caller's routing.

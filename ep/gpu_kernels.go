@@ -95,6 +95,14 @@ type describeArgs struct {
 	experts, expertWeights uint64
 }
 
+// weighArgs are the arguments of what gives a Routing weights, or tells its experts: the Weigh of kernels/describe.cu.
+type weighArgs struct {
+	home    uint64
+	n, _    uint32
+	weights uint64
+	ids     uint64
+}
+
 // Kernels lists the kernels that handles and Counters on GPUs of an architecture ("sm_90a") may need, for whoever fills a cache of them beforehand. No size decides
 // about the code, but the layout and the types of what is quantised and summed.
 func Kernels(arch string) []kernel.Spec {
@@ -173,6 +181,7 @@ func combineKernel(form int, of weft.DType, arch string) kernel.Spec {
 func describeKernel(arch string) kernel.Spec {
 	s := kernelSpec("describe", "describe.cu", arch)
 	s.Defines["WEFT_DESCRIBE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(describeArgs{})))
+	s.Defines["WEFT_WEIGH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(weighArgs{})))
 	return s
 }
 

@@ -53,6 +53,7 @@ type pushArgs struct {
 	x, scales                        uint64
 	home, places, landings, arrivals uint64
 	described                        uint64
+	records, weights                 uint64
 }
 
 // pullArgs are the arguments of a combine: the Pull of kernels/pull.cu.
@@ -146,6 +147,7 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 // placedLaunches are the launches of a handle whose rows have their final places before they leave.
 type placedLaunches struct {
 	placing, pushing, pulling *cuda.Launch
+	weighing                  *cuda.Launch // a push with weights
 	place                     *placeArgs
 	push                      *pushArgs
 	pull                      *pullArgs
@@ -180,7 +182,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		shape: h.shape(), words: uint64(r.words), marks: uint64(r.marks), blocks: uint64(r.blocks),
 		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), what: what&whatByRank | quantizeWhat(s),
 		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()), scaleWords: uint32(s.scaleBytes() / 4),
-		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity), hidden: uint32(s.Hidden), align: uint32(g.align),
+		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity), hidden: uint32(s.Hidden), align: uint32(g.align), records: uint64(r.records),
 	}
 	if s.ScaleOrder == ColumnMajorScales {
 		push.what |= whatColumns
@@ -196,11 +198,14 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		push.what |= whatBulk
 		push.chunk, push.carriers, push.chunks = uint32(c.chunk), uint32(c.warps), device.NewDivisor(ceil(s.rowBytes(), c.chunk))
 		dispatch.Shared = c.chunk * c.warps
-		if err := f.dispatch.SetMaxDynamicShared(dispatch.Shared); err != nil {
+		if err := cmp.Or(f.dispatch.SetMaxDynamicShared(dispatch.Shared), f.weightDispatch.SetMaxDynamicShared(dispatch.Shared)); err != nil {
 			return err
 		}
 	}
 	if l.pushing, err = f.dispatch.Prepare(dispatch, push); err != nil {
+		return err
+	}
+	if l.weighing, err = l.pushing.For(f.weightDispatch); err != nil {
 		return err
 	}
 	if l.push, err = cuda.Arg[pushArgs](l.pushing, 0); err != nil || !h.tuning.pulls {
@@ -280,7 +285,7 @@ func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda
 			return nil, cmp.Or(err, weft.Unsupportedf("%s: in a capture the host cannot be told how many rows come; make the handle with DeviceCounts", op))
 		}
 	}
-	r, err := h.route(stream, topk.Shape[0])
+	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +336,8 @@ type pushed struct {
 	stream    *weft.Stream
 	received  *Received
 	operation uint64
-	routed    bool // the routing was prepared with it
+	made      bool // the routing was prepared with it
+	weighs    bool // weights come with the rows
 }
 
 func (h *placed) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
@@ -340,7 +346,7 @@ func (h *placed) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Row
 
 func (h *placed) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
 	received, err := h.push(ctx, s, r, x, whatSend)
-	return h.halve(s, received, err, false)
+	return h.halve(s, received, err, pushed{weighs: !x.Weights.IsZero()})
 }
 
 func (h *placed) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {
@@ -349,15 +355,16 @@ func (h *placed) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weig
 
 func (h *placed) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
 	received, err := h.pushNew(ctx, s, topk, weights, x, whatSend)
-	return h.halve(s, received, err, true)
+	return h.halve(s, received, err, pushed{made: true})
 }
 
-func (h *placed) halve(s *weft.Stream, received *Received, err error, routed bool) (*PendingDispatch, error) {
+func (h *placed) halve(s *weft.Stream, received *Received, err error, p pushed) (*PendingDispatch, error) {
 	if err != nil {
 		return nil, err
 	}
 	h.pending = opDispatch
-	return &PendingDispatch{second: &pushed{h: h, stream: s, received: received, operation: h.operations, routed: routed}}, nil
+	p.h, p.stream, p.received, p.operation = h, s, received, h.operations
+	return &PendingDispatch{second: &p}, nil
 }
 
 // receive enqueues what waits for the rows.
@@ -365,14 +372,14 @@ func (p *pushed) receive(ctx context.Context) (*Received, error) {
 	h, r := p.h, p.received
 	err := h.resume(opDispatch, p.stream, p.operation)
 	if err == nil {
-		err = h.startPush(h.streamOf(p.stream), r.Routing, r.place, whatReceive, 0)
+		err = h.startPush(h.streamOf(p.stream), r.Routing, r.place, whatReceive, 0, p.weighs)
 	}
 	if err == nil {
 		err = h.finish(ctx, p.stream)
 	}
 	if err != nil {
 		r.Release()
-		if p.routed {
+		if p.made {
 			r.Routing.Release()
 		}
 		return nil, err
@@ -396,7 +403,11 @@ func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, w
 	if err != nil {
 		return nil, err
 	}
-	return h.pushRows(ctx, s, stream, r, x, place, what, device.CallDispatch)
+	call := uint32(device.CallDispatch)
+	if !x.Weights.IsZero() {
+		call = device.CallWeightDispatch
+	}
+	return h.pushRows(ctx, s, stream, r, x, place, what, call)
 }
 
 // pushNew prepares, and dispatches by the routing that comes of it.
@@ -405,7 +416,7 @@ func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(h.checkSelections(topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
+	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
 		return nil, err
 	}
 	place, err := h.take(opDispatch) // before anything is enqueued
@@ -427,12 +438,15 @@ func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft
 // pushRows enqueues a dispatch of rows to a place that was taken for them.
 func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows, place int, what, call uint32) (*Received, error) {
 	a := h.gpu.placed.push
-	a.x, a.scales = addressOf(x.Data), addressOf(x.Scales)
-	if err := h.startPush(stream, r, place, what, call); err != nil {
+	a.x, a.scales, a.weights = addressOf(x.Data), addressOf(x.Scales), addressOf(x.Weights)
+	weighs := !x.Weights.IsZero()
+	if err := h.startPush(stream, r, place, what, call, weighs); err != nil {
 		h.put(place)
 		return nil, err
 	}
-	h.operations++
+	if h.operations++; weighs {
+		r.reweighed(stream)
+	}
 	shape := h.regions.block
 	shape.rows = r.Rows()
 	received := h.receivedAt(place, r, shape)
@@ -446,12 +460,15 @@ func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stre
 }
 
 // startPush enqueues the launch. What only receives tells no one which call it is.
-func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, call uint32) error {
+func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, call uint32, weighs bool) error {
 	l := h.gpu.placed
 	l.setRouting(r.placement.(*gpuRouting))
 	a := l.push
 	a.what = a.what&^(whatSend|whatReceive) | what
 	a.tokens, a.block, a.call = uint32(r.tokens), uint32(place), call
+	if weighs {
+		return l.weighing.Start(stream)
+	}
 	return l.pushing.Start(stream)
 }
 

@@ -64,8 +64,8 @@ func (d *described) read(h *gpu, raw []byte) {
 	d.wanted, d.over, d.excess = carve(&words, ranks), carve(&words, ranks), carve(&words, ranks)
 }
 
-// routingOffsets are where the parts of a Routing stand in its memory; the last two are those of placed rows.
-type routingOffsets struct{ home, landings, described, ranges, places, arrivals, total int }
+// routingOffsets are where the parts of a Routing stand in its memory; places and arrivals are those of placed rows, experts those of others.
+type routingOffsets struct{ home, landings, described, ranges, places, arrivals, experts, total int }
 
 // describedRows are where the description of rows stands in its memory.
 type describedRows struct{ tokens, sources, weights, experts, expertWeights int }
@@ -84,6 +84,8 @@ func (h *gpu) routingOffsets() (o routingOffsets) {
 	if h.tuning.placed {
 		o.places = region(g.tokens * g.topk * 4)
 		o.arrivals = region(g.ranks * g.tokens * 4)
+	} else {
+		o.experts = region(g.tokens * g.topk * 4)
 	}
 	return o
 }
@@ -101,7 +103,7 @@ func (h *gpu) newRouting() (*gpuRouting, error) {
 }
 
 // route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued.
-func (h *gpu) route(stream *cuda.Stream, tokens int) (*Routing, error) {
+func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var r *gpuRouting
@@ -121,7 +123,7 @@ func (h *gpu) route(stream *cuda.Stream, tokens int) (*Routing, error) {
 	}
 	r.stream, r.tokens, r.masked, r.replayed, r.counted, r.measured = stream, tokens, h.comm.Mask(), h.capture != 0, false, false
 	routing := h.routings.take()
-	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, epoch: h.operations}
+	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, weighted: weightedIf(weighted), epoch: h.operations}
 	return routing, nil
 }
 
@@ -139,6 +141,35 @@ func (h *gpu) settle(ctx context.Context, r *Routing) error {
 		return nil // they are there when they are asked for
 	}
 	return r.placement.(*gpuRouting).count(ctx)
+}
+
+func (h *gpu) weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
+	const op = "weigh"
+	if h.pending != "" {
+		return weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
+	}
+	if err := whole(op, "weights", weights); err != nil {
+		return err
+	}
+	if err := h.startWeigh(h.streamOf(s), r, addressOf(weights), 0); err != nil {
+		return err
+	}
+	return h.finish(ctx, s)
+}
+
+// startWeigh enqueues what gives a Routing weights at home, or reads its experts into memory.
+func (h *gpu) startWeigh(stream *cuda.Stream, r *Routing, weights, experts uint64) error {
+	if r.tokens == 0 {
+		return nil
+	}
+	p := r.placement.(*gpuRouting)
+	*h.weighArg = weighArgs{home: p.at(p.off.home), n: uint32(r.tokens * h.geometry.topk), weights: weights, ids: experts}
+	return h.weighing.Start(stream)
+}
+
+// reweighed says that a dispatch brings a Routing weights, in a stream behind which those who ask for them are to come.
+func (r *Routing) reweighed(stream *cuda.Stream) {
+	r.weighted, r.placement.(*gpuRouting).stream = weightedEverywhere, stream
 }
 
 // release keeps the memory for the next Routing: to free it would wait for the device.

@@ -23,6 +23,7 @@ type hostDispatch struct {
 	epoch    uint64
 	borrowed bool
 	fused    bool // the Routing was made for it
+	weighs   bool // weights come with the rows
 }
 
 func (h *host) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
@@ -84,6 +85,9 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routi
 		return hostDispatch{}, err
 	}
 	own := cmp.Or(onHost(op, s), r.check(h.Handle, op))
+	if own == nil && op == opPrepareDispatch {
+		own = x.checkFused(op)
+	}
 	if own == nil {
 		own = h.checkRows(r.tokens, x, op)
 	}
@@ -91,7 +95,14 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routi
 	if own == nil {
 		offset, own = h.block()
 	}
-	call := newCall(callDispatch, r, false)
+	weighs := !x.Weights.IsZero()
+	call := newCall(callDispatch, r, weighs)
+	if own == nil && weighs {
+		own = h.offerWeights(epoch, h.placed(r), x.Weights)
+		if own != nil {
+			h.pool.put(offset)
+		}
+	}
 	if own != nil {
 		h.post(epoch, call, place{}, place{}, own)
 		return hostDispatch{}, h.awaitAll(ctx, epoch, op, own)
@@ -103,7 +114,61 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routi
 	}
 	h.post(epoch, call, data, scales, nil)
 	h.pending = op
-	return hostDispatch{h: h, r: h.placed(r), op: op, offset: offset, epoch: epoch, borrowed: borrowed}, nil
+	return hostDispatch{h: h, r: h.placed(r), op: op, offset: offset, epoch: epoch, borrowed: borrowed, weighs: weighs}, nil
+}
+
+// offerWeights writes other weights of the Routing's selections where ranks find them, as a Prepare does.
+func (h *host) offerWeights(epoch uint64, r *hostRouting, weights weft.Tensor) error {
+	out := h.own().routing(epoch)
+	return h.writeRouting(&out, weft.TensorOf(r.experts, r.Routing.tokens, h.spec.TopK), weights)
+}
+
+// takeWeights gives the rows that come the weights that come with them, and this rank's selections those that it has sent. It returns a rank whose board is not that of the
+// Routing, or -1.
+func (h *host) takeWeights(r *hostRouting, epoch uint64) int {
+	h.keepWeights(r, epoch)
+	me := h.comm.Rank()
+	for src := range h.geometry.ranks {
+		if !h.live(src) || r.arrive[src] == r.arrive[src+1] {
+			continue
+		}
+		view := h.boards[src].routing(epoch)
+		first, n := int(view.first[me]), int(r.arrive[src+1]-r.arrive[src])
+		if first < 0 || first > h.geometry.records()-n {
+			return src
+		}
+		for i := range n {
+			at := r.arrive[src] + int32(i)
+			rec := view.record(first + i)
+			if *rec.token != r.arrivals[at].token {
+				return src
+			}
+			all := r.allOf(at)
+			for j := range all {
+				if k := all[j].k; k >= 0 {
+					all[j].weight = rec.weights[k]
+				}
+			}
+		}
+	}
+	r.Routing.weighted = weightedEverywhere
+	return -1
+}
+
+// keepWeights takes this rank's weights from its own board: the caller's may have changed since they were sent.
+func (h *host) keepWeights(r *hostRouting, epoch uint64) {
+	k, out := h.spec.TopK, h.own().routing(epoch)
+	r.weights = sized(r.weights, r.Routing.tokens*k)
+	for d, n := range out.distinct {
+		for i := range n {
+			rec := out.record(int(out.first[d] + i))
+			for j, e := range rec.experts {
+				if e >= 0 {
+					r.weights[int(*rec.token)*k+j] = rec.weights[j]
+				}
+			}
+		}
+	}
 }
 
 func (d *hostDispatch) receive(ctx context.Context) (*Received, error) {
@@ -229,8 +294,15 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch, out *Received) 
 	if err := m.pull(d.op); err != nil {
 		return err
 	}
+	bad := -1
+	if d.weighs {
+		bad = h.takeWeights(r, d.epoch)
+	}
 	if err := h.leave(d.epoch, d.op); err != nil {
 		return err
+	}
+	if bad >= 0 {
+		return h.broken(&weft.PeerError{Rank: bad, Op: d.op, Err: fmt.Errorf("%w: its weights are not those of the routing's tokens", weft.ErrMismatch)})
 	}
 	out.setTensors(h.Handle, base, shape)
 	return nil

@@ -158,7 +158,7 @@ func (h *host) readRouting(own *routing, topk, weights weft.Tensor) (*hostRoutin
 	g := &h.geometry
 	r := h.newRouting()
 	tokens := topk.Shape[0]
-	r.Routing.tokens, r.Routing.masked = tokens, h.comm.Mask()
+	r.Routing.tokens, r.Routing.masked, r.Routing.weighted = tokens, h.comm.Mask(), weightedIf(!weights.IsZero())
 	n := tokens * g.topk
 	r.ints = sized(r.ints, 2*n+tokens+1+4*g.local+2*g.ranks+1+g.ranks*g.local)
 	buf := r.ints
@@ -168,6 +168,19 @@ func (h *host) readRouting(own *routing, topk, weights weft.Tensor) (*hostRoutin
 	g.expertZones(&r.zones, h.comm.Rank(), h.scratch.total)
 	h.readHome(r, own, topk, weights)
 	return r, h.readArrivals(r)
+}
+
+func (h *host) weigh(_ context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
+	const op = "weigh"
+	if h.pending != "" {
+		return weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
+	}
+	if err := onHost(op, s); err != nil {
+		return err
+	}
+	p := h.placed(r)
+	p.weights = append(p.weights[:0], weft.SliceOf[float32](weights)...)
+	return nil
 }
 
 // readHome computes where this rank's tokens went.

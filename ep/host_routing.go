@@ -190,26 +190,25 @@ func (r *hostRouting) RowSelections() (experts, weights weft.Tensor) {
 	return weft.TensorOf(e, r.Rows(), k), weft.TensorOf(w, r.Rows(), k)
 }
 
-func (r *hostRouting) landingsOf(i int32) []landing {
+// allOf is what there is of arrival i: rows, or for layouts with one row per rank the row and then the selections.
+func (r *hostRouting) allOf(i int32) []landing {
 	from := r.arrivals[i].first
 	to := int32(len(r.landings))
 	if int(i)+1 < len(r.arrivals) {
 		to = r.arrivals[i+1].first
 	}
-	if !r.h.spec.Layout.byExpert() {
-		to = from + 1 // the row; the selections follow it
-	}
 	return r.landings[from:to]
 }
 
-// selectionsOf lists, for layouts with one row per rank, the local experts of arrival i; the landing's row holds the expert.
-func (r *hostRouting) selectionsOf(i int32) []landing {
-	from := r.arrivals[i].first + 1
-	to := int32(len(r.landings))
-	if int(i)+1 < len(r.arrivals) {
-		to = r.arrivals[i+1].first
+func (r *hostRouting) landingsOf(i int32) []landing {
+	all := r.allOf(i)
+	if !r.h.spec.Layout.byExpert() {
+		all = all[:1] // the row; the selections follow it
 	}
-	return r.landings[from:to]
+	return all
 }
+
+// selectionsOf lists, for layouts with one row per rank, the local experts of arrival i; the landing's row holds the expert.
+func (r *hostRouting) selectionsOf(i int32) []landing { return r.allOf(i)[1:] }
 
 func (r *hostRouting) rowOf(i int32) int { return int(r.landings[r.arrivals[i].first].row) }

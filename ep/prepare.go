@@ -8,7 +8,7 @@ import (
 
 // Prepare turns routing into a [Routing]: topk holds the experts that each of this rank's tokens selects, int32 or int64 [tokens, top-k], -1 for none,
 // the experts of a token distinct, which the host engine checks and GPUs take on trust (see the package's Engines); weights their weights, fp32
-// [tokens, top-k], which may be absent if the Spec sums plainly. Both may be changed once Prepare has returned, or, with a stream, by what comes after it there.
+// [tokens, top-k], which may be absent if the Spec sums plainly, or if they come later: with the rows of a Dispatch, or by [Handle.Weigh]. Both may be changed once Prepare has returned, or, with a stream, by what comes after it there.
 func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
 	return h.engine.prepare(ctx, s, topk, weights)
 }
@@ -27,9 +27,6 @@ func (h *Handle) checkRouting(topk, weights weft.Tensor) error {
 		return weft.Invalidf("top-k experts have no memory")
 	}
 	if weights.IsZero() {
-		if s.Sum == Weighted {
-			return weft.Invalidf("no weights; the weighted sum needs fp32 [%d %d]", tokens, s.TopK)
-		}
 		return nil
 	}
 	shaped := len(weights.Shape) == 2 && weights.Shape[0] == tokens && weights.Shape[1] == s.TopK

@@ -1,6 +1,8 @@
 package ep
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"unsafe"
 
@@ -20,7 +22,24 @@ type Routing struct {
 	placement placement
 	tokens    int    // tokens of this rank
 	masked    uint64 // ranks left out when it was prepared
+	weighted  weighted
 	epoch     uint64 // of its Prepare: the same on every rank
+}
+
+// weighted says where a Routing has weights.
+type weighted uint8
+
+const (
+	unweighted weighted = iota
+	weightedAtHome
+	weightedEverywhere
+)
+
+func weightedIf(given bool) weighted {
+	if given {
+		return weightedEverywhere
+	}
+	return unweighted
 }
 
 // Traffic counts what a dispatch by a Routing moves, in rows, from this rank's point of view. Times the bytes of a row it gives the usual ways to
@@ -44,6 +63,43 @@ func (r *Routing) Release() {
 	}
 	r.handle = nil
 	r.placement.release()
+}
+
+// Weigh gives a Routing other weights of this rank's tokens, fp32 [tokens, top-k], from now on, and tells nobody: [Handle.Combine] sums by them.
+// [Routing.RowWeights] where the rows are stays as it was, and so CombineBackward, which weights rows there, is refused until a Dispatch brings weights again. Weigh is local, and for the
+// exact weighted reduction, whose weights are used at home alone; rows that are weighted elsewhere get other weights by [Rows].Weights. On GPUs it enqueues one small kernel, in the stream where the combine comes after it; with a nil stream
+// it goes into the communicator's own, and Weigh returns when it is done.
+func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
+	const op = "weigh"
+	if h.closed {
+		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
+	}
+	if err := cmp.Or(h.comm.Begin(op), r.check(h, op)); err != nil {
+		return err
+	}
+	if h.spec.Sum != Weighted || h.spec.Reduction != Exact {
+		return weft.Unsupportedf("%s: this handle does not weight rows at home, but where the experts are or not at all; dispatch with the weights in Rows", op)
+	}
+	if err := checkTensor(op, "weights", weights, weft.Float32, r.tokens, h.spec.TopK); err != nil {
+		return err
+	}
+	if err := h.engine.weigh(ctx, s, r, weights); err != nil {
+		return err
+	}
+	r.weighted = weightedAtHome
+	return nil
+}
+
+// checkWeighted refuses a Routing that has no weights where there must be some.
+func (r *Routing) checkWeighted(h *Handle, op string, least weighted) error {
+	switch {
+	case h.spec.Sum != Weighted || r.weighted >= least:
+		return nil
+	case r.weighted == weightedAtHome:
+		return weft.Invalidf("%s: the routing got its weights from Weigh, which tells no other rank; dispatch with the weights in Rows", op)
+	default:
+		return weft.Invalidf("%s: the routing has no weights; give them to Prepare, or with the rows of a Dispatch", op)
+	}
 }
 
 // check refuses a Routing of another handle.

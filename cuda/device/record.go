@@ -42,6 +42,7 @@ const (
 	CallDispatchWeightBackward = 6
 	CallCombineBackward        = 7
 	CallCombineWeightBackward  = 8
+	CallWeightDispatch         = 9 // with weights for a Routing that is there, of rows that have places
 )
 
 // CallName is the name of a call as errors have it.
@@ -63,6 +64,8 @@ func CallName(call uint64) string {
 		return "CombineBackward without gradients of weights"
 	case CallCombineWeightBackward:
 		return "CombineBackward with gradients of weights"
+	case CallWeightDispatch:
+		return "Dispatch with weights"
 	default:
 		return "another operation"
 	}

@@ -1,4 +1,5 @@
-// Describe: what a routing says of the rows that came here, one row after another, for those who ask.
+// Describe: what a routing says of the rows that came here, one row after another, for those who ask. And weigh, by which a routing gets other weights at home, or tells
+// the experts of its selections.
 #include "exchange.cuh"
 
 namespace weft {
@@ -19,6 +20,16 @@ struct Describe {
 };
 
 static_assert(sizeof(Describe) == WEFT_DESCRIBE_BYTES, "the host has another idea of the arguments");
+
+// Go: weighArgs.
+struct Weigh {
+	Pair *home; // [n]
+	u32 n, zero;
+	const float *weights; // [n]: what the selections weigh from now on; or none
+	int *ids;			  // [n]: filled with the experts that they name, -1 for none, as a dispatch that tells the routing anew reads them; or none
+};
+
+static_assert(sizeof(Weigh) == WEFT_WEIGH_BYTES, "the host has another idea of the arguments");
 
 } // namespace weft
 
@@ -41,5 +52,13 @@ extern "C" __global__ void __launch_bounds__(256) weft_describe(const __grid_con
 			a.experts[at] = (int)p.what - 1;
 			a.expert_weights[at] = number(p.weight);
 		}
+	}
+}
+
+extern "C" __global__ void __launch_bounds__(256) weft_weigh(const __grid_constant__ weft::Weigh a) {
+	using namespace weft;
+	for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x) {
+		if (a.weights != nullptr) a.home[i].weight = bits(a.weights[i]);
+		if (a.ids != nullptr) a.ids[i] = (int)(a.home[i].what & 0xFFFF) - 1;
 	}
 }

@@ -34,11 +34,14 @@ struct Push {
 	u32 carriers, zero;
 	const char *x;
 	const u32 *scales;
-	const Pair *home;
+	Pair *home;
 	const u32 *places;
-	const Pair *landings;
+	Pair *landings;
 	const u32 *arrivals;
 	int *described;
+	// Of a launch whose weights travel with the rows:
+	u64 records; // offset in a window
+	const float *weights;
 };
 
 static_assert(sizeof(Push) == WEFT_PUSH_BYTES, "the host has another idea of the arguments");
@@ -262,7 +265,31 @@ template <class F> __device__ __forceinline__ void spread_all(const Push &a, con
 	}
 }
 
-__device__ __forceinline__ void push(const Push &a) {
+// Weights travel as a prepare's records do, of which they are the second words: what this operation tells may come while a rank still keeps what the one before told.
+__device__ __forceinline__ u64 weight_at(const Push &a, const Turn &o, u32 src, u32 i) {
+	return a.records + (((o.epoch & 1) * a.group.ranks + src) * a.shape.capacity * a.shape.topk + i) * sizeof(Pair) + sizeof(u32);
+}
+
+// tell_weights gives the share's selections other weights, and tells the ranks where their rows are. All threads of the block call it.
+__device__ __forceinline__ void tell_weights(const Push &a, const Turn &o, Share share) {
+	for (u32 i = share.from * a.shape.topk + threadIdx.x; i < share.to * a.shape.topk; i += blockDim.x) {
+		u32 e = a.home[i].what & 0xFFFF, weight = bits(a.weights[i]);
+		a.home[i].weight = weight;
+		if (e == 0) continue;
+		u32 r = rank_of(a.shape, e - 1);
+		if (!holds(o.mask, r)) store_relaxed_sys4(a.group.window[r] + weight_at(a, o, a.group.rank, i), weight);
+	}
+}
+
+// take_weights gives the rows of src's share the weights that it told of. All threads of the block call it, when the block of this number there has marked.
+__device__ __forceinline__ void take_weights(const Push &a, const Turn &o, u32 src, Share share) {
+	Pair *landings = a.landings + (u64)src * a.shape.capacity * a.shape.topk;
+	for (u32 i = share.from * a.shape.topk + threadIdx.x; i < share.to * a.shape.topk; i += blockDim.x) {
+		if (landings[i].what != 0) landings[i].weight = load_relaxed_sys4(o.own + weight_at(a, o, src, i));
+	}
+}
+
+template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 	__shared__ Target targets[MAX_RANKS];
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -283,6 +310,7 @@ __device__ __forceinline__ void push(const Push &a) {
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);
+		if (WEIGHTS) tell_weights(a, o, share);
 		u32 n = bulk ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);
@@ -302,6 +330,7 @@ __device__ __forceinline__ void push(const Push &a) {
 #endif
 		for (u32 src = 0; src < a.group.ranks; src++) {
 			bool absent = holds(o.mask, src);
+			if (WEIGHTS && !absent) take_weights(a, o, src, Share((u32)d.tokens[src]));
 			if ((a.what & BY_RANK) != 0 && !absent) continue;
 			Share share((u32)d.tokens[src]);
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
@@ -328,4 +357,8 @@ __device__ __forceinline__ void push(const Push &a) {
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(512, 1) weft_push(const __grid_constant__ weft::Push a) { weft::push(a); }
+#define WEFT_KERNEL(name, WEIGHTS) \
+	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Push a) { weft::push<WEIGHTS>(a); }
+
+WEFT_KERNEL(weft_push, false)
+WEFT_KERNEL(weft_push_weights, true)
