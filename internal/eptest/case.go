@@ -20,6 +20,7 @@ type Case struct {
 	Given   [][]int32 // what the engine is given instead, if it takes more than distinct experts and -1; nil: TopK
 	Wide    bool      // experts are given as int64
 	Weights bool      // weights are given; without, they count as 1
+	Later   bool      // not before the second dispatch, with its rows; [Steps] and rounds give them at once
 	Split   bool      // operations are cut in two: send, then receive
 	Fused   bool      // routing travels with the first rows: PrepareDispatch instead of Prepare, then Dispatch; [Steps] take them one by one
 	Operand Operand
@@ -49,9 +50,9 @@ func (c Case) String() string {
 	for r, k := range c.TopK {
 		tokens[r] = len(k) / c.Spec.TopK
 	}
-	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v, split %v, fused %v, operand %d, skew %d (even rows %v), biases %d, in place %v, "+
+	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v (later %v), split %v, fused %v, operand %d, skew %d (even rows %v), biases %d, in place %v, "+
 		"wild %v, ones %v, seed %#x, %+v\ntop-k %v",
-		c.Ranks, tokens, c.Wide, c.Weights, c.Split, c.Fused, c.Operand, c.Skew, c.Even, c.Biases, c.InPlace, c.Wild, c.Ones, c.Seed, c.Spec, c.TopK)
+		c.Ranks, tokens, c.Wide, c.Weights, c.Later, c.Split, c.Fused, c.Operand, c.Skew, c.Even, c.Biases, c.InPlace, c.Wild, c.Ones, c.Seed, c.Spec, c.TopK)
 }
 
 // details lists the ways in which one payload can be asked for.
@@ -164,6 +165,7 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 	}
 	c.route(pattern(rapid.IntRange(0, int(patterns)-1).Draw(t, "pattern")))
 	c.Ones = rapid.IntRange(0, 3).Draw(t, "ones") == 0
+	c.Later = c.Weights && rapid.Bool().Draw(t, "later")
 	return c
 }
 

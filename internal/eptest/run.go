@@ -31,6 +31,7 @@ type runner struct {
 	handle  *ep.Handle
 	routing *ep.Routing
 	wrong   []error
+	lacks   bool   // the routing has no weights yet
 	between func() // called between the halves of operations that have two
 }
 
@@ -67,6 +68,7 @@ func (t *trial) on(ctx context.Context, e Engine, comm *weft.Comm, h *ep.Handle)
 	if err := r.upload(0, filled(t.size, poison)); err != nil {
 		return err
 	}
+	r.lacks = t.Later
 	if err := r.operations(ctx); err != nil {
 		return err
 	}
@@ -125,12 +127,20 @@ func (r *runner) operations(ctx context.Context) error {
 		}
 	}
 	first.Release()
-	// The same routing again, with other rows, into memory that holds poison.
+	if err := r.weighAtHome(ctx); err != nil {
+		return fmt.Errorf("weights at home: %w", err)
+	}
+	// The same routing again, with other rows, and maybe other weights, into memory that holds poison.
 	second, err := r.dispatch(ctx, 1, false)
 	if err != nil {
 		return fmt.Errorf("second dispatch: %w", err)
 	}
 	defer second.Release()
+	if r.Later {
+		if err := r.describe(); err != nil {
+			return err
+		}
+	}
 	if !r.combines() {
 		return nil
 	}
@@ -144,6 +154,27 @@ func (r *runner) operations(ctx context.Context) error {
 		return fmt.Errorf("combine backward: %w", err)
 	}
 	return nil
+}
+
+// weighAtHome combines by weights of which no other rank has been told, where sums go by such.
+func (r *runner) weighAtHome(ctx context.Context) error {
+	if !r.lacks || !r.combines() || r.spec.Sum != ep.Weighted || r.spec.Reduction != ep.Exact || r.Seed%2 == 1 {
+		return nil
+	}
+	weights, err := r.weightOperand()
+	if err != nil {
+		return err
+	}
+	if err := r.handle.Weigh(ctx, r.engine.Stream(r.comm), r.routing, weights); err != nil {
+		return err
+	}
+	if err := r.spoil(weights); err != nil {
+		return err
+	}
+	if err := r.combine(ctx, nil); err != nil {
+		return err
+	}
+	return r.describe()
 }
 
 func (r *runner) pause() {
@@ -267,11 +298,17 @@ func (r *runner) routingOperands() (topk, weights weft.Tensor, err error) {
 		}
 	}
 	tokens := len(sel) / k
-	if topk, err = r.tensor(r.off.topk, raw, d, tokens, k); err != nil || !r.Weights {
+	if topk, err = r.tensor(r.off.topk, raw, d, tokens, k); err != nil || !r.Weights || r.lacks {
 		return topk, weights, err
 	}
-	weights, err = r.tensor(r.off.weights, singleBytes(r.batch.weights[me]), weft.Float32, tokens, k)
+	weights, err = r.weightOperand()
 	return topk, weights, err
+}
+
+// weightOperand puts the weights of this rank's tokens into their place.
+func (r *runner) weightOperand() (weft.Tensor, error) {
+	w := r.batch.weights[r.comm.Rank()]
+	return r.tensor(r.off.weights, singleBytes(w), weft.Float32, len(w)/r.spec.TopK, r.spec.TopK)
 }
 
 func (r *runner) prepare(ctx context.Context) error {
@@ -355,6 +392,14 @@ func (r *runner) describe() error {
 		} else {
 			copy(experts[i*k:], row.experts)
 			copy(weights[i*k:], row.weights)
+		}
+		if r.lacks && row.k >= 0 {
+			weight[i] = 1
+		}
+		for j := i * k; r.lacks && j < (i+1)*k; j++ {
+			if weights[j] = 0; experts[j] >= 0 {
+				weights[j] = 1
+			}
 		}
 	}
 	local := r.local()
@@ -480,6 +525,12 @@ func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received,
 	if err != nil {
 		return nil, err
 	}
+	if r.lacks && i == 1 {
+		if in.Weights, err = r.weightOperand(); err != nil {
+			return nil, err
+		}
+		r.lacks = false
+	}
 	var out *ep.Received
 	if r.Split {
 		var pending *ep.PendingDispatch
@@ -499,7 +550,7 @@ func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received,
 
 // arrived compares what the i-th rows have become, and leaves poison behind if the memory is fresh.
 func (r *runner) arrived(i int, fresh bool, in ep.Rows, out *ep.Received) error {
-	if err := errors.Join(r.spoil(in.Data), r.spoil(in.Scales)); err != nil {
+	if err := errors.Join(r.spoil(in.Data), r.spoil(in.Scales), r.spoil(in.Weights)); err != nil {
 		return err
 	}
 	me, s := r.comm.Rank(), &r.spec
