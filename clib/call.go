@@ -6,9 +6,12 @@ package main
 import "C"
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/weftgo/weft/clib/internal/handle"
@@ -36,6 +39,25 @@ func run[T any](t *handle.Table[T], id C.uint64_t, f func(*T) error) (status C.i
 		return fail(err)
 	}
 	return C.WEFT_OK
+}
+
+// timed is run, of what may wait no longer than a thread has said: see weft_timeout_set.
+func timed[T any](t *handle.Table[T], id C.uint64_t, ms C.int64_t, f func(context.Context, *T) error) C.int {
+	return run(t, id, func(o *T) error { return within(ms, func(ctx context.Context) error { return f(ctx, o) }) })
+}
+
+// within runs f with a context that ends after so many milliseconds, unless they are 0.
+func within(ms C.int64_t, f func(context.Context) error) error {
+	if ms == 0 {
+		return f(context.Background())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(ms)*time.Millisecond)
+	defer cancel()
+	err := f(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: the %d ms that weft_timeout_set gives this thread's calls are over", err, ms)
+	}
+	return err
 }
 
 // ownerOf is the communicator that an object was made from.

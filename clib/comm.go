@@ -42,7 +42,7 @@ func beside(id C.uint64_t, f func(*comm) error) C.int {
 }
 
 // join makes a communicator of C's options. Without a bootstrap the environment says who is who.
-func join(options *C.weft_comm_options, out *C.weft_comm, meet func() (bootstrap.Bootstrap, error)) C.int {
+func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t, meet func(context.Context) (bootstrap.Bootstrap, error)) C.int {
 	return local(func() error {
 		if err := result(unsafe.Pointer(out), "weft_comm"); err != nil {
 			return err
@@ -52,15 +52,7 @@ func join(options *C.weft_comm_options, out *C.weft_comm, meet func() (bootstrap
 		if err != nil {
 			return err
 		}
-		if meet != nil {
-			b, err := meet()
-			if err != nil {
-				return err
-			}
-			o = append(o, weft.WithBootstrap(b))
-		}
-		if c.weft, err = weft.Join(context.Background(), o...); err != nil {
-			c.log.stop()
+		if err := within(ms, func(ctx context.Context) error { return c.join(ctx, o, meet) }); err != nil {
 			return err
 		}
 		if err := add(comms, c, &c.ops, unsafe.Pointer(out)); err != nil {
@@ -68,6 +60,22 @@ func join(options *C.weft_comm_options, out *C.weft_comm, meet func() (bootstrap
 		}
 		return nil
 	})
+}
+
+// join meets the others, as the environment says if nobody else does.
+func (c *comm) join(ctx context.Context, o []weft.Option, meet func(context.Context) (bootstrap.Bootstrap, error)) error {
+	if meet != nil {
+		b, err := meet(ctx)
+		if err != nil {
+			return err
+		}
+		o = append(o, weft.WithBootstrap(b))
+	}
+	var err error
+	if c.weft, err = weft.Join(ctx, o...); err != nil {
+		c.log.stop()
+	}
+	return err
 }
 
 func optionsOf(p *C.weft_comm_options) ([]weft.Option, *comm, error) {
@@ -105,13 +113,13 @@ func optionsOf(p *C.weft_comm_options) ([]weft.Option, *comm, error) {
 }
 
 //export goweft_comm_create
-func goweft_comm_create(options *C.weft_comm_options, out *C.weft_comm) C.int {
-	return join(options, out, nil)
+func goweft_comm_create(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t) C.int {
+	return join(options, out, ms, nil)
 }
 
 //export goweft_comm_create_with_id
-func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm) C.int {
-	return join(options, out, func() (bootstrap.Bootstrap, error) {
+func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t) C.int {
+	return join(options, out, ms, func(ctx context.Context) (bootstrap.Bootstrap, error) {
 		id, err := uniqueID(id)
 		if err != nil {
 			return nil, err
@@ -119,14 +127,14 @@ func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_c
 		if ranks < 1 || rank < 0 || rank >= ranks {
 			return nil, invalidf("rank %d of %d", rank, ranks)
 		}
-		return id.Dial(context.Background(), int(rank), int(ranks))
+		return id.Dial(ctx, int(rank), int(ranks))
 	})
 }
 
 //export goweft_comm_create_with_all_gather
-func goweft_comm_create_with_all_gather(f C.weft_all_gather_fn, context unsafe.Pointer, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm) C.int {
-	return join(options, out, func() (bootstrap.Bootstrap, error) {
-		return newAllGather(f, context, int(rank), int(ranks))
+func goweft_comm_create_with_all_gather(f C.weft_all_gather_fn, its unsafe.Pointer, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t) C.int {
+	return join(options, out, ms, func(context.Context) (bootstrap.Bootstrap, error) {
+		return newAllGather(f, its, int(rank), int(ranks))
 	})
 }
 
@@ -251,6 +259,11 @@ func (c *comm) children() []child {
 			all = append(all, child{&e.ops, handle.EP, e.ep.Close, func() { e.forget(id) }})
 		}
 	}
+	for id, n := range counters.All() {
+		if n.comm == c {
+			all = append(all, child{&n.ops, handle.Counter, n.counter.Close, func() { counters.Remove(id) }})
+		}
+	}
 	for id, g := range groups.All() {
 		if g.comm == c {
 			all = append(all, child{&g.ops, handle.Group, g.group.Close, func() { groups.Remove(id) }})
@@ -297,7 +310,7 @@ func goweft_comm_abort(id C.uint64_t) C.int {
 }
 
 //export goweft_comm_wait
-func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer) C.int {
+func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer, ms C.int64_t) C.int {
 	return beside(id, func(c *comm) error {
 		if !c.life.TryRLock() {
 			return fmt.Errorf("%w: another thread is destroying this %s", handle.ErrBusy, handle.Comm)
@@ -311,18 +324,18 @@ func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer) C.int {
 		if err != nil {
 			return err
 		}
-		return c.weft.Wait(context.Background(), on)
+		return within(ms, func(ctx context.Context) error { return c.weft.Wait(ctx, on) })
 	})
 }
 
 //export goweft_comm_set_mask
-func goweft_comm_set_mask(id C.uint64_t, mask C.uint64_t) C.int {
-	return run(comms, id, func(c *comm) error {
+func goweft_comm_set_mask(id C.uint64_t, mask C.uint64_t, ms C.int64_t) C.int {
+	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
 		var ranks []int
 		for set := uint64(mask); set != 0; set &= set - 1 {
 			ranks = append(ranks, bits.TrailingZeros64(set))
 		}
-		return c.weft.SetMask(context.Background(), ranks...)
+		return c.weft.SetMask(ctx, ranks...)
 	})
 }
 

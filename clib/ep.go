@@ -44,13 +44,37 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 	if err != nil {
 		return ep.Spec{}, err
 	}
+	var t ep.Tuning
+	if t.Dispatch, err = tuningOf(v.dispatch_tuning); err != nil {
+		return ep.Spec{}, err
+	}
+	if t.Combine, err = tuningOf(v.combine_tuning); err != nil {
+		return ep.Spec{}, err
+	}
 	return ep.Spec{
 		Experts: int(v.experts), TopK: int(v.topk), Hidden: int(v.hidden), MaxTokens: int(v.max_tokens),
 		Layout: ep.Layout(enum(v.layout)), Wire: ep.Wire(enum(v.wire)), Reduction: ep.Reduction(enum(v.reduction)), Sum: ep.Sum(enum(v.weighting)),
 		Payload: ep.Payload(enum(v.payload)), Quantize: weft.DType(enum(v.quantize)), PowerOfTwoScales: v.power_of_two_scales != 0,
 		ScaleOrder: ep.ScaleOrder(enum(v.scale_order)), RowBytes: int(v.row_bytes), ScaleBytes: int(v.scale_bytes), Output: weft.DType(enum(v.output)),
 		Counts: ep.Counts(enum(v.counts)), Capacity: int(v.capacity), Overflow: ep.Overflow(enum(v.overflow)), Alignment: int(v.alignment),
-		SMs: int(v.sms), Live: int(v.live),
+		SMs: int(v.sms), Live: int(v.live), Tuning: t,
+	}, nil
+}
+
+func tuningOf(p *C.weft_ep_kernel_tuning) (ep.KernelTuning, error) {
+	if p == nil {
+		return ep.KernelTuning{}, nil
+	}
+	v, err := input(p, sizeKernelTuning, "weft_ep_kernel_tuning")
+	if err != nil {
+		return ep.KernelTuning{}, err
+	}
+	if v.reserved != 0 {
+		return ep.KernelTuning{}, invalidf("weft_ep_kernel_tuning: %d in reserved, which is 0", v.reserved)
+	}
+	return ep.KernelTuning{
+		Threads: int(v.threads), Protocol: ep.Protocol(enum(v.protocol)), Units: int(v.units), Senders: int(v.senders), Dependent: int(v.dependent),
+		Blocks: int(v.blocks), Bulk: int(v.bulk), Warps: int(v.warps), Parts: int(v.parts),
 	}, nil
 }
 
@@ -66,8 +90,8 @@ func goweft_ep_check(p *C.weft_ep_spec, engine, ranks C.int) C.int {
 }
 
 //export goweft_ep_create
-func goweft_ep_create(id C.uint64_t, p *C.weft_ep_spec, out *C.weft_ep) C.int {
-	return run(comms, id, func(c *comm) error {
+func goweft_ep_create(id C.uint64_t, p *C.weft_ep_spec, out *C.weft_ep, ms C.int64_t) C.int {
+	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
 		if err := result(unsafe.Pointer(out), "weft_ep"); err != nil {
 			return err
 		}
@@ -75,7 +99,7 @@ func goweft_ep_create(id C.uint64_t, p *C.weft_ep_spec, out *C.weft_ep) C.int {
 		if err != nil {
 			return err
 		}
-		h, err := ep.NewHandle(context.Background(), c.weft, spec)
+		h, err := ep.NewHandle(ctx, c.weft, spec)
 		if err != nil {
 			return err
 		}
@@ -190,8 +214,8 @@ func goweft_ep_count_waits(id C.uint64_t, dispatch, combine *C.weft_tensor) C.in
 }
 
 //export goweft_ep_prepare
-func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.weft_tensor, out *C.weft_routing) C.int {
-	return run(eps, id, func(e *epHandle) error {
+func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.weft_tensor, out *C.weft_routing, ms C.int64_t) C.int {
+	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		if err := result(unsafe.Pointer(out), "weft_routing"); err != nil {
 			return err
 		}
@@ -202,7 +226,7 @@ func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.we
 		if err := e.selections(topk, weights); err != nil {
 			return err
 		}
-		r, err := e.ep.Prepare(context.Background(), s, e.topk, e.weights)
+		r, err := e.ep.Prepare(ctx, s, e.topk, e.weights)
 		if err != nil {
 			return err
 		}
@@ -219,8 +243,8 @@ func (e *epHandle) selections(topk, weights *C.weft_tensor) error {
 }
 
 //export goweft_ep_dispatch
-func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_args, out *C.weft_ep_dispatch_result, later *C.weft_work) C.int {
-	return run(eps, id, func(e *epHandle) error {
+func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_args, out *C.weft_ep_dispatch_result, later *C.weft_work, ms C.int64_t) C.int {
+	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		v, err := input(args, sizeDispatchArgs, "weft_ep_dispatch_args")
 		if err != nil {
 			return err
@@ -236,29 +260,35 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 			return err
 		}
 		d := dispatch{ep: e, routing: number(v.routing)}
-		var r *ep.Routing
+		given := v.weights
 		if d.routing != 0 {
-			if v.topk != nil || v.weights != nil {
-				return invalidf("a dispatch goes by a routing or by top-k and weights, not by both")
+			if v.topk != nil {
+				return invalidf("a dispatch goes by a routing or by top-k, not by both")
 			}
-			if r, err = e.routing(d.routing); err != nil {
+			if d.by, err = e.routing(d.routing); err != nil {
 				return err
 			}
-		} else if err := e.selections(v.topk, v.weights); err != nil {
+		} else {
+			if err := e.selections(v.topk, v.weights); err != nil {
+				return err
+			}
+			given = nil
+		}
+		if err := refresh(&e.rows.Weights, given, "weights tensor"); err != nil {
 			return err
 		}
 		if later != nil {
-			return d.send(s, r, later)
+			return d.send(ctx, s, later)
 		}
 		to, toScales, err := resultOf(out)
 		if err != nil {
 			return err
 		}
 		var got *ep.Received
-		if r != nil {
-			got, err = e.ep.Dispatch(context.Background(), s, r, e.rows)
+		if d.by != nil {
+			got, err = e.ep.Dispatch(ctx, s, d.by.routing, e.rows)
 		} else {
-			got, err = e.ep.PrepareDispatch(context.Background(), s, e.topk, e.weights, e.rows)
+			got, err = e.ep.PrepareDispatch(ctx, s, e.topk, e.weights, e.rows)
 		}
 		if err != nil {
 			return err
@@ -268,8 +298,8 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 }
 
 //export goweft_ep_combine
-func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_args, later *C.weft_work) C.int {
-	return run(eps, id, func(e *epHandle) error {
+func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_args, later *C.weft_work, ms C.int64_t) C.int {
+	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		v, err := input(args, sizeCombineArgs, "weft_ep_combine_args")
 		if err != nil {
 			return err
@@ -292,13 +322,18 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 				bias = append(bias, h.bias[i])
 			}
 		}
+		if v.weights != nil {
+			if err := e.weigh(ctx, s, r, v.weights); err != nil {
+				return err
+			}
+		}
 		if later == nil {
-			return e.ep.Combine(context.Background(), s, r, h.rows, h.out, bias...)
+			return e.ep.Combine(ctx, s, r, h.rows, h.out, bias...)
 		}
 		if err := result(unsafe.Pointer(later), "weft_work"); err != nil {
 			return err
 		}
-		w, err := e.ep.SendCombine(context.Background(), s, r, h.rows, h.out, bias...)
+		w, err := e.ep.SendCombine(ctx, s, r, h.rows, h.out, bias...)
 		if err != nil {
 			return err
 		}
@@ -306,9 +341,17 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 	})
 }
 
+// weigh gives a routing other weights at home.
+func (e *epHandle) weigh(ctx context.Context, s *weft.Stream, r *ep.Routing, weights *C.weft_tensor) error {
+	if err := refresh(&e.weights, weights, "weights tensor"); err != nil {
+		return err
+	}
+	return e.ep.Weigh(ctx, s, r, e.weights)
+}
+
 //export goweft_ep_dispatch_backward
-func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_backward_args) C.int {
-	return run(eps, id, func(e *epHandle) error {
+func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_backward_args, ms C.int64_t) C.int {
+	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		v, err := input(args, sizeDispatchBackward, "weft_ep_dispatch_backward_args")
 		if err != nil {
 			return err
@@ -324,13 +367,13 @@ func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.w
 		); err != nil {
 			return err
 		}
-		return e.ep.DispatchBackward(context.Background(), s, r, b.gradRows, b.gradRowWeights, b.gradTokens, b.gradWeights)
+		return e.ep.DispatchBackward(ctx, s, r, b.gradRows, b.gradRowWeights, b.gradTokens, b.gradWeights)
 	})
 }
 
 //export goweft_ep_combine_backward
-func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_backward_args) C.int {
-	return run(eps, id, func(e *epHandle) error {
+func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_backward_args, ms C.int64_t) C.int {
+	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		v, err := input(args, sizeCombineBackward, "weft_ep_combine_backward_args")
 		if err != nil {
 			return err
@@ -346,7 +389,7 @@ func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.we
 		); err != nil {
 			return err
 		}
-		return e.ep.CombineBackward(context.Background(), s, r, b.gradOut, b.rows, b.gradRows, b.gradWeights)
+		return e.ep.CombineBackward(ctx, s, r, b.gradOut, b.rows, b.gradRows, b.gradWeights)
 	})
 }
 
@@ -357,11 +400,11 @@ func (e *epHandle) by(r C.weft_routing, stream unsafe.Pointer) (*ep.Routing, *we
 		return nil, nil, err
 	}
 	s, err := e.streams.of(e.comm, stream)
-	return by, s, err
+	return by.routing, s, err
 }
 
 // routing is the routing of a handle, if it is one of this ep handle's.
-func (e *epHandle) routing(id uint64) (*ep.Routing, error) {
+func (e *epHandle) routing(id uint64) (*routing, error) {
 	r, err := routings.Get(id)
 	if err != nil {
 		return nil, err
@@ -369,5 +412,5 @@ func (e *epHandle) routing(id uint64) (*ep.Routing, error) {
 	if r.ep != e {
 		return nil, invalidf("the weft_routing is another weft_ep's")
 	}
-	return r.routing, nil
+	return r, nil
 }

@@ -31,8 +31,8 @@ var groups = handle.NewTable[group](handle.Group)
 func (g *group) owner() *comm { return g.comm }
 
 //export goweft_group_create
-func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.weft_group) C.int {
-	return run(comms, id, func(c *comm) error {
+func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.weft_group, ms C.int64_t) C.int {
+	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
 		if err := result(unsafe.Pointer(out), "weft_group"); err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.we
 			}
 			o.Scratch = int(v.scratch)
 		}
-		g, err := collective.New(context.Background(), c.weft, o)
+		g, err := collective.New(ctx, c.weft, o)
 		if err != nil {
 			return err
 		}
@@ -65,46 +65,46 @@ func goweft_group_destroy(id C.uint64_t) C.int {
 }
 
 //export goweft_barrier
-func goweft_barrier(id C.uint64_t, stream unsafe.Pointer) C.int {
-	return run(groups, id, func(g *group) error {
+func goweft_barrier(id C.uint64_t, stream unsafe.Pointer, ms C.int64_t) C.int {
+	return timed(groups, id, ms, func(ctx context.Context, g *group) error {
 		s, err := g.streams.of(g.comm, stream)
 		if err != nil {
 			return err
 		}
-		return g.group.Barrier(context.Background(), s)
+		return g.group.Barrier(ctx, s)
 	})
 }
 
 //export goweft_all_reduce
-func goweft_all_reduce(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor, op C.int) C.int {
-	return run(groups, id, func(g *group) error {
+func goweft_all_reduce(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor, op C.int, ms C.int64_t) C.int {
+	return timed(groups, id, ms, func(ctx context.Context, g *group) error {
 		s, err := g.operands(stream, out, in)
 		if err != nil {
 			return err
 		}
-		return g.group.AllReduce(context.Background(), s, g.out, g.in, weft.Op(enum(C.int32_t(op))))
+		return g.group.AllReduce(ctx, s, g.out, g.in, weft.Op(enum(C.int32_t(op))))
 	})
 }
 
 //export goweft_all_gather
-func goweft_all_gather(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor) C.int {
-	return run(groups, id, func(g *group) error {
+func goweft_all_gather(id C.uint64_t, stream unsafe.Pointer, out, in *C.weft_tensor, ms C.int64_t) C.int {
+	return timed(groups, id, ms, func(ctx context.Context, g *group) error {
 		s, err := g.operands(stream, out, in)
 		if err != nil {
 			return err
 		}
-		return g.group.AllGather(context.Background(), s, g.out, g.in)
+		return g.group.AllGather(ctx, s, g.out, g.in)
 	})
 }
 
 //export goweft_broadcast
-func goweft_broadcast(id C.uint64_t, stream unsafe.Pointer, tensor *C.weft_tensor, root C.int) C.int {
-	return run(groups, id, func(g *group) error {
+func goweft_broadcast(id C.uint64_t, stream unsafe.Pointer, tensor *C.weft_tensor, root C.int, ms C.int64_t) C.int {
+	return timed(groups, id, ms, func(ctx context.Context, g *group) error {
 		s, err := g.operands(stream, tensor, nil)
 		if err != nil {
 			return err
 		}
-		return g.group.Broadcast(context.Background(), s, g.out, int(root))
+		return g.group.Broadcast(ctx, s, g.out, int(root))
 	})
 }
 

@@ -7,6 +7,9 @@
 // Remembers a failure for weft_error of this thread and returns its status.
 int libweft_fail(int status, int rank, const char *text, size_t length);
 
+// How long calls of this thread may wait: see weft_timeout_set.
+extern __thread int64_t libweft_timeout __attribute__((visibility("hidden")));
+
 // Whether this process is a child of fork, where nothing of Go may be entered, and the refusal of its calls.
 extern int libweft_forked __attribute__((visibility("hidden")));
 int libweft_refuse_child(void);

@@ -18,13 +18,18 @@ import (
 type routing struct {
 	ep      *epHandle
 	routing *ep.Routing
-	parts   [C.WEFT_ROW_DEMAND + 1]weft.Tensor // that C knows of
+	parts   [C.WEFT_ROW_DEMAND + 1]weft.Tensor // that C knows of, but for those that are to be asked for anew
 	pinner  runtime.Pinner                     // holds those that are Go's memory where they are
 }
 
 var routings = handle.NewTable[routing](handle.Routing)
 
 func (r *routing) owner() *comm { return r.ep.comm }
+
+// reweighed says that what the routing said of weights is so no more.
+func (r *routing) reweighed() {
+	r.parts[C.WEFT_ROW_WEIGHTS], r.parts[C.WEFT_ROW_SELECTION_WEIGHTS] = weft.Tensor{}, weft.Tensor{}
+}
 
 // number is the handle of a routing in a struct.
 func number(r C.weft_routing) uint64 { return uint64(uintptr(unsafe.Pointer(r))) }
@@ -154,7 +159,8 @@ func goweft_received_release(id C.uint64_t) C.int {
 // dispatch is one on its way.
 type dispatch struct {
 	ep      *epHandle
-	routing uint64 // that it goes by; 0: it makes one
+	routing uint64   // that it goes by; 0: it makes one
+	by      *routing // the same
 }
 
 // resultOf checks where a result is to be put.
@@ -184,7 +190,9 @@ func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, dat
 		return err
 	}
 	by := d.routing
-	if by == 0 {
+	if by != 0 {
+		d.by.reweighed()
+	} else {
 		if by, err = routings.Add(&routing{ep: d.ep, routing: got.Routing}, &d.ep.ops); err != nil {
 			receiveds.Remove(r)
 			got.Release()

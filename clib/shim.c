@@ -10,7 +10,7 @@
 #define CALL(call) (weft_status)(__builtin_expect(libweft_forked, 0) ? libweft_refuse_child() : (call))
 
 weft_status weft_comm_create(const weft_comm_options *options, weft_comm *comm) {
-	return CALL(goweft_comm_create((weft_comm_options *)options, comm));
+	return CALL(goweft_comm_create((weft_comm_options *)options, comm, libweft_timeout));
 }
 
 weft_status weft_unique_id_create(char *id, const char *interface) {
@@ -22,11 +22,11 @@ weft_status weft_unique_id_release(const char *id) {
 }
 
 weft_status weft_comm_create_with_id(const char *id, int rank, int ranks, const weft_comm_options *options, weft_comm *comm) {
-	return CALL(goweft_comm_create_with_id((char *)id, rank, ranks, (weft_comm_options *)options, comm));
+	return CALL(goweft_comm_create_with_id((char *)id, rank, ranks, (weft_comm_options *)options, comm, libweft_timeout));
 }
 
 weft_status weft_comm_create_with_all_gather(weft_all_gather_fn all_gather, void *context, int rank, int ranks, const weft_comm_options *options, weft_comm *comm) {
-	return CALL(goweft_comm_create_with_all_gather(all_gather, context, rank, ranks, (weft_comm_options *)options, comm));
+	return CALL(goweft_comm_create_with_all_gather(all_gather, context, rank, ranks, (weft_comm_options *)options, comm, libweft_timeout));
 }
 
 weft_status weft_comm_leave(weft_comm comm) {
@@ -50,23 +50,23 @@ weft_status weft_comm_abort(weft_comm comm) {
 }
 
 weft_status weft_comm_set_mask(weft_comm comm, uint64_t mask) {
-	return CALL(goweft_comm_set_mask(ID(comm), mask));
+	return CALL(goweft_comm_set_mask(ID(comm), mask, libweft_timeout));
 }
 
 weft_status weft_comm_wait(weft_comm comm, weft_stream stream) {
-	return CALL(goweft_comm_wait(ID(comm), stream));
+	return CALL(goweft_comm_wait(ID(comm), stream, libweft_timeout));
 }
 
 weft_status weft_window_create(weft_comm comm, size_t bytes, weft_window *window) {
-	return CALL(goweft_window_create(ID(comm), bytes, window));
+	return CALL(goweft_window_create(ID(comm), bytes, window, libweft_timeout));
 }
 
 weft_status weft_window_create_from_fd(weft_comm comm, int fd, size_t bytes, weft_window *window) {
-	return CALL(goweft_window_create_from_fd(ID(comm), fd, bytes, window));
+	return CALL(goweft_window_create_from_fd(ID(comm), fd, bytes, window, libweft_timeout));
 }
 
 weft_status weft_window_create_from_memory(weft_comm comm, void *memory, size_t bytes, weft_window *window) {
-	return CALL(goweft_window_create_from_memory(ID(comm), memory, bytes, window));
+	return CALL(goweft_window_create_from_memory(ID(comm), memory, bytes, window, libweft_timeout));
 }
 
 weft_status weft_window_get(weft_window window, weft_window_info *info) {
@@ -86,7 +86,7 @@ weft_status weft_ep_check(const weft_ep_spec *spec, int engine, int ranks) {
 }
 
 weft_status weft_ep_create(weft_comm comm, const weft_ep_spec *spec, weft_ep *ep) {
-	return CALL(goweft_ep_create(ID(comm), (weft_ep_spec *)spec, ep));
+	return CALL(goweft_ep_create(ID(comm), (weft_ep_spec *)spec, ep, libweft_timeout));
 }
 
 weft_status weft_ep_destroy(weft_ep ep) {
@@ -105,24 +105,36 @@ weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_layout *layout)
 	return CALL(goweft_ep_count((weft_tensor *)topk, (weft_ep_layout *)layout));
 }
 
+weft_status weft_ep_counter_create(weft_comm comm, int64_t experts, int64_t ranks, int64_t ranks_per_node, weft_ep_counter *counter) {
+	return CALL(goweft_ep_counter_create(ID(comm), experts, ranks, ranks_per_node, counter, libweft_timeout));
+}
+
+weft_status weft_ep_counter_count(weft_ep_counter counter, weft_stream stream, const weft_tensor *topk, const weft_ep_census *into) {
+	return CALL(goweft_ep_counter_count(ID(counter), stream, (weft_tensor *)topk, (weft_ep_census *)into, libweft_timeout));
+}
+
+weft_status weft_ep_counter_destroy(weft_ep_counter counter) {
+	return CALL(goweft_ep_counter_destroy(ID(counter)));
+}
+
 weft_status weft_ep_prepare(weft_ep ep, weft_stream stream, const weft_tensor *topk, const weft_tensor *weights, weft_routing *routing) {
-	return CALL(goweft_ep_prepare(ID(ep), stream, (weft_tensor *)topk, (weft_tensor *)weights, routing));
+	return CALL(goweft_ep_prepare(ID(ep), stream, (weft_tensor *)topk, (weft_tensor *)weights, routing, libweft_timeout));
 }
 
 weft_status weft_ep_dispatch(weft_ep ep, weft_stream stream, const weft_ep_dispatch_args *args, weft_ep_dispatch_result *result, weft_work *work) {
-	return CALL(goweft_ep_dispatch(ID(ep), stream, (weft_ep_dispatch_args *)args, result, work));
+	return CALL(goweft_ep_dispatch(ID(ep), stream, (weft_ep_dispatch_args *)args, result, work, libweft_timeout));
 }
 
 weft_status weft_ep_combine(weft_ep ep, weft_stream stream, const weft_ep_combine_args *args, weft_work *work) {
-	return CALL(goweft_ep_combine(ID(ep), stream, (weft_ep_combine_args *)args, work));
+	return CALL(goweft_ep_combine(ID(ep), stream, (weft_ep_combine_args *)args, work, libweft_timeout));
 }
 
 weft_status weft_ep_dispatch_backward(weft_ep ep, weft_stream stream, const weft_ep_dispatch_backward_args *args) {
-	return CALL(goweft_ep_dispatch_backward(ID(ep), stream, (weft_ep_dispatch_backward_args *)args));
+	return CALL(goweft_ep_dispatch_backward(ID(ep), stream, (weft_ep_dispatch_backward_args *)args, libweft_timeout));
 }
 
 weft_status weft_ep_combine_backward(weft_ep ep, weft_stream stream, const weft_ep_combine_backward_args *args) {
-	return CALL(goweft_ep_combine_backward(ID(ep), stream, (weft_ep_combine_backward_args *)args));
+	return CALL(goweft_ep_combine_backward(ID(ep), stream, (weft_ep_combine_backward_args *)args, libweft_timeout));
 }
 
 weft_status weft_ep_count_waits(weft_ep ep, const weft_tensor *dispatch, const weft_tensor *combine) {
@@ -130,11 +142,11 @@ weft_status weft_ep_count_waits(weft_ep ep, const weft_tensor *dispatch, const w
 }
 
 weft_status weft_work_receive(weft_work work, weft_ep_dispatch_result *result) {
-	return CALL(goweft_work_receive(ID(work), result));
+	return CALL(goweft_work_receive(ID(work), result, libweft_timeout));
 }
 
 weft_status weft_work_wait(weft_work work) {
-	return CALL(goweft_work_wait(ID(work)));
+	return CALL(goweft_work_wait(ID(work), libweft_timeout));
 }
 
 weft_status weft_received_release(weft_received received) {
@@ -154,7 +166,7 @@ weft_status weft_routing_release(weft_routing routing) {
 }
 
 weft_status weft_group_create(weft_comm comm, const weft_group_options *options, weft_group *group) {
-	return CALL(goweft_group_create(ID(comm), (weft_group_options *)options, group));
+	return CALL(goweft_group_create(ID(comm), (weft_group_options *)options, group, libweft_timeout));
 }
 
 weft_status weft_group_destroy(weft_group group) {
@@ -162,17 +174,17 @@ weft_status weft_group_destroy(weft_group group) {
 }
 
 weft_status weft_barrier(weft_group group, weft_stream stream) {
-	return CALL(goweft_barrier(ID(group), stream));
+	return CALL(goweft_barrier(ID(group), stream, libweft_timeout));
 }
 
 weft_status weft_all_reduce(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in, int op) {
-	return CALL(goweft_all_reduce(ID(group), stream, (weft_tensor *)out, (weft_tensor *)in, op));
+	return CALL(goweft_all_reduce(ID(group), stream, (weft_tensor *)out, (weft_tensor *)in, op, libweft_timeout));
 }
 
 weft_status weft_all_gather(weft_group group, weft_stream stream, const weft_tensor *out, const weft_tensor *in) {
-	return CALL(goweft_all_gather(ID(group), stream, (weft_tensor *)out, (weft_tensor *)in));
+	return CALL(goweft_all_gather(ID(group), stream, (weft_tensor *)out, (weft_tensor *)in, libweft_timeout));
 }
 
 weft_status weft_broadcast(weft_group group, weft_stream stream, const weft_tensor *tensor, int root) {
-	return CALL(goweft_broadcast(ID(group), stream, (weft_tensor *)tensor, root));
+	return CALL(goweft_broadcast(ID(group), stream, (weft_tensor *)tensor, root, libweft_timeout));
 }

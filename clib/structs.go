@@ -27,6 +27,8 @@ const (
 	sizeCombineBackward  = 48
 	sizeRoutingInfo      = 64
 	sizeGroupOptions     = 16
+	sizeKernelTuning     = 48
+	sizeCensus           = 40
 )
 
 // checkSize refuses a struct that is missing or shorter than any that there ever was.

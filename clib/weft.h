@@ -74,6 +74,13 @@ weft_status weft_error_set(weft_status status, int rank, const char *message);
 /* The name of a status: "WEFT_ERROR_TIMEOUT". */
 const char *weft_status_name(int status);
 
+/*
+ * Bounds each later call of this thread that waits on the host, in milliseconds, beside the communicator's deadline; 0 ends that. Who gives up so gets WEFT_ERROR_TIMEOUT,
+ * and the others WEFT_ERROR_ABORTED with this rank's number, as after weft_comm_abort; weft_comm_wait disturbs nobody, and may be called again. It bounds no waits of kernels on
+ * a GPU: what is enqueued on a stream of the caller's waits there, by the communicator's deadline.
+ */
+weft_status weft_timeout_set(int64_t milliseconds);
+
 /* Types. */
 
 typedef struct weft_comm_s *weft_comm;         /* a communicator: this rank among the others */
@@ -83,6 +90,7 @@ typedef struct weft_routing_s *weft_routing;   /* where tokens and rows go */
 typedef struct weft_received_s *weft_received; /* rows that arrived */
 typedef struct weft_work_s *weft_work;         /* an operation whose second half is to come */
 typedef struct weft_group_s *weft_group;       /* collectives */
+typedef struct weft_ep_counter_s *weft_ep_counter; /* the layout step on a GPU */
 
 /*
  * A stream of the caller's: a CUstream or cudaStream_t of the GPU's primary context, on which the call enqueues and returns. NULL is the legacy
@@ -279,6 +287,24 @@ typedef enum weft_counts {
 
 typedef enum weft_overflow { WEFT_OVERFLOW_REFUSE = 0, WEFT_OVERFLOW_DROP = 1 } weft_overflow;
 
+/*
+ * How a kernel on a GPU goes about moving rows, which decides how long it takes and never what it gives. 0 is Weft's choice. Some is about rows that move through slots,
+ * some about rows that have their places before they leave; docs/gpu-engine.md says which do which, and what does not fit is refused.
+ */
+typedef struct weft_ep_kernel_tuning {
+	size_t size;
+	int32_t threads;   /* of a block: 64 to 512, a multiple of 32 */
+	int32_t protocol;  /* slots: 1: values are their own flags; 2: flags */
+	int32_t units;     /* slots, dispatch: pieces of 512 bytes that a warp moves at a time: 1, 2 or 4 */
+	int32_t senders;   /* slots: of 16 blocks, those that send while the others receive; -1: all do both */
+	int32_t dependent; /* slots: 1: the next kernel may be placed while this one ends; -1: it may not */
+	int32_t blocks;    /* places: at most so many */
+	int32_t bulk;      /* places: 1: rows go by bulk copies; -1: threads move them */
+	int32_t warps;     /* places: of a block, that move rows by bulk copies */
+	int32_t parts;     /* places: of a row, that a warp moves by bulk copies one after the other */
+	int32_t reserved;  /* 0 */
+} weft_ep_kernel_tuning;
+
 /* What exchanges look like. It is the same on every rank. */
 typedef struct weft_ep_spec {
 	size_t size;
@@ -303,6 +329,8 @@ typedef struct weft_ep_spec {
 	int64_t capacity;           /* the most rows that a rank (expert-major: an expert) can receive; 0 is the worst case */
 	int64_t alignment;          /* expert-packed: the multiple to which the experts' rows are padded */
 	int64_t live;               /* received tensors that may be alive at once; 0 is 2 */
+	const weft_ep_kernel_tuning *dispatch_tuning; /* GPU; NULL is Weft's choice */
+	const weft_ep_kernel_tuning *combine_tuning;
 } weft_ep_spec;
 
 /* Says whether a spec is supported for an engine and a number of ranks, and if not, why. Local. */
@@ -347,9 +375,27 @@ typedef struct weft_ep_layout {
 /* Counts where tokens go: topk is int32 or int64 [tokens, top-k] on the host, -1 for none. Local: it needs no handle and no rank. */
 weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_layout *layout);
 
+/* Makes what counts where tokens go on the GPU of a communicator, for experts in equal shares on so many ranks, so many of them a node. Local: ranks may differ. */
+weft_status weft_ep_counter_create(weft_comm comm, int64_t experts, int64_t ranks, int64_t ranks_per_node, weft_ep_counter *counter);
+
+/* Where to put what is counted, in the GPU's memory. Tensors that are NULL are left out. */
+typedef struct weft_ep_census {
+	size_t size;
+	const weft_tensor *rank_tokens;       /* int32 [ranks]: tokens with an expert there */
+	const weft_tensor *node_tokens;       /* int32 [ranks / ranks_per_node] */
+	const weft_tensor *expert_selections; /* int32 [experts] */
+	const weft_tensor *token_in_rank;     /* uint8 [tokens, ranks]: 1 or 0 */
+} weft_ep_census;
+
+/* Enqueues one kernel that counts: topk is int32 or int64 [tokens, top-k] in the GPU's memory; what is no expert counts as none. Local. */
+weft_status weft_ep_counter_count(weft_ep_counter counter, weft_stream stream, const weft_tensor *topk, const weft_ep_census *into);
+
+/* Gives the counter up. It first waits for the rank's work, and keeps the counter, to be destroyed again, if that has not ended by the deadline. */
+weft_status weft_ep_counter_destroy(weft_ep_counter counter);
+
 /*
  * Turns routing into a handle for dispatches and combines: topk holds the experts of each token, int32 or int64 [tokens, top-k], -1 for none, those of a token
- * distinct; weights, fp32 [tokens, top-k], may be NULL if sums are plain. Both may be changed afterwards, on a GPU once the stream has passed. Collective.
+ * distinct; weights, fp32 [tokens, top-k], may be NULL if sums are plain or weights come later, with a dispatch or a combine. Both may be changed afterwards, on a GPU once the stream has passed. Collective.
  */
 weft_status weft_ep_prepare(weft_ep ep, weft_stream stream, const weft_tensor *topk, const weft_tensor *weights, weft_routing *routing);
 
@@ -357,7 +403,7 @@ typedef struct weft_ep_dispatch_args {
 	size_t size;
 	weft_routing routing;       /* or NULL: prepare, too, by the next two */
 	const weft_tensor *topk;    /* as weft_ep_prepare has them; NULL with a routing */
-	const weft_tensor *weights;
+	const weft_tensor *weights; /* with a routing, on every rank or on none: they take the place of those that it had, here and where the rows arrive */
 	const weft_tensor *rows;    /* [tokens, hidden]; opaque: uint8 [tokens, row_bytes] */
 	const weft_tensor *scales;  /* FP8: fp32 [tokens, hidden / 128]; UE8M0: ue8m0; opaque: uint8 [tokens, scale_bytes]; else NULL */
 } weft_ep_dispatch_args;
@@ -382,6 +428,11 @@ typedef struct weft_ep_combine_args {
 	const weft_tensor *rows;    /* as dispatch gave them, of the output type */
 	const weft_tensor *out;     /* [tokens, hidden]: written */
 	const weft_tensor *bias[2]; /* [tokens, hidden], added first; or NULL */
+	/*
+	 * fp32 [tokens, top-k], for the exact weighted reduction, which needs weights at home alone; or NULL. They take the place of those that the routing had at home. What is
+	 * wrong with them is refused on this rank only.
+	 */
+	const weft_tensor *weights;
 } weft_ep_combine_args;
 
 /* Brings the experts' rows home and sums them. With work it sends only, and weft_work_wait is the second half; work may be NULL. Collective. */
@@ -455,7 +506,7 @@ typedef enum weft_routing_part {
 	WEFT_ROW_DEMAND = 11      /* int32 [1]: rows routed here, pads and dropped ones included */
 } weft_routing_part;
 
-/* A tensor that describes the routing, where the handle's rows are. It lives as long as the routing. One that the layout does not have is WEFT_NONE. */
+/* A tensor that describes the routing, where the handle's rows are. It lives as long as the routing; weights are those of now. One that the layout does not have is WEFT_NONE. */
 weft_status weft_routing_tensor(weft_routing routing, int part, weft_tensor *tensor);
 
 /* Gives a routing back, for the handle's next prepare. Local. */

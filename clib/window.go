@@ -30,15 +30,15 @@ var windows = handle.NewTable[window](handle.Window)
 func (w *window) owner() *comm { return w.comm }
 
 // newWindow gives what open makes a handle.
-func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, open func(c *comm, size int) (*weft.Window, error)) C.int {
-	return run(comms, id, func(c *comm) error {
+func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, ms C.int64_t, open func(ctx context.Context, c *comm, size int) (*weft.Window, error)) C.int {
+	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
 		if err := result(unsafe.Pointer(out), "weft_window"); err != nil {
 			return err
 		}
 		if bytes > math.MaxInt {
 			return invalidf("a window of %d bytes", bytes)
 		}
-		w, err := open(c, int(bytes))
+		w, err := open(ctx, c, int(bytes))
 		if err != nil {
 			return err
 		}
@@ -51,34 +51,34 @@ func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, open func(c *c
 }
 
 //export goweft_window_create
-func goweft_window_create(id C.uint64_t, bytes C.size_t, out *C.weft_window) C.int {
-	return newWindow(id, bytes, out, func(c *comm, size int) (*weft.Window, error) {
-		return c.weft.Alloc(context.Background(), size)
+func goweft_window_create(id C.uint64_t, bytes C.size_t, out *C.weft_window, ms C.int64_t) C.int {
+	return newWindow(id, bytes, out, ms, func(ctx context.Context, c *comm, size int) (*weft.Window, error) {
+		return c.weft.Alloc(ctx, size)
 	})
 }
 
 //export goweft_window_create_from_fd
-func goweft_window_create_from_fd(id C.uint64_t, fd C.int, bytes C.size_t, out *C.weft_window) C.int {
-	return newWindow(id, bytes, out, func(c *comm, size int) (*weft.Window, error) {
+func goweft_window_create_from_fd(id C.uint64_t, fd C.int, bytes C.size_t, out *C.weft_window, ms C.int64_t) C.int {
+	return newWindow(id, bytes, out, ms, func(ctx context.Context, c *comm, size int) (*weft.Window, error) {
 		// Register takes the descriptor for its own, C's callers keep theirs.
 		mine, err := C.libweft_duplicate(fd)
 		if mine < 0 {
 			return nil, fmt.Errorf("%w: descriptor %d: %w", weft.ErrInvalid, fd, err)
 		}
-		return c.weft.Register(context.Background(), int(mine), size)
+		return c.weft.Register(ctx, int(mine), size)
 	})
 }
 
 //export goweft_window_create_from_memory
-func goweft_window_create_from_memory(id C.uint64_t, memory unsafe.Pointer, bytes C.size_t, out *C.weft_window) C.int {
-	return newWindow(id, bytes, out, func(c *comm, size int) (*weft.Window, error) {
+func goweft_window_create_from_memory(id C.uint64_t, memory unsafe.Pointer, bytes C.size_t, out *C.weft_window, ms C.int64_t) C.int {
+	return newWindow(id, bytes, out, ms, func(ctx context.Context, c *comm, size int) (*weft.Window, error) {
 		if memory == nil {
 			return nil, invalidf("a window of memory at NULL")
 		}
 		if c.weft.Device() != nil {
-			return c.weft.RegisterDevice(context.Background(), cuda.Pointer(uintptr(memory)), size)
+			return c.weft.RegisterDevice(ctx, cuda.Pointer(uintptr(memory)), size)
 		}
-		return c.weft.RegisterMemory(context.Background(), unsafe.Slice((*byte)(memory), size))
+		return c.weft.RegisterMemory(ctx, unsafe.Slice((*byte)(memory), size))
 	})
 }
 

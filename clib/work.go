@@ -26,16 +26,16 @@ var works = handle.NewTable[work](handle.Work)
 func (w *work) owner() *comm { return w.ep.comm }
 
 // send is the first half of a dispatch.
-func (d dispatch) send(s *weft.Stream, r *ep.Routing, out *C.weft_work) error {
+func (d dispatch) send(ctx context.Context, s *weft.Stream, out *C.weft_work) error {
 	if err := result(unsafe.Pointer(out), "weft_work"); err != nil {
 		return err
 	}
 	w := &work{dispatch: d}
 	var err error
-	if r != nil {
-		w.pending, err = d.ep.ep.SendDispatch(context.Background(), s, r, d.ep.rows)
+	if d.by != nil {
+		w.pending, err = d.ep.ep.SendDispatch(ctx, s, d.by.routing, d.ep.rows)
 	} else {
-		w.pending, err = d.ep.ep.SendPrepareDispatch(context.Background(), s, d.ep.topk, d.ep.weights, d.ep.rows)
+		w.pending, err = d.ep.ep.SendPrepareDispatch(ctx, s, d.ep.topk, d.ep.weights, d.ep.rows)
 	}
 	if err != nil {
 		return err
@@ -53,8 +53,8 @@ func addWork(w *work, out *C.weft_work) error {
 }
 
 //export goweft_work_receive
-func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result) C.int {
-	return run(works, id, func(w *work) error {
+func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result, ms C.int64_t) C.int {
+	return timed(works, id, ms, func(ctx context.Context, w *work) error {
 		if w.pending == nil {
 			return invalidf("the weft_work is a combine's: end it with weft_work_wait")
 		}
@@ -63,7 +63,7 @@ func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result) C.int {
 			return err
 		}
 		works.Remove(uint64(id))
-		got, err := w.pending.Receive(context.Background())
+		got, err := w.pending.Receive(ctx)
 		if err != nil {
 			return err
 		}
@@ -72,12 +72,12 @@ func goweft_work_receive(id C.uint64_t, out *C.weft_ep_dispatch_result) C.int {
 }
 
 //export goweft_work_wait
-func goweft_work_wait(id C.uint64_t) C.int {
-	return run(works, id, func(w *work) error {
+func goweft_work_wait(id C.uint64_t, ms C.int64_t) C.int {
+	return timed(works, id, ms, func(ctx context.Context, w *work) error {
 		if w.combine == nil {
 			return invalidf("the weft_work is a dispatch's: end it with weft_work_receive")
 		}
 		works.Remove(uint64(id))
-		return w.combine.Wait(context.Background())
+		return w.combine.Wait(ctx)
 	})
 }

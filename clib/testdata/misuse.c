@@ -73,7 +73,7 @@ static void structs(weft_comm comm) {
 	newer.spec.size = sizeof newer;
 	OK(weft_ep_check(&newer.spec, WEFT_HOST, 2));
 	newer.more = 1;
-	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_UNSUPPORTED, "at byte 128, which this library does not know");
+	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_UNSUPPORTED, "at byte 144, which this library does not know");
 	newer.spec.size = (size_t)-1;
 	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_INVALID, "set it to sizeof");
 
@@ -91,6 +91,34 @@ static void structs(weft_comm comm) {
 	spec.topk = 33;
 	REFUSED(weft_ep_create(comm, &spec, &ep), WEFT_ERROR_INVALID, "");
 	REFUSED(weft_ep_check(&spec, 7, 1), WEFT_ERROR_INVALID, "engine");
+	weft_ep_kernel_tuning tuning = {0};
+	spec = small();
+	spec.combine_tuning = &tuning;
+	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_INVALID, "size of the weft_ep_kernel_tuning is 0");
+	tuning.size = sizeof tuning;
+	OK(weft_ep_check(&spec, WEFT_HOST, 2)); /* Weft's choice, of everything */
+	tuning.threads = 96, tuning.senders = -1;
+	OK(weft_ep_check(&spec, WEFT_GPU, 2));
+	REFUSED(weft_ep_check(&spec, WEFT_HOST, 2), WEFT_ERROR_UNSUPPORTED, "only kernels of GPUs are tuned");
+	tuning.protocol = 256;
+	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_INVALID, "protocol");
+	tuning.protocol = 0, tuning.bulk = 1;
+	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_UNSUPPORTED, "Tuning.Combine: rows of this handle go through slots");
+	tuning.bulk = 0, tuning.reserved = 1;
+	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_INVALID, "1 in reserved");
+	spec.size = 128; /* what a program of before passes ends before the tuning */
+	OK(weft_ep_check(&spec, WEFT_GPU, 2));
+
+	weft_ep_counter counter = (weft_ep_counter)comm;
+	REFUSED(weft_ep_counter_create(comm, 4, 1, 1, &counter), WEFT_ERROR_UNSUPPORTED, "bound to no GPU");
+	TRUE(counter == NULL);
+	REFUSED(weft_ep_counter_create(comm, 4, 1, 1, NULL), WEFT_ERROR_INVALID, "weft_ep_counter is NULL");
+	REFUSED(weft_ep_counter_count((weft_ep_counter)comm, NULL, NULL, NULL), WEFT_ERROR_HANDLE, "is a weft_comm where a weft_ep_counter belongs");
+	REFUSED(weft_ep_counter_destroy(NULL), WEFT_ERROR_HANDLE, "weft_ep_counter is NULL");
+
+	REFUSED(weft_timeout_set(-1), WEFT_ERROR_INVALID, "fewer than 0");
+	OK(weft_timeout_set(5));
+	OK(weft_timeout_set(0));
 
 	REFUSED(weft_window_create(comm, (size_t)-1, (weft_window *)&ep), WEFT_ERROR_INVALID, "bytes");
 	REFUSED(weft_window_create_from_fd(comm, -1, 10, (weft_window *)&ep), WEFT_ERROR_INVALID, "descriptor -1");
@@ -188,9 +216,11 @@ static void operations(weft_comm comm) {
 	topk[0][1] = 4;
 	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, &routing), WEFT_ERROR_INVALID, "expert 4");
 	topk[0][1] = 1;
-	REFUSED(weft_ep_prepare(ep, NULL, &t, NULL, &routing), WEFT_ERROR_INVALID, "");
+	bad = w;
+	bad.shape[1] = 1;
+	REFUSED(weft_ep_prepare(ep, NULL, &t, &bad, &routing), WEFT_ERROR_INVALID, "weights are");
 	TRUE(routing == NULL);
-	OK(weft_ep_prepare(ep, NULL, &t, &w, &routing));
+	OK(weft_ep_prepare(ep, NULL, &t, NULL, &routing)); /* weights come later */
 
 	weft_ep_dispatch_args args = {0};
 	weft_ep_dispatch_result got = {0};
@@ -205,6 +235,9 @@ static void operations(weft_comm comm) {
 	args.topk = &t;
 	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_INVALID, "not by both");
 	args.topk = NULL;
+	args.weights = &bad;
+	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_INVALID, "weights are");
+	args.weights = NULL;
 	data.size = 4;
 	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_INVALID, "tensor of a weft_ep_dispatch_result");
 	data.size = sizeof data;
@@ -227,7 +260,16 @@ static void operations(weft_comm comm) {
 
 	weft_ep_combine_args home = {0};
 	home.size = sizeof home, home.routing = routing, home.rows = &data, home.out = &o;
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "the routing has no weights");
+	home.weights = &bad;
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "weights are");
+	home.weights = &w;
 	OK(weft_ep_combine(ep, NULL, &home, NULL));
+	home.weights = NULL;
+	OK(weft_ep_combine(ep, NULL, &home, NULL)); /* it has them now */
+	home.size = 48;
+	OK(weft_ep_combine(ep, NULL, &home, NULL)); /* a program of before */
+	home.size = sizeof home;
 	home.out = NULL;
 	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "");
 	home.out = &o;

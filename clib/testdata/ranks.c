@@ -117,6 +117,58 @@ static void collectives(void) {
 	OK(weft_group_destroy(group));
 }
 
+/* A routing that gets other weights is as good as one that was made with them. */
+static void other_weights(weft_ep ep, weft_routing routing, const weft_tensor *rows, int one, int phases) {
+	static float others[TOKENS][TOPK];
+	static uint16_t sums[2][TOKENS][HIDDEN];
+	for (int t = 0; t < TOKENS; t++) {
+		for (int k = 0; k < TOPK; k++) {
+			others[t][k] = (float)(1 + me.rank + t) / (float)(2 + k);
+		}
+	}
+	weft_tensor tt = tensor(topk, WEFT_INT32, TOKENS, TOPK), tw = tensor(others, WEFT_FLOAT32, TOKENS, TOPK), data = {0}, had = {0}, want = {0};
+	data.size = had.size = want.size = sizeof data;
+	int part = one ? WEFT_ROW_SELECTION_WEIGHTS : WEFT_ROW_WEIGHTS;
+	OK(weft_routing_tensor(routing, part, &had)); /* of before */
+	weft_ep_dispatch_args args = {0};
+	weft_ep_dispatch_result got = {0};
+	args.size = sizeof args, args.routing = routing, args.weights = &tw, args.rows = rows;
+	got.size = sizeof got, got.data = &data;
+	if (phases) {
+		weft_work work;
+		OK(weft_ep_dispatch(ep, NULL, &args, NULL, &work));
+		OK(weft_work_receive(work, &got));
+	} else {
+		OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
+	}
+	TRUE(got.routing == routing);
+	weft_routing fresh;
+	OK(weft_ep_prepare(ep, NULL, &tt, &tw, &fresh));
+	OK(weft_routing_tensor(fresh, part, &want));
+	TRUE(want.shape[0] == had.shape[0] && memcmp(want.data, had.data, (size_t)want.shape[0] * 4) != 0);
+	OK(weft_routing_tensor(routing, part, &had));
+	TRUE(memcmp(want.data, had.data, (size_t)(want.shape[0] * (one ? TOPK : 1)) * 4) == 0);
+	for (int i = 0; i < 2; i++) {
+		weft_tensor out = tensor(sums[i], WEFT_BFLOAT16, TOKENS, HIDDEN);
+		weft_ep_combine_args home = {0};
+		home.size = sizeof home, home.routing = i ? fresh : routing, home.rows = &data, home.out = &out;
+		OK(weft_ep_combine(ep, NULL, &home, NULL));
+	}
+	TRUE(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
+	if (!one) { /* at home alone, with the combine */
+		weft_tensor first = tensor(weights, WEFT_FLOAT32, TOKENS, TOPK), out = tensor(sums[1], WEFT_BFLOAT16, TOKENS, HIDDEN);
+		weft_ep_combine_args home = {0};
+		home.size = sizeof home, home.routing = fresh, home.rows = &data, home.out = &out, home.weights = &first;
+		OK(weft_ep_combine(ep, NULL, &home, NULL));
+		TRUE(memcmp(sums[0], sums[1], sizeof sums[0]) != 0);
+		home.weights = &tw;
+		OK(weft_ep_combine(ep, NULL, &home, NULL));
+		TRUE(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
+	}
+	OK(weft_received_release(got.received));
+	OK(weft_routing_release(fresh));
+}
+
 /* A layer in every layout, with rows of one rank scaled by their expert, and the gradients; expert by expert as the routing says. */
 static void layout(weft_layout which, int phases) {
 	weft_ep_spec spec = {0};
@@ -265,6 +317,7 @@ static void layout(weft_layout which, int phases) {
 		}
 	}
 	OK(weft_received_release(got.received));
+	other_weights(ep, got.routing, &tx, one, phases & 2);
 	OK(weft_routing_release(got.routing));
 	OK(weft_ep_destroy(ep));
 }
@@ -423,6 +476,21 @@ static void timeout(void) {
 		REFUSED(weft_comm_error(comm), WEFT_ERROR_TIMEOUT, "");
 	}
 	OK(weft_comm_set_mask(comm, 0)); /* together again */
+	OK(weft_barrier(group, NULL));
+	if (me.rank == 0) { /* this thread's calls wait less */
+		double start = now();
+		OK(weft_timeout_set(50));
+		REFUSED(weft_barrier(group, NULL), WEFT_ERROR_TIMEOUT, "the 50 ms that weft_timeout_set gives");
+		OK(weft_timeout_set(0));
+		TRUE(now() - start >= 0.05 && now() - start < 0.4);
+	} else {
+		while (weft_comm_error(comm) == WEFT_OK) {
+			usleep(1000);
+		}
+		REFUSED(weft_comm_error(comm), WEFT_ERROR_ABORTED, "");
+		TRUE(weft_error_rank() == 0);
+	}
+	OK(weft_comm_set_mask(comm, 0));
 	OK(weft_barrier(group, NULL));
 	pthread_t thread;
 	TRUE(pthread_create(&thread, NULL, abort_soon, NULL) == 0);

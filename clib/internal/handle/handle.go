@@ -39,10 +39,11 @@ const (
 	Received
 	Work
 	Group
+	Counter
 	kinds
 )
 
-var kindNames = [kinds]string{"weft_comm", "weft_window", "weft_ep", "weft_routing", "weft_received", "weft_work", "weft_group"}
+var kindNames = [kinds]string{"weft_comm", "weft_window", "weft_ep", "weft_routing", "weft_received", "weft_work", "weft_group", "weft_ep_counter"}
 
 // String is the C type's name.
 func (k Kind) String() string {
