@@ -141,24 +141,28 @@ static ncclEpResult_t deliver(const nep_handle *h, const weft_ep_dispatch_result
 	return deliver_weights(h, got->routing, rows, &to->weights, stream);
 }
 
-/* Moves rows and puts them where the caller wants them. With weights a routing is made that has them, in place of the one without. */
+/* Moves rows and puts them where the caller wants them. Weights travel along: for the routing that is there, or for one that is made on the way. */
 static ncclEpResult_t move(nep_handle *h, nep_exchange *exchange, const weft_tensor *rows, const weft_tensor *scales, const weft_tensor *weights, const destination *to,
 	weft_stream stream, weft_routing *routing) {
 	weft_tensor topk = nep_topk(h), data = {.size = sizeof data}, data_scales = {.size = sizeof data_scales};
 	weft_ep_dispatch_args args = {.size = sizeof args, .rows = rows, .scales = scales};
 	weft_ep_dispatch_result got = {.size = sizeof got, .data = &data, .scales = &data_scales};
-	if (weights != NULL) {
+	args.weights = weights;
+	args.routing = nep_route_at(h, exchange);
+	if (args.routing == NULL && weights != NULL) {
 		args.topk = &topk;
-		args.weights = weights;
 	} else {
 		NEP_TRY(nep_route_of(h, exchange, stream, &args.routing));
 	}
 	NEP_WEFT(nep_lib.weft_ep_dispatch(exchange->ep, stream, &args, &got, NULL));
 	ncclEpResult_t result = deliver(h, &got, to, stream);
 	ncclEpResult_t released = nep_result(nep_lib.weft_received_release(got.received));
-	if (weights != NULL) {
+	if (args.routing == NULL) {
 		ncclEpResult_t kept = nep_reroute(h, exchange, got.routing);
 		released = released == NCCL_EP_SUCCESS ? kept : released;
+	}
+	if (weights != NULL) {
+		h->last = exchange;
 	}
 	*routing = got.routing;
 	return result == NCCL_EP_SUCCESS ? released : result;

@@ -187,6 +187,11 @@ static nep_route *find(const nep_handle *h, const nep_exchange *exchange) {
 	return r;
 }
 
+weft_routing nep_route_at(const nep_handle *h, const nep_exchange *exchange) {
+	nep_route *r = find(h, exchange);
+	return r == NULL ? NULL : r->routing;
+}
+
 ncclEpResult_t nep_reroute(nep_handle *h, nep_exchange *exchange, weft_routing routing) {
 	nep_route *r = find(h, exchange);
 	if (r != NULL) {
@@ -206,9 +211,8 @@ ncclEpResult_t nep_reroute(nep_handle *h, nep_exchange *exchange, weft_routing r
 }
 
 ncclEpResult_t nep_route_of(nep_handle *h, nep_exchange *exchange, weft_stream stream, weft_routing *routing) {
-	nep_route *r = find(h, exchange);
-	if (r != NULL) {
-		*routing = r->routing;
+	*routing = nep_route_at(h, exchange);
+	if (*routing != NULL) {
 		return NCCL_EP_SUCCESS;
 	}
 	weft_tensor topk = nep_topk(h);
@@ -323,8 +327,11 @@ static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, cons
 	nep_unroute(h);
 	h->ready = false;
 	h->refused = true;
-	nep_shape shape = counting(h, false);
-	NEP_TRY(nep_exchange_of(h->group, &shape, &exchange));
+	exchange = h->last;
+	if (exchange == NULL) {
+		nep_shape shape = counting(h, false);
+		NEP_TRY(nep_exchange_of(h->group, &shape, &exchange));
+	}
 	weft_status status = nep_lib.weft_ep_prepare(exchange->ep, stream, &topk, NULL, &routing);
 	if (status == WEFT_ERROR_OVERFLOW) {
 		return refused(h, &topk, &info, stream);

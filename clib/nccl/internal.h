@@ -143,6 +143,7 @@ struct nep_handle {
 	int64_t tokens;
 	int32_t topk_type; /* weft_dtype */
 	nep_route *routes; /* of this batch, by exchange */
+	nep_exchange *last; /* that a forward dispatch went by: the next batch is mostly alike, and is prepared there */
 	nep_pinned *pinned;
 	nep_handle *next;
 };
@@ -161,6 +162,9 @@ ncclEpResult_t nep_overflowed(const nep_handle *h);
 
 /* The batch's routing by an exchange, prepared without weights if it is not there: collective then. */
 ncclEpResult_t nep_route_of(nep_handle *h, nep_exchange *exchange, weft_stream stream, weft_routing *routing);
+
+/* The same if it is there, or NULL. */
+weft_routing nep_route_at(const nep_handle *h, const nep_exchange *exchange);
 
 /* Puts a routing in the place of the one by the same exchange. It is the handle's even if that fails. */
 ncclEpResult_t nep_reroute(nep_handle *h, nep_exchange *exchange, weft_routing routing);
