@@ -2,10 +2,14 @@
 
 package main
 
+// #include <stddef.h>
+import "C"
+
 import (
 	"os"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
@@ -38,8 +42,8 @@ var machine = sync.OnceValues(func() (*emulated, error) {
 	return &emulated{driver, kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: dir, ReadOnly: []string{}})}, nil
 })
 
-// onGPU binds a rank to an emulated GPU.
-func onGPU(number int) ([]weft.Option, error) {
+// primary is the context of an emulated GPU, which programs of tests have memory and streams of.
+func primary(number int) (*cuda.Context, error) {
 	m, err := machine()
 	if err != nil {
 		return nil, err
@@ -48,9 +52,51 @@ func onGPU(number int) ([]weft.Option, error) {
 	if err != nil {
 		return nil, err
 	}
-	primary, err := device.Primary()
+	return device.Primary()
+}
+
+// weft_emulated_alloc gives device memory of an emulated GPU, which stays, or NULL.
+//
+//export weft_emulated_alloc
+func weft_emulated_alloc(gpu C.int, bytes C.size_t) unsafe.Pointer {
+	c, err := primary(int(gpu))
+	if err != nil {
+		return nil
+	}
+	memory, err := c.Alloc(int(bytes))
+	if err != nil {
+		return nil
+	}
+	return address(uintptr(memory.Pointer()))
+}
+
+// weft_emulated_stream gives a stream of an emulated GPU, which stays, or NULL.
+//
+//export weft_emulated_stream
+func weft_emulated_stream(gpu C.int) unsafe.Pointer {
+	c, err := primary(int(gpu))
+	if err != nil {
+		return nil
+	}
+	s, err := c.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return nil
+	}
+	return address(s.Handle())
+}
+
+// address is a number as C has it, which is none of Go's addresses.
+func address(n uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&n)) }
+
+// onGPU binds a rank to an emulated GPU.
+func onGPU(number int) ([]weft.Option, error) {
+	m, err := machine()
 	if err != nil {
 		return nil, err
 	}
-	return []weft.Option{weft.WithDevice(primary), weft.WithKernels(m.cache)}, nil
+	c, err := primary(number)
+	if err != nil {
+		return nil, err
+	}
+	return []weft.Option{weft.WithDevice(c), weft.WithKernels(m.cache)}, nil
 }

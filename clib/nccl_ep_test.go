@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/weftgo/weft/cuda/cudatest/emulate"
 )
 
 // ncclEP is what leaves libnccl_ep.so: what TransformerEngine calls, and nothing else.
@@ -94,15 +92,7 @@ func fakeNCCL(t *testing.T) string {
 // The GPU half, on GPUs that the host's processors emulate: libweft.so has them, built with the tag emulated. Rows, experts, counts and the memory of handles are device memory.
 func TestNCCLEPOnEmulatedGPUs(t *testing.T) {
 	program, folder := compileEP(t, "testdata/nccl_ep.c"), fakeNCCL(t)
-	emulate.Need(t)
-	cmd := exec.Command("go", "build", "-tags", "emulated", "-buildmode=c-shared", "-ldflags=-s -w -extldflags '-Wl,-soname,libweft.so'",
-		"-o", filepath.Join(folder, "libweft.so"), ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v\n%s", cmd, err, out)
-	}
-	t.Setenv("LD_LIBRARY_PATH", folder)
-	t.Setenv("WEFT_EMULATED_KERNELS", t.TempDir())
+	emulatedGPUs(t, folder)
 	for _, n := range []string{"2", "3"} {
 		t.Run(n, func(t *testing.T) {
 			if got := runFor(t, 5*time.Minute, program, "gpus", n); got != "ok\n" { // the first one compiles the kernels

@@ -16,6 +16,7 @@
 #   bench-ep-ht the same, thousands of tokens at a time
 #   overlap     few tokens at a time beside matrix products
 #   start       how long ranks on the GPUs take to start: compiling their kernels, where there is a compiler, and with them in the cache
+#   c           the C library, by its test in C on one GPU and on up to four, where the bundle has it
 #   nccl-ep     the NCCL EP face, by its test in C on one GPU and on up to four, where the bundle has it
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
@@ -56,7 +57,7 @@ if [ -z "$parts" ]; then
 	for program in $programs; do
 		parts="$parts $(name_of "$program")"
 	done
-	[ ! -d "$bundle/nccl-ep" ] || parts="$parts nccl-ep"
+	[ ! -d "$bundle/c" ] || parts="$parts c nccl-ep"
 	parts="$parts link bench-ep bench-ep-ht overlap start sanitizer"
 fi
 
@@ -70,10 +71,10 @@ program_of() {
 # A wrong name is said before anything runs.
 for name in $parts; do
 	case $name in
-	doctor | link | bench-ep | bench-ep-ht | overlap | start | nccl-ep | sanitizer | test-gpu) continue ;;
+	doctor | link | bench-ep | bench-ep-ht | overlap | start | c | nccl-ep | sanitizer | test-gpu) continue ;;
 	esac
 	[ -z "$(program_of "$name")" ] || continue
-	printf 'run.sh: there is no part %s; parts: doctor test-gpu nccl-ep link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
+	printf 'run.sh: there is no part %s; parts: doctor test-gpu c nccl-ep link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
 	for program in $programs; do
 		printf ' %s' "$(name_of "$program")" >&2
 	done
@@ -199,19 +200,20 @@ start() {
 	bounded . "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
 }
 
-nccl_ep() {
+# in_c PROGRAM ARGS...: runs a test in C, which takes the number of GPUs last.
+in_c() {
 	no_gpu && return 77
-	[ -d "$bundle/nccl-ep" ] || {
+	[ -d "$bundle/c" ] || {
 		reason='the bundle has been made without a C compiler'
 		return 77
 	}
-	[ -d "$work/nccl-ep" ] || {
-		mkdir "$work/nccl-ep" && cp "$bundle"/nccl-ep/*.gz "$work/nccl-ep/" && gunzip "$work"/nccl-ep/*.gz && chmod 700 "$work/nccl-ep/run"
+	[ -d "$work/c" ] || {
+		mkdir "$work/c" && cp "$bundle"/c/*.gz "$work/c/" && gunzip "$work"/c/*.gz && chmod 700 "$work/c/gpus" "$work/c/nccl_ep"
 	} || return
 	gpus=${WEFT_GPUS:-$(grep -o '"arch":"sm_' "$work/report" | wc -l)}
 	[ "$gpus" -le 4 ] || gpus=4
-	printf 'on one GPU: ' && bounded nccl-ep "$limit" ./run gpus 1 2>&1 || return
-	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded nccl-ep "$limit" ./run gpus "$gpus" 2>&1; }
+	printf 'on one GPU: ' && bounded c "$limit" "$@" 1 2>&1 || return
+	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded c "$limit" "$@" "$gpus" 2>&1; }
 }
 
 sanitizer() {
@@ -301,7 +303,8 @@ for name in $parts; do
 	bench-ep-ht) part bench-ep-ht to bench.log bench_ep ht ;;
 	overlap) part overlap to bench.log overlap ;;
 	start) part start to bench.log start ;;
-	nccl-ep) part nccl-ep to nccl-ep.log nccl_ep ;;
+	c) part c to c.log in_c ./gpus ;;
+	nccl-ep) part nccl-ep to nccl-ep.log in_c ./nccl_ep gpus ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;
 	*) part "$name" tests "$(program_of "$name")" "$@" ;;

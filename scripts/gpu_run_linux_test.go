@@ -31,7 +31,7 @@ esac
 echo '--- PASS: TestIt'
 if [ -e "$STATE/endless" ]; then trap '' INT; echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; sleep 600; fi
 `
-	fakeNCCL = `#!/bin/sh
+	fakeC = `#!/bin/sh
 echo "ran $*"
 `
 	fakeGPU = `#!/bin/sh
@@ -52,7 +52,7 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	script, err := os.ReadFile("gpu-run.sh")
 	must(err)
 	must(os.WriteFile(filepath.Join(dir, "run.sh"), script, 0o755))
-	for name, text := range map[string]string{"nccl-ep/run.gz": fakeNCCL, "weft.gz": fakeWeft, "tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU} {
+	for name, text := range map[string]string{"c/gpus.gz": fakeC, "c/nccl_ep.gz": fakeC, "weft.gz": fakeWeft, "tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU} {
 		must(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		f, err := os.Create(filepath.Join(dir, name))
 		must(err)
@@ -87,10 +87,10 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 		status            int
 		want              []string
 	}{
-		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 8 of the parts"}},
+		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 9 of the parts"}},
 		{"what needs none", "", "doctor test-plain", 0, []string{"test-plain", "ok (1 passed, 0 skipped)"}},
 		{"tests of which some need one", "", "test-ep", 77, []string{"sees no GPU", "in 1 of the parts"}},
-		{"with a GPU", "gpu", "doctor test-ep nccl-ep link bench-ep bench-ep-ht overlap start", 0, []string{"on one GPU: ran gpus 1\n", "ok (2 passed, 0 skipped)", "overlapped\n", "cold\nwarm\n", "--mode ll", "--mode ht"}},
+		{"with a GPU", "gpu", "doctor test-ep c nccl-ep link bench-ep bench-ep-ht overlap start", 0, []string{"on one GPU: ran 1\n", "on one GPU: ran gpus 1\n", "ok (2 passed, 0 skipped)", "overlapped\n", "cold\nwarm\n", "--mode ll", "--mode ht"}},
 		{"a part that fails", "gpu broken", "link bench-ep", 1, []string{"FAILED", "1 failed"}},
 		{"a part that there is not", "", "test-ep nothing", 2, []string{"there is no part nothing"}},
 		{"a part that takes too long", "gpu endless", "bench-ep", 1, []string{"FAILED: it took too long"}},
