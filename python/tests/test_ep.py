@@ -310,7 +310,7 @@ def test_misuse(comm):
     with pytest.raises(TypeError, match="not both"):
         ep.Handle(comm, spec, experts=4)
     h = ep.Handle(comm, spec)
-    for rows, t, w in ((x[:, :2].copy(), topk, weights), (x, topk[:2], weights), (x, topk * 4, weights), (x, topk, weights[:, :1].copy()), (x, topk, None)):
+    for rows, t, w in ((x[:, :2].copy(), topk, weights), (x, topk[:2], weights), (x, topk * 4, weights), (x, topk, weights[:, :1].copy())):
         with pytest.raises(weft.InvalidError):
             h.dispatch(rows, t, w)
     with pytest.raises(weft.OperandError, match="rows: type complex64"):

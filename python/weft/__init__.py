@@ -36,6 +36,7 @@ from .errors import (
     UnsupportedError,
     WeftError,
 )
+from .limits import timeout
 from .streams import OWN
 from .windows import Window
 
@@ -69,4 +70,5 @@ __all__ = [
     "Window",
     "ep",
     "join",
+    "timeout",
 ]

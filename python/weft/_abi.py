@@ -100,6 +100,7 @@ class WindowInfo(Struct):
 
 
 class EpSpec(Struct):
+    tunings: dict[str, EpKernelTuning]
     _fields_ = (
         ("size", c_size_t),
         ("experts", c_int64),
@@ -123,6 +124,24 @@ class EpSpec(Struct):
         ("capacity", c_int64),
         ("alignment", c_int64),
         ("live", c_int64),
+        ("dispatch_tuning", c_void_p),
+        ("combine_tuning", c_void_p),
+    )
+
+
+class EpKernelTuning(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("threads", c_int32),
+        ("protocol", c_int32),
+        ("units", c_int32),
+        ("senders", c_int32),
+        ("dependent", c_int32),
+        ("blocks", c_int32),
+        ("bulk", c_int32),
+        ("warps", c_int32),
+        ("parts", c_int32),
+        ("reserved", c_int32),
     )
 
 
@@ -144,6 +163,16 @@ class EpLayout(Struct):
         ("experts", c_int64),
         ("ranks", c_int64),
         ("ranks_per_node", c_int64),
+        ("rank_tokens", c_void_p),
+        ("node_tokens", c_void_p),
+        ("expert_selections", c_void_p),
+        ("token_in_rank", c_void_p),
+    )
+
+
+class EpCensus(Struct):
+    _fields_ = (
+        ("size", c_size_t),
         ("rank_tokens", c_void_p),
         ("node_tokens", c_void_p),
         ("expert_selections", c_void_p),
@@ -179,6 +208,7 @@ class EpCombineArgs(Struct):
         ("rows", c_void_p),
         ("out", c_void_p),
         ("bias", c_void_p * 2),
+        ("weights", c_void_p),
     )
 
 
@@ -230,6 +260,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_error_rank": (),
     "weft_error_set": (c_int, c_int, c_char_p),
     "weft_status_name": (c_int,),
+    "weft_timeout_set": (c_int64,),
     "weft_comm_create": (POINTER(CommOptions), _pointer),
     "weft_unique_id_create": (c_char_p, c_char_p),
     "weft_unique_id_release": (c_char_p,),
@@ -254,6 +285,9 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_ep_get": (_handle, POINTER(EpInfo)),
     "weft_ep_combine_buffer": (_handle, _pointer),
     "weft_ep_count": (_pointer, POINTER(EpLayout)),
+    "weft_ep_counter_create": (_handle, c_int64, c_int64, c_int64, _pointer),
+    "weft_ep_counter_count": (_handle, _stream, _pointer, _pointer),
+    "weft_ep_counter_destroy": (_handle,),
     "weft_ep_prepare": (_handle, _stream, _pointer, _pointer, _pointer),
     "weft_ep_dispatch": (_handle, _stream, _pointer, _pointer, _pointer),
     "weft_ep_combine": (_handle, _stream, _pointer, _pointer),

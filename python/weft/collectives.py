@@ -9,6 +9,7 @@ from typing import Any
 from . import _abi, memory, streams
 from .communicator import Communicator
 from .errors import OperandError
+from .limits import timeout as limit
 from .operands import Slot
 from .resources import Resource
 
@@ -26,7 +27,8 @@ class Op(enum.IntEnum):
 class Group(Resource):
     """Collectives of a communicator, and the memory that they need.
 
-    Making one is collective. ``scratch`` bytes stage operands that lie in no window; 0 is 4 MiB.
+    Making one is collective. ``scratch`` bytes stage operands that lie in no window; 0 is 4 MiB. ``timeout=`` bounds a call's waits, in
+    seconds, as :class:`weft.timeout` does.
     """
 
     _kind = "group of collectives"
@@ -38,22 +40,35 @@ class Group(Resource):
         self._comm = comm
         self._frames: list[tuple[Slot, Slot]] = []
 
-    def barrier(self, *, stream: streams.StreamLike = None) -> None:
+    def barrier(self, *, stream: streams.StreamLike = None, timeout: float | None = None) -> None:
         """Returns when every rank has entered it. Collective."""
+        if timeout is not None:
+            with limit(timeout):
+                self.barrier(stream=stream)
+            return
         self._open()
         self._check(self._lib.barrier(self._handle, streams.address(stream, self._comm._device)))
 
-    def all_reduce(self, array: Any, op: Op | str = Op.sum, *, out: Any = None, stream: streams.StreamLike = None) -> Any:
+    def all_reduce(self, array: Any, op: Op | str = Op.sum, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
         """Reduces elementwise, in rank order, and returns ``out``: an array of the shape of ``array``, or ``array`` itself; a new one if None. Collective."""
+        if timeout is not None:
+            with limit(timeout):
+                return self.all_reduce(array, op, out=out, stream=stream)
         number = op if type(op) is Op else Op[op] if isinstance(op, str) else Op(op)
         return self._run(self._lib.all_reduce, array, out, (), stream, number)
 
-    def all_gather(self, array: Any, *, out: Any = None, stream: streams.StreamLike = None) -> Any:
+    def all_gather(self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
         """Gives every rank the arrays of all: [ranks, \\*shape], in the order of ranks. ``array`` may be this rank's part of ``out``. Collective."""
+        if timeout is not None:
+            with limit(timeout):
+                return self.all_gather(array, out=out, stream=stream)
         return self._run(self._lib.all_gather, array, out, (self._comm.ranks,), stream)
 
-    def broadcast(self, array: Any, root: int = 0, *, stream: streams.StreamLike = None) -> Any:
+    def broadcast(self, array: Any, root: int = 0, *, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
         """Gives every rank the contents of root's array, in place, and returns it. Collective."""
+        if timeout is not None:
+            with limit(timeout):
+                return self.broadcast(array, root, stream=stream)
         self._open()
         slots = self._take()
         try:

@@ -11,6 +11,7 @@ from typing import Any
 from . import _abi, rendezvous, streams
 from ._library import Library, library
 from .errors import InvalidError
+from .limits import timeout as limit
 from .resources import Resource, gone, opened
 
 Log = Any
@@ -199,11 +200,15 @@ class Communicator(Resource):
         """Makes every pending and later operation of every rank raise :class:`weft.AbortedError`, until :meth:`set_mask`. Any thread may call it."""
         self._check(self._lib.comm_abort(self._handle))
 
-    def set_mask(self, ranks: Iterable[int] = ()) -> None:
+    def set_mask(self, ranks: Iterable[int] = (), *, timeout: float | None = None) -> None:
         """Goes on after a failure without these ranks, and with all others.
 
         The ranks that remain call it with the same ones, when none of their operations is in progress.
         """
+        if timeout is not None:
+            with limit(timeout):
+                self.set_mask(ranks)
+            return
         mask = 0
         for r in ranks:
             if not 0 <= r < self.ranks:
@@ -211,11 +216,16 @@ class Communicator(Resource):
             mask |= 1 << r
         self._check(self._lib.comm_set_mask(self._handle, mask))
 
-    def wait(self, stream: streams.StreamLike = None) -> None:
+    def wait(self, stream: streams.StreamLike = None, *, timeout: float | None = None) -> None:
         """Waits until what was enqueued on the stream has happened, and raises the failure that an operation has met meanwhile.
 
-        On the host, where operations have happened when they return, the failure only.
+        On the host, where operations have happened when they return, the failure only. ``timeout``: seconds that bound the wait, which
+        may be called again then.
         """
+        if timeout is not None:
+            with limit(timeout):
+                self.wait(stream)
+            return
         self._check(self._lib.comm_wait(self._handle, streams.address(stream, self._device)))
 
     # The end.

@@ -7,15 +7,18 @@ experts' rows home and sums them; for training there are ``dispatch_backward`` a
 from __future__ import annotations
 
 from .census import Census, count
+from .counter import Counter
 from .handle import Handle
 from .routing import Received, Routing
-from .spec import Counts, Layout, Overflow, Payload, Reduction, ScaleOrder, Spec, Weighting, Wire
+from .spec import Counts, KernelTuning, Layout, Overflow, Payload, Reduction, ScaleOrder, Spec, Weighting, Wire
 from .work import PendingCombine, PendingDispatch
 
 __all__ = [
     "Census",
+    "Counter",
     "Counts",
     "Handle",
+    "KernelTuning",
     "Layout",
     "Overflow",
     "Payload",

@@ -69,20 +69,23 @@ class CombineFrame(Frame):
         self.rows = self.slot("rows", device, t)
         self.sum = self.slot("out", device, t, written=True)
         self.bias = self.slot("bias", device, t), self.slot("second bias", device, t)
+        self.weights = self.slot("weights", device)
 
-    def arguments(self, routing: int, rows: Any, out: Any, bias: Any) -> OperandError | None:
+    def arguments(self, routing: int, rows: Any, out: Any, bias: Any, weights: Any = None) -> OperandError | None:
         """Takes the operands, or says what is wrong with one and takes none."""
         words = self.words
         words[1] = routing
-        words[4] = words[5] = 0
+        words[4] = words[5] = words[6] = 0
         try:
             words[2] = self.rows.fill(rows)
             words[3] = self.sum.fill(out)
+            if weights is not None:
+                words[6] = self.weights.fill(weights)
             if bias is not None:
                 for i, b in enumerate(bias if isinstance(bias, (tuple, list)) else (bias,)):
                     words[4 + i] = self.bias[i].fill(b)
         except OperandError as e:
-            words[2] = words[3] = words[4] = words[5] = 0
+            words[2] = words[3] = words[4] = words[5] = words[6] = 0
             return e
         return None
 

@@ -12,6 +12,7 @@ from .. import _abi, memory, streams
 from ..communicator import Communicator
 from ..dtypes import DType
 from ..errors import OperandError
+from ..limits import timeout as limit
 from ..operands import Slot, kind_of
 from ..resources import Lease, Resource
 from ..streams import StreamLike
@@ -40,6 +41,8 @@ class Handle(Resource):
 
     ``stream``: on the host None. On a GPU what was computed there comes before, the call enqueues and returns, and operands are borrowed until the stream has
     passed; None is PyTorch's current stream.
+
+    ``timeout``: seconds that bound the call's waits on the host, as :class:`weft.timeout` does.
     """
 
     _kind = "handle"
@@ -83,12 +86,16 @@ class Handle(Resource):
 
     # Routing.
 
-    def prepare(self, topk: Any, weights: Any = None, *, stream: StreamLike = None) -> Routing:
+    def prepare(self, topk: Any, weights: Any = None, *, stream: StreamLike = None, timeout: float | None = None) -> Routing:
         """Turns routing into what dispatches and combines go by, any number of times. Collective.
 
         ``topk``: int32 or int64 [tokens, topk], the experts that each token selects, -1 for none, those of a token distinct. ``weights``: float32
-        [tokens, topk]; None if sums are plain. Both may be changed afterwards, on a GPU once the stream has passed.
+        [tokens, topk]; None if sums are plain, or if they come later, with a dispatch or a combine. Both may be changed afterwards, on a GPU once the
+        stream has passed.
         """
+        if timeout is not None:
+            with limit(timeout):
+                return self.prepare(topk, weights, stream=stream)
         on = self._begin(stream)
         frame = self._dispatches.take()
         try:
@@ -101,14 +108,25 @@ class Handle(Resource):
     # Dispatch.
 
     def dispatch(
-        self, rows: Any, topk: Any = None, weights: Any = None, *, routing: RoutingLike | None = None, scales: Any = None, stream: StreamLike = None
+        self,
+        rows: Any,
+        topk: Any = None,
+        weights: Any = None,
+        *,
+        routing: RoutingLike | None = None,
+        scales: Any = None,
+        stream: StreamLike = None,
+        timeout: float | None = None,
     ) -> Received:
         """Sends the rows of this rank's tokens to their experts, and receives those that come. Collective.
 
         ``rows``: [tokens, hidden] of the spec's row type; opaque ones uint8 [tokens, row_bytes]. ``scales``, of rows that come quantised: float32 or UE8M0
         [tokens, hidden / 128]; opaque ones uint8 [tokens, scale_bytes]. Either ``topk`` and ``weights``, as :meth:`prepare` takes them, or the ``routing``
-        that it made.
+        that it made; with ``weights`` then, on every rank, they take the place of those that it had, here and where the rows arrive.
         """
+        if timeout is not None:
+            with limit(timeout):
+                return self.dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
         on = self._begin(stream)
         by = _routing(routing)
         frame = self._dispatches.take()
@@ -127,9 +145,20 @@ class Handle(Resource):
             self._dispatches.give(frame)
 
     def send_dispatch(
-        self, rows: Any, topk: Any = None, weights: Any = None, *, routing: RoutingLike | None = None, scales: Any = None, stream: StreamLike = None
+        self,
+        rows: Any,
+        topk: Any = None,
+        weights: Any = None,
+        *,
+        routing: RoutingLike | None = None,
+        scales: Any = None,
+        stream: StreamLike = None,
+        timeout: float | None = None,
     ) -> PendingDispatch:
         """The first half of :meth:`dispatch`: sends only. ``rows`` and ``scales`` are borrowed until the second half, and are not changed. Collective."""
+        if timeout is not None:
+            with limit(timeout):
+                return self.send_dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
         on = self._begin(stream)
         by = _routing(routing)
         frame = self._dispatches.take()
@@ -168,19 +197,33 @@ class Handle(Resource):
 
     # Combine.
 
-    def combine(self, rows: Any, routing: RoutingLike, *, out: Any = None, bias: Any = None, stream: StreamLike = None) -> Any:
+    def combine(
+        self,
+        rows: Any,
+        routing: RoutingLike,
+        *,
+        out: Any = None,
+        bias: Any = None,
+        weights: Any = None,
+        stream: StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
         """Brings the experts' rows home and sums them. Collective.
 
-        ``rows``: as dispatch gave them, of the spec's output type. ``bias``: [tokens, hidden], or two such, which are added first. Returns ``out``:
-        [tokens, hidden], a new array if None.
+        ``rows``: as dispatch gave them, of the spec's output type. ``bias``: [tokens, hidden], or two such, which are added first. ``weights``:
+        float32 [tokens, topk], of the exact weighted reduction, which needs them at home alone: they take the place of those that the routing had
+        there. Returns ``out``: [tokens, hidden], a new array if None.
         """
+        if timeout is not None:
+            with limit(timeout):
+                return self.combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
         on = self._begin(stream)
         frame = self._combines.take()
         try:
             by = _routing(routing)
             if out is None:
                 out = self._tokens_like(rows, by)
-            refused = frame.arguments(by._in_use(), rows, out, bias)
+            refused = frame.arguments(by._in_use(), rows, out, bias, weights)
             status = self._lib.ep_combine(self._handle, on, frame.address, 0)
             if refused is not None or status:
                 self._end(refused, status)
@@ -188,15 +231,28 @@ class Handle(Resource):
         finally:
             self._combines.give(frame)
 
-    def send_combine(self, rows: Any, routing: RoutingLike, *, out: Any = None, bias: Any = None, stream: StreamLike = None) -> PendingCombine:
+    def send_combine(
+        self,
+        rows: Any,
+        routing: RoutingLike,
+        *,
+        out: Any = None,
+        bias: Any = None,
+        weights: Any = None,
+        stream: StreamLike = None,
+        timeout: float | None = None,
+    ) -> PendingCombine:
         """The first half of :meth:`combine`: sends only. ``rows``, ``out`` and ``bias`` are borrowed until the second half. Collective."""
+        if timeout is not None:
+            with limit(timeout):
+                return self.send_combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
         on = self._begin(stream)
         frame = self._combines.take()
         try:
             by = _routing(routing)
             if out is None:
                 out = self._tokens_like(rows, by)
-            refused = frame.arguments(by._in_use(), rows, out, bias)
+            refused = frame.arguments(by._in_use(), rows, out, bias, weights)
             self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, frame.out_address))
             return PendingCombine(self, frame.out.value, (rows, bias, by, *frame.held), out)
         finally:
@@ -213,6 +269,7 @@ class Handle(Resource):
         grad_tokens: Any = None,
         grad_weights: Any = None,
         stream: StreamLike = None,
+        timeout: float | None = None,
     ) -> tuple[Any, Any]:
         """The gradient of dispatch: what a combine does, without weights. Collective.
 
@@ -220,6 +277,9 @@ class Handle(Resource):
         one row per rank; or None, on every rank. Returns ``grad_tokens``, [tokens, hidden], and ``grad_weights``, float32 [tokens, topk], or None without
         ``grad_row_weights``; new arrays where None is given.
         """
+        if timeout is not None:
+            with limit(timeout):
+                return self.dispatch_backward(grad_rows, routing, grad_row_weights, grad_tokens=grad_tokens, grad_weights=grad_weights, stream=stream)
         on = self._begin(stream)
         frame = self._dispatch_backwards.take()
         try:
@@ -235,13 +295,24 @@ class Handle(Resource):
             self._dispatch_backwards.give(frame)
 
     def combine_backward(
-        self, grad_out: Any, routing: RoutingLike, rows: Any = None, *, grad_rows: Any = None, grad_weights: Any = None, stream: StreamLike = None
+        self,
+        grad_out: Any,
+        routing: RoutingLike,
+        rows: Any = None,
+        *,
+        grad_rows: Any = None,
+        grad_weights: Any = None,
+        stream: StreamLike = None,
+        timeout: float | None = None,
     ) -> tuple[Any, Any]:
         """The gradient of combine: what a dispatch does, with weights. Collective.
 
         ``grad_out``: [tokens, hidden] of the spec's output type. ``rows``: what was combined, on every rank or on none. Returns ``grad_rows``, as dispatch gave
         the rows, which may be ``rows`` itself, and ``grad_weights``, float32 [tokens, topk], or None without ``rows``; new arrays where None is given.
         """
+        if timeout is not None:
+            with limit(timeout):
+                return self.combine_backward(grad_out, routing, rows, grad_rows=grad_rows, grad_weights=grad_weights, stream=stream)
         on = self._begin(stream)
         frame = self._combine_backwards.take()
         try:

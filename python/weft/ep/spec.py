@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import enum
 from typing import Any, TypeVar
@@ -85,6 +86,41 @@ class Overflow(enum.IntEnum):
     drop = 1
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelTuning:
+    """How a kernel on a GPU goes about moving rows: it decides how long that takes and never what it gives.
+
+    0 is Weft's choice. What does not fit a handle is refused.
+    """
+
+    threads: int = 0
+    """Of a block: 64 to 512, a multiple of 32."""
+    protocol: str | None = None
+    """Rows through slots: "values", which are their own flags, or "flags"."""
+    units: int = 0
+    """Slots, dispatch: pieces of 512 bytes that a warp moves at a time: 1, 2 or 4."""
+    senders: int = 0
+    """Slots: of 16 blocks, those that send while the others receive; -1: all do both."""
+    dependent: int = 0
+    """Slots: 1: the next kernel may be placed while this one ends; -1: it may not."""
+    blocks: int = 0
+    """Rows that have places: at most so many."""
+    bulk: int = 0
+    """Places: 1: rows go by bulk copies; -1: threads move them."""
+    warps: int = 0
+    """Places: of a block, that move rows by bulk copies."""
+    parts: int = 0
+    """Places: of a row, that a warp moves by bulk copies one after the other."""
+
+    def _struct(self) -> _abi.EpKernelTuning:
+        if self.protocol not in _PROTOCOLS:
+            raise InvalidError(f"protocol {self.protocol!r}, want one of {', '.join(p for p in _PROTOCOLS if p)}")
+        members = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return _abi.EpKernelTuning(**{**members, "protocol": _PROTOCOLS.index(self.protocol)})
+
+
+_PROTOCOLS = (None, "values", "flags")
+
 E = TypeVar("E", bound=enum.IntEnum)
 
 ROW_TYPES = {
@@ -138,6 +174,9 @@ class Spec:
     """expert-packed: the multiple to which the experts' rows are padded."""
     live: int = 0
     """Received arrays that may be alive at once; 0 is 2."""
+    dispatch_tuning: KernelTuning | None = None
+    """GPU: None is Weft's choice."""
+    combine_tuning: KernelTuning | None = None
 
     def __post_init__(self) -> None:
         settle = object.__setattr__
@@ -180,7 +219,12 @@ class Spec:
 
     def _struct(self) -> _abi.EpSpec:
         members = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return _abi.EpSpec(**{name: 0 if v is None else int(v) for name, v in members.items()})
+        tunings = {name: members.pop(name) for name in ("dispatch_tuning", "combine_tuning")}
+        made = _abi.EpSpec(**{name: 0 if v is None else int(v) for name, v in members.items()})
+        made.tunings = {name: t._struct() for name, t in tunings.items() if t is not None}  # which live as long
+        for name, t in made.tunings.items():
+            setattr(made, name, ctypes.addressof(t))
+        return made
 
 
 def _member(choices: type[E], given: Any, default: E | None = None) -> E:

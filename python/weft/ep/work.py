@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._abi import Status
 from ..errors import ClosedError
+from ..limits import timeout as limit
 
 if TYPE_CHECKING:
     from .handle import Handle
@@ -42,8 +43,11 @@ class PendingDispatch(_Pending):
         super().__init__(handle, number, borrowed)
         self._tokens, self._routing, self._kind = tokens, routing, kind
 
-    def receive(self) -> Received:
+    def receive(self, *, timeout: float | None = None) -> Received:
         """The second half: the rows that arrive. Collective."""
+        if timeout is not None:
+            with limit(timeout):
+                return self.receive()
         return self._handle._receive(self, self._tokens, self._routing, self._kind)
 
 
@@ -54,7 +58,10 @@ class PendingCombine(_Pending):
         super().__init__(handle, number, borrowed)
         self._out = out
 
-    def wait(self) -> Any:
+    def wait(self, *, timeout: float | None = None) -> Any:
         """The second half: [tokens, hidden], the sums. Collective."""
+        if timeout is not None:
+            with limit(timeout):
+                return self.wait()
         self._over(self._handle._lib.work_wait(self._in_use()))
         return self._out

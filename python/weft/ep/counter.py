@@ -1,0 +1,73 @@
+"""Where tokens go, counted on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from .. import _abi, memory, streams
+from ..communicator import Communicator
+from ..dtypes import DType
+from ..limits import timeout as limit
+from ..operands import Slot
+from ..resources import Resource
+from ..streams import StreamLike
+from .census import Census
+
+
+class Counter(Resource):
+    """Counts where tokens go on the GPU of a communicator, in the caller's stream; :func:`weft.ep.count` does so on the host.
+
+    Experts are those of so many ranks in equal shares, and so many of the ranks a node, all by default. The communicator may have another number
+    of ranks, and no other rank takes part. It is made where a handle would be.
+    """
+
+    _kind = "counter"
+
+    def __init__(self, comm: Communicator, *, experts: int, ranks: int | None = None, ranks_per_node: int | None = None) -> None:
+        self._ranks = comm.ranks if ranks is None else ranks
+        self._nodes = self._ranks // (ranks_per_node or self._ranks or 1)
+        self._experts = experts
+        number = ctypes.c_uint64()
+        comm._check(comm._lib.ep_counter_create(comm._handle, experts, self._ranks, ranks_per_node or self._ranks, ctypes.addressof(number)))
+        super().__init__(comm._lib, number.value, comm)
+        self._device = comm._device
+
+    def count(
+        self,
+        topk: Any,
+        *,
+        rank_tokens: Any = None,
+        node_tokens: Any = None,
+        expert_selections: Any = None,
+        token_in_rank: Any = None,
+        stream: StreamLike = None,
+        timeout: float | None = None,
+    ) -> Census:
+        """Enqueues one kernel that counts: ``topk`` is int32 or int64 [tokens, top-k], what is no expert counts as none.
+
+        Returns the given arrays, or if none is given new ones for everything. It may be captured in a graph, which reads the same memory anew at each replay.
+        """
+        if timeout is not None:
+            with limit(timeout):
+                return self.count(
+                    topk, rank_tokens=rank_tokens, node_tokens=node_tokens, expert_selections=expert_selections, token_in_rank=token_in_rank, stream=stream
+                )
+        self._open()
+        on = streams.address(stream, self._device)
+        slot = Slot("topk", self._device)
+        address = slot.fill(topk)
+        out = Census(rank_tokens, node_tokens, expert_selections, token_in_rank)
+        if all(array is None for array in out):
+            out = self._made(slot)
+        slots = [Slot(name, self._device, written=True) for name in Census._fields]
+        into = _abi.EpCensus(**{to.name: to.fill(array) for to, array in zip(slots, out, strict=True)})
+        self._check(self._lib.ep_counter_count(self._handle, on, address, ctypes.addressof(into)))
+        return out
+
+    def _made(self, topk: Slot) -> Census:
+        shapes = ((self._ranks,), DType.int32), ((self._nodes,), DType.int32), ((self._experts,), DType.int32), ((topk.shape[0], self._ranks), DType.uint8)
+        return Census(*(memory.empty(topk.kind, shape, dtype, self._device) for shape, dtype in shapes))
+
+    def _destroy(self) -> int:
+        return int(self._lib.ep_counter_destroy(self._handle))

@@ -1,0 +1,40 @@
+"""How long calls wait."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from ._library import library
+from .errors import InvalidError
+
+_thread = threading.local()
+
+
+class timeout:  # noqa: N801
+    """Bounds the calls of this thread, in ``with weft.timeout(seconds):``, that wait on the host, beside the communicator's deadline.
+
+    Who gives up so gets :class:`weft.DeadlineError`, and the other ranks :class:`weft.AbortedError` with this one's number, as after
+    :meth:`weft.Communicator.abort`; :meth:`weft.Communicator.wait` disturbs nobody, and may be called again. What is enqueued on a stream of
+    the caller's waits on the GPU, by the communicator's deadline alone. ``timeout=`` of a call is the same for that call.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise InvalidError(f"a timeout of {seconds} seconds; None is no timeout")
+        self._ms = max(1, round(seconds * 1000))
+        self._before = 0
+
+    def __enter__(self) -> None:
+        self._before = getattr(_thread, "ms", 0)
+        _set(self._ms)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _set(self._before)
+
+
+def _set(ms: int) -> None:
+    lib = library()
+    if status := lib.timeout_set(ms):
+        lib.fail(status)
+    _thread.ms = ms
