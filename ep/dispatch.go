@@ -67,7 +67,8 @@ func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 // communicator are read by their receivers where they are, and Dispatch returns when all have; others are copied to a staging window first.
 //
 // With [Rows].Weights the Routing gets other weights. On GPUs that costs no exchange of its own where rows have their final places before they leave; elsewhere the dispatch
-// is one that tells the routing anew, as PrepareDispatch does and as which it counts if ranks make different calls, after a small kernel that reads the experts from the Routing.
+// is one that tells the routing anew, as PrepareDispatch does and as which it counts if ranks make different calls, after a small kernel that reads the experts from the Routing. There it is
+// refused if ranks were masked since Prepare, for rows would then have other places.
 func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
 	return h.engine.dispatch(ctx, s, r, x)
 }

@@ -11,7 +11,7 @@
 //	Combine   brings the experts' rows home and sums them, weighted or not
 //
 // and for training DispatchBackward and CombineBackward, which are the same two moves with roles exchanged. A Routing may be used for any number
-// of moves. Inference, whose routing is used once, calls PrepareDispatch instead of the first two. What dispatches and what combines can be cut
+// of moves, and gets other weights by a Dispatch that brings them ([Rows].Weights), or at home alone by [Handle.Weigh]. Inference, whose routing is used once, calls PrepareDispatch instead of the first two. What dispatches and what combines can be cut
 // in two: send now, receive later.
 //
 // # Engines

@@ -1,0 +1,199 @@
+package ep_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// weightedRound is a batch of which every selection of a rank weighs the same, so that a row's weight follows from its source.
+type weightedRound struct {
+	*eptest.Round
+	r       *member
+	topk    weft.Tensor
+	weights weft.Tensor
+	in      ep.Rows
+	routing *ep.Routing
+}
+
+// weigh makes the numbers at the operand's place those of the turn.
+func (w *weightedRound) weigh(turn int) error {
+	var raw []byte
+	for range w.weights.Elems() {
+		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(weightOf(w.r.Rank(), turn)))
+	}
+	return w.r.e.Upload(w.r.Comm, w.weights.Data, raw)
+}
+
+func weightOf(rank, turn int) float32 { return float32(100*turn + rank + 1) }
+
+func newWeightedRound(ctx context.Context, r *member, b *eptest.Batch) (*weightedRound, error) {
+	round, err := b.Round(r.e, r.Comm, r.handle)
+	if err != nil {
+		return nil, err
+	}
+	w := &weightedRound{Round: round, r: r}
+	w.topk, w.weights, w.in, _ = round.Operands()
+	if err := w.weigh(0); err != nil {
+		return nil, err
+	}
+	if w.routing, err = r.handle.Prepare(ctx, r.stream, w.topk, w.weights); err != nil {
+		return nil, err
+	}
+	return w, w.check(func(src int) float32 { return weightOf(src, 0) }) // which also has the memory that a capture cannot allocate
+}
+
+// dispatch brings other weights along.
+func (w *weightedRound) dispatch(ctx context.Context) error {
+	in := w.in
+	in.Weights = w.weights
+	received, err := w.r.handle.Dispatch(ctx, w.r.stream, w.routing, in)
+	if err == nil {
+		received.Release()
+	}
+	return err
+}
+
+// check compares what rows weigh here.
+func (w *weightedRound) check(want func(src int) float32) error {
+	var experts weft.Tensor
+	weights, per := w.routing.RowWeights, 1
+	if l := w.r.handle.Spec().Layout; l == ep.RankMajor || l == ep.TokenMajor {
+		per = w.r.handle.Spec().TopK
+		weights = func() (t weft.Tensor) {
+			experts, t = w.routing.RowSelections()
+			return t
+		}
+	}
+	raw := func(t weft.Tensor) ([]byte, error) {
+		b := make([]byte, t.Bytes())
+		if t.IsZero() {
+			return nil, nil
+		}
+		return b, errors.Join(w.r.e.Sync(w.r.Comm), w.r.e.Download(w.r.Comm, b, t.Data))
+	}
+	got, err := raw(weights())
+	if err != nil {
+		return err
+	}
+	sources, err := raw(w.routing.SourceRanks())
+	if err != nil {
+		return err
+	}
+	local, err := raw(experts)
+	if err != nil {
+		return err
+	}
+	held := 0
+	for i := range len(got) / 4 {
+		src, have, expect := int32(binary.LittleEndian.Uint32(sources[i/per*4:])), math.Float32frombits(binary.LittleEndian.Uint32(got[i*4:])), float32(0)
+		if src >= 0 && (local == nil || int32(binary.LittleEndian.Uint32(local[i*4:])) >= 0) {
+			expect = want(int(src))
+			held++
+		}
+		if have != expect {
+			return fmt.Errorf("weight %d, of a row of rank %d, is %v, want %v", i, src, have, expect)
+		}
+	}
+	if held == 0 {
+		return errors.New("no row holds a token")
+	}
+	return nil
+}
+
+// TestWeightsInGraphsOnGPUs: a dispatch by a routing that brings weights can be captured, and each replay brings those that are there then.
+func TestWeightsInGraphsOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			if m.emulated && testing.Short() && way.name != "exact" && way.name != "packed" {
+				continue // which take the same ways
+			}
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				b := evenly(s, ranks, 3, min(s.MaxTokens, 9)).Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					w, err := newWeightedRound(ctx, r, b)
+					if err != nil {
+						return err
+					}
+					g, err := r.capture(func() error { return w.dispatch(ctx) })
+					if err != nil {
+						return err
+					}
+					for turn := range m.times(3, 200) {
+						if err := errors.Join(r.rest(ctx), w.weigh(turn+1), eptest.Meet(r.Comm), g.Launch(r.stream.CUDA()), r.rest(ctx)); err != nil {
+							return err
+						}
+						if err := w.check(func(src int) float32 { return weightOf(src, turn+1) }); err != nil {
+							return fmt.Errorf("replay %d: %w", turn, err)
+						}
+					}
+					return errors.Join(g.Close(), r.rest(ctx), w.Free())
+				})
+			})
+		}
+	})
+}
+
+// TestWeightsAfterMaskOnGPUs: where rows have places, weights still come for a routing that was prepared with a rank that is left out since, whose own stay. Through slots
+// rows would move, and it is refused.
+func TestWeightsAfterMaskOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		m.abandons = true
+		const ranks, late = 3, 1
+		for _, way := range ways {
+			if m.emulated && testing.Short() && way.name != "exact" && way.name != "packed" {
+				continue // which take the same ways
+			}
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				b := evenly(s, ranks, 5, min(s.MaxTokens, 9)).Batch()
+				over := make(chan struct{})
+				members(t, m, ranks, s, 2*time.Second, func(ctx context.Context, r *member) error {
+					w, err := newWeightedRound(ctx, r, b)
+					if err != nil {
+						return err
+					}
+					err = eptest.Meet(r.Comm) // all have prepared
+					if r.Rank() == late {
+						return await(ctx, over) // it may have been left out before it had met everyone
+					}
+					if err != nil {
+						return err
+					}
+					if r.Rank() == 0 {
+						defer close(over)
+					}
+					if err := errors.Join(r.SetMask(ctx, late), w.weigh(1)); err != nil {
+						return err
+					}
+					err = w.dispatch(ctx)
+					if way.name != "packed" && way.name != "token" {
+						if !errors.Is(err, weft.ErrUnsupported) {
+							return fmt.Errorf("weights for rows that would move: %w", err)
+						}
+						return nil
+					}
+					if err != nil {
+						return err
+					}
+					return w.check(func(src int) float32 {
+						if src == late {
+							return weightOf(src, 0)
+						}
+						return weightOf(src, 1)
+					})
+				})
+			})
+		}
+	})
+}
