@@ -127,7 +127,7 @@ func (e *epHandle) forget(id uint64) {
 	for id, r := range routings.All() {
 		if r.ep == e {
 			routings.Remove(id)
-			r.pinner.Unpin()
+			r.unpin()
 		}
 	}
 	for id, r := range receiveds.All() {
@@ -268,6 +268,7 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 			if d.by, err = e.routing(d.routing); err != nil {
 				return err
 			}
+			d.weighs = given != nil
 		} else {
 			if err := e.selections(v.topk, v.weights); err != nil {
 				return err

@@ -20,6 +20,7 @@ type routing struct {
 	routing *ep.Routing
 	parts   [C.WEFT_ROW_DEMAND + 1]weft.Tensor // that C knows of, but for those that are to be asked for anew
 	pinner  runtime.Pinner                     // holds those that are Go's memory where they are
+	weights runtime.Pinner                     // the same of weights
 }
 
 var routings = handle.NewTable[routing](handle.Routing)
@@ -29,6 +30,22 @@ func (r *routing) owner() *comm { return r.ep.comm }
 // reweighed says that what the routing said of weights is so no more.
 func (r *routing) reweighed() {
 	r.parts[C.WEFT_ROW_WEIGHTS], r.parts[C.WEFT_ROW_SELECTION_WEIGHTS] = weft.Tensor{}, weft.Tensor{}
+	r.weights.Unpin()
+}
+
+// unpin lets go of what C knew of.
+func (r *routing) unpin() {
+	r.pinner.Unpin()
+	r.weights.Unpin()
+}
+
+// pin holds a part where it is.
+func (r *routing) pin(part C.int, t *weft.Tensor) {
+	if part == C.WEFT_ROW_WEIGHTS || part == C.WEFT_ROW_SELECTION_WEIGHTS {
+		r.weights.Pin(t.Data)
+		return
+	}
+	r.pinner.Pin(t.Data)
 }
 
 // number is the handle of a routing in a struct.
@@ -62,7 +79,7 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 		if t.Data == nil {
 			*t = r.part(part)
 			if t.Data != nil && r.ep.comm.weft.Device() == nil {
-				r.pinner.Pin(t.Data)
+				r.pin(part, t)
 			}
 		}
 		tellTensor(out, t)
@@ -118,7 +135,7 @@ func (r *routing) part(part C.int) weft.Tensor {
 func goweft_routing_release(id C.uint64_t) C.int {
 	return run(routings, id, func(r *routing) error {
 		routings.Remove(uint64(id))
-		r.pinner.Unpin()
+		r.unpin()
 		r.routing.Release()
 		return nil
 	})
@@ -161,6 +178,7 @@ type dispatch struct {
 	ep      *epHandle
 	routing uint64   // that it goes by; 0: it makes one
 	by      *routing // the same
+	weighs  bool     // it brings the routing weights
 }
 
 // resultOf checks where a result is to be put.
@@ -190,9 +208,10 @@ func (d *dispatch) deliver(got *ep.Received, out *C.weft_ep_dispatch_result, dat
 		return err
 	}
 	by := d.routing
-	if by != 0 {
+	if d.weighs {
 		d.by.reweighed()
-	} else {
+	}
+	if by == 0 {
 		if by, err = routings.Add(&routing{ep: d.ep, routing: got.Routing}, &d.ep.ops); err != nil {
 			receiveds.Remove(r)
 			got.Release()

@@ -506,7 +506,7 @@ typedef enum weft_routing_part {
 	WEFT_ROW_DEMAND = 11      /* int32 [1]: rows routed here, pads and dropped ones included */
 } weft_routing_part;
 
-/* A tensor that describes the routing, where the handle's rows are. It lives as long as the routing; weights are those of now. One that the layout does not have is WEFT_NONE. */
+/* A tensor that describes the routing, where the handle's rows are. It lives as long as the routing, weights until a dispatch brings others. One that the layout does not have is WEFT_NONE. */
 weft_status weft_routing_tensor(weft_routing routing, int part, weft_tensor *tensor);
 
 /* Gives a routing back, for the handle's next prepare. Local. */
