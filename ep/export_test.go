@@ -67,7 +67,7 @@ func KernelsOf(s Spec, ranks int) []string {
 		}
 	}
 	if t.placed {
-		add(pushKernel(s.Quantize, "").Name, "weft_push")
+		add(pushKernel(s.Quantize, "").Name, "weft_push", "weft_push_weights")
 		add(placeKernel("").Name, "weft_place")
 	} else {
 		add(dispatchKernel(s.Layout, s.Quantize, "").Name, t.dispatchName(), t.fusedDispatchName(s, ranks))
@@ -82,6 +82,7 @@ func KernelsOf(s Spec, ranks int) []string {
 	if s.combines() {
 		add(gradientKernel(s.Output, "").Name, "weft_gradients")
 	}
+	add(describeKernel("").Name, "weft_weigh")
 	return all
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// TestEveryKernelOnGPUs runs every kernel that moves rows, on small batches: those for one purpose, and in two halves the general ones. It is what compute-sanitizer
+// TestEveryKernelOnGPUs runs every kernel that moves rows, on small batches: those for one purpose, and in two halves the general ones, with weights that come later. It is what compute-sanitizer
 // has to see. Emulated GPUs run those for bf16.
 func TestEveryKernelOnGPUs(t *testing.T) {
 	t.Cleanup(ep.SetBulk())
@@ -47,7 +47,7 @@ func TestEveryKernelOnGPUs(t *testing.T) {
 				e := m.engine(t, ranks, gpuDeadline)
 				for _, apart := range []bool{false, true} {
 					c := evenly(s, ranks, 1, s.MaxTokens)
-					c.Fused, c.Split = !apart, apart
+					c.Fused, c.Split, c.Later = !apart, apart, true
 					if err := e.Ranks(ranks, func(comm *weft.Comm) error { return c.Do(e, comm) }); err != nil {
 						t.Fatal(err)
 					}

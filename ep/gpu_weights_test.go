@@ -114,9 +114,6 @@ func TestWeightsInGraphsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		for _, way := range ways {
-			if m.emulated && testing.Short() && way.name != "exact" && way.name != "packed" {
-				continue // which take the same ways
-			}
 			t.Run(way.name, func(t *testing.T) {
 				s := sized(way.spec, ranks)
 				b := evenly(s, ranks, 3, min(s.MaxTokens, 9)).Batch()
@@ -151,9 +148,6 @@ func TestWeightsAfterMaskOnGPUs(t *testing.T) {
 		m.abandons = true
 		const ranks, late = 3, 1
 		for _, way := range ways {
-			if m.emulated && testing.Short() && way.name != "exact" && way.name != "packed" {
-				continue // which take the same ways
-			}
 			t.Run(way.name, func(t *testing.T) {
 				s := sized(way.spec, ranks)
 				b := evenly(s, ranks, 5, min(s.MaxTokens, 9)).Batch()
