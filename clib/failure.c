@@ -53,18 +53,6 @@ int libweft_fail(int status, int rank, const char *text, size_t length) {
 	return status;
 }
 
-// How long the calls of each thread may wait on the host, in milliseconds; 0: as long as the communicator lets them.
-__thread int64_t libweft_timeout;
-
-weft_status weft_timeout_set(int64_t milliseconds) {
-	static const char refused[] = "a timeout of fewer than 0 milliseconds, or of more than 2^40; 0 is none";
-	if (milliseconds < 0 || milliseconds > (int64_t)1 << 40) {
-		return libweft_fail(WEFT_ERROR_INVALID, -1, refused, sizeof refused - 1);
-	}
-	libweft_timeout = milliseconds;
-	return WEFT_OK;
-}
-
 // In a child of fork nothing of Go may be entered: its threads are not there, and a call would wait for them for ever.
 
 int libweft_forked;
@@ -80,6 +68,21 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL
 int libweft_refuse_child(void) {
 	last = &in_child;
 	return WEFT_ERROR_FORKED;
+}
+
+// How long the calls of each thread may wait on the host, in milliseconds; 0: as long as the communicator lets them.
+__thread int64_t libweft_timeout;
+
+weft_status weft_timeout_set(int64_t milliseconds) {
+	static const char refused[] = "a timeout of fewer than 0 milliseconds, or of more than 2^40; 0 is none";
+	if (libweft_forked) {
+		return libweft_refuse_child();
+	}
+	if (milliseconds < 0 || milliseconds > (int64_t)1 << 40) {
+		return libweft_fail(WEFT_ERROR_INVALID, -1, refused, sizeof refused - 1);
+	}
+	libweft_timeout = milliseconds;
+	return WEFT_OK;
 }
 
 weft_status weft_error_set(weft_status status, int rank, const char *message) {
