@@ -52,18 +52,17 @@ go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}'
 		[ ! -d "$dir/testdata" ] || cp -R "$dir/testdata" "$bundle/tests/$name/"
 	done
 
-# The C library and the NCCL EP face, whose tests are in C. They need a compiler for the host that they are to run on.
+# The NCCL EP face, whose test is in C. It needs a compiler for the host that it is to run on.
 compiler=$(go env CC)
 if [ "$(go env GOARCH)" = "$(go env GOHOSTARCH)" ] && command -v "${compiler%% *}" >/dev/null 2>&1; then
-	mkdir "$bundle/c"
-	sh scripts/clib.sh "$bundle/c"
-	for program in gpus nccl_ep; do
-		$compiler -std=c11 -O1 -Iclib/testdata -I"$bundle/c" -o "$bundle/c/$program" "clib/testdata/$program.c" -L"$bundle/c" -Wl,-rpath,'$ORIGIN' \
-			-Wl,--as-needed -lnccl_ep -lweft -lpthread -ldl
-	done
-	(cd "$bundle/c" && rm -f ./*.h ./*.pc ./*.a && gzip -9 -n ./*)
+	mkdir "$bundle/nccl-ep"
+	sh scripts/clib.sh "$bundle/nccl-ep"
+	$compiler -std=c11 -O1 -Iclib/testdata -I"$bundle/nccl-ep" -o "$bundle/nccl-ep/run" clib/testdata/nccl_ep.c -L"$bundle/nccl-ep" -Wl,-rpath,'$ORIGIN' \
+		-lnccl_ep -lweft -lpthread -ldl
+	$compiler -std=c11 -O1 -Iclib/testdata -I"$bundle/nccl-ep" -o "$bundle/nccl-ep/c" clib/testdata/gpus.c -L"$bundle/nccl-ep" -Wl,-rpath,'$ORIGIN' -lweft -lpthread -ldl
+	(cd "$bundle/nccl-ep" && rm -f ./*.h ./*.pc ./*.a && gzip -9 -n ./*)
 else
-	printf 'without the C library and the NCCL EP face: there is no C compiler for %s\n' "$(go env GOARCH)"
+	printf 'without the NCCL EP face: there is no C compiler for %s\n' "$(go env GOARCH)"
 fi
 
 cp scripts/gpu-run.sh "$bundle/run.sh"

@@ -57,7 +57,7 @@ if [ -z "$parts" ]; then
 	for program in $programs; do
 		parts="$parts $(name_of "$program")"
 	done
-	[ ! -d "$bundle/c" ] || parts="$parts c nccl-ep"
+	[ ! -d "$bundle/nccl-ep" ] || parts="$parts c nccl-ep"
 	parts="$parts link bench-ep bench-ep-ht overlap start sanitizer"
 fi
 
@@ -200,20 +200,20 @@ start() {
 	bounded . "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
 }
 
-# in_c PROGRAM ARGS...: runs a test in C, which takes the number of GPUs last.
+# in_c PROGRAM ARGS...: a test in C, which takes the number of GPUs last.
 in_c() {
 	no_gpu && return 77
-	[ -d "$bundle/c" ] || {
+	[ -d "$bundle/nccl-ep" ] || {
 		reason='the bundle has been made without a C compiler'
 		return 77
 	}
-	[ -d "$work/c" ] || {
-		mkdir "$work/c" && cp "$bundle"/c/*.gz "$work/c/" && gunzip "$work"/c/*.gz && chmod 700 "$work/c/gpus" "$work/c/nccl_ep"
+	[ -d "$work/nccl-ep" ] || {
+		mkdir "$work/nccl-ep" && cp "$bundle"/nccl-ep/*.gz "$work/nccl-ep/" && gunzip "$work"/nccl-ep/*.gz && chmod 700 "$work/nccl-ep/run" "$work/nccl-ep/c"
 	} || return
 	gpus=${WEFT_GPUS:-$(grep -o '"arch":"sm_' "$work/report" | wc -l)}
 	[ "$gpus" -le 4 ] || gpus=4
-	printf 'on one GPU: ' && bounded c "$limit" "$@" 1 2>&1 || return
-	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded c "$limit" "$@" "$gpus" 2>&1; }
+	printf 'on one GPU: ' && bounded nccl-ep "$limit" "$@" 1 2>&1 || return
+	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded nccl-ep "$limit" "$@" "$gpus" 2>&1; }
 }
 
 sanitizer() {
@@ -303,8 +303,8 @@ for name in $parts; do
 	bench-ep-ht) part bench-ep-ht to bench.log bench_ep ht ;;
 	overlap) part overlap to bench.log overlap ;;
 	start) part start to bench.log start ;;
-	c) part c to c.log in_c ./gpus ;;
-	nccl-ep) part nccl-ep to nccl-ep.log in_c ./nccl_ep gpus ;;
+	c) part c to c.log in_c ./c ;;
+	nccl-ep) part nccl-ep to nccl-ep.log in_c ./run gpus ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;
 	*) part "$name" tests "$(program_of "$name")" "$@" ;;

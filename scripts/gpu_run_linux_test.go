@@ -31,7 +31,7 @@ esac
 echo '--- PASS: TestIt'
 if [ -e "$STATE/endless" ]; then trap '' INT; echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; sleep 600; fi
 `
-	fakeC = `#!/bin/sh
+	fakeNCCL = `#!/bin/sh
 echo "ran $*"
 `
 	fakeGPU = `#!/bin/sh
@@ -52,7 +52,7 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	script, err := os.ReadFile("gpu-run.sh")
 	must(err)
 	must(os.WriteFile(filepath.Join(dir, "run.sh"), script, 0o755))
-	for name, text := range map[string]string{"c/gpus.gz": fakeC, "c/nccl_ep.gz": fakeC, "weft.gz": fakeWeft, "tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU} {
+	for name, text := range map[string]string{"nccl-ep/run.gz": fakeNCCL, "nccl-ep/c.gz": fakeNCCL, "weft.gz": fakeWeft, "tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU} {
 		must(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		f, err := os.Create(filepath.Join(dir, name))
 		must(err)
