@@ -18,6 +18,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/cuda"
 )
 
 // comm is what a weft_comm stands for. Its gate is that of the calls that are collective.
@@ -26,6 +27,8 @@ type comm struct {
 	ops  sync.Mutex
 	life sync.RWMutex // held for reading by who waits for a stream, which several threads may do at once
 	log  *logger
+
+	context *cuda.Context // of the thread that joins on a GPU, while it does
 }
 
 var comms = handle.NewTable[comm](handle.Comm)
@@ -59,6 +62,10 @@ func join(options *C.weft_comm_options, out *C.weft_comm, meet func() (bootstrap
 			}
 			o = append(o, weft.WithBootstrap(b))
 		}
+		if c.context != nil {
+			defer c.context.Close()
+			defer keepContext(c.context)()
+		}
 		if c.weft, err = weft.Join(context.Background(), o...); err != nil {
 			c.log.stop()
 			return err
@@ -83,11 +90,11 @@ func optionsOf(p *C.weft_comm_options) ([]weft.Option, *comm, error) {
 	switch v.engine {
 	case C.WEFT_HOST:
 	case C.WEFT_GPU:
-		gpu, err := onGPU(int(v.gpu))
+		gpu, context, err := onGPU(int(v.gpu))
 		if err != nil {
 			return nil, nil, err
 		}
-		o = append(o, gpu...)
+		o, c.context = append(o, gpu...), context
 	default:
 		return nil, nil, invalidf("engine %d, want WEFT_HOST or WEFT_GPU", v.engine)
 	}
@@ -303,6 +310,9 @@ func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer) C.int {
 			return fmt.Errorf("%w: another thread is destroying this %s", handle.ErrBusy, handle.Comm)
 		}
 		defer c.life.RUnlock()
+		if d := c.weft.Device(); d != nil {
+			defer keepContext(d.Context())()
+		}
 		if _, err := comms.Get(uint64(id)); err != nil { // it went before the lock was ours
 			return err
 		}

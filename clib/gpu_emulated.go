@@ -39,18 +39,22 @@ var machine = sync.OnceValues(func() (*emulated, error) {
 })
 
 // onGPU binds a rank to an emulated GPU.
-func onGPU(number int) ([]weft.Option, error) {
+func onGPU(number int) ([]weft.Option, *cuda.Context, error) {
 	m, err := machine()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	device, err := m.driver.Device(number)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	primary, err := device.Primary()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return []weft.Option{weft.WithDevice(primary), weft.WithKernels(m.cache)}, nil
+	own, err := device.Primary() // as long as the process lives
+	if err != nil {
+		return nil, nil, err
+	}
+	return []weft.Option{weft.WithDevice(own), weft.WithKernels(m.cache)}, primary, nil
 }

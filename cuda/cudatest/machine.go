@@ -37,6 +37,7 @@ type Machine struct {
 	idle    sync.Cond        // an operation has ended
 	next    uintptr          // the next handle
 	current map[int]*primary // by thread
+	modes   map[int]int32    // of capture, by thread
 	devices []*primary       // by ordinal
 	regions []*region        // by address
 	ranges  map[uintptr]int  // reserved addresses, and their sizes
@@ -83,7 +84,7 @@ func New(c Config) *Machine {
 	c.Memory = cmp.Or(c.Memory, 1<<30)
 	m := &Machine{
 		config: c, next: 0x1000,
-		current: map[int]*primary{}, ranges: map[uintptr]int{},
+		current: map[int]*primary{}, modes: map[int]int32{}, ranges: map[uintptr]int{},
 		shares: map[sys.Allocation]*file{}, refs: map[sys.Allocation]int{},
 		streams: map[sys.Stream]*stream{}, legacy: map[*primary]*stream{}, events: map[sys.Event]*event{},
 		modules: map[sys.Module]*module{}, kernels: map[string]*kernel{}, globals: map[string]int{}, loaded: map[sys.Function]*function{},
