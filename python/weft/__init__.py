@@ -36,6 +36,7 @@ from .errors import (
     UnsupportedError,
     WeftError,
 )
+from .memory import DeviceArray
 from .streams import OWN
 from .windows import Window
 
@@ -50,6 +51,7 @@ __all__ = [
     "Communicator",
     "DType",
     "DeadlineError",
+    "DeviceArray",
     "DiedError",
     "ForkedError",
     "Group",
