@@ -14,7 +14,8 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// emulatedGPUs is how many a library has that tests build with the tag emulated: ranks are threads then, and device memory is the process's.
+// emulatedGPUs is how many a library has that tests build with the tag emulated: ranks are threads then, and device memory is the process's,
+// so that arrays of the host's stand for arrays on GPUs.
 const emulatedGPUs = 4
 
 type emulated struct {
@@ -23,7 +24,7 @@ type emulated struct {
 }
 
 var machine = sync.OnceValues(func() (*emulated, error) {
-	m := cudatest.New(cudatest.Config{Devices: emulatedGPUs, Pageable: true})
+	m := cudatest.New(cudatest.Config{Devices: emulatedGPUs, Pageable: true, Unified: true})
 	emulate.Attach(m, emulate.Options{Limit: time.Minute})
 	driver, err := m.Open()
 	if err != nil {

@@ -27,6 +27,8 @@ type Config struct {
 	NoPeers bool
 	// Pageable allows async copies from and to host memory that is not pinned.
 	Pageable bool
+	// Unified: devices reach all memory of the process's that is no allocation of the driver's, as if it were their own.
+	Unified bool
 }
 
 // Machine is a machine with GPUs. It is safe for concurrent use.
