@@ -76,3 +76,26 @@ def numpy_of(x):
 def fill(x, array):
     """Writes into an array that was received on a GPU."""
     ctypes.memmove(x.address, np.ascontiguousarray(array).ctypes.data, x.nbytes)
+
+
+def tensors_on_gpus(monkeypatch):
+    """Has PyTorch's tensors of the host stand for tensors on GPUs: the package takes them, and makes such ones."""
+    import torch
+    from weft import memory, operands
+
+    read, view, empty = operands._torch_reader(torch), memory.view, memory.empty
+
+    def of_gpu(slot, x):
+        device, slot.device = slot.device, -1
+        try:
+            read(slot, x)
+        finally:
+            slot.device = device
+
+    def view_of_gpu(kind, address, dtype, shape, device, lease, stream=None):
+        return view(kind, address, dtype, shape, -1 if kind == memory.TORCH else device, lease, stream)
+
+    monkeypatch.setitem(operands._READERS, torch.Tensor, of_gpu)
+    monkeypatch.setitem(operands._READERS, torch.nn.Parameter, of_gpu)
+    monkeypatch.setattr(memory, "view", view_of_gpu)
+    monkeypatch.setattr(memory, "empty", lambda kind, shape, dtype, device: empty(kind, shape, dtype, -1 if kind == memory.TORCH else device))

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from emulated import Interface, OnGPU, fill, numpy_of
+from emulated import Interface, OnGPU, fill, numpy_of, tensors_on_gpus
 from model import Batch
 
 import weft
@@ -597,3 +597,75 @@ def test_specs():
         ep.Spec(**good | {"hidden": 3}).check(2, "gpu")
     with pytest.raises(weft.WeftError):
         weft.join(engine="gpu", gpu=9)
+
+
+# PyTorch, whose tensors of the host stand for such of GPUs.
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    torch = pytest.importorskip("torch")
+    tensors_on_gpus(monkeypatch)
+    return torch
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "token_major"])
+def test_operators(torch, threads, layout):
+    """A layer with gradients, uncompiled and compiled, gives what it gives on the host."""
+    import weft.torch
+
+    batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=11)
+
+    def rank(c):
+        x, topk, weights = (torch.from_numpy(a[c.rank]) for a in (batch.rows, batch.topks, batch.weights))
+        results = {}
+        with handle(c, batch, layout=layout, live=4) as h:
+
+            def layer(x, weights):
+                rows, row_weights, routing = weft.torch.dispatch(h, x, topk, weights)
+                if layout == "token_major":
+                    return weft.torch.combine(h, torch.tanh(rows) * row_weights.sum(1, keepdim=True), routing)
+                return weft.torch.combine(h, torch.tanh(rows), routing, weights)
+
+            torch._dynamo.reset()
+            for name, f in (("eager", layer), ("compiled", torch.compile(layer, fullgraph=True, backend="aot_eager"))):
+                if name == "compiled" and c.ranks > 1:
+                    continue  # ranks that are threads compile one after the other, and wait for each other
+                got_x, got_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
+                out = f(got_x, got_w)
+                out.square().sum().backward()
+                results |= {f"{name} {n}": t.detach().numpy().copy() for n, t in (("out", out), ("x", got_x.grad), ("weights", got_w.grad))}
+        return results
+
+    same(threads(2, rank, gpu=int), threads(2, rank))
+    batch = Batch(1, experts=4, topk=2, hidden=32, max_tokens=5, seed=11)
+    same(threads(1, rank, gpu=int), threads(1, rank))
+
+
+def test_tensors(torch, gpus):
+    """Results are tensors where operands were, new ones where none are given; what is not contiguous is copied."""
+
+    def rank(c):
+        with ep.Handle(c, SPEC) as h:
+            x = torch.from_numpy(X)
+            got = h.dispatch(x.t().contiguous().t(), torch.from_numpy(TOPK).int(), torch.from_numpy(WEIGHTS))
+            assert isinstance(got.rows, torch.Tensor)
+            assert got.routing.expert_counts.tolist() == [4]
+            out = h.combine(got.rows, got)
+            c.wait()
+            assert torch.equal(out, x)
+            with pytest.raises(weft.OperandError, match="rows: shape .* nothing is copied for a call on OWN"):
+                h.dispatch(x.t().contiguous().t(), torch.from_numpy(TOPK), torch.from_numpy(WEIGHTS), stream=weft.OWN)
+            with pytest.raises(weft.OperandError, match="out: memory for a call on OWN"):
+                h.combine(got.rows, got, stream=weft.OWN)
+            assert torch.equal(h.combine(got.rows, got, out=out.zero_(), stream=weft.OWN), x)
+            grad, none = h.dispatch_backward(got.rows, got)
+            c.wait()
+            assert none is None
+            assert torch.equal(grad, x)
+            rows, weights = h.combine_backward(x, got, got.rows)
+            c.wait()
+            assert rows.shape == got.rows.shape
+            assert torch.equal(weights[:, 0], (x * x).sum(1))
+
+    gpus(2, rank)
