@@ -17,6 +17,7 @@
 #   overlap     few tokens at a time beside matrix products
 #   start       how long ranks on the GPUs take to start: compiling their kernels, where there is a compiler, and with them in the cache
 #   nccl-ep     the NCCL EP face, by its test in C on one GPU and on up to four, where the bundle has it
+#   python      the Python package with CUDA tensors, by the python3 of the machine, where that has PyTorch and pytest. WEFT_PYTHON_TESTS picks others of its tests
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
 #
@@ -57,6 +58,7 @@ if [ -z "$parts" ]; then
 		parts="$parts $(name_of "$program")"
 	done
 	[ ! -d "$bundle/nccl-ep" ] || parts="$parts nccl-ep"
+	[ ! -e "$bundle/python.tar.gz" ] || parts="$parts python"
 	parts="$parts link bench-ep bench-ep-ht overlap start sanitizer"
 fi
 
@@ -70,10 +72,10 @@ program_of() {
 # A wrong name is said before anything runs.
 for name in $parts; do
 	case $name in
-	doctor | link | bench-ep | bench-ep-ht | overlap | start | nccl-ep | sanitizer | test-gpu) continue ;;
+	doctor | link | bench-ep | bench-ep-ht | overlap | start | nccl-ep | python | sanitizer | test-gpu) continue ;;
 	esac
 	[ -z "$(program_of "$name")" ] || continue
-	printf 'run.sh: there is no part %s; parts: doctor test-gpu nccl-ep link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
+	printf 'run.sh: there is no part %s; parts: doctor test-gpu nccl-ep python link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
 	for program in $programs; do
 		printf ' %s' "$(name_of "$program")" >&2
 	done
@@ -199,19 +201,44 @@ start() {
 	bounded . "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
 }
 
-nccl_ep() {
-	no_gpu && return 77
+# unpack_library puts the C library, and the NCCL EP face with its test, where they can be used, once.
+unpack_library() {
 	[ -d "$bundle/nccl-ep" ] || {
 		reason='the bundle has been made without a C compiler'
 		return 77
 	}
 	[ -d "$work/nccl-ep" ] || {
 		mkdir "$work/nccl-ep" && cp "$bundle"/nccl-ep/*.gz "$work/nccl-ep/" && gunzip "$work"/nccl-ep/*.gz && chmod 700 "$work/nccl-ep/run"
-	} || return
+	}
+}
+
+nccl_ep() {
+	no_gpu && return 77
+	unpack_library || return
 	gpus=${WEFT_GPUS:-$(grep -o '"arch":"sm_' "$work/report" | wc -l)}
 	[ "$gpus" -le 4 ] || gpus=4
 	printf 'on one GPU: ' && bounded nccl-ep "$limit" ./run gpus 1 2>&1 || return
 	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded nccl-ep "$limit" ./run gpus "$gpus" 2>&1; }
+}
+
+# What of the machine's own environment says who is who is left out by the tests themselves.
+python_tests() {
+	no_gpu && return 77
+	interpreter=$(command -v python3) && "$interpreter" -c 'import pytest, torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null || {
+		reason='no python3 with pytest and a PyTorch that sees GPUs'
+		return 77
+	}
+	unpack_library || return
+	[ -d "$work/python" ] || tar -xzf "$bundle/python.tar.gz" -C "$work" || return
+	WEFT_LIBRARY=$work/nccl-ep/libweft.so
+	PYTHONDONTWRITEBYTECODE=1
+	export WEFT_LIBRARY PYTHONDONTWRITEBYTECODE
+	[ -z "${WEFT_GPUS:-}" ] || {
+		CUDA_VISIBLE_DEVICES=$(seq -s , 0 $((WEFT_GPUS - 1)))
+		export CUDA_VISIBLE_DEVICES
+	}
+	# shellcheck disable=SC2086 # they are arguments
+	bounded python "$limit" env PYTHONPATH="$work/python" "$interpreter" -m pytest -q -s -p no:cacheprovider ${WEFT_PYTHON_TESTS:-tests/test_cuda.py} 2>&1
 }
 
 sanitizer() {
@@ -302,6 +329,7 @@ for name in $parts; do
 	overlap) part overlap to bench.log overlap ;;
 	start) part start to bench.log start ;;
 	nccl-ep) part nccl-ep to nccl-ep.log nccl_ep ;;
+	python) part python to python.log python_tests ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;
 	*) part "$name" tests "$(program_of "$name")" "$@" ;;

@@ -172,7 +172,11 @@ def test_gradients(engines, layout):
             grad_rows, grad_weights = np.zeros(shape, np.float32), np.zeros((tokens, 2), np.float32)
             weighted = h.spec.weighting == ep.Weighting.weighted
             h.combine_backward(
-                arrays.give(grads[r]), got, arrays.give(y) if weighted else None, grad_rows=arrays.give(grad_rows), grad_weights=arrays.give(grad_weights) if weighted else None
+                arrays.give(grads[r]),
+                got,
+                arrays.give(y) if weighted else None,
+                grad_rows=arrays.give(grad_rows),
+                grad_weights=arrays.give(grad_weights) if weighted else None,
             )
             c.wait()
             per_row = (held.size, 2) if h.spec.one_row_per_rank else (held.size,)
