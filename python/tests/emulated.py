@@ -81,6 +81,7 @@ def fill(x, array):
 def tensors_on_gpus(monkeypatch):
     """Has PyTorch's tensors of the host stand for tensors on GPUs: the package takes them, and makes such ones."""
     import torch
+
     from weft import memory, operands
 
     read, view, empty = operands._torch_reader(torch), memory.view, memory.empty

@@ -171,13 +171,8 @@ def test_gradients(engines, layout):
             shape, tokens = h.rows_shape(got), len(batch.rows[r])
             grad_rows, grad_weights = np.zeros(shape, np.float32), np.zeros((tokens, 2), np.float32)
             weighted = h.spec.weighting == ep.Weighting.weighted
-            h.combine_backward(
-                arrays.give(grads[r]),
-                got,
-                arrays.give(y) if weighted else None,
-                grad_rows=arrays.give(grad_rows),
-                grad_weights=arrays.give(grad_weights) if weighted else None,
-            )
+            y, to = (arrays.give(y), arrays.give(grad_weights)) if weighted else (None, None)
+            h.combine_backward(arrays.give(grads[r]), got, y, grad_rows=arrays.give(grad_rows), grad_weights=to)
             c.wait()
             per_row = (held.size, 2) if h.spec.one_row_per_rank else (held.size,)
             row_weights = np.arange(np.prod(per_row), dtype=np.float32).reshape(per_row)
@@ -366,7 +361,7 @@ def test_showing(comm):
             rows.__dlpack__(copy=True)
         # The batch goes with the last that has it: there are two.
         other = dispatched(h)
-        with pytest.raises(weft.UnsupportedError, match="all memory for received rows is in use|whose turn it is"):
+        with pytest.raises(weft.UnsupportedError, match=r"all memory for received rows is in use|whose turn it is"):
             dispatched(h)
         taken = rows.__dlpack__(stream=1)
         del rows, got
@@ -533,9 +528,13 @@ def test_late_errors(gpus):
                 gone.wait(20)
                 return
             since = time.monotonic()
-            with pytest.raises((weft.DeadlineError, weft.AbortedError)) as e:
+
+            def exchange():
                 h.dispatch(x, topk, weights)
                 c.wait()
+
+            with pytest.raises((weft.DeadlineError, weft.AbortedError)) as e:
+                exchange()
             assert e.value.rank is not None
             assert time.monotonic() - since < 15
             with pytest.raises((weft.DeadlineError, weft.AbortedError)):
@@ -564,10 +563,14 @@ def test_a_rank_that_leaves(gpus):
         if c.rank:
             return
         since = time.monotonic()
-        with pytest.raises(weft.LeftError) as e:
+
+        def exchange():
             while True:
                 h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS)).release()
                 c.wait()
+
+        with pytest.raises(weft.LeftError) as e:
+            exchange()
         assert e.value.rank == 1
         assert time.monotonic() - since < 15
 
@@ -578,6 +581,11 @@ def test_abort(gpus):
     def rank(c):
         h = ep.Handle(c, SPEC)
         arrays = OfGPU(c)
+
+        def exchange():
+            h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
+            c.wait()
+
         if c.rank:
             time.sleep(0.5)
             c.abort()
@@ -585,8 +593,7 @@ def test_abort(gpus):
                 c.check()
         else:
             with pytest.raises(weft.AbortedError) as e:
-                h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
-                c.wait()
+                exchange()
             assert e.value.rank == 1
         with pytest.raises(weft.AbortedError):
             h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
@@ -658,7 +665,7 @@ def test_tensors(torch, gpus):
             out = h.combine(got.rows, got)
             c.wait()
             assert torch.equal(out, x)
-            with pytest.raises(weft.OperandError, match="rows: shape .* nothing is copied for a call on OWN"):
+            with pytest.raises(weft.OperandError, match=r"rows: shape .* nothing is copied for a call on OWN"):
                 h.dispatch(x.t().contiguous().t(), torch.from_numpy(TOPK), torch.from_numpy(WEIGHTS), stream=weft.OWN)
             with pytest.raises(weft.OperandError, match="out: memory for a call on OWN"):
                 h.combine(got.rows, got, stream=weft.OWN)

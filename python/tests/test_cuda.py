@@ -1,7 +1,7 @@
 """Real GPUs: what cuda_ranks.py checks, with PyTorch's CUDA tensors, streams, captures and autograd, by ranks that are processes.
 
-Ranks are spread over the GPUs that there are, and share them if they are more. Starting processes costs many seconds on GPUs, so all checks of so many ranks are made
-in one start of them, and each has a test here that tells what it found.
+Ranks are spread over the GPUs that there are, and share them if they are more. Starting processes costs many seconds on GPUs, so all checks of so many
+ranks are made in one start of them, and each has a test here that tells what it found.
 """
 
 from __future__ import annotations

@@ -12,17 +12,8 @@ from emulated import environment
 
 
 def test_on_emulated_gpus():
-    run = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--durations=5",
-        str(HERE / "gpu_cases.py"),
-        *shlex.split(os.environ.get("WEFT_GPU_CASES", "")),
-    ]
+    more = shlex.split(os.environ.get("WEFT_GPU_CASES", ""))
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", str(HERE / "gpu_cases.py"), *more]
     p = subprocess.run(run, env=alone() | environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False)
     print(p.stdout)
     assert p.returncode == 0, p.stdout
