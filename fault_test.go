@@ -194,6 +194,25 @@ func TestSetMaskBesideAKernelThatStays(t *testing.T) {
 	}
 }
 
+// TestWaitInCapture: a wait for a stream that captures is refused, and the capture goes on.
+func TestWaitInCapture(t *testing.T) {
+	_, d := machine(t, cudatest.Config{})
+	c := joinOn(t, d, []int{0})[0]
+	stream := c.Device().Stream()
+	graph, err := stream.Capture(func() error {
+		if err := c.Wait(testContext(t), nil); !errors.Is(err, weft.ErrUnsupported) {
+			t.Errorf("a wait in a capture: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(graph.Close(), c.Wait(testContext(t), nil)); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWaitEnds(t *testing.T) {
 	m, d := machine(t, cudatest.Config{})
 	s := newSpin(m)

@@ -1,6 +1,7 @@
 package weft
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,7 +35,8 @@ var errSlice = errors.New("slice of a wait")
 
 // Wait waits until what was enqueued on the stream has happened, the Comm's own stream if s is nil, and returns the failure that an operation has met
 // meanwhile, if one has: a bare synchronise cannot tell. It ends when ctx does, or a little after the deadline, by which waits on the device have
-// given up. The work may then still be there, and can be waited for again. On the host it returns the failure, if there is one.
+// given up. The work may then still be there, and can be waited for again. A stream that captures has nothing to wait for, and is refused. On the host it returns the
+// failure, if there is one.
 func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 	const op = "wait"
 	if c.closed.Load() || c.device == nil {
@@ -43,6 +45,10 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 	stream := s.CUDA()
 	if stream == nil {
 		stream = c.device.stream
+	}
+	// To ask such a stream whether it is done would break the capture.
+	if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
+		return cmp.Or(deviceError(op, err), Unsupportedf("%s: the stream captures: nothing of what it was given has run; wait for the graph's launch", op))
 	}
 	timeout := c.waiter.Timeout + c.waiter.Timeout/4
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)

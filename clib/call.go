@@ -15,6 +15,7 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/cuda"
 )
 
 // run runs f on the object of a handle, alone.
@@ -33,6 +34,9 @@ func run[T any](t *handle.Table[T], id C.uint64_t, f func(*T) error) (status C.i
 		}
 		gate.Unlock()
 	}()
+	if d := ownerOf(o).weft.Device(); d != nil {
+		defer keepContext(d.Context())()
+	}
 	err = f(o)
 	returned = true
 	if err != nil {
@@ -58,6 +62,15 @@ func within(ms C.int64_t, f func(context.Context) error) error {
 		err = fmt.Errorf("%w: the %d ms that weft_timeout_set gives this thread's calls are over", err, ms)
 	}
 	return err
+}
+
+// keepContext puts back, at the end of a call, what CUDA context the calling thread had: it is the caller's, whose idea of the current device goes with it.
+func keepContext(c *cuda.Context) (restore func()) {
+	restore, err := c.Bind()
+	if err != nil {
+		return func() {} // the call will find out, too
+	}
+	return restore
 }
 
 // ownerOf is the communicator that an object was made from.

@@ -18,6 +18,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/clib/internal/handle"
+	"github.com/weftgo/weft/cuda"
 )
 
 // comm is what a weft_comm stands for. Its gate is that of the calls that are collective.
@@ -26,6 +27,8 @@ type comm struct {
 	ops  sync.Mutex
 	life sync.RWMutex // held for reading by who waits for a stream, which several threads may do at once
 	log  *logger
+
+	context *cuda.Context // of the thread that joins on a GPU, while it does
 }
 
 var comms = handle.NewTable[comm](handle.Comm)
@@ -51,6 +54,10 @@ func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t, meet fun
 		o, c, err := optionsOf(options)
 		if err != nil {
 			return err
+		}
+		if c.context != nil {
+			defer c.context.Close()
+			defer keepContext(c.context)()
 		}
 		if err := within(ms, func(ctx context.Context) error { return c.join(ctx, o, meet) }); err != nil {
 			return err
@@ -91,11 +98,11 @@ func optionsOf(p *C.weft_comm_options) ([]weft.Option, *comm, error) {
 	switch v.engine {
 	case C.WEFT_HOST:
 	case C.WEFT_GPU:
-		gpu, err := onGPU(int(v.gpu))
+		gpu, context, err := onGPU(int(v.gpu))
 		if err != nil {
 			return nil, nil, err
 		}
-		o = append(o, gpu...)
+		o, c.context = append(o, gpu...), context
 	default:
 		return nil, nil, invalidf("engine %d, want WEFT_HOST or WEFT_GPU", v.engine)
 	}
@@ -316,6 +323,9 @@ func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer, ms C.int64_t) C.int 
 			return fmt.Errorf("%w: another thread is destroying this %s", handle.ErrBusy, handle.Comm)
 		}
 		defer c.life.RUnlock()
+		if d := c.weft.Device(); d != nil {
+			defer keepContext(d.Context())()
+		}
 		if _, err := comms.Get(uint64(id)); err != nil { // it went before the lock was ours
 			return err
 		}

@@ -18,7 +18,8 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// emulatedGPUs is how many a library has that tests build with the tag emulated: ranks are threads then, and device memory is the process's.
+// emulatedGPUs is how many a library has that tests build with the tag emulated: ranks are threads then, and device memory is the process's,
+// so that arrays of the host's stand for arrays on GPUs.
 const emulatedGPUs = 4
 
 type emulated struct {
@@ -27,7 +28,7 @@ type emulated struct {
 }
 
 var machine = sync.OnceValues(func() (*emulated, error) {
-	m := cudatest.New(cudatest.Config{Devices: emulatedGPUs, Pageable: true})
+	m := cudatest.New(cudatest.Config{Devices: emulatedGPUs, Pageable: true, Unified: true})
 	emulate.Attach(m, emulate.Options{Limit: time.Minute})
 	driver, err := m.Open()
 	if err != nil {
@@ -89,14 +90,18 @@ func weft_emulated_stream(gpu C.int) unsafe.Pointer {
 func address(n uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&n)) }
 
 // onGPU binds a rank to an emulated GPU.
-func onGPU(number int) ([]weft.Option, error) {
+func onGPU(number int) ([]weft.Option, *cuda.Context, error) {
 	m, err := machine()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	c, err := primary(number)
+	own, err := primary(number) // as long as the process lives
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return []weft.Option{weft.WithDevice(c), weft.WithKernels(m.cache)}, nil
+	context, err := primary(number)
+	if err != nil {
+		return nil, nil, err
+	}
+	return []weft.Option{weft.WithDevice(own), weft.WithKernels(m.cache)}, context, nil
 }

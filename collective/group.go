@@ -49,6 +49,9 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	const op = "new group"
 	var forced []*Algorithm
 	var err error
+	if comm.Device() != nil {
+		err = weft.Unsupportedf("%s: collectives are between ranks on the host, and this rank is on a GPU; join a communicator of the host's for them", op)
+	}
 	if opts.Scratch < 0 || opts.Scratch > MaxScratch {
 		err = weft.Invalidf("%s: scratch memory of %d bytes; it may be 0 to %d", op, opts.Scratch, MaxScratch)
 	}

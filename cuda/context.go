@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"runtime"
+	"sync"
 	"sync/atomic"
 
 	"github.com/weftgo/weft/cuda/internal/sys"
@@ -127,3 +128,23 @@ func (c *Context) use(call string) error {
 }
 
 func (c *Context) check(call string, r sys.Result) error { return c.driver.check(call, r) }
+
+// modes are what the driver swaps a thread's mode of capture with.
+var modes = sync.Pool{New: func() any { return new(int32) }}
+
+// asking makes a call that asks whether work is done, or waits for it, in a mode of the thread's in which no capture minds. Otherwise the driver would refuse it while
+// any thread of the process captures in global mode, as PyTorch does unless told otherwise, and break that capture. A stream that captures itself cannot be asked in
+// any mode.
+func (c *Context) asking(call func() sys.Result) sys.Result {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	mode := modes.Get().(*int32)
+	defer modes.Put(mode)
+	*mode = sys.CaptureRelaxed
+	if c.table.ThreadExchangeStreamCaptureMode(mode) != sys.Success {
+		return call() // a driver before CUDA 10.1, or one that refuses whatever it is asked
+	}
+	r := call()
+	c.table.ThreadExchangeStreamCaptureMode(mode) // it was the thread's own
+	return r
+}

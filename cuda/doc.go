@@ -53,6 +53,11 @@
 // [Context.Bind] is for such an entry: it locks the goroutine to the thread, sets the context, and its unbind restores what was
 // there. An executor goroutine for each device, the other common way, would cost a hand-over of microseconds for every call.
 //
+// # Captures of others
+//
+// While a thread captures in global mode, as other libraries do, the driver refuses other threads' questions whether work is done, and breaks the capture. Query,
+// Wait and Synchronize of streams and events, [Context.Upload] and [Context.Download] are made in the thread's relaxed mode, so that neither happens.
+//
 // # Cost
 //
 // Calls that belong in an inner loop do not allocate, and cost 3 to 21 ns more than a bare crossing into C (42 ns on the same

@@ -81,7 +81,7 @@ func (e *Event) Query() (done bool, err error) {
 	if err := e.use(call); err != nil {
 		return false, err
 	}
-	r := e.context.table.EventQuery(e.context.handle, e.handle)
+	r := e.context.asking(func() sys.Result { return e.context.table.EventQuery(e.context.handle, e.handle) })
 	if Code(r) == ErrNotReady {
 		return false, nil
 	}
@@ -94,7 +94,7 @@ func (e *Event) Synchronize() error {
 	if err := e.use(call); err != nil {
 		return err
 	}
-	return e.context.check(call, e.context.table.EventSynchronize(e.context.handle, e.handle))
+	return e.context.check(call, e.context.asking(func() sys.Result { return e.context.table.EventSynchronize(e.context.handle, e.handle) }))
 }
 
 // Wait waits until the point has been reached or ctx ends, as [Stream.Wait] does.

@@ -122,3 +122,43 @@ func TestCaptureKeepsItsThread(t *testing.T) {
 	})
 	keep(t, graph, err)
 }
+
+// TestAskingInACaptureElsewhere: what another library captures in global mode neither keeps this package from asking whether work is done nor is broken by it.
+func TestAskingInACaptureElsewhere(t *testing.T) {
+	m, d := open(t, cudatest.Config{})
+	c := primary(t, d, 0)
+	s, memory := newStream(t, c), alloc(t, c, 64)
+	e, err := c.NewEvent(cuda.EventOptions{})
+	keep(t, e, err)
+	end := m.CaptureElsewhere()
+	ok(t, s.Memset(memory.Pointer(), 1, 64))
+	ok(t, e.Record(s))
+	raw := make([]byte, 64)
+	for name, ask := range map[string]func() error{
+		"Stream.Query":       func() error { _, err := s.Query(); return err },
+		"Stream.Wait":        func() error { return s.Wait(t.Context()) },
+		"Stream.Synchronize": s.Synchronize,
+		"Event.Query":        func() error { _, err := e.Query(); return err },
+		"Event.Synchronize":  e.Synchronize,
+		"Upload":             func() error { return c.Upload(memory.Pointer(), raw) },
+		"Download":           func() error { return c.Download(raw, memory.Pointer()) },
+	} {
+		if err := ask(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := end(); err != nil {
+		t.Errorf("the capture: %v", err)
+	}
+}
+
+// TestCallsThatACaptureElsewhereForbids are refused, and break it: the fake is no kinder than a driver.
+func TestCallsThatACaptureElsewhereForbids(t *testing.T) {
+	m, d := openFaulty(t, cudatest.Config{})
+	c := primary(t, d, 0)
+	end := m.CaptureElsewhere()
+	if _, err := c.Alloc(16); !errors.Is(err, cuda.ErrCaptureUnsupported) {
+		t.Errorf("allocation: %v", err)
+	}
+	wants(t, end(), cuda.ErrCaptureInvalidated)
+}

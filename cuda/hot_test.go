@@ -61,29 +61,30 @@ func hot(t testing.TB) (bare func(), calls []hotCall) {
 	plain.extended = false
 	host := make([]byte, 64)
 	return func() { library.nothing.Call(1, 2, 3, 4) }, []hotCall{
-		{"launch", func() error { *arg++; return l.Start(s) }},
-		{"plain launch", func() error { return plain.Start(s) }},
-		{"event record", func() error { return e.Record(s) }},
-		{"event query", func() error { _, err := e.Query(); return err }},
-		{"event synchronize", e.Synchronize},
-		{"stream wait event", func() error { return s.WaitEvent(e) }},
-		{"capture status", func() error { _, err := s.CaptureStatus(); return err }},
-		{"stream query", func() error { _, err := s.Query(); return err }},
-		{"stream synchronize", s.Synchronize},
-		{"upload", func() error { return s.Upload(64, host) }},
-		{"download", func() error { return s.Download(host, 64) }},
-		{"copy", func() error { return s.Copy(64, 128, 64) }},
-		{"peer copy", func() error { return s.CopyPeer(64, c, 128, c, 64) }},
-		{"memset", func() error { return s.Memset(64, 1, 64) }},
-		{"memset32", func() error { return s.Memset32(64, 1, 64) }},
-		{"graph launch", func() error { return x.Launch(s) }},
-		{"set current", c.SetCurrent},
+		{name: "launch", call: func() error { *arg++; return l.Start(s) }},
+		{name: "plain launch", call: func() error { return plain.Start(s) }},
+		{name: "event record", call: func() error { return e.Record(s) }},
+		{name: "event query", call: func() error { _, err := e.Query(); return err }, asks: true},
+		{name: "event synchronize", call: e.Synchronize, asks: true},
+		{name: "stream wait event", call: func() error { return s.WaitEvent(e) }},
+		{name: "capture status", call: func() error { _, err := s.CaptureStatus(); return err }},
+		{name: "stream query", call: func() error { _, err := s.Query(); return err }, asks: true},
+		{name: "stream synchronize", call: s.Synchronize, asks: true},
+		{name: "upload", call: func() error { return s.Upload(64, host) }},
+		{name: "download", call: func() error { return s.Download(host, 64) }},
+		{name: "copy", call: func() error { return s.Copy(64, 128, 64) }},
+		{name: "peer copy", call: func() error { return s.CopyPeer(64, c, 128, c, 64) }},
+		{name: "memset", call: func() error { return s.Memset(64, 1, 64) }},
+		{name: "memset32", call: func() error { return s.Memset32(64, 1, 64) }},
+		{name: "graph launch", call: func() error { return x.Launch(s) }},
+		{name: "set current", call: c.SetCurrent},
 	}
 }
 
 type hotCall struct {
 	name string
 	call func() error
+	asks bool // whether work is done, with two calls more that see to captures
 }
 
 func TestHotCallsDoNotAllocate(t *testing.T) {
@@ -100,7 +101,7 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 }
 
 // TestHotCallsAreCheap: what this package adds to a bare call of an empty C function, the second call that sets the context included, stays
-// under 60 ns. The machine may be busy, so the least of many rounds counts.
+// under 60 ns, or twice that where two more calls set the mode of captures. The machine may be busy, so the least of many rounds counts.
 func TestHotCallsAreCheap(t *testing.T) {
 	const limit = 60 * time.Nanosecond
 	if raceEnabled || testing.CoverMode() != "" {
@@ -121,6 +122,10 @@ func TestHotCallsAreCheap(t *testing.T) {
 	}
 	over := func(h hotCall) time.Duration { return least(func() { _ = h.call() }) - least(bare) }
 	for _, h := range calls {
+		limit := limit
+		if h.asks {
+			limit *= 2
+		}
 		var rounds []time.Duration
 		for range 5 {
 			rounds = append(rounds, over(h))

@@ -63,10 +63,13 @@ func (c *Context) Upload(dst Pointer, src []byte) error {
 	if err := c.use(call); err != nil || len(src) == 0 {
 		return err
 	}
-	if err := c.check(call, c.table.MemcpyHtoD(c.handle, sys.Pointer(dst), unsafe.Pointer(&src[0]), uint64(len(src)))); err != nil {
+	r := c.asking(func() sys.Result {
+		return c.table.MemcpyHtoD(c.handle, sys.Pointer(dst), unsafe.Pointer(&src[0]), uint64(len(src)))
+	})
+	if err := c.check(call, r); err != nil {
 		return err
 	}
-	return c.check("cuStreamSynchronize", c.table.StreamSynchronize(c.handle, 0))
+	return c.check("cuStreamSynchronize", c.asking(func() sys.Result { return c.table.StreamSynchronize(c.handle, 0) }))
 }
 
 // Download copies from the device and waits for it. dst may be any memory.
@@ -75,7 +78,9 @@ func (c *Context) Download(dst []byte, src Pointer) error {
 	if err := c.use(call); err != nil || len(dst) == 0 {
 		return err
 	}
-	return c.check(call, c.table.MemcpyDtoH(c.handle, unsafe.Pointer(&dst[0]), sys.Pointer(src), uint64(len(dst))))
+	return c.check(call, c.asking(func() sys.Result {
+		return c.table.MemcpyDtoH(c.handle, unsafe.Pointer(&dst[0]), sys.Pointer(src), uint64(len(dst)))
+	}))
 }
 
 // Upload enqueues a copy to the device. src must be pinned memory ([HostMemory]) or foreign, and stay as it is until the copy is

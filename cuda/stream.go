@@ -78,7 +78,11 @@ func (s *Stream) idle() bool {
 	if c, err := s.readCapture(); err != nil || CaptureStatus(c.status) != NotCapturing {
 		return false
 	}
-	return s.context.table.StreamQuery(s.context.handle, s.handle) == sys.Success
+	return s.query() == sys.Success
+}
+
+func (s *Stream) query() sys.Result {
+	return s.context.asking(func() sys.Result { return s.context.table.StreamQuery(s.context.handle, s.handle) })
 }
 
 func (c *Context) destroyStream(s sys.Stream) error {
@@ -119,7 +123,7 @@ func (s *Stream) Query() (done bool, err error) {
 	if err := s.use(call); err != nil {
 		return false, err
 	}
-	r := s.context.table.StreamQuery(s.context.handle, s.handle)
+	r := s.query()
 	if Code(r) == ErrNotReady {
 		return false, nil
 	}
@@ -132,7 +136,7 @@ func (s *Stream) Synchronize() error {
 	if err := s.use(call); err != nil {
 		return err
 	}
-	return s.context.check(call, s.context.table.StreamSynchronize(s.context.handle, s.handle))
+	return s.context.check(call, s.context.asking(func() sys.Result { return s.context.table.StreamSynchronize(s.context.handle, s.handle) }))
 }
 
 // Wait waits until all that was enqueued has happened or ctx ends. It asks again and again: at once, then between other goroutines' turns, then

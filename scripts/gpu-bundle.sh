@@ -61,8 +61,10 @@ if [ "$(go env GOARCH)" = "$(go env GOHOSTARCH)" ] && command -v "${compiler%% *
 		-lnccl_ep -lweft -lpthread -ldl
 	$compiler -std=c11 -O1 -Iclib/testdata -I"$bundle/nccl-ep" -o "$bundle/nccl-ep/c" clib/testdata/gpus.c -L"$bundle/nccl-ep" -Wl,-rpath,'$ORIGIN' -lweft -lpthread -ldl
 	(cd "$bundle/nccl-ep" && rm -f ./*.h ./*.pc ./*.a && gzip -9 -n ./*)
+	# The Python packages and their tests use the same library.
+	tar --exclude '__pycache__' --exclude '*.so' -cf - python | gzip -9 -n >"$bundle/python.tar.gz"
 else
-	printf 'without the NCCL EP face: there is no C compiler for %s\n' "$(go env GOARCH)"
+	printf 'without the NCCL EP face and Python: there is no C compiler for %s\n' "$(go env GOARCH)"
 fi
 
 cp scripts/gpu-run.sh "$bundle/run.sh"

@@ -18,6 +18,7 @@
 #   start       how long ranks on the GPUs take to start: compiling their kernels, where there is a compiler, and with them in the cache
 #   c           the C library, by its test in C on one GPU and on up to four, where the bundle has it
 #   nccl-ep     the NCCL EP face, by its test in C on one GPU and on up to four, where the bundle has it
+#   python      the Python package with CUDA tensors, by the python3 of the machine, where that has PyTorch and pytest. WEFT_PYTHON_TESTS picks others of its tests
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
 #
@@ -58,6 +59,7 @@ if [ -z "$parts" ]; then
 		parts="$parts $(name_of "$program")"
 	done
 	[ ! -d "$bundle/nccl-ep" ] || parts="$parts c nccl-ep"
+	[ ! -e "$bundle/python.tar.gz" ] || parts="$parts python"
 	parts="$parts link bench-ep bench-ep-ht overlap start sanitizer"
 fi
 
@@ -71,10 +73,10 @@ program_of() {
 # A wrong name is said before anything runs.
 for name in $parts; do
 	case $name in
-	doctor | link | bench-ep | bench-ep-ht | overlap | start | c | nccl-ep | sanitizer | test-gpu) continue ;;
+	doctor | link | bench-ep | bench-ep-ht | overlap | start | c | nccl-ep | python | sanitizer | test-gpu) continue ;;
 	esac
 	[ -z "$(program_of "$name")" ] || continue
-	printf 'run.sh: there is no part %s; parts: doctor test-gpu c nccl-ep link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
+	printf 'run.sh: there is no part %s; parts: doctor test-gpu c nccl-ep python link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
 	for program in $programs; do
 		printf ' %s' "$(name_of "$program")" >&2
 	done
@@ -200,20 +202,45 @@ start() {
 	bounded . "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
 }
 
-# in_c PROGRAM ARGS...: a test in C, which takes the number of GPUs last.
-in_c() {
-	no_gpu && return 77
+# unpack_library puts the C library, and the NCCL EP face with their tests, where they can be used, once.
+unpack_library() {
 	[ -d "$bundle/nccl-ep" ] || {
 		reason='the bundle has been made without a C compiler'
 		return 77
 	}
 	[ -d "$work/nccl-ep" ] || {
 		mkdir "$work/nccl-ep" && cp "$bundle"/nccl-ep/*.gz "$work/nccl-ep/" && gunzip "$work"/nccl-ep/*.gz && chmod 700 "$work/nccl-ep/run" "$work/nccl-ep/c"
-	} || return
+	}
+}
+
+# in_c PROGRAM ARGS...: a test in C, which takes the number of GPUs last.
+in_c() {
+	no_gpu && return 77
+	unpack_library || return
 	gpus=${WEFT_GPUS:-$(grep -o '"arch":"sm_' "$work/report" | wc -l)}
 	[ "$gpus" -le 4 ] || gpus=4
 	printf 'on one GPU: ' && bounded nccl-ep "$limit" "$@" 1 2>&1 || return
 	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded nccl-ep "$limit" "$@" "$gpus" 2>&1; }
+}
+
+# What of the machine's own environment says who is who is left out by the tests themselves.
+python_tests() {
+	no_gpu && return 77
+	interpreter=$(command -v python3) && "$interpreter" -c 'import pytest, torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null || {
+		reason='no python3 with pytest and a PyTorch that sees GPUs'
+		return 77
+	}
+	unpack_library || return
+	[ -d "$work/python" ] || tar -xzf "$bundle/python.tar.gz" -C "$work" || return
+	WEFT_LIBRARY=$work/nccl-ep/libweft.so
+	PYTHONDONTWRITEBYTECODE=1
+	export WEFT_LIBRARY PYTHONDONTWRITEBYTECODE
+	[ -z "${WEFT_GPUS:-}" ] || {
+		CUDA_VISIBLE_DEVICES=$(seq -s , 0 $((WEFT_GPUS - 1)))
+		export CUDA_VISIBLE_DEVICES
+	}
+	# shellcheck disable=SC2086 # they are arguments
+	bounded python "$limit" env PYTHONPATH="$work/python" "$interpreter" -m pytest -q -s -p no:cacheprovider ${WEFT_PYTHON_TESTS:-tests/test_cuda.py} 2>&1
 }
 
 sanitizer() {
@@ -305,6 +332,7 @@ for name in $parts; do
 	start) part start to bench.log start ;;
 	c) part c to c.log in_c ./c ;;
 	nccl-ep) part nccl-ep to nccl-ep.log in_c ./run gpus ;;
+	python) part python to python.log python_tests ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;
 	*) part "$name" tests "$(program_of "$name")" "$@" ;;

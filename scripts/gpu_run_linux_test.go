@@ -2,6 +2,7 @@
 package scripts
 
 import (
+	"archive/tar"
 	"compress/gzip"
 	"errors"
 	"os"
@@ -31,6 +32,12 @@ esac
 echo '--- PASS: TestIt'
 if [ -e "$STATE/endless" ]; then trap '' INT; echo $$ >"$STATE/pid.new"; mv "$STATE/pid.new" "$STATE/pid"; sleep 600; fi
 `
+	fakePython = `#!/bin/sh
+case $1 in
+-c) [ ! -e "$STATE/bare" ] ;;
+*) printf '%s, the package in %s, the library in %s, with %s\n' "${*#-m}" "$PYTHONPATH" "$WEFT_LIBRARY" "$([ "$WEFT_REQUIRE_GPU" = 1 ] && echo 'a GPU')" ;;
+esac
+`
 	fakeNCCL = `#!/bin/sh
 echo "ran $*"
 `
@@ -52,7 +59,12 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	script, err := os.ReadFile("gpu-run.sh")
 	must(err)
 	must(os.WriteFile(filepath.Join(dir, "run.sh"), script, 0o755))
-	for name, text := range map[string]string{"nccl-ep/run.gz": fakeNCCL, "nccl-ep/c.gz": fakeNCCL, "weft.gz": fakeWeft, "tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU} {
+	var packages strings.Builder
+	archive := tar.NewWriter(&packages)
+	must(archive.WriteHeader(&tar.Header{Name: "python/tests/", Typeflag: tar.TypeDir, Mode: 0o755}))
+	must(archive.Close())
+	must(os.WriteFile(filepath.Join(states, "python3"), []byte(fakePython), 0o755))
+	for name, text := range map[string]string{"nccl-ep/run.gz": fakeNCCL, "nccl-ep/c.gz": fakeNCCL, "python.tar.gz": packages.String(), "weft.gz": fakeWeft, "tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU} {
 		must(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		f, err := os.Create(filepath.Join(dir, name))
 		must(err)
@@ -70,7 +82,7 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 func script(t *testing.T, dir, state string, out *strings.Builder, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "sh", append([]string{filepath.Join(dir, "run.sh")}, args...)...)
-	c.Env = append(os.Environ(), "STATE="+state, "TMPDIR="+state, "OUT="+filepath.Join(dir, "logs"))
+	c.Env = append(os.Environ(), "PATH="+state+":"+os.Getenv("PATH"), "STATE="+state, "TMPDIR="+state, "OUT="+filepath.Join(dir, "logs"))
 	c.Dir, c.Stdout, c.Stderr = dir, out, out
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.WaitDelay = time.Second
@@ -87,10 +99,15 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 		status            int
 		want              []string
 	}{
-		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 9 of the parts"}},
+		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 10 of the parts"}},
 		{"what needs none", "", "doctor test-plain", 0, []string{"test-plain", "ok (1 passed, 0 skipped)"}},
 		{"tests of which some need one", "", "test-ep", 77, []string{"sees no GPU", "in 1 of the parts"}},
 		{"with a GPU", "gpu", "doctor test-ep c nccl-ep link bench-ep bench-ep-ht overlap start", 0, []string{"on one GPU: ran 1\n", "on one GPU: ran gpus 1\n", "ok (2 passed, 0 skipped)", "overlapped\n", "cold\nwarm\n", "--mode ll", "--mode ht"}},
+		{
+			"Python", "gpu", "python", 0,
+			[]string{"pytest -q -s -p no:cacheprovider tests/test_cuda.py, the package in ", "/python, the library in ", "/nccl-ep/libweft.so, with a GPU\n"},
+		},
+		{"a Python without PyTorch", "gpu bare", "python", 0, []string{"skipped: no python3 with pytest and a PyTorch that sees "}},
 		{"a part that fails", "gpu broken", "link bench-ep", 1, []string{"FAILED", "1 failed"}},
 		{"a part that there is not", "", "test-ep nothing", 2, []string{"there is no part nothing"}},
 		{"a part that takes too long", "gpu endless", "bench-ep", 1, []string{"FAILED: it took too long"}},

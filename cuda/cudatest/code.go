@@ -2,6 +2,7 @@ package cudatest
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"slices"
 	"unsafe"
@@ -109,5 +110,23 @@ func (c *Call) Ranges() []Range {
 		}
 		last = r
 	}
+	if c.machine.config.Unified {
+		return c.machine.between(all)
+	}
 	return all
+}
+
+// between adds to ranges what lies between the driver's allocations.
+func (m *Machine) between(ranges []Range) []Range {
+	at := firstAddress
+	for at < lastAddress {
+		if gap := m.unified(at); gap > 0 {
+			ranges = append(ranges, Range{Base: uint64(at), End: uint64(at) + uint64(gap)})
+			at += uintptr(gap)
+		} else {
+			at = m.find(at).end()
+		}
+	}
+	slices.SortFunc(ranges, func(a, b Range) int { return cmp.Compare(a.Base, b.Base) })
+	return ranges
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
@@ -107,4 +108,44 @@ func TestRanges(t *testing.T) {
 	check("alone", "100 from 99, peer false", "no", "no", "300 from 0, peer true", "no")
 	r.ok(r.contexts[0].EnablePeer(r.contexts[1]))
 	check("with peer access", "100 from 99, peer false", "no", "200 from 0, peer true", "300 from 0, peer true", "no")
+}
+
+// TestUnified: devices reach memory that the driver knows nothing of, and nothing but that.
+func TestUnified(t *testing.T) {
+	m := cudatest.New(cudatest.Config{Unified: true, Pageable: true})
+	d, err := m.Open()
+	if errors.Is(err, cuda.ErrUnsupported) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	device, err := d.Device(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := device.Primary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := c.Alloc(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := make([]byte, 64)
+	mine[63] = 7
+	at := cuda.Pointer(uintptr(unsafe.Pointer(&mine[0])))
+	if err := errors.Join(s.Copy(memory.Pointer(), at, 64), s.Synchronize()); err != nil {
+		t.Error(err)
+	}
+	if got := m.Bytes(memory.Pointer(), 64); got[63] != 7 {
+		t.Errorf("copied %v", got)
+	}
+	if err := s.Copy(memory.Pointer(), 8, 64); err == nil {
+		t.Error("what is at 8 was copied")
+	}
 }

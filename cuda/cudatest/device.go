@@ -191,6 +191,9 @@ func (m *Machine) contextCall(name string, c sys.Context, do func(*primary) sys.
 // still is contextCall for what the thread may not do while it captures.
 func (m *Machine) still(name string, c sys.Context, do func(*primary) sys.Result) sys.Result {
 	return m.contextCall(name, c, func(p *primary) sys.Result {
+		if r := m.hindered(name); r != sys.Success {
+			return r
+		}
 		for capture := range m.running {
 			if capture.thread != thread() {
 				continue

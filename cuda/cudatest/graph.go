@@ -79,7 +79,48 @@ func (m *Machine) onExec(call string, h sys.GraphExec, p *primary, do func(*grap
 	return do(g)
 }
 
+// CaptureElsewhere begins a capture in global mode by another thread, of a stream that the program does not know, as other libraries do. end says whether it held.
+func (m *Machine) CaptureElsewhere() (end func() error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := &capture{thread: -1, global: true}
+	m.running[k] = true
+	return func() error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.running, k)
+		if k.invalid {
+			return cuda.ErrCaptureInvalidated
+		}
+		return nil
+	}
+}
+
+// hindered breaks the captures that forbid what a thread is about to do, unless its mode is relaxed.
+func (m *Machine) hindered(call string) sys.Result {
+	if m.modes[thread()] == sys.CaptureRelaxed {
+		return sys.Success
+	}
+	for k := range m.running {
+		if k.global {
+			k.invalid = true
+			return m.misuse(cuda.ErrCaptureUnsupported, "%s while another thread captures", call)
+		}
+	}
+	return sys.Success
+}
+
 func (m *Machine) captureCalls(t *sys.Table) {
+	t.ThreadExchangeStreamCaptureMode = func(mode *int32) sys.Result {
+		return m.call("cuThreadExchangeStreamCaptureMode", func() sys.Result {
+			if *mode < sys.CaptureGlobal || *mode > sys.CaptureRelaxed {
+				return m.misuse(cuda.ErrInvalidValue, "cuThreadExchangeStreamCaptureMode to %d", *mode)
+			}
+			id := thread()
+			*mode, m.modes[id] = m.modes[id], *mode
+			return sys.Success
+		})
+	}
 	t.StreamBeginCapture = func(c sys.Context, h sys.Stream, mode int32) sys.Result {
 		return m.onStream("cuStreamBeginCapture", c, h, func(p *primary, s *stream) sys.Result {
 			switch {

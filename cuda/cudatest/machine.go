@@ -27,6 +27,8 @@ type Config struct {
 	NoPeers bool
 	// Pageable allows async copies from and to host memory that is not pinned.
 	Pageable bool
+	// Unified: devices reach all memory of the process's that is no allocation of the driver's, as if it were their own.
+	Unified bool
 }
 
 // Machine is a machine with GPUs. It is safe for concurrent use.
@@ -37,6 +39,7 @@ type Machine struct {
 	idle    sync.Cond        // an operation has ended
 	next    uintptr          // the next handle
 	current map[int]*primary // by thread
+	modes   map[int]int32    // of capture, by thread
 	devices []*primary       // by ordinal
 	regions []*region        // by address
 	ranges  map[uintptr]int  // reserved addresses, and their sizes
@@ -83,7 +86,7 @@ func New(c Config) *Machine {
 	c.Memory = cmp.Or(c.Memory, 1<<30)
 	m := &Machine{
 		config: c, next: 0x1000,
-		current: map[int]*primary{}, ranges: map[uintptr]int{},
+		current: map[int]*primary{}, modes: map[int]int32{}, ranges: map[uintptr]int{},
 		shares: map[sys.Allocation]*file{}, refs: map[sys.Allocation]int{},
 		streams: map[sys.Stream]*stream{}, legacy: map[*primary]*stream{}, events: map[sys.Event]*event{},
 		modules: map[sys.Module]*module{}, kernels: map[string]*kernel{}, globals: map[string]int{}, loaded: map[sys.Function]*function{},

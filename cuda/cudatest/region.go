@@ -86,6 +86,12 @@ func (m *Machine) starting(at uintptr, k kind) *region {
 func (m *Machine) reach(p *primary, at uintptr, size int) string {
 	for size > 0 {
 		r := m.find(at)
+		if gap := m.unified(at); r == nil && gap > 0 {
+			n := min(size, gap)
+			at += uintptr(n)
+			size -= n
+			continue
+		}
 		if r == nil {
 			return fmt.Sprintf("%d bytes at %#x are nobody's memory", size, at)
 		}
@@ -107,6 +113,26 @@ func (m *Machine) reach(p *primary, at uintptr, size int) string {
 		}
 	}
 	return ""
+}
+
+// firstAddress and lastAddress bound the memory that a process may have, of 47 bits of addresses.
+const firstAddress, lastAddress = uintptr(1 << 16), ^uintptr(0) >> 17
+
+// unified is how many bytes from an address on are no allocation of the driver's, if devices reach such memory.
+func (m *Machine) unified(at uintptr) int {
+	if !m.config.Unified || at < firstAddress || at >= lastAddress {
+		return 0
+	}
+	end := lastAddress
+	for _, r := range m.regions {
+		if r.base <= at && at < r.end() {
+			return 0
+		}
+		if r.base > at {
+			end = min(end, r.base)
+		}
+	}
+	return int(end - at)
 }
 
 // pinned says whether host memory is.

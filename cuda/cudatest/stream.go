@@ -31,6 +31,7 @@ type capture struct {
 	graph   *graph
 	origin  *stream
 	thread  int
+	global  bool // other threads may not ask whether work is done
 	invalid bool
 	forks   map[*stream]bool
 }
@@ -91,6 +92,9 @@ func (m *Machine) occupy(p *primary, s *stream, op func(*primary) sys.Result) sy
 // settled asks whether a stream has done all that was enqueued, which it cannot answer while it captures.
 func (m *Machine) settled(call string, c sys.Context, h sys.Stream, wait bool) sys.Result {
 	return m.onStream(call, c, h, func(p *primary, s *stream) sys.Result {
+		if r := m.hindered(call); r != sys.Success {
+			return r
+		}
 		switch {
 		case s.capture != nil:
 			s.capture.invalid = true
@@ -215,6 +219,9 @@ func (m *Machine) eventCalls(t *sys.Table) {
 	settled := func(call string) func(sys.Context, sys.Event) sys.Result {
 		return func(c sys.Context, h sys.Event) sys.Result {
 			return onEvent(call, c, h, func(e *event) sys.Result {
+				if r := m.hindered(call); r != sys.Success {
+					return r
+				}
 				if e.capture != nil {
 					e.capture.invalid = true
 					return m.misuse(907, "%s of an event that was recorded in a capture", call)

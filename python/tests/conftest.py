@@ -42,16 +42,17 @@ def comm():
 
 @pytest.fixture
 def threads():
-    """Runs a function of a communicator on so many ranks, which are threads, and returns what it returned on each."""
+    """Runs a function of a communicator on so many ranks, which are threads, and returns what it returned on each. ``gpu`` says which GPU is a rank's."""
 
-    def run(n, function, **options):
+    def run(n, function, gpu=None, **options):
         options = {"deadline": 20, **options}
         ids = weft.UniqueId.create("lo")
         results, errors = [None] * n, []
 
         def rank(r):
             try:
-                with weft.Communicator.from_unique_id(ids, r, n, **options) as c:
+                of_rank = {} if gpu is None else {"engine": "gpu", "gpu": gpu(r)}
+                with weft.Communicator.from_unique_id(ids, r, n, **options, **of_rank) as c:
                     results[r] = function(c)
             except BaseException as e:
                 errors.append((r, e))

@@ -37,6 +37,7 @@ from .errors import (
     WeftError,
 )
 from .limits import timeout
+from .memory import DeviceArray
 from .streams import OWN
 from .windows import Window
 
@@ -51,6 +52,7 @@ __all__ = [
     "Communicator",
     "DType",
     "DeadlineError",
+    "DeviceArray",
     "DiedError",
     "ForkedError",
     "Group",

@@ -219,6 +219,7 @@ class Communicator(Resource):
     def wait(self, stream: streams.StreamLike = None, *, timeout: float | None = None) -> None:
         """Waits until what was enqueued on the stream has happened, and raises the failure that an operation has met meanwhile.
 
+        Work of a GPU fails after its call has returned: this, :meth:`check` and the next call say so, and a bare ``synchronize`` of PyTorch's does not.
         On the host, where operations have happened when they return, the failure only. ``timeout``: seconds that bound the wait, which
         may be called again then.
         """
@@ -239,6 +240,9 @@ class Communicator(Resource):
         if self._leases and not self._closed and self._process == os.getpid():
             self._check(self._lib.comm_leave(self._handle))
         super().close()
+
+    def _rests(self) -> bool:
+        return self._device >= 0
 
     def _destroy(self) -> int:
         status = int(self._lib.comm_destroy(self._handle))

@@ -1,8 +1,9 @@
-"""Reading arrays of any library through DLPack, whose structs are a public convention."""
+"""Reading and showing arrays of any library through DLPack, whose structs are a public convention."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
 from typing import Any, NamedTuple
 
@@ -29,8 +30,13 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", c_void_p), ("deleter", c_void_p))
+
+
 _HOST_DEVICES = (1, 3, 11)  # memory of the host, pinned by CUDA or ROCm or not
-_CUDA_DEVICES = (2, 13)
+CUDA = 2
+_CUDA_DEVICES = (CUDA, 13)  # and what CUDA moves by itself
 
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
 _TYPES = {
@@ -42,6 +48,7 @@ _TYPES = {
     (12, 8): DType.float8_e5m2,
     (14, 8): DType.ue8m0,
 }
+_CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.argtypes, _pointer.restype = (py_object, c_char_p), c_void_p
@@ -56,23 +63,82 @@ class Found(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     contiguous: bool
-    device: int  # a GPU's number; -1 is the host, -2 something else
     capsule: Any
 
 
-def read(array: Any, device: int) -> Found:
-    """Where an array is, and what. It stays the array's: its capsule is not consumed, only kept as long as what this returns."""
-    # On a GPU what was enqueued before on the default stream comes first; 1 is that stream in the convention.
-    capsule = array.__dlpack__() if device < 0 else array.__dlpack__(stream=1)
+def device_of(array: Any) -> int:
+    """Where an array is: a GPU's number; -1 is the host, -2 something else."""
+    kind, number = array.__dlpack_device__()
+    return -1 if kind in _HOST_DEVICES else int(number) if kind in _CUDA_DEVICES else -2
+
+
+def read(array: Any, stream: int | None) -> Found:
+    """Where an array is, and what. It stays the array's: its capsule is not consumed, only kept as long as what this returns.
+
+    On a GPU ``stream`` is the one that what was enqueued for the array comes before: 1 is the legacy default one in the convention, -1 none.
+    """
+    capsule = array.__dlpack__() if stream is None else array.__dlpack__(stream=stream)
     t = _Tensor.from_address(_pointer(capsule, b"dltensor"))
     shape = tuple(t.shape[i] for i in range(t.ndim))
-    dense = [1] * t.ndim
-    for i in reversed(range(t.ndim - 1)):
-        dense[i] = dense[i + 1] * shape[i + 1]
-    strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else tuple(dense)
-    contiguous = 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense, strict=True))
-    kind = t.device.type
-    where = -1 if kind in _HOST_DEVICES else t.device.id if kind in _CUDA_DEVICES else -2
+    strides = tuple(t.strides[i] for i in range(t.ndim)) if t.strides else dense(shape)
     dtype = _TYPES.get((t.dtype.code, t.dtype.bits)) if t.dtype.lanes == 1 else None
     words = f"{t.dtype.code} of {t.dtype.bits} bits"
-    return Found((t.data or 0) + t.byte_offset, dtype, words, shape, strides, contiguous, where, capsule)
+    return Found((t.data or 0) + t.byte_offset, dtype, words, shape, strides, contiguous(shape, strides), capsule)
+
+
+def dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of an array without gaps, in elements."""
+    strides = [1] * len(shape)
+    for i in reversed(range(len(shape) - 1)):
+        strides[i] = strides[i + 1] * shape[i + 1]
+    return tuple(strides)
+
+
+def contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements of these strides are without gaps, in order."""
+    return 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense(shape), strict=True))
+
+
+# Showing. Who takes a capsule over calls its deleter, in any thread; who does not leaves that to the capsule's destructor.
+
+_shown: dict[int, Any] = {}
+
+# It calls no Python code, which an interrupt could break off.
+_deleter = ctypes.CFUNCTYPE(None, c_void_p)(_shown.pop)
+
+_raw_pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_raw_valid = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+
+
+@ctypes.PYFUNCTYPE(None, c_void_p)
+def _destructor(capsule: int) -> None:
+    if _raw_valid(capsule, b"dltensor"):
+        _shown.pop(_raw_pointer(capsule, b"dltensor"), None)
+
+
+_new = ctypes.pythonapi.PyCapsule_New
+_new.argtypes, _new.restype = (c_void_p, c_char_p, c_void_p), py_object
+
+# Arrays may go after this module has, when the interpreter ends.
+for _callback in (_deleter, _destructor):
+    ctypes.pythonapi.Py_IncRef(py_object(_callback))
+
+
+def show(address: int, dtype: DType, shape: Sequence[int], device: int, keep: Any) -> Any:
+    """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory."""
+    sizes = (c_int64 * max(len(shape), 1))(*shape)
+    steps = (c_int64 * max(len(shape), 1))(*dense(shape))
+    managed = _Managed()
+    t = managed.tensor
+    t.data, t.device.type, t.device.id, t.ndim = address, CUDA, device, len(shape)
+    t.dtype.code, t.dtype.bits = _CODES[dtype]
+    t.dtype.lanes = 1
+    t.shape, t.strides = ctypes.cast(sizes, ctypes.POINTER(c_int64)), ctypes.cast(steps, ctypes.POINTER(c_int64))
+    managed.deleter = ctypes.cast(_deleter, c_void_p).value
+    at = ctypes.addressof(managed)
+    _shown[at] = managed, sizes, steps, keep
+    try:
+        return _new(at, b"dltensor", ctypes.cast(_destructor, c_void_p).value)
+    except BaseException:
+        _shown.pop(at, None)
+        raise

@@ -1,4 +1,4 @@
-"""Arrays over memory of the library's, and new ones: of numpy, of PyTorch, or plain memoryviews, whichever the caller's operands were."""
+"""Arrays over memory of the library's, and new ones: of numpy, of PyTorch, or plain ones, whichever the caller's operands were."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from . import dlpack
 from .dtypes import DType, foreign_name
+from .errors import OperandError
 from .resources import Lease
 
 NUMPY, TORCH, PLAIN = "numpy", "torch", "plain"
@@ -29,8 +31,11 @@ _FORMATS = {
 }
 
 
-def default_kind() -> str:
-    """The kind of arrays where no operand says one: numpy's if there is numpy, else PyTorch's if it is in use."""
+def default_kind(device: int = -1) -> str:
+    """The kind of arrays where no operand says one: numpy's if there is numpy, else PyTorch's if it is in use; on a GPU PyTorch's if it is in use there."""
+    if device >= 0:
+        torch = sys.modules.get("torch")
+        return TORCH if torch is not None and torch.cuda.is_available() else PLAIN
     try:
         import numpy  # noqa: F401
     except ImportError:
@@ -58,23 +63,65 @@ def torch_dtype(dtype: DType) -> Any:
     return getattr(torch, foreign_name(dtype))
 
 
-class _DeviceMemory:
-    """Memory of a GPU as PyTorch and others take it over, without a copy."""
+class DeviceArray:
+    """Memory of a GPU as any library takes it over without a copy: ``torch.from_dlpack(x)``, ``cupy.from_dlpack(x)``, or by ``__cuda_array_interface__``.
 
-    def __init__(self, address: int, size: int, lease: Lease) -> None:
-        self.lease = lease
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3, "stream": None}
+    It is what results are on a GPU where the operands were not PyTorch's.
+    """
+
+    def __init__(self, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease | None, stream: int | None = None) -> None:
+        self.address = address
+        self.dtype = dtype
+        self.shape = tuple(shape)
+        self.device = device
+        """The GPU's number."""
+        self.stream = stream
+        """The stream that fills it, if one does."""
+        self._lease = lease
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it has."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        typestr = _TYPESTR.get(self.dtype, f"<u{self.dtype.itemsize}")  # bits, of types that the interface has no name for
+        stream = None if self.stream is None else self.stream or 1  # 1 is the legacy default stream there
+        return {"shape": self.shape, "typestr": typestr, "data": (self.address, False), "version": 3, "strides": None, "stream": stream}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
+        """A capsule. Who takes the array over in another stream than its own orders the two."""
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError(f"it is shown where it is, on GPU {self.device}: copy it afterwards")
+        return dlpack.show(self.address, self.dtype, self.shape, self.device, self)
+
+    def __repr__(self) -> str:
+        return f"<weft.DeviceArray {self.dtype.name} {list(self.shape)} on GPU {self.device}>"
 
 
-def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease) -> Any:
-    """An array over memory at an address, which it keeps for as long as it lives. ``device`` is a GPU's number, or -1."""
+_TYPESTR = {
+    **{DType[f"float{8 * n}"]: f"<f{n}" for n in (2, 4, 8)},
+    **{DType[f"int{8 * n}"]: f"<i{n}" for n in (1, 2, 4, 8)},
+    **{DType[f"uint{8 * n}"]: f"<u{n}" for n in (1, 2, 4, 8)},
+}
+
+
+def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease, stream: int | None = None) -> Any:
+    """An array over memory at an address, which it keeps for as long as it lives. ``device`` is a GPU's number, or -1, ``stream`` what fills it."""
     size = math.prod(shape) * dtype.itemsize
+    if device >= 0 and kind != TORCH:
+        return DeviceArray(address, dtype, shape, device, lease, stream)
     if size == 0:
         return empty(kind, shape, dtype, device)
     if device >= 0:
         import torch
 
-        flat = torch.as_tensor(_DeviceMemory(address, size, lease), device=f"cuda:{device}")
+        # Not by its address alone, of which the driver would say another GPU where it is a peer's.
+        flat = torch.from_dlpack(dlpack.show(address, DType.uint8, (size,), device, lease))
         return flat.view(torch_dtype(dtype)).view(tuple(shape))
     block: Any = (ctypes.c_ubyte * size).from_address(address)
     block._lease = lease
@@ -91,7 +138,9 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
 
 def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     """A new array, not initialised."""
-    if device >= 0 or kind == TORCH:
+    if device >= 0 and kind != TORCH:
+        raise OperandError("results on a GPU are made for operands of PyTorch's only: give the arrays that are to hold them")
+    if kind == TORCH:
         import torch
 
         return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=f"cuda:{device}" if device >= 0 else "cpu")

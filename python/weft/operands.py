@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import _abi, dlpack, memory
+from . import _abi, dlpack, memory, streams
 from .dtypes import ALIASES, DType
 from .errors import OperandError
 
@@ -24,17 +24,28 @@ _ADDRESS = _abi.Tensor.data.offset // 8  # in words
 _STAND_INS = {1: (DType.uint8,), 2: (DType.uint16,)}
 
 
+class Held(list[Any]):
+    """What is kept while a call lasts, and the stream of a GPU that the call enqueues on."""
+
+    __slots__ = ("stream", "torch_stream")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream: int | None = None  # None where there is none, as on the host, or where it does not matter
+        self.torch_stream: Any = None  # the same, if the caller has named it and PyTorch knows it
+
+
 class Slot:
     """Where an operand is put for the C library to read. What is as it was the last time is not written again: most calls are like the one before."""
 
     __slots__ = ("_bytes", "_shape", "_struct", "address", "code", "device", "held", "kind", "name", "wants", "words", "written")
 
-    def __init__(self, name: str, device: int, wants: int = 0, *, written: bool = False, held: list[Any] | None = None) -> None:
+    def __init__(self, name: str, device: int, wants: int = 0, *, written: bool = False, held: Held | None = None) -> None:
         self.name = name
         self.device = device  # the GPU's number, or -1 on the host
         self.wants = wants  # the DType that is expected, where arrays may lack it
         self.written = written
-        self.held = [] if held is None else held  # copies that were made, and what keeps memory
+        self.held = Held() if held is None else held  # copies that were made, and what keeps memory
         self.kind = memory.PLAIN  # of the last operand
         self._struct = _abi.Tensor()
         self._bytes = memoryview(self._struct).cast("B")
@@ -88,6 +99,12 @@ class Slot:
     def refuse_layout(self, shape: Any, strides: Any) -> OperandError:
         return self.refuse(f"shape {tuple(shape)} with strides {strides} is not contiguous, and is written: pass a contiguous array")
 
+    def refuse_copy(self, shape: Any, strides: Any) -> OperandError | None:
+        """Why no copy can be made in the call's stream of an operand that is not contiguous, if none can."""
+        if self.held.stream != streams.OWN:
+            return None
+        return self.refuse(f"shape {tuple(shape)} with strides {strides} is not contiguous, and nothing is copied for a call on OWN: pass a contiguous array")
+
     def refuse_device(self, where: object) -> OperandError:
         want = "the host's memory" if self.device < 0 else f"GPU {self.device}"
         return self.refuse(f"it is on {where}, and the communicator works on {want}: move it there")
@@ -106,14 +123,19 @@ def _reader(array: Any) -> Reader:
         reader = _torch_reader(torch)
     elif numpy is not None and isinstance(array, numpy.ndarray):
         reader = _numpy_reader(numpy)
+    elif isinstance(array, memory.DeviceArray):
+        reader = _read_device_array
     elif hasattr(array, "__dlpack__"):
         reader = _read_dlpack
+    elif hasattr(array, "__cuda_array_interface__"):
+        reader = _read_cuda_array
     else:
         try:
             memoryview(array).release()
         except TypeError:
             raise OperandError(
-                f"a {type(array).__module__}.{type(array).__qualname__} is no array: pass one of PyTorch or numpy, or what has DLPack or the buffer protocol"
+                f"a {type(array).__module__}.{type(array).__qualname__} is no array: pass one of PyTorch or numpy, or what has DLPack, "
+                "__cuda_array_interface__ or the buffer protocol"
             ) from None
         reader = _read_buffer
     _READERS[type(array)] = reader
@@ -129,6 +151,8 @@ def _torch_reader(torch: Any) -> Reader:
         code = codes.get(x.dtype)
         if code is None or x.get_device() != slot.device or not x.is_contiguous():
             x, code = check(slot, x)
+        if slot.held.torch_stream is not None:
+            x.record_stream(slot.held.torch_stream)  # else its memory may be another tensor's before the stream has passed
         slot.kind = kind
         shape = x.shape
         if shape != slot._shape or code != slot.code:  # put, without a call
@@ -151,6 +175,8 @@ def _torch_reader(torch: Any) -> Reader:
         if not x.is_contiguous():
             if slot.written:
                 raise slot.refuse_layout(x.shape, x.stride())
+            if refused := slot.refuse_copy(x.shape, x.stride()):
+                raise refused
             x = x.contiguous()
             slot.held.append(x)
         return x, code
@@ -180,20 +206,62 @@ def _numpy_reader(numpy: Any) -> Reader:
 
 
 def _read_dlpack(slot: Slot, x: Any) -> None:
-    found = dlpack.read(x, slot.device)
-    if found.device != slot.device:
-        raise slot.refuse_device("the host" if found.device < 0 else f"GPU {found.device}")
+    where = dlpack.device_of(x)
+    if where != slot.device:
+        raise slot.refuse_device("the host" if where == -1 else f"GPU {where}" if where >= 0 else "no memory of CUDA's or the host's")
+    found = dlpack.read(x, _foreign_stream(slot))
     if found.dtype is None:
         raise slot.refuse(f"DLPack type {found.type_words}, which is none of {', '.join(DType.__members__)}")
     if not found.contiguous:
-        raise (
-            slot.refuse_layout(found.shape, found.strides)
-            if slot.written
-            else slot.refuse(f"shape {found.shape} with strides {found.strides} is not contiguous: pass a contiguous copy")
-        )
+        raise _refuse_strides(slot, found.shape, found.strides)
     slot.held.append(found)  # keeps the memory
-    slot.kind = memory.default_kind()
+    slot.kind = memory.default_kind() if slot.device < 0 else memory.PLAIN
     slot.put(found.address, slot.code_of(found.dtype.name, found.dtype.itemsize), found.shape)
+
+
+def _foreign_stream(slot: Slot) -> int | None:
+    """The call's stream as DLPack has it: what its libraries have enqueued for an array comes before."""
+    if slot.device < 0:
+        return None
+    stream = slot.held.stream
+    return streams.current(slot.device) or 1 if stream is None else -1 if stream == streams.OWN else stream or 1
+
+
+def _refuse_strides(slot: Slot, shape: Any, strides: Any) -> OperandError:
+    if slot.written:
+        return slot.refuse_layout(shape, strides)
+    return slot.refuse(f"shape {shape} with strides {strides} is not contiguous: pass a contiguous copy")
+
+
+def _read_device_array(slot: Slot, x: memory.DeviceArray) -> None:
+    if x.device != slot.device:
+        raise slot.refuse_device(f"GPU {x.device}")
+    slot.kind = memory.PLAIN
+    slot.put(x.address, x.dtype, x.shape)
+
+
+_NUMPY_KINDS = {"f": "float", "i": "int", "u": "uint"}
+
+
+def _read_cuda_array(slot: Slot, x: Any) -> None:
+    if slot.device < 0:
+        raise slot.refuse_device("a GPU")
+    known = x.__cuda_array_interface__  # which GPU it does not say
+    shape, typestr, (address, read_only) = tuple(known["shape"]), known["typestr"], known["data"]
+    size = int(typestr[2:])
+    name = f"{_NUMPY_KINDS.get(typestr[1], typestr[1])}{8 * size}"
+    if typestr[0] not in "<|=" or name not in DType.__members__:
+        raise slot.refuse(f"type {typestr}, which is none of {', '.join(DType.__members__)}")
+    strides = known.get("strides")
+    if strides is not None and not dlpack.contiguous(shape, [s // size for s in strides]):
+        raise _refuse_strides(slot, shape, tuple(strides))
+    if slot.written and read_only:
+        raise slot.refuse("it is read-only, and is written")
+    made = known.get("stream")
+    if made is not None and made != _foreign_stream(slot):
+        raise slot.refuse(f"it is made in stream {made}, and the call enqueues on another: call with stream={made}, or pass what has DLPack")
+    slot.kind = memory.PLAIN
+    slot.put(address or 0, slot.code_of(name, size), shape)
 
 
 _BUFFER_TYPES = {
@@ -227,9 +295,9 @@ def _read_buffer(slot: Slot, x: Any) -> None:
     slot.put(ctypes.addressof(held), slot.code_of(name, memoryview(x).itemsize), shape)
 
 
-def kind_of(array: Any) -> str:
+def kind_of(array: Any, device: int = -1) -> str:
     """The kind of new arrays that go with an operand."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return memory.TORCH
-    return memory.default_kind()
+    return memory.default_kind() if device < 0 else memory.PLAIN

@@ -1,7 +1,8 @@
 """What is closed: objects of the library's, and the memory of theirs that arrays show.
 
 Closing is explicit, and arrays may outlive it: memory that an array still shows is given back when the last such array has gone. Nothing here
-makes a collective call, and garbage collection makes no call that waits.
+makes a collective call, and garbage collection makes no call that waits: what has memory of a GPU, which is given back when the GPU has come to
+rest, goes with the next call that makes or closes something.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Resource:
         self._leases: set[Any] = set()
         self._endings: list[Any] = []
         self._closed = False
+        sweep()
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +52,7 @@ class Resource:
         if self.closed or self._process != os.getpid():
             self._closed = True
             return
+        sweep()
         if self._leases:
             self._closed = True
             # From here on every array that goes may be the last.
@@ -73,7 +76,14 @@ class Resource:
         """Destroys what was closed, when no array shows its memory any more."""
         if not _ending and self._process == os.getpid() and all(ref() is None for ref in list(self._leases)):
             self._endings.clear()
-            self._destroy()
+            if self._rests():
+                _left.append(self)
+            else:
+                self._destroy()
+
+    def _rests(self) -> bool:
+        """Whether destroying it waits until a GPU has come to rest."""
+        return self._parent is not None and self._parent._rests()
 
     def _check(self, status: int) -> None:
         if status:
@@ -102,6 +112,22 @@ class Lease:
             self._owners.append(resource)
             resource._leases.add(weakref.ref(self, resource._leases.discard))
             resource = resource._parent
+
+
+_left: list[Resource] = []
+"""What was closed, and has no arrays left that show it. Whoever dropped the last of them does not destroy it: that may be the collector, amid a capture."""
+
+
+def sweep() -> None:
+    """Destroys what is left."""
+    while _left:
+        try:
+            resource = _left.pop()
+        except IndexError:  # another thread was quicker
+            return
+        if resource._process == os.getpid() and resource._destroy() in (Status.ERROR_BUSY, Status.ERROR_TIMEOUT):
+            _left.append(resource)
+            return
 
 
 _ending = False

@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from ._abi import STREAM_OWN
+from .errors import InvalidError, UnsupportedError
 
 OWN = STREAM_OWN
-"""The communicator's own stream, ordered with nothing but itself."""
+"""The communicator's own stream, ordered with nothing but itself: a call returns when its work there is done. Operands must be ready, and outputs given."""
 
 StreamLike = Any
 
@@ -16,16 +17,16 @@ StreamLike = Any
 def address(stream: StreamLike, device: int) -> int:
     """What C takes for a stream.
 
-    On the host there are none: it is None. On a GPU None is PyTorch's current stream if PyTorch is in use, else the legacy default one; else a
-    ``torch.cuda.Stream``, whatever has ``__cuda_stream__``, a CUstream's number, or :data:`OWN`.
+    On the host there are none: it is None. On a GPU None is PyTorch's current stream if PyTorch is in use there, else CuPy's, else the legacy default
+    one; else a ``torch.cuda.Stream``, whatever has ``__cuda_stream__``, a CUstream's number, or :data:`OWN`.
     """
     if stream is None:
-        if device < 0:
-            return 0
-        torch = sys.modules.get("torch")
-        return 0 if torch is None else torch.cuda.current_stream(device).cuda_stream
+        return current(device) if device >= 0 else 0
     if isinstance(stream, int):
         return stream
+    of = getattr(getattr(stream, "device", None), "index", None)
+    if of is not None and device >= 0 and of != device:
+        raise InvalidError(f"stream: it is GPU {of}'s, and the communicator works on GPU {device}: pass one of that GPU's")
     for name in ("cuda_stream", "ptr"):
         number = getattr(stream, name, None)
         if isinstance(number, int):
@@ -33,3 +34,39 @@ def address(stream: StreamLike, device: int) -> int:
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
     raise TypeError(f"a {type(stream).__qualname__} is no stream: pass None, a torch.cuda.Stream, or a CUstream's number")
+
+
+def _torch() -> Any:
+    """PyTorch, if it is in use on GPUs."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def current(device: int) -> int:
+    """The number of the stream that the calling thread enqueues on, by the library that it uses."""
+    if torch := _torch():
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        return int(raw(device) if raw else torch.cuda.current_stream(device).cuda_stream)
+    if cupy := sys.modules.get("cupy"):
+        return int(cupy.cuda.get_current_stream(device).ptr)
+    return 0
+
+
+def of_torch(stream: StreamLike, device: int) -> Any:
+    """A stream as PyTorch's, or None if PyTorch is not in use on GPUs, or the stream is not the caller's."""
+    torch = _torch()
+    if torch is None or device < 0 or stream is None:
+        return None
+    if isinstance(stream, torch.cuda.Stream):
+        return stream
+    number = address(stream, device)
+    if number == OWN:
+        return None
+    return torch.cuda.ExternalStream(number, device=device) if number else torch.cuda.default_stream(device)
+
+
+def refuse_capture(device: int, what: str) -> None:
+    """Refuses what would wait for the current stream while it captures."""
+    torch = _torch() if device >= 0 else None
+    if torch is not None and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(f"{what} cannot be had in a capture, for it would be waited for: ask before, or use what stays on the GPU")

@@ -77,7 +77,7 @@ class Window(Resource):
         self._check(self._lib.window_peer(self._handle, self._comm.rank if rank is None else rank, ctypes.addressof(at)))
         if not at.value:
             raise InvalidError(f"window: rank {rank} was masked when the window was made, and has no part of it")
-        return memory.view(kind or memory.default_kind(), at.value + offset, t, shape, self._comm._device, Lease(self, self._array))
+        return memory.view(kind or memory.default_kind(self._comm._device), at.value + offset, t, shape, self._comm._device, Lease(self, self._array))
 
     def _destroy(self) -> int:
         return int(self._lib.window_destroy(self._handle))

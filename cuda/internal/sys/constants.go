@@ -45,7 +45,9 @@ const (
 	StreamNonBlocking       = 1 // CU_STREAM_NON_BLOCKING
 	EventBlockingSync       = 1 // CU_EVENT_BLOCKING_SYNC
 	EventDisableTiming      = 2 // CU_EVENT_DISABLE_TIMING
+	CaptureGlobal           = 0 // CU_STREAM_CAPTURE_MODE_GLOBAL
 	CaptureThreadLocal      = 1 // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+	CaptureRelaxed          = 2 // CU_STREAM_CAPTURE_MODE_RELAXED
 	CaptureNone             = 0 // CU_STREAM_CAPTURE_STATUS_NONE
 	CaptureActive           = 1 // CU_STREAM_CAPTURE_STATUS_ACTIVE
 	CaptureInvalidated      = 2 // CU_STREAM_CAPTURE_STATUS_INVALIDATED

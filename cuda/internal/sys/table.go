@@ -38,6 +38,8 @@ type Table struct {
 	StreamBeginCapture       func(in Context, stream Stream, mode int32) Result
 	StreamEndCapture         func(in Context, stream Stream, graph *Graph) Result
 
+	ThreadExchangeStreamCaptureMode func(mode *int32) Result
+
 	EventCreate      func(in Context, event *Event, flags uint32) Result
 	EventDestroy     func(in Context, event Event) Result
 	EventRecord      func(in Context, event Event, stream Stream) Result
@@ -145,6 +147,7 @@ func (t *Table) entries() []entry {
 		in3("cuStreamGetCaptureInfo", "", 10010, &t.StreamGetCaptureInfo),
 		in2("cuStreamBeginCapture", "_v2", 10010, &t.StreamBeginCapture),
 		in2("cuStreamEndCapture", "", 10000, &t.StreamEndCapture),
+		call1("cuThreadExchangeStreamCaptureMode", "", 10010, &t.ThreadExchangeStreamCaptureMode),
 
 		in2("cuEventCreate", "", 2000, &t.EventCreate),
 		in1("cuEventDestroy", "_v2", 4000, &t.EventDestroy),

@@ -5,6 +5,7 @@ A call takes a frame out of its handle's list and puts it back afterwards, so tw
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from .. import _abi
 from ..dtypes import DType
 from ..errors import OperandError
-from ..operands import Slot
+from ..operands import Held, Slot
+from ..streams import StreamLike, of_torch
 from .spec import Payload
 
 if TYPE_CHECKING:
@@ -23,12 +25,33 @@ class Frame:
     """The operands of a call and the struct that points to them. Members of the struct are words, of which the first is its size."""
 
     def __init__(self, arguments: type[_abi.Struct]) -> None:
-        self.held: list[Any] = []  # copies of operands
+        self.held = Held()  # copies of operands
+        self.scope: Any = None  # what makes the call's stream PyTorch's current one
         self._arguments = arguments()
         self.words = memoryview(self._arguments).cast("B").cast("Q")
         self.address = ctypes.addressof(self._arguments)
         self.out = ctypes.c_uint64()
         self.out_address = ctypes.addressof(self.out)
+
+    def enter(self, stream: StreamLike, on: int, device: int) -> None:
+        """Takes the stream that the caller has named.
+
+        What PyTorch makes for the call, copies of operands and new arrays, it makes there, and operands are kept until it has passed.
+        """
+        self.held.stream = on
+        named = of_torch(stream, device)
+        if named is None:
+            self.scope = contextlib.nullcontext()
+            return
+        import torch
+
+        self.scope, self.held.torch_stream = torch.cuda.stream(named), named
+        self.scope.__enter__()
+
+    def leave(self) -> None:
+        """Ends what :meth:`enter` began."""
+        scope, self.scope, self.held.stream, self.held.torch_stream = self.scope, None, None, None
+        scope.__exit__(None, None, None)
 
     def slot(self, name: str, device: int, wants: int = 0, *, written: bool = False) -> Slot:
         return Slot(name, device, wants, written=written, held=self.held)
@@ -129,6 +152,8 @@ class Frames(Generic[F]):
             return self._make()
 
     def give(self, frame: F) -> None:
+        if frame.scope is not None:
+            frame.leave()
         if frame.held:
             frame.held.clear()
         self._spare.append(frame)

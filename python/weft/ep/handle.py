@@ -40,7 +40,11 @@ class Handle(Resource):
     expert_major, [rows, hidden] for the others.
 
     ``stream``: on the host None. On a GPU what was computed there comes before, the call enqueues and returns, and operands are borrowed until the stream has
-    passed; None is PyTorch's current stream.
+    passed; None is PyTorch's current stream. Another stream is as if the call stood in ``with torch.cuda.stream(stream)``: new tensors are that stream's, and
+    operands keep their memory until it has passed. On a GPU results are tensors where the rows were, else :class:`weft.DeviceArray`, and ``out`` is given.
+
+    In a CUDA graph's capture nothing waits for the host: layouts whose arrays are exactly the rows that arrive want ``counts="device"``. What a captured call
+    has returned is to be kept for as long as the graph is replayed: memory that was given back is other calls'.
 
     ``timeout``: seconds that bound the call's waits on the host, as :class:`weft.timeout` does.
     """
@@ -99,6 +103,8 @@ class Handle(Resource):
         on = self._begin(stream)
         frame = self._dispatches.take()
         try:
+            if stream is not None:
+                frame.enter(stream, on, self._device)
             refused = frame.arguments(0, topk, weights, None, None)
             self._end(refused, self._lib.ep_prepare(self._handle, on, frame.words[2], frame.words[3], frame.out_address))
             return Routing(self, frame.out.value, frame.topk.shape[0], frame.topk.kind)
@@ -133,11 +139,13 @@ class Handle(Resource):
         result = frame.result
         result[1] = result[2] = 0
         try:
+            if stream is not None:
+                frame.enter(stream, on, self._device)
             refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
             status = self._lib.ep_dispatch(self._handle, on, frame.address, frame.result_address, 0)
             if refused is not None or status:
                 self._end(refused, status)
-            return self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, frame.rows.kind)
+            return self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, frame.rows.kind, on)
         except BaseException:
             self._abandon(frame, by)
             raise
@@ -163,29 +171,31 @@ class Handle(Resource):
         by = _routing(routing)
         frame = self._dispatches.take()
         try:
+            if stream is not None:
+                frame.enter(stream, on, self._device)
             refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
             self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, 0, frame.out_address))
             borrowed = (rows, scales, *frame.held)
-            return PendingDispatch(self, frame.out.value, borrowed, frame.topk.shape[0] if by is None else by.tokens, by, frame.rows.kind)
+            return PendingDispatch(self, frame.out.value, borrowed, frame.topk.shape[0] if by is None else by.tokens, by, frame.rows.kind, on)
         finally:
             self._dispatches.give(frame)
 
-    def _receive(self, work: PendingDispatch, tokens: int, by: Routing | None, kind: str) -> Received:
+    def _receive(self, work: PendingDispatch, tokens: int, by: Routing | None, kind: str, on: int) -> Received:
         frame = self._dispatches.take()
         frame.result[1] = frame.result[2] = 0
         try:
             work._over(self._lib.work_receive(work._in_use(), frame.result_address))
-            return self._arrived(frame, by, tokens, kind)
+            return self._arrived(frame, by, tokens, kind, on)
         except BaseException:
             self._abandon(frame, by)
             raise
         finally:
             self._dispatches.give(frame)
 
-    def _arrived(self, frame: DispatchFrame, by: Routing | None, tokens: int, kind: str) -> Received:
+    def _arrived(self, frame: DispatchFrame, by: Routing | None, tokens: int, kind: str, on: int) -> Received:
         if by is None:
             by = Routing(self, frame.result[2], tokens, kind)
-        return Received(self, frame.result[1], by, kind, frame.data_bytes, frame.scales_bytes)
+        return Received(self, frame.result[1], by, kind, frame.data_bytes, frame.scales_bytes, on)
 
     def _abandon(self, frame: DispatchFrame, by: Routing | None) -> None:
         """Gives back what has arrived for a caller who was interrupted before it was told. What was given back already is refused as such."""
@@ -220,9 +230,11 @@ class Handle(Resource):
         on = self._begin(stream)
         frame = self._combines.take()
         try:
+            if stream is not None:
+                frame.enter(stream, on, self._device)
             by = _routing(routing)
             if out is None:
-                out = self._tokens_like(rows, by)
+                out = self._tokens_like("out", rows, by, stream)
             refused = frame.arguments(by._in_use(), rows, out, bias, weights)
             status = self._lib.ep_combine(self._handle, on, frame.address, 0)
             if refused is not None or status:
@@ -249,9 +261,11 @@ class Handle(Resource):
         on = self._begin(stream)
         frame = self._combines.take()
         try:
+            if stream is not None:
+                frame.enter(stream, on, self._device)
             by = _routing(routing)
             if out is None:
-                out = self._tokens_like(rows, by)
+                out = self._tokens_like("out", rows, by, stream)
             refused = frame.arguments(by._in_use(), rows, out, bias, weights)
             self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, frame.out_address))
             return PendingCombine(self, frame.out.value, (rows, bias, by, *frame.held), out)
@@ -283,11 +297,13 @@ class Handle(Resource):
         on = self._begin(stream)
         frame = self._dispatch_backwards.take()
         try:
+            if stream is not None:
+                frame.enter(stream, on, self._device)
             by = _routing(routing)
             if grad_tokens is None:
-                grad_tokens = self._tokens_like(grad_rows, by)
+                grad_tokens = self._tokens_like("grad_tokens", grad_rows, by, stream)
             if grad_weights is None and grad_row_weights is not None:
-                grad_weights = self._weights_like(grad_row_weights, by)
+                grad_weights = self._weights_like(grad_row_weights, by, stream)
             refused = frame.arguments(by._in_use(), grad_rows, grad_row_weights, grad_tokens, grad_weights)
             self._end(refused, self._lib.ep_dispatch_backward(self._handle, on, frame.address))
             return grad_tokens, grad_weights
@@ -316,22 +332,34 @@ class Handle(Resource):
         on = self._begin(stream)
         frame = self._combine_backwards.take()
         try:
+            if stream is not None:
+                frame.enter(stream, on, self._device)
             by = _routing(routing)
             if grad_rows is None:
-                grad_rows = memory.empty(kind_of(grad_out), self.rows_shape(by), self.spec.output_dtype, self._device)
+                grad_rows = self._made("grad_rows", grad_out, self.rows_shape(by), self.spec.output_dtype, stream)
             if grad_weights is None and rows is not None:
-                grad_weights = self._weights_like(rows, by)
+                grad_weights = self._weights_like(rows, by, stream)
             refused = frame.arguments(by._in_use(), grad_out, rows, grad_rows, grad_weights)
             self._end(refused, self._lib.ep_combine_backward(self._handle, on, frame.address))
             return grad_rows, grad_weights
         finally:
             self._combine_backwards.give(frame)
 
-    def _tokens_like(self, like: Any, by: Routing) -> Any:
-        return memory.empty(kind_of(like), (by.tokens, self.spec.hidden), self.spec.output_dtype, self._device)
+    def _tokens_like(self, name: str, like: Any, by: Routing, stream: StreamLike) -> Any:
+        return self._made(name, like, (by.tokens, self.spec.hidden), self.spec.output_dtype, stream)
 
-    def _weights_like(self, like: Any, by: Routing) -> Any:
-        return memory.empty(kind_of(like), (by.tokens, self.spec.topk), DType.float32, self._device)
+    def _weights_like(self, like: Any, by: Routing, stream: StreamLike) -> Any:
+        return self._made("grad_weights", like, (by.tokens, self.spec.topk), DType.float32, stream)
+
+    def _made(self, name: str, like: Any, shape: tuple[int, ...], dtype: DType, stream: StreamLike) -> Any:
+        """A new array for a result."""
+        kind = kind_of(like, self._device)
+        if self._device >= 0:
+            if stream is not None and stream == streams.OWN:
+                raise OperandError(f"{name}: memory for a call on OWN is in no other stream's order: give {name}")
+            if kind != memory.TORCH:
+                raise OperandError(f"{name}: on a GPU results are made where operands are PyTorch's: give {name}")
+        return memory.empty(kind, shape, dtype, self._device)
 
     # Memory and counters.
 
@@ -353,7 +381,7 @@ class Handle(Resource):
         self._check(self._lib.ep_combine_buffer(self._handle, ctypes.addressof(t)))
         if not t.dtype:
             return None
-        return memory.view(kind or memory.default_kind(), t.data, DType(t.dtype), t.shape[: t.dims], self._device, Lease(self))
+        return memory.view(kind or memory.default_kind(self._device), t.data, DType(t.dtype), t.shape[: t.dims], self._device, Lease(self))
 
     def count_waits(self, dispatch: Any = None, combine: Any = None) -> None:
         """Says where later operations count for how many nanoseconds this rank waited for each of the others: int64 [ranks], to which each adds.

@@ -7,10 +7,10 @@ import struct
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .. import _abi, memory
+from .. import _abi, memory, streams
 from .._abi import Part, Status
 from ..dtypes import DType
-from ..errors import ClosedError
+from ..errors import ClosedError, InternalError
 from ..resources import Lease
 
 if TYPE_CHECKING:
@@ -60,7 +60,11 @@ class _Held:
 
 
 class Routing(_Held):
-    """Where tokens and rows go: what dispatches and combines go by. Numbers that are counted on a GPU are waited for when they are asked for."""
+    """Where tokens and rows go: what dispatches and combines go by.
+
+    On a GPU numbers are waited for when they are asked for, which a capture cannot; arrays are the GPU's, and those that describe rows are filled in,
+    each time that they are asked for, by the stream in which the routing was prepared.
+    """
 
     _kind = "this routing was"
     _RELEASE = "routing_release"
@@ -72,8 +76,11 @@ class Routing(_Held):
         self._array_kind = kind
 
     def _info(self) -> _abi.RoutingInfo:
-        info = _abi.RoutingInfo()
-        self._handle._check(self._handle._lib.routing_get(self._in_use(), info))
+        info, handle = _abi.RoutingInfo(), self._handle
+        streams.refuse_capture(handle._device, "numbers of a routing")
+        handle._check(handle._lib.routing_get(self._in_use(), info))
+        if handle._device >= 0:
+            handle.comm.check()  # what was counted for an operation that failed is nothing
         return info
 
     @property
@@ -171,11 +178,26 @@ class Routing(_Held):
         handle = self._handle
         handle._check(handle._lib.routing_tensor(self._in_use(), part, ctypes.addressof(t)))
         if not t.dtype:
+            self._refuse_absence(part)
             return None
         shape = tuple(t.shape[: t.dims])
         if handle._device >= 0:
             return memory.view(self._array_kind, t.data or 0, DType(t.dtype), shape, handle._device, Lease(handle, self))
         return memory.copy(self._array_kind, t.data or 0, DType(t.dtype), shape)
+
+    def _refuse_absence(self, part: Part) -> None:
+        """Raises why a tensor is absent that the layout has."""
+        handle = self._handle
+        if handle._device < 0 or part in (_BY_EXPERT if handle.spec.one_row_per_rank else _BY_RANK):
+            return
+        streams.refuse_capture(handle._device, "a description of rows, whose memory is made when the first is asked for,")
+        handle.comm.check()
+        raise InternalError(f"there is no {part.name.lower()}")
+
+
+# What layouts of one kind alone have.
+_BY_EXPERT = (Part.RANGES, Part.ROW_WEIGHTS)
+_BY_RANK = (Part.ROW_EXPERTS, Part.ROW_SELECTION_WEIGHTS)
 
 
 class Received(_Held):
@@ -188,8 +210,9 @@ class Received(_Held):
     _kind = "these received rows were"
     _RELEASE = "received_release"
 
-    def __init__(self, handle: Handle, number: int, routing: Routing, kind: str, data: Any, scales: Any) -> None:
+    def __init__(self, handle: Handle, number: int, routing: Routing, kind: str, data: Any, scales: Any, stream: int) -> None:
         super().__init__(handle, number)
+        self._stream = stream
         self.routing = routing
         """Where they come from."""
         self._array_kind = kind
@@ -212,4 +235,4 @@ class Received(_Held):
         self._in_use()
         handle = self._handle
         handle._open()
-        return memory.view(self._array_kind, address, DType(dtype), shape[:dims], handle._device, Lease(handle, self))
+        return memory.view(self._array_kind, address, DType(dtype), shape[:dims], handle._device, Lease(handle, self), self._stream)

@@ -39,16 +39,16 @@ class _Pending:
 class PendingDispatch(_Pending):
     """A dispatch that was sent. Until :meth:`receive` its handle does nothing else."""
 
-    def __init__(self, handle: Handle, number: int, borrowed: Any, tokens: int, routing: Routing | None, kind: str) -> None:
+    def __init__(self, handle: Handle, number: int, borrowed: Any, tokens: int, routing: Routing | None, kind: str, on: int) -> None:
         super().__init__(handle, number, borrowed)
-        self._tokens, self._routing, self._kind = tokens, routing, kind
+        self._tokens, self._routing, self._kind, self._on = tokens, routing, kind, on
 
     def receive(self, *, timeout: float | None = None) -> Received:
         """The second half: the rows that arrive. Collective."""
         if timeout is not None:
             with limit(timeout):
                 return self.receive()
-        return self._handle._receive(self, self._tokens, self._routing, self._kind)
+        return self._handle._receive(self, self._tokens, self._routing, self._kind, self._on)
 
 
 class PendingCombine(_Pending):

@@ -1,0 +1,102 @@
+"""GPUs that the host's processors emulate, for tests: the library that has them, and arrays of theirs.
+
+Device memory is the process's there, and ranks are its threads. So numpy arrays stand for arrays on a GPU, behind objects that say by DLPack or by
+``__cuda_array_interface__`` that they are on one, as other libraries' arrays do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weft
+from weft import dlpack
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "emulated"
+HERE = os.environ.get("WEFT_EMULATED_KERNELS") is not None  # whether this process is one that has the library
+
+
+def environment():
+    """What a process has in its environment that has the library, which is built here if need be."""
+    if shutil.which("go") is None or not (ROOT / "clib").is_dir():
+        pytest.skip("the library on emulated GPUs is built by Go, of the source tree")
+    if shutil.which(os.environ.get("WEFT_CXX", "g++")) is None and shutil.which("clang++") is None:
+        pytest.skip("kernels are emulated by what a C++ compiler makes of them")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    library = FOLDER / "libweft.so"
+    subprocess.run(
+        ["go", "build", "-tags", "emulated", "-buildmode=c-shared", "-ldflags=-s -w -extldflags '-Wl,-soname,libweft.so'", "-o", str(library), "./clib"],
+        cwd=ROOT,
+        env=os.environ | {"CGO_ENABLED": "1"},
+        check=True,
+    )
+    return {"WEFT_LIBRARY": str(library), "WEFT_EMULATED_KERNELS": str(FOLDER)}
+
+
+class OnGPU:
+    """A numpy array as an array on a GPU of a library that has DLPack."""
+
+    def __init__(self, array, gpu, dtype=None):
+        self.array, self.gpu = array, gpu
+        self.dtype = dtype or weft.DType[array.dtype.name]
+        self.streams = []  # that takers have named
+
+    def __dlpack_device__(self):
+        return dlpack.CUDA, self.gpu
+
+    def __dlpack__(self, *, stream=None, **_):
+        self.streams.append(stream)
+        return dlpack.show(self.array.ctypes.data, self.dtype, self.array.shape, self.gpu, self.array)
+
+
+class Interface:
+    """The same of a library that has ``__cuda_array_interface__`` alone."""
+
+    def __init__(self, array, **other):
+        self.array = array
+        self.__cuda_array_interface__ = {**array.__array_interface__, "version": 3, "stream": None} | other
+
+
+def numpy_of(x):
+    """A copy of an array that was received on a GPU; None for none."""
+    if x is None:
+        return None
+    assert isinstance(x, weft.DeviceArray)
+    raw = (ctypes.c_ubyte * x.nbytes).from_address(x.address) if x.nbytes else b""
+    return np.frombuffer(raw, weft.memory.numpy_dtype(x.dtype)).reshape(x.shape).copy()
+
+
+def fill(x, array):
+    """Writes into an array that was received on a GPU."""
+    ctypes.memmove(x.address, np.ascontiguousarray(array).ctypes.data, x.nbytes)
+
+
+def tensors_on_gpus(monkeypatch):
+    """Has PyTorch's tensors of the host stand for tensors on GPUs: the package takes them, and makes such ones."""
+    import torch
+
+    from weft import memory, operands
+
+    read, view, empty = operands._torch_reader(torch), memory.view, memory.empty
+
+    def of_gpu(slot, x):
+        device, slot.device = slot.device, -1
+        try:
+            read(slot, x)
+        finally:
+            slot.device = device
+
+    def view_of_gpu(kind, address, dtype, shape, device, lease, stream=None):
+        return view(kind, address, dtype, shape, -1 if kind == memory.TORCH else device, lease, stream)
+
+    monkeypatch.setitem(operands._READERS, torch.Tensor, of_gpu)
+    monkeypatch.setitem(operands._READERS, torch.nn.Parameter, of_gpu)
+    monkeypatch.setattr(memory, "view", view_of_gpu)
+    monkeypatch.setattr(memory, "empty", lambda kind, shape, dtype, device: empty(kind, shape, dtype, -1 if kind == memory.TORCH else device))

@@ -1,0 +1,682 @@
+"""Expert parallelism on emulated GPUs: what comes is what comes on the host, bit by bit, and what goes wrong has words. test_gpu.py runs these."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from emulated import Interface, OnGPU, fill, numpy_of, tensors_on_gpus
+from model import Batch
+
+import weft
+from weft import ep, resources
+
+LAYOUTS = ["expert_major", "expert_packed", "rank_major", "token_major"]
+
+
+class OfHost:
+    """How a test has arrays for a communicator's engine: on the host they are numpy's."""
+
+    def __init__(self, c):
+        self.c = c
+
+    def give(self, array):
+        return array
+
+    def read(self, array):
+        return array if array is None else array.copy()
+
+    def fill(self, array, values):
+        array[...] = values
+
+
+class OfGPU(OfHost):
+    """On a GPU they are a library's that has DLPack."""
+
+    def give(self, array):
+        return None if array is None else OnGPU(array, self.c._device)
+
+    def read(self, array):
+        self.c.wait()
+        return numpy_of(array)
+
+    def fill(self, array, values):
+        fill(array, values)
+
+
+@pytest.fixture
+def gpus(threads):
+    """Runs a function of a communicator on so many ranks, which are threads with a GPU each."""
+    return lambda n, function, **options: threads(n, function, gpu=int, **options)
+
+
+@pytest.fixture
+def engines(threads):
+    """What a function of a communicator, and of how it has arrays, returns on so many ranks on GPUs, and on the host."""
+
+    def run(n, function):
+        on_gpus = threads(n, lambda c: function(c, OfGPU(c)), gpu=int)
+        return on_gpus, threads(n, lambda c: function(c, OfHost(c)))
+
+    return run
+
+
+def same(on_gpus, on_host):
+    """Whether every rank has the same numbers on both engines."""
+    assert len(on_gpus) == len(on_host)
+    for rank, (gpu, host) in enumerate(zip(on_gpus, on_host, strict=True)):
+        assert gpu.keys() == host.keys()
+        for name, want in host.items():
+            got = gpu[name]
+            assert (got is None) == (want is None), f"rank {rank}: {name} is {got}, want {want}"
+            if want is not None:
+                assert got.dtype == want.dtype
+                assert got.tobytes() == want.tobytes(), f"rank {rank}: {name} is\n{got}\nwant\n{want}"
+
+
+def handle(c, batch, **choices):
+    sizes = {"experts": batch.experts, "topk": batch.topk, "hidden": batch.hidden, "max_tokens": batch.max_tokens, "payload": "fp32"}
+    return ep.Handle(c, **{**sizes, **choices})
+
+
+def described(arrays, routing):
+    """What a routing says, of the rows that hold a token alone."""
+    sources = arrays.read(routing.source_ranks)
+    held = sources >= 0
+    return held, {
+        "rows": np.array([routing.rows, routing.received, routing.demand, routing.selections, routing.visits, routing.tokens]),
+        "held": held,
+        "sources": sources[held],
+        **{name: arrays.read(getattr(routing, name)) for name in ("expert_counts", "expert_demand", "expert_offsets", "source_counts", "ranges", "row_demand")},
+        **{
+            name: None if found is None else found[held]
+            for name in ("source_tokens", "row_weights", "row_experts", "row_selection_weights")
+            for found in [arrays.read(getattr(routing, name))]
+        },
+    }
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exchange(engines, layout, halves):
+    """Prepare, dispatch and combine, whole and in halves, of a routing that is used twice and of one that is made on the way."""
+    batch = Batch(2, experts=6, topk=3, hidden=32, max_tokens=7, seed=5)
+
+    def rank(c, arrays):
+        r, found = c.rank, {}
+        x, topk, weights = (arrays.give(a[r]) for a in (batch.rows, batch.topks, batch.weights))
+        with handle(c, batch, layout=layout) as h, h.prepare(topk, weights) as routing:
+            held, about = described(arrays, routing)
+            visits = {(t, e // 3) for t, experts in enumerate(batch.topks[r]) for e in experts if e >= 0}
+            selections = (batch.topks[r] >= 0) & (batch.topks[r] // 3 != r)
+            # Between GPUs a row crosses once for each rank that has an expert of the token, on the host for each expert where rows are by expert.
+            each = c.engine == "host" and not h.spec.one_row_per_rank
+            assert routing.remote_rows == (selections.sum() if each else sum(to != r for _, to in visits))
+            found |= about
+            for i, by in enumerate((routing, routing, None)):
+                selected = {"routing": by} if by else {"topk": topk, "weights": weights}
+                got = h.send_dispatch(x, **selected).receive() if halves else h.dispatch(x, **selected)
+                rows = arrays.read(got.rows)
+                assert rows.shape == h.rows_shape(got)
+                found[f"rows {i}"] = rows.reshape(-1, 32)[held]
+                assert got.scales is None
+                out, bias = np.full((len(batch.rows[r]), 32), np.nan, np.float32), np.full_like(batch.rows[r], i)
+                arrays.fill(got.rows, rows * (r + 2))
+                to, biases = arrays.give(out), (arrays.give(bias), arrays.give(bias))
+                if halves:
+                    assert h.send_combine(got.rows, got, out=to, bias=biases).wait() is to
+                else:
+                    assert h.combine(got.rows, got, out=to, bias=biases) is to
+                c.wait()
+                found[f"out {i}"] = out
+                got.release()
+                if by is None:
+                    got.routing.release()
+        return found
+
+    same(*engines(2, rank))
+
+
+def test_one_rank(engines):
+    batch = Batch(1, experts=4, topk=2, hidden=32, max_tokens=5, seed=1)
+
+    def rank(c, arrays):
+        with handle(c, batch) as h:
+            got = h.dispatch(arrays.give(batch.rows[0]), arrays.give(batch.topks[0].astype(np.int32)), arrays.give(batch.weights[0]))
+            out = np.empty_like(batch.rows[0])
+            h.combine(got.rows, got, out=arrays.give(out))
+            c.wait()
+            return {"out": out}
+
+    same(*engines(1, rank))
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "token_major"])
+def test_gradients(engines, layout):
+    batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=11)
+    rng = np.random.default_rng(3)
+    grads = [rng.integers(-3, 4, x.shape).astype(np.float32) for x in batch.rows]
+
+    def rank(c, arrays):
+        r = c.rank
+        with handle(c, batch, layout=layout) as h:
+            got = h.dispatch(arrays.give(batch.rows[r]), arrays.give(batch.topks[r]), arrays.give(batch.weights[r]))
+            sources = arrays.read(got.routing.source_ranks)
+            held = sources >= 0
+            y = arrays.read(got.rows)
+            y.reshape(-1, 32)[~held] = 0
+            shape, tokens = h.rows_shape(got), len(batch.rows[r])
+            grad_rows, grad_weights = np.zeros(shape, np.float32), np.zeros((tokens, 2), np.float32)
+            weighted = h.spec.weighting == ep.Weighting.weighted
+            y, to = (arrays.give(y), arrays.give(grad_weights)) if weighted else (None, None)
+            h.combine_backward(arrays.give(grads[r]), got, y, grad_rows=arrays.give(grad_rows), grad_weights=to)
+            c.wait()
+            per_row = (held.size, 2) if h.spec.one_row_per_rank else (held.size,)
+            row_weights = np.arange(np.prod(per_row), dtype=np.float32).reshape(per_row)
+            grad_tokens, back, plain = np.empty((tokens, 32), np.float32), np.zeros((tokens, 2), np.float32), np.empty((tokens, 32), np.float32)
+            h.dispatch_backward(arrays.give(grad_rows), got, arrays.give(row_weights), grad_tokens=arrays.give(grad_tokens), grad_weights=arrays.give(back))
+            h.dispatch_backward(arrays.give(grad_rows), got, grad_tokens=arrays.give(plain))
+            c.wait()
+            return {"rows": grad_rows.reshape(-1, 32)[held], "weights": grad_weights, "tokens": grad_tokens, "back": back, "plain": plain}
+
+    same(*engines(2, rank))
+
+
+def test_fp8(engines):
+    rng = np.random.default_rng(5)
+    x = [rng.normal(size=(6, 256)).astype(np.float32) for _ in range(2)]
+    topk, weights = np.array([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]]), np.full((6, 2), 0.5, np.float32)
+
+    def rank(c, arrays):
+        with ep.Handle(c, experts=4, topk=2, hidden=256, max_tokens=6, payload="fp8", quantize="float32", output="float32") as h:
+            got = h.dispatch(arrays.give(x[c.rank]), arrays.give(topk), arrays.give(weights))
+            held = arrays.read(got.routing.source_ranks) >= 0
+            rows, scales = arrays.read(got.rows), arrays.read(got.scales)
+            assert scales.shape == (2, 12, 2)
+            return {"rows": rows.reshape(-1, 256)[held], "scales": scales.reshape(-1, 2)[held]}
+
+    same(*engines(2, rank))
+
+
+def test_device_counts(engines):
+    """Arrays have the size of the capacity, and the number of rows stays on the GPU."""
+    batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=4)
+
+    def rank(c, arrays):
+        with handle(c, batch, layout="token_major", counts="device") as h:
+            got = h.dispatch(arrays.give(batch.rows[c.rank]), arrays.give(batch.topks[c.rank]), arrays.give(batch.weights[c.rank]))
+            assert got.rows.shape == (h.capacity, 32)
+            n = len(batch.visitors(c.rank))
+            assert got.routing.received == n
+            if h.sms[0]:
+                buffer = h.combine_buffer()
+                assert buffer.shape == (h.capacity, 32)
+                fill(buffer, arrays.read(got.rows))
+                rows = buffer
+            else:
+                rows = got.rows
+            out = np.empty_like(batch.rows[c.rank])
+            h.combine(rows, got, out=arrays.give(out))
+            c.wait()
+            return {"rows": arrays.read(got.rows)[:n], "out": out, "demand": arrays.read(got.routing.row_demand)}
+
+    same(*engines(2, rank))
+
+
+def test_overflow(gpus):
+    def rank(c):
+        with ep.Handle(c, experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32", capacity=4) as h:
+            arrays = OfGPU(c)
+            x, weights, out = np.ones((4, 32), np.float32), np.ones((4, 1), np.float32), np.empty((4, 32), np.float32)
+            with pytest.raises(weft.CapacityError) as e:
+                h.dispatch(arrays.give(x), arrays.give(np.zeros((4, 1), np.int32)), arrays.give(weights))
+            assert e.value.rank == 0
+            got = h.dispatch(arrays.give(x), arrays.give(np.full((4, 1), c.rank, np.int32)), arrays.give(weights))
+            h.combine(got.rows, got, out=arrays.give(out))
+            c.wait()
+            assert (out == 1).all()
+
+    gpus(2, rank)
+
+
+X, TOPK, WEIGHTS = np.arange(128, dtype=np.float32).reshape(4, 32), np.array([[0], [1], [0], [1]]), np.ones((4, 1), np.float32)
+SPEC = ep.Spec(experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32")
+
+
+@pytest.fixture
+def comm():
+    with weft.join(engine="gpu", gpu=1, deadline=20) as c:
+        yield c
+
+
+def given(array):
+    return OnGPU(array, 1)
+
+
+def dispatched(h, x=X):
+    return h.dispatch(given(x), given(TOPK), given(WEIGHTS))
+
+
+def combined(h, got, rows=None):
+    out = np.empty_like(X)
+    h.combine(got.rows if rows is None else rows, got, out=given(out))
+    h.comm.wait()
+    return out
+
+
+def test_what_is_not_on_the_gpu(comm):
+    """Operands elsewhere are refused by name, and nothing has moved: the same handle goes on."""
+    h = ep.Handle(comm, SPEC)
+    for rows, where in (
+        (X, "the host"),
+        (OnGPU(X, 0), "GPU 0"),
+        (OnGPU(X, 2), "GPU 2"),
+        (memoryview(X), "the host"),
+        (type("Pinned", (OnGPU,), {"__dlpack_device__": lambda _: (3, 0)})(X, 1), "the host"),
+        (type("Other", (OnGPU,), {"__dlpack_device__": lambda _: (8, 1)})(X, 1), "no memory of CUDA's or the host's"),
+    ):
+        with pytest.raises(weft.OperandError, match=f"rows: it is on {where}, and the communicator works on GPU 1: move it there"):
+            h.dispatch(rows, given(TOPK), given(WEIGHTS))
+    with pytest.raises(weft.OperandError, match="topk: it is on the host"):
+        h.dispatch(given(X), TOPK, given(WEIGHTS))
+    torch = pytest.importorskip("torch")
+    with pytest.raises(weft.OperandError, match="rows: it is on cpu, and the communicator works on GPU 1"):
+        h.dispatch(torch.from_numpy(X), given(TOPK), given(WEIGHTS))
+    with pytest.raises(weft.OperandError, match="rows: it is on meta"):
+        h.dispatch(torch.zeros(4, 32, device="meta"), given(TOPK), given(WEIGHTS))
+    got = dispatched(h)
+    with pytest.raises(weft.OperandError, match="out: it is on the host"):
+        h.combine(got.rows, got, out=np.empty_like(X))
+    assert (combined(h, got) == X).all()
+    h.close()
+
+
+def test_gpu_arrays_on_the_host():
+    with weft.join() as c, ep.Handle(c, SPEC) as h:
+        for rows in (OnGPU(X, 0), Interface(X)):
+            with pytest.raises(weft.OperandError, match=r"rows: it is on (GPU 0|a GPU), and the communicator works on the host's memory: move it there"):
+                h.dispatch(rows, TOPK, WEIGHTS)
+
+
+def test_operands(comm):
+    """What other libraries' arrays may be, and what is wrong with others."""
+    h = ep.Handle(comm, SPEC)
+    got = h.dispatch(Interface(X), Interface(TOPK), Interface(WEIGHTS))
+    assert isinstance(got.rows, weft.DeviceArray)
+    out = np.empty_like(X)
+    h.combine(Interface(numpy_of(got.rows)), got, out=Interface(out))
+    comm.wait()
+    assert (out == X).all()
+    transposed = np.asfortranarray(X)
+    for call, words in (
+        (lambda: h.dispatch(Interface(X, typestr=">f4"), given(TOPK), given(WEIGHTS)), r"rows: type >f4"),
+        (lambda: h.dispatch(Interface(X, typestr="<c8"), given(TOPK), given(WEIGHTS)), r"rows: type <c8"),
+        (lambda: h.dispatch(Interface(transposed), given(TOPK), given(WEIGHTS)), r"rows: shape \(4, 32\) with strides \(4, 16\) is not contiguous: pass a"),
+        (lambda: h.dispatch(Interface(X, stream=7), given(TOPK), given(WEIGHTS)), r"rows: it is made in stream 7, .* call with stream=7"),
+        (lambda: h.combine(got.rows, got, out=Interface(transposed)), r"out: shape \(4, 32\) .* is not contiguous, and is written"),
+        (lambda: h.combine(got.rows, got, out=Interface(out, data=(out.ctypes.data, True))), r"out: it is read-only"),
+        (lambda: h.combine(got.rows, got), r"out: on a GPU results are made where operands are PyTorch's: give out"),
+        (lambda: h.dispatch_backward(got.rows, got), r"grad_tokens: on a GPU results are made"),
+        (lambda: h.combine_backward(given(X), got), r"grad_rows: on a GPU results are made"),
+        (lambda: h.combine_backward(given(X), got, got.rows, grad_rows=got.rows), r"grad_weights: on a GPU results are made"),
+        (lambda: h.dispatch(given(X.astype(np.complex64).view(np.float32)[:, ::2]), given(TOPK), None), r"weights|contiguous|float32"),
+    ):
+        with pytest.raises(weft.InvalidError, match=words):
+            call()
+    for x in (X[:, :16].copy(), X.astype(np.float64), X[:2]):
+        with pytest.raises(weft.InvalidError):
+            dispatched(h, x)
+    inside = np.empty(4 * 32 + 4, np.float32)
+    at = inside.ctypes.data % 16 // 4
+    with pytest.raises(weft.UnsupportedError, match="rows begin on multiples of 16 bytes"):
+        dispatched(h, inside[1 - at + 4 * (at > 0) :][:128].reshape(4, 32))
+    assert (combined(h, got) == X).all()  # nothing of all that has moved
+    h.close()
+
+
+def test_showing(comm):
+    """What is received keeps its memory while anybody has it, in whatever form, and goes with it."""
+    from weft import dlpack
+
+    with ep.Handle(comm, SPEC) as h:
+        got = dispatched(h)
+        rows = got.rows
+        assert (rows.shape, rows.dtype, rows.device, rows.__dlpack_device__()) == ((2, 4, 32), weft.DType.float32, 1, (2, 1))
+        assert rows.__cuda_array_interface__ == {
+            "shape": (2, 4, 32), "typestr": "<f4", "data": (rows.address, False), "version": 3, "strides": None, "stream": 1,
+        }  # fmt: skip
+        assert repr(rows) == "<weft.DeviceArray float32 [2, 4, 32] on GPU 1>"
+        # A capsule that nobody takes over, and one that somebody does.
+        shown = len(dlpack._shown)
+        capsule = rows.__dlpack__(stream=1)
+        assert len(dlpack._shown) == shown + 1
+        del capsule
+        assert len(dlpack._shown) == shown
+        with pytest.raises(BufferError, match="on GPU 1"):
+            rows.__dlpack__(dl_device=(1, 0))
+        with pytest.raises(BufferError):
+            rows.__dlpack__(copy=True)
+        # The batch goes with the last that has it: there are two.
+        other = dispatched(h)
+        with pytest.raises(weft.UnsupportedError, match=r"all memory for received rows is in use|whose turn it is"):
+            dispatched(h)
+        taken = rows.__dlpack__(stream=1)
+        del rows, got
+        with pytest.raises(weft.UnsupportedError):
+            dispatched(h)
+        del taken
+        assert (combined(h, dispatched(h)) == X).all()
+        del other
+
+
+def test_streams(comm):
+    """Streams in the forms that libraries give them, and what other libraries are told of them."""
+    h = ep.Handle(comm, SPEC)
+    x, topk, weights, out = given(X), given(TOPK), given(WEIGHTS), np.empty_like(X)
+
+    class Named:
+        def __init__(self, **named):
+            self.__dict__.update(named)
+
+    class Protocol:
+        def __cuda_stream__(self):
+            return 0, 0
+
+    for stream, told in ((None, 1), (0, 1), (1, 1), (Named(cuda_stream=0), 1), (Named(ptr=1), 1), (Protocol(), 1), (weft.OWN, -1)):
+        with h.dispatch(x, topk, weights, stream=stream) as got, got.routing:
+            assert x.streams[-1] == topk.streams[-1] == told
+            out[:] = 0
+            assert h.combine(got.rows, got, out=given(out), stream=stream).array is out
+            comm.wait(stream)
+            assert (out == X).all()
+    with pytest.raises(TypeError, match="a str is no stream"):
+        h.dispatch(x, topk, weights, stream="default")
+    elsewhere = Named(cuda_stream=0, device=Named(index=0))
+    with pytest.raises(weft.InvalidError, match="stream: it is GPU 0's, and the communicator works on GPU 1"):
+        h.dispatch(x, topk, weights, stream=elsewhere)
+    with h.send_dispatch(x, topk, weights, stream=weft.OWN).receive() as got:
+        with pytest.raises(weft.OperandError, match="out: memory for a call on OWN is in no other stream's order: give out"):
+            h.combine(got.rows, got, stream=weft.OWN)
+        h.send_combine(got.rows, got, out=given(out), stream=weft.OWN).wait()
+    assert (out == X).all()
+    h.close()
+
+
+def test_windows(gpus):
+    """Each rank's part is on its GPU, and every rank sees every part by an array on its own."""
+    meeting = threading.Barrier(2)
+
+    def rank(c):
+        w = weft.Window(c, 4096)
+        mine = w.array((4, 8), "float32", offset=64)
+        assert isinstance(mine, weft.DeviceArray)
+        fill(mine, np.full((4, 8), c.rank + 1, np.float32))
+        meeting.wait(20)
+        other = w.array((4, 8), "float32", offset=64, rank=1 - c.rank)
+        assert (mine.device, other.device) == (c.rank, c.rank)
+        assert (numpy_of(other) == 2 - c.rank).all()
+        meeting.wait(20)
+        w.close()
+        assert (numpy_of(mine) == c.rank + 1).all()  # arrays keep the memory
+        with pytest.raises(weft.InvalidError):
+            weft.Window.from_array(c, X)
+        meeting.wait(20)
+
+    gpus(2, rank)
+
+
+def test_collectives_are_the_hosts(comm):
+    with pytest.raises(weft.UnsupportedError, match="join a communicator of the host's"):
+        weft.Group(comm)
+
+
+def test_waits(gpus):
+    def rank(c):
+        arrays = OfGPU(c)
+        with ep.Handle(c, SPEC) as h:
+            waits = np.zeros(2, np.int64)
+            h.count_waits(arrays.give(waits), arrays.give(waits))
+            with pytest.raises(weft.OperandError, match="dispatch: it is on the host"):
+                h.count_waits(waits)
+            for _ in range(3):
+                got = h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
+                h.combine(got.rows, got, out=arrays.give(np.empty_like(X)))
+                got.release()
+            c.wait()
+            h.count_waits()
+            assert waits[c.rank] == 0
+            return waits.sum()
+
+    assert sum(gpus(2, rank)) > 0
+
+
+def test_closing_beside_arrays():
+    """Memory of a GPU goes with the next call that makes or closes something, not with who drops the last array: that may be the collector, in any thread."""
+    c = weft.join(engine="gpu", gpu=1)
+    h = ep.Handle(c, SPEC)
+    got = dispatched(h)
+    rows = got.rows
+    h.close()
+    with pytest.raises(weft.ClosedError):
+        dispatched(h)
+    assert (numpy_of(rows)[0, 0] == X[0]).all()
+    del got
+    dropping = threading.Thread(target=lambda kept: kept.clear(), args=([rows],))
+    del rows
+    dropping.start()
+    dropping.join()
+    gc.collect()
+    assert resources._left == [h]
+    other = ep.Handle(c, SPEC)
+    assert resources._left == []
+    rows = dispatched(other).rows
+    c.close()
+    assert (numpy_of(rows)[0, 0] == X[0]).all()
+    del rows
+    gc.collect()
+    assert c in resources._left
+    weft.join().close()
+    assert resources._left == []
+
+
+def test_threads(comm):
+    """Threads that use one handle at a time get what is theirs, or are told that it is busy; batches are released by whoever has them."""
+    counts, wrong = [], []
+    with ep.Handle(comm, experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32", live=16) as h:
+
+        def work(n):
+            done = busy = 0
+            while done < 20:
+                try:
+                    got = dispatched(h, X * n)
+                except weft.BusyError:
+                    busy += 1
+                    time.sleep(0.001)
+                    continue
+                if not (numpy_of(got.rows)[0, 0] == X[0] * n).all():
+                    wrong.append(n)
+                done += 1
+            counts.append((done, busy))
+
+        workers = [threading.Thread(target=work, args=(n,)) for n in range(1, 4)]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join(60)
+        assert len(counts) == 3
+        assert not wrong
+
+
+def test_late_errors(gpus):
+    """A rank that stays away: the call itself returns, what it has met is told by wait, by check and by the next call, and after set_mask all goes on."""
+    gone = threading.Barrier(3)
+
+    def rank(c):
+        with ep.Handle(c, experts=3, topk=1, hidden=32, max_tokens=4, payload="fp32") as h:
+            arrays = OfGPU(c)
+            x, topk, weights, out = arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS), np.zeros_like(X)
+            got = h.dispatch(x, topk, weights)
+            h.combine(got.rows, got, out=arrays.give(out))
+            got.release()
+            c.wait()
+            assert (out == X).all()
+            gone.wait(20)
+            if c.rank == 2:
+                gone.wait(20)
+                return
+            since = time.monotonic()
+
+            def exchange():
+                h.dispatch(x, topk, weights)
+                c.wait()
+
+            with pytest.raises((weft.DeadlineError, weft.AbortedError)) as e:
+                exchange()
+            assert e.value.rank is not None
+            assert time.monotonic() - since < 15
+            with pytest.raises((weft.DeadlineError, weft.AbortedError)):
+                c.check()
+            with pytest.raises((weft.DeadlineError, weft.AbortedError)):
+                h.dispatch(x, topk, weights)
+            c.set_mask([2])
+            for _ in range(2):
+                with h.dispatch(x, topk, weights) as got:
+                    out[:] = 0
+                    h.combine(got.rows, got, out=arrays.give(out))
+                    c.wait()
+                    assert (out == X).all()
+            gone.wait(20)
+
+    gpus(3, rank, deadline=2)
+
+
+def test_a_rank_that_leaves(gpus):
+    def rank(c):
+        h = ep.Handle(c, SPEC)
+        arrays = OfGPU(c)
+        with h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS)) as got:
+            h.combine(got.rows, got, out=arrays.give(np.empty_like(X)))
+        c.wait()
+        if c.rank:
+            return
+        since = time.monotonic()
+
+        def exchange():
+            while True:
+                h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS)).release()
+                c.wait()
+
+        with pytest.raises(weft.LeftError) as e:
+            exchange()
+        assert e.value.rank == 1
+        assert time.monotonic() - since < 15
+
+    gpus(2, rank, deadline=3)
+
+
+def test_abort(gpus):
+    def rank(c):
+        h = ep.Handle(c, SPEC)
+        arrays = OfGPU(c)
+
+        def exchange():
+            h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
+            c.wait()
+
+        if c.rank:
+            time.sleep(0.5)
+            c.abort()
+            with pytest.raises(weft.AbortedError):
+                c.check()
+        else:
+            with pytest.raises(weft.AbortedError) as e:
+                exchange()
+            assert e.value.rank == 1
+        with pytest.raises(weft.AbortedError):
+            h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
+
+    gpus(2, rank)
+
+
+def test_specs():
+    good = {"experts": 4, "topk": 2, "hidden": 128, "max_tokens": 4}
+    ep.Spec(**good).check(2, "gpu")
+    with pytest.raises(weft.WeftError):
+        ep.Spec(**good | {"hidden": 3}).check(2, "gpu")
+    with pytest.raises(weft.WeftError):
+        weft.join(engine="gpu", gpu=9)
+
+
+# PyTorch, whose tensors of the host stand for such of GPUs.
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    torch = pytest.importorskip("torch")
+    tensors_on_gpus(monkeypatch)
+    return torch
+
+
+@pytest.mark.parametrize("layout", ["expert_major", "token_major"])
+def test_operators(torch, threads, layout):
+    """A layer with gradients, uncompiled and compiled, gives what it gives on the host."""
+    import weft.torch
+
+    batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=11)
+
+    def rank(c):
+        x, topk, weights = (torch.from_numpy(a[c.rank]) for a in (batch.rows, batch.topks, batch.weights))
+        results = {}
+        with handle(c, batch, layout=layout, live=4) as h:
+
+            def layer(x, weights):
+                rows, row_weights, routing = weft.torch.dispatch(h, x, topk, weights)
+                if layout == "token_major":
+                    return weft.torch.combine(h, torch.tanh(rows) * row_weights.sum(1, keepdim=True), routing)
+                return weft.torch.combine(h, torch.tanh(rows), routing, weights)
+
+            torch._dynamo.reset()
+            for name, f in (("eager", layer), ("compiled", torch.compile(layer, fullgraph=True, backend="aot_eager"))):
+                if name == "compiled" and c.ranks > 1:
+                    continue  # ranks that are threads compile one after the other, and wait for each other
+                got_x, got_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
+                out = f(got_x, got_w)
+                out.square().sum().backward()
+                results |= {f"{name} {n}": t.detach().numpy().copy() for n, t in (("out", out), ("x", got_x.grad), ("weights", got_w.grad))}
+        return results
+
+    same(threads(2, rank, gpu=int), threads(2, rank))
+    batch = Batch(1, experts=4, topk=2, hidden=32, max_tokens=5, seed=11)
+    same(threads(1, rank, gpu=int), threads(1, rank))
+
+
+def test_tensors(torch, gpus):
+    """Results are tensors where operands were, new ones where none are given; what is not contiguous is copied."""
+
+    def rank(c):
+        with ep.Handle(c, SPEC) as h:
+            x = torch.from_numpy(X)
+            got = h.dispatch(x.t().contiguous().t(), torch.from_numpy(TOPK).int(), torch.from_numpy(WEIGHTS))
+            assert isinstance(got.rows, torch.Tensor)
+            assert got.routing.expert_counts.tolist() == [4]
+            out = h.combine(got.rows, got)
+            c.wait()
+            assert torch.equal(out, x)
+            with pytest.raises(weft.OperandError, match=r"rows: shape .* nothing is copied for a call on OWN"):
+                h.dispatch(x.t().contiguous().t(), torch.from_numpy(TOPK), torch.from_numpy(WEIGHTS), stream=weft.OWN)
+            with pytest.raises(weft.OperandError, match="out: memory for a call on OWN"):
+                h.combine(got.rows, got, stream=weft.OWN)
+            assert torch.equal(h.combine(got.rows, got, out=out.zero_(), stream=weft.OWN), x)
+            grad, none = h.dispatch_backward(got.rows, got)
+            c.wait()
+            assert none is None
+            assert torch.equal(grad, x)
+            rows, weights = h.combine_backward(x, got, got.rows)
+            c.wait()
+            assert rows.shape == got.rows.shape
+            assert torch.equal(weights[:, 0], (x * x).sum(1))
+
+    gpus(2, rank)

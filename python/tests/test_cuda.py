@@ -1,0 +1,119 @@
+"""Real GPUs: what cuda_ranks.py checks, with PyTorch's CUDA tensors, streams, captures and autograd, by ranks that are processes.
+
+Ranks are spread over the GPUs that there are, and share them if they are more. Starting processes costs many seconds on GPUs, so all checks of so many
+ranks are made in one start of them, and each has a test here that tells what it found.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import HERE, alone
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("no PyTorch", allow_module_level=True)
+
+import torch
+
+# Before the library or PyTorch is asked whether there are GPUs: their number is all that this process wants of them.
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+if GPUS == 0:
+    if os.environ.get("WEFT_REQUIRE_GPU") == "1":
+        pytest.fail("PyTorch sees no GPU, and WEFT_REQUIRE_GPU=1", pytrace=False)
+    pytest.skip("PyTorch sees no GPU", allow_module_level=True)
+
+RANKS = sorted({1, 2, min(4, GPUS)})
+CHECKS = [
+    *("exchanges", "exchanges_of_halves", "exchanges_of_fp8", "device_counts", "gradients", "operators", "autograd", "compiled", "streams", "operands"),
+    *("libraries", "windows", "lifetimes", "threads", "captures", "captures_refuse", "late_errors", "deep_ep_normal", "deep_ep_low_latency"),
+    *("deep_ep_captured", "cost", "compiled_by_inductor"),
+]
+SECONDS = float(os.environ.get("WEFT_PART_SECONDS", "600"))
+
+
+def start(ranks, *names):
+    """Runs checks on so many ranks, and returns what each rank has said: a list of its lines, and how it ended."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    common = alone() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "cuda_ranks.py"), *names],
+            env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for r in range(ranks)
+    ]
+    said = [""] * ranks
+
+    def read(r):
+        said[r] = started[r].communicate()[0]
+
+    readers = [threading.Thread(target=read, args=(r,), daemon=True) for r in range(ranks)]
+    for t in readers:
+        t.start()
+    try:
+        for t in readers:
+            t.join(SECONDS)
+    finally:
+        for p in started:
+            p.kill()
+        for t in readers:
+            t.join(10)
+    return [(p.returncode, text) for p, text in zip(started, said, strict=True)]
+
+
+@functools.cache
+def found(ranks):
+    """What all checks have found on so many ranks: by rank, each check's line, and all that was said."""
+    ended = start(ranks)
+    lines = [{line["check"]: line for line in map(json.loads, filter(lambda x: x.startswith('{"check"'), text.splitlines()))} for _, text in ended]
+    return lines, ended
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_on_gpus(ranks, check):
+    lines, ended = found(ranks)
+    wrong, skipped = [], None
+    for rank, of_rank in enumerate(lines):
+        line = of_rank.get(check)
+        if line is None:
+            wrong.append(f"rank {rank} did not get so far; it ended with {ended[rank][0]}, and said last:\n{ended[rank][1][-3000:]}")
+        elif line["error"]:
+            wrong.append(f"rank {rank}, after {line['seconds']} s:\n{line['error']}")
+        skipped = skipped or (line or {}).get("skipped")
+    assert not wrong, "\n".join(wrong)
+    if skipped:
+        pytest.skip(skipped)
+    if figures := lines[0][check].get("figures"):
+        print(f"\n{ranks} ranks on {GPUS} GPUs, microseconds, of rank 0:")
+        for name, times in figures.items():
+            print(f"  {name}: {json.dumps(times)}")
+
+
+def test_every_check_is_here():
+    text = (HERE / "cuda_ranks.py").read_text()
+    listed = text[text.index("CHECKS = (") :]
+    listed = listed[: listed.index(")")].replace("CHECKS = (", "")
+    assert [name.strip() for name in listed.split(",") if name.strip()] == CHECKS
+
+
+@pytest.mark.parametrize("ranks", [n for n in RANKS if n > 1])
+def test_dead_rank(ranks):
+    *alive, dead = start(ranks, "death")
+    assert dead[0] == -9, dead[1]
+    for code, text in alive:
+        assert code == 0, text
+        assert '"error": null' in text, text
