@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math/bits"
 	"strconv"
 	"unsafe"
 
@@ -25,11 +24,9 @@ type placeArgs struct {
 	shape                            shape
 	state                            uint64
 	words, totals, records           uint64
-	visits, marks                    uint64
+	befores, marks                   uint64
 	what, tokens, call, rows, align  uint32
-	blocks, numbers                  uint32
-	_                                uint32
-	topk                             device.Divisor
+	blocks                           uint32
 	ids, weights                     uint64
 	home, places, landings, arrivals uint64
 	described, ranges                uint64
@@ -117,10 +114,10 @@ const mostPlacedBytes = 16 << 32
 // what they have counted.
 const placeBlocks, placeTokens = 32, 512
 
-// numberBits is how many bits a number of a rank's selections of an expert has, in a word of 32 that has the local expert + 1 above it.
-func (g *geometry) numberBits() int { return bits.Len(uint(g.tokens - 1)) }
-
-const _ = uint((1<<32)/(2*MaxExperts*maxTokensGPU) - 1) // there is room for both
+// placing is how many of so many blocks have something to do in a prepare.
+func (g *geometry) placing(blocks int) int {
+	return min(blocks, max(placeBlocks, ceil(g.tokens, placeTokens)))
+}
 
 // newPlacedRegions lays out the window of a handle whose rows have their final places before they leave: what kernels/placed.cuh describes.
 func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
@@ -136,9 +133,11 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	} else {
 		r.addCombine(g, s, t, b.combine)
 	}
-	if !s.Layout.byExpert() {
-		r.visits = r.add(2 * ranks * tokens * 4)
+	columns := 1 // that a rank is told of, of what the blocks before one have
+	if s.Layout.byExpert() {
+		columns = g.local
 	}
+	r.befores = r.addZero(2 * ranks * int64(g.placing(b.dispatch)*columns) * 8)
 	r.blocks = r.add(int64(s.Live) * r.block.bytes)
 	return r
 }
@@ -165,9 +164,8 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		what = whatByRank
 	}
 	place := placeArgs{
-		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records), visits: uint64(r.visits), marks: uint64(r.marks),
-		what: what, rows: uint32(g.capacity), align: uint32(g.align), topk: device.NewDivisor(g.topk),
-		blocks: uint32(min(h.blocks.dispatch, max(placeBlocks, ceil(g.tokens, placeTokens)))), numbers: uint32(g.numberBits()),
+		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records), befores: uint64(r.befores), marks: uint64(r.marks),
+		what: what, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
 	}
 	if l.placing, err = f.place.Prepare(dispatch, place); err != nil {
 		return err
