@@ -12,7 +12,7 @@ type regions struct {
 	rows, home                           int64
 	totals, befores, words, marks, stage int64 // of placed rows
 	gradientWords, gradientMarks         int64
-	numbers, gradients                   int64
+	scalars, pullScalars, gradients      int64
 	blocks                               int64
 	total                                int64
 

@@ -64,9 +64,10 @@ type pullArgs struct {
 	chunks                  device.Divisor
 	carriers, depth, most   uint32
 	call                    uint32
-	home, places            uint64
+	home, places, described uint64
 	out                     uint64
 	bias                    [2]uint64
+	scalars                 scalarArgs
 }
 
 func placedKernels(arch string) []kernel.Spec {
@@ -98,7 +99,7 @@ func pushKernel(quantize weft.DType, arch string) kernel.Spec {
 }
 
 func pullKernel(of weft.DType, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("pull of %v", of), "pull.cu", arch, "placed.cuh", "sum.cuh")
+	s := kernelSpec(fmt.Sprintf("pull of %v", of), "pull.cu", arch, "placed.cuh", "scalars.cuh", "sum.cuh")
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_PULL_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pullArgs{})))
 	return s
@@ -130,6 +131,7 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	r.records = r.add(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
 	if t.pulls {
 		r.stage = r.add(int64(g.rows()) * int64(s.outputBytes()))
+		r.pullScalars = r.add(2 * tokens * int64(g.topk) * 4)
 	} else {
 		r.addCombine(g, s, t, b.combine)
 	}
@@ -207,6 +209,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	pull := pullArgs{
 		shape: h.shape(), words: uint64(r.words) + ranks*8, marks: uint64(r.marks) + ranks*blocks*4, first: uint32(h.locals.combineCounts),
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
+		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
 	most := min(g.topk, g.ranks) // rows of a token
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
@@ -454,17 +457,18 @@ func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, cal
 }
 
 // setPull points the launch at the caller's tensors. Rows that were received are read where they are, others are copied into the window.
-func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights scalars) error {
 	a, p := h.placed.pull, r.placement.(*gpuRouting)
 	at, err := h.offer(stream, y, h.regions.stage)
 	if err != nil {
 		return err
 	}
-	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
+	a.home, a.places, a.described = p.at(p.off.home), p.at(p.off.places), p.at(p.off.described)
 	a.call, a.out, a.tokens, a.biases, a.at = call, addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
 	for i, b := range bias {
 		a.bias[i] = addressOf(b)
 	}
+	a.scalars.set(p, weights)
 	return nil
 }
 
