@@ -193,17 +193,8 @@ struct Choice {
 	__device__ __forceinline__ u32 rank(const Place &a) const { return e != 0 ? rank_of(a.shape, e - 1) : MAX_RANKS; }
 };
 
-// expert_of is the expert that a selection names, + 1; 0 for none, and for what is no expert.
-__device__ __forceinline__ u32 expert_of(const Place &a, u32 i) {
-	u32 low, high = 0;
-	if ((a.what & WIDE) != 0) {
-		uint2 wide = ((const uint2 *)a.ids)[i];
-		low = wide.x, high = wide.y;
-	} else {
-		low = ((const u32 *)a.ids)[i];
-	}
-	return high == 0 && low < a.shape.experts ? low + 1 : 0;
-}
+// expert_of is the expert that an index names, + 1; 0 for none, and for what is no expert.
+__device__ __forceinline__ u32 expert_of(const Place &a, uint2 id) { return id.y == 0 && id.x < a.shape.experts ? id.x + 1 : 0; }
 
 constexpr u32 FLIGHT = 4; // selections of a thread that are on their way at once
 
@@ -212,15 +203,27 @@ template <bool WEIGHTS, bool NUMBERS, class F> __device__ __forceinline__ void e
 #pragma unroll 1
 	for (u32 first = from; first < to; first += FLIGHT * s.step) {
 		Choice c[FLIGHT];
+		uint2 id[FLIGHT];
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
 			c[j].t = first + s.token + j * s.step;
 			c[j].i = c[j].t * a.shape.topk + s.k;
 			c[j].here = c[j].t < to && s.k < a.shape.topk;
-			c[j].e = c[j].here ? expert_of(a, c[j].i) : 0;
+		}
+		if ((a.what & WIDE) != 0) {
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) id[j] = c[j].here ? ((const uint2 *)a.ids)[c[j].i] : make_uint2(EMPTY, EMPTY);
+		} else {
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) id[j] = make_uint2(c[j].here ? ((const u32 *)a.ids)[c[j].i] : EMPTY, 0);
+		}
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) {
 			if (WEIGHTS) c[j].weight = c[j].here && a.weights != nullptr ? a.weights[c[j].i] : 1.0f;
 			if (NUMBERS) c[j].number = c[j].here ? a.places[c[j].i] : 0;
 		}
+#pragma unroll
+		for (u32 j = 0; j < FLIGHT; j++) c[j].e = expert_of(a, id[j]); // when all are on their way
 		f(c, min(FLIGHT, (to - first + s.step - 1) / s.step));
 	}
 }
