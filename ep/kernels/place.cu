@@ -3,9 +3,9 @@
 //
 //	count   every block sends every rank what its share of the tokens selects there, and counts by expert and by rank, with a bit a token in shared memory
 //	before  what the blocks before have is added up and told the ranks concerned; the last block so knows what its rank has in all, and tells every rank
-//	number  a selection, or by rank a token, has a number among the share's; so has what the blocks of this number have sent, which is counted in the same way
-//	base    what the ranks and the blocks before have and, for packed rows, the zones before, is what numbers have to be raised by to be rows
-//	keep    numbers become rows: of this rank's selections, and of those that come
+//	base    what the ranks and the blocks before have and, for packed rows, the zones before, is what numbers among a share's have to be raised by to be rows
+//	keep    this rank's selections, or by rank its tokens, get their rows; when what the blocks of this number have sent is there, it is counted in the same way, and
+//	        gets its rows
 #include "placed.cuh"
 
 namespace weft {
@@ -375,33 +375,6 @@ template <class F> __device__ __forceinline__ void each_record(const Place &a, c
 	});
 }
 
-// NUMBER is where a landing has a number, above the local expert + 1, until it is a row.
-constexpr u32 NUMBER = 16;
-
-// note counts what the blocks of this number have sent, and numbers it. All threads of the block call it.
-__device__ __forceinline__ void note(const Place &a, const Turn &o, const Spread &s, const Sources &sources) {
-	Map m(sources.most, incoming(a));
-	m.go(
-		sources.most, incoming(a),
-		[&](u32 t, u32 first, u32 n) {
-			each_record(a, o, s, sources, t, min(t + m.tile(), sources.most), [&](const Spot &c, uint2 record) {
-				u32 bucket = (by_rank(a) ? c.src : c.src * a.shape.local + record.x - 1) - first;
-				if (record.x != 0 && bucket < n) m.add(bucket, c.t - t);
-			});
-		},
-		[](u32, u32) {},
-		[&](u32 t, u32 first, u32 n) {
-			each_record(a, o, s, sources, t, min(t + m.tile(), sources.most), [&](const Spot &c, uint2 record) {
-				bool comes = by_rank(a) ? s.of_token(record.x != 0) : record.x != 0;
-				u32 bucket = (by_rank(a) ? c.src : c.src * a.shape.local + record.x - 1) - first;
-				if (!c.here || (comes ? bucket >= n : first != 0)) return;
-				u32 number = comes ? m.number(bucket, c.t - t) : 0;
-				a.landings[c.i] = {record.x != 0 ? record.x | number << NUMBER : 0, record.y};
-				if (by_rank(a) && s.k == 0) a.arrivals[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = comes ? number + 1 : 0;
-			});
-		});
-}
-
 // ---- Rows.
 
 // Bases are what numbers have to be raised by.
@@ -554,7 +527,7 @@ __device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &
 // base learns what numbers have to be raised by, and describes what comes. All threads of the block call it.
 __device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, const Sources &sources, const Bases &bases) {
 	Described d(a.described, a.shape.local, a.group.ranks);
-	__syncthreads(); // the map's memory is used for other things
+	__syncthreads(); // all have added up what is before
 	if (by_rank(a)) base_ranks(a, o, w, d, bases);
 	else base_experts(a, o, w, d, bases);
 	if (blockIdx.x != 0) return;
@@ -588,31 +561,34 @@ __device__ __forceinline__ void keep_own(const Place &a, const Turn &o, const Sp
 	});
 }
 
-// keep_arrived makes rows of the numbers of what comes. All threads of the block call it.
-__device__ __forceinline__ void keep_arrived(const Place &a, const Spread &s, const Sources &sources, const Bases &bases) {
-	constexpr u32 LOW = (1u << NUMBER) - 1;
-	each_spot(a, s, sources, 0, sources.most, [&](const Spot(&spot)[FLIGHT]) {
-		u32 what[FLIGHT], *arrival[FLIGHT], number[FLIGHT]; // by rank: of the token
-#pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) {
-			what[j] = spot[j].here ? a.landings[spot[j].i].what : 0;
-			arrival[j] = a.arrivals + (by_rank(a) && spot[j].here && s.k == 0 ? spot[j].src * a.shape.capacity + sources.shares[spot[j].src].from + spot[j].t : 0);
-			number[j] = by_rank(a) && spot[j].here && s.k == 0 ? *arrival[j] : 0;
-		}
-#pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) {
-			u32 le = (what[j] & LOW) - 1, src = min(spot[j].src, a.group.ranks - 1);
-			if (what[j] != 0) {
-				u32 row = (what[j] >> NUMBER) + bases.arrived[by_rank(a) ? src : src * a.shape.local + le];
-				a.landings[spot[j].i].what = row >= limit(a, le) ? 0 : by_rank(a) ? le + 1 : row + 1;
-			}
-			if (number[j] != 0) {
-				u32 row = number[j] - 1 + bases.arrived[src];
-				*arrival[j] = row < a.rows ? row + 1 : 0;
-			}
-		}
-	});
-	Share rest(a.shape.capacity, a.blocks); // of tokens that a rank does not have
+// keep_arrived counts what the blocks of this number have sent, and gives it its rows. All threads of the block call it.
+__device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, const Spread &s, const Sources &sources, const Bases &bases) {
+	Map m(sources.most, incoming(a));
+	m.go(
+		sources.most, incoming(a),
+		[&](u32 t, u32 first, u32 n) {
+			each_record(a, o, s, sources, t, min(t + m.tile(), sources.most), [&](const Spot &c, uint2 record) {
+				u32 bucket = (by_rank(a) ? c.src : c.src * a.shape.local + record.x - 1) - first;
+				if (record.x != 0 && bucket < n) m.add(bucket, c.t - t);
+			});
+		},
+		[](u32, u32) {},
+		[&](u32 t, u32 first, u32 n) {
+			each_record(a, o, s, sources, t, min(t + m.tile(), sources.most), [&](const Spot &c, uint2 record) {
+				bool comes = by_rank(a) ? s.of_token(record.x != 0) : record.x != 0;
+				u32 le = record.x - 1, bucket = by_rank(a) ? c.src : c.src * a.shape.local + le;
+				if (!c.here || (comes ? bucket - first >= n : first != 0)) return;
+				u32 row = comes ? m.number(bucket - first, c.t - t) + bases.arrived[bucket] : 0;
+				bool kept = comes && row < limit(a, le);
+				a.landings[c.i] = {!kept || record.x == 0 ? 0 : by_rank(a) ? record.x : row + 1, record.y};
+				if (by_rank(a) && s.k == 0) a.arrivals[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
+			});
+		});
+}
+
+// clear_rest says of tokens that a rank does not have that nothing comes. All threads of the block call it.
+__device__ __forceinline__ void clear_rest(const Place &a, const Sources &sources) {
+	Share rest(a.shape.capacity, a.blocks);
 	u32 topk = a.shape.topk;
 #pragma unroll 1
 	for (u32 src = 0; src < a.group.ranks; src++) {
@@ -622,9 +598,16 @@ __device__ __forceinline__ void keep_arrived(const Place &a, const Spread &s, co
 	}
 }
 
-// begin_words begins the operation with the others.
-__device__ __forceinline__ void begin_words(const Place &a, const Turn &o, Wait &w) {
-	tell(a.group, o, a.words, a.call, 0);
+// begin_words begins the operation with the others, before anything else, so that nobody waits for a word, and without a fence: the word goes with nothing.
+__device__ __forceinline__ void begin_words(const Place &a, const Turn &o) {
+	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
+		tell_word(a.group, o, a.words, r, a.call, 0);
+		tell_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
+	}
+}
+
+// hear_words hears that the others have begun it.
+__device__ __forceinline__ void hear_words(const Place &a, const Turn &o, Wait &w) {
 	count_words(o, w, a.words);
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (!holds(o.mask, r)) hear(o, w, a.words, r, a.call);
@@ -640,22 +623,22 @@ __device__ __forceinline__ void place(const Place &a) {
 		Share share(a.tokens, a.blocks);
 		Bases bases(a);
 		Sources sources;
-		for (u32 r = threadIdx.x; blockIdx.x == 0 && r < a.group.ranks; r += blockDim.x) tell_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
+		if (blockIdx.x == 0) begin_words(a, o);
 		count(a, o, s, share);
 		if (blockIdx.x == 0) { // others wait for what it counts, and it for none of theirs
-			begin_words(a, o, w);
+			hear_words(a, o, w);
 			if (__syncthreads_or(w.over) != 0) return;
 		}
 		mark(a.group, o, a.marks);
 		add_before(a, o, w, bases);
 		sources.learn(a, o, w);
-		if (!await_marks(a.group, o, w, a.marks)) return;
-		sources.measure(a);
-		note(a, o, s, sources);
-		base(a, o, w, sources, bases);
+		base(a, o, w, sources, bases); // what it awaits is told without a fence, so it is there before the marks
 		if (__syncthreads_or(w.over) != 0) return;
+		sources.measure(a);
 		keep_own(a, o, s, bases, share);
-		keep_arrived(a, s, sources, bases);
+		clear_rest(a, sources);
+		if (!await_marks(a.group, o, w, a.marks)) return;
+		keep_arrived(a, o, s, sources, bases);
 	} else {
 		mark(a.group, o, a.marks); // for nobody, but one that is too old may be taken for a new one
 	}

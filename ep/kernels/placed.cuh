@@ -53,12 +53,16 @@ struct Share {
 // A word has, from the top, 28 bits of the operation's number, the call that it is part of (Go: device.CallPrepare and its like), and 32 bits of what the rank has to say.
 constexpr u32 CALL_SHIFT = 32, EPOCH_SHIFT = 36;
 
-// tell begins the operation with a word for every rank. One block does, at once: what the stream did before is over.
+// tell_word begins the operation with a word for a rank.
+__device__ __forceinline__ void tell_word(const Group &g, const Turn &o, u64 words, u32 rank, u32 call, u32 word) {
+	if (!holds(o.mask, rank)) store_relaxed_sys_u64(g.window[rank] + words + g.rank * 8, o.epoch << EPOCH_SHIFT | (u64)call << CALL_SHIFT | word);
+}
+
+// tell begins it with a word for every rank. One block does, at once: what the stream did before is over.
 __device__ __forceinline__ void tell(const Group &g, const Turn &o, u64 words, u32 call, u32 word) {
 	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
-		if (holds(o.mask, r)) continue;
 		fence_sys();
-		store_relaxed_sys_u64(g.window[r] + words + g.rank * 8, o.epoch << EPOCH_SHIFT | (u64)call << CALL_SHIFT | word);
+		tell_word(g, o, words, r, call, word);
 	}
 }
 
