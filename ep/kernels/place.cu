@@ -83,10 +83,18 @@ struct Map {
 	}
 
 	__device__ __forceinline__ void add_up(u32 bucket) const {
-		u32 sum = 0;
-		for (u32 w = bucket * width; w < (bucket + 1) * width; w++) {
-			before[w] = (u16)sum;
-			sum += __popc(words[w]);
+		constexpr u32 FLIGHT = 8; // words that are read before anything is stored: a store might be to a word that is read after it, as the compiler sees it
+		u32 sum = 0, end = (bucket + 1) * width;
+#pragma unroll 1
+		for (u32 first = bucket * width; first < end; first += FLIGHT) {
+			u32 v[FLIGHT];
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) v[j] = first + j < end ? words[first + j] : 0;
+#pragma unroll
+			for (u32 j = 0; j < FLIGHT; j++) {
+				if (first + j < end) before[first + j] = (u16)sum;
+				sum += __popc(v[j]);
+			}
 		}
 	}
 
