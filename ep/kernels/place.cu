@@ -624,7 +624,8 @@ __device__ __forceinline__ void hear_words(const Place &a, const Turn &o, Wait &
 
 __device__ __forceinline__ void place(const Place &a) {
 	Turn o;
-	if (!o.begin(a.group, a.state, 0, OP_PREPARE)) return;
+	bool begun = o.begin(a.group, a.state, 0, OP_PREPARE);
+	if (!__syncthreads_and(begun)) return; // all of a block or none: half of one would tell others what it has not counted
 	if (blockIdx.x < a.blocks) {
 		Wait w(a.group, a.state, OP_PREPARE, o.epoch);
 		Spread s(a.shape.topk, blockDim.x);
