@@ -49,7 +49,7 @@ func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Ro
 	if err := h.checkCombineOperands(op, r, y, out, bias); err != nil {
 		return err
 	}
-	return h.startCombine(device.CallCombine, stream, r, y, out, bias, what)
+	return h.startCombine(device.CallCombine, stream, r, y, out, bias, scalars{}, what)
 }
 
 // checkCombineOperands says what is wrong with the arguments of a combine.
@@ -72,10 +72,10 @@ func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bi
 	return nil
 }
 
-// startCombine enqueues what brings rows home.
-func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
+// startCombine enqueues what brings rows home; a pull brings gradients of weights besides.
+func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights scalars, what uint32) error {
 	if h.tuning.pulls {
-		if err := h.setPull(call, stream, r, y, out, bias); err != nil {
+		if err := h.setPull(call, stream, r, y, out, bias, weights); err != nil {
 			return err
 		}
 	} else {

@@ -18,16 +18,34 @@ type gradientArgs struct {
 	group                   device.Group
 	shape                   shape
 	state                   uint64
-	words, marks, numbers   uint64
+	words, marks            uint64
 	first, what, tokens, at uint32
 	rowBytes, align         uint32
 	call, _                 uint32
 	chunk, carriers         uint32
-	topk                    device.Divisor
-	home, landings          uint64
-	arrivals, described     uint64
+	home, described         uint64
 	y, rows                 uint64
-	scalars, weights        uint64
+	scalars                 scalarArgs
+}
+
+// scalarArgs say which gradients of weights go home: the Scalars of kernels/scalars.cuh.
+type scalarArgs struct {
+	at                 uint64
+	topk               device.Divisor
+	landings, arrivals uint64
+	rows, home         uint64
+}
+
+// scalars are gradients of weights: those that came with rows and go home, and those that have come home, or neither.
+type scalars struct{ rows, home weft.Tensor }
+
+// set says which gradients of weights go home, by r.
+func (a *scalarArgs) set(r *gpuRouting, s scalars) {
+	a.landings, a.arrivals = r.at(r.off.landings), 0
+	if r.h.spec.Layout == TokenMajor {
+		a.arrivals = r.at(r.off.arrivals)
+	}
+	a.rows, a.home = addressOf(s.rows), addressOf(s.home)
 }
 
 // What a launch of gradients does: the enumeration of kernels/gradients.cu.
@@ -41,7 +59,7 @@ const (
 const gradientThreads, mostGradientThreads = 4 * 32, 16 * 32
 
 func gradientKernel(of weft.DType, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, "placed.cuh", "sum.cuh")
+	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, "placed.cuh", "scalars.cuh", "sum.cuh")
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_GRADIENT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(gradientArgs{})))
 	return s
@@ -54,7 +72,7 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 	}
 	r.gradientWords = r.addZero(int64(g.ranks) * 8)
 	r.gradientMarks = r.addZero(int64(g.ranks) * int64(blocks) * 4)
-	r.numbers = r.add(2 * int64(g.tokens) * int64(g.topk) * 4)
+	r.scalars = r.add(2 * int64(g.tokens) * int64(g.topk) * 4)
 	r.gradients = r.add(int64(g.tokens) * int64(s.outputBytes()))
 }
 
@@ -62,8 +80,9 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 func (h *gpu) prepareGradients(f functions) (err error) {
 	g, s, r := &h.geometry, &h.spec, &h.regions
 	a := gradientArgs{
-		shape: h.shape(), words: uint64(r.gradientWords), marks: uint64(r.gradientMarks), numbers: uint64(r.numbers), first: uint32(h.locals.gradientCounts),
-		at: uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align), topk: device.NewDivisor(g.topk),
+		shape: h.shape(), words: uint64(r.gradientWords), marks: uint64(r.gradientMarks), first: uint32(h.locals.gradientCounts),
+		at: uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align),
+		scalars: scalarArgs{at: uint64(r.scalars), topk: device.NewDivisor(g.topk)},
 	}
 	config := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(h.blocks.gradients)}, Block: cuda.Dim{X: uint32(h.blocks.gradientThreads)}}
 	bulk, err := h.bulk()
@@ -99,12 +118,12 @@ func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 	if !gradWeights.IsZero() {
 		call = device.CallDispatchWeightBackward
 	}
-	if err := h.startCombine(call, stream, r, gradRows, gradX, nil, whatSend|whatReceive); err != nil {
+	weights := scalars{gradRowWeights, gradWeights}
+	if err := h.startCombine(call, stream, r, gradRows, gradX, nil, weights, whatSend|whatReceive); err != nil {
 		return err
 	}
-	if !gradWeights.IsZero() {
-		a := h.setGradients(r, gradWeights)
-		a.scalars = addressOf(gradRowWeights)
+	if !gradWeights.IsZero() && !h.tuning.pulls {
+		h.setGradients(r, weights)
 		if err := h.startGradients(stream, call, 0); err != nil {
 			return err
 		}
@@ -122,7 +141,7 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 		aligned(op, "rows", y), aligned(op, "gradients of rows", gradRows), whole(op, "gradients of weights", gradWeights)); err != nil {
 		return err
 	}
-	a := h.setGradients(r, gradWeights)
+	a := h.setGradients(r, scalars{home: gradWeights})
 	a.rows = addressOf(gradRows)
 	call, what := uint32(device.CallCombineBackward), whatRows|h.weighted()
 	if !gradWeights.IsZero() {
@@ -143,15 +162,12 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 	return h.finish(ctx, s)
 }
 
-// setGradients points the launch at a Routing, and at where numbers come home to.
-func (h *gpu) setGradients(r *Routing, gradWeights weft.Tensor) *gradientArgs {
+// setGradients points the launch at a Routing, and at the gradients of weights that go and come home.
+func (h *gpu) setGradients(r *Routing, weights scalars) *gradientArgs {
 	a, p := h.gradientArg, r.placement.(*gpuRouting)
-	a.home, a.landings, a.arrivals, a.described = p.at(p.off.home), p.at(p.off.landings), 0, p.at(p.off.described)
-	if h.spec.Layout == TokenMajor {
-		a.arrivals = p.at(p.off.arrivals)
-	}
-	a.tokens, a.weights = uint32(r.tokens), addressOf(gradWeights)
-	a.y, a.rows, a.scalars = 0, 0, 0
+	a.home, a.described = p.at(p.off.home), p.at(p.off.described)
+	a.tokens, a.y, a.rows = uint32(r.tokens), 0, 0
+	a.scalars.set(p, weights)
 	return a
 }
 

@@ -10,9 +10,9 @@ type regions struct {
 	heads, counts, combineHeads, records int64
 	arrived, returned, ready             int64
 	rows, home                           int64
-	totals, visits, words, marks, stage  int64 // of placed rows
+	totals, befores, words, marks, stage int64 // of placed rows
 	gradientWords, gradientMarks         int64
-	numbers, gradients                   int64
+	scalars, pullScalars, gradients      int64
 	blocks                               int64
 	total                                int64
 
@@ -132,6 +132,6 @@ func newLocals(g *geometry, placed bool, b blocks) locals {
 		return l
 	}
 	l.counts = l.add(b.dispatch * (g.experts + g.ranks) * 8)
-	l.bases = l.add(b.dispatch * 2 * max(g.experts, g.ranks) * 4)
+	l.bases = l.add(b.dispatch * 4 * max(g.experts, g.ranks) * 4)
 	return l
 }

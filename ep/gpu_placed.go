@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math/bits"
 	"strconv"
 	"unsafe"
 
@@ -25,11 +24,9 @@ type placeArgs struct {
 	shape                            shape
 	state                            uint64
 	words, totals, records           uint64
-	visits, marks                    uint64
+	befores, marks                   uint64
 	what, tokens, call, rows, align  uint32
-	blocks, numbers                  uint32
-	_                                uint32
-	topk                             device.Divisor
+	blocks                           uint32
 	ids, weights                     uint64
 	home, places, landings, arrivals uint64
 	described, ranges                uint64
@@ -68,9 +65,10 @@ type pullArgs struct {
 	chunks                  device.Divisor
 	carriers, depth, most   uint32
 	call                    uint32
-	home, places            uint64
+	home, places, described uint64
 	out                     uint64
 	bias                    [2]uint64
+	scalars                 scalarArgs
 }
 
 func placedKernels(arch string) []kernel.Spec {
@@ -102,7 +100,7 @@ func pushKernel(quantize weft.DType, arch string) kernel.Spec {
 }
 
 func pullKernel(of weft.DType, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("pull of %v", of), "pull.cu", arch, "placed.cuh", "sum.cuh")
+	s := kernelSpec(fmt.Sprintf("pull of %v", of), "pull.cu", arch, "placed.cuh", "scalars.cuh", "sum.cuh")
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_PULL_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pullArgs{})))
 	return s
@@ -118,10 +116,10 @@ const mostPlacedBytes = 16 << 32
 // what they have counted.
 const placeBlocks, placeTokens = 32, 512
 
-// numberBits is how many bits a number of a rank's selections of an expert has, in a word of 32 that has the local expert + 1 above it.
-func (g *geometry) numberBits() int { return bits.Len(uint(g.tokens - 1)) }
-
-const _ = uint((1<<32)/(2*MaxExperts*maxTokensGPU) - 1) // there is room for both
+// placing is how many of so many blocks have something to do in a prepare.
+func (g *geometry) placing(blocks int) int {
+	return min(blocks, max(placeBlocks, ceil(g.tokens, placeTokens)))
+}
 
 // newPlacedRegions lays out the window of a handle whose rows have their final places before they leave: what kernels/placed.cuh describes.
 func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
@@ -134,12 +132,15 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	r.records = r.add(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
 	if t.pulls {
 		r.stage = r.add(int64(g.rows()) * int64(s.outputBytes()))
+		r.pullScalars = r.add(2 * tokens * int64(g.topk) * 4)
 	} else {
 		r.addCombine(g, s, t, b.combine)
 	}
-	if !s.Layout.byExpert() {
-		r.visits = r.add(2 * ranks * tokens * 4)
+	columns := 1 // that a rank is told of, of what the blocks before one have
+	if s.Layout.byExpert() {
+		columns = g.local
 	}
+	r.befores = r.addZero(2 * ranks * int64(g.placing(b.dispatch)*columns) * 8)
 	r.blocks = r.add(int64(s.Live) * r.block.bytes)
 	return r
 }
@@ -167,9 +168,8 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		what = whatByRank
 	}
 	place := placeArgs{
-		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records), visits: uint64(r.visits), marks: uint64(r.marks),
-		what: what, rows: uint32(g.capacity), align: uint32(g.align), topk: device.NewDivisor(g.topk),
-		blocks: uint32(min(h.blocks.dispatch, max(placeBlocks, ceil(g.tokens, placeTokens)))), numbers: uint32(g.numberBits()),
+		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records), befores: uint64(r.befores), marks: uint64(r.marks),
+		what: what, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
 	}
 	if l.placing, err = f.place.Prepare(dispatch, place); err != nil {
 		return err
@@ -214,6 +214,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	pull := pullArgs{
 		shape: h.shape(), words: uint64(r.words) + ranks*8, marks: uint64(r.marks) + ranks*blocks*4, first: uint32(h.locals.combineCounts),
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
+		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
 	most := min(g.topk, g.ranks) // rows of a token
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
@@ -473,17 +474,18 @@ func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, cal
 }
 
 // setPull points the launch at the caller's tensors. Rows that were received are read where they are, others are copied into the window.
-func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights scalars) error {
 	a, p := h.placed.pull, r.placement.(*gpuRouting)
 	at, err := h.offer(stream, y, h.regions.stage)
 	if err != nil {
 		return err
 	}
-	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
+	a.home, a.places, a.described = p.at(p.off.home), p.at(p.off.places), p.at(p.off.described)
 	a.call, a.out, a.tokens, a.biases, a.at = call, addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
 	for i, b := range bias {
 		a.bias[i] = addressOf(b)
 	}
+	a.scalars.set(p, weights)
 	return nil
 }
 

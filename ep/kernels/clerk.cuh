@@ -18,25 +18,6 @@ __device__ __forceinline__ Tally tally() {
 	return {shared_words(), came, sum};
 }
 
-// Spread gives every thread selections of its own: those of a token are a power of two apart, so that they meet in one warp.
-struct Spread {
-	u32 width, k, token, step, base; // log2 of that power; the thread's selection; its first token, how far the next is; its warp's first token
-
-	__device__ Spread(const Dispatch &a, u32 threads) {
-		width = a.shape.topk > 1 ? 32 - __clz((int)a.shape.topk - 1) : 0;
-		k = threadIdx.x & ((1u << width) - 1);
-		token = threadIdx.x >> width;
-		step = threads >> width;
-		base = (threadIdx.x & ~31u) >> width;
-	}
-
-	// of_token is what the lanes of this token vote.
-	__device__ __forceinline__ bool of_token(bool vote) const {
-		u32 votes = __ballot_sync(0xFFFFFFFFu, vote) >> ((threadIdx.x & 31) - k);
-		return (width < 5 ? votes & ((1u << (1u << width)) - 1) : votes) != 0;
-	}
-};
-
 // Selected is what a thread reads of this rank's selections at once.
 struct Selected {
 	static constexpr u32 FLIGHT = 4;

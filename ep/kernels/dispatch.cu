@@ -567,7 +567,7 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 	Tally m = tally();
 	Selected first;
 	Token token;
-	Spread s(a, blockDim.x);
+	Spread s(a.shape.topk, blockDim.x);
 	if (records && threadIdx.x / 32 < a.tokens) token.read(a, b, threadIdx.x / 32, threadIdx.x & 31);
 	if (counts) first.read(a, b, s, 0);
 	if (last && is_direct<VALUE>(b) && threadIdx.x < a.group.ranks) credit = a.credits[threadIdx.x];

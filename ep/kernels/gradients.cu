@@ -2,12 +2,12 @@
 //
 //	rows      a row's gradient is that of its token's output, times the weight. Whoever has the row reads the token's where it is, at home.
 //	dots      the gradient of a selection's weight is the product of its token's gradient and its row, and is sent home
-//	numbers   gradients of weights that came with the rows are sent home
+//	scalars   gradients of weights that came with the rows are sent home
 //
 // From Hopper on rows that are as they were at home, and have places, go by bulk copies, as those of a push do: one comes, and leaves for each row that it has here.
 //
 // A product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on whichever engine.
-#include "placed.cuh"
+#include "scalars.cuh"
 #include "sum.cuh"
 
 namespace weft {
@@ -26,20 +26,17 @@ struct Gradients {
 	Group group;
 	Shape shape;
 	State *state;
-	u64 words, marks, numbers; // offsets in a window
-	u32 first;				   // the lane's first count
+	u64 words, marks; // offsets in a window
+	u32 first;		  // the lane's first count
 	u32 what, tokens;
 	u32 at; // where the tokens' gradients begin in this rank's window, in 16 bytes
 	u32 row_bytes, align, call, zero;
 	u32 chunk, carriers; // BULK: bytes of a row that a warp moves at a time, of which shared memory has some for each of so many warps
-	Divisor topk;
-	const Pair *home, *landings;
-	const u32 *arrivals; // where a token has one row that is not at its slot
+	const Pair *home;
 	int *described;
 	const char *y;
 	char *rows;
-	const float *scalars; // one a row, or top-k a row that is not a selection's
-	float *weights;		  // [tokens][top-k]: what comes home; or none
+	Scalars scalars;
 };
 
 static_assert(sizeof(Gradients) == WEFT_GRADIENT_BYTES, "the host has another idea of the arguments");
@@ -90,10 +87,6 @@ struct Dot {
 	}
 };
 
-__device__ __forceinline__ u64 number_at(const Gradients &a, const Turn &o, u64 i) {
-	return a.numbers + ((o.epoch & 1) * a.shape.capacity * a.shape.topk + i) * 4;
-}
-
 __device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weight) {
 	if ((a.what & WEIGHTED) == 0) return v;
 	Sum s;
@@ -109,14 +102,14 @@ struct Arrived {
 	u32 at; // arrivals
 
 	__device__ __forceinline__ Arrived(const Gradients &a, u64 slot, u32 lane) : p{0, 0}, at(0) {
-		if (lane < a.shape.topk) p = a.landings[slot * a.shape.topk + lane];
-		if (a.arrivals != nullptr && lane == 0) at = a.arrivals[slot];
+		if (lane < a.shape.topk) p = a.scalars.landings[slot * a.shape.topk + lane];
+		if (a.scalars.arrivals != nullptr && lane == 0) at = a.scalars.arrivals[slot];
 	}
 
 	__device__ __forceinline__ u32 row(const Gradients &a, u64 slot, u32 lane) const {
 		if ((a.what & BY_EXPERT) != 0) return p.what;
 		if (!__any_sync(0xFFFFFFFFu, p.what != 0) || lane != 0) return 0;
-		return a.arrivals != nullptr ? at : (u32)slot + 1;
+		return a.scalars.arrivals != nullptr ? at : (u32)slot + 1;
 	}
 };
 
@@ -183,7 +176,7 @@ __device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const 
 		for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
 			if (!dots || j >= n) continue;
 			float sum = dot[j].sum();
-			if (lane == 0) store_relaxed_sys4(a.group.window[src] + number_at(a, o, (u64)t * a.shape.topk + ks[j]), bits(sum));
+			if (lane == 0) store_relaxed_sys4(a.group.window[src] + a.scalars.offset(a.shape, o, t * a.shape.topk + ks[j]), bits(sum));
 		}
 	}
 }
@@ -239,30 +232,6 @@ __device__ __forceinline__ void clear_row(const Gradients &a, u32 row, u32 lane)
 	for (u32 at = lane * 16; at < a.row_bytes; at += UNIT) store16(a.rows + (u64)row * a.row_bytes + at, make_uint4(0, 0, 0, 0));
 }
 
-// send_numbers sends the numbers of src's selections home. All threads of the block call it.
-__device__ __forceinline__ void send_numbers(const Gradients &a, const Turn &o, u32 src, Share share) {
-	u32 topk = a.shape.topk;
-	for (u32 i = share.from * topk + threadIdx.x; i < share.to * topk; i += blockDim.x) {
-		u32 k, t = a.topk.quotient(i, k);
-		u64 slot = (u64)src * a.shape.capacity + t, row;
-		u32 landing = a.landings[slot * topk + k].what;
-		if (landing == 0) continue;
-		row = (a.what & BY_EXPERT) != 0 ? landing - 1 : (a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot) * topk + k;
-		store_relaxed_sys4(a.group.window[src] + number_at(a, o, i), bits(a.scalars[row]));
-	}
-}
-
-// take_numbers takes what came home for this block's share of the tokens. Selections that went nowhere have 0. All threads of the block call it.
-__device__ __forceinline__ void take_numbers(const Gradients &a, const Turn &o) {
-	Share share(a.tokens);
-	u32 topk = a.shape.topk;
-	for (u32 i = share.from * topk + threadIdx.x; i < share.to * topk; i += blockDim.x) {
-		u32 e = a.home[i].what & 0xFFFF;
-		bool went = e != 0 && !holds(o.mask, rank_of(a.shape, e - 1));
-		a.weights[i] = went ? number(load_relaxed_sys4(o.own + number_at(a, o, i))) : 0.0f;
-	}
-}
-
 __device__ __forceinline__ void gradients(const Gradients &a) {
 	__shared__ char *grads[MAX_RANKS];
 	__shared__ u32 shares[MAX_RANKS * 2];
@@ -291,14 +260,14 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share = ((Share *)shares)[src];
 		if (rows && ((a.what & BULK) == 0 || holds(o.mask, src))) spread_all(a, o, grads[src], staged[warp], src, share, lane);
-		if (a.scalars != nullptr && !holds(o.mask, src)) send_numbers(a, o, src, share);
+		if (a.scalars.rows != nullptr && !holds(o.mask, src)) a.scalars.send(a.group, a.shape, o, src, share, (a.what & BY_EXPERT) != 0);
 	}
 #if __CUDA_ARCH__ >= 900
 	carrier.finish();
 #endif
 	mark(a.group, o, a.marks);
 	if (!await_marks(a.group, o, w, a.marks)) return;
-	if (a.weights != nullptr) take_numbers(a, o);
+	if (a.scalars.home != nullptr) a.scalars.take(a.shape, o, a.home, a.tokens);
 	leave(a.state, o.epoch - 1, o.turn, true, a.first);
 }
 

@@ -4,14 +4,14 @@
 // A rank's part of the window has, beside what exchange.cuh lists, regions that peers write:
 //
 //	totals   2 turns x [ranks][experts + ranks + 1] numbers with the operation's beside them: a source's selections of each expert, its tokens for each rank, its tokens
-//	records  2 turns x [ranks][capacity][top-k] pairs: by rank the local expert + 1 of a selection, else above its number of the source's, 0: it goes elsewhere; weight
-//	visits   2 turns x [ranks][capacity] words, by rank: the number + 1 of the source's token
+//	records  2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, 0: it goes elsewhere; weight
+//	befores  2 turns x [ranks][blocks][local, or by rank 1] numbers as in totals: what the blocks before this one have of the source's that comes here
 //	words    for each lane [ranks] words with which a rank begins: the operation's number, the call, and where its rows are
 //	marks    for each lane [ranks][blocks] numbers of operations: the block of the source is done with its share
 //	blocks   received rows, scales behind them
 //
 // Place and push are one lane of operations, pull is another. Nobody ends an operation before all have marked it, and nobody marks it before it has read what the
-// others began it with. So one place of each is enough; totals, records and visits, which a block reads after its mark, have two.
+// others began it with. So one place of each is enough; totals, records and befores, which a block reads after its mark, have two.
 #pragma once
 #include "exchange.cuh"
 
@@ -42,23 +42,27 @@ struct Turn {
 	}
 };
 
-// Share is this block's of n items.
+// Share is this block's of n tokens.
 struct Share {
 	u32 from, to;
 
 	__device__ __forceinline__ Share(u32 n) : Share(n, gridDim.x) {}
-	__device__ __forceinline__ Share(u32 n, u32 blocks) : from((u32)((u64)n * blockIdx.x / blocks)), to((u32)((u64)n * (blockIdx.x + 1) / blocks)) {}
+	__device__ __forceinline__ Share(u32 n, u32 blocks) : from(n * blockIdx.x / blocks), to(n * (blockIdx.x + 1) / blocks) {}
 };
 
 // A word has, from the top, 28 bits of the operation's number, the call that it is part of (Go: device.CallPrepare and its like), and 32 bits of what the rank has to say.
 constexpr u32 CALL_SHIFT = 32, EPOCH_SHIFT = 36;
 
-// tell begins the operation with a word for every rank. One block does, at once: what the stream did before is over.
+// tell_word begins the operation with a word for a rank.
+__device__ __forceinline__ void tell_word(const Group &g, const Turn &o, u64 words, u32 rank, u32 call, u32 word) {
+	if (!holds(o.mask, rank)) store_relaxed_sys_u64(g.window[rank] + words + g.rank * 8, o.epoch << EPOCH_SHIFT | (u64)call << CALL_SHIFT | word);
+}
+
+// tell begins it with a word for every rank. One block does, at once: what the stream did before is over.
 __device__ __forceinline__ void tell(const Group &g, const Turn &o, u64 words, u32 call, u32 word) {
 	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
-		if (holds(o.mask, r)) continue;
 		fence_sys();
-		store_relaxed_sys_u64(g.window[r] + words + g.rank * 8, o.epoch << EPOCH_SHIFT | (u64)call << CALL_SHIFT | word);
+		tell_word(g, o, words, r, call, word);
 	}
 }
 
@@ -81,10 +85,10 @@ __device__ __forceinline__ u32 hear(const Turn &o, Wait &w, u64 words, u32 r, u3
 	return (u32)v;
 }
 
-// mark says at every rank that this block is done with its share.
+// mark says at every rank that this block is done with its share. The last threads do, which wait for the fence; others may go on.
 __device__ __forceinline__ void mark(const Group &g, const Turn &o, u64 marks) {
 	__syncthreads();
-	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
+	for (u32 r = blockDim.x - 1 - threadIdx.x; r < g.ranks; r += blockDim.x) {
 		if (holds(o.mask, r)) continue;
 		fence_sys();
 		store_relaxed_sys4(g.window[r] + marks + ((u64)g.rank * gridDim.x + blockIdx.x) * 4, (u32)o.epoch);

@@ -1,8 +1,10 @@
 // Pull: the combine of layouts where a token has one row at a rank. The home of a token reads its rows where they are, in the memory of the ranks that have it, and
 // adds them in rank order, in fp32, rounded once. Nothing is stored on the way, and nobody goes on before all have read.
 //
+// As a dispatch's gradient it brings the gradients of weights home besides.
+//
 // From Hopper on rows come through shared memory by bulk copies: while a warp adds up a part of a token's rows, the next ones are on their way.
-#include "placed.cuh"
+#include "scalars.cuh"
 #include "sum.cuh"
 
 namespace weft {
@@ -27,8 +29,10 @@ struct Pull {
 	u32 call;
 	const Pair *home;
 	const u32 *places;
+	int *described;
 	char *out;
 	const char *bias[2];
+	Scalars scalars;
 };
 
 static_assert(sizeof(Pull) == WEFT_PULL_BYTES, "the host has another idea of the arguments");
@@ -52,6 +56,8 @@ struct Visit {
 	u32 rank, row, before;
 	bool here;
 	u32 count; // of all lanes
+
+	__device__ __forceinline__ Visit() {}
 
 	__device__ __forceinline__ Visit(const Pull &a, const Turn &o, const Selected &s) : rank(0), row((s.place & ~LEADER) - 1) {
 		here = (s.place & LEADER) != 0;
@@ -162,7 +168,7 @@ struct Fetcher {
 	const char *row; // a lane's, if its visit is here
 
 	__device__ __forceinline__ Fetcher(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane)
-		: at(a, share, warp), next(a, at.t, at.left != 0 ? lane : 32), visit(a, o, next) {
+		: at(a, share, warp), next(a, at.t, at.left != 0 ? lane : 32) {
 		begin(a, o, rows, share, lane);
 	}
 
@@ -221,12 +227,10 @@ __device__ __forceinline__ void add_part(const Pull &a, const Cursor &cursor, u6
 	for (from += lane * 16; from < bytes; from += UNIT) add_units<1>(a, to + from, stage + from, count);
 }
 
-// sum_bulk adds up the share's rows. All threads of the block call it; the warps that have shared memory carry. What is waited for is no rank: a bulk copy ends as a
-// load does, and no block may end before.
+// sum_bulk adds up the share's rows. The warps that have shared memory call it. What is waited for is no rank: a bulk copy ends as a load does, and no block may end before.
 __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 arrived[MOST_CARRIERS][MOST_DEPTH];
-	if (warp >= a.carriers) return;
 	if (lane < a.depth) {
 		barrier_init(&arrived[warp][lane], 1);
 		fence_barrier_init();
@@ -257,6 +261,15 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *con
 }
 #endif
 
+// send_scalars sends home what came with the rows. All threads of the block call it.
+__device__ __forceinline__ void send_scalars(const Pull &a, const Turn &o) {
+	Described d(a.described, a.shape.local, a.group.ranks);
+#pragma unroll 1
+	for (u32 src = 0; src < a.group.ranks; src++) {
+		if (!holds(o.mask, src)) a.scalars.send(a.group, a.shape, o, src, Share((u32)d.tokens[src]), false);
+	}
+}
+
 __device__ __forceinline__ void pull(const Pull &a) {
 	__shared__ char *rows[MAX_RANKS];
 	Turn o;
@@ -270,6 +283,7 @@ __device__ __forceinline__ void pull(const Pull &a) {
 			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, a.call) * 16;
 		}
 		if (__syncthreads_or(w.over) != 0) return;
+		if (a.scalars.rows != nullptr) send_scalars(a, o);
 		Share share(a.tokens);
 		u32 n = (a.what & BULK) != 0 ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
@@ -277,10 +291,11 @@ __device__ __forceinline__ void pull(const Pull &a) {
 			sum_piece(a, o, rows, t, pc, lane);
 		}
 #if __CUDA_ARCH__ >= 900
-		if ((a.what & BULK) != 0) sum_bulk(a, o, rows, share, warp, lane);
+		if ((a.what & BULK) != 0 && warp < a.carriers) sum_bulk(a, o, rows, share, warp, lane);
 #endif
 		mark(a.group, o, a.marks);
 		if (!await_marks(a.group, o, w, a.marks)) return;
+		if (a.scalars.home != nullptr) a.scalars.take(a.shape, o, a.home, a.tokens);
 	}
 	leave(a.state, o.epoch - 1, o.turn, (a.what & RECEIVE) != 0, a.first);
 }

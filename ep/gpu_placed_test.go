@@ -1,0 +1,48 @@
+//go:build linux
+
+package ep_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/eptest"
+)
+
+// TestCountedPlacesOnGPUs has batches that a prepare counts in one piece, in several pieces of a block's tokens, and in several pieces of the experts, with as many
+// tokens on every rank and with very different ones.
+func TestCountedPlacesOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		for _, shape := range []struct{ ranks, experts, topk, tokens, blocks int }{
+			{2, 64, 8, 200, 3},
+			{2, 6, 3, 1200, 1},
+			{2, 2200, 5, 90, 2},
+			{2, 2200, 3, 400, 1},
+			{3, 2400, 32, 40, 40},
+			{4, 256, 8, 70, 40},
+		} {
+			packed := sized(exactRows, shape.ranks)
+			packed.Layout = ep.ExpertPacked
+			for name, s := range map[string]ep.Spec{"token-major": pulled(sized(exactRows, shape.ranks)), "expert-packed": packed} {
+				t.Run(fmt.Sprintf("%d tokens, top-%d of %d, %d blocks/%s", shape.tokens, shape.topk, shape.experts, shape.blocks, name), func(t *testing.T) {
+					s.Experts, s.TopK, s.MaxTokens, s.Hidden, s.Tuning.Dispatch.Blocks = shape.experts, shape.topk, shape.tokens, 8, shape.blocks
+					s.SMs = 0
+					batches := []*eptest.Batch{eptest.Full(s, shape.ranks, 1).Batch()}
+					for seed := uint64(2); seed < 4; seed++ {
+						batches = append(batches, eptest.Fixed(s, shape.ranks, seed).Batch())
+					}
+					members(t, m, shape.ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						for i, b := range batches {
+							if err := r.batch(ctx, b); err != nil {
+								return fmt.Errorf("batch %d: %w", i, err)
+							}
+						}
+						return nil
+					})
+				})
+			}
+		}
+	})
+}
