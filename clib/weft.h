@@ -86,7 +86,7 @@ typedef struct weft_group_s *weft_group;       /* collectives */
 
 /*
  * A stream of the caller's: a CUstream or cudaStream_t of the GPU's primary context, on which the call enqueues and returns. NULL is the legacy
- * default stream, as it is to CUDA. On the host it must be NULL, and a call returns when it is done.
+ * default stream, as it is to CUDA. On the host it must be NULL, and a call returns when it is done. The calling thread's CUDA context stays what it was.
  */
 typedef void *weft_stream;
 
