@@ -94,7 +94,7 @@ typedef struct weft_ep_counter_s *weft_ep_counter; /* the layout step on a GPU *
 
 /*
  * A stream of the caller's: a CUstream or cudaStream_t of the GPU's primary context, on which the call enqueues and returns. NULL is the legacy
- * default stream, as it is to CUDA. On the host it must be NULL, and a call returns when it is done.
+ * default stream, as it is to CUDA. On the host it must be NULL, and a call returns when it is done. The calling thread's CUDA context stays what it was.
  */
 typedef void *weft_stream;
 

@@ -85,7 +85,7 @@ def batch(seed=0, *, tokens=9, experts=None, topk=3, hidden=256, dtype=torch.flo
     """A rank's rows, selections and weights. Numbers are small and whole, or halves of such, so that sums are exact."""
     g = torch.Generator().manual_seed(1000 * seed + rank)
     experts = experts or 4 * RANKS
-    tokens = int(torch.randint(1, tokens + 1, (), generator=g))
+    tokens = int(torch.randint(2, tokens + 1, (), generator=g))
     x = torch.randint(-4, 5, (tokens, hidden), generator=g).to(dtype)
     ids = torch.stack([torch.randperm(experts, generator=g)[:topk] for _ in range(tokens)])
     ids[torch.rand(ids.shape, generator=g) < 0.2] = -1
@@ -194,7 +194,7 @@ def gradients():
             grad_x, back = h.dispatch_backward(grad_rows, got, per_row.view(-1, 3) if h.spec.one_row_per_rank else per_row)
             plain, none = h.dispatch_backward(grad_rows, got)
             assert none is None
-            found = {"rows": host(grad_rows), "x": host(grad_x), "back": host(torch.where(ids >= 0, back, 0)), "plain": host(plain)}
+            found = {"rows": host(grad_rows.reshape(-1, 256)[held]), "x": host(grad_x), "back": host(torch.where(ids >= 0, back, 0)), "plain": host(plain)}
             return found | ({"weights": host(torch.where(ids >= 0, grad_weights, 0))} if weighted else {})
 
     for layout in ("expert_major", "expert_packed", "token_major"):
@@ -326,7 +326,7 @@ def streams():
 
 
 def refused(kind, call, words):
-    with pytest.raises(kind, match=re.escape(words)):
+    with pytest.raises(kind, match=re.escape(words) or None):
         call()
 
 

@@ -31,11 +31,7 @@ if GPUS == 0:
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
 RANKS = sorted({1, 2, min(4, GPUS)})
-CHECKS = [
-    *("exchanges", "exchanges_of_halves", "exchanges_of_fp8", "device_counts", "gradients", "operators", "autograd", "compiled", "streams", "operands"),
-    *("libraries", "windows", "lifetimes", "threads", "captures", "captures_refuse", "late_errors", "deep_ep_normal", "deep_ep_low_latency"),
-    *("deep_ep_captured", "cost", "compiled_by_inductor"),
-]
+CHECKS = (HERE / "cuda_ranks.py").read_text().partition("\nCHECKS = (")[2].partition(")")[0].replace(",", " ").split()
 SECONDS = float(os.environ.get("WEFT_PART_SECONDS", "600"))
 
 
@@ -101,13 +97,6 @@ def test_on_gpus(ranks, check):
         print(f"\n{ranks} ranks on {GPUS} GPUs, microseconds, of rank 0:")
         for name, times in figures.items():
             print(f"  {name}: {json.dumps(times)}")
-
-
-def test_every_check_is_here():
-    text = (HERE / "cuda_ranks.py").read_text()
-    listed = text[text.index("CHECKS = (") :]
-    listed = listed[: listed.index(")")].replace("CHECKS = (", "")
-    assert [name.strip() for name in listed.split(",") if name.strip()] == CHECKS
 
 
 @pytest.mark.parametrize("ranks", [n for n in RANKS if n > 1])

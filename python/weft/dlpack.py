@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
 from typing import Any, NamedTuple
 
+from ._abi import MAX_DIMS
 from .dtypes import DType
 
 
@@ -28,10 +30,6 @@ class _Tensor(ctypes.Structure):
         ("strides", ctypes.POINTER(c_int64)),
         ("byte_offset", c_uint64),
     )
-
-
-class _Managed(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("context", c_void_p), ("deleter", c_void_p))
 
 
 _HOST_DEVICES = (1, 3, 11)  # memory of the host, pinned by CUDA or ROCm or not
@@ -124,21 +122,24 @@ for _callback in (_deleter, _destructor):
     ctypes.pythonapi.Py_IncRef(py_object(_callback))
 
 
+_DELETER, _DESTRUCTOR = (ctypes.cast(f, c_void_p).value for f in (_deleter, _destructor))
+
+# A managed tensor of so many dimensions, whose shape and strides stand behind it.
+_MANAGED = 64
+_PACK = [struct.Struct(f"=Qii iBBH QQQ QQ {n}q{n}q") for n in range(MAX_DIMS + 1)]
+
+
 def show(address: int, dtype: DType, shape: Sequence[int], device: int, keep: Any) -> Any:
     """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory."""
-    sizes = (c_int64 * max(len(shape), 1))(*shape)
-    steps = (c_int64 * max(len(shape), 1))(*dense(shape))
-    managed = _Managed()
-    t = managed.tensor
-    t.data, t.device.type, t.device.id, t.ndim = address, CUDA, device, len(shape)
-    t.dtype.code, t.dtype.bits = _CODES[dtype]
-    t.dtype.lanes = 1
-    t.shape, t.strides = ctypes.cast(sizes, ctypes.POINTER(c_int64)), ctypes.cast(steps, ctypes.POINTER(c_int64))
-    managed.deleter = ctypes.cast(_deleter, c_void_p).value
-    at = ctypes.addressof(managed)
-    _shown[at] = managed, sizes, steps, keep
+    dims, (code, bits) = len(shape), _CODES[dtype]
+    pack = _PACK[dims]
+    block = (ctypes.c_char * pack.size)()
+    at = ctypes.addressof(block)
+    sizes = at + _MANAGED
+    pack.pack_into(block, 0, address, CUDA, device, dims, code, bits, 1, sizes, sizes + 8 * dims, 0, 0, _DELETER, *shape, *dense(shape))
+    _shown[at] = block, keep
     try:
-        return _new(at, b"dltensor", ctypes.cast(_destructor, c_void_p).value)
+        return _new(at, b"dltensor", _DESTRUCTOR)
     except BaseException:
         _shown.pop(at, None)
         raise

@@ -177,6 +177,8 @@ def _torch_reader(torch: Any) -> Reader:
                 raise slot.refuse_layout(x.shape, x.stride())
             if refused := slot.refuse_copy(x.shape, x.stride()):
                 raise refused
+            if slot.held.torch_stream is not None:
+                x.record_stream(slot.held.torch_stream)  # which copies it
             x = x.contiguous()
             slot.held.append(x)
         return x, code
