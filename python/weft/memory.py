@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ def numpy_dtype(dtype: DType) -> Any:
     return numpy.dtype(dtype.name)
 
 
+@functools.cache
 def torch_dtype(dtype: DType) -> Any:
     """The type in PyTorch."""
     import torch
@@ -94,7 +96,7 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     if device >= 0 or kind == TORCH:
         import torch
 
-        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=f"cuda:{device}" if device >= 0 else "cpu")
+        return torch.empty(shape, dtype=torch_dtype(dtype), device=f"cuda:{device}" if device >= 0 else "cpu")
     if kind == NUMPY:
         import numpy
 
@@ -102,18 +104,26 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     return _plain(memoryview(bytearray(math.prod(shape) * dtype.itemsize)), dtype, shape)
 
 
+def address_of(kind: str, array: Any) -> int:
+    """Where an array of the host's is that :func:`empty` has made."""
+    if kind == TORCH:
+        return int(array.data_ptr())
+    if kind == NUMPY:
+        return int(array.ctypes.data)
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(array)) if array.nbytes else 0
+
+
+def widened(array: Any) -> Any:
+    """An array of int32 as one of int64."""
+    return array.astype("int64") if hasattr(array, "astype") else array.long()
+
+
 def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:
     """A new array with what is at an address of the host's."""
     out = empty(kind, shape, dtype, -1)
     size = math.prod(shape) * dtype.itemsize
     if size:
-        if kind == TORCH:
-            to = out.data_ptr()
-        elif kind == NUMPY:
-            to = out.ctypes.data
-        else:
-            to = ctypes.addressof(ctypes.c_ubyte.from_buffer(out))
-        ctypes.memmove(to, address, size)
+        ctypes.memmove(address_of(kind, out), address, size)
     return out
 
 

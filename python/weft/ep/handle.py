@@ -17,7 +17,7 @@ from ..resources import Lease, Resource
 from ..streams import StreamLike
 from .frames import CombineFrame, DispatchFrame, Frames, GradientFrame
 from .routing import Received, Routing, _Nobody
-from .spec import Layout, Spec
+from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
 
 RoutingLike = Routing | Received
@@ -72,6 +72,9 @@ class Handle(Resource):
         self._dispatch_backwards = Frames(lambda: GradientFrame(_abi.EpDispatchBackwardArgs, "grad_rows", "grad_row_weights", "grad_tokens", spec, device))
         self._combine_backwards = Frames(lambda: GradientFrame(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device))
         self._waits: tuple[Any, ...] = ()
+        fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
+        self._fixed_rows = self.capacity if fixed else None
+        self._part_shapes = _part_shapes(spec, comm.ranks)
         self.number: int = next(_numbers)
         """What stands for the handle where only numbers can."""
         NUMBERED[self.number] = self
@@ -256,6 +259,10 @@ class Handle(Resource):
         finally:
             self._combine_backwards.give(frame)
 
+    def _part_shape(self, name: str, rows: int) -> tuple[tuple[int, ...], DType]:
+        shape, dtype = self._part_shapes[name]
+        return (tuple(rows if n < 0 else n for n in shape) if shape[0] < 0 else shape), dtype
+
     def _tokens_like(self, like: Any, by: Routing) -> Any:
         return memory.empty(kind_of(like), (by.tokens, self.spec.hidden), self.spec.output_dtype, self._device)
 
@@ -338,6 +345,17 @@ class Forgotten(weakref.ref):  # type: ignore[type-arg]
 
     release: str
     number: int
+
+
+def _part_shapes(spec: Spec, ranks: int) -> dict[str, tuple[tuple[int, ...], DType]]:
+    """What describes a routing: shapes, -1 for rows, and types."""
+    local = (spec.experts // ranks,)
+    of_experts = dict.fromkeys(("expert_counts", "expert_demand", "padded_counts", "expert_offsets"), (local, DType.int32))
+    of_rows = dict.fromkeys(("source_ranks", "source_tokens"), ((-1,), DType.int32))
+    shapes = {**of_experts, **of_rows, "source_counts": ((ranks,), DType.int32)}
+    if spec.one_row_per_rank:
+        return shapes | {"row_experts": ((-1, spec.topk), DType.int64), "row_selection_weights": ((-1, spec.topk), DType.float32)}
+    return shapes | {"ranges": ((*local, ranks), DType.int64), "row_weights": ((-1,), DType.float32)}
 
 
 def _routing(by: RoutingLike | None) -> Any:

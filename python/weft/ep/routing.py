@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _abi, memory
 from .._abi import Part, Status
 from ..dtypes import DType
-from ..errors import ClosedError
+from ..errors import ClosedError, UnsupportedError
 from ..resources import Lease
 
 if TYPE_CHECKING:
@@ -166,6 +167,29 @@ class Routing(_Held):
         """int32 [1]: rows routed here, pads and dropped ones included, where the rows are."""
         return self._part(Part.ROW_DEMAND)
 
+    def parts(self, *names: str) -> tuple[Any, ...]:
+        """Several of the arrays above, of those that the layout has, for less than one by one; here ``row_experts`` is int64.
+
+        ``row_demand`` is not among them.
+        """
+        handle = self._handle
+        if handle._device >= 0:
+            found = (getattr(self, name) for name in names)
+            return tuple(memory.widened(a) if name == "row_experts" else a for name, a in zip(names, found, strict=True))
+        number = self._in_use()
+        rows = handle._fixed_rows
+        if rows is None:
+            rows = self.rows
+        description = _abi.RoutingDescription()
+        out = []
+        for name in names:
+            shape, dtype = handle._part_shape(name, rows)
+            array = memory.empty(self._array_kind, shape, dtype, -1)
+            setattr(description, name, memory.address_of(self._array_kind, array))
+            out.append(array)
+        handle._check(handle._lib.routing_describe(number, ctypes.addressof(description)))
+        return tuple(out)
+
     def _part(self, part: Part) -> Any:
         t = _abi.Tensor()
         handle = self._handle
@@ -204,6 +228,22 @@ class Received(_Held):
     def scales(self) -> Any:
         """Their scales, a number for each 128 of a row, in the spec's order; None where there are none."""
         return self._array(self._scales)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows and scales."""
+        return sum(math.prod(t[3 : 3 + t[2]]) * DType(t[1]).itemsize for t in (self._data, self._scales) if t[1])
+
+    def detach(self) -> tuple[Any, Any]:
+        """The rows and scales as arrays of their own, and gives what they showed back. On GPUs, where copies need a stream, make them yourself."""
+        self._in_use()
+        handle = self._handle
+        handle._open()
+        if handle._device >= 0:
+            raise UnsupportedError("detach is for the host: copy the rows on a stream, and release them after")
+        rows, scales = (memory.copy(self._array_kind, t[0], DType(t[1]), t[3 : 3 + t[2]]) if t[1] else None for t in (self._data, self._scales))
+        self.release()
+        return rows, scales
 
     def _array(self, t: tuple[int, ...]) -> Any:
         address, dtype, dims, *shape = t
