@@ -1,0 +1,121 @@
+"""What both buffers build on: handles by what they are for, what ranks tell each other, and whose memory results are."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+import weft
+from weft import ep
+
+from .events import CommStream
+
+# Smaller results are copied out of the library's memory: a view of it costs more.
+_SHOWN_BYTES = 1 << 16
+
+_MOST_TOPK = 32
+
+# Batches that the library has memory for at once. On the host it is address space until it is used.
+_LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
+
+
+class Exchanges:
+    """The handles of a buffer, each made when it is first needed, on all ranks alike."""
+
+    def __init__(self, comm: weft.Communicator) -> None:
+        self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
+        self.on_gpu = comm.engine == "gpu"
+        self.stream = CommStream()
+        self._handles: dict[Any, ep.Handle] = {}
+        self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
+        self._group: weft.Group | None = None
+        self._everyone: torch.Tensor | None = None
+
+    def handle(self, key: Any, **spec: Any) -> ep.Handle:
+        """The handle of a key, which says all that the spec does. Collective when it is the first time."""
+        found = self._handles.get(key)
+        if found is None:
+            spec.setdefault("live", _LIVE_ON_GPU if self.on_gpu else _LIVE_ON_HOST)
+            found = self._handles[key] = ep.Handle(self.comm, **spec)
+        return found
+
+    def find(self, key: Any) -> ep.Handle | None:
+        """The handle of a key, if there is one."""
+        return self._handles.get(key)
+
+    # Rows that stay the caller's.
+
+    def take(self, handle: ep.Handle, got: ep.Received) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The rows and scales of a batch as tensors that are the caller's as long as he wants.
+
+        Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies.
+        """
+        if got.nbytes <= _SHOWN_BYTES and not self.on_gpu:
+            return got.detach()
+        rows, scales = got.rows, got.scales
+        if self._may_show(handle, rows):
+            shown = weakref.ref(got)
+            self._shown[handle].append(shown)
+            self.stream.shows(shown)
+            return rows, scales
+        copies = rows.clone(), None if scales is None else scales.clone()
+        got.release()
+        return copies
+
+    def _may_show(self, handle: ep.Handle, rows: torch.Tensor) -> bool:
+        # One batch must be left for the next exchange. Of what a graph does in its memory replays know nothing.
+        shown = self._shown[handle] = [s for s in self._shown.get(handle, ()) if s() is not None]
+        return len(shown) < handle.spec.live - 1 and not (rows.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    # What ranks tell each other.
+
+    def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """Everyone's numbers, int32 [ranks, n], of this rank's, int32 [n]. Collective. Read it before the next call."""
+        if self.on_gpu:
+            return self._all_gather_on_gpu(mine)
+        if self._group is None:
+            self._group = weft.Group(self.comm)
+        n = mine.shape[0]
+        if self._everyone is None or self._everyone.shape[1] != n:
+            self._everyone = torch.empty((self.ranks, n), dtype=torch.int32)
+        self._group.all_gather(mine, out=self._everyone)
+        return self._everyone
+
+    def _all_gather_on_gpu(self, mine: torch.Tensor) -> torch.Tensor:
+        """As one token that every rank has an expert for."""
+        if self.ranks > _MOST_TOPK:
+            raise weft.UnsupportedError(f"{self.ranks} ranks on GPUs, want at most {_MOST_TOPK}: use groups of fewer ranks")
+        n = mine.shape[0]
+        row = torch.zeros((1, -(-n // 4) * 4), dtype=torch.int32, device=mine.device)
+        row[0, :n] = mine
+        h = self.handle(
+            ("all", row.shape[1]),
+            experts=self.ranks,
+            topk=self.ranks,
+            hidden=0,
+            max_tokens=1,
+            layout=ep.Layout.rank_major,
+            payload=ep.Payload.opaque,
+            row_bytes=row.shape[1] * 4,
+        )
+        everywhere = torch.arange(self.ranks, device=mine.device).unsqueeze(0)
+        with h.dispatch(row.view(torch.uint8), everywhere) as got:
+            return got.rows.view(torch.int32)[:, :n].clone()
+
+    def barrier(self, like: torch.Tensor) -> None:
+        """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""
+        if self.on_gpu:
+            self._all_gather_on_gpu(torch.zeros(4, dtype=torch.int32, device=like.device))
+            return
+        if self._group is None:
+            self._group = weft.Group(self.comm)
+        self._group.barrier()
+
+
+def scales_like(given: torch.Tensor | None, scales: torch.Tensor | None) -> torch.Tensor | None:
+    """Scales in the order in memory of those that were sent."""
+    if given is None or scales is None or given.stride(-1) == 1:
+        return scales
+    return scales.t().contiguous().t()
