@@ -23,6 +23,8 @@ from .normal import DispatchHandle, Normal
 
 topk_idx_t = torch.int64
 
+_BF16 = ep.Payload.bf16
+
 _DEADLINE = 100.0  # seconds, as DeepEP's
 
 
@@ -260,12 +262,12 @@ class Buffer:
         """
         self._check_low_latency(x, async_finish, return_recv_hook)
         require(not use_ue8m0 or (use_fp8 and round_scale), "use_ue8m0 is for float8 with round_scale=True: its scales are powers of two")
-        require(
-            topk_idx.dim() == 2 and topk_idx.shape[0] == x.shape[0] <= num_max_dispatch_tokens_per_rank,
-            f"{x.shape[0]} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {num_max_dispatch_tokens_per_rank} tokens",
-        )
-        payload = ep.Payload.bf16 if not use_fp8 else ep.Payload.fp8_ue8m0 if use_ue8m0 else ep.Payload.fp8
-        kind = Kind(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1], payload, round_scale)
+        tokens, hidden = x.shape
+        most = num_max_dispatch_tokens_per_rank
+        if topk_idx.dim() != 2 or topk_idx.shape[0] != tokens or tokens > most:
+            raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {most} tokens")
+        payload = _BF16 if not use_fp8 else ep.Payload.fp8_ue8m0 if use_ue8m0 else ep.Payload.fp8
+        kind = Kind(most, hidden, num_experts, topk_idx.shape[1], payload, round_scale)
         arguments = x, topk_idx, kind, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
         if return_recv_hook:  # both halves in the current stream, and nothing runs between
             rows, scales, counts, handle, receive = self._low_latency.send(*arguments)
@@ -295,12 +297,15 @@ class Buffer:
             raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
         kind = handle.kind
         rows = self._low_latency.next_buffer(handle) if zero_copy else x
-        want = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden)
-        require(rows.shape == want, f"x: shape {tuple(x.shape)}, want {want}")
-        require(topk_idx.shape == handle.topk.shape == topk_weights.shape, "topk_idx and topk_weights are not of the dispatch's shape")
-        require(out is None or (out.shape == (topk_idx.shape[0], kind.hidden) and out.is_contiguous()), "out is not contiguous, or not [tokens, hidden]")
+        want, selections = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden), handle.topk.shape
+        if rows.shape != want:
+            raise ContractError(f"x: shape {tuple(x.shape)}, want {want}")
+        if topk_idx.shape != selections or topk_weights.shape != selections:
+            raise ContractError("topk_idx and topk_weights are not of the dispatch's shape")
         if out is None:
-            out = torch.empty((topk_idx.shape[0], kind.hidden), dtype=torch.bfloat16, device=x.device)
+            out = torch.empty((selections[0], kind.hidden), dtype=torch.bfloat16, device=x.device)
+        elif out.shape != (selections[0], kind.hidden) or not out.is_contiguous():
+            raise ContractError("out is not contiguous, or not [tokens, hidden]")
         arguments = rows, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats, return_recv_hook
         if return_recv_hook:
             return out, EventOverlap(), self._low_latency.combine(*arguments)
@@ -332,9 +337,12 @@ class Buffer:
 
     @staticmethod
     def _check_low_latency(x: Tensor, async_finish: bool, return_recv_hook: bool) -> None:
-        require(not (async_finish and return_recv_hook), "async_finish and return_recv_hook exclude each other")
-        require(x.dtype == torch.bfloat16, f"x: type {x.dtype}, want torch.bfloat16")
-        require(x.is_contiguous() and x.shape[-1] % 8 == 0, f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous rows of whole 16 bytes")
+        if async_finish and return_recv_hook:
+            raise ContractError("async_finish and return_recv_hook exclude each other")
+        if x.dtype != torch.bfloat16:
+            raise ContractError(f"x: type {x.dtype}, want torch.bfloat16")
+        if not x.is_contiguous() or x.shape[-1] % 8:
+            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous rows of whole 16 bytes")
 
 
 class Runtime:

@@ -31,7 +31,7 @@ class Exchanges:
         self._handles: dict[Any, ep.Handle] = {}
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
         self._group: weft.Group | None = None
-        self._everyone: torch.Tensor | None = None
+        self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
 
     def handle(self, key: Any, **spec: Any) -> ep.Handle:
         """The handle of a key, which says all that the spec does. Collective when it is the first time."""
@@ -52,7 +52,7 @@ class Exchanges:
 
         Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies.
         """
-        if got.nbytes <= _SHOWN_BYTES and not self.on_gpu:
+        if not self.on_gpu and got.nbytes <= _SHOWN_BYTES:
             return got.detach()
         rows, scales = got.rows, got.scales
         if self._may_show(handle, rows):
@@ -75,13 +75,20 @@ class Exchanges:
         """Everyone's numbers, int32 [ranks, n], of this rank's, int32 [n]. Collective. Read it before the next call."""
         if self.on_gpu:
             return self._all_gather_on_gpu(mine)
-        if self._group is None:
-            self._group = weft.Group(self.comm)
-        n = mine.shape[0]
-        if self._everyone is None or self._everyone.shape[1] != n:
-            self._everyone = torch.empty((self.ranks, n), dtype=torch.int32)
-        self._group.all_gather(mine, out=self._everyone)
-        return self._everyone
+        to_send, everyone, gather = self.gather_of(mine.shape[0])
+        to_send.copy_(mine)
+        gather()
+        return everyone
+
+    def gather_of(self, n: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """On the host: where a rank's n numbers are put, where everyone's come, and the call that exchanges them, which is collective."""
+        found = self._gathers.get(n)
+        if found is None:
+            if self._group is None:
+                self._group = weft.Group(self.comm)
+            mine, everyone = torch.zeros(n, dtype=torch.int32), torch.empty((self.ranks, n), dtype=torch.int32)
+            found = self._gathers[n] = mine, everyone, self._group.repeated_all_gather(mine, everyone)
+        return found
 
     def _all_gather_on_gpu(self, mine: torch.Tensor) -> torch.Tensor:
         """As one token that every rank has an expert for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 import weft
 from weft import ep
 
-from .errors import require
+from .errors import ContractError
 from .exchanges import Exchanges, scales_like
 
 _PAYLOADS = {
@@ -23,44 +22,43 @@ _PAYLOADS = {
 }
 _TYPES = {dtype: i for i, dtype in enumerate(_PAYLOADS)}
 
+_SELECTIONS = "row_experts", "expert_demand"
+_WEIGHTED = *_SELECTIONS, "row_selection_weights"
+
 _HEAD = 6  # numbers of a rank's announcement before those of its tokens for each rank
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """What all ranks have in common in an exchange."""
+_FEWEST = 16  # tokens for which there is a handle
 
-    hidden: int
-    experts: int
-    topk: int
-    tokens: int  # the most of any rank, rounded up, so that there are few handles
-    counts: ep.Counts
+_HOST, _DEVICE = ep.Counts.host, ep.Counts.device
+
+Shape = tuple[int, int, int, int, ep.Counts]
+"""What all ranks have in common in an exchange: hidden, experts, top-k, the most tokens of any rank, rounded up so that there are few handles, counts."""
 
 
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own."""
+
+    __slots__ = ("_exchanges", "_routings", "shape", "topk")
 
     def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor) -> None:
         self._exchanges, self.shape, self.topk = exchanges, shape, topk
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
 
     def handle(self, payload: ep.Payload) -> ep.Handle:
-        """The handle for rows of a type. Collective."""
-        shape = self.shape
-        return self._exchanges.find(("normal", shape, payload)) or self._exchanges.handle(
-            ("normal", shape, payload),
-            experts=shape.experts,
-            topk=shape.topk,
-            hidden=shape.hidden,
-            max_tokens=shape.tokens,
-            layout=ep.Layout.token_major,
-            payload=payload,
-            counts=shape.counts,
+        """The handle for rows of a type. Collective when it is the first time."""
+        key = self.shape, payload
+        found = self._exchanges.find(key)
+        if found is not None:
+            return found
+        hidden, experts, topk, tokens, counts = self.shape
+        return self._exchanges.handle(
+            key, experts=experts, topk=topk, hidden=hidden, max_tokens=tokens, layout=ep.Layout.token_major, payload=payload, counts=counts
         )
 
-    def first(self, payload: ep.Payload, routing: ep.Routing) -> None:
+    def first(self, payload: ep.Payload, handle: ep.Handle, routing: ep.Routing) -> None:
         """Has rows of a type go by a routing."""
-        self._routings[payload] = self.handle(payload), routing
+        self._routings[payload] = handle, routing
 
     def by(self, payload: ep.Payload) -> tuple[ep.Handle, ep.Routing]:
         """The handle and the routing for rows of a type. Collective."""
@@ -120,8 +118,7 @@ class Normal:
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
-        self._announcement = torch.empty(0, dtype=torch.int32)
-        self._numbers: Any = None
+        self._meeting: Any = None
 
     def dispatch(
         self,
@@ -142,66 +139,69 @@ class Normal:
             # Ranks are all that is known: each is an expert.
             experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
         everyone, tokens = self._announce(x, rank_tokens, experts, topk, channels, worst)
-        shape = Shape(x.shape[1], experts, topk.shape[1], tokens, ep.Counts.device if worst else ep.Counts.host)
-        route = Route(exchanges, shape, topk.clone())
+        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], tokens, _DEVICE if worst else _HOST), topk.clone())
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
         got = handle.dispatch(x, topk, weights, scales=sent)
         routing = got.routing
-        route.first(payload, routing)
+        route.first(payload, handle, routing)
         rows, arrived = self._take(handle, got, scales)
         ids = sums = None
         counts: list[int] = []
         if selected:
-            parts = ("row_experts", "row_selection_weights", "expert_demand")[slice(None, None, 1 if weights is not None else 2)]
-            found = routing.parts(*parts)
-            ids, demand = found[0], found[-1]
-            sums = found[1] if weights is not None else None
+            ids, demand, *of_weights = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED))
+            if of_weights:
+                sums = of_weights[0].clone() if exchanges.on_gpu else of_weights[0]  # there it shows the memory of the routing
             if not worst:
-                counts = demand.tolist() if alignment == 1 else [-(-n // alignment) * alignment for n in demand.tolist()]
-            if exchanges.on_gpu:  # where it shows the memory of the routing
-                sums = None if sums is None else sums.clone()
+                counts = demand.tolist()
+                if alignment != 1:
+                    counts = [-(-n // alignment) * alignment for n in counts]
 
         def contents() -> tuple[Tensor, ...]:
             return _matrices(everyone, in_rank, routing, channels)
 
         return rows, arrived, ids, sums, counts, DispatchHandle.of(route, rows.shape[0], contents)
 
-    def _announce(self, x: Tensor, rank_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int) -> tuple[Tensor, int]:
-        """Everyone's tokens and those for each rank, int32 [ranks, 1 + ranks], and the most of any rank. Collective.
+    def _announce(self, x: Tensor, rank_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int) -> tuple[Any, int]:
+        """Everyone's tokens and those for each rank, [ranks, 1 + ranks], and the most of any rank. Collective.
 
         With a worst case nothing is read here of what others say: it is the same on every rank, and says the most.
         """
-        mine = (x.shape[0], x.shape[1], experts, topk.shape[1], _TYPES[x.dtype], channels)
-        everyone = self._exchanges.all_gather(self._announced(mine, rank_tokens))
-        kept = torch.cat((everyone[:, :1], everyone[:, _HEAD:]), 1)
+        tokens, hidden = x.shape
+        same = [hidden, experts, topk.shape[1], _TYPES[x.dtype], channels]
+        ranks, most = self._exchanges.ranks, _FEWEST
         if worst:
-            most = worst // self._exchanges.ranks
-            require(
-                x.shape[0] <= most,
-                f"{x.shape[0]} tokens, and num_worst_tokens is {worst}, which has room for {most} of each rank: ranks * tokens is always enough",
-            )
-            return kept, most
-        said = everyone[:, :_HEAD].tolist()
-        most = 16
+            most = worst // ranks
+            if tokens > most:
+                raise ContractError(
+                    f"{tokens} tokens, and num_worst_tokens is {worst}, which has room for {most} of each rank: ranks * tokens is always enough"
+                )
+        if self._exchanges.on_gpu or rank_tokens.is_cuda:
+            device = rank_tokens.device
+            everyone = self._exchanges.all_gather(torch.cat((torch.tensor([tokens, *same], dtype=torch.int32, device=device), rank_tokens.int())))
+            if worst:
+                return torch.cat((everyone[:, :1], everyone[:, _HEAD:]), 1), most
+            said = everyone.tolist()
+        else:
+            said = self._gather((tokens, *same), rank_tokens)
         for rank, theirs in enumerate(said):
-            if theirs[1:] != list(mine[1:]):
-                raise weft.MismatchError(f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:]}, this one {list(mine[1:])}", rank)
-            most = max(most, theirs[0])
-        return kept, 1 << (most - 1).bit_length()
+            if theirs[1:_HEAD] != same:
+                raise weft.MismatchError(f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, this one {same}", rank)
+            if not worst:
+                most = max(most, theirs[0])
+        return [[theirs[0], *theirs[_HEAD:]] for theirs in said], most if worst else 1 << (most - 1).bit_length()
 
-    def _announced(self, mine: tuple[int, ...], rank_tokens: Tensor) -> Tensor:
-        if rank_tokens.is_cuda:
-            return torch.cat((torch.tensor(mine, dtype=torch.int32, device=rank_tokens.device), rank_tokens.int()))
-        announcement = self._announcement
-        if announcement.shape[0] != _HEAD + rank_tokens.shape[0]:
-            announcement = self._announcement = torch.empty(_HEAD + rank_tokens.shape[0], dtype=torch.int32)
-            self._numbers = memoryview(announcement.numpy()), announcement[_HEAD:]
-        numbers, behind = self._numbers
-        for i, n in enumerate(mine):
+    def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> list[list[int]]:
+        """What every rank says, on the host."""
+        if self._meeting is None:
+            mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
+            self._meeting = memoryview(mine.numpy()), mine[_HEAD:], everyone, gather
+        numbers, behind, everyone, gather = self._meeting
+        for i, n in enumerate(head):
             numbers[i] = n
         behind.copy_(rank_tokens)
-        return announcement
+        gather()
+        return everyone.tolist()  # type: ignore[no-any-return]
 
     def again(self, x: Tensor, scales: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
         """Sends rows by a route that is known: those that arrive. Collective."""
@@ -218,8 +218,10 @@ class Normal:
     def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: DispatchHandle) -> tuple[Tensor, Tensor | None]:
         """Brings rows home and sums them; weights come back to their selections. Collective."""
         by, routing = handle.route.home(x.dtype)
-        require(x.shape[0] >= handle.received, f"x: {x.shape[0]} rows, and {handle.received} have come")
-        rows = x if x.shape[0] == handle.received else x[: handle.received]
+        n, received = x.shape[0], handle.received
+        if n < received:
+            raise ContractError(f"x: {n} rows, and {received} have come")
+        rows = x if n == received else x[:received]
         if weights is None:
             return by.combine(rows, routing, bias=bias or None), None
         # The gradient of dispatch is that sum, and takes numbers of selections home beside it.
@@ -227,9 +229,12 @@ class Normal:
         return by.combine(rows, routing, bias=bias) if bias else summed, home
 
     def check(self, x: Tensor) -> None:
-        require(x.dim() == 2 and x.is_contiguous(), f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [tokens, hidden]")
-        require(x.dtype in _PAYLOADS, f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
-        require(x.shape[1] * x.element_size() % 16 == 0, f"x: a row has {x.shape[1] * x.element_size()} bytes, want a multiple of 16")
+        if x.dim() != 2 or not x.is_contiguous():
+            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [tokens, hidden]")
+        if x.dtype not in _PAYLOADS:
+            raise ContractError(f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
+        if x.shape[1] * x.itemsize % 16:
+            raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
 
 
 def _as_payload(x: Tensor, scales: Tensor | None) -> tuple[ep.Payload, Tensor | None]:
@@ -239,8 +244,9 @@ def _as_payload(x: Tensor, scales: Tensor | None) -> tuple[ep.Payload, Tensor | 
     return ep.Payload.fp8_ue8m0, scales.contiguous().view(torch.float8_e8m0fnu)
 
 
-def _matrices(everyone: Tensor, in_rank: Tensor, routing: ep.Routing, channels: int) -> tuple[Tensor, ...]:
+def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int) -> tuple[Tensor, ...]:
     """What handles hold, of everyone's tokens and those for each rank."""
+    everyone = torch.as_tensor(said, dtype=torch.int32, device=in_rank.device)
     ranks = everyone.shape[0]
     sources, tokens = routing.parts("source_ranks", "source_tokens")
     # The channels of a rank have consecutive tokens each, and the first ones of all.

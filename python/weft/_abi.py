@@ -270,7 +270,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_ep_destroy": (_handle,),
     "weft_ep_get": (_handle, POINTER(EpInfo)),
     "weft_ep_combine_buffer": (_handle, _pointer),
-    "weft_ep_count": (_pointer, POINTER(EpLayout)),
+    "weft_ep_count": (_pointer, _pointer),
     "weft_ep_prepare": (_handle, _stream, _pointer, _pointer, _pointer),
     "weft_ep_dispatch": (_handle, _stream, _pointer, _pointer, _pointer),
     "weft_ep_combine": (_handle, _stream, _pointer, _pointer),

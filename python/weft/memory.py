@@ -93,10 +93,12 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
 
 def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     """A new array, not initialised."""
-    if device >= 0 or kind == TORCH:
+    if kind == TORCH and device < 0:
+        return sys.modules["torch"].empty(shape, dtype=torch_dtype(dtype), device="cpu")
+    if device >= 0:
         import torch
 
-        return torch.empty(shape, dtype=torch_dtype(dtype), device=f"cuda:{device}" if device >= 0 else "cpu")
+        return torch.empty(shape, dtype=torch_dtype(dtype), device=f"cuda:{device}")
     if kind == NUMPY:
         import numpy
 
@@ -107,7 +109,7 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
 def address_of(kind: str, array: Any) -> int:
     """Where an array of the host's is that :func:`empty` has made."""
     if kind == TORCH:
-        return int(array.data_ptr())
+        return array.data_ptr()  # type: ignore[no-any-return]
     if kind == NUMPY:
         return int(array.ctypes.data)
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(array)) if array.nbytes else 0

@@ -24,33 +24,48 @@ class Census(NamedTuple):
     """uint8 [tokens, ranks]: 1 or 0"""
 
 
+class _Frame:
+    """What a call passes to C, kept for the next one."""
+
+    def __init__(self) -> None:
+        self.topk = Slot("topk", -1)
+        self._layout = _abi.EpLayout()
+        self.words = memoryview(self._layout).cast("B").cast("Q")
+        self.address = ctypes.addressof(self._layout)
+
+
+_spare: list[_Frame] = []
+_ARRAYS = 4  # the word at which the addresses of arrays begin
+
+
 def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = None) -> Census:
     """Counts where tokens go: ``topk`` is int32 or int64 [tokens, top-k] on the host, -1 for none.
 
     Several selections of one token on the same rank, or node, count once there. Local: it needs no communicator.
     """
     lib = library()
-    slot = Slot("topk", -1)
-    address = slot.fill(topk)
-    per_node = ranks_per_node or ranks
-    tokens = slot.shape[0] if address and len(slot.shape) == 2 else 0
-    nodes = -(-max(ranks, 0) // max(per_node, 1))
-    out = Census(
-        *(
-            memory.empty(slot.kind, shape, dtype, -1)
-            for shape, dtype in (
-                ((max(ranks, 0),), DType.int32),
-                ((nodes,), DType.int32),
-                ((max(experts, 0),), DType.int32),
-                ((tokens, max(ranks, 0)), DType.uint8),
-            )
+    frame = _spare.pop() if _spare else _Frame()
+    slot, words = frame.topk, frame.words
+    try:
+        address = slot.fill(topk)
+        kind, shape = slot.kind, slot.shape
+        tokens = shape[0] if address and len(shape) == 2 else 0
+        per_node, some = ranks_per_node or ranks, max(ranks, 0)
+        words[1], words[2], words[3] = experts & _WORD, ranks & _WORD, per_node & _WORD
+        out = Census(
+            memory.empty(kind, (some,), DType.int32, -1),
+            memory.empty(kind, (-(-some // max(per_node, 1)),), DType.int32, -1),
+            memory.empty(kind, (max(experts, 0),), DType.int32, -1),
+            memory.empty(kind, (tokens, some), DType.uint8, -1),
         )
-    )
-    layout = _abi.EpLayout(experts=experts, ranks=ranks, ranks_per_node=per_node)
-    for name, array in zip(Census._fields, out, strict=True):
-        to = Slot(name, -1, written=True)
-        to.fill(array)
-        setattr(layout, name, _abi.Tensor.from_address(to.address).data or None)
-    if status := lib.ep_count(address, ctypes.byref(layout)):
-        lib.fail(status)
-    return out
+        for i, array in enumerate(out, _ARRAYS):
+            words[i] = memory.address_of(kind, array)
+        if status := lib.ep_count(address, frame.address):
+            lib.fail(status)
+        return out
+    finally:
+        slot.held.clear()
+        _spare.append(frame)
+
+
+_WORD = 2**64 - 1

@@ -109,6 +109,11 @@ class GradientFrame(Frame):
         return None
 
 
+class DescriptionFrame(Frame):
+    def __init__(self) -> None:
+        super().__init__(_abi.RoutingDescription)
+
+
 F = TypeVar("F", bound=Frame)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from .. import _abi, memory, streams
 from ..communicator import Communicator
 from ..dtypes import DType
-from ..errors import OperandError
+from ..errors import InvalidError, OperandError
 from ..operands import Slot, kind_of
 from ..resources import Lease, Resource
 from ..streams import StreamLike
-from .frames import CombineFrame, DispatchFrame, Frames, GradientFrame
+from .frames import CombineFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame
 from .routing import Received, Routing, _Nobody
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
@@ -74,7 +74,8 @@ class Handle(Resource):
         self._waits: tuple[Any, ...] = ()
         fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
         self._fixed_rows = self.capacity if fixed else None
-        self._part_shapes = _part_shapes(spec, comm.ranks)
+        self._descriptions = Frames(DescriptionFrame)
+        self._parts: dict[tuple[str, ...], list[tuple[int, tuple[int, ...], DType]]] = {}
         self.number: int = next(_numbers)
         """What stands for the handle where only numbers can."""
         NUMBERED[self.number] = self
@@ -259,9 +260,14 @@ class Handle(Resource):
         finally:
             self._combine_backwards.give(frame)
 
-    def _part_shape(self, name: str, rows: int) -> tuple[tuple[int, ...], DType]:
-        shape, dtype = self._part_shapes[name]
-        return (tuple(rows if n < 0 else n for n in shape) if shape[0] < 0 else shape), dtype
+    def _plan(self, names: tuple[str, ...]) -> list[tuple[int, tuple[int, ...], DType]]:
+        """Where the addresses of parts of a routing stand in the struct of C's, their shapes, -1 for rows, and types."""
+        shapes = _part_shapes(self.spec, self._comm.ranks)
+        for name in names:
+            if name not in shapes:
+                raise InvalidError(f"{name!r} is no part of a routing of this layout, want one of {', '.join(shapes)}")
+        self._parts[names] = plan = [(getattr(_abi.RoutingDescription, name).offset // 8, *shapes[name]) for name in names]
+        return plan
 
     def _tokens_like(self, like: Any, by: Routing) -> Any:
         return memory.empty(kind_of(like), (by.tokens, self.spec.hidden), self.spec.output_dtype, self._device)

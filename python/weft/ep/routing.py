@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 _TENSOR = struct.Struct("=8xQii4q").unpack_from
 
 
+_DTYPES = {int(d): d for d in DType}
+
+
+def _bytes(t: tuple[int, ...]) -> int:
+    """Bytes of a tensor of C's."""
+    return math.prod(t[3 : 3 + t[2]]) * _DTYPES[t[1]].itemsize if t[1] else 0
+
+
 class _Nobody:
     """Who holds what is to be given back by the next call."""
 
@@ -71,6 +79,7 @@ class Routing(_Held):
         self.tokens = tokens
         """Tokens that this rank dispatches."""
         self._array_kind = kind
+        self._rows: int | None = handle._fixed_rows
 
     def _info(self) -> _abi.RoutingInfo:
         info = _abi.RoutingInfo()
@@ -176,19 +185,29 @@ class Routing(_Held):
         if handle._device >= 0:
             found = (getattr(self, name) for name in names)
             return tuple(memory.widened(a) if name == "row_experts" else a for name, a in zip(names, found, strict=True))
-        number = self._in_use()
-        rows = handle._fixed_rows
-        if rows is None:
-            rows = self.rows
-        description = _abi.RoutingDescription()
-        out = []
-        for name in names:
-            shape, dtype = handle._part_shape(name, rows)
-            array = memory.empty(self._array_kind, shape, dtype, -1)
-            setattr(description, name, memory.address_of(self._array_kind, array))
-            out.append(array)
-        handle._check(handle._lib.routing_describe(number, ctypes.addressof(description)))
-        return tuple(out)
+        number, kind = self._in_use(), self._array_kind
+        frame = handle._descriptions.take()
+        words = frame.words
+        plan = handle._parts.get(names) or handle._plan(names)
+        try:
+            out = []
+            for word, shape, dtype in plan:
+                array = memory.empty(kind, shape if shape[0] >= 0 else (self._row_count(), *shape[1:]), dtype, -1)
+                words[word] = memory.address_of(kind, array)
+                out.append(array)
+            if status := handle._lib.routing_describe(number, frame.address):
+                handle._check(status)
+            return tuple(out)
+        finally:
+            for word, _, _ in plan:
+                words[word] = 0
+            handle._descriptions.give(frame)
+
+    def _row_count(self) -> int:
+        """The rows of received arrays, asked for once. On the host, where they stay what they are."""
+        if self._rows is None:
+            self._rows = self.rows
+        return self._rows
 
     def _part(self, part: Part) -> Any:
         t = _abi.Tensor()
@@ -218,6 +237,8 @@ class Received(_Held):
         """Where they come from."""
         self._array_kind = kind
         self._data, self._scales = _TENSOR(data), _TENSOR(scales)
+        if routing._rows is None and handle._device < 0:
+            routing._rows = self._data[3]
 
     @property
     def rows(self) -> Any:
@@ -232,7 +253,7 @@ class Received(_Held):
     @property
     def nbytes(self) -> int:
         """Bytes of the rows and scales."""
-        return sum(math.prod(t[3 : 3 + t[2]]) * DType(t[1]).itemsize for t in (self._data, self._scales) if t[1])
+        return _bytes(self._data) + _bytes(self._scales)
 
     def detach(self) -> tuple[Any, Any]:
         """The rows and scales as arrays of their own, and gives what they showed back. On GPUs, where copies need a stream, make them yourself."""
@@ -241,9 +262,12 @@ class Received(_Held):
         handle._open()
         if handle._device >= 0:
             raise UnsupportedError("detach is for the host: copy the rows on a stream, and release them after")
-        rows, scales = (memory.copy(self._array_kind, t[0], DType(t[1]), t[3 : 3 + t[2]]) if t[1] else None for t in (self._data, self._scales))
+        rows, scales = self._copy(self._data), self._copy(self._scales)
         self.release()
         return rows, scales
+
+    def _copy(self, t: tuple[int, ...]) -> Any:
+        return memory.copy(self._array_kind, t[0], _DTYPES[t[1]], t[3 : 3 + t[2]]) if t[1] else None
 
     def _array(self, t: tuple[int, ...]) -> Any:
         address, dtype, dims, *shape = t
