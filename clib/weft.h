@@ -342,6 +342,7 @@ typedef struct weft_ep_layout {
 	int32_t *node_tokens;       /* [ranks / ranks_per_node] */
 	int32_t *expert_selections; /* [experts] */
 	uint8_t *token_in_rank;     /* [tokens, ranks]: 1 or 0 */
+	int64_t *visits;            /* [tokens, min(top-k, ranks)]: the ranks of a token's experts, by the last selection on each, then -1 */
 } weft_ep_layout;
 
 /* Counts where tokens go: topk is int32 or int64 [tokens, top-k] on the host, -1 for none. Local: it needs no handle and no rank. */

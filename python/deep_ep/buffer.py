@@ -17,7 +17,7 @@ from . import config as configs
 from .config import Config
 from .errors import ContractError, require
 from .events import Before, EventHandle, EventOverlap
-from .exchanges import Exchanges
+from .exchanges import Exchanges, where
 from .low_latency import Kind, LowLatency, LowLatencyHandle
 from .normal import DispatchHandle, Normal
 
@@ -387,11 +387,6 @@ def close(comm: weft.Communicator) -> None:
     """Leaves, whatever there is to say of it."""
     with contextlib.suppress(weft.WeftError):
         comm.close()
-
-
-def where(comm: weft.Communicator) -> torch.device:
-    """Where the tensors of a communicator are."""
-    return torch.device("cuda", comm._device) if comm.engine == "gpu" and torch.cuda.is_available() else torch.device("cpu")
 
 
 def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import weft
 
-from .buffer import close, join, where
+from .buffer import close, join
 from .errors import require
 from .events import Before, EventHandle, EventOverlap
-from .exchanges import Exchanges
+from .exchanges import Exchanges, where
 from .routes import Route, Shape
 from .utils.envs import get_logical_domain_size, get_nvlink_gbs, get_physical_domain_size
 from .utils.math import align
@@ -320,10 +320,9 @@ class ElasticBuffer:
             require(all(g in (None, h) for g, h in zip(given, has, strict=True)), f"experts, most tokens and alignment {given}, and the handle has {has}")
             require(do_expand == handle.do_expand, f"do_expand is {do_expand}, and the handle's dispatch had {handle.do_expand}")
             require(rows.shape[0] == route.topk.shape[0], f"x: {rows.shape[0]} tokens, and the handle has {route.topk.shape[0]}")
-        first = handle is None
         if previous_event_before_epilogue is not None:
             _wait(previous_event_before_epilogue)
-        (got, experts, weights, counts, handle), event = self._stream.run(
+        (got, experts, weights, handle), event = self._stream.run(
             self._dispatch,
             rows,
             previous_event,
@@ -338,7 +337,7 @@ class ElasticBuffer:
             use_tma_aligned_col_major_sf,
         )
         if cumulative_local_expert_recv_stats is not None:
-            cumulative_local_expert_recv_stats.add_(counts if first else handle.num_unaligned_recv_tokens_per_expert)
+            cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         return got, experts, weights, handle, event
 
     def _new_route(
@@ -383,18 +382,15 @@ class ElasticBuffer:
         sync: bool,
         sms: int,
         columns: bool,
-    ) -> tuple[Any, Tensor | None, Tensor | None, Tensor | None, EPHandle]:
+    ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle]:
         first = handle is None
         arrived, arrived_scales = route.dispatch(rows, scales)
         if columns and arrived_scales is not None:
             arrived_scales = _tma_aligned(arrived_scales)
-        experts = None if route.shape.expand else route.experts()
+        experts, given, padded = route.selections(first and weights is not None, sync)
         if weights is not None:
-            weights = route.row_weights() if first else route.send_weights(weights)
-        counts = None
+            weights = given if first else route.send_weights(weights)
         if handle is None:
-            counts = route.expert_counts()
-            padded = (-(-counts // route.shape.alignment) * route.shape.alignment).tolist() if sync else []
             most = self.num_ranks * route.shape.tokens
             handle = EPHandle._of(
                 route,
@@ -408,7 +404,7 @@ class ElasticBuffer:
                 num_expanded_tokens=sum(padded) if sync else route.most_expanded(),
                 num_recv_tokens_per_expert_list=padded,
             )
-        return arrived if arrived_scales is None else (arrived, arrived_scales), experts, weights, counts, handle
+        return arrived if arrived_scales is None else (arrived, arrived_scales), experts, weights, handle
 
     def combine(
         self,

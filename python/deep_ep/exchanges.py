@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from typing import Any
 
@@ -47,13 +48,29 @@ class Exchanges:
 
     # Rows that stay the caller's.
 
-    def take(self, handle: ep.Handle, got: ep.Received) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The rows and scales of a batch as tensors that are the caller's as long as he wants.
+    def dispatch(
+        self,
+        handle: ep.Handle,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        topk: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        routing: ep.Routing | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
+        """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as long as he wants. Collective.
 
         Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies.
         """
-        if not self.on_gpu and got.nbytes <= _SHOWN_BYTES:
-            return got.detach()
+        if self.on_gpu:
+            got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
+        else:
+            copied, copied_scales, routing, large = handle.dispatch_copied(rows, topk, weights, routing=routing, scales=scales, most=_SHOWN_BYTES)
+            if large is None:
+                return copied, copied_scales, routing
+            got = large
+        return *self._keep(handle, got), got.routing
+
+    def _keep(self, handle: ep.Handle, got: ep.Received) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows, scales = got.rows, got.scales
         if self._may_show(handle, rows):
             shown = weakref.ref(got)
@@ -121,8 +138,27 @@ class Exchanges:
         self._group.barrier()
 
 
-def scales_like(given: torch.Tensor | None, scales: torch.Tensor | None) -> torch.Tensor | None:
-    """Scales in the order in memory of those that were sent."""
-    if given is None or scales is None or given.stride(-1) == 1:
-        return scales
-    return scales.t().contiguous().t()
+
+def where(comm: weft.Communicator) -> torch.device:
+    """Where the tensors of a communicator are."""
+    return torch.device("cuda", comm._device) if comm.engine == "gpu" and torch.cuda.is_available() else torch.device("cpu")
+
+
+class Kept:
+    """What a tensor holds now, for later, when the tensor may hold something else: on the host as bytes, which cost less than another tensor."""
+
+    __slots__ = ("_as", "_held", "shape")
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.shape = t.shape
+        if not t.is_cpu or not t.is_contiguous() or not t.numel():
+            self._held: Any = t.clone()
+            self._as = None
+        else:
+            self._held, self._as = ctypes.string_at(t.data_ptr(), t.nbytes), t.dtype
+
+    def tensor(self) -> torch.Tensor:
+        """A tensor of it, which is not to be changed."""
+        if self._as is not None:
+            self._held, self._as = torch.frombuffer(bytearray(self._held), dtype=self._as).view(self.shape), None
+        return self._held  # type: ignore[no-any-return]

@@ -11,7 +11,8 @@ from torch import Tensor
 from weft import ep
 
 from .errors import require
-from .exchanges import Exchanges
+from .exchanges import Exchanges, Kept, where
+from .lazy import Lazy
 
 # Batches of rows that the library has memory for: two that the caller may keep, and the next.
 _LIVE = 3
@@ -28,16 +29,22 @@ class Kind(NamedTuple):
     powers_of_two: bool
 
 
-class LowLatencyHandle(tuple[Any, ...]):
+class LowLatencyHandle(Lazy):
     """What DeepEP's handles are, (src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and what was routed how."""
 
     kind: Kind
-    topk: Tensor
+    topk: Kept
 
     @classmethod
-    def of(cls, kind: Kind, sources: Tensor, ranges: Tensor, ranks: int, topk: Tensor) -> LowLatencyHandle:
-        made = cls((sources.view(kind.experts // ranks, -1), ranges, kind.tokens, kind.hidden, kind.experts))
-        made.kind, made.topk = kind, topk
+    def of(cls, kind: Kind, topk: Kept, local: int, parts: Callable[[], tuple[Tensor, Tensor]]) -> LowLatencyHandle:
+        """A handle of where rows come from, [local experts * places], and their ranges, which a function gives."""
+
+        def contents() -> tuple[Any, ...]:
+            sources, ranges = parts()
+            return sources.view(local, -1), ranges, kind.tokens, kind.hidden, kind.experts
+
+        made = cls()
+        made.kind, made.topk, made._make, made._length = kind, topk, contents, 5
         return made
 
 
@@ -107,12 +114,13 @@ class LowLatency:
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle]:
         """Sends and receives: rows, scales, counts, the handle. Collective."""
         h = self._begin(kind, waits)
-        got = h.dispatch(x, topk, self._ones_like(topk))
-        counts, ranges, sources = got.routing.parts("expert_counts", "ranges", "source_tokens")
-        rows, scales = self._exchanges.take(h, got)
+        rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, self._ones_like(topk))
+        (counts,) = routing.parts("expert_counts")
         if stats is not None:
             stats.add_(counts)
-        return rows, _columns(scales, kind, self._comm.ranks), counts, LowLatencyHandle.of(kind, sources, ranges, self._comm.ranks, topk.clone())
+        ranks = self._comm.ranks
+        handle = LowLatencyHandle.of(kind, Kept(topk), kind.experts // ranks, lambda: routing.parts("source_tokens", "ranges"))
+        return rows, _columns(scales, kind, ranks), counts, handle
 
     def send(
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None
@@ -129,7 +137,7 @@ class LowLatency:
             scales = torch.empty((local, words, places), dtype=torch.int32 if packed else torch.float32, device=device).transpose(1, 2)
         counts = torch.empty(local, dtype=torch.int32, device=device)
         sources, ranges = torch.empty(local * places, dtype=torch.int32, device=device), torch.empty((local, ranks), dtype=torch.int64, device=device)
-        handle = LowLatencyHandle.of(kind, sources, ranges, ranks, topk.clone())
+        handle = LowLatencyHandle.of(kind, Kept(topk), local, lambda: (sources, ranges))
 
         def receive() -> None:
             with pending.receive() as got, got.routing as routing:
@@ -171,7 +179,7 @@ class LowLatency:
         h = self._handle(handle.kind)
         self._count_waits(h, 1, waits)
         # Weights come with the combine, and a routing has them from its beginning: this one is where the dispatch went, with the weights of now.
-        routing = h.prepare(handle.topk, torch.where(topk >= 0, weights, 0))
+        routing = h.prepare(handle.topk.tensor(), torch.where(topk >= 0, weights, 0))
         if not later:
             h.combine(x, routing, out=out)
             routing.release()
@@ -189,7 +197,7 @@ class LowLatency:
         kind, ranks = handle.kind, self._comm.ranks
         shape = (kind.experts // ranks, ranks * kind.tokens, kind.hidden)
         if shape not in self._next:
-            self._next[shape] = torch.empty(shape, dtype=torch.bfloat16, device=handle.topk.device)
+            self._next[shape] = torch.empty(shape, dtype=torch.bfloat16, device=where(self._comm))
         return self._next[shape]
 
 
@@ -200,7 +208,9 @@ def _columns(scales: Tensor | None, kind: Kind, ranks: int) -> Tensor | None:
     local, places = kind.experts // ranks, ranks * kind.tokens
     if kind.payload == ep.Payload.fp8_ue8m0:
         scales = scales.view(torch.int32)
-    return scales.view(local, -1, places).transpose(1, 2)
+    if scales.dim() != 3 or scales.shape[2] != places:
+        scales = scales.view(local, -1, places)
+    return scales.transpose(1, 2)
 
 
 def _copy_valid(rows: Tensor, scales: Tensor | None, arrived: Tensor, arrived_scales: Tensor | None, counts: list[int]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ctypes
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ import weft
 from weft import ep
 
 from .errors import ContractError
-from .exchanges import Exchanges, scales_like
+from .exchanges import Exchanges, Kept
+from .lazy import Lazy
 
 _PAYLOADS = {
     torch.bfloat16: ep.Payload.bf16,
@@ -22,9 +25,10 @@ _PAYLOADS = {
 }
 _TYPES = {dtype: i for i, dtype in enumerate(_PAYLOADS)}
 
-_SELECTIONS = "row_experts", "expert_demand"
-_WEIGHTED = *_SELECTIONS, "row_selection_weights"
+_SELECTIONS = ("row_experts",)
+_WEIGHTED = "row_experts", "row_selection_weights"
 
+_PUT_HEAD = struct.Struct("=6i").pack_into
 _HEAD = 6  # numbers of a rank's announcement before those of its tokens for each rank
 
 
@@ -39,10 +43,10 @@ Shape = tuple[int, int, int, int, ep.Counts]
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own."""
 
-    __slots__ = ("_exchanges", "_routings", "shape", "topk")
+    __slots__ = ("_exchanges", "_routings", "_topk", "shape")
 
-    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor) -> None:
-        self._exchanges, self.shape, self.topk = exchanges, shape, topk
+    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept) -> None:
+        self._exchanges, self.shape, self._topk = exchanges, shape, topk
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
 
     def handle(self, payload: ep.Payload) -> ep.Handle:
@@ -65,7 +69,7 @@ class Route:
         found = self._routings.get(payload)
         if found is None:
             handle = self.handle(payload)
-            found = self._routings[payload] = handle, handle.prepare(self.topk)
+            found = self._routings[payload] = handle, handle.prepare(self._topk.tensor())
         return found
 
     def home(self, dtype: torch.dtype) -> tuple[ep.Handle, ep.Routing]:
@@ -78,7 +82,7 @@ class Route:
         return self.by(payload)
 
 
-class DispatchHandle(tuple[Any, ...]):
+class DispatchHandle(Lazy):
     """What DeepEP's handles are, and the route.
 
     That is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head), made when it is read.
@@ -86,31 +90,12 @@ class DispatchHandle(tuple[Any, ...]):
 
     route: Route
     received: int
-    _make: Callable[[], tuple[Tensor, ...]]
-    _made: tuple[Tensor, ...] | None
 
     @classmethod
     def of(cls, route: Route, received: int, make: Callable[[], tuple[Tensor, ...]]) -> DispatchHandle:
         made = cls()
-        made.route, made.received, made._make, made._made = route, received, make, None
+        made.route, made.received, made._make, made._length = route, received, make, 6
         return made
-
-    def contents(self) -> tuple[Tensor, ...]:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.contents())
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.contents()[i]
-
-    def __len__(self) -> int:
-        return 6
-
-    def __repr__(self) -> str:
-        return f"DispatchHandle{self.contents()}"
 
 
 class Normal:
@@ -139,31 +124,30 @@ class Normal:
             # Ranks are all that is known: each is an expert.
             experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
         everyone, tokens = self._announce(x, rank_tokens, experts, topk, channels, worst)
-        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], tokens, _DEVICE if worst else _HOST), topk.clone())
+        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], tokens, _DEVICE if worst else _HOST), Kept(topk))
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
-        got = handle.dispatch(x, topk, weights, scales=sent)
-        routing = got.routing
+        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights)
         route.first(payload, handle, routing)
-        rows, arrived = self._take(handle, got, scales)
         ids = sums = None
         counts: list[int] = []
         if selected:
-            ids, demand, *of_weights = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED))
-            if of_weights:
-                sums = of_weights[0].clone() if exchanges.on_gpu else of_weights[0]  # there it shows the memory of the routing
+            # With a worst case the counts stay where they are: reading them would wait for a GPU.
+            ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=not worst)
             if not worst:
-                counts = demand.tolist()
+                counts = more.pop()
                 if alignment != 1:
                     counts = [-(-n // alignment) * alignment for n in counts]
+            if more:
+                sums = more[0].clone() if exchanges.on_gpu else more[0]  # there it shows the memory of the routing
 
         def contents() -> tuple[Tensor, ...]:
             return _matrices(everyone, in_rank, routing, channels)
 
-        return rows, arrived, ids, sums, counts, DispatchHandle.of(route, rows.shape[0], contents)
+        return rows, _like_sent(scales, arrived), ids, sums, counts, DispatchHandle.of(route, rows.shape[0], contents)
 
     def _announce(self, x: Tensor, rank_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int) -> tuple[Any, int]:
-        """Everyone's tokens and those for each rank, [ranks, 1 + ranks], and the most of any rank. Collective.
+        """What everyone says, of which the tokens come first and those for each rank behind the head, and the most of any rank. Collective.
 
         With a worst case nothing is read here of what others say: it is the same on every rank, and says the most.
         """
@@ -180,7 +164,7 @@ class Normal:
             device = rank_tokens.device
             everyone = self._exchanges.all_gather(torch.cat((torch.tensor([tokens, *same], dtype=torch.int32, device=device), rank_tokens.int())))
             if worst:
-                return torch.cat((everyone[:, :1], everyone[:, _HEAD:]), 1), most
+                return everyone, most
             said = everyone.tolist()
         else:
             said = self._gather((tokens, *same), rank_tokens)
@@ -189,17 +173,18 @@ class Normal:
                 raise weft.MismatchError(f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, this one {same}", rank)
             if not worst:
                 most = max(most, theirs[0])
-        return [[theirs[0], *theirs[_HEAD:]] for theirs in said], most if worst else 1 << (most - 1).bit_length()
+        return said, most if worst else 1 << (most - 1).bit_length()
 
     def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> list[list[int]]:
         """What every rank says, on the host."""
         if self._meeting is None:
             mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
-            self._meeting = memoryview(mine.numpy()), mine[_HEAD:], everyone, gather
-        numbers, behind, everyone, gather = self._meeting
-        for i, n in enumerate(head):
-            numbers[i] = n
-        behind.copy_(rank_tokens)
+            self._meeting = memoryview(mine.numpy()).cast("B"), mine.data_ptr(), mine.numel(), memoryview(everyone.numpy()), gather
+        said, address, n, everyone, gather = self._meeting
+        if rank_tokens.dtype != torch.int32 or rank_tokens.numel() != n - _HEAD or not rank_tokens.is_contiguous():
+            raise ContractError(f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 ({n - _HEAD},), contiguous")
+        _PUT_HEAD(said, 0, *head)
+        ctypes.memmove(address + 4 * _HEAD, rank_tokens.data_ptr(), 4 * (n - _HEAD))
         gather()
         return everyone.tolist()  # type: ignore[no-any-return]
 
@@ -207,13 +192,8 @@ class Normal:
         """Sends rows by a route that is known: those that arrive. Collective."""
         payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
-        return self._take(handle, handle.dispatch(x, routing=routing, scales=sent), scales)
-
-    def _take(self, handle: ep.Handle, got: ep.Received, sent: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        rows, scales = self._exchanges.take(handle, got)
-        if sent is None or scales is None:
-            return rows, None
-        return rows, scales_like(sent, scales.view(torch.int32) if sent.dtype == torch.int32 else scales)
+        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing)
+        return rows, _like_sent(scales, arrived)
 
     def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: DispatchHandle) -> tuple[Tensor, Tensor | None]:
         """Brings rows home and sums them; weights come back to their selections. Collective."""
@@ -244,9 +224,19 @@ def _as_payload(x: Tensor, scales: Tensor | None) -> tuple[ep.Payload, Tensor | 
     return ep.Payload.fp8_ue8m0, scales.contiguous().view(torch.float8_e8m0fnu)
 
 
+def _like_sent(sent: Tensor | None, scales: Tensor | None) -> Tensor | None:
+    """Scales of the type and in the order in memory of those that were sent."""
+    if sent is None or scales is None:
+        return None
+    if sent.dtype == torch.int32:
+        scales = scales.view(torch.int32)
+    return scales if sent.stride(-1) == 1 else scales.t().contiguous().t()
+
+
 def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int) -> tuple[Tensor, ...]:
     """What handles hold, of everyone's tokens and those for each rank."""
     everyone = torch.as_tensor(said, dtype=torch.int32, device=in_rank.device)
+    everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD:]), 1)
     ranks = everyone.shape[0]
     sources, tokens = routing.parts("source_ranks", "source_tokens")
     # The channels of a rank have consecutive tokens each, and the first ones of all.

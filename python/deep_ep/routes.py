@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -93,17 +94,36 @@ class Route:
         )
         # Weights are those of the first dispatch, and the same on every rank or none.
         self._routing = self._describing.prepare(self.topk, weights)
-        names = "row_experts", "row_selection_weights", "expert_demand", "source_counts"
-        self._experts, self._weights, self._expert_counts, self._source_counts = self._routing.parts(*names)
 
-    @property
+    @functools.cached_property
     def received(self) -> int:
-        """How many tokens have come, or may have."""
-        return int(self._experts.shape[0])
+        """How many tokens have come; how many may have, if the host was not told."""
+        return self._routing.rows if self._counts == ep.Counts.host else self._describing.capacity
 
-    def experts(self) -> Tensor:
+    @functools.cached_property
+    def _experts(self) -> Tensor:
         """int64 [rows, topk]: local experts, -1 for those elsewhere."""
-        return self._experts.clone()
+        return self._routing.parts("row_experts")[0]  # type: ignore[no-any-return]
+
+    def selections(self, weighted: bool, sync: bool) -> tuple[Tensor | None, Tensor | None, list[int]]:
+        """What the caller is told: of tokens the local experts, and weights, int64 and float32 [rows, topk]; expanded the weights of rows.
+
+        And the rows of each local expert, pads included, if the host is to know.
+        """
+        s = self.shape
+        names = ((), ("row_selection_weights",)) if s.expand else (("row_experts",), ("row_experts", "row_selection_weights"))
+        found = list(self._routing.parts(*names[weighted], demand=sync))
+        demand = found.pop() if sync else []
+        if s.alignment != 1:
+            demand = [-(-n // s.alignment) * s.alignment for n in demand]
+        weights = found.pop() if weighted else None
+        if weights is not None:
+            weights = self._expanded(weights) if s.expand else weights.clone() if self._exchanges.on_gpu else weights
+        return found[0] if found else None, weights, demand
+
+    @functools.cached_property
+    def _expert_counts(self) -> Tensor:
+        return self._routing.parts("expert_demand")[0]  # type: ignore[no-any-return]
 
     def expert_counts(self) -> Tensor:
         """int32 [local experts]."""
@@ -111,7 +131,8 @@ class Route:
 
     def tokens_of_ranks(self) -> Tensor:
         """int32 [ranks]: the tokens of each source rank and those before."""
-        return self._source_counts.cumsum(0, dtype=torch.int32)
+        (counts,) = self._routing.parts("source_counts")
+        return counts.cumsum(0, dtype=torch.int32)
 
     def _padded(self) -> Tensor:
         a = self.shape.alignment
@@ -131,7 +152,7 @@ class Route:
     def _slots(self) -> Tensor:
         """int64 [rows, topk]: the expanded row of each selection here, -1 for those elsewhere: an expert's are in the order of tokens."""
         here = self._experts >= 0
-        local = self._expert_counts.shape[0]
+        local = self.shape.experts // self._exchanges.ranks
         which = torch.where(here, self._experts, local)
         chosen = torch.zeros((self.received, local + 1), dtype=torch.int32, device=which.device).scatter_(1, which, 1)
         starts = torch.nn.functional.pad(self._padded().cumsum(0)[:-1], (1, 1))
@@ -165,9 +186,12 @@ class Route:
     def visits(self) -> Tensor:
         """int64 [tokens, at most ranks]: the ranks that each token goes to, in the order of the last selections there, then -1."""
         if self._visits is None:
-            last, ranks = self._last_selections().sort(1)
-            most = min(self.shape.topk, self._exchanges.ranks)
-            self._visits = torch.where(last < self.shape.topk, ranks, -1)[:, :most].contiguous()
+            if self.topk.is_cpu:
+                self._visits = ep.visits(self.topk, experts=self.shape.experts, ranks=self._exchanges.ranks)
+            else:
+                last, ranks = self._last_selections().sort(1)
+                most = min(self.shape.topk, self._exchanges.ranks)
+                self._visits = torch.where(last < self.shape.topk, ranks, -1)[:, :most].contiguous()
         return self._visits
 
     # Exchanges.
@@ -200,15 +224,12 @@ class Route:
         h = self._handle(given)
         known = self._routings.get(given.key)
         if known is None:
-            got = h.dispatch(given.rows, self.topk if self.shape.expand else self.visits(), scales=given.scales)
-            self._routings[given.key] = h, got.routing
+            topk = self.topk if self.shape.expand else self.visits()
+            arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, topk, None)
+            self._routings[given.key] = h, routing
         else:
-            got = h.dispatch(given.rows, routing=known[1], scales=given.scales)
-        return given.restored(*self._exchanges.take(h, got))
-
-    def row_weights(self) -> Tensor:
-        """float32: the weights that the first dispatch was given, [rows, topk], or expanded [rows]."""
-        return self._expanded(self._weights) if self.shape.expand else self._weights.clone()
+            arrived, arrived_scales, _ = self._exchanges.dispatch(h, given.rows, given.scales, None, None, known[1])
+        return given.restored(arrived, arrived_scales)
 
     def send_weights(self, weights: Tensor) -> Tensor:
         """Sends other weights to the rows: the same of those."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import math
 import statistics
 import subprocess
 import sys
@@ -65,10 +66,10 @@ class Raw:
     def _description(self, handle, names):
         if not names:
             return None, None
-        frame, kept = handle._descriptions.take(), []
-        for word, shape, dtype in handle._plan(tuple(names)):
+        frame, kept = handle._describing(tuple(names), False).take(), []
+        for word, shape, dtype in frame.parts:
             rows = shape if shape[0] >= 0 else (handle.capacity, *shape[1:])
-            kept.append(ctypes.create_string_buffer(dtype.itemsize * max(1, int(__import__("math").prod(rows)))))
+            kept.append(ctypes.create_string_buffer(max(1, dtype.itemsize * math.prod(rows))))
             frame.words[word] = ctypes.addressof(kept[-1])
         return frame, kept
 
@@ -92,7 +93,7 @@ def measure(comm):
     import torch
 
     import deep_ep
-    from deep_ep.normal import _WEIGHTED
+    _WEIGHTED = "row_experts", "row_selection_weights", "expert_demand"
 
     torch.set_num_threads(1)
     b = deep_ep.Buffer.from_communicator(comm)

@@ -148,6 +148,7 @@ class EpLayout(Struct):
         ("node_tokens", c_void_p),
         ("expert_selections", c_void_p),
         ("token_in_rank", c_void_p),
+        ("visits", c_void_p),
     )
 
 

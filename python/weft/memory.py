@@ -94,7 +94,7 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
 def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     """A new array, not initialised."""
     if kind == TORCH and device < 0:
-        return sys.modules["torch"].empty(shape, dtype=torch_dtype(dtype), device="cpu")
+        return _empty_tensor(tuple(shape), dtype)
     if device >= 0:
         import torch
 
@@ -104,6 +104,22 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
 
         return numpy.empty(tuple(shape), numpy_dtype(dtype))
     return _plain(memoryview(bytearray(math.prod(shape) * dtype.itemsize)), dtype, shape)
+
+
+# Small tensors of PyTorch's by shape and type: one like another costs half of what one from nothing does.
+_samples: dict[tuple[tuple[int, ...], DType], Any] = {}
+_SAMPLES, _SAMPLE_BYTES = 256, 1 << 12
+
+
+def _empty_tensor(shape: tuple[int, ...], dtype: DType) -> Any:
+    torch = sys.modules["torch"]
+    sample = _samples.get((shape, dtype))
+    if sample is not None:
+        return torch.empty_like(sample)
+    made = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
+    if made.nbytes <= _SAMPLE_BYTES and len(_samples) < _SAMPLES:
+        _samples[shape, dtype] = torch.empty_like(made)
+    return made
 
 
 def address_of(kind: str, array: Any) -> int:
@@ -120,10 +136,11 @@ def widened(array: Any) -> Any:
     return array.astype("int64") if hasattr(array, "astype") else array.long()
 
 
-def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:
-    """A new array with what is at an address of the host's."""
+def copy(kind: str, address: int, dtype: DType, shape: Sequence[int], size: int | None = None) -> Any:
+    """A new array with what is at an address of the host's, of so many bytes if that is known."""
     out = empty(kind, shape, dtype, -1)
-    size = math.prod(shape) * dtype.itemsize
+    if size is None:
+        size = math.prod(shape) * dtype.itemsize
     if size:
         ctypes.memmove(address_of(kind, out), address, size)
     return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import weakref
@@ -74,8 +73,7 @@ class Handle(Resource):
         self._waits: tuple[Any, ...] = ()
         fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
         self._fixed_rows = self.capacity if fixed else None
-        self._descriptions = Frames(DescriptionFrame)
-        self._parts: dict[tuple[str, ...], list[tuple[int, tuple[int, ...], DType]]] = {}
+        self._descriptions: dict[Any, Frames[DescriptionFrame]] = {}
         self.number: int = next(_numbers)
         """What stands for the handle where only numbers can."""
         NUMBERED[self.number] = self
@@ -124,6 +122,42 @@ class Handle(Resource):
             if refused is not None or status:
                 self._end(refused, status)
             return self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, frame.rows.kind)
+        except BaseException:
+            self._abandon(frame, by)
+            raise
+        finally:
+            self._dispatches.give(frame)
+
+    def dispatch_copied(
+        self, rows: Any, topk: Any = None, weights: Any = None, *, routing: RoutingLike | None = None, scales: Any = None, most: int
+    ) -> tuple[Any, Any, Routing, Received | None]:
+        """On the host, :meth:`dispatch` with small results copied: rows, scales, the routing, None. Collective.
+
+        Rows and scales of more than ``most`` bytes are not; for them the last is what :meth:`dispatch` returns, and the first two are None.
+        """
+        self._begin(None)
+        by = _routing(routing)
+        frame = self._dispatches.take()
+        result = frame.result
+        result[1] = result[2] = 0
+        try:
+            refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            status = self._lib.ep_dispatch(self._handle, 0, frame.address, frame.result_address, 0)
+            if refused is not None or status:
+                self._end(refused, status)
+            kind = frame.rows.kind
+            made = frame.copies(kind, most)
+            if made is None:
+                got = self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, kind)
+                return None, None, got.routing, got
+            if by is None:
+                by = Routing(self, result[2], frame.topk.shape[0], kind)
+                if by._rows is None:
+                    by._rows = made[0].shape[0]
+            number, result[1] = result[1], 0
+            if status := self._lib.received_release(number):
+                self._watch(_Nobody(), Received._RELEASE, number)  # by the next call
+            return *made, by, None
         except BaseException:
             self._abandon(frame, by)
             raise
@@ -260,14 +294,15 @@ class Handle(Resource):
         finally:
             self._combine_backwards.give(frame)
 
-    def _plan(self, names: tuple[str, ...]) -> list[tuple[int, tuple[int, ...], DType]]:
-        """Where the addresses of parts of a routing stand in the struct of C's, their shapes, -1 for rows, and types."""
-        shapes = _part_shapes(self.spec, self._comm.ranks)
+    def _describing(self, names: tuple[str, ...], demand: bool) -> Frames[DescriptionFrame]:
+        """The frames of calls that ask for these parts of a routing."""
+        shapes, local = _part_shapes(self.spec, self._comm.ranks), self.spec.experts // self._comm.ranks
         for name in names:
             if name not in shapes:
                 raise InvalidError(f"{name!r} is no part of a routing of this layout, want one of {', '.join(shapes)}")
-        self._parts[names] = plan = [(getattr(_abi.RoutingDescription, name).offset // 8, *shapes[name]) for name in names]
-        return plan
+        parts = [(name, *shapes[name]) for name in names]
+        found = self._descriptions[names, demand] = Frames(lambda: DescriptionFrame(parts, local if demand else 0))
+        return found
 
     def _tokens_like(self, like: Any, by: Routing) -> Any:
         return memory.empty(kind_of(like), (by.tokens, self.spec.hidden), self.spec.output_dtype, self._device)
@@ -337,8 +372,10 @@ class Handle(Resource):
                 return
             # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
             self._watched.pop(forgotten.number, None)
-            with contextlib.suppress(ValueError):  # another thread was quicker
+            try:
                 self._garbage.remove(forgotten)
+            except ValueError:  # another thread was quicker
+                pass
 
     def _destroy(self) -> int:
         return int(self._lib.ep_destroy(self._handle))

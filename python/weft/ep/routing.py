@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import struct
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,21 +10,13 @@ from typing import TYPE_CHECKING, Any
 from .. import _abi, memory
 from .._abi import Part, Status
 from ..dtypes import DType
-from ..errors import ClosedError, UnsupportedError
+from ..errors import ClosedError
 from ..resources import Lease
 
 if TYPE_CHECKING:
     from .handle import Handle
 
 _TENSOR = struct.Struct("=8xQii4q").unpack_from
-
-
-_DTYPES = {int(d): d for d in DType}
-
-
-def _bytes(t: tuple[int, ...]) -> int:
-    """Bytes of a tensor of C's."""
-    return math.prod(t[3 : 3 + t[2]]) * _DTYPES[t[1]].itemsize if t[1] else 0
 
 
 class _Nobody:
@@ -176,32 +167,32 @@ class Routing(_Held):
         """int32 [1]: rows routed here, pads and dropped ones included, where the rows are."""
         return self._part(Part.ROW_DEMAND)
 
-    def parts(self, *names: str) -> tuple[Any, ...]:
+    def parts(self, *names: str, demand: bool = False) -> tuple[Any, ...]:
         """Several of the arrays above, of those that the layout has, for less than one by one; here ``row_experts`` is int64.
 
-        ``row_demand`` is not among them.
+        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last.
         """
         handle = self._handle
         if handle._device >= 0:
-            found = (getattr(self, name) for name in names)
-            return tuple(memory.widened(a) if name == "row_experts" else a for name, a in zip(names, found, strict=True))
+            found = tuple(getattr(self, name) for name in names)
+            found = tuple(memory.widened(a) if name == "row_experts" else a for name, a in zip(names, found, strict=True))
+            return (*found, self.expert_demand.tolist()) if demand else found
         number, kind = self._in_use(), self._array_kind
-        frame = handle._descriptions.take()
-        words = frame.words
-        plan = handle._parts.get(names) or handle._plan(names)
+        frames = handle._descriptions.get((names, demand)) or handle._describing(names, demand)
+        frame, empty, out = frames.take(), memory.empty, []
         try:
-            out = []
-            for word, shape, dtype in plan:
-                array = memory.empty(kind, shape if shape[0] >= 0 else (self._row_count(), *shape[1:]), dtype, -1)
-                words[word] = memory.address_of(kind, array)
+            words = frame.words
+            for word, shape, dtype in frame.parts:
+                array = empty(kind, shape if shape[0] >= 0 else (self._row_count(), *shape[1:]), dtype, -1)
+                words[word] = array.data_ptr() if kind == memory.TORCH else memory.address_of(kind, array)
                 out.append(array)
             if status := handle._lib.routing_describe(number, frame.address):
                 handle._check(status)
+            if demand:
+                out.append(frame.demand[:])
             return tuple(out)
         finally:
-            for word, _, _ in plan:
-                words[word] = 0
-            handle._descriptions.give(frame)
+            frames.give(frame)
 
     def _row_count(self) -> int:
         """The rows of received arrays, asked for once. On the host, where they stay what they are."""
@@ -249,25 +240,6 @@ class Received(_Held):
     def scales(self) -> Any:
         """Their scales, a number for each 128 of a row, in the spec's order; None where there are none."""
         return self._array(self._scales)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the rows and scales."""
-        return _bytes(self._data) + _bytes(self._scales)
-
-    def detach(self) -> tuple[Any, Any]:
-        """The rows and scales as arrays of their own, and gives what they showed back. On GPUs, where copies need a stream, make them yourself."""
-        self._in_use()
-        handle = self._handle
-        handle._open()
-        if handle._device >= 0:
-            raise UnsupportedError("detach is for the host: copy the rows on a stream, and release them after")
-        rows, scales = self._copy(self._data), self._copy(self._scales)
-        self.release()
-        return rows, scales
-
-    def _copy(self, t: tuple[int, ...]) -> Any:
-        return memory.copy(self._array_kind, t[0], _DTYPES[t[1]], t[3 : 3 + t[2]]) if t[1] else None
 
     def _array(self, t: tuple[int, ...]) -> Any:
         address, dtype, dims, *shape = t
