@@ -15,7 +15,7 @@ from torch import Tensor
 import weft
 
 from .buffer import close, join
-from .errors import require
+from .errors import ContractError, require
 from .events import Before, EventHandle, EventOverlap
 from .exchanges import Exchanges, where
 from .routes import Route, Shape
@@ -23,6 +23,9 @@ from .utils.envs import get_logical_domain_size, get_nvlink_gbs, get_physical_do
 from .utils.math import align
 
 _MOST_TOPK = 32
+_BIASES = 2
+_MATRIX = 2  # dimensions
+_SCALE_BYTES = 4
 _SMS_WITHOUT_GPU = 132  # an H200's, for code that computes with the number
 
 
@@ -317,9 +320,12 @@ class ElasticBuffer:
             has = handle.num_experts, handle.num_max_tokens_per_rank, handle.expert_alignment
             require(topk_idx is None, "a dispatch by a handle takes no topk_idx: the handle has it")
             require(not do_cpu_sync, "a dispatch by a handle knows its counts: leave do_cpu_sync out")
-            require(all(g in (None, h) for g, h in zip(given, has, strict=True)), f"experts, most tokens and alignment {given}, and the handle has {has}")
-            require(do_expand == handle.do_expand, f"do_expand is {do_expand}, and the handle's dispatch had {handle.do_expand}")
-            require(rows.shape[0] == route.topk.shape[0], f"x: {rows.shape[0]} tokens, and the handle has {route.topk.shape[0]}")
+            if not all(g in (None, h) for g, h in zip(given, has, strict=True)):
+                raise ContractError(f"experts, most tokens and alignment {given}, and the handle has {has}")
+            if do_expand != handle.do_expand:
+                raise ContractError(f"do_expand is {do_expand}, and the handle's dispatch had {handle.do_expand}")
+            if rows.shape[0] != route.topk.shape[0]:
+                raise ContractError(f"x: {rows.shape[0]} tokens, and the handle has {route.topk.shape[0]}")
         if previous_event_before_epilogue is not None:
             _wait(previous_event_before_epilogue)
         (got, experts, weights, handle), event = self._stream.run(
@@ -355,13 +361,14 @@ class ElasticBuffer:
         require(topk is not None and experts is not None, "a dispatch without a handle takes topk_idx and num_experts")
         most = self.num_max_tokens_per_rank if most is None else most
         require(most > 0, "say num_max_tokens_per_rank here or when the buffer is made")
-        require(
-            topk.dim() == 2 and topk.shape[0] == rows.shape[0] <= most,
-            f"{rows.shape[0]} tokens and topk_idx of shape {tuple(topk.shape)}, want [tokens, topk] and at most {most} tokens",
-        )
-        require(topk.dtype in (torch.int64, torch.int32), f"topk_idx: type {topk.dtype}, want torch.int64")
-        require(topk.shape[1] <= _MOST_TOPK, f"{topk.shape[1]} selections a token, want at most {_MOST_TOPK}")
-        require(weights is None or weights.shape == topk.shape, "topk_weights is not of the shape of topk_idx")
+        tokens, selections = rows.shape[0], topk.shape
+        if len(selections) != _MATRIX or selections[0] != tokens or tokens > most:
+            raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(selections)}, want [tokens, topk] and at most {most} tokens")
+        if topk.dtype not in (torch.int64, torch.int32):
+            raise ContractError(f"topk_idx: type {topk.dtype}, want torch.int64")
+        if selections[1] > _MOST_TOPK:
+            raise ContractError(f"{selections[1]} selections a token, want at most {_MOST_TOPK}")
+        require(weights is None or weights.shape == selections, "topk_weights is not of the shape of topk_idx")
         sync = sync is None or sync
         shape = Shape(experts, topk.shape[1], most, 1 if alignment is None else alignment, expand)
         return Route(self._exchanges, shape, topk.clone() if copy else topk, weights, exact=sync), sync
@@ -428,9 +435,12 @@ class ElasticBuffer:
         _check_events(previous_event, allocate_on_comm_stream)
         route = self._route_of(handle)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
-        require(len(biases) <= 2, f"{len(biases)} biases, want at most 2")
-        require(x.dtype == torch.bfloat16, f"x: type {x.dtype}, want torch.bfloat16")
-        require(x.dim() == 2 and x.is_contiguous(), f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [rows, hidden]")
+        if len(biases) > _BIASES:
+            raise ContractError(f"{len(biases)} biases, want at most {_BIASES}")
+        if x.dtype != torch.bfloat16:
+            raise ContractError(f"x: type {x.dtype}, want torch.bfloat16")
+        if x.dim() != _MATRIX or not x.is_contiguous():
+            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [rows, hidden]")
         selections = route.shape.expand and not self.allow_multiple_reduction
         require(
             not selections or topk_weights is None,
@@ -541,16 +551,16 @@ def _wait(event: Before) -> None:
 
 
 def _check_rows(rows: Tensor, scales: Tensor | None) -> None:
-    require(rows.dim() == 2 and rows.is_contiguous(), f"x: shape {tuple(rows.shape)} with strides {rows.stride()}, want contiguous [tokens, hidden]")
-    if scales is None:
-        require(rows.dtype == torch.bfloat16, f"x: type {rows.dtype}, want torch.bfloat16, or torch.float8_e4m3fn with scales")
-    else:
-        require(rows.dtype == torch.float8_e4m3fn, f"x: type {rows.dtype} with scales, want torch.float8_e4m3fn")
-        require(
-            scales.dim() == 2 and scales.shape[0] == rows.shape[0] and scales.element_size() == 4,
-            f"scales of shape {tuple(scales.shape)} and type {scales.dtype}, want [tokens, n] of 4 bytes each",
-        )
-    require(rows.shape[1] * rows.element_size() % 16 == 0, f"x: a row has {rows.shape[1] * rows.element_size()} bytes, want a multiple of 16")
+    if rows.dim() != _MATRIX or not rows.is_contiguous():
+        raise ContractError(f"x: shape {tuple(rows.shape)} with strides {rows.stride()}, want contiguous [tokens, hidden]")
+    if scales is None and rows.dtype != torch.bfloat16:
+        raise ContractError(f"x: type {rows.dtype}, want torch.bfloat16, or torch.float8_e4m3fn with scales")
+    if scales is not None and rows.dtype != torch.float8_e4m3fn:
+        raise ContractError(f"x: type {rows.dtype} with scales, want torch.float8_e4m3fn")
+    if scales is not None and (scales.dim() != _MATRIX or scales.shape[0] != rows.shape[0] or scales.itemsize != _SCALE_BYTES):
+        raise ContractError(f"scales of shape {tuple(scales.shape)} and type {scales.dtype}, want [tokens, n] of {_SCALE_BYTES} bytes each")
+    if rows.shape[1] * rows.itemsize % 16:
+        raise ContractError(f"x: a row has {rows.shape[1] * rows.itemsize} bytes, want a multiple of 16")
 
 
 def _tma_aligned(scales: Tensor) -> Tensor:

@@ -138,7 +138,6 @@ class Exchanges:
         self._group.barrier()
 
 
-
 def where(comm: weft.Communicator) -> torch.device:
     """Where the tensors of a communicator are."""
     return torch.device("cuda", comm._device) if comm.engine == "gpu" and torch.cuda.is_available() else torch.device("cpu")

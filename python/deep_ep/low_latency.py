@@ -164,10 +164,9 @@ class LowLatency:
 
     def _ones_like(self, topk: Tensor) -> Tensor:
         """Weights where those that matter come later."""
-        key = topk.shape, topk.device
-        found = self._ones.get(key)
-        if found is None:
-            found = self._ones[key] = torch.ones(topk.shape, dtype=torch.float32, device=topk.device)
+        found = self._ones.get(topk.shape)
+        if found is None or found.device != topk.device:
+            found = self._ones[topk.shape] = torch.ones(topk.shape, dtype=torch.float32, device=topk.device)
         return found
 
     def combine(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft import ep
 
-from .errors import require
+from .errors import ContractError, require
 from .exchanges import Exchanges
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """What all ranks have in common in an exchange."""
 
     experts: int
@@ -27,13 +25,16 @@ class Shape:
     expand: bool
 
 
+_BF16, _OPAQUE = ep.Payload.bf16, ep.Payload.opaque
+
+
 class Rows:
     """Rows as the library takes them: their payload, and scales as it knows them."""
 
     def __init__(self, rows: Tensor, scales: Tensor | None) -> None:
         self.rows, self.given = rows, scales
         self.hidden = rows.shape[1]
-        self.payload, self.scales, self.scale_bytes = ep.Payload.bf16, None, 0
+        self.payload, self.scales, self.scale_bytes = _BF16, None, 0
         if scales is None:
             return
         if scales.dtype == torch.float32 and scales.shape[1] * 128 == self.hidden:
@@ -41,7 +42,7 @@ class Rows:
             return
         # Of whatever they are for, whole 16 bytes of them.
         words = -(-scales.shape[1] // 4) * 4
-        self.payload, self.scale_bytes = ep.Payload.opaque, 4 * words
+        self.payload, self.scale_bytes = _OPAQUE, 4 * words
         self.rows = rows.view(torch.uint8)
         self.scales = torch.nn.functional.pad(scales.contiguous().view(torch.int32), (0, words - scales.shape[1])).view(torch.uint8)
 
@@ -51,13 +52,13 @@ class Rows:
 
     @property
     def spec(self) -> dict[str, Any]:
-        if self.payload != ep.Payload.opaque:
+        if self.payload != _OPAQUE:
             return {"payload": self.payload, "hidden": self.hidden}
         return {"payload": self.payload, "hidden": self.hidden, "row_bytes": self.hidden, "scale_bytes": self.scale_bytes, "output": "bfloat16"}
 
     def restored(self, rows: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What has arrived, of the types that were sent."""
-        if self.payload != ep.Payload.opaque:
+        if self.payload != _OPAQUE:
             return rows, scales
         return rows.view(torch.float8_e4m3fn), scales.view(self.given.dtype)[:, : self.given.shape[1]]
 
@@ -81,9 +82,10 @@ class Route:
 
     def _describe(self, weights: Tensor | None) -> None:
         s = self.shape
+        key = "describing", s.experts, s.topk, s.tokens, self._counts
         self._lanes = -(-s.topk // 4) * 4
-        self._describing = self._exchanges.handle(
-            ("describing", s.experts, s.topk, s.tokens, self._counts),
+        self._describing = self._exchanges.find(key) or self._exchanges.handle(
+            key,
             experts=s.experts,
             topk=s.topk,
             hidden=self._lanes,
@@ -199,12 +201,11 @@ class Route:
     def _handle(self, rows: Rows) -> ep.Handle:
         s = self.shape
         if s.expand:
-            key: tuple[Any, ...] = ("selections", s.experts, s.topk, s.tokens, s.alignment, self._counts, *rows.key)
             experts, topk, alignment = s.experts, s.topk, s.alignment
         else:
-            key = ("visits", min(s.topk, self._exchanges.ranks), s.tokens, self._counts, *rows.key)
             experts, topk, alignment = self._exchanges.ranks, min(s.topk, self._exchanges.ranks), 1
-        return self._exchanges.handle(
+        key = "moving", experts, topk, s.tokens, alignment, self._counts, rows.key
+        return self._exchanges.find(key) or self._exchanges.handle(
             key,
             experts=experts,
             topk=topk,
@@ -252,8 +253,10 @@ class Route:
         if self.shape.expand:
             x, weights = self._folded(x, weights)
         h, routing = (self._visiting() if self.shape.expand else self)._by(x)
-        require(x.shape[0] >= self.received, f"x: {x.shape[0]} rows, and {self.received} have come")
-        out = h.combine(x[: self.received], routing, bias=bias or None)
+        n = self.received
+        if x.shape[0] < n:
+            raise ContractError(f"x: {x.shape[0]} rows, and {n} have come")
+        out = h.combine(x if x.shape[0] == n else x[:n], routing, bias=bias or None)
         return out, None if weights is None else self._weights_home(weights)
 
     def combine_selections(self, x: Tensor, weights: None, bias: tuple[Tensor, ...]) -> tuple[Tensor, None]:  # noqa: ARG002
@@ -276,7 +279,7 @@ class Route:
         """Where the sums of expanded rows come from: the same way, with a row for each token."""
         if self._sums is None:
             self._sums = copy.copy(self)
-            self._sums.shape, self._sums._routings = dataclasses.replace(self.shape, expand=False, alignment=1), {}
+            self._sums.shape, self._sums._routings = self.shape._replace(expand=False, alignment=1), {}
         return self._sums
 
     def _folded(self, x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:

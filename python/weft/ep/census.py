@@ -85,7 +85,7 @@ def _call(topk: Any, experts: int, ranks: int, per_node: int, make: Callable[[_F
         address = frame.topk.fill(topk)
         shape = frame.topk.shape if address else ()
         words[1], words[2], words[3] = experts & _WORD, ranks & _WORD, per_node & _WORD
-        out = make(frame, *(shape if len(shape) == 2 else (0, 0)))  # noqa: PLR2004
+        out = make(frame, *(shape if len(shape) == 2 else (0, 0)))
         if status := lib.ep_count(address, frame.address):
             lib.fail(status)
         return out

@@ -372,7 +372,7 @@ class Handle(Resource):
                 return
             # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
             self._watched.pop(forgotten.number, None)
-            try:
+            try:  # noqa: SIM105: a suppress costs as much as all the rest
                 self._garbage.remove(forgotten)
             except ValueError:  # another thread was quicker
                 pass

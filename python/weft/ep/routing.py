@@ -80,7 +80,7 @@ class Routing(_Held):
     @property
     def rows(self) -> int:
         """Rows of the arrays that dispatch returns."""
-        return int(self._info().rows)
+        return self._row_count() if self._handle._device < 0 else int(self._info().rows)
 
     @property
     def received(self) -> int:
@@ -195,9 +195,9 @@ class Routing(_Held):
             frames.give(frame)
 
     def _row_count(self) -> int:
-        """The rows of received arrays, asked for once. On the host, where they stay what they are."""
+        """The rows of received arrays, asked for once: on the host they stay what they are."""
         if self._rows is None:
-            self._rows = self.rows
+            self._rows = int(self._info().rows)
         return self._rows
 
     def _part(self, part: Part) -> Any:
