@@ -301,7 +301,7 @@ class Handle(Resource):
             if name not in shapes:
                 raise InvalidError(f"{name!r} is no part of a routing of this layout, want one of {', '.join(shapes)}")
         parts = [(name, *shapes[name]) for name in names]
-        found = self._descriptions[names, demand] = Frames(lambda: DescriptionFrame(parts, local if demand else 0))
+        found = self._descriptions[names, demand] = Frames(lambda: DescriptionFrame(parts, local if demand and "expert_demand" not in names else 0))
         return found
 
     def _tokens_like(self, like: Any, by: Routing) -> Any:
@@ -372,7 +372,7 @@ class Handle(Resource):
                 return
             # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
             self._watched.pop(forgotten.number, None)
-            try:  # noqa: SIM105: a suppress costs as much as all the rest
+            try:  # noqa: SIM105 (suppress costs as much as all the rest)
                 self._garbage.remove(forgotten)
             except ValueError:  # another thread was quicker
                 pass

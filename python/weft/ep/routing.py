@@ -189,7 +189,7 @@ class Routing(_Held):
             if status := handle._lib.routing_describe(number, frame.address):
                 handle._check(status)
             if demand:
-                out.append(frame.demand[:])
+                out.append(frame.demand[:] if frame.demand is not None else out[names.index("expert_demand")].tolist())
             return tuple(out)
         finally:
             frames.give(frame)
