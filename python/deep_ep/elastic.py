@@ -448,8 +448,8 @@ class ElasticBuffer:
         )
         if previous_event_before_epilogue is not None:
             _wait(previous_event_before_epilogue)
-        combine = route.combine_selections if selections else route.combine
-        (out, weights), event = self._stream.run(combine, x, previous_event, async_with_compute_stream, x, topk_weights, biases)
+        combine = Route.combine_selections if selections else Route.combine
+        (out, weights), event = self._stream.run(combine, x, previous_event, async_with_compute_stream, route, x, topk_weights, biases)
         return out, weights, event
 
     # What is not here.

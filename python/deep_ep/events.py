@@ -124,3 +124,5 @@ def _tensors(of: Any) -> Iterator[torch.Tensor]:
     elif type(of) in (tuple, list):
         for part in of:
             yield from _tensors(part)
+    elif hasattr(of, "tensors"):
+        yield from _tensors(of.tensors)

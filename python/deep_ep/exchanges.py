@@ -63,6 +63,8 @@ class Exchanges:
         """
         if self.on_gpu:
             got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
+            if routing is None:
+                self.stream.shows(weakref.ref(got.routing))
         else:
             copied, copied_scales, routing, large = handle.dispatch_copied(rows, topk, weights, routing=routing, scales=scales, most=_SHOWN_BYTES)
             if large is None:

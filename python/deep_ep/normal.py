@@ -29,6 +29,7 @@ _SELECTIONS = ("row_experts",)
 _WEIGHTED = "row_experts", "row_selection_weights"
 
 _PUT_HEAD = struct.Struct("=6i").pack_into
+_HEADS = 1024
 _HEAD = 6  # numbers of a rank's announcement before those of its tokens for each rank
 
 
@@ -104,6 +105,7 @@ class Normal:
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
         self._meeting: Any = None
+        self._heads: dict[Any, Tensor] = {}
 
     def dispatch(
         self,
@@ -161,8 +163,7 @@ class Normal:
                     f"{tokens} tokens, and num_worst_tokens is {worst}, which has room for {most} of each rank: ranks * tokens is always enough"
                 )
         if self._exchanges.on_gpu or rank_tokens.is_cuda:
-            device = rank_tokens.device
-            everyone = self._exchanges.all_gather(torch.cat((torch.tensor([tokens, *same], dtype=torch.int32, device=device), rank_tokens.int())))
+            everyone = self._exchanges.all_gather(torch.cat((self._head((tokens, *same), rank_tokens.device), rank_tokens.int())))
             if worst:
                 return everyone, most
             said = everyone.tolist()
@@ -174,6 +175,16 @@ class Normal:
             if not worst:
                 most = max(most, theirs[0])
         return said, most if worst else 1 << (most - 1).bit_length()
+
+    def _head(self, numbers: tuple[int, ...], device: torch.device) -> Tensor:
+        """Numbers of the host's on a GPU, kept: a capture cannot take them there."""
+        key = numbers, device
+        found = self._heads.get(key)
+        if found is None:
+            if len(self._heads) >= _HEADS:
+                self._heads.clear()
+            found = self._heads[key] = torch.tensor(numbers, dtype=torch.int32, device=device)
+        return found
 
     def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> list[list[int]]:
         """What every rank says, on the host."""

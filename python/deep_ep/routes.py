@@ -97,6 +97,11 @@ class Route:
         # Weights are those of the first dispatch, and the same on every rank or none.
         self._routing = self._describing.prepare(self.topk, weights)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What exchanges read of it."""
+        return (self.topk,)
+
     @functools.cached_property
     def received(self) -> int:
         """How many tokens have come; how many may have, if the host was not told."""
