@@ -25,6 +25,8 @@ class DType(enum.IntEnum):
     uint32 = 14
     uint64 = 15
 
+    __hash__ = int.__hash__  # an enumeration's own is a function of Python's
+
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
