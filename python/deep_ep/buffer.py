@@ -114,7 +114,8 @@ class Buffer:
         """Memory of as many bytes as the buffer was asked to have. Exchanges do not use it."""
         length = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         if self._local is None or self._local.numel() < length:
-            self._local = torch.empty(length, dtype=torch.uint8, device=where(self._comm))
+            with torch.inference_mode(False):  # it is written in any mode
+                self._local = torch.empty(length, dtype=torch.uint8, device=where(self._comm))
         whole = self._local[:length][offset:]
         flat = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         return flat if size is None else flat[: size.numel()].view(size)

@@ -90,15 +90,6 @@ class Exchanges:
 
     # What ranks tell each other.
 
-    def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
-        """Everyone's numbers, int32 [ranks, n], of this rank's, int32 [n]. Collective. Read it before the next call."""
-        if self.on_gpu:
-            return self._all_gather_on_gpu(mine)
-        to_send, everyone, gather = self.gather_of(mine.shape[0])
-        to_send.copy_(mine)
-        gather()
-        return everyone
-
     def gather_of(self, n: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """On the host: where a rank's n numbers are put, where everyone's come, and the call that exchanges them, which is collective."""
         found = self._gathers.get(n)
@@ -109,8 +100,8 @@ class Exchanges:
             found = self._gathers[n] = mine, everyone, self._group.repeated_all_gather(mine, everyone)
         return found
 
-    def _all_gather_on_gpu(self, mine: torch.Tensor) -> torch.Tensor:
-        """As one token that every rank has an expert for."""
+    def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """On GPUs: everyone's numbers, int32 [ranks, n], of this rank's, int32 [n], as one token that every rank has an expert for. Collective."""
         if self.ranks > _MOST_TOPK:
             raise weft.UnsupportedError(f"{self.ranks} ranks on GPUs, want at most {_MOST_TOPK}: use groups of fewer ranks")
         n = mine.shape[0]
@@ -133,7 +124,7 @@ class Exchanges:
     def barrier(self, like: torch.Tensor) -> None:
         """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""
         if self.on_gpu:
-            self._all_gather_on_gpu(torch.zeros(4, dtype=torch.int32, device=like.device))
+            self.all_gather(torch.zeros(4, dtype=torch.int32, device=like.device))
             return
         if self._group is None:
             self._group = weft.Group(self.comm)

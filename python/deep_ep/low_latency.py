@@ -196,7 +196,8 @@ class LowLatency:
         kind, ranks = handle.kind, self._comm.ranks
         shape = (kind.experts // ranks, ranks * kind.tokens, kind.hidden)
         if shape not in self._next:
-            self._next[shape] = torch.empty(shape, dtype=torch.bfloat16, device=where(self._comm))
+            with torch.inference_mode(False):  # it is written in any mode
+                self._next[shape] = torch.empty(shape, dtype=torch.bfloat16, device=where(self._comm))
         return self._next[shape]
 
 

@@ -285,6 +285,39 @@ def test_fp8_there_and_bf16_home(threads):
     buffers(threads, 2, rank)
 
 
+def test_inference(threads):
+    """In inference mode, with another default type, and out of it again."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank_idx)
+        first = deep_ep.Buffer.from_communicator(b._comm)
+        for inference in (True, False, True):
+            with torch.inference_mode(inference):
+                for expand in (False, True):
+                    got, _, got_weights, handle, _ = b.dispatch(x, ids, weights, num_experts=EXPERTS, do_expand=expand)
+                    home, home_weights, _ = b.combine(got, handle, got_weights)
+                    assert home.dtype == torch.bfloat16
+                    assert torch.equal(home_weights, weights)
+                    assert handle.recv_src_metadata.dtype == torch.int32
+                per_rank, _, per_expert, in_rank, _ = first.get_dispatch_layout(ids, EXPERTS)
+                rows, _, got_weights, _, handle, _ = first.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+                home, home_weights, _ = first.combine(rows, handle, got_weights)
+                assert torch.equal(home_weights, weights)
+                assert len(list(handle)) == 6
+                rows, _, handle, _, _ = first.low_latency_dispatch(x, ids, MOST, EXPERTS, use_fp8=False)
+                first.get_next_low_latency_combine_buffer(handle)[:] = rows
+                first.low_latency_combine(rows, ids, weights, handle, zero_copy=True)
+                # Not one is a tensor of another mode.
+                assert {t.is_inference() for t in (got, got_weights, home, rows)} == {inference}
+
+    token_batch(0), token_batch(1)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        buffers(threads, 2, rank)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_handles_keep_their_topk_idx(threads):
     def rank(b):
         x, ids, _ = token_batch(b.rank_idx)
