@@ -201,7 +201,7 @@ class Handle(Resource):
         finally:
             self._dispatches.give(frame)
 
-    def _arrived(self, frame: DispatchFrame, by: Routing | None, tokens: int, kind: str, on: int) -> Received:
+    def _arrived(self, frame: DispatchFrame, by: Routing | None, tokens: int, kind: str, on: int = 0) -> Received:
         if by is None:
             by = Routing(self, frame.result[2], tokens, kind)
         return Received(self, frame.result[1], by, kind, frame.data_bytes, frame.scales_bytes, on)
