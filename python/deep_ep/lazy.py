@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Lazy(tuple[Any, ...]):
-    """A tuple of so many things, which a function makes when one of them is wanted."""
+    """A tuple of so many things, which are made when one of them is wanted."""
 
-    _make: Callable[[], tuple[Any, ...]]
+    _make: Callable[..., tuple[Any, ...]]
     _length: int
     _made: tuple[Any, ...] | None = None
 

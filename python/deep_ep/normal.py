@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,12 +90,11 @@ class DispatchHandle(Lazy):
 
     route: Route
     received: int
+    _of: tuple[Any, Tensor, ep.Routing, int]
+    _length = 6
 
-    @classmethod
-    def of(cls, route: Route, received: int, make: Callable[[], tuple[Tensor, ...]]) -> DispatchHandle:
-        made = cls()
-        made.route, made.received, made._make, made._length = route, received, make, 6
-        return made
+    def _make(self) -> tuple[Tensor, ...]:
+        return _matrices(*self._of)
 
 
 class Normal:
@@ -143,10 +141,9 @@ class Normal:
             if more:
                 sums = more[0].clone() if exchanges.on_gpu else more[0]  # there it shows the memory of the routing
 
-        def contents() -> tuple[Tensor, ...]:
-            return _matrices(everyone, in_rank, routing, channels)
-
-        return rows, _like_sent(scales, arrived), ids, sums, counts, DispatchHandle.of(route, rows.shape[0], contents)
+        made = DispatchHandle()
+        made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels)
+        return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
 
     def _announce(self, x: Tensor, rank_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int) -> tuple[Any, int]:
         """What everyone says, of which the tokens come first and those for each rank behind the head, and the most of any rank. Collective.

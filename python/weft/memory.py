@@ -141,7 +141,8 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
 def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     """A new array, not initialised."""
     if kind == TORCH and device < 0:
-        return _empty_tensor(tuple(shape), dtype)
+        make = _makers.get((shape, dtype)) if type(shape) is tuple else None
+        return make() if make is not None else _empty_tensor(tuple(shape), dtype)
     if device >= 0:
         if kind != TORCH:
             raise OperandError("results on a GPU are made for operands of PyTorch's only: give the arrays that are to hold them")
@@ -155,19 +156,16 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     return _plain(memoryview(bytearray(math.prod(shape) * dtype.itemsize)), dtype, shape)
 
 
-# Small tensors of PyTorch's by shape and type: one like another costs half of what one from nothing does.
-_samples: dict[tuple[tuple[int, ...], DType], Any] = {}
-_SAMPLES, _SAMPLE_BYTES = 256, 1 << 12
+# What makes small tensors of PyTorch's, by shape and type: one like another costs half of what one from nothing does.
+_makers: dict[tuple[tuple[int, ...], DType], Any] = {}
+_MAKERS, _SAMPLE_BYTES = 256, 1 << 12
 
 
 def _empty_tensor(shape: tuple[int, ...], dtype: DType) -> Any:
     torch = sys.modules["torch"]
-    sample = _samples.get((shape, dtype))
-    if sample is not None:
-        return torch.empty_like(sample)
     made = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
-    if made.nbytes <= _SAMPLE_BYTES and len(_samples) < _SAMPLES:
-        _samples[shape, dtype] = torch.empty_like(made)
+    if made.nbytes <= _SAMPLE_BYTES and len(_makers) < _MAKERS:
+        _makers[shape, dtype] = functools.partial(torch.empty_like, torch.empty_like(made))
     return made
 
 
@@ -191,7 +189,7 @@ def copy(kind: str, address: int, dtype: DType, shape: Sequence[int], size: int 
     if size is None:
         size = math.prod(shape) * dtype.itemsize
     if size:
-        ctypes.memmove(address_of(kind, out), address, size)
+        ctypes.memmove(out.data_ptr() if kind == TORCH else address_of(kind, out), address, size)
     return out
 
 

@@ -144,7 +144,7 @@ class Handle(Resource):
         Rows and scales of more than ``most`` bytes are not; for them the last is what :meth:`dispatch` returns, and the first two are None.
         """
         self._begin(None)
-        by = _routing(routing)
+        by = None if routing is None else _routing(routing)
         frame = self._dispatches.take()
         result = frame.result
         result[1] = result[2] = 0
