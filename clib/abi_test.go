@@ -151,7 +151,7 @@ func TestStructsBeginWithTheirSize(t *testing.T) {
 		"sizeSpec": "weft_ep_spec", "sizeEPInfo": "weft_ep_info", "sizeLayout": "weft_ep_layout", "sizeDispatchArgs": "weft_ep_dispatch_args",
 		"sizeDispatchResult": "weft_ep_dispatch_result", "sizeCombineArgs": "weft_ep_combine_args",
 		"sizeDispatchBackward": "weft_ep_dispatch_backward_args", "sizeCombineBackward": "weft_ep_combine_backward_args",
-		"sizeRoutingInfo": "weft_routing_info", "sizeGroupOptions": "weft_group_options",
+		"sizeRoutingInfo": "weft_routing_info", "sizeDescription": "weft_routing_description", "sizeGroupOptions": "weft_group_options",
 		"sizeKernelTuning": "weft_ep_kernel_tuning", "sizeCensus": "weft_ep_census",
 	}
 	for _, f := range first {

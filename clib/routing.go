@@ -89,15 +89,13 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 
 // part asks for a tensor. What is asked for twice may be in new memory the second time. What a layout does not have is no tensor.
 func (r *routing) part(part C.int) weft.Tensor {
-	layout := r.ep.ep.Spec().Layout
-	byExpert := layout == ep.ExpertMajor || layout == ep.ExpertPacked
 	switch part {
 	case C.WEFT_RANGES, C.WEFT_ROW_WEIGHTS:
-		if !byExpert {
+		if !r.byExpert() {
 			return weft.Tensor{}
 		}
 	case C.WEFT_ROW_EXPERTS, C.WEFT_ROW_SELECTION_WEIGHTS:
-		if byExpert {
+		if r.byExpert() {
 			return weft.Tensor{}
 		}
 	}
@@ -128,6 +126,64 @@ func (r *routing) part(part C.int) weft.Tensor {
 	default: // WEFT_ROW_SELECTION_WEIGHTS
 		_, weights := r.routing.RowSelections()
 		return weights
+	}
+}
+
+// byExpert reports whether a row is that of one expert.
+func (r *routing) byExpert() bool {
+	layout := r.ep.ep.Spec().Layout
+	return layout == ep.ExpertMajor || layout == ep.ExpertPacked
+}
+
+//export goweft_routing_describe
+func goweft_routing_describe(id C.uint64_t, p *C.weft_routing_description) C.int {
+	return run(routings, id, func(r *routing) error {
+		v, err := input(p, sizeDescription, "weft_routing_description")
+		if err != nil {
+			return err
+		}
+		if r.ep.comm.weft.Device() != nil {
+			return weft.Unsupportedf("on GPUs what describes a routing is there: take it by weft_routing_tensor")
+		}
+		describe(v.expert_counts, r, C.WEFT_EXPERT_COUNTS)
+		describe(v.expert_demand, r, C.WEFT_EXPERT_DEMAND)
+		describe(v.padded_counts, r, C.WEFT_PADDED_COUNTS)
+		describe(v.expert_offsets, r, C.WEFT_EXPERT_OFFSETS)
+		describe(v.ranges, r, C.WEFT_RANGES)
+		describe(v.source_counts, r, C.WEFT_SOURCE_COUNTS)
+		describe(v.source_ranks, r, C.WEFT_SOURCE_RANKS)
+		describe(v.source_tokens, r, C.WEFT_SOURCE_TOKENS)
+		describe(v.row_weights, r, C.WEFT_ROW_WEIGHTS)
+		r.describeSelections(v.row_experts, v.row_selection_weights)
+		return nil
+	})
+}
+
+// describe copies a part to where C wants it, if it does. The two have elements of the same size.
+func describe[E any](to *E, r *routing, part C.int) {
+	if to == nil {
+		return
+	}
+	if t := r.part(part); t.Data != nil {
+		n := t.Elems()
+		copy(unsafe.Slice(to, n), unsafe.Slice((*E)(t.Data), n))
+	}
+}
+
+func (r *routing) describeSelections(experts *C.int64_t, weights *C.float) {
+	if experts == nil && weights == nil || r.byExpert() {
+		return
+	}
+	narrow, of := r.routing.RowSelections()
+	n := narrow.Elems()
+	if experts != nil && n > 0 {
+		wide := unsafe.Slice(experts, n)
+		for i, e := range weft.SliceOf[int32](narrow) {
+			wide[i] = C.int64_t(e)
+		}
+	}
+	if weights != nil && n > 0 {
+		copy(unsafe.Slice((*float32)(weights), n), weft.SliceOf[float32](of))
 	}
 }
 

@@ -161,6 +161,10 @@ weft_status weft_routing_tensor(weft_routing routing, int part, weft_tensor *ten
 	return CALL(goweft_routing_tensor(ID(routing), part, tensor));
 }
 
+weft_status weft_routing_describe(weft_routing routing, const weft_routing_description *description) {
+	return CALL(goweft_routing_describe(ID(routing), (weft_routing_description *)description));
+}
+
 weft_status weft_routing_release(weft_routing routing) {
 	return CALL(goweft_routing_release(ID(routing)));
 }

@@ -26,6 +26,7 @@ const (
 	sizeDispatchBackward = 48
 	sizeCombineBackward  = 48
 	sizeRoutingInfo      = 64
+	sizeDescription      = 96
 	sizeGroupOptions     = 16
 	sizeKernelTuning     = 48
 	sizeCensus           = 40

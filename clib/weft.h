@@ -370,6 +370,7 @@ typedef struct weft_ep_layout {
 	int32_t *node_tokens;       /* [ranks / ranks_per_node] */
 	int32_t *expert_selections; /* [experts] */
 	uint8_t *token_in_rank;     /* [tokens, ranks]: 1 or 0 */
+	int64_t *visits;            /* [tokens, min(top-k, ranks)]: the ranks of a token's experts, by the last selection on each, then -1 */
 } weft_ep_layout;
 
 /* Counts where tokens go: topk is int32 or int64 [tokens, top-k] on the host, -1 for none. Local: it needs no handle and no rank. */
@@ -508,6 +509,20 @@ typedef enum weft_routing_part {
 
 /* A tensor that describes the routing, where the handle's rows are. It lives as long as the routing, weights until a dispatch brings others. One that the layout does not have is WEFT_NONE. */
 weft_status weft_routing_tensor(weft_routing routing, int part, weft_tensor *tensor);
+
+/* Where to put what describes a routing; members that are NULL are left out. All memory is the host's, of as many numbers as weft_routing_part says. */
+typedef struct weft_routing_description {
+	size_t size;
+	int32_t *expert_counts, *expert_demand, *padded_counts, *expert_offsets;
+	int64_t *ranges;
+	int32_t *source_counts, *source_ranks, *source_tokens;
+	float *row_weights;
+	int64_t *row_experts; /* wider than the part */
+	float *row_selection_weights;
+} weft_routing_description;
+
+/* Writes what weft_routing_tensor gives to memory of the caller's, all in one call. On the host only: on GPUs take the tensors. Local. */
+weft_status weft_routing_describe(weft_routing routing, const weft_routing_description *description);
 
 /* Gives a routing back, for the handle's next prepare. Local. */
 weft_status weft_routing_release(weft_routing routing);

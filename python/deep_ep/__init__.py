@@ -1,16 +1,26 @@
-"""DeepEP's first interface over Weft: change no line, install this package, and exchanges are Weft's.
+"""DeepEP's interfaces over Weft: change no line, install this package, and exchanges are Weft's.
 
-It runs on the host between processes of one machine, on CPU tensors; its half on GPUs is not there yet. docs/migrate-from-deepep.md says what is the
-same and what differs.
+docs/migrate-from-deepep.md says what is the same and what differs.
 """
 
 from __future__ import annotations
 
 from .buffer import Buffer, topk_idx_t
 from .config import Config
+from .elastic import ElasticBuffer, EPHandle
 from .events import EventHandle, EventOverlap
 from .utils.envs import get_logical_domain_size, get_physical_domain_size
 
 __version__ = "2.1.0+weft"
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "get_logical_domain_size", "get_physical_domain_size", "topk_idx_t"]
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "get_logical_domain_size",
+    "get_physical_domain_size",
+    "topk_idx_t",
+]

@@ -16,11 +16,14 @@ from weft import ep
 from . import config as configs
 from .config import Config
 from .errors import ContractError, require
-from .events import EventHandle, EventOverlap
+from .events import Before, EventHandle, EventOverlap
+from .exchanges import Exchanges, where
 from .low_latency import Kind, LowLatency, LowLatencyHandle
 from .normal import DispatchHandle, Normal
 
 topk_idx_t = torch.int64
+
+_BF16 = ep.Payload.bf16
 
 _DEADLINE = 100.0  # seconds, as DeepEP's
 
@@ -49,13 +52,9 @@ class Buffer:
         comm: Any = None,
     ) -> None:
         """Joins the ranks of a process group of PyTorch's, or of an mpi4py communicator. Collective."""
-        if group is not None:
-            joined = weft.Communicator.from_process_group(group, deadline=_DEADLINE)
-        elif comm is not None:
-            joined = weft.Communicator.from_mpi(comm, deadline=_DEADLINE)
-        else:
+        if group is None and comm is None:
             raise ValueError("there is neither a group nor a comm to join the ranks of")
-        self._open(joined, group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, explicitly_destroy, enable_shrink)
+        self._open(join(group, _DEADLINE, _DEADLINE, comm), group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, explicitly_destroy, enable_shrink)
 
     @classmethod
     def from_communicator(cls, comm: weft.Communicator, *, explicitly_destroy: bool = False, enable_shrink: bool = False) -> Buffer:
@@ -70,11 +69,13 @@ class Buffer:
         self.rank, self.group_size = comm.rank, comm.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = nvl, rdma
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency, explicitly_destroy, enable_shrink
-        self._normal, self._low_latency = Normal(comm), LowLatency(comm)
+        self._exchanges = Exchanges(comm)
+        self._stream = self._exchanges.stream
+        self._normal, self._low_latency = Normal(self._exchanges), LowLatency(self._exchanges)
         self._local: Tensor | None = None
         self.runtime = Runtime(self)
         # Closing waits for nobody; what the collector closes peers have no more use of.
-        self._end = weakref.finalize(self, _close, comm)
+        self._end = weakref.finalize(self, close, comm)
 
     # What there is to know.
 
@@ -107,13 +108,14 @@ class Buffer:
 
     def get_comm_stream(self) -> Any:
         """The stream of exchanges; on the host PyTorch's only one, on which they have happened when they return."""
-        return torch.cpu.current_stream()
+        return self._stream.stream()
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False) -> Tensor:
         """Memory of as many bytes as the buffer was asked to have. Exchanges do not use it."""
         length = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         if self._local is None or self._local.numel() < length:
-            self._local = torch.empty(length, dtype=torch.uint8)
+            with torch.inference_mode(False):  # it is written in any mode
+                self._local = torch.empty(length, dtype=torch.uint8, device=where(self._comm))
         whole = self._local[:length][offset:]
         flat = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         return flat if size is None else flat[: size.numel()].view(size)
@@ -140,8 +142,14 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
         """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
-        counted = ep.count(topk_idx, experts=num_experts, ranks=self.group_size)
-        return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.bool(), _event(async_finish)
+        counted, event = self._stream.run(self._count, topk_idx, previous_event, async_finish, topk_idx, num_experts)
+        return *counted, event
+
+    def _count(self, topk: Tensor, experts: int) -> tuple[Tensor, None, Tensor, Tensor]:
+        if topk.is_cuda:
+            return _count_where_it_is(topk, experts, self.group_size)
+        counted = ep.count(topk, experts=experts, ranks=self.group_size)
+        return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.view(torch.bool)
 
     def dispatch(
         self,
@@ -170,31 +178,37 @@ class Buffer:
         self._normal.check(rows)
         if handle is not None:
             require(topk_idx is None and topk_weights is None, "a dispatch by a handle takes no topk_idx: the handle has it")
-            got, got_scales, _ = self._normal.again(rows, scales, handle.route)
-            return _pair(_padded(got, num_worst_tokens), _like(scales, got_scales)), None, None, None, None, _event(async_finish)
+            (got, got_scales), event = self._stream.run(self._normal.again, rows, previous_event, async_finish, rows, scales, handle.route)
+            return _pair(_padded(got, num_worst_tokens), _padded(got_scales, num_worst_tokens)), None, None, None, None, event
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             raise ContractError("a dispatch without a handle takes what get_dispatch_layout returns")
         require(num_worst_tokens == 0 or topk_idx is not None, "num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
-        channels = (config or Config(self.num_sms)).channels
-        got, got_scales, routing, made = self._normal.dispatch(rows, scales, is_token_in_rank.bool(), num_tokens_per_expert, topk_idx, topk_weights, channels)
-        require(
-            num_worst_tokens == 0 or got.shape[0] <= num_worst_tokens,
-            f"{got.shape[0]} tokens have arrived, and num_worst_tokens is {num_worst_tokens}: ranks * tokens is always enough",
+        channels = self.num_sms // 2 if config is None else config.channels
+        in_rank = is_token_in_rank if is_token_in_rank.dtype == torch.bool else is_token_in_rank.bool()
+        experts = num_tokens_per_expert.shape[0]
+        result, event = self._stream.run(
+            self._normal.dispatch,
+            rows,
+            previous_event,
+            async_finish,
+            rows,
+            scales,
+            in_rank,
+            num_tokens_per_rank,
+            experts,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            channels,
+            num_worst_tokens,
         )
-        experts = weights = None
-        counts: list[int] = []
-        if topk_idx is not None:
-            experts = routing.row_experts.to(topk_idx.dtype)
-            if num_worst_tokens == 0:
-                local = num_tokens_per_expert.shape[0] // self.group_size
-                found = torch.bincount(experts[experts >= 0].long(), minlength=local)
-                counts = (-(-found // expert_alignment) * expert_alignment).tolist()
-            experts = _padded(experts, num_worst_tokens, -1)
-            if topk_weights is not None:
-                weights = torch.where(routing.row_experts >= 0, routing.row_selection_weights, 0)
-                weights = _padded(weights, num_worst_tokens, 0)
-        received = _pair(_padded(got, num_worst_tokens), _padded(_like(scales, got_scales), num_worst_tokens))
-        return received, experts, weights, counts, made, _event(async_finish)
+        got, got_scales, ids, weights, counts, made = result
+        if ids is not None and ids.dtype != topk_idx.dtype:
+            ids = ids.to(topk_idx.dtype)
+        if num_worst_tokens > got.shape[0]:  # of which ranks are no divisor
+            got, got_scales = _padded(got, num_worst_tokens), _padded(got_scales, num_worst_tokens)
+            ids, weights = _padded(ids, num_worst_tokens, -1), _padded(weights, num_worst_tokens, 0)
+        return _pair(got, got_scales), ids, weights, counts, made, event
 
     def combine(
         self,
@@ -211,8 +225,8 @@ class Buffer:
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         self._normal.check(x)
         biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
-        out, weights = self._normal.combine(x, topk_weights, biases, handle)
-        return out, weights, _event(async_finish)
+        (out, weights), event = self._stream.run(self._normal.combine, x, previous_event, async_finish, x, topk_weights, biases, handle)
+        return out, weights, event
 
     def internode_dispatch(self, *arguments: Any, **options: Any) -> Any:
         """Refused: ranks of several hosts exchange nothing yet."""
@@ -249,16 +263,18 @@ class Buffer:
         """
         self._check_low_latency(x, async_finish, return_recv_hook)
         require(not use_ue8m0 or (use_fp8 and round_scale), "use_ue8m0 is for float8 with round_scale=True: its scales are powers of two")
-        require(
-            topk_idx.dim() == 2 and topk_idx.shape[0] == x.shape[0] <= num_max_dispatch_tokens_per_rank,
-            f"{x.shape[0]} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {num_max_dispatch_tokens_per_rank} tokens",
-        )
-        payload = ep.Payload.bf16 if not use_fp8 else ep.Payload.fp8_ue8m0 if use_ue8m0 else ep.Payload.fp8
-        kind = Kind(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1], payload, round_scale)
-        rows, scales, counts, handle, receive = self._low_latency.dispatch(x, topk_idx, kind, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats)
-        if not return_recv_hook:
-            receive()
-        return _pair(rows, scales), counts, handle, _event(async_finish), receive if return_recv_hook else None
+        tokens, hidden = x.shape
+        most = num_max_dispatch_tokens_per_rank
+        if topk_idx.dim() != 2 or topk_idx.shape[0] != tokens or tokens > most:
+            raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {most} tokens")
+        payload = _BF16 if not use_fp8 else ep.Payload.fp8_ue8m0 if use_ue8m0 else ep.Payload.fp8
+        kind = Kind(most, hidden, num_experts, topk_idx.shape[1], payload, round_scale)
+        arguments = x, topk_idx, kind, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
+        if return_recv_hook:  # both halves in the current stream, and nothing runs between
+            rows, scales, counts, handle, receive = self._low_latency.send(*arguments)
+            return _pair(rows, scales), counts, handle, EventOverlap(), receive
+        (rows, scales, counts, handle), event = self._stream.run(self._low_latency.dispatch, x, None, async_finish, *arguments)
+        return _pair(rows, scales), counts, handle, event, None
 
     def low_latency_combine(
         self,
@@ -282,16 +298,20 @@ class Buffer:
             raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
         kind = handle.kind
         rows = self._low_latency.next_buffer(handle) if zero_copy else x
-        want = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden)
-        require(rows.shape == want, f"x: shape {tuple(x.shape)}, want {want}")
-        require(topk_idx.shape == handle.topk.shape == topk_weights.shape, "topk_idx and topk_weights are not of the dispatch's shape")
-        require(out is None or (out.shape == (topk_idx.shape[0], kind.hidden) and out.is_contiguous()), "out is not contiguous, or not [tokens, hidden]")
+        want, selections = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden), handle.topk.shape
+        if rows.shape != want:
+            raise ContractError(f"x: shape {tuple(x.shape)}, want {want}")
+        if topk_idx.shape != selections or topk_weights.shape != selections:
+            raise ContractError("topk_idx and topk_weights are not of the dispatch's shape")
         if out is None:
-            out = torch.empty((topk_idx.shape[0], kind.hidden), dtype=torch.bfloat16)
-        receive = self._low_latency.combine(rows, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats)
-        if not return_recv_hook:
-            receive()
-        return out, _event(async_finish), receive if return_recv_hook else None
+            out = torch.empty((selections[0], kind.hidden), dtype=torch.bfloat16, device=x.device)
+        elif out.shape != (selections[0], kind.hidden) or not out.is_contiguous():
+            raise ContractError("out is not contiguous, or not [tokens, hidden]")
+        arguments = rows, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats, return_recv_hook
+        if return_recv_hook:
+            return out, EventOverlap(), self._low_latency.combine(*arguments)
+        _, event = self._stream.run(self._low_latency.combine, x, None, async_finish, *arguments)
+        return out, event, None
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
@@ -306,7 +326,7 @@ class Buffer:
         """Writes which ranks are left out: int32 [ranks], 1 or 0."""
         self._check_shrink()
         masked = self._low_latency.masked()
-        mask_status.copy_(torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=torch.int32))
+        mask_status.copy_(torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=mask_status.dtype))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Takes all ranks in again."""
@@ -318,9 +338,12 @@ class Buffer:
 
     @staticmethod
     def _check_low_latency(x: Tensor, async_finish: bool, return_recv_hook: bool) -> None:
-        require(not (async_finish and return_recv_hook), "async_finish and return_recv_hook exclude each other")
-        require(x.dtype == torch.bfloat16, f"x: type {x.dtype}, want torch.bfloat16")
-        require(x.is_contiguous() and x.shape[-1] % 8 == 0, f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous rows of whole 16 bytes")
+        if async_finish and return_recv_hook:
+            raise ContractError("async_finish and return_recv_hook exclude each other")
+        if x.dtype != torch.bfloat16:
+            raise ContractError(f"x: type {x.dtype}, want torch.bfloat16")
+        if not x.is_contiguous() or x.shape[-1] % 8:
+            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous rows of whole 16 bytes")
 
 
 class Runtime:
@@ -351,30 +374,38 @@ class Runtime:
         self._buffer.destroy()
 
 
-def _close(comm: weft.Communicator) -> None:
+def join(group: Any, host_seconds: float, gpu_seconds: float, comm: Any = None) -> weft.Communicator:
+    """The ranks of a process group of PyTorch's, or of an mpi4py communicator, on GPUs where PyTorch sees one. Collective."""
+    options: dict[str, Any] = {"deadline": float(host_seconds)}
+    if torch.cuda.is_available():
+        options = {"deadline": float(gpu_seconds), "engine": "gpu", "gpu": torch.cuda.current_device()}
+    if group is not None:
+        return weft.Communicator.from_process_group(group, **options)
+    return weft.Communicator.from_mpi(comm, **options)
+
+
+def close(comm: weft.Communicator) -> None:
+    """Leaves, whatever there is to say of it."""
     with contextlib.suppress(weft.WeftError):
         comm.close()
 
 
-def _check_events(previous: EventOverlap | None, async_finish: bool, on_comm_stream: bool) -> None:
-    require(not on_comm_stream or (previous is not None and async_finish), "allocate_on_comm_stream needs previous_event and async_finish")
-    if previous is not None and previous.event is not None:
-        previous.event.current_stream_wait()
+def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) -> None:
+    if on_comm_stream and (previous is None or not async_finish):
+        raise ContractError("allocate_on_comm_stream needs previous_event and async_finish")
 
 
-def _event(wanted: bool) -> EventOverlap:
-    return EventOverlap(EventHandle() if wanted else None)
+def _count_where_it_is(topk: Tensor, experts: int, ranks: int) -> tuple[Tensor, None, Tensor, Tensor]:
+    """The layout of selections on a GPU, in its stream."""
+    chosen = torch.zeros((topk.shape[0], experts + 1), dtype=torch.int32, device=topk.device)
+    chosen.scatter_(1, torch.where(topk >= 0, topk, experts).long(), 1)
+    chosen = chosen[:, :experts]
+    in_rank = chosen.view(topk.shape[0], ranks, -1).any(2)
+    return in_rank.sum(0, dtype=torch.int32), None, chosen.sum(0, dtype=torch.int32), in_rank
 
 
 def _pair(rows: Any, scales: Any) -> Any:
     return rows if scales is None else (rows, scales)
-
-
-def _like(given: Tensor | None, scales: Tensor | None) -> Tensor | None:
-    """Scales in the order in memory of those that were sent."""
-    if given is None or scales is None or given.stride(-1) == 1:
-        return scales
-    return scales.t().contiguous().t()
 
 
 def _padded(t: Tensor | None, rows: int, fill: int | None = None) -> Any:

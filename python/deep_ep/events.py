@@ -1,8 +1,8 @@
-"""Events of streams. On the host a call is done when it returns, and there is nothing to wait for."""
+"""Events of streams, and the stream of exchanges. On the host a call is done when it returns, and there is nothing to wait for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,8 +12,18 @@ import torch
 class EventHandle:
     """The end of what is enqueued in the current stream now."""
 
+    __slots__ = ("_event",)
+
     def __init__(self) -> None:
-        self._event = torch.cuda.current_stream().record_event() if torch.cuda.is_available() else None
+        # Before CUDA is in use nothing is enqueued anywhere.
+        self._event = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
+
+    @classmethod
+    def of(cls, event: Any) -> EventHandle:
+        """An event of PyTorch's that was recorded, or None for what has happened."""
+        made = cls.__new__(cls)
+        made._event = event
+        return made
 
     def current_stream_wait(self) -> None:
         """Has the current stream wait for it."""
@@ -24,25 +34,27 @@ class EventHandle:
 class EventOverlap:
     """An event, or none, and the tensors that it keeps: ``with`` waits for it at the end of the block, beside whose work the exchange runs."""
 
+    __slots__ = ("_hooks", "event", "extra_tensors")
+
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[torch.Tensor, ...] | None = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
-        self._hooks: list[Callable[[], Any]] = []
+        self._hooks: list[Callable[[], Any]] | None = None
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Has the current stream wait for the event."""
         if self.event is None:
-            raise ValueError("there is no event: ask for one by async_finish=True, or by Buffer.capture()")
+            raise ValueError("there is no event: ask for one by async_finish=True or async_with_compute_stream=True, or by capture()")
         self.event.current_stream_wait()
         if release_handle:
             self.event = self.extra_tensors = None
-        hooks, self._hooks = self._hooks, []
+        hooks, self._hooks = self._hooks or (), None
         for hook in hooks:
             hook()
 
     def register_hook_after_wait(self, hook_after_wait: Callable[[], Any]) -> None:
         """Has a function called once after the next wait."""
-        self._hooks.append(hook_after_wait)
+        self._hooks = [*(self._hooks or ()), hook_after_wait]
 
     def __enter__(self) -> Self:
         return self
@@ -50,3 +62,67 @@ class EventOverlap:
     def __exit__(self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None) -> None:
         if self.event is not None:
             self.current_stream_wait()
+
+
+Before = EventHandle | EventOverlap | None
+"""What an exchange comes after: an event, or None for what is enqueued in the current stream."""
+
+_HAPPENED = EventHandle.of(None)
+
+
+class CommStream:
+    """Where the exchanges of a buffer are enqueued: on a GPU in a stream of their own, beside which others compute."""
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+        self._shown: list[Any] = []
+
+    def stream(self) -> Any:
+        """The stream; on the host PyTorch's only one."""
+        if not torch.cuda.is_initialized():
+            return torch.cpu.current_stream()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(priority=-1)
+        return self._stream
+
+    def shows(self, received: Any) -> None:
+        """Remembers that tensors of the caller's show memory of the library's, which an exchange may take again when they have gone."""
+        self._shown.append(received)
+
+    def run(self, exchange: Callable[..., Any], like: torch.Tensor, before: Before, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
+        """Makes an exchange of tensors of a device, and returns its result and its end. Unless that comes ``later``, the current stream waits for it."""
+        if not like.is_cuda:
+            return exchange(*arguments), EventOverlap(_HAPPENED if later else None)
+        current, own = torch.cuda.current_stream(), self.stream()
+        event = before.event if isinstance(before, EventOverlap) else before
+        if event is None or event._event is None or self._any_gone():
+            own.wait_stream(current)
+        else:
+            own.wait_event(event._event)
+        with torch.cuda.stream(own):
+            for t in _tensors(arguments):
+                t.record_stream(own)
+            result = exchange(*arguments)
+        for t in _tensors(result):
+            t.record_stream(current)
+        if later:
+            return result, EventOverlap(EventHandle.of(own.record_event()))
+        current.wait_stream(own)
+        return result, EventOverlap()
+
+    def _any_gone(self) -> bool:
+        """Whether memory was given back that the current stream may still read: who reads it was enqueued there."""
+        left = [shown for shown in self._shown if shown() is not None]
+        gone, self._shown = len(left) < len(self._shown), left
+        return gone
+
+
+def _tensors(of: Any) -> Iterator[torch.Tensor]:
+    if isinstance(of, torch.Tensor):
+        if of.is_cuda:
+            yield of
+    elif type(of) in (tuple, list):
+        for part in of:
+            yield from _tensors(part)
+    elif hasattr(of, "tensors"):
+        yield from _tensors(of.tensors)

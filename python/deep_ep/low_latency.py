@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-import weft
 from weft import ep
 
 from .errors import require
+from .exchanges import Exchanges, Kept, where
+from .lazy import Lazy
+
+# Batches of rows that the library has memory for: two that the caller may keep, and the next.
+_LIVE = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What decides about a handle."""
 
     tokens: int
@@ -26,46 +29,64 @@ class Kind:
     powers_of_two: bool
 
 
-class LowLatencyHandle(tuple[Any, ...]):
+class LowLatencyHandle(Lazy):
     """What DeepEP's handles are, (src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and what was routed how."""
 
     kind: Kind
-    topk: torch.Tensor
+    topk: Kept
+
+    @classmethod
+    def of(cls, kind: Kind, topk: Kept, local: int, parts: Callable[[], tuple[Tensor, Tensor]]) -> LowLatencyHandle:
+        """A handle of where rows come from, [local experts * places], and their ranges, which a function gives."""
+
+        def contents() -> tuple[Any, ...]:
+            sources, ranges = parts()
+            return sources.view(local, -1), ranges, kind.tokens, kind.hidden, kind.experts
+
+        made = cls()
+        made.kind, made.topk, made._make, made._length = kind, topk, contents, 5
+        return made
 
 
 class LowLatency:
     """The low-latency exchanges of a buffer."""
 
-    def __init__(self, comm: weft.Communicator) -> None:
-        self._comm = comm
-        self._handles: dict[Kind, ep.Handle] = {}
-        self._next: dict[tuple[int, ...], torch.Tensor] = {}
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges, self._comm = exchanges, exchanges.comm
+        self._next: dict[tuple[int, ...], Tensor] = {}
+        self._ones: dict[Any, Tensor] = {}
+        self._waits: dict[ep.Handle, list[Tensor | None]] = {}
         self._mask: set[int] = set()
+        self._settled = True
 
     def _handle(self, kind: Kind) -> ep.Handle:
-        if kind not in self._handles:
-            fp8 = kind.payload != ep.Payload.bf16
-            self._handles[kind] = ep.Handle(
-                self._comm,
-                experts=kind.experts,
-                topk=kind.topk,
-                hidden=kind.hidden,
-                max_tokens=kind.tokens,
-                payload=kind.payload,
-                quantize="bfloat16" if fp8 else None,
-                power_of_two_scales=kind.powers_of_two and kind.payload == ep.Payload.fp8,
-                scale_order=ep.ScaleOrder.column_major if fp8 else ep.ScaleOrder.row_major,
-            )
-        return self._handles[kind]
+        found = self._exchanges.find(kind)
+        if found is not None:
+            return found
+        fp8 = kind.payload != ep.Payload.bf16
+        return self._exchanges.handle(
+            kind,
+            experts=kind.experts,
+            topk=kind.topk,
+            hidden=kind.hidden,
+            max_tokens=kind.tokens,
+            payload=kind.payload,
+            quantize="bfloat16" if fp8 else None,
+            power_of_two_scales=kind.powers_of_two and kind.payload == ep.Payload.fp8,
+            scale_order=ep.ScaleOrder.column_major if fp8 else ep.ScaleOrder.row_major,
+            live=_LIVE,
+        )
 
     # Masks. DeepEP's are each rank's own; here the ranks that go on agree, when they next meet.
 
     def mask(self, rank: int, masked: bool) -> None:
         require(0 <= rank < self._comm.ranks, f"rank {rank} of {self._comm.ranks}")
         (self._mask.add if masked else self._mask.discard)(rank)
+        self._settled = False
 
     def unmask(self) -> None:
         self._mask.clear()
+        self._settled = False
 
     def masked(self) -> set[int]:
         return set(self._mask)
@@ -73,58 +94,95 @@ class LowLatency:
     def _settle_mask(self) -> None:
         if self._comm.mask != self._mask:
             self._comm.set_mask(self._mask)
+        self._settled = True
+
+    def _count_waits(self, h: ep.Handle, which: int, into: Tensor | None) -> None:
+        """Has later dispatches (0) or combines (1) of a handle count their waits."""
+        counted = self._waits.get(h)
+        if counted is None:
+            if into is None:
+                return
+            counted = self._waits[h] = [None, None]
+        if counted[which] is not into:
+            counted[which] = into
+            h.count_waits(*counted)
 
     # Exchanges.
 
     def dispatch(
-        self, x: torch.Tensor, topk: torch.Tensor, kind: Kind, stats: torch.Tensor | None, waits: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, LowLatencyHandle, Callable[[], None]]:
+        self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle]:
+        """Sends and receives: rows, scales, counts, the handle. Collective."""
+        h = self._begin(kind, waits)
+        rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, self._ones_like(topk))
+        (counts,) = routing.parts("expert_counts")
+        if stats is not None:
+            stats.add_(counts)
+        ranks = self._comm.ranks
+        handle = LowLatencyHandle.of(kind, Kept(topk), kind.experts // ranks, lambda: routing.parts("source_tokens", "ranges"))
+        return rows, _columns(scales, kind, ranks), counts, handle
+
+    def send(
+        self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
         """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
-        self._settle_mask()
-        h, ranks = self._handle(kind), self._comm.ranks
-        h.count_waits(dispatch=waits)
-        pending = h.send_dispatch(x, topk, torch.ones(topk.shape, dtype=torch.float32))
+        h, ranks, device = self._begin(kind, waits), self._comm.ranks, x.device
+        pending = h.send_dispatch(x, topk, self._ones_like(topk))
         local, places = kind.experts // ranks, ranks * kind.tokens
-        rows = torch.empty((local, places, kind.hidden), dtype=torch.bfloat16 if kind.payload == ep.Payload.bf16 else torch.float8_e4m3fn)
+        rows = torch.empty((local, places, kind.hidden), dtype=torch.bfloat16 if kind.payload == ep.Payload.bf16 else torch.float8_e4m3fn, device=device)
         scales = None
         if kind.payload != ep.Payload.bf16:
             packed = kind.payload == ep.Payload.fp8_ue8m0
             words = kind.hidden // (512 if packed else 128)
-            scales = torch.empty((local, words, places), dtype=torch.int32 if packed else torch.float32)
-        counts = torch.empty(local, dtype=torch.int32)
-        sources, ranges = torch.empty((local, places), dtype=torch.int32), torch.empty((local, ranks), dtype=torch.int64)
-        handle = LowLatencyHandle((sources, ranges, kind.tokens, kind.hidden, kind.experts))
-        handle.kind, handle.topk = kind, topk.clone()
+            scales = torch.empty((local, words, places), dtype=torch.int32 if packed else torch.float32, device=device).transpose(1, 2)
+        counts = torch.empty(local, dtype=torch.int32, device=device)
+        sources, ranges = torch.empty(local * places, dtype=torch.int32, device=device), torch.empty((local, ranks), dtype=torch.int64, device=device)
+        handle = LowLatencyHandle.of(kind, Kept(topk), local, lambda: (sources, ranges))
 
         def receive() -> None:
             with pending.receive() as got, got.routing as routing:
-                counts.copy_(routing.expert_counts)
-                ranges.copy_(routing.ranges)
-                tokens = routing.source_tokens.view(local, places)
-                arrived = got.rows
-                arrived_scales = None if scales is None else got.scales.view(scales.dtype).view(scales.shape)
-                for e, n in enumerate(counts.tolist()):
-                    if n == 0:
-                        continue
-                    rows[e, :n] = arrived[e, :n]
-                    sources[e, :n] = tokens[e, :n]
+                for to, part in zip((counts, ranges, sources), routing.parts("expert_counts", "ranges", "source_tokens"), strict=True):
+                    to.copy_(part)
+                arrived, arrived_scales = got.rows, _columns(got.scales, kind, ranks)
+                if self._exchanges.on_gpu:  # which knows the counts, and the host does not
+                    rows.copy_(arrived)
                     if scales is not None:
-                        scales[e, :, :n] = arrived_scales[e, :, :n]
+                        scales.copy_(arrived_scales)
+                else:
+                    _copy_valid(rows, scales, arrived, arrived_scales, counts.tolist())
             if stats is not None:
                 stats.add_(counts)
 
-        # As they stand in memory, the same scale of consecutive rows is together.
-        return rows, None if scales is None else scales.transpose(1, 2), counts, handle, receive
+        return rows, scales, counts, handle, receive
+
+    def _begin(self, kind: Kind, waits: Tensor | None) -> ep.Handle:
+        if not self._settled:
+            self._settle_mask()
+        h = self._handle(kind)
+        self._count_waits(h, 0, waits)
+        return h
+
+    def _ones_like(self, topk: Tensor) -> Tensor:
+        """Weights where those that matter come later."""
+        found = self._ones.get(topk.shape)
+        if found is None or found.device != topk.device:
+            found = self._ones[topk.shape] = torch.ones(topk.shape, dtype=torch.float32, device=topk.device)
+        return found
 
     def combine(
-        self, x: torch.Tensor, topk: torch.Tensor, weights: torch.Tensor, handle: LowLatencyHandle, out: torch.Tensor, waits: torch.Tensor | None
-    ) -> Callable[[], None]:
-        """Sends; what it returns receives, into ``out``. Collective, as is that."""
-        self._settle_mask()
+        self, x: Tensor, topk: Tensor, weights: Tensor, handle: LowLatencyHandle, out: Tensor, waits: Tensor | None, later: bool
+    ) -> Callable[[], None] | None:
+        """Sends, and receives into ``out``; or, later, what it returns receives. Collective, as is that."""
+        if not self._settled:
+            self._settle_mask()
         h = self._handle(handle.kind)
-        h.count_waits(combine=waits)
+        self._count_waits(h, 1, waits)
         # Weights come with the combine, and a routing has them from its beginning: this one is where the dispatch went, with the weights of now.
-        routing = h.prepare(handle.topk, torch.where(topk >= 0, weights, 0))
+        routing = h.prepare(handle.topk.tensor(), torch.where(topk >= 0, weights, 0))
+        if not later:
+            h.combine(x, routing, out=out)
+            routing.release()
+            return None
         pending = h.send_combine(x, routing, out=out)
 
         def receive() -> None:
@@ -133,10 +191,31 @@ class LowLatency:
 
         return receive
 
-    def next_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
+    def next_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """Where the next zero-copy combine of such a handle finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
         kind, ranks = handle.kind, self._comm.ranks
         shape = (kind.experts // ranks, ranks * kind.tokens, kind.hidden)
         if shape not in self._next:
-            self._next[shape] = torch.empty(shape, dtype=torch.bfloat16)
+            with torch.inference_mode(False):  # it is written in any mode
+                self._next[shape] = torch.empty(shape, dtype=torch.bfloat16, device=where(self._comm))
         return self._next[shape]
+
+
+def _columns(scales: Tensor | None, kind: Kind, ranks: int) -> Tensor | None:
+    """Scales [local experts, places, words] as they stand in memory, the same one of consecutive rows together."""
+    if scales is None:
+        return None
+    local, places = kind.experts // ranks, ranks * kind.tokens
+    if kind.payload == ep.Payload.fp8_ue8m0:
+        scales = scales.view(torch.int32)
+    if scales.dim() != 3 or scales.shape[2] != places:
+        scales = scales.view(local, -1, places)
+    return scales.transpose(1, 2)
+
+
+def _copy_valid(rows: Tensor, scales: Tensor | None, arrived: Tensor, arrived_scales: Tensor | None, counts: list[int]) -> None:
+    for e, n in enumerate(counts):
+        if n:
+            rows[e, :n] = arrived[e, :n]
+            if scales is not None:
+                scales[e, :n] = arrived_scales[e, :n]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+import ctypes
+import struct
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import weft
 from weft import ep
 
-from .errors import require
+from .errors import ContractError
+from .exchanges import Exchanges, Kept
+from .lazy import Lazy
 
 _PAYLOADS = {
     torch.bfloat16: ep.Payload.bf16,
@@ -18,150 +22,252 @@ _PAYLOADS = {
     torch.float32: ep.Payload.fp32,
     torch.float8_e4m3fn: ep.Payload.fp8,
 }
+_TYPES = {dtype: i for i, dtype in enumerate(_PAYLOADS)}
+
+_SELECTIONS = ("row_experts",)
+_WEIGHTED = "row_experts", "row_selection_weights"
+
+_PUT_HEAD = struct.Struct("=6i").pack_into
+_HEADS = 1024
+_HEAD = 6  # numbers of a rank's announcement before those of its tokens for each rank
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """What all ranks have in common in an exchange."""
+_FEWEST = 16  # tokens for which there is a handle
 
-    hidden: int
-    experts: int
-    topk: int
-    tokens: int  # the most of any rank, rounded up, so that there are few handles
+_HOST, _DEVICE = ep.Counts.host, ep.Counts.device
+
+Shape = tuple[int, int, int, int, ep.Counts]
+"""What all ranks have in common in an exchange: hidden, experts, top-k, the most tokens of any rank, rounded up so that there are few handles, counts."""
 
 
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own."""
 
-    def __init__(self, normal: Normal, shape: Shape, topk: torch.Tensor, weights: torch.Tensor) -> None:
-        self._normal, self.shape = normal, shape
-        self._topk, self._weights = topk, weights
+    __slots__ = ("_exchanges", "_routings", "_topk", "shape")
+
+    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept) -> None:
+        self._exchanges, self.shape, self._topk = exchanges, shape, topk
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
+
+    def handle(self, payload: ep.Payload) -> ep.Handle:
+        """The handle for rows of a type. Collective when it is the first time."""
+        key = self.shape, payload
+        found = self._exchanges.find(key)
+        if found is not None:
+            return found
+        hidden, experts, topk, tokens, counts = self.shape
+        return self._exchanges.handle(
+            key, experts=experts, topk=topk, hidden=hidden, max_tokens=tokens, layout=ep.Layout.token_major, payload=payload, counts=counts
+        )
+
+    def first(self, payload: ep.Payload, handle: ep.Handle, routing: ep.Routing) -> None:
+        """Has rows of a type go by a routing."""
+        self._routings[payload] = handle, routing
 
     def by(self, payload: ep.Payload) -> tuple[ep.Handle, ep.Routing]:
         """The handle and the routing for rows of a type. Collective."""
-        if payload not in self._routings:
-            handle = self._normal.handle(self.shape, payload)
-            self._routings[payload] = handle, handle.prepare(self._topk, self._weights)
-        return self._routings[payload]
+        found = self._routings.get(payload)
+        if found is None:
+            handle = self.handle(payload)
+            found = self._routings[payload] = handle, handle.prepare(self._topk.tensor())
+        return found
+
+    def home(self, dtype: torch.dtype) -> tuple[ep.Handle, ep.Routing]:
+        """Those for sums of rows of a type: FP8's come home as bfloat16."""
+        payload = _PAYLOADS[dtype]
+        if payload == ep.Payload.bf16 and payload not in self._routings:
+            for quantised in (ep.Payload.fp8, ep.Payload.fp8_ue8m0):
+                if quantised in self._routings:
+                    return self._routings[quantised]
+        return self.by(payload)
 
 
-class DispatchHandle(tuple[Any, ...]):
+class DispatchHandle(Lazy):
     """What DeepEP's handles are, and the route.
 
-    That is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head).
+    That is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head), made when it is read.
     """
 
     route: Route
     received: int
+    _of: tuple[Any, Tensor, ep.Routing, int]
+    _length = 6
+
+    def _make(self) -> tuple[Tensor, ...]:
+        return _matrices(*self._of)
 
 
 class Normal:
     """The normal exchanges of a buffer."""
 
-    def __init__(self, comm: weft.Communicator) -> None:
-        self._comm, self._group = comm, weft.Group(comm)
-        self._handles: dict[tuple[Shape, ep.Payload], ep.Handle] = {}
-
-    def handle(self, shape: Shape, payload: ep.Payload) -> ep.Handle:
-        """The handle of a shape and a type. Collective."""
-        key = shape, payload
-        if key not in self._handles:
-            self._handles[key] = ep.Handle(
-                self._comm, experts=shape.experts, topk=shape.topk, hidden=shape.hidden, max_tokens=shape.tokens, layout=ep.Layout.token_major, payload=payload
-            )
-        return self._handles[key]
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
+        self._meeting: Any = None
+        self._heads: dict[Any, Tensor] = {}
 
     def dispatch(
         self,
-        x: torch.Tensor,
-        scales: torch.Tensor | None,
-        in_rank: torch.Tensor,
-        expert_tokens: torch.Tensor,
-        topk: torch.Tensor | None,
-        weights: torch.Tensor | None,
+        x: Tensor,
+        scales: Tensor | None,
+        in_rank: Tensor,
+        rank_tokens: Tensor,
+        experts: int,
+        topk: Tensor | None,
+        weights: Tensor | None,
+        alignment: int,
         channels: int,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing, DispatchHandle]:
-        """Sends rows by routing of their own: the rows that arrive, their scales, the routing, the handle. Collective."""
-        comm = self._comm
-        sent = _channel_counts(in_rank, channels)
-        experts = expert_tokens.shape[0]
+        worst: int,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], DispatchHandle]:
+        """Sends rows by routing of their own: the rows that arrive, scales, selections, weights, counts, the handle. Collective."""
+        exchanges, selected = self._exchanges, topk is not None
         if topk is None:
             # Ranks are all that is known: each is an expert.
-            experts, topk = comm.ranks, torch.where(in_rank, torch.arange(comm.ranks), -1)
-        header = torch.tensor([x.shape[0], x.shape[1], experts, topk.shape[1], list(_PAYLOADS).index(x.dtype), channels])
-        everyone = self._group.all_gather(torch.cat((header, sent.flatten())))
-        headers = everyone[:, :6].tolist()
-        for rank, theirs in enumerate(headers):
-            if theirs[1:] != headers[comm.rank][1:]:
-                raise weft.MismatchError(
-                    f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:]}, this one {headers[comm.rank][1:]}", rank
+            experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
+        everyone, tokens = self._announce(x, rank_tokens, experts, topk, channels, worst)
+        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], tokens, _DEVICE if worst else _HOST), Kept(topk))
+        payload, sent = _as_payload(x, scales)
+        handle = route.handle(payload)
+        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights)
+        route.first(payload, handle, routing)
+        ids = sums = None
+        counts: list[int] = []
+        if selected:
+            # With a worst case the counts stay where they are: reading them would wait for a GPU.
+            ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=not worst)
+            if not worst:
+                counts = more.pop()
+                if alignment != 1:
+                    counts = [-(-n // alignment) * alignment for n in counts]
+            if more:
+                sums = more[0].clone() if exchanges.on_gpu else more[0]  # there it shows the memory of the routing
+
+        made = DispatchHandle()
+        made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels)
+        return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
+
+    def _announce(self, x: Tensor, rank_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int) -> tuple[Any, int]:
+        """What everyone says, of which the tokens come first and those for each rank behind the head, and the most of any rank. Collective.
+
+        With a worst case nothing is read here of what others say: it is the same on every rank, and says the most.
+        """
+        tokens, hidden = x.shape
+        same = [hidden, experts, topk.shape[1], _TYPES[x.dtype], channels]
+        ranks, most = self._exchanges.ranks, _FEWEST
+        if worst:
+            most = worst // ranks
+            if tokens > most:
+                raise ContractError(
+                    f"{tokens} tokens, and num_worst_tokens is {worst}, which has room for {most} of each rank: ranks * tokens is always enough"
                 )
-        tokens = max(16, 1 << (max(theirs[0] for theirs in headers) - 1).bit_length())
-        if weights is None:
-            weights = torch.ones(topk.shape, dtype=torch.float32)
-        route = Route(self, Shape(x.shape[1], experts, topk.shape[1], tokens), topk.clone(), weights.clone())
-        rows, got_scales, routing = self.again(x, scales, route)
-        counts = everyone[:, 6:].view(comm.ranks, comm.ranks, channels).cumsum(2)
-        handle = DispatchHandle(
-            (
-                counts[:, :, -1].cumsum(0).int(),
-                sent.cumsum(1).int(),
-                torch.nn.functional.pad(counts[:, comm.rank, :-1], (1, 0)).int(),
-                routing.source_tokens,
-                in_rank,
-                _heads(in_rank, channels),
-            )
-        )
-        handle.route, handle.received = route, rows.shape[0]
-        return rows, got_scales, routing, handle
+        if self._exchanges.on_gpu or rank_tokens.is_cuda:
+            everyone = self._exchanges.all_gather(torch.cat((self._head((tokens, *same), rank_tokens.device), rank_tokens.int())))
+            if worst:
+                return everyone, most
+            said = everyone.tolist()
+        else:
+            said = self._gather((tokens, *same), rank_tokens)
+        for rank, theirs in enumerate(said):
+            if theirs[1:_HEAD] != same:
+                raise weft.MismatchError(f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, this one {same}", rank)
+            if not worst:
+                most = max(most, theirs[0])
+        return said, most if worst else 1 << (most - 1).bit_length()
 
-    def again(self, x: torch.Tensor, scales: torch.Tensor | None, route: Route) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
-        """Sends rows by a route that is known: those that arrive, in memory of their own. Collective."""
-        payload = _PAYLOADS[x.dtype]
-        packed = scales is not None and scales.dtype == torch.int32
-        if packed:
-            payload = ep.Payload.fp8_ue8m0
-            scales = scales.clone(memory_format=torch.contiguous_format).view(torch.float8_e8m0fnu)
+    def _head(self, numbers: tuple[int, ...], device: torch.device) -> Tensor:
+        """Numbers of the host's on a GPU, kept: a capture cannot take them there."""
+        key = numbers, device
+        found = self._heads.get(key)
+        if found is None:
+            if len(self._heads) >= _HEADS:
+                self._heads.clear()
+            found = self._heads[key] = torch.tensor(numbers, dtype=torch.int32, device=device)
+        return found
+
+    def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> list[list[int]]:
+        """What every rank says, on the host."""
+        if self._meeting is None:
+            mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
+            self._meeting = memoryview(mine.numpy()).cast("B"), mine.data_ptr(), mine.numel(), memoryview(everyone.numpy()), gather
+        said, address, n, everyone, gather = self._meeting
+        if rank_tokens.dtype != torch.int32 or rank_tokens.numel() != n - _HEAD or not rank_tokens.is_contiguous():
+            raise ContractError(f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 ({n - _HEAD},), contiguous")
+        _PUT_HEAD(said, 0, *head)
+        ctypes.memmove(address + 4 * _HEAD, rank_tokens.data_ptr(), 4 * (n - _HEAD))
+        gather()
+        return everyone.tolist()  # type: ignore[no-any-return]
+
+    def again(self, x: Tensor, scales: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
+        """Sends rows by a route that is known: those that arrive. Collective."""
+        payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
-        with handle.dispatch(x, routing=routing, scales=scales) as got:
-            rows, arrived = got.rows.clone(), got.scales
-            if arrived is not None:
-                arrived = arrived.clone().view(torch.int32) if packed else arrived.clone()
-        return rows, arrived, routing
+        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing)
+        return rows, _like_sent(scales, arrived)
 
-    def combine(
-        self, x: torch.Tensor, weights: torch.Tensor | None, bias: tuple[torch.Tensor, ...], handle: DispatchHandle
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: DispatchHandle) -> tuple[Tensor, Tensor | None]:
         """Brings rows home and sums them; weights come back to their selections. Collective."""
-        by, routing = handle.route.by(_PAYLOADS[x.dtype])
-        rows = x[: handle.received]
+        by, routing = handle.route.home(x.dtype)
+        n, received = x.shape[0], handle.received
+        if n < received:
+            raise ContractError(f"x: {n} rows, and {received} have come")
+        rows = x if n == received else x[:received]
         if weights is None:
             return by.combine(rows, routing, bias=bias or None), None
         # The gradient of dispatch is that sum, and takes numbers of selections home beside it.
         summed, home = by.dispatch_backward(rows, routing, weights[: handle.received])
         return by.combine(rows, routing, bias=bias) if bias else summed, home
 
-    def check(self, x: torch.Tensor) -> None:
-        require(x.dim() == 2 and x.is_contiguous(), f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [tokens, hidden]")
-        require(x.dtype in _PAYLOADS, f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
-        require(x.shape[1] * x.element_size() % 16 == 0, f"x: a row has {x.shape[1] * x.element_size()} bytes, want a multiple of 16")
+    def check(self, x: Tensor) -> None:
+        if x.dim() != 2 or not x.is_contiguous():
+            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [tokens, hidden]")
+        if x.dtype not in _PAYLOADS:
+            raise ContractError(f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
+        if x.shape[1] * x.itemsize % 16:
+            raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
 
 
-def _per_channel(tokens: int, channels: int) -> int:
-    return max(1, -(-tokens // channels))
+def _as_payload(x: Tensor, scales: Tensor | None) -> tuple[ep.Payload, Tensor | None]:
+    """What rows and scales are to the library. Words of int32 hold four powers of two."""
+    if scales is None or scales.dtype != torch.int32:
+        return _PAYLOADS[x.dtype], scales
+    return ep.Payload.fp8_ue8m0, scales.contiguous().view(torch.float8_e8m0fnu)
 
 
-def _channel_counts(in_rank: torch.Tensor, channels: int) -> torch.Tensor:
-    """int64 [ranks, channels]: the tokens for each rank in each channel, which has consecutive tokens."""
-    per = _per_channel(in_rank.shape[0], channels)
-    padded = torch.nn.functional.pad(in_rank.long(), (0, 0, 0, per * channels - in_rank.shape[0]))
-    return padded.view(channels, per, -1).sum(1).t().contiguous()
+def _like_sent(sent: Tensor | None, scales: Tensor | None) -> Tensor | None:
+    """Scales of the type and in the order in memory of those that were sent."""
+    if sent is None or scales is None:
+        return None
+    if sent.dtype == torch.int32:
+        scales = scales.view(torch.int32)
+    return scales if sent.stride(-1) == 1 else scales.t().contiguous().t()
 
 
-def _heads(in_rank: torch.Tensor, channels: int) -> torch.Tensor:
-    """int32 [tokens, ranks]: which of its channel's tokens for a rank each one is; -1 for none."""
-    per = _per_channel(in_rank.shape[0], channels)
-    padded = torch.nn.functional.pad(in_rank.long(), (0, 0, 0, per * channels - in_rank.shape[0]))
-    places = padded.view(channels, per, -1).cumsum(1).view(per * channels, -1)[: in_rank.shape[0]] - 1
-    return torch.where(in_rank, places, -1).int()
+def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int) -> tuple[Tensor, ...]:
+    """What handles hold, of everyone's tokens and those for each rank."""
+    everyone = torch.as_tensor(said, dtype=torch.int32, device=in_rank.device)
+    everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD:]), 1)
+    ranks = everyone.shape[0]
+    sources, tokens = routing.parts("source_ranks", "source_tokens")
+    # The channels of a rank have consecutive tokens each, and the first ones of all.
+    per_channel = ((everyone[:, 0] + (channels - 1)) // channels).clamp(1).long()
+    come = sources >= 0
+    of = torch.where(come, sources, 0).long()
+    which = torch.where(come, of * channels + torch.where(come, tokens, 0) // per_channel[of], ranks * channels)
+    arrived = (
+        torch.zeros(ranks * channels + 1, dtype=torch.int32, device=sources.device).index_add_(0, which, torch.ones_like(sources))[:-1].view(ranks, channels)
+    )
+    sent = _by_channel(in_rank, channels)
+    places = sent.cumsum(1).view(-1, ranks)[: in_rank.shape[0]] - 1
+    return (
+        everyone[:, 1:].cumsum(0).int(),
+        sent.sum(1).t().cumsum(1).int(),
+        (arrived.cumsum(1) - arrived).int(),
+        tokens,
+        in_rank,
+        torch.where(in_rank, places, -1).int(),
+    )
+
+
+def _by_channel(in_rank: Tensor, channels: int) -> Tensor:
+    """int64 [channels, tokens of each, ranks]: 1 for those of each channel's tokens that go to each rank."""
+    per = max(1, -(-in_rank.shape[0] // channels))
+    return torch.nn.functional.pad(in_rank.long(), (0, 0, 0, per * channels - in_rank.shape[0])).view(channels, per, -1)

@@ -679,3 +679,38 @@ def test_tensors(torch, gpus):
             assert torch.equal(weights[:, 0], (x * x).sum(1))
 
     gpus(2, rank)
+
+
+def test_deep_ep(torch, gpus):
+    """DeepEP's first buffer: low-latency exchanges in every form, and normal ones."""
+    import deep_ep
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True)
+        g = torch.Generator().manual_seed(c.rank)
+        x = torch.randint(-4, 5, (5 + c.rank, 256), generator=g).to(torch.bfloat16)
+        ids = torch.stack([torch.randperm(8, generator=g)[:4] for _ in x])
+        weights = torch.randint(1, 5, ids.shape, generator=g) / 2.0
+        want = x.float() * weights.sum(1, keepdim=True)
+        for fp8 in (False, True):
+            for hook in (False, True):
+                rows, counts, made, _, receive = b.low_latency_dispatch(x, ids, 16, 8, use_fp8=fp8, return_recv_hook=hook)
+                if hook:
+                    receive()
+                if fp8:
+                    rows = (rows[0].float().unflatten(-1, (-1, 128)) * rows[1].unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
+                out, _, receive = b.low_latency_combine(rows, ids, weights, made, return_recv_hook=hook)
+                if hook:
+                    receive()
+                c.wait()
+                torch.testing.assert_close(out.float(), want, rtol=0.08 if fp8 else 0.01, atol=0.1)
+                assert 0 < int(counts.sum()) <= 11 * 4
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 8)
+        rows, _, of_rows, _, made, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+        home, home_weights, _ = b.combine(rows, made, topk_weights=of_rows)
+        c.wait()
+        assert torch.equal(home, x * in_rank.sum(1, keepdim=True))
+        assert torch.equal(home_weights, weights)
+        b.destroy()
+
+    gpus(2, rank)

@@ -95,3 +95,19 @@ def test_window_of_a_file(comm):
         assert w.array((8,), "uint8")[5] == 7
     with pytest.raises(weft.InvalidError):
         weft.Window.from_file(comm, 99, 8)
+
+
+def test_repeated_all_gather(threads):
+    def rank(c):
+        with weft.Group(c) as g:
+            mine, everyone = np.zeros(3, np.int32), np.empty((2, 3), np.int32)
+            gather = g.repeated_all_gather(mine, everyone)
+            for i in range(50):
+                mine[:] = i + c.rank
+                gather()
+                assert (everyone == np.array([[i] * 3, [i + 1] * 3])).all()
+                g.barrier()  # before this rank's numbers are other ones
+        with pytest.raises(weft.ClosedError):
+            gather()
+
+    threads(2, rank)

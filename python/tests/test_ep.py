@@ -350,3 +350,72 @@ def test_misuse(comm):
     sent.receive()
     with pytest.raises(weft.ClosedError, match="second half was called before"):
         sent.receive()
+
+
+@pytest.mark.parametrize("layout", BY_EXPERT + BY_RANK)
+def test_parts(threads, layout):
+    """Several at once are what they are one by one."""
+    batch = Batch(2, experts=6, topk=3, hidden=8, max_tokens=7, seed=5)
+    names = ["expert_counts", "expert_demand", "padded_counts", "expert_offsets", "source_counts", "source_ranks", "source_tokens"]
+    names += ["ranges", "row_weights"] if layout in BY_EXPERT else ["row_experts", "row_selection_weights"]
+
+    def rank(c):
+        with handle(c, batch, layout=layout) as h:
+            routing = h.prepare(batch.topks[c.rank], batch.weights[c.rank])
+            for _ in range(2):
+                *found, demand = routing.parts(*names, demand=True)
+                for name, array in zip(names, found, strict=True):
+                    want = getattr(routing, name)
+                    assert array.dtype == (np.int64 if name == "row_experts" else want.dtype), name
+                    assert (array == want).all(), name
+                assert demand == routing.expert_demand.tolist()
+            assert routing.parts() == ()
+            with pytest.raises(weft.InvalidError, match="no part of a routing of this layout"):
+                routing.parts("row_demand")
+            routing.release()
+            with pytest.raises(weft.ClosedError):
+                routing.parts("expert_counts")
+
+    threads(2, rank)
+
+
+@pytest.mark.parametrize("layout", BY_EXPERT + BY_RANK)
+def test_copied(threads, layout):
+    """Small results are copies, and hold nothing of the handle's; large ones are what dispatch returns."""
+    batch = Batch(2, experts=6, topk=3, hidden=8, max_tokens=7, seed=6)
+
+    def rank(c):
+        r = c.rank
+        with handle(c, batch, layout=layout, live=1) as h:
+            with h.dispatch(batch.rows[r], batch.topks[r], batch.weights[r]) as got:
+                want, at = got.rows.copy(), got.routing.source_tokens
+            copies = []
+            for _ in range(5):
+                rows, scales, routing, large = h.dispatch_copied(batch.rows[r], batch.topks[r], batch.weights[r], most=1 << 20)
+                assert scales is None
+                assert large is None
+                assert (routing.source_tokens == at).all()
+                copies.append(rows)
+            rows, _, routing, large = h.dispatch_copied(batch.rows[r], routing=routing, most=0)
+            assert (rows is None) == (large is not None)
+            if large is not None:
+                copies.append(large.rows.copy())
+                large.release()
+            stands = at >= 0
+            for rows in copies:
+                assert rows.shape == want.shape
+                assert (rows.reshape(-1, 8)[stands] == want.reshape(-1, 8)[stands]).all()
+            with pytest.raises(weft.InvalidError):
+                h.dispatch_copied(batch.rows[r][:, :4], routing=routing, most=0)
+
+    threads(2, rank)
+
+
+def test_visits():
+    topk = np.array([[0, 3, 1, -1], [7, 2, 3, 6], [-1, -1, -1, -1], [1, 5, 3, 0]])
+    assert ep.visits(topk, experts=8, ranks=4).tolist() == [[1, 0, -1, -1], [1, 3, -1, -1], [-1, -1, -1, -1], [2, 1, 0, -1]]
+    assert ep.visits(topk, experts=8, ranks=2).tolist() == [[0, -1], [0, 1], [-1, -1], [1, 0]]
+    assert ep.visits(topk[:, :1], experts=8, ranks=4).tolist() == [[0], [3], [-1], [0]]
+    assert ep.visits(topk[:0], experts=8, ranks=4).shape == (0, 4)
+    with pytest.raises(weft.InvalidError, match="equal shares"):
+        ep.visits(topk, experts=8, ranks=3)

@@ -60,6 +60,26 @@ def deep_ep_buffer():
     dist.destroy_process_group()
 
 
+def deep_ep_elastic():
+    import deep_ep
+
+    dist.init_process_group("gloo")
+    size = deep_ep.ElasticBuffer.get_buffer_size_hint(dist.group.WORLD, 8, 128)
+    buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8, hidden=128, explicitly_destroy=True)
+    assert (buffer.rank_idx, buffer.num_ranks, buffer.num_bytes) == (RANK, RANKS, size)
+    assert buffer.get_physical_domain_size() == deep_ep.get_physical_domain_size(dist.group.WORLD) == (1, RANKS)
+    x, ids = torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16), torch.tensor([[0, 3], [1, 2], [2, -1], [3, 0], [1, 3]])
+    rows, _, weights, handle, event = buffer.dispatch(x, ids, torch.ones(5, 2), num_experts=4, async_with_compute_stream=True)
+    with event:
+        pass
+    assert handle.num_recv_tokens_per_expert_list == [4, 4] if RANK == 0 else [4, 6]
+    home, _, _ = buffer.combine(rows, handle, weights)
+    assert torch.equal(home, x * torch.tensor([2, 2, 1, 2, 2])[:, None])
+    buffer.barrier()
+    buffer.destroy()
+    dist.destroy_process_group()
+
+
 def torchrun():
     dist.init_process_group("gloo")  # its store is up, and weft joins through it
     with weft.join(deadline=20) as c:

@@ -167,6 +167,7 @@ class EpLayout(Struct):
         ("node_tokens", c_void_p),
         ("expert_selections", c_void_p),
         ("token_in_rank", c_void_p),
+        ("visits", c_void_p),
     )
 
 
@@ -247,6 +248,23 @@ class RoutingInfo(Struct):
     )
 
 
+class RoutingDescription(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("expert_counts", c_void_p),
+        ("expert_demand", c_void_p),
+        ("padded_counts", c_void_p),
+        ("expert_offsets", c_void_p),
+        ("ranges", c_void_p),
+        ("source_counts", c_void_p),
+        ("source_ranks", c_void_p),
+        ("source_tokens", c_void_p),
+        ("row_weights", c_void_p),
+        ("row_experts", c_void_p),
+        ("row_selection_weights", c_void_p),
+    )
+
+
 class GroupOptions(Struct):
     _fields_ = (("size", c_size_t), ("scratch", c_int64))
 
@@ -284,7 +302,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_ep_destroy": (_handle,),
     "weft_ep_get": (_handle, POINTER(EpInfo)),
     "weft_ep_combine_buffer": (_handle, _pointer),
-    "weft_ep_count": (_pointer, POINTER(EpLayout)),
+    "weft_ep_count": (_pointer, _pointer),
     "weft_ep_counter_create": (_handle, c_int64, c_int64, c_int64, _pointer),
     "weft_ep_counter_count": (_handle, _stream, _pointer, _pointer),
     "weft_ep_counter_destroy": (_handle,),
@@ -299,6 +317,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_received_release": (_handle,),
     "weft_routing_get": (_handle, POINTER(RoutingInfo)),
     "weft_routing_tensor": (_handle, c_int, _pointer),
+    "weft_routing_describe": (_handle, _pointer),
     "weft_routing_release": (_handle,),
     "weft_group_create": (_handle, POINTER(GroupOptions), _pointer),
     "weft_group_destroy": (_handle,),

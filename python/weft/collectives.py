@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+from collections.abc import Callable
 from typing import Any
 
 from . import _abi, memory, streams
@@ -63,6 +64,23 @@ class Group(Resource):
             with limit(timeout):
                 return self.all_gather(array, out=out, stream=stream)
         return self._run(self._lib.all_gather, array, out, (self._comm.ranks,), stream)
+
+    def repeated_all_gather(self, array: Any, out: Any) -> Callable[[], None]:
+        """A function that makes an all-gather of the same arrays whenever it is called, for less: neither may be moved. On the host."""
+        self._open()
+        to, source = Slot("out", -1, written=True), Slot("array", -1)
+        given, into = source.fill(array), to.fill(out)
+        call, handle = self._lib.all_gather, self._handle
+        kept = to, source, array, out
+
+        def again() -> None:
+            if self._closed:
+                self._open()
+            if status := call(handle, 0, into, given):
+                raise self._failure(status)
+
+        again.kept = kept  # type: ignore[attr-defined]
+        return again
 
     def broadcast(self, array: Any, root: int = 0, *, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
         """Gives every rank the contents of root's array, in place, and returns it. Collective."""

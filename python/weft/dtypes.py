@@ -25,13 +25,15 @@ class DType(enum.IntEnum):
     uint32 = 14
     uint64 = 15
 
+    __hash__ = int.__hash__  # an enumeration's own is a function of Python's
+
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return _SIZES[self]
+        return SIZES[self]
 
 
-_SIZES = {
+SIZES: dict[int, int] = {
     **dict.fromkeys((DType.float8_e4m3, DType.float8_e5m2, DType.ue8m0, DType.int8, DType.uint8), 1),
     **dict.fromkeys((DType.bfloat16, DType.float16, DType.int16, DType.uint16), 2),
     **dict.fromkeys((DType.float32, DType.int32, DType.uint32), 4),

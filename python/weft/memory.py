@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def numpy_dtype(dtype: DType) -> Any:
     return numpy.dtype(dtype.name)
 
 
+@functools.cache
 def torch_dtype(dtype: DType) -> Any:
     """The type in PyTorch."""
     import torch
@@ -138,12 +140,15 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
 
 def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     """A new array, not initialised."""
-    if device >= 0 and kind != TORCH:
-        raise OperandError("results on a GPU are made for operands of PyTorch's only: give the arrays that are to hold them")
-    if kind == TORCH:
+    if kind == TORCH and device < 0:
+        make = _makers.get((shape, dtype)) if type(shape) is tuple else None
+        return make() if make is not None else _empty_tensor(tuple(shape), dtype)
+    if device >= 0:
+        if kind != TORCH:
+            raise OperandError("results on a GPU are made for operands of PyTorch's only: give the arrays that are to hold them")
         import torch
 
-        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device=f"cuda:{device}" if device >= 0 else "cpu")
+        return torch.empty(shape, dtype=torch_dtype(dtype), device=f"cuda:{device}")
     if kind == NUMPY:
         import numpy
 
@@ -151,18 +156,40 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     return _plain(memoryview(bytearray(math.prod(shape) * dtype.itemsize)), dtype, shape)
 
 
-def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:
-    """A new array with what is at an address of the host's."""
+# What makes small tensors of PyTorch's, by shape and type: one like another costs half of what one from nothing does.
+_makers: dict[tuple[tuple[int, ...], DType], Any] = {}
+_MAKERS, _SAMPLE_BYTES = 256, 1 << 12
+
+
+def _empty_tensor(shape: tuple[int, ...], dtype: DType) -> Any:
+    torch = sys.modules["torch"]
+    made = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
+    if made.nbytes <= _SAMPLE_BYTES and len(_makers) < _MAKERS:
+        _makers[shape, dtype] = functools.partial(torch.empty_like, torch.empty_like(made))
+    return made
+
+
+def address_of(kind: str, array: Any) -> int:
+    """Where an array of the host's is that :func:`empty` has made."""
+    if kind == TORCH:
+        return array.data_ptr()  # type: ignore[no-any-return]
+    if kind == NUMPY:
+        return int(array.ctypes.data)
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(array)) if array.nbytes else 0
+
+
+def widened(array: Any) -> Any:
+    """An array of int32 as one of int64."""
+    return array.astype("int64") if hasattr(array, "astype") else array.long()
+
+
+def copy(kind: str, address: int, dtype: DType, shape: Sequence[int], size: int | None = None) -> Any:
+    """A new array with what is at an address of the host's, of so many bytes if that is known."""
     out = empty(kind, shape, dtype, -1)
-    size = math.prod(shape) * dtype.itemsize
+    if size is None:
+        size = math.prod(shape) * dtype.itemsize
     if size:
-        if kind == TORCH:
-            to = out.data_ptr()
-        elif kind == NUMPY:
-            to = out.ctypes.data
-        else:
-            to = ctypes.addressof(ctypes.c_ubyte.from_buffer(out))
-        ctypes.memmove(to, address, size)
+        ctypes.memmove(out.data_ptr() if kind == TORCH else address_of(kind, out), address, size)
     return out
 
 

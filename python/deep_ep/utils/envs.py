@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import weft
+
 _seeds = {"global": 0, "local": 0}
 
 
@@ -54,10 +56,25 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
     return 1, dist.get_world_size(group)
 
 
-def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:  # noqa: ARG001
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
     """The same as exchanges see it."""
     return 1, dist.get_world_size(group)
 
 
 def check_nvlink_connections(group: Any) -> None:
     """Nothing: what GPUs cannot reach is found out, and said, when ranks join."""
+
+
+# GB/s of a GPU's links in one direction, by its compute capability.
+_NVLINK = {8: 300, 9: 450, 10: 900}
+
+
+def get_nvlink_gbs(factor: float = 0.9) -> float:
+    """How many GB/s of a GPU's links are to be had, by what GPUs of its kind have; without a GPU those of an H200."""
+    major = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 9
+    return factor * _NVLINK.get(major, 450)
+
+
+def get_rdma_gbs(nic_name: str = "") -> float:
+    """Refused: exchanges use no network card."""
+    raise weft.UnsupportedError("get_rdma_gbs: exchanges stay on one host, and use no network card")

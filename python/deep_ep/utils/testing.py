@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed
 
 _FLUSHED = 256 << 20
 
@@ -52,6 +53,74 @@ def _between_events(fn: Callable[[], Any], tests: int, after: Callable[[], Any] 
             after()
     torch.cuda.synchronize()
     return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+
+
+# What kernels are called that do what DeepEP's of these names do. There are none for the rest of an exchange, which is in the same kernel.
+_KERNELS: dict[str, tuple[str, ...]] = {
+    "dispatch": ("weft_dispatch", "weft_push"),
+    "combine": ("weft_combine", "weft_pull"),
+    "notify": ("weft_place",),
+    "barrier": ("weft_dispatch", "weft_push"),
+}
+
+
+def bench_kineto(
+    fn: Callable[[], Any],
+    kernel_names: str | tuple[str, ...],
+    num_tests: int = 30,
+    suppress_kineto_output: bool = False,
+    trace_path: str | None = None,
+    flush_l2: bool = True,
+    barrier_comm_profiling: bool = False,
+    num_kernels_per_period: int = 1,
+    barrier: Callable[[], Any] | None = None,
+) -> Any:
+    """Seconds of the kernels of a call, by PyTorch's profiler: a number for one name, a tuple for several.
+
+    Names are parts of those of kernels, or DeepEP's; NaN is for those of which no kernel runs. With several kernels a period a number is a list of as many.
+    On the host, where there are no kernels, the whole call is what every name stands for.
+    """
+    names = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
+    fn()
+    if torch.cuda.is_available():
+        with suppress_stdout_stderr() if suppress_kineto_output else empty_suppress():
+            kernels = _profiled(fn, num_tests, trace_path, flush_l2, (barrier or _meet) if barrier_comm_profiling else None)
+    else:
+        seconds = _by_the_clock(fn, num_tests, None, False)
+        kernels = [(name, s) for s in seconds for name in names for _ in range(num_kernels_per_period)]
+    found = tuple(_of_kernel(kernels, name, num_kernels_per_period) for name in names)
+    return found[0] if isinstance(kernel_names, str) else found
+
+
+def _profiled(fn: Callable[[], Any], tests: int, trace: str | None, flush: bool, meet: Callable[[], Any] | None) -> list[tuple[str, float]]:
+    """The kernels of so many calls in the order in which they began: names and seconds."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(tests):
+            flush_l2_cache(flush)
+            if meet is not None:
+                meet()
+            fn()
+        torch.cuda.synchronize()
+    if trace is not None:
+        profile.export_chrome_trace(trace)
+    events = sorted((e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA), key=lambda e: e.time_range.start)
+    return [(e.name, e.time_range.elapsed_us() / 1e6) for e in events]
+
+
+def _meet() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def _of_kernel(kernels: list[tuple[str, float]], name: str, period: int) -> Any:
+    """The mean of the kernels that a name stands for, of each in its period."""
+    stem = name.removesuffix("_impl")
+    parts = (name, *_KERNELS.get(stem, ()))
+    seconds = [s for kernel, s in kernels if any(part in kernel for part in parts)]
+    if len(seconds) % period:
+        raise ValueError(f"{len(seconds)} kernels are called {name!r}, which are no periods of {period}")
+    means = [sum(seconds[i::period]) / len(seconds[i::period]) if seconds else float("nan") for i in range(period)]
+    return means[0] if period == 1 else means
 
 
 class empty_suppress:  # noqa: N801

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .. import _abi
-from ..dtypes import DType
+from .. import _abi, memory
+from ..dtypes import SIZES, DType
 from ..errors import OperandError
 from ..operands import Held, Slot
 from ..streams import StreamLike, of_torch
@@ -19,6 +21,17 @@ from .spec import Payload
 
 if TYPE_CHECKING:
     from .spec import Spec
+
+
+_TENSOR = struct.Struct("=8xQii4q").unpack_from
+_DTYPES = {int(d): d for d in DType}
+
+
+def _told(of: memoryview) -> tuple[tuple[int, DType, tuple[int, ...]], int]:
+    """A tensor of C's: its address, type and shape, and its bytes."""
+    address, code, dims, *sizes = _TENSOR(of)
+    dtype, shape = _DTYPES[code], tuple(sizes[:dims])
+    return (address, dtype, shape), math.prod(shape) * SIZES[code]
 
 
 class Frame:
@@ -69,6 +82,15 @@ class DispatchFrame(Frame):
         self._result = _abi.EpDispatchResult(data=ctypes.addressof(self._data), scales=ctypes.addressof(self._scales))
         self.result = memoryview(self._result).cast("B").cast("Q")
         self.result_address = ctypes.addressof(self._result)
+        self.scaled = spec.payload in (Payload.fp8, Payload.fp8_ue8m0) or spec.scale_bytes > 0
+
+    def copies(self, kind: str, most: int) -> tuple[Any, Any] | None:
+        """What has arrived, rows and scales, copied; None if it is of more bytes than that."""
+        rows, row_bytes = _told(self.data_bytes)
+        scales, scale_bytes = _told(self.scales_bytes) if self.scaled else (None, 0)
+        if row_bytes + scale_bytes > most:
+            return None
+        return memory.copy(kind, *rows, row_bytes), None if scales is None else memory.copy(kind, *scales, scale_bytes)
 
     def arguments(self, routing: int, topk: Any, weights: Any, rows: Any, scales: Any) -> OperandError | None:
         """Takes the operands, or says what is wrong with one and takes none."""
@@ -133,6 +155,18 @@ class GradientFrame(Frame):
             words[2] = words[3] = words[4] = words[5] = 0
             return e
         return None
+
+
+class DescriptionFrame(Frame):
+    """Of which parts of a routing are asked for: where the address of each is put, its shape, -1 for rows, and its type."""
+
+    def __init__(self, parts: list[tuple[str, tuple[int, ...], DType]], demand: int) -> None:
+        super().__init__(_abi.RoutingDescription)
+        self.parts = [(getattr(_abi.RoutingDescription, name).offset // 8, shape, dtype) for name, shape, dtype in parts]
+        self.demand: Any = None
+        if demand:
+            self.demand = (ctypes.c_int32 * demand)()
+            self.words[_abi.RoutingDescription.expert_demand.offset // 8] = ctypes.addressof(self.demand)
 
 
 F = TypeVar("F", bound=Frame)

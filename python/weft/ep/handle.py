@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import weakref
@@ -11,14 +10,14 @@ from typing import Any
 from .. import _abi, memory, streams
 from ..communicator import Communicator
 from ..dtypes import DType
-from ..errors import OperandError
+from ..errors import InvalidError, OperandError
 from ..limits import timeout as limit
 from ..operands import Slot, kind_of
 from ..resources import Lease, Resource
 from ..streams import StreamLike
-from .frames import CombineFrame, DispatchFrame, Frames, GradientFrame
+from .frames import CombineFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame
 from .routing import Received, Routing, _Nobody
-from .spec import Layout, Spec
+from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
 
 RoutingLike = Routing | Received
@@ -79,6 +78,9 @@ class Handle(Resource):
         self._dispatch_backwards = Frames(lambda: GradientFrame(_abi.EpDispatchBackwardArgs, "grad_rows", "grad_row_weights", "grad_tokens", spec, device))
         self._combine_backwards = Frames(lambda: GradientFrame(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device))
         self._waits: tuple[Any, ...] = ()
+        fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
+        self._fixed_rows = self.capacity if fixed else None
+        self._descriptions: dict[Any, Frames[DescriptionFrame]] = {}
         self.number: int = next(_numbers)
         """What stands for the handle where only numbers can."""
         NUMBERED[self.number] = self
@@ -146,6 +148,42 @@ class Handle(Resource):
             if refused is not None or status:
                 self._end(refused, status)
             return self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, frame.rows.kind, on)
+        except BaseException:
+            self._abandon(frame, by)
+            raise
+        finally:
+            self._dispatches.give(frame)
+
+    def dispatch_copied(
+        self, rows: Any, topk: Any = None, weights: Any = None, *, routing: RoutingLike | None = None, scales: Any = None, most: int
+    ) -> tuple[Any, Any, Routing, Received | None]:
+        """On the host, :meth:`dispatch` with small results copied: rows, scales, the routing, None. Collective.
+
+        Rows and scales of more than ``most`` bytes are not; for them the last is what :meth:`dispatch` returns, and the first two are None.
+        """
+        self._begin(None)
+        by = None if routing is None else _routing(routing)
+        frame = self._dispatches.take()
+        result = frame.result
+        result[1] = result[2] = 0
+        try:
+            refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            status = self._lib.ep_dispatch(self._handle, 0, frame.address, frame.result_address, 0)
+            if refused is not None or status:
+                self._end(refused, status)
+            kind = frame.rows.kind
+            made = frame.copies(kind, most)
+            if made is None:
+                got = self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, kind)
+                return None, None, got.routing, got
+            if by is None:
+                by = Routing(self, result[2], frame.topk.shape[0], kind)
+                if by._rows is None:
+                    by._rows = made[0].shape[0]
+            number, result[1] = result[1], 0
+            if status := self._lib.received_release(number):
+                self._watch(_Nobody(), Received._RELEASE, number)  # by the next call
+            return *made, by, None
         except BaseException:
             self._abandon(frame, by)
             raise
@@ -345,6 +383,16 @@ class Handle(Resource):
         finally:
             self._combine_backwards.give(frame)
 
+    def _describing(self, names: tuple[str, ...], demand: bool) -> Frames[DescriptionFrame]:
+        """The frames of calls that ask for these parts of a routing."""
+        shapes, local = _part_shapes(self.spec, self._comm.ranks), self.spec.experts // self._comm.ranks
+        for name in names:
+            if name not in shapes:
+                raise InvalidError(f"{name!r} is no part of a routing of this layout, want one of {', '.join(shapes)}")
+        parts = [(name, *shapes[name]) for name in names]
+        found = self._descriptions[names, demand] = Frames(lambda: DescriptionFrame(parts, local if demand and "expert_demand" not in names else 0))
+        return found
+
     def _tokens_like(self, name: str, like: Any, by: Routing, stream: StreamLike) -> Any:
         return self._made(name, like, (by.tokens, self.spec.hidden), self.spec.output_dtype, stream)
 
@@ -423,8 +471,10 @@ class Handle(Resource):
                 return
             # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
             self._watched.pop(forgotten.number, None)
-            with contextlib.suppress(ValueError):  # another thread was quicker
+            try:  # noqa: SIM105 (suppress costs as much as all the rest)
                 self._garbage.remove(forgotten)
+            except ValueError:  # another thread was quicker
+                pass
 
     def _destroy(self) -> int:
         return int(self._lib.ep_destroy(self._handle))
@@ -437,6 +487,17 @@ class Forgotten(weakref.ref):  # type: ignore[type-arg]
 
     release: str
     number: int
+
+
+def _part_shapes(spec: Spec, ranks: int) -> dict[str, tuple[tuple[int, ...], DType]]:
+    """What describes a routing: shapes, -1 for rows, and types."""
+    local = (spec.experts // ranks,)
+    of_experts = dict.fromkeys(("expert_counts", "expert_demand", "padded_counts", "expert_offsets"), (local, DType.int32))
+    of_rows = dict.fromkeys(("source_ranks", "source_tokens"), ((-1,), DType.int32))
+    shapes = {**of_experts, **of_rows, "source_counts": ((ranks,), DType.int32)}
+    if spec.one_row_per_rank:
+        return shapes | {"row_experts": ((-1, spec.topk), DType.int64), "row_selection_weights": ((-1, spec.topk), DType.float32)}
+    return shapes | {"ranges": ((*local, ranks), DType.int64), "row_weights": ((-1,), DType.float32)}
 
 
 def _routing(by: RoutingLike | None) -> Any:

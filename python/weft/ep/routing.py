@@ -74,6 +74,7 @@ class Routing(_Held):
         self.tokens = tokens
         """Tokens that this rank dispatches."""
         self._array_kind = kind
+        self._rows: int | None = handle._fixed_rows
 
     def _info(self) -> _abi.RoutingInfo:
         info, handle = _abi.RoutingInfo(), self._handle
@@ -86,7 +87,7 @@ class Routing(_Held):
     @property
     def rows(self) -> int:
         """Rows of the arrays that dispatch returns."""
-        return int(self._info().rows)
+        return self._row_count() if self._handle._device < 0 else int(self._info().rows)
 
     @property
     def received(self) -> int:
@@ -173,6 +174,39 @@ class Routing(_Held):
         """int32 [1]: rows routed here, pads and dropped ones included, where the rows are."""
         return self._part(Part.ROW_DEMAND)
 
+    def parts(self, *names: str, demand: bool = False) -> tuple[Any, ...]:
+        """Several of the arrays above, of those that the layout has, for less than one by one; here ``row_experts`` is int64.
+
+        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last.
+        """
+        handle = self._handle
+        if handle._device >= 0:
+            found = tuple(getattr(self, name) for name in names)
+            found = tuple(memory.widened(a) if name == "row_experts" else a for name, a in zip(names, found, strict=True))
+            return (*found, self.expert_demand.tolist()) if demand else found
+        number, kind = self._in_use(), self._array_kind
+        frames = handle._descriptions.get((names, demand)) or handle._describing(names, demand)
+        frame, empty, out = frames.take(), memory.empty, []
+        try:
+            words = frame.words
+            for word, shape, dtype in frame.parts:
+                array = empty(kind, shape if shape[0] >= 0 else (self._row_count(), *shape[1:]), dtype, -1)
+                words[word] = array.data_ptr() if kind == memory.TORCH else memory.address_of(kind, array)
+                out.append(array)
+            if status := handle._lib.routing_describe(number, frame.address):
+                handle._check(status)
+            if demand:
+                out.append(frame.demand[:] if frame.demand is not None else out[names.index("expert_demand")].tolist())
+            return tuple(out)
+        finally:
+            frames.give(frame)
+
+    def _row_count(self) -> int:
+        """The rows of received arrays, asked for once: on the host they stay what they are."""
+        if self._rows is None:
+            self._rows = int(self._info().rows)
+        return self._rows
+
     def _part(self, part: Part) -> Any:
         t = _abi.Tensor()
         handle = self._handle
@@ -217,6 +251,8 @@ class Received(_Held):
         """Where they come from."""
         self._array_kind = kind
         self._data, self._scales = _TENSOR(data), _TENSOR(scales)
+        if routing._rows is None and handle._device < 0:
+            routing._rows = self._data[3]
 
     @property
     def rows(self) -> Any:

@@ -13,7 +13,13 @@ from ..dtypes import DType, DTypeLike, dtype_of
 from ..errors import InvalidError
 
 
-class Layout(enum.IntEnum):
+class Choice(enum.IntEnum):
+    """One of some."""
+
+    __hash__ = int.__hash__  # an enumeration's own is a function of Python's
+
+
+class Layout(Choice):
     """Where received rows stand."""
 
     expert_major = 0
@@ -26,14 +32,14 @@ class Layout(enum.IntEnum):
     """[rows, hidden]: one row per token and rank, by source rank, then token"""
 
 
-class Wire(enum.IntEnum):
+class Wire(Choice):
     """What crosses: a row for each selection, or for each rank."""
 
     per_selection = 0
     per_rank = 1
 
 
-class Reduction(enum.IntEnum):
+class Reduction(Choice):
     """Where rows are summed."""
 
     exact = 0
@@ -42,14 +48,14 @@ class Reduction(enum.IntEnum):
     """The rows of one rank there, the ranks' sums at home."""
 
 
-class Weighting(enum.IntEnum):
+class Weighting(Choice):
     """Whether combine applies the weights."""
 
     weighted = 0
     plain = 1
 
 
-class Payload(enum.IntEnum):
+class Payload(Choice):
     """What a row is made of."""
 
     bf16 = 0
@@ -63,14 +69,14 @@ class Payload(enum.IntEnum):
     """row_bytes and scale_bytes that are moved, not looked at"""
 
 
-class ScaleOrder(enum.IntEnum):
+class ScaleOrder(Choice):
     """The order of received scales."""
 
     row_major = 0
     column_major = 1
 
 
-class Counts(enum.IntEnum):
+class Counts(Choice):
     """Who learns how many rows arrive."""
 
     host = 0
@@ -79,7 +85,7 @@ class Counts(enum.IntEnum):
     """Arrays of the capacity, and the counts beside them: nothing waits for the host."""
 
 
-class Overflow(enum.IntEnum):
+class Overflow(Choice):
     """What happens to rows beyond the capacity."""
 
     refuse = 0
@@ -121,7 +127,7 @@ class KernelTuning:
 
 _PROTOCOLS = (None, "values", "flags")
 
-E = TypeVar("E", bound=enum.IntEnum)
+E = TypeVar("E", bound=Choice)
 
 ROW_TYPES = {
     Payload.bf16: DType.bfloat16,

@@ -1,0 +1,1 @@
+"""The buffers, under DeepEP's names of their modules."""

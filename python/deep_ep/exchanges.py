@@ -1,0 +1,156 @@
+"""What both buffers build on: handles by what they are for, what ranks tell each other, and whose memory results are."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import torch
+
+import weft
+from weft import ep
+
+from .events import CommStream
+
+# Smaller results are copied out of the library's memory: a view of it costs more.
+_SHOWN_BYTES = 1 << 16
+
+_MOST_TOPK = 32
+
+# Batches that the library has memory for at once. On the host it is address space until it is used.
+_LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
+
+
+class Exchanges:
+    """The handles of a buffer, each made when it is first needed, on all ranks alike."""
+
+    def __init__(self, comm: weft.Communicator) -> None:
+        self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
+        self.on_gpu = comm.engine == "gpu"
+        self.stream = CommStream()
+        self._handles: dict[Any, ep.Handle] = {}
+        self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
+        self._group: weft.Group | None = None
+        self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
+
+    def handle(self, key: Any, **spec: Any) -> ep.Handle:
+        """The handle of a key, which says all that the spec does. Collective when it is the first time."""
+        found = self._handles.get(key)
+        if found is None:
+            spec.setdefault("live", _LIVE_ON_GPU if self.on_gpu else _LIVE_ON_HOST)
+            found = self._handles[key] = ep.Handle(self.comm, **spec)
+        return found
+
+    def find(self, key: Any) -> ep.Handle | None:
+        """The handle of a key, if there is one."""
+        return self._handles.get(key)
+
+    # Rows that stay the caller's.
+
+    def dispatch(
+        self,
+        handle: ep.Handle,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        topk: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        routing: ep.Routing | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
+        """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as long as he wants. Collective.
+
+        Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies.
+        """
+        if self.on_gpu:
+            got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
+            if routing is None:
+                self.stream.shows(weakref.ref(got.routing))
+        else:
+            copied, copied_scales, routing, large = handle.dispatch_copied(rows, topk, weights, routing=routing, scales=scales, most=_SHOWN_BYTES)
+            if large is None:
+                return copied, copied_scales, routing
+            got = large
+        return *self._keep(handle, got), got.routing
+
+    def _keep(self, handle: ep.Handle, got: ep.Received) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows, scales = got.rows, got.scales
+        if self._may_show(handle, rows):
+            shown = weakref.ref(got)
+            self._shown[handle].append(shown)
+            self.stream.shows(shown)
+            return rows, scales
+        copies = rows.clone(), None if scales is None else scales.clone()
+        got.release()
+        return copies
+
+    def _may_show(self, handle: ep.Handle, rows: torch.Tensor) -> bool:
+        # One batch must be left for the next exchange. Of what a graph does in its memory replays know nothing.
+        shown = self._shown[handle] = [s for s in self._shown.get(handle, ()) if s() is not None]
+        return len(shown) < handle.spec.live - 1 and not (rows.is_cuda and torch.cuda.is_current_stream_capturing())
+
+    # What ranks tell each other.
+
+    def gather_of(self, n: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """On the host: where a rank's n numbers are put, where everyone's come, and the call that exchanges them, which is collective."""
+        found = self._gathers.get(n)
+        if found is None:
+            if self._group is None:
+                self._group = weft.Group(self.comm)
+            mine, everyone = torch.zeros(n, dtype=torch.int32), torch.empty((self.ranks, n), dtype=torch.int32)
+            found = self._gathers[n] = mine, everyone, self._group.repeated_all_gather(mine, everyone)
+        return found
+
+    def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """On GPUs: everyone's numbers, int32 [ranks, n], of this rank's, int32 [n], as one token that every rank has an expert for. Collective."""
+        if self.ranks > _MOST_TOPK:
+            raise weft.UnsupportedError(f"{self.ranks} ranks on GPUs, want at most {_MOST_TOPK}: use groups of fewer ranks")
+        n = mine.shape[0]
+        row = torch.zeros((1, -(-n // 4) * 4), dtype=torch.int32, device=mine.device)
+        row[0, :n] = mine
+        h = self.handle(
+            ("all", row.shape[1]),
+            experts=self.ranks,
+            topk=self.ranks,
+            hidden=0,
+            max_tokens=1,
+            layout=ep.Layout.rank_major,
+            payload=ep.Payload.opaque,
+            row_bytes=row.shape[1] * 4,
+        )
+        everywhere = torch.arange(self.ranks, device=mine.device).unsqueeze(0)
+        with h.dispatch(row.view(torch.uint8), everywhere) as got:
+            return got.rows.view(torch.int32)[:, :n].clone()
+
+    def barrier(self, like: torch.Tensor) -> None:
+        """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""
+        if self.on_gpu:
+            self.all_gather(torch.zeros(4, dtype=torch.int32, device=like.device))
+            return
+        if self._group is None:
+            self._group = weft.Group(self.comm)
+        self._group.barrier()
+
+
+def where(comm: weft.Communicator) -> torch.device:
+    """Where the tensors of a communicator are."""
+    return torch.device("cuda", comm._device) if comm.engine == "gpu" and torch.cuda.is_available() else torch.device("cpu")
+
+
+class Kept:
+    """What a tensor holds now, for later, when the tensor may hold something else: on the host as bytes, which cost less than another tensor."""
+
+    __slots__ = ("_as", "_held", "shape")
+
+    def __init__(self, t: torch.Tensor) -> None:
+        self.shape = t.shape
+        if not t.is_cpu or not t.is_contiguous() or not t.numel():
+            self._held: Any = t.clone()
+            self._as = None
+        else:
+            self._held, self._as = ctypes.string_at(t.data_ptr(), t.nbytes), t.dtype
+
+    def tensor(self) -> torch.Tensor:
+        """A tensor of it, which is not to be changed."""
+        if self._as is not None:
+            self._held, self._as = torch.frombuffer(bytearray(self._held), dtype=self._as).view(self.shape), None
+        return self._held  # type: ignore[no-any-return]

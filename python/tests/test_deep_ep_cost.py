@@ -1,0 +1,155 @@
+"""What deep_ep's methods cost over the calls of C's that they make; -s shows the figures.
+
+It is measured in a process of its own, as the package's own costs are: see test_cost.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import math
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import alone
+
+import weft
+
+# us over the calls of C's.
+MOST = 15
+MORE = {"dispatch": 22, "low_latency_dispatch, float8": 19, "ElasticBuffer.dispatch": 40}
+
+
+def median(call, calls=1000):
+    """The microseconds of a call."""
+    for _ in range(100):
+        call()
+    each = []
+    for _ in range(calls):
+        since = time.perf_counter()
+        call()
+        each.append(time.perf_counter() - since)
+    return statistics.median(each) * 1e6
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
+def test_cost():
+    p = subprocess.run([sys.executable, __file__], env=alone(), capture_output=True, text=True, timeout=300, check=False)
+    print(p.stdout)
+    assert p.returncode == 0, p.stdout + p.stderr
+
+
+class Raw:
+    """The calls of C's, with the arguments that handles of weft's have ready."""
+
+    def __init__(self, lib):
+        self.lib = lib
+
+    def dispatch(self, handle, *arguments, scales=None, routing=0, describes=()):
+        """A dispatch, and giving back what it gave."""
+        lib, frame = self.lib, handle._dispatches.take()
+        frame.arguments(routing, *arguments, scales)
+        into, kept = self._description(handle, describes)
+
+        def call():
+            lib.ep_dispatch(handle._handle, 0, frame.address, frame.result_address, 0)
+            lib.received_release(frame.result[1])
+            if into is not None:
+                lib.routing_describe(frame.result[2], into.address)
+            if not routing:
+                lib.routing_release(frame.result[2])
+
+        call.kept = kept
+        return call
+
+    def _description(self, handle, names):
+        if not names:
+            return None, None
+        frame, kept = handle._describing(tuple(names), False).take(), []
+        for word, shape, dtype in frame.parts:
+            rows = shape if shape[0] >= 0 else (handle.capacity, *shape[1:])
+            kept.append(ctypes.create_string_buffer(max(1, dtype.itemsize * math.prod(rows))))
+            frame.words[word] = ctypes.addressof(kept[-1])
+        return frame, kept
+
+    def combine(self, handle, routing, rows, out):
+        frame = handle._combines.take()
+        frame.arguments(routing, rows, out, None)
+        return lambda: self.lib.ep_combine(handle._handle, 0, frame.address, 0)
+
+    def prepare(self, handle, topk, weights):
+        frame = handle._dispatches.take()
+        frame.arguments(0, topk, weights, None, None)
+
+        def call():
+            self.lib.ep_prepare(handle._handle, 0, frame.words[2], frame.words[3], frame.out_address)
+            self.lib.routing_release(frame.out.value)
+
+        return call
+
+
+def measure(comm):
+    import torch
+
+    import deep_ep
+
+    torch.set_num_threads(1)
+    b = deep_ep.Buffer.from_communicator(comm)
+    raw = Raw(comm._lib)
+    x, ids, weights = torch.zeros(4, 128, dtype=torch.bfloat16), torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]]), torch.ones(4, 2)
+    out = torch.empty_like(x)
+    layout = b.get_dispatch_layout(ids, 4)
+    options = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2], "topk_idx": ids, "topk_weights": weights}
+    rows, _, _, _, handle, _ = b.dispatch(x, **options)
+    normal, routing = handle.route.by(weft.ep.Payload.bf16)
+    _, _, gather = b._exchanges.gather_of(6 + 1)
+    packed, _, low, *_ = b.low_latency_dispatch(x, ids, 4, 4, use_fp8=False)
+    b.low_latency_dispatch(x, ids, 4, 4)
+    latency = b._low_latency._handle(low.kind)
+    quantising = b._low_latency._handle(low.kind._replace(payload=weft.ep.Payload.fp8))
+    parts = "expert_counts", "ranges", "source_tokens"
+    send = raw.dispatch(normal, ids, weights, x, describes=("row_experts", "row_selection_weights"))
+    again, home = raw.dispatch(normal, None, None, x, routing=routing._number), raw.combine(normal, routing._number, rows, out)
+    held = latency.prepare(ids, weights)
+    anew, low_home = raw.prepare(latency, ids, weights), raw.combine(latency, held._number, packed, out)
+    census = weft.ep.census._Frame()
+    census.topk.fill(ids)
+    census.words[1:4] = memoryview((ctypes.c_uint64 * 3)(4, 1, 1)).cast("B").cast("Q")
+    counts = [ctypes.create_string_buffer(64) for _ in range(4)]
+    for i, at in enumerate(counts, 4):
+        census.words[i] = ctypes.addressof(at)
+    elastic = deep_ep.ElasticBuffer.from_communicator(comm, num_max_tokens_per_rank=4)
+    elastic_rows, *_, kept, _ = elastic.dispatch(x, ids, weights, num_experts=4)
+    describing, visiting = kept._route._describing, next(iter(kept._route._routings.values()))
+    describing_prepare, visit = raw.prepare(describing, ids, weights), raw.dispatch(visiting[0], kept._route.visits(), None, x)
+    figures = (
+        ("get_dispatch_layout", lambda: b.get_dispatch_layout(ids, 4), lambda: raw.lib.ep_count(census.topk.address, census.address)),
+        ("dispatch", lambda: b.dispatch(x, **options), lambda: (gather(), send())),
+        ("dispatch by a handle", lambda: b.dispatch(x, handle=handle), again),
+        ("combine", lambda: b.combine(rows, handle), home),
+        ("low_latency_dispatch", lambda: b.low_latency_dispatch(x, ids, 4, 4, use_fp8=False), raw.dispatch(latency, ids, weights, x, describes=parts)),
+        ("low_latency_dispatch, float8", lambda: b.low_latency_dispatch(x, ids, 4, 4), raw.dispatch(quantising, ids, weights, x, describes=parts)),
+        ("low_latency_combine", lambda: b.low_latency_combine(packed, ids, weights, low), lambda: (anew(), low_home())),
+        ("ElasticBuffer.dispatch", lambda: elastic.dispatch(x, ids, weights, num_experts=4), lambda: (describing_prepare(), visit())),
+        ("ElasticBuffer.dispatch by a handle", lambda: elastic.dispatch(x, handle=kept), raw.dispatch(visiting[0], None, None, x, routing=visiting[1]._number)),
+        ("ElasticBuffer.combine", lambda: elastic.combine(elastic_rows, kept), raw.combine(visiting[0], visiting[1]._number, elastic_rows, out)),
+    )
+    over = []
+    for name, call, c in figures:
+        for _ in range(40):  # others may be using the processor
+            whole, core = median(call), median(c)
+            if whole - core <= MORE.get(name, MOST):
+                break
+            time.sleep(0.1)
+        print(f"| `{name}` | {whole:.1f} | {core:.1f} | {whole - core:.1f} |", flush=True)
+        if whole - core > MORE.get(name, MOST):
+            over.append(name)
+    assert not over, over
+
+
+if __name__ == "__main__":
+    with weft.join() as comm:
+        measure(comm)
