@@ -178,7 +178,6 @@ class Buffer:
         require(num_worst_tokens == 0 or topk_idx is not None, "num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
         channels = self.num_sms // 2 if config is None else config.channels
         in_rank = is_token_in_rank if is_token_in_rank.dtype == torch.bool else is_token_in_rank.bool()
-        experts = num_tokens_per_expert.shape[0]
         result, event = self._stream.run(
             self._normal.dispatch,
             rows,
@@ -188,7 +187,7 @@ class Buffer:
             scales,
             in_rank,
             num_tokens_per_rank,
-            experts,
+            num_tokens_per_expert,
             topk_idx,
             topk_weights,
             expert_alignment,

@@ -111,7 +111,7 @@ class Normal:
         scales: Tensor | None,
         in_rank: Tensor,
         rank_tokens: Tensor,
-        experts: int,
+        expert_tokens: Tensor,
         topk: Tensor | None,
         weights: Tensor | None,
         alignment: int,
@@ -119,7 +119,7 @@ class Normal:
         worst: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], DispatchHandle]:
         """Sends rows by routing of their own: the rows that arrive, scales, selections, weights, counts, the handle. Collective."""
-        exchanges, selected = self._exchanges, topk is not None
+        exchanges, selected, experts = self._exchanges, topk is not None, expert_tokens.shape[0]
         if topk is None:
             # Ranks are all that is known: each is an expert.
             experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
@@ -136,10 +136,13 @@ class Normal:
             ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=not worst)
             if not worst:
                 counts = more.pop()
-                if alignment != 1:
-                    counts = [-(-n // alignment) * alignment for n in counts]
             if more:
                 sums = more[0].clone() if exchanges.on_gpu else more[0]  # there it shows the memory of the routing
+        else:
+            mine = slice(exchanges.rank * expert_tokens.shape[0] // exchanges.ranks, (exchanges.rank + 1) * expert_tokens.shape[0] // exchanges.ranks)
+            counts = exchanges.all_gather(expert_tokens.int())[:, mine].sum(0).tolist()
+        if alignment != 1:
+            counts = [-(-n // alignment) * alignment for n in counts]
 
         made = DispatchHandle()
         made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels)
