@@ -289,7 +289,7 @@ class Buffer:
         if use_logfmt:
             raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
         kind = handle.kind
-        rows = self._low_latency.next_buffer(handle) if zero_copy else x
+        rows = self._low_latency.next_buffer(*handle[2:]) if zero_copy else x
         want, selections = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden), handle.topk.shape
         if rows.shape != want:
             raise ContractError(f"x: shape {tuple(x.shape)}, want {want}")
@@ -307,7 +307,7 @@ class Buffer:
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
-        return self._low_latency.next_buffer(handle)
+        return self._low_latency.next_buffer(*handle[2:])
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Leaves a rank out of the exchanges that follow, or takes it in again. All ranks that go on do, before their next exchange."""

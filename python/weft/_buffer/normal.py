@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -80,6 +80,13 @@ class Route:
                 if quantised in self._routings:
                     return self._routings[quantised]
         return self.by(payload)
+
+
+class Moved(Protocol):
+    """What a combine knows of its dispatch."""
+
+    route: Route
+    received: int
 
 
 class DispatchHandle(Lazy):
@@ -206,7 +213,7 @@ class Normal:
         rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing)
         return rows, _like_sent(scales, arrived)
 
-    def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: DispatchHandle) -> tuple[Tensor, Tensor | None]:
+    def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: Moved) -> tuple[Tensor, Tensor | None]:
         """Brings rows home and sums them; weights come back to their selections. Collective."""
         by, routing = handle.route.home(x.dtype)
         n, received = x.shape[0], handle.received
