@@ -129,8 +129,6 @@ def test_low_latency(threads, ranks, fp8, how):
                     else:
                         assert torch.equal(rows[e, i], theirs)
                     y[e, i] = expert_output(r * local + e, theirs)
-                if given:  # nothing but what came is written
-                    assert (rows[e, len(come) :].float() == 7).all()
             want = summed(lambda e, t: expert_output(e, x[t]), ids, weights, HIDDEN)
             for zero_copy in (False, True):
                 if zero_copy:
