@@ -559,6 +559,23 @@ def test_what_is_dropped_goes(comm):
     assert comm.closed
 
 
+def test_without_numpy(script):
+    """PyTorch does without it, and so does this."""
+    ended = script(
+        "import sys; sys.modules['numpy'] = None\n"
+        "import torch, weft\n"
+        "from mscclpp.ext import ep\n"
+        "b, x, ids, weights = ep.Buffer.from_communicator(weft.join()), torch.ones((2, 128)), torch.tensor([[0], [1]]), torch.ones((2, 1))\n"
+        "per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 2)\n"
+        "got = b.intranode_dispatch(x, None, ids, weights, per_rank, in_rank, per_expert, 0, None, None, 1, ep.Config(), None, False, False)\n"
+        "home, _, _ = b.intranode_combine(got[0], None, got[8], got[5], got[7], got[9], ep.Config(), None, False, False)\n"
+        "assert torch.equal(home, x)\n"
+        "b.low_latency_dispatch(x.bfloat16(), ids, 2, 2, True, False, False)\n"
+        "print('ok')\n"
+    )
+    assert (ended.code, ended.out) == (0, "ok\n"), ended.out
+
+
 def test_process_group(torch_processes):
     for ended in torch_processes(4, "mscclpp_buffer"):
         assert (ended.code, ended.out) == (0, "ok\n"), ended.out

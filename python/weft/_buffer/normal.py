@@ -197,7 +197,7 @@ class Normal:
         """What every rank says, on the host."""
         if self._meeting is None:
             mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
-            self._meeting = memoryview(mine.numpy()).cast("B"), mine.data_ptr(), mine.numel(), memoryview(everyone.numpy()), gather
+            self._meeting = _memory(mine), mine.data_ptr(), mine.numel(), _memory(everyone).cast("i", tuple(everyone.shape)), gather
         said, address, n, everyone, gather = self._meeting
         if rank_tokens.dtype != torch.int32 or rank_tokens.numel() != n - _HEAD or not rank_tokens.is_contiguous():
             raise ContractError(f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 ({n - _HEAD},), contiguous")
@@ -233,6 +233,11 @@ class Normal:
             raise ContractError(f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
         if x.shape[1] * x.itemsize % 16:
             raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
+
+
+def _memory(t: Tensor) -> memoryview:
+    """The bytes of a tensor of the host's, whom somebody else keeps."""
+    return memoryview((ctypes.c_ubyte * t.nbytes).from_address(t.data_ptr())).cast("B")
 
 
 def _as_payload(x: Tensor, scales: Tensor | None) -> tuple[ep.Payload, Tensor | None]:
