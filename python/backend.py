@@ -1,9 +1,10 @@
 """Builds the wheels as PEP 427 says, with nothing but Python.
 
-``weft`` is the package and the C library in one archive, tagged with the glibc that the library needs. ``weft-deep-ep`` installs the names of DeepEP: it is
-a wheel of its own, so that who has both libraries decides which one the name ``deep_ep`` means.
+``weft`` is the package and the C library in one archive, tagged with the glibc that the library needs. ``weft-deep-ep`` installs the name of DeepEP and
+``weft-mscclpp`` those of MSCCL++'s expert parallelism: they are wheels of their own, so that who has one of these libraries decides which one its name means,
+and keeps the other. Installers would write over its files unasked.
 
-``python backend.py FOLDER`` writes both, and installers get the first through PEP 517's ``build_wheel``. The library is what ``make clib`` built, or what
+``python backend.py FOLDER`` writes all three, and installers get the first through PEP 517's ``build_wheel``. The library is what ``make clib`` built, or what
 WEFT_LIBRARY names.
 """
 
@@ -77,8 +78,18 @@ def weft() -> Wheel:
 
 
 def deep_ep() -> Wheel:
-    """The names of DeepEP over it."""
-    return Wheel("weft-deep-ep", "DeepEP's names over Weft", "py3-none-any", _sources("deep_ep"), (f"weft=={_version()}", "torch"))
+    """The name of DeepEP over it."""
+    return _names("weft-deep-ep", "DeepEP's names over Weft", "deep_ep")
+
+
+def mscclpp() -> Wheel:
+    """The names of MSCCL++'s expert parallelism over it."""
+    return _names("weft-mscclpp", "MSCCL++'s names of expert parallelism over Weft", "mscclpp", "mscclpp_ep_cpp")
+
+
+def _names(name: str, summary: str, *packages: str) -> Wheel:
+    files = {path: data for package in packages for path, data in _sources(package).items()}
+    return Wheel(name, summary, "py3-none-any", files, (f"weft=={_version()}", "torch"))
 
 
 def build_wheel(folder: str, _settings: object = None, _metadata: object = None) -> str:
@@ -119,6 +130,6 @@ def _put(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "dist")
-    for wheel in (weft(), deep_ep()):
+    for wheel in (weft(), deep_ep(), mscclpp()):
         path = wheel.write(folder)
         print(f"built {folder.name}/{path.name} ({path.stat().st_size / 1e6:.2f} MB)")

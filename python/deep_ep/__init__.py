@@ -5,10 +5,11 @@ docs/migrate-from-deepep.md says what is the same and what differs.
 
 from __future__ import annotations
 
+from weft._buffer.config import Config
+from weft._buffer.events import EventHandle, EventOverlap
+
 from .buffer import Buffer, topk_idx_t
-from .config import Config
 from .elastic import ElasticBuffer, EPHandle
-from .events import EventHandle, EventOverlap
 from .utils.envs import get_logical_domain_size, get_physical_domain_size
 
 __version__ = "2.1.0+weft"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +11,14 @@ from torch import Tensor
 
 import weft
 from weft import ep
-
-from . import config as configs
-from .config import Config
-from .errors import ContractError, require
-from .events import Before, EventHandle, EventOverlap
-from .exchanges import Exchanges, where
-from .low_latency import Kind, LowLatency, LowLatencyHandle
-from .normal import DispatchHandle, Normal
+from weft._buffer import config as configs
+from weft._buffer.config import Config
+from weft._buffer.errors import ContractError, require
+from weft._buffer.events import Before, EventHandle, EventOverlap
+from weft._buffer.exchanges import Exchanges, where
+from weft._buffer.low_latency import Kind, LowLatency, LowLatencyHandle
+from weft._buffer.normal import DispatchHandle, Normal
+from weft._buffer.ranks import close, join, layout
 
 topk_idx_t = torch.int64
 
@@ -142,14 +141,8 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
         """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
-        counted, event = self._stream.run(self._count, topk_idx, previous_event, async_finish, topk_idx, num_experts)
+        counted, event = self._stream.run(layout, topk_idx, previous_event, async_finish, topk_idx, num_experts, self.group_size)
         return *counted, event
-
-    def _count(self, topk: Tensor, experts: int) -> tuple[Tensor, None, Tensor, Tensor]:
-        if topk.is_cuda:
-            return _count_where_it_is(topk, experts, self.group_size)
-        counted = ep.count(topk, experts=experts, ranks=self.group_size)
-        return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.view(torch.bool)
 
     def dispatch(
         self,
@@ -185,7 +178,6 @@ class Buffer:
         require(num_worst_tokens == 0 or topk_idx is not None, "num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
         channels = self.num_sms // 2 if config is None else config.channels
         in_rank = is_token_in_rank if is_token_in_rank.dtype == torch.bool else is_token_in_rank.bool()
-        experts = num_tokens_per_expert.shape[0]
         result, event = self._stream.run(
             self._normal.dispatch,
             rows,
@@ -195,7 +187,7 @@ class Buffer:
             scales,
             in_rank,
             num_tokens_per_rank,
-            experts,
+            num_tokens_per_expert,
             topk_idx,
             topk_weights,
             expert_alignment,
@@ -297,7 +289,7 @@ class Buffer:
         if use_logfmt:
             raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
         kind = handle.kind
-        rows = self._low_latency.next_buffer(handle) if zero_copy else x
+        rows = self._low_latency.next_buffer(*handle[2:]) if zero_copy else x
         want, selections = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden), handle.topk.shape
         if rows.shape != want:
             raise ContractError(f"x: shape {tuple(x.shape)}, want {want}")
@@ -315,7 +307,7 @@ class Buffer:
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
-        return self._low_latency.next_buffer(handle)
+        return self._low_latency.next_buffer(*handle[2:])
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Leaves a rank out of the exchanges that follow, or takes it in again. All ranks that go on do, before their next exchange."""
@@ -374,34 +366,9 @@ class Runtime:
         self._buffer.destroy()
 
 
-def join(group: Any, host_seconds: float, gpu_seconds: float, comm: Any = None) -> weft.Communicator:
-    """The ranks of a process group of PyTorch's, or of an mpi4py communicator, on GPUs where PyTorch sees one. Collective."""
-    options: dict[str, Any] = {"deadline": float(host_seconds)}
-    if torch.cuda.is_available():
-        options = {"deadline": float(gpu_seconds), "engine": "gpu", "gpu": torch.cuda.current_device()}
-    if group is not None:
-        return weft.Communicator.from_process_group(group, **options)
-    return weft.Communicator.from_mpi(comm, **options)
-
-
-def close(comm: weft.Communicator) -> None:
-    """Leaves, whatever there is to say of it."""
-    with contextlib.suppress(weft.WeftError):
-        comm.close()
-
-
 def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) -> None:
     if on_comm_stream and (previous is None or not async_finish):
         raise ContractError("allocate_on_comm_stream needs previous_event and async_finish")
-
-
-def _count_where_it_is(topk: Tensor, experts: int, ranks: int) -> tuple[Tensor, None, Tensor, Tensor]:
-    """The layout of selections on a GPU, in its stream."""
-    chosen = torch.zeros((topk.shape[0], experts + 1), dtype=torch.int32, device=topk.device)
-    chosen.scatter_(1, torch.where(topk >= 0, topk, experts).long(), 1)
-    chosen = chosen[:, :experts]
-    in_rank = chosen.view(topk.shape[0], ranks, -1).any(2)
-    return in_rank.sum(0, dtype=torch.int32), None, chosen.sum(0, dtype=torch.int32), in_rank
 
 
 def _pair(rows: Any, scales: Any) -> Any:

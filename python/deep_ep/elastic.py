@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 import weft
+from weft._buffer.errors import ContractError, require
+from weft._buffer.events import Before, EventHandle, EventOverlap
+from weft._buffer.exchanges import Exchanges, where
+from weft._buffer.ranks import close, join
 
-from .buffer import close, join
-from .errors import ContractError, require
-from .events import Before, EventHandle, EventOverlap
-from .exchanges import Exchanges, where
 from .routes import Route, Shape
 from .utils.envs import get_logical_domain_size, get_nvlink_gbs, get_physical_domain_size
 from .utils.math import align

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from weft import ep
-
-from .errors import ContractError, require
-from .exchanges import Exchanges
+from weft._buffer.errors import ContractError, require
+from weft._buffer.exchanges import Exchanges
 
 
 class Shape(NamedTuple):

@@ -16,7 +16,7 @@ from weft import _library
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """The package's wheel and that of DeepEP's names."""
+    """The package's wheel, and those of DeepEP's names and of MSCCL++'s."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, SOURCE / "backend.py", folder], env=alone() | {"WEFT_LIBRARY": str(_library.find())}, check=True, capture_output=True)
     return sorted(folder.iterdir())
@@ -33,13 +33,16 @@ def names(wheel):
 
 
 def test_contents(wheels):
-    package, deep_ep = wheels
+    package, deep_ep, mscclpp = wheels
     assert package.stat().st_size <= 12e6
     assert {"weft/__init__.py", "weft/py.typed", "weft/libweft.so", "weft/ep/handle.py"} <= names(package)
     assert {"deep_ep/__init__.py", "deep_ep/utils/math.py"} <= names(deep_ep)
-    assert not names(package) & names(deep_ep)
-    assert not [n for n in names(package) | names(deep_ep) if "tests" in n or n.endswith(".pyc")]
-    assert deep_ep.name == package.name.split("-py3")[0].replace("weft", "weft_deep_ep") + "-py3-none-any.whl"
+    assert {"mscclpp/ext/ep/buffer.py", "mscclpp_ep_cpp/__init__.py", "mscclpp_ep_cpp/runtime.py"} <= names(mscclpp)
+    everything = [n for wheel in wheels for n in names(wheel)]
+    assert len(everything) == len(set(everything))
+    assert not [n for n in everything if "tests" in n or n.endswith(".pyc")]
+    for wheel, name in ((deep_ep, "weft_deep_ep"), (mscclpp, "weft_mscclpp")):
+        assert wheel.name == package.name.split("-py3")[0].replace("weft", name) + "-py3-none-any.whl"
 
 
 def test_tag_is_true(built):
@@ -63,8 +66,8 @@ def test_they_install_and_run(wheels, tmp_path):
     program = "import weft\nwith weft.join() as c: print(c.ranks, weft.__file__)\n"
     want = f"1 {target}/weft/__init__.py\n"
     if importlib.util.find_spec("torch"):
-        program += "import deep_ep\nprint(deep_ep.__file__)\n"
-        want += f"{target}/deep_ep/__init__.py\n"
+        program += "import deep_ep, mscclpp_ep_cpp\nfrom mscclpp.ext import ep\nfor m in (deep_ep, mscclpp_ep_cpp, ep): print(m.__file__)\n"
+        want += f"{target}/deep_ep/__init__.py\n{target}/mscclpp_ep_cpp/__init__.py\n{target}/mscclpp/ext/ep/__init__.py\n"
     env = {k: v for k, v in alone().items() if k != "WEFT_LIBRARY"} | {"PYTHONPATH": str(target)}
     out = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert out == want

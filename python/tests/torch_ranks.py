@@ -80,6 +80,23 @@ def deep_ep_elastic():
     dist.destroy_process_group()
 
 
+def mscclpp_buffer():
+    from mscclpp.ext import ep
+
+    dist.init_process_group("gloo")
+    hint = ep.Buffer.get_low_latency_rdma_size_hint(8, 128, RANKS, 2 * RANKS)
+    buffer = ep.Buffer(dist.group.WORLD, num_rdma_bytes=hint, low_latency_mode=True, num_qps_per_rank=2)
+    assert (buffer.rank, buffer.group_size, buffer.num_rdma_bytes, buffer.num_qps_per_rank) == (RANK, RANKS, hint, 2)
+    assert buffer.is_available()
+    x, ids, weights = torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16), torch.arange(2).repeat(5, 1) + RANK, torch.full((5, 2), 0.5)
+    rows, _, counts, sources, ranges, _, hook = buffer.low_latency_dispatch(x, ids, 8, 2 * RANKS, False, False, True)
+    hook()
+    assert int(counts.sum()) == 5 * sum(2 * RANK <= r + k < 2 * RANK + 2 for r in range(RANKS) for k in range(2))
+    home, _, _ = buffer.low_latency_combine(rows, ids, weights, sources, ranges, 8, 2 * RANKS, False, False, False)
+    assert torch.equal(home, x)
+    dist.destroy_process_group()
+
+
 def torchrun():
     dist.init_process_group("gloo")  # its store is up, and weft joins through it
     with weft.join(deadline=20) as c:

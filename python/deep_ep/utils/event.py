@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..events import EventHandle, EventOverlap
+from weft._buffer.events import EventHandle, EventOverlap
 
 __all__ = ["EventHandle", "EventOverlap"]

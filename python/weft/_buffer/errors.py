@@ -1,4 +1,4 @@
-"""What DeepEP asserts, as exceptions with words."""
+"""What the originals assert, as exceptions with words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weft
 
 
 class ContractError(weft.InvalidError, AssertionError):
-    """A call against DeepEP's contract."""
+    """A call against the contract of its interface."""
 
 
 def require(condition: bool, words: str) -> None:

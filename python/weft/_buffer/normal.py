@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -82,6 +82,13 @@ class Route:
         return self.by(payload)
 
 
+class Moved(Protocol):
+    """What a combine knows of its dispatch."""
+
+    route: Route
+    received: int
+
+
 class DispatchHandle(Lazy):
     """What DeepEP's handles are, and the route.
 
@@ -111,7 +118,7 @@ class Normal:
         scales: Tensor | None,
         in_rank: Tensor,
         rank_tokens: Tensor,
-        experts: int,
+        expert_tokens: Tensor,
         topk: Tensor | None,
         weights: Tensor | None,
         alignment: int,
@@ -119,7 +126,7 @@ class Normal:
         worst: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], DispatchHandle]:
         """Sends rows by routing of their own: the rows that arrive, scales, selections, weights, counts, the handle. Collective."""
-        exchanges, selected = self._exchanges, topk is not None
+        exchanges, selected, experts = self._exchanges, topk is not None, expert_tokens.shape[0]
         if topk is None:
             # Ranks are all that is known: each is an expert.
             experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
@@ -136,10 +143,13 @@ class Normal:
             ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=not worst)
             if not worst:
                 counts = more.pop()
-                if alignment != 1:
-                    counts = [-(-n // alignment) * alignment for n in counts]
             if more:
                 sums = more[0].clone() if exchanges.on_gpu else more[0]  # there it shows the memory of the routing
+        else:
+            mine = slice(exchanges.rank * expert_tokens.shape[0] // exchanges.ranks, (exchanges.rank + 1) * expert_tokens.shape[0] // exchanges.ranks)
+            counts = exchanges.all_gather(expert_tokens.int())[:, mine].sum(0).tolist()
+        if alignment != 1:
+            counts = [-(-n // alignment) * alignment for n in counts]
 
         made = DispatchHandle()
         made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels)
@@ -187,7 +197,7 @@ class Normal:
         """What every rank says, on the host."""
         if self._meeting is None:
             mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
-            self._meeting = memoryview(mine.numpy()).cast("B"), mine.data_ptr(), mine.numel(), memoryview(everyone.numpy()), gather
+            self._meeting = _memory(mine), mine.data_ptr(), mine.numel(), _memory(everyone).cast("i", tuple(everyone.shape)), gather
         said, address, n, everyone, gather = self._meeting
         if rank_tokens.dtype != torch.int32 or rank_tokens.numel() != n - _HEAD or not rank_tokens.is_contiguous():
             raise ContractError(f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 ({n - _HEAD},), contiguous")
@@ -203,7 +213,7 @@ class Normal:
         rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing)
         return rows, _like_sent(scales, arrived)
 
-    def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: DispatchHandle) -> tuple[Tensor, Tensor | None]:
+    def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: Moved) -> tuple[Tensor, Tensor | None]:
         """Brings rows home and sums them; weights come back to their selections. Collective."""
         by, routing = handle.route.home(x.dtype)
         n, received = x.shape[0], handle.received
@@ -223,6 +233,11 @@ class Normal:
             raise ContractError(f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
         if x.shape[1] * x.itemsize % 16:
             raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
+
+
+def _memory(t: Tensor) -> memoryview:
+    """The bytes of a tensor of the host's, whom somebody else keeps."""
+    return memoryview((ctypes.c_ubyte * t.nbytes).from_address(t.data_ptr())).cast("B")
 
 
 def _as_payload(x: Tensor, scales: Tensor | None) -> tuple[ep.Payload, Tensor | None]:

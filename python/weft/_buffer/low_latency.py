@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from weft import ep
 
-from .errors import require
+from .errors import ContractError, require
 from .exchanges import Exchanges, Kept, where
 from .lazy import Lazy
 
@@ -27,6 +27,31 @@ class Kind(NamedTuple):
     topk: int
     payload: ep.Payload
     powers_of_two: bool
+
+
+class Given(NamedTuple):
+    """Tensors of the caller's for what a dispatch returns, under MSCCL++'s names; None where it makes them."""
+
+    packed_recv_x: Tensor | None = None
+    """[local experts, ranks * tokens, hidden]"""
+    packed_recv_x_scales: Tensor | None = None
+    """[local experts, ranks * tokens, hidden / 128], or / 512 of packed ones"""
+    packed_recv_src_info: Tensor | None = None
+    """int32 [local experts, ranks * tokens]"""
+    packed_recv_layout_range: Tensor | None = None
+    """int64 [local experts, ranks]"""
+    packed_recv_count: Tensor | None = None
+    """int32 [local experts]"""
+
+
+NOTHING = Given()
+
+
+class Sent(Protocol):
+    """What a combine knows of its dispatch."""
+
+    kind: Kind
+    topk: Kept
 
 
 class LowLatencyHandle(Lazy):
@@ -46,6 +71,19 @@ class LowLatencyHandle(Lazy):
         made = cls()
         made.kind, made.topk, made._make, made._length = kind, topk, contents, 5
         return made
+
+
+class Results(NamedTuple):
+    """What a dispatch returns, in the order of :class:`Given`."""
+
+    rows: Tensor
+    scales: Tensor | None
+    sources: Tensor
+    ranges: Tensor
+    counts: Tensor
+
+    def handle(self, kind: Kind, ranks: int, topk: Tensor) -> LowLatencyHandle:
+        return LowLatencyHandle.of(kind, Kept(topk), kind.experts // ranks, lambda: (self.sources, self.ranges))
 
 
 class LowLatency:
@@ -110,50 +148,49 @@ class LowLatency:
     # Exchanges.
 
     def dispatch(
-        self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None
+        self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle]:
-        """Sends and receives: rows, scales, counts, the handle. Collective."""
+        """Sends and receives: rows, scales, counts, the handle. Rows may stay where they have arrived, unless the caller has given tensors. Collective."""
+        ranks = self._comm.ranks
+        if given is not NOTHING:
+            into = _results(given, kind, ranks, x.device)
+            h = self._begin(kind, waits)
+            self._fill(into, kind, h.dispatch(x, topk, self._ones_like(topk)), stats)
+            return into.rows, into.scales, into.counts, into.handle(kind, ranks, topk)
         h = self._begin(kind, waits)
         rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, self._ones_like(topk))
         (counts,) = routing.parts("expert_counts")
         if stats is not None:
             stats.add_(counts)
-        ranks = self._comm.ranks
         handle = LowLatencyHandle.of(kind, Kept(topk), kind.experts // ranks, lambda: routing.parts("source_tokens", "ranges"))
         return rows, _columns(scales, kind, ranks), counts, handle
 
     def send(
-        self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None
+        self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
         """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
-        h, ranks, device = self._begin(kind, waits), self._comm.ranks, x.device
-        pending = h.send_dispatch(x, topk, self._ones_like(topk))
-        local, places = kind.experts // ranks, ranks * kind.tokens
-        rows = torch.empty((local, places, kind.hidden), dtype=torch.bfloat16 if kind.payload == ep.Payload.bf16 else torch.float8_e4m3fn, device=device)
-        scales = None
-        if kind.payload != ep.Payload.bf16:
-            packed = kind.payload == ep.Payload.fp8_ue8m0
-            words = kind.hidden // (512 if packed else 128)
-            scales = torch.empty((local, words, places), dtype=torch.int32 if packed else torch.float32, device=device).transpose(1, 2)
-        counts = torch.empty(local, dtype=torch.int32, device=device)
-        sources, ranges = torch.empty(local * places, dtype=torch.int32, device=device), torch.empty((local, ranks), dtype=torch.int64, device=device)
-        handle = LowLatencyHandle.of(kind, Kept(topk), local, lambda: (sources, ranges))
+        into = _results(given, kind, self._comm.ranks, x.device)
+        pending = self._begin(kind, waits).send_dispatch(x, topk, self._ones_like(topk))
 
         def receive() -> None:
-            with pending.receive() as got, got.routing as routing:
-                for to, part in zip((counts, ranges, sources), routing.parts("expert_counts", "ranges", "source_tokens"), strict=True):
-                    to.copy_(part)
-                arrived, arrived_scales = got.rows, _columns(got.scales, kind, ranks)
-                if self._exchanges.on_gpu:  # which knows the counts, and the host does not
-                    rows.copy_(arrived)
-                    if scales is not None:
-                        scales.copy_(arrived_scales)
-                else:
-                    _copy_valid(rows, scales, arrived, arrived_scales, counts.tolist())
-            if stats is not None:
-                stats.add_(counts)
+            self._fill(into, kind, pending.receive(), stats)
 
-        return rows, scales, counts, handle, receive
+        return into.rows, into.scales, into.counts, into.handle(kind, self._comm.ranks, topk), receive
+
+    def _fill(self, into: Results, kind: Kind, received: ep.Received, stats: Tensor | None) -> None:
+        """Copies what has arrived to where it is to be."""
+        with received as got, got.routing as routing:
+            for to, part in zip((into.counts, into.ranges, into.sources), routing.parts("expert_counts", "ranges", "source_tokens"), strict=True):
+                to.view(-1).copy_(part.view(-1))
+            arrived, arrived_scales = got.rows, _columns(got.scales, kind, self._comm.ranks)
+            if self._exchanges.on_gpu:  # which knows the counts, and the host does not
+                into.rows.copy_(arrived)
+                if into.scales is not None:
+                    into.scales.copy_(arrived_scales)
+            else:
+                _copy_valid(into.rows, into.scales, arrived, arrived_scales, into.counts.tolist())
+        if stats is not None:
+            stats.add_(into.counts)
 
     def _begin(self, kind: Kind, waits: Tensor | None) -> ep.Handle:
         if not self._settled:
@@ -169,9 +206,7 @@ class LowLatency:
             found = self._ones[topk.shape] = torch.ones(topk.shape, dtype=torch.float32, device=topk.device)
         return found
 
-    def combine(
-        self, x: Tensor, topk: Tensor, weights: Tensor, handle: LowLatencyHandle, out: Tensor, waits: Tensor | None, later: bool
-    ) -> Callable[[], None] | None:
+    def combine(self, x: Tensor, topk: Tensor, weights: Tensor, handle: Sent, out: Tensor, waits: Tensor | None, later: bool) -> Callable[[], None] | None:
         """Sends, and receives into ``out``; or, later, what it returns receives. Collective, as is that."""
         if not self._settled:
             self._settle_mask()
@@ -191,14 +226,51 @@ class LowLatency:
 
         return receive
 
-    def next_buffer(self, handle: LowLatencyHandle) -> Tensor:
-        """Where the next zero-copy combine of such a handle finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
-        kind, ranks = handle.kind, self._comm.ranks
-        shape = (kind.experts // ranks, ranks * kind.tokens, kind.hidden)
+    def next_buffer(self, tokens: int, hidden: int, experts: int) -> Tensor:
+        """Where the next zero-copy combine of such sizes finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
+        ranks = self._comm.ranks
+        shape = (experts // ranks, ranks * tokens, hidden)
         if shape not in self._next:
             with torch.inference_mode(False):  # it is written in any mode
                 self._next[shape] = torch.empty(shape, dtype=torch.bfloat16, device=where(self._comm))
         return self._next[shape]
+
+
+def _results(given: Given, kind: Kind, ranks: int, device: torch.device) -> Results:
+    """Where a dispatch puts what arrives: what the caller has given, if it is as it must be, and new tensors."""
+    local, places = kind.experts // ranks, ranks * kind.tokens
+    plain, packed = kind.payload == ep.Payload.bf16, kind.payload == ep.Payload.fp8_ue8m0
+    words = kind.hidden // (512 if packed else 128)
+    x, scales, sources, ranges, counts = given
+    return Results(
+        _result("packed_recv_x", x, (local, places, kind.hidden), torch.bfloat16 if plain else torch.float8_e4m3fn, device),
+        None if plain else _scales(scales, (local, places, words), torch.int32 if packed else torch.float32, device),
+        _result("packed_recv_src_info", sources, (local, places), torch.int32, device),
+        _result("packed_recv_layout_range", ranges, (local, ranks), torch.int64, device),
+        _result("packed_recv_count", counts, (local,), torch.int32, device),
+    )
+
+
+def _result(name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if given is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    _check_given(name, given, shape, dtype, device)
+    if not given.is_contiguous():
+        raise ContractError(f"{name} as given: strides {given.stride()}, want a contiguous tensor")
+    return given
+
+
+def _scales(given: Tensor | None, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same scale of consecutive rows is together in memory, as grouped products want them."""
+    if given is None:
+        return torch.empty((shape[0], shape[2], shape[1]), dtype=dtype, device=device).transpose(1, 2)
+    _check_given("packed_recv_x_scales", given, shape, dtype, device)
+    return given
+
+
+def _check_given(name: str, given: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    if given.shape != shape or given.dtype != dtype or given.device != device:
+        raise ContractError(f"{name} as given: {given.dtype} of shape {tuple(given.shape)} on {given.device}, want {dtype} of shape {shape} on {device}")
 
 
 def _columns(scales: Tensor | None, kind: Kind, ranks: int) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What tunes DeepEP's kernels. Weft chooses by itself; sizes and tables are kept for code that computes with them."""
+"""What tunes kernels of DeepEP's and of MSCCL++'s. Weft chooses by itself; sizes and tables are kept for code that computes with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INDEX_BYTES = 8
 
 
 class Config:
-    """Numbers of multiprocessors and chunks, as DeepEP takes them. On the host they say nothing but into how many channels a handle's matrices count."""
+    """Numbers of multiprocessors and chunks, as the originals take them. On the host they say nothing but into how many channels a handle's matrices count."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class Config:
         return max(1, self.num_sms // 2)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes that DeepEP's buffer needs within a node. Weft takes what it needs by itself."""
+        """Bytes that the originals' buffers need within a node. Weft takes what it needs by itself."""
         ranks, nodes = min(num_ranks, _NVL_PEERS), max(num_ranks // _NVL_PEERS, 1)
         token = hidden_bytes + 8 + _MAX_TOPK * (_INDEX_BYTES + 4 + 4)
         return _align(self.channels * ranks * ((2 * nodes + 3) * 4 + self.num_max_nvl_chunked_recv_tokens * token))
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes that DeepEP's buffer needs between nodes; 0 within one."""
+        """Bytes that the originals' buffers need between nodes; 0 within one."""
         if num_ranks <= _NVL_PEERS:
             return 0
         token = hidden_bytes + 8 + _MAX_TOPK * (_INDEX_BYTES + 4 + 4) + 16
@@ -57,11 +57,20 @@ class Config:
 
 def low_latency_size(tokens: int, hidden: int, experts: int) -> int:
     """Bytes that DeepEP's buffer needs for low-latency exchanges."""
-    scales = hidden // 128 * 4
-    dispatched, combined = 16 + max(2 * hidden, hidden + scales), 2 * hidden + scales
+    return _low_latency_size(tokens, hidden, experts, 2 * hidden + hidden // 128 * 4, _align(4 * experts))
+
+
+def low_latency_size_of_mscclpp(tokens: int, hidden: int, experts: int) -> int:
+    """Bytes that MSCCL++'s buffer needs for low-latency exchanges: counters are of 8 bytes there, and rows that are combined have no scales."""
+    return _low_latency_size(tokens, hidden, experts, 2 * hidden, 8 * experts)
+
+
+def _low_latency_size(tokens: int, hidden: int, experts: int, combined: int, signals: int) -> int:
+    """Two buffers, of what is sent, of what is received, and of signals; ``combined`` bytes of a row on its way home."""
+    dispatched = 16 + max(2 * hidden, hidden + hidden // 128 * 4)
     sent = max(tokens * dispatched, experts * tokens * combined)
     received = experts * tokens * max(dispatched, combined)
-    return (2 * (sent + received + _align(4 * experts)) + 128) // 128 * 128
+    return (2 * (sent + received + signals) + 128) // 128 * 128
 
 
 def _align(n: int) -> int:

@@ -1,0 +1,10 @@
+"""MSCCL++'s expert parallelism over Weft: ``mscclpp.ext.ep``. Change no line, install this package, and exchanges are Weft's.
+
+Of the rest of MSCCL++ there is nothing here. docs/migrate-from-mscclpp.md says what is the same and what differs.
+"""
+
+from __future__ import annotations
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"mscclpp.{name}: the package weft-mscclpp has mscclpp.ext.ep and nothing else of MSCCL++; install MSCCL++ in its place for that")

@@ -1,0 +1,417 @@
+"""The buffer of MSCCL++'s extension: arguments by position and returned tuples, over Weft."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import weft
+from weft import ep
+from weft._buffer.config import Config
+from weft._buffer.errors import ContractError, require
+from weft._buffer.events import EventHandle
+from weft._buffer.exchanges import Exchanges, Kept, where
+from weft._buffer.low_latency import NOTHING, Given, Kind, LowLatency, LowLatencyHandle
+from weft._buffer.normal import Normal, Route
+from weft._buffer.ranks import close, connect, join, layout
+
+_DEADLINE = 100.0  # seconds, as MSCCL++'s
+
+
+class UniqueId:
+    """What ranks of a new communicator have in common, as bytes. They have a secret in them."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = bytes(data)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> UniqueId:
+        return UniqueId(data)
+
+    def bytes(self) -> bytes:
+        return self._data
+
+
+@dataclasses.dataclass
+class _Sent:
+    """How a low-latency dispatch went; its layout_range has it."""
+
+    kind: Kind
+    topk: Kept
+
+
+@dataclasses.dataclass
+class _Moved:
+    """How a normal dispatch went; its rank_prefix_matrix has it."""
+
+    route: Route
+    received: int
+    channels: int
+    recv_channel_prefix_matrix: Tensor
+    recv_src_idx: Tensor
+    send_head: Tensor
+
+
+class Buffer:
+    """Expert-parallel exchanges of so many ranks.
+
+    Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all ranks alike. What MSCCL++ asserts is a
+    :class:`ContractError`, a RuntimeError with words.
+
+    A combine goes where the dispatch went whose ``layout_range`` or ``rank_prefix_matrix`` it is given: those tensors themselves, not copies of them.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, num_nvl_bytes: int, num_rdma_bytes: int, low_latency_mode: bool) -> None:
+        require(0 <= rank < num_ranks, f"rank {rank} of {num_ranks}")
+        require(num_nvl_bytes % 128 == 0 and num_rdma_bytes % 128 == 0, f"{num_nvl_bytes} and {num_rdma_bytes} bytes, want multiples of 128")
+        self.rank, self.num_ranks = rank, num_ranks
+        self.num_nvl_bytes, self.num_rdma_bytes, self.low_latency_mode = num_nvl_bytes, num_rdma_bytes, low_latency_mode
+        self._joined: weft.Communicator | None = None
+        self._available = False
+        self._local: dict[bool, Tensor] = {}
+
+    # How ranks meet.
+
+    def create_unique_id(self) -> bytes:
+        """Makes what the other ranks connect by, on rank 0."""
+        return str(weft.UniqueId.create("lo")).encode()
+
+    def connect(self, unique_id: bytes | bytearray | UniqueId) -> None:
+        """Joins the ranks of an id. Collective."""
+        data = unique_id.bytes() if isinstance(unique_id, UniqueId) else bytes(unique_id)
+        self._use(connect(data.decode(), self.rank, self.num_ranks, _DEADLINE, _DEADLINE))
+
+    def sync(
+        self, device_ids: Sequence[int | None], all_gathered_handles: Sequence[Any], root_unique_id_opt: bytes | bytearray | UniqueId | None = None
+    ) -> None:
+        """Ends what ranks do to meet, of which :meth:`connect` is all that Weft needs. Collective if that was not called."""
+        require(
+            len(device_ids) == len(all_gathered_handles) == self.num_ranks,
+            f"sync: {len(device_ids)} devices and {len(all_gathered_handles)} handles of {self.num_ranks} ranks",
+        )
+        if self._joined is None:
+            if root_unique_id_opt is None:
+                raise ContractError("sync: there is no unique id to connect by: call connect before, or pass it")
+            self.connect(root_unique_id_opt)
+        self._available = True
+
+    def join(self, group: Any) -> None:
+        """Does all of this for the ranks of a process group. Collective. MSCCL++ has no such method."""
+        self.use(join(group, _DEADLINE, _DEADLINE))
+
+    def use(self, comm: weft.Communicator) -> None:
+        """Takes a communicator of Weft's over. MSCCL++ has no such method."""
+        self._use(comm)
+        self._available = True
+
+    def _use(self, comm: weft.Communicator) -> None:
+        require(self._joined is None, "the ranks of this buffer have met before: make another buffer")
+        self._joined = comm
+        exchanges = Exchanges(comm)
+        self._stream, self._normal, self._low_latency = exchanges.stream, Normal(exchanges), LowLatency(exchanges)
+        # Closing waits for nobody; what the collector closes peers have no more use of.
+        weakref.finalize(self, close, comm)
+
+    # What there is to know.
+
+    def is_available(self) -> bool:
+        return self._available and self._joined is not None and not self._joined.closed
+
+    def is_internode_available(self) -> bool:
+        """Whether there are exchanges between nodes: all ranks are on one."""
+        return False
+
+    def get_num_rdma_ranks(self) -> int:
+        return 1
+
+    def get_rdma_rank(self) -> int:
+        return 0
+
+    def get_root_rdma_rank(self, _global: bool) -> int:
+        return 0
+
+    def get_local_device_id(self) -> int:
+        return torch.cuda.current_device() if torch.cuda.is_available() else 0
+
+    def get_local_ipc_handle(self) -> bytes:
+        """Something to gather: ranks share their memory when they connect."""
+        return bytes(64)
+
+    def get_local_nvshmem_unique_id(self) -> bytes:
+        """Refused, as by MSCCL++."""
+        raise weft.UnsupportedError("get_local_nvshmem_unique_id: there is no NVSHMEM; ranks connect by create_unique_id")
+
+    def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0, use_rdma_buffer: bool = False) -> Tensor:
+        """Memory of as many bytes as the buffer was asked to have, from an offset in bytes. Exchanges do not use it."""
+        size = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        require(0 <= offset <= size and offset % dtype.itemsize == 0, f"byte {offset} of {size}, for numbers of {dtype.itemsize} bytes")
+        if use_rdma_buffer not in self._local:
+            self._open()
+            self._local[use_rdma_buffer] = torch.empty(size, dtype=torch.uint8, device=where(self._joined))
+        rest = self._local[use_rdma_buffer][offset:]
+        return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    # Normal exchanges.
+
+    def get_dispatch_layout(
+        self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None, async_finish: bool, allocate_on_comm_stream: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle | None]:
+        """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks], event. Local."""
+        self._open()
+        _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        _check("topk_idx", topk_idx, torch.int64, 2)
+        counted, end = self._stream.run(layout, topk_idx, previous_event, async_finish, topk_idx, num_experts, self.num_ranks)
+        return *counted, end.event
+
+    def intranode_dispatch(
+        self,
+        x: Tensor,
+        x_scales: Tensor | None,
+        topk_idx: Tensor | None,
+        topk_weights: Tensor | None,
+        num_tokens_per_rank: Tensor | None,
+        is_token_in_rank: Tensor,
+        num_tokens_per_expert: Tensor | None,
+        cached_num_recv_tokens: int,
+        cached_rank_prefix_matrix: Tensor | None,
+        cached_channel_prefix_matrix: Tensor | None,
+        expert_alignment: int,
+        config: Config,
+        previous_event: EventHandle | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], Tensor, Tensor, Tensor, Tensor, Tensor, EventHandle | None]:
+        """Sends tokens to the ranks of their experts. Collective.
+
+        ``x``: [tokens, hidden], of float8 with ``x_scales``, float32 [tokens, hidden / 128]. Returns recv_x, recv_x_scales, recv_topk_idx,
+        recv_topk_weights, num_recv_tokens_per_expert_list, rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx,
+        send_head, event. Rows come by source rank, then token. With the cached matrices of an earlier dispatch they go where they went then, without
+        selections.
+        """
+        self._open()
+        _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        self._normal.check(x)
+        if x_scales is not None:
+            _check("x_scales", x_scales, torch.float32, 2)
+        require((topk_idx is None) == (topk_weights is None), "topk_idx and topk_weights go together")
+        channels = _channels(config)
+        if cached_rank_prefix_matrix is not None:
+            require(topk_idx is None, "a dispatch by cached matrices takes no topk_idx: it goes where the tokens went")
+            moved: _Moved = _recall(cached_rank_prefix_matrix, _Moved, "cached_rank_prefix_matrix", "intranode_dispatch")
+            require(cached_channel_prefix_matrix is not None, "cached_channel_prefix_matrix goes with cached_rank_prefix_matrix")
+            require(
+                (channels, cached_num_recv_tokens) == (moved.channels, moved.received),
+                f"{channels} channels and {cached_num_recv_tokens} tokens are to come by cached matrices, which are of {moved.channels} and {moved.received}",
+            )
+            (rows, scales), end = self._stream.run(self._normal.again, x, previous_event, async_finish, x, x_scales, moved.route)
+            matrices = cached_rank_prefix_matrix, cached_channel_prefix_matrix, moved.recv_channel_prefix_matrix, moved.recv_src_idx, moved.send_head
+            return rows, scales, None, None, [], *matrices, end.event
+        if num_tokens_per_rank is None or num_tokens_per_expert is None:
+            raise ContractError("a dispatch without cached matrices takes what get_dispatch_layout returns")
+        _check("is_token_in_rank", is_token_in_rank, torch.bool, 2)
+        if topk_idx is not None and topk_weights is not None:
+            _check("topk_idx", topk_idx, torch.int64, 2)
+            _check("topk_weights", topk_weights, torch.float32, 2)
+        moving = x, x_scales, is_token_in_rank, num_tokens_per_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, channels
+        result, end = self._stream.run(self._move, x, previous_event, async_finish, *moving)
+        return *result, end.event
+
+    def _move(self, *arguments: Any) -> tuple[Any, ...]:
+        """A normal dispatch: all that it returns but the event."""
+        *received, handle = self._normal.dispatch(*arguments, 0)
+        if received[2] is not None:
+            received[2] = received[2].long()
+        rank_prefix, channel_prefix, recv_channel_prefix, sources, _, heads = handle.contents()
+        rank_prefix._weft_dispatch = _Moved(handle.route, handle.received, arguments[-1], recv_channel_prefix, sources, heads)
+        return *received, rank_prefix, channel_prefix, recv_channel_prefix, sources, heads
+
+    def intranode_combine(
+        self,
+        x: Tensor,
+        topk_weights: Tensor | None,
+        src_idx: Tensor,
+        rank_prefix_matrix: Tensor,
+        recv_channel_prefix_matrix: Tensor,
+        send_head: Tensor,
+        config: Config,
+        previous_event: EventHandle | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
+    ) -> tuple[Tensor, Tensor | None, EventHandle | None]:
+        """Sums the ranks' rows of each token, without weights: recv_x, recv_topk_weights, event. Collective."""
+        self._open()
+        _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        self._normal.check(x)
+        require(x.dtype != torch.float8_e4m3fn, "x: type torch.float8_e4m3fn, and rows are summed: pass torch.bfloat16")
+        moved: _Moved = _recall(rank_prefix_matrix, _Moved, "rank_prefix_matrix", "intranode_dispatch")
+        _check("src_idx", src_idx, torch.int32, 1)
+        require(x.shape[0] == src_idx.shape[0] == moved.received, f"x: {x.shape[0]} rows, and src_idx {src_idx.shape[0]}, want the {moved.received} that came")
+        shapes = (self.num_ranks, moved.channels), (moved.send_head.shape[0], self.num_ranks)
+        require(
+            _channels(config) == moved.channels and (recv_channel_prefix_matrix.shape, send_head.shape) == shapes,
+            "recv_channel_prefix_matrix, send_head or config are not of the dispatch whose rank_prefix_matrix is given",
+        )
+        if topk_weights is not None:
+            _check("topk_weights", topk_weights, torch.float32, 2)
+        (out, weights), end = self._stream.run(self._normal.combine, x, previous_event, async_finish, x, topk_weights, (), moved)
+        return out, weights, end.event
+
+    def internode_dispatch(self, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002
+        """Refused: ranks of several hosts exchange nothing yet."""
+        raise weft.UnsupportedError("internode_dispatch: the ranks of a buffer are on one host; use intranode_dispatch, for any number of them")
+
+    def internode_combine(self, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002
+        """Refused: ranks of several hosts exchange nothing yet."""
+        raise weft.UnsupportedError("internode_combine: the ranks of a buffer are on one host; use intranode_combine, for any number of them")
+
+    # Low-latency exchanges.
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing: counters only grow, and exchanges of all kinds may follow each other."""
+
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        use_fp8: bool,
+        async_finish: bool,
+        return_recv_hook: bool,
+        out_packed_recv_x: Tensor | None = None,
+        out_packed_recv_x_scales: Tensor | None = None,
+        out_packed_recv_src_info: Tensor | None = None,
+        out_packed_recv_layout_range: Tensor | None = None,
+        out_packed_recv_count: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, EventHandle | None, Callable[[], None] | None]:
+        """Sends tokens to their experts. Collective, as is the hook.
+
+        ``x``: bfloat16 [tokens, hidden]. Returns packed_recv_x [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden], in float8 with
+        packed_recv_x_scales [.., hidden / 128]; packed_recv_count, int32 [local experts], of an expert's valid rows, the first ones;
+        packed_recv_src_info, int32 [local experts, ranks * ..], of tokens' indices at their sources; packed_recv_layout_range, int64 [local experts,
+        ranks], of begin << 32 | count; event; hook. Those that are given are the returned ones. With ``return_recv_hook`` rows are there when the hook
+        has returned.
+        """
+        self._open()
+        tokens = self._check_low_latency(x, 2, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, async_finish, return_recv_hook)
+        require(x.shape[0] == tokens, f"x: {x.shape[0]} tokens, and topk_idx {tokens}")
+        kind = Kind(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1], ep.Payload.fp8 if use_fp8 else ep.Payload.bf16, False)
+        given = Given(out_packed_recv_x, out_packed_recv_x_scales, out_packed_recv_src_info, out_packed_recv_layout_range, out_packed_recv_count)
+        if all(tensor is None for tensor in given):
+            given = NOTHING
+        if return_recv_hook:  # both halves in the current stream, and nothing runs between
+            rows, scales, counts, handle, receive = self._low_latency.send(x, topk_idx, kind, None, None, given)
+            return *_arrived(rows, scales, counts, handle, given), None, receive
+        result, end = self._stream.run(self._dispatch, x, None, async_finish, x, topk_idx, kind, given)
+        return *result, end.event, None
+
+    def _dispatch(self, x: Tensor, topk: Tensor, kind: Kind, given: Given) -> tuple[Any, ...]:
+        """A low-latency dispatch: all that it returns but the event and the hook."""
+        return _arrived(*self._low_latency.dispatch(x, topk, kind, None, None, given), given)
+
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        src_info: Tensor,
+        layout_range: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        zero_copy: bool,
+        async_finish: bool,
+        return_recv_hook: bool,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, EventHandle | None, Callable[[], None] | None]:
+        """Sums the experts' rows by the weights, in fp32 and in the order of the selections: combined_x, event, hook. Collective, as is the hook.
+
+        ``x``: bfloat16, of the shape of packed_recv_x. With ``zero_copy`` the rows are in :meth:`get_next_low_latency_combine_buffer`. ``topk_idx`` is
+        that of the dispatch, where -1 may stand for what is to be left out.
+        """
+        self._open()
+        tokens = self._check_low_latency(x, 3, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, async_finish, return_recv_hook)
+        _check("topk_weights", topk_weights, torch.float32, 2)
+        _check("src_info", src_info, torch.int32, 2)
+        _check("layout_range", layout_range, torch.int64, 2)
+        sent: _Sent = _recall(layout_range, _Sent, "layout_range", "low_latency_dispatch")
+        kind = sent.kind
+        places = kind.experts // self.num_ranks, self.num_ranks * kind.tokens
+        require(
+            (num_max_dispatch_tokens_per_rank, num_experts) == (kind.tokens, kind.experts) and x.shape == (*places, kind.hidden) and src_info.shape == places,
+            f"x of shape {tuple(x.shape)} and src_info of {tuple(src_info.shape)} for {num_max_dispatch_tokens_per_rank} tokens and {num_experts} experts, "
+            f"want {(*places, kind.hidden)} and {places} for the dispatch's {kind.tokens} and {kind.experts}",
+        )
+        require(
+            topk_idx.shape == topk_weights.shape == sent.topk.shape,
+            f"topk_idx of shape {tuple(topk_idx.shape)} and topk_weights of {tuple(topk_weights.shape)}, want the dispatch's {tuple(sent.topk.shape)}",
+        )
+        # A GPU's numbers are not looked at.
+        require(topk_idx.is_cuda or bool(((topk_idx == sent.topk.tensor()) | (topk_idx < 0)).all()), "topk_idx selects other experts than the dispatch's did")
+        if out is None:
+            out = torch.empty((tokens, kind.hidden), dtype=torch.bfloat16, device=x.device)
+        else:
+            _check("out", out, torch.bfloat16, 2)
+            require(out.shape == (tokens, kind.hidden), f"out: shape {tuple(out.shape)}, want {(tokens, kind.hidden)}")
+        rows = self._low_latency.next_buffer(kind.tokens, kind.hidden, kind.experts) if zero_copy else x
+        combining = rows, topk_idx, topk_weights, sent, out, None, return_recv_hook
+        if return_recv_hook:
+            return out, None, self._low_latency.combine(*combining)
+        _, end = self._stream.run(self._low_latency.combine, x, None, async_finish, *combining)
+        return out, end.event, None
+
+    def get_next_low_latency_combine_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> Tensor:
+        """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
+        self._open()
+        return self._low_latency.next_buffer(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+
+    def _check_low_latency(self, x: Tensor, dims: int, topk_idx: Tensor, most: int, experts: int, async_finish: bool, return_recv_hook: bool) -> int:
+        """What dispatches and combines have in common; returns how many tokens there are."""
+        require(not (async_finish and return_recv_hook), "async and return_recv_hook exclude each other")
+        _check("x", x, torch.bfloat16, dims)
+        require(x.shape[-1] % 8 == 0, f"x: a row has {2 * x.shape[-1]} bytes, want a multiple of 16")
+        _check("topk_idx", topk_idx, torch.int64, 2)
+        require(topk_idx.shape[0] <= most, f"topk_idx: {topk_idx.shape[0]} tokens, and num_max_dispatch_tokens_per_rank is {most}")
+        require(experts % self.num_ranks == 0, f"{experts} experts of {self.num_ranks} ranks, want as many on each")
+        return topk_idx.shape[0]
+
+    def _open(self) -> None:
+        require(self.is_available(), "the ranks of this buffer have not met yet: call connect and sync before")
+
+
+def _arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: LowLatencyHandle, given: Given) -> tuple[Any, ...]:
+    """What a low-latency dispatch returns, its layout_range with what its combine goes by."""
+    sources, ranges, *_ = handle
+    if given.packed_recv_src_info is not None:
+        sources = given.packed_recv_src_info
+    ranges._weft_dispatch = _Sent(handle.kind, handle.topk)
+    return rows, scales, counts, sources, ranges
+
+
+def _check_events(previous: EventHandle | None, async_finish: bool, on_comm_stream: bool) -> None:
+    require(not on_comm_stream or (previous is not None and async_finish), "allocate_on_comm_stream needs previous_event and async")
+
+
+def _check(name: str, tensor: Tensor, dtype: torch.dtype, dims: int) -> None:
+    require(tensor.dtype == dtype, f"{name}: type {tensor.dtype}, want {dtype}")
+    require(
+        tensor.dim() == dims and tensor.is_contiguous(),
+        f"{name}: shape {tuple(tensor.shape)} with strides {tensor.stride()}, want {dims} dimensions, contiguous",
+    )
+
+
+def _channels(config: Config) -> int:
+    require(config.num_sms % 2 == 0, f"num_sms is {config.num_sms}, want an even number: two a channel")
+    return config.channels
+
+
+def _recall(tensor: Tensor, kind: type, name: str, call: str) -> Any:
+    """What a dispatch has left at a tensor that it returned."""
+    found = getattr(tensor, "_weft_dispatch", None)
+    if not isinstance(found, kind):
+        raise ContractError(f"{name} is not what {call} has returned: pass that tensor itself, for a copy does not say where its tokens went")
+    return found
