@@ -288,9 +288,10 @@ class Buffer:
         self._check_low_latency(x, async_finish, return_recv_hook)
         if use_logfmt:
             raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
-        kind = handle.kind
+        sent = handle.sent
+        kind = sent.kind
         rows = self._low_latency.next_buffer(*handle[2:]) if zero_copy else x
-        want, selections = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden), handle.topk.shape
+        want, selections = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden), sent.topk.shape
         if rows.shape != want:
             raise ContractError(f"x: shape {tuple(x.shape)}, want {want}")
         if topk_idx.shape != selections or topk_weights.shape != selections:
@@ -299,7 +300,7 @@ class Buffer:
             out = torch.empty((selections[0], kind.hidden), dtype=torch.bfloat16, device=x.device)
         elif out.shape != (selections[0], kind.hidden) or not out.is_contiguous():
             raise ContractError("out is not contiguous, or not [tokens, hidden]")
-        arguments = rows, topk_idx, topk_weights, handle, out, combine_wait_recv_cost_stats, return_recv_hook
+        arguments = rows, topk_idx, topk_weights, sent, out, combine_wait_recv_cost_stats, return_recv_hook
         if return_recv_hook:
             return out, EventOverlap(), self._low_latency.combine(*arguments)
         _, event = self._stream.run(self._low_latency.combine, x, None, async_finish, *arguments)

@@ -15,8 +15,8 @@ from weft import ep
 from weft._buffer.config import Config
 from weft._buffer.errors import ContractError, require
 from weft._buffer.events import EventHandle
-from weft._buffer.exchanges import Exchanges, Kept, where
-from weft._buffer.low_latency import NOTHING, Given, Kind, LowLatency, LowLatencyHandle
+from weft._buffer.exchanges import Exchanges, where
+from weft._buffer.low_latency import NOTHING, Given, Kind, LowLatency, LowLatencyHandle, Sent
 from weft._buffer.normal import Normal, Route
 from weft._buffer.ranks import close, connect, join, layout
 
@@ -35,14 +35,6 @@ class UniqueId:
 
     def bytes(self) -> bytes:
         return self._data
-
-
-@dataclasses.dataclass
-class _Sent:
-    """How a low-latency dispatch went; its layout_range has it."""
-
-    kind: Kind
-    topk: Kept
 
 
 @dataclasses.dataclass
@@ -338,7 +330,7 @@ class Buffer:
         _check("topk_weights", topk_weights, torch.float32, 2)
         _check("src_info", src_info, torch.int32, 2)
         _check("layout_range", layout_range, torch.int64, 2)
-        sent: _Sent = _recall(layout_range, _Sent, "layout_range", "low_latency_dispatch")
+        sent: Sent = _recall(layout_range, Sent, "layout_range", "low_latency_dispatch")
         kind = sent.kind
         places = kind.experts // self.num_ranks, self.num_ranks * kind.tokens
         require(
@@ -388,7 +380,7 @@ def _arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: LowLat
     sources, ranges, *_ = handle
     if given.packed_recv_src_info is not None:
         sources = given.packed_recv_src_info
-    ranges._weft_dispatch = _Sent(handle.kind, handle.topk)
+    ranges._weft_dispatch = handle.sent
     return rows, scales, counts, sources, ranges
 
 

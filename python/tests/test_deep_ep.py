@@ -318,6 +318,10 @@ def test_refusals(threads):
         with pytest.raises(AssertionError, match="enable_shrink"):
             b.low_latency_clean_mask_buffer()
         rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        early = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False, return_recv_hook=True)
+        with pytest.raises(AssertionError, match="hook of the dispatch was not called"):
+            b.low_latency_combine(early[0], ids, weights, early[2])
+        early[4]()
         with pytest.raises(weft.UnsupportedError, match="use_logfmt"):
             b.low_latency_combine(rows, ids, weights, handle, use_logfmt=True)
         with pytest.raises(AssertionError, match="explicitly_destroy"):

@@ -108,13 +108,13 @@ def measure(comm):
     _, _, gather = b._exchanges.gather_of(6 + 1)
     packed, _, low, *_ = b.low_latency_dispatch(x, ids, 4, 4, use_fp8=False)
     b.low_latency_dispatch(x, ids, 4, 4)
-    latency = b._low_latency._handle(low.kind)
-    quantising = b._low_latency._handle(low.kind._replace(payload=weft.ep.Payload.fp8))
+    latency = b._low_latency._handle(low.sent.kind)
+    quantising = b._low_latency._handle(low.sent.kind._replace(payload=weft.ep.Payload.fp8))
     parts = "expert_counts", "ranges", "source_tokens"
     send = raw.dispatch(normal, ids, weights, x, describes=("row_experts", "row_selection_weights"))
     again, home = raw.dispatch(normal, None, None, x, routing=routing._number), raw.combine(normal, routing._number, rows, out)
     held = latency.prepare(ids, weights)
-    anew, low_home = raw.prepare(latency, ids, weights), raw.combine(latency, held._number, packed, out)
+    low_home = raw.combine(latency, held._number, packed, out)
     census = weft.ep.census._Frame()
     census.topk.fill(ids)
     census.words[1:4] = memoryview((ctypes.c_uint64 * 3)(4, 1, 1)).cast("B").cast("Q")
@@ -132,7 +132,7 @@ def measure(comm):
         ("combine", lambda: b.combine(rows, handle), home),
         ("low_latency_dispatch", lambda: b.low_latency_dispatch(x, ids, 4, 4, use_fp8=False), raw.dispatch(latency, ids, weights, x, describes=parts)),
         ("low_latency_dispatch, float8", lambda: b.low_latency_dispatch(x, ids, 4, 4), raw.dispatch(quantising, ids, weights, x, describes=parts)),
-        ("low_latency_combine", lambda: b.low_latency_combine(packed, ids, weights, low), lambda: (anew(), low_home())),
+        ("low_latency_combine", lambda: b.low_latency_combine(packed, ids, weights, low), low_home),
         ("ElasticBuffer.dispatch", lambda: elastic.dispatch(x, ids, weights, num_experts=4), lambda: (describing_prepare(), visit())),
         ("ElasticBuffer.dispatch by a handle", lambda: elastic.dispatch(x, handle=kept), raw.dispatch(visiting[0], None, None, x, routing=visiting[1]._number)),
         ("ElasticBuffer.combine", lambda: elastic.combine(elastic_rows, kept), raw.combine(visiting[0], visiting[1]._number, elastic_rows, out)),

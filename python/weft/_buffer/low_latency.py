@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,29 +48,33 @@ class Given(NamedTuple):
 NOTHING = Given()
 
 
-class Sent(Protocol):
+@dataclasses.dataclass
+class Sent:
     """What a combine knows of its dispatch."""
 
     kind: Kind
     topk: Kept
+    routing: ep.Routing | None = None
+    """None until the rows are received."""
 
 
 class LowLatencyHandle(Lazy):
     """What DeepEP's handles are, (src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and what was routed how."""
 
-    kind: Kind
-    topk: Kept
+    sent: Sent
 
     @classmethod
-    def of(cls, kind: Kind, topk: Kept, local: int, parts: Callable[[], tuple[Tensor, Tensor]]) -> LowLatencyHandle:
+    def of(cls, sent: Sent, local: int, parts: Callable[[], tuple[Tensor, Tensor]]) -> LowLatencyHandle:
         """A handle of where rows come from, [local experts * places], and their ranges, which a function gives."""
+
+        kind = sent.kind
 
         def contents() -> tuple[Any, ...]:
             sources, ranges = parts()
             return sources.view(local, -1), ranges, kind.tokens, kind.hidden, kind.experts
 
         made = cls()
-        made.kind, made.topk, made._make, made._length = kind, topk, contents, 5
+        made.sent, made._make, made._length = sent, contents, 5
         return made
 
 
@@ -82,8 +87,8 @@ class Results(NamedTuple):
     ranges: Tensor
     counts: Tensor
 
-    def handle(self, kind: Kind, ranks: int, topk: Tensor) -> LowLatencyHandle:
-        return LowLatencyHandle.of(kind, Kept(topk), kind.experts // ranks, lambda: (self.sources, self.ranges))
+    def handle(self, sent: Sent, ranks: int) -> LowLatencyHandle:
+        return LowLatencyHandle.of(sent, sent.kind.experts // ranks, lambda: (self.sources, self.ranges))
 
 
 class LowLatency:
@@ -92,7 +97,6 @@ class LowLatency:
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges, self._comm = exchanges, exchanges.comm
         self._next: dict[tuple[int, ...], Tensor] = {}
-        self._ones: dict[Any, Tensor] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
         self._mask: set[int] = set()
         self._settled = True
@@ -151,38 +155,40 @@ class LowLatency:
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle]:
         """Sends and receives: rows, scales, counts, the handle. Rows may stay where they have arrived, unless the caller has given tensors. Collective."""
-        ranks = self._comm.ranks
+        ranks, sent = self._comm.ranks, Sent(kind, Kept(topk))
         if given is not NOTHING:
             into = _results(given, kind, ranks, x.device)
             h = self._begin(kind, waits)
-            self._fill(into, kind, h.dispatch(x, topk, self._ones_like(topk)), stats)
-            return into.rows, into.scales, into.counts, into.handle(kind, ranks, topk)
+            self._fill(into, sent, h.dispatch(x, topk), stats)
+            return into.rows, into.scales, into.counts, into.handle(sent, ranks)
         h = self._begin(kind, waits)
-        rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, self._ones_like(topk))
+        rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, None)
+        sent.routing = routing
         (counts,) = routing.parts("expert_counts")
         if stats is not None:
             stats.add_(counts)
-        handle = LowLatencyHandle.of(kind, Kept(topk), kind.experts // ranks, lambda: routing.parts("source_tokens", "ranges"))
+        handle = LowLatencyHandle.of(sent, kind.experts // ranks, lambda: routing.parts("source_tokens", "ranges"))
         return rows, _columns(scales, kind, ranks), counts, handle
 
     def send(
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
         """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
-        into = _results(given, kind, self._comm.ranks, x.device)
-        pending = self._begin(kind, waits).send_dispatch(x, topk, self._ones_like(topk))
+        into, sent = _results(given, kind, self._comm.ranks, x.device), Sent(kind, Kept(topk))
+        pending = self._begin(kind, waits).send_dispatch(x, topk)
 
         def receive() -> None:
-            self._fill(into, kind, pending.receive(), stats)
+            self._fill(into, sent, pending.receive(), stats)
 
-        return into.rows, into.scales, into.counts, into.handle(kind, self._comm.ranks, topk), receive
+        return into.rows, into.scales, into.counts, into.handle(sent, self._comm.ranks), receive
 
-    def _fill(self, into: Results, kind: Kind, received: ep.Received, stats: Tensor | None) -> None:
+    def _fill(self, into: Results, sent: Sent, received: ep.Received, stats: Tensor | None) -> None:
         """Copies what has arrived to where it is to be."""
-        with received as got, got.routing as routing:
+        with received as got:
+            sent.routing = routing = got.routing
             for to, part in zip((into.counts, into.ranges, into.sources), routing.parts("expert_counts", "ranges", "source_tokens"), strict=True):
                 to.view(-1).copy_(part.view(-1))
-            arrived, arrived_scales = got.rows, _columns(got.scales, kind, self._comm.ranks)
+            arrived, arrived_scales = got.rows, _columns(got.scales, sent.kind, self._comm.ranks)
             if self._exchanges.on_gpu:  # which knows the counts, and the host does not
                 into.rows.copy_(arrived)
                 if into.scales is not None:
@@ -199,30 +205,22 @@ class LowLatency:
         self._count_waits(h, 0, waits)
         return h
 
-    def _ones_like(self, topk: Tensor) -> Tensor:
-        """Weights where those that matter come later."""
-        found = self._ones.get(topk.shape)
-        if found is None or found.device != topk.device:
-            found = self._ones[topk.shape] = torch.ones(topk.shape, dtype=torch.float32, device=topk.device)
-        return found
-
-    def combine(self, x: Tensor, topk: Tensor, weights: Tensor, handle: Sent, out: Tensor, waits: Tensor | None, later: bool) -> Callable[[], None] | None:
+    def combine(self, x: Tensor, topk: Tensor, weights: Tensor, sent: Sent, out: Tensor, waits: Tensor | None, later: bool) -> Callable[[], None] | None:
         """Sends, and receives into ``out``; or, later, what it returns receives. Collective, as is that."""
+        if sent.routing is None:
+            raise ContractError("the hook of the dispatch was not called: call it before the rows are combined")
         if not self._settled:
             self._settle_mask()
-        h = self._handle(handle.kind)
+        h = self._handle(sent.kind)
         self._count_waits(h, 1, waits)
-        # Weights come with the combine, and a routing has them from its beginning: this one is where the dispatch went, with the weights of now.
-        routing = h.prepare(handle.topk.tensor(), torch.where(topk >= 0, weights, 0))
+        weights = torch.where(topk >= 0, weights, 0)
         if not later:
-            h.combine(x, routing, out=out)
-            routing.release()
+            h.combine(x, sent.routing, weights=weights, out=out)
             return None
-        pending = h.send_combine(x, routing, out=out)
+        pending = h.send_combine(x, sent.routing, weights=weights, out=out)
 
         def receive() -> None:
             pending.wait()
-            routing.release()
 
         return receive
 
