@@ -93,11 +93,11 @@ def absence(deadline):
 
 def interrupt():
     """Rank 0 is interrupted while it waits: Ctrl-C is seen when the wait ends, and its peers are not harmed."""
-    with weft.join(deadline=3) as c:
+    with weft.join(deadline=20) as c:
         g = weft.Group(c)
         g.barrier()
-        (process,) = g.broadcast(np.array([os.getpid()]), 0).tolist()
         if c.rank:
+            (process,) = g.broadcast(np.array([0]), 0).tolist()
             time.sleep(1)
             os.kill(process, signal.SIGINT)
             g.barrier()
@@ -105,6 +105,7 @@ def interrupt():
             return
 
         def wait():
+            g.broadcast(np.array([os.getpid()]), 0)  # the signal may come from here on
             g.barrier()
             time.sleep(1)  # the peer's barrier may come before its signal does
 

@@ -164,7 +164,7 @@ def test_exception(processes):
 
 def test_interrupt(processes):
     for ended in processes(2, "interrupt"):
-        assert (ended.code, ended.out) == (0, "ok\n")
+        assert (ended.code, ended.out) == (0, "ok\n"), ended.out
 
 
 def test_abort(threads):

@@ -213,7 +213,7 @@ def test_torchrun():
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "torch_ranks.py"), "torchrun"]
     p = subprocess.run(run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False)
     assert p.returncode == 0, p.stdout + p.stderr
-    assert p.stdout.count("ok\n") == 2
+    assert p.stdout.split() in (["ok", "ok"], ["okok"])  # lines of two processes
 
 
 def test_data_loader(script):
