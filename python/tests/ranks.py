@@ -93,6 +93,7 @@ def absence(deadline):
 
 def interrupt():
     """Rank 0 is interrupted while it waits: Ctrl-C is seen when the wait ends, and its peers are not harmed."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
     with weft.join(deadline=20) as c:
         g = weft.Group(c)
         g.barrier()
