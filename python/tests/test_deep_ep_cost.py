@@ -18,9 +18,10 @@ from conftest import alone
 
 import weft
 
-# us over the calls of C's.
-MOST = 15
-MORE = {"dispatch": 22, "low_latency_dispatch, float8": 19, "ElasticBuffer.dispatch": 40}
+# us over the calls of C's, twice what was measured or is aimed at: a shared processor may be as slow as that for minutes, and what the test is for, a copy or a
+# dozen tensors too many, costs more.
+MOST = 30
+MORE = {"dispatch": 44, "low_latency_dispatch, float8": 38, "ElasticBuffer.dispatch": 80}
 
 
 def median(call, calls=1000):
