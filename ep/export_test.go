@@ -68,7 +68,7 @@ func KernelsOf(s Spec, ranks int) []string {
 	}
 	if t.placed {
 		add(pushKernel(s.Quantize, "").Name, "weft_push", "weft_push_weights")
-		add(placeKernel("").Name, "weft_place")
+		add(placeKernel(s.placeForm(ranks), "").Name, "weft_place")
 	} else {
 		add(dispatchKernel(s.Layout, s.Quantize, "").Name, t.dispatchName(), t.fusedDispatchName(s, ranks))
 	}
@@ -101,9 +101,14 @@ func SetEpoch(h *Handle, epoch uint64) error {
 	if err := c.Upload(g.memory.Pointer().Add(g.locals.state+device.StateBytes), counts); err != nil {
 		return err
 	}
-	word := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
+	number := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
+	word := binary.LittleEndian.AppendUint64(nil, epoch<<36) // those that ranks begin with
 	for _, z := range g.regions.zero {
-		if err := c.Upload(g.window.Pointer().Add(int(z.at)), slices.Repeat(word, int(z.size)/4)); err != nil {
+		last := slices.Repeat(number, int(z.size)/4)
+		if z.at == g.regions.gradientWords || g.tuning.placed && z.at == g.regions.words {
+			last = slices.Repeat(word, int(z.size)/8)
+		}
+		if err := c.Upload(g.window.Pointer().Add(int(z.at)), last); err != nil {
 			return err
 		}
 	}

@@ -149,7 +149,7 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	}
 	add(describeKernel(arch), "weft_describe", &f.describe)
 	if h.tuning.placed {
-		add(placeKernel(arch), "weft_place", &f.place)
+		add(placeKernel(h.spec.placeForm(h.geometry.ranks), arch), "weft_place", &f.place)
 		add(pushKernel(h.spec.Quantize, arch), "weft_push", &f.dispatch)
 	} else {
 		add(dispatchKernel(h.spec.Layout, h.spec.Quantize, arch), h.tuning.dispatchName(), &f.dispatch)

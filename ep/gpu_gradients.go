@@ -70,7 +70,7 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 	if !s.combines() {
 		return
 	}
-	r.gradientWords = r.addZero(int64(g.ranks) * 8)
+	r.gradientWords = r.addZero(2 * int64(g.ranks) * 8)
 	r.gradientMarks = r.addZero(int64(g.ranks) * int64(blocks) * 4)
 	r.scalars = r.add(2 * int64(g.tokens) * int64(g.topk) * 4)
 	r.gradients = r.add(int64(g.tokens) * int64(s.outputBytes()))

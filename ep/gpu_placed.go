@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math/bits"
 	"strconv"
 	"unsafe"
 
@@ -26,7 +27,7 @@ type placeArgs struct {
 	words, totals, records           uint64
 	befores, marks                   uint64
 	what, tokens, call, rows, align  uint32
-	blocks                           uint32
+	blocks, mapEntries, _            uint32
 	ids, weights                     uint64
 	home, places, landings, arrivals uint64
 	described, ranges                uint64
@@ -72,7 +73,10 @@ type pullArgs struct {
 }
 
 func placedKernels(arch string) []kernel.Spec {
-	all := []kernel.Spec{placeKernel(arch)}
+	var all []kernel.Spec
+	for _, form := range []placeForm{{}, {even: true}, {byRank: true}, {byRank: true, even: true}} {
+		all = append(all, placeKernel(form, arch))
+	}
 	for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
 		all = append(all, pushKernel(from, arch))
 	}
@@ -82,9 +86,27 @@ func placedKernels(arch string) []kernel.Spec {
 	return all
 }
 
-func placeKernel(arch string) kernel.Spec {
-	s := kernelSpec("place", "place.cu", arch, "placed.cuh")
+// placeForm is what handles differ in whose prepares are programs of their own.
+type placeForm struct {
+	byRank bool // a token has one row at a rank
+	even   bool // a Map has a bucket for all that is counted, and selections of a token are fours
+}
+
+func (s *Spec) placeForm(ranks int) placeForm {
+	return placeForm{byRank: s.Layout == TokenMajor, even: s.Experts+ranks <= mapBuckets && s.TopK%placeQuad == 0}
+}
+
+func placeKernel(form placeForm, arch string) kernel.Spec {
+	name, defines := "place", map[bool]string{false: "0", true: "1"}
+	if form.byRank {
+		name += ", by rank"
+	}
+	if form.even {
+		name += ", even"
+	}
+	s := kernelSpec(name, "place.cu", arch, "placed.cuh")
 	s.Defines["WEFT_PLACE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(placeArgs{})))
+	s.Defines["WEFT_BY_RANK"], s.Defines["WEFT_EVEN"] = defines[form.byRank], defines[form.even]
 	return s
 }
 
@@ -116,6 +138,22 @@ const mostPlacedBytes = 16 << 32
 // what they have counted.
 const placeBlocks, placeTokens = 32, 512
 
+// What a block of a prepare counts stands in two Maps of kernels/place.cu, and what their numbers are raised by behind them, if there is room: there are mapBuckets
+// things to count at a time. A map has mapEntries entries, or fewMapEntries on a GPU with little shared memory.
+const mapBuckets, mapEntries, fewMapEntries, placeOwnBytes = 1024, 8 << 10, 2 << 10, 1 << 10
+
+func mapBytes(entries int) int { return entries*8 + mapBuckets*4 }
+
+func placeBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets*4 }
+
+// A block of a prepare has two threads for every placeQuad selections of a token, QUAD of kernels/place.cu, within these bounds: a token has a power of two.
+const fewestPlaceThreads, mostPlaceThreads, placeQuad = 256, 768, 4
+
+func (g *geometry) placeThreads(blocks int) int {
+	lanes := 1 << bits.Len(uint((g.topk-1)/placeQuad))
+	return min(max(fewestPlaceThreads, ceil(ceil(g.tokens, blocks)*lanes, 32)*64), mostPlaceThreads)
+}
+
 // placing is how many of so many blocks have something to do in a prepare.
 func (g *geometry) placing(blocks int) int {
 	return min(blocks, max(placeBlocks, ceil(g.tokens, placeTokens)))
@@ -126,7 +164,7 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	ranks, tokens := int64(g.ranks), int64(g.tokens)
 	r := regions{inWindow: true, block: newBlockShape(s, g.rows())}
 	r.totals = r.addZero(2 * ranks * int64(g.experts+g.ranks+1) * 8)
-	r.words = r.addZero(2 * ranks * 8)
+	r.words = r.addZero(2 * 2 * ranks * 8)
 	r.marks = r.addZero(ranks * int64(b.dispatch+b.combine) * 4)
 	r.addGradients(g, s, b.gradients)
 	r.records = r.add(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
@@ -167,11 +205,20 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	case TokenMajor:
 		what = whatByRank
 	}
+	entries, err := h.mapEntries()
+	if err != nil {
+		return err
+	}
 	place := placeArgs{
 		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records), befores: uint64(r.befores), marks: uint64(r.marks),
 		what: what, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
+		mapEntries: uint32(entries),
 	}
-	if l.placing, err = f.place.Prepare(dispatch, place); err != nil {
+	config := cuda.LaunchConfig{Grid: dispatch.Grid, Block: cuda.Dim{X: uint32(g.placeThreads(g.placing(h.blocks.dispatch)))}, Shared: placeBytes(entries)}
+	if err := f.place.SetMaxDynamicShared(config.Shared); err != nil {
+		return err
+	}
+	if l.placing, err = f.place.Prepare(config, place); err != nil {
 		return err
 	}
 	if l.place, err = cuda.Arg[placeArgs](l.placing, 0); err != nil {
@@ -212,7 +259,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		return err
 	}
 	pull := pullArgs{
-		shape: h.shape(), words: uint64(r.words) + ranks*8, marks: uint64(r.marks) + ranks*blocks*4, first: uint32(h.locals.combineCounts),
+		shape: h.shape(), words: uint64(r.words) + 2*ranks*8, marks: uint64(r.marks) + ranks*blocks*4, first: uint32(h.locals.combineCounts),
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
 		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
@@ -242,6 +289,15 @@ func (h *gpu) bulk() (bool, error) {
 	}
 	shared, err := d.Attribute(cuda.SharedMemoryPerBlockOptIn)
 	return shared >= bulkSharedBytes+bulkOwnBytes, err
+}
+
+// mapEntries is how many entries a Map has on this GPU.
+func (h *gpu) mapEntries() (int, error) {
+	shared, err := h.device.Context().Device().Attribute(cuda.SharedMemoryPerBlockOptIn)
+	if shared >= placeBytes(mapEntries)+placeOwnBytes {
+		return mapEntries, err
+	}
+	return fewMapEntries, err
 }
 
 // point points the launches at the handle's memory.

@@ -88,7 +88,7 @@ func arguedPrograms(arch string) []argued {
 			})},
 		{combineKernel(rankForm, weft.BFloat16, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted})},
-		{placeKernel(arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil) +
+		{placeKernel(placeForm{}, arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil) +
 			layout.Constants(map[string]int{
 				"WIDE": whatWide, "BY_RANK": whatByRank, "PACKED": whatPacked,
 			})},

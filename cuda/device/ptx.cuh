@@ -158,9 +158,9 @@ __device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
 	return done != 0;
 }
 
-// ---- Reads of shared memory (9.7.9.8 ld).
+// ---- Shared memory (9.7.9.8 ld, 9.7.9.11 st, 9.7.13.7 red).
 
-// shared_at gives where something stands, for load_shared16. All lanes of a warp call it, with the same p. What comes out of a shuffle the compiler keeps in a
+// shared_at gives where something stands, for what follows. All lanes of a warp call it, with the same p. What comes out of a shuffle the compiler keeps in a
 // register: the address of a variable it computes anew at each use, from the block's number in its cluster, which takes longer than the load.
 __device__ __forceinline__ u64 shared_at(const void *p) { return __shfl_sync(0xFFFFFFFFu, shared_address(p), 0); }
 
@@ -168,6 +168,25 @@ __device__ __forceinline__ uint4 load_shared16(u64 at) {
 	uint4 v;
 	asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)at) : "memory");
 	return v;
+}
+
+__device__ __forceinline__ u32 load_shared4(u64 at) {
+	u32 v;
+	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"((u32)at) : "memory");
+	return v;
+}
+
+__device__ __forceinline__ uint2 load_shared8(u64 at) {
+	uint2 v;
+	asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"((u32)at) : "memory");
+	return v;
+}
+
+__device__ __forceinline__ void store_shared4(u64 at, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"((u32)at), "r"(v) : "memory"); }
+
+// or_shared4 is a red behind a setp: no branch is around it.
+__device__ __forceinline__ void or_shared4(u64 at, u32 v, bool here) {
+	asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p red.relaxed.cta.shared.or.b32 [%0], %1; }" ::"r"((u32)at), "r"(v), "r"((u32)here) : "memory");
 }
 
 // ---- Bulk copies through shared memory, Hopper and later (9.7.9.25.4 cp.async.bulk, 9.7.13.15 mbarrier, 9.7.9.25.3 async groups).

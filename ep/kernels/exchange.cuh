@@ -50,7 +50,7 @@ struct Batch {
 };
 
 // Pair is what is known of a selection. Go: pair.
-struct Pair {
+struct alignas(8) Pair {
 	u32 what;	// records, and this rank's own: expert + 1 | number << 16; landings: row + 1, or for rank-major local expert + 1; 0: none
 	u32 weight; // fp32
 };

@@ -6,12 +6,12 @@
 //	totals   2 turns x [ranks][experts + ranks + 1] numbers with the operation's beside them: a source's selections of each expert, its tokens for each rank, its tokens
 //	records  2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, 0: it goes elsewhere; weight
 //	befores  2 turns x [ranks][blocks][local, or by rank 1] numbers as in totals: what the blocks before this one have of the source's that comes here
-//	words    for each lane [ranks] words with which a rank begins: the operation's number, the call, and where its rows are
+//	words    for each lane 2 turns x [ranks] words with which a rank begins: the operation's number, the call, and where its rows are
 //	marks    for each lane [ranks][blocks] numbers of operations: the block of the source is done with its share
 //	blocks   received rows, scales behind them
 //
 // Place and push are one lane of operations, pull is another. Nobody ends an operation before all have marked it, and nobody marks it before it has read what the
-// others began it with. So one place of each is enough; totals, records and befores, which a block reads after its mark, have two.
+// others began it with. So one place of each is enough; words, totals, records and befores, which a block may read after its mark, have two.
 #pragma once
 #include "exchange.cuh"
 
@@ -53,9 +53,11 @@ struct Share {
 // A word has, from the top, 28 bits of the operation's number, the call that it is part of (Go: device.CallPrepare and its like), and 32 bits of what the rank has to say.
 constexpr u32 CALL_SHIFT = 32, EPOCH_SHIFT = 36;
 
+__device__ __forceinline__ u64 word_at(const Group &g, const Turn &o, u64 words, u32 src) { return words + ((o.epoch & 1) * g.ranks + src) * 8; }
+
 // tell_word begins the operation with a word for a rank.
 __device__ __forceinline__ void tell_word(const Group &g, const Turn &o, u64 words, u32 rank, u32 call, u32 word) {
-	if (!holds(o.mask, rank)) store_relaxed_sys_u64(g.window[rank] + words + g.rank * 8, o.epoch << EPOCH_SHIFT | (u64)call << CALL_SHIFT | word);
+	if (!holds(o.mask, rank)) store_relaxed_sys_u64(g.window[rank] + word_at(g, o, words, g.rank), o.epoch << EPOCH_SHIFT | (u64)call << CALL_SHIFT | word);
 }
 
 // tell begins it with a word for every rank. One block does, at once: what the stream did before is over.
@@ -72,12 +74,12 @@ __device__ __forceinline__ bool told(const Turn &o, u64 word) { return word >> E
 // count_words counts how long the ranks keep this one waiting for the words that they begin with. One warp of the launch does.
 __device__ __forceinline__ void count_words(const Turn &o, Wait &w, u64 words) {
 	if (blockIdx.x != 0 || threadIdx.x >= 32) return;
-	count_waits(w, o.mask, [&](u32 r) { return told(o, load_relaxed_sys_u64(o.own + words + r * 8)); });
+	count_waits(w, o.mask, [&](u32 r) { return told(o, load_relaxed_sys_u64(o.own + word_at(w.group, o, words, r))); });
 }
 
 // hear awaits the word that rank r begins with, and gives up if r makes another call. It gives what r has to say.
 __device__ __forceinline__ u32 hear(const Turn &o, Wait &w, u64 words, u32 r, u32 call) {
-	const char *p = o.own + words + r * 8;
+	const char *p = o.own + word_at(w.group, o, words, r);
 	u64 v = load_acquire_sys_u64(p);
 	while (!told(o, v) && !w.over && w.more(r, o.epoch, v >> EPOCH_SHIFT)) v = load_acquire_sys_u64(p);
 	u32 theirs = (u32)(v >> CALL_SHIFT) & 15;
