@@ -32,7 +32,7 @@ func SetCombineRanks(ranks int) (undo func()) {
 // CarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by bulk copies: bytes at a time and warps, or zeros.
 func CarriesOf(s Spec, threads, ranks int) (push, pull [2]int) {
 	s = s.normalize()
-	p, c := s.pushCarry(threads), s.pullCarry(threads, min(s.TopK, ranks))
+	p, c := s.pushCarry(threads), s.pullCarry(threads, s.pullRows(ranks))
 	return [2]int{p.chunk, p.warps}, [2]int{c.chunk, c.warps}
 }
 
@@ -75,7 +75,7 @@ func KernelsOf(s Spec, ranks int) []string {
 	switch {
 	case !s.combines():
 	case t.pulls:
-		add(pullKernel(s.Output, "").Name, "weft_pull")
+		add(pullKernel(s.Output, "").Name, s.pullName())
 	default:
 		add(combineKernel(combineForm(s), s.Output, "").Name, t.combineName(s, ranks), t.fusedCombineName(s, ranks))
 	}

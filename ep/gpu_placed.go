@@ -14,8 +14,8 @@ import (
 )
 
 // placed is the engine of handles on GPUs whose rows have their final places before they leave: the packed layouts, and all whose capacity can overflow. Prepare,
-// which is kernels/place.cu, gives every row its place; Dispatch, kernels/push.cu, stores it there; where a token has one row at a rank, its home reads it from there
-// in Combine, kernels/pull.cu. Where it has one for each expert, Combine is that of the other handles.
+// which is kernels/place.cu, gives every row its place; Dispatch, kernels/push.cu, stores it there; its token's home reads it from there in Combine, kernels/pull.cu.
+// Where a rank first sums the rows that it has of a token, Combine is that of the other handles.
 type placed struct{ *gpu }
 
 // placeArgs are the arguments of a prepare: the Place of kernels/place.cu.
@@ -216,7 +216,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
 		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
-	most := min(g.topk, g.ranks) // rows of a token
+	most := s.pullRows(g.ranks)
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
 		l.pullBulk = whatBulk
 		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(ceil(s.outputBytes(), c.chunk))

@@ -98,7 +98,7 @@ func arguedPrograms(arch string) []argued {
 				"EXPONENTS": whatExponents, "UNITS": mostUnits(Spec{}), "BULK": whatBulk,
 			})},
 		{pullKernel(weft.BFloat16, arch), layout.Of("Pull", reflect.TypeFor[pullArgs](), nil) +
-			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "UNITS": pullUnits, "BULK": whatBulk})},
+			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted, "UNITS": pullUnits, "BULK": whatBulk})},
 		{gradientKernel(weft.BFloat16, arch), layout.Of("Gradients", reflect.TypeFor[gradientArgs](), nil) +
 			layout.Constants(map[string]int{
 				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted, "32 * MOST_WARPS": mostGradientThreads,
