@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/weftgo/weft/ep"
 )
 
 // TestGradientsOnGPUs moves gradients of rows that a warp has to take in a little more than one chunk, and in several, with products in the order that the host has.
@@ -28,8 +30,23 @@ func TestGradientsOnGPUs(t *testing.T) {
 						if err := r.exchange(ctx, round); err != nil {
 							return err
 						}
-						err = errors.Join(round.Backward(ctx, r.stream), r.Wait(ctx, r.stream), round.CheckGradients())
-						return errors.Join(err, round.Free())
+						back := func() error {
+							return errors.Join(round.Backward(ctx, r.stream), r.Wait(ctx, r.stream), round.CheckGradients())
+						}
+						if err := back(); err != nil {
+							return err
+						}
+						buffer := r.handle.GradientBuffer()
+						if buffer.DType != r.handle.Spec().Output || buffer.Shape[0] != s.MaxTokens || buffer.Shape[1] != s.Hidden || !ep.Readable(r.handle, buffer) {
+							return fmt.Errorf("a buffer of %v", buffer)
+						}
+						if err := round.PlaceGradients(buffer); err != nil {
+							return err
+						}
+						if err := back(); err != nil {
+							return fmt.Errorf("from the buffer: %w", err)
+						}
+						return round.Free()
 					})
 				})
 			}

@@ -497,11 +497,12 @@ func (h *gpu) offer(stream *cuda.Stream, t weft.Tensor, stage int64) (at int64, 
 	return stage, stream.Copy(h.window.Pointer().Add(int(stage)), t.Pointer(), t.Bytes())
 }
 
-// readable says where in the window a tensor is that others read where it is: where placed rows were received, or in the combine buffer.
+// readable says where in the window a tensor is that others read where it is: where placed rows were received, in the combine buffer, or in that of gradients.
 func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
 	within := func(from, size int64) bool { return at >= from && at+int64(t.Bytes()) <= from+size }
 	at, r := int64(addressOf(t)-uint64(h.window.Pointer())), &h.regions
-	ok = h.tuning.placed && within(r.blocks, r.total-r.blocks) || h.tuning.pulls && within(r.stage, h.stageBytes())
+	ok = h.tuning.placed && within(r.blocks, r.total-r.blocks) || h.tuning.pulls && within(r.stage, h.stageBytes()) ||
+		h.spec.combines() && within(r.gradients, int64(h.geometry.tokens)*int64(h.spec.outputBytes()))
 	return at, ok
 }
 
@@ -512,5 +513,17 @@ func (h *gpu) combineBuffer() weft.Tensor {
 	if !h.tuning.pulls {
 		return weft.Tensor{}
 	}
-	return weft.Tensor{Data: pointer(h.window.Pointer().Add(int(h.regions.stage))), DType: h.spec.Output, Shape: []int{h.geometry.rows(), h.spec.Hidden}}
+	return h.sums(h.regions.stage, h.geometry.rows())
+}
+
+func (h *gpu) gradientBuffer() weft.Tensor {
+	if !h.spec.combines() {
+		return weft.Tensor{}
+	}
+	return h.sums(h.regions.gradients, h.geometry.tokens)
+}
+
+// sums views memory in the window as so many rows of the Output type.
+func (h *gpu) sums(at int64, rows int) weft.Tensor {
+	return weft.Tensor{Data: pointer(h.window.Pointer().Add(int(at))), DType: h.spec.Output, Shape: []int{rows, h.spec.Hidden}}
 }
