@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
 )
 
@@ -13,7 +15,9 @@ import (
 func TestGradientsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 3
-		for _, way := range ways {
+		many := packedRows // rows of a token at a rank
+		many.Capacity = 0
+		for _, way := range append(slices.Clone(ways), way{"many", many}) {
 			for _, hidden := range []int{1032, 2440} {
 				t.Run(fmt.Sprintf("%s/%d", way.name, hidden), func(t *testing.T) {
 					if !m.holds(ranks) {
@@ -21,6 +25,9 @@ func TestGradientsOnGPUs(t *testing.T) {
 					}
 					s := sized(way.spec, ranks)
 					s.Hidden = hidden
+					if way.name == "many" {
+						s.Experts, s.TopK, s.Payload, s.Output = 8*ranks, 19, ep.FP32, weft.Float32
+					}
 					b := routed(s, uint64(hidden), []int{5, 0, 6}, spread(s, 1)).Batch()
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						round, err := b.Round(r.e, r.Comm, r.handle)

@@ -146,6 +146,11 @@ func TestBulkOnGPUs(t *testing.T) {
 						}
 						return nil
 					})
+					c, e := evenly(s, ranks, 4, 9), m.engine(t, ranks, gpuDeadline)
+					c.InPlace = true
+					if err := e.Ranks(ranks, func(comm *weft.Comm) error { return c.Do(e, comm) }); err != nil {
+						t.Error(err)
+					}
 				})
 			}
 		}

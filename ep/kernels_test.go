@@ -102,6 +102,7 @@ func arguedPrograms(arch string) []argued {
 		{gradientKernel(weft.BFloat16, arch), layout.Of("Gradients", reflect.TypeFor[gradientArgs](), nil) +
 			layout.Constants(map[string]int{
 				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted, "32 * MOST_WARPS": mostGradientThreads,
+				"DEPTH": productDepth,
 			})},
 		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
 			layout.Constants(map[string]int{"WIDE": whatWide, "THREADS": censusThreads, "SHARE": censusShare, "MAX_RANKS": weft.MaxRanks})},

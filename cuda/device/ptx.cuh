@@ -160,9 +160,21 @@ __device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
 
 // ---- Reads of shared memory (9.7.9.8 ld).
 
-// shared_at gives where something stands, for load_shared16. All lanes of a warp call it, with the same p. What comes out of a shuffle the compiler keeps in a
+// shared_at gives where something stands, for load_shared4 and its like. All lanes of a warp call it, with the same p. What comes out of a shuffle the compiler keeps in a
 // register: the address of a variable it computes anew at each use, from the block's number in its cluster, which takes longer than the load.
 __device__ __forceinline__ u64 shared_at(const void *p) { return __shfl_sync(0xFFFFFFFFu, shared_address(p), 0); }
+
+__device__ __forceinline__ u32 load_shared4(u64 at) {
+	u32 v;
+	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"((u32)at) : "memory");
+	return v;
+}
+
+__device__ __forceinline__ u64 load_shared8(u64 at) {
+	u64 v;
+	asm volatile("ld.shared.u64 %0, [%1];" : "=l"(v) : "r"((u32)at) : "memory");
+	return v;
+}
 
 __device__ __forceinline__ uint4 load_shared16(u64 at) {
 	uint4 v;

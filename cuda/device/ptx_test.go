@@ -55,6 +55,8 @@ var calls = map[string]string{
 	"barrier_done":       "keep((u32)barrier_done(b, v))",
 	"barrier_awaited":    "keep((u32)barrier_awaited(b, v))",
 	"shared_at":          "keep(shared_at(s))",
+	"load_shared4":       "keep(load_shared4(l))",
+	"load_shared8":       "keep(load_shared8(l))",
 	"load_shared16":      "keep(load_shared16(l))",
 	"bulk_load":          "bulk_load(s, p, 16, b)",
 	"bulk_store":         "bulk_store(p, s, 16)",

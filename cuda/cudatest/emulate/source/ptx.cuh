@@ -209,6 +209,8 @@ __device__ __forceinline__ void let_next_start() {}
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ u64 shared_at(const void *p) { return (u64)p; }
+__device__ __forceinline__ u32 load_shared4(u64 at) { return *(const u32 *)at; }
+__device__ __forceinline__ u64 load_shared8(u64 at) { return *(const u64 *)at; }
 __device__ __forceinline__ uint4 load_shared16(u64 at) { return *(const uint4 *)at; }
 __device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) { emulate::barrier_init(barrier, arrivals); }
 __device__ __forceinline__ void barrier_arrive(u64 *barrier) { emulate::barrier_expect(barrier, 0); }
