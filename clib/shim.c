@@ -101,6 +101,10 @@ weft_status weft_ep_combine_buffer(weft_ep ep, weft_tensor *tensor) {
 	return CALL(goweft_ep_combine_buffer(ID(ep), tensor));
 }
 
+weft_status weft_ep_gradient_buffer(weft_ep ep, weft_tensor *tensor) {
+	return CALL(goweft_ep_gradient_buffer(ID(ep), tensor));
+}
+
 weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_layout *layout) {
 	return CALL(goweft_ep_count((weft_tensor *)topk, (weft_ep_layout *)layout));
 }

@@ -357,10 +357,17 @@ weft_status weft_ep_get(weft_ep ep, weft_ep_info *info);
 
 /*
  * Memory of the handle's for rows that combine or dispatch_backward is to take: [capacity, hidden] of the output type, of which the tensor that they are given is the first
- * rows. On GPUs it spares token-major rows a copy. For everything else no memory is better than another, and the tensor is WEFT_NONE. There is one, free again when the
- * operation that took it has ended on its stream; weft_comm_set_mask may move it.
+ * rows. On GPUs it spares a copy of rows that their homes read: token-major and packed ones and those of a capacity that can overflow, unless ranks sum first (partial sums, by
+ * expert) or it would be too large. For everything else no memory is better than another, and the tensor is WEFT_NONE. There is one, free again when the operation that took
+ * it has ended on its stream; weft_comm_set_mask may move it.
  */
 weft_status weft_ep_combine_buffer(weft_ep ep, weft_tensor *tensor);
+
+/*
+ * The same for the gradients of the output that combine_backward is to take: [max_tokens, hidden] of the output type. On GPUs it spares a copy of them; on the host the
+ * tensor is WEFT_NONE.
+ */
+weft_status weft_ep_gradient_buffer(weft_ep ep, weft_tensor *tensor);
 
 /* Where to put what routing alone says. Members that are NULL are left out; all memory is the host's. */
 typedef struct weft_ep_layout {

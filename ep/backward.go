@@ -31,6 +31,19 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing
 	return h.engine.combineBackward(ctx, s, r, gradOut, y, gradRows, gradWeights)
 }
 
+// GradientBuffer returns memory of the handle's for the gradients of the output that CombineBackward is to take: [MaxTokens, hidden] of the Spec's Output type, of which
+// gradOut is the first rows. On GPUs others read them, and it spares the copy that gradients elsewhere cost. On the host no memory is better than another, and the Tensor is
+// zero; so is that of a closed handle, and of one that has no sums.
+//
+// There is one. It is free again when the operation that took it has ended on its stream, and any CombineBackward that copies copies here. SetMask may move it, so ask
+// again then.
+func (h *Handle) GradientBuffer() weft.Tensor {
+	if h.closed {
+		return weft.Tensor{}
+	}
+	return h.engine.gradientBuffer()
+}
+
 // checkScalars says what is wrong with the gradients of weights of a dispatch backward.
 func (h *Handle) checkScalars(op string, r *Routing, scalars, out weft.Tensor) error {
 	if scalars.IsZero() != out.IsZero() {

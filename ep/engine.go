@@ -43,6 +43,7 @@ type engine interface {
 	combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error
 	weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error // arguments that are as they should be
 	combineBuffer() weft.Tensor
+	gradientBuffer() weft.Tensor
 	countWaits(dispatch, combine weft.Tensor) // of tensors that are as they should be
 	memoryBytes() int
 	sms() (dispatch, combine, gradients int)

@@ -32,7 +32,7 @@ func SetCombineRanks(ranks int) (undo func()) {
 // CarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by bulk copies: bytes at a time and warps, or zeros.
 func CarriesOf(s Spec, threads, ranks int) (push, pull [2]int) {
 	s = s.normalize()
-	p, c := s.pushCarry(threads), s.pullCarry(threads, min(s.TopK, ranks))
+	p, c := s.pushCarry(threads), s.pullCarry(threads, s.pullRows(ranks))
 	return [2]int{p.chunk, p.warps}, [2]int{c.chunk, c.warps}
 }
 
@@ -48,9 +48,17 @@ const TableVersion = tableVersion
 // Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
 func Announced(h *Handle) uint32 { return h.engine.(*gpu).free() }
 
+// gpuOf is a handle's engine, which is one on GPUs.
+func gpuOf(h *Handle) *gpu {
+	if g, ok := h.engine.(*gpu); ok {
+		return g
+	}
+	return h.engine.(*placed).gpu
+}
+
 // Readable says whether others read a tensor where it is, rather than a copy.
 func Readable(h *Handle, t weft.Tensor) bool {
-	_, ok := h.engine.(*placed).readable(t)
+	_, ok := gpuOf(h).readable(t)
 	return ok
 }
 
@@ -75,7 +83,7 @@ func KernelsOf(s Spec, ranks int) []string {
 	switch {
 	case !s.combines():
 	case t.pulls:
-		add(pullKernel(s.Output, "").Name, "weft_pull")
+		add(pullKernel(s.Output, "").Name, s.pullName())
 	default:
 		add(combineKernel(combineForm(s), s.Output, "").Name, t.combineName(s, ranks), t.fusedCombineName(s, ranks))
 	}
@@ -88,10 +96,7 @@ func KernelsOf(s Spec, ranks int) []string {
 
 // SetEpoch has a handle on GPUs count its operations from an epoch on, before the first.
 func SetEpoch(h *Handle, epoch uint64) error {
-	g, ok := h.engine.(*gpu)
-	if !ok {
-		g = h.engine.(*placed).gpu
-	}
+	g := gpuOf(h)
 	var counts []byte
 	for range g.locals.gradientCounts + g.blocks.gradients {
 		counts = binary.LittleEndian.AppendUint64(counts, epoch)

@@ -157,7 +157,7 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	switch {
 	case !h.spec.combines():
 	case h.tuning.pulls:
-		add(pullKernel(h.spec.Output, arch), "weft_pull", &f.combine)
+		add(pullKernel(h.spec.Output, arch), h.spec.pullName(), &f.combine)
 	default:
 		add(combineKernel(combineForm(h.spec), h.spec.Output, arch), h.tuning.combineName(h.spec, h.geometry.ranks), &f.combine)
 	}

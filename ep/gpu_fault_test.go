@@ -31,10 +31,12 @@ var (
 	tokenRows  = ep.Spec{MaxTokens: 300, Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}                     // the same, and read where they are
 )
 
-var ways = []struct {
+var ways = []way{{"exact", exactRows}, {"value", valueRows}, {"flag", flagRows}, {"rank", rankRows}, {"direct", directRows}, {"packed", packedRows}, {"token", tokenRows}}
+
+type way struct {
 	name string
 	spec ep.Spec
-}{{"exact", exactRows}, {"value", valueRows}, {"flag", flagRows}, {"rank", rankRows}, {"direct", directRows}, {"packed", packedRows}, {"token", tokenRows}}
+}
 
 // sized fills in the shape of one of the ways.
 func sized(s ep.Spec, ranks int) ep.Spec {

@@ -23,6 +23,7 @@ type gradientArgs struct {
 	rowBytes, align         uint32
 	call, _                 uint32
 	chunk, carriers         uint32
+	room, multipliers       uint32
 	home, described         uint64
 	y, rows                 uint64
 	scalars                 scalarArgs
@@ -91,8 +92,10 @@ func (h *gpu) prepareGradients(f functions) (err error) {
 	}
 	// A block of a handle whose rows have places has an SM to itself, so there is shared memory.
 	if c := s.gradientCarry(h.blocks.gradientThreads); bulk && h.tuning.placed && c.warps > 0 {
-		a.chunk, a.carriers = uint32(c.chunk), uint32(c.warps)
-		config.Shared = c.chunk * c.warps
+		warps := min(productWarps, h.blocks.gradientThreads/32)
+		room := bulkSharedBytes / (productDepth * warps) / unitBytes * unitBytes
+		a.chunk, a.carriers, a.room, a.multipliers = uint32(c.chunk), uint32(c.warps), uint32(room), uint32(warps)
+		config.Shared = max(c.chunk*c.warps, room*productDepth*warps)
 		if err := f.gradients.SetMaxDynamicShared(config.Shared); err != nil {
 			return err
 		}
@@ -148,7 +151,7 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 		call, what = device.CallCombineWeightBackward, what|whatDots
 		a.y = addressOf(y)
 	}
-	if what == whatRows && a.carriers > 0 {
+	if a.carriers > 0 {
 		what |= whatBulk
 	}
 	at, err := h.offer(stream, gradOut, h.regions.gradients)

@@ -15,8 +15,8 @@ import (
 )
 
 // placed is the engine of handles on GPUs whose rows have their final places before they leave: the packed layouts, and all whose capacity can overflow. Prepare,
-// which is kernels/place.cu, gives every row its place; Dispatch, kernels/push.cu, stores it there; where a token has one row at a rank, its home reads it from there
-// in Combine, kernels/pull.cu. Where it has one for each expert, Combine is that of the other handles.
+// which is kernels/place.cu, gives every row its place; Dispatch, kernels/push.cu, stores it there; its token's home reads it from there in Combine, kernels/pull.cu.
+// Where a rank first sums the rows that it has of a token, Combine is that of the other handles.
 type placed struct{ *gpu }
 
 // placeArgs are the arguments of a prepare: the Place of kernels/place.cu.
@@ -263,7 +263,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
 		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
-	most := min(g.topk, g.ranks) // rows of a token
+	most := s.pullRows(g.ranks)
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
 		l.pullBulk = whatBulk
 		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(ceil(s.outputBytes(), c.chunk))
@@ -553,11 +553,12 @@ func (h *gpu) offer(stream *cuda.Stream, t weft.Tensor, stage int64) (at int64, 
 	return stage, stream.Copy(h.window.Pointer().Add(int(stage)), t.Pointer(), t.Bytes())
 }
 
-// readable says where in the window a tensor is that others read where it is: where placed rows were received, or in the combine buffer.
+// readable says where in the window a tensor is that others read where it is: where placed rows were received, in the combine buffer, or in that of gradients.
 func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
 	within := func(from, size int64) bool { return at >= from && at+int64(t.Bytes()) <= from+size }
 	at, r := int64(addressOf(t)-uint64(h.window.Pointer())), &h.regions
-	ok = h.tuning.placed && within(r.blocks, r.total-r.blocks) || h.tuning.pulls && within(r.stage, h.stageBytes())
+	ok = h.tuning.placed && within(r.blocks, r.total-r.blocks) || h.tuning.pulls && within(r.stage, h.stageBytes()) ||
+		h.spec.combines() && within(r.gradients, int64(h.geometry.tokens)*int64(h.spec.outputBytes()))
 	return at, ok
 }
 
@@ -568,5 +569,17 @@ func (h *gpu) combineBuffer() weft.Tensor {
 	if !h.tuning.pulls {
 		return weft.Tensor{}
 	}
-	return weft.Tensor{Data: pointer(h.window.Pointer().Add(int(h.regions.stage))), DType: h.spec.Output, Shape: []int{h.geometry.rows(), h.spec.Hidden}}
+	return h.sums(h.regions.stage, h.geometry.rows())
+}
+
+func (h *gpu) gradientBuffer() weft.Tensor {
+	if !h.spec.combines() {
+		return weft.Tensor{}
+	}
+	return h.sums(h.regions.gradients, h.geometry.tokens)
+}
+
+// sums views memory in the window as so many rows of the Output type.
+func (h *gpu) sums(at int64, rows int) weft.Tensor {
+	return weft.Tensor{Data: pointer(h.window.Pointer().Add(int(at))), DType: h.spec.Output, Shape: []int{rows, h.spec.Hidden}}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
@@ -43,6 +44,42 @@ func TestCountedPlacesOnGPUs(t *testing.T) {
 					})
 				})
 			}
+		}
+	})
+}
+
+// TestStageOrSlotsOnGPUs combines rows by expert whose homes read them where they are, and such whose copy would be far larger than what is received, which go through slots.
+func TestStageOrSlotsOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 3
+		if !m.holds(ranks) {
+			t.Skip("ranks would share a GPU")
+		}
+		for _, way := range []struct {
+			name         string
+			hidden, topk int
+			capacity     int
+			pulls        bool
+		}{
+			{"as large as what is received", 16, 3, 0, true},
+			{"far larger", 1024, 3, 0, false},
+			{"no larger than slots", 1024, 3, 36, true},
+			{"many rows of a token", 1024, 32, 380, true},
+		} {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(exactRows, ranks)
+				s.Layout, s.Payload, s.RowBytes, s.ScaleBytes, s.Output = ep.ExpertPacked, ep.Opaque, 32, 0, weft.BFloat16
+				s.Hidden, s.TopK, s.Experts, s.Capacity, s.Overflow = way.hidden, way.topk, 12*ranks, way.capacity, ep.OverflowDrop
+				c := evenly(s, ranks, 1, s.MaxTokens)
+				c.Operand = eptest.PlainOperand
+				b := c.Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					if buffer := r.handle.CombineBuffer(); buffer.IsZero() == way.pulls {
+						return fmt.Errorf("a buffer of %v", buffer)
+					}
+					return r.batch(ctx, b)
+				})
+			})
 		}
 	})
 }

@@ -10,7 +10,7 @@ import (
 
 // tuning says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks alone, so it is the same on every rank.
 type tuning struct {
-	// Rows have their final places before they leave; where a token has one row at a rank, its home reads it there.
+	// Rows have their final places before they leave; where no rank sums first, the home of a token reads them there.
 	placed, pulls bool
 	// Rows are values that are their own flags, or are told of by a word a block.
 	valueDispatch, valueCombine bool
@@ -51,6 +51,14 @@ const (
 	pullDepth       = 2        // parts of tokens that a warp of a combine has: one that it adds up, one on its way. More are smaller, which costs more than it gains
 )
 
+// A bulk copy of less than some KiB is bound by its issue. So where all the warps of a combine would have parts of fewer units than pullFewUnits, fewer of them have parts of
+// pullManyUnits, but pullLeastWarps of them still: as many as add up what an SM can bring.
+const pullFewUnits, pullManyUnits, pullLeastWarps = 3, 4, 3
+
+// Of the gradient of a combine with weights so many warps of a block multiply, each with so many parts in shared memory: DEPTH of kernels/gradients.cu. What a part takes to
+// set out and to be awaited is some 200 instructions, so parts are not to be small.
+const productWarps, productDepth = 12, 2
+
 // From so many bytes on rows go by bulk copies.
 var bulkRowBytes = 1 << 10
 
@@ -82,7 +90,25 @@ func tune(s Spec, ranks int) tuning {
 }
 
 // pulls reports whether sums are of rows that their homes read where they have their places.
-func (s Spec) pulls(ranks int) bool { return s.placed(ranks) && s.combines() && !s.Layout.byExpert() }
+func (s Spec) pulls(ranks int) bool {
+	return s.placed(ranks) && s.combines() && (!s.Layout.byExpert() || s.Reduction == Exact && s.stages(ranks))
+}
+
+// stages reports whether a copy of all rows by expert is worth its memory, which rows that stand elsewhere than where they were received are read from. It is as large as
+// the most rows that can come, where slots at home are as many as a rank's own selections.
+func (s Spec) stages(ranks int) bool {
+	rows, output := mostRows(s, ranks), int64(s.outputBytes())
+	stage, slots, received := rows*output, 2*int64(s.MaxTokens)*int64(s.TopK)*output, int64(s.Live)*newBlockShape(s, int(rows)).bytes
+	return stage <= max(slots, 2*received) && stage+received <= mostPlacedBytes/2
+}
+
+// pullRows is how many rows of a token a home adds up at most.
+func (s Spec) pullRows(ranks int) int {
+	if s.Layout.byExpert() {
+		return s.TopK
+	}
+	return min(s.TopK, ranks)
+}
 
 // carry is how a kernel moves rows by bulk copies: bytes at a time, by so many warps of a block.
 type carry struct{ chunk, warps int }
@@ -117,15 +143,27 @@ func (s *Spec) pullCarry(threads, most int) carry {
 	if t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
 		return carry{}
 	}
-	warps := min(cmp.Or(t.Warps, bulkMostWarps), threads/32, bulkSharedBytes/(pullDepth*most*unitBytes))
-	units := bulkSharedBytes / (warps * pullDepth * most * unitBytes)
-	parts := max(t.Parts, ceil(row, units*unitBytes))
+	all := bulkSharedBytes / (pullDepth * most * unitBytes) // units of a row that all warps have room for
+	warps := bulkMostWarps
+	if all/warps < pullFewUnits {
+		warps = max(pullLeastWarps, all/pullManyUnits)
+	}
+	warps = min(cmp.Or(t.Warps, warps), threads/32, all)
+	parts := max(t.Parts, ceil(row, all/warps*unitBytes))
 	return carry{ceil(row, parts*unitBytes) * unitBytes, warps}
 }
 
 // placed reports whether rows have their final places before they leave: where their number follows from the routing, and everywhere that something can overflow.
 func (s Spec) placed(ranks int) bool {
 	return s.Layout.packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
+}
+
+// pullName is the kernel of a combine that reads rows where they are.
+func (s Spec) pullName() string {
+	if s.Layout.byExpert() {
+		return "weft_pull_exact"
+	}
+	return "weft_pull"
 }
 
 // clerks is how many blocks more dispatch and combine have than move rows, where there is room.

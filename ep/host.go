@@ -147,6 +147,8 @@ func (h *host) countWaits(dispatch, combine weft.Tensor) {
 
 func (*host) combineBuffer() weft.Tensor { return weft.Tensor{} }
 
+func (*host) gradientBuffer() weft.Tensor { return weft.Tensor{} }
+
 // waits is where an operation counts its waits, or nil.
 func (h *host) waits(op string) []int64 {
 	if op == opCombine || op == opDispatchBackward {

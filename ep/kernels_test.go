@@ -98,10 +98,11 @@ func arguedPrograms(arch string) []argued {
 				"EXPONENTS": whatExponents, "UNITS": mostUnits(Spec{}), "BULK": whatBulk,
 			})},
 		{pullKernel(weft.BFloat16, arch), layout.Of("Pull", reflect.TypeFor[pullArgs](), nil) +
-			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "UNITS": pullUnits, "BULK": whatBulk})},
+			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted, "UNITS": pullUnits, "BULK": whatBulk})},
 		{gradientKernel(weft.BFloat16, arch), layout.Of("Gradients", reflect.TypeFor[gradientArgs](), nil) +
 			layout.Constants(map[string]int{
 				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted, "32 * MOST_WARPS": mostGradientThreads,
+				"DEPTH": productDepth,
 			})},
 		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
 			layout.Constants(map[string]int{"WIDE": whatWide, "THREADS": censusThreads, "SHARE": censusShare, "MAX_RANKS": weft.MaxRanks})},

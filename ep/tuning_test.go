@@ -49,8 +49,11 @@ func TestTuningRefusals(t *testing.T) {
 		}},
 		{"places", "has no slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Dispatch.Units = ep.ExpertPacked, 1 }},
 		{"slots", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Parts = 2 }},
-		{"slots of combine", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Combine.Bulk = ep.ExpertPacked, 1 }},
+		{"slots of combine", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
+			s.Layout, s.Reduction, s.Tuning.Combine.Bulk = ep.ExpertPacked, ep.Partial, 1
+		}},
 		{"pulled", "has no slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Dependent = 1 }},
+		{"pulled by expert", "has no slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Combine.Dependent = ep.ExpertPacked, 1 }},
 		{"all of places", "", nil, ep.GPUEngine, func(s *ep.Spec) {
 			*s = pulled(*s)
 			s.Tuning.Dispatch = ep.KernelTuning{Threads: 512, Blocks: 1024, Bulk: 1, Warps: 16, Parts: 16}
@@ -186,11 +189,18 @@ func TestTunedBulkCopiesFit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		threads := 32 * rapid.IntRange(2, 16).Draw(t, "warps of a block")
 		k := ep.KernelTuning{Warps: rapid.IntRange(0, threads/32).Draw(t, "warps"), Parts: rapid.IntRange(0, 16).Draw(t, "parts"), Bulk: rapid.IntRange(0, 1).Draw(t, "bulk")}
-		s := pulled(sized(exactRows, 2))
+		s := sized(exactRows, 2)
+		byRank := rapid.Bool().Draw(t, "a row for each rank")
+		if s.Layout = ep.ExpertPacked; byRank {
+			s = pulled(s)
+		}
 		s.Hidden, s.Tuning = 8*rapid.IntRange(1, 40_000).Draw(t, "hidden"), ep.Tuning{Dispatch: k, Combine: k}
 		ranks := rapid.IntRange(1, 64).Draw(t, "ranks")
 		s.TopK = rapid.IntRange(1, 32).Draw(t, "top-k")
-		row, most := 2*s.Hidden, min(s.TopK, ranks)
+		row, most := 2*s.Hidden, s.TopK
+		if byRank {
+			most = min(most, ranks)
+		}
 		push, pull := ep.CarriesOf(s, threads, ranks)
 		for _, c := range []struct {
 			what                      string
@@ -227,7 +237,7 @@ func TestTunedPlacesOnGPUs(t *testing.T) {
 			byRank := pulled(sized(exactRows, ranks))
 			byRank.Tuning = ep.Tuning{Dispatch: k, Combine: k}
 			byExpert := packed
-			byExpert.Tuning.Dispatch = k
+			byExpert.Tuning = byRank.Tuning
 			for name, s := range map[string]ep.Spec{"token-major": byRank, "expert-packed": byExpert} {
 				t.Run(fmt.Sprintf("%d/%s", i, name), func(t *testing.T) {
 					s.Hidden, s.SMs = 1000, 3*ranks

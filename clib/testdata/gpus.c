@@ -308,7 +308,7 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 	weft_tensor buffer = {.size = sizeof buffer};
 	OK(weft_ep_combine_buffer(ep, &buffer));
 	if (buffer.dtype != WEFT_NONE) { /* the same from the memory that spares a copy */
-		TRUE(s->engine == WEFT_GPU && w->spec.layout == WEFT_TOKEN_MAJOR && buffer.shape[0] >= n);
+		TRUE(s->engine == WEFT_GPU && (w->spec.layout == WEFT_TOKEN_MAJOR || w->spec.reduction == WEFT_EXACT) && buffer.shape[0] >= n);
 		copy(r, s, buffer.data, raw, (size_t)n * HIDDEN * number);
 		weft_tensor first = y;
 		first.data = buffer.data;
@@ -327,6 +327,12 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 	weft_ep_combine_backward_args back = {.size = sizeof back, .routing = got.routing, .grad_out = &grad, .grad_rows = &grad_rows};
 	if (weighted) {
 		back.rows = &y, back.grad_weights = &grad_weights;
+	}
+	OK(weft_ep_gradient_buffer(ep, &buffer));
+	if (buffer.dtype != WEFT_NONE) { /* from the memory that spares a copy; the host has none */
+		TRUE(s->engine == WEFT_GPU && buffer.shape[0] >= b.tokens && buffer.shape[1] == HIDDEN);
+		copy(r, s, buffer.data, grad.data, bytes_of(&grad));
+		grad.data = buffer.data;
 	}
 	OK(weft_ep_combine_backward(ep, s->stream, &back));
 	keep_rows(r, s, "gradients of rows", &grad_rows, n, sources);

@@ -197,6 +197,8 @@ static void layout(weft_layout which, int phases) {
 	buffer.size = sizeof buffer;
 	OK(weft_ep_combine_buffer(ep, &buffer));
 	TRUE(buffer.dtype == WEFT_NONE && buffer.data == NULL); /* the host has none */
+	OK(weft_ep_gradient_buffer(ep, &buffer));
+	TRUE(buffer.dtype == WEFT_NONE && buffer.data == NULL);
 	int64_t waits[2][64] = {{0}};
 	weft_tensor wait_d = tensor(waits[0], WEFT_INT64, me.ranks, -1), wait_c = tensor(waits[1], WEFT_INT64, me.ranks, -1);
 	OK(weft_ep_count_waits(ep, &wait_d, &wait_c));

@@ -164,12 +164,6 @@ __device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
 // register: the address of a variable it computes anew at each use, from the block's number in its cluster, which takes longer than the load.
 __device__ __forceinline__ u64 shared_at(const void *p) { return __shfl_sync(0xFFFFFFFFu, shared_address(p), 0); }
 
-__device__ __forceinline__ uint4 load_shared16(u64 at) {
-	uint4 v;
-	asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)at) : "memory");
-	return v;
-}
-
 __device__ __forceinline__ u32 load_shared4(u64 at) {
 	u32 v;
 	asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"((u32)at) : "memory");
@@ -179,6 +173,12 @@ __device__ __forceinline__ u32 load_shared4(u64 at) {
 __device__ __forceinline__ uint2 load_shared8(u64 at) {
 	uint2 v;
 	asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"((u32)at) : "memory");
+	return v;
+}
+
+__device__ __forceinline__ uint4 load_shared16(u64 at) {
+	uint4 v;
+	asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"((u32)at) : "memory");
 	return v;
 }
 

@@ -4,7 +4,8 @@
 //	dots      the gradient of a selection's weight is the product of its token's gradient and its row, and is sent home
 //	scalars   gradients of weights that came with the rows are sent home
 //
-// From Hopper on rows that are as they were at home, and have places, go by bulk copies, as those of a push do: one comes, and leaves for each row that it has here.
+// From Hopper on rows that have places go by bulk copies. Those that are as they were at home go as those of a push do: one comes, and leaves for each row that it has
+// here. For others the token's gradient comes, and with dots its rows, into shared memory, from where they are multiplied while the next are on their way.
 //
 // A product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on whichever engine.
 #include "scalars.cuh"
@@ -31,7 +32,8 @@ struct Gradients {
 	u32 what, tokens;
 	u32 at; // where the tokens' gradients begin in this rank's window, in 16 bytes
 	u32 row_bytes, align, call, zero;
-	u32 chunk, carriers; // BULK: bytes of a row that a warp moves at a time, of which shared memory has some for each of so many warps
+	u32 chunk, carriers;	   // BULK: bytes of a row that a warp moves at a time, of which shared memory has some for each of so many warps
+	u32 room, multipliers; // of rows that are multiplied: bytes of a part of some of a token's and of its gradient, of which shared memory has DEPTH for each of so many warps
 	const Pair *home;
 	int *described;
 	const char *y;
@@ -87,13 +89,18 @@ struct Dot {
 	}
 };
 
+__device__ __forceinline__ uint4 times(const Sum &s, float weight) {
+	Sum product;
+#pragma unroll
+	for (int i = 0; i < NUMBERS; i++) product.f[i] = multiply(s.f[i], weight);
+	return product.round();
+}
+
 __device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weight) {
 	if ((a.what & WEIGHTED) == 0) return v;
 	Sum s;
 	s.start(v);
-#pragma unroll
-	for (int i = 0; i < NUMBERS; i++) s.f[i] = multiply(s.f[i], weight);
-	return s.round();
+	return times(s, weight);
 }
 
 // Arrived is what the lane knows of a token that is here: its selection, and the row + 1 that it has, or on the first lane the token.
@@ -195,34 +202,234 @@ __device__ __forceinline__ void spread_all(const Gradients &a, const Turn &o, co
 }
 
 #if __CUDA_ARCH__ >= 900
-// spread_bulk makes the gradients of the rows that shares of the ranks' tokens have here. It goes round the ranks with every step, so that all links are used at any time.
-// The warps that carry call it.
+// Tokens goes through those of shares of the ranks' tokens that are a warp's. It goes round the ranks with every step, so that all links are used at any time.
+struct Tokens {
+	u32 step, end;
+	u32 src, t;	// of the token, with the row that the lane has of it, + 1, and its weight
+	u32 row, weight;
+	u32 next_src, next_t; // of the one behind
+	Arrived next;
+
+	__device__ __forceinline__ Tokens(const Gradients &a, const Turn &o, const Share *shares, u32 warp, u32 lane) : step(warp), end(0), next(a, 0, 32) {
+		for (u32 r = lane; r < a.group.ranks; r += 32) end = max(end, shares[r].to - shares[r].from);
+		end = __reduce_max_sync(0xFFFFFFFFu, end) * a.group.ranks;
+		look(a, o, shares, lane);
+	}
+
+	// look asks for what is known of the token of this step.
+	__device__ __forceinline__ void look(const Gradients &a, const Turn &o, const Share *shares, u32 lane) {
+		next_src = next_rank(a.group, step % a.group.ranks);
+		Share share = shares[next_src];
+		next_t = share.from + step / a.group.ranks;
+		next = Arrived(a, slot(a, next_src, next_t), step < end && next_t < share.to && !holds(o.mask, next_src) ? lane : 32);
+	}
+
+	__device__ __forceinline__ static u64 slot(const Gradients &a, u32 src, u32 t) { return (u64)src * a.shape.capacity + t; }
+
+	// go goes on by so many steps to a token, and gives the lanes that have rows of it: maybe none. False: there is none left.
+	__device__ __forceinline__ bool go(const Gradients &a, const Turn &o, const Share *shares, u32 steps, u32 lane, u32 &rows) {
+		if (step >= end) return false;
+		src = next_src, t = next_t;
+		row = next.row(a, slot(a, src, t), lane), weight = next.p.weight;
+		rows = __ballot_sync(0xFFFFFFFFu, row != 0);
+		step += steps;
+		look(a, o, shares, lane);
+		return true;
+	}
+};
+
+// spread_bulk makes the gradients of the rows that shares of the ranks' tokens have here. The warps that carry call it.
 __device__ __forceinline__ void spread_bulk(const Gradients &a, const Turn &o, Carrier &carrier, char *const *grads, const Share *shares, u32 warp, u32 lane) {
-	u32 most = 0, ranks = a.group.ranks;
-	for (u32 r = lane; r < ranks; r += 32) most = max(most, shares[r].to - shares[r].from);
-	most = __reduce_max_sync(0xFFFFFFFFu, most) * ranks;
-	auto arrived = [&](u32 i, u32 &src, u32 &t) {
-		src = next_rank(a.group, i % ranks);
-		Share share = shares[src];
-		t = share.from + i / ranks;
-		return Arrived(a, (u64)src * a.shape.capacity + t, i < most && t < share.to && !holds(o.mask, src) ? lane : 32);
-	};
-	u32 src, t;
-	Arrived here = arrived(warp, src, t);
-	for (u32 i = warp; i < most; i += a.carriers) {
-		u32 row = here.row(a, (u64)src * a.shape.capacity + t, lane), rows = __ballot_sync(0xFFFFFFFFu, row != 0);
-		const char *from = grads[src] + (u64)t * a.row_bytes;
-		here = arrived(i + a.carriers, src, t);
+	Tokens token(a, o, shares, warp, lane);
+	for (u32 rows; token.go(a, o, shares, a.carriers, lane, rows);) {
+		const char *from = grads[token.src] + (u64)token.t * a.row_bytes;
 		for (u32 at = 0; rows != 0 && at < a.row_bytes; at += a.chunk) {
 			u32 bytes = min(a.chunk, a.row_bytes - at);
 			carrier.fetch(from + at, bytes);
 			carrier.await();
 			for (u32 todo = rows; todo != 0; todo &= todo - 1) {
-				u32 to = __shfl_sync(0xFFFFFFFFu, row, __ffs((int)todo) - 1) - 1;
+				u32 to = __shfl_sync(0xFFFFFFFFu, token.row, __ffs((int)todo) - 1) - 1;
 				carrier.store(a.rows + (u64)to * a.row_bytes + at, bytes);
 			}
 			carrier.commit();
 		}
+	}
+}
+
+// Parcel is some rows of a token that are multiplied together.
+struct Parcel {
+	u32 rows[ROWS_AT_ONCE], ks[ROWS_AT_ONCE];
+	float weights[ROWS_AT_ONCE];
+	u32 src, t, count;
+	u32 part; // bytes of a row that come at a time
+};
+
+constexpr u32 DEPTH = 2; // parts of a warp's: one that it multiplies, one on its way
+
+// Sender sets parts of parcels on their way to the stages of a warp, one after another.
+struct Sender {
+	Tokens token;
+	Parcel *parcels; // DEPTH
+	u32 begun;
+	u32 left;		  // lanes of rows of the token that are still to come
+	const char *from; // what the lane copies of the parcel: the token's gradient, or one of the rows
+	u32 copies, part, at;
+
+	__device__ __forceinline__ Sender(const Gradients &a, const Turn &o, const Share *shares, Parcel *parcels, u32 warp, u32 lane)
+		: token(a, o, shares, warp, lane), parcels(parcels), begun(0), left(0), from(nullptr), copies(0), part(0), at(a.row_bytes) {}
+
+	// begin takes the next rows. False: there are none.
+	__device__ __forceinline__ bool begin(const Gradients &a, const Turn &o, char *const *grads, const Share *shares, u32 lane) {
+		while (left == 0) {
+			if (!token.go(a, o, shares, a.multipliers, lane, left)) return false;
+		}
+		Parcel &p = parcels[begun++ % DEPTH];
+		u32 rest = left;
+#pragma unroll
+		for (u32 j = 0; j < ROWS_AT_ONCE; j++) rest &= rest - 1;
+		u32 lanes = left & ~rest, before = __popc(lanes & ((1u << lane) - 1)), count = __popc(lanes);
+		left = rest;
+		copies = (a.what & DOTS) != 0 ? 1 + count : 1;
+		part = a.room / copies & ~(UNIT - 1);
+		if ((lanes >> lane & 1) != 0) p.rows[before] = token.row - 1, p.ks[before] = lane, p.weights[before] = number(token.weight);
+		if (lane == 0) p.src = token.src, p.t = token.t, p.count = count, p.part = part;
+		__syncwarp();
+		from = grads[token.src] + (u64)token.t * a.row_bytes;
+		if (lane != 0 && lane < copies) from = a.y + (u64)p.rows[lane - 1] * a.row_bytes;
+		at = 0;
+		return true;
+	}
+
+	// send says whether there was one.
+	__device__ __forceinline__ bool send(const Gradients &a, const Turn &o, char *const *grads, const Share *shares, char *stage, u64 *barrier, u32 lane) {
+		if (at >= a.row_bytes && !begin(a, o, grads, shares, lane)) return false;
+		u32 bytes = min(part, a.row_bytes - at);
+		if (lane == 0) barrier_expect(barrier, copies * bytes);
+		__syncwarp();
+		if (lane < copies) bulk_load(stage + lane * part, from + at, bytes, barrier);
+		at += part;
+		return true;
+	}
+};
+
+// Two is two elements that follow each other, of a row in shared memory: those of a lane of each PAIRS that a unit has.
+struct Two {
+	float low, high;
+
+	__device__ __forceinline__ Two(u64 at) {
+#if WEFT_TYPE == 3
+		uint2 v = load_shared8(at);
+		low = number(v.x), high = number(v.y);
+#else
+		u32 v = load_shared4(at);
+		low = wide((Element)v), high = wide((Element)(v >> 16));
+#endif
+	}
+};
+constexpr u32 TWO = 2 * sizeof(Element), PAIR = 32 * TWO, PAIRS = UNIT / PAIR; // bytes of a lane's and of a warp's
+
+// Products are those of the rows of a parcel, under way: a lane's elements 2 lane and 2 lane + 1 of 64.
+struct Products {
+	Dot of[ROWS_AT_ONCE];
+
+	// take takes a unit of N rows, of so many bytes.
+	template <u32 N, bool WHOLE> __device__ __forceinline__ void take(u64 grad, u32 part, u32 bytes, u32 lane) {
+#pragma unroll
+		for (u32 i = 0; i < PAIRS; i++) {
+			u32 at = i * PAIR + lane * TWO;
+			if (!WHOLE && at >= bytes) continue;
+			Two x(grad + at);
+#pragma unroll
+			for (u32 j = 0; j < N; j++) {
+				Two y(grad + (1 + j) * part + at);
+				of[j].low = fused(x.low, y.low, of[j].low);
+				of[j].high = fused(x.high, y.high, of[j].high);
+			}
+		}
+	}
+
+	// sum is right on the first lane. All lanes call it.
+	__device__ __forceinline__ float sum(u32 j) const {
+		Dot d = of[j];
+#pragma unroll
+		for (u32 h = 16; h > 0; h /= 2) {
+			d.low = add(d.low, __shfl_down_sync(0xFFFFFFFFu, d.low, h));
+			d.high = add(d.high, __shfl_down_sync(0xFFFFFFFFu, d.high, h));
+		}
+		float s = add(d.low, d.high);
+		return s != s ? number(0x7FFFFFFF) : s;
+	}
+};
+
+// multiply_part makes a part of N rows, and goes on with their products. The parts of the token's gradient and of the rows are `part` bytes apart.
+template <u32 N> __device__ __forceinline__ void multiply_part(const Gradients &a, const Parcel &parcel, u64 grad, u32 at, u32 part, Products &products, u32 lane) {
+	char *rows[N];
+	float weights[N];
+#pragma unroll
+	for (u32 j = 0; j < N; j++) rows[j] = a.rows + (u64)parcel.rows[j] * a.row_bytes + at + lane * 16, weights[j] = parcel.weights[j];
+	u32 bytes = min(part, a.row_bytes - at);
+	bool dots = (a.what & DOTS) != 0;
+#pragma unroll 1
+	for (u32 unit = 0; unit < bytes; unit += UNIT) {
+		bool whole = unit + UNIT <= bytes;
+		if (dots && whole) products.take<N, true>(grad + unit, part, UNIT, lane);
+		if (dots && !whole) products.take<N, false>(grad + unit, part, bytes - unit, lane);
+		if (unit + lane * 16 >= bytes) continue;
+		Sum token;
+		token.start(load_shared16(grad + unit + lane * 16));
+#pragma unroll
+		for (u32 j = 0; j < N; j++) store16(rows[j] + unit, times(token, weights[j]));
+	}
+}
+
+// spread_products makes the gradients of the rows that shares of the ranks' tokens have here, times their weights, and with DOTS those of the weights. The warps that
+// multiply call it. What is waited for is no rank: a bulk copy ends as a load does, and no block may end before.
+__device__ __forceinline__ void spread_products(const Gradients &a, const Turn &o, char *buffers, char *const *grads, const Share *shares, u32 warp, u32 lane) {
+	__shared__ Parcel parcels[MOST_CARRIERS][DEPTH];
+	__shared__ u64 arrived[MOST_CARRIERS][DEPTH];
+	if (lane < DEPTH) {
+		barrier_init(&arrived[warp][lane], 1);
+		fence_barrier_init();
+	}
+	__syncwarp();
+	char *stages = buffers + warp * DEPTH * a.room;
+	u64 stages_at = shared_at(stages);
+	u32 under_way = 0, stage = 0, parity = 0, done = 0, at = 0; // done: parcels
+	Sender sender(a, o, shares, parcels[warp], warp, lane);
+	auto send = [&](u32 s) {
+		if (sender.send(a, o, grads, shares, stages + s * a.room, &arrived[warp][s], lane)) under_way++;
+	};
+	Products products;
+	for (u32 s = 0; s < DEPTH; s++) send(s);
+	while (under_way != 0) {
+		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
+		__syncwarp();
+		const Parcel &parcel = parcels[warp][done % DEPTH];
+		u64 grad = stages_at + stage * a.room;
+		u32 count = parcel.count, part = parcel.part;
+		if (at == 0) {
+#pragma unroll
+			for (u32 j = 0; j < ROWS_AT_ONCE; j++) products.of[j] = {0, 0};
+		}
+		if (count == 4) multiply_part<4>(a, parcel, grad, at, part, products, lane);
+		if (count == 3) multiply_part<3>(a, parcel, grad, at, part, products, lane);
+		if (count == 2) multiply_part<2>(a, parcel, grad, at, part, products, lane);
+		if (count == 1) multiply_part<1>(a, parcel, grad, at, part, products, lane);
+		at += part;
+		if (at >= a.row_bytes) {
+#pragma unroll
+			for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
+				if ((a.what & DOTS) == 0 || j >= count) continue;
+				float sum = products.sum(j);
+				if (lane == 0) store_relaxed_sys4(a.group.window[parcel.src] + a.scalars.offset(a.shape, o, parcel.t * a.shape.topk + parcel.ks[j]), bits(sum));
+			}
+			at = 0, done++;
+		}
+		under_way--;
+		fence_async_shared(); // all have read before anything comes there again
+		__syncwarp();
+		send(stage);
+		if (++stage == DEPTH) stage = 0, parity ^= 1;
 	}
 }
 #endif
@@ -255,7 +462,9 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	__shared__ u64 barriers[MOST_CARRIERS];
 	Carrier carrier(buffers, barriers, a.chunk, warp, lane);
 	fence_async(); // what was heard of was stored by others
-	if ((a.what & BULK) != 0 && warp < a.carriers) spread_bulk(a, o, carrier, grads, (Share *)shares, warp, lane);
+	bool bulk = (a.what & BULK) != 0, products = (a.what & WEIGHTED) != 0;
+	if (bulk && !products && warp < a.carriers) spread_bulk(a, o, carrier, grads, (Share *)shares, warp, lane);
+	if (bulk && products && warp < a.multipliers) spread_products(a, o, buffers, grads, (Share *)shares, warp, lane);
 #endif
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share = ((Share *)shares)[src];

@@ -1,5 +1,6 @@
-// Pull: the combine of layouts where a token has one row at a rank. The home of a token reads its rows where they are, in the memory of the ranks that have it, and
-// adds them in rank order, in fp32, rounded once. Nothing is stored on the way, and nobody goes on before all have read.
+// Pull: the combine of rows that have places, unless a rank first sums those that it has of a token. The home of a token reads its rows where they are, in the memory of
+// the ranks that have it, and adds them in fp32, rounded once: where a token has one row at a rank, in rank order; where it has one for each selection (exact sums), fused
+// multiply-adds, k ascending, from +0 or the bias. Nothing is stored on the way, and nobody goes on before all have read.
 //
 // As a dispatch's gradient it brings the gradients of weights home besides.
 //
@@ -10,7 +11,10 @@
 namespace weft {
 
 // What the launch does, beside what exchange.cuh names.
-enum { BULK = 512 };
+enum {
+	WEIGHTED = 64,
+	BULK = 512,
+};
 
 // Go: pullArgs.
 struct Pull {
@@ -41,31 +45,40 @@ constexpr u32 ROWS = 4, UNITS = 2; // rows that a lane has in flight, and units 
 
 // Selected is a selection of a token for each lane.
 struct Selected {
-	u32 place, what;
+	u32 place;
+	Pair pair;
 
-	__device__ __forceinline__ Selected(const Pull &a, u32 t, u32 lane) : place(0), what(0) {
+	__device__ __forceinline__ Selected(const Pull &a, u32 t, u32 lane) : place(0), pair{0, 0} {
 		if (lane >= a.shape.topk) return;
 		u64 i = (u64)t * a.shape.topk + lane;
 		place = a.places[i];
-		what = a.home[i].what;
+		pair = a.home[i];
 	}
 };
 
-// Visit is a rank that has a row of a token: of a lane that is here, and `before` others are added up earlier.
-struct Visit {
+// Visit is a row of a token: of a lane that is here, and `before` others are added up earlier. EXACT: each selection has one, else each rank.
+template <bool EXACT> struct Visit {
 	u32 rank, row, before;
 	bool here;
+	float weight;
 	u32 count; // of all lanes
 
 	__device__ __forceinline__ Visit() {}
 
-	__device__ __forceinline__ Visit(const Pull &a, const Turn &o, const Selected &s) : rank(0), row((s.place & ~LEADER) - 1) {
-		here = (s.place & LEADER) != 0;
-		if (here) rank = rank_of(a.shape, (s.what & 0xFFFF) - 1);
+	__device__ __forceinline__ Visit(const Pull &a, const Turn &o, const Selected &s, u32 lane) : rank(0), row((s.place & ~LEADER) - 1), weight(1) {
+		here = EXACT ? s.place != 0 : (s.place & LEADER) != 0;
+		if (here) rank = rank_of(a.shape, (s.pair.what & 0xFFFF) - 1);
 		here = here && !holds(o.mask, rank);
-		u64 ranks = union_of(here ? 1ull << rank : 0);
-		before = __popcll((long long)(ranks & ((1ull << rank) - 1)));
-		count = __popcll((long long)ranks);
+		if constexpr (EXACT) {
+			u32 lanes = __ballot_sync(0xFFFFFFFFu, here);
+			before = __popc(lanes & ((1u << lane) - 1));
+			count = __popc(lanes);
+			if ((a.what & WEIGHTED) != 0) weight = number(s.pair.weight);
+		} else {
+			u64 ranks = union_of(here ? 1ull << rank : 0);
+			before = __popcll((long long)(ranks & ((1ull << rank) - 1)));
+			count = __popcll((long long)ranks);
+		}
 	}
 
 	// lane gives the lane of the row that is added up after j others. All lanes call it.
@@ -90,19 +103,20 @@ struct Units {
 		}
 	}
 
-	// add adds up `count` rows: read(j, at, v) gets what row j has. All lanes call it.
+	// add adds up `count` rows: read(j, v) gets what row j has, and gives its weight. All lanes call it.
 	template <class Read> __device__ __forceinline__ void add(u32 count, Read read) {
 		for (u32 first = 0; first < count; first += ROWS) {
 			uint4 v[ROWS][UNITS];
+			float weight[ROWS];
 #pragma unroll
 			for (u32 j = 0; j < ROWS; j++) {
-				if (first + j < count) read(first + j, v[j]);
+				if (first + j < count) weight[j] = read(first + j, v[j]);
 			}
 #pragma unroll
 			for (u32 j = 0; j < ROWS; j++) {
 #pragma unroll
 				for (u32 u = 0; u < UNITS; u++) {
-					if (first + j < count && from + u * UNIT < end) sum[u].take(v[j][u], 1.0f);
+					if (first + j < count && from + u * UNIT < end) sum[u].take(v[j][u], weight[j]);
 				}
 			}
 		}
@@ -117,8 +131,8 @@ struct Units {
 };
 
 // sum_piece adds up a piece of a token's rows.
-__device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *const *rows, u32 t, u32 pc, u32 lane) {
-	Visit visit(a, o, Selected(a, t, lane));
+template <bool EXACT> __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *const *rows, u32 t, u32 pc, u32 lane) {
+	Visit<EXACT> visit(a, o, Selected(a, t, lane), lane);
 	u64 token = (u64)t * a.row_bytes;
 	Units units(a, token, pc * UNITS * UNIT + lane * 16, a.row_bytes);
 	units.add(visit.count, [&](u32 j, uint4 *v) {
@@ -128,6 +142,7 @@ __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *co
 		for (u32 u = 0; u < UNITS; u++) {
 			if (units.from + u * UNIT < units.end) v[u] = load_once(row + units.from + u * UNIT);
 		}
+		return EXACT ? __shfl_sync(0xFFFFFFFFu, visit.weight, from) : 1.0f;
 	});
 	units.store(a.out + token);
 }
@@ -161,10 +176,10 @@ struct Cursor {
 };
 
 // Fetcher sets parts on their way to the stages of a warp, one after another.
-struct Fetcher {
+template <bool EXACT> struct Fetcher {
 	Cursor at;
 	Selected next; // of the token behind
-	Visit visit;
+	Visit<EXACT> visit;
 	const char *row; // a lane's, if its visit is here
 
 	__device__ __forceinline__ Fetcher(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane)
@@ -174,23 +189,29 @@ struct Fetcher {
 
 	// begin learns where the rows of a token are, and asks for the one behind.
 	__device__ __forceinline__ void begin(const Pull &a, const Turn &o, char *const *rows, Share share, u32 lane) {
-		visit = Visit(a, o, next);
+		visit = Visit<EXACT>(a, o, next, lane);
 		row = rows[visit.rank] + (u64)visit.row * a.row_bytes;
 		next = Selected(a, at.t + 1, at.t + 1 < share.to ? lane : 32);
 	}
 
-	// fetch gives how many rows come.
-	__device__ __forceinline__ u32 fetch(const Pull &a, char *stage, u64 *arrived, u32 lane) const {
+	// fetch gives how many rows come. What they weigh comes with them.
+	__device__ __forceinline__ u32 fetch(const Pull &a, char *stage, u64 *arrived, float *weights, u32 lane) const {
 		u32 bytes = at.bytes(a);
 		if (lane == 0) barrier_expect(arrived, visit.count * bytes);
+		if (EXACT && visit.here) weights[visit.before] = visit.weight;
 		__syncwarp();
 		if (visit.here) bulk_load(stage + visit.before * a.chunk, row + at.from, bytes, arrived);
 		return visit.count;
 	}
 };
 
-// take_rows adds to the sums of some units those of N rows. A lane's 16 bytes of the first unit of the first row are at `at`.
-template <u32 N, u32 U> __device__ __forceinline__ void take_rows(Sum *sum, u64 at, u32 chunk) {
+// take_rows adds to the sums of some units those of N rows. A lane's 16 bytes of the first unit of the first row are at `at`, what the rows weigh, if they do, is at `weights`.
+template <u32 N, u32 U, bool EXACT> __device__ __forceinline__ void take_rows(Sum *sum, u64 at, u32 chunk, u64 weights) {
+	float by[ROWS] = {1, 1, 1, 1};
+	if constexpr (EXACT) {
+		uint4 w = load_shared16(weights);
+		by[0] = number(w.x), by[1] = number(w.y), by[2] = number(w.z), by[3] = number(w.w);
+	}
 	uint4 v[N][U];
 #pragma unroll
 	for (u32 j = 0; j < N; j++) {
@@ -200,37 +221,39 @@ template <u32 N, u32 U> __device__ __forceinline__ void take_rows(Sum *sum, u64 
 #pragma unroll
 	for (u32 j = 0; j < N; j++) {
 #pragma unroll
-		for (u32 u = 0; u < U; u++) sum[u].take(v[j][u], 1.0f);
+		for (u32 u = 0; u < U; u++) sum[u].take(v[j][u], by[j]);
 	}
 }
 
 // add_units adds up a lane's 16 bytes of each of some units of a token, `at` which it begins in the stage and `to` which in the tokens.
-template <u32 U> __device__ __forceinline__ void add_units(const Pull &a, u64 to, u64 at, u32 count) {
+template <u32 U, bool EXACT> __device__ __forceinline__ void add_units(const Pull &a, u64 to, u64 at, u32 count, u64 weights) {
 	Sum sum[U];
 	if (a.biases != 0) {
 #pragma unroll
 		for (u32 u = 0; u < U; u++) add_biases(a, to + u * UNIT, sum[u]);
 	}
-	for (; count >= ROWS; count -= ROWS, at += ROWS * a.chunk) take_rows<ROWS, U>(sum, at, a.chunk);
-	if (count == 3) take_rows<3, U>(sum, at, a.chunk);
-	if (count == 2) take_rows<2, U>(sum, at, a.chunk);
-	if (count == 1) take_rows<1, U>(sum, at, a.chunk);
+	for (; count >= ROWS; count -= ROWS, at += ROWS * a.chunk, weights += ROWS * 4) take_rows<ROWS, U, EXACT>(sum, at, a.chunk, weights);
+	if (count == 3) take_rows<3, U, EXACT>(sum, at, a.chunk, weights);
+	if (count == 2) take_rows<2, U, EXACT>(sum, at, a.chunk, weights);
+	if (count == 1) take_rows<1, U, EXACT>(sum, at, a.chunk, weights);
 #pragma unroll
 	for (u32 u = 0; u < U; u++) store16(a.out + to + u * UNIT, sum[u].round());
 }
 
 // add_part adds up a part that has come.
-__device__ __forceinline__ void add_part(const Pull &a, const Cursor &cursor, u64 stage, u32 count, u32 lane) {
+template <bool EXACT> __device__ __forceinline__ void add_part(const Pull &a, const Cursor &cursor, u64 stage, u32 count, u64 weights, u32 lane) {
 	u64 to = (u64)cursor.t * a.row_bytes + cursor.from;
 	u32 bytes = cursor.bytes(a), from = 0;
-	for (; from + UNITS * UNIT <= bytes; from += UNITS * UNIT) add_units<UNITS>(a, to + from + lane * 16, stage + from + lane * 16, count);
-	for (from += lane * 16; from < bytes; from += UNIT) add_units<1>(a, to + from, stage + from, count);
+	for (; from + UNITS * UNIT <= bytes; from += UNITS * UNIT) add_units<UNITS, EXACT>(a, to + from + lane * 16, stage + from + lane * 16, count, weights);
+	for (from += lane * 16; from < bytes; from += UNIT) add_units<1, EXACT>(a, to + from, stage + from, count, weights);
 }
 
 // sum_bulk adds up the share's rows. The warps that have shared memory call it. What is waited for is no rank: a bulk copy ends as a load does, and no block may end before.
-__device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
+template <bool EXACT> __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 arrived[MOST_CARRIERS][MOST_DEPTH];
+	__shared__ __align__(16) float weights[EXACT ? MOST_CARRIERS : 1][MOST_DEPTH][32];
+	float(*own)[32] = weights[EXACT ? warp : 0];
 	if (lane < a.depth) {
 		barrier_init(&arrived[warp][lane], 1);
 		fence_barrier_init();
@@ -239,19 +262,19 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *con
 	__syncwarp();
 	u32 part = a.most * a.chunk, counts = 0, stage = 0, parity = 0; // counts: of the rows of each stage, eight bits for each
 	char *stages = buffers + warp * a.depth * part;
-	u64 stages_at = shared_at(stages);
+	u64 stages_at = shared_at(stages), weights_at = EXACT ? shared_at(own) : 0;
 	Cursor at(a, share, warp);
-	Fetcher fetcher(a, o, rows, share, warp, lane);
+	Fetcher<EXACT> fetcher(a, o, rows, share, warp, lane);
 	auto fetch = [&](u32 s) {
 		if (fetcher.at.left == 0) return;
-		counts = counts & ~(255u << 8 * s) | fetcher.fetch(a, stages + s * part, &arrived[warp][s], lane) << 8 * s;
+		counts = counts & ~(255u << 8 * s) | fetcher.fetch(a, stages + s * part, &arrived[warp][s], own[s], lane) << 8 * s;
 		if (fetcher.at.next(a)) fetcher.begin(a, o, rows, share, lane);
 	};
 	for (u32 s = 0; s < a.depth; s++) fetch(s);
 	while (at.left != 0) {
 		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
 		__syncwarp();
-		add_part(a, at, stages_at + stage * part, counts >> 8 * stage & 255, lane);
+		add_part<EXACT>(a, at, stages_at + stage * part, counts >> 8 * stage & 255, weights_at + stage * sizeof(own[0]), lane);
 		at.next(a);
 		fence_async_shared(); // all have read before anything comes there again
 		__syncwarp();
@@ -262,15 +285,15 @@ __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *con
 #endif
 
 // send_scalars sends home what came with the rows. All threads of the block call it.
-__device__ __forceinline__ void send_scalars(const Pull &a, const Turn &o) {
+template <bool EXACT> __device__ __forceinline__ void send_scalars(const Pull &a, const Turn &o) {
 	Described d(a.described, a.shape.local, a.group.ranks);
 #pragma unroll 1
 	for (u32 src = 0; src < a.group.ranks; src++) {
-		if (!holds(o.mask, src)) a.scalars.send(a.group, a.shape, o, src, Share((u32)d.tokens[src]), false);
+		if (!holds(o.mask, src)) a.scalars.send(a.group, a.shape, o, src, Share((u32)d.tokens[src]), EXACT);
 	}
 }
 
-__device__ __forceinline__ void pull(const Pull &a) {
+template <bool EXACT> __device__ __forceinline__ void pull(const Pull &a) {
 	__shared__ char *rows[MAX_RANKS];
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -283,15 +306,15 @@ __device__ __forceinline__ void pull(const Pull &a) {
 			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, a.call) * 16;
 		}
 		if (__syncthreads_or(w.over) != 0) return;
-		if (a.scalars.rows != nullptr) send_scalars(a, o);
+		if (a.scalars.rows != nullptr) send_scalars<EXACT>(a, o);
 		Share share(a.tokens);
 		u32 n = (a.what & BULK) != 0 ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);
-			sum_piece(a, o, rows, t, pc, lane);
+			sum_piece<EXACT>(a, o, rows, t, pc, lane);
 		}
 #if __CUDA_ARCH__ >= 900
-		if ((a.what & BULK) != 0 && warp < a.carriers) sum_bulk(a, o, rows, share, warp, lane);
+		if ((a.what & BULK) != 0 && warp < a.carriers) sum_bulk<EXACT>(a, o, rows, share, warp, lane);
 #endif
 		mark(a.group, o, a.marks);
 		if (!await_marks(a.group, o, w, a.marks)) return;
@@ -302,4 +325,8 @@ __device__ __forceinline__ void pull(const Pull &a) {
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(512, 1) weft_pull(const __grid_constant__ weft::Pull a) { weft::pull(a); }
+#define WEFT_KERNEL(name, EXACT) \
+	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Pull a) { weft::pull<EXACT>(a); }
+
+WEFT_KERNEL(weft_pull, false)
+WEFT_KERNEL(weft_pull_exact, true)

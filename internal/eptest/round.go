@@ -247,6 +247,12 @@ func (r *Round) Place(to weft.Tensor) error {
 	return r.r.engine.Upload(r.r.comm, to.Data, r.r.trial.y[r.r.comm.Rank()])
 }
 
+// PlaceGradients is Place for the gradients of the output.
+func (r *Round) PlaceGradients(to weft.Tensor) error {
+	r.back.out.Data = to.Data
+	return r.r.engine.Upload(r.r.comm, to.Data, r.r.trial.gradOut[r.r.comm.Rank()])
+}
+
 // Release gives back what the round holds of the handle's, so that its next batches may use it.
 func (r *Round) Release() {
 	if r.received != nil {

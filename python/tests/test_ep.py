@@ -240,6 +240,7 @@ def test_device_counts(threads):
             assert got.rows.shape == (h.capacity, 8)
             assert got.routing.received == len(batch.visitors(c.rank))
             assert h.combine_buffer() is None
+            assert h.gradient_buffer() is None
             assert h.memory_bytes > 0
             assert h.sms == (0, 0, 0)
 
@@ -341,7 +342,7 @@ def test_misuse(comm):
         got.rows  # noqa: B018
     h.close()
     h.close()
-    for call in (lambda: h.dispatch(x, topk, weights), lambda: h.combine(x, got), lambda: h.prepare(topk, weights), h.combine_buffer):
+    for call in (lambda: h.dispatch(x, topk, weights), lambda: h.combine(x, got), lambda: h.prepare(topk, weights), h.combine_buffer, h.gradient_buffer):
         with pytest.raises(weft.ClosedError):
             call()
     sent = other.send_dispatch(x, topk, weights)

@@ -302,6 +302,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_ep_destroy": (_handle,),
     "weft_ep_get": (_handle, POINTER(EpInfo)),
     "weft_ep_combine_buffer": (_handle, _pointer),
+    "weft_ep_gradient_buffer": (_handle, _pointer),
     "weft_ep_count": (_pointer, _pointer),
     "weft_ep_counter_create": (_handle, c_int64, c_int64, c_int64, _pointer),
     "weft_ep_counter_count": (_handle, _stream, _pointer, _pointer),

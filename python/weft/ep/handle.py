@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from .. import _abi, memory, streams
@@ -422,11 +423,22 @@ class Handle(Resource):
     def combine_buffer(self, *, kind: str | None = None) -> Any:
         """Memory for rows that :meth:`combine` or :meth:`dispatch_backward` is to take: [capacity, hidden], of which theirs are the first rows.
 
-        On GPUs it spares token-major rows a copy. For everything else no memory is better than another, and this is None.
+        On GPUs it spares a copy of rows that their homes read: token-major and packed ones, and those of a capacity that can overflow, unless ranks sum
+        first (partial sums, by expert) or it would be too large. For everything else no memory is better than another, and this is None.
         """
+        return self._buffer(self._lib.ep_combine_buffer, kind)
+
+    def gradient_buffer(self, *, kind: str | None = None) -> Any:
+        """Memory for the gradients of the output that :meth:`combine_backward` is to take: [max_tokens, hidden], of which theirs are the first rows.
+
+        On GPUs it spares a copy of them. On the host no memory is better than another, and this is None.
+        """
+        return self._buffer(self._lib.ep_gradient_buffer, kind)
+
+    def _buffer(self, tell: Callable[[int, int], int], kind: str | None) -> Any:
         self._open()
         t = _abi.Tensor()
-        self._check(self._lib.ep_combine_buffer(self._handle, ctypes.addressof(t)))
+        self._check(tell(self._handle, ctypes.addressof(t)))
         if not t.dtype:
             return None
         return memory.view(kind or memory.default_kind(self._device), t.data, DType(t.dtype), t.shape[: t.dims], self._device, Lease(self))

@@ -16,12 +16,10 @@ import (
 // have applied them, they have their gradients too, and DispatchBackward brings those home.
 
 // makeGradients makes the tensors of gradients. The experts' rows of them are in m.y, the tokens' in m.out, or for the gradient of a combine in the buffer that others
-// read, if the experts' rows are not there.
+// read.
 func (m *gpuRank) makeGradients(c *closing) (err error) {
-	m.numbers, m.gradOut = weft.Tensor{}, m.out
-	if buffer := m.handle.CombineBuffer(); !buffer.IsZero() && buffer.Data != m.y.Data && buffer.Shape[0] >= m.cfg.Tokens {
-		m.gradOut = weft.Tensor{Data: buffer.Data, DType: buffer.DType, Shape: m.out.Shape}
-	}
+	buffer := m.handle.GradientBuffer()
+	m.numbers, m.gradOut = weft.Tensor{}, weft.Tensor{Data: buffer.Data, DType: buffer.DType, Shape: m.out.Shape}
 	if m.gradRows, err = m.tensor(c, m.spec.Output, slices.Clone(m.y.Shape)...); err != nil {
 		return err
 	}

@@ -209,9 +209,9 @@ __device__ __forceinline__ void let_next_start() {}
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ u64 shared_at(const void *p) { return (u64)p; }
-__device__ __forceinline__ uint4 load_shared16(u64 at) { return *(const uint4 *)at; }
 __device__ __forceinline__ u32 load_shared4(u64 at) { return *(const u32 *)at; }
 __device__ __forceinline__ uint2 load_shared8(u64 at) { return *(const uint2 *)at; }
+__device__ __forceinline__ uint4 load_shared16(u64 at) { return *(const uint4 *)at; }
 __device__ __forceinline__ void store_shared4(u64 at, u32 v) { *(u32 *)at = v; }
 __device__ __forceinline__ void or_shared4(u64 at, u32 v, bool here) {
 	if (here) *(u32 *)at |= v;
