@@ -714,3 +714,111 @@ def test_deep_ep(torch, gpus):
         b.destroy()
 
     gpus(2, rank)
+
+
+@pytest.fixture
+def tensors(torch, threads):
+    """Whether a function of a communicator returns the same on so many ranks on GPUs and on the host: tensors by name, bit by bit, lists, or None."""
+
+    def raw(t):
+        if isinstance(t, torch.Tensor):
+            return t.contiguous().flatten().view(torch.uint8).numpy().copy()
+        return None if t is None else np.array(t)
+
+    def run(n, function):
+        def rank(c):
+            return {name: raw(t) for name, t in function(c).items()}
+
+        same(threads(n, rank, gpu=int), threads(n, rank))
+
+    return run
+
+
+def selected(torch, rank, experts=8, topk=3, hidden=256, dtype=None):
+    """A rank's tokens, another number on each, their selections, some of which are missing, and weights."""
+    g = torch.Generator().manual_seed(rank)
+    ids = torch.stack([torch.randperm(experts, generator=g)[:topk] for _ in range(9 + 4 * rank)])
+    ids[torch.rand(ids.shape, generator=g) < 0.2] = -1
+    ids[rank] = -1
+    return torch.randn((ids.shape[0], hidden), generator=g).to(dtype or torch.bfloat16), ids, torch.rand(ids.shape, generator=g)
+
+
+@pytest.mark.parametrize("how", ["plain", "async", "hook"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_mscclpp_low_latency(torch, tensors, fp8, how):
+    """MSCCL++'s buffer, low latency: into new tensors and into the caller's, zero copy and plain, as its own test and benchmark go."""
+    from mscclpp.ext import ep as mscclpp
+
+    most, experts, hidden = 16, 8, 256
+    options = fp8, how == "async", how == "hook"
+
+    def rank(c):
+        b, ranks, found = mscclpp.Buffer.from_communicator(c), c.ranks, {}
+        (x, ids, weights), local = selected(torch, c.rank), experts // c.ranks
+        packed = torch.empty((local, ranks * most, hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
+        scales = torch.empty((local, hidden // 128, ranks * most)).transpose(1, 2) if fp8 else None
+        places = torch.empty((local, ranks * most), dtype=torch.int32)
+        given = packed, scales, places, torch.empty((local, ranks), dtype=torch.int64), torch.empty(local, dtype=torch.int32)
+        for n, into in enumerate(((), given, given)):
+            rows, scales, counts, sources, ranges, event, hook = b.low_latency_dispatch(x, ids, most, experts, *options, *into)
+            if hook is not None:
+                hook()
+            if event is not None:
+                event.current_stream_wait()
+            c.wait()
+            if into:
+                assert all(got is mine for got, mine in zip((rows, scales, sources, ranges, counts), given, strict=True))
+            held = torch.arange(ranks * most) < counts[:, None]
+            found |= {f"{n} rows": rows[held], f"{n} counts": counts, f"{n} sources": sources[held], f"{n} ranges": ranges}
+            found[f"{n} scales"] = None if scales is None else scales[held]
+            y = torch.where(held[..., None], rows.float() * (torch.arange(local)[:, None, None] + 1) / 4, 0).bfloat16()
+            for zero_copy in (False, True):
+                if zero_copy:
+                    b.get_next_low_latency_combine_buffer(most, hidden, experts)[:] = y
+                for out in (None, torch.full_like(x, float("nan"))):
+                    passed = y, ids, weights, sources, ranges, most, experts, zero_copy, *options[1:]
+                    home, event, hook = b.low_latency_combine(*passed, *(() if out is None else (out,)))
+                    if hook is not None:
+                        hook()
+                    if event is not None:
+                        event.current_stream_wait()
+                    c.wait()
+                    assert out is None or home is out
+                    found[f"{n} home {zero_copy} {out is None}"] = home
+        # Dispatches, then combines of the last.
+        last = [b.low_latency_dispatch(x, ids, most, experts, fp8, False, False, *given) for _ in range(4)][-1]
+        for _ in range(4):
+            found["home"], _, _ = b.low_latency_combine(y, ids, weights, last[3], last[4], most, experts, False, False, False)
+        c.wait()
+        return found
+
+    tensors(2, rank)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
+def test_mscclpp_intranode(torch, tensors, dtype):
+    """MSCCL++'s buffer, normal exchanges: with selections and without, once more by the matrices, and home, with weights and without."""
+    from mscclpp.ext import ep as mscclpp
+
+    dtype, experts = getattr(torch, dtype), 8
+
+    def rank(c):
+        b, config, found = mscclpp.Buffer.from_communicator(c), mscclpp.Config(8), {}
+        x, ids, weights = selected(torch, c.rank)
+        scales = (torch.arange(2 * x.shape[0]).view(-1, 2) + 1) / 8 if dtype == torch.float8_e4m3fn else None
+        x, end = x.to(dtype), (None, False, False)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
+        found |= {"per rank": per_rank, "per expert": per_expert, "in rank": in_rank}
+        for n, by in enumerate(((ids, weights), (None, None))):
+            got = b.intranode_dispatch(x, scales, *by, per_rank, in_rank, per_expert, 0, None, None, 2, config, *end)
+            rows, _, _, row_weights, _, prefix, channels, come, sources, heads, _ = got
+            again = b.intranode_dispatch(x, scales, None, None, None, in_rank, None, rows.shape[0], prefix, channels, 2, config, *end)
+            summed = rows.to(torch.bfloat16) if scales is not None else rows
+            home, home_weights, _ = b.intranode_combine(summed, row_weights, sources, prefix, come, heads, config, *end)
+            names = "rows", "scales", "ids", "weights", "counts", "prefix", "channels", "come", "sources", "heads"
+            found |= {f"{n} {name}": t for name, t in zip(names, got[:-1], strict=True)}
+            found |= {f"{n} rows again": again[0], f"{n} scales again": again[1], f"{n} home": home, f"{n} home weights": home_weights}
+        c.wait()
+        return found
+
+    tensors(2, rank)
