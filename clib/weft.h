@@ -426,7 +426,7 @@ weft_status weft_ep_dispatch(weft_ep ep, weft_stream stream, const weft_ep_dispa
 typedef struct weft_ep_combine_args {
 	size_t size;
 	weft_routing routing;
-	const weft_tensor *rows;    /* as dispatch gave them, of the output type */
+	const weft_tensor *rows;    /* as dispatch gave them, of the output type; packed, with counts on the device, the first may be enough: all that have come */
 	const weft_tensor *out;     /* [tokens, hidden]: written */
 	const weft_tensor *bias[2]; /* [tokens, hidden], added first; or NULL */
 	/*

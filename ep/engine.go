@@ -55,6 +55,7 @@ type placement interface {
 	Traffic() Traffic
 	Rows() int
 	Received() int
+	told() int // rows that have come, as far as the host knows without a wait, or 0
 	Demand() int
 	RowDemand() weft.Tensor
 	ExpertCounts() weft.Tensor

@@ -285,6 +285,14 @@ func (r *gpuRouting) Received() int {
 	return int(r.described.rows[0])
 }
 
+// told implements [placement].
+func (r *gpuRouting) told() int {
+	if !r.counted || r.replayed {
+		return 0
+	}
+	return int(r.described.rows[0])
+}
+
 // Demand implements [placement].
 func (r *gpuRouting) Demand() int {
 	if !r.h.tuning.placed {

@@ -106,6 +106,8 @@ func (r *hostRouting) Rows() int {
 
 func (r *hostRouting) Received() int { return r.kept }
 
+func (r *hostRouting) told() int { return r.kept }
+
 func (r *hostRouting) Demand() int { return r.total }
 
 func (r *hostRouting) RowDemand() weft.Tensor { return weft.TensorOf([]int32{int32(r.total)}) }

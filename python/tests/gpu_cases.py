@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -224,6 +225,46 @@ def test_device_counts(engines):
             return {"rows": arrays.read(got.rows)[:n], "out": out, "demand": arrays.read(got.routing.row_demand)}
 
     same(*engines(2, rank))
+
+
+@pytest.mark.parametrize("layout", ["expert_packed", "token_major"])
+def test_first_rows(engines, layout):
+    """With counts on the device, who knows how many rows have come combines those alone, from memory that has no more."""
+    batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=4)
+
+    def rank(c, arrays):
+        x, topk, weights = (arrays.give(a[c.rank]) for a in (batch.rows, batch.topks, batch.weights))
+        with handle(c, batch, layout=layout, counts="device") as h:
+            got = h.dispatch(x, topk, weights)
+            come = got.routing.received
+            first = arrays.read(got.rows)[:come] * 2
+            outs, backs = np.empty((3, *batch.rows[c.rank].shape), np.float32), np.zeros((2, *batch.topks[c.rank].shape), np.float32)
+            scalars = np.arange(come * (2 if layout == "token_major" else 1), dtype=np.float32)
+            for i, n in enumerate((come, h.capacity)):
+                rows, of_rows = np.zeros((n, 32), np.float32), np.zeros(scalars.size // come * n, np.float32)
+                rows[:come], of_rows[: scalars.size] = first, scalars
+                h.combine(arrays.give(rows), got, out=arrays.give(outs[i]))
+                h.dispatch_backward(arrays.give(rows), got, arrays.give(of_rows), grad_tokens=arrays.give(outs[2]), grad_weights=arrays.give(backs[i]))
+                c.wait()
+            assert (outs[0] == outs[1]).all()
+            assert (backs[0] == backs[1]).all()
+            return {"out": outs[0], "tokens": outs[2], "weights": backs[0]}
+
+    same(*engines(2, rank))
+
+
+def test_too_few_and_too_many_rows(engines):
+    """More than the capacity is refused, and so are fewer than have come where the host knows how many."""
+
+    def rank(c, arrays):
+        with ep.Handle(c, experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32", layout="token_major", counts="device") as h:
+            got = h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
+            for n in (got.routing.received - 1, h.capacity + 1):
+                with pytest.raises(weft.InvalidError, match="rows are"):
+                    h.combine(arrays.give(np.zeros((n, 32), np.float32)), got, out=arrays.give(np.empty_like(X)))
+            return {}
+
+    engines(2, rank)
 
 
 def test_overflow(gpus):
@@ -717,6 +758,66 @@ def test_deep_ep(torch, gpus):
 
 
 @pytest.fixture
+def waits(torch, monkeypatch):
+    """Waits of the calling thread for a GPU within ``with waits() as found``, by what would wait there: numbers that go to the host, or the library."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    here = threading.local()
+    lib = weft._library.library()
+
+    def count(name):
+        if getattr(here, "found", None) is not None:
+            here.found.append(name)
+
+    class OfHost(torch.Tensor):
+        """What was brought to the host: whoever reads it waits no more."""
+
+    def counted(owner, name, what=lambda x: x):
+        plain = getattr(owner, name)
+
+        def call(*arguments):
+            if not isinstance(arguments[0], OfHost):
+                count(name)
+            return what(plain(*arguments))
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(torch.Tensor, "cpu", lambda t: t.as_subclass(OfHost))
+    for name in ("tolist", "numpy", "item", "__int__", "__bool__", "__float__", "__index__"):
+        counted(torch.Tensor, name)
+    for name in ("routing_get", "comm_wait"):
+        counted(lib, name)
+    made = ep.Handle.__init__
+
+    def make(self, *arguments, **choices):
+        made(self, *arguments, **choices)
+        assert self._device < 0 or self.spec.counts == ep.Counts.device, "operations of the handle wait for their counts"
+
+    monkeypatch.setattr(ep.Handle, "__init__", make)
+
+    class Found(TorchDispatchMode):
+        """PyTorch's operators whose results have a size that a GPU decides are waits, too."""
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            sized = function.overloadpacket._qualified_op_name in ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::repeat_interleave")
+            by_mask = function.overloadpacket._qualified_op_name == "aten::index" and any(i is not None and i.dtype == torch.bool for i in arguments[1])
+            if sized or by_mask:
+                count(function.name())
+            return function(*arguments, **(options or {}))
+
+    @contextlib.contextmanager
+    def within():
+        here.found = []
+        try:
+            with Found():
+                yield here.found
+        finally:
+            here.found = None
+
+    return within
+
+
+@pytest.fixture
 def tensors(torch, threads):
     """Whether a function of a communicator returns the same on so many ranks on GPUs and on the host: tensors by name, bit by bit, lists, or None."""
 
@@ -822,3 +923,103 @@ def test_mscclpp_intranode(torch, tensors, dtype):
         return found
 
     tensors(2, rank)
+
+
+@pytest.mark.parametrize("expected", [["cpu"], []], ids=["exact", "worst"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_waits_of_deep_ep(torch, tensors, waits, fp8, expected):
+    """A normal dispatch of exactly the rows that come waits once, one of the worst case never, and neither does anything else; it gives what the host gives."""
+    import deep_ep
+
+    def rank(c):
+        b, experts, found = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True), 8, {}
+        x, ids, weights = selected(torch, c.rank)
+        scales = (torch.arange(2 * x.shape[0]).view(-1, 2) + 1) / 8
+        sent = (x.to(torch.float8_e4m3fn), scales) if fp8 else x
+        worst = 0 if expected else 40
+        with waits() as none:
+            per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
+        layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
+        for n, by in enumerate(({"topk_idx": ids, "topk_weights": weights}, {"topk_idx": ids.int()}, {})):
+            if worst and not by:
+                continue
+            with waits() as once:
+                rows, got_ids, got_weights, counts, made, _ = b.dispatch(sent, **layout, **by, num_worst_tokens=worst, expert_alignment=4)
+            with waits() as after:
+                again, *_ = b.dispatch(sent, handle=made)
+                y = rows[0].bfloat16() if fp8 else rows
+                home, home_weights, _ = b.combine(y, made, topk_weights=got_weights, bias=x)
+                contents = list(made)
+            assert c._device < 0 or (none, once, after) == ([], expected, [])
+            come = made.received if expected else int((got_ids >= 0).any(1).sum())
+            names = "prefix", "channels", "come", "sources", "in rank", "heads"
+            found |= {f"{n} {name}": t[:come] if name == "sources" else t for name, t in zip(names, contents, strict=True)}
+            for name, t in (("rows", rows), ("again", again)):
+                found |= {f"{n} {name} {i}": part[:come] for i, part in enumerate(t if fp8 else (t,))}
+            found |= {f"{n} ids": got_ids, f"{n} counts": counts, f"{n} home": home, f"{n} home weights": home_weights}
+            found[f"{n} weights"] = None if got_weights is None else got_weights[:come]
+        c.wait()
+        b.destroy()
+        return found
+
+    tensors(2, rank)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("expand", [False, True])
+def test_waits_of_elastic(torch, tensors, waits, expand, sync):
+    """The same of the second buffer, whose dispatch waits once if the host is to know the counts."""
+    import deep_ep
+
+    def rank(c):
+        b, experts, found = deep_ep.ElasticBuffer.from_communicator(c, num_max_tokens_per_rank=16, explicitly_destroy=True), 8, {}
+        x, ids, weights = selected(torch, c.rank)
+        options = {"num_experts": experts, "expert_alignment": 4, "do_cpu_sync": sync, "do_expand": expand}
+        for n, by in enumerate((weights, None)):
+            with waits() as once:
+                rows, got_ids, got_weights, made, _ = b.dispatch(x, ids, by, **options)
+            with waits() as after:
+                again, _, twice, _, _ = b.dispatch(x, handle=made, topk_weights=2 * weights, do_expand=expand)
+                home, home_weights, _ = b.combine(rows, made, topk_weights=twice)
+                names = "psum_num_recv_tokens_per_scaleup_rank", "psum_num_recv_tokens_per_expert", "recv_src_metadata", "dst_buffer_slot_idx"
+                found |= {f"{n} {name}": getattr(made, name) for name in names}
+            assert c._device < 0 or (once, after) == (["cpu"] if sync else [], [])
+            found |= {f"{n} counts": made.num_recv_tokens_per_expert_list, f"{n} come": made.num_recv_tokens, f"{n} rows come": made.num_expanded_tokens}
+            metadata, held = made.recv_src_metadata, slice(None)
+            if expand:  # pads, and what is not there, hold anything
+                held = torch.zeros(rows.shape[0] + 1, dtype=torch.bool)
+                held[metadata[:, 2:][metadata[:, :1].expand(-1, ids.shape[1]) >= 0].long()] = True
+                held = held[:-1]
+            elif not sync:
+                held = metadata[:, 0] >= 0
+            found |= {f"{n} rows": rows[held], f"{n} again": again[held], f"{n} twice": twice[held], f"{n} home": home, f"{n} home weights": home_weights}
+            found |= {f"{n} ids": got_ids, f"{n} weights": None if got_weights is None else got_weights[held]}
+        c.wait()
+        b.destroy()
+        return found
+
+    tensors(2, rank)
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_waits_of_low_latency(torch, gpus, waits, fp8):
+    """Low-latency exchanges never wait."""
+    import deep_ep
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True)
+        x, ids, weights = selected(torch, c.rank)
+        for hook in (False, True):
+            with waits() as found:
+                rows, _, made, _, receive = b.low_latency_dispatch(x, ids, 16, 8, use_fp8=fp8, return_recv_hook=hook)
+                if hook:
+                    receive()
+                y = rows[0].bfloat16() if fp8 else rows
+                _, _, receive = b.low_latency_combine(y, ids, weights, made, return_recv_hook=hook)
+                if hook:
+                    receive()
+            assert found == []
+        c.wait()
+        b.destroy()
+
+    gpus(2, rank)

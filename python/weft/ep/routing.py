@@ -87,7 +87,7 @@ class Routing(_Held):
     @property
     def rows(self) -> int:
         """Rows of the arrays that dispatch returns."""
-        return self._row_count() if self._handle._device < 0 else int(self._info().rows)
+        return self._row_count() if self._handle._device < 0 or self._rows is not None else int(self._info().rows)
 
     @property
     def received(self) -> int:
@@ -174,14 +174,17 @@ class Routing(_Held):
         """int32 [1]: rows routed here, pads and dropped ones included, where the rows are."""
         return self._part(Part.ROW_DEMAND)
 
-    def parts(self, *names: str, demand: bool = False) -> tuple[Any, ...]:
+    def parts(self, *names: str, demand: bool = False, rows: int | None = None) -> tuple[Any, ...]:
         """Several of the arrays above, of those that the layout has, for less than one by one; here ``row_experts`` is int64.
 
-        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last.
+        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last. On a GPU those of rows may be asked for of the first
+        so many ``rows`` alone.
         """
         handle = self._handle
         if handle._device >= 0:
             found = tuple(getattr(self, name) for name in names)
+            if rows is not None:
+                found = tuple(a[:rows] if name in _OF_ROWS else a for name, a in zip(names, found, strict=True))
             found = tuple(memory.widened(a) if name == "row_experts" else a for name, a in zip(names, found, strict=True))
             return (*found, self.expert_demand.tolist()) if demand else found
         number, kind = self._in_use(), self._array_kind
@@ -228,6 +231,8 @@ class Routing(_Held):
         handle.comm.check()
         raise InternalError(f"there is no {part.name.lower()}")
 
+
+_OF_ROWS = frozenset(("source_ranks", "source_tokens", "row_weights", "row_experts", "row_selection_weights"))
 
 # What layouts of one kind alone have.
 _BY_EXPERT = (Part.RANGES, Part.ROW_WEIGHTS)
