@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -106,19 +106,6 @@ class DispatchHandle(Lazy):
         return _matrices(*self._of)
 
 
-class _Said(NamedTuple):
-    """What ranks have said before a dispatch."""
-
-    everyone: Any
-    """Of each rank a head, of which its tokens come first, and then how many of them go to each rank"""
-    most: int
-    """tokens of any rank"""
-    come: int | None
-    """rows here, where nothing else will say it"""
-    counts: list[int] | None
-    """selections of each expert here, likewise; none with a worst case"""
-
-
 class Normal:
     """The normal exchanges of a buffer."""
 
@@ -145,17 +132,16 @@ class Normal:
         if topk is None:
             # Ranks are all that is known: each is an expert.
             experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
-        said = self._announce(x, rank_tokens, expert_tokens, experts, topk, channels, worst)
-        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], said.most, _DEVICE if worst else _HOST), Kept(topk), said.come)
+        everyone, most, come, counts = self._announce(x, rank_tokens, expert_tokens, experts, topk, channels, worst)
+        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST), Kept(topk), come)
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
-        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=said.come)
+        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=come)
         route.first(payload, handle, routing)
         ids = sums = None
-        counts = said.counts
         if selected:
             # With a worst case the counts stay where they are: reading them would wait for a GPU.
-            ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=said.come)
+            ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=come)
             if counts is None:
                 counts = more.pop()
             if more:
@@ -166,7 +152,7 @@ class Normal:
             counts = [-(-n // alignment) * alignment for n in counts]
 
         made = DispatchHandle()
-        made.route, made.received, made._of = route, rows.shape[0], (said.everyone, in_rank, routing, channels, said.come)
+        made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels, come)
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
 
     def _mine(self, of_experts: Tensor) -> slice:
@@ -174,11 +160,14 @@ class Normal:
         ranks, experts = self._exchanges.ranks, of_experts.shape[0]
         return slice(self._exchanges.rank * experts // ranks, (self._exchanges.rank + 1) * experts // ranks)
 
-    def _announce(self, x: Tensor, rank_tokens: Tensor, expert_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int) -> _Said:
-        """What everyone says. Collective.
+    def _announce(
+        self, x: Tensor, rank_tokens: Tensor, expert_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int
+    ) -> tuple[Any, int, int | None, list[int] | None]:
+        """What everyone says: of each rank a head, of which its tokens come first, and how many of them go to each rank; the most tokens of any. Collective.
 
-        On a GPU that is all the host is ever told of a dispatch, and this its only wait: with what comes here and to each expert it knows every size. With a
-        worst case nothing is read here of what others say: it is the same on every rank, and says the most.
+        Then, where nothing else will say it, the rows that come here and the selections of each expert here, which a worst case does not ask for. On a GPU that
+        is all the host is ever told of a dispatch, and this its only wait. With a worst case nothing is read here of what others say: it is the same on every
+        rank, and says the most.
         """
         tokens, hidden = x.shape
         same = [hidden, experts, topk.shape[1], _TYPES[x.dtype], channels]
@@ -195,7 +184,7 @@ class Normal:
             mine = torch.full((1,), tokens, dtype=torch.int32, device=where), self._head(tuple(same), where), rank_tokens.int(), expert_tokens.int()
             everyone: Any = self._exchanges.all_gather(torch.cat(mine))
             if worst:
-                return _Said(everyone, most, None, [])
+                return everyone, most, None, []
             told = self._exchanges.told(everyone)
             heads, come = told[:, :_HEAD].tolist(), int(told[:, _HEAD + self._exchanges.rank].sum())
             counts = told[:, _HEAD + ranks :][:, self._mine(expert_tokens)].sum(0).tolist()
@@ -206,7 +195,7 @@ class Normal:
                 raise weft.MismatchError(f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, this one {same}", rank)
             if not worst:
                 most = max(most, theirs[0])
-        return _Said(everyone, most if worst else 1 << (most - 1).bit_length(), come, [] if worst else counts)
+        return everyone, most if worst else 1 << (most - 1).bit_length(), come, [] if worst else counts
 
     def _head(self, numbers: tuple[int, ...], device: torch.device) -> Tensor:
         """Numbers of the host's on a GPU, kept: a capture cannot take them there, and to do so waits."""

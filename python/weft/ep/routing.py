@@ -177,8 +177,8 @@ class Routing(_Held):
     def parts(self, *names: str, demand: bool = False, rows: int | None = None) -> tuple[Any, ...]:
         """Several of the arrays above, of those that the layout has, for less than one by one; here ``row_experts`` is int64.
 
-        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last. On a GPU those of rows may be asked for of the first
-        so many ``rows`` alone.
+        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last. On a GPU those of rows may be of the first so many
+        ``rows`` alone.
         """
         handle = self._handle
         if handle._device >= 0:
