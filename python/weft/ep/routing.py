@@ -62,8 +62,8 @@ class _Held:
 class Routing(_Held):
     """Where tokens and rows go: what dispatches and combines go by.
 
-    On a GPU numbers are waited for when they are asked for, which a capture cannot; arrays are the GPU's, and those that describe rows are filled in,
-    each time that they are asked for, by the stream in which the routing was prepared.
+    On a GPU numbers are waited for when they are asked for, which a capture cannot; arrays are the GPU's, and those that describe rows are filled in by
+    the stream in which the routing was prepared; after a graph has prepared it anew ask for them again.
     """
 
     _kind = "this routing was"
