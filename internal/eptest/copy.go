@@ -75,14 +75,14 @@ type copied struct{ data, scales, tokens, sources, weights, experts, counts, ran
 // moreRows is how many rows the copies have room for besides, where they may.
 func (t *trial) moreRows() int {
 	if t.spec.Layout == ep.TokenMajor || t.spec.Layout == ep.ExpertPacked {
-		return int(t.Seed % 3)
+		return t.spec.TopK % 3
 	}
 	return 0
 }
 
 // copyOrder is the order in which copies of scales stand.
 func (t *trial) copyOrder() ep.ScaleOrder {
-	if (t.spec.Payload == ep.FP8 || t.spec.Payload == ep.FP8UE8M0) && t.Seed/4%2 == 1 {
+	if (t.spec.Payload == ep.FP8 || t.spec.Payload == ep.FP8UE8M0) && t.local()%2 == 1 {
 		return ep.ColumnMajorScales - t.spec.ScaleOrder
 	}
 	return t.spec.ScaleOrder
