@@ -441,7 +441,7 @@ typedef struct weft_ep_copy_args {
 } weft_ep_copy_args;
 
 /*
- * Copies what a dispatch has received to memory of the caller's: the rows that exist, pads included, their scales, and what the routing says of rows that hold a token. All
+ * Copies what a dispatch has received to memory of the caller's: the rows that exist, pads included, their scales, and what the routing says of them. All
  * else in the tensors stays as it was. On a GPU it is one kernel that goes by the counts in the GPU's memory, in the stream of the dispatch or one that waits for it, and may be
  * captured; rows begin on multiples of 16 bytes and scales on multiples of 4. Tensors may overlap neither each other nor what was received. What is refused has written
  * nothing. Local.

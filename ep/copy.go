@@ -25,8 +25,8 @@ type Copies struct {
 	ExpertCounts, Ranges, SourceCounts weft.Tensor
 }
 
-// CopyReceived copies what a dispatch has received to memory of the caller's: the rows that exist, pads included, their scales, and what the Routing says of rows that hold a
-// token. All else in the tensors stays as it was, behind an expert's last row as in the gaps of the rank-major layout. So it takes the time of the rows that are there, not of
+// CopyReceived copies what a dispatch has received to memory of the caller's: the rows that exist, pads included, their scales, and what the Routing says of them. All else in the
+// tensors stays as it was, behind an expert's last row as in the gaps of the rank-major layout. So it takes the time of the rows that are there, not of
 // all places; on GPUs the count of rows, which the host need not know, is read from the GPU's memory by one kernel.
 //
 // It is local. On GPUs it is enqueued where the rows are there, in the stream of the dispatch or in one that waits for it, and may be captured; each replay goes by the

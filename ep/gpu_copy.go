@@ -22,7 +22,9 @@ type copyArgs struct {
 	rows, toRows         uint64
 	scales, toScales     uint64
 	from, to             strides
-	gaps, _              uint32
+	gaps, local          uint32
+	kept, padded         uint64
+	offsets              uint64
 	lists                [3]list
 }
 
@@ -126,8 +128,13 @@ func (h *gpu) setCopy(r *Received, to *Copies) {
 	h.pointDescription(d, p)
 	d.tokens, d.sources, d.weights = addressOf(to.SourceTokens), addressOf(to.SourceRanks), addressOf(to.RowWeights)
 	d.experts, d.expertWeights = addressOf(to.RowExperts), addressOf(to.RowSelectionWeights)
-	if d.ranks = uint32(g.ranks); d.tokens|d.sources|d.weights|d.experts|d.expertWeights == 0 {
-		d.ranks = 0
+	d.ranks, a.local = 0, 0
+	if d.tokens|d.sources|d.weights|d.experts|d.expertWeights != 0 {
+		d.ranks = uint32(g.ranks)
+		if g.layout == ExpertPacked && g.align > 1 {
+			a.local = uint32(g.local)
+			a.kept, a.padded, a.offsets = addressOf(p.ExpertCounts()), addressOf(p.PaddedCounts()), addressOf(p.ExpertOffsets())
+		}
 	}
 }
 

@@ -125,4 +125,15 @@ func (r *hostRouting) tell(to *Copies) {
 	if !r.h.spec.Layout.byExpert() {
 		r.tellSelections(experts, weights)
 	}
+	r.eachPad(func(row int) {
+		if tokens != nil {
+			tokens[row] = -1
+		}
+		if sources != nil {
+			sources[row] = -1
+		}
+		if weights != nil {
+			weights[row] = 0
+		}
+	})
 }

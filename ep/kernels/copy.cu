@@ -36,7 +36,9 @@ struct Copy {
 	const u32 *scales;
 	u32 *to_scales;
 	Strides from, to; // of scales
-	u32 gaps, zero;	  // zones have some
+	u32 gaps, local;  // zones have some; experts whose rows are padded
+	// [local], of those: rows without pads and with them, and the first.
+	const int *kept, *padded, *offsets;
 	List lists[LISTS];
 };
 
@@ -101,24 +103,45 @@ __device__ __forceinline__ void copy_row(const Copy &a, const Zones &z, u32 item
 	}
 }
 
-// copy_scales moves a share: words of up to 32 rows, so that what lies together where they go is written together.
+// Word is a word of a share that a lane moves; none has no row.
+struct Word {
+	u32 row, first, word;
+};
+
+// word_of is the lane's j-th. What lies together where it goes belongs to lanes side by side.
+__device__ __forceinline__ Word word_of(const Copy &a, u32 row, u32 first, u32 share, u32 j) {
+	u32 lane = threadIdx.x & 31, k = 32 * j + lane, of = a.to.word == 1 ? k / SHARE : lane, word = share * SHARE + (a.to.word == 1 ? k % SHARE : j);
+	Word w = {__shfl_sync(ALL, row, of), __shfl_sync(ALL, first, of), word};
+	if (word >= a.scale_words) w.row = NONE;
+	return w;
+}
+
+// copy_scales moves a share: words of up to 32 rows.
 __device__ __forceinline__ void copy_scales(const Copy &a, const Zones &z, u32 item) {
-	u32 share, lane = threadIdx.x & 31, i = 32 * a.shares.quotient(item, share) + lane, first, row = z.each(a, i, first);
+	u32 share, lane = threadIdx.x & 31, i = 32 * a.shares.quotient(item, share) + lane, first, row = z.each(a, i, first), v[SHARE];
 	if (i >= z.total || (a.gaps != 0 && !came(a.described, row))) row = NONE;
-	u32 v[SHARE];
-	u64 to[SHARE];
-	bool here[SHARE];
 #pragma unroll
 	for (u32 j = 0; j < SHARE; j++) {
-		u32 k = 32 * j + lane, n = a.to.word == 1 ? k / SHARE : lane, word = share * SHARE + (a.to.word == 1 ? k % SHARE : j);
-		u32 number = __shfl_sync(ALL, row, n), begin = __shfl_sync(ALL, first, n);
-		here[j] = number != NONE && word < a.scale_words;
-		to[j] = a.to.at(number, begin, word);
-		if (here[j]) v[j] = a.scales[a.from.at(number, begin, word)];
+		Word w = word_of(a, row, first, share, j);
+		if (w.row != NONE) v[j] = a.scales[a.from.at(w.row, w.first, w.word)];
 	}
 #pragma unroll
 	for (u32 j = 0; j < SHARE; j++) {
-		if (here[j]) a.to_scales[to[j]] = v[j];
+		Word w = word_of(a, row, first, share, j);
+		if (w.row != NONE) a.to_scales[a.to.at(w.row, w.first, w.word)] = v[j];
+	}
+}
+
+// describe_pads says of pads that they hold no token. A warp takes an expert's.
+__device__ __forceinline__ void describe_pads(const Copy &a, u32 warp, u32 warps) {
+	const Describe &d = a.described;
+	for (u32 e = warp; e < a.local; e += warps) {
+		int end = a.padded[e], first = a.offsets[e];
+		for (int i = a.kept[e] + (int)(threadIdx.x & 31); i < end; i += 32) {
+			if (d.tokens != nullptr) d.tokens[first + i] = -1;
+			if (d.sources != nullptr) d.sources[first + i] = -1;
+			if (d.weights != nullptr) d.weights[first + i] = 0;
+		}
 	}
 }
 
@@ -127,7 +150,7 @@ __device__ __forceinline__ void copy_scales(const Copy &a, const Zones &z, u32 i
 extern "C" __global__ void __launch_bounds__(512) weft_copy(const __grid_constant__ weft::Copy a) {
 	using namespace weft;
 	wait_for_previous();
-	u32 lane = threadIdx.x & 31, step = gridDim.x * (blockDim.x / 32), item = threadIdx.x / 32 * gridDim.x + blockIdx.x;
+	u32 lane = threadIdx.x & 31, step = gridDim.x * (blockDim.x / 32), warp = threadIdx.x / 32 * gridDim.x + blockIdx.x, item = warp;
 	u32 count = lane < a.zones ? (u32)a.counts[lane] : 0;
 	for (u32 from = 0; from < a.zones; from += 32) {
 		Zones z(from, min(count, a.zone_rows));
@@ -137,10 +160,10 @@ extern "C" __global__ void __launch_bounds__(512) weft_copy(const __grid_constan
 		for (; item < items; item += step) copy_scales(a, z, item - pieces);
 		item -= items; // turns go on where these zones end
 	}
-	u32 threads = gridDim.x * blockDim.x, thread = blockIdx.x * blockDim.x + threadIdx.x;
 #pragma unroll
 	for (u32 l = 0; l < LISTS; l++) {
-		for (u32 i = thread; i < a.lists[l].n; i += threads) a.lists[l].to[i] = a.lists[l].from[i];
+		for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.lists[l].n; i += gridDim.x * blockDim.x) a.lists[l].to[i] = a.lists[l].from[i];
 	}
 	describe(a.described);
+	describe_pads(a, warp, step);
 }

@@ -21,7 +21,6 @@ struct Describe {
 // came says whether a token has a row here that is not by expert.
 __device__ __forceinline__ bool came(const Describe &a, u32 slot) {
 	bool any = false;
-#pragma unroll 4
 	for (u32 k = 0; k < a.shape.topk; k++) any |= a.landings[(u64)slot * a.shape.topk + k].what != 0;
 	return any;
 }

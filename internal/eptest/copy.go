@@ -17,7 +17,7 @@ type said struct {
 	counts, ranges, sourceCount []byte
 }
 
-// said computes it, with so many rows more, in memory that held fill where rows hold no token, if it is not nil.
+// said computes it, with so many rows more, in memory that held fill where there are no rows, if it is not nil.
 func (r *runner) said(more int, fill *byte) (s said) {
 	a, k := &r.p.at[r.comm.Rank()], r.spec.TopK
 	n := len(a.rows) + more
@@ -58,7 +58,7 @@ func (r *runner) said(more int, fill *byte) (s said) {
 		}
 	}
 	for i := range n {
-		if fill == nil || rank[i] >= 0 {
+		if fill == nil || i < len(a.rows) && a.rows[i].kind != emptyRow {
 			continue
 		}
 		for _, b := range [][]byte{s.tokens, s.sources, s.weights, s.experts, s.selectionWeights} {
