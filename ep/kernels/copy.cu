@@ -63,13 +63,13 @@ struct Zones {
 		total = __shfl_sync(ALL, end, 31);
 	}
 
-	// row is where the i-th row stands, and first where its zone begins. All lanes ask for the same.
+	// row is where the i-th row stands. All lanes ask for the same.
 	__device__ __forceinline__ u32 row(const Copy &a, u32 i) const {
 		u32 z = __popc(__ballot_sync(ALL, end <= i)), before = __shfl_sync(ALL, end, (z - 1) & 31);
 		return (from + z) * a.zone_rows + i - (z == 0 ? 0 : before);
 	}
 
-	// each is row, of a row of each lane's own.
+	// each is row, of a row of each lane's own, with the first place of its zone.
 	__device__ __forceinline__ u32 each(const Copy &a, u32 i, u32 &first) const {
 		u32 z = 0;
 #pragma unroll
