@@ -113,7 +113,7 @@ class CopyFrame(Frame):
     def __init__(self, spec: Spec, device: int) -> None:
         super().__init__(_abi.EpCopyArgs)
         members = _abi.EpCopyArgs
-        names = ("rows", "scales", "source_tokens", "source_ranks", "row_weights", "row_experts", "row_selection_weights", "expert_counts", "ranges", "source_counts")
+        names = [name for name, _ in members._fields_ if name not in ("size", "received", "scale_order", "reserved")]
         wants = {"rows": ROW_TYPES[Payload(spec.payload)], "scales": DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0}
         self._slots = [(getattr(members, name).offset // 8, self.slot(name, device, wants.get(name, 0), written=True)) for name in names]
         self._order = members.scale_order.offset // 4
