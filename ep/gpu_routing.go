@@ -437,12 +437,17 @@ func (r *gpuRouting) fill() error {
 		return err
 	}
 	a := h.describeArg
-	a.landings, a.sent, a.arrivals = r.at(r.off.landings), r.sent(), 0
-	if g.layout == TokenMajor {
-		a.arrivals = r.at(r.off.arrivals)
-	}
+	h.pointDescription(a, r)
 	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
 	a.weights, a.experts = uint64(base.Add(r.description.weights)), uint64(base.Add(r.description.experts))
 	a.expertWeights = uint64(base.Add(r.description.expertWeights))
 	return h.describing.Start(r.stream)
+}
+
+// pointDescription points a description at what r knows of its rows.
+func (h *gpu) pointDescription(a *describeArgs, r *gpuRouting) {
+	a.landings, a.sent, a.arrivals = r.at(r.off.landings), r.sent(), 0
+	if h.geometry.layout == TokenMajor {
+		a.arrivals = r.at(r.off.arrivals)
+	}
 }

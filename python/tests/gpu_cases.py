@@ -202,6 +202,45 @@ def test_fp8(engines):
     same(*engines(2, rank))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copies(engines, layout):
+    """What has arrived in arrays of the caller's, whole: what no row came for is as it was."""
+    batch = Batch(2, experts=6, topk=3, hidden=256, max_tokens=7, seed=6)
+
+    def rank(c, arrays):
+        r, found = c.rank, {}
+        for order in ep.ScaleOrder:
+            with handle(c, batch, layout=layout, payload="fp8", quantize="float32", output="float32", scale_order=order, counts="device") as h:
+                got = h.dispatch(*(arrays.give(a[r]) for a in (batch.rows, batch.topks, batch.weights)))
+                shape = h.rows_shape(got)
+                places = int(np.prod(shape[:-1]))
+                for to in ep.ScaleOrder:
+                    across = (2, shape[-2]) if to == ep.ScaleOrder.column_major else (shape[-2], 2)
+                    made = {
+                        "rows": np.full(shape, 7, np.uint8),
+                        "scales": np.full((*shape[:-2], *across), 7, np.float32),
+                        "source_tokens": np.full(places, 7, np.int32),
+                        "source_ranks": np.full(places, 7, np.int32),
+                        "expert_counts": np.full(3, 7, np.int32),
+                        "source_counts": np.full(2, 7, np.int32),
+                    }
+                    if h.spec.one_row_per_rank:
+                        made |= {"row_experts": np.full((places, 3), 7, np.int32), "row_selection_weights": np.full((places, 3), 7, np.float32)}
+                    else:
+                        made |= {"row_weights": np.full(places, 7, np.float32), "ranges": np.full((3, 2), 7, np.int64)}
+                    got.copy_to(**{name: arrays.give(a) for name, a in made.items()}, scale_order=to)
+                    c.wait()
+                    sources = arrays.read(got.routing.source_ranks)
+                    held = sources >= 0
+                    assert (made["rows"].reshape(-1, 256)[held] == arrays.read(got.rows).view(np.uint8).reshape(-1, 256)[held]).all()
+                    assert (made["rows"].reshape(-1, 256)[~held] == 7).all()
+                    assert (made["source_ranks"] == np.where(held, sources, 7)).all()
+                    found |= {f"{name}, {order.name} as {to.name}": a for name, a in made.items()}
+        return found
+
+    same(*engines(2, rank))
+
+
 def test_device_counts(engines):
     """Arrays have the size of the capacity, and the number of rows stays on the GPU."""
     batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=4)
@@ -1021,5 +1060,45 @@ def test_waits_of_low_latency(torch, gpus, waits, fp8):
             assert found == []
         c.wait()
         b.destroy()
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_mscclpp_given(torch, gpus, fp8, hook):
+    """MSCCL++'s low-latency dispatch into tensors of the caller's, whose scales stand in either order: places that no row came for hold what they did."""
+    from mscclpp_ep_cpp import Buffer
+
+    def rank(c):
+        b = Buffer(c.rank, 2, 0, 0, True)
+        b.use(c)
+        g = torch.Generator().manual_seed(c.rank)
+        x = torch.randint(-4, 5, (5 + c.rank, 256), generator=g).to(torch.bfloat16)
+        ids = torch.stack([torch.randperm(8, generator=g)[:4] for _ in x])
+        rows, scales, counts, sources, ranges, *_ = b.low_latency_dispatch(x, ids, 16, 8, fp8, False, False)
+        for across in (False, True):
+            mine = (
+                torch.full((4, 32, 256), 7, dtype=rows.dtype),
+                (torch.full((4, 2, 32), 7.0).transpose(1, 2) if across else torch.full((4, 32, 2), 7.0)) if fp8 else None,
+                torch.full((4, 32), 77, dtype=torch.int32),
+                torch.full((4, 2), 77, dtype=torch.int64),
+                torch.full((4,), 77, dtype=torch.int32),
+            )
+            *got, _, receive = b.low_latency_dispatch(x, ids, 16, 8, fp8, False, hook, *mine)
+            if hook:
+                receive()
+            c.wait()
+            assert [a is m for a, m in zip(got, (mine[0], mine[1], mine[4], mine[2], mine[3]), strict=True)] == [True] * 5
+            assert torch.equal(mine[4], counts)
+            assert torch.equal(mine[3], ranges)
+            for e, n in enumerate(counts.tolist()):
+                assert torch.equal(mine[0][e, :n].view(torch.uint8), rows[e, :n].view(torch.uint8))
+                assert (mine[0][e, n:].float() == 7).all()
+                assert torch.equal(mine[2][e, :n], sources[e, :n])
+                assert (mine[2][e, n:] == 77).all()
+                if fp8:
+                    assert torch.equal(mine[1][e, :n], scales[e, :n])
+                    assert (mine[1][e, n:] == 7).all()
+        with pytest.raises(RuntimeError, match="packed_recv_x_scales as given: strides"):
+            b.low_latency_dispatch(x, ids, 16, 8, True, False, hook, None, torch.empty((2, 4, 32)).permute(1, 2, 0))
 
     gpus(2, rank)

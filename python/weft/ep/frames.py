@@ -18,7 +18,7 @@ from ..dtypes import SIZES, DType
 from ..errors import OperandError
 from ..operands import Held, Slot
 from ..streams import StreamLike, of_torch
-from .spec import Payload
+from .spec import ROW_TYPES, Payload
 
 if TYPE_CHECKING:
     from .spec import Spec
@@ -109,6 +109,27 @@ class DispatchFrame(Frame):
             words[2] = words[3] = words[4] = words[5] = 0
             return e
         return None
+
+
+class CopyFrame(Frame):
+    """Of copies of what has arrived."""
+
+    def __init__(self, spec: Spec, device: int) -> None:
+        super().__init__(_abi.EpCopyArgs)
+        members = _abi.EpCopyArgs
+        names = [name for name, _ in members._fields_ if name not in ("size", "received", "scale_order", "reserved")]
+        wants = {"rows": ROW_TYPES[Payload(spec.payload)], "scales": DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0}
+        self._slots = [(getattr(members, name).offset // 8, self.slot(name, device, wants.get(name, 0), written=True)) for name in names]
+        self._order = members.scale_order.offset // 4
+        self._halves = memoryview(self._arguments).cast("B").cast("i")
+
+    def arguments(self, received: int, order: int, arrays: tuple[Any, ...]) -> None:
+        """Takes the arrays, in the order of the struct's members."""
+        words = self.words
+        words[1] = received
+        self._halves[self._order] = order
+        for (word, slot), array in zip(self._slots, arrays, strict=True):
+            words[word] = slot.fill(array)
 
 
 class CombineFrame(Frame):

@@ -12,6 +12,8 @@ from .._abi import Part, Status
 from ..dtypes import DType
 from ..errors import ClosedError, InternalError
 from ..resources import Lease
+from ..streams import StreamLike
+from .spec import ScaleOrder, _member
 
 if TYPE_CHECKING:
     from .handle import Handle
@@ -268,6 +270,36 @@ class Received(_Held):
     def scales(self) -> Any:
         """Their scales, a number for each 128 of a row, in the spec's order; None where there are none."""
         return self._array(self._scales)
+
+    def copy_to(
+        self,
+        rows: Any = None,
+        scales: Any = None,
+        *,
+        scale_order: ScaleOrder | str | None = None,
+        source_tokens: Any = None,
+        source_ranks: Any = None,
+        row_weights: Any = None,
+        row_experts: Any = None,
+        row_selection_weights: Any = None,
+        expert_counts: Any = None,
+        ranges: Any = None,
+        source_counts: Any = None,
+        stream: StreamLike = None,
+    ) -> None:
+        """Copies what has arrived to arrays of the caller's; None leaves one out. Local.
+
+        ``rows``: of the type and shape of :attr:`rows`. ``scales``: of those of :attr:`scales`, or as they would be in another ``scale_order`` of the spec,
+        [.., rows, hidden / 128] row-major and [.., hidden / 128, rows] column-major, of UE8M0 ones int32 [.., hidden / 512, rows]. The others are as the
+        :class:`Routing` has them. With a packed layout arrays may have more rows. All are contiguous, and none overlaps another or what has arrived.
+
+        Only what is there is written: rows that exist, pads included, and what is said of them. Everything behind an expert's last row, and between those of
+        rank_major, stays as it was. So on a GPU, where one kernel goes by the counts that lie there, it takes the time of the rows that have come, waits for
+        nothing and can be captured. ``stream``: that of the dispatch, or one that waits for it; None is PyTorch's current stream.
+        """
+        order = _member(ScaleOrder, scale_order, ScaleOrder(self._handle.spec.scale_order))
+        arrays = (rows, scales, source_tokens, source_ranks, row_weights, row_experts, row_selection_weights, expert_counts, ranges, source_counts)
+        self._handle._copy(self, order, arrays, stream)
 
     def _array(self, t: tuple[int, ...]) -> Any:
         address, dtype, dims, *shape = t
