@@ -28,6 +28,7 @@ type epHandle struct {
 	// What the last calls were given: see refresh.
 	topk, weights weft.Tensor
 	rows          ep.Rows
+	copies        ep.Copies
 	home          struct {
 		rows, out weft.Tensor
 		bias      [2]weft.Tensor
@@ -312,6 +313,40 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 	})
 }
 
+//export goweft_ep_copy_received
+func goweft_ep_copy_received(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_copy_args, ms C.int64_t) C.int {
+	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
+		v, err := input(args, sizeCopyArgs, "weft_ep_copy_args")
+		if err != nil {
+			return err
+		}
+		if v.reserved != 0 {
+			return invalidf("weft_ep_copy_args: %d in reserved, which is 0", v.reserved)
+		}
+		r, err := e.received(uint64(uintptr(unsafe.Pointer(v.received))))
+		if err != nil {
+			return err
+		}
+		s, err := e.streams.of(e.comm, stream)
+		if err != nil {
+			return err
+		}
+		to := &e.copies
+		to.ScaleOrder = ep.ScaleOrder(enum(v.scale_order))
+		if err := cmp.Or(
+			refresh(&to.Data, v.rows, "rows tensor"), refresh(&to.Scales, v.scales, "scales tensor"),
+			refresh(&to.SourceTokens, v.source_tokens, "source_tokens tensor"), refresh(&to.SourceRanks, v.source_ranks, "source_ranks tensor"),
+			refresh(&to.RowWeights, v.row_weights, "row_weights tensor"), refresh(&to.RowExperts, v.row_experts, "row_experts tensor"),
+			refresh(&to.RowSelectionWeights, v.row_selection_weights, "row_selection_weights tensor"),
+			refresh(&to.ExpertCounts, v.expert_counts, "expert_counts tensor"), refresh(&to.Ranges, v.ranges, "ranges tensor"),
+			refresh(&to.SourceCounts, v.source_counts, "source_counts tensor"),
+		); err != nil {
+			return err
+		}
+		return e.ep.CopyReceived(ctx, s, r, *to)
+	})
+}
+
 //export goweft_ep_combine
 func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_args, later *C.weft_work, ms C.int64_t) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
@@ -428,4 +463,16 @@ func (e *epHandle) routing(id uint64) (*routing, error) {
 		return nil, invalidf("the weft_routing is another weft_ep's")
 	}
 	return r, nil
+}
+
+// received is what a handle has received, if it is this ep handle's.
+func (e *epHandle) received(id uint64) (*ep.Received, error) {
+	r, err := receiveds.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	if r.ep != e {
+		return nil, invalidf("the weft_received is another weft_ep's")
+	}
+	return r.received, nil
 }

@@ -18,7 +18,7 @@ import (
 type routing struct {
 	ep      *epHandle
 	routing *ep.Routing
-	parts   [C.WEFT_ROW_DEMAND + 1]weft.Tensor // that C knows of, but for those that are to be asked for anew
+	parts   [C.WEFT_ROW_DEMAND + 1]weft.Tensor // of the host that C knows of, but for those that are to be asked for anew
 	pinner  runtime.Pinner                     // holds those that are Go's memory where they are
 	weights runtime.Pinner                     // the same of weights
 }
@@ -76,9 +76,13 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 			return invalidf("part %d of a routing, want a weft_routing_part", part)
 		}
 		t := &r.parts[part]
+		if r.ep.comm.weft.Device() != nil {
+			tellTensor(out, new(r.part(part))) // a graph may have made it another since
+			return nil
+		}
 		if t.Data == nil {
 			*t = r.part(part)
-			if t.Data != nil && r.ep.comm.weft.Device() == nil {
+			if t.Data != nil {
 				r.pin(part, t)
 			}
 		}

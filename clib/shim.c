@@ -133,6 +133,10 @@ weft_status weft_ep_combine(weft_ep ep, weft_stream stream, const weft_ep_combin
 	return CALL(goweft_ep_combine(ID(ep), stream, (weft_ep_combine_args *)args, work, libweft_timeout));
 }
 
+weft_status weft_ep_copy_received(weft_ep ep, weft_stream stream, const weft_ep_copy_args *args) {
+	return CALL(goweft_ep_copy_received(ID(ep), stream, (weft_ep_copy_args *)args, libweft_timeout));
+}
+
 weft_status weft_ep_dispatch_backward(weft_ep ep, weft_stream stream, const weft_ep_dispatch_backward_args *args) {
 	return CALL(goweft_ep_dispatch_backward(ID(ep), stream, (weft_ep_dispatch_backward_args *)args, libweft_timeout));
 }

@@ -22,6 +22,7 @@ const (
 	sizeLayout           = 64
 	sizeDispatchArgs     = 48
 	sizeDispatchResult   = 40
+	sizeCopyArgs         = 104
 	sizeCombineArgs      = 48
 	sizeDispatchBackward = 48
 	sizeCombineBackward  = 48

@@ -430,10 +430,35 @@ typedef struct weft_ep_dispatch_result {
  */
 weft_status weft_ep_dispatch(weft_ep ep, weft_stream stream, const weft_ep_dispatch_args *args, weft_ep_dispatch_result *result, weft_work *work);
 
+/*
+ * Where to put copies of what was received; members that are NULL are left out. rows is that of the received data, counted as one for all experts; with a packed layout tensors
+ * may have more.
+ */
+typedef struct weft_ep_copy_args {
+	size_t size;
+	weft_received received;
+	const weft_tensor *rows;   /* of the type and shape of a weft_ep_dispatch_result's data */
+	const weft_tensor *scales; /* the same for scales, or as they would be there in this order */
+	int32_t scale_order;       /* weft_scale_order */
+	int32_t reserved;          /* 0 */
+	const weft_tensor *source_tokens, *source_ranks; /* int32 [rows], and what follows: as weft_routing_part has them */
+	const weft_tensor *row_weights;                        /* fp32 [rows], layouts by expert */
+	const weft_tensor *row_experts, *row_selection_weights; /* int32 and fp32 [rows, top-k], layouts of one row per rank */
+	const weft_tensor *expert_counts, *ranges, *source_counts;
+} weft_ep_copy_args;
+
+/*
+ * Copies what a dispatch has received to memory of the caller's: the rows that exist, pads included, their scales, and what the routing says of them. All
+ * else in the tensors stays as it was. On a GPU it is one kernel that goes by the counts in the GPU's memory, in the stream of the dispatch or one that waits for it, and may be
+ * captured; rows begin on multiples of 16 bytes and scales on multiples of 4. Tensors may overlap neither each other nor what was received. What is refused has written
+ * nothing. Local.
+ */
+weft_status weft_ep_copy_received(weft_ep ep, weft_stream stream, const weft_ep_copy_args *args);
+
 typedef struct weft_ep_combine_args {
 	size_t size;
 	weft_routing routing;
-	const weft_tensor *rows;    /* as dispatch gave them, of the output type */
+	const weft_tensor *rows;    /* as dispatch gave them, of the output type; packed, with counts on the device, the first may be enough: all that have come */
 	const weft_tensor *out;     /* [tokens, hidden]: written */
 	const weft_tensor *bias[2]; /* [tokens, hidden], added first; or NULL */
 	/*

@@ -16,7 +16,7 @@ const (
 //
 // gradRowWeights, fp32 [Rows()] (with top-k numbers a row for the layouts with one row per rank), holds the gradients of the weights that arrived
 // with the rows; each goes back to its selection in gradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are
-// absent, on every rank, or neither.
+// absent, on every rank, or neither. Both may be of the first rows alone where Combine's y may.
 func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
 	return h.engine.dispatchBackward(ctx, s, r, gradRows, gradRowWeights, gradX, gradWeights)
 }
@@ -52,12 +52,12 @@ func (h *Handle) checkScalars(op string, r *Routing, scalars, out weft.Tensor) e
 	if scalars.IsZero() {
 		return nil
 	}
-	n := r.Rows()
+	n, each := scalars.Elems(), 1
 	if !h.spec.Layout.byExpert() {
-		n *= h.spec.TopK
+		each = h.spec.TopK
 	}
-	if scalars.DType != weft.Float32 || scalars.Elems() != n || scalars.Data == nil && n > 0 {
-		return weft.Invalidf("%s: gradients of the rows' weights are %v, want fp32 with %d numbers", op, scalars, n)
+	if scalars.DType != weft.Float32 || n%each != 0 || n < r.fewest()*each || n > r.Rows()*each || scalars.Data == nil && n > 0 {
+		return weft.Invalidf("%s: gradients of the rows' weights are %v, want fp32 with %d numbers", op, scalars, r.Rows()*each)
 	}
 	return checkTensor(op, "gradients of weights", out, weft.Float32, r.tokens, h.spec.TopK)
 }
@@ -77,7 +77,7 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 	if err := checkTensor(op, "gradients of the output", gradOut, s.Output, r.tokens, s.Hidden); err != nil {
 		return err
 	}
-	if err := h.checkExpertRows(op, "gradients of rows", r, gradRows); err != nil {
+	if err := h.checkExpertRows(op, "gradients of rows", r, gradRows, r.Rows()); err != nil {
 		return err
 	}
 	if gradWeights.IsZero() {
@@ -86,7 +86,7 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 	if s.Sum != Weighted {
 		return weft.Invalidf("%s: a plain sum has no weights whose gradients could be asked for", op)
 	}
-	if err := h.checkExpertRows(op, "rows", r, y); err != nil {
+	if err := h.checkExpertRows(op, "rows", r, y, r.Rows()); err != nil {
 		return err
 	}
 	if overlapInPart(gradRows, y) {
@@ -97,6 +97,5 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 
 // overlapInPart reports whether two tensors share memory and are not the same.
 func overlapInPart(a, b weft.Tensor) bool {
-	p, q := uintptr(a.Data), uintptr(b.Data)
-	return p != q && p < q+uintptr(b.Bytes()) && q < p+uintptr(a.Bytes())
+	return a.Data != b.Data && overlap(a, b)
 }

@@ -12,6 +12,8 @@ import (
 //
 // On the host, rows of y that lie in a window (received memory does) are read by their home ranks where they are, and Combine returns when all have.
 // Others are copied to a staging window first. The partial reduction reads y only here.
+//
+// With [DeviceCounts] and a packed layout y may be the first rows alone, if all that have come are among them: who knows their number hands over no more.
 func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) error {
 	return h.engine.combine(ctx, s, r, y, out, h.keep(bias))
 }
@@ -64,7 +66,7 @@ func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []
 			return err
 		}
 	}
-	if err := h.checkExpertRows(op, "rows", r, y); err != nil {
+	if err := h.checkExpertRows(op, "rows", r, y, r.fewest()); err != nil {
 		return err
 	}
 	if err := checkTensor(op, "output rows", out, s.Output, r.tokens, s.Hidden); err != nil {
@@ -78,11 +80,11 @@ func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []
 	return nil
 }
 
-// checkExpertRows checks a tensor of the shape that Dispatch returns, with elements of the Output type.
-func (h *Handle) checkExpertRows(op, what string, r *Routing, t weft.Tensor) error {
+// checkExpertRows checks a tensor of the shape that Dispatch returns, with elements of the Output type, or of its first rows, of which there are so many at least.
+func (h *Handle) checkExpertRows(op, what string, r *Routing, t weft.Tensor, fewest int) error {
 	s := &h.spec
-	ok := t.DType == s.Output && len(t.Shape) >= 2 && t.Shape[len(t.Shape)-1] == s.Hidden && t.Elems() == r.Rows()*s.Hidden
-	if !ok {
+	ok := t.DType == s.Output && len(t.Shape) >= 2 && t.Shape[len(t.Shape)-1] == s.Hidden
+	if n := t.Elems() / s.Hidden; !ok || n < fewest || n > r.Rows() {
 		if s.Layout == ExpertMajor {
 			return weft.Invalidf("%s: %s are %v, want %v[%d %d %d]", op, what, t, s.Output, h.geometry.local, h.geometry.capacity, s.Hidden)
 		}

@@ -175,17 +175,23 @@ func (r *Received) setTensors(h *Handle, base unsafe.Pointer, shape blockShape) 
 	if s.scaleBytes() == 0 {
 		return
 	}
-	d, a, b := weft.Float32, rows, s.Hidden/ScaleBlock
+	d, a, b := s.scaleShape(rows, s.ScaleOrder)
+	r.Scales = weft.Tensor{Data: unsafe.Add(base, shape.scalesAt), DType: d, Shape: dims(&r.scaleShape, a, b)}
+}
+
+// scaleShape is the type of the scales of so many received rows, which have some, and their last two dimensions.
+func (s *Spec) scaleShape(rows int, order ScaleOrder) (d weft.DType, above, across int) {
+	d, across = weft.Float32, s.Hidden/ScaleBlock
 	switch {
 	case s.Payload == Opaque:
-		d, b = weft.Uint8, s.ScaleBytes
-	case s.Payload == FP8UE8M0 && s.ScaleOrder == ColumnMajorScales:
-		d, b = weft.Int32, b/4
+		d, across = weft.Uint8, s.ScaleBytes
+	case s.Payload == FP8UE8M0 && order == ColumnMajorScales:
+		d, across = weft.Int32, across/4
 	case s.Payload == FP8UE8M0:
 		d = weft.UE8M0
 	}
-	if s.ScaleOrder == ColumnMajorScales {
-		a, b = b, a
+	if order == ColumnMajorScales {
+		return d, across, rows
 	}
-	r.Scales = weft.Tensor{Data: unsafe.Add(base, shape.scalesAt), DType: d, Shape: dims(&r.scaleShape, a, b)}
+	return d, rows, across
 }

@@ -30,6 +30,8 @@
 // Layouts whose number of rows follows from the routing, and those whose capacity can overflow, give every row its place before it leaves: Prepare is an exchange of
 // its own there, and PrepareDispatch two kernels. With HostCounts Prepare waits for the counts, which a capture cannot; with DeviceCounts nothing waits.
 //
+// What has arrived lies in memory of the handle's, until Release. [Handle.CopyReceived] copies it to memory of the caller's, and only the rows that are there.
+//
 // Where tokens go can be counted without a handle: by [CountRouting] on the host, by a [Counter] on a GPU.
 //
 // # Streams

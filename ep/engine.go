@@ -42,6 +42,7 @@ type engine interface {
 	dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error
 	combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error
 	weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error // arguments that are as they should be
+	copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error  // arguments that are as they should be
 	combineBuffer() weft.Tensor
 	gradientBuffer() weft.Tensor
 	countWaits(dispatch, combine weft.Tensor) // of tensors that are as they should be
@@ -56,6 +57,7 @@ type placement interface {
 	Traffic() Traffic
 	Rows() int
 	Received() int
+	told() int // rows that have come, as far as the host knows without a wait, or 0
 	Demand() int
 	RowDemand() weft.Tensor
 	ExpertCounts() weft.Tensor

@@ -45,6 +45,8 @@ type gpu struct {
 	describeArg                        *describeArgs
 	weighing                           *cuda.Launch
 	weighArg                           *weighArgs
+	copying                            *cuda.Launch
+	copyArg                            *copyArgs
 	placed                             *placedLaunches // where rows have their places before they leave: instead of a dispatch, and maybe of a combine
 
 	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
@@ -129,10 +131,10 @@ func (h *gpu) open(ctx context.Context) error {
 }
 
 // functions are the kernels of a handle.
-type functions struct{ describe, weigh, dispatch, fusedDispatch, weightDispatch, combine, fusedCombine, place, gradients *cuda.Function }
+type functions struct{ describe, weigh, copy, dispatch, fusedDispatch, weightDispatch, combine, fusedCombine, place, gradients *cuda.Function }
 
-// blocks is how many blocks the operations of a handle have: those that move rows, and the clerks.
-type blocks struct{ dispatch, dispatchClerks, combine, combineClerks, gradients, gradientThreads int }
+// blocks is how many blocks the operations of a handle have: those that move rows, and the clerks. Copies wait for nobody, and so take no room.
+type blocks struct{ dispatch, dispatchClerks, combine, combineClerks, gradients, gradientThreads, copies int }
 
 // dispatchGrid and combineGrid are all blocks of a launch.
 func (b blocks) dispatchGrid() int { return b.dispatch + b.dispatchClerks }
@@ -148,6 +150,7 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 		specs, names, into = append(specs, s), append(names, name), append(into, to)
 	}
 	add(describeKernel(arch), "weft_describe", &f.describe)
+	add(copyKernel(arch), "weft_copy", &f.copy)
 	if h.tuning.placed {
 		add(placeKernel(h.spec.placeForm(h.geometry.ranks), arch), "weft_place", &f.place)
 		add(pushKernel(h.spec.Quantize, arch), "weft_push", &f.dispatch)
@@ -297,6 +300,7 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	n.dispatch = min(t.dispatchBlocks, most(dispatchWeight, n.dispatchClerks))
 	n.combine = min(t.combineBlocks, most(combineWeight, n.combineClerks))
 	reserved := min(max(n.dispatchGrid(), n.combineGrid()), room) // a handle that is alone may have more, of lighter ones
+	n.copies = h.copyBlocks(ceil(room, slots))
 	n.gradients, n.gradientThreads = reserved, gradientThreads
 	for wide := 2 * gradientThreads; wide <= mostGradientThreads && w.weigh(wide, f.gradients) <= weight; wide *= 2 {
 		n.gradientThreads = wide
@@ -400,6 +404,9 @@ func (h *gpu) prepareLaunches(f functions) (err error) {
 	if err == nil {
 		err = h.prepareDescribe(f)
 	}
+	if err == nil {
+		err = h.prepareCopies(f, config(h.blocks.copies, copyThreads, t.dependentDispatch))
+	}
 	if err == nil && h.spec.combines() && !h.tuning.pulls {
 		err = h.prepareCombine(f, config(h.blocks.combineGrid(), t.combineThreads, t.dependentCombine))
 	}
@@ -449,12 +456,15 @@ func pieceWords(s *Spec, units int) uint32 {
 	}
 }
 
-// scaleStrides says where the scales of received rows stand: row x number + zone x number of the zone's first row + word x number of the word of scales.
-func scaleStrides(s *Spec, words, zoneRows uint32) (row, zone, word uint32) {
-	if s.ScaleOrder == RowMajorScales || words == 0 {
-		return words, 0, 1
+// strides say where the scales of received rows stand: row x number + zone x number of the zone's first row + word x number of the word of scales. They are the Strides of
+// kernels/copy.cu.
+type strides struct{ row, zone, word uint32 }
+
+func scaleStrides(order ScaleOrder, words, zoneRows uint32) strides {
+	if order == RowMajorScales || words == 0 {
+		return strides{row: words, word: 1}
 	}
-	return 1, words - 1, zoneRows
+	return strides{row: 1, zone: words - 1, word: zoneRows}
 }
 
 func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err error) {
@@ -467,7 +477,8 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err 
 		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
 		zone: device.NewDivisor(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders), clerks: uint32(h.blocks.dispatchClerks), what: quantizeWhat(s),
 	}
-	d.scaleRow, d.scaleZone, d.scaleWord = scaleStrides(s, d.scaleWords, d.zone.By)
+	scales := scaleStrides(s.ScaleOrder, d.scaleWords, d.zone.By)
+	d.scaleRow, d.scaleZone, d.scaleWord = scales.row, scales.zone, scales.word
 	if r.direct {
 		d.what |= whatDirect
 	}

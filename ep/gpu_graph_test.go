@@ -93,9 +93,9 @@ func TestAnnouncedInCaptureOnGPUs(t *testing.T) {
 	})
 }
 
-// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare, d a dispatch, c a combine, g their gradients. A space
-// begins a new batch.
-var graphs = []string{"fc", "pdcg", "fdc", "fc fc", "pdcddcc", "f", "fc p pg fdgcdc", "fc pdc f fcg fcdc"}
+// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare, d a dispatch, y a copy of what has arrived, c a combine, g their
+// gradients. A space begins a new batch.
+var graphs = []string{"fyc", "pdcg", "fdyc", "fyc fc", "pdcddycc", "fy", "fc p pg fdgcdc", "fc pdyc f fcyg fcdc"}
 
 // graphBatches makes the batches of all graphs, with some sets of contents for each. Ranks have many, few, one or no tokens: in most batches each another number, in
 // the last four, which are in one graph, all the same.
@@ -175,6 +175,9 @@ func (g *replayed) check() error {
 		var err error
 		if strings.ContainsAny(ops, "fd") {
 			err = round.CheckReceived()
+		}
+		if err == nil && strings.Contains(ops, "y") {
+			err = round.CheckCopied()
 		}
 		if err == nil && strings.Contains(ops, "c") {
 			err = round.CheckCombined()
@@ -296,6 +299,8 @@ func enqueue(ctx context.Context, r *member, rounds []*eptest.Round, ops string)
 			err = rounds[0].Prepare(ctx, r.stream)
 		case 'd':
 			err = rounds[0].Dispatch(ctx, r.stream)
+		case 'y':
+			err = rounds[0].Copy(ctx, r.stream)
 		case 'c':
 			err = rounds[0].Combine(ctx, r.stream)
 		case 'g':

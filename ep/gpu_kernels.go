@@ -84,7 +84,7 @@ type combineArgs struct {
 	filled, credits                uint64
 }
 
-// describeArgs are the arguments of a description: the Describe of kernels/describe.cu.
+// describeArgs are the arguments of a description: the Describe of kernels/describe.cuh.
 type describeArgs struct {
 	shape                  shape
 	ranks, byExpert        uint32
@@ -120,7 +120,7 @@ func Kernels(arch string) []kernel.Spec {
 	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
 		all = append(all, gradientKernel(of, arch))
 	}
-	return append(append(all, placedKernels(arch)...), describeKernel(arch), censusKernel(arch))
+	return append(append(all, placedKernels(arch)...), describeKernel(arch), copyKernel(arch), censusKernel(arch))
 }
 
 // typeNumber is how kernels are told of a type.
@@ -179,7 +179,7 @@ func combineKernel(form int, of weft.DType, arch string) kernel.Spec {
 }
 
 func describeKernel(arch string) kernel.Spec {
-	s := kernelSpec("describe", "describe.cu", arch)
+	s := kernelSpec("describe", "describe.cu", arch, "describe.cuh")
 	s.Defines["WEFT_DESCRIBE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(describeArgs{})))
 	s.Defines["WEFT_WEIGH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(weighArgs{})))
 	return s

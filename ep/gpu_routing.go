@@ -27,6 +27,8 @@ type gpuRouting struct {
 
 	rows        *cuda.Memory // what each row is, once somebody has asked
 	description describedRows
+	filled      bool // it is enqueued that it says so, of what the Routing is now
+	rewritten   bool // a graph brings weights, other ones each time
 }
 
 // described is what a Routing says of what comes here, and of how much is wanted everywhere: the Described of kernels/placed.cuh, of which those that move rows
@@ -122,6 +124,7 @@ func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, e
 		}
 	}
 	r.stream, r.tokens, r.masked, r.replayed, r.counted, r.measured = stream, tokens, h.comm.Mask(), h.capture != 0, false, false
+	r.filled, r.rewritten = false, false
 	routing := h.routings.take()
 	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, weighted: weightedIf(weighted), epoch: h.operations}
 	return routing, nil
@@ -169,7 +172,8 @@ func (h *gpu) startWeigh(stream *cuda.Stream, r *Routing, weights, experts uint6
 
 // reweighed says that a dispatch brings a Routing weights, in a stream behind which those who ask for them are to come.
 func (r *Routing) reweighed(stream *cuda.Stream) {
-	r.weighted, r.placement.(*gpuRouting).stream = weightedEverywhere, stream
+	p := r.placement.(*gpuRouting)
+	r.weighted, p.stream, p.filled, p.rewritten = weightedEverywhere, stream, false, p.rewritten || p.h.capture != 0
 }
 
 // release keeps the memory for the next Routing: to free it would wait for the device.
@@ -285,6 +289,14 @@ func (r *gpuRouting) Received() int {
 	return int(r.described.rows[0])
 }
 
+// told implements [placement].
+func (r *gpuRouting) told() int {
+	if !r.counted || r.replayed {
+		return 0
+	}
+	return int(r.described.rows[0])
+}
+
 // Demand implements [placement].
 func (r *gpuRouting) Demand() int {
 	if !r.h.tuning.placed {
@@ -372,7 +384,24 @@ func (r *gpuRouting) describe(part func(*describedRows) int, d weft.DType, shape
 	return weft.Tensor{Data: pointer(r.rows.Pointer().Add(part(&r.description))), DType: d, Shape: shape}
 }
 
+// describeRows enqueues it, unless it was before: one launch fills in all parts. What a capture enqueues is there with its replays only, and they
+// make what they prepare, and the weights that they bring, other ones each time.
 func (r *gpuRouting) describeRows() error {
+	if r.filled {
+		return nil
+	}
+	status, err := r.stream.CaptureStatus()
+	if err != nil {
+		return err
+	}
+	if err := r.fill(); err != nil {
+		return err
+	}
+	r.filled = status == cuda.NotCapturing && !r.replayed && !r.rewritten
+	return nil
+}
+
+func (r *gpuRouting) fill() error {
 	h, g := r.h, &r.h.geometry
 	if r.rows == nil {
 		if err := r.captured(); err != nil {
@@ -408,12 +437,17 @@ func (r *gpuRouting) describeRows() error {
 		return err
 	}
 	a := h.describeArg
-	a.landings, a.sent, a.arrivals = r.at(r.off.landings), r.sent(), 0
-	if g.layout == TokenMajor {
-		a.arrivals = r.at(r.off.arrivals)
-	}
+	h.pointDescription(a, r)
 	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
 	a.weights, a.experts = uint64(base.Add(r.description.weights)), uint64(base.Add(r.description.experts))
 	a.expertWeights = uint64(base.Add(r.description.expertWeights))
 	return h.describing.Start(r.stream)
+}
+
+// pointDescription points a description at what r knows of its rows.
+func (h *gpu) pointDescription(a *describeArgs, r *gpuRouting) {
+	a.landings, a.sent, a.arrivals = r.at(r.off.landings), r.sent(), 0
+	if h.geometry.layout == TokenMajor {
+		a.arrivals = r.at(r.off.arrivals)
+	}
 }

@@ -54,6 +54,7 @@ type scratch struct {
 	operands []operand // by rank: of the gather's
 	stager   stager
 	mover    mover
+	spans    []span
 }
 
 func newScratch(g *geometry) scratch {

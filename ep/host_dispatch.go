@@ -445,14 +445,17 @@ func (m *mover) zeroFrom(from, to int32) {
 }
 
 // zeroPads clears the rows that fill zones up to the alignment.
-func (m *mover) zeroPads() {
-	z := &m.r.zones
-	if m.h.spec.Layout != ExpertPacked {
+func (m *mover) zeroPads() { m.r.eachPad(m.zeroRow) }
+
+// eachPad calls f with those.
+func (r *hostRouting) eachPad(f func(row int)) {
+	z := &r.zones
+	if r.h.spec.Layout != ExpertPacked {
 		return
 	}
 	for le := range z.start {
 		for row := z.start[le] + z.kept[le]; row < z.start[le]+z.padded[le]; row++ {
-			m.zeroRow(int(row))
+			f(int(row))
 		}
 	}
 }

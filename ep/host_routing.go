@@ -106,6 +106,8 @@ func (r *hostRouting) Rows() int {
 
 func (r *hostRouting) Received() int { return r.kept }
 
+func (r *hostRouting) told() int { return r.kept }
+
 func (r *hostRouting) Demand() int { return r.total }
 
 func (r *hostRouting) RowDemand() weft.Tensor { return weft.TensorOf([]int32{int32(r.total)}) }
@@ -177,17 +179,35 @@ func (r *hostRouting) RowSelections() (experts, weights weft.Tensor) {
 		e[i] = -1
 	}
 	w := make([]float32, r.Rows()*k)
-	for src := range r.h.geometry.ranks {
-		for i := r.arrive[src]; i < r.arrive[src+1]; i++ {
-			if row := r.rowOf(i); row >= 0 {
-				for _, s := range r.selectionsOf(i) {
-					e[row*k+int(s.k)] = s.row
-					w[row*k+int(s.k)] = s.weight
-				}
+	r.tellSelections(e, w)
+	return weft.TensorOf(e, r.Rows(), k), weft.TensorOf(w, r.Rows(), k)
+}
+
+// tellSelections writes the local experts of each row that holds a token, -1 for other ranks', and their weights, 0 for those; nil is not written.
+func (r *hostRouting) tellSelections(experts []int32, weights []float32) {
+	k := r.h.spec.TopK
+	for i := range r.arrivals {
+		row := r.rowOf(int32(i))
+		if row < 0 {
+			continue
+		}
+		if experts != nil {
+			for j := range k {
+				experts[row*k+j] = -1
+			}
+		}
+		if weights != nil {
+			clear(weights[row*k : (row+1)*k])
+		}
+		for _, s := range r.selectionsOf(int32(i)) {
+			if experts != nil {
+				experts[row*k+int(s.k)] = s.row
+			}
+			if weights != nil {
+				weights[row*k+int(s.k)] = s.weight
 			}
 		}
 	}
-	return weft.TensorOf(e, r.Rows(), k), weft.TensorOf(w, r.Rows(), k)
 }
 
 // allOf is what there is of arrival i: rows, or for layouts with one row per rank the row and then the selections.

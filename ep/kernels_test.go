@@ -106,6 +106,9 @@ func arguedPrograms(arch string) []argued {
 			})},
 		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
 			layout.Constants(map[string]int{"WIDE": whatWide, "THREADS": censusThreads, "SHARE": censusShare, "MAX_RANKS": weft.MaxRanks})},
+		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) + layout.Of("Copy", reflect.TypeFor[copyArgs](), nil) +
+			layout.Of("Strides", reflect.TypeFor[strides](), nil) + layout.Of("List", reflect.TypeFor[list](), nil) +
+			layout.Constants(map[string]int{"FLIGHT * UNIT": copyPiece, "SHARE": copyShare})},
 		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), map[string]string{"expertWeights": "expert_weights"}) +
 			layout.Of("Weigh", reflect.TypeFor[weighArgs](), nil)},
 	}

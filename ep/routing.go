@@ -123,6 +123,14 @@ func (r *Routing) Tokens() int { return r.tokens }
 // capacity.
 func (r *Routing) Rows() int { return r.placement.Rows() }
 
+// fewest is how many rows a tensor has at least that an operation reads them from.
+func (r *Routing) fewest() int {
+	if s := &r.handle.spec; s.Layout.packed() && s.Counts == DeviceCounts {
+		return r.placement.told()
+	}
+	return r.Rows()
+}
+
 // Received is the number of rows that exist here, pads included, dropped ones not.
 func (r *Routing) Received() int { return r.placement.Received() }
 

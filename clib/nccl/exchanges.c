@@ -95,6 +95,14 @@ static ncclEpResult_t check_bound(const nep_handle *h, const weft_tensor *t, con
 	return check_room(t, h->group->config.max_recv_tokens_per_rank, name);
 }
 
+/* The same of where kernels can store what arrives. */
+static ncclEpResult_t check_place(const nep_handle *h, const weft_tensor *t, uintptr_t multiple, const char *name) {
+	if (h->group->engine == WEFT_GPU && (uintptr_t)t->data % multiple != 0) {
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s begin at %p: on GPUs they begin on multiples of %zu bytes", name, t->data, (size_t)multiple);
+	}
+	return NCCL_EP_SUCCESS;
+}
+
 /* Where a dispatch is to put what arrives; what is not wanted, or does not exist, has the type WEFT_NONE. */
 typedef struct destination {
 	weft_tensor rows, scales, weights;
@@ -111,34 +119,39 @@ static ncclEpResult_t rows_to_copy(const nep_handle *h, weft_routing routing, in
 	return NCCL_EP_SUCCESS;
 }
 
-static ncclEpResult_t put(const nep_handle *h, const weft_tensor *to, const weft_tensor *from, int64_t rows, int64_t bytes, const char *name, weft_stream stream) {
-	if (to->dtype == WEFT_NONE) {
-		return NCCL_EP_SUCCESS;
-	}
-	NEP_TRY(check_room(to, rows, name));
-	return nep_copy(h->group, to->data, from->data, (size_t)(rows * bytes), stream);
-}
-
-static ncclEpResult_t deliver_weights(const nep_handle *h, weft_routing routing, int64_t rows, const weft_tensor *to, weft_stream stream) {
+/* Weights of rows that went straight to where the caller wants them. */
+static ncclEpResult_t deliver_weights(const nep_handle *h, weft_routing routing, const weft_tensor *to, weft_stream stream) {
+	int64_t rows;
 	weft_tensor weights = {.size = sizeof weights};
 	if (to->dtype == WEFT_NONE) {
 		return NCCL_EP_SUCCESS;
 	}
+	NEP_TRY(rows_to_copy(h, routing, &rows));
 	NEP_WEFT(nep_lib.weft_routing_tensor(routing, WEFT_ROW_WEIGHTS, &weights));
 	if (rows > 0 && weights.data == NULL) {
 		return nep_fail(NCCL_EP_INVALID_USAGE, "the weights of rows cannot be had for the first time while the stream captures: dispatch once before");
 	}
-	return put(h, to, &weights, rows, sizeof(float), "out.topk_weights", stream);
+	NEP_TRY(check_room(to, rows, "out.topk_weights"));
+	return nep_copy(h->group, to->data, weights.data, (size_t)rows * sizeof(float), stream);
 }
 
-static ncclEpResult_t deliver(const nep_handle *h, const weft_ep_dispatch_result *got, const destination *to, weft_stream stream) {
+/* Copies what has arrived, and no more: what the caller's tensors hold beyond stays. */
+static ncclEpResult_t deliver(const nep_handle *h, weft_ep ep, const weft_ep_dispatch_result *got, const destination *to, weft_stream stream) {
 	int64_t rows;
-	NEP_TRY(rows_to_copy(h, got->routing, &rows));
-	NEP_TRY(put(h, &to->rows, got->data, rows, row_bytes(&to->rows), "out.tokens", stream));
+	weft_tensor bytes = bytes_of(&to->rows), scale_bytes = to->scales;
+	weft_ep_copy_args args = {.size = sizeof args, .received = got->received, .rows = &to->rows};
+	NEP_TRY(rows_of(h, got->routing, &rows));
+	NEP_TRY(check_room(&to->rows, rows, "out.tokens"));
 	if (to->scales.dtype != WEFT_NONE) {
-		NEP_TRY(put(h, &to->scales, got->scales, rows, row_bytes(&to->scales), "out.scales", stream));
+		NEP_TRY(check_room(&to->scales, rows, "out.scales"));
+		scale_bytes = bytes_of(&to->scales);
+		args.rows = &bytes, args.scales = &scale_bytes;
 	}
-	return deliver_weights(h, got->routing, rows, &to->weights, stream);
+	if (to->weights.dtype != WEFT_NONE) {
+		NEP_TRY(check_room(&to->weights, rows, "out.topk_weights"));
+		args.row_weights = &to->weights;
+	}
+	return nep_result(nep_lib.weft_ep_copy_received(ep, stream, &args));
 }
 
 /* Moves rows and puts them where the caller wants them. Weights travel along: for the routing that is there, or for one that is made on the way. */
@@ -155,7 +168,7 @@ static ncclEpResult_t move(nep_handle *h, nep_exchange *exchange, const weft_ten
 		NEP_TRY(nep_route_of(h, exchange, stream, &args.routing));
 	}
 	NEP_WEFT(nep_lib.weft_ep_dispatch(exchange->ep, stream, &args, &got, NULL));
-	ncclEpResult_t result = deliver(h, &got, to, stream);
+	ncclEpResult_t result = deliver(h, exchange->ep, &got, to, stream);
 	ncclEpResult_t released = nep_result(nep_lib.weft_received_release(got.received));
 	if (args.routing == NULL) {
 		ncclEpResult_t kept = nep_reroute(h, exchange, got.routing);
@@ -205,6 +218,7 @@ static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInp
 	NEP_TRY(nep_tensor(h->group, out->tokens, 2, "out.tokens", &d->to.rows));
 	NEP_TRY(same_rows(&d->rows, &d->to.rows, "in.tokens and out.tokens"));
 	NEP_TRY(check_bound(h, &d->to.rows, "out.tokens"));
+	NEP_TRY(check_place(h, &d->to.rows, 16, "out.tokens"));
 	NEP_TRY(check_window(h, out->tokens, "out.tokens"));
 	if (d->forward) {
 		NEP_TRY(nep_tensor(h->group, in->topk_weights, 2, "in.topk_weights", &d->weights));
@@ -212,6 +226,7 @@ static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInp
 	if (out->topk_weights != NULL) {
 		NEP_TRY(nep_tensor(h->group, out->topk_weights, 1, "out.topk_weights", &d->to.weights));
 		NEP_TRY(check_bound(h, &d->to.weights, "out.topk_weights"));
+		NEP_TRY(check_place(h, &d->to.weights, sizeof(float), "out.topk_weights"));
 		if (d->to.weights.dtype != WEFT_FLOAT32) {
 			return nep_fail(NCCL_EP_INVALID_ARGUMENT, "out.topk_weights are fp32");
 		}
@@ -221,6 +236,7 @@ static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInp
 		NEP_TRY(nep_tensor(h->group, out->scales, 2, "out.scales", &d->to.scales));
 		NEP_TRY(same_rows(&d->scales, &d->to.scales, "in.scales and out.scales"));
 		NEP_TRY(check_bound(h, &d->to.scales, "out.scales"));
+		NEP_TRY(check_place(h, &d->to.scales, 4, "out.scales"));
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -246,9 +262,7 @@ static ncclEpResult_t dispatch_directly(nep_handle *h, nep_exchange *exchange, c
 	NEP_WEFT(nep_lib.weft_ep_prepare(exchange->ep, stream, &topk, &d->weights, routing));
 	NEP_TRY(nep_reroute(h, exchange, *routing));
 	NEP_TRY(combine_backward(h, exchange, d, stream, routing));
-	int64_t rows;
-	NEP_TRY(rows_to_copy(h, *routing, &rows));
-	return deliver_weights(h, *routing, rows, &d->to.weights, stream);
+	return deliver_weights(h, *routing, &d->to.weights, stream);
 }
 
 static ncclEpResult_t dispatch(nep_handle *h, const ncclEpDispatchInputs_t *inputs, const ncclEpDispatchOutputs_t *outputs, const ncclEpLayoutInfo_t *layout_info,

@@ -24,6 +24,7 @@
 	X(weft_ep_destroy)                                                                                                                       \
 	X(weft_ep_prepare)                                                                                                                       \
 	X(weft_ep_dispatch)                                                                                                                      \
+	X(weft_ep_copy_received)                                                                                                                 \
 	X(weft_ep_combine)                                                                                                                       \
 	X(weft_ep_dispatch_backward)                                                                                                             \
 	X(weft_ep_combine_backward)                                                                                                              \

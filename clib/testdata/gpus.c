@@ -257,6 +257,47 @@ static void combine(side *s, weft_ep ep, const way *w, const weft_ep_combine_arg
 	}
 }
 
+/* A tensor like another, in memory that holds a pattern. */
+static weft_tensor like(const rank *r, side *s, const weft_tensor *t) {
+	weft_tensor other = *t;
+	other.data = place(r, s, NULL, bytes_of(t));
+	return other;
+}
+
+static weft_tensor like_part(const rank *r, side *s, weft_routing routing, int part) {
+	weft_tensor t = {.size = sizeof t};
+	OK(weft_routing_tensor(routing, part, &t));
+	return t.dtype == WEFT_NONE ? t : like(r, s, &t);
+}
+
+/* Copies of all that was received. What lies between rows keeps its pattern. */
+static void copies(const rank *r, side *s, const way *w, weft_ep ep, const weft_ep_dispatch_result *got) {
+	weft_routing of = got->routing;
+	weft_tensor all[] = {
+		like(r, s, got->data), got->scales->dtype == WEFT_NONE ? *got->scales : like(r, s, got->scales), like_part(r, s, of, WEFT_SOURCE_TOKENS),
+		like_part(r, s, of, WEFT_SOURCE_RANKS), like_part(r, s, of, WEFT_ROW_WEIGHTS), like_part(r, s, of, WEFT_ROW_EXPERTS), like_part(r, s, of, WEFT_ROW_SELECTION_WEIGHTS),
+		like_part(r, s, of, WEFT_EXPERT_COUNTS), like_part(r, s, of, WEFT_RANGES), like_part(r, s, of, WEFT_SOURCE_COUNTS),
+	};
+	weft_ep_copy_args args = {
+		.size = sizeof args, .received = got->received, .rows = &all[0], .scales = &all[1], .scale_order = w->spec.scale_order, .source_tokens = &all[2], .source_ranks = &all[3],
+		.row_weights = &all[4], .row_experts = &all[5], .row_selection_weights = &all[6], .expert_counts = &all[7], .ranges = &all[8], .source_counts = &all[9],
+	};
+	OK(weft_ep_copy_received(ep, s->stream, &args));
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+		if (all[i].dtype != WEFT_NONE) {
+			keep(r, s, "copies", all[i].data, bytes_of(&all[i]));
+		}
+	}
+	weft_tensor wrong = all[0];
+	wrong.shape[wrong.dims - 1]--;
+	args.rows = &wrong;
+	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "copy received: rows are");
+	args.rows = got->data;
+	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "lie in the memory that is copied");
+	args.received = NULL;
+	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_HANDLE, "");
+}
+
 /* One layer on one engine, by a handle that is there: forward, backward, with other weights. Everything that comes out is kept. */
 static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 	batch b = batch_of(r->number, r->ranks);
@@ -294,6 +335,7 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 	if (scales.dtype != WEFT_NONE) {
 		keep_rows(r, s, "received scales", &scales, n, sources);
 	}
+	copies(r, s, w, ep, &got);
 
 	/* What the experts give: numbers of their own. */
 	weft_tensor y = rows;

@@ -250,6 +250,19 @@ static void operations(weft_comm comm) {
 	OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
 	TRUE(got.routing == routing && got.received != NULL && data.dtype == WEFT_FLOAT32 && data.dims == 3 && data.shape[0] == 4 && data.shape[2] == 8);
 
+	weft_ep_copy_args copy = {0};
+	copy.size = sizeof copy, copy.received = got.received;
+	REFUSED(weft_ep_copy_received(ep, NULL, NULL), WEFT_ERROR_INVALID, "weft_ep_copy_args is NULL");
+	REFUSED(weft_ep_copy_received(other, NULL, &copy), WEFT_ERROR_INVALID, "another weft_ep's");
+	copy.rows = &rows;
+	REFUSED(weft_ep_copy_received(ep, NULL, &copy), WEFT_ERROR_INVALID, "rows are");
+	copy.rows = NULL, copy.reserved = 1;
+	REFUSED(weft_ep_copy_received(ep, NULL, &copy), WEFT_ERROR_INVALID, "reserved");
+	copy.reserved = 0, copy.received = (weft_received)routing;
+	REFUSED(weft_ep_copy_received(ep, NULL, &copy), WEFT_ERROR_HANDLE, "is a weft_routing where a weft_received belongs");
+	copy.received = got.received;
+	OK(weft_ep_copy_received(ep, NULL, &copy)); /* nothing is wanted */
+
 	weft_tensor part = {0};
 	part.size = sizeof part;
 	REFUSED(weft_routing_tensor(routing, 12, &part), WEFT_ERROR_INVALID, "part 12");
@@ -279,6 +292,7 @@ static void operations(weft_comm comm) {
 	REFUSED(weft_work_wait(work), WEFT_ERROR_HANDLE, "destroyed or released before");
 	OK(weft_received_release(got.received));
 	REFUSED(weft_received_release(got.received), WEFT_ERROR_HANDLE, "destroyed or released before");
+	REFUSED(weft_ep_copy_received(ep, NULL, &copy), WEFT_ERROR_HANDLE, "weft_received");
 	OK(weft_ep_dispatch(ep, NULL, &args, NULL, &work));
 	REFUSED(weft_work_wait(work), WEFT_ERROR_INVALID, "weft_work_receive");
 	got.size = 1;

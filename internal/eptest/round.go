@@ -169,6 +169,11 @@ func (r *Round) receive(received *ep.Received) {
 	r.received, r.blank = received, false
 }
 
+// Copy enqueues a copy of all that was received last.
+func (r *Round) Copy(ctx context.Context, s *weft.Stream) error {
+	return r.r.handle.CopyReceived(ctx, s, r.received, r.r.copies())
+}
+
 // Combine enqueues that.
 func (r *Round) Combine(ctx context.Context, s *weft.Stream) error {
 	return r.r.handle.Combine(ctx, s, r.r.routing, r.expertRows(), r.out, r.bias...)
@@ -218,7 +223,12 @@ func (r *Round) Received() *ep.Received { return r.received }
 
 // Blank puts poison where results will stand. Nothing of the handle may be on its way, at any rank.
 func (r *Round) Blank() error {
-	for _, t := range []weft.Tensor{r.out, r.back.x, r.back.home, r.back.expertRows, r.back.expertWeights} {
+	copies := r.r.copies()
+	blank := []weft.Tensor{r.out, r.back.x, r.back.home, r.back.expertRows, r.back.expertWeights}
+	for _, t := range given(&copies) {
+		blank = append(blank, *t)
+	}
+	for _, t := range blank {
 		if t.IsZero() {
 			continue
 		}
@@ -290,6 +300,14 @@ func (r *Round) CheckReceived() error {
 		r.r.same("received rows", data, want.data)
 		r.r.same("received scales", scales, want.scales)
 		return nil
+	})
+}
+
+// CheckCopied does the same with the copy, of memory that held poison.
+func (r *Round) CheckCopied() error {
+	return r.check(func() error {
+		to := r.r.copies()
+		return r.r.sameCopies(&to, 0)
 	})
 }
 

@@ -375,33 +375,7 @@ func (r *runner) describe() error {
 	}
 	r.traffic()
 
-	source, rank, weight := make([]int32, len(a.rows)), make([]int32, len(a.rows)), make([]float32, len(a.rows))
-	k := r.spec.TopK
-	experts, weights := make([]int32, len(a.rows)*k), make([]float32, len(a.rows)*k)
-	for i, row := range a.rows {
-		for j := range k {
-			experts[i*k+j] = -1
-		}
-		if row.kind != tokenRow {
-			source[i], rank[i] = -1, -1
-			continue
-		}
-		source[i], rank[i] = int32(row.token), int32(row.src)
-		if row.k >= 0 {
-			weight[i] = r.batch.weights[row.src][row.token*k+row.k]
-		} else {
-			copy(experts[i*k:], row.experts)
-			copy(weights[i*k:], row.weights)
-		}
-		if r.lacks && row.k >= 0 {
-			weight[i] = 1
-		}
-		for j := i * k; r.lacks && j < (i+1)*k; j++ {
-			if weights[j] = 0; experts[j] >= 0 {
-				weights[j] = 1
-			}
-		}
-	}
+	said, k := r.said(0, nil), r.spec.TopK
 	local := r.local()
 	type view struct {
 		what  string
@@ -417,24 +391,18 @@ func (r *runner) describe() error {
 		{"padded counts", rt.PaddedCounts(), weft.Int32, []int{local}, intBytes(a.padded)},
 		{"expert offsets", rt.ExpertOffsets(), weft.Int32, []int{local}, intBytes(a.offsets)},
 		{"source counts", rt.SourceCounts(), weft.Int32, []int{r.Ranks}, intBytes(a.sources)},
-		{"source tokens", rt.SourceTokens(), weft.Int32, []int{len(a.rows)}, intBytes(source)},
-		{"source ranks", rt.SourceRanks(), weft.Int32, []int{len(a.rows)}, intBytes(rank)},
+		{"source tokens", rt.SourceTokens(), weft.Int32, []int{len(a.rows)}, said.tokens},
+		{"source ranks", rt.SourceRanks(), weft.Int32, []int{len(a.rows)}, said.sources},
 	}
 	if r.byExpert() {
-		var ranges []byte
-		for _, zone := range a.ranges {
-			for _, v := range zone {
-				ranges = binary.LittleEndian.AppendUint64(ranges, uint64(v))
-			}
-		}
 		views = append(views,
-			view{"ranges", rt.Ranges(), weft.Int64, []int{local, r.Ranks}, ranges},
-			view{"row weights", rt.RowWeights(), weft.Float32, []int{len(a.rows)}, singleBytes(weight)})
+			view{"ranges", rt.Ranges(), weft.Int64, []int{local, r.Ranks}, said.ranges},
+			view{"row weights", rt.RowWeights(), weft.Float32, []int{len(a.rows)}, said.weights})
 	} else {
 		e, w := rt.RowSelections()
 		views = append(views,
-			view{"row experts", e, weft.Int32, []int{len(a.rows), k}, intBytes(experts)},
-			view{"row selection weights", w, weft.Float32, []int{len(a.rows), k}, singleBytes(weights)})
+			view{"row experts", e, weft.Int32, []int{len(a.rows), k}, said.experts},
+			view{"row selection weights", w, weft.Float32, []int{len(a.rows), k}, said.selectionWeights})
 	}
 	for _, v := range views {
 		if err := r.sameTensor(v.what, v.got, v.d, v.shape, v.want); err != nil {
@@ -595,6 +563,9 @@ func (r *runner) arrived(i int, fresh bool, in ep.Rows, out *ep.Received) error 
 		if err := r.sameTensor(fmt.Sprintf("scales of dispatch %d", i), out.Scales, receivedScale, scaleShape, want.scales); err != nil {
 			return err
 		}
+	}
+	if err := r.copyReceived(i, out); err != nil {
+		return err
 	}
 	if !fresh || recycled {
 		return nil

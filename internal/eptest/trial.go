@@ -114,7 +114,8 @@ type layout struct {
 	bias                  [2]int
 	scalars, gradWeights  int
 	gradRows              int
-	gradX, scalarsHome    int     // of a round, where out and gradWeights hold other results
+	gradX, scalarsHome    int // of a round, where out and gradWeights hold other results
+	copies                copied
 	pieces                []piece // all of them, ascending
 }
 
@@ -138,6 +139,7 @@ func (t *trial) layOut(a *arena, r int) layout {
 	l.scalars, l.gradWeights = a.take(4*len(t.scalars[r]), of(weft.Float32)), a.take(4*len(t.TopK[r]), of(weft.Float32))
 	l.gradRows = rows(received)
 	l.gradX, l.scalarsHome = rows(home), a.take(4*len(t.TopK[r]), of(weft.Float32))
+	l.copies = t.layOutCopies(a, r)
 	l.pieces = a.pieces
 	return l
 }

@@ -18,7 +18,7 @@ from weft._buffer.events import Before, EventHandle, EventOverlap
 from weft._buffer.exchanges import Exchanges, where
 from weft._buffer.low_latency import Kind, LowLatency, LowLatencyHandle
 from weft._buffer.normal import DispatchHandle, Normal
-from weft._buffer.ranks import close, join, layout
+from weft._buffer.ranks import close, join
 
 topk_idx_t = torch.int64
 
@@ -141,7 +141,7 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
         """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
-        counted, event = self._stream.run(layout, topk_idx, previous_event, async_finish, topk_idx, num_experts, self.group_size)
+        counted, event = self._stream.run(self._exchanges.layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
         return *counted, event
 
     def dispatch(

@@ -70,8 +70,8 @@ class Route:
     """
 
     def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor, weights: Tensor | None, exact: bool) -> None:
-        self._exchanges, self.shape, self.topk = exchanges, shape, topk
-        self._counts = ep.Counts.host if exact else ep.Counts.device
+        self._exchanges, self.shape, self.topk, self._exact = exchanges, shape, topk, exact
+        self._counts = ep.Counts.host if exact and not exchanges.on_gpu else ep.Counts.device
         self._routings: dict[Any, tuple[ep.Handle, ep.Routing]] = {}
         self._visits: Tensor | None = None
         self._sums: Route | None = None
@@ -102,14 +102,45 @@ class Route:
         return (self.topk,)
 
     @functools.cached_property
+    def _told(self) -> list[int] | None:
+        """On a GPU, where routings do not say it: the tokens that come of each rank, then the selections of each expert here.
+
+        Asking waits for them, and it is all that a dispatch waits for. None if the host is not to know, or does.
+        """
+        if not (self._exact and self._exchanges.on_gpu):
+            return None
+        return self._exchanges.told(torch.cat(self._routing.parts("source_counts", "expert_demand"))).tolist()  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def _come(self) -> int | None:
+        """The tokens that come, where routings do not say it."""
+        return None if self._told is None else sum(self._told[: self._exchanges.ranks])
+
+    @functools.cached_property
     def received(self) -> int:
         """How many tokens have come; how many may have, if the host was not told."""
-        return self._routing.rows if self._counts == ep.Counts.host else self._describing.capacity
+        if self._come is not None:
+            return self._come
+        return self._routing.rows if self._exact else self._describing.capacity
+
+    @property
+    def _rows(self) -> int | None:
+        """The rows that a dispatch brings, pads included, likewise."""
+        if self._told is None or not self.shape.expand:
+            return self._come
+        return sum(self._aligned(self._told[self._exchanges.ranks :]))
+
+    def _rows_by(self, routing: ep.Routing) -> int:
+        return routing.rows if self._rows is None else self._rows
+
+    def _aligned(self, counts: list[int]) -> list[int]:
+        a = self.shape.alignment
+        return counts if a == 1 else [-(-n // a) * a for n in counts]
 
     @functools.cached_property
     def _experts(self) -> Tensor:
         """int64 [rows, topk]: local experts, -1 for those elsewhere."""
-        return self._routing.parts("row_experts")[0]  # type: ignore[no-any-return]
+        return self._routing.parts("row_experts", rows=self._come)[0]  # type: ignore[no-any-return]
 
     def selections(self, weighted: bool, sync: bool) -> tuple[Tensor | None, Tensor | None, list[int]]:
         """What the caller is told: of tokens the local experts, and weights, int64 and float32 [rows, topk]; expanded the weights of rows.
@@ -118,10 +149,10 @@ class Route:
         """
         s = self.shape
         names = ((), ("row_selection_weights",)) if s.expand else (("row_experts",), ("row_experts", "row_selection_weights"))
-        found = list(self._routing.parts(*names[weighted], demand=sync))
-        demand = found.pop() if sync else []
-        if s.alignment != 1:
-            demand = [-(-n // s.alignment) * s.alignment for n in demand]
+        told = self._told
+        found = list(self._routing.parts(*names[weighted], demand=sync and told is None, rows=self._come))
+        demand = [] if not sync else found.pop() if told is None else told[self._exchanges.ranks :]
+        demand = self._aligned(demand)
         weights = found.pop() if weighted else None
         if weights is not None:
             weights = self._expanded(weights) if s.expand else weights.clone() if self._exchanges.on_gpu else weights
@@ -166,7 +197,7 @@ class Route:
 
     def sources(self) -> Tensor:
         """What DeepEP calls recv_src_metadata."""
-        ranks, tokens = self._routing.parts("source_ranks", "source_tokens")
+        ranks, tokens = self._routing.parts("source_ranks", "source_tokens", rows=self._come)
         lanes = torch.arange(self.shape.topk, device=ranks.device)
         master = torch.where(self._experts >= 0, lanes, -1).amax(1)
         slots = self._slots() if self.shape.expand else torch.full_like(self._experts, -1)
@@ -230,22 +261,22 @@ class Route:
         known = self._routings.get(given.key)
         if known is None:
             topk = self.topk if self.shape.expand else self.visits()
-            arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, topk, None)
+            arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, topk, None, come=self._rows)
             self._routings[given.key] = h, routing
         else:
-            arrived, arrived_scales, _ = self._exchanges.dispatch(h, given.rows, given.scales, None, None, known[1])
+            arrived, arrived_scales, _ = self._exchanges.dispatch(h, given.rows, given.scales, None, None, known[1], self._rows)
         return given.restored(arrived, arrived_scales)
 
     def send_weights(self, weights: Tensor) -> Tensor:
         """Sends other weights to the rows: the same of those."""
         padded = torch.nn.functional.pad(weights.float(), (0, self._lanes - self.shape.topk))
         with self._describing.dispatch(padded, routing=self._routing) as got:
-            arrived = torch.where(self._experts >= 0, got.rows[:, : self.shape.topk], 0)
+            arrived = torch.where(self._experts >= 0, got.rows[: self.received, : self.shape.topk], 0)
         return self._expanded(arrived) if self.shape.expand else arrived
 
     def _expanded(self, weights: Tensor) -> Tensor:
         _, routing = next(iter(self._routings.values()))
-        rows = routing.rows
+        rows = self._rows_by(routing)
         slots = self._slots()
         # What is elsewhere goes to a row behind the last.
         out = torch.zeros(rows + 1, dtype=torch.float32, device=weights.device)
@@ -266,7 +297,8 @@ class Route:
     def combine_selections(self, x: Tensor, weights: None, bias: tuple[Tensor, ...]) -> tuple[Tensor, None]:  # noqa: ARG002
         """Brings a row for each selection home."""
         h, routing = self._by(x)
-        require(x.shape[0] == routing.rows, f"x: {x.shape[0]} rows, and {routing.rows} have come")
+        n = self._rows_by(routing)
+        require(x.shape[0] == n, f"x: {x.shape[0]} rows, and {n} have come")
         return h.combine(x, routing, bias=bias or None), None
 
     def _by(self, x: Tensor) -> tuple[ep.Handle, ep.Routing]:

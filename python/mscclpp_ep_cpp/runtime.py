@@ -18,7 +18,7 @@ from weft._buffer.events import EventHandle
 from weft._buffer.exchanges import Exchanges, where
 from weft._buffer.low_latency import NOTHING, Given, Kind, LowLatency, LowLatencyHandle, Sent
 from weft._buffer.normal import Normal, Route
-from weft._buffer.ranks import close, connect, join, layout
+from weft._buffer.ranks import close, connect, join
 
 _DEADLINE = 100.0  # seconds, as MSCCL++'s
 
@@ -106,6 +106,7 @@ class Buffer:
         self._joined = comm
         exchanges = Exchanges(comm)
         self._stream, self._normal, self._low_latency = exchanges.stream, Normal(exchanges), LowLatency(exchanges)
+        self._layout = exchanges.layout
         # Closing waits for nobody; what the collector closes peers have no more use of.
         weakref.finalize(self, close, comm)
 
@@ -157,7 +158,7 @@ class Buffer:
         self._open()
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         _check("topk_idx", topk_idx, torch.int64, 2)
-        counted, end = self._stream.run(layout, topk_idx, previous_event, async_finish, topk_idx, num_experts, self.num_ranks)
+        counted, end = self._stream.run(self._layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
         return *counted, end.event
 
     def intranode_dispatch(

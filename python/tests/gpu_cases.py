@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -201,6 +202,45 @@ def test_fp8(engines):
     same(*engines(2, rank))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copies(engines, layout):
+    """What has arrived in arrays of the caller's, whole: what no row came for is as it was."""
+    batch = Batch(2, experts=6, topk=3, hidden=256, max_tokens=7, seed=6)
+
+    def rank(c, arrays):
+        r, found = c.rank, {}
+        for order in ep.ScaleOrder:
+            with handle(c, batch, layout=layout, payload="fp8", quantize="float32", output="float32", scale_order=order, counts="device") as h:
+                got = h.dispatch(*(arrays.give(a[r]) for a in (batch.rows, batch.topks, batch.weights)))
+                shape = h.rows_shape(got)
+                places = int(np.prod(shape[:-1]))
+                for to in ep.ScaleOrder:
+                    across = (2, shape[-2]) if to == ep.ScaleOrder.column_major else (shape[-2], 2)
+                    made = {
+                        "rows": np.full(shape, 7, np.uint8),
+                        "scales": np.full((*shape[:-2], *across), 7, np.float32),
+                        "source_tokens": np.full(places, 7, np.int32),
+                        "source_ranks": np.full(places, 7, np.int32),
+                        "expert_counts": np.full(3, 7, np.int32),
+                        "source_counts": np.full(2, 7, np.int32),
+                    }
+                    if h.spec.one_row_per_rank:
+                        made |= {"row_experts": np.full((places, 3), 7, np.int32), "row_selection_weights": np.full((places, 3), 7, np.float32)}
+                    else:
+                        made |= {"row_weights": np.full(places, 7, np.float32), "ranges": np.full((3, 2), 7, np.int64)}
+                    got.copy_to(**{name: arrays.give(a) for name, a in made.items()}, scale_order=to)
+                    c.wait()
+                    sources = arrays.read(got.routing.source_ranks)
+                    held = sources >= 0
+                    assert (made["rows"].reshape(-1, 256)[held] == arrays.read(got.rows).view(np.uint8).reshape(-1, 256)[held]).all()
+                    assert (made["rows"].reshape(-1, 256)[~held] == 7).all()
+                    assert (made["source_ranks"] == np.where(held, sources, 7)).all()
+                    found |= {f"{name}, {order.name} as {to.name}": a for name, a in made.items()}
+        return found
+
+    same(*engines(2, rank))
+
+
 def test_device_counts(engines):
     """Arrays have the size of the capacity, and the number of rows stays on the GPU."""
     batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=4)
@@ -224,6 +264,46 @@ def test_device_counts(engines):
             return {"rows": arrays.read(got.rows)[:n], "out": out, "demand": arrays.read(got.routing.row_demand)}
 
     same(*engines(2, rank))
+
+
+@pytest.mark.parametrize("layout", ["expert_packed", "token_major"])
+def test_first_rows(engines, layout):
+    """With counts on the device, who knows how many rows have come combines those alone, from memory that has no more."""
+    batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=4)
+
+    def rank(c, arrays):
+        x, topk, weights = (arrays.give(a[c.rank]) for a in (batch.rows, batch.topks, batch.weights))
+        with handle(c, batch, layout=layout, counts="device") as h:
+            got = h.dispatch(x, topk, weights)
+            come = got.routing.received
+            first = arrays.read(got.rows)[:come] * 2
+            outs, backs = np.empty((3, *batch.rows[c.rank].shape), np.float32), np.zeros((2, *batch.topks[c.rank].shape), np.float32)
+            scalars = np.arange(come * (2 if layout == "token_major" else 1), dtype=np.float32)
+            for i, n in enumerate((come, h.capacity)):
+                rows, of_rows = np.zeros((n, 32), np.float32), np.zeros(scalars.size // come * n, np.float32)
+                rows[:come], of_rows[: scalars.size] = first, scalars
+                h.combine(arrays.give(rows), got, out=arrays.give(outs[i]))
+                h.dispatch_backward(arrays.give(rows), got, arrays.give(of_rows), grad_tokens=arrays.give(outs[2]), grad_weights=arrays.give(backs[i]))
+                c.wait()
+            assert (outs[0] == outs[1]).all()
+            assert (backs[0] == backs[1]).all()
+            return {"out": outs[0], "tokens": outs[2], "weights": backs[0]}
+
+    same(*engines(2, rank))
+
+
+def test_too_few_and_too_many_rows(engines):
+    """More than the capacity is refused, and so are fewer than have come where the host knows how many."""
+
+    def rank(c, arrays):
+        with ep.Handle(c, experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32", layout="token_major", counts="device") as h:
+            got = h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
+            for n in (got.routing.received - 1, h.capacity + 1):
+                with pytest.raises(weft.InvalidError, match="rows are"):
+                    h.combine(arrays.give(np.zeros((n, 32), np.float32)), got, out=arrays.give(np.empty_like(X)))
+            return {}
+
+    engines(2, rank)
 
 
 def test_overflow(gpus):
@@ -712,5 +792,313 @@ def test_deep_ep(torch, gpus):
         assert torch.equal(home, x * in_rank.sum(1, keepdim=True))
         assert torch.equal(home_weights, weights)
         b.destroy()
+
+    gpus(2, rank)
+
+
+@pytest.fixture
+def waits(torch, monkeypatch):
+    """Waits of the calling thread for a GPU within ``with waits() as found``, by what would wait there: numbers that go to the host, or the library."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    here = threading.local()
+    lib = weft._library.library()
+
+    def count(name):
+        if getattr(here, "found", None) is not None:
+            here.found.append(name)
+
+    class OfHost(torch.Tensor):
+        """What was brought to the host: whoever reads it waits no more."""
+
+    def counted(owner, name, what=lambda x: x):
+        plain = getattr(owner, name)
+
+        def call(*arguments):
+            if not isinstance(arguments[0], OfHost):
+                count(name)
+            return what(plain(*arguments))
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(torch.Tensor, "cpu", lambda t: t.as_subclass(OfHost))
+    for name in ("tolist", "numpy", "item", "__int__", "__bool__", "__float__", "__index__"):
+        counted(torch.Tensor, name)
+    for name in ("routing_get", "comm_wait"):
+        counted(lib, name)
+    made = ep.Handle.__init__
+
+    def make(self, *arguments, **choices):
+        made(self, *arguments, **choices)
+        assert self._device < 0 or self.spec.counts == ep.Counts.device, "operations of the handle wait for their counts"
+
+    monkeypatch.setattr(ep.Handle, "__init__", make)
+
+    class Found(TorchDispatchMode):
+        """PyTorch's operators whose results have a size that a GPU decides are waits, too."""
+
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            sized = function.overloadpacket._qualified_op_name in ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::repeat_interleave")
+            by_mask = function.overloadpacket._qualified_op_name == "aten::index" and any(i is not None and i.dtype == torch.bool for i in arguments[1])
+            if sized or by_mask:
+                count(function.name())
+            return function(*arguments, **(options or {}))
+
+    @contextlib.contextmanager
+    def within():
+        here.found = []
+        try:
+            with Found():
+                yield here.found
+        finally:
+            here.found = None
+
+    return within
+
+
+@pytest.fixture
+def tensors(torch, threads):
+    """Whether a function of a communicator returns the same on so many ranks on GPUs and on the host: tensors by name, bit by bit, lists, or None."""
+
+    def raw(t):
+        if isinstance(t, torch.Tensor):
+            return t.contiguous().flatten().view(torch.uint8).numpy().copy()
+        return None if t is None else np.array(t)
+
+    def run(n, function):
+        def rank(c):
+            return {name: raw(t) for name, t in function(c).items()}
+
+        same(threads(n, rank, gpu=int), threads(n, rank))
+
+    return run
+
+
+def selected(torch, rank, experts=8, topk=3, hidden=256, dtype=None):
+    """A rank's tokens, another number on each, their selections, some of which are missing, and weights."""
+    g = torch.Generator().manual_seed(rank)
+    ids = torch.stack([torch.randperm(experts, generator=g)[:topk] for _ in range(9 + 4 * rank)])
+    ids[torch.rand(ids.shape, generator=g) < 0.2] = -1
+    ids[rank] = -1
+    return torch.randn((ids.shape[0], hidden), generator=g).to(dtype or torch.bfloat16), ids, torch.rand(ids.shape, generator=g)
+
+
+@pytest.mark.parametrize("how", ["plain", "async", "hook"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_mscclpp_low_latency(torch, tensors, fp8, how):
+    """MSCCL++'s buffer, low latency: into new tensors and into the caller's, zero copy and plain, as its own test and benchmark go."""
+    from mscclpp.ext import ep as mscclpp
+
+    most, experts, hidden = 16, 8, 256
+    options = fp8, how == "async", how == "hook"
+
+    def rank(c):
+        b, ranks, found = mscclpp.Buffer.from_communicator(c), c.ranks, {}
+        (x, ids, weights), local = selected(torch, c.rank), experts // c.ranks
+        packed = torch.empty((local, ranks * most, hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
+        scales = torch.empty((local, hidden // 128, ranks * most)).transpose(1, 2) if fp8 else None
+        places = torch.empty((local, ranks * most), dtype=torch.int32)
+        given = packed, scales, places, torch.empty((local, ranks), dtype=torch.int64), torch.empty(local, dtype=torch.int32)
+        for n, into in enumerate(((), given, given)):
+            rows, scales, counts, sources, ranges, event, hook = b.low_latency_dispatch(x, ids, most, experts, *options, *into)
+            if hook is not None:
+                hook()
+            if event is not None:
+                event.current_stream_wait()
+            c.wait()
+            if into:
+                assert all(got is mine for got, mine in zip((rows, scales, sources, ranges, counts), given, strict=True))
+            held = torch.arange(ranks * most) < counts[:, None]
+            found |= {f"{n} rows": rows[held], f"{n} counts": counts, f"{n} sources": sources[held], f"{n} ranges": ranges}
+            found[f"{n} scales"] = None if scales is None else scales[held]
+            y = torch.where(held[..., None], rows.float() * (torch.arange(local)[:, None, None] + 1) / 4, 0).bfloat16()
+            for zero_copy in (False, True):
+                if zero_copy:
+                    b.get_next_low_latency_combine_buffer(most, hidden, experts)[:] = y
+                for out in (None, torch.full_like(x, float("nan"))):
+                    passed = y, ids, weights, sources, ranges, most, experts, zero_copy, *options[1:]
+                    home, event, hook = b.low_latency_combine(*passed, *(() if out is None else (out,)))
+                    if hook is not None:
+                        hook()
+                    if event is not None:
+                        event.current_stream_wait()
+                    c.wait()
+                    assert out is None or home is out
+                    found[f"{n} home {zero_copy} {out is None}"] = home
+        # Dispatches, then combines of the last.
+        last = [b.low_latency_dispatch(x, ids, most, experts, fp8, False, False, *given) for _ in range(4)][-1]
+        for _ in range(4):
+            found["home"], _, _ = b.low_latency_combine(y, ids, weights, last[3], last[4], most, experts, False, False, False)
+        c.wait()
+        return found
+
+    tensors(2, rank)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
+def test_mscclpp_intranode(torch, tensors, dtype):
+    """MSCCL++'s buffer, normal exchanges: with selections and without, once more by the matrices, and home, with weights and without."""
+    from mscclpp.ext import ep as mscclpp
+
+    dtype, experts = getattr(torch, dtype), 8
+
+    def rank(c):
+        b, config, found = mscclpp.Buffer.from_communicator(c), mscclpp.Config(8), {}
+        x, ids, weights = selected(torch, c.rank)
+        scales = (torch.arange(2 * x.shape[0]).view(-1, 2) + 1) / 8 if dtype == torch.float8_e4m3fn else None
+        x, end = x.to(dtype), (None, False, False)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
+        found |= {"per rank": per_rank, "per expert": per_expert, "in rank": in_rank}
+        for n, by in enumerate(((ids, weights), (None, None))):
+            got = b.intranode_dispatch(x, scales, *by, per_rank, in_rank, per_expert, 0, None, None, 2, config, *end)
+            rows, _, _, row_weights, _, prefix, channels, come, sources, heads, _ = got
+            again = b.intranode_dispatch(x, scales, None, None, None, in_rank, None, rows.shape[0], prefix, channels, 2, config, *end)
+            summed = rows.to(torch.bfloat16) if scales is not None else rows
+            home, home_weights, _ = b.intranode_combine(summed, row_weights, sources, prefix, come, heads, config, *end)
+            names = "rows", "scales", "ids", "weights", "counts", "prefix", "channels", "come", "sources", "heads"
+            found |= {f"{n} {name}": t for name, t in zip(names, got[:-1], strict=True)}
+            found |= {f"{n} rows again": again[0], f"{n} scales again": again[1], f"{n} home": home, f"{n} home weights": home_weights}
+        c.wait()
+        return found
+
+    tensors(2, rank)
+
+
+@pytest.mark.parametrize("expected", [["cpu"], []], ids=["exact", "worst"])
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_waits_of_deep_ep(torch, tensors, waits, fp8, expected):
+    """A normal dispatch of exactly the rows that come waits once, one of the worst case never, and neither does anything else; it gives what the host gives."""
+    import deep_ep
+
+    def rank(c):
+        b, experts, found = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True), 8, {}
+        x, ids, weights = selected(torch, c.rank)
+        scales = (torch.arange(2 * x.shape[0]).view(-1, 2) + 1) / 8
+        sent = (x.to(torch.float8_e4m3fn), scales) if fp8 else x
+        worst = 0 if expected else 40
+        with waits() as none:
+            per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
+        layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
+        for n, by in enumerate(({"topk_idx": ids, "topk_weights": weights}, {"topk_idx": ids.int()}, {})):
+            if worst and not by:
+                continue
+            with waits() as once:
+                rows, got_ids, got_weights, counts, made, _ = b.dispatch(sent, **layout, **by, num_worst_tokens=worst, expert_alignment=4)
+            with waits() as after:
+                again, *_ = b.dispatch(sent, handle=made)
+                y = rows[0].bfloat16() if fp8 else rows
+                home, home_weights, _ = b.combine(y, made, topk_weights=got_weights, bias=x)
+                contents = list(made)
+            assert c._device < 0 or (none, once, after) == ([], expected, [])
+            come = made.received if expected else int((got_ids >= 0).any(1).sum())
+            names = "prefix", "channels", "come", "sources", "in rank", "heads"
+            found |= {f"{n} {name}": t[:come] if name == "sources" else t for name, t in zip(names, contents, strict=True)}
+            for name, t in (("rows", rows), ("again", again)):
+                found |= {f"{n} {name} {i}": part[:come] for i, part in enumerate(t if fp8 else (t,))}
+            found |= {f"{n} ids": got_ids, f"{n} counts": counts, f"{n} home": home, f"{n} home weights": home_weights}
+            found[f"{n} weights"] = None if got_weights is None else got_weights[:come]
+        c.wait()
+        b.destroy()
+        return found
+
+    tensors(2, rank)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("expand", [False, True])
+def test_waits_of_elastic(torch, tensors, waits, expand, sync):
+    """The same of the second buffer, whose dispatch waits once if the host is to know the counts."""
+    import deep_ep
+
+    def rank(c):
+        b, experts, found = deep_ep.ElasticBuffer.from_communicator(c, num_max_tokens_per_rank=16, explicitly_destroy=True), 8, {}
+        x, ids, weights = selected(torch, c.rank)
+        options = {"num_experts": experts, "expert_alignment": 4, "do_cpu_sync": sync, "do_expand": expand}
+        for n, by in enumerate((weights, None)):
+            with waits() as once:
+                rows, got_ids, got_weights, made, _ = b.dispatch(x, ids, by, **options)
+            with waits() as after:
+                again, _, twice, _, _ = b.dispatch(x, handle=made, topk_weights=2 * weights, do_expand=expand)
+                home, home_weights, _ = b.combine(rows, made, topk_weights=twice)
+                names = "psum_num_recv_tokens_per_scaleup_rank", "psum_num_recv_tokens_per_expert", "recv_src_metadata", "dst_buffer_slot_idx"
+                found |= {f"{n} {name}": getattr(made, name) for name in names}
+            assert c._device < 0 or (once, after) == (["cpu"] if sync else [], [])
+            found |= {f"{n} counts": made.num_recv_tokens_per_expert_list, f"{n} come": made.num_recv_tokens, f"{n} rows come": made.num_expanded_tokens}
+            metadata, held = made.recv_src_metadata, slice(None)
+            if expand:  # pads, and what is not there, hold anything
+                held = torch.zeros(rows.shape[0] + 1, dtype=torch.bool)
+                held[metadata[:, 2:][metadata[:, :1].expand(-1, ids.shape[1]) >= 0].long()] = True
+                held = held[:-1]
+            elif not sync:
+                held = metadata[:, 0] >= 0
+            found |= {f"{n} rows": rows[held], f"{n} again": again[held], f"{n} twice": twice[held], f"{n} home": home, f"{n} home weights": home_weights}
+            found |= {f"{n} ids": got_ids, f"{n} weights": None if got_weights is None else got_weights[held]}
+        c.wait()
+        b.destroy()
+        return found
+
+    tensors(2, rank)
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_waits_of_low_latency(torch, gpus, waits, fp8):
+    """Low-latency exchanges never wait."""
+    import deep_ep
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True)
+        x, ids, weights = selected(torch, c.rank)
+        for hook in (False, True):
+            with waits() as found:
+                rows, _, made, _, receive = b.low_latency_dispatch(x, ids, 16, 8, use_fp8=fp8, return_recv_hook=hook)
+                if hook:
+                    receive()
+                y = rows[0].bfloat16() if fp8 else rows
+                _, _, receive = b.low_latency_combine(y, ids, weights, made, return_recv_hook=hook)
+                if hook:
+                    receive()
+            assert found == []
+        c.wait()
+        b.destroy()
+
+
+@pytest.mark.parametrize("hook", [False, True])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_mscclpp_given(torch, gpus, fp8, hook):
+    """MSCCL++'s low-latency dispatch into tensors of the caller's, whose scales stand in either order: places that no row came for hold what they did."""
+    from mscclpp_ep_cpp import Buffer
+
+    def rank(c):
+        b = Buffer(c.rank, 2, 0, 0, True)
+        b.use(c)
+        g = torch.Generator().manual_seed(c.rank)
+        x = torch.randint(-4, 5, (5 + c.rank, 256), generator=g).to(torch.bfloat16)
+        ids = torch.stack([torch.randperm(8, generator=g)[:4] for _ in x])
+        rows, scales, counts, sources, ranges, *_ = b.low_latency_dispatch(x, ids, 16, 8, fp8, False, False)
+        for across in (False, True):
+            mine = (
+                torch.full((4, 32, 256), 7, dtype=rows.dtype),
+                (torch.full((4, 2, 32), 7.0).transpose(1, 2) if across else torch.full((4, 32, 2), 7.0)) if fp8 else None,
+                torch.full((4, 32), 77, dtype=torch.int32),
+                torch.full((4, 2), 77, dtype=torch.int64),
+                torch.full((4,), 77, dtype=torch.int32),
+            )
+            *got, _, receive = b.low_latency_dispatch(x, ids, 16, 8, fp8, False, hook, *mine)
+            if hook:
+                receive()
+            c.wait()
+            assert [a is m for a, m in zip(got, (mine[0], mine[1], mine[4], mine[2], mine[3]), strict=True)] == [True] * 5
+            assert torch.equal(mine[4], counts)
+            assert torch.equal(mine[3], ranges)
+            for e, n in enumerate(counts.tolist()):
+                assert torch.equal(mine[0][e, :n].view(torch.uint8), rows[e, :n].view(torch.uint8))
+                assert (mine[0][e, n:].float() == 7).all()
+                assert torch.equal(mine[2][e, :n], sources[e, :n])
+                assert (mine[2][e, n:] == 77).all()
+                if fp8:
+                    assert torch.equal(mine[1][e, :n], scales[e, :n])
+                    assert (mine[1][e, n:] == 7).all()
+        with pytest.raises(RuntimeError, match="packed_recv_x_scales as given: strides"):
+            b.low_latency_dispatch(x, ids, 16, 8, True, False, hook, None, torch.empty((2, 4, 32)).permute(1, 2, 0))
 
     gpus(2, rank)

@@ -81,14 +81,19 @@ class Raw:
         frame.arguments(routing, rows, out, None)
         return lambda: self.lib.ep_combine(handle._handle, 0, frame.address, 0)
 
-    def prepare(self, handle, topk, weights):
-        frame = handle._dispatches.take()
+    def prepare(self, handle, topk, weights, describes):
+        """A prepare, its numbers and its description, and giving it back."""
+        lib, frame, info = self.lib, handle._dispatches.take(), weft._abi.RoutingInfo()
         frame.arguments(0, topk, weights, None, None)
+        into, kept = self._description(handle, describes)
 
         def call():
-            self.lib.ep_prepare(handle._handle, 0, frame.words[2], frame.words[3], frame.out_address)
-            self.lib.routing_release(frame.out.value)
+            lib.ep_prepare(handle._handle, 0, frame.words[2], frame.words[3], frame.out_address)
+            lib.routing_get(frame.out.value, info)
+            lib.routing_describe(frame.out.value, into.address)
+            lib.routing_release(frame.out.value)
 
+        call.kept = kept
         return call
 
 
@@ -125,7 +130,13 @@ def measure(comm):
     elastic = deep_ep.ElasticBuffer.from_communicator(comm, num_max_tokens_per_rank=4)
     elastic_rows, *_, kept, _ = elastic.dispatch(x, ids, weights, num_experts=4)
     describing, visiting = kept._route._describing, next(iter(kept._route._routings.values()))
-    describing_prepare, visit = raw.prepare(describing, ids, weights), raw.dispatch(visiting[0], kept._route.visits(), None, x)
+    describe = raw.prepare(describing, ids, weights, ("row_experts", "row_selection_weights"))
+    visits = weft.ep.census._Frame()
+    visits.topk.fill(ids)
+    visits.words[1:4] = census.words[1:4]
+    visited = ctypes.create_string_buffer(64)
+    visits.words[weft.ep.census._VISITS] = ctypes.addressof(visited)
+    visit = raw.dispatch(visiting[0], kept._route.visits(), None, x)
     figures = (
         ("get_dispatch_layout", lambda: b.get_dispatch_layout(ids, 4), lambda: raw.lib.ep_count(census.topk.address, census.address)),
         ("dispatch", lambda: b.dispatch(x, **options), lambda: (gather(), send())),
@@ -134,7 +145,11 @@ def measure(comm):
         ("low_latency_dispatch", lambda: b.low_latency_dispatch(x, ids, 4, 4, use_fp8=False), raw.dispatch(latency, ids, weights, x, describes=parts)),
         ("low_latency_dispatch, float8", lambda: b.low_latency_dispatch(x, ids, 4, 4), raw.dispatch(quantising, ids, weights, x, describes=parts)),
         ("low_latency_combine", lambda: b.low_latency_combine(packed, ids, weights, low), low_home),
-        ("ElasticBuffer.dispatch", lambda: elastic.dispatch(x, ids, weights, num_experts=4), lambda: (describing_prepare(), visit())),
+        (
+            "ElasticBuffer.dispatch",
+            lambda: elastic.dispatch(x, ids, weights, num_experts=4),
+            lambda: (describe(), raw.lib.ep_count(visits.topk.address, visits.address), visit()),
+        ),
         ("ElasticBuffer.dispatch by a handle", lambda: elastic.dispatch(x, handle=kept), raw.dispatch(visiting[0], None, None, x, routing=visiting[1]._number)),
         ("ElasticBuffer.combine", lambda: elastic.combine(elastic_rows, kept), raw.combine(visiting[0], visiting[1]._number, elastic_rows, out)),
     )

@@ -247,6 +247,40 @@ def test_device_counts(threads):
     threads(2, rank)
 
 
+@pytest.mark.parametrize("layout", ["expert_major", "expert_packed", "rank_major", "token_major"])
+def test_copies(threads, layout):
+    """What has arrived goes to arrays of the caller's, and what no row came for stays as it was; what does not fit is refused by name."""
+    batch = Batch(2, experts=6, topk=3, hidden=32, max_tokens=7, seed=6)
+
+    def rank(c):
+        with ep.Handle(c, experts=6, topk=3, hidden=32, max_tokens=7, payload="fp32", layout=layout, counts="device") as h:
+            got = h.dispatch(batch.rows[c.rank], batch.topks[c.rank], batch.weights[c.rank])
+            routing, rows = got.routing, np.full(h.rows_shape(got), 7, np.float32)
+            tokens, counts = np.full(rows.size // 32, 7, np.int32), np.empty(3, np.int32)
+            assert got.copy_to(rows, source_tokens=tokens, expert_counts=counts) is None
+            held = routing.source_ranks >= 0
+            flat = rows.reshape(-1, 32)
+            assert (flat[held] == got.rows.reshape(-1, 32)[held]).all()
+            assert (flat[~held] == 7).all()
+            assert (tokens == np.where(held, routing.source_tokens, 7)).all()
+            assert (counts == routing.expert_counts).all()
+            with pytest.raises(weft.InvalidError, match="rows are"):
+                got.copy_to(rows.astype(np.float16))
+            with pytest.raises(weft.OperandError, match=r"rows: shape .* not contiguous, and is written"):
+                got.copy_to(np.empty((*rows.shape[:-1], 64), np.float32)[..., ::2])
+            with pytest.raises(weft.InvalidError, match="scales are given"):
+                got.copy_to(scales=np.empty((1, 1), np.float32))
+            with pytest.raises(weft.InvalidError, match="in the memory that is copied"):
+                got.copy_to(got.rows)
+            with pytest.raises(weft.InvalidError, match="scaleorder 'none'"):
+                got.copy_to(rows, scale_order="none")
+            got.release()
+            with pytest.raises(weft.ClosedError, match="released before"):
+                got.copy_to(rows)
+
+    threads(2, rank)
+
+
 def test_overflow(threads):
     def rank(c):
         with ep.Handle(c, experts=2, topk=1, hidden=4, max_tokens=4, payload="fp32", capacity=4) as h:

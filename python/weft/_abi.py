@@ -202,6 +202,25 @@ class EpDispatchResult(Struct):
     )
 
 
+class EpCopyArgs(Struct):
+    _fields_ = (
+        ("size", c_size_t),
+        ("received", c_void_p),
+        ("rows", c_void_p),
+        ("scales", c_void_p),
+        ("scale_order", c_int32),
+        ("reserved", c_int32),
+        ("source_tokens", c_void_p),
+        ("source_ranks", c_void_p),
+        ("row_weights", c_void_p),
+        ("row_experts", c_void_p),
+        ("row_selection_weights", c_void_p),
+        ("expert_counts", c_void_p),
+        ("ranges", c_void_p),
+        ("source_counts", c_void_p),
+    )
+
+
 class EpCombineArgs(Struct):
     _fields_ = (
         ("size", c_size_t),
@@ -310,6 +329,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_ep_prepare": (_handle, _stream, _pointer, _pointer, _pointer),
     "weft_ep_dispatch": (_handle, _stream, _pointer, _pointer, _pointer),
     "weft_ep_combine": (_handle, _stream, _pointer, _pointer),
+    "weft_ep_copy_received": (_handle, _stream, _pointer),
     "weft_ep_dispatch_backward": (_handle, _stream, _pointer),
     "weft_ep_combine_backward": (_handle, _stream, _pointer),
     "weft_ep_count_waits": (_handle, _pointer, _pointer),

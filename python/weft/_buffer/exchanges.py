@@ -23,7 +23,10 @@ _LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
 
 
 class Exchanges:
-    """The handles of a buffer, each made when it is first needed, on all ranks alike."""
+    """The handles of a buffer, each made when it is first needed, on all ranks alike.
+
+    On GPUs counts stay where the rows are, and no call of a handle's waits: a dispatch whose tensors are exactly the rows that come asks for their number once.
+    """
 
     def __init__(self, comm: weft.Communicator) -> None:
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
@@ -33,18 +36,38 @@ class Exchanges:
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
         self._group: weft.Group | None = None
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
+        self._counters: dict[int, ep.Counter] = {}
 
     def handle(self, key: Any, **spec: Any) -> ep.Handle:
         """The handle of a key, which says all that the spec does. Collective when it is the first time."""
         found = self._handles.get(key)
         if found is None:
             spec.setdefault("live", _LIVE_ON_GPU if self.on_gpu else _LIVE_ON_HOST)
+            if self.on_gpu:
+                spec["counts"] = ep.Counts.device
             found = self._handles[key] = ep.Handle(self.comm, **spec)
         return found
 
     def find(self, key: Any) -> ep.Handle | None:
         """The handle of a key, if there is one."""
         return self._handles.get(key)
+
+    def layout(self, topk: torch.Tensor, experts: int) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
+        """Counts where tokens go, where their selections are: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
+        if self.on_gpu:
+            counter = self._counters.get(experts)
+            if counter is None:
+                counter = self._counters[experts] = ep.Counter(self.comm, experts=experts)
+            counted = counter.count(topk)
+        else:
+            counted = ep.count(topk, experts=experts, ranks=self.ranks)
+        return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.view(torch.bool)
+
+    def told(self, counts: torch.Tensor) -> torch.Tensor:
+        """Numbers of a GPU's on the host: here it waits for all that was enqueued before."""
+        found = counts.cpu()
+        self.comm.check()  # what was counted for an operation that failed is nothing
+        return found
 
     # Rows that stay the caller's.
 
@@ -56,10 +79,12 @@ class Exchanges:
         topk: torch.Tensor | None,
         weights: torch.Tensor | None,
         routing: ep.Routing | None = None,
+        come: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
         """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as long as he wants. Collective.
 
-        Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies.
+        Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies. On a GPU they are of the
+        capacity, or of the rows that are known to come.
         """
         if self.on_gpu:
             got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
@@ -70,17 +95,22 @@ class Exchanges:
             if large is None:
                 return copied, copied_scales, routing
             got = large
-        return *self._keep(handle, got), got.routing
+        return *self._keep(handle, got, come), got.routing
 
-    def _keep(self, handle: ep.Handle, got: ep.Received) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _keep(self, handle: ep.Handle, got: ep.Received, come: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows, scales = got.rows, got.scales
+        if come is not None:
+            rows, scales = rows[:come], None if scales is None else scales[:come]
         if self._may_show(handle, rows):
             shown = weakref.ref(got)
             self._shown[handle].append(shown)
             self.stream.shows(shown)
             return rows, scales
-        copies = rows.clone(), None if scales is None else scales.clone()
-        got.release()
+        with got:
+            if come is not None:  # nothing else is there
+                return rows.clone(), None if scales is None else scales.clone()
+            copies = torch.empty_like(rows), None if scales is None else torch.empty_like(scales)
+            got.copy_to(*copies)
         return copies
 
     def _may_show(self, handle: ep.Handle, rows: torch.Tensor) -> bool:

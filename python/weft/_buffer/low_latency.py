@@ -18,6 +18,9 @@ from .lazy import Lazy
 # Batches of rows that the library has memory for: two that the caller may keep, and the next.
 _LIVE = 3
 
+# What rows on GPUs begin on a multiple of.
+_ALIGNMENT = 16
+
 
 class Kind(NamedTuple):
     """What decides about a handle."""
@@ -183,18 +186,11 @@ class LowLatency:
         return into.rows, into.scales, into.counts, into.handle(sent, self._comm.ranks), receive
 
     def _fill(self, into: Results, sent: Sent, received: ep.Received, stats: Tensor | None) -> None:
-        """Copies what has arrived to where it is to be."""
+        """Copies what has arrived to where it is to be: on a GPU, too, the rows that are there alone. What the rest holds stays."""
         with received as got:
-            sent.routing = routing = got.routing
-            for to, part in zip((into.counts, into.ranges, into.sources), routing.parts("expert_counts", "ranges", "source_tokens"), strict=True):
-                to.view(-1).copy_(part.view(-1))
-            arrived, arrived_scales = got.rows, _columns(got.scales, sent.kind, self._comm.ranks)
-            if self._exchanges.on_gpu:  # which knows the counts, and the host does not
-                into.rows.copy_(arrived)
-                if into.scales is not None:
-                    into.scales.copy_(arrived_scales)
-            else:
-                _copy_valid(into.rows, into.scales, arrived, arrived_scales, into.counts.tolist())
+            sent.routing = got.routing
+            scales, order = _ordered(into.scales)
+            got.copy_to(into.rows, scales, scale_order=order, source_tokens=into.sources.view(-1), expert_counts=into.counts, ranges=into.ranges)
         if stats is not None:
             stats.add_(into.counts)
 
@@ -240,6 +236,8 @@ def _results(given: Given, kind: Kind, ranks: int, device: torch.device) -> Resu
     plain, packed = kind.payload == ep.Payload.bf16, kind.payload == ep.Payload.fp8_ue8m0
     words = kind.hidden // (512 if packed else 128)
     x, scales, sources, ranges, counts = given
+    if x is not None and x.is_cuda and x.data_ptr() % _ALIGNMENT:
+        raise ContractError(f"packed_recv_x as given begins at {x.data_ptr():#x}, want a multiple of {_ALIGNMENT} bytes on a GPU")
     return Results(
         _result("packed_recv_x", x, (local, places, kind.hidden), torch.bfloat16 if plain else torch.float8_e4m3fn, device),
         None if plain else _scales(scales, (local, places, words), torch.int32 if packed else torch.float32, device),
@@ -263,12 +261,21 @@ def _scales(given: Tensor | None, shape: tuple[int, int, int], dtype: torch.dtyp
     if given is None:
         return torch.empty((shape[0], shape[2], shape[1]), dtype=dtype, device=device).transpose(1, 2)
     _check_given("packed_recv_x_scales", given, shape, dtype, device)
+    if not given.is_contiguous() and not given.transpose(1, 2).is_contiguous():
+        raise ContractError(f"packed_recv_x_scales as given: strides {given.stride()}, want a contiguous tensor, or its last two dimensions changed round")
     return given
 
 
 def _check_given(name: str, given: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     if given.shape != shape or given.dtype != dtype or given.device != device:
         raise ContractError(f"{name} as given: {given.dtype} of shape {tuple(given.shape)} on {given.device}, want {dtype} of shape {shape} on {device}")
+
+
+def _ordered(scales: Tensor | None) -> tuple[Tensor | None, ep.ScaleOrder]:
+    """Scales [local experts, places, words] as they stand in memory, and in which order."""
+    if scales is None or scales.transpose(1, 2).is_contiguous():
+        return None if scales is None else scales.transpose(1, 2), ep.ScaleOrder.column_major
+    return scales.view(torch.uint8) if scales.dtype == torch.int32 else scales, ep.ScaleOrder.row_major
 
 
 def _columns(scales: Tensor | None, kind: Kind, ranks: int) -> Tensor | None:
@@ -281,11 +288,3 @@ def _columns(scales: Tensor | None, kind: Kind, ranks: int) -> Tensor | None:
     if scales.dim() != 3 or scales.shape[2] != places:
         scales = scales.view(local, -1, places)
     return scales.transpose(1, 2)
-
-
-def _copy_valid(rows: Tensor, scales: Tensor | None, arrived: Tensor, arrived_scales: Tensor | None, counts: list[int]) -> None:
-    for e, n in enumerate(counts):
-        if n:
-            rows[e, :n] = arrived[e, :n]
-            if scales is not None:
-                scales[e, :n] = arrived_scales[e, :n]

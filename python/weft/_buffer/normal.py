@@ -43,10 +43,12 @@ Shape = tuple[int, int, int, int, ep.Counts]
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own."""
 
-    __slots__ = ("_exchanges", "_routings", "_topk", "shape")
+    __slots__ = ("_exchanges", "_routings", "_topk", "come", "shape")
 
-    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept) -> None:
+    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept, come: int | None) -> None:
         self._exchanges, self.shape, self._topk = exchanges, shape, topk
+        self.come = come
+        """How many rows come here, where the routings do not say it."""
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
 
     def handle(self, payload: ep.Payload) -> ep.Handle:
@@ -97,7 +99,7 @@ class DispatchHandle(Lazy):
 
     route: Route
     received: int
-    _of: tuple[Any, Tensor, ep.Routing, int]
+    _of: tuple[Any, Tensor, ep.Routing, int, int | None]
     _length = 6
 
     def _make(self) -> tuple[Tensor, ...]:
@@ -130,35 +132,42 @@ class Normal:
         if topk is None:
             # Ranks are all that is known: each is an expert.
             experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
-        everyone, tokens = self._announce(x, rank_tokens, experts, topk, channels, worst)
-        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], tokens, _DEVICE if worst else _HOST), Kept(topk))
+        everyone, most, come, counts = self._announce(x, rank_tokens, expert_tokens, experts, topk, channels, worst)
+        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST), Kept(topk), come)
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
-        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights)
+        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=come)
         route.first(payload, handle, routing)
         ids = sums = None
-        counts: list[int] = []
         if selected:
             # With a worst case the counts stay where they are: reading them would wait for a GPU.
-            ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=not worst)
-            if not worst:
+            ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=come)
+            if counts is None:
                 counts = more.pop()
             if more:
                 sums = more[0].clone() if exchanges.on_gpu else more[0]  # there it shows the memory of the routing
-        else:
-            mine = slice(exchanges.rank * expert_tokens.shape[0] // exchanges.ranks, (exchanges.rank + 1) * expert_tokens.shape[0] // exchanges.ranks)
-            counts = exchanges.all_gather(expert_tokens.int())[:, mine].sum(0).tolist()
+        elif counts is None:
+            counts = exchanges.all_gather(expert_tokens.int())[:, self._mine(expert_tokens)].sum(0).tolist()
         if alignment != 1:
             counts = [-(-n // alignment) * alignment for n in counts]
 
         made = DispatchHandle()
-        made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels)
+        made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels, come)
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
 
-    def _announce(self, x: Tensor, rank_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int) -> tuple[Any, int]:
-        """What everyone says, of which the tokens come first and those for each rank behind the head, and the most of any rank. Collective.
+    def _mine(self, of_experts: Tensor) -> slice:
+        """Where this rank's experts are among all."""
+        ranks, experts = self._exchanges.ranks, of_experts.shape[0]
+        return slice(self._exchanges.rank * experts // ranks, (self._exchanges.rank + 1) * experts // ranks)
 
-        With a worst case nothing is read here of what others say: it is the same on every rank, and says the most.
+    def _announce(
+        self, x: Tensor, rank_tokens: Tensor, expert_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int
+    ) -> tuple[Any, int, int | None, list[int] | None]:
+        """What everyone says: of each rank a head, of which its tokens come first, and how many of them go to each rank; the most tokens of any. Collective.
+
+        Then, where nothing else will say it, the rows that come here and the selections of each expert here, which a worst case does not ask for. On a GPU that
+        is all the host is ever told of a dispatch, and this its only wait. With a worst case nothing is read here of what others say: it is the same on every
+        rank, and says the most.
         """
         tokens, hidden = x.shape
         same = [hidden, experts, topk.shape[1], _TYPES[x.dtype], channels]
@@ -169,22 +178,27 @@ class Normal:
                 raise ContractError(
                     f"{tokens} tokens, and num_worst_tokens is {worst}, which has room for {most} of each rank: ranks * tokens is always enough"
                 )
-        if self._exchanges.on_gpu or rank_tokens.is_cuda:
-            everyone = self._exchanges.all_gather(torch.cat((self._head((tokens, *same), rank_tokens.device), rank_tokens.int())))
+        come = counts = None
+        if self._exchanges.on_gpu:
+            where = rank_tokens.device
+            mine = torch.full((1,), tokens, dtype=torch.int32, device=where), self._head(tuple(same), where), rank_tokens.int(), expert_tokens.int()
+            everyone: Any = self._exchanges.all_gather(torch.cat(mine))
             if worst:
-                return everyone, most
-            said = everyone.tolist()
+                return everyone, most, None, []
+            told = self._exchanges.told(everyone)
+            heads, come = told[:, :_HEAD].tolist(), int(told[:, _HEAD + self._exchanges.rank].sum())
+            counts = told[:, _HEAD + ranks :][:, self._mine(expert_tokens)].sum(0).tolist()
         else:
-            said = self._gather((tokens, *same), rank_tokens)
-        for rank, theirs in enumerate(said):
+            heads = everyone = self._gather((tokens, *same), rank_tokens)
+        for rank, theirs in enumerate(heads):
             if theirs[1:_HEAD] != same:
                 raise weft.MismatchError(f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, this one {same}", rank)
             if not worst:
                 most = max(most, theirs[0])
-        return said, most if worst else 1 << (most - 1).bit_length()
+        return everyone, most if worst else 1 << (most - 1).bit_length(), come, [] if worst else counts
 
     def _head(self, numbers: tuple[int, ...], device: torch.device) -> Tensor:
-        """Numbers of the host's on a GPU, kept: a capture cannot take them there."""
+        """Numbers of the host's on a GPU, kept: a capture cannot take them there, and to do so waits."""
         key = numbers, device
         found = self._heads.get(key)
         if found is None:
@@ -210,7 +224,7 @@ class Normal:
         """Sends rows by a route that is known: those that arrive. Collective."""
         payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
-        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing)
+        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, route.come)
         return rows, _like_sent(scales, arrived)
 
     def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: Moved) -> tuple[Tensor, Tensor | None]:
@@ -256,12 +270,12 @@ def _like_sent(sent: Tensor | None, scales: Tensor | None) -> Tensor | None:
     return scales if sent.stride(-1) == 1 else scales.t().contiguous().t()
 
 
-def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int) -> tuple[Tensor, ...]:
+def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int, come: int | None) -> tuple[Tensor, ...]:
     """What handles hold, of everyone's tokens and those for each rank."""
     everyone = torch.as_tensor(said, dtype=torch.int32, device=in_rank.device)
-    everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD:]), 1)
     ranks = everyone.shape[0]
-    sources, tokens = routing.parts("source_ranks", "source_tokens")
+    everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD : _HEAD + ranks]), 1)
+    sources, tokens = routing.parts("source_ranks", "source_tokens", rows=come)
     # The channels of a rank have consecutive tokens each, and the first ones of all.
     per_channel = ((everyone[:, 0] + (channels - 1)) // channels).clamp(1).long()
     come = sources >= 0

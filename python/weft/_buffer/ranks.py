@@ -1,4 +1,4 @@
-"""How the ranks of a buffer meet and part, and where their tokens go."""
+"""How the ranks of a buffer meet and part."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import contextlib
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import weft
-from weft import ep
 
 
 def join(group: Any, host_seconds: float, gpu_seconds: float, comm: Any = None) -> weft.Communicator:
@@ -35,20 +33,3 @@ def close(comm: weft.Communicator) -> None:
     """Leaves, whatever there is to say of it."""
     with contextlib.suppress(weft.WeftError):
         comm.close()
-
-
-def layout(topk: Tensor, experts: int, ranks: int) -> tuple[Tensor, None, Tensor, Tensor]:
-    """Counts where tokens go, where their selections are: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
-    if topk.is_cuda:
-        return _count_where_it_is(topk, experts, ranks)
-    counted = ep.count(topk, experts=experts, ranks=ranks)
-    return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.view(torch.bool)
-
-
-def _count_where_it_is(topk: Tensor, experts: int, ranks: int) -> tuple[Tensor, None, Tensor, Tensor]:
-    """The layout of selections on a GPU, in its stream."""
-    chosen = torch.zeros((topk.shape[0], experts + 1), dtype=torch.int32, device=topk.device)
-    chosen.scatter_(1, torch.where(topk >= 0, topk, experts).long(), 1)
-    chosen = chosen[:, :experts]
-    in_rank = chosen.view(topk.shape[0], ranks, -1).any(2)
-    return in_rank.sum(0, dtype=torch.int32), None, chosen.sum(0, dtype=torch.int32), in_rank

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import struct
 from collections.abc import Callable
@@ -17,21 +18,20 @@ from ..dtypes import SIZES, DType
 from ..errors import OperandError
 from ..operands import Held, Slot
 from ..streams import StreamLike, of_torch
-from .spec import Payload
+from .spec import ROW_TYPES, Payload
 
 if TYPE_CHECKING:
     from .spec import Spec
 
 
 _TENSOR = struct.Struct("=8xQii4q").unpack_from
-_DTYPES = {int(d): d for d in DType}
 
 
-def _told(of: memoryview) -> tuple[tuple[int, DType, tuple[int, ...]], int]:
-    """A tensor of C's: its address, type and shape, and its bytes."""
-    address, code, dims, *sizes = _TENSOR(of)
-    dtype, shape = _DTYPES[code], tuple(sizes[:dims])
-    return (address, dtype, shape), math.prod(shape) * SIZES[code]
+@functools.lru_cache(maxsize=1024)
+def _meant(code: int, dims: int, *sizes: int) -> tuple[DType, tuple[int, ...], int]:
+    """The type, shape and bytes of a tensor of C's."""
+    shape = sizes[:dims]
+    return DType(code), shape, math.prod(shape) * SIZES[code]
 
 
 class Frame:
@@ -86,11 +86,15 @@ class DispatchFrame(Frame):
 
     def copies(self, kind: str, most: int) -> tuple[Any, Any] | None:
         """What has arrived, rows and scales, copied; None if it is of more bytes than that."""
-        rows, row_bytes = _told(self.data_bytes)
-        scales, scale_bytes = _told(self.scales_bytes) if self.scaled else (None, 0)
-        if row_bytes + scale_bytes > most:
+        address, *told = _TENSOR(self.data_bytes)
+        dtype, shape, size = _meant(*told)
+        if not self.scaled:
+            return None if size > most else (memory.copy(kind, address, dtype, shape, size), None)
+        scales, *told = _TENSOR(self.scales_bytes)
+        of_scales = _meant(*told)
+        if size + of_scales[-1] > most:
             return None
-        return memory.copy(kind, *rows, row_bytes), None if scales is None else memory.copy(kind, *scales, scale_bytes)
+        return memory.copy(kind, address, dtype, shape, size), memory.copy(kind, scales, *of_scales)
 
     def arguments(self, routing: int, topk: Any, weights: Any, rows: Any, scales: Any) -> OperandError | None:
         """Takes the operands, or says what is wrong with one and takes none."""
@@ -105,6 +109,27 @@ class DispatchFrame(Frame):
             words[2] = words[3] = words[4] = words[5] = 0
             return e
         return None
+
+
+class CopyFrame(Frame):
+    """Of copies of what has arrived."""
+
+    def __init__(self, spec: Spec, device: int) -> None:
+        super().__init__(_abi.EpCopyArgs)
+        members = _abi.EpCopyArgs
+        names = [name for name, _ in members._fields_ if name not in ("size", "received", "scale_order", "reserved")]
+        wants = {"rows": ROW_TYPES[Payload(spec.payload)], "scales": DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0}
+        self._slots = [(getattr(members, name).offset // 8, self.slot(name, device, wants.get(name, 0), written=True)) for name in names]
+        self._order = members.scale_order.offset // 4
+        self._halves = memoryview(self._arguments).cast("B").cast("i")
+
+    def arguments(self, received: int, order: int, arrays: tuple[Any, ...]) -> None:
+        """Takes the arrays, in the order of the struct's members."""
+        words = self.words
+        words[1] = received
+        self._halves[self._order] = order
+        for (word, slot), array in zip(self._slots, arrays, strict=True):
+            words[word] = slot.fill(array)
 
 
 class CombineFrame(Frame):

@@ -16,7 +16,7 @@ from ..limits import timeout as limit
 from ..operands import Slot, kind_of
 from ..resources import Lease, Resource
 from ..streams import StreamLike
-from .frames import CombineFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame
+from .frames import CombineFrame, CopyFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame
 from .routing import Received, Routing, _Nobody
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
@@ -75,6 +75,7 @@ class Handle(Resource):
         self.sms: tuple[int, int, int] = (info.dispatch_sms, info.combine_sms, info.gradient_sms)
         """On a GPU: multiprocessors that dispatches, combines and gradients run on."""
         self._dispatches = Frames(lambda: DispatchFrame(spec, device))
+        self._copies = Frames(lambda: CopyFrame(spec, device))
         self._combines = Frames(lambda: CombineFrame(spec, device))
         self._dispatch_backwards = Frames(lambda: GradientFrame(_abi.EpDispatchBackwardArgs, "grad_rows", "grad_row_weights", "grad_tokens", spec, device))
         self._combine_backwards = Frames(lambda: GradientFrame(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device))
@@ -235,6 +236,18 @@ class Handle(Resource):
         if by is None:
             by = Routing(self, frame.result[2], tokens, kind)
         return Received(self, frame.result[1], by, kind, frame.data_bytes, frame.scales_bytes, on)
+
+    def _copy(self, received: Received, order: int, arrays: tuple[Any, ...], stream: StreamLike) -> None:
+        """Copies what has arrived."""
+        on = self._begin(stream)
+        frame = self._copies.take()
+        try:
+            if stream is not None:
+                frame.enter(stream, on, self._device)
+            frame.arguments(received._in_use(), order, arrays)
+            self._end(None, self._lib.ep_copy_received(self._handle, on, frame.address))
+        finally:
+            self._copies.give(frame)
 
     def _abandon(self, frame: DispatchFrame, by: Routing | None) -> None:
         """Gives back what has arrived for a caller who was interrupted before it was told. What was given back already is refused as such."""

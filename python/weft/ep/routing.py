@@ -12,6 +12,8 @@ from .._abi import Part, Status
 from ..dtypes import DType
 from ..errors import ClosedError, InternalError
 from ..resources import Lease
+from ..streams import StreamLike
+from .spec import ScaleOrder, _member
 
 if TYPE_CHECKING:
     from .handle import Handle
@@ -62,8 +64,8 @@ class _Held:
 class Routing(_Held):
     """Where tokens and rows go: what dispatches and combines go by.
 
-    On a GPU numbers are waited for when they are asked for, which a capture cannot; arrays are the GPU's, and those that describe rows are filled in,
-    each time that they are asked for, by the stream in which the routing was prepared.
+    On a GPU numbers are waited for when they are asked for, which a capture cannot; arrays are the GPU's, and those that describe rows are filled in by
+    the stream in which the routing was prepared; after a graph has prepared it anew ask for them again.
     """
 
     _kind = "this routing was"
@@ -87,7 +89,7 @@ class Routing(_Held):
     @property
     def rows(self) -> int:
         """Rows of the arrays that dispatch returns."""
-        return self._row_count() if self._handle._device < 0 else int(self._info().rows)
+        return self._row_count() if self._handle._device < 0 or self._rows is not None else int(self._info().rows)
 
     @property
     def received(self) -> int:
@@ -174,14 +176,17 @@ class Routing(_Held):
         """int32 [1]: rows routed here, pads and dropped ones included, where the rows are."""
         return self._part(Part.ROW_DEMAND)
 
-    def parts(self, *names: str, demand: bool = False) -> tuple[Any, ...]:
+    def parts(self, *names: str, demand: bool = False, rows: int | None = None) -> tuple[Any, ...]:
         """Several of the arrays above, of those that the layout has, for less than one by one; here ``row_experts`` is int64.
 
-        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last.
+        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last. On a GPU those of rows may be of the first so many
+        ``rows`` alone.
         """
         handle = self._handle
         if handle._device >= 0:
             found = tuple(getattr(self, name) for name in names)
+            if rows is not None:
+                found = tuple(a[:rows] if name in _OF_ROWS else a for name, a in zip(names, found, strict=True))
             found = tuple(memory.widened(a) if name == "row_experts" else a for name, a in zip(names, found, strict=True))
             return (*found, self.expert_demand.tolist()) if demand else found
         number, kind = self._in_use(), self._array_kind
@@ -229,6 +234,8 @@ class Routing(_Held):
         raise InternalError(f"there is no {part.name.lower()}")
 
 
+_OF_ROWS = frozenset(("source_ranks", "source_tokens", "row_weights", "row_experts", "row_selection_weights"))
+
 # What layouts of one kind alone have.
 _BY_EXPERT = (Part.RANGES, Part.ROW_WEIGHTS)
 _BY_RANK = (Part.ROW_EXPERTS, Part.ROW_SELECTION_WEIGHTS)
@@ -263,6 +270,36 @@ class Received(_Held):
     def scales(self) -> Any:
         """Their scales, a number for each 128 of a row, in the spec's order; None where there are none."""
         return self._array(self._scales)
+
+    def copy_to(
+        self,
+        rows: Any = None,
+        scales: Any = None,
+        *,
+        scale_order: ScaleOrder | str | None = None,
+        source_tokens: Any = None,
+        source_ranks: Any = None,
+        row_weights: Any = None,
+        row_experts: Any = None,
+        row_selection_weights: Any = None,
+        expert_counts: Any = None,
+        ranges: Any = None,
+        source_counts: Any = None,
+        stream: StreamLike = None,
+    ) -> None:
+        """Copies what has arrived to arrays of the caller's; None leaves one out. Local.
+
+        ``rows``: of the type and shape of :attr:`rows`. ``scales``: of those of :attr:`scales`, or as they would be in another ``scale_order`` of the spec,
+        [.., rows, hidden / 128] row-major and [.., hidden / 128, rows] column-major, of UE8M0 ones int32 [.., hidden / 512, rows]. The others are as the
+        :class:`Routing` has them. With a packed layout arrays may have more rows. All are contiguous, and none overlaps another or what has arrived.
+
+        Only what is there is written: rows that exist, pads included, and what is said of them. Everything behind an expert's last row, and between those of
+        rank_major, stays as it was. So on a GPU, where one kernel goes by the counts that lie there, it takes the time of the rows that have come, waits for
+        nothing and can be captured. ``stream``: that of the dispatch, or one that waits for it; None is PyTorch's current stream.
+        """
+        order = _member(ScaleOrder, scale_order, ScaleOrder(self._handle.spec.scale_order))
+        arrays = (rows, scales, source_tokens, source_ranks, row_weights, row_experts, row_selection_weights, expert_counts, ranges, source_counts)
+        self._handle._copy(self, order, arrays, stream)
 
     def _array(self, t: tuple[int, ...]) -> Any:
         address, dtype, dims, *shape = t

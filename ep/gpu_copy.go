@@ -1,0 +1,147 @@
+package ep
+
+import (
+	"cmp"
+	"context"
+	"strconv"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+// copyArgs are the arguments of a copy of what has arrived: the Copy of kernels/copy.cu.
+type copyArgs struct {
+	described            describeArgs
+	zones, zoneRows      uint32
+	counts               uint64
+	pieces, shares       device.Divisor
+	rowBytes, scaleWords uint32
+	rows, toRows         uint64
+	scales, toScales     uint64
+	from, to             strides
+	gaps, local          uint32
+	kept, padded         uint64
+	offsets              uint64
+	lists                [3]list
+}
+
+// list is so many words that are copied as they are: the List of kernels/copy.cu.
+type list struct {
+	from, to uint64
+	n, _     uint32
+}
+
+// A block of a copy has copyThreads. A warp moves copyPiece bytes of a row at a time, or copyShare words of the scales of 32 rows.
+const (
+	copyThreads = 512
+	copyPiece   = 4 * unitBytes
+	copyShare   = 8
+)
+
+func copyKernel(arch string) kernel.Spec {
+	s := kernelSpec("copy", "copy.cu", arch, "describe.cuh")
+	s.Defines["WEFT_COPY_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(copyArgs{})))
+	return s
+}
+
+// copyBlocks is how many blocks a copy has, one for each SM that the handle may fill, if they have something to do.
+func (h *gpu) copyBlocks(sms int) int {
+	pieces := h.geometry.rows() * ceil(h.spec.rowBytes(), copyPiece)
+	return max(1, min(sms, ceil(pieces, copyThreads/32)))
+}
+
+// prepareCopies lays out the launch.
+func (h *gpu) prepareCopies(f functions, config cuda.LaunchConfig) (err error) {
+	g, s := &h.geometry, &h.spec
+	a := copyArgs{described: *h.describeArg, zones: 1, rowBytes: uint32(s.rowBytes()), scaleWords: uint32(s.scaleBytes() / 4)}
+	switch s.Layout {
+	case ExpertMajor:
+		a.zones = uint32(g.local)
+	case RankMajor:
+		a.zones, a.gaps = uint32(g.ranks), 1
+	}
+	if h.copying, err = f.copy.Prepare(config, a); err != nil {
+		return err
+	}
+	h.copyArg, err = cuda.Arg[copyArgs](h.copying, 0)
+	return err
+}
+
+func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error {
+	err := cmp.Or(
+		aligned(opCopy, "rows", to.Data), words(opCopy, "scales", to.Scales),
+		whole(opCopy, "source tokens", to.SourceTokens), whole(opCopy, "source ranks", to.SourceRanks), whole(opCopy, "row weights", to.RowWeights),
+		whole(opCopy, "row experts", to.RowExperts), whole(opCopy, "row selection weights", to.RowSelectionWeights),
+		whole(opCopy, "expert counts", to.ExpertCounts), whole(opCopy, "ranges", to.Ranges), whole(opCopy, "source counts", to.SourceCounts),
+	)
+	if err != nil {
+		return err
+	}
+	stream := h.streamOf(s)
+	if err := h.note(stream); err != nil {
+		return err
+	}
+	if h.capture != 0 && addressOf(r.Data) != uint64(h.placeOf(r.place)) {
+		return weft.Unsupportedf("%s: the rows were received before ranks were masked, and a graph may outlive their memory; copy them outside of the capture", opCopy)
+	}
+	h.setCopy(r, to)
+	if err := h.copying.Start(stream); err != nil {
+		return err
+	}
+	return h.finish(ctx, s)
+}
+
+// setCopy points the launch at what was received, and at where it is to be.
+func (h *gpu) setCopy(r *Received, to *Copies) {
+	g, p, a := &h.geometry, r.placement.(*gpuRouting), h.copyArg
+	a.zoneRows = uint32(r.places()) / a.zones
+	switch g.layout {
+	case ExpertMajor:
+		a.counts = addressOf(p.ExpertCounts())
+	case RankMajor:
+		a.counts = p.sent()
+	default:
+		a.counts = p.at(p.off.described + 4*(2*g.local+2*g.ranks)) // rows
+	}
+	a.pieces, a.shares = device.Divisor{}, device.Divisor{}
+	if !to.Data.IsZero() {
+		a.pieces = device.NewDivisor(ceil(h.spec.rowBytes(), copyPiece))
+		a.rows, a.toRows = addressOf(r.Data), addressOf(to.Data)
+	}
+	if !to.Scales.IsZero() {
+		a.shares = device.NewDivisor(ceil(h.spec.scaleBytes()/4, copyShare))
+		a.scales, a.toScales = addressOf(r.Scales), addressOf(to.Scales)
+		a.from, a.to = h.scaleStridesOf(r.Scales, h.spec.ScaleOrder), h.scaleStridesOf(to.Scales, to.ScaleOrder)
+	}
+	a.lists = [3]list{}
+	for i, l := range [...]struct{ from, to weft.Tensor }{
+		{p.ExpertCounts(), to.ExpertCounts}, {p.Ranges(), to.Ranges}, {p.SourceCounts(), to.SourceCounts},
+	} {
+		if !l.to.IsZero() {
+			a.lists[i] = list{from: addressOf(l.from), to: addressOf(l.to), n: uint32(l.to.Bytes() / 4)}
+		}
+	}
+	d := &a.described
+	h.pointDescription(d, p)
+	d.tokens, d.sources, d.weights = addressOf(to.SourceTokens), addressOf(to.SourceRanks), addressOf(to.RowWeights)
+	d.experts, d.expertWeights = addressOf(to.RowExperts), addressOf(to.RowSelectionWeights)
+	d.ranks, a.local = 0, 0
+	if d.tokens|d.sources|d.weights|d.experts|d.expertWeights != 0 {
+		d.ranks = uint32(g.ranks)
+		if g.layout == ExpertPacked && g.align > 1 {
+			a.local = uint32(g.local)
+			a.kept, a.padded, a.offsets = addressOf(p.ExpertCounts()), addressOf(p.PaddedCounts()), addressOf(p.ExpertOffsets())
+		}
+	}
+}
+
+// words refuses what does not begin on a word.
+func words(op, what string, t weft.Tensor) error {
+	if addressOf(t)%4 != 0 {
+		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs they begin on multiples of 4 bytes: copy them there", op, what, addressOf(t))
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+// What a routing says of the rows that came here: for those who ask, and for those who have it beside their copies of the rows.
+#pragma once
+#include "exchange.cuh"
+
+namespace weft {
+
+// Go: describeArgs. What nobody wants is null.
+struct Describe {
+	Shape shape;
+	u32 ranks, by_expert;
+	const Pair *landings; // [ranks][capacity][top-k], of the tokens that a source has
+	const int *sent;	  // [ranks]: how many those are
+	const u32 *arrivals;  // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
+	int *tokens, *sources; // [rows]
+	float *weights;		   // [rows], by expert
+	// For one row a token.
+	int *experts;			  // [rows][top-k]
+	float *expert_weights; // [rows][top-k]
+};
+
+// came says whether a token has a row here that is not by expert.
+__device__ __forceinline__ bool came(const Describe &a, u32 slot) {
+	bool any = false;
+	for (u32 k = 0; k < a.shape.topk; k++) any |= a.landings[(u64)slot * a.shape.topk + k].what != 0;
+	return any;
+}
+
+// describe writes what each row is that holds a token, and nothing elsewhere. All threads of the launch call it.
+__device__ __forceinline__ void describe(const Describe &a) {
+	u64 n = (u64)a.ranks * a.shape.capacity * a.shape.topk;
+	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
+		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
+		if (token >= (u32)a.sent[source]) continue;
+		Pair p = a.landings[i];
+		if (p.what == 0 && (a.by_expert != 0 || !came(a, slot))) continue;
+		u32 row = a.by_expert != 0 ? p.what - 1 : a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot;
+		// Selections of one token by rank say the same here.
+		if (a.tokens != nullptr) a.tokens[row] = (int)token;
+		if (a.sources != nullptr) a.sources[row] = (int)source;
+		float weight = p.what != 0 ? number(p.weight) : 0;
+		if (a.by_expert != 0) {
+			if (a.weights != nullptr) a.weights[row] = weight;
+			continue;
+		}
+		u64 at = (u64)row * a.shape.topk + i % a.shape.topk;
+		if (a.experts != nullptr) a.experts[at] = (int)p.what - 1;
+		if (a.expert_weights != nullptr) a.expert_weights[at] = weight;
+	}
+}
+
+} // namespace weft
