@@ -91,6 +91,7 @@ func KernelsOf(s Spec, ranks int) []string {
 		add(gradientKernel(s.Output, "").Name, "weft_gradients")
 	}
 	add(describeKernel("").Name, "weft_weigh")
+	add(copyKernel("").Name, "weft_copy")
 	return all
 }
 

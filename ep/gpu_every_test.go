@@ -150,9 +150,11 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 									s.Tuning = ep.Tuning{Dispatch: ep.KernelTuning{Protocol: protocol, Units: units}, Combine: ep.KernelTuning{Protocol: protocol}}
 								}
 								for _, ranks := range []int{2, 3, 5} {
-									s.Experts, s.TopK, s.SMs, s.Counts = 3*ranks, 3, 4*ranks, ep.DeviceCounts
-									if s.ValidateOn(ep.GPUEngine, ranks) == nil && !yield(s, ranks) {
-										return
+									for _, topk := range []int{3, 4} { // prepares of places differ in that
+										s.Experts, s.TopK, s.SMs, s.Counts = 3*ranks, topk, 4*ranks, ep.DeviceCounts
+										if s.ValidateOn(ep.GPUEngine, ranks) == nil && !yield(s, ranks) {
+											return
+										}
 									}
 								}
 							}

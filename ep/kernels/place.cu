@@ -565,15 +565,15 @@ __device__ __forceinline__ bool comes_at_all(const Quads &q, const Spots &c) {
 // add_arrived adds to a map's tile what the blocks of this number have sent. All threads of the block call it.
 __device__ __forceinline__ void add_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources, const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
-		if (BY_RANKS) {
+		if constexpr (BY_RANKS) {
 			u32 some = __reduce_or_sync(0xFFFFFFFFu, comes_at_all(q, c) ? 1u << (c.t - t) % 32 : 0);
 			m.add_some((threadIdx.x & 31) == 0 && c.src - first < n, c.src - first, c.t - t, some);
-			return;
-		}
+		} else {
 #pragma unroll
-		for (u32 j = 0; j < QUAD; j++) {
-			u32 bucket = bucket_of(a, c, j) - first;
-			m.add(c.record[j].x != 0 && (EVEN || bucket < n), bucket, c.t - t);
+			for (u32 j = 0; j < QUAD; j++) {
+				u32 bucket = bucket_of(a, c, j) - first;
+				m.add(c.record[j].x != 0 && (EVEN || bucket < n), bucket, c.t - t);
+			}
 		}
 	});
 }
@@ -751,7 +751,7 @@ __device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, con
 		d.tokens[src] = (int)sources.tokens[src];
 		d.came[src] = (int)told(a, o, w, src, total_at(a, o, src, a.shape.experts + a.group.rank));
 	}
-	if (BY_RANKS) base_ranks(a, o, w, d, bases);
+	if constexpr (BY_RANKS) base_ranks(a, o, w, d, bases);
 	else base_experts(a, o, w, d, bases);
 }
 
@@ -796,7 +796,7 @@ __device__ __forceinline__ void keep_own(const Place &a, const Own &own, const Q
 __device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources, const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		uint2 landing[QUAD];
-		if (BY_RANKS) {
+		if constexpr (BY_RANKS) {
 			bool comes = comes_at_all(q, c), now = EVEN || (comes ? c.src : 0) - first < n;
 			u32 row = m.number(now && comes, c.src - first, c.t - t);
 			bool kept = comes && row < a.rows;
@@ -804,24 +804,24 @@ __device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, cons
 			for (u32 j = 0; j < QUAD; j++) landing[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
 			store_pairs(q.vectors(), (uint2 *)a.landings + c.i, now ? c.n : 0, landing);
 			if (q.k == 0 && now && c.n != 0) a.arrivals[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
-			return;
-		}
-		bool now[QUAD];
+		} else {
+			bool now[QUAD];
 #pragma unroll
-		for (u32 j = 0; j < QUAD; j++) {
-			bool comes = c.record[j].x != 0;
-			u32 bucket = (comes ? bucket_of(a, c, j) : 0) - first;
-			now[j] = j < c.n && (EVEN || bucket < n);
-			u32 row = m.number(now[j] && comes, bucket, c.t - t);
-			landing[j] = make_uint2(comes && row < limit(a, c.record[j].x - 1) ? row + 1 : 0, c.record[j].y);
-		}
-		if (m.all()) {
-			store_pairs(q.vectors(), (uint2 *)a.landings + c.i, c.n, landing);
-			return;
-		}
+			for (u32 j = 0; j < QUAD; j++) {
+				bool comes = c.record[j].x != 0;
+				u32 bucket = (comes ? bucket_of(a, c, j) : 0) - first;
+				now[j] = j < c.n && (EVEN || bucket < n);
+				u32 row = m.number(now[j] && comes, bucket, c.t - t);
+				landing[j] = make_uint2(comes && row < limit(a, c.record[j].x - 1) ? row + 1 : 0, c.record[j].y);
+			}
+			if (m.all()) {
+				store_pairs(q.vectors(), (uint2 *)a.landings + c.i, c.n, landing);
+				return;
+			}
 #pragma unroll
-		for (u32 j = 0; j < QUAD; j++) {
-			if (now[j]) ((uint2 *)a.landings)[c.i + j] = landing[j];
+			for (u32 j = 0; j < QUAD; j++) {
+				if (now[j]) ((uint2 *)a.landings)[c.i + j] = landing[j];
+			}
 		}
 	});
 }
