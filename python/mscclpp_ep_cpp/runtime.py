@@ -343,8 +343,7 @@ class Buffer:
             topk_idx.shape == topk_weights.shape == sent.topk.shape,
             f"topk_idx of shape {tuple(topk_idx.shape)} and topk_weights of {tuple(topk_weights.shape)}, want the dispatch's {tuple(sent.topk.shape)}",
         )
-        # A GPU's numbers are not looked at.
-        require(topk_idx.is_cuda or bool(((topk_idx == sent.topk.tensor()) | (topk_idx < 0)).all()), "topk_idx selects other experts than the dispatch's did")
+        require(sent.topk.hold(topk_idx), "topk_idx selects other experts than the dispatch's did")
         if out is None:
             out = torch.empty((tokens, kind.hidden), dtype=torch.bfloat16, device=x.device)
         else:

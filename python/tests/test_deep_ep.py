@@ -252,6 +252,14 @@ def test_low_latency(threads, ranks, fp8, rounded, ue8m0, hook):
             assert home is out
             assert not home.isnan().any()
             assert calc_diff(home, want) < 1e-5
+        # What is not selected has no weight, and a combine may leave out more.
+        fewer = ids.clone()
+        fewer[0] = -1
+        for topk, left in ((ids, out), (fewer, torch.cat((torch.zeros_like(out[:1]), out[1:])))):
+            home, _, receive = b.low_latency_combine(y, topk, weights.masked_fill(topk < 0, float("nan")), handle, return_recv_hook=hook)
+            if hook:
+                receive()
+            assert torch.equal(home, left)
 
     buffers(threads, ranks, rank)
 

@@ -93,16 +93,22 @@ class CommStream:
         """Makes an exchange of tensors of a device, and returns its result and its end. Unless that comes ``later``, the current stream waits for it."""
         if not like.is_cuda:
             return exchange(*arguments), EventOverlap(_HAPPENED if later else None)
-        current, own = torch.cuda.current_stream(), self.stream()
+        if torch.cuda.current_device() != like.device.index:
+            with torch.cuda.device(like.device):
+                return self.run(exchange, like, before, later, *arguments)
+        current, own = torch.cuda.current_stream(like.device.index), self.stream()
         event = before.event if isinstance(before, EventOverlap) else before
         if event is None or event._event is None or self._any_gone():
             own.wait_stream(current)
         else:
             own.wait_event(event._event)
-        with torch.cuda.stream(own):
+        torch.cuda.set_stream(own)  # as torch.cuda.stream does, which takes ten times as long to find out which device is meant
+        try:
             for t in _tensors(arguments):
                 t.record_stream(own)
             result = exchange(*arguments)
+        finally:
+            torch.cuda.set_stream(current)
         for t in _tensors(result):
             t.record_stream(current)
         if later:

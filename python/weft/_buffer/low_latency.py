@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,12 +52,31 @@ class Given(NamedTuple):
 NOTHING = Given()
 
 
+class Selections:
+    """The selections of a dispatch, of which a combine wants to know whether its own are the same."""
+
+    __slots__ = ("_kept", "_of", "_version", "shape")
+
+    def __init__(self, topk: Tensor) -> None:
+        self.shape, self._of = topk.shape, weakref.ref(topk)
+        self._version = None if topk.is_inference() else topk._version
+        self._kept = Kept(topk) if topk.is_cpu else None
+
+    def are(self, topk: Tensor) -> bool:
+        """Whether they are this tensor, to which nothing was written since."""
+        return self._version is not None and self._of() is topk and topk._version == self._version
+
+    def hold(self, topk: Tensor) -> bool:
+        """Whether there is none in a tensor that is not one of them; a GPU's numbers are not looked at."""
+        return self._kept is None or self.are(topk) or bool(((topk == self._kept.tensor()) | (topk < 0)).all())
+
+
 @dataclasses.dataclass
 class Sent:
     """What a combine knows of its dispatch."""
 
     kind: Kind
-    topk: Kept
+    topk: Selections
     routing: ep.Routing | None = None
     """None until the rows are received."""
 
@@ -158,7 +178,7 @@ class LowLatency:
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle]:
         """Sends and receives: rows, scales, counts, the handle. Rows may stay where they have arrived, unless the caller has given tensors. Collective."""
-        ranks, sent = self._comm.ranks, Sent(kind, Kept(topk))
+        ranks, sent = self._comm.ranks, Sent(kind, Selections(topk))
         if given is not NOTHING:
             into = _results(given, kind, ranks, x.device)
             h = self._begin(kind, waits)
@@ -177,7 +197,7 @@ class LowLatency:
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
         """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
-        into, sent = _results(given, kind, self._comm.ranks, x.device), Sent(kind, Kept(topk))
+        into, sent = _results(given, kind, self._comm.ranks, x.device), Sent(kind, Selections(topk))
         pending = self._begin(kind, waits).send_dispatch(x, topk)
 
         def receive() -> None:
@@ -209,7 +229,8 @@ class LowLatency:
             self._settle_mask()
         h = self._handle(sent.kind)
         self._count_waits(h, 1, waits)
-        weights = torch.where(topk >= 0, weights, 0)
+        if not sent.topk.are(topk):  # those that are new are left out; weights of those that are not there already are not looked at
+            weights = torch.where(topk >= 0, weights, 0)
         if not later:
             h.combine(x, sent.routing, weights=weights, out=out)
             return None
