@@ -95,6 +95,17 @@ func KernelsOf(s Spec, ranks int) []string {
 	return all
 }
 
+// Leaders counts the rows that the tokens of a routing, which a prepare gave places, go as: one for each token and rank.
+func Leaders(r *Routing, topk int) (n int, err error) {
+	p := r.placement.(*gpuRouting)
+	places := make([]byte, r.tokens*topk*4)
+	err = p.h.device.Context().Download(places, p.memory.Pointer().Add(p.off.places))
+	for i := 0; i < len(places); i += 4 {
+		n += int(binary.LittleEndian.Uint32(places[i:]) >> 31) // LEADER of kernels/placed.cuh
+	}
+	return n, err
+}
+
 // SetEpoch has a handle on GPUs count its operations from an epoch on, before the first.
 func SetEpoch(h *Handle, epoch uint64) error {
 	g := gpuOf(h)

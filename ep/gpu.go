@@ -305,7 +305,16 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	for wide := 2 * gradientThreads; wide <= mostGradientThreads && w.weigh(wide, f.gradients) <= weight; wide *= 2 {
 		n.gradientThreads = wide
 	}
-	if err = w.err; err == nil && room < 2 {
+	least := 1 // blocks that an operation needs: one that moves rows, and a clerk where there are any
+	if n.dispatchClerks > 0 || n.combineClerks > 0 && h.spec.combines() {
+		least = 2
+	}
+	switch {
+	case w.err != nil:
+		err = w.err
+	case h.spec.SMs > 0 && h.spec.SMs*slots < least:
+		err = weft.Unsupportedf("SMs %d: its kernels take %d at least", h.spec.SMs, ceil(least, slots))
+	case room < least:
 		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, or close one")
 	}
 	if err == nil {

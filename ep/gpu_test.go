@@ -2,6 +2,7 @@ package ep_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -165,12 +166,38 @@ func TestManyOnGPUs(t *testing.T) {
 			name string
 			spec ep.Spec
 		}{{"packed", packedRows}, {"token", tokenRows}} {
-			for _, n := range []struct{ experts, tokens int }{{1200 * ranks, 700}, {2000 * ranks, 5}, {2 * ranks, 2100}} {
+			for _, n := range []struct{ experts, tokens, sms int }{{1200 * ranks, 700, 2}, {2000 * ranks, 5, 1}, {2 * ranks, 2100, 1}} {
 				t.Run(fmt.Sprintf("%s/%d experts, %d tokens", way.name, n.experts, n.tokens), func(t *testing.T) {
 					s := sized(way.spec, ranks)
-					s.Experts, s.Hidden, s.SMs, s.MaxTokens, s.Capacity = n.experts, 8, 2, n.tokens, 0
-					b := routed(s, 1, []int{n.tokens, 1}, spread(s, 1)).Batch()
-					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error { return r.batch(ctx, b) })
+					s.Experts, s.Hidden, s.SMs, s.MaxTokens, s.Capacity = n.experts, 8, n.sms, n.tokens, 0
+					c := routed(s, 1, []int{n.tokens, 1}, spread(s, 1))
+					b := c.Batch()
+					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+						if err := r.batch(ctx, b); err != nil {
+							return err
+						}
+						round, err := b.Round(r.e, r.Comm, r.handle)
+						if err != nil {
+							return err
+						}
+						topk, weights, _, _ := round.Operands()
+						routing, err := r.handle.Prepare(ctx, r.stream, topk, weights)
+						if err := errors.Join(err, r.Wait(ctx, r.stream)); err != nil {
+							return err
+						}
+						leaders, err := ep.Leaders(routing, s.TopK)
+						want := map[[2]int]bool{} // tokens and ranks
+						for i, e := range c.TopK[r.Rank()] {
+							if e >= 0 {
+								want[[2]int{i / s.TopK, int(e) / (s.Experts / ranks)}] = true
+							}
+						}
+						if leaders != len(want) && err == nil {
+							err = fmt.Errorf("tokens go as %d rows, want one for each rank that a token has, %d", leaders, len(want))
+						}
+						routing.Release()
+						return errors.Join(err, round.Free())
+					})
 				})
 			}
 		}

@@ -734,6 +734,7 @@ __device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &
 		if (!first) continue;
 		d.wanted[r] = (int)(holds(o.mask, r) ? 0 : sum);
 		d.over[r] = -1;
+		d.excess[r] = 0;
 		if (r == rank) *d.rows = (int)min(sum, a.rows);
 	}
 	for (u32 le = blockDim.x - 1 - threadIdx.x; first && le < a.shape.local; le += blockDim.x) { // by warps that have nothing to do
@@ -775,10 +776,10 @@ __device__ __forceinline__ void keep_own(const Place &a, const Own &own, const Q
 			place[j] = kept[j] ? row + 1 : 0;
 			home[j] = make_uint2((kept[j] ? c.e[j] : 0) | c.e[j] << 16, c.weight[j]);
 		}
-		u32 first_ones = leaders(a, q, kept, rank);
-#pragma unroll
-		for (u32 j = 0; j < QUAD; j++) place[j] |= (first_ones >> j & 1) != 0 ? LEADER : 0;
 		if (m.all()) {
+			u32 first_ones = leaders(a, q, kept, rank);
+#pragma unroll
+			for (u32 j = 0; j < QUAD; j++) place[j] |= (first_ones >> j & 1) != 0 ? LEADER : 0;
 			store_words(q.vectors(), a.places + c.i, c.n, place);
 			store_pairs(q.vectors(), (uint2 *)a.home + c.i, c.n, home);
 			return;
@@ -788,6 +789,22 @@ __device__ __forceinline__ void keep_own(const Place &a, const Own &own, const Q
 			if (!now[j]) continue;
 			a.places[c.i + j] = place[j];
 			((uint2 *)a.home)[c.i + j] = home[j];
+		}
+	});
+}
+
+// keep_leaders says which of a token's selections is the first at each rank where maps have some of them at a time: when all have their rows. All threads of the block
+// call it.
+__device__ __forceinline__ void keep_leaders(const Place &a, const Own &own) {
+	own.each(a, own.q, own.share.from, own.share.to, [&](const Choices &c) {
+		u32 rank[QUAD];
+		bool kept[QUAD];
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) rank[j] = c.rank(a, j), kept[j] = j < c.n && a.places[c.i + j] != 0;
+		u32 first_ones = leaders(a, own.q, kept, rank);
+#pragma unroll
+		for (u32 j = 0; j < QUAD; j++) {
+			if ((first_ones >> j & 1) != 0) a.places[c.i + j] |= LEADER;
 		}
 	});
 }
@@ -844,6 +861,7 @@ __device__ __noinline__ void keep_again(const Place &a, const Turn o, const Map 
 	Sources sources;
 	mine.again([&](u32 t, u32 first, u32 n) { add_own(a, o, own, mine, false, t, first, n); }, [&](u32 column) { return begin.of_own(column); },
 			   [&](u32 t, u32 first, u32 n) { keep_own(a, own, own.q, mine, t, first, n); });
+	if (!mine.all()) keep_leaders(a, own);
 	theirs.again([&](u32 t, u32 first, u32 n) { add_arrived(a, o, own.q, sources, theirs, t, first, n); }, [&](u32 bucket) { return begin.of_arrived(bucket); },
 				 [&](u32 t, u32 first, u32 n) { keep_arrived(a, o, own.q, sources, theirs, t, first, n); });
 }
