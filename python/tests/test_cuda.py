@@ -6,14 +6,17 @@ ranks are made in one start of them, and each has a test here that tells what it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
+import time
 
 import pytest
 from conftest import HERE, alone
@@ -41,33 +44,34 @@ def start(ranks, *names):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     common = alone() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    # What they say goes to files: PyTorch's compiler starts processes that outlive them, and a pipe ends with the last of those.
+    said = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # noqa: SIM115 # they are closed below
     started = [
         subprocess.Popen(
             [sys.executable, str(HERE / "cuda_ranks.py"), *names],
             env=common | {"RANK": str(r), "LOCAL_RANK": str(r)},
-            stdout=subprocess.PIPE,
+            stdout=said[r],
             stderr=subprocess.STDOUT,
-            text=True,
+            start_new_session=True,
         )
         for r in range(ranks)
     ]
-    said = [""] * ranks
-
-    def read(r):
-        said[r] = started[r].communicate()[0]
-
-    readers = [threading.Thread(target=read, args=(r,), daemon=True) for r in range(ranks)]
-    for t in readers:
-        t.start()
+    until = time.monotonic() + SECONDS
     try:
-        for t in readers:
-            t.join(SECONDS)
+        for p in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                p.wait(max(0, until - time.monotonic()))
     finally:
         for p in started:
-            p.kill()
-        for t in readers:
-            t.join(10)
-    return [(p.returncode, text) for p, text in zip(started, said, strict=True)]
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(p.pid, signal.SIGKILL)
+            p.wait()
+    ended = []
+    for p, text in zip(started, said, strict=True):
+        with text:
+            text.seek(0)
+            ended.append((p.returncode, text.read()))
+    return ended
 
 
 @functools.cache
