@@ -152,7 +152,7 @@ func TestStructsBeginWithTheirSize(t *testing.T) {
 		"sizeDispatchResult": "weft_ep_dispatch_result", "sizeCombineArgs": "weft_ep_combine_args",
 		"sizeDispatchBackward": "weft_ep_dispatch_backward_args", "sizeCombineBackward": "weft_ep_combine_backward_args",
 		"sizeRoutingInfo": "weft_routing_info", "sizeDescription": "weft_routing_description", "sizeGroupOptions": "weft_group_options",
-		"sizeKernelTuning": "weft_ep_kernel_tuning", "sizeCensus": "weft_ep_census",
+		"sizeKernelTuning": "weft_ep_kernel_tuning", "sizeCensus": "weft_ep_census", "sizeCopyArgs": "weft_ep_copy_args",
 	}
 	for _, f := range first {
 		var now, then int
