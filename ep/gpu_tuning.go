@@ -56,7 +56,7 @@ const (
 const pullFewUnits, pullManyUnits, pullLeastWarps = 3, 4, 3
 
 // Of the gradient of a combine with weights so many warps of a block multiply, each with so many parts in shared memory: DEPTH of kernels/gradients.cu. What a part takes to
-// set out and to be awaited is some 200 instructions, so parts are not to be small.
+// set out and to be awaited is some 150 instructions, so parts are not to be small.
 const productWarps, productDepth = 12, 2
 
 // From so many bytes on rows go by bulk copies.

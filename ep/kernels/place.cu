@@ -3,9 +3,9 @@
 //
 //	count   every block sends every rank what its share of the tokens selects there, and counts by expert and by rank, with a bit a token in shared memory
 //	before  what the blocks before have is added up and told the ranks concerned; the last block so knows what its rank has in all, and tells every rank
+//	arrived when what the blocks of this number have sent is there, it is counted in the same way
 //	base    what the ranks and the blocks before have and, for packed rows, the zones before, is what numbers among a share's have to be raised by to be rows
-//	keep    this rank's selections, or by rank its tokens, get their rows; when what the blocks of this number have sent is there, it is counted in the same way, and
-//	        gets its rows
+//	keep    this rank's selections, or by rank its tokens, get their rows, and so does what has arrived
 #include "placed.cuh"
 
 namespace weft {
@@ -721,13 +721,13 @@ __device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &
 		u32 r = arrives ? i - lines : i, sum = 0, before = 0;
 		if (r >= ranks) continue;
 		const char *p = o.own + before_at(a, o, r, 0);
-		u64 told = arrives ? load_relaxed_sys_u64(p) : 0;
+		u64 seen = arrives ? load_relaxed_sys_u64(p) : 0;
 		each_total(a, o, w, experts + (arrives ? rank : r), [&](u32 src, u32 n) {
 			if (src < (arrives ? r : rank)) before += n;
 			sum += n;
 		});
 		if (arrives) {
-			bases.arrived[r] = before + (holds(o.mask, r) ? 0 : checked(a, o, w, r, p, told));
+			bases.arrived[r] = before + (holds(o.mask, r) ? 0 : checked(a, o, w, r, p, seen));
 			continue;
 		}
 		bases.own[r] += holds(o.mask, r) ? NOWHERE : before;
