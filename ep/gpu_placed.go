@@ -140,7 +140,7 @@ const placeBlocks, placeTokens = 32, 512
 
 // What a block of a prepare counts stands in two Maps of kernels/place.cu, and what their numbers are raised by behind them, if there is room: there are mapBuckets
 // things to count at a time. A map has mapEntries entries, or fewMapEntries on a GPU with little shared memory.
-const mapBuckets, mapEntries, fewMapEntries, placeOwnBytes = 1024, 8 << 10, 2 << 10, 1 << 10
+const mapBuckets, mapEntries, fewMapEntries, placeOwnBytes = 1024, 9 << 10, 2 << 10, 1 << 10
 
 func mapBytes(entries int) int { return entries*8 + mapBuckets*4 }
 

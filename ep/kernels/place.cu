@@ -48,7 +48,7 @@ __device__ __forceinline__ u32 incoming(const Place &a) { return BY_RANKS ? a.gr
 // ---- Counting. A map has a bit for each token of a tile and each of some buckets, which are the columns, or what is counted of what comes. It stands in shared memory,
 // from where its bits are read once more when it is known what the numbers among a block's have to be raised by.
 
-constexpr u32 BUCKETS = 1024, MOST_WIDTH = 31;
+constexpr u32 BUCKETS = 1024, MOST_WIDTH = 33;
 
 // Go: mapBytes.
 __device__ __forceinline__ u32 map_bytes(u32 entries) { return entries * 8 + BUCKETS * 4; }

@@ -124,22 +124,49 @@ for _callback in (_deleter, _destructor):
 
 _DELETER, _DESTRUCTOR = (ctypes.cast(f, c_void_p).value for f in (_deleter, _destructor))
 
-# A managed tensor of so many dimensions, whose shape and strides stand behind it.
+# A managed tensor, behind which its shape and strides stand.
 _MANAGED = 64
 _PACK = [struct.Struct(f"=Qii iBBH QQQ QQ {n}q{n}q") for n in range(MAX_DIMS + 1)]
 
 
-def show(address: int, dtype: DType, shape: Sequence[int], device: int, keep: Any) -> Any:
+class _Block:
+    """A managed tensor of a type and a shape."""
+
+    __slots__ = ("address", "at", "memory")
+
+    def __init__(self, dtype: int, shape: Sequence[int], device: int) -> None:
+        dims, (code, bits), pack = len(shape), _CODES[dtype], _PACK[len(shape)]
+        self.memory = (ctypes.c_char * pack.size)()
+        self.at = ctypes.addressof(self.memory)
+        sizes = self.at + _MANAGED
+        pack.pack_into(self.memory, 0, 0, CUDA, device, dims, code, bits, 1, sizes, sizes + 8 * dims, 0, 0, _DELETER, *shape, *dense(shape))
+        self.address = memoryview(self.memory).cast("B")[:8].cast("Q")
+
+
+# Blocks by what they say: the next array of a type and a shape takes one over whose array has gone, of which is shown.
+_blocks: dict[tuple[int, tuple[int, ...], int], list[_Block]] = {}
+_SAYINGS, _ALIKE = 1024, 16
+
+
+def show(address: int, dtype: int, shape: tuple[int, ...], device: int, keep: Any) -> Any:
     """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory."""
-    dims, (code, bits) = len(shape), _CODES[dtype]
-    pack = _PACK[dims]
-    block = (ctypes.c_char * pack.size)()
-    at = ctypes.addressof(block)
-    sizes = at + _MANAGED
-    pack.pack_into(block, 0, address, CUDA, device, dims, code, bits, 1, sizes, sizes + 8 * dims, 0, 0, _DELETER, *shape, *dense(shape))
-    _shown[at] = block, keep
+    alike = _blocks.get((dtype, shape, device))
+    if alike is None:
+        if len(_blocks) >= _SAYINGS:
+            _blocks.clear()
+        alike = _blocks[dtype, shape, device] = []
+    for block in alike:
+        mine = block, keep
+        if _shown.setdefault(block.at, mine) is mine:  # and no other thread's
+            break
+    else:
+        block = _Block(dtype, shape, device)
+        _shown[block.at] = block, keep
+        if len(alike) < _ALIKE:
+            alike.append(block)
     try:
-        return _new(at, b"dltensor", _DESTRUCTOR)
+        block.address[0] = address
+        return _new(block.at, b"dltensor", _DESTRUCTOR)
     except BaseException:
-        _shown.pop(at, None)
+        _shown.pop(block.at, None)
         raise

@@ -33,6 +33,9 @@ class DType(enum.IntEnum):
         return SIZES[self]
 
 
+OF_NUMBER: dict[int, DType] = {int(d): d for d in DType}
+"""Types by their numbers, for less than the enumeration finds them."""
+
 SIZES: dict[int, int] = {
     **dict.fromkeys((DType.float8_e4m3, DType.float8_e5m2, DType.ue8m0, DType.int8, DType.uint8), 1),
     **dict.fromkeys((DType.bfloat16, DType.float16, DType.int16, DType.uint16), 2),

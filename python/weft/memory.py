@@ -112,19 +112,19 @@ _TYPESTR = {
 }
 
 
+_UINT8 = DType.uint8
+
+# What every PyTorch takes over through DLPack as it is. Others are bytes there, and it is said afterwards what they mean.
+_IN_DLPACK = frozenset((*(DType[f"int{n}"] for n in (8, 16, 32, 64)), *(DType[f"float{n}"] for n in (16, 32, 64)), DType.uint8, DType.bfloat16))
+
+
 def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease, stream: int | None = None) -> Any:
     """An array over memory at an address, which it keeps for as long as it lives. ``device`` is a GPU's number, or -1, ``stream`` what fills it."""
+    if device >= 0:
+        return _on_gpu(kind, address, dtype, tuple(shape), device, lease, stream)
     size = math.prod(shape) * dtype.itemsize
-    if device >= 0 and kind != TORCH:
-        return DeviceArray(address, dtype, shape, device, lease, stream)
     if size == 0:
         return empty(kind, shape, dtype, device)
-    if device >= 0:
-        import torch
-
-        # Not by its address alone, of which the driver would say another GPU where it is a peer's.
-        flat = torch.from_dlpack(dlpack.show(address, DType.uint8, (size,), device, lease))
-        return flat.view(torch_dtype(dtype)).view(tuple(shape))
     block: Any = (ctypes.c_ubyte * size).from_address(address)
     block._lease = lease
     if kind == TORCH:
@@ -136,6 +136,20 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
 
         return numpy.frombuffer(block, numpy.uint8).view(numpy_dtype(dtype)).reshape(tuple(shape))
     return _plain(memoryview(block), dtype, shape)
+
+
+def _on_gpu(kind: str, address: int, dtype: DType, shape: tuple[int, ...], device: int, lease: Lease, stream: int | None) -> Any:
+    if kind != TORCH:
+        return DeviceArray(address, dtype, shape, device, lease, stream)
+    if 0 in shape:
+        return empty(kind, shape, dtype, device)
+    # Not by its address alone, of which the driver would say another GPU where it is a peer's.
+    from_dlpack = sys.modules["torch"].from_dlpack
+    if dtype in _IN_DLPACK:
+        return from_dlpack(dlpack.show(address, dtype, shape, device, lease))
+    if dtype.itemsize == 1:
+        return from_dlpack(dlpack.show(address, _UINT8, shape, device, lease)).view(torch_dtype(dtype))
+    return from_dlpack(dlpack.show(address, _UINT8, (math.prod(shape) * dtype.itemsize,), device, lease)).view(torch_dtype(dtype)).view(shape)
 
 
 def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:

@@ -98,7 +98,7 @@ class Exchanges:
         return *self._keep(handle, got, come), got.routing
 
     def _keep(self, handle: ep.Handle, got: ep.Received, come: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, scales = got.rows, got.scales
+        rows, scales = got._arrays()
         if come is not None:
             rows, scales = rows[:come], None if scales is None else scales[:come]
         if self._may_show(handle, rows):

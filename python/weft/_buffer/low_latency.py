@@ -13,6 +13,7 @@ from torch import Tensor
 from weft import ep
 
 from .errors import ContractError, require
+from .events import CurrentStream
 from .exchanges import Exchanges, Kept, where
 from .lazy import Lazy
 
@@ -119,6 +120,7 @@ class LowLatency:
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges, self._comm = exchanges, exchanges.comm
+        self.stream = CurrentStream(exchanges.stream)
         self._next: dict[tuple[int, ...], Tensor] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
         self._mask: set[int] = set()
@@ -198,10 +200,10 @@ class LowLatency:
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
         """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
         into, sent = _results(given, kind, self._comm.ranks, x.device), Sent(kind, Selections(topk))
-        pending = self._begin(kind, waits).send_dispatch(x, topk)
+        pending = self.stream.run_half(self._begin(kind, waits).send_dispatch, x, x, topk)
 
         def receive() -> None:
-            self._fill(into, sent, pending.receive(), stats)
+            self.stream.run_half(lambda: self._fill(into, sent, pending.receive(), stats), x)
 
         return into.rows, into.scales, into.counts, into.handle(sent, self._comm.ranks), receive
 
@@ -234,10 +236,10 @@ class LowLatency:
         if not later:
             h.combine(x, sent.routing, weights=weights, out=out)
             return None
-        pending = h.send_combine(x, sent.routing, weights=weights, out=out)
+        pending = self.stream.run_half(lambda: h.send_combine(x, sent.routing, weights=weights, out=out), x)
 
         def receive() -> None:
-            pending.wait()
+            self.stream.run_half(pending.wait, x)
 
         return receive
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _abi, memory, streams
 from .._abi import Part, Status
-from ..dtypes import DType
+from ..dtypes import OF_NUMBER
 from ..errors import ClosedError, InternalError
 from ..resources import Lease
 from ..streams import StreamLike
@@ -215,14 +215,16 @@ class Routing(_Held):
     def _part(self, part: Part) -> Any:
         t = _abi.Tensor()
         handle = self._handle
-        handle._check(handle._lib.routing_tensor(self._in_use(), part, ctypes.addressof(t)))
-        if not t.dtype:
+        if status := handle._lib.routing_tensor(self._in_use(), part, ctypes.addressof(t)):
+            handle._check(status)
+        address, dtype, dims, *sizes = _TENSOR(t)
+        if not dtype:
             self._refuse_absence(part)
             return None
-        shape = tuple(t.shape[: t.dims])
+        shape = tuple(sizes[:dims])
         if handle._device >= 0:
-            return memory.view(self._array_kind, t.data or 0, DType(t.dtype), shape, handle._device, Lease(handle, self))
-        return memory.copy(self._array_kind, t.data or 0, DType(t.dtype), shape)
+            return memory.view(self._array_kind, address, OF_NUMBER[dtype], shape, handle._device, Lease(handle, self))
+        return memory.copy(self._array_kind, address, OF_NUMBER[dtype], shape)
 
     def _refuse_absence(self, part: Part) -> None:
         """Raises why a tensor is absent that the layout has."""
@@ -264,12 +266,17 @@ class Received(_Held):
     @property
     def rows(self) -> Any:
         """The rows, in the layout of the spec; opaque ones are uint8 [rows, row_bytes]."""
-        return self._array(self._data)
+        return self._array(self._data, None)
 
     @property
     def scales(self) -> Any:
         """Their scales, a number for each 128 of a row, in the spec's order; None where there are none."""
-        return self._array(self._scales)
+        return self._array(self._scales, None)
+
+    def _arrays(self) -> tuple[Any, Any]:
+        """The rows and their scales, for less than one by one."""
+        lease = Lease(self._handle, self)
+        return self._array(self._data, lease), self._array(self._scales, lease)
 
     def copy_to(
         self,
@@ -301,11 +308,11 @@ class Received(_Held):
         arrays = (rows, scales, source_tokens, source_ranks, row_weights, row_experts, row_selection_weights, expert_counts, ranges, source_counts)
         self._handle._copy(self, order, arrays, stream)
 
-    def _array(self, t: tuple[int, ...]) -> Any:
+    def _array(self, t: tuple[int, ...], lease: Lease | None) -> Any:
         address, dtype, dims, *shape = t
         if not dtype:
             return None
         self._in_use()
         handle = self._handle
         handle._open()
-        return memory.view(self._array_kind, address, DType(dtype), shape[:dims], handle._device, Lease(handle, self), self._stream)
+        return memory.view(self._array_kind, address, OF_NUMBER[dtype], shape[:dims], handle._device, lease or Lease(handle, self), self._stream)
