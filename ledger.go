@@ -35,23 +35,35 @@ type ledgerKey struct {
 type Reservation struct {
 	key             ledgerKey
 	threads, blocks int
+	turns           turns
 }
 
+// turns are reservations whose kernels take turns: those of one rank with the same number.
+type turns struct {
+	device *Device
+	number int
+}
+
+// together reports whether kernels of two reservations may run at once.
+func (r *Reservation) together(o *Reservation) bool { return r.turns.number == 0 || r.turns != o.turns }
+
 // Reserve takes room on this rank's GPU for kernels of up to so many blocks of up to so many threads each, at most 64 registers a thread, of which no two
-// run at the same time. All communicators of the process draw from the same account. If it does not hold as much the error wraps [ErrUnsupported] and
-// says what is left.
-func (d *Device) Reserve(threads, blocks int) (*Reservation, error) {
+// run at the same time; nor does one of them with kernels for which this rank has reserved with the same series, if that is not 0. All communicators of the process
+// draw from the same account. If it does not hold as much the error wraps [ErrUnsupported] and says what is left.
+func (d *Device) Reserve(series, threads, blocks int) (*Reservation, error) {
 	if threads < 1 || threads > threadsPerSM || blocks < 1 {
 		return nil, Invalidf("reserve: %d blocks of %d threads; a block has 1 to %d", blocks, threads, threadsPerSM)
 	}
-	r := &Reservation{key: d.ledger(), threads: d.weight(threads), blocks: blocks}
+	r := &Reservation{key: d.ledger(), threads: d.weight(threads), blocks: blocks, turns: turns{d, series}}
 	ledgers.Lock()
 	defer ledgers.Unlock()
 	held := ledgers.held[r.key]
-	if room := d.room(held, r.threads); blocks > room {
+	if room := d.room(held, r.turns, r.threads); blocks > room {
 		taken := 0
 		for _, h := range held {
-			taken += h.blocks
+			if h.together(r) {
+				taken += h.blocks
+			}
 		}
 		return nil, Unsupportedf("reserve: %d blocks of %d threads that wait for peers; GPU %s has room for %d beside the %d that are reserved: ask for "+
 			"fewer SMs, or close a handle that is not needed", blocks, threads, d.info.bus, room, taken)
@@ -74,14 +86,14 @@ func (r *Reservation) Release() {
 	}
 }
 
-// Room is how many blocks of so many threads can still be reserved; 0 for a number of threads that no block has.
-func (d *Device) Room(threads int) int {
+// Room is how many blocks of so many threads can still be reserved with a series; 0 for a number of threads that no block has.
+func (d *Device) Room(series, threads int) int {
 	if threads < 1 || threads > threadsPerSM {
 		return 0
 	}
 	ledgers.Lock()
 	defer ledgers.Unlock()
-	return d.room(ledgers.held[d.ledger()], d.weight(threads))
+	return d.room(ledgers.held[d.ledger()], turns{d, series}, d.weight(threads))
 }
 
 func (d *Device) ledger() ledgerKey { return ledgerKey{d.context.Device().Driver(), d.info.bus} }
@@ -93,41 +105,43 @@ func (d *Device) weight(threads int) int {
 	return max((threads+warp-1)/warp*warp, (threadsPerSM+blocks-1)/blocks)
 }
 
-// room is the most blocks of a weight that fit beside what is held.
-func (d *Device) room(held []*Reservation, weight int) int {
+// room is the most blocks of a weight that fit beside what is held and does not take turns with them.
+func (d *Device) room(held []*Reservation, of turns, weight int) int {
 	most := d.info.sms * (threadsPerSM / weight)
 	return sort.Search(most, func(n int) bool {
-		return !d.fit(append(held[:len(held):len(held)], &Reservation{threads: weight, blocks: n + 1}))
+		return !d.fit(append(held[:len(held):len(held)], &Reservation{threads: weight, blocks: n + 1, turns: of}))
 	})
 }
 
 // fit says whether all these blocks find room in any order.
 func (d *Device) fit(all []*Reservation) bool {
-	blocks, uniform := 0, true
-	for _, r := range all {
-		blocks += r.blocks
-		uniform = uniform && r.threads == all[0].threads
-	}
+	uniform := !slices.ContainsFunc(all, func(r *Reservation) bool { return r.threads != all[0].threads })
 	if uniform {
-		return blocks <= d.info.sms*(threadsPerSM/all[0].threads)
+		return most(all, func(r *Reservation) int { return r.blocks }) <= d.info.sms*(threadsPerSM/all[0].threads)
 	}
 	for _, r := range all {
 		enough := threadsPerSM - r.threads + 1 // to be in the block's way
-		large, small := 0, 0                   // blocks that are alone, and threads of those that are together
-		for _, o := range all {
-			others := o.blocks
-			if o == r {
-				others--
-			}
-			if o.threads >= enough {
-				large += others
-			} else {
-				small += others * o.threads
-			}
-		}
-		if large+small/enough >= d.info.sms {
+		// A block that is alone is in the way on one SM, and so are as many threads of those that are together.
+		way := func(blocks, threads int) int { return blocks * min(threads, enough) }
+		others := slices.DeleteFunc(slices.Clone(all), func(o *Reservation) bool { return !o.together(r) || o == r })
+		if (way(r.blocks-1, r.threads)+most(others, func(o *Reservation) int { return way(o.blocks, o.threads) }))/enough >= d.info.sms {
 			return false
 		}
 	}
 	return true
+}
+
+// most is the greatest sum of what reservations have whose kernels may run at once.
+func most(all []*Reservation, of func(*Reservation) int) (sum int) {
+	greatest := map[turns]int{}
+	for _, r := range all {
+		switch n := of(r); {
+		case r.turns.number == 0:
+			sum += n
+		case n > greatest[r.turns]:
+			sum += n - greatest[r.turns]
+			greatest[r.turns] = n
+		}
+	}
+	return sum
 }

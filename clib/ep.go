@@ -58,7 +58,7 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 		Payload: ep.Payload(enum(v.payload)), Quantize: weft.DType(enum(v.quantize)), PowerOfTwoScales: v.power_of_two_scales != 0,
 		ScaleOrder: ep.ScaleOrder(enum(v.scale_order)), RowBytes: int(v.row_bytes), ScaleBytes: int(v.scale_bytes), Output: weft.DType(enum(v.output)),
 		Counts: ep.Counts(enum(v.counts)), Capacity: int(v.capacity), Overflow: ep.Overflow(enum(v.overflow)), Alignment: int(v.alignment),
-		SMs: int(v.sms), Live: int(v.live), Tuning: t,
+		SMs: int(v.sms), Series: int(v.series), Live: int(v.live), Tuning: t,
 	}, nil
 }
 

@@ -331,6 +331,7 @@ typedef struct weft_ep_spec {
 	int64_t live;               /* received tensors that may be alive at once; 0 is 2 */
 	const weft_ep_kernel_tuning *dispatch_tuning; /* GPU; NULL is Weft's choice */
 	const weft_ep_kernel_tuning *combine_tuning;
+	int64_t series;             /* GPU: shared by handles of a communicator whose operations take turns, in stream order and alike on every rank: they fill the same SMs; 0: none */
 } weft_ep_spec;
 
 /* Says whether a spec is supported for an engine and a number of ranks, and if not, why. Local. */

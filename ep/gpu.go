@@ -265,7 +265,7 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 
 	// By default a quarter of what is there is left for others.
 	sms := h.device.SMs()
-	room := h.device.Room(weight)
+	room := h.device.Room(h.spec.Series, weight)
 	if h.spec.SMs > 0 {
 		room = min(room, h.spec.SMs*slots)
 	} else {
@@ -315,10 +315,10 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	case h.spec.SMs > 0 && h.spec.SMs*slots < least:
 		err = weft.Unsupportedf("SMs %d: its kernels take %d at least", h.spec.SMs, ceil(least, slots))
 	case room < least:
-		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, or close one")
+		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, make those that take turns of one Series, or close one")
 	}
 	if err == nil {
-		h.reservation, err = h.device.Reserve(weight, reserved)
+		h.reservation, err = h.device.Reserve(h.spec.Series, weight, reserved)
 	}
 	return n, h.comm.AgreeOn(ctx, op, fmt.Sprintf("blocks %+v of %d and %d threads", n, t.dispatchThreads, t.combineThreads), err)
 }

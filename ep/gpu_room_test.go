@@ -1,8 +1,10 @@
 package ep_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/weftgo/weft"
@@ -102,4 +104,88 @@ func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers 
 	if err := errors.Join(err, e.Close(), c.Close()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestSeriesOnGPUs makes handles that take turns, and one that may run beside them, and has them exchange rows one after another. Those that take turns have room where one has.
+func TestSeriesOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		if !m.holds(ranks) {
+			t.Skip("ranks would share a GPU")
+		}
+		specs := []ep.Spec{tokenRows, exactRows, packedRows, directRows, largeRows, tokenRows}
+		for i := range specs {
+			specs[i] = sized(specs[i], ranks)
+			specs[i].SMs, specs[i].Series = 1024, 3
+		}
+		members(t, m, ranks, specs[0], gpuDeadline, func(ctx context.Context, r *member) (err error) {
+			handles := []*member{r}
+			defer func() {
+				for _, o := range handles[1:] {
+					err = errors.Join(err, o.handle.Close())
+				}
+			}()
+			open := func(s ep.Spec) error {
+				h, err := ep.NewHandle(ctx, r.Comm, s)
+				if err == nil {
+					handles = append(handles, &member{r.Comm, r.e, h, r.stream})
+				}
+				return err
+			}
+			for _, s := range specs[1:] {
+				if err := open(s); err != nil {
+					return err
+				}
+			}
+			// Of those that have been there another changes nothing, but one that may run beside them.
+			room := func() int { return r.Device().Room(0, 1024) }
+			before := room()
+			for _, s := range specs {
+				if err := errors.Join(open(s), eptest.Meet(r.Comm)); err != nil {
+					return err
+				}
+			}
+			if now := room(); now != before {
+				return fmt.Errorf("room for %d blocks, and for %d before there were as many handles of the series again", now, before)
+			}
+			beside := specs[0]
+			beside.Series = 4
+			if err := errors.Join(eptest.Meet(r.Comm), open(beside), eptest.Meet(r.Comm)); err != nil {
+				return err
+			}
+			if now := room(); now >= before {
+				return fmt.Errorf("room for %d blocks beside a handle of another series, and for %d before", now, before)
+			}
+			specs := append(slices.Concat(specs, specs), beside)
+			var rounds []*eptest.Round
+			for i, o := range handles {
+				batch := evenly(specs[i], ranks, uint64(i), min(specs[i].MaxTokens, 9)).Batch()
+				round, err := batch.Round(r.e, r.Comm, o.handle)
+				if err != nil {
+					return err
+				}
+				rounds = append(rounds, round)
+			}
+			if err := errors.Join(r.e.Sync(r.Comm), eptest.Meet(r.Comm)); err != nil {
+				return err
+			}
+			for range m.times(2, 50) {
+				for i := range rounds { // nothing waits between them
+					if err := rounds[i].PrepareDispatch(ctx, r.stream); err != nil {
+						return err
+					}
+					if err := rounds[i].Combine(ctx, r.stream); err != nil {
+						return err
+					}
+				}
+			}
+			if err := r.rest(ctx); err != nil {
+				return err
+			}
+			for _, round := range rounds {
+				err = errors.Join(err, round.Check(), round.Free())
+			}
+			return err
+		})
+	})
 }

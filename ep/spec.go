@@ -246,6 +246,9 @@ type Spec struct {
 	// layouts at most 32, unless Tuning says otherwise. An idle GPU gives each block a multiprocessor of its own, so where several blocks fill one a kernel may be found on as
 	// many times more of them, in part; those of packed layouts have whole ones. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
 	SMs int
+	// Series, on GPUs, is a number that handles of a communicator share whose operations take turns: on every rank they follow each other in stream order, and in the same
+	// order. So they fill the same multiprocessors, and any number of them has room where one has. 0 is a handle that has its own.
+	Series int
 
 	// Tuning, on GPUs, says how the kernels of the handle work, for who knows better than Weft.
 	Tuning Tuning
@@ -371,6 +374,7 @@ func (s Spec) validateRanges(ranks int) error {
 		},
 		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 && s.Capacity <= maxCapacity},
 		{fmt.Sprintf("%d SMs: want 0 (most of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
+		{fmt.Sprintf("series %d: want 0 (none) or a positive number", s.Series), s.Series >= 0},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {
 		if !f.ok {

@@ -312,7 +312,7 @@ class ElasticBuffer:
         require(do_expand or not do_zero_padding, "do_zero_padding is for do_expand=True: other rows have no pads")
         if handle is None:
             route, sync = self._new_route(
-                rows, topk_idx, topk_weights, num_experts, num_max_tokens_per_rank, expert_alignment, do_handle_copy, do_cpu_sync, do_expand
+                rows, topk_idx, topk_weights, num_experts, num_max_tokens_per_rank, expert_alignment, do_handle_copy, do_cpu_sync, do_expand, num_sms
             )
         else:
             route, sync = self._route_of(handle), False
@@ -357,6 +357,7 @@ class ElasticBuffer:
         copy: bool,
         sync: bool | None,
         expand: bool,
+        sms: int,
     ) -> tuple[Route, bool]:
         require(topk is not None and experts is not None, "a dispatch without a handle takes topk_idx and num_experts")
         most = self.num_max_tokens_per_rank if most is None else most
@@ -370,12 +371,18 @@ class ElasticBuffer:
             raise ContractError(f"{selections[1]} selections a token, want at most {_MOST_TOPK}")
         require(weights is None or weights.shape == selections, "topk_weights is not of the shape of topk_idx")
         sync = sync is None or sync
-        shape = Shape(experts, topk.shape[1], most, 1 if alignment is None else alignment, expand)
+        shape = Shape(experts, topk.shape[1], most, 1 if alignment is None else alignment, expand, self._budget(experts, topk.shape[1], sms))
         return Route(self._exchanges, shape, topk.clone() if copy else topk, weights, exact=sync), sync
+
+    def _budget(self, experts: int, topk: int, sms: int) -> int:
+        """The multiprocessors for handles: as many as are asked for, or as are of use. The host has none."""
+        return (sms or self.get_theoretical_num_sms(experts, topk)) if self._exchanges.on_gpu else 0
 
     def _route_of(self, handle: EPHandle) -> Route:
         if handle._route is None:
-            shape = Shape(handle.num_experts, handle.topk_idx.shape[1], handle.num_max_tokens_per_rank, handle.expert_alignment, handle.do_expand)
+            experts, topk = handle.num_experts, handle.topk_idx.shape[1]
+            sms = self._budget(experts, topk, handle.num_sms)
+            shape = Shape(experts, topk, handle.num_max_tokens_per_rank, handle.expert_alignment, handle.do_expand, sms)
             handle._route = Route(self._exchanges, shape, handle.topk_idx, None, exact=bool(handle.num_recv_tokens_per_expert_list))
         return handle._route
 

@@ -22,6 +22,7 @@ class Shape(NamedTuple):
     tokens: int  # the most of a rank
     alignment: int
     expand: bool
+    sms: int  # of a GPU, that exchanges may fill
 
 
 _BF16, _OPAQUE = ep.Payload.bf16, ep.Payload.opaque
@@ -81,7 +82,7 @@ class Route:
 
     def _describe(self, weights: Tensor | None) -> None:
         s = self.shape
-        key = "describing", s.experts, s.topk, s.tokens, self._counts
+        key = "describing", s.experts, s.topk, s.tokens, self._counts, s.sms
         self._lanes = -(-s.topk // 4) * 4
         self._describing = self._exchanges.find(key) or self._exchanges.handle(
             key,
@@ -92,6 +93,7 @@ class Route:
             layout=ep.Layout.token_major,
             payload=ep.Payload.fp32,
             counts=self._counts,
+            sms=s.sms,
         )
         # Weights are those of the first dispatch, and the same on every rank or none.
         self._routing = self._describing.prepare(self.topk, weights)
@@ -239,7 +241,7 @@ class Route:
             experts, topk, alignment = s.experts, s.topk, s.alignment
         else:
             experts, topk, alignment = self._exchanges.ranks, min(s.topk, self._exchanges.ranks), 1
-        key = "moving", experts, topk, s.tokens, alignment, self._counts, rows.key
+        key = "moving", experts, topk, s.tokens, alignment, self._counts, s.sms, rows.key
         return self._exchanges.find(key) or self._exchanges.handle(
             key,
             experts=experts,
@@ -251,6 +253,7 @@ class Route:
             weighting=ep.Weighting.plain,
             alignment=alignment,
             counts=self._counts,
+            sms=s.sms,
             **rows.spec,
         )
 

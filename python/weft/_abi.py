@@ -126,6 +126,7 @@ class EpSpec(Struct):
         ("live", c_int64),
         ("dispatch_tuning", c_void_p),
         ("combine_tuning", c_void_p),
+        ("series", c_int64),
     )
 
 

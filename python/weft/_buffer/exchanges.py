@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from typing import Any
 
@@ -17,6 +18,14 @@ from .events import CommStream
 _SHOWN_BYTES = 1 << 16
 
 _MOST_TOPK = 32
+
+_FEW_SMS = 2  # enough for what has a row
+
+# Of whom exchanges take turns: those in the buffer's own stream, and those of low latency. Handles of one series share multiprocessors, so there may be any number.
+OWN_SERIES, LOW_LATENCY_SERIES = 1, 2
+
+# Multiprocessors that low-latency exchanges leave to the others, which ask for 20 unless they are told otherwise, and to other buffers.
+_LEFT = 28
 
 # Batches that the library has memory for at once. On the host it is address space until it is used.
 _LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
@@ -45,12 +54,20 @@ class Exchanges:
             spec.setdefault("live", _LIVE_ON_GPU if self.on_gpu else _LIVE_ON_HOST)
             if self.on_gpu:
                 spec["counts"] = ep.Counts.device
+                spec.setdefault("series", OWN_SERIES)
             found = self._handles[key] = ep.Handle(self.comm, **spec)
         return found
 
     def find(self, key: Any) -> ep.Handle | None:
         """The handle of a key, if there is one."""
         return self._handles.get(key)
+
+    @functools.cached_property
+    def most_sms(self) -> int:
+        """Multiprocessors for low-latency exchanges; 0 leaves it to the library."""
+        if not self.on_gpu or not torch.cuda.is_available():
+            return 0
+        return max(1, torch.cuda.get_device_properties(where(self.comm)).multi_processor_count - _LEFT)
 
     def layout(self, topk: torch.Tensor, experts: int) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
         """Counts where tokens go, where their selections are: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
@@ -146,6 +163,7 @@ class Exchanges:
             layout=ep.Layout.rank_major,
             payload=ep.Payload.opaque,
             row_bytes=row.shape[1] * 4,
+            sms=_FEW_SMS,
         )
         everywhere = torch.arange(self.ranks, device=mine.device).unsqueeze(0)
         with h.dispatch(row.view(torch.uint8), everywhere) as got:

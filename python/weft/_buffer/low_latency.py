@@ -14,7 +14,7 @@ from weft import ep
 
 from .errors import ContractError, require
 from .events import CurrentStream
-from .exchanges import Exchanges, Kept, where
+from .exchanges import LOW_LATENCY_SERIES, Exchanges, Kept, where
 from .lazy import Lazy
 
 # Batches of rows that the library has memory for: two that the caller may keep, and the next.
@@ -142,6 +142,8 @@ class LowLatency:
             power_of_two_scales=kind.powers_of_two and kind.payload == ep.Payload.fp8,
             scale_order=ep.ScaleOrder.column_major if fp8 else ep.ScaleOrder.row_major,
             live=_LIVE,
+            sms=self._exchanges.most_sms,
+            series=LOW_LATENCY_SERIES,
         )
 
     # Masks. DeepEP's are each rank's own; here the ranks that go on agree, when they next meet.

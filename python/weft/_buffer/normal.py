@@ -36,8 +36,8 @@ _FEWEST = 16  # tokens for which there is a handle
 
 _HOST, _DEVICE = ep.Counts.host, ep.Counts.device
 
-Shape = tuple[int, int, int, int, ep.Counts]
-"""What all ranks have in common in an exchange: hidden, experts, top-k, the most tokens of any rank, rounded up so that there are few handles, counts."""
+Shape = tuple[int, int, int, int, ep.Counts, int]
+"""What all ranks have in common in an exchange: hidden, experts, top-k, the most tokens of any rank, rounded up so that there are few handles, counts, SMs."""
 
 
 class Route:
@@ -57,9 +57,9 @@ class Route:
         found = self._exchanges.find(key)
         if found is not None:
             return found
-        hidden, experts, topk, tokens, counts = self.shape
+        hidden, experts, topk, tokens, counts, sms = self.shape
         return self._exchanges.handle(
-            key, experts=experts, topk=topk, hidden=hidden, max_tokens=tokens, layout=ep.Layout.token_major, payload=payload, counts=counts
+            key, experts=experts, topk=topk, hidden=hidden, max_tokens=tokens, layout=ep.Layout.token_major, payload=payload, counts=counts, sms=sms
         )
 
     def first(self, payload: ep.Payload, handle: ep.Handle, routing: ep.Routing) -> None:
@@ -133,7 +133,8 @@ class Normal:
             # Ranks are all that is known: each is an expert.
             experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
         everyone, most, come, counts = self._announce(x, rank_tokens, expert_tokens, experts, topk, channels, worst)
-        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST), Kept(topk), come)
+        sms = 2 * channels if exchanges.on_gpu else 0
+        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST, sms), Kept(topk), come)
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
         rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=come)

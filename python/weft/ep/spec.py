@@ -183,6 +183,9 @@ class Spec:
     dispatch_tuning: KernelTuning | None = None
     """GPU: None is Weft's choice."""
     combine_tuning: KernelTuning | None = None
+    series: int = 0
+    """GPU: a number that handles of a communicator share whose operations take turns: on every rank they follow each other in stream order, and in the same order.
+    They fill the same multiprocessors, so any number of them has room where one has. 0: a handle that has its own."""
 
     def __post_init__(self) -> None:
         settle = object.__setattr__
