@@ -115,15 +115,17 @@ func (d *Device) room(held []*Reservation, of turns, weight int) int {
 
 // fit says whether all these blocks find room in any order.
 func (d *Device) fit(all []*Reservation) bool {
-	uniform := !slices.ContainsFunc(all, func(r *Reservation) bool { return r.threads != all[0].threads })
-	if uniform {
-		return most(all, func(r *Reservation) int { return r.blocks }) <= d.info.sms*(threadsPerSM/all[0].threads)
-	}
 	for _, r := range all {
+		others := slices.DeleteFunc(slices.Clone(all), func(o *Reservation) bool { return o == r || !o.together(r) })
+		if !slices.ContainsFunc(others, func(o *Reservation) bool { return o.threads != r.threads }) {
+			if r.blocks+most(others, func(o *Reservation) int { return o.blocks }) > d.info.sms*(threadsPerSM/r.threads) {
+				return false
+			}
+			continue
+		}
 		enough := threadsPerSM - r.threads + 1 // to be in the block's way
 		// A block that is alone is in the way on one SM, and so are as many threads of those that are together.
 		way := func(blocks, threads int) int { return blocks * min(threads, enough) }
-		others := slices.DeleteFunc(slices.Clone(all), func(o *Reservation) bool { return !o.together(r) || o == r })
 		if (way(r.blocks-1, r.threads)+most(others, func(o *Reservation) int { return way(o.blocks, o.threads) }))/enough >= d.info.sms {
 			return false
 		}

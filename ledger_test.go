@@ -100,6 +100,26 @@ func TestSeries(t *testing.T) {
 	}
 }
 
+// TestSeriesOfSizes: each of those that take turns may fill the GPU, whatever size its blocks have.
+func TestSeriesOfSizes(t *testing.T) {
+	_, d := machine(t, cudatest.Config{Devices: 1, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 4}})
+	g := joinOn(t, d, []int{0})[0].Device()
+	for _, threads := range []int{512, 256, 384, 512, 1024, 512} {
+		want := 4 * (1024 / threads)
+		if got := g.Room(7, threads); got != want {
+			t.Errorf("room for %d blocks of %d threads, want %d", got, threads, want)
+		}
+		r, err := g.Reserve(7, threads, want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(r.Release)
+	}
+	if got := g.Room(0, 32); got != 0 {
+		t.Errorf("room for %d blocks beside a full GPU", got)
+	}
+}
+
 // TestReserveIsSafe places what fits the ledger block by block in any order, on any SM that has room: no block stands before SMs that are all too
 // full.
 func TestReserveIsSafe(t *testing.T) {

@@ -373,15 +373,23 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 			}
 		}
 		if v.weights != nil {
-			if err := e.weigh(ctx, s, r, v.weights); err != nil {
+			if err := refresh(&e.weights, v.weights, "weights tensor"); err != nil {
 				return err
 			}
 		}
-		if later == nil {
+		switch {
+		case later == nil && v.weights == nil:
 			return e.ep.Combine(ctx, s, r, h.rows, h.out, bias...)
+		case later == nil:
+			return e.ep.WeighCombine(ctx, s, r, e.weights, h.rows, h.out, bias...)
 		}
 		if err := result(unsafe.Pointer(later), "weft_work"); err != nil {
 			return err
+		}
+		if v.weights != nil {
+			if err := e.ep.Weigh(ctx, s, r, e.weights); err != nil {
+				return err
+			}
 		}
 		w, err := e.ep.SendCombine(ctx, s, r, h.rows, h.out, bias...)
 		if err != nil {
@@ -389,14 +397,6 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 		}
 		return addWork(&work{dispatch: dispatch{ep: e}, combine: w}, later)
 	})
-}
-
-// weigh gives a routing other weights at home.
-func (e *epHandle) weigh(ctx context.Context, s *weft.Stream, r *ep.Routing, weights *C.weft_tensor) error {
-	if err := refresh(&e.weights, weights, "weights tensor"); err != nil {
-		return err
-	}
-	return e.ep.Weigh(ctx, s, r, e.weights)
 }
 
 //export goweft_ep_dispatch_backward

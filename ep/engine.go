@@ -42,7 +42,9 @@ type engine interface {
 	dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error
 	combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error
 	weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error // arguments that are as they should be
-	copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error  // arguments that are as they should be
+	// weighCombine is given weights that are as they should be.
+	weighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error
+	copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error // arguments that are as they should be
 	combineBuffer() weft.Tensor
 	gradientBuffer() weft.Tensor
 	countWaits(dispatch, combine weft.Tensor) // of tensors that are as they should be

@@ -1,6 +1,7 @@
 package ep
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/weftgo/weft"
@@ -9,14 +10,28 @@ import (
 )
 
 func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, whatSend|whatReceive|h.weighted()); err != nil {
+	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weft.Tensor{}, whatSend|whatReceive|h.weighted()); err != nil {
+		return err
+	}
+	return h.finish(ctx, s)
+}
+
+// weighCombine has the kernel that sums read the weights where they are, unless it pulls.
+func (h *gpu) weighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
+	if h.tuning.pulls {
+		return cmp.Or(h.weigh(ctx, s, r, weights), h.combine(ctx, s, r, y, out, bias))
+	}
+	if err := whole(opCombine, "weights", weights); err != nil {
+		return err
+	}
+	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|whatReceive|h.weighted()); err != nil {
 		return err
 	}
 	return h.finish(ctx, s)
 }
 
 func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
-	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, whatSend|h.weighted()); err != nil {
+	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weft.Tensor{}, whatSend|h.weighted()); err != nil {
 		return nil, err
 	}
 	h.pending = opCombine
@@ -40,14 +55,18 @@ func (h *gpu) weighted() uint32 {
 	return 0
 }
 
-// enterCombine checks the arguments of a combine, or of a dispatch backward, and enqueues it.
-func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, what uint32) error {
+// enterCombine checks the arguments of a combine and enqueues it.
+func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights weft.Tensor, what uint32) error {
 	stream, err := h.enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
 	if err := h.checkCombineOperands(op, r, y, out, bias); err != nil {
 		return err
+	}
+	if !weights.IsZero() {
+		h.combineArg.weights = addressOf(weights)
+		defer func() { h.combineArg.weights = 0 }()
 	}
 	return h.startCombine(device.CallCombine, stream, r, y, out, bias, scalars{}, what)
 }

@@ -82,6 +82,7 @@ type combineArgs struct {
 	y, out                         uint64
 	bias                           [2]uint64
 	filled, credits                uint64
+	weights                        uint64
 }
 
 // describeArgs are the arguments of a description: the Describe of kernels/describe.cuh.

@@ -1,6 +1,7 @@
 package ep_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -190,4 +191,81 @@ func TestWeightsAfterMaskOnGPUs(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestWeighCombineOnGPUs: sums by weights that come with the combine are those of a dispatch that brought them, and so are those of the combine after it.
+func TestWeighCombineOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		for _, way := range []struct {
+			name  string
+			ranks int
+			spec  ep.Spec
+			n     int
+		}{{"slots", 2, exactRows, 9}, {"many", 2, largeExactRows(), 40}, {"three ranks", 3, exactRows, 3}, {"pulled", 2, packedRows, 9}, {"nobody", 2, exactRows, 0}} {
+			t.Run(way.name, func(t *testing.T) {
+				if !m.holds(way.ranks) {
+					t.Skip("ranks would share a GPU")
+				}
+				s := sized(way.spec, way.ranks)
+				if s.Sum != ep.Weighted || s.Reduction != ep.Exact {
+					t.Fatalf("%+v has no weights at home", s)
+				}
+				b := evenly(s, way.ranks, 1, min(way.n, s.MaxTokens)).Batch()
+				members(t, m, way.ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					round, err := b.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					topk, weights, in, out := round.Operands()
+					sum := func(by weft.Tensor, combine func(got *ep.Received) error) ([]byte, error) {
+						got, err := r.handle.PrepareDispatch(ctx, r.stream, topk, by, in)
+						if err != nil {
+							return nil, err
+						}
+						defer got.Release()
+						defer got.Routing.Release()
+						var raw []byte
+						for range 2 { // once by what is given, and once by what the routing has then
+							if err := errors.Join(combine(got), r.e.Sync(r.Comm), r.Wait(ctx, r.stream)); err != nil {
+								return nil, err
+							}
+							part := make([]byte, out.Bytes())
+							if len(part) > 0 {
+								if err := r.e.Download(r.Comm, part, out.Data); err != nil {
+									return nil, err
+								}
+								if err := r.e.Upload(r.Comm, out.Data, make([]byte, len(part))); err != nil {
+									return nil, err
+								}
+							}
+							raw = append(raw, part...)
+							combine = func(got *ep.Received) error { return r.handle.Combine(ctx, r.stream, got.Routing, got.Data, out) }
+						}
+						return raw, nil
+					}
+					want, err := sum(weights, func(got *ep.Received) error { return r.handle.Combine(ctx, r.stream, got.Routing, got.Data, out) })
+					if err != nil {
+						return err
+					}
+					have, err := sum(weft.Tensor{}, func(got *ep.Received) error {
+						return r.handle.WeighCombine(ctx, r.stream, got.Routing, weights, got.Data, out)
+					})
+					if err != nil {
+						return err
+					}
+					if !bytes.Equal(have, want) || bytes.Equal(have, make([]byte, len(have))) && len(have) > 0 {
+						return errors.New("other sums than by the weights of the dispatch")
+					}
+					return round.Free()
+				})
+			})
+		}
+	})
+}
+
+// largeExactRows are of more tokens than have blocks of their own.
+func largeExactRows() ep.Spec {
+	s := exactRows
+	s.MaxTokens = 40
+	return s
 }

@@ -21,6 +21,13 @@ func (h *host) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out w
 	return c.receive(ctx)
 }
 
+func (h *host) weighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
+	if err := h.weigh(ctx, s, r, weights); err != nil {
+		return err
+	}
+	return h.combine(ctx, s, r, y, out, bias)
+}
+
 func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
 	if err := h.sendRowsHome(ctx, s, r, y, out, bias); err != nil {
 		return nil, err

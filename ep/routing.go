@@ -71,6 +71,33 @@ func (r *Routing) Release() {
 // it goes into the communicator's own, and Weigh returns when it is done.
 func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
 	const op = "weigh"
+	if err := h.checkWeigh(op, r, weights); err != nil {
+		return err
+	}
+	if err := h.engine.weigh(ctx, s, r, weights); err != nil {
+		return err
+	}
+	r.weighted = weightedAtHome
+	return nil
+}
+
+// WeighCombine is [Handle.Weigh] and [Handle.Combine] in one: on GPUs in one kernel, unless rows are read by their homes (see [Handle.CombineBuffer]). The weights are
+// borrowed as the rows are.
+func (h *Handle) WeighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias ...weft.Tensor) error {
+	if err := h.checkWeigh(opCombine, r, weights); err != nil {
+		return err
+	}
+	before := r.weighted
+	r.weighted = weightedAtHome
+	err := h.engine.weighCombine(ctx, s, r, weights, y, out, h.keep(bias))
+	if err != nil && before < weightedAtHome {
+		r.weighted = before // it may have none
+	}
+	return err
+}
+
+// checkWeigh says what is wrong with other weights of a Routing.
+func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
 	if h.closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
@@ -80,14 +107,7 @@ func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights 
 	if h.spec.Sum != Weighted || h.spec.Reduction != Exact {
 		return weft.Unsupportedf("%s: this handle does not weight rows at home, but where the experts are or not at all; dispatch with the weights in Rows", op)
 	}
-	if err := checkTensor(op, "weights", weights, weft.Float32, r.tokens, h.spec.TopK); err != nil {
-		return err
-	}
-	if err := h.engine.weigh(ctx, s, r, weights); err != nil {
-		return err
-	}
-	r.weighted = weightedAtHome
-	return nil
+	return checkTensor(op, "weights", weights, weft.Float32, r.tokens, h.spec.TopK)
 }
 
 // checkWeighted refuses a Routing that has no weights where there must be some.

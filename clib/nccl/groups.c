@@ -3,15 +3,15 @@
 
 #include "internal.h"
 
-enum { DEFAULT_SMS = 16, COUNTING_SMS = 4, LEAST_SMS = 2 };
+enum { DEFAULT_SMS = 16, LEAST_SMS = 2 };
 
-/* Kernels of exchanges are resident beside each other: those that only count are to leave room. */
-static int32_t sms_of(const ncclEpGroupConfig_t *c, const nep_shape *shape) {
+static int32_t sms_of(const ncclEpGroupConfig_t *c) {
 	int32_t most = c->max_num_sms > 0 ? (int32_t)c->max_num_sms : DEFAULT_SMS;
-	most = most < LEAST_SMS ? LEAST_SMS : most;
-	bool counts = shape->hidden == 0 && shape->scale_bytes == 0;
-	return counts && most > COUNTING_SMS ? COUNTING_SMS : most;
+	return most < LEAST_SMS ? LEAST_SMS : most;
 }
+
+/* The operations of a group follow each other in stream order, as its contract has it. */
+enum { SERIES = 1 };
 
 /* What an exchange of a shape looks like to Weft. */
 static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
@@ -24,7 +24,7 @@ static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
 		.layout = WEFT_EXPERT_PACKED, .wire = WEFT_PER_RANK, .reduction = WEFT_EXACT, .weighting = WEFT_PLAIN, .payload = shape->payload,
 		.counts = eager ? WEFT_HOST_COUNTS : WEFT_DEVICE_COUNTS,
 		.overflow = drop ? WEFT_OVERFLOW_DROP : WEFT_OVERFLOW_REFUSE,
-		.sms = sms_of(c, shape),
+		.sms = sms_of(c), .series = SERIES,
 		.row_bytes = shape->row_bytes, .scale_bytes = shape->scale_bytes,
 		.capacity = shape->unbounded ? 0 : c->max_recv_tokens_per_rank, .alignment = shape->alignment,
 		.live = 1, /* what arrives is copied at once */

@@ -29,7 +29,7 @@ struct Combine {
 	u32 free;	 // the blocks of received rows that no one reads here any more, once this operation has begun
 	u32 first; // the lane's first count
 	u32 call;
-	const Pair *routed;	  // [capacity][top-k]: this rank's selections
+	Pair *routed;		  // [capacity][top-k]: this rank's selections
 	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
 	const int *sent;	  // [ranks]: how many those are
 	const char *y;
@@ -37,6 +37,7 @@ struct Combine {
 	const char *bias[2];
 	u64 *filled;  // 3 turns x [capacity]: the slots of the token that were filled; and behind them, for each turn, how many tokens there were
 	u32 *credits; // [ranks]: the blocks that the rank had free in the last operation
+	const float *weights; // exact: [tokens][top-k]: what this rank's selections weigh from now on; or none
 };
 
 static_assert(sizeof(Combine) == WEFT_COMBINE_BYTES, "the host has another idea of the arguments");
@@ -184,6 +185,7 @@ __device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 
 	h.routed = h.own = {0, 0};
 	if (lane < a.shape.topk) {
 		h.routed = a.routed[(u64)t * a.shape.topk + lane];
+		if (EXACT && a.weights != nullptr) h.routed.weight = bits(a.weights[(u64)t * a.shape.topk + lane]);
 		h.own = a.landings[(u64)slot * a.shape.topk + lane];
 	}
 	if (!BY_EXPERT) h.v = row_at(a, slot, at, at < a.row_bytes);
@@ -257,6 +259,7 @@ __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait
 	if (w.over) return;
 	if (here) store16(a.out + (u64)t * a.row_bytes + at, sum.round());
 	if (VALUE && pc == 0 && lane == 0) a.filled[b.turn * a.shape.capacity + t] = slots;
+	if (EXACT && a.weights != nullptr && pc == 0 && lane < a.shape.topk) a.routed[(u64)t * a.shape.topk + lane].weight = h.routed.weight;
 }
 
 // refill makes the slots of a token, of the turn before, ready for the next but one.

@@ -265,7 +265,7 @@ class Buffer:
         if return_recv_hook:  # both halves in the current stream, and nothing runs between
             rows, scales, counts, handle, receive = self._low_latency.send(*arguments)
             return _pair(rows, scales), counts, handle, EventOverlap(), receive
-        (rows, scales, counts, handle), event = self._low_latency.stream.run(self._low_latency.dispatch, x, async_finish, *arguments)
+        (rows, scales, counts, handle), event = self._stream.run_soon(self._low_latency.dispatch, x, async_finish, *arguments)
         return _pair(rows, scales), counts, handle, event, None
 
     def low_latency_combine(
@@ -303,7 +303,7 @@ class Buffer:
         arguments = rows, topk_idx, topk_weights, sent, out, combine_wait_recv_cost_stats, return_recv_hook
         if return_recv_hook:
             return out, EventOverlap(), self._low_latency.combine(*arguments)
-        _, event = self._low_latency.stream.run(self._low_latency.combine, x, async_finish, *arguments)
+        _, event = self._stream.run_soon(self._low_latency.combine, x, async_finish, *arguments)
         return out, event, None
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:

@@ -300,7 +300,7 @@ class Buffer:
         if return_recv_hook:  # both halves in the current stream, and nothing runs between
             rows, scales, counts, handle, receive = self._low_latency.send(x, topk_idx, kind, None, None, given)
             return *_arrived(rows, scales, counts, handle, given), None, receive
-        result, end = self._low_latency.stream.run(self._dispatch, x, async_finish, x, topk_idx, kind, given)
+        result, end = self._stream.run_soon(self._dispatch, x, async_finish, x, topk_idx, kind, given)
         return *result, end.event, None
 
     def _dispatch(self, x: Tensor, topk: Tensor, kind: Kind, given: Given) -> tuple[Any, ...]:
@@ -353,7 +353,7 @@ class Buffer:
         combining = rows, topk_idx, topk_weights, sent, out, None, return_recv_hook
         if return_recv_hook:
             return out, None, self._low_latency.combine(*combining)
-        _, end = self._low_latency.stream.run(self._low_latency.combine, x, async_finish, *combining)
+        _, end = self._stream.run_soon(self._low_latency.combine, x, async_finish, *combining)
         return out, end.event, None
 
     def get_next_low_latency_combine_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> Tensor:

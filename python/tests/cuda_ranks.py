@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import faulthandler
 import gc
 import importlib.util
 import json
@@ -819,14 +820,82 @@ def cost():
     return figures
 
 
+def graph_time(exchange, calls=20, replays=7):
+    """Microseconds of an exchange in a graph of so many, of the slowest rank, and the last's result: the median of replays that all ranks begin together."""
+    side = torch.cuda.Stream(DEVICE)
+    side.wait_stream(torch.cuda.current_stream(DEVICE))
+    with torch.cuda.stream(side):
+        exchange()
+    torch.cuda.synchronize(DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            kept = exchange()
+    times = []
+    for _ in range(replays + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(DEVICE)
+        meet()
+        graph.replay()  # so that the next one begins on all ranks at once
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize(DEVICE)
+        times.append(start.elapsed_time(end) * 1e3 / calls)
+    slowest = torch.tensor(times[2:])
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return median(slowest.tolist()), kept
+
+
+def graph_cost():
+    """What exchanges through deep_ep take in graphs, beside "weft bench ep" of the same shapes; figures only, which mean nothing where ranks share a GPU."""
+    if RANKS > GPUS:
+        raise NotHereError("ranks share a GPU")
+    if EXPERTS % RANKS:
+        raise NotHereError(f"{EXPERTS} experts are not for {RANKS} ranks")
+    figures = {}
+    b = buffer(low_latency_mode=True)
+    g = torch.Generator().manual_seed(RANK)
+    for tokens in (1, 8, TOKENS):
+        x = torch.randn(tokens, HIDDEN, generator=g).to(torch.bfloat16).to(DEVICE)
+        ids = torch.stack([torch.randperm(EXPERTS, generator=g)[:TOPK] for _ in range(tokens)]).to(DEVICE)
+        weights = torch.rand(tokens, TOPK, generator=g).to(DEVICE)
+        for fp8 in (False, True):
+
+            def dispatch(x=x, ids=ids, fp8=fp8, tokens=tokens):
+                return b.low_latency_dispatch(x, ids, tokens, EXPERTS, use_fp8=fp8)
+
+            figures[f"low_latency_dispatch, {tokens} tokens{', fp8' if fp8 else ''}"], sent = graph_time(dispatch)
+            if fp8:
+                continue
+            rows, _, made, *_ = dispatch()
+            out = torch.empty_like(x)
+            figures[f"low_latency_combine, {tokens} tokens"], _ = graph_time(lambda: b.low_latency_combine(rows, ids, weights, made, out=out))  # noqa: B023
+            want = x.float() * weights.sum(1, keepdim=True)
+            torch.testing.assert_close(out.float(), want, rtol=0.01, atol=0.05)
+            del rows, made
+        del sent
+    tokens = 4096
+    x = torch.randn(tokens, HIDDEN, generator=g).to(torch.bfloat16).to(DEVICE)
+    ids = torch.rand(tokens, EXPERTS, generator=g).topk(TOPK).indices.to(DEVICE)
+    layout = b.get_dispatch_layout(ids, EXPERTS)
+    rows, _, _, _, made, _ = b.dispatch(x, None, layout[0], None, layout[3], layout[2], ids, torch.ones(tokens, TOPK, device=DEVICE))
+    figures["dispatch by a handle, 4096 tokens"], _ = graph_time(lambda: b.dispatch(x, handle=made))
+    figures["combine, 4096 tokens"], _ = graph_time(lambda: b.combine(rows, made))
+    b.destroy()
+    return {name: round(us, 2) for name, us in figures.items()}
+
+
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled, streams, operands, libraries, windows,
-    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_low_latency, deep_ep_captured, cost, compiled_by_inductor,
+    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_low_latency, deep_ep_captured, cost, graph_cost, compiled_by_inductor,
 )  # fmt: skip
 
 
 def main(names):
     global meetings
+    if seconds := os.environ.get("WEFT_TRACE_SECONDS"):
+        faulthandler.dump_traceback_later(float(seconds), repeat=True)  # where it hangs, then
     meetings = Meetings()
     torch.cuda.set_device(GPU)
     # What DeepEP's buffers are made from.

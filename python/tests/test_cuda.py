@@ -35,7 +35,7 @@ if GPUS == 0:
 
 RANKS = sorted({1, 2, min(4, GPUS)})
 CHECKS = (HERE / "cuda_ranks.py").read_text().partition("\nCHECKS = (")[2].partition(")")[0].replace(",", " ").split()
-SECONDS = float(os.environ.get("WEFT_PART_SECONDS", "600"))
+SECONDS = 0.4 * float(os.environ.get("WEFT_PART_SECONDS", "600"))  # of a start, so that what hangs is told before all of this is ended
 
 
 def start(ranks, *names):
@@ -44,6 +44,7 @@ def start(ranks, *names):
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     common = alone() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    common["WEFT_TRACE_SECONDS"] = str(SECONDS - 10)
     # What they say goes to files: PyTorch's compiler starts processes that outlive them, and a pipe ends with the last of those.
     said = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # noqa: SIM115 # they are closed below
     started = [

@@ -177,6 +177,13 @@ def test_operators(comm):
     torch.library.opcheck(torch.ops.weft.combine.default, (rows, weights, routing, number), test_utils=(*checks, "test_aot_dispatch_static"))
 
 
+def test_numbers(comm):
+    """Compiled code is kept for processes to come, by the numbers in it: what stands for a handle must not stand for another kind of one there."""
+    kinds = [h.number >> 31 for h in (handle(comm), handle(comm), handle(comm, layout="token_major"))]
+    assert kinds[0] == kinds[1] != kinds[2]
+    assert handle(comm).number != handle(comm).number
+
+
 @pytest.mark.parametrize("layout", ["expert_major", "token_major"])
 def test_compile(threads, layout):
     """A compiled layer is one graph, and gives what it gives uncompiled, forwards and backwards."""

@@ -92,13 +92,20 @@ class Current:
 
 
 class CommStream:
-    """Where the exchanges of a buffer are enqueued: on a GPU in a stream of their own, beside which others compute."""
+    """Where the exchanges of a buffer are enqueued: on a GPU in a stream of their own, beside which others compute, or in the current one.
+
+    They share multiprocessors, so one comes after another wherever they are. What is captured knows nothing of what was before: to order graphs is their caller's.
+    """
 
     def __init__(self) -> None:
         self._stream: Any = None
         self._current = Current()
         self._events: list[Any] = []  # that nobody waits for any more, to be recorded again
         self._shown: list[Any] = []
+        # The number of the last exchange's stream, its end, and the events that say so again and again: in the stream of exchanges, and in a current one.
+        self._last: int | None = None
+        self._end: Any = None
+        self._marks: tuple[Any, Any] | None = None
 
     def stream(self) -> Any:
         """The stream; on the host PyTorch's only one."""
@@ -120,13 +127,15 @@ class CommStream:
         if torch.cuda.current_device() != device:
             with torch.cuda.device(device):
                 return self.run(exchange, like, before, later, *arguments)
-        own = self.stream()
-        current, _ = self._current.stream(device)
+        own, (current, _) = self.stream(), self._current.stream(device)
         event = before.event if isinstance(before, EventOverlap) else before
         if event is None or event._event is None or self._any_gone():
             self._order(own, current)
         else:
             own.wait_event(event._event)
+        capturing = torch.cuda.is_current_stream_capturing()
+        if not capturing:
+            self._follow(own, own.cuda_stream)
         torch.cuda.set_stream(own)  # as torch.cuda.stream does, which takes ten times as long to find out which device is meant
         try:
             for t in _tensors(arguments):
@@ -134,12 +143,51 @@ class CommStream:
             result = exchange(*arguments)
         finally:
             torch.cuda.set_stream(current)
+            end = torch.cuda.Event() if later or capturing else self._mark(0)
+            end.record(own)
+            if not capturing:
+                self._last, self._end = own.cuda_stream, end
         for t in _tensors(result):
             t.record_stream(current)
         if later:
-            return result, EventOverlap(EventHandle.of(own.record_event()))
-        self._order(current, own)
+            return result, EventOverlap(EventHandle.of(end))
+        current.wait_event(end)
         return result, EventOverlap()
+
+    def run_soon(self, exchange: Callable[..., Any], like: torch.Tensor, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
+        """:meth:`run` of a short exchange. If the current stream is to wait for it, it is enqueued there: the way to another and back takes longer."""
+        if later or not like.is_cuda or torch.cuda.is_current_stream_capturing():
+            return self.run(exchange, like, None, later, *arguments)
+        return self._run_here(exchange, like.get_device(), *arguments), EventOverlap()
+
+    def run_half(self, exchange: Callable[..., Any], like: torch.Tensor, *arguments: Any) -> Any:
+        """Makes half of an exchange, in the current stream."""
+        if not like.is_cuda or torch.cuda.is_current_stream_capturing():
+            return exchange(*arguments)
+        return self._run_here(exchange, like.get_device(), *arguments)
+
+    def _run_here(self, exchange: Callable[..., Any], device: int, *arguments: Any) -> Any:
+        if torch.cuda.current_device() != device:
+            with torch.cuda.device(device):
+                return self._run_here(exchange, device, *arguments)
+        current, number = self._current.stream(device)
+        self._follow(current, number)
+        try:
+            return exchange(*arguments)
+        finally:
+            end = self._mark(1)
+            end.record(current)
+            self._last, self._end = number, end
+
+    def _follow(self, stream: Any, number: int) -> None:
+        """Has a stream wait for the last exchange, if it was in another."""
+        if self._end is not None and self._last != number:
+            stream.wait_event(self._end)
+
+    def _mark(self, which: int) -> Any:
+        if self._marks is None:
+            self._marks = torch.cuda.Event(), torch.cuda.Event()
+        return self._marks[which]
 
     def _order(self, after: Any, before: Any) -> None:
         """Has a stream wait for what is enqueued in another now."""
@@ -155,69 +203,11 @@ class CommStream:
         return gone
 
 
-class CurrentStream:
-    """Where low-latency exchanges are enqueued: in the current stream, which would wait for another one anyway, and to go there and back takes longer than they do.
-
-    They come one after another, whatever stream is the current one.
-    """
-
-    def __init__(self, own: CommStream) -> None:
-        self._own = own
-        self._current = Current()
-        # The number of the last exchange's stream, and its end; the event that is recorded again and again.
-        self._last: int | None = None
-        self._end = self._mark = None
-
-    def run(self, exchange: Callable[..., Any], like: torch.Tensor, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
-        """Makes an exchange of tensors of a device, and returns its result and its end. One whose end comes ``later`` is enqueued in the stream of all others.
-
-        So is one that is captured: no event of before a capture may come before it, and none of its own after.
-        """
-        if not like.is_cuda:
-            return exchange(*arguments), EventOverlap(_HAPPENED if later else None)
-        device = like.get_device()
-        if torch.cuda.current_device() != device:
-            with torch.cuda.device(device):
-                return self.run(exchange, like, later, *arguments)
-        if torch.cuda.is_current_stream_capturing():
-            return self._own.run(exchange, like, None, later, *arguments)
-        if not later:
-            return self._here(exchange, device, *arguments), EventOverlap()
-        own = self._own.stream()
-        if self._end is not None and self._last != own.cuda_stream:
-            own.wait_event(self._end)
-        result, event = self._own.run(exchange, like, None, True, *arguments)
-        self._last, self._end = own.cuda_stream, event.event._event  # type: ignore[union-attr]
-        return result, event
-
-    def run_half(self, exchange: Callable[..., Any], like: torch.Tensor, *arguments: Any) -> Any:
-        """Makes half of an exchange, in the current stream in captures too."""
-        if not like.is_cuda or torch.cuda.is_current_stream_capturing():
-            return exchange(*arguments)
-        device = like.get_device()
-        if torch.cuda.current_device() != device:
-            with torch.cuda.device(device):
-                return self._here(exchange, device, *arguments)
-        return self._here(exchange, device, *arguments)
-
-    def _here(self, exchange: Callable[..., Any], device: int, *arguments: Any) -> Any:
-        current, number = self._current.stream(device)
-        if self._end is not None and self._last != number:
-            current.wait_event(self._end)
-        try:
-            return exchange(*arguments)
-        finally:
-            if self._mark is None:
-                self._mark = torch.cuda.Event()
-            self._mark.record(current)
-            self._last, self._end = number, self._mark
-
-
 def _tensors(of: Any) -> Iterator[torch.Tensor]:
     if isinstance(of, torch.Tensor):
         if of.is_cuda:
             yield of
-    elif type(of) in (tuple, list):
+    elif type(of) is tuple:  # lists are of numbers
         for part in of:
             yield from _tensors(part)
     elif hasattr(of, "tensors"):

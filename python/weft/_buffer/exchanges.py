@@ -21,11 +21,8 @@ _MOST_TOPK = 32
 
 _FEW_SMS = 2  # enough for what has a row
 
-# Of whom exchanges take turns: those in the buffer's own stream, and those of low latency. Handles of one series share multiprocessors, so there may be any number.
-OWN_SERIES, LOW_LATENCY_SERIES = 1, 2
-
-# Multiprocessors that low-latency exchanges leave to the others, which ask for 20 unless they are told otherwise, and to other buffers.
-_LEFT = 28
+# Of all handles of a buffer, whose exchanges follow each other: they share multiprocessors, so there may be any number.
+_SERIES = 1
 
 # Batches that the library has memory for at once. On the host it is address space until it is used.
 _LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
@@ -43,7 +40,9 @@ class Exchanges:
         self.stream = CommStream()
         self._handles: dict[Any, ep.Handle] = {}
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
+        self._captured: set[ep.Handle] = set()  # those of which there are graphs
         self._group: weft.Group | None = None
+        self._everywhere: torch.Tensor | None = None  # every rank
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         self._counters: dict[int, ep.Counter] = {}
 
@@ -54,7 +53,7 @@ class Exchanges:
             spec.setdefault("live", _LIVE_ON_GPU if self.on_gpu else _LIVE_ON_HOST)
             if self.on_gpu:
                 spec["counts"] = ep.Counts.device
-                spec.setdefault("series", OWN_SERIES)
+                spec["series"] = _SERIES
             found = self._handles[key] = ep.Handle(self.comm, **spec)
         return found
 
@@ -64,10 +63,8 @@ class Exchanges:
 
     @functools.cached_property
     def most_sms(self) -> int:
-        """Multiprocessors for low-latency exchanges; 0 leaves it to the library."""
-        if not self.on_gpu or not torch.cuda.is_available():
-            return 0
-        return max(1, torch.cuda.get_device_properties(where(self.comm)).multi_processor_count - _LEFT)
+        """Multiprocessors that low-latency exchanges may fill: all that other buffers have left. 0 leaves it to the library."""
+        return torch.cuda.get_device_properties(where(self.comm)).multi_processor_count if self.on_gpu and torch.cuda.is_available() else 0
 
     def layout(self, topk: torch.Tensor, experts: int) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
         """Counts where tokens go, where their selections are: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
@@ -101,7 +98,7 @@ class Exchanges:
         """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as long as he wants. Collective.
 
         Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies. On a GPU they are of the
-        capacity, or of the rows that are known to come.
+        capacity, or of the rows that are known to come, and what is captured shows the memory, too, but nothing after that.
         """
         if self.on_gpu:
             got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
@@ -131,9 +128,13 @@ class Exchanges:
         return copies
 
     def _may_show(self, handle: ep.Handle, rows: torch.Tensor) -> bool:
-        # One batch must be left for the next exchange. Of what a graph does in its memory replays know nothing.
+        if rows.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._captured.add(handle)
+        elif handle in self._captured:
+            return False  # replays write where captured exchanges have, whatever is shown there by then
+        # One batch must be left for the next exchange.
         shown = self._shown[handle] = [s for s in self._shown.get(handle, ()) if s() is not None]
-        return len(shown) < handle.spec.live - 1 and not (rows.is_cuda and torch.cuda.is_current_stream_capturing())
+        return len(shown) < handle.spec.live - 1
 
     # What ranks tell each other.
 
@@ -152,8 +153,7 @@ class Exchanges:
         if self.ranks > _MOST_TOPK:
             raise weft.UnsupportedError(f"{self.ranks} ranks on GPUs, want at most {_MOST_TOPK}: use groups of fewer ranks")
         n = mine.shape[0]
-        row = torch.zeros((1, -(-n // 4) * 4), dtype=torch.int32, device=mine.device)
-        row[0, :n] = mine
+        row = torch.nn.functional.pad(mine, (0, -n % 4)).unsqueeze(0)
         h = self.handle(
             ("all", row.shape[1]),
             experts=self.ranks,
@@ -165,7 +165,11 @@ class Exchanges:
             row_bytes=row.shape[1] * 4,
             sms=_FEW_SMS,
         )
-        everywhere = torch.arange(self.ranks, device=mine.device).unsqueeze(0)
+        everywhere = self._everywhere
+        if everywhere is None:
+            everywhere = torch.arange(self.ranks, device=mine.device).unsqueeze(0)
+            if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():  # what is captured is filled by replays
+                self._everywhere = everywhere
         with h.dispatch(row.view(torch.uint8), everywhere) as got:
             return got.rows.view(torch.int32)[:, :n].clone()
 

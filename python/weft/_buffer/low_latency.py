@@ -13,8 +13,7 @@ from torch import Tensor
 from weft import ep
 
 from .errors import ContractError, require
-from .events import CurrentStream
-from .exchanges import LOW_LATENCY_SERIES, Exchanges, Kept, where
+from .exchanges import Exchanges, Kept, where
 from .lazy import Lazy
 
 # Batches of rows that the library has memory for: two that the caller may keep, and the next.
@@ -120,7 +119,7 @@ class LowLatency:
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges, self._comm = exchanges, exchanges.comm
-        self.stream = CurrentStream(exchanges.stream)
+        self._stream = exchanges.stream
         self._next: dict[tuple[int, ...], Tensor] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
         self._mask: set[int] = set()
@@ -143,7 +142,6 @@ class LowLatency:
             scale_order=ep.ScaleOrder.column_major if fp8 else ep.ScaleOrder.row_major,
             live=_LIVE,
             sms=self._exchanges.most_sms,
-            series=LOW_LATENCY_SERIES,
         )
 
     # Masks. DeepEP's are each rank's own; here the ranks that go on agree, when they next meet.
@@ -202,10 +200,10 @@ class LowLatency:
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
         """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
         into, sent = _results(given, kind, self._comm.ranks, x.device), Sent(kind, Selections(topk))
-        pending = self.stream.run_half(self._begin(kind, waits).send_dispatch, x, x, topk)
+        pending = self._stream.run_half(self._begin(kind, waits).send_dispatch, x, x, topk)
 
         def receive() -> None:
-            self.stream.run_half(lambda: self._fill(into, sent, pending.receive(), stats), x)
+            self._stream.run_half(lambda: self._fill(into, sent, pending.receive(), stats), x)
 
         return into.rows, into.scales, into.counts, into.handle(sent, self._comm.ranks), receive
 
@@ -238,10 +236,10 @@ class LowLatency:
         if not later:
             h.combine(x, sent.routing, weights=weights, out=out)
             return None
-        pending = self.stream.run_half(lambda: h.send_combine(x, sent.routing, weights=weights, out=out), x)
+        pending = self._stream.run_half(lambda: h.send_combine(x, sent.routing, weights=weights, out=out), x)
 
         def receive() -> None:
-            self.stream.run_half(pending.wait, x)
+            self._stream.run_half(pending.wait, x)
 
         return receive
 

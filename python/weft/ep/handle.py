@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +84,9 @@ class Handle(Resource):
         fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
         self._fixed_rows = self.capacity if fixed else None
         self._descriptions: dict[Any, Frames[DescriptionFrame]] = {}
-        self.number: int = next(_numbers)
+        # Compilers keep what they have made for a number, also for processes to come, where it must not stand for another kind of handle.
+        kind = zlib.crc32(f"{spec} of {self.capacity} rows from {comm.ranks} ranks".encode())
+        self.number: int = kind << 31 | next(_numbers)
         """What stands for the handle where only numbers can."""
         NUMBERED[self.number] = self
 

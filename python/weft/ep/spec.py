@@ -184,7 +184,8 @@ class Spec:
     """GPU: None is Weft's choice."""
     combine_tuning: KernelTuning | None = None
     series: int = 0
-    """GPU: a number that handles of a communicator share whose operations take turns: on every rank they follow each other in stream order, and in the same order.
+    """GPU: a number that handles of a communicator share whose operations take turns: they follow each other in stream order, alike on every rank.
+
     They fill the same multiprocessors, so any number of them has room where one has. 0: a handle that has its own."""
 
     def __post_init__(self) -> None:
