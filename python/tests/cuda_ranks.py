@@ -820,7 +820,7 @@ def cost():
     return figures
 
 
-def graph_time(exchange, calls=20, replays=7):
+def graph_time(exchange, calls=100, replays=7):
     """Microseconds of an exchange in a graph of so many, of the slowest rank, and the last's result: the median of replays that all ranks begin together."""
     side = torch.cuda.Stream(DEVICE)
     side.wait_stream(torch.cuda.current_stream(DEVICE))
@@ -830,6 +830,7 @@ def graph_time(exchange, calls=20, replays=7):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
+            kept = None  # it shows memory that the next exchange is to have
             kept = exchange()
     times = []
     for _ in range(replays + 2):
@@ -880,8 +881,11 @@ def graph_cost():
     ids = torch.rand(tokens, EXPERTS, generator=g).topk(TOPK).indices.to(DEVICE)
     layout = b.get_dispatch_layout(ids, EXPERTS)
     rows, _, _, _, made, _ = b.dispatch(x, None, layout[0], None, layout[3], layout[2], ids, torch.ones(tokens, TOPK, device=DEVICE))
-    figures["dispatch by a handle, 4096 tokens"], _ = graph_time(lambda: b.dispatch(x, handle=made))
-    figures["combine, 4096 tokens"], _ = graph_time(lambda: b.combine(rows, made))
+    y = rows.clone()
+    del rows  # they show memory that there is for one batch, beside the next
+    figures["dispatch by a handle, 4096 tokens"], (rows, *_) = graph_time(lambda: b.dispatch(x, handle=made))
+    figures["combine of what was received, 4096 tokens"], _ = graph_time(lambda: b.combine(rows, made))
+    figures["combine of another tensor, 4096 tokens"], _ = graph_time(lambda: b.combine(y, made))
     b.destroy()
     return {name: round(us, 2) for name, us in figures.items()}
 

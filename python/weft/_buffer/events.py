@@ -94,7 +94,7 @@ class Current:
 class CommStream:
     """Where the exchanges of a buffer are enqueued: on a GPU in a stream of their own, beside which others compute, or in the current one.
 
-    They share multiprocessors, so one comes after another wherever they are. What is captured knows nothing of what was before: to order graphs is their caller's.
+    They share multiprocessors, so one comes after another wherever they are. What is captured knows nothing of what was before: its caller orders graphs.
     """
 
     def __init__(self) -> None:
@@ -106,6 +106,7 @@ class CommStream:
         self._last: int | None = None
         self._end: Any = None
         self._marks: tuple[Any, Any] | None = None
+        self._captured: Any = None  # the stream of the last exchange that was captured
 
     def stream(self) -> Any:
         """The stream; on the host PyTorch's only one."""
@@ -134,7 +135,9 @@ class CommStream:
         else:
             own.wait_event(event._event)
         capturing = torch.cuda.is_current_stream_capturing()
-        if not capturing:
+        if capturing:
+            self._follow_captured(own)
+        else:
             self._follow(own, own.cuda_stream)
         torch.cuda.set_stream(own)  # as torch.cuda.stream does, which takes ten times as long to find out which device is meant
         try:
@@ -156,21 +159,22 @@ class CommStream:
 
     def run_soon(self, exchange: Callable[..., Any], like: torch.Tensor, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
         """:meth:`run` of a short exchange. If the current stream is to wait for it, it is enqueued there: the way to another and back takes longer."""
-        if later or not like.is_cuda or torch.cuda.is_current_stream_capturing():
+        if later or not like.is_cuda:
             return self.run(exchange, like, None, later, *arguments)
         return self._run_here(exchange, like.get_device(), *arguments), EventOverlap()
 
     def run_half(self, exchange: Callable[..., Any], like: torch.Tensor, *arguments: Any) -> Any:
         """Makes half of an exchange, in the current stream."""
-        if not like.is_cuda or torch.cuda.is_current_stream_capturing():
-            return exchange(*arguments)
-        return self._run_here(exchange, like.get_device(), *arguments)
+        return self._run_here(exchange, like.get_device(), *arguments) if like.is_cuda else exchange(*arguments)
 
     def _run_here(self, exchange: Callable[..., Any], device: int, *arguments: Any) -> Any:
         if torch.cuda.current_device() != device:
             with torch.cuda.device(device):
                 return self._run_here(exchange, device, *arguments)
         current, number = self._current.stream(device)
+        if torch.cuda.is_current_stream_capturing():
+            self._follow_captured(current)
+            return exchange(*arguments)
         self._follow(current, number)
         try:
             return exchange(*arguments)
@@ -178,6 +182,16 @@ class CommStream:
             end = self._mark(1)
             end.record(current)
             self._last, self._end = number, end
+
+    def _follow_captured(self, stream: Any) -> None:
+        """Has a stream that captures wait for the last exchange of the same capture."""
+        last, self._captured = self._captured, stream
+        if last is None or last.cuda_stream == stream.cuda_stream:
+            return
+        with torch.cuda.stream(last):
+            captures = torch.cuda.is_current_stream_capturing()
+        if captures:
+            stream.wait_stream(last)
 
     def _follow(self, stream: Any, number: int) -> None:
         """Has a stream wait for the last exchange, if it was in another."""
