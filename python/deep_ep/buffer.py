@@ -35,6 +35,8 @@ class Buffer:
     """
 
     num_sms: int = 20
+    low_latency_sms: int = 0
+    """How many multiprocessors low-latency exchanges may fill, of buffers that are made from now on; 0: all that others have left. DeepEP has no such number."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Buffer:
         self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency, explicitly_destroy, enable_shrink
         self._exchanges = Exchanges(comm)
         self._stream = self._exchanges.stream
-        self._normal, self._low_latency = Normal(self._exchanges), LowLatency(self._exchanges)
+        self._normal, self._low_latency = Normal(self._exchanges), LowLatency(self._exchanges, self.low_latency_sms)
         self._local: Tensor | None = None
         self.runtime = Runtime(self)
         # Closing waits for nobody; what the collector closes peers have no more use of.

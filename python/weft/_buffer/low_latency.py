@@ -117,8 +117,9 @@ class Results(NamedTuple):
 class LowLatency:
     """The low-latency exchanges of a buffer."""
 
-    def __init__(self, exchanges: Exchanges) -> None:
-        self._exchanges, self._comm = exchanges, exchanges.comm
+    def __init__(self, exchanges: Exchanges, sms: int = 0) -> None:
+        """``sms``: multiprocessors that its kernels may fill, 0 for all that other buffers have left."""
+        self._exchanges, self._comm, self._sms = exchanges, exchanges.comm, sms
         self._stream = exchanges.stream
         self._next: dict[tuple[int, ...], Tensor] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
@@ -141,7 +142,7 @@ class LowLatency:
             power_of_two_scales=kind.powers_of_two and kind.payload == ep.Payload.fp8,
             scale_order=ep.ScaleOrder.column_major if fp8 else ep.ScaleOrder.row_major,
             live=_LIVE,
-            sms=self._exchanges.most_sms,
+            sms=self._sms if self._sms and self._exchanges.on_gpu else self._exchanges.most_sms,
         )
 
     # Masks. DeepEP's are each rank's own; here the ranks that go on agree, when they next meet.
