@@ -73,7 +73,7 @@ static void structs(weft_comm comm) {
 	newer.spec.size = sizeof newer;
 	OK(weft_ep_check(&newer.spec, WEFT_HOST, 2));
 	newer.more = 1;
-	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_UNSUPPORTED, "at byte 144, which this library does not know");
+	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_UNSUPPORTED, "at byte 152, which this library does not know");
 	newer.spec.size = (size_t)-1;
 	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_INVALID, "set it to sizeof");
 

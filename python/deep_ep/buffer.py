@@ -36,7 +36,7 @@ class Buffer:
 
     num_sms: int = 20
     low_latency_sms: int = 0
-    """How many multiprocessors low-latency exchanges may fill, of buffers that are made from now on; 0: all that others have left. DeepEP has no such number."""
+    """How many multiprocessors low-latency exchanges may fill, of buffers that are made from now on; 0: all that others have left. DeepEP has none."""
 
     def __init__(
         self,
