@@ -96,6 +96,21 @@ func (d *Device) Room(series, threads int) int {
 	return d.room(ledgers.held[d.ledger()], turns{d, series}, d.weight(threads))
 }
 
+// Held is how many blocks of so many threads can be reserved with a series, if that is not 0, because as many have been before.
+func (d *Device) Held(series, threads int) (blocks int) {
+	if series == 0 {
+		return 0
+	}
+	ledgers.Lock()
+	defer ledgers.Unlock()
+	for _, r := range ledgers.held[d.ledger()] {
+		if r.turns == (turns{d, series}) && r.threads == d.weight(threads) {
+			blocks = max(blocks, r.blocks)
+		}
+	}
+	return blocks
+}
+
 func (d *Device) ledger() ledgerKey { return ledgerKey{d.context.Device().Driver(), d.info.bus} }
 
 // weight is how many threads a block counts for: whole warps, and at least its share of the blocks that an SM can hold.
@@ -113,37 +128,53 @@ func (d *Device) room(held []*Reservation, of turns, weight int) int {
 	})
 }
 
-// fit says whether all these blocks find room in any order.
+// fit says whether all these blocks find room in any order, whichever of those that take turns run.
 func (d *Device) fit(all []*Reservation) bool {
 	for _, r := range all {
-		others := slices.DeleteFunc(slices.Clone(all), func(o *Reservation) bool { return o == r || !o.together(r) })
-		if !slices.ContainsFunc(others, func(o *Reservation) bool { return o.threads != r.threads }) {
-			if r.blocks+most(others, func(o *Reservation) int { return o.blocks }) > d.info.sms*(threadsPerSM/r.threads) {
-				return false
+		beside := map[any][]*Reservation{} // that run with it, one of each
+		for _, o := range all {
+			switch {
+			case o == r || !o.together(r):
+			case o.turns.number == 0:
+				beside[o] = []*Reservation{o}
+			default:
+				beside[o.turns] = append(beside[o.turns], o)
 			}
-			continue
 		}
-		enough := threadsPerSM - r.threads + 1 // to be in the block's way
-		// A block that is alone is in the way on one SM, and so are as many threads of those that are together.
-		way := func(blocks, threads int) int { return blocks * min(threads, enough) }
-		if (way(r.blocks-1, r.threads)+most(others, func(o *Reservation) int { return way(o.blocks, o.threads) }))/enough >= d.info.sms {
+		if !d.fitBeside(r, beside) {
 			return false
 		}
 	}
 	return true
 }
 
-// most is the greatest sum of what reservations have whose kernels may run at once.
-func most(all []*Reservation, of func(*Reservation) int) (sum int) {
-	greatest := map[turns]int{}
-	for _, r := range all {
-		switch n := of(r); {
-		case r.turns.number == 0:
-			sum += n
-		case n > greatest[r.turns]:
-			sum += n - greatest[r.turns]
-			greatest[r.turns] = n
+// fitBeside says whether the last block of a reservation to come finds room, whatever runs beside it.
+func (d *Device) fitBeside(r *Reservation, beside map[any][]*Reservation) bool {
+	enough := threadsPerSM - r.threads + 1 // threads that are in the block's way
+	// A block that is alone is in the way on one SM, and so are as many threads of those that are together.
+	way := func(o *Reservation, blocks int) int { return blocks * min(o.threads, enough) }
+	// Where all blocks are of one size their number counts, else what is in the way, of those choices in which at least one is of another size: there it is less by
+	// `less` than where each is the worst.
+	alike, blocks := true, r.blocks
+	worst, less := way(r, r.blocks-1), -1
+	for _, turns := range beside {
+		same, most, other := 0, 0, -1
+		for _, o := range turns {
+			w := way(o, o.blocks)
+			most = max(most, w)
+			if o.threads == r.threads {
+				same = max(same, o.blocks)
+			} else {
+				other = max(other, w)
+			}
+		}
+		alike, blocks, worst = alike && same > 0, blocks+same, worst+most
+		if other >= 0 && (less < 0 || most-other < less) {
+			less = most - other
 		}
 	}
-	return sum
+	if alike && blocks > d.info.sms*(threadsPerSM/r.threads) {
+		return false
+	}
+	return less < 0 || (worst-less)/enough < d.info.sms
 }

@@ -120,6 +120,22 @@ func TestSeriesOfSizes(t *testing.T) {
 	}
 }
 
+// TestSeriesOfSizesBeside: a small one of another size keeps nobody out who fits beside each of its series.
+func TestSeriesOfSizesBeside(t *testing.T) {
+	_, d := machine(t, cudatest.Config{Devices: 1, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 132}})
+	g := joinOn(t, d, []int{0})[0].Device()
+	for _, r := range []struct{ series, threads, blocks int }{{1, 512, 132}, {1, 256, 1}, {0, 512, 132}} {
+		reserved, err := g.Reserve(r.series, r.threads, r.blocks)
+		if err != nil {
+			t.Fatalf("%+v: %v", r, err)
+		}
+		t.Cleanup(reserved.Release)
+	}
+	if got := g.Room(0, 512); got != 0 {
+		t.Errorf("room for %d blocks where 264 are taken", got)
+	}
+}
+
 // TestReserveIsSafe places what fits the ledger block by block in any order, on any SM that has room: no block stands before SMs that are all too
 // full.
 func TestReserveIsSafe(t *testing.T) {

@@ -386,12 +386,12 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 		if err := result(unsafe.Pointer(later), "weft_work"); err != nil {
 			return err
 		}
-		if v.weights != nil {
-			if err := e.ep.Weigh(ctx, s, r, e.weights); err != nil {
-				return err
-			}
+		var w *weft.Work
+		if v.weights == nil {
+			w, err = e.ep.SendCombine(ctx, s, r, h.rows, h.out, bias...)
+		} else {
+			w, err = e.ep.SendWeighCombine(ctx, s, r, e.weights, h.rows, h.out, bias...)
 		}
-		w, err := e.ep.SendCombine(ctx, s, r, h.rows, h.out, bias...)
 		if err != nil {
 			return err
 		}

@@ -38,7 +38,7 @@ func (h *Handle) CombineBuffer() weft.Tensor {
 //
 // What is copied to a staging window, and partial sums, may have to wait for it: until every rank has received the operation that last used it.
 func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) (*weft.Work, error) {
-	return h.engine.sendCombine(ctx, s, r, y, out, h.keep(bias))
+	return h.engine.sendCombine(ctx, s, r, weft.Tensor{}, y, out, h.keep(bias))
 }
 
 // keep puts biases where the engine can be handed them without the caller's going to the heap. Too many are the engine's to refuse.
@@ -49,8 +49,8 @@ func (h *Handle) keep(bias []weft.Tensor) []weft.Tensor {
 	return h.biases[:copy(h.biases[:], bias)]
 }
 
-// checkCombine says what is wrong with the arguments of a combine, or of a dispatch backward.
-func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+// checkCombine says what is wrong with the arguments of a combine, which may bring weights, or of a dispatch backward.
+func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weighs bool) error {
 	s := &h.spec
 	if len(bias) > len(h.biases) {
 		return weft.Invalidf("%s: %d biases, want at most %d", op, len(bias), len(h.biases))
@@ -61,7 +61,7 @@ func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []
 	if err := r.check(h, op); err != nil {
 		return err
 	}
-	if op == opCombine {
+	if op == opCombine && !weighs {
 		if err := r.checkWeighted(h, op, weightedAtHome); err != nil {
 			return err
 		}

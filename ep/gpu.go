@@ -271,7 +271,11 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	} else {
 		room -= room / 4
 	}
-	room, alone, err := h.shareRoom(ctx, op, room, sms*slots)
+	held := h.device.Held(h.spec.Series, weight)
+	if h.spec.SMs > 0 {
+		held = min(held, h.spec.SMs*slots)
+	}
+	room, alone, err := h.shareRoom(ctx, op, room, held, sms*slots)
 	if err != nil {
 		return n, err
 	}
@@ -323,15 +327,16 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	return n, h.comm.AgreeOn(ctx, op, fmt.Sprintf("blocks %+v of %d and %d threads", n, t.dispatchThreads, t.combineThreads), err)
 }
 
-// shareRoom settles how much of the room that every rank has on its GPU each can take, where it is shared with the ranks that are there too, and whether that is the whole
-// GPU everywhere.
-func (h *gpu) shareRoom(ctx context.Context, op string, mine, whole int) (room int, alone bool, err error) {
+// shareRoom settles how much of the room that every rank has on its GPU each can take, where it is shared with the ranks that are there too, or that all have held for
+// handles of the Series, and whether that is the whole GPU everywhere.
+func (h *gpu) shareRoom(ctx context.Context, op string, mine, held, whole int) (room int, alone bool, err error) {
 	bus, err := h.device.Context().Device().PCIBusID()
 	if err := h.comm.AgreeOn(ctx, op, "", err); err != nil {
 		return 0, false, err
 	}
 	note := binary.LittleEndian.AppendUint32(nil, uint32(mine))
 	note = binary.LittleEndian.AppendUint32(note, uint32(whole))
+	note = binary.LittleEndian.AppendUint32(note, uint32(held))
 	notes, err := h.comm.Agree(ctx, op, append(note, bus...))
 	if err != nil {
 		return 0, false, err
@@ -339,12 +344,14 @@ func (h *gpu) shareRoom(ctx context.Context, op string, mine, whole int) (room i
 	notes = slices.DeleteFunc(notes, func(n []byte) bool { return n == nil }) // of ranks that are left out
 	here := map[string]int{}
 	for _, n := range notes {
-		here[string(n[8:])]++
+		here[string(n[12:])]++
 	}
 	room = mine
 	for _, n := range notes {
-		room = min(room, int(binary.LittleEndian.Uint32(n))/here[string(n[8:])])
+		room = min(room, int(binary.LittleEndian.Uint32(n))/here[string(n[12:])])
+		held = min(held, int(binary.LittleEndian.Uint32(n[8:])))
 	}
+	room = max(room, held)
 	alone = !slices.ContainsFunc(notes, func(n []byte) bool { return int(binary.LittleEndian.Uint32(n[4:])) != room })
 	return room, alone, nil
 }

@@ -1,7 +1,6 @@
 package ep
 
 import (
-	"cmp"
 	"context"
 
 	"github.com/weftgo/weft"
@@ -16,22 +15,15 @@ func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out we
 	return h.finish(ctx, s)
 }
 
-// weighCombine has the kernel that sums read the weights where they are, unless it pulls.
 func (h *gpu) weighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
-	if h.tuning.pulls {
-		return cmp.Or(h.weigh(ctx, s, r, weights), h.combine(ctx, s, r, y, out, bias))
-	}
-	if err := whole(opCombine, "weights", weights); err != nil {
-		return err
-	}
 	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|whatReceive|h.weighted()); err != nil {
 		return err
 	}
 	return h.finish(ctx, s)
 }
 
-func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
-	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weft.Tensor{}, whatSend|h.weighted()); err != nil {
+func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
+	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|h.weighted()); err != nil {
 		return nil, err
 	}
 	h.pending = opCombine
@@ -61,19 +53,29 @@ func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Ro
 	if err != nil {
 		return err
 	}
-	if err := h.checkCombineOperands(op, r, y, out, bias); err != nil {
+	if err := h.checkCombineOperands(op, r, y, out, bias, !weights.IsZero()); err != nil {
 		return err
 	}
 	if !weights.IsZero() {
-		h.combineArg.weights = addressOf(weights)
-		defer func() { h.combineArg.weights = 0 }()
+		if err := whole(op, "weights", weights); err != nil {
+			return err
+		}
+		r.weighted = weightedAtHome
+		if h.tuning.pulls || what&phases != whatSend|whatReceive {
+			if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
+				return err
+			}
+		} else { // the kernel reads them where they are
+			h.combineArg.weights = addressOf(weights)
+			defer func() { h.combineArg.weights = 0 }()
+		}
 	}
 	return h.startCombine(device.CallCombine, stream, r, y, out, bias, scalars{}, what)
 }
 
-// checkCombineOperands says what is wrong with the arguments of a combine.
-func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	if err := h.checkCombine(op, r, y, out, bias); err != nil {
+// checkCombineOperands says what is wrong with the arguments of a combine, but for its own weights if it has some.
+func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weighs bool) error {
+	if err := h.checkCombine(op, r, y, out, bias, weighs); err != nil {
 		return err
 	}
 	operands := []struct {

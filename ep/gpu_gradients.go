@@ -113,7 +113,7 @@ func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil), h.checkScalars(op, r, gradRowWeights, gradWeights),
+	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil, false), h.checkScalars(op, r, gradRowWeights, gradWeights),
 		whole(op, "gradients of the rows' weights", gradRowWeights), whole(op, "gradients of weights", gradWeights)); err != nil {
 		return err
 	}

@@ -189,3 +189,27 @@ func TestSeriesOnGPUs(t *testing.T) {
 		})
 	})
 }
+
+// TestSeriesOnSharedGPU: ranks that share a GPU have as much for the later handles of a Series as for the first.
+func TestSeriesOnSharedGPU(t *testing.T) {
+	if testing.Short() {
+		t.Skip("emulated kernels are slow")
+	}
+	const ranks = 4
+	s := sized(largeRows, ranks)
+	s.SMs, s.Series = 1024, 1
+	members(t, emulatedMachine(t, 1, emulate.Options{}), ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+		first, _ := ep.Grids(r.handle)
+		for range 3 {
+			h, err := ep.NewHandle(ctx, r.Comm, s)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			if blocks, _ := ep.Grids(h); blocks != first {
+				return fmt.Errorf("%v blocks, and the first handle had %v", blocks, first)
+			}
+		}
+		return eptest.Meet(r.Comm)
+	})
+}

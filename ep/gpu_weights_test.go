@@ -9,6 +9,7 @@ import (
 	"math"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
@@ -247,7 +248,28 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
+					// What is refused has not been made, and may be made again as it should be.
+					refused := func(got *ep.Received) error {
+						odd, wrong := weights, out
+						odd.Data = unsafe.Add(odd.Data, 2)
+						wrong.Shape = []int{out.Shape[0] + 1, out.Shape[1]}
+						if err := r.handle.WeighCombine(ctx, r.stream, got.Routing, odd, got.Data, out); out.Shape[0] > 0 && !errors.Is(err, weft.ErrUnsupported) {
+							return fmt.Errorf("weights at an odd place: %v", err)
+						}
+						if err := r.handle.WeighCombine(ctx, r.stream, got.Routing, weights, got.Data, wrong); !errors.Is(err, weft.ErrInvalid) {
+							return fmt.Errorf("an output of another shape: %v", err)
+						}
+						if err := r.handle.Combine(ctx, r.stream, got.Routing, got.Data, out); !errors.Is(err, weft.ErrInvalid) {
+							return fmt.Errorf("a routing that has no weights: %v", err)
+						}
+						return nil
+					}
 					have, err := sum(weft.Tensor{}, func(got *ep.Received) error {
+						if way.n > 0 {
+							if err := refused(got); err != nil {
+								return err
+							}
+						}
 						return r.handle.WeighCombine(ctx, r.stream, got.Routing, weights, got.Data, out)
 					})
 					if err != nil {

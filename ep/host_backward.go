@@ -21,7 +21,7 @@ func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing,
 		h: h, op: op, epoch: epoch, call: newCall(callDispatchBackward, r, !gradWeights.IsZero()),
 		y: gradRows, out: gradX, scalars: gradRowWeights, outScalars: gradWeights,
 	}
-	own := cmp.Or(onHost(op, s), h.checkCombine(op, r, gradRows, gradX, nil))
+	own := cmp.Or(onHost(op, s), h.checkCombine(op, r, gradRows, gradX, nil, false))
 	if own == nil {
 		own = h.checkScalars(op, r, gradRowWeights, gradWeights)
 	}

@@ -15,21 +15,21 @@ const opCombine = "combine"
 
 func (h *host) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
 	c := &h.scratch.gather
-	if err := h.sendRowsHome(ctx, s, r, y, out, bias); err != nil {
+	if err := h.sendRowsHome(ctx, s, r, weft.Tensor{}, y, out, bias); err != nil {
 		return err
 	}
 	return c.receive(ctx)
 }
 
 func (h *host) weighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
-	if err := h.weigh(ctx, s, r, weights); err != nil {
+	if err := h.sendRowsHome(ctx, s, r, weights, y, out, bias); err != nil {
 		return err
 	}
-	return h.combine(ctx, s, r, y, out, bias)
+	return h.scratch.gather.receive(ctx)
 }
 
-func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
-	if err := h.sendRowsHome(ctx, s, r, y, out, bias); err != nil {
+func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
+	if err := h.sendRowsHome(ctx, s, r, weights, y, out, bias); err != nil {
 		return nil, err
 	}
 	epoch := h.epoch
@@ -42,7 +42,7 @@ func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, o
 	}), nil
 }
 
-func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
 	const op = opCombine
 	epoch, err := h.enter(op)
 	if err != nil {
@@ -54,9 +54,12 @@ func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, y, 
 		weighted: h.spec.Sum == Weighted, y: y, out: out, biases: len(bias),
 	}
 	copy(c.bias[:], bias)
-	own := cmp.Or(onHost(op, s), h.checkCombine(op, r, y, out, bias))
+	own := cmp.Or(onHost(op, s), h.checkCombine(op, r, y, out, bias, !weights.IsZero()))
 	if own == nil {
 		c.r = h.placed(r)
+		if !weights.IsZero() {
+			c.r.weigh(weights)
+		}
 	}
 	return c.send(ctx, own)
 }

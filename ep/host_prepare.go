@@ -178,9 +178,13 @@ func (h *host) weigh(_ context.Context, s *weft.Stream, r *Routing, weights weft
 	if err := onHost(op, s); err != nil {
 		return err
 	}
-	p := h.placed(r)
-	p.weights = append(p.weights[:0], weft.SliceOf[float32](weights)...)
+	h.placed(r).weigh(weights)
 	return nil
+}
+
+func (r *hostRouting) weigh(weights weft.Tensor) {
+	r.weights = append(r.weights[:0], weft.SliceOf[float32](weights)...)
+	r.Routing.weighted = weightedAtHome
 }
 
 // readHome computes where this rank's tokens went.

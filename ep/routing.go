@@ -82,18 +82,20 @@ func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights 
 }
 
 // WeighCombine is [Handle.Weigh] and [Handle.Combine] in one: on GPUs in one kernel, unless rows are read by their homes (see [Handle.CombineBuffer]). The weights are
-// borrowed as the rows are.
+// borrowed as the rows are. What is refused leaves the Routing as it was.
 func (h *Handle) WeighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias ...weft.Tensor) error {
 	if err := h.checkWeigh(opCombine, r, weights); err != nil {
 		return err
 	}
-	before := r.weighted
-	r.weighted = weightedAtHome
-	err := h.engine.weighCombine(ctx, s, r, weights, y, out, h.keep(bias))
-	if err != nil && before < weightedAtHome {
-		r.weighted = before // it may have none
+	return h.engine.weighCombine(ctx, s, r, weights, y, out, h.keep(bias))
+}
+
+// SendWeighCombine is the first half of WeighCombine, as SendCombine is that of Combine.
+func (h *Handle) SendWeighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias ...weft.Tensor) (*weft.Work, error) {
+	if err := h.checkWeigh(opCombine, r, weights); err != nil {
+		return nil, err
 	}
-	return err
+	return h.engine.sendCombine(ctx, s, r, weights, y, out, h.keep(bias))
 }
 
 // checkWeigh says what is wrong with other weights of a Routing.
