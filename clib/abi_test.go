@@ -32,7 +32,7 @@ type cStruct struct {
 
 var (
 	comments    = regexp.MustCompile(`(?s)/\*.*?\*/`)
-	declaration = regexp.MustCompile(`(?m)^(?:const char \*|weft_status |int )(weft_\w+)\([^)]*\);`)
+	declaration = regexp.MustCompile(`(?m)^(?:const char \*|weft_status |int |void )(weft_\w+)\([^)]*\);`)
 	structure   = regexp.MustCompile(`(?s)typedef struct weft_\w+ \{(.*?)\} (weft_\w+);`)
 	enumeration = regexp.MustCompile(`(?s)typedef enum weft_\w+ \{(.*?)\} weft_\w+;`)
 	enumerator  = regexp.MustCompile(`(WEFT_\w+) = `)

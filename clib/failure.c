@@ -96,6 +96,15 @@ int weft_error_rank(void) { return last ? last->rank : none.rank; }
 
 int weft_version(void) { return WEFT_VERSION; }
 
+/* What of a DLManagedTensor stands before its manager_ctx is a DLTensor. */
+enum { DL_TENSOR_BYTES = 48 };
+
+void weft_dlpack_deleter(void *managed_tensor) {
+	int32_t *gone;
+	memcpy(&gone, (const char *)managed_tensor + DL_TENSOR_BYTES, sizeof gone);
+	__atomic_store_n(gone, 1, __ATOMIC_RELEASE);
+}
+
 #define NAME(status)                                                                                                                                  \
 	case status:                                                                                                                                  \
 		return #status

@@ -20,7 +20,7 @@
  * Threads. Any thread may make any call. Calls on one object, and on what was made from it, exclude each other: a second one is refused, not
  * queued. weft_comm_get, weft_comm_error, weft_comm_abort and weft_comm_wait are the exceptions, which may be called at any time.
  *
- * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_error_set, weft_status_name and weft_version: it has none of the
+ * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_error_set, weft_status_name, weft_version and weft_dlpack_deleter: it has none of the
  * library's threads. Every other function then returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
  *
  * Memory. Tensors are borrowed for the call, on a GPU until the stream has passed the operation. Structs and strings are borrowed for the call.
@@ -40,6 +40,12 @@ extern "C" {
 
 /* The version that the library serves. */
 int weft_version(void);
+
+/*
+ * A deleter for managed tensors of DLPack, DLManagedTensor: it stores 1 in the int32_t that manager_ctx points to, and does nothing else, in any thread and in a child of fork
+ * too. So who shows memory that way sees that its taker has given it back. Python's package does: a deleter of Python's own would run amid whatever fails there.
+ */
+void weft_dlpack_deleter(void *managed_tensor);
 
 /* Errors. */
 

@@ -10,8 +10,8 @@ static int32_t sms_of(const ncclEpGroupConfig_t *c) {
 	return most < LEAST_SMS ? LEAST_SMS : most;
 }
 
-/* The operations of a group follow each other in stream order, as its contract has it. */
-enum { SERIES = 1 };
+/* The operations of a group follow each other in stream order, as its contract has it. A caller's own handles are of no such series. */
+#define SERIES ((int64_t)1 << 41)
 
 /* What an exchange of a shape looks like to Weft. */
 static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {

@@ -429,10 +429,14 @@ def test_showing(comm):
         }  # fmt: skip
         assert repr(rows) == "<weft.DeviceArray float32 [2, 4, 32] on GPU 1>"
         # A capsule that nobody takes over, and one that somebody does.
+        dlpack.sweep()
         shown = len(dlpack._shown)
         capsule = rows.__dlpack__(stream=1)
         assert len(dlpack._shown) == shown + 1
+        dlpack.sweep()
+        assert len(dlpack._shown) == shown + 1
         del capsule
+        dlpack.sweep()
         assert len(dlpack._shown) == shown
         with pytest.raises(BufferError, match="on GPU 1"):
             rows.__dlpack__(dl_device=(1, 0))

@@ -181,3 +181,12 @@ def test_streams_on_the_host(group):
         group.barrier(stream=7)
     with pytest.raises(TypeError, match="is no stream"):
         group.barrier(stream="main")
+
+
+def test_negated_view(group):
+    """What PyTorch negates when it is read is read so, and not written."""
+    torch = pytest.importorskip("torch")
+    x = torch.arange(4.0)
+    assert torch.equal(group.all_reduce(torch._neg_view(x)), -x)
+    with pytest.raises(weft.OperandError, match="negates when it is read, and is written"):
+        group.all_reduce(x, out=torch._neg_view(x.clone()))

@@ -294,6 +294,7 @@ _handle, _stream, _pointer = c_void_p, c_void_p, c_void_p
 # The arguments of every function. All return a status, unless RESULTS says something else.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_version": (),
+    "weft_dlpack_deleter": (c_void_p,),
     "weft_error": (),
     "weft_error_rank": (),
     "weft_error_set": (c_int, c_int, c_char_p),

@@ -81,6 +81,7 @@ class Communicator(Resource):
         self.deadline: float = info.deadline_ms / 1000
         """Seconds that bound every wait."""
         self._device = -1
+        self._buffers = 0  # that were made of it, on all ranks alike
         opened(self)
 
     # How ranks meet.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
+import sys
+import threading
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p, py_object
 from typing import Any, NamedTuple
@@ -97,76 +100,123 @@ def contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense(shape), strict=True))
 
 
-# Showing. Who takes a capsule over calls its deleter, in any thread; who does not leaves that to the capsule's destructor.
-
-_shown: dict[int, Any] = {}
-
-# It calls no Python code, which an interrupt could break off.
-_deleter = ctypes.CFUNCTYPE(None, c_void_p)(_shown.pop)
-
-_raw_pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-_raw_valid = ctypes.PYFUNCTYPE(ctypes.c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-
-
-@ctypes.PYFUNCTYPE(None, c_void_p)
-def _destructor(capsule: int) -> None:
-    if _raw_valid(capsule, b"dltensor"):
-        _shown.pop(_raw_pointer(capsule, b"dltensor"), None)
-
+# Showing. Who takes a capsule over calls its deleter, in any thread, and amid whatever fails there: so that is the library's, which sets a flag. What nobody
+# has any more is forgotten by the next sweep.
 
 _new = ctypes.pythonapi.PyCapsule_New
 _new.argtypes, _new.restype = (c_void_p, c_char_p, c_void_p), py_object
 
-# Arrays may go after this module has, when the interpreter ends.
-for _callback in (_deleter, _destructor):
-    ctypes.pythonapi.Py_IncRef(py_object(_callback))
+_valid = ctypes.pythonapi.PyCapsule_IsValid
+_valid.argtypes, _valid.restype = (py_object, c_char_p), ctypes.c_int
 
-
-_DELETER, _DESTRUCTOR = (ctypes.cast(f, c_void_p).value for f in (_deleter, _destructor))
-
-# A managed tensor, behind which its shape and strides stand.
+# A managed tensor, behind which its shape, its strides and the flag stand.
 _MANAGED = 64
-_PACK = [struct.Struct(f"=Qii iBBH QQQ QQ {n}q{n}q") for n in range(MAX_DIMS + 1)]
+_PACK = [struct.Struct(f"=Qii iBBH QQQ QQ {n}q{n}q q") for n in range(MAX_DIMS + 1)]
 
 
 class _Block:
-    """A managed tensor of a type and a shape."""
+    """A managed tensor of a type and a shape. Its memory is there for ever: the deleter may be called when the interpreter has ended."""
 
-    __slots__ = ("address", "at", "memory")
+    __slots__ = ("address", "at", "flag", "memory")
 
     def __init__(self, dtype: int, shape: Sequence[int], device: int) -> None:
         dims, (code, bits), pack = len(shape), _CODES[dtype], _PACK[len(shape)]
         self.memory = (ctypes.c_char * pack.size)()
+        ctypes.pythonapi.Py_IncRef(py_object(self.memory))
         self.at = ctypes.addressof(self.memory)
-        sizes = self.at + _MANAGED
-        pack.pack_into(self.memory, 0, 0, CUDA, device, dims, code, bits, 1, sizes, sizes + 8 * dims, 0, 0, _DELETER, *shape, *dense(shape))
-        self.address = memoryview(self.memory).cast("B")[:8].cast("Q")
+        sizes, flag = self.at + _MANAGED, self.at + pack.size - 8
+        pack.pack_into(self.memory, 0, 0, CUDA, device, dims, code, bits, 1, sizes, sizes + 8 * dims, 0, flag, _deleter(), *shape, *dense(shape), 0)
+        words = memoryview(self.memory).cast("B")
+        self.address, self.flag = words[:8].cast("Q"), words[-8:].cast("q")
 
 
-# Blocks by what they say: the next array of a type and a shape takes one over whose array has gone, of which is shown.
+class _Shown:
+    """An array that is shown: its block, what is kept for it, and the capsule, until somebody has taken it over."""
+
+    __slots__ = ("block", "capsule", "keep")
+
+    def __init__(self, keep: Any) -> None:
+        self.block: Any = None
+        self.capsule: Any = None
+        self.keep = keep
+
+
+# What is shown, by where its block is, and blocks by what they say: the next array of a type and a shape has one whose array has gone.
+_shown: dict[int, _Shown] = {}
 _blocks: dict[tuple[int, tuple[int, ...], int], list[_Block]] = {}
-_SAYINGS, _ALIKE = 1024, 16
+
+_TAKEN = object()
+_sweeping = threading.RLock()
+
+
+@functools.cache
+def _deleter() -> int:
+    from ._library import library
+
+    return int(ctypes.cast(library().dlpack_deleter, c_void_p).value or 0)
 
 
 def show(address: int, dtype: int, shape: tuple[int, ...], device: int, keep: Any) -> Any:
-    """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory."""
+    """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory, and until the :func:`sweep` after that."""
     alike = _blocks.get((dtype, shape, device))
     if alike is None:
-        if len(_blocks) >= _SAYINGS:
-            _blocks.clear()
-        alike = _blocks[dtype, shape, device] = []
+        alike = _blocks.setdefault((dtype, shape, device), [])
+    mine = _Shown(keep)
     for block in alike:
-        mine = block, keep
         if _shown.setdefault(block.at, mine) is mine:  # and no other thread's
             break
     else:
         block = _Block(dtype, shape, device)
-        _shown[block.at] = block, keep
-        if len(alike) < _ALIKE:
-            alike.append(block)
-    try:
-        block.address[0] = address
-        return _new(block.at, b"dltensor", _DESTRUCTOR)
-    except BaseException:
-        _shown.pop(block.at, None)
-        raise
+        _shown[block.at] = mine
+        alike.append(block)
+    mine.block = block
+    block.flag[0], block.address[0] = 0, address
+    mine.capsule = _new(block.at, b"dltensor", None)
+    return mine.capsule
+
+
+def sweep() -> None:
+    """Forgets what was shown and is no more."""
+    with _sweeping:
+        for at in list(_shown):
+            shown = _shown[at]
+            if _gone(shown):
+                del _shown[at], shown
+
+
+def _gone(shown: _Shown) -> bool:
+    capsule = shown.capsule
+    if capsule is _TAKEN:
+        return shown.block.flag[0] != 0  # type: ignore[no-any-return]
+    if capsule is None:  # an interrupt came before there was one, unless its maker is at it
+        return _references(shown) <= _OWN
+    if shown.block.flag[0]:
+        return True
+    if _references(capsule) > _OWN_TO_CAPSULE:
+        return False
+    if _valid(capsule, b"dltensor"):
+        return True  # nobody has it, and nobody took it
+    shown.capsule = _TAKEN
+    return False
+
+
+def _references(thing: object) -> int:
+    return sys.getrefcount(thing)
+
+
+def _own() -> tuple[int, int]:
+    """The references that a sweep itself has to what is shown, and to a capsule: how many that are is the interpreter's affair."""
+
+    def asked(shown: _Shown) -> tuple[int, int]:
+        capsule = shown.capsule
+        return _references(shown), _references(capsule)
+
+    some = {0: _Shown(None)}
+    some[0].capsule = object()
+    for at in list(some):
+        shown = some[at]
+        found = asked(shown)
+    return found
+
+
+_OWN, _OWN_TO_CAPSULE = _own()

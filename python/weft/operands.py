@@ -149,7 +149,7 @@ def _torch_reader(torch: Any) -> Reader:
 
     def read(slot: Slot, x: Any) -> None:
         code = codes.get(x.dtype)
-        if code is None or x.get_device() != slot.device or not x.is_contiguous():
+        if code is None or x.get_device() != slot.device or not x.is_contiguous() or x.is_neg():
             x, code = check(slot, x)
         if slot.held.torch_stream is not None:
             x.record_stream(slot.held.torch_stream)  # else its memory may be another tensor's before the stream has passed
@@ -172,6 +172,11 @@ def _torch_reader(torch: Any) -> Reader:
             raise slot.refuse_device(x.device)
         if x.layout is not torch.strided:
             raise slot.refuse(f"layout {x.layout}, want a dense tensor")
+        if x.is_neg():
+            if slot.written:
+                raise slot.refuse("it is a view that PyTorch negates when it is read, and is written: pass a tensor of its own")
+            x = x.resolve_neg()
+            slot.held.append(x)
         if not x.is_contiguous():
             if slot.written:
                 raise slot.refuse_layout(x.shape, x.stride())

@@ -13,7 +13,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import errors
+from . import dlpack, errors
 from ._abi import Status
 from ._library import Library
 
@@ -120,6 +120,7 @@ _left: list[Resource] = []
 
 def sweep() -> None:
     """Destroys what is left."""
+    dlpack.sweep()
     while _left:
         try:
             resource = _left.pop()

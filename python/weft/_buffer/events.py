@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import torch
 
+from weft import dlpack
+
 
 class EventHandle:
     """The end of what is enqueued in the current stream now."""
@@ -70,6 +72,9 @@ Before = EventHandle | EventOverlap | None
 _HAPPENED = EventHandle.of(None)
 
 
+# What is remembered of what is shown before it is looked through.
+_FEW = 32
+
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda device: torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -102,6 +107,7 @@ class CommStream:
         self._current = Current()
         self._events: list[Any] = []  # that nobody waits for any more, to be recorded again
         self._shown: list[Any] = []
+        self._some_gone = False
         # The number of the last exchange's stream, its end, and the events that say so again and again: in the stream of exchanges, and in a current one.
         self._last: int | None = None
         self._end: Any = None
@@ -119,6 +125,8 @@ class CommStream:
     def shows(self, received: Any) -> None:
         """Remembers that tensors of the caller's show memory of the library's, which an exchange may take again when they have gone."""
         self._shown.append(received)
+        if len(self._shown) > _FEW:
+            self._some_gone = self._any_gone()
 
     def run(self, exchange: Callable[..., Any], like: torch.Tensor, before: Before, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
         """Makes an exchange of tensors of a device, and returns its result and its end. Unless that comes ``later``, the current stream waits for it."""
@@ -139,8 +147,8 @@ class CommStream:
             self._follow_captured(own)
         else:
             self._follow(own, own.cuda_stream)
-        torch.cuda.set_stream(own)  # as torch.cuda.stream does, which takes ten times as long to find out which device is meant
         try:
+            torch.cuda.set_stream(own)  # as torch.cuda.stream does, which takes ten times as long to find out which device is meant
             for t in _tensors(arguments):
                 t.record_stream(own)
             result = exchange(*arguments)
@@ -212,8 +220,9 @@ class CommStream:
 
     def _any_gone(self) -> bool:
         """Whether memory was given back that the current stream may still read: who reads it was enqueued there."""
+        dlpack.sweep()
         left = [shown for shown in self._shown if shown() is not None]
-        gone, self._shown = len(left) < len(self._shown), left
+        gone, self._shown, self._some_gone = self._some_gone or len(left) < len(self._shown), left, False
         return gone
 
 

@@ -21,8 +21,8 @@ _MOST_TOPK = 32
 
 _FEW_SMS = 2  # enough for what has a row
 
-# Of all handles of a buffer, whose exchanges follow each other: they share multiprocessors, so there may be any number.
-_SERIES = 1
+# Where the series of buffers begin, which nobody else will choose: the handles of one, whose exchanges follow each other, share multiprocessors.
+_SERIES = 1 << 40
 
 # Batches that the library has memory for at once. On the host it is address space until it is used.
 _LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
@@ -39,6 +39,7 @@ class Exchanges:
         self.on_gpu = comm.engine == "gpu"
         self.stream = CommStream()
         self._handles: dict[Any, ep.Handle] = {}
+        self._series = comm._buffers = comm._buffers + 1
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
         self._captured: set[ep.Handle] = set()  # those of which there are graphs
         self._group: weft.Group | None = None
@@ -53,7 +54,7 @@ class Exchanges:
             spec.setdefault("live", _LIVE_ON_GPU if self.on_gpu else _LIVE_ON_HOST)
             if self.on_gpu:
                 spec["counts"] = ep.Counts.device
-                spec["series"] = _SERIES
+                spec["series"] = _SERIES + self._series
             found = self._handles[key] = ep.Handle(self.comm, **spec)
         return found
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from .. import _abi, memory, streams
+from .. import _abi, dlpack, memory, streams
 from ..communicator import Communicator
 from ..dtypes import DType
 from ..errors import InvalidError, OperandError
@@ -107,7 +107,7 @@ class Handle(Resource):
         if timeout is not None:
             with limit(timeout):
                 return self.prepare(topk, weights, stream=stream)
-        on = self._begin(stream)
+        on = self._begin(stream, takes=True)
         frame = self._dispatches.take()
         try:
             if stream is not None:
@@ -140,7 +140,7 @@ class Handle(Resource):
         if timeout is not None:
             with limit(timeout):
                 return self.dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
-        on = self._begin(stream)
+        on = self._begin(stream, takes=True)
         by = _routing(routing)
         frame = self._dispatches.take()
         result = frame.result
@@ -210,7 +210,7 @@ class Handle(Resource):
         if timeout is not None:
             with limit(timeout):
                 return self.send_dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
-        on = self._begin(stream)
+        on = self._begin(stream, takes=True)
         by = _routing(routing)
         frame = self._dispatches.take()
         try:
@@ -472,9 +472,12 @@ class Handle(Resource):
 
     # What all operations have in common.
 
-    def _begin(self, stream: StreamLike) -> int:
+    def _begin(self, stream: StreamLike, takes: bool = False) -> int:
+        """What every call does first; one that takes memory has what was shown to others given back before."""
         if self._closed:
             self._open()
+        if takes and self._device >= 0:
+            dlpack.sweep()
         if self._garbage:
             self._collect()
         if stream is None and self._device < 0:
