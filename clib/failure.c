@@ -100,9 +100,13 @@ int weft_version(void) { return WEFT_VERSION; }
 enum { DL_TENSOR_BYTES = 48 };
 
 void weft_dlpack_deleter(void *managed_tensor) {
-	int32_t *gone;
-	memcpy(&gone, (const char *)managed_tensor + DL_TENSOR_BYTES, sizeof gone);
-	__atomic_store_n(gone, 1, __ATOMIC_RELEASE);
+	int32_t *gone = NULL;
+	if (managed_tensor != NULL) {
+		memcpy(&gone, (const char *)managed_tensor + DL_TENSOR_BYTES, sizeof gone);
+	}
+	if (gone != NULL) {
+		__atomic_store_n(gone, 1, __ATOMIC_RELEASE);
+	}
 }
 
 #define NAME(status)                                                                                                                                  \

@@ -42,7 +42,7 @@ extern "C" {
 int weft_version(void);
 
 /*
- * A deleter for managed tensors of DLPack, DLManagedTensor: it stores 1 in the int32_t that manager_ctx points to, and does nothing else, in any thread and in a child of fork
+ * A deleter for managed tensors of DLPack, DLManagedTensor: it stores 1 in the int32_t that manager_ctx points to, if there is one, and does nothing else, in any thread and in a child of fork
  * too. So who shows memory that way sees that its taker has given it back. Python's package does: a deleter of Python's own would run amid whatever fails there.
  */
 void weft_dlpack_deleter(void *managed_tensor);

@@ -26,7 +26,7 @@ class Keep:
 def of_host(monkeypatch):
     """Has blocks say that they are of the host's memory, which PyTorch takes over without a GPU."""
     monkeypatch.setattr(dlpack, "CUDA", 1)
-    monkeypatch.setattr(dlpack, "_blocks", {})
+    monkeypatch.setattr(dlpack, "_free", [[] for _ in dlpack._free])
     return (ctypes.c_float * 20)()
 
 
@@ -87,13 +87,19 @@ def test_failures(of_host):
 
 
 def test_blocks_are_used_again(of_host):
-    for _ in range(100):
-        torch.from_dlpack(shown(of_host, Keep()))
+    """There are as many as were ever in use at once, whatever they said."""
+    for n in range(100):
+        t = torch.from_dlpack(dlpack.show(ctypes.addressof(of_host), DType.float32, (n % 4 + 1, n % 5), 0, Keep()))
+        assert t.shape == (n % 4 + 1, n % 5)
+        assert t.is_contiguous()
+        del t
         dlpack.sweep()
-    assert len(dlpack._blocks[DType.float32, (4, 5), 0]) <= 2
+    assert len(dlpack._free[2]) == 1
     many = [torch.from_dlpack(shown(of_host, Keep())) for _ in range(40)]
     assert len({t.data_ptr() for t in many}) == 1
-    assert len(dlpack._blocks[DType.float32, (4, 5), 0]) == 40
+    del many
+    left()
+    assert len(dlpack._free[2]) == 40
 
 
 def test_threads(of_host):

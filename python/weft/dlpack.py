@@ -115,19 +115,25 @@ _PACK = [struct.Struct(f"=Qii iBBH QQQ QQ {n}q{n}q q") for n in range(MAX_DIMS +
 
 
 class _Block:
-    """A managed tensor of a type and a shape. Its memory is there for ever: the deleter may be called when the interpreter has ended."""
+    """A managed tensor of so many dimensions. Its memory is there for ever: the deleter may be called when the interpreter has ended."""
 
-    __slots__ = ("address", "at", "flag", "memory")
+    __slots__ = ("at", "dims", "flag", "memory")
 
-    def __init__(self, dtype: int, shape: Sequence[int], device: int) -> None:
-        dims, (code, bits), pack = len(shape), _CODES[dtype], _PACK[len(shape)]
-        self.memory = (ctypes.c_char * pack.size)()
+    def __init__(self, dims: int) -> None:
+        self.dims, size = dims, _PACK[dims].size
+        self.memory = (ctypes.c_char * size)()
         ctypes.pythonapi.Py_IncRef(py_object(self.memory))
         self.at = ctypes.addressof(self.memory)
+        self.flag = memoryview(self.memory).cast("B")[-8:].cast("q")
+
+    def say(self, address: int, dtype: int, shape: tuple[int, ...], device: int) -> None:
+        """Says what it is, of which nobody has given back anything yet."""
+        dims, (code, bits), pack = self.dims, _CODES[dtype], _PACK[self.dims]
         sizes, flag = self.at + _MANAGED, self.at + pack.size - 8
-        pack.pack_into(self.memory, 0, 0, CUDA, device, dims, code, bits, 1, sizes, sizes + 8 * dims, 0, flag, _deleter(), *shape, *dense(shape), 0)
-        words = memoryview(self.memory).cast("B")
-        self.address, self.flag = words[:8].cast("Q"), words[-8:].cast("q")
+        pack.pack_into(self.memory, 0, address, CUDA, device, dims, code, bits, 1, sizes, sizes + 8 * dims, 0, flag, _deleter(), *shape, *_dense(shape), 0)
+
+
+_dense = functools.lru_cache(maxsize=1024)(dense)
 
 
 class _Shown:
@@ -141,9 +147,9 @@ class _Shown:
         self.keep = keep
 
 
-# What is shown, by where its block is, and blocks by what they say: the next array of a type and a shape has one whose array has gone.
+# What is shown, by where its block is, and the blocks that nobody has, by their dimensions.
 _shown: dict[int, _Shown] = {}
-_blocks: dict[tuple[int, tuple[int, ...], int], list[_Block]] = {}
+_free: list[list[_Block]] = [[] for _ in range(MAX_DIMS + 1)]
 
 _TAKEN = object()
 _sweeping = threading.RLock()
@@ -158,30 +164,27 @@ def _deleter() -> int:
 
 def show(address: int, dtype: int, shape: tuple[int, ...], device: int, keep: Any) -> Any:
     """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory, and until the :func:`sweep` after that."""
-    alike = _blocks.get((dtype, shape, device))
-    if alike is None:
-        alike = _blocks.setdefault((dtype, shape, device), [])
-    mine = _Shown(keep)
-    for block in alike:
-        if _shown.setdefault(block.at, mine) is mine:  # and no other thread's
-            break
-    else:
-        block = _Block(dtype, shape, device)
-        _shown[block.at] = mine
-        alike.append(block)
-    mine.block = block
-    block.flag[0], block.address[0] = 0, address
-    mine.capsule = _new(block.at, b"dltensor", None)
-    return mine.capsule
+    shown, dims = _Shown(keep), len(shape)
+    try:
+        block = _free[dims].pop()
+    except IndexError:
+        block = _Block(dims)
+    shown.block = block
+    _shown[block.at] = shown  # from here on a sweep finds it, whatever interrupts
+    block.say(address, dtype, shape, device)
+    shown.capsule = _new(block.at, b"dltensor", None)
+    return shown.capsule
 
 
 def sweep() -> None:
     """Forgets what was shown and is no more."""
     with _sweeping:
         for at in list(_shown):
-            shown = _shown[at]
-            if _gone(shown):
+            shown = _shown.get(at)  # what goes may sweep, too
+            if shown is not None and _gone(shown):
+                block = shown.block
                 del _shown[at], shown
+                _free[block.dims].append(block)
 
 
 def _gone(shown: _Shown) -> bool:
