@@ -203,10 +203,6 @@ func goweft_ep_count(topk *C.weft_tensor, layout *C.weft_ep_layout) C.int {
 			out := unsafe.Slice((*bool)(unsafe.Pointer(v.token_in_rank)), len(c.TokenInRank))
 			copy(out, c.TokenInRank)
 		}
-		if v.visits != nil {
-			most := t.Shape[0] * min(t.Shape[1], int(v.ranks))
-			return ep.Visits(t, int(v.experts), int(v.ranks), unsafe.Slice((*int64)(unsafe.Pointer(v.visits)), most))
-		}
 		return nil
 	})
 }

@@ -18,9 +18,9 @@ import (
 type routing struct {
 	ep      *epHandle
 	routing *ep.Routing
-	parts   [C.WEFT_ROW_DEMAND + 1]weft.Tensor // of the host that C knows of, but for those that are to be asked for anew
-	pinner  runtime.Pinner                     // holds those that are Go's memory where they are
-	weights runtime.Pinner                     // the same of weights
+	parts   [C.WEFT_SOURCE_SELECTIONS + 1]weft.Tensor // of the host that C knows of, but for those that are to be asked for anew
+	pinner  runtime.Pinner                            // holds those that are Go's memory where they are
+	weights runtime.Pinner                            // the same of weights
 }
 
 var routings = handle.NewTable[routing](handle.Routing)
@@ -94,16 +94,6 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 // part asks for a tensor. What is asked for twice may be in new memory the second time. What a layout does not have is no tensor.
 func (r *routing) part(part C.int) weft.Tensor {
 	switch part {
-	case C.WEFT_RANGES, C.WEFT_ROW_WEIGHTS:
-		if !r.byExpert() {
-			return weft.Tensor{}
-		}
-	case C.WEFT_ROW_EXPERTS, C.WEFT_ROW_SELECTION_WEIGHTS:
-		if r.byExpert() {
-			return weft.Tensor{}
-		}
-	}
-	switch part {
 	case C.WEFT_EXPERT_COUNTS:
 		return r.routing.ExpertCounts()
 	case C.WEFT_EXPERT_DEMAND:
@@ -120,6 +110,8 @@ func (r *routing) part(part C.int) weft.Tensor {
 		return r.routing.SourceRanks()
 	case C.WEFT_SOURCE_TOKENS:
 		return r.routing.SourceTokens()
+	case C.WEFT_SOURCE_SELECTIONS:
+		return r.routing.SourceSelections()
 	case C.WEFT_ROW_WEIGHTS:
 		return r.routing.RowWeights()
 	case C.WEFT_ROW_EXPERTS:
@@ -131,12 +123,6 @@ func (r *routing) part(part C.int) weft.Tensor {
 		_, weights := r.routing.RowSelections()
 		return weights
 	}
-}
-
-// byExpert reports whether a row is that of one expert.
-func (r *routing) byExpert() bool {
-	layout := r.ep.ep.Spec().Layout
-	return layout == ep.ExpertMajor || layout == ep.ExpertPacked
 }
 
 //export goweft_routing_describe
@@ -157,6 +143,7 @@ func goweft_routing_describe(id C.uint64_t, p *C.weft_routing_description) C.int
 		describe(v.source_counts, r, C.WEFT_SOURCE_COUNTS)
 		describe(v.source_ranks, r, C.WEFT_SOURCE_RANKS)
 		describe(v.source_tokens, r, C.WEFT_SOURCE_TOKENS)
+		describe(v.source_selections, r, C.WEFT_SOURCE_SELECTIONS)
 		describe(v.row_weights, r, C.WEFT_ROW_WEIGHTS)
 		r.describeSelections(v.row_experts, v.row_selection_weights)
 		return nil
@@ -175,10 +162,13 @@ func describe[E any](to *E, r *routing, part C.int) {
 }
 
 func (r *routing) describeSelections(experts *C.int64_t, weights *C.float) {
-	if experts == nil && weights == nil || r.byExpert() {
+	if experts == nil && weights == nil {
 		return
 	}
 	narrow, of := r.routing.RowSelections()
+	if narrow.Data == nil {
+		return
+	}
 	n := narrow.Elems()
 	if experts != nil && n > 0 {
 		wide := unsafe.Slice(experts, n)

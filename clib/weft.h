@@ -269,8 +269,9 @@ typedef enum weft_layout {
 typedef enum weft_wire { WEFT_PER_SELECTION = 0, WEFT_PER_RANK = 1 } weft_wire;
 
 typedef enum weft_reduction {
-	WEFT_EXACT = 0,  /* at home: fp32 fused multiply-adds, k ascending, rounded once */
-	WEFT_PARTIAL = 1 /* the rows of one rank there, the ranks' sums at home */
+	WEFT_EXACT = 0,               /* at home: fp32 fused multiply-adds, k ascending, rounded once */
+	WEFT_PARTIAL = 1,             /* the rows of one rank there, the ranks' sums at home, in rank order */
+	WEFT_PARTIAL_BY_SELECTION = 2 /* the same, in the order of the token's last selections which have a row there */
 } weft_reduction;
 
 typedef enum weft_weighting { WEFT_WEIGHTED = 0, WEFT_PLAIN = 1 } weft_weighting;
@@ -384,7 +385,6 @@ typedef struct weft_ep_layout {
 	int32_t *node_tokens;       /* [ranks / ranks_per_node] */
 	int32_t *expert_selections; /* [experts] */
 	uint8_t *token_in_rank;     /* [tokens, ranks]: 1 or 0 */
-	int64_t *visits;            /* [tokens, min(top-k, ranks)]: the ranks of a token's experts, by the last selection on each, then -1 */
 } weft_ep_layout;
 
 /* Counts where tokens go: topk is int32 or int64 [tokens, top-k] on the host, -1 for none. Local: it needs no handle and no rank. */
@@ -475,7 +475,9 @@ typedef struct weft_ep_combine_args {
 	const weft_tensor *weights;
 } weft_ep_combine_args;
 
-/* Brings the experts' rows home and sums them. With work it sends only, and weft_work_wait is the second half; work may be NULL. Collective. */
+/*
+ * Brings the experts' rows home and sums them. With work it sends only, all operands stay borrowed, and weft_work_wait is the second half; work may be NULL. Collective.
+ */
 weft_status weft_ep_combine(weft_ep ep, weft_stream stream, const weft_ep_combine_args *args, weft_work *work);
 
 typedef struct weft_ep_dispatch_backward_args {
@@ -543,7 +545,8 @@ typedef enum weft_routing_part {
 	WEFT_ROW_WEIGHTS = 8,    /* fp32 [rows], layouts by expert: the weight of each row's selection */
 	WEFT_ROW_EXPERTS = 9,    /* int32 [rows, top-k], layouts of one row per rank: local experts, or -1 */
 	WEFT_ROW_SELECTION_WEIGHTS = 10, /* fp32 [rows, top-k], layouts of one row per rank */
-	WEFT_ROW_DEMAND = 11      /* int32 [1]: rows routed here, pads and dropped ones included */
+	WEFT_ROW_DEMAND = 11,     /* int32 [1]: rows routed here, pads and dropped ones included */
+	WEFT_SOURCE_SELECTIONS = 12 /* int32 [rows], layouts by expert: which of its token's selections the row is; -1 for rows that hold no token */
 } weft_routing_part;
 
 /* A tensor that describes the routing, where the handle's rows are. It lives as long as the routing, weights until a dispatch brings others. One that the layout does not have is WEFT_NONE. */
@@ -558,6 +561,7 @@ typedef struct weft_routing_description {
 	float *row_weights;
 	int64_t *row_experts; /* wider than the part */
 	float *row_selection_weights;
+	int32_t *source_selections;
 } weft_routing_description;
 
 /* Writes what weft_routing_tensor gives to memory of the caller's, all in one call. On the host only: on GPUs take the tensors. Local. */

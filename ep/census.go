@@ -63,42 +63,6 @@ func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, 
 	return c, nil
 }
 
-// Visits writes where tokens go in the order of their last selections: for each token the ranks of its experts, a rank at the place of the last selection
-// there among those of the others, then -1: [tokens, min(top-k, ranks)]. Rows that are summed by rank first, and then in this order, are what a handle adds up whose
-// experts are the ranks. It is local, and refuses what [CountRouting] does.
-func Visits(topk weft.Tensor, experts, ranks int, to []int64) error {
-	if err := cmp.Or(checkPlaces(experts, ranks, ranks), checkCounted(topk)); err != nil {
-		return err
-	}
-	tokens, k, local := topk.Shape[0], topk.Shape[1], experts/ranks
-	most := min(k, ranks)
-	if len(to) != tokens*most {
-		return weft.Invalidf("%s: room for %d visits, want %d", opCount, len(to), tokens*most)
-	}
-	sel := selectionsOf(topk)
-	for t := range tokens {
-		visits := to[t*most : (t+1)*most]
-		n := most
-		var seen uint64
-		for j := k - 1; j >= 0; j-- {
-			e := sel.at(t*k + j)
-			if e < 0 || e >= int64(experts) {
-				continue
-			}
-			if r := int(e) / local; seen>>uint(r)&1 == 0 {
-				seen |= 1 << uint(r)
-				n--
-				visits[n] = int64(r)
-			}
-		}
-		came := copy(visits, visits[n:])
-		for i := came; i < most; i++ {
-			visits[i] = -1
-		}
-	}
-	return nil
-}
-
 // opCount is what errors call the layout step.
 const opCount = "count routing"
 

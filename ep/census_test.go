@@ -2,10 +2,7 @@ package ep_test
 
 import (
 	"errors"
-	"maps"
 	"math"
-	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -105,39 +102,4 @@ func TestCountRoutingRefuses(t *testing.T) {
 func reshaped(t weft.Tensor, shape ...int) weft.Tensor {
 	t.Shape = shape
 	return t
-}
-
-func TestVisits(t *testing.T) {
-	const experts, ranks = 8, 4
-	rng := rand.New(rand.NewPCG(1, 2))
-	for _, k := range []int{1, 3, 6} {
-		const tokens = 50
-		topk := make([]int64, tokens*k)
-		for i := range topk {
-			topk[i] = int64(rng.IntN(experts+1)) - 1
-		}
-		most := min(k, ranks)
-		got := make([]int64, tokens*most)
-		if err := ep.Visits(weft.TensorOf(topk, tokens, k), experts, ranks, got); err != nil {
-			t.Fatal(err)
-		}
-		for i := range tokens {
-			last := map[int64]int{}
-			for j, e := range topk[i*k : (i+1)*k] {
-				if e >= 0 {
-					last[e/(experts/ranks)] = j
-				}
-			}
-			want := slices.SortedFunc(maps.Keys(last), func(a, b int64) int { return last[a] - last[b] })
-			for len(want) < most {
-				want = append(want, -1)
-			}
-			if diff := cmp.Diff(want, got[i*most:(i+1)*most]); diff != "" {
-				t.Fatalf("token %d, %v (-want +got):\n%s", i, topk[i*k:(i+1)*k], diff)
-			}
-		}
-	}
-	if err := ep.Visits(weft.TensorOf(make([]int64, 6), 2, 3), experts, ranks, make([]int64, 5)); !errors.Is(err, weft.ErrInvalid) {
-		t.Errorf("too little room: %v", err)
-	}
 }

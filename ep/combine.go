@@ -15,12 +15,12 @@ import (
 //
 // With [DeviceCounts] and a packed layout y may be the first rows alone, if all that have come are among them: who knows their number hands over no more.
 func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) error {
-	return h.engine.combine(ctx, s, r, y, out, h.keep(bias))
+	return h.engine.combine(ctx, s, r, weft.Tensor{}, y, out, h.keep(bias))
 }
 
 // CombineBuffer returns memory of the handle's for rows that Combine, or DispatchBackward, is to take: [Capacity(), hidden] of the Spec's Output type, of which the tensor
 // that they are given is the first rows. On GPUs the rows of packed layouts, and those of a Capacity that can overflow, are read by their homes, unless ranks sum first
-// (Partial, by expert) or room for the most that can come would be far larger than what is received. It spares the copy that rows elsewhere cost, those of received memory
+// (partial reductions, by expert) or room for the most that can come would be far larger than what is received. It spares the copy that rows elsewhere cost, those of received memory
 // apart: who dispatches fp8 and combines bf16 lets the experts store here. CombineBackward reads gradOut from here without a copy too. For everything else no memory is better
 // than another, and the Tensor is zero; so is that of a closed handle.
 //

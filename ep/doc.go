@@ -85,7 +85,7 @@
 // # Numbers
 //
 // Exact reductions are fp32 fused multiply-adds, k ascending, from +0 (or from the fp32 sum of the biases), rounded once. Partial ones are the same
-// per rank, rounded to the row's type, then fp32 adds in rank order, rounded once. Rows are ordered by source rank, then token. All of it is
+// per rank, rounded to the row's type, then fp32 adds in rank order, or in that of the token's last selections there, rounded once. Rows are ordered by source rank, then token. All of it is
 // bit-identical from run to run, for any number of goroutines, and on every instruction set.
 //
 // # Floor

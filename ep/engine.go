@@ -37,14 +37,13 @@ type engine interface {
 	sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error)
 	prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error)
 	sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error)
-	combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error
-	sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) // weights as weighCombine's, or none
+	// Combines are given weights of their own, which are as they should be, or none. What they refuse leaves the Routing as it was.
+	combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error
+	sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error)
 	dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error
 	combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error
 	weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error // arguments that are as they should be
-	// weighCombine is given weights that are as they should be. What it refuses leaves the Routing as it was.
-	weighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error
-	copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error // arguments that are as they should be
+	copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error  // arguments that are as they should be
 	combineBuffer() weft.Tensor
 	gradientBuffer() weft.Tensor
 	countWaits(dispatch, combine weft.Tensor) // of tensors that are as they should be
@@ -70,6 +69,7 @@ type placement interface {
 	Ranges() weft.Tensor
 	SourceTokens() weft.Tensor
 	SourceRanks() weft.Tensor
+	SourceSelections() weft.Tensor
 	RowWeights() weft.Tensor
 	RowSelections() (experts, weights weft.Tensor)
 	release() // called once

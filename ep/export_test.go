@@ -85,7 +85,7 @@ func KernelsOf(s Spec, ranks int) []string {
 	case t.pulls:
 		add(pullKernel(s.Output, "").Name, s.pullName())
 	default:
-		add(combineKernel(combineForm(s), s.Output, "").Name, t.combineName(s, ranks), t.fusedCombineName(s, ranks))
+		add(combineKernel(combineForm(s), s.Reduction, s.Output, "").Name, t.combineName(s, ranks), t.fusedCombineName(s, ranks))
 	}
 	if s.combines() {
 		add(gradientKernel(s.Output, "").Name, "weft_gradients")
@@ -149,3 +149,6 @@ func Grids(h *Handle) (blocks, threads [3]int) {
 	return [3]int{g.blocks.dispatchGrid(), g.blocks.combineGrid(), g.blocks.gradients},
 		[3]int{g.tuning.dispatchThreads, g.tuning.combineThreads, g.blocks.gradientThreads}
 }
+
+// GraphedRoutings is how many of the Routings that nobody has are written by graphs.
+func GraphedRoutings(h *Handle) int { return len(gpuOf(h).graphed) }

@@ -77,7 +77,7 @@ func (g *geometry) windowSizes(s Spec) windowSizes {
 		return size
 	}
 	size.stage = max(size.stage, rows*output)
-	if s.Reduction == Partial && s.Layout.byExpert() {
+	if s.Reduction != Exact && s.Layout.byExpert() {
 		size.partial = int64(g.ranks) * tokens * output
 	}
 	perRow := int64(1)

@@ -62,12 +62,12 @@ type gpu struct {
 	received slab[Received]
 	routings slab[Routing]
 
-	mu   sync.Mutex
-	used []bool   // places of received rows
-	took []uint64 // the capture in which a place was taken last
-	next int      // the place that is taken next, where all ranks take the same
-	idle []*gpuRouting
-	all  []*gpuRouting
+	mu            sync.Mutex
+	used          []bool        // places of received rows
+	took          []uint64      // the capture in which a place was taken last
+	next          int           // the place that is taken next, where all ranks take the same
+	idle, graphed []*gpuRouting // that nobody has; the latter are written by graphs
+	all           []*gpuRouting
 }
 
 // former is what a handle used before ranks were masked.
@@ -162,7 +162,7 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	case h.tuning.pulls:
 		add(pullKernel(h.spec.Output, arch), h.spec.pullName(), &f.combine)
 	default:
-		add(combineKernel(combineForm(h.spec), h.spec.Output, arch), h.tuning.combineName(h.spec, h.geometry.ranks), &f.combine)
+		add(combineKernel(combineForm(h.spec), h.spec.Reduction, h.spec.Output, arch), h.tuning.combineName(h.spec, h.geometry.ranks), &f.combine)
 	}
 	if h.spec.combines() {
 		add(gradientKernel(h.spec.Output, arch), "weft_gradients", &f.gradients)

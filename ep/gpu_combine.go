@@ -8,14 +8,7 @@ import (
 	"github.com/weftgo/weft/cuda/device"
 )
 
-func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weft.Tensor{}, whatSend|whatReceive|h.weighted()); err != nil {
-		return err
-	}
-	return h.finish(ctx, s)
-}
-
-func (h *gpu) weighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
 	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|whatReceive|h.weighted()); err != nil {
 		return err
 	}
@@ -65,7 +58,8 @@ func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Ro
 			if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
 				return err
 			}
-		} else { // the kernel reads them where they are
+		} else { // the kernel reads them where they are, and keeps them
+			r.placement.(*gpuRouting).rewrite()
 			h.combineArg.weights = addressOf(weights)
 			defer func() { h.combineArg.weights = 0 }()
 		}

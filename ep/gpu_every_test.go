@@ -136,7 +136,7 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 	}
 	return func(yield func(ep.Spec, int) bool) {
 		for _, layout := range []ep.Layout{ep.ExpertMajor, ep.RankMajor, ep.ExpertPacked, ep.TokenMajor} {
-			for _, reduction := range []ep.Reduction{ep.Exact, ep.Partial} {
+			for _, reduction := range []ep.Reduction{ep.Exact, ep.Partial, ep.PartialBySelection} {
 				for _, p := range payloads {
 					for _, protocol := range []ep.Protocol{ep.ValueProtocol, ep.FlagProtocol} {
 						for _, units := range []int{1, 2, 4} {

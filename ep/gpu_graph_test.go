@@ -524,6 +524,55 @@ func TestReceivedAcrossReplaysOnGPUs(t *testing.T) {
 	})
 }
 
+// TestRoutingAcrossReplaysOnGPUs combines by a Routing that was prepared after one that a graph writes was given back, when the graph has been replayed meanwhile.
+// Captures go on with what graphs write already, of which there is no more than one needs.
+func TestRoutingAcrossReplaysOnGPUs(t *testing.T) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		const ranks = 2
+		for _, way := range ways {
+			t.Run(way.name, func(t *testing.T) {
+				s := sized(way.spec, ranks)
+				s.Live = 2
+				tokens := []int{6, 6}
+				theirs, ours := routed(s, 1, tokens, spread(s, 1)), routed(s, 2, tokens, spread(s, 2))
+				ours.Operand = eptest.PlainOperand // its received rows stand where the graph's do
+				before, after := theirs.Batch(), ours.Batch()
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
+					graph, err := before.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					held, err := after.Round(r.e, r.Comm, r.handle)
+					if err != nil {
+						return err
+					}
+					for range 3 {
+						g, err := r.capture(func() error { return enqueue(ctx, r, []*eptest.Round{graph}, "fc") })
+						if err != nil {
+							return err
+						}
+						graph.Release()
+						if err := held.PrepareDispatch(ctx, r.stream); err != nil {
+							return err
+						}
+						if err := errors.Join(g.Launch(r.stream.CUDA()), r.rest(ctx), graph.CheckCombined()); err != nil {
+							return err
+						}
+						if err := errors.Join(held.Combine(ctx, r.stream), r.rest(ctx), held.CheckCombined(), g.Close()); err != nil {
+							return err
+						}
+						held.Release()
+					}
+					if n := ep.GraphedRoutings(r.handle); n != 1 {
+						return fmt.Errorf("three captures, one after another, have written %d Routings", n)
+					}
+					return errors.Join(graph.Free(), held.Free())
+				})
+			})
+		}
+	})
+}
+
 // TestLeftOutReplaysOnGPUs has a rank that was left out send what it was asked for before: nobody takes it for what somebody else sends.
 func TestLeftOutReplaysOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {

@@ -92,7 +92,7 @@ type describeArgs struct {
 	landings, sent         uint64
 	arrivals               uint64
 	tokens, sources        uint64
-	weights                uint64
+	selections, weights    uint64
 	experts, expertWeights uint64
 }
 
@@ -115,7 +115,10 @@ func Kernels(arch string) []kernel.Spec {
 	}
 	for _, form := range []int{rankForm, partialForm, exactForm} {
 		for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
-			all = append(all, combineKernel(form, of, arch))
+			all = append(all, combineKernel(form, Partial, of, arch))
+			if form != exactForm {
+				all = append(all, combineKernel(form, PartialBySelection, of, arch))
+			}
 		}
 	}
 	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
@@ -164,16 +167,20 @@ func combineForm(s Spec) int {
 	switch {
 	case !s.Layout.byExpert():
 		return rankForm
-	case s.Reduction == Partial:
+	case s.Reduction != Exact:
 		return partialForm
 	default:
 		return exactForm
 	}
 }
 
-func combineKernel(form int, of weft.DType, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("combine %d of %v", form, of), "combine.cu", arch, "sum.cuh")
-	s.Defines["WEFT_FORM"] = strconv.Itoa(form)
+func combineKernel(form int, reduction Reduction, of weft.DType, arch string) kernel.Spec {
+	name, bySelection := fmt.Sprintf("combine %d of %v", form, of), "0"
+	if reduction == PartialBySelection {
+		name, bySelection = name+" by selection", "1"
+	}
+	s := kernelSpec(name, "combine.cu", arch, "sum.cuh")
+	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(form), bySelection
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_COMBINE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(combineArgs{})))
 	return s

@@ -41,10 +41,10 @@ func drawSpec(rng *rand.Rand, ranks int) ep.Spec {
 	for {
 		s := drawn(rng,
 			ep.Spec{Layout: ep.ExpertMajor, Reduction: ep.Exact},
-			ep.Spec{Layout: ep.ExpertMajor, Reduction: ep.Partial},
+			ep.Spec{Layout: ep.ExpertMajor, Reduction: drawn(rng, ep.Partial, ep.PartialBySelection)},
 			ep.Spec{Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
 			ep.Spec{Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4},
-			ep.Spec{Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
+			ep.Spec{Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: drawn(rng, ep.Partial, ep.PartialBySelection), Sum: ep.Plain},
 		)
 		s.MaxTokens = drawn(rng, 1, 2, 8, 9, 31, 33, 40) // around what one warp has, and what kernels for few tokens have
 		s.Experts, s.TopK, s.Counts = 3*ranks, 1+rng.IntN(3), ep.DeviceCounts

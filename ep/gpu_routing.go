@@ -12,12 +12,13 @@ import (
 
 // gpuRouting is what the GPU engine knows of a Routing: all of it in the GPU's memory, where the kernels have put it.
 type gpuRouting struct {
-	h      *gpu
-	off    routingOffsets
-	memory *cuda.Memory
-	stream *cuda.Stream // where it was prepared
-	tokens int
-	masked uint64
+	h       *gpu
+	off     routingOffsets
+	memory  *cuda.Memory
+	stream  *cuda.Stream // where it was prepared
+	tokens  int
+	masked  uint64
+	graphed bool // a graph writes it, whenever it is replayed: for good
 
 	replayed  bool // a graph prepares it, each time anew: what the host has asked for it asks again
 	counted   bool // the host has asked
@@ -70,7 +71,7 @@ func (d *described) read(h *gpu, raw []byte) {
 type routingOffsets struct{ home, landings, described, ranges, places, arrivals, experts, total int }
 
 // describedRows are where the description of rows stands in its memory.
-type describedRows struct{ tokens, sources, weights, experts, expertWeights int }
+type describedRows struct{ tokens, sources, selections, weights, experts, expertWeights int }
 
 func (h *gpu) routingOffsets() (o routingOffsets) {
 	g := &h.geometry
@@ -104,12 +105,15 @@ func (h *gpu) newRouting() (*gpuRouting, error) {
 	return r, nil
 }
 
-// route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued.
+// route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. What a graph writes is for other graphs: whose replays come when is
+// their caller's affair, who may not know of an operation that goes by a Routing of later.
 func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var r *gpuRouting
-	if n := len(h.idle); n > 0 {
+	if n := len(h.graphed); n > 0 && h.capture != 0 {
+		r, h.graphed = h.graphed[n-1], h.graphed[:n-1]
+	} else if n := len(h.idle); n > 0 {
 		r, h.idle = h.idle[n-1], h.idle[:n-1]
 	} else {
 		status, err := stream.CaptureStatus()
@@ -125,6 +129,7 @@ func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, e
 	}
 	r.stream, r.tokens, r.masked, r.replayed, r.counted, r.measured = stream, tokens, h.comm.Mask(), h.capture != 0, false, false
 	r.filled, r.rewritten = false, false
+	r.rewrite()
 	routing := h.routings.take()
 	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, weighted: weightedIf(weighted), epoch: h.operations}
 	return routing, nil
@@ -154,7 +159,11 @@ func (h *gpu) weigh(ctx context.Context, s *weft.Stream, r *Routing, weights wef
 	if err := whole(op, "weights", weights); err != nil {
 		return err
 	}
-	if err := h.startWeigh(h.streamOf(s), r, addressOf(weights), 0); err != nil {
+	stream := h.streamOf(s)
+	if err := h.note(stream); err != nil {
+		return err
+	}
+	if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
 		return err
 	}
 	return h.finish(ctx, s)
@@ -166,6 +175,7 @@ func (h *gpu) startWeigh(stream *cuda.Stream, r *Routing, weights, experts uint6
 		return nil
 	}
 	p := r.placement.(*gpuRouting)
+	p.rewrite()
 	*h.weighArg = weighArgs{home: p.at(p.off.home), n: uint32(r.tokens * h.geometry.topk), weights: weights, ids: experts}
 	return h.weighing.Start(stream)
 }
@@ -174,13 +184,21 @@ func (h *gpu) startWeigh(stream *cuda.Stream, r *Routing, weights, experts uint6
 func (r *Routing) reweighed(stream *cuda.Stream) {
 	p := r.placement.(*gpuRouting)
 	r.weighted, p.stream, p.filled, p.rewritten = weightedEverywhere, stream, false, p.rewritten || p.h.capture != 0
+	p.rewrite()
 }
+
+// rewrite says that the operation which is being enqueued writes the Routing.
+func (r *gpuRouting) rewrite() { r.graphed = r.graphed || r.h.capture != 0 }
 
 // release keeps the memory for the next Routing: to free it would wait for the device.
 func (r *gpuRouting) release() {
 	r.h.mu.Lock()
 	defer r.h.mu.Unlock()
-	r.h.idle = append(r.h.idle, r)
+	if r.graphed {
+		r.h.graphed = append(r.h.graphed, r)
+	} else {
+		r.h.idle = append(r.h.idle, r)
+	}
 }
 
 func (r *gpuRouting) close() error {
@@ -364,6 +382,11 @@ func (r *gpuRouting) SourceRanks() weft.Tensor {
 	return r.describe(func(d *describedRows) int { return d.sources }, weft.Int32, r.Rows())
 }
 
+// SourceSelections implements [placement].
+func (r *gpuRouting) SourceSelections() weft.Tensor {
+	return r.describe(func(d *describedRows) int { return d.selections }, weft.Int32, r.Rows())
+}
+
 // RowWeights implements [placement].
 func (r *gpuRouting) RowWeights() weft.Tensor {
 	return r.describe(func(d *describedRows) int { return d.weights }, weft.Float32, r.Rows())
@@ -398,6 +421,7 @@ func (r *gpuRouting) describeRows() error {
 		return err
 	}
 	r.filled = status == cuda.NotCapturing && !r.replayed && !r.rewritten
+	r.graphed = r.graphed || status != cuda.NotCapturing
 	return nil
 }
 
@@ -416,7 +440,7 @@ func (r *gpuRouting) fill() error {
 		rows, d := g.rows(), &r.description // the most that there can be: the memory is used again
 		*d = describedRows{tokens: region(4 * rows), sources: region(4 * rows)}
 		if g.layout.byExpert() {
-			d.weights = region(4 * rows)
+			d.selections, d.weights = region(4*rows), region(4*rows)
 		} else {
 			d.experts, d.expertWeights = region(4*rows*g.topk), region(4*rows*g.topk)
 		}
@@ -439,7 +463,8 @@ func (r *gpuRouting) fill() error {
 	a := h.describeArg
 	h.pointDescription(a, r)
 	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
-	a.weights, a.experts = uint64(base.Add(r.description.weights)), uint64(base.Add(r.description.experts))
+	a.selections, a.weights = uint64(base.Add(r.description.selections)), uint64(base.Add(r.description.weights))
+	a.experts = uint64(base.Add(r.description.experts))
 	a.expertWeights = uint64(base.Add(r.description.expertWeights))
 	return h.describing.Start(r.stream)
 }

@@ -160,10 +160,14 @@ func (s Spec) placed(ranks int) bool {
 
 // pullName is the kernel of a combine that reads rows where they are.
 func (s Spec) pullName() string {
-	if s.Layout.byExpert() {
+	switch {
+	case s.Layout.byExpert():
 		return "weft_pull_exact"
+	case s.Reduction == PartialBySelection:
+		return "weft_pull_by_selection"
+	default:
+		return "weft_pull"
 	}
-	return "weft_pull"
 }
 
 // clerks is how many blocks more dispatch and combine have than move rows, where there is room.

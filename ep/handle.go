@@ -20,8 +20,8 @@ type Handle struct {
 	biases   [2]weft.Tensor // of the combine that is being called
 }
 
-// NewHandle makes a handle, whose rows the engine of the communicator moves. It is collective, and the only place where memory for exchanges is
-// allocated.
+// NewHandle makes a handle, whose rows the engine of the communicator moves. It is collective, and where memory for
+// exchanges is allocated. Who holds more Routings at a time than it has made, or than captures have left, has the next Prepare allocate one.
 func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error) {
 	const op = "new handle"
 	e := engineOf(comm)

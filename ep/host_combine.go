@@ -13,15 +13,7 @@ import (
 
 const opCombine = "combine"
 
-func (h *host) combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor) error {
-	c := &h.scratch.gather
-	if err := h.sendRowsHome(ctx, s, r, weft.Tensor{}, y, out, bias); err != nil {
-		return err
-	}
-	return c.receive(ctx)
-}
-
-func (h *host) weighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *host) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
 	if err := h.sendRowsHome(ctx, s, r, weights, y, out, bias); err != nil {
 		return err
 	}
@@ -51,15 +43,12 @@ func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, wei
 	c := &h.scratch.gather
 	*c = gather{
 		h: h, op: op, epoch: epoch, call: newCall(callCombine, r, false),
-		weighted: h.spec.Sum == Weighted, y: y, out: out, biases: len(bias),
+		weighted: h.spec.Sum == Weighted, weights: weights, y: y, out: out, biases: len(bias),
 	}
 	copy(c.bias[:], bias)
 	own := cmp.Or(onHost(op, s), h.checkCombine(op, r, y, out, bias, !weights.IsZero()))
 	if own == nil {
 		c.r = h.placed(r)
-		if !weights.IsZero() {
-			c.r.weigh(weights)
-		}
 	}
 	return c.send(ctx, own)
 }
@@ -72,6 +61,7 @@ type gather struct {
 	epoch    uint64
 	call     call
 	weighted bool
+	weights  weft.Tensor // of the combine's own; or none
 	y, out   weft.Tensor
 	bias     [2]weft.Tensor
 	biases   int
@@ -199,6 +189,9 @@ func (c *gather) receive(ctx context.Context) error {
 	}
 	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
 		return err
+	}
+	if !c.weights.IsZero() { // nobody refuses any more
+		c.r.weigh(c.weights)
 	}
 	if err := c.home(); err != nil {
 		return err

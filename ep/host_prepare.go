@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"github.com/weftgo/weft"
 )
@@ -298,6 +299,21 @@ func (h *host) placeVisits(r *hostRouting, t int, ranks, kept uint64, seen *[wef
 			}
 		}
 	}
+	if h.spec.Reduction == PartialBySelection {
+		r.orderVisits(t)
+	}
+}
+
+// orderVisits puts the visits of token t, which are the last ones, in the order of its last selections that have a row there. Those without one add nothing.
+func (r *hostRouting) orderVisits(t int) {
+	g := &r.h.geometry
+	var last [weft.MaxRanks]int
+	for k := range g.topk {
+		if i := t*g.topk + k; r.rows[i] >= 0 {
+			last[int(r.experts[i])/g.local] = k
+		}
+	}
+	slices.SortStableFunc(r.visits[r.visit[t]:], func(a, b visit) int { return last[a.rank] - last[b.rank] })
 }
 
 // readArrivals computes the rows that come to this rank. It returns a rank whose board makes no sense, or -1: a rank that the others have left behind

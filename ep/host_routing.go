@@ -12,7 +12,7 @@ type hostRouting struct {
 	weights []float32 // [tokens, topk]; nil without weights
 	experts []int32   // [tokens, topk]; -1 where there is none
 	rows    []int32   // [tokens, topk]: the row at the expert's rank; -1 where nothing was sent
-	// The ranks that have token t, ascending: visits[visit[t]:visit[t+1]].
+	// The ranks that have token t, in the order in which their sums are added: visits[visit[t]:visit[t+1]].
 	visit  []int32
 	visits []visit
 
@@ -137,20 +137,24 @@ func (r *hostRouting) Ranges() weft.Tensor {
 }
 
 func (r *hostRouting) SourceTokens() weft.Tensor {
-	out := make([]int32, r.Rows())
-	for i := range out {
-		out[i] = -1
-	}
-	r.eachLanding(func(_ int, a arrival, l landing) { out[l.row] = a.token })
-	return weft.TensorOf(out)
+	return r.ofRows(func(_ int, a arrival, _ landing) int32 { return a.token })
 }
 
 func (r *hostRouting) SourceRanks() weft.Tensor {
+	return r.ofRows(func(src int, _ arrival, _ landing) int32 { return int32(src) })
+}
+
+func (r *hostRouting) SourceSelections() weft.Tensor {
+	return r.ofRows(func(_ int, _ arrival, l landing) int32 { return l.k })
+}
+
+// ofRows is a number of each row, -1 for those that hold no token.
+func (r *hostRouting) ofRows(number func(src int, a arrival, l landing) int32) weft.Tensor {
 	out := make([]int32, r.Rows())
 	for i := range out {
 		out[i] = -1
 	}
-	r.eachLanding(func(src int, _ arrival, l landing) { out[l.row] = int32(src) })
+	r.eachLanding(func(src int, a arrival, l landing) { out[l.row] = number(src, a, l) })
 	return weft.TensorOf(out)
 }
 

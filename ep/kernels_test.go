@@ -86,7 +86,7 @@ func arguedPrograms(arch string) []argued {
 				"WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
 				"ROUTE / ROUTE": device.CallPrepare, "MOVE / ROUTE": device.CallDispatch, "(ROUTE | MOVE) / ROUTE": device.CallPrepareDispatch,
 			})},
-		{combineKernel(rankForm, weft.BFloat16, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
+		{combineKernel(rankForm, Partial, weft.BFloat16, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted})},
 		{placeKernel(placeForm{}, arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil) +
 			layout.Constants(map[string]int{

@@ -382,6 +382,57 @@ func TestDifferentSpecs(t *testing.T) {
 	handles(t, group, small(3))
 }
 
+// TestRefusedElsewhere has one rank refuse a combine that brings weights: at the others those of before count, as at the one that refused.
+func TestRefusedElsewhere(t *testing.T) {
+	const ranks = 2
+	ctx := testContext(t)
+	group := join(t, ranks)
+	hs := handles(t, group, small(ranks))
+	for _, halves := range []bool{false, true} {
+		each(t, group, func(c *weft.Comm) error {
+			h := hs[c.Rank()]
+			o := operandsFor(h, c.Rank())
+			for i := range weft.SliceOf[weft.BF16](o.x.Data) {
+				weft.SliceOf[weft.BF16](o.x.Data)[i] = 0x3F80 // 1
+			}
+			fill := func(t weft.Tensor, v float32) weft.Tensor {
+				for i := range weft.SliceOf[float32](t) {
+					weft.SliceOf[float32](t)[i] = v
+				}
+				return t
+			}
+			received, err := h.PrepareDispatch(ctx, nil, o.topk, fill(o.weights, 1), o.x)
+			if err != nil {
+				return err
+			}
+			defer received.Routing.Release()
+			defer received.Release()
+			out, other := o.out, fill(weft.TensorOf(make([]float32, o.weights.Elems()), o.weights.Shape...), 2)
+			if c.Rank() == 0 {
+				out.Shape = []int{out.Shape[0] + 1, out.Shape[1]}
+			}
+			if halves {
+				var work *weft.Work
+				if work, err = h.SendWeighCombine(ctx, nil, received.Routing, other, received.Data, out); err == nil {
+					err = work.Wait(ctx)
+				}
+			} else {
+				err = h.WeighCombine(ctx, nil, received.Routing, other, received.Data, out)
+			}
+			if !errors.Is(err, weft.ErrInvalid) {
+				return fmt.Errorf("%w, want %w", err, weft.ErrInvalid)
+			}
+			if err := h.Combine(ctx, nil, received.Routing, received.Data, o.out); err != nil {
+				return err
+			}
+			if got, want := weft.SliceOf[weft.BF16](o.out)[0], weft.BF16(0x4000); got != want { // 2: one for each selection
+				return fmt.Errorf("a sum of %#x, want %#x, by the weights of before", got, want)
+			}
+			return h.CombineBackward(ctx, nil, received.Routing, o.grad, weft.Tensor{}, o.gradRows, weft.Tensor{}) // where the weights are still the dispatch's
+		})
+	}
+}
+
 // TestPhases makes operations while another is half done, and receives twice.
 func TestPhases(t *testing.T) {
 	group := join(t, 2)

@@ -56,7 +56,7 @@ type Traffic struct {
 }
 
 // Release gives the Routing's memory back to its handle. The Routing, tensors that it returned, and received tensors as far as they describe their
-// rows, must not be used after.
+// rows, must not be used after. What a capture has written, replays write again: later captures take its memory, operations outside of captures do not.
 func (r *Routing) Release() {
 	if r.handle == nil {
 		return
@@ -87,7 +87,7 @@ func (h *Handle) WeighCombine(ctx context.Context, s *weft.Stream, r *Routing, w
 	if err := h.checkWeigh(opCombine, r, weights); err != nil {
 		return err
 	}
-	return h.engine.weighCombine(ctx, s, r, weights, y, out, h.keep(bias))
+	return h.engine.combine(ctx, s, r, weights, y, out, h.keep(bias))
 }
 
 // SendWeighCombine is the first half of WeighCombine, as SendCombine is that of Combine.
@@ -179,8 +179,8 @@ func (r *Routing) ExpertOffsets() weft.Tensor { return r.placement.ExpertOffsets
 func (r *Routing) SourceCounts() weft.Tensor { return r.placement.SourceCounts() }
 
 // Ranges returns, for the layouts by expert, where each source rank's rows stand in each local expert's zone, as begin<<32 | count: int64 [local
-// experts, ranks]. Begin counts from the start of the zone.
-func (r *Routing) Ranges() weft.Tensor { return r.placement.Ranges() }
+// experts, ranks]. Begin counts from the start of the zone. What a layout does not have is the zero Tensor, here and below.
+func (r *Routing) Ranges() weft.Tensor { return r.ofExperts(r.placement.Ranges) }
 
 // SourceTokens returns, for each row, the token's index at its source rank, or -1 for rows that hold no token: int32 [Rows()].
 func (r *Routing) SourceTokens() weft.Tensor { return r.placement.SourceTokens() }
@@ -188,12 +188,31 @@ func (r *Routing) SourceTokens() weft.Tensor { return r.placement.SourceTokens()
 // SourceRanks returns, for each row, its source rank, or -1 for rows that hold no token: int32 [Rows()].
 func (r *Routing) SourceRanks() weft.Tensor { return r.placement.SourceRanks() }
 
+// SourceSelections returns, for the layouts by expert, which of its token's selections each row is, or -1 for rows that hold no token: int32 [Rows()].
+func (r *Routing) SourceSelections() weft.Tensor { return r.ofExperts(r.placement.SourceSelections) }
+
 // RowWeights returns, for the layouts by expert, the weight of each row's selection, 0 for rows that hold no token: fp32 [Rows()].
-func (r *Routing) RowWeights() weft.Tensor { return r.placement.RowWeights() }
+func (r *Routing) RowWeights() weft.Tensor { return r.ofExperts(r.placement.RowWeights) }
 
 // RowSelections returns, for the layouts with one row per rank, each row's local experts and their weights, in the order of the token's
 // selections: int32 [Rows(), top-k], -1 where the selection is another rank's, and fp32 [Rows(), top-k], 0 there.
-func (r *Routing) RowSelections() (experts, weights weft.Tensor) { return r.placement.RowSelections() }
+func (r *Routing) RowSelections() (experts, weights weft.Tensor) {
+	if r.byExpert() {
+		return weft.Tensor{}, weft.Tensor{}
+	}
+	return r.placement.RowSelections()
+}
+
+// ofExperts is what layouts by expert say of their rows.
+func (r *Routing) ofExperts(say func() weft.Tensor) weft.Tensor {
+	if !r.byExpert() {
+		return weft.Tensor{}
+	}
+	return say()
+}
+
+// byExpert reports whether a row is that of one expert.
+func (r *Routing) byExpert() bool { return r.handle != nil && r.handle.spec.Layout.byExpert() }
 
 // selections reads a tensor of expert indices, int32 or int64, one at a time.
 type selections struct {

@@ -47,6 +47,8 @@ const (
 	// Partial sums the rows of one rank there (fp32, k ascending, rounded to the row's type), and the ranks' sums at home (fp32 adds in
 	// rank order, rounded once). Each rank's partial sum carries one more rounding: a relative error of up to 2^-9 of that sum for bf16.
 	Partial
+	// PartialBySelection is Partial with the ranks' sums added in another order: that of the token's last selections which have a row there.
+	PartialBySelection
 	reductions
 )
 
@@ -111,7 +113,7 @@ const (
 var (
 	layoutNames     = [layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
 	wireNames       = [wires]string{"per-selection", "per-rank"}
-	reductionNames  = [reductions]string{"exact", "partial"}
+	reductionNames  = [reductions]string{"exact", "partial", "partial-by-selection"}
 	sumNames        = [sums]string{"weighted", "plain"}
 	payloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
 	countNames      = [countings]string{"host", "device"}

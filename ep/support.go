@@ -30,7 +30,7 @@ var cellRules = []rule{
 	},
 	{
 		func(s request) bool { return !s.Layout.byExpert() && s.Reduction == Exact },
-		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes home as their sum; use the partial reduction",
+		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes home as their sum; use a partial reduction",
 	},
 	{
 		func(s request) bool { return !s.Layout.byExpert() && s.Sum == Weighted },

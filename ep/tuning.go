@@ -15,7 +15,7 @@ type Tuning struct {
 }
 
 // KernelTuning is how one kernel works. Zeros are Weft's choice. Dispatches of the packed layouts, and of a Capacity that can overflow, store rows at their places, and combines of
-// such rows read them there, unless ranks sum first (Partial, by expert) or a copy of the rows would take too much memory; all others move rows through slots. Some of it is about the ones, some about the others.
+// such rows read them there, unless ranks sum first (partial reductions, by expert) or a copy of the rows would take too much memory; all others move rows through slots. Some of it is about the ones, some about the others.
 type KernelTuning struct {
 	// Threads is how many threads a block has: 64 to 512, a multiple of 32; at most 256 of a dispatch by values with one unit.
 	Threads int `json:"threads,omitempty"`

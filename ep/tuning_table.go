@@ -81,7 +81,7 @@ func HandleKindOf(s Spec) HandleKind {
 	if s.combines() {
 		k.Output = s.Output.String()
 		if s.Layout.byExpert() {
-			k.Reduction = s.Reduction.String()
+			k.Reduction = min(s.Reduction, Partial).String() // the order of sums costs nothing
 		}
 	}
 	return k

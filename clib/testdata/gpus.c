@@ -219,9 +219,9 @@ static int32_t *keep_routing(rank *r, side *s, weft_routing routing, int64_t *ro
 	memcpy(s->log + s->logged, numbers, sizeof numbers);
 	s->logged += sizeof numbers;
 	int32_t *sources = malloc((size_t)info.rows * 4 + 4);
-	for (int p = WEFT_EXPERT_COUNTS; p <= WEFT_ROW_DEMAND; p++) {
+	for (int p = WEFT_EXPERT_COUNTS; p <= WEFT_SOURCE_SELECTIONS; p++) {
 		static const char *const names[] = {"expert counts", "expert demand", "padded counts", "expert offsets", "ranges", "source counts", "source ranks", "source tokens",
-			"row weights", "row experts", "row selection weights", "row demand"};
+			"row weights", "row experts", "row selection weights", "row demand", "source selections"};
 		weft_tensor t = {.size = sizeof t};
 		OK(weft_routing_tensor(routing, p, &t));
 		keep(r, s, names[p], t.data, bytes_of(&t));

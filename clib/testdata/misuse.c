@@ -266,7 +266,7 @@ static void operations(weft_comm comm) {
 
 	weft_tensor part = {0};
 	part.size = sizeof part;
-	REFUSED(weft_routing_tensor(routing, 12, &part), WEFT_ERROR_INVALID, "part 12");
+	REFUSED(weft_routing_tensor(routing, 13, &part), WEFT_ERROR_INVALID, "part 13");
 	REFUSED(weft_routing_tensor(routing, -1, &part), WEFT_ERROR_INVALID, "part -1");
 	REFUSED(weft_routing_tensor(routing, 0, NULL), WEFT_ERROR_INVALID, "tensor is NULL");
 	OK(weft_routing_tensor(routing, WEFT_ROW_EXPERTS, &part));

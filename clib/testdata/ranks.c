@@ -250,7 +250,7 @@ static void layout(weft_layout which, int phases) {
 		found += from >= 0;
 	}
 	TRUE(found > 0);
-	for (int p = WEFT_EXPERT_COUNTS; p <= WEFT_ROW_DEMAND; p++) {
+	for (int p = WEFT_EXPERT_COUNTS; p <= WEFT_SOURCE_SELECTIONS; p++) {
 		weft_tensor again = {0};
 		again.size = sizeof again;
 		OK(weft_routing_tensor(got.routing, p, &part));

@@ -32,7 +32,7 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		"--device gpu --calls phases":                  "--calls is for --device host",
 		"--gradients":                                  "--gradients is for --device gpu",
 		"--mode phases":                                "want ll or ht",
-		"--device gpu --mode ht --reduction exact":     "use the partial reduction",
+		"--device gpu --mode ht --reduction exact":     "use a partial reduction",
 		"--device gpu --ranks 3":                       "experts",
 		"--device gpu --lines " + t.TempDir() + "/x/y": "no such file",
 	} {

@@ -2,14 +2,17 @@
 // are, awaits the rest, and adds in a fixed order, in fp32, rounded once.
 //
 //	exact     every selection's row goes home, to the slot of (token, k); fused multiply-adds, k ascending, from +0 or the bias
-//	partial   a rank first sums the rows of a token, fused multiply-adds, k ascending, rounded once; home adds the ranks' sums in rank order. Rank-major rows are
-//	          the caller's sums.
+//	partial   a rank first sums the rows of a token, fused multiply-adds, k ascending, rounded once; home adds the ranks' sums in rank order, or by selection: that
+//	          of the token's last ones there. Rank-major rows are the caller's sums.
 //	clerk     the last block tells every rank that this one has begun, and waits to be told
 #include "exchange.cuh"
 #include "sum.cuh"
 
 #ifndef WEFT_FORM
 #define WEFT_FORM 1 // 1 rank-major rows; rows by expert: 2 partial, 3 exact
+#endif
+#ifndef WEFT_BY_SELECTION
+#define WEFT_BY_SELECTION 0
 #endif
 
 namespace weft {
@@ -191,6 +194,18 @@ __device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 
 	if (!BY_EXPERT) h.v = row_at(a, slot, at, at < a.row_bytes);
 }
 
+// in_order gives the ranks whose sums are added, in a set that first_of takes them from: themselves, or the lanes of the last selections there. All lanes of a warp call both.
+#if WEFT_BY_SELECTION
+__device__ __forceinline__ u32 in_order(u64, bool takes, u32 rank, u32 lane) {
+	u32 same = __match_any_sync(0xFFFFFFFFu, takes ? rank : MAX_RANKS);
+	return __ballot_sync(0xFFFFFFFFu, takes && same >> lane == 1);
+}
+__device__ __forceinline__ u32 first_of(u32 lanes, u32 rank) { return __shfl_sync(0xFFFFFFFFu, rank, __ffs((int)lanes) - 1); }
+#else
+__device__ __forceinline__ u64 in_order(u64 ranks, bool, u32, u32) { return ranks; }
+__device__ __forceinline__ u32 first_of(u64 ranks, u32) { return __ffsll((long long)ranks) - 1; }
+#endif
+
 template <bool VALUE, u32 GROUP>
 __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait &w, u32 t, u32 pc, u32 lane, const Homing &h) {
 	u32 at = pc * UNIT + lane * 16, me = a.group.rank, units = a.row_bytes / 16;
@@ -231,16 +246,18 @@ __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait
 			}
 		}
 	} else {
-		u64 todo = union_of(takes ? 1ull << rank : 0);
-		slots = todo & ~(1ull << me);
+		slots = union_of(takes ? 1ull << rank : 0);
+		auto todo = in_order(slots, takes, rank, lane);
+		slots &= ~(1ull << me);
 		uint4 mine = h.v;
 		if (BY_EXPERT) mine = contribution(a, h.own.what, weight_of(b, h.own), at, here);
 		while (todo != 0) {
-			u64 rest = todo, peers = 0;
+			auto rest = todo;
+			u64 peers = 0;
 			u32 need = 0;
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
-				u32 r = rest != 0 ? __ffsll((long long)rest) - 1 : me;
+				u32 r = rest != 0 ? first_of(rest, rank) : me;
 				unit[j] = (r * a.shape.capacity + t) * units;
 				peers |= (u64)r << 8 * j;
 				if (r != me && here) need |= 1u << j;

@@ -12,7 +12,8 @@ struct Describe {
 	const int *sent;	  // [ranks]: how many those are
 	const u32 *arrivals;  // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
 	int *tokens, *sources; // [rows]
-	float *weights;		   // [rows], by expert
+	int *selections;	   // [rows], by expert
+	float *weights;		   // the same
 	// For one row a token.
 	int *experts;			  // [rows][top-k]
 	float *expert_weights; // [rows][top-k]
@@ -39,6 +40,7 @@ __device__ __forceinline__ void describe(const Describe &a) {
 		if (a.sources != nullptr) a.sources[row] = (int)source;
 		float weight = p.what != 0 ? number(p.weight) : 0;
 		if (a.by_expert != 0) {
+			if (a.selections != nullptr) a.selections[row] = (int)(i % a.shape.topk);
 			if (a.weights != nullptr) a.weights[row] = weight;
 			continue;
 		}

@@ -1,6 +1,6 @@
 // Pull: the combine of rows that have places, unless a rank first sums those that it has of a token. The home of a token reads its rows where they are, in the memory of
-// the ranks that have it, and adds them in fp32, rounded once: where a token has one row at a rank, in rank order; where it has one for each selection (exact sums), fused
-// multiply-adds, k ascending, from +0 or the bias. Nothing is stored on the way, and nobody goes on before all have read.
+// the ranks that have it, and adds them in fp32, rounded once: where a token has one row at a rank, in rank order or that of its last selections there; where it has one for
+// each selection (exact sums), fused multiply-adds, k ascending, from +0 or the bias. Nothing is stored on the way, and nobody goes on before all have read.
 //
 // As a dispatch's gradient it brings the gradients of weights home besides.
 //
@@ -56,8 +56,11 @@ struct Selected {
 	}
 };
 
-// Visit is a row of a token: of a lane that is here, and `before` others are added up earlier. EXACT: each selection has one, else each rank.
-template <bool EXACT> struct Visit {
+// Order is that of a token's rows: of ranks, of the last selections there, or each selection has one.
+enum Order { RANKS, SELECTIONS, EXACT };
+
+// Visit is a row of a token: of a lane that is here, and `before` others are added up earlier.
+template <Order ORDER> struct Visit {
 	u32 rank, row, before;
 	bool here;
 	float weight;
@@ -66,18 +69,19 @@ template <bool EXACT> struct Visit {
 	__device__ __forceinline__ Visit() {}
 
 	__device__ __forceinline__ Visit(const Pull &a, const Turn &o, const Selected &s, u32 lane) : rank(0), row((s.place & ~LEADER) - 1), weight(1) {
-		here = EXACT ? s.place != 0 : (s.place & LEADER) != 0;
+		here = ORDER == RANKS ? (s.place & LEADER) != 0 : s.place != 0;
 		if (here) rank = rank_of(a.shape, (s.pair.what & 0xFFFF) - 1);
+		if constexpr (ORDER == SELECTIONS) here = __match_any_sync(0xFFFFFFFFu, here ? rank : MAX_RANKS) >> lane == 1 && here; // the last one of its rank
 		here = here && !holds(o.mask, rank);
-		if constexpr (EXACT) {
-			u32 lanes = __ballot_sync(0xFFFFFFFFu, here);
-			before = __popc(lanes & ((1u << lane) - 1));
-			count = __popc(lanes);
-			if ((a.what & WEIGHTED) != 0) weight = number(s.pair.weight);
-		} else {
+		if constexpr (ORDER == RANKS) {
 			u64 ranks = union_of(here ? 1ull << rank : 0);
 			before = __popcll((long long)(ranks & ((1ull << rank) - 1)));
 			count = __popcll((long long)ranks);
+		} else {
+			u32 lanes = __ballot_sync(0xFFFFFFFFu, here);
+			before = __popc(lanes & ((1u << lane) - 1));
+			count = __popc(lanes);
+			if (ORDER == EXACT && (a.what & WEIGHTED) != 0) weight = number(s.pair.weight);
 		}
 	}
 
@@ -131,8 +135,8 @@ struct Units {
 };
 
 // sum_piece adds up a piece of a token's rows.
-template <bool EXACT> __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *const *rows, u32 t, u32 pc, u32 lane) {
-	Visit<EXACT> visit(a, o, Selected(a, t, lane), lane);
+template <Order ORDER> __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *const *rows, u32 t, u32 pc, u32 lane) {
+	Visit<ORDER> visit(a, o, Selected(a, t, lane), lane);
 	u64 token = (u64)t * a.row_bytes;
 	Units units(a, token, pc * UNITS * UNIT + lane * 16, a.row_bytes);
 	units.add(visit.count, [&](u32 j, uint4 *v) {
@@ -142,7 +146,7 @@ template <bool EXACT> __device__ __forceinline__ void sum_piece(const Pull &a, c
 		for (u32 u = 0; u < UNITS; u++) {
 			if (units.from + u * UNIT < units.end) v[u] = load_once(row + units.from + u * UNIT);
 		}
-		return EXACT ? __shfl_sync(0xFFFFFFFFu, visit.weight, from) : 1.0f;
+		return ORDER == EXACT ? __shfl_sync(0xFFFFFFFFu, visit.weight, from) : 1.0f;
 	});
 	units.store(a.out + token);
 }
@@ -176,10 +180,10 @@ struct Cursor {
 };
 
 // Fetcher sets parts on their way to the stages of a warp, one after another.
-template <bool EXACT> struct Fetcher {
+template <Order ORDER> struct Fetcher {
 	Cursor at;
 	Selected next; // of the token behind
-	Visit<EXACT> visit;
+	Visit<ORDER> visit;
 	const char *row; // a lane's, if its visit is here
 
 	__device__ __forceinline__ Fetcher(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane)
@@ -189,7 +193,7 @@ template <bool EXACT> struct Fetcher {
 
 	// begin learns where the rows of a token are, and asks for the one behind.
 	__device__ __forceinline__ void begin(const Pull &a, const Turn &o, char *const *rows, Share share, u32 lane) {
-		visit = Visit<EXACT>(a, o, next, lane);
+		visit = Visit<ORDER>(a, o, next, lane);
 		row = rows[visit.rank] + (u64)visit.row * a.row_bytes;
 		next = Selected(a, at.t + 1, at.t + 1 < share.to ? lane : 32);
 	}
@@ -198,7 +202,7 @@ template <bool EXACT> struct Fetcher {
 	__device__ __forceinline__ u32 fetch(const Pull &a, char *stage, u64 *arrived, float *weights, u32 lane) const {
 		u32 bytes = at.bytes(a);
 		if (lane == 0) barrier_expect(arrived, visit.count * bytes);
-		if (EXACT && visit.here) weights[visit.before] = visit.weight;
+		if (ORDER == EXACT && visit.here) weights[visit.before] = visit.weight;
 		__syncwarp();
 		if (visit.here) bulk_load(stage + visit.before * a.chunk, row + at.from, bytes, arrived);
 		return visit.count;
@@ -206,9 +210,9 @@ template <bool EXACT> struct Fetcher {
 };
 
 // take_rows adds to the sums of some units those of N rows. A lane's 16 bytes of the first unit of the first row are at `at`, what the rows weigh, if they do, is at `weights`.
-template <u32 N, u32 U, bool EXACT> __device__ __forceinline__ void take_rows(Sum *sum, u64 at, u32 chunk, u64 weights) {
+template <u32 N, u32 U, Order ORDER> __device__ __forceinline__ void take_rows(Sum *sum, u64 at, u32 chunk, u64 weights) {
 	float by[ROWS] = {1, 1, 1, 1};
-	if constexpr (EXACT) {
+	if constexpr (ORDER == EXACT) {
 		uint4 w = load_shared16(weights);
 		by[0] = number(w.x), by[1] = number(w.y), by[2] = number(w.z), by[3] = number(w.w);
 	}
@@ -226,34 +230,34 @@ template <u32 N, u32 U, bool EXACT> __device__ __forceinline__ void take_rows(Su
 }
 
 // add_units adds up a lane's 16 bytes of each of some units of a token, `at` which it begins in the stage and `to` which in the tokens.
-template <u32 U, bool EXACT> __device__ __forceinline__ void add_units(const Pull &a, u64 to, u64 at, u32 count, u64 weights) {
+template <u32 U, Order ORDER> __device__ __forceinline__ void add_units(const Pull &a, u64 to, u64 at, u32 count, u64 weights) {
 	Sum sum[U];
 	if (a.biases != 0) {
 #pragma unroll
 		for (u32 u = 0; u < U; u++) add_biases(a, to + u * UNIT, sum[u]);
 	}
-	for (; count >= ROWS; count -= ROWS, at += ROWS * a.chunk, weights += ROWS * 4) take_rows<ROWS, U, EXACT>(sum, at, a.chunk, weights);
-	if (count == 3) take_rows<3, U, EXACT>(sum, at, a.chunk, weights);
-	if (count == 2) take_rows<2, U, EXACT>(sum, at, a.chunk, weights);
-	if (count == 1) take_rows<1, U, EXACT>(sum, at, a.chunk, weights);
+	for (; count >= ROWS; count -= ROWS, at += ROWS * a.chunk, weights += ROWS * 4) take_rows<ROWS, U, ORDER>(sum, at, a.chunk, weights);
+	if (count == 3) take_rows<3, U, ORDER>(sum, at, a.chunk, weights);
+	if (count == 2) take_rows<2, U, ORDER>(sum, at, a.chunk, weights);
+	if (count == 1) take_rows<1, U, ORDER>(sum, at, a.chunk, weights);
 #pragma unroll
 	for (u32 u = 0; u < U; u++) store16(a.out + to + u * UNIT, sum[u].round());
 }
 
 // add_part adds up a part that has come.
-template <bool EXACT> __device__ __forceinline__ void add_part(const Pull &a, const Cursor &cursor, u64 stage, u32 count, u64 weights, u32 lane) {
+template <Order ORDER> __device__ __forceinline__ void add_part(const Pull &a, const Cursor &cursor, u64 stage, u32 count, u64 weights, u32 lane) {
 	u64 to = (u64)cursor.t * a.row_bytes + cursor.from;
 	u32 bytes = cursor.bytes(a), from = 0;
-	for (; from + UNITS * UNIT <= bytes; from += UNITS * UNIT) add_units<UNITS, EXACT>(a, to + from + lane * 16, stage + from + lane * 16, count, weights);
-	for (from += lane * 16; from < bytes; from += UNIT) add_units<1, EXACT>(a, to + from, stage + from, count, weights);
+	for (; from + UNITS * UNIT <= bytes; from += UNITS * UNIT) add_units<UNITS, ORDER>(a, to + from + lane * 16, stage + from + lane * 16, count, weights);
+	for (from += lane * 16; from < bytes; from += UNIT) add_units<1, ORDER>(a, to + from, stage + from, count, weights);
 }
 
 // sum_bulk adds up the share's rows. The warps that have shared memory call it. What is waited for is no rank: a bulk copy ends as a load does, and no block may end before.
-template <bool EXACT> __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
+template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 arrived[MOST_CARRIERS][MOST_DEPTH];
-	__shared__ __align__(16) float weights[EXACT ? MOST_CARRIERS : 1][MOST_DEPTH][32];
-	float(*own)[32] = weights[EXACT ? warp : 0];
+	__shared__ __align__(16) float weights[ORDER == EXACT ? MOST_CARRIERS : 1][MOST_DEPTH][32];
+	float(*own)[32] = weights[ORDER == EXACT ? warp : 0];
 	if (lane < a.depth) {
 		barrier_init(&arrived[warp][lane], 1);
 		fence_barrier_init();
@@ -262,9 +266,9 @@ template <bool EXACT> __device__ __forceinline__ void sum_bulk(const Pull &a, co
 	__syncwarp();
 	u32 part = a.most * a.chunk, counts = 0, stage = 0, parity = 0; // counts: of the rows of each stage, eight bits for each
 	char *stages = buffers + warp * a.depth * part;
-	u64 stages_at = shared_at(stages), weights_at = EXACT ? shared_at(own) : 0;
+	u64 stages_at = shared_at(stages), weights_at = ORDER == EXACT ? shared_at(own) : 0;
 	Cursor at(a, share, warp);
-	Fetcher<EXACT> fetcher(a, o, rows, share, warp, lane);
+	Fetcher<ORDER> fetcher(a, o, rows, share, warp, lane);
 	auto fetch = [&](u32 s) {
 		if (fetcher.at.left == 0) return;
 		counts = counts & ~(255u << 8 * s) | fetcher.fetch(a, stages + s * part, &arrived[warp][s], own[s], lane) << 8 * s;
@@ -274,7 +278,7 @@ template <bool EXACT> __device__ __forceinline__ void sum_bulk(const Pull &a, co
 	while (at.left != 0) {
 		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
 		__syncwarp();
-		add_part<EXACT>(a, at, stages_at + stage * part, counts >> 8 * stage & 255, weights_at + stage * sizeof(own[0]), lane);
+		add_part<ORDER>(a, at, stages_at + stage * part, counts >> 8 * stage & 255, weights_at + stage * sizeof(own[0]), lane);
 		at.next(a);
 		fence_async_shared(); // all have read before anything comes there again
 		__syncwarp();
@@ -285,15 +289,15 @@ template <bool EXACT> __device__ __forceinline__ void sum_bulk(const Pull &a, co
 #endif
 
 // send_scalars sends home what came with the rows. All threads of the block call it.
-template <bool EXACT> __device__ __forceinline__ void send_scalars(const Pull &a, const Turn &o) {
+template <Order ORDER> __device__ __forceinline__ void send_scalars(const Pull &a, const Turn &o) {
 	Described d(a.described, a.shape.local, a.group.ranks);
 #pragma unroll 1
 	for (u32 src = 0; src < a.group.ranks; src++) {
-		if (!holds(o.mask, src)) a.scalars.send(a.group, a.shape, o, src, Share((u32)d.tokens[src]), EXACT);
+		if (!holds(o.mask, src)) a.scalars.send(a.group, a.shape, o, src, Share((u32)d.tokens[src]), ORDER == EXACT);
 	}
 }
 
-template <bool EXACT> __device__ __forceinline__ void pull(const Pull &a) {
+template <Order ORDER> __device__ __forceinline__ void pull(const Pull &a) {
 	__shared__ char *rows[MAX_RANKS];
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -306,15 +310,15 @@ template <bool EXACT> __device__ __forceinline__ void pull(const Pull &a) {
 			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, a.call) * 16;
 		}
 		if (__syncthreads_or(w.over) != 0) return;
-		if (a.scalars.rows != nullptr) send_scalars<EXACT>(a, o);
+		if (a.scalars.rows != nullptr) send_scalars<ORDER>(a, o);
 		Share share(a.tokens);
 		u32 n = (a.what & BULK) != 0 ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);
-			sum_piece<EXACT>(a, o, rows, t, pc, lane);
+			sum_piece<ORDER>(a, o, rows, t, pc, lane);
 		}
 #if __CUDA_ARCH__ >= 900
-		if ((a.what & BULK) != 0 && warp < a.carriers) sum_bulk<EXACT>(a, o, rows, share, warp, lane);
+		if ((a.what & BULK) != 0 && warp < a.carriers) sum_bulk<ORDER>(a, o, rows, share, warp, lane);
 #endif
 		mark(a.group, o, a.marks);
 		if (!await_marks(a.group, o, w, a.marks)) return;
@@ -325,8 +329,9 @@ template <bool EXACT> __device__ __forceinline__ void pull(const Pull &a) {
 
 } // namespace weft
 
-#define WEFT_KERNEL(name, EXACT) \
-	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Pull a) { weft::pull<EXACT>(a); }
+#define WEFT_KERNEL(name, ORDER) \
+	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Pull a) { weft::pull<weft::ORDER>(a); }
 
-WEFT_KERNEL(weft_pull, false)
-WEFT_KERNEL(weft_pull_exact, true)
+WEFT_KERNEL(weft_pull, RANKS)
+WEFT_KERNEL(weft_pull_by_selection, SELECTIONS)
+WEFT_KERNEL(weft_pull_exact, EXACT)

@@ -12,7 +12,8 @@ import (
 
 // said is what the Routing says of each row, and of how many there are.
 type said struct {
-	tokens, sources, weights    []byte // [rows]
+	tokens, sources, selections []byte // [rows]
+	weights                     []byte // the same
 	experts, selectionWeights   []byte // [rows, k]
 	counts, ranges, sourceCount []byte
 }
@@ -21,20 +22,20 @@ type said struct {
 func (r *runner) said(more int, fill *byte) (s said) {
 	a, k := &r.p.at[r.comm.Rank()], r.spec.TopK
 	n := len(a.rows) + more
-	source, rank, weight := make([]int32, n), make([]int32, n), make([]float32, n)
+	source, rank, selection, weight := make([]int32, n), make([]int32, n), make([]int32, n), make([]float32, n)
 	experts, weights := make([]int32, n*k), make([]float32, n*k)
 	for i := range n {
 		for j := range k {
 			experts[i*k+j] = -1
 		}
-		source[i], rank[i] = -1, -1
+		source[i], rank[i], selection[i] = -1, -1, -1
 		if i >= len(a.rows) || a.rows[i].kind != tokenRow {
 			continue
 		}
 		row := a.rows[i]
 		source[i], rank[i] = int32(row.token), int32(row.src)
 		if row.k >= 0 {
-			weight[i] = r.batch.weights[row.src][row.token*k+row.k]
+			selection[i], weight[i] = int32(row.k), r.batch.weights[row.src][row.token*k+row.k]
 		} else {
 			copy(experts[i*k:], row.experts)
 			copy(weights[i*k:], row.weights)
@@ -49,7 +50,7 @@ func (r *runner) said(more int, fill *byte) (s said) {
 		}
 	}
 	s = said{
-		tokens: intBytes(source), sources: intBytes(rank), weights: singleBytes(weight), experts: intBytes(experts), selectionWeights: singleBytes(weights),
+		tokens: intBytes(source), sources: intBytes(rank), selections: intBytes(selection), weights: singleBytes(weight), experts: intBytes(experts), selectionWeights: singleBytes(weights),
 		counts: intBytes(a.counts), sourceCount: intBytes(a.sources),
 	}
 	for _, zone := range a.ranges {

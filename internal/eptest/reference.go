@@ -3,6 +3,7 @@ package eptest
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
@@ -147,7 +148,7 @@ func (b *batch) combine(p *placement, src int, y [][]byte, bias [][]byte, weight
 					}
 				}
 			default:
-				for rank := range b.ranks {
+				for _, rank := range b.order(home) {
 					var sum float32
 					any := false
 					for k, pl := range home {
@@ -169,6 +170,22 @@ func (b *batch) combine(p *placement, src int, y [][]byte, bias [][]byte, weight
 		}
 	}
 	return out
+}
+
+// order is that in which the sums of a token's ranks are added.
+func (b *batch) order(home []place) []int {
+	last := make([]int, b.ranks)
+	ranks := make([]int, b.ranks)
+	for rank := range ranks {
+		ranks[rank] = rank
+	}
+	for k, pl := range home {
+		if pl.ok && b.spec.Reduction == ep.PartialBySelection {
+			last[pl.rank] = k
+		}
+	}
+	slices.SortStableFunc(ranks, func(a, b int) int { return last[a] - last[b] })
+	return ranks
 }
 
 func rounded(d weft.DType, x float32) float32 {

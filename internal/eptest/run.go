@@ -397,8 +397,15 @@ func (r *runner) describe() error {
 	if r.byExpert() {
 		views = append(views,
 			view{"ranges", rt.Ranges(), weft.Int64, []int{local, r.Ranks}, said.ranges},
+			view{"source selections", rt.SourceSelections(), weft.Int32, []int{len(a.rows)}, said.selections},
 			view{"row weights", rt.RowWeights(), weft.Float32, []int{len(a.rows)}, said.weights})
+		if e, w := rt.RowSelections(); !e.IsZero() || !w.IsZero() {
+			r.report("row selections of rows by expert: %v, %v", e, w)
+		}
 	} else {
+		if x, s, w := rt.Ranges(), rt.SourceSelections(), rt.RowWeights(); !x.IsZero() || !s.IsZero() || !w.IsZero() {
+			r.report("of rows that are not by expert ranges %v, selections %v, weights %v", x, s, w)
+		}
 		e, w := rt.RowSelections()
 		views = append(views,
 			view{"row experts", e, weft.Int32, []int{len(a.rows), k}, said.experts},

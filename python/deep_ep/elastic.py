@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 import weft
+from weft import ep
 from weft._buffer.errors import ContractError, require
 from weft._buffer.events import Before, EventHandle, EventOverlap
 from weft._buffer.exchanges import Exchanges, where
@@ -67,7 +69,19 @@ class EPHandle:
         vars(made).update(contents, _route=route, token_metadata_at_forward=None, channel_linked_list=None)
         return made
 
+    def __copy__(self) -> EPHandle:
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self))  # which goes the same way
+        return made
+
+    def __reduce__(self) -> Any:
+        return EPHandle, tuple(getattr(self, name) for name in inspect.signature(EPHandle).parameters)
+
     # What was assigned, by the constructor or later, comes before these.
+
+    @functools.cached_property
+    def topk_idx(self) -> Tensor:
+        return self._route.topk
 
     @functools.cached_property
     def psum_num_recv_tokens_per_scaleup_rank(self) -> Tensor:
@@ -324,8 +338,10 @@ class ElasticBuffer:
                 raise ContractError(f"experts, most tokens and alignment {given}, and the handle has {has}")
             if do_expand != handle.do_expand:
                 raise ContractError(f"do_expand is {do_expand}, and the handle's dispatch had {handle.do_expand}")
-            if rows.shape[0] != route.topk.shape[0]:
-                raise ContractError(f"x: {rows.shape[0]} tokens, and the handle has {route.topk.shape[0]}")
+            if rows.shape[0] != route.tokens:
+                raise ContractError(f"x: {rows.shape[0]} tokens, and the handle has {route.tokens}")
+            require(topk_weights is None or topk_weights.shape == (route.tokens, route.shape.topk), "topk_weights: want [tokens, topk] of the handle's tokens")
+        _check_stats(cumulative_local_expert_recv_stats, route.shape.experts // self.num_ranks)
         if previous_event_before_epilogue is not None:
             _wait(previous_event_before_epilogue)
         (got, experts, weights, handle), event = self._stream.run(
@@ -341,9 +357,8 @@ class ElasticBuffer:
             sync,
             num_sms,
             use_tma_aligned_col_major_sf,
+            cumulative_local_expert_recv_stats,
         )
-        if cumulative_local_expert_recv_stats is not None:
-            cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
         return got, experts, weights, handle, event
 
     def _new_route(
@@ -370,20 +385,27 @@ class ElasticBuffer:
         if selections[1] > _MOST_TOPK:
             raise ContractError(f"{selections[1]} selections a token, want at most {_MOST_TOPK}")
         require(weights is None or weights.shape == selections, "topk_weights is not of the shape of topk_idx")
+        require(experts % self.num_ranks == 0, f"{experts} experts on {self.num_ranks} ranks: want a multiple of the ranks")
+        alignment = 1 if alignment is None else alignment
+        if alignment < 1 or (expand and alignment & (alignment - 1)):
+            raise ContractError(f"expert_alignment is {alignment}, want 1 or more, with do_expand=True a power of two")
         sync = sync is None or sync
-        shape = Shape(experts, topk.shape[1], most, 1 if alignment is None else alignment, expand, self._budget(experts, topk.shape[1], sms))
-        return Route(self._exchanges, shape, topk.clone() if copy else topk, weights, exact=sync), sync
+        shape = self._shape(experts, topk.shape[1], most, alignment, expand, sms)
+        return Route(self._exchanges, shape, topk, sync, copy), sync
 
-    def _budget(self, experts: int, topk: int, sms: int) -> int:
-        """The multiprocessors for handles: as many as are asked for, or as are of use. The host has none."""
-        return (sms or self.get_theoretical_num_sms(experts, topk)) if self._exchanges.on_gpu else 0
+    def _shape(self, experts: int, topk: int, most: int, alignment: int, expand: bool, sms: int) -> Shape:
+        reduction = ep.Reduction.exact if expand and not self.allow_multiple_reduction else ep.Reduction.partial_by_selection
+        # The multiprocessors for handles: as many as are asked for, or as are of use. The host has none.
+        sms = (sms or self.get_theoretical_num_sms(experts, topk)) if self._exchanges.on_gpu else 0
+        # Other numbers of tokens than the buffer's are rounded up, so that there are few handles.
+        room = most if most == self.num_max_tokens_per_rank else 1 << (most - 1).bit_length()
+        return Shape(experts, topk, room, expand, reduction, sms, alignment, most)
 
     def _route_of(self, handle: EPHandle) -> Route:
         if handle._route is None:
-            experts, topk = handle.num_experts, handle.topk_idx.shape[1]
-            sms = self._budget(experts, topk, handle.num_sms)
-            shape = Shape(experts, topk, handle.num_max_tokens_per_rank, handle.expert_alignment, handle.do_expand, sms)
-            handle._route = Route(self._exchanges, shape, handle.topk_idx, None, exact=bool(handle.num_recv_tokens_per_expert_list))
+            topk = handle.topk_idx
+            shape = self._shape(handle.num_experts, topk.shape[1], handle.num_max_tokens_per_rank, handle.expert_alignment, handle.do_expand, handle.num_sms)
+            handle._route = Route(self._exchanges, shape, topk, exact=bool(handle.num_recv_tokens_per_expert_list))
         return handle._route
 
     def _dispatch(
@@ -396,16 +418,15 @@ class ElasticBuffer:
         sync: bool,
         sms: int,
         columns: bool,
+        stats: Tensor | None,
     ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle]:
-        first = handle is None
-        arrived, arrived_scales = route.dispatch(rows, scales)
-        if columns and arrived_scales is not None:
-            arrived_scales = _tma_aligned(arrived_scales)
-        experts, given, padded = route.selections(first and weights is not None, sync)
-        if weights is not None:
-            weights = given if first else route.send_weights(weights)
+        arrived, arrived_scales, routing = route.dispatch(rows, scales, None if weights is None else weights.float())
+        if arrived_scales is not None:
+            arrived_scales = _tma_aligned(arrived_scales) if columns else arrived_scales.contiguous()
+        experts, given, padded = route.selections(routing, weights is not None, sync)
+        if stats is not None:
+            stats.add_(route.selections_of_experts)
         if handle is None:
-            most = self.num_ranks * route.shape.tokens
             handle = EPHandle._of(
                 route,
                 do_expand=route.shape.expand,
@@ -413,12 +434,11 @@ class ElasticBuffer:
                 expert_alignment=route.shape.alignment,
                 num_max_tokens_per_rank=route.shape.tokens,
                 num_sms=sms or self.get_theoretical_num_sms(route.shape.experts, route.shape.topk),
-                topk_idx=route.topk,
-                num_recv_tokens=route.received if sync else most,
+                num_recv_tokens=route.received,
                 num_expanded_tokens=sum(padded) if sync else route.most_expanded(),
                 num_recv_tokens_per_expert_list=padded,
             )
-        return arrived if arrived_scales is None else (arrived, arrived_scales), experts, weights, handle
+        return arrived if arrived_scales is None else (arrived, arrived_scales), experts, given, handle
 
     def combine(
         self,
@@ -448,6 +468,12 @@ class ElasticBuffer:
             raise ContractError(f"x: type {x.dtype}, want torch.bfloat16")
         if x.dim() != _MATRIX or not x.is_contiguous():
             raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [rows, hidden]")
+        for b in biases:
+            if b is not None and (b.dtype != torch.bfloat16 or b.shape != (route.tokens, x.shape[1])):
+                raise ContractError(f"bias: {b.dtype} {tuple(b.shape)}, want torch.bfloat16 {(route.tokens, x.shape[1])}")
+        of_row = () if route.shape.expand else (route.shape.topk,)
+        if topk_weights is not None and (topk_weights.shape[:1] != x.shape[:1] or topk_weights.shape[1:] != of_row):
+            raise ContractError(f"topk_weights: shape {tuple(topk_weights.shape)}, want {(x.shape[0], *of_row)}")
         selections = route.shape.expand and not self.allow_multiple_reduction
         require(
             not selections or topk_weights is None,
@@ -455,8 +481,7 @@ class ElasticBuffer:
         )
         if previous_event_before_epilogue is not None:
             _wait(previous_event_before_epilogue)
-        combine = Route.combine_selections if selections else Route.combine
-        (out, weights), event = self._stream.run(combine, x, previous_event, async_with_compute_stream, route, x, topk_weights, biases)
+        (out, weights), event = self._stream.run(Route.combine, x, previous_event, async_with_compute_stream, route, x, topk_weights, biases)
         return out, weights, event
 
     # What is not here.
@@ -555,6 +580,11 @@ def _wait(event: Before) -> None:
     """There is no second kernel for it to come before: the whole exchange comes after it."""
     if event is not None and not (isinstance(event, EventOverlap) and event.event is None):
         event.current_stream_wait()
+
+
+def _check_stats(stats: Tensor | None, local: int) -> None:
+    if stats is not None and (stats.dtype != torch.int32 or stats.shape != (local,)):
+        raise ContractError(f"cumulative_local_expert_recv_stats: {stats.dtype} {tuple(stats.shape)}, want torch.int32 {(local,)}")
 
 
 def _check_rows(rows: Tensor, scales: Tensor | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any, NamedTuple
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 from weft import ep
-from weft._buffer.errors import ContractError, require
-from weft._buffer.exchanges import Exchanges
+from weft._buffer.errors import ContractError
+from weft._buffer.exchanges import Exchanges, Kept
 
 
 class Shape(NamedTuple):
@@ -19,13 +18,21 @@ class Shape(NamedTuple):
 
     experts: int
     topk: int
-    tokens: int  # the most of a rank
-    alignment: int
+    room: int  # for tokens of a rank
     expand: bool
+    reduction: ep.Reduction  # of combines
     sms: int  # of a GPU, that exchanges may fill
+    alignment: int  # of the rows of experts; others are aligned to nothing
+    tokens: int  # the most of a rank, which is no affair of handles
+
+    @property
+    def of_handle(self) -> tuple[Any, ...]:
+        """What a handle is made for."""
+        return self[:7] if self.expand else self[:6]
 
 
 _BF16, _OPAQUE = ep.Payload.bf16, ep.Payload.opaque
+_LEAST = 8  # numbers of the shortest row that there is
 
 
 class Rows:
@@ -66,243 +73,85 @@ class Rows:
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own.
 
-    Rows travel by handles whose experts are the ranks: a token selects the ranks of its experts, in the order of its last selections there, and sums in the
-    order of selections are then DeepEP's. What describes the rows, and their weights, travels by a handle of its own, whose rows are the weights.
+    A token's rows come home as sums of its ranks, which are added in the order of its last selections there, as DeepEP's are.
     """
 
-    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor, weights: Tensor | None, exact: bool) -> None:
-        self._exchanges, self.shape, self.topk, self._exact = exchanges, shape, topk, exact
+    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor, exact: bool, keep: bool = False) -> None:
+        """The first exchange is to go by ``topk``, and so are later ones; with ``keep`` they go by what it holds now."""
+        self._exchanges, self.shape, self._given, self._exact = exchanges, shape, topk, exact
+        self._kept = Kept(topk) if keep else None
         self._counts = ep.Counts.host if exact and not exchanges.on_gpu else ep.Counts.device
         self._routings: dict[Any, tuple[ep.Handle, ep.Routing]] = {}
-        self._visits: Tensor | None = None
-        self._sums: Route | None = None
-        self._describe(weights)
+        self._told: list[int] | None = None
+        self._whole = exact or shape.room == shape.tokens  # arrays have no rows but those that there can be
 
-    # What there is to know.
+    @property
+    def tokens(self) -> int:
+        """How many this rank has."""
+        return self._given.shape[0]
 
-    def _describe(self, weights: Tensor | None) -> None:
-        s = self.shape
-        key = "describing", s.experts, s.topk, s.tokens, self._counts, s.sms
-        self._lanes = -(-s.topk // 4) * 4
-        self._describing = self._exchanges.find(key) or self._exchanges.handle(
-            key,
-            experts=s.experts,
-            topk=s.topk,
-            hidden=self._lanes,
-            max_tokens=s.tokens,
-            layout=ep.Layout.token_major,
-            payload=ep.Payload.fp32,
-            counts=self._counts,
-            sms=s.sms,
-        )
-        # Weights are those of the first dispatch, and the same on every rank or none.
-        self._routing = self._describing.prepare(self.topk, weights)
+    @property
+    def topk(self) -> Tensor:
+        """What tokens have selected."""
+        return self._given if self._kept is None else self._kept.tensor()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What exchanges read of it."""
-        return (self.topk,)
-
-    @functools.cached_property
-    def _told(self) -> list[int] | None:
-        """On a GPU, where routings do not say it: the tokens that come of each rank, then the selections of each expert here.
-
-        Asking waits for them, and it is all that a dispatch waits for. None if the host is not to know, or does.
-        """
-        if not (self._exact and self._exchanges.on_gpu):
-            return None
-        return self._exchanges.told(torch.cat(self._routing.parts("source_counts", "expert_demand"))).tolist()  # type: ignore[no-any-return]
-
-    @functools.cached_property
-    def _come(self) -> int | None:
-        """The tokens that come, where routings do not say it."""
-        return None if self._told is None else sum(self._told[: self._exchanges.ranks])
-
-    @functools.cached_property
-    def received(self) -> int:
-        """How many tokens have come; how many may have, if the host was not told."""
-        if self._come is not None:
-            return self._come
-        return self._routing.rows if self._exact else self._describing.capacity
-
-    @property
-    def _rows(self) -> int | None:
-        """The rows that a dispatch brings, pads included, likewise."""
-        if self._told is None or not self.shape.expand:
-            return self._come
-        return sum(self._aligned(self._told[self._exchanges.ranks :]))
-
-    def _rows_by(self, routing: ep.Routing) -> int:
-        return routing.rows if self._rows is None else self._rows
-
-    def _aligned(self, counts: list[int]) -> list[int]:
-        a = self.shape.alignment
-        return counts if a == 1 else [-(-n // a) * a for n in counts]
-
-    @functools.cached_property
-    def _experts(self) -> Tensor:
-        """int64 [rows, topk]: local experts, -1 for those elsewhere."""
-        return self._routing.parts("row_experts", rows=self._come)[0]  # type: ignore[no-any-return]
-
-    def selections(self, weighted: bool, sync: bool) -> tuple[Tensor | None, Tensor | None, list[int]]:
-        """What the caller is told: of tokens the local experts, and weights, int64 and float32 [rows, topk]; expanded the weights of rows.
-
-        And the rows of each local expert, pads included, if the host is to know.
-        """
-        s = self.shape
-        names = ((), ("row_selection_weights",)) if s.expand else (("row_experts",), ("row_experts", "row_selection_weights"))
-        told = self._told
-        found = list(self._routing.parts(*names[weighted], demand=sync and told is None, rows=self._come))
-        demand = [] if not sync else found.pop() if told is None else told[self._exchanges.ranks :]
-        demand = self._aligned(demand)
-        weights = found.pop() if weighted else None
-        if weights is not None:
-            weights = self._expanded(weights) if s.expand else weights.clone() if self._exchanges.on_gpu else weights
-        return found[0] if found else None, weights, demand
-
-    @functools.cached_property
-    def _expert_counts(self) -> Tensor:
-        return self._routing.parts("expert_demand")[0]  # type: ignore[no-any-return]
-
-    def expert_counts(self) -> Tensor:
-        """int32 [local experts]."""
-        return self._expert_counts
-
-    def tokens_of_ranks(self) -> Tensor:
-        """int32 [ranks]: the tokens of each source rank and those before."""
-        (counts,) = self._routing.parts("source_counts")
-        return counts.cumsum(0, dtype=torch.int32)
-
-    def _padded(self) -> Tensor:
-        a = self.shape.alignment
-        return (self._expert_counts + (a - 1)) // a * a
-
-    def ends_of_experts(self) -> Tensor:
-        """int32 [local experts]: where each expert's rows end; those of an expanded dispatch without their pads."""
-        ends = self._padded().cumsum(0, dtype=torch.int32)
-        return ends - self._padded() + self._expert_counts if self.shape.expand else ends
-
-    def most_expanded(self) -> int:
-        """The most rows that can come expanded, pads included."""
-        s, ranks = self.shape, self._exchanges.ranks
-        local = s.experts // ranks
-        return -(-(ranks * s.tokens * min(s.topk, local) + (s.alignment - 1) * local) // s.alignment) * s.alignment
-
-    def _slots(self) -> Tensor:
-        """int64 [rows, topk]: the expanded row of each selection here, -1 for those elsewhere: an expert's are in the order of tokens."""
-        here = self._experts >= 0
-        local = self.shape.experts // self._exchanges.ranks
-        which = torch.where(here, self._experts, local)
-        chosen = torch.zeros((self.received, local + 1), dtype=torch.int32, device=which.device).scatter_(1, which, 1)
-        starts = torch.nn.functional.pad(self._padded().cumsum(0)[:-1], (1, 1))
-        return torch.where(here, starts[which] + chosen.cumsum(0).gather(1, which) - 1, -1)
-
-    def sources(self) -> Tensor:
-        """What DeepEP calls recv_src_metadata."""
-        ranks, tokens = self._routing.parts("source_ranks", "source_tokens", rows=self._come)
-        lanes = torch.arange(self.shape.topk, device=ranks.device)
-        master = torch.where(self._experts >= 0, lanes, -1).amax(1)
-        slots = self._slots() if self.shape.expand else torch.full_like(self._experts, -1)
-        head = torch.stack((ranks * self.shape.tokens + tokens, ranks * self.shape.topk + master), 1)
-        return torch.cat((torch.where(ranks[:, None] >= 0, head, -1), slots), 1).int()
-
-    def _last_selections(self) -> Tensor:
-        """int64 [tokens, ranks]: the last selection of each token on each rank, topk for none."""
-        k, ranks = self.shape.topk, self._exchanges.ranks
-        owners = torch.where(self.topk >= 0, self.topk // (self.shape.experts // ranks), ranks).long()
-        lanes = torch.arange(k, device=owners.device).expand_as(owners)
-        last = torch.full((owners.shape[0], ranks + 1), -1, device=owners.device).scatter_reduce_(1, owners, lanes, "amax")[:, :ranks]
-        return torch.where(last < 0, k, last)
-
-    def destinations(self) -> Tensor:
-        """What DeepEP calls dst_buffer_slot_idx."""
-        last, k = self._last_selections(), self.shape.topk
-        there = last < k
-        slots = torch.where(there, there.cumsum(0) - 1 + self._exchanges.rank * self.shape.tokens, -1)
-        out = torch.full((last.shape[0], k + 1), -1, device=last.device).scatter_(1, last, slots)
-        return out[:, :k].int()
-
-    def visits(self) -> Tensor:
-        """int64 [tokens, at most ranks]: the ranks that each token goes to, in the order of the last selections there, then -1."""
-        if self._visits is None:
-            if self.topk.is_cpu:
-                self._visits = ep.visits(self.topk, experts=self.shape.experts, ranks=self._exchanges.ranks)
-            else:
-                last, ranks = self._last_selections().sort(1)
-                most = min(self.shape.topk, self._exchanges.ranks)
-                self._visits = torch.where(last < self.shape.topk, ranks, -1)[:, :most].contiguous()
-        return self._visits
+        """What exchanges on a GPU read of it."""
+        return (self._given, self.topk) if self._given.is_cuda else ()
 
     # Exchanges.
 
     def _handle(self, rows: Rows) -> ep.Handle:
         s = self.shape
-        if s.expand:
-            experts, topk, alignment = s.experts, s.topk, s.alignment
-        else:
-            experts, topk, alignment = self._exchanges.ranks, min(s.topk, self._exchanges.ranks), 1
-        key = "moving", experts, topk, s.tokens, alignment, self._counts, s.sms, rows.key
+        key = s.of_handle, self._counts, rows.key
         return self._exchanges.find(key) or self._exchanges.handle(
             key,
-            experts=experts,
-            topk=topk,
-            max_tokens=s.tokens,
-            layout=ep.Layout.expert_packed,
+            experts=s.experts,
+            topk=s.topk,
+            max_tokens=s.room,
+            layout=ep.Layout.expert_packed if s.expand else ep.Layout.token_major,
             wire=ep.Wire.per_rank,
-            reduction=ep.Reduction.exact,
+            reduction=s.reduction,
             weighting=ep.Weighting.plain,
-            alignment=alignment,
+            alignment=s.alignment if s.expand else 1,
             counts=self._counts,
             sms=s.sms,
             **rows.spec,
         )
 
-    def dispatch(self, rows: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Sends rows: those that arrive, and their scales."""
+    def dispatch(self, rows: Tensor, scales: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None, ep.Routing]:
+        """Sends rows, and what their selections weigh: those that arrive, their scales, and what says more of them."""
         given = Rows(rows, scales)
         h = self._handle(given)
         known = self._routings.get(given.key)
-        if known is None:
-            topk = self.topk if self.shape.expand else self.visits()
-            arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, topk, None, come=self._rows)
-            self._routings[given.key] = h, routing
+        if known is not None:
+            arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, None, weights, known[1], come=self._come)
         else:
-            arrived, arrived_scales, _ = self._exchanges.dispatch(h, given.rows, given.scales, None, None, known[1], self._rows)
-        return given.restored(arrived, arrived_scales)
-
-    def send_weights(self, weights: Tensor) -> Tensor:
-        """Sends other weights to the rows: the same of those."""
-        padded = torch.nn.functional.pad(weights.float(), (0, self._lanes - self.shape.topk))
-        with self._describing.dispatch(padded, routing=self._routing) as got:
-            arrived = torch.where(self._experts >= 0, got.rows[: self.received, : self.shape.topk], 0)
-        return self._expanded(arrived) if self.shape.expand else arrived
-
-    def _expanded(self, weights: Tensor) -> Tensor:
-        _, routing = next(iter(self._routings.values()))
-        rows = self._rows_by(routing)
-        slots = self._slots()
-        # What is elsewhere goes to a row behind the last.
-        out = torch.zeros(rows + 1, dtype=torch.float32, device=weights.device)
-        out.scatter_(0, torch.where(slots >= 0, slots, rows).flatten(), weights.flatten())
-        return out[:rows]
+            topk = self.topk if self._routings else self._given
+            arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, topk, weights, come=self._come)
+            self._routings[given.key] = h, routing
+        arrived, arrived_scales = given.restored(arrived, arrived_scales)
+        if self._whole:
+            return arrived, arrived_scales, routing
+        return arrived[: self._most], None if arrived_scales is None else arrived_scales[: self._most], routing
 
     def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        """Brings a row for each token home, and weights."""
-        if self.shape.expand:
-            x, weights = self._folded(x, weights)
-        h, routing = (self._visiting() if self.shape.expand else self)._by(x)
-        n = self.received
-        if x.shape[0] < n:
-            raise ContractError(f"x: {x.shape[0]} rows, and {n} have come")
-        out = h.combine(x if x.shape[0] == n else x[:n], routing, bias=bias or None)
-        return out, None if weights is None else self._weights_home(weights)
-
-    def combine_selections(self, x: Tensor, weights: None, bias: tuple[Tensor, ...]) -> tuple[Tensor, None]:  # noqa: ARG002
-        """Brings a row for each selection home."""
+        """Brings rows home and sums them, and weights."""
         h, routing = self._by(x)
         n = self._rows_by(routing)
-        require(x.shape[0] == n, f"x: {x.shape[0]} rows, and {n} have come")
-        return h.combine(x, routing, bias=bias or None), None
+        if x.shape[0] < n:
+            raise ContractError(f"x: {x.shape[0]} rows, and {n} have come")
+        rows = x if x.shape[0] == n else x[:n]
+        if weights is None:
+            return h.combine(rows, routing, bias=bias or None), None
+        # The gradient of dispatch is that sum, without biases, and takes numbers of selections home beside it.
+        if not bias:
+            return h.dispatch_backward(rows, routing, weights[:n].float())  # type: ignore[no-any-return]
+        out = h.combine(rows, routing, bias=bias)
+        least = torch.zeros((n, _LEAST), dtype=x.dtype, device=x.device)  # so that the rows themselves come home once
+        h, routing = self._by(least)
+        return out, h.dispatch_backward(least, routing, weights[:n].float())[1]
 
     def _by(self, x: Tensor) -> tuple[ep.Handle, ep.Routing]:
         """What a sum of rows goes by: that of a dispatch, of whatever type, whose rows were as long."""
@@ -311,27 +160,144 @@ class Route:
                 return h, routing
         given = Rows(x, None)
         h = self._handle(given)
-        self._routings[given.key] = h, h.prepare(self.topk if self.shape.expand else self.visits())
+        self._routings[given.key] = h, h.prepare(self.topk)
         return self._routings[given.key]
 
-    def _visiting(self) -> Route:
-        """Where the sums of expanded rows come from: the same way, with a row for each token."""
-        if self._sums is None:
-            self._sums = copy.copy(self)
-            self._sums.shape, self._sums._routings = self.shape._replace(expand=False, alignment=1), {}
-        return self._sums
+    # How many have come.
 
-    def _folded(self, x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The sums of each token's rows here, in the order of its selections, rounded; and the weights of its selections."""
-        slots = self._slots()
-        here, safe = slots >= 0, slots.clamp(0)
-        require(x.shape[0] > 0 or slots.shape[0] == 0, f"x: {x.shape[0]} rows, and {slots.shape[0]} tokens have come")
-        total = torch.zeros((slots.shape[0], x.shape[1]), dtype=torch.float32, device=x.device)
-        for k in range(slots.shape[1]):
-            total += torch.where(here[:, k, None], x[safe[:, k]].float(), 0)
-        return total.to(x.dtype), None if weights is None else torch.where(here, weights[safe], 0)
+    def _come(self, routing: ep.Routing) -> int | None:
+        """On a GPU, where arrays do not say it: the rows that come, pads included; None if the host is not to know.
 
-    def _weights_home(self, weights: Tensor) -> Tensor:
-        here = torch.where(self._experts >= 0, weights[: self.received].float(), 0)
-        padded = torch.nn.functional.pad(here, (0, self._lanes - self.shape.topk))
-        return self._describing.combine(padded, self._routing)[:, : self.shape.topk].contiguous()
+        It asks for the tokens of each rank, then the selections of each expert here, and waits for them: all that a dispatch waits for.
+        """
+        if not (self._exact and self._exchanges.on_gpu):
+            return None
+        if self._told is None:
+            self._told = self._exchanges.told(torch.cat(routing.parts("source_counts", "expert_demand"))).tolist()
+        return sum(self._aligned(self._told[self._exchanges.ranks :])) if self.shape.expand else self.received
+
+    def _rows_by(self, routing: ep.Routing) -> int:
+        come = self._come(routing)
+        return come if come is not None else routing.rows if self._exact else self._most
+
+    def _aligned(self, counts: list[int]) -> list[int]:
+        a = self.shape.alignment
+        return counts if a == 1 else [-(-n // a) * a for n in counts]
+
+    @functools.cached_property
+    def received(self) -> int:
+        """How many tokens have come; how many may have, if the host was not told."""
+        if self._told is not None:
+            return sum(self._told[: self._exchanges.ranks])
+        if not self._exact:
+            return self._exchanges.ranks * self.shape.tokens
+        return sum(self._part("source_counts").tolist()) if self.shape.expand else self._routing.rows
+
+    @property
+    def _most(self) -> int:
+        return self.most_expanded() if self.shape.expand else self.received
+
+    def most_expanded(self) -> int:
+        """The most rows that can come expanded, pads included."""
+        s, ranks = self.shape, self._exchanges.ranks
+        local = s.experts // ranks
+        return -(-(ranks * s.tokens * min(s.topk, local) + (s.alignment - 1) * local) // s.alignment) * s.alignment
+
+    def selections(self, routing: ep.Routing, weighted: bool, sync: bool) -> tuple[Tensor | None, Tensor | None, list[int]]:
+        """What the caller is told: of tokens the local experts, and weights, int64 and float32 [rows, topk]; expanded the weights of rows.
+
+        And the rows of each local expert, pads included, if the host is to know.
+        """
+        names = _OF_ROWS[weighted] if self.shape.expand else _OF_TOKENS[weighted]
+        asks = sync and self._told is None
+        found = list(routing.parts(*names, demand=asks, rows=self._come(routing))) if names or asks else []
+        demand: list[int] = [] if not sync else found.pop() if asks else self._told[self._exchanges.ranks :]  # type: ignore[index]
+        if not self._whole:
+            found = [of_rows[: self._most] for of_rows in found]
+        weights = found.pop() if weighted else None
+        if weights is not None and self._exchanges.on_gpu:
+            weights = weights.clone()  # there it shows the memory of the routing
+        experts = found[0] if found else None
+        if experts is not None and experts.dtype != self._given.dtype:
+            experts = experts.to(self._given.dtype)
+        return experts, weights, self._aligned(demand)
+
+    # What there is to know.
+
+    @property
+    def _routing(self) -> ep.Routing:
+        """That of the first exchange: all say the same."""
+        return next(iter(self._routings.values()))[1]
+
+    def _part(self, *names: str) -> Any:
+        """What describes rows, or the only one of it."""
+        found = self._routing.parts(*names, rows=self._come(self._routing))
+        self._exchanges.stream.catch_up()
+        return found if len(names) > 1 else found[0]
+
+    @functools.cached_property
+    def selections_of_experts(self) -> Tensor:
+        """int32 [local experts], which nobody is to change."""
+        return self._part("expert_demand")  # type: ignore[no-any-return]
+
+    def expert_counts(self) -> Tensor:
+        """int32 [local experts]."""
+        return self.selections_of_experts.clone()
+
+    def tokens_of_ranks(self) -> Tensor:
+        """int32 [ranks]: the tokens of each source rank and those before."""
+        return self._part("source_counts").cumsum(0, dtype=torch.int32)  # type: ignore[no-any-return]
+
+    def ends_of_experts(self) -> Tensor:
+        """int32 [local experts]: where each expert's rows end; those of an expanded dispatch without their pads."""
+        a = self.shape.alignment
+        padded = (self.selections_of_experts + (a - 1)) // a * a
+        ends = padded.cumsum(0, dtype=torch.int32)
+        return ends - padded + self.selections_of_experts if self.shape.expand else ends
+
+    def sources(self) -> Tensor:
+        """What DeepEP calls recv_src_metadata."""
+        came, slots = self._expanded_sources() if self.shape.expand else self._sources()
+        lanes = torch.arange(self.shape.topk, device=slots.device)
+        master = torch.where(slots >= 0, lanes, -1).amax(1)
+        head = torch.stack((came, came // self.shape.tokens * self.shape.topk + master), 1)
+        if not self.shape.expand:
+            slots = torch.full_like(slots, -1)
+        return torch.cat((torch.where(came[:, None] >= 0, head, -1), slots), 1).int()
+
+    def _sources(self) -> tuple[Tensor, Tensor]:
+        """int64 [tokens]: each token's index among all ranks', -1 for none; and int64 [tokens, topk], which is not -1 where a selection is one here."""
+        ranks, tokens, experts = (of_rows[: self.received] for of_rows in self._part("source_ranks", "source_tokens", "row_experts"))
+        return torch.where(ranks >= 0, ranks.long() * self.shape.tokens + tokens, -1), experts
+
+    def _expanded_sources(self) -> tuple[Tensor, Tensor]:
+        """The same, of rows that are selections': int64 [tokens, topk] is the row of each here, -1 for those elsewhere."""
+        ranks, tokens, selections = self._part("source_ranks", "source_tokens", "source_selections")
+        most, n = self._exchanges.ranks * self.shape.tokens, self.received
+        holds = ranks >= 0
+        of = torch.where(holds, ranks.long() * self.shape.tokens + tokens, most)  # what is elsewhere goes behind the last
+        came = torch.zeros(most + 1, dtype=torch.int64, device=of.device).scatter_(0, of, 1)
+        came[most] = 0
+        place = torch.where(came > 0, came.cumsum(0) - 1, n)
+        slots = torch.full(((n + 1) * self.shape.topk,), -1, dtype=torch.int64, device=of.device)
+        at = torch.where(holds, place[of] * self.shape.topk + selections, n * self.shape.topk)
+        slots.scatter_(0, at, torch.where(holds, torch.arange(of.shape[0], device=of.device), -1))
+        sources = torch.full((n + 1,), -1, dtype=torch.int64, device=of.device).scatter_(0, place, torch.arange(most + 1, device=of.device))
+        return sources[:n], slots.view(-1, self.shape.topk)[:n]
+
+    def destinations(self) -> Tensor:
+        """What DeepEP calls dst_buffer_slot_idx."""
+        k, ranks = self.shape.topk, self._exchanges.ranks
+        owners = torch.where(self.topk >= 0, self.topk // (self.shape.experts // ranks), ranks).long()
+        lanes = torch.arange(k, device=owners.device).expand_as(owners)
+        # The last selection of each token on each rank.
+        last = torch.full((owners.shape[0], ranks + 1), -1, device=owners.device).scatter_reduce_(1, owners, lanes, "amax")[:, :ranks]
+        there = last >= 0
+        slots = torch.where(there, there.cumsum(0) - 1 + self._exchanges.rank * self.shape.tokens, -1)
+        out = torch.full((last.shape[0], k + 1), -1, device=last.device).scatter_(1, torch.where(there, last, k), slots)
+        return out[:, :k].int()
+
+
+# What is asked of a routing, without weights and with them.
+_OF_TOKENS: tuple[tuple[str, ...], ...] = ("row_experts",), ("row_experts", "row_selection_weights")
+_OF_ROWS: tuple[tuple[str, ...], ...] = (), ("row_weights",)

@@ -720,6 +720,105 @@ def deep_ep_captured():
     b.destroy()
 
 
+# DeepEP's second interface.
+
+
+def elastic(c, device, kind):
+    """Everything that an ElasticBuffer's exchanges return, of rows of a kind, as far as there is something."""
+    import deep_ep
+    from deep_ep.utils.math import per_token_cast_to_fp8
+
+    experts, topk = 4 * RANKS, 4
+    b = deep_ep.ElasticBuffer.from_communicator(c, num_max_tokens_per_rank=40)
+    x, ids, weights = batch(8, tokens=40, topk=topk, experts=experts, dtype=torch.bfloat16)
+    g = torch.Generator().manual_seed(RANK)
+    given = x if kind == "bf16" else per_token_cast_to_fp8(x)
+    if kind == "packed":  # whatever words
+        given = given[0], torch.randint(1 << 30, (len(x), 2), generator=g, dtype=torch.int32)
+    given = given.to(device) if kind == "bf16" else tuple(t.to(device) for t in given)
+    x, ids, weights = x.to(device), ids.to(device), weights.to(device)
+    bias = tuple(torch.randn(x.shape, generator=g).bfloat16().to(device) for _ in range(2))
+    y = torch.randn((RANKS * 40 * topk + 8 * experts, x.shape[1]), generator=g).bfloat16().to(device)
+    out = {}
+    for expand, sync, later in ((False, True, False), (False, False, True), (True, True, True), (True, False, False)):
+
+        def keep(name, t, expand=expand, sync=sync):
+            out[f"{name}, {expand=}, {sync=}"] = host(t)
+
+        after = {"previous_event": b.capture(), "allocate_on_comm_stream": True, "async_with_compute_stream": True} if later else {}
+        layout = {"do_expand": expand, "do_zero_padding": expand}
+        options = {"num_experts": experts, "expert_alignment": 8, "do_cpu_sync": sync, **layout}
+        rows, got_ids, got_weights, made, event = b.dispatch(given, ids, weights, **options, **after)
+        if later:
+            event.current_stream_wait()
+        tokens = int(made.psum_num_recv_tokens_per_scaleup_rank[-1])
+        ends = made.psum_num_recv_tokens_per_expert.tolist()
+        n = (ends[-1] + 7) // 8 * 8 if expand else tokens
+        for name in ("num_unaligned_recv_tokens_per_expert", "psum_num_recv_tokens_per_expert", "psum_num_recv_tokens_per_scaleup_rank", "dst_buffer_slot_idx"):
+            keep(name, getattr(made, name))
+        keep("sources", made.recv_src_metadata[:tokens])
+        keep("lists", torch.tensor([made.num_recv_tokens, made.num_expanded_tokens, *made.num_recv_tokens_per_expert_list]))
+        again, again_ids, other_weights, _, _ = b.dispatch(given, handle=made, topk_weights=2 * weights, **layout)
+        for name, arrived, arrived_ids, weigh in (("first", rows, got_ids, got_weights), ("again", again, again_ids, other_weights)):
+            for i, t in enumerate(arrived if isinstance(arrived, tuple) else (arrived,)):
+                keep(f"{name}, rows {i}", t[:n])
+            if not expand:
+                keep(f"{name}, ids", arrived_ids[:n])
+            keep(f"{name}, weights", weigh[:n])
+        given_back = y[: rows[0].shape[0] if isinstance(rows, tuple) else rows.shape[0]]
+        for biases in (None, bias[0], bias):
+            summed, home, event = b.combine(given_back, made, other_weights, biases, **({**after, "previous_event": b.capture()} if later else {}))
+            if later:
+                event.current_stream_wait()
+            keep(f"sum, {0 if biases is None else len(biases)}", summed)
+            keep("weights at home", home)
+        keep("sum without weights", b.combine(given_back, made)[0])
+    b.barrier(with_cpu_sync=True)
+    return out
+
+
+def deep_ep_elastic():
+    for kind in ("bf16", "fp8", "packed"):
+        on_both(lambda c, device, kind=kind: elastic(c, device, kind))
+
+
+def deep_ep_elastic_captured():
+    """Exchanges of a buffer in a graph, where nothing waits for the host."""
+    import deep_ep
+
+    experts = 4 * RANKS
+    with join() as c:
+        b = deep_ep.ElasticBuffer.from_communicator(c, num_max_tokens_per_rank=40)
+        x, ids, weights = (t.to(DEVICE) for t in batch(9, tokens=40, topk=4, experts=experts, dtype=torch.bfloat16))
+        for expand in (False, True):
+
+            def exchange(expand=expand):
+                rows, _, got, made, _ = b.dispatch(x, ids, weights, num_experts=experts, do_expand=expand, do_zero_padding=expand, do_cpu_sync=False)
+                return b.combine(rows, made, got)
+
+            side = torch.cuda.Stream(DEVICE)
+            side.wait_stream(torch.cuda.current_stream(DEVICE))
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    exchange()
+            torch.cuda.synchronize(DEVICE)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out, home, _ = exchange()
+            for i in range(10):
+                x.copy_(torch.full_like(x, i - 4))
+                ids.copy_(torch.where(ids >= 0, (ids + 1) % experts, -1))
+                graph.replay()
+                torch.cuda.synchronize(DEVICE)
+                there = torch.where(ids >= 0, ids // 4, RANKS)
+                visits = torch.zeros((len(x), RANKS + 1), device=DEVICE).scatter_(1, there, 1)[:, :RANKS].sum(1)
+                times = (ids >= 0).sum(1) if expand else visits
+                assert torch.equal(out, (x.float() * times[:, None]).bfloat16())
+                assert torch.equal(home, torch.where(ids >= 0, weights, 0))
+            del graph, out, home
+        c.wait()
+
+
 # What it costs.
 
 
@@ -888,12 +987,35 @@ def graph_cost():
     figures["combine of what was received, 4096 tokens"], _ = graph_time(lambda: b.combine(rows, made))
     figures["combine of another tensor, 4096 tokens"], _ = graph_time(lambda: b.combine(y, made))
     b.destroy()
+    rows = made = None  # which hold the multiprocessors of the buffer
+    figures |= graph_cost_of_elastic(x, ids, y)
     return {name: round(us, 2) for name, us in figures.items()}
+
+
+def graph_cost_of_elastic(x, ids, y):
+    """The same of an ElasticBuffer, by as many multiprocessors as a Buffer's."""
+    import deep_ep
+
+    figures, weights = {}, torch.ones(ids.shape, device=DEVICE)
+    b = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=len(x), hidden=HIDDEN, explicitly_destroy=True)
+
+    def dispatch():
+        return b.dispatch(x, ids, weights, num_experts=EXPERTS, do_cpu_sync=False, num_sms=20)
+
+    figures["ElasticBuffer.dispatch, 4096 tokens"], kept = graph_time(dispatch)
+    del kept
+    made = dispatch()[3]
+    figures["ElasticBuffer.dispatch by a handle, 4096 tokens"], (rows, *_) = graph_time(lambda: b.dispatch(x, handle=made))
+    figures["ElasticBuffer.combine of what was received, 4096 tokens"], _ = graph_time(lambda: b.combine(rows, made))
+    figures["ElasticBuffer.combine of another tensor, 4096 tokens"], _ = graph_time(lambda: b.combine(y, made))
+    b.destroy()
+    return figures
 
 
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled, streams, operands, libraries, windows,
-    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_low_latency, deep_ep_captured, cost, graph_cost, compiled_by_inductor,
+    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_low_latency, deep_ep_captured, deep_ep_elastic,
+    deep_ep_elastic_captured, cost, graph_cost, compiled_by_inductor,
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import itertools
+import pickle
 import threading
 
 import pytest
@@ -427,6 +428,14 @@ def test_refusals(threads):
             ("the handle has", lambda: b.dispatch(x, handle=handle, num_experts=24)),
             ("do_expand is True", lambda: b.dispatch(x, handle=handle, do_expand=True)),
             ("3 tokens, and the handle has", lambda: b.dispatch(x[:3], handle=handle)),
+            ("of the handle's tokens", lambda: b.dispatch(x, handle=handle, topk_weights=weights[:3])),
+            ("want 1 or more", lambda: b.dispatch(x, **ok, expert_alignment=0)),
+            ("power of two", lambda: b.dispatch(x, **ok, expert_alignment=48, do_expand=True)),
+            ("recv_stats", lambda: b.dispatch(x, **ok, cumulative_local_expert_recv_stats=torch.zeros(4, dtype=torch.int32))),
+            ("recv_stats", lambda: b.dispatch(x, handle=handle, cumulative_local_expert_recv_stats=torch.zeros(EXPERTS))),
+            ("bias: ", lambda: b.combine(x, handle, bias=x.float())),
+            ("bias: ", lambda: b.combine(x, handle, bias=(x, x[:2]))),
+            ("topk_weights: ", lambda: b.combine(x, handle, topk_weights=weights[:2])),
             ("2 rows, and", lambda: b.combine(x[:2], handle)),
             ("want torch.bfloat16", lambda: b.combine(x.float(), handle)),
             ("at most 2", lambda: b.combine(x, handle, bias=(x, x, x))),
@@ -499,3 +508,113 @@ def test_names():
 def test_process_group(torch_processes):
     for ended in torch_processes(2, "deep_ep_elastic"):
         assert (ended.code, ended.out) == (0, "ok\n"), ended.out
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_references(torch_processes, ranks):
+    for ended in torch_processes(ranks, "deep_ep_references"):
+        assert (ended.code, ended.out) == (0, "ok\n"), ended.out
+
+
+def test_sums_of_domains():
+    """Sums of a rank's selections, then of a domain's, each rounded where the last of them is, and then all in order."""
+    from deep_ep.utils import refs
+
+    y = torch.tensor([256.0, 1.0, 1.0, 1.0, 3.0, 0.5]).bfloat16().view(1, 6, 1)
+    ids = torch.tensor([[0, 4, 1, 2, 6, -1]])  # of 8 experts on 4 ranks, two a domain
+    y[:, 5] = 0
+    # Ranks: 0 has 256 + 1 (256 in bfloat16), 1 has 1, 2 has 1, 3 has 3; domains: 256 + 1 (256), 1 + 3.
+    assert refs.combine(y, ids, 2, 2, 8, None, True, True).item() == 260
+    assert refs.combine(y, ids, 2, 2, 8, None, True, False).item() == 260  # 261
+    assert refs.combine(y, ids, 2, 2, 8, torch.ones(1, 1).bfloat16(), False, False).item() == 264  # 263
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_gate(ranks, ratio):
+    from deep_ep.utils.gate import get_unbalanced_scores
+
+    torch.manual_seed(1)
+    for local, topk, precise in itertools.product((1, 4, 8), (1, 2, 6, 8), (True, False)):
+        if topk > local * ranks:
+            continue
+        if precise and max(1, -(-topk // local)) > min(topk, ranks, int((ranks - 1) / ratio) + 1):
+            with pytest.raises(ValueError, match="smaller ratio"):
+                get_unbalanced_scores(4, local * ranks, ranks, topk, ratio, True)
+            continue
+        assert get_unbalanced_scores(0, local * ranks, ranks, topk, ratio, precise).shape == (0, local * ranks)
+        total = torch.zeros(ranks)
+        for _ in range(4):
+            scores = get_unbalanced_scores(1000, local * ranks, ranks, topk, ratio, precise)
+            assert (scores >= 0).all()
+            total += torch.zeros(1000, ranks).scatter_(1, scores.topk(topk).indices // local, 1).sum(0)
+        if precise:
+            assert abs(total[0] / total[1:].mean() / ratio - 1) < 0.02, (local, topk)
+            assert total[1:].max() <= 1.02 * total[1:].min(), (local, topk)
+        elif ratio == 1:
+            assert total.max() < 1.6 * total.min()
+        elif topk == 1:  # more selections may not leave so much room
+            assert abs(total[0] / total[1:].mean() / ratio - 1) < 0.2, (local, topk)
+
+
+def test_handles_are_their_owners(threads):
+    """What a caller does to the tensors of a handle is nobody else's affair, and a handle may be copied, with its contents or without."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank_idx)
+        for expand in (False, True):
+            got, _, _, handle, _ = b.dispatch(x, ids, weights, num_experts=EXPERTS, do_expand=expand)
+            counts = handle.num_unaligned_recv_tokens_per_expert.tolist()
+            handle.num_unaligned_recv_tokens_per_expert.zero_()
+            stats = torch.zeros(len(counts), dtype=torch.int32)
+            b.dispatch(x, handle=handle, do_expand=expand, cumulative_local_expert_recv_stats=stats)
+            assert stats.tolist() == counts
+            assert handle.psum_num_recv_tokens_per_expert.tolist() == list(itertools.accumulate(counts))
+            home = b.combine(got, handle)[0]
+            for other in (copy.copy(handle), copy.deepcopy(handle), pickle.loads(pickle.dumps(handle))):
+                assert torch.equal(other.recv_src_metadata, handle.recv_src_metadata)
+                assert torch.equal(b.combine(got, other)[0], home)
+
+    buffers(threads, 2, rank)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_few_handles(threads, sync):
+    """Other numbers of tokens than the buffer's, and other alignments, share handles; arrays are of what was asked for."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank_idx)
+        for expand in (False, True):
+            for most in (*range(34, 49), MOST):
+                alignment = 1 if expand else 1 + most % 3
+                got, got_ids, got_weights, handle, _ = b.dispatch(
+                    x, ids, weights, num_experts=EXPERTS, num_max_tokens_per_rank=most, expert_alignment=alignment, do_expand=expand, do_cpu_sync=sync
+                )
+                rows = handle.num_expanded_tokens if expand else handle.num_recv_tokens
+                assert rows == (len(got) if sync else 2 * most * min(TOPK, EXPERTS // 2) if expand else 2 * most)
+                assert got_weights.shape[0] == len(got) == rows
+                assert expand or len(got_ids) == rows
+                assert handle.recv_src_metadata.shape == (handle.num_recv_tokens, 2 + TOPK)
+                if expand:
+                    got[got_weights == 0] = 0  # what is not there holds anything
+                home, home_weights, _ = b.combine(got, handle, got_weights)
+                assert torch.equal(home_weights, weights)
+                times = (ids >= 0).sum(1) if expand else torch.stack([((ids >= 0) & (ids // 6 == q)).any(1) for q in range(2)]).sum(0)
+                torch.testing.assert_close(home.float(), x.float() * times[:, None], rtol=0.02, atol=0.02)
+        assert len(b._exchanges._handles) == 4
+
+    token_batch(0), token_batch(1)
+    buffers(threads, 2, rank)
+
+
+def test_types(threads):
+    def rank(b):
+        x, ids, weights = token_batch(b.rank_idx)
+        got_ids = b.dispatch(x, ids.int(), weights, num_experts=EXPERTS)[1]
+        assert got_ids.dtype == torch.int32
+        rows = x.to(torch.float8_e4m3fn), torch.ones((len(x), 6), dtype=torch.int32)  # six words a token
+        for expand in (False, True):
+            (_, scales), *_ = b.dispatch(rows, ids, weights, num_experts=EXPERTS, do_expand=expand)
+            assert scales.is_contiguous()
+
+    buffers(threads, 2, rank)

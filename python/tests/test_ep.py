@@ -444,13 +444,3 @@ def test_copied(threads, layout):
                 h.dispatch_copied(batch.rows[r][:, :4], routing=routing, most=0)
 
     threads(2, rank)
-
-
-def test_visits():
-    topk = np.array([[0, 3, 1, -1], [7, 2, 3, 6], [-1, -1, -1, -1], [1, 5, 3, 0]])
-    assert ep.visits(topk, experts=8, ranks=4).tolist() == [[1, 0, -1, -1], [1, 3, -1, -1], [-1, -1, -1, -1], [2, 1, 0, -1]]
-    assert ep.visits(topk, experts=8, ranks=2).tolist() == [[0, -1], [0, 1], [-1, -1], [1, 0]]
-    assert ep.visits(topk[:, :1], experts=8, ranks=4).tolist() == [[0], [3], [-1], [0]]
-    assert ep.visits(topk[:0], experts=8, ranks=4).shape == (0, 4)
-    with pytest.raises(weft.InvalidError, match="equal shares"):
-        ep.visits(topk, experts=8, ranks=3)

@@ -80,6 +80,68 @@ def deep_ep_elastic():
     dist.destroy_process_group()
 
 
+def deep_ep_references():
+    """ElasticBuffer beside exchanges by PyTorch alone, as DeepEP's test has them: rows, weights, sums to the bit, in all modes."""
+    import itertools
+
+    import deep_ep
+    from deep_ep.utils import refs
+    from deep_ep.utils.envs import init_seed
+    from deep_ep.utils.gate import get_unbalanced_scores
+    from deep_ep.utils.math import align, per_token_cast_to_fp8
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    init_seed(3)
+    most, hidden, topk, experts = 24, 256, 4, 4 * RANKS
+    local, tokens = experts // RANKS, most - RANK
+    for multiple in (True, False):
+        buffer = deep_ep.ElasticBuffer(
+            dist.group.WORLD, num_max_tokens_per_rank=most, hidden=hidden, allow_multiple_reduction=multiple, explicitly_destroy=True
+        )
+        weights, ids = get_unbalanced_scores(tokens, experts, RANKS, topk, 2.0, precise=multiple).topk(topk, sorted=False)
+        masked = torch.rand(ids.shape) < 0.2
+        ids, weights = ids.masked_fill(masked, -1), weights.masked_fill(masked, 0)
+        made = refs.generate_pre_combine_data(RANK * most + torch.arange(tokens), most, topk, hidden).masked_fill((ids < 0)[:, :, None], 0)
+        for (alignment, copy, later), fp8, biases in itertools.product(((16, True, False), (1, False, True)), (True, False), (0, 1, 2)):
+            x = torch.randn(tokens, hidden).bfloat16()
+            x = per_token_cast_to_fp8(x) if fp8 else x
+            bias = tuple(torch.randn(tokens, hidden).bfloat16() for _ in range(biases))
+            bias = None if not bias else bias[0] if biases == 1 else bias
+            after = {"previous_event": buffer.capture(), "allocate_on_comm_stream": True, "async_with_compute_stream": True} if later else {}
+            want, want_ids, want_weights, sources, per_rank = refs.dispatch(x, ids, weights, most, experts)
+            options = {"topk_idx": ids, "topk_weights": weights, "num_experts": experts, "expert_alignment": alignment, "do_handle_copy": copy, **after}
+            got, got_ids, got_weights, handle, _ = buffer.dispatch(x, **options)
+            assert torch.equal(got_ids, want_ids)
+            assert torch.equal(got_weights, want_weights.masked_fill(want_ids < 0, 0))
+            assert torch.equal(handle.recv_src_metadata[:, 0], sources)
+            assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == per_rank.cumsum(0).tolist()
+            assert handle.num_recv_tokens_per_expert_list == [align(int((want_ids == e).sum()), alignment) for e in range(local)]
+            assert (handle.topk_idx.data_ptr() == ids.data_ptr()) == (not copy)
+            expanded, _, row_weights, slots, _ = buffer.dispatch(x, **options, do_expand=True, do_zero_padding=True)
+            at = slots.recv_src_metadata[:, 2:]
+            assert torch.equal(at >= 0, want_ids >= 0)
+            assert torch.equal(row_weights[at[at >= 0]], want_weights[at >= 0])
+            for i, rows in enumerate(want if fp8 else (want,)):
+                for arrived, mine in ((got, None), (expanded, at)):
+                    arrived = (arrived[i] if fp8 else arrived).contiguous()
+                    arrived = arrived if mine is None else arrived.view(torch.uint8)[mine[mine >= 0]]
+                    wanted = rows if mine is None else rows.repeat_interleave((mine >= 0).sum(1), 0).view(torch.uint8)
+                    assert torch.equal(arrived.view(torch.uint8), wanted.view(torch.uint8))
+            # What the experts make of them, and home.
+            here = refs.generate_pre_combine_data(sources, most, topk, hidden).masked_fill((want_ids < 0)[:, :, None], 0)
+            home, home_weights, _ = buffer.combine(refs.ordered_accumulate(here), handle, got_weights, bias, **after)
+            assert torch.equal(home, refs.combine(made, ids, 1, RANKS, experts, bias, True, False))
+            assert torch.equal(home_weights, weights)
+            rows = torch.full((slots.num_expanded_tokens, hidden), float("nan")).bfloat16()
+            rows[at[at >= 0]] = here[at >= 0]
+            home, home_weights, _ = buffer.combine(rows, slots, row_weights if multiple else None, bias, **after)
+            assert torch.equal(home, refs.combine(made, ids, 1, RANKS, experts, bias, multiple, False))
+            assert torch.equal(home_weights, weights) if multiple else home_weights is None
+        buffer.destroy()
+    dist.destroy_process_group()
+
+
 def mscclpp_buffer():
     from mscclpp.ext import ep
 

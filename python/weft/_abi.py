@@ -44,6 +44,7 @@ class Part(enum.IntEnum):
     ROW_EXPERTS = 9
     ROW_SELECTION_WEIGHTS = 10
     ROW_DEMAND = 11
+    SOURCE_SELECTIONS = 12
 
 
 class Struct(ctypes.Structure):
@@ -168,7 +169,6 @@ class EpLayout(Struct):
         ("node_tokens", c_void_p),
         ("expert_selections", c_void_p),
         ("token_in_rank", c_void_p),
-        ("visits", c_void_p),
     )
 
 
@@ -282,6 +282,7 @@ class RoutingDescription(Struct):
         ("row_weights", c_void_p),
         ("row_experts", c_void_p),
         ("row_selection_weights", c_void_p),
+        ("source_selections", c_void_p),
     )
 
 

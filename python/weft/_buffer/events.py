@@ -211,6 +211,14 @@ class CommStream:
             self._marks = torch.cuda.Event(), torch.cuda.Event()
         return self._marks[which]
 
+    def catch_up(self) -> None:
+        """Has the current stream wait for what is enqueued in the stream of exchanges now, as descriptions of rows that were asked for later are."""
+        if self._stream is None or torch.cuda.is_current_stream_capturing():
+            return
+        current = torch.cuda.current_stream()
+        if current != self._stream:
+            self._order(current, self._stream)
+
     def _order(self, after: Any, before: Any) -> None:
         """Has a stream wait for what is enqueued in another now."""
         event = self._events.pop() if self._events else torch.cuda.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,12 +95,12 @@ class Exchanges:
         topk: torch.Tensor | None,
         weights: torch.Tensor | None,
         routing: ep.Routing | None = None,
-        come: int | None = None,
+        come: Callable[[ep.Routing], int | None] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
         """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as long as he wants. Collective.
 
         Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies. On a GPU they are of the
-        capacity, or of the rows that are known to come, and what is captured shows the memory, too, but nothing after that.
+        capacity, or of the rows of which ``come`` says that they come, and what is captured shows the memory, too, but nothing after that.
         """
         if self.on_gpu:
             got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
@@ -110,7 +111,7 @@ class Exchanges:
             if large is None:
                 return copied, copied_scales, routing
             got = large
-        return *self._keep(handle, got, come), got.routing
+        return *self._keep(handle, got, come and come(got.routing)), got.routing
 
     def _keep(self, handle: ep.Handle, got: ep.Received, come: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         rows, scales = got._arrays()

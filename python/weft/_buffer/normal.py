@@ -13,6 +13,7 @@ import weft
 from weft import ep
 
 from .errors import ContractError
+from .events import CommStream
 from .exchanges import Exchanges, Kept
 from .lazy import Lazy
 
@@ -99,7 +100,7 @@ class DispatchHandle(Lazy):
 
     route: Route
     received: int
-    _of: tuple[Any, Tensor, ep.Routing, int, int | None]
+    _of: tuple[Any, Tensor, ep.Routing, int, int | None, CommStream]
     _length = 6
 
     def _make(self) -> tuple[Tensor, ...]:
@@ -137,7 +138,7 @@ class Normal:
         route = Route(exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST, sms), Kept(topk), come)
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
-        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=come)
+        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=lambda _: come)
         route.first(payload, handle, routing)
         ids = sums = None
         if selected:
@@ -153,7 +154,7 @@ class Normal:
             counts = [-(-n // alignment) * alignment for n in counts]
 
         made = DispatchHandle()
-        made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels, come)
+        made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels, come, exchanges.stream)
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
 
     def _mine(self, of_experts: Tensor) -> slice:
@@ -225,7 +226,7 @@ class Normal:
         """Sends rows by a route that is known: those that arrive. Collective."""
         payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
-        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, route.come)
+        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, lambda _: route.come)
         return rows, _like_sent(scales, arrived)
 
     def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: Moved) -> tuple[Tensor, Tensor | None]:
@@ -271,12 +272,13 @@ def _like_sent(sent: Tensor | None, scales: Tensor | None) -> Tensor | None:
     return scales if sent.stride(-1) == 1 else scales.t().contiguous().t()
 
 
-def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int, come: int | None) -> tuple[Tensor, ...]:
+def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int, come: int | None, stream: CommStream) -> tuple[Tensor, ...]:
     """What handles hold, of everyone's tokens and those for each rank."""
     everyone = torch.as_tensor(said, dtype=torch.int32, device=in_rank.device)
     ranks = everyone.shape[0]
     everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD : _HEAD + ranks]), 1)
     sources, tokens = routing.parts("source_ranks", "source_tokens", rows=come)
+    stream.catch_up()
     # The channels of a rank have consecutive tokens each, and the first ones of all.
     per_channel = ((everyone[:, 0] + (channels - 1)) // channels).clamp(1).long()
     come = sources >= 0

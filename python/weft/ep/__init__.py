@@ -6,7 +6,7 @@ experts' rows home and sums them; for training there are ``dispatch_backward`` a
 
 from __future__ import annotations
 
-from .census import Census, count, visits
+from .census import Census, count
 from .counter import Counter
 from .handle import Handle
 from .routing import Received, Routing
@@ -32,5 +32,4 @@ __all__ = [
     "Weighting",
     "Wire",
     "count",
-    "visits",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import _abi, memory
@@ -37,7 +36,6 @@ class _Frame:
 
 _spare: list[_Frame] = []
 _ARRAYS = 4  # the word at which the addresses of arrays begin
-_VISITS = 8
 _WORD = 2**64 - 1
 
 
@@ -46,50 +44,26 @@ def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = N
 
     Several selections of one token on the same rank, or node, count once there. Local: it needs no communicator.
     """
-
-    def make(frame: _Frame, tokens: int, _selections: int) -> Census:
-        kind, some = frame.topk.kind, max(ranks, 0)
-        out = Census(
-            memory.empty(kind, (some,), DType.int32, -1),
-            memory.empty(kind, (-(-some // max(ranks_per_node or ranks, 1)),), DType.int32, -1),
-            memory.empty(kind, (max(experts, 0),), DType.int32, -1),
-            memory.empty(kind, (tokens, some), DType.uint8, -1),
-        )
-        for i, array in enumerate(out, _ARRAYS):
-            frame.words[i] = memory.address_of(kind, array)
-        return out
-
-    return _call(topk, experts, ranks, ranks_per_node or ranks, make)  # type: ignore[no-any-return]
-
-
-def visits(topk: Any, *, experts: int, ranks: int) -> Any:
-    """Where tokens go, in the order of their last selections: int64 [tokens, min(top-k, ranks)], the ranks of a token's experts, then -1.
-
-    A handle whose experts are the ranks adds up by them what ranks have summed, in that order. ``topk`` is as :func:`count` takes it. Local.
-    """
-
-    def make(frame: _Frame, tokens: int, selections: int) -> Any:
-        out = memory.empty(frame.topk.kind, (tokens, min(selections, max(ranks, 0))), DType.int64, -1)
-        frame.words[_VISITS] = memory.address_of(frame.topk.kind, out)
-        return out
-
-    return _call(topk, experts, ranks, ranks, make)
-
-
-def _call(topk: Any, experts: int, ranks: int, per_node: int, make: Callable[[_Frame, int, int], Any]) -> Any:
-    """Makes arrays, and has C fill them."""
     lib = library()
     frame = _spare.pop() if _spare else _Frame()
-    words = frame.words
+    words, per_node = frame.words, ranks_per_node or ranks
     try:
         address = frame.topk.fill(topk)
         shape = frame.topk.shape if address else ()
         words[1], words[2], words[3] = experts & _WORD, ranks & _WORD, per_node & _WORD
-        out = make(frame, *(shape if len(shape) == 2 else (0, 0)))
+        kind, some = frame.topk.kind, max(ranks, 0)
+        out = Census(
+            memory.empty(kind, (some,), DType.int32, -1),
+            memory.empty(kind, (-(-some // max(per_node, 1)),), DType.int32, -1),
+            memory.empty(kind, (max(experts, 0),), DType.int32, -1),
+            memory.empty(kind, (shape[0] if len(shape) == 2 else 0, some), DType.uint8, -1),
+        )
+        for i, array in enumerate(out, _ARRAYS):
+            words[i] = memory.address_of(kind, array)
         if status := lib.ep_count(address, frame.address):
             lib.fail(status)
         return out
     finally:
-        words[_ARRAYS], words[_ARRAYS + 1], words[_ARRAYS + 2], words[_ARRAYS + 3], words[_VISITS] = 0, 0, 0, 0, 0
+        words[_ARRAYS], words[_ARRAYS + 1], words[_ARRAYS + 2], words[_ARRAYS + 3] = 0, 0, 0, 0
         frame.topk.held.clear()
         _spare.append(frame)

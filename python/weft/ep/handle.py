@@ -309,7 +309,7 @@ class Handle(Resource):
         stream: StreamLike = None,
         timeout: float | None = None,
     ) -> PendingCombine:
-        """The first half of :meth:`combine`: sends only. ``rows``, ``out`` and ``bias`` are borrowed until the second half. Collective."""
+        """The first half of :meth:`combine`: sends only. ``rows``, ``out``, ``bias`` and ``weights`` are borrowed until the second half. Collective."""
         if timeout is not None:
             with limit(timeout):
                 return self.send_combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
@@ -323,7 +323,7 @@ class Handle(Resource):
                 out = self._tokens_like("out", rows, by, stream)
             refused = frame.arguments(by._in_use(), rows, out, bias, weights)
             self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, frame.out_address))
-            return PendingCombine(self, frame.out.value, (rows, bias, by, *frame.held), out)
+            return PendingCombine(self, frame.out.value, (rows, bias, weights, by, *frame.held), out)
         finally:
             self._combines.give(frame)
 
@@ -528,7 +528,7 @@ def _part_shapes(spec: Spec, ranks: int) -> dict[str, tuple[tuple[int, ...], DTy
     shapes = {**of_experts, **of_rows, "source_counts": ((ranks,), DType.int32)}
     if spec.one_row_per_rank:
         return shapes | {"row_experts": ((-1, spec.topk), DType.int64), "row_selection_weights": ((-1, spec.topk), DType.float32)}
-    return shapes | {"ranges": ((*local, ranks), DType.int64), "row_weights": ((-1,), DType.float32)}
+    return shapes | {"ranges": ((*local, ranks), DType.int64), "source_selections": ((-1,), DType.int32), "row_weights": ((-1,), DType.float32)}
 
 
 def _routing(by: RoutingLike | None) -> Any:

@@ -157,6 +157,11 @@ class Routing(_Held):
         return self._part(Part.SOURCE_TOKENS)
 
     @property
+    def source_selections(self) -> Any:
+        """int32 [rows]: which of its token's selections each row is; -1 for rows that hold no token. None where rows are not by expert."""
+        return self._part(Part.SOURCE_SELECTIONS)
+
+    @property
     def row_weights(self) -> Any:
         """float32 [rows]: the weight of each row's selection. None where rows are not by expert."""
         return self._part(Part.ROW_WEIGHTS)
@@ -236,10 +241,10 @@ class Routing(_Held):
         raise InternalError(f"there is no {part.name.lower()}")
 
 
-_OF_ROWS = frozenset(("source_ranks", "source_tokens", "row_weights", "row_experts", "row_selection_weights"))
+_OF_ROWS = frozenset(("source_ranks", "source_tokens", "source_selections", "row_weights", "row_experts", "row_selection_weights"))
 
 # What layouts of one kind alone have.
-_BY_EXPERT = (Part.RANGES, Part.ROW_WEIGHTS)
+_BY_EXPERT = (Part.RANGES, Part.SOURCE_SELECTIONS, Part.ROW_WEIGHTS)
 _BY_RANK = (Part.ROW_EXPERTS, Part.ROW_SELECTION_WEIGHTS)
 
 

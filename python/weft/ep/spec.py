@@ -45,7 +45,9 @@ class Reduction(Choice):
     exact = 0
     """At home: fp32 fused multiply-adds, k ascending, rounded once."""
     partial = 1
-    """The rows of one rank there, the ranks' sums at home."""
+    """The rows of one rank there, the ranks' sums at home, in rank order."""
+    partial_by_selection = 2
+    """The same, in the order of the token's last selections which have a row there."""
 
 
 class Weighting(Choice):

@@ -129,9 +129,10 @@ func shapeOf(change func(*EP)) EP {
 }
 
 var shapes = map[string]EP{
-	"default": shapeOf(nil),
-	"partial": shapeOf(func(e *EP) { e.Reduction = "partial" }),
-	"plain":   shapeOf(func(e *EP) { e.Sum, e.Wire = "plain", "per-rank" }),
+	"default":      shapeOf(nil),
+	"partial":      shapeOf(func(e *EP) { e.Reduction = "partial" }),
+	"by selection": shapeOf(func(e *EP) { e.Reduction, e.Wire, e.DType = "partial-by-selection", "per-rank", "fp32" }),
+	"plain":        shapeOf(func(e *EP) { e.Sum, e.Wire = "plain", "per-rank" }),
 	"packed fp8": shapeOf(func(e *EP) {
 		e.Layout, e.DType, e.Routing = "expert-packed", "fp8", routing.Zipf
 	}),
@@ -341,7 +342,7 @@ func TestChoices(t *testing.T) {
 	for want, got := range map[string][]string{
 		"expert-major expert-packed rank-major token-major": Layouts(),
 		"per-selection per-rank":                            Wires(),
-		"exact partial":                                     Reductions(),
+		"exact partial partial-by-selection":                Reductions(),
 		"weighted plain":                                    Sums(),
 		"host device":                                       CountModes(),
 		"bf16 fp16 fp32 fp8 fp8-ue8m0":                      Payloads(),

@@ -318,7 +318,7 @@ func (m *epRank) series() []Series {
 	if m.spec.Wire == ep.PerRank {
 		crossing = t.RemoteRankRows
 	}
-	if m.spec.Reduction == ep.Partial {
+	if m.spec.Reduction != ep.Exact {
 		returning = t.RemoteRankRows
 	}
 	there := Series{

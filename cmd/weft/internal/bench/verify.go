@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
@@ -271,13 +272,16 @@ func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, err
 
 	// What the experts return is the token's row times a factor each.
 	type term struct{ factor, weight float32 }
-	var groups [][]term // sums that are rounded before they are added
-	byRank := make([][]term, m.ranks)
+	var groups [][]term                                               // sums that are rounded before they are added
+	byRank, ranks := make([][]term, m.ranks), make([]int, 0, m.ranks) // ranks in the order in which sums are added
 	for i, e := range ids {
 		if e < 0 {
 			continue
 		}
 		r := int(e) / local
+		if m.spec.Reduction == ep.PartialBySelection { // of the last ones there
+			ranks = append(slices.DeleteFunc(ranks, func(other int) bool { return other == r }), r)
+		}
 		switch {
 		case !m.byExpert():
 			byRank[r] = []term{{pow2(shift - down(r)), 1}}
@@ -289,9 +293,14 @@ func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, err
 			byRank[r] = nil
 		}
 	}
-	for _, g := range byRank {
-		if g != nil {
-			groups = append(groups, g)
+	for r := range m.ranks {
+		if m.spec.Reduction != ep.PartialBySelection {
+			ranks = append(ranks, r)
+		}
+	}
+	for _, r := range ranks {
+		if byRank[r] != nil {
+			groups = append(groups, byRank[r])
 		}
 	}
 	exact := m.byExpert() && m.spec.Reduction == ep.Exact
