@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import socket
@@ -31,6 +32,17 @@ def _alone():
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS):
             del os.environ[name]
+
+
+@pytest.fixture
+def of_host(monkeypatch):
+    """Has what shows memory of a GPU by DLPack show the host's, which PyTorch takes over without a GPU."""
+    from weft import dlpack, views
+
+    monkeypatch.setattr(dlpack, "CUDA", 1)
+    monkeypatch.setattr(dlpack, "_free", [[] for _ in dlpack._free])
+    monkeypatch.setattr(views, "_spare", {})
+    return (ctypes.c_float * 20)()
 
 
 @pytest.fixture

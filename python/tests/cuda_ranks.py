@@ -443,7 +443,7 @@ def lifetimes():
         dropping.start()
         dropping.join()
         gc.collect()
-        weft.dlpack.sweep()  # so that it is known that they are no more
+        weft.views.sweep()  # so that it is known that they are no more
         assert weft.resources._left == [h]
         weft.resources.sweep()
         assert weft.resources._left == []

@@ -22,14 +22,6 @@ class Keep:
     """What is kept."""
 
 
-@pytest.fixture
-def of_host(monkeypatch):
-    """Has blocks say that they are of the host's memory, which PyTorch takes over without a GPU."""
-    monkeypatch.setattr(dlpack, "CUDA", 1)
-    monkeypatch.setattr(dlpack, "_free", [[] for _ in dlpack._free])
-    return (ctypes.c_float * 20)()
-
-
 def shown(memory, keep=None):
     return dlpack.show(ctypes.addressof(memory), DType.float32, (4, 5), 0, keep)
 

@@ -164,16 +164,32 @@ def _deleter() -> int:
 
 def show(address: int, dtype: int, shape: tuple[int, ...], device: int, keep: Any) -> Any:
     """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory, and until the :func:`sweep` after that."""
-    shown, dims = _Shown(keep), len(shape)
-    try:
-        block = _free[dims].pop()
-    except IndexError:
-        block = _Block(dims)
-    shown.block = block
+    shown = _Shown(keep)
+    block = shown.block = _block(len(shape))
     _shown[block.at] = shown  # from here on a sweep finds it, whatever interrupts
     block.say(address, dtype, shape, device)
     shown.capsule = _new(block.at, b"dltensor", None)
     return shown.capsule
+
+
+def lend(address: int, dtype: int, shape: tuple[int, ...], device: int) -> tuple[_Block, Any]:
+    """A capsule that keeps nothing and is not swept, and its block, which is to be returned when nobody uses the memory."""
+    block = _block(len(shape))
+    block.say(address, dtype, shape, device)
+    return block, _new(block.at, b"dltensor", None)
+
+
+def returned(block: _Block) -> None:
+    """Takes a block back, unless it is in use after all."""
+    if block.flag[0]:
+        _free[block.dims].append(block)
+
+
+def _block(dims: int) -> _Block:
+    try:
+        return _free[dims].pop()
+    except IndexError:
+        return _Block(dims)
 
 
 def sweep() -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import dlpack
+from . import dlpack, views
 from .dtypes import DType, foreign_name
 from .errors import OperandError
 from .resources import Lease
@@ -112,12 +112,6 @@ _TYPESTR = {
 }
 
 
-_UINT8 = DType.uint8
-
-# What every PyTorch takes over through DLPack as it is. Others are bytes there, and it is said afterwards what they mean.
-_IN_DLPACK = frozenset((*(DType[f"int{n}"] for n in (8, 16, 32, 64)), *(DType[f"float{n}"] for n in (16, 32, 64)), DType.uint8, DType.bfloat16))
-
-
 def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease, stream: int | None = None) -> Any:
     """An array over memory at an address, which it keeps for as long as it lives. ``device`` is a GPU's number, or -1, ``stream`` what fills it."""
     if device >= 0:
@@ -143,13 +137,7 @@ def _on_gpu(kind: str, address: int, dtype: DType, shape: tuple[int, ...], devic
         return DeviceArray(address, dtype, shape, device, lease, stream)
     if 0 in shape:
         return empty(kind, shape, dtype, device)
-    # Not by its address alone, of which the driver would say another GPU where it is a peer's.
-    from_dlpack = sys.modules["torch"].from_dlpack
-    if dtype in _IN_DLPACK:
-        return from_dlpack(dlpack.show(address, dtype, shape, device, lease))
-    if dtype.itemsize == 1:
-        return from_dlpack(dlpack.show(address, _UINT8, shape, device, lease)).view(torch_dtype(dtype))
-    return from_dlpack(dlpack.show(address, _UINT8, (math.prod(shape) * dtype.itemsize,), device, lease)).view(torch_dtype(dtype)).view(shape)
+    return views.show(address, dtype, shape, device, lease)
 
 
 def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:

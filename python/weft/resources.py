@@ -13,7 +13,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import dlpack, errors
+from . import errors, views
 from ._abi import Status
 from ._library import Library
 
@@ -120,7 +120,7 @@ _left: list[Resource] = []
 
 def sweep() -> None:
     """Destroys what is left."""
-    dlpack.sweep()
+    views.sweep()
     while _left:
         try:
             resource = _left.pop()

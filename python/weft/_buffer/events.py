@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 
-from weft import dlpack
+from weft import views
 
 
 class EventHandle:
@@ -228,7 +228,7 @@ class CommStream:
 
     def _any_gone(self) -> bool:
         """Whether memory was given back that the current stream may still read: who reads it was enqueued there."""
-        dlpack.sweep()
+        views.sweep()
         left = [shown for shown in self._shown if shown() is not None]
         gone, self._shown, self._some_gone = self._some_gone or len(left) < len(self._shown), left, False
         return gone

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from .. import _abi, dlpack, memory, streams
+from .. import _abi, memory, streams, views
 from ..communicator import Communicator
 from ..dtypes import DType
 from ..errors import InvalidError, OperandError
@@ -477,7 +477,7 @@ class Handle(Resource):
         if self._closed:
             self._open()
         if takes and self._device >= 0:
-            dlpack.sweep()
+            views.sweep()
         if self._garbage:
             self._collect()
         if stream is None and self._device < 0:

@@ -1,0 +1,115 @@
+"""Tensors of PyTorch's that show memory of a GPU.
+
+To take memory over by DLPack takes PyTorch ten times as long as an alias of a tensor does. What exchanges bring stands in the same few places again and
+again: so a tensor of each is kept, callers get aliases, and by their storage, which counts its tensors, it is known when nobody has one any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from . import dlpack
+from .dtypes import DType, foreign_name
+
+Place = tuple[int, DType, tuple[int, ...], int]
+"""Where a tensor is, and what: its address, type, shape and GPU."""
+
+
+class _Shown:
+    """A tensor whose aliases callers have, or may have, and what is kept for them."""
+
+    __slots__ = ("alone", "block", "keep", "place", "storage", "tensor", "uses")
+
+    def __init__(self, place: Place, uses: Callable[[int], int]) -> None:
+        self.place, self.uses, self.keep = place, uses, None
+        self.block, self.tensor = _taken_over(place)
+        self.storage = self.tensor.untyped_storage()
+        self.alone = self.users()
+
+    def users(self) -> tuple[int, int]:
+        """The references to the storage, and to the object that stands for it, of which PyTorch may count none."""
+        return self.uses(self.storage._cdata), sys.getrefcount(self.storage)
+
+    def moved(self) -> bool:
+        """Whether somebody has put the storage's contents somewhere else, as share_memory_ does."""
+        return bool(self.tensor.data_ptr() != self.place[0])
+
+    def drop(self) -> None:
+        """Has nobody use the memory."""
+        block, self.tensor, self.storage = self.block, None, None
+        dlpack.returned(block)
+
+
+# Those that callers have, and by their places those that nobody has, the last ones used last.
+_shown: dict[int, _Shown] = {}
+_spare: dict[Place, list[_Shown]] = {}
+_MOST = 1024
+_lock = threading.RLock()
+
+
+@functools.cache
+def _uses() -> Callable[[int], int] | None:
+    """How many tensors a storage has, and what else holds it; None if this PyTorch does not say so."""
+    return getattr(sys.modules["torch"]._C, "_storage_Use_Count", None)
+
+
+def show(address: int, dtype: DType, shape: tuple[int, ...], device: int, keep: Any) -> Any:
+    """A tensor over memory of a GPU, which keeps something for as long as anything uses that memory, and until the :func:`sweep` after that."""
+    place, uses = (address, dtype, shape, device), _uses()
+    if uses is None:
+        return _taken_over(place, keep)[1]
+    shown = _take(place) or _Shown(place, uses)
+    alias = shown.tensor.detach()
+    shown.keep = keep
+    _shown[id(shown)] = shown  # now that a sweep finds that it has an alias
+    return alias
+
+
+def _take(place: Place) -> _Shown | None:
+    with _lock:
+        spare = _spare.get(place)
+        if not spare:
+            return None
+        shown = spare.pop()
+        if not spare:
+            del _spare[place]
+    if not shown.moved():
+        return shown
+    shown.drop()
+    return None
+
+
+def sweep() -> None:
+    """Forgets what was shown and is no more."""
+    with _lock:
+        for number in list(_shown):
+            shown = _shown.get(number)  # what goes may sweep, too
+            if shown is not None and shown.users() == shown.alone:
+                del _shown[number]
+                shown.keep = None
+                _spare.setdefault(shown.place, []).append(shown)
+        while len(_spare) > _MOST:
+            for shown in _spare.pop(next(iter(_spare))):
+                shown.drop()
+    dlpack.sweep()
+
+
+# What every PyTorch takes over through DLPack as it is. Others are bytes there, and it is said afterwards what they mean.
+_IN_DLPACK = frozenset((*(DType[f"int{n}"] for n in (8, 16, 32, 64)), *(DType[f"float{n}"] for n in (16, 32, 64)), DType.uint8, DType.bfloat16))
+
+
+def _taken_over(place: Place, *keep: Any) -> tuple[Any, Any]:
+    """A tensor, not by its address alone, of which the driver would say another GPU where it is a peer's; and its block, unless it keeps something."""
+    address, dtype, shape, device = place
+    torch = sys.modules["torch"]
+    plain = dtype in _IN_DLPACK
+    given = (dtype, shape) if plain else (DType.uint8, shape if dtype.itemsize == 1 else (math.prod(shape) * dtype.itemsize,))
+    block, capsule = (None, dlpack.show(address, *given, device, *keep)) if keep else dlpack.lend(address, *given, device)
+    with torch.inference_mode(False):  # aliases are used in any mode
+        tensor = torch.from_dlpack(capsule)
+        return block, tensor if plain else tensor.view(getattr(torch, foreign_name(dtype))).view(shape)
