@@ -177,7 +177,8 @@ class Buffer:
             return _pair(_padded(got, num_worst_tokens), _padded(got_scales, num_worst_tokens)), None, None, None, None, event
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             raise ContractError("a dispatch without a handle takes what get_dispatch_layout returns")
-        require(num_worst_tokens == 0 or topk_idx is not None, "num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
+        if num_worst_tokens and topk_idx is None:
+            raise ContractError("num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
         channels = self.num_sms // 2 if config is None else config.channels
         in_rank = is_token_in_rank if is_token_in_rank.dtype == torch.bool else is_token_in_rank.bool()
         result, event = self._stream.run(
@@ -199,7 +200,7 @@ class Buffer:
         got, got_scales, ids, weights, counts, made = result
         if ids is not None and ids.dtype != topk_idx.dtype:
             ids = ids.to(topk_idx.dtype)
-        if num_worst_tokens > got.shape[0]:  # of which ranks are no divisor
+        if num_worst_tokens and num_worst_tokens > got.shape[0]:  # of which ranks are no divisor
             got, got_scales = _padded(got, num_worst_tokens), _padded(got_scales, num_worst_tokens)
             ids, weights = _padded(ids, num_worst_tokens, -1), _padded(weights, num_worst_tokens, 0)
         return _pair(got, got_scales), ids, weights, counts, made, event

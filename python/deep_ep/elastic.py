@@ -63,10 +63,14 @@ class EPHandle:
         """A handle of these contents. The first exchange by it goes by ``topk_idx``, and prepares anew."""
         vars(self).update({name: value for name, value in locals().items() if name != "self"}, _route=None)
 
+    _route: Route
+    token_metadata_at_forward = channel_linked_list = None
+
     @classmethod
-    def _of(cls, route: Route, **contents: Any) -> EPHandle:
+    def _of(cls, route: Route, num_sms: int, num_expanded_tokens: int, num_recv_tokens_per_expert_list: list[int]) -> EPHandle:
         made = cls.__new__(cls)
-        vars(made).update(contents, _route=route, token_metadata_at_forward=None, channel_linked_list=None)
+        made._route, made.num_sms = route, num_sms
+        made.num_expanded_tokens, made.num_recv_tokens_per_expert_list = num_expanded_tokens, num_recv_tokens_per_expert_list
         return made
 
     def __copy__(self) -> EPHandle:
@@ -78,6 +82,26 @@ class EPHandle:
         return EPHandle, tuple(getattr(self, name) for name in inspect.signature(EPHandle).parameters)
 
     # What was assigned, by the constructor or later, comes before these.
+
+    @functools.cached_property
+    def do_expand(self) -> bool:
+        return self._route.shape.expand
+
+    @functools.cached_property
+    def num_experts(self) -> int:
+        return self._route.shape.experts
+
+    @functools.cached_property
+    def expert_alignment(self) -> int:
+        return self._route.shape.alignment
+
+    @functools.cached_property
+    def num_max_tokens_per_rank(self) -> int:
+        return self._route.shape.tokens
+
+    @functools.cached_property
+    def num_recv_tokens(self) -> int:
+        return self._route.received
 
     @functools.cached_property
     def topk_idx(self) -> Tensor:
@@ -278,12 +302,14 @@ class ElasticBuffer:
         sm_write_gbs: float = 50,
     ) -> int:
         """How many multiprocessors keep the links busy if tokens select experts evenly, by DeepEP's model. Weft's kernels choose by what was measured."""
-        require(num_scaleout_topk == 0, "num_scaleout_topk is for several nodes: leave it 0")
-        require(num_experts % self.num_ranks == 0, f"{num_experts} experts on {self.num_ranks} ranks: want a multiple of the ranks")
+        if num_scaleout_topk:
+            raise ContractError("num_scaleout_topk is for several nodes: leave it 0")
         key = num_experts, num_topk, nvlink_gbs, sm_read_gbs, sm_write_gbs
-        if key not in self._sms:
-            self._sms[key] = self._theoretical_num_sms(num_experts, num_topk, nvlink_gbs or get_nvlink_gbs(), sm_read_gbs, sm_write_gbs)
-        return self._sms[key]
+        found = self._sms.get(key)
+        if found is None:
+            require(num_experts % self.num_ranks == 0, f"{num_experts} experts on {self.num_ranks} ranks: want a multiple of the ranks")
+            found = self._sms[key] = self._theoretical_num_sms(num_experts, num_topk, nvlink_gbs or get_nvlink_gbs(), sm_read_gbs, sm_write_gbs)
+        return found
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """How many queue pairs DeepEP would use. There is no network card to have them."""
@@ -323,7 +349,8 @@ class ElasticBuffer:
         rows, scales = x if isinstance(x, tuple) else (x, None)
         _check_events(previous_event, allocate_on_comm_stream)
         _check_rows(rows, scales)
-        require(do_expand or not do_zero_padding, "do_zero_padding is for do_expand=True: other rows have no pads")
+        if do_zero_padding and not do_expand:
+            raise ContractError("do_zero_padding is for do_expand=True: other rows have no pads")
         if handle is None:
             route, sync = self._new_route(
                 rows, topk_idx, topk_weights, num_experts, num_max_tokens_per_rank, expert_alignment, do_handle_copy, do_cpu_sync, do_expand, num_sms
@@ -374,9 +401,11 @@ class ElasticBuffer:
         expand: bool,
         sms: int,
     ) -> tuple[Route, bool]:
-        require(topk is not None and experts is not None, "a dispatch without a handle takes topk_idx and num_experts")
+        if topk is None or experts is None:
+            raise ContractError("a dispatch without a handle takes topk_idx and num_experts")
         most = self.num_max_tokens_per_rank if most is None else most
-        require(most > 0, "say num_max_tokens_per_rank here or when the buffer is made")
+        if most <= 0:
+            raise ContractError("say num_max_tokens_per_rank here or when the buffer is made")
         tokens, selections = rows.shape[0], topk.shape
         if len(selections) != _MATRIX or selections[0] != tokens or tokens > most:
             raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(selections)}, want [tokens, topk] and at most {most} tokens")
@@ -384,13 +413,15 @@ class ElasticBuffer:
             raise ContractError(f"topk_idx: type {topk.dtype}, want torch.int64")
         if selections[1] > _MOST_TOPK:
             raise ContractError(f"{selections[1]} selections a token, want at most {_MOST_TOPK}")
-        require(weights is None or weights.shape == selections, "topk_weights is not of the shape of topk_idx")
-        require(experts % self.num_ranks == 0, f"{experts} experts on {self.num_ranks} ranks: want a multiple of the ranks")
+        if weights is not None and weights.shape != selections:
+            raise ContractError("topk_weights is not of the shape of topk_idx")
+        if experts % self.num_ranks:
+            raise ContractError(f"{experts} experts on {self.num_ranks} ranks: want a multiple of the ranks")
         alignment = 1 if alignment is None else alignment
         if alignment < 1 or (expand and alignment & (alignment - 1)):
             raise ContractError(f"expert_alignment is {alignment}, want 1 or more, with do_expand=True a power of two")
         sync = sync is None or sync
-        shape = self._shape(experts, topk.shape[1], most, alignment, expand, sms)
+        shape = self._shape(experts, selections[1], most, alignment, expand, sms)
         return Route(self._exchanges, shape, topk, sync, copy), sync
 
     def _shape(self, experts: int, topk: int, most: int, alignment: int, expand: bool, sms: int) -> Shape:
@@ -420,24 +451,17 @@ class ElasticBuffer:
         columns: bool,
         stats: Tensor | None,
     ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle]:
-        arrived, arrived_scales, routing = route.dispatch(rows, scales, None if weights is None else weights.float())
+        if weights is not None and weights.dtype != torch.float32:
+            weights = weights.float()
+        arrived, arrived_scales, routing = route.dispatch(rows, scales, weights)
         if arrived_scales is not None:
             arrived_scales = _tma_aligned(arrived_scales) if columns else arrived_scales.contiguous()
         experts, given, padded = route.selections(routing, weights is not None, sync)
         if stats is not None:
             stats.add_(route.selections_of_experts)
         if handle is None:
-            handle = EPHandle._of(
-                route,
-                do_expand=route.shape.expand,
-                num_experts=route.shape.experts,
-                expert_alignment=route.shape.alignment,
-                num_max_tokens_per_rank=route.shape.tokens,
-                num_sms=sms or self.get_theoretical_num_sms(route.shape.experts, route.shape.topk),
-                num_recv_tokens=route.received,
-                num_expanded_tokens=sum(padded) if sync else route.most_expanded(),
-                num_recv_tokens_per_expert_list=padded,
-            )
+            sms = sms or self.get_theoretical_num_sms(route.shape.experts, route.shape.topk)
+            handle = EPHandle._of(route, sms, sum(padded) if sync else route.most_expanded(), padded)
         return arrived if arrived_scales is None else (arrived, arrived_scales), experts, given, handle
 
     def combine(
@@ -573,7 +597,8 @@ def _size_hint(ranks: int, tokens: int, hidden: int, topk: int, fp8: bool, multi
 
 
 def _check_events(previous: Before, on_comm_stream: bool) -> None:
-    require(previous is None or on_comm_stream, "previous_event needs allocate_on_comm_stream=True")
+    if previous is not None and not on_comm_stream:
+        raise ContractError("previous_event needs allocate_on_comm_stream=True")
 
 
 def _wait(event: Before) -> None:
@@ -590,11 +615,12 @@ def _check_stats(stats: Tensor | None, local: int) -> None:
 def _check_rows(rows: Tensor, scales: Tensor | None) -> None:
     if rows.dim() != _MATRIX or not rows.is_contiguous():
         raise ContractError(f"x: shape {tuple(rows.shape)} with strides {rows.stride()}, want contiguous [tokens, hidden]")
-    if scales is None and rows.dtype != torch.bfloat16:
-        raise ContractError(f"x: type {rows.dtype}, want torch.bfloat16, or torch.float8_e4m3fn with scales")
-    if scales is not None and rows.dtype != torch.float8_e4m3fn:
+    if scales is None:
+        if rows.dtype != torch.bfloat16:
+            raise ContractError(f"x: type {rows.dtype}, want torch.bfloat16, or torch.float8_e4m3fn with scales")
+    elif rows.dtype != torch.float8_e4m3fn:
         raise ContractError(f"x: type {rows.dtype} with scales, want torch.float8_e4m3fn")
-    if scales is not None and (scales.dim() != _MATRIX or scales.shape[0] != rows.shape[0] or scales.itemsize != _SCALE_BYTES):
+    elif scales.dim() != _MATRIX or scales.shape[0] != rows.shape[0] or scales.itemsize != _SCALE_BYTES:
         raise ContractError(f"scales of shape {tuple(scales.shape)} and type {scales.dtype}, want [tokens, n] of {_SCALE_BYTES} bytes each")
     if rows.shape[1] * rows.itemsize % 16:
         raise ContractError(f"x: a row has {rows.shape[1] * rows.itemsize} bytes, want a multiple of 16")

@@ -39,6 +39,7 @@ def of_host(monkeypatch):
     """Has what shows memory of a GPU by DLPack show the host's, which PyTorch takes over without a GPU."""
     from weft import dlpack, views
 
+    views.sweep()  # what earlier tests have shown is not this one's
     monkeypatch.setattr(dlpack, "CUDA", 1)
     monkeypatch.setattr(dlpack, "_free", [[] for _ in dlpack._free])
     monkeypatch.setattr(views, "_spare", {})

@@ -49,7 +49,6 @@ def left():
         lambda t: t.view(torch.uint8),
         lambda t: t.numpy(),
         lambda t: t.untyped_storage(),
-        lambda t: t.storage(),
         lambda t: torch.utils.dlpack.to_dlpack(t),
         lambda t: torch.nn.Parameter(t),
         lambda t: copy.copy(t),

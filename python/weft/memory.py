@@ -6,11 +6,11 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import dlpack, views
-from .dtypes import DType, foreign_name
+from .dtypes import SIZES, DType, foreign_name
 from .errors import OperandError
 from .resources import Lease
 
@@ -144,7 +144,7 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     """A new array, not initialised."""
     if kind == TORCH and device < 0:
         make = _makers.get((shape, dtype)) if type(shape) is tuple else None
-        return make() if make is not None else _empty_tensor(tuple(shape), dtype)
+        return (make or maker(kind, tuple(shape), dtype))()
     if device >= 0:
         if kind != TORCH:
             raise OperandError("results on a GPU are made for operands of PyTorch's only: give the arrays that are to hold them")
@@ -159,16 +159,22 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
 
 
 # What makes small tensors of PyTorch's, by shape and type: one like another costs half of what one from nothing does.
-_makers: dict[tuple[tuple[int, ...], DType], Any] = {}
+_makers: dict[tuple[tuple[int, ...], DType], Callable[[], Any]] = {}
 _MAKERS, _SAMPLE_BYTES = 256, 1 << 12
 
 
-def _empty_tensor(shape: tuple[int, ...], dtype: DType) -> Any:
+def maker(kind: str, shape: tuple[int, ...], dtype: DType) -> Callable[[], Any]:
+    """What makes new arrays of the host's like that, not initialised, for who makes many."""
+    if kind != TORCH:
+        return lambda: empty(kind, shape, dtype, -1)
+    found = _makers.get((shape, dtype))
+    if found is not None:
+        return found
     torch = sys.modules["torch"]
-    made = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
-    if made.nbytes <= _SAMPLE_BYTES and len(_makers) < _MAKERS:
-        _makers[shape, dtype] = functools.partial(torch.empty_like, torch.empty_like(made))
-    return made
+    make = functools.partial(torch.empty, shape, dtype=torch_dtype(dtype), device="cpu")
+    if math.prod(shape) * SIZES[dtype] <= _SAMPLE_BYTES and len(_makers) < _MAKERS:
+        make = _makers[shape, dtype] = functools.partial(torch.empty_like, make())
+    return make
 
 
 def address_of(kind: str, array: Any) -> int:
@@ -185,14 +191,17 @@ def widened(array: Any) -> Any:
     return array.astype("int64") if hasattr(array, "astype") else array.long()
 
 
-def copy(kind: str, address: int, dtype: DType, shape: Sequence[int], size: int | None = None) -> Any:
-    """A new array with what is at an address of the host's, of so many bytes if that is known."""
+def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:
+    """A new array with what is at an address of the host's."""
     out = empty(kind, shape, dtype, -1)
-    if size is None:
-        size = math.prod(shape) * dtype.itemsize
-    if size:
-        ctypes.memmove(out.data_ptr() if kind == TORCH else address_of(kind, out), address, size)
+    fill(kind, out, address, math.prod(shape) * dtype.itemsize)
     return out
+
+
+def fill(kind: str, array: Any, address: int, size: int) -> None:
+    """Copies bytes at an address of the host's into an array that :func:`empty` has made."""
+    if size:
+        ctypes.memmove(array.data_ptr() if kind == TORCH else address_of(kind, array), address, size)
 
 
 def _plain(block: Any, dtype: DType, shape: Sequence[int]) -> Any:

@@ -80,6 +80,11 @@ class Slot:
         return tuple(self._shape)
 
     @property
+    def length(self) -> int:
+        """The first of its dimensions."""
+        return self._shape[0]  # type: ignore[no-any-return]
+
+    @property
     def dtype(self) -> DType:
         """The type of the last operand."""
         return DType(self.code)

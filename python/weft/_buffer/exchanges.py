@@ -197,11 +197,11 @@ class Kept:
 
     def __init__(self, t: torch.Tensor) -> None:
         self.shape = t.shape
-        if not t.is_cpu or not t.is_contiguous() or not t.numel():
-            self._held: Any = t.clone()
-            self._as = None
+        self._held: Any
+        if t.is_cpu and t.is_contiguous() and (size := t.nbytes):
+            self._held, self._as = ctypes.string_at(t.data_ptr(), size), t.dtype
         else:
-            self._held, self._as = ctypes.string_at(t.data_ptr(), t.nbytes), t.dtype
+            self._held, self._as = t.clone(), None
 
     def tensor(self) -> torch.Tensor:
         """A tensor of it, which is not to be changed."""

@@ -138,7 +138,7 @@ class Normal:
         route = Route(exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST, sms), Kept(topk), come)
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
-        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=lambda _: come)
+        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=None if come is None else lambda _: come)
         route.first(payload, handle, routing)
         ids = sums = None
         if selected:
@@ -243,11 +243,12 @@ class Normal:
         return by.combine(rows, routing, bias=bias) if bias else summed, home
 
     def check(self, x: Tensor) -> None:
-        if x.dim() != 2 or not x.is_contiguous():
-            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [tokens, hidden]")
+        shape = x.shape
+        if len(shape) != 2 or not x.is_contiguous():
+            raise ContractError(f"x: shape {tuple(shape)} with strides {x.stride()}, want contiguous [tokens, hidden]")
         if x.dtype not in _PAYLOADS:
             raise ContractError(f"x: type {x.dtype}, want one of {', '.join(map(str, _PAYLOADS))}")
-        if x.shape[1] * x.itemsize % 16:
+        if shape[1] * x.itemsize % 16:
             raise ContractError(f"x: a row has {x.shape[1] * x.itemsize} bytes, want a multiple of 16")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import math
 import struct
 from collections.abc import Callable
@@ -27,11 +26,37 @@ if TYPE_CHECKING:
 _TENSOR = struct.Struct("=8xQii4q").unpack_from
 
 
-@functools.lru_cache(maxsize=1024)
-def _meant(code: int, dims: int, *sizes: int) -> tuple[DType, tuple[int, ...], int]:
-    """The type, shape and bytes of a tensor of C's."""
-    shape = sizes[:dims]
-    return DType(code), shape, math.prod(shape) * SIZES[code]
+class _Told:
+    """A tensor that C tells of, to be copied. Mostly it is like the one before."""
+
+    __slots__ = ("_address", "_kind", "_like", "_make", "_size", "_tensor", "address", "bytes")
+
+    def __init__(self) -> None:
+        self._tensor = _abi.Tensor()
+        self.bytes = memoryview(self._tensor).cast("B")
+        self.address = ctypes.addressof(self._tensor)
+        self._kind, self._like = "", [0]
+
+    def size(self, kind: str) -> int:
+        """Its bytes; it will be copied to an array of that kind."""
+        self._address, *like = _TENSOR(self.bytes)
+        if like != self._like or kind != self._kind:
+            code, dims, *sizes = like
+            shape = tuple(sizes[:dims])
+            self._size, self._make = math.prod(shape) * SIZES[code], memory.maker(kind, shape, DType(code))
+            self._kind, self._like = kind, like
+        return self._size
+
+    @property
+    def length(self) -> int:
+        """The first of its dimensions."""
+        return self._like[2]
+
+    def copy(self) -> Any:
+        """A new array of what is there."""
+        made = self._make()
+        memory.fill(self._kind, made, self._address, self._size)
+        return made
 
 
 class Frame:
@@ -77,24 +102,24 @@ class DispatchFrame(Frame):
         self.weights = self.slot("weights", device)
         self.rows = self.slot("rows", device, spec.row_dtype)
         self.scales = self.slot("scales", device, DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0)
-        self._data, self._scales = _abi.Tensor(), _abi.Tensor()
-        self.data_bytes, self.scales_bytes = memoryview(self._data).cast("B"), memoryview(self._scales).cast("B")
-        self._result = _abi.EpDispatchResult(data=ctypes.addressof(self._data), scales=ctypes.addressof(self._scales))
+        self._data, self._scales = _Told(), _Told()
+        self.data_bytes, self.scales_bytes = self._data.bytes, self._scales.bytes
+        self._result = _abi.EpDispatchResult(data=self._data.address, scales=self._scales.address)
         self.result = memoryview(self._result).cast("B").cast("Q")
         self.result_address = ctypes.addressof(self._result)
         self.scaled = spec.payload in (Payload.fp8, Payload.fp8_ue8m0) or spec.scale_bytes > 0
 
+    @property
+    def rows_told(self) -> int:
+        """How many rows C has told of, where the first dimension is theirs."""
+        return self._data.length
+
     def copies(self, kind: str, most: int) -> tuple[Any, Any] | None:
         """What has arrived, rows and scales, copied; None if it is of more bytes than that."""
-        address, *told = _TENSOR(self.data_bytes)
-        dtype, shape, size = _meant(*told)
-        if not self.scaled:
-            return None if size > most else (memory.copy(kind, address, dtype, shape, size), None)
-        scales, *told = _TENSOR(self.scales_bytes)
-        of_scales = _meant(*told)
-        if size + of_scales[-1] > most:
+        size, scales = self._data.size(kind), self._scales if self.scaled else None
+        if size + (0 if scales is None else scales.size(kind)) > most:
             return None
-        return memory.copy(kind, address, dtype, shape, size), memory.copy(kind, scales, *of_scales)
+        return self._data.copy(), None if scales is None else scales.copy()
 
     def arguments(self, routing: int, topk: Any, weights: Any, rows: Any, scales: Any) -> OperandError | None:
         """Takes the operands, or says what is wrong with one and takes none."""
@@ -183,15 +208,31 @@ class GradientFrame(Frame):
 
 
 class DescriptionFrame(Frame):
-    """Of which parts of a routing are asked for: where the address of each is put, its shape, -1 for rows, and its type."""
+    """Of which parts of a routing are asked for."""
 
     def __init__(self, parts: list[tuple[str, tuple[int, ...], DType]], demand: int) -> None:
         super().__init__(_abi.RoutingDescription)
+        # Where the address of each is put, its shape, -1 for rows, and its type.
         self.parts = [(getattr(_abi.RoutingDescription, name).offset // 8, shape, dtype) for name, shape, dtype in parts]
+        self._sized: tuple[str, int] = "", 0
+        self._makers: list[tuple[int, Callable[[], Any]]] = []
         self.demand: Any = None
         if demand:
             self.demand = (ctypes.c_int32 * demand)()
             self.words[_abi.RoutingDescription.expert_demand.offset // 8] = ctypes.addressof(self.demand)
+
+    def arrays(self, kind: str, rows: int) -> list[Any]:
+        """New arrays for the parts, which are filled by the call."""
+        if self._sized != (kind, rows):
+            shaped = ((word, shape if shape[0] >= 0 else (rows, *shape[1:]), dtype) for word, shape, dtype in self.parts)
+            self._makers = [(word, memory.maker(kind, shape, dtype)) for word, shape, dtype in shaped]
+            self._sized = kind, rows
+        out, words = [], self.words
+        for word, make in self._makers:
+            array = make()
+            words[word] = array.data_ptr() if kind == memory.TORCH else memory.address_of(kind, array)
+            out.append(array)
+        return out
 
 
 F = TypeVar("F", bound=Frame)

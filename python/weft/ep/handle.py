@@ -24,6 +24,8 @@ from .work import PendingCombine, PendingDispatch
 
 RoutingLike = Routing | Received
 
+_BUSY = int(_abi.Status.ERROR_BUSY)
+
 _numbers = itertools.count(1)
 
 NUMBERED: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
@@ -114,7 +116,7 @@ class Handle(Resource):
                 frame.enter(stream, on, self._device)
             refused = frame.arguments(0, topk, weights, None, None)
             self._end(refused, self._lib.ep_prepare(self._handle, on, frame.words[2], frame.words[3], frame.out_address))
-            return Routing(self, frame.out.value, frame.topk.shape[0], frame.topk.kind)
+            return Routing(self, frame.out.value, frame.topk.length, frame.topk.kind)
         finally:
             self._dispatches.give(frame)
 
@@ -152,7 +154,7 @@ class Handle(Resource):
             status = self._lib.ep_dispatch(self._handle, on, frame.address, frame.result_address, 0)
             if refused is not None or status:
                 self._end(refused, status)
-            return self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, frame.rows.kind, on)
+            return self._arrived(frame, by, frame.topk.length if by is None else by.tokens, frame.rows.kind, on)
         except BaseException:
             self._abandon(frame, by)
             raise
@@ -179,12 +181,12 @@ class Handle(Resource):
             kind = frame.rows.kind
             made = frame.copies(kind, most)
             if made is None:
-                got = self._arrived(frame, by, frame.topk.shape[0] if by is None else by.tokens, kind)
+                got = self._arrived(frame, by, frame.topk.length if by is None else by.tokens, kind)
                 return None, None, got.routing, got
             if by is None:
-                by = Routing(self, result[2], frame.topk.shape[0], kind)
+                by = Routing(self, result[2], frame.topk.length, kind)
                 if by._rows is None:
-                    by._rows = made[0].shape[0]
+                    by._rows = frame.rows_told
             number, result[1] = result[1], 0
             if status := self._lib.received_release(number):
                 self._watch(_Nobody(), Received._RELEASE, number)  # by the next call
@@ -219,7 +221,7 @@ class Handle(Resource):
             refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
             self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, 0, frame.out_address))
             borrowed = (rows, scales, *frame.held)
-            return PendingDispatch(self, frame.out.value, borrowed, frame.topk.shape[0] if by is None else by.tokens, by, frame.rows.kind, on)
+            return PendingDispatch(self, frame.out.value, borrowed, frame.topk.length if by is None else by.tokens, by, frame.rows.kind, on)
         finally:
             self._dispatches.give(frame)
 
@@ -498,7 +500,7 @@ class Handle(Resource):
 
     def _collect(self) -> None:
         for forgotten in list(self._garbage):
-            if getattr(self._lib, forgotten.release)(forgotten.number) == _abi.Status.ERROR_BUSY:
+            if getattr(self._lib, forgotten.release)(forgotten.number) == _BUSY:
                 return
             # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
             self._watched.pop(forgotten.number, None)

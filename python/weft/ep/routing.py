@@ -196,13 +196,9 @@ class Routing(_Held):
             return (*found, self.expert_demand.tolist()) if demand else found
         number, kind = self._in_use(), self._array_kind
         frames = handle._descriptions.get((names, demand)) or handle._describing(names, demand)
-        frame, empty, out = frames.take(), memory.empty, []
+        frame = frames.take()
         try:
-            words = frame.words
-            for word, shape, dtype in frame.parts:
-                array = empty(kind, shape if shape[0] >= 0 else (self._row_count(), *shape[1:]), dtype, -1)
-                words[word] = array.data_ptr() if kind == memory.TORCH else memory.address_of(kind, array)
-                out.append(array)
+            out = frame.arrays(kind, self._row_count() if self._rows is None else self._rows)
             if status := handle._lib.routing_describe(number, frame.address):
                 handle._check(status)
             if demand:
