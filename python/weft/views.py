@@ -23,17 +23,18 @@ Place = tuple[int, DType, tuple[int, ...], int]
 class _Shown:
     """A tensor whose aliases callers have, or may have, and what is kept for them."""
 
-    __slots__ = ("alone", "block", "keep", "place", "storage", "tensor", "uses")
+    __slots__ = ("alone", "block", "keep", "number", "place", "storage", "tensor", "unasked")
 
     def __init__(self, place: Place, uses: Callable[[int], int]) -> None:
-        self.place, self.uses, self.keep = place, uses, None
+        self.place, self.keep = place, None
         self.block, self.tensor = _taken_over(place)
+        # A storage is used by tensors, and by an object that stands for it, of whose users PyTorch may count none.
         self.storage = self.tensor.untyped_storage()
-        self.alone = self.users()
+        self.number: int = self.storage._cdata
+        self.alone, self.unasked = uses(self.number), self.references()
 
-    def users(self) -> tuple[int, int]:
-        """The references to the storage, and to the object that stands for it, of which PyTorch may count none."""
-        return self.uses(self.storage._cdata), sys.getrefcount(self.storage)
+    def references(self) -> int:
+        return sys.getrefcount(self.storage)
 
     def moved(self) -> bool:
         """Whether somebody has put the storage's contents somewhere else, as share_memory_ does."""
@@ -86,11 +87,11 @@ def _take(place: Place) -> _Shown | None:
 
 def sweep() -> None:
     """Forgets what was shown and is no more."""
+    uses = _uses() if _shown else None
     with _lock:
-        for number in list(_shown):
-            shown = _shown.get(number)  # what goes may sweep, too
-            if shown is not None and shown.users() == shown.alone:
-                del _shown[number]
+        for shown in list(_shown.values()) if uses else ():
+            # What goes may sweep, too.
+            if uses(shown.number) == shown.alone and shown.references() == shown.unasked and _shown.pop(id(shown), None) is not None:
                 shown.keep = None
                 _spare.setdefault(shown.place, []).append(shown)
         while len(_spare) > _MOST:
