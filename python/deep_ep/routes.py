@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft import ep
 from weft._buffer.errors import ContractError
-from weft._buffer.exchanges import Exchanges, Kept
+from weft._buffer.exchanges import LEAST, Exchanges, Kept
 
 
 class Shape(NamedTuple):
@@ -32,7 +32,6 @@ class Shape(NamedTuple):
 
 
 _BF16, _OPAQUE = ep.Payload.bf16, ep.Payload.opaque
-_LEAST = 8  # numbers of the shortest row that there is
 
 
 class Rows:
@@ -149,7 +148,7 @@ class Route:
         if not bias:
             return h.dispatch_backward(rows, routing, weights[:n].float())  # type: ignore[no-any-return]
         out = h.combine(rows, routing, bias=bias)
-        least = torch.zeros((n, _LEAST), dtype=x.dtype, device=x.device)  # so that the rows themselves come home once
+        least = torch.zeros((n, LEAST), dtype=x.dtype, device=x.device)  # so that the rows themselves come home once
         h, routing = self._by(least)
         return out, h.dispatch_backward(least, routing, weights[:n].float())[1]
 

@@ -795,6 +795,10 @@ def test_deep_ep(torch, gpus):
         c.wait()
         assert torch.equal(home, x * in_rank.sum(1, keepdim=True))
         assert torch.equal(home_weights, weights)
+        home, home_weights, _ = b.combine(rows, made, topk_weights=of_rows, bias=x)
+        c.wait()
+        assert torch.equal(home, x * (1 + in_rank.sum(1, keepdim=True)))
+        assert torch.equal(home_weights, weights)
         b.destroy()
 
     gpus(2, rank)

@@ -150,6 +150,10 @@ def test_normal(threads, ranks, kind, with_topk):
             assert torch.equal(home_weights, torch.where(ids >= 0, weights, 0))
         else:
             assert home_weights is None
+        for _ in range(2):
+            both, both_weights, _ = b.combine(back, handle, topk_weights=got_weights, bias=bias)
+            assert torch.equal(both, biased)
+            assert both_weights is None if home_weights is None else torch.equal(both_weights, home_weights)
 
     buffers(threads, ranks, rank)
 

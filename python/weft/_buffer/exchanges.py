@@ -20,6 +20,8 @@ _SHOWN_BYTES = 1 << 16
 
 _MOST_TOPK = 32
 
+LEAST = 8  # bfloat16 numbers of the shortest row that there is
+
 _FEW_SMS = 2  # enough for what has a row
 
 # Where the series of buffers begin, which nobody else will choose: the handles of one, whose exchanges follow each other, share multiprocessors.

@@ -14,7 +14,7 @@ from weft import ep
 
 from .errors import ContractError
 from .events import CommStream
-from .exchanges import Exchanges, Kept
+from .exchanges import LEAST, Exchanges, Kept
 from .lazy import Lazy
 
 _PAYLOADS = {
@@ -35,6 +35,7 @@ _HEAD = 6  # numbers of a rank's announcement before those of its tokens for eac
 
 _FEWEST = 16  # tokens for which there is a handle
 
+_BF16 = ep.Payload.bf16
 _HOST, _DEVICE = ep.Counts.host, ep.Counts.device
 
 Shape = tuple[int, int, int, int, ep.Counts, int]
@@ -44,21 +45,25 @@ Shape = tuple[int, int, int, int, ep.Counts, int]
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own."""
 
-    __slots__ = ("_exchanges", "_routings", "_topk", "come", "shape")
+    __slots__ = ("_exchanges", "_least", "_routings", "_topk", "come", "shape")
 
     def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept, come: int | None) -> None:
         self._exchanges, self.shape, self._topk = exchanges, shape, topk
         self.come = come
         """How many rows come here, where the routings do not say it."""
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
+        self._least: tuple[ep.Handle, ep.Routing] | None = None
 
     def handle(self, payload: ep.Payload) -> ep.Handle:
         """The handle for rows of a type. Collective when it is the first time."""
-        key = self.shape, payload
+        return self._handle_of(self.shape, payload)
+
+    def _handle_of(self, shape: Shape, payload: ep.Payload) -> ep.Handle:
+        key = shape, payload
         found = self._exchanges.find(key)
         if found is not None:
             return found
-        hidden, experts, topk, tokens, counts, sms = self.shape
+        hidden, experts, topk, tokens, counts, sms = shape
         return self._exchanges.handle(
             key, experts=experts, topk=topk, hidden=hidden, max_tokens=tokens, layout=ep.Layout.token_major, payload=payload, counts=counts, sms=sms
         )
@@ -75,10 +80,17 @@ class Route:
             found = self._routings[payload] = handle, handle.prepare(self._topk.tensor())
         return found
 
+    def least(self) -> tuple[ep.Handle, ep.Routing]:
+        """Those for the shortest rows that there are, beside which numbers of selections go home. Collective."""
+        if self._least is None:
+            handle = self._handle_of((LEAST, *self.shape[1:]), _BF16)
+            self._least = handle, handle.prepare(self._topk.tensor())
+        return self._least
+
     def home(self, dtype: torch.dtype) -> tuple[ep.Handle, ep.Routing]:
         """Those for sums of rows of a type: FP8's come home as bfloat16."""
         payload = _PAYLOADS[dtype]
-        if payload == ep.Payload.bf16 and payload not in self._routings:
+        if payload == _BF16 and payload not in self._routings:
             for quantised in (ep.Payload.fp8, ep.Payload.fp8_ue8m0):
                 if quantised in self._routings:
                     return self._routings[quantised]
@@ -238,9 +250,12 @@ class Normal:
         rows = x if n == received else x[:received]
         if weights is None:
             return by.combine(rows, routing, bias=bias or None), None
-        # The gradient of dispatch is that sum, and takes numbers of selections home beside it.
-        summed, home = by.dispatch_backward(rows, routing, weights[: handle.received])
-        return by.combine(rows, routing, bias=bias) if bias else summed, home
+        # The gradient of dispatch is that sum, without biases, and takes numbers of selections home beside it.
+        if not bias:
+            return by.dispatch_backward(rows, routing, weights[:received])  # type: ignore[no-any-return]
+        out = by.combine(rows, routing, bias=bias)
+        by, routing = handle.route.least()
+        return out, by.dispatch_backward(torch.zeros((received, LEAST), dtype=torch.bfloat16, device=x.device), routing, weights[:received])[1]
 
     def check(self, x: Tensor) -> None:
         shape = x.shape
