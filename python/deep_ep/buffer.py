@@ -143,7 +143,7 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
         """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
-        counted, event = self._stream.run(self._exchanges.layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
+        counted, event = self._stream.run_soon(self._exchanges.layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
         return *counted, event
 
     def dispatch(
@@ -268,7 +268,7 @@ class Buffer:
         if return_recv_hook:  # both halves in the current stream, and nothing runs between
             rows, scales, counts, handle, receive = self._low_latency.send(*arguments)
             return _pair(rows, scales), counts, handle, EventOverlap(), receive
-        (rows, scales, counts, handle), event = self._stream.run_soon(self._low_latency.dispatch, x, async_finish, *arguments)
+        (rows, scales, counts, handle), event = self._stream.run_soon(self._low_latency.dispatch, x, None, async_finish, *arguments)
         return _pair(rows, scales), counts, handle, event, None
 
     def low_latency_combine(
@@ -306,7 +306,7 @@ class Buffer:
         arguments = rows, topk_idx, topk_weights, sent, out, combine_wait_recv_cost_stats, return_recv_hook
         if return_recv_hook:
             return out, EventOverlap(), self._low_latency.combine(*arguments)
-        _, event = self._stream.run_soon(self._low_latency.combine, x, async_finish, *arguments)
+        _, event = self._stream.run_soon(self._low_latency.combine, x, None, async_finish, *arguments)
         return out, event, None
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:

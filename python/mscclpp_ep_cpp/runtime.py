@@ -158,7 +158,7 @@ class Buffer:
         self._open()
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         _check("topk_idx", topk_idx, torch.int64, 2)
-        counted, end = self._stream.run(self._layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
+        counted, end = self._stream.run_soon(self._layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
         return *counted, end.event
 
     def intranode_dispatch(
@@ -300,7 +300,7 @@ class Buffer:
         if return_recv_hook:  # both halves in the current stream, and nothing runs between
             rows, scales, counts, handle, receive = self._low_latency.send(x, topk_idx, kind, None, None, given)
             return *_arrived(rows, scales, counts, handle, given), None, receive
-        result, end = self._stream.run_soon(self._dispatch, x, async_finish, x, topk_idx, kind, given)
+        result, end = self._stream.run_soon(self._dispatch, x, None, async_finish, x, topk_idx, kind, given)
         return *result, end.event, None
 
     def _dispatch(self, x: Tensor, topk: Tensor, kind: Kind, given: Given) -> tuple[Any, ...]:
@@ -353,7 +353,7 @@ class Buffer:
         combining = rows, topk_idx, topk_weights, sent, out, None, return_recv_hook
         if return_recv_hook:
             return out, None, self._low_latency.combine(*combining)
-        _, end = self._stream.run_soon(self._low_latency.combine, x, async_finish, *combining)
+        _, end = self._stream.run_soon(self._low_latency.combine, x, None, async_finish, *combining)
         return out, end.event, None
 
     def get_next_low_latency_combine_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> Tensor:

@@ -165,10 +165,10 @@ class CommStream:
         current.wait_event(end)
         return result, EventOverlap()
 
-    def run_soon(self, exchange: Callable[..., Any], like: torch.Tensor, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
-        """:meth:`run` of a short exchange. If the current stream is to wait for it, it is enqueued there: the way to another and back takes longer."""
-        if later or not like.is_cuda:
-            return self.run(exchange, like, None, later, *arguments)
+    def run_soon(self, exchange: Callable[..., Any], like: torch.Tensor, before: Before, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
+        """:meth:`run` of something short. If it comes between what the current stream does, it is enqueued there: the way to another and back takes longer."""
+        if later or before is not None or not like.is_cuda:
+            return self.run(exchange, like, before, later, *arguments)
         return self._run_here(exchange, like.get_device(), *arguments), EventOverlap()
 
     def run_half(self, exchange: Callable[..., Any], like: torch.Tensor, *arguments: Any) -> Any:
