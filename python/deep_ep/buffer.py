@@ -316,18 +316,18 @@ class Buffer:
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Leaves a rank out of the exchanges that follow, or takes it in again. All ranks that go on do, before their next exchange."""
         self._check_shrink()
-        self._low_latency.mask(rank_to_mask, mask)
+        self._exchanges.mask.put(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes which ranks are left out: int32 [ranks], 1 or 0."""
         self._check_shrink()
-        masked = self._low_latency.masked()
+        masked = self._exchanges.mask.ranks()
         mask_status.copy_(torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=mask_status.dtype))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Takes all ranks in again."""
         self._check_shrink()
-        self._low_latency.unmask()
+        self._exchanges.mask.clear()
 
     def _check_shrink(self) -> None:
         require(self.enable_shrink, "masks are for buffers that were made with enable_shrink=True")

@@ -804,6 +804,42 @@ def test_deep_ep(torch, gpus):
     gpus(2, rank)
 
 
+def test_masks_of_deep_ep(torch, gpus):
+    """Normal exchanges go on without a rank, whatever it said before."""
+    import deep_ep
+
+    ids = torch.tensor([[0, 5], [1, 2], [3, -1], [4, 5], [2, 4]])
+
+    def exchange(b, c, columns):
+        x = torch.full((5, columns), float(c.rank + 1), dtype=torch.bfloat16)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 6)
+        rows, _, of_rows, counts, made, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, torch.ones(ids.shape))
+        home, home_weights, _ = b.combine(rows, made, topk_weights=of_rows)
+        c.wait()
+        return rows[:, 0].tolist(), counts, home[:, 0].tolist(), home_weights.tolist()
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True, enable_shrink=True)
+        got = exchange(b, c, 256)
+        assert (len(got[0]), got[1]) == ((6, [3, 3]), (9, [6, 3]), (9, [6, 6]))[c.rank]
+        all_home.wait()
+        if c.rank == 2:
+            all_gone.wait()
+        else:
+            b.low_latency_update_mask_buffer(2, True)
+            for columns in (256, 128):
+                rows, counts, home, weights = exchange(b, c, columns)
+                of_each = (2, 3)[c.rank]
+                assert (rows, counts) == ([1] * of_each + [2] * of_each, ([2, 2], [4, 2])[c.rank])
+                assert home == [n * (c.rank + 1) for n in (1, 2, 1, 0, 1)]
+                assert weights == [[1, 0], [1, 1], [1, 0], [0, 0], [1, 0]]
+            all_gone.wait()
+        b.destroy()
+
+    all_home, all_gone = (threading.Barrier(3, timeout=30) for _ in range(2))
+    gpus(3, rank)
+
+
 @pytest.fixture
 def waits(torch, monkeypatch):
     """Waits of the calling thread for a GPU within ``with waits() as found``, by what would wait there: numbers that go to the host, or the library."""

@@ -303,9 +303,45 @@ def test_masks(threads):
         total = torch.where(there, weights, 0).sum(1, keepdim=True)
         assert calc_diff(home, (x.float() * total).bfloat16()) < 1e-5
         assert (handle[1][:, 1] & 0xFFFFFFFF == 0).all()
+        normal(b, x)  # of another size than before
+
+    def normal(b, x):
+        _, ids, weights = token_batch(b.rank)
+        gone = b._exchanges.mask.ranks()
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+        rows, _, of_rows, counts, handle, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+        come, selected = 0, [0] * 4
+        for r in {0, 1, 2} - gone:
+            here = token_batch(r)[1] - 4 * b.rank
+            come += int(((here >= 0) & (here < 4)).any(1).sum())
+            selected = [n + int((here == e).sum()) for e, n in enumerate(selected)]
+        assert (rows.shape[0], counts) == (come, selected)
+        home, home_weights, _ = b.combine(rows, handle, topk_weights=of_rows)
+        reached = in_rank.clone()
+        reached[:, list(gone)] = False
+        assert calc_diff(home, (x.float() * reached.sum(1, keepdim=True)).bfloat16()) < 5e-6
+        assert torch.equal(home_weights, torch.where((ids >= 0) & ~torch.isin(ids // 4, torch.tensor(list(gone))), weights, 0))
+        ends = torch.stack([torch.tensor([((token_batch(r)[1] // 4 == d) & (token_batch(r)[1] >= 0)).any(1).sum() for d in range(3)]) for r in range(3)])
+        ends[list(gone)] = 0
+        assert torch.equal(handle[0], ends.cumsum(0).int())
 
     all_home = threading.Barrier(3, timeout=20)
     buffers(threads, 3, rank, enable_shrink=True)
+
+    def normal_alone(before, b):
+        """Masks are for normal exchanges, too, and nothing that rank 1 said before matters."""
+        x = token_batch(b.rank)[0]
+        if before:
+            normal(b, x[:, :128].contiguous())
+        all_home.wait()
+        if b.rank == 1:
+            return
+        b.low_latency_update_mask_buffer(1, True)
+        for columns in (256, 128):
+            normal(b, x[:, :columns].contiguous())
+
+    for before in (False, True):
+        buffers(threads, 3, functools.partial(normal_alone, before), enable_shrink=True)
 
 
 def test_refusals(threads):

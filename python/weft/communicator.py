@@ -82,6 +82,7 @@ class Communicator(Resource):
         """Seconds that bound every wait."""
         self._device = -1
         self._buffers = 0  # that were made of it, on all ranks alike
+        self._left_out: frozenset[int] = frozenset()  # the mask, for who asks again and again
         opened(self)
 
     # How ranks meet.
@@ -216,6 +217,7 @@ class Communicator(Resource):
                 raise InvalidError(f"set_mask: rank {r} of {self.ranks}")
             mask |= 1 << r
         self._check(self._lib.comm_set_mask(self._handle, mask))
+        self._left_out = self.mask
 
     def wait(self, stream: streams.StreamLike = None, *, timeout: float | None = None) -> None:
         """Waits until what was enqueued on the stream has happened, and raises the failure that an operation has met meanwhile.

@@ -14,6 +14,7 @@ import weft
 from weft import ep
 
 from .events import CommStream
+from .mask import Mask
 
 # Smaller results are copied out of the library's memory: a view of it costs more.
 _SHOWN_BYTES = 1 << 16
@@ -41,6 +42,7 @@ class Exchanges:
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
         self.on_gpu = comm.engine == "gpu"
         self.stream = CommStream()
+        self.mask = Mask(comm)
         self._handles: dict[Any, ep.Handle] = {}
         self._series = comm._buffers = comm._buffers + 1
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
@@ -153,7 +155,10 @@ class Exchanges:
         return found
 
     def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
-        """On GPUs: everyone's numbers, int32 [ranks, n], of this rank's, int32 [n], as one token that every rank has an expert for. Collective."""
+        """On GPUs: everyone's numbers, int32 [ranks, n], of this rank's, int32 [n], as one token that every rank has an expert for. Collective.
+
+        Those of ranks that are left out are 0.
+        """
         if self.ranks > _MOST_TOPK:
             raise weft.UnsupportedError(f"{self.ranks} ranks on GPUs, want at most {_MOST_TOPK}: use groups of fewer ranks")
         n = mine.shape[0]
@@ -175,7 +180,10 @@ class Exchanges:
             if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():  # what is captured is filled by replays
                 self._everywhere = everywhere
         with h.dispatch(row.view(torch.uint8), everywhere) as got:
-            return got.rows.view(torch.int32)[:, :n].clone()
+            everyone = got.rows.view(torch.int32)[:, :n].clone()
+        for rank in self.comm._left_out:
+            everyone[rank].zero_()
+        return everyone
 
     def barrier(self, like: torch.Tensor) -> None:
         """Returns, or on a GPU lets the stream go on, when every rank has come. Collective."""

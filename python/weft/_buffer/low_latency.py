@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft import ep
 
-from .errors import ContractError, require
+from .errors import ContractError
 from .exchanges import Exchanges, Kept, where
 from .lazy import Lazy
 
@@ -123,8 +123,6 @@ class LowLatency:
         self._stream = exchanges.stream
         self._next: dict[tuple[int, ...], Tensor] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
-        self._mask: set[int] = set()
-        self._settled = True
 
     def _handle(self, kind: Kind) -> ep.Handle:
         found = self._exchanges.find(kind)
@@ -144,25 +142,6 @@ class LowLatency:
             live=_LIVE,
             sms=self._sms if self._sms and self._exchanges.on_gpu else self._exchanges.most_sms,
         )
-
-    # Masks. DeepEP's are each rank's own; here the ranks that go on agree, when they next meet.
-
-    def mask(self, rank: int, masked: bool) -> None:
-        require(0 <= rank < self._comm.ranks, f"rank {rank} of {self._comm.ranks}")
-        (self._mask.add if masked else self._mask.discard)(rank)
-        self._settled = False
-
-    def unmask(self) -> None:
-        self._mask.clear()
-        self._settled = False
-
-    def masked(self) -> set[int]:
-        return set(self._mask)
-
-    def _settle_mask(self) -> None:
-        if self._comm.mask != self._mask:
-            self._comm.set_mask(self._mask)
-        self._settled = True
 
     def _count_waits(self, h: ep.Handle, which: int, into: Tensor | None) -> None:
         """Has later dispatches (0) or combines (1) of a handle count their waits."""
@@ -218,8 +197,8 @@ class LowLatency:
             stats.add_(into.counts)
 
     def _begin(self, kind: Kind, waits: Tensor | None) -> ep.Handle:
-        if not self._settled:
-            self._settle_mask()
+        if not self._exchanges.mask.settled:
+            self._exchanges.mask.settle()
         h = self._handle(kind)
         self._count_waits(h, 0, waits)
         return h
@@ -228,8 +207,8 @@ class LowLatency:
         """Sends, and receives into ``out``; or, later, what it returns receives. Collective, as is that."""
         if sent.routing is None:
             raise ContractError("the hook of the dispatch was not called: call it before the rows are combined")
-        if not self._settled:
-            self._settle_mask()
+        if not self._exchanges.mask.settled:
+            self._exchanges.mask.settle()
         h = self._handle(sent.kind)
         self._count_waits(h, 1, waits)
         if not sent.topk.are(topk):  # those that are new are left out; weights of those that are not there already are not looked at

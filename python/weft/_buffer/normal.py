@@ -141,6 +141,7 @@ class Normal:
         worst: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], DispatchHandle]:
         """Sends rows by routing of their own: the rows that arrive, scales, selections, weights, counts, the handle. Collective."""
+        self._settle()
         exchanges, selected, experts = self._exchanges, topk is not None, expert_tokens.shape[0]
         if topk is None:
             # Ranks are all that is known: each is an expert.
@@ -168,6 +169,10 @@ class Normal:
         made = DispatchHandle()
         made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels, come, exchanges.stream)
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
+
+    def _settle(self) -> None:
+        if not self._exchanges.mask.settled:
+            self._exchanges.mask.settle()
 
     def _mine(self, of_experts: Tensor) -> slice:
         """Where this rank's experts are among all."""
@@ -205,7 +210,7 @@ class Normal:
         else:
             heads = everyone = self._gather((tokens, *same), rank_tokens)
         for rank, theirs in enumerate(heads):
-            if theirs[1:_HEAD] != same:
+            if theirs[1:_HEAD] != same and rank not in self._exchanges.comm._left_out:
                 raise weft.MismatchError(f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, this one {same}", rank)
             if not worst:
                 most = max(most, theirs[0])
@@ -222,20 +227,24 @@ class Normal:
         return found
 
     def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> list[list[int]]:
-        """What every rank says, on the host."""
+        """What every rank says, on the host; 0 of those that are left out."""
         if self._meeting is None:
             mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
             self._meeting = _memory(mine), mine.data_ptr(), mine.numel(), _memory(everyone).cast("i", tuple(everyone.shape)), gather
-        said, address, n, everyone, gather = self._meeting
+        own, address, n, everyone, gather = self._meeting
         if rank_tokens.dtype != torch.int32 or rank_tokens.numel() != n - _HEAD or not rank_tokens.is_contiguous():
             raise ContractError(f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 ({n - _HEAD},), contiguous")
-        _PUT_HEAD(said, 0, *head)
+        _PUT_HEAD(own, 0, *head)
         ctypes.memmove(address + 4 * _HEAD, rank_tokens.data_ptr(), 4 * (n - _HEAD))
         gather()
-        return everyone.tolist()  # type: ignore[no-any-return]
+        said: list[list[int]] = everyone.tolist()
+        for rank in self._exchanges.comm._left_out:
+            said[rank] = [0] * n
+        return said
 
     def again(self, x: Tensor, scales: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
         """Sends rows by a route that is known: those that arrive. Collective."""
+        self._settle()
         payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
         rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, lambda _: route.come)
@@ -243,6 +252,7 @@ class Normal:
 
     def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: Moved) -> tuple[Tensor, Tensor | None]:
         """Brings rows home and sums them; weights come back to their selections. Collective."""
+        self._settle()
         by, routing = handle.route.home(x.dtype)
         n, received = x.shape[0], handle.received
         if n < received:
