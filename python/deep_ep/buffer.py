@@ -18,11 +18,15 @@ from weft._buffer.events import Before, EventHandle, EventOverlap
 from weft._buffer.exchanges import Exchanges, where
 from weft._buffer.low_latency import Kind, LowLatency, LowLatencyHandle
 from weft._buffer.normal import DispatchHandle, Normal
+from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 
 topk_idx_t = torch.int64
 
 _BF16 = ep.Payload.bf16
+_SELECTIONS = torch.int64, torch.int32
+_BIASES = 2
+_PAIR = 2
 
 _DEADLINE = 100.0  # seconds, as DeepEP's
 
@@ -55,6 +59,7 @@ class Buffer:
         """Joins the ranks of a process group of PyTorch's, or of an mpi4py communicator. Collective."""
         if group is None and comm is None:
             raise ValueError("there is neither a group nor a comm to join the ranks of")
+        require(num_nvl_bytes % 128 == 0 and num_rdma_bytes % 128 == 0, f"{num_nvl_bytes} and {num_rdma_bytes} bytes, want multiples of 128")
         self._open(join(group, _DEADLINE, _DEADLINE, comm), group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, explicitly_destroy, enable_shrink)
 
     @classmethod
@@ -65,7 +70,6 @@ class Buffer:
         return made
 
     def _open(self, comm: weft.Communicator, group: Any, nvl: int, rdma: int, low_latency: bool, explicitly_destroy: bool, enable_shrink: bool) -> None:
-        require(nvl % 128 == 0 and rdma % 128 == 0, f"{nvl} and {rdma} bytes, want multiples of 128")
         self._comm, self.group = comm, group
         self.rank, self.group_size = comm.rank, comm.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = nvl, rdma
@@ -73,7 +77,7 @@ class Buffer:
         self._exchanges = Exchanges(comm)
         self._stream = self._exchanges.stream
         self._normal, self._low_latency = Normal(self._exchanges), LowLatency(self._exchanges, self.low_latency_sms)
-        self._local: Tensor | None = None
+        self._local: dict[bool, Tensor] = {}
         self.runtime = Runtime(self)
         # Closing waits for nobody; what the collector closes peers have no more use of.
         self._end = weakref.finalize(self, close, comm)
@@ -113,11 +117,11 @@ class Buffer:
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False) -> Tensor:
         """Memory of as many bytes as the buffer was asked to have. Exchanges do not use it."""
-        length = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
-        if self._local is None or self._local.numel() < length:
+        if use_rdma_buffer not in self._local:
             with torch.inference_mode(False):  # it is written in any mode
-                self._local = torch.empty(length, dtype=torch.uint8, device=where(self._comm))
-        whole = self._local[:length][offset:]
+                length = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+                self._local[use_rdma_buffer] = torch.empty(length, dtype=torch.uint8, device=where(self._comm))
+        whole = self._local[use_rdma_buffer][offset:]
         flat = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         return flat if size is None else flat[: size.numel()].view(size)
 
@@ -133,6 +137,7 @@ class Buffer:
 
     # Normal exchanges.
 
+    @opaque
     def get_dispatch_layout(
         self,
         topk_idx: Tensor,
@@ -146,6 +151,7 @@ class Buffer:
         counted, event = self._stream.run_soon(self._exchanges.layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
         return *counted, event
 
+    @opaque
     def dispatch(
         self,
         x: Tensor | tuple[Tensor, Tensor],
@@ -169,9 +175,12 @@ class Buffer:
         dispatch they go where they went then, and only ``recv_x`` and the event come back.
         """
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
-        rows, scales = x if isinstance(x, tuple) else (x, None)
+        rows, scales = _rows_and_scales(x)
         self._normal.check(rows)
+        if expert_alignment < 1:
+            raise ContractError(f"expert_alignment is {expert_alignment}, want 1 or more")
         if handle is not None:
+            _check_handle(handle, DispatchHandle, "dispatch")
             require(topk_idx is None and topk_weights is None, "a dispatch by a handle takes no topk_idx: the handle has it")
             (got, got_scales), event = self._stream.run(self._normal.again, rows, previous_event, async_finish, rows, scales, handle.route)
             return _pair(_padded(got, num_worst_tokens), _padded(got_scales, num_worst_tokens)), None, None, None, None, event
@@ -181,6 +190,8 @@ class Buffer:
             raise ContractError("num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
         channels = self.num_sms // 2 if config is None else config.channels
         in_rank = is_token_in_rank if is_token_in_rank.dtype == torch.bool else is_token_in_rank.bool()
+        if in_rank.shape != (rows.shape[0], self.group_size):
+            raise ContractError(f"is_token_in_rank: shape {tuple(in_rank.shape)}, want {(rows.shape[0], self.group_size)}")
         result, event = self._stream.run(
             self._normal.dispatch,
             rows,
@@ -205,6 +216,7 @@ class Buffer:
             ids, weights = _padded(ids, num_worst_tokens, -1), _padded(weights, num_worst_tokens, 0)
         return _pair(got, got_scales), ids, weights, counts, made, event
 
+    @opaque
     def combine(
         self,
         x: Tensor,
@@ -218,8 +230,11 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Sums the ranks' rows of each token, without weights, after the bias: combined_x, combined_topk_weights, event. Collective."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
+        _check_handle(handle, DispatchHandle, "dispatch")
         self._normal.check(x)
-        biases = () if bias is None else bias if isinstance(bias, tuple) else (bias,)
+        biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
+        if len(biases) > _BIASES:
+            raise ContractError(f"{len(biases)} biases, want at most {_BIASES}")
         (out, weights), event = self._stream.run(self._normal.combine, x, previous_event, async_finish, x, topk_weights, biases, handle)
         return out, weights, event
 
@@ -236,6 +251,7 @@ class Buffer:
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing: counters only grow, and exchanges of all kinds may follow each other."""
 
+    @opaque
     def low_latency_dispatch(
         self,
         x: Tensor,
@@ -256,7 +272,7 @@ class Buffer:
         [.., hidden / 128], or [.., hidden / 512] of four powers of two each; the first ``count`` rows of an expert are valid. With
         ``return_recv_hook`` they are there when the hook has returned.
         """
-        self._check_low_latency(x, async_finish, return_recv_hook)
+        self._check_low_latency(x, 2, async_finish, return_recv_hook)
         require(not use_ue8m0 or (use_fp8 and round_scale), "use_ue8m0 is for float8 with round_scale=True: its scales are powers of two")
         tokens, hidden = x.shape
         most = num_max_dispatch_tokens_per_rank
@@ -271,6 +287,7 @@ class Buffer:
         (rows, scales, counts, handle), event = self._stream.run_soon(self._low_latency.dispatch, x, None, async_finish, *arguments)
         return _pair(rows, scales), counts, handle, event, None
 
+    @opaque
     def low_latency_combine(
         self,
         x: Tensor,
@@ -286,9 +303,11 @@ class Buffer:
     ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
         """Sums the experts' rows by the weights, in fp32 and in the order of the selections: combined_x, event, hook. Collective, as is the hook.
 
-        ``x``: bfloat16, of the shape of recv_x. With ``zero_copy`` the rows are in :meth:`get_next_low_latency_combine_buffer`.
+        ``x``: bfloat16, of the shape of recv_x. With ``zero_copy`` the rows are in :meth:`get_next_low_latency_combine_buffer`. ``topk_idx``: those
+        of the dispatch, in whose order rows are summed; they may stand in another one, beside their weights, and -1 for what is to be left out.
         """
-        self._check_low_latency(x, async_finish, return_recv_hook)
+        self._check_low_latency(x, 3, async_finish, return_recv_hook)
+        _check_handle(handle, LowLatencyHandle, "low_latency_dispatch")
         if use_logfmt:
             raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
         sent = handle.sent
@@ -299,6 +318,9 @@ class Buffer:
             raise ContractError(f"x: shape {tuple(x.shape)}, want {want}")
         if topk_idx.shape != selections or topk_weights.shape != selections:
             raise ContractError("topk_idx and topk_weights are not of the dispatch's shape")
+        if topk_idx.dtype not in _SELECTIONS:
+            raise ContractError(f"topk_idx: type {topk_idx.dtype}, want torch.int64")
+        sent.topk.check(topk_idx)
         if out is None:
             out = torch.empty((selections[0], kind.hidden), dtype=torch.bfloat16, device=x.device)
         elif out.shape != (selections[0], kind.hidden) or not out.is_contiguous():
@@ -309,6 +331,7 @@ class Buffer:
         _, event = self._stream.run_soon(self._low_latency.combine, x, None, async_finish, *arguments)
         return out, event, None
 
+    @opaque
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
         return self._low_latency.next_buffer(*handle[2:])
@@ -321,6 +344,8 @@ class Buffer:
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
         """Writes which ranks are left out: int32 [ranks], 1 or 0."""
         self._check_shrink()
+        if mask_status.shape != (self.group_size,) or mask_status.dtype != torch.int32:
+            raise ContractError(f"mask_status: {mask_status.dtype} {tuple(mask_status.shape)}, want torch.int32 {(self.group_size,)}")
         masked = self._exchanges.mask.ranks()
         mask_status.copy_(torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=mask_status.dtype))
 
@@ -333,13 +358,13 @@ class Buffer:
         require(self.enable_shrink, "masks are for buffers that were made with enable_shrink=True")
 
     @staticmethod
-    def _check_low_latency(x: Tensor, async_finish: bool, return_recv_hook: bool) -> None:
+    def _check_low_latency(x: Tensor, dims: int, async_finish: bool, return_recv_hook: bool) -> None:
         if async_finish and return_recv_hook:
             raise ContractError("async_finish and return_recv_hook exclude each other")
         if x.dtype != torch.bfloat16:
             raise ContractError(f"x: type {x.dtype}, want torch.bfloat16")
-        if not x.is_contiguous() or x.shape[-1] % 8:
-            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous rows of whole 16 bytes")
+        if x.dim() != dims or not x.is_contiguous() or x.shape[-1] % 8:
+            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want {dims} dimensions, contiguous, of rows of whole 16 bytes")
 
 
 class Runtime:
@@ -373,6 +398,20 @@ class Runtime:
 def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) -> None:
     if on_comm_stream and (previous is None or not async_finish):
         raise ContractError("allocate_on_comm_stream needs previous_event and async_finish")
+
+
+def _check_handle(handle: Any, kind: type, of: str) -> None:
+    if not isinstance(handle, kind):
+        raise ContractError(f"handle: a {type(handle).__name__}, want what {of} returned, not a copy of its contents")
+
+
+def _rows_and_scales(x: Any) -> tuple[Tensor, Tensor | None]:
+    """What comes as rows, or as a pair of rows and scales."""
+    if isinstance(x, Tensor):
+        return x, None
+    if not isinstance(x, (tuple, list)) or len(x) != _PAIR or not all(isinstance(t, Tensor) for t in x):
+        raise ContractError("x: want a tensor, or a pair of float8 rows and their scales")
+    return x[0], x[1]
 
 
 def _pair(rows: Any, scales: Any) -> Any:

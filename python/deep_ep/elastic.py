@@ -18,6 +18,7 @@ from weft import ep
 from weft._buffer.errors import ContractError, require
 from weft._buffer.events import Before, EventHandle, EventOverlap
 from weft._buffer.exchanges import Exchanges, where
+from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 
 from .routes import Route, Shape
@@ -266,6 +267,7 @@ class ElasticBuffer:
         """The same as exchanges see it."""
         return (1, self.num_ranks) if self.group is None else get_logical_domain_size(self.group, self.allow_hybrid_mode)
 
+    @opaque
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Returns when every rank has come; on a GPU the stream goes on then, and ``with_cpu_sync`` has this call wait for it. Collective."""
         like = self._anything()
@@ -317,6 +319,7 @@ class ElasticBuffer:
 
     # Exchanges.
 
+    @opaque
     def dispatch(
         self,
         x: Tensor | tuple[Tensor, Tensor],
@@ -464,6 +467,7 @@ class ElasticBuffer:
             handle = EPHandle._of(route, sms, sum(padded) if sync else route.most_expanded(), padded)
         return arrived if arrived_scales is None else (arrived, arrived_scales), experts, given, handle
 
+    @opaque
     def combine(
         self,
         x: Tensor,

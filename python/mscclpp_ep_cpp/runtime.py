@@ -18,6 +18,7 @@ from weft._buffer.events import EventHandle
 from weft._buffer.exchanges import Exchanges, where
 from weft._buffer.low_latency import NOTHING, Given, Kind, LowLatency, LowLatencyHandle, Sent
 from weft._buffer.normal import Normal, Route
+from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, connect, join
 
 _DEADLINE = 100.0  # seconds, as MSCCL++'s
@@ -151,6 +152,7 @@ class Buffer:
 
     # Normal exchanges.
 
+    @opaque
     def get_dispatch_layout(
         self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None, async_finish: bool, allocate_on_comm_stream: bool
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle | None]:
@@ -161,6 +163,7 @@ class Buffer:
         counted, end = self._stream.run_soon(self._layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
         return *counted, end.event
 
+    @opaque
     def intranode_dispatch(
         self,
         x: Tensor,
@@ -193,6 +196,7 @@ class Buffer:
             _check("x_scales", x_scales, torch.float32, 2)
         require((topk_idx is None) == (topk_weights is None), "topk_idx and topk_weights go together")
         channels = _channels(config)
+        require(expert_alignment >= 1, f"expert_alignment is {expert_alignment}, want 1 or more")
         if cached_rank_prefix_matrix is not None:
             require(topk_idx is None, "a dispatch by cached matrices takes no topk_idx: it goes where the tokens went")
             moved: _Moved = _recall(cached_rank_prefix_matrix, _Moved, "cached_rank_prefix_matrix", "intranode_dispatch")
@@ -207,6 +211,8 @@ class Buffer:
         if num_tokens_per_rank is None or num_tokens_per_expert is None:
             raise ContractError("a dispatch without cached matrices takes what get_dispatch_layout returns")
         _check("is_token_in_rank", is_token_in_rank, torch.bool, 2)
+        want = x.shape[0], self.num_ranks
+        require(is_token_in_rank.shape == want, f"is_token_in_rank: shape {tuple(is_token_in_rank.shape)}, want {want}")
         if topk_idx is not None and topk_weights is not None:
             _check("topk_idx", topk_idx, torch.int64, 2)
             _check("topk_weights", topk_weights, torch.float32, 2)
@@ -223,6 +229,7 @@ class Buffer:
         rank_prefix._weft_dispatch = _Moved(handle.route, handle.received, arguments[-1], recv_channel_prefix, sources, heads)
         return *received, rank_prefix, channel_prefix, recv_channel_prefix, sources, heads
 
+    @opaque
     def intranode_combine(
         self,
         x: Tensor,
@@ -243,6 +250,8 @@ class Buffer:
         require(x.dtype != torch.float8_e4m3fn, "x: type torch.float8_e4m3fn, and rows are summed: pass torch.bfloat16")
         moved: _Moved = _recall(rank_prefix_matrix, _Moved, "rank_prefix_matrix", "intranode_dispatch")
         _check("src_idx", src_idx, torch.int32, 1)
+        _check("recv_channel_prefix_matrix", recv_channel_prefix_matrix, torch.int32, 2)
+        _check("send_head", send_head, torch.int32, 2)
         require(x.shape[0] == src_idx.shape[0] == moved.received, f"x: {x.shape[0]} rows, and src_idx {src_idx.shape[0]}, want the {moved.received} that came")
         shapes = (self.num_ranks, moved.channels), (moved.send_head.shape[0], self.num_ranks)
         require(
@@ -267,6 +276,7 @@ class Buffer:
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing: counters only grow, and exchanges of all kinds may follow each other."""
 
+    @opaque
     def low_latency_dispatch(
         self,
         x: Tensor,
@@ -307,6 +317,7 @@ class Buffer:
         """A low-latency dispatch: all that it returns but the event and the hook."""
         return _arrived(*self._low_latency.dispatch(x, topk, kind, None, None, given), given)
 
+    @opaque
     def low_latency_combine(
         self,
         x: Tensor,
@@ -323,8 +334,8 @@ class Buffer:
     ) -> tuple[Tensor, EventHandle | None, Callable[[], None] | None]:
         """Sums the experts' rows by the weights, in fp32 and in the order of the selections: combined_x, event, hook. Collective, as is the hook.
 
-        ``x``: bfloat16, of the shape of packed_recv_x. With ``zero_copy`` the rows are in :meth:`get_next_low_latency_combine_buffer`. ``topk_idx`` is
-        that of the dispatch, where -1 may stand for what is to be left out.
+        ``x``: bfloat16, of the shape of packed_recv_x. With ``zero_copy`` the rows are in :meth:`get_next_low_latency_combine_buffer`. ``topk_idx`` are
+        those of the dispatch, in any order, where -1 may stand for what is to be left out.
         """
         self._open()
         tokens = self._check_low_latency(x, 3, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, async_finish, return_recv_hook)
@@ -343,7 +354,7 @@ class Buffer:
             topk_idx.shape == topk_weights.shape == sent.topk.shape,
             f"topk_idx of shape {tuple(topk_idx.shape)} and topk_weights of {tuple(topk_weights.shape)}, want the dispatch's {tuple(sent.topk.shape)}",
         )
-        require(sent.topk.hold(topk_idx), "topk_idx selects other experts than the dispatch's did")
+        sent.topk.check(topk_idx)
         if out is None:
             out = torch.empty((tokens, kind.hidden), dtype=torch.bfloat16, device=x.device)
         else:
@@ -356,6 +367,7 @@ class Buffer:
         _, end = self._stream.run_soon(self._low_latency.combine, x, None, async_finish, *combining)
         return out, end.event, None
 
+    @opaque
     def get_next_low_latency_combine_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> Tensor:
         """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
         self._open()
@@ -388,7 +400,9 @@ def _check_events(previous: EventHandle | None, async_finish: bool, on_comm_stre
     require(not on_comm_stream or (previous is not None and async_finish), "allocate_on_comm_stream needs previous_event and async")
 
 
-def _check(name: str, tensor: Tensor, dtype: torch.dtype, dims: int) -> None:
+def _check(name: str, tensor: Tensor | None, dtype: torch.dtype, dims: int) -> None:
+    if not isinstance(tensor, Tensor):
+        raise ContractError(f"{name}: a {type(tensor).__name__}, want a tensor")
     require(tensor.dtype == dtype, f"{name}: type {tensor.dtype}, want {dtype}")
     require(
         tensor.dim() == dims and tensor.is_contiguous(),
@@ -397,6 +411,7 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype, dims: int) -> None:
 
 
 def _channels(config: Config) -> int:
+    require(isinstance(config, Config), "config: want a Config")
     require(config.num_sms % 2 == 0, f"num_sms is {config.num_sms}, want an even number: two a channel")
     return config.channels
 

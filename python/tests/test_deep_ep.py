@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import os
@@ -281,6 +282,30 @@ def test_many_dispatches_then_combines(threads):
     buffers(threads, 2, rank)
 
 
+def normal(b, x):
+    """A normal exchange and back, whose ranks are all those that are not masked."""
+    _, ids, weights = token_batch(b.rank)
+    local = EXPERTS // b.group_size
+    gone = b._exchanges.mask.ranks()
+    per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+    rows, _, of_rows, counts, handle, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+    come, selected = 0, [0] * local
+    for r in set(range(b.group_size)) - gone:
+        here = token_batch(r)[1] - local * b.rank
+        come += int(((here >= 0) & (here < local)).any(1).sum())
+        selected = [n + int((here == e).sum()) for e, n in enumerate(selected)]
+    assert (rows.shape[0], counts) == (come, selected)
+    home, home_weights, _ = b.combine(rows, handle, topk_weights=of_rows)
+    reached = in_rank.clone()
+    reached[:, list(gone)] = False
+    assert calc_diff(home, (x.float() * reached.sum(1, keepdim=True)).bfloat16()) < 5e-6
+    assert torch.equal(home_weights, torch.where((ids >= 0) & ~torch.isin(ids // local, torch.tensor(list(gone))), weights, 0))
+    sent = [[((theirs // local == d) & (theirs >= 0)).any(1).sum() for d in range(b.group_size)] for theirs in (token_batch(r)[1] for r in range(b.group_size))]
+    ends = torch.tensor(sent)
+    ends[list(gone)] = 0
+    assert torch.equal(handle[0], ends.cumsum(0).int())
+
+
 def test_masks(threads):
     """Ranks go on without one that takes no part; what its experts would give is left out."""
 
@@ -305,26 +330,6 @@ def test_masks(threads):
         assert (handle[1][:, 1] & 0xFFFFFFFF == 0).all()
         normal(b, x)  # of another size than before
 
-    def normal(b, x):
-        _, ids, weights = token_batch(b.rank)
-        gone = b._exchanges.mask.ranks()
-        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
-        rows, _, of_rows, counts, handle, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
-        come, selected = 0, [0] * 4
-        for r in {0, 1, 2} - gone:
-            here = token_batch(r)[1] - 4 * b.rank
-            come += int(((here >= 0) & (here < 4)).any(1).sum())
-            selected = [n + int((here == e).sum()) for e, n in enumerate(selected)]
-        assert (rows.shape[0], counts) == (come, selected)
-        home, home_weights, _ = b.combine(rows, handle, topk_weights=of_rows)
-        reached = in_rank.clone()
-        reached[:, list(gone)] = False
-        assert calc_diff(home, (x.float() * reached.sum(1, keepdim=True)).bfloat16()) < 5e-6
-        assert torch.equal(home_weights, torch.where((ids >= 0) & ~torch.isin(ids // 4, torch.tensor(list(gone))), weights, 0))
-        ends = torch.stack([torch.tensor([((token_batch(r)[1] // 4 == d) & (token_batch(r)[1] >= 0)).any(1).sum() for d in range(3)]) for r in range(3)])
-        ends[list(gone)] = 0
-        assert torch.equal(handle[0], ends.cumsum(0).int())
-
     all_home = threading.Barrier(3, timeout=20)
     buffers(threads, 3, rank, enable_shrink=True)
 
@@ -342,6 +347,154 @@ def test_masks(threads):
 
     for before in (False, True):
         buffers(threads, 3, functools.partial(normal_alone, before), enable_shrink=True)
+
+
+def test_masks_end(threads):
+    """A rank that was left out is taken in again, by the same calls on all, and whatever was made without it or before."""
+
+    def rank(b):
+        def exchange(hidden):
+            x, ids, weights = token_batch(b.rank, hidden)
+            normal(b, x)
+            rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+            home, _, _ = b.low_latency_combine(rows, ids, weights, handle)
+            there = (ids >= 0) & ~torch.isin(ids // 4, torch.tensor(list(b._exchanges.mask.ranks())))
+            assert calc_diff(home, (x.float() * torch.where(there, weights, 0).sum(1, keepdim=True)).bfloat16()) < 1e-5
+
+        for clean in (b.low_latency_clean_mask_buffer, lambda: b.low_latency_update_mask_buffer(1, False)):
+            exchange(256)
+            together.wait()
+            if b.rank != 1:
+                b.low_latency_update_mask_buffer(1, True)
+                exchange(256)
+                exchange(128)
+            together.wait()
+            clean()
+            for hidden in (128, 512, 256):
+                exchange(hidden)
+
+    together = threading.Barrier(3, timeout=30)
+    buffers(threads, 3, rank, enable_shrink=True)
+
+
+def test_a_failure_that_is_nobodys_end(threads):
+    """After one that no rank has died of, all go on when they have said so."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        b.low_latency_dispatch(x, ids, 64, EXPERTS)
+        if b.rank == 0:
+            with pytest.raises(weft.DeadlineError), weft.timeout(0.3):
+                b.low_latency_dispatch(x, ids, 64, EXPERTS)
+        late.wait()
+        with pytest.raises(weft.WeftError, match="rank 0"):  # which has given up
+            b.low_latency_dispatch(x, ids, 64, EXPERTS)
+        late.wait()
+        b.low_latency_clean_mask_buffer()
+        rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        home, _, _ = b.low_latency_combine(rows, ids, weights, handle)
+        assert calc_diff(home, (x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)).bfloat16()) < 1e-5
+        normal(b, x)
+
+    late = threading.Barrier(2, timeout=30)
+    buffers(threads, 2, rank, enable_shrink=True)
+
+
+@pytest.mark.parametrize("half", ["dispatch", "combine"])
+def test_a_hook_that_is_lost(threads, half):
+    """The next exchange of its kind receives what it was to."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        for _ in range(3):
+            sent = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False, return_recv_hook=True)
+            with pytest.raises(weft.InvalidError, match="receive it first"):
+                b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+            if half == "dispatch":
+                del sent
+            else:
+                sent[4]()
+                b.low_latency_combine(sent[0], ids, weights, sent[2], return_recv_hook=True)
+            rows, _, handle, _, receive = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False, return_recv_hook=half == "dispatch")
+            if receive:
+                receive()
+                with pytest.raises(weft.ClosedError, match="called before"):
+                    receive()
+            home, _, _ = b.low_latency_combine(rows, ids, weights, handle)
+            assert calc_diff(home, (x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)).bfloat16()) < 1e-5
+
+    buffers(threads, 2, rank)
+
+
+def test_selections_in_another_order(threads):
+    """A combine takes a dispatch's selections in any order, with their weights, and -1 for some; others are refused."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        local = rows.shape[0]
+        rows = rows * (torch.arange(local) + b.rank * local + 1).view(-1, 1, 1)
+        want, _, _ = b.low_latency_combine(rows, ids, weights, handle)
+        for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+            nan = torch.where(ids >= 0, weights, float("nan"))
+            got, _, _ = b.low_latency_combine(rows, ids[:, order].contiguous(), nan[:, order].contiguous(), handle)
+            assert torch.equal(got, want)
+        few, _, _ = b.low_latency_combine(rows, ids.index_fill(1, torch.tensor([1]), -1).flip(1), weights.flip(1), handle)
+        same, _, _ = b.low_latency_combine(rows, ids, weights * torch.tensor([1, 0, 1]), handle)
+        assert torch.equal(few, same)
+        for wrong, words in ((torch.where(ids >= 0, (ids + 5) % EXPERTS, -1), "other experts"), (ids.float(), "type torch.float32"), (ids[:-1], "shape")):
+            with pytest.raises(AssertionError, match=words):
+                b.low_latency_combine(rows, wrong, weights[: len(wrong)], handle)
+
+    buffers(threads, 2, rank)
+
+
+def test_compiled(comm):
+    """PyTorch's compiler breaks its graphs at exchanges, and what it returns is what they return."""
+    b = deep_ep.Buffer.from_communicator(comm)
+    elastic = deep_ep.ElasticBuffer.from_communicator(weft.join(deadline=20), num_max_tokens_per_rank=40)
+    x, ids, weights = token_batch(0)
+    per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+
+    def normal(x):
+        rows, _, _, _, handle, _ = b.dispatch(x * 1, None, per_rank, None, in_rank, per_expert, ids, weights)
+        _, _, _, sources, *_ = handle
+        return b.combine(rows * 1, handle)[0] + sources.sum() + handle[0].sum() + len(handle)
+
+    def low_latency(x):
+        rows, _, handle, _, _ = b.low_latency_dispatch(x * 1, ids, 64, EXPERTS, use_fp8=False)
+        return b.low_latency_combine(rows * 1, ids, weights, handle)[0] + handle[2]
+
+    def halves(x):
+        rows, _, handle, _, receive = b.low_latency_dispatch(x * 1, ids, 64, EXPERTS, use_fp8=False, return_recv_hook=True)
+        receive()
+        out, _, receive = b.low_latency_combine(rows * 1, ids, weights, handle, return_recv_hook=True)
+        receive()
+        return out + 1
+
+    def of_elastic(x):
+        rows, _, _, handle, _ = elastic.dispatch(x * 1, ids, weights, num_experts=EXPERTS)
+        return elastic.combine(rows * 1, handle)[0] + handle.num_recv_tokens
+
+    for f in (normal, low_latency, halves, of_elastic):
+        torch._dynamo.reset()
+        compiled, want = torch.compile(f, backend="eager"), f(x)
+        for _ in range(3):
+            assert torch.equal(compiled(x), want)
+    elastic._comm.close()
+
+
+def test_handles_as_operands(comm):
+    b = deep_ep.Buffer.from_communicator(comm)
+    x, ids, weights = token_batch(0)
+    rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+    plain = tuple(handle)
+    assert isinstance(handle, tuple)
+    assert (len(handle), handle[2:], handle[-1]) == (5, (64, HIDDEN, EXPERTS), EXPERTS)
+    for made, want in ((handle + (1,), (*plain, 1)), ((1,) + handle, (1, *plain)), (handle * 2, plain * 2), (2 * handle, plain * 2)):  # noqa: RUF005
+        assert [id(t) for t in made] == [id(t) for t in want]
+    assert handle.index(plain[0]) == 0
+    b.low_latency_combine(rows, ids, weights, copy.copy(handle))
 
 
 def test_refusals(threads):
@@ -374,7 +527,36 @@ def test_refusals(threads):
             b.low_latency_combine(rows, ids, weights, handle, use_logfmt=True)
         with pytest.raises(AssertionError, match="explicitly_destroy"):
             b.destroy()
+        given = dict(zip(("num_tokens_per_rank", "_", "num_tokens_per_expert", "is_token_in_rank"), layout[:4], strict=True))
+        given = {"topk_idx": ids, "topk_weights": weights} | {k: v for k, v in given.items() if k != "_"}
+        _, _, _, _, normal, _ = b.dispatch(x, **given)
+        for words, call in (
+            ("not a copy", lambda: b.dispatch(x, handle=(1, 2, 3))),
+            ("not a copy", lambda: b.dispatch(x, handle=handle)),
+            ("not a copy", lambda: b.combine(x, None)),
+            ("not a copy", lambda: b.combine(x, tuple(normal))),
+            ("not a copy", lambda: b.low_latency_combine(rows, ids, weights, normal)),
+            ("not a copy", lambda: b.low_latency_combine(rows, ids, weights, tuple(handle))),
+            ("want 2 dimensions", lambda: b.low_latency_dispatch(x[0], ids, 64, EXPERTS)),
+            ("want 2 dimensions", lambda: b.low_latency_dispatch(x[None], ids, 64, EXPERTS)),
+            ("want 3 dimensions", lambda: b.low_latency_combine(x, ids, weights, handle)),
+            ("expert_alignment is 0", lambda: b.dispatch(x, **given, expert_alignment=0)),
+            ("expert_alignment is -3", lambda: b.dispatch(x, **given, expert_alignment=-3)),
+            ("3 biases", lambda: b.combine(x, normal, bias=(x, x, x))),
+            ("a pair of", lambda: b.dispatch((x, x, x), **given)),
+            ("a pair of", lambda: b.dispatch(3, **given)),
+            ("is_token_in_rank: shape", lambda: b.dispatch(x, **given | {"is_token_in_rank": layout[3][:2]})),
+        ):
+            with pytest.raises(AssertionError, match=words):
+                call()
+        assert b.combine(x, normal)[0].shape == x.shape
 
+    def of_masks(b):
+        for status in (torch.zeros(4, dtype=torch.int32), torch.zeros(0, dtype=torch.int32), torch.zeros(1)):
+            with pytest.raises(AssertionError, match="mask_status"):
+                b.low_latency_query_mask_buffer(status)
+
+    buffers(threads, 1, of_masks, enable_shrink=True)
     buffers(threads, 1, rank)
     with pytest.raises(ValueError, match="neither a group nor a comm"):
         deep_ep.Buffer(None)

@@ -42,7 +42,8 @@ class Exchanges:
         self.comm, self.ranks, self.rank = comm, comm.ranks, comm.rank
         self.on_gpu = comm.engine == "gpu"
         self.stream = CommStream()
-        self.mask = Mask(comm)
+        self.mask = Mask(comm, self._forget)
+        self.meeting: Any = None  # of normal exchanges on the host
         self._handles: dict[Any, ep.Handle] = {}
         self._series = comm._buffers = comm._buffers + 1
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
@@ -62,6 +63,14 @@ class Exchanges:
                 spec["series"] = _SERIES + self._series
             found = self._handles[key] = ep.Handle(self.comm, **spec)
         return found
+
+    def _forget(self) -> None:
+        """Gives up what has been made with others: all make it anew when it is needed."""
+        for made in (*self._handles.values(), *((self._group,) if self._group else ())):
+            made.close()
+        for kept in (self._handles, self._gathers, self._shown, self._captured):
+            kept.clear()
+        self._group = self.meeting = None
 
     def find(self, key: Any) -> ep.Handle | None:
         """The handle of a key, if there is one."""

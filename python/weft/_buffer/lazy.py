@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .opaque import opaque
+
 
 class Lazy(tuple[Any, ...]):
     """A tuple of so many things, which are made when one of them is wanted."""
@@ -13,6 +15,7 @@ class Lazy(tuple[Any, ...]):
     _length: int
     _made: tuple[Any, ...] | None = None
 
+    @opaque
     def contents(self) -> tuple[Any, ...]:
         """The plain tuple."""
         if self._made is None:
@@ -36,6 +39,23 @@ class Lazy(tuple[Any, ...]):
 
     def __add__(self, other: Any) -> Any:
         return self.contents() + tuple(other)
+
+    def __radd__(self, other: Any) -> Any:
+        return tuple(other) + self.contents()
+
+    def __mul__(self, times: Any) -> Any:
+        return self.contents() * times
+
+    __rmul__ = __mul__
+
+    def index(self, *arguments: Any) -> int:
+        return self.contents().index(*arguments)
+
+    def count(self, thing: Any) -> int:
+        return self.contents().count(thing)
+
+    def __copy__(self) -> Any:
+        return self  # which nothing changes
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -15,6 +15,7 @@ from weft import ep
 from .errors import ContractError
 from .exchanges import Exchanges, Kept, where
 from .lazy import Lazy
+from .opaque import opaque
 
 # Batches of rows that the library has memory for: two that the caller may keep, and the next.
 _LIVE = 3
@@ -53,7 +54,7 @@ NOTHING = Given()
 
 
 class Selections:
-    """The selections of a dispatch, of which a combine wants to know whether its own are the same."""
+    """The selections of a dispatch, which a combine's own are compared with: those may be in another order, and -1 for what is to be left out."""
 
     __slots__ = ("_kept", "_of", "_version", "shape")
 
@@ -66,9 +67,32 @@ class Selections:
         """Whether they are this tensor, to which nothing was written since."""
         return self._version is not None and self._of() is topk and topk._version == self._version
 
-    def hold(self, topk: Tensor) -> bool:
-        """Whether there is none in a tensor that is not one of them; a GPU's numbers are not looked at."""
-        return self._kept is None or self.are(topk) or bool(((topk == self._kept.tensor()) | (topk < 0)).all())
+    def check(self, topk: Tensor) -> None:
+        """Refuses selections that a token had not; a GPU's numbers are not looked at."""
+        if self._kept is None or self.are(topk):
+            return
+        if not bool((self._same(self._kept.tensor(), topk).any(1) | (topk < 0)).all()):
+            raise ContractError("topk_idx selects other experts than the dispatch's did")
+
+    def ordered(self, topk: Tensor, weights: Tensor) -> Tensor:
+        """What a combine's selections weigh, in the order of the dispatch's, 0 for those that it leaves out: their weights are not looked at.
+
+        Where a GPU's tensor of the dispatch is no more, or may have been written to, selections are taken to be in its order.
+        """
+        if self.are(topk):
+            return weights
+        if self._kept is not None:
+            mine: Tensor | None = self._kept.tensor()
+        else:
+            mine = self._of() if self._version is not None else None
+            if mine is None or mine._version != self._version:
+                return torch.where(topk >= 0, weights, 0)
+        return torch.where(self._same(mine, topk), weights.unsqueeze(1), 0).sum(2)
+
+    @staticmethod
+    def _same(mine: Tensor, topk: Tensor) -> Tensor:
+        """bool [tokens, topk, topk]: whether a token's selection is one of the other's."""
+        return (mine.unsqueeze(2) == topk.unsqueeze(1)) & (mine >= 0).unsqueeze(2)
 
 
 @dataclasses.dataclass
@@ -114,6 +138,19 @@ class Results(NamedTuple):
         return LowLatencyHandle.of(sent, sent.kind.experts // ranks, lambda: (self.sources, self.ranges))
 
 
+class Hook:
+    """What receives. If it goes before it was called, the next exchange of its kind receives first, and nobody has what came."""
+
+    __slots__ = ("__weakref__", "_receive")
+
+    def __init__(self, receive: Callable[[], None]) -> None:
+        self._receive = receive
+
+    @opaque
+    def __call__(self) -> None:
+        self._receive()
+
+
 class LowLatency:
     """The low-latency exchanges of a buffer."""
 
@@ -122,6 +159,8 @@ class LowLatency:
         self._exchanges, self._comm, self._sms = exchanges, exchanges.comm, sms
         self._stream = exchanges.stream
         self._next: dict[tuple[int, ...], Tensor] = {}
+        # The hooks of exchanges that were sent, by handles, and what those do.
+        self._sent: dict[ep.Handle, tuple[weakref.ref[Hook], ep.PendingDispatch | ep.PendingCombine]] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
 
     def _handle(self, kind: Kind) -> ep.Handle:
@@ -163,10 +202,10 @@ class LowLatency:
         ranks, sent = self._comm.ranks, Sent(kind, Selections(topk))
         if given is not NOTHING:
             into = _results(given, kind, ranks, x.device)
-            h = self._begin(kind, waits)
+            h = self._begin(kind, x, waits)
             self._fill(into, sent, h.dispatch(x, topk), stats)
             return into.rows, into.scales, into.counts, into.handle(sent, ranks)
-        h = self._begin(kind, waits)
+        h = self._begin(kind, x, waits)
         rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, None)
         sent.routing = routing
         (counts,) = routing.parts("expert_counts")
@@ -180,12 +219,29 @@ class LowLatency:
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
         """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
         into, sent = _results(given, kind, self._comm.ranks, x.device), Sent(kind, Selections(topk))
-        pending = self._stream.run_half(self._begin(kind, waits).send_dispatch, x, x, topk)
+        h = self._begin(kind, x, waits)
+        pending = self._stream.run_half(h.send_dispatch, x, x, topk)
 
         def receive() -> None:
             self._stream.run_half(lambda: self._fill(into, sent, pending.receive(), stats), x)
+            self._sent.pop(h, None)
 
-        return into.rows, into.scales, into.counts, into.handle(sent, self._comm.ranks), receive
+        hook = Hook(receive)
+        self._sent[h] = weakref.ref(hook), pending
+        return into.rows, into.scales, into.counts, into.handle(sent, self._comm.ranks), hook
+
+    def _finish(self, h: ep.Handle, like: Tensor) -> None:
+        """Ends what a handle has sent, if the hook that was to do it has gone."""
+        hook, pending = self._sent[h]
+        if hook() is not None:
+            return
+        del self._sent[h]
+        if pending.over:
+            return
+        if isinstance(pending, ep.PendingDispatch):
+            self._stream.run_half(lambda: pending.receive().release(), like)
+        else:
+            self._stream.run_half(pending.wait, like)
 
     def _fill(self, into: Results, sent: Sent, received: ep.Received, stats: Tensor | None) -> None:
         """Copies what has arrived to where it is to be: on a GPU, too, the rows that are there alone. What the rest holds stays."""
@@ -196,10 +252,12 @@ class LowLatency:
         if stats is not None:
             stats.add_(into.counts)
 
-    def _begin(self, kind: Kind, waits: Tensor | None) -> ep.Handle:
+    def _begin(self, kind: Kind, like: Tensor, waits: Tensor | None) -> ep.Handle:
         if not self._exchanges.mask.settled:
             self._exchanges.mask.settle()
         h = self._handle(kind)
+        if h in self._sent:
+            self._finish(h, like)
         self._count_waits(h, 0, waits)
         return h
 
@@ -210,9 +268,10 @@ class LowLatency:
         if not self._exchanges.mask.settled:
             self._exchanges.mask.settle()
         h = self._handle(sent.kind)
+        if h in self._sent:
+            self._finish(h, x)
         self._count_waits(h, 1, waits)
-        if not sent.topk.are(topk):  # those that are new are left out; weights of those that are not there already are not looked at
-            weights = torch.where(topk >= 0, weights, 0)
+        weights = sent.topk.ordered(topk, weights)
         if not later:
             h.combine(x, sent.routing, weights=weights, out=out)
             return None
@@ -220,8 +279,11 @@ class LowLatency:
 
         def receive() -> None:
             self._stream.run_half(pending.wait, x)
+            self._sent.pop(h, None)
 
-        return receive
+        hook = Hook(receive)
+        self._sent[h] = weakref.ref(hook), pending
+        return hook
 
     def next_buffer(self, tokens: int, hidden: int, experts: int) -> Tensor:
         """Where the next zero-copy combine of such sizes finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import weft
 
 from .errors import require
@@ -10,9 +12,11 @@ from .errors import require
 class Mask:
     """The ranks that a buffer leaves out. DeepEP's masks are each rank's own; here the ranks that go on agree, when they next meet."""
 
-    def __init__(self, comm: weft.Communicator) -> None:
-        self._comm = comm
+    def __init__(self, comm: weft.Communicator, forget: Callable[[], None]) -> None:
+        """``forget`` gives up what ranks have made together: some of it may have been made without a rank that is taken in again."""
+        self._comm, self._forget = comm, forget
         self._ranks: set[int] = set()
+        self._grows = False
         self.settled = True
         """Whether they have agreed."""
 
@@ -20,19 +24,20 @@ class Mask:
         """Leaves a rank out of what follows, or takes it in again."""
         require(0 <= rank < self._comm.ranks, f"rank {rank} of {self._comm.ranks}")
         (self._ranks.add if masked else self._ranks.discard)(rank)
-        self.settled = False
+        self._grows, self.settled = self._grows or not masked, False
 
     def clear(self) -> None:
         """Takes all ranks in again."""
         self._ranks.clear()
-        self.settled = False
+        self._grows, self.settled = True, False
 
     def ranks(self) -> set[int]:
         """Those that are to be left out."""
         return set(self._ranks)
 
     def settle(self) -> None:
-        """Has the ranks that go on agree. Collective, among them."""
-        if self._comm.mask != self._ranks:
-            self._comm.set_mask(self._ranks)
-        self.settled = True
+        """Has the ranks that go on agree, those that are taken in again too, and after a failure that was nobody's end. Collective, among them."""
+        self._comm.set_mask(self._ranks)
+        if self._grows:
+            self._forget()
+        self._grows, self.settled = False, True

@@ -124,7 +124,6 @@ class Normal:
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
-        self._meeting: Any = None
         self._heads: dict[Any, Tensor] = {}
 
     def dispatch(
@@ -228,10 +227,10 @@ class Normal:
 
     def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> list[list[int]]:
         """What every rank says, on the host; 0 of those that are left out."""
-        if self._meeting is None:
+        if self._exchanges.meeting is None:
             mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
-            self._meeting = _memory(mine), mine.data_ptr(), mine.numel(), _memory(everyone).cast("i", tuple(everyone.shape)), gather
-        own, address, n, everyone, gather = self._meeting
+            self._exchanges.meeting = _memory(mine), mine.data_ptr(), mine.numel(), _memory(everyone).cast("i", tuple(everyone.shape)), gather
+        own, address, n, everyone, gather = self._exchanges.meeting
         if rank_tokens.dtype != torch.int32 or rank_tokens.numel() != n - _HEAD or not rank_tokens.is_contiguous():
             raise ContractError(f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 ({n - _HEAD},), contiguous")
         _PUT_HEAD(own, 0, *head)

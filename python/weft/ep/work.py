@@ -20,6 +20,11 @@ class _Pending:
         self._number = number
         self._borrowed = borrowed  # operands, until the second half
 
+    @property
+    def over(self) -> bool:
+        """Whether the second half was called."""
+        return not self._number
+
     def _in_use(self) -> int:
         if not self._number:
             raise ClosedError("the operation's second half was called before")

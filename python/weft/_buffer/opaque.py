@@ -1,0 +1,24 @@
+"""Functions that PyTorch's compiler is to call as they are: what it would make of calls of C's, frame by frame, is slower, and not always right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def opaque(function: F) -> F:
+    """Has the compiler break its graph at calls of a function, and leave alone what that calls.
+
+    It is what torch.compiler.disable does, without a wrapper that every call passes.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    try:
+        c = torch._C._dynamo.eval_frame
+        c.set_code_exec_strategy(function.__code__, c._FrameExecStrategy(c._FrameAction.SKIP, c._FrameAction.SKIP))  # type: ignore[attr-defined]
+    except AttributeError:  # a PyTorch that has not that: it does what it can
+        pass
+    return function
