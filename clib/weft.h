@@ -156,7 +156,7 @@ typedef struct weft_comm_options {
 	size_t size;
 	int32_t engine;        /* weft_engine; the same on every rank */
 	int32_t gpu;           /* WEFT_GPU: its number among those that the process sees */
-	int64_t deadline_ms;   /* bounds every wait; 0 is a minute */
+	int64_t deadline_ms;   /* bounds every wait of what has joined; 0 is a minute. Joining takes two at most, or as long as weft_timeout_set says */
 	int32_t no_huge_pages; /* 1: windows keep off the system's pool of huge pages */
 	int32_t reserved;      /* 0 */
 	weft_log_fn log;       /* told of joins, faults and masks; NULL is silence */

@@ -151,7 +151,7 @@ func TestCopyOperandsOnGPUs(t *testing.T) {
 		const ranks, late = 2, 1
 		s := sized(directRows, ranks)
 		b := evenly(s, ranks, 5, 3).Batch()
-		over := make(chan struct{})
+		met, over := make(chan struct{}), make(chan struct{})
 		members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 			round, err := b.Round(r.e, r.Comm, r.handle)
 			if err != nil {
@@ -176,10 +176,11 @@ func TestCopyOperandsOnGPUs(t *testing.T) {
 				}
 			}
 			if r.Rank() == late {
+				close(met)
 				return await(ctx, over)
 			}
 			defer close(over)
-			if err := r.SetMask(ctx, late); err != nil {
+			if err := errors.Join(await(ctx, met), r.SetMask(ctx, late)); err != nil { // who still meets would be told that it is masked
 				return err
 			}
 			// They are still there, and can be copied, until the handle takes other memory; and then they are where they were.

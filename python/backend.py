@@ -79,7 +79,7 @@ def weft() -> Wheel:
 
 def deep_ep() -> Wheel:
     """The name of DeepEP over it."""
-    return _names("weft-deep-ep", "DeepEP's names over Weft", "deep_ep")
+    return _names("weft-deep-ep", "DeepEP's names over Weft", "deep_ep", "deep_ep_cpp")
 
 
 def mscclpp() -> Wheel:

@@ -234,3 +234,23 @@ def test_unclosed(script):
     ended = script("import weft\nc = weft.join()\ndel c\n", "-W", "always::ResourceWarning", PYTHONWARNINGS="always::ResourceWarning")
     assert ended.code == 0
     assert "was never closed" in ended.out, ended.out
+
+
+def test_numbers_out_of_range(comm):
+    """None is taken for another one."""
+    for deadline in (0, -1, float("nan"), float("inf"), 1e300, 1 << 70, 2**64 / 1000 + 5):
+        with pytest.raises(weft.InvalidError, match="a deadline of"):
+            weft.join(deadline=deadline)
+        with pytest.raises(weft.InvalidError, match="a timeout of"):
+            weft.timeout(deadline)
+    some = weft.UniqueId.create("lo")
+    for rank, ranks in ((1 << 33, (1 << 33) + 1), (-1, 2), (2, 2), (0, 65), (0, 0)):
+        with pytest.raises(weft.InvalidError, match=f"rank {rank} of {ranks}"):
+            weft.Communicator.from_unique_id(some, rank, ranks)
+    for size in (-1, 1 << 63, 1 << 70):
+        with pytest.raises(weft.InvalidError, match="a window of"):
+            weft.Window(comm, size)
+    for choices in ({"experts": (1 << 64) + 4}, {"experts": (1 << 32) + 4}, {"hidden": 1 << 70}, {"max_tokens": 1 << 40}):
+        name, value = next(iter(choices.items()))
+        with pytest.raises(weft.WeftError, match=f"{value}|{name}"):
+            weft.ep.Handle(comm, **{"experts": 4, "topk": 1, "hidden": 8, "max_tokens": 1} | choices)

@@ -683,3 +683,17 @@ def test_handles_are_tuples(threads):
 def test_process_group(torch_processes):
     for ended in torch_processes(2, "deep_ep_buffer"):
         assert (ended.code, ended.out) == (0, "ok\n"), ended.out
+
+
+def test_the_extension():
+    import deep_ep_cpp
+    from deep_ep import _C
+
+    for module in (deep_ep_cpp, _C):
+        assert module.Config is deep_ep.Config
+        assert module.EventHandle is deep_ep.EventHandle
+        assert module.topk_idx_t is deep_ep.topk_idx_t
+        assert module.is_sm90_compiled()
+        assert module.get_low_latency_rdma_size_hint(64, 256, 2, 8) == deep_ep.Buffer.get_low_latency_rdma_size_hint(64, 256, 2, 8)
+        with pytest.raises(AttributeError, match=r"use deep_ep\.Buffer"):
+            _ = module.Buffer

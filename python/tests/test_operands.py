@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import ctypes
+import gc
 
 import numpy as np
 import pytest
@@ -151,7 +153,7 @@ def test_refusals(group):
         group.all_reduce(x, out=np.zeros(4))
     with pytest.raises(weft.InvalidError):
         group.all_reduce(x, out=np.zeros(3, np.float32))
-    with pytest.raises(KeyError):
+    with pytest.raises(weft.InvalidError, match="op: 'median'"):
         group.all_reduce(x, "median")
     # It is a TypeError and a ValueError, too, and the group goes on.
     with pytest.raises(TypeError):
@@ -190,3 +192,74 @@ def test_negated_view(group):
     assert torch.equal(group.all_reduce(torch._neg_view(x)), -x)
     with pytest.raises(weft.OperandError, match="negates when it is read, and is written"):
         group.all_reduce(x, out=torch._neg_view(x.clone()))
+
+
+def test_what_one_rank_is_refused_all_are(threads):
+    """Whoever refuses an operand, the others hear of it in the same call, and all go on together."""
+
+    class Bad:
+        def __dlpack__(self, **_):
+            raise ValueError("not today")
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    def rank(c):
+        g, x = weft.Group(c), np.ones(4, np.float32)
+        h = weft.ep.Handle(c, experts=2, topk=1, hidden=4, max_tokens=2, payload="fp32")
+        token, topk, weights = np.ones((1, 4), np.float32), np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32)
+        got = h.dispatch(token, topk, weights)
+        for words, call in (
+            ("not today", lambda bad: g.all_reduce(Bad() if bad else x)),
+            ("not today", lambda bad: g.all_reduce(x, out=Bad() if bad else None)),
+            ("'mean', want one of sum", lambda bad: g.all_reduce(x, "mean" if bad else "sum")),
+            ("root 1099511627776 of 2", lambda bad: g.broadcast(x, 1 << 40 if bad else 0)),
+            ("4 dimensions, want at most 3", lambda bad: g.all_gather(x.reshape(1, 1, 1, 4) if bad else x)),
+            ("not today", lambda bad: h.prepare(Bad() if bad else topk)),
+            ("not today", lambda bad: h.dispatch(Bad() if bad else token, topk, weights)),
+            ("not today", lambda bad: h.dispatch(token, topk, Bad() if bad else weights)),
+            ("not today", lambda bad: h.combine(Bad() if bad else got.rows, got)),
+            ("is no array", lambda bad: h.combine(3 if bad else got.rows, got)),
+            ("is no array", lambda bad: h.send_combine(3, got) if bad else h.send_combine(got.rows, got).wait()),
+            ("is no array", lambda bad: h.dispatch_backward(object() if bad else got.rows, got)),
+            ("not today", lambda bad: h.combine_backward(Bad() if bad else token, got)),
+        ):
+            for bad in range(2):
+                with pytest.raises((ValueError, weft.WeftError), match=words if c.rank == bad else f"rank {bad}: refused there"):
+                    call(c.rank == bad)
+                assert g.all_reduce(x).tolist() == [2] * 4
+
+    threads(2, rank)
+
+
+def test_arrays_of_ctypes(group):
+    x = (ctypes.c_float * 3)(1, 2, 3)
+    out = (ctypes.c_float * 3)()
+    group.all_reduce(x, out=out)
+    assert list(out) == [1, 2, 3]
+    assert group.all_gather((ctypes.c_int64 * 2)(5, 6)).tolist() == [[5, 6]]
+
+
+def test_a_refusal_keeps_nothing(comm):
+    """What callers have is given back with its last name, though an exception has been there."""
+    h = weft.ep.Handle(comm, experts=2, topk=1, hidden=4, max_tokens=2, payload="fp32")
+    token, topk, weights = np.ones((1, 4), np.float32), np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32)
+    gc.disable()
+    try:
+        for _ in range(10):  # there is memory for two
+            got = h.dispatch(token, topk, weights)
+            for call in (
+                lambda got: h.combine(3, got),
+                lambda got: h.combine(np.ones((1, 4)), got),
+                lambda got: h.send_combine(got.rows, got, bias=3),
+                lambda got: h.dispatch_backward(3, got),
+                lambda got: h.combine_backward(token, got, 3),
+                lambda got: h.dispatch(got.rows, 3, weights),
+                lambda got: h.dispatch(3, routing=got.routing),
+                lambda got: weft.Group(comm).all_reduce(got.rows, out=3),
+            ):
+                with pytest.raises(weft.WeftError):
+                    call(got)
+            del got
+    finally:
+        gc.enable()

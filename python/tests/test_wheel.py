@@ -36,7 +36,7 @@ def test_contents(wheels):
     package, deep_ep, mscclpp = wheels
     assert package.stat().st_size <= 12e6
     assert {"weft/__init__.py", "weft/py.typed", "weft/libweft.so", "weft/ep/handle.py"} <= names(package)
-    assert {"deep_ep/__init__.py", "deep_ep/utils/math.py"} <= names(deep_ep)
+    assert {"deep_ep/__init__.py", "deep_ep/utils/math.py", "deep_ep_cpp/__init__.py"} <= names(deep_ep)
     assert {"mscclpp/ext/ep/buffer.py", "mscclpp_ep_cpp/__init__.py", "mscclpp_ep_cpp/runtime.py"} <= names(mscclpp)
     everything = [n for wheel in wheels for n in names(wheel)]
     assert len(everything) == len(set(everything))

@@ -53,7 +53,20 @@ class Struct(ctypes.Structure):
     size: int
 
     def __init__(self, **members: object) -> None:
+        for name, value in members.items():
+            if isinstance(value, int):
+                self._check(name, value)
         super().__init__(size=ctypes.sizeof(self), **members)
+
+    def _check(self, name: str, value: int) -> None:
+        """Refuses what a member would take for another number."""
+        bits = 8 * getattr(type(self), name).size
+        signed = any(of is c_int32 or of is c_int64 for member, of in self._fields_ if member == name)
+        least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        if not least <= value <= most:
+            from .errors import InvalidError
+
+            raise InvalidError(f"{name}: {value}, want {least} to {most}")
 
 
 class Tensor(Struct):

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _abi, memory, streams
 from .communicator import Communicator
-from .errors import OperandError
+from .errors import InvalidError
 from .limits import timeout as limit
 from .operands import Slot
 from .resources import Resource
@@ -55,8 +55,8 @@ class Group(Resource):
         if timeout is not None:
             with limit(timeout):
                 return self.all_reduce(array, op, out=out, stream=stream)
-        number = op if type(op) is Op else Op[op] if isinstance(op, str) else Op(op)
-        return self._run(self._lib.all_reduce, array, out, (), stream, number)
+        number, refused = (op, None) if type(op) is Op else _op(op)
+        return self._run(self._lib.all_reduce, array, out, (), stream, number, refused=refused)
 
     def all_gather(self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
         """Gives every rank the arrays of all: [ranks, \\*shape], in the order of ranks. ``array`` may be this rank's part of ``out``. Collective."""
@@ -92,37 +92,51 @@ class Group(Resource):
         try:
             slots[0].wants = 0
             refused = _refusal(slots[0], array)
-            status = self._lib.broadcast(self._handle, streams.address(stream, self._comm._device), 0 if refused else slots[0].address, root)
-            if refused:
+            if refused is None and not 0 <= root < self._comm.ranks:
+                refused = InvalidError(f"broadcast: root {root} of {self._comm.ranks} ranks")
+            on = streams.address(stream, self._comm._device)
+            status = self._lib.broadcast(self._handle, on, slots[0].address, root) if refused is None else self._lib.broadcast(self._handle, on, 0, 0)
+            if refused is not None:
                 raise refused
             if status:
                 raise self._failure(status)
         finally:
+            refused = None  # its traceback has this frame
             self._give(slots)
         return array
 
-    def _run(self, call: Any, array: Any, out: Any, more: tuple[int, ...], stream: streams.StreamLike, *rest: int) -> Any:
+    def _run(self, call: Any, array: Any, out: Any, more: tuple[int, ...], stream: streams.StreamLike, *rest: int, refused: Exception | None = None) -> Any:
         """Runs a collective with an operand that is read and one that is written, of the same shape but for the dimensions of ``more``."""
         self._open()
         slots = self._take()
         to, source = slots
         try:
-            refused = _refusal(source, array)
-            if not refused:
-                if out is None:
-                    out = memory.empty(source.kind, more + source.shape, source.dtype, self._comm._device)
+            refused = refused or _refusal(source, array)
+            if refused is None and out is None:
+                out, refused = self._made(source, more)
+            if refused is None:
                 to.wants = source.code
                 refused = _refusal(to, out)
             on = streams.address(stream, self._comm._device)
             # Who has nothing to pass tells the others so, instead of leaving them to wait.
-            status = call(self._handle, on, 0, 0, *rest) if refused else call(self._handle, on, to.address, source.address, *rest)
-            if refused:
+            status = call(self._handle, on, to.address, source.address, *rest) if refused is None else call(self._handle, on, 0, 0, *rest)
+            if refused is not None:
                 raise refused
             if status:
                 raise self._failure(status)
         finally:
+            refused = None  # its traceback has this frame
             self._give(slots)
         return out
+
+    def _made(self, source: Slot, more: tuple[int, ...]) -> tuple[Any, Exception | None]:
+        """A new array for a result, or why there is none."""
+        if len(more) + len(source.shape) > _abi.MAX_DIMS:
+            return None, source.refuse(f"{len(source.shape)} dimensions, want at most {_abi.MAX_DIMS - len(more)}: the result has one more")
+        try:
+            return memory.empty(source.kind, more + source.shape, source.dtype, self._comm._device), None
+        except Exception as e:
+            return None, e
 
     def _take(self) -> tuple[Slot, Slot]:
         try:
@@ -141,9 +155,17 @@ class Group(Resource):
         return int(self._lib.group_destroy(self._handle))
 
 
-def _refusal(slot: Slot, array: Any) -> OperandError | None:
-    """Takes an operand, or says why not."""
+def _op(op: Op | str | int) -> tuple[Op, Exception | None]:
+    """An operation by its name or number, or why it is none."""
+    try:
+        return Op[op] if isinstance(op, str) else Op(op), None
+    except (KeyError, ValueError):
+        return Op.sum, InvalidError(f"op: {op!r}, want one of {', '.join(Op.__members__)}")
+
+
+def _refusal(slot: Slot, array: Any) -> Exception | None:
+    """Takes an operand, or says why not, whoever does."""
     try:
         return None if slot.fill(array) else slot.refuse("there is no array")
-    except OperandError as e:
+    except Exception as e:
         return e

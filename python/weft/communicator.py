@@ -11,8 +11,11 @@ from typing import Any
 from . import _abi, rendezvous, streams
 from ._library import Library, library
 from .errors import InvalidError
+from .limits import milliseconds
 from .limits import timeout as limit
 from .resources import Resource, gone, opened
+
+_MOST_RANKS = 64
 
 Log = Any
 """A function that takes a line, a :class:`logging.Logger`, or None."""
@@ -107,6 +110,8 @@ class Communicator(Resource):
         log: Log = None,
     ) -> Communicator:
         """Joins the communicator of an id as one rank of so many; rank 0 is in the process that made the id. Collective."""
+        if not 0 <= rank < ranks <= _MOST_RANKS:
+            raise InvalidError(f"rank {rank} of {ranks}, want one of 1 to {_MOST_RANKS} ranks")
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         return cls._made(lib, options, lambda out: lib.comm_create_with_id(str(id).encode(), rank, ranks, options, out))
 
@@ -269,12 +274,10 @@ def _options(engine: str, gpu: int | None, deadline: float | None, huge_pages: b
         raise InvalidError(f'engine {engine!r}, want "host" or "gpu"')
     if engine == "gpu" and gpu is None:
         gpu = int(os.environ.get("LOCAL_RANK", "0"))
-    if deadline is not None and not deadline > 0:
-        raise InvalidError(f"a deadline of {deadline} seconds; every wait must end, and not before it began")
     options = _abi.CommOptions(
         engine=1 if engine == "gpu" else 0,
         gpu=gpu or 0,
-        deadline_ms=max(1, round(deadline * 1000)) if deadline else 0,
+        deadline_ms=0 if deadline is None else milliseconds("deadline", deadline),
         no_huge_pages=not huge_pages,
     )
     if log is not None:

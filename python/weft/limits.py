@@ -11,6 +11,16 @@ from .errors import InvalidError
 _thread = threading.local()
 
 
+_MOST = 1e9
+
+
+def milliseconds(what: str, seconds: float) -> int:
+    """Seconds that bound a wait, as the library takes them."""
+    if not 0 < seconds <= _MOST:
+        raise InvalidError(f"a {what} of {seconds} seconds, want more than 0 and at most {_MOST:.0e}: every wait must end, and not before it began")
+    return max(1, round(seconds * 1000))
+
+
 class timeout:  # noqa: N801
     """Bounds the calls of this thread, in ``with weft.timeout(seconds):``, that wait on the host, beside the communicator's deadline.
 
@@ -20,9 +30,7 @@ class timeout:  # noqa: N801
     """
 
     def __init__(self, seconds: float) -> None:
-        if not seconds > 0:
-            raise InvalidError(f"a timeout of {seconds} seconds; None is no timeout")
-        self._ms = max(1, round(seconds * 1000))
+        self._ms = milliseconds("timeout", seconds)
         self._before = 0
 
     def __enter__(self) -> None:

@@ -115,6 +115,8 @@ class Slot:
         return self.refuse(f"it is on {where}, and the communicator works on {want}: move it there")
 
 
+_NATIVE = "<" if sys.byteorder == "little" else ">"  # as formats of ctypes' arrays begin
+
 Reader = Callable[[Slot, Any], None]
 
 _READERS: dict[type, Reader] = {}
@@ -289,7 +291,7 @@ def _read_buffer(slot: Slot, x: Any) -> None:
     if slot.device >= 0:
         raise slot.refuse_device("the host")
     block = memoryview(x)
-    found = _BUFFER_TYPES.get(block.format.lstrip("@="))
+    found = _BUFFER_TYPES.get(block.format.lstrip("@=" + _NATIVE))
     if found is None or block.format == "?":
         raise slot.refuse(f"buffer format {block.format!r}, which is none of {', '.join(DType.__members__)}")
     name = found.name if isinstance(found, DType) else f"{found}{8 * block.itemsize}"

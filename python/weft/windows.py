@@ -14,6 +14,8 @@ from .errors import InvalidError, OperandError
 from .operands import Slot
 from .resources import Lease, Resource
 
+_MOST = 1 << 62
+
 
 class Window(Resource):
     """Memory of the same size on every rank, zeroed, that all ranks of the host map. Operands that lie in one move without a staging copy.
@@ -25,6 +27,8 @@ class Window(Resource):
 
     def __init__(self, comm: Communicator, size: int) -> None:
         """Makes a window of ``size`` bytes a rank, of the host or of the rank's GPU."""
+        if not 0 <= size < _MOST:
+            raise InvalidError(f"a window of {size} bytes")
         self._make(comm, lambda lib, out: lib.window_create(comm._handle, size, out))
 
     @classmethod

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .. import _abi, memory
 from ..dtypes import SIZES, DType
-from ..errors import OperandError
 from ..operands import Held, Slot
 from ..streams import StreamLike, of_torch
 from .spec import ROW_TYPES, Payload
@@ -91,6 +90,12 @@ class Frame:
         scope, self.scope, self.held.stream, self.held.torch_stream = self.scope, None, None, None
         scope.__exit__(None, None, None)
 
+    def refuse(self, why: Exception) -> Exception:
+        """Passes on no operand: so the library refuses the call, too, and tells the other ranks, which would wait for this one else."""
+        for i in range(2, len(self.words)):
+            self.words[i] = 0
+        return why
+
     def slot(self, name: str, device: int, wants: int = 0, *, written: bool = False) -> Slot:
         return Slot(name, device, wants, written=written, held=self.held)
 
@@ -121,7 +126,7 @@ class DispatchFrame(Frame):
             return None
         return self._data.copy(), None if scales is None else scales.copy()
 
-    def arguments(self, routing: int, topk: Any, weights: Any, rows: Any, scales: Any) -> OperandError | None:
+    def arguments(self, routing: int, topk: Any, weights: Any, rows: Any, scales: Any) -> Exception | None:
         """Takes the operands, or says what is wrong with one and takes none."""
         words = self.words
         words[1] = routing
@@ -130,9 +135,8 @@ class DispatchFrame(Frame):
             words[3] = 0 if weights is None else self.weights.fill(weights)
             words[4] = self.rows.fill(rows)
             words[5] = 0 if scales is None else self.scales.fill(scales)
-        except OperandError as e:
-            words[2] = words[3] = words[4] = words[5] = 0
-            return e
+        except Exception as e:
+            return self.refuse(e)
         return None
 
 
@@ -166,7 +170,7 @@ class CombineFrame(Frame):
         self.bias = self.slot("bias", device, t), self.slot("second bias", device, t)
         self.weights = self.slot("weights", device)
 
-    def arguments(self, routing: int, rows: Any, out: Any, bias: Any, weights: Any = None) -> OperandError | None:
+    def arguments(self, routing: int, rows: Any, out: Any, bias: Any, weights: Any = None) -> Exception | None:
         """Takes the operands, or says what is wrong with one and takes none."""
         words = self.words
         words[1] = routing
@@ -179,9 +183,8 @@ class CombineFrame(Frame):
             if bias is not None:
                 for i, b in enumerate(bias if isinstance(bias, (tuple, list)) else (bias,)):
                     words[4 + i] = self.bias[i].fill(b)
-        except OperandError as e:
-            words[2] = words[3] = words[4] = words[5] = words[6] = 0
-            return e
+        except Exception as e:
+            return self.refuse(e)
         return None
 
 
@@ -194,16 +197,15 @@ class GradientFrame(Frame):
         self.first, self.second = self.slot(first, device, t), self.slot(second, device, t)
         self.rows, self.weights = self.slot(rows, device, t, written=True), self.slot("grad_weights", device, written=True)
 
-    def arguments(self, routing: int, first: Any, second: Any, rows: Any, weights: Any) -> OperandError | None:
+    def arguments(self, routing: int, first: Any, second: Any, rows: Any, weights: Any) -> Exception | None:
         """Takes the operands, or says what is wrong with one and takes none."""
         words = self.words
         words[1] = routing
         try:
             for i, (slot, array) in enumerate(((self.first, first), (self.second, second), (self.rows, rows), (self.weights, weights)), 2):
                 words[i] = slot.fill(array)
-        except OperandError as e:
-            words[2] = words[3] = words[4] = words[5] = 0
-            return e
+        except Exception as e:
+            return self.refuse(e)
         return None
 
 

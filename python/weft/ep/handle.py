@@ -118,6 +118,7 @@ class Handle(Resource):
             self._end(refused, self._lib.ep_prepare(self._handle, on, frame.words[2], frame.words[3], frame.out_address))
             return Routing(self, frame.out.value, frame.topk.length, frame.topk.kind)
         finally:
+            refused = None  # its traceback has this frame
             self._dispatches.give(frame)
 
     # Dispatch.
@@ -159,6 +160,7 @@ class Handle(Resource):
             self._abandon(frame, by)
             raise
         finally:
+            refused = None  # its traceback has this frame
             self._dispatches.give(frame)
 
     def dispatch_copied(
@@ -195,6 +197,7 @@ class Handle(Resource):
             self._abandon(frame, by)
             raise
         finally:
+            refused = None  # its traceback has this frame
             self._dispatches.give(frame)
 
     def send_dispatch(
@@ -223,6 +226,7 @@ class Handle(Resource):
             borrowed = (rows, scales, *frame.held)
             return PendingDispatch(self, frame.out.value, borrowed, frame.topk.length if by is None else by.tokens, by, frame.rows.kind, on)
         finally:
+            refused = None  # its traceback has this frame
             self._dispatches.give(frame)
 
     def _receive(self, work: PendingDispatch, tokens: int, by: Routing | None, kind: str, on: int) -> Received:
@@ -290,14 +294,20 @@ class Handle(Resource):
             if stream is not None:
                 frame.enter(stream, on, self._device)
             by = _routing(routing)
-            if out is None:
-                out = self._tokens_like("out", rows, by, stream)
-            refused = frame.arguments(by._in_use(), rows, out, bias, weights)
+            number = by._in_use()
+            try:
+                if out is None:
+                    out = self._tokens_like("out", rows, by, stream)
+            except OperandError as e:
+                refused: Exception | None = frame.refuse(e)
+            else:
+                refused = frame.arguments(number, rows, out, bias, weights)
             status = self._lib.ep_combine(self._handle, on, frame.address, 0)
             if refused is not None or status:
                 self._end(refused, status)
             return out
         finally:
+            refused = None  # its traceback has this frame
             self._combines.give(frame)
 
     def send_combine(
@@ -321,12 +331,18 @@ class Handle(Resource):
             if stream is not None:
                 frame.enter(stream, on, self._device)
             by = _routing(routing)
-            if out is None:
-                out = self._tokens_like("out", rows, by, stream)
-            refused = frame.arguments(by._in_use(), rows, out, bias, weights)
+            number = by._in_use()
+            try:
+                if out is None:
+                    out = self._tokens_like("out", rows, by, stream)
+            except OperandError as e:
+                refused: Exception | None = frame.refuse(e)
+            else:
+                refused = frame.arguments(number, rows, out, bias, weights)
             self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, frame.out_address))
             return PendingCombine(self, frame.out.value, (rows, bias, weights, by, *frame.held), out)
         finally:
+            refused = None  # its traceback has this frame
             self._combines.give(frame)
 
     # Gradients.
@@ -357,14 +373,20 @@ class Handle(Resource):
             if stream is not None:
                 frame.enter(stream, on, self._device)
             by = _routing(routing)
-            if grad_tokens is None:
-                grad_tokens = self._tokens_like("grad_tokens", grad_rows, by, stream)
-            if grad_weights is None and grad_row_weights is not None:
-                grad_weights = self._weights_like(grad_row_weights, by, stream)
-            refused = frame.arguments(by._in_use(), grad_rows, grad_row_weights, grad_tokens, grad_weights)
+            number = by._in_use()
+            try:
+                if grad_tokens is None:
+                    grad_tokens = self._tokens_like("grad_tokens", grad_rows, by, stream)
+                if grad_weights is None and grad_row_weights is not None:
+                    grad_weights = self._weights_like(grad_row_weights, by, stream)
+            except OperandError as e:
+                refused: Exception | None = frame.refuse(e)
+            else:
+                refused = frame.arguments(number, grad_rows, grad_row_weights, grad_tokens, grad_weights)
             self._end(refused, self._lib.ep_dispatch_backward(self._handle, on, frame.address))
             return grad_tokens, grad_weights
         finally:
+            refused = None  # its traceback has this frame
             self._dispatch_backwards.give(frame)
 
     def combine_backward(
@@ -392,14 +414,20 @@ class Handle(Resource):
             if stream is not None:
                 frame.enter(stream, on, self._device)
             by = _routing(routing)
-            if grad_rows is None:
-                grad_rows = self._made("grad_rows", grad_out, self.rows_shape(by), self.spec.output_dtype, stream)
-            if grad_weights is None and rows is not None:
-                grad_weights = self._weights_like(rows, by, stream)
-            refused = frame.arguments(by._in_use(), grad_out, rows, grad_rows, grad_weights)
+            number = by._in_use()
+            try:
+                if grad_rows is None:
+                    grad_rows = self._made("grad_rows", grad_out, self.rows_shape(by), self.spec.output_dtype, stream)
+                if grad_weights is None and rows is not None:
+                    grad_weights = self._weights_like(rows, by, stream)
+            except OperandError as e:
+                refused: Exception | None = frame.refuse(e)
+            else:
+                refused = frame.arguments(number, grad_out, rows, grad_rows, grad_weights)
             self._end(refused, self._lib.ep_combine_backward(self._handle, on, frame.address))
             return grad_rows, grad_weights
         finally:
+            refused = None  # its traceback has this frame
             self._combine_backwards.give(frame)
 
     def _describing(self, names: tuple[str, ...], demand: bool) -> Frames[DescriptionFrame]:
@@ -486,10 +514,13 @@ class Handle(Resource):
             return 0
         return streams.address(stream, self._device)
 
-    def _end(self, refused: OperandError | None, status: int) -> None:
+    def _end(self, refused: Exception | None, status: int) -> None:
         """The end of a call. What this package refuses was passed on as no operand, so that the other ranks were told instead of left to wait."""
         if refused is not None:
-            raise refused
+            try:
+                raise refused
+            finally:
+                refused = None  # its traceback has this frame: a cycle, which would keep all that callers have until it is collected
         if status:
             raise self._failure(status)
 
