@@ -804,6 +804,45 @@ def test_deep_ep(torch, gpus):
     gpus(2, rank)
 
 
+def test_low_latency_of_deep_ep(torch, gpus):
+    """Hooks that are lost, selections in another order, and a rank that is left out and taken in again."""
+    import deep_ep
+
+    ids, weights = torch.tensor([[0, 5], [1, 2], [3, -1], [4, 5], [2, 4]]), torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8], [9, 10]])
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True, enable_shrink=True)
+        x = torch.full((5, 256), float(c.rank + 1), dtype=torch.bfloat16)
+
+        def exchange(gone=-1):
+            rows, _, made, _, _ = b.low_latency_dispatch(x, ids, 8, 6, use_fp8=False)
+            rows = rows * torch.arange(2 * c.rank + 1, 2 * c.rank + 3).view(2, 1, 1)  # each expert's own number
+            here = torch.where((ids >= 0) & (ids // 2 != gone), weights * (ids + 1), 0).sum(1) * (c.rank + 1)
+            few = torch.where((ids >= 0) & (ids // 2 != gone), weights * (ids + 1), 0)[:, 1] * (c.rank + 1)
+            second = torch.stack((ids[:, 1], torch.full((5,), -1)), 1)
+            for of, by, want in ((ids, weights, here), (ids.flip(1), weights.flip(1), here), (second, weights.flip(1), few)):
+                home, _, _ = b.low_latency_combine(rows, of, by, made)
+                c.wait()
+                assert home[:, 0].tolist() == want.tolist()
+
+        exchange()
+        b.low_latency_dispatch(x, ids, 8, 6, use_fp8=False, return_recv_hook=True)
+        exchange()
+        all_home.wait()
+        if c.rank != 2:
+            b.low_latency_update_mask_buffer(2, True)
+            exchange(2)
+            c.wait()
+        all_home.wait()
+        b.low_latency_clean_mask_buffer()
+        exchange()
+        all_home.wait()
+        b.destroy()
+
+    all_home = threading.Barrier(3, timeout=30)
+    gpus(3, rank)
+
+
 def test_masks_of_deep_ep(torch, gpus):
     """Normal exchanges go on without a rank, whatever it said before."""
     import deep_ep

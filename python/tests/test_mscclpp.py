@@ -223,6 +223,27 @@ def test_selections_left_out_of_the_combine(threads):
         fewer[::2, 0] = -1
         home, _, _ = b.low_latency_combine(rows, fewer, weights, sources, ranges, 40, EXPERTS, False, False, False)
         assert torch.equal(home, summed(lambda _, t: x[t], fewer, weights, HIDDEN))
+        turned, of_turned = fewer.flip(1).contiguous(), weights.flip(1).contiguous()
+        again, _, _ = b.low_latency_combine(rows, turned, of_turned, sources, ranges, 40, EXPERTS, False, False, False)
+        assert torch.equal(again, home)
+
+    buffers(threads, 2, rank)
+
+
+def test_a_hook_that_is_lost(threads):
+    """The next exchange of its kind receives what it was to."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        for _ in range(2):
+            b.low_latency_dispatch(x, ids, 40, EXPERTS, False, False, True)
+            rows, _, _, sources, ranges, _, receive = b.low_latency_dispatch(x, ids, 40, EXPERTS, False, False, True)
+            receive()
+            combining = rows, ids, weights, sources, ranges, 40, EXPERTS, False, False
+            b.low_latency_combine(*combining, True)
+            home, _, receive = b.low_latency_combine(*combining, True)
+            receive()
+            assert torch.equal(home, summed(lambda _, t: x[t], ids, weights, HIDDEN))
 
     buffers(threads, 2, rank)
 
