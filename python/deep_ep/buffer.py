@@ -175,7 +175,7 @@ class Buffer:
         dispatch they go where they went then, and only ``recv_x`` and the event come back.
         """
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
-        rows, scales = _rows_and_scales(x)
+        rows, scales = rows_and_scales(x)
         self._normal.check(rows)
         if expert_alignment < 1:
             raise ContractError(f"expert_alignment is {expert_alignment}, want 1 or more")
@@ -405,7 +405,7 @@ def _check_handle(handle: Any, kind: type, of: str) -> None:
         raise ContractError(f"handle: a {type(handle).__name__}, want what {of} returned, not a copy of its contents")
 
 
-def _rows_and_scales(x: Any) -> tuple[Tensor, Tensor | None]:
+def rows_and_scales(x: Any) -> tuple[Tensor, Tensor | None]:
     """What comes as rows, or as a pair of rows and scales."""
     if isinstance(x, Tensor):
         return x, None

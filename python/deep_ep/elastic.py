@@ -21,6 +21,7 @@ from weft._buffer.exchanges import Exchanges, where
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 
+from .buffer import rows_and_scales
 from .routes import Route, Shape
 from .utils.envs import get_logical_domain_size, get_nvlink_gbs, get_physical_domain_size
 from .utils.math import align
@@ -349,7 +350,7 @@ class ElasticBuffer:
         expert, each expert's rows padded with zeros to the alignment, with a weight each and no recv_topk_idx. Without ``do_cpu_sync`` nothing waits for the
         host, and the tensors are of the most rows that can come: the handle says which there are. With a ``handle`` rows go where they went then.
         """
-        rows, scales = x if isinstance(x, tuple) else (x, None)
+        rows, scales = rows_and_scales(x)
         _check_events(previous_event, allocate_on_comm_stream)
         _check_rows(rows, scales)
         if do_zero_padding and not do_expand:
@@ -436,6 +437,8 @@ class ElasticBuffer:
         return Shape(experts, topk, room, expand, reduction, sms, alignment, most)
 
     def _route_of(self, handle: EPHandle) -> Route:
+        if not isinstance(handle, EPHandle):
+            raise ContractError(f"handle: a {type(handle).__name__}, want an EPHandle, as dispatch returns it")
         if handle._route is None:
             topk = handle.topk_idx
             shape = self._shape(handle.num_experts, topk.shape[1], handle.num_max_tokens_per_rank, handle.expert_alignment, handle.do_expand, handle.num_sms)
