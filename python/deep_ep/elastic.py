@@ -283,7 +283,8 @@ class ElasticBuffer:
         return torch.empty(0, device=where(self._comm))
 
     def _theoretical_num_sms(self, experts: int, topk: int, nvlink_gbs: float, read_gbs: float, write_gbs: float) -> int:
-        sms = torch.cuda.get_device_properties(self._comm._device).multi_processor_count if torch.cuda.is_available() else _SMS_WITHOUT_GPU
+        on_gpu = self._exchanges.on_gpu and torch.cuda.is_available()
+        sms = torch.cuda.get_device_properties(self._comm._device).multi_processor_count if on_gpu else _SMS_WITHOUT_GPU
         need = float(sms)
         if self.num_ranks > 1:
             # A row is read once for all the ranks that it goes to, written once for each, and crosses unless it stays here.

@@ -779,7 +779,10 @@ def elastic(c, device, kind):
 
 def deep_ep_elastic():
     for kind in ("bf16", "fp8", "packed"):
-        on_both(lambda c, device, kind=kind: elastic(c, device, kind))
+        with join() as c:
+            got = elastic(c, DEVICE, kind)  # whose buffer closes the communicator
+        with join_on_host() as c:
+            same(got, elastic(c, torch.device("cpu"), kind))
 
 
 def deep_ep_elastic_captured():

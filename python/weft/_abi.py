@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import functools
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
 VERSION = 1
@@ -60,13 +61,20 @@ class Struct(ctypes.Structure):
 
     def _check(self, name: str, value: int) -> None:
         """Refuses what a member would take for another number."""
-        bits = 8 * getattr(type(self), name).size
-        signed = any(of is c_int32 or of is c_int64 for member, of in self._fields_ if member == name)
-        least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+        least, most = _range(type(self), name)
         if not least <= value <= most:
             from .errors import InvalidError
 
             raise InvalidError(f"{name}: {value}, want {least} to {most}")
+
+
+@functools.cache
+def _range(struct: type[Struct], name: str) -> tuple[int, int]:
+    """What a member of a struct can hold."""
+    bits = 8 * getattr(struct, name).size
+    if any(member == name and of in (c_int32, c_int64) for member, of in struct._fields_):
+        return -(1 << bits - 1), (1 << bits - 1) - 1
+    return 0, (1 << bits) - 1
 
 
 class Tensor(Struct):

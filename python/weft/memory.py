@@ -65,6 +65,14 @@ def torch_dtype(dtype: DType) -> Any:
     return getattr(torch, foreign_name(dtype))
 
 
+@functools.cache
+def torch_device(device: int) -> Any:
+    """A GPU in PyTorch, whom a name costs more."""
+    import torch
+
+    return torch.device("cuda", device)
+
+
 class DeviceArray:
     """Memory of a GPU as any library takes it over without a copy: ``torch.from_dlpack(x)``, ``cupy.from_dlpack(x)``, or by ``__cuda_array_interface__``.
 
@@ -148,9 +156,7 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     if device >= 0:
         if kind != TORCH:
             raise OperandError("results on a GPU are made for operands of PyTorch's only: give the arrays that are to hold them")
-        import torch
-
-        return torch.empty(shape, dtype=torch_dtype(dtype), device=f"cuda:{device}")
+        return sys.modules["torch"].empty(shape, dtype=torch_dtype(dtype), device=torch_device(device))
     if kind == NUMPY:
         import numpy
 

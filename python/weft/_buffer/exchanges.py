@@ -13,6 +13,7 @@ import torch
 import weft
 from weft import ep
 
+from .errors import ContractError
 from .events import CommStream
 from .mask import Mask
 
@@ -64,6 +65,11 @@ class Exchanges:
             found = self._handles[key] = ep.Handle(self.comm, **spec)
         return found
 
+    @functools.cached_property
+    def _sharing(self) -> int:
+        """How many ranks may share a GPU, and its multiprocessors: where each sees another one alone too many, which is only a bound."""
+        return -(-self.comm.local_ranks // max(1, torch.cuda.device_count()))
+
     def _forget(self) -> None:
         """Gives up what has been made with others: all make it anew when it is needed."""
         for made in (*self._handles.values(), *((self._group,) if self._group else ())):
@@ -87,9 +93,14 @@ class Exchanges:
             counter = self._counters.get(experts)
             if counter is None:
                 counter = self._counters[experts] = ep.Counter(self.comm, experts=experts)
-            counted = counter.count(topk)
-        else:
-            counted = ep.count(topk, experts=experts, ranks=self.ranks)
+            if topk.dim() != 2:
+                raise ContractError(f"topk_idx of shape {tuple(topk.shape)}, want [tokens, topk]")
+            made, device = torch.empty, topk.device
+            ranks, selections = made(self.ranks, dtype=torch.int32, device=device), made(experts, dtype=torch.int32, device=device)
+            within = made((topk.shape[0], self.ranks), dtype=torch.uint8, device=device)
+            counter.count(topk, rank_tokens=ranks, expert_selections=selections, token_in_rank=within)
+            return ranks, None, selections, within.view(torch.bool)
+        counted = ep.count(topk, experts=experts, ranks=self.ranks)
         return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.view(torch.bool)
 
     def told(self, counts: torch.Tensor) -> torch.Tensor:
@@ -181,7 +192,7 @@ class Exchanges:
             layout=ep.Layout.rank_major,
             payload=ep.Payload.opaque,
             row_bytes=row.shape[1] * 4,
-            sms=_FEW_SMS,
+            sms=_FEW_SMS * self._sharing,
         )
         everywhere = self._everywhere
         if everywhere is None:

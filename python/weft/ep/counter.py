@@ -13,6 +13,14 @@ from ..operands import Slot
 from ..resources import Resource
 from ..streams import StreamLike
 from .census import Census
+from .frames import Frame, Frames
+
+
+class _Frame(Frame):
+    def __init__(self, device: int) -> None:
+        super().__init__(_abi.EpCensus)
+        self.topk = self.slot("topk", device)
+        self.counts = [self.slot(name, device, written=True) for name in Census._fields]
 
 
 class Counter(Resource):
@@ -32,6 +40,7 @@ class Counter(Resource):
         comm._check(comm._lib.ep_counter_create(comm._handle, experts, self._ranks, ranks_per_node or self._ranks, ctypes.addressof(number)))
         super().__init__(comm._lib, number.value, comm)
         self._device = comm._device
+        self._frames = Frames(lambda: _Frame(self._device))
 
     def count(
         self,
@@ -55,15 +64,18 @@ class Counter(Resource):
                 )
         self._open()
         on = streams.address(stream, self._device)
-        slot = Slot("topk", self._device)
-        address = slot.fill(topk)
-        out = Census(rank_tokens, node_tokens, expert_selections, token_in_rank)
-        if all(array is None for array in out):
-            out = self._made(slot)
-        slots = [Slot(name, self._device, written=True) for name in Census._fields]
-        into = _abi.EpCensus(**{to.name: to.fill(array) for to, array in zip(slots, out, strict=True)})
-        self._check(self._lib.ep_counter_count(self._handle, on, address, ctypes.addressof(into)))
-        return out
+        frame = self._frames.take()
+        try:
+            address = frame.topk.fill(topk)
+            out = Census(rank_tokens, node_tokens, expert_selections, token_in_rank)
+            if all(array is None for array in out):
+                out = self._made(frame.topk)
+            for i, (to, array) in enumerate(zip(frame.counts, out, strict=True), 1):
+                frame.words[i] = to.fill(array)
+            self._check(self._lib.ep_counter_count(self._handle, on, address, frame.address))
+            return out
+        finally:
+            self._frames.give(frame)
 
     def _made(self, topk: Slot) -> Census:
         shapes = ((self._ranks,), DType.int32), ((self._nodes,), DType.int32), ((self._experts,), DType.int32), ((topk.shape[0], self._ranks), DType.uint8)
