@@ -84,7 +84,7 @@ def tensors_on_gpus(monkeypatch):
 
     from weft import memory, operands
 
-    read, empty, lend = operands._torch_reader(torch), memory.empty, dlpack.lend
+    read, empty, say = operands._torch_reader(torch), memory.empty, dlpack._Block.say
 
     def of_gpu(slot, x):
         device, slot.device = slot.device, -1
@@ -93,12 +93,11 @@ def tensors_on_gpus(monkeypatch):
         finally:
             slot.device = device
 
-    def lend_of_host(*arguments):
-        block, capsule = lend(*arguments)
+    def say_of_host(block, *arguments):
+        say(block, *arguments)
         ctypes.c_int32.from_address(block.at + 8).value = 1  # the host's memory
-        return block, capsule
 
     monkeypatch.setitem(operands._READERS, torch.Tensor, of_gpu)
     monkeypatch.setitem(operands._READERS, torch.nn.Parameter, of_gpu)
-    monkeypatch.setattr(dlpack, "lend", lend_of_host)
+    monkeypatch.setattr(dlpack._Block, "say", say_of_host)
     monkeypatch.setattr(memory, "empty", lambda kind, shape, dtype, device: empty(kind, shape, dtype, -1 if kind == memory.TORCH else device))

@@ -873,6 +873,10 @@ def test_masks_of_deep_ep(torch, gpus):
                 assert home == [n * (c.rank + 1) for n in (1, 2, 1, 0, 1)]
                 assert weights == [[1, 0], [1, 1], [1, 0], [0, 0], [1, 0]]
             all_gone.wait()
+        b.low_latency_clean_mask_buffer()  # and a layout comes first
+        for columns in (256, 512):
+            assert exchange(b, c, columns) == got
+        all_gone.wait()
         b.destroy()
 
     all_home, all_gone = (threading.Barrier(3, timeout=30) for _ in range(2))

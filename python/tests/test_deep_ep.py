@@ -426,6 +426,31 @@ def test_a_hook_that_is_lost(threads, half):
     buffers(threads, 2, rank)
 
 
+def test_hooks_that_are_lost_over_a_mask(threads):
+    """What was sent before fails for nobody."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        b.low_latency_dispatch(x, ids, 64, EXPERTS)
+        hook = b.low_latency_dispatch(x, ids, 64, EXPERTS, return_recv_hook=True)[-1]
+        all_sent.wait()
+        if b.rank == 1:
+            return
+        b.low_latency_update_mask_buffer(1, True)
+        if b.rank == 2:
+            b._exchanges.mask.settle()
+            with pytest.raises(weft.AbortedError, match="masked after it was sent"):
+                hook()
+        del hook
+        rows, _, handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=True)
+        assert len(b._low_latency._sent) == 0
+        b.low_latency_combine(rows[0].bfloat16(), ids, weights, handle)
+        normal(b, x)
+
+    all_sent = threading.Barrier(3, timeout=20)
+    buffers(threads, 3, rank, enable_shrink=True)
+
+
 def test_selections_in_another_order(threads):
     """A combine takes a dispatch's selections in any order, with their weights, and -1 for some; others are refused."""
 

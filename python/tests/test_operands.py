@@ -194,6 +194,19 @@ def test_negated_view(group):
         group.all_reduce(x, out=torch._neg_view(x.clone()))
 
 
+def without_memory(h, call):
+    """A call of a handle's that finds none for its result."""
+
+    def refuse(*_):
+        raise ValueError("no more")
+
+    h._made = refuse
+    try:
+        call()
+    finally:
+        del h._made
+
+
 def test_what_one_rank_is_refused_all_are(threads):
     """Whoever refuses an operand, the others hear of it in the same call, and all go on together."""
 
@@ -223,6 +236,10 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("is no array", lambda bad: h.send_combine(3, got) if bad else h.send_combine(got.rows, got).wait()),
             ("is no array", lambda bad: h.dispatch_backward(object() if bad else got.rows, got)),
             ("not today", lambda bad: h.combine_backward(Bad() if bad else token, got)),
+            ("root 1.0 of 2", lambda bad: g.broadcast(x, 1.0 if bad else 0)),
+            ("root None of 2", lambda bad: g.broadcast(x, None if bad else 0)),
+            ("no more", lambda bad: without_memory(h, lambda: h.combine(got.rows, got)) if bad else h.combine(got.rows, got)),
+            ("no more", lambda bad: without_memory(h, lambda: h.combine_backward(token, got)) if bad else h.combine_backward(token, got)),
         ):
             for bad in range(2):
                 with pytest.raises((ValueError, weft.WeftError), match=words if c.rank == bad else f"rank {bad}: refused there"):
@@ -257,6 +274,7 @@ def test_a_refusal_keeps_nothing(comm):
                 lambda got: h.dispatch(got.rows, 3, weights),
                 lambda got: h.dispatch(3, routing=got.routing),
                 lambda got: weft.Group(comm).all_reduce(got.rows, out=3),
+                lambda got: weft.Group(comm).all_reduce(got.rows, "mean"),
             ):
                 with pytest.raises(weft.WeftError):
                     call(got)

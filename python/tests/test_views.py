@@ -261,3 +261,45 @@ def test_cost(of_host):
         del t
         views.sweep()
     assert len(storages) == 1
+
+
+@pytest.mark.parametrize("dtype", [DType.float8_e4m3, DType.float32, DType.uint16])
+@pytest.mark.parametrize("kind", ["dispatch", "function"])
+def test_what_modes_keep(of_host, dtype, kind):
+    """A mode that keeps what it sees keeps the memory, and does not make what comes later look as if nobody had it."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    kept = []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            kept.append((args, f(*args, **(kwargs or {}))))
+            return kept[-1][1]
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, f, types, args=(), kwargs=None):
+            kept.append((args, f(*args, **(kwargs or {}))))
+            return kept[-1][1]
+
+    def shown(keep):
+        return views.show(ctypes.addressof(of_host), dtype, (4, 2), 0, keep)
+
+    before = left()
+    with Dispatch() if kind == "dispatch" else Function():
+        shown(None).view(torch.uint8).sum()
+    for _ in range(3):
+        keep = Keep()
+        gone = weakref.ref(keep)
+        t = shown(keep)
+        del keep
+        kept.clear()
+        views.sweep()
+        assert gone() is not None
+        with Dispatch() if kind == "dispatch" else Function():
+            t.view(torch.uint8).sum()
+            u = shown(None)
+        del t, u
+        kept.clear()
+        assert left() == before
+        assert gone() is None

@@ -56,7 +56,10 @@ class Group(Resource):
             with limit(timeout):
                 return self.all_reduce(array, op, out=out, stream=stream)
         number, refused = (op, None) if type(op) is Op else _op(op)
-        return self._run(self._lib.all_reduce, array, out, (), stream, number, refused=refused)
+        try:
+            return self._run(self._lib.all_reduce, array, out, (), stream, number, refused=refused)
+        finally:
+            refused = None  # its traceback has this frame
 
     def all_gather(self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
         """Gives every rank the arrays of all: [ranks, \\*shape], in the order of ranks. ``array`` may be this rank's part of ``out``. Collective."""
@@ -92,8 +95,8 @@ class Group(Resource):
         try:
             slots[0].wants = 0
             refused = _refusal(slots[0], array)
-            if refused is None and not 0 <= root < self._comm.ranks:
-                refused = InvalidError(f"broadcast: root {root} of {self._comm.ranks} ranks")
+            if refused is None and not (isinstance(root, int) and 0 <= root < self._comm.ranks):
+                refused = InvalidError(f"broadcast: root {root!r} of {self._comm.ranks} ranks")
             on = streams.address(stream, self._comm._device)
             status = self._lib.broadcast(self._handle, on, slots[0].address, root) if refused is None else self._lib.broadcast(self._handle, on, 0, 0)
             if refused is not None:

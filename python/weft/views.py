@@ -59,10 +59,17 @@ def _uses() -> Callable[[int], int] | None:
     return getattr(sys.modules["torch"]._C, "_storage_Use_Count", None)
 
 
+@functools.cache
+def _modes() -> tuple[Callable[[], int], Callable[[], int]]:
+    """How many modes look at what PyTorch does in this thread. They may keep tensors for themselves, which are then in no caller's hands."""
+    c = sys.modules["torch"]._C
+    return c._len_torch_dispatch_stack, c._len_torch_function_stack
+
+
 def show(address: int, dtype: DType, shape: tuple[int, ...], device: int, keep: Any) -> Any:
     """A tensor over memory of a GPU, which keeps something for as long as anything uses that memory, and until the :func:`sweep` after that."""
-    place, uses = (address, dtype, shape, device), _uses()
-    if uses is None:
+    place, uses, (dispatch, function) = (address, dtype, shape, device), _uses(), _modes()
+    if uses is None or dispatch() or function():
         return _taken_over(place, keep)[1]
     shown = _take(place) or _Shown(place, uses)
     alias = shown.tensor.detach()

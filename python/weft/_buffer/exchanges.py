@@ -45,6 +45,8 @@ class Exchanges:
         self.stream = CommStream()
         self.mask = Mask(comm, self._forget)
         self.meeting: Any = None  # of normal exchanges on the host
+        self.of_handles: list[dict[ep.Handle, Any]] = []
+        """What others know of handles, to be forgotten with them."""
         self._handles: dict[Any, ep.Handle] = {}
         self._series = comm._buffers = comm._buffers + 1
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
@@ -74,7 +76,7 @@ class Exchanges:
         """Gives up what has been made with others: all make it anew when it is needed."""
         for made in (*self._handles.values(), *((self._group,) if self._group else ())):
             made.close()
-        for kept in (self._handles, self._gathers, self._shown, self._captured):
+        for kept in (self._handles, self._gathers, self._shown, self._captured, *self.of_handles):
             kept.clear()
         self._group = self.meeting = None
 
@@ -89,6 +91,8 @@ class Exchanges:
 
     def layout(self, topk: torch.Tensor, experts: int) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
         """Counts where tokens go, where their selections are: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
+        if not self.mask.settled:
+            self.mask.settle()  # till then a communicator that has failed counts nothing
         if self.on_gpu:
             counter = self._counters.get(experts)
             if counter is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import weft
 from weft import ep
 
 from .errors import ContractError
@@ -162,6 +164,7 @@ class LowLatency:
         # The hooks of exchanges that were sent, by handles, and what those do.
         self._sent: dict[ep.Handle, tuple[weakref.ref[Hook], ep.PendingDispatch | ep.PendingCombine]] = {}
         self._waits: dict[ep.Handle, list[Tensor | None]] = {}
+        exchanges.of_handles += (self._sent, self._waits)
 
     def _handle(self, kind: Kind) -> ep.Handle:
         found = self._exchanges.find(kind)
@@ -190,8 +193,9 @@ class LowLatency:
                 return
             counted = self._waits[h] = [None, None]
         if counted[which] is not into:
-            counted[which] = into
-            h.count_waits(*counted)
+            new = [into if i == which else t for i, t in enumerate(counted)]
+            h.count_waits(*new)
+            counted[:] = new
 
     # Exchanges.
 
@@ -238,10 +242,12 @@ class LowLatency:
         del self._sent[h]
         if pending.over:
             return
-        if isinstance(pending, ep.PendingDispatch):
-            self._stream.run_half(lambda: pending.receive().release(), like)
-        else:
-            self._stream.run_half(pending.wait, like)
+        # Nobody waits for it, so it fails for nobody: what has failed for good fails the next exchange, too.
+        with contextlib.suppress(weft.WeftError):
+            if isinstance(pending, ep.PendingDispatch):
+                self._stream.run_half(lambda: pending.receive().release(), like)
+            else:
+                self._stream.run_half(pending.wait, like)
 
     def _fill(self, into: Results, sent: Sent, received: ep.Received, stats: Tensor | None) -> None:
         """Copies what has arrived to where it is to be: on a GPU, too, the rows that are there alone. What the rest holds stays."""

@@ -298,7 +298,7 @@ class Handle(Resource):
             try:
                 if out is None:
                     out = self._tokens_like("out", rows, by, stream)
-            except OperandError as e:
+            except Exception as e:
                 refused: Exception | None = frame.refuse(e)
             else:
                 refused = frame.arguments(number, rows, out, bias, weights)
@@ -335,7 +335,7 @@ class Handle(Resource):
             try:
                 if out is None:
                     out = self._tokens_like("out", rows, by, stream)
-            except OperandError as e:
+            except Exception as e:
                 refused: Exception | None = frame.refuse(e)
             else:
                 refused = frame.arguments(number, rows, out, bias, weights)
@@ -379,7 +379,7 @@ class Handle(Resource):
                     grad_tokens = self._tokens_like("grad_tokens", grad_rows, by, stream)
                 if grad_weights is None and grad_row_weights is not None:
                     grad_weights = self._weights_like(grad_row_weights, by, stream)
-            except OperandError as e:
+            except Exception as e:
                 refused: Exception | None = frame.refuse(e)
             else:
                 refused = frame.arguments(number, grad_rows, grad_row_weights, grad_tokens, grad_weights)
@@ -420,7 +420,7 @@ class Handle(Resource):
                     grad_rows = self._made("grad_rows", grad_out, self.rows_shape(by), self.spec.output_dtype, stream)
                 if grad_weights is None and rows is not None:
                     grad_weights = self._weights_like(rows, by, stream)
-            except OperandError as e:
+            except Exception as e:
                 refused: Exception | None = frame.refuse(e)
             else:
                 refused = frame.arguments(number, grad_out, rows, grad_rows, grad_weights)
