@@ -79,6 +79,14 @@ func (m *gpuMachine) holds(ranks int) bool {
 	return m.emulated || ranks <= len(m.contexts) || os.Getenv("WEFT_EP_SHARED") != "0"
 }
 
+// sms is what a test's ranks are given of a GPU's SMs: tests are written for two GPUs, and one that has all of several ranks is shared by twice as many.
+func (m *gpuMachine) sms(n, ranks int) int {
+	if len(m.contexts) == 1 && ranks > 1 {
+		return 2 * n
+	}
+	return n
+}
+
 // engine makes the engine of n goroutine ranks, spread over the GPUs.
 func (m *gpuMachine) engine(t *testing.T, n int, deadline time.Duration) *eptest.Device {
 	t.Helper()

@@ -169,7 +169,7 @@ func TestManyOnGPUs(t *testing.T) {
 			for _, n := range []struct{ experts, tokens, sms int }{{1200 * ranks, 700, 2}, {2000 * ranks, 5, 1}, {2 * ranks, 2100, 1}} {
 				t.Run(fmt.Sprintf("%s/%d experts, %d tokens", way.name, n.experts, n.tokens), func(t *testing.T) {
 					s := sized(way.spec, ranks)
-					s.Experts, s.Hidden, s.SMs, s.MaxTokens, s.Capacity = n.experts, 8, n.sms, n.tokens, 0
+					s.Experts, s.Hidden, s.SMs, s.MaxTokens, s.Capacity = n.experts, 8, m.sms(n.sms, ranks), n.tokens, 0
 					c := routed(s, 1, []int{n.tokens, 1}, spread(s, 1))
 					b := c.Batch()
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
@@ -228,7 +228,7 @@ func TestCountsOnGPUs(t *testing.T) {
 			}
 			t.Run(way.name, func(t *testing.T) {
 				s := sized(exactRows, way.ranks)
-				s.Experts, s.Hidden, s.SMs, s.MaxTokens = way.experts*way.ranks, 8, way.sms, 9
+				s.Experts, s.Hidden, s.SMs, s.MaxTokens = way.experts*way.ranks, 8, m.sms(way.sms, way.ranks), 9
 				batches := []*eptest.Batch{evenly(s, way.ranks, 1, 9).Batch(), evenly(s, way.ranks, 2, 2).Batch()}
 				members(t, m, way.ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 					if n, _ := r.handle.SMs(); way.blocks != 0 && n != way.blocks {

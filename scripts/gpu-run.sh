@@ -139,7 +139,8 @@ tests() {
 	shift
 	unpack "$program" || return
 	status=0
-	bounded "tests/$program" $((limit + 20)) ./run.test -test.v -test.timeout "${limit}s" "$@" >output 2>&1 || status=$?
+	# Ranks that share a GPU need a hardware queue for each of their streams.
+	bounded "tests/$program" $((limit + 20)) env CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}" ./run.test -test.v -test.timeout "${limit}s" "$@" >output 2>&1 || status=$?
 	{
 		printf '==== %s\n' "$program"
 		cat output
