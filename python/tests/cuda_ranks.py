@@ -697,6 +697,49 @@ def deep_ep_low_latency():
     b.destroy()
 
 
+def deep_ep_masks():
+    """Hooks that are lost, selections in another order, and a rank that is left out and taken in again."""
+    if RANKS == 1:
+        raise NotHereError("for several ranks")
+    b = buffer(low_latency_mode=True, enable_shrink=True)
+    experts, last = 4 * RANKS, RANKS - 1
+    x, ids, weights = (t.to(DEVICE) for t in batch(10, topk=3, experts=experts, dtype=torch.bfloat16))
+
+    def exchange(gone=RANKS):
+        there = (ids >= 0) & (ids // 4 != gone)
+        rows, _, made, _, _ = b.low_latency_dispatch(x, ids, 16, experts, use_fp8=False)
+        rows = torch.ones_like(rows) * (torch.arange(4, device=DEVICE) + 4 * RANK + 1).view(4, 1, 1)  # each expert's own number
+        want = torch.where(there, weights * (ids + 1), 0).sum(1)
+        for order in ([0, 1, 2], [2, 0, 1]):
+            home, _, _ = b.low_latency_combine(rows, ids[:, order].contiguous(), weights[:, order].contiguous(), made)
+            torch.testing.assert_close(home[:, 0].float(), want, rtol=0.01, atol=0.01)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
+        rows, _, of_rows, _, made, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+        home, home_weights, _ = b.combine(rows, made, topk_weights=of_rows, bias=x)
+        reached = in_rank.clone()
+        reached[:, gone : gone + 1] = False
+        assert torch.equal(home_weights, torch.where(there, weights, 0))
+        torch.testing.assert_close(home.float(), x.float() * (1 + reached.sum(1, keepdim=True)), rtol=0.01, atol=0.01)
+
+    exchange()
+    b.low_latency_dispatch(x, ids, 16, experts, use_fp8=False, return_recv_hook=True)
+    exchange()
+    torch.cuda.synchronize(DEVICE)
+    meet()
+    if last != RANK:
+        b.low_latency_update_mask_buffer(last, True)
+        exchange(last)
+        torch.cuda.synchronize(DEVICE)
+    meet()
+    b.low_latency_clean_mask_buffer()
+    per_rank, *_ = b.get_dispatch_layout(ids, experts)  # which comes first
+    assert int(per_rank.sum()) > 0
+    exchange()
+    torch.cuda.synchronize(DEVICE)
+    meet()
+    b.destroy()
+
+
 def deep_ep_captured():
     """Low-latency exchanges in a graph, as inference runs them."""
     b, experts = buffer(low_latency_mode=True), 4 * RANKS
@@ -1017,8 +1060,8 @@ def graph_cost_of_elastic(x, ids, y):
 
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled, streams, operands, libraries, windows,
-    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_low_latency, deep_ep_captured, deep_ep_elastic,
-    deep_ep_elastic_captured, cost, graph_cost, compiled_by_inductor,
+    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_low_latency, deep_ep_masks, deep_ep_captured,
+    deep_ep_elastic, deep_ep_elastic_captured, cost, graph_cost, compiled_by_inductor,
 )  # fmt: skip
 
 
