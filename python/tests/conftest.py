@@ -27,6 +27,20 @@ def alone() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(p for p in (str(SOURCE), os.environ.get("PYTHONPATH", "")) if p), "PYTHONWARNINGS": "ignore"}
 
 
+def at_once(work, things):
+    """Does some work of each thing in a thread of its own, which take turns as often as can be."""
+    workers = [threading.Thread(target=work, args=(thing,)) for thing in things]
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join()
+    finally:
+        sys.setswitchinterval(switch)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _alone():
     for name in list(os.environ):

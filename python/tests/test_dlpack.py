@@ -6,11 +6,10 @@ import ctypes
 import gc
 import subprocess
 import sys
-import threading
 import weakref
 
 import pytest
-from conftest import alone
+from conftest import alone, at_once
 
 from weft import dlpack
 from weft.dtypes import DType
@@ -106,16 +105,7 @@ def test_threads(of_host):
             if t[3, 4] != n:
                 wrong.append(n)
 
-    workers = [threading.Thread(target=work, args=(n,)) for n in range(6)]
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-    finally:
-        sys.setswitchinterval(switch)
+    at_once(work, range(6))
     assert not wrong
     assert left() == before
 

@@ -8,11 +8,10 @@ import gc
 import itertools
 import subprocess
 import sys
-import threading
 import weakref
 
 import pytest
-from conftest import alone
+from conftest import alone, at_once
 
 from weft import dlpack, memory, views
 from weft.dtypes import DType
@@ -185,16 +184,7 @@ def test_threads(of_host):
             del t
             views.sweep()
 
-    workers = [threading.Thread(target=work, args=(n,)) for n in (0, 0, 1, 1, 2, 2)]
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        for w in workers:
-            w.start()
-        for w in workers:
-            w.join()
-    finally:
-        sys.setswitchinterval(switch)
+    at_once(work, (0, 0, 1, 1, 2, 2))
     assert not wrong
     assert left() == before
     assert all(spare(f) <= 2 for f in floats)

@@ -294,14 +294,7 @@ class Handle(Resource):
             if stream is not None:
                 frame.enter(stream, on, self._device)
             by = _routing(routing)
-            number = by._in_use()
-            try:
-                if out is None:
-                    out = self._tokens_like("out", rows, by, stream)
-            except Exception as e:
-                refused: Exception | None = frame.refuse(e)
-            else:
-                refused = frame.arguments(number, rows, out, bias, weights)
+            out, refused = self._combining(frame, by, rows, out, bias, weights, stream)
             status = self._lib.ep_combine(self._handle, on, frame.address, 0)
             if refused is not None or status:
                 self._end(refused, status)
@@ -309,6 +302,16 @@ class Handle(Resource):
         finally:
             refused = None  # its traceback has this frame
             self._combines.give(frame)
+
+    def _combining(self, frame: CombineFrame, by: Routing, rows: Any, out: Any, bias: Any, weights: Any, stream: StreamLike) -> tuple[Any, Exception | None]:
+        """Takes the operands of a combine: where its sums go, and what is wrong."""
+        number = by._in_use()
+        try:
+            if out is None:
+                out = self._tokens_like("out", rows, by, stream)
+        except Exception as e:
+            return None, frame.refuse(e)
+        return out, frame.arguments(number, rows, out, bias, weights)
 
     def send_combine(
         self,
@@ -331,14 +334,7 @@ class Handle(Resource):
             if stream is not None:
                 frame.enter(stream, on, self._device)
             by = _routing(routing)
-            number = by._in_use()
-            try:
-                if out is None:
-                    out = self._tokens_like("out", rows, by, stream)
-            except Exception as e:
-                refused: Exception | None = frame.refuse(e)
-            else:
-                refused = frame.arguments(number, rows, out, bias, weights)
+            out, refused = self._combining(frame, by, rows, out, bias, weights, stream)
             self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, frame.out_address))
             return PendingCombine(self, frame.out.value, (rows, bias, weights, by, *frame.held), out)
         finally:
