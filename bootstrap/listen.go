@@ -132,7 +132,8 @@ func takePort(addr netip.AddrPort, t *tcpRank) (*port, error) {
 	if p == nil {
 		var err error
 		if p, err = holdLocked(addr); inUse(err) {
-			return nil, fmt.Errorf("%w? Another process listens there: %w", ErrDuplicateRank, err)
+			// Launchers give no other port than that of their own store, whose server may be in this very process.
+			return nil, fmt.Errorf("%w? Something listens there, perhaps PyTorch's store, through which ranks can join as well; or give another port: %w", ErrDuplicateRank, err)
 		}
 		if err != nil {
 			return nil, err

@@ -8,6 +8,7 @@ import "C"
 import (
 	"context"
 	"errors"
+	"regexp"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -67,9 +68,30 @@ func statusOf(err error) (status C.int, rank int) {
 	return C.WEFT_ERROR_SYSTEM, rank
 }
 
+// fieldsInC are what C calls the choices of a Spec's that errors speak of.
+var fieldsInC = map[string]string{
+	"MaxTokens": "max_tokens", "TopK": "topk", "Hidden": "hidden", "RowBytes": "row_bytes", "ScaleBytes": "scale_bytes", "Capacity": "capacity", "Live": "live",
+	"Series": "series", "Output": "output", "HostCounts": "host counts", "DeviceCounts": "device counts", "OverflowDrop": "overflow drop",
+	"Tuning": "dispatch_tuning and combine_tuning", "Tuning.Dispatch": "dispatch_tuning", "Tuning.Combine": "combine_tuning", "Blocks": "blocks", "Bulk": "bulk",
+	"Warps": "warps", "Parts": "parts", "Protocol": "protocol", "Units": "units", "Senders": "senders", "Dependent": "dependent",
+}
+
+// capitalised is what may be one of them: errors begin with small letters, and so do most of their words.
+var capitalised = regexp.MustCompile(`\b(Tuning\.(Dispatch|Combine)|[A-Z][A-Za-z]+)\b`)
+
+// inC has an error's words name what the caller of C has.
+func inC(words string) string {
+	return capitalised.ReplaceAllStringFunc(words, func(name string) string {
+		if in, ok := fieldsInC[name]; ok {
+			return in
+		}
+		return name
+	})
+}
+
 // fail leaves an error where weft_error of the calling thread finds it.
 func fail(err error) C.int {
 	status, rank := statusOf(err)
-	text := err.Error()
+	text := inC(err.Error())
 	return C.libweft_fail(status, C.int(rank), (*C.char)(unsafe.Pointer(unsafe.StringData(text))), C.size_t(len(text)))
 }

@@ -119,7 +119,7 @@ func SetEpoch(h *Handle, epoch uint64) error {
 		return err
 	}
 	number := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
-	word := binary.LittleEndian.AppendUint64(nil, epoch<<36) // those that ranks begin with
+	word := binary.LittleEndian.AppendUint64(nil, epoch<<48) // those that ranks begin with
 	for _, z := range g.regions.zero {
 		last := slices.Repeat(number, int(z.size)/4)
 		if z.at == g.regions.gradientWords || g.tuning.placed && z.at == g.regions.words {
@@ -134,7 +134,7 @@ func SetEpoch(h *Handle, epoch uint64) error {
 
 // SoilRoutings fills the memory of routings that nobody has as memory may be that was just allocated.
 func SoilRoutings(h *Handle) error {
-	g := h.engine.(*gpu)
+	g := gpuOf(h)
 	for _, r := range g.idle {
 		if err := g.device.Context().Upload(r.memory.Pointer(), slices.Repeat([]byte{0x5A, 0, 0x5A, 0}, r.off.total/4)); err != nil {
 			return err

@@ -45,7 +45,7 @@ func FuzzBoard(f *testing.F) {
 	for i, s := range boardSpecs() {
 		h := boardHandle(s)
 		whole := h.boards[1].routing(0)
-		if err := h.writeRouting(&whole, topk, weights); err != nil {
+		if err := h.writeRouting("prepare", &whole, topk, weights); err != nil {
 			f.Fatal(err)
 		}
 		good := h.boards[1].mem[routingAt : routingAt+h.geometry.routingSize()]
@@ -59,7 +59,7 @@ func FuzzBoard(f *testing.F) {
 		f.Add(uint8(i), slices.Concat(good[:4*s.Experts], bytes.Repeat([]byte{2, 0, 0, 0}, 20)))
 		h.boards[2] = h.boards[1]
 		own := h.boards[0].routing(0)
-		if err := h.writeRouting(&own, topk, weights); err != nil {
+		if err := h.writeRouting("prepare", &own, topk, weights); err != nil {
 			f.Fatal(err)
 		}
 		h.countBoards(0)
@@ -74,7 +74,7 @@ func FuzzBoard(f *testing.F) {
 			copy(b.mem[routingAt:], raw[:min(int64(len(raw)), h.geometry.routingSize())])
 		}
 		own := h.boards[0].routing(0)
-		if err := h.writeRouting(&own, topk, weights); err != nil {
+		if err := h.writeRouting("prepare", &own, topk, weights); err != nil {
 			t.Fatal(err)
 		}
 		h.countBoards(0)

@@ -47,6 +47,8 @@ type gpu struct {
 	weighArg                           *weighArgs
 	copying                            *cuda.Launch
 	copyArg                            *copyArgs
+	staging                            *cuda.Launch // of handles whose rows are pulled, and counted on the GPU alone
+	stageArg                           *copyArgs
 	placed                             *placedLaunches // where rows have their places before they leave: instead of a dispatch, and maybe of a combine
 
 	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
@@ -422,6 +424,9 @@ func (h *gpu) prepareLaunches(f functions) (err error) {
 	}
 	if err == nil {
 		err = h.prepareCopies(f, config(h.blocks.copies, copyThreads, t.dependentDispatch))
+	}
+	if err == nil && h.tuning.pulls && h.spec.Counts == DeviceCounts {
+		err = h.prepareStaging(f, config(h.blocks.copies, copyThreads, t.dependentCombine))
 	}
 	if err == nil && h.spec.combines() && !h.tuning.pulls {
 		err = h.prepareCombine(f, config(h.blocks.combineGrid(), t.combineThreads, t.dependentCombine))

@@ -70,6 +70,48 @@ func (h *gpu) prepareCopies(f functions, config cuda.LaunchConfig) (err error) {
 	return err
 }
 
+// prepareStaging lays out the copy of a combine's rows to where the other ranks read them, for handles of whose rows the host knows only the most that there can be:
+// tensors have room for those, of which the rows that are there may be a part. Like a copy of the driver's it may use all SMs.
+func (h *gpu) prepareStaging(f functions, config cuda.LaunchConfig) (err error) {
+	g, s := &h.geometry, &h.spec
+	a := copyArgs{
+		described: *h.describeArg, zones: h.copyArg.zones, pieces: device.NewDivisor(ceil(s.outputBytes(), copyPiece)), rowBytes: uint32(s.outputBytes()),
+	}
+	a.described.ranks = 0 // nothing is to be described
+	config.Grid.X = uint32(max(1, min(h.device.SMs(), ceil(g.rows()*ceil(s.outputBytes(), copyPiece), copyThreads/32))))
+	if h.staging, err = f.copy.Prepare(config, a); err != nil {
+		return err
+	}
+	h.stageArg, err = cuda.Arg[copyArgs](h.staging, 0)
+	return err
+}
+
+// stage copies a combine's rows to where the other ranks read them.
+func (h *gpu) stage(stream *cuda.Stream, r *Routing, y weft.Tensor) error {
+	to := h.window.Pointer().Add(int(h.regions.stage))
+	if h.staging == nil || addressOf(y)%16 != 0 {
+		return stream.Copy(to, y.Pointer(), y.Bytes())
+	}
+	a := h.stageArg
+	a.zoneRows, a.counts = h.zonesOf(r, y.Elems()/h.spec.Hidden)
+	a.rows, a.toRows = addressOf(y), uint64(to)
+	return h.staging.Start(stream)
+}
+
+// zonesOf is how many of so many places a zone has, and where on the GPU it stands how many rows each has.
+func (h *gpu) zonesOf(r *Routing, places int) (rows uint32, counts uint64) {
+	rows = uint32(places) / h.copyArg.zones
+	p := r.placement.(*gpuRouting)
+	switch h.geometry.layout {
+	case ExpertMajor:
+		return rows, addressOf(p.ExpertCounts())
+	case RankMajor:
+		return rows, p.sent()
+	default:
+		return rows, p.at(p.off.described + 4*(2*h.geometry.local+2*h.geometry.ranks)) // rows
+	}
+}
+
 func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error {
 	err := cmp.Or(
 		aligned(opCopy, "rows", to.Data), words(opCopy, "scales", to.Scales),
@@ -97,15 +139,7 @@ func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to 
 // setCopy points the launch at what was received, and at where it is to be.
 func (h *gpu) setCopy(r *Received, to *Copies) {
 	g, p, a := &h.geometry, r.placement.(*gpuRouting), h.copyArg
-	a.zoneRows = uint32(r.places()) / a.zones
-	switch g.layout {
-	case ExpertMajor:
-		a.counts = addressOf(p.ExpertCounts())
-	case RankMajor:
-		a.counts = p.sent()
-	default:
-		a.counts = p.at(p.off.described + 4*(2*g.local+2*g.ranks)) // rows
-	}
+	a.zoneRows, a.counts = h.zonesOf(r.Routing, r.places())
 	a.pieces, a.shares = device.Divisor{}, device.Divisor{}
 	if !to.Data.IsZero() {
 		a.pieces = device.NewDivisor(ceil(h.spec.rowBytes(), copyPiece))

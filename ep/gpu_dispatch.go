@@ -9,12 +9,12 @@ import (
 )
 
 func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
-	const op = "prepare"
+	const op = opPrepare
 	stream, err := h.enter(ctx, op, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.checkSelections(topk, weights); err != nil {
+	if err := h.checkSelections(op, topk, weights); err != nil {
 		return nil, err
 	}
 	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
@@ -157,7 +157,7 @@ func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(topk, weights)); err != nil {
+	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(opPrepareDispatch, topk, weights)); err != nil {
 		return nil, err
 	}
 	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
@@ -203,8 +203,8 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*
 }
 
 // checkSelections says what is wrong with the arguments of a prepare.
-func (h *gpu) checkSelections(topk, weights weft.Tensor) error {
-	return cmp.Or(h.checkRouting(topk, weights), whole(opPrepare, "top-k experts", topk), whole(opPrepare, "weights", weights))
+func (h *gpu) checkSelections(op string, topk, weights weft.Tensor) error {
+	return cmp.Or(h.checkRouting(op, topk, weights), whole(op, "top-k experts", topk), whole(op, "weights", weights))
 }
 
 // checkDispatch says what is wrong with the rows of a dispatch.

@@ -154,9 +154,12 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 	if a.carriers > 0 {
 		what |= whatBulk
 	}
-	at, err := h.offer(stream, gradOut, h.regions.gradients)
-	if err != nil {
-		return err
+	at, ok := h.readable(gradOut)
+	if !ok {
+		at = h.regions.gradients
+		if err := stream.Copy(h.window.Pointer().Add(int(at)), gradOut.Pointer(), gradOut.Bytes()); err != nil {
+			return err
+		}
 	}
 	a.at = uint32(at / 16)
 	if err := h.startGradients(stream, call, what); err != nil {

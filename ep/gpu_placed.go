@@ -334,7 +334,7 @@ func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 
 // place enqueues a prepare, and waits for its counts if the host wants them.
 func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk, weights weft.Tensor) (*Routing, error) {
-	if err := h.checkSelections(topk, weights); err != nil {
+	if err := h.checkSelections(op, topk, weights); err != nil {
 		return nil, err
 	}
 	if h.spec.Counts == HostCounts {
@@ -473,7 +473,7 @@ func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
+	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(opPrepareDispatch, topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
 		return nil, err
 	}
 	place, err := h.take(opDispatch) // before anything is enqueued
@@ -532,9 +532,12 @@ func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, cal
 // setPull points the launch at the caller's tensors. Rows that were received are read where they are, others are copied into the window.
 func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights scalars) error {
 	a, p := h.placed.pull, r.placement.(*gpuRouting)
-	at, err := h.offer(stream, y, h.regions.stage)
-	if err != nil {
-		return err
+	at, ok := h.readable(y)
+	if !ok {
+		at = h.regions.stage
+		if err := h.stage(stream, r, y); err != nil {
+			return err
+		}
 	}
 	a.home, a.places, a.described = p.at(p.off.home), p.at(p.off.places), p.at(p.off.described)
 	a.call, a.out, a.tokens, a.biases, a.at = call, addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
@@ -543,14 +546,6 @@ func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.
 	}
 	a.scalars.set(p, weights)
 	return nil
-}
-
-// offer says where in the window others read a tensor: where it is, or where a copy of it is to stand.
-func (h *gpu) offer(stream *cuda.Stream, t weft.Tensor, stage int64) (at int64, err error) {
-	if at, ok := h.readable(t); ok {
-		return at, nil
-	}
-	return stage, stream.Copy(h.window.Pointer().Add(int(stage)), t.Pointer(), t.Bytes())
 }
 
 // readable says where in the window a tensor is that others read where it is: where placed rows were received, in the combine buffer, or in that of gradients.

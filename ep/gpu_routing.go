@@ -38,13 +38,14 @@ type described struct {
 	counts, offsets      []int32 // [local]
 	came, tokens         []int32 // [ranks]
 	rows                 []int32 // [1]
+	routing              []int32 // [1]: of which Prepare it is, for kernels that compare
 	demand, padded       []int32 // [local]
 	wanted, over, excess []int32 // [ranks]
 }
 
 // describedWords is how many words that are.
 func (h *gpu) describedWords() int {
-	n := 2*h.geometry.local + 2*h.geometry.ranks + 1
+	n := 2*h.geometry.local + 2*h.geometry.ranks + 2
 	if h.tuning.placed {
 		n += 2*h.geometry.local + 3*h.geometry.ranks
 	}
@@ -60,6 +61,7 @@ func (d *described) read(h *gpu, raw []byte) {
 	local, ranks := h.geometry.local, h.geometry.ranks
 	d.counts, d.offsets = carve(&words, local), carve(&words, local)
 	d.came, d.tokens, d.rows = carve(&words, ranks), carve(&words, ranks), carve(&words, 1)
+	d.routing = carve(&words, 1)
 	if !h.tuning.placed {
 		return
 	}
@@ -331,7 +333,7 @@ func (r *gpuRouting) RowDemand() weft.Tensor {
 	g := &r.h.geometry
 	word := 2*g.local + 2*g.ranks // rows: nothing overflows
 	if r.h.tuning.placed {
-		word += 1 + 2*g.local + r.h.comm.Rank() // wanted, of this rank
+		word += 2 + 2*g.local + r.h.comm.Rank() // wanted, of this rank
 	}
 	return r.tensor(r.off.described+4*word, weft.Int32, 1)
 }
@@ -344,7 +346,7 @@ func (r *gpuRouting) ExpertCounts() weft.Tensor {
 // ExpertDemand implements [placement].
 func (r *gpuRouting) ExpertDemand() weft.Tensor {
 	if g := &r.h.geometry; r.h.tuning.placed {
-		return r.tensor(r.off.described+4*(2*g.local+2*g.ranks+1), weft.Int32, g.local)
+		return r.tensor(r.off.described+4*(2*g.local+2*g.ranks+2), weft.Int32, g.local)
 	}
 	return r.ExpertCounts()
 }
@@ -352,7 +354,7 @@ func (r *gpuRouting) ExpertDemand() weft.Tensor {
 // PaddedCounts implements [placement].
 func (r *gpuRouting) PaddedCounts() weft.Tensor {
 	if g := &r.h.geometry; r.h.tuning.placed {
-		return r.tensor(r.off.described+4*(3*g.local+2*g.ranks+1), weft.Int32, g.local)
+		return r.tensor(r.off.described+4*(3*g.local+2*g.ranks+2), weft.Int32, g.local)
 	}
 	return r.ExpertCounts()
 }

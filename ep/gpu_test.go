@@ -263,6 +263,7 @@ func TestSMsOnGPUs(t *testing.T) {
 		} {
 			t.Run(way.name, func(t *testing.T) {
 				s := sized(way.spec, ranks)
+				s.SMs = m.sms(s.SMs, ranks)
 				if s.Payload == ep.Opaque {
 					s.Hidden = 0
 				}

@@ -120,7 +120,7 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routi
 // offerWeights writes other weights of the Routing's selections where ranks find them, as a Prepare does.
 func (h *host) offerWeights(epoch uint64, r *hostRouting, weights weft.Tensor) error {
 	out := h.own().routing(epoch)
-	return h.writeRouting(&out, weft.TensorOf(r.experts, r.Routing.tokens, h.spec.TopK), weights)
+	return h.writeRouting(opDispatch, &out, weft.TensorOf(r.experts, r.Routing.tokens, h.spec.TopK), weights)
 }
 
 // takeWeights gives the rows that come the weights that come with them, and this rank's selections those that it has sent. It returns a rank whose board is not that of the

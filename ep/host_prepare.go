@@ -33,7 +33,7 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 		return nil, err
 	}
 	out := h.own().routing(epoch)
-	own := cmp.Or(onHost(op, s), h.writeRouting(&out, topk, weights))
+	own := cmp.Or(onHost(op, s), h.writeRouting(op, &out, topk, weights))
 	h.post(epoch, newCall(kind, nil, false), place{}, place{}, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return nil, err
@@ -83,8 +83,8 @@ func carveZones(buf *[]int32, local int) zones {
 }
 
 // writeRouting fills this rank's part of the board.
-func (h *host) writeRouting(out *routing, topk, weights weft.Tensor) error {
-	if err := h.checkRouting(topk, weights); err != nil {
+func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) error {
+	if err := h.checkRouting(op, topk, weights); err != nil {
 		return err
 	}
 	g := &h.geometry

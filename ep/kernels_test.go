@@ -84,7 +84,7 @@ func arguedPrograms(arch string) []argued {
 			layout.Constants(map[string]int{
 				"SEND": whatSend, "RECEIVE": whatReceive, "ROUTE": whatRoute, "MOVE": whatMove, "DIRECT": whatDirect,
 				"WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
-				"ROUTE / ROUTE": device.CallPrepare, "MOVE / ROUTE": device.CallDispatch, "(ROUTE | MOVE) / ROUTE": device.CallPrepareDispatch,
+				"CALL_BITS": device.CallBits, "ROUTE / ROUTE": device.CallPrepare, "MOVE / ROUTE": device.CallDispatch, "(ROUTE | MOVE) / ROUTE": device.CallPrepareDispatch,
 			})},
 		{combineKernel(rankForm, Partial, weft.BFloat16, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
 			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted})},

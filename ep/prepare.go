@@ -14,24 +14,24 @@ func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 }
 
 // checkRouting says what is wrong with the arguments of Prepare.
-func (h *Handle) checkRouting(topk, weights weft.Tensor) error {
+func (h *Handle) checkRouting(op string, topk, weights weft.Tensor) error {
 	s := &h.spec
 	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 || topk.Shape[1] != s.TopK || topk.Shape[0] < 0 {
-		return weft.Invalidf("top-k experts are %v, want int32 or int64 [tokens %d]", topk, s.TopK)
+		return weft.Invalidf("%s: top-k experts are %v, want int32 or int64 [tokens %d]", op, topk, s.TopK)
 	}
 	tokens := topk.Shape[0]
 	if tokens > s.MaxTokens {
-		return weft.Unsupportedf("%d tokens, the handle takes at most %d: make a handle with a larger MaxTokens", tokens, s.MaxTokens)
+		return weft.Unsupportedf("%s: %d tokens, the handle takes at most %d: make a handle with a larger MaxTokens", op, tokens, s.MaxTokens)
 	}
 	if topk.Data == nil && tokens > 0 {
-		return weft.Invalidf("top-k experts have no memory")
+		return weft.Invalidf("%s: top-k experts have no memory", op)
 	}
 	if weights.IsZero() {
 		return nil
 	}
 	shaped := len(weights.Shape) == 2 && weights.Shape[0] == tokens && weights.Shape[1] == s.TopK
 	if weights.DType != weft.Float32 || !shaped || weights.Data == nil && tokens > 0 {
-		return weft.Invalidf("weights are %v, want fp32 [%d %d]", weights, tokens, s.TopK)
+		return weft.Invalidf("%s: weights are %v, want fp32 [%d %d]", op, weights, tokens, s.TopK)
 	}
 	return nil
 }

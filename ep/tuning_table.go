@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/weftgo/weft"
 )
@@ -54,7 +55,7 @@ type Hardware struct {
 	Ranks int    `json:"ranks"`
 }
 
-// HandleKind is what handles a row holds for: those of MaxTokens tokens, and of fewer, down to half of that.
+// HandleKind is what handles a row holds for: those of MaxTokens tokens, and of fewer, if more than half of that.
 type HandleKind struct {
 	Layout    string `json:"layout"`
 	Payload   string `json:"payload"`
@@ -103,7 +104,7 @@ func TuningPath() (string, error) {
 	}
 }
 
-// ReadTuningTable reads a table. A file that is not there is a table without rows.
+// ReadTuningTable reads a table. A file that is not there is a table without rows, as is one of another version, which it keeps.
 func ReadTuningTable(path string) (*TuningTable, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -114,16 +115,20 @@ func ReadTuningTable(path string) (*TuningTable, error) {
 	}
 	t := &TuningTable{}
 	if err := json.Unmarshal(b, t); err != nil {
-		return nil, weft.Invalidf("tuning: %s is no table (%v): remove it, or run \"weft tune ep\" anew", path, err)
+		return nil, weft.Invalidf("tuning: %s is no table (%v): remove it, and let \"weft tune ep\" write another", path, err)
 	}
 	if t.Version != tableVersion {
-		return &TuningTable{Version: tableVersion}, nil // of another Weft's kernels, which says nothing of these
+		t.Rows = nil // of another Weft's kernels, which say nothing of these
 	}
 	return t, nil
 }
 
-// Write replaces the file.
+// Write replaces the file, which others may read, or the one that a link leads to.
 func (t *TuningTable) Write(path string) error {
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	t.Version = tableVersion
 	b, err := json.MarshalIndent(t, "", "\t")
 	if err != nil {
 		return err
@@ -136,13 +141,18 @@ func (t *TuningTable) Write(path string) error {
 		return fmt.Errorf("tuning: %w", err)
 	}
 	_, err = f.Write(append(b, '\n'))
-	if err = errors.Join(err, f.Close()); err == nil {
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
 		return fmt.Errorf("tuning: %w", errors.Join(err, os.Remove(f.Name())))
 	}
 	return nil
+}
+
+// Drop forgets what is known of handles on a machine.
+func (t *TuningTable) Drop(h Hardware, k HandleKind) {
+	t.Rows = slices.DeleteFunc(t.Rows, func(r TuningRow) bool { return r.Hardware == h && r.Kind == k })
 }
 
 // Put takes a row in, in the place of what was known of the same handles on the same machine.
@@ -187,6 +197,10 @@ func tuned(s Spec, comm *weft.Comm) (Spec, error) {
 		return s, nil
 	}
 	table, err := ReadTuningTable(path)
+	if err == nil && table.Version != tableVersion && os.Getenv(tuningVariable) != "" {
+		err = weft.Invalidf("%s names %s, a table of version %d, and these kernels have %d: write it anew with \"weft tune ep\", or leave the variable empty",
+			tuningVariable, path, table.Version, tableVersion)
+	}
 	if err != nil || len(table.Rows) == 0 {
 		return s, err
 	}

@@ -117,6 +117,26 @@ func TestTable(t *testing.T) {
 	if diff := cmp.Diff(&ep.TuningTable{Version: table.Version, Rows: []ep.TuningRow{row(64, 64), row(16, 256), row(128, 128)}}, again); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
+	// Others read it, and who keeps it elsewhere keeps it there.
+	link := filepath.Join(t.TempDir(), "link.json")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	again.Put(row(512, 64))
+	again.Drop(here, row(512, 64).Kind)
+	again.Drop(ep.Hardware{GPU: "another"}, row(64, 64).Kind)
+	if err := again.Write(link); err != nil {
+		t.Fatal(err)
+	}
+	if to, err := os.Readlink(link); to != path || err != nil {
+		t.Errorf("the link leads to %q: %v", to, err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("%v: %v", info.Mode(), err)
+	}
+	if again, err = ep.ReadTuningTable(path); err != nil || len(again.Rows) != 3 {
+		t.Fatal(again, err)
+	}
 	for tokens, want := range map[int]int{8: 0, 9: 256, 16: 256, 17: 0, 33: 64, 64: 64, 65: 128, 129: 0} {
 		kind := row(tokens, 0).Kind
 		got := 0
@@ -270,6 +290,18 @@ func TestTableOnGPUs(t *testing.T) {
 		err := m.engine(t, ranks, gpuDeadline).Ranks(ranks, func(c *weft.Comm) error {
 			if _, err := ep.NewHandle(testContext(t), c, s); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), path) {
 				return fmt.Errorf("with a table that is named and not there: %w", err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("{\"version\":1,\"rows\":[]}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err = m.engine(t, ranks, gpuDeadline).Ranks(ranks, func(c *weft.Comm) error {
+			if _, err := ep.NewHandle(testContext(t), c, s); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "invalid argument: WEFT_TUNING names") {
+				return fmt.Errorf("with a table of another version: %w", err)
 			}
 			return nil
 		})

@@ -18,6 +18,7 @@
 #   start       how long ranks on the GPUs take to start: compiling their kernels, where there is a compiler, and with them in the cache
 #   c           the C library, by its test in C on one GPU and on up to four, where the bundle has it
 #   nccl-ep     the NCCL EP face, by its test in C on one GPU and on up to four, where the bundle has it
+#   nccl        the same with groups of communicators of NCCL's, of the NCCL that the machine has, or its python3
 #   python      the Python package with CUDA tensors, by the python3 of the machine, where that has PyTorch and pytest. WEFT_PYTHON_TESTS picks others of its tests
 #   sanitizer   below compute-sanitizer, where that is installed: memcheck and racecheck of every kernel of expert parallelism on small shapes, and memcheck of the
 #               other packages' tests that have GPU in their name
@@ -58,7 +59,7 @@ if [ -z "$parts" ]; then
 	for program in $programs; do
 		parts="$parts $(name_of "$program")"
 	done
-	[ ! -d "$bundle/nccl-ep" ] || parts="$parts c nccl-ep"
+	[ ! -d "$bundle/nccl-ep" ] || parts="$parts c nccl-ep nccl"
 	[ ! -e "$bundle/python.tar.gz" ] || parts="$parts python"
 	parts="$parts link bench-ep bench-ep-ht overlap start sanitizer"
 fi
@@ -73,10 +74,10 @@ program_of() {
 # A wrong name is said before anything runs.
 for name in $parts; do
 	case $name in
-	doctor | link | bench-ep | bench-ep-ht | overlap | start | c | nccl-ep | python | sanitizer | test-gpu) continue ;;
+	doctor | link | bench-ep | bench-ep-ht | overlap | start | c | nccl-ep | nccl | python | sanitizer | test-gpu) continue ;;
 	esac
 	[ -z "$(program_of "$name")" ] || continue
-	printf 'run.sh: there is no part %s; parts: doctor test-gpu c nccl-ep python link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
+	printf 'run.sh: there is no part %s; parts: doctor test-gpu c nccl-ep nccl python link bench-ep bench-ep-ht overlap start sanitizer' "$name" >&2
 	for program in $programs; do
 		printf ' %s' "$(name_of "$program")" >&2
 	done
@@ -224,6 +225,17 @@ in_c() {
 	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded nccl-ep "$limit" "$@" "$gpus" 2>&1; }
 }
 
+# through_nccl has groups meet through NCCL: that of a Python package, of which a PyTorch is often built, goes before the machine's own.
+through_nccl() {
+	no_gpu && return 77
+	found=$(python3 -c 'import glob, os, sys; print(*(os.path.dirname(f) for p in sys.path for f in glob.glob(p + "/nvidia/nccl/lib/libnccl.so.2")), sep=":")' 2>/dev/null)
+	[ -n "$found" ] || ldconfig -p | grep -q 'libnccl\.so\.2' || {
+		reason='no libnccl.so.2'
+		return 77
+	}
+	in_c env LD_LIBRARY_PATH="$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" ./run nccl
+}
+
 # What of the machine's own environment says who is who is left out by the tests themselves.
 python_tests() {
 	no_gpu && return 77
@@ -333,6 +345,7 @@ for name in $parts; do
 	start) part start to bench.log start ;;
 	c) part c to c.log in_c ./c ;;
 	nccl-ep) part nccl-ep to nccl-ep.log in_c ./run gpus ;;
+	nccl) part nccl to nccl-ep.log through_nccl ;;
 	python) part python to python.log python_tests ;;
 	sanitizer) part sanitizer to sanitizer.log sanitizer ;;
 	test-gpu) part test-gpu tests_on_gpus "$@" ;;

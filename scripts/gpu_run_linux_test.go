@@ -99,7 +99,7 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 		status            int
 		want              []string
 	}{
-		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 10 of the parts"}},
+		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 11 of the parts"}},
 		{"what needs none", "", "doctor test-plain", 0, []string{"test-plain", "ok (1 passed, 0 skipped)"}},
 		{"tests of which some need one", "", "test-ep", 77, []string{"sees no GPU", "in 1 of the parts"}},
 		{"with a GPU", "gpu", "doctor test-ep c nccl-ep link bench-ep bench-ep-ht overlap start", 0, []string{"on one GPU: ran 1\n", "on one GPU: ran gpus 1\n", "ok (2 passed, 0 skipped)", "overlapped\n", "cold\nwarm\n", "--mode ll", "--mode ht"}},

@@ -104,7 +104,7 @@ static void structs(weft_comm comm) {
 	tuning.protocol = 256;
 	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_INVALID, "protocol");
 	tuning.protocol = 0, tuning.bulk = 1;
-	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_UNSUPPORTED, "Tuning.Combine: rows of this handle go through slots");
+	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_UNSUPPORTED, "combine_tuning: rows of this handle go through slots");
 	tuning.bulk = 0, tuning.reserved = 1;
 	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_INVALID, "1 in reserved");
 	spec.size = 128; /* what a program of before passes ends before the tuning */
@@ -213,7 +213,7 @@ static void operations(weft_comm comm) {
 	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_INVALID, "shape");
 	bad = t;
 	bad.shape[0] = 5;
-	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_UNSUPPORTED, "make a handle with a larger MaxTokens");
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_UNSUPPORTED, "make a handle with a larger max_tokens");
 	topk[0][1] = 4;
 	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, &routing), WEFT_ERROR_INVALID, "expert 4");
 	topk[0][1] = 1;

@@ -1,6 +1,6 @@
 /*
- * The NCCL EP face. The first argument says which of the scenarios below it plays; ranks are threads here, on the host or on a GPU each, or processes that a launcher has
- * started, on the host.
+ * The NCCL EP face. The first argument says which of the scenarios below it plays; ranks are threads here, on the host or on a GPU each, also with groups of communicators
+ * of NCCL's, or processes that a launcher has started, on the host.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -133,6 +133,7 @@ static zones model(const layer *l, int me) {
 typedef struct rank {
 	weft_comm comm;
 	weft_comm_info info;
+	void *of; /* what groups are made of: that, or a communicator of NCCL's */
 	ncclEpGroup_t group;
 	ncclEpGroupConfig_t config;
 	weft_window memory; /* on emulated GPUs, where all of this is the GPU's */
@@ -172,6 +173,37 @@ static void find_driver(void) {
 	}
 }
 
+/* NCCL, where ranks meet through it, and what they have in common. */
+typedef struct unique {
+	char bytes[128];
+} unique;
+
+static struct nccl {
+	unique id;
+	int (*unique_id)(unique *id);
+	int (*init)(void **comm, int ranks, unique id, int rank);
+	int (*destroy)(void *comm);
+	int (*alloc)(void **memory, size_t bytes);
+	int (*free)(void *memory);
+	int (*window)(void *comm, void *memory, size_t bytes, void **window, int flags);
+	int (*unwindow)(void *comm, void *window);
+	int says_where; /* its windows are; older ones do not say it */
+} nccl;
+
+static void find_nccl(void) {
+	void *library = dlopen("libnccl.so.2", RTLD_NOW);
+	TRUE(library != NULL);
+	*(void **)&nccl.unique_id = dlsym(library, "ncclGetUniqueId");
+	*(void **)&nccl.init = dlsym(library, "ncclCommInitRank");
+	*(void **)&nccl.destroy = dlsym(library, "ncclCommDestroy");
+	*(void **)&nccl.alloc = dlsym(library, "ncclMemAlloc");
+	*(void **)&nccl.free = dlsym(library, "ncclMemFree");
+	*(void **)&nccl.window = dlsym(library, "ncclCommWindowRegister");
+	*(void **)&nccl.unwindow = dlsym(library, "ncclCommWindowDeregister");
+	nccl.says_where = dlsym(library, "ncclWinGetUserPtr") != NULL;
+	TRUE(nccl.unique_id(&nccl.id) == 0);
+}
+
 static int on_real_gpu(const weft_comm_info *info) { return info->engine == WEFT_GPU && driver.managed != NULL; }
 
 /* Takes a rank's seat: memory where the rows of its communicator are, that the host can use as well. */
@@ -193,7 +225,7 @@ static rank *sit(weft_comm comm) {
 	}
 	rank *r = memory.memory;
 	memset(r, 0, sizeof *r);
-	r->comm = comm;
+	r->comm = r->of = comm;
 	r->info = info;
 	r->memory = window;
 	return r;
@@ -240,7 +272,7 @@ static ncclEpGroupConfig_t bounds(int rows) {
 static void group(rank *r, ncclEpGroupConfig_t config) {
 	config.num_experts = (unsigned)(LOCAL * r->info.ranks);
 	r->config = config;
-	EP(ncclEpCreateGroup(&r->group, r->comm, &config));
+	EP(ncclEpCreateGroup(&r->group, r->of, &config));
 }
 
 static size_t memory_bytes(rank *r, const layer *l) {
@@ -603,6 +635,26 @@ static void scaled(rank *r) {
 	EP(ncclEpHandleDestroy(h));
 }
 
+static void window_open(rank *r, size_t bytes, void **window, void **memory) {
+	if (r->of == r->comm) {
+		weft_window made;
+		weft_window_info info = {.size = sizeof info};
+		OK(weft_window_create(r->comm, bytes, &made));
+		OK(weft_window_get(made, &info));
+		*window = made, *memory = info.memory;
+		return;
+	}
+	TRUE(nccl.alloc(memory, bytes) == 0 && nccl.window(r->of, *memory, bytes, window, 0) == 0);
+}
+
+static void window_close(rank *r, void *window, void *memory) {
+	if (r->of == r->comm) {
+		OK(weft_window_destroy(window));
+		return;
+	}
+	TRUE(nccl.unwindow(r->of, window) == 0 && nccl.free(memory) == 0);
+}
+
 /* With zero copy, what peers reach lies in windows: a window and an offset say where. */
 static void windows(rank *r) {
 	enum { OFFSET = 4096 };
@@ -611,10 +663,8 @@ static void windows(rank *r) {
 	c.zero_copy = NCCL_EP_ZERO_COPY_ON;
 	group(r, c);
 	ncclEpHandle_t h = handle_on(r, &l, NULL);
-	weft_window window;
-	weft_window_info info = {.size = sizeof info};
-	OK(weft_window_create(r->comm, OFFSET + 96 * HIDDEN * 4, &window));
-	OK(weft_window_get(window, &info));
+	void *window, *memory;
+	window_open(r, OFFSET + 96 * HIDDEN * 4, &window, &memory);
 	update(r, &l, h);
 	view x, w, rows;
 	const int n = tokens_of(&l, r->info.rank);
@@ -630,20 +680,25 @@ static void windows(rank *r) {
 	rows.t.data = r->rows;
 	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "lies in no window");
 	rows.t.data = NULL, rows.t.win_hdl = window, rows.t.win_offset = OFFSET + 16;
-	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "do not fit into its window");
+	if (r->of == r->comm) {
+		EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "do not fit into its window");
+	} else if (!nccl.says_where) {
+		EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "give the tensor its data, too");
+		rows.t.data = (char *)memory + OFFSET;
+	}
 	rows.t.win_offset = OFFSET;
 	EP(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL));
 	settle(r);
 	const zones z = model(&l, r->info.rank);
-	copy(r, r->rows, (char *)info.memory + OFFSET, (size_t)(z.total * HIDDEN) * width(l.type));
+	copy(r, r->rows, (char *)memory + OFFSET, (size_t)(z.total * HIDDEN) * width(l.type));
 	for (int i = 0; i < z.total * HIDDEN; i++) {
 		const row *v = &z.rows[i / HIDDEN];
 		TRUE(is(r->rows, l.type, (size_t)i, v->rank < 0 ? 0 : element(&l, v->rank, v->token, i % HIDDEN)));
 	}
-	rows.t.data = (char *)info.memory + OFFSET;
+	rows.t.data = (char *)memory + OFFSET;
 	combine(r, &l, h, &rows.t);
 	EP(ncclEpGroupDestroy(r->group));
-	OK(weft_window_destroy(window));
+	window_close(r, window, memory);
 }
 
 /* Init, shutdown, init again; a second group on one communicator, and what is destroyed. */
@@ -652,7 +707,7 @@ static void again(rank *r) {
 	for (int i = 0; i < 3; i++) {
 		group(r, bounds(96));
 		ncclEpGroup_t second = NULL;
-		EP_REFUSED(ncclEpCreateGroup(&second, r->comm, &r->config), NCCL_EP_INVALID_USAGE, "call ncclEpGroupDestroy before another ncclEpCreateGroup");
+		EP_REFUSED(ncclEpCreateGroup(&second, r->of, &r->config), NCCL_EP_INVALID_USAGE, "call ncclEpGroupDestroy before another ncclEpCreateGroup");
 		TRUE(second == NULL);
 		ncclEpHandle_t h = handle_on(r, &l, NULL), other = handle_on(r, &l, NULL);
 		update(r, &l, h);
@@ -737,7 +792,13 @@ static void *thread(void *number) {
 	OK(weft_comm_create_with_id(id, me, threads, &options, &comm));
 	rank *r = sit(comm);
 	TRUE(r->info.engine == (int32_t)engine);
+	if (nccl.init != NULL) {
+		TRUE(nccl.init(&r->of, threads, nccl.id, me) == 0);
+	}
 	exchange(r);
+	if (nccl.init != NULL) {
+		TRUE(nccl.destroy(r->of) == 0);
+	}
 	leave(r);
 	return NULL;
 }
@@ -897,8 +958,11 @@ static void misuse(rank *r) {
 int main(int argc, char **argv) {
 	TRUE(argc >= 2);
 	if (argc == 3) {
-		engine = strcmp(argv[1], "gpus") == 0 ? WEFT_GPU : WEFT_HOST;
+		engine = strcmp(argv[1], "threads") == 0 ? WEFT_HOST : WEFT_GPU;
 		find_driver();
+		if (strcmp(argv[1], "nccl") == 0) {
+			find_nccl();
+		}
 		in_threads(atoi(argv[2]));
 		printf("ok\n");
 		return 0;

@@ -416,7 +416,7 @@ static void overflow(void) {
 	}
 	weft_tensor t = tensor(all_to_one, WEFT_INT32, TOKENS, 1), w = tensor(one, WEFT_FLOAT32, TOKENS, 1);
 	weft_routing r;
-	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, &r), WEFT_ERROR_OVERFLOW, "raise Capacity");
+	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, &r), WEFT_ERROR_OVERFLOW, "raise capacity");
 	TRUE(weft_error_rank() == me.ranks - 1);
 	/* What is wrong on one rank is refused on all, in the name of that rank. */
 	if (me.rank == 0) {

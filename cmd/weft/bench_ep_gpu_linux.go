@@ -270,7 +270,7 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 			ranks = e.ranks[0]
 		}
 		if _, err := s.DeviceSpec(ranks); err != nil {
-			return usageError{err}
+			return usageError{fmt.Errorf("bench ep: %w", err)}
 		}
 	}
 	if to.report != "" {
@@ -280,7 +280,7 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 	}
 	var file io.Writer
 	if g.lines != "" {
-		f, failed := os.Create(g.lines)
+		f, failed := openLines(g.lines)
 		if failed != nil {
 			return usageError{fmt.Errorf("bench ep: %w", failed)}
 		}

@@ -42,6 +42,14 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 		}
 	}
 	if _, err := cuda.Open(); err != nil {
+		kept := filepath.Join(t.TempDir(), "lines")
+		if err := os.WriteFile(kept, []byte("of before"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		command(t, 1, "bench", "ep", "--device", "gpu", "--lines", kept)
+		if now, err := os.ReadFile(kept); string(now) != "of before" || err != nil {
+			t.Errorf("without a GPU the lines of before are %q: %v", now, err)
+		}
 		if _, errs := command(t, 1, "bench", "ep", "--device", "gpu"); !strings.HasPrefix(errs, "weft: bench ep: ") {
 			t.Errorf("%q", errs)
 		}

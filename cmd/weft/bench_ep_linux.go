@@ -64,7 +64,7 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	f.Var(&e.tokens, "tokens", "tokens per rank")
 	f.IntVar(&s.Hidden, "hidden", s.Hidden, "elements of a row")
 	f.IntVar(&s.TopK, "topk", s.TopK, "experts that a token selects")
-	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together")
+	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together; 256 with --device gpu if it is not given")
 	oneOf(cmd, &s.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
 	oneOf(cmd, &s.DType, "payload", bench.Payloads(), "the same as --dtype")
 	oneOf(cmd, &s.Scales, "scales", bench.ScaleOrders(), "order of the scales that arrive with fp8 rows")

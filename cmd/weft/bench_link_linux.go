@@ -80,10 +80,10 @@ In the last line, whose op is ceiling:
 		if gpus < 0 || replays < 1 || replays > 1000 {
 			return usageError{fmt.Errorf("bench link: --gpus %d, --replays %d: want at least 0 GPUs, and 1 to 1000 replays", gpus, replays)}
 		}
-		var file *os.File
+		var file *linesFile
 		if lines != "" {
 			var err error
-			if file, err = os.Create(lines); err != nil {
+			if file, err = openLines(lines); err != nil {
 				return usageError{fmt.Errorf("bench link: %w", err)}
 			}
 			defer file.Close()

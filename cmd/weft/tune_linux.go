@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -50,9 +51,11 @@ parts, by how many warps and blocks. It goes on from what is fastest while that 
 the library's choice are measured in turn, and the rows that arrive are compared. What
 is faster by the median, and right each time, goes into a table, which handles look at
 when they are made: the file that WEFT_TUNING names, or else tuning.json of weft in the
-user's cache directory. A row holds for GPUs of the same name and number, for handles
-of the same layout, types, order of scales, hidden, top-k and SMs, and for as many tokens at most, down
-to half of that. WEFT_TUNING=none is no table.
+user's cache directory. A row holds for GPUs of the same name and as many ranks, for
+handles of the same layout, types, order of scales, hidden, top-k and SMs, and for as
+many tokens at most, and more than half of that. WEFT_TUNING=none is no table.
+
+The table is written after each shape, so who ends the search keeps what was found.
 
 Without --layout, --reduction, --dtype and --quantize the three contracts of bench ep
 are tuned, with --mode ht its two.`,
@@ -152,39 +155,49 @@ func (t *tuneFlags) tune(ctx context.Context, g bench.GPUs, shapes []bench.EP, t
 	if err != nil {
 		return err
 	}
-	bar := progress.Start("tune", 100)
-	defer bar.Done("")
-	at := 0
-	found, err := g.Tune(ctx, shapes, func(done float64) {
-		bar.Advance(int(100*done) - at)
-		at = int(100 * done)
-	})
-	if err != nil {
+	if err := table.Write(path); err != nil { // before anything is measured for nothing
 		return err
 	}
-	bar.Done("")
+	bar := progress.Start("tune", 100*len(shapes))
+	defer bar.Done("")
 	w := tabwriter.NewWriter(progress.Above(os.Stdout), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "contract\ttokens\ttried\tdispatch\ttuned\tcombine\ttuned\thow")
 	wrong := 0
-	for _, f := range found {
+	for i := range shapes {
+		at := 0
+		found, err := g.Tune(ctx, shapes[i:i+1], func(done float64) {
+			bar.Advance(int(100*done) - at)
+			at = int(100 * done)
+		})
+		if err != nil {
+			return errors.Join(err, w.Flush())
+		}
+		f := found[0]
 		row, err := f.Row(ep.Hardware{GPU: name, SMs: sms, Ranks: len(g.Contexts)}, version(), time.Now())
+		if err != nil {
+			return errors.Join(err, w.Flush())
+		}
+		how, err := json.Marshal(row.Tuning) // as the table has it
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%+v\n", f.Shape.Contract(), f.Shape.Tokens, f.Tried,
-			row.Dispatch.Chosen, row.Dispatch.Tuned, row.Combine.Chosen, row.Combine.Tuned, row.Tuning)
+		fmt.Fprintf(w, "%s\t%d\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%s\n", f.Shape.Contract(), f.Shape.Tokens, f.Tried,
+			row.Dispatch.Chosen, row.Dispatch.Tuned, row.Combine.Chosen, row.Combine.Tuned, how)
 		for _, what := range f.Wrong {
 			fmt.Fprintf(w, "\tWRONG: %s\n", what)
 			wrong++
 		}
-		if len(f.Wrong) == 0 {
+		if len(f.Wrong) > 0 {
+			table.Drop(row.Hardware, row.Kind) // what was believed before is not any more
+		} else {
 			table.Put(row)
 		}
+		if err := table.Write(path); err != nil {
+			return errors.Join(err, w.Flush())
+		}
 	}
+	bar.Done("")
 	if err := w.Flush(); err != nil {
-		return err
-	}
-	if err := table.Write(path); err != nil {
 		return err
 	}
 	fmt.Fprintf(progress.Above(os.Stdout), "\n%s: %d rows\n", path, len(table.Rows))

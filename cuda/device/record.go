@@ -28,11 +28,15 @@ const (
 	CauseTimeout = 1 // the deadline passed
 	CauseAbort   = 2 // the rank's abort word was set
 	CauseStopped = 3 // an operation was started, or replayed, after one before had given up
-	// CauseMismatch: the peer made another call. Expected is this rank's, Seen the peer's.
+	// CauseMismatch: the peer made another call, or goes by another routing. Expected is this rank's call with CallBits bits, and above them which Prepare its routing is of;
+	// Seen is the peer's.
 	CauseMismatch = 4
 )
 
-// Calls that ranks have to make alike: fewer than 16, for some words have four bits for them.
+// CallBits is how many bits words have for a call.
+const CallBits = 4
+
+// Calls that ranks have to make alike.
 const (
 	CallPrepare                = 1
 	CallDispatch               = 2
@@ -47,7 +51,7 @@ const (
 
 // CallName is the name of a call as errors have it.
 func CallName(call uint64) string {
-	switch call {
+	switch call & (1<<CallBits - 1) {
 	case CallPrepare:
 		return "Prepare"
 	case CallDispatch:

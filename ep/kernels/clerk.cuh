@@ -34,10 +34,10 @@ struct Selected {
 };
 
 // greet sends what every operation sends to every rank: it shows that this one has begun, and that all its blocks have, for this is the last.
-__device__ __forceinline__ void greet(const Dispatch &a, const Batch &b) {
+__device__ __forceinline__ void greet(const Dispatch &a, const Batch &b, u32 call) {
 	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, call_of(b), 0));
+		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, call, 0));
 	}
 }
 
@@ -107,20 +107,21 @@ __device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, 
 }
 
 // take_heads takes what every source sends with every operation: all warps call it, and the last does it.
-__device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wait &w) {
+__device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wait &w, u32 call) {
 	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
 	count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
 	bool route = (b.what & ROUTE) != 0;
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
-		uint4 head = make_uint4(0, 0, call_of(b), 0);
+		uint4 head = make_uint4(0, 0, call, 0);
 		if (!holds(b.mask, src)) head = await16(w, src, b.own + head_at(a, b.turn, src));
-		if (!w.over && head.z != call_of(b)) w.give_up(src, CAUSE_MISMATCH, call_of(b), head.z);
+		if (!w.over && head.z != call) w.give_up(src, CAUSE_MISMATCH, call, head.z);
 		a.credits[src] = head.y;
 		if (route) sent(a)[src] = (int)head.x;
 		had(a, b.turn)[src] = head.x;
 		store16(b.own + head_at(a, before, src), empty16());
 	}
+	if (route && threadIdx.x % 32 == 0) *prepared(a) = (u32)b.epoch + 1;
 	__syncwarp();
 	// Every rank's blocks run, so this kernel ends whatever room the next one's take.
 	let_next_start();

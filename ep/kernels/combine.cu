@@ -34,7 +34,7 @@ struct Combine {
 	u32 call;
 	Pair *routed;		  // [capacity][top-k]: this rank's selections
 	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
-	const int *sent;	  // [ranks]: how many those are
+	const int *sent;	  // [ranks]: how many those are; and behind them the rows that come, and of which Prepare the routing is
 	const char *y;
 	char *out;
 	const char *bias[2];
@@ -307,14 +307,14 @@ __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Cou
 __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 	bool send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0;
 	Count count = *count_of(a.state, a.first + blockIdx.x);
-	u32 stopped = a.state->stopped;
+	u32 stopped = a.state->stopped, call = by_routing(a.call, (u32)a.sent[a.group.ranks + 1]);
 	b.mask = a.state->mask;
 	if (!open_batch(a, b, count, stopped)) return;
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, a.call, 0));
+		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, call, 0));
 	}
 	if (receive && threadIdx.x < 32) {
 		count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
@@ -322,7 +322,7 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 			store16(b.own + head_at(a, before, src), empty16());
 			if (holds(b.mask, src)) continue;
 			uint4 head = await16(w, src, b.own + head_at(a, b.turn, src));
-			if (!w.over && head.z != a.call) w.give_up(src, CAUSE_MISMATCH, a.call, head.z);
+			if (!w.over && head.z != call) w.give_up(src, CAUSE_MISMATCH, call, head.z);
 			a.credits[src] = head.y;
 		}
 		__syncwarp();

@@ -561,7 +561,7 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 	bool last = blockIdx.x == gridDim.x - 1, tells = a.clerks == 1 || !last; // one may have to do all
 	bool records = last && send && route && b.few, counts = send && route && !from_records(b);
 	Count count = *count_of(a.state, blockIdx.x);
-	u32 stopped = a.state->stopped, credit = 0;
+	u32 stopped = a.state->stopped, credit = 0, call = by_routing(call_of(b), route ? 0 : *prepared(a));
 	b.mask = a.state->mask;
 	Windows windows(a.group);
 	Tally m = tally();
@@ -581,13 +581,13 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 	Wait w(a.group, a.state, (b.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	if (!last) let_next_start(); // once the last one does
 	if (send && last) {
-		greet(a, b);
+		greet(a, b, call);
 		if (is_direct<VALUE>(b) && (b.what & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
 	}
 	if (records) send_records(a, b, windows, token);
 	if (counts && tells) send_counts(a, b, windows, m, s, first);
 	if (counts && last) send_came(a, b, m, s, first);
-	if (receive && last) take_heads(a, b, w);
+	if (receive && last) take_heads(a, b, w, call);
 	if (receive && tells) {
 		if (counts) __syncthreads(); // the memory is read no more
 		if (route) {

@@ -41,7 +41,7 @@ struct Dispatch {
 	const u32 *scales;
 	Pair *home;		// [capacity][top-k]: as the records
 	Pair *landings; // [ranks][capacity][top-k]
-	int *described; // [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum
+	int *described; // [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum, of which Prepare the routing is
 	long long *ranges;
 	u32 *filled;  // 3 turns x [ranks][capacity]: which operation filled the slot; and behind them 3 turns x [ranks]: tokens of the source
 	u32 *credits; // [ranks]: the blocks that the rank had free in the last operation
@@ -70,6 +70,9 @@ __device__ __forceinline__ u32 *had(const Dispatch &a, u32 turn) { return a.fill
 
 // sent is where a routing says how many tokens each source has.
 __device__ __forceinline__ int *sent(const Dispatch &a) { return a.described + 2 * a.shape.local + a.group.ranks; }
+
+// prepared is where a routing says of which Prepare it is.
+__device__ __forceinline__ u32 *prepared(const Dispatch &a) { return (u32 *)sent(a) + a.group.ranks + 1; }
 
 // call_of is the call that a launch belongs to. Go: device.CallPrepare and its like.
 __device__ __forceinline__ u32 call_of(const Batch &b) { return (b.what & (ROUTE | MOVE)) / ROUTE; }

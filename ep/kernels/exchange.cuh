@@ -2,7 +2,7 @@
 //
 // A rank's part of the window has regions that peers write, each slot by one peer only:
 //
-//	heads     3 turns x [ranks] of four words: tokens of the source, blocks it has free, the call that it makes, 0
+//	heads     3 turns x [ranks] of four words: tokens of the source, blocks it has free, the call that it makes and by which routing (by_routing), 0
 //	counts    3 turns x [ranks][1 + local experts] words, for rows by expert: tokens of the source that come here, its selections of each expert
 //	records   3 turns x [ranks][capacity][top-k] pairs of words: expert + 1 and its number among the source's selections of that expert (16 bits each), weight
 //	rows      turns x [ranks][capacity] slots: what is dispatched, scales behind the row
@@ -16,6 +16,8 @@
 #include "weft.cuh"
 
 namespace weft {
+
+constexpr u32 CALL_BITS = 4; // Go: device.CallBits
 
 // What a launch does.
 enum {
@@ -38,6 +40,9 @@ struct Shape {
 	u32 topk, experts, local;
 	u32 reciprocal, zero; // of local: 2^32 / local, rounded up
 };
+
+// by_routing is a call with which Prepare the routing is of that it goes by, as ranks tell each other: twelve bits of the number that the operation had, the same on every rank.
+__device__ __forceinline__ u32 by_routing(u32 call, u32 prepared) { return call | (prepared & 0xFFF) << CALL_BITS; }
 
 // Batch is what a thread knows of the operation.
 struct Batch {

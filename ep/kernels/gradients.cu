@@ -446,13 +446,14 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
 	bool rows = (a.what & ROWS) != 0;
+	Described d(a.described, a.shape.local, a.group.ranks);
+	u32 call = by_routing(a.call, *d.routing); // is on its way meanwhile
 	if (!o.begin(a.group, a.state, a.first, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD)) return;
 	Wait w(a.group, a.state, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD, o.epoch);
-	Described d(a.described, a.shape.local, a.group.ranks);
-	if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, a.at);
+	if (blockIdx.x == 0) tell(a.group, o, a.words, call, a.at);
 	count_words(o, w, a.words);
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, a.call) * 16;
+		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, call) * 16;
 		((Share *)shares)[r] = Share((u32)d.tokens[r]);
 	}
 	if (__syncthreads_or(w.over) != 0) return;

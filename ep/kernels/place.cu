@@ -752,6 +752,7 @@ __device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, con
 		d.tokens[src] = (int)sources.tokens[src];
 		d.came[src] = (int)told(a, o, w, src, total_at(a, o, src, a.shape.experts + a.group.rank));
 	}
+	if (blockIdx.x == 0 && threadIdx.x == 0) *d.routing = (u32)o.epoch;
 	if constexpr (BY_RANKS) base_ranks(a, o, w, d, bases);
 	else base_experts(a, o, w, d, bases);
 }

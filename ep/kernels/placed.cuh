@@ -50,8 +50,9 @@ struct Share {
 	__device__ __forceinline__ Share(u32 n, u32 blocks) : from(n * blockIdx.x / blocks), to(n * (blockIdx.x + 1) / blocks) {}
 };
 
-// A word has, from the top, 28 bits of the operation's number, the call that it is part of (Go: device.CallPrepare and its like), and 32 bits of what the rank has to say.
-constexpr u32 CALL_SHIFT = 32, EPOCH_SHIFT = 36;
+// A word has, from the top, 16 bits of the operation's number, 16 of the call that it is part of (Go: device.CallPrepare and its like) and of the routing that it goes by, and 32 of
+// what the rank has to say.
+constexpr u32 CALL_SHIFT = 32, EPOCH_SHIFT = 48;
 
 __device__ __forceinline__ u64 word_at(const Group &g, const Turn &o, u64 words, u32 src) { return words + ((o.epoch & 1) * g.ranks + src) * 8; }
 
@@ -77,12 +78,12 @@ __device__ __forceinline__ void count_words(const Turn &o, Wait &w, u64 words) {
 	count_waits(w, o.mask, [&](u32 r) { return told(o, load_relaxed_sys_u64(o.own + word_at(w.group, o, words, r))); });
 }
 
-// hear awaits the word that rank r begins with, and gives up if r makes another call. It gives what r has to say.
+// hear awaits the word that rank r begins with, and gives up if r makes another call, or goes by another routing. It gives what r has to say.
 __device__ __forceinline__ u32 hear(const Turn &o, Wait &w, u64 words, u32 r, u32 call) {
 	const char *p = o.own + word_at(w.group, o, words, r);
 	u64 v = load_acquire_sys_u64(p);
 	while (!told(o, v) && !w.over && w.more(r, o.epoch, v >> EPOCH_SHIFT)) v = load_acquire_sys_u64(p);
-	u32 theirs = (u32)(v >> CALL_SHIFT) & 15;
+	u32 theirs = (u32)(v >> CALL_SHIFT) & 0xFFFF;
 	if (!w.over && theirs != call) w.give_up(r, CAUSE_MISMATCH, call, theirs);
 	return (u32)v;
 }
@@ -110,6 +111,7 @@ struct Described {
 	int *counts, *offsets; // [local]: rows of an expert, and its first
 	int *came, *tokens;	   // [ranks]: tokens of the source that come here, and all that it has
 	int *rows;			   // that are received, pads included
+	u32 *routing;		   // the number of the Prepare that the routing is of
 	int *demand, *padded;  // [local]: selections of an expert, and rows with pads
 	int *wanted;		   // [ranks]: rows that the rank would need
 	int *over, *excess;	   // [ranks]: the first of its experts that has too many selections, or -1, and how many those are
@@ -120,7 +122,8 @@ struct Described {
 		came = offsets + local;
 		tokens = came + ranks;
 		rows = tokens + ranks;
-		demand = rows + 1;
+		routing = (u32 *)rows + 1;
+		demand = rows + 2;
 		padded = demand + local;
 		wanted = padded + local;
 		over = wanted + ranks;

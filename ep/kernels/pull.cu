@@ -301,13 +301,14 @@ template <Order ORDER> __device__ __forceinline__ void pull(const Pull &a) {
 	__shared__ char *rows[MAX_RANKS];
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+	u32 call = by_routing(a.call, *Described(a.described, a.shape.local, a.group.ranks).routing); // is on its way meanwhile
 	if (!o.begin(a.group, a.state, a.first, OP_COMBINE)) return;
 	Wait w(a.group, a.state, OP_COMBINE, o.epoch);
-	if ((a.what & SEND) != 0 && blockIdx.x == 0) tell(a.group, o, a.words, a.call, a.at);
+	if ((a.what & SEND) != 0 && blockIdx.x == 0) tell(a.group, o, a.words, call, a.at);
 	if ((a.what & RECEIVE) != 0) {
 		count_words(o, w, a.words);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, a.call) * 16;
+			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, call) * 16;
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		if (a.scalars.rows != nullptr) send_scalars<ORDER>(a, o);

@@ -294,19 +294,20 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 	bool bulk = (a.what & BULK) != 0;
+	Described d(a.described, a.shape.local, a.group.ranks);
+	u32 call = by_routing(a.call, *d.routing); // is on its way meanwhile
 	if (!o.begin(a.group, a.state, 0, OP_DISPATCH)) return;
 	Wait w(a.group, a.state, OP_DISPATCH, o.epoch);
-	Described d(a.described, a.shape.local, a.group.ranks);
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 barriers[MOST_CARRIERS];
 	Carrier carrier(buffers, barriers, a.chunk, warp, lane);
 #endif
 	if ((a.what & SEND) != 0) {
-		if (blockIdx.x == 0) tell(a.group, o, a.words, a.call, a.block);
+		if (blockIdx.x == 0) tell(a.group, o, a.words, call, a.block);
 		count_words(o, w, a.words);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-			if (!holds(o.mask, r)) targets[r] = target_of(a, d.wanted, r, hear(o, w, a.words, r, a.call));
+			if (!holds(o.mask, r)) targets[r] = target_of(a, d.wanted, r, hear(o, w, a.words, r, call));
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);

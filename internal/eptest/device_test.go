@@ -184,7 +184,7 @@ func TestChoose(t *testing.T) {
 		{0, 48, 5}, {1, 1, 1}, {3, 3, 3}, {5, 5, 5}, {6, 6, 5}, {30, 30, 5}, {48, 48, 5}, {1000, 48, 5},
 	} {
 		all, cells := 0, 0
-		for i, chosen := range choose(sizes, test.limit) {
+		for i, chosen := range choose(sizes, test.limit, 2) {
 			seen := map[int]bool{}
 			for _, j := range chosen {
 				if j < 0 || j >= sizes[i] || seen[j] {

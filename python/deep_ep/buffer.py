@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -238,11 +238,37 @@ class Buffer:
         (out, weights), event = self._stream.run(self._normal.combine, x, previous_event, async_finish, x, topk_weights, biases, handle)
         return out, weights, event
 
-    def internode_dispatch(self, *arguments: Any, **options: Any) -> Any:
+    def internode_dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        handle: tuple[Any, ...] | None = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> NoReturn:
         """Refused: ranks of several hosts exchange nothing yet."""
         raise weft.UnsupportedError("internode_dispatch: the ranks of a buffer are on one host; use dispatch, for any number of them")
 
-    def internode_combine(self, *arguments: Any, **options: Any) -> Any:
+    def internode_combine(
+        self,
+        x: Tensor,
+        handle: tuple[Any, ...],
+        topk_weights: Tensor | None = None,
+        bias: Tensor | tuple[Tensor, Tensor] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> NoReturn:
         """Refused: ranks of several hosts exchange nothing yet."""
         raise weft.UnsupportedError("internode_combine: the ranks of a buffer are on one host; use combine, for any number of them")
 
@@ -278,6 +304,7 @@ class Buffer:
         most = num_max_dispatch_tokens_per_rank
         if topk_idx.dim() != 2 or topk_idx.shape[0] != tokens or tokens > most:
             raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {most} tokens")
+        check_stats(cumulative_local_expert_recv_stats, num_experts // self.group_size, x)
         payload = _BF16 if not use_fp8 else ep.Payload.fp8_ue8m0 if use_ue8m0 else ep.Payload.fp8
         kind = Kind(most, hidden, num_experts, topk_idx.shape[1], payload, round_scale)
         arguments = x, topk_idx, kind, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
@@ -347,7 +374,7 @@ class Buffer:
         if mask_status.shape != (self.group_size,) or mask_status.dtype != torch.int32:
             raise ContractError(f"mask_status: {mask_status.dtype} {tuple(mask_status.shape)}, want torch.int32 {(self.group_size,)}")
         masked = self._exchanges.mask.ranks()
-        mask_status.copy_(torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=mask_status.dtype))
+        mask_status.copy_(torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=mask_status.dtype, device="cpu"))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Takes all ranks in again."""
@@ -403,6 +430,15 @@ def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) ->
 def _check_handle(handle: Any, kind: type, of: str) -> None:
     if not isinstance(handle, kind):
         raise ContractError(f"handle: a {type(handle).__name__}, want what {of} returned, not a copy of its contents")
+
+
+def check_stats(stats: Tensor | None, local: int, like: Tensor) -> None:
+    """Refuses what counts of experts cannot be added to."""
+    if stats is None or (stats.dtype == torch.int32 and stats.shape == (local,) and stats.is_contiguous() and stats.device == like.device):
+        return
+    raise ContractError(
+        f"cumulative_local_expert_recv_stats: {stats.dtype} {tuple(stats.shape)} on {stats.device}, want torch.int32 {(local,)} on {like.device}, contiguous"
+    )
 
 
 def rows_and_scales(x: Any) -> tuple[Tensor, Tensor | None]:

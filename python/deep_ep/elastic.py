@@ -21,7 +21,7 @@ from weft._buffer.exchanges import Exchanges, where
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
 
-from .buffer import rows_and_scales
+from .buffer import check_stats, rows_and_scales
 from .routes import Route, Shape
 from .utils.envs import get_logical_domain_size, get_nvlink_gbs, get_physical_domain_size
 from .utils.math import align
@@ -373,7 +373,7 @@ class ElasticBuffer:
             if rows.shape[0] != route.tokens:
                 raise ContractError(f"x: {rows.shape[0]} tokens, and the handle has {route.tokens}")
             require(topk_weights is None or topk_weights.shape == (route.tokens, route.shape.topk), "topk_weights: want [tokens, topk] of the handle's tokens")
-        _check_stats(cumulative_local_expert_recv_stats, route.shape.experts // self.num_ranks)
+        check_stats(cumulative_local_expert_recv_stats, route.shape.experts // self.num_ranks, rows)
         if previous_event_before_epilogue is not None:
             _wait(previous_event_before_epilogue)
         (got, experts, weights, handle), event = self._stream.run(
@@ -613,11 +613,6 @@ def _wait(event: Before) -> None:
     """There is no second kernel for it to come before: the whole exchange comes after it."""
     if event is not None and not (isinstance(event, EventOverlap) and event.event is None):
         event.current_stream_wait()
-
-
-def _check_stats(stats: Tensor | None, local: int) -> None:
-    if stats is not None and (stats.dtype != torch.int32 or stats.shape != (local,)):
-        raise ContractError(f"cumulative_local_expert_recv_stats: {stats.dtype} {tuple(stats.shape)}, want torch.int32 {(local,)}")
 
 
 def _check_rows(rows: Tensor, scales: Tensor | None) -> None:

@@ -77,7 +77,7 @@ class Route:
 
     def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor, exact: bool, keep: bool = False) -> None:
         """The first exchange is to go by ``topk``, and so are later ones; with ``keep`` they go by what it holds now."""
-        self._exchanges, self.shape, self._given, self._exact = exchanges, shape, topk, exact
+        self._exchanges, self.shape, self._given, self._exact, self._era = exchanges, shape, topk, exact, exchanges.era
         self._kept = Kept(topk) if keep else None
         self._counts = ep.Counts.host if exact and not exchanges.on_gpu else ep.Counts.device
         self._routings: dict[Any, tuple[ep.Handle, ep.Routing]] = {}
@@ -124,6 +124,7 @@ class Route:
         given = Rows(rows, scales)
         h = self._handle(given)
         known = self._routings.get(given.key)
+        self._exchanges.check_era(self._era, anew=known is None)
         if known is not None:
             arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, None, weights, known[1], come=self._come)
         else:
@@ -147,16 +148,18 @@ class Route:
         # The gradient of dispatch is that sum, without biases, and takes numbers of selections home beside it.
         if not bias:
             return h.dispatch_backward(rows, routing, weights[:n].float())  # type: ignore[no-any-return]
-        out = h.combine(rows, routing, bias=bias)
         least = torch.zeros((n, LEAST), dtype=x.dtype, device=x.device)  # so that the rows themselves come home once
-        h, routing = self._by(least)
-        return out, h.dispatch_backward(least, routing, weights[:n].float())[1]
+        for_least = self._by(least)  # before anything is moved, for it may be refused
+        out = h.combine(rows, routing, bias=bias)
+        return out, for_least[0].dispatch_backward(least, for_least[1], weights[:n].float())[1]
 
     def _by(self, x: Tensor) -> tuple[ep.Handle, ep.Routing]:
         """What a sum of rows goes by: that of a dispatch, of whatever type, whose rows were as long."""
+        self._exchanges.check_era(self._era)
         for h, routing in self._routings.values():
             if h.spec.hidden == x.shape[1]:
                 return h, routing
+        self._exchanges.check_era(self._era, anew=True)
         given = Rows(x, None)
         h = self._handle(given)
         self._routings[given.key] = h, h.prepare(self.topk)

@@ -226,7 +226,7 @@ class Buffer:
         if received[2] is not None:
             received[2] = received[2].long()
         rank_prefix, channel_prefix, recv_channel_prefix, sources, _, heads = handle.contents()
-        rank_prefix._weft_dispatch = _Moved(handle.route, handle.received, arguments[-1], recv_channel_prefix, sources, heads)
+        _leave(rank_prefix, _Moved(handle.route, handle.received, arguments[-1], recv_channel_prefix, sources, heads))
         return *received, rank_prefix, channel_prefix, recv_channel_prefix, sources, heads
 
     @opaque
@@ -392,7 +392,7 @@ def _arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: LowLat
     sources, ranges, *_ = handle
     if given.packed_recv_src_info is not None:
         sources = given.packed_recv_src_info
-    ranges._weft_dispatch = handle.sent
+    _leave(ranges, handle.sent)
     return rows, scales, counts, sources, ranges
 
 
@@ -416,9 +416,19 @@ def _channels(config: Config) -> int:
     return config.channels
 
 
+# What dispatches have left at tensors that they returned, by their identities. Attributes would go with copies, and keep tensors from being pickled.
+_left: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+
+
+def _leave(tensor: Tensor, what: Any) -> None:
+    """Leaves something at a tensor for as long as that lives."""
+    number = id(tensor)
+    _left[number] = weakref.ref(tensor, lambda _: _left.pop(number, None)), what
+
+
 def _recall(tensor: Tensor, kind: type, name: str, call: str) -> Any:
     """What a dispatch has left at a tensor that it returned."""
-    found = getattr(tensor, "_weft_dispatch", None)
-    if not isinstance(found, kind):
+    of, found = _left.get(id(tensor), (None, None))
+    if of is None or of() is not tensor or not isinstance(found, kind):
         raise ContractError(f"{name} is not what {call} has returned: pass that tensor itself, for a copy does not say where its tokens went")
     return found

@@ -570,7 +570,7 @@ def captures_refuse():
             torch.cuda.synchronize(DEVICE)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                refused(weft.UnsupportedError, lambda: exact.dispatch(x, ids, weights), "DeviceCounts")
+                refused(weft.UnsupportedError, lambda: exact.dispatch(x, ids, weights), "device counts")
                 got = h.dispatch(x, ids, weights)
                 refused(weft.UnsupportedError, lambda: got.routing.received, "cannot be had in a capture")
                 refused(weft.UnsupportedError, c.wait, "captures")

@@ -238,7 +238,7 @@ def test_unclosed(script):
 
 def test_numbers_out_of_range(comm):
     """None is taken for another one."""
-    for deadline in (0, -1, float("nan"), float("inf"), 1e300, 1 << 70, 2**64 / 1000 + 5):
+    for deadline in (0, -1, float("nan"), float("inf"), 1e300, 1 << 70, 2**64 / 1000 + 5, "x"):
         with pytest.raises(weft.InvalidError, match="a deadline of"):
             weft.join(deadline=deadline)
         with pytest.raises(weft.InvalidError, match="a timeout of"):
@@ -254,3 +254,8 @@ def test_numbers_out_of_range(comm):
         name, value = next(iter(choices.items()))
         with pytest.raises(weft.WeftError, match=f"{value}|{name}"):
             weft.ep.Handle(comm, **{"experts": 4, "topk": 1, "hidden": 8, "max_tokens": 1} | choices)
+    for value in (3.7, 4.0, "4", True, None):
+        with pytest.raises(weft.InvalidError, match=r"experts is .*, want a whole number"):
+            weft.ep.Spec(experts=value, topk=1, hidden=8, max_tokens=1)
+        with pytest.raises(weft.InvalidError, match=r"threads is .*, want a whole number"):
+            weft.ep.Handle(comm, experts=4, topk=1, hidden=8, max_tokens=1, dispatch_tuning=weft.ep.KernelTuning(threads=value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
@@ -12,6 +13,8 @@ import threading
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import deep_ep  # noqa: E402
 import weft  # noqa: E402
@@ -299,9 +302,9 @@ def normal(b, x):
     reached = in_rank.clone()
     reached[:, list(gone)] = False
     assert calc_diff(home, (x.float() * reached.sum(1, keepdim=True)).bfloat16()) < 5e-6
-    assert torch.equal(home_weights, torch.where((ids >= 0) & ~torch.isin(ids // local, torch.tensor(list(gone))), weights, 0))
+    assert torch.equal(home_weights, torch.where((ids >= 0) & ~torch.isin(ids // local, torch.tensor(list(gone), device="cpu")), weights, 0))
     sent = [[((theirs // local == d) & (theirs >= 0)).any(1).sum() for d in range(b.group_size)] for theirs in (token_batch(r)[1] for r in range(b.group_size))]
-    ends = torch.tensor(sent)
+    ends = torch.tensor(sent, device="cpu")
     ends[list(gone)] = 0
     assert torch.equal(handle[0], ends.cumsum(0).int())
 
@@ -375,6 +378,61 @@ def test_masks_end(threads):
 
     together = threading.Barrier(3, timeout=30)
     buffers(threads, 3, rank, enable_shrink=True)
+
+
+def test_handles_from_before_a_mask(threads):
+    """What was dispatched goes on among those that are left; what was made with a rank that has come back does not, and each says so."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+        rows, _, of_rows, _, handle, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+        mine, sources = rows.clone(), handle[3].clone()
+        low, _, low_handle, _, _ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        low = low.clone()
+        together.wait()
+        if b.rank != 1:
+            b.low_latency_update_mask_buffer(1, True)
+            again = b.dispatch(x, handle=handle)[0]
+            assert torch.equal(torch.where((mine != again).any(1, keepdim=True), 0, mine), again)  # nothing of rank 1's
+            home, _, _ = b.combine(mine, handle)
+            reached = in_rank[:, [0, 2]].sum(1, keepdim=True)
+            assert calc_diff(home, (x.float() * reached).bfloat16()) < 5e-6
+            home, _, _ = b.low_latency_combine(low, ids, weights, low_handle)
+            there = (ids >= 0) & (ids // 4 != 1)
+            assert calc_diff(home, (x.float() * torch.where(there, weights, 0).sum(1, keepdim=True)).bfloat16()) < 1e-5
+            with pytest.raises(AssertionError, match="before ranks were masked"):
+                b.dispatch(x.half(), handle=handle)
+        together.wait()
+        b.low_latency_clean_mask_buffer()
+        for call in (
+            lambda: b.dispatch(x, handle=handle),
+            lambda: b.combine(mine, handle),
+            lambda: b.combine(mine, handle, topk_weights=of_rows, bias=x),
+            lambda: b.low_latency_combine(low, ids, weights, low_handle),
+        ):
+            with pytest.raises(AssertionError, match="before a rank was taken in again: dispatch without it first"):
+                call()
+        assert torch.equal(handle[3], sources)
+        normal(b, x)
+
+    together = threading.Barrier(3, timeout=30)
+    buffers(threads, 3, rank, enable_shrink=True)
+
+
+def test_modes(threads):
+    """What a mode of PyTorch's sees of one exchange is kept for no other, and its default device is for the caller's tensors."""
+
+    def rank(b):
+        x, ids, _ = token_batch(b.rank)
+        with torch.device("meta"):
+            normal(b, x)
+        with FakeTensorMode(), contextlib.suppress(Exception):
+            b.get_dispatch_layout(ids, EXPERTS + 8)
+        assert b.get_dispatch_layout(ids, EXPERTS + 8)[2].tolist() == [int((ids == e).sum()) for e in range(EXPERTS + 8)]
+        normal(b, x)
+
+    buffers(threads, 2, rank)
 
 
 def test_a_failure_that_is_nobodys_end(threads):
@@ -534,7 +592,11 @@ def test_refusals(threads):
             b.dispatch(x.t(), num_tokens_per_rank=layout[0], is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])
         for name in ("internode_dispatch", "internode_combine"):
             with pytest.raises(weft.UnsupportedError, match="on one host"):
-                getattr(b, name)(x)
+                getattr(b, name)(x, None)
+        two = torch.zeros((2, EXPERTS // b.group_size), dtype=torch.int32)
+        for stats in (two, two[0].float(), two[0].long(), two[0, 1:], two[0, :1], two.view(-1)[::2]):
+            with pytest.raises(AssertionError, match="cumulative_local_expert_recv_stats"):
+                b.low_latency_dispatch(x, ids, 64, EXPERTS, stats, use_fp8=False)
         with pytest.raises(AssertionError, match="exclude each other"):
             b.low_latency_dispatch(x, ids, 64, EXPERTS, async_finish=True, return_recv_hook=True)
         with pytest.raises(AssertionError, match="powers of two"):

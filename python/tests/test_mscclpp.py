@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import io
+import pickle
 import threading
 import weakref
 
@@ -15,6 +18,7 @@ import mscclpp  # noqa: E402
 import mscclpp_ep_cpp  # noqa: E402
 import weft  # noqa: E402
 from mscclpp.ext import ep  # noqa: E402
+from mscclpp_ep_cpp import runtime  # noqa: E402
 
 EXPERTS, TOPK, HIDDEN = 8, 3, 256
 
@@ -562,6 +566,24 @@ def test_a_buffer(comm):
         ep.Buffer(None, num_qps_per_rank=0)
 
 
+def test_what_is_returned_is_copied_and_stored(comm):
+    """As plain tensors are; combines go by the tensors themselves."""
+    b = ep.Buffer.from_communicator(comm)
+    layout = b.get_dispatch_layout(IDS, EXPERTS)
+    packed = b.low_latency_dispatch(X, IDS, 40, EXPERTS, False, False, False)
+    moved = b.intranode_dispatch(X, None, IDS, WEIGHTS, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False)
+    for t in (packed[4], moved[5]):
+        stored = io.BytesIO()
+        torch.save(t, stored)
+        stored.seek(0)
+        for again in (copy.deepcopy(t), pickle.loads(pickle.dumps(t)), torch.load(stored, weights_only=True)):
+            assert torch.equal(again, t)
+        with pytest.raises(RuntimeError, match="pass that tensor itself"):
+            b.intranode_combine(moved[0], None, moved[8], copy.deepcopy(moved[5]), moved[7], moved[9], ep.Config(), None, False, False)
+    home, _, _ = b.intranode_combine(moved[0], None, moved[8], moved[5], moved[7], moved[9], ep.Config(), None, False, False)
+    assert home.shape == X.shape
+
+
 def test_what_is_dropped_goes(comm):
     """What a dispatch leaves at its tensors is no cycle: all goes with the last reference, and the communicator with the buffer."""
     b = ep.Buffer.from_communicator(comm)
@@ -570,9 +592,10 @@ def test_what_is_dropped_goes(comm):
     try:
         packed = b.low_latency_dispatch(X, IDS, 40, EXPERTS, False, False, False)
         moved = b.intranode_dispatch(X, None, IDS, WEIGHTS, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False)
-        alive = [weakref.ref(packed[4]._weft_dispatch), weakref.ref(moved[5]._weft_dispatch)]
+        alive = [weakref.ref(runtime._left[id(t)][1]) for t in (packed[4], moved[5])]
         del packed, moved
         assert [ref() for ref in alive] == [None, None]
+        assert not runtime._left
     finally:
         gc.enable()
     del b

@@ -190,6 +190,30 @@ def test_threads(of_host):
     assert all(spare(f) <= 2 for f in floats)
 
 
+def test_fork(of_host, script):
+    """A child of a fork sweeps, whatever other threads were at."""
+    ended = script("""
+import os, signal, threading
+from weft import views
+def work():
+    while not over.is_set():
+        views.sweep()
+over = threading.Event()
+threads = [threading.Thread(target=work) for _ in range(3)]
+for t in threads:
+    t.start()
+for _ in range(300):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        views.sweep()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+over.set()
+""")
+    assert (ended.code, ended.out) == (0, "")
+
+
 def test_what_goes_may_sweep(of_host):
     class Sweeper:
         def __del__(self):

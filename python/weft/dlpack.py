@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import struct
 import sys
 import threading
@@ -153,6 +154,7 @@ _free: list[list[_Block]] = [[] for _ in range(MAX_DIMS + 1)]
 
 _TAKEN = object()
 _sweeping = threading.RLock()
+os.register_at_fork(before=_sweeping.acquire, after_in_parent=_sweeping.release, after_in_child=_sweeping.release)
 
 
 @functools.cache

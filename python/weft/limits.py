@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import threading
 from types import TracebackType
 
@@ -16,8 +17,8 @@ _MOST = 1e9
 
 def milliseconds(what: str, seconds: float) -> int:
     """Seconds that bound a wait, as the library takes them."""
-    if not 0 < seconds <= _MOST:
-        raise InvalidError(f"a {what} of {seconds} seconds, want more than 0 and at most {_MOST:.0e}: every wait must end, and not before it began")
+    if not isinstance(seconds, numbers.Real) or not 0 < seconds <= _MOST:
+        raise InvalidError(f"a {what} of {seconds!r} seconds, want more than 0 and at most {_MOST:.0e}: every wait must end, and not before it began")
     return max(1, round(seconds * 1000))
 
 

@@ -178,7 +178,7 @@ def maker(kind: str, shape: tuple[int, ...], dtype: DType) -> Callable[[], Any]:
         return found
     torch = sys.modules["torch"]
     make = functools.partial(torch.empty, shape, dtype=torch_dtype(dtype), device="cpu")
-    if math.prod(shape) * SIZES[dtype] <= _SAMPLE_BYTES and len(_makers) < _MAKERS:
+    if math.prod(shape) * SIZES[dtype] <= _SAMPLE_BYTES and len(_makers) < _MAKERS and not views.watched():  # a mode's sample would be nobody else's
         make = _makers[shape, dtype] = functools.partial(torch.empty_like, make())
     return make
 

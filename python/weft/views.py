@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -51,6 +52,8 @@ _shown: dict[int, _Shown] = {}
 _spare: dict[Place, list[_Shown]] = {}
 _MOST = 1024
 _lock = threading.RLock()
+# A child of a fork has no thread that would give it back. Who sweeps takes that of views first, and so does fork, whose hooks run last in first out.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @functools.cache
@@ -64,6 +67,11 @@ def _modes() -> tuple[Callable[[], int], Callable[[], int]]:
     """How many modes look at what PyTorch does in this thread. They may keep tensors for themselves, which are then in no caller's hands."""
     c = sys.modules["torch"]._C
     return c._len_torch_dispatch_stack, c._len_torch_function_stack
+
+
+def watched() -> bool:
+    """Whether a mode of PyTorch's looks at what this thread does."""
+    return any(count() for count in _modes())
 
 
 def show(address: int, dtype: DType, shape: tuple[int, ...], device: int, keep: Any) -> Any:

@@ -33,6 +33,10 @@ _SERIES = 1 << 40
 _LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
 
 
+Era = tuple[int, frozenset[int]]
+"""How often ranks were taken in again before an exchange, and which were left out."""
+
+
 class Exchanges:
     """The handles of a buffer, each made when it is first needed, on all ranks alike.
 
@@ -44,6 +48,7 @@ class Exchanges:
         self.on_gpu = comm.engine == "gpu"
         self.stream = CommStream()
         self.mask = Mask(comm, self._forget)
+        self._forgot = 0
         self.meeting: Any = None  # of normal exchanges on the host
         self.of_handles: list[dict[ep.Handle, Any]] = []
         """What others know of handles, to be forgotten with them."""
@@ -79,6 +84,20 @@ class Exchanges:
         for kept in (self._handles, self._gathers, self._shown, self._captured, *self.of_handles):
             kept.clear()
         self._group = self.meeting = None
+        self._forgot += 1
+
+    @property
+    def era(self) -> Era:
+        """What exchanges that begin now know of masks."""
+        return self._forgot, self.comm._left_out
+
+    def check_era(self, then: Era, anew: bool = False) -> None:
+        """Refuses what goes on with an exchange of then, on every rank alike, if what it was made with is gone, or its rows would be counted ``anew``."""
+        now = self.era
+        if then[0] != now[0]:
+            raise ContractError("the handle is from before a rank was taken in again: dispatch without it first")
+        if anew and then != now:
+            raise ContractError("the handle is from before ranks were masked, and was not for rows of this type: dispatch without it first")
 
     def find(self, key: Any) -> ep.Handle | None:
         """The handle of a key, if there is one."""
@@ -174,7 +193,7 @@ class Exchanges:
         if found is None:
             if self._group is None:
                 self._group = weft.Group(self.comm)
-            mine, everyone = torch.zeros(n, dtype=torch.int32), torch.empty((self.ranks, n), dtype=torch.int32)
+            mine, everyone = torch.zeros(n, dtype=torch.int32, device="cpu"), torch.empty((self.ranks, n), dtype=torch.int32, device="cpu")
             found = self._gathers[n] = mine, everyone, self._group.repeated_all_gather(mine, everyone)
         return found
 

@@ -15,7 +15,7 @@ import weft
 from weft import ep
 
 from .errors import ContractError
-from .exchanges import Exchanges, Kept, where
+from .exchanges import Era, Exchanges, Kept, where
 from .lazy import Lazy
 from .opaque import opaque
 
@@ -103,6 +103,7 @@ class Sent:
 
     kind: Kind
     topk: Selections
+    era: Era
     routing: ep.Routing | None = None
     """None until the rows are received."""
 
@@ -203,13 +204,12 @@ class LowLatency:
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle]:
         """Sends and receives: rows, scales, counts, the handle. Rows may stay where they have arrived, unless the caller has given tensors. Collective."""
-        ranks, sent = self._comm.ranks, Sent(kind, Selections(topk))
-        if given is not NOTHING:
-            into = _results(given, kind, ranks, x.device)
-            h = self._begin(kind, x, waits)
+        ranks, into = self._comm.ranks, None if given is NOTHING else _results(given, kind, self._comm.ranks, x.device)
+        h = self._begin(kind, x, waits)
+        sent = Sent(kind, Selections(topk), self._exchanges.era)
+        if into is not None:
             self._fill(into, sent, h.dispatch(x, topk), stats)
             return into.rows, into.scales, into.counts, into.handle(sent, ranks)
-        h = self._begin(kind, x, waits)
         rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, None)
         sent.routing = routing
         (counts,) = routing.parts("expert_counts")
@@ -222,8 +222,9 @@ class LowLatency:
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle, Callable[[], None]]:
         """Sends; the last of what it returns receives, into the rest. Collective, as is that."""
-        into, sent = _results(given, kind, self._comm.ranks, x.device), Sent(kind, Selections(topk))
+        into = _results(given, kind, self._comm.ranks, x.device)
         h = self._begin(kind, x, waits)
+        sent = Sent(kind, Selections(topk), self._exchanges.era)
         pending = self._stream.run_half(h.send_dispatch, x, x, topk)
 
         def receive() -> None:
@@ -273,6 +274,7 @@ class LowLatency:
             raise ContractError("the hook of the dispatch was not called: call it before the rows are combined")
         if not self._exchanges.mask.settled:
             self._exchanges.mask.settle()
+        self._exchanges.check_era(sent.era)
         h = self._handle(sent.kind)
         if h in self._sent:
             self._finish(h, x)

@@ -45,10 +45,10 @@ Shape = tuple[int, int, int, int, ep.Counts, int]
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own."""
 
-    __slots__ = ("_exchanges", "_least", "_routings", "_topk", "come", "shape")
+    __slots__ = ("_era", "_exchanges", "_least", "_routings", "_topk", "come", "shape")
 
     def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept, come: int | None) -> None:
-        self._exchanges, self.shape, self._topk = exchanges, shape, topk
+        self._exchanges, self.shape, self._topk, self._era = exchanges, shape, topk, exchanges.era
         self.come = come
         """How many rows come here, where the routings do not say it."""
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
@@ -75,6 +75,7 @@ class Route:
     def by(self, payload: ep.Payload) -> tuple[ep.Handle, ep.Routing]:
         """The handle and the routing for rows of a type. Collective."""
         found = self._routings.get(payload)
+        self._exchanges.check_era(self._era, anew=found is None)
         if found is None:
             handle = self.handle(payload)
             found = self._routings[payload] = handle, handle.prepare(self._topk.tensor())
@@ -82,6 +83,7 @@ class Route:
 
     def least(self) -> tuple[ep.Handle, ep.Routing]:
         """Those for the shortest rows that there are, beside which numbers of selections go home. Collective."""
+        self._exchanges.check_era(self._era, anew=self._least is None)
         if self._least is None:
             handle = self._handle_of((LEAST, *self.shape[1:]), _BF16)
             self._least = handle, handle.prepare(self._topk.tensor())
@@ -93,7 +95,7 @@ class Route:
         if payload == _BF16 and payload not in self._routings:
             for quantised in (ep.Payload.fp8, ep.Payload.fp8_ue8m0):
                 if quantised in self._routings:
-                    return self._routings[quantised]
+                    return self.by(quantised)
         return self.by(payload)
 
 
@@ -262,9 +264,9 @@ class Normal:
         # The gradient of dispatch is that sum, without biases, and takes numbers of selections home beside it.
         if not bias:
             return by.dispatch_backward(rows, routing, weights[:received])  # type: ignore[no-any-return]
+        least, of_least = handle.route.least()  # before anything is moved, for it may be refused
         out = by.combine(rows, routing, bias=bias)
-        by, routing = handle.route.least()
-        return out, by.dispatch_backward(torch.zeros((received, LEAST), dtype=torch.bfloat16, device=x.device), routing, weights[:received])[1]
+        return out, least.dispatch_backward(torch.zeros((received, LEAST), dtype=torch.bfloat16, device=x.device), of_least, weights[:received])[1]
 
     def check(self, x: Tensor) -> None:
         shape = x.shape

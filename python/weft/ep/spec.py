@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import enum
+import operator
 from typing import Any, TypeVar
 
 from .. import _abi
@@ -123,8 +124,8 @@ class KernelTuning:
     def _struct(self) -> _abi.EpKernelTuning:
         if self.protocol not in _PROTOCOLS:
             raise InvalidError(f"protocol {self.protocol!r}, want one of {', '.join(p for p in _PROTOCOLS if p)}")
-        members = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return _abi.EpKernelTuning(**{**members, "protocol": _PROTOCOLS.index(self.protocol)})
+        members = {f.name: _whole(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "protocol"}
+        return _abi.EpKernelTuning(**members, protocol=_PROTOCOLS.index(self.protocol))
 
 
 _PROTOCOLS = (None, "values", "flags")
@@ -192,6 +193,8 @@ class Spec:
 
     def __post_init__(self) -> None:
         settle = object.__setattr__
+        for name in _NUMBERS:
+            settle(self, name, _whole(name, getattr(self, name)))
         layout = _member(Layout, self.layout)
         one = layout in (Layout.rank_major, Layout.token_major)  # a row per token and rank, which stands for all of a rank's experts
         settle(self, "layout", layout)
@@ -237,6 +240,19 @@ class Spec:
         for name, t in made.tunings.items():
             setattr(made, name, ctypes.addressof(t))
         return made
+
+
+_NUMBERS = "experts", "topk", "hidden", "max_tokens", "sms", "row_bytes", "scale_bytes", "capacity", "alignment", "live", "series"
+
+
+def _whole(name: str, given: Any) -> int:
+    """A number, as whole as it must be: nothing is cut off."""
+    try:
+        if not isinstance(given, bool):
+            return operator.index(given)
+    except TypeError:
+        pass
+    raise InvalidError(f"{name} is {given!r}, want a whole number")
 
 
 def _member(choices: type[E], given: Any, default: E | None = None) -> E:
