@@ -166,10 +166,11 @@ func TestLateRankOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, late = 3, 1
 		const deadline = 500 * time.Millisecond
-		for _, way := range ways {
-			for _, op := range []string{"prepare", "dispatch", "combine", "gradients"} {
+		for i, way := range ways {
+			for j, op := range []string{"prepare", "dispatch", "combine", "gradients"} {
 				for _, before := range []int{0, 1} {
-					if testing.Short() && before > 0 || m.emulated && before == 0 && op != "prepare" {
+					// Without a GPU each operation has its turn with every other way.
+					if testing.Short() && before > 0 || m.emulated && (before == 0 && op != "prepare" || (i+j+before)%2 == 0) {
 						continue
 					}
 					t.Run(fmt.Sprintf("%s/%s/%d", way.name, op, before), func(t *testing.T) {

@@ -808,9 +808,20 @@ void take_turn(FullGrid *g, FullBlock *b) {
 	if (!g->failed && b->alive > 0 && b->polling.count == 0) describe(g, b, FAILED, "deadlock");
 }
 
+// rest lets others have the processor: a compiler too, so a grid sleeps if its threads have only polled for so many rounds, and longer after more.
+void rest(u64 rounds) {
+	if (rounds < 32) {
+		sched_yield();
+		return;
+	}
+	timespec t = {0, 1000 * (rounds < 200 ? (long)rounds : 200)};
+	nanosleep(&t, nullptr);
+}
+
 void schedule(FullGrid *g, u32 blocks) {
 	u32 *order = (u32 *)malloc(blocks * sizeof(u32)), left = blocks;
 	for (u32 i = 0; i < blocks; i++) order[i] = i;
+	u64 idle = 0;
 	for (u64 round = 1; left > 0 && !g->failed; round++) {
 		u64 before = g->progress;
 		if (g->shuffle) g->patience = 1 + (u32)(chance(g) & 7);
@@ -826,8 +837,9 @@ void schedule(FullGrid *g, u32 blocks) {
 			if (b->alive > 0) order[kept++] = order[i];
 		}
 		left = kept;
+		if (g->progress != before) idle = 0;
 		if (g->failed || (g->progress != before && round % 64 != 0)) continue;
-		if (g->progress == before) sched_yield();
+		if (g->progress == before) rest(idle++);
 		if (left > 0 && now() > g->deadline) describe(g, &g->all[order[0]], TIMEOUT, "the launch takes too long");
 	}
 	free(order);
