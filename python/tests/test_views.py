@@ -31,7 +31,7 @@ def show(floats, keep=None, shape=(4, 5)):
 
 def spare(floats):
     """How many tensors are kept that nobody has."""
-    return sum(len(kept) for place, kept in views._spare.items() if place[0] == ctypes.addressof(floats))
+    return sum(len(kept) for (place, _), kept in views._spare.items() if place[0] == ctypes.addressof(floats))
 
 
 def left():
@@ -147,7 +147,7 @@ def test_no_more_than_so_many_are_kept(of_host, monkeypatch):
         assert show(of_host, shape=(n,)).shape == (n,)
         assert show(of_host, shape=(1,)).shape == (1,)
         views.sweep()
-    assert [place[2] for place in views._spare] == [(18,), (19,), (20,), (1,)]
+    assert [place[2] for place, _ in views._spare] == [(18,), (19,), (20,), (1,)]
     assert len(dlpack._shown) == before
     assert len(dlpack._free[1]) <= 4
 

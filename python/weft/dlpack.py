@@ -196,6 +196,8 @@ def _block(dims: int) -> _Block:
 
 def sweep() -> None:
     """Forgets what was shown and is no more."""
+    if not _shown:
+        return
     with _sweeping:
         for at in list(_shown):
             shown = _shown.get(at)  # what goes may sweep, too

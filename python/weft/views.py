@@ -17,39 +17,48 @@ from typing import Any
 from . import dlpack
 from .dtypes import DType, foreign_name
 
-Place = tuple[int, DType, tuple[int, ...], int]
-"""Where a tensor is, and what: its address, type, shape and GPU."""
+Place = tuple[int, DType, tuple[int, ...], int, bool]
+"""Where a tensor is, and what: its address, type, shape and GPU, and whether its last two dimensions are changed round after that."""
 
 
 class _Shown:
-    """A tensor whose aliases callers have, or may have, and what is kept for them."""
+    """A tensor whose aliases callers have, or may have, and what is kept for them; or two, which come and go together."""
 
-    __slots__ = ("alone", "block", "keep", "number", "place", "storage", "tensor", "unasked")
+    __slots__ = ("alone", "beside", "block", "keep", "number", "place", "storage", "tensor", "unasked")
 
-    def __init__(self, place: Place, uses: Callable[[int], int]) -> None:
+    def __init__(self, place: Place, uses: Callable[[int], int], beside: Place | None = None) -> None:
         self.place, self.keep = place, None
         self.block, self.tensor = _taken_over(place)
         # A storage is used by tensors, and by an object that stands for it, of whose users PyTorch may count none.
         self.storage = self.tensor.untyped_storage()
         self.number: int = self.storage._cdata
         self.alone, self.unasked = uses(self.number), self.references()
+        self.beside = None if beside is None else _Shown(beside, uses)
 
     def references(self) -> int:
         return sys.getrefcount(self.storage)
 
+    def unused(self, uses: Callable[[int], int]) -> bool:
+        """Whether nobody has an alias."""
+        if uses(self.number) != self.alone or self.references() != self.unasked:
+            return False
+        return self.beside is None or self.beside.unused(uses)
+
     def moved(self) -> bool:
         """Whether somebody has put the storage's contents somewhere else, as share_memory_ does."""
-        return bool(self.tensor.data_ptr() != self.place[0])
+        return bool(self.tensor.data_ptr() != self.place[0]) or (self.beside is not None and self.beside.moved())
 
     def drop(self) -> None:
         """Has nobody use the memory."""
         block, self.tensor, self.storage = self.block, None, None
         dlpack.returned(block)
+        if self.beside is not None:
+            self.beside.drop()
 
 
 # Those that callers have, and by their places those that nobody has, the last ones used last.
 _shown: dict[int, _Shown] = {}
-_spare: dict[Place, list[_Shown]] = {}
+_spare: dict[tuple[Place, Place | None], list[_Shown]] = {}
 _MOST = 1024
 _lock = threading.RLock()
 # A child of a fork has no thread that would give it back. Who sweeps takes that of views first, and so does fork, whose hooks run last in first out.
@@ -76,24 +85,29 @@ def watched() -> bool:
 
 def show(address: int, dtype: DType, shape: tuple[int, ...], device: int, keep: Any) -> Any:
     """A tensor over memory of a GPU, which keeps something for as long as anything uses that memory, and until the :func:`sweep` after that."""
-    place, uses, (dispatch, function) = (address, dtype, shape, device), _uses(), _modes()
+    return show_pair((address, dtype, shape, device, False), None, keep)[0]
+
+
+def show_pair(place: Place, beside: Place | None, keep: Any) -> tuple[Any, Any]:
+    """Two tensors like that, which keep something for as long as anything uses either, for less than one by one; the second may be None."""
+    uses, (dispatch, function) = _uses(), _modes()
     if uses is None or dispatch() or function():
-        return _taken_over(place, keep)[1]
-    shown = _take(place) or _Shown(place, uses)
-    alias = shown.tensor.detach()
+        return _taken_over(place, keep)[1], None if beside is None else _taken_over(beside, keep)[1]
+    shown = _take((place, beside)) or _Shown(place, uses, beside)
+    aliases = shown.tensor.detach(), None if beside is None else shown.beside.tensor.detach()  # type: ignore[union-attr]
     shown.keep = keep
     _shown[id(shown)] = shown  # now that a sweep finds that it has an alias
-    return alias
+    return aliases
 
 
-def _take(place: Place) -> _Shown | None:
+def _take(places: tuple[Place, Place | None]) -> _Shown | None:
     with _lock:
-        spare = _spare.get(place)
+        spare = _spare.get(places)
         if not spare:
             return None
         shown = spare.pop()
         if not spare:
-            del _spare[place]
+            del _spare[places]
     if not shown.moved():
         return shown
     shown.drop()
@@ -102,17 +116,23 @@ def _take(place: Place) -> _Shown | None:
 
 def sweep() -> None:
     """Forgets what was shown and is no more."""
-    uses = _uses() if _shown else None
+    if _shown or len(_spare) > _MOST:
+        _sweep()
+    dlpack.sweep()
+
+
+def _sweep() -> None:
+    uses = _uses()
     with _lock:
         for shown in list(_shown.values()) if uses else ():
             # What goes may sweep, too.
-            if uses(shown.number) == shown.alone and shown.references() == shown.unasked and _shown.pop(id(shown), None) is not None:
+            if shown.unused(uses) and _shown.pop(id(shown), None) is not None:  # type: ignore[arg-type]
                 shown.keep = None
-                _spare.setdefault(shown.place, []).append(shown)
+                places = shown.place, None if shown.beside is None else shown.beside.place
+                _spare.setdefault(places, []).append(shown)
         while len(_spare) > _MOST:
             for shown in _spare.pop(next(iter(_spare))):
                 shown.drop()
-    dlpack.sweep()
 
 
 # What every PyTorch takes over through DLPack as it is. Others are bytes there, and it is said afterwards what they mean.
@@ -121,11 +141,13 @@ _IN_DLPACK = frozenset((*(DType[f"int{n}"] for n in (8, 16, 32, 64)), *(DType[f"
 
 def _taken_over(place: Place, *keep: Any) -> tuple[Any, Any]:
     """A tensor, not by its address alone, of which the driver would say another GPU where it is a peer's; and its block, unless it keeps something."""
-    address, dtype, shape, device = place
+    address, dtype, shape, device, changed_round = place
     torch = sys.modules["torch"]
     plain = dtype in _IN_DLPACK
     given = (dtype, shape) if plain else (DType.uint8, shape if dtype.itemsize == 1 else (math.prod(shape) * dtype.itemsize,))
     block, capsule = (None, dlpack.show(address, *given, device, *keep)) if keep else dlpack.lend(address, *given, device)
     with torch.inference_mode(False):  # aliases are used in any mode
         tensor = torch.from_dlpack(capsule)
-        return block, tensor if plain else tensor.view(getattr(torch, foreign_name(dtype))).view(shape)
+        if not plain:
+            tensor = tensor.view(getattr(torch, foreign_name(dtype))).view(shape)
+        return block, tensor.transpose(-2, -1) if changed_round else tensor

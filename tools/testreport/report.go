@@ -133,11 +133,19 @@ func (r *report) forget(pkg string) {
 	}
 }
 
-// finish prints the totals and the skipped tests.
+// finish prints the totals and the skipped tests, those for the same reason in one line.
 func (r *report) finish() {
 	fmt.Fprintf(r.w, "%d tests passed, %d skipped\n", r.passed, len(r.skips))
+	var reasons []string
+	tests := map[string][]string{}
 	for _, s := range r.skips {
-		fmt.Fprintf(r.w, "skipped: %s %s: %s\n", s.Package, s.Name, s.reason)
+		if tests[s.reason] == nil {
+			reasons = append(reasons, s.reason)
+		}
+		tests[s.reason] = append(tests[s.reason], s.Package+" "+s.Name)
+	}
+	for _, reason := range reasons {
+		fmt.Fprintf(r.w, "skipped: %s: %s\n", strings.Join(tests[reason], ", "), reason)
 	}
 }
 

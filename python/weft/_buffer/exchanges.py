@@ -12,6 +12,7 @@ import torch
 
 import weft
 from weft import ep
+from weft.ep.routing import Columns, in_columns
 
 from .errors import ContractError
 from .events import CommStream
@@ -143,11 +144,13 @@ class Exchanges:
         weights: torch.Tensor | None,
         routing: ep.Routing | None = None,
         come: Callable[[ep.Routing], int | None] | None = None,
+        columns: Columns | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
         """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as long as he wants. Collective.
 
         Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies. On a GPU they are of the
-        capacity, or of the rows of which ``come`` says that they come, and what is captured shows the memory, too, but nothing after that.
+        capacity, or of the rows of which ``come`` says that they come, and what is captured shows the memory, too, but nothing after that. ``columns``: what
+        scales are to be.
         """
         if self.on_gpu:
             got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
@@ -156,28 +159,31 @@ class Exchanges:
         else:
             copied, copied_scales, routing, large = handle.dispatch_copied(rows, topk, weights, routing=routing, scales=scales, most=_SHOWN_BYTES)
             if large is None:
-                return copied, copied_scales, routing
+                return copied, in_columns(copied_scales, columns), routing
             got = large
-        return *self._keep(handle, got, come and come(got.routing)), got.routing
+        return *self._keep(handle, rows, got, come and come(got.routing), columns), got.routing
 
-    def _keep(self, handle: ep.Handle, got: ep.Received, come: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, scales = got._arrays()
-        if come is not None:
-            rows, scales = rows[:come], None if scales is None else scales[:come]
-        if self._may_show(handle, rows):
+    def _keep(
+        self, handle: ep.Handle, like: torch.Tensor, got: ep.Received, come: int | None, columns: Columns | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if self._may_show(handle, like):
+            rows, scales = got._arrays(columns)
+            if come is not None:
+                rows, scales = rows[:come], None if scales is None else scales[:come]
             shown = weakref.ref(got)
             self._shown[handle].append(shown)
             self.stream.shows(shown)
             return rows, scales
         with got:
+            rows, scales = got._arrays()
             if come is not None:  # nothing else is there
-                return rows.clone(), None if scales is None else scales.clone()
+                return rows[:come].clone(), None if scales is None else scales[:come].clone()
             copies = torch.empty_like(rows), None if scales is None else torch.empty_like(scales)
             got.copy_to(*copies)
-        return copies
+        return copies[0], in_columns(copies[1], columns)
 
-    def _may_show(self, handle: ep.Handle, rows: torch.Tensor) -> bool:
-        if rows.is_cuda and torch.cuda.is_current_stream_capturing():
+    def _may_show(self, handle: ep.Handle, like: torch.Tensor) -> bool:
+        if like.is_cuda and torch.cuda.is_current_stream_capturing():
             self._captured.add(handle)
         elif handle in self._captured:
             return False  # replays write where captured exchanges have, whatever is shown there by then

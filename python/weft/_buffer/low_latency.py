@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from torch import Tensor
 
 import weft
 from weft import ep
+from weft.dtypes import DType
+from weft.ep.routing import Columns
 
 from .errors import ContractError
 from .exchanges import Era, Exchanges, Kept, where
@@ -210,13 +213,13 @@ class LowLatency:
         if into is not None:
             self._fill(into, sent, h.dispatch(x, topk), stats)
             return into.rows, into.scales, into.counts, into.handle(sent, ranks)
-        rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, None)
+        rows, scales, routing = self._exchanges.dispatch(h, x, None, topk, None, columns=_columns(kind, ranks))
         sent.routing = routing
         (counts,) = routing.parts("expert_counts")
         if stats is not None:
             stats.add_(counts)
         handle = LowLatencyHandle.of(sent, kind.experts // ranks, lambda: routing.parts("source_tokens", "ranges"))
-        return rows, _columns(scales, kind, ranks), counts, handle
+        return rows, scales, counts, handle
 
     def send(
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
@@ -351,13 +354,10 @@ def _ordered(scales: Tensor | None) -> tuple[Tensor | None, ep.ScaleOrder]:
     return scales.view(torch.uint8) if scales.dtype == torch.int32 else scales, ep.ScaleOrder.row_major
 
 
-def _columns(scales: Tensor | None, kind: Kind, ranks: int) -> Tensor | None:
-    """Scales [local experts, places, words] as they stand in memory, the same one of consecutive rows together."""
-    if scales is None:
+@functools.cache
+def _columns(kind: Kind, ranks: int) -> Columns | None:
+    """How scales [local experts, places, words] stand in memory: the same one of consecutive rows together."""
+    if kind.payload == ep.Payload.bf16:
         return None
-    local, places = kind.experts // ranks, ranks * kind.tokens
-    if kind.payload == ep.Payload.fp8_ue8m0:
-        scales = scales.view(torch.int32)
-    if scales.dim() != 3 or scales.shape[2] != places:
-        scales = scales.view(local, -1, places)
-    return scales.transpose(1, 2)
+    packed = kind.payload == ep.Payload.fp8_ue8m0
+    return DType.int32 if packed else DType.float32, (kind.experts // ranks, kind.hidden // (512 if packed else 128), ranks * kind.tokens)

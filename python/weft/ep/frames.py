@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _TENSOR = struct.Struct("=8xQii4q").unpack_from
 
 
-class _Told:
-    """A tensor that C tells of, to be copied. Mostly it is like the one before."""
+class Told:
+    """A tensor that C tells of, to be copied or shown. Mostly it is like the one before."""
 
     __slots__ = ("_address", "_kind", "_like", "_make", "_size", "_tensor", "address", "bytes")
 
@@ -107,7 +107,7 @@ class DispatchFrame(Frame):
         self.weights = self.slot("weights", device)
         self.rows = self.slot("rows", device, spec.row_dtype)
         self.scales = self.slot("scales", device, DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0)
-        self._data, self._scales = _Told(), _Told()
+        self._data, self._scales = Told(), Told()
         self.data_bytes, self.scales_bytes = self._data.bytes, self._scales.bytes
         self._result = _abi.EpDispatchResult(data=self._data.address, scales=self._scales.address)
         self.result = memoryview(self._result).cast("B").cast("Q")
@@ -237,21 +237,29 @@ class DescriptionFrame(Frame):
         return out
 
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Frame)
 
 
-class Frames(Generic[F]):
-    """The frames of a handle that no call uses."""
+class Spare(Generic[T]):
+    """What no call of a handle's uses."""
 
-    def __init__(self, make: Callable[[], F]) -> None:
+    def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._spare: list[F] = []
+        self._spare: list[T] = []
 
-    def take(self) -> F:
+    def take(self) -> T:
         try:
             return self._spare.pop()
         except IndexError:
             return self._make()
+
+    def give(self, thing: T) -> None:
+        self._spare.append(thing)
+
+
+class Frames(Spare[F]):
+    """The frames of a handle that no call uses."""
 
     def give(self, frame: F) -> None:
         if frame.scope is not None:

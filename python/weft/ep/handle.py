@@ -17,7 +17,7 @@ from ..limits import timeout as limit
 from ..operands import Slot, kind_of
 from ..resources import Lease, Resource
 from ..streams import StreamLike
-from .frames import CombineFrame, CopyFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame
+from .frames import CombineFrame, CopyFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame, Spare, Told
 from .routing import Received, Routing, _Nobody
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
@@ -85,6 +85,7 @@ class Handle(Resource):
         self._waits: tuple[Any, ...] = ()
         fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
         self._fixed_rows = self.capacity if fixed else None
+        self._parts = Spare(Told)
         self._descriptions: dict[Any, Frames[DescriptionFrame]] = {}
         # Compilers keep what they have made for a number, also for processes to come, where it must not stand for another kind of handle.
         kind = zlib.crc32(f"{spec} of {self.capacity} rows from {comm.ranks} ranks".encode())

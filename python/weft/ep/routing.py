@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .. import _abi, memory, streams
+from .. import _abi, memory, streams, views
 from .._abi import Part, Status
-from ..dtypes import OF_NUMBER
+from ..dtypes import OF_NUMBER, DType
 from ..errors import ClosedError, InternalError
 from ..resources import Lease
 from ..streams import StreamLike
@@ -19,6 +18,18 @@ if TYPE_CHECKING:
     from .handle import Handle
 
 _TENSOR = struct.Struct("=8xQii4q").unpack_from
+
+
+Columns = tuple[DType, tuple[int, ...]]
+"""What scales are in memory, type and shape, whose last two dimensions are then changed round."""
+
+
+def in_columns(scales: Any, columns: Columns | None) -> Any:
+    """Scales of PyTorch's as what they are said to be, if it is said."""
+    if scales is None or columns is None:
+        return scales
+    dtype, shape = columns
+    return scales.view(memory.torch_dtype(dtype)).view(shape).transpose(-2, -1)
 
 
 class _Nobody:
@@ -189,11 +200,15 @@ class Routing(_Held):
         """
         handle = self._handle
         if handle._device >= 0:
-            found = tuple(getattr(self, name) for name in names)
-            if rows is not None:
-                found = tuple(a[:rows] if name in _OF_ROWS else a for name, a in zip(names, found, strict=True))
-            found = tuple(memory.widened(a) if name == "row_experts" else a for name, a in zip(names, found, strict=True))
-            return (*found, self.expert_demand.tolist()) if demand else found
+            found = []
+            for name in names:
+                array = self._part(_PARTS[name])
+                if rows is not None and name in _OF_ROWS:
+                    array = array[:rows]
+                found.append(memory.widened(array) if name == "row_experts" else array)
+            if demand:
+                found.append(self.expert_demand.tolist())
+            return tuple(found)
         number, kind = self._in_use(), self._array_kind
         frames = handle._descriptions.get((names, demand)) or handle._describing(names, demand)
         frame = frames.take()
@@ -214,11 +229,14 @@ class Routing(_Held):
         return self._rows
 
     def _part(self, part: Part) -> Any:
-        t = _abi.Tensor()
         handle = self._handle
-        if status := handle._lib.routing_tensor(self._in_use(), part, ctypes.addressof(t)):
-            handle._check(status)
-        address, dtype, dims, *sizes = _TENSOR(t)
+        told = handle._parts.take()
+        try:
+            if status := handle._lib.routing_tensor(self._in_use(), part, told.address):
+                handle._check(status)
+            address, dtype, dims, *sizes = _TENSOR(told.bytes)
+        finally:
+            handle._parts.give(told)
         if not dtype:
             self._refuse_absence(part)
             return None
@@ -236,6 +254,8 @@ class Routing(_Held):
         handle.comm.check()
         raise InternalError(f"there is no {part.name.lower()}")
 
+
+_PARTS = {part.name.lower(): part for part in Part}
 
 _OF_ROWS = frozenset(("source_ranks", "source_tokens", "source_selections", "row_weights", "row_experts", "row_selection_weights"))
 
@@ -274,10 +294,19 @@ class Received(_Held):
         """Their scales, a number for each 128 of a row, in the spec's order; None where there are none."""
         return self._array(self._scales, None)
 
-    def _arrays(self) -> tuple[Any, Any]:
-        """The rows and their scales, for less than one by one."""
-        lease = Lease(self._handle, self)
-        return self._array(self._data, lease), self._array(self._scales, lease)
+    def _arrays(self, columns: Columns | None = None) -> tuple[Any, Any]:
+        """The rows and their scales, for less than one by one; these as what they are said to be instead, with its last two dimensions changed round."""
+        handle, lease = self._handle, Lease(self._handle, self)
+        (address, dtype, dims, *shape), scales, device = self._data, self._scales, handle._device
+        if device < 0 or self._array_kind != memory.TORCH or 0 in shape[:dims]:
+            return self._array(self._data, lease), in_columns(self._array(scales, lease), columns)
+        self._in_use()
+        handle._open()
+        beside = None
+        if scales[1]:
+            t, of = columns or (OF_NUMBER[scales[1]], tuple(scales[3 : 3 + scales[2]]))
+            beside = (scales[0], t, of, device, columns is not None)
+        return views.show_pair((address, OF_NUMBER[dtype], tuple(shape[:dims]), device, False), beside, lease)
 
     def copy_to(
         self,
