@@ -87,6 +87,38 @@ def test_types(of_host, dtype):
         assert bytes(t.view(torch.uint8).flatten().tolist()) == want
 
 
+def test_pairs(of_host):
+    """Two tensors keep what they keep until both are gone, and are what they were when they are shown again."""
+    at, storages = ctypes.addressof(of_host), set()
+    for first in (0, 1, 0):
+        before, keep = left(), Keep()
+        gone = weakref.ref(keep)
+        of_host[:] = range(20)
+        pair = list(views.show_pair((at, DType.float32, (2, 5), 0, False), (at + 40, DType.int32, (2, 5), 0, True), keep))
+        del keep
+        assert pair[0].tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+        assert (pair[1].shape, pair[1].stride(), pair[1].is_leaf) == ((5, 2), (1, 5), True)
+        assert pair[1].t().contiguous().view(torch.float32).tolist() == [[10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
+        storages.add(tuple(t.untyped_storage()._cdata for t in pair))
+        pair[first] = None
+        assert left() == before + 1
+        assert gone() is not None
+        pair.clear()
+        assert left() == before
+        assert gone() is None
+    assert len(storages) == 1
+
+
+def test_half_of_a_pair_moved(of_host):
+    at = ctypes.addressof(of_host)
+    places = (at, DType.float32, (5,), 0, False), (at + 20, DType.float32, (5,), 0, False)
+    views.show_pair(*places, None)[1].share_memory_()
+    left()
+    of_host[7] = 8
+    a, b = views.show_pair(*places, None)
+    assert (a.data_ptr(), b.data_ptr(), b[2].item()) == (at, at + 20, 8)
+
+
 def test_one_place_shown_twice(of_host):
     """Each view has its own end."""
     before = left()

@@ -297,16 +297,17 @@ class Received(_Held):
     def _arrays(self, columns: Columns | None = None) -> tuple[Any, Any]:
         """The rows and their scales, for less than one by one; these as what they are said to be instead, with its last two dimensions changed round."""
         handle, lease = self._handle, Lease(self._handle, self)
-        (address, dtype, dims, *shape), scales, device = self._data, self._scales, handle._device
-        if device < 0 or self._array_kind != memory.TORCH or 0 in shape[:dims]:
-            return self._array(self._data, lease), in_columns(self._array(scales, lease), columns)
+        (address, dtype, dims, *sizes), (of_scales, scale_dtype, scale_dims, *scale_sizes), device = self._data, self._scales, handle._device
+        shape, scale_shape = tuple(sizes[:dims]), tuple(scale_sizes[:scale_dims])
+        if device < 0 or self._array_kind != memory.TORCH or 0 in shape or (scale_dtype and 0 in scale_shape):
+            return self._array(self._data, lease), in_columns(self._array(self._scales, lease), columns)
         self._in_use()
         handle._open()
         beside = None
-        if scales[1]:
-            t, of = columns or (OF_NUMBER[scales[1]], tuple(scales[3 : 3 + scales[2]]))
-            beside = (scales[0], t, of, device, columns is not None)
-        return views.show_pair((address, OF_NUMBER[dtype], tuple(shape[:dims]), device, False), beside, lease)
+        if scale_dtype:
+            t, of = columns or (OF_NUMBER[scale_dtype], scale_shape)
+            beside = (of_scales, t, of, device, columns is not None)
+        return views.show_pair((address, OF_NUMBER[dtype], shape, device, False), beside, lease)
 
     def copy_to(
         self,
