@@ -21,7 +21,7 @@ python: ## test the Python package; arguments for pytest in PYTEST
 wheel: ## build the wheels of the Python packages, with the C library inside, into dist
 	@sh scripts/wheel.sh
 
-test: ## run every test (18 minutes on 2 cores)
+test: ## run every test (15 minutes on 2 cores)
 	@sh scripts/test.sh
 
 race: ## run the short tests under the race detector (needs a C compiler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import os
 import socket
 import subprocess
@@ -46,6 +47,7 @@ def _alone():
     for name in list(os.environ):
         if name.startswith(_LAUNCHERS):
             del os.environ[name]
+    gc.freeze()  # collections, which many tests make, need not look through all of PyTorch
 
 
 @pytest.fixture
