@@ -17,8 +17,9 @@
  * arguments do wrong by the rules of Weft is refused on every rank; what is wrong with them as C (NULL, a short struct, a stale handle) is refused on
  * this rank, and counts as a call that was not made: the others wait for it, at most until the deadline.
  *
- * Threads. Any thread may make any call. Calls on one object, and on what was made from it, exclude each other: a second one is refused, not
- * queued. weft_comm_get, weft_comm_error, weft_comm_abort and weft_comm_wait are the exceptions, which may be called at any time.
+ * Threads. Any thread may make any call. Calls on one object exclude each other, as do those on a weft_ep and on its routings, received rows and works:
+ * a second one is refused, not queued. weft_comm_get, weft_comm_error, weft_comm_abort and weft_comm_wait are the exceptions, which may be called at any
+ * time. Groups, handles and windows of one communicator are objects of their own; their collective calls are made in the same order on every rank.
  *
  * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_error_set, weft_status_name, weft_version and weft_dlpack_deleter: it has none of the
  * library's threads. Every other function then returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
@@ -334,7 +335,7 @@ typedef struct weft_ep_spec {
 	int64_t row_bytes;          /* opaque payload: bytes of a row */
 	int64_t scale_bytes;        /* opaque payload: bytes of its scales, or 0 */
 	int64_t capacity;           /* the most rows that a rank (expert-major: an expert) can receive; 0 is the worst case */
-	int64_t alignment;          /* expert-packed: the multiple to which the experts' rows are padded */
+	int64_t alignment;          /* expert-packed: the multiple to which the experts' rows are padded, a power of two up to 65536 */
 	int64_t live;               /* received tensors that may be alive at once; 0 is 2 */
 	const weft_ep_kernel_tuning *dispatch_tuning; /* GPU; NULL is Weft's choice */
 	const weft_ep_kernel_tuning *combine_tuning;
@@ -466,7 +467,7 @@ typedef struct weft_ep_combine_args {
 	size_t size;
 	weft_routing routing;
 	const weft_tensor *rows;    /* as dispatch gave them, of the output type; packed, with counts on the device, the first may be enough: all that have come */
-	const weft_tensor *out;     /* [tokens, hidden]: written */
+	const weft_tensor *out;     /* [tokens, hidden]: written; overlaps no row */
 	const weft_tensor *bias[2]; /* [tokens, hidden], added first; or NULL */
 	/*
 	 * fp32 [tokens, top-k], for the exact weighted reduction, which needs weights at home alone; or NULL. They take the place of those that the routing had at home. What is

@@ -80,6 +80,9 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 	if err := h.checkExpertRows(op, "gradients of rows", r, gradRows, r.Rows()); err != nil {
 		return err
 	}
+	if overlap(gradOut, gradRows) {
+		return weft.Invalidf("%s: gradients of rows overlap those of the output, which other ranks read; give them memory of their own", op)
+	}
 	if gradWeights.IsZero() {
 		return nil
 	}

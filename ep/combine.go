@@ -14,6 +14,7 @@ import (
 // Others are copied to a staging window first. The partial reduction reads y only here.
 //
 // With [DeviceCounts] and a packed layout y may be the first rows alone, if all that have come are among them: who knows their number hands over no more.
+// out overlaps neither y, which other ranks read, nor a part of a bias.
 func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) error {
 	return h.engine.combine(ctx, s, r, weft.Tensor{}, y, out, h.keep(bias))
 }
@@ -72,9 +73,15 @@ func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []
 	if err := checkTensor(op, "output rows", out, s.Output, r.tokens, s.Hidden); err != nil {
 		return err
 	}
+	if overlap(out, y) {
+		return weft.Invalidf("%s: the output rows overlap the rows, which other ranks read; give them memory of their own", op)
+	}
 	for _, b := range bias {
 		if err := checkTensor(op, "biases", b, s.Output, r.tokens, s.Hidden); err != nil {
 			return err
+		}
+		if overlapInPart(out, b) {
+			return weft.Invalidf("%s: the output rows overlap a part of a bias; give them memory of their own, or the very same", op)
 		}
 	}
 	return nil

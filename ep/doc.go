@@ -23,7 +23,7 @@
 // On GPUs an operation is one kernel on the caller's stream (two, if it is cut in two), which pushes rows and waits for its peers on the device; it can be captured
 // in a graph and replayed. The operations of one handle must follow each other in stream order on every rank. Errors show in [weft.Comm.Wait], [weft.Comm.Err] and the next call. A
 // call that is refused has not been made: the rank may make it again. Operands are in memory that the rank's GPU reaches, which nobody looks at: a kernel that follows
-// an address of the host's loses the context. Rows and outputs begin on multiples of 16 bytes; selections that are no expert count as none. A token must not select an expert twice: the host engine refuses that, and GPUs do not look. There counts, rows and sums are then wrong, on whatever
+// an address of the host's loses the context, and where it can follow one, Go's collector does not know that it does: use memory that was allocated for GPUs. Rows and outputs begin on multiples of 16 bytes; selections that are no expert count as none. A token must not select an expert twice: the host engine refuses that, and GPUs do not look. There counts, rows and sums are then wrong, on whatever
 // rank and also in later operations, until SetMask, or the operation ends at its deadline. Put -1 for the second and add its weight to the first.
 // Ranks that make different calls, or go by different Routings, are told so where the kernels meet. docs/gpu-engine.md has the whole design.
 //

@@ -241,7 +241,7 @@ type Spec struct {
 	// expert can. 0 is the worst case: nothing can overflow.
 	Capacity int
 	Overflow Overflow
-	// Alignment, for ExpertPacked, is the multiple to which zones are padded; 0 and 1 pad nothing.
+	// Alignment, for ExpertPacked, is the multiple to which zones are padded, a power of two of at most 65536; 0 and 1 pad nothing.
 	Alignment int
 
 	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three quarters of what other handles have left, and for the operations of packed

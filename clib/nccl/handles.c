@@ -100,8 +100,8 @@ void nep_discard(nep_handle *h) {
 }
 
 static ncclEpResult_t init(nep_group *g, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk, const ncclEpTensor_t *handle_mem, nep_handle *h) {
+	h->group = g; /* what follows may fail, and what is discarded then is the group's */
 	NEP_TRY(check_layer(g, layout, config, num_topk, &h->alignment));
-	h->group = g;
 	h->topk = num_topk;
 	NEP_TRY(place(h, handle_mem));
 	NEP_TRY(nep_alloc_pinned(g, sizeof *h->pinned, (void **)&h->pinned));

@@ -905,6 +905,12 @@ static void misuse(rank *r) {
 	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 0), NCCL_EP_INVALID_ARGUMENT, "num_topk is 0");
 	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, NULL, 2), NCCL_EP_INVALID_ARGUMENT, "size_out is NULL");
 	EP_REFUSED(ncclEpHandleMemSize((ncclEpGroup_t)(void *)&c, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 2), NCCL_EP_INVALID_ARGUMENT, "is no ncclEpGroup_t");
+	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, &a, 2, NULL), NCCL_EP_INVALID_ARGUMENT, "power of two");
+	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_FLAT, NULL, 2, NULL), NCCL_EP_INVALID_USAGE, "expert-major");
+	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 0, NULL), NCCL_EP_INVALID_ARGUMENT, "num_topk is 0");
+	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 33, NULL), NCCL_EP_INVALID_ARGUMENT, "num_topk is 33");
+	a.size = 4;
+	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, &a, 2, NULL), NCCL_EP_INVALID_ARGUMENT, "size");
 	EP_REFUSED(ncclEpInitHandle(NULL, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, NULL), NCCL_EP_INVALID_ARGUMENT, "handle is NULL");
 	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, look(&v, r->rows, NCCL_EP_UINT8, 64, 0)), NCCL_EP_INVALID_ARGUMENT, "ncclEpHandleMemSize");
 	EP(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, NULL));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -123,6 +124,8 @@ class Buffer:
                 self._local[use_rdma_buffer] = torch.empty(length, dtype=torch.uint8, device=where(self._comm))
         whole = self._local[use_rdma_buffer][offset:]
         flat = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        if size is not None and size.numel() > flat.numel():
+            raise ContractError(f"size {tuple(size)} of {dtype} from byte {offset}: the buffer was asked to have {whole.numel() + offset} bytes")
         return flat if size is None else flat[: size.numel()].view(size)
 
     @staticmethod
@@ -181,13 +184,17 @@ class Buffer:
             raise ContractError(f"expert_alignment is {expert_alignment}, want 1 or more")
         if handle is not None:
             _check_handle(handle, DispatchHandle, "dispatch")
-            require(topk_idx is None and topk_weights is None, "a dispatch by a handle takes no topk_idx: the handle has it")
+            require(topk_idx is None and topk_weights is None, "a dispatch by a handle takes no topk_idx and no topk_weights: the handle has what was selected")
+            if 0 < num_worst_tokens < handle.received:
+                raise ContractError(f"num_worst_tokens is {num_worst_tokens}, and the handle's rows are {handle.received}")
             (got, got_scales), event = self._stream.run(self._normal.again, rows, previous_event, async_finish, rows, scales, handle.route)
-            return _pair(_padded(got, num_worst_tokens), _padded(got_scales, num_worst_tokens)), None, None, None, None, event
+            return _pair(_padded(got, num_worst_tokens), _padded_scales(got_scales, scales, num_worst_tokens)), None, None, None, None, event
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             raise ContractError("a dispatch without a handle takes what get_dispatch_layout returns")
         if num_worst_tokens and topk_idx is None:
             raise ContractError("num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
+        if config is not None and not isinstance(config, Config):
+            raise ContractError(f"config: a {type(config).__name__}, want a Config")
         channels = self.num_sms // 2 if config is None else config.channels
         in_rank = is_token_in_rank if is_token_in_rank.dtype == torch.bool else is_token_in_rank.bool()
         if in_rank.shape != (rows.shape[0], self.group_size):
@@ -212,7 +219,7 @@ class Buffer:
         if ids is not None and ids.dtype != topk_idx.dtype:
             ids = ids.to(topk_idx.dtype)
         if num_worst_tokens and num_worst_tokens > got.shape[0]:  # of which ranks are no divisor
-            got, got_scales = _padded(got, num_worst_tokens), _padded(got_scales, num_worst_tokens)
+            got, got_scales = _padded(got, num_worst_tokens), _padded_scales(got_scales, scales, num_worst_tokens)
             ids, weights = _padded(ids, num_worst_tokens, -1), _padded(weights, num_worst_tokens, 0)
         return _pair(got, got_scales), ids, weights, counts, made, event
 
@@ -302,6 +309,8 @@ class Buffer:
         require(not use_ue8m0 or (use_fp8 and round_scale), "use_ue8m0 is for float8 with round_scale=True: its scales are powers of two")
         tokens, hidden = x.shape
         most = num_max_dispatch_tokens_per_rank
+        if type(most) is not int:
+            most = _whole("num_max_dispatch_tokens_per_rank", most)
         if topk_idx.dim() != 2 or topk_idx.shape[0] != tokens or tokens > most:
             raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {most} tokens")
         check_stats(cumulative_local_expert_recv_stats, num_experts // self.group_size, x)
@@ -432,6 +441,13 @@ def _check_handle(handle: Any, kind: type, of: str) -> None:
         raise ContractError(f"handle: a {type(handle).__name__}, want what {of} returned, not a copy of its contents")
 
 
+def _whole(name: str, n: Any) -> int:
+    try:
+        return operator.index(n)
+    except TypeError:
+        raise ContractError(f"{name}: {n!r}, want a whole number") from None
+
+
 def check_stats(stats: Tensor | None, local: int, like: Tensor) -> None:
     """Refuses what counts of experts cannot be added to."""
     if stats is None or (stats.dtype == torch.int32 and stats.shape == (local,) and stats.is_contiguous() and stats.device == like.device):
@@ -455,9 +471,20 @@ def _pair(rows: Any, scales: Any) -> Any:
 
 
 def _padded(t: Tensor | None, rows: int, fill: int | None = None) -> Any:
-    """A tensor of so many rows, of which these are the first; as it is for 0."""
-    if t is None or rows == 0:
+    """A tensor of so many rows, of which these are the first; as it is for 0 or if it has so many."""
+    if t is None or rows in (0, t.shape[0]):
         return t
     out = t.new_empty((rows, *t.shape[1:])) if fill is None else t.new_full((rows, *t.shape[1:]), fill)
+    out[: t.shape[0]] = t
+    return out
+
+
+def _padded_scales(t: Tensor | None, sent: Tensor | None, rows: int) -> Tensor | None:
+    """The same of scales, in the order in memory of those that were sent."""
+    if t is None or sent is None or rows in (0, t.shape[0]):
+        return t
+    if sent.stride(-1) == 1:
+        return _padded(t, rows)
+    out = t.new_empty((t.shape[1], rows)).t()
     out[: t.shape[0]] = t
     return out

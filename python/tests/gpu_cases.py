@@ -186,6 +186,26 @@ def test_gradients(engines, layout):
     same(*engines(2, rank))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts(engines, layout):
+    """Of arrays that are not PyTorch's, too: those that the layout has, and of rows the first so many."""
+    batch = Batch(2, experts=6, topk=3, hidden=8, max_tokens=7, seed=5)
+    by_rank = layout in ("rank_major", "token_major")
+    names = ("source_ranks", "source_tokens", "row_experts" if by_rank else "row_weights")
+
+    def rank(c, arrays):
+        with handle(c, batch, layout=layout) as h:
+            routing = h.prepare(arrays.give(batch.topks[c.rank]), arrays.give(batch.weights[c.rank]))
+            sources, *found = (arrays.read(a) for a in routing.parts(*names, **({} if c.engine == "host" else {"rows": 3})))
+            for wrong in ("nonsense", "row_demand", "ranges" if by_rank else "row_experts"):
+                with pytest.raises(weft.InvalidError, match="no part of a routing of this layout"):
+                    routing.parts(wrong)
+            held = sources[:3] >= 0
+            return {"held": held} | {name: a[:3][held].astype(np.float64) for name, a in zip(names[1:], found, strict=True)}
+
+    same(*engines(2, rank))
+
+
 def test_fp8(engines):
     rng = np.random.default_rng(5)
     x = [rng.normal(size=(6, 256)).astype(np.float32) for _ in range(2)]

@@ -181,6 +181,30 @@ def test_worst_case(threads):
         assert torch.equal(home_weights, torch.where(ids >= 0, weights, 0))
         with pytest.raises(AssertionError, match="num_worst_tokens is 3"):
             b.dispatch(x, **layout, num_worst_tokens=3)
+        with pytest.raises(AssertionError, match="num_worst_tokens is 3"):
+            b.dispatch(x, handle, num_worst_tokens=3)
+
+    buffers(threads, 2, rank)
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_worst_case_of_scales(threads, columns):
+    """However many rows are asked for, scales are in the order of those that were sent."""
+
+    def rank(b):
+        _, ids, weights = token_batch(b.rank)
+        x, scales = per_token_cast_to_fp8(token_batch(b.rank, 512)[0])
+        if columns:
+            scales = scales.t().contiguous().t()
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+        layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert, "topk_idx": ids, "topk_weights": weights}
+        (_, exact), *_, handle, _ = b.dispatch((x, scales), **layout)
+        n = exact.shape[0]
+        for most in (200, 201):
+            for (rows, got), *_ in (b.dispatch((x, scales), **layout, num_worst_tokens=most), b.dispatch((x, scales), handle, num_worst_tokens=most)):
+                assert (rows.shape[0], got.shape[0]) == (most, most)
+                assert got.stride() == ((1, most) if columns else (4, 1))
+                assert torch.equal(got[:n], exact)
 
     buffers(threads, 2, rank)
 
@@ -632,6 +656,10 @@ def test_refusals(threads):
             ("3 biases", lambda: b.combine(x, normal, bias=(x, x, x))),
             ("a pair of", lambda: b.dispatch((x, x, x), **given)),
             ("a pair of", lambda: b.dispatch(3, **given)),
+            ("config: a int", lambda: b.dispatch(x, **given, config=5)),
+            ("topk_weights", lambda: b.dispatch(x, normal, topk_weights=weights)),
+            ("want a whole number", lambda: b.low_latency_dispatch(x, ids, None, EXPERTS)),
+            ("from byte 0", lambda: b.get_local_buffer_tensor(torch.bfloat16, torch.Size([4]))),
             ("is_token_in_rank: shape", lambda: b.dispatch(x, **given | {"is_token_in_rank": layout[3][:2]})),
         ):
             with pytest.raises(AssertionError, match=words):
@@ -687,6 +715,10 @@ def test_helpers():
     assert calc_diff(x, x) < 1e-12
     rows, scales = per_token_cast_to_fp8(x.bfloat16())
     assert calc_diff(per_token_cast_back(rows, scales), x) < 2e-3
+    rows, scales = per_token_cast_to_fp8(x[:, :192].bfloat16())
+    assert (rows.shape, scales.shape) == ((4, 192), (4, 2))
+    assert calc_diff(per_token_cast_back(rows, scales), x[:, :192]) < 2e-3
+    assert [t.shape for t in per_token_cast_to_fp8(x[:0])] == [(0, 256), (0, 2)]
     assert count_bytes(x, (x, None)) == 8 * 1024
     ids = torch.tensor([[3, 1, 3, -1], [0, 0, 0, 0]])
     inplace_unique(ids, 4)

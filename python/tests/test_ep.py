@@ -407,6 +407,8 @@ def test_parts(threads, layout):
             assert routing.parts() == ()
             with pytest.raises(weft.InvalidError, match="no part of a routing of this layout"):
                 routing.parts("row_demand")
+            with pytest.raises(weft.InvalidError, match="'expert_counts' is asked for twice"):
+                routing.parts("expert_counts", "source_ranks", "expert_counts")
             routing.release()
             with pytest.raises(weft.ClosedError):
                 routing.parts("expert_counts")

@@ -193,8 +193,17 @@ def address_of(kind: str, array: Any) -> int:
 
 
 def widened(array: Any) -> Any:
-    """An array of int32 as one of int64."""
+    """An array of int32 as one of int64, where something can make one."""
+    if isinstance(array, DeviceArray):
+        return array
     return array.astype("int64") if hasattr(array, "astype") else array.long()
+
+
+def first(array: Any, rows: int) -> Any:
+    """The first so many rows of an array."""
+    if isinstance(array, DeviceArray):
+        return DeviceArray(array.address, array.dtype, (min(rows, array.shape[0]), *array.shape[1:]), array.device, array._lease, array.stream)
+    return array[:rows]
 
 
 def copy(kind: str, address: int, dtype: DType, shape: Sequence[int]) -> Any:

@@ -26,10 +26,13 @@ def align(x: int, y: int) -> int:
 
 
 def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises rows, 128 numbers by one scale: float8_e4m3 [tokens, hidden], float32 [tokens, hidden / 128]."""
-    blocks = x.float().view(x.shape[0], -1, 128)
+    """Quantises rows, 128 numbers by one scale: float8_e4m3 [tokens, hidden], float32 [tokens, hidden / 128, rounded up]."""
+    tokens, hidden = x.shape
+    scales = -(-hidden // 128)  # the last one is of what is left
+    blocks = torch.nn.functional.pad(x.float(), (0, scales * 128 - hidden)).view(tokens, scales, 128)
     largest = blocks.abs().amax(2).clamp(1e-4)
-    return (blocks * (448 / largest).unsqueeze(2)).to(torch.float8_e4m3fn).view(x.shape), largest / 448
+    rows = (blocks * (448 / largest).unsqueeze(2)).to(torch.float8_e4m3fn).view(tokens, scales * 128)
+    return rows[:, :hidden].contiguous(), largest / 448
 
 
 def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Tensor:
@@ -38,8 +41,9 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
         return x_fp8.to(torch.bfloat16)
     if x_scales.dtype == torch.int32:
         x_scales = (x_scales.clone(memory_format=torch.contiguous_format).view(torch.uint8).int() << 23).view(torch.float32)
-    blocks = x_fp8.float().view(*x_fp8.shape[:-1], -1, 128)
-    return (blocks * x_scales.unsqueeze(-1)).view(x_fp8.shape).to(torch.bfloat16)
+    hidden = x_fp8.shape[-1]
+    blocks = torch.nn.functional.pad(x_fp8.float(), (0, -hidden % 128)).unflatten(-1, (-1, 128))
+    return (blocks * x_scales.unsqueeze(-1)).flatten(-2)[..., :hidden].to(torch.bfloat16)
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:

@@ -18,7 +18,7 @@ from ..operands import Slot, kind_of
 from ..resources import Lease, Resource
 from ..streams import StreamLike
 from .frames import CombineFrame, CopyFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame, Spare, Told
-from .routing import Received, Routing, _Nobody
+from .routing import PARTS, Received, Routing, _Nobody
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
 
@@ -86,6 +86,7 @@ class Handle(Resource):
         fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
         self._fixed_rows = self.capacity if fixed else None
         self._parts = Spare(Told)
+        self._named: dict[tuple[str, ...], tuple[tuple[str, _abi.Part], ...]] = {}
         self._descriptions: dict[Any, Frames[DescriptionFrame]] = {}
         # Compilers keep what they have made for a number, also for processes to come, where it must not stand for another kind of handle.
         kind = zlib.crc32(f"{spec} of {self.capacity} rows from {comm.ranks} ranks".encode())
@@ -284,7 +285,7 @@ class Handle(Resource):
 
         ``rows``: as dispatch gave them, of the spec's output type. ``bias``: [tokens, hidden], or two such, which are added first. ``weights``:
         float32 [tokens, topk], of the exact weighted reduction, which needs them at home alone: they take the place of those that the routing had
-        there. Returns ``out``: [tokens, hidden], a new array if None.
+        there. Returns ``out``: [tokens, hidden], a new array if None; it overlaps none of the rows, which other ranks read.
         """
         if timeout is not None:
             with limit(timeout):
@@ -427,12 +428,21 @@ class Handle(Resource):
             refused = None  # its traceback has this frame
             self._combine_backwards.give(frame)
 
-    def _describing(self, names: tuple[str, ...], demand: bool) -> Frames[DescriptionFrame]:
-        """The frames of calls that ask for these parts of a routing."""
-        shapes, local = _part_shapes(self.spec, self._comm.ranks), self.spec.experts // self._comm.ranks
-        for name in names:
+    def _naming(self, names: tuple[str, ...]) -> tuple[tuple[str, _abi.Part], ...]:
+        """The parts of a routing that have these names."""
+        shapes = _part_shapes(self.spec, self._comm.ranks)
+        for i, name in enumerate(names):
             if name not in shapes:
                 raise InvalidError(f"{name!r} is no part of a routing of this layout, want one of {', '.join(shapes)}")
+            if name in names[:i]:
+                raise InvalidError(f"{name!r} is asked for twice: name each part once")
+        found = self._named[names] = tuple((name, PARTS[name]) for name in names)
+        return found
+
+    def _describing(self, names: tuple[str, ...], demand: bool) -> Frames[DescriptionFrame]:
+        """The frames of calls that ask for these parts of a routing."""
+        self._naming(names)
+        shapes, local = _part_shapes(self.spec, self._comm.ranks), self.spec.experts // self._comm.ranks
         parts = [(name, *shapes[name]) for name in names]
         found = self._descriptions[names, demand] = Frames(lambda: DescriptionFrame(parts, local if demand and "expert_demand" not in names else 0))
         return found

@@ -193,18 +193,18 @@ class Routing(_Held):
         return self._part(Part.ROW_DEMAND)
 
     def parts(self, *names: str, demand: bool = False, rows: int | None = None) -> tuple[Any, ...]:
-        """Several of the arrays above, of those that the layout has, for less than one by one; here ``row_experts`` is int64.
+        """Several of the arrays above, of those that the layout has, each once, for less than one by one; here ``row_experts`` is int64.
 
         ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last. On a GPU those of rows may be of the first so many
-        ``rows`` alone.
+        ``rows`` alone, and a :class:`weft.DeviceArray` of ``row_experts`` stays int32.
         """
         handle = self._handle
         if handle._device >= 0:
             found = []
-            for name in names:
-                array = self._part(_PARTS[name])
+            for name, part in handle._named.get(names) or handle._naming(names):
+                array = self._part(part)
                 if rows is not None and name in _OF_ROWS:
-                    array = array[:rows]
+                    array = memory.first(array, rows)
                 found.append(memory.widened(array) if name == "row_experts" else array)
             if demand:
                 found.append(self.expert_demand.tolist())
@@ -255,7 +255,8 @@ class Routing(_Held):
         raise InternalError(f"there is no {part.name.lower()}")
 
 
-_PARTS = {part.name.lower(): part for part in Part}
+PARTS = {part.name.lower(): part for part in Part}
+"""What C calls the parts of a routing."""
 
 _OF_ROWS = frozenset(("source_ranks", "source_tokens", "source_selections", "row_weights", "row_experts", "row_selection_weights"))
 
