@@ -12,7 +12,7 @@ const (
 )
 
 // DispatchBackward is the gradient of Dispatch: gradX[t] = sum over k of gradRows[row of (t,k)], in the handle's reduction, without weights. gradRows
-// has the shape of what Dispatch returned, gradX is [tokens, hidden], both of the Spec's Output type.
+// has the shape of what Dispatch returned, gradX is [tokens, hidden], both of the Spec's Output type; they do not overlap.
 //
 // gradRowWeights, fp32 [Rows()] (with top-k numbers a row for the layouts with one row per rank), holds the gradients of the weights that arrived
 // with the rows; each goes back to its selection in gradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are
@@ -22,7 +22,7 @@ func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routin
 }
 
 // CombineBackward is the gradient of Combine: gradRows[row of (t,k)] = weight[t,k] * gradOut[t], rounded once (gradOut[t] itself where Combine sums
-// plainly), and zeros in pads. gradOut is [tokens, hidden], gradRows, in any memory, has the shape of Combine's y.
+// plainly), and zeros in pads. gradOut is [tokens, hidden], gradRows, in any memory but that, has the shape of Combine's y.
 //
 // With y and gradWeights, which weighted sums allow, gradWeights[t,k], fp32 [tokens, top-k], is the dot product of gradOut[t] and y[row of (t,k)] in
 // fp32: element i is added, fused, to lane i mod 64, and the lanes are summed as a tree. Selections that went nowhere get 0. Both are given on every

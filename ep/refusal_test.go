@@ -175,6 +175,7 @@ func TestWrongArguments(t *testing.T) {
 		{"combine", "output in a bias", "overlap a part of a bias", weft.ErrInvalid, func(o *operandSet) { o.out = beside(o.grad) }},
 		{"combine", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.y.Data = nil }},
 		{"dispatch backward", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.y, 24) }},
+		{"dispatch backward", "output in rows", "overlap the rows", weft.ErrInvalid, func(o *operandSet) { o.out.Data = o.y.Data }},
 		{"dispatch backward", "half of the weights", "both tensors or neither", weft.ErrInvalid, func(o *operandSet) { o.gradWeight = weft.Tensor{} }},
 		{"dispatch backward", "weights on some ranks", "some ranks only", weft.ErrMismatch, func(o *operandSet) { o.gradWeight, o.scalars = weft.Tensor{}, weft.Tensor{} }},
 		{"dispatch backward", "number of weights", "with 24 numbers", weft.ErrInvalid, func(o *operandSet) { o.scalars = weft.TensorOf(make([]float32, 23)) }},

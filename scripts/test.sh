@@ -49,7 +49,7 @@ vet_part() {
 	go vet ./...
 }
 
-# ep takes as long as half of the others together, so it begins first.
+# ep takes longest by far, so it begins first, and the others run beside it.
 test_part() {
 	(export CGO_ENABLED=0 && report -timeout 16m ./ep ./...)
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -21,6 +20,7 @@ from weft._buffer.low_latency import Kind, LowLatency, LowLatencyHandle
 from weft._buffer.normal import DispatchHandle, Normal
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
+from weft.ep.spec import whole
 
 topk_idx_t = torch.int64
 
@@ -310,7 +310,7 @@ class Buffer:
         tokens, hidden = x.shape
         most = num_max_dispatch_tokens_per_rank
         if type(most) is not int:
-            most = _whole("num_max_dispatch_tokens_per_rank", most)
+            most = whole("num_max_dispatch_tokens_per_rank", most, ContractError)
         if topk_idx.dim() != 2 or topk_idx.shape[0] != tokens or tokens > most:
             raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {most} tokens")
         check_stats(cumulative_local_expert_recv_stats, num_experts // self.group_size, x)
@@ -439,13 +439,6 @@ def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) ->
 def _check_handle(handle: Any, kind: type, of: str) -> None:
     if not isinstance(handle, kind):
         raise ContractError(f"handle: a {type(handle).__name__}, want what {of} returned, not a copy of its contents")
-
-
-def _whole(name: str, n: Any) -> int:
-    try:
-        return operator.index(n)
-    except TypeError:
-        raise ContractError(f"{name}: {n!r}, want a whole number") from None
 
 
 def check_stats(stats: Tensor | None, local: int, like: Tensor) -> None:

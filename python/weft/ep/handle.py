@@ -85,7 +85,7 @@ class Handle(Resource):
         self._waits: tuple[Any, ...] = ()
         fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
         self._fixed_rows = self.capacity if fixed else None
-        self._parts = Spare(Told)
+        self._told = Spare(Told)
         self._named: dict[tuple[str, ...], tuple[tuple[str, _abi.Part], ...]] = {}
         self._descriptions: dict[Any, Frames[DescriptionFrame]] = {}
         # Compilers keep what they have made for a number, also for processes to come, where it must not stand for another kind of handle.

@@ -230,13 +230,13 @@ class Routing(_Held):
 
     def _part(self, part: Part) -> Any:
         handle = self._handle
-        told = handle._parts.take()
+        told = handle._told.take()
         try:
             if status := handle._lib.routing_tensor(self._in_use(), part, told.address):
                 handle._check(status)
             address, dtype, dims, *sizes = _TENSOR(told.bytes)
         finally:
-            handle._parts.give(told)
+            handle._told.give(told)
         if not dtype:
             self._refuse_absence(part)
             return None

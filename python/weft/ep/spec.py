@@ -124,7 +124,7 @@ class KernelTuning:
     def _struct(self) -> _abi.EpKernelTuning:
         if self.protocol not in _PROTOCOLS:
             raise InvalidError(f"protocol {self.protocol!r}, want one of {', '.join(p for p in _PROTOCOLS if p)}")
-        members = {f.name: _whole(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "protocol"}
+        members = {f.name: whole(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "protocol"}
         return _abi.EpKernelTuning(**members, protocol=_PROTOCOLS.index(self.protocol))
 
 
@@ -194,7 +194,7 @@ class Spec:
     def __post_init__(self) -> None:
         settle = object.__setattr__
         for name in _NUMBERS:
-            settle(self, name, _whole(name, getattr(self, name)))
+            settle(self, name, whole(name, getattr(self, name)))
         layout = _member(Layout, self.layout)
         one = layout in (Layout.rank_major, Layout.token_major)  # a row per token and rank, which stands for all of a rank's experts
         settle(self, "layout", layout)
@@ -245,14 +245,14 @@ class Spec:
 _NUMBERS = "experts", "topk", "hidden", "max_tokens", "sms", "row_bytes", "scale_bytes", "capacity", "alignment", "live", "series"
 
 
-def _whole(name: str, given: Any) -> int:
+def whole(name: str, given: Any, error: type[InvalidError] = InvalidError) -> int:
     """A number, as whole as it must be: nothing is cut off."""
     try:
         if not isinstance(given, bool):
             return operator.index(given)
     except TypeError:
         pass
-    raise InvalidError(f"{name} is {given!r}, want a whole number")
+    raise error(f"{name} is {given!r}, want a whole number")
 
 
 def _member(choices: type[E], given: Any, default: E | None = None) -> E:
