@@ -59,6 +59,7 @@ func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t, meet fun
 			defer c.context.Close()
 			defer keepContext(c.context)()
 		}
+		c.log.warnOfSignals()
 		if err := within(ms, func(ctx context.Context) error { return c.join(ctx, o, meet) }); err != nil {
 			return err
 		}

@@ -21,6 +21,18 @@ int libweft_all_gather(weft_all_gather_fn all_gather, void *context, const void 
 // The i-th entry of the environment as C has it, or NULL behind the last.
 const char *libweft_environment(size_t i);
 
+// A handler of a signal: its address, and what dladdr knows of it, or NULL.
+typedef struct libweft_handler {
+	uintptr_t address, offset; // in the file
+	const char *symbol, *file;
+} libweft_handler;
+
+// Signals are numbered from 1.
+enum { LIBWEFT_SIGNALS = 64 };
+
+// Whether a signal has a handler of the program's that lacks SA_ONSTACK, and which. With repair the handler gets the flag, and 0 says that it has.
+int libweft_off_stack(int signal, int repair, libweft_handler *handler);
+
 // A copy of a descriptor that exec closes, or -1 and errno.
 int libweft_duplicate(int fd);
 

@@ -171,6 +171,23 @@ func TestThreads(t *testing.T) {
 	}
 }
 
+// Handlers of signals that lack SA_ONSTACK are named, and with the flag they may come as they like.
+func TestSignals(t *testing.T) {
+	program := compile(t, "testdata/signals.c")
+	if got := run(t, program, "repair"); got != "ok\n" {
+		t.Error(got)
+	}
+	got := run(t, program, "log")
+	for _, want := range []string{"SA_ONSTACK", "weft_signal_check(1)", " in " + program + ")", "SIGUSR2 (exit in "} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the log of a join lacks %q:\n%s", want, got)
+		}
+	}
+	if !strings.Contains(got, "SIGUSR1 (0x") || strings.Contains(got, "SIGALRM") || strings.Contains(got, "SIGCHLD") {
+		t.Errorf("the log of a join does not name SIGUSR1, or names what has the flag or is ignored:\n%s", got)
+	}
+}
+
 // The library can be opened late, by a program that was not linked with it.
 func TestOpenedLate(t *testing.T) {
 	program := compile(t, "testdata/late.c")

@@ -9,6 +9,10 @@
 #define ID(handle) ((uint64_t)(uintptr_t)(handle))
 #define CALL(call) (weft_status)(__builtin_expect(libweft_forked, 0) ? libweft_refuse_child() : (call))
 
+weft_status weft_signal_check(int repair) {
+	return CALL(goweft_signal_check(repair));
+}
+
 weft_status weft_comm_create(const weft_comm_options *options, weft_comm *comm) {
 	return CALL(goweft_comm_create((weft_comm_options *)options, comm, libweft_timeout));
 }

@@ -2,9 +2,14 @@
 
 // What Go cannot do for itself: pointers to C functions, and the parts of C's library that have no counterpart in Go.
 
+#define _GNU_SOURCE
 #include "internal.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 void libweft_log(weft_log_fn log, void *context, const char *line) { log(context, line); }
 
@@ -17,3 +22,26 @@ extern char **environ;
 const char *libweft_environment(size_t i) { return environ ? environ[i] : NULL; }
 
 int libweft_duplicate(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
+
+// The kernel's struct, as far as it is the same on every architecture. C's sigaction refuses the signals that glibc keeps for itself, whose handlers interrupt Go like any other.
+struct action {
+	uintptr_t handler;
+	unsigned long flags;
+	unsigned long rest[8];
+};
+
+static int kernel_action(int signal, const struct action *set, struct action *get) { return (int)syscall(SYS_rt_sigaction, signal, set, get, LIBWEFT_SIGNALS / 8); }
+
+int libweft_off_stack(int signal, int repair, libweft_handler *handler) {
+	struct action action = {0};
+	if (kernel_action(signal, NULL, &action) != 0 || action.handler == (uintptr_t)SIG_DFL || action.handler == (uintptr_t)SIG_IGN || (action.flags & SA_ONSTACK) != 0) {
+		return 0;
+	}
+	Dl_info info = {0};
+	*handler = (libweft_handler){.address = action.handler};
+	if (dladdr((void *)action.handler, &info) != 0) {
+		*handler = (libweft_handler){action.handler, action.handler - (uintptr_t)info.dli_fbase, info.dli_sname, info.dli_fname};
+	}
+	action.flags |= SA_ONSTACK;
+	return !(repair && kernel_action(signal, &action, NULL) == 0);
+}

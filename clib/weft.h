@@ -24,6 +24,10 @@
  * Processes. After fork the child can call nothing but weft_error, weft_error_rank, weft_error_set, weft_status_name, weft_version and weft_dlpack_deleter: it has none of the
  * library's threads. Every other function then returns WEFT_ERROR_FORKED. Start ranks by fork and exec, posix_spawn or a launcher.
  *
+ * Signals. A handler that is installed when the library is already loaded needs SA_ONSTACK: it may interrupt Go's code, whose stacks are small, and without the flag it then
+ * overwrites the memory below them. Those of before got the flag when the library was loaded. weft_signal_check finds the ones that lack it, and can add it. With the flag a
+ * handler has 32 KiB on threads that have called the library, unless they have given themselves an alternate stack before.
+ *
  * Memory. Tensors are borrowed for the call, on a GPU until the stream has passed the operation. Structs and strings are borrowed for the call.
  */
 #ifndef WEFT_H
@@ -87,6 +91,13 @@ const char *weft_status_name(int status);
  * a GPU: what is enqueued on a stream of the caller's waits there, by the communicator's deadline.
  */
 weft_status weft_timeout_set(int64_t milliseconds);
+
+/*
+ * Looks for handlers of signals that lack SA_ONSTACK. If there are any it is WEFT_ERROR_INVALID, and weft_error lists them by signal and by the function's name where the loader
+ * knows it. With repair they get the flag instead, and nothing else of theirs changes; no other thread may install handlers meanwhile. A communicator's log is told of
+ * them when it is made.
+ */
+weft_status weft_signal_check(int repair);
 
 /* Types. */
 

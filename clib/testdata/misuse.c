@@ -341,6 +341,7 @@ static void forks(weft_comm comm) {
 		REFUSED(weft_comm_create(NULL, &made), WEFT_ERROR_FORKED, "fork and exec");
 		REFUSED(weft_comm_destroy(comm), WEFT_ERROR_FORKED, "forked");
 		REFUSED(weft_timeout_set(1), WEFT_ERROR_FORKED, "forked");
+		REFUSED(weft_signal_check(1), WEFT_ERROR_FORKED, "forked");
 		TRUE(weft_error_rank() == -1 && weft_version() == WEFT_VERSION);
 		pid_t grandchild = fork();
 		if (grandchild == 0) {

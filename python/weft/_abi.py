@@ -322,6 +322,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_error_set": (c_int, c_int, c_char_p),
     "weft_status_name": (c_int,),
     "weft_timeout_set": (c_int64,),
+    "weft_signal_check": (c_int,),
     "weft_comm_create": (POINTER(CommOptions), _pointer),
     "weft_unique_id_create": (c_char_p, c_char_p),
     "weft_unique_id_release": (c_char_p,),
