@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -236,6 +237,41 @@ func TestExample(t *testing.T) {
 		if want := fmt.Sprintf("rank %d of 2: 16 tokens went to their experts and came home, three times\n", r); o.err != nil || o.output != want {
 			t.Errorf("rank %d: %v\n%s", r, o.err, o.output)
 		}
+	}
+}
+
+// Each command of docs/c-api.md that builds a program builds one that runs from any directory.
+func TestDocumentedLink(t *testing.T) {
+	folder := library(t)
+	text, err := os.ReadFile("../docs/c-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := filepath.Abs("../examples/c/moe_host.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := regexp.MustCompile(`(?m)^    (cc .*)$`).FindAllStringSubmatch(string(text), -1)
+	if len(commands) == 0 {
+		t.Fatal("docs/c-api.md builds no program")
+	}
+	for _, command := range commands {
+		if _, err := exec.LookPath("pkg-config"); err != nil && strings.Contains(command[1], "pkg-config") {
+			t.Log("no pkg-config, so not tried:", command[1])
+			continue
+		}
+		root := t.TempDir()
+		if err := errors.Join(os.Mkdir(filepath.Join(root, "build"), 0o755), os.Symlink(folder, filepath.Join(root, "build/clib")),
+			os.Symlink(source, filepath.Join(root, "program.c"))); err != nil {
+			t.Fatal(err)
+		}
+		build := exec.Command("sh", "-c", "cc() { '"+compiler(t)+"' \"$@\"; }; "+command[1])
+		build.Dir = root
+		build.Env = append(os.Environ(), "PWD="+root)
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", command[1], err, out)
+		}
+		run(t, filepath.Join(root, "program"), "1") // not from root
 	}
 }
 

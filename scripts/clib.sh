@@ -21,6 +21,7 @@ cp clib/weft.h "$folder/weft.h"
 
 version=$(sed -n 's/^#define WEFT_VERSION //p' clib/weft.h)
 cat >"$folder/weft.pc" <<PC
+# Programs find the library by this path wherever they run, if PKG_CONFIG_PATH has the whole path of this folder.
 prefix=\${pcfiledir}
 
 Name: weft
@@ -44,6 +45,7 @@ rm -rf "$objects"
 cp clib/nccl/weft_nccl_ep.h "$folder/weft_nccl_ep.h"
 version=$(sed -n 's/^#define NCCL_EP_VERSION \([0-9]*\).*/\1/p' clib/nccl/weft_nccl_ep.h)
 cat >"$folder/nccl_ep.pc" <<PC
+# Programs find the library by this path wherever they run, if PKG_CONFIG_PATH has the whole path of this folder.
 prefix=\${pcfiledir}
 
 Name: nccl_ep

@@ -3,7 +3,7 @@
  * got, and the weighted sums come home and are compared with what they must be.
  *
  *     make clib
- *     cc -o build/moe_host examples/c/moe_host.c $(PKG_CONFIG_PATH=build/clib pkg-config --cflags --libs weft)
+ *     cc -o build/moe_host examples/c/moe_host.c $(PKG_CONFIG_PATH=$PWD/build/clib pkg-config --cflags --libs weft)
  *     build/moe_host 4                      # starts its ranks by itself
  *     build/weft run -n 4 build/moe_host    # or a launcher does
  */
