@@ -134,7 +134,7 @@ func agreed(op string, all [][]byte) error {
 				if k, ok := passedOn[text[0]]; ok {
 					kind = k
 				}
-				text = text[1:]
+				text = bytes.TrimPrefix(text[1:], []byte(op+": "))
 			}
 			return &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: refused there: %s", kind, text)}
 		}

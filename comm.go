@@ -18,7 +18,7 @@ import (
 )
 
 // MaxRanks is the most ranks that one communicator can have: rank sets travel as one 64-bit word.
-const MaxRanks = 64
+const MaxRanks = device.MaxRanks
 
 // Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one. Its operations are collective:
 // every rank calls them, in the same order, each from one goroutine at a time per communicator or handle.

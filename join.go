@@ -33,8 +33,11 @@ func Join(ctx context.Context, options ...Option) (*Comm, error) {
 			return nil, fmt.Errorf("join: %w", err)
 		}
 		cfg.logger.Info("launch environment", "environment", env.String())
+		if err := checkSize(env.Size); err != nil {
+			return nil, err
+		}
 		if b, err = env.Dial(ctx); err != nil {
-			return nil, fmt.Errorf("join: %w", err)
+			return nil, err
 		}
 	}
 	c, err := join(ctx, b, cfg)
@@ -44,9 +47,17 @@ func Join(ctx context.Context, options ...Option) (*Comm, error) {
 	return c, nil
 }
 
+// checkSize refuses jobs that are too large. Every rank knows the size, so all of them refuse before they meet.
+func checkSize(ranks int) error {
+	if ranks > MaxRanks {
+		return Unsupportedf("join: %d ranks; a communicator has at most %d: split the job into groups", ranks, MaxRanks)
+	}
+	return nil
+}
+
 func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err error) {
-	if b.Size() > MaxRanks {
-		return nil, Unsupportedf("join: %d ranks; a communicator has at most %d: split the job into groups", b.Size(), MaxRanks)
+	if err := checkSize(b.Size()); err != nil {
+		return nil, err
 	}
 	if cfg.deadline <= 0 {
 		return nil, Invalidf("join: a deadline of %v; every wait must end", cfg.deadline)

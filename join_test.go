@@ -39,14 +39,7 @@ func TestJoin(t *testing.T) {
 }
 
 func TestJoinAlone(t *testing.T) {
-	for _, name := range os.Environ() {
-		name, _, _ = strings.Cut(name, "=")
-		for _, launcher := range []string{"WEFT_", "RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "LWS_", "JOB_"} {
-			if strings.HasPrefix(name, launcher) {
-				t.Setenv(name, "")
-			}
-		}
-	}
+	environment(t, nil)
 	c, err := weft.Join(testContext(t))
 	if err != nil {
 		t.Fatal(err)
@@ -74,6 +67,81 @@ func TestJoinRefuses(t *testing.T) {
 	if _, err := eptest.Join(weft.MaxRanks + 1); !errors.Is(err, weft.ErrUnsupported) {
 		t.Errorf("with too many ranks: %v", err)
 	}
+}
+
+// environment makes this process a rank of a job that a launcher has started, as far as variables tell.
+func environment(t *testing.T, variables map[string]string) {
+	t.Helper()
+	for _, name := range os.Environ() {
+		name, _, _ = strings.Cut(name, "=")
+		for _, launcher := range []string{"WEFT_", "RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "LWS_", "JOB_"} {
+			if strings.HasPrefix(name, launcher) {
+				t.Setenv(name, "")
+			}
+		}
+	}
+	for name, value := range variables {
+		t.Setenv(name, value)
+	}
+}
+
+// TestJoinRefusesTooManyRanks has a rank of a job that is too large, whose other ranks nobody started. It does not wait for them.
+func TestJoinRefusesTooManyRanks(t *testing.T) {
+	for _, rank := range []int{0, 1, weft.MaxRanks} {
+		environment(t, map[string]string{
+			"WEFT_RANK": fmt.Sprint(rank), "WEFT_SIZE": fmt.Sprint(weft.MaxRanks + 1), "WEFT_ADDRESS": "127.0.0.1:9",
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		_, err := weft.Join(ctx)
+		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), fmt.Sprint(weft.MaxRanks)) || ctx.Err() != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+		cancel()
+	}
+}
+
+// TestJoinSaysSoOnce fails to join in several ways, each of which names the operation once.
+func TestJoinSaysSoOnce(t *testing.T) {
+	once := func(t *testing.T, err error) {
+		t.Helper()
+		if err == nil || strings.Count(err.Error(), "join:") != 1 || !strings.Contains(err.Error(), "join: ") {
+			t.Errorf("%v", err)
+		}
+	}
+	for name, variables := range map[string]map[string]string{
+		"nobody there":    {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_ADDRESS": "127.0.0.1:9"},
+		"nobody comes":    {"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_ADDRESS": "127.0.0.1:29417"},
+		"no port":         {"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_ADDRESS": "127.0.0.1:0"},
+		"no address":      {"WEFT_RANK": "1", "WEFT_SIZE": "2"},
+		"no store":        {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_STORE": "127.0.0.1:9"},
+		"no interface":    {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_ADDRESS": "127.0.0.1:9", "WEFT_INTERFACE": "nosuch0"},
+		"no size":         {"WEFT_RANK": "1"},
+		"no secret":       {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_ADDRESS": "192.0.2.1:9"},
+		"too many":        {"WEFT_RANK": "1", "WEFT_SIZE": "99", "WEFT_ADDRESS": "127.0.0.1:9"},
+		"process manager": {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			environment(t, variables)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			_, err := weft.Join(ctx)
+			once(t, err)
+		})
+	}
+	t.Run("a rank without its GPU", func(t *testing.T) {
+		meeting, err := bootstrap.NewInProcess(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := make(chan error)
+		go func() {
+			_, err := weft.Join(testContext(t), weft.WithBootstrap(meeting[1]))
+			other <- err
+		}()
+		_, err = weft.Join(testContext(t), weft.WithBootstrap(meeting[0]), weft.WithDevice(nil))
+		once(t, err)
+		once(t, <-other)
+	})
 }
 
 // TestJoinEnds joins while another rank never comes.

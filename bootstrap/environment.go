@@ -178,7 +178,7 @@ func (e Environment) Dial(ctx context.Context) (Bootstrap, error) {
 		}
 		e.ID = id
 	case e.ID.IsZero() && e.Address == "":
-		return nil, fmt.Errorf("%w: %s does not say where rank 0 is: set WEFT_ADDRESS to its host:port on every rank", ErrEnvironment, e.Source)
+		return nil, fmt.Errorf("join: %w: %s does not say where rank 0 is: set WEFT_ADDRESS to its host:port on every rank", ErrEnvironment, e.Source)
 	}
 	return DialTCP(ctx, TCPConfig{
 		Rank: e.Rank, Size: e.Size, Address: e.Address, ID: e.ID, Secret: e.Secret, Interface: e.Interface,

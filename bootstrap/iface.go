@@ -29,6 +29,28 @@ func interfaceAddr(s string) (netip.Addr, error) {
 	return addrs[0], nil
 }
 
+// checkInterface refuses an interface at which nobody would find rank 0: it listens there alone, and the others dial
+// Address. All ranks of the host refuse alike. A name may stand for other addresses on other hosts, so it passes, unless
+// it is that of every host for itself.
+func checkInterface(ctx context.Context, cfg TCPConfig) error {
+	if cfg.Interface == "" || !cfg.ID.IsZero() || !literal(cfg.Address) && !namesLoopback(cfg.Address) {
+		return nil
+	}
+	own, err := interfaceAddr(cfg.Interface)
+	if err != nil {
+		return err
+	}
+	addrs, _, err := resolve(ctx, cfg.Address)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(addrs, own) || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !isLocal(a) }) {
+		return nil
+	}
+	return fmt.Errorf("interface %s has the address %v, so nobody finds rank 0 at %s: "+
+		"leave the interface out (WEFT_INTERFACE), or give an address of it (WEFT_ADDRESS)", cfg.Interface, own, cfg.Address)
+}
+
 func interfaceNames() []string {
 	ifcs, _ := net.Interfaces()
 	names := make([]string, len(ifcs))

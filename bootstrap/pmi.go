@@ -50,13 +50,13 @@ func exchangeThroughPMI(ctx context.Context, fd string, rank int, oneHost bool, 
 	}
 	n, err := strconv.ParseUint(fd, 10, 31)
 	if err != nil {
-		return ID{}, fmt.Errorf("%w: PMI_FD is %q, not a number", ErrEnvironment, fd)
+		return ID{}, fmt.Errorf("join: %w: PMI_FD is %q, not a number", ErrEnvironment, fd)
 	}
 	f := os.NewFile(uintptr(n), "process manager")
 	conn, err := net.FileConn(f)
 	f.Close()
 	if err != nil {
-		return ID{}, fmt.Errorf("%w: PMI_FD %s: %w", ErrEnvironment, fd, err)
+		return ID{}, fmt.Errorf("join: %w: PMI_FD %s: %w", ErrEnvironment, fd, err)
 	}
 	defer conn.Close()
 	c := &pmiClient{conn: conn, r: bufio.NewReaderSize(conn, maxPMILine)}

@@ -77,7 +77,11 @@ func (c *storeClient) exchange(ctx context.Context, cfg StoreConfig) (ID, error)
 			}
 			return ID{}, &PeerError{Rank: 0, Op: opJoin.String(), Err: fmt.Errorf("it has put no id in the TCPStore: %w", err)}
 		}
-		return ParseID(string(text))
+		id, err := ParseID(string(text))
+		if err != nil {
+			return ID{}, fmt.Errorf("join: TCPStore: %w", err)
+		}
+		return id, nil
 	}
 	opts := []IDOption{preferring(addrOf(c.conn.LocalAddr()))}
 	if cfg.Interface != "" {
@@ -87,7 +91,7 @@ func (c *storeClient) exchange(ctx context.Context, cfg StoreConfig) (ID, error)
 	}
 	id, err := NewID(opts...)
 	if err != nil {
-		return ID{}, err
+		return ID{}, fmt.Errorf("join: %w", err)
 	}
 	if err := c.set(ctx, key("id", turn), []byte(id.String())); err != nil {
 		return ID{}, errors.Join(fmt.Errorf("join: TCPStore: %w", err), id.Release())

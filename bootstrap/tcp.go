@@ -71,6 +71,9 @@ func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 		ctx, cancel = context.WithTimeout(ctx, DefaultJoinTimeout)
 		defer cancel()
 	}
+	if err := checkInterface(ctx, cfg); err != nil {
+		return nil, fmt.Errorf("join: %w", err)
+	}
 	t := &tcpRank{
 		mesh:  newMesh(cfg.Rank, cfg.Size),
 		id:    identity{rank: cfg.Rank, size: cfg.Size, secret: cfg.Secret},

@@ -521,6 +521,27 @@ func TestInterface(t *testing.T) {
 	}
 }
 
+// TestInterfaceElsewhere: rank 0 would listen where nobody dials. Every rank says so, and none waits.
+func TestInterfaceElsewhere(t *testing.T) {
+	if ln, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		ln.Close()
+	} else {
+		t.Skip("no IPv6 here:", err)
+	}
+	for _, test := range []struct{ address, iface string }{
+		{freeAddress(t), "::1"}, {freeAddress(t), "127.0.0.2"}, {"[::1]:4711", "127.0.0.1"}, {"localhost:4711", "127.0.0.2"},
+	} {
+		for rank := range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			_, err := DialTCP(ctx, TCPConfig{Rank: rank, Size: 2, Address: test.address, Secret: []byte("s"), Interface: test.iface})
+			if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), test.iface) || !strings.Contains(err.Error(), "WEFT_INTERFACE") {
+				t.Errorf("rank %d at %s with interface %s: %v", rank, test.address, test.iface, err)
+			}
+			cancel()
+		}
+	}
+}
+
 func TestMACs(t *testing.T) {
 	ask := hello{role: rolePair, rank: 1, peer: 2, size: 4, job: jobID{1}, nonce: nonce{2}}
 	answer := challenge{rank: 2, size: 4, job: jobID{1}, nonce: nonce{3}}

@@ -132,8 +132,8 @@ func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_c
 		if err != nil {
 			return nil, err
 		}
-		if ranks < 1 || rank < 0 || rank >= ranks {
-			return nil, invalidf("rank %d of %d", rank, ranks)
+		if rank < 0 || rank >= ranks || ranks > weft.MaxRanks {
+			return nil, invalidf("rank %d of %d, want one of 1 to %d ranks", rank, ranks, weft.MaxRanks)
 		}
 		return id.Dial(ctx, int(rank), int(ranks))
 	})

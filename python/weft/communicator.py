@@ -15,8 +15,6 @@ from .limits import milliseconds
 from .limits import timeout as limit
 from .resources import Resource, gone, opened
 
-_MOST_RANKS = 64
-
 Log = Any
 """A function that takes a line, a :class:`logging.Logger`, or None."""
 
@@ -110,8 +108,8 @@ class Communicator(Resource):
         log: Log = None,
     ) -> Communicator:
         """Joins the communicator of an id as one rank of so many; rank 0 is in the process that made the id. Collective."""
-        if not 0 <= rank < ranks <= _MOST_RANKS:
-            raise InvalidError(f"rank {rank} of {ranks}, want one of 1 to {_MOST_RANKS} ranks")
+        if not 0 <= rank < ranks < 1 << 31:  # the library knows how many there may be
+            raise InvalidError(f"rank {rank} of {ranks}")
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         return cls._made(lib, options, lambda out: lib.comm_create_with_id(str(id).encode(), rank, ranks, options, out))
 
