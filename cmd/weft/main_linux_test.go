@@ -74,6 +74,8 @@ func TestRunFindsMistakes(t *testing.T) {
 		{"run", "-n", "1", "--env", "WEFT_RANK=3", "true"},
 		{"run", "-n", "1", "--bind", "hard", "true"},
 		{"run", "-n", "1", "--no-such-flag", "true"},
+		{"run", "-n", "4097", "true"},
+		{"run", "-n", "1000000", "true"},
 		{"run", "-n", "1", "--timeout", "-1s", "true"},
 		{"run", "-n", "1", "--grace", "-1s", "true"},
 	} {
@@ -83,6 +85,34 @@ func TestRunFindsMistakes(t *testing.T) {
 	}
 	command(t, 127, "run", "-n", "1", "no-such-program-anywhere")
 	command(t, 126, "run", "-n", "2", t.TempDir())
+}
+
+// TestRunStartsManyOnRequest asks for more ranks than start by a slip, of a program that can't be started.
+func TestRunStartsManyOnRequest(t *testing.T) {
+	command(t, 127, "run", "-n", "4097", "--yes", "no-such-program-anywhere")
+}
+
+// TestRunTellsOfLostOutput writes to a full device, while ranks run and when they have ended.
+func TestRunTellsOfLostOutput(t *testing.T) {
+	for _, args := range [][]string{
+		{"run", "-n", "1", "yes"},
+		{"run", "-n", "2", "echo", "one line"},
+		{"run", "-n", "1", "--json", "true"},
+	} {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Skip(err)
+		}
+		c := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
+		c.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
+		var errs bytes.Buffer
+		c.Stdout, c.Stderr, c.WaitDelay = full, &errs, 10*time.Second
+		_ = c.Run()
+		full.Close()
+		if code := c.ProcessState.ExitCode(); code != 1 || !strings.Contains(errs.String(), "no space left on device") {
+			t.Errorf("%v: exit status %d, %q", args, code, &errs)
+		}
+	}
 }
 
 func TestCommandsFindMistakes(t *testing.T) {

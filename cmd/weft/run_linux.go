@@ -12,11 +12,15 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 )
 
+// mostRanks is how many ranks start without being asked for twice: a slip of the keyboard is no reason to fork until the machine refuses.
+const mostRanks = 4096
+
 func newRun() *cobra.Command {
 	var (
 		job      = launch.Job{Bind: launch.BindAuto}
 		asJSON   bool
 		noPrefix bool
+		yes      bool
 	)
 	cmd := &cobra.Command{
 		Use:   "run -n N [flags] [--] PROGRAM [ARGS...]",
@@ -32,7 +36,7 @@ USR2, TSTP and CONT are passed on; a second INT kills. When a rank fails, the ot
 have the grace time to end by themselves, then get SIGTERM, and after the same time
 SIGKILL. The exit status is that of the rank that failed first, 128 plus the number
 if a signal ended it, 124 after --timeout, 126 or 127 if the program cannot be
-started.
+started, and 1 if output cannot be written, or 141 where it is a closed pipe.
 
 Nothing outlives this command, not even if it is killed with SIGKILL: neither ranks
 nor the processes that they started, in whatever session. (Only if both of its
@@ -55,6 +59,9 @@ With --json, each event is one line: {"event": "start" | "output" | "exit" |
 			job.Program, job.Args = args[0], args[1:]
 			if err := job.Validate(); err != nil {
 				return usageError{fmt.Errorf("run: %w", err)}
+			}
+			if job.Size > mostRanks && !yes {
+				return usageError{fmt.Errorf("run: %d ranks on this host; more than %d start only with --yes", job.Size, mostRanks)}
 			}
 			gone, supervisor := launch.Lifeline()
 			if !supervisor {
@@ -83,6 +90,7 @@ With --json, each event is one line: {"event": "start" | "output" | "exit" |
 	f.DurationVar(&job.Grace, "grace", 5*time.Second, "time for the others to end when a rank has failed")
 	f.DurationVar(&job.Timeout, "timeout", 0, "end the job after this time (0: never)")
 	f.BoolVar(&noPrefix, "no-prefix", false, "print lines without their rank")
+	f.BoolVar(&yes, "yes", false, fmt.Sprintf("start more than %d ranks", mostRanks))
 	f.BoolVar(&asJSON, "json", false, "print events as JSON lines")
 	return cmd
 }

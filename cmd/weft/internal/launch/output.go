@@ -112,11 +112,18 @@ func (m *mux) line(rank int, stream, text string) {
 }
 
 // close waits for the sink to have everything, but not for ever: the reader of a
-// full pipe may be gone to lunch.
-func (m *mux) close(patience time.Duration) {
+// full pipe may be gone to lunch. It returns the sink's first error, unless that was
+// taken from broken before.
+func (m *mux) close(patience time.Duration) error {
 	close(m.control)
 	select {
 	case <-m.done:
 	case <-time.After(patience):
+	}
+	select {
+	case err := <-m.broken:
+		return err
+	default:
+		return nil
 	}
 }

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -52,7 +53,7 @@ type supervisor struct {
 // this process and handles its signals, so the process should do nothing else
 // meanwhile.
 //
-// An error means that the job could not be run; how the ranks fared is in Result.
+// An error means that the job could not be run, or that its output could not be written; how the ranks fared is in Result.
 func (j *Job) Run(gone <-chan struct{}) (Result, error) {
 	if err := j.Validate(); err != nil {
 		return Result{Code: 2, Rank: -1}, err
@@ -89,6 +90,7 @@ func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
 	}
 	startErr := s.start(program)
 	defer s.port.Close() // harmless on nil
+	var lost error       // why output can't be written any more
 	if startErr != nil {
 		s.force(killing, startCode(startErr), startErr.Error())
 	}
@@ -103,7 +105,8 @@ func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
 		case <-s.timer.C:
 			if s.kills > mostKills {
 				s.force(killing, 1, fmt.Sprintf("processes %v do not die", children()))
-				return s.end(), startErr
+				res, late := s.end()
+				return res, errors.Join(startErr, outputError(lost, late))
 			}
 			s.enter(min(s.stage+1, killing))
 		case <-s.timeout:
@@ -111,8 +114,9 @@ func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
 			s.notice("%s: ending all ranks", reason)
 			s.force(terminating, CodeTimeout, reason)
 		case err := <-s.out.broken:
+			lost = err
 			if s.forced == nil {
-				s.force(terminating, codeSignal+int(syscall.SIGPIPE), fmt.Sprintf("output lost: %v", err))
+				s.force(terminating, lostCode(err), fmt.Sprintf("output lost: %v", err))
 			}
 			s.enter(terminating)
 		case sig := <-s.signals:
@@ -122,7 +126,26 @@ func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
 			s.force(killing, codeSignal+int(syscall.SIGKILL), "the launcher was killed")
 		}
 	}
-	return s.end(), startErr
+	res, late := s.end()
+	return res, errors.Join(startErr, outputError(lost, late))
+}
+
+// outputError says which output was lost, while ranks ran or at the end. Who closed a pipe knows, and is told nothing.
+func outputError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, syscall.EPIPE) {
+			return fmt.Errorf("output lost: %w", err)
+		}
+	}
+	return nil
+}
+
+// lostCode is the exit status of a job whose output was lost: that of a program in a pipeline whose reader has gone, or of a failure.
+func lostCode(err error) int {
+	if errors.Is(err, syscall.EPIPE) {
+		return codeSignal + int(syscall.SIGPIPE)
+	}
+	return 1
 }
 
 func newSupervisor(j *Job) *supervisor {

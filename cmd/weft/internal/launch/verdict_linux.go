@@ -89,8 +89,8 @@ func (s *supervisor) name() {
 	s.out.say(e)
 }
 
-// end collects the last lines, says how it went, and sums up.
-func (s *supervisor) end() Result {
+// end collects the last lines, says how it went, and sums up. The error is why that can't be written, if that is news.
+func (s *supervisor) end() (Result, error) {
 	// Every writer that we know of is dead, so the streams end by themselves,
 	// unless a rank handed one to a process outside this tree.
 	late := time.AfterFunc(time.Second, func() {
@@ -123,8 +123,11 @@ func (s *supervisor) end() Result {
 	s.out.say(Event{
 		Kind: Ended, Rank: -1, Code: res.Code, Seconds: time.Since(s.begun).Seconds(), Message: s.summary(),
 	})
-	s.out.close(2 * time.Second)
-	return res
+	lost := s.out.close(2 * time.Second)
+	if lost != nil && res.Code == 0 {
+		res.Code = lostCode(lost)
+	}
+	return res, lost
 }
 
 // summary is one line on all ranks when any failed, grouped by how they ended.
