@@ -12,7 +12,11 @@ import (
 type Tensor struct {
 	Data  unsafe.Pointer
 	DType DType
-	Shape []int
+	// Generation numbers the batch that a tensor of received rows was given out with, whose memory later batches use again: an operation that takes the tensor
+	// refuses it once the memory holds another batch. It is 0 for tensors of any other memory, and for those of received rows that the caller makes: these are
+	// not told from a later batch of the same routing.
+	Generation uint32
+	Shape      []int
 }
 
 // BF16, FP16, E4M3 and E5M2 hold the bits of floats for which Go has no type.

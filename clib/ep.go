@@ -358,6 +358,7 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 		if err := cmp.Or(refresh(&h.rows, v.rows, "rows tensor"), refresh(&h.out, v.out, "output")); err != nil {
 			return err
 		}
+		h.rows.Generation = e.generation(v.received)
 		var biases [2]weft.Tensor
 		bias := biases[:0]
 		for i, name := range [...]string{"first bias", "second bias"} {
@@ -413,6 +414,7 @@ func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.w
 		); err != nil {
 			return err
 		}
+		b.gradRows.Generation = e.generation(v.received)
 		return e.ep.DispatchBackward(ctx, s, r, b.gradRows, b.gradRowWeights, b.gradTokens, b.gradWeights)
 	})
 }
@@ -435,6 +437,7 @@ func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.we
 		); err != nil {
 			return err
 		}
+		b.rows.Generation = e.generation(v.received)
 		return e.ep.CombineBackward(ctx, s, r, b.gradOut, b.rows, b.gradRows, b.gradWeights)
 	})
 }
@@ -459,6 +462,19 @@ func (e *epHandle) routing(id uint64) (*routing, error) {
 		return nil, invalidf("the weft_routing is another weft_ep's")
 	}
 	return r, nil
+}
+
+// generation is that of what was received, 0 of nothing. What was released has none: so it is ep that refuses it, and the other ranks hear of it.
+func (e *epHandle) generation(received C.weft_received) uint32 {
+	id := uint64(uintptr(unsafe.Pointer(received)))
+	if id == 0 {
+		return 0
+	}
+	r, err := e.received(id)
+	if err != nil {
+		return ep.NoGeneration
+	}
+	return r.Data.Generation
 }
 
 // received is what a handle has received, if it is this ep handle's.

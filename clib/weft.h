@@ -485,6 +485,11 @@ typedef struct weft_ep_combine_args {
 	 * wrong with them is refused on this rank only.
 	 */
 	const weft_tensor *weights;
+	/*
+	 * Whose rows these are, or NULL. Rows in memory for received rows are refused once that was released or holds another routing's batch; this tells them from a
+	 * later batch of the same routing, too. Rows in any other memory are the caller's, whatever stands here.
+	 */
+	weft_received received;
 } weft_ep_combine_args;
 
 /*
@@ -499,6 +504,7 @@ typedef struct weft_ep_dispatch_backward_args {
 	const weft_tensor *grad_row_weights; /* fp32 [rows], with top-k numbers a row for layouts of one row per rank; or NULL */
 	const weft_tensor *grad_tokens;      /* [tokens, hidden]: written */
 	const weft_tensor *grad_weights;     /* fp32 [tokens, top-k]: written; NULL with grad_row_weights */
+	weft_received received;              /* in whose memory grad_rows are, or NULL: as weft_ep_combine_args has it */
 } weft_ep_dispatch_backward_args;
 
 /* The gradient of dispatch: what a combine does, without weights. Collective. */
@@ -511,6 +517,7 @@ typedef struct weft_ep_combine_backward_args {
 	const weft_tensor *rows;         /* what was combined; or NULL */
 	const weft_tensor *grad_rows;    /* written; may be rows */
 	const weft_tensor *grad_weights; /* fp32 [tokens, top-k]: written; NULL with rows */
+	weft_received received;          /* in whose memory rows are, or NULL: as weft_ep_combine_args has it */
 } weft_ep_combine_backward_args;
 
 /* The gradient of combine: what a dispatch does, with weights. Collective. */
@@ -528,7 +535,7 @@ weft_status weft_work_receive(weft_work work, weft_ep_dispatch_result *result);
 /* The second half of a combine, by the same rules. Collective. */
 weft_status weft_work_wait(weft_work work);
 
-/* Gives received rows back: they must not be read after, and a combine of them must have returned. Local. */
+/* Gives received rows back: they must not be read after, and a combine of them must have returned; one that comes later is refused. Local. */
 weft_status weft_received_release(weft_received received);
 
 /* Numbers of a routing. Where they are counted on a GPU, asking waits for it; they are 0 while the stream captures. */

@@ -13,6 +13,10 @@ import (
 // On the host, rows of y that lie in a window (received memory does) are read by their home ranks where they are, and Combine returns when all have.
 // Others are copied to a staging window first. The partial reduction reads y only here.
 //
+// Memory for received rows is taken only while it holds what was received by r: y in it is refused once that was released, or another batch lies there, of which a later
+// one by r is known by [weft.Tensor].Generation. So are the rows of WeighCombine and of both gradients. Captures are checked when they are made, not when they are replayed.
+// Any other memory is the caller's.
+//
 // With [DeviceCounts] and a packed layout y may be the first rows alone, if all that have come are among them: who knows their number hands over no more.
 // out overlaps neither y, which other ranks read, nor a part of a bias.
 func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor, bias ...weft.Tensor) error {
@@ -91,14 +95,15 @@ func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []
 func (h *Handle) checkExpertRows(op, what string, r *Routing, t weft.Tensor, fewest int) error {
 	s := &h.spec
 	ok := t.DType == s.Output && len(t.Shape) >= 2 && t.Shape[len(t.Shape)-1] == s.Hidden
-	if n := t.Elems() / s.Hidden; !ok || n < fewest || n > r.Rows() {
+	elems := t.Elems()
+	if n := elems / s.Hidden; !ok || n < fewest || n > r.Rows() {
 		if s.Layout == ExpertMajor {
 			return weft.Invalidf("%s: %s are %v, want %v[%d %d %d]", op, what, t, s.Output, h.geometry.local, h.geometry.capacity, s.Hidden)
 		}
 		return weft.Invalidf("%s: %s are %v, want %v[%d %d]", op, what, t, s.Output, r.Rows(), s.Hidden)
 	}
-	if t.Data == nil && t.Elems() > 0 {
+	if t.Data == nil && elems > 0 {
 		return weft.Invalidf("%s: %s have no memory", op, what)
 	}
-	return nil
+	return h.checkBatch(op, what, r, t, elems*s.Output.Size())
 }

@@ -33,9 +33,9 @@ type Received struct {
 	scaleShape [3]int
 }
 
-// Release gives the memory back. Data must not be used after; a combine that takes rows from it must have returned. What is released in a capture must not be read
-// after a replay either, but by what the same graph has before its next dispatch. The Routing has a Release of its own: what came by [Handle.PrepareDispatch] has a Routing
-// that nobody else knows.
+// Release gives the memory back. Data must not be used after; a combine that takes rows from it must have returned, and one that comes later is refused. What is released
+// in a capture must not be read after a replay either, but by what the same graph has before its next dispatch. The Routing has a Release of its own: what came by
+// [Handle.PrepareDispatch] has a Routing that nobody else knows.
 func (r *Received) Release() {
 	if !r.released {
 		r.released = true
@@ -153,8 +153,8 @@ func checkTensor(op, what string, t weft.Tensor, d weft.DType, rows, width int) 
 	return nil
 }
 
-// setTensors describes the received memory.
-func (r *Received) setTensors(h *Handle, base unsafe.Pointer, shape blockShape) {
+// setTensors describes the received memory, which has a generation.
+func (r *Received) setTensors(h *Handle, base unsafe.Pointer, shape blockShape, generation uint32) {
 	s, g := &h.spec, &h.geometry
 	rows := shape.rows
 	if s.Layout == ExpertMajor {
@@ -171,12 +171,12 @@ func (r *Received) setTensors(h *Handle, base unsafe.Pointer, shape blockShape) 
 	if s.Payload == Opaque {
 		width = s.RowBytes
 	}
-	r.Data = weft.Tensor{Data: base, DType: s.Payload.dtype(), Shape: dims(&r.dataShape, rows, width)}
+	r.Data = weft.Tensor{Data: base, DType: s.Payload.dtype(), Generation: generation, Shape: dims(&r.dataShape, rows, width)}
 	if s.scaleBytes() == 0 {
 		return
 	}
 	d, a, b := s.scaleShape(rows, s.ScaleOrder)
-	r.Scales = weft.Tensor{Data: unsafe.Add(base, shape.scalesAt), DType: d, Shape: dims(&r.scaleShape, a, b)}
+	r.Scales = weft.Tensor{Data: unsafe.Add(base, shape.scalesAt), DType: d, Generation: generation, Shape: dims(&r.scaleShape, a, b)}
 }
 
 // scaleShape is the type of the scales of so many received rows, which have some, and their last two dimensions.

@@ -64,6 +64,9 @@
 // A handle's windows are: the board; a pool for received rows (Live tensors at their largest); a stage for operands that lie in no window; partial
 // sums; and a number per row for the gradients of weights. The large ones are address space until they are touched.
 //
+// A place of the pool knows the batch that it holds, on either engine: its Routing and its generation. What takes expert rows compares them, by the address of the rows, and
+// refuses rows that were released.
+//
 // # Ordering
 //
 // Epochs count the operations of one handle and are the same on all ranks. Notices and routing alternate between two places by the epoch's parity:

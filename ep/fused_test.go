@@ -56,7 +56,7 @@ func TestPrepareDispatch(t *testing.T) {
 			return fmt.Errorf("received again: %p, not %p: %w", again, later, err)
 		}
 		combined := func(d *ep.Received) ([]byte, error) {
-			err := h.Combine(ctx, nil, d.Routing, want.Data, o.out)
+			err := h.Combine(ctx, nil, d.Routing, d.Data, o.out)
 			return bytes.Clone(o.out.Raw()), err
 		}
 		for _, got := range []*ep.Received{fused, later} {

@@ -65,8 +65,7 @@ type gpu struct {
 	routings slab[Routing]
 
 	mu            sync.Mutex
-	used          []bool        // places of received rows
-	took          []uint64      // the capture in which a place was taken last
+	took          []uint64      // the capture in which a place for received rows was taken last
 	next          int           // the place that is taken next, where all ranks take the same
 	idle, graphed []*gpuRouting // that nobody has; the latter are written by graphs
 	all           []*gpuRouting
@@ -368,7 +367,7 @@ func (h *gpu) allocate() (err error) {
 			return err
 		}
 	}
-	h.used, h.took = make([]bool, h.spec.Live), make([]uint64, h.spec.Live)
+	h.took = make([]uint64, h.spec.Live)
 	for range h.spec.Live + 1 {
 		r, err := h.newRouting()
 		if err != nil {
@@ -679,7 +678,7 @@ func (h *gpu) beginAnew(ctx context.Context, op string) error {
 		}
 	}
 	// The turn of places begins anew as well, with one that nobody holds. A capture that goes on begins with other operations than a replay will make.
-	h.advance(bits.TrailingZeros32(^held)%len(h.used) - 1)
+	h.advance(bits.TrailingZeros32(^held)%len(h.took) - 1)
 	clear(h.took)
 	if other != 0 {
 		if err := h.relocate(ctx, op); err != nil {
@@ -721,7 +720,7 @@ const dropPatience = time.Second
 // graph may be launched as long as the handle lives, and rows are their receiver's until Release: where there is one or the other memory stays, till the next
 // time or till Close.
 func (h *gpu) drop(ctx context.Context) error {
-	if !h.device.Virtual() || h.regions.inWindow && h.anyHeld() || !slices.ContainsFunc(h.before, func(f former) bool { return !f.captured }) {
+	if !h.device.Virtual() || h.regions.inWindow && h.batches.any() || !slices.ContainsFunc(h.before, func(f former) bool { return !f.captured }) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(dropPatience, h.comm.Deadline()/4))
@@ -736,14 +735,8 @@ func (h *gpu) drop(ctx context.Context) error {
 		}
 		return !f.captured
 	})
+	h.pointBatches()
 	return errors.Join(errs...)
-}
-
-// anyHeld reports whether somebody has received rows.
-func (h *gpu) anyHeld() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Contains(h.used, true)
 }
 
 // stop lets nothing run any more that knows the handle's present memory.
@@ -753,8 +746,21 @@ func (h *gpu) stop() error {
 	return h.device.Context().Upload(h.memory.Pointer().Add(h.locals.state), raw)
 }
 
+// pointBatches says where received rows are. Those that came before ranks were masked stay their receiver's.
+func (h *gpu) pointBatches() {
+	b := &h.batches
+	b.size = uintptr(h.regions.block.bytes)
+	b.bases = append(b.bases[:0], uintptr(h.placeOf(0)))
+	for _, f := range h.before {
+		if h.regions.inWindow && f.window != nil {
+			b.bases = append(b.bases, uintptr(f.window.Pointer().Add(int(h.regions.blocks))))
+		}
+	}
+}
+
 // point points the launches at the handle's memory.
 func (h *gpu) point() {
+	h.pointBatches()
 	at := func(offset int) uint64 { return uint64(h.memory.Pointer().Add(offset)) }
 	dispatch := device.Group{
 		Abort: uint64(h.device.Abort()), Record: uint64(h.device.Record()), Claim: uint64(h.device.Claim()), Waits: h.dispatchWaits,
@@ -818,7 +824,7 @@ func (h *gpu) free() (set uint32) {
 	if !h.regions.direct {
 		return 0
 	}
-	set = (1<<uint(len(h.used)) - 1) &^ h.held()
+	set = (1<<uint(len(h.took)) - 1) &^ h.held()
 	for i := range h.took {
 		if h.capture != 0 && h.took[i] != h.capture {
 			set &^= 1 << uint(i)
@@ -829,10 +835,8 @@ func (h *gpu) free() (set uint32) {
 
 // held is the set of places whose rows somebody has.
 func (h *gpu) held() (set uint32) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for i, used := range h.used {
-		if used && i < 32 {
+	for i := range min(h.spec.Live, 32) {
+		if h.batches.held(i) {
 			set |= 1 << uint(i)
 		}
 	}
@@ -841,25 +845,17 @@ func (h *gpu) held() (set uint32) {
 
 // take takes a place for received rows. Where senders write there it is the next in turn, the same on every rank; the turn goes on when the call has been made.
 func (h *gpu) take(op string) (int, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for i := range h.used {
-		if h.regions.direct {
-			i = h.next
-		}
-		if !h.used[i] {
-			h.used[i] = true
+	if !h.regions.direct {
+		if i, ok := h.batches.take(); ok {
 			return i, nil
 		}
-		if h.regions.direct {
-			break
-		}
-	}
-	if h.regions.direct && slices.Contains(h.used, false) {
+	} else if h.batches.takeAt(h.next) {
+		return h.next, nil
+	} else if bits.OnesCount32(h.held()) < h.spec.Live {
 		return 0, weft.Unsupportedf("%s: the memory for received rows whose turn it is is in use: release received tensors in the order in which they came, "+
-			"or make the handle with more than %d Live", op, len(h.used))
+			"or make the handle with more than %d Live", op, h.spec.Live)
 	}
-	return 0, weft.Unsupportedf("%s: all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", op, len(h.used))
+	return 0, weft.Unsupportedf("%s: all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", op, h.spec.Live)
 }
 
 // keep is what follows when the call has been made that took a place.
@@ -874,21 +870,17 @@ func (h *gpu) keep(place int) {
 func (h *gpu) advance(place int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.next = (place + 1) % len(h.used)
+	h.next = (place + 1) % len(h.took)
 }
 
 // put takes a place back.
-func (h *gpu) put(place int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.used[place] = false
-}
+func (h *gpu) put(place int) { h.batches.put(place) }
 
 // receivedAt describes what arrives at a place.
 func (h *gpu) receivedAt(place int, r *Routing, shape blockShape) *Received {
 	out := h.received.take()
 	*out = Received{Routing: r, owner: h, place: place}
-	out.setTensors(h.Handle, pointer(h.placeOf(place)), shape)
+	out.setTensors(h.Handle, pointer(h.placeOf(place)), shape, h.batches.fill(place, r))
 	return out
 }
 

@@ -15,6 +15,7 @@ type Handle struct {
 	spec     Spec
 	geometry geometry
 	engine   engine
+	batches  batches // that were received
 	closed   bool
 	released bool           // its memory too
 	biases   [2]weft.Tensor // of the combine that is being called
@@ -34,6 +35,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 		return nil, err
 	}
 	h := &Handle{comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size())}
+	h.batches.places = make([]batch, spec.Live)
 	if h.engine, err = newEngine(ctx, h); err != nil {
 		return nil, err
 	}

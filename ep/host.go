@@ -108,7 +108,9 @@ func (h *host) allocate(ctx context.Context) error {
 	if w, err = alloc(int(size.block) * s.Live); err != nil {
 		return err
 	}
-	h.pool = newPool(w, int(size.block), s.Live)
+	h.pool = &pool{window: w, size: int(size.block), batches: &h.batches}
+	h.batches.size = uintptr(size.block)
+	h.batches.bases = []uintptr{uintptr(unsafe.Pointer(unsafe.SliceData(w.Bytes())))}
 	if w, err = alloc(int(size.stage)); err != nil {
 		return err
 	}

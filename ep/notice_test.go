@@ -107,6 +107,7 @@ func TestBrokenNotice(t *testing.T) {
 					return err
 				}
 				defer h.pool.put(offset)
+				h.batches.fill(offset/h.pool.size, r)
 				mem := h.pool.window.Bytes()[offset:]
 				var receive func() error
 				if test.op == opDispatch {

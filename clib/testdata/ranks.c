@@ -148,25 +148,67 @@ static void other_weights(weft_ep ep, weft_routing routing, const weft_tensor *r
 	TRUE(want.shape[0] == had.shape[0] && memcmp(want.data, had.data, (size_t)want.shape[0] * 4) != 0);
 	OK(weft_routing_tensor(routing, part, &had));
 	TRUE(memcmp(want.data, had.data, (size_t)(want.shape[0] * (one ? TOPK : 1)) * 4) == 0);
+	weft_tensor own = data; /* what was received by one routing is not combined by another where it lies */
+	size_t bytes = 2;
+	for (int i = 0; i < data.dims; i++) {
+		bytes *= (size_t)data.shape[i];
+	}
+	TRUE((own.data = malloc(bytes + 1)) != NULL);
+	memcpy(own.data, data.data, bytes);
 	for (int i = 0; i < 2; i++) {
 		weft_tensor out = tensor(sums[i], WEFT_BFLOAT16, TOKENS, HIDDEN);
 		weft_ep_combine_args home = {0};
-		home.size = sizeof home, home.routing = i ? fresh : routing, home.rows = &data, home.out = &out;
+		home.size = sizeof home, home.routing = i ? fresh : routing, home.rows = i ? &own : &data, home.out = &out;
 		OK(weft_ep_combine(ep, NULL, &home, NULL));
 	}
 	TRUE(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
 	if (!one) { /* at home alone, with the combine */
 		weft_tensor first = tensor(weights, WEFT_FLOAT32, TOKENS, TOPK), out = tensor(sums[1], WEFT_BFLOAT16, TOKENS, HIDDEN);
 		weft_ep_combine_args home = {0};
-		home.size = sizeof home, home.routing = fresh, home.rows = &data, home.out = &out, home.weights = &first;
+		home.size = sizeof home, home.routing = fresh, home.rows = &own, home.out = &out, home.weights = &first;
 		OK(weft_ep_combine(ep, NULL, &home, NULL));
 		TRUE(memcmp(sums[0], sums[1], sizeof sums[0]) != 0);
 		home.weights = &tw;
 		OK(weft_ep_combine(ep, NULL, &home, NULL));
 		TRUE(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
 	}
+	free(own.data);
 	OK(weft_received_release(got.received));
 	OK(weft_routing_release(fresh));
+}
+
+/* What rank 0 combines, and takes back the gradients of, is what it has released: a later batch of the same routing lies there. The others take what they received last. */
+static void released(weft_ep ep, weft_routing routing, const weft_tensor *rows) {
+	static uint16_t sums[TOKENS][HIDDEN];
+	weft_tensor out = tensor(sums, WEFT_BFLOAT16, TOKENS, HIDDEN), data = {0};
+	data.size = sizeof data;
+	weft_ep_dispatch_args args = {0};
+	weft_ep_dispatch_result got = {0}, later = {0};
+	args.size = sizeof args, args.routing = routing, args.rows = rows;
+	got.size = later.size = sizeof got, got.data = later.data = &data;
+	OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
+	OK(weft_received_release(got.received));
+	weft_ep_combine_args home = {0};
+	home.size = sizeof home, home.routing = routing, home.rows = &data, home.out = &out;
+	weft_ep_dispatch_backward_args forth = {0};
+	forth.size = sizeof forth, forth.routing = routing, forth.grad_rows = &data, forth.grad_tokens = &out;
+	weft_ep_combine_backward_args back = {0};
+	back.size = sizeof back, back.routing = routing, back.grad_out = rows, back.grad_rows = &data;
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "was released");
+	REFUSED(weft_ep_combine_backward(ep, NULL, &back), WEFT_ERROR_INVALID, "was released");
+	void *memory = data.data;
+	OK(weft_ep_dispatch(ep, NULL, &args, &later, NULL));
+	TRUE(data.data == memory && later.received != got.received);
+	home.received = forth.received = me.rank == 0 ? got.received : later.received;
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "holds another batch of the routing");
+	TRUE(weft_error_rank() == (me.rank == 0 ? -1 : 0));
+	REFUSED(weft_ep_dispatch_backward(ep, NULL, &forth), WEFT_ERROR_INVALID, "holds another batch of the routing");
+	TRUE(weft_error_rank() == (me.rank == 0 ? -1 : 0));
+	home.received = later.received;
+	OK(weft_ep_combine(ep, NULL, &home, NULL));
+	home.received = NULL; /* who says nothing is believed */
+	OK(weft_ep_combine(ep, NULL, &home, NULL));
+	OK(weft_received_release(later.received));
 }
 
 /* A layer in every layout, with rows of one rank scaled by their expert, and the gradients; expert by expert as the routing says. */
@@ -320,6 +362,7 @@ static void layout(weft_layout which, int phases) {
 	}
 	OK(weft_received_release(got.received));
 	other_weights(ep, got.routing, &tx, one, phases & 2);
+	released(ep, got.routing, &tx);
 	OK(weft_routing_release(got.routing));
 	OK(weft_ep_destroy(ep));
 }

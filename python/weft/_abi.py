@@ -251,6 +251,7 @@ class EpCombineArgs(Struct):
         ("out", c_void_p),
         ("bias", c_void_p * 2),
         ("weights", c_void_p),
+        ("received", c_void_p),
     )
 
 
@@ -262,6 +263,7 @@ class EpDispatchBackwardArgs(Struct):
         ("grad_row_weights", c_void_p),
         ("grad_tokens", c_void_p),
         ("grad_weights", c_void_p),
+        ("received", c_void_p),
     )
 
 
@@ -273,6 +275,7 @@ class EpCombineBackwardArgs(Struct):
         ("rows", c_void_p),
         ("grad_rows", c_void_p),
         ("grad_weights", c_void_p),
+        ("received", c_void_p),
     )
 
 
