@@ -66,7 +66,7 @@ func goCosts(t *testing.T) map[string]float64 {
 	return costs
 }
 
-// What a call costs over the call of Go that it makes is in docs/performance.md; here it must only be of that size.
+// What a call costs over the call of Go that it makes is in docs/benchmarks/README.md; here it must only be of that size.
 func TestCost(t *testing.T) {
 	program := compile(t, "testdata/cost.c")
 	in := goCosts(t)

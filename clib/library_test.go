@@ -240,10 +240,10 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// Each command of docs/c-api.md that builds a program builds one that runs from any directory.
+// Each command of docs/guides/c.md that builds a program builds one that runs from any directory.
 func TestDocumentedLink(t *testing.T) {
 	folder := library(t)
-	text, err := os.ReadFile("../docs/c-api.md")
+	text, err := os.ReadFile("../docs/guides/c.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestDocumentedLink(t *testing.T) {
 	}
 	commands := regexp.MustCompile(`(?m)^    (cc .*)$`).FindAllStringSubmatch(string(text), -1)
 	if len(commands) == 0 {
-		t.Fatal("docs/c-api.md builds no program")
+		t.Fatal("docs/guides/c.md builds no program")
 	}
 	for _, command := range commands {
 		if _, err := exec.LookPath("pkg-config"); err != nil && strings.Contains(command[1], "pkg-config") {
@@ -335,10 +335,10 @@ func page(t *testing.T, name string) string {
 	return source
 }
 
-// The program of docs/c-api.md is one that compiles and runs.
+// The program of docs/guides/c.md is one that compiles and runs.
 func TestDocumentation(t *testing.T) {
 	sourceTree(t)
-	for r, o := range ranks(t, 2, compile(t, page(t, "../docs/c-api.md"))) {
+	for r, o := range ranks(t, 2, compile(t, page(t, "../docs/guides/c.md"))) {
 		if want := fmt.Sprintf("rank %d: 1 2 3 4\n", r); o.err != nil || o.output != want {
 			t.Errorf("rank %d: %v\n%s", r, o.err, o.output)
 		}

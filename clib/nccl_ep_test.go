@@ -208,10 +208,10 @@ func TestNCCLEPHeader(t *testing.T) {
 	}
 }
 
-// The program of docs/nccl-ep.md is one that compiles by the package files and runs.
+// The program of docs/guides/nccl-ep.md is one that compiles by the package files and runs.
 func TestNCCLEPDocumentation(t *testing.T) {
 	folder := library(t)
-	source := page(t, "../docs/nccl-ep.md")
+	source := page(t, "../docs/guides/nccl-ep.md")
 	tool, err := exec.LookPath("pkg-config")
 	if err != nil {
 		t.Skip("no pkg-config")

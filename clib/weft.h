@@ -269,7 +269,7 @@ weft_status weft_window_peer(weft_window window, int rank, void **memory);
 /* Gives the window up on this rank; the pointers that it gave are then invalid. On a GPU no work may still use it. */
 weft_status weft_window_destroy(weft_window window);
 
-/* Expert parallelism. docs/ep-support.md says which combinations are supported. */
+/* Expert parallelism. docs/guides/ep-support.md says which combinations are supported. */
 
 typedef enum weft_layout {
 	WEFT_EXPERT_MAJOR = 0,  /* received rows are [local experts, rows per expert, hidden] */
@@ -308,7 +308,7 @@ typedef enum weft_overflow { WEFT_OVERFLOW_REFUSE = 0, WEFT_OVERFLOW_DROP = 1 } 
 
 /*
  * How a kernel on a GPU goes about moving rows, which decides how long it takes and never what it gives. 0 is Weft's choice. Some is about rows that move through slots,
- * some about rows that have their places before they leave; docs/gpu-engine.md says which do which, and what does not fit is refused.
+ * some about rows that have their places before they leave; docs/design/gpu-engine.md says which do which, and what does not fit is refused.
  */
 typedef struct weft_ep_kernel_tuning {
 	size_t size;

@@ -50,7 +50,7 @@
 // share no cache taking lines back is far slower than writing to memory, whatever the ring; so every rank watches how fast it writes and goes
 // past the caches where that is better (pace.go). Results of 8 MiB and more always do: they would only displace what is still to be read.
 //
-// "make bench" measures the floors of a machine and the operations against them; docs/performance.md has figures, each with its machine and
+// "make bench" measures the floors of a machine and the operations against them; docs/benchmarks/README.md has figures, each with its machine and
 // command.
 //
 // # Adding an algorithm

@@ -25,7 +25,7 @@
 // call that is refused has not been made: the rank may make it again. Operands are in memory that the rank's GPU reaches, which nobody looks at: a kernel that follows
 // an address of the host's loses the context, and where it can follow one, Go's collector does not know that it does: use memory that was allocated for GPUs. Rows and outputs begin on multiples of 16 bytes; selections that are no expert count as none. A token must not select an expert twice: the host engine refuses that, and GPUs do not look. There counts, rows and sums are then wrong, on whatever
 // rank and also in later operations, until SetMask, or the operation ends at its deadline. Put -1 for the second and add its weight to the first.
-// Ranks that make different calls, or go by different Routings, are told so where the kernels meet. docs/gpu-engine.md has the whole design.
+// Ranks that make different calls, or go by different Routings, are told so where the kernels meet. docs/design/gpu-engine.md has the whole design.
 //
 // Layouts whose number of rows follows from the routing, and those whose capacity can overflow, give every row its place before it leaves: Prepare is an exchange of
 // its own there, and PrepareDispatch two kernels. With HostCounts Prepare waits for the counts, which a capture cannot; with DeviceCounts nothing waits.

@@ -27,7 +27,7 @@ type tuning struct {
 	combineThreads, combineBlocks   int
 }
 
-// Measured on four H200s and two, rows of 14 KiB: docs/performance.md.
+// Measured on four H200s and two, rows of 14 KiB: docs/benchmarks/README.md.
 const (
 	// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more than the fence and the second trip. So they do earlier where flags
 	// spare a copy of what comes from several peers.

@@ -121,9 +121,9 @@ var gpuRules = []rule{
 // maxTokensGPU is the most tokens that a rank on a GPU may dispatch at once.
 const maxTokensGPU = 1 << 15
 
-//go:generate go run ./internal/supportdoc -o ../docs/ep-support.md
+//go:generate go run ./internal/supportdoc -o ../docs/guides/ep-support.md
 
-// supportHeading is what docs/ep-support.md says before the table.
+// supportHeading is what docs/guides/ep-support.md says before the table.
 const supportHeading = `<!-- Generated from the rules in ep/support.go by "make generate". -->
 
 # What expert parallelism supports
@@ -141,7 +141,7 @@ On GPUs a row crosses once to each rank in either wire form, which is what Handl
 
 `
 
-// WriteSupportPage writes the page docs/ep-support.md: the table of [WriteSupport] under a heading.
+// WriteSupportPage writes the page docs/guides/ep-support.md: the table of [WriteSupport] under a heading.
 func WriteSupportPage(w io.Writer) error {
 	if _, err := io.WriteString(w, supportHeading); err != nil {
 		return err

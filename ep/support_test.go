@@ -13,7 +13,7 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// TestSupportPageIsCurrent compares docs/ep-support.md with what the rules say now.
+// TestSupportPageIsCurrent compares docs/guides/ep-support.md with what the rules say now.
 func TestSupportPageIsCurrent(t *testing.T) {
 	if _, err := os.Stat("support_test.go"); err != nil {
 		t.Skipf("needs the source tree: %v", err)
@@ -22,12 +22,12 @@ func TestSupportPageIsCurrent(t *testing.T) {
 	if err := ep.WriteSupportPage(&want); err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile("../docs/ep-support.md")
+	got, err := os.ReadFile("../docs/guides/ep-support.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(want.String(), string(got)); d != "" {
-		t.Errorf("docs/ep-support.md is not what the rules say; run make generate (-want +got):\n%s", d)
+		t.Errorf("docs/guides/ep-support.md is not what the rules say; run make generate (-want +got):\n%s", d)
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 )
 
 // Tuning is how the kernels of a handle on GPUs go about moving rows. It decides how long they take and never what they give. What is zero, Weft chooses: from what
-// [TuningTable] says of such a handle, or else from what was measured on the machines of docs/performance.md. Like the rest of a Spec it is the same on every rank.
+// [TuningTable] says of such a handle, or else from what was measured on the machines of docs/benchmarks/README.md. Like the rest of a Spec it is the same on every rank.
 type Tuning struct {
 	Dispatch KernelTuning `json:"dispatch,omitzero"`
 	Combine  KernelTuning `json:"combine,omitzero"`

@@ -2,7 +2,7 @@
  * NCCL EP as Weft serves it: the eight functions that TransformerEngine calls, in the layout of API version 2. Link with -lnccl_ep; it opens libweft.so by itself.
  *
  * Programs that have NCCL EP's own header use that one. This one is for programs without NCCL: it has the same numbers, sizes and offsets, and names nothing of
- * NCCL's. docs/nccl-ep.md says what is the same as in NCCL EP and what differs.
+ * NCCL's. docs/guides/nccl-ep.md says what is the same as in NCCL EP and what differs.
  *
  * Structs begin with their size and a magic number: {.size = sizeof s, .magic = NCCL_EP_MAGIC}. What is longer than the library knows is read as far as it knows.
  *

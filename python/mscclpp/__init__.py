@@ -1,6 +1,6 @@
 """MSCCL++'s expert parallelism over Weft: ``mscclpp.ext.ep``. Change no line, install this package, and exchanges are Weft's.
 
-Of the rest of MSCCL++ there is nothing here. docs/migrate-from-mscclpp.md says what is the same and what differs.
+Of the rest of MSCCL++ there is nothing here. docs/guides/mscclpp.md says what is the same and what differs.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import sys
 import pytest
 from conftest import SOURCE, alone
 
-PAGES = [SOURCE.parent / "docs" / name for name in ("python.md", "migrate-from-deepep.md", "migrate-from-mscclpp.md")]
+PAGES = [SOURCE.parent / "docs" / "guides" / name for name in ("python.md", "deep_ep.md", "mscclpp.md")]
 PROGRAMS = [program for page in PAGES if page.exists() for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
 
 

@@ -11,7 +11,7 @@ import (
 )
 
 func main() {
-	out := flag.String("o", "../docs/ep-support.md", "the file to write")
+	out := flag.String("o", "../docs/guides/ep-support.md", "the file to write")
 	flag.Parse()
 	var b bytes.Buffer
 	err := ep.WriteSupportPage(&b)

@@ -144,7 +144,7 @@ ROW_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What exchanges look like. Choices are given by name or as members of their types; docs/ep-support.md says which combinations are supported."""
+    """What exchanges look like. Choices are given by name or as members of their types; docs/guides/ep-support.md says which combinations are supported."""
 
     experts: int
     """In all; rank r has the r-th share of experts / ranks."""

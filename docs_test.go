@@ -1,0 +1,90 @@
+package weft_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	fences    = regexp.MustCompile("(?ms)^```.*?^```$")
+	links     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	headings  = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	mentioned = regexp.MustCompile(`docs/[\w./-]+\.md`)
+	dropped   = regexp.MustCompile(`[^\p{L}\p{N}\s_-]`)
+)
+
+// sources calls read with every file of the source tree whose name ends in one of the suffixes.
+func sources(t *testing.T, read func(path, text string), suffixes ...string) {
+	t.Helper()
+	if _, err := os.Stat("docs_test.go"); err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if name := d.Name(); path != "." && (name == "build" || name == "dist" || name == "testdata" || name[0] == '.') {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		for _, s := range suffixes {
+			if strings.HasSuffix(path, s) {
+				text, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				read(path, string(text))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// anchors are the names by which the headings of a page are linked, as GitHub makes them.
+func anchors(text string) map[string]bool {
+	all := map[string]bool{}
+	for _, h := range headings.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+		name := dropped.ReplaceAllString(strings.ToLower(strings.ReplaceAll(h[1], "`", "")), "")
+		all[strings.ReplaceAll(name, " ", "-")] = true
+	}
+	return all
+}
+
+// TestDocsLinks follows every relative link of the documentation, and every mention of one of its pages in the sources.
+func TestDocsLinks(t *testing.T) {
+	pages := map[string]string{}
+	sources(t, func(path, text string) { pages[path] = text }, ".md")
+	for path, text := range pages {
+		for _, link := range links.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {
+			if strings.Contains(link[1], "://") {
+				continue
+			}
+			name, anchor, _ := strings.Cut(link[1], "#")
+			to := path
+			if name != "" {
+				to = filepath.Join(filepath.Dir(path), name)
+			}
+			if _, err := os.Stat(to); err != nil {
+				t.Errorf("%s links to %s, which does not exist", path, link[1])
+			} else if anchor != "" && !anchors(pages[to])[anchor] {
+				t.Errorf("%s links to %s, and %s has no such heading", path, link[1], to)
+			}
+		}
+	}
+	sources(t, func(path, text string) {
+		for _, page := range mentioned.FindAllString(text, -1) {
+			if pages[filepath.FromSlash(page)] == "" && !strings.Contains(path, "testdata") {
+				t.Errorf("%s names %s, which does not exist", path, page)
+			}
+		}
+	}, ".go", ".h", ".py", ".cu", ".cuh", ".sh", ".md")
+}
