@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 )
 
 // identity is what a rank proves, and wants proved, on every connection.
@@ -100,7 +101,7 @@ type refusal struct{ verdict }
 func (e *refusal) Error() string { return e.reason.err(e.text).Error() }
 func (e *refusal) Unwrap() error { return sentinels[e.reason] }
 
-// examine runs the accepting side up to the verdict. It returns the dialler's hello, proved to come from a holder of the secret, and a
+// examine runs the accepting side up to the verdict. The caller bounds the wait for the first word. It returns the dialler's hello, proved to come from a holder of the secret, and a
 // function that seals the verdict to send. On an error the dialler has been told what it may know.
 func (id identity) examine(conn net.Conn) (hello, func(verdict) verdict, error) {
 	if err := id.checkLoopback(conn); err != nil {
@@ -110,6 +111,7 @@ func (id identity) examine(conn net.Conn) (hello, func(verdict) verdict, error) 
 	if err != nil {
 		return hello{}, nil, err
 	}
+	conn.SetDeadline(time.Now().Add(handshakeTimeout))
 	answer := challenge{rank: uint32(id.rank), size: uint32(id.size), job: id.job}
 	rand.Read(answer.nonce[:])
 	if err := write(conn, answer); err != nil {

@@ -63,8 +63,9 @@
 // # Trust
 //
 // Before anything a peer says is believed, both sides prove that they hold the job's secret, by HMAC-SHA256 over two fresh nonces, their
-// ranks, the number of ranks, the job and the direction. Until then a connection may say 512 bytes and has ten seconds; failing costs it the
-// connection, and the job nothing. Without a secret only peers on the loopback interface are accepted. Frames are versioned, limited in
+// ranks, the number of ranks, the job and the direction. Until then a connection may say 512 bytes, the first of them
+// within a second and all within ten more; failing costs it the connection, and the job nothing. Where thousands are there that have proved
+// nothing, the oldest one of the address with most of them goes. Without a secret only peers on the loopback interface are accepted. Frames are versioned, limited in
 // length, and read by one fuzzed function. Connections are authenticated when they are made and neither encrypted nor signed afterwards: whoever can
 // alter packets between the hosts can alter messages.
 package bootstrap

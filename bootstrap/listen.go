@@ -1,17 +1,16 @@
 package bootstrap
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
 )
-
-// maxPending is how many connections may be proving themselves at a time. Further ones wait in the system's queue.
-const maxPending = 512
 
 // Windows has numbers of its own for the two errors of the system that matter here; other systems never use them.
 const (
@@ -29,21 +28,29 @@ func refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, wsaConnectionRefused)
 }
 
-// listener hands each connection that arrives to accept, in a goroutine of its own.
+// listener hands each connection that arrives to accept, in a goroutine of its own. The connection is proven or closed when
+// accept returns.
 type listener struct {
-	ln   *net.TCPListener
-	work sync.WaitGroup
+	ln    *net.TCPListener
+	lobby *lobby
+	work  sync.WaitGroup
 }
 
 func bind(addr netip.AddrPort) (*net.TCPListener, error) {
-	a := &net.TCPAddr{Port: int(addr.Port())}
+	host := ""
 	if addr.Addr().IsValid() {
-		a.IP, a.Zone = addr.Addr().AsSlice(), addr.Addr().Zone()
+		host = addr.Addr().String()
 	}
-	return net.ListenTCP("tcp", a)
+	// Strangers come by the thousand, so connections are tuned when they have proved themselves, and not before.
+	c := net.ListenConfig{KeepAlive: -1}
+	ln, err := c.Listen(context.Background(), "tcp", net.JoinHostPort(host, strconv.Itoa(int(addr.Port()))))
+	if err != nil {
+		return nil, err
+	}
+	return ln.(*net.TCPListener), nil
 }
 
-func listenOn(addr netip.AddrPort, accept func(*net.TCPConn)) (*listener, error) {
+func listenOn(addr netip.AddrPort, accept func(*arrival)) (*listener, error) {
 	ln, err := bind(addr)
 	if err != nil {
 		return nil, err
@@ -51,24 +58,23 @@ func listenOn(addr netip.AddrPort, accept func(*net.TCPConn)) (*listener, error)
 	return serveOn(ln, accept), nil
 }
 
-func serveOn(ln *net.TCPListener, accept func(*net.TCPConn)) *listener {
-	l := &listener{ln: ln}
-	pending := make(chan struct{}, maxPending)
+func serveOn(ln *net.TCPListener, accept func(*arrival)) *listener {
+	l := &listener{ln: ln, lobby: newLobby()}
 	l.work.Go(func() {
 		for {
 			conn, err := ln.AcceptTCP()
-			if err != nil {
-				if !temporary(err) {
-					return
-				}
-				time.Sleep(10 * time.Millisecond) // out of file descriptors: a handshake that ends gives one back
-				continue
+			switch {
+			case err == nil:
+				a := l.lobby.enter(conn)
+				l.work.Go(func() {
+					accept(a)
+					_ = a.leave()
+				})
+			case !temporary(err):
+				return
+			case !l.lobby.makeRoom(): // out of file descriptors, which only others can give back
+				time.Sleep(10 * time.Millisecond)
 			}
-			pending <- struct{}{}
-			l.work.Go(func() {
-				defer func() { <-pending }()
-				accept(conn)
-			})
 		}
 	})
 	return l
@@ -151,15 +157,15 @@ func takePort(addr netip.AddrPort, t *tcpRank) (*port, error) {
 	return p, nil
 }
 
-func (p *port) accept(conn *net.TCPConn) {
+func (p *port) accept(a *arrival) {
 	p.mu.Lock()
 	owner := p.owner
 	p.mu.Unlock()
 	if owner == nil {
-		conn.Close()
+		a.Close()
 		return
 	}
-	owner.accept(conn)
+	owner.accept(a)
 }
 
 // release closes the port if t still owns it; t is nil for a port that no job has taken.

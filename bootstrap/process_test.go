@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -83,8 +85,11 @@ func runChild(role string) error {
 	if err != nil {
 		return err
 	}
-	if role == "gather" {
+	switch role {
+	case "gather":
 		return childGathers(ctx, e)
+	case "strangers":
+		return childStrangers(e.Address)
 	}
 	b, err := e.Dial(ctx)
 	if err != nil {
@@ -225,5 +230,63 @@ func TestKill(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// childStrangers keeps 2,000 connections to an address up that say nothing, and opens 500 more a second.
+func childStrangers(addr string) error {
+	var up atomic.Int64
+	visit := func() {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			time.Sleep(time.Millisecond)
+			return
+		}
+		if up.Add(1) == 2000 {
+			fmt.Println("ready")
+		}
+		io.Copy(io.Discard, conn) // until it is closed there
+		conn.Close()
+	}
+	for range 2000 {
+		go func() {
+			for {
+				visit()
+			}
+		}()
+	}
+	for range time.Tick(2 * time.Millisecond) {
+		go visit()
+	}
+	return nil
+}
+
+// TestSilentStrangers has ranks meet at an address where thousands of connections come from their own host and say nothing.
+func TestSilentStrangers(t *testing.T) {
+	const size, most = 8, 2 * time.Second
+	id, err := NewID(OnLoopback())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { id.Release() })
+	waitReady(t, startProcesses(t, 1, "strangers", "WEFT_ADDRESS="+id.targets()[0]))
+	// The first join finds the strangers waiting, later ones while those that were closed come again.
+	var worst time.Duration
+	joins := 0
+	for begun := time.Now(); time.Since(begun) < 2*time.Second; joins++ {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*most)
+		start := time.Now()
+		ranks, errs := dialAll(size, func(rank int) (Bootstrap, error) { return id.Dial(ctx, rank, size) })
+		worst = max(worst, time.Since(start))
+		cancel()
+		defer closeAll(ranks)
+		if err := errors.Join(errs...); err != nil {
+			t.Fatalf("join %d: %v", joins, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Logf("%d joins took %v at most", joins, worst)
+	if worst > most {
+		t.Errorf("a join took %v", worst)
 	}
 }

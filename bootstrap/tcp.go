@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/weftgo/weft/internal/filelimit"
 )
 
 // TCPConfig says how a rank meets the others over TCP: by Address and Secret, or by ID.
@@ -34,8 +36,11 @@ type TCPConfig struct {
 	trace tracer // for tests
 }
 
-// handshakeTimeout is how long a connection may take to prove itself.
-const handshakeTimeout = 10 * time.Second
+// helloTimeout is how long a connection may take to say its first word, handshakeTimeout how long from there to prove itself.
+const (
+	helloTimeout     = time.Second
+	handshakeTimeout = 10 * time.Second
+)
 
 // tcpRank is a mesh whose links are TCP connections.
 type tcpRank struct {
@@ -106,7 +111,8 @@ func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 
 // host is the join of rank 0.
 func (t *tcpRank) host(ctx context.Context, cfg TCPConfig) error {
-	if err := raiseFileLimit(cfg.Size + 64); err != nil {
+	// Rank 0 has a connection to every other rank.
+	if err := filelimit.Raise(cfg.Size + 64); err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
 	bind, err := t.bindAddress(ctx, cfg)
@@ -338,17 +344,26 @@ func (t *tcpRank) serve(peer int, l *tcpLink) {
 }
 
 // accept settles one incoming connection. It returns once the connection is a link or closed.
-func (t *tcpRank) accept(conn *net.TCPConn) {
+func (t *tcpRank) accept(a *arrival) {
 	if !t.begin(nil) {
-		conn.Close()
+		a.Close()
 		return
 	}
 	defer t.done(nil)
-	defer context.AfterFunc(t.life, func() { conn.SetDeadline(time.Now()) })()
-	conn.SetDeadline(time.Now().Add(handshakeTimeout))
+	// Closing leaves no deadline to be set after it.
+	stop := context.AfterFunc(t.life, func() { a.Close() })
+	conn := a.TCPConn
+	conn.SetDeadline(time.Now().Add(helloTimeout))
 	ask, seal, err := t.id.examine(conn)
+	stop()
+	if gone := a.leave(); gone != nil {
+		err = gone
+	}
 	if err != nil {
 		t.turnAway(conn, err)
+		if isTimeout(err) {
+			a.reset()
+		}
 		conn.Close()
 		return
 	}

@@ -1,5 +1,0 @@
-//go:build !linux && !darwin
-
-package bootstrap
-
-func raiseFileLimit(int) error { return nil }
