@@ -225,8 +225,12 @@ func (c *card) append(b []byte) ([]byte, error) {
 // parseCard decodes another rank's card.
 func parseCard(raw []byte) (c card, err error) {
 	const fixed = 4 + channel.CPUBytes + 2
-	if len(raw) < fixed || binary.LittleEndian.Uint32(raw) != cardVersion {
-		return card{}, fmt.Errorf("%w: it runs another version of the library", ErrMismatch)
+	if len(raw) >= 4 && binary.LittleEndian.Uint32(raw) != cardVersion {
+		return card{}, fmt.Errorf("%w: its card is of version %d, this rank's of version %d: install the same Weft for every rank",
+			ErrMismatch, binary.LittleEndian.Uint32(raw), cardVersion)
+	}
+	if len(raw) < fixed {
+		return card{}, fmt.Errorf("%w: a card of %d bytes", ErrMismatch, len(raw))
 	}
 	c.cpus = channel.ParseCPUs(raw[4:])
 	n := int(binary.LittleEndian.Uint16(raw[fixed-2:]))
@@ -235,7 +239,7 @@ func parseCard(raw []byte) (c card, err error) {
 	}
 	c.device = bytes.Clone(raw[fixed : fixed+n])
 	if err := c.address.UnmarshalBinary(raw[fixed+n:]); err != nil {
-		return card{}, err
+		return card{}, fmt.Errorf("%w: %w", ErrMismatch, err)
 	}
 	return c, nil
 }

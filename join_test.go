@@ -144,6 +144,69 @@ func TestJoinSaysSoOnce(t *testing.T) {
 	})
 }
 
+// edited is a bootstrap through which a rank tells the others something else than it means to, and hears something else.
+type edited struct {
+	bootstrap.Bootstrap
+	edit func(card []byte)
+}
+
+func (e edited) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
+	e.edit(data)
+	all, err := e.Bootstrap.AllGather(ctx, data)
+	for r := range all {
+		e.edit(all[r])
+	}
+	if err == nil {
+		e.edit(all[e.Rank()]) // the rank is of its own version
+	}
+	return all, err
+}
+
+// TestJoinOtherVersion joins ranks of which one runs another version, by what it tells of itself and of how it is reached through shared memory.
+// Both sides say at once which versions do not go together.
+func TestJoinOtherVersion(t *testing.T) {
+	const address = 4 + channel.CPUBytes + 2 // of a card
+	for name, at := range map[string]int{"card": 0, "shared memory": address} {
+		t.Run(name, func(t *testing.T) {
+			meeting, err := bootstrap.NewInProcess(3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			errs := make(chan error, 3)
+			versions := make(chan byte, 9)
+			for r, b := range meeting {
+				if r == 2 {
+					b = edited{b, func(card []byte) {
+						versions <- card[at]
+						card[at] ^= 64
+					}}
+				}
+				go func() {
+					_, err := weft.Join(testContext(t), weft.WithBootstrap(b))
+					if err != nil {
+						err = fmt.Errorf("rank %d: %w", r, err)
+					}
+					errs <- err
+				}()
+			}
+			for range 3 {
+				err := <-errs
+				peer, ok := errors.AsType[*weft.PeerError](err)
+				if !ok || !errors.Is(err, weft.ErrMismatch) || strings.HasPrefix(err.Error(), "rank 2") != (peer.Rank == 0) {
+					t.Fatal(err)
+				}
+				ours := <-versions
+				versions <- ours
+				for _, v := range []byte{ours, ours ^ 64} {
+					if !strings.Contains(err.Error(), fmt.Sprintf("version %d", v)) {
+						t.Errorf("no version %d: %v", v, err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestJoinEnds joins while another rank never comes.
 func TestJoinEnds(t *testing.T) {
 	for name, end := range map[string]func() (context.Context, context.CancelFunc, []weft.Option){

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"time"
@@ -63,18 +64,21 @@ func (id identity) introduce(conn net.Conn, r role, peer int) (jobID, error) {
 	}
 	ask := hello{role: r, rank: uint32(id.rank), peer: uint32(peer), size: uint32(id.size), job: id.job}
 	rand.Read(ask.nonce[:])
-	if err := write(conn, ask); err != nil {
+	if err := write(conn, frameVersion, ask); err != nil {
 		return jobID{}, err
 	}
-	answer, err := expect[challenge](conn)
+	answer, err := expect[challenge](conn, frameVersion)
 	if err != nil {
+		if errors.Is(err, io.EOF) || broken(err) {
+			err = fmt.Errorf("%w (at this rank's hello: a rank that does not know version %d of the bootstrap protocol may end it so)", err, frameVersion)
+		}
 		return jobID{}, err
 	}
 	t := transcript(answer.appendTo(ask.appendTo(nil)))
-	if err := write(conn, proof{t.mac(id.secret, labelDial, nil)}); err != nil {
+	if err := write(conn, frameVersion, proof{t.mac(id.secret, labelDial, nil)}); err != nil {
 		return jobID{}, err
 	}
-	v, err := expect[verdict](conn)
+	v, err := expect[verdict](conn, frameVersion)
 	if err != nil {
 		return jobID{}, err
 	}
@@ -107,17 +111,23 @@ func (id identity) examine(conn net.Conn) (hello, func(verdict) verdict, error) 
 	if err := id.checkLoopback(conn); err != nil {
 		return hello{}, nil, err
 	}
-	ask, err := expect[hello](conn)
+	m, version, err := readFrame(conn, maxHandshake)
+	ask, err := expected[hello](m, err)
 	if err != nil {
+		if _, ok := errors.AsType[*versionError](err); ok {
+			// A frame of this version, whatever it says, tells the other side what this one told it.
+			_ = write(conn, frameVersion, verdict{reason: reasonProtocol, rank: uint32(id.rank)})
+		}
 		return hello{}, nil, err
 	}
+	ask.version = version
 	conn.SetDeadline(time.Now().Add(handshakeTimeout))
 	answer := challenge{rank: uint32(id.rank), size: uint32(id.size), job: id.job}
 	rand.Read(answer.nonce[:])
-	if err := write(conn, answer); err != nil {
+	if err := write(conn, version, answer); err != nil {
 		return ask, nil, err
 	}
-	p, err := expect[proof](conn)
+	p, err := expect[proof](conn, version)
 	if err != nil {
 		return ask, nil, err
 	}
@@ -125,7 +135,7 @@ func (id identity) examine(conn net.Conn) (hello, func(verdict) verdict, error) 
 	want := t.mac(id.secret, labelDial, nil)
 	if !hmac.Equal(want[:], p.mac[:]) {
 		err := fmt.Errorf("%w from %v, which says it is rank %d", ErrSecret, conn.RemoteAddr(), ask.rank)
-		_ = write(conn, verdict{reason: reasonSecret, rank: uint32(id.rank)})
+		_ = write(conn, version, verdict{reason: reasonSecret, rank: uint32(id.rank)})
 		return ask, nil, err
 	}
 	return ask, func(v verdict) verdict { return v.sealed(t, id.secret) }, nil
@@ -144,10 +154,18 @@ func loopback(a net.Addr) bool {
 	return err == nil && ap.Addr().Unmap().IsLoopback()
 }
 
-// expect reads one handshake message of type M.
-func expect[M message](conn net.Conn) (M, error) {
+// expect reads one handshake message of type M, of a version.
+func expect[M message](conn net.Conn, version uint8) (M, error) {
+	m, got, err := readFrame(conn, maxHandshake)
+	if err == nil && got != version {
+		err = &versionError{got}
+	}
+	return expected[M](m, err)
+}
+
+// expected is a message that was read, if it is of type M.
+func expected[M message](m message, err error) (M, error) {
 	var zero M
-	m, err := readMessage(conn, maxHandshake)
 	if err != nil {
 		if errors.Is(err, ErrProtocol) {
 			return zero, err
@@ -161,8 +179,8 @@ func expect[M message](conn net.Conn) (M, error) {
 	return v, nil
 }
 
-func write(conn net.Conn, m message) error {
-	if _, err := conn.Write(appendFrame(nil, m)); err != nil {
+func write(conn net.Conn, version uint8, m message) error {
+	if _, err := conn.Write(appendVersion(nil, version, m)); err != nil {
 		return fmt.Errorf("%w: %w", errTransport, err)
 	}
 	return nil

@@ -24,14 +24,13 @@ var (
 	// ErrAborted: the rank gave a collective up because its context was cancelled or expired.
 	ErrAborted = errors.New("given up")
 
-	// ErrMismatch: ranks made different collective calls where the same was due.
+	// ErrMismatch: ranks made different collective calls where the same was due, or run different versions of Weft.
 	ErrMismatch = errors.New("ranks disagree")
 
 	// ErrSecret: the other side did not prove that it holds the job's secret.
 	ErrSecret = errors.New("wrong secret")
 
-	// ErrProtocol: the other side sent something that is not this protocol: a bad magic, an unknown version,
-	// a frame that is malformed or too long.
+	// ErrProtocol: the other side sent something that is not this protocol: a bad magic, a frame that is malformed or too long.
 	ErrProtocol = errors.New("protocol violation")
 
 	// ErrDuplicateRank: two processes say that they are the same rank.

@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// Windows has numbers of its own for the two errors of the system that matter here; other systems never use them.
+// Windows has numbers of its own for the errors of the system that matter here; other systems never use them.
 const (
+	wsaConnectionReset   = syscall.Errno(10054)
 	wsaAddressInUse      = syscall.Errno(10048)
 	wsaConnectionRefused = syscall.Errno(10061)
 )
@@ -21,6 +22,11 @@ const (
 // inUse reports whether somebody listens at the address already.
 func inUse(err error) bool {
 	return errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, wsaAddressInUse)
+}
+
+// broken reports whether the other side has ended the connection before it had read everything.
+func broken(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, wsaConnectionReset)
 }
 
 // refused reports whether nobody listens at the address.

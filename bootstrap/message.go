@@ -52,6 +52,7 @@ func (r role) String() string {
 // The handshake, in the order in which it is spoken; auth.go says what it proves.
 type (
 	hello struct {
+		version    uint8 // of the frame that it came in
 		role       role
 		rank, peer uint32 // who dials whom
 		size       uint32

@@ -374,7 +374,7 @@ func (t *tcpRank) accept(a *arrival) {
 	if v.reason.ofJob() {
 		t.observe(t.rank, fault{rank: v.rank, reason: v.reason, text: v.text})
 	}
-	_ = write(conn, seal(v))
+	_ = write(conn, ask.version, seal(v))
 	conn.Close()
 	t.admission.Lock()
 	t.arrived++
@@ -419,6 +419,9 @@ func (t *tcpRank) consider(ask hello) verdict {
 		return no(reasonProtocol, "rank %d asks for a %v link to rank %d", ask.rank, ask.role, t.rank)
 	case ask.role == roleHub && t.joined():
 		return no(reasonFull, "rank %d has joined before", ask.rank)
+	case ask.version != frameVersion:
+		return no(reasonMismatch, "rank %d speaks version %d of the bootstrap protocol, rank %d version %d: %s",
+			ask.rank, ask.version, t.rank, frameVersion, sameVersion)
 	case int64(ask.size) != int64(t.size):
 		t.expected = max(t.expected, int(min(ask.size, MaxSize))-1)
 		return no(reasonSize, "rank %d was started as one of %d, rank %d as one of %d", ask.rank, ask.size, t.rank, t.size)

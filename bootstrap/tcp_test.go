@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -400,6 +401,151 @@ func TestGivenUpJoin(t *testing.T) {
 	})
 	for _, err := range onAll([]Bootstrap{ranks[0], ranks[2]}, func(b Bootstrap) error { return b.Barrier(ctx) }) {
 		wantPeer(t, err, 1, ErrAborted)
+	}
+}
+
+// otherVersion is a connection of a build whose version of the protocol is another one.
+type otherVersion struct {
+	net.Conn
+	version byte
+}
+
+func (c otherVersion) Write(b []byte) (int, error) {
+	b = bytes.Clone(b)
+	b[len(frameMagic)] = c.version
+	return c.Conn.Write(b)
+}
+
+func (c otherVersion) Read(b []byte) (int, error) {
+	n, err := io.ReadFull(c.Conn, b)
+	if string(b[:min(n, len(frameMagic))]) == frameMagic {
+		if b[len(frameMagic)] != c.version {
+			return 0, fmt.Errorf("%w: spoken to in version %d", ErrProtocol, b[len(frameMagic)])
+		}
+		b[len(frameMagic)] = frameVersion
+	}
+	return n, err
+}
+
+// wantVersions checks that err says which two versions do not go together.
+func wantVersions(t *testing.T, err error, rank int, theirs byte) {
+	t.Helper()
+	wantPeer(t, err, rank, ErrMismatch)
+	for _, version := range []byte{frameVersion, theirs} {
+		if !strings.Contains(fmt.Sprint(err), fmt.Sprintf("version %d", version)) {
+			t.Errorf("no version %d: %v", version, err)
+		}
+	}
+}
+
+// TestOtherVersionDials: a rank of another version is named at once by every rank that is there, the one itself included, in spite of another
+// that is still to come.
+func TestOtherVersionDials(t *testing.T) {
+	const theirs = frameVersion + 8
+	for _, secret := range []string{"", "s3cret"} {
+		addr, ctx := freeAddress(t), testContext(t)
+		_, errs := dialAll(4, func(rank int) (Bootstrap, error) {
+			switch rank {
+			case 2:
+				return nil, nil
+			case 3:
+				conn := connect(t, ctx, addr, nil)
+				defer conn.Close()
+				id := identity{rank: 3, size: 4, secret: []byte(secret)}
+				_, err := id.introduce(otherVersion{conn, theirs}, roleHub, 0)
+				return nil, err
+			}
+			return DialTCP(ctx, TCPConfig{Rank: rank, Size: 4, Address: addr, Secret: []byte(secret)})
+		})
+		for _, err := range errs[:2] {
+			wantVersions(t, err, 3, theirs)
+		}
+		if no, ok := errors.AsType[*refusal](errs[3]); !ok || no.rank != 3 || !strings.Contains(no.text, "version 9") || !errors.Is(no, ErrMismatch) {
+			t.Errorf("it hears %v", errs[3])
+		}
+	}
+}
+
+// TestOtherVersionListens: where rank 0 is of another version, ranks that dial say so at once: because it does, or because of the first bytes
+// that it says, whatever follows them. What only closes the connection may be of another version, too, but that is known at the deadline.
+func TestOtherVersionListens(t *testing.T) {
+	const theirs = frameVersion + 8
+	id := identity{rank: 0, size: 2}
+	for name, serve := range map[string]func(conn net.Conn){
+		"refuses": func(conn net.Conn) {
+			ask, seal, err := id.examine(conn)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			no := verdict{reason: reasonMismatch, rank: 0, text: fmt.Sprintf("version %d and version %d", ask.version, theirs)}
+			conn.Write(appendFrame(nil, seal(no)))
+		},
+		"answers in its own way": func(conn net.Conn) {
+			io.ReadFull(conn, make([]byte, headerSize))
+			conn.Write(append([]byte(frameMagic), theirs, 77, 0, 0, 5, 0, 0, 0, 1, 2, 3, 4, 5))
+			io.Copy(io.Discard, conn)
+		},
+		"closes": func(conn net.Conn) { io.ReadFull(conn, make([]byte, headerSize)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var served sync.WaitGroup
+			served.Go(func() {
+				for {
+					conn, err := ln.Accept()
+					if err != nil {
+						return
+					}
+					serve(conn)
+					conn.Close()
+				}
+			})
+			defer served.Wait()
+			defer ln.Close()
+			limit := testTimeout
+			if name == "closes" {
+				limit = 100 * time.Millisecond
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			_, err = DialTCP(ctx, TCPConfig{Rank: 1, Size: 2, Address: ln.Addr().String()})
+			if name != "closes" {
+				wantVersions(t, err, 0, theirs)
+				return
+			}
+			wantPeer(t, err, 0, ErrTimeout)
+			if !strings.Contains(fmt.Sprint(err), fmt.Sprintf("does not know version %d", frameVersion)) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestOtherVersionAnswered: whatever a dialler of another version says, it is answered by a frame of this one.
+func TestOtherVersionAnswered(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	defer far.Close()
+	go func() {
+		far.Write(append([]byte(frameMagic), frameVersion+8, 77, 0, 0, 0xff, 0xff, 0xff, 0xff))
+	}()
+	answer := make(chan []byte, 1)
+	go func() {
+		b := make([]byte, headerSize)
+		io.ReadFull(far, b)
+		answer <- b
+		io.Copy(io.Discard, far)
+	}()
+	_, _, err := identity{rank: 0, size: 2, secret: []byte("s")}.examine(near)
+	if _, ok := errors.AsType[*versionError](err); !ok {
+		t.Error(err)
+	}
+	if b := <-answer; string(b[:4]) != frameMagic || b[4] != frameVersion {
+		t.Errorf("answered by %q", b)
 	}
 }
 

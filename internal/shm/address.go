@@ -17,7 +17,7 @@ type Address struct {
 }
 
 const (
-	addressVersion = 1
+	addressVersion = frameVersion
 	addressFixed   = 1 + 4 + 4 + 16 + 16 + 1 + 1 // everything but the two strings
 	maxHost        = 255
 	maxSocket      = 107 // sun_path without its NUL
@@ -63,11 +63,11 @@ func (a Address) MarshalBinary() ([]byte, error) {
 
 // UnmarshalBinary decodes what MarshalBinary made, and nothing else: its error wraps [ErrMalformed]. It leaves a alone on error.
 func (a *Address) UnmarshalBinary(b []byte) error {
+	if len(b) > 0 && b[0] != addressVersion {
+		return &versionError{b[0]}
+	}
 	if len(b) < addressFixed {
 		return fmt.Errorf("address of %d bytes: %w", len(b), ErrMalformed)
-	}
-	if b[0] != addressVersion {
-		return fmt.Errorf("address of version %d, want %d: %w", b[0], addressVersion, ErrMalformed)
 	}
 	var r Address
 	pid := binary.LittleEndian.Uint32(b[1:])

@@ -29,7 +29,7 @@ var (
 	ErrOtherUser = errors.New("of another user")
 	// ErrOtherProcess: plain memory can't be handed to a peer of another process.
 	ErrOtherProcess = errors.New("in another process")
-	// ErrMismatch: the ranks made different calls, or were given different lists of members.
+	// ErrMismatch: the ranks made different calls, were given different lists of members, or run different versions of Weft.
 	ErrMismatch = errors.New("ranks disagree")
 	// ErrNoDescriptor: a peer's descriptor arrived but this process had no room for it.
 	ErrNoDescriptor = errors.New("descriptor lost, this process is at its limit of open files")
@@ -44,6 +44,16 @@ var (
 	// ErrDied: a peer's process ended, or its connection broke.
 	ErrDied = errors.New("died")
 )
+
+// versionError says that a peer speaks another version.
+type versionError struct{ theirs byte }
+
+func (e *versionError) Error() string {
+	return fmt.Sprintf("it speaks version %d of the shared-memory protocol, this rank version %d: install the same Weft for every rank",
+		e.theirs, frameVersion)
+}
+
+func (e *versionError) Unwrap() []error { return []error{ErrMismatch, ErrMalformed} }
 
 // PeerError says which peer an operation failed for. Err wraps one of the errors above or the context's.
 type PeerError struct {

@@ -17,6 +17,9 @@ import (
 //	4  payload length, 32 bits
 //	8  id, 64 bits: of the exchange; 0 in frames that belong to none
 //	16 payload
+//
+// The header and greetings are the same in every version, so that ranks of different ones can tell each other. Addresses begin
+// with the version, too: mostly ranks learn of it before they connect.
 const (
 	frameVersion = 1
 	frameHeader  = 16
@@ -77,6 +80,7 @@ func (k frameKind) payloadLimits() (least, most int, ok bool) {
 }
 
 type frame struct {
+	version byte // as it arrived
 	kind    frameKind
 	id      uint64
 	payload []byte
@@ -97,19 +101,25 @@ func decodeFrame(b []byte) (frame, error) {
 	if b[0] != 'W' || b[1] != 'M' {
 		return frame{}, fmt.Errorf("frame that starts with %#02x %#02x: %w", b[0], b[1], ErrMalformed)
 	}
-	if b[2] != frameVersion {
-		return frame{}, fmt.Errorf("frame of version %d, want %d: %w", b[2], frameVersion, ErrMalformed)
+	f, err := decodeBody(b)
+	if f.version != frameVersion && (err != nil || f.kind != kindHello && f.kind != kindWelcome) {
+		return frame{}, &versionError{b[2]}
 	}
-	f := frame{kind: frameKind(b[3]), id: binary.LittleEndian.Uint64(b[8:]), payload: b[frameHeader:]}
+	return f, err
+}
+
+// decodeBody reads a packet that has a frame's marks.
+func decodeBody(b []byte) (frame, error) {
+	f := frame{version: b[2], kind: frameKind(b[3]), id: binary.LittleEndian.Uint64(b[8:]), payload: b[frameHeader:]}
 	least, most, ok := f.kind.payloadLimits()
 	if !ok {
-		return frame{}, fmt.Errorf("%v: %w", f.kind, ErrMalformed)
+		return f, fmt.Errorf("%v: %w", f.kind, ErrMalformed)
 	}
 	if n := len(f.payload); n < least || n > most {
-		return frame{}, fmt.Errorf("%v frame with %d bytes of payload: %w", f.kind, n, ErrMalformed)
+		return f, fmt.Errorf("%v frame with %d bytes of payload: %w", f.kind, n, ErrMalformed)
 	}
 	if n := binary.LittleEndian.Uint32(b[4:]); uint64(n) != uint64(len(f.payload)) {
-		return frame{}, fmt.Errorf("%v frame says %d bytes of payload and has %d: %w", f.kind, n, len(f.payload), ErrMalformed)
+		return f, fmt.Errorf("%v frame says %d bytes of payload and has %d: %w", f.kind, n, len(f.payload), ErrMalformed)
 	}
 	return f, nil
 }

@@ -243,6 +243,9 @@ func (j *join) dial(ctx context.Context, p *peer) error {
 		return greetingError(err)
 	}
 	in, err := c.read()
+	if _, other := errors.AsType[*versionError](err); other {
+		return err
+	}
 	if err != nil {
 		return greetingError(err)
 	}
@@ -252,6 +255,9 @@ func (j *join) dial(ctx context.Context, p *peer) error {
 	}
 	if g.from != p.position || g.to != j.mesh.self || !g.shows(p.address, j.listener.address) {
 		return fmt.Errorf("its answer is not from the rank that was asked: %w", ErrMalformed)
+	}
+	if in.version != frameVersion {
+		return &versionError{in.version}
 	}
 	if g.roster != j.roster {
 		return errOtherList
@@ -364,6 +370,8 @@ func (j *join) admit(ctx context.Context, c *conn, cred *unix.Ucred) bool {
 	switch {
 	case err != nil:
 		err = greetingError(err)
+	case in.version != frameVersion:
+		err = &versionError{in.version}
 	case g.roster != j.roster:
 		err = errOtherList
 	case !stop():

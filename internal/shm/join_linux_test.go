@@ -3,6 +3,7 @@ package shm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -228,6 +229,95 @@ func TestStrangersOfOtherProcesses(t *testing.T) {
 		t.Errorf("told %d bytes, %v", n, err)
 	}
 	j.must(j.ranks(), request{Op: "exchange", XID: 1, Size: 4096})
+}
+
+// A peer of another version is named by both sides at once, with both versions, whether it dials or listens. What it says beyond the greeting
+// may be laid out in any way.
+func TestOtherVersion(t *testing.T) {
+	const theirs = frameVersion + 8
+	named := func(t *testing.T, err error, peer int) {
+		t.Helper()
+		blames(t, err, peer, ErrMismatch)
+		for _, version := range []int{frameVersion, theirs} {
+			if !strings.Contains(fmt.Sprint(err), fmt.Sprintf("version %d", version)) {
+				t.Errorf("no version %d: %v", version, err)
+			}
+		}
+	}
+	of := func(f frame) []byte {
+		b := f.append(nil)
+		b[2] = theirs
+		return b
+	}
+	t.Run("it dials", func(t *testing.T) {
+		checkFDs(t)
+		listeners, addrs := listen(t, 2, apart)
+		roster, err := listeners[0].checkMembers(0, addrs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := dialRaw(t, addrs[0])
+		g := greeting{from: 1, to: 0, token: addrs[0].Token, own: addrs[1].Token, roster: roster}
+		if _, err := c.Write(of(frame{kind: kindHello, payload: g.encode()})); err != nil {
+			t.Fatal(err)
+		}
+		_, err = listeners[0].Connect(within(t, patience), 0, addrs, nil)
+		named(t, err, 1)
+		c.SetReadDeadline(time.Now().Add(patience))
+		b := make([]byte, maxFrame)
+		if n, err := c.Read(b); n < 3 || err != nil || b[2] != frameVersion {
+			t.Errorf("it was told %d bytes, %v", n, err)
+		}
+		if err := listeners[1].Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for name, answer := range map[string]func(g greeting) []byte{
+		"it listens":       func(g greeting) []byte { return of(frame{kind: kindWelcome, payload: g.encode()}) },
+		"it answers oddly": func(greeting) []byte { return append(of(frame{kind: 200}), "what?"...) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			checkFDs(t)
+			listeners, addrs := listen(t, 2, apart)
+			if err := listeners[0].Close(); err != nil {
+				t.Fatal(err)
+			}
+			socket, err := net.ListenUnix(network, addrs[0].socketAddress())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer socket.Close()
+			done := make(chan error)
+			go func() {
+				c, err := socket.AcceptUnix()
+				if err == nil {
+					_, err = c.Read(make([]byte, maxFrame))
+				}
+				if err == nil {
+					_, err = c.Write(answer(greeting{from: 0, to: 1, token: addrs[1].Token, own: addrs[0].Token}))
+					c.Close()
+				}
+				done <- err
+			}()
+			_, err = listeners[1].Connect(within(t, patience), 1, addrs, nil)
+			named(t, err, 0)
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	t.Run("its address", func(t *testing.T) {
+		_, addrs := listen(t, 1, apart)
+		b, err := addrs[0].MarshalBinary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[0] = theirs
+		err = new(Address).UnmarshalBinary(append(b, "and more"...))
+		if !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), fmt.Sprintf("version %d", theirs)) {
+			t.Error(err)
+		}
+	})
 }
 
 // Somebody else who answers at a peer's address is noticed by the dialler.
