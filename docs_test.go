@@ -88,3 +88,37 @@ func TestDocsLinks(t *testing.T) {
 		}
 	}, ".go", ".h", ".py", ".cu", ".cuh", ".sh", ".md")
 }
+
+// TestGlossary looks for what the glossary says is in the code: names change, and the glossary with them.
+func TestGlossary(t *testing.T) {
+	var all strings.Builder
+	sources(t, func(path, text string) {
+		all.WriteString(path)
+		all.WriteString(text)
+	}, ".go", ".h", ".py", ".cu", ".cuh", ".sh", "Makefile")
+	code := all.String()
+	glossary, err := os.ReadFile("docs/glossary.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	terms := map[string]bool{}
+	for line := range strings.Lines(string(glossary)) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 6 || strings.Contains(cells[1], "---") {
+			continue
+		}
+		term := strings.TrimSpace(cells[1])
+		if terms[term] && term != "term" {
+			t.Errorf("%s is defined twice", term)
+		}
+		terms[term] = true
+		for i, name := range strings.Split(cells[3], "`") {
+			if i%2 == 1 && !strings.Contains(code, name[strings.LastIndexAny(name, ". ")+1:]) {
+				t.Errorf("%s: there is no %s in the code", term, name)
+			}
+		}
+	}
+	if len(terms) < 50 {
+		t.Errorf("%d terms in the glossary's tables; are these still of four columns?", len(terms))
+	}
+}
