@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,11 +16,14 @@ from weft._buffer.config import Config
 from weft._buffer.errors import ContractError, require
 from weft._buffer.events import Before, EventHandle, EventOverlap
 from weft._buffer.exchanges import Exchanges, where
-from weft._buffer.low_latency import Kind, LowLatency, LowLatencyHandle
-from weft._buffer.normal import DispatchHandle, Normal
+from weft._buffer.low_latency import Kind, LowLatency, LowLatencyHandle, Sent
+from weft._buffer.normal import DispatchHandle, Moved, Normal, Went
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, join
+from weft._buffer.traces import recall
 from weft.ep.spec import whole
+
+T = TypeVar("T")
 
 topk_idx_t = torch.int64
 
@@ -158,7 +161,7 @@ class Buffer:
     def dispatch(
         self,
         x: Tensor | tuple[Tensor, Tensor],
-        handle: DispatchHandle | None = None,
+        handle: tuple[Any, ...] | None = None,
         num_tokens_per_rank: Tensor | None = None,
         num_tokens_per_rdma_rank: Tensor | None = None,
         is_token_in_rank: Tensor | None = None,
@@ -183,11 +186,11 @@ class Buffer:
         if expert_alignment < 1:
             raise ContractError(f"expert_alignment is {expert_alignment}, want 1 or more")
         if handle is not None:
-            _check_handle(handle, DispatchHandle, "dispatch")
+            moved = _moved(handle)
             require(topk_idx is None and topk_weights is None, "a dispatch by a handle takes no topk_idx and no topk_weights: the handle has what was selected")
-            if 0 < num_worst_tokens < handle.received:
-                raise ContractError(f"num_worst_tokens is {num_worst_tokens}, and the handle's rows are {handle.received}")
-            (got, got_scales), event = self._stream.run(self._normal.again, rows, previous_event, async_finish, rows, scales, handle.route)
+            if 0 < num_worst_tokens < moved.received:
+                raise ContractError(f"num_worst_tokens is {num_worst_tokens}, and the handle's rows are {moved.received}")
+            (got, got_scales), event = self._stream.run(self._normal.again, rows, previous_event, async_finish, rows, scales, moved.route)
             return _pair(_padded(got, num_worst_tokens), _padded_scales(got_scales, scales, num_worst_tokens)), None, None, None, None, event
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             raise ContractError("a dispatch without a handle takes what get_dispatch_layout returns")
@@ -227,7 +230,7 @@ class Buffer:
     def combine(
         self,
         x: Tensor,
-        handle: DispatchHandle,
+        handle: tuple[Any, ...],
         topk_weights: Tensor | None = None,
         bias: Tensor | tuple[Tensor, Tensor] | None = None,
         config: Config | None = None,
@@ -237,12 +240,12 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Sums the ranks' rows of each token, without weights, after the bias: combined_x, combined_topk_weights, event. Collective."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
-        _check_handle(handle, DispatchHandle, "dispatch")
+        moved = _moved(handle)
         self._normal.check(x)
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         if len(biases) > _BIASES:
             raise ContractError(f"{len(biases)} biases, want at most {_BIASES}")
-        (out, weights), event = self._stream.run(self._normal.combine, x, previous_event, async_finish, x, topk_weights, biases, handle)
+        (out, weights), event = self._stream.run(self._normal.combine, x, previous_event, async_finish, x, topk_weights, biases, moved)
         return out, weights, event
 
     def internode_dispatch(
@@ -329,7 +332,7 @@ class Buffer:
         x: Tensor,
         topk_idx: Tensor,
         topk_weights: Tensor,
-        handle: LowLatencyHandle,
+        handle: tuple[Any, ...],
         use_logfmt: bool = False,
         zero_copy: bool = False,
         async_finish: bool = False,
@@ -343,10 +346,9 @@ class Buffer:
         of the dispatch, in whose order rows are summed; they may stand in another one, beside their weights, and -1 for what is to be left out.
         """
         self._check_low_latency(x, 3, async_finish, return_recv_hook)
-        _check_handle(handle, LowLatencyHandle, "low_latency_dispatch")
+        sent = _sent(handle)
         if use_logfmt:
             raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
-        sent = handle.sent
         kind = sent.kind
         rows = self._low_latency.next_buffer(*handle[2:]) if zero_copy else x
         want, selections = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden), sent.topk.shape
@@ -368,7 +370,7 @@ class Buffer:
         return out, event, None
 
     @opaque
-    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
+    def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
         return self._low_latency.next_buffer(*handle[2:])
 
@@ -436,9 +438,22 @@ def _check_events(previous: Before, async_finish: bool, on_comm_stream: bool) ->
         raise ContractError("allocate_on_comm_stream needs previous_event and async_finish")
 
 
-def _check_handle(handle: Any, kind: type, of: str) -> None:
-    if not isinstance(handle, kind):
-        raise ContractError(f"handle: a {type(handle).__name__}, want what {of} returned, not a copy of its contents")
+def _moved(handle: Any) -> Moved:
+    """What is known of a normal dispatch by its handle."""
+    return handle if isinstance(handle, DispatchHandle) else _recalled(handle, 0, Went, "dispatch")
+
+
+def _sent(handle: Any) -> Sent:
+    """What is known of a low-latency dispatch by its handle."""
+    return handle.sent if isinstance(handle, LowLatencyHandle) else _recalled(handle, 1, Sent, "low_latency_dispatch")
+
+
+def _recalled(handle: Any, place: int, kind: type[T], of: str) -> T:
+    """The same by the tuple of a handle's contents, one of which says it."""
+    found = recall(handle[place], kind) if isinstance(handle, (tuple, list)) and len(handle) > place else None
+    if found is None:
+        raise ContractError(f"handle: a {type(handle).__name__}, want what {of} returned, or the tuple of its contents, not copies of them")
+    return found
 
 
 def check_stats(stats: Tensor | None, local: int, like: Tensor) -> None:

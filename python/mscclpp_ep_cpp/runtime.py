@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from weft._buffer.low_latency import NOTHING, Given, Kind, LowLatency, LowLatenc
 from weft._buffer.normal import Normal, Route
 from weft._buffer.opaque import opaque
 from weft._buffer.ranks import close, connect, join
+from weft._buffer.traces import leave, recall
+
+T = TypeVar("T")
 
 _DEADLINE = 100.0  # seconds, as MSCCL++'s
 
@@ -56,7 +59,8 @@ class Buffer:
     Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all ranks alike. What MSCCL++ asserts is a
     :class:`ContractError`, a RuntimeError with words.
 
-    A combine goes where the dispatch went whose ``layout_range`` or ``rank_prefix_matrix`` it is given: those tensors themselves, not copies of them.
+    A combine goes where the dispatch went whose ``layout_range`` or ``rank_prefix_matrix`` it is given: those tensors themselves, as autograd saves them, too,
+    not copies of them.
     """
 
     def __init__(self, rank: int, num_ranks: int, num_nvl_bytes: int, num_rdma_bytes: int, low_latency_mode: bool) -> None:
@@ -199,7 +203,7 @@ class Buffer:
         require(expert_alignment >= 1, f"expert_alignment is {expert_alignment}, want 1 or more")
         if cached_rank_prefix_matrix is not None:
             require(topk_idx is None, "a dispatch by cached matrices takes no topk_idx: it goes where the tokens went")
-            moved: _Moved = _recall(cached_rank_prefix_matrix, _Moved, "cached_rank_prefix_matrix", "intranode_dispatch")
+            moved = _recall(cached_rank_prefix_matrix, _Moved, "cached_rank_prefix_matrix", "intranode_dispatch")
             require(cached_channel_prefix_matrix is not None, "cached_channel_prefix_matrix goes with cached_rank_prefix_matrix")
             require(
                 (channels, cached_num_recv_tokens) == (moved.channels, moved.received),
@@ -226,7 +230,7 @@ class Buffer:
         if received[2] is not None:
             received[2] = received[2].long()
         rank_prefix, channel_prefix, recv_channel_prefix, sources, _, heads = handle.contents()
-        _leave(rank_prefix, _Moved(handle.route, handle.received, arguments[-1], recv_channel_prefix, sources, heads))
+        leave(rank_prefix, _Moved(handle.route, handle.received, arguments[-1], recv_channel_prefix, sources, heads))
         return *received, rank_prefix, channel_prefix, recv_channel_prefix, sources, heads
 
     @opaque
@@ -248,7 +252,7 @@ class Buffer:
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         self._normal.check(x)
         require(x.dtype != torch.float8_e4m3fn, "x: type torch.float8_e4m3fn, and rows are summed: pass torch.bfloat16")
-        moved: _Moved = _recall(rank_prefix_matrix, _Moved, "rank_prefix_matrix", "intranode_dispatch")
+        moved = _recall(rank_prefix_matrix, _Moved, "rank_prefix_matrix", "intranode_dispatch")
         _check("src_idx", src_idx, torch.int32, 1)
         _check("recv_channel_prefix_matrix", recv_channel_prefix_matrix, torch.int32, 2)
         _check("send_head", send_head, torch.int32, 2)
@@ -342,7 +346,7 @@ class Buffer:
         _check("topk_weights", topk_weights, torch.float32, 2)
         _check("src_info", src_info, torch.int32, 2)
         _check("layout_range", layout_range, torch.int64, 2)
-        sent: Sent = _recall(layout_range, Sent, "layout_range", "low_latency_dispatch")
+        sent = _recall(layout_range, Sent, "layout_range", "low_latency_dispatch")
         kind = sent.kind
         places = kind.experts // self.num_ranks, self.num_ranks * kind.tokens
         require(
@@ -388,11 +392,10 @@ class Buffer:
 
 
 def _arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: LowLatencyHandle, given: Given) -> tuple[Any, ...]:
-    """What a low-latency dispatch returns, its layout_range with what its combine goes by."""
+    """What a low-latency dispatch returns."""
     sources, ranges, *_ = handle
     if given.packed_recv_src_info is not None:
         sources = given.packed_recv_src_info
-    _leave(ranges, handle.sent)
     return rows, scales, counts, sources, ranges
 
 
@@ -416,19 +419,9 @@ def _channels(config: Config) -> int:
     return config.channels
 
 
-# What dispatches have left at tensors that they returned, by their identities. Attributes would go with copies, and keep tensors from being pickled.
-_left: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-
-
-def _leave(tensor: Tensor, what: Any) -> None:
-    """Leaves something at a tensor for as long as that lives."""
-    number = id(tensor)
-    _left[number] = weakref.ref(tensor, lambda _: _left.pop(number, None)), what
-
-
-def _recall(tensor: Tensor, kind: type, name: str, call: str) -> Any:
+def _recall(tensor: Tensor, kind: type[T], name: str, call: str) -> T:
     """What a dispatch has left at a tensor that it returned."""
-    of, found = _left.get(id(tensor), (None, None))
-    if of is None or of() is not tensor or not isinstance(found, kind):
+    found = recall(tensor, kind)
+    if found is None:
         raise ContractError(f"{name} is not what {call} has returned: pass that tensor itself, for a copy does not say where its tokens went")
     return found

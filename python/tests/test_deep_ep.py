@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import math
 import os
 import pickle
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 import deep_ep  # noqa: E402
 import weft  # noqa: E402
 from deep_ep.utils.math import align, calc_diff, ceil_div, count_bytes, hash_tensor, inplace_unique, per_token_cast_back, per_token_cast_to_fp8  # noqa: E402
+from weft._buffer import traces  # noqa: E402
 
 HIDDEN, EXPERTS, TOPK = 256, 12, 3
 
@@ -642,12 +644,10 @@ def test_refusals(threads):
         given = {"topk_idx": ids, "topk_weights": weights} | {k: v for k, v in given.items() if k != "_"}
         _, _, _, _, normal, _ = b.dispatch(x, **given)
         for words, call in (
-            ("not a copy", lambda: b.dispatch(x, handle=(1, 2, 3))),
-            ("not a copy", lambda: b.dispatch(x, handle=handle)),
-            ("not a copy", lambda: b.combine(x, None)),
-            ("not a copy", lambda: b.combine(x, tuple(normal))),
-            ("not a copy", lambda: b.low_latency_combine(rows, ids, weights, normal)),
-            ("not a copy", lambda: b.low_latency_combine(rows, ids, weights, tuple(handle))),
+            *(("not copies", functools.partial(b.combine, x, of)) for of in (None, (), (1, 2, 3), handle, tuple(handle), copy.deepcopy(tuple(normal)))),
+            ("not copies", lambda: b.dispatch(x, handle=(1, 2, 3))),
+            ("not copies", lambda: b.dispatch(x, handle=handle)),
+            *(("not copies", functools.partial(b.low_latency_combine, rows, ids, weights, of)) for of in (normal, tuple(normal), copy.deepcopy(tuple(handle)))),
             ("want 2 dimensions", lambda: b.low_latency_dispatch(x[0], ids, 64, EXPERTS)),
             ("want 2 dimensions", lambda: b.low_latency_dispatch(x[None], ids, 64, EXPERTS)),
             ("want 3 dimensions", lambda: b.low_latency_combine(x, ids, weights, handle)),
@@ -797,6 +797,61 @@ def test_handles_are_tuples(threads):
         assert low[0].shape == (EXPERTS, 64)
 
     buffers(threads, 1, rank)
+
+
+class Layer(torch.autograd.Function):
+    """An exchange whose handle autograd keeps, for the gradient that goes the same way."""
+
+    @staticmethod
+    def forward(ctx, x, ids, weights, b, way):
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+        layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
+        rows, _, of_rows, _, handle, _ = b.dispatch(x, **layout, topk_idx=ids, topk_weights=weights)
+        ctx.b, ctx.way = b, way
+        ctx.save_for_backward(*handle)
+        if way == "dispatch":
+            return rows, of_rows
+        return b.combine(rows, handle)[0], weights
+
+    @staticmethod
+    def backward(ctx, grad, grad_weights):
+        if ctx.way == "dispatch":
+            home, home_weights, _ = ctx.b.combine(grad, ctx.saved_tensors, topk_weights=grad_weights)
+            return home, None, home_weights, None, None
+        rows, *_ = ctx.b.dispatch(grad, handle=ctx.saved_tensors)
+        return ctx.b.combine(rows, list(ctx.saved_tensors))[0], None, grad_weights, None, None
+
+
+def test_saved_handles(threads):
+    """The tuple of a handle's contents is as good as the handle, also when autograd has saved it, and when the same memory is another tensor's."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        visits = layout_of(ids, b.group_size)[2].sum(1, keepdim=True)
+        for way in ("dispatch", "combine"):
+            mine, my_weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
+            out, out_weights = Layer.apply(mine, ids, my_weights, b, way)
+            gc.collect()
+            torch.autograd.backward((out, out_weights), (torch.ones_like(out), torch.ones_like(out_weights)))
+            assert torch.equal(mine.grad, visits.expand_as(x).bfloat16())
+            assert way == "dispatch" or torch.equal(my_weights.grad, torch.ones_like(weights))
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+        rows, _, _, _, handle, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+        packed, _, low, *_ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
+        want, low_want = b.combine(rows, handle)[0], b.low_latency_combine(packed, ids, weights, low)[0]
+        others, low_others = ([t.view_as(t) if isinstance(t, torch.Tensor) else t for t in of] for of in (handle, low))
+        del handle, low
+        gc.collect()
+        for _ in range(2):
+            assert torch.equal(b.combine(rows, others)[0], want)
+            assert torch.equal(b.dispatch(x, handle=others)[0], rows)
+            assert torch.equal(b.low_latency_combine(packed, ids, weights, tuple(low_others))[0], low_want)
+
+    gc.collect()
+    before = len(traces._left)
+    buffers(threads, 2, rank)
+    gc.collect()
+    assert len(traces._left) == before
 
 
 def test_process_group(torch_processes):

@@ -21,6 +21,7 @@ from .errors import ContractError
 from .exchanges import Era, Exchanges, Kept, where
 from .lazy import Lazy
 from .opaque import opaque
+from .traces import leave
 
 # Batches of rows that the library has memory for: two that the caller may keep, and the next.
 _LIVE = 3
@@ -124,6 +125,7 @@ class LowLatencyHandle(Lazy):
 
         def contents() -> tuple[Any, ...]:
             sources, ranges = parts()
+            leave(ranges, sent)
             return sources.view(local, -1), ranges, kind.tokens, kind.hidden, kind.experts
 
         made = cls()

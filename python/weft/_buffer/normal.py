@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from .errors import ContractError
 from .events import CommStream
 from .exchanges import LEAST, Exchanges, Kept
 from .lazy import Lazy
+from .traces import leave
 
 _PAYLOADS = {
     torch.bfloat16: ep.Payload.bf16,
@@ -106,6 +107,13 @@ class Moved(Protocol):
     received: int
 
 
+class Went(NamedTuple):
+    """The same, which stays with what a handle holds."""
+
+    route: Route
+    received: int
+
+
 class DispatchHandle(Lazy):
     """What DeepEP's handles are, and the route.
 
@@ -118,7 +126,9 @@ class DispatchHandle(Lazy):
     _length = 6
 
     def _make(self) -> tuple[Tensor, ...]:
-        return _matrices(*self._of)
+        made = _matrices(*self._of)
+        leave(made[0], Went(self.route, self.received))
+        return made
 
 
 class Normal:
