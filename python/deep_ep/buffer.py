@@ -238,7 +238,10 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Sums the ranks' rows of each token, without weights, after the bias: combined_x, combined_topk_weights, event. Collective."""
+        """Sums the ranks' rows of each token, without weights, after the bias: combined_x, combined_topk_weights, event. Collective.
+
+        ``topk_weights``: float32 [rows, topk]. Each slot of a token comes home as the fp32 sum, in rank order, of what all ranks that it went to have there.
+        """
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         moved = _moved(handle)
         self._normal.check(x)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft import ep
 from weft._buffer.errors import ContractError
-from weft._buffer.exchanges import LEAST, Exchanges, Kept
+from weft._buffer.exchanges import Exchanges, Kept
 
 
 class Shape(NamedTuple):
@@ -30,6 +30,8 @@ class Shape(NamedTuple):
         """What a handle is made for."""
         return self[:7] if self.expand else self[:6]
 
+
+_LEAST = 8  # bfloat16 numbers of the shortest row that there is
 
 _BF16, _OPAQUE = ep.Payload.bf16, ep.Payload.opaque
 
@@ -148,7 +150,7 @@ class Route:
         # The gradient of dispatch is that sum, without biases, and takes numbers of selections home beside it.
         if not bias:
             return h.dispatch_backward(rows, routing, weights[:n].float())  # type: ignore[no-any-return]
-        least = torch.zeros((n, LEAST), dtype=x.dtype, device=x.device)  # so that the rows themselves come home once
+        least = torch.zeros((n, _LEAST), dtype=x.dtype, device=x.device)  # so that the rows themselves come home once
         for_least = self._by(least)  # before anything is moved, for it may be refused
         out = h.combine(rows, routing, bias=bias)
         return out, for_least[0].dispatch_backward(least, for_least[1], weights[:n].float())[1]

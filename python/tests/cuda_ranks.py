@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 
+import intranode
 import pytest
 import torch
 import torch.distributed as dist
@@ -671,6 +672,49 @@ def deep_ep_normal():
     b.destroy()
 
 
+def deep_ep_intranode():
+    """DeepEP's own test of normal exchanges, and numbers of selections that come home from all ranks."""
+    b = buffer()
+    intranode.replay(b, DEVICE)
+    for columns in (1, 4, 7):
+        for worst in (False, True):
+            intranode.numbers_at_home(b, DEVICE, columns, worst)
+    b.destroy()
+
+
+def deep_ep_intranode_captured():
+    """Normal exchanges of the worst case in a graph, with numbers of selections that go home beside rows and biases."""
+    b, experts, topk = buffer(), 4 * RANKS, 4
+    x, ids, _ = (t.to(DEVICE) for t in batch(11, tokens=16, topk=topk, experts=experts, dtype=torch.bfloat16))
+    sent = torch.full((16 * RANKS, topk), float(RANK + 1), device=DEVICE)
+
+    def exchange(bias):
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
+        rows, *_, made, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, num_worst_tokens=16 * RANKS)
+        return b.combine(rows, made, topk_weights=sent, bias=bias)
+
+    for bias in (None, x):
+        side = torch.cuda.Stream(DEVICE)
+        side.wait_stream(torch.cuda.current_stream(DEVICE))
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                exchange(bias)
+        torch.cuda.synchronize(DEVICE)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, home, _ = exchange(bias)
+        for i in range(10):
+            x.copy_(torch.full_like(x, i - 4))
+            ids.copy_(torch.where(ids >= 0, (ids + 1) % experts, -1))
+            graph.replay()
+            torch.cuda.synchronize(DEVICE)
+            in_rank = torch.stack([((ids >= 0) & (ids // 4 == r)).any(1) for r in range(RANKS)], 1)
+            assert torch.equal(out, (x.float() * (in_rank.sum(1, keepdim=True) + (bias is not None))).bfloat16())
+            assert torch.equal(home, (in_rank * torch.arange(1, RANKS + 1, device=DEVICE)).sum(1, keepdim=True).expand(-1, topk).float())
+        del graph, out, home
+    b.destroy()
+
+
 def low_latency(b, x, ids, weights, tokens, experts, fp8, hook=False):
     rows, counts, made, _, receive = b.low_latency_dispatch(x, ids, tokens, experts, use_fp8=fp8, return_recv_hook=hook)
     if hook:
@@ -1060,7 +1104,8 @@ def graph_cost_of_elastic(x, ids, y):
 
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled, streams, operands, libraries, windows,
-    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_low_latency, deep_ep_masks, deep_ep_captured,
+    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_intranode, deep_ep_intranode_captured,
+    deep_ep_low_latency, deep_ep_masks, deep_ep_captured,
     deep_ep_elastic, deep_ep_elastic_captured, cost, graph_cost, compiled_by_inductor,
 )  # fmt: skip
 

@@ -824,6 +824,22 @@ def test_deep_ep(torch, gpus):
     gpus(2, rank)
 
 
+@pytest.mark.parametrize("worst", [False, True])
+@pytest.mark.parametrize("columns", [3, 4])
+def test_numbers_at_home_of_deep_ep(torch, gpus, columns, worst):
+    """Numbers of selections come home from all ranks that a token went to."""
+    import intranode
+
+    import deep_ep
+
+    def rank(c):
+        b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True)
+        intranode.numbers_at_home(b, "cpu", columns, worst, c.wait)
+        b.destroy()
+
+    gpus(2, rank)
+
+
 def test_low_latency_of_deep_ep(torch, gpus):
     """Hooks that are lost, selections in another order, and a rank that is left out and taken in again."""
     import deep_ep

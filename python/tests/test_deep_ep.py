@@ -15,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import intranode  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import deep_ep  # noqa: E402
@@ -209,6 +210,19 @@ def test_worst_case_of_scales(threads, columns):
                 assert torch.equal(got[:n], exact)
 
     buffers(threads, 2, rank)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_intranode(threads, ranks):
+    """DeepEP's own test of normal exchanges."""
+    buffers(threads, ranks, lambda b: intranode.replay(b, "cpu"))
+
+
+@pytest.mark.parametrize("worst", [False, True])
+@pytest.mark.parametrize("columns", [1, 4, 7])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_numbers_at_home(threads, ranks, columns, worst):
+    buffers(threads, ranks, lambda b: intranode.numbers_at_home(b, "cpu", columns, worst))
 
 
 def expert_output(e, row):
@@ -648,6 +662,8 @@ def test_refusals(threads):
             ("not copies", lambda: b.dispatch(x, handle=(1, 2, 3))),
             ("not copies", lambda: b.dispatch(x, handle=handle)),
             *(("not copies", functools.partial(b.low_latency_combine, rows, ids, weights, of)) for of in (normal, tuple(normal), copy.deepcopy(tuple(handle)))),
+            ("topk_weights: shape", lambda: b.combine(x, normal, topk_weights=weights[0])),
+            ("topk_weights: shape", lambda: b.combine(x, normal, topk_weights=weights[:-1])),
             ("want 2 dimensions", lambda: b.low_latency_dispatch(x[0], ids, 64, EXPERTS)),
             ("want 2 dimensions", lambda: b.low_latency_dispatch(x[None], ids, 64, EXPERTS)),
             ("want 3 dimensions", lambda: b.low_latency_combine(x, ids, weights, handle)),
@@ -834,7 +850,7 @@ def test_saved_handles(threads):
             gc.collect()
             torch.autograd.backward((out, out_weights), (torch.ones_like(out), torch.ones_like(out_weights)))
             assert torch.equal(mine.grad, visits.expand_as(x).bfloat16())
-            assert way == "dispatch" or torch.equal(my_weights.grad, torch.ones_like(weights))
+            assert torch.equal(my_weights.grad, (visits if way == "dispatch" else torch.ones_like(visits)).expand_as(weights).float())
         per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
         rows, _, _, _, handle, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
         packed, _, low, *_ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)

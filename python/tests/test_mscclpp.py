@@ -566,6 +566,21 @@ def test_a_buffer(comm):
         ep.Buffer(None, num_qps_per_rank=0)
 
 
+def test_numbers_come_home_from_all_ranks(threads):
+    """A slot's number at home is the sum of what all ranks that have the token sent for it, whoever owns the expert."""
+
+    def rank(b):
+        x, ids, weights = token_batch(b.rank)
+        per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
+        end = ep.Config(), None, False, False
+        got = b.intranode_dispatch(x, None, ids, weights, per_rank, in_rank, per_expert, 0, None, None, 1, *end)
+        sent = torch.full_like(got[3], float(b.rank + 1))
+        _, numbers, _ = b.intranode_combine(got[0], sent, got[8], got[5], got[7], got[9], *end)
+        assert torch.equal(numbers, (in_rank * (torch.arange(b.group_size) + 1)).sum(1, keepdim=True).expand_as(weights).float())
+
+    buffers(threads, 4, rank)
+
+
 def test_what_is_returned_is_copied_and_stored(comm):
     """As plain tensors are; combines go by the tensors themselves."""
     b = ep.Buffer.from_communicator(comm)

@@ -23,8 +23,6 @@ _SHOWN_BYTES = 1 << 16
 
 _MOST_TOPK = 32
 
-LEAST = 8  # bfloat16 numbers of the shortest row that there is
-
 _FEW_SMS = 2  # enough for what has a row
 
 # Where the series of buffers begin, which nobody else will choose: the handles of one, whose exchanges follow each other, share multiprocessors.
@@ -98,7 +96,7 @@ class Exchanges:
         if then[0] != now[0]:
             raise ContractError("the handle is from before a rank was taken in again: dispatch without it first")
         if anew and then != now:
-            raise ContractError("the handle is from before ranks were masked, and was not for rows of this type: dispatch without it first")
+            raise ContractError("the handle is from before ranks were masked, and had not what is asked of it now: dispatch without it first")
 
     def find(self, key: Any) -> ep.Handle | None:
         """The handle of a key, if there is one."""

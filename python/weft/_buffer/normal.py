@@ -14,7 +14,7 @@ from weft import ep
 
 from .errors import ContractError
 from .events import CommStream
-from .exchanges import LEAST, Exchanges, Kept
+from .exchanges import Exchanges, Kept
 from .lazy import Lazy
 from .traces import leave
 
@@ -34,9 +34,12 @@ _HEADS = 1024
 _HEAD = 6  # numbers of a rank's announcement before those of its tokens for each rank
 
 
+_WORDS = 4  # of fp32: rows are whole multiples of 16 bytes
+_MATRIX = 2  # dimensions
+
 _FEWEST = 16  # tokens for which there is a handle
 
-_BF16 = ep.Payload.bf16
+_BF16, _FP32 = ep.Payload.bf16, ep.Payload.fp32
 _HOST, _DEVICE = ep.Counts.host, ep.Counts.device
 
 Shape = tuple[int, int, int, int, ep.Counts, int]
@@ -46,14 +49,14 @@ Shape = tuple[int, int, int, int, ep.Counts, int]
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own."""
 
-    __slots__ = ("_era", "_exchanges", "_least", "_routings", "_topk", "come", "shape")
+    __slots__ = ("_era", "_exchanges", "_numbers", "_routings", "_topk", "come", "shape")
 
     def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept, come: int | None) -> None:
         self._exchanges, self.shape, self._topk, self._era = exchanges, shape, topk, exchanges.era
         self.come = come
         """How many rows come here, where the routings do not say it."""
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
-        self._least: tuple[ep.Handle, ep.Routing] | None = None
+        self._numbers: dict[int, tuple[ep.Handle, ep.Routing]] = {}
 
     def handle(self, payload: ep.Payload) -> ep.Handle:
         """The handle for rows of a type. Collective when it is the first time."""
@@ -82,13 +85,14 @@ class Route:
             found = self._routings[payload] = handle, handle.prepare(self._topk.tensor())
         return found
 
-    def least(self) -> tuple[ep.Handle, ep.Routing]:
-        """Those for the shortest rows that there are, beside which numbers of selections go home. Collective."""
-        self._exchanges.check_era(self._era, anew=self._least is None)
-        if self._least is None:
-            handle = self._handle_of((LEAST, *self.shape[1:]), _BF16)
-            self._least = handle, handle.prepare(self._topk.tensor())
-        return self._least
+    def numbers(self, columns: int) -> tuple[ep.Handle, ep.Routing]:
+        """Those for sums of so many fp32 numbers a row, which go home beside the rows. Collective."""
+        found = self._numbers.get(columns)
+        self._exchanges.check_era(self._era, anew=found is None)
+        if found is None:
+            handle = self._handle_of((columns, *self.shape[1:]), _FP32)
+            found = self._numbers[columns] = handle, handle.prepare(self._topk.tensor())
+        return found
 
     def home(self, dtype: torch.dtype) -> tuple[ep.Handle, ep.Routing]:
         """Those for sums of rows of a type: FP8's come home as bfloat16."""
@@ -262,7 +266,7 @@ class Normal:
         return rows, _like_sent(scales, arrived)
 
     def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: Moved) -> tuple[Tensor, Tensor | None]:
-        """Brings rows home and sums them; weights come back to their selections. Collective."""
+        """Brings rows home and sums them, and numbers of selections, each over all ranks that have its token. Collective."""
         self._settle()
         by, routing = handle.route.home(x.dtype)
         n, received = x.shape[0], handle.received
@@ -271,12 +275,13 @@ class Normal:
         rows = x if n == received else x[:received]
         if weights is None:
             return by.combine(rows, routing, bias=bias or None), None
-        # The gradient of dispatch is that sum, without biases, and takes numbers of selections home beside it.
-        if not bias:
-            return by.dispatch_backward(rows, routing, weights[:received])  # type: ignore[no-any-return]
-        least, of_least = handle.route.least()  # before anything is moved, for it may be refused
-        out = by.combine(rows, routing, bias=bias)
-        return out, least.dispatch_backward(torch.zeros((received, LEAST), dtype=torch.bfloat16, device=x.device), of_least, weights[:received])[1]
+        if weights.dim() != _MATRIX or weights.shape[0] < received or not weights.shape[1]:
+            raise ContractError(f"topk_weights: shape {tuple(weights.shape)}, want [rows, topk] of the {received} rows that have come")
+        columns = weights.shape[1]
+        numbers = torch.nn.functional.pad(weights[:received], (0, -columns % _WORDS)) if columns % _WORDS else weights[:received]
+        beside, of_numbers = handle.route.numbers(numbers.shape[1])
+        home = beside.combine(numbers, of_numbers)  # first: what is wrong with them is told before rows move
+        return by.combine(rows, routing, bias=bias or None), home if home.shape[1] == columns else home[:, :columns].contiguous()
 
     def check(self, x: Tensor) -> None:
         shape = x.shape
