@@ -39,7 +39,8 @@ type Environment struct {
 	// Interface is the network interface asked for.
 	Interface string
 
-	pmi string // the number of the file descriptor on which a process manager answers
+	ended string // the file in which the launcher writes down which ranks have ended
+	pmi   string // the number of the file descriptor on which a process manager answers
 }
 
 // launchers in the order of precedence. Each reports whether it started this process.
@@ -181,7 +182,7 @@ func (e Environment) Dial(ctx context.Context) (Bootstrap, error) {
 		return nil, fmt.Errorf("join: %w: %s does not say where rank 0 is: set WEFT_ADDRESS to its host:port on every rank", ErrEnvironment, e.Source)
 	}
 	return DialTCP(ctx, TCPConfig{
-		Rank: e.Rank, Size: e.Size, Address: e.Address, ID: e.ID, Secret: e.Secret, Interface: e.Interface,
+		Rank: e.Rank, Size: e.Size, Address: e.Address, ID: e.ID, Secret: e.Secret, Interface: e.Interface, ended: e.ended,
 	})
 }
 

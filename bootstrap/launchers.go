@@ -11,7 +11,7 @@ func detectWeft(v *variables, e *Environment) bool {
 		return false
 	}
 	v.require("WEFT", "WEFT_SIZE")
-	e.Rank, e.Size = v.number("WEFT_RANK"), v.numberOr("WEFT_SIZE", 1)
+	e.Rank, e.Size, e.ended = v.number("WEFT_RANK"), v.numberOr("WEFT_SIZE", 1), v.text(EndedVariable)
 	if namesLoopback(withPort(v.text("WEFT_ADDRESS"), DefaultPort)) {
 		e.LocalRank, e.LocalSize = e.Rank, e.Size
 	}

@@ -33,6 +33,7 @@ type TCPConfig struct {
 	// the others publish the address from which they reach rank 0.
 	Interface string
 
+	ended string // the file in which the launcher writes down which ranks have ended
 	trace tracer // for tests
 }
 
@@ -125,7 +126,9 @@ func (t *tcpRank) host(ctx context.Context, cfg TCPConfig) error {
 	if t.port, err = takePort(bind, t); err != nil {
 		return fmt.Errorf("join: rank 0 can't listen: %w", err)
 	}
+	stop := t.hostUntilEnded(cfg.ended)
 	table, err := t.collect(ctx, opJoin, nil)
+	stop()
 	if err != nil {
 		t.tellLatecomers(ctx)
 		return err
@@ -210,7 +213,10 @@ func (t *tcpRank) join(ctx context.Context, cfg TCPConfig) error {
 	if err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
-	conn, job, err := t.dial(ctx, roleHub, 0, targets)
+	reach, stop := t.dialUntilEnded(ctx, cfg.ended)
+	conn, job, err := t.dial(reach, roleHub, 0, targets)
+	err = endedCause(reach, err)
+	stop()
 	if err != nil {
 		return err
 	}

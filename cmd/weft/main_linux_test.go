@@ -2,7 +2,10 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +13,7 @@ import (
 	"regexp"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
@@ -26,6 +31,9 @@ const mainEnv = "WEFT_TEST_MAIN"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
+		if len(os.Args) > 1 && os.Args[1] == joinRank {
+			os.Exit(joined())
+		}
 		os.Exit(execute(os.Args[1:]))
 	}
 	os.Exit(m.Run())
@@ -63,6 +71,97 @@ func TestRun(t *testing.T) {
 	if !strings.Contains(out, `"event":"output"`) || !strings.Contains(out, `"event":"end"`) {
 		t.Errorf("%q", out)
 	}
+}
+
+// joinRank makes the test binary a rank that joins, and does nothing more.
+const joinRank = "rank that joins"
+
+func joined() int {
+	fmt.Println("joining")
+	start := time.Now()
+	c, err := weft.Join(context.Background())
+	if err != nil {
+		peer, ok := errors.AsType[*weft.PeerError](err)
+		if !ok {
+			peer = &weft.PeerError{Rank: -1}
+		}
+		fmt.Println("after", time.Since(start).Seconds(), "blames", peer.Rank, err)
+		return 5
+	}
+	_ = c.AgreeOn(context.Background(), "test", "", nil) // the others have joined, too, or have gone since
+	_ = c.Close()
+	return 0
+}
+
+// TestRunTellsThoseWhoJoin has a rank that ends before it joins, in several ways. The others, which wait for it, are told how.
+func TestRunTellsThoseWhoJoin(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	join := "'" + self + "' '" + joinRank + "'"
+	for name, c := range map[string]struct {
+		victim     int
+		end, words string
+	}{
+		"fails":           {2, "exit 7", "exit status 7"},
+		"has nothing":     {1, "exit 0", "exit status 0"},
+		"is killed":       {2, "kill -9 $$", "SIGKILL"},
+		"rank 0 fails":    {0, "exit 3", "exit status 3"},
+		"rank 0 is done":  {0, "sleep 0.3; exit 0", "exit status 0"},
+		"fails later":     {1, "sleep 0.3; exit 9", "exit status 9"},
+		"rank 0 is late":  {1, "exit 4", "exit status 4"},
+		"in a shell each": {2, "sleep 0.3; exit 8", "exit status 8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			script := "if [ $WEFT_RANK = " + strconv.Itoa(c.victim) + " ]; then " + c.end + "; fi; "
+			switch name {
+			case "rank 0 is late": // it never joins: those who wait for it know better
+				script += "[ $WEFT_RANK != 0 ] || exec sleep 1; exec " + join
+			case "in a shell each": // which keeps no descriptor open
+				script += "for fd in 3 4 5 6 7 8 9; do eval \"exec $fd<&-\"; done; (" + join + "); exit $?"
+			default:
+				script += "exec " + join
+			}
+			command := exec.CommandContext(t.Context(), "/proc/self/exe", "run", "-n", "4", "--grace", "30s", "--timeout", "40s", "sh", "-c", script)
+			command.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
+			out, _ := command.CombinedOutput()
+			told := 0
+			for line := range strings.Lines(string(out)) {
+				_, said, ok := strings.Cut(line, "after ")
+				if !ok || !strings.Contains(line, "blames") {
+					continue
+				}
+				var took float64
+				var rank int
+				if _, err := fmt.Sscanf(said, "%g blames %d", &took, &rank); err != nil {
+					t.Fatalf("%v: %s", err, line)
+				}
+				if told++; took > 2 || rank != c.victim || !strings.Contains(line, c.words) {
+					t.Errorf("%s", line)
+				}
+			}
+			want := 3
+			if name == "rank 0 is late" {
+				want = 2
+			}
+			if told != want {
+				t.Errorf("%d ranks were told, want %d\n%s", told, want, out)
+			}
+		})
+	}
+}
+
+// TestRunEndsQuietly has a rank that ends when all have joined, and one of another job that is smaller. Nobody is told anything.
+func TestRunEndsQuietly(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := `if [ $WEFT_RANK = 2 ]; then exit 0; fi; sleep 0.2; WEFT_SIZE=2 WEFT_LOCAL_SIZE=2 exec "$0" "$1"`
+	command(t, 0, "run", "-n", "3", "sh", "-c", script, self, joinRank)
+	command(t, 0, "run", "-n", "3", self, joinRank)
 }
 
 func TestRunFindsMistakes(t *testing.T) {

@@ -29,7 +29,8 @@ func newRun() *cobra.Command {
 
 Each rank finds its place in WEFT_RANK, WEFT_SIZE, WEFT_LOCAL_RANK and
 WEFT_LOCAL_SIZE, rank 0's address in WEFT_ADDRESS, and a fresh secret in
-WEFT_SECRET. Rank 0 gets standard input unless that is a terminal.
+WEFT_SECRET. Rank 0 gets standard input unless that is a terminal. Ranks that wait for
+one to join which has ended are told its exit status.
 
 Output comes line by line, each with its rank in front. INT, TERM, HUP, QUIT, USR1,
 USR2, TSTP and CONT are passed on; a second INT kills. When a rank fails, the others

@@ -44,6 +44,10 @@
 //
 // # Ends
 //
+// Ranks that wait in a join for one that has ended have no connection to learn it
+// from. The supervisor writes down who has ended, and how, in a file of its memory
+// that the ranks' environment names; package bootstrap reads it.
+//
 // The first failure gives the other ranks a grace time to notice and to end by
 // themselves with their own message, then SIGTERM, then after the same time
 // SIGKILL. "First" is by the order of deaths, with one correction: a peer may exit

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/weftgo/weft/bootstrap"
 )
 
 // ErrNeedsLinux is returned on other operating systems.
@@ -94,11 +96,14 @@ const (
 // reads end of file when the guard is gone.
 const lifelineEnv = "WEFT_RUN_LIFELINE"
 
+// envEnded names the file in which the launcher writes down which ranks have ended.
+const envEnded = bootstrap.EndedVariable
+
 // owned are the variables a rank gets from here or not at all. A unique id or an
 // interface inherited from an enclosing job would send it elsewhere.
 var owned = map[string]bool{
 	envRank: true, envSize: true, envLocalRank: true, envLocalSize: true,
-	envAddress: true, envSecret: true, lifelineEnv: true,
+	envAddress: true, envSecret: true, lifelineEnv: true, envEnded: true,
 	"WEFT_ID": true, "WEFT_INTERFACE": true,
 }
 

@@ -37,13 +37,16 @@ func (s *supervisor) start(program string) error {
 	if err != nil {
 		return err
 	}
+	if s.ledger, err = openLedger(j.Size); err != nil {
+		return err
+	}
 	argv := append([]string{j.Program}, j.Args...)
 	for i := range j.Size {
 		env := environment(os.Environ(), j.Env)
 		env = append(env,
 			envRank+"="+strconv.Itoa(i), envLocalRank+"="+strconv.Itoa(i),
 			envSize+"="+strconv.Itoa(j.Size), envLocalSize+"="+strconv.Itoa(j.Size),
-			envAddress+"="+address, envSecret+"="+hex.EncodeToString(secret[:]))
+			envAddress+"="+address, envEnded+"="+ledgerPath(s.ledger), envSecret+"="+hex.EncodeToString(secret[:]))
 		stdin := null
 		if i == 0 && j.Stdin != nil {
 			stdin = j.Stdin

@@ -35,6 +35,8 @@ type supervisor struct {
 	timeout <-chan time.Time
 	begun   time.Time
 	port    *os.File // keeps rank 0's port for rank 0
+	ledger  *os.File // tells ranks who has ended
+	buried  []*rank  // that have ended and are not in the ledger
 
 	stage      stage
 	timer      *time.Timer // to the next stage
@@ -90,11 +92,13 @@ func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
 	}
 	startErr := s.start(program)
 	defer s.port.Close() // harmless on nil
-	var lost error       // why output can't be written any more
+	defer s.ledger.Close()
+	var lost error // why output can't be written any more
 	if startErr != nil {
 		s.force(killing, startCode(startErr), startErr.Error())
 	}
 	for reap(s.ended) {
+		s.record()
 		s.tidy()
 		select {
 		case <-s.died:

@@ -21,6 +21,7 @@ func (s *supervisor) ended(pid int, status syscall.WaitStatus) {
 	}
 	r := s.ranks[i]
 	r.reaped, r.status, r.seconds = true, status, time.Since(r.started).Seconds()
+	s.buried = append(s.buried, r)
 	if r.drained {
 		s.finish(r)
 	}
