@@ -148,8 +148,10 @@ func (c *Comm) fault(op string) error {
 			}
 			continue
 		}
-		// A rank that was left behind and wakes up late may still accuse others: its word counts for nothing.
-		if f.Older(c.Generation()) || c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank) {
+		// A rank that was left behind and wakes up late may still accuse others: its word counts for nothing. But those whom this rank has left out
+		// may by now go on without it.
+		over := c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank)
+		if f.Older(c.Generation()) || over && !(f.Cause == channel.CauseMasked && c.leftOut()) {
 			own.Clear(f)
 			continue
 		}
@@ -175,8 +177,12 @@ func (c *Comm) spread(f channel.Fault) {
 	}
 }
 
-// tell is spread for those who know that shared memory stays.
+// tell is spread for those who know that shared memory stays. A rank that was left out, and has found out in this way only, tells nobody but itself.
 func (c *Comm) tell(f channel.Fault) {
+	if c.leftOut() {
+		c.control[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: c.rank}))
+		return
+	}
 	f = c.report(f)
 	c.logger.Warn("fault", "rank", c.rank, "about", f.Rank, "cause", f.Cause)
 	c.control[c.rank].fault.Abort(f)

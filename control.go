@@ -11,7 +11,7 @@ import (
 const noteSize = 1024
 
 // control is a rank's page of shared memory: all that its peers see of it beside windows. Only the abort word inside fault is written
-// by others.
+// by others, and rank 0's decided.
 type control struct {
 	fault channel.Control
 
@@ -24,15 +24,17 @@ type control struct {
 	}
 
 	// What SetMask agrees on; see mask.go.
-	mask intent
+	mask    intent
+	rosters [2]atomic.Uint64 // the ranks that decisions of this rank's leave out
+	decided atomic.Uint64    // on rank 0's page: the last decision
 }
 
 // intent is what a rank wants of SetMask.
 type intent struct {
-	changed channel.Counter // odd while the two words below are being written
-	target  atomic.Uint64   // the generation aimed at
-	set     atomic.Uint64   // the ranks to be left out
-	_       [channel.Stride - 16]byte
+	changed atomic.Uint64 // odd while the two words below are being written
+	target  atomic.Uint64 // the generation aimed at
+	set     atomic.Uint64 // the ranks to be left out
+	_       [channel.Stride - 24]byte
 }
 
 func (i *intent) publish(target, set uint64) {
@@ -42,11 +44,11 @@ func (i *intent) publish(target, set uint64) {
 	i.changed.Add(1)
 }
 
-// read returns what belongs together, or not ok; seen says which word of the owner's it was.
-func (i *intent) read() (seen, target, set uint64, ok bool) {
-	seen = i.changed.Load()
+// read returns what belongs together, or not ok.
+func (i *intent) read() (target, set uint64, ok bool) {
+	seen := i.changed.Load()
 	target, set = i.target.Load(), i.set.Load()
-	return seen, target, set, seen&1 == 0 && i.changed.Load() == seen
+	return target, set, seen&1 == 0 && i.changed.Load() == seen
 }
 
 const controlSize = int(unsafe.Sizeof(control{}))

@@ -40,6 +40,9 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 // recordError is the error of a fault that this rank told the others of after a wait on its device had ended.
 func (c *Comm) recordError(f channel.Fault, r device.Record) error {
 	op := device.OpName(r.Op)
+	if f.Cause == channel.CauseMasked { // what it has seen of the others was not meant for it
+		return f.Err(op)
+	}
 	if r.Cause == device.CauseMismatch && (r.Expected^r.Seen)&(1<<device.CallBits-1) == 0 {
 		return &PeerError{Rank: int(r.Peer), Op: op, Err: fmt.Errorf("%w: it goes by another routing", ErrMismatch)}
 	}

@@ -189,7 +189,7 @@ type card struct {
 	device  []byte       // a note: the words of a placement, or why there is no GPU; empty on the host
 }
 
-const cardVersion = 2
+const cardVersion = 3
 
 func exchangeCards(ctx context.Context, b bootstrap.Bootstrap, own card) (card, []card, error) {
 	own.cpus = channel.Affinity()

@@ -16,9 +16,13 @@ import (
 // A SetMask that fails is a failure like any other: the ranks call it again, with a larger set if one of them died meanwhile. A rank that is left
 // out alive gets an error that wraps [ErrMasked] from its operations, until it and the others call SetMask without it in the set.
 //
-// Each rank publishes the set and the generation that it aims at, one above its last, raises its aim when it sees a higher one, and is
-// done when all unmasked ranks show the same. What operations publish from then on counts from the new generation, so nothing left
-// over from before the failure can match.
+// A job never becomes two. Of ranks that leave each other out, one side goes on:
+//
+//   - A side that none of the present members belongs to is refused with [ErrMasked] while a member that it leaves out is alive, or has left in
+//     good order. A rank that was stopped, left out and woken is such a side on its own. Without that member in its set it waits to be taken
+//     back, until the deadline, and then gets ErrMasked, too.
+//   - Of two sides of members that call at once, the larger goes on, and at equal size the one with the lowest rank. Dead ranks do not count.
+//   - Else the side that called first goes on. The other gets ErrMasked.
 //
 // On a GPU each rank first waits, until the deadline, for all work in its context to end: kernels that wait for peers leave, because there was a
 // failure. Not before all ranks are that far does any go on.
@@ -50,9 +54,6 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	}
 	target, err := c.agreeOnMask(ctx, op, set)
 	if err != nil {
-		// What was wanted must not be taken for agreement later. No rank wants a set that it is in itself.
-		own := &c.control[c.rank].mask
-		own.publish(own.target.Load(), 1<<uint(c.rank))
 		return c.Fail(err)
 	}
 	c.mask.Store(set)
@@ -92,55 +93,198 @@ func (c *Comm) finish(ctx context.Context, op string) error {
 	return c.device.Quiesce(ctx, op)
 }
 
-// agreeOnMask returns the generation in which all ranks outside the set want to leave it out.
-func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (target uint64, err error) {
-	own := &c.control[c.rank].mask
-	target = own.target.Load() + 1
-	own.publish(target, set)
-	start := time.Now()
-	for r := 0; r < c.size; {
-		if set>>uint(r)&1 != 0 || r == c.rank {
-			r++
-			continue
-		}
-		p := &c.control[r].mask
-		seen, theirs, theirSet, ok := p.read()
-		switch {
-		case ok && theirs > target:
-			// Somebody is ahead: aim as high and look at everyone again.
-			target = theirs
-			own.publish(target, set)
-			r = 0
-		case ok && theirs == target && theirSet == set:
-			r++
-		default:
-			if err := c.awaitMask(ctx, op, r, seen, target, set, start); err != nil {
-				return 0, err
-			}
-		}
-	}
-	return target, nil
+// A decision says who goes on together: the members, all ranks but those that it leaves out. The ranks of one side propose it: each publishes
+// the set and the generation that it aims at, one above all that it knows, and raises its aim when it sees a higher one. When all
+// of a side show the same, its lowest rank, the leader, decides: it replaces the last decision by this one, in a word that all ranks share. A rank is done
+// when it sees its proposal decided. What operations publish from then on counts from the new generation, so nothing left over from before the
+// failure can match.
+//
+// These hold, whatever ranks are stopped, killed or slow:
+//
+//   - Decisions follow one another in one order, and generations grow in it: the word changes by compare-and-swap only, and only from the
+//     decision that the leader has judged its proposal by.
+//   - A SetMask succeeds only if its proposal was decided while it lasted, with every rank of the side having proposed the same.
+//   - A decision shares a member with the one before it, unless all members whom it leaves out are dead. So of two disjoint sides one at most
+//     is decided: the first to be is all that the word shows when the other is judged, and that one has no member in it. A side that shares a
+//     member with the decision before it takes that member away from all others: they cannot go on without it, nor decide.
+type decision struct {
+	word       uint64 // the generation, the leader in 6 bits, and which of the leader's rosters
+	generation uint64
+	out        uint64 // the ranks that are left out
 }
 
-// awaitMask waits for another word from rank r. It does not use the Waiter: the abort word is set, which is why we are here.
-func (c *Comm) awaitMask(ctx context.Context, op string, r int, seen, target, set uint64, start time.Time) error {
-	p := &c.control[r].mask
-	for nap := 20 * time.Microsecond; p.changed.Load() == seen; nap = min(2*nap, time.Millisecond) {
-		if err := c.lost(op, set); err != nil {
-			return err
+const (
+	rosterBits = 1
+	leaderBits = 6
+)
+
+var _ [1<<leaderBits - MaxRanks]struct{}
+
+// decision returns the last one. The leader does not change a roster while the word names it.
+func (c *Comm) decision() decision {
+	if c.remote >= 0 {
+		return decision{} // ranks of several hosts do not share the word, and do not decide
+	}
+	for {
+		w := c.control[0].decided.Load()
+		out := c.control[w>>rosterBits&(1<<leaderBits-1)].rosters[w&1].Load()
+		if c.control[0].decided.Load() == w {
+			return decision{word: w, generation: w >> (leaderBits + rosterBits), out: out}
 		}
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("%s: still waiting for rank %d: %w", op, r, err)
+	}
+}
+
+// leftOut reports whether the others have decided to go on without this rank.
+func (c *Comm) leftOut() bool { return c.decision().out>>uint(c.rank)&1 != 0 }
+
+// decide makes a decision of this rank's proposal, unless there was another one after last.
+func (c *Comm) decide(last decision, target, set uint64) {
+	own, roster := c.control[c.rank], uint64(0)
+	if last.word>>rosterBits&(1<<leaderBits-1) == uint64(c.rank) {
+		roster = 1 - last.word&1
+	}
+	own.rosters[roster].Store(set)
+	c.control[0].decided.CompareAndSwap(last.word, target<<(leaderBits+rosterBits)|uint64(c.rank)<<rosterBits|roster)
+}
+
+// grace is how long a side that others could outvote waits for them to call. An eighth of a short deadline is less.
+const grace = 200 * time.Millisecond
+
+// agreeOnMask returns the generation in which all ranks outside the set go on without those in it.
+func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, error) {
+	own := &c.control[c.rank].mask
+	side := c.everyone() &^ set
+	leads := bits.TrailingZeros64(side) == c.rank
+	first := max(own.target.Load(), c.decision().generation) + 1
+	target := first
+	own.publish(target, set)
+	var watch channel.Stopwatch
+	for nap := 20 * time.Microsecond; ; nap = min(2*nap, time.Millisecond) {
+		waited := watch.Look()
+		last := c.decision()
+		if last.out == set && last.generation >= first {
+			return last.generation, nil
 		}
-		if time.Since(start) > c.waiter.Timeout {
-			if _, theirs, theirSet, ok := p.read(); ok && theirs >= target && theirSet>>uint(r)&1 == 0 {
-				return &PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: it leaves out %v, this rank %v", ErrMismatch, ranksOf(theirSet), ranksOf(set))}
+		late, highest := c.aims(side, target, set)
+		if highest = max(highest, last.generation+1); highest > target {
+			target, nap = highest, 20*time.Microsecond
+			own.publish(target, set)
+			continue
+		}
+		err := c.refusal(ctx, op, last, target, set, late, waited)
+		if err == nil && leads && late < 0 {
+			mine := c.claim(side, last)
+			if rival := c.claim(set&^last.out&^c.left.Load(), last); waited > min(grace, c.waiter.Timeout/8) || !rival.beats(mine) {
+				c.decide(last, target, set)
+				continue
 			}
-			return &PeerError{Rank: r, Op: op, Err: ErrTimeout}
+		}
+		if err != nil {
+			// What was wanted must not be taken for agreement later. No rank wants a set that it is in itself.
+			own.publish(target, 1<<uint(c.rank))
+			if last = c.decision(); last.out == set && last.generation >= first { // the leader was faster
+				return last.generation, nil
+			}
+			return 0, err
 		}
 		time.Sleep(nap)
 	}
-	return nil
+}
+
+// everyone is the set of all ranks.
+func (c *Comm) everyone() uint64 { return ^uint64(0) >> uint(MaxRanks-c.size) }
+
+// aims looks at what the ranks of a side propose: late is the first that does not propose this, or -1, and highest the highest generation that any aims at.
+func (c *Comm) aims(side, target, set uint64) (late int, highest uint64) {
+	late = -1
+	for _, r := range ranksOf(side) {
+		if theirs, _, ok := c.control[r].mask.read(); ok {
+			highest = max(highest, theirs)
+		}
+		if late < 0 && !c.proposes(r, target, set) {
+			late = r
+		}
+	}
+	return late, highest
+}
+
+// proposes reports whether a rank shows this proposal.
+func (c *Comm) proposes(rank int, target, set uint64) bool {
+	theirs, theirSet, ok := c.control[rank].mask.read()
+	return ok && theirs == target && theirSet == set
+}
+
+// refusal is why a proposal is given up, if it is. Late is who does not support it, or -1.
+func (c *Comm) refusal(ctx context.Context, op string, last decision, target, set uint64, late int, waited time.Duration) error {
+	side := c.everyone() &^ set
+	masked := func(by int) error {
+		err := fmt.Errorf("%w: rank %d goes on without it; wait to be taken back with SetMask without that rank in the set", ErrMasked, by)
+		return &PeerError{Rank: c.rank, Op: op, Err: err}
+	}
+	leader := bits.TrailingZeros64(side)
+	// As long as the leader holds on to the proposal it alone gives it up to others: it may be about to decide.
+	if by := c.outvoted(side, last); by >= 0 && (c.rank == leader || !c.proposes(leader, target, set)) {
+		return masked(by)
+	}
+	if err := c.lost(op, set); err != nil {
+		return err
+	}
+	if late < 0 {
+		late = leader
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%s: still waiting for rank %d: %w", op, late, err)
+	}
+	if waited <= c.waiter.Timeout {
+		return nil
+	}
+	if last.out>>uint(c.rank)&1 != 0 {
+		return masked(bits.TrailingZeros64(c.everyone() &^ last.out))
+	}
+	if theirs, theirSet, ok := c.control[late].mask.read(); ok && theirs >= target && theirSet != set && theirSet>>uint(late)&1 == 0 {
+		err := fmt.Errorf("%w: it leaves out %v, this rank %v", ErrMismatch, ranksOf(theirSet), ranksOf(set))
+		return &PeerError{Rank: late, Op: op, Err: err}
+	}
+	return &PeerError{Rank: late, Op: op, Err: ErrTimeout}
+}
+
+// outvoted returns a rank outside the side that the side has to give way to, or -1.
+func (c *Comm) outvoted(side uint64, last decision) int {
+	mine := c.claim(side, last)
+	others := c.everyone() &^ side &^ c.died.Load()
+	if members := others &^ last.out; !mine.member && members != 0 {
+		return bits.TrailingZeros64(members)
+	}
+	for _, r := range ranksOf(others &^ c.left.Load()) {
+		theirs, theirSet, ok := c.control[r].mask.read()
+		// What was decided, or has been since, is no proposal any more. One that needs a rank of this side cannot be decided beside this one.
+		if ok && theirs > last.generation && theirSet&side == side && c.claim(c.everyone()&^theirSet, last).beats(mine) {
+			return r
+		}
+	}
+	return -1
+}
+
+// claim is by what sides are compared.
+type claim struct {
+	member       bool // it has a member of the last decision
+	size, lowest int  // of the living
+}
+
+func (c *Comm) claim(side uint64, last decision) claim {
+	living := side &^ c.died.Load()
+	return claim{member: living&^last.out != 0, size: bits.OnesCount64(living), lowest: bits.TrailingZeros64(living)}
+}
+
+func (a claim) beats(b claim) bool {
+	switch {
+	case a.member != b.member:
+		return a.member
+	case a.size != b.size:
+		return a.size > b.size
+	default:
+		return a.lowest < b.lowest
+	}
 }
 
 // lost is the error for a rank that is gone and not in the set.

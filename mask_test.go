@@ -174,6 +174,109 @@ func TestSetMaskDifferentSets(t *testing.T) {
 	}
 }
 
+// TestSidesMaskEachOther lets disjoint sides of a job leave each other out at once: one goes on whole, the larger, or that with the lowest rank. The others
+// are refused, and are taken back.
+func TestSidesMaskEachOther(t *testing.T) {
+	for _, c := range []struct {
+		sides [][]int // the first is to go on
+	}{
+		{[][]int{{0}, {1}}},
+		{[][]int{{0, 3}, {1, 2}}},
+		{[][]int{{2, 3, 4}, {0, 1}}},
+		{[][]int{{1, 4}, {2, 3}, {0}}},
+	} {
+		t.Run(fmt.Sprint(c.sides), func(t *testing.T) {
+			side := map[int]int{}
+			for i, ranks := range c.sides {
+				for _, r := range ranks {
+					side[r] = i
+				}
+			}
+			group := join(t, len(side))
+			ctx := testContext(t)
+			for range 5 {
+				goOn := func(c *weft.Comm) error {
+					var out []int
+					for r := range side {
+						if side[r] != side[c.Rank()] {
+							out = append(out, r)
+						}
+					}
+					return c.SetMask(ctx, out...)
+				}
+				for r, err := range each(group, goOn) {
+					if side[r] == 0 && err != nil {
+						t.Errorf("rank %d: %v", r, err)
+					} else if side[r] > 0 {
+						blames(t, r, err, r, weft.ErrMasked)
+						blames(t, r, group[r].Err(), r, weft.ErrMasked)
+					}
+				}
+				// Not now, and not later.
+				for r, c := range group {
+					if side[r] > 0 {
+						others := []int{}
+						for other := range group {
+							if other != r {
+								others = append(others, other)
+							}
+						}
+						blames(t, r, c.SetMask(ctx, others...), r, weft.ErrMasked)
+					}
+				}
+				must(t, group, func(c *weft.Comm) error {
+					if side[c.Rank()] > 0 {
+						return nil
+					}
+					return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "one side", nil))
+				})
+				must(t, group, func(c *weft.Comm) error {
+					return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "all", nil))
+				})
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
+// TestSidesMaskInTurn has the weaker side come first: it goes on, and the stronger gets the refusal.
+func TestSidesMaskInTurn(t *testing.T) {
+	group := join(t, 3, weft.WithDeadline(2*time.Second))
+	ctx := testContext(t)
+	if err := group[2].SetMask(ctx, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	for r, err := range each(group[:2], func(c *weft.Comm) error { return c.SetMask(ctx, 2) }) {
+		blames(t, r, err, r, weft.ErrMasked)
+	}
+	if err := errors.Join(group[2].Err(), group[2].AgreeOn(ctx, "test", "alone", nil)); err != nil {
+		t.Fatal(err)
+	}
+	must(t, group, func(c *weft.Comm) error {
+		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "all", nil))
+	})
+}
+
+// TestLeftOutWaits for those who go on without it, without them in its set, until the deadline. It blames nobody else, and disturbs nobody.
+func TestLeftOutWaits(t *testing.T) {
+	group := join(t, 3, weft.WithDeadline(100*time.Millisecond))
+	ctx := testContext(t)
+	rest := group[:2]
+	must(t, rest, func(c *weft.Comm) error { return c.SetMask(ctx, 2) })
+	blames(t, 2, group[2].SetMask(ctx, 0), 2, weft.ErrMasked)
+	blames(t, 2, group[2].SetMask(ctx), 2, weft.ErrMasked)
+	must(t, rest, func(c *weft.Comm) error { return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "two", nil)) })
+	// Nor does it go on alone when they have left in good order: they have done the job.
+	for _, c := range rest {
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	blames(t, 2, group[2].SetMask(ctx, 0, 1), 2, weft.ErrMasked)
+}
+
 // TestClose leaves while others wait, and calls everything afterwards.
 func TestClose(t *testing.T) {
 	group := join(t, 3)

@@ -271,8 +271,12 @@ func TestProcessStops(t *testing.T) {
 			crew.Must(rest, "mask", memberArgs{Masked: []int{1}})
 			crew.Must(rest, "alloc", memberArgs{Size: 100})
 			crew.Continue(1)
-			if a := crew.Answer(1); a.Err == "" {
-				t.Error("the stopped rank finished without the others")
+			if a := crew.Answer(1); a.Peer != 1 || a.Cause != "masked" {
+				t.Errorf("the stopped rank wakes to %q (%s)", a.Err, a.Cause)
+			}
+			// Whomever it takes for lost, it does not go on without those who go on without it.
+			if a := crew.Ask(1, "mask", memberArgs{Masked: rest}); a.Peer != 1 || a.Cause != "masked" {
+				t.Errorf("the stopped rank goes on alone: %q (%s)", a.Err, a.Cause)
 			}
 			crew.Must(rest, "alloc", memberArgs{Size: 100})
 			crew.Must([]int{1}, "close", memberArgs{})

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/shm"
 )
@@ -135,40 +136,66 @@ func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region,
 
 func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
 
-// bounded is ctx for waits that are not the Waiter's: it also ends at the communicator's deadline, and soon after the abort word is set. The caller
-// calls stop.
+// bounded is ctx for exchanges of the mesh: it also ends soon after the abort word is set, and at the communicator's deadline. The caller calls stop.
+//
+// The abort word comes before the deadline: a rank that was stopped wakes to a clock that says nothing about the others. Meanwhile
+// the others see for whom this rank waits, as they do in the Waiter's waits.
 func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop func()) {
-	ctx, release := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		tick := time.NewTicker(2 * time.Millisecond)
 		defer tick.Stop()
-		for {
+		for watch := (channel.Stopwatch{}); ; {
+			waited := watch.Look()
+			switch err := c.Begin(op); {
+			case err != nil:
+				cancel(err)
+				return
+			case waited > c.waiter.Timeout:
+				cancel(ErrTimeout)
+				return
+			}
+			if peer := c.mesh.Awaited(); peer >= 0 {
+				c.waiter.Show(op, peer)
+			}
 			select {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				if err := c.Begin(op); err != nil {
-					cancel(err)
-					return
-				}
 			}
 		}
 	})
 	return ctx, func() {
 		cancel(nil)
 		watching.Wait()
-		release()
+		c.waiter.Hide()
 	}
 }
 
-// meshError spreads the word of a failure that the mesh met.
+// meshError spreads the word of a failure that the mesh met. Who did not answer may itself have waited for another rank.
 func (c *Comm) meshError(op string, err error) error {
 	if fault, ok := errors.AsType[*PeerError](err); ok { // the abort word's, by way of bounded
 		return fault
 	}
-	return c.Fail(translate(op, err))
+	err = translate(op, err)
+	if peer, ok := errors.AsType[*PeerError](err); ok {
+		switch {
+		case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded): // the caller's: nobody is to blame
+			err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err)
+		case errors.Is(err, ErrTimeout):
+			if culprit := c.waiter.Culprit(peer.Rank); culprit != peer.Rank {
+				peer.Rank, peer.Err = culprit, ErrTimeout
+			}
+			if fault := c.Begin(op); fault != nil {
+				return fault
+			}
+		}
+	}
+	if err = c.Fail(err); c.leftOut() {
+		return c.Begin(op)
+	}
+	return err
 }
 
 // translate puts an error of the mesh in this package's terms.

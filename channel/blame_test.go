@@ -79,7 +79,7 @@ func TestBlameRing(t *testing.T) {
 	crew := newCrew(t, 4, Policy{})
 	crew.chain(t, map[int]int{1: 2, 2: 3, 3: 1})
 	start := time.Now()
-	if got := crew.waiter[0].culprit(1); got < 1 || got > 3 {
+	if got := crew.waiter[0].Culprit(1); got < 1 || got > 3 {
 		t.Errorf("rank %d is blamed", got)
 	}
 	if took := time.Since(start); took > 5*time.Second {
@@ -94,19 +94,19 @@ func TestBlameUnseen(t *testing.T) {
 	w := crew.waiter[0]
 	w.Peers = []*Control{crew.control[0], crew.control[1], nil}
 	for peer, want := range map[int]int{1: 2, 2: 2, 3: 3, 100: 100, -1: -1} {
-		if got := w.culprit(peer); got != want {
+		if got := w.Culprit(peer); got != want {
 			t.Errorf("for rank %d, rank %d is blamed, want %d", peer, got, want)
 		}
 	}
 	w.Peers = nil
-	if got := w.culprit(1); got != 1 {
+	if got := w.Culprit(1); got != 1 {
 		t.Errorf("rank %d is blamed", got)
 	}
 	crew.control[3].setRecord("garbage", 1<<20, 0, 0)
 	stop := crew.beat(3)
 	defer stop()
 	w.Peers = crew.control
-	if got := w.culprit(3); got != 1<<20 && got != 3 {
+	if got := w.Culprit(3); got != 1<<20 && got != 3 {
 		t.Errorf("rank %d is blamed", got)
 	}
 }
@@ -134,7 +134,7 @@ func TestBlameAwake(t *testing.T) {
 	crew.halt(1, 2)
 	before := crew.control[0].beat.Load()
 	start := time.Now()
-	if got := crew.waiter[0].culprit(1); got != 1 {
+	if got := crew.waiter[0].Culprit(1); got != 1 {
 		t.Errorf("rank %d is blamed", got)
 	}
 	if took := time.Since(start); took < standstill {

@@ -93,14 +93,32 @@ func pause() { simd.Pause() }
 // word) is seen within this time.
 const slice = 5 * time.Millisecond
 
+// Stopwatch measures how long a rank waits, without the time for which its process stood still: that says nothing about the ranks that it waits for.
+// The zero value begins with the first look. Looks follow one another closely.
+type Stopwatch struct {
+	last   time.Time
+	waited time.Duration
+}
+
+// Look returns how long it was since the first look.
+func (s *Stopwatch) Look() time.Duration {
+	now := time.Now()
+	if !s.last.IsZero() {
+		s.waited += min(now.Sub(s.last), standstill)
+	}
+	s.last = now
+	return s.waited
+}
+
 func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op string, peer int) error {
-	start := time.Now()
+	var watch Stopwatch
+	watch.Look()
 	w.Own.setRecord(op, peer, want, c.value.Load())
 	defer w.Own.clearRecord()
 	for i := range max(0, w.Policy.Spin-briefSpins) {
 		if i%briefSpins == 0 {
 			w.pulse(op, peer, want, c.value.Load())
-			if err := w.check(ctx, c, want, op, peer, start); err != nil {
+			if err := w.check(ctx, c, want, op, peer, &watch); err != nil {
 				return err
 			}
 		}
@@ -120,7 +138,7 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 		if i < w.Policy.Yield {
 			if i%16 == 0 {
 				w.pulse(op, peer, want, c.value.Load())
-				if err := w.check(ctx, c, want, op, peer, start); err != nil {
+				if err := w.check(ctx, c, want, op, peer, &watch); err != nil {
 					return err
 				}
 			}
@@ -128,7 +146,7 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 			continue
 		}
 		w.pulse(op, peer, want, c.value.Load())
-		if err := w.check(ctx, c, want, op, peer, start); err != nil {
+		if err := w.check(ctx, c, want, op, peer, &watch); err != nil {
 			return err
 		}
 		if w.Policy.Goroutines {
@@ -148,13 +166,14 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 		}
 		pause()
 	}
-	start := time.Now()
+	var watch Stopwatch
+	watch.Look()
 	var none Counter
 	w.Own.setRecord(op, peer, 1, 0)
 	defer w.Own.clearRecord()
 	look := func() error {
 		w.pulse(op, peer, 1, 0)
-		err := w.check(ctx, &none, 1, op, peer, start)
+		err := w.check(ctx, &none, 1, op, peer, &watch)
 		if errors.Is(err, ErrLeft) && done() { // what a peer did before it left still counts
 			return nil
 		}
@@ -191,6 +210,17 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 	}
 }
 
+// Show shows the other ranks that this one is awake and waits for peer, in a wait that is not the Waiter's. It is called again and again, until Hide.
+func (w *Waiter) Show(op string, peer int) {
+	if w.Own.peer.Load() != uint64(peer)+1 {
+		w.Own.setRecord(op, peer, 1, 0)
+	}
+	w.Own.beat.Add(1)
+}
+
+// Hide ends what Show has begun.
+func (w *Waiter) Hide() { w.Own.clearRecord() }
+
 // pulse shows the other ranks that this one waits and is awake. The record is empty when another goroutine of this rank has ended a wait of its own.
 func (w *Waiter) pulse(op string, peer int, want, seen uint64) {
 	if w.Own.peer.Load() == 0 {
@@ -214,7 +244,7 @@ func (w *Waiter) yield() {
 }
 
 // check is asked between looks at the word: is there a reason to give up?
-func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, peer int, start time.Time) error {
+func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, peer int, watch *Stopwatch) error {
 	if err := w.fault(op); err != nil {
 		return err
 	}
@@ -225,8 +255,8 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s: still waiting for rank %d: %w", op, peer, err)
 	}
-	if w.Timeout > 0 && time.Since(start) > w.Timeout {
-		f := Fault{Cause: CauseTimeout, Rank: w.culprit(peer), Reporter: w.Rank}
+	if waited := watch.Look(); w.Timeout > 0 && waited > w.Timeout {
+		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(peer), Reporter: w.Rank}
 		// Ranks give up at about the same time. The peer may have done so while the chain was followed, and then looked idle: it has told us
 		// whom it blames before it stopped waiting.
 		if err := w.fault(op); err != nil {
@@ -256,9 +286,9 @@ func (w *Waiter) fault(op string) error {
 	}
 }
 
-// culprit follows the chain of waits: the peer may itself wait for another rank. To blame is the one that waits for nobody, or
+// Culprit follows the chain of waits: the peer may itself wait for another rank. To blame is the one that waits for nobody, or
 // whose wait stands still because its process was stopped.
-func (w *Waiter) culprit(peer int) int {
+func (w *Waiter) Culprit(peer int) int {
 	for range w.Peers {
 		if peer < 0 || peer >= len(w.Peers) || w.Peers[peer] == nil {
 			return peer

@@ -233,7 +233,8 @@ weft_status weft_comm_abort(weft_comm comm);
 
 /*
  * Goes on after a failure without the ranks of the mask, one bit each, and with all others. The ranks that remain call it with the same mask, when none of their
- * operations is in progress.
+ * operations is in progress. A job never becomes two: of ranks that leave each other out one side goes on, the larger or that with the lowest rank, or the one that was
+ * first, and the others get WEFT_ERROR_MASKED. A rank that was left out waits here to be taken back, without those that go on in its mask.
  */
 weft_status weft_comm_set_mask(weft_comm comm, uint64_t mask);
 

@@ -199,6 +199,8 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 	case len(ready) > 0:
 		return owing, nil
 	}
+	m.awaited.Store(int64(owing[0].position) + 1)
+	defer m.awaited.Store(0)
 	select {
 	case <-changed:
 		return owing, nil
@@ -206,6 +208,9 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 		return owing, &PeerError{Peer: owing[0].position, Err: silence(owing, context.Cause(ctx))}
 	}
 }
+
+// Awaited is the first of the peers that an exchange waits for at this moment, or -1. It is a diagnosis, of use while one exchange is made at a time.
+func (m *Mesh) Awaited() int { return int(m.awaited.Load()) - 1 }
 
 func (m *Mesh) receive(p *peer, kind frameKind, o offer, take func(*peer, offer) error) error {
 	switch {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,8 @@ type Mesh struct {
 	watch   *watch
 	onEvent func(Event)
 	running sync.WaitGroup
+
+	awaited atomic.Int64 // 1 + the peer that an exchange waits for; 0 = none
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced when a peer offers something or goes

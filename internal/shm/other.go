@@ -60,6 +60,9 @@ func (*Mesh) Size() int { return 0 }
 // Self returns 0.
 func (*Mesh) Self() int { return 0 }
 
+// Awaited returns -1.
+func (*Mesh) Awaited() int { return -1 }
+
 // Exchange returns [ErrNeedsLinux].
 func (*Mesh) Exchange(context.Context, uint64, *Region, func(int) bool) ([]*Region, error) {
 	return nil, ErrNeedsLinux
