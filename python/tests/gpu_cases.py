@@ -83,6 +83,26 @@ def handle(c, batch, **choices):
     return ep.Handle(c, **{**sizes, **choices})
 
 
+def test_forgotten_handles(engines):
+    """Handles that are dropped without a close do not keep the room that their kernels have, nor the work that is theirs from ending."""
+    batch = Batch(2, experts=4, topk=2, hidden=8, max_tokens=3, seed=5)
+
+    def rank(c, arrays):
+        sums, rooms = np.zeros_like(batch.rows[c.rank]), set()
+        out = arrays.give(sums)
+        for _ in range(6):
+            h = handle(c, batch, max_tokens=2048)
+            rooms.add(h.sms)
+            got = h.dispatch(*(arrays.give(a[c.rank]) for a in (batch.rows, batch.topks, batch.weights)))
+            h.combine(got.rows, got, out=out)
+            del h, got
+        c.wait()
+        assert len(rooms) == 1, rooms
+        return {"sums": sums}
+
+    same(*engines(2, rank))
+
+
 def described(arrays, routing):
     """What a routing says, of the rows that hold a token alone."""
     sources = arrays.read(routing.source_ranks)

@@ -60,6 +60,63 @@ def mapped():
         return sum("weft" in line for line in maps)
 
 
+def test_forgotten_handles_and_groups(script):
+    """What is dropped without a close is said once each, and given back by later calls of its rank, whatever the other rank still has."""
+    ended = script(
+        """
+import gc, os, threading, weft
+from weft import ep
+
+ids, laps, kept, most = weft.UniqueId.create("lo"), 150, 6, [0, 0, 0]
+
+def held():
+    with open("/proc/self/maps") as maps, open("/proc/self/status") as status:
+        memory = next(int(line.split()[1]) >> 10 for line in status if line.startswith("RssShmem"))
+        return len(os.listdir("/proc/self/fd")), sum("weft" in line for line in maps), memory
+
+def rank(r):
+    with weft.Communicator.from_unique_id(ids, r, 2, deadline=20) as c, weft.Group(c) as meet:
+        meet.barrier()
+        before, mine = held(), []
+        meet.barrier()
+        for lap in range(laps):
+            g = weft.Group(c, scratch=1 << 20)
+            h = ep.Handle(c, experts=2, topk=1, hidden=256, max_tokens=64, payload="fp32")
+            g.barrier()
+            if r == 1 and lap % 4 == 0:
+                g.itself = g  # collected later
+            if lap % 20 == 0:
+                gc.collect()
+            if lap >= laps - kept and r == 0:
+                mine += g, h  # while the other has dropped theirs
+            del g, h
+            now = held()
+            most[:] = (max(m, n - b) for m, n, b in zip(most, now, before))
+        gc.collect()
+        assert not any(made.closed for made in mine)
+        del mine
+        for _ in range(2):
+            meet.barrier()  # what was dropped goes with any call
+        left = [n - b for n, b in zip(held(), before)]
+        meet.barrier()
+        print("left", r, left)
+        assert left[1] <= 0 and left[2] <= 1, left
+
+ranks = [threading.Thread(target=rank, args=(r,)) for r in range(2)]
+for t in ranks:
+    t.start()
+for t in ranks:
+    t.join()
+print("most", most)
+assert most[0] < 100 and most[1] < 100 and most[2] < 40, most
+""",
+        PYTHONWARNINGS="always::ResourceWarning",
+    )
+    assert (ended.code, ended.out.count("Traceback")) == (0, 0), ended.out
+    assert (ended.out.count("a handle was never closed"), ended.out.count("a group of collectives was never closed")) == (300, 300), ended.out
+    assert ended.out.count("ResourceWarning:") == 600, ended.out
+
+
 def test_rows_that_nobody_releases(comm):
     """There is memory for two batches; batches that are simply forgotten do not use it up."""
     with ep.Handle(comm, SPEC) as h:

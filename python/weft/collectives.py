@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import enum
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from .communicator import Communicator
 from .errors import InvalidError
 from .limits import timeout as limit
 from .operands import Slot
-from .resources import Resource
+from .resources import Made
 
 
 class Op(enum.IntEnum):
@@ -25,7 +24,7 @@ class Op(enum.IntEnum):
     avg = 4
 
 
-class Group(Resource):
+class Group(Made):
     """Collectives of a communicator, and the memory that they need.
 
     Making one is collective. ``scratch`` bytes stage operands that lie in no window; 0 is 4 MiB. ``timeout=`` bounds a call's waits, in
@@ -33,11 +32,10 @@ class Group(Resource):
     """
 
     _kind = "group of collectives"
+    _RELEASE = "group_destroy"
 
     def __init__(self, comm: Communicator, *, scratch: int = 0) -> None:
-        handle = ctypes.c_uint64()
-        comm._check(comm._lib.group_create(comm._handle, _abi.GroupOptions(scratch=scratch), ctypes.addressof(handle)))
-        super().__init__(comm._lib, handle.value, comm)
+        super().__init__(comm, "group_create", _abi.GroupOptions(scratch=scratch))
         self._comm = comm
         self._frames: list[tuple[Slot, Slot]] = []
 
@@ -47,7 +45,7 @@ class Group(Resource):
             with limit(timeout):
                 self.barrier(stream=stream)
             return
-        self._open()
+        self._begin()
         self._check(self._lib.barrier(self._handle, streams.address(stream, self._comm._device)))
 
     def all_reduce(self, array: Any, op: Op | str = Op.sum, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
@@ -90,7 +88,7 @@ class Group(Resource):
         if timeout is not None:
             with limit(timeout):
                 return self.broadcast(array, root, stream=stream)
-        self._open()
+        self._begin()
         slots = self._take()
         try:
             slots[0].wants = 0
@@ -110,7 +108,7 @@ class Group(Resource):
 
     def _run(self, call: Any, array: Any, out: Any, more: tuple[int, ...], stream: streams.StreamLike, *rest: int, refused: Exception | None = None) -> Any:
         """Runs a collective with an operand that is read and one that is written, of the same shape but for the dimensions of ``more``."""
-        self._open()
+        self._begin()
         slots = self._take()
         to, source = slots
         try:
@@ -154,8 +152,12 @@ class Group(Resource):
                 slot.held.clear()
         self._frames.append(slots)
 
-    def _destroy(self) -> int:
-        return int(self._lib.group_destroy(self._handle))
+    def _begin(self) -> None:
+        """What every call does first."""
+        if self._closed:
+            self._open()
+        if self._forgotten.found:
+            self._forgotten.collect()
 
 
 def _op(op: Op | str | int) -> tuple[Op, Exception | None]:

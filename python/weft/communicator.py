@@ -13,7 +13,7 @@ from ._library import Library, library
 from .errors import InvalidError
 from .limits import milliseconds
 from .limits import timeout as limit
-from .resources import Resource, gone, opened
+from .resources import Garbage, Resource, gone, opened
 
 Log = Any
 """A function that takes a line, a :class:`logging.Logger`, or None."""
@@ -66,9 +66,11 @@ class Communicator(Resource):
     """
 
     _kind = "communicator"
+    _RELEASE = "comm_destroy"
 
     def __init__(self, lib: Library, handle: int, log: Any) -> None:
         super().__init__(lib, handle)
+        self._garbage = Garbage(lib)  # of what was made from it
         self._log = log  # the library calls it until the communicator is destroyed
         info = self._info()
         self.rank: int = info.rank
@@ -253,7 +255,7 @@ class Communicator(Resource):
         return self._device >= 0
 
     def _destroy(self) -> int:
-        status = int(self._lib.comm_destroy(self._handle))
+        status = super()._destroy()
         if status != _abi.Status.ERROR_BUSY:
             gone(self)
         return status

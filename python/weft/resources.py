@@ -3,12 +3,17 @@
 Closing is explicit, and arrays may outlive it: memory that an array still shows is given back when the last such array has gone. Nothing here
 makes a collective call, and garbage collection makes no call that waits: what has memory of a GPU, which is given back when the GPU has come to
 rest, goes with the next call that makes or closes something.
+
+What is forgotten without a close is closed by a later call of its communicator, which is its rank's own affair: ranks forget at different times, and
+what one has closed its peers may still read, for their mappings keep it.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import warnings
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,11 +25,58 @@ from ._library import Library
 if TYPE_CHECKING:
     from typing import Self
 
+    from .communicator import Communicator
+
+
+class Forgotten(weakref.ref):  # type: ignore[type-arg]
+    """A handle of the library's to be given back when its holder is collected. What it calls then is no Python code, which an interrupt could break off."""
+
+    __slots__ = ("number", "release")
+
+    release: str
+    number: int
+
+
+class Garbage:
+    """Handles whose holders were collected, for a later call to give back.
+
+    It is no call of the collector's: that runs in any thread, at any time, also inside another call and amid a capture.
+    """
+
+    __slots__ = ("_lib", "found", "watched")
+
+    def __init__(self, lib: Library) -> None:
+        self._lib = lib
+        self.found: list[Forgotten] = []
+        self.watched: dict[int, Forgotten] = {}
+
+    def watch(self, holder: Any, release: str, number: int) -> None:
+        """Has a handle given back, by that function, when its holder was collected."""
+        watched = self.watched[number] = Forgotten(holder, self.found.append)
+        watched.release, watched.number = release, number
+
+    def collect(self) -> None:
+        """Gives back what was found."""
+        for forgotten in list(self.found):
+            if getattr(self._lib, forgotten.release)(forgotten.number) in _AGAIN:
+                return
+            # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
+            self.watched.pop(forgotten.number, None)
+            try:  # noqa: SIM105 (suppress costs as much as all the rest)
+                self.found.remove(forgotten)
+            except ValueError:  # another thread was quicker
+                pass
+
+
+_AGAIN = frozenset((int(Status.ERROR_BUSY), int(Status.ERROR_TIMEOUT)))
+"""What a call returns that gave nothing back, and is to be made again."""
+
 
 class Resource:
     """An object of the library's, known by its handle."""
 
     _kind = "object"
+    _RELEASE = ""  # the library's function that destroys it
 
     def __init__(self, lib: Library, handle: int, parent: Resource | None = None) -> None:
         self._lib = lib
@@ -61,7 +113,7 @@ class Resource:
             return
         status = self._destroy()
         # Those may be closed again; after other failures it is gone all the same.
-        self._closed = status not in (Status.ERROR_BUSY, Status.ERROR_TIMEOUT)
+        self._closed = status not in _AGAIN
         self._check(status)
 
     def _open(self) -> None:
@@ -70,7 +122,7 @@ class Resource:
             raise errors.ClosedError(f"this {self._kind} was closed")
 
     def _destroy(self) -> int:
-        raise NotImplementedError
+        return int(getattr(self._lib, self._RELEASE)(self._handle))
 
     def _returned(self, _: object = None) -> None:
         """Destroys what was closed, when no array shows its memory any more."""
@@ -94,6 +146,28 @@ class Resource:
         if status == Status.ERROR_HANDLE and self.closed:
             return errors.ClosedError(f"this {self._kind} was closed")
         return self._lib.failure(status)
+
+
+class Made(Resource):
+    """A resource that its communicator closes if nobody does: its peers need nothing of it but for operations, which it takes part in no more."""
+
+    def __init__(self, comm: Communicator, create: str, *arguments: Any) -> None:
+        self._forgotten = comm._garbage
+        self._forgotten.collect()  # first: it has files and memory that this may need
+        number = ctypes.c_uint64()
+        comm._check(getattr(comm._lib, create)(comm._handle, *arguments, ctypes.addressof(number)))
+        super().__init__(comm._lib, number.value, comm)
+        self._forgotten.watch(self, self._RELEASE, number.value)
+
+    def close(self) -> None:
+        super().close()
+        if self._closed:
+            self._forgotten.watched.pop(self._handle, None)
+
+    def __del__(self) -> None:
+        # Without a source: who records warnings would keep it, and what it has.
+        if _ending is False and not getattr(self, "_closed", True) and not self.closed and self._process == os.getpid():
+            warnings.warn(f"a {self._kind} was never closed: use with, or call close()", ResourceWarning, stacklevel=2)
 
 
 class Lease:
@@ -126,7 +200,7 @@ def sweep() -> None:
             resource = _left.pop()
         except IndexError:  # another thread was quicker
             return
-        if resource._process == os.getpid() and resource._destroy() in (Status.ERROR_BUSY, Status.ERROR_TIMEOUT):
+        if resource._process == os.getpid() and resource._destroy() in _AGAIN:
             _left.append(resource)
             return
 

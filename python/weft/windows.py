@@ -24,6 +24,7 @@ class Window(Resource):
     """
 
     _kind = "window"
+    _RELEASE = "window_destroy"
 
     def __init__(self, comm: Communicator, size: int) -> None:
         """Makes a window of ``size`` bytes a rank, of the host or of the rank's GPU."""
@@ -82,6 +83,3 @@ class Window(Resource):
         if not at.value:
             raise InvalidError(f"window: rank {rank} was masked when the window was made, and has no part of it")
         return memory.view(kind or memory.default_kind(self._comm._device), at.value + offset, t, shape, self._comm._device, Lease(self, self._array))
-
-    def _destroy(self) -> int:
-        return int(self._lib.window_destroy(self._handle))

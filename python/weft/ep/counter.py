@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from .. import _abi, memory, streams
@@ -10,7 +9,7 @@ from ..communicator import Communicator
 from ..dtypes import DType
 from ..limits import timeout as limit
 from ..operands import Slot
-from ..resources import Resource
+from ..resources import Made
 from ..streams import StreamLike
 from .census import Census
 from .frames import Frame, Frames
@@ -23,7 +22,7 @@ class _Frame(Frame):
         self.counts = [self.slot(name, device, written=True) for name in Census._fields]
 
 
-class Counter(Resource):
+class Counter(Made):
     """Counts where tokens go on the GPU of a communicator, in the caller's stream; :func:`weft.ep.count` does so on the host.
 
     Experts are those of so many ranks in equal shares, and so many of the ranks a node, all by default. The communicator may have another number
@@ -31,14 +30,13 @@ class Counter(Resource):
     """
 
     _kind = "counter"
+    _RELEASE = "ep_counter_destroy"
 
     def __init__(self, comm: Communicator, *, experts: int, ranks: int | None = None, ranks_per_node: int | None = None) -> None:
         self._ranks = comm.ranks if ranks is None else ranks
         self._nodes = self._ranks // (ranks_per_node or self._ranks or 1)
         self._experts = experts
-        number = ctypes.c_uint64()
-        comm._check(comm._lib.ep_counter_create(comm._handle, experts, self._ranks, ranks_per_node or self._ranks, ctypes.addressof(number)))
-        super().__init__(comm._lib, number.value, comm)
+        super().__init__(comm, "ep_counter_create", experts, self._ranks, ranks_per_node or self._ranks)
         self._device = comm._device
         self._frames = Frames(lambda: _Frame(self._device))
 
@@ -80,6 +78,3 @@ class Counter(Resource):
     def _made(self, topk: Slot) -> Census:
         shapes = ((self._ranks,), DType.int32), ((self._nodes,), DType.int32), ((self._experts,), DType.int32), ((topk.shape[0], self._ranks), DType.uint8)
         return Census(*(memory.empty(topk.kind, shape, dtype, self._device) for shape, dtype in shapes))
-
-    def _destroy(self) -> int:
-        return int(self._lib.ep_counter_destroy(self._handle))

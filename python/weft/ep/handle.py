@@ -15,7 +15,7 @@ from ..dtypes import DType
 from ..errors import InvalidError, OperandError
 from ..limits import timeout as limit
 from ..operands import Slot, kind_of
-from ..resources import Lease, Resource
+from ..resources import Garbage, Lease, Made
 from ..streams import StreamLike
 from .frames import CombineFrame, CopyFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame, Spare, Told
 from .routing import PARTS, Received, Routing, _Nobody
@@ -24,15 +24,13 @@ from .work import PendingCombine, PendingDispatch
 
 RoutingLike = Routing | Received
 
-_BUSY = int(_abi.Status.ERROR_BUSY)
-
 _numbers = itertools.count(1)
 
 NUMBERED: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 """The handles that live, by their numbers."""
 
 
-class Handle(Resource):
+class Handle(Made):
     """Exchanges of one :class:`Spec` among the ranks of a communicator. Several handles may live at once; they share nothing.
 
     Making one is collective, and so is every operation: each unmasked rank calls them in the same order. Inputs are arrays of PyTorch, of numpy, or of what has
@@ -53,6 +51,7 @@ class Handle(Resource):
     """
 
     _kind = "handle"
+    _RELEASE = "ep_destroy"
 
     def __init__(self, comm: Communicator, spec: Spec | None = None, **choices: Any) -> None:
         """Makes a handle of a spec, or of what a :class:`Spec` takes. Here the memory for exchanges is allocated."""
@@ -60,11 +59,9 @@ class Handle(Resource):
             spec = Spec(**choices)
         elif choices:
             raise TypeError("give a spec, or what makes one, not both")
-        number = ctypes.c_uint64()
-        comm._check(comm._lib.ep_create(comm._handle, spec._struct(), ctypes.addressof(number)))
-        super().__init__(comm._lib, number.value, comm)
-        self._garbage: list[Forgotten] = []
-        self._watched: dict[int, Forgotten] = {}
+        super().__init__(comm, "ep_create", spec._struct())
+        own = Garbage(comm._lib)  # of what was made from it: batches and routings
+        self._garbage, self._watched, self._watch, self._collect = own.found, own.watched, own.watch, own.collect
         self._comm = comm
         self._device = device = comm._device
         self.spec = spec
@@ -517,6 +514,8 @@ class Handle(Resource):
             views.sweep()
         if self._garbage:
             self._collect()
+        if self._forgotten.found and self._device < 0:  # on a GPU it would wait, and may be amid a capture
+            self._forgotten.collect()
         if stream is None and self._device < 0:
             return 0
         return streams.address(stream, self._device)
@@ -530,34 +529,6 @@ class Handle(Resource):
                 refused = None  # its traceback has this frame: a cycle, which would keep all that callers have until it is collected
         if status:
             raise self._failure(status)
-
-    def _watch(self, held: Any, release: str, number: int) -> None:
-        """Has what was forgotten given back by the next call. It is no call of the collector's: that runs in any thread, at any time, also inside a call."""
-        watched = self._watched[number] = Forgotten(held, self._garbage.append)
-        watched.release, watched.number = release, number
-
-    def _collect(self) -> None:
-        for forgotten in list(self._garbage):
-            if getattr(self._lib, forgotten.release)(forgotten.number) == _BUSY:
-                return
-            # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
-            self._watched.pop(forgotten.number, None)
-            try:  # noqa: SIM105 (suppress costs as much as all the rest)
-                self._garbage.remove(forgotten)
-            except ValueError:  # another thread was quicker
-                pass
-
-    def _destroy(self) -> int:
-        return int(self._lib.ep_destroy(self._handle))
-
-
-class Forgotten(weakref.ref):  # type: ignore[type-arg]
-    """Something of a handle's to be given back when it is collected. What it calls then is no Python code, which an interrupt could break off."""
-
-    __slots__ = ("number", "release")
-
-    release: str
-    number: int
 
 
 def _part_shapes(spec: Spec, ranks: int) -> dict[str, tuple[tuple[int, ...], DType]]:
