@@ -11,6 +11,7 @@ import datetime
 import faulthandler
 import gc
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import threading
 import time
 import traceback
 
+import deep_ep_utils
 import intranode
 import pytest
 import torch
@@ -682,6 +684,23 @@ def deep_ep_intranode():
     b.destroy()
 
 
+def deep_ep_helpers():
+    """What deep_ep.utils computes, and scores for tests of 72 ranks, which are made on the GPU: nearly 48,000 times in a test that is to take 4 minutes."""
+    if RANK:
+        return None
+    deep_ep_utils.check(DEVICE)
+    figures, calls = {}, 72
+    for tokens, local, topk, ratio, precise in itertools.product((1, 4096), (1, 16), (1, 9), (1.0, 4.0), (True, False)):
+        if precise and -(-topk // local) > min(topk, int(71 / ratio) + 1):
+            continue
+        seconds, visits = deep_ep_utils.gate(tokens, local, 72, topk, ratio, precise, calls)
+        others = visits[1:]
+        assert tokens == 1 or not precise or (abs(visits[0] / min(others) / ratio - 1) < 0.1 and max(others) < 1.02 * min(others))
+        figures[f"{tokens=} {local=} {topk=} {ratio=} {precise=}"] = round(seconds * 1e6)
+    assert sum(figures.values()) / len(figures) < 240e6 / 48000, figures
+    return figures
+
+
 def deep_ep_intranode_captured():
     """Normal exchanges of the worst case in a graph, with numbers of selections that go home beside rows and biases."""
     b, experts, topk = buffer(), 4 * RANKS, 4
@@ -1104,7 +1123,7 @@ def graph_cost_of_elastic(x, ids, y):
 
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled, streams, operands, libraries, windows,
-    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_intranode, deep_ep_intranode_captured,
+    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_helpers, deep_ep_intranode, deep_ep_intranode_captured,
     deep_ep_low_latency, deep_ep_masks, deep_ep_captured,
     deep_ep_elastic, deep_ep_elastic_captured, cost, graph_cost, compiled_by_inductor,
 )  # fmt: skip

@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import deep_ep_utils  # noqa: E402
+
 import deep_ep  # noqa: E402
 import weft  # noqa: E402
 from deep_ep.utils.math import align, per_token_cast_to_fp8  # noqa: E402
@@ -546,11 +548,8 @@ def test_gate(ranks, ratio):
                 get_unbalanced_scores(4, local * ranks, ranks, topk, ratio, True)
             continue
         assert get_unbalanced_scores(0, local * ranks, ranks, topk, ratio, precise).shape == (0, local * ranks)
-        total = torch.zeros(ranks)
-        for _ in range(4):
-            scores = get_unbalanced_scores(1000, local * ranks, ranks, topk, ratio, precise)
-            assert (scores >= 0).all()
-            total += torch.zeros(1000, ranks).scatter_(1, scores.topk(topk).indices // local, 1).sum(0)
+        assert (get_unbalanced_scores(9, local * ranks, ranks, topk, ratio, precise) >= 0).all()
+        total = torch.tensor(deep_ep_utils.gate(1000, local, ranks, topk, ratio, precise, 4)[1])
         if precise:
             assert abs(total[0] / total[1:].mean() / ratio - 1) < 0.02, (local, topk)
             assert total[1:].max() <= 1.02 * total[1:].min(), (local, topk)
@@ -558,6 +557,22 @@ def test_gate(ranks, ratio):
             assert total.max() < 1.6 * total.min()
         elif topk == 1:  # more selections may not leave so much room
             assert abs(total[0] / total[1:].mean() / ratio - 1) < 0.2, (local, topk)
+
+
+@pytest.mark.parametrize("precise", [True, False])
+def test_gate_waits_for_nothing(precise):
+    """Scores on a GPU are made without a number of its that the host waits for."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from deep_ep.utils.gate import get_unbalanced_scores
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            assert function.overloadpacket._qualified_op_name not in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
+            return function(*arguments, **(options or {}))
+
+    with Calls():
+        assert get_unbalanced_scores(64, 32, 8, 3, 2.0, precise).shape == (64, 32)
 
 
 def test_handles_are_their_owners(threads):

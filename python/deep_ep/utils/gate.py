@@ -7,38 +7,49 @@ from torch import Tensor
 
 from .math import ceil_div
 
-_STEPS = 16  # of the search for a factor: more than the tokens of a test tell apart
+_STEPS = 16  # of the search for a power: more than the tokens of a test tell apart
 
 
 def get_unbalanced_scores(num_tokens: int, num_experts: int, num_ranks: int, num_topk: int, ratio: float, precise: bool) -> Tensor:
     """Scores [tokens, experts], positive, whose ``num_topk`` largest are a token's selections: rank 0 gets ``ratio`` times the tokens of another rank.
 
     Random scores are so nearly, if selections leave room for it. ``precise`` ones are so as exactly as whole tokens can be, and give all other ranks as many:
-    every token goes to the same number of ranks.
+    every token goes to the same number of ranks. They are made on the GPU where there is one, and nothing waits for it.
     """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if precise:
-        return _precise(num_tokens, num_experts, num_ranks, num_topk, ratio)
-    scores = torch.rand((num_tokens, num_experts), dtype=torch.float32)
-    if ratio == 1 or num_ranks == 1 or num_tokens == 0:
-        return scores
-    local, least, most = num_experts // num_ranks, 0.0, 1.0
-    favoured = scores.clone()
-    for _ in range(_STEPS):  # the power of rank 0's scores: the lower it is, the more of them are among the largest
+        return _precise(num_tokens, num_experts, num_ranks, num_topk, ratio, device)
+    scores = torch.rand((num_tokens, num_experts), dtype=torch.float32, device=device)
+    if ratio != 1 and num_ranks > 1 and num_tokens:
+        scores[:, : num_experts // num_ranks] **= _power(scores, num_ranks, num_topk, ratio)
+    return scores
+
+
+def _power(scores: Tensor, ranks: int, topk: int, ratio: float) -> Tensor:
+    """The power of rank 0's scores, less than 1, with which it gets ``ratio`` times the tokens of another rank.
+
+    A token's i-th best expert on rank 0 is selected if its score is greater than the best one elsewhere but topk - i: with powers below the quotient of their
+    logarithms.
+    """
+    local = scores.shape[1] // ranks
+    few = min(topk, local)
+    own = scores[:, :local].topk(few).values.log()
+    others, experts = torch.nn.functional.pad(scores[:, local:], (0, topk)).topk(topk)  # 0 for experts that there are not
+    below = others.log()[:, topk - few :].flip(1) / own
+    # How many ranks a token's first so many experts elsewhere are on.
+    of, earlier = experts // local, torch.ones((topk, topk), dtype=torch.bool, device=scores.device).tril(-1)
+    new = ~((of[:, :, None] == of[:, None, :]) & earlier).any(2)
+    visits = torch.nn.functional.pad(new.cumsum(1), (1, 0))
+    least, most = torch.zeros((), device=scores.device), torch.ones((), device=scores.device)
+    for _ in range(_STEPS):
         power = (least + most) / 2
-        favoured[:, :local] = scores[:, :local] ** power
-        counts = _tokens_of_ranks(favoured, num_topk, local)
-        least, most = (power, most) if counts[0] > ratio * counts[1:].float().mean() else (least, power)
-    return favoured
+        selected = (below > power).sum(1, keepdim=True)
+        enough = (selected > 0).sum() * (ranks - 1) > ratio * visits.gather(1, topk - selected).sum()
+        least, most = torch.where(enough, power, least), torch.where(enough, most, power)
+    return most
 
 
-def _tokens_of_ranks(scores: Tensor, topk: int, local: int) -> Tensor:
-    """How many tokens go to each rank."""
-    ranks = scores.shape[1] // local
-    chosen = scores.topk(topk, sorted=False).indices // local
-    return torch.zeros((len(scores), ranks), dtype=torch.int64, device=scores.device).scatter_(1, chosen, 1).sum(0)
-
-
-def _precise(tokens: int, experts: int, ranks: int, topk: int, ratio: float) -> Tensor:
+def _precise(tokens: int, experts: int, ranks: int, topk: int, ratio: float, device: torch.device) -> Tensor:
     local = experts // ranks
     # So many ranks a token: as many as selections that favour nobody reach, within what there are experts for, and what leaves the others their share.
     reached = round(ranks * (1 - (1 - 1 / ranks) ** topk))
@@ -48,14 +59,12 @@ def _precise(tokens: int, experts: int, ranks: int, topk: int, ratio: float) -> 
     each = min(max(reached, fewest), most)
     first = min(tokens, round(ratio * tokens * each / (ranks - 1 + ratio))) if each < ranks else tokens
     # Rank 0's tokens are any; the others take turns.
-    to_first = torch.zeros(tokens, dtype=torch.int64)
-    to_first[torch.randperm(tokens)[:first]] = 1
-    others = each - to_first
-    turn = others.cumsum(0) - others + int(torch.randint(max(ranks - 1, 1), ()))
-    places = torch.arange(max(ranks - 1, 1))
-    goes = (places - turn[:, None]) % max(ranks - 1, 1) < others[:, None]
+    to_first = (torch.randperm(tokens, device=device) < first).long()
+    others, elsewhere = each - to_first, max(ranks - 1, 1)
+    turn = others.cumsum(0) - others + torch.randint(elsewhere, (), device=device)
+    goes = (torch.arange(elsewhere, device=device) - turn[:, None]) % elsewhere < others[:, None]
     allowed = torch.cat((to_first[:, None].bool(), goes), 1)[:, :ranks]
     # One expert of each rank that a token goes to comes before all others of those ranks, and these before the rest.
-    scores = torch.rand((tokens, ranks, local), dtype=torch.float32)
-    before = torch.zeros_like(scores).scatter_(2, scores.argmax(2, keepdim=True), 1) + 1
+    scores = torch.rand((tokens, ranks, local), dtype=torch.float32, device=device)
+    before = torch.ones_like(scores).scatter_(2, scores.argmax(2, keepdim=True), 2)
     return (scores + before * allowed[:, :, None]).view(tokens, experts)
