@@ -9,6 +9,8 @@ import (
 	"testing"
 )
 
+//go:generate go run -C tools ./gputests -dir ../docs/benchmarks
+
 var (
 	fences    = regexp.MustCompile("(?ms)^```.*?^```$")
 	links     = regexp.MustCompile(`\]\(([^)\s]+)\)`)

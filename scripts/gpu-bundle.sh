@@ -68,6 +68,7 @@ else
 fi
 
 cp scripts/gpu-run.sh "$bundle/run.sh"
+git rev-parse --short HEAD >"$bundle/build" 2>/dev/null || rm -f "$bundle/build" # run.sh says it in its results
 chmod 755 "$bundle/run.sh"
 size=$(du -sk "$bundle" | cut -f 1)
 printf 'build/gpu: %d programs, %d kernels, %d MiB; copy it to the host and start run.sh there\n' \

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs this bundle's tests and benchmarks on a host that has no Go. Each part runs under a time limit. A table comes last, the logs are in ./logs,
-# or in the folder that OUT names.
+# or in the folder that OUT names. results.jsonl and doctor.json there are what tools/gputests keeps a record of.
 #
 # The exit status is 0 if all that was asked for passed, 1 if a part failed, 2 if there is no such part, 77 if nothing failed but something that needs
 # a GPU was skipped because weft doctor sees none, and 130 if a signal (Ctrl-C) ended it, which ends the part that runs too.
@@ -121,6 +121,7 @@ stop() {
 reason=
 : >"$logs/tests.log"
 : >"$logs/bench.log"
+printf '{"date":"%s","build":"%s","flags":"%s"}\n' "$(date +%F)" "$(cat "$bundle/build" 2>/dev/null)" "$(printf '%s' "$*" | tr -d '"\\')" >"$logs/results.jsonl"
 cd "$work" || exit 1
 
 doctor() {
@@ -303,11 +304,12 @@ part() {
 	"$@" || status=$?
 	took=$(($(date +%s) - since))
 	case $status in
-	0) result=ok ;;
-	77) result="skipped: $reason" ;;
-	124 | 137) result='FAILED: it took too long' failed=$((failed + 1)) ;;
-	*) result=FAILED failed=$((failed + 1)) ;;
+	0) result=ok outcome=passed ;;
+	77) result="skipped: $reason" outcome=skipped ;;
+	124 | 137) result='FAILED: it took too long' outcome=failed reason='it took too long' failed=$((failed + 1)) ;;
+	*) result=FAILED outcome=failed failed=$((failed + 1)) ;;
 	esac
+	printf '{"part":"%s","seconds":%d,"result":"%s","passed":%d,"note":"%s"}\n' "$name" "$took" "$outcome" "$passed" "$reason" >>"$logs/results.jsonl"
 	case $name:$status in
 	*:77) ;;
 	test-*) result="$result ($passed passed, $skipped skipped)" ;;
@@ -330,6 +332,7 @@ to() {
 
 gpu=
 bounded . "$limit" ./weft doctor --json >report 2>&1
+cp report "$logs/doctor.json"
 if grep -q '"arch":"sm_' report; then
 	gpu=1
 	export WEFT_REQUIRE_GPU=1

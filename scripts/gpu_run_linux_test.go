@@ -4,6 +4,7 @@ package scripts
 import (
 	"archive/tar"
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
@@ -126,6 +127,9 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 					t.Errorf("no %q", want)
 				}
 			}
+			if tc.status != 2 {
+				checkResults(t, dir, len(strings.Fields(tc.args)))
+			}
 			if tc.status == 0 && strings.Contains(out.String(), "no GPU") {
 				t.Error("it speaks of a GPU")
 			}
@@ -136,6 +140,31 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 				t.Log(out.String())
 			}
 		})
+	}
+}
+
+// checkResults reads what a run leaves for the record: a line for the run and one for each part, whose number is given if it is not 0.
+func checkResults(t *testing.T, dir string, parts int) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "logs", "results.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	if len(lines) < 2 || parts != 0 && len(lines) != 1+parts {
+		t.Errorf("%d lines for %d parts:\n%s", len(lines), parts, text)
+	}
+	for i, line := range lines {
+		var run struct{ Date, Part, Result string }
+		if err := json.Unmarshal([]byte(line), &run); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		if i == 0 && len(run.Date) != len(time.DateOnly) || i > 0 && (run.Part == "" || run.Result != "passed" && run.Result != "failed" && run.Result != "skipped") {
+			t.Errorf("line %d: %s", i+1, line)
+		}
+	}
+	if text, err = os.ReadFile(filepath.Join(dir, "logs", "doctor.json")); err != nil || !json.Valid(text) {
+		t.Errorf("doctor.json: %v: %s", err, text)
 	}
 }
 
