@@ -1,7 +1,7 @@
 # Everything is built into ./build; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib python wheel test race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+.PHONY: help demo build clib python wheel test test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +23,9 @@ wheel: ## build the wheels of the Python packages, with the C library inside, in
 
 test: ## run every test (15 minutes on 2 cores)
 	@sh scripts/test.sh
+
+test-faults: ## stop and kill ranks at random moments: RUNS jobs (500) of SEED, at most 45 minutes
+	@sh scripts/test-faults.sh
 
 race: ## run the short tests under the race detector (needs a C compiler)
 	@sh scripts/test.sh race

@@ -3,6 +3,7 @@
 package processes
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,9 +36,11 @@ type Answer struct {
 // Rank is this process as a rank of a test.
 type Rank struct {
 	Rank, Size int
-	id         bootstrap.ID
-	in         *json.Decoder
-	out        *json.Encoder
+	Patience   time.Duration // with which it joins; by default half a minute
+
+	id  bootstrap.ID
+	in  *json.Decoder
+	out *json.Encoder
 }
 
 // Part is what a rank does with commands that are not about meeting. It returns the command's value.
@@ -84,7 +87,7 @@ func (r *Rank) do(part Part, c Command) (any, error) {
 
 // Join makes this process a rank of a communicator, at the ID that rank 0 made.
 func (r *Rank) Join(id string, options ...weft.Option) (*weft.Comm, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(r.Patience, 30*time.Second))
 	defer cancel()
 	cfg := bootstrap.TCPConfig{Rank: r.Rank, Size: r.Size, ID: r.id}
 	if r.Rank > 0 {
@@ -114,7 +117,14 @@ func answer(value any, err error, took time.Duration) Answer {
 	if err == nil {
 		return a
 	}
-	a.Err, a.Cause = err.Error(), "other"
+	told := AnswerOf(err)
+	a.Err, a.Cause, a.Peer = told.Err, told.Cause, told.Peer
+	return a
+}
+
+// AnswerOf is what an answer says of an error.
+func AnswerOf(err error) Answer {
+	a := Answer{Err: err.Error(), Cause: "other", Peer: -1}
 	if peer, ok := errors.AsType[*weft.PeerError](err); ok {
 		a.Peer = peer.Rank
 	}
