@@ -28,6 +28,21 @@ type (
 	E8M0 uint8
 )
 
+// absent is the type of a tensor that is not there for a reason, to which Data points.
+const absent DType = 255
+
+// Absent stands for a tensor that there is not, and says why. Operations refuse it, on every rank with these words: so a layer over this package tells the other ranks
+// what it has refused its caller.
+func Absent(why string) Tensor { return Tensor{Data: unsafe.Pointer(&why), DType: absent} }
+
+// Absence is why there is no tensor, or empty.
+func (t Tensor) Absence() string {
+	if t.DType != absent {
+		return ""
+	}
+	return *(*string)(t.Data)
+}
+
 // Element is what a Go slice must hold to become a Tensor.
 type Element interface {
 	BF16 | FP16 | E4M3 | E5M2 | E8M0 | float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
@@ -132,6 +147,9 @@ func (t Tensor) Raw() []byte { return unsafe.Slice((*byte)(t.Data), t.Bytes()) }
 func (t Tensor) String() string {
 	if t.IsZero() {
 		return "none"
+	}
+	if why := t.Absence(); why != "" {
+		return "none (" + why + ")"
 	}
 	return fmt.Sprintf("%v%v", t.DType, t.Shape)
 }

@@ -26,6 +26,9 @@ func TestTensor(t *testing.T) {
 	if none := (weft.Tensor{}); !none.IsZero() || none.String() != "none" {
 		t.Errorf("%v", none)
 	}
+	if absent := weft.Absent("too large"); absent.IsZero() || absent.Absence() != "too large" || absent.String() != "none (too large)" || absent.Bytes() != 0 || x.Absence() != "" {
+		t.Errorf("%v", absent)
+	}
 	if empty := weft.TensorOf([]int32{}, 0, 4); empty.IsZero() || empty.Elems() != 0 {
 		t.Errorf("%v", empty)
 	}

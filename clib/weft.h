@@ -140,7 +140,8 @@ typedef enum weft_dtype {
 	WEFT_UINT8 = 12,
 	WEFT_UINT16 = 13,
 	WEFT_UINT32 = 14,
-	WEFT_UINT64 = 15
+	WEFT_UINT64 = 15,
+	WEFT_ABSENT = 255 /* no tensor, and why: data is a string. Collective calls refuse it on every rank with these words */
 } weft_dtype;
 
 typedef enum weft_op { WEFT_SUM = 0, WEFT_PROD = 1, WEFT_MIN = 2, WEFT_MAX = 3, WEFT_AVG = 4 } weft_op;
@@ -149,7 +150,8 @@ typedef enum weft_op { WEFT_SUM = 0, WEFT_PROD = 1, WEFT_MIN = 2, WEFT_MAX = 3, 
 
 /*
  * A dense row-major view of memory: of the host, or of the GPU that the communicator is bound to. As an argument NULL, or a tensor of type
- * WEFT_NONE, is no tensor.
+ * WEFT_NONE, is no tensor. A layer over this library that refuses its caller a collective call makes the call all the same, with a tensor of type WEFT_ABSENT in
+ * place of what it refuses: then the other ranks are told why instead of left to wait.
  */
 typedef struct weft_tensor {
 	size_t size;

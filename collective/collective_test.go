@@ -426,6 +426,9 @@ func TestRefusedArguments(t *testing.T) {
 		{"overlap", func(ctx context.Context, g *Group) error {
 			return g.AllReduce(ctx, nil, weft.TensorOf(f[:6]), weft.TensorOf(f[1:7]), weft.Sum)
 		}, weft.ErrInvalid, "overlap"},
+		{"absent", func(ctx context.Context, g *Group) error {
+			return g.AllReduce(ctx, nil, weft.TensorOf(f), weft.Absent("not today"), weft.Sum)
+		}, weft.ErrInvalid, "not today"},
 		{"no memory", func(ctx context.Context, g *Group) error {
 			return g.Broadcast(ctx, nil, weft.Tensor{DType: weft.Float32, Shape: []int{4}}, 0)
 		}, weft.ErrInvalid, "without memory"},

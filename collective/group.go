@@ -129,7 +129,7 @@ func (g *Group) AllReduce(ctx context.Context, s *weft.Stream, out, in weft.Tens
 
 func checkAllReduce(s *weft.Stream, out, in weft.Tensor, op weft.Op) error {
 	const name = "all-reduce"
-	if err := host(name, s); err != nil {
+	if err := given(name, s, in, out); err != nil {
 		return err
 	}
 	switch {
@@ -156,7 +156,7 @@ func (g *Group) AllGather(ctx context.Context, s *weft.Stream, out, in weft.Tens
 	}
 	n := in.Elems()
 	c.Collective, c.DType, c.Count, c.Bytes = AllGather, in.DType, n, n*in.DType.Size()
-	switch err = host(name, s); {
+	switch err = given(name, s, in, out); {
 	case err != nil:
 	case in.DType != out.DType:
 		err = weft.Invalidf("%s: input of %v, output of %v", name, in.DType, out.DType)
@@ -185,7 +185,7 @@ func (g *Group) Broadcast(ctx context.Context, s *weft.Stream, t weft.Tensor, ro
 	}
 	n := t.Elems()
 	c.Collective, c.DType, c.Count, c.Bytes = Broadcast, t.DType, n, n*t.DType.Size()
-	switch err = host(name, s); {
+	switch err = given(name, s, t); {
 	case err != nil:
 	case root < 0 || root >= c.comm.Size():
 		err = weft.Invalidf("%s: root %d of %d ranks", name, root, c.comm.Size())
@@ -207,6 +207,16 @@ func host(name string, s *weft.Stream) error {
 		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", name)
 	}
 	return nil
+}
+
+// given refuses streams, and tensors that there are not.
+func given(name string, s *weft.Stream, tensors ...weft.Tensor) error {
+	for _, t := range tensors {
+		if why := t.Absence(); why != "" {
+			return weft.Invalidf("%s: %s", name, why)
+		}
+	}
+	return host(name, s)
 }
 
 func checkTensors(name string, in, out weft.Tensor) error {

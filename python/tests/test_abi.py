@@ -45,7 +45,7 @@ def test_functions(record):
 
 def test_numbers(record):
     value = {name: int(n) for name, n in re.findall(r"^(?:enum|define) WEFT_(\w+) (\d+)", record, re.MULTILINE)}
-    for ours, name in ((_abi.VERSION, "VERSION"), (_abi.MAX_DIMS, "MAX_DIMS"), (_abi.UNIQUE_ID_BYTES, "UNIQUE_ID_BYTES")):
+    for ours, name in ((_abi.VERSION, "VERSION"), (_abi.MAX_DIMS, "MAX_DIMS"), (_abi.ABSENT, "ABSENT"), (_abi.UNIQUE_ID_BYTES, "UNIQUE_ID_BYTES")):
         assert ours == value.pop(name)
     del value["NONE"], value["HOST"], value["GPU"]
     mirrors = [(_abi.Status, "{}"), (_abi.Part, "{}"), (DType, "{}"), (Op, "{}"), (ep.Layout, "{}"), (ep.Wire, "{}"), (ep.Reduction, "{}")]

@@ -232,6 +232,9 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("not today", lambda bad: h.prepare(Bad() if bad else topk)),
             ("not today", lambda bad: h.dispatch(Bad() if bad else token, topk, weights)),
             ("not today", lambda bad: h.dispatch(token, topk, Bad() if bad else weights)),
+            ("rows: type complex64", lambda bad: h.dispatch(token.astype(np.complex64) if bad else token, topk, weights)),
+            ("rows: type complex64", lambda bad: h.dispatch(token.astype(np.complex64) if bad else token, routing=got)),
+            ("weights: type complex64", lambda bad: h.dispatch(token, None, weights.astype(np.complex64) if bad else weights, routing=got)),
             ("not today", lambda bad: h.combine(Bad() if bad else got.rows, got)),
             ("is no array", lambda bad: h.combine(3 if bad else got.rows, got)),
             ("is no array", lambda bad: h.send_combine(3, got) if bad else h.send_combine(got.rows, got).wait()),
@@ -241,9 +244,11 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("root None of 2", lambda bad: g.broadcast(x, None if bad else 0)),
             ("no more", lambda bad: without_memory(h, lambda: h.combine(got.rows, got)) if bad else h.combine(got.rows, got)),
             ("no more", lambda bad: without_memory(h, lambda: h.combine_backward(token, got)) if bad else h.combine_backward(token, got)),
+            ("no more", lambda bad: without_memory(h, lambda: h.dispatch_backward(got.rows, got, x)) if bad else h.dispatch_backward(got.rows, got, x)),
+            ("second bias: type", lambda bad: h.combine(got.rows, got, bias=(token, token.astype(np.complex64)) if bad else (token, token))),
         ):
             for bad in range(2):
-                with pytest.raises((ValueError, weft.WeftError), match=words if c.rank == bad else f"rank {bad}: refused there"):
+                with pytest.raises((ValueError, weft.WeftError), match=words if c.rank == bad else f"rank {bad}: refused there: .*{words}"):
                     call(c.rank == bad)
                 assert g.all_reduce(x).tolist() == [2] * 4
 

@@ -9,6 +9,7 @@ from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_int64, c_size
 
 VERSION = 1
 MAX_DIMS = 4
+ABSENT = 255
 UNIQUE_ID_BYTES = 136
 STREAM_OWN = 2**64 - 1
 

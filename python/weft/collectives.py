@@ -96,7 +96,10 @@ class Group(Made):
             if refused is None and not (isinstance(root, int) and 0 <= root < self._comm.ranks):
                 refused = InvalidError(f"broadcast: root {root!r} of {self._comm.ranks} ranks")
             on = streams.address(stream, self._comm._device)
-            status = self._lib.broadcast(self._handle, on, slots[0].address, root) if refused is None else self._lib.broadcast(self._handle, on, 0, 0)
+            if refused is None:
+                status = self._lib.broadcast(self._handle, on, slots[0].address, root)
+            else:
+                status = self._lib.broadcast(self._handle, on, slots[0].absent(refused), 0)
             if refused is not None:
                 raise refused
             if status:
@@ -119,8 +122,10 @@ class Group(Made):
                 to.wants = source.code
                 refused = _refusal(to, out)
             on = streams.address(stream, self._comm._device)
-            # Who has nothing to pass tells the others so, instead of leaving them to wait.
-            status = call(self._handle, on, to.address, source.address, *rest) if refused is None else call(self._handle, on, 0, 0, *rest)
+            if refused is None:
+                status = call(self._handle, on, to.address, source.address, *rest)
+            else:  # the others are told, instead of left to wait
+                status = call(self._handle, on, to.absent(refused), source.absent(refused), *rest)
             if refused is not None:
                 raise refused
             if status:

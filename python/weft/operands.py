@@ -13,7 +13,7 @@ from typing import Any
 
 from . import _abi, dlpack, memory, streams
 from .dtypes import ALIASES, DType
-from .errors import OperandError
+from .errors import OperandError, WeftError
 
 # What follows the address in a tensor of C's, for each number of dimensions, and where.
 _PACK = [struct.Struct(f"=ii{n}q").pack_into for n in range(_abi.MAX_DIMS + 1)]
@@ -38,7 +38,7 @@ class Held(list[Any]):
 class Slot:
     """Where an operand is put for the C library to read. What is as it was the last time is not written again: most calls are like the one before."""
 
-    __slots__ = ("_bytes", "_shape", "_struct", "address", "code", "device", "held", "kind", "name", "wants", "words", "written")
+    __slots__ = ("_bytes", "_shape", "_struct", "address", "code", "device", "held", "kind", "name", "wants", "why", "words", "written")
 
     def __init__(self, name: str, device: int, wants: int = 0, *, written: bool = False, held: Held | None = None) -> None:
         self.name = name
@@ -53,12 +53,20 @@ class Slot:
         self.address = ctypes.addressof(self._struct)
         self._shape: Any = None
         self.code = 0
+        self.why: Any = None
 
     def fill(self, array: Any) -> int:
         """Takes an operand, or None for none, and returns what to tell C."""
         if array is None:
             return 0
         (_READERS.get(type(array)) or _reader(array))(self, array)
+        return self.address
+
+    def absent(self, why: Exception) -> int:
+        """Takes no operand, and returns what tells C why: what the library refuses then is refused on every rank with these words."""
+        words = str(why) if isinstance(why, WeftError) else f"{type(why).__name__}: {why}"
+        self.why = ctypes.create_string_buffer(words.replace("\0", "").encode(errors="replace"))
+        self.put(ctypes.addressof(self.why), _abi.ABSENT, ())
         return self.address
 
     def put(self, address: int, code: int, shape: Any) -> None:

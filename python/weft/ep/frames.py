@@ -58,6 +58,13 @@ class Told:
         return made
 
 
+Operands = tuple[tuple[int, Slot, Any], ...]
+"""Of a call: the word of the struct that points to each, what takes it, and the array, None or UNMADE."""
+
+UNMADE = object()
+"""Stands for a result that no memory could be had for."""
+
+
 class Frame:
     """The operands of a call and the struct that points to them. Members of the struct are words, of which the first is its size."""
 
@@ -90,10 +97,22 @@ class Frame:
         scope, self.scope, self.held.stream, self.held.torch_stream = self.scope, None, None, None
         scope.__exit__(None, None, None)
 
-    def refuse(self, why: Exception) -> Exception:
-        """Passes on no operand: so the library refuses the call, too, and tells the other ranks, which would wait for this one else."""
-        for i in range(2, len(self.words)):
-            self.words[i] = 0
+    def refuse(self, why: Exception, routing: int, operands: Operands) -> Exception:
+        """Passes on the operands that can be, and why not in place of the others: so the library refuses the call, too, and tells the other ranks.
+
+        They would wait for this one else.
+        """
+        words, told = self.words, False
+        words[1] = routing
+        for word, slot, array in operands:
+            try:
+                words[word] = slot.fill(array) if array is not UNMADE else slot.absent(why)
+            except Exception as e:
+                words[word], told = slot.absent(e), True
+            told = told or array is UNMADE
+        if not told:  # what was refused before is no more
+            word, slot = next((word, slot) for word, slot, array in operands if array is not None)
+            words[word] = slot.absent(why)
         return why
 
     def slot(self, name: str, device: int, wants: int = 0, *, written: bool = False) -> Slot:
@@ -136,7 +155,8 @@ class DispatchFrame(Frame):
             words[4] = self.rows.fill(rows)
             words[5] = 0 if scales is None else self.scales.fill(scales)
         except Exception as e:
-            return self.refuse(e)
+            to_prepare = None if routing else topk
+            return self.refuse(e, routing, ((2, self.topk, to_prepare), (3, self.weights, weights), (4, self.rows, rows), (5, self.scales, scales)))
         return None
 
 
@@ -184,8 +204,12 @@ class CombineFrame(Frame):
                 for i, b in enumerate(bias if isinstance(bias, (tuple, list)) else (bias,)):
                     words[4 + i] = self.bias[i].fill(b)
         except Exception as e:
-            return self.refuse(e)
+            return self.refuse(e, routing, self.operands(rows, out, bias, weights))
         return None
+
+    def operands(self, rows: Any, out: Any, bias: Any, weights: Any) -> Operands:
+        biases = *(bias if isinstance(bias, (tuple, list)) else (bias,)), None, None
+        return (2, self.rows, rows), (3, self.sum, out), (4, self.bias[0], biases[0]), (5, self.bias[1], biases[1]), (6, self.weights, weights)
 
 
 class GradientFrame(Frame):
@@ -205,8 +229,11 @@ class GradientFrame(Frame):
             for i, (slot, array) in enumerate(((self.first, first), (self.second, second), (self.rows, rows), (self.weights, weights)), 2):
                 words[i] = slot.fill(array)
         except Exception as e:
-            return self.refuse(e)
+            return self.refuse(e, routing, self.operands(first, second, rows, weights))
         return None
+
+    def operands(self, first: Any, second: Any, rows: Any, weights: Any) -> Operands:
+        return (2, self.first, first), (3, self.second, second), (4, self.rows, rows), (5, self.weights, weights)
 
 
 class DescriptionFrame(Frame):

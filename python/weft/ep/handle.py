@@ -17,7 +17,7 @@ from ..limits import timeout as limit
 from ..operands import Slot, kind_of
 from ..resources import Garbage, Lease, Made
 from ..streams import StreamLike
-from .frames import CombineFrame, CopyFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame, Spare, Told
+from .frames import UNMADE, CombineFrame, CopyFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame, Spare, Told
 from .routing import PARTS, Received, Routing, _Nobody
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
@@ -309,7 +309,7 @@ class Handle(Made):
             if out is None:
                 out = self._tokens_like("out", rows, by, stream)
         except Exception as e:
-            return None, frame.refuse(e)
+            return None, frame.refuse(e, number, frame.operands(rows, UNMADE, bias, weights))
         return out, frame.arguments(number, rows, out, bias, weights)
 
     def send_combine(
@@ -375,7 +375,8 @@ class Handle(Made):
                 if grad_weights is None and grad_row_weights is not None:
                     grad_weights = self._weights_like(grad_row_weights, by, stream)
             except Exception as e:
-                refused: Exception | None = frame.refuse(e)
+                results = _unmade(grad_tokens), grad_weights if grad_row_weights is None else _unmade(grad_weights)
+                refused: Exception | None = frame.refuse(e, number, frame.operands(grad_rows, grad_row_weights, *results))
             else:
                 refused = frame.arguments(number, grad_rows, grad_row_weights, grad_tokens, grad_weights)
             self._end(refused, self._lib.ep_dispatch_backward(self._handle, on, frame.address))
@@ -416,7 +417,8 @@ class Handle(Made):
                 if grad_weights is None and rows is not None:
                     grad_weights = self._weights_like(rows, by, stream)
             except Exception as e:
-                refused: Exception | None = frame.refuse(e)
+                results = _unmade(grad_rows), grad_weights if rows is None else _unmade(grad_weights)
+                refused: Exception | None = frame.refuse(e, number, frame.operands(grad_out, rows, *results))
             else:
                 refused = frame.arguments(number, grad_out, rows, grad_rows, grad_weights)
             self._end(refused, self._lib.ep_combine_backward(self._handle, on, frame.address))
@@ -521,7 +523,7 @@ class Handle(Made):
         return streams.address(stream, self._device)
 
     def _end(self, refused: Exception | None, status: int) -> None:
-        """The end of a call. What this package refuses was passed on as no operand, so that the other ranks were told instead of left to wait."""
+        """The end of a call. What this package refuses was passed on as words, so that the other ranks were told instead of left to wait."""
         if refused is not None:
             try:
                 raise refused
@@ -540,6 +542,10 @@ def _part_shapes(spec: Spec, ranks: int) -> dict[str, tuple[tuple[int, ...], DTy
     if spec.one_row_per_rank:
         return shapes | {"row_experts": ((-1, spec.topk), DType.int64), "row_selection_weights": ((-1, spec.topk), DType.float32)}
     return shapes | {"ranges": ((*local, ranks), DType.int64), "source_selections": ((-1,), DType.int32), "row_weights": ((-1,), DType.float32)}
+
+
+def _unmade(result: Any) -> Any:
+    return UNMADE if result is None else result
 
 
 def _routing(by: RoutingLike | None) -> Any:
