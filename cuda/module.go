@@ -73,8 +73,8 @@ type Function struct {
 	handle sys.Function
 }
 
-// Function finds a kernel by its name, which is mangled unless it was declared extern "C", and loads it. The error wraps
-// [ErrNotFound] if there is none.
+// Function finds a kernel by its name, which is mangled unless it was declared extern "C" (kernel.Cubin.Symbol says
+// how), and loads it. The error wraps [ErrNotFound] if there is none.
 func (m *Module) Function(name string) (*Function, error) {
 	const call = "cuModuleGetFunction"
 	if m.closed.Load() {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/cuda/kernel"
 )
 
 // SetApart makes some blocks of every operation send and the others receive, however little there is, and gives what undoes it.
@@ -62,36 +63,33 @@ func Readable(h *Handle, t weft.Tensor) bool {
 	return ok
 }
 
-// KernelsOf names the kernels that move rows of the handles of a Spec, behind the programs that they are from.
-func KernelsOf(s Spec, ranks int) []string {
+// ProgramsOf names the programs whose kernels move rows of the handles of a Spec: that of its dispatches first, and
+// behind it that of calls that do everything at once.
+func ProgramsOf(s Spec, ranks int) []string {
 	s = s.normalizeOn(GPUEngine)
 	t := tune(s, ranks)
 	var all []string
-	add := func(program string, names ...string) {
-		for _, n := range names {
-			if n != "" {
-				all = append(all, program+": "+n)
-			}
+	add := func(specs ...kernel.Spec) {
+		for _, s := range specs {
+			all = append(all, s.Name)
 		}
 	}
 	if t.placed {
-		add(pushKernel(s.Quantize, "").Name, "weft_push", "weft_push_weights")
-		add(placeKernel(s.placeForm(ranks), "").Name, "weft_place")
+		add(pushKernel(s.Quantize, false, ""), pushKernel(s.Quantize, true, ""), placeKernel(s.placeForm(ranks), ""))
 	} else {
-		add(dispatchKernel(s.Layout, s.Quantize, "").Name, t.dispatchName(), t.fusedDispatchName(s, ranks))
+		add(dispatchKernel(t.dispatchForm(s), ""), dispatchKernel(t.fusedDispatchForm(s, ranks), ""))
 	}
 	switch {
 	case !s.combines():
 	case t.pulls:
-		add(pullKernel(s.Output, "").Name, s.pullName())
+		add(pullKernel(s.pullForm(), ""))
 	default:
-		add(combineKernel(combineForm(s), s.Reduction, s.Output, "").Name, t.combineName(s, ranks), t.fusedCombineName(s, ranks))
+		add(combineKernel(t.combineForm(s, ranks), ""), combineKernel(t.fusedCombineForm(s, ranks), ""))
 	}
 	if s.combines() {
-		add(gradientKernel(s.Output, "").Name, "weft_gradients")
+		add(gradientKernel(s.Output, ""))
 	}
-	add(describeKernel("").Name, "weft_weigh")
-	add(copyKernel("").Name, "weft_copy")
+	add(describeKernel(""), copyKernel(""))
 	return all
 }
 

@@ -143,70 +143,54 @@ func (b blocks) combineGrid() int  { return b.combine + b.combineClerks }
 
 // load compiles what is not in the cache yet.
 func (h *gpu) load(ctx context.Context) (f functions, err error) {
-	arch := h.device.Arch()
+	arch, ranks, t := h.device.Arch(), h.geometry.ranks, &h.tuning
 	var specs []kernel.Spec
-	var names []string
-	var into []**cuda.Function
-	add := func(s kernel.Spec, name string, to **cuda.Function) {
-		specs, names, into = append(specs, s), append(names, name), append(into, to)
-	}
-	add(describeKernel(arch), "weft_describe", &f.describe)
-	add(copyKernel(arch), "weft_copy", &f.copy)
-	if h.tuning.placed {
-		add(placeKernel(h.spec.placeForm(h.geometry.ranks), arch), "weft_place", &f.place)
-		add(pushKernel(h.spec.Quantize, arch), "weft_push", &f.dispatch)
+	var into [][]**cuda.Function
+	add := func(s kernel.Spec, to ...**cuda.Function) { specs, into = append(specs, s), append(into, to) }
+	add(describeKernel(arch), &f.describe, &f.weigh)
+	add(copyKernel(arch), &f.copy)
+	if t.placed {
+		add(placeKernel(h.spec.placeForm(ranks), arch), &f.place)
+		add(pushKernel(h.spec.Quantize, false, arch), &f.dispatch)
+		add(pushKernel(h.spec.Quantize, true, arch), &f.weightDispatch)
 	} else {
-		add(dispatchKernel(h.spec.Layout, h.spec.Quantize, arch), h.tuning.dispatchName(), &f.dispatch)
+		form, fused := t.dispatchForm(h.spec), t.fusedDispatchForm(h.spec, ranks)
+		add(dispatchKernel(form, arch), &f.dispatch)
+		if fused != form {
+			add(dispatchKernel(fused, arch), &f.fusedDispatch)
+		}
 	}
 	switch {
 	case !h.spec.combines():
-	case h.tuning.pulls:
-		add(pullKernel(h.spec.Output, arch), h.spec.pullName(), &f.combine)
+	case t.pulls:
+		add(pullKernel(h.spec.pullForm(), arch), &f.combine)
 	default:
-		add(combineKernel(combineForm(h.spec), h.spec.Reduction, h.spec.Output, arch), h.tuning.combineName(h.spec, h.geometry.ranks), &f.combine)
+		form, fused := t.combineForm(h.spec, ranks), t.fusedCombineForm(h.spec, ranks)
+		add(combineKernel(form, arch), &f.combine)
+		if fused != form {
+			add(combineKernel(fused, arch), &f.fusedCombine)
+		}
 	}
 	if h.spec.combines() {
-		add(gradientKernel(h.spec.Output, arch), "weft_gradients", &f.gradients)
+		add(gradientKernel(h.spec.Output, arch), &f.gradients)
 	}
 	cubins, err := h.device.Kernels().LoadAll(ctx, specs)
 	if err != nil {
 		return f, err
 	}
-	ranks := h.geometry.ranks
-	find := func(m *cuda.Module, name string) (*cuda.Function, error) {
-		f, err := m.Function(name)
-		if err == nil {
-			err = f.PreferShared(sharedPercent)
-		}
-		return f, err
-	}
-	for i, to := range into {
+	for i, functions := range into {
 		m, err := h.device.Context().LoadModule(cubins[i].Image())
 		if err != nil {
 			return f, err
 		}
 		h.modules = append(h.modules, m)
-		if *to, err = find(m, names[i]); err != nil {
-			return f, err
-		}
-		// Some have another beside them: for calls that do everything at once, or that do more.
-		var beside **cuda.Function
-		name := ""
-		switch {
-		case to == &f.describe:
-			beside, name = &f.weigh, "weft_weigh"
-		case to == &f.dispatch && h.tuning.placed:
-			beside, name = &f.weightDispatch, "weft_push_weights"
-		case to == &f.dispatch:
-			beside, name = &f.fusedDispatch, h.tuning.fusedDispatchName(h.spec, ranks)
-		case to == &f.combine:
-			beside, name = &f.fusedCombine, h.tuning.fusedCombineName(h.spec, ranks)
-		}
-		if name == "" {
-			continue
-		}
-		if *beside, err = find(m, name); err != nil {
-			return f, err
+		for k, to := range functions {
+			if *to, err = m.Function(cubins[i].Symbol(specs[i].Kernels[k])); err != nil {
+				return f, err
+			}
+			if err := (*to).PreferShared(sharedPercent); err != nil {
+				return f, err
+			}
 		}
 	}
 	return f, nil

@@ -54,7 +54,7 @@ const (
 )
 
 func censusKernel(arch string) kernel.Spec {
-	s := kernelSpec("census", "census.cu", arch)
+	s := kernelSpec("census", "census.cu", arch, []string{"weft::ep::token_counts"})
 	s.Defines["WEFT_CENSUS_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(censusArgs{})))
 	return s
 }
@@ -83,14 +83,15 @@ func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNo
 // load makes the launch, with all that does not change from call to call.
 func (c *Counter) load(ctx context.Context) error {
 	d := c.comm.Device()
-	cubin, err := d.Kernels().Load(ctx, censusKernel(d.Arch()))
+	spec := censusKernel(d.Arch())
+	cubin, err := d.Kernels().Load(ctx, spec)
 	if err != nil {
 		return err
 	}
 	if c.module, err = d.Context().LoadModule(cubin.Image()); err != nil {
 		return err
 	}
-	f, err := c.module.Function("weft_census")
+	f, err := c.module.Function(cubin.Symbol(spec.Kernels[0]))
 	if err != nil {
 		return err
 	}

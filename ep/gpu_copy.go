@@ -42,7 +42,7 @@ const (
 )
 
 func copyKernel(arch string) kernel.Spec {
-	s := kernelSpec("copy", "copy.cu", arch, "describe.cuh")
+	s := kernelSpec("copy", "copy.cu", arch, []string{"weft::ep::copy"}, "describe.cuh")
 	s.Defines["WEFT_COPY_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(copyArgs{})))
 	return s
 }

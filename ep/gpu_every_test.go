@@ -1,11 +1,9 @@
 package ep_test
 
 import (
-	"bufio"
 	"fmt"
 	"iter"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -34,16 +32,16 @@ func TestEveryKernelOnGPUs(t *testing.T) {
 			if !m.holds(ranks) {
 				return
 			}
-			kernels := ep.KernelsOf(s, ranks)
+			programs := ep.ProgramsOf(s, ranks)
 			fresh := false
-			for _, kernel := range kernels {
-				fresh = fresh || left[kernel]
-				delete(left, kernel)
+			for _, p := range programs {
+				fresh = fresh || left[p]
+				delete(left, p)
 			}
 			if !fresh {
 				return
 			}
-			t.Run(strings.Join(kernels, ", "), func(t *testing.T) {
+			t.Run(strings.Join(programs, "; "), func(t *testing.T) {
 				e := m.engine(t, ranks, gpuDeadline)
 				for _, apart := range []bool{false, true} {
 					c := evenly(s, ranks, 1, s.MaxTokens)
@@ -80,7 +78,7 @@ func TestScalesOnGPUs(t *testing.T) {
 		for _, layout := range []ep.Layout{ep.ExpertMajor, ep.RankMajor} {
 			for payload, s := range payloads {
 				for kernel, k := range map[string]struct{ tokens, units int }{
-					"few_1": {1, 1}, "many_1": {12, 1}, "many_2": {12, 2}, "many_4": {12, 4},
+					"few 1": {1, 1}, "many 1": {12, 1}, "many 2": {12, 2}, "many 4": {12, 4},
 				} {
 					s := s
 					s.Layout, s.Payload, s.ScaleOrder, s.Counts = layout, ep.FP8, ep.ColumnMajorScales, ep.DeviceCounts
@@ -93,7 +91,7 @@ func TestScalesOnGPUs(t *testing.T) {
 						continue // what is quantised goes by fewer units
 					}
 					t.Run(fmt.Sprintf("%v/%s/%s", layout, payload, kernel), func(t *testing.T) {
-						if all := ep.KernelsOf(s, ranks); !strings.HasSuffix(all[1], "weft_dispatch_"+kernel) {
+						if all := ep.ProgramsOf(s, ranks); !strings.HasPrefix(all[1], "ep dispatch, "+kernel+",") {
 							t.Fatalf("by %v", all)
 						}
 						c := evenly(s, ranks, 1, s.MaxTokens)
@@ -115,8 +113,8 @@ func TestSmallSpecs(t *testing.T) {
 		left[name] = true
 	}
 	for s, ranks := range smallSpecs() {
-		for _, kernel := range ep.KernelsOf(s, ranks) {
-			delete(left, kernel)
+		for _, p := range ep.ProgramsOf(s, ranks) {
+			delete(left, p)
 		}
 	}
 	if len(left) > 0 {
@@ -135,6 +133,12 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 		{Payload: ep.FP8, Quantize: weft.Float32},
 	}
 	return func(yield func(ep.Spec, int) bool) {
+		gather := ep.Spec{
+			Layout: ep.RankMajor, Wire: ep.PerRank, Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 2560, MaxTokens: 1, Experts: 2, TopK: 2, SMs: 8, Counts: ep.DeviceCounts,
+		}
+		if !yield(gather, 2) {
+			return
+		}
 		for _, layout := range []ep.Layout{ep.ExpertMajor, ep.RankMajor, ep.ExpertPacked, ep.TokenMajor} {
 			for _, reduction := range []ep.Reduction{ep.Exact, ep.Partial, ep.PartialBySelection} {
 				for _, p := range payloads {
@@ -166,29 +170,17 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 	}
 }
 
-// movers are the kernels that move rows, as the budget lists them for one architecture.
+// movers are the programs whose kernels move rows: all but the one that counts.
 func movers(t *testing.T) []string {
 	t.Helper()
-	f, err := os.Open("testdata/kernels.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
 	var all []string
-	program := ""
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		line := lines.Text()
-		if rest, ok := strings.CutPrefix(line, "sm_90a "); ok {
-			program = rest
-		} else if strings.HasPrefix(line, "sm_") {
-			program = ""
-		}
-		if words := strings.Fields(line); program != "" && len(words) > 1 && strings.HasPrefix(words[0], "weft_") && words[0] != "weft_describe" && words[0] != "weft_census" {
-			all = append(all, program+": "+words[0])
+	for _, s := range ep.Kernels("sm_90a") {
+		if s.Name != "ep census" {
+			all = append(all, s.Name)
 		}
 	}
 	if len(all) < 100 {
-		t.Fatalf("only %d kernels in the budget", len(all))
+		t.Fatalf("only %d programs", len(all))
 	}
 	return all
 }

@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"strconv"
+	"strings"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -108,16 +109,36 @@ type weighArgs struct {
 // about the code, but the layout and the types of what is quantised and summed.
 func Kernels(arch string) []kernel.Spec {
 	var all []kernel.Spec
-	for _, layout := range []Layout{RankMajor, ExpertMajor} {
+	for _, byExpert := range []bool{false, true} {
 		for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
-			all = append(all, dispatchKernel(layout, from, arch))
+			f := dispatchForm{byExpert: byExpert, quantize: from, kind: byFew, units: 1}
+			all = append(all, dispatchKernel(f, arch))
+			for ; f.units <= mostUnits(Spec{Quantize: from}); f.units *= 2 {
+				for _, f.kind = range []kind{byValue, byMany, byFlag} {
+					all = append(all, dispatchKernel(f, arch))
+				}
+			}
 		}
 	}
-	for _, form := range []int{rankForm, partialForm, exactForm} {
+	gather := gatherForm
+	gather.gathers = true
+	all = append(all, dispatchKernel(gather, arch))
+	for _, sums := range []int{rankSums, partialSums, exactSums} {
 		for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
-			all = append(all, combineKernel(form, Partial, of, arch))
-			if form != exactForm {
-				all = append(all, combineKernel(form, PartialBySelection, of, arch))
+			for _, bySelection := range []bool{false, true} {
+				if sums == exactSums && bySelection {
+					continue
+				}
+				f := combineForm{sums: sums, bySelection: bySelection, of: of, kind: byFlag, group: 4}
+				all = append(all, combineKernel(f, arch))
+				for _, f.group = range []int{2, 4, 8} {
+					if sums == exactSums && f.group < 8 {
+						continue
+					}
+					for _, f.kind = range []kind{byValue, byMany} {
+						all = append(all, combineKernel(f, arch))
+					}
+				}
 			}
 		}
 	}
@@ -141,65 +162,136 @@ func typeNumber(d weft.DType) int {
 	}
 }
 
-func dispatchKernel(layout Layout, quantize weft.DType, arch string) kernel.Spec {
-	name := fmt.Sprintf("dispatch, %v", layout)
-	if quantize != weft.InvalidDType {
-		name += fmt.Sprintf(", quantising %v", quantize)
+// kind is what the kernels of an operation through slots differ in besides: what tells that a row has come, and whether
+// one serves every call.
+type kind string
+
+const (
+	byValue kind = "value" // rows are their own flags
+	byMany  kind = "many"  // as byValue, for calls that do everything at once
+	byFew   kind = "few"   // as byMany, of few tokens
+	byFlag  kind = "flag"  // a word a block tells of rows
+)
+
+// dispatchForm is what handles differ in whose dispatches are programs of their own.
+type dispatchForm struct {
+	byExpert bool
+	quantize weft.DType
+	kind     kind
+	units    int  // of a piece
+	gathers  bool // every token goes to everybody: an all-gather, which profilers are told of by that name
+}
+
+// gatherForm is the only form of a dispatch that gathers: it carries a few bytes, which may be any.
+var gatherForm = dispatchForm{quantize: weft.InvalidDType, kind: byFlag, units: 1}
+
+// The kernels' names, which profilers show. The programs of an operation, whatever their forms, have one name each, and
+// no other kernel's has the word dispatch or combine in it: benchmarks find the kernels by these.
+const (
+	slotsDispatch  = "weft::slots::dispatch"
+	slotsGather    = "weft::slots::all_gather"
+	slotsCombine   = "weft::slots::combine"
+	directRowMap   = "weft::direct::row_map"
+	directDispatch = "weft::direct::dispatch"
+	directCombine  = "weft::direct::combine"
+)
+
+func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
+	name, layout := slotsDispatch, RankMajor
+	if f.gathers {
+		name = slotsGather
 	}
-	s := kernelSpec(name, "dispatch.cu", arch, "dispatch.cuh", "number.cuh", "clerk.cuh", "quantize.cuh")
-	s.Defines["WEFT_BY_EXPERT"] = "0"
-	if layout.byExpert() {
-		s.Defines["WEFT_BY_EXPERT"] = "1"
+	if f.byExpert {
+		layout = ExpertMajor
 	}
-	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(quantize))
+	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)), "dispatch.cu", arch,
+		[]string{name}, "dispatch.cuh", "number.cuh", "clerk.cuh", "quantize.cuh")
+	s.Defines["WEFT_KERNEL"] = bare(name)
+	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
+	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(f.quantize))
+	s.Defines["WEFT_VALUE"], s.Defines["WEFT_UNITS"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.units)
+	s.Defines["WEFT_PURPOSE"] = "ANY"
+	if f.kind == byMany || f.kind == byFew {
+		s.Defines["WEFT_PURPOSE"] = strings.ToUpper(string(f.kind))
+	}
 	s.Defines["WEFT_DISPATCH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(dispatchArgs{})))
 	return s
 }
 
-// The forms of combine: WEFT_FORM of kernels/combine.cu.
+// bare is a kernel's name without its namespaces.
+func bare(name string) string { return name[strings.LastIndexByte(name, ':')+1:] }
+
+// quantising is what a program's name says of it.
+func quantising(d weft.DType) string {
+	if d == weft.InvalidDType {
+		return ""
+	}
+	return fmt.Sprintf(", quantising %v", d)
+}
+
+// number is how kernels are told of a choice.
+func number(is bool) string {
+	if is {
+		return "1"
+	}
+	return "0"
+}
+
+// What a combine through slots sums: WEFT_FORM of kernels/combine.cu.
 const (
-	rankForm    = 1 // rank-major rows
-	partialForm = 2 // rows by expert, summed at their rank first
-	exactForm   = 3 // rows by expert, summed at home
+	rankSums    = 1 // rank-major rows
+	partialSums = 2 // rows by expert, summed at their rank first
+	exactSums   = 3 // rows by expert, summed at home
 )
 
-func combineForm(s Spec) int {
+func combineSums(s Spec) int {
 	switch {
 	case !s.Layout.byExpert():
-		return rankForm
+		return rankSums
 	case s.Reduction != Exact:
-		return partialForm
+		return partialSums
 	default:
-		return exactForm
+		return exactSums
 	}
 }
 
-func combineKernel(form int, reduction Reduction, of weft.DType, arch string) kernel.Spec {
-	name, bySelection := fmt.Sprintf("combine %d of %v", form, of), "0"
-	if reduction == PartialBySelection {
-		name, bySelection = name+" by selection", "1"
+// combineForm is what handles differ in whose combines are programs of their own.
+type combineForm struct {
+	sums        int
+	bySelection bool
+	of          weft.DType
+	kind        kind
+	group       int // rows that a thread awaits at once: ranks, or selections
+}
+
+func combineKernel(f combineForm, arch string) kernel.Spec {
+	name := fmt.Sprintf("combine, %s %d, %d of %v", f.kind, f.group, f.sums, f.of)
+	if f.bySelection {
+		name += " by selection"
 	}
-	s := kernelSpec(name, "combine.cu", arch, "sum.cuh")
-	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(form), bySelection
-	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
+	s := kernelSpec(name, "combine.cu", arch, []string{slotsCombine}, "sum.cuh")
+	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(f.sums), number(f.bySelection)
+	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(f.of))
+	s.Defines["WEFT_VALUE"], s.Defines["WEFT_GROUP"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.group)
+	s.Defines["WEFT_FUSED"] = strconv.FormatBool(f.kind == byMany)
 	s.Defines["WEFT_COMBINE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(combineArgs{})))
 	return s
 }
 
 func describeKernel(arch string) kernel.Spec {
-	s := kernelSpec("describe", "describe.cu", arch, "describe.cuh")
+	s := kernelSpec("describe", "describe.cu", arch, []string{"weft::ep::describe", "weft::ep::weigh"}, "describe.cuh")
 	s.Defines["WEFT_DESCRIBE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(describeArgs{})))
 	s.Defines["WEFT_WEIGH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(weighArgs{})))
 	return s
 }
 
-// kernelSpec is that of a file and the headers that it includes, beside the one that all do.
-func kernelSpec(name, file, arch string, includes ...string) kernel.Spec {
+// kernelSpec is that of a file, its kernels, and the headers that it includes beside the one that all do.
+func kernelSpec(name, file, arch string, kernels []string, includes ...string) kernel.Spec {
 	headers := device.Headers()
 	for _, h := range append(includes, "exchange.cuh") {
 		headers[h] = kernelText(h)
 	}
-	return kernel.Spec{Name: "ep " + name, Source: kernelText(file), Headers: headers, Defines: map[string]string{}, Arch: arch}
+	return kernel.Spec{Name: "ep " + name, Source: kernelText(file), Headers: headers, Defines: map[string]string{}, Kernels: kernels, Arch: arch}
 }
 
 func kernelText(file string) string {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"strconv"
+	"strings"
 	"unsafe"
 
 	"github.com/weftgo/weft"
@@ -78,10 +79,12 @@ func placedKernels(arch string) []kernel.Spec {
 		all = append(all, placeKernel(form, arch))
 	}
 	for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
-		all = append(all, pushKernel(from, arch))
+		all = append(all, pushKernel(from, false, arch), pushKernel(from, true, arch))
 	}
 	for _, of := range []weft.DType{weft.BFloat16, weft.Float16, weft.Float32} {
-		all = append(all, pullKernel(of, arch))
+		for _, order := range []string{"RANKS", "SELECTIONS", "EXACT"} {
+			all = append(all, pullKernel(pullForm{order, of}, arch))
+		}
 	}
 	return all
 }
@@ -97,33 +100,42 @@ func (s *Spec) placeForm(ranks int) placeForm {
 }
 
 func placeKernel(form placeForm, arch string) kernel.Spec {
-	name, defines := "place", map[bool]string{false: "0", true: "1"}
+	name := "place"
 	if form.byRank {
 		name += ", by rank"
 	}
 	if form.even {
 		name += ", even"
 	}
-	s := kernelSpec(name, "place.cu", arch, "placed.cuh")
+	s := kernelSpec(name, "place.cu", arch, []string{directRowMap}, "placed.cuh")
 	s.Defines["WEFT_PLACE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(placeArgs{})))
-	s.Defines["WEFT_BY_RANK"], s.Defines["WEFT_EVEN"] = defines[form.byRank], defines[form.even]
+	s.Defines["WEFT_BY_RANK"], s.Defines["WEFT_EVEN"] = number(form.byRank), number(form.even)
 	return s
 }
 
-func pushKernel(quantize weft.DType, arch string) kernel.Spec {
+// pushKernel is that of a dispatch of rows whose places are known, and of one that gives the routing other weights as
+// well.
+func pushKernel(quantize weft.DType, weighs bool, arch string) kernel.Spec {
 	name := "push"
-	if quantize != weft.InvalidDType {
-		name += fmt.Sprintf(", quantising %v", quantize)
+	if weighs {
+		name += " with weights"
 	}
-	s := kernelSpec(name, "push.cu", arch, "placed.cuh", "quantize.cuh")
+	s := kernelSpec(name+quantising(quantize), "push.cu", arch, []string{directDispatch}, "placed.cuh", "quantize.cuh")
+	s.Defines["WEFT_WEIGHTS"] = strconv.FormatBool(weighs)
 	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(quantize))
 	s.Defines["WEFT_PUSH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pushArgs{})))
 	return s
 }
 
-func pullKernel(of weft.DType, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("pull of %v", of), "pull.cu", arch, "placed.cuh", "scalars.cuh", "sum.cuh")
-	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
+// pullForm is what handles differ in whose combines of rows where they are are programs of their own.
+type pullForm struct {
+	order string // of a token's rows: the Order of kernels/pull.cu
+	of    weft.DType
+}
+
+func pullKernel(f pullForm, arch string) kernel.Spec {
+	s := kernelSpec(fmt.Sprintf("pull of %v, %s", f.of, strings.ToLower(f.order)), "pull.cu", arch, []string{directCombine}, "placed.cuh", "scalars.cuh", "sum.cuh")
+	s.Defines["WEFT_TYPE"], s.Defines["WEFT_ORDER"] = strconv.Itoa(typeNumber(f.of)), f.order
 	s.Defines["WEFT_PULL_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pullArgs{})))
 	return s
 }

@@ -2,8 +2,6 @@ package ep
 
 import (
 	"cmp"
-	"fmt"
-	"strings"
 
 	"github.com/weftgo/weft"
 )
@@ -158,16 +156,16 @@ func (s Spec) placed(ranks int) bool {
 	return s.Layout.packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
 }
 
-// pullName is the kernel of a combine that reads rows where they are.
-func (s Spec) pullName() string {
+// pullForm is that of a combine that reads rows where they are.
+func (s Spec) pullForm() pullForm {
+	f := pullForm{"RANKS", s.Output}
 	switch {
 	case s.Layout.byExpert():
-		return "weft_pull_exact"
+		f.order = "EXACT"
 	case s.Reduction == PartialBySelection:
-		return "weft_pull_by_selection"
-	default:
-		return "weft_pull"
+		f.order = "SELECTIONS"
 	}
+	return f
 }
 
 // clerks is how many blocks more dispatch and combine have than move rows, where there is room.
@@ -249,18 +247,18 @@ func (t *tuning) countDispatchBlocks(s Spec, ranks int) {
 
 // tuneCombine chooses what the Spec does not.
 func (t *tuning) tuneCombine(s Spec, ranks int) {
-	form, large := combineForm(s), s.MaxTokens*s.outputBytes() >= apartCombineBytes
-	t.dependentCombine = s.MaxTokens <= dependentTokens || t.valueCombine && form != exactForm
+	form, large := combineSums(s), s.MaxTokens*s.outputBytes() >= apartCombineBytes
+	t.dependentCombine = s.MaxTokens <= dependentTokens || t.valueCombine && form != exactSums
 	if !t.valueCombine || large {
 		t.combineThreads = 512
 	}
 	switch {
-	case !t.valueCombine || form == rankForm && !large && s.MaxTokens > 32:
+	case !t.valueCombine || form == rankSums && !large && s.MaxTokens > 32:
 	case !large:
 		t.combineSenders = 8
-	case form == rankForm:
+	case form == rankSums:
 		t.combineSenders = 4
-	case form == partialForm: // its senders sum as well
+	case form == partialSums: // its senders sum as well
 		t.combineSenders = 6
 	default: // the more ranks, the less stays
 		t.combineSenders = (19*(ranks-1) + ranks) / (2 * ranks)
@@ -273,7 +271,7 @@ func (t *tuning) tuneCombine(s Spec, ranks int) {
 // countCombineBlocks says how many blocks have something to do.
 func (t *tuning) countCombineBlocks(s Spec, ranks int) {
 	warps := s.MaxTokens * ceil(s.outputBytes(), unitBytes)
-	if t.valueCombine && combineForm(s) != rankForm { // a warp sends for one rank
+	if t.valueCombine && combineSums(s) != rankSums { // a warp sends for one rank
 		warps *= ranks
 	}
 	if t.combineSenders != 0 {
@@ -294,12 +292,14 @@ func mostUnits(s Spec) int {
 	}
 }
 
-// dispatchName is the kernel of dispatch.
-func (t *tuning) dispatchName() string {
+// dispatchForm is that of a dispatch through slots.
+func (t *tuning) dispatchForm(s Spec) dispatchForm {
+	f := dispatchForm{byExpert: s.Layout.byExpert(), quantize: s.Quantize, kind: byFlag, units: t.dispatchUnits}
 	if t.valueDispatch {
-		return fmt.Sprintf("weft_dispatch_value_%d", t.dispatchUnits)
+		f.kind = byValue
 	}
-	return fmt.Sprintf("weft_dispatch_flag_%d", t.dispatchUnits)
+	f.gathers = f == gatherForm && s.MaxTokens == 1 && s.Payload == Opaque && s.TopK == s.Experts
+	return f
 }
 
 // few says of how few tokens every rank learns from the records what comes: few of kernels/dispatch.cuh.
@@ -307,55 +307,56 @@ func few(s Spec, ranks int) bool {
 	return s.MaxTokens <= 8 && (!s.Layout.byExpert() || (ranks-1)*s.MaxTokens*s.TopK <= 32)
 }
 
-// fusedDispatchName is the kernel for calls that prepare, send and receive at once, or empty where they have none of their own.
-func (t *tuning) fusedDispatchName(s Spec, ranks int) string {
+// fusedDispatchForm is that of calls that prepare, send and receive at once; they may have no other than the rest.
+func (t *tuning) fusedDispatchForm(s Spec, ranks int) dispatchForm {
+	f := t.dispatchForm(s)
 	switch {
-	case t.placed || !t.valueDispatch:
-		return ""
+	case !t.valueDispatch:
 	case !few(s, ranks):
-		return fmt.Sprintf("weft_dispatch_many_%d", t.dispatchUnits)
+		f.kind = byMany
 	case t.dispatchUnits == 1:
-		return "weft_dispatch_few_1"
-	default:
-		return ""
+		f.kind = byFew
 	}
+	return f
 }
 
 // combineRanks makes combines of sums use the kernels for so many ranks at least.
 var combineRanks = 1
 
-// combineName is the kernel of combine.
-func (t *tuning) combineName(s Spec, ranks int) string {
+// combineForm is that of a combine through slots.
+func (t *tuning) combineForm(s Spec, ranks int) combineForm {
+	f := combineForm{sums: combineSums(s), bySelection: s.Reduction == PartialBySelection, of: s.Output, kind: byValue}
 	ranks = max(ranks, combineRanks)
 	switch {
 	case !t.valueCombine:
-		return "weft_combine_flag"
-	case combineForm(s) == exactForm || ranks > 4:
-		return "weft_combine_value_8"
+		f.kind, f.group = byFlag, 4
+	case f.sums == exactSums || ranks > 4:
+		f.group = 8
 	case ranks > 2:
-		return "weft_combine_value_4"
+		f.group = 4
 	default:
-		return "weft_combine_value_2"
+		f.group = 2
 	}
+	return f
 }
 
-// fusedCombineName is the kernel for calls that send and receive at once, or empty.
-func (t *tuning) fusedCombineName(s Spec, ranks int) string {
-	name := t.combineName(s, ranks)
-	if t.pulls || !s.combines() || !t.valueCombine {
-		return ""
+// fusedCombineForm is that of calls that send and receive at once; they may have no other than the rest.
+func (t *tuning) fusedCombineForm(s Spec, ranks int) combineForm {
+	f := t.combineForm(s, ranks)
+	if f.kind == byValue {
+		f.kind = byMany
 	}
-	return strings.Replace(name, "value", "fused", 1)
+	return f
 }
 
 // combineGroups is for how many groups of ranks a warp sends, one after another: SOURCES of kernels/combine.cu in each.
 func (t *tuning) combineGroups(s Spec, ranks int) int {
 	sources := 1
 	if !s.Layout.byExpert() {
-		switch t.combineName(s, ranks) {
-		case "weft_combine_value_4", "weft_combine_flag":
+		switch t.combineForm(s, ranks).group {
+		case 4:
 			sources = 3
-		case "weft_combine_value_8":
+		case 8:
 			sources = 4
 		}
 	}

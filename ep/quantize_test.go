@@ -32,7 +32,8 @@ func TestQuantize(t *testing.T) {
 	c, err := driver.Devices()[0].Primary()
 	ok(err)
 	defer func() { ok(c.Close()) }()
-	s := dispatchKernel(ExpertMajor, weft.Float32, "sm_90a")
+	s := dispatchKernel(dispatchForm{byExpert: true, quantize: weft.Float32, kind: byValue, units: 1}, "sm_90a")
+	s.Kernels = nil
 	s.Source = `#include "quantize.cuh"
 using namespace weft;
 extern "C" __global__ void quantise(const uint4 *in, uint4 *out, u32 *scales, u32 what) {

@@ -18,11 +18,11 @@ import (
 // A choosy compiler gives images that nobody loads, and refuses one kernel.
 type choosy struct{ refused string }
 
-func (c choosy) Compile(_ context.Context, s kernel.Spec) ([]byte, string, error) {
+func (c choosy) Compile(_ context.Context, s kernel.Spec) (kernel.Code, error) {
 	if s.Name == c.refused {
-		return nil, "", errors.New("it is wrong")
+		return kernel.Code{}, errors.New("it is wrong")
 	}
-	return []byte("image of " + s.Name), "", nil
+	return kernel.Code{Image: []byte("image of " + s.Name), Symbols: s.Kernels}, nil
 }
 
 func (choosy) Version() string { return "choosy 1" }

@@ -22,6 +22,9 @@
 //		leave(a.state, count.epoch, count.turn, true);
 //	}
 //
+// A kernel may as well stand in a namespace, or be a template's. Then the kernel.Spec's Kernels has its C++ name, and a
+// module finds it by the cubin's Symbol of that name.
+//
 // The host fills a [Group] with every rank's part of a window, as the GPU that launches reaches it, and begins a [State], with a [Count] for each block
 // behind it, in memory of that GPU: all zero but Timeout. Both live as long as launches do. The structs here have the fields of those in weft.cuh, at
 // the same offsets. The package's example is the whole of it. Kernels that only compute need ptx.cuh at most: the program examples/moe has some, the products of a

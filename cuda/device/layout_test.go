@@ -28,12 +28,12 @@ func TestLayout(t *testing.T) {
 	compile := func(t *testing.T, c kernel.Compiler, arch string) {
 		t.Helper()
 		s := kernel.Spec{Name: "layout", Source: source, Headers: device.Headers(), Arch: arch}
-		_, log, err := c.Compile(t.Context(), s)
+		code, err := c.Compile(t.Context(), s)
 		if err != nil {
 			t.Errorf("%+v", err)
 		}
-		if log != "" {
-			t.Errorf("the headers for %s: %s", arch, log)
+		if code.Log != "" {
+			t.Errorf("the headers for %s: %s", arch, code.Log)
 		}
 	}
 	t.Run("NVRTC", func(t *testing.T) {

@@ -36,6 +36,11 @@ func TestCompiledOnce(t *testing.T) {
 		first.Log != "remarks on kernel1" || first.Size() != len(first.Image()) {
 		t.Errorf("the cubin says %+v", first)
 	}
+	for name, want := range map[string]string{"layer::kernel1": "symbol of layer::kernel1", "scale<unsigned int>": "symbol of scale<unsigned int>", "scale": "scale"} {
+		if got := mustLoad(t, later, spec(1)).Symbol(name); got != want {
+			t.Errorf("the symbol of %s is %q, want %q", name, got, want)
+		}
+	}
 }
 
 // TestImageIsACopy: who changes what he got changes nobody else's.
@@ -217,10 +222,20 @@ func TestCompilerThatGivesNothing(t *testing.T) {
 	}
 }
 
-type nothing struct{}
+// TestCompilerThatGivesNoSymbols: what nobody could find is refused before it is kept.
+func TestCompilerThatGivesNoSymbols(t *testing.T) {
+	c := New(Options{Compiler: func() (Compiler, error) { return nothing{"code"}, nil }, Dir: newDir(t), ReadOnly: []string{}})
+	if cubin, err := c.Load(testContext(t), spec(1)); err == nil || !strings.Contains(err.Error(), "0 symbols of 2 kernels") {
+		t.Errorf("%+v, %v", cubin, err)
+	}
+}
 
-func (nothing) Compile(context.Context, Spec) ([]byte, string, error) { return nil, "", nil }
-func (nothing) Version() string                                       { return "nothing" }
+type nothing struct{ code string }
+
+func (n nothing) Compile(context.Context, Spec) (Code, error) {
+	return Code{Image: []byte(n.code)}, nil
+}
+func (nothing) Version() string { return "nothing" }
 
 // TestLoadAll: in order, with what failed missing and told of, and the rest there.
 func TestLoadAll(t *testing.T) {

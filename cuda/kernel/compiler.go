@@ -3,15 +3,25 @@ package kernel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
 // Compiler compiles specs. It is safe for concurrent use.
 type Compiler interface {
-	// Compile gives the code, and what the compiler remarked on a program that it accepted.
-	Compile(ctx context.Context, s Spec) (cubin []byte, log string, err error)
+	Compile(ctx context.Context, s Spec) (Code, error)
 	// Version tells the compiler and its version. It is recorded with what was compiled.
 	Version() string
+}
+
+// Code is what a compiler makes of a spec.
+type Code struct {
+	// Image is what a driver loads.
+	Image []byte
+	// Symbols are what a driver finds the spec's Kernels by, in their order.
+	Symbols []string
+	// Log has what the compiler remarked on a program that it accepted.
+	Log string
 }
 
 // compile compiles a spec in this process, whatever others do.
@@ -21,14 +31,20 @@ func (c *Cache) compile(ctx context.Context, key Key, s Spec) (Cubin, error) {
 		return Cubin{}, err
 	}
 	start := time.Now()
-	image, log, err := compiler.Compile(ctx, s)
+	code, err := compiler.Compile(ctx, s)
 	if err != nil {
 		return Cubin{}, err
 	}
-	if len(image) == 0 {
+	if len(code.Image) == 0 {
 		return Cubin{}, errors.New("the compiler gave neither code nor an error")
 	}
+	if len(code.Symbols) != len(s.Kernels) {
+		return Cubin{}, fmt.Errorf("the compiler gave %d symbols of %d kernels", len(code.Symbols), len(s.Kernels))
+	}
 	c.logger.Debug("kernel compiled", "kernel", s.Name, "arch", s.Arch, "compiler", compiler.Version(),
-		"bytes", len(image), "took", time.Since(start), "log", log)
-	return Cubin{Key: key, Name: s.Name, Arch: s.Arch, Library: LibraryVersion, Compiler: compiler.Version(), Log: log, image: string(image)}, nil
+		"bytes", len(code.Image), "took", time.Since(start), "log", code.Log)
+	return Cubin{
+		Key: key, Name: s.Name, Arch: s.Arch, Library: LibraryVersion, Compiler: compiler.Version(), Log: code.Log,
+		symbols: symbolTable(s.Kernels, code.Symbols), image: string(code.Image),
+	}, nil
 }

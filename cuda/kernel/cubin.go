@@ -1,5 +1,7 @@
 package kernel
 
+import "strings"
+
 // Cubin is compiled code and where it came from. It is a value: copies share the code, and nobody can change it.
 type Cubin struct {
 	Key Key
@@ -13,11 +15,31 @@ type Cubin struct {
 	// Log has what the compiler remarked.
 	Log string
 
-	image string
+	symbols, image string
 }
 
 // Image is what a driver loads. It is a copy, the caller's own.
 func (c Cubin) Image() []byte { return []byte(c.image) }
+
+// Symbol is what a driver finds a kernel by that the spec's Kernels name. Any other name is that of an extern "C"
+// kernel, and a symbol itself.
+func (c Cubin) Symbol(kernel string) string {
+	for line := range strings.Lines(c.symbols) {
+		if symbol, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t"); name == kernel {
+			return symbol
+		}
+	}
+	return kernel
+}
+
+// symbolTable has a line for each kernel: its symbol, a tab, its name.
+func symbolTable(kernels, symbols []string) string {
+	var table strings.Builder
+	for i, kernel := range kernels {
+		table.WriteString(symbols[i] + "\t" + kernel + "\n")
+	}
+	return table.String()
+}
 
 // Size is the image's, in bytes.
 func (c Cubin) Size() int { return len(c.image) }

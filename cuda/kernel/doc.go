@@ -2,10 +2,11 @@
 //
 //	cache := kernel.New(kernel.Options{})
 //	cubins, err := cache.LoadAll(ctx, []kernel.Spec{
-//		{Name: "dispatch", Source: dispatch, Headers: headers, Defines: map[string]string{"HIDDEN": "7168"}, Arch: "sm_90a"},
-//		{Name: "combine", Source: combine, Headers: headers, Defines: map[string]string{"HIDDEN": "7168"}, Arch: "sm_90a"},
+//		{Name: "dispatch", Source: dispatch, Headers: headers, Defines: defines, Kernels: []string{"layer::dispatch"}, Arch: "sm_90a"},
+//		{Name: "combine", Source: combine, Headers: headers, Defines: defines, Kernels: []string{"layer::combine"}, Arch: "sm_90a"},
 //	})
 //	module, err := context.LoadModule(cubins[0].Image())
+//	function, err := module.Function(cubins[0].Symbol("layer::dispatch"))
 //
 // A [Spec] is plain data and says all that decides about the code; its [Key] is a hash over that. A [Cubin] is the code, and a value
 // that nobody can change. Compiling belongs where communicators and handles are made, never inside an operation.
@@ -26,11 +27,12 @@
 // directories in WEFT_CACHE, are looked at before it and never written: they are for caches that [Cache.Fill] made, on this
 // machine or on another.
 //
-// A cubin is code that the GPU will run, so it is believed only if nobody else can have put it there. A directory must belong to
-// this user or to root, and neither its group nor others may write in it; the same holds for each entry, and neither may be a
-// symbolic link. This is asked whenever an entry is read, of the open file and not of its name. An entry says what it is and for
-// which key, and ends with a SHA-256 of all the rest. One that fails any of this is refused: it is logged, compiled anew, and
-// replaced if it lies in the user's cache. On Windows, where files have no such owner, only the checksum is left.
+// A cubin is code that the GPU will run, so it is believed only if nobody else can have put it there. A directory must
+// belong to this user or to root, and neither its group nor others may write in it; the same holds for each entry, and
+// neither may be a symbolic link. This is asked whenever an entry is read, of the open file and not of its name. An
+// entry says what it is and for which key, has the symbols that its kernels are found by, and ends with a SHA-256 of
+// all the rest. One that fails any of this is refused: it is logged, compiled anew, and replaced if it lies in the
+// user's cache. On Windows, where files have no such owner, only the checksum is left.
 //
 // The cache is a help and not a need. Where it cannot be written, because there is no home, the file system is read-only, the disk
 // is full or the directory is not to be trusted, this is logged once, and kernels are compiled into memory.

@@ -12,16 +12,16 @@ import (
 //	magic     8 bytes
 //	format    uint32
 //	key       32 bytes
-//	name, arch, library, compiler, log, image: each a uint32 length, then as many bytes
+//	name, arch, library, compiler, log, symbols, image: each a uint32 length, then as many bytes
 //	SHA-256 of all that precedes
 const (
 	magic       = "WEFTCUBN"
-	entryFormat = 1
+	entryFormat = 2
 	// maxEntry bounds what is read into memory; cubins are well below.
 	maxEntry = 64 << 20
 )
 
-const minEntry = len(magic) + 4 + len(Key{}) + 6*4 + sha256.Size
+const minEntry = len(magic) + 4 + len(Key{}) + 7*4 + sha256.Size
 
 var (
 	errTooLarge = fmt.Errorf("larger than %d MiB", maxEntry>>20)
@@ -93,5 +93,5 @@ func decode(b []byte) (Cubin, error) {
 
 // fields are what an entry has after its key, in order.
 func (c *Cubin) fields() []*string {
-	return []*string{&c.Name, &c.Arch, &c.Library, &c.Compiler, &c.Log, &c.image}
+	return []*string{&c.Name, &c.Arch, &c.Library, &c.Compiler, &c.Log, &c.symbols, &c.image}
 }

@@ -11,7 +11,7 @@ import (
 
 func sample() Cubin {
 	s := spec(1)
-	return Cubin{Key: s.Key(), Name: s.Name, Arch: s.Arch, Library: LibraryVersion, Compiler: "fake 1", Log: "remarks", image: "\x7fELF code"}
+	return Cubin{Key: s.Key(), Name: s.Name, Arch: s.Arch, Library: LibraryVersion, Compiler: "fake 1", Log: "remarks", symbols: "_Z1a\ta\n", image: "\x7fELF code"}
 }
 
 func encoded(t testing.TB, c Cubin) []byte {
@@ -35,9 +35,9 @@ func TestEntryRoundTrip(t *testing.T) {
 func TestEntryFormat(t *testing.T) {
 	raw := encoded(t, sample())
 	key := sample().Key
-	want := []byte("WEFTCUBN\x01\x00\x00\x00")
+	want := []byte("WEFTCUBN\x02\x00\x00\x00")
 	want = append(want, key[:]...)
-	for _, field := range []string{"kernel1", "sm_90a", "weft 1", "fake 1", "remarks", "\x7fELF code"} {
+	for _, field := range []string{"kernel1", "sm_90a", "weft 2", "fake 1", "remarks", "_Z1a\ta\n", "\x7fELF code"} {
 		want = append(want, byte(len(field)), 0, 0, 0)
 		want = append(want, field...)
 	}
@@ -84,11 +84,11 @@ func TestEntriesWithSoundSums(t *testing.T) {
 		want string
 	}{
 		"another magic":            {resum(append([]byte("WEFTCUBX"), encoded(t, sample())[8:]...)), errMagic.Error()},
-		"a format to come":         {resum(patch(encoded(t, sample()), 8, 2)), "format is 2, this library reads 1"},
+		"a format to come":         {resum(patch(encoded(t, sample()), 8, 3)), "format is 3, this library reads 2"},
 		"no image":                 {encoded(t, empty), errLengths.Error()},
 		"a length too short":       {resum(patch(encoded(t, sample()), lengths, 6)), errLengths.Error()},
 		"a length too long":        {resum(patch(encoded(t, sample()), lengths, 1000)), errLengths.Error()},
-		"the last length too long": {resum(patch(encoded(t, sample()), minEntry-36+len("kernel1sm_90aweft 1fake 1remarks"), 10)), errLengths.Error()},
+		"the last length too long": {resum(patch(encoded(t, sample()), minEntry-36+len("kernel1sm_90aweft 2fake 1remarks_Z1a\ta\n"), 10)), errLengths.Error()},
 		"a length beyond all":      {resum(patch(encoded(t, sample()), lengths, 1<<32-1)), errLengths.Error()},
 		"something after it":       {resum(append(encoded(t, sample()), 0)), errLengths.Error()},
 		"nothing":                  {nil, errTooShort.Error()},
@@ -119,12 +119,12 @@ func TestEntryTooLarge(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	raw := encoded(f, sample())
 	bare := sample()
-	bare.Name, bare.Arch, bare.Library, bare.Compiler, bare.Log = "", "", "", "", ""
+	bare.Name, bare.Arch, bare.Library, bare.Compiler, bare.Log, bare.symbols = "", "", "", "", "", ""
 	f.Add(raw)
 	f.Add(encoded(f, bare))
 	f.Add(raw[:len(raw)/2])
 	f.Add(raw[:minEntry])
-	f.Add(patch(bytes.Clone(raw), 8, 2))
+	f.Add(patch(bytes.Clone(raw), 8, 3))
 	f.Add(patch(bytes.Clone(raw), 44, 1<<32-1))
 	f.Add([]byte(magic))
 	f.Add([]byte{})

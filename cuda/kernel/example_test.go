@@ -14,9 +14,9 @@ type upper struct{}
 
 func (upper) Version() string { return "upper 1" }
 
-func (upper) Compile(_ context.Context, s kernel.Spec) ([]byte, string, error) {
+func (upper) Compile(_ context.Context, s kernel.Spec) (kernel.Code, error) {
 	fmt.Println("compiling", s.Name)
-	return []byte("code of " + s.Name), "", nil
+	return kernel.Code{Image: []byte("code of " + s.Name)}, nil
 }
 
 // A kernel is compiled by the first who needs it; a later cache over the same directory, in this process or another, reads it.

@@ -42,7 +42,7 @@ type fake struct {
 	compiled map[string]int // by name
 }
 
-func (f *fake) Compile(ctx context.Context, s Spec) ([]byte, string, error) {
+func (f *fake) Compile(ctx context.Context, s Spec) (Code, error) {
 	f.mu.Lock()
 	if f.compiled == nil {
 		f.compiled = map[string]int{}
@@ -51,15 +51,19 @@ func (f *fake) Compile(ctx context.Context, s Spec) ([]byte, string, error) {
 	f.mu.Unlock()
 	if f.notes != "" {
 		if err := note(f.notes, s.Key().String()); err != nil {
-			return nil, "", err
+			return Code{}, err
 		}
 	}
 	if f.begin != nil {
 		if err := f.begin(ctx, s); err != nil {
-			return nil, "", err
+			return Code{}, err
 		}
 	}
-	return f.image(s), "remarks on " + s.Name, nil
+	var symbols []string
+	for _, name := range s.Kernels {
+		symbols = append(symbols, "symbol of "+name)
+	}
+	return Code{Image: f.image(s), Symbols: symbols, Log: "remarks on " + s.Name}, nil
 }
 
 func (f *fake) image(s Spec) []byte {
@@ -108,6 +112,7 @@ func spec(i int) Spec {
 		Headers: map[string]string{"a.h": "// a", "b.h": "// b"},
 		Defines: map[string]string{"HIDDEN": "7168", "TOPK": "8"},
 		Options: []string{"-lineinfo"},
+		Kernels: []string{fmt.Sprintf("layer::kernel%d", i), "scale<unsigned int>"},
 		Arch:    "sm_90a",
 	}
 }

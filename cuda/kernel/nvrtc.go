@@ -21,7 +21,7 @@ type nvrtcCompiler struct{ *nvrtc.Compiler }
 
 func (c nvrtcCompiler) Version() string { return "NVRTC " + c.Compiler.Version().String() }
 
-func (c nvrtcCompiler) Compile(ctx context.Context, s Spec) ([]byte, string, error) {
+func (c nvrtcCompiler) Compile(ctx context.Context, s Spec) (Code, error) {
 	options := []string{"--std=c++17"}
 	for _, name := range slices.Sorted(maps.Keys(s.Defines)) {
 		options = append(options, "-D"+name+"="+s.Defines[name])
@@ -32,9 +32,10 @@ func (c nvrtcCompiler) Compile(ctx context.Context, s Spec) ([]byte, string, err
 		Headers:      s.Headers,
 		Architecture: s.Arch,
 		Options:      append(options, s.Options...),
+		Kernels:      s.Kernels,
 	})
 	if err != nil {
-		return nil, "", err
+		return Code{}, err
 	}
-	return b.Image, b.Log, nil
+	return Code{Image: b.Image, Symbols: b.Symbols, Log: b.Log}, nil
 }

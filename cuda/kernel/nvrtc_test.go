@@ -15,11 +15,17 @@ import (
 
 // scale needs its header, its macro and its option to compile.
 var scale = kernel.Spec{
-	Name:    "scale",
-	Source:  "#include \"scale.h\"\nextern \"C\" __global__ void scale(float *x) { if constexpr (OPTION) x[threadIdx.x] *= FACTOR * one(); }",
+	Name: "scale",
+	Source: `#include "scale.h"
+extern "C" __global__ void scale(float *x) { if constexpr (OPTION) x[threadIdx.x] *= FACTOR * one(); }
+namespace layer {
+__global__ void scale(float *x, float by) { x[threadIdx.x] *= by; }
+template <typename T> __global__ void fill(T *x) { x[threadIdx.x] = T(1); }
+}`,
 	Headers: map[string]string{"scale.h": "template <typename T = float> __device__ constexpr T one() { return T(1); }"},
 	Defines: map[string]string{"FACTOR": "(2 + 1)"},
 	Options: []string{"-DOPTION=1"},
+	Kernels: []string{"layer::scale", "layer::fill<unsigned int>"},
 	Arch:    "sm_90a",
 }
 
@@ -51,6 +57,11 @@ func TestNVRTC(t *testing.T) {
 	for i := range again {
 		if again[i] != cubins[i] {
 			t.Errorf("%s: what is read is not what was compiled", specs[i].Arch)
+		}
+		for name, want := range map[string]string{"scale": "scale", "layer::scale": "_ZN5layer5scaleEPff", "layer::fill<unsigned int>": "_ZN5layer4fillIjEEvPT_"} {
+			if symbol := again[i].Symbol(name); symbol != want || !bytes.Contains(again[i].Image(), []byte(".text."+want)) {
+				t.Errorf("%s: %s has the symbol %q, want %q, and a kernel of that name", specs[i].Arch, name, symbol, want)
+			}
 		}
 	}
 }

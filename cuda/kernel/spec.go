@@ -11,11 +11,12 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // LibraryVersion is a part of every key. It changes when the same source must be compiled anew for another reason than its text, and
 // with the format of entries.
-const LibraryVersion = "weft 1"
+const LibraryVersion = "weft 2"
 
 // Spec says what to compile, and how. It is data: nothing here changes it.
 type Spec struct {
@@ -29,6 +30,9 @@ type Spec struct {
 	Defines map[string]string
 	// Options are the compiler's own, in an order that may matter, but not the architecture's nor the standard's.
 	Options []string
+	// Kernels are the C++ names of kernels in namespaces and of templates, as layer::scale or scale<float>, each once:
+	// see [Cubin.Symbol]. Kernels that are extern "C" need none.
+	Kernels []string
 	// Arch is a real architecture, as sm_90a.
 	Arch string
 }
@@ -49,10 +53,8 @@ func (s Spec) key(library string) Key {
 	e.text(s.Source)
 	e.texts(s.Headers)
 	e.texts(s.Defines)
-	e.count(len(s.Options))
-	for _, option := range s.Options {
-		e.text(option)
-	}
+	e.list(s.Options)
+	e.list(s.Kernels)
 	return Key(e.hash.Sum(nil))
 }
 
@@ -68,6 +70,13 @@ func (e encoder) count(n int) {
 func (e encoder) text(s string) {
 	e.count(len(s))
 	e.hash.Write([]byte(s))
+}
+
+func (e encoder) list(texts []string) {
+	e.count(len(texts))
+	for _, text := range texts {
+		e.text(text)
+	}
 }
 
 func (e encoder) texts(byName map[string]string) {
@@ -104,6 +113,14 @@ func (s Spec) check() error {
 			return fmt.Errorf("define %q: want an identifier", name)
 		}
 	}
+	for i, name := range s.Kernels {
+		if name == "" || strings.ContainsFunc(name, unicode.IsControl) {
+			return fmt.Errorf("kernel %q: want a name as C++ has it", name)
+		}
+		if slices.Contains(s.Kernels[:i], name) {
+			return fmt.Errorf("kernel %q is named twice", name)
+		}
+	}
 	for _, option := range s.Options {
 		for _, own := range []string{"-arch", "--gpu-architecture", "-std", "--std"} {
 			if name, _, _ := strings.Cut(option, "="); strings.TrimSpace(name) == own {
@@ -116,6 +133,7 @@ func (s Spec) check() error {
 
 // clone is a spec that its caller can no longer change.
 func (s Spec) clone() Spec {
-	s.Headers, s.Defines, s.Options = maps.Clone(s.Headers), maps.Clone(s.Defines), slices.Clone(s.Options)
+	s.Headers, s.Defines = maps.Clone(s.Headers), maps.Clone(s.Defines)
+	s.Options, s.Kernels = slices.Clone(s.Options), slices.Clone(s.Kernels)
 	return s
 }

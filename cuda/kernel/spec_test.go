@@ -15,9 +15,9 @@ import (
 func TestKeyIsFixed(t *testing.T) {
 	s := Spec{
 		Name: "add", Source: "source", Headers: map[string]string{"h": "text"}, Defines: map[string]string{"N": "1"},
-		Options: []string{"-lineinfo"}, Arch: "sm_90a",
+		Options: []string{"-lineinfo"}, Kernels: []string{"layer::add"}, Arch: "sm_90a",
 	}
-	if got, want := s.key("weft 1").String(), "0252a9d99e36640652172df7b22a6c08998845685bef69bdf17a29a2d4817594"; got != want {
+	if got, want := s.key("weft 2").String(), "ae46d703306decaedf246a8281bd3137a82881724971d7371affd6e3ea63651f"; got != want {
 		t.Errorf("the key is %s, want %s", got, want)
 	}
 }
@@ -38,6 +38,9 @@ func TestKeyKnowsEveryField(t *testing.T) {
 		"option":         func(s *Spec) { s.Options[0] = "-G" },
 		"option more":    func(s *Spec) { s.Options = append(s.Options, "") },
 		"option less":    func(s *Spec) { s.Options = nil },
+		"kernel":         func(s *Spec) { s.Kernels[0] = "scale<int>" },
+		"kernel more":    func(s *Spec) { s.Kernels = append(s.Kernels, "scale<int>") },
+		"kernel less":    func(s *Spec) { s.Kernels = nil },
 		"arch":           func(s *Spec) { s.Arch = "sm_90" },
 	}
 	keys := map[Key]string{base.Key(): "the base"}
@@ -92,8 +95,8 @@ func TestKeyIgnoresMapOrder(t *testing.T) {
 // TestKeyIsUnambiguous moves a piece of text from one place to the next: concatenated, the fields would read the same.
 func TestKeyIsUnambiguous(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		text := rapid.StringMatching(`[ab\x00=,]{1,12}`).Draw(t, "text")
-		cuts := func(label string) (pieces [8]string) {
+		text := rapid.StringMatching(`[ab\x00=,]{1,13}`).Draw(t, "text")
+		cuts := func(label string) (pieces [9]string) {
 			at := []int{0, len(text)}
 			for range len(pieces) - 1 {
 				at = append(at, rapid.IntRange(0, len(text)).Draw(t, label))
@@ -104,8 +107,8 @@ func TestKeyIsUnambiguous(t *testing.T) {
 			}
 			return pieces
 		}
-		key := func(p [8]string) Key {
-			s := Spec{Arch: p[1], Source: p[2], Headers: map[string]string{p[3]: p[4]}, Defines: map[string]string{p[5]: p[6]}, Options: []string{p[7]}}
+		key := func(p [9]string) Key {
+			s := Spec{Arch: p[1], Source: p[2], Headers: map[string]string{p[3]: p[4]}, Defines: map[string]string{p[5]: p[6]}, Options: []string{p[7]}, Kernels: []string{p[8]}}
 			return s.key(p[0])
 		}
 		a, b := cuts("a"), cuts("b")
@@ -119,6 +122,8 @@ func TestKeyIsUnambiguous(t *testing.T) {
 		"two headers":  {Headers: map[string]string{"a": "b", "c": "d"}},
 		"one each":     {Headers: map[string]string{"a": "b"}, Defines: map[string]string{"c": "d"}},
 		"two defines":  {Defines: map[string]string{"a": "b", "c": "d"}},
+		"four kernels": {Kernels: []string{"a", "b", "c", "d"}},
+		"two and two":  {Options: []string{"a", "b"}, Kernels: []string{"c", "d"}},
 		"four options": {Options: []string{"a", "b", "c", "d"}},
 		"half":         {Defines: map[string]string{"a": "b"}, Options: []string{"c", "d"}},
 	} {
@@ -139,6 +144,9 @@ func TestSpecsThatAreRefused(t *testing.T) {
 		`define "A=B"`:         func(s *Spec) { s.Defines["A=B"] = "1" },
 		`define ""`:            func(s *Spec) { s.Defines[""] = "1" },
 		"header without":       func(s *Spec) { s.Headers[""] = "" },
+		`kernel ""`:            func(s *Spec) { s.Kernels[0] = "" },
+		`kernel "a\tb"`:        func(s *Spec) { s.Kernels[0] = "a\tb" },
+		"named twice":          func(s *Spec) { s.Kernels[1] = s.Kernels[0] },
 		"-arch":                func(s *Spec) { s.Options = []string{"-arch=sm_80"} },
 		"--gpu-architecture":   func(s *Spec) { s.Options = []string{"--gpu-architecture", "sm_80"} },
 		`"-std=c++20"`:         func(s *Spec) { s.Options = []string{"-std=c++20"} },
@@ -181,13 +189,14 @@ func TestSpecIsNotChanged(t *testing.T) {
 		done <- err
 	}()
 	<-started
-	s.Defines["TOPK"], s.Headers["a.h"], s.Options[0] = "changed", "changed", "changed"
+	s.Defines["TOPK"], s.Headers["a.h"], s.Options[0], s.Kernels[0] = "changed", "changed", "changed", "changed"
 	close(change)
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
 	compiled := <-seen
-	if !maps.Equal(compiled.Defines, same.Defines) || !maps.Equal(compiled.Headers, same.Headers) || !slices.Equal(compiled.Options, same.Options) {
+	if !maps.Equal(compiled.Defines, same.Defines) || !maps.Equal(compiled.Headers, same.Headers) || !slices.Equal(compiled.Options, same.Options) ||
+		!slices.Equal(compiled.Kernels, same.Kernels) {
 		t.Errorf("what was compiled has changed with its owner's spec: %v", compiled)
 	}
 }

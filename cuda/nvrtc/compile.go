@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
 // Program is what to compile, and how. It is data: Compile changes none of it.
@@ -20,6 +22,9 @@ type Program struct {
 	Architecture string
 	// Options are NVRTC's own, as --std=c++17, -DHIDDEN=7168 or -lineinfo, but not the architecture's.
 	Options []string
+	// Kernels are C++ names of kernels, as scale<float> or layer::scale, whose symbols [Binary].Symbols has. Those that
+	// are extern "C" need none: their names are their symbols.
+	Kernels []string
 }
 
 // Binary is what a program became.
@@ -30,6 +35,8 @@ type Binary struct {
 	PTX bool
 	// Log has the compiler's warnings.
 	Log string
+	// Symbols are what a driver finds the program's Kernels by, in their order.
+	Symbols []string
 }
 
 // Compile compiles a program. What the program's text or options are to blame for is a [*CompileError].
@@ -55,13 +62,13 @@ func (p Program) check() error {
 	if !strings.HasPrefix(p.Architecture, "sm_") && !strings.HasPrefix(p.Architecture, "compute_") {
 		return fmt.Errorf("compile %s: architecture %q: want one as sm_90a or compute_90", p.Name, p.Architecture)
 	}
-	texts := append([]string{p.Name, p.Source, p.Architecture}, p.Options...)
+	texts := slices.Concat([]string{p.Name, p.Source, p.Architecture}, p.Options, p.Kernels)
 	for name, text := range p.Headers {
 		texts = append(texts, name, text)
 	}
 	for _, text := range texts {
 		if strings.ContainsRune(text, 0) {
-			return fmt.Errorf("compile %s: a NUL in its text, headers or options", p.Name)
+			return fmt.Errorf("compile %s: a NUL in its text, headers, options or kernels", p.Name)
 		}
 	}
 	return nil
@@ -84,6 +91,11 @@ func (c *Compiler) compile(p Program) (b *Binary, err error) {
 		}
 	}()
 
+	for _, name := range p.Kernels {
+		if err := check("nvrtcAddNameExpression", c.table.addName(*handle, text(name))); err != nil {
+			return nil, fmt.Errorf("compile %s: kernel %s: %w", p.Name, name, err)
+		}
+	}
 	options := append([]string{"--gpu-architecture=" + p.Architecture}, p.Options...)
 	r := c.table.compile(*handle, int32(len(options)), list(options))
 	log, err := c.read("nvrtcGetProgramLog", *handle, c.table.logSize, c.table.log)
@@ -96,6 +108,13 @@ func (c *Compiler) compile(p Program) (b *Binary, err error) {
 		return nil, &CompileError{Program: p.Name, Architecture: p.Architecture, Log: b.Log}
 	case r != success:
 		return nil, fmt.Errorf("compile %s: %w", p.Name, check("nvrtcCompileProgram", r))
+	}
+	for _, name := range p.Kernels {
+		symbol := new(*byte) // the program's
+		if err := check("nvrtcGetLoweredName", c.table.lowered(*handle, text(name), symbol)); err != nil {
+			return nil, fmt.Errorf("compile %s: kernel %s: %w", p.Name, name, err)
+		}
+		b.Symbols = append(b.Symbols, sys.GoString(*symbol))
 	}
 	if b.PTX {
 		b.Image, err = c.read("nvrtcGetPTX", *handle, c.table.ptxSize, c.table.ptx)

@@ -77,6 +77,34 @@ func TestCompile(t *testing.T) {
 	}
 }
 
+// TestSymbols: kernels in namespaces and of templates are told by what a driver finds them by;
+func TestSymbols(t *testing.T) {
+	c := cudatest.NVRTC(t)
+	p := nvrtc.Program{
+		Name: "layer.cu", Architecture: "sm_90a", Kernels: []string{"layer::scale", "layer::fill<unsigned int>"},
+		Source: `namespace layer {
+__global__ void scale(float *x, float by) { x[threadIdx.x] *= by; }
+template <typename T> __global__ void fill(T *x) { x[threadIdx.x] = T(1); }
+}`,
+	}
+	b, err := c.Compile(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"_ZN5layer5scaleEPff", "_ZN5layer4fillIjEEvPT_"}; !slices.Equal(b.Symbols, want) {
+		t.Errorf("symbols %q, want %q", b.Symbols, want)
+	}
+	f, err := elf.NewFile(bytes.NewReader(b.Image))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, symbol := range b.Symbols {
+		if f.Section(".text."+symbol) == nil {
+			t.Errorf("no kernel %s", symbol)
+		}
+	}
+}
+
 // TestDeterministic: the same program makes the same bytes, or a cache of them would be of no use.
 func TestDeterministic(t *testing.T) {
 	c := cudatest.NVRTC(t)
@@ -110,7 +138,8 @@ func TestCompileErrors(t *testing.T) {
 		"bad PTX mnemonic": {func(p *nvrtc.Program) {
 			p.Headers = map[string]string{"load.h": strings.ReplaceAll(scale.Headers["load.h"], "ld.global.nc", "ld.golbal.nc")}
 		}, "golbal", "ptx"},
-		"bad option": {func(p *nvrtc.Program) { p.Options = append(p.Options, "--no-such-option") }, "no-such-option", "no-such-option"},
+		"no such kernel": {func(p *nvrtc.Program) { p.Kernels = []string{"missing"} }, `"missing"`, "missing"},
+		"bad option":     {func(p *nvrtc.Program) { p.Options = append(p.Options, "--no-such-option") }, "no-such-option", "no-such-option"},
 	} {
 		p := forArchitecture(scale, "sm_90a")
 		tt.change(&p)
@@ -130,6 +159,7 @@ func TestCompileErrors(t *testing.T) {
 	}
 	for name, change := range map[string]func(*nvrtc.Program){
 		"architecture": func(p *nvrtc.Program) { p.Architecture = "hopper" },
+		"kernels":      func(p *nvrtc.Program) { p.Kernels = []string{"scale\x00"} },
 		"NUL":          func(p *nvrtc.Program) { p.Source += "\x00" },
 	} {
 		p := forArchitecture(scale, "sm_90a")

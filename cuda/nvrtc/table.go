@@ -13,6 +13,7 @@ type table struct {
 	archCount func(count *int32) result
 	archs     func(first *int32) result
 	create    func(p *program, source, name *byte, headers int32, texts, names **byte) result
+	addName   func(p program, name *byte) result
 	compile   func(p program, options int32, texts **byte) result
 	destroy   func(p *program) result
 	cubinSize func(p program, size *uint64) result
@@ -21,6 +22,7 @@ type table struct {
 	ptx       func(p program, out *byte) result
 	logSize   func(p program, size *uint64) result
 	log       func(p program, out *byte) result
+	lowered   func(p program, name *byte, out **byte) result
 }
 
 // bind fills in the table. The error names the first symbol that the library does not have.
@@ -40,10 +42,12 @@ func (t *table) bind(library *dl.Library) (err error) {
 	t.archCount = dl.Bind1[*int32, result](find("nvrtcGetNumSupportedArchs"))
 	t.archs = dl.Bind1[*int32, result](find("nvrtcGetSupportedArchs"))
 	t.create = dl.Bind6[*program, *byte, *byte, int32, **byte, **byte, result](find("nvrtcCreateProgram"))
+	t.addName = read("nvrtcAddNameExpression")
 	t.compile = dl.Bind3[program, int32, **byte, result](find("nvrtcCompileProgram"))
 	t.destroy = dl.Bind1[*program, result](find("nvrtcDestroyProgram"))
 	t.cubinSize, t.cubin = size("nvrtcGetCUBINSize"), read("nvrtcGetCUBIN")
 	t.ptxSize, t.ptx = size("nvrtcGetPTXSize"), read("nvrtcGetPTX")
 	t.logSize, t.log = size("nvrtcGetProgramLogSize"), read("nvrtcGetProgramLog")
+	t.lowered = dl.Bind3[program, *byte, **byte, result](find("nvrtcGetLoweredName"))
 	return err
 }

@@ -126,8 +126,9 @@ __device__ __forceinline__ void tell(int *out, const u32 *counts, Slice s) {
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(weft::THREADS) weft_census(const __grid_constant__ weft::Census a) {
-	using namespace weft;
+namespace weft::ep {
+
+__global__ void __launch_bounds__(THREADS) token_counts(const __grid_constant__ Census a) {
 	__shared__ Counts c;
 	Share mine(a);
 	clear(c.experts, mine.experts);
@@ -144,3 +145,5 @@ extern "C" __global__ void __launch_bounds__(weft::THREADS) weft_census(const __
 	tell(a.rank_tokens, c.ranks, mine.ranks);
 	tell(a.node_tokens, c.nodes, mine.nodes);
 }
+
+} // namespace weft::ep

@@ -451,16 +451,9 @@ template <bool VALUE, u32 GROUP, bool FUSED> __device__ __forceinline__ void com
 
 } // namespace weft
 
-#define WEFT_KERNEL(name, VALUE, GROUP, FUSED) \
-	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Combine a) { weft::combine<VALUE, GROUP, FUSED>(a); }
+namespace weft::slots {
 
-// The last number is that of the rows that a thread awaits at once: ranks, or selections.
-#if WEFT_FORM < 3
-WEFT_KERNEL(weft_combine_value_2, true, 2, false)
-WEFT_KERNEL(weft_combine_fused_2, true, 2, true)
-WEFT_KERNEL(weft_combine_value_4, true, 4, false)
-WEFT_KERNEL(weft_combine_fused_4, true, 4, true)
-#endif
-WEFT_KERNEL(weft_combine_value_8, true, 8, false)
-WEFT_KERNEL(weft_combine_fused_8, true, 8, true)
-WEFT_KERNEL(weft_combine_flag, false, 4, false)
+// WEFT_GROUP is the number of the rows that a thread awaits at once: ranks, or selections.
+__global__ void __launch_bounds__(512, 1) combine(const __grid_constant__ Combine a) { weft::combine<WEFT_VALUE, WEFT_GROUP, WEFT_FUSED>(a); }
+
+} // namespace weft::slots

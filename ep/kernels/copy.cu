@@ -147,8 +147,9 @@ __device__ __forceinline__ void describe_pads(const Copy &a, u32 warp, u32 warps
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(512) weft_copy(const __grid_constant__ weft::Copy a) {
-	using namespace weft;
+namespace weft::ep {
+
+__global__ void __launch_bounds__(512) copy(const __grid_constant__ Copy a) {
 	wait_for_previous();
 	u32 lane = threadIdx.x & 31, step = gridDim.x * (blockDim.x / 32), warp = threadIdx.x / 32 * gridDim.x + blockIdx.x, item = warp;
 	u32 count = lane < a.zones ? (u32)a.counts[lane] : 0;
@@ -167,3 +168,5 @@ extern "C" __global__ void __launch_bounds__(512) weft_copy(const __grid_constan
 	describe(a.described);
 	describe_pads(a, warp, step);
 }
+
+} // namespace weft::ep

@@ -18,15 +18,15 @@ static_assert(sizeof(Weigh) == WEFT_WEIGH_BYTES, "the host has another idea of t
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(256) weft_describe(const __grid_constant__ weft::Describe a) {
-	using namespace weft;
-	describe(a);
-}
+namespace weft::ep {
 
-extern "C" __global__ void __launch_bounds__(256) weft_weigh(const __grid_constant__ weft::Weigh a) {
-	using namespace weft;
+__global__ void __launch_bounds__(256) describe(const __grid_constant__ Describe a) { weft::describe(a); }
+
+__global__ void __launch_bounds__(256) weigh(const __grid_constant__ Weigh a) {
 	for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x) {
 		if (a.weights != nullptr) a.home[i].weight = bits(a.weights[i]);
 		if (a.ids != nullptr) a.ids[i] = (int)(a.home[i].what & 0xFFFF) - 1;
 	}
 }
+
+} // namespace weft::ep

@@ -707,21 +707,12 @@ template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void di
 
 } // namespace weft
 
-#define WEFT_KERNEL(name, VALUE, UNITS, FOR, THREADS) \
-	extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ weft::Dispatch a) { weft::dispatch<VALUE, UNITS, weft::FOR>(a); }
+namespace weft::slots {
 
-// The last number is that of the units of a piece.
-WEFT_KERNEL(weft_dispatch_few_1, true, 1, FEW, 256)
-WEFT_KERNEL(weft_dispatch_value_1, true, 1, ANY, 256)
-WEFT_KERNEL(weft_dispatch_many_1, true, 1, MANY, 256)
-WEFT_KERNEL(weft_dispatch_flag_1, false, 1, ANY, 512)
-#if WEFT_QUANTIZE < 3
-WEFT_KERNEL(weft_dispatch_value_2, true, 2, ANY, 512)
-WEFT_KERNEL(weft_dispatch_many_2, true, 2, MANY, 512)
-WEFT_KERNEL(weft_dispatch_flag_2, false, 2, ANY, 512)
-#endif
-#if WEFT_QUANTIZE == 0
-WEFT_KERNEL(weft_dispatch_value_4, true, 4, ANY, 512)
-WEFT_KERNEL(weft_dispatch_many_4, true, 4, MANY, 512)
-WEFT_KERNEL(weft_dispatch_flag_4, false, 4, ANY, 512)
-#endif
+// WEFT_KERNEL is the kernel's name: what an exchange is for, as profilers show it. Kernels of all forms have the same
+// one.
+__global__ void __launch_bounds__(WEFT_VALUE && WEFT_UNITS == 1 ? 256 : 512, 1) WEFT_KERNEL(const __grid_constant__ Dispatch a) {
+	weft::dispatch<WEFT_VALUE, WEFT_UNITS, WEFT_PURPOSE>(a);
+}
+
+} // namespace weft::slots

@@ -483,4 +483,8 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(32 * weft::MOST_WARPS, 1) weft_gradients(const __grid_constant__ weft::Gradients a) { weft::gradients(a); }
+namespace weft::ep {
+
+__global__ void __launch_bounds__(32 * MOST_WARPS, 1) gradients(const __grid_constant__ Gradients a) { weft::gradients(a); }
+
+} // namespace weft::ep

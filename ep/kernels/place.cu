@@ -948,4 +948,8 @@ __device__ __forceinline__ void place(const Place &a) {
 
 } // namespace weft
 
-extern "C" __global__ void __launch_bounds__(768, 1) weft_place(const __grid_constant__ weft::Place a) { weft::place(a); }
+namespace weft::direct {
+
+__global__ void __launch_bounds__(768, 1) row_map(const __grid_constant__ Place a) { place(a); }
+
+} // namespace weft::direct

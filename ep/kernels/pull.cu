@@ -330,9 +330,8 @@ template <Order ORDER> __device__ __forceinline__ void pull(const Pull &a) {
 
 } // namespace weft
 
-#define WEFT_KERNEL(name, ORDER) \
-	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Pull a) { weft::pull<weft::ORDER>(a); }
+namespace weft::direct {
 
-WEFT_KERNEL(weft_pull, RANKS)
-WEFT_KERNEL(weft_pull_by_selection, SELECTIONS)
-WEFT_KERNEL(weft_pull_exact, EXACT)
+__global__ void __launch_bounds__(512, 1) combine(const __grid_constant__ Pull a) { pull<WEFT_ORDER>(a); }
+
+} // namespace weft::direct

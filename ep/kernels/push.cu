@@ -358,8 +358,8 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 
 } // namespace weft
 
-#define WEFT_KERNEL(name, WEIGHTS) \
-	extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ weft::Push a) { weft::push<WEIGHTS>(a); }
+namespace weft::direct {
 
-WEFT_KERNEL(weft_push, false)
-WEFT_KERNEL(weft_push_weights, true)
+__global__ void __launch_bounds__(512, 1) dispatch(const __grid_constant__ Push a) { push<WEFT_WEIGHTS>(a); }
+
+} // namespace weft::direct

@@ -18,6 +18,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -760,6 +761,49 @@ def deep_ep_low_latency():
     b.destroy()
 
 
+def profiled(call, names, period=1, calls=10):
+    """What DeepEP's benchmarks want of a profile of calls: a row of the table with each name, and so many kernels a call in a namespace."""
+    call()
+    meet()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], schedule=torch.profiler.schedule(wait=1, warmup=0, active=1)) as p:
+        for _ in range(2):
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize(DEVICE)
+            p.step()
+    lines = p.key_averages().table(max_name_column_width=100).split("\n")
+    with tempfile.NamedTemporaryFile(suffix=".json") as trace:
+        p.export_chrome_trace(trace.name)
+        with open(trace.name) as f:
+            events = [e["name"] for e in json.load(f)["traceEvents"] if "name" in e]
+    for name in names:
+        rows = [line for line in lines if name in line]
+        assert len(rows) == 1, f"{name}: {len(rows)} rows:\n" + "\n".join(rows or lines)
+        found = sum(f"::{name}" in e for e in events)
+        assert found == period * calls, f"{name}: {found} kernels of {calls} calls"
+
+
+def deep_ep_kernel_names():
+    """A profiler's table has one row with dispatch in it and one with combine, with and without hooks, and of normal exchanges with and without a handle."""
+    b, experts = buffer(low_latency_mode=True), 4 * RANKS
+    x, ids, weights = (t.to(DEVICE) for t in batch(7, tokens=16, topk=4, experts=experts, hidden=512, dtype=torch.bfloat16))
+    for fp8 in (False, True):
+        for hook in (False, True):
+            profiled(lambda fp8=fp8, hook=hook: low_latency(b, x, ids, weights, 16, experts, fp8, hook), ("dispatch", "combine"), 1 + hook)
+    per_rank, per_node, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
+
+    def normal(weighted):
+        rows, _, of_rows, _, made, _ = b.dispatch(x, None, per_rank, per_node, in_rank, per_expert, ids, weights)
+        b.combine(rows, made, topk_weights=of_rows if weighted else None)
+        return rows, made
+
+    profiled(lambda: normal(False), ("dispatch", "combine", "row_map"))
+    rows, made = normal(True)
+    profiled(lambda: (b.dispatch(x, handle=made), b.combine(rows, made)), ("dispatch", "combine"))
+    profiled(lambda: b.get_dispatch_layout(ids, experts), ("token_counts",))
+    b.destroy()
+
+
 def deep_ep_masks():
     """Hooks that are lost, selections in another order, and a rank that is left out and taken in again."""
     if RANKS == 1:
@@ -1124,7 +1168,7 @@ def graph_cost_of_elastic(x, ids, y):
 CHECKS = (
     exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled, streams, operands, libraries, windows,
     lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_helpers, deep_ep_intranode, deep_ep_intranode_captured,
-    deep_ep_low_latency, deep_ep_masks, deep_ep_captured,
+    deep_ep_low_latency, deep_ep_kernel_names, deep_ep_masks, deep_ep_captured,
     deep_ep_elastic, deep_ep_elastic_captured, cost, graph_cost, compiled_by_inductor,
 )  # fmt: skip
 

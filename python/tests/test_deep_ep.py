@@ -747,12 +747,13 @@ def test_kernel_names():
     """What tests of DeepEP's ask a profiler for is found under the names that kernels have here."""
     from deep_ep.utils.testing import _of_kernel, bench_kineto
 
-    kernels = [("weft_place", 1.0), ("weft_push", 2.0), ("weft_pull", 4.0)] * 3 + [("elementwise", 9.0)]
+    direct = [("row_map(weft::Place)", 1.0), ("dispatch(weft::Push)", 2.0), ("combine(weft::Pull)", 4.0)]
+    kernels = [("weft::direct::" + name, seconds) for name, seconds in direct] * 3 + [("elementwise", 9.0)]
     assert _of_kernel(kernels, "dispatch", 1) == _of_kernel(kernels, "dispatch_impl", 1) == 2
     assert _of_kernel(kernels, "combine", 1) == 4
     assert _of_kernel(kernels, "notify", 1) == 1
     assert math.isnan(_of_kernel(kernels, "dispatch_copy_epilogue_impl", 1))
-    halves = [("weft_dispatch_few_1", 1.0), ("weft_dispatch_few_1", 3.0)] * 4
+    halves = [("weft::slots::dispatch(weft::Dispatch)", 1.0), ("weft::slots::dispatch(weft::Dispatch)", 3.0)] * 4
     assert _of_kernel(halves, "dispatch", 2) == [1, 3]
     with pytest.raises(ValueError, match="no periods of 3"):
         _of_kernel(halves, "dispatch", 3)

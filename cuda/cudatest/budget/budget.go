@@ -12,16 +12,17 @@
 //
 // # The file
 //
-// Its first line says which compiler the figures are of, the second how many registers more than the budget a kernel may have: a change elsewhere moves
-// them by a few. A program and its architecture stand on a line of their own, its kernels below, indented. Stack, spills and shared memory may not grow
-// at all. Kernels that spill need a reason, given by what their names begin with:
+// Its first line says which compiler the figures are of, the second how many registers more than the budget a kernel
+// may have: a change elsewhere moves them by a few. A program and its architecture stand on a line of their own, its
+// kernels below, indented, by their C++ names where the spec has them. Stack, spills and shared memory may not grow at
+// all. Kernels that spill need a reason, given by what the program's name, a space and the kernel's begin with:
 //
 //	compiler NVRTC 13.0
 //	slack 4
-//	spills weft_dispatch_ two blocks of 512 threads on an SM leave 64 registers
-//	sm_80 ep dispatch
-//	  kernel registers stack spilled shared
-//	  weft_dispatch_flag_4 64 80 96 16388
+//	spills ep dispatch, flag: two blocks of 512 threads on an SM leave 64 registers
+//	  kernel                 registers stack spilled shared
+//	sm_80 ep dispatch, flag 4
+//	  weft::slots::dispatch         64    80      96  16388
 //
 // Slack and reasons are written by hand and survive when the file is rewritten.
 package budget
@@ -48,6 +49,7 @@ type Program struct {
 	Arch, Name string
 	Compiler   string
 	Kernels    map[string]Use
+	Symbols    []string // what a driver finds the kernels by, and profilers make their names of
 }
 
 // verbose makes the compiler tell what each kernel uses. It is a part of the key, so a cache keeps these apart from those that are run.
@@ -69,10 +71,17 @@ func Compile(ctx context.Context, cache *kernel.Cache, specs []kernel.Spec) ([]P
 		if err != nil {
 			return nil, fmt.Errorf("%s for %s: %w", specs[i].Name, c.Arch, err)
 		}
-		if err := compare(c.Image(), kernels); err != nil {
+		symbols := slices.Sorted(maps.Keys(kernels))
+		if err := compare(c.Image(), symbols); err != nil {
 			return nil, fmt.Errorf("%s for %s: %w", specs[i].Name, c.Arch, err)
 		}
-		all = append(all, Program{Arch: c.Arch, Name: specs[i].Name, Compiler: c.Compiler, Kernels: kernels})
+		for _, name := range specs[i].Kernels {
+			symbol := c.Symbol(name)
+			use := kernels[symbol]
+			delete(kernels, symbol)
+			kernels[name] = use
+		}
+		all = append(all, Program{Arch: c.Arch, Name: specs[i].Name, Compiler: c.Compiler, Kernels: kernels, Symbols: symbols})
 	}
 	return all, nil
 }
@@ -125,7 +134,7 @@ func read(log string) (map[string]Use, error) {
 }
 
 // compare finds out whether the compiler has told of every kernel: each has a section of constants, where its arguments are.
-func compare(image []byte, kernels map[string]Use) error {
+func compare(image []byte, told []string) error {
 	f, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {
 		return err
@@ -137,7 +146,7 @@ func compare(image []byte, kernels map[string]Use) error {
 		}
 	}
 	slices.Sort(names)
-	if told := slices.Sorted(maps.Keys(kernels)); !slices.Equal(names, told) {
+	if !slices.Equal(names, told) {
 		return fmt.Errorf("there are kernels %q, and the compiler tells of %q", names, told)
 	}
 	return nil

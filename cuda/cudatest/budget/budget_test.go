@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -110,7 +111,7 @@ func TestRewrite(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reasoned := strings.Replace(string(text), "slack 4\n", "slack 2\nspills k it is rare\n", 1)
+	reasoned := strings.Replace(string(text), "slack 4\n", "slack 2\nspills ep send, twice k: it is rare\n", 1)
 	if reasoned == string(text) {
 		t.Fatalf("the file is\n%s", text)
 	}
@@ -126,13 +127,12 @@ func TestRewrite(t *testing.T) {
 	}
 	want := `compiler NVRTC 13.0
 slack 2
-spills k it is rare
+spills ep send, twice k: it is rare
+  kernel                   registers stack spilled shared
 sm_80 ep send, twice
-  kernel  registers  stack  spilled  shared
-  k0      62         4      8        0
+  k0                              62     4       8      0
 sm_90a ep send, twice
-  kernel  registers  stack  spilled  shared
-  k0      10         0      0        0
+  k0                              10     0       0      0
 `
 	if diff := cmp.Diff(want, string(text)); diff != "" {
 		t.Error(diff)
@@ -153,7 +153,7 @@ func TestParseRefuses(t *testing.T) {
 		"compiler a\n":             "1: ",
 		"compiler a\nslack x\n":    "2: ",
 		head + "  k 1 2 3 4\n":     "3: a kernel of no program",
-		head + "spills k\n":        "3: want a line as: spills",
+		head + "spills k rare\n":   "3: want a line as: spills",
 		head + "p\n  k 1 2 3\n":    "4: 4 columns",
 		head + "p\n  k 1 2 3 x\n":  `4: "x"`,
 		head + "p\n  k 1 2 3 -4\n": `4: "-4"`,
@@ -179,12 +179,14 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spills(float *x) {
 #pragma unroll
 	for (int i = 0; i < 64; i++) x[threadIdx.x * 64 + i] = v[63 - i] * v[i];
 }
-extern "C" __global__ void shares(int *x) {
+namespace layer {
+__global__ void shares(int *x) {
 	__shared__ int all[256];
 	all[threadIdx.x] = x[threadIdx.x];
 	__syncthreads();
 	x[threadIdx.x] = all[255 - threadIdx.x];
-}`}
+}
+}`, Kernels: []string{"layer::shares"}}
 	programs, err := Compile(t.Context(), cache, []kernel.Spec{s})
 	if err != nil {
 		t.Fatalf("%+v", err)
@@ -193,10 +195,10 @@ extern "C" __global__ void shares(int *x) {
 	if u := p.Kernels["spills"]; u.Registers > 32 || u.Spilled == 0 || u.Stack == 0 || u.Shared != 0 {
 		t.Errorf("the kernel that spills: %+v", u)
 	}
-	if u := p.Kernels["shares"]; u.Registers == 0 || u.Spilled != 0 || u.Shared < 1024 {
+	if u := p.Kernels["layer::shares"]; u.Registers == 0 || u.Spilled != 0 || u.Shared < 1024 {
 		t.Errorf("the kernel with shared memory: %+v", u)
 	}
-	if p.Arch != "sm_90a" || p.Name != "two" || !strings.HasPrefix(p.Compiler, "NVRTC ") || len(p.Kernels) != 2 || len(s.Options) != 0 {
+	if p.Arch != "sm_90a" || p.Name != "two" || !strings.HasPrefix(p.Compiler, "NVRTC ") || len(p.Kernels) != 2 || !slices.Equal(p.Symbols, []string{"_ZN5layer6sharesEPi", "spills"}) || len(s.Options) != 0 {
 		t.Errorf("%+v", p)
 	}
 	s.Source = strings.Replace(s.Source, "__syncthreads();", "int unused; __syncthreads();", 1)

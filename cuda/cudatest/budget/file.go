@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 )
 
 // slack is what a new file begins with.
@@ -24,7 +23,7 @@ type file struct {
 	programs map[string]map[string]Use // by architecture and name, as in the file
 }
 
-// A reason says why kernels spill.
+// A reason says why kernels spill: those whose program's name, a space and their own begin with the prefix.
 type reason struct{ prefix, text string }
 
 // ErrOtherCompiler says that a budget is of another compiler than the one that is here, whose figures differ.
@@ -74,7 +73,7 @@ func (f *file) check(programs []Program) error {
 			for _, err := range exceeds(p.Kernels[name], allowed, f.slack) {
 				wrong = append(wrong, fmt.Errorf("%s: kernel %s: %w", heading, name, err))
 			}
-			if allowed.Spilled > 0 && !slices.ContainsFunc(f.reasons, func(r reason) bool { return strings.HasPrefix(name, r.prefix) }) {
+			if allowed.Spilled > 0 && !slices.ContainsFunc(f.reasons, func(r reason) bool { return strings.HasPrefix(p.Name+" "+name, r.prefix) }) {
 				wrong = append(wrong, fmt.Errorf("%s: kernel %s: %d bytes are spilled for no reason: write one in the budget", heading, name, allowed.Spilled))
 			}
 		}
@@ -120,23 +119,25 @@ func (f *file) take(programs []Program) {
 	}
 }
 
-const columns = "kernel\tregisters\tstack\tspilled\tshared"
+// row is a kernel's line, and that of the columns' names.
+const row = "  %-24v %9v %5v %7v %6v\n"
+
+var columns = fmt.Sprintf(row, "kernel", "registers", "stack", "spilled", "shared")
 
 func (f *file) format() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "compiler %s\nslack %d\n", f.compiler, f.slack)
 	for _, r := range f.reasons {
-		fmt.Fprintf(&b, "spills %s %s\n", r.prefix, r.text)
+		fmt.Fprintf(&b, "spills %s: %s\n", r.prefix, r.text)
 	}
-	w := tabwriter.NewWriter(&b, 0, 1, 2, ' ', 0)
+	b.WriteString(columns)
 	for _, heading := range slices.Sorted(maps.Keys(f.programs)) {
-		fmt.Fprintf(w, "%s\n  %s\n", heading, columns)
+		fmt.Fprintln(&b, heading)
 		for _, name := range slices.Sorted(maps.Keys(f.programs[heading])) {
 			u := f.programs[heading][name]
-			fmt.Fprintf(w, "  %s\t%d\t%d\t%d\t%d\n", name, u.Registers, u.Stack, u.Spilled, u.Shared)
+			fmt.Fprintf(&b, row, name, u.Registers, u.Stack, u.Spilled, u.Shared)
 		}
 	}
-	w.Flush()
 	return b.Bytes()
 }
 
@@ -161,20 +162,21 @@ func parse(text string) (*file, error) {
 				err = errors.New("want a line as: slack 4")
 			}
 		case !indented && fields[0] == "spills":
-			if len(fields) < 3 {
-				err = errors.New("want a line as: spills PREFIX REASON")
+			prefix, text, ok := strings.Cut(strings.Join(fields[1:], " "), ": ")
+			if !ok {
+				err = errors.New("want a line as: spills PREFIX: REASON")
 				break
 			}
-			f.reasons = append(f.reasons, reason{fields[1], strings.Join(fields[2:], " ")})
+			f.reasons = append(f.reasons, reason{prefix, text})
 		case !indented:
 			heading = strings.Join(fields, " ")
 			if f.programs[heading] != nil {
 				err = fmt.Errorf("%s is there twice", heading)
 			}
 			f.programs[heading] = map[string]Use{}
+		case slices.Equal(fields, strings.Fields(columns)):
 		case heading == "":
 			err = errors.New("a kernel of no program")
-		case slices.Equal(fields, strings.Fields(columns)):
 		default:
 			err = f.kernel(heading, fields)
 		}

@@ -88,8 +88,9 @@ type result struct {
 
 func (c *compiler) Version() string { return "emulate with " + c.version }
 
-// Compile gives an image of a shared library. Options are NVRTC's and mean nothing here.
-func (c *compiler) Compile(ctx context.Context, s kernel.Spec) ([]byte, string, error) {
+// Compile gives an image of a shared library, which kernels are found in by their C++ names. Options are NVRTC's and
+// mean nothing here.
+func (c *compiler) Compile(ctx context.Context, s kernel.Spec) (kernel.Code, error) {
 	c.mu.Lock()
 	key := s.Key()
 	r := c.done[key]
@@ -101,14 +102,14 @@ func (c *compiler) Compile(ctx context.Context, s kernel.Spec) ([]byte, string, 
 	r.wait.Lock()
 	defer r.wait.Unlock()
 	if r.image != nil {
-		return r.image, "", nil
+		return kernel.Code{Image: r.image, Symbols: s.Kernels}, nil
 	}
 	code, err := c.build(ctx, s)
 	if err != nil {
-		return nil, "", err
+		return kernel.Code{}, err
 	}
 	r.image = cudatest.Image(code)
-	return r.image, "", nil
+	return kernel.Code{Image: r.image, Symbols: s.Kernels}, nil
 }
 
 // build compiles in a directory of its own.
@@ -129,7 +130,7 @@ func (c *compiler) build(ctx context.Context, s kernel.Spec) (code []byte, err e
 	if err != nil {
 		return nil, err
 	}
-	translated, err := translate(text)
+	translated, err := translate(text, s.Kernels)
 	if err != nil {
 		return nil, err
 	}

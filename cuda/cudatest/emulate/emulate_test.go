@@ -82,9 +82,12 @@ func (r *rig) function(device int, source string) *cuda.Function {
 	return r.named(device, source, "k")
 }
 
-func (r *rig) named(device int, source, name string) *cuda.Function {
+// named compiles a program and finds a kernel of it, which may be in a namespace if it is one of those.
+func (r *rig) named(device int, source, name string, kernels ...string) *cuda.Function {
 	r.Helper()
-	cubin, err := r.cache.Load(r.Context(), spec(source))
+	s := spec(source)
+	s.Kernels = kernels
+	cubin, err := r.cache.Load(r.Context(), s)
 	r.ok(err)
 	m, err := r.contexts[device].LoadModule(cubin.Image())
 	r.ok(err)
@@ -93,7 +96,7 @@ func (r *rig) named(device int, source, name string) *cuda.Function {
 			r.Error(err)
 		}
 	})
-	f, err := m.Function(name)
+	f, err := m.Function(cubin.Symbol(name))
 	r.ok(err)
 	return f
 }

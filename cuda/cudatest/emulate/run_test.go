@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -49,6 +50,56 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const __grid_constant__ A
 		if got != want {
 			t.Fatalf("word %d is %d, want %d", i, got, want)
 		}
+	}
+}
+
+// TestKernelsInNamespaces: those that the spec names are found by their C++ names, whatever others are called like
+// them, and their launch bounds mean what they do where they stand.
+func TestKernelsInNamespaces(t *testing.T) {
+	const source = `
+constexpr char closing = '}', quote = '"';
+const char *const braces = "{{\"{";
+namespace layer {
+enum { WIDE = 64'0 / 10 };
+struct Arguments { unsigned *out, n; };
+namespace send {
+__device__ void store(unsigned *p, unsigned v) { if (threadIdx.x == 0) { *p = v; } }
+__global__ void __launch_bounds__(WIDE / 2, 1) move(const __grid_constant__ Arguments a) { store(a.out, a.n + 1); }
+__global__ void unnamed(unsigned *p) {}
+}
+namespace { inline namespace detail { int none; } }
+}
+namespace layer::receive {
+template <unsigned ADD> __global__ void move(unsigned *out, unsigned n) { send::store(out, n + ADD); }
+}
+extern "C" __global__ void move(unsigned *out, unsigned n) { layer::send::store(out, n + 5); }
+`
+	r := newRig(t, 1, emulate.Options{})
+	names := []string{"layer::send::move", "layer::receive::move<3>", "layer::receive::move<4>"}
+	p, out := r.alloc(0, 1)
+	for i, name := range append(names, "move") {
+		f := r.named(0, source, name, names...)
+		arguments := []any{p, uint32(10)}
+		if i == 0 {
+			arguments = []any{struct {
+				out cuda.Pointer
+				n   uint32
+			}{p, 10}}
+		}
+		r.ok(r.start(f, 0, 1, 32, arguments...))
+		if want := []uint32{11, 13, 14, 15}[i]; out[0] != want {
+			t.Errorf("%s gives %d, want %d", name, out[0], want)
+		}
+	}
+	attributes, err := r.named(0, source, names[0], names...).Attributes()
+	r.ok(err)
+	if attributes.MaxThreads != 32 {
+		t.Errorf("a block has at most %d threads, want 32", attributes.MaxThreads)
+	}
+	missing := spec(source)
+	missing.Kernels = []string{"layer::send::move", "layer::move"}
+	if _, err := r.cache.Load(t.Context(), missing); err == nil || !strings.Contains(err.Error(), "no kernel layer::move") {
+		t.Errorf("a kernel that is not there: %v", err)
 	}
 }
 

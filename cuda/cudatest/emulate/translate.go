@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -19,8 +20,8 @@ var (
 // translate makes C++ of preprocessed CUDA C++: it lists the kernels in a table at the end, and gives shared memory its meaning. A static
 // variable in shared memory is the thread's in C++, and the scheduler puts the running block's into its place; the dynamic array is a pointer
 // to the block's.
-func translate(text string) (string, error) {
-	table, err := list(text)
+func translate(text string, named []string) (string, error) {
+	table, err := list(text, named)
 	if err != nil {
 		return "", err
 	}
@@ -39,34 +40,65 @@ func translate(text string) (string, error) {
 	return global.ReplaceAllString(text, "$1") + table, nil
 }
 
-// list is a table of the kernels of a program, as the scheduler wants it.
-func list(text string) (string, error) {
-	var entries strings.Builder
+// list is a table of the kernels of a program, as the scheduler wants it: those that are extern "C", and those that are
+// named.
+func list(text string, named []string) (string, error) {
+	var limits, entries strings.Builder
 	seen := map[string]bool{}
-	for _, at := range global.FindAllStringSubmatchIndex(text, -1) {
-		if at[2] < 0 {
-			continue // its name is mangled: no driver finds it by the one that it has here
+	add := func(name string, namespaces []string, bound string) {
+		if seen[name] {
+			return
 		}
+		// A bound may use names of the kernel's namespace.
+		limit := fmt.Sprintf("emulate_bound_%d", len(seen))
+		seen[name] = true
+		fmt.Fprintf(&limits, "%sconstexpr unsigned %s = (unsigned)(%s);%s\n", within(namespaces), limit, bound, strings.Repeat(" }", len(namespaces)))
+		fmt.Fprintf(&entries, "{%q, &Entry<::%s>::run, ::%s, Entry<::%s>::layout.count, Entry<::%s>::layout.offsets, Entry<::%s>::layout.sizes},\n",
+			name, name, strings.Join(append(namespaces, limit), "::"), name, name, name)
+	}
+	for _, at := range global.FindAllStringSubmatchIndex(text, -1) {
 		name, bound := header(text[at[1]:])
-		if name == "" || seen[name] {
+		if name == "" {
 			continue
 		}
-		seen[name] = true
-		fmt.Fprintf(&entries, "{%q, &Entry<::%s>::run, (u32)(%s), Entry<::%s>::layout.count, Entry<::%s>::layout.offsets, Entry<::%s>::layout.sizes},\n",
-			name, name, bound, name, name, name)
+		if at[2] >= 0 {
+			add(name, nil, bound)
+			continue
+		}
+		namespaces := namespacesAt(text, at[0])
+		full := strings.Join(append(slices.Clone(namespaces), name), "::")
+		for _, n := range named {
+			if base, _, _ := strings.Cut(n, "<"); base == full {
+				add(n, namespaces, bound)
+			}
+		}
+	}
+	for _, n := range named {
+		if !seen[n] {
+			return "", fmt.Errorf("no kernel %s", n)
+		}
 	}
 	if len(seen) == 0 {
-		return "", errors.New(`no kernel: want extern "C" __global__ void name(...)`)
+		return "", errors.New(`no kernel: want extern "C" __global__ void name(...), or one that the Spec's Kernels name`)
 	}
 	return fmt.Sprintf(`
-namespace emulate {
+%snamespace emulate {
 extern const Kernel kernels[];
 extern const u32 kernel_count;
 const Kernel kernels[] = {
 %s};
 const u32 kernel_count = %d;
 }
-`, entries.String(), len(seen)), nil
+`, limits.String(), entries.String(), len(seen)), nil
+}
+
+// within opens namespaces.
+func within(namespaces []string) string {
+	var open strings.Builder
+	for _, n := range namespaces {
+		fmt.Fprintf(&open, "namespace %s { ", n)
+	}
+	return open.String()
 }
 
 // header reads what follows __global__: the kernel's name, and the first of its launch bounds, or 0.
@@ -106,43 +138,56 @@ func closing(text string, from int) int {
 	return len(text)
 }
 
-var scope = regexp.MustCompile(`\bnamespace\b[^;{}()=]*$|\bextern\s*"C(?:\+\+)?"\s*$`)
+var (
+	namespace = regexp.MustCompile(`\bnamespace\b([\w:\s]*)$`)
+	linkage   = regexp.MustCompile(`\bextern\s*"C(?:\+\+)?"\s*$`)
+)
 
 // inFunctions refuses dynamic shared memory that is declared outside of a function: there is no block yet when the pointer would be made.
 func inFunctions(text string) error {
 	for _, at := range dynamic.FindAllStringIndex(text, -1) {
-		depth, from := 0, 0
-		var scopes []bool
-		for from < at[0] {
-			next := strings.IndexAny(text[from:at[0]], `{}"'`)
-			if next < 0 {
-				break
-			}
-			i := from + next
-			from = i + 1
-			switch text[i] {
-			case '{':
-				inner := !scope.MatchString(text[max(0, i-200):i])
-				scopes = append(scopes, inner)
-				if inner {
-					depth++
-				}
-			case '}':
-				if n := len(scopes); n > 0 {
-					if scopes[n-1] {
-						depth--
-					}
-					scopes = scopes[:n-1]
-				}
-			case '"':
-				if end := strings.IndexByte(text[from:], '"'); end >= 0 {
-					from += end + 1
-				}
-			}
-		}
-		if depth == 0 {
+		if !slices.ContainsFunc(openAt(text, at[0]), func(head string) bool { return !namespace.MatchString(head) && !linkage.MatchString(head) }) {
 			return fmt.Errorf("%s: declare it in the functions that use it", strings.Join(strings.Fields(text[at[0]:at[1]]), " "))
 		}
 	}
 	return nil
+}
+
+// namespacesAt are the namespaces around a place, the outermost first. One without a name is none.
+func namespacesAt(text string, at int) (names []string) {
+	for _, head := range openAt(text, at) {
+		if m := namespace.FindStringSubmatch(head); m != nil {
+			names = append(names, word.FindAllString(m[1], -1)...)
+		}
+	}
+	return names
+}
+
+// openAt gives the heads of the braces that are open at a place, the outermost first: what stands before each since the
+// last statement or brace.
+func openAt(text string, at int) (heads []string) {
+	begin := 0 // of the next head
+	for i := 0; i < at; i++ {
+		switch text[i] {
+		case '{':
+			heads = append(heads, text[begin:i])
+			begin = i + 1
+		case '}':
+			heads = heads[:max(0, len(heads)-1)]
+			begin = i + 1
+		case ';':
+			begin = i + 1
+		case '"', '\'':
+			if text[i] == '\'' && i > 0 && '0' <= text[i-1] && text[i-1] <= '9' {
+				continue // it separates digits
+			}
+			quote := text[i]
+			for i++; i < at && text[i] != quote; i++ {
+				if text[i] == '\\' {
+					i++
+				}
+			}
+		}
+	}
+	return heads
 }

@@ -56,12 +56,7 @@ def _between_events(fn: Callable[[], Any], tests: int, after: Callable[[], Any] 
 
 
 # What kernels are called that do what DeepEP's of these names do. There are none for the rest of an exchange, which is in the same kernel.
-_KERNELS: dict[str, tuple[str, ...]] = {
-    "dispatch": ("weft_dispatch", "weft_push"),
-    "combine": ("weft_combine", "weft_pull"),
-    "notify": ("weft_place",),
-    "barrier": ("weft_dispatch", "weft_push"),
-}
+_KERNELS = {"dispatch": "::dispatch", "combine": "::combine", "notify": "::row_map", "barrier": "::all_gather"}
 
 
 def bench_kineto(
@@ -114,9 +109,8 @@ def _meet() -> None:
 
 def _of_kernel(kernels: list[tuple[str, float]], name: str, period: int) -> Any:
     """The mean of the kernels that a name stands for, of each in its period."""
-    stem = name.removesuffix("_impl")
-    parts = (name, *_KERNELS.get(stem, ()))
-    seconds = [s for kernel, s in kernels if any(part in kernel for part in parts)]
+    here = _KERNELS.get(name.removesuffix("_impl"), name)
+    seconds = [s for kernel, s in kernels if name in kernel or here in kernel]
     if len(seconds) % period:
         raise ValueError(f"{len(seconds)} kernels are called {name!r}, which are no periods of {period}")
     means = [sum(seconds[i::period]) / len(seconds[i::period]) if seconds else float("nan") for i in range(period)]

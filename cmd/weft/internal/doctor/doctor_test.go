@@ -207,8 +207,8 @@ func TestCaches(t *testing.T) {
 // A plain compiler gives images that nobody loads.
 type plain struct{}
 
-func (plain) Compile(context.Context, kernel.Spec) ([]byte, string, error) {
-	return []byte("image"), "", nil
+func (plain) Compile(context.Context, kernel.Spec) (kernel.Code, error) {
+	return kernel.Code{Image: []byte("image")}, nil
 }
 func (plain) Version() string { return "none" }
 

@@ -148,8 +148,8 @@ func playPing(c *cudatest.Call, g device.Group, state cuda.Pointer, side, rounds
 // A plain compiler gives images that only the played machine loads.
 type plain struct{}
 
-func (plain) Compile(context.Context, kernel.Spec) ([]byte, string, error) {
-	return []byte("image"), "", nil
+func (plain) Compile(context.Context, kernel.Spec) (kernel.Code, error) {
+	return kernel.Code{Image: []byte("image")}, nil
 }
 func (plain) Version() string { return "none" }
 

@@ -1,0 +1,115 @@
+package ep_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/budget"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/ep"
+)
+
+// profilerColumns is how much of a kernel's name benchmarks let a profiler's table show.
+const profilerColumns = 100
+
+// TestKernelNames: benchmarks look for the words dispatch and combine in a profiler's table, and want exactly one row
+// with each. So all kernels of a handle that dispatch have one name, in whole: with their parameters, and without a
+// template's arguments, in which the forms of a kernel would differ. The same holds for combine, and no other kernel's
+// name has either word.
+func TestKernelNames(t *testing.T) {
+	if _, err := os.Stat("kernels"); err != nil {
+		t.Skip("needs the source tree: kernels are compiled where they are written")
+	}
+	cudatest.NVRTC(t)
+	cache := kernel.New(kernel.Options{Dir: "../build/kernels", ReadOnly: []string{}})
+	programs, err := budget.Compile(t.Context(), cache, ep.Kernels("sm_90a"))
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	shown := map[string][]string{} // by program, what a profiler shows
+	all := map[string]bool{}
+	for _, p := range programs {
+		for _, symbol := range p.Symbols {
+			name, err := demangle(symbol)
+			if err != nil || len(name) > profilerColumns {
+				t.Errorf("%s: kernel %s, shown as %s: %v", p.Name, symbol, name, err)
+			}
+			shown[p.Name], all[name] = append(shown[p.Name], name), true
+		}
+	}
+	for word, kernels := range map[string][]string{
+		"dispatch": {"weft::direct::dispatch(", "weft::slots::dispatch("},
+		"combine":  {"weft::direct::combine(", "weft::slots::combine("},
+		"row_map":  {"weft::direct::row_map("},
+	} {
+		got := with(all, word)
+		if !slices.EqualFunc(got, kernels, strings.HasPrefix) {
+			t.Errorf("with %s in their names there are %q, want %q, each with one list of parameters", word, got, kernels)
+		}
+	}
+
+	for s, ranks := range smallSpecs() {
+		of := map[string]bool{}
+		for _, program := range ep.ProgramsOf(s, ranks) {
+			for _, name := range shown[program] {
+				of[name] = true
+			}
+		}
+		dispatches := 1
+		if s.Payload == ep.Opaque {
+			dispatches = 0 // it gathers
+		}
+		if got := with(of, "dispatch"); len(got) != dispatches {
+			t.Fatalf("a handle of %+v has the dispatches %q, want %d", s, got, dispatches)
+		}
+		if got := with(of, "combine"); len(got) != dispatches {
+			t.Fatalf("a handle of %+v has the combines %q, want %d", s, got, dispatches)
+		}
+	}
+}
+
+// with are the names that have a word in them.
+func with(names map[string]bool, word string) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(names)), func(name string) bool { return !strings.Contains(name, word) })
+}
+
+// demangle is what a profiler shows of a symbol: a function in namespaces, in the first of which the types of its
+// parameters are. Others are refused.
+func demangle(symbol string) (string, error) {
+	rest, ok := strings.CutPrefix(symbol, "_ZN")
+	names, rest := identifiers(rest)
+	if rest, ok = strings.CutPrefix(rest, "E"); !ok || len(names) < 3 {
+		return symbol, fmt.Errorf("%s is no function in two namespaces", symbol)
+	}
+	var types []string
+	for rest != "" {
+		if rest, ok = strings.CutPrefix(rest, "NS_"); !ok {
+			return symbol, fmt.Errorf("%s has a parameter of another kind than a struct of %s", symbol, names[0])
+		}
+		var parts []string
+		parts, rest = identifiers(rest)
+		if rest, ok = strings.CutPrefix(rest, "E"); !ok {
+			return symbol, fmt.Errorf("%s has a parameter that is a template", symbol)
+		}
+		types = append(types, strings.Join(append(names[:1:1], parts...), "::"))
+	}
+	return strings.Join(names, "::") + "(" + strings.Join(types, ", ") + ")", nil
+}
+
+// identifiers reads names that stand behind their lengths.
+func identifiers(s string) (names []string, rest string) {
+	for {
+		digits := s[:len(s)-len(strings.TrimLeft(s, "0123456789"))]
+		n, err := strconv.Atoi(digits)
+		if err != nil || len(digits)+n > len(s) {
+			return names, s
+		}
+		names, s = append(names, s[len(digits):len(digits)+n]), s[len(digits)+n:]
+	}
+}
