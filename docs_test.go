@@ -3,6 +3,7 @@ package weft_test
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -89,6 +90,30 @@ func TestDocsLinks(t *testing.T) {
 			}
 		}
 	}, ".go", ".h", ".py", ".cu", ".cuh", ".sh", ".md")
+}
+
+// TestGoGuide runs the program of the guide for Go as it stands there, as one rank.
+func TestGoGuide(t *testing.T) {
+	text, err := os.ReadFile("docs/guides/go.md")
+	if err != nil {
+		t.Skipf("needs the source tree: %v", err)
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skipf("needs Go: %v", err)
+	}
+	_, rest, _ := strings.Cut(string(text), "```go\npackage main\n")
+	program, _, ok := strings.Cut(rest, "\n```\n")
+	if !ok {
+		t.Fatal("the guide has no program")
+	}
+	file := filepath.Join(t.TempDir(), "main.go")
+	if err := os.WriteFile(file, []byte("package main\n"+program+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "go", "run", file).CombinedOutput()
+	if want := "rank 0 [1 2 3 4]\nrank 0 [1 10]\n"; err != nil || string(out) != want {
+		t.Errorf("%v: printed %q, want %q", err, out, want)
+	}
 }
 
 // TestGlossary looks for what the glossary says is in the code: names change, and the glossary with them.
