@@ -91,7 +91,7 @@ func optionsOf(p *C.weft_comm_options) ([]weft.Option, *comm, error) {
 	if p == nil {
 		return nil, c, nil
 	}
-	v, err := input(p, sizeCommOptions, "weft_comm_options")
+	v, err := input(p, "weft_comm_options")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -289,7 +289,7 @@ func (c *comm) children() []child {
 //export goweft_comm_get
 func goweft_comm_get(id C.uint64_t, info *C.weft_comm_info) C.int {
 	return beside(id, func(c *comm) error {
-		if err := output(info, sizeCommInfo, "weft_comm_info"); err != nil {
+		if err := output(info, "weft_comm_info"); err != nil {
 			return err
 		}
 		v := C.weft_comm_info{

@@ -54,7 +54,7 @@ func goweft_ep_counter_create(id C.uint64_t, experts, ranks, perNode C.int64_t, 
 //export goweft_ep_counter_count
 func goweft_ep_counter_count(id C.uint64_t, stream unsafe.Pointer, topk *C.weft_tensor, into *C.weft_ep_census, ms C.int64_t) C.int {
 	return timed(counters, id, ms, func(ctx context.Context, n *counter) error {
-		v, err := input(into, sizeCensus, "weft_ep_census")
+		v, err := input(into, "weft_ep_census")
 		if err != nil {
 			return err
 		}

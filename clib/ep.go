@@ -41,7 +41,7 @@ var eps = handle.NewTable[epHandle](handle.EP)
 func (e *epHandle) owner() *comm { return e.comm }
 
 func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
-	v, err := input(p, sizeSpec, "weft_ep_spec")
+	v, err := input(p, "weft_ep_spec")
 	if err != nil {
 		return ep.Spec{}, err
 	}
@@ -66,7 +66,7 @@ func tuningOf(p *C.weft_ep_kernel_tuning) (ep.KernelTuning, error) {
 	if p == nil {
 		return ep.KernelTuning{}, nil
 	}
-	v, err := input(p, sizeKernelTuning, "weft_ep_kernel_tuning")
+	v, err := input(p, "weft_ep_kernel_tuning")
 	if err != nil {
 		return ep.KernelTuning{}, err
 	}
@@ -147,7 +147,7 @@ func (e *epHandle) forget(id uint64) {
 //export goweft_ep_get
 func goweft_ep_get(id C.uint64_t, info *C.weft_ep_info) C.int {
 	return run(eps, id, func(e *epHandle) error {
-		if err := output(info, sizeEPInfo, "weft_ep_info"); err != nil {
+		if err := output(info, "weft_ep_info"); err != nil {
 			return err
 		}
 		dispatch, combine := e.ep.SMs()
@@ -172,7 +172,7 @@ func goweft_ep_gradient_buffer(id C.uint64_t, out *C.weft_tensor) C.int {
 // tellBuffer tells of memory of a handle's.
 func tellBuffer(id C.uint64_t, out *C.weft_tensor, buffer func(*ep.Handle) weft.Tensor) C.int {
 	return run(eps, id, func(e *epHandle) error {
-		if err := output(out, sizeTensor, "tensor"); err != nil {
+		if err := output(out, "tensor"); err != nil {
 			return err
 		}
 		t := buffer(e.ep)
@@ -184,7 +184,7 @@ func tellBuffer(id C.uint64_t, out *C.weft_tensor, buffer func(*ep.Handle) weft.
 //export goweft_ep_count
 func goweft_ep_count(topk *C.weft_tensor, layout *C.weft_ep_layout) C.int {
 	return local(func() error {
-		v, err := input(layout, sizeLayout, "weft_ep_layout")
+		v, err := input(layout, "weft_ep_layout")
 		if err != nil {
 			return err
 		}
@@ -256,7 +256,7 @@ func (e *epHandle) selections(topk, weights *C.weft_tensor) error {
 //export goweft_ep_dispatch
 func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_args, out *C.weft_ep_dispatch_result, later *C.weft_work, ms C.int64_t) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
-		v, err := input(args, sizeDispatchArgs, "weft_ep_dispatch_args")
+		v, err := input(args, "weft_ep_dispatch_args")
 		if err != nil {
 			return err
 		}
@@ -312,7 +312,7 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 //export goweft_ep_copy_received
 func goweft_ep_copy_received(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_copy_args, ms C.int64_t) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
-		v, err := input(args, sizeCopyArgs, "weft_ep_copy_args")
+		v, err := input(args, "weft_ep_copy_args")
 		if err != nil {
 			return err
 		}
@@ -346,7 +346,7 @@ func goweft_ep_copy_received(id C.uint64_t, stream unsafe.Pointer, args *C.weft_
 //export goweft_ep_combine
 func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_args, later *C.weft_work, ms C.int64_t) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
-		v, err := input(args, sizeCombineArgs, "weft_ep_combine_args")
+		v, err := input(args, "weft_ep_combine_args")
 		if err != nil {
 			return err
 		}
@@ -399,7 +399,7 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 //export goweft_ep_dispatch_backward
 func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_backward_args, ms C.int64_t) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
-		v, err := input(args, sizeDispatchBackward, "weft_ep_dispatch_backward_args")
+		v, err := input(args, "weft_ep_dispatch_backward_args")
 		if err != nil {
 			return err
 		}
@@ -422,7 +422,7 @@ func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.w
 //export goweft_ep_combine_backward
 func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_backward_args, ms C.int64_t) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
-		v, err := input(args, sizeCombineBackward, "weft_ep_combine_backward_args")
+		v, err := input(args, "weft_ep_combine_backward_args")
 		if err != nil {
 			return err
 		}

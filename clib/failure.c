@@ -108,29 +108,3 @@ void weft_dlpack_deleter(void *managed_tensor) {
 		__atomic_store_n(gone, 1, __ATOMIC_RELEASE);
 	}
 }
-
-#define NAME(status)                                                                                                                                  \
-	case status:                                                                                                                                  \
-		return #status
-
-const char *weft_status_name(int status) {
-	switch (status) {
-		NAME(WEFT_OK);
-		NAME(WEFT_ERROR_INVALID);
-		NAME(WEFT_ERROR_UNSUPPORTED);
-		NAME(WEFT_ERROR_TIMEOUT);
-		NAME(WEFT_ERROR_ABORTED);
-		NAME(WEFT_ERROR_DIED);
-		NAME(WEFT_ERROR_LEFT);
-		NAME(WEFT_ERROR_MISMATCH);
-		NAME(WEFT_ERROR_MASKED);
-		NAME(WEFT_ERROR_CLOSED);
-		NAME(WEFT_ERROR_OVERFLOW);
-		NAME(WEFT_ERROR_HANDLE);
-		NAME(WEFT_ERROR_BUSY);
-		NAME(WEFT_ERROR_FORKED);
-		NAME(WEFT_ERROR_SYSTEM);
-		NAME(WEFT_ERROR_INTERNAL);
-	}
-	return "no status of weft";
-}

@@ -38,7 +38,7 @@ func goweft_group_create(id C.uint64_t, options *C.weft_group_options, out *C.we
 		}
 		var o collective.Options
 		if options != nil {
-			v, err := input(options, sizeGroupOptions, "weft_group_options")
+			v, err := input(options, "weft_group_options")
 			if err != nil {
 				return err
 			}

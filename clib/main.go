@@ -1,10 +1,10 @@
-//go:build cgo && linux
+//go:build (cgo && linux) || generate
 
 // Command clib is libweft.so, the C library; weft.h says what it does. "make clib" builds it.
 //
 // # How a call goes
 //
-// A function of weft.h is a few instructions of C (shim.c): it refuses children of fork, which must not enter Go, and calls its namesake here, whose name
+// A function of weft.h is a few instructions of C (shim.c, which tools/abigen writes): it refuses children of fork, which must not enter Go, and calls its namesake here, whose name
 // begins with "go". That looks its handle up (package handle says why handles are numbers), takes the object for itself, reads the structs that it was
 // given as far as their sizes go, and makes one call of Go's. The linker keeps everything but weft_* inside (version.map).
 //
@@ -15,5 +15,7 @@
 //
 // An exported function runs on the thread that called it, and its goroutine stays there. CUDA's current context needs no care: package cuda sets it in every call.
 package main
+
+//go:generate go run -C ../tools ./abigen -root ..
 
 func main() {}

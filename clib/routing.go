@@ -54,7 +54,7 @@ func number(r C.weft_routing) uint64 { return uint64(uintptr(unsafe.Pointer(r)))
 //export goweft_routing_get
 func goweft_routing_get(id C.uint64_t, info *C.weft_routing_info) C.int {
 	return run(routings, id, func(r *routing) error {
-		if err := output(info, sizeRoutingInfo, "weft_routing_info"); err != nil {
+		if err := output(info, "weft_routing_info"); err != nil {
 			return err
 		}
 		t := r.routing.Traffic()
@@ -69,7 +69,7 @@ func goweft_routing_get(id C.uint64_t, info *C.weft_routing_info) C.int {
 //export goweft_routing_tensor
 func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int {
 	return run(routings, id, func(r *routing) error {
-		if err := output(out, sizeTensor, "tensor"); err != nil {
+		if err := output(out, "tensor"); err != nil {
 			return err
 		}
 		if part < 0 || int(part) >= len(r.parts) {
@@ -128,7 +128,7 @@ func (r *routing) part(part C.int) weft.Tensor {
 //export goweft_routing_describe
 func goweft_routing_describe(id C.uint64_t, p *C.weft_routing_description) C.int {
 	return run(routings, id, func(r *routing) error {
-		v, err := input(p, sizeDescription, "weft_routing_description")
+		v, err := input(p, "weft_routing_description")
 		if err != nil {
 			return err
 		}
@@ -233,14 +233,14 @@ type dispatch struct {
 
 // resultOf checks where a result is to be put.
 func resultOf(out *C.weft_ep_dispatch_result) (data, scales *C.weft_tensor, err error) {
-	v, err := input(out, sizeDispatchResult, "weft_ep_dispatch_result")
+	v, err := input(out, "weft_ep_dispatch_result")
 	if err != nil {
 		return nil, nil, err
 	}
 	*(*uint64)(unsafe.Pointer(&out.received)), *(*uint64)(unsafe.Pointer(&out.routing)) = 0, 0
 	for _, t := range [...]*C.weft_tensor{v.data, v.scales} {
 		if t != nil {
-			if err := output(t, sizeTensor, "tensor of a weft_ep_dispatch_result"); err != nil {
+			if err := output(t, "tensor of a weft_ep_dispatch_result"); err != nil {
 				return nil, nil, err
 			}
 		}

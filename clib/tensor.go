@@ -19,7 +19,7 @@ func refresh(t *weft.Tensor, p *C.weft_tensor, name string) error {
 	if p == nil {
 		return forget(t)
 	}
-	p, err := input(p, sizeTensor, name)
+	p, err := input(p, name)
 	if err != nil {
 		return err
 	}

@@ -144,6 +144,7 @@ typedef enum weft_dtype {
 	WEFT_ABSENT = 255 /* no tensor, and why: data is a string. Collective calls refuse it on every rank with these words */
 } weft_dtype;
 
+/* How elements are reduced. */
 typedef enum weft_op { WEFT_SUM = 0, WEFT_PROD = 1, WEFT_MIN = 2, WEFT_MAX = 3, WEFT_AVG = 4 } weft_op;
 
 #define WEFT_MAX_DIMS 4
@@ -274,6 +275,7 @@ weft_status weft_window_destroy(weft_window window);
 
 /* Expert parallelism. docs/guides/ep-support.md says which combinations are supported. */
 
+/* Where received rows stand. */
 typedef enum weft_layout {
 	WEFT_EXPERT_MAJOR = 0,  /* received rows are [local experts, rows per expert, hidden] */
 	WEFT_EXPERT_PACKED = 1, /* [rows, hidden]: the experts' rows follow each other, padded to the alignment */
@@ -281,16 +283,20 @@ typedef enum weft_layout {
 	WEFT_TOKEN_MAJOR = 3    /* [rows, hidden]: one row per token and rank, by source rank, then token */
 } weft_layout;
 
+/* What crosses: a row for each selection, or for each rank. */
 typedef enum weft_wire { WEFT_PER_SELECTION = 0, WEFT_PER_RANK = 1 } weft_wire;
 
+/* Where rows are summed. */
 typedef enum weft_reduction {
 	WEFT_EXACT = 0,               /* at home: fp32 fused multiply-adds, k ascending, rounded once */
 	WEFT_PARTIAL = 1,             /* the rows of one rank there, the ranks' sums at home, in rank order */
 	WEFT_PARTIAL_BY_SELECTION = 2 /* the same, in the order of the token's last selections which have a row there */
 } weft_reduction;
 
+/* Whether combine applies the weights. */
 typedef enum weft_weighting { WEFT_WEIGHTED = 0, WEFT_PLAIN = 1 } weft_weighting;
 
+/* What a row is made of. */
 typedef enum weft_payload {
 	WEFT_PAYLOAD_BF16 = 0,
 	WEFT_PAYLOAD_FP16 = 1,
@@ -300,13 +306,16 @@ typedef enum weft_payload {
 	WEFT_PAYLOAD_OPAQUE = 5     /* row_bytes and scale_bytes that are moved, not looked at */
 } weft_payload;
 
+/* The order of received scales. */
 typedef enum weft_scale_order { WEFT_ROW_MAJOR_SCALES = 0, WEFT_COLUMN_MAJOR_SCALES = 1 } weft_scale_order;
 
+/* Who learns how many rows arrive. */
 typedef enum weft_counts {
 	WEFT_HOST_COUNTS = 0,  /* tensors of exactly the rows that arrive */
 	WEFT_DEVICE_COUNTS = 1 /* tensors of the capacity, and the counts beside them: nothing waits for the host */
 } weft_counts;
 
+/* What happens to rows beyond the capacity. */
 typedef enum weft_overflow { WEFT_OVERFLOW_REFUSE = 0, WEFT_OVERFLOW_DROP = 1 } weft_overflow;
 
 /*

@@ -85,7 +85,7 @@ func goweft_window_create_from_memory(id C.uint64_t, memory unsafe.Pointer, byte
 //export goweft_window_get
 func goweft_window_get(id C.uint64_t, info *C.weft_window_info) C.int {
 	return run(windows, id, func(w *window) error {
-		if err := output(info, sizeWindowInfo, "weft_window_info"); err != nil {
+		if err := output(info, "weft_window_info"); err != nil {
 			return err
 		}
 		fill(info, C.weft_window_info{id: C.uint64_t(w.window.ID()), bytes: C.uint64_t(w.window.Size()), memory: w.peer(w.comm.weft.Rank())})

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any
 
 from . import _abi, memory, streams
+from ._abi import Op
 from .communicator import Communicator
 from .errors import InvalidError
 from .limits import timeout as limit
 from .operands import Slot
 from .resources import Made
-
-
-class Op(enum.IntEnum):
-    """How elements are reduced."""
-
-    sum = 0
-    prod = 1
-    min = 2
-    max = 3
-    avg = 4
 
 
 class Group(Made):

@@ -4,95 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import enum
 import operator
 from typing import Any, TypeVar
 
 from .. import _abi
+from .._abi import Counts, Layout, Overflow, Payload, Reduction, ScaleOrder, Weighting, Wire
+from .._bases import Choice
 from .._library import library
 from ..dtypes import DType, DTypeLike, dtype_of
 from ..errors import InvalidError
-
-
-class Choice(enum.IntEnum):
-    """One of some."""
-
-    __hash__ = int.__hash__  # an enumeration's own is a function of Python's
-
-
-class Layout(Choice):
-    """Where received rows stand."""
-
-    expert_major = 0
-    """[local experts, rows per expert, hidden]"""
-    expert_packed = 1
-    """[rows, hidden]: the experts' rows follow each other, padded to the alignment"""
-    rank_major = 2
-    """[ranks * max_tokens, hidden]: a token stands by its own index in its rank's zone"""
-    token_major = 3
-    """[rows, hidden]: one row per token and rank, by source rank, then token"""
-
-
-class Wire(Choice):
-    """What crosses: a row for each selection, or for each rank."""
-
-    per_selection = 0
-    per_rank = 1
-
-
-class Reduction(Choice):
-    """Where rows are summed."""
-
-    exact = 0
-    """At home: fp32 fused multiply-adds, k ascending, rounded once."""
-    partial = 1
-    """The rows of one rank there, the ranks' sums at home, in rank order."""
-    partial_by_selection = 2
-    """The same, in the order of the token's last selections which have a row there."""
-
-
-class Weighting(Choice):
-    """Whether combine applies the weights."""
-
-    weighted = 0
-    plain = 1
-
-
-class Payload(Choice):
-    """What a row is made of."""
-
-    bf16 = 0
-    fp16 = 1
-    fp32 = 2
-    fp8 = 3
-    """e4m3, and an fp32 scale for each 128 numbers"""
-    fp8_ue8m0 = 4
-    """e4m3, and a power-of-two scale for each 128 numbers"""
-    opaque = 5
-    """row_bytes and scale_bytes that are moved, not looked at"""
-
-
-class ScaleOrder(Choice):
-    """The order of received scales."""
-
-    row_major = 0
-    column_major = 1
-
-
-class Counts(Choice):
-    """Who learns how many rows arrive."""
-
-    host = 0
-    """Arrays of exactly the rows that arrive."""
-    device = 1
-    """Arrays of the capacity, and the counts beside them: nothing waits for the host."""
-
-
-class Overflow(Choice):
-    """What happens to rows beyond the capacity."""
-
-    refuse = 0
-    drop = 1
 
 
 @dataclasses.dataclass(frozen=True)
