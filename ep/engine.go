@@ -29,9 +29,9 @@ func engineOf(comm *weft.Comm) Engine {
 	return HostEngine
 }
 
-// engine moves the rows of one handle. Its methods are those of [Handle] by the same names, which say what they mean; the engine checks the
+// rowEngine moves the rows of one handle. Its methods are those of [Handle] by the same names, which say what they mean; the engine checks the
 // arguments, for how a refusal reaches the other ranks is its affair.
-type engine interface {
+type rowEngine interface {
 	prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error)
 	dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error)
 	sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error)
@@ -86,7 +86,7 @@ type secondHalf interface {
 }
 
 // newEngine makes the engine of a handle whose communicator, Spec and geometry are set. It is collective.
-func newEngine(ctx context.Context, h *Handle) (engine, error) {
+func newEngine(ctx context.Context, h *Handle) (rowEngine, error) {
 	if engineOf(h.comm) == GPUEngine {
 		return newGPU(ctx, h)
 	}

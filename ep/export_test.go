@@ -47,7 +47,7 @@ const PullDepth = pullDepth
 const TableVersion = tableVersion
 
 // Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
-func Announced(h *Handle) uint32 { return h.engine.(*gpu).free() }
+func Announced(h *Handle) uint32 { g := h.engine.(*gpu); return g.ring.Free(g.lane.Capture()) }
 
 // gpuOf is a handle's engine, which is one on GPUs.
 func gpuOf(h *Handle) *gpu {
@@ -113,17 +113,17 @@ func SetEpoch(h *Handle, epoch uint64) error {
 		counts = binary.LittleEndian.AppendUint64(counts, epoch%3)
 	}
 	c := g.device.Context()
-	if err := c.Upload(g.memory.Pointer().Add(g.locals.state+device.StateBytes), counts); err != nil {
+	if err := c.Upload(g.lane.Local(device.StateBytes), counts); err != nil {
 		return err
 	}
 	number := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
 	word := binary.LittleEndian.AppendUint64(nil, epoch<<48) // those that ranks begin with
-	for _, z := range g.regions.zero {
-		last := slices.Repeat(number, int(z.size)/4)
-		if z.at == g.regions.gradientWords || g.tuning.placed && z.at == g.regions.words {
-			last = slices.Repeat(word, int(z.size)/8)
+	for at, size := range g.regions.Zeroed() {
+		last := slices.Repeat(number, int(size)/4)
+		if at == g.regions.gradientWords || g.tuning.placed && at == g.regions.words {
+			last = slices.Repeat(word, int(size)/8)
 		}
-		if err := c.Upload(g.window.Pointer().Add(int(z.at)), last); err != nil {
+		if err := c.Upload(g.lane.Window().Pointer().Add(int(at)), last); err != nil {
 			return err
 		}
 	}

@@ -3,37 +3,35 @@ package ep
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
-	"slices"
 	"sync"
-	"time"
 	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/cuda/occupancy"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
 // gpu is the engine of a handle on GPUs: every operation is one kernel on every rank, two if it is sent and received apart, or if rows
 // have their places before they leave and a dispatch prepares them, enqueued on the caller's stream. See
-// kernels/dispatch.cu and kernels/combine.cu for how rows move, and docs/design/gpu-engine.md for why it is right.
+// kernels/dispatch.cu and kernels/combine.cu for how rows move, and docs/gpu-engine.md for why it is right.
 //
 // A call that is refused has not been made: nothing was enqueued, and the caller may make it again, as it should be.
 type gpu struct {
 	*Handle
-	device      *weft.Device
-	tuning      tuning
-	regions     regions
-	locals      locals
-	window      *weft.Window
-	memory      *cuda.Memory // locals
-	room        *cuda.Memory // received rows, unless they are in the window
-	reservation *weft.Reservation
-	modules     []*cuda.Module
+	device  *weft.Device
+	tuning  tuning
+	regions regions
+	locals  locals
+	program *enginegpu.Program
+	room    *enginegpu.Room
+	lane    *enginegpu.Lane
+	ring    *enginegpu.Ring // of received rows
+	rows    *cuda.Memory    // they, unless they are in the window
 
 	blocks                             blocks
 	dispatching, combining, describing *cuda.Launch
@@ -53,42 +51,17 @@ type gpu struct {
 
 	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
 
-	before   []former
-	captured bool // a graph knows the present memory
-
-	capture    uint64 // in which the call is; 0: in none
-	generation uint64
-	operations uint64 // enqueued
-	pending    string // the operation whose second half is still to come
-
 	received slab[Received]
 	routings slab[Routing]
 
 	mu            sync.Mutex
-	took          []uint64      // the capture in which a place for received rows was taken last
-	next          int           // the place that is taken next, where all ranks take the same
 	idle, graphed []*gpuRouting // that nobody has; the latter are written by graphs
 	all           []*gpuRouting
 }
 
-// former is what a handle used before ranks were masked.
-type former struct {
-	window   *weft.Window
-	memory   *cuda.Memory
-	captured bool // a graph knows it
-}
-
-func (f former) close() error {
-	if f.window == nil {
-		return f.memory.Close()
-	}
-	return errors.Join(f.window.Close(), f.memory.Close())
-}
-
 // newGPU makes the engine of a handle on GPUs.
-func newGPU(ctx context.Context, of *Handle) (engine, error) {
+func newGPU(ctx context.Context, of *Handle) (rowEngine, error) {
 	h := &gpu{Handle: of, device: of.comm.Device(), tuning: tune(of.spec, of.comm.Size())}
-	h.generation = h.comm.Generation()
 	if err := h.open(ctx); err != nil {
 		_, again := h.close()
 		return nil, errors.Join(err, again)
@@ -102,10 +75,10 @@ func newGPU(ctx context.Context, of *Handle) (engine, error) {
 func (h *gpu) open(ctx context.Context) error {
 	const op = "new handle"
 	functions, err := h.load(ctx)
-	if err := h.comm.AgreeOn(ctx, op, "kernels", err); err != nil {
+	if err != nil {
 		return err
 	}
-	if h.blocks, err = h.reserve(ctx, functions); err != nil {
+	if h.blocks, err = h.fit(ctx, functions); err != nil {
 		return err
 	}
 	if h.tuning.placed {
@@ -114,21 +87,22 @@ func (h *gpu) open(ctx context.Context) error {
 		h.regions = newRegions(&h.geometry, h.spec, h.tuning, h.blocks)
 	}
 	h.locals = newLocals(&h.geometry, h.tuning.placed, h.blocks)
-	if h.tuning.placed && h.regions.total > mostPlacedBytes {
-		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or give a Capacity", op, h.regions.total>>30, mostPlacedBytes>>30)
+	if size := h.regions.Size(); h.tuning.placed && size > mostPlacedBytes {
+		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or give a Capacity", op, size>>30, mostPlacedBytes>>30)
 	}
-	if h.window, err = h.comm.Alloc(ctx, int(h.regions.total)); err != nil {
+	// Launches are laid out first: the lane points them at its memory.
+	h.ring = enginegpu.NewRing(h.buffers, h.regions.direct)
+	err = h.prepareLaunches(functions)
+	if err == nil {
+		err = h.allocate()
+	}
+	if err := h.comm.AgreeOn(ctx, op, "memory", err); err != nil {
 		return err
 	}
-	err = h.allocate()
-	if err == nil {
-		err = h.begin()
-	}
-	if err == nil {
-		err = h.prepareLaunches(functions)
-	}
-	// Nobody may write into a window that is not yet as the kernels want it.
-	return h.comm.AgreeOn(ctx, op, "memory", err)
+	h.lane, err = enginegpu.NewLane(ctx, h.comm, enginegpu.LaneSpec{
+		Op: op, Owner: "handle", Window: &h.regions.Workspace, Local: &h.locals.Workspace, Ring: h.ring, RingInWindow: h.regions.inWindow, Moved: h.pointAt,
+	})
+	return err
 }
 
 // functions are the kernels of a handle.
@@ -141,12 +115,14 @@ type blocks struct{ dispatch, dispatchClerks, combine, combineClerks, gradients,
 func (b blocks) dispatchGrid() int { return b.dispatch + b.dispatchClerks }
 func (b blocks) combineGrid() int  { return b.combine + b.combineClerks }
 
-// load compiles what is not in the cache yet.
+// load loads the kernels of the handle on all ranks.
 func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	arch, ranks, t := h.device.Arch(), h.geometry.ranks, &h.tuning
-	var specs []kernel.Spec
+	var sources []enginegpu.Source
 	var into [][]**cuda.Function
-	add := func(s kernel.Spec, to ...**cuda.Function) { specs, into = append(specs, s), append(into, to) }
+	add := func(s kernel.Spec, to ...**cuda.Function) {
+		sources, into = append(sources, enginegpu.Source{Spec: s}), append(into, to)
+	}
 	add(describeKernel(arch), &f.describe, &f.weigh)
 	add(copyKernel(arch), &f.copy)
 	if t.placed {
@@ -174,49 +150,24 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	if h.spec.combines() {
 		add(gradientKernel(h.spec.Output, arch), &f.gradients)
 	}
-	cubins, err := h.device.Kernels().LoadAll(ctx, specs)
-	if err != nil {
+	if h.program, err = enginegpu.Load(ctx, h.comm, "new handle", sources...); err != nil {
 		return f, err
 	}
 	for i, functions := range into {
-		m, err := h.device.Context().LoadModule(cubins[i].Image())
-		if err != nil {
-			return f, err
-		}
-		h.modules = append(h.modules, m)
 		for k, to := range functions {
-			if *to, err = m.Function(cubins[i].Symbol(specs[i].Kernels[k])); err != nil {
-				return f, err
-			}
-			if err := (*to).PreferShared(sharedPercent); err != nil {
-				return f, err
-			}
+			*to = h.program.Functions(i)[k]
 		}
 	}
 	return f, nil
 }
 
-// sharedPercent is how much of an SM's memory all kernels want shared, half of it: enough for as many blocks as an SM has registers for, unless they are of fewer threads
-// than 128. A kernel that wants none would leave none where its blocks wait, and others would not find room there.
-const sharedPercent = 50
-
-// smThreads is how many threads of 64 registers an SM holds.
-const smThreads = 1024
-
-// weigher says how much of an SM a block takes, in threads of 64 registers. Its error is that of the first question that the driver did not answer.
+// weigher says how much of an SM a block takes: enginegpu.Cost. Its error is that of the first question that the driver did not answer.
 type weigher struct{ err error }
 
 func (w *weigher) weigh(threads int, functions ...*cuda.Function) (weight int) {
-	weight = threads
-	for _, f := range functions {
-		if f == nil {
-			continue
-		}
-		n, err := f.Occupancy(threads, 0)
-		w.err = cmp.Or(w.err, err)
-		weight = max(weight, smThreads/max(1, n))
-	}
-	return weight
+	weight, err := enginegpu.Cost(threads, functions...)
+	w.err = cmp.Or(w.err, err)
+	return max(weight, threads)
 }
 
 // widen gives blocks more threads while they stay within a weight, so that fewer of them have as many warps.
@@ -226,45 +177,33 @@ func (w *weigher) widen(threads, blocks *int, enough, weight int, functions ...*
 	}
 }
 
-// reserve settles how many blocks the operations have, on every rank alike, and takes room for them. Rows that go through slots have blocks
-// more, the clerks.
-//
-// Room is taken for blocks of the heaviest kernel, and each of the others has at most as many: many light blocks would stand in the way of more heavy ones than they
-// weigh, for they are spread over all SMs. Only a handle that nobody can share the GPU with has as many of each as fit.
-func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
-	const op = "new handle"
+// fit settles how many blocks the operations have, on every rank alike, and takes room for them. Rows that go through slots have blocks
+// more, the clerks. Only a handle that nobody can share the GPU with has as many blocks of each kernel as fit.
+func (h *gpu) fit(ctx context.Context, f functions) (n blocks, err error) {
 	var w weigher
 	t := &h.tuning
 	dispatchWeight := w.weigh(t.dispatchThreads, f.dispatch, f.fusedDispatch)
 	combineWeight := w.weigh(t.combineThreads, f.combine, f.fusedCombine)
 	gradientWeight := w.weigh(gradientThreads, f.gradients)
 	if t.placed {
-		dispatchWeight = smThreads // its shared memory takes a whole SM
+		dispatchWeight = occupancy.SMThreads // its shared memory takes a whole SM
 	}
 	if t.pulls {
-		combineWeight = smThreads
+		combineWeight = occupancy.SMThreads
 	}
 	weight := max(dispatchWeight, combineWeight, gradientWeight)
-	slots := max(1, smThreads/weight)
-	weight = smThreads / slots // what an SM has left beside as many as it holds is of no use
-
-	// By default a quarter of what is there is left for others.
-	sms := h.device.SMs()
-	room := h.device.Room(h.spec.Series, weight)
-	if h.spec.SMs > 0 {
-		room = min(room, h.spec.SMs*slots)
-	} else {
-		room -= room / 4
+	n.dispatchClerks, n.combineClerks = t.clerks()
+	least := 1 // blocks that an operation needs: one that moves rows, and a clerk where there are any
+	if n.dispatchClerks > 0 || n.combineClerks > 0 && h.spec.combines() {
+		least = 2
 	}
-	held := h.device.Held(h.spec.Series, weight)
-	if h.spec.SMs > 0 {
-		held = min(held, h.spec.SMs*slots)
-	}
-	room, alone, err := h.shareRoom(ctx, op, room, held, sms*slots)
+	h.room, err = enginegpu.Fit(ctx, h.comm, enginegpu.Want{Op: "new handle", Cost: weight, SMs: h.spec.SMs, SerialGroup: h.spec.Series, Least: least})
 	if err != nil {
 		return n, err
 	}
-	if tuned := h.spec.Tuning; !alone {
+	room, slots, sms := h.room.Blocks, h.room.PerSM, h.device.SMs()
+	weight = occupancy.SMThreads / slots
+	if tuned := h.spec.Tuning; !h.room.Alone {
 		if !t.placed && tuned.Dispatch.Threads == 0 && !(t.valueDispatch && t.dispatchUnits == 1) {
 			w.widen(&t.dispatchThreads, &t.dispatchBlocks, room, weight, f.dispatch, f.fusedDispatch)
 		}
@@ -274,15 +213,14 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	}
 	most := func(own, clerks int) int {
 		n := room
-		if alone {
-			n = sms * (smThreads / own)
+		if h.room.Alone {
+			n = sms * (occupancy.SMThreads / own)
 		}
 		if n > sms {
 			n -= n % sms // so that all SMs have the same to do
 		}
 		return max(1, n-clerks)
 	}
-	n.dispatchClerks, n.combineClerks = t.clerks()
 	if most(dispatchWeight, 0) <= n.dispatchClerks {
 		n.dispatchClerks = min(n.dispatchClerks, 1)
 	}
@@ -294,64 +232,15 @@ func (h *gpu) reserve(ctx context.Context, f functions) (n blocks, err error) {
 	for wide := 2 * gradientThreads; wide <= mostGradientThreads && w.weigh(wide, f.gradients) <= weight; wide *= 2 {
 		n.gradientThreads = wide
 	}
-	least := 1 // blocks that an operation needs: one that moves rows, and a clerk where there are any
-	if n.dispatchClerks > 0 || n.combineClerks > 0 && h.spec.combines() {
-		least = 2
-	}
-	switch {
-	case w.err != nil:
-		err = w.err
-	case h.spec.SMs > 0 && h.spec.SMs*slots < least:
-		err = weft.Unsupportedf("SMs %d: its kernels take %d at least", h.spec.SMs, ceil(least, slots))
-	case room < least:
-		err = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in their Specs, make those that take turns of one Series, or close one")
-	}
-	if err == nil {
-		h.reservation, err = h.device.Reserve(h.spec.Series, weight, reserved)
-	}
-	return n, h.comm.AgreeOn(ctx, op, fmt.Sprintf("blocks %+v of %d and %d threads", n, t.dispatchThreads, t.combineThreads), err)
-}
-
-// shareRoom settles how much of the room that every rank has on its GPU each can take, where it is shared with the ranks that are there too, or that all have held for
-// handles of the Series, and whether that is the whole GPU everywhere.
-func (h *gpu) shareRoom(ctx context.Context, op string, mine, held, whole int) (room int, alone bool, err error) {
-	bus, err := h.device.Context().Device().PCIBusID()
-	if err := h.comm.AgreeOn(ctx, op, "", err); err != nil {
-		return 0, false, err
-	}
-	note := binary.LittleEndian.AppendUint32(nil, uint32(mine))
-	note = binary.LittleEndian.AppendUint32(note, uint32(whole))
-	note = binary.LittleEndian.AppendUint32(note, uint32(held))
-	notes, err := h.comm.Agree(ctx, op, append(note, bus...))
-	if err != nil {
-		return 0, false, err
-	}
-	notes = slices.DeleteFunc(notes, func(n []byte) bool { return n == nil }) // of ranks that are left out
-	here := map[string]int{}
-	for _, n := range notes {
-		here[string(n[12:])]++
-	}
-	room = mine
-	for _, n := range notes {
-		room = min(room, int(binary.LittleEndian.Uint32(n))/here[string(n[12:])])
-		held = min(held, int(binary.LittleEndian.Uint32(n[8:])))
-	}
-	room = max(room, held)
-	alone = !slices.ContainsFunc(notes, func(n []byte) bool { return int(binary.LittleEndian.Uint32(n[4:])) != room })
-	return room, alone, nil
+	return n, h.room.Take(ctx, reserved, fmt.Sprintf("blocks %+v of %d and %d threads", n, t.dispatchThreads, t.combineThreads), w.err)
 }
 
 func (h *gpu) allocate() (err error) {
-	c := h.device.Context()
-	if h.memory, err = c.Alloc(h.locals.total); err != nil {
-		return err
-	}
 	if !h.regions.inWindow {
-		if h.room, err = c.Alloc(int(h.regions.block.bytes) * h.spec.Live); err != nil {
+		if h.rows, err = h.device.Context().Alloc(int(h.regions.block.bytes) * h.spec.Live); err != nil {
 			return err
 		}
 	}
-	h.took = make([]uint64, h.spec.Live)
 	for range h.spec.Live + 1 {
 		r, err := h.newRouting()
 		if err != nil {
@@ -360,31 +249,6 @@ func (h *gpu) allocate() (err error) {
 		h.idle = append(h.idle, r)
 	}
 	return nil
-}
-
-// begin makes the memory as the first operation of a generation wants it, when nothing of the handle runs.
-func (h *gpu) begin() error {
-	r, s := &h.regions, h.device.Stream()
-	base := h.window.Pointer()
-	for _, e := range r.empty {
-		if err := s.Memset(base.Add(int(e.at)), 0xFF, int(e.size)); err != nil {
-			return err
-		}
-	}
-	for _, z := range r.zero {
-		if err := s.Memset(base.Add(int(z.at)), 0, int(z.size)); err != nil {
-			return err
-		}
-	}
-	if err := s.Memset(h.memory.Pointer(), 0, h.memory.Size()); err != nil {
-		return err
-	}
-	if err := s.Synchronize(); err != nil {
-		return err
-	}
-	state := device.State{Mask: h.comm.Mask(), Timeout: uint64(max(h.comm.Deadline(), time.Millisecond))}
-	raw := unsafe.Slice((*byte)(unsafe.Pointer(&state)), unsafe.Sizeof(state))
-	return h.device.Context().Upload(h.memory.Pointer().Add(h.locals.state), raw)
 }
 
 // prepareLaunches lays out the launches, with all that does not change from call to call.
@@ -416,9 +280,6 @@ func (h *gpu) prepareLaunches(f functions) (err error) {
 	}
 	if err == nil && h.spec.combines() {
 		err = h.prepareGradients(f)
-	}
-	if err == nil {
-		h.point()
 	}
 	return err
 }
@@ -539,14 +400,9 @@ func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) 
 }
 
 func (h *gpu) memoryBytes() int {
-	n := h.window.Size() + h.memory.Size()
-	if h.room != nil {
-		n += h.room.Size()
-	}
-	for _, f := range h.before {
-		if n += f.memory.Size(); f.window != nil {
-			n += f.window.Size()
-		}
+	n := h.lane.Bytes()
+	if h.rows != nil {
+		n += h.rows.Size()
 	}
 	return n + len(h.all)*h.routingBytes()
 }
@@ -570,202 +426,53 @@ func (h *gpu) sms() (dispatch, combine, gradients int) {
 }
 
 func (h *gpu) close() (released bool, err error) {
-	var errs []error
-	if h.window != nil {
-		// Whoever closes a handle is done with it; its last kernels may still be ending.
-		ctx, cancel := context.WithTimeoutCause(context.Background(), h.comm.Deadline(), weft.ErrTimeout)
-		defer cancel()
-		if err := h.device.Quiesce(ctx, "close handle"); err != nil && ctx.Err() != nil {
-			// What goes on may be a kernel or a graph of this handle's. Memory that went from under it would take the whole context with it, so
-			// all of it is left behind, with the room for the kernels, unless the caller comes back.
-			return false, fmt.Errorf("%w after %v; end it (streams, graphs and other libraries of the process count) and call Close again: until then the handle's memory stays",
-				err, h.comm.Deadline())
-		} else if err != nil {
-			errs = append(errs, err)
+	if h.lane != nil {
+		if released, err = h.lane.Close(); !released {
+			return false, err
 		}
-		errs = append(errs, h.window.Close())
 	}
+	errs := []error{err}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.all {
 		errs = append(errs, r.close())
 	}
-	for _, f := range h.before {
-		errs = append(errs, f.close())
+	if h.rows != nil {
+		errs = append(errs, h.rows.Close())
 	}
-	for _, m := range []*cuda.Memory{h.memory, h.room} {
-		if m != nil {
-			errs = append(errs, m.Close())
-		}
-	}
-	for _, m := range h.modules {
-		errs = append(errs, m.Close())
-	}
-	if h.reservation != nil {
-		h.reservation.Release()
-	}
-	return true, errors.Join(errs...)
+	h.room.Release()
+	return true, errors.Join(append(errs, h.program.Close())...)
 }
 
-// enter begins a call: it returns the stream to enqueue on.
-func (h *gpu) enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Stream, error) {
-	if h.closed {
-		return nil, fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
-	}
-	if err := h.comm.Begin(op); err != nil {
-		return nil, err
-	}
-	stream := h.streamOf(s)
-	if g := h.comm.Generation(); g != h.generation {
-		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
-			return nil, cmp.Or(err, weft.Unsupportedf("%s: the first operation after ranks were masked cannot be captured; run one before", op))
-		}
-		if err := h.beginAnew(ctx, op); err != nil {
-			return nil, err
-		}
-		h.generation, h.pending = g, ""
-		h.operations++ // what was sent before cannot be received any more
-	}
-	if h.pending != "" {
-		return nil, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
-	}
-	return stream, h.note(stream)
-}
-
-// note remembers whether what is about to be enqueued goes into a graph.
-func (h *gpu) note(stream *cuda.Stream) (err error) {
-	h.capture, err = stream.CaptureID()
-	h.captured = h.captured || h.capture != 0
-	return err
-}
-
-// beginAnew goes on after a failure. SetMask has seen to it that nothing of before runs on this GPU. If all ranks go on that began together, so do graphs that were
-// captured before. A rank that was left out alive may still write where it knows the others' memory, so they take other memory then, and again when it comes
-// back; their graphs, which know the old one too, find it stopped for good. What no graph knows is freed.
-func (h *gpu) beginAnew(ctx context.Context, op string) error {
-	other := byte(0)
-	for r := range h.geometry.ranks {
-		if h.comm.Masked(r) || h.window.PeerPointer(r) == 0 {
-			other = 1
+// pointAt points the launches at the memory of the handle's lane.
+func (h *gpu) pointAt(l *enginegpu.Lane) {
+	h.lane = l
+	// Rows that came before ranks were masked stay their receiver's.
+	var before []uintptr
+	if h.regions.inWindow {
+		for w := range l.Former() {
+			before = append(before, uintptr(w.Pointer().Add(int(h.regions.blocks))))
 		}
 	}
-	// This is also where ranks meet before any empties what another's last operation may still read.
-	notes, err := h.comm.Agree(ctx, op, binary.LittleEndian.AppendUint32([]byte{other}, h.held()))
-	if err != nil {
-		return err
-	}
-	held := uint32(0)
-	for _, n := range notes {
-		if len(n) == 5 {
-			other |= n[0]
-			held |= binary.LittleEndian.Uint32(n[1:])
-		}
-	}
-	// The turn of places begins anew as well, with one that nobody holds. A capture that goes on begins with other operations than a replay will make.
-	h.advance(bits.TrailingZeros32(^held)%len(h.took) - 1)
-	clear(h.took)
-	if other != 0 {
-		if err := h.relocate(ctx, op); err != nil {
-			return err
-		}
-	}
-	// Nobody sends before all are as at the beginning.
-	return h.comm.AgreeOn(ctx, op, "begun anew", cmp.Or(h.begin(), h.drop(ctx)))
-}
-
-// relocate takes other memory, and leaves what knows the present one stopped.
-func (h *gpu) relocate(ctx context.Context, op string) error {
-	err := h.stop()
-	memory, again := h.device.Context().Alloc(h.locals.total)
-	if err := h.comm.AgreeOn(ctx, op, "memory", cmp.Or(err, again)); err != nil {
-		if memory != nil {
-			err = errors.Join(err, memory.Close())
-		}
-		return err
-	}
-	f := former{memory: h.memory, captured: h.captured}
-	h.memory = memory
-	window, err := h.comm.Alloc(ctx, int(h.regions.total))
-	if err != nil {
-		h.before = append(h.before, f)
-		return err
-	}
-	f.window, h.window = h.window, window
-	h.before = append(h.before, f)
-	h.captured = false
+	h.buffers.Place(uintptr(h.regions.block.bytes), uintptr(h.placeOf(0)), before...)
 	h.point()
-	return nil
 }
 
-// dropPatience is how long drop waits for work that may still read rows that were received and released. Peers wait meanwhile.
-const dropPatience = time.Second
-
-// drop frees former memory that nothing reaches any more. Ranks that were left out alive have mappings of their own, whose memory stays, if it is virtual. A
-// graph may be launched as long as the handle lives, and rows are their receiver's until Release: where there is one or the other memory stays, till the next
-// time or till Close.
-func (h *gpu) drop(ctx context.Context) error {
-	if !h.device.Virtual() || h.regions.inWindow && h.batches.any() || !slices.ContainsFunc(h.before, func(f former) bool { return !f.captured }) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, min(dropPatience, h.comm.Deadline()/4))
-	defer cancel()
-	if h.device.Quiesce(ctx, "drop") != nil {
-		return nil // whoever is concerned will be told
-	}
-	var errs []error
-	h.before = slices.DeleteFunc(h.before, func(f former) bool {
-		if !f.captured {
-			errs = append(errs, f.close())
-		}
-		return !f.captured
-	})
-	h.pointBatches()
-	return errors.Join(errs...)
-}
-
-// stop lets nothing run any more that knows the handle's present memory.
-func (h *gpu) stop() error {
-	stopped := device.State{Stopped: 1}
-	raw := unsafe.Slice((*byte)(unsafe.Pointer(&stopped)), unsafe.Sizeof(stopped))
-	return h.device.Context().Upload(h.memory.Pointer().Add(h.locals.state), raw)
-}
-
-// pointBatches says where received rows are. Those that came before ranks were masked stay their receiver's.
-func (h *gpu) pointBatches() {
-	b := &h.batches
-	b.size = uintptr(h.regions.block.bytes)
-	b.bases = append(b.bases[:0], uintptr(h.placeOf(0)))
-	for _, f := range h.before {
-		if h.regions.inWindow && f.window != nil {
-			b.bases = append(b.bases, uintptr(f.window.Pointer().Add(int(h.regions.blocks))))
-		}
-	}
-}
-
-// point points the launches at the handle's memory.
+// point is pointAt again, when anything else has changed.
 func (h *gpu) point() {
-	h.pointBatches()
-	at := func(offset int) uint64 { return uint64(h.memory.Pointer().Add(offset)) }
-	dispatch := device.Group{
-		Abort: uint64(h.device.Abort()), Record: uint64(h.device.Record()), Claim: uint64(h.device.Claim()), Waits: h.dispatchWaits,
-		Ranks: uint32(h.geometry.ranks), Rank: uint32(h.comm.Rank()),
-	}
-	for rank := range h.geometry.ranks {
-		dispatch.Window[rank] = uint64(h.window.PeerPointer(rank))
-	}
-	combine := dispatch
-	combine.Waits = h.combineWaits
+	at := func(offset int64) uint64 { return uint64(h.lane.Local(offset)) }
+	dispatch, combine := h.lane.Group(h.dispatchWaits), h.lane.Group(h.combineWaits)
 	if d := h.dispatchArg; d != nil {
-		d.group, d.state, d.filled, d.credits = dispatch, at(h.locals.state), at(h.locals.filled), at(h.locals.credits)
+		d.group, d.state, d.filled, d.credits = dispatch, at(0), at(h.locals.filled), at(h.locals.credits)
 	}
 	if h.placed != nil {
 		h.placed.point(dispatch, combine, at, &h.locals)
 	}
 	if a := h.gradientArg; a != nil {
-		a.group, a.state = dispatch, at(h.locals.state)
+		a.group, a.state = dispatch, at(0)
 	}
 	if c := h.combineArg; c != nil {
-		c.group, c.state, c.filled, c.credits = combine, at(h.locals.state), at(h.locals.combineFilled), at(h.locals.credits)
+		c.group, c.state, c.filled, c.credits = combine, at(0), at(h.locals.combineFilled), at(h.locals.credits)
 	}
 }
 
@@ -774,97 +481,14 @@ func (h *gpu) countWaits(dispatch, combine weft.Tensor) {
 	h.point()
 }
 
-// streamOf is the stream to enqueue on: the caller's, or the communicator's.
-func (h *gpu) streamOf(s *weft.Stream) *cuda.Stream {
-	if stream := s.CUDA(); stream != nil {
-		return stream
-	}
-	return h.device.Stream()
-}
-
-// finish waits for the work if the caller gave no stream.
-func (h *gpu) finish(ctx context.Context, s *weft.Stream) error {
-	if s.CUDA() != nil {
-		return nil
-	}
-	return h.comm.Wait(ctx, nil)
-}
-
-// resume begins the second half of an operation.
-func (h *gpu) resume(op string, s *weft.Stream, operation uint64) error {
-	if h.closed {
-		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
-	}
-	if h.operations != operation || h.generation != h.comm.Generation() {
-		return fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", op, weft.ErrAborted)
-	}
-	h.pending = ""
-	return cmp.Or(h.comm.Begin(op), h.note(h.streamOf(s)))
-}
-
-// free is the set of places whose rows are no longer read by anything that was not enqueued yet. When a graph is replayed others may be held than when it was captured.
-// So it says so only of what it has taken itself before, which is overwritten by then whoever holds it, and given back.
-func (h *gpu) free() (set uint32) {
-	if !h.regions.direct {
-		return 0
-	}
-	set = (1<<uint(len(h.took)) - 1) &^ h.held()
-	for i := range h.took {
-		if h.capture != 0 && h.took[i] != h.capture {
-			set &^= 1 << uint(i)
-		}
-	}
-	return set
-}
-
-// held is the set of places whose rows somebody has.
-func (h *gpu) held() (set uint32) {
-	for i := range min(h.spec.Live, 32) {
-		if h.batches.held(i) {
-			set |= 1 << uint(i)
-		}
-	}
-	return set
-}
-
-// take takes a place for received rows. Where senders write there it is the next in turn, the same on every rank; the turn goes on when the call has been made.
-func (h *gpu) take(op string) (int, error) {
-	if !h.regions.direct {
-		if i, ok := h.batches.take(); ok {
-			return i, nil
-		}
-	} else if h.batches.takeAt(h.next) {
-		return h.next, nil
-	} else if bits.OnesCount32(h.held()) < h.spec.Live {
-		return 0, weft.Unsupportedf("%s: the memory for received rows whose turn it is is in use: release received tensors in the order in which they came, "+
-			"or make the handle with more than %d Live", op, h.spec.Live)
-	}
-	return 0, weft.Unsupportedf("%s: all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", op, h.spec.Live)
-}
-
-// keep is what follows when the call has been made that took a place.
-func (h *gpu) keep(place int) {
-	h.advance(place)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.took[place] = h.capture
-}
-
-// advance goes on to the place after one.
-func (h *gpu) advance(place int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.next = (place + 1) % len(h.took)
-}
-
-// put takes a place back.
-func (h *gpu) put(place int) { h.batches.put(place) }
+// put gives the buffer of a Received back.
+func (h *gpu) put(place int) { h.buffers.Put(place) }
 
 // receivedAt describes what arrives at a place.
 func (h *gpu) receivedAt(place int, r *Routing, shape blockShape) *Received {
 	out := h.received.take()
 	*out = Received{Routing: r, owner: h, place: place}
-	out.setTensors(h.Handle, pointer(h.placeOf(place)), shape, h.batches.fill(place, r))
+	out.setTensors(h.Handle, pointer(h.placeOf(place)), shape, h.buffers.Fill(place, r.epoch))
 	return out
 }
 
@@ -872,9 +496,9 @@ func (h *gpu) receivedAt(place int, r *Routing, shape blockShape) *Received {
 func (h *gpu) placeOf(place int) cuda.Pointer {
 	at := place * int(h.regions.block.bytes)
 	if h.regions.inWindow {
-		return h.window.Pointer().Add(int(h.regions.blocks) + at)
+		return h.lane.Window().Pointer().Add(int(h.regions.blocks) + at)
 	}
-	return h.room.Pointer().Add(at)
+	return h.rows.Pointer().Add(at)
 }
 
 // pointer views an address of the device as Go sees memory that is not its own.

@@ -11,6 +11,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
 // DeviceCensus is where a [Counter] puts what a [Census] says: tensors of the caller's in the memory of its GPU. A tensor that is absent is not wanted; at least one is.
@@ -30,9 +31,8 @@ type Counter struct {
 	comm             *weft.Comm
 	experts          int
 	ranks, perNode   int
-	module           *cuda.Module
-	launch           *cuda.Launch
-	arg              *censusArgs
+	program          *enginegpu.Program
+	launch           enginegpu.Launch[censusArgs]
 	closed, unloaded bool
 }
 
@@ -75,7 +75,7 @@ func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNo
 	}
 	c := &Counter{comm: comm, experts: experts, ranks: ranks, perNode: ranksPerNode}
 	if err := c.load(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", op, err), c.unload())
+		return nil, errors.Join(fmt.Errorf("%s: %w", op, err), c.program.Close())
 	}
 	return c, nil
 }
@@ -83,19 +83,8 @@ func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNo
 // load makes the launch, with all that does not change from call to call.
 func (c *Counter) load(ctx context.Context) error {
 	d := c.comm.Device()
-	spec := censusKernel(d.Arch())
-	cubin, err := d.Kernels().Load(ctx, spec)
-	if err != nil {
-		return err
-	}
-	if c.module, err = d.Context().LoadModule(cubin.Image()); err != nil {
-		return err
-	}
-	f, err := c.module.Function(cubin.Symbol(spec.Kernels[0]))
-	if err != nil {
-		return err
-	}
-	if err := f.PreferShared(sharedPercent); err != nil {
+	var err error
+	if c.program, err = enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(), enginegpu.Source{Spec: censusKernel(d.Arch())}); err != nil {
 		return err
 	}
 	local := c.experts / c.ranks
@@ -103,10 +92,8 @@ func (c *Counter) load(ctx context.Context) error {
 		shape: shape{experts: uint32(c.experts), local: uint32(local), reciprocal: reciprocal(local)},
 		ranks: uint32(c.ranks), nodes: uint32(c.ranks / c.perNode), perNode: uint32(c.perNode),
 	}
-	if c.launch, err = f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: censusBlocks}, Block: cuda.Dim{X: censusThreads}}, a); err != nil {
-		return err
-	}
-	c.arg, err = cuda.Arg[censusArgs](c.launch, 0)
+	config := cuda.LaunchConfig{Grid: cuda.Dim{X: censusBlocks}, Block: cuda.Dim{X: censusThreads}}
+	c.launch, err = enginegpu.NewLaunch(c.program.Functions(0)[0], config, a)
 	return err
 }
 
@@ -122,7 +109,7 @@ func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, i
 	if err := cmp.Or(c.comm.Begin(opCount), c.check(topk, &into)); err != nil {
 		return err
 	}
-	a := c.arg
+	a := c.launch.Args
 	a.tokens, a.shape.topk = uint32(topk.Shape[0]), uint32(topk.Shape[1])
 	a.what = 0
 	if topk.DType == weft.Int64 {
@@ -180,19 +167,10 @@ func (c *Counter) Close() error {
 		return nil
 	}
 	c.closed = true
-	ctx, cancel := context.WithTimeoutCause(context.Background(), c.comm.Deadline(), weft.ErrTimeout)
-	defer cancel()
-	err := c.comm.Device().Quiesce(ctx, "close counter")
-	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w after %v; end it and call Close again: until then the counter's kernel stays", err, c.comm.Deadline())
+	ended, err := enginegpu.Quiesce(c.comm, "close counter", "the counter's kernel stays")
+	if !ended {
+		return err
 	}
 	c.unloaded = true
-	return errors.Join(err, c.unload())
-}
-
-func (c *Counter) unload() error {
-	if c.module == nil {
-		return nil
-	}
-	return c.module.Close()
+	return errors.Join(err, c.program.Close())
 }

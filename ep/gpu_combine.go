@@ -12,23 +12,23 @@ func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, 
 	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|whatReceive|h.weighted()); err != nil {
 		return err
 	}
-	return h.finish(ctx, s)
+	return h.lane.Finish(ctx, s)
 }
 
 func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
 	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|h.weighted()); err != nil {
 		return nil, err
 	}
-	h.pending = opCombine
-	operation := h.operations
+	half := h.lane.Sent(opCombine, s)
 	return weft.NewWork(func(ctx context.Context) error {
-		if err := h.resume(opCombine, s, operation); err != nil {
+		stream, err := half.Resume()
+		if err != nil {
 			return err
 		}
-		if err := h.launchCombine(h.streamOf(s), whatReceive|h.weighted()); err != nil {
+		if err := h.lane.Receive(stream, h.combineLaunch(whatReceive|h.weighted())); err != nil {
 			return err
 		}
-		return h.finish(ctx, s)
+		return half.Finish(ctx)
 	}), nil
 }
 
@@ -42,7 +42,7 @@ func (h *gpu) weighted() uint32 {
 
 // enterCombine checks the arguments of a combine and enqueues it.
 func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights weft.Tensor, what uint32) error {
-	stream, err := h.enter(ctx, op, s)
+	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
@@ -96,11 +96,7 @@ func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out 
 	} else {
 		h.setCombine(call, r, y, out, bias)
 	}
-	if err := h.launchCombine(stream, what); err != nil {
-		return err
-	}
-	h.operations++
-	return nil
+	return h.lane.Start(stream, h.combineLaunch(what))
 }
 
 // setCombine points the launch at the caller's tensors.
@@ -113,16 +109,16 @@ func (h *gpu) setCombine(call uint32, r *Routing, y, out weft.Tensor, bias []wef
 	}
 }
 
-func (h *gpu) launchCombine(stream *cuda.Stream, what uint32) error {
+// combineLaunch is the launch that does so much of a combine.
+func (h *gpu) combineLaunch(what uint32) *cuda.Launch {
 	if h.tuning.pulls {
 		h.placed.pull.what = what | h.placed.pullBulk
-		return h.placed.pulling.Start(stream)
+		return h.placed.pulling
 	}
 	a := h.combineArg
-	a.what, a.free = what, h.free()
-	launch := h.combining
+	a.what, a.free = what, h.ring.Free(h.lane.Capture())
 	if what&phases == whatSend|whatReceive {
-		launch = h.fusedCombining
+		return h.fusedCombining
 	}
-	return launch.Start(stream)
+	return h.combining
 }

@@ -88,7 +88,7 @@ func (h *gpu) prepareStaging(f functions, config cuda.LaunchConfig) (err error) 
 
 // stage copies a combine's rows to where the other ranks read them.
 func (h *gpu) stage(stream *cuda.Stream, r *Routing, y weft.Tensor) error {
-	to := h.window.Pointer().Add(int(h.regions.stage))
+	to := h.lane.Window().Pointer().Add(int(h.regions.stage))
 	if h.staging == nil || addressOf(y)%16 != 0 {
 		return stream.Copy(to, y.Pointer(), y.Bytes())
 	}
@@ -122,18 +122,18 @@ func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to 
 	if err != nil {
 		return err
 	}
-	stream := h.streamOf(s)
-	if err := h.note(stream); err != nil {
+	stream := h.lane.Stream(s)
+	if err := h.lane.Note(stream); err != nil {
 		return err
 	}
-	if h.capture != 0 && addressOf(r.Data) != uint64(h.placeOf(r.place)) {
+	if h.lane.Capture() != 0 && addressOf(r.Data) != uint64(h.placeOf(r.place)) {
 		return weft.Unsupportedf("%s: the rows were received before ranks were masked, and a graph may outlive their memory; copy them outside of the capture", opCopy)
 	}
 	h.setCopy(r, to)
 	if err := h.copying.Start(stream); err != nil {
 		return err
 	}
-	return h.finish(ctx, s)
+	return h.lane.Finish(ctx, s)
 }
 
 // setCopy points the launch at what was received, and at where it is to be.

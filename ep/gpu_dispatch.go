@@ -6,11 +6,12 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
 func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
 	const op = opPrepare
-	stream, err := h.enter(ctx, op, s)
+	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return nil, err
 	}
@@ -23,12 +24,12 @@ func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 	}
 	a := h.dispatchArg
 	h.setRouting(r, topk, weights)
-	if err := h.startDispatch(stream, whatSend|whatReceive|whatRoute, r.tokens); err != nil {
+	if err := h.lane.Start(stream, h.dispatchLaunch(whatSend|whatReceive|whatRoute, r.tokens)); err != nil {
 		r.Release()
 		return nil, err
 	}
 	a.ids, a.weights = 0, 0
-	if err := cmp.Or(h.finish(ctx, s), h.settle(ctx, r)); err != nil {
+	if err := cmp.Or(h.lane.Finish(ctx, s), h.settle(ctx, r)); err != nil {
 		r.Release()
 		return nil, err
 	}
@@ -37,12 +38,11 @@ func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 
 // dispatched is the second half of a dispatch.
 type dispatched struct {
-	h         *gpu
-	stream    *weft.Stream
-	received  *Received
-	operation uint64
-	routed    bool // routing travels with the rows
-	made      bool // and is that of a new Routing
+	enginegpu.Half
+	h        *gpu
+	received *Received
+	routed   bool // routing travels with the rows
+	made     bool // and is that of a new Routing
 }
 
 func (h *gpu) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
@@ -67,8 +67,7 @@ func (h *gpu) halve(s *weft.Stream, received *Received, err error, d dispatched)
 	if err != nil {
 		return nil, err
 	}
-	h.pending = opDispatch
-	d.h, d.stream, d.received, d.operation = h, s, received, h.operations
+	d.Half, d.h, d.received = h.lane.Sent(opDispatch, s), h, received
 	return &PendingDispatch{second: &d}, nil
 }
 
@@ -82,7 +81,8 @@ func (d *dispatched) receive(ctx context.Context) (*Received, error) {
 		}
 		return nil, err
 	}
-	if err := h.resume(opDispatch, d.stream, d.operation); err != nil {
+	stream, err := d.Resume()
+	if err != nil {
 		return give(err)
 	}
 	what := uint32(whatReceive | whatMove)
@@ -90,10 +90,10 @@ func (d *dispatched) receive(ctx context.Context) (*Received, error) {
 		what |= whatRoute
 	}
 	h.setPlace(r.Routing, r.place)
-	if err := h.startDispatch(h.streamOf(d.stream), what, r.tokens); err != nil {
+	if err := h.lane.Receive(stream, h.dispatchLaunch(what, r.tokens)); err != nil {
 		return give(err)
 	}
-	err := h.finish(ctx, d.stream)
+	err = d.Finish(ctx)
 	if err == nil && d.made {
 		err = h.settle(ctx, r.Routing)
 	}
@@ -105,7 +105,7 @@ func (d *dispatched) receive(ctx context.Context) (*Received, error) {
 
 // move dispatches by a routing that is there.
 func (h *gpu) move(ctx context.Context, s *weft.Stream, r *Routing, x Rows, phases uint32) (*Received, error) {
-	stream, err := h.enter(ctx, opDispatch, s)
+	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func (h *gpu) move(ctx context.Context, s *weft.Stream, r *Routing, x Rows, phas
 		r.reweighed(stream)
 	}
 	if err == nil && phases&whatReceive != 0 {
-		if err = h.finish(ctx, s); err != nil {
+		if err = h.lane.Finish(ctx, s); err != nil {
 			received.Release()
 		}
 	}
@@ -153,7 +153,7 @@ func (h *gpu) recall(stream *cuda.Stream, r *Routing, x Rows) error {
 
 // moveNew dispatches with the routing.
 func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows, phases uint32) (*Received, error) {
-	stream, err := h.enter(ctx, opDispatch, s)
+	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +174,7 @@ func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 	if phases&whatReceive == 0 {
 		return received, nil
 	}
-	if err := cmp.Or(h.finish(ctx, s), h.settle(ctx, r)); err != nil {
+	if err := cmp.Or(h.lane.Finish(ctx, s), h.settle(ctx, r)); err != nil {
 		received.Release()
 		r.Release()
 		return nil, err
@@ -187,18 +187,18 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*
 	if err := h.checkDispatch(r.tokens, x); err != nil {
 		return nil, err
 	}
-	place, err := h.take(opDispatch)
+	place, err := h.ring.Take(opDispatch)
 	if err != nil {
 		return nil, err
 	}
 	a := h.dispatchArg
 	a.x, a.scales = addressOf(x.Data), addressOf(x.Scales)
 	h.setPlace(r, place)
-	if err := h.startDispatch(stream, what, r.tokens); err != nil {
+	if err := h.lane.Start(stream, h.dispatchLaunch(what, r.tokens)); err != nil {
 		h.put(place)
 		return nil, err
 	}
-	h.keep(place)
+	h.ring.Keep(place, h.lane.Capture())
 	return h.receivedAt(place, r, h.regions.block), nil
 }
 
@@ -237,7 +237,7 @@ func (h *gpu) setPlace(r *Routing, place int) {
 	a.out, a.outScales = uint64(to), uint64(to.Add(int(h.regions.block.scalesAt)))
 	if h.regions.direct {
 		a.block = uint32(place)
-		a.direct = uint64(to - h.window.Pointer())
+		a.direct = uint64(to - h.lane.Window().Pointer())
 		a.directScales = a.direct + uint64(h.regions.block.scalesAt)
 	}
 }
@@ -245,19 +245,12 @@ func (h *gpu) setPlace(r *Routing, place int) {
 // phases are the parts of an operation that a launch does, which differ from call to call.
 const phases = whatSend | whatReceive | whatRoute | whatMove
 
-// startDispatch enqueues the launch.
-func (h *gpu) startDispatch(stream *cuda.Stream, what uint32, tokens int) error {
+// dispatchLaunch is the launch that does so much of a dispatch.
+func (h *gpu) dispatchLaunch(what uint32, tokens int) *cuda.Launch {
 	a := h.dispatchArg
-	a.what, a.free, a.tokens = a.what&^phases|what, h.free(), uint32(tokens)
-	launch := h.dispatching
+	a.what, a.free, a.tokens = a.what&^phases|what, h.ring.Free(h.lane.Capture()), uint32(tokens)
 	if what == phases {
-		launch = h.fusedDispatching
+		return h.fusedDispatching
 	}
-	if err := launch.Start(stream); err != nil {
-		return err
-	}
-	if what&whatSend != 0 {
-		h.operations++
-	}
-	return nil
+	return h.dispatching
 }

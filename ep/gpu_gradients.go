@@ -71,10 +71,10 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 	if !s.combines() {
 		return
 	}
-	r.gradientWords = r.addZero(2 * int64(g.ranks) * 8)
-	r.gradientMarks = r.addZero(int64(g.ranks) * int64(blocks) * 4)
-	r.scalars = r.add(2 * int64(g.tokens) * int64(g.topk) * 4)
-	r.gradients = r.add(int64(g.tokens) * int64(s.outputBytes()))
+	r.gradientWords = r.Zeros(2 * int64(g.ranks) * 8)
+	r.gradientMarks = r.Zeros(int64(g.ranks) * int64(blocks) * 4)
+	r.scalars = r.Raw(2 * int64(g.tokens) * int64(g.topk) * 4)
+	r.gradients = r.Raw(int64(g.tokens) * int64(s.outputBytes()))
 }
 
 // prepareGradients lays out the launch.
@@ -109,7 +109,7 @@ func (h *gpu) prepareGradients(f functions) (err error) {
 
 func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
 	const op = opDispatchBackward
-	stream, err := h.enter(ctx, op, s)
+	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
@@ -131,12 +131,12 @@ func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 			return err
 		}
 	}
-	return h.finish(ctx, s)
+	return h.lane.Finish(ctx, s)
 }
 
 func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
 	const op = opCombineBackward
-	stream, err := h.enter(ctx, op, s)
+	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 	at, ok := h.readable(gradOut)
 	if !ok {
 		at = h.regions.gradients
-		if err := stream.Copy(h.window.Pointer().Add(int(at)), gradOut.Pointer(), gradOut.Bytes()); err != nil {
+		if err := stream.Copy(h.lane.Window().Pointer().Add(int(at)), gradOut.Pointer(), gradOut.Bytes()); err != nil {
 			return err
 		}
 	}
@@ -165,7 +165,7 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 	if err := h.startGradients(stream, call, what); err != nil {
 		return err
 	}
-	return h.finish(ctx, s)
+	return h.lane.Finish(ctx, s)
 }
 
 // setGradients points the launch at a Routing, and at the gradients of weights that go and come home.
@@ -187,9 +187,5 @@ func (h *gpu) startGradients(stream *cuda.Stream, call, what uint32) error {
 	if what&whatRows != 0 {
 		a.group.Waits = h.dispatchWaits
 	}
-	if err := h.moving.Start(stream); err != nil {
-		return err
-	}
-	h.operations++
-	return nil
+	return h.lane.Start(stream, h.moving)
 }

@@ -2,11 +2,13 @@ package ep
 
 import (
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda/device"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
 // regions are where the parts of a handle's window stand: what kernels/exchange.cuh describes. Blocks of received rows are in it where senders write them directly.
 type regions struct {
+	enginegpu.Workspace
+
 	heads, counts, combineHeads, records int64
 	arrived, returned, ready             int64
 	rows, home                           int64
@@ -14,35 +16,11 @@ type regions struct {
 	gradientWords, gradientMarks         int64
 	scalars, pullScalars, gradients      int64
 	blocks                               int64
-	total                                int64
-
-	empty, zero []region // as kernels want them in the beginning
 
 	slotBytes, rowTurn, homeTurn int64 // a slot of rows, one turn of rows and of home
 	rowTurns, homeTurns          int64
 	block                        blockShape
 	direct, inWindow             bool // rows are stored where the caller reads them; blocks of received rows are in the window
-}
-
-// region is a part of a window.
-type region struct{ at, size int64 }
-
-// add lays out a region behind the others.
-func (r *regions) add(size int64) int64 {
-	at := r.total
-	r.total += (size + 127) &^ 127
-	return at
-}
-
-// addEmpty is add of one that is empty in the beginning, and addZero of one that is zero.
-func (r *regions) addEmpty(size int64) int64 {
-	r.empty = append(r.empty, region{r.total, size})
-	return r.add(size)
-}
-
-func (r *regions) addZero(size int64) int64 {
-	r.zero = append(r.zero, region{r.total, size})
-	return r.add(size)
 }
 
 // newRegions lays out the window of a handle whose dispatches and combines have so many blocks.
@@ -59,22 +37,22 @@ func newRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	if r.direct {
 		r.rowTurns = 0
 	}
-	r.heads = r.addEmpty(3 * ranks * 16)
+	r.heads = r.Ones(3 * ranks * 16)
 	if s.Layout.byExpert() {
-		r.counts = r.addEmpty(3 * ranks * int64(countWords+g.local) * 4)
+		r.counts = r.Ones(3 * ranks * int64(countWords+g.local) * 4)
 	}
-	r.records = r.addEmpty(3 * ranks * tokens * topk * int64(pairBytes))
-	r.arrived = r.addZero(ranks * int64(b.dispatch) * 4)
-	r.ready = r.addZero(ranks * 4)
+	r.records = r.Ones(3 * ranks * tokens * topk * int64(pairBytes))
+	r.arrived = r.Zeros(ranks * int64(b.dispatch) * 4)
+	r.ready = r.Zeros(ranks * 4)
 	r.addGradients(g, s, b.gradients)
 	if size := r.rowTurns * r.rowTurn; t.valueDispatch {
-		r.rows = r.addEmpty(size)
+		r.rows = r.Ones(size)
 	} else {
-		r.rows = r.add(size)
+		r.rows = r.Raw(size)
 	}
 	r.addCombine(g, s, t, b.combine)
 	if r.direct {
-		r.blocks = r.add(int64(s.Live) * r.block.bytes)
+		r.blocks = r.Raw(int64(s.Live) * r.block.bytes)
 	}
 	return r
 }
@@ -92,46 +70,39 @@ func (r *regions) addCombine(g *geometry, s Spec, t tuning, blocks int) {
 	if s.combines() {
 		r.homeTurn = int64(slots) * int64(g.tokens) * int64(s.outputBytes())
 	}
-	r.combineHeads = r.addEmpty(3 * int64(g.ranks) * 16)
-	r.returned = r.addZero(int64(g.ranks) * int64(blocks) * 4)
+	r.combineHeads = r.Ones(3 * int64(g.ranks) * 16)
+	r.returned = r.Zeros(int64(g.ranks) * int64(blocks) * 4)
 	if size := r.homeTurns * r.homeTurn; t.valueCombine {
-		r.home = r.addEmpty(size)
+		r.home = r.Ones(size)
 	} else {
-		r.home = r.add(size)
+		r.home = r.Raw(size)
 	}
 }
 
 // countWords stand before a source's counts: what kernels/exchange.cuh names.
 const countWords = 1
 
-// locals are where things stand in a handle's memory that no peer reaches.
+// locals are where things stand in a handle's memory that no peer reaches: behind the lane's state, with the counts of dispatch, those of combine, and those of gradients.
 type locals struct {
-	state                 int // and behind it the counts of dispatch, those of combine, those of gradients
+	enginegpu.Workspace
 	combineCounts         int // the first of the latter
 	gradientCounts        int // and of the first of gradients
-	filled, combineFilled int
-	credits               int
-	counts, bases         int // of place
-	total                 int
-}
-
-func (l *locals) add(size int) int {
-	at := l.total
-	l.total += (size + 127) &^ 127
-	return at
+	filled, combineFilled int64
+	credits               int64
+	counts, bases         int64 // of place
 }
 
 func newLocals(g *geometry, placed bool, b blocks) locals {
 	// Every block has a count.
 	l := locals{combineCounts: b.dispatchGrid(), gradientCounts: b.dispatchGrid() + b.combineGrid()}
-	l.state = l.add(device.StateBytes + (l.gradientCounts+b.gradients)*device.CountBytes)
-	l.credits = l.add(4 * weft.MaxRanks)
-	l.combineFilled = l.add(3 * (g.tokens + 1) * 8)
+	l.Workspace = *enginegpu.NewLocal(l.gradientCounts + b.gradients)
+	l.credits = l.Zeros(4 * weft.MaxRanks)
+	l.combineFilled = l.Zeros(3 * (int64(g.tokens) + 1) * 8)
 	if !placed {
-		l.filled = l.add(3 * g.ranks * (g.tokens + 1) * 4)
+		l.filled = l.Zeros(3 * int64(g.ranks) * (int64(g.tokens) + 1) * 4)
 		return l
 	}
-	l.counts = l.add(b.dispatch * (g.experts + g.ranks) * 8)
-	l.bases = l.add(b.dispatch * 4 * max(g.experts, g.ranks) * 4)
+	l.counts = l.Zeros(int64(b.dispatch) * int64(g.experts+g.ranks) * 8)
+	l.bases = l.Zeros(int64(b.dispatch) * 4 * int64(max(g.experts, g.ranks)) * 4)
 	return l
 }

@@ -25,7 +25,7 @@ func TestMemory(t *testing.T) {
 		h := gpu{Handle: &Handle{spec: s, geometry: g}}
 		b := blocks{dispatch: tuned.dispatchBlocks, dispatchClerks: 2, combine: tuned.combineBlocks, combineClerks: 1, gradients: tuned.combineBlocks}
 		window, own := newRegions(&g, s, tuned, b), newLocals(&g, false, b)
-		ours := int(window.total) + own.total + s.Live*int(window.block.bytes) + (s.Live+1)*h.routingBytes()
+		ours := int(window.Size()+own.Size()) + s.Live*int(window.block.bytes) + (s.Live+1)*h.routingBytes()
 		t.Logf("%v: %d MB, %d of them received rows, %.1f%% of %d MB", c.layout, ours/1e6, s.Live*int(window.block.bytes)/1e6, 100*float64(ours)/theirs, theirs/1000000)
 		if 100*ours > c.most*theirs {
 			t.Errorf("%v takes %d bytes, more than %d%% of %d", c.layout, ours, c.most, theirs)

@@ -13,6 +13,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
 // placed is the engine of handles on GPUs whose rows have their final places before they leave: the packed layouts, and all whose capacity can overflow. Prepare,
@@ -175,14 +176,14 @@ func (g *geometry) placing(blocks int) int {
 func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	ranks, tokens := int64(g.ranks), int64(g.tokens)
 	r := regions{inWindow: true, block: newBlockShape(s, g.rows())}
-	r.totals = r.addZero(2 * ranks * int64(g.experts+g.ranks+1) * 8)
-	r.words = r.addZero(2 * 2 * ranks * 8)
-	r.marks = r.addZero(ranks * int64(b.dispatch+b.combine) * 4)
+	r.totals = r.Zeros(2 * ranks * int64(g.experts+g.ranks+1) * 8)
+	r.words = r.Zeros(2 * 2 * ranks * 8)
+	r.marks = r.Zeros(ranks * int64(b.dispatch+b.combine) * 4)
 	r.addGradients(g, s, b.gradients)
-	r.records = r.add(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
+	r.records = r.Raw(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
 	if t.pulls {
-		r.stage = r.add(int64(g.rows()) * int64(s.outputBytes()))
-		r.pullScalars = r.add(2 * tokens * int64(g.topk) * 4)
+		r.stage = r.Raw(int64(g.rows()) * int64(s.outputBytes()))
+		r.pullScalars = r.Raw(2 * tokens * int64(g.topk) * 4)
 	} else {
 		r.addCombine(g, s, t, b.combine)
 	}
@@ -190,8 +191,8 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	if s.Layout.byExpert() {
 		columns = g.local
 	}
-	r.befores = r.addZero(2 * ranks * int64(g.placing(b.dispatch)*columns) * 8)
-	r.blocks = r.add(int64(s.Live) * r.block.bytes)
+	r.befores = r.Zeros(2 * ranks * int64(g.placing(b.dispatch)*columns) * 8)
+	r.blocks = r.Raw(int64(s.Live) * r.block.bytes)
 	return r
 }
 
@@ -313,12 +314,12 @@ func (h *gpu) mapEntries() (int, error) {
 }
 
 // point points the launches at the handle's memory.
-func (l *placedLaunches) point(dispatch, combine device.Group, at func(int) uint64, locals *locals) {
-	l.place.group, l.place.state = dispatch, at(locals.state)
+func (l *placedLaunches) point(dispatch, combine device.Group, at func(int64) uint64, locals *locals) {
+	l.place.group, l.place.state = dispatch, at(0)
 	l.place.counts, l.place.bases = at(locals.counts), at(locals.bases)
-	l.push.group, l.push.state = dispatch, at(locals.state)
+	l.push.group, l.push.state = dispatch, at(0)
 	if l.pull != nil {
-		l.pull.group, l.pull.state = combine, at(locals.state)
+		l.pull.group, l.pull.state = combine, at(0)
 	}
 }
 
@@ -329,7 +330,7 @@ func (l *placedLaunches) setRouting(p *gpuRouting) {
 }
 
 func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
-	stream, err := h.enter(ctx, opPrepare, s)
+	stream, err := h.lane.Enter(ctx, opPrepare, s)
 	if err != nil {
 		return nil, err
 	}
@@ -337,7 +338,7 @@ func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 	if err != nil {
 		return nil, err
 	}
-	if err := h.finish(ctx, s); err != nil {
+	if err := h.lane.Finish(ctx, s); err != nil {
 		r.Release()
 		return nil, err
 	}
@@ -366,11 +367,10 @@ func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda
 	if topk.DType == weft.Int64 {
 		a.what |= whatWide
 	}
-	if err := h.gpu.placed.placing.Start(stream); err != nil {
+	if err := h.lane.Start(stream, h.gpu.placed.placing); err != nil {
 		r.Release()
 		return nil, err
 	}
-	h.operations++
 	if err := cmp.Or(h.settle(ctx, r), p.overflow()); err != nil {
 		r.Release()
 		return nil, err
@@ -401,12 +401,11 @@ func (r *gpuRouting) overflow() error {
 
 // pushed is the second half of a dispatch.
 type pushed struct {
-	h         *placed
-	stream    *weft.Stream
-	received  *Received
-	operation uint64
-	made      bool // the routing was prepared with it
-	weighs    bool // weights come with the rows
+	enginegpu.Half
+	h        *placed
+	received *Received
+	made     bool // the routing was prepared with it
+	weighs   bool // weights come with the rows
 }
 
 func (h *placed) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
@@ -431,20 +430,19 @@ func (h *placed) halve(s *weft.Stream, received *Received, err error, p pushed) 
 	if err != nil {
 		return nil, err
 	}
-	h.pending = opDispatch
-	p.h, p.stream, p.received, p.operation = h, s, received, h.operations
+	p.Half, p.h, p.received = h.lane.Sent(opDispatch, s), h, received
 	return &PendingDispatch{second: &p}, nil
 }
 
 // receive enqueues what waits for the rows.
 func (p *pushed) receive(ctx context.Context) (*Received, error) {
 	h, r := p.h, p.received
-	err := h.resume(opDispatch, p.stream, p.operation)
+	stream, err := p.Resume()
 	if err == nil {
-		err = h.startPush(h.streamOf(p.stream), r.Routing, r.place, whatReceive, 0, p.weighs)
+		err = h.lane.Receive(stream, h.pushLaunch(r.Routing, r.place, whatReceive, 0, p.weighs))
 	}
 	if err == nil {
-		err = h.finish(ctx, p.stream)
+		err = p.Finish(ctx)
 	}
 	if err != nil {
 		r.Release()
@@ -458,7 +456,7 @@ func (p *pushed) receive(ctx context.Context) (*Received, error) {
 
 // push dispatches by a routing that is there.
 func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, what uint32) (*Received, error) {
-	stream, err := h.enter(ctx, opDispatch, s)
+	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
 		return nil, err
 	}
@@ -468,7 +466,7 @@ func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, w
 	if err := h.checkDispatch(r.tokens, x); err != nil {
 		return nil, err
 	}
-	place, err := h.take(opDispatch)
+	place, err := h.ring.Take(opDispatch)
 	if err != nil {
 		return nil, err
 	}
@@ -481,14 +479,14 @@ func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, w
 
 // pushNew prepares, and dispatches by the routing that comes of it.
 func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows, what uint32) (*Received, error) {
-	stream, err := h.enter(ctx, opDispatch, s)
+	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
 		return nil, err
 	}
 	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(opPrepareDispatch, topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
 		return nil, err
 	}
-	place, err := h.take(opDispatch) // before anything is enqueued
+	place, err := h.ring.Take(opDispatch) // before anything is enqueued
 	if err != nil {
 		return nil, err
 	}
@@ -509,18 +507,18 @@ func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stre
 	a := h.gpu.placed.push
 	a.x, a.scales, a.weights = addressOf(x.Data), addressOf(x.Scales), addressOf(x.Weights)
 	weighs := !x.Weights.IsZero()
-	if err := h.startPush(stream, r, place, what, call, weighs); err != nil {
+	if err := h.lane.Start(stream, h.pushLaunch(r, place, what, call, weighs)); err != nil {
 		h.put(place)
 		return nil, err
 	}
-	if h.operations++; weighs {
+	if weighs {
 		r.reweighed(stream)
 	}
 	shape := h.regions.block
 	shape.rows = r.Rows()
 	received := h.receivedAt(place, r, shape)
 	if what&whatReceive != 0 {
-		if err := h.finish(ctx, s); err != nil {
+		if err := h.lane.Finish(ctx, s); err != nil {
 			received.Release()
 			return nil, err
 		}
@@ -528,17 +526,17 @@ func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stre
 	return received, nil
 }
 
-// startPush enqueues the launch. What only receives tells no one which call it is.
-func (h *placed) startPush(stream *cuda.Stream, r *Routing, place int, what, call uint32, weighs bool) error {
+// pushLaunch is the launch that does so much of a dispatch. What only receives tells no one which call it is.
+func (h *placed) pushLaunch(r *Routing, place int, what, call uint32, weighs bool) *cuda.Launch {
 	l := h.gpu.placed
 	l.setRouting(r.placement.(*gpuRouting))
 	a := l.push
 	a.what = a.what&^(whatSend|whatReceive) | what
 	a.tokens, a.block, a.call = uint32(r.tokens), uint32(place), call
 	if weighs {
-		return l.weighing.Start(stream)
+		return l.weighing
 	}
-	return l.pushing.Start(stream)
+	return l.pushing
 }
 
 // setPull points the launch at the caller's tensors. Rows that were received are read where they are, others are copied into the window.
@@ -563,8 +561,8 @@ func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.
 // readable says where in the window a tensor is that others read where it is: where placed rows were received, in the combine buffer, or in that of gradients.
 func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
 	within := func(from, size int64) bool { return at >= from && at+int64(t.Bytes()) <= from+size }
-	at, r := int64(addressOf(t)-uint64(h.window.Pointer())), &h.regions
-	ok = h.tuning.placed && within(r.blocks, r.total-r.blocks) || h.tuning.pulls && within(r.stage, h.stageBytes()) ||
+	at, r := int64(addressOf(t)-uint64(h.lane.Window().Pointer())), &h.regions
+	ok = h.tuning.placed && within(r.blocks, r.Size()-r.blocks) || h.tuning.pulls && within(r.stage, h.stageBytes()) ||
 		h.spec.combines() && within(r.gradients, int64(h.geometry.tokens)*int64(h.spec.outputBytes()))
 	return at, ok
 }
@@ -588,5 +586,5 @@ func (h *gpu) gradientBuffer() weft.Tensor {
 
 // sums views memory in the window as so many rows of the Output type.
 func (h *gpu) sums(at int64, rows int) weft.Tensor {
-	return weft.Tensor{Data: pointer(h.window.Pointer().Add(int(at))), DType: h.spec.Output, Shape: []int{rows, h.spec.Hidden}}
+	return weft.Tensor{Data: pointer(h.lane.Window().Pointer().Add(int(at))), DType: h.spec.Output, Shape: []int{rows, h.spec.Hidden}}
 }

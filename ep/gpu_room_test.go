@@ -12,6 +12,7 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
@@ -138,23 +139,32 @@ func TestSeriesOnGPUs(t *testing.T) {
 				}
 			}
 			// Of those that have been there another changes nothing, but one that may run beside them.
-			room := func() int { return r.Device().Room(0, 1024) }
-			before := room()
+			room := func() (int, error) {
+				fit, err := enginegpu.Fit(ctx, r.Comm, enginegpu.Want{Op: "test", Cost: 1024, SMs: 1024})
+				if err != nil {
+					return 0, err
+				}
+				return fit.Blocks, nil
+			}
+			before, err := room()
+			if err != nil {
+				return err
+			}
 			for _, s := range specs {
 				if err := errors.Join(open(s), eptest.Meet(r.Comm)); err != nil {
 					return err
 				}
 			}
-			if now := room(); now != before {
-				return fmt.Errorf("room for %d blocks, and for %d before there were as many handles of the series again", now, before)
+			if now, err := room(); err != nil || now != before {
+				return fmt.Errorf("room for %d blocks, and for %d before there were as many handles of the series again (%v)", now, before, err)
 			}
 			beside := specs[0]
 			beside.Series = 4
 			if err := errors.Join(eptest.Meet(r.Comm), open(beside), eptest.Meet(r.Comm)); err != nil {
 				return err
 			}
-			if now := room(); now >= before {
-				return fmt.Errorf("room for %d blocks beside a handle of another series, and for %d before", now, before)
+			if now, err := room(); err != nil || now >= before {
+				return fmt.Errorf("room for %d blocks beside a handle of another series, and for %d before (%v)", now, before, err)
 			}
 			specs := append(slices.Concat(specs, specs), beside)
 			var rounds []*eptest.Round

@@ -113,7 +113,7 @@ func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, e
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var r *gpuRouting
-	if n := len(h.graphed); n > 0 && h.capture != 0 {
+	if n := len(h.graphed); n > 0 && h.lane.Capture() != 0 {
 		r, h.graphed = h.graphed[n-1], h.graphed[:n-1]
 	} else if n := len(h.idle); n > 0 {
 		r, h.idle = h.idle[n-1], h.idle[:n-1]
@@ -129,11 +129,11 @@ func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, e
 			return nil, err
 		}
 	}
-	r.stream, r.tokens, r.masked, r.replayed, r.counted, r.measured = stream, tokens, h.comm.Mask(), h.capture != 0, false, false
+	r.stream, r.tokens, r.masked, r.replayed, r.counted, r.measured = stream, tokens, h.comm.Mask(), h.lane.Capture() != 0, false, false
 	r.filled, r.rewritten = false, false
 	r.rewrite()
 	routing := h.routings.take()
-	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, weighted: weightedIf(weighted), epoch: h.operations}
+	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, weighted: weightedIf(weighted), epoch: h.lane.Operations()}
 	return routing, nil
 }
 
@@ -155,20 +155,17 @@ func (h *gpu) settle(ctx context.Context, r *Routing) error {
 
 func (h *gpu) weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
 	const op = "weigh"
-	if h.pending != "" {
-		return weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
-	}
-	if err := whole(op, "weights", weights); err != nil {
+	stream := h.lane.Stream(s)
+	if err := h.lane.EnterLocal(op, stream); err != nil {
 		return err
 	}
-	stream := h.streamOf(s)
-	if err := h.note(stream); err != nil {
+	if err := whole(op, "weights", weights); err != nil {
 		return err
 	}
 	if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
 		return err
 	}
-	return h.finish(ctx, s)
+	return h.lane.Finish(ctx, s)
 }
 
 // startWeigh enqueues what gives a Routing weights at home, or reads its experts into memory.
@@ -185,12 +182,12 @@ func (h *gpu) startWeigh(stream *cuda.Stream, r *Routing, weights, experts uint6
 // reweighed says that a dispatch brings a Routing weights, in a stream behind which those who ask for them are to come.
 func (r *Routing) reweighed(stream *cuda.Stream) {
 	p := r.placement.(*gpuRouting)
-	r.weighted, p.stream, p.filled, p.rewritten = weightedEverywhere, stream, false, p.rewritten || p.h.capture != 0
+	r.weighted, p.stream, p.filled, p.rewritten = weightedEverywhere, stream, false, p.rewritten || p.h.lane.Capture() != 0
 	p.rewrite()
 }
 
 // rewrite says that the operation which is being enqueued writes the Routing.
-func (r *gpuRouting) rewrite() { r.graphed = r.graphed || r.h.capture != 0 }
+func (r *gpuRouting) rewrite() { r.graphed = r.graphed || r.h.lane.Capture() != 0 }
 
 // release keeps the memory for the next Routing: to free it would wait for the device.
 func (r *gpuRouting) release() {

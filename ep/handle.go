@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/engine"
 )
 
 // Handle makes exchanges of one [Spec] among the ranks of a communicator. Several handles, of any Specs, may live at once; they share nothing.
@@ -14,8 +15,8 @@ type Handle struct {
 	comm     *weft.Comm
 	spec     Spec
 	geometry geometry
-	engine   engine
-	batches  batches // that were received
+	engine   rowEngine
+	buffers  *engine.Buffers // of received rows
 	closed   bool
 	released bool           // its memory too
 	biases   [2]weft.Tensor // of the combine that is being called
@@ -34,8 +35,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
 		return nil, err
 	}
-	h := &Handle{comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size())}
-	h.batches.places = make([]batch, spec.Live)
+	h := &Handle{comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size()), buffers: engine.NewBuffers(spec.Live)}
 	if h.engine, err = newEngine(ctx, h); err != nil {
 		return nil, err
 	}

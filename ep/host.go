@@ -73,7 +73,7 @@ func newScratch(g *geometry) scratch {
 	}
 }
 
-func newHost(ctx context.Context, of *Handle) (engine, error) {
+func newHost(ctx context.Context, of *Handle) (rowEngine, error) {
 	h := &host{Handle: of}
 	h.workers = max(1, runtime.NumCPU()/h.comm.LocalSize())
 	if err := h.allocate(ctx); err != nil {
@@ -108,9 +108,8 @@ func (h *host) allocate(ctx context.Context) error {
 	if w, err = alloc(int(size.block) * s.Live); err != nil {
 		return err
 	}
-	h.pool = &pool{window: w, size: int(size.block), batches: &h.batches}
-	h.batches.size = uintptr(size.block)
-	h.batches.bases = []uintptr{uintptr(unsafe.Pointer(unsafe.SliceData(w.Bytes())))}
+	h.pool = &pool{window: w, size: int(size.block), buffers: h.buffers}
+	h.buffers.Place(uintptr(size.block), uintptr(unsafe.Pointer(unsafe.SliceData(w.Bytes()))))
 	if w, err = alloc(int(size.stage)); err != nil {
 		return err
 	}

@@ -304,7 +304,7 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch, out *Received) 
 	if bad >= 0 {
 		return h.broken(&weft.PeerError{Rank: bad, Op: d.op, Err: fmt.Errorf("%w: its weights are not those of the routing's tokens", weft.ErrMismatch)})
 	}
-	out.setTensors(h.Handle, base, shape, h.batches.fill(d.offset/h.pool.size, &r.Routing))
+	out.setTensors(h.Handle, base, shape, h.buffers.Fill(d.offset/h.pool.size, r.Routing.epoch))
 	return nil
 }
 

@@ -107,7 +107,7 @@ func TestBrokenNotice(t *testing.T) {
 					return err
 				}
 				defer h.pool.put(offset)
-				h.batches.fill(offset/h.pool.size, r)
+				h.buffers.Fill(offset/h.pool.size, r.epoch)
 				mem := h.pool.window.Bytes()[offset:]
 				var receive func() error
 				if test.op == opDispatch {

@@ -2,9 +2,9 @@ package ep
 
 import (
 	"context"
-	"sync/atomic"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/engine"
 )
 
 // pool hands out places of a window for received tensors. Received rows lie in a window so that combine can take them, or what was computed in
@@ -13,111 +13,35 @@ import (
 type pool struct {
 	window  *weft.Window
 	size    int // of a place
-	batches *batches
+	buffers *engine.Buffers
 }
 
 // get returns the offset of a free place.
 func (p *pool) get() (int, bool) {
-	i, ok := p.batches.take()
+	i, ok := p.buffers.Take()
 	return i * p.size, ok
 }
 
-func (p *pool) put(offset int) { p.batches.put(offset / p.size) }
+func (p *pool) put(offset int) { p.buffers.Put(offset / p.size) }
 
-// batches says what the places for received rows hold. A place is given back by any goroutine; all else is for the handle's operations, of which one runs at a time.
-type batches struct {
-	places []batch
-	last   uint32    // the generation that was given last
-	bases  []uintptr // where the places begin; and where they once did whose rows may still be held
-	size   uintptr   // of a place
-}
-
-// batch is what a place holds.
-type batch struct {
-	generation atomic.Uint32 // 0: the place is free
-	routing    uint64        // the epoch of the Routing by which its rows came, or noRouting
-}
-
-const (
-	// noRouting is the epoch of no Routing: that of a place whose rows have not come.
-	noRouting = ^uint64(0)
-	// NoGeneration is the [weft.Tensor].Generation of no batch: rows that were released, of which only that is known.
-	NoGeneration = ^uint32(0)
-)
-
-// take takes the first free place, whose memory is the likeliest to be in a cache.
-func (b *batches) take() (place int, ok bool) {
-	for i := range b.places {
-		if b.takeAt(i) {
-			return i, true
-		}
-	}
-	return 0, false
-}
-
-// takeAt takes a place, if it is free.
-func (b *batches) takeAt(place int) bool {
-	p := &b.places[place]
-	if p.generation.Load() != 0 {
-		return false
-	}
-	if b.last++; b.last == NoGeneration {
-		b.last = 1
-	}
-	p.routing = noRouting
-	p.generation.Store(b.last)
-	return true
-}
-
-// fill says that a place which was taken has the rows that come by a Routing, and returns their generation.
-func (b *batches) fill(place int, r *Routing) uint32 {
-	p := &b.places[place]
-	p.routing = r.epoch
-	return p.generation.Load()
-}
-
-// put takes a place back.
-func (b *batches) put(place int) { b.places[place].generation.Store(0) }
-
-// held reports whether somebody has a place.
-func (b *batches) held(place int) bool { return b.places[place].generation.Load() != 0 }
-
-// any reports whether somebody has one at all.
-func (b *batches) any() bool {
-	for i := range b.places {
-		if b.held(i) {
-			return true
-		}
-	}
-	return false
-}
+// NoGeneration is the [weft.Tensor].Generation of no batch: rows that were released, of which only that is known.
+const NoGeneration = engine.NoGeneration
 
 // checkBatch refuses rows, of so many bytes, in memory for received rows that does not hold those of the Routing any more.
 func (h *Handle) checkBatch(op, what string, r *Routing, t weft.Tensor, bytes int) error {
-	b := &h.batches
-	from := uintptr(t.Data)
-	to, size := from+uintptr(bytes), b.size*uintptr(len(b.places))
-	for _, base := range b.bases {
-		if to <= base || from >= base+size || from == to {
-			continue
-		}
-		for i := (max(from, base) - base) / b.size; i < uintptr(len(b.places)) && base+i*b.size < to; i++ {
-			p, holds := &b.places[i], ""
-			switch g := p.generation.Load(); {
-			case g == 0:
-				holds = "was released"
-			case p.routing != r.epoch:
-				holds = "holds another routing's batch"
-			case t.Generation != 0 && t.Generation != g:
-				holds = "holds another batch of the routing by now"
-			default:
-				continue
-			}
-			return weft.Invalidf("%s: the %s lie in memory for received rows that %s; give what was received by this routing and not released, or memory of your own",
-				op, what, holds)
-		}
+	holds := ""
+	switch h.buffers.Check(uintptr(t.Data), uintptr(bytes), r.epoch, t.Generation) {
+	case engine.Released:
+		holds = "was released"
+	case engine.Foreign:
+		holds = "holds another routing's batch"
+	case engine.Later:
+		holds = "holds another batch of the routing by now"
+	default:
+		return nil
 	}
-	return nil
+	return weft.Invalidf("%s: the %s lie in memory for received rows that %s; give what was received by this routing and not released, or memory of your own",
+		op, what, holds)
 }
 
 // slab makes what operations return, many at a time. None is used twice: who releases one again must not release another's.

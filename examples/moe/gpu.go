@@ -9,6 +9,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep"
 )
 
@@ -48,9 +49,8 @@ type gpu struct {
 	stream *cuda.Stream
 	close  closers
 
-	product, gradient *cuda.Launch
-	productArgs       *productArgs
-	gradientArgs      *gradientArgs
+	product  enginegpu.Launch[productArgs]
+	gradient enginegpu.Launch[gradientArgs]
 
 	// What a pass of any layer uses.
 	x, g                buffer // a row for each token: x, or its gradient; what comes out, or its gradient
@@ -137,34 +137,19 @@ func (g *gpu) load(ctx context.Context) error {
 		return err
 	}
 	g.stream, g.close = stream, append(g.close, stream.Close)
-	cubin, err := d.Kernels().Load(ctx, kernel.Spec{Name: "moe experts", Source: kernelSource, Headers: device.Headers(), Arch: d.Arch()})
+	program, err := enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(), enginegpu.Source{
+		Spec:   kernel.Spec{Name: "moe experts", Source: kernelSource, Headers: device.Headers(), Arch: d.Arch()},
+		Extern: []string{"moe_product", "moe_gradient"},
+	})
 	if err != nil {
 		return err
 	}
-	module, err := d.Context().LoadModule(cubin.Image())
-	if err != nil {
-		return err
-	}
-	g.close = append(g.close, module.Close)
-	multiply, err := module.Function("moe_product")
-	if err != nil {
-		return err
-	}
-	learn, err := module.Function("moe_gradient")
-	if err != nil {
-		return err
-	}
+	g.close = append(g.close, program.Close)
 	shape := cuda.LaunchConfig{Block: cuda.Dim{X: tile, Y: tile}}
-	if g.product, err = multiply.Prepare(shape, productArgs{}); err != nil {
+	if g.product, err = enginegpu.NewLaunch(program.Functions(0)[0], shape, productArgs{}); err != nil {
 		return err
 	}
-	if g.gradient, err = learn.Prepare(shape, gradientArgs{}); err != nil {
-		return err
-	}
-	if g.productArgs, err = cuda.Arg[productArgs](g.product, 0); err != nil {
-		return err
-	}
-	g.gradientArgs, err = cuda.Arg[gradientArgs](g.gradient, 0)
+	g.gradient, err = enginegpu.NewLaunch(program.Functions(0)[1], shape, gradientArgs{})
 	return err
 }
 
@@ -207,14 +192,14 @@ func tiles(n int) uint32 { return uint32((n + tile - 1) / tile) }
 
 // multiply enqueues a product for the rows of all experts.
 func (g *gpu) multiply(p productArgs, experts int) error {
-	*g.productArgs = p
+	*g.product.Args = p
 	g.product.SetGrid(cuda.Dim{X: tiles(int(p.out)), Y: rowBlocks, Z: uint32(experts)})
 	return g.product.Start(g.stream)
 }
 
 // learn enqueues a gradient of all experts' parameters.
 func (g *gpu) learn(p gradientArgs, experts int) error {
-	*g.gradientArgs = p
+	*g.gradient.Args = p
 	g.gradient.SetGrid(cuda.Dim{X: tiles(int(p.out)), Y: tiles(int(p.in)), Z: uint32(experts)})
 	return g.gradient.Start(g.stream)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/engine/gpu"
 )
 
 //go:embed product.cu
@@ -54,7 +55,7 @@ func (s Shape) Flops() float64 { return 2 * float64(s.Rows) * float64(s.Columns)
 type Product struct {
 	Shape
 	context *cuda.Context
-	module  *cuda.Module
+	program *gpu.Program
 	memory  [3]*cuda.Memory // a, b and c
 	launch  *cuda.Launch
 	a, b    []weft.BF16
@@ -69,10 +70,6 @@ func New(ctx context.Context, c *cuda.Context, cache *kernel.Cache, s Shape, see
 	if err != nil {
 		return nil, err
 	}
-	cubin, err := cache.Load(ctx, Kernel(arch))
-	if err != nil {
-		return nil, err
-	}
 	rng := rand.New(rand.NewPCG(seed, 0))
 	p := &Product{Shape: s, context: c, a: integers(rng, s.Rows*s.Inner), b: integers(rng, s.Columns*s.Inner)}
 	defer func() {
@@ -80,11 +77,7 @@ func New(ctx context.Context, c *cuda.Context, cache *kernel.Cache, s Shape, see
 			err = errors.Join(err, p.Close())
 		}
 	}()
-	if p.module, err = c.LoadModule(cubin.Image()); err != nil {
-		return nil, err
-	}
-	f, err := p.module.Function(name)
-	if err != nil {
+	if p.program, err = gpu.LoadLocal(ctx, c, cache, gpu.Source{Spec: Kernel(arch), Extern: []string{name}}); err != nil {
 		return nil, err
 	}
 	for i, bytes := range []int{2 * len(p.a), 2 * len(p.b), 4 * s.Rows * s.Columns} {
@@ -96,7 +89,7 @@ func New(ctx context.Context, c *cuda.Context, cache *kernel.Cache, s Shape, see
 		return nil, err
 	}
 	config := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(s.Columns / tile), Y: uint32(s.Rows / tile)}, Block: cuda.Dim{X: threads}}
-	p.launch, err = f.Prepare(config, p.memory[0].Pointer(), p.memory[1].Pointer(), p.memory[2].Pointer(), uint32(s.Inner))
+	p.launch, err = p.program.Functions(0)[0].Prepare(config, p.memory[0].Pointer(), p.memory[1].Pointer(), p.memory[2].Pointer(), uint32(s.Inner))
 	return p, err
 }
 
@@ -177,8 +170,8 @@ func (p *Product) Close() error {
 			errs = append(errs, m.Close())
 		}
 	}
-	if p.module != nil {
-		errs = append(errs, p.module.Close())
+	if p.program != nil {
+		errs = append(errs, p.program.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
 // A Gate keeps streams, of any GPUs, until the host has enqueued everything that is to be timed: then they begin together, and the host's part is
@@ -39,7 +40,7 @@ func (g *Gate) Close() error { return g.memory.Close() }
 // A Door is the gate's part on one GPU.
 type Door struct {
 	gate        *Gate
-	module      *cuda.Module
+	program     *enginegpu.Program
 	hold, empty *cuda.Function
 }
 
@@ -53,21 +54,11 @@ func (g *Gate) Door(ctx context.Context, c *cuda.Context, cache *kernel.Cache) (
 		if spec.Name != "link latency" {
 			continue
 		}
-		cubin, err := cache.LoadAll(ctx, []kernel.Spec{spec})
+		p, err := enginegpu.LoadLocal(ctx, c, cache, enginegpu.Source{Spec: spec, Extern: []string{"link_gate", "link_empty"}})
 		if err != nil {
 			return nil, fmt.Errorf("gate: %w", err)
 		}
-		d := &Door{gate: g}
-		if d.module, err = c.LoadModule(cubin[0].Image()); err != nil {
-			return nil, fmt.Errorf("gate: %w", err)
-		}
-		for name, f := range map[string]**cuda.Function{"link_gate": &d.hold, "link_empty": &d.empty} {
-			if *f, err = d.module.Function(name); err != nil {
-				_ = d.module.Close()
-				return nil, fmt.Errorf("gate: %w", err)
-			}
-		}
-		return d, nil
+		return &Door{gate: g, program: p, hold: p.Functions(0)[0], empty: p.Functions(0)[1]}, nil
 	}
 	return nil, fmt.Errorf("gate: no kernels for %s", arch)
 }
@@ -85,4 +76,4 @@ func (d *Door) Hold(s *cuda.Stream, turn uint32) error {
 func (d *Door) Empty() (*cuda.Launch, error) { return d.empty.Prepare(cuda.LaunchConfig{}) }
 
 // Close unloads the kernels.
-func (d *Door) Close() error { return d.module.Close() }
+func (d *Door) Close() error { return d.program.Close() }

@@ -11,6 +11,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
 // The window of a GPU: words to signal with, the lane of operations, what kernels leave for the host, what the GPU sends, and a slot for each sender.
@@ -56,6 +57,7 @@ type gpu struct {
 	fork       *cuda.Event
 	joins      []*cuda.Event
 	start, end *cuda.Event
+	program    *enginegpu.Program
 	functions  map[string]*cuda.Function
 	sms        int
 	bulk       bool
@@ -127,22 +129,19 @@ var entries = map[string][]string{
 }
 
 func (g *gpu) load(ctx context.Context, cache *kernel.Cache, arch string) error {
-	specs := Kernels(arch)
-	cubins, err := cache.LoadAll(ctx, specs)
-	if err != nil {
+	var sources []enginegpu.Source
+	for _, spec := range Kernels(arch) {
+		sources = append(sources, enginegpu.Source{Spec: spec, Extern: entries[spec.Name]})
+	}
+	var err error
+	if g.program, err = enginegpu.LoadLocal(ctx, g.context, cache, sources...); err != nil {
 		return err
 	}
+	g.closers = append(g.closers, g.program.Close)
 	g.functions = map[string]*cuda.Function{}
-	for i, spec := range specs {
-		module, err := g.context.LoadModule(cubins[i].Image())
-		if err != nil {
-			return fmt.Errorf("kernel %s: %w", spec.Name, err)
-		}
-		g.closers = append(g.closers, module.Close)
-		for _, name := range entries[spec.Name] {
-			if g.functions[name], err = module.Function(name); err != nil {
-				return err
-			}
+	for i, source := range sources {
+		for k, f := range g.program.Functions(i) {
+			g.functions[source.Extern[k]] = f
 		}
 	}
 	for name, bytes := range map[string]int{"link_bulk_store": chunks * storeChunk, "link_bulk_load": chunks * loadChunk} {

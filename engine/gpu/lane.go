@@ -1,0 +1,382 @@
+package gpu
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"math/bits"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
+)
+
+// LaneSpec describes a lane.
+type LaneSpec struct {
+	Op     string     // what is being made, in errors: "new handle"
+	Owner  string     // what it is: "handle"
+	Window *Workspace // the memory of each rank that all ranks reach
+	Local  *Workspace // the memory that only this rank's GPU reaches: NewLocal, and regions behind it
+	// Ring, if there is one, hands out receive buffers. RingInWindow says that they are in the window.
+	Ring         *Ring
+	RingInWindow bool
+	// Moved is called when the lane's memory has its addresses, when it gets others, and when it has given up former ones ([Lane.Former]):
+	// launches are to be pointed at it.
+	Moved func(*Lane)
+}
+
+// NewLocal begins a local workspace with the lane's state at offset 0, which has a count for each of so many blocks. Kernels of
+// different grids that make up one lane have counts behind each other.
+func NewLocal(counts int) *Workspace {
+	w := &Workspace{}
+	w.Zeros(device.StateBytes + int64(counts)*device.CountBytes)
+	return w
+}
+
+// Lane is a sequence of operations that ranks make in the same order, each one kernel that meets its peers, or two when it is sent and
+// received apart. The lane owns the memory they work in and what they count. It begins anew after ranks were masked, and ends when
+// nothing of it runs.
+//
+// Its methods are called from one goroutine at a time.
+type Lane struct {
+	spec   LaneSpec
+	comm   *weft.Comm
+	device *weft.Device
+	window *weft.Window
+	local  *cuda.Memory
+	former []memory
+	graphs bool // one knows the present memory
+
+	capture    uint64 // that the call is in; 0: none
+	generation uint64
+	operations uint64
+	half       string // the operation whose second half is still to come
+	closed     bool
+	released   bool
+}
+
+// memory is what a lane used before ranks were masked.
+type memory struct {
+	window *weft.Window
+	local  *cuda.Memory
+	graphs bool // one knows it
+}
+
+func (m memory) close() error {
+	if m.window == nil {
+		return m.local.Close()
+	}
+	return errors.Join(m.window.Close(), m.local.Close())
+}
+
+// NewLane makes a lane. It is collective. When it returns, every rank's memory is as kernels want it, so operations may begin. The caller
+// closes it.
+func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error) {
+	l := &Lane{spec: spec, comm: comm, device: comm.Device(), generation: comm.Generation()}
+	var err error
+	if l.window, err = comm.Alloc(ctx, int(spec.Window.Size())); err != nil {
+		return nil, err
+	}
+	if l.local, err = l.device.Context().Alloc(int(spec.Local.Size())); err == nil {
+		err = l.begin()
+	}
+	if err == nil {
+		spec.Moved(l)
+	}
+	// No peer may write into a window before it is as the kernels want it.
+	if err := comm.AgreeOn(ctx, spec.Op, "memory", err); err != nil {
+		_, again := l.Close()
+		return nil, errors.Join(err, again)
+	}
+	return l, nil
+}
+
+// begin gives the memory the content that the first operation of a generation wants. Nothing of the lane runs.
+func (l *Lane) begin() error {
+	s := l.device.Stream()
+	if err := cmp.Or(l.spec.Window.begin(s, l.window.Pointer()), l.spec.Local.begin(s, l.local.Pointer()), s.Synchronize()); err != nil {
+		return err
+	}
+	return l.setState(device.State{Mask: l.comm.Mask(), Timeout: uint64(max(l.comm.Deadline(), time.Millisecond))})
+}
+
+func (l *Lane) setState(s device.State) error {
+	return l.device.Context().Upload(l.local.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&s)), unsafe.Sizeof(s)))
+}
+
+// Window is the memory that all ranks reach. It is another one after some masks: see LaneSpec.Moved.
+func (l *Lane) Window() *weft.Window { return l.window }
+
+// Local is where an offset in the local workspace is. The state is at 0.
+func (l *Lane) Local(offset int64) cuda.Pointer { return l.local.Pointer().Add(int(offset)) }
+
+// Group is what kernels are told of the ranks. waits is where they count how long each rank is waited for, or 0.
+func (l *Lane) Group(waits uint64) device.Group {
+	g := device.Group{
+		Abort: uint64(l.device.Abort()), Record: uint64(l.device.Record()), Claim: uint64(l.device.Claim()), Waits: waits,
+		Ranks: uint32(l.comm.Size()), Rank: uint32(l.comm.Rank()),
+	}
+	for rank := range l.comm.Size() {
+		g.Window[rank] = uint64(l.window.PeerPointer(rank))
+	}
+	return g
+}
+
+// Operations is how many operations have been enqueued: the same on every rank when it makes the same call.
+func (l *Lane) Operations() uint64 { return l.operations }
+
+// Capture is the capture that the call is in, or 0.
+func (l *Lane) Capture() uint64 { return l.capture }
+
+// Bytes is how much memory of the GPU the lane takes.
+func (l *Lane) Bytes() int {
+	n := l.window.Size() + l.local.Size()
+	for _, f := range l.former {
+		if n += f.local.Size(); f.window != nil {
+			n += f.window.Size()
+		}
+	}
+	return n
+}
+
+// Enter begins a call, and returns the stream to enqueue on: the caller's, or the communicator's own if s is nil. It fails if the lane is
+// closed, if the communicator has failed, or if an operation was sent and is still to be received. After ranks were masked it first
+// begins the lane anew, with all ranks that go on.
+func (l *Lane) Enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Stream, error) {
+	if l.closed {
+		return nil, fmt.Errorf("%s: %s %w", op, l.spec.Owner, weft.ErrClosed)
+	}
+	if err := l.comm.Begin(op); err != nil {
+		return nil, err
+	}
+	stream := l.Stream(s)
+	if g := l.comm.Generation(); g != l.generation {
+		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
+			return nil, cmp.Or(err, weft.Unsupportedf("%s: the first operation after ranks were masked cannot be captured; run one before", op))
+		}
+		if err := l.restart(ctx, op); err != nil {
+			return nil, err
+		}
+		l.generation, l.half = g, ""
+		l.operations++ // what was sent before cannot be received any more
+	}
+	return stream, l.EnterLocal(op, stream)
+}
+
+// EnterLocal begins a call on a stream that meets no peers. It fails if an operation was sent and is still to be received.
+func (l *Lane) EnterLocal(op string, stream *cuda.Stream) error {
+	if l.half != "" {
+		return weft.Invalidf("%s: the %s's %s has been sent and not received; receive it first", op, l.spec.Owner, l.half)
+	}
+	return l.Note(stream)
+}
+
+// Note remembers whether what is about to be enqueued goes into a graph.
+func (l *Lane) Note(stream *cuda.Stream) (err error) {
+	l.capture, err = stream.CaptureID()
+	l.graphs = l.graphs || l.capture != 0
+	return err
+}
+
+// Stream is the stream to enqueue on: the caller's, or the communicator's own if s is nil.
+func (l *Lane) Stream(s *weft.Stream) *cuda.Stream {
+	if stream := s.CUDA(); stream != nil {
+		return stream
+	}
+	return l.device.Stream()
+}
+
+// Start enqueues the kernel that begins an operation. It and Receive are the only places that launch kernels which meet peers.
+func (l *Lane) Start(stream *cuda.Stream, launch *cuda.Launch) error {
+	if err := launch.Start(stream); err != nil {
+		return err
+	}
+	l.operations++
+	return nil
+}
+
+// Receive enqueues the kernel of an operation's second half.
+func (l *Lane) Receive(stream *cuda.Stream, launch *cuda.Launch) error { return launch.Start(stream) }
+
+// Finish ends a call: it waits for the work if the caller gave no stream.
+func (l *Lane) Finish(ctx context.Context, s *weft.Stream) error {
+	if s.CUDA() != nil {
+		return nil
+	}
+	return l.comm.Wait(ctx, nil)
+}
+
+// Half is an operation that was sent and is still to be received.
+type Half struct {
+	lane      *Lane
+	op        string
+	stream    *weft.Stream
+	operation uint64
+}
+
+// Sent says that the operation which was started has only been sent: no other begins until it is received.
+func (l *Lane) Sent(op string, s *weft.Stream) Half {
+	l.half = op
+	return Half{l, op, s, l.operations}
+}
+
+// Resume begins the second half of an operation, and returns the stream to enqueue on.
+func (h Half) Resume() (*cuda.Stream, error) {
+	l := h.lane
+	if l.closed {
+		return nil, fmt.Errorf("%s: %s %w", h.op, l.spec.Owner, weft.ErrClosed)
+	}
+	if l.operations != h.operation || l.generation != l.comm.Generation() {
+		return nil, fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", h.op, weft.ErrAborted)
+	}
+	l.half = ""
+	stream := l.Stream(h.stream)
+	return stream, cmp.Or(l.comm.Begin(h.op), l.Note(stream))
+}
+
+// Finish ends the call of the second half.
+func (h Half) Finish(ctx context.Context) error { return h.lane.Finish(ctx, h.stream) }
+
+// restart begins anew after SetMask, which has seen to it that nothing of before runs on this GPU. All ranks that go on call it.
+//
+// If the same ranks go on that began, the memory gets its first content again and captured graphs stay valid. A rank that was masked alive
+// may still write where it knows the others' memory, so they take other memory then, and again when it comes back; graphs that know
+// the old memory find it stopped for good. Old memory that no graph knows is freed.
+func (l *Lane) restart(ctx context.Context, op string) error {
+	move := byte(0)
+	for r := range l.comm.Size() {
+		if l.comm.Masked(r) || l.window.PeerPointer(r) == 0 {
+			move = 1
+		}
+	}
+	// No rank clears what the last operation of another may still read before all have come here.
+	held := uint32(0)
+	if l.spec.Ring != nil {
+		held = l.spec.Ring.Held()
+	}
+	notes, err := l.comm.Agree(ctx, op, binary.LittleEndian.AppendUint32([]byte{move}, held))
+	if err != nil {
+		return err
+	}
+	held = 0
+	for _, n := range notes {
+		if len(n) == 5 {
+			move |= n[0]
+			held |= binary.LittleEndian.Uint32(n[1:])
+		}
+	}
+	if l.spec.Ring != nil {
+		l.spec.Ring.restart(bits.TrailingZeros32(^held)) // a buffer that no rank holds
+	}
+	if move != 0 {
+		if err := l.relocate(ctx, op); err != nil {
+			return err
+		}
+	}
+	// No rank sends before all have begun.
+	return l.comm.AgreeOn(ctx, op, "begun anew", cmp.Or(l.begin(), l.free(ctx)))
+}
+
+// relocate takes other memory, and stops what knows the present one.
+func (l *Lane) relocate(ctx context.Context, op string) error {
+	err := l.setState(device.State{Stopped: 1})
+	local, again := l.device.Context().Alloc(int(l.spec.Local.Size()))
+	if err := l.comm.AgreeOn(ctx, op, "memory", cmp.Or(err, again)); err != nil {
+		if local != nil {
+			err = errors.Join(err, local.Close())
+		}
+		return err
+	}
+	before := memory{local: l.local, graphs: l.graphs}
+	l.local = local
+	window, err := l.comm.Alloc(ctx, int(l.spec.Window.Size()))
+	if err != nil {
+		l.former = append(l.former, before)
+		return err
+	}
+	before.window, l.window = l.window, window
+	l.former = append(l.former, before)
+	l.graphs = false
+	l.spec.Moved(l)
+	return nil
+}
+
+// freePatience is how long free waits for work that may still read buffers that were received and put back. Peers wait meanwhile.
+const freePatience = time.Second
+
+// free closes former memory that nothing reaches any more. Peers that were masked alive have mappings of their own, whose memory stays if it
+// is virtual. A graph may be launched as long as the lane lives, and a held buffer is read until Put: memory that one of them
+// knows stays, until the next restart or Close.
+func (l *Lane) free(ctx context.Context) error {
+	held := l.spec.RingInWindow && l.spec.Ring.buffers.AnyHeld()
+	if !l.device.Virtual() || held || !slices.ContainsFunc(l.former, func(m memory) bool { return !m.graphs }) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(freePatience, l.comm.Deadline()/4))
+	defer cancel()
+	if l.device.Quiesce(ctx, "free memory") != nil {
+		return nil // the callers of that work will be told
+	}
+	var errs []error
+	l.former = slices.DeleteFunc(l.former, func(m memory) bool {
+		if !m.graphs {
+			errs = append(errs, m.close())
+		}
+		return !m.graphs
+	})
+	l.spec.Moved(l)
+	return errors.Join(errs...)
+}
+
+// Former gives the windows that the lane had before ranks were masked, as far as anything may still know them.
+func (l *Lane) Former() iter.Seq[*weft.Window] {
+	return func(yield func(*weft.Window) bool) {
+		for _, m := range l.former {
+			if m.window != nil && !yield(m.window) {
+				return
+			}
+		}
+	}
+}
+
+// Close waits until nothing of the rank's runs on its GPU, for the communicator's deadline at most, and frees the lane's memory. If work goes
+// on, Close has freed nothing, the error wraps [weft.ErrTimeout], and the caller is to call it again: memory that went from under a
+// kernel would take the whole context with it. released says that what the owner has beside the lane may go, too.
+func (l *Lane) Close() (released bool, err error) {
+	if l.released {
+		return true, nil
+	}
+	l.closed = true
+	ended, err := Quiesce(l.comm, "close "+l.spec.Owner, "the "+l.spec.Owner+"'s memory stays")
+	if !ended {
+		return false, err
+	}
+	l.released = true
+	errs := []error{err, l.window.Close()}
+	for _, f := range l.former {
+		errs = append(errs, f.close())
+	}
+	if l.local != nil {
+		errs = append(errs, l.local.Close())
+	}
+	return true, errors.Join(errs...)
+}
+
+// Quiesce waits until nothing of the rank's runs on its GPU, for the communicator's deadline at most: by whatever stream, graph or library
+// it was enqueued. ended is false if work goes on; the error then says so, and what the caller keeps.
+func Quiesce(comm *weft.Comm, op, keeps string) (ended bool, err error) {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), comm.Deadline(), weft.ErrTimeout)
+	defer cancel()
+	err = comm.Device().Quiesce(ctx, op)
+	if err != nil && ctx.Err() != nil {
+		return false, fmt.Errorf("%w after %v; end it (streams, graphs and other libraries of the process count) and call Close again: until then %s",
+			err, comm.Deadline(), keeps)
+	}
+	return true, err
+}

@@ -1,0 +1,97 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/kernel"
+)
+
+// Source is CUDA code: the kernels that its Spec names are loaded, and behind them those that are extern "C" and wanted.
+type Source struct {
+	kernel.Spec
+	Extern []string
+}
+
+// Program is kernels that are loaded on a rank's GPU. A driver loads code only when no kernel runs that waits for a peer, so programs
+// are loaded when an object is made, never by an operation.
+type Program struct {
+	modules   []*cuda.Module
+	functions [][]*cuda.Function // by source
+}
+
+// sharedPercent is how much of an SM's memory kernels want shared: half of it is enough for as many blocks as an SM has registers for,
+// if they have 128 threads or more. A kernel that wanted none would leave none where its blocks wait, and others could not run there.
+const sharedPercent = 50
+
+// Load loads the kernels on all ranks, or fails on all: it is collective. What the cache does not have is compiled. The caller closes
+// the program.
+func Load(ctx context.Context, comm *weft.Comm, op string, sources ...Source) (*Program, error) {
+	d := comm.Device()
+	p, err := LoadLocal(ctx, d.Context(), d.Kernels(), sources...)
+	if err := comm.AgreeOn(ctx, op, "kernels", err); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// LoadLocal is Load on one GPU alone, for kernels that meet no peers.
+func LoadLocal(ctx context.Context, c *cuda.Context, cache *kernel.Cache, sources ...Source) (*Program, error) {
+	specs := make([]kernel.Spec, len(sources))
+	for i, s := range sources {
+		specs[i] = s.Spec
+	}
+	cubins, err := cache.LoadAll(ctx, specs)
+	if err != nil {
+		return nil, err
+	}
+	p := &Program{}
+	for i, s := range sources {
+		if err := p.add(c, s, cubins[i]); err != nil {
+			return nil, errors.Join(fmt.Errorf("kernel %s: %w", s.Name, err), p.Close())
+		}
+	}
+	return p, nil
+}
+
+// add loads the code of a source.
+func (p *Program) add(c *cuda.Context, s Source, cubin kernel.Cubin) error {
+	m, err := c.LoadModule(cubin.Image())
+	if err != nil {
+		return err
+	}
+	p.modules = append(p.modules, m)
+	var functions []*cuda.Function
+	for _, name := range slices.Concat(s.Kernels, s.Extern) {
+		f, err := m.Function(cubin.Symbol(name))
+		if err != nil {
+			return err
+		}
+		if err := f.PreferShared(sharedPercent); err != nil {
+			return err
+		}
+		functions = append(functions, f)
+	}
+	p.functions = append(p.functions, functions)
+	return nil
+}
+
+// Functions are the kernels of the i-th source, in its order.
+func (p *Program) Functions(i int) []*cuda.Function { return p.functions[i] }
+
+// Close unloads the kernels. None of them runs any more. A nil program has nothing to close.
+func (p *Program) Close() error {
+	if p == nil {
+		return nil
+	}
+	var errs []error
+	for _, m := range p.modules {
+		errs = append(errs, m.Close())
+	}
+	p.modules = nil
+	return errors.Join(errs...)
+}

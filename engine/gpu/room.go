@@ -1,0 +1,236 @@
+package gpu
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/occupancy"
+)
+
+// Want is the room that the kernels of an owner need on the GPU of every rank, of which no two run at the same time.
+type Want struct {
+	Op string // what is being made, in errors
+	// Cost is how many threads of 64 registers a block of the heaviest kernel counts for: [Cost].
+	//
+	// Room is taken for blocks of that kernel, and each of the others has at most as many: many light blocks would keep more
+	// heavy ones out than they cost, because a GPU spreads them over all SMs.
+	Cost int
+	SMs  int // that the kernels may fill; 0: three quarters of what is left
+	// SerialGroup is a number that owners share whose kernels never run at the same time, so that they share room. 0: none.
+	SerialGroup int
+	Least       int // blocks without which the kernels cannot work
+}
+
+// Room is room on the GPU of every rank for the blocks of kernels that wait for peers: the same on every rank.
+type Room struct {
+	Blocks int  // that may be taken
+	PerSM  int  // blocks of the wanted cost that an SM holds
+	Alone  bool // nothing else can be on any of the GPUs: kernels that are lighter than wanted may have more blocks
+
+	want    Want
+	comm    *weft.Comm
+	cost    int
+	account account
+	claim   *occupancy.Claim
+}
+
+// Fit finds how much room all ranks have for what they want alike. It is collective, and takes nothing yet: Take does.
+// Ranks that share a GPU share its room equally. What is left on a GPU is what the owners of this process have not taken.
+func Fit(ctx context.Context, comm *weft.Comm, want Want) (*Room, error) {
+	r := &Room{want: want, comm: comm, PerSM: max(1, occupancy.SMThreads/want.Cost)}
+	r.cost = occupancy.SMThreads / r.PerSM // what an SM has left beside as many as it holds is of no use
+	err := r.open()
+	if err := comm.AgreeOn(ctx, want.Op, "", err); err != nil {
+		return nil, err
+	}
+	all := comm.Device().SMs() * r.PerSM
+	mine, held := r.account.room(r.cost, r.serial()), r.account.held(r.cost, r.serial())
+	if want.SMs > 0 {
+		mine, held = min(mine, want.SMs*r.PerSM), min(held, want.SMs*r.PerSM)
+	} else {
+		mine -= mine / 4
+	}
+	return r, r.share(ctx, mine, held, all)
+}
+
+func (r *Room) open() (err error) {
+	d := r.comm.Device().Context().Device()
+	if r.account.bus, err = d.PCIBusID(); err != nil {
+		return err
+	}
+	r.account.driver = d.Driver()
+	if r.account.gpu.SMs, err = d.Multiprocessors(); err != nil {
+		return err
+	}
+	r.account.gpu.Blocks, err = d.Attribute(cuda.BlocksPerMultiprocessor)
+	return err
+}
+
+// serial is the group that the kernels belong to: the same number on two ranks is two groups.
+func (r *Room) serial() any {
+	if r.want.SerialGroup == 0 {
+		return nil
+	}
+	return serialGroup{r.comm.Device(), r.want.SerialGroup}
+}
+
+type serialGroup struct {
+	device *weft.Device
+	number int
+}
+
+// share settles the room of all ranks: the least that one of them has, where ranks that share a GPU have equal shares of it; or what
+// all have held for the serial group, if that is more.
+func (r *Room) share(ctx context.Context, mine, held, all int) error {
+	const numbers = 3 * 4
+	note := binary.LittleEndian.AppendUint32(nil, uint32(mine))
+	note = binary.LittleEndian.AppendUint32(note, uint32(all))
+	note = binary.LittleEndian.AppendUint32(note, uint32(held))
+	notes, err := r.comm.Agree(ctx, r.want.Op, append(note, r.account.bus...))
+	if err != nil {
+		return err
+	}
+	notes = slices.DeleteFunc(notes, func(n []byte) bool { return n == nil }) // of masked ranks
+	sharers := map[string]int{}                                               // by GPU
+	for _, n := range notes {
+		sharers[string(n[numbers:])]++
+	}
+	r.Blocks = mine
+	for _, n := range notes {
+		r.Blocks = min(r.Blocks, int(binary.LittleEndian.Uint32(n))/sharers[string(n[numbers:])])
+		held = min(held, int(binary.LittleEndian.Uint32(n[8:])))
+	}
+	r.Blocks = max(r.Blocks, held)
+	r.Alone = !slices.ContainsFunc(notes, func(n []byte) bool { return int(binary.LittleEndian.Uint32(n[4:])) != r.Blocks })
+	return nil
+}
+
+// Take takes room for so many blocks. It is collective: it fails on all ranks if it fails on one, if one brings an error of its own, or
+// if the summaries differ, which say what was settled.
+func (r *Room) Take(ctx context.Context, blocks int, summary string, own error) error {
+	op, want := r.want.Op, r.want
+	switch {
+	case own != nil:
+	case want.SMs > 0 && want.SMs*r.PerSM < want.Least:
+		own = weft.Unsupportedf("SMs %d: its kernels take %d at least", want.SMs, (want.Least+r.PerSM-1)/r.PerSM)
+	case r.Blocks < want.Least:
+		own = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in " +
+			"their Specs, put those that take turns in one serial group, or close one")
+	default:
+		claim := &occupancy.Claim{Cost: r.account.gpu.Cost(r.cost), Blocks: blocks, Serial: r.serial()}
+		if own = r.account.take(claim); own == nil {
+			r.claim = claim
+		}
+	}
+	return r.comm.AgreeOn(ctx, op, summary, own)
+}
+
+// Release gives the room back when no kernel uses it any more. Further calls do nothing.
+func (r *Room) Release() {
+	if r != nil && r.claim != nil {
+		r.account.release(r.claim)
+		r.claim = nil
+	}
+}
+
+// Cost is how many threads of 64 registers a block of so many threads counts for, of the heaviest of the functions; nil ones are none.
+func Cost(threads int, functions ...*cuda.Function) (cost int, err error) {
+	cost = threads
+	for _, f := range functions {
+		if f == nil {
+			continue
+		}
+		n, err := f.Occupancy(threads, 0)
+		if err != nil {
+			return 0, err
+		}
+		cost = max(cost, occupancy.SMThreads/max(1, n))
+	}
+	return cost, nil
+}
+
+// account is what is taken on a GPU by this process: by all its communicators.
+type account struct {
+	accountKey
+	gpu occupancy.GPU
+}
+
+// accountKey tells GPUs apart: one of another driver is another, in tests.
+type accountKey struct {
+	driver *cuda.Driver
+	bus    string
+}
+
+var accounts struct {
+	sync.Mutex
+	claims map[accountKey][]*occupancy.Claim
+}
+
+// claims are those of the account. The caller holds the lock.
+func (a *account) claims() []occupancy.Claim {
+	var all []occupancy.Claim
+	for _, c := range accounts.claims[a.accountKey] {
+		all = append(all, *c)
+	}
+	return all
+}
+
+// room is how many blocks fit beside what is taken.
+func (a *account) room(cost int, serial any) int {
+	accounts.Lock()
+	defer accounts.Unlock()
+	return a.gpu.Room(a.claims(), a.gpu.Cost(cost), serial)
+}
+
+// held is how many blocks of a cost a serial group has room for because as many have been taken in it before.
+func (a *account) held(cost int, serial any) (blocks int) {
+	if serial == nil {
+		return 0
+	}
+	accounts.Lock()
+	defer accounts.Unlock()
+	for _, c := range accounts.claims[a.accountKey] {
+		if c.Serial == serial && c.Cost == a.gpu.Cost(cost) {
+			blocks = max(blocks, c.Blocks)
+		}
+	}
+	return blocks
+}
+
+func (a *account) take(c *occupancy.Claim) error {
+	accounts.Lock()
+	defer accounts.Unlock()
+	claims := a.claims()
+	if room := a.gpu.Room(claims, c.Cost, c.Serial); c.Blocks > room {
+		taken := 0
+		for _, o := range claims {
+			if c.Serial == nil || c.Serial != o.Serial {
+				taken += o.Blocks
+			}
+		}
+		return weft.Unsupportedf("%d blocks of %d threads that wait for peers; GPU %s has room for %d beside the %d that are taken: ask for fewer SMs, "+
+			"or close a handle that is not needed", c.Blocks, c.Cost, a.bus, room, taken)
+	}
+	if accounts.claims == nil {
+		accounts.claims = map[accountKey][]*occupancy.Claim{}
+	}
+	accounts.claims[a.accountKey] = append(accounts.claims[a.accountKey], c)
+	return nil
+}
+
+func (a *account) release(c *occupancy.Claim) {
+	accounts.Lock()
+	defer accounts.Unlock()
+	rest := slices.DeleteFunc(accounts.claims[a.accountKey], func(o *occupancy.Claim) bool { return o == c })
+	if accounts.claims[a.accountKey] = rest; len(rest) == 0 {
+		delete(accounts.claims, a.accountKey)
+	}
+}
+
+// String describes the room.
+func (r *Room) String() string { return fmt.Sprintf("%d blocks, %d an SM", r.Blocks, r.PerSM) }
