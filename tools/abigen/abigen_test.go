@@ -16,6 +16,7 @@ extern "C" {
 #define WEFT_DAYS 7
 #define WEFT_ALL ((weft_line) ~(uintptr_t)0)
 
+typedef enum weft_engine { WEFT_HOST = 0, WEFT_GPU = 1 } weft_engine;
 typedef enum weft_status { WEFT_OK = 0 } weft_status;
 
 typedef struct weft_loom_s *weft_loom; /* a handle */
@@ -62,7 +63,7 @@ func TestMirrors(t *testing.T) {
 		},
 		h.python(): {
 			"from ctypes import CFUNCTYPE, c_char_p, c_int, c_int32, c_size_t, c_void_p\n",
-			"\nDAYS = 7\nALL = 2**64 - 1\n",
+			"\nDAYS = 7\nALL = 2**64 - 1\nHOST = 0\nGPU = 1\n",
 			"class Weave(Choice):\n    \"\"\"How threads cross.\"\"\"\n\n    plain = 0\n    \"\"\"over one, under one\"\"\"\n    twill = 1\n",
 			"SnapFunction = CFUNCTYPE(c_int, c_void_p, c_char_p)\n",
 			"        (\"weave\", c_int32),\n        (\"spare\", c_void_p * 7),\n        (\"snap\", SnapFunction),\n        (\"added\", c_int32),\n    )\n",

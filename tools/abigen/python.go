@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// inPython says which enumerations Python's are not by the rule: a class of the name in capitals, with small members.
+// inPython says which enumerations are not by the rule in Python: a class of that name, with small members.
 var inPython = map[string]struct {
-	class   string // "": there is none by rule, as dtypes.py has its own, or nothing needs it
+	class   string // "": there is none, only numbers; that of dtypes is DType, which has more than members
 	capital bool   // members keep their letters
 }{
 	"weft_status":       {"Status", true},
@@ -35,6 +35,13 @@ func (h *header) python() string {
 			value = "2**64 - 1"
 		}
 		fmt.Fprintf(&b, "%s = %s\n", strings.TrimPrefix(n.name, "WEFT_"), value)
+	}
+	for _, e := range h.enums {
+		if as, special := inPython[e.name]; special && as.class == "" {
+			for _, m := range e.members {
+				fmt.Fprintf(&b, "%s = %d\n", strings.TrimPrefix(m.name, "WEFT_"), m.value)
+			}
+		}
 	}
 	for _, e := range h.enums {
 		h.pythonEnum(&b, e)
