@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/weftgo/weft/internal/filelimit"
 )
 
 // Agree gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the entries of masked ranks are nil. It is a small
@@ -75,7 +77,7 @@ func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 		return err
 	}
 	if own != nil {
-		return own
+		return ownLimit(op, c.rank, own)
 	}
 	return agreed(op, all)
 }
@@ -91,7 +93,7 @@ func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own
 		return nil, err
 	}
 	if own != nil {
-		return nil, own
+		return nil, ownLimit(op, c.rank, own)
 	}
 	given := make([][]byte, len(all))
 	for r, n := range all {
@@ -105,6 +107,9 @@ func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own
 // noteOf is the note with which a rank brings its words, or its own error. Words that are too long are cut, and end in a hash of them all.
 func noteOf(words string, own error) []byte {
 	if own != nil {
+		if filelimit.Reached(own) {
+			own = filelimit.Error()
+		}
 		kind, text := byte('a'), own.Error()
 		for k, sentinel := range passedOn {
 			if errors.Is(own, sentinel) {

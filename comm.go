@@ -14,6 +14,7 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/internal/filelimit"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -112,6 +113,8 @@ func (c *Comm) Fail(err error) error {
 	var peer *PeerError
 	switch {
 	case err == nil:
+	case filelimit.Reached(err):
+		c.spread(channel.Fault{Cause: channel.CauseFiles, Rank: c.rank})
 	case !errors.As(err, &peer):
 		// The caller's context ended: nobody is to blame but this rank.
 		c.Abort()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/filelimit"
 )
 
 // PeerError names the rank and the operation of a failure. Its Err wraps one of the sentinels below.
@@ -32,6 +33,14 @@ var (
 	// ErrMasked: this rank or the rank asked for is masked.
 	ErrMasked = channel.ErrMasked
 )
+
+// ownLimit blames this rank for what failed because it has as many files open as it may, whichever peer it was about.
+func ownLimit(op string, rank int, err error) error {
+	if !filelimit.Reached(err) {
+		return err
+	}
+	return &PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: %w", ErrAborted, filelimit.Error())}
+}
 
 // Unsupportedf makes an error that wraps [ErrUnsupported]. The text says what is not supported and names the way out.
 func Unsupportedf(format string, args ...any) error {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
+	"time"
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
@@ -18,7 +20,9 @@ import (
 // Join makes this process, or this goroutine, a rank of a communicator. Without [WithBootstrap] the environment says which rank of how many
 // it is and where the others are (see [bootstrap.Detect]); with no environment at all it is the only rank. Join is collective and returns
 // when all ranks have joined.
-func Join(ctx context.Context, options ...Option) (*Comm, error) {
+func Join(ctx context.Context, options ...Option) (_ *Comm, err error) {
+	rank := 0
+	defer func() { err = ownLimit("join", rank, err) }()
 	cfg := config{deadline: DefaultDeadline, hugePages: true, logger: slog.New(slog.DiscardHandler), driver: cuda.Open}
 	for _, o := range options {
 		o(&cfg)
@@ -36,10 +40,12 @@ func Join(ctx context.Context, options ...Option) (*Comm, error) {
 		if err := checkSize(env.Size); err != nil {
 			return nil, err
 		}
+		rank = env.Rank
 		if b, err = env.Dial(ctx); err != nil {
 			return nil, err
 		}
 	}
+	rank = b.Rank()
 	c, err := join(ctx, b, cfg)
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
@@ -67,7 +73,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	defer cancel()
 	listener, err := shm.Listen()
 	if err != nil {
-		return nil, fmt.Errorf("join: %w", err)
+		return nil, giveUp(b, err)
 	}
 	gpu, unbound := openDevice(cfg)
 	defer func() {
@@ -128,7 +134,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 
 	region, err := shm.Create("weft-control", controlSize, shm.Options{Huge: shm.HugeOff, Populate: true})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("join: %w", err), listener.Close())
+		return nil, errors.Join(giveUp(b, err), listener.Close())
 	}
 	c.control[c.rank] = controlAt(region.Bytes())
 	c.waiter.Own = &c.control[c.rank].fault
@@ -148,13 +154,20 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		return c, listener.Close()
 	}
 
+	ctx, stop := untilBlamed(ctx, b)
+	defer stop()
+	failure := error(nil)
+	listener.OnFailure = func(err error) { failure = giveUp(b, err) }
 	c.mesh, err = listener.Connect(ctx, c.rank, addresses, c.event)
 	if err != nil {
-		return nil, errors.Join(translate("join", err), gpu.close(), region.Release())
+		if failure == nil {
+			failure = giveUp(b, err)
+		}
+		return nil, errors.Join(failure, gpu.close(), region.Release())
 	}
 	c.regions, err = c.mesh.Exchange(ctx, 0, region, nil)
 	if err != nil {
-		return nil, errors.Join(translate("join", err), c.mesh.Close(), gpu.close(), region.Release())
+		return nil, errors.Join(giveUp(b, err), c.mesh.Close(), gpu.close(), region.Release())
 	}
 	for r, g := range c.regions {
 		if r != c.rank {
@@ -172,6 +185,55 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		}
 	}
 	return c, nil
+}
+
+// newsTime is how long a rank that sees another one go, while they join, waits to be told why. It is told within a few milliseconds, if at all.
+const newsTime = 100 * time.Millisecond
+
+// giveUp is what a rank does with an error that ends its join before others can see it go: it finds out who is to blame, and tells them.
+func giveUp(b bootstrap.Bootstrap, err error) error {
+	err = ownLimit("join", b.Rank(), translate("join", err))
+	witness, ok := b.(bootstrap.Witness)
+	if !ok {
+		return err
+	}
+	culprit := b.Rank()
+	if peer, ok := errors.AsType[*PeerError](err); ok {
+		culprit = peer.Rank
+	}
+	wait := newsTime
+	if culprit == b.Rank() || errors.Is(err, ErrTimeout) {
+		wait = 0 // nobody knows better
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	if known := witness.Blamed(ctx, "join"); known != nil && culprit != b.Rank() {
+		return known
+	}
+	why := err
+	if peer, ok := errors.AsType[*PeerError](err); ok {
+		why = peer.Err
+	}
+	witness.Blame(culprit, why)
+	return err
+}
+
+// untilBlamed is a context that ends when a rank gives up, which may be one that this rank waits for and has no connection to. Deaths show otherwise,
+// behind what the rank did before; one that only left may have joined.
+func untilBlamed(ctx context.Context, b bootstrap.Bootstrap) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watching sync.WaitGroup
+	if witness, ok := b.(bootstrap.Witness); ok {
+		watching.Go(func() {
+			if known := witness.Blamed(ctx, "join"); known != nil && !errors.Is(known, ErrDied) {
+				cancel(known)
+			}
+		})
+	}
+	return ctx, func() {
+		cancel(nil)
+		watching.Wait()
+	}
 }
 
 // meet refuses, on every rank alike, GPUs that could not be set up and those that cannot reach each other.

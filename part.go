@@ -285,7 +285,7 @@ func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.
 	if own == nil {
 		nothing, err := os.Open(os.DevNull)
 		if err != nil {
-			return c.Fail(fmt.Errorf("%s: %w", op, err))
+			return c.Fail(ownLimit(op, c.rank, fmt.Errorf("%s: %w", op, err)))
 		}
 		defer nothing.Close()
 		own = nothing

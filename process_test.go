@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -68,6 +70,8 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		var err error
 		m.comm, err = r.Join(a.ID, options...)
 		return nil, err
+	case "limit files":
+		return nil, limitFiles(a.Times)
 	case "agree":
 		for i := range max(1, a.Times) {
 			if err := m.comm.AgreeOn(ctx, "agree", fmt.Sprint(i), nil); err != nil {
@@ -139,6 +143,16 @@ func (m *member) alloc(ctx context.Context, a memberArgs) error {
 		}
 	}
 	return errors.Join(m.comm.AgreeOn(ctx, "alloc", "read", nil), w.Close())
+}
+
+// limitFiles lets this process open so many more files, and no others.
+func limitFiles(more int) error {
+	next, err := syscall.Dup(0)
+	if err != nil {
+		return err
+	}
+	limit := uint64(next + more)
+	return errors.Join(syscall.Close(next), syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: limit, Max: limit}))
 }
 
 func startMembers(t *testing.T, n int, deadline time.Duration) (*processes.Crew, []int) {
@@ -240,6 +254,64 @@ func TestProcessLeaves(t *testing.T) {
 	crew.Must(rest, "mask", memberArgs{Masked: []int{1}})
 	crew.Must(rest, "agree", memberArgs{})
 	crew.Must(rest, "close", memberArgs{})
+}
+
+// blamesLimit checks that all who have failed blame the rank that has no files left to open, which says what to do.
+func blamesLimit(t *testing.T, answers map[int]processes.Answer, victim int) {
+	t.Helper()
+	for r, a := range answers {
+		if a.Err != "" && a.Peer != victim || r == victim && a.Err != "" && !strings.Contains(a.Err, "ulimit -n") {
+			t.Errorf("rank %d: %s", r, a.Err)
+		}
+	}
+}
+
+// TestProcessFileLimit takes the files from a rank before a window is made: all of them, and all but that of its own part, so that it has no room for
+// what its peers send it.
+func TestProcessFileLimit(t *testing.T) {
+	for spare := range 2 {
+		for _, victim := range []int{0, 1} {
+			crew, all := startMembers(t, 3, 0)
+			crew.Must([]int{victim}, "limit files", memberArgs{Times: spare})
+			for _, what := range []string{"alloc", "error"} {
+				answers := crew.All(all, what, memberArgs{Size: 4096})
+				blamesLimit(t, answers, victim)
+				for r, a := range answers {
+					if (what == "alloc" || spare > 0) && (a.Err == "" || !strings.Contains(a.Err, "open files") || a.Took > 2*time.Second) {
+						t.Errorf("rank %d, %d files left to rank %d: %s after %v: %q", r, spare, victim, what, a.Took, a.Err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestProcessFileLimitAtJoin lets a rank open few files when it joins, one more each time until they are enough.
+func TestProcessFileLimitAtJoin(t *testing.T) {
+	const victim, size, most = 1, 3, 40
+	for spare := range most {
+		crew := processes.Start(t, "member", size)
+		id := crew.ID()
+		crew.Must([]int{victim}, "limit files", memberArgs{Times: spare})
+		crew.Tell(0, "join", memberArgs{ID: id})
+		crew.Tell(2, "join", memberArgs{ID: id})
+		own := crew.Ask(victim, "join", memberArgs{ID: id})
+		blamesLimit(t, map[int]processes.Answer{victim: own}, victim)
+		if own.Err == "" {
+			return
+		}
+		if spare < 2 { // it has not reached the others
+			continue
+		}
+		answers := crew.Answers([]int{0, 2})
+		blamesLimit(t, answers, victim)
+		for r, a := range answers {
+			if a.Took > 2*time.Second || a.Err != "" && !strings.Contains(a.Err, "open files") {
+				t.Errorf("rank %d, %d files left to rank %d: after %v: %q", r, spare, victim, a.Took, a.Err)
+			}
+		}
+	}
+	t.Errorf("%d files are not enough to join", most)
 }
 
 // TestProcessStops stops a rank in the middle of an agreement, and in the middle of the exchange of a window.

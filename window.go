@@ -178,7 +178,7 @@ func (c *Comm) meshError(op string, err error) error {
 	if fault, ok := errors.AsType[*PeerError](err); ok { // the abort word's, by way of bounded
 		return fault
 	}
-	err = translate(op, err)
+	err = ownLimit(op, c.rank, translate(op, err))
 	if peer, ok := errors.AsType[*PeerError](err); ok {
 		switch {
 		case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded): // the caller's: nobody is to blame

@@ -8,6 +8,8 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"github.com/weftgo/weft/internal/filelimit"
 )
 
 // What dial found by the time that its context ended.
@@ -17,7 +19,7 @@ var (
 )
 
 // dial connects to peer at one of addrs and proves who is who. While nobody answers it tries again, until the context ends. Its errors are
-// *PeerErrors of a join.
+// *PeerErrors of a join, but for that of a process that can open no more files.
 func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*net.TCPConn, jobID, error) {
 	fail := func(rank int, err error) (*net.TCPConn, jobID, error) {
 		return nil, jobID{}, &PeerError{Rank: rank, Op: opJoin.String(), Err: err}
@@ -34,6 +36,9 @@ func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*
 			}
 			if no, ok := errors.AsType[*refusal](err); ok && no.final() {
 				return fail(int(no.rank), err)
+			}
+			if filelimit.Reached(err) { // nothing that the peer could help
+				return nil, jobID{}, err
 			}
 			if last == nil || !isTimeout(err) { // running out of time explains nothing
 				last = fmt.Errorf("%s: %w", addr, err)

@@ -21,7 +21,7 @@ var (
 	// ErrTimeout: the rank did not answer before the deadline of some rank's context.
 	ErrTimeout = errors.New("no answer before the deadline")
 
-	// ErrAborted: the rank gave a collective up because its context was cancelled or expired.
+	// ErrAborted: the rank gave a collective up because its context was cancelled or expired, or it could open no more files.
 	ErrAborted = errors.New("given up")
 
 	// ErrMismatch: ranks made different collective calls where the same was due, or run different versions of Weft.

@@ -151,7 +151,9 @@ func (m *mesh) blame(op string, peer int) error {
 	return nil
 }
 
-func (f *fault) err(op string) error {
+func (f *fault) err(op string) error { return f.peerError(op) }
+
+func (f *fault) peerError(op string) *PeerError {
 	return &PeerError{Rank: int(f.rank), Op: op, Err: f.reason.err(f.text)}
 }
 

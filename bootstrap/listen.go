@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/weftgo/weft/internal/filelimit"
 )
 
 // Windows has numbers of its own for the errors of the system that matter here; other systems never use them.
@@ -56,21 +58,30 @@ func bind(addr netip.AddrPort) (*net.TCPListener, error) {
 	return ln.(*net.TCPListener), nil
 }
 
-func listenOn(addr netip.AddrPort, accept func(*arrival)) (*listener, error) {
+func listenOn(addr netip.AddrPort, accept func(*arrival), starved func()) (*listener, error) {
 	ln, err := bind(addr)
 	if err != nil {
 		return nil, err
 	}
-	return serveOn(ln, accept), nil
+	return serveOn(ln, accept, starved), nil
 }
 
-func serveOn(ln *net.TCPListener, accept func(*arrival)) *listener {
+// starvedPause is between attempts to accept a connection while this process has as many files open as it may, and starvedTries how
+// many there are before that counts as lasting.
+const (
+	starvedPause = 10 * time.Millisecond
+	starvedTries = 20
+)
+
+// serveOn makes a listener, which calls starved where it can take no connection and nobody but this process could help it.
+func serveOn(ln *net.TCPListener, accept func(*arrival), starved func()) *listener {
 	l := &listener{ln: ln, lobby: newLobby()}
 	l.work.Go(func() {
-		for {
+		for tries := 0; ; tries++ {
 			conn, err := ln.AcceptTCP()
 			switch {
 			case err == nil:
+				tries = 0
 				a := l.lobby.enter(conn)
 				l.work.Go(func() {
 					accept(a)
@@ -79,7 +90,10 @@ func serveOn(ln *net.TCPListener, accept func(*arrival)) *listener {
 			case !temporary(err):
 				return
 			case !l.lobby.makeRoom(): // out of file descriptors, which only others can give back
-				time.Sleep(10 * time.Millisecond)
+				if tries == starvedTries && filelimit.Reached(err) {
+					starved()
+				}
+				time.Sleep(starvedPause)
 			}
 		}
 	})
@@ -158,20 +172,29 @@ func takePort(addr netip.AddrPort, t *tcpRank) (*port, error) {
 	}
 	p.owner = t
 	if p.serve == nil {
-		p.serve = serveOn(p.ln, p.accept)
+		p.serve = serveOn(p.ln, p.accept, p.starved)
 	}
 	return p, nil
 }
 
 func (p *port) accept(a *arrival) {
-	p.mu.Lock()
-	owner := p.owner
-	p.mu.Unlock()
-	if owner == nil {
+	if owner := p.taken(); owner != nil {
+		owner.accept(a)
+	} else {
 		a.Close()
-		return
 	}
-	owner.accept(a)
+}
+
+func (p *port) starved() {
+	if owner := p.taken(); owner != nil {
+		owner.starved()
+	}
+}
+
+func (p *port) taken() *tcpRank {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.owner
 }
 
 // release closes the port if t still owns it; t is nil for a port that no job has taken.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/weftgo/weft/internal/filelimit"
 )
 
 // opener opens a link to peer. It takes a bounded time, and no more once the mesh is closed.
@@ -37,6 +39,9 @@ func (m *mesh) linkTo(ctx context.Context, peer int) (link, error) {
 	}
 	if err := m.blame("send", peer); err != nil {
 		return nil, err
+	}
+	if filelimit.Reached(o.err) {
+		peer = m.rank
 	}
 	return nil, &PeerError{Rank: peer, Op: "send", Err: o.err}
 }
@@ -81,11 +86,11 @@ func (m *mesh) openLink(peer int) *opening {
 	return o
 }
 
-// judge draws the conclusion from a link to peer that could not be opened. Peer could be reached when it joined, so it has gone if something
+// judge draws the conclusion from a link to peer that could not be opened, if the reason is not this rank's own. Peer could be reached when it joined, so it has gone if something
 // at its address says that it is not there. If nothing answers at all, it has gone if rank 0, which would notice, has.
 func (m *mesh) judge(peer int, err error) {
 	m.mu.Lock()
-	alive := errors.Is(err, ErrTimeout) && !(errors.Is(err, errUnreachable) && m.orphaned())
+	alive := filelimit.Reached(err) || errors.Is(err, ErrTimeout) && !(errors.Is(err, errUnreachable) && m.orphaned())
 	m.mu.Unlock()
 	if alive {
 		return

@@ -77,6 +77,9 @@ func describeError(err error) string {
 	return err.Error()
 }
 
+// childRoles are those that not every system can play.
+var childRoles = map[string]func(ctx context.Context, e Environment) error{}
+
 // runChild is a rank's process. It ends as a crashing program would, without Close, when something fails.
 func runChild(role string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
@@ -90,6 +93,9 @@ func runChild(role string) error {
 		return childGathers(ctx, e)
 	case "strangers":
 		return childStrangers(e.Address)
+	}
+	if play := childRoles[role]; play != nil {
+		return play(ctx, e)
 	}
 	b, err := e.Dial(ctx)
 	if err != nil {

@@ -103,6 +103,9 @@ func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 	} else {
 		err = t.join(ctx, cfg)
 	}
+	if filelimit.Reached(err) {
+		err = &PeerError{Rank: t.rank, Op: opJoin.String(), Err: fmt.Errorf("%w: %w", ErrAborted, filelimit.Error())}
+	}
 	if err != nil {
 		t.Close()
 		return nil, err
@@ -231,7 +234,7 @@ func (t *tcpRank) join(ctx context.Context, cfg TCPConfig) error {
 	case len(t.id.secret) == 0:
 		host = addrOf(conn.LocalAddr())
 	}
-	t.listen, err = listenOn(netip.AddrPortFrom(host, 0), t.accept)
+	t.listen, err = listenOn(netip.AddrPortFrom(host, 0), t.accept, t.starved)
 	if err != nil {
 		conn.Close()
 		return fmt.Errorf("join: %w", err)
@@ -294,6 +297,9 @@ func (t *tcpRank) openPair(peer int) (link, error) {
 	if err != nil {
 		if pe, ok := errors.AsType[*PeerError](err); ok {
 			err = pe.Err
+		}
+		if filelimit.Reached(err) {
+			_ = new(backoff).wait(ctx) // who needs the link may try again at once
 		}
 		return nil, err
 	}
@@ -385,6 +391,17 @@ func (t *tcpRank) accept(a *arrival) {
 	t.admission.Lock()
 	t.arrived++
 	t.admission.Unlock()
+}
+
+// starved is a rank that can take no more connections. Without rank 0 no job forms; a pair waits for as long as its caller.
+func (t *tcpRank) starved() {
+	if t.rank != 0 || t.joined() {
+		return
+	}
+	t.mu.Lock()
+	t.entered[0] = 0
+	t.mu.Unlock()
+	t.observe(0, fault{rank: 0, reason: reasonAborted, text: filelimit.Error().Error()})
 }
 
 // admit decides about a dialler that has proved itself, and makes its connection a link if it may come in.

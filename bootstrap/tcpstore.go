@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"time"
+
+	"github.com/weftgo/weft/internal/filelimit"
 )
 
 // storeClient speaks the wire protocol of PyTorch's TCPStore: one-byte operations, then fields in the byte order of the
@@ -41,7 +43,7 @@ func dialStore(ctx context.Context, address string) (*storeClient, error) {
 	var pause backoff
 	for {
 		c, err := dialStoreOnce(ctx, address)
-		if err == nil || errors.Is(err, ErrProtocol) {
+		if err == nil || errors.Is(err, ErrProtocol) || filelimit.Reached(err) {
 			return c, err
 		}
 		if pause.wait(ctx) != nil {

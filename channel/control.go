@@ -49,6 +49,7 @@ const (
 	CauseAbort         // the rank gave up: its caller cancelled or called Abort
 	CauseLeft          // the rank closed its communicator while others needed it
 	CauseMasked        // the others go on without the rank
+	CauseFiles         // the rank gave up: it has as many files open as it may
 )
 
 // Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds.
@@ -93,6 +94,8 @@ func (f Fault) Err(op string) error {
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrLeft}
 	case CauseMasked:
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrMasked}
+	case CauseFiles:
+		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: errFiles}
 	default:
 		return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: ErrAborted}
 	}

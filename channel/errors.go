@@ -2,9 +2,13 @@ package channel
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/weftgo/weft/bootstrap"
 )
+
+// errFiles is how the others hear of it.
+var errFiles = fmt.Errorf("%w: it has reached its limit of open files: raise it there (ulimit -n)", ErrAborted)
 
 // PeerError names the rank and the operation of a failure.
 type PeerError = bootstrap.PeerError

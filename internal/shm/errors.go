@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 // Errors that callers branch on, with errors.Is.
@@ -32,7 +33,7 @@ var (
 	// ErrMismatch: the ranks made different calls, were given different lists of members, or run different versions of Weft.
 	ErrMismatch = errors.New("ranks disagree")
 	// ErrNoDescriptor: a peer's descriptor arrived but this process had no room for it.
-	ErrNoDescriptor = errors.New("descriptor lost, this process is at its limit of open files")
+	ErrNoDescriptor = fmt.Errorf("descriptor lost: %w", syscall.EMFILE)
 	// ErrTooLarge: a message exceeds [MaxMessage].
 	ErrTooLarge = errors.New("message too large")
 	// ErrBusy: a peer has not read what it was sent before.

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weftgo/weft/internal/filelimit"
 )
 
 // Exchange gives r to every peer and returns theirs, by position; its own entry is r. It is collective: every rank calls it with
@@ -15,7 +17,7 @@ import (
 //
 // The caller releases every region it gets but its own. A peer of this process gets r itself with a reference of its own, not a
 // second mapping. When Exchange fails it returns no region; the error is a [*PeerError] that names a peer which is gone, or the
-// first that had not answered when ctx ended. Peers may still have got r.
+// first that had not answered when ctx ended, or this rank if it has as many files open as it may. Peers may still have got r.
 func (m *Mesh) Exchange(ctx context.Context, id uint64, r *Region, skip func(peer int) bool) ([]*Region, error) {
 	regions := make([]*Region, len(m.peers))
 	err := m.exchange(ctx, id, kindRegion, skip,
@@ -150,7 +152,7 @@ func (m *Mesh) give(ctx context.Context, p *peer, f frame, share func(*peer) (of
 	}
 	o, payload, err := share(p)
 	if err != nil {
-		return err
+		return m.own(err)
 	}
 	f.payload = payload
 	err = m.post(ctx, p, f, o)
@@ -188,7 +190,7 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 			for _, o := range offers[i+1:] {
 				o.drop()
 			}
-			return owing, &PeerError{Peer: p.position, Err: err}
+			return owing, m.failed(p, err)
 		}
 	}
 	switch {
@@ -211,6 +213,22 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 
 // Awaited is the first of the peers that an exchange waits for at this moment, or -1. It is a diagnosis, of use while one exchange is made at a time.
 func (m *Mesh) Awaited() int { return int(m.awaited.Load()) - 1 }
+
+// failed says that something with a peer has failed, which is this rank's own fault if it has as many files open as it may.
+func (m *Mesh) failed(p *peer, err error) error {
+	if filelimit.Reached(err) {
+		return m.own(err)
+	}
+	return &PeerError{Peer: p.position, Err: err}
+}
+
+// own is failed for what concerns no peer.
+func (m *Mesh) own(err error) error {
+	if filelimit.Reached(err) {
+		return &PeerError{Peer: m.self, Err: filelimit.Error()}
+	}
+	return err
+}
 
 func (m *Mesh) receive(p *peer, kind frameKind, o offer, take func(*peer, offer) error) error {
 	switch {

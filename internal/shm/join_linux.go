@@ -48,6 +48,9 @@ func (l *Listener) connect(ctx context.Context, self int, addrs []Address, onEve
 	defer cancel(nil)
 	j := &join{listener: l, mesh: m, addrs: addrs, roster: roster, fail: cancel, met: make(chan int, len(addrs))}
 	if err := j.run(ctx); err != nil {
+		if l.OnFailure != nil {
+			l.OnFailure(err)
+		}
 		cancel(err)
 		_ = l.stop()
 		j.handshakes.Wait()
@@ -174,7 +177,7 @@ func (j *join) silence(missing map[int]bool, cause error) error {
 // report takes the result of meeting a peer.
 func (j *join) report(p *peer, err error) {
 	if err != nil {
-		j.fail(&PeerError{Peer: p.position, Err: err})
+		j.fail(j.mesh.failed(p, err))
 		return
 	}
 	j.met <- p.position
@@ -320,7 +323,7 @@ func (j *join) accept(ctx context.Context) {
 		case errors.Is(err, unix.ECONNABORTED):
 			continue
 		case err != nil:
-			j.fail(fmt.Errorf("accept: %w", err))
+			j.fail(j.mesh.own(fmt.Errorf("accept: %w", err)))
 			return
 		}
 		c, err := newConn(socket)

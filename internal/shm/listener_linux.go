@@ -11,6 +11,9 @@ import (
 
 // Listener is a rank's end of a mesh that is still to be formed. It makes one mesh.
 type Listener struct {
+	// OnFailure, unless nil, is called when Connect is about to fail, before peers can see this rank go. It may be set until then.
+	OnFailure func(err error)
+
 	address Address
 	socket  *net.UnixListener
 	mailbox *mailbox
