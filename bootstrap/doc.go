@@ -58,6 +58,8 @@
 // The order of events does not matter to who fails: news of a lost rank carries the number of collectives that it took part in, and those still
 // complete. A job forms with all of its ranks or not at all: the join of every rank fails when one of them dies before the last has come.
 //
+// Ranks that set something up beyond the bootstrap tell each other by [Witness] because of whom they give it up.
+//
 // A rank that ends before it has reached rank 0 breaks no connection. "weft run" writes down how (see [EndedVariable]), and ranks that join read it.
 //
 // Where rank 0 itself has gone, ranks watch each other: a Recv opens the pair's own link, if there is none, and sees it end.
