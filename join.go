@@ -187,39 +187,41 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	return c, nil
 }
 
-// newsTime is how long a rank that sees another one go, while they join, waits to be told why. It is told within a few milliseconds, if at all.
+// newsTime is how long a rank that sees another one go, while they join, waits to be told why. It is told within a few
+// milliseconds, if at all.
 const newsTime = 100 * time.Millisecond
 
-// giveUp is what a rank does with an error that ends its join before others can see it go: it finds out who is to blame, and tells them.
+// giveUp is what a rank does with an error that ends its join before others can see it go: it finds out who is to blame, and
+// tells them.
 func giveUp(b bootstrap.Bootstrap, err error) error {
 	err = ownLimit("join", b.Rank(), translate("join", err))
 	witness, ok := b.(bootstrap.Witness)
 	if !ok {
 		return err
 	}
-	culprit := b.Rank()
+	culprit, why, wait := b.Rank(), err, newsTime
 	if peer, ok := errors.AsType[*PeerError](err); ok {
-		culprit = peer.Rank
+		culprit, why = peer.Rank, peer.Err
 	}
-	wait := newsTime
-	if culprit == b.Rank() || errors.Is(err, ErrTimeout) {
-		wait = 0 // nobody knows better
+	switch {
+	case errors.Is(err, context.Canceled): // by the caller: the peer that it waited for has done nothing
+		culprit, why = b.Rank(), fmt.Errorf("%w: its caller cancelled", ErrAborted)
+	case errors.Is(err, ErrTimeout), errors.Is(err, context.DeadlineExceeded):
+		why, wait = ErrTimeout, 0
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), wait)
-	defer cancel()
-	if known := witness.Blamed(ctx, "join"); known != nil && culprit != b.Rank() {
-		return known
-	}
-	why := err
-	if peer, ok := errors.AsType[*PeerError](err); ok {
-		why = peer.Err
+	if culprit != b.Rank() {
+		ctx, cancel := context.WithTimeout(context.Background(), wait)
+		defer cancel()
+		if known := witness.Blamed(ctx, "join"); known != nil {
+			return known
+		}
 	}
 	witness.Blame(culprit, why)
 	return err
 }
 
-// untilBlamed is a context that ends when a rank gives up, which may be one that this rank waits for and has no connection to. Deaths show otherwise,
-// behind what the rank did before; one that only left may have joined.
+// untilBlamed is a context that ends when a rank gives up, which may be one that this rank waits for and has no connection to.
+// Deaths show otherwise, behind what the rank did before; one that only left may have joined.
 func untilBlamed(ctx context.Context, b bootstrap.Bootstrap) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup

@@ -236,6 +236,56 @@ func TestJoinEnds(t *testing.T) {
 	}
 }
 
+// slow is a bootstrap of a rank that takes its time when it knows the others.
+type slow struct {
+	bootstrap.Bootstrap
+	bootstrap.Witness
+	there, goOn chan struct{}
+}
+
+func (s slow) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
+	all, err := s.Bootstrap.AllGather(ctx, data)
+	close(s.there)
+	<-s.goOn
+	return all, err
+}
+
+// TestJoinCancelled cancels the join of a rank that waits for a slow one. All others learn at once that it has given up: none waits for its deadline,
+// and none blames the slow one.
+func TestJoinCancelled(t *testing.T) {
+	meeting, err := bootstrap.NewInProcess(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := slow{meeting[2], meeting[2].(bootstrap.Witness), make(chan struct{}), make(chan struct{})}
+	meeting[2] = s
+	cancelled, cancel := context.WithCancel(testContext(t))
+	var errs [3]chan error
+	for r, b := range meeting {
+		ctx := testContext(t)
+		if r == 1 {
+			ctx = cancelled
+		}
+		errs[r] = make(chan error, 1)
+		go func() {
+			_, err := weft.Join(ctx, weft.WithBootstrap(b), weft.WithDeadline(30*time.Second))
+			errs[r] <- err
+		}()
+	}
+	<-s.there
+	cancel()
+	start := time.Now()
+	if err := <-errs[1]; !errors.Is(err, context.Canceled) && !errors.Is(err, weft.ErrAborted) {
+		t.Errorf("rank 1: %v", err)
+	}
+	blames(t, 0, <-errs[0], 1, weft.ErrAborted)
+	close(s.goOn)
+	blames(t, 2, <-errs[2], 1, weft.ErrAborted)
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
 // TestJoinTwice joins several communicators of the same process, side by side, of different sizes, over and over.
 func TestJoinTwice(t *testing.T) {
 	for range 10 {
