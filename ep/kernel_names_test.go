@@ -82,9 +82,10 @@ func with(names map[string]bool, word string) []string {
 // demangle is what a profiler shows of a symbol: a function in namespaces, in the first of which the types of its
 // parameters are. Others are refused.
 func demangle(symbol string) (string, error) {
-	rest, ok := strings.CutPrefix(symbol, "_ZN")
-	names, rest := identifiers(rest)
-	if rest, ok = strings.CutPrefix(rest, "E"); !ok || len(names) < 3 {
+	nested, mangled := strings.CutPrefix(symbol, "_ZN")
+	names, rest := identifiers(nested)
+	rest, ok := strings.CutPrefix(rest, "E")
+	if !mangled || !ok || len(names) < 3 {
 		return symbol, fmt.Errorf("%s is no function in two namespaces", symbol)
 	}
 	var types []string
