@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 //go:generate go run -C tools ./gputests -dir ../docs/benchmarks
@@ -90,6 +91,30 @@ func TestDocsLinks(t *testing.T) {
 			}
 		}
 	}, ".go", ".h", ".py", ".cu", ".cuh", ".sh", ".md")
+}
+
+// TestDocsProse holds lines and paragraphs of prose to a length that can be read: 120 columns and 120 words. Tables and code may be wider, and so may
+// pages that a program writes.
+func TestDocsProse(t *testing.T) {
+	const columns, words = 120, 120
+	sources(t, func(path, text string) {
+		if strings.HasPrefix(text, "<!-- Generated") {
+			return
+		}
+		for paragraph := range strings.SplitSeq(fences.ReplaceAllString(text, ""), "\n\n") {
+			if strings.HasPrefix(strings.TrimLeft(paragraph, "\n"), "    ") || strings.Contains(paragraph, "\n|") || strings.HasPrefix(paragraph, "|") {
+				continue
+			}
+			if n := len(strings.Fields(paragraph)); n > words {
+				t.Errorf("%s: a paragraph of %d words: %.60q...", path, n, strings.TrimSpace(paragraph))
+			}
+			for line := range strings.Lines(paragraph) {
+				if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > columns && !strings.HasPrefix(line, "    ") {
+					t.Errorf("%s: a line of %d columns: %.60q...", path, n, line)
+				}
+			}
+		}
+	}, ".md")
 }
 
 // TestGoGuide runs the program of the guide for Go as it stands there, as one rank.

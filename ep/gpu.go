@@ -18,7 +18,7 @@ import (
 
 // gpu is the engine of a handle on GPUs: every operation is one kernel on every rank, two if it is sent and received apart, or if rows
 // have their places before they leave and a dispatch prepares them, enqueued on the caller's stream. See
-// kernels/dispatch.cu and kernels/combine.cu for how rows move, and docs/gpu-engine.md for why it is right.
+// kernels/dispatch.cu and kernels/combine.cu for how rows move, and docs/design/gpu-engine.md for why it is right.
 //
 // A call that is refused has not been made: nothing was enqueued, and the caller may make it again, as it should be.
 type gpu struct {
