@@ -24,6 +24,9 @@ const MaxRanks = device.MaxRanks
 // Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one. Its operations are collective:
 // every rank calls them, in the same order, each from one goroutine at a time per communicator or handle.
 //
+// An error of ranks that wait for each other, for they have called things in different orders, names no rank: its [PeerError] has the rank -1, wraps [ErrTimeout]
+// and lists the circle.
+//
 // A failure is sticky. Once a rank has died, or a wait has ended at its deadline, every operation returns the same
 // [*PeerError], until the survivors call [Comm.SetMask] and go on without that rank.
 type Comm struct {
@@ -56,6 +59,10 @@ type Comm struct {
 	agreement struct {
 		sync.Mutex
 		round uint64
+	}
+	objects struct {
+		sync.Mutex
+		made map[string]int // by kind
 	}
 	windows windowList
 }
@@ -103,6 +110,20 @@ func (c *Comm) Begin(op string) error {
 // Waiter waits on behalf of this rank: by its policy, deadline and abort word.
 func (c *Comm) Waiter() *channel.Waiter { return &c.waiter }
 
+// WaiterOf is a Waiter of an object's own, for one of which a communicator has several: a "handle", say. Its number goes with the object's name when ranks wait for
+// each other. It is the same on every rank, for objects of a kind are made in the same order.
+func (c *Comm) WaiterOf(kind string) *channel.Waiter {
+	c.objects.Lock()
+	defer c.objects.Unlock()
+	if c.objects.made == nil {
+		c.objects.made = map[string]int{}
+	}
+	c.objects.made[kind]++
+	w := c.waiter
+	w.Object = fmt.Sprintf("%s %d", kind, c.objects.made[kind])
+	return &w
+}
+
 // Abort makes every pending and later operation of every rank fail with an error that names this rank and wraps [ErrAborted], until
 // [Comm.SetMask]. It may be called from any goroutine.
 func (c *Comm) Abort() { c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}) }
@@ -122,6 +143,8 @@ func (c *Comm) Fail(err error) error {
 		// The others know.
 	case errors.Is(err, ErrLeft):
 		c.spread(channel.Fault{Cause: channel.CauseLeft, Rank: peer.Rank})
+	case errors.Is(err, ErrTimeout) && peer.Rank < 0:
+		// The others know, as far as they are in the circle or wait for it.
 	case errors.Is(err, ErrTimeout):
 		c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: peer.Rank})
 	default:
@@ -161,7 +184,7 @@ func (c *Comm) fault(op string) error {
 		if recorded {
 			return c.recordError(f, record)
 		}
-		return f.Err(op)
+		return c.waiter.Err(f, op)
 	}
 }
 

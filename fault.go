@@ -27,15 +27,20 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 		// It left for an abort word that meant nothing, or for no reason that we know: the operation is not complete all the same.
 		return channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}
 	}
-	cause := channel.CauseTimeout
 	switch {
 	case c.died.Load()>>uint(peer)&1 != 0:
-		cause = channel.CauseDied
+		return channel.Fault{Cause: channel.CauseDied, Rank: peer}
 	case c.left.Load()>>uint(peer)&1 != 0: // a device cannot know
-		cause = channel.CauseLeft
+		return channel.Fault{Cause: channel.CauseLeft, Rank: peer}
 	}
-	return channel.Fault{Cause: cause, Rank: peer}
+	// Nothing is seen of waits on devices before they have ended. Those of a circle do so at about the same time; what each was stays to be seen until SetMask.
+	own := channel.Record{Op: device.OpName(r.Op), Object: fmt.Sprintf("epoch %d", r.Epoch), Peer: peer, Expected: r.Expected, Seen: r.Seen}
+	c.waiter.ShowFinal(own)
+	return channel.Fault{Cause: channel.CauseTimeout, Rank: c.waiter.Culprit(own, min(deviceGrace, c.waiter.Timeout/4))}
 }
+
+// deviceGrace is how long a rank whose device has given up waits for others to show that theirs have, too.
+const deviceGrace = 500 * time.Millisecond
 
 // recordError is the error of a fault that this rank told the others of after a wait on its device had ended.
 func (c *Comm) recordError(f channel.Fault, r device.Record) error {
@@ -53,7 +58,7 @@ func (c *Comm) recordError(f channel.Fault, r device.Record) error {
 		why := fmt.Errorf("%w: epoch %d on the GPU: expected %d, seen %d", ErrTimeout, r.Epoch, r.Expected, r.Seen)
 		return &PeerError{Rank: f.Rank, Op: op, Err: why}
 	}
-	return f.Err(op)
+	return c.waiter.Err(f, op)
 }
 
 // abortWord lets kernels see this rank's abort word.

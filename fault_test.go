@@ -3,6 +3,7 @@ package weft_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -85,6 +86,43 @@ func TestDeviceRecord(t *testing.T) {
 	must(t, group[1:], func(c *weft.Comm) error {
 		return errors.Join(c.SetMask(ctx, 0), c.Err(), c.AgreeOn(ctx, "agree", "without 0", nil))
 	})
+}
+
+// TestDeviceCircle: waits on devices that have given each other up are nobody's fault, and a chain of them is that of the rank at its end.
+func TestDeviceCircle(t *testing.T) {
+	for _, c := range []struct {
+		peers   map[int]int32 // who gives up on whom
+		culprit int
+	}{
+		{map[int]int32{0: 1, 1: 2, 2: 0}, -1},
+		{map[int]int32{0: 1, 1: 2}, 2},
+	} {
+		t.Run(fmt.Sprint(c.culprit), func(t *testing.T) {
+			m, d := machine(t, cudatest.Config{})
+			newSpin(m)
+			group := joinOn(t, d, []int{0, 0, 0}, weft.WithDeadline(2*time.Second))
+			ctx := testContext(t)
+			for range 2 {
+				errs := each(group, func(comm *weft.Comm) error {
+					peer, waits := c.peers[comm.Rank()]
+					if !waits {
+						return nil
+					}
+					time.Sleep(time.Duration(comm.Rank()) * 20 * time.Millisecond) // deadlines pass one after another
+					return giveUp(comm, peer)
+				})
+				for r := range c.peers {
+					blames(t, r, errs[r], c.culprit, weft.ErrTimeout)
+					if c.culprit < 0 && !strings.Contains(errs[r].Error(), "rank 2 for rank 0 in dispatch of epoch 41") {
+						t.Errorf("rank %d does not list the circle: %v", r, errs[r])
+					}
+				}
+				must(t, group, func(c *weft.Comm) error {
+					return errors.Join(c.SetMask(ctx), c.Err(), c.AgreeOn(ctx, "agree", "", nil))
+				})
+			}
+		})
+	}
 }
 
 // TestDeviceRecordOddities: records that name nobody who could be to blame fail the operation all the same.

@@ -69,7 +69,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		return nil, Invalidf("join: a deadline of %v; every wait must end", cfg.deadline)
 	}
 	// A rank that fails half-way may live on and say nothing: joining ends at the deadline like every other wait.
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.deadline, ErrTimeout)
+	ctx, cancel := awake(ctx, cfg.deadline)
 	defer cancel()
 	listener, err := shm.Listen()
 	if err != nil {
@@ -235,6 +235,29 @@ func untilBlamed(ctx context.Context, b bootstrap.Bootstrap) (_ context.Context,
 	return ctx, func() {
 		cancel(nil)
 		watching.Wait()
+	}
+}
+
+// awake is a context that ends when this process has run for so long: what others have not done while it was stopped is not their fault.
+func awake(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch channel.Stopwatch
+	watch.Look()
+	const pace = 10 * time.Millisecond
+	var timer *time.Timer
+	timer = time.AfterFunc(limit, func() {
+		switch left := limit - watch.Look(); {
+		case ctx.Err() != nil:
+		case left > 0:
+			timer.Reset(min(pace, left))
+		default:
+			cancel(ErrTimeout)
+		}
+	})
+	timer.Reset(min(pace, limit))
+	return ctx, func() {
+		cancel(nil)
+		timer.Stop()
 	}
 }
 

@@ -2,6 +2,7 @@ package weft
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"time"
@@ -53,11 +54,17 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		}
 	}
 	target, err := c.agreeOnMask(ctx, op, set)
+	if errors.Is(err, ErrMismatch) {
+		// Whoever has another set finds out on its own. Told of this rank, it would leave it out.
+		c.control[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}))
+		return err
+	}
 	if err != nil {
 		return c.Fail(err)
 	}
 	c.mask.Store(set)
 	c.generation.Store(target)
+	c.waiter.Hide()
 
 	// Faults of before are over. One that another rank has met since then is not.
 	own := &c.control[c.rank].fault
@@ -156,6 +163,9 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, 
 	side := c.everyone() &^ set
 	leads := bits.TrailingZeros64(side) == c.rank
 	first := max(own.target.Load(), c.decision().generation) + 1
+	if f := c.control[c.rank].fault.Fault(); f.Cause != channel.CauseNone {
+		first = f.After(first) // faults of other ranks' SetMasks, from which they have returned
+	}
 	target := first
 	own.publish(target, set)
 	var watch channel.Stopwatch
@@ -166,12 +176,12 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, 
 			return last.generation, nil
 		}
 		late, highest := c.aims(side, target, set)
-		if highest = max(highest, last.generation+1); highest > target {
+		err := c.refusal(ctx, op, last, first, target, set, late, waited)
+		if highest = max(highest, last.generation+1); err == nil && highest > target {
 			target, nap = highest, 20*time.Microsecond
 			own.publish(target, set)
 			continue
 		}
-		err := c.refusal(ctx, op, last, target, set, late, waited)
 		if err == nil && leads && late < 0 {
 			mine := c.claim(side, last)
 			if rival := c.claim(set&^last.out&^c.left.Load(), last); waited > min(grace, c.waiter.Timeout/8) || !rival.beats(mine) {
@@ -194,15 +204,16 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, 
 // everyone is the set of all ranks.
 func (c *Comm) everyone() uint64 { return ^uint64(0) >> uint(MaxRanks-c.size) }
 
-// aims looks at what the ranks of a side propose: late is the first that does not propose this, or -1, and highest the highest generation that any aims at.
+// aims looks at what the ranks of a side propose: highest is the highest generation that any aims at, and late the first that does not propose this, or -1. Those
+// that propose nothing, for they have not called, come before those that propose another set.
 func (c *Comm) aims(side, target, set uint64) (late int, highest uint64) {
 	late = -1
+	silent := false
 	for _, r := range ranksOf(side) {
-		if theirs, _, ok := c.control[r].mask.read(); ok {
-			highest = max(highest, theirs)
-		}
-		if late < 0 && !c.proposes(r, target, set) {
-			late = r
+		theirs, theirSet, ok := c.control[r].mask.read()
+		highest = max(highest, theirs)
+		if (!ok || theirs < target) && !silent || (theirs != target || theirSet != set) && late < 0 {
+			late, silent = r, !ok || theirs < target
 		}
 	}
 	return late, highest
@@ -215,7 +226,7 @@ func (c *Comm) proposes(rank int, target, set uint64) bool {
 }
 
 // refusal is why a proposal is given up, if it is. Late is who does not support it, or -1.
-func (c *Comm) refusal(ctx context.Context, op string, last decision, target, set uint64, late int, waited time.Duration) error {
+func (c *Comm) refusal(ctx context.Context, op string, last decision, first, target, set uint64, late int, waited time.Duration) error {
 	side := c.everyone() &^ set
 	masked := func(by int) error {
 		err := fmt.Errorf("%w: rank %d goes on without it; wait to be taken back with SetMask without that rank in the set", ErrMasked, by)
@@ -229,6 +240,11 @@ func (c *Comm) refusal(ctx context.Context, op string, last decision, target, se
 	if err := c.lost(op, set); err != nil {
 		return err
 	}
+	// What another rank of the side has met in its SetMask ends this one, too: all call again, and with the same set.
+	if f := c.control[c.rank].fault.Fault(); f.Cause != channel.CauseNone && f.Cause != channel.CauseMasked && !f.Older(first) &&
+		side>>uint(f.Reporter)&1 != 0 && (f.Rank < 0 || side>>uint(f.Rank)&1 != 0) {
+		return c.waiter.Err(f, op)
+	}
 	if late < 0 {
 		late = leader
 	}
@@ -241,8 +257,11 @@ func (c *Comm) refusal(ctx context.Context, op string, last decision, target, se
 	if last.out>>uint(c.rank)&1 != 0 {
 		return masked(bits.TrailingZeros64(c.everyone() &^ last.out))
 	}
-	if theirs, theirSet, ok := c.control[late].mask.read(); ok && theirs >= target && theirSet != set && theirSet>>uint(late)&1 == 0 {
+	if theirs, theirSet, ok := c.control[late].mask.read(); ok && theirs >= target && theirSet != set {
 		err := fmt.Errorf("%w: it leaves out %v, this rank %v", ErrMismatch, ranksOf(theirSet), ranksOf(set))
+		if theirSet>>uint(late)&1 != 0 {
+			err = fmt.Errorf("%w: it has given up its SetMask; call it again", ErrMismatch)
+		}
 		return &PeerError{Rank: late, Op: op, Err: err}
 	}
 	return &PeerError{Rank: late, Op: op, Err: ErrTimeout}

@@ -1,6 +1,7 @@
 package weft
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,8 +139,8 @@ func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceD
 
 // bounded is ctx for exchanges of the mesh: it also ends soon after the abort word is set, and at the communicator's deadline. The caller calls stop.
 //
-// The abort word comes before the deadline: a rank that was stopped wakes to a clock that says nothing about the others. Meanwhile
-// the others see for whom this rank waits, as they do in the Waiter's waits.
+// The abort word comes before the deadline: a rank that was stopped wakes to a clock that says nothing about the others. Whom it then blames goes through that word, too.
+// Meanwhile the others see for whom this rank waits, as they do in the Waiter's waits.
 func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
@@ -147,17 +148,22 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 		tick := time.NewTicker(2 * time.Millisecond)
 		defer tick.Stop()
 		for watch := (channel.Stopwatch{}); ; {
-			waited := watch.Look()
-			switch err := c.Begin(op); {
-			case err != nil:
+			waited, peer := watch.Look(), c.mesh.Awaited()
+			if err := c.Begin(op); err != nil {
 				cancel(err)
 				return
-			case waited > c.waiter.Timeout:
-				cancel(ErrTimeout)
-				return
 			}
-			if peer := c.mesh.Awaited(); peer >= 0 {
+			if peer >= 0 {
 				c.waiter.Show(op, peer)
+			}
+			if waited > c.waiter.Timeout && peer >= 0 {
+				culprit := c.waiter.Culprit(channel.Record{Op: op, Peer: peer}, 0)
+				if c.mesh.Awaited() != peer { // it has come after all
+					continue
+				}
+				c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: culprit})
+				cancel(cmp.Or(c.Begin(op), ErrTimeout))
+				return
 			}
 			select {
 			case <-ctx.Done():
@@ -173,24 +179,14 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 	}
 }
 
-// meshError spreads the word of a failure that the mesh met. Who did not answer may itself have waited for another rank.
+// meshError spreads the word of a failure that the mesh met.
 func (c *Comm) meshError(op string, err error) error {
 	if fault, ok := errors.AsType[*PeerError](err); ok { // the abort word's, by way of bounded
 		return fault
 	}
 	err = ownLimit(op, c.rank, translate(op, err))
-	if peer, ok := errors.AsType[*PeerError](err); ok {
-		switch {
-		case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded): // the caller's: nobody is to blame
-			err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err)
-		case errors.Is(err, ErrTimeout):
-			if culprit := c.waiter.Culprit(peer.Rank); culprit != peer.Rank {
-				peer.Rank, peer.Err = culprit, ErrTimeout
-			}
-			if fault := c.Begin(op); fault != nil {
-				return fault
-			}
-		}
+	if peer, ok := errors.AsType[*PeerError](err); ok && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+		err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err) // the caller's: nobody is to blame
 	}
 	if err = c.Fail(err); c.leftOut() {
 		return c.Begin(op)

@@ -51,12 +51,17 @@ var (
 
 // PeerError names the rank and the operation of a failure.
 type PeerError struct {
-	Rank int    // the rank to blame, which may be a third rank
+	Rank int    // the rank to blame, which may be a third rank; -1 for none, where ranks wait for each other
 	Op   string // what this rank was doing: "join", "send", "recv", "all-gather" or "barrier"
 	Err  error  // wraps one of the sentinels of this package, a context's error, or both
 }
 
-func (e *PeerError) Error() string { return fmt.Sprintf("%s: rank %d: %v", e.Op, e.Rank, e.Err) }
+func (e *PeerError) Error() string {
+	if e.Rank < 0 {
+		return fmt.Sprintf("%s: %v", e.Op, e.Err)
+	}
+	return fmt.Sprintf("%s: rank %d: %v", e.Op, e.Rank, e.Err)
+}
 
 // Unwrap returns Err.
 func (e *PeerError) Unwrap() error { return e.Err }

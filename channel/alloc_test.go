@@ -44,8 +44,11 @@ func TestAllocations(t *testing.T) {
 		"packets":         func() { must(loop.Exchange(ctx, data, data)) },
 		"abort word":      func() { control.Abort(Fault{Cause: CauseDied}); control.Clear(control.Fault()) },
 		"no fault":        func() { must(j.waiter[0].fault("test")) },
-		"record":          func() { control.setRecord("test wait", 1, 2, 3); control.clearRecord() },
-		"processors":      func() { s := ParseCPUs(all.Append(cpus)); all.Add(s) },
+		"record": func() {
+			control.setRecord(Record{Op: "test wait", Peer: 1, Expected: 2, Seen: 3})
+			control.clearRecord()
+		},
+		"processors": func() { s := ParseCPUs(all.Append(cpus)); all.Add(s) },
 	} {
 		if got := testing.AllocsPerRun(100, f); got != 0 {
 			t.Errorf("%s: %v allocations", name, got)

@@ -1,6 +1,8 @@
 package channel
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"sync/atomic"
 	"unsafe"
@@ -9,7 +11,7 @@ import (
 )
 
 // ControlSize is the number of bytes of a [Control].
-const ControlSize = 3 * Stride
+const ControlSize = 7 * Stride
 
 // Control is the part of a rank's shared memory that its peers may write: the abort word. Beside it stands the record of what
 // the rank waits for, which its peers read when they look for the rank that holds everyone up.
@@ -22,10 +24,35 @@ type Control struct {
 	expected atomic.Uint64
 	seen     atomic.Uint64
 	op       [3]atomic.Uint64 // the first 24 bytes of the operation's name
+	object   [2]atomic.Uint64 // and 16 of that of what it is an operation of
 	beat     atomic.Uint64    // advances while the rank waits: a stopped process shows a wait that stands still
-	_        [Stride - 56]byte
+	final    atomic.Uint32    // the wait has ended at its deadline, and nothing beats
+	_        [Stride - 76]byte
 
-	_ [Stride]byte
+	// The circle in which ranks wait for each other, in words, for a fault of this rank's that blames nobody.
+	circle [5 * Stride / 8]atomic.Uint64
+}
+
+// putText writes as much of a text as fits; text reads it.
+func putText(to []atomic.Uint64, text string) {
+	for i := range to {
+		var v uint64
+		for j := range 8 {
+			if k := i*8 + j; k < len(text) {
+				v |= uint64(text[k]) << (8 * j)
+			}
+		}
+		to[i].Store(v)
+	}
+}
+
+func text(from []atomic.Uint64) string {
+	b := make([]byte, 0, 8*len(from))
+	for i := range from {
+		b = binary.LittleEndian.AppendUint64(b, from[i].Load())
+	}
+	b, _, _ = bytes.Cut(b, []byte{0})
+	return string(b)
 }
 
 // ControlAt lays a Control over mem[offset:], which is a multiple of 8.
@@ -52,7 +79,7 @@ const (
 	CauseFiles         // the rank gave up: it has as many files open as it may
 )
 
-// Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds.
+// Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds. The rank is -1 where ranks wait for each other in a circle.
 type Fault struct {
 	Cause    Cause
 	Rank     int
@@ -79,6 +106,14 @@ func faultOf(word uint64) Fault {
 // Older reports whether the fault is of an earlier generation. Generations that are compared lie close to each other.
 func (f Fault) Older(generation uint64) bool {
 	return int32(uint32(f.Generation-generation)<<(32-generationBits)) < 0
+}
+
+// After returns the lowest generation from this one on that the fault is older than.
+func (f Fault) After(generation uint64) uint64 {
+	if f.Older(generation) {
+		return generation
+	}
+	return generation + (f.Generation-generation)&(1<<generationBits-1) + 1
 }
 
 // Err turns the fault into the error that an operation returns: a [*PeerError] that names the rank.
@@ -121,7 +156,8 @@ func (c *Control) Clear(f Fault) bool { return c.abort.CompareAndSwap(f.word(), 
 // Record is what a rank waits for, as it left it in shared memory.
 type Record struct {
 	Op       string
-	Peer     int // -1 when the rank does not wait
+	Object   string // what it is an operation of; empty where there is but one
+	Peer     int    // -1 when the rank does not wait
 	Expected uint64
 	Seen     uint64
 }
@@ -131,40 +167,31 @@ func (r Record) String() string {
 	if r.Peer < 0 {
 		return "not waiting"
 	}
-	return fmt.Sprintf("%s waits for rank %d: expected %d, seen %d", r.Op, r.Peer, r.Expected, r.Seen)
+	return fmt.Sprintf("%s waits for rank %d: expected %d, seen %d", r.what(), r.Peer, r.Expected, r.Seen)
+}
+
+// what is the operation of what.
+func (r Record) what() string {
+	if r.Object == "" {
+		return r.Op
+	}
+	return r.Op + " of " + r.Object
 }
 
 // Record reads the rank's record. It is a diagnosis: its fields are read one by one while the rank may go on.
 func (c *Control) Record() Record {
-	r := Record{Peer: int(c.peer.Load()) - 1, Expected: c.expected.Load(), Seen: c.seen.Load()}
-	var name [24]byte
-	for i := range c.op {
-		v := c.op[i].Load()
-		for j := range 8 {
-			name[i*8+j] = byte(v >> (8 * j))
-		}
+	return Record{
+		Op: text(c.op[:]), Object: text(c.object[:]), Peer: int(c.peer.Load()) - 1, Expected: c.expected.Load(), Seen: c.seen.Load(),
 	}
-	n := 0
-	for n < len(name) && name[n] != 0 {
-		n++
-	}
-	r.Op = string(name[:n])
-	return r
 }
 
-func (c *Control) setRecord(op string, peer int, expected, seen uint64) {
-	for i := range c.op {
-		var v uint64
-		for j := range 8 {
-			if k := i*8 + j; k < len(op) {
-				v |= uint64(op[k]) << (8 * j)
-			}
-		}
-		c.op[i].Store(v)
-	}
-	c.expected.Store(expected)
-	c.seen.Store(seen)
-	c.peer.Store(uint64(peer) + 1)
+func (c *Control) setRecord(r Record) {
+	putText(c.op[:], r.Op)
+	putText(c.object[:], r.Object)
+	c.expected.Store(r.Expected)
+	c.seen.Store(r.Seen)
+	c.final.Store(0)
+	c.peer.Store(uint64(r.Peer) + 1)
 }
 
 func (c *Control) clearRecord() { c.peer.Store(0) }

@@ -134,13 +134,13 @@ func TestControlRecord(t *testing.T) {
 		t.Errorf("fresh memory says %q", r)
 	}
 	for _, op := range []string{"", "x", "combine", "eight888", strings.Repeat("y", 23), strings.Repeat("z", 24), strings.Repeat("w", 60)} {
-		c.setRecord(op, 5, math.MaxUint64, 1<<40)
+		c.setRecord(Record{Op: op, Peer: 5, Expected: math.MaxUint64, Seen: 1 << 40})
 		want := Record{Op: op[:min(len(op), 24)], Peer: 5, Expected: math.MaxUint64, Seen: 1 << 40}
 		if d := cmp.Diff(want, peer.Record()); d != "" {
 			t.Errorf("%q (-want +got):\n%s", op, d)
 		}
 	}
-	c.setRecord("dispatch", 0, 8, 7)
+	c.setRecord(Record{Op: "dispatch", Expected: 8, Seen: 7})
 	if got, want := peer.Record().String(), "dispatch waits for rank 0: expected 8, seen 7"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

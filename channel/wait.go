@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/weftgo/weft/bootstrap"
@@ -42,13 +43,15 @@ type Waiter struct {
 	Rank  int
 	Own   *Control
 	Peers []*Control
+	// Object names what the waits are for where a rank has several such, to tell them apart: "handle 2". At most 16 bytes are shown.
+	Object string
 	// Timeout bounds every wait beside its context.
 	Timeout time.Duration
 	// Fault, when set, is asked whenever the abort word is set and decides what it means: nil means to go on (a fault of a masked
 	// rank). Gone says that the peer left in good order and will publish nothing more.
 	Fault func(op string) error
 	Gone  func(peer int) bool
-	// Blame, when set, is told of the rank that a wait gave up on.
+	// Blame, when set, is told of the rank that a wait gave up on, and tells the others. The rank is -1 when they wait for each other.
 	Blame func(f Fault)
 }
 
@@ -104,7 +107,7 @@ type Stopwatch struct {
 func (s *Stopwatch) Look() time.Duration {
 	now := time.Now()
 	if !s.last.IsZero() {
-		s.waited += min(now.Sub(s.last), standstill)
+		s.waited += min(now.Sub(s.last), pace)
 	}
 	s.last = now
 	return s.waited
@@ -113,7 +116,7 @@ func (s *Stopwatch) Look() time.Duration {
 func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op string, peer int) error {
 	var watch Stopwatch
 	watch.Look()
-	w.Own.setRecord(op, peer, want, c.value.Load())
+	w.record(op, peer, want, c.value.Load())
 	defer w.Own.clearRecord()
 	for i := range max(0, w.Policy.Spin-briefSpins) {
 		if i%briefSpins == 0 {
@@ -169,7 +172,7 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 	var watch Stopwatch
 	watch.Look()
 	var none Counter
-	w.Own.setRecord(op, peer, 1, 0)
+	w.record(op, peer, 1, 0)
 	defer w.Own.clearRecord()
 	look := func() error {
 		w.pulse(op, peer, 1, 0)
@@ -213,18 +216,28 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 // Show shows the other ranks that this one is awake and waits for peer, in a wait that is not the Waiter's. It is called again and again, until Hide.
 func (w *Waiter) Show(op string, peer int) {
 	if w.Own.peer.Load() != uint64(peer)+1 {
-		w.Own.setRecord(op, peer, 1, 0)
+		w.record(op, peer, 1, 0)
 	}
 	w.Own.beat.Add(1)
 }
 
-// Hide ends what Show has begun.
+// ShowFinal shows the other ranks that a wait of this one has ended at its deadline, until Hide.
+func (w *Waiter) ShowFinal(r Record) {
+	w.Own.setRecord(r)
+	w.Own.final.Store(1)
+}
+
+// Hide ends what the others are shown.
 func (w *Waiter) Hide() { w.Own.clearRecord() }
+
+func (w *Waiter) record(op string, peer int, expected, seen uint64) {
+	w.Own.setRecord(Record{Op: op, Object: w.Object, Peer: peer, Expected: expected, Seen: seen})
+}
 
 // pulse shows the other ranks that this one waits and is awake. The record is empty when another goroutine of this rank has ended a wait of its own.
 func (w *Waiter) pulse(op string, peer int, want, seen uint64) {
 	if w.Own.peer.Load() == 0 {
-		w.Own.setRecord(op, peer, want, seen)
+		w.record(op, peer, want, seen)
 	}
 	w.Own.beat.Add(1)
 }
@@ -256,11 +269,14 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 		return fmt.Errorf("%s: still waiting for rank %d: %w", op, peer, err)
 	}
 	if waited := watch.Look(); w.Timeout > 0 && waited > w.Timeout {
-		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(peer), Reporter: w.Rank}
+		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(Record{Op: op, Object: w.Object, Peer: peer}, 0), Reporter: w.Rank}
 		// Ranks give up at about the same time. The peer may have done so while the chain was followed, and then looked idle: it has told us
 		// whom it blames before it stopped waiting.
 		if err := w.fault(op); err != nil {
 			return err
+		}
+		if c.reached(want) { // who seemed to wait for us has come
+			return nil
 		}
 		if w.Blame != nil {
 			w.Blame(f)
@@ -268,9 +284,22 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 				return err
 			}
 		}
-		return f.Err(op)
+		return w.Err(f, op)
 	}
 	return nil
+}
+
+// Err is the error of a fault, with the circle where ranks wait for each other.
+func (w *Waiter) Err(f Fault, op string) error {
+	if f.Cause != CauseTimeout || f.Rank >= 0 {
+		return f.Err(op)
+	}
+	circle := ""
+	if f.Reporter >= 0 && f.Reporter < len(w.Peers) && w.Peers[f.Reporter] != nil {
+		circle = text(w.Peers[f.Reporter].circle[:])
+	}
+	err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank", ErrTimeout, circle)
+	return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
 }
 
 // fault is what the abort word says, unless it concerns ranks that are left out.
@@ -282,33 +311,85 @@ func (w *Waiter) fault(op string) error {
 	case w.Fault != nil:
 		return w.Fault(op)
 	default:
-		return f.Err(op)
+		return w.Err(f, op)
 	}
 }
 
-// Culprit follows the chain of waits: the peer may itself wait for another rank. To blame is the one that waits for nobody, or
-// whose wait stands still because its process was stopped.
-func (w *Waiter) Culprit(peer int) int {
-	for range w.Peers {
+// Culprit follows the chain of waits from this rank's own, which has outlasted its deadline: the peer may itself wait for another rank. To blame is the one that waits
+// for nobody, or whose wait stands still because its process was stopped. Nobody is, and it is -1, where the chain closes in a circle of
+// ranks that are all awake: they have called things in different orders. The circle is then in words where [Waiter.Err] finds it.
+//
+// Within the grace a rank may still come to show for whom it waits.
+func (w *Waiter) Culprit(own Record, grace time.Duration) int {
+	chain, records := []int{w.Rank}, []Record{own}
+	end := time.Now().Add(grace)
+	for {
+		peer := records[len(records)-1].Peer
+		if first := slices.Index(chain, peer); first >= 0 {
+			if w.stands(chain[first:], records[first:]) {
+				putText(w.Own.circle[:], circleOf(chain[first:], records[first:]))
+				return -1
+			}
+			// They move, and are only slow: the last before the circle closes gives no further clue.
+			return chain[len(chain)-1]
+		}
 		if peer < 0 || peer >= len(w.Peers) || w.Peers[peer] == nil {
 			return peer
 		}
 		p := w.Peers[peer]
-		if p.peer.Load() == 0 || !w.beats(p) {
+		for p.peer.Load() == 0 && time.Now().Before(end) && w.Own.Fault().Cause == CauseNone {
+			w.Own.beat.Add(1)
+			time.Sleep(time.Millisecond)
+		}
+		if p.peer.Load() == 0 || p.final.Load() == 0 && !w.beats(p) {
 			return peer
 		}
-		next := p.Record().Peer
-		// A peer that waits for us gives no further clue.
-		if next < 0 || next == w.Rank || next == peer {
+		r := p.Record()
+		if r.Peer < 0 || r.Peer == peer {
 			return peer
 		}
-		peer = next
+		chain, records = append(chain, peer), append(records, r)
 	}
-	return peer
+}
+
+// stands reports whether ranks still wait as they did, and have looked again since.
+func (w *Waiter) stands(chain []int, records []Record) bool {
+	w.Own.beat.Add(1)
+	time.Sleep(4 * slice)
+	for i, r := range chain {
+		if r == w.Rank {
+			continue // who asks looks again before it believes the answer
+		}
+		p := w.Peers[r]
+		if p.final.Load() == 0 && !w.beats(p) || p.Record() != records[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// circleOf says the waits in words, as many as there is room for.
+func circleOf(chain []int, records []Record) string {
+	const room = len(Control{}.circle) * 8
+	words := ""
+	for i, r := range chain {
+		more := fmt.Sprintf("rank %d for rank %d in %s", r, records[i].Peer, records[i].what())
+		if i > 0 {
+			more = ", " + more
+		}
+		if len(words)+len(more) > room-8 {
+			return words + " ..."
+		}
+		words += more
+	}
+	return words
 }
 
 // standstill is how long a waiting rank's beat must stand still to show that its process is stopped, rather than short of a processor.
-const standstill = 20 * slice
+const standstill = 50 * slice
+
+// pace is the most that a Stopwatch counts between two looks.
+const pace = 20 * slice
 
 // beats reports whether a rank that waits is awake. Ours must go on meanwhile: others may be asking the same about us.
 func (w *Waiter) beats(p *Control) bool {

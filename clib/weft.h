@@ -58,7 +58,7 @@ typedef enum weft_status {
 	WEFT_OK = 0,
 	WEFT_ERROR_INVALID = 1,     /* the arguments contradict each other or the contract; nothing was enqueued */
 	WEFT_ERROR_UNSUPPORTED = 2, /* it cannot be done here; nothing was enqueued, and the message names the way out */
-	WEFT_ERROR_TIMEOUT = 3,     /* a rank did not answer before the deadline */
+	WEFT_ERROR_TIMEOUT = 3,     /* a rank did not answer before the deadline, or ranks wait for each other (the rank is -1, the message lists them) */
 	WEFT_ERROR_ABORTED = 4,     /* a rank gave the operation up */
 	WEFT_ERROR_DIED = 5,        /* a rank's process ended */
 	WEFT_ERROR_LEFT = 6,        /* a rank destroyed its communicator */
@@ -76,7 +76,7 @@ typedef enum weft_status {
 /* The message of this thread's last failure; "" before the first. It stays valid until the next failure of the same thread. */
 const char *weft_error(void);
 
-/* The rank to blame for this thread's last failure, or -1. */
+/* The rank to blame for this thread's last failure, or -1 for none. */
 int weft_error_rank(void);
 
 /* Makes a failure this thread's last, and returns its status: for libraries that give other interfaces to this one. */

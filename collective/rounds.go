@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
 )
 
 // rounds is how the ranks of a group talk: in rounds, numbered alike on every rank and never again. In each a rank fills its slot and publishes it,
@@ -16,6 +17,7 @@ import (
 // See the package documentation for why nobody then reads what is overwritten.
 type rounds struct {
 	comm   *weft.Comm
+	waiter *channel.Waiter
 	boards []*board // by rank; nil for ranks masked when the group was made
 	mine   *board
 	cursor int // in this rank's ring
@@ -30,7 +32,7 @@ type rounds struct {
 }
 
 func newRounds(comm *weft.Comm, w *weft.Window) *rounds {
-	r := &rounds{comm: comm, boards: make([]*board, comm.Size())}
+	r := &rounds{comm: comm, waiter: comm.WaiterOf("group"), boards: make([]*board, comm.Size())}
 	for p := range r.boards {
 		if mem := w.Peer(p); mem != nil {
 			r.boards[p] = newBoard(mem)
@@ -109,7 +111,7 @@ func (r *rounds) await(ctx context.Context, op string, round uint64) error {
 		if c.Load() >= round {
 			continue
 		}
-		if err := r.comm.Waiter().Wait(ctx, c, round, op, p); err != nil {
+		if err := r.waiter.Wait(ctx, c, round, op, p); err != nil {
 			return r.comm.Fail(err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/engine"
 )
 
@@ -15,6 +16,7 @@ type Handle struct {
 	comm     *weft.Comm
 	spec     Spec
 	geometry geometry
+	waiter   *channel.Waiter
 	engine   rowEngine
 	buffers  *engine.Buffers // of received rows
 	closed   bool
@@ -35,7 +37,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
 		return nil, err
 	}
-	h := &Handle{comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size()), buffers: engine.NewBuffers(spec.Live)}
+	h := &Handle{comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size()), waiter: comm.WaiterOf("handle"), buffers: engine.NewBuffers(spec.Live)}
 	if h.engine, err = newEngine(ctx, h); err != nil {
 		return nil, err
 	}

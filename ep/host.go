@@ -223,7 +223,7 @@ func (h *host) awaitNotice(ctx context.Context, epoch uint64, rank int, op strin
 	if b == nil {
 		return nil, fmt.Errorf("%s: rank %d was masked when the handle was made: %w; make a new handle", op, rank, weft.ErrMasked)
 	}
-	if err := h.comm.Waiter().Wait(ctx, b.post[epoch&1], epoch, op, rank); err != nil {
+	if err := h.waiter.Wait(ctx, b.post[epoch&1], epoch, op, rank); err != nil {
 		return nil, h.comm.Fail(err)
 	}
 	return b.notices[epoch&1], nil
@@ -299,7 +299,7 @@ func (h *host) awaitDone(ctx context.Context, epoch uint64, op string) error {
 		if b == nil || !h.live(r) {
 			continue
 		}
-		if err := h.comm.Waiter().Wait(ctx, b.done, epoch, op, r); err != nil {
+		if err := h.waiter.Wait(ctx, b.done, epoch, op, r); err != nil {
 			return h.comm.Fail(err)
 		}
 	}

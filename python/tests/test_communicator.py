@@ -186,6 +186,20 @@ def test_abort(threads):
     assert len(set(threads(2, rank))) == 1
 
 
+def test_circle(threads):
+    """Ranks that use groups in other orders wait for each other, and none is to blame."""
+
+    def rank(c):
+        groups = [weft.Group(c), weft.Group(c)]
+        with pytest.raises(weft.DeadlineError, match="rank 1 for rank 0 in barrier of group 2") as e:
+            groups[c.rank].barrier()
+        c.set_mask()
+        groups[0].barrier()
+        return e.value.rank
+
+    assert threads(2, rank, deadline=0.5) == [None, None]
+
+
 def test_busy(threads):
     """A second thread is refused, not queued, and close waits for no call."""
     topk, weights, ready = np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32), threading.Event()

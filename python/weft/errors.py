@@ -40,7 +40,7 @@ class UnsupportedError(WeftError, NotImplementedError):
 
 
 class DeadlineError(WeftError, TimeoutError):
-    """A rank did not answer before the deadline."""
+    """A rank did not answer before the deadline, or ranks wait for each other: ``rank`` is None then, and the message lists them."""
 
     status = Status.ERROR_TIMEOUT
 
