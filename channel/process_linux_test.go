@@ -82,6 +82,8 @@ func (e *end) Do(r *processes.Rank, c processes.Command) (any, error) {
 			}
 		}
 		return nil, nil
+	case "mask":
+		return nil, e.comm.SetMask(ctx, a.Peer)
 	case "abort":
 		e.comm.Abort()
 		return nil, nil
@@ -257,6 +259,36 @@ func TestProcessesWake(t *testing.T) {
 		}
 	}
 	crew.Must(all, "close", endArgs{})
+}
+
+// TestProcessesWakeStill: sleepers that are stopped and woken at any moment, or killed in their sleep, lose no wake-up and cost the others none.
+func TestProcessesWakeStill(t *testing.T) {
+	crew, _ := startEnds(t, 3, endArgs{Policy: &channel.Policy{}})
+	rest := []int{0, 1}
+	crew.Tell(0, "wakes", endArgs{Peer: 1, Times: 2000})
+	crew.Tell(1, "wakes", endArgs{Peer: 0, Times: 2000})
+	for i := range 60 {
+		crew.Stop(i % 2)
+		time.Sleep(time.Duration(i%7) * time.Millisecond)
+		crew.Continue(i % 2)
+	}
+	for r, a := range crew.Answers(rest) {
+		var median time.Duration
+		if err := json.Unmarshal(a.Value, &median); err != nil || a.Err != "" || median >= 5*time.Millisecond {
+			t.Errorf("rank %d: half of the waits took more than %v: %v %s", r, median, err, a.Err)
+		}
+	}
+	// One dies asleep on a counter that the others wait for, too, and is counted as a sleeper for good.
+	crew.Tell(2, "add", endArgs{Times: 1000})
+	crew.Must([]int{0}, "await", endArgs{Peer: 2})
+	crew.Kill(2)
+	crew.Must(rest, "mask", endArgs{Peer: 2})
+	for r, a := range crew.All(rest, "add", endArgs{Times: 1000}) {
+		if a.Err != "" || a.Took > 2*time.Second {
+			t.Errorf("rank %d, after %v: %s", r, a.Took, a.Err)
+		}
+	}
+	crew.Must(rest, "close", endArgs{})
 }
 
 // TestProcessDies kills a process for which others wait, each in its way. Who sleeps on a counter of the dead is not forgotten either.
