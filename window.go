@@ -165,6 +165,10 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 				cancel(cmp.Or(c.Begin(op), ErrTimeout))
 				return
 			}
+			if waited > c.waiter.Timeout+sendTime { // to give took so long: the error names to whom
+				cancel(ErrTimeout)
+				return
+			}
 			select {
 			case <-ctx.Done():
 				return
@@ -178,6 +182,9 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 		c.waiter.Hide()
 	}
 }
+
+// sendTime is how long after the deadline an exchange may still be about to wait, and not be in a wait.
+const sendTime = 50 * time.Millisecond
 
 // meshError spreads the word of a failure that the mesh met.
 func (c *Comm) meshError(op string, err error) error {
