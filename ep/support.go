@@ -128,16 +128,17 @@ const supportHeading = `<!-- Generated from the rules in ep/support.go by "make 
 
 # What expert parallelism supports
 
-Every point of this table is a layout, a wire form, a reduction, a sum and a payload, as in ep.Spec. "Tested" means
-that the conformance suite runs it against a plain single-process reference and compares every byte: on the host in every
-way in which the payload can be asked for, on GPUs in some way for some number of ranks (60 cells for each of 1, 2, 3, 4
-and 8 ranks, which are all of them; in every way with WEFT_EP_CASES=0). Everything else is refused when a handle is made,
-before anything has moved, on every rank and in the words below. The code refuses from the same rules that this page is
-generated from.
+Each row of the table is a layout, a wire form, a reduction and a sum of ep.Spec; each column is a payload.
 
-A cell holds for operations made by one call or cut in two, for host and device counts, and for dispatch, combine and their gradients.
-Opaque rows are only dispatched, unless the Spec gives an Output type and Hidden: then rows of that type are combined, and have gradients.
-On GPUs a row crosses once to each rank in either wire form, which is what Handle.Spec then says.
+- **tested**: the conformance suite runs the cell and compares every byte with a plain single-process reference. On the
+  host it runs every way in which the payload can be asked for. On GPUs it runs some way for some number of ranks: 60 cells
+  for each of 1, 2, 3, 4 and 8 ranks, which together are all cells. WEFT_EP_CASES=0 runs every way.
+- **refused**: NewHandle returns an error on every rank, in the words below, before anything has moved. The code refuses
+  by the same rules that this page is generated from.
+
+A cell holds for one-call and split-phase operations, for host and device counts, and for dispatch, combine and their
+gradients. Opaque rows can only be dispatched, unless the Spec gives an Output type and Hidden; rows of that type are then
+combined and have gradients. On GPUs a row crosses once to each rank in either wire form; Handle.Spec then says so.
 
 `
 
@@ -187,14 +188,17 @@ func WriteSupport(w io.Writer) error {
 	for i, n := range notes {
 		fmt.Fprintf(&b, "%d. %s\n", i+1, n)
 	}
-	b.WriteString("\nIn every cell these are refused too:\n\n")
-	for _, r := range detailRules {
-		fmt.Fprintf(&b, "- %s\n", r.because)
+	ways := func(rules []rule) {
+		b.WriteString("| why | way out |\n|---|---|\n")
+		for _, r := range rules {
+			why, way, _ := strings.Cut(r.because, "; ")
+			fmt.Fprintf(&b, "| %s | %s |\n", why, way)
+		}
 	}
-	b.WriteString("\nOn GPUs these too:\n\n")
-	for _, r := range gpuRules {
-		fmt.Fprintf(&b, "- %s\n", r.because)
-	}
+	b.WriteString("\nRefused in every cell:\n\n")
+	ways(detailRules)
+	b.WriteString("\nRefused on GPUs:\n\n")
+	ways(gpuRules)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
