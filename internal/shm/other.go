@@ -35,7 +35,7 @@ func (*Region) Release() error { return ErrNeedsLinux }
 func HugeStatus() string { return ErrNeedsLinux.Error() }
 
 // Listener is a rank's end of a mesh that is still to be formed. It exists on Linux only.
-type Listener struct{}
+type Listener struct{ OnFailure func(err error) }
 
 // Listen returns [ErrNeedsLinux].
 func Listen() (*Listener, error) { return nil, ErrNeedsLinux }
