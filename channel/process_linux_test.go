@@ -52,7 +52,7 @@ func (e *end) Do(r *processes.Rank, c processes.Command) (any, error) {
 	if err := json.Unmarshal(c.Args, &a); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	switch c.Do {
 	case "join":

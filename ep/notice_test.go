@@ -34,7 +34,7 @@ func onRanks(n int, body func(rank int) error) error {
 // which only the package itself can.
 func joinHandles(t testing.TB, n int, s Spec) []*host {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	ranks, err := bootstrap.NewInProcess(n)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 const poison = 0xA5
 
 // timeout bounds the operations of one case; none comes near it unless something hangs.
-const timeout = 2 * time.Minute
+const timeout = 5 * time.Minute
 
 // runner runs a trial on one rank.
 type runner struct {

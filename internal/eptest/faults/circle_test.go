@@ -27,10 +27,16 @@ func TestCircle(t *testing.T) {
 		orders [][]string // by rank
 		words  []string
 	}{
-		{"handles", [][]string{{"handle 1", "handle 2"}, {"handle 2", "handle 1"}},
-			[]string{"rank 0 for rank 1 in prepare of handle 1", "rank 1 for rank 0 in prepare of handle 2"}},
-		{"groups", [][]string{{"group 1", "group 2"}, {"group 1", "group 2"}, {"group 2", "group 1"}},
-			[]string{"barrier of group 1", "rank 2 for rank 0 in barrier of group 2"}},
+		{
+			"handles",
+			[][]string{{"handle 1", "handle 2"}, {"handle 2", "handle 1"}},
+			[]string{"rank 0 for rank 1 in prepare of handle 1", "rank 1 for rank 0 in prepare of handle 2"},
+		},
+		{
+			"groups",
+			[][]string{{"group 1", "group 2"}, {"group 1", "group 2"}, {"group 2", "group 1"}},
+			[]string{"barrier of group 1", "rank 2 for rank 0 in barrier of group 2"},
+		},
 		{"a handle and a group", [][]string{{"handle 1", "group 1"}, {"group 1", "handle 1"}}, []string{"prepare of handle 1", "barrier of group 1"}},
 		{"three", [][]string{{"group 1", "handle 1"}, {"handle 1", "group 2"}, {"group 2", "group 1"}}, nil},
 		{"a window", [][]string{{"handle 1", "window"}, {"window", "handle 1"}}, []string{"prepare of handle 1", "alloc window"}},

@@ -136,7 +136,7 @@ func (c *Crew) Tell(rank int, do string, args any) {
 }
 
 // answerTimeout bounds the wait for an answer; none comes near it unless something hangs.
-const answerTimeout = 60 * time.Second
+const answerTimeout = 5 * time.Minute
 
 // Answer returns the answer to the oldest command of a rank that was not answered yet.
 func (c *Crew) Answer(rank int) Answer {
