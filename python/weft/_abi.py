@@ -39,7 +39,7 @@ class Status(Choice):
     ERROR_UNSUPPORTED = 2
     """it cannot be done here; nothing was enqueued, and the message names the way out"""
     ERROR_TIMEOUT = 3
-    """a rank did not answer before the deadline"""
+    """a rank did not answer before the deadline, or ranks wait for each other (the rank is -1, the message lists them)"""
     ERROR_ABORTED = 4
     """a rank gave the operation up"""
     ERROR_DIED = 5
