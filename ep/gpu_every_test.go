@@ -22,7 +22,7 @@ func TestEveryKernelOnGPUs(t *testing.T) {
 			left[name] = true
 		}
 		run := func(s ep.Spec, ranks int) {
-			if m.emulated && s.Payload != ep.BF16 {
+			if m.emulated && s.Payload != ep.BF16 && s.Payload != ep.Opaque {
 				return
 			}
 			if m.emulated && ranks > 2 || !m.holds(ranks) {
@@ -134,7 +134,7 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 	}
 	return func(yield func(ep.Spec, int) bool) {
 		gather := ep.Spec{
-			Layout: ep.RankMajor, Wire: ep.PerRank, Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 2560, MaxTokens: 1, Experts: 2, TopK: 2, SMs: 8, Counts: ep.DeviceCounts,
+			Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 2560, MaxTokens: 1, Experts: 2, TopK: 2, SMs: 8, Counts: ep.DeviceCounts,
 		}
 		if !yield(gather, 2) {
 			return

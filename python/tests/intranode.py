@@ -119,12 +119,12 @@ def replay(b, device):
     # Chunks.
     for x in (fp8, full):
         for chunk in (*range(4, 33, 2), 0):
-            config = deep_ep.Config(24, chunk, 256) if chunk else deep_ep.Buffer.get_dispatch_config(ranks)
+            config = deep_ep.Config(24, chunk or 8, 256) if chunk or ranks == 1 else deep_ep.Buffer.get_dispatch_config(ranks)
             got, *_ = b.dispatch(x, handle=handle, config=config)
             check_rows(per_token_cast_back(*got) if isinstance(got, tuple) else got, prefix)
     rows, _, _, _, handle, _ = b.dispatch(full, **layout, config=deep_ep.Config(24, 8, 256))
     for chunk in range(7):
-        config = deep_ep.Config(24, chunk, 256) if chunk else deep_ep.Buffer.get_combine_config(ranks)
+        config = deep_ep.Config(24, chunk or 8, 256) if chunk or ranks == 1 else deep_ep.Buffer.get_combine_config(ranks)
         home, _, _ = b.combine(rows, handle, config=config)
         assert calc_diff(home.float() / times, full) < 5e-6
 
