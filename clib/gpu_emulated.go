@@ -6,7 +6,6 @@ package main
 import "C"
 
 import (
-	"os"
 	"sync"
 	"time"
 	"unsafe"
@@ -34,13 +33,11 @@ var machine = sync.OnceValues(func() (*emulated, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir := os.Getenv("WEFT_EMULATED_KERNELS")
-	if dir == "" {
-		if dir, err = os.MkdirTemp("", "weft-emulated-"); err != nil {
-			return nil, err
-		}
+	cache, err := emulate.Cache()
+	if err != nil {
+		return nil, err
 	}
-	return &emulated{driver, kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: dir, ReadOnly: []string{}})}, nil
+	return &emulated{driver, cache}, nil
 })
 
 // primary is the context of an emulated GPU, which programs of tests have memory and streams of.

@@ -32,8 +32,8 @@ const budgetArch = "sm_90a"
 const mostSpecs = 180
 
 // TestKernels compiles every kernel for one architecture, without a warning, and holds registers, stack, spills and
-// shared memory to testdata/kernels.txt. What was compiled is kept in build/kernels, so that only what has changed
-// takes its time: half a second a program. Of the other architectures one program of each source is, and none is held
+// shared memory to testdata/kernels.txt. What was compiled is kept in the user's cache directory,
+// so that only what has changed takes its time: half a second a program. Of the other architectures one program of each source is, and none is held
 // to figures. After a change on purpose all are:
 //
 //	go test ./ep -run TestKernels -update
@@ -57,7 +57,7 @@ func TestKernels(t *testing.T) {
 			some = append(some, oneOfEach(of)...)
 		}
 	}
-	cache := kernel.New(kernel.Options{Dir: "../build/kernels", ReadOnly: []string{}})
+	cache := budget.Cache(compiler)
 	programs, err := budget.Compile(t.Context(), cache, specs)
 	if err != nil {
 		t.Fatalf("%+v", err)

@@ -20,7 +20,7 @@ from weft import dlpack
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "emulated"
-HERE = os.environ.get("WEFT_EMULATED_KERNELS") is not None  # whether this process is one that has the library
+HERE = "WEFT_EMULATED" in os.environ  # whether this process is one that has the library
 
 
 def environment():
@@ -37,7 +37,7 @@ def environment():
         env=os.environ | {"CGO_ENABLED": "1"},
         check=True,
     )
-    return {"WEFT_LIBRARY": str(library), "WEFT_EMULATED_KERNELS": str(FOLDER)}
+    return {"WEFT_LIBRARY": str(library), "WEFT_EMULATED": "1"}
 
 
 class OnGPU:

@@ -4,8 +4,7 @@
 //	var update = flag.Bool("update", false, "rewrite testdata/kernels.txt")
 //
 //	func TestKernels(t *testing.T) {
-//		cudatest.NVRTC(t)
-//		used, err := budget.Compile(t.Context(), cache, specs)
+//		used, err := budget.Compile(t.Context(), budget.Cache(cudatest.NVRTC(t)), specs)
 //		...
 //		err = budget.Check("testdata/kernels.txt", used, *update)
 //	}
@@ -38,7 +37,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/cuda/nvrtc"
 )
 
 // Use is what a kernel uses: registers of a thread, and bytes. Spilled counts stores and loads together.
@@ -54,6 +55,11 @@ type Program struct {
 
 // verbose makes the compiler tell what each kernel uses. It is a part of the key, so a cache keeps these apart from those that are run.
 const verbose = "--ptxas-options=-v"
+
+// Cache keeps what a compiler compiles for [Compile], in the user's cache directory: it takes a second or more a program.
+func Cache(c *nvrtc.Compiler) *kernel.Cache {
+	return kernel.New(kernel.Options{Dir: cudatest.Kept("compiled", c.Version().String(), c.Path()), ReadOnly: []string{}})
+}
 
 // Compile compiles specs, in their order, and reads off what their kernels use. Whatever else the compiler has to say is an error.
 func Compile(ctx context.Context, cache *kernel.Cache, specs []kernel.Spec) ([]Program, error) {

@@ -24,7 +24,9 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-//go:embed source
+// source has what becomes a part of images, and what makes them.
+//
+//go:embed source compiler.go translate.go
 var source embed.FS
 
 // flags are those of every compilation: fp32 as the device computes it, what kernels may do that C++ leaves undefined, and nothing to make code fast,
@@ -45,9 +47,61 @@ func Need(t cudatest.TB) {
 	}
 }
 
+// Everything says whether emulated GPUs run all that tests have for them, which "make test-all" asks for by
+// WEFT_TEST_ALL=1. Otherwise each kernel and each fault is run once.
+func Everything() bool { return os.Getenv("WEFT_TEST_ALL") == "1" }
+
 // Compiler finds the host's C++ compiler: WEFT_CXX, or else g++ or clang++. It is for [kernel.Options]. Its images are for a machine
-// that [Attach] was called for, so they need a directory of their own. It compiles a spec once in a process.
-func Compiler() (kernel.Compiler, error) { return find() }
+// that [Attach] was called for, so they need a directory of their own. It compiles a spec once: images are kept in the user's cache directory, under weft/emulated, in a
+// folder for each version of this package and of the compiler.
+func Compiler() (kernel.Compiler, error) { return kept() }
+
+// Cache is where Compiler keeps images, for who loads no others.
+func Cache() (*kernel.Cache, error) {
+	k, err := kept()
+	if err != nil {
+		return nil, err
+	}
+	return k.cache, nil
+}
+
+// keeper is a compiler that compiles nothing that is kept already.
+type keeper struct {
+	*compiler
+	cache *kernel.Cache
+}
+
+var kept = sync.OnceValues(func() (*keeper, error) {
+	c, err := find()
+	if err != nil {
+		return nil, err
+	}
+	of := []string{c.version, runtime.GOARCH}
+	if err := fs.WalkDir(source, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := fs.ReadFile(source, path)
+		of = append(of, path, string(text))
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	dir := cudatest.Kept("emulated", of...)
+	return &keeper{c, kernel.New(kernel.Options{Compiler: func() (kernel.Compiler, error) { return c, nil }, Dir: dir, ReadOnly: []string{}})}, nil
+})
+
+// Compile gives what is kept of a spec.
+func (k *keeper) Compile(ctx context.Context, s kernel.Spec) (kernel.Code, error) {
+	image, err := k.cache.Load(ctx, s)
+	if failed, ok := errors.AsType[*kernel.Error](err); ok {
+		err = failed.Err // who asked says of which kernel
+	}
+	if err != nil {
+		return kernel.Code{}, err
+	}
+	return kernel.Code{Image: image.Image(), Symbols: s.Kernels}, nil
+}
 
 var find = sync.OnceValues(func() (*compiler, error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
@@ -68,7 +122,7 @@ var find = sync.OnceValues(func() (*compiler, error) {
 			return nil, fmt.Errorf("%s --version: %w", path, err)
 		}
 		version, _, _ := strings.Cut(string(out), "\n")
-		return &compiler{path: path, version: version, done: map[kernel.Key]*result{}}, nil
+		return &compiler{path: path, version: version}, nil
 	}
 	return nil, fmt.Errorf("%w: %w", cuda.ErrUnsupported, failed)
 })
@@ -77,13 +131,7 @@ type compiler struct {
 	path, version string
 
 	mu        sync.Mutex
-	done      map[kernel.Key]*result
 	scheduler []byte // machine.cc, compiled
-}
-
-type result struct {
-	wait  sync.Mutex
-	image []byte
 }
 
 func (c *compiler) Version() string { return "emulate with " + c.version }
@@ -91,25 +139,11 @@ func (c *compiler) Version() string { return "emulate with " + c.version }
 // Compile gives an image of a shared library, which kernels are found in by their C++ names. Options are NVRTC's and
 // mean nothing here.
 func (c *compiler) Compile(ctx context.Context, s kernel.Spec) (kernel.Code, error) {
-	c.mu.Lock()
-	key := s.Key()
-	r := c.done[key]
-	if r == nil {
-		r = new(result)
-		c.done[key] = r
-	}
-	c.mu.Unlock()
-	r.wait.Lock()
-	defer r.wait.Unlock()
-	if r.image != nil {
-		return kernel.Code{Image: r.image, Symbols: s.Kernels}, nil
-	}
 	code, err := c.build(ctx, s)
 	if err != nil {
 		return kernel.Code{}, err
 	}
-	r.image = cudatest.Image(code)
-	return kernel.Code{Image: r.image, Symbols: s.Kernels}, nil
+	return kernel.Code{Image: cudatest.Image(code), Symbols: s.Kernels}, nil
 }
 
 // build compiles in a directory of its own.

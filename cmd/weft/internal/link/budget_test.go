@@ -20,12 +20,11 @@ func TestKernelsUse(t *testing.T) {
 	if _, err := os.Stat("kernels"); err != nil {
 		t.Skip("needs the source tree: kernels are compiled where they are written")
 	}
-	cudatest.NVRTC(t)
+	cache := budget.Cache(cudatest.NVRTC(t))
 	var specs []kernel.Spec
 	for _, arch := range []string{"sm_80", "sm_90a", "sm_100a"} {
 		specs = append(specs, Kernels(arch)...)
 	}
-	cache := kernel.New(kernel.Options{Dir: "../../../../build/kernels", ReadOnly: []string{}})
 	programs, err := budget.Compile(t.Context(), cache, specs)
 	if err != nil {
 		t.Fatalf("%+v", err)
