@@ -1,7 +1,7 @@
 #!/bin/sh
 # Times AllReduce against Open MPI, MPICH and Gloo: 2 ranks, one a core, then 4 ranks, in interleaved rounds.
 #
-# Gloo comes with PyTorch, in build/venv. The MPI libraries come from the Debian packages named below; they are
+# Gloo comes with PyTorch (python.sh). The MPI libraries come from the Debian packages named below; they are
 # installed where apt-get and root are at hand, and used where they are installed. A peer that cannot be had is skipped
 # by name. ROUNDS, SECONDS_EACH and SIZES change what is run.
 set -eu

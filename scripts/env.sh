@@ -29,6 +29,15 @@ for name in GOCACHE GOMODCACHE; do
 	fi
 done
 
+case ${XDG_CACHE_HOME:-} in
+/*) ;;
+*) XDG_CACHE_HOME=${HOME:-/dev/null}/.cache ;; # where Go looks, too
+esac
+if ! mkdir -p "$XDG_CACHE_HOME" 2>/dev/null || [ ! -w "$XDG_CACHE_HOME" ]; then
+	XDG_CACHE_HOME=$build/cache
+fi
+export XDG_CACHE_HOME
+
 # A toolchain that is allowed to fetch a newer one does so at the first command run inside the module.
 want=$(sed -n 's/^go //p' go.mod)
 have=$(go env GOVERSION 2>"$build/logs/toolchain.log") || have=$(cd / && go env GOVERSION)

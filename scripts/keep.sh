@@ -1,0 +1,57 @@
+# Sourced after env.sh by what sets up environments for tests: every clone can use them, so they are kept in the user's cache directory, in folders named after what they
+# are made of.
+# shellcheck shell=sh
+
+kept=$XDG_CACHE_HOME/weft/tools
+
+# identity FILE TEXT...: a short name for what a folder is made of.
+identity() {
+	{ cat "$1" && shift && printf '%s\n' "$@"; } | sha256sum | cut -c 1-16
+}
+
+# describe PYTHON: what an environment depends on of the interpreter that makes it.
+describe() {
+	"$1" -c 'import platform, sys; print(sys.version, sys.base_prefix, platform.machine())'
+}
+
+# keep FOLDER COMMAND...: has COMMAND make a new folder, whose path is its last argument, and names it FOLDER when it is whole, unless FOLDER is there. Who comes
+# meanwhile waits. What nobody has used for a month goes.
+keep() {
+	whole=$1
+	shift
+	mkdir -p "$kept" || return
+	if [ ! -d "$whole" ]; then
+		(
+			if command -v flock >/dev/null 2>&1; then
+				flock 9
+				rm -rf "$whole".draft.* # of who was killed
+			fi
+			[ ! -d "$whole" ] || exit 0
+			draft=$whole.draft.$$
+			status=0
+			("$@" "$draft") || status=$?
+			[ "$status" -ne 0 ] || mv -T "$draft" "$whole" 2>/dev/null || [ -d "$whole" ] || status=1
+			rm -rf "$draft"
+			[ "$status" -ne 0 ] || find "$kept" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} +
+			exit "$status"
+		) 9>"$whole.lock" || return
+	fi
+	touch "$whole" # the month begins anew
+}
+
+# environment PYTHON FOLDER: makes a virtual environment, and leaves in $pip and $into how packages come into it. Distributions that split venv's pip into a package of its
+# own still allow an environment without one, which their own pip can fill.
+environment() {
+	if "$1" -m venv "$2" >>"$log" 2>&1; then
+		pip=$2/bin/python into=
+	elif "$1" -m pip --version >>"$log" 2>&1 && "$1" -m venv --clear --without-pip "$2" >>"$log" 2>&1; then
+		pip=$1 into=$2/bin/python
+	else
+		unavailable 'python3 has neither venv with pip, nor pip'
+	fi
+}
+
+# install ARGUMENTS...: what "pip install" does.
+install() {
+	timeout "${WEFT_PIP_TIMEOUT:-900}" "$pip" -m pip ${into:+--python "$into"} install --quiet --disable-pip-version-check --retries 2 "$@" >>"$log" 2>&1
+}
