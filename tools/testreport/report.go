@@ -2,9 +2,12 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"sort"
 	"strings"
 )
@@ -32,12 +35,18 @@ type skipped struct {
 	reason string
 }
 
+type took struct {
+	test
+	seconds float64
+}
+
 // report keeps the output of what is still running, and drops it when it passes.
 type report struct {
 	w      io.Writer
 	output map[test][]string
 	build  map[string][]string
 	skips  []skipped
+	times  []took
 	passed int
 	failed bool
 }
@@ -71,6 +80,9 @@ func (r *report) read(in io.Reader) error {
 
 func (r *report) add(e event) {
 	key := test{e.Package, e.Test}
+	if e.Elapsed >= shortest {
+		r.times = append(r.times, took{key, e.Elapsed})
+	}
 	switch e.Action {
 	case "build-output":
 		r.build[e.ImportPath] = append(r.build[e.ImportPath], e.Output)
@@ -133,20 +145,59 @@ func (r *report) forget(pkg string) {
 	}
 }
 
-// finish prints the totals and the skipped tests, those for the same reason in one line.
-func (r *report) finish() {
-	fmt.Fprintf(r.w, "%d tests passed, %d skipped\n", r.passed, len(r.skips))
-	var reasons []string
-	tests := map[string][]string{}
+// finish prints the totals and, in short, why tests were skipped; names says where their names are.
+func (r *report) finish(names string) {
+	fmt.Fprintf(r.w, "%d tests passed", r.passed)
+	if len(r.skips) > 0 {
+		fmt.Fprintf(r.w, ", %s (names in %s)", r.why(), names)
+	}
+	fmt.Fprintln(r.w)
+}
+
+// why counts the skipped tests by the first words of their reasons.
+func (r *report) why() string {
+	count := map[string]int{}
 	for _, s := range r.skips {
-		if tests[s.reason] == nil {
-			reasons = append(reasons, s.reason)
-		}
-		tests[s.reason] = append(tests[s.reason], s.Package+" "+s.Name)
+		head, _, _ := strings.Cut(s.reason, ":")
+		count[strings.Replace(head, "needs ", "need ", 1)]++
 	}
-	for _, reason := range reasons {
-		fmt.Fprintf(r.w, "skipped: %s: %s\n", strings.Join(tests[reason], ", "), reason)
+	reasons := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a, b)) })
+	const most = 3
+	if len(reasons) == 1 {
+		return fmt.Sprintf("%d skipped: %s", len(r.skips), reasons[0])
 	}
+	others := len(r.skips)
+	var parts []string
+	for _, reason := range reasons[:min(most, len(reasons))] {
+		parts = append(parts, fmt.Sprintf("%d %s", count[reason], reason))
+		others -= count[reason]
+	}
+	if others > 0 {
+		parts = append(parts, fmt.Sprintf("%d others", others))
+	}
+	return fmt.Sprintf("%d skipped: %s", len(r.skips), strings.Join(parts, "; "))
+}
+
+// skipped lists every skipped test with its reason.
+func (r *report) skipped() string {
+	var b strings.Builder
+	for _, s := range r.skips {
+		fmt.Fprintf(&b, "%s %s: %s\n", s.Package, s.Name, s.reason)
+	}
+	return b.String()
+}
+
+// shortest is the duration in seconds from which on one is told of.
+const shortest = 0.01
+
+// durations lists packages and tests by how long they took, the longest first.
+func (r *report) durations() string {
+	slices.SortStableFunc(r.times, func(a, b took) int { return cmp.Compare(b.seconds, a.seconds) })
+	var b strings.Builder
+	for _, t := range r.times {
+		fmt.Fprintf(&b, "%8.2f s  %s\n", t.seconds, strings.TrimSpace(t.Package+" "+t.Name))
+	}
+	return b.String()
 }
 
 // lastLine is the message of a skip: what a test printed last before the verdict, without its position.
