@@ -1,7 +1,7 @@
-# Everything is built into ./build; nothing is installed elsewhere. Only Go and make are required.
+# Everything is built into ./build, or kept in the user's cache directory; nothing is installed elsewhere. Only Go and make are required.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build clib python wheel test test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
+.PHONY: help demo build clib python wheel test test-all test-faults race soak fuzz lint format generate bench bench-peers gpu-bundle clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,8 +21,11 @@ python: ## test the Python package; arguments for pytest in PYTEST
 wheel: ## build the wheels of the Python packages, with the C library inside, into dist
 	@sh scripts/wheel.sh
 
-test: ## run every test (15 minutes on 2 cores)
+test: ## run the tests (7 minutes on 2 cores)
 	@sh scripts/test.sh
+
+test-all: ## run every test: what emulated GPUs take long for, and the race detector, too (25 minutes on 2 cores)
+	@sh scripts/test.sh all
 
 test-faults: ## stop and kill ranks at random moments: RUNS jobs (500) of SEED, at most 45 minutes
 	@sh scripts/test-faults.sh

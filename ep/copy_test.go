@@ -105,7 +105,7 @@ func TestCopyRefusals(t *testing.T) {
 // TestCopiesOnGPUs copies rows of several pieces, with scales of several shares, of more experts than a warp looks at at once; with nothing, little and all that there is
 // room for, and with rows dropped.
 func TestCopiesOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, local, tokens = 2, 70, 40
 		fp8 := ep.Spec{Payload: ep.FP8, Quantize: weft.BFloat16, Hidden: 9 * 512, Output: weft.BFloat16, ScaleOrder: ep.ColumnMajorScales}
 		for _, way := range []struct {

@@ -242,7 +242,7 @@ func TestCensusOnGPUs(t *testing.T) {
 
 // TestCensusAtRandomOnGPUs counts selections at random, of anything that a Counter takes.
 func TestCensusAtRandomOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
 			for seed := range uint64(m.times(30, 300)) {
 				r := rand.New(rand.NewPCG(seed, 0))

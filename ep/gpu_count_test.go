@@ -15,7 +15,7 @@ import (
 
 // TestEpochsWrapOnGPUs has handles that have made nearly as many operations as words have room to count: 16 bits with what stands beside them, or 32.
 func TestEpochsWrapOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		for _, way := range ways {
 			for _, bits := range []int{16, 32} {

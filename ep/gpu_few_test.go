@@ -12,7 +12,7 @@ import (
 // TestFewOfManyOnGPUs has batches of few tokens and of many, unlike on each rank, on handles that are made for many. Nobody looks at what is beyond the tokens that
 // there are, and were: what an earlier batch left there must not show, also where a routing of few comes back after a batch of many.
 func TestFewOfManyOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 3
 		for _, way := range ways {
 			t.Run(way.name, func(t *testing.T) {

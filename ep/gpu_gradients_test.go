@@ -13,7 +13,7 @@ import (
 
 // TestGradientsOnGPUs moves gradients of rows that a warp has to take in a little more than one chunk, and in several, with products in the order that the host has.
 func TestGradientsOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 3
 		many := packedRows // rows of a token at a rank
 		many.Capacity = 0

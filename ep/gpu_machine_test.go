@@ -28,9 +28,34 @@ func eachMachine(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 		if testing.Short() {
 			t.Skip("emulated kernels are slow: of them the short tests run some of the suite")
 		}
-		body(t, emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true}))
+		body(t, tornMachine(t))
 	})
 	t.Run("real", func(t *testing.T) { body(t, &gpuMachine{contexts: openGPUs(t)}) })
+}
+
+// eachMachineAtLength is eachMachine of tests that emulated GPUs run only with all the others: they combine, repeat or vary what others have there once.
+func eachMachineAtLength(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
+	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+		if m.emulated && !emulate.Everything() {
+			t.Skip("run by make test-all: WEFT_TEST_ALL=1")
+		}
+		body(t, m)
+	})
+}
+
+// parallel has a test that mostly waits do so beside others, on emulated GPUs of its own. Real ones have one test at a time.
+func (m *gpuMachine) parallel(t *testing.T) *gpuMachine {
+	if !m.emulated {
+		return m
+	}
+	t.Parallel()
+	return tornMachine(t)
+}
+
+// tornMachine has two GPUs whose memory is as weakly ordered as it can be.
+func tornMachine(t *testing.T) *gpuMachine {
+	t.Helper()
+	return emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true})
 }
 
 // emulatedMachine makes GPUs of the host's processors. They must be clean in the end.

@@ -15,7 +15,7 @@ import (
 // TestCountedPlacesOnGPUs has batches that a prepare counts in one piece, in several pieces of a block's tokens, and in several pieces of the experts, with as many
 // tokens on every rank and with very different ones.
 func TestCountedPlacesOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		for _, shape := range []struct{ ranks, experts, topk, tokens, blocks int }{
 			{2, 64, 8, 200, 3},
 			{2, 6, 3, 1200, 1},

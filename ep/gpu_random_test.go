@@ -15,7 +15,7 @@ import (
 // TestRandomOperationsOnGPUs has operations of all kinds on one handle in random order, of batches that come back: what one leaves, in slots, words and the memory of
 // received rows, must not show in another. The handle, its batches and their order follow from the seed, after which each test is named, so that one can be run alone.
 func TestRandomOperationsOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		for seed := range uint64(m.times(2, 60)) {
 			t.Run(fmt.Sprint(seed), func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, 34)) // of the two handles that emulated GPUs have, one is packed, the other direct

@@ -109,7 +109,7 @@ func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers 
 
 // TestSeriesOnGPUs makes handles that take turns, and one that may run beside them, and has them exchange rows one after another. Those that take turns have room where one has.
 func TestSeriesOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		if !m.holds(ranks) {
 			t.Skip("ranks would share a GPU")

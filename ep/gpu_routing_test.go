@@ -52,7 +52,7 @@ var skews = []struct {
 
 // TestSkewOnGPUs has routings that leave ranks with everything or nothing, and ranks without tokens. Nothing is written beside what is to be written.
 func TestSkewOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 3
 		for i, way := range ways {
 			t.Run(way.name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func wildRouting(t *testing.T, m *gpuMachine, s ep.Spec) {
 // TestTwiceTheSameOnGPUs has tokens select an expert several times, which they must not. What comes out is wrong, or nothing does; but no kernel leaves its memory, and
 // the ranks go on.
 func TestTwiceTheSameOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		for _, way := range ways {
 			t.Run(way.name, func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestTwiceTheSameOnGPUs(t *testing.T) {
 
 // TestWordsOfOnesOnGPUs moves rows, scales and weights that hold what stands for a missing word, and once all sorts of NaNs.
 func TestWordsOfOnesOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		for _, way := range ways {
 			for _, p := range []ep.Payload{ep.BF16, ep.FP16, ep.FP32, ep.FP8, ep.FP8UE8M0, ep.Opaque} {

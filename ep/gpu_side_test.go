@@ -21,7 +21,7 @@ var largeRows = ep.Spec{
 // TestSideBySideOnGPUs has batches of two handles under way at once, on streams of their own, of one communicator and of two. Ranks begin with
 // another of the two, and enqueue many before they look: nobody starves.
 func TestSideBySideOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		twice := func(s ep.Spec) [2]ep.Spec { return [2]ep.Spec{s, s} }
 		specs := [][2]ep.Spec{
@@ -64,7 +64,7 @@ func TestSideBySideOnGPUs(t *testing.T) {
 // TestGraphsSideBySideOnGPUs replays graphs of two handles at once, on streams of their own, of one communicator and of two. One rank launches them in another order than
 // the other, and none waits before it has launched many.
 func TestGraphsSideBySideOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, contents = 2, 2
 		exact, value, token := sized(exactRows, ranks), sized(valueRows, ranks), sized(tokenRows, ranks)
 		type pair struct {

@@ -61,10 +61,10 @@ func emulatedCases(t *testing.T) int {
 	if _, ok := os.LookupEnv("WEFT_EP_CASES"); ok {
 		return gpuCases(t)
 	}
-	if testing.Short() {
-		return 2
+	if emulate.Everything() && !testing.Short() {
+		return 6
 	}
-	return 6
+	return 2
 }
 
 // gpuDeadline bounds the waits of ranks on GPUs: an operation of the suite takes milliseconds, a kernel's compilation seconds.
@@ -113,7 +113,7 @@ func TestOnEmulatedGPUs(t *testing.T) {
 // TestApartOnGPUs runs some of the suite with blocks that send and others that receive, which otherwise only large batches have.
 func TestApartOnGPUs(t *testing.T) {
 	t.Cleanup(ep.SetApart())
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		for _, n := range []int{2, 3}[m.times(1, 0):] {
 			t.Run(fmt.Sprintf("%d ranks", n), func(t *testing.T) {
 				eptest.RunSome(t, m.engine(t, n, gpuDeadline), m.times(2, 60))
@@ -125,7 +125,7 @@ func TestApartOnGPUs(t *testing.T) {
 // TestBulkOnGPUs sends rows by bulk copies, however small, and such as go in several parts; with scales too, also of tokens that have rows at one rank alone.
 func TestBulkOnGPUs(t *testing.T) {
 	t.Cleanup(ep.SetBulk())
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		scaled := packedRows
 		scaled.Payload, scaled.Output = ep.FP8, weft.BFloat16
@@ -160,7 +160,7 @@ func TestBulkOnGPUs(t *testing.T) {
 
 // TestManyOnGPUs has more experts than a block of a prepare counts at once, more than it has shared memory for, and blocks with more tokens.
 func TestManyOnGPUs(t *testing.T) {
-	eachMachine(t, func(t *testing.T, m *gpuMachine) {
+	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		for _, way := range []struct {
 			name string

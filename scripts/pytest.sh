@@ -10,6 +10,7 @@ command -v "${compiler%% *}" >/dev/null 2>&1 || {
 	exit 77
 }
 sh scripts/clib.sh
-export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$root/python"
+# Ranks that are processes or threads have no processors to spare for threads of PyTorch's.
+export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$root/python" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 cd python
-exec "$python" -m pytest -o cache_dir="$build/python/pytest" "$@"
+exec "$python" -m pytest -o cache_dir="$build/pytest" --junitxml="$build/logs/pytest.xml" "$@"

@@ -1,20 +1,24 @@
 #!/bin/sh
-# Runs every test. Named parts on the command line select some of them: python nvrtc vet test race pytest tools.
+# Runs the tests. Named parts on the command line select some of them: python nvrtc vet test race pytest tools. "all" is all of them, the race detector included, with
+# everything that emulated GPUs have, which WEFT_TEST_ALL=1 asks for. Without a name all parts but race run. build/logs says how long each test took, and which were skipped.
 #
 # What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1, WEFT_REQUIRE_TORCH=1, WEFT_REQUIRE_PYTEST=1 and WEFT_REQUIRE_NVRTC=1 make that a failure.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/parts.sh
 
-# report runs "go test -json ARGS...", printing one line a package, what failed in full, and what was skipped by name.
+# report NAME ARGS...: runs "go test -json ARGS...", printing one line a package, what failed in full, and why how many were skipped. Durations and names of what was skipped
+# go into files whose names begin with NAME.
 report() {
+	into=build/logs/$1
+	shift
 	CGO_ENABLED=0 go build -C tools -o "$build/bin/testreport" ./testreport || return
 	rm -f "$build/logs/status"
 	{
 		status=0
 		go test -json "$@" || status=$?
 		echo "$status" >"$build/logs/status"
-	} | "$build/bin/testreport" && [ "$(cat "$build/logs/status")" = 0 ]
+	} | "$build/bin/testreport" "$into" && [ "$(cat "$build/logs/status")" = 0 ]
 }
 
 # The interpreter serves the Go tests that talk to real PyTorch, so this part comes first.
@@ -49,10 +53,9 @@ vet_part() {
 	go vet ./...
 }
 
-# ep takes longest by far, so it begins first, and the others run beside it.
-# The limits are for what hangs: on a machine that has more to do everything takes several times as long.
+# ep takes longest by far, so it begins first, and the others run beside it. Tests that wait do so four at once.
 test_part() {
-	(export CGO_ENABLED=0 && report -timeout 60m ./ep ./...)
+	(export CGO_ENABLED=0 && report test -parallel 4 -timeout "$limit" ./ep ./...)
 }
 
 race_part() {
@@ -63,7 +66,7 @@ race_part() {
 	fi
 	# What tests of the C library start is programs in C, which the detector does not see.
 	# shellcheck disable=SC2046 # one argument for each package
-	(export CGO_ENABLED=1 && report -short -race -timeout 30m $(go list ./... | grep -v '/clib$'))
+	(export CGO_ENABLED=1 && report race -short -race -timeout "$limit" $(go list ./... | grep -v '/clib$'))
 }
 
 pytest_part() {
@@ -81,7 +84,16 @@ tools_part() {
 	go -C tools vet ./... && go -C tools test ./... && sh scripts/generate.sh check
 }
 
-[ "$#" -gt 0 ] || set -- python nvrtc vet test race pytest tools
+# Limits are for what hangs: five times what the longest package takes by itself with nothing kept. A machine that has more to do takes several times as long.
+limit=30m
+[ "$#" -gt 0 ] || set -- python nvrtc vet test pytest tools
+if [ "$1" = all ]; then
+	export WEFT_TEST_ALL=1
+	limit=60m
+	set -- python nvrtc vet test race pytest tools
+fi
+# Compiled kernels that nobody has wanted for a month go.
+find "$XDG_CACHE_HOME/weft/emulated" "$XDG_CACHE_HOME/weft/compiled" -type f -atime +30 -delete 2>/dev/null || true
 for name in "$@"; do
 	part "$name" "${name}_part"
 done

@@ -14,7 +14,7 @@ func TestOverlapOnEmulatedGPUs(t *testing.T) {
 		small(func(e *EP) { e.Layout, e.SMs = "token-major", 6 }),
 		small(func(e *EP) { e.SMs = 3 }),
 	}
-	if testing.Short() {
+	if few() {
 		shapes = shapes[:1]
 	}
 	for _, gpus := range []int{2, 1} {

@@ -56,6 +56,9 @@ func emulatedGPUs(t *testing.T, n int) (*cudatest.Machine, GPUs) {
 	return machine, g
 }
 
+// few says that emulated GPUs measure few shapes.
+func few() bool { return testing.Short() || !emulate.Everything() }
+
 // small is a shape that emulated GPUs manage.
 func small(change func(e *EP)) EP {
 	e := EP{
@@ -90,7 +93,7 @@ func throughput() []EP {
 
 func TestMeasureGradientsOnEmulatedGPUs(t *testing.T) {
 	shapes := throughput()
-	if testing.Short() {
+	if few() {
 		shapes = shapes[1:3]
 	}
 	_, g := emulatedGPUs(t, 2)
@@ -129,7 +132,7 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 		small(func(e *EP) { e.Layout = "token-major" }), // rows have their places before they leave, and are read there
 		small(func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
 	}
-	if testing.Short() { // most of the time goes into compiling kernels
+	if few() {
 		shapes = []EP{shapes[0], small(columnMajor)}
 	}
 	for _, tc := range []struct{ gpus, ranks int }{{2, 2}, {1, 2}, {1, 1}} {

@@ -38,6 +38,8 @@ func TestKernelsOnAnEmulatedMachine(t *testing.T) {
 				o.Bytes, o.SMs = []int64{5*storeChunk + 48}, []int{3}
 			case testing.Short():
 				o.Bytes, o.SMs = []int64{18*loadChunk + 16}, []int{1}
+			case !emulate.Everything():
+				o.Bytes = []int64{16, 5*storeChunk + 48}
 			default:
 				o.Bytes = []int64{16, 5*storeChunk + 48, 18*loadChunk + 16}
 			}
