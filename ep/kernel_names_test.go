@@ -11,7 +11,6 @@ import (
 
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/budget"
-	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
 )
 
@@ -26,9 +25,7 @@ func TestKernelNames(t *testing.T) {
 	if _, err := os.Stat("kernels"); err != nil {
 		t.Skip("needs the source tree: kernels are compiled where they are written")
 	}
-	cudatest.NVRTC(t)
-	cache := kernel.New(kernel.Options{Dir: "../build/kernels", ReadOnly: []string{}})
-	programs, err := budget.Compile(t.Context(), cache, ep.Kernels("sm_90a"))
+	programs, err := budget.Compile(t.Context(), budget.Cache(cudatest.NVRTC(t)), ep.Kernels("sm_90a"))
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}
