@@ -25,6 +25,7 @@ const char *libweft_environment(size_t i);
 typedef struct libweft_handler {
 	uintptr_t address, offset; // in the file
 	const char *symbol, *file;
+	const char *signal; // its name, or NULL
 } libweft_handler;
 
 // Signals are numbered from 1.

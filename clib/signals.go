@@ -8,9 +8,6 @@ import "C"
 import (
 	"fmt"
 	"strings"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // offStack lists the handlers that would run on the stack of what they interrupt. A goroutine's stack has no room for one: it would overwrite what lies below. Go's runtime has
@@ -25,9 +22,9 @@ func offStack(repair bool) (found []string) {
 		if C.libweft_off_stack(n, mend, &h) == 0 {
 			continue
 		}
-		name := unix.SignalName(syscall.Signal(n))
-		if name == "" {
-			name = fmt.Sprintf("signal %d", n)
+		name := fmt.Sprintf("signal %d", n)
+		if h.signal != nil {
+			name = C.GoString(h.signal)
 		}
 		var where string
 		switch {

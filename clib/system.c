@@ -32,15 +32,25 @@ struct action {
 
 static int kernel_action(int signal, const struct action *set, struct action *get) { return (int)syscall(SYS_rt_sigaction, signal, set, get, LIBWEFT_SIGNALS / 8); }
 
+#define SIGNAL(name) [name] = #name
+static const char *const names[LIBWEFT_SIGNALS + 1] = {
+	SIGNAL(SIGHUP), SIGNAL(SIGINT), SIGNAL(SIGQUIT), SIGNAL(SIGILL), SIGNAL(SIGTRAP), SIGNAL(SIGABRT), SIGNAL(SIGBUS), SIGNAL(SIGFPE),
+	SIGNAL(SIGUSR1), SIGNAL(SIGSEGV), SIGNAL(SIGUSR2), SIGNAL(SIGPIPE), SIGNAL(SIGALRM), SIGNAL(SIGTERM), SIGNAL(SIGSTKFLT),
+	SIGNAL(SIGCHLD), SIGNAL(SIGCONT), SIGNAL(SIGTSTP), SIGNAL(SIGTTIN), SIGNAL(SIGTTOU), SIGNAL(SIGURG), SIGNAL(SIGXCPU),
+	SIGNAL(SIGXFSZ), SIGNAL(SIGVTALRM), SIGNAL(SIGPROF), SIGNAL(SIGWINCH), SIGNAL(SIGIO), SIGNAL(SIGPWR), SIGNAL(SIGSYS),
+};
+
 int libweft_off_stack(int signal, int repair, libweft_handler *handler) {
 	struct action action = {0};
 	if (kernel_action(signal, NULL, &action) != 0 || action.handler == (uintptr_t)SIG_DFL || action.handler == (uintptr_t)SIG_IGN || (action.flags & SA_ONSTACK) != 0) {
 		return 0;
 	}
 	Dl_info info = {0};
-	*handler = (libweft_handler){.address = action.handler};
+	*handler = (libweft_handler){.address = action.handler, .signal = names[signal]};
 	if (dladdr((void *)action.handler, &info) != 0) {
-		*handler = (libweft_handler){action.handler, action.handler - (uintptr_t)info.dli_fbase, info.dli_sname, info.dli_fname};
+		handler->offset = action.handler - (uintptr_t)info.dli_fbase;
+		handler->symbol = info.dli_sname;
+		handler->file = info.dli_fname;
 	}
 	action.flags |= SA_ONSTACK;
 	return !(repair && kernel_action(signal, &action, NULL) == 0);
