@@ -189,6 +189,7 @@ func TestRunFindsMistakes(t *testing.T) {
 // TestRunStartsManyOnRequest asks for more ranks than start by a slip, of a program that can't be started.
 func TestRunStartsManyOnRequest(t *testing.T) {
 	command(t, 127, "run", "-n", "4097", "--yes", "no-such-program-anywhere")
+	command(t, 2, "run", "-n", "9223372036854775807", "--yes", "true")
 }
 
 // TestRunTellsOfLostOutput writes to a full device, while ranks run and when they have ended.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cmd/weft/internal/launch"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 )
@@ -60,6 +61,9 @@ With --json, each event is one line: {"event": "start" | "output" | "exit" |
 			job.Program, job.Args = args[0], args[1:]
 			if err := job.Validate(); err != nil {
 				return usageError{fmt.Errorf("run: %w", err)}
+			}
+			if job.Size > bootstrap.MaxSize {
+				return usageError{fmt.Errorf("run: %d ranks: a job has at most %d", job.Size, bootstrap.MaxSize)}
 			}
 			if job.Size > mostRanks && !yes {
 				return usageError{fmt.Errorf("run: %d ranks on this host; more than %d start only with --yes", job.Size, mostRanks)}

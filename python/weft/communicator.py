@@ -210,9 +210,10 @@ class Communicator(Resource):
     def set_mask(self, ranks: Iterable[int] = (), *, timeout: float | None = None) -> None:
         """Goes on after a failure without these ranks, and with all others.
 
-        The ranks that remain call it with the same ones, when none of their operations is in progress. A job never becomes two: of ranks that leave each
-        other out one side goes on, the larger or that with the lowest rank, or the one that was first, and the others get :class:`weft.MaskedError`. A rank that was
-        left out waits here to be taken back, without those that go on in its ``ranks``.
+        The ranks that remain call it with the same ones, when none of their operations is in progress. A job never becomes two:
+        of ranks that leave each other out one side goes on, the larger or that with the lowest rank, or the one that was first,
+        and the others get :class:`weft.MaskedError`. A rank that was left out waits here to be taken back, without those that
+        go on in its ``ranks``.
         """
         if timeout is not None:
             with limit(timeout):

@@ -83,7 +83,7 @@ func (h *header) goSizes(first map[string]uint64) (string, error) {
 package main
 
 // #include "weft.h"
-import "C"
+` + "import \"C\"" + `
 
 // leastSize is the size that a struct of weft.h had when it first appeared. A program can never have been built with less.
 func leastSize(p any) uintptr {
