@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -25,13 +26,28 @@ const (
 	endedGrace = 5 * endedInterval
 )
 
-// watchEnded calls ended for every other rank that the file says has ended, until the context ends. Where there is no such file, or
+// ledger is that file, as this rank of so many reads it.
+type ledger struct {
+	path       string // empty: there is none
+	rank, size int
+}
+
+// ledgerOf is the ledger of the launcher that made this process the rank of so many. Other numbers may be of ranks that it knows under others.
+func ledgerOf(rank, size int) string {
+	e, err := Detect(os.Getenv)
+	if err != nil || e.Rank != rank || e.Size != size {
+		return ""
+	}
+	return e.ended
+}
+
+// watch calls ended for every other rank that the file says has ended, until the context ends. Where there is no such file, or
 // it is about another job, it does nothing.
-func (t *tcpRank) watchEnded(ctx context.Context, path string, ended func(rank int, how string)) {
-	if path == "" {
+func (l ledger) watch(ctx context.Context, ended func(rank int, how string)) {
+	if l.path == "" {
 		return
 	}
-	f, err := os.Open(path)
+	f, err := os.Open(l.path)
 	if err != nil {
 		return // of another namespace, or user
 	}
@@ -59,11 +75,11 @@ func (t *tcpRank) watchEnded(ctx context.Context, path string, ended func(rank i
 			number, how, _ := bytes.Cut(line, []byte(" "))
 			n, err := strconv.Atoi(string(number))
 			switch {
-			case err != nil, header && n != t.size:
+			case err != nil, header && n != l.size:
 				return
 			case header:
 				header = false
-			case n >= 0 && n < t.size && n != t.rank:
+			case n >= 0 && n < l.size && n != l.rank:
 				ended(n, string(how))
 			}
 		}
@@ -85,7 +101,7 @@ func endedEarly(rank int, how string) fault {
 func (t *tcpRank) hostUntilEnded(path string) (stop func()) {
 	ctx, cancel := context.WithCancel(t.life)
 	t.mesh.work.Go(func() {
-		t.watchEnded(ctx, path, func(rank int, how string) {
+		ledger{path, t.rank, t.size}.watch(ctx, func(rank int, how string) {
 			t.mu.Lock()
 			arrived := t.out[rank] != nil
 			t.mu.Unlock()
@@ -97,12 +113,13 @@ func (t *tcpRank) hostUntilEnded(path string) (stop func()) {
 	return cancel
 }
 
-// dialUntilEnded is a context for reaching rank 0, which ends when another rank has: no job forms without it. Its cause is then the
-// *PeerError of the join.
-func (t *tcpRank) dialUntilEnded(ctx context.Context, path string) (_ context.Context, stop func()) {
+// reachUntilEnded is reach, which looks for rank 0, with a context that ends when another rank has: no job forms without it. The error is
+// then the *PeerError of the join.
+func reachUntilEnded(ctx context.Context, l ledger, reach func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	t.mesh.work.Go(func() {
-		t.watchEnded(ctx, path, func(rank int, how string) {
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		l.watch(ctx, func(rank int, how string) {
 			grace := time.NewTimer(endedGrace)
 			defer grace.Stop()
 			select {
@@ -113,13 +130,11 @@ func (t *tcpRank) dialUntilEnded(ctx context.Context, path string) (_ context.Co
 			}
 		})
 	})
-	return ctx, func() { cancel(nil) }
-}
-
-// endedCause is err, or the end of the rank because of which the context ended.
-func endedCause(ctx context.Context, err error) error {
+	err := reach(ctx)
 	if cause, ok := context.Cause(ctx).(*PeerError); ok && err != nil {
-		return cause
+		err = cause
 	}
+	cancel(nil)
+	watching.Wait()
 	return err
 }

@@ -170,7 +170,7 @@ func (e Environment) Dial(ctx context.Context) (Bootstrap, error) {
 		return alone[0], nil
 	case e.Store:
 		return DialTCPStore(ctx, StoreConfig{
-			Rank: e.Rank, Size: e.Size, Address: e.Address, Prefix: e.Prefix, Secret: e.Secret, Interface: e.Interface,
+			Rank: e.Rank, Size: e.Size, Address: e.Address, Prefix: e.Prefix, Secret: e.Secret, Interface: e.Interface, ended: e.ended,
 		})
 	case e.ID.IsZero() && e.Address == "" && e.pmi != "":
 		id, err := exchangeThroughPMI(ctx, e.pmi, e.Rank, e.LocalSize == e.Size, e.Interface)

@@ -24,6 +24,8 @@ type StoreConfig struct {
 
 	// Interface is as in [TCPConfig].
 	Interface string
+
+	ended string // as in [TCPConfig]
 }
 
 // DialTCPStore joins a job whose ranks know a PyTorch TCPStore, such as the one that torchrun keeps. The store is only the
@@ -40,16 +42,22 @@ func DialTCPStore(ctx context.Context, cfg StoreConfig) (Bootstrap, error) {
 		ctx, cancel = context.WithTimeout(ctx, DefaultJoinTimeout)
 		defer cancel()
 	}
-	c, err := dialStore(ctx, cfg.Address)
-	if err != nil {
-		return nil, fmt.Errorf("join: %w", err)
-	}
-	defer c.close()
-	id, err := c.exchange(ctx, cfg)
+	var id ID
+	err := reachUntilEnded(ctx, ledger{cfg.ended, cfg.Rank, cfg.Size}, func(ctx context.Context) error {
+		c, err := dialStore(ctx, cfg.Address)
+		if err != nil {
+			return fmt.Errorf("join: %w", err)
+		}
+		defer c.close()
+		id, err = c.exchange(ctx, cfg)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	b, err := DialTCP(ctx, TCPConfig{Rank: cfg.Rank, Size: cfg.Size, ID: id, Secret: cfg.Secret, Interface: cfg.Interface})
+	b, err := DialTCP(ctx, TCPConfig{
+		Rank: cfg.Rank, Size: cfg.Size, ID: id, Secret: cfg.Secret, Interface: cfg.Interface, ended: cfg.ended,
+	})
 	if err != nil {
 		if cfg.Rank == 0 {
 			err = errors.Join(err, id.Release()) // for a join that failed before it took the port

@@ -216,10 +216,12 @@ func (t *tcpRank) join(ctx context.Context, cfg TCPConfig) error {
 	if err != nil {
 		return fmt.Errorf("join: %w", err)
 	}
-	reach, stop := t.dialUntilEnded(ctx, cfg.ended)
-	conn, job, err := t.dial(reach, roleHub, 0, targets)
-	err = endedCause(reach, err)
-	stop()
+	var conn *net.TCPConn
+	var job jobID
+	err = reachUntilEnded(ctx, ledger{cfg.ended, t.rank, t.size}, func(ctx context.Context) (err error) {
+		conn, job, err = t.dial(ctx, roleHub, 0, targets)
+		return err
+	})
 	if err != nil {
 		return err
 	}
