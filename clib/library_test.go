@@ -189,6 +189,13 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// A process that may open no more files is told so.
+func TestNoFiles(t *testing.T) {
+	if got := run(t, compile(t, "testdata/files.c")); got != "ok\n" {
+		t.Error(got)
+	}
+}
+
 // The library can be opened late, by a program that was not linked with it.
 func TestOpenedLate(t *testing.T) {
 	program := compile(t, "testdata/late.c")
