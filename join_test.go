@@ -87,14 +87,14 @@ func environment(t *testing.T, variables map[string]string) {
 
 // TestJoinRefusesTooManyRanks has a rank of a job that is too large, whose other ranks nobody started. It does not wait for them.
 func TestJoinRefusesTooManyRanks(t *testing.T) {
-	for _, rank := range []int{0, 1, weft.MaxRanks} {
+	for _, c := range []struct{ rank, size int }{{0, weft.MaxRanks + 1}, {1, weft.MaxRanks + 1}, {weft.MaxRanks, weft.MaxRanks + 1}, {0, 70000}} {
 		environment(t, map[string]string{
-			"WEFT_RANK": fmt.Sprint(rank), "WEFT_SIZE": fmt.Sprint(weft.MaxRanks + 1), "WEFT_ADDRESS": "127.0.0.1:9",
+			"WEFT_RANK": fmt.Sprint(c.rank), "WEFT_SIZE": fmt.Sprint(c.size), "WEFT_ADDRESS": "127.0.0.1:9",
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		_, err := weft.Join(ctx)
-		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), fmt.Sprint(weft.MaxRanks)) || ctx.Err() != nil {
-			t.Errorf("rank %d: %v", rank, err)
+		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), fmt.Sprintf("at most %d:", weft.MaxRanks)) || ctx.Err() != nil {
+			t.Errorf("rank %d of %d: %v", c.rank, c.size, err)
 		}
 		cancel()
 	}

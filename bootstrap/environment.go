@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -203,11 +204,11 @@ func (v *variables) has(names ...string) bool {
 	return true
 }
 
-// number is the value of a variable that must be there. All of them count ranks, or hosts of ranks.
+// number is the value of a variable that must be there. All of them count ranks, or hosts of ranks; how many there may be is for those to say who join.
 func (v *variables) number(name string) int {
 	n, err := strconv.Atoi(v.text(name))
-	if err != nil || n < 0 || n > MaxSize {
-		v.fail(fmt.Sprintf("%s is %q, not a number from 0 to %d, the most ranks of a job", name, v.text(name), MaxSize))
+	if err != nil || n < 0 || n > math.MaxInt32 {
+		v.fail(fmt.Sprintf("%s is %q, not a whole number from 0 to %d", name, v.text(name), math.MaxInt32))
 		return 0
 	}
 	return n
