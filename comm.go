@@ -14,6 +14,7 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/engine"
 	"github.com/weftgo/weft/internal/filelimit"
 	"github.com/weftgo/weft/internal/shm"
 )
@@ -65,6 +66,7 @@ type Comm struct {
 		made map[string]int // by kind
 	}
 	windows windowList
+	shelf   engine.Shelf
 }
 
 // Rank is this rank, from 0.
@@ -109,6 +111,9 @@ func (c *Comm) Begin(op string) error {
 
 // Waiter waits on behalf of this rank: by its policy, deadline and abort word.
 func (c *Comm) Waiter() *channel.Waiter { return &c.waiter }
+
+// Shelf has the buffers that this communicator's objects receive into, so that each knows memory of another's.
+func (c *Comm) Shelf() *engine.Shelf { return &c.shelf }
 
 // WaiterOf is a Waiter of an object's own, for one of which a communicator has several: a "handle", say. Its number goes with the object's name when ranks wait for
 // each other. It is the same on every rank, for objects of a kind are made in the same order.

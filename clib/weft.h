@@ -498,8 +498,8 @@ typedef struct weft_ep_combine_args {
 	 */
 	const weft_tensor *weights;
 	/*
-	 * Whose rows these are, or NULL. Rows in memory for received rows are refused once that was released or holds another routing's batch; this tells them from a
-	 * later batch of the same routing, too. Rows in any other memory are the caller's, whatever stands here.
+	 * Whose rows these are, or NULL. Rows in memory for received rows are refused once that was released or holds another routing's batch, and in that of another weft_ep
+	 * of the communicator; this tells them from a later batch of the same routing, too. Rows in any other memory are the caller's, whatever stands here.
 	 */
 	weft_received received;
 } weft_ep_combine_args;

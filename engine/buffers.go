@@ -1,15 +1,25 @@
 package engine
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
 
 // Buffers says what the buffers hold that operations receive into: which are free, and which batch lies in each of the others. So memory
 // that a caller gives back to an operation is known for what it is: see [Buffers.Check].
 //
-// Put may be called from any goroutine. All else is for the owner's operations, of which one runs at a time.
+// Put may be called from any goroutine. All else is for the owner's operations, of which one runs at a time. A [Shelf] looks from any goroutine.
 type Buffers struct {
 	all   []buffer
-	last  uint32    // the generation that was given last
+	last  uint32 // the generation that was given last
+	place atomic.Pointer[place]
+}
+
+// place is where buffers are.
+type place struct {
 	size  uintptr   // of a buffer
+	all   uintptr   // of all of them
 	bases []uintptr // where the buffers begin; and where those began before whose content may still be held
 }
 
@@ -27,7 +37,11 @@ const (
 )
 
 // NewBuffers makes the books of n buffers. [Buffers.Place] says where they are.
-func NewBuffers(n int) *Buffers { return &Buffers{all: make([]buffer, n)} }
+func NewBuffers(n int) *Buffers {
+	b := &Buffers{all: make([]buffer, n)}
+	b.place.Store(&place{})
+	return b
+}
 
 // Len is the number of buffers.
 func (b *Buffers) Len() int { return len(b.all) }
@@ -35,8 +49,7 @@ func (b *Buffers) Len() int { return len(b.all) }
 // Place says how large each buffer is, in bytes, and where they begin, one behind the other. Further bases are those where they were
 // before, of which some may still be held.
 func (b *Buffers) Place(size, base uintptr, before ...uintptr) {
-	b.size = size
-	b.bases = append(append(b.bases[:0], base), before...)
+	b.place.Store(&place{size: size, all: size * uintptr(len(b.all)), bases: append([]uintptr{base}, before...)})
 }
 
 // Take takes the first free buffer, whose memory is the likeliest to be in a cache.
@@ -90,8 +103,10 @@ func (b *Buffers) AnyHeld() bool {
 type Content int
 
 const (
-	// Right content is what is asked for, or memory that is no buffer.
-	Right Content = iota
+	// None is the content of memory that is no buffer.
+	None Content = iota
+	// Right content is what is asked for.
+	Right
 	// Released content is that of a buffer that was put back.
 	Released
 	// Foreign content is another batch.
@@ -102,12 +117,10 @@ const (
 
 // Check reports what memory holds, of so many bytes, which is to be of a batch and, unless that is 0, of a generation.
 func (b *Buffers) Check(from, bytes uintptr, batch uint64, generation uint32) Content {
-	to, all := from+bytes, b.size*uintptr(len(b.all))
-	for _, base := range b.bases {
-		if to <= base || from >= base+all || bytes == 0 {
-			continue
-		}
-		for i := (max(from, base) - base) / b.size; i < uintptr(len(b.all)) && base+i*b.size < to; i++ {
+	at, found := b.place.Load(), None
+	for _, base := range at.bases {
+		first, end := at.overlap(base, from, bytes)
+		for i := first; i < end; i++ {
 			p := &b.all[i]
 			switch g := p.generation.Load(); {
 			case g == 0:
@@ -117,7 +130,76 @@ func (b *Buffers) Check(from, bytes uintptr, batch uint64, generation uint32) Co
 			case generation != 0 && generation != g:
 				return Later
 			}
+			found = Right
 		}
 	}
-	return Right
+	return found
+}
+
+// hold reports what memory holds to who is not the owner: every batch is foreign.
+func (b *Buffers) hold(from, bytes uintptr) Content {
+	at, found := b.place.Load(), None
+	for _, base := range at.bases {
+		first, end := at.overlap(base, from, bytes)
+		for i := first; i < end; i++ {
+			if b.all[i].generation.Load() == 0 {
+				return Released
+			}
+			found = Foreign
+		}
+	}
+	return found
+}
+
+// overlap is which of the buffers from a base on have a part in memory: the first, and the one behind the last.
+func (p *place) overlap(base, from, bytes uintptr) (first, end uintptr) {
+	to := from + bytes
+	if to <= base || from >= base+p.all || bytes == 0 {
+		return 0, 0
+	}
+	return (max(from, base) - base) / p.size, (min(to, base+p.all) - base + p.size - 1) / p.size
+}
+
+// Shelf has the buffers of several owners, so that each knows memory of the others'. It may be used from any goroutine.
+type Shelf struct {
+	changing sync.Mutex
+	all      atomic.Pointer[[]*Buffers] // is replaced, never changed: operations look without a lock
+}
+
+// Add puts buffers on the shelf.
+func (s *Shelf) Add(b *Buffers) { s.change(func(all []*Buffers) []*Buffers { return append(all, b) }) }
+
+// Remove takes buffers off the shelf, if they are on it: before their memory becomes anything else.
+func (s *Shelf) Remove(b *Buffers) {
+	s.change(func(all []*Buffers) []*Buffers {
+		return slices.DeleteFunc(all, func(o *Buffers) bool { return o == b })
+	})
+}
+
+func (s *Shelf) change(to func([]*Buffers) []*Buffers) {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	var all []*Buffers
+	if before := s.all.Load(); before != nil {
+		all = slices.Clone(*before)
+	}
+	all = to(all)
+	s.all.Store(&all)
+}
+
+// Check reports what memory, of so many bytes, holds that is none of an owner's own buffers: [Foreign] content, [Released] or [None].
+func (s *Shelf) Check(own *Buffers, from, bytes uintptr) Content {
+	all := s.all.Load()
+	if all == nil {
+		return None
+	}
+	for _, b := range *all {
+		if b == own {
+			continue
+		}
+		if c := b.hold(from, bytes); c != None {
+			return c
+		}
+	}
+	return None
 }

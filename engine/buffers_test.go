@@ -46,9 +46,9 @@ func TestBuffersKnowWhatTheyHold(t *testing.T) {
 		{base + size + 99, 1, 8, 0, Foreign},
 		{base + size - 1, 2, 7, 0, Released}, // a part of the first, which is free
 		{base, 1, 7, 0, Released},
-		{base - 10, 10, 7, 0, Right}, // before them
-		{base + 2*size, 10, 8, 0, Right},
-		{base + size, 0, 8, 0, Right}, // nothing
+		{base - 10, 10, 7, 0, None}, // before them
+		{base + 2*size, 10, 8, 0, None},
+		{base + size, 0, 8, 0, None}, // nothing
 		{before + size, size, 8, 0, Foreign},
 	} {
 		if got := b.Check(c.from, c.bytes, c.batch, c.generation); got != c.want {
@@ -67,6 +67,40 @@ func TestBuffersKnowWhatTheyHold(t *testing.T) {
 	}
 	if again := b.Fill(1, 7); again == first || b.Check(base+size, size, 7, first) != Later {
 		t.Errorf("generations %d and %d of one batch are not told apart", first, again)
+	}
+}
+
+// TestShelfKnowsBuffersOfOthers: memory of another owner's buffers is known, for as long as they are on the shelf.
+func TestShelfKnowsBuffersOfOthers(t *testing.T) {
+	var s Shelf
+	own, other := NewBuffers(1), NewBuffers(2)
+	own.Place(100, 1000)
+	other.Place(100, 5000)
+	if got := s.Check(own, 5000, 1); got != None {
+		t.Errorf("an empty shelf: %d", got)
+	}
+	s.Add(own)
+	s.Add(other)
+	if !other.TakeAt(1) {
+		t.Fatal("not free")
+	}
+	for _, c := range []struct {
+		from, bytes uintptr
+		want        Content
+	}{
+		{5000, 100, Released}, {5100, 100, Foreign}, {5099, 2, Released}, {5199, 9, Foreign}, {5200, 1, None}, {4999, 1, None}, {5100, 0, None}, {1000, 100, None},
+	} {
+		if got := s.Check(own, c.from, c.bytes); got != c.want {
+			t.Errorf("%d bytes at %d: %d, want %d", c.bytes, c.from, got, c.want)
+		}
+	}
+	if n := testing.AllocsPerRun(10, func() { s.Check(own, 9000, 1) }); n > 0 {
+		t.Errorf("a look allocates %v times", n)
+	}
+	s.Remove(other)
+	s.Remove(other)
+	if got := s.Check(own, 5100, 100); got != None {
+		t.Errorf("off the shelf: %d", got)
 	}
 }
 

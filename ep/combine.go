@@ -14,8 +14,8 @@ import (
 // Others are copied to a staging window first. The partial reduction reads y only here.
 //
 // Memory for received rows is taken only while it holds what was received by r: y in it is refused once that was released, or another batch lies there, of which a later
-// one by r is known by [weft.Tensor].Generation. So are the rows of WeighCombine and of both gradients. Captures are checked when they are made, not when they are replayed.
-// Any other memory is the caller's.
+// one by r is known by [weft.Tensor].Generation. Memory for the received rows of another handle of the communicator is refused always. The rows of WeighCombine and of both
+// gradients are taken by the same rules. Captures are checked when they are made, not when they are replayed. Any other memory is the caller's.
 //
 // With [DeviceCounts] and a packed layout y may be the first rows alone, if all that have come are among them: who knows their number hands over no more.
 // out overlaps neither y, which other ranks read, nor a part of a bias.

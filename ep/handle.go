@@ -41,6 +41,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	if h.engine, err = newEngine(ctx, h); err != nil {
 		return nil, err
 	}
+	comm.Shelf().Add(h.buffers)
 	return h, nil
 }
 
@@ -83,6 +84,7 @@ func (h *Handle) Close() error {
 		return nil
 	}
 	h.closed = true
+	h.comm.Shelf().Remove(h.buffers)
 	var err error
 	h.released, err = h.engine.close()
 	return err

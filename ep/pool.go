@@ -27,14 +27,18 @@ func (p *pool) put(offset int) { p.buffers.Put(offset / p.size) }
 // NoGeneration is the [weft.Tensor].Generation of no batch: rows that were released, of which only that is known.
 const NoGeneration = engine.NoGeneration
 
-// checkBatch refuses rows, of so many bytes, in memory for received rows that does not hold those of the Routing any more.
+// checkBatch refuses rows, of so many bytes, in memory for received rows that does not hold those of the Routing any more, or is another handle's.
 func (h *Handle) checkBatch(op, what string, r *Routing, t weft.Tensor, bytes int) error {
-	holds := ""
-	switch h.buffers.Check(uintptr(t.Data), uintptr(bytes), r.epoch, t.Generation) {
+	holds, foreign := "", "holds another routing's batch"
+	content := h.buffers.Check(uintptr(t.Data), uintptr(bytes), r.epoch, t.Generation)
+	if content == engine.None {
+		content, foreign = h.comm.Shelf().Check(h.buffers, uintptr(t.Data), uintptr(bytes)), "holds another handle's batch"
+	}
+	switch content {
 	case engine.Released:
 		holds = "was released"
 	case engine.Foreign:
-		holds = "holds another routing's batch"
+		holds = foreign
 	case engine.Later:
 		holds = "holds another batch of the routing by now"
 	default:

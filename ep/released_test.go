@@ -17,13 +17,15 @@ import (
 type lender struct {
 	*weft.Comm
 	handle *ep.Handle
+	other  *ep.Handle // of the same Spec
 	stream *weft.Stream
 	round  *eptest.Round
 }
 
 const lends = 1
 
-// TestReleasedRows takes for the rows of an operation what was released, what another routing's batch has overwritten, and what a later one of the same routing has.
+// TestReleasedRows takes for the rows of an operation what was released, what another routing's batch has overwritten, what a
+// later one of the same routing has, and what another handle has received.
 func TestReleasedRows(t *testing.T) {
 	const ranks = 2
 	ctx := testContext(t)
@@ -31,14 +33,14 @@ func TestReleasedRows(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			s := sized(way.spec, ranks)
-			made := handles(t, group, s)
+			made, others := handles(t, group, s), handles(t, group, s)
 			b := evenly(s, ranks, 1, 3).Batch()
 			each(t, group, func(c *weft.Comm) error {
 				round, err := b.Round(eptest.NewHost(), c, made[c.Rank()])
 				if err != nil {
 					return err
 				}
-				l := &lender{c, made[c.Rank()], nil, round}
+				l := &lender{c, made[c.Rank()], others[c.Rank()], nil, round}
 				return errors.Join(l.lend(ctx, func(call func() error) error { return call() }), round.Free())
 			})
 		})
@@ -58,7 +60,11 @@ func TestReleasedRowsOnGPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					l := &lender{r.Comm, r.handle, r.stream, round}
+					other, err := ep.NewHandle(ctx, r.Comm, s)
+					if err != nil {
+						return err
+					}
+					l := &lender{r.Comm, r.handle, other, r.stream, round}
 					err = l.lend(ctx, func(call func() error) error {
 						graph, err := r.capture(call)
 						if err != nil {
@@ -66,7 +72,7 @@ func TestReleasedRowsOnGPUs(t *testing.T) {
 						}
 						return errors.Join(graph.Close(), call())
 					})
-					return errors.Join(err, r.rest(ctx), round.Free())
+					return errors.Join(err, r.rest(ctx), round.Free(), other.Close())
 				})
 			})
 		}
@@ -119,6 +125,19 @@ func (l *lender) lend(ctx context.Context, captured func(func() error) error) er
 			return err
 		}
 	}
+	// Memory that another handle receives into is not the caller's.
+	theirs, err := l.other.PrepareDispatch(ctx, l.stream, topk, weights, x)
+	if err != nil {
+		return err
+	}
+	if err := captured(func() error { return l.refused(ctx, third.Routing, theirs.Data, "holds another handle's batch") }); err != nil {
+		return err
+	}
+	theirs.Release()
+	if err := captured(func() error { return l.refused(ctx, third.Routing, theirs.Data, "was released") }); err != nil {
+		return err
+	}
+	theirs.Routing.Release()
 	third.Release()
 	first.Routing.Release()
 	second.Routing.Release()
