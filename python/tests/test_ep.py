@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from model import Batch
@@ -292,6 +294,52 @@ def test_overflow(threads):
             assert (h.combine(got.rows, got) == 1).all()
 
     threads(2, rank)
+
+
+def test_rows_of_another_batch(comm):
+    """What is combined by what was received is of that batch, and that is not released."""
+    x, topk, weights = np.ones((3, 4), np.float32), np.array([[0, 1], [1, 0], [0, -1]], np.int32), np.ones((3, 2), np.float32)
+    spec = ep.Spec(experts=2, topk=2, hidden=4, max_tokens=3, payload="fp32", live=1)
+    with ep.Handle(comm, spec) as h:
+        routing = h.prepare(topk, weights)
+        first = h.dispatch(x, routing=routing)
+        rows, per_row = first.rows, np.zeros(first.rows.shape[:-1], np.float32).reshape(-1)
+        first.release()
+        second = h.dispatch(2 * x, routing=routing)
+        grads = np.zeros_like(rows)
+        by_first = (
+            lambda: h.combine(rows, first),
+            lambda: h.send_combine(rows, first),
+            lambda: h.dispatch_backward(rows, first, per_row),
+            lambda: h.combine_backward(x, first, rows, grad_rows=grads),
+        )
+        for call in by_first:
+            with pytest.raises(weft.ClosedError, match="received rows were released"):
+                call()
+        # Memory of one's own goes by the routing, also after calls that had a batch.
+        own = rows.copy()
+        want = h.combine(rows, second)
+        h.combine_backward(x, second, rows, grad_rows=grads)
+        h.dispatch_backward(rows, second)
+        second.release()
+        third = h.dispatch(3 * x, routing=routing)
+        assert (h.combine(own, routing) == want).all()
+        assert (h.combine(rows, routing) == 1.5 * want).all()
+        h.combine_backward(x, routing, rows, grad_rows=grads)
+        h.dispatch_backward(rows, routing)
+        third.release()
+    with ep.Handle(comm, dataclasses.replace(spec, live=2)) as h:
+        routing = h.prepare(topk, weights)
+        one, two = h.dispatch(x, routing=routing), h.dispatch(2 * x, routing=routing)
+        for call in (lambda: h.combine(one.rows, two), lambda: h.dispatch_backward(one.rows, two), lambda: h.combine_backward(x, two, one.rows, grad_rows=grads)):
+            with pytest.raises(weft.InvalidError, match="holds another batch of the routing"):
+                call()
+        assert (h.combine(one.rows, one) * 2 == h.combine(two.rows, two)).all()
+        with ep.Handle(comm, spec) as other:
+            theirs = other.dispatch(x, topk, weights)
+            with pytest.raises(weft.InvalidError, match="holds another handle's batch"):
+                h.combine(theirs.rows, routing)
+            theirs.release()
 
 
 def test_waits(threads):

@@ -223,6 +223,8 @@ def test_what_one_rank_is_refused_all_are(threads):
         h = weft.ep.Handle(c, experts=2, topk=1, hidden=4, max_tokens=2, payload="fp32")
         token, topk, weights = np.ones((1, 4), np.float32), np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32)
         got = h.dispatch(token, topk, weights)
+        gone = h.dispatch(token, routing=got)
+        gone.release()
         for words, call in (
             ("not today", lambda bad: g.all_reduce(Bad() if bad else x)),
             ("not today", lambda bad: g.all_reduce(x, out=Bad() if bad else None)),
@@ -236,6 +238,9 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("rows: type complex64", lambda bad: h.dispatch(token.astype(np.complex64) if bad else token, routing=got)),
             ("weights: type complex64", lambda bad: h.dispatch(token, None, weights.astype(np.complex64) if bad else weights, routing=got)),
             ("not today", lambda bad: h.combine(Bad() if bad else got.rows, got)),
+            ("rows were released before", lambda bad: h.combine(got.rows, gone if bad else got)),
+            ("rows were released before", lambda bad: h.dispatch_backward(got.rows, gone if bad else got)),
+            ("rows were released before", lambda bad: h.combine_backward(token, gone if bad else got)),
             ("is no array", lambda bad: h.combine(3 if bad else got.rows, got)),
             ("is no array", lambda bad: h.send_combine(3, got) if bad else h.send_combine(got.rows, got).wait()),
             ("is no array", lambda bad: h.dispatch_backward(object() if bad else got.rows, got)),

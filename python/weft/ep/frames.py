@@ -189,6 +189,7 @@ class CombineFrame(Frame):
         self.sum = self.slot("out", device, t, written=True)
         self.bias = self.slot("bias", device, t), self.slot("second bias", device, t)
         self.weights = self.slot("weights", device)
+        self.received = _abi.EpCombineArgs.received.offset // 8  # the word that says whose rows they are
 
     def arguments(self, routing: int, rows: Any, out: Any, bias: Any, weights: Any = None) -> Exception | None:
         """Takes the operands, or says what is wrong with one and takes none."""
@@ -217,6 +218,7 @@ class GradientFrame(Frame):
 
     def __init__(self, arguments: type[_abi.Struct], first: str, second: str, rows: str, spec: Spec, device: int) -> None:
         super().__init__(arguments)
+        self.received = arguments.received.offset // 8
         t = spec.output_dtype
         self.first, self.second = self.slot(first, device, t), self.slot(second, device, t)
         self.rows, self.weights = self.slot(rows, device, t, written=True), self.slot("grad_weights", device, written=True)

@@ -280,7 +280,8 @@ class Handle(Made):
     ) -> Any:
         """Brings the experts' rows home and sums them. Collective.
 
-        ``rows``: as dispatch gave them, of the spec's output type. ``bias``: [tokens, hidden], or two such, which are added first. ``weights``:
+        ``rows``: as dispatch gave them, of the spec's output type. ``routing``: with the :class:`Received` in its place, which must not be released, rows in
+        memory for received rows are refused unless they are of that batch. ``bias``: [tokens, hidden], or two such, which are added first. ``weights``:
         float32 [tokens, topk], of the exact weighted reduction, which needs them at home alone: they take the place of those that the routing had
         there. Returns ``out``: [tokens, hidden], a new array if None; it overlaps none of the rows, which other ranks read.
         """
@@ -292,8 +293,7 @@ class Handle(Made):
         try:
             if stream is not None:
                 frame.enter(stream, on, self._device)
-            by = _routing(routing)
-            out, refused = self._combining(frame, by, rows, out, bias, weights, stream)
+            out, refused = self._combining(frame, routing, rows, out, bias, weights, stream)
             status = self._lib.ep_combine(self._handle, on, frame.address, 0)
             if refused is not None or status:
                 self._end(refused, status)
@@ -302,10 +302,14 @@ class Handle(Made):
             refused = None  # its traceback has this frame
             self._combines.give(frame)
 
-    def _combining(self, frame: CombineFrame, by: Routing, rows: Any, out: Any, bias: Any, weights: Any, stream: StreamLike) -> tuple[Any, Exception | None]:
+    def _combining(
+        self, frame: CombineFrame, routing: RoutingLike, rows: Any, out: Any, bias: Any, weights: Any, stream: StreamLike
+    ) -> tuple[Any, Exception | None]:
         """Takes the operands of a combine: where its sums go, and what is wrong."""
+        by = _routing(routing)
         number = by._in_use()
         try:
+            frame.words[frame.received] = _received(routing)
             if out is None:
                 out = self._tokens_like("out", rows, by, stream)
         except Exception as e:
@@ -332,10 +336,9 @@ class Handle(Made):
         try:
             if stream is not None:
                 frame.enter(stream, on, self._device)
-            by = _routing(routing)
-            out, refused = self._combining(frame, by, rows, out, bias, weights, stream)
+            out, refused = self._combining(frame, routing, rows, out, bias, weights, stream)
             self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, frame.out_address))
-            return PendingCombine(self, frame.out.value, (rows, bias, weights, by, *frame.held), out)
+            return PendingCombine(self, frame.out.value, (rows, bias, weights, routing, *frame.held), out)
         finally:
             refused = None  # its traceback has this frame
             self._combines.give(frame)
@@ -370,6 +373,7 @@ class Handle(Made):
             by = _routing(routing)
             number = by._in_use()
             try:
+                frame.words[frame.received] = _received(routing)
                 if grad_tokens is None:
                     grad_tokens = self._tokens_like("grad_tokens", grad_rows, by, stream)
                 if grad_weights is None and grad_row_weights is not None:
@@ -412,6 +416,7 @@ class Handle(Made):
             by = _routing(routing)
             number = by._in_use()
             try:
+                frame.words[frame.received] = _received(routing)
                 if grad_rows is None:
                     grad_rows = self._made("grad_rows", grad_out, self.rows_shape(by), self.spec.output_dtype, stream)
                 if grad_weights is None and rows is not None:
@@ -550,3 +555,8 @@ def _unmade(result: Any) -> Any:
 
 def _routing(by: RoutingLike | None) -> Any:
     return by.routing if isinstance(by, Received) else by
+
+
+def _received(by: RoutingLike) -> int:
+    """Whose rows an operation is given, if it is said. What was released is refused: who combines memory of their own after that goes by the routing."""
+    return by._in_use() if isinstance(by, Received) else 0
