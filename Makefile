@@ -31,7 +31,7 @@ test-faults: ## stop and kill ranks at random moments: RUNS jobs (500) of SEED, 
 	@sh scripts/test-faults.sh
 
 race: ## run the short tests under the race detector (needs a C compiler)
-	@sh scripts/test.sh race
+	@sh scripts/test.sh python nvrtc race
 
 soak: ## run the long tests: SOAK_OPS operations (1000000), each one checked
 	@sh scripts/soak.sh
