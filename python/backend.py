@@ -1,11 +1,12 @@
 """Builds the wheels as PEP 427 says, with nothing but Python.
 
-``weft`` is the package and the C library in one archive, tagged with the glibc that the library needs. ``weft-deep-ep`` installs the name of DeepEP and
-``weft-mscclpp`` those of MSCCL++'s expert parallelism: they are wheels of their own, so that who has one of these libraries decides which one its name means,
+``weft`` is the package and the C library in one archive, tagged with the glibc that the library needs.
+``weft-deep-ep`` installs the name of DeepEP and ``weft-mscclpp`` those of MSCCL++'s expert parallelism:
+they are wheels of their own, so that who has one of these libraries decides which one its name means,
 and keeps the other. Installers would write over its files unasked.
 
-``python backend.py FOLDER`` writes all three, and installers get the first through PEP 517's ``build_wheel``. The library is what ``make clib`` built, or what
-WEFT_LIBRARY names.
+``python backend.py FOLDER`` writes all three, and installers get the first through PEP 517's
+``build_wheel``. The library is what ``make clib`` built, or what WEFT_LIBRARY names.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Wheel:
         pure = "true" if self.tag.endswith("-any") else "false"
         files = self.files | {
             f"{info}/METADATA": "".join(lines).encode(),
-            f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: {pure}\nTag: {self.tag}\n".encode(),
+            f"{info}/WHEEL": (
+                f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: {pure}\nTag: {self.tag}\n"
+            ).encode(),
             f"{info}/licenses/LICENSE": (HERE.parent / "LICENSE").read_bytes(),
         }
         record = [_entry(name, data) for name, data in files.items()]
@@ -74,7 +77,12 @@ def weft() -> Wheel:
     if not library.exists():
         raise SystemExit(f"no {library} to put into the wheel: run make clib first")
     data = library.read_bytes()
-    return Wheel("weft", _project()["description"], f"py3-none-{platform_tag(data)}", _sources("weft") | {"weft/libweft.so": data})
+    return Wheel(
+        "weft",
+        _project()["description"],
+        f"py3-none-{platform_tag(data)}",
+        _sources("weft") | {"weft/libweft.so": data},
+    )
 
 
 def deep_ep() -> Wheel:
@@ -113,7 +121,11 @@ def _version() -> str:
 
 
 def _sources(package: str) -> dict[str, bytes]:
-    return {str(p.relative_to(HERE)): p.read_bytes() for p in sorted((HERE / package).rglob("*")) if p.suffix == ".py" or p.name == "py.typed"}
+    return {
+        str(p.relative_to(HERE)): p.read_bytes()
+        for p in sorted((HERE / package).rglob("*"))
+        if p.suffix == ".py" or p.name == "py.typed"
+    }
 
 
 def _entry(name: str, data: bytes) -> str:

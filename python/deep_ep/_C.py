@@ -18,5 +18,8 @@ get_low_latency_rdma_size_hint = _Buffer.get_low_latency_rdma_size_hint
 
 def __getattr__(name: str) -> Any:
     if name == "Buffer":
-        raise AttributeError("the extension's Buffer, under deep_ep.Buffer, is not there: use deep_ep.Buffer, whose runtime has the queries")
+        raise AttributeError(
+            "the extension's Buffer, under deep_ep.Buffer, is not there: use deep_ep.Buffer, whose runtime has "
+            "the queries"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -38,13 +38,15 @@ _DEADLINE = 100.0  # seconds, as DeepEP's
 class Buffer:
     """Expert-parallel exchanges of a process group.
 
-    Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all ranks alike. Results are tensors of their own, which may be
-    kept. Everything that DeepEP asserts is a :class:`ContractError`, an AssertionError with words.
+    Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all
+    ranks alike. Results are tensors of their own, which may be kept. Everything that DeepEP asserts is
+    a :class:`ContractError`, an AssertionError with words.
     """
 
     num_sms: int = 20
     low_latency_sms: int = 0
-    """How many multiprocessors low-latency exchanges may fill, of buffers that are made from now on; 0: all that others have left. DeepEP has none."""
+    """How many multiprocessors low-latency exchanges may fill, of buffers that are made from now on; 0:
+    all that others have left. DeepEP has none."""
 
     def __init__(
         self,
@@ -63,21 +65,47 @@ class Buffer:
         """Joins the ranks of a process group of PyTorch's, or of an mpi4py communicator. Collective."""
         if group is None and comm is None:
             raise ValueError("there is neither a group nor a comm to join the ranks of")
-        require(num_nvl_bytes % 128 == 0 and num_rdma_bytes % 128 == 0, f"{num_nvl_bytes} and {num_rdma_bytes} bytes, want multiples of 128")
-        self._open(join(group, _DEADLINE, _DEADLINE, comm), group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, explicitly_destroy, enable_shrink)
+        require(
+            num_nvl_bytes % 128 == 0 and num_rdma_bytes % 128 == 0,
+            f"{num_nvl_bytes} and {num_rdma_bytes} bytes, want multiples of 128",
+        )
+        self._open(
+            join(group, _DEADLINE, _DEADLINE, comm),
+            group,
+            num_nvl_bytes,
+            num_rdma_bytes,
+            low_latency_mode,
+            explicitly_destroy,
+            enable_shrink,
+        )
 
     @classmethod
-    def from_communicator(cls, comm: weft.Communicator, *, explicitly_destroy: bool = False, enable_shrink: bool = False) -> Buffer:
+    def from_communicator(
+        cls, comm: weft.Communicator, *, explicitly_destroy: bool = False, enable_shrink: bool = False
+    ) -> Buffer:
         """A buffer of a communicator of Weft's, which it closes. Collective. DeepEP has no such method."""
         made = cls.__new__(cls)
         made._open(comm, None, 0, 0, True, explicitly_destroy, enable_shrink)
         return made
 
-    def _open(self, comm: weft.Communicator, group: Any, nvl: int, rdma: int, low_latency: bool, explicitly_destroy: bool, enable_shrink: bool) -> None:
+    def _open(
+        self,
+        comm: weft.Communicator,
+        group: Any,
+        nvl: int,
+        rdma: int,
+        low_latency: bool,
+        explicitly_destroy: bool,
+        enable_shrink: bool,
+    ) -> None:
         self._comm, self.group = comm, group
         self.rank, self.group_size = comm.rank, comm.ranks
         self.num_nvl_bytes, self.num_rdma_bytes = nvl, rdma
-        self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = low_latency, explicitly_destroy, enable_shrink
+        self.low_latency_mode, self.explicitly_destroy, self.enable_shrink = (
+            low_latency,
+            explicitly_destroy,
+            enable_shrink,
+        )
         self._exchanges = Exchanges(comm)
         self._stream = self._exchanges.stream
         self._normal, self._low_latency = Normal(self._exchanges), LowLatency(self._exchanges, self.low_latency_sms)
@@ -111,7 +139,9 @@ class Buffer:
         return EventOverlap(EventHandle())
 
     @staticmethod
-    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
         """Bytes that DeepEP's buffer needs for low-latency exchanges. Weft takes what it needs by itself."""
         return configs.low_latency_size(num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
@@ -119,7 +149,9 @@ class Buffer:
         """The stream of exchanges; on the host PyTorch's only one, on which they have happened when they return."""
         return self._stream.stream()
 
-    def get_local_buffer_tensor(self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False) -> Tensor:
+    def get_local_buffer_tensor(
+        self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
+    ) -> Tensor:
         """Memory of as many bytes as the buffer was asked to have. Exchanges do not use it."""
         if use_rdma_buffer not in self._local:
             with torch.inference_mode(False):  # it is written in any mode
@@ -128,7 +160,10 @@ class Buffer:
         whole = self._local[use_rdma_buffer][offset:]
         flat = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         if size is not None and size.numel() > flat.numel():
-            raise ContractError(f"size {tuple(size)} of {dtype} from byte {offset}: the buffer was asked to have {whole.numel() + offset} bytes")
+            raise ContractError(
+                f"size {tuple(size)} of {dtype} from byte {offset}: the buffer was asked to have "
+                f"{whole.numel() + offset} bytes"
+            )
         return flat if size is None else flat[: size.numel()].view(size)
 
     @staticmethod
@@ -152,9 +187,12 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
+        """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts],
+        bool [tokens, ranks]. Local."""
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
-        counted, event = self._stream.run_soon(self._exchanges.layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
+        counted, event = self._stream.run_soon(
+            self._exchanges.layout, topk_idx, previous_event, async_finish, topk_idx, num_experts
+        )
         return *counted, event
 
     @opaque
@@ -174,11 +212,20 @@ class Buffer:
         previous_event: EventOverlap | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
-    ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor | None, Tensor | None, list[int] | None, DispatchHandle | None, EventOverlap]:
-        """Sends tokens to the ranks of their experts: recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event. Collective.
+    ) -> tuple[
+        Tensor | tuple[Tensor, Tensor],
+        Tensor | None,
+        Tensor | None,
+        list[int] | None,
+        DispatchHandle | None,
+        EventOverlap,
+    ]:
+        """Sends tokens to the ranks of their experts: recv_x, recv_topk_idx, recv_topk_weights,
+        num_recv_tokens_per_expert_list, handle, event. Collective.
 
-        ``x``: [tokens, hidden], or float8 and its scales [tokens, hidden / 128]. Rows come by source rank, then token. With the ``handle`` of an earlier
-        dispatch they go where they went then, and only ``recv_x`` and the event come back.
+        ``x``: [tokens, hidden], or float8 and its scales [tokens, hidden / 128]. Rows come by source
+        rank, then token. With the ``handle`` of an earlier dispatch they go where they went then, and
+        only ``recv_x`` and the event come back.
         """
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         rows, scales = rows_and_scales(x)
@@ -187,11 +234,25 @@ class Buffer:
             raise ContractError(f"expert_alignment is {expert_alignment}, want 1 or more")
         if handle is not None:
             moved = _moved(handle)
-            require(topk_idx is None and topk_weights is None, "a dispatch by a handle takes no topk_idx and no topk_weights: the handle has what was selected")
+            require(
+                topk_idx is None and topk_weights is None,
+                "a dispatch by a handle takes no topk_idx and no topk_weights: the handle has what was selected",
+            )
             if 0 < num_worst_tokens < moved.received:
-                raise ContractError(f"num_worst_tokens is {num_worst_tokens}, and the handle's rows are {moved.received}")
-            (got, got_scales), event = self._stream.run(self._normal.again, rows, previous_event, async_finish, rows, scales, moved.route)
-            return _pair(_padded(got, num_worst_tokens), _padded_scales(got_scales, scales, num_worst_tokens)), None, None, None, None, event
+                raise ContractError(
+                    f"num_worst_tokens is {num_worst_tokens}, and the handle's rows are {moved.received}"
+                )
+            (got, got_scales), event = self._stream.run(
+                self._normal.again, rows, previous_event, async_finish, rows, scales, moved.route
+            )
+            return (
+                _pair(_padded(got, num_worst_tokens), _padded_scales(got_scales, scales, num_worst_tokens)),
+                None,
+                None,
+                None,
+                None,
+                event,
+            )
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             raise ContractError("a dispatch without a handle takes what get_dispatch_layout returns")
         if num_worst_tokens and topk_idx is None:
@@ -201,7 +262,9 @@ class Buffer:
         channels = self.num_sms // 2 if config is None else config.channels
         in_rank = is_token_in_rank if is_token_in_rank.dtype == torch.bool else is_token_in_rank.bool()
         if in_rank.shape != (rows.shape[0], self.group_size):
-            raise ContractError(f"is_token_in_rank: shape {tuple(in_rank.shape)}, want {(rows.shape[0], self.group_size)}")
+            raise ContractError(
+                f"is_token_in_rank: shape {tuple(in_rank.shape)}, want {(rows.shape[0], self.group_size)}"
+            )
         result, event = self._stream.run(
             self._normal.dispatch,
             rows,
@@ -238,9 +301,11 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Sums the ranks' rows of each token, without weights, after the bias: combined_x, combined_topk_weights, event. Collective.
+        """Sums the ranks' rows of each token, without weights, after the bias: combined_x,
+        combined_topk_weights, event. Collective.
 
-        ``topk_weights``: float32 [rows, topk]. Each slot of a token comes home as the fp32 sum, in rank order, of what all ranks that it went to have there.
+        ``topk_weights``: float32 [rows, topk]. Each slot of a token comes home as the fp32 sum, in rank
+        order, of what all ranks that it went to have there.
         """
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         moved = _moved(handle)
@@ -248,7 +313,9 @@ class Buffer:
         biases = () if bias is None else tuple(bias) if isinstance(bias, (tuple, list)) else (bias,)
         if len(biases) > _BIASES:
             raise ContractError(f"{len(biases)} biases, want at most {_BIASES}")
-        (out, weights), event = self._stream.run(self._normal.combine, x, previous_event, async_finish, x, topk_weights, biases, moved)
+        (out, weights), event = self._stream.run(
+            self._normal.combine, x, previous_event, async_finish, x, topk_weights, biases, moved
+        )
         return out, weights, event
 
     def internode_dispatch(
@@ -269,7 +336,9 @@ class Buffer:
         allocate_on_comm_stream: bool = False,
     ) -> NoReturn:
         """Refused: ranks of several hosts exchange nothing yet."""
-        raise weft.UnsupportedError("internode_dispatch: the ranks of a buffer are on one host; use dispatch, for any number of them")
+        raise weft.UnsupportedError(
+            "internode_dispatch: the ranks of a buffer are on one host; use dispatch, for any number of them"
+        )
 
     def internode_combine(
         self,
@@ -283,7 +352,9 @@ class Buffer:
         allocate_on_comm_stream: bool = False,
     ) -> NoReturn:
         """Refused: ranks of several hosts exchange nothing yet."""
-        raise weft.UnsupportedError("internode_combine: the ranks of a buffer are on one host; use combine, for any number of them")
+        raise weft.UnsupportedError(
+            "internode_combine: the ranks of a buffer are on one host; use combine, for any number of them"
+        )
 
     # Low-latency exchanges.
 
@@ -307,18 +378,25 @@ class Buffer:
     ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor, LowLatencyHandle, EventOverlap, Callable[[], None] | None]:
         """Sends tokens to their experts: recv_x, count, handle, event, hook. Collective, as is the hook.
 
-        ``x``: bfloat16 [tokens, hidden]. recv_x is [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden], in float8 with the scales
-        [.., hidden / 128], or [.., hidden / 512] of four powers of two each; the first ``count`` rows of an expert are valid. With
+        ``x``: bfloat16 [tokens, hidden]. recv_x is [local experts, ranks *
+        num_max_dispatch_tokens_per_rank, hidden], in float8 with the scales [.., hidden / 128], or [..,
+        hidden / 512] of four powers of two each; the first ``count`` rows of an expert are valid. With
         ``return_recv_hook`` they are there when the hook has returned.
         """
         self._check_low_latency(x, 2, async_finish, return_recv_hook)
-        require(not use_ue8m0 or (use_fp8 and round_scale), "use_ue8m0 is for float8 with round_scale=True: its scales are powers of two")
+        require(
+            not use_ue8m0 or (use_fp8 and round_scale),
+            "use_ue8m0 is for float8 with round_scale=True: its scales are powers of two",
+        )
         tokens, hidden = x.shape
         most = num_max_dispatch_tokens_per_rank
         if type(most) is not int:
             most = whole("num_max_dispatch_tokens_per_rank", most, ContractError)
         if topk_idx.dim() != 2 or topk_idx.shape[0] != tokens or tokens > most:
-            raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at most {most} tokens")
+            raise ContractError(
+                f"{tokens} tokens and topk_idx of shape {tuple(topk_idx.shape)}, want [tokens, topk] and at "
+                f"most {most} tokens"
+            )
         check_stats(cumulative_local_expert_recv_stats, num_experts // self.group_size, x)
         payload = _BF16 if not use_fp8 else ep.Payload.fp8_ue8m0 if use_ue8m0 else ep.Payload.fp8
         kind = Kind(most, hidden, num_experts, topk_idx.shape[1], payload, round_scale)
@@ -326,7 +404,9 @@ class Buffer:
         if return_recv_hook:  # both halves in the current stream, and nothing runs between
             rows, scales, counts, handle, receive = self._low_latency.send(*arguments)
             return _pair(rows, scales), counts, handle, EventOverlap(), receive
-        (rows, scales, counts, handle), event = self._stream.run_soon(self._low_latency.dispatch, x, None, async_finish, *arguments)
+        (rows, scales, counts, handle), event = self._stream.run_soon(
+            self._low_latency.dispatch, x, None, async_finish, *arguments
+        )
         return _pair(rows, scales), counts, handle, event, None
 
     @opaque
@@ -343,18 +423,26 @@ class Buffer:
         out: Tensor | None = None,
         combine_wait_recv_cost_stats: Tensor | None = None,
     ) -> tuple[Tensor, EventOverlap, Callable[[], None] | None]:
-        """Sums the experts' rows by the weights, in fp32 and in the order of the selections: combined_x, event, hook. Collective, as is the hook.
+        """Sums the experts' rows by the weights, in fp32 and in the order of the selections:
+        combined_x, event, hook. Collective, as is the hook.
 
-        ``x``: bfloat16, of the shape of recv_x. With ``zero_copy`` the rows are in :meth:`get_next_low_latency_combine_buffer`. ``topk_idx``: those
-        of the dispatch, in whose order rows are summed; they may stand in another one, beside their weights, and -1 for what is to be left out.
+        ``x``: bfloat16, of the shape of recv_x. With ``zero_copy`` the rows are in
+        :meth:`get_next_low_latency_combine_buffer`. ``topk_idx``: those of the dispatch, in whose order
+        rows are summed; they may stand in another one, beside their weights, and -1 for what is to be
+        left out.
         """
         self._check_low_latency(x, 3, async_finish, return_recv_hook)
         sent = _sent(handle)
         if use_logfmt:
-            raise weft.UnsupportedError("use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out")
+            raise weft.UnsupportedError(
+                "use_logfmt: rows come home as bfloat16, which NVLink has room for; leave it out"
+            )
         kind = sent.kind
         rows = self._low_latency.next_buffer(*handle[2:]) if zero_copy else x
-        want, selections = (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden), sent.topk.shape
+        want, selections = (
+            (kind.experts // self.group_size, self.group_size * kind.tokens, kind.hidden),
+            sent.topk.shape,
+        )
         if rows.shape != want:
             raise ContractError(f"x: shape {tuple(x.shape)}, want {want}")
         if topk_idx.shape != selections or topk_weights.shape != selections:
@@ -378,7 +466,8 @@ class Buffer:
         return self._low_latency.next_buffer(*handle[2:])
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Leaves a rank out of the exchanges that follow, or takes it in again. All ranks that go on do, before their next exchange."""
+        """Leaves a rank out of the exchanges that follow, or takes it in again. All ranks that go on
+        do, before their next exchange."""
         self._check_shrink()
         self._exchanges.mask.put(rank_to_mask, mask)
 
@@ -386,9 +475,13 @@ class Buffer:
         """Writes which ranks are left out: int32 [ranks], 1 or 0."""
         self._check_shrink()
         if mask_status.shape != (self.group_size,) or mask_status.dtype != torch.int32:
-            raise ContractError(f"mask_status: {mask_status.dtype} {tuple(mask_status.shape)}, want torch.int32 {(self.group_size,)}")
+            raise ContractError(
+                f"mask_status: {mask_status.dtype} {tuple(mask_status.shape)}, want torch.int32 {(self.group_size,)}"
+            )
         masked = self._exchanges.mask.ranks()
-        mask_status.copy_(torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=mask_status.dtype, device="cpu"))
+        mask_status.copy_(
+            torch.tensor([int(r in masked) for r in range(self.group_size)], dtype=mask_status.dtype, device="cpu")
+        )
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Takes all ranks in again."""
@@ -405,7 +498,10 @@ class Buffer:
         if x.dtype != torch.bfloat16:
             raise ContractError(f"x: type {x.dtype}, want torch.bfloat16")
         if x.dim() != dims or not x.is_contiguous() or x.shape[-1] % 8:
-            raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want {dims} dimensions, contiguous, of rows of whole 16 bytes")
+            raise ContractError(
+                f"x: shape {tuple(x.shape)} with strides {x.stride()}, want {dims} dimensions, contiguous, of "
+                f"rows of whole 16 bytes"
+            )
 
 
 class Runtime:
@@ -455,16 +551,22 @@ def _recalled(handle: Any, place: int, kind: type[T], of: str) -> T:
     """The same by the tuple of a handle's contents, one of which says it."""
     found = recall(handle[place], kind) if isinstance(handle, (tuple, list)) and len(handle) > place else None
     if found is None:
-        raise ContractError(f"handle: a {type(handle).__name__}, want what {of} returned, or the tuple of its contents, not copies of them")
+        raise ContractError(
+            f"handle: a {type(handle).__name__}, want what {of} returned, or the tuple of its contents, not "
+            f"copies of them"
+        )
     return found
 
 
 def check_stats(stats: Tensor | None, local: int, like: Tensor) -> None:
     """Refuses what counts of experts cannot be added to."""
-    if stats is None or (stats.dtype == torch.int32 and stats.shape == (local,) and stats.is_contiguous() and stats.device == like.device):
+    if stats is None or (
+        stats.dtype == torch.int32 and stats.shape == (local,) and stats.is_contiguous() and stats.device == like.device
+    ):
         return
     raise ContractError(
-        f"cumulative_local_expert_recv_stats: {stats.dtype} {tuple(stats.shape)} on {stats.device}, want torch.int32 {(local,)} on {like.device}, contiguous"
+        f"cumulative_local_expert_recv_stats: {stats.dtype} {tuple(stats.shape)} on {stats.device}, want "
+        f"torch.int32 {(local,)} on {like.device}, contiguous"
     )
 
 

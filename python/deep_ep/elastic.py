@@ -1,4 +1,5 @@
-"""DeepEP's ElasticBuffer, for ranks that reach each other's memory: its methods, arguments, returned tuples and layouts, over Weft."""
+"""DeepEP's ElasticBuffer, for ranks that reach each other's memory: its methods, arguments, returned
+tuples and layouts, over Weft."""
 
 from __future__ import annotations
 
@@ -34,13 +35,16 @@ _SMS_WITHOUT_GPU = 132  # an H200's, for code that computes with the number
 
 
 class EPHandle:
-    """Where the tokens of a dispatch went, with what DeepEP's handles have. What needs computing is computed when it is read.
+    """Where the tokens of a dispatch went, with what DeepEP's handles have. What needs computing is
+    computed when it is read.
 
-    ``psum_num_recv_tokens_per_scaleup_rank``: int32 [ranks], the tokens of this source rank and those before. ``num_unaligned_recv_tokens_per_expert``:
-    int32 [local experts]. ``psum_num_recv_tokens_per_expert``: the same summed up, aligned; of an expanded dispatch where each expert's rows end,
-    pads left out. ``recv_src_metadata``: int32 [tokens, 2 + topk]: source rank * num_max_tokens_per_rank + token, source rank * topk + the last selection here,
-    and each selection's row, -1 for none. ``dst_buffer_slot_idx``: int32 [tokens, topk]: this rank * num_max_tokens_per_rank + which of this rank's tokens for
-    the destination it is, at the last selection there, elsewhere -1.
+    ``psum_num_recv_tokens_per_scaleup_rank``: int32 [ranks], the tokens of this source rank and those
+    before. ``num_unaligned_recv_tokens_per_expert``: int32 [local experts].
+    ``psum_num_recv_tokens_per_expert``: the same summed up, aligned; of an expanded dispatch where each
+    expert's rows end, pads left out. ``recv_src_metadata``: int32 [tokens, 2 + topk]: source rank *
+    num_max_tokens_per_rank + token, source rank * topk + the last selection here, and each selection's
+    row, -1 for none. ``dst_buffer_slot_idx``: int32 [tokens, topk]: this rank * num_max_tokens_per_rank
+    + which of this rank's tokens for the destination it is, at the last selection there, elsewhere -1.
     """
 
     def __init__(
@@ -69,10 +73,15 @@ class EPHandle:
     token_metadata_at_forward = channel_linked_list = None
 
     @classmethod
-    def _of(cls, route: Route, num_sms: int, num_expanded_tokens: int, num_recv_tokens_per_expert_list: list[int]) -> EPHandle:
+    def _of(
+        cls, route: Route, num_sms: int, num_expanded_tokens: int, num_recv_tokens_per_expert_list: list[int]
+    ) -> EPHandle:
         made = cls.__new__(cls)
         made._route, made.num_sms = route, num_sms
-        made.num_expanded_tokens, made.num_recv_tokens_per_expert_list = num_expanded_tokens, num_recv_tokens_per_expert_list
+        made.num_expanded_tokens, made.num_recv_tokens_per_expert_list = (
+            num_expanded_tokens,
+            num_recv_tokens_per_expert_list,
+        )
         return made
 
     def __copy__(self) -> EPHandle:
@@ -145,8 +154,9 @@ class EPHandle:
 class ElasticBuffer:
     """Expert-parallel exchanges of a process group, by DeepEP's second interface.
 
-    Sizes in bytes, queue pairs and service levels are accepted and say nothing: memory is taken when shapes are first seen, on all ranks alike. Results are
-    tensors of the caller's, which may be kept. Everything that DeepEP asserts is a :class:`ContractError`, an AssertionError with words.
+    Sizes in bytes, queue pairs and service levels are accepted and say nothing: memory is taken when
+    shapes are first seen, on all ranks alike. Results are tensors of the caller's, which may be kept.
+    Everything that DeepEP asserts is a :class:`ContractError`, an AssertionError with words.
     """
 
     def __init__(
@@ -168,7 +178,8 @@ class ElasticBuffer:
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
-        """Joins the ranks of a process group of PyTorch's. Collective. Either ``num_bytes``, or the shapes that it follows from."""
+        """Joins the ranks of a process group of PyTorch's. Collective. Either ``num_bytes``, or the
+        shapes that it follows from."""
         require(group is not None, "there is no group to join the ranks of")
         require(
             num_bytes is not None or (num_max_tokens_per_rank > 0 and hidden > 0),
@@ -176,7 +187,9 @@ class ElasticBuffer:
         )
         comm = join(group, num_cpu_timeout_secs, num_gpu_timeout_secs)
         if num_bytes is None:
-            num_bytes = _size_hint(comm.ranks, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_multiple_reduction)
+            num_bytes = _size_hint(
+                comm.ranks, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_multiple_reduction
+            )
         self._open(
             comm,
             group,
@@ -202,7 +215,17 @@ class ElasticBuffer:
     ) -> ElasticBuffer:
         """A buffer of a communicator of Weft's, which it closes. Collective. DeepEP has no such method."""
         made = cls.__new__(cls)
-        made._open(comm, None, 0, num_max_tokens_per_rank, allow_hybrid_mode, allow_multiple_reduction, prefer_overlap_with_compute, 0, explicitly_destroy)
+        made._open(
+            comm,
+            None,
+            0,
+            num_max_tokens_per_rank,
+            allow_hybrid_mode,
+            allow_multiple_reduction,
+            prefer_overlap_with_compute,
+            0,
+            explicitly_destroy,
+        )
         return made
 
     def _open(
@@ -218,10 +241,24 @@ class ElasticBuffer:
         explicitly_destroy: bool,
     ) -> None:
         self._comm, self.group = comm, group
-        self.rank_idx, self.num_ranks, self.num_bytes, self.num_max_tokens_per_rank = comm.rank, comm.ranks, num_bytes, tokens
-        self.num_scaleout_ranks, self.num_scaleup_ranks, self.scaleout_rank_idx, self.scaleup_rank_idx = 1, comm.ranks, 0, comm.rank
+        self.rank_idx, self.num_ranks, self.num_bytes, self.num_max_tokens_per_rank = (
+            comm.rank,
+            comm.ranks,
+            num_bytes,
+            tokens,
+        )
+        self.num_scaleout_ranks, self.num_scaleup_ranks, self.scaleout_rank_idx, self.scaleup_rank_idx = (
+            1,
+            comm.ranks,
+            0,
+            comm.rank,
+        )
         self.num_rdma_ranks, self.num_nvlink_ranks = 1, comm.ranks
-        self.allow_hybrid_mode, self.allow_multiple_reduction, self.prefer_overlap_with_compute = hybrid, multiple, overlap
+        self.allow_hybrid_mode, self.allow_multiple_reduction, self.prefer_overlap_with_compute = (
+            hybrid,
+            multiple,
+            overlap,
+        )
         self.explicitly_destroy = explicitly_destroy
         self.num_allocated_qps = qps or (65 if overlap else 129 if hybrid else 17)
         self._sms: dict[Any, int] = {}
@@ -249,7 +286,9 @@ class ElasticBuffer:
         allow_multiple_reduction: bool = True,
     ) -> int:
         """Bytes that DeepEP's buffer needs. Weft takes what it needs by itself."""
-        return _size_hint(group.size(), num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_multiple_reduction)
+        return _size_hint(
+            group.size(), num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_multiple_reduction
+        )
 
     @staticmethod
     def capture() -> EventHandle:
@@ -266,11 +305,14 @@ class ElasticBuffer:
 
     def get_logical_domain_size(self) -> tuple[int, int]:
         """The same as exchanges see it."""
-        return (1, self.num_ranks) if self.group is None else get_logical_domain_size(self.group, self.allow_hybrid_mode)
+        return (
+            (1, self.num_ranks) if self.group is None else get_logical_domain_size(self.group, self.allow_hybrid_mode)
+        )
 
     @opaque
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
-        """Returns when every rank has come; on a GPU the stream goes on then, and ``with_cpu_sync`` has this call wait for it. Collective."""
+        """Returns when every rank has come; on a GPU the stream goes on then, and ``with_cpu_sync`` has
+        this call wait for it. Collective."""
         like = self._anything()
         if use_comm_stream:
             self._stream.run(self._exchanges.barrier, like, None, False, like)
@@ -282,12 +324,15 @@ class ElasticBuffer:
     def _anything(self) -> Tensor:
         return torch.empty(0, device=where(self._comm))
 
-    def _theoretical_num_sms(self, experts: int, topk: int, nvlink_gbs: float, read_gbs: float, write_gbs: float) -> int:
+    def _theoretical_num_sms(
+        self, experts: int, topk: int, nvlink_gbs: float, read_gbs: float, write_gbs: float
+    ) -> int:
         on_gpu = self._exchanges.on_gpu and torch.cuda.is_available()
         sms = torch.cuda.get_device_properties(self._comm._device).multi_processor_count if on_gpu else _SMS_WITHOUT_GPU
         need = float(sms)
         if self.num_ranks > 1:
-            # A row is read once for all the ranks that it goes to, written once for each, and crosses unless it stays here.
+            # A row is read once for all the ranks that it goes to, written once for each, and
+            # crosses unless it stays here.
             per_rank = experts // self.num_ranks
             visited = self.num_ranks * (1 - math.comb(experts - per_rank, topk) / math.comb(experts, topk))
             rate = nvlink_gbs / (1 - 1 / self.num_ranks)
@@ -305,14 +350,20 @@ class ElasticBuffer:
         sm_read_gbs: float = 200,
         sm_write_gbs: float = 50,
     ) -> int:
-        """How many multiprocessors keep the links busy if tokens select experts evenly, by DeepEP's model. Weft's kernels choose by what was measured."""
+        """How many multiprocessors keep the links busy if tokens select experts evenly, by DeepEP's
+        model. Weft's kernels choose by what was measured."""
         if num_scaleout_topk:
             raise ContractError("num_scaleout_topk is for several nodes: leave it 0")
         key = num_experts, num_topk, nvlink_gbs, sm_read_gbs, sm_write_gbs
         found = self._sms.get(key)
         if found is None:
-            require(num_experts % self.num_ranks == 0, f"{num_experts} experts on {self.num_ranks} ranks: want a multiple of the ranks")
-            found = self._sms[key] = self._theoretical_num_sms(num_experts, num_topk, nvlink_gbs or get_nvlink_gbs(), sm_read_gbs, sm_write_gbs)
+            require(
+                num_experts % self.num_ranks == 0,
+                f"{num_experts} experts on {self.num_ranks} ranks: want a multiple of the ranks",
+            )
+            found = self._sms[key] = self._theoretical_num_sms(
+                num_experts, num_topk, nvlink_gbs or get_nvlink_gbs(), sm_read_gbs, sm_write_gbs
+            )
         return found
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
@@ -344,12 +395,16 @@ class ElasticBuffer:
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
     ) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor | None, Tensor | None, EPHandle, EventOverlap]:
-        """Sends tokens to the ranks of their experts: recv_x, recv_topk_idx, recv_topk_weights, handle, event. Collective.
+        """Sends tokens to the ranks of their experts: recv_x, recv_topk_idx, recv_topk_weights, handle,
+        event. Collective.
 
-        ``x``: bfloat16 [tokens, hidden], or float8_e4m3fn and its scales, 4 bytes each, [tokens, n]. Rows come by source rank, then token, with int64
-        recv_topk_idx [rows, topk] of local experts, -1 for those elsewhere, and their weights. With ``do_expand`` a row comes for every selection, expert by
-        expert, each expert's rows padded with zeros to the alignment, with a weight each and no recv_topk_idx. Without ``do_cpu_sync`` nothing waits for the
-        host, and the tensors are of the most rows that can come: the handle says which there are. With a ``handle`` rows go where they went then.
+        ``x``: bfloat16 [tokens, hidden], or float8_e4m3fn and its scales, 4 bytes each, [tokens, n].
+        Rows come by source rank, then token, with int64 recv_topk_idx [rows, topk] of local experts, -1
+        for those elsewhere, and their weights. With ``do_expand`` a row comes for every selection,
+        expert by expert, each expert's rows padded with zeros to the alignment, with a weight each and
+        no recv_topk_idx. Without ``do_cpu_sync`` nothing waits for the host, and the tensors are of the
+        most rows that can come: the handle says which there are. With a ``handle`` rows go where they
+        went then.
         """
         rows, scales = rows_and_scales(x)
         _check_events(previous_event, allocate_on_comm_stream)
@@ -358,7 +413,16 @@ class ElasticBuffer:
             raise ContractError("do_zero_padding is for do_expand=True: other rows have no pads")
         if handle is None:
             route, sync = self._new_route(
-                rows, topk_idx, topk_weights, num_experts, num_max_tokens_per_rank, expert_alignment, do_handle_copy, do_cpu_sync, do_expand, num_sms
+                rows,
+                topk_idx,
+                topk_weights,
+                num_experts,
+                num_max_tokens_per_rank,
+                expert_alignment,
+                do_handle_copy,
+                do_cpu_sync,
+                do_expand,
+                num_sms,
             )
         else:
             route, sync = self._route_of(handle), False
@@ -372,7 +436,10 @@ class ElasticBuffer:
                 raise ContractError(f"do_expand is {do_expand}, and the handle's dispatch had {handle.do_expand}")
             if rows.shape[0] != route.tokens:
                 raise ContractError(f"x: {rows.shape[0]} tokens, and the handle has {route.tokens}")
-            require(topk_weights is None or topk_weights.shape == (route.tokens, route.shape.topk), "topk_weights: want [tokens, topk] of the handle's tokens")
+            require(
+                topk_weights is None or topk_weights.shape == (route.tokens, route.shape.topk),
+                "topk_weights: want [tokens, topk] of the handle's tokens",
+            )
         check_stats(cumulative_local_expert_recv_stats, route.shape.experts // self.num_ranks, rows)
         if previous_event_before_epilogue is not None:
             _wait(previous_event_before_epilogue)
@@ -413,7 +480,10 @@ class ElasticBuffer:
             raise ContractError("say num_max_tokens_per_rank here or when the buffer is made")
         tokens, selections = rows.shape[0], topk.shape
         if len(selections) != _MATRIX or selections[0] != tokens or tokens > most:
-            raise ContractError(f"{tokens} tokens and topk_idx of shape {tuple(selections)}, want [tokens, topk] and at most {most} tokens")
+            raise ContractError(
+                f"{tokens} tokens and topk_idx of shape {tuple(selections)}, want [tokens, topk] and at most "
+                f"{most} tokens"
+            )
         if topk.dtype not in (torch.int64, torch.int32):
             raise ContractError(f"topk_idx: type {topk.dtype}, want torch.int64")
         if selections[1] > _MOST_TOPK:
@@ -430,8 +500,11 @@ class ElasticBuffer:
         return Route(self._exchanges, shape, topk, sync, copy), sync
 
     def _shape(self, experts: int, topk: int, most: int, alignment: int, expand: bool, sms: int) -> Shape:
-        reduction = ep.Reduction.exact if expand and not self.allow_multiple_reduction else ep.Reduction.partial_by_selection
-        # The multiprocessors for handles: as many as are asked for, or as are of use. The host has none.
+        reduction = (
+            ep.Reduction.exact if expand and not self.allow_multiple_reduction else ep.Reduction.partial_by_selection
+        )
+        # The multiprocessors for handles: as many as are asked for, or as are of use. The host has
+        # none.
         sms = (sms or self.get_theoretical_num_sms(experts, topk)) if self._exchanges.on_gpu else 0
         # Other numbers of tokens than the buffer's are rounded up, so that there are few handles.
         room = most if most == self.num_max_tokens_per_rank else 1 << (most - 1).bit_length()
@@ -442,7 +515,14 @@ class ElasticBuffer:
             raise ContractError(f"handle: a {type(handle).__name__}, want an EPHandle, as dispatch returns it")
         if handle._route is None:
             topk = handle.topk_idx
-            shape = self._shape(handle.num_experts, topk.shape[1], handle.num_max_tokens_per_rank, handle.expert_alignment, handle.do_expand, handle.num_sms)
+            shape = self._shape(
+                handle.num_experts,
+                topk.shape[1],
+                handle.num_max_tokens_per_rank,
+                handle.expert_alignment,
+                handle.do_expand,
+                handle.num_sms,
+            )
             handle._route = Route(self._exchanges, shape, topk, exact=bool(handle.num_recv_tokens_per_expert_list))
         return handle._route
 
@@ -485,11 +565,14 @@ class ElasticBuffer:
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Sums the rows of each token, without weights, after the biases: combined_x, combined_topk_weights, event. Collective.
+        """Sums the rows of each token, without weights, after the biases: combined_x,
+        combined_topk_weights, event. Collective.
 
-        ``x``: bfloat16 as dispatch gave it: a row for each token, which this rank has summed, or for each selection, then of an expanded dispatch. Those of
-        one rank are summed in fp32 and rounded, unless the buffer was made without multiple reductions; ranks' sums are added in fp32 in the order of the last
-        selections there, and rounded once. ``topk_weights``, as dispatch gave them, come back to their selections.
+        ``x``: bfloat16 as dispatch gave it: a row for each token, which this rank has summed, or for
+        each selection, then of an expanded dispatch. Those of one rank are summed in fp32 and rounded,
+        unless the buffer was made without multiple reductions; ranks' sums are added in fp32 in the
+        order of the last selections there, and rounded once. ``topk_weights``, as dispatch gave them,
+        come back to their selections.
         """
         _check_events(previous_event, allocate_on_comm_stream)
         route = self._route_of(handle)
@@ -502,24 +585,31 @@ class ElasticBuffer:
             raise ContractError(f"x: shape {tuple(x.shape)} with strides {x.stride()}, want contiguous [rows, hidden]")
         for b in biases:
             if b is not None and (b.dtype != torch.bfloat16 or b.shape != (route.tokens, x.shape[1])):
-                raise ContractError(f"bias: {b.dtype} {tuple(b.shape)}, want torch.bfloat16 {(route.tokens, x.shape[1])}")
+                raise ContractError(
+                    f"bias: {b.dtype} {tuple(b.shape)}, want torch.bfloat16 {(route.tokens, x.shape[1])}"
+                )
         of_row = () if route.shape.expand else (route.shape.topk,)
         if topk_weights is not None and (topk_weights.shape[:1] != x.shape[:1] or topk_weights.shape[1:] != of_row):
             raise ContractError(f"topk_weights: shape {tuple(topk_weights.shape)}, want {(x.shape[0], *of_row)}")
         selections = route.shape.expand and not self.allow_multiple_reduction
         require(
             not selections or topk_weights is None,
-            "weights of expanded rows come home with allow_multiple_reduction=True: make the buffer so, or leave topk_weights out",
+            "weights of expanded rows come home with allow_multiple_reduction=True: make the buffer so, or "
+            "leave topk_weights out",
         )
         if previous_event_before_epilogue is not None:
             _wait(previous_event_before_epilogue)
-        (out, weights), event = self._stream.run(Route.combine, x, previous_event, async_with_compute_stream, route, x, topk_weights, biases)
+        (out, weights), event = self._stream.run(
+            Route.combine, x, previous_event, async_with_compute_stream, route, x, topk_weights, biases
+        )
         return out, weights, event
 
     # What is not here.
 
     @staticmethod
-    def get_engram_storage_size_hint(num_entries: int, hidden: int, num_max_tokens_per_rank: int, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
+    def get_engram_storage_size_hint(
+        num_entries: int, hidden: int, num_max_tokens_per_rank: int, dtype: torch.dtype = torch.bfloat16
+    ) -> tuple[int, int]:
         """Refused."""
         _refuse("get_engram_storage_size_hint", _ENGRAM)
 
@@ -542,7 +632,9 @@ class ElasticBuffer:
         """Refused."""
         _refuse("engram_write", _ENGRAM)
 
-    def engram_fetch(self, indices: Tensor, num_qps: int = 0, use_tma_aligned_col_major_sf: bool = False) -> Callable[[], Any]:
+    def engram_fetch(
+        self, indices: Tensor, num_qps: int = 0, use_tma_aligned_col_major_sf: bool = False
+    ) -> Callable[[], Any]:
         """Refused."""
         _refuse("engram_fetch", _ENGRAM)
 
@@ -596,7 +688,8 @@ def _refuse(name: str, why: str) -> NoReturn:
 
 
 def _size_hint(ranks: int, tokens: int, hidden: int, topk: int, fp8: bool, multiple: bool) -> int:
-    """Bytes of DeepEP's buffer: tokens as they are sent and as they come home, each with what describes it, in places of whole 32 bytes."""
+    """Bytes of DeepEP's buffer: tokens as they are sent and as they come home, each with what describes
+    it, in places of whole 32 bytes."""
     topk = topk or _MOST_TOPK
     described = topk * 8 + (1 + topk) * 4
     sent = align(hidden * (1 if fp8 else 2), 32) + align((-(-hidden // 32) * 4 if fp8 else 0) + described, 32)
@@ -617,14 +710,19 @@ def _wait(event: Before) -> None:
 
 def _check_rows(rows: Tensor, scales: Tensor | None) -> None:
     if rows.dim() != _MATRIX or not rows.is_contiguous():
-        raise ContractError(f"x: shape {tuple(rows.shape)} with strides {rows.stride()}, want contiguous [tokens, hidden]")
+        raise ContractError(
+            f"x: shape {tuple(rows.shape)} with strides {rows.stride()}, want contiguous [tokens, hidden]"
+        )
     if scales is None:
         if rows.dtype != torch.bfloat16:
             raise ContractError(f"x: type {rows.dtype}, want torch.bfloat16, or torch.float8_e4m3fn with scales")
     elif rows.dtype != torch.float8_e4m3fn:
         raise ContractError(f"x: type {rows.dtype} with scales, want torch.float8_e4m3fn")
     elif scales.dim() != _MATRIX or scales.shape[0] != rows.shape[0] or scales.itemsize != _SCALE_BYTES:
-        raise ContractError(f"scales of shape {tuple(scales.shape)} and type {scales.dtype}, want [tokens, n] of {_SCALE_BYTES} bytes each")
+        raise ContractError(
+            f"scales of shape {tuple(scales.shape)} and type {scales.dtype}, want [tokens, n] of {_SCALE_BYTES} "
+            f"bytes each"
+        )
     if rows.shape[1] * rows.itemsize % 16:
         raise ContractError(f"x: a row has {rows.shape[1] * rows.itemsize} bytes, want a multiple of 16")
 

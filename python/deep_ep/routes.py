@@ -52,7 +52,9 @@ class Rows:
         words = -(-scales.shape[1] // 4) * 4
         self.payload, self.scale_bytes = _OPAQUE, 4 * words
         self.rows = rows.view(torch.uint8)
-        self.scales = torch.nn.functional.pad(scales.contiguous().view(torch.int32), (0, words - scales.shape[1])).view(torch.uint8)
+        self.scales = torch.nn.functional.pad(scales.contiguous().view(torch.int32), (0, words - scales.shape[1])).view(
+            torch.uint8
+        )
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -62,7 +64,13 @@ class Rows:
     def spec(self) -> dict[str, Any]:
         if self.payload != _OPAQUE:
             return {"payload": self.payload, "hidden": self.hidden}
-        return {"payload": self.payload, "hidden": self.hidden, "row_bytes": self.hidden, "scale_bytes": self.scale_bytes, "output": "bfloat16"}
+        return {
+            "payload": self.payload,
+            "hidden": self.hidden,
+            "row_bytes": self.hidden,
+            "scale_bytes": self.scale_bytes,
+            "output": "bfloat16",
+        }
 
     def restored(self, rows: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What has arrived, of the types that were sent."""
@@ -74,11 +82,13 @@ class Rows:
 class Route:
     """Where tokens went. Exchanges of other types go the same way, by routings of their own.
 
-    A token's rows come home as sums of its ranks, which are added in the order of its last selections there, as DeepEP's are.
+    A token's rows come home as sums of its ranks, which are added in the order of its last selections
+    there, as DeepEP's are.
     """
 
     def __init__(self, exchanges: Exchanges, shape: Shape, topk: Tensor, exact: bool, keep: bool = False) -> None:
-        """The first exchange is to go by ``topk``, and so are later ones; with ``keep`` they go by what it holds now."""
+        """The first exchange is to go by ``topk``, and so are later ones; with ``keep`` they go by what
+        it holds now."""
         self._exchanges, self.shape, self._given, self._exact, self._era = exchanges, shape, topk, exact, exchanges.era
         self._kept = Kept(topk) if keep else None
         self._counts = ep.Counts.host if exact and not exchanges.on_gpu else ep.Counts.device
@@ -121,17 +131,23 @@ class Route:
             **rows.spec,
         )
 
-    def dispatch(self, rows: Tensor, scales: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None, ep.Routing]:
+    def dispatch(
+        self, rows: Tensor, scales: Tensor | None, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, ep.Routing]:
         """Sends rows, and what their selections weigh: those that arrive, their scales, and what says more of them."""
         given = Rows(rows, scales)
         h = self._handle(given)
         known = self._routings.get(given.key)
         self._exchanges.check_era(self._era, anew=known is None)
         if known is not None:
-            arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, None, weights, known[1], come=self._come)
+            arrived, arrived_scales, routing = self._exchanges.dispatch(
+                h, given.rows, given.scales, None, weights, known[1], come=self._come
+            )
         else:
             topk = self.topk if self._routings else self._given
-            arrived, arrived_scales, routing = self._exchanges.dispatch(h, given.rows, given.scales, topk, weights, come=self._come)
+            arrived, arrived_scales, routing = self._exchanges.dispatch(
+                h, given.rows, given.scales, topk, weights, come=self._come
+            )
             self._routings[given.key] = h, routing
         arrived, arrived_scales = given.restored(arrived, arrived_scales)
         if self._whole:
@@ -147,7 +163,8 @@ class Route:
         rows = x if x.shape[0] == n else x[:n]
         if weights is None:
             return h.combine(rows, routing, bias=bias or None), None
-        # The gradient of dispatch is that sum, without biases, and takes numbers of selections home beside it.
+        # The gradient of dispatch is that sum, without biases, and takes numbers of selections home
+        # beside it.
         if not bias:
             return h.dispatch_backward(rows, routing, weights[:n].float())  # type: ignore[no-any-return]
         least = torch.zeros((n, _LEAST), dtype=x.dtype, device=x.device)  # so that the rows themselves come home once
@@ -170,9 +187,11 @@ class Route:
     # How many have come.
 
     def _come(self, routing: ep.Routing) -> int | None:
-        """On a GPU, where arrays do not say it: the rows that come, pads included; None if the host is not to know.
+        """On a GPU, where arrays do not say it: the rows that come, pads included; None if the host is
+        not to know.
 
-        It asks for the tokens of each rank, then the selections of each expert here, and waits for them: all that a dispatch waits for.
+        It asks for the tokens of each rank, then the selections of each expert here, and waits for
+        them: all that a dispatch waits for.
         """
         if not (self._exact and self._exchanges.on_gpu):
             return None
@@ -207,8 +226,11 @@ class Route:
         local = s.experts // ranks
         return -(-(ranks * s.tokens * min(s.topk, local) + (s.alignment - 1) * local) // s.alignment) * s.alignment
 
-    def selections(self, routing: ep.Routing, weighted: bool, sync: bool) -> tuple[Tensor | None, Tensor | None, list[int]]:
-        """What the caller is told: of tokens the local experts, and weights, int64 and float32 [rows, topk]; expanded the weights of rows.
+    def selections(
+        self, routing: ep.Routing, weighted: bool, sync: bool
+    ) -> tuple[Tensor | None, Tensor | None, list[int]]:
+        """What the caller is told: of tokens the local experts, and weights, int64 and float32 [rows,
+        topk]; expanded the weights of rows.
 
         And the rows of each local expert, pads included, if the host is to know.
         """
@@ -270,23 +292,30 @@ class Route:
         return torch.cat((torch.where(came[:, None] >= 0, head, -1), slots), 1).int()
 
     def _sources(self) -> tuple[Tensor, Tensor]:
-        """int64 [tokens]: each token's index among all ranks', -1 for none; and int64 [tokens, topk], which is not -1 where a selection is one here."""
-        ranks, tokens, experts = (of_rows[: self.received] for of_rows in self._part("source_ranks", "source_tokens", "row_experts"))
+        """int64 [tokens]: each token's index among all ranks', -1 for none; and int64 [tokens, topk],
+        which is not -1 where a selection is one here."""
+        ranks, tokens, experts = (
+            of_rows[: self.received] for of_rows in self._part("source_ranks", "source_tokens", "row_experts")
+        )
         return torch.where(ranks >= 0, ranks.long() * self.shape.tokens + tokens, -1), experts
 
     def _expanded_sources(self) -> tuple[Tensor, Tensor]:
-        """The same, of rows that are selections': int64 [tokens, topk] is the row of each here, -1 for those elsewhere."""
+        """The same, of rows that are selections': int64 [tokens, topk] is the row of each here, -1 for
+        those elsewhere."""
         ranks, tokens, selections = self._part("source_ranks", "source_tokens", "source_selections")
         most, n = self._exchanges.ranks * self.shape.tokens, self.received
         holds = ranks >= 0
-        of = torch.where(holds, ranks.long() * self.shape.tokens + tokens, most)  # what is elsewhere goes behind the last
+        # what is elsewhere goes behind the last
+        of = torch.where(holds, ranks.long() * self.shape.tokens + tokens, most)
         came = torch.zeros(most + 1, dtype=torch.int64, device=of.device).scatter_(0, of, 1)
         came[most] = 0
         place = torch.where(came > 0, came.cumsum(0) - 1, n)
         slots = torch.full(((n + 1) * self.shape.topk,), -1, dtype=torch.int64, device=of.device)
         at = torch.where(holds, place[of] * self.shape.topk + selections, n * self.shape.topk)
         slots.scatter_(0, at, torch.where(holds, torch.arange(of.shape[0], device=of.device), -1))
-        sources = torch.full((n + 1,), -1, dtype=torch.int64, device=of.device).scatter_(0, place, torch.arange(most + 1, device=of.device))
+        sources = torch.full((n + 1,), -1, dtype=torch.int64, device=of.device).scatter_(
+            0, place, torch.arange(most + 1, device=of.device)
+        )
         return sources[:n], slots.view(-1, self.shape.topk)[:n]
 
     def destinations(self) -> Tensor:
@@ -295,7 +324,9 @@ class Route:
         owners = torch.where(self.topk >= 0, self.topk // (self.shape.experts // ranks), ranks).long()
         lanes = torch.arange(k, device=owners.device).expand_as(owners)
         # The last selection of each token on each rank.
-        last = torch.full((owners.shape[0], ranks + 1), -1, device=owners.device).scatter_reduce_(1, owners, lanes, "amax")[:, :ranks]
+        last = torch.full((owners.shape[0], ranks + 1), -1, device=owners.device).scatter_reduce_(
+            1, owners, lanes, "amax"
+        )[:, :ranks]
         there = last >= 0
         slots = torch.where(there, there.cumsum(0) - 1 + self._exchanges.rank * self.shape.tokens, -1)
         out = torch.full((last.shape[0], k + 1), -1, device=last.device).scatter_(1, torch.where(there, last, k), slots)

@@ -1,4 +1,5 @@
-"""MSCCL++'s expert parallelism over Weft: ``mscclpp.ext.ep``. Change no line, install this package, and exchanges are Weft's.
+"""MSCCL++'s expert parallelism over Weft: ``mscclpp.ext.ep``. Change no line, install this package, and
+exchanges are Weft's.
 
 Of the rest of MSCCL++ there is nothing here. docs/guides/mscclpp.md says what is the same and what differs.
 """
@@ -7,4 +8,7 @@ from __future__ import annotations
 
 
 def __getattr__(name: str) -> object:
-    raise AttributeError(f"mscclpp.{name}: the package weft-mscclpp has mscclpp.ext.ep and nothing else of MSCCL++; install MSCCL++ in its place for that")
+    raise AttributeError(
+        f"mscclpp.{name}: the package weft-mscclpp has mscclpp.ext.ep and nothing else of MSCCL++; install "
+        f"MSCCL++ in its place for that"
+    )

@@ -1,4 +1,5 @@
-"""The names of MSCCL++'s extension module for expert parallelism, over Weft. It is no C++: the library below is called from Python."""
+"""The names of MSCCL++'s extension module for expert parallelism, over Weft. It is no C++: the library
+below is called from Python."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from .runtime import Buffer, UniqueId
 __all__ = ["Buffer", "Config", "ContractError", "EventHandle", "UniqueId", "get_low_latency_rdma_size_hint"]
 
 
-def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+def get_low_latency_rdma_size_hint(
+    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+) -> int:
     """Bytes that MSCCL++'s buffer needs for low-latency exchanges. Weft takes what it needs by itself."""
     if num_ranks <= 0 or num_experts % num_ranks:
         raise ContractError(f"{num_experts} experts of {num_ranks} ranks, want as many on each")

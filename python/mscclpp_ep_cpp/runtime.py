@@ -56,16 +56,21 @@ class _Moved:
 class Buffer:
     """Expert-parallel exchanges of so many ranks.
 
-    Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all ranks alike. What MSCCL++ asserts is a
-    :class:`ContractError`, a RuntimeError with words.
+    Sizes in bytes are accepted and say nothing: memory is taken when shapes are first seen, on all
+    ranks alike. What MSCCL++ asserts is a :class:`ContractError`, a RuntimeError with words.
 
-    A combine goes where the dispatch went whose ``layout_range`` or ``rank_prefix_matrix`` it is given: those tensors themselves, as autograd saves them, too,
-    not copies of them.
+    A combine goes where the dispatch went whose ``layout_range`` or ``rank_prefix_matrix`` it is given:
+    those tensors themselves, as autograd saves them, too, not copies of them.
     """
 
-    def __init__(self, rank: int, num_ranks: int, num_nvl_bytes: int, num_rdma_bytes: int, low_latency_mode: bool) -> None:
+    def __init__(
+        self, rank: int, num_ranks: int, num_nvl_bytes: int, num_rdma_bytes: int, low_latency_mode: bool
+    ) -> None:
         require(0 <= rank < num_ranks, f"rank {rank} of {num_ranks}")
-        require(num_nvl_bytes % 128 == 0 and num_rdma_bytes % 128 == 0, f"{num_nvl_bytes} and {num_rdma_bytes} bytes, want multiples of 128")
+        require(
+            num_nvl_bytes % 128 == 0 and num_rdma_bytes % 128 == 0,
+            f"{num_nvl_bytes} and {num_rdma_bytes} bytes, want multiples of 128",
+        )
         self.rank, self.num_ranks = rank, num_ranks
         self.num_nvl_bytes, self.num_rdma_bytes, self.low_latency_mode = num_nvl_bytes, num_rdma_bytes, low_latency_mode
         self._joined: weft.Communicator | None = None
@@ -84,9 +89,13 @@ class Buffer:
         self._use(connect(data.decode(), self.rank, self.num_ranks, _DEADLINE, _DEADLINE))
 
     def sync(
-        self, device_ids: Sequence[int | None], all_gathered_handles: Sequence[Any], root_unique_id_opt: bytes | bytearray | UniqueId | None = None
+        self,
+        device_ids: Sequence[int | None],
+        all_gathered_handles: Sequence[Any],
+        root_unique_id_opt: bytes | bytearray | UniqueId | None = None,
     ) -> None:
-        """Ends what ranks do to meet, of which :meth:`connect` is all that Weft needs. Collective if that was not called."""
+        """Ends what ranks do to meet, of which :meth:`connect` is all that Weft needs. Collective if
+        that was not called."""
         require(
             len(device_ids) == len(all_gathered_handles) == self.num_ranks,
             f"sync: {len(device_ids)} devices and {len(all_gathered_handles)} handles of {self.num_ranks} ranks",
@@ -142,12 +151,17 @@ class Buffer:
 
     def get_local_nvshmem_unique_id(self) -> bytes:
         """Refused, as by MSCCL++."""
-        raise weft.UnsupportedError("get_local_nvshmem_unique_id: there is no NVSHMEM; ranks connect by create_unique_id")
+        raise weft.UnsupportedError(
+            "get_local_nvshmem_unique_id: there is no NVSHMEM; ranks connect by create_unique_id"
+        )
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0, use_rdma_buffer: bool = False) -> Tensor:
         """Memory of as many bytes as the buffer was asked to have, from an offset in bytes. Exchanges do not use it."""
         size = self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
-        require(0 <= offset <= size and offset % dtype.itemsize == 0, f"byte {offset} of {size}, for numbers of {dtype.itemsize} bytes")
+        require(
+            0 <= offset <= size and offset % dtype.itemsize == 0,
+            f"byte {offset} of {size}, for numbers of {dtype.itemsize} bytes",
+        )
         if use_rdma_buffer not in self._local:
             self._open()
             self._local[use_rdma_buffer] = torch.empty(size, dtype=torch.uint8, device=where(self._joined))
@@ -158,13 +172,21 @@ class Buffer:
 
     @opaque
     def get_dispatch_layout(
-        self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None, async_finish: bool, allocate_on_comm_stream: bool
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: EventHandle | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle | None]:
-        """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks], event. Local."""
+        """Counts where this rank's tokens go: int32 [ranks], None (there is one node), int32 [experts],
+        bool [tokens, ranks], event. Local."""
         self._open()
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
         _check("topk_idx", topk_idx, torch.int64, 2)
-        counted, end = self._stream.run_soon(self._layout, topk_idx, previous_event, async_finish, topk_idx, num_experts)
+        counted, end = self._stream.run_soon(
+            self._layout, topk_idx, previous_event, async_finish, topk_idx, num_experts
+        )
         return *counted, end.event
 
     @opaque
@@ -185,13 +207,26 @@ class Buffer:
         previous_event: EventHandle | None,
         async_finish: bool,
         allocate_on_comm_stream: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], Tensor, Tensor, Tensor, Tensor, Tensor, EventHandle | None]:
+    ) -> tuple[
+        Tensor,
+        Tensor | None,
+        Tensor | None,
+        Tensor | None,
+        list[int],
+        Tensor,
+        Tensor,
+        Tensor,
+        Tensor,
+        Tensor,
+        EventHandle | None,
+    ]:
         """Sends tokens to the ranks of their experts. Collective.
 
-        ``x``: [tokens, hidden], of float8 with ``x_scales``, float32 [tokens, hidden / 128]. Returns recv_x, recv_x_scales, recv_topk_idx,
-        recv_topk_weights, num_recv_tokens_per_expert_list, rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx,
-        send_head, event. Rows come by source rank, then token. With the cached matrices of an earlier dispatch they go where they went then, without
-        selections.
+        ``x``: [tokens, hidden], of float8 with ``x_scales``, float32 [tokens, hidden / 128]. Returns
+        recv_x, recv_x_scales, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list,
+        rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, send_head,
+        event. Rows come by source rank, then token. With the cached matrices of an earlier dispatch
+        they go where they went then, without selections.
         """
         self._open()
         _check_events(previous_event, async_finish, allocate_on_comm_stream)
@@ -204,13 +239,25 @@ class Buffer:
         if cached_rank_prefix_matrix is not None:
             require(topk_idx is None, "a dispatch by cached matrices takes no topk_idx: it goes where the tokens went")
             moved = _recall(cached_rank_prefix_matrix, _Moved, "cached_rank_prefix_matrix", "intranode_dispatch")
-            require(cached_channel_prefix_matrix is not None, "cached_channel_prefix_matrix goes with cached_rank_prefix_matrix")
+            require(
+                cached_channel_prefix_matrix is not None,
+                "cached_channel_prefix_matrix goes with cached_rank_prefix_matrix",
+            )
             require(
                 (channels, cached_num_recv_tokens) == (moved.channels, moved.received),
-                f"{channels} channels and {cached_num_recv_tokens} tokens are to come by cached matrices, which are of {moved.channels} and {moved.received}",
+                f"{channels} channels and {cached_num_recv_tokens} tokens are to come by cached matrices, which "
+                f"are of {moved.channels} and {moved.received}",
             )
-            (rows, scales), end = self._stream.run(self._normal.again, x, previous_event, async_finish, x, x_scales, moved.route)
-            matrices = cached_rank_prefix_matrix, cached_channel_prefix_matrix, moved.recv_channel_prefix_matrix, moved.recv_src_idx, moved.send_head
+            (rows, scales), end = self._stream.run(
+                self._normal.again, x, previous_event, async_finish, x, x_scales, moved.route
+            )
+            matrices = (
+                cached_rank_prefix_matrix,
+                cached_channel_prefix_matrix,
+                moved.recv_channel_prefix_matrix,
+                moved.recv_src_idx,
+                moved.send_head,
+            )
             return rows, scales, None, None, [], *matrices, end.event
         if num_tokens_per_rank is None or num_tokens_per_expert is None:
             raise ContractError("a dispatch without cached matrices takes what get_dispatch_layout returns")
@@ -220,7 +267,17 @@ class Buffer:
         if topk_idx is not None and topk_weights is not None:
             _check("topk_idx", topk_idx, torch.int64, 2)
             _check("topk_weights", topk_weights, torch.float32, 2)
-        moving = x, x_scales, is_token_in_rank, num_tokens_per_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, channels
+        moving = (
+            x,
+            x_scales,
+            is_token_in_rank,
+            num_tokens_per_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            channels,
+        )
         result, end = self._stream.run(self._move, x, previous_event, async_finish, *moving)
         return *result, end.event
 
@@ -256,7 +313,10 @@ class Buffer:
         _check("src_idx", src_idx, torch.int32, 1)
         _check("recv_channel_prefix_matrix", recv_channel_prefix_matrix, torch.int32, 2)
         _check("send_head", send_head, torch.int32, 2)
-        require(x.shape[0] == src_idx.shape[0] == moved.received, f"x: {x.shape[0]} rows, and src_idx {src_idx.shape[0]}, want the {moved.received} that came")
+        require(
+            x.shape[0] == src_idx.shape[0] == moved.received,
+            f"x: {x.shape[0]} rows, and src_idx {src_idx.shape[0]}, want the {moved.received} that came",
+        )
         shapes = (self.num_ranks, moved.channels), (moved.send_head.shape[0], self.num_ranks)
         require(
             _channels(config) == moved.channels and (recv_channel_prefix_matrix.shape, send_head.shape) == shapes,
@@ -264,16 +324,22 @@ class Buffer:
         )
         if topk_weights is not None:
             _check("topk_weights", topk_weights, torch.float32, 2)
-        (out, weights), end = self._stream.run(self._normal.combine, x, previous_event, async_finish, x, topk_weights, (), moved)
+        (out, weights), end = self._stream.run(
+            self._normal.combine, x, previous_event, async_finish, x, topk_weights, (), moved
+        )
         return out, weights, end.event
 
     def internode_dispatch(self, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002
         """Refused: ranks of several hosts exchange nothing yet."""
-        raise weft.UnsupportedError("internode_dispatch: the ranks of a buffer are on one host; use intranode_dispatch, for any number of them")
+        raise weft.UnsupportedError(
+            "internode_dispatch: the ranks of a buffer are on one host; use intranode_dispatch, for any number of them"
+        )
 
     def internode_combine(self, *arguments: Any, **options: Any) -> Any:  # noqa: ARG002
         """Refused: ranks of several hosts exchange nothing yet."""
-        raise weft.UnsupportedError("internode_combine: the ranks of a buffer are on one host; use intranode_combine, for any number of them")
+        raise weft.UnsupportedError(
+            "internode_combine: the ranks of a buffer are on one host; use intranode_combine, for any number of them"
+        )
 
     # Low-latency exchanges.
 
@@ -298,17 +364,34 @@ class Buffer:
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, EventHandle | None, Callable[[], None] | None]:
         """Sends tokens to their experts. Collective, as is the hook.
 
-        ``x``: bfloat16 [tokens, hidden]. Returns packed_recv_x [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden], in float8 with
-        packed_recv_x_scales [.., hidden / 128]; packed_recv_count, int32 [local experts], of an expert's valid rows, the first ones;
-        packed_recv_src_info, int32 [local experts, ranks * ..], of tokens' indices at their sources; packed_recv_layout_range, int64 [local experts,
-        ranks], of begin << 32 | count; event; hook. Those that are given are the returned ones. With ``return_recv_hook`` rows are there when the hook
-        has returned.
+        ``x``: bfloat16 [tokens, hidden]. Returns packed_recv_x [local experts, ranks *
+        num_max_dispatch_tokens_per_rank, hidden], in float8 with packed_recv_x_scales [.., hidden /
+        128]; packed_recv_count, int32 [local experts], of an expert's valid rows, the first ones;
+        packed_recv_src_info, int32 [local experts, ranks * ..], of tokens' indices at their sources;
+        packed_recv_layout_range, int64 [local experts, ranks], of begin << 32 | count; event; hook.
+        Those that are given are the returned ones. With ``return_recv_hook`` rows are there when the
+        hook has returned.
         """
         self._open()
-        tokens = self._check_low_latency(x, 2, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, async_finish, return_recv_hook)
+        tokens = self._check_low_latency(
+            x, 2, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, async_finish, return_recv_hook
+        )
         require(x.shape[0] == tokens, f"x: {x.shape[0]} tokens, and topk_idx {tokens}")
-        kind = Kind(num_max_dispatch_tokens_per_rank, x.shape[1], num_experts, topk_idx.shape[1], ep.Payload.fp8 if use_fp8 else ep.Payload.bf16, False)
-        given = Given(out_packed_recv_x, out_packed_recv_x_scales, out_packed_recv_src_info, out_packed_recv_layout_range, out_packed_recv_count)
+        kind = Kind(
+            num_max_dispatch_tokens_per_rank,
+            x.shape[1],
+            num_experts,
+            topk_idx.shape[1],
+            ep.Payload.fp8 if use_fp8 else ep.Payload.bf16,
+            False,
+        )
+        given = Given(
+            out_packed_recv_x,
+            out_packed_recv_x_scales,
+            out_packed_recv_src_info,
+            out_packed_recv_layout_range,
+            out_packed_recv_count,
+        )
         if all(tensor is None for tensor in given):
             given = NOTHING
         if return_recv_hook:  # both halves in the current stream, and nothing runs between
@@ -336,13 +419,17 @@ class Buffer:
         return_recv_hook: bool,
         out: Tensor | None = None,
     ) -> tuple[Tensor, EventHandle | None, Callable[[], None] | None]:
-        """Sums the experts' rows by the weights, in fp32 and in the order of the selections: combined_x, event, hook. Collective, as is the hook.
+        """Sums the experts' rows by the weights, in fp32 and in the order of the selections:
+        combined_x, event, hook. Collective, as is the hook.
 
-        ``x``: bfloat16, of the shape of packed_recv_x. With ``zero_copy`` the rows are in :meth:`get_next_low_latency_combine_buffer`. ``topk_idx`` are
-        those of the dispatch, in any order, where -1 may stand for what is to be left out.
+        ``x``: bfloat16, of the shape of packed_recv_x. With ``zero_copy`` the rows are in
+        :meth:`get_next_low_latency_combine_buffer`. ``topk_idx`` are those of the dispatch, in any
+        order, where -1 may stand for what is to be left out.
         """
         self._open()
-        tokens = self._check_low_latency(x, 3, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, async_finish, return_recv_hook)
+        tokens = self._check_low_latency(
+            x, 3, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, async_finish, return_recv_hook
+        )
         _check("topk_weights", topk_weights, torch.float32, 2)
         _check("src_info", src_info, torch.int32, 2)
         _check("layout_range", layout_range, torch.int64, 2)
@@ -350,13 +437,17 @@ class Buffer:
         kind = sent.kind
         places = kind.experts // self.num_ranks, self.num_ranks * kind.tokens
         require(
-            (num_max_dispatch_tokens_per_rank, num_experts) == (kind.tokens, kind.experts) and x.shape == (*places, kind.hidden) and src_info.shape == places,
-            f"x of shape {tuple(x.shape)} and src_info of {tuple(src_info.shape)} for {num_max_dispatch_tokens_per_rank} tokens and {num_experts} experts, "
+            (num_max_dispatch_tokens_per_rank, num_experts) == (kind.tokens, kind.experts)
+            and x.shape == (*places, kind.hidden)
+            and src_info.shape == places,
+            f"x of shape {tuple(x.shape)} and src_info of {tuple(src_info.shape)} for "
+            f"{num_max_dispatch_tokens_per_rank} tokens and {num_experts} experts, "
             f"want {(*places, kind.hidden)} and {places} for the dispatch's {kind.tokens} and {kind.experts}",
         )
         require(
             topk_idx.shape == topk_weights.shape == sent.topk.shape,
-            f"topk_idx of shape {tuple(topk_idx.shape)} and topk_weights of {tuple(topk_weights.shape)}, want the dispatch's {tuple(sent.topk.shape)}",
+            f"topk_idx of shape {tuple(topk_idx.shape)} and topk_weights of {tuple(topk_weights.shape)}, want "
+            f"the dispatch's {tuple(sent.topk.shape)}",
         )
         sent.topk.check(topk_idx)
         if out is None:
@@ -372,18 +463,32 @@ class Buffer:
         return out, end.event, None
 
     @opaque
-    def get_next_low_latency_combine_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> Tensor:
+    def get_next_low_latency_combine_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> Tensor:
         """Where the next combine with zero_copy finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
         self._open()
         return self._low_latency.next_buffer(num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
-    def _check_low_latency(self, x: Tensor, dims: int, topk_idx: Tensor, most: int, experts: int, async_finish: bool, return_recv_hook: bool) -> int:
+    def _check_low_latency(
+        self,
+        x: Tensor,
+        dims: int,
+        topk_idx: Tensor,
+        most: int,
+        experts: int,
+        async_finish: bool,
+        return_recv_hook: bool,
+    ) -> int:
         """What dispatches and combines have in common; returns how many tokens there are."""
         require(not (async_finish and return_recv_hook), "async and return_recv_hook exclude each other")
         _check("x", x, torch.bfloat16, dims)
         require(x.shape[-1] % 8 == 0, f"x: a row has {2 * x.shape[-1]} bytes, want a multiple of 16")
         _check("topk_idx", topk_idx, torch.int64, 2)
-        require(topk_idx.shape[0] <= most, f"topk_idx: {topk_idx.shape[0]} tokens, and num_max_dispatch_tokens_per_rank is {most}")
+        require(
+            topk_idx.shape[0] <= most,
+            f"topk_idx: {topk_idx.shape[0]} tokens, and num_max_dispatch_tokens_per_rank is {most}",
+        )
         require(experts % self.num_ranks == 0, f"{experts} experts of {self.num_ranks} ranks, want as many on each")
         return topk_idx.shape[0]
 
@@ -391,7 +496,9 @@ class Buffer:
         require(self.is_available(), "the ranks of this buffer have not met yet: call connect and sync before")
 
 
-def _arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: LowLatencyHandle, given: Given) -> tuple[Any, ...]:
+def _arrived(
+    rows: Tensor, scales: Tensor | None, counts: Tensor, handle: LowLatencyHandle, given: Given
+) -> tuple[Any, ...]:
     """What a low-latency dispatch returns."""
     sources, ranges, *_ = handle
     if given.packed_recv_src_info is not None:
@@ -400,7 +507,10 @@ def _arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: LowLat
 
 
 def _check_events(previous: EventHandle | None, async_finish: bool, on_comm_stream: bool) -> None:
-    require(not on_comm_stream or (previous is not None and async_finish), "allocate_on_comm_stream needs previous_event and async")
+    require(
+        not on_comm_stream or (previous is not None and async_finish),
+        "allocate_on_comm_stream needs previous_event and async",
+    )
 
 
 def _check(name: str, tensor: Tensor | None, dtype: torch.dtype, dims: int) -> None:
@@ -423,5 +533,8 @@ def _recall(tensor: Tensor, kind: type[T], name: str, call: str) -> T:
     """What a dispatch has left at a tensor that it returned."""
     found = recall(tensor, kind)
     if found is None:
-        raise ContractError(f"{name} is not what {call} has returned: pass that tensor itself, for a copy does not say where its tokens went")
+        raise ContractError(
+            f"{name} is not what {call} has returned: pass that tensor itself, for a copy does not say where "
+            f"its tokens went"
+        )
     return found

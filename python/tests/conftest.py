@@ -19,13 +19,28 @@ import weft
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent
 
-_LAUNCHERS = ("WEFT_RANK", "WEFT_SIZE", "WEFT_ADDRESS", "WEFT_ID", "RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "LWS_", "JOB_COMPLETION")
+_LAUNCHERS = (
+    "WEFT_RANK",
+    "WEFT_SIZE",
+    "WEFT_ADDRESS",
+    "WEFT_ID",
+    "RANK",
+    "WORLD_SIZE",
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "LWS_",
+    "JOB_COMPLETION",
+)
 
 
 def alone() -> dict[str, str]:
     """An environment in which a process is alone, whoever started the tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
-    return kept | {"PYTHONPATH": os.pathsep.join(p for p in (str(SOURCE), os.environ.get("PYTHONPATH", "")) if p), "PYTHONWARNINGS": "ignore"}
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(p for p in (str(SOURCE), os.environ.get("PYTHONPATH", "")) if p),
+        "PYTHONWARNINGS": "ignore",
+    }
 
 
 def at_once(work, things):
@@ -71,7 +86,8 @@ def comm():
 
 @pytest.fixture
 def threads():
-    """Runs a function of a communicator on so many ranks, which are threads, and returns what it returned on each. ``gpu`` says which GPU is a rank's."""
+    """Runs a function of a communicator on so many ranks, which are threads, and returns what it
+    returned on each. ``gpu`` says which GPU is a rank's."""
 
     def run(n, function, gpu=None, **options):
         options = {"deadline": 20, **options}
@@ -162,7 +178,12 @@ def torch_processes():
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        common = alone() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
+        common = alone() | {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(n),
+            "LOCAL_WORLD_SIZE": str(n),
+        }
         started = [
             subprocess.Popen(
                 [sys.executable, str(HERE / "torch_ranks.py"), function],

@@ -45,10 +45,20 @@ def main():
         for name, got, ours in zip(names, out, want, strict=True):
             assert (got == ours).all(), name
         counter.count(OnGPU(topk, 1), rank_tokens=given["rank_tokens"], stream=weft.OWN, timeout=5)
-        refused(weft.InvalidError, "tokens of ranks", lambda: counter.count(OnGPU(topk, 1), rank_tokens=OnGPU(out[2], 1), stream=weft.OWN))
-        refused(weft.OperandError, "node_tokens: it is on", lambda: counter.count(OnGPU(topk, 1), node_tokens=out[1], stream=weft.OWN))
+        refused(
+            weft.InvalidError,
+            "tokens of ranks",
+            lambda: counter.count(OnGPU(topk, 1), rank_tokens=OnGPU(out[2], 1), stream=weft.OWN),
+        )
+        refused(
+            weft.OperandError,
+            "node_tokens: it is on",
+            lambda: counter.count(OnGPU(topk, 1), node_tokens=out[1], stream=weft.OWN),
+        )
         counter.close()
-        refused(weft.ClosedError, "this counter was closed", lambda: counter.count(OnGPU(topk, 1), **given, stream=weft.OWN))
+        refused(
+            weft.ClosedError, "this counter was closed", lambda: counter.count(OnGPU(topk, 1), **given, stream=weft.OWN)
+        )
     print("ok")
 
 

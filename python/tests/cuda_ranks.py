@@ -1,7 +1,9 @@
-"""What ranks do on real GPUs, all checks in one start of processes: test_cuda.py starts them, and tells what each check has found.
+"""What ranks do on real GPUs, all checks in one start of processes: test_cuda.py starts them, and tells
+what each check has found.
 
-A rank is a process; ranks are spread over the GPUs that there are, and share them if they are more. They know each other by a store, through which
-every check joins anew, under its name, and after every check they meet, so that one that fails costs the next ones nothing but what it has done to the GPU.
+A rank is a process; ranks are spread over the GPUs that there are, and share them if they are more.
+They know each other by a store, through which every check joins anew, under its name, and after every
+check they meet, so that one that fails costs the next ones nothing but what it has done to the GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Meetings:
     """Where ranks meet within a check: by its name and a number, so that they stay together though one has failed."""
 
     def __init__(self):
-        self.store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), RANKS, RANK == 0, datetime.timedelta(seconds=60))
+        self.store = dist.TCPStore(
+            "127.0.0.1", int(os.environ["MASTER_PORT"]), RANKS, RANK == 0, datetime.timedelta(seconds=60)
+        )
         self.begin("")
 
     def begin(self, check):
@@ -66,7 +70,9 @@ class Meetings:
         self.store.add(name, 1)
         end = time.monotonic() + seconds
         while self.store.add(name, 0) < RANKS:
-            assert not name.startswith(self.check) or not self.store.add(f"{self.check} failed", 0), "another rank has failed"
+            assert not name.startswith(self.check) or not self.store.add(f"{self.check} failed", 0), (
+                "another rank has failed"
+            )
             assert time.monotonic() < end, f"another rank did not come to {name}"
             time.sleep(0.001)
 
@@ -75,7 +81,9 @@ meetings = None
 
 
 def join(**options):
-    return weft.Communicator.from_store(meetings.store, RANK, RANKS, name=meetings.name(), engine="gpu", gpu=GPU, **{"deadline": 30, **options})
+    return weft.Communicator.from_store(
+        meetings.store, RANK, RANKS, name=meetings.name(), engine="gpu", gpu=GPU, **{"deadline": 30, **options}
+    )
 
 
 def join_on_host():
@@ -98,7 +106,9 @@ def batch(seed=0, *, tokens=9, experts=None, topk=3, hidden=256, dtype=torch.flo
 
 
 def handle(c, **choices):
-    return ep.Handle(c, **{"experts": 4 * RANKS, "topk": 3, "hidden": 256, "max_tokens": 9, "payload": "fp32", **choices})
+    return ep.Handle(
+        c, **{"experts": 4 * RANKS, "topk": 3, "hidden": 256, "max_tokens": 9, "payload": "fp32", **choices}
+    )
 
 
 def host(t):
@@ -113,7 +123,9 @@ def same(got, want):
         mine = got[name]
         assert (mine.dtype, mine.shape) == (t.dtype, t.shape), name
         a, b = (v.reshape(-1).view(torch.uint8) for v in (mine, t))
-        assert torch.equal(a, b), f"{name}: {int((a != b).sum())} bytes of {a.numel()} differ, the first at {int((a != b).nonzero()[0])}"
+        assert torch.equal(a, b), (
+            f"{name}: {int((a != b).sum())} bytes of {a.numel()} differ, the first at {int((a != b).nonzero()[0])}"
+        )
 
 
 def on_both(check, **options):
@@ -135,7 +147,11 @@ def exchange(c, device, halves=False, seed=0, dtype=torch.float32, **choices):
         held = routing.source_ranks >= 0
         for name in ("expert_counts", "expert_offsets", "source_counts", "row_demand"):
             found[name] = host(getattr(routing, name))
-        for name in ("source_tokens", "row_experts", "row_selection_weights") if h.spec.one_row_per_rank else ("source_tokens", "row_weights"):
+        for name in (
+            ("source_tokens", "row_experts", "row_selection_weights")
+            if h.spec.one_row_per_rank
+            else ("source_tokens", "row_weights")
+        ):
             found[name] = host(getattr(routing, name)[held])
         for i, by in enumerate((routing, None, routing)):
             selected = {"routing": by} if by else {"topk": ids, "weights": weights}
@@ -147,7 +163,11 @@ def exchange(c, device, halves=False, seed=0, dtype=torch.float32, **choices):
                 continue
             rows = got.rows.mul_(RANK + 2)
             bias = torch.full_like(x, i)
-            out = h.send_combine(rows, got, bias=(bias, bias)).wait() if halves else h.combine(rows, got, bias=(bias, bias))
+            out = (
+                h.send_combine(rows, got, bias=(bias, bias)).wait()
+                if halves
+                else h.combine(rows, got, bias=(bias, bias))
+            )
             assert out.device == device
             found[f"out {i}"] = host(out)
             got.release()
@@ -163,12 +183,20 @@ def exchanges():
 def exchanges_of_halves():
     for layout in ("expert_major", "token_major"):
         for dtype, payload in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
-            on_both(lambda c, d, layout=layout, dtype=dtype, payload=payload: exchange(c, d, seed=1, dtype=dtype, payload=payload, layout=layout))
+            on_both(
+                lambda c, d, layout=layout, dtype=dtype, payload=payload: exchange(
+                    c, d, seed=1, dtype=dtype, payload=payload, layout=layout
+                )
+            )
 
 
 def exchanges_of_fp8():
     for layout in ("expert_major", "token_major"):
-        on_both(lambda c, d, layout=layout: exchange(c, d, seed=2, dtype=torch.bfloat16, payload="fp8", quantize="bfloat16", layout=layout))
+        on_both(
+            lambda c, d, layout=layout: exchange(
+                c, d, seed=2, dtype=torch.bfloat16, payload="fp8", quantize="bfloat16", layout=layout
+            )
+        )
 
 
 def device_counts():
@@ -181,7 +209,11 @@ def device_counts():
             rows, buffer = got.rows, h.combine_buffer(kind="torch")
             if buffer is not None:
                 rows = buffer.copy_(rows)
-            return {"rows": host(got.rows[:n]), "out": host(h.combine(rows, got)), "demand": host(got.routing.row_demand)}
+            return {
+                "rows": host(got.rows[:n]),
+                "out": host(h.combine(rows, got)),
+                "demand": host(got.routing.row_demand),
+            }
 
     on_both(check)
 
@@ -194,12 +226,23 @@ def gradients():
             held = got.routing.source_ranks >= 0
             y = torch.where(held.view(*got.rows.shape[:-1], 1), got.rows * 2, 0)
             weighted = h.spec.weighting == ep.Weighting.weighted
-            grad_rows, grad_weights = h.combine_backward(x - 1, got, y if weighted else None, grad_rows=torch.zeros_like(y))
-            per_row = torch.arange(held.numel() * (3 if h.spec.one_row_per_rank else 1), dtype=torch.float32, device=device)
-            grad_x, back = h.dispatch_backward(grad_rows, got, per_row.view(-1, 3) if h.spec.one_row_per_rank else per_row)
+            grad_rows, grad_weights = h.combine_backward(
+                x - 1, got, y if weighted else None, grad_rows=torch.zeros_like(y)
+            )
+            per_row = torch.arange(
+                held.numel() * (3 if h.spec.one_row_per_rank else 1), dtype=torch.float32, device=device
+            )
+            grad_x, back = h.dispatch_backward(
+                grad_rows, got, per_row.view(-1, 3) if h.spec.one_row_per_rank else per_row
+            )
             plain, none = h.dispatch_backward(grad_rows, got)
             assert none is None
-            found = {"rows": host(grad_rows.reshape(-1, 256)[held]), "x": host(grad_x), "back": host(torch.where(ids >= 0, back, 0)), "plain": host(plain)}
+            found = {
+                "rows": host(grad_rows.reshape(-1, 256)[held]),
+                "x": host(grad_x),
+                "back": host(torch.where(ids >= 0, back, 0)),
+                "plain": host(plain),
+            }
             return found | ({"weights": host(torch.where(ids >= 0, grad_weights, 0))} if weighted else {})
 
     for layout in ("expert_major", "expert_packed", "token_major"):
@@ -229,10 +272,19 @@ def trained(c, device, layout, compiled=None):
             torch._dynamo.reset()
             run = torch.compile(run, fullgraph=True, backend=compiled)
         for i in range(3):
-            mine, w, factor = x.clone().requires_grad_(), weights.clone().requires_grad_(), torch.full((), 2.0, device=device, requires_grad=True)
+            mine, w, factor = (
+                x.clone().requires_grad_(),
+                weights.clone().requires_grad_(),
+                torch.full((), 2.0, device=device, requires_grad=True),
+            )
             out = run(mine, ids, w, factor)
             out.backward(torch.ones_like(out) * (i + 1))
-            found |= {f"out {i}": host(out), f"x {i}": host(mine.grad), f"weights {i}": host(w.grad), f"factor {i}": host(factor.grad)}
+            found |= {
+                f"out {i}": host(out),
+                f"x {i}": host(mine.grad),
+                f"weights {i}": host(w.grad),
+                f"factor {i}": host(factor.grad),
+            }
     return found
 
 
@@ -258,7 +310,9 @@ def autograd():
 def compiled_by(backend):
     for layout in ("expert_major", "token_major"):
         with join(deadline=300) as c:
-            torch.testing.assert_close(trained(c, DEVICE, layout, backend), trained(c, DEVICE, layout), rtol=1e-5, atol=1e-3)
+            torch.testing.assert_close(
+                trained(c, DEVICE, layout, backend), trained(c, DEVICE, layout), rtol=1e-5, atol=1e-3
+            )
 
 
 def compiled():
@@ -266,7 +320,9 @@ def compiled():
 
 
 def compiled_by_inductor():
-    if importlib.util.find_spec("triton") is None or not (shutil.which("cc") or shutil.which("gcc") or os.environ.get("CC")):
+    if importlib.util.find_spec("triton") is None or not (
+        shutil.which("cc") or shutil.which("gcc") or os.environ.get("CC")
+    ):
         raise NotHereError("inductor wants Triton and a C compiler")
     compiled_by("inductor")
 
@@ -279,10 +335,18 @@ def operators():
         x, ids, weights = (t.to(DEVICE) for t in batch(5))
         h = handle(c, live=16)
         checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-        torch.library.opcheck(torch.ops.weft.dispatch.default, (x.requires_grad_(), ids, weights.requires_grad_(), h.number), test_utils=checks)
+        torch.library.opcheck(
+            torch.ops.weft.dispatch.default,
+            (x.requires_grad_(), ids, weights.requires_grad_(), h.number),
+            test_utils=checks,
+        )
         rows, _, routing = weft.torch.dispatch(h, x, ids, weights)
         rows = rows.detach().clone().requires_grad_()
-        torch.library.opcheck(torch.ops.weft.combine.default, (rows, weights, routing, h.number), test_utils=(*checks, "test_aot_dispatch_static"))
+        torch.library.opcheck(
+            torch.ops.weft.combine.default,
+            (rows, weights, routing, h.number),
+            test_utils=(*checks, "test_aot_dispatch_static"),
+        )
         h.close()
 
 
@@ -290,7 +354,8 @@ def operators():
 
 
 def streams():
-    """Exchanges beside a computation that takes long; operands that are freed at once, and whose memory others take; copies in the call's stream."""
+    """Exchanges beside a computation that takes long; operands that are freed at once, and whose memory
+    others take; copies in the call's stream."""
     with join() as c, handle(c, counts="device") as h:  # so that nothing waits for the host
         side = torch.cuda.Stream(DEVICE)
         for i in range(20):
@@ -304,7 +369,11 @@ def streams():
             side.wait_event(made)
             got = h.dispatch(mine, selected, w, stream=side)
             del mine, selected, w
-            garbage = [torch.full((n,), float("nan"), device=DEVICE) for n in (x.numel(), ids.numel() * 2, weights.numel()) for _ in range(8)]
+            garbage = [
+                torch.full((n,), float("nan"), device=DEVICE)
+                for n in (x.numel(), ids.numel() * 2, weights.numel())
+                for _ in range(8)
+            ]
             out = h.combine(got.rows, got, stream=side)
             arrived = torch.cuda.Event()
             arrived.record(side)
@@ -320,14 +389,21 @@ def streams():
             out = torch.empty_like(x)
             assert h.combine(got.rows, got, out=out, stream=weft.OWN) is out
             assert torch.equal(out, x * (weights * (ids >= 0)).sum(1, keepdim=True))
-            for call in (lambda: h.combine(got.rows, got, stream=weft.OWN), lambda: h.dispatch(x.t().contiguous().t(), ids, weights, stream=weft.OWN)):
+            for call in (
+                lambda: h.combine(got.rows, got, stream=weft.OWN),
+                lambda: h.dispatch(x.t().contiguous().t(), ids, weights, stream=weft.OWN),
+            ):
                 refused(weft.OperandError, call, "OWN")
         for number in (0, side.cuda_stream):
             with h.dispatch(x, ids, weights, stream=number) as got:
                 h.combine(got.rows, got, out=out, stream=number)
             c.wait(number)
         if GPUS > 1:
-            refused(weft.InvalidError, lambda: h.dispatch(x, ids, weights, stream=torch.cuda.Stream((GPU + 1) % GPUS)), "stream: it is GPU")
+            refused(
+                weft.InvalidError,
+                lambda: h.dispatch(x, ids, weights, stream=torch.cuda.Stream((GPU + 1) % GPUS)),
+                "stream: it is GPU",
+            )
 
 
 def refused(kind, call, words):
@@ -347,9 +423,15 @@ def operands():
             refused(weft.OperandError, lambda wrong=wrong: h.dispatch(wrong, ids, weights), "rows: it is on")
             refused(weft.OperandError, lambda wrong=wrong: h.combine(got.rows, got, out=wrong), "out: it is on")
         refused(weft.OperandError, lambda: h.dispatch(x, ids.cpu(), weights), "topk: it is on cpu")
-        refused(weft.OperandError, lambda: h.dispatch(x.to(torch.complex64), ids, weights), "rows: type torch.complex64")
+        refused(
+            weft.OperandError, lambda: h.dispatch(x.to(torch.complex64), ids, weights), "rows: type torch.complex64"
+        )
         refused(weft.InvalidError, lambda: h.dispatch(x.double(), ids, weights), "")
-        refused(weft.OperandError, lambda: h.combine(got.rows, got, out=torch.empty(256, x.shape[0], device=DEVICE).t()), "out: shape")
+        refused(
+            weft.OperandError,
+            lambda: h.combine(got.rows, got, out=torch.empty(256, x.shape[0], device=DEVICE).t()),
+            "out: shape",
+        )
         shifted = torch.empty(x.numel() + 1, device=DEVICE)[1:].view_as(x).copy_(x)
         refused(weft.UnsupportedError, lambda: h.dispatch(shifted, ids, weights), "multiples of 16 bytes")
         out = torch.empty_like(x)
@@ -386,7 +468,12 @@ def libraries():
             assert isinstance(rows, weft.DeviceArray)
             assert rows.device == GPU
             shown = torch.from_dlpack(rows)
-            assert (shown.data_ptr(), shown.device, shown.dtype, shown.shape) == (rows.address, DEVICE, torch.float32, rows.shape)
+            assert (shown.data_ptr(), shown.device, shown.dtype, shown.shape) == (
+                rows.address,
+                DEVICE,
+                torch.float32,
+                rows.shape,
+            )
             again = torch.as_tensor(rows, device=DEVICE)
             assert again.shape == rows.shape
             out = torch.empty_like(x)
@@ -499,7 +586,9 @@ def captured(c, layout, counts, replays=20):
             got = h.dispatch(x, ids, weights)
             rows = got.rows
             if h.spec.one_row_per_rank:
-                factor = torch.where(got.routing.row_experts >= 0, got.routing.row_selection_weights, 0).sum(1, keepdim=True)
+                factor = torch.where(got.routing.row_experts >= 0, got.routing.row_selection_weights, 0).sum(
+                    1, keepdim=True
+                )
                 rows = rows * factor
             h.combine(rows, got, out=out)
             return got
@@ -591,10 +680,12 @@ def captures_refuse():
 
 
 def late_errors():
-    """The last rank stays away: calls return, and what they have met is told by wait, by check and by the next call. Without it the others go on."""
+    """The last rank stays away: calls return, and what they have met is told by wait, by check and by
+    the next call. Without it the others go on."""
     if RANKS == 1:
         raise NotHereError("for several ranks")
-    with join(deadline=3) as c, handle(c, counts="device") as h:  # else a dispatch waits for counts, and says at once what it has met
+    # else a dispatch waits for counts, and says at once what it has met
+    with join(deadline=3) as c, handle(c, counts="device") as h:
         x, ids, weights = (t.to(DEVICE) for t in batch(0))
         with h.dispatch(x, ids, weights) as got:
             h.combine(got.rows, got)
@@ -618,7 +709,8 @@ def late_errors():
 
 
 def death():
-    """The last rank is killed; the others hear of it well before the deadline, and go on. It is in a start of processes of its own."""
+    """The last rank is killed; the others hear of it well before the deadline, and go on. It is in a
+    start of processes of its own."""
     with join(deadline=20) as c, handle(c) as h:
         x, ids, weights = (t.to(DEVICE) for t in batch(0))
         with h.dispatch(x, ids, weights) as got:
@@ -686,7 +778,8 @@ def deep_ep_intranode():
 
 
 def deep_ep_helpers():
-    """What deep_ep.utils computes, and scores for tests of 72 ranks, which are made on the GPU: nearly 48,000 times in a test that is to take 4 minutes."""
+    """What deep_ep.utils computes, and scores for tests of 72 ranks, which are made on the GPU: nearly
+    48,000 times in a test that is to take 4 minutes."""
     if RANK:
         return None
     deep_ep_utils.check(DEVICE)
@@ -696,7 +789,11 @@ def deep_ep_helpers():
             continue
         seconds, visits = deep_ep_utils.gate(tokens, local, 72, topk, ratio, precise, calls)
         others = visits[1:]
-        assert tokens == 1 or not precise or (abs(visits[0] / min(others) / ratio - 1) < 0.1 and max(others) < 1.02 * min(others))
+        assert (
+            tokens == 1
+            or not precise
+            or (abs(visits[0] / min(others) / ratio - 1) < 0.1 and max(others) < 1.02 * min(others))
+        )
         figures[f"{tokens=} {local=} {topk=} {ratio=} {precise=}"] = round(seconds * 1e6)
     assert sum(figures.values()) / len(figures) < 240e6 / 48000, figures
     return figures
@@ -730,7 +827,10 @@ def deep_ep_intranode_captured():
             torch.cuda.synchronize(DEVICE)
             in_rank = torch.stack([((ids >= 0) & (ids // 4 == r)).any(1) for r in range(RANKS)], 1)
             assert torch.equal(out, (x.float() * (in_rank.sum(1, keepdim=True) + (bias is not None))).bfloat16())
-            assert torch.equal(home, (in_rank * torch.arange(1, RANKS + 1, device=DEVICE)).sum(1, keepdim=True).expand(-1, topk).float())
+            assert torch.equal(
+                home,
+                (in_rank * torch.arange(1, RANKS + 1, device=DEVICE)).sum(1, keepdim=True).expand(-1, topk).float(),
+            )
         del graph, out, home
     b.destroy()
 
@@ -739,7 +839,11 @@ def low_latency(b, x, ids, weights, tokens, experts, fp8, hook=False):
     rows, counts, made, _, receive = b.low_latency_dispatch(x, ids, tokens, experts, use_fp8=fp8, return_recv_hook=hook)
     if hook:
         receive()
-    plain = (rows[0].float().view(*rows[0].shape[:-1], -1, 128) * rows[1].unsqueeze(-1)).flatten(-2).to(torch.bfloat16) if fp8 else rows
+    plain = (
+        (rows[0].float().view(*rows[0].shape[:-1], -1, 128) * rows[1].unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
+        if fp8
+        else rows
+    )
     out, _, receive = b.low_latency_combine(plain, ids, weights, made, return_recv_hook=hook)
     if hook:
         receive()
@@ -762,10 +866,13 @@ def deep_ep_low_latency():
 
 
 def profiled(call, names, period=1, calls=10):
-    """What DeepEP's benchmarks want of a profile of calls: a row of the table with each name, and so many kernels a call in a namespace."""
+    """What DeepEP's benchmarks want of a profile of calls: a row of the table with each name, and so
+    many kernels a call in a namespace."""
     call()
     meet()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], schedule=torch.profiler.schedule(wait=1, warmup=0, active=1)) as p:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA], schedule=torch.profiler.schedule(wait=1, warmup=0, active=1)
+    ) as p:
         for _ in range(2):
             for _ in range(calls):
                 call()
@@ -784,12 +891,19 @@ def profiled(call, names, period=1, calls=10):
 
 
 def deep_ep_kernel_names():
-    """A profiler's table has one row with dispatch in it and one with combine, with and without hooks, and of normal exchanges with and without a handle."""
+    """A profiler's table has one row with dispatch in it and one with combine, with and without hooks,
+    and of normal exchanges with and without a handle."""
     b, experts = buffer(low_latency_mode=True), 4 * RANKS
-    x, ids, weights = (t.to(DEVICE) for t in batch(7, tokens=16, topk=4, experts=experts, hidden=512, dtype=torch.bfloat16))
+    x, ids, weights = (
+        t.to(DEVICE) for t in batch(7, tokens=16, topk=4, experts=experts, hidden=512, dtype=torch.bfloat16)
+    )
     for fp8 in (False, True):
         for hook in (False, True):
-            profiled(lambda fp8=fp8, hook=hook: low_latency(b, x, ids, weights, 16, experts, fp8, hook), ("dispatch", "combine"), 1 + hook)
+            profiled(
+                lambda fp8=fp8, hook=hook: low_latency(b, x, ids, weights, 16, experts, fp8, hook),
+                ("dispatch", "combine"),
+                1 + hook,
+            )
     per_rank, per_node, per_expert, in_rank, _ = b.get_dispatch_layout(ids, experts)
 
     def normal(weighted):
@@ -815,7 +929,8 @@ def deep_ep_masks():
     def exchange(gone=RANKS):
         there = (ids >= 0) & (ids // 4 != gone)
         rows, _, made, _, _ = b.low_latency_dispatch(x, ids, 16, experts, use_fp8=False)
-        rows = torch.ones_like(rows) * (torch.arange(4, device=DEVICE) + 4 * RANK + 1).view(4, 1, 1)  # each expert's own number
+        # each expert's own number
+        rows = torch.ones_like(rows) * (torch.arange(4, device=DEVICE) + 4 * RANK + 1).view(4, 1, 1)
         want = torch.where(there, weights * (ids + 1), 0).sum(1)
         for order in ([0, 1, 2], [2, 0, 1]):
             home, _, _ = b.low_latency_combine(rows, ids[:, order].contiguous(), weights[:, order].contiguous(), made)
@@ -865,7 +980,9 @@ def deep_ep_captured():
         x.copy_(torch.full_like(x, i - 4))
         graph.replay()
         torch.cuda.synchronize(DEVICE)
-        torch.testing.assert_close(out.float(), x.float() * (weights * (ids >= 0)).sum(1, keepdim=True), rtol=0.01, atol=0.1)
+        torch.testing.assert_close(
+            out.float(), x.float() * (weights * (ids >= 0)).sum(1, keepdim=True), rtol=0.01, atol=0.1
+        )
     del graph, out
     b.destroy()
 
@@ -895,7 +1012,11 @@ def elastic(c, device, kind):
         def keep(name, t, expand=expand, sync=sync):
             out[f"{name}, {expand=}, {sync=}"] = host(t)
 
-        after = {"previous_event": b.capture(), "allocate_on_comm_stream": True, "async_with_compute_stream": True} if later else {}
+        after = (
+            {"previous_event": b.capture(), "allocate_on_comm_stream": True, "async_with_compute_stream": True}
+            if later
+            else {}
+        )
         layout = {"do_expand": expand, "do_zero_padding": expand}
         options = {"num_experts": experts, "expert_alignment": 8, "do_cpu_sync": sync, **layout}
         rows, got_ids, got_weights, made, event = b.dispatch(given, ids, weights, **options, **after)
@@ -904,12 +1025,23 @@ def elastic(c, device, kind):
         tokens = int(made.psum_num_recv_tokens_per_scaleup_rank[-1])
         ends = made.psum_num_recv_tokens_per_expert.tolist()
         n = (ends[-1] + 7) // 8 * 8 if expand else tokens
-        for name in ("num_unaligned_recv_tokens_per_expert", "psum_num_recv_tokens_per_expert", "psum_num_recv_tokens_per_scaleup_rank", "dst_buffer_slot_idx"):
+        for name in (
+            "num_unaligned_recv_tokens_per_expert",
+            "psum_num_recv_tokens_per_expert",
+            "psum_num_recv_tokens_per_scaleup_rank",
+            "dst_buffer_slot_idx",
+        ):
             keep(name, getattr(made, name))
         keep("sources", made.recv_src_metadata[:tokens])
-        keep("lists", torch.tensor([made.num_recv_tokens, made.num_expanded_tokens, *made.num_recv_tokens_per_expert_list]))
+        keep(
+            "lists",
+            torch.tensor([made.num_recv_tokens, made.num_expanded_tokens, *made.num_recv_tokens_per_expert_list]),
+        )
         again, again_ids, other_weights, _, _ = b.dispatch(given, handle=made, topk_weights=2 * weights, **layout)
-        for name, arrived, arrived_ids, weigh in (("first", rows, got_ids, got_weights), ("again", again, again_ids, other_weights)):
+        for name, arrived, arrived_ids, weigh in (
+            ("first", rows, got_ids, got_weights),
+            ("again", again, again_ids, other_weights),
+        ):
             for i, t in enumerate(arrived if isinstance(arrived, tuple) else (arrived,)):
                 keep(f"{name}, rows {i}", t[:n])
             if not expand:
@@ -917,7 +1049,9 @@ def elastic(c, device, kind):
             keep(f"{name}, weights", weigh[:n])
         given_back = y[: rows[0].shape[0] if isinstance(rows, tuple) else rows.shape[0]]
         for biases in (None, bias[0], bias):
-            summed, home, event = b.combine(given_back, made, other_weights, biases, **({**after, "previous_event": b.capture()} if later else {}))
+            summed, home, event = b.combine(
+                given_back, made, other_weights, biases, **({**after, "previous_event": b.capture()} if later else {})
+            )
             if later:
                 event.current_stream_wait()
             keep(f"sum, {0 if biases is None else len(biases)}", summed)
@@ -946,7 +1080,9 @@ def deep_ep_elastic_captured():
         for expand in (False, True):
 
             def exchange(expand=expand):
-                rows, _, got, made, _ = b.dispatch(x, ids, weights, num_experts=experts, do_expand=expand, do_zero_padding=expand, do_cpu_sync=False)
+                rows, _, got, made, _ = b.dispatch(
+                    x, ids, weights, num_experts=experts, do_expand=expand, do_zero_padding=expand, do_cpu_sync=False
+                )
                 return b.combine(rows, made, got)
 
             side = torch.cuda.Stream(DEVICE)
@@ -1014,7 +1150,11 @@ def kernel_times(call, calls=20):
         for _ in range(calls):
             call()
         torch.cuda.synchronize(DEVICE)
-    return {row.key: (row.device_time_total / max(row.count, 1), row.count) for row in p.key_averages() if row.device_time_total}
+    return {
+        row.key: (row.device_time_total / max(row.count, 1), row.count)
+        for row in p.key_averages()
+        if row.device_time_total
+    }
 
 
 TOKENS, HIDDEN, TOPK, EXPERTS = 128, 7168, 8, 256
@@ -1022,7 +1162,12 @@ TOKENS, HIDDEN, TOPK, EXPERTS = 128, 7168, 8, 256
 
 def cost_of_handle(x, ids, weights, out):
     figures = {}
-    with join() as c, ep.Handle(c, experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS, payload="bf16", counts="device") as h:
+    with (
+        join() as c,
+        ep.Handle(
+            c, experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS, payload="bf16", counts="device"
+        ) as h,
+    ):
         got = h.dispatch(x, ids, weights)
         rows, routing = got.rows, got.routing
 
@@ -1046,7 +1191,8 @@ def cost_of_handle(x, ids, weights, out):
 
 
 def cost():
-    """Host and GPU time of calls on the shape of low-latency benchmarks; figures only, which mean nothing where ranks share a GPU."""
+    """Host and GPU time of calls on the shape of low-latency benchmarks; figures only, which mean
+    nothing where ranks share a GPU."""
     if RANKS > GPUS:
         raise NotHereError("ranks share a GPU")
     if EXPERTS % RANKS:
@@ -1065,7 +1211,10 @@ def cost():
 
         dispatch()
         rows = torch.zeros(EXPERTS // RANKS, RANKS * TOKENS, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
-        for name, call in (("dispatch", dispatch), ("combine", lambda last=last, rows=rows: b.low_latency_combine(rows, ids, weights, last[2]))):
+        for name, call in (
+            ("dispatch", dispatch),
+            ("combine", lambda last=last, rows=rows: b.low_latency_combine(rows, ids, weights, last[2])),
+        ):
             call()
             name = f"Buffer.low_latency_{name}{', fp8' if fp8 else ''}"
             figures[name] = {"host": host_time(call, 50), "gpu": gpu_time(call), "kernels": kernel_times(call)}
@@ -1074,7 +1223,8 @@ def cost():
 
 
 def graph_time(exchange, calls=100, replays=7):
-    """Microseconds of an exchange in a graph of so many, of the slowest rank, and the last's result: the median of replays that all ranks begin together."""
+    """Microseconds of an exchange in a graph of so many, of the slowest rank, and the last's result:
+    the median of replays that all ranks begin together."""
     side = torch.cuda.Stream(DEVICE)
     side.wait_stream(torch.cuda.current_stream(DEVICE))
     with torch.cuda.stream(side):
@@ -1102,7 +1252,8 @@ def graph_time(exchange, calls=100, replays=7):
 
 
 def graph_cost():
-    """What exchanges through deep_ep take in graphs, beside "weft bench ep" of the same shapes; figures only, which mean nothing where ranks share a GPU."""
+    """What exchanges through deep_ep take in graphs, beside "weft bench ep" of the same shapes; figures
+    only, which mean nothing where ranks share a GPU."""
     if RANKS > GPUS:
         raise NotHereError("ranks share a GPU")
     if EXPERTS % RANKS:
@@ -1124,7 +1275,9 @@ def graph_cost():
                 continue
             rows, _, made, *_ = dispatch()
             out = torch.empty_like(x)
-            figures[f"low_latency_combine, {tokens} tokens"], _ = graph_time(lambda: b.low_latency_combine(rows, ids, weights, made, out=out))  # noqa: B023
+            figures[f"low_latency_combine, {tokens} tokens"], _ = graph_time(
+                lambda: b.low_latency_combine(rows, ids, weights, made, out=out)  # noqa: B023
+            )
             want = x.float() * weights.sum(1, keepdim=True)
             torch.testing.assert_close(out.float(), want, rtol=0.01, atol=0.05)
             del rows, made
@@ -1133,7 +1286,9 @@ def graph_cost():
     x = torch.randn(tokens, HIDDEN, generator=g).to(torch.bfloat16).to(DEVICE)
     ids = torch.rand(tokens, EXPERTS, generator=g).topk(TOPK).indices.to(DEVICE)
     layout = b.get_dispatch_layout(ids, EXPERTS)
-    rows, _, _, _, made, _ = b.dispatch(x, None, layout[0], None, layout[3], layout[2], ids, torch.ones(tokens, TOPK, device=DEVICE))
+    rows, _, _, _, made, _ = b.dispatch(
+        x, None, layout[0], None, layout[3], layout[2], ids, torch.ones(tokens, TOPK, device=DEVICE)
+    )
     y = rows.clone()
     del rows  # they show memory that there is for one batch, beside the next
     figures["dispatch by a handle, 4096 tokens"], (rows, *_) = graph_time(lambda: b.dispatch(x, handle=made))
@@ -1158,7 +1313,9 @@ def graph_cost_of_elastic(x, ids, y):
     figures["ElasticBuffer.dispatch, 4096 tokens"], kept = graph_time(dispatch)
     del kept
     made = dispatch()[3]
-    figures["ElasticBuffer.dispatch by a handle, 4096 tokens"], (rows, *_) = graph_time(lambda: b.dispatch(x, handle=made))
+    figures["ElasticBuffer.dispatch by a handle, 4096 tokens"], (rows, *_) = graph_time(
+        lambda: b.dispatch(x, handle=made)
+    )
     figures["ElasticBuffer.combine of what was received, 4096 tokens"], _ = graph_time(lambda: b.combine(rows, made))
     figures["ElasticBuffer.combine of another tensor, 4096 tokens"], _ = graph_time(lambda: b.combine(y, made))
     b.destroy()
@@ -1166,8 +1323,10 @@ def graph_cost_of_elastic(x, ids, y):
 
 
 CHECKS = (
-    exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled, streams, operands, libraries, windows,
-    lifetimes, threads, captures, captures_refuse, late_errors, deep_ep_normal, deep_ep_helpers, deep_ep_intranode, deep_ep_intranode_captured,
+    exchanges, exchanges_of_halves, exchanges_of_fp8, device_counts, gradients, operators, autograd, compiled,
+    streams, operands, libraries, windows, lifetimes, threads, captures, captures_refuse, late_errors,
+    deep_ep_normal, deep_ep_helpers, deep_ep_intranode,
+    deep_ep_intranode_captured,
     deep_ep_low_latency, deep_ep_kernel_names, deep_ep_masks, deep_ep_captured,
     deep_ep_elastic, deep_ep_elastic_captured, cost, graph_cost, compiled_by_inductor,
 )  # fmt: skip
@@ -1180,7 +1339,13 @@ def main(names):
     meetings = Meetings()
     torch.cuda.set_device(GPU)
     # What DeepEP's buffers are made from.
-    dist.init_process_group("gloo", store=dist.PrefixStore("gloo", meetings.store), rank=RANK, world_size=RANKS, timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo",
+        store=dist.PrefixStore("gloo", meetings.store),
+        rank=RANK,
+        world_size=RANKS,
+        timeout=datetime.timedelta(seconds=120),
+    )
     for check in CHECKS if not names else [globals()[name] for name in names]:
         meetings.begin(check.__name__)
         result = {"check": check.__name__, "rank": RANK, "error": None, "skipped": None}

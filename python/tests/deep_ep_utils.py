@@ -59,7 +59,10 @@ def casts(device):
             part = x[:, 128 * b : 128 * b + 128].float()
             largest = part.abs().amax(1).clamp(1e-4)
             assert torch.equal(scales[:, b], largest / 448)
-            assert torch.equal(rows[:, 128 * b : 128 * b + 128].float(), (part * (448 / largest)[:, None]).to(torch.float8_e4m3fn).float())
+            assert torch.equal(
+                rows[:, 128 * b : 128 * b + 128].float(),
+                (part * (448 / largest)[:, None]).to(torch.float8_e4m3fn).float(),
+            )
         want = (rows.float() * scales.repeat_interleave(128, 1)[:, :hidden]).bfloat16()
         columns = scales.t().contiguous().t()
         for same in (scales, columns, scales.reshape(-1), scales.reshape(tokens, blocks, 1), scales.reshape(1, -1)):
@@ -74,9 +77,17 @@ def casts(device):
         powers = torch.randint(120, 130, (tokens, blocks), generator=seeded(1), dtype=torch.uint8)
         packed = powers.view(torch.int32).to(device)
         want = (rows.float() * torch.exp2(powers.float() - 127).to(device).repeat_interleave(128, 1)).bfloat16()
-        for same in (packed, packed.t().contiguous().t(), packed.reshape(-1), packed.reshape(tokens, -1, 1), torch.stack((packed, packed), -1)[..., 0]):
+        for same in (
+            packed,
+            packed.t().contiguous().t(),
+            packed.reshape(-1),
+            packed.reshape(tokens, -1, 1),
+            torch.stack((packed, packed), -1)[..., 0],
+        ):
             assert torch.equal(per_token_cast_back(rows, same), want)
-    empty = per_token_cast_back(torch.empty((0, 128), dtype=torch.float8_e4m3fn, device=device), torch.empty((3, 1), device=device))
+    empty = per_token_cast_back(
+        torch.empty((0, 128), dtype=torch.float8_e4m3fn, device=device), torch.empty((3, 1), device=device)
+    )
     assert (empty.shape, empty.dtype) == ((0, 128), torch.bfloat16)
 
 
@@ -104,7 +115,19 @@ def hashes(device):
 
     x = torch.randn((7, 12), generator=seeded(3))
     short = x.to(torch.float8_e4m3fn)
-    for t in (x, x.bfloat16(), short, (x * 100).long(), x > 0, x[:, ::2], x[0, :1:2], x.t(), x[:0], torch.tensor(3.5), short[0, 1:6]):
+    for t in (
+        x,
+        x.bfloat16(),
+        short,
+        (x * 100).long(),
+        x > 0,
+        x[:, ::2],
+        x[0, :1:2],
+        x.t(),
+        x[:0],
+        torch.tensor(3.5),
+        short[0, 1:6],
+    ):
         raw = b"".join(bytes(number.clone().view(1).view(torch.uint8).tolist()) for number in t.flatten())
         assert hash_tensor(t.to(device)) == summed(raw + bytes(-len(raw) % 4))
     y, z = (2 * x).to(device), (3 * x).to(device)

@@ -1,7 +1,8 @@
 """GPUs that the host's processors emulate, for tests: the library that has them, and arrays of theirs.
 
-Device memory is the process's there, and ranks are its threads. So numpy arrays stand for arrays on a GPU, behind objects that say by DLPack or by
-``__cuda_array_interface__`` that they are on one, as other libraries' arrays do.
+Device memory is the process's there, and ranks are its threads. So numpy arrays stand for arrays on a
+GPU, behind objects that say by DLPack or by ``__cuda_array_interface__`` that they are on one, as other
+libraries' arrays do.
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ def environment():
     FOLDER.mkdir(parents=True, exist_ok=True)
     library = FOLDER / "libweft.so"
     subprocess.run(
-        ["go", "build", "-tags", "emulated", "-buildmode=c-shared", "-ldflags=-s -w -extldflags '-Wl,-soname,libweft.so'", "-o", str(library), "./clib"],
+        [
+            "go",
+            "build",
+            "-tags",
+            "emulated",
+            "-buildmode=c-shared",
+            "-ldflags=-s -w -extldflags '-Wl,-soname,libweft.so'",
+            "-o",
+            str(library),
+            "./clib",
+        ],
         cwd=ROOT,
         env=os.environ | {"CGO_ENABLED": "1"},
         check=True,
@@ -100,4 +111,8 @@ def tensors_on_gpus(monkeypatch):
     monkeypatch.setitem(operands._READERS, torch.Tensor, of_gpu)
     monkeypatch.setitem(operands._READERS, torch.nn.Parameter, of_gpu)
     monkeypatch.setattr(dlpack._Block, "say", say_of_host)
-    monkeypatch.setattr(memory, "empty", lambda kind, shape, dtype, device: empty(kind, shape, dtype, -1 if kind == memory.TORCH else device))
+    monkeypatch.setattr(
+        memory,
+        "empty",
+        lambda kind, shape, dtype, device: empty(kind, shape, dtype, -1 if kind == memory.TORCH else device),
+    )

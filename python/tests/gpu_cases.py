@@ -1,4 +1,5 @@
-"""Expert parallelism on emulated GPUs: what comes is what comes on the host, bit by bit, and what goes wrong has words. test_gpu.py runs these."""
+"""Expert parallelism on emulated GPUs: what comes is what comes on the host, bit by bit, and what goes
+wrong has words. test_gpu.py runs these."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def gpus(threads):
 
 @pytest.fixture
 def engines(threads):
-    """What a function of a communicator, and of how it has arrays, returns on so many ranks on GPUs, and on the host."""
+    """What a function of a communicator, and of how it has arrays, returns on so many ranks on GPUs,
+    and on the host."""
 
     def run(n, function):
         on_gpus = threads(n, lambda c: function(c, OfGPU(c)), gpu=int)
@@ -79,12 +81,19 @@ def same(on_gpus, on_host):
 
 
 def handle(c, batch, **choices):
-    sizes = {"experts": batch.experts, "topk": batch.topk, "hidden": batch.hidden, "max_tokens": batch.max_tokens, "payload": "fp32"}
+    sizes = {
+        "experts": batch.experts,
+        "topk": batch.topk,
+        "hidden": batch.hidden,
+        "max_tokens": batch.max_tokens,
+        "payload": "fp32",
+    }
     return ep.Handle(c, **{**sizes, **choices})
 
 
 def test_forgotten_handles(engines):
-    """Handles that are dropped without a close do not keep the room that their kernels have, nor the work that is theirs from ending."""
+    """Handles that are dropped without a close do not keep the room that their kernels have, nor the
+    work that is theirs from ending."""
     batch = Batch(2, experts=4, topk=2, hidden=8, max_tokens=3, seed=5)
 
     def rank(c, arrays):
@@ -108,10 +117,15 @@ def described(arrays, routing):
     sources = arrays.read(routing.source_ranks)
     held = sources >= 0
     return held, {
-        "rows": np.array([routing.rows, routing.received, routing.demand, routing.selections, routing.visits, routing.tokens]),
+        "rows": np.array(
+            [routing.rows, routing.received, routing.demand, routing.selections, routing.visits, routing.tokens]
+        ),
         "held": held,
         "sources": sources[held],
-        **{name: arrays.read(getattr(routing, name)) for name in ("expert_counts", "expert_demand", "expert_offsets", "source_counts", "ranges", "row_demand")},
+        **{
+            name: arrays.read(getattr(routing, name))
+            for name in ("expert_counts", "expert_demand", "expert_offsets", "source_counts", "ranges", "row_demand")
+        },
         **{
             name: None if found is None else found[held]
             for name in ("source_tokens", "row_weights", "row_experts", "row_selection_weights")
@@ -123,7 +137,8 @@ def described(arrays, routing):
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exchange(engines, layout, halves):
-    """Prepare, dispatch and combine, whole and in halves, of a routing that is used twice and of one that is made on the way."""
+    """Prepare, dispatch and combine, whole and in halves, of a routing that is used twice and of one
+    that is made on the way."""
     batch = Batch(2, experts=6, topk=3, hidden=32, max_tokens=7, seed=5)
 
     def rank(c, arrays):
@@ -133,7 +148,8 @@ def test_exchange(engines, layout, halves):
             held, about = described(arrays, routing)
             visits = {(t, e // 3) for t, experts in enumerate(batch.topks[r]) for e in experts if e >= 0}
             selections = (batch.topks[r] >= 0) & (batch.topks[r] // 3 != r)
-            # Between GPUs a row crosses once for each rank that has an expert of the token, on the host for each expert where rows are by expert.
+            # Between GPUs a row crosses once for each rank that has an expert of the token, on the
+            # host for each expert where rows are by expert.
             each = c.engine == "host" and not h.spec.one_row_per_rank
             assert routing.remote_rows == (selections.sum() if each else sum(to != r for _, to in visits))
             found |= about
@@ -166,7 +182,9 @@ def test_one_rank(engines):
 
     def rank(c, arrays):
         with handle(c, batch) as h:
-            got = h.dispatch(arrays.give(batch.rows[0]), arrays.give(batch.topks[0].astype(np.int32)), arrays.give(batch.weights[0]))
+            got = h.dispatch(
+                arrays.give(batch.rows[0]), arrays.give(batch.topks[0].astype(np.int32)), arrays.give(batch.weights[0])
+            )
             out = np.empty_like(batch.rows[0])
             h.combine(got.rows, got, out=arrays.give(out))
             c.wait()
@@ -197,11 +215,27 @@ def test_gradients(engines, layout):
             c.wait()
             per_row = (held.size, 2) if h.spec.one_row_per_rank else (held.size,)
             row_weights = np.arange(np.prod(per_row), dtype=np.float32).reshape(per_row)
-            grad_tokens, back, plain = np.empty((tokens, 32), np.float32), np.zeros((tokens, 2), np.float32), np.empty((tokens, 32), np.float32)
-            h.dispatch_backward(arrays.give(grad_rows), got, arrays.give(row_weights), grad_tokens=arrays.give(grad_tokens), grad_weights=arrays.give(back))
+            grad_tokens, back, plain = (
+                np.empty((tokens, 32), np.float32),
+                np.zeros((tokens, 2), np.float32),
+                np.empty((tokens, 32), np.float32),
+            )
+            h.dispatch_backward(
+                arrays.give(grad_rows),
+                got,
+                arrays.give(row_weights),
+                grad_tokens=arrays.give(grad_tokens),
+                grad_weights=arrays.give(back),
+            )
             h.dispatch_backward(arrays.give(grad_rows), got, grad_tokens=arrays.give(plain))
             c.wait()
-            return {"rows": grad_rows.reshape(-1, 32)[held], "weights": grad_weights, "tokens": grad_tokens, "back": back, "plain": plain}
+            return {
+                "rows": grad_rows.reshape(-1, 32)[held],
+                "weights": grad_weights,
+                "tokens": grad_tokens,
+                "back": back,
+                "plain": plain,
+            }
 
     same(*engines(2, rank))
 
@@ -216,12 +250,16 @@ def test_parts(engines, layout):
     def rank(c, arrays):
         with handle(c, batch, layout=layout) as h:
             routing = h.prepare(arrays.give(batch.topks[c.rank]), arrays.give(batch.weights[c.rank]))
-            sources, *found = (arrays.read(a) for a in routing.parts(*names, **({} if c.engine == "host" else {"rows": 3})))
+            sources, *found = (
+                arrays.read(a) for a in routing.parts(*names, **({} if c.engine == "host" else {"rows": 3}))
+            )
             for wrong in ("nonsense", "row_demand", "ranges" if by_rank else "row_experts"):
                 with pytest.raises(weft.InvalidError, match="no part of a routing of this layout"):
                     routing.parts(wrong)
             held = sources[:3] >= 0
-            return {"held": held} | {name: a[:3][held].astype(np.float64) for name, a in zip(names[1:], found, strict=True)}
+            return {"held": held} | {
+                name: a[:3][held].astype(np.float64) for name, a in zip(names[1:], found, strict=True)
+            }
 
     same(*engines(2, rank))
 
@@ -232,7 +270,9 @@ def test_fp8(engines):
     topk, weights = np.array([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3]]), np.full((6, 2), 0.5, np.float32)
 
     def rank(c, arrays):
-        with ep.Handle(c, experts=4, topk=2, hidden=256, max_tokens=6, payload="fp8", quantize="float32", output="float32") as h:
+        with ep.Handle(
+            c, experts=4, topk=2, hidden=256, max_tokens=6, payload="fp8", quantize="float32", output="float32"
+        ) as h:
             got = h.dispatch(arrays.give(x[c.rank]), arrays.give(topk), arrays.give(weights))
             held = arrays.read(got.routing.source_ranks) >= 0
             rows, scales = arrays.read(got.rows), arrays.read(got.scales)
@@ -250,7 +290,16 @@ def test_copies(engines, layout):
     def rank(c, arrays):
         r, found = c.rank, {}
         for order in ep.ScaleOrder:
-            with handle(c, batch, layout=layout, payload="fp8", quantize="float32", output="float32", scale_order=order, counts="device") as h:
+            with handle(
+                c,
+                batch,
+                layout=layout,
+                payload="fp8",
+                quantize="float32",
+                output="float32",
+                scale_order=order,
+                counts="device",
+            ) as h:
                 got = h.dispatch(*(arrays.give(a[r]) for a in (batch.rows, batch.topks, batch.weights)))
                 shape = h.rows_shape(got)
                 places = int(np.prod(shape[:-1]))
@@ -265,14 +314,20 @@ def test_copies(engines, layout):
                         "source_counts": np.full(2, 7, np.int32),
                     }
                     if h.spec.one_row_per_rank:
-                        made |= {"row_experts": np.full((places, 3), 7, np.int32), "row_selection_weights": np.full((places, 3), 7, np.float32)}
+                        made |= {
+                            "row_experts": np.full((places, 3), 7, np.int32),
+                            "row_selection_weights": np.full((places, 3), 7, np.float32),
+                        }
                     else:
                         made |= {"row_weights": np.full(places, 7, np.float32), "ranges": np.full((3, 2), 7, np.int64)}
                     got.copy_to(**{name: arrays.give(a) for name, a in made.items()}, scale_order=to)
                     c.wait()
                     sources = arrays.read(got.routing.source_ranks)
                     held = sources >= 0
-                    assert (made["rows"].reshape(-1, 256)[held] == arrays.read(got.rows).view(np.uint8).reshape(-1, 256)[held]).all()
+                    assert (
+                        made["rows"].reshape(-1, 256)[held]
+                        == arrays.read(got.rows).view(np.uint8).reshape(-1, 256)[held]
+                    ).all()
                     assert (made["rows"].reshape(-1, 256)[~held] == 7).all()
                     assert (made["source_ranks"] == np.where(held, sources, 7)).all()
                     found |= {f"{name}, {order.name} as {to.name}": a for name, a in made.items()}
@@ -287,7 +342,9 @@ def test_device_counts(engines):
 
     def rank(c, arrays):
         with handle(c, batch, layout="token_major", counts="device") as h:
-            got = h.dispatch(arrays.give(batch.rows[c.rank]), arrays.give(batch.topks[c.rank]), arrays.give(batch.weights[c.rank]))
+            got = h.dispatch(
+                arrays.give(batch.rows[c.rank]), arrays.give(batch.topks[c.rank]), arrays.give(batch.weights[c.rank])
+            )
             assert got.rows.shape == (h.capacity, 32)
             n = len(batch.visitors(c.rank))
             assert got.routing.received == n
@@ -308,7 +365,8 @@ def test_device_counts(engines):
 
 @pytest.mark.parametrize("layout", ["expert_packed", "token_major"])
 def test_first_rows(engines, layout):
-    """With counts on the device, who knows how many rows have come combines those alone, from memory that has no more."""
+    """With counts on the device, who knows how many rows have come combines those alone, from memory
+    that has no more."""
     batch = Batch(2, experts=4, topk=2, hidden=32, max_tokens=5, seed=4)
 
     def rank(c, arrays):
@@ -317,13 +375,22 @@ def test_first_rows(engines, layout):
             got = h.dispatch(x, topk, weights)
             come = got.routing.received
             first = arrays.read(got.rows)[:come] * 2
-            outs, backs = np.empty((3, *batch.rows[c.rank].shape), np.float32), np.zeros((2, *batch.topks[c.rank].shape), np.float32)
+            outs, backs = (
+                np.empty((3, *batch.rows[c.rank].shape), np.float32),
+                np.zeros((2, *batch.topks[c.rank].shape), np.float32),
+            )
             scalars = np.arange(come * (2 if layout == "token_major" else 1), dtype=np.float32)
             for i, n in enumerate((come, h.capacity)):
                 rows, of_rows = np.zeros((n, 32), np.float32), np.zeros(scalars.size // come * n, np.float32)
                 rows[:come], of_rows[: scalars.size] = first, scalars
                 h.combine(arrays.give(rows), got, out=arrays.give(outs[i]))
-                h.dispatch_backward(arrays.give(rows), got, arrays.give(of_rows), grad_tokens=arrays.give(outs[2]), grad_weights=arrays.give(backs[i]))
+                h.dispatch_backward(
+                    arrays.give(rows),
+                    got,
+                    arrays.give(of_rows),
+                    grad_tokens=arrays.give(outs[2]),
+                    grad_weights=arrays.give(backs[i]),
+                )
                 c.wait()
             assert (outs[0] == outs[1]).all()
             assert (backs[0] == backs[1]).all()
@@ -336,7 +403,9 @@ def test_too_few_and_too_many_rows(engines):
     """More than the capacity is refused, and so are fewer than have come where the host knows how many."""
 
     def rank(c, arrays):
-        with ep.Handle(c, experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32", layout="token_major", counts="device") as h:
+        with ep.Handle(
+            c, experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32", layout="token_major", counts="device"
+        ) as h:
             got = h.dispatch(arrays.give(X), arrays.give(TOPK), arrays.give(WEIGHTS))
             for n in (got.routing.received - 1, h.capacity + 1):
                 with pytest.raises(weft.InvalidError, match="rows are"):
@@ -362,7 +431,11 @@ def test_overflow(gpus):
     gpus(2, rank)
 
 
-X, TOPK, WEIGHTS = np.arange(128, dtype=np.float32).reshape(4, 32), np.array([[0], [1], [0], [1]]), np.ones((4, 1), np.float32)
+X, TOPK, WEIGHTS = (
+    np.arange(128, dtype=np.float32).reshape(4, 32),
+    np.array([[0], [1], [0], [1]]),
+    np.ones((4, 1), np.float32),
+)
 SPEC = ep.Spec(experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32")
 
 
@@ -398,7 +471,9 @@ def test_what_is_not_on_the_gpu(comm):
         (type("Pinned", (OnGPU,), {"__dlpack_device__": lambda _: (3, 0)})(X, 1), "the host"),
         (type("Other", (OnGPU,), {"__dlpack_device__": lambda _: (8, 1)})(X, 1), "no memory of CUDA's or the host's"),
     ):
-        with pytest.raises(weft.OperandError, match=f"rows: it is on {where}, and the communicator works on GPU 1: move it there"):
+        with pytest.raises(
+            weft.OperandError, match=f"rows: it is on {where}, and the communicator works on GPU 1: move it there"
+        ):
             h.dispatch(rows, given(TOPK), given(WEIGHTS))
     with pytest.raises(weft.OperandError, match="topk: it is on the host"):
         h.dispatch(given(X), TOPK, given(WEIGHTS))
@@ -417,7 +492,10 @@ def test_what_is_not_on_the_gpu(comm):
 def test_gpu_arrays_on_the_host():
     with weft.join() as c, ep.Handle(c, SPEC) as h:
         for rows in (OnGPU(X, 0), Interface(X)):
-            with pytest.raises(weft.OperandError, match=r"rows: it is on (GPU 0|a GPU), and the communicator works on the host's memory: move it there"):
+            with pytest.raises(
+                weft.OperandError,
+                match=r"rows: it is on (GPU 0|a GPU), and the communicator works on the host's memory: move it there",
+            ):
                 h.dispatch(rows, TOPK, WEIGHTS)
 
 
@@ -434,14 +512,26 @@ def test_operands(comm):
     for call, words in (
         (lambda: h.dispatch(Interface(X, typestr=">f4"), given(TOPK), given(WEIGHTS)), r"rows: type >f4"),
         (lambda: h.dispatch(Interface(X, typestr="<c8"), given(TOPK), given(WEIGHTS)), r"rows: type <c8"),
-        (lambda: h.dispatch(Interface(transposed), given(TOPK), given(WEIGHTS)), r"rows: shape \(4, 32\) with strides \(4, 16\) is not contiguous: pass a"),
-        (lambda: h.dispatch(Interface(X, stream=7), given(TOPK), given(WEIGHTS)), r"rows: it is made in stream 7, .* call with stream=7"),
-        (lambda: h.combine(got.rows, got, out=Interface(transposed)), r"out: shape \(4, 32\) .* is not contiguous, and is written"),
+        (
+            lambda: h.dispatch(Interface(transposed), given(TOPK), given(WEIGHTS)),
+            r"rows: shape \(4, 32\) with strides \(4, 16\) is not contiguous: pass a",
+        ),
+        (
+            lambda: h.dispatch(Interface(X, stream=7), given(TOPK), given(WEIGHTS)),
+            r"rows: it is made in stream 7, .* call with stream=7",
+        ),
+        (
+            lambda: h.combine(got.rows, got, out=Interface(transposed)),
+            r"out: shape \(4, 32\) .* is not contiguous, and is written",
+        ),
         (lambda: h.combine(got.rows, got, out=Interface(out, data=(out.ctypes.data, True))), r"out: it is read-only"),
         (lambda: h.combine(got.rows, got), r"out: on a GPU results are made where operands are PyTorch's: give out"),
         (lambda: h.dispatch_backward(got.rows, got), r"grad_tokens: on a GPU results are made"),
         (lambda: h.combine_backward(given(X), got), r"grad_rows: on a GPU results are made"),
-        (lambda: h.combine_backward(given(X), got, got.rows, grad_rows=got.rows), r"grad_weights: on a GPU results are made"),
+        (
+            lambda: h.combine_backward(given(X), got, got.rows, grad_rows=got.rows),
+            r"grad_weights: on a GPU results are made",
+        ),
     ):
         with pytest.raises(weft.InvalidError, match=words):
             call()
@@ -463,9 +553,15 @@ def test_showing(comm):
     with ep.Handle(comm, SPEC) as h:
         got = dispatched(h)
         rows = got.rows
-        assert (rows.shape, rows.dtype, rows.device, rows.__dlpack_device__()) == ((2, 4, 32), weft.DType.float32, 1, (2, 1))
+        assert (rows.shape, rows.dtype, rows.device, rows.__dlpack_device__()) == (
+            (2, 4, 32),
+            weft.DType.float32,
+            1,
+            (2, 1),
+        )
         assert rows.__cuda_array_interface__ == {
-            "shape": (2, 4, 32), "typestr": "<f4", "data": (rows.address, False), "version": 3, "strides": None, "stream": 1,
+            "shape": (2, 4, 32), "typestr": "<f4", "data": (rows.address, False), "version": 3,
+            "strides": None, "stream": 1,
         }  # fmt: skip
         assert repr(rows) == "<weft.DeviceArray float32 [2, 4, 32] on GPU 1>"
         # A capsule that nobody takes over, and one that somebody does.
@@ -508,7 +604,15 @@ def test_streams(comm):
         def __cuda_stream__(self):
             return 0, 0
 
-    for stream, told in ((None, 1), (0, 1), (1, 1), (Named(cuda_stream=0), 1), (Named(ptr=1), 1), (Protocol(), 1), (weft.OWN, -1)):
+    for stream, told in (
+        (None, 1),
+        (0, 1),
+        (1, 1),
+        (Named(cuda_stream=0), 1),
+        (Named(ptr=1), 1),
+        (Protocol(), 1),
+        (weft.OWN, -1),
+    ):
         with h.dispatch(x, topk, weights, stream=stream) as got, got.routing:
             assert x.streams[-1] == topk.streams[-1] == told
             out[:] = 0
@@ -521,7 +625,9 @@ def test_streams(comm):
     with pytest.raises(weft.InvalidError, match="stream: it is GPU 0's, and the communicator works on GPU 1"):
         h.dispatch(x, topk, weights, stream=elsewhere)
     with h.send_dispatch(x, topk, weights, stream=weft.OWN).receive() as got:
-        with pytest.raises(weft.OperandError, match="out: memory for a call on OWN is in no other stream's order: give out"):
+        with pytest.raises(
+            weft.OperandError, match="out: memory for a call on OWN is in no other stream's order: give out"
+        ):
             h.combine(got.rows, got, stream=weft.OWN)
         h.send_combine(got.rows, got, out=given(out), stream=weft.OWN).wait()
     assert (out == X).all()
@@ -577,7 +683,8 @@ def test_waits(gpus):
 
 
 def test_closing_beside_arrays():
-    """Memory of a GPU goes with the next call that makes or closes something, not with who drops the last array: that may be the collector, in any thread."""
+    """Memory of a GPU goes with the next call that makes or closes something, not with who drops the
+    last array: that may be the collector, in any thread."""
     c = weft.join(engine="gpu", gpu=1)
     h = ep.Handle(c, SPEC)
     got = dispatched(h)
@@ -606,7 +713,8 @@ def test_closing_beside_arrays():
 
 
 def test_threads(comm):
-    """Threads that use one handle at a time get what is theirs, or are told that it is busy; batches are released by whoever has them."""
+    """Threads that use one handle at a time get what is theirs, or are told that it is busy; batches
+    are released by whoever has them."""
     counts, wrong = [], []
     with ep.Handle(comm, experts=2, topk=1, hidden=32, max_tokens=4, payload="fp32", live=16) as h:
 
@@ -634,7 +742,8 @@ def test_threads(comm):
 
 
 def test_late_errors(gpus):
-    """A rank that stays away: the call itself returns, what it has met is told by wait, by check and by the next call, and after set_mask all goes on."""
+    """A rank that stays away: the call itself returns, what it has met is told by wait, by check and by
+    the next call, and after set_mask all goes on."""
     gone = threading.Barrier(3)
 
     def rank(c):
@@ -768,7 +877,10 @@ def test_operators(torch, threads, layout):
                 got_x, got_w = x.clone().requires_grad_(), weights.clone().requires_grad_()
                 out = f(got_x, got_w)
                 out.square().sum().backward()
-                results |= {f"{name} {n}": t.detach().numpy().copy() for n, t in (("out", out), ("x", got_x.grad), ("weights", got_w.grad))}
+                results |= {
+                    f"{name} {n}": t.detach().numpy().copy()
+                    for n, t in (("out", out), ("x", got_x.grad), ("weights", got_w.grad))
+                }
         return results
 
     same(threads(2, rank, gpu=int), threads(2, rank))
@@ -818,11 +930,17 @@ def test_deep_ep(torch, gpus):
         want = x.float() * weights.sum(1, keepdim=True)
         for fp8 in (False, True):
             for hook in (False, True):
-                rows, counts, made, _, receive = b.low_latency_dispatch(x, ids, 16, 8, use_fp8=fp8, return_recv_hook=hook)
+                rows, counts, made, _, receive = b.low_latency_dispatch(
+                    x, ids, 16, 8, use_fp8=fp8, return_recv_hook=hook
+                )
                 if hook:
                     receive()
                 if fp8:
-                    rows = (rows[0].float().unflatten(-1, (-1, 128)) * rows[1].unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
+                    rows = (
+                        (rows[0].float().unflatten(-1, (-1, 128)) * rows[1].unsqueeze(-1))
+                        .flatten(-2)
+                        .to(torch.bfloat16)
+                    )
                 out, _, receive = b.low_latency_combine(rows, ids, weights, made, return_recv_hook=hook)
                 if hook:
                     receive()
@@ -864,7 +982,10 @@ def test_low_latency_of_deep_ep(torch, gpus):
     """Hooks that are lost, selections in another order, and a rank that is left out and taken in again."""
     import deep_ep
 
-    ids, weights = torch.tensor([[0, 5], [1, 2], [3, -1], [4, 5], [2, 4]]), torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8], [9, 10]])
+    ids, weights = (
+        torch.tensor([[0, 5], [1, 2], [3, -1], [4, 5], [2, 4]]),
+        torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8], [9, 10]]),
+    )
 
     def rank(c):
         b = deep_ep.Buffer.from_communicator(c, explicitly_destroy=True, enable_shrink=True)
@@ -876,7 +997,11 @@ def test_low_latency_of_deep_ep(torch, gpus):
             here = torch.where((ids >= 0) & (ids // 2 != gone), weights * (ids + 1), 0).sum(1) * (c.rank + 1)
             few = torch.where((ids >= 0) & (ids // 2 != gone), weights * (ids + 1), 0)[:, 1] * (c.rank + 1)
             second = torch.stack((ids[:, 1], torch.full((5,), -1)), 1)
-            for of, by, want in ((ids, weights, here), (ids.flip(1), weights.flip(1), here), (second, weights.flip(1), few)):
+            for of, by, want in (
+                (ids, weights, here),
+                (ids.flip(1), weights.flip(1), here),
+                (second, weights.flip(1), few),
+            ):
                 home, _, _ = b.low_latency_combine(rows, of, by, made)
                 c.wait()
                 assert home[:, 0].tolist() == want.tolist()
@@ -908,7 +1033,9 @@ def test_masks_of_deep_ep(torch, gpus):
     def exchange(b, c, columns):
         x = torch.full((5, columns), float(c.rank + 1), dtype=torch.bfloat16)
         per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 6)
-        rows, _, of_rows, counts, made, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, torch.ones(ids.shape))
+        rows, _, of_rows, counts, made, _ = b.dispatch(
+            x, None, per_rank, None, in_rank, per_expert, ids, torch.ones(ids.shape)
+        )
         home, home_weights, _ = b.combine(rows, made, topk_weights=of_rows)
         c.wait()
         return rows[:, 0].tolist(), counts, home[:, 0].tolist(), home_weights.tolist()
@@ -941,7 +1068,8 @@ def test_masks_of_deep_ep(torch, gpus):
 
 @pytest.fixture
 def waits(torch, monkeypatch):
-    """Waits of the calling thread for a GPU within ``with waits() as found``, by what would wait there: numbers that go to the host, or the library."""
+    """Waits of the calling thread for a GPU within ``with waits() as found``, by what would wait there:
+    numbers that go to the host, or the library."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     here = threading.local()
@@ -973,7 +1101,9 @@ def waits(torch, monkeypatch):
 
     def make(self, *arguments, **choices):
         made(self, *arguments, **choices)
-        assert self._device < 0 or self.spec.counts == ep.Counts.device, "operations of the handle wait for their counts"
+        assert self._device < 0 or self.spec.counts == ep.Counts.device, (
+            "operations of the handle wait for their counts"
+        )
 
     monkeypatch.setattr(ep.Handle, "__init__", make)
 
@@ -981,8 +1111,15 @@ def waits(torch, monkeypatch):
         """PyTorch's operators whose results have a size that a GPU decides are waits, too."""
 
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            sized = function.overloadpacket._qualified_op_name in ("aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::repeat_interleave")
-            by_mask = function.overloadpacket._qualified_op_name == "aten::index" and any(i is not None and i.dtype == torch.bool for i in arguments[1])
+            sized = function.overloadpacket._qualified_op_name in (
+                "aten::nonzero",
+                "aten::masked_select",
+                "aten::_unique2",
+                "aten::repeat_interleave",
+            )
+            by_mask = function.overloadpacket._qualified_op_name == "aten::index" and any(
+                i is not None and i.dtype == torch.bool for i in arguments[1]
+            )
             if sized or by_mask:
                 count(function.name())
             return function(*arguments, **(options or {}))
@@ -1001,7 +1138,8 @@ def waits(torch, monkeypatch):
 
 @pytest.fixture
 def tensors(torch, threads):
-    """Whether a function of a communicator returns the same on so many ranks on GPUs and on the host: tensors by name, bit by bit, lists, or None."""
+    """Whether a function of a communicator returns the same on so many ranks on GPUs and on the host:
+    tensors by name, bit by bit, lists, or None."""
 
     def raw(t):
         if isinstance(t, torch.Tensor):
@@ -1023,13 +1161,18 @@ def selected(torch, rank, experts=8, topk=3, hidden=256, dtype=None):
     ids = torch.stack([torch.randperm(experts, generator=g)[:topk] for _ in range(9 + 4 * rank)])
     ids[torch.rand(ids.shape, generator=g) < 0.2] = -1
     ids[rank] = -1
-    return torch.randn((ids.shape[0], hidden), generator=g).to(dtype or torch.bfloat16), ids, torch.rand(ids.shape, generator=g)
+    return (
+        torch.randn((ids.shape[0], hidden), generator=g).to(dtype or torch.bfloat16),
+        ids,
+        torch.rand(ids.shape, generator=g),
+    )
 
 
 @pytest.mark.parametrize("how", ["plain", "async", "hook"])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_mscclpp_low_latency(torch, tensors, fp8, how):
-    """MSCCL++'s buffer, low latency: into new tensors and into the caller's, zero copy and plain, as its own test and benchmark go."""
+    """MSCCL++'s buffer, low latency: into new tensors and into the caller's, zero copy and plain, as
+    its own test and benchmark go."""
     from mscclpp.ext import ep as mscclpp
 
     most, experts, hidden = 16, 8, 256
@@ -1041,18 +1184,33 @@ def test_mscclpp_low_latency(torch, tensors, fp8, how):
         packed = torch.empty((local, ranks * most, hidden), dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16)
         scales = torch.empty((local, hidden // 128, ranks * most)).transpose(1, 2) if fp8 else None
         places = torch.empty((local, ranks * most), dtype=torch.int32)
-        given = packed, scales, places, torch.empty((local, ranks), dtype=torch.int64), torch.empty(local, dtype=torch.int32)
+        given = (
+            packed,
+            scales,
+            places,
+            torch.empty((local, ranks), dtype=torch.int64),
+            torch.empty(local, dtype=torch.int32),
+        )
         for n, into in enumerate(((), given, given)):
-            rows, scales, counts, sources, ranges, event, hook = b.low_latency_dispatch(x, ids, most, experts, *options, *into)
+            rows, scales, counts, sources, ranges, event, hook = b.low_latency_dispatch(
+                x, ids, most, experts, *options, *into
+            )
             if hook is not None:
                 hook()
             if event is not None:
                 event.current_stream_wait()
             c.wait()
             if into:
-                assert all(got is mine for got, mine in zip((rows, scales, sources, ranges, counts), given, strict=True))
+                assert all(
+                    got is mine for got, mine in zip((rows, scales, sources, ranges, counts), given, strict=True)
+                )
             held = torch.arange(ranks * most) < counts[:, None]
-            found |= {f"{n} rows": rows[held], f"{n} counts": counts, f"{n} sources": sources[held], f"{n} ranges": ranges}
+            found |= {
+                f"{n} rows": rows[held],
+                f"{n} counts": counts,
+                f"{n} sources": sources[held],
+                f"{n} ranges": ranges,
+            }
             found[f"{n} scales"] = None if scales is None else scales[held]
             y = torch.where(held[..., None], rows.float() * (torch.arange(local)[:, None, None] + 1) / 4, 0).bfloat16()
             for zero_copy in (False, True):
@@ -1071,7 +1229,9 @@ def test_mscclpp_low_latency(torch, tensors, fp8, how):
         # Dispatches, then combines of the last.
         last = [b.low_latency_dispatch(x, ids, most, experts, fp8, False, False, *given) for _ in range(4)][-1]
         for _ in range(4):
-            found["home"], _, _ = b.low_latency_combine(y, ids, weights, last[3], last[4], most, experts, False, False, False)
+            found["home"], _, _ = b.low_latency_combine(
+                y, ids, weights, last[3], last[4], most, experts, False, False, False
+            )
         c.wait()
         return found
 
@@ -1080,7 +1240,8 @@ def test_mscclpp_low_latency(torch, tensors, fp8, how):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
 def test_mscclpp_intranode(torch, tensors, dtype):
-    """MSCCL++'s buffer, normal exchanges: with selections and without, once more by the matrices, and home, with weights and without."""
+    """MSCCL++'s buffer, normal exchanges: with selections and without, once more by the matrices, and
+    home, with weights and without."""
     from mscclpp.ext import ep as mscclpp
 
     dtype, experts = getattr(torch, dtype), 8
@@ -1095,12 +1256,19 @@ def test_mscclpp_intranode(torch, tensors, dtype):
         for n, by in enumerate(((ids, weights), (None, None))):
             got = b.intranode_dispatch(x, scales, *by, per_rank, in_rank, per_expert, 0, None, None, 2, config, *end)
             rows, _, _, row_weights, _, prefix, channels, come, sources, heads, _ = got
-            again = b.intranode_dispatch(x, scales, None, None, None, in_rank, None, rows.shape[0], prefix, channels, 2, config, *end)
+            again = b.intranode_dispatch(
+                x, scales, None, None, None, in_rank, None, rows.shape[0], prefix, channels, 2, config, *end
+            )
             summed = rows.to(torch.bfloat16) if scales is not None else rows
             home, home_weights, _ = b.intranode_combine(summed, row_weights, sources, prefix, come, heads, config, *end)
             names = "rows", "scales", "ids", "weights", "counts", "prefix", "channels", "come", "sources", "heads"
             found |= {f"{n} {name}": t for name, t in zip(names, got[:-1], strict=True)}
-            found |= {f"{n} rows again": again[0], f"{n} scales again": again[1], f"{n} home": home, f"{n} home weights": home_weights}
+            found |= {
+                f"{n} rows again": again[0],
+                f"{n} scales again": again[1],
+                f"{n} home": home,
+                f"{n} home weights": home_weights,
+            }
         c.wait()
         return found
 
@@ -1110,7 +1278,8 @@ def test_mscclpp_intranode(torch, tensors, dtype):
 @pytest.mark.parametrize("expected", [["cpu"], []], ids=["exact", "worst"])
 @pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 def test_waits_of_deep_ep(torch, tensors, waits, fp8, expected):
-    """A normal dispatch of exactly the rows that come waits once, one of the worst case never, and neither does anything else; it gives what the host gives."""
+    """A normal dispatch of exactly the rows that come waits once, one of the worst case never, and
+    neither does anything else; it gives what the host gives."""
     import deep_ep
 
     def rank(c):
@@ -1126,7 +1295,9 @@ def test_waits_of_deep_ep(torch, tensors, waits, fp8, expected):
             if worst and not by:
                 continue
             with waits() as once:
-                rows, got_ids, got_weights, counts, made, _ = b.dispatch(sent, **layout, **by, num_worst_tokens=worst, expert_alignment=4)
+                rows, got_ids, got_weights, counts, made, _ = b.dispatch(
+                    sent, **layout, **by, num_worst_tokens=worst, expert_alignment=4
+                )
             with waits() as after:
                 again, *_ = b.dispatch(sent, handle=made)
                 y = rows[0].bfloat16() if fp8 else rows
@@ -1135,7 +1306,9 @@ def test_waits_of_deep_ep(torch, tensors, waits, fp8, expected):
             assert c._device < 0 or (none, once, after) == ([], expected, [])
             come = made.received if expected else int((got_ids >= 0).any(1).sum())
             names = "prefix", "channels", "come", "sources", "in rank", "heads"
-            found |= {f"{n} {name}": t[:come] if name == "sources" else t for name, t in zip(names, contents, strict=True)}
+            found |= {
+                f"{n} {name}": t[:come] if name == "sources" else t for name, t in zip(names, contents, strict=True)
+            }
             for name, t in (("rows", rows), ("again", again)):
                 found |= {f"{n} {name} {i}": part[:come] for i, part in enumerate(t if fp8 else (t,))}
             found |= {f"{n} ids": got_ids, f"{n} counts": counts, f"{n} home": home, f"{n} home weights": home_weights}
@@ -1154,7 +1327,11 @@ def test_waits_of_elastic(torch, tensors, waits, expand, sync):
     import deep_ep
 
     def rank(c):
-        b, experts, found = deep_ep.ElasticBuffer.from_communicator(c, num_max_tokens_per_rank=16, explicitly_destroy=True), 8, {}
+        b, experts, found = (
+            deep_ep.ElasticBuffer.from_communicator(c, num_max_tokens_per_rank=16, explicitly_destroy=True),
+            8,
+            {},
+        )
         x, ids, weights = selected(torch, c.rank)
         options = {"num_experts": experts, "expert_alignment": 4, "do_cpu_sync": sync, "do_expand": expand}
         for n, by in enumerate((weights, None)):
@@ -1163,10 +1340,19 @@ def test_waits_of_elastic(torch, tensors, waits, expand, sync):
             with waits() as after:
                 again, _, twice, _, _ = b.dispatch(x, handle=made, topk_weights=2 * weights, do_expand=expand)
                 home, home_weights, _ = b.combine(rows, made, topk_weights=twice)
-                names = "psum_num_recv_tokens_per_scaleup_rank", "psum_num_recv_tokens_per_expert", "recv_src_metadata", "dst_buffer_slot_idx"
+                names = (
+                    "psum_num_recv_tokens_per_scaleup_rank",
+                    "psum_num_recv_tokens_per_expert",
+                    "recv_src_metadata",
+                    "dst_buffer_slot_idx",
+                )
                 found |= {f"{n} {name}": getattr(made, name) for name in names}
             assert c._device < 0 or (once, after) == (["cpu"] if sync else [], [])
-            found |= {f"{n} counts": made.num_recv_tokens_per_expert_list, f"{n} come": made.num_recv_tokens, f"{n} rows come": made.num_expanded_tokens}
+            found |= {
+                f"{n} counts": made.num_recv_tokens_per_expert_list,
+                f"{n} come": made.num_recv_tokens,
+                f"{n} rows come": made.num_expanded_tokens,
+            }
             metadata, held = made.recv_src_metadata, slice(None)
             if expand:  # pads, and what is not there, hold anything
                 held = torch.zeros(rows.shape[0] + 1, dtype=torch.bool)
@@ -1174,7 +1360,13 @@ def test_waits_of_elastic(torch, tensors, waits, expand, sync):
                 held = held[:-1]
             elif not sync:
                 held = metadata[:, 0] >= 0
-            found |= {f"{n} rows": rows[held], f"{n} again": again[held], f"{n} twice": twice[held], f"{n} home": home, f"{n} home weights": home_weights}
+            found |= {
+                f"{n} rows": rows[held],
+                f"{n} again": again[held],
+                f"{n} twice": twice[held],
+                f"{n} home": home,
+                f"{n} home weights": home_weights,
+            }
             found |= {f"{n} ids": got_ids, f"{n} weights": None if got_weights is None else got_weights[held]}
         c.wait()
         b.destroy()
@@ -1208,7 +1400,8 @@ def test_waits_of_low_latency(torch, gpus, waits, fp8):
 @pytest.mark.parametrize("hook", [False, True])
 @pytest.mark.parametrize("fp8", [False, True])
 def test_mscclpp_given(torch, gpus, fp8, hook):
-    """MSCCL++'s low-latency dispatch into tensors of the caller's, whose scales stand in either order: places that no row came for hold what they did."""
+    """MSCCL++'s low-latency dispatch into tensors of the caller's, whose scales stand in either order:
+    places that no row came for hold what they did."""
     from mscclpp_ep_cpp import Buffer
 
     def rank(c):
@@ -1221,7 +1414,9 @@ def test_mscclpp_given(torch, gpus, fp8, hook):
         for across in (False, True):
             mine = (
                 torch.full((4, 32, 256), 7, dtype=rows.dtype),
-                (torch.full((4, 2, 32), 7.0).transpose(1, 2) if across else torch.full((4, 32, 2), 7.0)) if fp8 else None,
+                (torch.full((4, 2, 32), 7.0).transpose(1, 2) if across else torch.full((4, 32, 2), 7.0))
+                if fp8
+                else None,
                 torch.full((4, 32), 77, dtype=torch.int32),
                 torch.full((4, 2), 77, dtype=torch.int64),
                 torch.full((4,), 77, dtype=torch.int32),
@@ -1230,7 +1425,9 @@ def test_mscclpp_given(torch, gpus, fp8, hook):
             if hook:
                 receive()
             c.wait()
-            assert [a is m for a, m in zip(got, (mine[0], mine[1], mine[4], mine[2], mine[3]), strict=True)] == [True] * 5
+            assert [a is m for a, m in zip(got, (mine[0], mine[1], mine[4], mine[2], mine[3]), strict=True)] == [
+                True
+            ] * 5
             assert torch.equal(mine[4], counts)
             assert torch.equal(mine[3], ranges)
             for e, n in enumerate(counts.tolist()):

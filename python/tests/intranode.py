@@ -1,4 +1,5 @@
-"""DeepEP's test of normal exchanges, step by step, and numbers of selections that come home: on one rank of a buffer, with tensors of any device."""
+"""DeepEP's test of normal exchanges, step by step, and numbers of selections that come home: on one
+rank of a buffer, with tensors of any device."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def replay(b, device):
                     event.current_stream_wait()
 
             for x, with_topk in ((x, with_topk) for x in (random, full, fp8) for with_topk in (True, False)):
-                of_selections = {"topk_idx": ids, "topk_weights": random_weights if x is random else weights} if with_topk else {}
+                of_selections = (
+                    {"topk_idx": ids, "topk_weights": random_weights if x is random else weights} if with_topk else {}
+                )
                 got, got_ids, got_weights, counts, handle, event = b.dispatch(x, **layout, **of_selections, **options())
                 wait(event)
                 rows = per_token_cast_back(*got) if isinstance(got, tuple) else got
@@ -90,7 +93,11 @@ def replay(b, device):
                     wait(event)
                     assert none == []
                     assert (most_ids.shape[0], most_weights.shape[0]) == (TOKENS * ranks,) * 2
-                    for worst, exact in zip(most if isinstance(most, tuple) else (most,), got if isinstance(got, tuple) else (got,), strict=True):
+                    for worst, exact in zip(
+                        most if isinstance(most, tuple) else (most,),
+                        got if isinstance(got, tuple) else (got,),
+                        strict=True,
+                    ):
                         assert worst.shape[0] == TOKENS * ranks
                         assert torch.equal(worst[:come].float(), exact.float())
                     assert torch.equal(most_ids[:come], got_ids)
@@ -110,8 +117,13 @@ def replay(b, device):
                 if with_topk:
                     mean, want = (home_weights, random_weights) if x is random else (home_weights / times, weights)
                     assert calc_diff(mean, want) < 1e-9
-                    worst_rows, worst_sent = (torch.cat((t, t.new_full((TOKENS * ranks - come, *t.shape[1:]), float("nan")))) for t in (rows, sent))
-                    home, worst_weights, event = b.combine(worst_rows, worst_handle, topk_weights=worst_sent, **options())
+                    worst_rows, worst_sent = (
+                        torch.cat((t, t.new_full((TOKENS * ranks - come, *t.shape[1:]), float("nan"))))
+                        for t in (rows, sent)
+                    )
+                    home, worst_weights, event = b.combine(
+                        worst_rows, worst_handle, topk_weights=worst_sent, **options()
+                    )
                     wait(event)
                     assert calc_diff(home.float() / times, random if x is random else full) < 5e-6
                     assert torch.equal(worst_weights, home_weights)
@@ -119,12 +131,18 @@ def replay(b, device):
     # Chunks.
     for x in (fp8, full):
         for chunk in (*range(4, 33, 2), 0):
-            config = deep_ep.Config(24, chunk or 8, 256) if chunk or ranks == 1 else deep_ep.Buffer.get_dispatch_config(ranks)
+            config = (
+                deep_ep.Config(24, chunk or 8, 256)
+                if chunk or ranks == 1
+                else deep_ep.Buffer.get_dispatch_config(ranks)
+            )
             got, *_ = b.dispatch(x, handle=handle, config=config)
             check_rows(per_token_cast_back(*got) if isinstance(got, tuple) else got, prefix)
     rows, _, _, _, handle, _ = b.dispatch(full, **layout, config=deep_ep.Config(24, 8, 256))
     for chunk in range(7):
-        config = deep_ep.Config(24, chunk or 8, 256) if chunk or ranks == 1 else deep_ep.Buffer.get_combine_config(ranks)
+        config = (
+            deep_ep.Config(24, chunk or 8, 256) if chunk or ranks == 1 else deep_ep.Buffer.get_combine_config(ranks)
+        )
         home, _, _ = b.combine(rows, handle, config=config)
         assert calc_diff(home.float() / times, full) < 5e-6
 
@@ -135,7 +153,8 @@ def said(sender, source, columns):
 
 
 def numbers_at_home(b, device, columns, worst, wait=lambda: None):
-    """Numbers of selections that ranks send home come as the fp32 sums, in rank order, of all ranks that a token went to; rows as they do without them."""
+    """Numbers of selections that ranks send home come as the fp32 sums, in rank order, of all ranks
+    that a token went to; rows as they do without them."""
     ranks, rank, experts = b.group_size, b.rank, LOCAL * b.group_size
     ids = selections(rank, ranks)
     ids[torch.rand(ids.shape, generator=seeded(rank, 5)) < 0.3] = -1
@@ -147,7 +166,12 @@ def numbers_at_home(b, device, columns, worst, wait=lambda: None):
     x = torch.randn((TOKENS, HIDDEN), generator=seeded(rank, 6)).bfloat16().to(device)
     ids, want = ids.to(device), want.to(device)
     per_rank, _, per_expert, is_in_rank, _ = b.get_dispatch_layout(ids, experts)
-    layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": is_in_rank, "num_tokens_per_expert": per_expert, "topk_idx": ids}
+    layout = {
+        "num_tokens_per_rank": per_rank,
+        "is_token_in_rank": is_in_rank,
+        "num_tokens_per_expert": per_expert,
+        "topk_idx": ids,
+    }
     rows, *_, handle, _ = b.dispatch(x, **layout, num_worst_tokens=TOKENS * ranks if worst else 0)
     prefix, tokens = (handle[i].cpu() for i in (0, 3))
     wait()

@@ -6,7 +6,8 @@ import numpy as np
 
 
 class Batch:
-    """Tokens of every rank, routed at random. All numbers are small and whole, or halves of such, so that sums are exact in any order."""
+    """Tokens of every rank, routed at random. All numbers are small and whole, or halves of such, so
+    that sums are exact in any order."""
 
     def __init__(self, ranks, *, experts, topk, hidden, max_tokens, seed=0, dtype=np.float32):
         rng = np.random.default_rng(seed)
@@ -23,12 +24,23 @@ class Batch:
 
     def zone(self, expert):
         """The (rank, token, selection) of the rows that an expert receives, in their order."""
-        return [(r, t, k) for r in range(self.ranks) for t in range(self.tokens[r]) for k in range(self.topk) if self.topks[r][t, k] == expert]
+        return [
+            (r, t, k)
+            for r in range(self.ranks)
+            for t in range(self.tokens[r])
+            for k in range(self.topk)
+            if self.topks[r][t, k] == expert
+        ]
 
     def visitors(self, rank):
         """The (rank, token) of the tokens with an expert on a rank, in order."""
         first, last = rank * self.local, (rank + 1) * self.local
-        return [(r, t) for r in range(self.ranks) for t in range(self.tokens[r]) if any(first <= e < last for e in self.topks[r][t])]
+        return [
+            (r, t)
+            for r in range(self.ranks)
+            for t in range(self.tokens[r])
+            if any(first <= e < last for e in self.topks[r][t])
+        ]
 
     def combined(self, rank, expert_of):
         """The weighted sums of a rank's tokens, where an expert does expert_of(expert, row) to a row."""

@@ -57,11 +57,15 @@ def death():
 
 
 def layer_death():
-    """The last rank is killed between exchanges of a layer; the others go on with the same handle, without its experts."""
+    """The last rank is killed between exchanges of a layer; the others go on with the same handle,
+    without its experts."""
     with weft.join(deadline=20) as c:
         last, x = c.ranks - 1, np.full((4, 8), c.rank + 1, np.float32)
         h = weft.ep.Handle(c, experts=c.ranks, topk=2, hidden=8, max_tokens=4, payload="fp32")
-        topk, weights = np.array([[c.rank, last]] * 4 if c.rank != last else [[0, last]] * 4), np.full((4, 2), 0.5, np.float32)
+        topk, weights = (
+            np.array([[c.rank, last]] * 4 if c.rank != last else [[0, last]] * 4),
+            np.full((4, 2), 0.5, np.float32),
+        )
         with h.dispatch(x, topk, weights) as got:
             assert (h.combine(got.rows, got) == x).all()
         if c.rank == last:

@@ -1,4 +1,5 @@
-"""What the package says of the C library's ABI is what the record says, which the library's own tests compare with weft.h."""
+"""What the package says of the C library's ABI is what the record says, which the library's own tests
+compare with weft.h."""
 
 from __future__ import annotations
 
@@ -45,11 +46,30 @@ def test_functions(record):
 
 def test_numbers(record):
     value = {name: int(n) for name, n in re.findall(r"^(?:enum|define) WEFT_(\w+) (\d+)", record, re.MULTILINE)}
-    for ours, name in ((_abi.VERSION, "VERSION"), (_abi.MAX_DIMS, "MAX_DIMS"), (_abi.ABSENT, "ABSENT"), (_abi.UNIQUE_ID_BYTES, "UNIQUE_ID_BYTES")):
+    for ours, name in (
+        (_abi.VERSION, "VERSION"),
+        (_abi.MAX_DIMS, "MAX_DIMS"),
+        (_abi.ABSENT, "ABSENT"),
+        (_abi.UNIQUE_ID_BYTES, "UNIQUE_ID_BYTES"),
+    ):
         assert ours == value.pop(name)
     del value["NONE"], value["HOST"], value["GPU"]
-    mirrors = [(_abi.Status, "{}"), (_abi.Part, "{}"), (DType, "{}"), (Op, "{}"), (ep.Layout, "{}"), (ep.Wire, "{}"), (ep.Reduction, "{}")]
-    mirrors += [(ep.Weighting, "{}"), (ep.Payload, "PAYLOAD_{}"), (ep.ScaleOrder, "{}_SCALES"), (ep.Counts, "{}_COUNTS"), (ep.Overflow, "OVERFLOW_{}")]
+    mirrors = [
+        (_abi.Status, "{}"),
+        (_abi.Part, "{}"),
+        (DType, "{}"),
+        (Op, "{}"),
+        (ep.Layout, "{}"),
+        (ep.Wire, "{}"),
+        (ep.Reduction, "{}"),
+    ]
+    mirrors += [
+        (ep.Weighting, "{}"),
+        (ep.Payload, "PAYLOAD_{}"),
+        (ep.ScaleOrder, "{}_SCALES"),
+        (ep.Counts, "{}_COUNTS"),
+        (ep.Overflow, "OVERFLOW_{}"),
+    ]
     for mirror, pattern in mirrors:
         for member in mirror:
             assert value.pop(pattern.format(member.name.upper()), None) == member, member

@@ -245,7 +245,12 @@ def test_every_status_has_a_class():
 
 
 def test_unclosed(script):
-    ended = script("import weft\nc = weft.join()\ndel c\n", "-W", "always::ResourceWarning", PYTHONWARNINGS="always::ResourceWarning")
+    ended = script(
+        "import weft\nc = weft.join()\ndel c\n",
+        "-W",
+        "always::ResourceWarning",
+        PYTHONWARNINGS="always::ResourceWarning",
+    )
     assert ended.code == 0
     assert "was never closed" in ended.out, ended.out
 
@@ -264,7 +269,12 @@ def test_numbers_out_of_range(comm):
     for size in (-1, 1 << 63, 1 << 70):
         with pytest.raises(weft.InvalidError, match="a window of"):
             weft.Window(comm, size)
-    for choices in ({"experts": (1 << 64) + 4}, {"experts": (1 << 32) + 4}, {"hidden": 1 << 70}, {"max_tokens": 1 << 40}):
+    for choices in (
+        {"experts": (1 << 64) + 4},
+        {"experts": (1 << 32) + 4},
+        {"hidden": 1 << 70},
+        {"max_tokens": 1 << 40},
+    ):
         name, value = next(iter(choices.items()))
         with pytest.raises(weft.WeftError, match=f"{value}|{name}"):
             weft.ep.Handle(comm, **{"experts": 4, "topk": 1, "hidden": 8, "max_tokens": 1} | choices)
@@ -272,4 +282,6 @@ def test_numbers_out_of_range(comm):
         with pytest.raises(weft.InvalidError, match=r"experts is .*, want a whole number"):
             weft.ep.Spec(experts=value, topk=1, hidden=8, max_tokens=1)
         with pytest.raises(weft.InvalidError, match=r"threads is .*, want a whole number"):
-            weft.ep.Handle(comm, experts=4, topk=1, hidden=8, max_tokens=1, dispatch_tuning=weft.ep.KernelTuning(threads=value))
+            weft.ep.Handle(
+                comm, experts=4, topk=1, hidden=8, max_tokens=1, dispatch_tuning=weft.ep.KernelTuning(threads=value)
+            )

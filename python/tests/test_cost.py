@@ -15,8 +15,9 @@ from conftest import alone
 
 import weft
 
-# What a call with given outputs may cost over that of C's, in tensors that PyTorch makes meanwhile: a shared processor may be thrice as slow for minutes, and
-# slows both down. It is twice what was measured; what the test is for, an operand that is looked at twice, or copied, costs more.
+# What a call with given outputs may cost over that of C's, in tensors that PyTorch makes meanwhile:
+# a shared processor may be thrice as slow for minutes, and slows both down. It is twice what was
+# measured; what the test is for, an operand that is looked at twice, or copied, costs more.
 MOST = 6
 
 
@@ -36,7 +37,9 @@ def best(calls, rounds=30, times=200):
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
 def test_cost():
-    p = subprocess.run([sys.executable, __file__], env=alone(), capture_output=True, text=True, timeout=120, check=False)
+    p = subprocess.run(
+        [sys.executable, __file__], env=alone(), capture_output=True, text=True, timeout=120, check=False
+    )
     print(p.stdout)
     assert p.returncode == 0, p.stdout + p.stderr
 
@@ -68,8 +71,18 @@ def measure(comm):
     to.fill(total), source.fill(x)
     for name, call, raw, calls in (
         ("Handle.dispatch and release", dispatch, raw_dispatch, 2),
-        ("Handle.combine", lambda: h.combine(rows, routing, out=out), lambda: lib.ep_combine(h._handle, 0, home.address, 0), 1),
-        ("Group.all_reduce", lambda: g.all_reduce(x, out=total), lambda: lib.all_reduce(g._handle, 0, to.address, source.address, 0), 1),
+        (
+            "Handle.combine",
+            lambda: h.combine(rows, routing, out=out),
+            lambda: lib.ep_combine(h._handle, 0, home.address, 0),
+            1,
+        ),
+        (
+            "Group.all_reduce",
+            lambda: g.all_reduce(x, out=total),
+            lambda: lib.all_reduce(g._handle, 0, to.address, source.address, 0),
+            1,
+        ),
         ("Group.barrier", g.barrier, lambda: lib.barrier(g._handle, 0), 1),
     ):
         for _ in range(20):  # others may be using the processor

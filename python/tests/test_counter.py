@@ -10,5 +10,12 @@ from emulated import environment
 
 
 def test_counter():
-    p = subprocess.run([sys.executable, str(HERE / "counting.py")], env=alone() | environment(), capture_output=True, text=True, timeout=120, check=False)
+    p = subprocess.run(
+        [sys.executable, str(HERE / "counting.py")],
+        env=alone() | environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (p.returncode, p.stdout) == (0, "ok\n"), p.stderr

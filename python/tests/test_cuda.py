@@ -1,7 +1,9 @@
-"""Real GPUs: what cuda_ranks.py checks, with PyTorch's CUDA tensors, streams, captures and autograd, by ranks that are processes.
+"""Real GPUs: what cuda_ranks.py checks, with PyTorch's CUDA tensors, streams, captures and autograd, by
+ranks that are processes.
 
-Ranks are spread over the GPUs that there are, and share them if they are more. Starting processes costs many seconds on GPUs, so all checks of so many
-ranks are made in one start of them, and each has a test here that tells what it found.
+Ranks are spread over the GPUs that there are, and share them if they are more. Starting processes costs
+many seconds on GPUs, so all checks of so many ranks are made in one start of them, and each has a test
+here that tells what it found.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ if importlib.util.find_spec("torch") is None:
 
 import torch
 
-# Before the library or PyTorch is asked whether there are GPUs: their number is all that this process wants of them.
+# Before the library or PyTorch is asked whether there are GPUs: their number is all that this
+# process wants of them.
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 if GPUS == 0:
     if os.environ.get("WEFT_REQUIRE_GPU") == "1":
@@ -35,7 +38,8 @@ if GPUS == 0:
 
 RANKS = sorted({1, 2, min(4, GPUS)})
 CHECKS = (HERE / "cuda_ranks.py").read_text().partition("\nCHECKS = (")[2].partition(")")[0].replace(",", " ").split()
-SECONDS = 0.4 * float(os.environ.get("WEFT_PART_SECONDS", "600"))  # of a start, so that what hangs is told before all of this is ended
+# of a start, so that what hangs is told before all of this is ended
+SECONDS = 0.4 * float(os.environ.get("WEFT_PART_SECONDS", "600"))
 
 
 def start(ranks, *names):
@@ -43,9 +47,15 @@ def start(ranks, *names):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    common = alone() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    common = alone() | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
     common["WEFT_TRACE_SECONDS"] = str(SECONDS - 10)
-    # What they say goes to files: PyTorch's compiler starts processes that outlive them, and a pipe ends with the last of those.
+    # What they say goes to files: PyTorch's compiler starts processes that outlive them, and a pipe
+    # ends with the last of those.
     said = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # noqa: SIM115 # they are closed below
     started = [
         subprocess.Popen(
@@ -79,7 +89,10 @@ def start(ranks, *names):
 def found(ranks):
     """What all checks have found on so many ranks: by rank, each check's line, and all that was said."""
     ended = start(ranks)
-    lines = [{line["check"]: line for line in map(json.loads, filter(lambda x: x.startswith('{"check"'), text.splitlines()))} for _, text in ended]
+    lines = [
+        {line["check"]: line for line in map(json.loads, filter(lambda x: x.startswith('{"check"'), text.splitlines()))}
+        for _, text in ended
+    ]
     return lines, ended
 
 
@@ -91,7 +104,10 @@ def test_on_gpus(ranks, check):
     for rank, of_rank in enumerate(lines):
         line = of_rank.get(check)
         if line is None:
-            wrong.append(f"rank {rank} did not get so far; it ended with {ended[rank][0]}, and said last:\n{ended[rank][1][-3000:]}")
+            wrong.append(
+                f"rank {rank} did not get so far; it ended with {ended[rank][0]}, and said "
+                f"last:\n{ended[rank][1][-3000:]}"
+            )
         elif line["error"]:
             wrong.append(f"rank {rank}, after {line['seconds']} s:\n{line['error']}")
         skipped = skipped or (line or {}).get("skipped")

@@ -50,7 +50,12 @@ def buffers(threads, ranks, function, **options):
 def arrivals(rank, ranks):
     """The (rank, token) that come to a rank, in order."""
     local = EXPERTS // ranks
-    return [(r, t) for r in range(ranks) for t, row in enumerate(token_batch(r)[1]) if ((row >= 0) & (row // local == rank)).any()]
+    return [
+        (r, t)
+        for r in range(ranks)
+        for t, row in enumerate(token_batch(r)[1])
+        if ((row >= 0) & (row // local == rank)).any()
+    ]
 
 
 def layout_of(ids, ranks):
@@ -84,7 +89,9 @@ def test_normal(threads, ranks, kind, with_topk):
             return x
         rows, scales = per_token_cast_to_fp8(x)
         if kind == "packed":
-            powers = torch.randint(120, 130, scales.shape, generator=torch.Generator().manual_seed(r), dtype=torch.uint8)
+            powers = torch.randint(
+                120, 130, scales.shape, generator=torch.Generator().manual_seed(r), dtype=torch.uint8
+            )
             return rows, powers.view(torch.int32)
         return rows, scales.t().contiguous().t()  # column-major, as grouped products want them
 
@@ -120,7 +127,9 @@ def test_normal(threads, ranks, kind, with_topk):
         # The handle's matrices, as DeepEP's tests read them.
         prefix, channel_prefix, recv_channel_prefix, sources, handle_in_rank, heads = handle
         assert prefix.shape == (ranks, ranks)
-        assert [s for s, _ in come] == [s for s in range(ranks) for _ in range(int(prefix[s, r]) - (int(prefix[s - 1, r]) if s else 0))]
+        assert [s for s, _ in come] == [
+            s for s in range(ranks) for _ in range(int(prefix[s, r]) - (int(prefix[s - 1, r]) if s else 0))
+        ]
         assert sources.tolist() == [t for _, t in come]
         assert torch.equal(channel_prefix[:, -1], per_rank)
         assert channel_prefix.shape == recv_channel_prefix.shape == (ranks, 4)
@@ -170,7 +179,13 @@ def test_worst_case(threads):
     def rank(b):
         x, ids, weights = token_batch(b.rank)
         per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
-        layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert, "topk_idx": ids, "topk_weights": weights}
+        layout = {
+            "num_tokens_per_rank": per_rank,
+            "is_token_in_rank": in_rank,
+            "num_tokens_per_expert": per_expert,
+            "topk_idx": ids,
+            "topk_weights": weights,
+        }
         exact, exact_ids, exact_weights, _, _, _ = b.dispatch(x, **layout)
         got, got_ids, got_weights, counts, handle, _ = b.dispatch(x, **layout, num_worst_tokens=200)
         n = exact.shape[0]
@@ -201,11 +216,20 @@ def test_worst_case_of_scales(threads, columns):
         if columns:
             scales = scales.t().contiguous().t()
         per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
-        layout = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert, "topk_idx": ids, "topk_weights": weights}
+        layout = {
+            "num_tokens_per_rank": per_rank,
+            "is_token_in_rank": in_rank,
+            "num_tokens_per_expert": per_expert,
+            "topk_idx": ids,
+            "topk_weights": weights,
+        }
         (_, exact), *_, handle, _ = b.dispatch((x, scales), **layout)
         n = exact.shape[0]
         for most in (200, 201):
-            for (rows, got), *_ in (b.dispatch((x, scales), **layout, num_worst_tokens=most), b.dispatch((x, scales), handle, num_worst_tokens=most)):
+            for (rows, got), *_ in (
+                b.dispatch((x, scales), **layout, num_worst_tokens=most),
+                b.dispatch((x, scales), handle, num_worst_tokens=most),
+            ):
                 assert (rows.shape[0], got.shape[0]) == (most, most)
                 assert got.stride() == ((1, most) if columns else (4, 1))
                 assert torch.equal(got[:n], exact)
@@ -232,7 +256,9 @@ def expert_output(e, row):
 
 @pytest.mark.parametrize("hook", [False, True])
 @pytest.mark.parametrize(
-    ("fp8", "rounded", "ue8m0"), [(False, False, False), (True, False, False), (True, True, False), (True, True, True)], ids=["bf16", "fp8", "rounded", "ue8m0"]
+    ("fp8", "rounded", "ue8m0"),
+    [(False, False, False), (True, False, False), (True, True, False), (True, True, True)],
+    ids=["bf16", "fp8", "rounded", "ue8m0"],
 )
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_low_latency(threads, ranks, fp8, rounded, ue8m0, hook):
@@ -245,7 +271,17 @@ def test_low_latency(threads, ranks, fp8, rounded, ue8m0, hook):
         results = []
         for _ in range(4):  # results may be kept
             got, counts, handle, event, receive = b.low_latency_dispatch(
-                x, ids, most, EXPERTS, stats, waits, use_fp8=fp8, round_scale=rounded, use_ue8m0=ue8m0, async_finish=not hook, return_recv_hook=hook
+                x,
+                ids,
+                most,
+                EXPERTS,
+                stats,
+                waits,
+                use_fp8=fp8,
+                round_scale=rounded,
+                use_ue8m0=ue8m0,
+                async_finish=not hook,
+                return_recv_hook=hook,
             )
             if hook:
                 receive()
@@ -260,7 +296,12 @@ def test_low_latency(threads, ranks, fp8, rounded, ue8m0, hook):
             assert shape == [most, hidden, EXPERTS]
             y = torch.full((local, ranks * most, hidden), float("nan"), dtype=torch.bfloat16)
             for e in range(local):
-                come = [(s, t) for s in range(ranks) for t, row in enumerate(token_batch(s)[1]) if (row == r * local + e).any()]
+                come = [
+                    (s, t)
+                    for s in range(ranks)
+                    for t, row in enumerate(token_batch(s)[1])
+                    if (row == r * local + e).any()
+                ]
                 n = int(counts[e])
                 assert n == len(come) == int((ranges[e] & 0xFFFFFFFF).sum())
                 for s in range(ranks):
@@ -271,7 +312,9 @@ def test_low_latency(threads, ranks, fp8, rounded, ue8m0, hook):
                     if not fp8:
                         assert torch.equal(rows[e, i], theirs)
                     else:
-                        assert calc_diff(per_token_cast_back(rows[e, i : i + 1], scales[e, i : i + 1])[0], theirs) < 2e-3
+                        assert (
+                            calc_diff(per_token_cast_back(rows[e, i : i + 1], scales[e, i : i + 1])[0], theirs) < 2e-3
+                        )
                     y[e, i] = expert_output(r * local + e, theirs)
             if fp8:
                 assert scales.shape == (local, ranks * most, hidden // (512 if ue8m0 else 128))
@@ -294,7 +337,14 @@ def test_low_latency(threads, ranks, fp8, rounded, ue8m0, hook):
             out = torch.empty_like(x)
             costs = torch.zeros(ranks, dtype=torch.int64)
             home, _, receive = b.low_latency_combine(
-                y, ids, weights, handle, zero_copy=zero_copy, return_recv_hook=hook, out=out, combine_wait_recv_cost_stats=costs
+                y,
+                ids,
+                weights,
+                handle,
+                zero_copy=zero_copy,
+                return_recv_hook=hook,
+                out=out,
+                combine_wait_recv_cost_stats=costs,
             )
             if hook:
                 receive()
@@ -305,7 +355,9 @@ def test_low_latency(threads, ranks, fp8, rounded, ue8m0, hook):
         fewer = ids.clone()
         fewer[0] = -1
         for topk, left in ((ids, out), (fewer, torch.cat((torch.zeros_like(out[:1]), out[1:])))):
-            home, _, receive = b.low_latency_combine(y, topk, weights.masked_fill(topk < 0, float("nan")), handle, return_recv_hook=hook)
+            home, _, receive = b.low_latency_combine(
+                y, topk, weights.masked_fill(topk < 0, float("nan")), handle, return_recv_hook=hook
+            )
             if hook:
                 receive()
             assert torch.equal(home, left)
@@ -343,8 +395,14 @@ def normal(b, x):
     reached = in_rank.clone()
     reached[:, list(gone)] = False
     assert calc_diff(home, (x.float() * reached.sum(1, keepdim=True)).bfloat16()) < 5e-6
-    assert torch.equal(home_weights, torch.where((ids >= 0) & ~torch.isin(ids // local, torch.tensor(list(gone), device="cpu")), weights, 0))
-    sent = [[((theirs // local == d) & (theirs >= 0)).any(1).sum() for d in range(b.group_size)] for theirs in (token_batch(r)[1] for r in range(b.group_size))]
+    assert torch.equal(
+        home_weights,
+        torch.where((ids >= 0) & ~torch.isin(ids // local, torch.tensor(list(gone), device="cpu")), weights, 0),
+    )
+    sent = [
+        [((theirs // local == d) & (theirs >= 0)).any(1).sum() for d in range(b.group_size)]
+        for theirs in (token_batch(r)[1] for r in range(b.group_size))
+    ]
     ends = torch.tensor(sent, device="cpu")
     ends[list(gone)] = 0
     assert torch.equal(handle[0], ends.cumsum(0).int())
@@ -394,7 +452,8 @@ def test_masks(threads):
 
 
 def test_masks_end(threads):
-    """A rank that was left out is taken in again, by the same calls on all, and whatever was made without it or before."""
+    """A rank that was left out is taken in again, by the same calls on all, and whatever was made
+    without it or before."""
 
     def rank(b):
         def exchange(hidden):
@@ -422,7 +481,8 @@ def test_masks_end(threads):
 
 
 def test_handles_from_before_a_mask(threads):
-    """What was dispatched goes on among those that are left; what was made with a rank that has come back does not, and each says so."""
+    """What was dispatched goes on among those that are left; what was made with a rank that has come
+    back does not, and each says so."""
 
     def rank(b):
         x, ids, weights = token_batch(b.rank)
@@ -462,7 +522,8 @@ def test_handles_from_before_a_mask(threads):
 
 
 def test_modes(threads):
-    """What a mode of PyTorch's sees of one exchange is kept for no other, and its default device is for the caller's tensors."""
+    """What a mode of PyTorch's sees of one exchange is kept for no other, and its default device is for
+    the caller's tensors."""
 
     def rank(b):
         x, ids, _ = token_batch(b.rank)
@@ -470,7 +531,9 @@ def test_modes(threads):
             normal(b, x)
         with FakeTensorMode(), contextlib.suppress(Exception):
             b.get_dispatch_layout(ids, EXPERTS + 8)
-        assert b.get_dispatch_layout(ids, EXPERTS + 8)[2].tolist() == [int((ids == e).sum()) for e in range(EXPERTS + 8)]
+        assert b.get_dispatch_layout(ids, EXPERTS + 8)[2].tolist() == [
+            int((ids == e).sum()) for e in range(EXPERTS + 8)
+        ]
         normal(b, x)
 
     buffers(threads, 2, rank)
@@ -514,13 +577,17 @@ def test_a_hook_that_is_lost(threads, half):
             else:
                 sent[4]()
                 b.low_latency_combine(sent[0], ids, weights, sent[2], return_recv_hook=True)
-            rows, _, handle, _, receive = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False, return_recv_hook=half == "dispatch")
+            rows, _, handle, _, receive = b.low_latency_dispatch(
+                x, ids, 64, EXPERTS, use_fp8=False, return_recv_hook=half == "dispatch"
+            )
             if receive:
                 receive()
                 with pytest.raises(weft.ClosedError, match="called before"):
                     receive()
             home, _, _ = b.low_latency_combine(rows, ids, weights, handle)
-            assert calc_diff(home, (x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)).bfloat16()) < 1e-5
+            assert (
+                calc_diff(home, (x.float() * torch.where(ids >= 0, weights, 0).sum(1, keepdim=True)).bfloat16()) < 1e-5
+            )
 
     buffers(threads, 2, rank)
 
@@ -563,10 +630,16 @@ def test_selections_in_another_order(threads):
             nan = torch.where(ids >= 0, weights, float("nan"))
             got, _, _ = b.low_latency_combine(rows, ids[:, order].contiguous(), nan[:, order].contiguous(), handle)
             assert torch.equal(got, want)
-        few, _, _ = b.low_latency_combine(rows, ids.index_fill(1, torch.tensor([1]), -1).flip(1), weights.flip(1), handle)
+        few, _, _ = b.low_latency_combine(
+            rows, ids.index_fill(1, torch.tensor([1]), -1).flip(1), weights.flip(1), handle
+        )
         same, _, _ = b.low_latency_combine(rows, ids, weights * torch.tensor([1, 0, 1]), handle)
         assert torch.equal(few, same)
-        for wrong, words in ((torch.where(ids >= 0, (ids + 5) % EXPERTS, -1), "other experts"), (ids.float(), "type torch.float32"), (ids[:-1], "shape")):
+        for wrong, words in (
+            (torch.where(ids >= 0, (ids + 5) % EXPERTS, -1), "other experts"),
+            (ids.float(), "type torch.float32"),
+            (ids[:-1], "shape"),
+        ):
             with pytest.raises(AssertionError, match=words):
                 b.low_latency_combine(rows, wrong, weights[: len(wrong)], handle)
 
@@ -590,7 +663,9 @@ def test_compiled(comm):
         return b.low_latency_combine(rows * 1, ids, weights, handle)[0] + handle[2]
 
     def halves(x):
-        rows, _, handle, _, receive = b.low_latency_dispatch(x * 1, ids, 64, EXPERTS, use_fp8=False, return_recv_hook=True)
+        rows, _, handle, _, receive = b.low_latency_dispatch(
+            x * 1, ids, 64, EXPERTS, use_fp8=False, return_recv_hook=True
+        )
         receive()
         out, _, receive = b.low_latency_combine(rows * 1, ids, weights, handle, return_recv_hook=True)
         receive()
@@ -615,7 +690,12 @@ def test_handles_as_operands(comm):
     plain = tuple(handle)
     assert isinstance(handle, tuple)
     assert (len(handle), handle[2:], handle[-1]) == (5, (64, HIDDEN, EXPERTS), EXPERTS)
-    for made, want in ((handle + (1,), (*plain, 1)), ((1,) + handle, (1, *plain)), (handle * 2, plain * 2), (2 * handle, plain * 2)):  # noqa: RUF005
+    for made, want in (
+        (handle + (1,), (*plain, 1)),  # noqa: RUF005
+        ((1,) + handle, (1, *plain)),  # noqa: RUF005
+        (handle * 2, plain * 2),
+        (2 * handle, plain * 2),
+    ):
         assert [id(t) for t in made] == [id(t) for t in want]
     assert handle.index(plain[0]) == 0
     b.low_latency_combine(rows, ids, weights, copy.copy(handle))
@@ -630,7 +710,9 @@ def test_refusals(threads):
         with pytest.raises(AssertionError, match="previous_event"):
             b.get_dispatch_layout(ids, EXPERTS, allocate_on_comm_stream=True)
         with pytest.raises(AssertionError, match="want contiguous"):
-            b.dispatch(x.t(), num_tokens_per_rank=layout[0], is_token_in_rank=layout[3], num_tokens_per_expert=layout[2])
+            b.dispatch(
+                x.t(), num_tokens_per_rank=layout[0], is_token_in_rank=layout[3], num_tokens_per_expert=layout[2]
+            )
         for name in ("internode_dispatch", "internode_combine"):
             with pytest.raises(weft.UnsupportedError, match="on one host"):
                 getattr(b, name)(x, None)
@@ -655,14 +737,22 @@ def test_refusals(threads):
             b.low_latency_combine(rows, ids, weights, handle, use_logfmt=True)
         with pytest.raises(AssertionError, match="explicitly_destroy"):
             b.destroy()
-        given = dict(zip(("num_tokens_per_rank", "_", "num_tokens_per_expert", "is_token_in_rank"), layout[:4], strict=True))
+        given = dict(
+            zip(("num_tokens_per_rank", "_", "num_tokens_per_expert", "is_token_in_rank"), layout[:4], strict=True)
+        )
         given = {"topk_idx": ids, "topk_weights": weights} | {k: v for k, v in given.items() if k != "_"}
         _, _, _, _, normal, _ = b.dispatch(x, **given)
         for words, call in (
-            *(("not copies", functools.partial(b.combine, x, of)) for of in (None, (), (1, 2, 3), handle, tuple(handle), copy.deepcopy(tuple(normal)))),
+            *(
+                ("not copies", functools.partial(b.combine, x, of))
+                for of in (None, (), (1, 2, 3), handle, tuple(handle), copy.deepcopy(tuple(normal)))
+            ),
             ("not copies", lambda: b.dispatch(x, handle=(1, 2, 3))),
             ("not copies", lambda: b.dispatch(x, handle=handle)),
-            *(("not copies", functools.partial(b.low_latency_combine, rows, ids, weights, of)) for of in (normal, tuple(normal), copy.deepcopy(tuple(handle)))),
+            *(
+                ("not copies", functools.partial(b.low_latency_combine, rows, ids, weights, of))
+                for of in (normal, tuple(normal), copy.deepcopy(tuple(handle)))
+            ),
             ("topk_weights: shape", lambda: b.combine(x, normal, topk_weights=weights[0])),
             ("topk_weights: shape", lambda: b.combine(x, normal, topk_weights=weights[:-1])),
             ("want 2 dimensions", lambda: b.low_latency_dispatch(x[0], ids, 64, EXPERTS)),
@@ -699,7 +789,11 @@ def test_refusals(threads):
 def test_sizes_and_tables():
     assert 2.0e9 < deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 288) < 2.2e9
     config = deep_ep.Buffer.get_dispatch_config(8)
-    assert (config.num_sms, config.num_max_nvl_chunked_send_tokens, config.num_max_nvl_chunked_recv_tokens) == (20, 6, 256)
+    assert (config.num_sms, config.num_max_nvl_chunked_send_tokens, config.num_max_nvl_chunked_recv_tokens) == (
+        20,
+        6,
+        256,
+    )
     assert config.get_nvl_buffer_size_hint(7168 * 2, 8) % 128 == 0
     assert config.get_rdma_buffer_size_hint(7168 * 2, 8) == 0
     assert config.get_rdma_buffer_size_hint(7168 * 2, 16) > 0
@@ -759,7 +853,9 @@ def test_kernel_names():
         _of_kernel(halves, "dispatch", 3)
     calls = []
     assert bench_kineto(lambda: calls.append(1), "dispatch", num_tests=4) >= 0
-    assert len(bench_kineto(lambda: calls.append(1), ("dispatch", "combine"), num_tests=4, num_kernels_per_period=2)) == 2
+    assert (
+        len(bench_kineto(lambda: calls.append(1), ("dispatch", "combine"), num_tests=4, num_kernels_per_period=2)) == 2
+    )
     assert len(calls) == 10
 
 
@@ -767,9 +863,14 @@ def test_large_results_show_memory_of_the_library(threads):
     """As long as there is some; then they are copies, and all of them stay what they are."""
 
     def rank(b):
-        x, ids = torch.randn((64, 2048), generator=torch.Generator().manual_seed(b.rank)).bfloat16(), torch.tensor([[0, 1]]).expand(64, 2).contiguous()
+        x, ids = (
+            torch.randn((64, 2048), generator=torch.Generator().manual_seed(b.rank)).bfloat16(),
+            torch.tensor([[0, 1]]).expand(64, 2).contiguous(),
+        )
         per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 2)
-        _, *_, handle, _ = b.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=ids)
+        _, *_, handle, _ = b.dispatch(
+            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=ids
+        )
         kept = [b.dispatch(x + i, handle=handle)[0] for i in range(12)]
         wanted = [b.dispatch(x + i, handle=handle)[0].clone() for i in range(12)]
         assert len({k.data_ptr() for k in kept}) == 12
@@ -790,7 +891,9 @@ def test_handles_are_tuples(threads):
     def rank(b):
         x, ids, _ = token_batch(0)
         per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
-        handle = b.dispatch(x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=ids)[4]
+        handle = b.dispatch(
+            x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, topk_idx=ids
+        )[4]
         assert isinstance(handle, tuple)
         assert len(handle) == len(tuple(handle)) == len([*handle]) == 6
         prefix, *_, in_rank_again, heads = handle
@@ -829,7 +932,8 @@ class Layer(torch.autograd.Function):
 
 
 def test_saved_handles(threads):
-    """The tuple of a handle's contents is as good as the handle, also when autograd has saved it, and when the same memory is another tensor's."""
+    """The tuple of a handle's contents is as good as the handle, also when autograd has saved it, and
+    when the same memory is another tensor's."""
 
     def rank(b):
         x, ids, weights = token_batch(b.rank)
@@ -840,7 +944,9 @@ def test_saved_handles(threads):
             gc.collect()
             torch.autograd.backward((out, out_weights), (torch.ones_like(out), torch.ones_like(out_weights)))
             assert torch.equal(mine.grad, visits.expand_as(x).bfloat16())
-            assert torch.equal(my_weights.grad, (visits if way == "dispatch" else torch.ones_like(visits)).expand_as(weights).float())
+            assert torch.equal(
+                my_weights.grad, (visits if way == "dispatch" else torch.ones_like(visits)).expand_as(weights).float()
+            )
         per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, EXPERTS)
         rows, _, _, _, handle, _ = b.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
         packed, _, low, *_ = b.low_latency_dispatch(x, ids, 64, EXPERTS, use_fp8=False)
@@ -874,6 +980,8 @@ def test_the_extension():
         assert module.EventHandle is deep_ep.EventHandle
         assert module.topk_idx_t is deep_ep.topk_idx_t
         assert module.is_sm90_compiled()
-        assert module.get_low_latency_rdma_size_hint(64, 256, 2, 8) == deep_ep.Buffer.get_low_latency_rdma_size_hint(64, 256, 2, 8)
+        assert module.get_low_latency_rdma_size_hint(64, 256, 2, 8) == deep_ep.Buffer.get_low_latency_rdma_size_hint(
+            64, 256, 2, 8
+        )
         with pytest.raises(AttributeError, match=r"use deep_ep\.Buffer"):
             _ = module.Buffer

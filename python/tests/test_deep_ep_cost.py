@@ -18,10 +18,16 @@ from conftest import alone
 
 import weft
 
-# What they may cost over the calls of C's, in tensors that PyTorch makes meanwhile: a shared processor may be thrice as slow for minutes, and slows
-# both down. It is twice what was measured; what the test is for, a copy or a dozen tensors too many, costs more.
+# What they may cost over the calls of C's, in tensors that PyTorch makes meanwhile: a shared
+# processor may be thrice as slow for minutes, and slows both down. It is twice what was measured;
+# what the test is for, a copy or a dozen tensors too many, costs more.
 MOST = 20
-MORE = {"dispatch": 26, "low_latency_dispatch, float8": 26, "ElasticBuffer.dispatch": 28, "ElasticBuffer.dispatch by a handle": 24}
+MORE = {
+    "dispatch": 26,
+    "low_latency_dispatch, float8": 26,
+    "ElasticBuffer.dispatch": 28,
+    "ElasticBuffer.dispatch by a handle": 24,
+}
 
 
 def medians(calls, turns=1000):
@@ -38,7 +44,9 @@ def medians(calls, turns=1000):
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
 def test_cost():
-    p = subprocess.run([sys.executable, __file__], env=alone(), capture_output=True, text=True, timeout=300, check=False)
+    p = subprocess.run(
+        [sys.executable, __file__], env=alone(), capture_output=True, text=True, timeout=300, check=False
+    )
     print(p.stdout)
     assert p.returncode == 0, p.stdout + p.stderr
 
@@ -90,10 +98,20 @@ def measure(comm):
     torch.set_num_threads(1)
     b = deep_ep.Buffer.from_communicator(comm)
     raw = Raw(comm._lib)
-    x, ids, weights = torch.zeros(4, 128, dtype=torch.bfloat16), torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]]), torch.ones(4, 2)
+    x, ids, weights = (
+        torch.zeros(4, 128, dtype=torch.bfloat16),
+        torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]]),
+        torch.ones(4, 2),
+    )
     out = torch.empty_like(x)
     layout = b.get_dispatch_layout(ids, 4)
-    options = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2], "topk_idx": ids, "topk_weights": weights}
+    options = {
+        "num_tokens_per_rank": layout[0],
+        "is_token_in_rank": layout[3],
+        "num_tokens_per_expert": layout[2],
+        "topk_idx": ids,
+        "topk_weights": weights,
+    }
     rows, _, _, _, handle, _ = b.dispatch(x, **options)
     normal, routing = handle.route.by(weft.ep.Payload.bf16)
     _, _, gather = b._exchanges.gather_of(6 + 1)
@@ -103,7 +121,10 @@ def measure(comm):
     quantising = b._low_latency._handle(low.sent.kind._replace(payload=weft.ep.Payload.fp8))
     parts = "expert_counts", "ranges", "source_tokens"
     send = raw.dispatch(normal, ids, weights, x, describes=("row_experts", "row_selection_weights"))
-    again, home = raw.dispatch(normal, None, None, x, routing=routing._number), raw.combine(normal, routing._number, rows, out)
+    again, home = (
+        raw.dispatch(normal, None, None, x, routing=routing._number),
+        raw.combine(normal, routing._number, rows, out),
+    )
     held = latency.prepare(ids, weights)
     low_home = raw.combine(latency, held._number, packed, out)
     census = weft.ep.census._Frame()
@@ -119,12 +140,24 @@ def measure(comm):
     elastic_again = raw.dispatch(elastic_handle, None, None, x, routing=elastic_routing._number)
     elastic_home = raw.combine(elastic_handle, elastic_routing._number, elastic_rows, out)
     figures = (
-        ("get_dispatch_layout", lambda: b.get_dispatch_layout(ids, 4), lambda: raw.lib.ep_count(census.topk.address, census.address)),
+        (
+            "get_dispatch_layout",
+            lambda: b.get_dispatch_layout(ids, 4),
+            lambda: raw.lib.ep_count(census.topk.address, census.address),
+        ),
         ("dispatch", lambda: b.dispatch(x, **options), lambda: (gather(), send())),
         ("dispatch by a handle", lambda: b.dispatch(x, handle=handle), again),
         ("combine", lambda: b.combine(rows, handle), home),
-        ("low_latency_dispatch", lambda: b.low_latency_dispatch(x, ids, 4, 4, use_fp8=False), raw.dispatch(latency, ids, weights, x, describes=parts)),
-        ("low_latency_dispatch, float8", lambda: b.low_latency_dispatch(x, ids, 4, 4), raw.dispatch(quantising, ids, weights, x, describes=parts)),
+        (
+            "low_latency_dispatch",
+            lambda: b.low_latency_dispatch(x, ids, 4, 4, use_fp8=False),
+            raw.dispatch(latency, ids, weights, x, describes=parts),
+        ),
+        (
+            "low_latency_dispatch, float8",
+            lambda: b.low_latency_dispatch(x, ids, 4, 4),
+            raw.dispatch(quantising, ids, weights, x, describes=parts),
+        ),
         ("low_latency_combine", lambda: b.low_latency_combine(packed, ids, weights, low), low_home),
         ("ElasticBuffer.dispatch", lambda: elastic.dispatch(x, ids, weights, num_experts=4), elastic_send),
         ("ElasticBuffer.dispatch by a handle", lambda: elastic.dispatch(x, handle=kept), elastic_again),
@@ -138,7 +171,9 @@ def measure(comm):
             if within:
                 break
             time.sleep(0.1)
-        print(f"| `{name}` | {whole:.1f} | {core:.1f} | {whole - core:.1f} | {(whole - core) / tensor:.0f} |", flush=True)
+        print(
+            f"| `{name}` | {whole:.1f} | {core:.1f} | {whole - core:.1f} | {(whole - core) / tensor:.0f} |", flush=True
+        )
         if not within:
             over.append(name)
     assert not over, over

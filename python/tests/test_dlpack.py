@@ -1,4 +1,5 @@
-"""Showing memory of a GPU by DLPack, to takers that fail, amid exceptions, in threads and under interrupts. It is the host's here."""
+"""Showing memory of a GPU by DLPack, to takers that fail, amid exceptions, in threads and under
+interrupts. It is the host's here."""
 
 from __future__ import annotations
 
@@ -137,5 +138,12 @@ kept = torch.from_dlpack(dlpack.show(ctypes.addressof(memory), DType.float32, (4
 
 def test_interrupts():
     """Interrupts lose nothing, and an array may outlive the interpreter."""
-    p = subprocess.run([sys.executable, "-X", "faulthandler", "-c", INTERRUPTED], env=alone(), capture_output=True, text=True, timeout=120, check=False)
+    p = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED],
+        env=alone(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (p.returncode, p.stdout) == (0, "left 0\n"), p.stdout + p.stderr

@@ -11,7 +11,12 @@ import pytest
 from conftest import SOURCE, alone
 
 PAGES = [SOURCE.parent / "docs" / "guides" / name for name in ("python.md", "deep_ep.md", "mscclpp.md")]
-PROGRAMS = [program for page in PAGES if page.exists() for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+PROGRAMS = [
+    program
+    for page in PAGES
+    if page.exists()
+    for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+]
 
 
 def test_there_are_programs():
@@ -26,7 +31,9 @@ def test_program(program, processes, tmp_path):
     file.write_text(program)
     if "init_process_group" in program:
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file)]
-        p = subprocess.run(run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False)
+        p = subprocess.run(
+            run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False
+        )
         assert p.returncode == 0, p.stdout + p.stderr
         return
     for ended in processes(2, "program", file, timeout=100):

@@ -1,4 +1,5 @@
-"""DeepEP's second interface against what its documentation says, in plain tensors. What is compared is compared to the bit."""
+"""DeepEP's second interface against what its documentation says, in plain tensors. What is compared is
+compared to the bit."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def token_batch(rank, hidden=HIDDEN, topk=TOPK):
     """A rank's tokens, their experts with some missing, and weights; another number on each rank, on rank 2 none."""
     g = torch.Generator().manual_seed(200 + rank)
     tokens = 0 if rank == 2 else 31 + 3 * rank
-    ids = torch.stack([torch.randperm(EXPERTS, generator=g)[:topk] for _ in range(tokens)]) if tokens else torch.empty((0, topk), dtype=torch.int64)
+    ids = (
+        torch.stack([torch.randperm(EXPERTS, generator=g)[:topk] for _ in range(tokens)])
+        if tokens
+        else torch.empty((0, topk), dtype=torch.int64)
+    )
     ids[torch.rand(ids.shape, generator=g) < 0.2] = -1
     if tokens:
         ids[-1] = -1  # one that goes nowhere
@@ -43,11 +48,17 @@ def buffers(threads, ranks, function, **options):
 def arrivals(rank, ranks):
     """The (rank, token) that come to a rank, in order."""
     local = EXPERTS // ranks
-    return [(r, t) for r in range(ranks) for t, row in enumerate(token_batch(r)[1]) if ((row >= 0) & (row // local == rank)).any()]
+    return [
+        (r, t)
+        for r in range(ranks)
+        for t, row in enumerate(token_batch(r)[1])
+        if ((row >= 0) & (row // local == rank)).any()
+    ]
 
 
 def output(rank, tokens, topk=TOPK):
-    """What the expert of each selection makes of a rank's token: [tokens, topk, hidden], such that the order of additions shows."""
+    """What the expert of each selection makes of a rank's token: [tokens, topk, hidden], such that the
+    order of additions shows."""
     g = torch.Generator().manual_seed(300 + rank)
     scales = 10.0 ** torch.randint(-3, 4, (64, topk, 1), generator=g)
     return (torch.randn((64, topk, HIDDEN), generator=g) * scales).bfloat16()[:tokens]
@@ -62,7 +73,8 @@ def ordered(rows):
 
 
 def combined(rank, ranks, bias, multiple=True):
-    """What comes home: those of one rank rounded before, unless it is not so; ranks in the order of their last selections; after the biases."""
+    """What comes home: those of one rank rounded before, unless it is not so; ranks in the order of
+    their last selections; after the biases."""
     x, ids, _ = token_batch(rank)
     y, out = output(rank, len(x)), torch.empty_like(x)
     for t, row in enumerate(ids):
@@ -104,10 +116,18 @@ def test_dispatch(threads, ranks, kind, sync):
         local = EXPERTS // ranks
         come = arrivals(r, ranks)
         n = len(come)
-        options = {"topk_idx": ids, "topk_weights": weights, "num_experts": EXPERTS, "expert_alignment": 8, "do_cpu_sync": sync}
+        options = {
+            "topk_idx": ids,
+            "topk_weights": weights,
+            "num_experts": EXPERTS,
+            "expert_alignment": 8,
+            "do_cpu_sync": sync,
+        }
         stats = torch.zeros(local, dtype=torch.int32)
         later = {"previous_event": b.capture(), "allocate_on_comm_stream": True, "async_with_compute_stream": True}
-        got, got_ids, got_weights, handle, event = b.dispatch(sent(r, kind), **options, cumulative_local_expert_recv_stats=stats, **later)
+        got, got_ids, got_weights, handle, event = b.dispatch(
+            sent(r, kind), **options, cumulative_local_expert_recv_stats=stats, **later
+        )
         event.current_stream_wait()
         most = n if sync else ranks * MOST
         check_rows(got, come, kind, most)
@@ -122,7 +142,9 @@ def test_dispatch(threads, ranks, kind, sync):
         check_handle(handle, r, come, counts, sync)
         assert stats.tolist() == counts
         # By the handle, and other weights than before.
-        again, again_ids, nothing, same, _ = b.dispatch(sent(r, kind), handle=handle, cumulative_local_expert_recv_stats=stats)
+        again, again_ids, nothing, same, _ = b.dispatch(
+            sent(r, kind), handle=handle, cumulative_local_expert_recv_stats=stats
+        )
         assert nothing is None
         assert same is handle
         assert torch.equal(again_ids, got_ids)
@@ -153,12 +175,19 @@ def check_handle(handle, rank, come, counts, sync, expand=False):
     ranks = EXPERTS // local
     aligned = [align(c, 8) for c in counts]
     n = len(come)
-    assert (handle.num_experts, handle.expert_alignment, handle.num_max_tokens_per_rank, handle.do_expand) == (EXPERTS, 8, MOST, expand)
+    assert (handle.num_experts, handle.expert_alignment, handle.num_max_tokens_per_rank, handle.do_expand) == (
+        EXPERTS,
+        8,
+        MOST,
+        expand,
+    )
     assert handle.num_sms >= 4
     assert torch.equal(handle.topk_idx, ids)
     assert handle.num_recv_tokens == (n if sync else ranks * MOST)
     assert handle.num_recv_tokens_per_expert_list == (aligned if sync else [])
-    assert handle.num_expanded_tokens == (sum(aligned) if sync else align(ranks * MOST * min(TOPK, len(counts)) + 7 * len(counts), 8))
+    assert handle.num_expanded_tokens == (
+        sum(aligned) if sync else align(ranks * MOST * min(TOPK, len(counts)) + 7 * len(counts), 8)
+    )
     assert handle.num_unaligned_recv_tokens_per_expert.tolist() == counts
     before = [0, *itertools.accumulate(aligned)]
     ends = [before[e] + c for e, c in enumerate(counts)] if expand else before[1:]
@@ -190,8 +219,16 @@ def test_expanded_dispatch(threads, ranks, kind, sync):
         r, (_, ids, weights) = b.rank_idx, token_batch(b.rank_idx)
         local = EXPERTS // ranks
         come = arrivals(r, ranks)
-        options = {"topk_idx": ids, "topk_weights": weights, "num_experts": EXPERTS, "expert_alignment": 8, "do_cpu_sync": sync}
-        got, got_ids, got_weights, handle, _ = b.dispatch(sent(r, kind), **options, do_expand=True, do_zero_padding=True, use_tma_aligned_col_major_sf=True)
+        options = {
+            "topk_idx": ids,
+            "topk_weights": weights,
+            "num_experts": EXPERTS,
+            "expert_alignment": 8,
+            "do_cpu_sync": sync,
+        }
+        got, got_ids, got_weights, handle, _ = b.dispatch(
+            sent(r, kind), **options, do_expand=True, do_zero_padding=True, use_tma_aligned_col_major_sf=True
+        )
         assert got_ids is None
         counts = [sum(int((token_batch(s)[1][t] == r * local + e).any()) for s, t in come) for e in range(local)]
         check_handle(handle, r, come, counts, sync, expand=True)
@@ -223,7 +260,12 @@ def test_expanded_dispatch(threads, ranks, kind, sync):
             assert (rows[end : align(end, 8)].float() == 0).all(), e
             assert (got_weights[end : align(end, 8)] == 0).all()
         again, _, twice, _, _ = b.dispatch(
-            sent(r, kind), handle=handle, topk_weights=2 * weights, do_expand=True, do_zero_padding=True, use_tma_aligned_col_major_sf=True
+            sent(r, kind),
+            handle=handle,
+            topk_weights=2 * weights,
+            do_expand=True,
+            do_zero_padding=True,
+            use_tma_aligned_col_major_sf=True,
         )
         valid = sorted(seen)
         assert same_bytes((again[0] if kind != "bf16" else again)[valid], rows[valid])
@@ -240,11 +282,15 @@ def test_combine(threads, ranks, multiple, biases, sync):
     def rank(b):
         r, (x, ids, weights) = b.rank_idx, token_batch(b.rank_idx)
         local = EXPERTS // ranks
-        bias = tuple(torch.randn(x.shape, generator=torch.Generator().manual_seed(i)).bfloat16() * 10 for i in range(biases))
+        bias = tuple(
+            torch.randn(x.shape, generator=torch.Generator().manual_seed(i)).bfloat16() * 10 for i in range(biases)
+        )
         given = None if biases == 0 else bias[0] if biases == 1 else bias
         come = arrivals(r, ranks)
         for expand in (False, True):
-            _, _, got_weights, handle, _ = b.dispatch(x, ids, weights, num_experts=EXPERTS, do_expand=expand, do_cpu_sync=sync, expert_alignment=4)
+            _, _, got_weights, handle, _ = b.dispatch(
+                x, ids, weights, num_experts=EXPERTS, do_expand=expand, do_cpu_sync=sync, expert_alignment=4
+            )
             if expand:
                 y = torch.full((handle.num_expanded_tokens, HIDDEN), float("nan")).bfloat16()
                 for i, (s, t) in enumerate(come):
@@ -303,7 +349,9 @@ def test_inference(threads):
                     assert torch.equal(home_weights, weights)
                     assert handle.recv_src_metadata.dtype == torch.int32
                 per_rank, _, per_expert, in_rank, _ = first.get_dispatch_layout(ids, EXPERTS)
-                rows, _, got_weights, _, handle, _ = first.dispatch(x, None, per_rank, None, in_rank, per_expert, ids, weights)
+                rows, _, got_weights, _, handle, _ = first.dispatch(
+                    x, None, per_rank, None, in_rank, per_expert, ids, weights
+                )
                 home, home_weights, _ = first.combine(rows, handle, got_weights)
                 assert torch.equal(home_weights, weights)
                 assert len(list(handle)) == 6
@@ -335,9 +383,15 @@ def test_handles_keep_their_topk_idx(threads):
 
 def test_no_tokens_at_all(threads):
     def rank(b):
-        x, ids, weights = torch.empty((0, HIDDEN), dtype=torch.bfloat16), torch.empty((0, TOPK), dtype=torch.int64), torch.empty((0, TOPK))
+        x, ids, weights = (
+            torch.empty((0, HIDDEN), dtype=torch.bfloat16),
+            torch.empty((0, TOPK), dtype=torch.int64),
+            torch.empty((0, TOPK)),
+        )
         for expand in (False, True):
-            got, _, got_weights, handle, _ = b.dispatch(x, ids, weights, num_experts=EXPERTS, do_expand=expand, expert_alignment=16)
+            got, _, got_weights, handle, _ = b.dispatch(
+                x, ids, weights, num_experts=EXPERTS, do_expand=expand, expert_alignment=16
+            )
             assert got.shape == (0, HIDDEN)
             assert handle.recv_src_metadata.shape == (0, 2 + TOPK)
             home, home_weights, _ = b.combine(got, handle, got_weights)
@@ -381,13 +435,19 @@ def test_hammering(threads):
             g = torch.Generator().manual_seed(1000 * i + r)
             tokens = int(torch.randint(0, MOST + 1, (1,), generator=g))
             k = 1 + i % 4
-            ids = torch.stack([torch.randperm(EXPERTS, generator=g)[:k] for _ in range(tokens)]) if tokens else torch.empty((0, k), dtype=torch.int64)
+            ids = (
+                torch.stack([torch.randperm(EXPERTS, generator=g)[:k] for _ in range(tokens)])
+                if tokens
+                else torch.empty((0, k), dtype=torch.int64)
+            )
             x = torch.randint(-8, 9, (tokens, HIDDEN), generator=g).bfloat16()
             with pytest.raises(AssertionError):
                 b.dispatch(x.float(), ids, num_experts=EXPERTS)
             got, _, _, handle, _ = b.dispatch(x, ids, num_experts=EXPERTS, do_expand=i % 3 == 0, do_cpu_sync=i % 2 == 0)
             home, _, _ = b.combine(got.clone(), handle)
-            visits = torch.stack([(ids // 6 == q).any(1) for q in range(2)]).sum(0) if i % 3 else torch.full((tokens,), k)
+            visits = (
+                torch.stack([(ids // 6 == q).any(1) for q in range(2)]).sum(0) if i % 3 else torch.full((tokens,), k)
+            )
             assert torch.equal(home, (x.float() * visits[:, None]).bfloat16())
 
     buffers(threads, 2, rank)
@@ -433,8 +493,14 @@ def test_refusals(threads):
             ("of the handle's tokens", lambda: b.dispatch(x, handle=handle, topk_weights=weights[:3])),
             ("want 1 or more", lambda: b.dispatch(x, **ok, expert_alignment=0)),
             ("power of two", lambda: b.dispatch(x, **ok, expert_alignment=48, do_expand=True)),
-            ("recv_stats", lambda: b.dispatch(x, **ok, cumulative_local_expert_recv_stats=torch.zeros(4, dtype=torch.int32))),
-            ("recv_stats", lambda: b.dispatch(x, handle=handle, cumulative_local_expert_recv_stats=torch.zeros(EXPERTS))),
+            (
+                "recv_stats",
+                lambda: b.dispatch(x, **ok, cumulative_local_expert_recv_stats=torch.zeros(4, dtype=torch.int32)),
+            ),
+            (
+                "recv_stats",
+                lambda: b.dispatch(x, handle=handle, cumulative_local_expert_recv_stats=torch.zeros(EXPERTS)),
+            ),
             ("bias: ", lambda: b.combine(x, handle, bias=x.float())),
             ("bias: ", lambda: b.combine(x, handle, bias=(x, x[:2]))),
             ("topk_weights: ", lambda: b.combine(x, handle, topk_weights=weights[:2])),
@@ -482,8 +548,14 @@ def test_refusals(threads):
 def test_numbers(threads):
     def rank(b):
         assert b.get_physical_domain_size() == b.get_logical_domain_size() == (1, 2)
-        assert (b.num_scaleout_ranks, b.num_scaleup_ranks, b.scaleout_rank_idx, b.scaleup_rank_idx) == (1, 2, 0, b.rank_idx)
-        # Half of what 2 ranks send crosses: 405 GB/s of links are 810 of rows, which 50 GB/s a multiprocessor write.
+        assert (b.num_scaleout_ranks, b.num_scaleup_ranks, b.scaleout_rank_idx, b.scaleup_rank_idx) == (
+            1,
+            2,
+            0,
+            b.rank_idx,
+        )
+        # Half of what 2 ranks send crosses: 405 GB/s of links are 810 of rows, which 50 GB/s a
+        # multiprocessor write.
         assert b.get_theoretical_num_sms(256, 6, nvlink_gbs=405) == align(-(-405 * 2 * 1.25 // 50), 2)
         assert b.get_theoretical_num_sms(256, 6, nvlink_gbs=1) == 4
         assert b.get_theoretical_num_qps(4) == min(65, b.num_allocated_qps)
@@ -522,13 +594,15 @@ def test_references(torch_processes, ranks):
 
 
 def test_sums_of_domains():
-    """Sums of a rank's selections, then of a domain's, each rounded where the last of them is, and then all in order."""
+    """Sums of a rank's selections, then of a domain's, each rounded where the last of them is, and then
+    all in order."""
     from deep_ep.utils import refs
 
     y = torch.tensor([256.0, 1.0, 1.0, 1.0, 3.0, 0.5]).bfloat16().view(1, 6, 1)
     ids = torch.tensor([[0, 4, 1, 2, 6, -1]])  # of 8 experts on 4 ranks, two a domain
     y[:, 5] = 0
-    # Ranks: 0 has 256 + 1 (256 in bfloat16), 1 has 1, 2 has 1, 3 has 3; domains: 256 + 1 (256), 1 + 3.
+    # Ranks: 0 has 256 + 1 (256 in bfloat16), 1 has 1, 2 has 1, 3 has 3; domains: 256 + 1 (256), 1 +
+    # 3.
     assert refs.combine(y, ids, 2, 2, 8, None, True, True).item() == 260
     assert refs.combine(y, ids, 2, 2, 8, None, True, False).item() == 260  # 261
     assert refs.combine(y, ids, 2, 2, 8, torch.ones(1, 1).bfloat16(), False, False).item() == 264  # 263
@@ -568,7 +642,11 @@ def test_gate_waits_for_nothing(precise):
 
     class Calls(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            assert function.overloadpacket._qualified_op_name not in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
+            assert function.overloadpacket._qualified_op_name not in (
+                "aten::_local_scalar_dense",
+                "aten::nonzero",
+                "aten::equal",
+            )
             return function(*arguments, **(options or {}))
 
     with Calls():
@@ -576,7 +654,8 @@ def test_gate_waits_for_nothing(precise):
 
 
 def test_handles_are_their_owners(threads):
-    """What a caller does to the tensors of a handle is nobody else's affair, and a handle may be copied, with its contents or without."""
+    """What a caller does to the tensors of a handle is nobody else's affair, and a handle may be
+    copied, with its contents or without."""
 
     def rank(b):
         x, ids, weights = token_batch(b.rank_idx)
@@ -598,7 +677,8 @@ def test_handles_are_their_owners(threads):
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_few_handles(threads, sync):
-    """Other numbers of tokens than the buffer's, and other alignments, share handles; arrays are of what was asked for."""
+    """Other numbers of tokens than the buffer's, and other alignments, share handles; arrays are of
+    what was asked for."""
 
     def rank(b):
         x, ids, weights = token_batch(b.rank_idx)
@@ -606,7 +686,14 @@ def test_few_handles(threads, sync):
             for most in (*range(34, 49), MOST):
                 alignment = 1 if expand else 1 + most % 3
                 got, got_ids, got_weights, handle, _ = b.dispatch(
-                    x, ids, weights, num_experts=EXPERTS, num_max_tokens_per_rank=most, expert_alignment=alignment, do_expand=expand, do_cpu_sync=sync
+                    x,
+                    ids,
+                    weights,
+                    num_experts=EXPERTS,
+                    num_max_tokens_per_rank=most,
+                    expert_alignment=alignment,
+                    do_expand=expand,
+                    do_cpu_sync=sync,
                 )
                 rows = handle.num_expanded_tokens if expand else handle.num_recv_tokens
                 assert rows == (len(got) if sync else 2 * most * min(TOPK, EXPERTS // 2) if expand else 2 * most)
@@ -617,7 +704,11 @@ def test_few_handles(threads, sync):
                     got[got_weights == 0] = 0  # what is not there holds anything
                 home, home_weights, _ = b.combine(got, handle, got_weights)
                 assert torch.equal(home_weights, weights)
-                times = (ids >= 0).sum(1) if expand else torch.stack([((ids >= 0) & (ids // 6 == q)).any(1) for q in range(2)]).sum(0)
+                times = (
+                    (ids >= 0).sum(1)
+                    if expand
+                    else torch.stack([((ids >= 0) & (ids // 6 == q)).any(1) for q in range(2)]).sum(0)
+                )
                 torch.testing.assert_close(home.float(), x.float() * times[:, None], rtol=0.02, atol=0.02)
         assert len(b._exchanges._handles) == 4
 

@@ -16,7 +16,13 @@ BY_RANK = ["rank_major", "token_major"]
 
 
 def handle(c, batch, **choices):
-    sizes = {"experts": batch.experts, "topk": batch.topk, "hidden": batch.hidden, "max_tokens": batch.max_tokens, "payload": "fp32"}
+    sizes = {
+        "experts": batch.experts,
+        "topk": batch.topk,
+        "hidden": batch.hidden,
+        "max_tokens": batch.max_tokens,
+        "payload": "fp32",
+    }
     return ep.Handle(c, **{**sizes, **choices})
 
 
@@ -57,7 +63,11 @@ def test_by_expert(threads, ranks, layout, halves):
                 bias = np.full_like(x, 2)
                 kept = h.rows_shape(routing)
                 assert kept == got.rows.shape
-                out = h.send_combine(got.rows, got, bias=bias).wait() if halves else h.combine(got.rows, got, bias=(bias, bias))
+                out = (
+                    h.send_combine(got.rows, got, bias=bias).wait()
+                    if halves
+                    else h.combine(got.rows, got, bias=(bias, bias))
+                )
                 want = batch.combined(r, lambda e, row: row * factor(e)) + (2 if halves else 4)
                 assert (out == want).all()
                 got.release()
@@ -104,7 +114,9 @@ def test_by_rank(threads, ranks, layout):
                 assert by.row_experts[place].tolist() == local
                 for k, e in enumerate(local):
                     if e >= 0:
-                        sums[place] += by.row_selection_weights[place, k] * factor(r * batch.local + e) * got.rows[place]
+                        sums[place] += (
+                            by.row_selection_weights[place, k] * factor(r * batch.local + e) * got.rows[place]
+                        )
             assert by.source_counts.tolist() == [sum(s == source for s, _ in visitors) for source in range(ranks)]
             got.rows[:] = sums
             assert (h.combine(got.rows, got) == batch.combined(r, lambda e, row: row * factor(e))).all()
@@ -190,12 +202,17 @@ def test_quantised_rows_and_opaque_ones(threads):
         with ep.Handle(c, experts=2, topk=1, hidden=128, max_tokens=3, payload="fp8") as h:
             got = h.dispatch(fp8, topk, np.ones((3, 1), np.float32), scales=scales)
             other = np.random.default_rng(1 - c.rank)
-            theirs, their_scales = other.integers(0, 100, (3, 128)).astype(np.uint8), other.random((3, 1)).astype(np.float32)
+            theirs, their_scales = (
+                other.integers(0, 100, (3, 128)).astype(np.uint8),
+                other.random((3, 1)).astype(np.float32),
+            )
             places = [0, 1] if c.rank else [1, 0]
             assert (got.rows.view(np.uint8)[0, places[0]] == theirs[0]).all()
             assert (got.rows.view(np.uint8)[0, places[1]] == fp8[2]).all()
             assert got.scales[0, places[0], 0] == their_scales[0, 0]
-        with ep.Handle(c, experts=2, topk=1, hidden=0, max_tokens=3, payload="opaque", row_bytes=32, scale_bytes=16) as h:
+        with ep.Handle(
+            c, experts=2, topk=1, hidden=0, max_tokens=3, payload="opaque", row_bytes=32, scale_bytes=16
+        ) as h:
             got = h.dispatch(fp8[:, :32].copy(), topk, np.ones((3, 1), np.float32), scales=fp8[:, :16].copy())
             assert (got.rows[0, places[0]] == theirs[0, :32]).all()
             assert (got.scales[0, places[0]] == theirs[0, :16]).all()
@@ -215,7 +232,11 @@ def test_half_types(threads):
                 assert (h.combine(got.rows, got).astype(np.float32) == batch.combined(c.rank, lambda e, row: row)).all()
                 # Bits will do, where the library of the arrays has no such type.
                 got.release()
-                bits = h.dispatch(batch.rows[c.rank].view(np.uint16) if payload == "bf16" else batch.rows[c.rank], batch.topks[c.rank], batch.weights[c.rank])
+                bits = h.dispatch(
+                    batch.rows[c.rank].view(np.uint16) if payload == "bf16" else batch.rows[c.rank],
+                    batch.topks[c.rank],
+                    batch.weights[c.rank],
+                )
                 assert bits.rows.dtype == dtype
 
     threads(2, rank)
@@ -251,11 +272,14 @@ def test_device_counts(threads):
 
 @pytest.mark.parametrize("layout", ["expert_major", "expert_packed", "rank_major", "token_major"])
 def test_copies(threads, layout):
-    """What has arrived goes to arrays of the caller's, and what no row came for stays as it was; what does not fit is refused by name."""
+    """What has arrived goes to arrays of the caller's, and what no row came for stays as it was; what
+    does not fit is refused by name."""
     batch = Batch(2, experts=6, topk=3, hidden=32, max_tokens=7, seed=6)
 
     def rank(c):
-        with ep.Handle(c, experts=6, topk=3, hidden=32, max_tokens=7, payload="fp32", layout=layout, counts="device") as h:
+        with ep.Handle(
+            c, experts=6, topk=3, hidden=32, max_tokens=7, payload="fp32", layout=layout, counts="device"
+        ) as h:
             got = h.dispatch(batch.rows[c.rank], batch.topks[c.rank], batch.weights[c.rank])
             routing, rows = got.routing, np.full(h.rows_shape(got), 7, np.float32)
             tokens, counts = np.full(rows.size // 32, 7, np.int32), np.empty(3, np.int32)
@@ -298,7 +322,11 @@ def test_overflow(threads):
 
 def test_rows_of_another_batch(comm):
     """What is combined by what was received is of that batch, and that is not released."""
-    x, topk, weights = np.ones((3, 4), np.float32), np.array([[0, 1], [1, 0], [0, -1]], np.int32), np.ones((3, 2), np.float32)
+    x, topk, weights = (
+        np.ones((3, 4), np.float32),
+        np.array([[0, 1], [1, 0], [0, -1]], np.int32),
+        np.ones((3, 2), np.float32),
+    )
     spec = ep.Spec(experts=2, topk=2, hidden=4, max_tokens=3, payload="fp32", live=1)
     with ep.Handle(comm, spec) as h:
         routing = h.prepare(topk, weights)
@@ -331,7 +359,11 @@ def test_rows_of_another_batch(comm):
     with ep.Handle(comm, dataclasses.replace(spec, live=2)) as h:
         routing = h.prepare(topk, weights)
         one, two = h.dispatch(x, routing=routing), h.dispatch(2 * x, routing=routing)
-        for call in (lambda: h.combine(one.rows, two), lambda: h.dispatch_backward(one.rows, two), lambda: h.combine_backward(x, two, one.rows, grad_rows=grads)):
+        for call in (
+            lambda: h.combine(one.rows, two),
+            lambda: h.dispatch_backward(one.rows, two),
+            lambda: h.combine_backward(x, two, one.rows, grad_rows=grads),
+        ):
             with pytest.raises(weft.InvalidError, match="holds another batch of the routing"):
                 call()
         assert (h.combine(one.rows, one) * 2 == h.combine(two.rows, two)).all()
@@ -393,7 +425,12 @@ def test_misuse(comm):
     with pytest.raises(TypeError, match="not both"):
         ep.Handle(comm, spec, experts=4)
     h = ep.Handle(comm, spec)
-    for rows, t, w in ((x[:, :2].copy(), topk, weights), (x, topk[:2], weights), (x, topk * 4, weights), (x, topk, weights[:, :1].copy())):
+    for rows, t, w in (
+        (x[:, :2].copy(), topk, weights),
+        (x, topk[:2], weights),
+        (x, topk * 4, weights),
+        (x, topk, weights[:, :1].copy()),
+    ):
         with pytest.raises(weft.InvalidError):
             h.dispatch(rows, t, w)
     with pytest.raises(weft.OperandError, match="rows: type complex64"):
@@ -424,7 +461,13 @@ def test_misuse(comm):
         got.rows  # noqa: B018
     h.close()
     h.close()
-    for call in (lambda: h.dispatch(x, topk, weights), lambda: h.combine(x, got), lambda: h.prepare(topk, weights), h.combine_buffer, h.gradient_buffer):
+    for call in (
+        lambda: h.dispatch(x, topk, weights),
+        lambda: h.combine(x, got),
+        lambda: h.prepare(topk, weights),
+        h.combine_buffer,
+        h.gradient_buffer,
+    ):
         with pytest.raises(weft.ClosedError):
             call()
     sent = other.send_dispatch(x, topk, weights)
@@ -439,7 +482,15 @@ def test_misuse(comm):
 def test_parts(threads, layout):
     """Several at once are what they are one by one."""
     batch = Batch(2, experts=6, topk=3, hidden=8, max_tokens=7, seed=5)
-    names = ["expert_counts", "expert_demand", "padded_counts", "expert_offsets", "source_counts", "source_ranks", "source_tokens"]
+    names = [
+        "expert_counts",
+        "expert_demand",
+        "padded_counts",
+        "expert_offsets",
+        "source_counts",
+        "source_ranks",
+        "source_tokens",
+    ]
     names += ["ranges", "row_weights"] if layout in BY_EXPERT else ["row_experts", "row_selection_weights"]
 
     def rank(c):
@@ -476,7 +527,9 @@ def test_copied(threads, layout):
                 want, at = got.rows.copy(), got.routing.source_tokens
             copies = []
             for _ in range(5):
-                rows, scales, routing, large = h.dispatch_copied(batch.rows[r], batch.topks[r], batch.weights[r], most=1 << 20)
+                rows, scales, routing, large = h.dispatch_copied(
+                    batch.rows[r], batch.topks[r], batch.weights[r], most=1 << 20
+                )
                 assert scales is None
                 assert large is None
                 assert (routing.source_tokens == at).all()

@@ -12,7 +12,13 @@ from conftest import alone
 
 def import_time(module):
     """What importing a module takes by the interpreter's own account."""
-    p = subprocess.run([sys.executable, "-X", "importtime", "-c", f"import {module}"], env=alone(), capture_output=True, text=True, check=True)
+    p = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", f"import {module}"],
+        env=alone(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return int(re.search(rf"\|\s*(\d+) \| {module}$", p.stderr, re.MULTILINE)[1])
 
 

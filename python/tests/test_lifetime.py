@@ -14,7 +14,11 @@ import weft
 from weft import ep
 
 SPEC = ep.Spec(experts=2, topk=1, hidden=4, max_tokens=4, payload="fp32")
-X, TOPK, WEIGHTS = np.arange(16, dtype=np.float32).reshape(4, 4), np.array([[0], [1], [0], [1]]), np.ones((4, 1), np.float32)
+X, TOPK, WEIGHTS = (
+    np.arange(16, dtype=np.float32).reshape(4, 4),
+    np.array([[0], [1], [0], [1]]),
+    np.ones((4, 1), np.float32),
+)
 
 PROGRAM = """
 import numpy as np, weft
@@ -61,7 +65,8 @@ def mapped():
 
 
 def test_forgotten_handles_and_groups(script):
-    """What is dropped without a close is said once each, and given back by later calls of its rank, whatever the other rank still has."""
+    """What is dropped without a close is said once each, and given back by later calls of its rank,
+    whatever the other rank still has."""
     ended = script(
         """
 import gc, os, threading, weft
@@ -113,7 +118,10 @@ assert most[0] < 100 and most[1] < 100 and most[2] < 40, most
         PYTHONWARNINGS="always::ResourceWarning",
     )
     assert (ended.code, ended.out.count("Traceback")) == (0, 0), ended.out
-    assert (ended.out.count("a handle was never closed"), ended.out.count("a group of collectives was never closed")) == (300, 300), ended.out
+    assert (
+        ended.out.count("a handle was never closed"),
+        ended.out.count("a group of collectives was never closed"),
+    ) == (300, 300), ended.out
     assert ended.out.count("ResourceWarning:") == 600, ended.out
 
 
@@ -255,7 +263,8 @@ if child:
 
 
 def test_multiprocessing(script):
-    """Workers that are forked do their work beside a parent with a communicator, and those that are spawned may have their own."""
+    """Workers that are forked do their work beside a parent with a communicator, and those that are
+    spawned may have their own."""
     ended = script(
         PROGRAM
         + """

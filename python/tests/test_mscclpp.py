@@ -25,10 +25,15 @@ EXPERTS, TOPK, HIDDEN = 8, 3, 256
 
 @functools.cache
 def token_batch(rank, hidden=HIDDEN, experts=EXPERTS, topk=TOPK):
-    """A rank's tokens, their experts with some missing, and weights; another number on each rank, and none on rank 2."""
+    """A rank's tokens, their experts with some missing, and weights; another number on each rank, and
+    none on rank 2."""
     g = torch.Generator().manual_seed(100 + rank)
     tokens = 0 if rank == 2 else 17 + 4 * rank
-    ids = torch.stack([torch.randperm(experts, generator=g)[:topk] for _ in range(tokens)]) if tokens else torch.empty((0, topk), dtype=torch.int64)
+    ids = (
+        torch.stack([torch.randperm(experts, generator=g)[:topk] for _ in range(tokens)])
+        if tokens
+        else torch.empty((0, topk), dtype=torch.int64)
+    )
     ids[torch.rand(ids.shape, generator=g) < 0.15] = -1
     if tokens:
         ids[tokens // 2] = -1  # a token that goes nowhere
@@ -102,21 +107,35 @@ def test_low_latency(threads, ranks, fp8, how):
         r, (x, ids, weights) = b.rank, token_batch(b.rank)
         mine = given_tensors(local, ranks * most, ranks, HIDDEN, fp8)
         # Results may be kept: both are looked at when both are there.
-        for given, (rows, scales, counts, sources, ranges) in [(given, dispatch(b, x, ids, given)) for given in ((), mine)]:
+        for given, (rows, scales, counts, sources, ranges) in [
+            (given, dispatch(b, x, ids, given)) for given in ((), mine)
+        ]:
             if given:
                 for got, own in zip((rows, scales, sources, ranges, counts), given, strict=True):
                     assert got is own
-            assert (rows.shape, rows.dtype) == ((local, ranks * most, HIDDEN), torch.float8_e4m3fn if fp8 else torch.bfloat16)
+            assert (rows.shape, rows.dtype) == (
+                (local, ranks * most, HIDDEN),
+                torch.float8_e4m3fn if fp8 else torch.bfloat16,
+            )
             assert (counts.shape, counts.dtype) == ((local,), torch.int32)
             assert (sources.shape, sources.dtype) == ((local, ranks * most), torch.int32)
             assert (ranges.shape, ranges.dtype) == ((local, ranks), torch.int64)
             if fp8:
-                assert (scales.shape, scales.dtype, scales.stride(1)) == ((local, ranks * most, HIDDEN // 128), torch.float32, 1)
+                assert (scales.shape, scales.dtype, scales.stride(1)) == (
+                    (local, ranks * most, HIDDEN // 128),
+                    torch.float32,
+                    1,
+                )
             else:
                 assert scales is None
             y = torch.full((local, ranks * most, HIDDEN), float("nan"), dtype=torch.bfloat16)
             for e in range(local):
-                come = [(s, t) for s in range(ranks) for t, row in enumerate(token_batch(s)[1]) if (row == r * local + e).any()]
+                come = [
+                    (s, t)
+                    for s in range(ranks)
+                    for t, row in enumerate(token_batch(s)[1])
+                    if (row == r * local + e).any()
+                ]
                 assert int(counts[e]) == len(come)
                 begin = 0
                 for s in range(ranks):
@@ -150,10 +169,12 @@ def test_low_latency(threads, ranks, fp8, how):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tokens", "hidden", "topk", "per_rank"), [(2, 64, 1024, 4, 4), (4, 64, 512, 4, 4), (2, 1, 256, 1, 1), (4, 33, 384, 9, 16), (1, 17, 7168, 2, 3)]
+    ("ranks", "tokens", "hidden", "topk", "per_rank"),
+    [(2, 64, 1024, 4, 4), (4, 64, 512, 4, 4), (2, 1, 256, 1, 1), (4, 33, 384, 9, 16), (1, 17, 7168, 2, 3)],
 )
 def test_as_the_original_tests(threads, ranks, tokens, hidden, topk, per_rank):
-    """Rows that say whose they are, identity experts, sums against x * sum of weights, with the original's absolute bound."""
+    """Rows that say whose they are, identity experts, sums against x * sum of weights, with the
+    original's absolute bound."""
     experts = ranks * per_rank
 
     def batch(r):
@@ -168,7 +189,9 @@ def test_as_the_original_tests(threads, ranks, tokens, hidden, topk, per_rank):
 
     def rank(b):
         x, ids, weights = batch(b.rank)
-        rows, scales, counts, sources, ranges, event, hook = b.low_latency_dispatch(x, ids, tokens, experts, False, False, True)
+        rows, scales, counts, sources, ranges, event, hook = b.low_latency_dispatch(
+            x, ids, tokens, experts, False, False, True
+        )
         hook()
         assert (scales, event) == (None, None)
         everyone = torch.cat([batch(r)[1].flatten() for r in range(ranks)])
@@ -179,15 +202,25 @@ def test_as_the_original_tests(threads, ranks, tokens, hidden, topk, per_rank):
             assert torch.equal(rows[e, :n, :-128].amin(1), rows[e, :n, :-128].amax(1))
             assert torch.equal(rows[e, :n, -1], sources[e, :n].bfloat16())
         out = torch.empty_like(x)
-        home, _, _ = b.low_latency_combine(rows.clone(), ids, weights, sources, ranges, tokens, experts, False, False, False, out)
+        home, _, _ = b.low_latency_combine(
+            rows.clone(), ids, weights, sources, ranges, tokens, experts, False, False, False, out
+        )
         want = (x.float() * weights.masked_fill(ids == -1, 0).sum(1, keepdim=True)).bfloat16()
         assert (home.float() - want.float()).abs().max() < 1e-2
         # As its benchmark does: dispatches into the same tensors, then combines of the last.
-        given = torch.empty_like(rows), None, torch.empty_like(sources), torch.empty_like(ranges), torch.empty_like(counts)
+        given = (
+            torch.empty_like(rows),
+            None,
+            torch.empty_like(sources),
+            torch.empty_like(ranges),
+            torch.empty_like(counts),
+        )
         for _ in range(5):
             last = b.low_latency_dispatch(x, ids, tokens, experts, False, False, False, *given)
         for _ in range(5):
-            b.low_latency_combine(last[0], ids, weights, last[3], last[4], tokens, experts, False, False, False, out.fill_(9))
+            b.low_latency_combine(
+                last[0], ids, weights, last[3], last[4], tokens, experts, False, False, False, out.fill_(9)
+            )
             assert torch.equal(out, home)
 
     buffers(threads, ranks, rank)
@@ -208,17 +241,36 @@ def test_nothing_to_send(threads):
             home, _, _ = b.low_latency_combine(rows, ids, weights, sources, ranges, 8, EXPERTS, False, False, False)
             assert torch.equal(home, torch.zeros_like(x))
             layout = b.get_dispatch_layout(ids, EXPERTS)
-            got = b.runtime.intranode_dispatch(x, None, ids, weights, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False)
+            got = b.runtime.intranode_dispatch(
+                x,
+                None,
+                ids,
+                weights,
+                layout[0],
+                layout[3],
+                layout[2],
+                0,
+                None,
+                None,
+                1,
+                ep.Config(),
+                None,
+                False,
+                False,
+            )
             assert got[0].shape == (0, HIDDEN)
             assert got[4] == [0] * (EXPERTS // 2)
-            home, _, _ = b.runtime.intranode_combine(got[0], got[3], got[8], got[5], got[7], got[9], ep.Config(), None, False, False)
+            home, _, _ = b.runtime.intranode_combine(
+                got[0], got[3], got[8], got[5], got[7], got[9], ep.Config(), None, False, False
+            )
             assert torch.equal(home, torch.zeros_like(x))
 
     buffers(threads, 2, rank)
 
 
 def test_selections_left_out_of_the_combine(threads):
-    """A combine whose topk_idx says -1 where the dispatch's did not leaves that expert out, and finds the other rows."""
+    """A combine whose topk_idx says -1 where the dispatch's did not leaves that expert out, and finds
+    the other rows."""
 
     def rank(b):
         x, ids, weights = token_batch(b.rank)
@@ -280,8 +332,22 @@ def test_intranode(threads, ranks, dtype, with_topk):
         rows, scales = sent(r)
         config = ep.Config(8, 8, 256)
         topk = (ids, weights) if with_topk else (None, None)
-        got = b.runtime.intranode_dispatch(rows, scales, *topk, per_rank, in_rank, per_expert, 0, None, None, 4, config, None, True, False)
-        recv_x, recv_scales, recv_ids, recv_weights, counts, prefix, channel_prefix, recv_channel_prefix, sources, heads, event = got
+        got = b.runtime.intranode_dispatch(
+            rows, scales, *topk, per_rank, in_rank, per_expert, 0, None, None, 4, config, None, True, False
+        )
+        (
+            recv_x,
+            recv_scales,
+            recv_ids,
+            recv_weights,
+            counts,
+            prefix,
+            channel_prefix,
+            recv_channel_prefix,
+            sources,
+            heads,
+            event,
+        ) = got
         event.current_stream_wait()
         assert recv_x.dtype == dtype
         assert recv_x.shape == (len(come), HIDDEN)
@@ -308,7 +374,8 @@ def test_intranode(threads, ranks, dtype, with_topk):
                 assert torch.equal(recv_weights[i], torch.where(here, their_weights[t], 0))
         else:
             assert (recv_ids, recv_weights) == (None, None)
-        # By the cached matrices, and then home, where every rank's row is added in fp32 and the sum rounded once.
+        # By the cached matrices, and then home, where every rank's row is added in fp32 and the sum
+        # rounded once.
         cached = len(come), prefix, channel_prefix, 1, config, None, False, False
         again = b.runtime.intranode_dispatch(rows, scales, None, None, None, in_rank, None, *cached)
         assert torch.equal(again[0].view(torch.uint8), recv_x.view(torch.uint8))
@@ -317,20 +384,27 @@ def test_intranode(threads, ranks, dtype, with_topk):
         assert all(torch.equal(*pair) for pair in zip(again[6:10], got[6:10], strict=True))
         if fp8:
             with pytest.raises(RuntimeError, match="rows are summed"):
-                b.runtime.intranode_combine(recv_x, None, sources, prefix, recv_channel_prefix, heads, config, None, False, False)
+                b.runtime.intranode_combine(
+                    recv_x, None, sources, prefix, recv_channel_prefix, heads, config, None, False, False
+                )
         back = recv_x.to(torch.bfloat16) if fp8 else recv_x
         for handle in (got, again):
-            home, home_weights, event = b.runtime.intranode_combine(back, recv_weights, handle[8], handle[5], handle[7], handle[9], config, None, False, False)
+            home, home_weights, event = b.runtime.intranode_combine(
+                back, recv_weights, handle[8], handle[5], handle[7], handle[9], config, None, False, False
+            )
             assert event is None
             mine = rows.to(torch.bfloat16) if fp8 else rows
             assert torch.equal(home, (mine.float() * in_rank.sum(1, keepdim=True)).to(home.dtype))
-            assert home_weights is None if not with_topk else torch.equal(home_weights, torch.where(ids >= 0, weights, 0))
+            assert (
+                home_weights is None if not with_topk else torch.equal(home_weights, torch.where(ids >= 0, weights, 0))
+            )
 
     buffers(threads, ranks, rank)
 
 
 def test_both_kinds_together(threads):
-    """Exchanges of both kinds, and of several sizes, follow each other; a dispatch may be received before or after another of its kind."""
+    """Exchanges of both kinds, and of several sizes, follow each other; a dispatch may be received
+    before or after another of its kind."""
 
     def rank(b):
         x, ids, weights = token_batch(b.rank)
@@ -338,10 +412,30 @@ def test_both_kinds_together(threads):
         for most in (32, 40, 32):
             rows, _, _, sources, ranges, _, hook = b.low_latency_dispatch(x, ids, most, EXPERTS, False, False, True)
             b.clean_low_latency_buffer(most, HIDDEN, EXPERTS)
-            got = b.intranode_dispatch(x, None, ids, weights, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False)
+            got = b.intranode_dispatch(
+                x,
+                None,
+                ids,
+                weights,
+                layout[0],
+                layout[3],
+                layout[2],
+                0,
+                None,
+                None,
+                1,
+                ep.Config(),
+                None,
+                False,
+                False,
+            )
             hook()
-            home, _, hook = b.low_latency_combine(rows, ids, weights, sources, ranges, most, EXPERTS, False, False, True)
-            plain, _, _ = b.intranode_combine(got[0], None, got[8], got[5], got[7], got[9], ep.Config(), None, False, False)
+            home, _, hook = b.low_latency_combine(
+                rows, ids, weights, sources, ranges, most, EXPERTS, False, False, True
+            )
+            plain, _, _ = b.intranode_combine(
+                got[0], None, got[8], got[5], got[7], got[9], ep.Config(), None, False, False
+            )
             hook()
             assert torch.equal(home, summed(lambda _, t: x[t], ids, weights, HIDDEN))
             assert torch.equal(plain, (x.float() * layout[3].sum(1, keepdim=True)).bfloat16())
@@ -366,13 +460,25 @@ LOCAL_ROWS = (EXPERTS, 40, HIDDEN)
         ({"most": 3}, "17 tokens, and num_max_dispatch_tokens_per_rank is 3"),
         ({"async_finish": True, "hook": True}, "exclude each other"),
         ({"given": (torch.empty(LOCAL_ROWS),)}, "packed_recv_x as given: torch.float32"),
-        ({"given": (torch.empty((EXPERTS, 39, HIDDEN), dtype=torch.bfloat16),)}, "packed_recv_x as given: .* want .*40, 256"),
-        ({"given": (torch.empty((HIDDEN, 40, EXPERTS), dtype=torch.bfloat16).transpose(0, 2),)}, "packed_recv_x as given: strides"),
+        (
+            {"given": (torch.empty((EXPERTS, 39, HIDDEN), dtype=torch.bfloat16),)},
+            "packed_recv_x as given: .* want .*40, 256",
+        ),
+        (
+            {"given": (torch.empty((HIDDEN, 40, EXPERTS), dtype=torch.bfloat16).transpose(0, 2),)},
+            "packed_recv_x as given: strides",
+        ),
         ({"given": (None, torch.empty((EXPERTS, 2, 40))), "fp8": True}, "packed_recv_x_scales as given"),
         ({"given": (None, None, torch.empty((EXPERTS, 40)))}, "packed_recv_src_info as given"),
-        ({"given": (None, None, None, torch.empty((EXPERTS, 2), dtype=torch.int64))}, "packed_recv_layout_range as given"),
+        (
+            {"given": (None, None, None, torch.empty((EXPERTS, 2), dtype=torch.int64))},
+            "packed_recv_layout_range as given",
+        ),
         ({"given": (None, None, None, None, torch.empty(EXPERTS, dtype=torch.int64))}, "packed_recv_count as given"),
-        ({"given": (torch.empty(LOCAL_ROWS, dtype=torch.bfloat16, device="meta"),)}, "packed_recv_x as given: .* on meta"),
+        (
+            {"given": (torch.empty(LOCAL_ROWS, dtype=torch.bfloat16, device="meta"),)},
+            "packed_recv_x as given: .* on meta",
+        ),
     ],
 )
 def test_dispatches_that_are_refused(comm, changed, words):
@@ -397,7 +503,10 @@ def test_dispatches_that_are_refused(comm, changed, words):
         ({"topk_weights": WEIGHTS.t().contiguous().t()}, "topk_weights: shape .* contiguous"),
         ({"src_info": torch.zeros((EXPERTS, 40))}, "src_info: type"),
         ({"src_info": torch.zeros((EXPERTS, 4), dtype=torch.int32)}, "src_info of"),
-        ({"layout_range": torch.zeros((EXPERTS, 1), dtype=torch.int64)}, "layout_range is not what low_latency_dispatch has returned"),
+        (
+            {"layout_range": torch.zeros((EXPERTS, 1), dtype=torch.int64)},
+            "layout_range is not what low_latency_dispatch has returned",
+        ),
         ({"most": 41}, "want .* for the dispatch's 40"),
         ({"experts": 2 * EXPERTS}, "16 experts, want"),
         ({"out": torch.zeros(17, HIDDEN)}, "out: type"),
@@ -411,9 +520,20 @@ def test_combines_that_are_refused(comm, changed, words):
     rows, _, _, sources, ranges, _, _ = b.low_latency_dispatch(X, IDS, 40, EXPERTS, False, False, False)
 
     def combine(
-        x=rows, topk_idx=IDS, topk_weights=WEIGHTS, src_info=sources, layout_range=ranges, most=40, experts=EXPERTS, async_finish=False, hook=False, out=None
+        x=rows,
+        topk_idx=IDS,
+        topk_weights=WEIGHTS,
+        src_info=sources,
+        layout_range=ranges,
+        most=40,
+        experts=EXPERTS,
+        async_finish=False,
+        hook=False,
+        out=None,
     ):
-        return b.low_latency_combine(x, topk_idx, topk_weights, src_info, layout_range, most, experts, False, async_finish, hook, out)
+        return b.low_latency_combine(
+            x, topk_idx, topk_weights, src_info, layout_range, most, experts, False, async_finish, hook, out
+        )
 
     with pytest.raises(mscclpp_ep_cpp.ContractError, match=words):
         combine(**changed)
@@ -426,7 +546,16 @@ def test_normal_exchanges_that_are_refused(comm):
     config = ep.Config(8)
 
     def dispatch(
-        x=X, scales=None, ids=IDS, weights=WEIGHTS, rank=per_rank, there=in_rank, expert=per_expert, cached=(0, None, None), by=config, end=(None, False, False)
+        x=X,
+        scales=None,
+        ids=IDS,
+        weights=WEIGHTS,
+        rank=per_rank,
+        there=in_rank,
+        expert=per_expert,
+        cached=(0, None, None),
+        by=config,
+        end=(None, False, False),
     ):
         return b.intranode_dispatch(x, scales, ids, weights, rank, there, expert, *cached, 1, by, *end)
 
@@ -443,9 +572,15 @@ def test_normal_exchanges_that_are_refused(comm):
         ({"by": ep.Config(7)}, "num_sms is 7"),
         ({"end": (None, False, True)}, "previous_event and async"),
         ({"cached": (n, prefix, channels)}, "takes no topk_idx"),
-        ({"cached": (n, prefix.clone(), channels), "ids": None, "weights": None}, "cached_rank_prefix_matrix is not what intranode_dispatch has returned"),
+        (
+            {"cached": (n, prefix.clone(), channels), "ids": None, "weights": None},
+            "cached_rank_prefix_matrix is not what intranode_dispatch has returned",
+        ),
         ({"cached": (n + 1, prefix, channels), "ids": None, "weights": None}, "are to come by cached matrices"),
-        ({"cached": (n, prefix, channels), "ids": None, "weights": None, "by": ep.Config(16)}, "8 channels .* are of 4"),
+        (
+            {"cached": (n, prefix, channels), "ids": None, "weights": None, "by": ep.Config(16)},
+            "8 channels .* are of 4",
+        ),
         ({"cached": (n, prefix, None), "ids": None, "weights": None}, "goes with"),
     ):
         with pytest.raises(RuntimeError, match=words):
@@ -531,7 +666,11 @@ def test_sizes():
     with pytest.raises(RuntimeError, match="33 experts of 8 ranks"):
         ep.Buffer.get_low_latency_rdma_size_hint(64, 7168, 8, 33)
     config = ep.Config()
-    assert (config.num_sms, config.num_max_nvl_chunked_send_tokens, config.num_max_nvl_chunked_recv_tokens) == (20, 6, 256)
+    assert (config.num_sms, config.num_max_nvl_chunked_send_tokens, config.num_max_nvl_chunked_recv_tokens) == (
+        20,
+        6,
+        256,
+    )
     assert (config.num_max_rdma_chunked_send_tokens, config.num_max_rdma_chunked_recv_tokens) == (6, 258)
     assert ep.Config(20, 8, 256, 16, 128).num_max_rdma_chunked_recv_tokens == 128
     assert config.get_nvl_buffer_size_hint(2048, 8) % 128 == 0
@@ -543,7 +682,14 @@ def test_sizes():
 def test_a_buffer(comm):
     b = ep.Buffer.from_communicator(comm)
     assert ep.Buffer.num_sms == 20
-    assert (b.rank, b.group_size, b.get_num_rdma_ranks(), b.get_rdma_rank(), b.get_root_rdma_rank(True), b.get_local_device_id()) == (0, 1, 1, 0, 0, 0)
+    assert (
+        b.rank,
+        b.group_size,
+        b.get_num_rdma_ranks(),
+        b.get_rdma_rank(),
+        b.get_root_rdma_rank(True),
+        b.get_local_device_id(),
+    ) == (0, 1, 1, 0, 0, 0)
     assert ep.EventHandle is mscclpp_ep_cpp.EventHandle
     assert ep.Config is mscclpp_ep_cpp.Config
     ep.EventHandle().current_stream_wait()
@@ -555,7 +701,10 @@ def test_a_buffer(comm):
     made.use(comm)
     assert made.get_local_buffer_tensor(torch.bfloat16).shape == (512,)
     assert made.get_local_buffer_tensor(torch.int32, 64, True).shape == (48,)
-    assert made.get_local_buffer_tensor(torch.int32, 64).data_ptr() == made.get_local_buffer_tensor(torch.uint8).data_ptr() + 64
+    assert (
+        made.get_local_buffer_tensor(torch.int32, 64).data_ptr()
+        == made.get_local_buffer_tensor(torch.uint8).data_ptr() + 64
+    )
     with pytest.raises(RuntimeError, match="byte 3 of 1024"):
         made.get_local_buffer_tensor(torch.int32, 3)
     with pytest.raises(RuntimeError, match="multiples of 128"):
@@ -576,7 +725,9 @@ def test_numbers_come_home_from_all_ranks(threads):
         got = b.intranode_dispatch(x, None, ids, weights, per_rank, in_rank, per_expert, 0, None, None, 1, *end)
         sent = torch.full_like(got[3], float(b.rank + 1))
         _, numbers, _ = b.intranode_combine(got[0], sent, got[8], got[5], got[7], got[9], *end)
-        assert torch.equal(numbers, (in_rank * (torch.arange(b.group_size) + 1)).sum(1, keepdim=True).expand_as(weights).float())
+        assert torch.equal(
+            numbers, (in_rank * (torch.arange(b.group_size) + 1)).sum(1, keepdim=True).expand_as(weights).float()
+        )
 
     buffers(threads, 4, rank)
 
@@ -586,7 +737,9 @@ def test_what_is_returned_is_copied_and_stored(comm):
     b = ep.Buffer.from_communicator(comm)
     layout = b.get_dispatch_layout(IDS, EXPERTS)
     packed = b.low_latency_dispatch(X, IDS, 40, EXPERTS, False, False, False)
-    moved = b.intranode_dispatch(X, None, IDS, WEIGHTS, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False)
+    moved = b.intranode_dispatch(
+        X, None, IDS, WEIGHTS, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False
+    )
     for t in (packed[4], moved[5]):
         stored = io.BytesIO()
         torch.save(t, stored)
@@ -594,14 +747,19 @@ def test_what_is_returned_is_copied_and_stored(comm):
         for again in (copy.deepcopy(t), pickle.loads(pickle.dumps(t)), torch.load(stored, weights_only=True)):
             assert torch.equal(again, t)
         with pytest.raises(RuntimeError, match="pass that tensor itself"):
-            b.intranode_combine(moved[0], None, moved[8], copy.deepcopy(moved[5]), moved[7], moved[9], ep.Config(), None, False, False)
+            b.intranode_combine(
+                moved[0], None, moved[8], copy.deepcopy(moved[5]), moved[7], moved[9], ep.Config(), None, False, False
+            )
     for prefix in (moved[5], moved[5].view_as(moved[5])):  # as autograd may give it back
-        home, _, _ = b.intranode_combine(moved[0], None, moved[8], prefix, moved[7], moved[9], ep.Config(), None, False, False)
+        home, _, _ = b.intranode_combine(
+            moved[0], None, moved[8], prefix, moved[7], moved[9], ep.Config(), None, False, False
+        )
         assert home.shape == X.shape
 
 
 def test_what_is_dropped_goes(comm):
-    """What a dispatch leaves at its tensors is no cycle: all goes with the last reference, and the communicator with the buffer."""
+    """What a dispatch leaves at its tensors is no cycle: all goes with the last reference, and the
+    communicator with the buffer."""
     b = ep.Buffer.from_communicator(comm)
     layout = b.get_dispatch_layout(IDS, EXPERTS)
     gc.collect()
@@ -609,7 +767,9 @@ def test_what_is_dropped_goes(comm):
     gc.disable()
     try:
         packed = b.low_latency_dispatch(X, IDS, 40, EXPERTS, False, False, False)
-        moved = b.intranode_dispatch(X, None, IDS, WEIGHTS, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False)
+        moved = b.intranode_dispatch(
+            X, None, IDS, WEIGHTS, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False
+        )
         alive = [weakref.ref(traces._left[t.data_ptr()][1]) for t in (packed[4], moved[5])]
         del packed, moved
         assert [ref() for ref in alive] == [None, None]
@@ -627,10 +787,13 @@ def test_without_numpy(script):
         "import sys; sys.modules['numpy'] = None\n"
         "import torch, weft\n"
         "from mscclpp.ext import ep\n"
-        "b, x, ids, weights = ep.Buffer.from_communicator(weft.join()), torch.ones((2, 128)), torch.tensor([[0], [1]]), torch.ones((2, 1))\n"
+        "b, x, ids, weights = ep.Buffer.from_communicator(weft.join()), torch.ones((2, 128)), "
+        "torch.tensor([[0], [1]]), torch.ones((2, 1))\n"
         "per_rank, _, per_expert, in_rank, _ = b.get_dispatch_layout(ids, 2)\n"
-        "got = b.intranode_dispatch(x, None, ids, weights, per_rank, in_rank, per_expert, 0, None, None, 1, ep.Config(), None, False, False)\n"
-        "home, _, _ = b.intranode_combine(got[0], None, got[8], got[5], got[7], got[9], ep.Config(), None, False, False)\n"
+        "got = b.intranode_dispatch(x, None, ids, weights, per_rank, in_rank, per_expert, 0, None, None, 1, "
+        "ep.Config(), None, False, False)\n"
+        "home, _, _ = b.intranode_combine(got[0], None, got[8], got[5], got[7], got[9], ep.Config(), None, "
+        "False, False)\n"
         "assert torch.equal(home, x)\n"
         "b.low_latency_dispatch(x.bfloat16(), ids, 2, 2, True, False, False)\n"
         "print('ok')\n"

@@ -31,7 +31,9 @@ class OnlyDLPack:
         return self.a.__dlpack_device__()
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+)
 def test_numpy(group, dtype):
     x = np.arange(7).astype(dtype)
     got = group.all_reduce(x)
@@ -131,7 +133,9 @@ def test_strides(group):
     x = np.arange(12.0).reshape(3, 4)
     for view in (x.T, x[:, ::2], x[::-1], np.broadcast_to(x[0], (5, 4))):
         assert (group.all_reduce(view) == view).all()
-    with pytest.raises(weft.OperandError, match=r"out: shape \(4, 3\) with strides .* is not contiguous, and is written"):
+    with pytest.raises(
+        weft.OperandError, match=r"out: shape \(4, 3\) with strides .* is not contiguous, and is written"
+    ):
         group.all_reduce(x.T, out=np.zeros((3, 4)).T)
 
 
@@ -234,9 +238,15 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("not today", lambda bad: h.prepare(Bad() if bad else topk)),
             ("not today", lambda bad: h.dispatch(Bad() if bad else token, topk, weights)),
             ("not today", lambda bad: h.dispatch(token, topk, Bad() if bad else weights)),
-            ("rows: type complex64", lambda bad: h.dispatch(token.astype(np.complex64) if bad else token, topk, weights)),
+            (
+                "rows: type complex64",
+                lambda bad: h.dispatch(token.astype(np.complex64) if bad else token, topk, weights),
+            ),
             ("rows: type complex64", lambda bad: h.dispatch(token.astype(np.complex64) if bad else token, routing=got)),
-            ("weights: type complex64", lambda bad: h.dispatch(token, None, weights.astype(np.complex64) if bad else weights, routing=got)),
+            (
+                "weights: type complex64",
+                lambda bad: h.dispatch(token, None, weights.astype(np.complex64) if bad else weights, routing=got),
+            ),
             ("not today", lambda bad: h.combine(Bad() if bad else got.rows, got)),
             ("rows were released before", lambda bad: h.combine(got.rows, gone if bad else got)),
             ("rows were released before", lambda bad: h.dispatch_backward(got.rows, gone if bad else got)),
@@ -247,13 +257,36 @@ def test_what_one_rank_is_refused_all_are(threads):
             ("not today", lambda bad: h.combine_backward(Bad() if bad else token, got)),
             ("root 1.0 of 2", lambda bad: g.broadcast(x, 1.0 if bad else 0)),
             ("root None of 2", lambda bad: g.broadcast(x, None if bad else 0)),
-            ("no more", lambda bad: without_memory(h, lambda: h.combine(got.rows, got)) if bad else h.combine(got.rows, got)),
-            ("no more", lambda bad: without_memory(h, lambda: h.combine_backward(token, got)) if bad else h.combine_backward(token, got)),
-            ("no more", lambda bad: without_memory(h, lambda: h.dispatch_backward(got.rows, got, x)) if bad else h.dispatch_backward(got.rows, got, x)),
-            ("second bias: type", lambda bad: h.combine(got.rows, got, bias=(token, token.astype(np.complex64)) if bad else (token, token))),
+            (
+                "no more",
+                lambda bad: without_memory(h, lambda: h.combine(got.rows, got)) if bad else h.combine(got.rows, got),
+            ),
+            (
+                "no more",
+                lambda bad: (
+                    without_memory(h, lambda: h.combine_backward(token, got)) if bad else h.combine_backward(token, got)
+                ),
+            ),
+            (
+                "no more",
+                lambda bad: (
+                    without_memory(h, lambda: h.dispatch_backward(got.rows, got, x))
+                    if bad
+                    else h.dispatch_backward(got.rows, got, x)
+                ),
+            ),
+            (
+                "second bias: type",
+                lambda bad: h.combine(
+                    got.rows, got, bias=(token, token.astype(np.complex64)) if bad else (token, token)
+                ),
+            ),
         ):
             for bad in range(2):
-                with pytest.raises((ValueError, weft.WeftError), match=words if c.rank == bad else f"rank {bad}: refused there: .*{words}"):
+                with pytest.raises(
+                    (ValueError, weft.WeftError),
+                    match=words if c.rank == bad else f"rank {bad}: refused there: .*{words}",
+                ):
                     call(c.rank == bad)
                 assert g.all_reduce(x).tolist() == [2] * 4
 

@@ -174,11 +174,16 @@ def test_operators(comm):
     torch.library.opcheck(torch.ops.weft.dispatch.default, args, test_utils=checks)
     rows, _, routing = weft.torch.dispatch(h, x, ids, weights)
     rows = rows.detach().clone().requires_grad_()
-    torch.library.opcheck(torch.ops.weft.combine.default, (rows, weights, routing, number), test_utils=(*checks, "test_aot_dispatch_static"))
+    torch.library.opcheck(
+        torch.ops.weft.combine.default,
+        (rows, weights, routing, number),
+        test_utils=(*checks, "test_aot_dispatch_static"),
+    )
 
 
 def test_numbers(comm):
-    """Compiled code is kept for processes to come, by the numbers in it: what stands for a handle must not stand for another kind of one there."""
+    """Compiled code is kept for processes to come, by the numbers in it: what stands for a handle must
+    not stand for another kind of one there."""
     kinds = [h.number >> 31 for h in (handle(comm), handle(comm), handle(comm, layout="token_major"))]
     assert kinds[0] == kinds[1] != kinds[2]
     assert handle(comm).number != handle(comm).number
@@ -194,7 +199,9 @@ def test_compile(threads, layout):
 
             def layer(x, weights):
                 rows, _, routing = weft.torch.dispatch(h, x, ids, weights)
-                return weft.torch.combine(h, torch.tanh(rows) * 2, routing, weights if layout == "expert_major" else None).sin()
+                return weft.torch.combine(
+                    h, torch.tanh(rows) * 2, routing, weights if layout == "expert_major" else None
+                ).sin()
 
             results = []
             torch._dynamo.reset()
@@ -217,8 +224,19 @@ def test_rendezvous(torch_processes, function):
 
 def test_torchrun():
     """Ranks under torchrun meet in its store, whoever of PyTorch's is there."""
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "torch_ranks.py"), "torchrun"]
-    p = subprocess.run(run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False)
+    run = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(HERE / "torch_ranks.py"),
+        "torchrun",
+    ]
+    p = subprocess.run(
+        run, env=alone() | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False
+    )
     assert p.returncode == 0, p.stdout + p.stderr
     assert p.stdout.split() in (["ok", "ok"], ["okok"])  # lines of two processes
 

@@ -58,7 +58,8 @@ def left():
     ],
 )
 def test_uses(of_host, use):
-    """What is kept stays for as long as anything uses the memory, and until the sweep after that; the next tensor there knows nothing of it."""
+    """What is kept stays for as long as anything uses the memory, and until the sweep after that; the
+    next tensor there knows nothing of it."""
     for _ in range(3):
         before, keep = left(), Keep()
         gone = weakref.ref(keep)
@@ -94,7 +95,9 @@ def test_pairs(of_host):
         before, keep = left(), Keep()
         gone = weakref.ref(keep)
         of_host[:] = range(20)
-        pair = list(views.show_pair((at, DType.float32, (2, 5), 0, False), (at + 40, DType.int32, (2, 5), 0, True), keep))
+        pair = list(
+            views.show_pair((at, DType.float32, (2, 5), 0, False), (at + 40, DType.int32, (2, 5), 0, True), keep)
+        )
         del keep
         assert pair[0].tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
         assert (pair[1].shape, pair[1].stride(), pair[1].is_leaf) == ((5, 2), (1, 5), True)
@@ -138,7 +141,13 @@ def test_one_place_shown_twice(of_host):
 
 def test_changes_of_its_shape(of_host):
     """They are the caller's tensor's alone."""
-    for change in (lambda t: t.t_(), lambda t: t.unsqueeze_(0), lambda t: t.requires_grad_(), lambda t: t.resize_(2), lambda t: t.set_(torch.zeros(3))):
+    for change in (
+        lambda t: t.t_(),
+        lambda t: t.unsqueeze_(0),
+        lambda t: t.requires_grad_(),
+        lambda t: t.resize_(2),
+        lambda t: t.set_(torch.zeros(3)),
+    ):
         change(show(of_host))
         views.sweep()
         t = show(of_host)
@@ -294,7 +303,14 @@ kept = show(3)
 
 def test_interrupts():
     """Interrupts lose nothing, and a tensor may outlive the interpreter."""
-    p = subprocess.run([sys.executable, "-X", "faulthandler", "-c", INTERRUPTED], env=alone(), capture_output=True, text=True, timeout=120, check=False)
+    p = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", INTERRUPTED],
+        env=alone(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (p.returncode, p.stdout) == (0, "left 0 0\n"), p.stdout + p.stderr
 
 

@@ -13,7 +13,15 @@ from weft import ep
 
 
 def handle(c, batch, **choices):
-    return ep.Handle(c, experts=batch.experts, topk=batch.topk, hidden=batch.hidden, max_tokens=batch.max_tokens, payload="fp32", **choices)
+    return ep.Handle(
+        c,
+        experts=batch.experts,
+        topk=batch.topk,
+        hidden=batch.hidden,
+        max_tokens=batch.max_tokens,
+        payload="fp32",
+        **choices,
+    )
 
 
 @pytest.mark.parametrize("halves", [False, True])
@@ -69,7 +77,9 @@ def test_with_a_combine(threads):
 
 
 def test_refusals(comm):
-    with ep.Handle(comm, experts=2, topk=2, hidden=8, max_tokens=4, payload="fp32", reduction="partial", wire="per_rank") as h:
+    with ep.Handle(
+        comm, experts=2, topk=2, hidden=8, max_tokens=4, payload="fp32", reduction="partial", wire="per_rank"
+    ) as h:
         x, topk, weights = np.ones((2, 8), np.float32), np.array([[0, 1], [1, 0]]), np.ones((2, 2), np.float32)
         got = h.dispatch(x, topk, weights)
         with pytest.raises(weft.UnsupportedError, match="where the experts are"):
@@ -82,7 +92,13 @@ def test_refusals(comm):
 
 
 def test_a_tuning_is_for_gpus():
-    tuned = {"experts": 8, "topk": 2, "hidden": 8, "max_tokens": 4, "dispatch_tuning": ep.KernelTuning(protocol="flags", threads=128)}
+    tuned = {
+        "experts": 8,
+        "topk": 2,
+        "hidden": 8,
+        "max_tokens": 4,
+        "dispatch_tuning": ep.KernelTuning(protocol="flags", threads=128),
+    }
     ep.Spec(**tuned).check(2, "gpu")
     with pytest.raises(weft.UnsupportedError, match="only kernels of GPUs are tuned"):
         ep.Spec(**tuned).check(2)

@@ -18,7 +18,12 @@ from weft import _library
 def wheels(tmp_path_factory):
     """The package's wheel, and those of DeepEP's names and of MSCCL++'s."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, SOURCE / "backend.py", folder], env=alone() | {"WEFT_LIBRARY": str(_library.find())}, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, SOURCE / "backend.py", folder],
+        env=alone() | {"WEFT_LIBRARY": str(_library.find())},
+        check=True,
+        capture_output=True,
+    )
     return sorted(folder.iterdir())
 
 
@@ -49,11 +54,19 @@ def test_tag_is_true(built):
     """The library needs no newer glibc than the tag says, and no other library of the system."""
     glibc = re.fullmatch(r"weft-[\d.]+-py3-none-manylinux_2_(\d+)_\w+\.whl", built.name)
     try:
-        out = subprocess.run(["objdump", "-p", "-T", _library.find()], capture_output=True, text=True, check=True).stdout
+        out = subprocess.run(
+            ["objdump", "-p", "-T", _library.find()], capture_output=True, text=True, check=True
+        ).stdout
     except FileNotFoundError:
         pytest.skip("no objdump")
     assert max(int(v) for v in re.findall(r"GLIBC_2\.(\d+)", out)) == int(glibc[1])
-    assert set(re.findall(r"NEEDED +(\S+)", out)) <= {"libc.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+    assert set(re.findall(r"NEEDED +(\S+)", out)) <= {
+        "libc.so.6",
+        "libpthread.so.0",
+        "libdl.so.2",
+        "ld-linux-x86-64.so.2",
+        "ld-linux-aarch64.so.1",
+    }
 
 
 def test_they_install_and_run(wheels, tmp_path):
@@ -61,13 +74,30 @@ def test_they_install_and_run(wheels, tmp_path):
     if pip.returncode:
         pytest.skip("no pip")
     target = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--target", target, *wheels]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        target,
+        *wheels,
+    ]
     subprocess.run(install, check=True, capture_output=True)
     program = "import weft\nwith weft.join() as c: print(c.ranks, weft.__file__)\n"
     want = f"1 {target}/weft/__init__.py\n"
     if importlib.util.find_spec("torch"):
-        program += "import deep_ep, mscclpp_ep_cpp\nfrom mscclpp.ext import ep\nfor m in (deep_ep, mscclpp_ep_cpp, ep): print(m.__file__)\n"
-        want += f"{target}/deep_ep/__init__.py\n{target}/mscclpp_ep_cpp/__init__.py\n{target}/mscclpp/ext/ep/__init__.py\n"
+        program += "import deep_ep, mscclpp_ep_cpp\nfrom mscclpp.ext import ep\n"
+        program += "for m in (deep_ep, mscclpp_ep_cpp, ep): print(m.__file__)\n"
+        want += (
+            f"{target}/deep_ep/__init__.py\n{target}/mscclpp_ep_cpp/__init__.py\n{target}/mscclpp/ext/ep/__init__.py\n"
+        )
     env = {k: v for k, v in alone().items() if k != "WEFT_LIBRARY"} | {"PYTHONPATH": str(target)}
-    out = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
     assert out == want

@@ -46,10 +46,22 @@ def deep_ep_buffer():
     buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 20, 0, explicitly_destroy=True)
     assert (buffer.rank, buffer.group_size, buffer.runtime.get_num_rdma_ranks()) == (RANK, RANKS, 1)
     assert buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size((4, 8))).shape == (4, 8)
-    x, ids = torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16), torch.tensor([[0, 3], [1, 2], [2, -1], [3, 0], [1, 3]])
+    x, ids = (
+        torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16),
+        torch.tensor([[0, 3], [1, 2], [2, -1], [3, 0], [1, 3]]),
+    )
     per_rank, per_node, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, 4)
     rows, _, _, counts, handle, event = buffer.dispatch(
-        x, None, per_rank, per_node, in_rank, per_expert, ids, torch.ones(5, 2), previous_event=buffer.capture(), async_finish=True
+        x,
+        None,
+        per_rank,
+        per_node,
+        in_rank,
+        per_expert,
+        ids,
+        torch.ones(5, 2),
+        previous_event=buffer.capture(),
+        async_finish=True,
     )
     event.current_stream_wait()
     assert counts == [4, 4] if RANK == 0 else counts == [4, 6]
@@ -68,8 +80,13 @@ def deep_ep_elastic():
     buffer = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=8, hidden=128, explicitly_destroy=True)
     assert (buffer.rank_idx, buffer.num_ranks, buffer.num_bytes) == (RANK, RANKS, size)
     assert buffer.get_physical_domain_size() == deep_ep.get_physical_domain_size(dist.group.WORLD) == (1, RANKS)
-    x, ids = torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16), torch.tensor([[0, 3], [1, 2], [2, -1], [3, 0], [1, 3]])
-    rows, _, weights, handle, event = buffer.dispatch(x, ids, torch.ones(5, 2), num_experts=4, async_with_compute_stream=True)
+    x, ids = (
+        torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16),
+        torch.tensor([[0, 3], [1, 2], [2, -1], [3, 0], [1, 3]]),
+    )
+    rows, _, weights, handle, event = buffer.dispatch(
+        x, ids, torch.ones(5, 2), num_experts=4, async_with_compute_stream=True
+    )
     with event:
         pass
     assert handle.num_recv_tokens_per_expert_list == [4, 4] if RANK == 0 else [4, 6]
@@ -81,7 +98,8 @@ def deep_ep_elastic():
 
 
 def deep_ep_references():
-    """ElasticBuffer beside exchanges by PyTorch alone, as DeepEP's test has them: rows, weights, sums to the bit, in all modes."""
+    """ElasticBuffer beside exchanges by PyTorch alone, as DeepEP's test has them: rows, weights, sums
+    to the bit, in all modes."""
     import itertools
 
     import deep_ep
@@ -97,26 +115,49 @@ def deep_ep_references():
     local, tokens = experts // RANKS, most - RANK
     for multiple in (True, False):
         buffer = deep_ep.ElasticBuffer(
-            dist.group.WORLD, num_max_tokens_per_rank=most, hidden=hidden, allow_multiple_reduction=multiple, explicitly_destroy=True
+            dist.group.WORLD,
+            num_max_tokens_per_rank=most,
+            hidden=hidden,
+            allow_multiple_reduction=multiple,
+            explicitly_destroy=True,
         )
-        weights, ids = get_unbalanced_scores(tokens, experts, RANKS, topk, 2.0, precise=multiple).topk(topk, sorted=False)
+        weights, ids = get_unbalanced_scores(tokens, experts, RANKS, topk, 2.0, precise=multiple).topk(
+            topk, sorted=False
+        )
         masked = torch.rand(ids.shape) < 0.2
         ids, weights = ids.masked_fill(masked, -1), weights.masked_fill(masked, 0)
-        made = refs.generate_pre_combine_data(RANK * most + torch.arange(tokens), most, topk, hidden).masked_fill((ids < 0)[:, :, None], 0)
-        for (alignment, copy, later), fp8, biases in itertools.product(((16, True, False), (1, False, True)), (True, False), (0, 1, 2)):
+        made = refs.generate_pre_combine_data(RANK * most + torch.arange(tokens), most, topk, hidden).masked_fill(
+            (ids < 0)[:, :, None], 0
+        )
+        for (alignment, copy, later), fp8, biases in itertools.product(
+            ((16, True, False), (1, False, True)), (True, False), (0, 1, 2)
+        ):
             x = torch.randn(tokens, hidden).bfloat16()
             x = per_token_cast_to_fp8(x) if fp8 else x
             bias = tuple(torch.randn(tokens, hidden).bfloat16() for _ in range(biases))
             bias = None if not bias else bias[0] if biases == 1 else bias
-            after = {"previous_event": buffer.capture(), "allocate_on_comm_stream": True, "async_with_compute_stream": True} if later else {}
+            after = (
+                {"previous_event": buffer.capture(), "allocate_on_comm_stream": True, "async_with_compute_stream": True}
+                if later
+                else {}
+            )
             want, want_ids, want_weights, sources, per_rank = refs.dispatch(x, ids, weights, most, experts)
-            options = {"topk_idx": ids, "topk_weights": weights, "num_experts": experts, "expert_alignment": alignment, "do_handle_copy": copy, **after}
+            options = {
+                "topk_idx": ids,
+                "topk_weights": weights,
+                "num_experts": experts,
+                "expert_alignment": alignment,
+                "do_handle_copy": copy,
+                **after,
+            }
             got, got_ids, got_weights, handle, _ = buffer.dispatch(x, **options)
             assert torch.equal(got_ids, want_ids)
             assert torch.equal(got_weights, want_weights.masked_fill(want_ids < 0, 0))
             assert torch.equal(handle.recv_src_metadata[:, 0], sources)
             assert handle.psum_num_recv_tokens_per_scaleup_rank.tolist() == per_rank.cumsum(0).tolist()
-            assert handle.num_recv_tokens_per_expert_list == [align(int((want_ids == e).sum()), alignment) for e in range(local)]
+            assert handle.num_recv_tokens_per_expert_list == [
+                align(int((want_ids == e).sum()), alignment) for e in range(local)
+            ]
             assert (handle.topk_idx.data_ptr() == ids.data_ptr()) == (not copy)
             expanded, _, row_weights, slots, _ = buffer.dispatch(x, **options, do_expand=True, do_zero_padding=True)
             at = slots.recv_src_metadata[:, 2:]
@@ -129,7 +170,9 @@ def deep_ep_references():
                     wanted = rows if mine is None else rows.repeat_interleave((mine >= 0).sum(1), 0).view(torch.uint8)
                     assert torch.equal(arrived.view(torch.uint8), wanted.view(torch.uint8))
             # What the experts make of them, and home.
-            here = refs.generate_pre_combine_data(sources, most, topk, hidden).masked_fill((want_ids < 0)[:, :, None], 0)
+            here = refs.generate_pre_combine_data(sources, most, topk, hidden).masked_fill(
+                (want_ids < 0)[:, :, None], 0
+            )
             home, home_weights, _ = buffer.combine(refs.ordered_accumulate(here), handle, got_weights, bias, **after)
             assert torch.equal(home, refs.combine(made, ids, 1, RANKS, experts, bias, True, False))
             assert torch.equal(home_weights, weights)
@@ -150,7 +193,11 @@ def mscclpp_buffer():
     buffer = ep.Buffer(dist.group.WORLD, num_rdma_bytes=hint, low_latency_mode=True, num_qps_per_rank=2)
     assert (buffer.rank, buffer.group_size, buffer.num_rdma_bytes, buffer.num_qps_per_rank) == (RANK, RANKS, hint, 2)
     assert buffer.is_available()
-    x, ids, weights = torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16), torch.arange(2).repeat(5, 1) + RANK, torch.full((5, 2), 0.5)
+    x, ids, weights = (
+        torch.full((5, 128), float(RANK + 1), dtype=torch.bfloat16),
+        torch.arange(2).repeat(5, 1) + RANK,
+        torch.full((5, 2), 0.5),
+    )
     rows, _, counts, sources, ranges, _, hook = buffer.low_latency_dispatch(x, ids, 8, 2 * RANKS, False, False, True)
     hook()
     assert int(counts.sum()) == 5 * sum(2 * RANK <= r + k < 2 * RANK + 2 for r in range(RANKS) for k in range(2))

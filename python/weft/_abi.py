@@ -39,7 +39,8 @@ class Status(Choice):
     ERROR_UNSUPPORTED = 2
     """it cannot be done here; nothing was enqueued, and the message names the way out"""
     ERROR_TIMEOUT = 3
-    """a rank did not answer before the deadline, or ranks wait for each other (the rank is -1, the message lists them)"""
+    """a rank did not answer before the deadline, or ranks wait for each other (the rank is -1,
+    the message lists them)"""
     ERROR_ABORTED = 4
     """a rank gave the operation up"""
     ERROR_DIED = 5
@@ -177,7 +178,8 @@ class Part(Choice):
     ROW_DEMAND = 11
     """int32 [1]: rows routed here, pads and dropped ones included"""
     SOURCE_SELECTIONS = 12
-    """int32 [rows], layouts by expert: which of its token's selections the row is; -1 for rows that hold no token"""
+    """int32 [rows], layouts by expert: which of its token's selections the row is; -1 for
+    rows that hold no token"""
 
 
 LogFunction = CFUNCTYPE(None, c_void_p, c_char_p)

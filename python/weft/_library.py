@@ -1,7 +1,8 @@
 """libweft.so: where it is, and its functions.
 
-It is loaded by the first call that needs it, not by ``import weft``: a process that forks before has children that can load it themselves.
-Calls go through ctypes, which gives the interpreter's lock up while they last.
+It is loaded by the first call that needs it, not by ``import weft``: a process that forks before has
+children that can load it themselves. Calls go through ctypes, which gives the interpreter's lock up
+while they last.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ class Library:
             raise errors.LibraryError(f"{path} does not load: {e}") from e
         version = functions.weft_version()
         if version < _abi.VERSION:
-            raise errors.LibraryError(f"{path} serves version {version} of its interface, and this package needs {_abi.VERSION}: update the library")
+            raise errors.LibraryError(
+                f"{path} serves version {version} of its interface, and this package needs {_abi.VERSION}: "
+                f"update the library"
+            )
         for name, arguments in _abi.FUNCTIONS.items():
             try:
                 function = getattr(functions, name)
             except AttributeError:
-                raise errors.LibraryError(f"{path} has no {name}: it is older than this package; update the library") from None
+                raise errors.LibraryError(
+                    f"{path} has no {name}: it is older than this package; update the library"
+                ) from None
             function.argtypes = arguments
             function.restype = _abi.RESULTS.get(name, ctypes.c_int)
             setattr(self, name.removeprefix("weft_"), function)
@@ -49,7 +55,8 @@ class Library:
 
 
 def find() -> str:
-    """Where the library is: what WEFT_LIBRARY names, else beside this file (in wheels), else what ``make clib`` built in the source tree."""
+    """Where the library is: what WEFT_LIBRARY names, else beside this file (in wheels), else what
+    ``make clib`` built in the source tree."""
     if named := os.environ.get("WEFT_LIBRARY"):
         return named
     here = os.path.dirname(os.path.realpath(__file__))
@@ -57,7 +64,10 @@ def find() -> str:
         path = os.path.join(folder, _NAME)
         if os.path.exists(path):
             return path
-    raise errors.LibraryError(f"no {_NAME} beside {here}: install the wheel, run make clib in the source tree, or name the file in WEFT_LIBRARY")
+    raise errors.LibraryError(
+        f"no {_NAME} beside {here}: install the wheel, run make clib in the source tree, or name the file in "
+        f"WEFT_LIBRARY"
+    )
 
 
 _loading = threading.Lock()

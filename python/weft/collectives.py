@@ -17,8 +17,8 @@ from .resources import Made
 class Group(Made):
     """Collectives of a communicator, and the memory that they need.
 
-    Making one is collective. ``scratch`` bytes stage operands that lie in no window; 0 is 4 MiB. ``timeout=`` bounds a call's waits, in
-    seconds, as :class:`weft.timeout` does.
+    Making one is collective. ``scratch`` bytes stage operands that lie in no window; 0 is 4 MiB.
+    ``timeout=`` bounds a call's waits, in seconds, as :class:`weft.timeout` does.
     """
 
     _kind = "group of collectives"
@@ -38,8 +38,17 @@ class Group(Made):
         self._begin()
         self._check(self._lib.barrier(self._handle, streams.address(stream, self._comm._device)))
 
-    def all_reduce(self, array: Any, op: Op | str = Op.sum, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
-        """Reduces elementwise, in rank order, and returns ``out``: an array of the shape of ``array``, or ``array`` itself; a new one if None. Collective."""
+    def all_reduce(
+        self,
+        array: Any,
+        op: Op | str = Op.sum,
+        *,
+        out: Any = None,
+        stream: streams.StreamLike = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Reduces elementwise, in rank order, and returns ``out``: an array of the shape of ``array``,
+        or ``array`` itself; a new one if None. Collective."""
         if timeout is not None:
             with limit(timeout):
                 return self.all_reduce(array, op, out=out, stream=stream)
@@ -49,15 +58,19 @@ class Group(Made):
         finally:
             refused = None  # its traceback has this frame
 
-    def all_gather(self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
-        """Gives every rank the arrays of all: [ranks, \\*shape], in the order of ranks. ``array`` may be this rank's part of ``out``. Collective."""
+    def all_gather(
+        self, array: Any, *, out: Any = None, stream: streams.StreamLike = None, timeout: float | None = None
+    ) -> Any:
+        """Gives every rank the arrays of all: [ranks, \\*shape], in the order of ranks. ``array`` may
+        be this rank's part of ``out``. Collective."""
         if timeout is not None:
             with limit(timeout):
                 return self.all_gather(array, out=out, stream=stream)
         return self._run(self._lib.all_gather, array, out, (self._comm.ranks,), stream)
 
     def repeated_all_gather(self, array: Any, out: Any) -> Callable[[], None]:
-        """A function that makes an all-gather of the same arrays whenever it is called, for less: neither may be moved. On the host."""
+        """A function that makes an all-gather of the same arrays whenever it is called, for less:
+        neither may be moved. On the host."""
         self._open()
         to, source = Slot("out", -1, written=True), Slot("array", -1)
         given, into = source.fill(array), to.fill(out)
@@ -73,7 +86,9 @@ class Group(Made):
         again.kept = kept  # type: ignore[attr-defined]
         return again
 
-    def broadcast(self, array: Any, root: int = 0, *, stream: streams.StreamLike = None, timeout: float | None = None) -> Any:
+    def broadcast(
+        self, array: Any, root: int = 0, *, stream: streams.StreamLike = None, timeout: float | None = None
+    ) -> Any:
         """Gives every rank the contents of root's array, in place, and returns it. Collective."""
         if timeout is not None:
             with limit(timeout):
@@ -99,8 +114,18 @@ class Group(Made):
             self._give(slots)
         return array
 
-    def _run(self, call: Any, array: Any, out: Any, more: tuple[int, ...], stream: streams.StreamLike, *rest: int, refused: Exception | None = None) -> Any:
-        """Runs a collective with an operand that is read and one that is written, of the same shape but for the dimensions of ``more``."""
+    def _run(
+        self,
+        call: Any,
+        array: Any,
+        out: Any,
+        more: tuple[int, ...],
+        stream: streams.StreamLike,
+        *rest: int,
+        refused: Exception | None = None,
+    ) -> Any:
+        """Runs a collective with an operand that is read and one that is written, of the same shape but
+        for the dimensions of ``more``."""
         self._begin()
         slots = self._take()
         to, source = slots
@@ -128,7 +153,9 @@ class Group(Made):
     def _made(self, source: Slot, more: tuple[int, ...]) -> tuple[Any, Exception | None]:
         """A new array for a result, or why there is none."""
         if len(more) + len(source.shape) > _abi.MAX_DIMS:
-            return None, source.refuse(f"{len(source.shape)} dimensions, want at most {_abi.MAX_DIMS - len(more)}: the result has one more")
+            return None, source.refuse(
+                f"{len(source.shape)} dimensions, want at most {_abi.MAX_DIMS - len(more)}: the result has one more"
+            )
         try:
             return memory.empty(source.kind, more + source.shape, source.dtype, self._comm._device), None
         except Exception as e:

@@ -30,7 +30,8 @@ class UniqueId:
 
     @classmethod
     def create(cls, interface: str | None = None) -> UniqueId:
-        """Makes an id in the process of rank 0, which listens on a network interface: "lo" for ranks of this host, None for all."""
+        """Makes an id in the process of rank 0, which listens on a network interface: "lo" for ranks of
+        this host, None for all."""
         lib = library()
         text = ctypes.create_string_buffer(_abi.UNIQUE_ID_BYTES)
         if status := lib.unique_id_create(text, interface.encode() if interface else None):
@@ -59,10 +60,12 @@ class Communicator(Resource):
     - ``gpu``: the number of this rank's GPU among those that the process sees;
     - ``deadline``: seconds that bound every wait (60);
     - ``huge_pages``: False keeps windows off the system's pool of huge pages;
-    - ``log``: a function that takes a line, or a :class:`logging.Logger`, told of joins, faults and masks. It is called by any thread, and must make no
+    - ``log``: a function that takes a line, or a :class:`logging.Logger`, told of joins, faults and
+    masks. It is called by any thread, and must make no
       call of this package.
 
-    Any thread may use it, one at a time: a second call on it, or on what was made from it, raises :class:`weft.BusyError`.
+    Any thread may use it, one at a time: a second call on it, or on what was made from it, raises
+    :class:`weft.BusyError`.
     """
 
     _kind = "communicator"
@@ -91,8 +94,17 @@ class Communicator(Resource):
     # How ranks meet.
 
     @classmethod
-    def join(cls, *, engine: str = "host", gpu: int | None = None, deadline: float | None = None, huge_pages: bool = True, log: Log = None) -> Communicator:
-        """Joins as the environment says: weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes; alone if it says nothing. Collective."""
+    def join(
+        cls,
+        *,
+        engine: str = "host",
+        gpu: int | None = None,
+        deadline: float | None = None,
+        huge_pages: bool = True,
+        log: Log = None,
+    ) -> Communicator:
+        """Joins as the environment says: weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes;
+        alone if it says nothing. Collective."""
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         return cls._made(lib, options, lambda out: lib.comm_create(options, out))
 
@@ -109,7 +121,8 @@ class Communicator(Resource):
         huge_pages: bool = True,
         log: Log = None,
     ) -> Communicator:
-        """Joins the communicator of an id as one rank of so many; rank 0 is in the process that made the id. Collective."""
+        """Joins the communicator of an id as one rank of so many; rank 0 is in the process that made
+        the id. Collective."""
         if not 0 <= rank < ranks < 1 << 31:  # the library knows how many there may be
             raise InvalidError(f"rank {rank} of {ranks}")
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
@@ -130,13 +143,18 @@ class Communicator(Resource):
     ) -> Communicator:
         """Joins through an all-gather of the caller's. Collective.
 
-        ``all_gather`` takes this rank's bytes and returns those of every rank, in the order of ranks; all pass the same number of bytes. It is called
-        while this call lasts, by the same thread, and bounds its own waits. What it raises, this call raises.
+        ``all_gather`` takes this rank's bytes and returns those of every rank, in the order of ranks;
+        all pass the same number of bytes. It is called while this call lasts, by the same thread, and
+        bounds its own waits. What it raises, this call raises.
         """
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         call = rendezvous.Callback(all_gather, ranks)
         try:
-            return cls._made(lib, options, lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out))
+            return cls._made(
+                lib,
+                options,
+                lambda out: lib.comm_create_with_all_gather(call.function, None, rank, ranks, options, out),
+            )
         except BaseException as e:
             if call.error is not None and call.error is not e:
                 raise call.error from None
@@ -146,14 +164,16 @@ class Communicator(Resource):
     def from_store(cls, store: Any, rank: int, ranks: int, *, name: str = "weft", **options: Any) -> Communicator:
         """Joins through a key-value store, such as ``torch.distributed``'s. Collective.
 
-        ``store`` has ``set(key, bytes)``, ``get(key)``, which waits for the key and gives up by itself, and ``add(key, 1)``. Communicators of the same
-        ``name`` are told apart by how often each rank has joined under it; ranks that join different ones at the same time give them names.
+        ``store`` has ``set(key, bytes)``, ``get(key)``, which waits for the key and gives up by itself,
+        and ``add(key, 1)``. Communicators of the same ``name`` are told apart by how often each rank
+        has joined under it; ranks that join different ones at the same time give them names.
         """
         return cls.from_all_gather(rendezvous.StoreGather(store, rank, ranks, name), rank, ranks, **options)
 
     @classmethod
     def from_process_group(cls, group: Any = None, **options: Any) -> Communicator:
-        """Joins the ranks of a ``torch.distributed`` process group, None for the whole world's. Collective within the group.
+        """Joins the ranks of a ``torch.distributed`` process group, None for the whole world's.
+        Collective within the group.
 
         The group carries a few hundred bytes while ranks join, and nothing afterwards.
         """
@@ -204,16 +224,17 @@ class Communicator(Resource):
     # Failures.
 
     def abort(self) -> None:
-        """Makes every pending and later operation of every rank raise :class:`weft.AbortedError`, until :meth:`set_mask`. Any thread may call it."""
+        """Makes every pending and later operation of every rank raise :class:`weft.AbortedError`, until
+        :meth:`set_mask`. Any thread may call it."""
         self._check(self._lib.comm_abort(self._handle))
 
     def set_mask(self, ranks: Iterable[int] = (), *, timeout: float | None = None) -> None:
         """Goes on after a failure without these ranks, and with all others.
 
-        The ranks that remain call it with the same ones, when none of their operations is in progress. A job never becomes two:
-        of ranks that leave each other out one side goes on, the larger or that with the lowest rank, or the one that was first,
-        and the others get :class:`weft.MaskedError`. A rank that was left out waits here to be taken back, without those that
-        go on in its ``ranks``.
+        The ranks that remain call it with the same ones, when none of their operations is in progress.
+        A job never becomes two: of ranks that leave each other out one side goes on, the larger or that
+        with the lowest rank, or the one that was first, and the others get :class:`weft.MaskedError`. A
+        rank that was left out waits here to be taken back, without those that go on in its ``ranks``.
         """
         if timeout is not None:
             with limit(timeout):
@@ -228,11 +249,13 @@ class Communicator(Resource):
         self._left_out = self.mask
 
     def wait(self, stream: streams.StreamLike = None, *, timeout: float | None = None) -> None:
-        """Waits until what was enqueued on the stream has happened, and raises the failure that an operation has met meanwhile.
+        """Waits until what was enqueued on the stream has happened, and raises the failure that an
+        operation has met meanwhile.
 
-        Work of a GPU fails after its call has returned: this, :meth:`check` and the next call say so, and a bare ``synchronize`` of PyTorch's does not.
-        On the host, where operations have happened when they return, the failure only. ``timeout``: seconds that bound the wait, which
-        may be called again then.
+        Work of a GPU fails after its call has returned: this, :meth:`check` and the next call say so,
+        and a bare ``synchronize`` of PyTorch's does not. On the host, where operations have happened
+        when they return, the failure only. ``timeout``: seconds that bound the wait, which may be
+        called again then.
         """
         if timeout is not None:
             with limit(timeout):
@@ -243,10 +266,11 @@ class Communicator(Resource):
     # The end.
 
     def close(self) -> None:
-        """Leaves, and closes all that was made from it. It waits for no other rank; peers that still wait for this one get :class:`weft.LeftError`.
+        """Leaves, and closes all that was made from it. It waits for no other rank; peers that still
+        wait for this one get :class:`weft.LeftError`.
 
-        Memory that arrays still show stays until the last of them has gone. While another thread is inside a call it is refused
-        (:class:`weft.BusyError`); :meth:`abort` ends such a call.
+        Memory that arrays still show stays until the last of them has gone. While another thread is
+        inside a call it is refused (:class:`weft.BusyError`); :meth:`abort` ends such a call.
         """
         if self._leases and not self._closed and self._process == os.getpid():
             self._check(self._lib.comm_leave(self._handle))
@@ -263,10 +287,17 @@ class Communicator(Resource):
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._process == os.getpid():
-            warnings.warn(f"rank {self.rank}'s communicator was never closed: use with, or call close()", ResourceWarning, source=self, stacklevel=2)
+            warnings.warn(
+                f"rank {self.rank}'s communicator was never closed: use with, or call close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
 
     def __repr__(self) -> str:
-        return f"<weft.Communicator rank {self.rank} of {self.ranks}, {self.engine}{', closed' if self._closed else ''}>"
+        return (
+            f"<weft.Communicator rank {self.rank} of {self.ranks}, {self.engine}{', closed' if self._closed else ''}>"
+        )
 
 
 join = Communicator.join

@@ -75,9 +75,11 @@ def device_of(array: Any) -> int:
 
 
 def read(array: Any, stream: int | None) -> Found:
-    """Where an array is, and what. It stays the array's: its capsule is not consumed, only kept as long as what this returns.
+    """Where an array is, and what. It stays the array's: its capsule is not consumed, only kept as long
+    as what this returns.
 
-    On a GPU ``stream`` is the one that what was enqueued for the array comes before: 1 is the legacy default one in the convention, -1 none.
+    On a GPU ``stream`` is the one that what was enqueued for the array comes before: 1 is the legacy
+    default one in the convention, -1 none.
     """
     capsule = array.__dlpack__() if stream is None else array.__dlpack__(stream=stream)
     t = _Tensor.from_address(_pointer(capsule, b"dltensor"))
@@ -101,8 +103,9 @@ def contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return 0 in shape or all(n == 1 or s == d for n, s, d in zip(shape, strides, dense(shape), strict=True))
 
 
-# Showing. Who takes a capsule over calls its deleter, in any thread, and amid whatever fails there: so that is the library's, which sets a flag. What nobody
-# has any more is forgotten by the next sweep.
+# Showing. Who takes a capsule over calls its deleter, in any thread, and amid whatever fails there:
+# so that is the library's, which sets a flag. What nobody has any more is forgotten by the next
+# sweep.
 
 _new = ctypes.pythonapi.PyCapsule_New
 _new.argtypes, _new.restype = (c_void_p, c_char_p, c_void_p), py_object
@@ -116,7 +119,8 @@ _PACK = [struct.Struct(f"=Qii iBBH QQQ QQ {n}q{n}q q") for n in range(MAX_DIMS +
 
 
 class _Block:
-    """A managed tensor of so many dimensions. Its memory is there for ever: the deleter may be called when the interpreter has ended."""
+    """A managed tensor of so many dimensions. Its memory is there for ever: the deleter may be called
+    when the interpreter has ended."""
 
     __slots__ = ("at", "dims", "flag", "memory")
 
@@ -131,7 +135,25 @@ class _Block:
         """Says what it is, of which nobody has given back anything yet."""
         dims, (code, bits), pack = self.dims, _CODES[dtype], _PACK[self.dims]
         sizes, flag = self.at + _MANAGED, self.at + pack.size - 8
-        pack.pack_into(self.memory, 0, address, CUDA, device, dims, code, bits, 1, sizes, sizes + 8 * dims, 0, flag, _deleter(), *shape, *_dense(shape), 0)
+        pack.pack_into(
+            self.memory,
+            0,
+            address,
+            CUDA,
+            device,
+            dims,
+            code,
+            bits,
+            1,
+            sizes,
+            sizes + 8 * dims,
+            0,
+            flag,
+            _deleter(),
+            *shape,
+            *_dense(shape),
+            0,
+        )
 
 
 _dense = functools.lru_cache(maxsize=1024)(dense)
@@ -165,7 +187,8 @@ def _deleter() -> int:
 
 
 def show(address: int, dtype: int, shape: tuple[int, ...], device: int, keep: Any) -> Any:
-    """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory, and until the :func:`sweep` after that."""
+    """A capsule of memory of a GPU, which keeps something for as long as its taker uses the memory, and
+    until the :func:`sweep` after that."""
     shown = _Shown(keep)
     block = shown.block = _block(len(shape))
     _shown[block.at] = shown  # from here on a sweep finds it, whatever interrupts
@@ -175,7 +198,8 @@ def show(address: int, dtype: int, shape: tuple[int, ...], device: int, keep: An
 
 
 def lend(address: int, dtype: int, shape: tuple[int, ...], device: int) -> tuple[_Block, Any]:
-    """A capsule that keeps nothing and is not swept, and its block, which is to be returned when nobody uses the memory."""
+    """A capsule that keeps nothing and is not swept, and its block, which is to be returned when nobody
+    uses the memory."""
     block = _block(len(shape))
     block.say(address, dtype, shape, device)
     return block, _new(block.at, b"dltensor", None)
@@ -228,7 +252,8 @@ def _references(thing: object) -> int:
 
 
 def _own() -> tuple[int, int]:
-    """The references that a sweep itself has to what is shown, and to a capsule: how many that are is the interpreter's affair."""
+    """The references that a sweep itself has to what is shown, and to a capsule: how many that are is
+    the interpreter's affair."""
 
     def asked(shown: _Shown) -> tuple[int, int]:
         capsule = shown.capsule

@@ -44,7 +44,13 @@ SIZES: dict[int, int] = {
 }
 
 # The names that PyTorch and ml_dtypes have for types whose name here is another.
-ALIASES = {"float8_e4m3fn": DType.float8_e4m3, "float8_e8m0fnu": DType.ue8m0, "half": DType.float16, "float": DType.float32, "double": DType.float64}
+ALIASES = {
+    "float8_e4m3fn": DType.float8_e4m3,
+    "float8_e8m0fnu": DType.ue8m0,
+    "half": DType.float16,
+    "float": DType.float32,
+    "double": DType.float64,
+}
 
 _FOREIGN = {d.name: d.name for d in DType} | {d.name: name for name, d in ALIASES.items() if name.startswith("float8")}
 
@@ -56,7 +62,9 @@ def dtype_of(like: DTypeLike) -> DType:
     """The type that a name, a numpy type or a torch type means."""
     if isinstance(like, DType):
         return like
-    name = like if isinstance(like, str) else getattr(like, "name", None) or getattr(like, "__name__", None) or str(like)
+    name = (
+        like if isinstance(like, str) else getattr(like, "name", None) or getattr(like, "__name__", None) or str(like)
+    )
     name = str(name).rsplit(".", 1)[-1]
     try:
         return ALIASES.get(name) or DType[name]

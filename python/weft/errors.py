@@ -30,7 +30,8 @@ class InvalidError(WeftError, ValueError):
 
 
 class OperandError(InvalidError, TypeError):
-    """An array that cannot be used as it is: its type, shape, strides or device. The message names it, and the way out."""
+    """An array that cannot be used as it is: its type, shape, strides or device. The message names it,
+    and the way out."""
 
 
 class UnsupportedError(WeftError, NotImplementedError):
@@ -40,7 +41,8 @@ class UnsupportedError(WeftError, NotImplementedError):
 
 
 class DeadlineError(WeftError, TimeoutError):
-    """A rank did not answer before the deadline, or ranks wait for each other: ``rank`` is None then, and the message lists them."""
+    """A rank did not answer before the deadline, or ranks wait for each other: ``rank`` is None then,
+    and the message lists them."""
 
     status = Status.ERROR_TIMEOUT
 

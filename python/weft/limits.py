@@ -18,16 +18,21 @@ _MOST = 1e9
 def milliseconds(what: str, seconds: float) -> int:
     """Seconds that bound a wait, as the library takes them."""
     if not isinstance(seconds, numbers.Real) or not 0 < seconds <= _MOST:
-        raise InvalidError(f"a {what} of {seconds!r} seconds, want more than 0 and at most {_MOST:.0e}: every wait must end, and not before it began")
+        raise InvalidError(
+            f"a {what} of {seconds!r} seconds, want more than 0 and at most {_MOST:.0e}: every wait must end, "
+            f"and not before it began"
+        )
     return max(1, round(seconds * 1000))
 
 
 class timeout:  # noqa: N801
-    """Bounds the calls of this thread, in ``with weft.timeout(seconds):``, that wait on the host, beside the communicator's deadline.
+    """Bounds the calls of this thread, in ``with weft.timeout(seconds):``, that wait on the host,
+    beside the communicator's deadline.
 
-    Who gives up so gets :class:`weft.DeadlineError`, and the other ranks :class:`weft.AbortedError` with this one's number, as after
-    :meth:`weft.Communicator.abort`; :meth:`weft.Communicator.wait` disturbs nobody, and may be called again. What is enqueued on a stream of
-    the caller's waits on the GPU, by the communicator's deadline alone. ``timeout=`` of a call is the same for that call.
+    Who gives up so gets :class:`weft.DeadlineError`, and the other ranks :class:`weft.AbortedError`
+    with this one's number, as after :meth:`weft.Communicator.abort`; :meth:`weft.Communicator.wait`
+    disturbs nobody, and may be called again. What is enqueued on a stream of the caller's waits on the
+    GPU, by the communicator's deadline alone. ``timeout=`` of a call is the same for that call.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -38,7 +43,9 @@ class timeout:  # noqa: N801
         self._before = getattr(_thread, "ms", 0)
         _set(self._ms)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         _set(self._before)
 
 

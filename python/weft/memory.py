@@ -1,4 +1,5 @@
-"""Arrays over memory of the library's, and new ones: of numpy, of PyTorch, or plain ones, whichever the caller's operands were."""
+"""Arrays over memory of the library's, and new ones: of numpy, of PyTorch, or plain ones, whichever the
+caller's operands were."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _FORMATS = {
 
 
 def default_kind(device: int = -1) -> str:
-    """The kind of arrays where no operand says one: numpy's if there is numpy, else PyTorch's if it is in use; on a GPU PyTorch's if it is in use there."""
+    """The kind of arrays where no operand says one: numpy's if there is numpy, else PyTorch's if it is
+    in use; on a GPU PyTorch's if it is in use there."""
     if device >= 0:
         torch = sys.modules.get("torch")
         return TORCH if torch is not None and torch.cuda.is_available() else PLAIN
@@ -45,7 +47,8 @@ def default_kind(device: int = -1) -> str:
 
 
 def numpy_dtype(dtype: DType) -> Any:
-    """The type in numpy. Those that numpy lacks are ml_dtypes', where that is installed, else whole numbers of the same size."""
+    """The type in numpy. Those that numpy lacks are ml_dtypes', where that is installed, else whole
+    numbers of the same size."""
     import numpy
 
     if dtype in (DType.bfloat16, DType.float8_e4m3, DType.float8_e5m2, DType.ue8m0):
@@ -74,12 +77,21 @@ def torch_device(device: int) -> Any:
 
 
 class DeviceArray:
-    """Memory of a GPU as any library takes it over without a copy: ``torch.from_dlpack(x)``, ``cupy.from_dlpack(x)``, or by ``__cuda_array_interface__``.
+    """Memory of a GPU as any library takes it over without a copy: ``torch.from_dlpack(x)``,
+    ``cupy.from_dlpack(x)``, or by ``__cuda_array_interface__``.
 
     It is what results are on a GPU where the operands were not PyTorch's.
     """
 
-    def __init__(self, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease | None, stream: int | None = None) -> None:
+    def __init__(
+        self,
+        address: int,
+        dtype: DType,
+        shape: Sequence[int],
+        device: int,
+        lease: Lease | None,
+        stream: int | None = None,
+    ) -> None:
         self.address = address
         self.dtype = dtype
         self.shape = tuple(shape)
@@ -96,14 +108,24 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        typestr = _TYPESTR.get(self.dtype, f"<u{self.dtype.itemsize}")  # bits, of types that the interface has no name for
+        # bits, of types that the interface has no name for
+        typestr = _TYPESTR.get(self.dtype, f"<u{self.dtype.itemsize}")
         stream = None if self.stream is None else self.stream or 1  # 1 is the legacy default stream there
-        return {"shape": self.shape, "typestr": typestr, "data": (self.address, False), "version": 3, "strides": None, "stream": stream}
+        return {
+            "shape": self.shape,
+            "typestr": typestr,
+            "data": (self.address, False),
+            "version": 3,
+            "strides": None,
+            "stream": stream,
+        }
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CUDA, self.device
 
-    def __dlpack__(self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
+    def __dlpack__(
+        self, *, stream: int | None = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
         """A capsule. Who takes the array over in another stream than its own orders the two."""
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(f"it is shown where it is, on GPU {self.device}: copy it afterwards")
@@ -120,8 +142,11 @@ _TYPESTR = {
 }
 
 
-def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease, stream: int | None = None) -> Any:
-    """An array over memory at an address, which it keeps for as long as it lives. ``device`` is a GPU's number, or -1, ``stream`` what fills it."""
+def view(
+    kind: str, address: int, dtype: DType, shape: Sequence[int], device: int, lease: Lease, stream: int | None = None
+) -> Any:
+    """An array over memory at an address, which it keeps for as long as it lives. ``device`` is a GPU's
+    number, or -1, ``stream`` what fills it."""
     if device >= 0:
         return _on_gpu(kind, address, dtype, tuple(shape), device, lease, stream)
     size = math.prod(shape) * dtype.itemsize
@@ -140,7 +165,9 @@ def view(kind: str, address: int, dtype: DType, shape: Sequence[int], device: in
     return _plain(memoryview(block), dtype, shape)
 
 
-def _on_gpu(kind: str, address: int, dtype: DType, shape: tuple[int, ...], device: int, lease: Lease, stream: int | None) -> Any:
+def _on_gpu(
+    kind: str, address: int, dtype: DType, shape: tuple[int, ...], device: int, lease: Lease, stream: int | None
+) -> Any:
     if kind != TORCH:
         return DeviceArray(address, dtype, shape, device, lease, stream)
     if 0 in shape:
@@ -155,7 +182,9 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
         return (make or maker(kind, tuple(shape), dtype))()
     if device >= 0:
         if kind != TORCH:
-            raise OperandError("results on a GPU are made for operands of PyTorch's only: give the arrays that are to hold them")
+            raise OperandError(
+                "results on a GPU are made for operands of PyTorch's only: give the arrays that are to hold them"
+            )
         return sys.modules["torch"].empty(shape, dtype=torch_dtype(dtype), device=torch_device(device))
     if kind == NUMPY:
         import numpy
@@ -164,7 +193,8 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: int) -> Any:
     return _plain(memoryview(bytearray(math.prod(shape) * dtype.itemsize)), dtype, shape)
 
 
-# What makes small tensors of PyTorch's, by shape and type: one like another costs half of what one from nothing does.
+# What makes small tensors of PyTorch's, by shape and type: one like another costs half of what one
+# from nothing does.
 _makers: dict[tuple[tuple[int, ...], DType], Callable[[], Any]] = {}
 _MAKERS, _SAMPLE_BYTES = 256, 1 << 12
 
@@ -178,7 +208,8 @@ def maker(kind: str, shape: tuple[int, ...], dtype: DType) -> Callable[[], Any]:
         return found
     torch = sys.modules["torch"]
     make = functools.partial(torch.empty, shape, dtype=torch_dtype(dtype), device="cpu")
-    if math.prod(shape) * SIZES[dtype] <= _SAMPLE_BYTES and len(_makers) < _MAKERS and not views.watched():  # a mode's sample would be nobody else's
+    # a mode's sample would be nobody else's
+    if math.prod(shape) * SIZES[dtype] <= _SAMPLE_BYTES and len(_makers) < _MAKERS and not views.watched():
         make = _makers[shape, dtype] = functools.partial(torch.empty_like, make())
     return make
 
@@ -202,7 +233,14 @@ def widened(array: Any) -> Any:
 def first(array: Any, rows: int) -> Any:
     """The first so many rows of an array."""
     if isinstance(array, DeviceArray):
-        return DeviceArray(array.address, array.dtype, (min(rows, array.shape[0]), *array.shape[1:]), array.device, array._lease, array.stream)
+        return DeviceArray(
+            array.address,
+            array.dtype,
+            (min(rows, array.shape[0]), *array.shape[1:]),
+            array.device,
+            array._lease,
+            array.stream,
+        )
     return array[:rows]
 
 

@@ -1,4 +1,5 @@
-"""What callers pass: arrays of PyTorch, of numpy, and of whatever has DLPack or the buffer protocol, as the C library takes them.
+"""What callers pass: arrays of PyTorch, of numpy, and of whatever has DLPack or the buffer protocol, as
+the C library takes them.
 
 Inputs that are not contiguous are copied; outputs that are not are refused, by name.
 """
@@ -36,11 +37,28 @@ class Held(list[Any]):
 
 
 class Slot:
-    """Where an operand is put for the C library to read. What is as it was the last time is not written again: most calls are like the one before."""
+    """Where an operand is put for the C library to read. What is as it was the last time is not written
+    again: most calls are like the one before."""
 
-    __slots__ = ("_bytes", "_shape", "_struct", "address", "code", "device", "held", "kind", "name", "wants", "why", "words", "written")
+    __slots__ = (
+        "_bytes",
+        "_shape",
+        "_struct",
+        "address",
+        "code",
+        "device",
+        "held",
+        "kind",
+        "name",
+        "wants",
+        "why",
+        "words",
+        "written",
+    )
 
-    def __init__(self, name: str, device: int, wants: int = 0, *, written: bool = False, held: Held | None = None) -> None:
+    def __init__(
+        self, name: str, device: int, wants: int = 0, *, written: bool = False, held: Held | None = None
+    ) -> None:
         self.name = name
         self.device = device  # the GPU's number, or -1 on the host
         self.wants = wants  # the DType that is expected, where arrays may lack it
@@ -63,7 +81,8 @@ class Slot:
         return self.address
 
     def absent(self, why: Exception) -> int:
-        """Takes no operand, and returns what tells C why: what the library refuses then is refused on every rank with these words."""
+        """Takes no operand, and returns what tells C why: what the library refuses then is refused on
+        every rank with these words."""
         words = str(why) if isinstance(why, WeftError) else f"{type(why).__name__}: {why}"
         self.why = ctypes.create_string_buffer(words.replace("\0", "").encode(errors="replace"))
         self.put(ctypes.addressof(self.why), _abi.ABSENT, ())
@@ -102,7 +121,12 @@ class Slot:
         dtype = ALIASES.get(name) or DType.__members__.get(name)
         if dtype is None:
             raise self.refuse(f"type {name}, which is none of {', '.join(DType.__members__)}")
-        if self.wants and dtype != self.wants and dtype in _STAND_INS.get(size, ()) and DType(self.wants).itemsize == size:
+        if (
+            self.wants
+            and dtype != self.wants
+            and dtype in _STAND_INS.get(size, ())
+            and DType(self.wants).itemsize == size
+        ):
             return self.wants
         return dtype
 
@@ -110,13 +134,18 @@ class Slot:
         return OperandError(f"{self.name}: {why}")
 
     def refuse_layout(self, shape: Any, strides: Any) -> OperandError:
-        return self.refuse(f"shape {tuple(shape)} with strides {strides} is not contiguous, and is written: pass a contiguous array")
+        return self.refuse(
+            f"shape {tuple(shape)} with strides {strides} is not contiguous, and is written: pass a contiguous array"
+        )
 
     def refuse_copy(self, shape: Any, strides: Any) -> OperandError | None:
         """Why no copy can be made in the call's stream of an operand that is not contiguous, if none can."""
         if self.held.stream != streams.OWN:
             return None
-        return self.refuse(f"shape {tuple(shape)} with strides {strides} is not contiguous, and nothing is copied for a call on OWN: pass a contiguous array")
+        return self.refuse(
+            f"shape {tuple(shape)} with strides {strides} is not contiguous, and nothing is copied for a call "
+            f"on OWN: pass a contiguous array"
+        )
 
     def refuse_device(self, where: object) -> OperandError:
         want = "the host's memory" if self.device < 0 else f"GPU {self.device}"
@@ -149,7 +178,8 @@ def _reader(array: Any) -> Reader:
             memoryview(array).release()
         except TypeError:
             raise OperandError(
-                f"a {type(array).__module__}.{type(array).__qualname__} is no array: pass one of PyTorch or numpy, or what has DLPack, "
+                f"a {type(array).__module__}.{type(array).__qualname__} is no array: pass one of PyTorch or "
+                f"numpy, or what has DLPack, "
                 "__cuda_array_interface__ or the buffer protocol"
             ) from None
         reader = _read_buffer
@@ -167,7 +197,8 @@ def _torch_reader(torch: Any) -> Reader:
         if code is None or x.get_device() != slot.device or not x.is_contiguous() or x.is_neg():
             x, code = check(slot, x)
         if slot.held.torch_stream is not None:
-            x.record_stream(slot.held.torch_stream)  # else its memory may be another tensor's before the stream has passed
+            # else its memory may be another tensor's before the stream has passed
+            x.record_stream(slot.held.torch_stream)
         slot.kind = kind
         shape = x.shape
         if shape != slot._shape or code != slot.code:  # put, without a call
@@ -189,7 +220,9 @@ def _torch_reader(torch: Any) -> Reader:
             raise slot.refuse(f"layout {x.layout}, want a dense tensor")
         if x.is_neg():
             if slot.written:
-                raise slot.refuse("it is a view that PyTorch negates when it is read, and is written: pass a tensor of its own")
+                raise slot.refuse(
+                    "it is a view that PyTorch negates when it is read, and is written: pass a tensor of its own"
+                )
             x = x.resolve_neg()
             slot.held.append(x)
         if not x.is_contiguous():
@@ -230,7 +263,9 @@ def _numpy_reader(numpy: Any) -> Reader:
 def _read_dlpack(slot: Slot, x: Any) -> None:
     where = dlpack.device_of(x)
     if where != slot.device:
-        raise slot.refuse_device("the host" if where == -1 else f"GPU {where}" if where >= 0 else "no memory of CUDA's or the host's")
+        raise slot.refuse_device(
+            "the host" if where == -1 else f"GPU {where}" if where >= 0 else "no memory of CUDA's or the host's"
+        )
     found = dlpack.read(x, _foreign_stream(slot))
     if found.dtype is None:
         raise slot.refuse(f"DLPack type {found.type_words}, which is none of {', '.join(DType.__members__)}")
@@ -281,7 +316,10 @@ def _read_cuda_array(slot: Slot, x: Any) -> None:
         raise slot.refuse("it is read-only, and is written")
     made = known.get("stream")
     if made is not None and made != _foreign_stream(slot):
-        raise slot.refuse(f"it is made in stream {made}, and the call enqueues on another: call with stream={made}, or pass what has DLPack")
+        raise slot.refuse(
+            f"it is made in stream {made}, and the call enqueues on another: call with stream={made}, or pass "
+            f"what has DLPack"
+        )
     slot.kind = memory.PLAIN
     slot.put(address or 0, slot.code_of(name, size), shape)
 

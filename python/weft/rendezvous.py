@@ -24,7 +24,10 @@ class Callback:
         try:
             parts = [bytes(p) for p in self._all_gather(ctypes.string_at(mine, size))]
             if len(parts) != self._ranks or any(len(p) != size for p in parts):
-                raise InvalidError(f"the all-gather returned {[len(p) for p in parts]} bytes, want {size} of each of {self._ranks} ranks")
+                raise InvalidError(
+                    f"the all-gather returned {[len(p) for p in parts]} bytes, want {size} of each of "
+                    f"{self._ranks} ranks"
+                )
             ctypes.memmove(everyone, b"".join(parts), size * self._ranks)
         except BaseException as e:  # it must not unwind through C, and is raised again afterwards
             self.error = e
@@ -37,7 +40,8 @@ class StoreGather:
 
     def __init__(self, store: Any, rank: int, ranks: int, name: str) -> None:
         self._store, self._rank, self._ranks = store, rank, ranks
-        # A store outlives ranks that an elastic launcher starts anew: keys of an earlier life must not be found.
+        # A store outlives ranks that an elastic launcher starts anew: keys of an earlier life must
+        # not be found.
         life = f"weft/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._prefix = f"{life}/{store.add(f'{life}/joins/{rank}', 1)}"
         self._round = 0

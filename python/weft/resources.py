@@ -1,11 +1,13 @@
 """What is closed: objects of the library's, and the memory of theirs that arrays show.
 
-Closing is explicit, and arrays may outlive it: memory that an array still shows is given back when the last such array has gone. Nothing here
-makes a collective call, and garbage collection makes no call that waits: what has memory of a GPU, which is given back when the GPU has come to
-rest, goes with the next call that makes or closes something.
+Closing is explicit, and arrays may outlive it: memory that an array still shows is given back when the
+last such array has gone. Nothing here makes a collective call, and garbage collection makes no call
+that waits: what has memory of a GPU, which is given back when the GPU has come to rest, goes with the
+next call that makes or closes something.
 
-What is forgotten without a close is closed by a later call of its communicator, which is its rank's own affair: ranks forget at different times, and
-what one has closed its peers may still read, for their mappings keep it.
+What is forgotten without a close is closed by a later call of its communicator, which is its rank's own
+affair: ranks forget at different times, and what one has closed its peers may still read, for their
+mappings keep it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class Forgotten(weakref.ref):  # type: ignore[type-arg]
-    """A handle of the library's to be given back when its holder is collected. What it calls then is no Python code, which an interrupt could break off."""
+    """A handle of the library's to be given back when its holder is collected. What it calls then is no
+    Python code, which an interrupt could break off."""
 
     __slots__ = ("number", "release")
 
@@ -60,7 +63,8 @@ class Garbage:
         for forgotten in list(self.found):
             if getattr(self._lib, forgotten.release)(forgotten.number) in _AGAIN:
                 return
-            # Not before: an interrupt between leaves it to the next call, which is told that it was given back.
+            # Not before: an interrupt between leaves it to the next call, which is told that it was
+            # given back.
             self.watched.pop(forgotten.number, None)
             try:  # noqa: SIM105 (suppress costs as much as all the rest)
                 self.found.remove(forgotten)
@@ -91,7 +95,9 @@ class Resource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
@@ -100,7 +106,8 @@ class Resource:
         return self._closed or (self._parent is not None and self._parent.closed)
 
     def close(self) -> None:
-        """Gives the object up on this rank. It is no collective call. Further calls do nothing, as do calls in a child of fork."""
+        """Gives the object up on this rank. It is no collective call. Further calls do nothing, as do
+        calls in a child of fork."""
         if self.closed or self._process != os.getpid():
             self._closed = True
             return
@@ -108,7 +115,11 @@ class Resource:
         if self._leases:
             self._closed = True
             # From here on every array that goes may be the last.
-            self._endings = [weakref.ref(lease, self._returned) for lease in (ref() for ref in list(self._leases)) if lease is not None]
+            self._endings = [
+                weakref.ref(lease, self._returned)
+                for lease in (ref() for ref in list(self._leases))
+                if lease is not None
+            ]
             self._returned()
             return
         status = self._destroy()
@@ -149,7 +160,8 @@ class Resource:
 
 
 class Made(Resource):
-    """A resource that its communicator closes if nobody does: its peers need nothing of it but for operations, which it takes part in no more."""
+    """A resource that its communicator closes if nobody does: its peers need nothing of it but for
+    operations, which it takes part in no more."""
 
     def __init__(self, comm: Communicator, create: str, *arguments: Any) -> None:
         self._forgotten = comm._garbage
@@ -173,7 +185,8 @@ class Made(Resource):
 class Lease:
     """Memory of resources' that arrays show; ``keep`` stays alive as long as they do.
 
-    Resources know their leases by weak references that take themselves out: nothing of Python's runs when an array goes, so an interrupt cannot get lost there.
+    Resources know their leases by weak references that take themselves out: nothing of Python's runs
+    when an array goes, so an interrupt cannot get lost there.
     """
 
     __slots__ = ("__weakref__", "_keep", "_owners")
@@ -189,7 +202,8 @@ class Lease:
 
 
 _left: list[Resource] = []
-"""What was closed, and has no arrays left that show it. Whoever dropped the last of them does not destroy it: that may be the collector, amid a capture."""
+"""What was closed, and has no arrays left that show it. Whoever dropped the last of them does not
+destroy it: that may be the collector, amid a capture."""
 
 
 def sweep() -> None:
@@ -210,7 +224,8 @@ _communicators: dict[int, tuple[Library, int, set[Any]]] = {}
 
 
 def opened(communicator: Resource) -> None:
-    """Remembers a communicator, to leave it when the interpreter ends: peers hear of it at once, and the library's threads call no more."""
+    """Remembers a communicator, to leave it when the interpreter ends: peers hear of it at once, and
+    the library's threads call no more."""
     _communicators[communicator._handle] = (communicator._lib, communicator._process, communicator._leases)
 
 
@@ -225,5 +240,6 @@ def _leave_all() -> None:
     _ending = True
     for handle, (lib, process, leases) in list(_communicators.items()):
         if process == os.getpid():
-            # A thread that is inside a call keeps its communicator; the end of the process is what tells its peers.
+            # A thread that is inside a call keeps its communicator; the end of the process is what
+            # tells its peers.
             (lib.comm_leave if leases else lib.comm_destroy)(handle)

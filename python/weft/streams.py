@@ -9,7 +9,8 @@ from ._abi import STREAM_OWN
 from .errors import InvalidError, UnsupportedError
 
 OWN = STREAM_OWN
-"""The communicator's own stream, ordered with nothing but itself: a call returns when its work there is done. Operands must be ready, and outputs given."""
+"""The communicator's own stream, ordered with nothing but itself: a call returns when its work there is
+done. Operands must be ready, and outputs given."""
 
 StreamLike = Any
 
@@ -17,8 +18,9 @@ StreamLike = Any
 def address(stream: StreamLike, device: int) -> int:
     """What C takes for a stream.
 
-    On the host there are none: it is None. On a GPU None is PyTorch's current stream if PyTorch is in use there, else CuPy's, else the legacy default
-    one; else a ``torch.cuda.Stream``, whatever has ``__cuda_stream__``, a CUstream's number, or :data:`OWN`.
+    On the host there are none: it is None. On a GPU None is PyTorch's current stream if PyTorch is in
+    use there, else CuPy's, else the legacy default one; else a ``torch.cuda.Stream``, whatever has
+    ``__cuda_stream__``, a CUstream's number, or :data:`OWN`.
     """
     if stream is None:
         return current(device) if device >= 0 else 0
@@ -26,14 +28,18 @@ def address(stream: StreamLike, device: int) -> int:
         return stream
     of = getattr(getattr(stream, "device", None), "index", None)
     if of is not None and device >= 0 and of != device:
-        raise InvalidError(f"stream: it is GPU {of}'s, and the communicator works on GPU {device}: pass one of that GPU's")
+        raise InvalidError(
+            f"stream: it is GPU {of}'s, and the communicator works on GPU {device}: pass one of that GPU's"
+        )
     for name in ("cuda_stream", "ptr"):
         number = getattr(stream, name, None)
         if isinstance(number, int):
             return number
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    raise TypeError(f"a {type(stream).__qualname__} is no stream: pass None, a torch.cuda.Stream, or a CUstream's number")
+    raise TypeError(
+        f"a {type(stream).__qualname__} is no stream: pass None, a torch.cuda.Stream, or a CUstream's number"
+    )
 
 
 def _torch() -> Any:
@@ -69,4 +75,6 @@ def refuse_capture(device: int, what: str) -> None:
     """Refuses what would wait for the current stream while it captures."""
     torch = _torch() if device >= 0 else None
     if torch is not None and torch.cuda.is_current_stream_capturing():
-        raise UnsupportedError(f"{what} cannot be had in a capture, for it would be waited for: ask before, or use what stays on the GPU")
+        raise UnsupportedError(
+            f"{what} cannot be had in a capture, for it would be waited for: ask before, or use what stays on the GPU"
+        )

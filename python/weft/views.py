@@ -1,7 +1,8 @@
 """Tensors of PyTorch's that show memory of a GPU.
 
-To take memory over by DLPack takes PyTorch ten times as long as an alias of a tensor does. What exchanges bring stands in the same few places again and
-again: so a tensor of each is kept, callers get aliases, and by their storage, which counts its tensors, it is known when nobody has one any more.
+To take memory over by DLPack takes PyTorch ten times as long as an alias of a tensor does. What
+exchanges bring stands in the same few places again and again: so a tensor of each is kept, callers get
+aliases, and by their storage, which counts its tensors, it is known when nobody has one any more.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from . import dlpack
 from .dtypes import DType, foreign_name
 
 Place = tuple[int, DType, tuple[int, ...], int, bool]
-"""Where a tensor is, and what: its address, type, shape and GPU, and whether its last two dimensions are changed round after that."""
+"""Where a tensor is, and what: its address, type, shape and GPU, and whether its last two dimensions
+are changed round after that."""
 
 
 class _Shown:
-    """A tensor whose aliases callers have, or may have, and what is kept for them; or two, which come and go together."""
+    """A tensor whose aliases callers have, or may have, and what is kept for them; or two, which come
+    and go together."""
 
     __slots__ = ("alone", "beside", "block", "keep", "number", "place", "storage", "tensor", "unasked")
 
     def __init__(self, place: Place, uses: Callable[[int], int], beside: Place | None = None) -> None:
         self.place, self.keep = place, None
         self.block, self.tensor = _taken_over(place)
-        # A storage is used by tensors, and by an object that stands for it, of whose users PyTorch may count none.
+        # A storage is used by tensors, and by an object that stands for it, of whose users PyTorch
+        # may count none.
         self.storage = self.tensor.untyped_storage()
         self.number: int = self.storage._cdata
         self.alone, self.unasked = uses(self.number), self.references()
@@ -61,7 +65,8 @@ _shown: dict[int, _Shown] = {}
 _spare: dict[tuple[Place, Place | None], list[_Shown]] = {}
 _MOST = 1024
 _lock = threading.RLock()
-# A child of a fork has no thread that would give it back. Who sweeps takes that of views first, and so does fork, whose hooks run last in first out.
+# A child of a fork has no thread that would give it back. Who sweeps takes that of views first, and
+# so does fork, whose hooks run last in first out.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
@@ -73,7 +78,8 @@ def _uses() -> Callable[[int], int] | None:
 
 @functools.cache
 def _modes() -> tuple[Callable[[], int], Callable[[], int]]:
-    """How many modes look at what PyTorch does in this thread. They may keep tensors for themselves, which are then in no caller's hands."""
+    """How many modes look at what PyTorch does in this thread. They may keep tensors for themselves,
+    which are then in no caller's hands."""
     c = sys.modules["torch"]._C
     return c._len_torch_dispatch_stack, c._len_torch_function_stack
 
@@ -84,12 +90,14 @@ def watched() -> bool:
 
 
 def show(address: int, dtype: DType, shape: tuple[int, ...], device: int, keep: Any) -> Any:
-    """A tensor over memory of a GPU, which keeps something for as long as anything uses that memory, and until the :func:`sweep` after that."""
+    """A tensor over memory of a GPU, which keeps something for as long as anything uses that memory,
+    and until the :func:`sweep` after that."""
     return show_pair((address, dtype, shape, device, False), None, keep)[0]
 
 
 def show_pair(place: Place, beside: Place | None, keep: Any) -> tuple[Any, Any]:
-    """Two tensors like that, which keep something for as long as anything uses either, for less than one by one; the second may be None."""
+    """Two tensors like that, which keep something for as long as anything uses either, for less than
+    one by one; the second may be None."""
     uses, (dispatch, function) = _uses(), _modes()
     if uses is None or dispatch() or function():
         return _taken_over(place, keep)[1], None if beside is None else _taken_over(beside, keep)[1]
@@ -135,17 +143,32 @@ def _sweep() -> None:
                 shown.drop()
 
 
-# What every PyTorch takes over through DLPack as it is. Others are bytes there, and it is said afterwards what they mean.
-_IN_DLPACK = frozenset((*(DType[f"int{n}"] for n in (8, 16, 32, 64)), *(DType[f"float{n}"] for n in (16, 32, 64)), DType.uint8, DType.bfloat16))
+# What every PyTorch takes over through DLPack as it is. Others are bytes there, and it is said
+# afterwards what they mean.
+_IN_DLPACK = frozenset(
+    (
+        *(DType[f"int{n}"] for n in (8, 16, 32, 64)),
+        *(DType[f"float{n}"] for n in (16, 32, 64)),
+        DType.uint8,
+        DType.bfloat16,
+    )
+)
 
 
 def _taken_over(place: Place, *keep: Any) -> tuple[Any, Any]:
-    """A tensor, not by its address alone, of which the driver would say another GPU where it is a peer's; and its block, unless it keeps something."""
+    """A tensor, not by its address alone, of which the driver would say another GPU where it is a
+    peer's; and its block, unless it keeps something."""
     address, dtype, shape, device, changed_round = place
     torch = sys.modules["torch"]
     plain = dtype in _IN_DLPACK
-    given = (dtype, shape) if plain else (DType.uint8, shape if dtype.itemsize == 1 else (math.prod(shape) * dtype.itemsize,))
-    block, capsule = (None, dlpack.show(address, *given, device, *keep)) if keep else dlpack.lend(address, *given, device)
+    given = (
+        (dtype, shape)
+        if plain
+        else (DType.uint8, shape if dtype.itemsize == 1 else (math.prod(shape) * dtype.itemsize,))
+    )
+    block, capsule = (
+        (None, dlpack.show(address, *given, device, *keep)) if keep else dlpack.lend(address, *given, device)
+    )
     with torch.inference_mode(False):  # aliases are used in any mode
         tensor = torch.from_dlpack(capsule)
         if not plain:

@@ -18,7 +18,8 @@ _MOST = 1 << 62
 
 
 class Window(Resource):
-    """Memory of the same size on every rank, zeroed, that all ranks of the host map. Operands that lie in one move without a staging copy.
+    """Memory of the same size on every rank, zeroed, that all ranks of the host map. Operands that lie
+    in one move without a staging copy.
 
     Making one is collective; closing it is not. Arrays over it keep its memory until they have gone.
     """
@@ -34,14 +35,16 @@ class Window(Resource):
 
     @classmethod
     def from_file(cls, comm: Communicator, descriptor: int, size: int) -> Window:
-        """Makes a window of a memfd of at least ``size`` bytes, sealed against shrinking, on the host. The descriptor stays the caller's."""
+        """Makes a window of a memfd of at least ``size`` bytes, sealed against shrinking, on the host.
+        The descriptor stays the caller's."""
         window = cls.__new__(cls)
         window._make(comm, lambda lib, out: lib.window_create_from_fd(comm._handle, descriptor, size, out))
         return window
 
     @classmethod
     def from_array(cls, comm: Communicator, array: Any) -> Window:
-        """Makes a window of an array of the caller's, which must outlive the window on every rank; this rank's window keeps it.
+        """Makes a window of an array of the caller's, which must outlive the window on every rank; this
+        rank's window keeps it.
 
         On a GPU it is memory of one allocation; on the host all ranks must be in this process.
         """
@@ -68,7 +71,15 @@ class Window(Resource):
         self.size: int = info.bytes
         """Bytes of each rank's part."""
 
-    def array(self, shape: Sequence[int], dtype: DTypeLike, *, offset: int = 0, rank: int | None = None, kind: str | None = None) -> Any:
+    def array(
+        self,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        *,
+        offset: int = 0,
+        rank: int | None = None,
+        kind: str | None = None,
+    ) -> Any:
         """An array over ``offset`` bytes and on of this rank's part, or of another's.
 
         ``kind`` is "numpy" or "torch"; None is numpy on the host, if there is numpy, and PyTorch on GPUs.
@@ -79,7 +90,16 @@ class Window(Resource):
             raise InvalidError(f"window: {size} bytes of {t.name} at byte {offset} of {self.size}")
         self._open()
         at = ctypes.c_uint64()
-        self._check(self._lib.window_peer(self._handle, self._comm.rank if rank is None else rank, ctypes.addressof(at)))
+        self._check(
+            self._lib.window_peer(self._handle, self._comm.rank if rank is None else rank, ctypes.addressof(at))
+        )
         if not at.value:
             raise InvalidError(f"window: rank {rank} was masked when the window was made, and has no part of it")
-        return memory.view(kind or memory.default_kind(self._comm._device), at.value + offset, t, shape, self._comm._device, Lease(self, self._array))
+        return memory.view(
+            kind or memory.default_kind(self._comm._device),
+            at.value + offset,
+            t,
+            shape,
+            self._comm._device,
+            Lease(self, self._array),
+        )

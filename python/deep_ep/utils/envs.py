@@ -38,7 +38,8 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
 
 
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, Any]:
-    """Makes the process group of all ranks: rank, ranks, group. WORLD_SIZE and RANK count nodes; on machines with GPUs tensors are on them by default."""
+    """Makes the process group of all ranks: rank, ranks, group. WORLD_SIZE and RANK count nodes; on
+    machines with GPUs tensors are on them by default."""
     nodes, node = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     address = f"tcp://{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '8361')}"
     gpus = torch.cuda.is_available()
@@ -46,7 +47,12 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
         torch.cuda.set_device(local_rank)
         torch.set_default_device("cuda")
     torch.set_default_dtype(torch.bfloat16)
-    dist.init_process_group("nccl" if gpus else "gloo", init_method=address, world_size=nodes * num_local_ranks, rank=node * num_local_ranks + local_rank)
+    dist.init_process_group(
+        "nccl" if gpus else "gloo",
+        init_method=address,
+        world_size=nodes * num_local_ranks,
+        rank=node * num_local_ranks + local_rank,
+    )
     init_seed(seed)
     return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(nodes * num_local_ranks)))
 

@@ -10,11 +10,15 @@ from .math import ceil_div
 _STEPS = 16  # of the search for a power: more than the tokens of a test tell apart
 
 
-def get_unbalanced_scores(num_tokens: int, num_experts: int, num_ranks: int, num_topk: int, ratio: float, precise: bool) -> Tensor:
-    """Scores [tokens, experts], positive, whose ``num_topk`` largest are a token's selections: rank 0 gets ``ratio`` times the tokens of another rank.
+def get_unbalanced_scores(
+    num_tokens: int, num_experts: int, num_ranks: int, num_topk: int, ratio: float, precise: bool
+) -> Tensor:
+    """Scores [tokens, experts], positive, whose ``num_topk`` largest are a token's selections: rank 0
+    gets ``ratio`` times the tokens of another rank.
 
-    Random scores are so nearly, if selections leave room for it. ``precise`` ones are so as exactly as whole tokens can be, and give all other ranks as many:
-    every token goes to the same number of ranks. They are made on the GPU where there is one, and nothing waits for it.
+    Random scores are so nearly, if selections leave room for it. ``precise`` ones are so as exactly as
+    whole tokens can be, and give all other ranks as many: every token goes to the same number of ranks.
+    They are made on the GPU where there is one, and nothing waits for it.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if precise:
@@ -26,15 +30,17 @@ def get_unbalanced_scores(num_tokens: int, num_experts: int, num_ranks: int, num
 
 
 def _power(scores: Tensor, ranks: int, topk: int, ratio: float) -> Tensor:
-    """The power of rank 0's scores, less than 1, with which it gets ``ratio`` times the tokens of another rank.
+    """The power of rank 0's scores, less than 1, with which it gets ``ratio`` times the tokens of
+    another rank.
 
-    A token's i-th best expert on rank 0 is selected if its score is greater than the best one elsewhere but topk - i: with powers below the quotient of their
-    logarithms.
+    A token's i-th best expert on rank 0 is selected if its score is greater than the best one elsewhere
+    but topk - i: with powers below the quotient of their logarithms.
     """
     local = scores.shape[1] // ranks
     few = min(topk, local)
     own = scores[:, :local].topk(few).values.log()
-    others, experts = torch.nn.functional.pad(scores[:, local:], (0, topk)).topk(topk)  # 0 for experts that there are not
+    # 0 for experts that there are not
+    others, experts = torch.nn.functional.pad(scores[:, local:], (0, topk)).topk(topk)
     below = others.log()[:, topk - few :].flip(1) / own
     # How many ranks a token's first so many experts elsewhere are on.
     of, earlier = experts // local, torch.ones((topk, topk), dtype=torch.bool, device=scores.device).tril(-1)
@@ -51,11 +57,15 @@ def _power(scores: Tensor, ranks: int, topk: int, ratio: float) -> Tensor:
 
 def _precise(tokens: int, experts: int, ranks: int, topk: int, ratio: float, device: torch.device) -> Tensor:
     local = experts // ranks
-    # So many ranks a token: as many as selections that favour nobody reach, within what there are experts for, and what leaves the others their share.
+    # So many ranks a token: as many as selections that favour nobody reach, within what there are
+    # experts for, and what leaves the others their share.
     reached = round(ranks * (1 - (1 - 1 / ranks) ** topk))
     fewest, most = max(1, ceil_div(topk, local)), min(topk, ranks, int((ranks - 1) / ratio) + 1)
     if fewest > most:
-        raise ValueError(f"{topk} selections of {experts} experts on {ranks} ranks cannot send rank 0 {ratio} times as many tokens: want a smaller ratio")
+        raise ValueError(
+            f"{topk} selections of {experts} experts on {ranks} ranks cannot send rank 0 {ratio} times as many "
+            f"tokens: want a smaller ratio"
+        )
     each = min(max(reached, fewest), most)
     first = min(tokens, round(ratio * tokens * each / (ranks - 1 + ratio))) if each < ranks else tokens
     # Rank 0's tokens are any; the others take turns.
@@ -64,7 +74,8 @@ def _precise(tokens: int, experts: int, ranks: int, topk: int, ratio: float, dev
     turn = others.cumsum(0) - others + torch.randint(elsewhere, (), device=device)
     goes = (torch.arange(elsewhere, device=device) - turn[:, None]) % elsewhere < others[:, None]
     allowed = torch.cat((to_first[:, None].bool(), goes), 1)[:, :ranks]
-    # One expert of each rank that a token goes to comes before all others of those ranks, and these before the rest.
+    # One expert of each rank that a token goes to comes before all others of those ranks, and these
+    # before the rest.
     scores = torch.rand((tokens, ranks, local), dtype=torch.float32, device=device)
     before = torch.ones_like(scores).scatter_(2, scores.argmax(2, keepdim=True), 2)
     return (scores + before * allowed[:, :, None]).view(tokens, experts)

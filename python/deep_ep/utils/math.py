@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def calc_diff(x: Tensor, y: Tensor) -> float:
-    """How far two tensors are from the same direction: 1 less their cosine, of numbers moved by 1, in double precision; 0 for two that are empty."""
+    """How far two tensors are from the same direction: 1 less their cosine, of numbers moved by 1, in
+    double precision; 0 for two that are empty."""
     if not x.numel() and not y.numel():
         return 0.0
     a, b = x.double() + 1, y.double() + 1
@@ -28,7 +29,8 @@ def align(x: int, y: int) -> int:
 
 
 def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantises rows, 128 numbers by one scale: float8_e4m3 [tokens, hidden], float32 [tokens, hidden / 128, rounded up]."""
+    """Quantises rows, 128 numbers by one scale: float8_e4m3 [tokens, hidden], float32 [tokens, hidden /
+    128, rounded up]."""
     tokens, hidden = x.shape
     scales = -(-hidden // 128)  # the last one is of what is left
     blocks = torch.nn.functional.pad(x.float(), (0, scales * 128 - hidden)).view(tokens, scales, 128)
@@ -54,7 +56,8 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
 
 
 def inplace_unique(x: Tensor, num_slots: int) -> None:
-    """Leaves in every row each number once that is not negative, the largest first, in the first ``num_slots`` columns, and -1 in the rest."""
+    """Leaves in every row each number once that is not negative, the largest first, in the first
+    ``num_slots`` columns, and -1 in the rest."""
     found = x.sort(dim=1, descending=True).values
     found[:, 1:].masked_fill_(found[:, 1:] == found[:, :-1].clone(), -1)
     found = found.clamp_(min=-1).sort(dim=1, descending=True).values
@@ -92,4 +95,7 @@ def hash_tensors(*tensors: Tensor | tuple[Tensor, ...] | list[Tensor] | None) ->
 
 def count_bytes(*tensors: Tensor | tuple[Tensor, ...] | list[Tensor] | None) -> int:
     """The bytes of tensors, and of tuples and lists of them."""
-    return sum(count_bytes(*t) if isinstance(t, (tuple, list)) else 0 if t is None else t.numel() * t.element_size() for t in tensors)
+    return sum(
+        count_bytes(*t) if isinstance(t, (tuple, list)) else 0 if t is None else t.numel() * t.element_size()
+        for t in tensors
+    )

@@ -14,9 +14,11 @@ Rows = Tensor | tuple[Tensor, Tensor]
 def dispatch(
     x: Rows, topk_idx: Tensor, topk_weights: Tensor | None, num_max_tokens_per_rank: int, num_experts: int
 ) -> tuple[Rows, Tensor, Tensor | None, Tensor, Tensor]:
-    """Sends tokens to the ranks of their experts: rows, with scales if ``x`` has some, local experts, -1 for those elsewhere, weights, sources, counts.
+    """Sends tokens to the ranks of their experts: rows, with scales if ``x`` has some, local experts,
+    -1 for those elsewhere, weights, sources, counts.
 
-    Sources are rank * ``num_max_tokens_per_rank`` + token, int32 [rows], counts how many come from each rank, int32 [ranks] on the host. Collective.
+    Sources are rank * ``num_max_tokens_per_rank`` + token, int32 [rows], counts how many come from each
+    rank, int32 [ranks] on the host. Collective.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     local = num_experts // ranks
@@ -34,15 +36,31 @@ def dispatch(
 
     rows = tuple(move(t) for t in x) if isinstance(x, tuple) else move(x)
     ids = move(topk_idx) - rank * local
-    sources = move(torch.arange(len(topk_idx), dtype=torch.int32, device=topk_idx.device)[:, None] + rank * num_max_tokens_per_rank).flatten()
+    sources = move(
+        torch.arange(len(topk_idx), dtype=torch.int32, device=topk_idx.device)[:, None] + rank * num_max_tokens_per_rank
+    ).flatten()
     weights = None if topk_weights is None else move(topk_weights)
-    return rows, ids.masked_fill((ids < 0) | (ids >= local), -1), weights, sources, torch.tensor(come, dtype=torch.int32)  # type: ignore[return-value]
+    return (
+        rows,
+        ids.masked_fill((ids < 0) | (ids >= local), -1),
+        weights,
+        sources,
+        torch.tensor(come, dtype=torch.int32),
+    )  # type: ignore[return-value]
 
 
-def generate_pre_combine_data(src_token_global_idx: Tensor, num_max_tokens_per_rank: int, num_topk: int, hidden: int) -> Tensor:  # noqa: ARG001
-    """What the expert of each selection makes of tokens: bfloat16 [tokens, topk, hidden], of their indices among all ranks' and the seed alone."""
+def generate_pre_combine_data(
+    src_token_global_idx: Tensor,
+    num_max_tokens_per_rank: int,  # noqa: ARG001 # DeepEP's signature
+    num_topk: int,
+    hidden: int,
+) -> Tensor:
+    """What the expert of each selection makes of tokens: bfloat16 [tokens, topk, hidden], of their
+    indices among all ranks' and the seed alone."""
     device = src_token_global_idx.device
-    selections = src_token_global_idx.int()[:, None] * num_topk + torch.arange(num_topk, dtype=torch.int32, device=device)
+    selections = src_token_global_idx.int()[:, None] * num_topk + torch.arange(
+        num_topk, dtype=torch.int32, device=device
+    )
     columns = torch.arange(hidden, dtype=torch.int32, device=device) * 40503 + get_global_seed()
     mixed = (selections * 97_531)[:, :, None] + columns  # whole numbers wrap round
     mixed = (mixed ^ (mixed >> 13)) * 1_274_126_177
@@ -51,7 +69,9 @@ def generate_pre_combine_data(src_token_global_idx: Tensor, num_max_tokens_per_r
 
 def ordered_accumulate(data: Tensor, initial_value: Tensor | None = None) -> Tensor:
     """The sum of [tokens, topk, hidden] in the order of selections, after a first value: in fp32, rounded once."""
-    total = torch.zeros_like(data[:, 0], dtype=torch.float32) if initial_value is None else initial_value.float().clone()
+    total = (
+        torch.zeros_like(data[:, 0], dtype=torch.float32) if initial_value is None else initial_value.float().clone()
+    )
     for k in range(data.shape[1]):
         total += data[:, k].float()
     return total.to(data.dtype)
@@ -67,7 +87,8 @@ def combine(
     reduce_in_local: bool,
     reduce_in_scaleup: bool,
 ) -> Tensor:
-    """Sums [tokens, topk, hidden] of a rank's own tokens after the biases: first, if asked for, those of one rank, then those of one domain, each rounded."""
+    """Sums [tokens, topk, hidden] of a rank's own tokens after the biases: first, if asked for, those
+    of one rank, then those of one domain, each rounded."""
     local = num_experts // (num_scaleout_ranks * num_scaleup_ranks)
     if reduce_in_local:
         y = _folded(y, topk_idx // local)

@@ -21,9 +21,14 @@ def flush_l2_cache(enabled: bool = True) -> None:
 
 
 def bench(
-    fn: Callable[[], Any], num_warmups: int = 50, num_tests: int = 50, post_fn: Callable[[], Any] | None = None, flush_l2: bool = True
+    fn: Callable[[], Any],
+    num_warmups: int = 50,
+    num_tests: int = 50,
+    post_fn: Callable[[], Any] | None = None,
+    flush_l2: bool = True,
 ) -> tuple[float, float, float]:
-    """Seconds of a call: the mean, the least and the most, the first call not counted. On a GPU between events, on the host by the clock."""
+    """Seconds of a call: the mean, the least and the most, the first call not counted. On a GPU between
+    events, on the host by the clock."""
     for _ in range(num_warmups):
         fn()
     measure = _between_events if torch.cuda.is_available() else _by_the_clock
@@ -55,7 +60,8 @@ def _between_events(fn: Callable[[], Any], tests: int, after: Callable[[], Any] 
     return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
 
-# What kernels are called that do what DeepEP's of these names do. There are none for the rest of an exchange, which is in the same kernel.
+# What kernels are called that do what DeepEP's of these names do. There are none for the rest of an
+# exchange, which is in the same kernel.
 _KERNELS = {"dispatch": "::dispatch", "combine": "::combine", "notify": "::row_map", "barrier": "::all_gather"}
 
 
@@ -72,14 +78,17 @@ def bench_kineto(
 ) -> Any:
     """Seconds of the kernels of a call, by PyTorch's profiler: a number for one name, a tuple for several.
 
-    Names are parts of those of kernels, or DeepEP's; NaN is for those of which no kernel runs. With several kernels a period a number is a list of as many.
-    On the host, where there are no kernels, the whole call is what every name stands for.
+    Names are parts of those of kernels, or DeepEP's; NaN is for those of which no kernel runs. With
+    several kernels a period a number is a list of as many. On the host, where there are no kernels, the
+    whole call is what every name stands for.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
     fn()
     if torch.cuda.is_available():
         with suppress_stdout_stderr() if suppress_kineto_output else empty_suppress():
-            kernels = _profiled(fn, num_tests, trace_path, flush_l2, (barrier or _meet) if barrier_comm_profiling else None)
+            kernels = _profiled(
+                fn, num_tests, trace_path, flush_l2, (barrier or _meet) if barrier_comm_profiling else None
+            )
     else:
         seconds = _by_the_clock(fn, num_tests, None, False)
         kernels = [(name, s) for s in seconds for name in names for _ in range(num_kernels_per_period)]
@@ -87,7 +96,9 @@ def bench_kineto(
     return found[0] if isinstance(kernel_names, str) else found
 
 
-def _profiled(fn: Callable[[], Any], tests: int, trace: str | None, flush: bool, meet: Callable[[], Any] | None) -> list[tuple[str, float]]:
+def _profiled(
+    fn: Callable[[], Any], tests: int, trace: str | None, flush: bool, meet: Callable[[], Any] | None
+) -> list[tuple[str, float]]:
     """The kernels of so many calls in the order in which they began: names and seconds."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(tests):
@@ -98,7 +109,10 @@ def _profiled(fn: Callable[[], Any], tests: int, trace: str | None, flush: bool,
         torch.cuda.synchronize()
     if trace is not None:
         profile.export_chrome_trace(trace)
-    events = sorted((e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA), key=lambda e: e.time_range.start)
+    events = sorted(
+        (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA),
+        key=lambda e: e.time_range.start,
+    )
     return [(e.name, e.time_range.elapsed_us() / 1e6) for e in events]
 
 

@@ -1,4 +1,5 @@
-"""What tunes kernels of DeepEP's and of MSCCL++'s. Weft chooses by itself; sizes and tables are kept for code that computes with them."""
+"""What tunes kernels of DeepEP's and of MSCCL++'s. Weft chooses by itself; sizes and tables are kept
+for code that computes with them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ _INDEX_BYTES = 8
 
 
 class Config:
-    """Numbers of multiprocessors and chunks, as the originals take them. On the host they say nothing but into how many channels a handle's matrices count."""
+    """Numbers of multiprocessors and chunks, as the originals take them. On the host they say nothing
+    but into how many channels a handle's matrices count."""
 
     def __init__(
         self,
@@ -23,13 +25,18 @@ class Config:
         require(num_sms >= 0, f"num_sms is {num_sms}")
         require(
             0 < num_max_nvl_chunked_send_tokens < num_max_nvl_chunked_recv_tokens,
-            f"chunks of {num_max_nvl_chunked_send_tokens} tokens are sent and of {num_max_nvl_chunked_recv_tokens} received: receive more than is sent",
+            f"chunks of {num_max_nvl_chunked_send_tokens} tokens are sent and of "
+            f"{num_max_nvl_chunked_recv_tokens} received: receive more than is sent",
         )
         # What is received is a multiple of what is sent.
-        received = -(-num_max_rdma_chunked_recv_tokens // max(num_max_rdma_chunked_send_tokens, 1)) * num_max_rdma_chunked_send_tokens
+        received = (
+            -(-num_max_rdma_chunked_recv_tokens // max(num_max_rdma_chunked_send_tokens, 1))
+            * num_max_rdma_chunked_send_tokens
+        )
         require(
             0 < num_max_rdma_chunked_send_tokens <= received // 2,
-            f"chunks of {num_max_rdma_chunked_send_tokens} tokens are sent between nodes and of {received} received: receive twice as much",
+            f"chunks of {num_max_rdma_chunked_send_tokens} tokens are sent between nodes and of {received} "
+            f"received: receive twice as much",
         )
         self.num_sms = num_sms
         self.num_max_nvl_chunked_send_tokens = num_max_nvl_chunked_send_tokens
@@ -52,7 +59,9 @@ class Config:
         if num_ranks <= _NVL_PEERS:
             return 0
         token = hidden_bytes + 8 + _MAX_TOPK * (_INDEX_BYTES + 4 + 4) + 16
-        return _align(2 * self.channels * (num_ranks // _NVL_PEERS) * (18 * 4 + self.num_max_rdma_chunked_recv_tokens * token))
+        return _align(
+            2 * self.channels * (num_ranks // _NVL_PEERS) * (18 * 4 + self.num_max_rdma_chunked_recv_tokens * token)
+        )
 
 
 def low_latency_size(tokens: int, hidden: int, experts: int) -> int:
@@ -61,12 +70,14 @@ def low_latency_size(tokens: int, hidden: int, experts: int) -> int:
 
 
 def low_latency_size_of_mscclpp(tokens: int, hidden: int, experts: int) -> int:
-    """Bytes that MSCCL++'s buffer needs for low-latency exchanges: counters are of 8 bytes there, and rows that are combined have no scales."""
+    """Bytes that MSCCL++'s buffer needs for low-latency exchanges: counters are of 8 bytes there, and
+    rows that are combined have no scales."""
     return _low_latency_size(tokens, hidden, experts, 2 * hidden, 8 * experts)
 
 
 def _low_latency_size(tokens: int, hidden: int, experts: int, combined: int, signals: int) -> int:
-    """Two buffers, of what is sent, of what is received, and of signals; ``combined`` bytes of a row on its way home."""
+    """Two buffers, of what is sent, of what is received, and of signals; ``combined`` bytes of a row on
+    its way home."""
     dispatched = 16 + max(2 * hidden, hidden + hidden // 128 * 4)
     sent = max(tokens * dispatched, experts * tokens * combined)
     received = experts * tokens * max(dispatched, combined)
@@ -102,5 +113,8 @@ COMBINE = {
 
 
 def chunks(table: dict[int, tuple[int, int, int, int]], ranks: int, sms: int) -> Config:
-    require(ranks in table, f"there is no configuration for {ranks} ranks, but for {', '.join(map(str, table))}: make a Config")
+    require(
+        ranks in table,
+        f"there is no configuration for {ranks} ranks, but for {', '.join(map(str, table))}: make a Config",
+    )
     return Config(sms, *table[ranks])

@@ -1,4 +1,5 @@
-"""Events of streams, and the stream of exchanges. On the host a call is done when it returns, and there is nothing to wait for."""
+"""Events of streams, and the stream of exchanges. On the host a call is done when it returns, and there
+is nothing to wait for."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class EventHandle:
 
 
 class EventOverlap:
-    """An event, or none, and the tensors that it keeps: ``with`` waits for it at the end of the block, beside whose work the exchange runs."""
+    """An event, or none, and the tensors that it keeps: ``with`` waits for it at the end of the block,
+    beside whose work the exchange runs."""
 
     __slots__ = ("_hooks", "event", "extra_tensors")
 
@@ -46,7 +48,9 @@ class EventOverlap:
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Has the current stream wait for the event."""
         if self.event is None:
-            raise ValueError("there is no event: ask for one by async_finish=True or async_with_compute_stream=True, or by capture()")
+            raise ValueError(
+                "there is no event: ask for one by async_finish=True or async_with_compute_stream=True, or by capture()"
+            )
         self.event.current_stream_wait()
         if release_handle:
             self.event = self.extra_tensors = None
@@ -61,7 +65,9 @@ class EventOverlap:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None) -> None:
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
         if self.event is not None:
             self.current_stream_wait()
 
@@ -75,7 +81,9 @@ _HAPPENED = EventHandle.of(None)
 # What is remembered of what is shown before it is looked through.
 _FEW = 32
 
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda device: torch.cuda.current_stream(device).cuda_stream)
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+    lambda device: torch.cuda.current_stream(device).cuda_stream
+)
 
 
 class Current:
@@ -97,9 +105,11 @@ class Current:
 
 
 class CommStream:
-    """Where the exchanges of a buffer are enqueued: on a GPU in a stream of their own, beside which others compute, or in the current one.
+    """Where the exchanges of a buffer are enqueued: on a GPU in a stream of their own, beside which
+    others compute, or in the current one.
 
-    They share multiprocessors, so one comes after another wherever they are. What is captured knows nothing of what was before: its caller orders graphs.
+    They share multiprocessors, so one comes after another wherever they are. What is captured knows
+    nothing of what was before: its caller orders graphs.
     """
 
     def __init__(self) -> None:
@@ -108,7 +118,8 @@ class CommStream:
         self._events: list[Any] = []  # that nobody waits for any more, to be recorded again
         self._shown: list[Any] = []
         self._some_gone = False
-        # The number of the last exchange's stream, its end, and the events that say so again and again: in the stream of exchanges, and in a current one.
+        # The number of the last exchange's stream, its end, and the events that say so again and
+        # again: in the stream of exchanges, and in a current one.
         self._last: int | None = None
         self._end: Any = None
         self._marks: tuple[Any, Any] | None = None
@@ -123,13 +134,17 @@ class CommStream:
         return self._stream
 
     def shows(self, received: Any) -> None:
-        """Remembers that tensors of the caller's show memory of the library's, which an exchange may take again when they have gone."""
+        """Remembers that tensors of the caller's show memory of the library's, which an exchange may
+        take again when they have gone."""
         self._shown.append(received)
         if len(self._shown) > _FEW:
             self._some_gone = self._any_gone()
 
-    def run(self, exchange: Callable[..., Any], like: torch.Tensor, before: Before, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
-        """Makes an exchange of tensors of a device, and returns its result and its end. Unless that comes ``later``, the current stream waits for it."""
+    def run(
+        self, exchange: Callable[..., Any], like: torch.Tensor, before: Before, later: bool, *arguments: Any
+    ) -> tuple[Any, EventOverlap]:
+        """Makes an exchange of tensors of a device, and returns its result and its end. Unless that
+        comes ``later``, the current stream waits for it."""
         if not like.is_cuda:
             return exchange(*arguments), EventOverlap(_HAPPENED if later else None)
         device = like.get_device()
@@ -148,7 +163,9 @@ class CommStream:
         else:
             self._follow(own, own.cuda_stream)
         try:
-            torch.cuda.set_stream(own)  # as torch.cuda.stream does, which takes ten times as long to find out which device is meant
+            # as torch.cuda.stream does, which takes ten times as long to find out which device is
+            # meant
+            torch.cuda.set_stream(own)
             for t in _tensors(arguments):
                 t.record_stream(own)
             result = exchange(*arguments)
@@ -165,8 +182,11 @@ class CommStream:
         current.wait_event(end)
         return result, EventOverlap()
 
-    def run_soon(self, exchange: Callable[..., Any], like: torch.Tensor, before: Before, later: bool, *arguments: Any) -> tuple[Any, EventOverlap]:
-        """:meth:`run` of something short. If it comes between what the current stream does, it is enqueued there: the way to another and back takes longer."""
+    def run_soon(
+        self, exchange: Callable[..., Any], like: torch.Tensor, before: Before, later: bool, *arguments: Any
+    ) -> tuple[Any, EventOverlap]:
+        """:meth:`run` of something short. If it comes between what the current stream does, it is
+        enqueued there: the way to another and back takes longer."""
         if later or before is not None or not like.is_cuda:
             return self.run(exchange, like, before, later, *arguments)
         return self._run_here(exchange, like.get_device(), *arguments), EventOverlap()
@@ -212,7 +232,8 @@ class CommStream:
         return self._marks[which]
 
     def catch_up(self) -> None:
-        """Has the current stream wait for what is enqueued in the stream of exchanges now, as descriptions of rows that were asked for later are."""
+        """Has the current stream wait for what is enqueued in the stream of exchanges now, as
+        descriptions of rows that were asked for later are."""
         if self._stream is None or torch.cuda.is_current_stream_capturing():
             return
         current = torch.cuda.current_stream()

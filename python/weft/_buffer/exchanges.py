@@ -1,4 +1,5 @@
-"""What both buffers build on: handles by what they are for, what ranks tell each other, and whose memory results are."""
+"""What both buffers build on: handles by what they are for, what ranks tell each other, and whose
+memory results are."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _MOST_TOPK = 32
 
 _FEW_SMS = 2  # enough for what has a row
 
-# Where the series of buffers begin, which nobody else will choose: the handles of one, whose exchanges follow each other, share multiprocessors.
+# Where the series of buffers begin, which nobody else will choose: the handles of one, whose
+# exchanges follow each other, share multiprocessors.
 _SERIES = 1 << 40
 
 # Batches that the library has memory for at once. On the host it is address space until it is used.
@@ -39,7 +41,8 @@ Era = tuple[int, frozenset[int]]
 class Exchanges:
     """The handles of a buffer, each made when it is first needed, on all ranks alike.
 
-    On GPUs counts stay where the rows are, and no call of a handle's waits: a dispatch whose tensors are exactly the rows that come asks for their number once.
+    On GPUs counts stay where the rows are, and no call of a handle's waits: a dispatch whose tensors
+    are exactly the rows that come asks for their number once.
     """
 
     def __init__(self, comm: weft.Communicator) -> None:
@@ -73,7 +76,8 @@ class Exchanges:
 
     @functools.cached_property
     def _sharing(self) -> int:
-        """How many ranks may share a GPU, and its multiprocessors: where each sees another one alone too many, which is only a bound."""
+        """How many ranks may share a GPU, and its multiprocessors: where each sees another one alone
+        too many, which is only a bound."""
         return -(-self.comm.local_ranks // max(1, torch.cuda.device_count()))
 
     def _forget(self) -> None:
@@ -91,12 +95,16 @@ class Exchanges:
         return self._forgot, self.comm._left_out
 
     def check_era(self, then: Era, anew: bool = False) -> None:
-        """Refuses what goes on with an exchange of then, on every rank alike, if what it was made with is gone, or its rows would be counted ``anew``."""
+        """Refuses what goes on with an exchange of then, on every rank alike, if what it was made with
+        is gone, or its rows would be counted ``anew``."""
         now = self.era
         if then[0] != now[0]:
             raise ContractError("the handle is from before a rank was taken in again: dispatch without it first")
         if anew and then != now:
-            raise ContractError("the handle is from before ranks were masked, and had not what is asked of it now: dispatch without it first")
+            raise ContractError(
+                "the handle is from before ranks were masked, and had not what is asked of it now: dispatch "
+                "without it first"
+            )
 
     def find(self, key: Any) -> ep.Handle | None:
         """The handle of a key, if there is one."""
@@ -104,11 +112,17 @@ class Exchanges:
 
     @functools.cached_property
     def most_sms(self) -> int:
-        """Multiprocessors that low-latency exchanges may fill: all that other buffers have left. 0 leaves it to the library."""
-        return torch.cuda.get_device_properties(where(self.comm)).multi_processor_count if self.on_gpu and torch.cuda.is_available() else 0
+        """Multiprocessors that low-latency exchanges may fill: all that other buffers have left. 0
+        leaves it to the library."""
+        return (
+            torch.cuda.get_device_properties(where(self.comm)).multi_processor_count
+            if self.on_gpu and torch.cuda.is_available()
+            else 0
+        )
 
     def layout(self, topk: torch.Tensor, experts: int) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
-        """Counts where tokens go, where their selections are: int32 [ranks], None (there is one node), int32 [experts], bool [tokens, ranks]. Local."""
+        """Counts where tokens go, where their selections are: int32 [ranks], None (there is one node),
+        int32 [experts], bool [tokens, ranks]. Local."""
         if not self.mask.settled:
             self.mask.settle()  # till then a communicator that has failed counts nothing
         if self.on_gpu:
@@ -118,7 +132,10 @@ class Exchanges:
             if topk.dim() != 2:
                 raise ContractError(f"topk_idx of shape {tuple(topk.shape)}, want [tokens, topk]")
             made, device = torch.empty, topk.device
-            ranks, selections = made(self.ranks, dtype=torch.int32, device=device), made(experts, dtype=torch.int32, device=device)
+            ranks, selections = (
+                made(self.ranks, dtype=torch.int32, device=device),
+                made(experts, dtype=torch.int32, device=device),
+            )
             within = made((topk.shape[0], self.ranks), dtype=torch.uint8, device=device)
             counter.count(topk, rank_tokens=ranks, expert_selections=selections, token_in_rank=within)
             return ranks, None, selections, within.view(torch.bool)
@@ -144,18 +161,22 @@ class Exchanges:
         come: Callable[[ep.Routing], int | None] | None = None,
         columns: Columns | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
-        """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as long as he wants. Collective.
+        """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as
+        long as he wants. Collective.
 
-        Large ones show the library's memory, which has room for a few batches; when that is taken, and of small ones, they are copies. On a GPU they are of the
-        capacity, or of the rows of which ``come`` says that they come, and what is captured shows the memory, too, but nothing after that. ``columns``: what
-        scales are to be.
+        Large ones show the library's memory, which has room for a few batches; when that is taken, and
+        of small ones, they are copies. On a GPU they are of the capacity, or of the rows of which
+        ``come`` says that they come, and what is captured shows the memory, too, but nothing after
+        that. ``columns``: what scales are to be.
         """
         if self.on_gpu:
             got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
             if routing is None:
                 self.stream.shows(weakref.ref(got.routing))
         else:
-            copied, copied_scales, routing, large = handle.dispatch_copied(rows, topk, weights, routing=routing, scales=scales, most=_SHOWN_BYTES)
+            copied, copied_scales, routing, large = handle.dispatch_copied(
+                rows, topk, weights, routing=routing, scales=scales, most=_SHOWN_BYTES
+            )
             if large is None:
                 return copied, in_columns(copied_scales, columns), routing
             got = large
@@ -192,22 +213,29 @@ class Exchanges:
     # What ranks tell each other.
 
     def gather_of(self, n: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """On the host: where a rank's n numbers are put, where everyone's come, and the call that exchanges them, which is collective."""
+        """On the host: where a rank's n numbers are put, where everyone's come, and the call that
+        exchanges them, which is collective."""
         found = self._gathers.get(n)
         if found is None:
             if self._group is None:
                 self._group = weft.Group(self.comm)
-            mine, everyone = torch.zeros(n, dtype=torch.int32, device="cpu"), torch.empty((self.ranks, n), dtype=torch.int32, device="cpu")
+            mine, everyone = (
+                torch.zeros(n, dtype=torch.int32, device="cpu"),
+                torch.empty((self.ranks, n), dtype=torch.int32, device="cpu"),
+            )
             found = self._gathers[n] = mine, everyone, self._group.repeated_all_gather(mine, everyone)
         return found
 
     def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
-        """On GPUs: everyone's numbers, int32 [ranks, n], of this rank's, int32 [n], as one token that every rank has an expert for. Collective.
+        """On GPUs: everyone's numbers, int32 [ranks, n], of this rank's, int32 [n], as one token that
+        every rank has an expert for. Collective.
 
         Those of ranks that are left out are 0.
         """
         if self.ranks > _MOST_TOPK:
-            raise weft.UnsupportedError(f"{self.ranks} ranks on GPUs, want at most {_MOST_TOPK}: use groups of fewer ranks")
+            raise weft.UnsupportedError(
+                f"{self.ranks} ranks on GPUs, want at most {_MOST_TOPK}: use groups of fewer ranks"
+            )
         n = mine.shape[0]
         row = torch.nn.functional.pad(mine, (0, -n % 4)).unsqueeze(0)
         h = self.handle(
@@ -224,7 +252,8 @@ class Exchanges:
         everywhere = self._everywhere
         if everywhere is None:
             everywhere = torch.arange(self.ranks, device=mine.device).unsqueeze(0)
-            if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():  # what is captured is filled by replays
+            # what is captured is filled by replays
+            if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
                 self._everywhere = everywhere
         with h.dispatch(row.view(torch.uint8), everywhere) as got:
             everyone = got.rows.view(torch.int32)[:, :n].clone()
@@ -244,11 +273,16 @@ class Exchanges:
 
 def where(comm: weft.Communicator) -> torch.device:
     """Where the tensors of a communicator are."""
-    return torch.device("cuda", comm._device) if comm.engine == "gpu" and torch.cuda.is_available() else torch.device("cpu")
+    return (
+        torch.device("cuda", comm._device)
+        if comm.engine == "gpu" and torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 class Kept:
-    """What a tensor holds now, for later, when the tensor may hold something else: on the host as bytes, which cost less than another tensor."""
+    """What a tensor holds now, for later, when the tensor may hold something else: on the host as
+    bytes, which cost less than another tensor."""
 
     __slots__ = ("_as", "_held", "shape")
 

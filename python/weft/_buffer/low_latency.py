@@ -1,4 +1,5 @@
-"""Low-latency exchanges: a place for every token of every rank at every expert, quantised on the way if asked for, in two halves if asked for."""
+"""Low-latency exchanges: a place for every token of every rank at every expert, quantised on the way if
+asked for, in two halves if asked for."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ NOTHING = Given()
 
 
 class Selections:
-    """The selections of a dispatch, which a combine's own are compared with: those may be in another order, and -1 for what is to be left out."""
+    """The selections of a dispatch, which a combine's own are compared with: those may be in another
+    order, and -1 for what is to be left out."""
 
     __slots__ = ("_kept", "_of", "_version", "shape")
 
@@ -81,9 +83,11 @@ class Selections:
             raise ContractError("topk_idx selects other experts than the dispatch's did")
 
     def ordered(self, topk: Tensor, weights: Tensor) -> Tensor:
-        """What a combine's selections weigh, in the order of the dispatch's, 0 for those that it leaves out: their weights are not looked at.
+        """What a combine's selections weigh, in the order of the dispatch's, 0 for those that it leaves
+        out: their weights are not looked at.
 
-        Where a GPU's tensor of the dispatch is no more, or may have been written to, selections are taken to be in its order.
+        Where a GPU's tensor of the dispatch is no more, or may have been written to, selections are
+        taken to be in its order.
         """
         if self.are(topk):
             return weights
@@ -113,7 +117,8 @@ class Sent:
 
 
 class LowLatencyHandle(Lazy):
-    """What DeepEP's handles are, (src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden, num_experts), and what was routed how."""
+    """What DeepEP's handles are, (src_info, layout_range, num_max_dispatch_tokens_per_rank, hidden,
+    num_experts), and what was routed how."""
 
     sent: Sent
 
@@ -147,7 +152,8 @@ class Results(NamedTuple):
 
 
 class Hook:
-    """What receives. If it goes before it was called, the next exchange of its kind receives first, and nobody has what came."""
+    """What receives. If it goes before it was called, the next exchange of its kind receives first, and
+    nobody has what came."""
 
     __slots__ = ("__weakref__", "_receive")
 
@@ -208,7 +214,8 @@ class LowLatency:
     def dispatch(
         self, x: Tensor, topk: Tensor, kind: Kind, stats: Tensor | None, waits: Tensor | None, given: Given = NOTHING
     ) -> tuple[Tensor, Tensor | None, Tensor, LowLatencyHandle]:
-        """Sends and receives: rows, scales, counts, the handle. Rows may stay where they have arrived, unless the caller has given tensors. Collective."""
+        """Sends and receives: rows, scales, counts, the handle. Rows may stay where they have arrived,
+        unless the caller has given tensors. Collective."""
         ranks, into = self._comm.ranks, None if given is NOTHING else _results(given, kind, self._comm.ranks, x.device)
         h = self._begin(kind, x, waits)
         sent = Sent(kind, Selections(topk), self._exchanges.era)
@@ -248,7 +255,8 @@ class LowLatency:
         del self._sent[h]
         if pending.over:
             return
-        # Nobody waits for it, so it fails for nobody: what has failed for good fails the next exchange, too.
+        # Nobody waits for it, so it fails for nobody: what has failed for good fails the next
+        # exchange, too.
         with contextlib.suppress(weft.WeftError):
             if isinstance(pending, ep.PendingDispatch):
                 self._stream.run_half(lambda: pending.receive().release(), like)
@@ -256,11 +264,19 @@ class LowLatency:
                 self._stream.run_half(pending.wait, like)
 
     def _fill(self, into: Results, sent: Sent, received: ep.Received, stats: Tensor | None) -> None:
-        """Copies what has arrived to where it is to be: on a GPU, too, the rows that are there alone. What the rest holds stays."""
+        """Copies what has arrived to where it is to be: on a GPU, too, the rows that are there alone.
+        What the rest holds stays."""
         with received as got:
             sent.routing = got.routing
             scales, order = _ordered(into.scales)
-            got.copy_to(into.rows, scales, scale_order=order, source_tokens=into.sources.view(-1), expert_counts=into.counts, ranges=into.ranges)
+            got.copy_to(
+                into.rows,
+                scales,
+                scale_order=order,
+                source_tokens=into.sources.view(-1),
+                expert_counts=into.counts,
+                ranges=into.ranges,
+            )
         if stats is not None:
             stats.add_(into.counts)
 
@@ -273,7 +289,9 @@ class LowLatency:
         self._count_waits(h, 0, waits)
         return h
 
-    def combine(self, x: Tensor, topk: Tensor, weights: Tensor, sent: Sent, out: Tensor, waits: Tensor | None, later: bool) -> Callable[[], None] | None:
+    def combine(
+        self, x: Tensor, topk: Tensor, weights: Tensor, sent: Sent, out: Tensor, waits: Tensor | None, later: bool
+    ) -> Callable[[], None] | None:
         """Sends, and receives into ``out``; or, later, what it returns receives. Collective, as is that."""
         if sent.routing is None:
             raise ContractError("the hook of the dispatch was not called: call it before the rows are combined")
@@ -299,7 +317,8 @@ class LowLatency:
         return hook
 
     def next_buffer(self, tokens: int, hidden: int, experts: int) -> Tensor:
-        """Where the next zero-copy combine of such sizes finds its rows: bfloat16 [local experts, ranks * tokens, hidden]."""
+        """Where the next zero-copy combine of such sizes finds its rows: bfloat16 [local experts, ranks
+        * tokens, hidden]."""
         ranks = self._comm.ranks
         shape = (experts // ranks, ranks * tokens, hidden)
         if shape not in self._next:
@@ -315,9 +334,13 @@ def _results(given: Given, kind: Kind, ranks: int, device: torch.device) -> Resu
     words = kind.hidden // (512 if packed else 128)
     x, scales, sources, ranges, counts = given
     if x is not None and x.is_cuda and x.data_ptr() % _ALIGNMENT:
-        raise ContractError(f"packed_recv_x as given begins at {x.data_ptr():#x}, want a multiple of {_ALIGNMENT} bytes on a GPU")
+        raise ContractError(
+            f"packed_recv_x as given begins at {x.data_ptr():#x}, want a multiple of {_ALIGNMENT} bytes on a GPU"
+        )
     return Results(
-        _result("packed_recv_x", x, (local, places, kind.hidden), torch.bfloat16 if plain else torch.float8_e4m3fn, device),
+        _result(
+            "packed_recv_x", x, (local, places, kind.hidden), torch.bfloat16 if plain else torch.float8_e4m3fn, device
+        ),
         None if plain else _scales(scales, (local, places, words), torch.int32 if packed else torch.float32, device),
         _result("packed_recv_src_info", sources, (local, places), torch.int32, device),
         _result("packed_recv_layout_range", ranges, (local, ranks), torch.int64, device),
@@ -325,7 +348,9 @@ def _results(given: Given, kind: Kind, ranks: int, device: torch.device) -> Resu
     )
 
 
-def _result(name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _result(
+    name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
     if given is None:
         return torch.empty(shape, dtype=dtype, device=device)
     _check_given(name, given, shape, dtype, device)
@@ -340,13 +365,19 @@ def _scales(given: Tensor | None, shape: tuple[int, int, int], dtype: torch.dtyp
         return torch.empty((shape[0], shape[2], shape[1]), dtype=dtype, device=device).transpose(1, 2)
     _check_given("packed_recv_x_scales", given, shape, dtype, device)
     if not given.is_contiguous() and not given.transpose(1, 2).is_contiguous():
-        raise ContractError(f"packed_recv_x_scales as given: strides {given.stride()}, want a contiguous tensor, or its last two dimensions changed round")
+        raise ContractError(
+            f"packed_recv_x_scales as given: strides {given.stride()}, want a contiguous tensor, or its last "
+            f"two dimensions changed round"
+        )
     return given
 
 
 def _check_given(name: str, given: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     if given.shape != shape or given.dtype != dtype or given.device != device:
-        raise ContractError(f"{name} as given: {given.dtype} of shape {tuple(given.shape)} on {given.device}, want {dtype} of shape {shape} on {device}")
+        raise ContractError(
+            f"{name} as given: {given.dtype} of shape {tuple(given.shape)} on {given.device}, want {dtype} of "
+            f"shape {shape} on {device}"
+        )
 
 
 def _ordered(scales: Tensor | None) -> tuple[Tensor | None, ep.ScaleOrder]:
@@ -362,4 +393,8 @@ def _columns(kind: Kind, ranks: int) -> Columns | None:
     if kind.payload == ep.Payload.bf16:
         return None
     packed = kind.payload == ep.Payload.fp8_ue8m0
-    return DType.int32 if packed else DType.float32, (kind.experts // ranks, kind.hidden // (512 if packed else 128), ranks * kind.tokens)
+    return DType.int32 if packed else DType.float32, (
+        kind.experts // ranks,
+        kind.hidden // (512 if packed else 128),
+        ranks * kind.tokens,
+    )

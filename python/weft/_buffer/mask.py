@@ -10,10 +10,12 @@ from .errors import require
 
 
 class Mask:
-    """The ranks that a buffer leaves out. DeepEP's masks are each rank's own; here the ranks that go on agree, when they next meet."""
+    """The ranks that a buffer leaves out. DeepEP's masks are each rank's own; here the ranks that go on
+    agree, when they next meet."""
 
     def __init__(self, comm: weft.Communicator, forget: Callable[[], None]) -> None:
-        """``forget`` gives up what ranks have made together: some of it may have been made without a rank that is taken in again."""
+        """``forget`` gives up what ranks have made together: some of it may have been made without a
+        rank that is taken in again."""
         self._comm, self._forget = comm, forget
         self._ranks: set[int] = set()
         self._grows = False
@@ -36,7 +38,8 @@ class Mask:
         return set(self._ranks)
 
     def settle(self) -> None:
-        """Has the ranks that go on agree, those that are taken in again too, and after a failure that was nobody's end. Collective, among them."""
+        """Has the ranks that go on agree, those that are taken in again too, and after a failure that
+        was nobody's end. Collective, among them."""
         self._comm.set_mask(self._ranks)
         if self._grows:
             self._forget()

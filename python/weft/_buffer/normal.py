@@ -43,7 +43,8 @@ _BF16, _FP32 = ep.Payload.bf16, ep.Payload.fp32
 _HOST, _DEVICE = ep.Counts.host, ep.Counts.device
 
 Shape = tuple[int, int, int, int, ep.Counts, int]
-"""What all ranks have in common in an exchange: hidden, experts, top-k, the most tokens of any rank, rounded up so that there are few handles, counts, SMs."""
+"""What all ranks have in common in an exchange: hidden, experts, top-k, the most tokens of any rank,
+rounded up so that there are few handles, counts, SMs."""
 
 
 class Route:
@@ -69,7 +70,15 @@ class Route:
             return found
         hidden, experts, topk, tokens, counts, sms = shape
         return self._exchanges.handle(
-            key, experts=experts, topk=topk, hidden=hidden, max_tokens=tokens, layout=ep.Layout.token_major, payload=payload, counts=counts, sms=sms
+            key,
+            experts=experts,
+            topk=topk,
+            hidden=hidden,
+            max_tokens=tokens,
+            layout=ep.Layout.token_major,
+            payload=payload,
+            counts=counts,
+            sms=sms,
         )
 
     def first(self, payload: ep.Payload, handle: ep.Handle, routing: ep.Routing) -> None:
@@ -121,7 +130,8 @@ class Went(NamedTuple):
 class DispatchHandle(Lazy):
     """What DeepEP's handles are, and the route.
 
-    That is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx, is_token_in_rank, send_head), made when it is read.
+    That is (rank_prefix_matrix, channel_prefix_matrix, recv_channel_prefix_matrix, recv_src_idx,
+    is_token_in_rank, send_head), made when it is read.
     """
 
     route: Route
@@ -155,23 +165,33 @@ class Normal:
         channels: int,
         worst: int,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, list[int], DispatchHandle]:
-        """Sends rows by routing of their own: the rows that arrive, scales, selections, weights, counts, the handle. Collective."""
+        """Sends rows by routing of their own: the rows that arrive, scales, selections, weights,
+        counts, the handle. Collective."""
         self._settle()
         exchanges, selected, experts = self._exchanges, topk is not None, expert_tokens.shape[0]
         if topk is None:
             # Ranks are all that is known: each is an expert.
-            experts, topk = exchanges.ranks, torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1)
+            experts, topk = (
+                exchanges.ranks,
+                torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1),
+            )
         everyone, most, come, counts = self._announce(x, rank_tokens, expert_tokens, experts, topk, channels, worst)
         sms = 2 * channels if exchanges.on_gpu else 0
-        route = Route(exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST, sms), Kept(topk), come)
+        route = Route(
+            exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST, sms), Kept(topk), come
+        )
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
-        rows, arrived, routing = exchanges.dispatch(handle, x, sent, topk, weights, come=None if come is None else lambda _: come)
+        rows, arrived, routing = exchanges.dispatch(
+            handle, x, sent, topk, weights, come=None if come is None else lambda _: come
+        )
         route.first(payload, handle, routing)
         ids = sums = None
         if selected:
             # With a worst case the counts stay where they are: reading them would wait for a GPU.
-            ids, *more = routing.parts(*(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=come)
+            ids, *more = routing.parts(
+                *(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=come
+            )
             if counts is None:
                 counts = more.pop()
             if more:
@@ -182,7 +202,11 @@ class Normal:
             counts = [-(-n // alignment) * alignment for n in counts]
 
         made = DispatchHandle()
-        made.route, made.received, made._of = route, rows.shape[0], (everyone, in_rank, routing, channels, come, exchanges.stream)
+        made.route, made.received, made._of = (
+            route,
+            rows.shape[0],
+            (everyone, in_rank, routing, channels, come, exchanges.stream),
+        )
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
 
     def _settle(self) -> None:
@@ -195,13 +219,22 @@ class Normal:
         return slice(self._exchanges.rank * experts // ranks, (self._exchanges.rank + 1) * experts // ranks)
 
     def _announce(
-        self, x: Tensor, rank_tokens: Tensor, expert_tokens: Tensor, experts: int, topk: Tensor, channels: int, worst: int
+        self,
+        x: Tensor,
+        rank_tokens: Tensor,
+        expert_tokens: Tensor,
+        experts: int,
+        topk: Tensor,
+        channels: int,
+        worst: int,
     ) -> tuple[Any, int, int | None, list[int] | None]:
-        """What everyone says: of each rank a head, of which its tokens come first, and how many of them go to each rank; the most tokens of any. Collective.
+        """What everyone says: of each rank a head, of which its tokens come first, and how many of them
+        go to each rank; the most tokens of any. Collective.
 
-        Then, where nothing else will say it, the rows that come here and the selections of each expert here, which a worst case does not ask for. On a GPU that
-        is all the host is ever told of a dispatch, and this its only wait. With a worst case nothing is read here of what others say: it is the same on every
-        rank, and says the most.
+        Then, where nothing else will say it, the rows that come here and the selections of each expert
+        here, which a worst case does not ask for. On a GPU that is all the host is ever told of a
+        dispatch, and this its only wait. With a worst case nothing is read here of what others say: it
+        is the same on every rank, and says the most.
         """
         tokens, hidden = x.shape
         same = [hidden, experts, topk.shape[1], _TYPES[x.dtype], channels]
@@ -210,12 +243,18 @@ class Normal:
             most = worst // ranks
             if tokens > most:
                 raise ContractError(
-                    f"{tokens} tokens, and num_worst_tokens is {worst}, which has room for {most} of each rank: ranks * tokens is always enough"
+                    f"{tokens} tokens, and num_worst_tokens is {worst}, which has room for {most} of each rank: "
+                    f"ranks * tokens is always enough"
                 )
         come = counts = None
         if self._exchanges.on_gpu:
             where = rank_tokens.device
-            mine = torch.full((1,), tokens, dtype=torch.int32, device=where), self._head(tuple(same), where), rank_tokens.int(), expert_tokens.int()
+            mine = (
+                torch.full((1,), tokens, dtype=torch.int32, device=where),
+                self._head(tuple(same), where),
+                rank_tokens.int(),
+                expert_tokens.int(),
+            )
             everyone: Any = self._exchanges.all_gather(torch.cat(mine))
             if worst:
                 return everyone, most, None, []
@@ -226,7 +265,11 @@ class Normal:
             heads = everyone = self._gather((tokens, *same), rank_tokens)
         for rank, theirs in enumerate(heads):
             if theirs[1:_HEAD] != same and rank not in self._exchanges.comm._left_out:
-                raise weft.MismatchError(f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, this one {same}", rank)
+                raise weft.MismatchError(
+                    f"dispatch: rank {rank} has hidden, experts, top-k, type and channels {theirs[1:_HEAD]}, "
+                    f"this one {same}",
+                    rank,
+                )
             if not worst:
                 most = max(most, theirs[0])
         return everyone, most if worst else 1 << (most - 1).bit_length(), come, [] if worst else counts
@@ -245,10 +288,19 @@ class Normal:
         """What every rank says, on the host; 0 of those that are left out."""
         if self._exchanges.meeting is None:
             mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
-            self._exchanges.meeting = _memory(mine), mine.data_ptr(), mine.numel(), _memory(everyone).cast("i", tuple(everyone.shape)), gather
+            self._exchanges.meeting = (
+                _memory(mine),
+                mine.data_ptr(),
+                mine.numel(),
+                _memory(everyone).cast("i", tuple(everyone.shape)),
+                gather,
+            )
         own, address, n, everyone, gather = self._exchanges.meeting
         if rank_tokens.dtype != torch.int32 or rank_tokens.numel() != n - _HEAD or not rank_tokens.is_contiguous():
-            raise ContractError(f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 ({n - _HEAD},), contiguous")
+            raise ContractError(
+                f"num_tokens_per_rank: {rank_tokens.dtype} {tuple(rank_tokens.shape)}, want torch.int32 "
+                f"({n - _HEAD},), contiguous"
+            )
         _PUT_HEAD(own, 0, *head)
         ctypes.memmove(address + 4 * _HEAD, rank_tokens.data_ptr(), 4 * (n - _HEAD))
         gather()
@@ -265,8 +317,11 @@ class Normal:
         rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, lambda _: route.come)
         return rows, _like_sent(scales, arrived)
 
-    def combine(self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: Moved) -> tuple[Tensor, Tensor | None]:
-        """Brings rows home and sums them, and numbers of selections, each over all ranks that have its token. Collective."""
+    def combine(
+        self, x: Tensor, weights: Tensor | None, bias: tuple[Tensor, ...], handle: Moved
+    ) -> tuple[Tensor, Tensor | None]:
+        """Brings rows home and sums them, and numbers of selections, each over all ranks that have its
+        token. Collective."""
         self._settle()
         by, routing = handle.route.home(x.dtype)
         n, received = x.shape[0], handle.received
@@ -276,12 +331,20 @@ class Normal:
         if weights is None:
             return by.combine(rows, routing, bias=bias or None), None
         if weights.dim() != _MATRIX or weights.shape[0] < received or not weights.shape[1]:
-            raise ContractError(f"topk_weights: shape {tuple(weights.shape)}, want [rows, topk] of the {received} rows that have come")
+            raise ContractError(
+                f"topk_weights: shape {tuple(weights.shape)}, want [rows, topk] of the {received} rows that have come"
+            )
         columns = weights.shape[1]
-        numbers = torch.nn.functional.pad(weights[:received], (0, -columns % _WORDS)) if columns % _WORDS else weights[:received]
+        numbers = (
+            torch.nn.functional.pad(weights[:received], (0, -columns % _WORDS))
+            if columns % _WORDS
+            else weights[:received]
+        )
         beside, of_numbers = handle.route.numbers(numbers.shape[1])
         home = beside.combine(numbers, of_numbers)  # first: what is wrong with them is told before rows move
-        return by.combine(rows, routing, bias=bias or None), home if home.shape[1] == columns else home[:, :columns].contiguous()
+        return by.combine(rows, routing, bias=bias or None), home if home.shape[1] == columns else home[
+            :, :columns
+        ].contiguous()
 
     def check(self, x: Tensor) -> None:
         shape = x.shape
@@ -314,7 +377,9 @@ def _like_sent(sent: Tensor | None, scales: Tensor | None) -> Tensor | None:
     return scales if sent.stride(-1) == 1 else scales.t().contiguous().t()
 
 
-def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int, come: int | None, stream: CommStream) -> tuple[Tensor, ...]:
+def _matrices(
+    said: Any, in_rank: Tensor, routing: ep.Routing, channels: int, come: int | None, stream: CommStream
+) -> tuple[Tensor, ...]:
     """What handles hold, of everyone's tokens and those for each rank."""
     everyone = torch.as_tensor(said, dtype=torch.int32, device=in_rank.device)
     ranks = everyone.shape[0]
@@ -327,7 +392,9 @@ def _matrices(said: Any, in_rank: Tensor, routing: ep.Routing, channels: int, co
     of = torch.where(come, sources, 0).long()
     which = torch.where(come, of * channels + torch.where(come, tokens, 0) // per_channel[of], ranks * channels)
     arrived = (
-        torch.zeros(ranks * channels + 1, dtype=torch.int32, device=sources.device).index_add_(0, which, torch.ones_like(sources))[:-1].view(ranks, channels)
+        torch.zeros(ranks * channels + 1, dtype=torch.int32, device=sources.device)
+        .index_add_(0, which, torch.ones_like(sources))[:-1]
+        .view(ranks, channels)
     )
     sent = _by_channel(in_rank, channels)
     places = sent.cumsum(1).view(-1, ranks)[: in_rank.shape[0]] - 1

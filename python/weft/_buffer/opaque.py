@@ -1,4 +1,5 @@
-"""Functions that PyTorch's compiler is to call as they are: what it would make of calls of C's, frame by frame, is slower, and not always right."""
+"""Functions that PyTorch's compiler is to call as they are: what it would make of calls of C's, frame
+by frame, is slower, and not always right."""
 
 from __future__ import annotations
 

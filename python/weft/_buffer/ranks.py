@@ -11,7 +11,8 @@ import weft
 
 
 def join(group: Any, host_seconds: float, gpu_seconds: float, comm: Any = None) -> weft.Communicator:
-    """The ranks of a process group of PyTorch's, or of an mpi4py communicator, on GPUs where PyTorch sees one. Collective."""
+    """The ranks of a process group of PyTorch's, or of an mpi4py communicator, on GPUs where PyTorch
+    sees one. Collective."""
     options = _options(host_seconds, gpu_seconds)
     if group is not None:
         return weft.Communicator.from_process_group(group, **options)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-# By address and storage: autograd and compilers give a tensor back as another object with the same memory. Attributes would go with copies, and keep tensors
-# from being pickled.
+# By address and storage: autograd and compilers give a tensor back as another object with the same
+# memory. Attributes would go with copies, and keep tensors from being pickled.
 _left: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
 

@@ -1,7 +1,9 @@
-"""Expert parallelism: tokens of a mixture-of-experts layer to the ranks that hold their experts, and the experts' outputs home.
+"""Expert parallelism: tokens of a mixture-of-experts layer to the ranks that hold their experts, and
+the experts' outputs home.
 
-A :class:`Handle` is made once for a :class:`Spec`. Then, for every batch, ``dispatch`` moves the tokens' rows to their experts, and ``combine`` brings the
-experts' rows home and sums them; for training there are ``dispatch_backward`` and ``combine_backward``.
+A :class:`Handle` is made once for a :class:`Spec`. Then, for every batch, ``dispatch`` moves the
+tokens' rows to their experts, and ``combine`` brings the experts' rows home and sums them; for training
+there are ``dispatch_backward`` and ``combine_backward``.
 """
 
 from __future__ import annotations

@@ -23,16 +23,20 @@ class _Frame(Frame):
 
 
 class Counter(Made):
-    """Counts where tokens go on the GPU of a communicator, in the caller's stream; :func:`weft.ep.count` does so on the host.
+    """Counts where tokens go on the GPU of a communicator, in the caller's stream;
+    :func:`weft.ep.count` does so on the host.
 
-    Experts are those of so many ranks in equal shares, and so many of the ranks a node, all by default. The communicator may have another number
-    of ranks, and no other rank takes part. It is made where a handle would be.
+    Experts are those of so many ranks in equal shares, and so many of the ranks a node, all by default.
+    The communicator may have another number of ranks, and no other rank takes part. It is made where a
+    handle would be.
     """
 
     _kind = "counter"
     _RELEASE = "ep_counter_destroy"
 
-    def __init__(self, comm: Communicator, *, experts: int, ranks: int | None = None, ranks_per_node: int | None = None) -> None:
+    def __init__(
+        self, comm: Communicator, *, experts: int, ranks: int | None = None, ranks_per_node: int | None = None
+    ) -> None:
         self._ranks = comm.ranks if ranks is None else ranks
         self._nodes = self._ranks // (ranks_per_node or self._ranks or 1)
         self._experts = experts
@@ -51,14 +55,21 @@ class Counter(Made):
         stream: StreamLike = None,
         timeout: float | None = None,
     ) -> Census:
-        """Enqueues one kernel that counts: ``topk`` is int32 or int64 [tokens, top-k], what is no expert counts as none.
+        """Enqueues one kernel that counts: ``topk`` is int32 or int64 [tokens, top-k], what is no
+        expert counts as none.
 
-        Returns the given arrays, or if none is given new ones for everything. It may be captured in a graph, which reads the same memory anew at each replay.
+        Returns the given arrays, or if none is given new ones for everything. It may be captured in a
+        graph, which reads the same memory anew at each replay.
         """
         if timeout is not None:
             with limit(timeout):
                 return self.count(
-                    topk, rank_tokens=rank_tokens, node_tokens=node_tokens, expert_selections=expert_selections, token_in_rank=token_in_rank, stream=stream
+                    topk,
+                    rank_tokens=rank_tokens,
+                    node_tokens=node_tokens,
+                    expert_selections=expert_selections,
+                    token_in_rank=token_in_rank,
+                    stream=stream,
                 )
         self._open()
         on = streams.address(stream, self._device)
@@ -76,5 +87,10 @@ class Counter(Made):
             self._frames.give(frame)
 
     def _made(self, topk: Slot) -> Census:
-        shapes = ((self._ranks,), DType.int32), ((self._nodes,), DType.int32), ((self._experts,), DType.int32), ((topk.shape[0], self._ranks), DType.uint8)
+        shapes = (
+            ((self._ranks,), DType.int32),
+            ((self._nodes,), DType.int32),
+            ((self._experts,), DType.int32),
+            ((topk.shape[0], self._ranks), DType.uint8),
+        )
         return Census(*(memory.empty(topk.kind, shape, dtype, self._device) for shape, dtype in shapes))

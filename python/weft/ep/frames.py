@@ -1,6 +1,7 @@
 """What a call passes to C, kept for the next call of its kind: operands, arguments, results.
 
-A call takes a frame out of its handle's list and puts it back afterwards, so two threads never share one; one that an interrupt loses is garbage.
+A call takes a frame out of its handle's list and puts it back afterwards, so two threads never share
+one; one that an interrupt loses is garbage.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ UNMADE = object()
 
 
 class Frame:
-    """The operands of a call and the struct that points to them. Members of the struct are words, of which the first is its size."""
+    """The operands of a call and the struct that points to them. Members of the struct are words, of
+    which the first is its size."""
 
     def __init__(self, arguments: type[_abi.Struct]) -> None:
         self.held = Held()  # copies of operands
@@ -80,7 +82,8 @@ class Frame:
     def enter(self, stream: StreamLike, on: int, device: int) -> None:
         """Takes the stream that the caller has named.
 
-        What PyTorch makes for the call, copies of operands and new arrays, it makes there, and operands are kept until it has passed.
+        What PyTorch makes for the call, copies of operands and new arrays, it makes there, and operands
+        are kept until it has passed.
         """
         self.held.stream = on
         named = of_torch(stream, device)
@@ -98,7 +101,8 @@ class Frame:
         scope.__exit__(None, None, None)
 
     def refuse(self, why: Exception, routing: int, operands: Operands) -> Exception:
-        """Passes on the operands that can be, and why not in place of the others: so the library refuses the call, too, and tells the other ranks.
+        """Passes on the operands that can be, and why not in place of the others: so the library
+        refuses the call, too, and tells the other ranks.
 
         They would wait for this one else.
         """
@@ -156,7 +160,16 @@ class DispatchFrame(Frame):
             words[5] = 0 if scales is None else self.scales.fill(scales)
         except Exception as e:
             to_prepare = None if routing else topk
-            return self.refuse(e, routing, ((2, self.topk, to_prepare), (3, self.weights, weights), (4, self.rows, rows), (5, self.scales, scales)))
+            return self.refuse(
+                e,
+                routing,
+                (
+                    (2, self.topk, to_prepare),
+                    (3, self.weights, weights),
+                    (4, self.rows, rows),
+                    (5, self.scales, scales),
+                ),
+            )
         return None
 
 
@@ -167,8 +180,14 @@ class CopyFrame(Frame):
         super().__init__(_abi.EpCopyArgs)
         members = _abi.EpCopyArgs
         names = [name for name, _ in members._fields_ if name not in ("size", "received", "scale_order", "reserved")]
-        wants = {"rows": ROW_TYPES[Payload(spec.payload)], "scales": DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0}
-        self._slots = [(getattr(members, name).offset // 8, self.slot(name, device, wants.get(name, 0), written=True)) for name in names]
+        wants = {
+            "rows": ROW_TYPES[Payload(spec.payload)],
+            "scales": DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0,
+        }
+        self._slots = [
+            (getattr(members, name).offset // 8, self.slot(name, device, wants.get(name, 0), written=True))
+            for name in names
+        ]
         self._order = members.scale_order.offset // 4
         self._halves = memoryview(self._arguments).cast("B").cast("i")
 
@@ -210,25 +229,38 @@ class CombineFrame(Frame):
 
     def operands(self, rows: Any, out: Any, bias: Any, weights: Any) -> Operands:
         biases = *(bias if isinstance(bias, (tuple, list)) else (bias,)), None, None
-        return (2, self.rows, rows), (3, self.sum, out), (4, self.bias[0], biases[0]), (5, self.bias[1], biases[1]), (6, self.weights, weights)
+        return (
+            (2, self.rows, rows),
+            (3, self.sum, out),
+            (4, self.bias[0], biases[0]),
+            (5, self.bias[1], biases[1]),
+            (6, self.weights, weights),
+        )
 
 
 class GradientFrame(Frame):
     """Of either gradient: two operands that are read, then two that are written."""
 
-    def __init__(self, arguments: type[_abi.Struct], first: str, second: str, rows: str, spec: Spec, device: int) -> None:
+    def __init__(
+        self, arguments: type[_abi.Struct], first: str, second: str, rows: str, spec: Spec, device: int
+    ) -> None:
         super().__init__(arguments)
         self.received = arguments.received.offset // 8
         t = spec.output_dtype
         self.first, self.second = self.slot(first, device, t), self.slot(second, device, t)
-        self.rows, self.weights = self.slot(rows, device, t, written=True), self.slot("grad_weights", device, written=True)
+        self.rows, self.weights = (
+            self.slot(rows, device, t, written=True),
+            self.slot("grad_weights", device, written=True),
+        )
 
     def arguments(self, routing: int, first: Any, second: Any, rows: Any, weights: Any) -> Exception | None:
         """Takes the operands, or says what is wrong with one and takes none."""
         words = self.words
         words[1] = routing
         try:
-            for i, (slot, array) in enumerate(((self.first, first), (self.second, second), (self.rows, rows), (self.weights, weights)), 2):
+            for i, (slot, array) in enumerate(
+                ((self.first, first), (self.second, second), (self.rows, rows), (self.weights, weights)), 2
+            ):
                 words[i] = slot.fill(array)
         except Exception as e:
             return self.refuse(e, routing, self.operands(first, second, rows, weights))
@@ -244,7 +276,9 @@ class DescriptionFrame(Frame):
     def __init__(self, parts: list[tuple[str, tuple[int, ...], DType]], demand: int) -> None:
         super().__init__(_abi.RoutingDescription)
         # Where the address of each is put, its shape, -1 for rows, and its type.
-        self.parts = [(getattr(_abi.RoutingDescription, name).offset // 8, shape, dtype) for name, shape, dtype in parts]
+        self.parts = [
+            (getattr(_abi.RoutingDescription, name).offset // 8, shape, dtype) for name, shape, dtype in parts
+        ]
         self._sized: tuple[str, int] = "", 0
         self._makers: list[tuple[int, Callable[[], Any]]] = []
         self.demand: Any = None
@@ -255,7 +289,9 @@ class DescriptionFrame(Frame):
     def arrays(self, kind: str, rows: int) -> list[Any]:
         """New arrays for the parts, which are filled by the call."""
         if self._sized != (kind, rows):
-            shaped = ((word, shape if shape[0] >= 0 else (rows, *shape[1:]), dtype) for word, shape, dtype in self.parts)
+            shaped = (
+                (word, shape if shape[0] >= 0 else (rows, *shape[1:]), dtype) for word, shape, dtype in self.parts
+            )
             self._makers = [(word, memory.maker(kind, shape, dtype)) for word, shape, dtype in shaped]
             self._sized = kind, rows
         out, words = [], self.words

@@ -31,21 +31,26 @@ NUMBERED: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary
 
 
 class Handle(Made):
-    """Exchanges of one :class:`Spec` among the ranks of a communicator. Several handles may live at once; they share nothing.
+    """Exchanges of one :class:`Spec` among the ranks of a communicator. Several handles may live at
+    once; they share nothing.
 
-    Making one is collective, and so is every operation: each unmasked rank calls them in the same order. Inputs are arrays of PyTorch, of numpy, or of what has
-    DLPack or the buffer protocol; results are of the kind that the rows were. numpy has no bfloat16 and no float8: arrays of ml_dtypes are taken, and
-    unsigned whole numbers of the same size where the spec says what they stand for.
+    Making one is collective, and so is every operation: each unmasked rank calls them in the same
+    order. Inputs are arrays of PyTorch, of numpy, or of what has DLPack or the buffer protocol; results
+    are of the kind that the rows were. numpy has no bfloat16 and no float8: arrays of ml_dtypes are
+    taken, and unsigned whole numbers of the same size where the spec says what they stand for.
 
-    Shapes below: ``tokens`` of this rank, ``topk`` and ``hidden`` of the spec, and ``rows`` as the layout has them: [local experts, rows, hidden] for
-    expert_major, [rows, hidden] for the others.
+    Shapes below: ``tokens`` of this rank, ``topk`` and ``hidden`` of the spec, and ``rows`` as the
+    layout has them: [local experts, rows, hidden] for expert_major, [rows, hidden] for the others.
 
-    ``stream``: on the host None. On a GPU what was computed there comes before, the call enqueues and returns, and operands are borrowed until the stream has
-    passed; None is PyTorch's current stream. Another stream is as if the call stood in ``with torch.cuda.stream(stream)``: new tensors are that stream's, and
-    operands keep their memory until it has passed. On a GPU results are tensors where the rows were, else :class:`weft.DeviceArray`, and ``out`` is given.
+    ``stream``: on the host None. On a GPU what was computed there comes before, the call enqueues and
+    returns, and operands are borrowed until the stream has passed; None is PyTorch's current stream.
+    Another stream is as if the call stood in ``with torch.cuda.stream(stream)``: new tensors are that
+    stream's, and operands keep their memory until it has passed. On a GPU results are tensors where the
+    rows were, else :class:`weft.DeviceArray`, and ``out`` is given.
 
-    In a CUDA graph's capture nothing waits for the host: layouts whose arrays are exactly the rows that arrive want ``counts="device"``. What a captured call
-    has returned is to be kept for as long as the graph is replayed: memory that was given back is other calls'.
+    In a CUDA graph's capture nothing waits for the host: layouts whose arrays are exactly the rows that
+    arrive want ``counts="device"``. What a captured call has returned is to be kept for as long as the
+    graph is replayed: memory that was given back is other calls'.
 
     ``timeout``: seconds that bound the call's waits on the host, as :class:`weft.timeout` does.
     """
@@ -77,15 +82,22 @@ class Handle(Made):
         self._dispatches = Frames(lambda: DispatchFrame(spec, device))
         self._copies = Frames(lambda: CopyFrame(spec, device))
         self._combines = Frames(lambda: CombineFrame(spec, device))
-        self._dispatch_backwards = Frames(lambda: GradientFrame(_abi.EpDispatchBackwardArgs, "grad_rows", "grad_row_weights", "grad_tokens", spec, device))
-        self._combine_backwards = Frames(lambda: GradientFrame(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device))
+        self._dispatch_backwards = Frames(
+            lambda: GradientFrame(
+                _abi.EpDispatchBackwardArgs, "grad_rows", "grad_row_weights", "grad_tokens", spec, device
+            )
+        )
+        self._combine_backwards = Frames(
+            lambda: GradientFrame(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device)
+        )
         self._waits: tuple[Any, ...] = ()
         fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
         self._fixed_rows = self.capacity if fixed else None
         self._told = Spare(Told)
         self._named: dict[tuple[str, ...], tuple[tuple[str, _abi.Part], ...]] = {}
         self._descriptions: dict[Any, Frames[DescriptionFrame]] = {}
-        # Compilers keep what they have made for a number, also for processes to come, where it must not stand for another kind of handle.
+        # Compilers keep what they have made for a number, also for processes to come, where it must
+        # not stand for another kind of handle.
         kind = zlib.crc32(f"{spec} of {self.capacity} rows from {comm.ranks} ranks".encode())
         self.number: int = kind << 31 | next(_numbers)
         """What stands for the handle where only numbers can."""
@@ -98,11 +110,14 @@ class Handle(Made):
 
     # Routing.
 
-    def prepare(self, topk: Any, weights: Any = None, *, stream: StreamLike = None, timeout: float | None = None) -> Routing:
+    def prepare(
+        self, topk: Any, weights: Any = None, *, stream: StreamLike = None, timeout: float | None = None
+    ) -> Routing:
         """Turns routing into what dispatches and combines go by, any number of times. Collective.
 
-        ``topk``: int32 or int64 [tokens, topk], the experts that each token selects, -1 for none, those of a token distinct. ``weights``: float32
-        [tokens, topk]; None if sums are plain, or if they come later, with a dispatch or a combine. Both may be changed afterwards, on a GPU once the
+        ``topk``: int32 or int64 [tokens, topk], the experts that each token selects, -1 for none, those
+        of a token distinct. ``weights``: float32 [tokens, topk]; None if sums are plain, or if they
+        come later, with a dispatch or a combine. Both may be changed afterwards, on a GPU once the
         stream has passed.
         """
         if timeout is not None:
@@ -114,7 +129,9 @@ class Handle(Made):
             if stream is not None:
                 frame.enter(stream, on, self._device)
             refused = frame.arguments(0, topk, weights, None, None)
-            self._end(refused, self._lib.ep_prepare(self._handle, on, frame.words[2], frame.words[3], frame.out_address))
+            self._end(
+                refused, self._lib.ep_prepare(self._handle, on, frame.words[2], frame.words[3], frame.out_address)
+            )
             return Routing(self, frame.out.value, frame.topk.length, frame.topk.kind)
         finally:
             refused = None  # its traceback has this frame
@@ -135,9 +152,11 @@ class Handle(Made):
     ) -> Received:
         """Sends the rows of this rank's tokens to their experts, and receives those that come. Collective.
 
-        ``rows``: [tokens, hidden] of the spec's row type; opaque ones uint8 [tokens, row_bytes]. ``scales``, of rows that come quantised: float32 or UE8M0
-        [tokens, hidden / 128]; opaque ones uint8 [tokens, scale_bytes]. Either ``topk`` and ``weights``, as :meth:`prepare` takes them, or the ``routing``
-        that it made; with ``weights`` then, on every rank, they take the place of those that it had, here and where the rows arrive.
+        ``rows``: [tokens, hidden] of the spec's row type; opaque ones uint8 [tokens, row_bytes].
+        ``scales``, of rows that come quantised: float32 or UE8M0 [tokens, hidden / 128]; opaque ones
+        uint8 [tokens, scale_bytes]. Either ``topk`` and ``weights``, as :meth:`prepare` takes them, or
+        the ``routing`` that it made; with ``weights`` then, on every rank, they take the place of those
+        that it had, here and where the rows arrive.
         """
         if timeout is not None:
             with limit(timeout):
@@ -163,11 +182,20 @@ class Handle(Made):
             self._dispatches.give(frame)
 
     def dispatch_copied(
-        self, rows: Any, topk: Any = None, weights: Any = None, *, routing: RoutingLike | None = None, scales: Any = None, most: int
+        self,
+        rows: Any,
+        topk: Any = None,
+        weights: Any = None,
+        *,
+        routing: RoutingLike | None = None,
+        scales: Any = None,
+        most: int,
     ) -> tuple[Any, Any, Routing, Received | None]:
-        """On the host, :meth:`dispatch` with small results copied: rows, scales, the routing, None. Collective.
+        """On the host, :meth:`dispatch` with small results copied: rows, scales, the routing, None.
+        Collective.
 
-        Rows and scales of more than ``most`` bytes are not; for them the last is what :meth:`dispatch` returns, and the first two are None.
+        Rows and scales of more than ``most`` bytes are not; for them the last is what :meth:`dispatch`
+        returns, and the first two are None.
         """
         self._begin(None)
         by = None if routing is None else _routing(routing)
@@ -210,7 +238,8 @@ class Handle(Made):
         stream: StreamLike = None,
         timeout: float | None = None,
     ) -> PendingDispatch:
-        """The first half of :meth:`dispatch`: sends only. ``rows`` and ``scales`` are borrowed until the second half, and are not changed. Collective."""
+        """The first half of :meth:`dispatch`: sends only. ``rows`` and ``scales`` are borrowed until
+        the second half, and are not changed. Collective."""
         if timeout is not None:
             with limit(timeout):
                 return self.send_dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
@@ -223,7 +252,9 @@ class Handle(Made):
             refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
             self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, 0, frame.out_address))
             borrowed = (rows, scales, *frame.held)
-            return PendingDispatch(self, frame.out.value, borrowed, frame.topk.length if by is None else by.tokens, by, frame.rows.kind, on)
+            return PendingDispatch(
+                self, frame.out.value, borrowed, frame.topk.length if by is None else by.tokens, by, frame.rows.kind, on
+            )
         finally:
             refused = None  # its traceback has this frame
             self._dispatches.give(frame)
@@ -258,7 +289,8 @@ class Handle(Made):
             self._copies.give(frame)
 
     def _abandon(self, frame: DispatchFrame, by: Routing | None) -> None:
-        """Gives back what has arrived for a caller who was interrupted before it was told. What was given back already is refused as such."""
+        """Gives back what has arrived for a caller who was interrupted before it was told. What was
+        given back already is refused as such."""
         received, made = frame.result[1:3]
         if received:
             self._watch(_Nobody(), Received._RELEASE, received)
@@ -280,10 +312,12 @@ class Handle(Made):
     ) -> Any:
         """Brings the experts' rows home and sums them. Collective.
 
-        ``rows``: as dispatch gave them, of the spec's output type. ``routing``: with the :class:`Received` in its place, which must not be released, rows in
-        memory for received rows are refused unless they are of that batch. ``bias``: [tokens, hidden], or two such, which are added first. ``weights``:
-        float32 [tokens, topk], of the exact weighted reduction, which needs them at home alone: they take the place of those that the routing had
-        there. Returns ``out``: [tokens, hidden], a new array if None; it overlaps none of the rows, which other ranks read.
+        ``rows``: as dispatch gave them, of the spec's output type. ``routing``: with the
+        :class:`Received` in its place, which must not be released, rows in memory for received rows are
+        refused unless they are of that batch. ``bias``: [tokens, hidden], or two such, which are added
+        first. ``weights``: float32 [tokens, topk], of the exact weighted reduction, which needs them at
+        home alone: they take the place of those that the routing had there. Returns ``out``: [tokens,
+        hidden], a new array if None; it overlaps none of the rows, which other ranks read.
         """
         if timeout is not None:
             with limit(timeout):
@@ -303,7 +337,14 @@ class Handle(Made):
             self._combines.give(frame)
 
     def _combining(
-        self, frame: CombineFrame, routing: RoutingLike, rows: Any, out: Any, bias: Any, weights: Any, stream: StreamLike
+        self,
+        frame: CombineFrame,
+        routing: RoutingLike,
+        rows: Any,
+        out: Any,
+        bias: Any,
+        weights: Any,
+        stream: StreamLike,
     ) -> tuple[Any, Exception | None]:
         """Takes the operands of a combine: where its sums go, and what is wrong."""
         by = _routing(routing)
@@ -327,7 +368,8 @@ class Handle(Made):
         stream: StreamLike = None,
         timeout: float | None = None,
     ) -> PendingCombine:
-        """The first half of :meth:`combine`: sends only. ``rows``, ``out``, ``bias`` and ``weights`` are borrowed until the second half. Collective."""
+        """The first half of :meth:`combine`: sends only. ``rows``, ``out``, ``bias`` and ``weights``
+        are borrowed until the second half. Collective."""
         if timeout is not None:
             with limit(timeout):
                 return self.send_combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
@@ -358,13 +400,21 @@ class Handle(Made):
     ) -> tuple[Any, Any]:
         """The gradient of dispatch: what a combine does, without weights. Collective.
 
-        ``grad_rows``: as dispatch gave the rows, of the spec's output type. ``grad_row_weights``: float32 [rows], with topk numbers a row for layouts of
-        one row per rank; or None, on every rank. Returns ``grad_tokens``, [tokens, hidden], and ``grad_weights``, float32 [tokens, topk], or None without
-        ``grad_row_weights``; new arrays where None is given.
+        ``grad_rows``: as dispatch gave the rows, of the spec's output type. ``grad_row_weights``:
+        float32 [rows], with topk numbers a row for layouts of one row per rank; or None, on every rank.
+        Returns ``grad_tokens``, [tokens, hidden], and ``grad_weights``, float32 [tokens, topk], or None
+        without ``grad_row_weights``; new arrays where None is given.
         """
         if timeout is not None:
             with limit(timeout):
-                return self.dispatch_backward(grad_rows, routing, grad_row_weights, grad_tokens=grad_tokens, grad_weights=grad_weights, stream=stream)
+                return self.dispatch_backward(
+                    grad_rows,
+                    routing,
+                    grad_row_weights,
+                    grad_tokens=grad_tokens,
+                    grad_weights=grad_weights,
+                    stream=stream,
+                )
         on = self._begin(stream)
         frame = self._dispatch_backwards.take()
         try:
@@ -380,7 +430,9 @@ class Handle(Made):
                     grad_weights = self._weights_like(grad_row_weights, by, stream)
             except Exception as e:
                 results = _unmade(grad_tokens), grad_weights if grad_row_weights is None else _unmade(grad_weights)
-                refused: Exception | None = frame.refuse(e, number, frame.operands(grad_rows, grad_row_weights, *results))
+                refused: Exception | None = frame.refuse(
+                    e, number, frame.operands(grad_rows, grad_row_weights, *results)
+                )
             else:
                 refused = frame.arguments(number, grad_rows, grad_row_weights, grad_tokens, grad_weights)
             self._end(refused, self._lib.ep_dispatch_backward(self._handle, on, frame.address))
@@ -402,12 +454,16 @@ class Handle(Made):
     ) -> tuple[Any, Any]:
         """The gradient of combine: what a dispatch does, with weights. Collective.
 
-        ``grad_out``: [tokens, hidden] of the spec's output type. ``rows``: what was combined, on every rank or on none. Returns ``grad_rows``, as dispatch gave
-        the rows, which may be ``rows`` itself, and ``grad_weights``, float32 [tokens, topk], or None without ``rows``; new arrays where None is given.
+        ``grad_out``: [tokens, hidden] of the spec's output type. ``rows``: what was combined, on every
+        rank or on none. Returns ``grad_rows``, as dispatch gave the rows, which may be ``rows`` itself,
+        and ``grad_weights``, float32 [tokens, topk], or None without ``rows``; new arrays where None is
+        given.
         """
         if timeout is not None:
             with limit(timeout):
-                return self.combine_backward(grad_out, routing, rows, grad_rows=grad_rows, grad_weights=grad_weights, stream=stream)
+                return self.combine_backward(
+                    grad_out, routing, rows, grad_rows=grad_rows, grad_weights=grad_weights, stream=stream
+                )
         on = self._begin(stream)
         frame = self._combine_backwards.take()
         try:
@@ -448,7 +504,9 @@ class Handle(Made):
         self._naming(names)
         shapes, local = _part_shapes(self.spec, self._comm.ranks), self.spec.experts // self._comm.ranks
         parts = [(name, *shapes[name]) for name in names]
-        found = self._descriptions[names, demand] = Frames(lambda: DescriptionFrame(parts, local if demand and "expert_demand" not in names else 0))
+        found = self._descriptions[names, demand] = Frames(
+            lambda: DescriptionFrame(parts, local if demand and "expert_demand" not in names else 0)
+        )
         return found
 
     def _tokens_like(self, name: str, like: Any, by: Routing, stream: StreamLike) -> Any:
@@ -470,7 +528,8 @@ class Handle(Made):
     # Memory and counters.
 
     def rows_shape(self, routing: RoutingLike) -> tuple[int, ...]:
-        """The shape of the rows that a dispatch by a routing returns and a combine takes, of numbers of the output type."""
+        """The shape of the rows that a dispatch by a routing returns and a combine takes, of numbers of
+        the output type."""
         rows = _routing(routing).rows
         if self.spec.layout == Layout.expert_major:
             local = self.spec.experts // self._comm.ranks
@@ -478,15 +537,18 @@ class Handle(Made):
         return (rows, self.spec.hidden)
 
     def combine_buffer(self, *, kind: str | None = None) -> Any:
-        """Memory for rows that :meth:`combine` or :meth:`dispatch_backward` is to take: [capacity, hidden], of which theirs are the first rows.
+        """Memory for rows that :meth:`combine` or :meth:`dispatch_backward` is to take: [capacity,
+        hidden], of which theirs are the first rows.
 
-        On GPUs it spares a copy of rows that their homes read: token-major and packed ones, and those of a capacity that can overflow, unless ranks sum
-        first (partial sums, by expert) or it would be too large. For everything else no memory is better than another, and this is None.
+        On GPUs it spares a copy of rows that their homes read: token-major and packed ones, and those
+        of a capacity that can overflow, unless ranks sum first (partial sums, by expert) or it would be
+        too large. For everything else no memory is better than another, and this is None.
         """
         return self._buffer(self._lib.ep_combine_buffer, kind)
 
     def gradient_buffer(self, *, kind: str | None = None) -> Any:
-        """Memory for the gradients of the output that :meth:`combine_backward` is to take: [max_tokens, hidden], of which theirs are the first rows.
+        """Memory for the gradients of the output that :meth:`combine_backward` is to take: [max_tokens,
+        hidden], of which theirs are the first rows.
 
         On GPUs it spares a copy of them. On the host no memory is better than another, and this is None.
         """
@@ -498,10 +560,18 @@ class Handle(Made):
         self._check(tell(self._handle, ctypes.addressof(t)))
         if not t.dtype:
             return None
-        return memory.view(kind or memory.default_kind(self._device), t.data, DType(t.dtype), t.shape[: t.dims], self._device, Lease(self))
+        return memory.view(
+            kind or memory.default_kind(self._device),
+            t.data,
+            DType(t.dtype),
+            t.shape[: t.dims],
+            self._device,
+            Lease(self),
+        )
 
     def count_waits(self, dispatch: Any = None, combine: Any = None) -> None:
-        """Says where later operations count for how many nanoseconds this rank waited for each of the others: int64 [ranks], to which each adds.
+        """Says where later operations count for how many nanoseconds this rank waited for each of the
+        others: int64 [ranks], to which each adds.
 
         None counts nothing. The arrays are kept as long as operations may count there. Local.
         """
@@ -528,12 +598,15 @@ class Handle(Made):
         return streams.address(stream, self._device)
 
     def _end(self, refused: Exception | None, status: int) -> None:
-        """The end of a call. What this package refuses was passed on as words, so that the other ranks were told instead of left to wait."""
+        """The end of a call. What this package refuses was passed on as words, so that the other ranks
+        were told instead of left to wait."""
         if refused is not None:
             try:
                 raise refused
             finally:
-                refused = None  # its traceback has this frame: a cycle, which would keep all that callers have until it is collected
+                # its traceback has this frame: a cycle, which would keep all that callers have
+                # until it is collected
+                refused = None
         if status:
             raise self._failure(status)
 
@@ -541,12 +614,21 @@ class Handle(Made):
 def _part_shapes(spec: Spec, ranks: int) -> dict[str, tuple[tuple[int, ...], DType]]:
     """What describes a routing: shapes, -1 for rows, and types."""
     local = (spec.experts // ranks,)
-    of_experts = dict.fromkeys(("expert_counts", "expert_demand", "padded_counts", "expert_offsets"), (local, DType.int32))
+    of_experts = dict.fromkeys(
+        ("expert_counts", "expert_demand", "padded_counts", "expert_offsets"), (local, DType.int32)
+    )
     of_rows = dict.fromkeys(("source_ranks", "source_tokens"), ((-1,), DType.int32))
     shapes = {**of_experts, **of_rows, "source_counts": ((ranks,), DType.int32)}
     if spec.one_row_per_rank:
-        return shapes | {"row_experts": ((-1, spec.topk), DType.int64), "row_selection_weights": ((-1, spec.topk), DType.float32)}
-    return shapes | {"ranges": ((*local, ranks), DType.int64), "source_selections": ((-1,), DType.int32), "row_weights": ((-1,), DType.float32)}
+        return shapes | {
+            "row_experts": ((-1, spec.topk), DType.int64),
+            "row_selection_weights": ((-1, spec.topk), DType.float32),
+        }
+    return shapes | {
+        "ranges": ((*local, ranks), DType.int64),
+        "source_selections": ((-1,), DType.int32),
+        "row_weights": ((-1,), DType.float32),
+    }
 
 
 def _unmade(result: Any) -> Any:
@@ -558,5 +640,6 @@ def _routing(by: RoutingLike | None) -> Any:
 
 
 def _received(by: RoutingLike) -> int:
-    """Whose rows an operation is given, if it is said. What was released is refused: who combines memory of their own after that goes by the routing."""
+    """Whose rows an operation is given, if it is said. What was released is refused: who combines
+    memory of their own after that goes by the routing."""
     return by._in_use() if isinstance(by, Received) else 0

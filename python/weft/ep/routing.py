@@ -68,15 +68,18 @@ class _Held:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
 
 class Routing(_Held):
     """Where tokens and rows go: what dispatches and combines go by.
 
-    On a GPU numbers are waited for when they are asked for, which a capture cannot; arrays are the GPU's, and those that describe rows are filled in by
-    the stream in which the routing was prepared; after a graph has prepared it anew ask for them again.
+    On a GPU numbers are waited for when they are asked for, which a capture cannot; arrays are the
+    GPU's, and those that describe rows are filled in by the stream in which the routing was prepared;
+    after a graph has prepared it anew ask for them again.
     """
 
     _kind = "this routing was"
@@ -149,7 +152,8 @@ class Routing(_Held):
 
     @property
     def ranges(self) -> Any:
-        """int64 [local experts, ranks]: begin << 32 | count of each source rank's rows in the zone. None where rows are not by expert."""
+        """int64 [local experts, ranks]: begin << 32 | count of each source rank's rows in the zone.
+        None where rows are not by expert."""
         return self._part(Part.RANGES)
 
     @property
@@ -169,7 +173,8 @@ class Routing(_Held):
 
     @property
     def source_selections(self) -> Any:
-        """int32 [rows]: which of its token's selections each row is; -1 for rows that hold no token. None where rows are not by expert."""
+        """int32 [rows]: which of its token's selections each row is; -1 for rows that hold no token.
+        None where rows are not by expert."""
         return self._part(Part.SOURCE_SELECTIONS)
 
     @property
@@ -193,10 +198,12 @@ class Routing(_Held):
         return self._part(Part.ROW_DEMAND)
 
     def parts(self, *names: str, demand: bool = False, rows: int | None = None) -> tuple[Any, ...]:
-        """Several of the arrays above, of those that the layout has, each once, for less than one by one; here ``row_experts`` is int64.
+        """Several of the arrays above, of those that the layout has, each once, for less than one by
+        one; here ``row_experts`` is int64.
 
-        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes last. On a GPU those of rows may be of the first so many
-        ``rows`` alone, and a :class:`weft.DeviceArray` of ``row_experts`` stays int32.
+        ``row_demand`` is not among them. With ``demand`` a list of ``expert_demand``'s numbers comes
+        last. On a GPU those of rows may be of the first so many ``rows`` alone, and a
+        :class:`weft.DeviceArray` of ``row_experts`` stays int32.
         """
         handle = self._handle
         if handle._device >= 0:
@@ -250,7 +257,9 @@ class Routing(_Held):
         handle = self._handle
         if handle._device < 0 or part in (_BY_EXPERT if handle.spec.one_row_per_rank else _BY_RANK):
             return
-        streams.refuse_capture(handle._device, "a description of rows, whose memory is made when the first is asked for,")
+        streams.refuse_capture(
+            handle._device, "a description of rows, whose memory is made when the first is asked for,"
+        )
         handle.comm.check()
         raise InternalError(f"there is no {part.name.lower()}")
 
@@ -258,7 +267,9 @@ class Routing(_Held):
 PARTS = {part.name.lower(): part for part in Part}
 """What C calls the parts of a routing."""
 
-_OF_ROWS = frozenset(("source_ranks", "source_tokens", "source_selections", "row_weights", "row_experts", "row_selection_weights"))
+_OF_ROWS = frozenset(
+    ("source_ranks", "source_tokens", "source_selections", "row_weights", "row_experts", "row_selection_weights")
+)
 
 # What layouts of one kind alone have.
 _BY_EXPERT = (Part.RANGES, Part.SOURCE_SELECTIONS, Part.ROW_WEIGHTS)
@@ -268,14 +279,17 @@ _BY_RANK = (Part.ROW_EXPERTS, Part.ROW_SELECTION_WEIGHTS)
 class Received(_Held):
     """Rows that have arrived.
 
-    ``rows`` and ``scales`` show the handle's memory, of which there is for as many as the spec says are live: release it when the rows were read and the
-    combine of them has returned, or let it go with its arrays.
+    ``rows`` and ``scales`` show the handle's memory, of which there is for as many as the spec says are
+    live: release it when the rows were read and the combine of them has returned, or let it go with its
+    arrays.
     """
 
     _kind = "these received rows were"
     _RELEASE = "received_release"
 
-    def __init__(self, handle: Handle, number: int, routing: Routing, kind: str, data: Any, scales: Any, stream: int) -> None:
+    def __init__(
+        self, handle: Handle, number: int, routing: Routing, kind: str, data: Any, scales: Any, stream: int
+    ) -> None:
         super().__init__(handle, number)
         self._stream = stream
         self.routing = routing
@@ -296,9 +310,14 @@ class Received(_Held):
         return self._array(self._scales, None)
 
     def _arrays(self, columns: Columns | None = None) -> tuple[Any, Any]:
-        """The rows and their scales, for less than one by one; these as what they are said to be instead, with its last two dimensions changed round."""
+        """The rows and their scales, for less than one by one; these as what they are said to be
+        instead, with its last two dimensions changed round."""
         handle, lease = self._handle, Lease(self._handle, self)
-        (address, dtype, dims, *sizes), (of_scales, scale_dtype, scale_dims, *scale_sizes), device = self._data, self._scales, handle._device
+        (address, dtype, dims, *sizes), (of_scales, scale_dtype, scale_dims, *scale_sizes), device = (
+            self._data,
+            self._scales,
+            handle._device,
+        )
         shape, scale_shape = tuple(sizes[:dims]), tuple(scale_sizes[:scale_dims])
         if device < 0 or self._array_kind != memory.TORCH or 0 in shape or (scale_dtype and 0 in scale_shape):
             return self._array(self._data, lease), in_columns(self._array(self._scales, lease), columns)
@@ -328,16 +347,31 @@ class Received(_Held):
     ) -> None:
         """Copies what has arrived to arrays of the caller's; None leaves one out. Local.
 
-        ``rows``: of the type and shape of :attr:`rows`. ``scales``: of those of :attr:`scales`, or as they would be in another ``scale_order`` of the spec,
-        [.., rows, hidden / 128] row-major and [.., hidden / 128, rows] column-major, of UE8M0 ones int32 [.., hidden / 512, rows]. The others are as the
-        :class:`Routing` has them. With a packed layout arrays may have more rows. All are contiguous, and none overlaps another or what has arrived.
+        ``rows``: of the type and shape of :attr:`rows`. ``scales``: of those of :attr:`scales`, or as
+        they would be in another ``scale_order`` of the spec, [.., rows, hidden / 128] row-major and
+        [.., hidden / 128, rows] column-major, of UE8M0 ones int32 [.., hidden / 512, rows]. The others
+        are as the :class:`Routing` has them. With a packed layout arrays may have more rows. All are
+        contiguous, and none overlaps another or what has arrived.
 
-        Only what is there is written: rows that exist, pads included, and what is said of them. Everything behind an expert's last row, and between those of
-        rank_major, stays as it was. So on a GPU, where one kernel goes by the counts that lie there, it takes the time of the rows that have come, waits for
-        nothing and can be captured. ``stream``: that of the dispatch, or one that waits for it; None is PyTorch's current stream.
+        Only what is there is written: rows that exist, pads included, and what is said of them.
+        Everything behind an expert's last row, and between those of rank_major, stays as it was. So on
+        a GPU, where one kernel goes by the counts that lie there, it takes the time of the rows that
+        have come, waits for nothing and can be captured. ``stream``: that of the dispatch, or one that
+        waits for it; None is PyTorch's current stream.
         """
         order = _member(ScaleOrder, scale_order, ScaleOrder(self._handle.spec.scale_order))
-        arrays = (rows, scales, source_tokens, source_ranks, row_weights, row_experts, row_selection_weights, expert_counts, ranges, source_counts)
+        arrays = (
+            rows,
+            scales,
+            source_tokens,
+            source_ranks,
+            row_weights,
+            row_experts,
+            row_selection_weights,
+            expert_counts,
+            ranges,
+            source_counts,
+        )
         self._handle._copy(self, order, arrays, stream)
 
     def _array(self, t: tuple[int, ...], lease: Lease | None) -> Any:
@@ -347,4 +381,12 @@ class Received(_Held):
         self._in_use()
         handle = self._handle
         handle._open()
-        return memory.view(self._array_kind, address, OF_NUMBER[dtype], shape[:dims], handle._device, lease or Lease(handle, self), self._stream)
+        return memory.view(
+            self._array_kind,
+            address,
+            OF_NUMBER[dtype],
+            shape[:dims],
+            handle._device,
+            lease or Lease(handle, self),
+            self._stream,
+        )

@@ -44,7 +44,9 @@ class KernelTuning:
     def _struct(self) -> _abi.EpKernelTuning:
         if self.protocol not in _PROTOCOLS:
             raise InvalidError(f"protocol {self.protocol!r}, want one of {', '.join(p for p in _PROTOCOLS if p)}")
-        members = {f.name: whole(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "protocol"}
+        members = {
+            f.name: whole(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "protocol"
+        }
         return _abi.EpKernelTuning(**members, protocol=_PROTOCOLS.index(self.protocol))
 
 
@@ -64,7 +66,8 @@ ROW_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What exchanges look like. Choices are given by name or as members of their types; docs/guides/ep-support.md says which combinations are supported."""
+    """What exchanges look like. Choices are given by name or as members of their types;
+    docs/guides/ep-support.md says which combinations are supported."""
 
     experts: int
     """In all; rank r has the r-th share of experts / ranks."""
@@ -107,16 +110,19 @@ class Spec:
     """GPU: None is Weft's choice."""
     combine_tuning: KernelTuning | None = None
     series: int = 0
-    """GPU: a number that handles of a communicator share whose operations take turns: they follow each other in stream order, alike on every rank.
+    """GPU: a number that handles of a communicator share whose operations take turns: they follow each
+    other in stream order, alike on every rank.
 
-    They fill the same multiprocessors, so any number of them has room where one has. 0: a handle that has its own."""
+    They fill the same multiprocessors, so any number of them has room where one has. 0: a handle that
+    has its own."""
 
     def __post_init__(self) -> None:
         settle = object.__setattr__
         for name in _NUMBERS:
             settle(self, name, whole(name, getattr(self, name)))
         layout = _member(Layout, self.layout)
-        one = layout in (Layout.rank_major, Layout.token_major)  # a row per token and rank, which stands for all of a rank's experts
+        # a row per token and rank, which stands for all of a rank's experts
+        one = layout in (Layout.rank_major, Layout.token_major)
         settle(self, "layout", layout)
         settle(self, "wire", _member(Wire, self.wire, Wire(one)))
         settle(self, "reduction", _member(Reduction, self.reduction, Reduction(one)))
@@ -147,7 +153,8 @@ class Spec:
         return self.layout in (Layout.rank_major, Layout.token_major)
 
     def check(self, ranks: int, engine: str = "host") -> None:
-        """Raises why a spec is not supported for a number of ranks on an engine, "host" or "gpu", if it is not. Local."""
+        """Raises why a spec is not supported for a number of ranks on an engine, "host" or "gpu", if it
+        is not. Local."""
         lib = library()
         if status := lib.ep_check(self._struct(), 1 if engine == "gpu" else 0, ranks):
             lib.fail(status)
@@ -162,7 +169,19 @@ class Spec:
         return made
 
 
-_NUMBERS = "experts", "topk", "hidden", "max_tokens", "sms", "row_bytes", "scale_bytes", "capacity", "alignment", "live", "series"
+_NUMBERS = (
+    "experts",
+    "topk",
+    "hidden",
+    "max_tokens",
+    "sms",
+    "row_bytes",
+    "scale_bytes",
+    "capacity",
+    "alignment",
+    "live",
+    "series",
+)
 
 
 def whole(name: str, given: Any, error: type[InvalidError] = InvalidError) -> int:
@@ -181,4 +200,6 @@ def _member(choices: type[E], given: Any, default: E | None = None) -> E:
     try:
         return choices[given] if isinstance(given, str) else choices(given)
     except (KeyError, ValueError):
-        raise InvalidError(f"{choices.__name__.lower()} {given!r}, want one of {', '.join(choices.__members__)}") from None
+        raise InvalidError(
+            f"{choices.__name__.lower()} {given!r}, want one of {', '.join(choices.__members__)}"
+        ) from None

@@ -31,20 +31,28 @@ class _Pending:
         return self._number
 
     def _over(self, status: int) -> None:
-        """The second half was called. Unless another thread is inside a call, the operation is over, whatever it returned."""
+        """The second half was called. Unless another thread is inside a call, the operation is over,
+        whatever it returned."""
         if status != Status.ERROR_BUSY:
             self._number, self._borrowed = 0, None
         self._handle._check(status)
 
     def __del__(self) -> None:
         if self._number and not self._handle.closed:
-            warnings.warn("an operation was sent and never received: its handle does nothing else before", ResourceWarning, source=self, stacklevel=2)
+            warnings.warn(
+                "an operation was sent and never received: its handle does nothing else before",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
 
 
 class PendingDispatch(_Pending):
     """A dispatch that was sent. Until :meth:`receive` its handle does nothing else."""
 
-    def __init__(self, handle: Handle, number: int, borrowed: Any, tokens: int, routing: Routing | None, kind: str, on: int) -> None:
+    def __init__(
+        self, handle: Handle, number: int, borrowed: Any, tokens: int, routing: Routing | None, kind: str, on: int
+    ) -> None:
         super().__init__(handle, number, borrowed)
         self._tokens, self._routing, self._kind, self._on = tokens, routing, kind, on
 

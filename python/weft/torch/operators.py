@@ -1,8 +1,9 @@
 """Dispatch and combine as operators of PyTorch, with gradients and with fakes for torch.compile.
 
-An operator's arguments are tensors and numbers. A handle crosses as a number, which stands for it as long as it lives. A routing crosses as a tensor of
-int64 [tokens + 1], whose memory holds the routing: wherever PyTorch keeps the tensor, for a backward pass or in a compiled graph, the routing stays,
-and goes with it.
+An operator's arguments are tensors and numbers. A handle crosses as a number, which stands for it as
+long as it lives. A routing crosses as a tensor of int64 [tokens + 1], whose memory holds the routing:
+wherever PyTorch keeps the tensor, for a backward pass or in a compiled graph, the routing stays, and
+goes with it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ class Dispatched(NamedTuple):
     """What a dispatch gives."""
 
     rows: torch.Tensor
-    """The rows, in the layout of the handle, zeros where no token stands; they show the handle's memory, and hold it as long as they live."""
+    """The rows, in the layout of the handle, zeros where no token stands; they show the handle's
+    memory, and hold it as long as they live."""
     row_weights: torch.Tensor
-    """float32: the weights of the rows, of the shape of ``rows`` without hidden; where a row stands for all of a rank's experts [rows, topk].
+    """float32: the weights of the rows, of the shape of ``rows`` without hidden; where a row stands for
+    all of a rank's experts [rows, topk].
 
     Empty without weights."""
     routing: torch.Tensor
@@ -38,15 +41,19 @@ class Dispatched(NamedTuple):
 
 
 def dispatch(handle: ep.Handle, x: torch.Tensor, topk: torch.Tensor, weights: torch.Tensor | None = None) -> Dispatched:
-    """Sends the rows of this rank's tokens to their experts, and receives those that come. Collective, and so is its backward pass.
+    """Sends the rows of this rank's tokens to their experts, and receives those that come. Collective,
+    and so is its backward pass.
 
-    ``x``: [tokens, hidden] of the handle's row type; ``topk``: int32 or int64 [tokens, topk]; ``weights``: float32 [tokens, topk], or None if sums are plain.
-    Gradients come back to ``x`` from the rows, and to ``weights`` from ``row_weights``.
+    ``x``: [tokens, hidden] of the handle's row type; ``topk``: int32 or int64 [tokens, topk];
+    ``weights``: float32 [tokens, topk], or None if sums are plain. Gradients come back to ``x`` from
+    the rows, and to ``weights`` from ``row_weights``.
     """
     return Dispatched(*torch.ops.weft.dispatch(x, topk, weights, _number(handle)))
 
 
-def combine(handle: ep.Handle, rows: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+def combine(
+    handle: ep.Handle, rows: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
     """Brings the experts' rows home and sums them: [tokens, hidden]. Collective, and so is its backward pass.
 
     The weights of weighted sums are those that the dispatch was given; give them here, too, to have their gradients.
@@ -66,7 +73,9 @@ def routing_of(routing: torch.Tensor) -> ep.Routing:
 
 def _number(handle: ep.Handle) -> int:
     if handle.spec.payload not in (ep.Payload.bf16, ep.Payload.fp16, ep.Payload.fp32):
-        raise UnsupportedError("operators have gradients, and quantised or opaque rows have none: use the handle's methods")
+        raise UnsupportedError(
+            "operators have gradients, and quantised or opaque rows have none: use the handle's methods"
+        )
     return handle.number
 
 
@@ -90,12 +99,15 @@ def _hold(routing: ep.Routing) -> torch.Tensor:
 
 
 @torch.library.custom_op("weft::dispatch", mutates_args=())
-def _dispatch(x: torch.Tensor, topk: torch.Tensor, weights: torch.Tensor | None, handle: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _dispatch(
+    x: torch.Tensor, topk: torch.Tensor, weights: torch.Tensor | None, handle: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     h = _handle(handle)
     got = h.dispatch(x, topk, weights)
     rows = got.rows
     if _has_gaps(h.spec):
-        # What stood there before would get into sums over all rows, such as the gradients of the experts' weights.
+        # What stood there before would get into sums over all rows, such as the gradients of the
+        # experts' weights.
         rows.view(-1, h.spec.hidden).masked_fill_((got.routing.source_ranks < 0)[:, None], 0)
     return rows, _row_weights(h, got, rows, weights), _hold(got.routing)
 
@@ -108,12 +120,16 @@ def _has_gaps(spec: ep.Spec) -> bool:
 def _row_weights(h: ep.Handle, got: ep.Received, rows: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     if weights is None:
         return rows.new_empty(0, dtype=torch.float32)
-    found = got.routing.row_selection_weights if h.spec.one_row_per_rank else got.routing.row_weights.view(rows.shape[:-1])
+    found = (
+        got.routing.row_selection_weights if h.spec.one_row_per_rank else got.routing.row_weights.view(rows.shape[:-1])
+    )
     return found.clone() if found.is_cuda else found  # on the host it is a copy already
 
 
 @_dispatch.register_fake
-def _(x: torch.Tensor, topk: torch.Tensor, weights: torch.Tensor | None, handle: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _(
+    x: torch.Tensor, topk: torch.Tensor, weights: torch.Tensor | None, handle: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     h = _handle(handle)
     spec = h.spec
     if spec.layout == Layout.expert_major:
@@ -143,15 +159,25 @@ def _(rows: torch.Tensor, weights: torch.Tensor | None, routing: torch.Tensor, h
 
 
 @torch.library.custom_op("weft::dispatch_backward", mutates_args=())
-def _dispatch_backward(grad_rows: torch.Tensor, grad_row_weights: torch.Tensor | None, routing: torch.Tensor, handle: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _dispatch_backward(
+    grad_rows: torch.Tensor, grad_row_weights: torch.Tensor | None, routing: torch.Tensor, handle: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     h = _handle(handle)
-    of_weights = None if grad_row_weights is None else grad_row_weights if h.spec.one_row_per_rank else grad_row_weights.reshape(-1)
+    of_weights = (
+        None
+        if grad_row_weights is None
+        else grad_row_weights
+        if h.spec.one_row_per_rank
+        else grad_row_weights.reshape(-1)
+    )
     grad_x, grad_weights = h.dispatch_backward(grad_rows, routing_of(routing), of_weights)
     return grad_x, grad_rows.new_empty(0, dtype=torch.float32) if grad_weights is None else grad_weights
 
 
 @_dispatch_backward.register_fake
-def _(grad_rows: torch.Tensor, grad_row_weights: torch.Tensor | None, routing: torch.Tensor, handle: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    grad_rows: torch.Tensor, grad_row_weights: torch.Tensor | None, routing: torch.Tensor, handle: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     spec, tokens = _handle(handle).spec, routing.shape[0] - 1
     weights = (0,) if grad_row_weights is None else (tokens, spec.topk)
     return grad_rows.new_empty((tokens, spec.hidden)), grad_rows.new_empty(weights, dtype=torch.float32)
@@ -168,7 +194,9 @@ def _combine_backward(
 
 
 @_combine_backward.register_fake
-def _(grad_out: torch.Tensor, rows: torch.Tensor | None, routing: torch.Tensor, handle: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _(
+    grad_out: torch.Tensor, rows: torch.Tensor | None, routing: torch.Tensor, handle: int, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     weights = (0,) if rows is None else (routing.shape[0] - 1, _handle(handle).spec.topk)
     return torch.empty_like(like), grad_out.new_empty(weights, dtype=torch.float32)
 
@@ -178,7 +206,9 @@ def _save_dispatch(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor
     ctx.save_for_backward(output[2])
 
 
-def _differentiate_dispatch(ctx: Any, grad_rows: torch.Tensor, grad_row_weights: torch.Tensor, _routing: Any) -> tuple[Any, ...]:
+def _differentiate_dispatch(
+    ctx: Any, grad_rows: torch.Tensor, grad_row_weights: torch.Tensor, _routing: Any
+) -> tuple[Any, ...]:
     (routing,) = ctx.saved_tensors
     of_weights = grad_row_weights if ctx.weighted and ctx.needs_input_grad[2] else None
     grad_x, grad_weights = torch.ops.weft.dispatch_backward(grad_rows.contiguous(), of_weights, routing, ctx.handle)
@@ -194,7 +224,9 @@ def _save_combine(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> No
 def _differentiate_combine(ctx: Any, grad_out: torch.Tensor) -> tuple[Any, ...]:
     rows, routing = ctx.saved_tensors
     weighted = ctx.weighted and ctx.needs_input_grad[1]
-    grad_rows, grad_weights = torch.ops.weft.combine_backward(grad_out.contiguous(), rows if weighted else None, routing, ctx.handle, rows)
+    grad_rows, grad_weights = torch.ops.weft.combine_backward(
+        grad_out.contiguous(), rows if weighted else None, routing, ctx.handle, rows
+    )
     return grad_rows, grad_weights if weighted else None, None, None
 
 

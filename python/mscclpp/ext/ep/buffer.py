@@ -14,11 +14,19 @@ __all__ = ["Buffer", "Config", "EventHandle"]
 
 
 class Buffer:
-    """Expert-parallel exchanges of a process group. Methods pass their arguments, in their order, to :attr:`runtime`, which documents them."""
+    """Expert-parallel exchanges of a process group. Methods pass their arguments, in their order, to
+    :attr:`runtime`, which documents them."""
 
     num_sms: int = 20
 
-    def __init__(self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False, num_qps_per_rank: int = 12) -> None:
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 12,
+    ) -> None:
         """Joins the ranks of a process group of PyTorch's. Collective."""
         if num_qps_per_rank <= 0:
             raise ValueError(f"num_qps_per_rank is {num_qps_per_rank}, want more than 0")
@@ -67,13 +75,19 @@ class Buffer:
     def get_local_nvshmem_unique_id(self) -> bytes:
         return self.runtime.get_local_nvshmem_unique_id()
 
-    def get_local_buffer_tensor(self, dtype: torch.dtype, offset: int = 0, use_rdma_buffer: bool = False) -> torch.Tensor:
+    def get_local_buffer_tensor(
+        self, dtype: torch.dtype, offset: int = 0, use_rdma_buffer: bool = False
+    ) -> torch.Tensor:
         return self.runtime.get_local_buffer_tensor(dtype, offset, use_rdma_buffer)
 
     @staticmethod
-    def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
         """Bytes that MSCCL++'s buffer needs for low-latency exchanges. Weft takes what it needs by itself."""
-        return mscclpp_ep_cpp.get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+        return mscclpp_ep_cpp.get_low_latency_rdma_size_hint(
+            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts
+        )
 
     # Exchanges.
 
@@ -85,7 +99,9 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventHandle | None]:
-        return self.runtime.get_dispatch_layout(topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream)
+        return self.runtime.get_dispatch_layout(
+            topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream
+        )
 
     def intranode_dispatch(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         return self.runtime.intranode_dispatch(*arguments, **options)
@@ -108,5 +124,7 @@ class Buffer:
     def low_latency_combine(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
         return self.runtime.low_latency_combine(*arguments, **options)
 
-    def get_next_low_latency_combine_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> torch.Tensor:
+    def get_next_low_latency_combine_buffer(
+        self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    ) -> torch.Tensor:
         return self.runtime.get_next_low_latency_combine_buffer(num_max_dispatch_tokens_per_rank, hidden, num_experts)
