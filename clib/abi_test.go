@@ -37,7 +37,7 @@ var (
 	declaration = regexp.MustCompile(`(?m)^(?:const char \*|weft_status |int |void )(weft_\w+)\([^)]*\);`)
 	structure   = regexp.MustCompile(`(?s)typedef struct weft_\w+ \{(.*?)\} (weft_\w+);`)
 	enumeration = regexp.MustCompile(`(?s)typedef enum weft_\w+ \{(.*?)\} weft_\w+;`)
-	enumerator  = regexp.MustCompile(`(WEFT_\w+) = `)
+	enumerator  = regexp.MustCompile(`(WEFT_\w+) =\s`)
 	number      = regexp.MustCompile(`(?m)^#define (WEFT_\w+) \d+`)
 	member      = regexp.MustCompile(`(\w+)(?:\[\w+\])?$`)
 )
@@ -51,7 +51,9 @@ func readHeader(t *testing.T) header {
 	}
 	text := comments.ReplaceAllString(string(raw), "")
 	var h header
-	h.functions = declaration.FindAllString(text, -1)
+	for _, f := range declaration.FindAllString(text, -1) {
+		h.functions = append(h.functions, strings.Join(strings.Fields(f), " "))
+	}
 	for _, s := range structure.FindAllStringSubmatch(text, -1) {
 		c := cStruct{name: s[2]}
 		for statement := range strings.SplitSeq(s[1], ";") {
@@ -88,7 +90,8 @@ func (h header) describe(t *testing.T) string {
 	for _, s := range h.structs {
 		fmt.Fprintf(&c, "printf(\"struct %s %%d\\n\", (int)sizeof(%s));\n", s.name, s.name)
 		for _, m := range s.members {
-			fmt.Fprintf(&c, "printf(\"\\t%s at %%d, %%d bytes\\n\", (int)offsetof(%s, %s), (int)sizeof(((%s *)0)->%s));\n", m, s.name, m, s.name, m)
+			fmt.Fprintf(&c, `printf("\t%[1]s at %%d, %%d bytes\n", (int)offsetof(%[2]s, %[1]s), `+
+				"(int)sizeof(((%[2]s *)0)->%[1]s));\n", m, s.name)
 		}
 	}
 	c.WriteString("return 0;\n}\n")
@@ -112,8 +115,9 @@ var (
 	leasts = regexp.MustCompile(`(?m)^least (\w+) (\d+)$`)
 )
 
-// What programs were built with must go on working: testdata/abi.txt says what that is, and a change of it is a decision. The least size of a struct is
-// that with which it was first recorded, whatever it becomes: tools/abigen reads there what the library refuses as too short.
+// What programs were built with must go on working: testdata/abi.txt says what that is, and a
+// change of it is a decision. The least size of a struct is that with which it was first recorded,
+// whatever it becomes: tools/abigen reads there what the library refuses as too short.
 func TestABI(t *testing.T) {
 	const record = "testdata/abi.txt"
 	h := readHeader(t)
@@ -139,7 +143,8 @@ func TestABI(t *testing.T) {
 		return
 	}
 	if diff := gocmp.Diff(strings.Split(string(before), "\n"), strings.Split(got, "\n")); diff != "" {
-		t.Errorf("weft.h is not what %s says (-recorded +now). Members may be appended to structs, enumerators and functions added; then: "+
+		t.Errorf("weft.h is not what %s says (-recorded +now). Members may be appended to structs, "+
+			"enumerators and functions added; then: "+
 			"go test ./clib -run TestABI -update\n%s", record, diff)
 	}
 }

@@ -1,9 +1,9 @@
-//go:build cgo && linux
+// go:build cgo && linux
 
 // The last failure of each thread, and the children of fork, whose every call fails.
 //
-// A thread's message lies on the heap and not in the thread's static storage: the Go runtime makes the linker place all of this library's
-// thread-local storage in the little that the loader has to spare for libraries that are opened late.
+// A thread's message lies on the heap and not in the thread's static storage: the Go runtime makes the linker place all
+// of this library's thread-local storage in the little that the loader has to spare for libraries that are opened late.
 
 #include "internal.h"
 
@@ -57,9 +57,9 @@ int libweft_fail(int status, int rank, const char *text, size_t length) {
 
 int libweft_forked;
 
-static const struct failure in_child = {
-	-1, "this process was forked after libweft.so was loaded, and has none of its threads; start ranks by fork and exec, by posix_spawn, or "
-	    "with the start method spawn or forkserver in Python"};
+static const struct failure in_child = {-1, "this process was forked after libweft.so was loaded, and has none of its "
+											"threads; start ranks by fork and exec, by posix_spawn, or "
+											"with the start method spawn or forkserver in Python"};
 
 static void after_fork(void) { libweft_forked = 1; }
 

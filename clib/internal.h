@@ -31,7 +31,8 @@ typedef struct libweft_handler {
 // Signals are numbered from 1.
 enum { LIBWEFT_SIGNALS = 64 };
 
-// Whether a signal has a handler of the program's that lacks SA_ONSTACK, and which. With repair the handler gets the flag, and 0 says that it has.
+// Whether a signal has a handler of the program's that lacks SA_ONSTACK, and which. With repair the handler gets the
+// flag, and 0 says that it has.
 int libweft_off_stack(int signal, int repair, libweft_handler *handler);
 
 // A copy of a descriptor that exec closes, or -1 and errno.

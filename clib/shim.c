@@ -2,8 +2,9 @@
 
 //go:build cgo && linux
 
-// The functions of weft.h that need Go. Each looks whether this process is a child of fork, where Go must not be entered,
-// and calls its namesake in Go, which the linker keeps inside the library. Handles cross as the numbers that they are.
+// The functions of weft.h that need Go. Each looks whether this process is a child of fork, where Go
+// must not be entered, and calls its namesake in Go, which the linker keeps inside the library.
+// Handles cross as the numbers that they are.
 
 #include "_cgo_export.h"
 #include "internal.h"

@@ -7,7 +7,8 @@ package main
 // #include "weft.h"
 import "C"
 
-// leastSize is the size that a struct of weft.h had when it first appeared. A program can never have been built with less.
+// leastSize is the size that a struct of weft.h had when it first appeared. A program can never have
+// been built with less.
 func leastSize(p any) uintptr {
 	switch p.(type) {
 	case *C.weft_tensor:

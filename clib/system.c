@@ -1,4 +1,4 @@
-//go:build cgo && linux
+// go:build cgo && linux
 
 // What Go cannot do for itself: pointers to C functions, and the parts of C's library that have no counterpart in Go.
 
@@ -23,26 +23,31 @@ const char *libweft_environment(size_t i) { return environ ? environ[i] : NULL; 
 
 int libweft_duplicate(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
 
-// The kernel's struct, as far as it is the same on every architecture. C's sigaction refuses the signals that glibc keeps for itself, whose handlers interrupt Go like any other.
+// The kernel's struct, as far as it is the same on every architecture. C's sigaction refuses the signals that glibc
+// keeps for itself, whose handlers interrupt Go like any other.
 struct action {
 	uintptr_t handler;
 	unsigned long flags;
 	unsigned long rest[8];
 };
 
-static int kernel_action(int signal, const struct action *set, struct action *get) { return (int)syscall(SYS_rt_sigaction, signal, set, get, LIBWEFT_SIGNALS / 8); }
+static int kernel_action(int signal, const struct action *set, struct action *get) {
+	return (int)syscall(SYS_rt_sigaction, signal, set, get, LIBWEFT_SIGNALS / 8);
+}
 
 #define SIGNAL(name) [name] = #name
 static const char *const names[LIBWEFT_SIGNALS + 1] = {
-	SIGNAL(SIGHUP), SIGNAL(SIGINT), SIGNAL(SIGQUIT), SIGNAL(SIGILL), SIGNAL(SIGTRAP), SIGNAL(SIGABRT), SIGNAL(SIGBUS), SIGNAL(SIGFPE),
-	SIGNAL(SIGUSR1), SIGNAL(SIGSEGV), SIGNAL(SIGUSR2), SIGNAL(SIGPIPE), SIGNAL(SIGALRM), SIGNAL(SIGTERM), SIGNAL(SIGSTKFLT),
-	SIGNAL(SIGCHLD), SIGNAL(SIGCONT), SIGNAL(SIGTSTP), SIGNAL(SIGTTIN), SIGNAL(SIGTTOU), SIGNAL(SIGURG), SIGNAL(SIGXCPU),
-	SIGNAL(SIGXFSZ), SIGNAL(SIGVTALRM), SIGNAL(SIGPROF), SIGNAL(SIGWINCH), SIGNAL(SIGIO), SIGNAL(SIGPWR), SIGNAL(SIGSYS),
+	SIGNAL(SIGHUP),  SIGNAL(SIGINT),   SIGNAL(SIGQUIT),   SIGNAL(SIGILL),  SIGNAL(SIGTRAP), SIGNAL(SIGABRT),
+	SIGNAL(SIGBUS),  SIGNAL(SIGFPE),   SIGNAL(SIGUSR1),   SIGNAL(SIGSEGV), SIGNAL(SIGUSR2), SIGNAL(SIGPIPE),
+	SIGNAL(SIGALRM), SIGNAL(SIGTERM),  SIGNAL(SIGSTKFLT), SIGNAL(SIGCHLD), SIGNAL(SIGCONT), SIGNAL(SIGTSTP),
+	SIGNAL(SIGTTIN), SIGNAL(SIGTTOU),  SIGNAL(SIGURG),    SIGNAL(SIGXCPU), SIGNAL(SIGXFSZ), SIGNAL(SIGVTALRM),
+	SIGNAL(SIGPROF), SIGNAL(SIGWINCH), SIGNAL(SIGIO),     SIGNAL(SIGPWR),  SIGNAL(SIGSYS),
 };
 
 int libweft_off_stack(int signal, int repair, libweft_handler *handler) {
 	struct action action = {0};
-	if (kernel_action(signal, NULL, &action) != 0 || action.handler == (uintptr_t)SIG_DFL || action.handler == (uintptr_t)SIG_IGN || (action.flags & SA_ONSTACK) != 0) {
+	if (kernel_action(signal, NULL, &action) != 0 || action.handler == (uintptr_t)SIG_DFL ||
+		action.handler == (uintptr_t)SIG_IGN || (action.flags & SA_ONSTACK) != 0) {
 		return 0;
 	}
 	Dl_info info = {0};

@@ -4,7 +4,8 @@
 
 #include "cuda.h"
 
-_Static_assert(sizeof(nep_copy_2d) == 128 && offsetof(nep_copy_2d, to_x) == 56 && offsetof(nep_copy_2d, width) == 112, "CUDA_MEMCPY2D has another layout");
+_Static_assert(sizeof(nep_copy_2d) == 128 && offsetof(nep_copy_2d, to_x) == 56 && offsetof(nep_copy_2d, width) == 112,
+			   "CUDA_MEMCPY2D has another layout");
 
 static struct nep_cuda driver;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -16,10 +17,10 @@ static void open_driver(void) {
 		missing = "libcuda.so.1, which comes with the GPU's driver, cannot be opened";
 		return;
 	}
-#define FIND(name)                                                                                                                               \
-	if ((*(void **)&driver.name = dlsym(library, #name)) == NULL) {                                                                          \
-		missing = "libcuda.so.1 has no " #name "; update the GPU's driver";                                                              \
-		return;                                                                                                                          \
+#define FIND(name)                                                                                                     \
+	if ((*(void **)&driver.name = dlsym(library, #name)) == NULL) {                                                    \
+		missing = "libcuda.so.1 has no " #name "; update the GPU's driver";                                            \
+		return;                                                                                                        \
 	}
 	FIND(cuGetErrorString)
 	FIND(cuMemAlloc_v2)
@@ -64,7 +65,8 @@ ncclEpResult_t nep_cuda_wait(const struct nep_cuda *cuda, void *stream, int64_t 
 		}
 		clock_gettime(CLOCK_MONOTONIC, &now);
 		if ((now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000 > deadline_ms) {
-			return nep_fail(NCCL_EP_REMOTE_ERROR, "the GPU's work has not ended within %lld ms", (long long)deadline_ms);
+			return nep_fail(NCCL_EP_REMOTE_ERROR, "the GPU's work has not ended within %lld ms",
+							(long long)deadline_ms);
 		}
 		nanosleep(&pause, NULL);
 	}

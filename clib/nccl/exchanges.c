@@ -4,18 +4,14 @@
 /* What rows of numbers, which can be summed, are to Weft. */
 static ncclEpResult_t payload_of(const weft_tensor *rows, const char *name, int32_t *payload) {
 	switch (rows->dtype) {
-	case WEFT_BFLOAT16:
-		*payload = WEFT_PAYLOAD_BF16;
-		return NCCL_EP_SUCCESS;
-	case WEFT_FLOAT16:
-		*payload = WEFT_PAYLOAD_FP16;
-		return NCCL_EP_SUCCESS;
-	case WEFT_FLOAT32:
-		*payload = WEFT_PAYLOAD_FP32;
-		return NCCL_EP_SUCCESS;
+	case WEFT_BFLOAT16: *payload = WEFT_PAYLOAD_BF16; return NCCL_EP_SUCCESS;
+	case WEFT_FLOAT16: *payload = WEFT_PAYLOAD_FP16; return NCCL_EP_SUCCESS;
+	case WEFT_FLOAT32: *payload = WEFT_PAYLOAD_FP32; return NCCL_EP_SUCCESS;
 	default:
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s: rows are bf16, fp16 or fp32; others go with their scales, by a dispatch that forwards them (quant_recipe %d)", name,
-			NCCL_EP_DISPATCH_FORWARD_SCALES);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						"%s: rows are bf16, fp16 or fp32; others go with their scales, by a dispatch that forwards "
+						"them (quant_recipe %d)",
+						name, NCCL_EP_DISPATCH_FORWARD_SCALES);
 	}
 }
 
@@ -24,7 +20,9 @@ static int64_t row_bytes(const weft_tensor *t) { return t->shape[t->dims - 1] * 
 static ncclEpResult_t check_row(const nep_handle *h, int64_t bytes, const char *name) {
 	int64_t most = h->group->config.max_token_bytes;
 	if (bytes > most) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s: rows of %lld bytes, and max_token_bytes of the group is %lld: raise it", name, (long long)bytes, (long long)most);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						"%s: rows of %lld bytes, and max_token_bytes of the group is %lld: raise it", name,
+						(long long)bytes, (long long)most);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -38,9 +36,14 @@ static ncclEpResult_t numbers(nep_handle *h, const weft_tensor *rows, const char
 }
 
 /* The exchange that moves rows with scales, whatever they mean. */
-static ncclEpResult_t opaque(nep_handle *h, const weft_tensor *rows, const weft_tensor *scales, nep_exchange **exchange) {
+static ncclEpResult_t opaque(nep_handle *h, const weft_tensor *rows, const weft_tensor *scales,
+							 nep_exchange **exchange) {
 	nep_shape shape = {
-		.topk = h->topk, .alignment = h->alignment, .payload = WEFT_PAYLOAD_OPAQUE, .row_bytes = row_bytes(rows), .scale_bytes = row_bytes(scales),
+		.topk = h->topk,
+		.alignment = h->alignment,
+		.payload = WEFT_PAYLOAD_OPAQUE,
+		.row_bytes = row_bytes(rows),
+		.scale_bytes = row_bytes(scales),
 	};
 	NEP_TRY(check_row(h, shape.row_bytes + shape.scale_bytes, "in.tokens and in.scales"));
 	return nep_exchange_of(h->group, &shape, exchange);
@@ -57,20 +60,25 @@ static weft_tensor bytes_of(const weft_tensor *t) {
 /* With zero copy what peers reach, or are to reach, lies in a window. */
 static ncclEpResult_t check_window(const nep_handle *h, const ncclEpTensor_t *t, const char *name) {
 	if (h->group->config.zero_copy == NCCL_EP_ZERO_COPY_ON && t->win_hdl == NULL) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s lies in no window, which zero_copy asks for: set win_hdl and win_offset, or zero_copy of the group to OFF", name);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						"%s lies in no window, which zero_copy asks for: set win_hdl and win_offset, or zero_copy of "
+						"the group to OFF",
+						name);
 	}
 	return NCCL_EP_SUCCESS;
 }
 
 static ncclEpResult_t same_rows(const weft_tensor *a, const weft_tensor *b, const char *names) {
 	if (a->dtype != b->dtype || a->shape[1] != b->shape[1]) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s have rows of different types or lengths (%lld and %lld)", names, (long long)a->shape[1], (long long)b->shape[1]);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s have rows of different types or lengths (%lld and %lld)", names,
+						(long long)a->shape[1], (long long)b->shape[1]);
 	}
 	return NCCL_EP_SUCCESS;
 }
 
 /*
- * How many rows the tensors of a batch have: as many as the group has room for, or, where it sets no bound, as many as come. A caller's tensor has that many or more.
+ * How many rows the tensors of a batch have: as many as the group has room for, or, where it sets no bound, as many as
+ * come. A caller's tensor has that many or more.
  */
 static ncclEpResult_t rows_of(const nep_handle *h, weft_routing routing, int64_t *rows) {
 	*rows = h->group->config.max_recv_tokens_per_rank;
@@ -84,8 +92,10 @@ static ncclEpResult_t rows_of(const nep_handle *h, weft_routing routing, int64_t
 
 static ncclEpResult_t check_room(const weft_tensor *t, int64_t rows, const char *name) {
 	if (t->shape[0] < rows) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s has room for %lld rows, and %lld are wanted: max_recv_tokens_per_rank of the group, or without one what recv_total_counter said",
-			name, (long long)t->shape[0], (long long)rows);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						"%s has room for %lld rows, and %lld are wanted: max_recv_tokens_per_rank of the group, or "
+						"without one what recv_total_counter said",
+						name, (long long)t->shape[0], (long long)rows);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -98,7 +108,8 @@ static ncclEpResult_t check_bound(const nep_handle *h, const weft_tensor *t, con
 /* The same of where kernels can store what arrives. */
 static ncclEpResult_t check_place(const nep_handle *h, const weft_tensor *t, uintptr_t multiple, const char *name) {
 	if (h->group->engine == WEFT_GPU && (uintptr_t)t->data % multiple != 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s begin at %p: on GPUs they begin on multiples of %zu bytes", name, t->data, (size_t)multiple);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s begin at %p: on GPUs they begin on multiples of %zu bytes", name,
+						t->data, (size_t)multiple);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -120,7 +131,8 @@ static ncclEpResult_t rows_to_copy(const nep_handle *h, weft_routing routing, in
 }
 
 /* Weights of rows that went straight to where the caller wants them. */
-static ncclEpResult_t deliver_weights(const nep_handle *h, weft_routing routing, const weft_tensor *to, weft_stream stream) {
+static ncclEpResult_t deliver_weights(const nep_handle *h, weft_routing routing, const weft_tensor *to,
+									  weft_stream stream) {
 	int64_t rows;
 	weft_tensor weights = {.size = sizeof weights};
 	if (to->dtype == WEFT_NONE) {
@@ -129,14 +141,17 @@ static ncclEpResult_t deliver_weights(const nep_handle *h, weft_routing routing,
 	NEP_TRY(rows_to_copy(h, routing, &rows));
 	NEP_WEFT(nep_lib.weft_routing_tensor(routing, WEFT_ROW_WEIGHTS, &weights));
 	if (rows > 0 && weights.data == NULL) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "the weights of rows cannot be had for the first time while the stream captures: dispatch once before");
+		return nep_fail(
+			NCCL_EP_INVALID_USAGE,
+			"the weights of rows cannot be had for the first time while the stream captures: dispatch once before");
 	}
 	NEP_TRY(check_room(to, rows, "out.topk_weights"));
 	return nep_copy(h->group, to->data, weights.data, (size_t)rows * sizeof(float), stream);
 }
 
 /* Copies what has arrived, and no more: what the caller's tensors hold beyond stays. */
-static ncclEpResult_t deliver(const nep_handle *h, weft_ep ep, const weft_ep_dispatch_result *got, const destination *to, weft_stream stream) {
+static ncclEpResult_t deliver(const nep_handle *h, weft_ep ep, const weft_ep_dispatch_result *got,
+							  const destination *to, weft_stream stream) {
 	int64_t rows;
 	weft_tensor bytes = bytes_of(&to->rows), scale_bytes = to->scales;
 	weft_ep_copy_args args = {.size = sizeof args, .received = got->received, .rows = &to->rows};
@@ -154,9 +169,11 @@ static ncclEpResult_t deliver(const nep_handle *h, weft_ep ep, const weft_ep_dis
 	return nep_result(nep_lib.weft_ep_copy_received(ep, stream, &args));
 }
 
-/* Moves rows and puts them where the caller wants them. Weights travel along: for the routing that is there, or for one that is made on the way. */
-static ncclEpResult_t move(nep_handle *h, nep_exchange *exchange, const weft_tensor *rows, const weft_tensor *scales, const weft_tensor *weights, const destination *to,
-	weft_stream stream, weft_routing *routing) {
+/* Moves rows and puts them where the caller wants them. Weights travel along: for the routing that is there, or for one
+ * that is made on the way. */
+static ncclEpResult_t move(nep_handle *h, nep_exchange *exchange, const weft_tensor *rows, const weft_tensor *scales,
+						   const weft_tensor *weights, const destination *to, weft_stream stream,
+						   weft_routing *routing) {
 	weft_tensor topk = nep_topk(h), data = {.size = sizeof data}, data_scales = {.size = sizeof data_scales};
 	weft_ep_dispatch_args args = {.size = sizeof args, .rows = rows, .scales = scales};
 	weft_ep_dispatch_result got = {.size = sizeof got, .data = &data, .scales = &data_scales};
@@ -188,31 +205,41 @@ typedef struct dispatch_call {
 	destination to;
 } dispatch_call;
 
-static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInputs_t *in, const ncclEpDispatchOutputs_t *out, const ncclEpDispatchConfig_t *config,
-	dispatch_call *d) {
+static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInputs_t *in,
+									const ncclEpDispatchOutputs_t *out, const ncclEpDispatchConfig_t *config,
+									dispatch_call *d) {
 	if (config->send_only != 0) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "send_only belongs to low latency: set it to 0, or use weft_ep_dispatch with work");
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"send_only belongs to low latency: set it to 0, or use weft_ep_dispatch with work");
 	}
 	if (config->pass_direction != NCCL_EP_FORWARD && config->pass_direction != NCCL_EP_BACKWARD) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "pass_direction is %d: want forward (0) or backward (1)", config->pass_direction);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "pass_direction is %d: want forward (0) or backward (1)",
+						config->pass_direction);
 	}
 	if (config->quant_recipe != NCCL_EP_DISPATCH_PLAIN && config->quant_recipe != NCCL_EP_DISPATCH_FORWARD_SCALES) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "quant_recipe %d: want rows of numbers (0), or rows forwarded with their scales (1); weft_ep_create quantises to FP8",
-			config->quant_recipe);
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"quant_recipe %d: want rows of numbers (0), or rows forwarded with their scales (1); "
+						"weft_ep_create quantises to FP8",
+						config->quant_recipe);
 	}
 	d->forward = config->pass_direction == NCCL_EP_FORWARD;
 	d->scaled = config->quant_recipe == NCCL_EP_DISPATCH_FORWARD_SCALES;
 	if (out->topk_idx != NULL) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "out.topk_idx belongs to other layouts: a row of expert-major is of its zone's expert; leave it NULL");
+		return nep_fail(
+			NCCL_EP_INVALID_USAGE,
+			"out.topk_idx belongs to other layouts: a row of expert-major is of its zone's expert; leave it NULL");
 	}
 	if (d->forward != (in->topk_weights != NULL)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, d->forward ? "in.topk_weights is NULL, and a forward dispatch takes them along" : "in.topk_weights: a backward dispatch has none; leave them NULL");
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						d->forward ? "in.topk_weights is NULL, and a forward dispatch takes them along"
+								   : "in.topk_weights: a backward dispatch has none; leave them NULL");
 	}
 	if (!d->forward && out->topk_weights != NULL) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "out.topk_weights: a backward dispatch has none; leave them NULL");
 	}
 	if (d->scaled != (in->scales != NULL) || d->scaled != (out->scales != NULL)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "in.scales and out.scales go with quant_recipe %d, and only with it", NCCL_EP_DISPATCH_FORWARD_SCALES);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "in.scales and out.scales go with quant_recipe %d, and only with it",
+						NCCL_EP_DISPATCH_FORWARD_SCALES);
 	}
 	NEP_TRY(nep_tensor(h->group, in->tokens, 2, "in.tokens", &d->rows));
 	NEP_TRY(nep_tensor(h->group, out->tokens, 2, "out.tokens", &d->to.rows));
@@ -242,22 +269,28 @@ static ncclEpResult_t read_dispatch(const nep_handle *h, const ncclEpDispatchInp
 }
 
 /* The gradient of a combine, which is a dispatch without weights, stands where the caller wants it at once. */
-static ncclEpResult_t combine_backward(nep_handle *h, nep_exchange *exchange, const dispatch_call *d, weft_stream stream, weft_routing *routing) {
+static ncclEpResult_t combine_backward(nep_handle *h, nep_exchange *exchange, const dispatch_call *d,
+									   weft_stream stream, weft_routing *routing) {
 	weft_tensor out = d->to.rows;
 	NEP_TRY(nep_route_of(h, exchange, stream, routing));
 	NEP_TRY(rows_of(h, *routing, &out.shape[0]));
 	NEP_TRY(check_room(&d->to.rows, out.shape[0], "out.tokens"));
-	weft_ep_combine_backward_args args = {.size = sizeof args, .routing = *routing, .grad_out = &d->rows, .grad_rows = &out};
+	weft_ep_combine_backward_args args = {
+		.size = sizeof args, .routing = *routing, .grad_out = &d->rows, .grad_rows = &out};
 	return nep_result(nep_lib.weft_ep_combine_backward(exchange->ep, stream, &args));
 }
 
 /*
- * Whether rows of numbers go straight to where the caller wants them: as the gradient of a combine does, which their receivers read. On the host dispatches are read, too. GPUs
- * write dispatched rows, which is faster, into memory of Weft's, from where they are copied, which takes time again and may take more; there the caller says.
+ * Whether rows of numbers go straight to where the caller wants them: as the gradient of a combine does, which their
+ * receivers read. On the host dispatches are read, too. GPUs write dispatched rows, which is faster, into memory of
+ * Weft's, from where they are copied, which takes time again and may take more; there the caller says.
  */
-static bool direct(const nep_handle *h) { return h->group->engine == WEFT_HOST || h->group->config.zero_copy == NCCL_EP_ZERO_COPY_ON; }
+static bool direct(const nep_handle *h) {
+	return h->group->engine == WEFT_HOST || h->group->config.zero_copy == NCCL_EP_ZERO_COPY_ON;
+}
 
-static ncclEpResult_t dispatch_directly(nep_handle *h, nep_exchange *exchange, const dispatch_call *d, weft_stream stream, weft_routing *routing) {
+static ncclEpResult_t dispatch_directly(nep_handle *h, nep_exchange *exchange, const dispatch_call *d,
+										weft_stream stream, weft_routing *routing) {
 	weft_tensor topk = nep_topk(h);
 	NEP_WEFT(nep_lib.weft_ep_prepare(exchange->ep, stream, &topk, &d->weights, routing));
 	NEP_TRY(nep_reroute(h, exchange, *routing));
@@ -265,8 +298,9 @@ static ncclEpResult_t dispatch_directly(nep_handle *h, nep_exchange *exchange, c
 	return deliver_weights(h, *routing, &d->to.weights, stream);
 }
 
-static ncclEpResult_t dispatch(nep_handle *h, const ncclEpDispatchInputs_t *inputs, const ncclEpDispatchOutputs_t *outputs, const ncclEpLayoutInfo_t *layout_info,
-	const ncclEpDispatchConfig_t *config, weft_stream stream) {
+static ncclEpResult_t dispatch(nep_handle *h, const ncclEpDispatchInputs_t *inputs,
+							   const ncclEpDispatchOutputs_t *outputs, const ncclEpLayoutInfo_t *layout_info,
+							   const ncclEpDispatchConfig_t *config, weft_stream stream) {
 	const size_t first_info = 40, first_config = 20;
 	ncclEpDispatchInputs_t in;
 	ncclEpDispatchOutputs_t out;
@@ -302,8 +336,9 @@ static ncclEpResult_t dispatch(nep_handle *h, const ncclEpDispatchInputs_t *inpu
 	return nep_tell(h, routing, &info, stream);
 }
 
-ncclEpResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t *in, const ncclEpDispatchOutputs_t *out, const ncclEpLayoutInfo_t *layout_info,
-	const ncclEpDispatchConfig_t *config, void *stream) {
+ncclEpResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t *in,
+							  const ncclEpDispatchOutputs_t *out, const ncclEpLayoutInfo_t *layout_info,
+							  const ncclEpDispatchConfig_t *config, void *stream) {
 	NEP_TRY(nep_open());
 	nep_handle *h;
 	NEP_TRY(nep_enter(handle, &h));
@@ -316,26 +351,32 @@ ncclEpResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_
 	return result;
 }
 
-static ncclEpResult_t check_combine(const ncclEpCombineInputs_t *in, const ncclEpCombineOutputs_t *out, const ncclEpCombineConfig_t *config) {
+static ncclEpResult_t check_combine(const ncclEpCombineInputs_t *in, const ncclEpCombineOutputs_t *out,
+									const ncclEpCombineConfig_t *config) {
 	bool backward = config->pass_direction == NCCL_EP_BACKWARD;
 	if (config->send_only != 0) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "send_only belongs to low latency: set it to 0, or use weft_ep_combine with work");
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"send_only belongs to low latency: set it to 0, or use weft_ep_combine with work");
 	}
 	if (!backward && config->pass_direction != NCCL_EP_FORWARD) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "pass_direction is %d: want forward (0) or backward (1)", config->pass_direction);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "pass_direction is %d: want forward (0) or backward (1)",
+						config->pass_direction);
 	}
 	if (config->quant_recipe != NCCL_EP_COMBINE_PLAIN || in->scales != NULL) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "a combine sums rows of numbers: leave quant_recipe 0 and in.scales NULL");
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"a combine sums rows of numbers: leave quant_recipe 0 and in.scales NULL");
 	}
 	if (backward != (in->topk_weights != NULL) || backward != (out->topk_weights != NULL)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, backward ? "a backward combine brings gradients of weights home: give in.topk_weights and out.topk_weights"
-								   : "a forward combine sums as it is: leave in.topk_weights and out.topk_weights NULL");
+		return nep_fail(
+			NCCL_EP_INVALID_ARGUMENT,
+			backward ? "a backward combine brings gradients of weights home: give in.topk_weights and out.topk_weights"
+					 : "a forward combine sums as it is: leave in.topk_weights and out.topk_weights NULL");
 	}
 	return NCCL_EP_SUCCESS;
 }
 
-static ncclEpResult_t combine(nep_handle *h, const ncclEpCombineInputs_t *inputs, const ncclEpCombineOutputs_t *outputs, const ncclEpCombineConfig_t *config,
-	weft_stream stream) {
+static ncclEpResult_t combine(nep_handle *h, const ncclEpCombineInputs_t *inputs, const ncclEpCombineOutputs_t *outputs,
+							  const ncclEpCombineConfig_t *config, weft_stream stream) {
 	const size_t first_inputs = 24, first_config = 16;
 	ncclEpCombineInputs_t in;
 	ncclEpCombineOutputs_t out;
@@ -373,12 +414,18 @@ static ncclEpResult_t combine(nep_handle *h, const ncclEpCombineInputs_t *inputs
 	NEP_TRY(check_room(&row_weights, count, "in.topk_weights"));
 	row_weights.shape[0] = count;
 	weft_ep_dispatch_backward_args args = {
-		.size = sizeof args, .routing = routing, .grad_rows = &rows, .grad_row_weights = &row_weights, .grad_tokens = &sums, .grad_weights = &weights,
+		.size = sizeof args,
+		.routing = routing,
+		.grad_rows = &rows,
+		.grad_row_weights = &row_weights,
+		.grad_tokens = &sums,
+		.grad_weights = &weights,
 	};
 	return nep_result(nep_lib.weft_ep_dispatch_backward(exchange->ep, stream, &args));
 }
 
-ncclEpResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *in, const ncclEpCombineOutputs_t *out, const ncclEpCombineConfig_t *config, void *stream) {
+ncclEpResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *in, const ncclEpCombineOutputs_t *out,
+							 const ncclEpCombineConfig_t *config, void *stream) {
 	NEP_TRY(nep_open());
 	nep_handle *h;
 	NEP_TRY(nep_enter(handle, &h));

@@ -10,7 +10,8 @@ static int32_t sms_of(const ncclEpGroupConfig_t *c) {
 	return most < LEAST_SMS ? LEAST_SMS : most;
 }
 
-/* The operations of a group follow each other in stream order, as its contract has it. A caller's own handles are of no such series. */
+/* The operations of a group follow each other in stream order, as its contract has it. A caller's own handles are of no
+ * such series. */
 #define SERIES ((int64_t)1 << 41)
 
 /* What an exchange of a shape looks like to Weft. */
@@ -20,13 +21,24 @@ static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
 	/* A GPU's rows leave before anyone could be told of an overflow: see nep_overflowed. */
 	bool drop = !eager && (c->overflow_policy == NCCL_EP_OVERFLOW_DROP || g->engine == WEFT_GPU);
 	weft_ep_spec spec = {
-		.size = sizeof spec, .experts = c->num_experts, .topk = shape->topk, .hidden = shape->hidden, .max_tokens = c->max_dispatch_tokens_per_rank,
-		.layout = WEFT_EXPERT_PACKED, .wire = WEFT_PER_RANK, .reduction = WEFT_EXACT, .weighting = WEFT_PLAIN, .payload = shape->payload,
+		.size = sizeof spec,
+		.experts = c->num_experts,
+		.topk = shape->topk,
+		.hidden = shape->hidden,
+		.max_tokens = c->max_dispatch_tokens_per_rank,
+		.layout = WEFT_EXPERT_PACKED,
+		.wire = WEFT_PER_RANK,
+		.reduction = WEFT_EXACT,
+		.weighting = WEFT_PLAIN,
+		.payload = shape->payload,
 		.counts = eager ? WEFT_HOST_COUNTS : WEFT_DEVICE_COUNTS,
 		.overflow = drop ? WEFT_OVERFLOW_DROP : WEFT_OVERFLOW_REFUSE,
-		.sms = sms_of(c), .series = SERIES,
-		.row_bytes = shape->row_bytes, .scale_bytes = shape->scale_bytes,
-		.capacity = shape->unbounded ? 0 : c->max_recv_tokens_per_rank, .alignment = shape->alignment,
+		.sms = sms_of(c),
+		.series = SERIES,
+		.row_bytes = shape->row_bytes,
+		.scale_bytes = shape->scale_bytes,
+		.capacity = shape->unbounded ? 0 : c->max_recv_tokens_per_rank,
+		.alignment = shape->alignment,
 		.live = 1, /* what arrives is copied at once */
 	};
 	return spec;
@@ -58,32 +70,39 @@ ncclEpResult_t nep_exchange_of(nep_group *g, const nep_shape *shape, nep_exchang
 static ncclEpResult_t check_config(const ncclEpGroupConfig_t *c) {
 	bool eager = c->max_recv_tokens_per_rank == 0;
 	if (c->version == 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "config has version 0: set it to that of the header, %u", NCCL_EP_VERSION);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "config has version 0: set it to that of the header, %u",
+						NCCL_EP_VERSION);
 	}
 	if (c->algorithm != NCCL_EP_HIGH_THROUGHPUT) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "algorithm %d: only high throughput (%d) is served here; weft_ep_create has low latency", c->algorithm, NCCL_EP_HIGH_THROUGHPUT);
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"algorithm %d: only high throughput (%d) is served here; weft_ep_create has low latency",
+						c->algorithm, NCCL_EP_HIGH_THROUGHPUT);
 	}
 	if ((c->alloc.alloc_fn == NULL) != (c->alloc.free_fn == NULL)) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "alloc has one function of two: give both or neither");
 	}
 	if (c->enable_mask != 0) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "enable_mask belongs to low latency; weft_comm_set_mask leaves ranks of a weft_comm out");
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"enable_mask belongs to low latency; weft_comm_set_mask leaves ranks of a weft_comm out");
 	}
 	if (c->zero_copy > NCCL_EP_ZERO_COPY_ON || c->overflow_policy > NCCL_EP_OVERFLOW_DROP) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "zero_copy %d and overflow_policy %d: want 0 to 2 each", c->zero_copy, c->overflow_policy);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "zero_copy %d and overflow_policy %d: want 0 to 2 each", c->zero_copy,
+						c->overflow_policy);
 	}
 	if (eager && (c->zero_copy == NCCL_EP_ZERO_COPY_ON || c->overflow_policy == NCCL_EP_OVERFLOW_DROP)) {
 		return nep_fail(NCCL_EP_INVALID_USAGE, "zero copy and dropping need a bound: set max_recv_tokens_per_rank");
 	}
 	if (!eager && c->max_recv_tokens_per_rank < c->max_dispatch_tokens_per_rank) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "max_recv_tokens_per_rank is %u, less than max_dispatch_tokens_per_rank, %u: raise it", c->max_recv_tokens_per_rank,
-			c->max_dispatch_tokens_per_rank);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						"max_recv_tokens_per_rank is %u, less than max_dispatch_tokens_per_rank, %u: raise it",
+						c->max_recv_tokens_per_rank, c->max_dispatch_tokens_per_rank);
 	}
 	if (c->max_token_bytes == 0 || c->max_token_bytes % 16 != 0) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "max_token_bytes is %u: want a multiple of 16", c->max_token_bytes);
 	}
 	if (c->max_num_sms > 1024) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "max_num_sms is %u: want 0 (%d) to 1024", c->max_num_sms, DEFAULT_SMS);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "max_num_sms is %u: want 0 (%d) to 1024", c->max_num_sms,
+						DEFAULT_SMS);
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -92,7 +111,10 @@ static ncclEpResult_t check_config(const ncclEpGroupConfig_t *c) {
 static ncclEpResult_t join(nep_group *g) {
 	const int64_t minute = 60000, ms = 1000000;
 	uint64_t timeout = g->config.timeout_ns;
-	int64_t deadline = timeout == 0 ? minute : timeout < (uint64_t)ms ? 1 : timeout / (uint64_t)ms > INT32_MAX ? INT32_MAX : (int64_t)(timeout / (uint64_t)ms);
+	int64_t deadline = timeout == 0                         ? minute
+					   : timeout < (uint64_t)ms             ? 1
+					   : timeout / (uint64_t)ms > INT32_MAX ? INT32_MAX
+															: (int64_t)(timeout / (uint64_t)ms);
 	if (!nep_is_weft(g->given)) {
 		NEP_TRY(nep_join_nccl(g->given, deadline, &g->comm));
 		g->own = true;
@@ -102,8 +124,10 @@ static ncclEpResult_t join(nep_group *g) {
 	weft_comm_info info = {.size = sizeof info};
 	NEP_WEFT(nep_lib.weft_comm_get(g->comm, &info));
 	if (timeout != 0 && info.deadline_ms != deadline) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "timeout_ns asks for %lld ms, and the weft_comm has a deadline of %lld ms: set weft_comm_options.deadline_ms, and timeout_ns to 0",
-			(long long)deadline, (long long)info.deadline_ms);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						"timeout_ns asks for %lld ms, and the weft_comm has a deadline of %lld ms: set "
+						"weft_comm_options.deadline_ms, and timeout_ns to 0",
+						(long long)deadline, (long long)info.deadline_ms);
 	}
 	g->rank = info.rank;
 	g->ranks = info.ranks;
@@ -113,7 +137,8 @@ static ncclEpResult_t join(nep_group *g) {
 
 /* What all shapes have in common is refused here, not by the first call that needs one. */
 static ncclEpResult_t check_spec(const nep_group *g) {
-	nep_shape shape = {.topk = g->config.num_topk > 0 ? g->config.num_topk : 1, .payload = WEFT_PAYLOAD_OPAQUE, .row_bytes = 16};
+	nep_shape shape = {
+		.topk = g->config.num_topk > 0 ? g->config.num_topk : 1, .payload = WEFT_PAYLOAD_OPAQUE, .row_bytes = 16};
 	weft_ep_spec spec = spec_of(g, &shape);
 	return nep_result(nep_lib.weft_ep_check(&spec, g->engine, g->ranks));
 }

@@ -3,7 +3,8 @@
 
 #include "internal.h"
 
-_Static_assert(sizeof(nep_header) == 64 && offsetof(nep_header, batch) == 48, "the header of a handle's memory has another layout");
+_Static_assert(sizeof(nep_header) == 64 && offsetof(nep_header, batch) == 48,
+			   "the header of a handle's memory has another layout");
 
 enum { HEADER_BYTES = 256, HEADER_VERSION = 1 };
 static const uint64_t header_magic = UINT64_C(0x4E454C444E414857);
@@ -21,8 +22,14 @@ static uint64_t sum_of(const nep_header *header) {
 static nep_header header_of(const nep_handle *h) {
 	const nep_group *g = h->group;
 	nep_header header = {
-		.magic = header_magic, .version = HEADER_VERSION, .topk = (uint32_t)h->topk, .alignment = (uint64_t)h->alignment, .experts = g->config.num_experts,
-		.ranks = (uint32_t)g->ranks, .rank = (uint32_t)g->rank, .max_tokens = g->config.max_dispatch_tokens_per_rank,
+		.magic = header_magic,
+		.version = HEADER_VERSION,
+		.topk = (uint32_t)h->topk,
+		.alignment = (uint64_t)h->alignment,
+		.experts = g->config.num_experts,
+		.ranks = (uint32_t)g->ranks,
+		.rank = (uint32_t)g->rank,
+		.max_tokens = g->config.max_dispatch_tokens_per_rank,
 	};
 	header.sum = sum_of(&header);
 	return header;
@@ -34,7 +41,8 @@ static size_t memory_size(const nep_group *g, int64_t topk) {
 }
 
 /* The top-k and alignment of a handle, once they are known to be good. */
-static ncclEpResult_t check_layer(const nep_group *g, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk, int64_t *alignment) {
+static ncclEpResult_t check_layer(const nep_group *g, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config,
+								  int num_topk, int64_t *alignment) {
 	const int most_topk = 32;
 	const size_t most_alignment = 1 << 16;
 	ncclEpHandleConfig_t c = {0};
@@ -42,21 +50,27 @@ static ncclEpResult_t check_layer(const nep_group *g, ncclEpLayout_t layout, con
 		NEP_TRY(NEP_STRUCT(c, config, sizeof c));
 	}
 	if (layout != NCCL_EP_EXPERT_MAJOR) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "layout %d: only expert-major (%d) is served here; weft_ep_create has the others", layout, NCCL_EP_EXPERT_MAJOR);
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"layout %d: only expert-major (%d) is served here; weft_ep_create has the others", layout,
+						NCCL_EP_EXPERT_MAJOR);
 	}
 	if (num_topk < 1 || num_topk > most_topk || (g->config.num_topk > 0 && (unsigned)num_topk > g->config.num_topk)) {
 		int most = g->config.num_topk > 0 ? (int)g->config.num_topk : most_topk;
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "num_topk is %d: want 1 to %d%s", num_topk, most, most == most_topk ? "" : ", the num_topk of the group");
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "num_topk is %d: want 1 to %d%s", num_topk, most,
+						most == most_topk ? "" : ", the num_topk of the group");
 	}
 	size_t a = c.dispatch_output_per_expert_alignment;
 	if (a > most_alignment || (a & (a - 1)) != 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "dispatch_output_per_expert_alignment is %zu: want a power of two up to %zu, or 0", a, most_alignment);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						"dispatch_output_per_expert_alignment is %zu: want a power of two up to %zu, or 0", a,
+						most_alignment);
 	}
 	*alignment = a == 0 ? 1 : (int64_t)a;
 	return NCCL_EP_SUCCESS;
 }
 
-ncclEpResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, size_t *size_out, int num_topk) {
+ncclEpResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config,
+								   size_t *size_out, int num_topk) {
 	NEP_TRY(nep_open());
 	nep_group *g;
 	int64_t alignment;
@@ -83,7 +97,9 @@ static ncclEpResult_t place(nep_handle *h, const ncclEpTensor_t *handle_mem) {
 	NEP_TRY(nep_tensor(h->group, handle_mem, 1, "handle_mem", &memory));
 	size_t bytes = (size_t)(nep_elements(&memory) * nep_bytes_of(memory.dtype));
 	if (bytes < need || (uintptr_t)memory.data % 16 != 0) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "handle_mem has %zu bytes at 0x%llx: want %zu, as ncclEpHandleMemSize says, on a multiple of 16", bytes,
+		return nep_fail(
+			NCCL_EP_INVALID_ARGUMENT,
+			"handle_mem has %zu bytes at 0x%llx: want %zu, as ncclEpHandleMemSize says, on a multiple of 16", bytes,
 			(unsigned long long)(uintptr_t)memory.data, need);
 	}
 	h->memory = memory.data;
@@ -99,7 +115,8 @@ void nep_discard(nep_handle *h) {
 	free(h);
 }
 
-static ncclEpResult_t init(nep_group *g, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk, const ncclEpTensor_t *handle_mem, nep_handle *h) {
+static ncclEpResult_t init(nep_group *g, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk,
+						   const ncclEpTensor_t *handle_mem, nep_handle *h) {
 	h->group = g; /* what follows may fail, and what is discarded then is the group's */
 	NEP_TRY(check_layer(g, layout, config, num_topk, &h->alignment));
 	h->topk = num_topk;
@@ -114,8 +131,8 @@ static ncclEpResult_t init(nep_group *g, ncclEpLayout_t layout, const ncclEpHand
 	return NCCL_EP_SUCCESS;
 }
 
-ncclEpResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk,
-	const ncclEpTensor_t *handle_mem) {
+ncclEpResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
+								const ncclEpHandleConfig_t *config, int num_topk, const ncclEpTensor_t *handle_mem) {
 	NEP_TRY(nep_open());
 	if (handle == NULL) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "handle is NULL");
@@ -123,7 +140,8 @@ ncclEpResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncc
 	nep_group *g;
 	NEP_TRY(nep_enter_group(group, &g));
 	nep_handle *h = calloc(1, sizeof *h);
-	ncclEpResult_t result = h == NULL ? nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for a handle") : init(g, layout, config, num_topk, handle_mem, h);
+	ncclEpResult_t result = h == NULL ? nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for a handle")
+									  : init(g, layout, config, num_topk, handle_mem, h);
 	if (result == NCCL_EP_SUCCESS) {
 		*handle = h->id;
 	} else if (h != NULL) {
@@ -153,7 +171,11 @@ ncclEpResult_t ncclEpHandleDestroy(ncclEpHandle_t handle) {
 }
 
 weft_tensor nep_topk(const nep_handle *h) {
-	weft_tensor t = {.size = sizeof t, .data = h->memory + HEADER_BYTES, .dtype = h->topk_type, .dims = 2, .shape = {h->tokens, h->topk}};
+	weft_tensor t = {.size = sizeof t,
+					 .data = h->memory + HEADER_BYTES,
+					 .dtype = h->topk_type,
+					 .dims = 2,
+					 .shape = {h->tokens, h->topk}};
 	return t;
 }
 
@@ -170,8 +192,11 @@ ncclEpResult_t nep_batch(nep_handle *h, const char *op) {
 	}
 	uint32_t tokens = found.batch & ~NEP_WIDE;
 	if (memcmp(&h->pinned->header, &found, offsetof(nep_header, batch)) != 0 || tokens > found.max_tokens) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "%s: the handle's memory has a batch of top-k %u, alignment %llu, rank %u of %u with at most %u tokens, and the handle is of "
-			"another layer or group: call ncclEpUpdateHandle", op, found.topk, (unsigned long long)found.alignment, found.rank, found.ranks, found.max_tokens);
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"%s: the handle's memory has a batch of top-k %u, alignment %llu, rank %u of %u with at most "
+						"%u tokens, and the handle is of "
+						"another layer or group: call ncclEpUpdateHandle",
+						op, found.topk, (unsigned long long)found.alignment, found.rank, found.ranks, found.max_tokens);
 	}
 	h->tokens = tokens;
 	h->topk_type = found.batch & NEP_WIDE ? WEFT_INT64 : WEFT_INT32;
@@ -230,7 +255,8 @@ void nep_unroute(nep_handle *h) {
 }
 
 /* Writes one part of a routing to a tensor of the caller's, int32 or int64. */
-static ncclEpResult_t tell(const nep_handle *h, weft_routing routing, weft_routing_part part, const ncclEpTensor_t *to, const char *name, weft_stream stream) {
+static ncclEpResult_t tell(const nep_handle *h, weft_routing routing, weft_routing_part part, const ncclEpTensor_t *to,
+						   const char *name, weft_stream stream) {
 	if (to == NULL) {
 		return NCCL_EP_SUCCESS;
 	}
@@ -238,8 +264,9 @@ static ncclEpResult_t tell(const nep_handle *h, weft_routing routing, weft_routi
 	NEP_TRY(nep_tensor(h->group, to, 1, name, &out));
 	NEP_WEFT(nep_lib.weft_routing_tensor(routing, part, &from));
 	if (out.shape[0] < from.shape[0] || (out.dtype != WEFT_INT32 && out.dtype != WEFT_INT64)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "%s has room for %lld numbers of %lld bytes: want %lld, int32 or int64", name, (long long)out.shape[0],
-			(long long)nep_bytes_of(out.dtype), (long long)from.shape[0]);
+		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
+						"%s has room for %lld numbers of %lld bytes: want %lld, int32 or int64", name,
+						(long long)out.shape[0], (long long)nep_bytes_of(out.dtype), (long long)from.shape[0]);
 	}
 	if (out.dtype == WEFT_INT64) {
 		return nep_widen(h->group, out.data, from.data, (size_t)from.shape[0], stream);
@@ -261,19 +288,26 @@ ncclEpResult_t nep_overflowed(const nep_handle *h) {
 		return NCCL_EP_SUCCESS;
 	}
 	h->pinned->demand = 0; /* said once */
-	return nep_fail(NCCL_EP_INVALID_USAGE, "%d rows came to rank %d, which has room for %u, and the last ones were left out: raise max_recv_tokens_per_rank, set it to 0, or "
-		"let overflow_policy drop them", came, h->group->rank, most);
+	return nep_fail(NCCL_EP_INVALID_USAGE,
+					"%d rows came to rank %d, which has room for %u, and the last ones were left out: raise "
+					"max_recv_tokens_per_rank, set it to 0, or "
+					"let overflow_policy drop them",
+					came, h->group->rank, most);
 }
 
 /* The exchange that counts: its rows are as small as rows can be. */
 static nep_shape counting(const nep_handle *h, bool unbounded) {
-	nep_shape shape = {.topk = h->topk, .alignment = h->alignment, .payload = WEFT_PAYLOAD_OPAQUE, .unbounded = unbounded, .row_bytes = 16};
+	nep_shape shape = {.topk = h->topk,
+					   .alignment = h->alignment,
+					   .payload = WEFT_PAYLOAD_OPAQUE,
+					   .unbounded = unbounded,
+					   .row_bytes = 16};
 	return shape;
 }
 
 /*
- * More rows go to some rank than it has room for, which all ranks have been told. How many come to this one is still worth knowing: who grows its memory asks for
- * that. The failure's words stay.
+ * More rows go to some rank than it has room for, which all ranks have been told. How many come to this one is still
+ * worth knowing: who grows its memory asks for that. The failure's words stay.
  */
 static void tell_demand(nep_handle *h, const weft_tensor *topk, const ncclEpLayoutInfo_t *info, weft_stream stream) {
 	nep_shape shape = counting(h, true);
@@ -286,7 +320,8 @@ static void tell_demand(nep_handle *h, const weft_tensor *topk, const ncclEpLayo
 	}
 }
 
-static ncclEpResult_t refused(nep_handle *h, const weft_tensor *topk, const ncclEpLayoutInfo_t *info, weft_stream stream) {
+static ncclEpResult_t refused(nep_handle *h, const weft_tensor *topk, const ncclEpLayoutInfo_t *info,
+							  weft_stream stream) {
 	char words[1024];
 	strncpy(words, nep_lib.weft_error(), sizeof words - 1);
 	words[sizeof words - 1] = 0;
@@ -306,7 +341,8 @@ static ncclEpResult_t sign(const nep_handle *h, weft_stream stream) {
 /* Has a GPU say how many rows came, where they are not to be dropped without a word. */
 static ncclEpResult_t watch(const nep_handle *h, weft_routing routing, weft_stream stream) {
 	const nep_group *g = h->group;
-	if (g->engine == WEFT_HOST || g->config.max_recv_tokens_per_rank == 0 || g->config.overflow_policy == NCCL_EP_OVERFLOW_DROP) {
+	if (g->engine == WEFT_HOST || g->config.max_recv_tokens_per_rank == 0 ||
+		g->config.overflow_policy == NCCL_EP_OVERFLOW_DROP) {
 		return NCCL_EP_SUCCESS;
 	}
 	weft_tensor demand = {.size = sizeof demand};
@@ -314,7 +350,8 @@ static ncclEpResult_t watch(const nep_handle *h, weft_routing routing, weft_stre
 	return nep_copy(g, (void *)(uintptr_t)&h->pinned->demand, demand.data, sizeof h->pinned->demand, stream);
 }
 
-static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, const ncclEpLayoutInfo_t *layout_info, weft_stream stream) {
+static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, const ncclEpLayoutInfo_t *layout_info,
+							 weft_stream stream) {
 	const size_t first_version = 40;
 	ncclEpLayoutInfo_t info = {0};
 	weft_tensor topk;
@@ -349,7 +386,8 @@ static ncclEpResult_t update(nep_handle *h, const ncclEpTensor_t *topk_idx, cons
 	return nep_tell(h, routing, &info, stream);
 }
 
-ncclEpResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx, const ncclEpLayoutInfo_t *layout_info, void *stream) {
+ncclEpResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
+								  const ncclEpLayoutInfo_t *layout_info, void *stream) {
 	NEP_TRY(nep_open());
 	nep_handle *h;
 	NEP_TRY(nep_enter(handle, &h));

@@ -10,27 +10,27 @@
 
 /* library.c: libweft.so, opened when it is first needed. */
 
-#define NEP_FUNCTIONS(X)                                                                                                                         \
-	X(weft_version)                                                                                                                          \
-	X(weft_error_set)                                                                                                                        \
-	X(weft_error)                                                                                                                            \
-	X(weft_error_rank)                                                                                                                       \
-	X(weft_comm_create_with_all_gather)                                                                                                      \
-	X(weft_comm_destroy)                                                                                                                     \
-	X(weft_comm_get)                                                                                                                         \
-	X(weft_window_get)                                                                                                                       \
-	X(weft_ep_check)                                                                                                                         \
-	X(weft_ep_create)                                                                                                                        \
-	X(weft_ep_destroy)                                                                                                                       \
-	X(weft_ep_prepare)                                                                                                                       \
-	X(weft_ep_dispatch)                                                                                                                      \
-	X(weft_ep_copy_received)                                                                                                                 \
-	X(weft_ep_combine)                                                                                                                       \
-	X(weft_ep_dispatch_backward)                                                                                                             \
-	X(weft_ep_combine_backward)                                                                                                              \
-	X(weft_received_release)                                                                                                                 \
-	X(weft_routing_get)                                                                                                                      \
-	X(weft_routing_tensor)                                                                                                                   \
+#define NEP_FUNCTIONS(X)                                                                                               \
+	X(weft_version)                                                                                                    \
+	X(weft_error_set)                                                                                                  \
+	X(weft_error)                                                                                                      \
+	X(weft_error_rank)                                                                                                 \
+	X(weft_comm_create_with_all_gather)                                                                                \
+	X(weft_comm_destroy)                                                                                               \
+	X(weft_comm_get)                                                                                                   \
+	X(weft_window_get)                                                                                                 \
+	X(weft_ep_check)                                                                                                   \
+	X(weft_ep_create)                                                                                                  \
+	X(weft_ep_destroy)                                                                                                 \
+	X(weft_ep_prepare)                                                                                                 \
+	X(weft_ep_dispatch)                                                                                                \
+	X(weft_ep_copy_received)                                                                                           \
+	X(weft_ep_combine)                                                                                                 \
+	X(weft_ep_dispatch_backward)                                                                                       \
+	X(weft_ep_combine_backward)                                                                                        \
+	X(weft_received_release)                                                                                           \
+	X(weft_routing_get)                                                                                                \
+	X(weft_routing_tensor)                                                                                             \
 	X(weft_routing_release)
 
 #define NEP_MEMBER(name) __typeof__(name) *name;
@@ -42,7 +42,8 @@ struct nep_library {
 /* The functions of libweft.so; before nep_open has succeeded, NULL. */
 extern struct nep_library nep_lib;
 
-/* What every call begins with: opens libweft.so, and refuses a child of fork. Where there is no library, none keeps the words: they go to standard error, once. */
+/* What every call begins with: opens libweft.so, and refuses a child of fork. Where there is no library, none keeps the
+ * words: they go to standard error, once. */
 ncclEpResult_t nep_open(void);
 
 /* errors.c */
@@ -53,18 +54,19 @@ ncclEpResult_t nep_fail(ncclEpResult_t result, const char *format, ...) __attrib
 /* The number of a status, whose words libweft.so has. */
 ncclEpResult_t nep_result(weft_status status);
 
-#define NEP_TRY(call)                                         \
-	do {                                                  \
-		ncclEpResult_t nep_tried = (call);            \
-		if (nep_tried != NCCL_EP_SUCCESS) {           \
-			return nep_tried;                     \
-		}                                             \
+#define NEP_TRY(call)                                                                                                  \
+	do {                                                                                                               \
+		ncclEpResult_t nep_tried = (call);                                                                             \
+		if (nep_tried != NCCL_EP_SUCCESS) {                                                                            \
+			return nep_tried;                                                                                          \
+		}                                                                                                              \
 	} while (0)
 #define NEP_WEFT(call) NEP_TRY(nep_result(call))
 
 /* structs.c */
 
-/* Copies what a caller's struct and this library have in common; the rest is 0. It is at least so long as the first version was. */
+/* Copies what a caller's struct and this library have in common; the rest is 0. It is at least so long as the first
+ * version was. */
 ncclEpResult_t nep_struct(void *to, size_t known, const void *from, size_t least, const char *name);
 
 #define NEP_STRUCT(to, from, least) nep_struct(&(to), sizeof(to), (from), (least), #from)
@@ -112,16 +114,17 @@ typedef struct nep_route {
 } nep_route;
 
 /*
- * What the memory of a handle begins with. A handle that is made on memory with a batch in it goes on with that batch: memory is moved about, and handles on it
- * are made anew, by those who keep them in a cache.
+ * What the memory of a handle begins with. A handle that is made on memory with a batch in it goes on with that batch:
+ * memory is moved about, and handles on it are made anew, by those who keep them in a cache.
  */
 typedef struct nep_header {
 	uint64_t magic;
 	uint32_t version, topk;
 	uint64_t alignment;
 	uint32_t experts, ranks, rank, max_tokens;
-	uint64_t sum;   /* of what stands before it */
-	uint32_t batch; /* the number of tokens, and NEP_WIDE if their experts are int64: all that changes from batch to batch */
+	uint64_t sum; /* of what stands before it */
+	uint32_t
+		batch; /* the number of tokens, and NEP_WIDE if their experts are int64: all that changes from batch to batch */
 	uint32_t reserved[3];
 } nep_header;
 
@@ -142,8 +145,8 @@ struct nep_handle {
 	bool ready;   /* there is a batch: tokens and topk_type are set */
 	bool refused; /* the last ncclEpUpdateHandle failed: the memory may still have the batch before */
 	int64_t tokens;
-	int32_t topk_type; /* weft_dtype */
-	nep_route *routes; /* of this batch, by exchange */
+	int32_t topk_type;  /* weft_dtype */
+	nep_route *routes;  /* of this batch, by exchange */
 	nep_exchange *last; /* that a forward dispatch went by: the next batch is mostly alike, and is prepared there */
 	nep_pinned *pinned;
 	nep_handle *next;
@@ -152,12 +155,13 @@ struct nep_handle {
 /* The batch's experts, where the handle keeps them. */
 weft_tensor nep_topk(const nep_handle *h);
 
-/* Sees to it that there is a batch: one that ncclEpUpdateHandle has given, or one that the handle's memory has from a former handle. */
+/* Sees to it that there is a batch: one that ncclEpUpdateHandle has given, or one that the handle's memory has from a
+ * former handle. */
 ncclEpResult_t nep_batch(nep_handle *h, const char *op);
 
 /*
- * Nothing waits for a GPU to say that more rows came than there is room for: what does not fit is left out, and a later call on the handle, which is made all the
- * same, for the others make it, too, says so in the end.
+ * Nothing waits for a GPU to say that more rows came than there is room for: what does not fit is left out, and a later
+ * call on the handle, which is made all the same, for the others make it, too, says so in the end.
  */
 ncclEpResult_t nep_overflowed(const nep_handle *h);
 
@@ -198,7 +202,8 @@ ncclEpResult_t nep_check_free(const void *comm);
 /* tensors.c */
 
 /* A caller's tensor of so many dimensions as Weft has it, its window followed. */
-ncclEpResult_t nep_tensor(const nep_group *g, const ncclEpTensor_t *t, unsigned dims, const char *name, weft_tensor *out);
+ncclEpResult_t nep_tensor(const nep_group *g, const ncclEpTensor_t *t, unsigned dims, const char *name,
+						  weft_tensor *out);
 
 int64_t nep_elements(const weft_tensor *t);
 int64_t nep_bytes_of(int32_t type);

@@ -1,6 +1,6 @@
 /*
- * libweft.so holds a Go runtime, of which a process has one: this library opens the one that is there, else its own neighbour, and is linked with nothing. So the archive
- * can be linked into a library that is built where Weft is not.
+ * libweft.so holds a Go runtime, of which a process has one: this library opens the one that is there, else its own
+ * neighbour, and is linked with nothing. So the archive can be linked into a library that is built where Weft is not.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -50,13 +50,15 @@ static void *open_library(void) {
 static void open_once(void) {
 	void *library = open_library();
 	if (library == NULL) {
-		fprintf(stderr, "NCCL EP: %s; put libweft.so beside this library or on LD_LIBRARY_PATH, or name it in WEFT_LIBRARY\n", dlerror());
+		fprintf(stderr,
+				"NCCL EP: %s; put libweft.so beside this library or on LD_LIBRARY_PATH, or name it in WEFT_LIBRARY\n",
+				dlerror());
 		return;
 	}
-#define FIND(name)                                                                                                                               \
-	if ((*(void **)&nep_lib.name = dlsym(library, #name)) == NULL) {                                                                             \
-		fprintf(stderr, "NCCL EP: libweft.so has no " #name ": it is older than this library; update it\n");                             \
-		return;                                                                                                                          \
+#define FIND(name)                                                                                                     \
+	if ((*(void **)&nep_lib.name = dlsym(library, #name)) == NULL) {                                                   \
+		fprintf(stderr, "NCCL EP: libweft.so has no " #name ": it is older than this library; update it\n");           \
+		return;                                                                                                        \
 	}
 	NEP_FUNCTIONS(FIND)
 #undef FIND
@@ -70,7 +72,8 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL
 
 ncclEpResult_t nep_open(void) {
 	if (forked && opened) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "this process was forked after libweft.so was loaded, and has none of its threads; start ranks by fork and exec, or by posix_spawn");
+		return nep_fail(NCCL_EP_INVALID_USAGE, "this process was forked after libweft.so was loaded, and has none of "
+											   "its threads; start ranks by fork and exec, or by posix_spawn");
 	}
 	pthread_once(&once, open_once);
 	return opened ? NCCL_EP_SUCCESS : NCCL_EP_SYSTEM_ERROR;

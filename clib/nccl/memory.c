@@ -1,4 +1,5 @@
-/* Memory where the group's rows are. On GPUs the calling thread's current device is the group's, as it is for every call that takes a stream. */
+/* Memory where the group's rows are. On GPUs the calling thread's current device is the group's, as it is for every
+ * call that takes a stream. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +10,8 @@ static uint64_t address(const void *p) { return (uint64_t)(uintptr_t)p; }
 ncclEpResult_t nep_alloc(const nep_group *g, size_t bytes, char **memory) {
 	if (g->engine == WEFT_HOST) {
 		*memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
-		return *memory != NULL ? NCCL_EP_SUCCESS : nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for %zu bytes", bytes);
+		return *memory != NULL ? NCCL_EP_SUCCESS
+							   : nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for %zu bytes", bytes);
 	}
 	const struct nep_cuda *cuda;
 	uint64_t device = 0;
@@ -31,7 +33,8 @@ void nep_free(const nep_group *g, char *memory) {
 ncclEpResult_t nep_alloc_pinned(const nep_group *g, size_t bytes, void **memory) {
 	if (g->engine == WEFT_HOST) {
 		*memory = calloc(1, bytes);
-		return *memory != NULL ? NCCL_EP_SUCCESS : nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for %zu bytes", bytes);
+		return *memory != NULL ? NCCL_EP_SUCCESS
+							   : nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for %zu bytes", bytes);
 	}
 	const struct nep_cuda *cuda;
 	NEP_TRY(nep_cuda(&cuda));
@@ -85,11 +88,17 @@ ncclEpResult_t nep_widen(const nep_group *g, int64_t *to, const int32_t *from, s
 	/* Zeros, and the lower halves over them: a copy of rows of four bytes, eight apart. */
 	const struct nep_cuda *cuda;
 	NEP_TRY(nep_cuda(&cuda));
-	NEP_TRY(nep_cuda_result(cuda, cuda->cuMemsetD8Async(address(to), 0, count * sizeof *to, stream), "cuMemsetD8Async"));
+	NEP_TRY(
+		nep_cuda_result(cuda, cuda->cuMemsetD8Async(address(to), 0, count * sizeof *to, stream), "cuMemsetD8Async"));
 	nep_copy_2d halves = {
-		.from_kind = NEP_CUDA_UNIFIED, .from_device = address(from), .from_pitch = sizeof *from,
-		.to_kind = NEP_CUDA_UNIFIED, .to_device = address(to), .to_pitch = sizeof *to,
-		.width = sizeof *from, .height = count,
+		.from_kind = NEP_CUDA_UNIFIED,
+		.from_device = address(from),
+		.from_pitch = sizeof *from,
+		.to_kind = NEP_CUDA_UNIFIED,
+		.to_device = address(to),
+		.to_pitch = sizeof *to,
+		.width = sizeof *from,
+		.height = count,
 	};
 	return nep_cuda_result(cuda, cuda->cuMemcpy2DAsync_v2(&halves, stream), "cuMemcpy2DAsync");
 }

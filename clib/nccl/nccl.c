@@ -1,6 +1,6 @@
 /*
- * Meeting through NCCL: a communicator of the caller's gives rank, size, GPU and an all-gather, and Weft joins by that. NCCL is the one that the process has; this library
- * is not built with it. Only joining uses it.
+ * Meeting through NCCL: a communicator of the caller's gives rank, size, GPU and an all-gather, and Weft joins by that.
+ * NCCL is the one that the process has; this library is not built with it. Only joining uses it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +27,8 @@ static ncclEpResult_t check(int result, const char *function) {
 	if (result == NCCL_EP_SUCCESS) {
 		return NCCL_EP_SUCCESS;
 	}
-	return nep_fail(result > 0 && result <= NCCL_EP_REMOTE_ERROR ? (ncclEpResult_t)result : NCCL_EP_INTERNAL_ERROR, "%s returned %d", function, result);
+	return nep_fail(result > 0 && result <= NCCL_EP_REMOTE_ERROR ? (ncclEpResult_t)result : NCCL_EP_INTERNAL_ERROR,
+					"%s returned %d", function, result);
 }
 
 ncclEpResult_t nep_nccl_open(void *comm, int64_t deadline_ms, nep_meeting *m) {
@@ -40,7 +41,8 @@ ncclEpResult_t nep_nccl_open(void *comm, int64_t deadline_ms, nep_meeting *m) {
 	*(void **)&m->async_error = find("ncclCommGetAsyncError");
 	if (count == NULL || user_rank == NULL || device == NULL || m->all_gather == NULL || m->async_error == NULL) {
 		return nep_fail(NCCL_EP_INVALID_USAGE,
-			"the communicator is no weft_comm, and this process has no libnccl.so.2 that it could be of; without NCCL make one by weft_comm_create_with_id");
+						"the communicator is no weft_comm, and this process has no libnccl.so.2 that it could be of; "
+						"without NCCL make one by weft_comm_create_with_id");
 	}
 	NEP_TRY(check(count(comm, &m->ranks), "ncclCommCount"));
 	NEP_TRY(check(user_rank(comm, &m->rank), "ncclCommUserRank"));
@@ -61,7 +63,8 @@ static ncclEpResult_t settle(const nep_meeting *m, int result) {
 	const struct timespec pause = {.tv_nsec = 100000};
 	for (int64_t waited = 0; result == IN_PROGRESS; waited++) {
 		if (waited > 10 * m->deadline_ms) {
-			return nep_fail(NCCL_EP_REMOTE_ERROR, "ncclAllGather has not begun within %lld ms", (long long)m->deadline_ms);
+			return nep_fail(NCCL_EP_REMOTE_ERROR, "ncclAllGather has not begun within %lld ms",
+							(long long)m->deadline_ms);
 		}
 		nanosleep(&pause, NULL);
 		NEP_TRY(check(m->async_error(m->comm, &result), "ncclCommGetAsyncError"));
@@ -73,8 +76,10 @@ static ncclEpResult_t gather(const nep_meeting *m, uint64_t device, const void *
 	const struct nep_cuda *c = m->cuda;
 	uint64_t gathered = device + (bytes + 255) / 256 * 256;
 	NEP_TRY(nep_cuda_result(c, c->cuMemcpyAsync(device, (uint64_t)(uintptr_t)mine, bytes, m->stream), "cuMemcpyAsync"));
-	NEP_TRY(settle(m, m->all_gather((const void *)(uintptr_t)device, (void *)(uintptr_t)gathered, bytes, NCCL_EP_UINT8, m->comm, m->stream)));
-	NEP_TRY(nep_cuda_result(c, c->cuMemcpyAsync((uint64_t)(uintptr_t)all, gathered, bytes * (size_t)m->ranks, m->stream), "cuMemcpyAsync"));
+	NEP_TRY(settle(m, m->all_gather((const void *)(uintptr_t)device, (void *)(uintptr_t)gathered, bytes, NCCL_EP_UINT8,
+									m->comm, m->stream)));
+	NEP_TRY(nep_cuda_result(
+		c, c->cuMemcpyAsync((uint64_t)(uintptr_t)all, gathered, bytes * (size_t)m->ranks, m->stream), "cuMemcpyAsync"));
 	return nep_cuda_wait(c, m->stream, m->deadline_ms);
 }
 
@@ -102,8 +107,10 @@ ncclEpResult_t nep_join_nccl(void *comm, int64_t deadline_ms, weft_comm *out) {
 	nep_meeting m;
 	ncclEpResult_t result = nep_nccl_open(comm, deadline_ms, &m);
 	if (result == NCCL_EP_SUCCESS) {
-		weft_comm_options options = {.size = sizeof options, .engine = WEFT_GPU, .gpu = m.gpu, .deadline_ms = deadline_ms};
-		result = nep_result(nep_lib.weft_comm_create_with_all_gather(nep_nccl_all_gather, &m, m.rank, m.ranks, &options, out));
+		weft_comm_options options = {
+			.size = sizeof options, .engine = WEFT_GPU, .gpu = m.gpu, .deadline_ms = deadline_ms};
+		result = nep_result(
+			nep_lib.weft_comm_create_with_all_gather(nep_nccl_all_gather, &m, m.rank, m.ranks, &options, out));
 	}
 	nep_nccl_close(&m);
 	if (m.result != NCCL_EP_SUCCESS) {
@@ -116,7 +123,9 @@ ncclEpResult_t nep_nccl_window(const nep_group *g, void *window, void **memory) 
 	int (*pointer)(void *, void *, void **);
 	*(void **)&pointer = find("ncclWinGetUserPtr");
 	if (pointer == NULL || nep_is_weft(g->given)) {
-		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "where the window 0x%llx lies cannot be asked for: give the tensor its data, too, or a weft_window",
+		return nep_fail(
+			NCCL_EP_INVALID_ARGUMENT,
+			"where the window 0x%llx lies cannot be asked for: give the tensor its data, too, or a weft_window",
 			(unsigned long long)(uintptr_t)window);
 	}
 	return check(pointer(g->given, window, memory), "ncclWinGetUserPtr");

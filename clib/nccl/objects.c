@@ -1,6 +1,6 @@
 /*
- * Callers hold numbers, which point nowhere: magic bit 1 | kind 3 | generation 28 | slot 32. A number is looked up in a table, so one that was destroyed, and any other,
- * is told from a good one without touching memory.
+ * Callers hold numbers, which point nowhere: magic bit 1 | kind 3 | generation 28 | slot 32. A number is looked up in a
+ * table, so one that was destroyed, and any other, is told from a good one without touching memory.
  */
 #include <stdlib.h>
 
@@ -22,7 +22,8 @@ static size_t first_free; /* no slot before it is free */
 /* Whether a group stands on a communicator, with the lock held. */
 static bool taken(const void *comm) {
 	for (size_t i = 0; i < count; i++) {
-		if (slots[i].object != NULL && slots[i].id >> 60 == (8 | NEP_GROUP) && ((nep_group *)slots[i].object)->given == comm) {
+		if (slots[i].object != NULL && slots[i].id >> 60 == (8 | NEP_GROUP) &&
+			((nep_group *)slots[i].object)->given == comm) {
 			return true;
 		}
 	}
@@ -34,7 +35,8 @@ ncclEpResult_t nep_check_free(const void *comm) {
 	bool found = taken(comm);
 	pthread_mutex_unlock(&lock);
 	if (found) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "the communicator has a group: call ncclEpGroupDestroy before another ncclEpCreateGroup, or use a communicator of its own");
+		return nep_fail(NCCL_EP_INVALID_USAGE, "the communicator has a group: call ncclEpGroupDestroy before another "
+											   "ncclEpCreateGroup, or use a communicator of its own");
 	}
 	return NCCL_EP_SUCCESS;
 }
@@ -72,7 +74,8 @@ ncclEpResult_t nep_add(nep_kind kind, void *object, uint64_t *id) {
 	if (late) {
 		return nep_check_free(((nep_group *)object)->given);
 	}
-	return s != NULL ? NCCL_EP_SUCCESS : nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for another %s", names[kind]);
+	return s != NULL ? NCCL_EP_SUCCESS
+					 : nep_fail(NCCL_EP_SYSTEM_ERROR, "there is no memory for another %s", names[kind]);
 }
 
 /* The slot of a number, with the lock held. */
@@ -98,10 +101,12 @@ static ncclEpResult_t refuse(nep_kind kind, uint64_t id) {
 	if (id >> 60 == (8 | (unsigned)kind)) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "the %s was destroyed before, or never made", names[kind]);
 	}
-	return nep_fail(NCCL_EP_INVALID_ARGUMENT, "0x%llx is no %s; pass what a call of this process returned", (unsigned long long)id, names[kind]);
+	return nep_fail(NCCL_EP_INVALID_ARGUMENT, "0x%llx is no %s; pass what a call of this process returned",
+					(unsigned long long)id, names[kind]);
 }
 
-/* The gate is taken under the lock: who destroys a group holds its gate, and takes its number away before it is freed. */
+/* The gate is taken under the lock: who destroys a group holds its gate, and takes its number away before it is freed.
+ */
 static ncclEpResult_t enter(nep_kind kind, uint64_t id, void **object) {
 	pthread_mutex_lock(&lock);
 	slot *s = id >> 60 == (8 | (unsigned)kind) ? find(id) : NULL;
@@ -116,13 +121,18 @@ static ncclEpResult_t enter(nep_kind kind, uint64_t id, void **object) {
 		return refuse(kind, id);
 	}
 	if (!entered) {
-		return nep_fail(NCCL_EP_INVALID_USAGE, "another thread is inside a call on this group; calls on a group take turns");
+		return nep_fail(NCCL_EP_INVALID_USAGE,
+						"another thread is inside a call on this group; calls on a group take turns");
 	}
 	return NCCL_EP_SUCCESS;
 }
 
-ncclEpResult_t nep_enter_group(ncclEpGroup_t id, nep_group **group) { return enter(NEP_GROUP, (uint64_t)(uintptr_t)id, (void **)group); }
+ncclEpResult_t nep_enter_group(ncclEpGroup_t id, nep_group **group) {
+	return enter(NEP_GROUP, (uint64_t)(uintptr_t)id, (void **)group);
+}
 
-ncclEpResult_t nep_enter(ncclEpHandle_t id, nep_handle **handle) { return enter(NEP_HANDLE, (uint64_t)(uintptr_t)id, (void **)handle); }
+ncclEpResult_t nep_enter(ncclEpHandle_t id, nep_handle **handle) {
+	return enter(NEP_HANDLE, (uint64_t)(uintptr_t)id, (void **)handle);
+}
 
 void nep_leave(nep_group *group) { pthread_mutex_unlock(&group->gate); }

@@ -1,12 +1,16 @@
 /*
- * NCCL EP as Weft serves it: the eight functions that TransformerEngine calls, in the layout of API version 2. Link with -lnccl_ep; it opens libweft.so by itself.
+ * NCCL EP as Weft serves it: the eight functions that TransformerEngine calls, in the layout of API version 2. Link
+ * with -lnccl_ep; it opens libweft.so by itself.
  *
- * Programs that have NCCL EP's own header use that one. This one is for programs without NCCL: it has the same numbers, sizes and offsets, and names nothing of
- * NCCL's. docs/guides/nccl-ep.md says what is the same as in NCCL EP and what differs.
+ * Programs that have NCCL EP's own header use that one. This one is for programs without NCCL: it has the same numbers,
+ * sizes and offsets, and names nothing of NCCL's. docs/guides/nccl-ep.md says what is the same as in NCCL EP and what
+ * differs.
  *
- * Structs begin with their size and a magic number: {.size = sizeof s, .magic = NCCL_EP_MAGIC}. What is longer than the library knows is read as far as it knows.
+ * Structs begin with their size and a magic number: {.size = sizeof s, .magic = NCCL_EP_MAGIC}. What is longer than the
+ * library knows is read as far as it knows.
  *
- * Errors. Functions return the numbers of ncclResult_t. weft_error() of weft.h has the sentence of the calling thread's last failure, weft_error_rank() the rank to blame.
+ * Errors. Functions return the numbers of ncclResult_t. weft_error() of weft.h has the sentence of the calling thread's
+ * last failure, weft_error_rank() the rank to blame.
  */
 #ifndef WEFT_NCCL_EP_H
 #define WEFT_NCCL_EP_H
@@ -20,7 +24,7 @@ extern "C" {
 
 #define NCCL_EP_VERSION 2u /* of the structs: ncclEpGroupConfig_t.version */
 #define NCCL_EP_MAGIC 0xC00FFFEEu
-#define NCCL_EP_TENSOR_MAGIC 0xCAFECAFEu        /* of tensors that the caller has filled in */
+#define NCCL_EP_TENSOR_MAGIC 0xCAFECAFEu         /* of tensors that the caller has filled in */
 #define NCCL_EP_TENSOR_MAGIC_LIBRARY 0xBEEFBEEFu /* of tensors that NCCL EP has allocated; taken, too */
 
 /* The numbers of ncclResult_t. */
@@ -52,17 +56,38 @@ typedef enum ncclEpDataType_t {
 
 typedef enum ncclEpAlgorithm_t { NCCL_EP_LOW_LATENCY = 0, NCCL_EP_HIGH_THROUGHPUT = 1 } ncclEpAlgorithm_t;
 
-typedef enum ncclEpLayout_t { NCCL_EP_LAYOUT_UNSET = 0, NCCL_EP_EXPERT_MAJOR = 1, NCCL_EP_RANK_MAJOR = 2, NCCL_EP_FLAT = 3 } ncclEpLayout_t;
+typedef enum ncclEpLayout_t {
+	NCCL_EP_LAYOUT_UNSET = 0,
+	NCCL_EP_EXPERT_MAJOR = 1,
+	NCCL_EP_RANK_MAJOR = 2,
+	NCCL_EP_FLAT = 3
+} ncclEpLayout_t;
 
 typedef enum ncclEpPassDir_t { NCCL_EP_FORWARD = 0, NCCL_EP_BACKWARD = 1 } ncclEpPassDir_t;
 
-typedef enum ncclEpZeroCopyMode_t { NCCL_EP_ZERO_COPY_AUTO = 0, NCCL_EP_ZERO_COPY_OFF = 1, NCCL_EP_ZERO_COPY_ON = 2 } ncclEpZeroCopyMode_t;
+typedef enum ncclEpZeroCopyMode_t {
+	NCCL_EP_ZERO_COPY_AUTO = 0,
+	NCCL_EP_ZERO_COPY_OFF = 1,
+	NCCL_EP_ZERO_COPY_ON = 2
+} ncclEpZeroCopyMode_t;
 
-typedef enum ncclEpOverflowPolicy_t { NCCL_EP_OVERFLOW_AUTO = 0, NCCL_EP_OVERFLOW_TRAP = 1, NCCL_EP_OVERFLOW_DROP = 2 } ncclEpOverflowPolicy_t;
+typedef enum ncclEpOverflowPolicy_t {
+	NCCL_EP_OVERFLOW_AUTO = 0,
+	NCCL_EP_OVERFLOW_TRAP = 1,
+	NCCL_EP_OVERFLOW_DROP = 2
+} ncclEpOverflowPolicy_t;
 
-typedef enum ncclEpExpertIdKind_t { NCCL_EP_EXPERT_ID_AUTO = 0, NCCL_EP_EXPERT_ID_LOCAL = 1, NCCL_EP_EXPERT_ID_GLOBAL = 2 } ncclEpExpertIdKind_t;
+typedef enum ncclEpExpertIdKind_t {
+	NCCL_EP_EXPERT_ID_AUTO = 0,
+	NCCL_EP_EXPERT_ID_LOCAL = 1,
+	NCCL_EP_EXPERT_ID_GLOBAL = 2
+} ncclEpExpertIdKind_t;
 
-typedef enum ncclEpDispQuant_t { NCCL_EP_DISPATCH_PLAIN = 0, NCCL_EP_DISPATCH_FORWARD_SCALES = 1, NCCL_EP_DISPATCH_DS_FP8 = 2 } ncclEpDispQuant_t;
+typedef enum ncclEpDispQuant_t {
+	NCCL_EP_DISPATCH_PLAIN = 0,
+	NCCL_EP_DISPATCH_FORWARD_SCALES = 1,
+	NCCL_EP_DISPATCH_DS_FP8 = 2
+} ncclEpDispQuant_t;
 
 typedef enum ncclEpCombQuant_t { NCCL_EP_COMBINE_PLAIN = 0, NCCL_EP_COMBINE_NVFP4 = 1 } ncclEpCombQuant_t;
 
@@ -96,12 +121,13 @@ typedef struct ncclEpGroupConfig_t {
 	ncclEpAlgorithm_t algorithm; /* NCCL_EP_HIGH_THROUGHPUT */
 	unsigned int num_experts;
 	unsigned int max_dispatch_tokens_per_rank;
-	unsigned int max_recv_tokens_per_rank; /* rows that a rank has room for, pads included; 0: as many as come, which UpdateHandle waits for */
+	unsigned int max_recv_tokens_per_rank; /* rows that a rank has room for, pads included; 0: as many as come, which
+											  UpdateHandle waits for */
 	unsigned int max_token_bytes;          /* of a row and its scales */
 	unsigned long rdma_buffer_size;        /* not used, like the next two */
 	unsigned int num_qp_per_rank;
 	unsigned int num_channels;
-	unsigned int max_num_sms; /* of each kernel on a GPU; 0 is 16 */
+	unsigned int max_num_sms;  /* of each kernel on a GPU; 0 is 16 */
 	ncclEpAllocConfig_t alloc; /* not called: ranks reach each other's memory, which a caller's need not allow */
 	unsigned int enable_mask;  /* 0: use weft_comm_set_mask */
 	uint64_t timeout_ns;       /* bounds every wait; 0 is the communicator's, or a minute */
@@ -126,7 +152,7 @@ typedef struct ncclEpDispatchInputs_t {
 	unsigned int size, magic;
 	ncclEpTensor_t *tokens;       /* [tokens, hidden] */
 	ncclEpTensor_t *topk_weights; /* fp32 [tokens, top-k]; NULL on the way back */
-	ncclEpTensor_t *scales;       /* [tokens, n]: rows of a multiple of 16 bytes; with NCCL_EP_DISPATCH_FORWARD_SCALES only */
+	ncclEpTensor_t *scales; /* [tokens, n]: rows of a multiple of 16 bytes; with NCCL_EP_DISPATCH_FORWARD_SCALES only */
 } ncclEpDispatchInputs_t;
 
 typedef struct ncclEpDispatchOutputs_t {
@@ -152,7 +178,8 @@ typedef struct ncclEpCombineOutputs_t {
 
 typedef struct ncclEpHandleConfig_t {
 	unsigned int size, magic;
-	size_t dispatch_output_per_expert_alignment; /* a power of two to which zones are padded with zeros; 0 and 1 pad nothing */
+	size_t dispatch_output_per_expert_alignment; /* a power of two to which zones are padded with zeros; 0 and 1 pad
+													nothing */
 } ncclEpHandleConfig_t;
 
 typedef struct ncclEpDispatchConfig_t {
@@ -174,8 +201,9 @@ typedef struct ncclEpCombineConfig_t {
 #endif
 
 /*
- * Makes a group of a communicator: an ncclComm_t, whose ranks then meet through it, on their GPUs; or a weft_comm, on the host or on GPUs, that
- * weft_comm_create_with_id or another function of weft.h has made. It is borrowed, and outlives the group. A communicator has one group at a time. Collective.
+ * Makes a group of a communicator: an ncclComm_t, whose ranks then meet through it, on their GPUs; or a weft_comm, on
+ * the host or on GPUs, that weft_comm_create_with_id or another function of weft.h has made. It is borrowed, and
+ * outlives the group. A communicator has one group at a time. Collective.
  */
 ncclEpResult_t ncclEpCreateGroup(ncclEpGroup_t *group, void *comm, const ncclEpGroupConfig_t *config);
 
@@ -183,33 +211,40 @@ ncclEpResult_t ncclEpCreateGroup(ncclEpGroup_t *group, void *comm, const ncclEpG
 ncclEpResult_t ncclEpGroupDestroy(ncclEpGroup_t group);
 
 /* Says how many bytes the memory of a handle needs. Local. */
-ncclEpResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, size_t *size_out, int num_topk);
+ncclEpResult_t ncclEpHandleMemSize(ncclEpGroup_t group, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config,
+								   size_t *size_out, int num_topk);
 
 /*
- * Makes a handle: the routing of one layer's batch. handle_mem is memory for it where the rows are, of ncclEpHandleMemSize bytes, beginning on a multiple of 16; NULL: the
- * handle has its own. It says what is in it: a handle that is made on it anew, or on a copy, goes on where the last one was, without ncclEpUpdateHandle. Local.
+ * Makes a handle: the routing of one layer's batch. handle_mem is memory for it where the rows are, of
+ * ncclEpHandleMemSize bytes, beginning on a multiple of 16; NULL: the handle has its own. It says what is in it: a
+ * handle that is made on it anew, or on a copy, goes on where the last one was, without ncclEpUpdateHandle. Local.
  */
-ncclEpResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout, const ncclEpHandleConfig_t *config, int num_topk,
-	const ncclEpTensor_t *handle_mem);
+ncclEpResult_t ncclEpInitHandle(ncclEpHandle_t *handle, ncclEpGroup_t group, ncclEpLayout_t layout,
+								const ncclEpHandleConfig_t *config, int num_topk, const ncclEpTensor_t *handle_mem);
 
 /* Gives the handle up; memory of the caller's stays as it is. NULL is no handle. Local. */
 ncclEpResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
-/* Gives the handle a batch: topk_idx is int32 or int64 [tokens, top-k], -1 for none, and may be changed afterwards. Collective. */
-ncclEpResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx, const ncclEpLayoutInfo_t *layout_info, void *stream);
+/* Gives the handle a batch: topk_idx is int32 or int64 [tokens, top-k], -1 for none, and may be changed afterwards.
+ * Collective. */
+ncclEpResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t *topk_idx,
+								  const ncclEpLayoutInfo_t *layout_info, void *stream);
 
 /*
- * Forward: copies every token to its experts' zones, and its weights beside it. Backward: the gradient of a forward combine, which is the same move without
- * weights. Pads are zeros; rows behind the last zone are not written. Collective.
+ * Forward: copies every token to its experts' zones, and its weights beside it. Backward: the gradient of a forward
+ * combine, which is the same move without weights. Pads are zeros; rows behind the last zone are not written.
+ * Collective.
  */
-ncclEpResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t *in, const ncclEpDispatchOutputs_t *out, const ncclEpLayoutInfo_t *layout_info,
-	const ncclEpDispatchConfig_t *config, void *stream);
+ncclEpResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t *in,
+							  const ncclEpDispatchOutputs_t *out, const ncclEpLayoutInfo_t *layout_info,
+							  const ncclEpDispatchConfig_t *config, void *stream);
 
 /*
- * Forward: sums the rows of every token, unweighted, fp32, k ascending, rounded once. Backward: the gradient of a forward dispatch, which sums in the same way and
- * brings each weight's gradient home to its selection. Collective.
+ * Forward: sums the rows of every token, unweighted, fp32, k ascending, rounded once. Backward: the gradient of a
+ * forward dispatch, which sums in the same way and brings each weight's gradient home to its selection. Collective.
  */
-ncclEpResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *in, const ncclEpCombineOutputs_t *out, const ncclEpCombineConfig_t *config, void *stream);
+ncclEpResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t *in, const ncclEpCombineOutputs_t *out,
+							 const ncclEpCombineConfig_t *config, void *stream);
 
 #ifdef __GNUC__
 #pragma GCC visibility pop

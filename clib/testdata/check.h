@@ -7,18 +7,18 @@
 
 #define OK(call) check((call), WEFT_OK, "", #call, __LINE__)
 #define REFUSED(call, status, words) check((call), (status), (words), #call, __LINE__)
-#define TRUE(condition)                                                             \
-	do {                                                                        \
-		if (!(condition)) {                                                 \
-			fprintf(stderr, "line %d: not so: %s\n", __LINE__, #condition); \
-			exit(1);                                                    \
-		}                                                                   \
+#define TRUE(condition)                                                                                                \
+	do {                                                                                                               \
+		if (!(condition)) {                                                                                            \
+			fprintf(stderr, "line %d: not so: %s\n", __LINE__, #condition);                                            \
+			exit(1);                                                                                                   \
+		}                                                                                                              \
 	} while (0)
 
 static inline void check(weft_status got, weft_status want, const char *words, const char *call, int line) {
 	if (got != want || (got != WEFT_OK && (strstr(weft_error(), words) == NULL || weft_error()[0] == 0))) {
-		fprintf(stderr, "line %d: %s: %s: %s; want %s and \"%s\"\n", line, call, weft_status_name(got), got == WEFT_OK ? "" : weft_error(),
-			weft_status_name(want), words);
+		fprintf(stderr, "line %d: %s: %s: %s; want %s and \"%s\"\n", line, call, weft_status_name(got),
+				got == WEFT_OK ? "" : weft_error(), weft_status_name(want), words);
 		exit(1);
 	}
 }

@@ -10,18 +10,18 @@ static double now(void) {
 	return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-#define MEASURE(name, call)                                            \
-	do {                                                           \
-		double best = 1e18;                                    \
-		for (int round = 0; round < 30; round++) {             \
-			double start = now();                          \
-			for (int i = 0; i < 5000; i++) {               \
-				OK(call);                              \
-			}                                              \
-			double took = (now() - start) / 5000;          \
-			best = took < best ? took : best;              \
-		}                                                      \
-		printf("%s %.1f\n", name, best);                       \
+#define MEASURE(name, call)                                                                                            \
+	do {                                                                                                               \
+		double best = 1e18;                                                                                            \
+		for (int round = 0; round < 30; round++) {                                                                     \
+			double start = now();                                                                                      \
+			for (int i = 0; i < 5000; i++) {                                                                           \
+				OK(call);                                                                                              \
+			}                                                                                                          \
+			double took = (now() - start) / 5000;                                                                      \
+			best = took < best ? took : best;                                                                          \
+		}                                                                                                              \
+		printf("%s %.1f\n", name, best);                                                                               \
 	} while (0)
 
 int main(void) {
@@ -36,7 +36,8 @@ int main(void) {
 	OK(weft_group_create(comm, NULL, &group));
 	int32_t expert = 1;
 	float weight = 1, x[4] = {1, 2, 3, 4}, out[4];
-	weft_tensor topk = tensor(&expert, WEFT_INT32, 1, 1), weights = tensor(&weight, WEFT_FLOAT32, 1, 1), rows = tensor(x, WEFT_FLOAT32, 1, 4);
+	weft_tensor topk = tensor(&expert, WEFT_INT32, 1, 1), weights = tensor(&weight, WEFT_FLOAT32, 1, 1),
+				rows = tensor(x, WEFT_FLOAT32, 1, 4);
 	weft_tensor to = tensor(out, WEFT_FLOAT32, 1, 4), data = {0};
 	data.size = sizeof data;
 	weft_ep_dispatch_args args = {0};

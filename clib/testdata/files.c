@@ -1,4 +1,5 @@
-/* A join with as many files open as this process may have is refused in words, whatever little is left of them, and works again when there are more. */
+/* A join with as many files open as this process may have is refused in words, whatever little is left of them, and
+ * works again when there are more. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -22,7 +23,8 @@ int main(void) {
 	for (int left = 0; left <= MOST_LEFT; left++) {
 		got = weft_comm_create(NULL, &comm);
 		if (left == 0 || got != WEFT_OK) {
-			check(got, WEFT_ERROR_ABORTED, "limit of 64 open files: raise it (ulimit -n)", "weft_comm_create", __LINE__);
+			check(got, WEFT_ERROR_ABORTED, "limit of 64 open files: raise it (ulimit -n)", "weft_comm_create",
+				  __LINE__);
 		} else {
 			OK(weft_comm_destroy(comm));
 		}

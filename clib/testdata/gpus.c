@@ -1,6 +1,6 @@
 /*
- * The library on GPUs: ranks are threads, a GPU each, real or emulated. Each makes every exchange twice, on the GPUs and on the host engine, and what comes out must be the
- * same bits. The argument is the number of ranks.
+ * The library on GPUs: ranks are threads, a GPU each, real or emulated. Each makes every exchange twice, on the GPUs
+ * and on the host engine, and what comes out must be the same bits. The argument is the number of ranks.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -122,7 +122,8 @@ static void same(rank *r, const char *exchange) {
 			at++;
 		}
 		if (a->bytes != b->bytes || at < a->bytes) {
-			fprintf(stderr, "rank %d, %s: %s (%zu bytes, %zu on the host) differ from byte %zu on\n", r->number, exchange, a->what, b->bytes, a->bytes, at);
+			fprintf(stderr, "rank %d, %s: %s (%zu bytes, %zu on the host) differ from byte %zu on\n", r->number,
+					exchange, a->what, b->bytes, a->bytes, at);
 			exit(1);
 		}
 	}
@@ -179,8 +180,8 @@ typedef struct way {
 	const char *name;
 	weft_ep_spec spec;
 	int wide, fused, halves; /* experts of 64 bits; routing travels with the rows; operations are cut in two */
-	int stream;		 /* 0: one of the program's, 1: the default one, 2: the communicator's own */
-	weft_status status;	 /* of the dispatch, or prepare */
+	int stream;              /* 0: one of the program's, 1: the default one, 2: the communicator's own */
+	weft_status status;      /* of the dispatch, or prepare */
 } way;
 
 static void streams(rank *r, side *s, const way *w) {
@@ -220,8 +221,10 @@ static int32_t *keep_routing(rank *r, side *s, weft_routing routing, int64_t *ro
 	s->logged += sizeof numbers;
 	int32_t *sources = malloc((size_t)info.rows * 4 + 4);
 	for (int p = WEFT_EXPERT_COUNTS; p <= WEFT_SOURCE_SELECTIONS; p++) {
-		static const char *const names[] = {"expert counts", "expert demand", "padded counts", "expert offsets", "ranges", "source counts", "source ranks", "source tokens",
-			"row weights", "row experts", "row selection weights", "row demand", "source selections"};
+		static const char *const names[] = {
+			"expert counts",         "expert demand", "padded counts",    "expert offsets", "ranges",
+			"source counts",         "source ranks",  "source tokens",    "row weights",    "row experts",
+			"row selection weights", "row demand",    "source selections"};
 		weft_tensor t = {.size = sizeof t};
 		OK(weft_routing_tensor(routing, p, &t));
 		keep(r, s, names[p], t.data, bytes_of(&t));
@@ -237,10 +240,12 @@ static int32_t *keep_routing(rank *r, side *s, weft_routing routing, int64_t *ro
 static weft_tensor token_rows(const rank *r, side *s, int type, int tokens, unsigned seed) {
 	char raw[MOST_TOKENS * HIDDEN * 4];
 	fill(raw, type, (size_t)tokens * HIDDEN, seed);
-	return tensor(place(r, s, seed == 0 ? NULL : raw, (size_t)tokens * HIDDEN * (type == WEFT_FLOAT32 ? 4 : 2)), (weft_dtype)type, tokens, HIDDEN);
+	return tensor(place(r, s, seed == 0 ? NULL : raw, (size_t)tokens * HIDDEN * (type == WEFT_FLOAT32 ? 4 : 2)),
+				  (weft_dtype)type, tokens, HIDDEN);
 }
 
-static weft_status dispatch(side *s, weft_ep ep, const way *w, const weft_ep_dispatch_args *args, weft_ep_dispatch_result *got) {
+static weft_status dispatch(side *s, weft_ep ep, const way *w, const weft_ep_dispatch_args *args,
+							weft_ep_dispatch_result *got) {
 	if (!w->halves) {
 		return weft_ep_dispatch(ep, s->stream, args, got, NULL);
 	}
@@ -274,13 +279,31 @@ static weft_tensor like_part(const rank *r, side *s, weft_routing routing, int p
 static void copies(const rank *r, side *s, const way *w, weft_ep ep, const weft_ep_dispatch_result *got) {
 	weft_routing of = got->routing;
 	weft_tensor all[] = {
-		like(r, s, got->data), got->scales->dtype == WEFT_NONE ? *got->scales : like(r, s, got->scales), like_part(r, s, of, WEFT_SOURCE_TOKENS),
-		like_part(r, s, of, WEFT_SOURCE_RANKS), like_part(r, s, of, WEFT_ROW_WEIGHTS), like_part(r, s, of, WEFT_ROW_EXPERTS), like_part(r, s, of, WEFT_ROW_SELECTION_WEIGHTS),
-		like_part(r, s, of, WEFT_EXPERT_COUNTS), like_part(r, s, of, WEFT_RANGES), like_part(r, s, of, WEFT_SOURCE_COUNTS),
+		like(r, s, got->data),
+		got->scales->dtype == WEFT_NONE ? *got->scales : like(r, s, got->scales),
+		like_part(r, s, of, WEFT_SOURCE_TOKENS),
+		like_part(r, s, of, WEFT_SOURCE_RANKS),
+		like_part(r, s, of, WEFT_ROW_WEIGHTS),
+		like_part(r, s, of, WEFT_ROW_EXPERTS),
+		like_part(r, s, of, WEFT_ROW_SELECTION_WEIGHTS),
+		like_part(r, s, of, WEFT_EXPERT_COUNTS),
+		like_part(r, s, of, WEFT_RANGES),
+		like_part(r, s, of, WEFT_SOURCE_COUNTS),
 	};
 	weft_ep_copy_args args = {
-		.size = sizeof args, .received = got->received, .rows = &all[0], .scales = &all[1], .scale_order = w->spec.scale_order, .source_tokens = &all[2], .source_ranks = &all[3],
-		.row_weights = &all[4], .row_experts = &all[5], .row_selection_weights = &all[6], .expert_counts = &all[7], .ranges = &all[8], .source_counts = &all[9],
+		.size = sizeof args,
+		.received = got->received,
+		.rows = &all[0],
+		.scales = &all[1],
+		.scale_order = w->spec.scale_order,
+		.source_tokens = &all[2],
+		.source_ranks = &all[3],
+		.row_weights = &all[4],
+		.row_experts = &all[5],
+		.row_selection_weights = &all[6],
+		.expert_counts = &all[7],
+		.ranges = &all[8],
+		.source_counts = &all[9],
 	};
 	OK(weft_ep_copy_received(ep, s->stream, &args));
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -298,14 +321,17 @@ static void copies(const rank *r, side *s, const way *w, weft_ep ep, const weft_
 	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_HANDLE, "");
 }
 
-/* One layer on one engine, by a handle that is there: forward, backward, with other weights. Everything that comes out is kept. */
+/* One layer on one engine, by a handle that is there: forward, backward, with other weights. Everything that comes out
+ * is kept. */
 static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 	batch b = batch_of(r->number, r->ranks);
-	int one = w->spec.layout == WEFT_RANK_MAJOR || w->spec.layout == WEFT_TOKEN_MAJOR, weighted = w->spec.weighting == WEFT_WEIGHTED;
-	int output = w->spec.payload == WEFT_PAYLOAD_FP32 ? WEFT_FLOAT32 : WEFT_BFLOAT16, in = w->spec.quantize != 0 ? w->spec.quantize : output;
+	int one = w->spec.layout == WEFT_RANK_MAJOR || w->spec.layout == WEFT_TOKEN_MAJOR,
+		weighted = w->spec.weighting == WEFT_WEIGHTED;
+	int output = w->spec.payload == WEFT_PAYLOAD_FP32 ? WEFT_FLOAT32 : WEFT_BFLOAT16,
+		in = w->spec.quantize != 0 ? w->spec.quantize : output;
 	size_t number = output == WEFT_FLOAT32 ? 4 : 2;
 	weft_tensor topk = w->wide ? tensor(place(r, s, b.wide, (size_t)b.tokens * TOPK * 8), WEFT_INT64, b.tokens, TOPK)
-				   : tensor(place(r, s, b.topk, (size_t)b.tokens * TOPK * 4), WEFT_INT32, b.tokens, TOPK);
+							   : tensor(place(r, s, b.topk, (size_t)b.tokens * TOPK * 4), WEFT_INT32, b.tokens, TOPK);
 	weft_tensor weights = tensor(place(r, s, b.weights, (size_t)b.tokens * TOPK * 4), WEFT_FLOAT32, b.tokens, TOPK);
 	weft_tensor others = tensor(place(r, s, b.others, (size_t)b.tokens * TOPK * 4), WEFT_FLOAT32, b.tokens, TOPK);
 	weft_tensor x = token_rows(r, s, in, b.tokens, 1 + (unsigned)r->number);
@@ -343,14 +369,17 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 	char *raw = malloc((size_t)n * HIDDEN * number + 1);
 	fill(raw, output, (size_t)n * HIDDEN, 100 + (unsigned)r->number);
 	y.data = place(r, s, raw, (size_t)n * HIDDEN * number);
-	weft_tensor bias = token_rows(r, s, output, b.tokens, 50), out = token_rows(r, s, output, b.tokens, 0), again = token_rows(r, s, output, b.tokens, 0);
-	weft_ep_combine_args home = {.size = sizeof home, .routing = got.routing, .rows = &y, .out = &out, .bias = {&bias, NULL}};
+	weft_tensor bias = token_rows(r, s, output, b.tokens, 50), out = token_rows(r, s, output, b.tokens, 0),
+				again = token_rows(r, s, output, b.tokens, 0);
+	weft_ep_combine_args home = {
+		.size = sizeof home, .routing = got.routing, .rows = &y, .out = &out, .bias = {&bias, NULL}};
 	combine(s, ep, w, &home);
 	keep(r, s, "combined rows", out.data, bytes_of(&out));
 	weft_tensor buffer = {.size = sizeof buffer};
 	OK(weft_ep_combine_buffer(ep, &buffer));
 	if (buffer.dtype != WEFT_NONE) { /* the same from the memory that spares a copy */
-		TRUE(s->engine == WEFT_GPU && (w->spec.layout == WEFT_TOKEN_MAJOR || w->spec.reduction == WEFT_EXACT) && buffer.shape[0] >= n);
+		TRUE(s->engine == WEFT_GPU && (w->spec.layout == WEFT_TOKEN_MAJOR || w->spec.reduction == WEFT_EXACT) &&
+			 buffer.shape[0] >= n);
 		copy(r, s, buffer.data, raw, (size_t)n * HIDDEN * number);
 		weft_tensor first = y;
 		first.data = buffer.data;
@@ -363,10 +392,12 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 	}
 
 	/* Backward. */
-	weft_tensor grad = token_rows(r, s, output, b.tokens, 77), grad_rows = y, grad_tokens = token_rows(r, s, output, b.tokens, 0), row_weights = {.size = sizeof row_weights};
+	weft_tensor grad = token_rows(r, s, output, b.tokens, 77), grad_rows = y,
+				grad_tokens = token_rows(r, s, output, b.tokens, 0), row_weights = {.size = sizeof row_weights};
 	weft_tensor grad_weights = tensor(place(r, s, NULL, (size_t)b.tokens * TOPK * 4), WEFT_FLOAT32, b.tokens, TOPK);
 	grad_rows.data = place(r, s, NULL, (size_t)n * HIDDEN * number);
-	weft_ep_combine_backward_args back = {.size = sizeof back, .routing = got.routing, .grad_out = &grad, .grad_rows = &grad_rows};
+	weft_ep_combine_backward_args back = {
+		.size = sizeof back, .routing = got.routing, .grad_out = &grad, .grad_rows = &grad_rows};
 	if (weighted) {
 		back.rows = &y, back.grad_weights = &grad_weights;
 	}
@@ -381,7 +412,12 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 	keep(r, s, "gradients of weights", grad_weights.data, weighted ? bytes_of(&grad_weights) : 0);
 	OK(weft_routing_tensor(got.routing, one ? WEFT_ROW_SELECTION_WEIGHTS : WEFT_ROW_WEIGHTS, &row_weights));
 	weft_ep_dispatch_backward_args forth = {
-		.size = sizeof forth, .routing = got.routing, .grad_rows = &y, .grad_row_weights = &row_weights, .grad_tokens = &grad_tokens, .grad_weights = &grad_weights,
+		.size = sizeof forth,
+		.routing = got.routing,
+		.grad_rows = &y,
+		.grad_row_weights = &row_weights,
+		.grad_tokens = &grad_tokens,
+		.grad_weights = &grad_weights,
 	};
 	OK(weft_ep_dispatch_backward(ep, s->stream, &forth));
 	keep(r, s, "gradients of tokens", grad_tokens.data, bytes_of(&grad_tokens));
@@ -431,18 +467,32 @@ static void exchange(rank *r, const way *w) {
 static weft_ep_spec spec_of(int ranks, int layout, int counts) {
 	int one = layout == WEFT_RANK_MAJOR || layout == WEFT_TOKEN_MAJOR;
 	return (weft_ep_spec){
-		.size = sizeof(weft_ep_spec), .experts = ranks * LOCAL, .topk = TOPK, .hidden = HIDDEN, .max_tokens = MOST_TOKENS, .layout = layout, .counts = counts,
-		.wire = one ? WEFT_PER_RANK : WEFT_PER_SELECTION, .reduction = one ? WEFT_PARTIAL : WEFT_EXACT, .weighting = one ? WEFT_PLAIN : WEFT_WEIGHTED,
+		.size = sizeof(weft_ep_spec),
+		.experts = ranks * LOCAL,
+		.topk = TOPK,
+		.hidden = HIDDEN,
+		.max_tokens = MOST_TOKENS,
+		.layout = layout,
+		.counts = counts,
+		.wire = one ? WEFT_PER_RANK : WEFT_PER_SELECTION,
+		.reduction = one ? WEFT_PARTIAL : WEFT_EXACT,
+		.weighting = one ? WEFT_PLAIN : WEFT_WEIGHTED,
 	};
 }
 
 static void exchanges(rank *r) {
 	weft_ep_spec s;
-	exchange(r, &(way){.name = "expert-major, exact", .spec = spec_of(r->ranks, WEFT_EXPERT_MAJOR, WEFT_DEVICE_COUNTS), .wide = 1});
-	exchange(r, &(way){.name = "expert-major, fused", .spec = spec_of(r->ranks, WEFT_EXPERT_MAJOR, WEFT_HOST_COUNTS), .fused = 1, .stream = 2});
+	exchange(r, &(way){.name = "expert-major, exact",
+					   .spec = spec_of(r->ranks, WEFT_EXPERT_MAJOR, WEFT_DEVICE_COUNTS),
+					   .wide = 1});
+	exchange(r, &(way){.name = "expert-major, fused",
+					   .spec = spec_of(r->ranks, WEFT_EXPERT_MAJOR, WEFT_HOST_COUNTS),
+					   .fused = 1,
+					   .stream = 2});
 	s = spec_of(r->ranks, WEFT_EXPERT_MAJOR, WEFT_DEVICE_COUNTS);
 	s.reduction = WEFT_PARTIAL, s.payload = WEFT_PAYLOAD_FP32;
-	exchange(r, &(way){.name = "expert-major, partial, fp32, in halves", .spec = s, .fused = 1, .halves = 1, .stream = 1});
+	exchange(r,
+			 &(way){.name = "expert-major, partial, fp32, in halves", .spec = s, .fused = 1, .halves = 1, .stream = 1});
 	s = spec_of(r->ranks, WEFT_EXPERT_MAJOR, WEFT_HOST_COUNTS);
 	s.payload = WEFT_PAYLOAD_FP8, s.quantize = WEFT_BFLOAT16;
 	exchange(r, &(way){.name = "expert-major, fp8", .spec = s});
@@ -454,15 +504,21 @@ static void exchanges(rank *r) {
 	s = spec_of(r->ranks, WEFT_EXPERT_PACKED, WEFT_HOST_COUNTS);
 	s.payload = WEFT_PAYLOAD_FP8, s.quantize = WEFT_FLOAT32, s.power_of_two_scales = 1;
 	exchange(r, &(way){.name = "expert-packed, fp8", .spec = s, .fused = 1, .stream = 2});
-	exchange(r, &(way){.name = "rank-major", .spec = spec_of(r->ranks, WEFT_RANK_MAJOR, WEFT_DEVICE_COUNTS), .fused = 1});
-	exchange(r, &(way){.name = "rank-major, in halves", .spec = spec_of(r->ranks, WEFT_RANK_MAJOR, WEFT_HOST_COUNTS), .halves = 1, .wide = 1});
-	exchange(r, &(way){.name = "token-major, exact sizes", .spec = spec_of(r->ranks, WEFT_TOKEN_MAJOR, WEFT_HOST_COUNTS)});
+	exchange(r,
+			 &(way){.name = "rank-major", .spec = spec_of(r->ranks, WEFT_RANK_MAJOR, WEFT_DEVICE_COUNTS), .fused = 1});
+	exchange(r, &(way){.name = "rank-major, in halves",
+					   .spec = spec_of(r->ranks, WEFT_RANK_MAJOR, WEFT_HOST_COUNTS),
+					   .halves = 1,
+					   .wide = 1});
+	exchange(r,
+			 &(way){.name = "token-major, exact sizes", .spec = spec_of(r->ranks, WEFT_TOKEN_MAJOR, WEFT_HOST_COUNTS)});
 	s = spec_of(r->ranks, WEFT_TOKEN_MAJOR, WEFT_DEVICE_COUNTS);
 	s.capacity = 5, s.overflow = WEFT_OVERFLOW_DROP;
 	exchange(r, &(way){.name = "token-major, some dropped", .spec = s, .fused = 1, .stream = 1});
 	s.counts = WEFT_HOST_COUNTS, s.capacity = 1, s.overflow = WEFT_OVERFLOW_REFUSE;
 	exchange(r, &(way){.name = "token-major, too many", .spec = s, .status = WEFT_ERROR_OVERFLOW});
-	weft_ep_kernel_tuning flags = {.size = sizeof flags, .protocol = 2, .threads = 128}, few = {.size = sizeof few, .threads = 64};
+	weft_ep_kernel_tuning flags = {.size = sizeof flags, .protocol = 2, .threads = 128},
+						  few = {.size = sizeof few, .threads = 64};
 	s = spec_of(r->ranks, WEFT_RANK_MAJOR, WEFT_DEVICE_COUNTS);
 	if (r->ranks > 1) { /* the host has nothing to be tuned */
 		side *g = &r->sides[1];
@@ -508,7 +564,8 @@ static void windows(rank *r) {
 		meet(r);
 	}
 	static char plain[4096];
-	REFUSED(weft_window_create_from_memory(g->comm, plain, sizeof plain, &window), WEFT_ERROR_UNSUPPORTED, "host memory that CUDA does not know");
+	REFUSED(weft_window_create_from_memory(g->comm, plain, sizeof plain, &window), WEFT_ERROR_UNSUPPORTED,
+			"host memory that CUDA does not know");
 	TRUE(window == NULL);
 	meet(r);
 }
@@ -561,7 +618,8 @@ static void refusals(rank *r) {
 		if (r->number == 0) {
 			OK(weft_timeout_set(100));
 			OK(weft_comm_wait(g->comm, g->stream)); /* nothing is there to wait for */
-			REFUSED(weft_window_create(g->comm, 4096, &window), WEFT_ERROR_TIMEOUT, "the 100 ms that weft_timeout_set gives");
+			REFUSED(weft_window_create(g->comm, 4096, &window), WEFT_ERROR_TIMEOUT,
+					"the 100 ms that weft_timeout_set gives");
 			OK(weft_timeout_set(0));
 		} else {
 			while (weft_comm_error(g->comm) == WEFT_OK) {
@@ -593,13 +651,21 @@ static void count(rank *r) {
 	int32_t want[3][MOST_RANKS * LOCAL], have[MOST_RANKS * LOCAL];
 	uint8_t in[MOST_TOKENS * MOST_RANKS], have_in[MOST_TOKENS * MOST_RANKS];
 	weft_tensor host = tensor(b.topk, WEFT_INT32, b.tokens, TOPK);
-	weft_ep_layout layout = {.size = sizeof layout, .experts = experts, .ranks = r->ranks, .ranks_per_node = 1, .rank_tokens = want[0], .node_tokens = want[1], .expert_selections = want[2], .token_in_rank = in};
+	weft_ep_layout layout = {.size = sizeof layout,
+							 .experts = experts,
+							 .ranks = r->ranks,
+							 .ranks_per_node = 1,
+							 .rank_tokens = want[0],
+							 .node_tokens = want[1],
+							 .expert_selections = want[2],
+							 .token_in_rank = in};
 	OK(weft_ep_count(&host, &layout));
 	weft_ep_counter counter;
 	REFUSED(weft_ep_counter_create(g->comm, experts, 2 * experts, 1, &counter), WEFT_ERROR_INVALID, "equal shares");
 	OK(weft_ep_counter_create(g->comm, experts, r->ranks, 1, &counter));
 	weft_tensor topk = tensor(place(r, g, b.wide, (size_t)b.tokens * TOPK * 8), WEFT_INT64, b.tokens, TOPK);
-	weft_tensor counts[3], tokens = tensor(place(r, g, NULL, (size_t)b.tokens * (size_t)r->ranks), WEFT_UINT8, b.tokens, r->ranks);
+	weft_tensor counts[3],
+		tokens = tensor(place(r, g, NULL, (size_t)b.tokens * (size_t)r->ranks), WEFT_UINT8, b.tokens, r->ranks);
 	for (int i = 0; i < 3; i++) {
 		int n = i == 2 ? experts : r->ranks;
 		counts[i] = tensor(place(r, g, NULL, (size_t)n * 4), WEFT_INT32, n, -1);
@@ -608,7 +674,11 @@ static void count(rank *r) {
 	REFUSED(weft_ep_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_INVALID, "at least one");
 	into.rank_tokens = &counts[2];
 	REFUSED(weft_ep_counter_count(counter, g->stream, &topk, &into), WEFT_ERROR_INVALID, "tokens of ranks");
-	into = (weft_ep_census){.size = sizeof into, .rank_tokens = &counts[0], .node_tokens = &counts[1], .expert_selections = &counts[2], .token_in_rank = &tokens};
+	into = (weft_ep_census){.size = sizeof into,
+							.rank_tokens = &counts[0],
+							.node_tokens = &counts[1],
+							.expert_selections = &counts[2],
+							.token_in_rank = &tokens};
 	OK(weft_ep_counter_count(counter, g->stream, &topk, &into));
 	OK(weft_comm_wait(g->comm, g->stream));
 	for (int i = 0; i < 3; i++) {
@@ -629,7 +699,9 @@ static void masks(rank *r) {
 	int out = r->ranks - 1;
 	way ways[] = {
 		{.name = "expert-major, without a rank", .spec = spec_of(r->ranks, WEFT_EXPERT_MAJOR, WEFT_DEVICE_COUNTS)},
-		{.name = "expert-packed, without a rank", .spec = spec_of(r->ranks, WEFT_EXPERT_PACKED, WEFT_HOST_COUNTS), .fused = 1},
+		{.name = "expert-packed, without a rank",
+		 .spec = spec_of(r->ranks, WEFT_EXPERT_PACKED, WEFT_HOST_COUNTS),
+		 .fused = 1},
 	};
 	weft_ep eps[2][2];
 	for (int i = 0; i < 2; i++) {

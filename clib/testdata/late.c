@@ -1,4 +1,5 @@
-/* A program that opens the library when it already runs, with threads of its own, as Python does. Its argument is the library's path. */
+/* A program that opens the library when it already runs, with threads of its own, as Python does. Its argument is the
+ * library's path. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

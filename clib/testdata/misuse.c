@@ -1,4 +1,5 @@
-/* Everything that a program can do wrong with the interface, by one rank: each is an error with words, and the rank goes on. */
+/* Everything that a program can do wrong with the interface, by one rank: each is an error with words, and the rank
+ * goes on. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/mman.h>
@@ -56,9 +57,11 @@ static void structs(weft_comm comm) {
 	REFUSED(weft_comm_get(comm, NULL), WEFT_ERROR_INVALID, "weft_comm_info is NULL");
 	REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_INVALID, "set it to sizeof");
 	info.size = sizeof info - 8;
-	REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_INVALID, "size of the weft_comm_info is 40, and must be at least 48");
+	REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_INVALID,
+			"size of the weft_comm_info is 40, and must be at least 48");
 
-	/* A program that is newer than the library: what it fills in may be longer; what it passes may, as long as it holds nothing. */
+	/* A program that is newer than the library: what it fills in may be longer; what it passes may, as long as it holds
+	 * nothing. */
 	struct {
 		weft_comm_info info;
 		int64_t more;
@@ -73,7 +76,8 @@ static void structs(weft_comm comm) {
 	newer.spec.size = sizeof newer;
 	OK(weft_ep_check(&newer.spec, WEFT_HOST, 2));
 	newer.more = 1;
-	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_UNSUPPORTED, "at byte 152, which this library does not know");
+	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_UNSUPPORTED,
+			"at byte 152, which this library does not know");
 	weft_dlpack_deleter(NULL); /* nothing, as free does */
 	newer.spec.size = (size_t)-1;
 	REFUSED(weft_ep_check(&newer.spec, WEFT_HOST, 2), WEFT_ERROR_INVALID, "set it to sizeof");
@@ -104,7 +108,8 @@ static void structs(weft_comm comm) {
 	tuning.protocol = 256;
 	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_INVALID, "protocol");
 	tuning.protocol = 0, tuning.bulk = 1;
-	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_UNSUPPORTED, "combine_tuning: rows of this handle go through slots");
+	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_UNSUPPORTED,
+			"combine_tuning: rows of this handle go through slots");
 	tuning.bulk = 0, tuning.reserved = 1;
 	REFUSED(weft_ep_check(&spec, WEFT_GPU, 2), WEFT_ERROR_INVALID, "1 in reserved");
 	spec.size = 128; /* what a program of before passes ends before the tuning */
@@ -114,7 +119,8 @@ static void structs(weft_comm comm) {
 	REFUSED(weft_ep_counter_create(comm, 4, 1, 1, &counter), WEFT_ERROR_UNSUPPORTED, "bound to no GPU");
 	TRUE(counter == NULL);
 	REFUSED(weft_ep_counter_create(comm, 4, 1, 1, NULL), WEFT_ERROR_INVALID, "weft_ep_counter is NULL");
-	REFUSED(weft_ep_counter_count((weft_ep_counter)comm, NULL, NULL, NULL), WEFT_ERROR_HANDLE, "is a weft_comm where a weft_ep_counter belongs");
+	REFUSED(weft_ep_counter_count((weft_ep_counter)comm, NULL, NULL, NULL), WEFT_ERROR_HANDLE,
+			"is a weft_comm where a weft_ep_counter belongs");
 	REFUSED(weft_ep_counter_destroy(NULL), WEFT_ERROR_HANDLE, "weft_ep_counter is NULL");
 
 	REFUSED(weft_timeout_set(-1), WEFT_ERROR_INVALID, "fewer than 0");
@@ -177,9 +183,11 @@ static int broken(void *context, const void *mine, size_t bytes, void *all) {
 static void callbacks(void) {
 	weft_comm comm;
 	int code = 41;
-	REFUSED(weft_comm_create_with_all_gather(broken, &code, 0, 2, NULL, &comm), WEFT_ERROR_ABORTED, "all-gather returned 41");
+	REFUSED(weft_comm_create_with_all_gather(broken, &code, 0, 2, NULL, &comm), WEFT_ERROR_ABORTED,
+			"all-gather returned 41");
 	code = 0; /* it says that it did, but did not: everyone brings nothing */
-	REFUSED(weft_comm_create_with_all_gather(broken, &code, 0, 2, NULL, &comm), WEFT_ERROR_MISMATCH, "something else than what it gave");
+	REFUSED(weft_comm_create_with_all_gather(broken, &code, 0, 2, NULL, &comm), WEFT_ERROR_MISMATCH,
+			"something else than what it gave");
 }
 
 static void operations(weft_comm comm) {
@@ -189,10 +197,12 @@ static void operations(weft_comm comm) {
 	OK(weft_ep_create(comm, &spec, &other));
 	int32_t topk[4][2] = {{0, 1}, {2, 3}, {-1, 0}, {3, 2}};
 	float weights[4][2] = {{1, 1}, {1, 1}, {1, 1}, {1, 1}}, x[4][8] = {{0}}, out[4][8];
-	weft_tensor t = tensor(topk, WEFT_INT32, 4, 2), w = tensor(weights, WEFT_FLOAT32, 4, 2), rows = tensor(x, WEFT_FLOAT32, 4, 8), o = tensor(out, WEFT_FLOAT32, 4, 8);
+	weft_tensor t = tensor(topk, WEFT_INT32, 4, 2), w = tensor(weights, WEFT_FLOAT32, 4, 2),
+				rows = tensor(x, WEFT_FLOAT32, 4, 8), o = tensor(out, WEFT_FLOAT32, 4, 8);
 	weft_routing routing, stale;
 	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, NULL), WEFT_ERROR_INVALID, "weft_routing is NULL");
-	REFUSED(weft_ep_prepare(ep, (weft_stream)0x1234, &t, &w, &routing), WEFT_ERROR_INVALID, "stream 0x1234, and the rank is on the host");
+	REFUSED(weft_ep_prepare(ep, (weft_stream)0x1234, &t, &w, &routing), WEFT_ERROR_INVALID,
+			"stream 0x1234, and the rank is on the host");
 	REFUSED(weft_ep_prepare(ep, NULL, NULL, &w, &routing), WEFT_ERROR_INVALID, "");
 	weft_tensor bad = t;
 	bad.data = NULL;
@@ -213,7 +223,8 @@ static void operations(weft_comm comm) {
 	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_INVALID, "shape");
 	bad = t;
 	bad.shape[0] = 5;
-	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_UNSUPPORTED, "make a handle with a larger max_tokens");
+	REFUSED(weft_ep_prepare(ep, NULL, &bad, &w, &routing), WEFT_ERROR_UNSUPPORTED,
+			"make a handle with a larger max_tokens");
 	topk[0][1] = 4;
 	REFUSED(weft_ep_prepare(ep, NULL, &t, &w, &routing), WEFT_ERROR_INVALID, "expert 4");
 	topk[0][1] = 1;
@@ -246,10 +257,12 @@ static void operations(weft_comm comm) {
 	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_INVALID, "");
 	args.rows = &rows;
 	args.routing = (weft_routing)ep;
-	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_HANDLE, "is a weft_ep where a weft_routing belongs");
+	REFUSED(weft_ep_dispatch(ep, NULL, &args, &got, NULL), WEFT_ERROR_HANDLE,
+			"is a weft_ep where a weft_routing belongs");
 	args.routing = routing;
 	OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
-	TRUE(got.routing == routing && got.received != NULL && data.dtype == WEFT_FLOAT32 && data.dims == 3 && data.shape[0] == 4 && data.shape[2] == 8);
+	TRUE(got.routing == routing && got.received != NULL && data.dtype == WEFT_FLOAT32 && data.dims == 3 &&
+		 data.shape[0] == 4 && data.shape[2] == 8);
 
 	weft_ep_copy_args copy = {0};
 	copy.size = sizeof copy, copy.received = got.received;
@@ -260,7 +273,8 @@ static void operations(weft_comm comm) {
 	copy.rows = NULL, copy.reserved = 1;
 	REFUSED(weft_ep_copy_received(ep, NULL, &copy), WEFT_ERROR_INVALID, "reserved");
 	copy.reserved = 0, copy.received = (weft_received)routing;
-	REFUSED(weft_ep_copy_received(ep, NULL, &copy), WEFT_ERROR_HANDLE, "is a weft_routing where a weft_received belongs");
+	REFUSED(weft_ep_copy_received(ep, NULL, &copy), WEFT_ERROR_HANDLE,
+			"is a weft_routing where a weft_received belongs");
 	copy.received = got.received;
 	OK(weft_ep_copy_received(ep, NULL, &copy)); /* nothing is wanted */
 
@@ -375,7 +389,8 @@ static void threads(weft_comm comm) {
 	TRUE(strstr(weft_error(), "weft_window is NULL") != NULL);
 }
 
-/* A call on an object that breaks off inside, here at memory that is not there, may have left others waiting: it ends what the communicator does. */
+/* A call on an object that breaks off inside, here at memory that is not there, may have left others waiting: it ends
+ * what the communicator does. */
 static void broken_off(void) {
 	weft_comm comm;
 	weft_window window;
@@ -394,13 +409,18 @@ static void broken_off(void) {
 }
 
 static int lines;
-static void count_lines(void *context, const char *line) { __atomic_add_fetch((int *)context, strlen(line) > 0, __ATOMIC_RELAXED); }
+static void count_lines(void *context, const char *line) {
+	__atomic_add_fetch((int *)context, strlen(line) > 0, __ATOMIC_RELAXED);
+}
 
 int main(void) {
 	TRUE(weft_error()[0] == 0 && weft_error_rank() == -1);
-	TRUE(weft_error_set(WEFT_ERROR_OVERFLOW, 3, "words") == WEFT_ERROR_OVERFLOW && strcmp(weft_error(), "words") == 0 && weft_error_rank() == 3);
-	TRUE(weft_error_set(WEFT_ERROR_SYSTEM, -1, NULL) == WEFT_ERROR_SYSTEM && weft_error()[0] == 0 && weft_error_rank() == -1);
-	TRUE(strcmp(weft_status_name(WEFT_ERROR_TIMEOUT), "WEFT_ERROR_TIMEOUT") == 0 && strcmp(weft_status_name(99), "no status of weft") == 0);
+	TRUE(weft_error_set(WEFT_ERROR_OVERFLOW, 3, "words") == WEFT_ERROR_OVERFLOW && strcmp(weft_error(), "words") == 0 &&
+		 weft_error_rank() == 3);
+	TRUE(weft_error_set(WEFT_ERROR_SYSTEM, -1, NULL) == WEFT_ERROR_SYSTEM && weft_error()[0] == 0 &&
+		 weft_error_rank() == -1);
+	TRUE(strcmp(weft_status_name(WEFT_ERROR_TIMEOUT), "WEFT_ERROR_TIMEOUT") == 0 &&
+		 strcmp(weft_status_name(99), "no status of weft") == 0);
 	joining();
 	callbacks();
 	weft_comm_options options = {0};

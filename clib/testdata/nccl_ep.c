@@ -1,6 +1,6 @@
 /*
- * The NCCL EP face. The first argument says which of the scenarios below it plays; ranks are threads here, on the host or on a GPU each, also with groups of communicators
- * of NCCL's, or processes that a launcher has started, on the host.
+ * The NCCL EP face. The first argument says which of the scenarios below it plays; ranks are threads here, on the host
+ * or on a GPU each, also with groups of communicators of NCCL's, or processes that a launcher has started, on the host.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,7 +20,8 @@ enum { LOCAL = 3, MOST = 7, HIDDEN = 32, WIDEST = 3, MOST_RANKS = 4, ROWS = 256 
 
 static void ep_check(ncclEpResult_t got, ncclEpResult_t want, const char *words, const char *call, int line) {
 	if (got != want || (got != NCCL_EP_SUCCESS && (strstr(weft_error(), words) == NULL || weft_error()[0] == 0))) {
-		fprintf(stderr, "line %d: %s: %d: %s; want %d and \"%s\"\n", line, call, (int)got, got == NCCL_EP_SUCCESS ? "" : weft_error(), (int)want, words);
+		fprintf(stderr, "line %d: %s: %d: %s; want %d and \"%s\"\n", line, call, (int)got,
+				got == NCCL_EP_SUCCESS ? "" : weft_error(), (int)want, words);
 		exit(1);
 	}
 }
@@ -34,7 +35,12 @@ typedef struct view {
 static ncclEpTensor_t *look(view *v, void *data, int type, size_t rows, size_t columns) {
 	v->sizes[0] = rows;
 	v->sizes[1] = columns;
-	v->t = (ncclEpTensor_t){.size = sizeof v->t, .magic = NCCL_EP_TENSOR_MAGIC, .ndim = columns == 0 ? 1 : 2, .datatype = type, .data = data, .sizes = v->sizes};
+	v->t = (ncclEpTensor_t){.size = sizeof v->t,
+							.magic = NCCL_EP_TENSOR_MAGIC,
+							.ndim = columns == 0 ? 1 : 2,
+							.datatype = type,
+							.data = data,
+							.sizes = v->sizes};
 	return &v->t;
 }
 
@@ -46,17 +52,13 @@ static void put(void *rows, int type, size_t i, float v) {
 	uint32_t bits;
 	memcpy(&bits, &v, 4);
 	switch (type) {
-	case NCCL_EP_FLOAT32:
-		((float *)rows)[i] = v;
-		break;
-	case NCCL_EP_BFLOAT16:
-		((uint16_t *)rows)[i] = (uint16_t)(bits >> 16);
-		break;
+	case NCCL_EP_FLOAT32: ((float *)rows)[i] = v; break;
+	case NCCL_EP_BFLOAT16: ((uint16_t *)rows)[i] = (uint16_t)(bits >> 16); break;
 	case NCCL_EP_FLOAT16:
-		((uint16_t *)rows)[i] = v == 0 ? 0 : (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 23 & 0xFF) - 112) << 10) | (bits >> 13 & 0x3FF));
+		((uint16_t *)rows)[i] =
+			v == 0 ? 0 : (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 23 & 0xFF) - 112) << 10) | (bits >> 13 & 0x3FF));
 		break;
-	default:
-		((uint8_t *)rows)[i] = (uint8_t)v;
+	default: ((uint8_t *)rows)[i] = (uint8_t)v;
 	}
 }
 
@@ -74,7 +76,9 @@ typedef struct layer {
 } layer;
 
 /* Ranks send different numbers of tokens, and the last one, in every other batch, none. */
-static int tokens_of(const layer *l, int rank) { return rank == l->ranks - 1 && l->batch % 2 == 1 ? 0 : MOST - (rank + l->batch) % 3; }
+static int tokens_of(const layer *l, int rank) {
+	return rank == l->ranks - 1 && l->batch % 2 == 1 ? 0 : MOST - (rank + l->batch) % 3;
+}
 
 static int expert_of(const layer *l, int rank, int t, int k) {
 	if ((t + k + l->batch) % 6 == 5) {
@@ -85,7 +89,9 @@ static int expert_of(const layer *l, int rank, int t, int k) {
 
 static float weight_of(int rank, int t, int k) { return (float)(rank + 1) + 0.25f * (float)t + 0.0625f * (float)k; }
 
-static float element(const layer *l, int rank, int t, int i) { return (float)((rank * 5 + t * 3 + i + l->batch) % 13 + 1); }
+static float element(const layer *l, int rank, int t, int i) {
+	return (float)((rank * 5 + t * 3 + i + l->batch) % 13 + 1);
+}
 
 /* A row that a rank receives. */
 typedef struct row {
@@ -151,7 +157,8 @@ typedef struct rank {
 	_Alignas(64) char pool[1 << 14];
 } rank;
 
-/* What it takes to be on a real GPU: memory that the host and the GPU can both use. Emulated ones have none of it, for their memory is the host's. */
+/* What it takes to be on a real GPU: memory that the host and the GPU can both use. Emulated ones have none of it, for
+ * their memory is the host's. */
 static struct driver {
 	int (*device)(int *device, int number);
 	int (*retain)(void **context, int device);
@@ -215,7 +222,8 @@ static rank *sit(weft_comm comm) {
 	if (on_real_gpu(&info)) {
 		int device;
 		void *context;
-		TRUE(driver.device(&device, info.rank) == 0 && driver.retain(&context, device) == 0 && driver.enter(context) == 0);
+		TRUE(driver.device(&device, info.rank) == 0 && driver.retain(&context, device) == 0 &&
+			 driver.enter(context) == 0);
 		TRUE(driver.managed(&memory.memory, sizeof(rank), 1) == 0);
 	} else if (info.engine == WEFT_GPU) {
 		OK(weft_window_create(comm, sizeof(rank), &window));
@@ -263,8 +271,14 @@ static void *take(rank *r, size_t bytes) {
 
 static ncclEpGroupConfig_t bounds(int rows) {
 	ncclEpGroupConfig_t c = {
-		.size = sizeof c, .magic = NCCL_EP_MAGIC, .version = NCCL_EP_VERSION, .algorithm = NCCL_EP_HIGH_THROUGHPUT,
-		.max_dispatch_tokens_per_rank = MOST, .max_recv_tokens_per_rank = (unsigned)rows, .max_token_bytes = HIDDEN * 4, .max_num_sms = 4,
+		.size = sizeof c,
+		.magic = NCCL_EP_MAGIC,
+		.version = NCCL_EP_VERSION,
+		.algorithm = NCCL_EP_HIGH_THROUGHPUT,
+		.max_dispatch_tokens_per_rank = MOST,
+		.max_recv_tokens_per_rank = (unsigned)rows,
+		.max_token_bytes = HIDDEN * 4,
+		.max_num_sms = 4,
 	};
 	return c;
 }
@@ -277,17 +291,20 @@ static void group(rank *r, ncclEpGroupConfig_t config) {
 
 static size_t memory_bytes(rank *r, const layer *l) {
 	size_t bytes = 0;
-	ncclEpHandleConfig_t config = {.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
+	ncclEpHandleConfig_t config = {
+		.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
 	EP(ncclEpHandleMemSize(r->group, NCCL_EP_EXPERT_MAJOR, &config, &bytes, l->topk));
 	TRUE(bytes >= (size_t)(MOST * l->topk) * 8);
 	return bytes;
 }
 
-/* Without memory the handle has its own. That would be the driver's, which is a fake where GPUs are emulated, so there it is the seat's. */
+/* Without memory the handle has its own. That would be the driver's, which is a fake where GPUs are emulated, so there
+ * it is the seat's. */
 static ncclEpHandle_t handle_on(rank *r, const layer *l, ncclEpTensor_t *memory) {
 	ncclEpHandle_t h = NULL;
 	view v;
-	ncclEpHandleConfig_t config = {.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
+	ncclEpHandleConfig_t config = {
+		.size = sizeof config, .magic = NCCL_EP_MAGIC, .dispatch_output_per_expert_alignment = (size_t)l->alignment};
 	if (memory == NULL && r->info.engine == WEFT_GPU) {
 		size_t bytes = memory_bytes(r, l);
 		memory = look(&v, take(r, bytes), NCCL_EP_UINT8, bytes, 0);
@@ -311,8 +328,11 @@ static void update(rank *r, const layer *l, ncclEpHandle_t h) {
 	const zones z = model(l, r->info.rank);
 	view topk, a, b, c, d;
 	ncclEpLayoutInfo_t info = {
-		.size = sizeof info, .magic = NCCL_EP_MAGIC, .expert_counters = look(&a, r->counts, NCCL_EP_INT64, LOCAL, 0),
-		.src_rank_counters = look(&b, r->sources, NCCL_EP_INT32, (size_t)l->ranks, 0), .expert_offsets = look(&c, r->offsets, NCCL_EP_INT32, LOCAL, 0),
+		.size = sizeof info,
+		.magic = NCCL_EP_MAGIC,
+		.expert_counters = look(&a, r->counts, NCCL_EP_INT64, LOCAL, 0),
+		.src_rank_counters = look(&b, r->sources, NCCL_EP_INT32, (size_t)l->ranks, 0),
+		.expert_offsets = look(&c, r->offsets, NCCL_EP_INT32, LOCAL, 0),
 		.recv_total_counter = look(&d, &r->total, NCCL_EP_INT64, 1, 0),
 	};
 	EP(ncclEpUpdateHandle(h, topk_of(r, l, &topk), &info, NULL));
@@ -337,7 +357,9 @@ static ncclEpTensor_t *weights_of(rank *r, const layer *l, view *v) {
 }
 
 /* Rows of a tensor: as many as come, or more than the bound, which the library is to do without. */
-static size_t room(const rank *r, int total) { return r->config.max_recv_tokens_per_rank > 0 ? r->config.max_recv_tokens_per_rank + 5 : (size_t)total; }
+static size_t room(const rank *r, int total) {
+	return r->config.max_recv_tokens_per_rank > 0 ? r->config.max_recv_tokens_per_rank + 5 : (size_t)total;
+}
 
 static void dispatch(rank *r, const layer *l, ncclEpHandle_t h) {
 	const zones z = model(l, r->info.rank);
@@ -349,11 +371,15 @@ static void dispatch(rank *r, const layer *l, ncclEpHandle_t h) {
 	memset(r->rows, 0x7E, sizeof r->rows);
 	memset(r->row_weights, 0x7E, sizeof r->row_weights);
 	ncclEpDispatchInputs_t in = {
-		.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&x, n == 0 ? NULL : r->x, l->type, (size_t)n, HIDDEN),
+		.size = sizeof in,
+		.magic = NCCL_EP_MAGIC,
+		.tokens = look(&x, n == 0 ? NULL : r->x, l->type, (size_t)n, HIDDEN),
 		.topk_weights = weights_of(r, l, &w),
 	};
 	ncclEpDispatchOutputs_t out = {
-		.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN),
+		.size = sizeof out,
+		.magic = NCCL_EP_MAGIC,
+		.tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN),
 		.topk_weights = look(&rw, r->row_weights, NCCL_EP_FLOAT32, room(r, z.total), 0),
 	};
 	EP(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL));
@@ -379,16 +405,21 @@ static void combine(rank *r, const layer *l, ncclEpHandle_t h, ncclEpTensor_t *g
 	view rows, out;
 	for (int i = 0; i < z.total * HIDDEN; i++) {
 		const row *w = &z.rows[i / HIDDEN];
-		put(r->rows, l->type, (size_t)i, w->rank < 0 ? 99 : (float)(w->expert + 1) * element(l, w->rank, w->token, i % HIDDEN));
+		put(r->rows, l->type, (size_t)i,
+			w->rank < 0 ? 99 : (float)(w->expert + 1) * element(l, w->rank, w->token, i % HIDDEN));
 	}
 	if (given != NULL) {
 		copy(r, given->data, r->rows, (size_t)(z.total * HIDDEN) * width(l->type));
 	}
 	memset(r->out, 0x7E, sizeof r->out);
 	ncclEpCombineInputs_t in = {
-		.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = given != NULL ? given : look(&rows, r->rows, l->type, room(r, z.total), HIDDEN),
+		.size = sizeof in,
+		.magic = NCCL_EP_MAGIC,
+		.tokens = given != NULL ? given : look(&rows, r->rows, l->type, room(r, z.total), HIDDEN),
 	};
-	ncclEpCombineOutputs_t sums = {.size = sizeof sums, .magic = NCCL_EP_MAGIC, .tokens = look(&out, n == 0 ? NULL : r->out, l->type, (size_t)n, HIDDEN)};
+	ncclEpCombineOutputs_t sums = {.size = sizeof sums,
+								   .magic = NCCL_EP_MAGIC,
+								   .tokens = look(&out, n == 0 ? NULL : r->out, l->type, (size_t)n, HIDDEN)};
 	EP(ncclEpCombine(h, &in, &sums, NULL, NULL));
 	settle(r);
 	for (int i = 0; i < n * HIDDEN; i++) {
@@ -412,8 +443,11 @@ static void backward(rank *r, const layer *l, ncclEpHandle_t h) {
 		put(r->x, l->type, (size_t)i, element(l, r->info.rank, i / HIDDEN, i % HIDDEN) + 1);
 	}
 	memset(r->rows, 0x7E, sizeof r->rows);
-	ncclEpDispatchInputs_t in = {.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&x, n == 0 ? NULL : r->x, l->type, (size_t)n, HIDDEN)};
-	ncclEpDispatchOutputs_t out = {.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN)};
+	ncclEpDispatchInputs_t in = {.size = sizeof in,
+								 .magic = NCCL_EP_MAGIC,
+								 .tokens = look(&x, n == 0 ? NULL : r->x, l->type, (size_t)n, HIDDEN)};
+	ncclEpDispatchOutputs_t out = {
+		.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, l->type, room(r, z.total), HIDDEN)};
 	EP(ncclEpDispatch(h, &in, &out, NULL, &back, NULL));
 	settle(r);
 	for (int i = 0; i < z.total * HIDDEN; i++) {
@@ -428,10 +462,15 @@ static void backward(rank *r, const layer *l, ncclEpHandle_t h) {
 	memset(r->out, 0x7E, sizeof r->out);
 	memset(r->grad_weights, 0x7E, sizeof r->grad_weights);
 	ncclEpCombineInputs_t grads = {
-		.size = sizeof grads, .magic = NCCL_EP_MAGIC, .tokens = &rows.t, .topk_weights = look(&rw, r->row_weights, NCCL_EP_FLOAT32, room(r, z.total), 0),
+		.size = sizeof grads,
+		.magic = NCCL_EP_MAGIC,
+		.tokens = &rows.t,
+		.topk_weights = look(&rw, r->row_weights, NCCL_EP_FLOAT32, room(r, z.total), 0),
 	};
 	ncclEpCombineOutputs_t to = {
-		.size = sizeof to, .magic = NCCL_EP_MAGIC, .tokens = look(&sums, n == 0 ? NULL : r->out, l->type, (size_t)n, HIDDEN),
+		.size = sizeof to,
+		.magic = NCCL_EP_MAGIC,
+		.tokens = look(&sums, n == 0 ? NULL : r->out, l->type, (size_t)n, HIDDEN),
 		.topk_weights = look(&w, n == 0 ? NULL : r->grad_weights, NCCL_EP_FLOAT32, (size_t)n, (size_t)l->topk),
 	};
 	EP(ncclEpCombine(h, &grads, &to, &home, NULL));
@@ -454,7 +493,8 @@ static const int types[] = {NCCL_EP_FLOAT32, NCCL_EP_BFLOAT16, NCCL_EP_FLOAT16};
 /* Layers of different top-k and alignment at once in one group, batch after batch, in all types. */
 static void layers(rank *r) {
 	enum { HANDLES = 3 };
-	layer l[HANDLES] = {{.topk = 2, .alignment = 4}, {.topk = 3, .alignment = 16, .wide = 1}, {.topk = 1, .alignment = 1}};
+	layer l[HANDLES] = {
+		{.topk = 2, .alignment = 4}, {.topk = 3, .alignment = 16, .wide = 1}, {.topk = 1, .alignment = 1}};
 	ncclEpHandle_t h[HANDLES];
 	for (int i = 0; i < HANDLES; i++) {
 		l[i].ranks = r->info.ranks;
@@ -539,7 +579,9 @@ static void overflow(rank *r) {
 	for (int drop = 0; drop < 2; drop++) {
 		view topk, a, b;
 		ncclEpLayoutInfo_t info = {
-			.size = sizeof info, .magic = NCCL_EP_MAGIC, .recv_total_counter = look(&a, &r->total, NCCL_EP_INT64, 1, 0),
+			.size = sizeof info,
+			.magic = NCCL_EP_MAGIC,
+			.recv_total_counter = look(&a, &r->total, NCCL_EP_INT64, 1, 0),
 			.expert_counters = look(&b, r->offsets, NCCL_EP_INT32, LOCAL, 0),
 		};
 		r->total = -1;
@@ -547,13 +589,16 @@ static void overflow(rank *r) {
 		group(r, c);
 		size_t bytes = memory_bytes(r, &l);
 		ncclEpHandle_t h = handle_on(r, &l, look(&a, take(r, bytes), NCCL_EP_UINT8, bytes, 0));
-		EP(ncclEpUpdateHandle(h, look(&topk, NULL, NCCL_EP_INT32, 0, (size_t)l.topk), NULL, NULL)); /* a batch of nothing, which is to be gone */
+		EP(ncclEpUpdateHandle(h, look(&topk, NULL, NCCL_EP_INT32, 0, (size_t)l.topk), NULL,
+							  NULL)); /* a batch of nothing, which is to be gone */
 		look(&a, &r->total, NCCL_EP_INT64, 1, 0);
-		if (!drop && r->info.engine == WEFT_GPU) { /* where it is known late: by the next call at the latest, if that comes after the first one's end */
+		if (!drop && r->info.engine == WEFT_GPU) { /* where it is known late: by the next call at the latest, if that
+													  comes after the first one's end */
 			int refused = 0;
 			for (int i = 0; i < 2; i++) {
 				ncclEpResult_t result = ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL);
-				TRUE(result == NCCL_EP_SUCCESS || (result == NCCL_EP_INVALID_USAGE && strstr(weft_error(), "raise max_recv_tokens_per_rank") != NULL));
+				TRUE(result == NCCL_EP_SUCCESS || (result == NCCL_EP_INVALID_USAGE &&
+												   strstr(weft_error(), "raise max_recv_tokens_per_rank") != NULL));
 				refused += result != NCCL_EP_SUCCESS;
 				settle(r);
 				TRUE(r->total == mine);
@@ -564,7 +609,8 @@ static void overflow(rank *r) {
 			TRUE(r->total == mine && model(&l, weft_error_rank()).total == most);
 			ncclEpDispatchInputs_t in = {.size = sizeof in, .magic = NCCL_EP_MAGIC};
 			ncclEpDispatchOutputs_t out = {.size = sizeof out, .magic = NCCL_EP_MAGIC};
-			EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_USAGE, "ncclEpUpdateHandle first");
+			EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_USAGE,
+					   "ncclEpUpdateHandle first");
 		} else {
 			EP(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), &info, NULL));
 			int kept = 0;
@@ -596,7 +642,7 @@ static void scaled(rank *r) {
 		update(r, &l, h);
 		const zones z = model(&l, r->info.rank);
 		const int n = tokens_of(&l, r->info.rank);
-		uint8_t(*in_scales)[SCALES] = take(r, MOST * SCALES), (*out_scales)[SCALES] = take(r, ROWS * SCALES);
+		uint8_t (*in_scales)[SCALES] = take(r, MOST * SCALES), (*out_scales)[SCALES] = take(r, ROWS * SCALES);
 		for (int i = 0; i < n * HIDDEN; i++) {
 			put(r->x, l.type, (size_t)i, element(&l, r->info.rank, i / HIDDEN, i % HIDDEN));
 		}
@@ -605,16 +651,22 @@ static void scaled(rank *r) {
 		}
 		view x, w, s, rows, rs;
 		ncclEpDispatchConfig_t config = {
-			.size = sizeof config, .magic = NCCL_EP_MAGIC, .pass_direction = back ? NCCL_EP_BACKWARD : NCCL_EP_FORWARD,
+			.size = sizeof config,
+			.magic = NCCL_EP_MAGIC,
+			.pass_direction = back ? NCCL_EP_BACKWARD : NCCL_EP_FORWARD,
 			.quant_recipe = NCCL_EP_DISPATCH_FORWARD_SCALES,
 		};
 		ncclEpDispatchInputs_t in = {
-			.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&x, r->x, NCCL_EP_FLOAT8_E4M3, (size_t)n, HIDDEN),
+			.size = sizeof in,
+			.magic = NCCL_EP_MAGIC,
+			.tokens = look(&x, r->x, NCCL_EP_FLOAT8_E4M3, (size_t)n, HIDDEN),
 			.topk_weights = back ? NULL : weights_of(r, &l, &w),
 			.scales = look(&s, in_scales, NCCL_EP_UINT8, (size_t)n, SCALES),
 		};
 		ncclEpDispatchOutputs_t out = {
-			.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, NCCL_EP_FLOAT8_E4M3, room(r, 0), HIDDEN),
+			.size = sizeof out,
+			.magic = NCCL_EP_MAGIC,
+			.tokens = look(&rows, r->rows, NCCL_EP_FLOAT8_E4M3, room(r, 0), HIDDEN),
 			.scales = look(&rs, out_scales, NCCL_EP_UINT8, room(r, 0), SCALES),
 		};
 		EP(ncclEpDispatch(h, &in, &out, NULL, &config, NULL));
@@ -622,7 +674,8 @@ static void scaled(rank *r) {
 		for (int i = 0; i < z.total; i++) {
 			const row *v = &z.rows[i];
 			for (int j = 0; j < HIDDEN; j++) {
-				TRUE(is(r->rows, l.type, (size_t)(i * HIDDEN + j), v->rank < 0 ? 0 : element(&l, v->rank, v->token, j)));
+				TRUE(
+					is(r->rows, l.type, (size_t)(i * HIDDEN + j), v->rank < 0 ? 0 : element(&l, v->rank, v->token, j)));
 			}
 			for (int j = 0; j < SCALES; j++) {
 				TRUE(out_scales[i][j] == (v->rank < 0 ? 0 : (uint8_t)(200 + element(&l, v->rank, v->token, j))));
@@ -672,18 +725,23 @@ static void windows(rank *r) {
 		put(r->x, l.type, (size_t)i, element(&l, r->info.rank, i / HIDDEN, i % HIDDEN));
 	}
 	ncclEpDispatchInputs_t in = {
-		.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&x, r->x, l.type, (size_t)n, HIDDEN),
+		.size = sizeof in,
+		.magic = NCCL_EP_MAGIC,
+		.tokens = look(&x, r->x, l.type, (size_t)n, HIDDEN),
 		.topk_weights = weights_of(r, &l, &w),
 	};
-	ncclEpDispatchOutputs_t out = {.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, NULL, l.type, 96, HIDDEN)};
+	ncclEpDispatchOutputs_t out = {
+		.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, NULL, l.type, 96, HIDDEN)};
 	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "at NULL");
 	rows.t.data = r->rows;
 	EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "lies in no window");
 	rows.t.data = NULL, rows.t.win_hdl = window, rows.t.win_offset = OFFSET + 16;
 	if (r->of == r->comm) {
-		EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "do not fit into its window");
+		EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
+				   "do not fit into its window");
 	} else if (!nccl.says_where) {
-		EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "give the tensor its data, too");
+		EP_REFUSED(ncclEpDispatch(h, &in, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
+				   "give the tensor its data, too");
 		rows.t.data = (char *)memory + OFFSET;
 	}
 	rows.t.win_offset = OFFSET;
@@ -707,7 +765,8 @@ static void again(rank *r) {
 	for (int i = 0; i < 3; i++) {
 		group(r, bounds(96));
 		ncclEpGroup_t second = NULL;
-		EP_REFUSED(ncclEpCreateGroup(&second, r->of, &r->config), NCCL_EP_INVALID_USAGE, "call ncclEpGroupDestroy before another ncclEpCreateGroup");
+		EP_REFUSED(ncclEpCreateGroup(&second, r->of, &r->config), NCCL_EP_INVALID_USAGE,
+				   "call ncclEpGroupDestroy before another ncclEpCreateGroup");
 		TRUE(second == NULL);
 		ncclEpHandle_t h = handle_on(r, &l, NULL), other = handle_on(r, &l, NULL);
 		update(r, &l, h);
@@ -720,7 +779,8 @@ static void again(rank *r) {
 	}
 }
 
-/* Calls on a group take turns: while one waits for the other ranks, a second is refused. Where ranks are threads they can wait for that. */
+/* Calls on a group take turns: while one waits for the other ranks, a second is refused. Where ranks are threads they
+ * can wait for that. */
 static int threads;
 static volatile int refused;
 
@@ -788,7 +848,8 @@ static weft_engine engine;
 static void *thread(void *number) {
 	int me = (int)(intptr_t)number;
 	weft_comm comm;
-	weft_comm_options options = {.size = sizeof options, .engine = (int32_t)engine, .gpu = engine == WEFT_GPU ? me : 0, .deadline_ms = 40000};
+	weft_comm_options options = {
+		.size = sizeof options, .engine = (int32_t)engine, .gpu = engine == WEFT_GPU ? me : 0, .deadline_ms = 40000};
 	OK(weft_comm_create_with_id(id, me, threads, &options, &comm));
 	rank *r = sit(comm);
 	TRUE(r->info.engine == (int32_t)engine);
@@ -831,15 +892,19 @@ static void death(rank *r) {
 	}
 	struct timespec began, ended;
 	view rows, out, topk;
-	ncclEpCombineInputs_t in = {.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, l.type, 96, HIDDEN)};
+	ncclEpCombineInputs_t in = {
+		.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&rows, r->rows, l.type, 96, HIDDEN)};
 	ncclEpCombineOutputs_t sums = {
-		.size = sizeof sums, .magic = NCCL_EP_MAGIC, .tokens = look(&out, r->out, l.type, (size_t)tokens_of(&l, r->info.rank), HIDDEN),
+		.size = sizeof sums,
+		.magic = NCCL_EP_MAGIC,
+		.tokens = look(&out, r->out, l.type, (size_t)tokens_of(&l, r->info.rank), HIDDEN),
 	};
 	clock_gettime(CLOCK_MONOTONIC, &began);
 	EP_REFUSED(ncclEpCombine(h, &in, &sums, NULL, NULL), NCCL_EP_REMOTE_ERROR, "rank 2");
 	clock_gettime(CLOCK_MONOTONIC, &ended);
 	TRUE(ended.tv_sec - began.tv_sec < 10 && weft_error_rank() == r->info.ranks - 1);
-	EP_REFUSED(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), NULL, NULL), NCCL_EP_REMOTE_ERROR, "rank 2"); /* it stays so */
+	EP_REFUSED(ncclEpUpdateHandle(h, topk_of(r, &l, &topk), NULL, NULL), NCCL_EP_REMOTE_ERROR,
+			   "rank 2"); /* it stays so */
 	EP(ncclEpHandleDestroy(h));
 	EP(ncclEpGroupDestroy(r->group));
 }
@@ -857,11 +922,11 @@ static void misuse(rank *r) {
 	EP_REFUSED(ncclEpCreateGroup(NULL, r->comm, &good), NCCL_EP_INVALID_ARGUMENT, "group is NULL");
 	EP_REFUSED(ncclEpCreateGroup(&g, NULL, &good), NCCL_EP_INVALID_ARGUMENT, "comm is NULL");
 	EP_REFUSED(ncclEpCreateGroup(&g, r->comm, NULL), NCCL_EP_INVALID_ARGUMENT, "config is NULL");
-#define BAD(change, result, words)                                                           \
-	do {                                                                                 \
-		c = good;                                                                    \
-		change;                                                                      \
-		EP_REFUSED(ncclEpCreateGroup(&g, r->comm, &c), NCCL_EP_INVALID_##result, words); \
+#define BAD(change, result, words)                                                                                     \
+	do {                                                                                                               \
+		c = good;                                                                                                      \
+		change;                                                                                                        \
+		EP_REFUSED(ncclEpCreateGroup(&g, r->comm, &c), NCCL_EP_INVALID_##result, words);                               \
 	} while (0)
 	BAD(c.magic = 0, ARGUMENT, "NCCL_EP_MAGIC");
 	BAD(c.size = 95, ARGUMENT, "at least 96");
@@ -876,7 +941,8 @@ static void misuse(rank *r) {
 	BAD(c.enable_mask = 1, USAGE, "weft_comm_set_mask");
 	BAD(c.zero_copy = 3, ARGUMENT, "zero_copy 3");
 	BAD(c.overflow_policy = -1, ARGUMENT, "overflow_policy -1");
-	BAD((c.max_recv_tokens_per_rank = 0, c.overflow_policy = NCCL_EP_OVERFLOW_DROP), USAGE, "set max_recv_tokens_per_rank");
+	BAD((c.max_recv_tokens_per_rank = 0, c.overflow_policy = NCCL_EP_OVERFLOW_DROP), USAGE,
+		"set max_recv_tokens_per_rank");
 	BAD(c.timeout_ns = 5000000, ARGUMENT, "weft_comm_options.deadline_ms");
 	BAD(c.num_topk = 99, ARGUMENT, "top-k 99");
 	TRUE(g == NULL);
@@ -902,25 +968,36 @@ static void misuse(rank *r) {
 	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, &a, &bytes, 2), NCCL_EP_INVALID_ARGUMENT, "power of two");
 	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_FLAT, NULL, &bytes, 2), NCCL_EP_INVALID_USAGE, "expert-major");
 	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_LAYOUT_UNSET, NULL, &bytes, 2), NCCL_EP_INVALID_USAGE, "expert-major");
-	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 0), NCCL_EP_INVALID_ARGUMENT, "num_topk is 0");
-	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, NULL, 2), NCCL_EP_INVALID_ARGUMENT, "size_out is NULL");
-	EP_REFUSED(ncclEpHandleMemSize((ncclEpGroup_t)(void *)&c, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 2), NCCL_EP_INVALID_ARGUMENT, "is no ncclEpGroup_t");
+	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 0), NCCL_EP_INVALID_ARGUMENT,
+			   "num_topk is 0");
+	EP_REFUSED(ncclEpHandleMemSize(g, NCCL_EP_EXPERT_MAJOR, NULL, NULL, 2), NCCL_EP_INVALID_ARGUMENT,
+			   "size_out is NULL");
+	EP_REFUSED(ncclEpHandleMemSize((ncclEpGroup_t)(void *)&c, NCCL_EP_EXPERT_MAJOR, NULL, &bytes, 2),
+			   NCCL_EP_INVALID_ARGUMENT, "is no ncclEpGroup_t");
 	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, &a, 2, NULL), NCCL_EP_INVALID_ARGUMENT, "power of two");
 	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_FLAT, NULL, 2, NULL), NCCL_EP_INVALID_USAGE, "expert-major");
 	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 0, NULL), NCCL_EP_INVALID_ARGUMENT, "num_topk is 0");
-	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 33, NULL), NCCL_EP_INVALID_ARGUMENT, "num_topk is 33");
+	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 33, NULL), NCCL_EP_INVALID_ARGUMENT,
+			   "num_topk is 33");
 	a.size = 4;
 	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, &a, 2, NULL), NCCL_EP_INVALID_ARGUMENT, "size");
-	EP_REFUSED(ncclEpInitHandle(NULL, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, NULL), NCCL_EP_INVALID_ARGUMENT, "handle is NULL");
-	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, look(&v, r->rows, NCCL_EP_UINT8, 64, 0)), NCCL_EP_INVALID_ARGUMENT, "ncclEpHandleMemSize");
+	EP_REFUSED(ncclEpInitHandle(NULL, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, NULL), NCCL_EP_INVALID_ARGUMENT,
+			   "handle is NULL");
+	EP_REFUSED(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, look(&v, r->rows, NCCL_EP_UINT8, 64, 0)),
+			   NCCL_EP_INVALID_ARGUMENT, "ncclEpHandleMemSize");
 	EP(ncclEpInitHandle(&h, g, NCCL_EP_EXPERT_MAJOR, NULL, 2, NULL));
 	EP_REFUSED(ncclEpGroupDestroy((ncclEpGroup_t)(void *)h), NCCL_EP_INVALID_ARGUMENT, "is no ncclEpGroup_t");
 	EP_REFUSED(ncclEpUpdateHandle(h, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "topk_idx is NULL");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_FLOAT32, 2, 2), NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "int");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 3), NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, MOST + 1, 2), NULL, NULL), NCCL_EP_INVALID_USAGE, "at most 7");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, 55, 2, 2), NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "data type 55");
-	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 2), NULL, (void *)8), NCCL_EP_INVALID_ARGUMENT, "stream");
+	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_FLOAT32, 2, 2), NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
+			   "int");
+	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 3), NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
+			   "");
+	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, MOST + 1, 2), NULL, NULL),
+			   NCCL_EP_INVALID_USAGE, "at most 7");
+	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, 55, 2, 2), NULL, NULL), NCCL_EP_INVALID_ARGUMENT,
+			   "data type 55");
+	EP_REFUSED(ncclEpUpdateHandle(h, look(&v, r->narrow, NCCL_EP_INT32, 2, 2), NULL, (void *)8),
+			   NCCL_EP_INVALID_ARGUMENT, "stream");
 	look(&v, r->narrow, NCCL_EP_INT32, 2, 2);
 	v.t.magic = 7;
 	EP_REFUSED(ncclEpUpdateHandle(h, &v.t, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "NCCL_EP_TENSOR_MAGIC");
@@ -928,8 +1005,10 @@ static void misuse(rank *r) {
 	v.t.magic = NCCL_EP_TENSOR_MAGIC_LIBRARY; /* as NCCL EP's own allocator leaves it */
 	EP(ncclEpUpdateHandle(h, &v.t, NULL, NULL));
 
-	ncclEpDispatchInputs_t in = {.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&x, r->x, NCCL_EP_FLOAT32, 2, HIDDEN)};
-	ncclEpDispatchOutputs_t out = {.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&v, r->rows, NCCL_EP_FLOAT32, 96, HIDDEN)};
+	ncclEpDispatchInputs_t in = {
+		.size = sizeof in, .magic = NCCL_EP_MAGIC, .tokens = look(&x, r->x, NCCL_EP_FLOAT32, 2, HIDDEN)};
+	ncclEpDispatchOutputs_t out = {
+		.size = sizeof out, .magic = NCCL_EP_MAGIC, .tokens = look(&v, r->rows, NCCL_EP_FLOAT32, 96, HIDDEN)};
 	ncclEpDispatchConfig_t d = {.size = sizeof d, .magic = NCCL_EP_MAGIC, .send_only = 1};
 	view w;
 	EP_REFUSED(ncclEpDispatch(h, NULL, &out, NULL, NULL, NULL), NCCL_EP_INVALID_ARGUMENT, "is NULL");
@@ -954,7 +1033,10 @@ static void misuse(rank *r) {
 	pid_t child = fork();
 	if (child == 0) {
 		ncclEpResult_t result = ncclEpDispatch(h, &in, &out, NULL, NULL, NULL);
-		_exit(result == NCCL_EP_INVALID_USAGE && strstr(weft_error(), "forked") != NULL && ncclEpCreateGroup(&g, r->comm, &good) == NCCL_EP_INVALID_USAGE ? 0 : 1);
+		_exit(result == NCCL_EP_INVALID_USAGE && strstr(weft_error(), "forked") != NULL &&
+					  ncclEpCreateGroup(&g, r->comm, &good) == NCCL_EP_INVALID_USAGE
+				  ? 0
+				  : 1);
 	}
 	int status = -1;
 	TRUE(waitpid(child, &status, 0) == child && status == 0);

@@ -1,6 +1,7 @@
 /*
- * As much of NCCL and of CUDA's driver as joining through NCCL calls, for ranks that are threads: device memory is memory of the host, streams are done when they are asked.
- * What NCCL gets wrong, it gets wrong on purpose: see fake_nccl_comm.
+ * As much of NCCL and of CUDA's driver as joining through NCCL calls, for ranks that are threads: device memory is
+ * memory of the host, streams are done when they are asked. What NCCL gets wrong, it gets wrong on purpose: see
+ * fake_nccl_comm.
  */
 #define _GNU_SOURCE
 #include "nccl_fake.h"
@@ -17,7 +18,9 @@ GIVES(int) ncclCommUserRank(fake_nccl_comm *comm, int *rank) { return *rank = co
 
 GIVES(int) ncclCommCuDevice(fake_nccl_comm *comm, int *device) { return *device = 0, comm->fails; }
 
-GIVES(int) ncclCommGetAsyncError(fake_nccl_comm *comm, int *result) { return *result = --comm->slow > 0 ? FAKE_IN_PROGRESS : 0, 0; }
+GIVES(int) ncclCommGetAsyncError(fake_nccl_comm *comm, int *result) {
+	return *result = --comm->slow > 0 ? FAKE_IN_PROGRESS : 0, 0;
+}
 
 GIVES(int) ncclAllGather(const void *from, void *to, size_t count, int type, fake_nccl_comm *comm, void *stream) {
 	if (type != 1 || stream == NULL) {
@@ -53,7 +56,9 @@ GIVES(int) cuMemFree_v2(uint64_t memory) {
 	return 0;
 }
 
-GIVES(int) cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags) { return *memory = malloc(bytes), flags == 0 ? 0 : 1; }
+GIVES(int) cuMemHostAlloc(void **memory, size_t bytes, unsigned int flags) {
+	return *memory = malloc(bytes), flags == 0 ? 0 : 1;
+}
 
 GIVES(int) cuMemFreeHost(void *memory) {
 	free(memory);
@@ -72,7 +77,8 @@ GIVES(int) cuMemcpy2DAsync_v2(const fake_copy_2d *c, void *stream) {
 		return 1;
 	}
 	for (size_t i = 0; i < c->height; i++) {
-		memcpy((char *)(uintptr_t)c->to_device + i * c->to_pitch, (const char *)(uintptr_t)c->from_device + i * c->from_pitch, c->width);
+		memcpy((char *)(uintptr_t)c->to_device + i * c->to_pitch,
+			   (const char *)(uintptr_t)c->from_device + i * c->from_pitch, c->width);
 	}
 	return 0;
 }

@@ -1,4 +1,5 @@
-/* Ranks that meet through a communicator of NCCL's, a fake one. The archive is linked, for what its library keeps inside is called, too. */
+/* Ranks that meet through a communicator of NCCL's, a fake one. The archive is linked, for what its library keeps
+ * inside is called, too. */
 #define _GNU_SOURCE
 #include <pthread.h>
 
@@ -13,13 +14,21 @@ static fake_nccl_comm comms[RANKS];
 
 static ncclEpGroupConfig_t config_of(void) {
 	ncclEpGroupConfig_t c = {
-		.size = sizeof c, .magic = NCCL_EP_MAGIC, .version = NCCL_EP_VERSION, .algorithm = NCCL_EP_HIGH_THROUGHPUT, .num_experts = 2 * RANKS,
-		.max_dispatch_tokens_per_rank = 4, .max_recv_tokens_per_rank = 32, .max_token_bytes = 64, .timeout_ns = UINT64_C(20000000000),
+		.size = sizeof c,
+		.magic = NCCL_EP_MAGIC,
+		.version = NCCL_EP_VERSION,
+		.algorithm = NCCL_EP_HIGH_THROUGHPUT,
+		.num_experts = 2 * RANKS,
+		.max_dispatch_tokens_per_rank = 4,
+		.max_recv_tokens_per_rank = 32,
+		.max_token_bytes = 64,
+		.timeout_ns = UINT64_C(20000000000),
 	};
 	return c;
 }
 
-/* The meeting itself: rank, size and all-gather are NCCL's, whatever the ranks then join for. Here they join on the host. */
+/* The meeting itself: rank, size and all-gather are NCCL's, whatever the ranks then join for. Here they join on the
+ * host. */
 static void join_on_host(fake_nccl_comm *nccl) {
 	nep_meeting m;
 	weft_comm comm;
@@ -40,7 +49,8 @@ static void join_on_host(fake_nccl_comm *nccl) {
 	OK(weft_comm_destroy(comm));
 }
 
-/* A group of NCCL's communicator is one on GPUs. There is none here, which all ranks say, and none waits for its deadline. */
+/* A group of NCCL's communicator is one on GPUs. There is none here, which all ranks say, and none waits for its
+ * deadline. */
 static void join_on_gpus(fake_nccl_comm *nccl) {
 	ncclEpGroup_t group = NULL;
 	ncclEpGroupConfig_t config = config_of();
@@ -55,9 +65,11 @@ static void failing(fake_nccl_comm *nccl) {
 	ncclEpGroup_t group = NULL;
 	ncclEpGroupConfig_t config = config_of();
 	nccl->gathers = 0, nccl->fails_at = 1;
-	TRUE(ncclEpCreateGroup(&group, nccl, &config) == NCCL_EP_REMOTE_ERROR && strstr(weft_error(), "meeting through NCCL: ncclAllGather returned 6") != NULL);
+	TRUE(ncclEpCreateGroup(&group, nccl, &config) == NCCL_EP_REMOTE_ERROR &&
+		 strstr(weft_error(), "meeting through NCCL: ncclAllGather returned 6") != NULL);
 	nccl->fails_at = 0, nccl->fails = FAKE_INVALID;
-	TRUE(ncclEpCreateGroup(&group, nccl, &config) == NCCL_EP_INVALID_ARGUMENT && strstr(weft_error(), "ncclCommCuDevice returned 4") != NULL);
+	TRUE(ncclEpCreateGroup(&group, nccl, &config) == NCCL_EP_INVALID_ARGUMENT &&
+		 strstr(weft_error(), "ncclCommCuDevice returned 4") != NULL);
 	nccl->fails = 0;
 }
 
@@ -83,12 +95,19 @@ static void copies(void) {
 		TRUE(wide[i] == counts[i]);
 	}
 	TRUE(wide[5] == 0x5555555555555555);
-	TRUE(nep_alloc(&g, 64, &memory) == NCCL_EP_SUCCESS && nep_copy(&g, memory, "sixteen letters", 16, NULL) == NCCL_EP_SUCCESS);
+	TRUE(nep_alloc(&g, 64, &memory) == NCCL_EP_SUCCESS &&
+		 nep_copy(&g, memory, "sixteen letters", 16, NULL) == NCCL_EP_SUCCESS);
 	TRUE(nep_read(&g, back, memory, 16) == NCCL_EP_SUCCESS && strcmp(back, "sixteen letters") == 0);
 
 	/* A window of NCCL's is asked where it lies. */
 	size_t sizes[1] = {8};
-	ncclEpTensor_t t = {.size = sizeof t, .magic = NCCL_EP_TENSOR_MAGIC, .ndim = 1, .datatype = NCCL_EP_UINT8, .win_hdl = memory, .win_offset = 8, .sizes = sizes};
+	ncclEpTensor_t t = {.size = sizeof t,
+						.magic = NCCL_EP_TENSOR_MAGIC,
+						.ndim = 1,
+						.datatype = NCCL_EP_UINT8,
+						.win_hdl = memory,
+						.win_offset = 8,
+						.sizes = sizes};
 	weft_tensor found;
 	TRUE(nep_tensor(&g, &t, 1, "t", &found) == NCCL_EP_SUCCESS && (char *)found.data == memory + 8);
 	nep_free(&g, memory);

@@ -68,7 +68,8 @@ static void windows(void) {
 	/* Ranks that ask for different things are all told, and go on. */
 	weft_status s = weft_window_create(comm, (size_t)(100 + me.rank), &window);
 	check(s, WEFT_ERROR_MISMATCH, "rank", "sizes that differ", __LINE__);
-	REFUSED(weft_window_create_from_memory(comm, &window, 8, &window), WEFT_ERROR_UNSUPPORTED, "other processes cannot see plain memory");
+	REFUSED(weft_window_create_from_memory(comm, &window, 8, &window), WEFT_ERROR_UNSUPPORTED,
+			"other processes cannot see plain memory");
 
 	/* A memory file of the caller's, whose descriptor stays the caller's. */
 	int fd = memfd_create("ranks", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -93,11 +94,13 @@ static void collectives(void) {
 	weft_group group;
 	OK(weft_group_create(comm, &options, &group));
 	for (int n = 1; n <= 100000; n = n * 7 + 1) {
-		float *in = malloc((size_t)n * 4), *out = malloc((size_t)n * 4), *all = malloc((size_t)n * 4 * (size_t)me.ranks);
+		float *in = malloc((size_t)n * 4), *out = malloc((size_t)n * 4),
+			  *all = malloc((size_t)n * 4 * (size_t)me.ranks);
 		for (int i = 0; i < n; i++) {
 			in[i] = (float)(me.rank + i % 11);
 		}
-		weft_tensor i = tensor(in, WEFT_FLOAT32, n, -1), o = tensor(out, WEFT_FLOAT32, n, -1), a = tensor(all, WEFT_FLOAT32, me.ranks, n);
+		weft_tensor i = tensor(in, WEFT_FLOAT32, n, -1), o = tensor(out, WEFT_FLOAT32, n, -1),
+					a = tensor(all, WEFT_FLOAT32, me.ranks, n);
 		OK(weft_all_reduce(group, NULL, &o, &i, WEFT_SUM));
 		OK(weft_all_gather(group, NULL, &a, &i));
 		for (int j = 0; j < n; j++) {
@@ -126,7 +129,8 @@ static void other_weights(weft_ep ep, weft_routing routing, const weft_tensor *r
 			others[t][k] = (float)(1 + me.rank + t) / (float)(2 + k);
 		}
 	}
-	weft_tensor tt = tensor(topk, WEFT_INT32, TOKENS, TOPK), tw = tensor(others, WEFT_FLOAT32, TOKENS, TOPK), data = {0}, had = {0}, want = {0};
+	weft_tensor tt = tensor(topk, WEFT_INT32, TOKENS, TOPK), tw = tensor(others, WEFT_FLOAT32, TOKENS, TOPK),
+				data = {0}, had = {0}, want = {0};
 	data.size = had.size = want.size = sizeof data;
 	int part = one ? WEFT_ROW_SELECTION_WEIGHTS : WEFT_ROW_WEIGHTS;
 	OK(weft_routing_tensor(routing, part, &had)); /* of before */
@@ -163,7 +167,8 @@ static void other_weights(weft_ep ep, weft_routing routing, const weft_tensor *r
 	}
 	TRUE(memcmp(sums[0], sums[1], sizeof sums[0]) == 0);
 	if (!one) { /* at home alone, with the combine */
-		weft_tensor first = tensor(weights, WEFT_FLOAT32, TOKENS, TOPK), out = tensor(sums[1], WEFT_BFLOAT16, TOKENS, HIDDEN);
+		weft_tensor first = tensor(weights, WEFT_FLOAT32, TOKENS, TOPK),
+					out = tensor(sums[1], WEFT_BFLOAT16, TOKENS, HIDDEN);
 		weft_ep_combine_args home = {0};
 		home.size = sizeof home, home.routing = fresh, home.rows = &own, home.out = &out, home.weights = &first;
 		OK(weft_ep_combine(ep, NULL, &home, NULL));
@@ -177,7 +182,8 @@ static void other_weights(weft_ep ep, weft_routing routing, const weft_tensor *r
 	OK(weft_routing_release(fresh));
 }
 
-/* What rank 0 combines, and takes back the gradients of, is what it has released: a later batch of the same routing lies there. The others take what they received last. */
+/* What rank 0 combines, and takes back the gradients of, is what it has released: a later batch of the same routing
+ * lies there. The others take what they received last. */
 static void released(weft_ep ep, weft_routing routing, const weft_tensor *rows) {
 	static uint16_t sums[TOKENS][HIDDEN];
 	weft_tensor out = tensor(sums, WEFT_BFLOAT16, TOKENS, HIDDEN), data = {0};
@@ -211,7 +217,8 @@ static void released(weft_ep ep, weft_routing routing, const weft_tensor *rows) 
 	OK(weft_received_release(later.received));
 }
 
-/* A layer in every layout, with rows of one rank scaled by their expert, and the gradients; expert by expert as the routing says. */
+/* A layer in every layout, with rows of one rank scaled by their expert, and the gradients; expert by expert as the
+ * routing says. */
 static void layout(weft_layout which, int phases) {
 	weft_ep_spec spec = {0};
 	spec.size = sizeof spec;
@@ -242,7 +249,8 @@ static void layout(weft_layout which, int phases) {
 	OK(weft_ep_gradient_buffer(ep, &buffer));
 	TRUE(buffer.dtype == WEFT_NONE && buffer.data == NULL);
 	int64_t waits[2][64] = {{0}};
-	weft_tensor wait_d = tensor(waits[0], WEFT_INT64, me.ranks, -1), wait_c = tensor(waits[1], WEFT_INT64, me.ranks, -1);
+	weft_tensor wait_d = tensor(waits[0], WEFT_INT64, me.ranks, -1),
+				wait_c = tensor(waits[1], WEFT_INT64, me.ranks, -1);
 	OK(weft_ep_count_waits(ep, &wait_d, &wait_c));
 
 	static uint16_t x[TOKENS][HIDDEN], out[TOKENS][HIDDEN], bias[TOKENS][HIDDEN];
@@ -253,7 +261,8 @@ static void layout(weft_layout which, int phases) {
 		}
 	}
 	weft_tensor tt = tensor(topk, WEFT_INT32, TOKENS, TOPK), tw = tensor(weights, WEFT_FLOAT32, TOKENS, TOPK);
-	weft_tensor tx = tensor(x, WEFT_BFLOAT16, TOKENS, HIDDEN), to = tensor(out, WEFT_BFLOAT16, TOKENS, HIDDEN), tb = tensor(bias, WEFT_BFLOAT16, TOKENS, HIDDEN);
+	weft_tensor tx = tensor(x, WEFT_BFLOAT16, TOKENS, HIDDEN), to = tensor(out, WEFT_BFLOAT16, TOKENS, HIDDEN),
+				tb = tensor(bias, WEFT_BFLOAT16, TOKENS, HIDDEN);
 	weft_tensor rows = {0}, sources = {0}, tokens = {0}, part = {0};
 	rows.size = sources.size = tokens.size = part.size = sizeof rows;
 	weft_ep_dispatch_args args = {0};
@@ -276,7 +285,8 @@ static void layout(weft_layout which, int phases) {
 	weft_routing_info numbers = {0};
 	numbers.size = sizeof numbers;
 	OK(weft_routing_get(got.routing, &numbers));
-	TRUE(numbers.tokens == TOKENS && numbers.selections == TOKENS * TOPK - 1 && numbers.rows * HIDDEN >= numbers.received * HIDDEN);
+	TRUE(numbers.tokens == TOKENS && numbers.selections == TOKENS * TOPK - 1 &&
+		 numbers.rows * HIDDEN >= numbers.received * HIDDEN);
 
 	/* Every row is what its source says that it is. */
 	OK(weft_routing_tensor(got.routing, WEFT_SOURCE_RANKS, &sources));
@@ -331,7 +341,8 @@ static void layout(weft_layout which, int phases) {
 		static float gw[TOKENS][TOPK];
 		weft_tensor tgw = tensor(gw, WEFT_FLOAT32, TOKENS, TOPK);
 		weft_ep_combine_backward_args back = {0};
-		back.size = sizeof back, back.routing = got.routing, back.grad_out = &tx, back.rows = &rows, back.grad_rows = &rows, back.grad_weights = &tgw;
+		back.size = sizeof back, back.routing = got.routing, back.grad_out = &tx, back.rows = &rows,
+		back.grad_rows = &rows, back.grad_weights = &tgw;
 		OK(weft_ep_combine_backward(ep, NULL, &back));
 		for (int t = 0; t < TOKENS; t++) {
 			float dot = 0;
@@ -347,7 +358,8 @@ static void layout(weft_layout which, int phases) {
 		row_weights.size = sizeof row_weights;
 		OK(weft_routing_tensor(got.routing, WEFT_ROW_WEIGHTS, &row_weights));
 		weft_ep_dispatch_backward_args forth = {0};
-		forth.size = sizeof forth, forth.routing = got.routing, forth.grad_rows = &rows, forth.grad_row_weights = &row_weights, forth.grad_tokens = &tgx, forth.grad_weights = &tgw;
+		forth.size = sizeof forth, forth.routing = got.routing, forth.grad_rows = &rows,
+		forth.grad_row_weights = &row_weights, forth.grad_tokens = &tgx, forth.grad_weights = &tgw;
 		OK(weft_ep_dispatch_backward(ep, NULL, &forth));
 		for (int t = 0; t < TOKENS; t++) {
 			float factor = 0;
@@ -401,14 +413,17 @@ static void scales(int opaque) {
 	OK(weft_ep_dispatch(ep, NULL, &args, &got, NULL));
 	OK(weft_routing_tensor(got.routing, WEFT_SOURCE_RANKS, &sources));
 	OK(weft_routing_tensor(got.routing, WEFT_SOURCE_TOKENS, &tokens));
-	TRUE(data.dims == 3 && factors.dims == 3 && data.dtype == (opaque ? WEFT_UINT8 : WEFT_FLOAT8_E4M3) && factors.dtype == (opaque ? WEFT_UINT8 : WEFT_FLOAT32));
+	TRUE(data.dims == 3 && factors.dims == 3 && data.dtype == (opaque ? WEFT_UINT8 : WEFT_FLOAT8_E4M3) &&
+		 factors.dtype == (opaque ? WEFT_UINT8 : WEFT_FLOAT32));
 	TRUE(data.shape[2] == (opaque ? 48 : HIDDEN) && factors.shape[2] == (opaque ? 16 : 1));
 	for (int64_t r = 0; r < sources.shape[0]; r++) {
 		int from = ((int32_t *)sources.data)[r], token = ((int32_t *)tokens.data)[r];
 		if (from >= 0 && opaque) {
-			TRUE(((uint8_t *)data.data)[r * 48 + 47] == 16 * from + token && ((uint8_t *)factors.data)[r * 16 + 15] == 100 + 16 * from + token);
+			TRUE(((uint8_t *)data.data)[r * 48 + 47] == 16 * from + token &&
+				 ((uint8_t *)factors.data)[r * 16 + 15] == 100 + 16 * from + token);
 		} else if (from >= 0) {
-			float want = element(from, token, 4) / 448, had = ((float *)factors.data)[r]; /* the largest number is 448 times its scale */
+			float want = element(from, token, 4) / 448,
+				  had = ((float *)factors.data)[r]; /* the largest number is 448 times its scale */
 			TRUE(had - want <= want / 1000 && want - had <= want / 1000);
 		}
 	}
@@ -425,7 +440,8 @@ static void count(void) {
 	l.size = sizeof l;
 	l.experts = me.ranks * LOCAL, l.ranks = me.ranks, l.ranks_per_node = 1;
 	OK(weft_ep_count(&t, &l)); /* nobody wants to know */
-	l.rank_tokens = rank_tokens, l.node_tokens = node_tokens, l.expert_selections = selections, l.token_in_rank = in_rank;
+	l.rank_tokens = rank_tokens, l.node_tokens = node_tokens, l.expert_selections = selections,
+	l.token_in_rank = in_rank;
 	OK(weft_ep_count(&t, &l));
 	int all = 0, tokens = 0, marks = 0;
 	for (int e = 0; e < me.ranks * LOCAL; e++) {
@@ -507,7 +523,8 @@ static void *abort_soon(void *unused) {
 	return unused;
 }
 
-/* A rank that waits in vain: until the deadline, and until another of its threads ends it. Calls that come meanwhile are refused, not queued. */
+/* A rank that waits in vain: until the deadline, and until another of its threads ends it. Calls that come meanwhile
+ * are refused, not queued. */
 static void timeout(void) {
 	weft_group group;
 	OK(weft_group_create(comm, NULL, &group));

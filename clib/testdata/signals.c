@@ -1,6 +1,7 @@
 /*
- * Handlers of signals that interrupt Go's code. "log": what a join says of handlers that would run on its stacks. "repair": 8 threads make calls while each gets a thousand
- * signals a second, after weft_signal_check has mended the handlers. Without that none of them would end well.
+ * Handlers of signals that interrupt Go's code. "log": what a join says of handlers that would run on its stacks.
+ * "repair": 8 threads make calls while each gets a thousand signals a second, after weft_signal_check has mended the
+ * handlers. Without that none of them would end well.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

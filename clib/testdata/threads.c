@@ -1,4 +1,5 @@
-/* Ranks that are threads of one process and meet through an all-gather of their own, and threads that get in each other's way. */
+/* Ranks that are threads of one process and meet through an all-gather of their own, and threads that get in each
+ * other's way. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <unistd.h>

@@ -1,8 +1,10 @@
-// What kernels that talk to each other share: who the ranks are, how a wait ends, how operations are counted on the device, and values that are their own flags.
+// What kernels that talk to each other share: who the ranks are, how a wait ends, how operations
+// are counted on the device, and values that are their own flags.
 //
-// Order. An operation of a lane (a State) is one kernel, or two when it is sent and received apart, always of the same number of blocks. Each block counts the
-// operations for itself: it reads its count when it starts and raises it when it ends. So a kernel may be captured once and replayed any number of times, and no
-// block waits for another.
+// Order. An operation of a lane (a State) is one kernel, or two when it is sent and received apart,
+// always of the same number of blocks. Each block counts the operations for itself: it reads its
+// count when it starts and raises it when it ends. So a kernel may be captured once and replayed
+// any number of times, and no block waits for another.
 #pragma once
 #include "ptx.cuh"
 
@@ -20,7 +22,14 @@ struct Record {
 
 enum { RECORD_EMPTY = 0, RECORD_WRITTEN = 1 };
 enum { CAUSE_TIMEOUT = 1, CAUSE_ABORT = 2, CAUSE_STOPPED = 3, CAUSE_MISMATCH = 4 };
-enum { OP_PREPARE = 1, OP_DISPATCH = 2, OP_COMBINE = 3, OP_BARRIER = 4, OP_DISPATCH_BACKWARD = 5, OP_COMBINE_BACKWARD = 6 };
+enum {
+	OP_PREPARE = 1,
+	OP_DISPATCH = 2,
+	OP_COMBINE = 3,
+	OP_BARRIER = 4,
+	OP_DISPATCH_BACKWARD = 5,
+	OP_COMBINE_BACKWARD = 6
+};
 
 constexpr u32 MAX_RANKS = 64;
 
@@ -29,13 +38,16 @@ struct Group {
 	char *window[MAX_RANKS]; // every rank's part of one window, as this GPU reaches it
 	const u64 *abort;		 // waits end when it is not 0
 	Record *record;
-	u32 *claim; // in this GPU's memory: 0 until somebody writes the record, for atomic operations on the host's memory are none everywhere
+	// in this GPU's memory: 0 until somebody writes the record, for atomic operations on the host's
+	// memory are none everywhere
+	u32 *claim;
 	u64 *waits; // [ranks]: where it is counted for how long each is waited for, or none
 	u32 ranks, rank;
 };
 
-// State is what the operations of one owner have in common, in this GPU's memory, with Counts behind it: for each lane of operations, one a block. The host
-// writes it when nothing runs. Go: device.State.
+// State is what the operations of one owner have in common, in this GPU's memory, with Counts
+// behind it: for each lane of operations, one a block. The host writes it when nothing runs. Go:
+// device.State.
 struct State {
 	u64 mask;	 // ranks that are left out
 	u64 timeout; // of a wait, in nanoseconds
@@ -75,14 +87,16 @@ __device__ __forceinline__ void report(const Group &g, u32 op, u64 epoch, u32 pe
 	store_release_sys4(&r->state, RECORD_WRITTEN);
 }
 
-// refuse is what an operation does instead of anything else when the State is stopped: who replays it is told, also after the failure itself is over.
+// refuse is what an operation does instead of anything else when the State is stopped: who replays
+// it is told, also after the failure itself is over.
 __device__ __forceinline__ void refuse(const Group &g, u32 op, u64 epoch) {
 	if (blockIdx.x == 0 && threadIdx.x == 0) report(g, op, epoch, g.rank, CAUSE_STOPPED, 0, 0);
 }
 
-// gave_up says whether a thread that has polled for so many nanoseconds is to wait no longer. It is a function of its own, and takes values, so that polling
-// needs no memory.
-__device__ __noinline__ bool gave_up(const Group &g, State *s, u32 op, u64 epoch, u64 waited, bool look, u32 peer, u64 expected, u64 seen) {
+// gave_up says whether a thread that has polled for so many nanoseconds is to wait no longer. It is
+// a function of its own, and takes values, so that polling needs no memory.
+__device__ __noinline__ bool gave_up(const Group &g, State *s, u32 op, u64 epoch, u64 waited, bool look, u32 peer,
+									 u64 expected, u64 seen) {
 	if (load_relaxed_gpu4(&s->stopped) != 0) return true;
 	u32 cause = 0;
 	if (waited > s->timeout) {
@@ -117,8 +131,10 @@ struct Wait {
 
 	// more is called after a poll that found nothing. False: give up.
 	//
-	// The abort word lies in the host's memory, where one look may take 150 us. So a rank that looks is late, and its peers wait for it: if they looked in turn after
-	// as long as that, every operation would take so long until the stream is empty. Nobody looks in the first millisecond, and then the warps of a block take turns.
+	// The abort word lies in the host's memory, where one look may take 150 us. So a rank that
+	// looks is late, and its peers wait for it: if they looked in turn after as long as that, every
+	// operation would take so long until the stream is empty. Nobody looks in the first
+	// millisecond, and then the warps of a block take turns.
 	__device__ __forceinline__ bool more(u32 peer, u64 expected, u64 seen) {
 		if ((++polls & 63) != 0) return true;
 		u64 now = nanoseconds();
@@ -131,14 +147,15 @@ struct Wait {
 	}
 };
 
-// leave is the last thing that all threads of a block do. It ends the operation, if it ends here. first is the lane's first Count.
+// leave is the last thing that all threads of a block do. It ends the operation, if it ends here.
+// first is the lane's first Count.
 __device__ __forceinline__ void leave(State *s, u64 epoch, u32 turn, bool ends, u32 first = 0) {
 	__syncthreads(); // all have read the count
 	if (threadIdx.x == 0 && ends) *count_of(s, first + blockIdx.x) = {epoch + 1, turn == 2 ? 0 : turn + 1, 0};
 }
 
-// ---- Values that are their own flags. A word of ones, NaNs in every float type, stands for "not there yet", and is never sent: clean makes it 0x7FFFFFFF, which
-// is NaNs too.
+// ---- Values that are their own flags. A word of ones, NaNs in every float type, stands for "not
+// there yet", and is never sent: clean makes it 0x7FFFFFFF, which is NaNs too.
 
 constexpr u32 EMPTY = 0xFFFFFFFFu;
 
@@ -167,13 +184,15 @@ __device__ __forceinline__ uint4 await16(Wait &w, u32 peer, const void *p) {
 	return v;
 }
 
-// await_epoch waits until a word that peer raises once an operation has reached the low bits of epoch.
+// await_epoch waits until a word that peer raises once an operation has reached the low bits of
+// epoch.
 __device__ __forceinline__ void await_epoch(Wait &w, u32 peer, const void *p, u32 epoch) {
 	u32 v = load_acquire_sys4(p);
 	while ((int)(v - epoch) < 0 && !w.over && w.more(peer, epoch, v)) v = load_acquire_sys4(p);
 }
 
-// Windows are all ranks' windows, two to a lane: a look at the launch's arguments at a place that is not known beforehand takes a few hundred cycles.
+// Windows are all ranks' windows, two to a lane: a look at the launch's arguments at a place that
+// is not known beforehand takes a few hundred cycles.
 struct Windows {
 	u64 low, high; // of the ranks lane and 32 + lane
 
@@ -184,7 +203,9 @@ struct Windows {
 	}
 
 	// of gives a rank's window; every lane of the warp asks for the same.
-	__device__ __forceinline__ char *of(u32 rank) const { return (char *)__shfl_sync(0xFFFFFFFFu, rank < 32 ? low : high, rank & 31); }
+	__device__ __forceinline__ char *of(u32 rank) const {
+		return (char *)__shfl_sync(0xFFFFFFFFu, rank < 32 ? low : high, rank & 31);
+	}
 
 	// each gives every lane of the warp the window that it asks for.
 	__device__ __forceinline__ char *each(u32 rank) const {
@@ -215,9 +236,10 @@ __device__ __forceinline__ bool holds(u64 set, u32 rank) { return (set >> rank &
 
 __device__ __forceinline__ u64 all_ranks(const Group &g) { return ~0ull >> (MAX_RANKS - g.ranks); }
 
-// count_waits adds to the group's waits, if anybody wants to know, for how many nanoseconds from now on what is awaited of each other rank is not there(rank).
-// It returns when all is there, or with w.over. All lanes of a warp call it, and stay together till the end: one that left its loop would wait for the others
-// before it looked at the clock.
+// count_waits adds to the group's waits, if anybody wants to know, for how many nanoseconds from
+// now on what is awaited of each other rank is not there(rank). It returns when all is there, or
+// with w.over. All lanes of a warp call it, and stay together till the end: one that left its loop
+// would wait for the others before it looked at the clock.
 template <class F> __device__ __forceinline__ void count_waits(Wait &w, u64 mask, F there) {
 	const Group &g = w.group;
 	if (g.waits == nullptr) return;

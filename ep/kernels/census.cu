@@ -1,8 +1,10 @@
 // Census: where one rank's tokens want to go, by its selections alone.
 //
-// Blocks share the experts, the ranks and the nodes, and each goes through all selections. So a block has the whole of what it counts: nobody adds to what another has
-// counted, nothing has to be zero before, and launches have nothing in common, in whatever streams they run and however often a graph repeats them. For that selections
-// are read once a block, all but the first time from the cache that blocks share. Rows of the table are shared by their tokens, and written once.
+// Blocks share the experts, the ranks and the nodes, and each goes through all selections. So a
+// block has the whole of what it counts: nobody adds to what another has counted, nothing has to be
+// zero before, and launches have nothing in common, in whatever streams they run and however often
+// a graph repeats them. For that selections are read once a block, all but the first time from the
+// cache that blocks share. Rows of the table are shared by their tokens, and written once.
 #include "exchange.cuh"
 
 namespace weft {
@@ -21,7 +23,8 @@ struct Census {
 
 static_assert(sizeof(Census) == WEFT_CENSUS_BYTES, "the host has another idea of the arguments");
 
-// SHARE is how many experts a block counts at most: the host launches as many blocks as that takes. FLIGHT is how many selections a thread has on their way at once.
+// SHARE is how many experts a block counts at most: the host launches as many blocks as that takes.
+// FLIGHT is how many selections a thread has on their way at once.
 constexpr u32 THREADS = 512, SHARE = 2048, FLIGHT = 8;
 
 // Slice is what a block has of something that all blocks share.
@@ -42,7 +45,8 @@ struct Counts {
 	u32 experts[SHARE], ranks[MAX_RANKS], nodes[MAX_RANKS];
 };
 
-// Token is what a lane knows of its token: tokens stand a power of two of lanes apart, so that the selections of one meet in one warp.
+// Token is what a lane knows of its token: tokens stand a power of two of lanes apart, so that the
+// selections of one meet in one warp.
 struct Token {
 	u32 t, k, width; // k: the selection of the lane; width: lanes that the token has
 };
@@ -61,7 +65,8 @@ __device__ __forceinline__ u32 expert_of(const Census &a, uint2 selection) {
 	return selection.y == 0 && selection.x < a.shape.experts ? selection.x : NONE;
 }
 
-// ranks_of is the set of ranks that the token goes to, by the expert that each of its lanes has. All lanes of the warp call it.
+// ranks_of is the set of ranks that the token goes to, by the expert that each of its lanes has.
+// All lanes of the warp call it.
 __device__ __forceinline__ u64 ranks_of(const Census &a, const Token &o, u32 e) {
 	u64 set = e != NONE ? 1ull << rank_of(a.shape, e) : 0;
 	u32 low = (u32)set, high = (u32)(set >> 32);
@@ -76,9 +81,11 @@ __device__ __forceinline__ u64 ranks_of(const Census &a, const Token &o, u32 e) 
 struct Share {
 	Slice experts, ranks, nodes, tokens;
 
-	__device__ __forceinline__ explicit Share(const Census &a) : experts(a.shape.experts), ranks(a.ranks), nodes(a.nodes), tokens(a.tokens) {}
+	__device__ __forceinline__ explicit Share(const Census &a)
+		: experts(a.shape.experts), ranks(a.ranks), nodes(a.nodes), tokens(a.tokens) {}
 
-	// take counts a selection of each lane, and the tokens that a warp has. The lanes of a token share its ranks and nodes.
+	// take counts a selection of each lane, and the tokens that a warp has. The lanes of a token
+	// share its ranks and nodes.
 	__device__ __forceinline__ void take(const Census &a, Counts &c, const Token &o, u32 e) const {
 		if (experts.has(e)) atomicAdd(&c.experts[e - experts.first], 1);
 		u64 to = ranks_of(a, o, e), node = ~0ull >> (MAX_RANKS - a.per_node);

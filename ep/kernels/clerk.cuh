@@ -1,6 +1,7 @@
-// The clerks of a dispatch: a block that tells every rank that this one has begun, and one, the same if there is no other, that describes what comes here. It learns
-// that from the records of all sources or, for many rows by expert, from the counts that it sends first: receivers need to know where a source's rows begin long
-// before they could have seen all records.
+// The clerks of a dispatch: a block that tells every rank that this one has begun, and one, the
+// same if there is no other, that describes what comes here. It learns that from the records of all
+// sources or, for many rows by expert, from the counts that it sends first: receivers need to know
+// where a source's rows begin long before they could have seen all records.
 #pragma once
 #include "number.cuh"
 
@@ -33,16 +34,20 @@ struct Selected {
 	}
 };
 
-// greet sends what every operation sends to every rank: it shows that this one has begun, and that all its blocks have, for this is the last.
+// greet sends what every operation sends to every rank: it shows that this one has begun, and that
+// all its blocks have, for this is the last.
 __device__ __forceinline__ void greet(const Dispatch &a, const Batch &b, u32 call) {
 	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, call, 0));
+		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank),
+							make_uint4(a.tokens, a.free, call, 0));
 	}
 }
 
-// send_counts counts this rank's selections. The thread's first were read before the state was known, and the memory is clear.
-__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows, const Tally &m, const Spread &s, const Selected &first) {
+// send_counts counts this rank's selections. The thread's first were read before the state was
+// known, and the memory is clear.
+__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows, const Tally &m,
+											const Spread &s, const Selected &first) {
 	u32 local = a.shape.local;
 	for (u32 from = 0; from < a.shape.experts; from += WORDS) {
 		u32 end = min(WORDS, a.shape.experts - from);
@@ -59,7 +64,9 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 		for (u32 base = threadIdx.x & ~31u; base < end; base += blockDim.x) {
 			u32 i = base + (threadIdx.x & 31), r = i < end ? rank_of(a.shape, from + i) : a.group.rank;
 			char *window = windows.each(r);
-			if (i < end && !holds(b.mask, r)) store_relaxed_sys4(window + count_at(a, b.turn, a.group.rank, COUNTS + from + i - r * local), m.words[i]);
+			if (i < end && !holds(b.mask, r))
+				store_relaxed_sys4(window + count_at(a, b.turn, a.group.rank, COUNTS + from + i - r * local),
+								   m.words[i]);
 		}
 		if (end == a.shape.experts) break;
 		__syncthreads();
@@ -68,8 +75,10 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 	}
 }
 
-// send_came tells every rank how many of this rank's tokens go there, which nobody waits for but who describes.
-__device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, const Tally &m, const Spread &s, const Selected &first) {
+// send_came tells every rank how many of this rank's tokens go there, which nobody waits for but
+// who describes.
+__device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, const Tally &m, const Spread &s,
+										  const Selected &first) {
 	Selected now = first;
 	for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
 		if (skip != 0) now.read(a, b, s, skip);
@@ -92,7 +101,8 @@ __device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, con
 	}
 	__syncthreads();
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		if (!holds(b.mask, r)) store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, CAME), m.came[r]);
+		if (!holds(b.mask, r))
+			store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, CAME), m.came[r]);
 	}
 }
 
@@ -106,7 +116,8 @@ __device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, 
 	}
 }
 
-// take_heads takes what every source sends with every operation: all warps call it, and the last does it.
+// take_heads takes what every source sends with every operation: all warps call it, and the last
+// does it.
 __device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wait &w, u32 call) {
 	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
 	count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
@@ -127,11 +138,13 @@ __device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wa
 	let_next_start();
 }
 
-// take_records goes through every source's records: it counts the tokens that came, and the selections of local experts from..from+columns, by source for rows
-// by expert. A thread awaits FLIGHT records at once.
-template <u32 FLIGHT>
-__device__ __forceinline__ void take_records(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s, u32 from, u32 columns) {
-	u32 topk = a.shape.topk, first = a.group.rank * a.shape.local, width = a.shape.capacity, sum = 0; // width: tokens of a source that are looked at
+// take_records goes through every source's records: it counts the tokens that came, and the
+// selections of local experts from..from+columns, by source for rows by expert. A thread awaits
+// FLIGHT records at once.
+template <u32 FLIGHT> __device__ __forceinline__ void
+take_records(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s, u32 from, u32 columns) {
+	// width: tokens of a source that are looked at
+	u32 topk = a.shape.topk, first = a.group.rank * a.shape.local, width = a.shape.capacity, sum = 0;
 	if (!b.few && width > EAGER) {
 		Extent e;
 		if (!e.learn(a, b, w)) return;
@@ -167,8 +180,10 @@ __device__ __forceinline__ void take_records(const Dispatch &a, const Batch &b, 
 				if ((need >> j & 1) == 0) continue;
 				bool absent = tokens[j] != EMPTY && t[j] >= tokens[j];
 				if (absent) record[j].x = 0;
-				if (absent || full(record[j])) need &= ~(1u << j);
-				else missing = src[j];
+				if (absent || full(record[j]))
+					need &= ~(1u << j);
+				else
+					missing = src[j];
 			}
 			if (need != 0 && !w.more(missing, 1, 0)) break;
 		}
@@ -184,8 +199,10 @@ __device__ __forceinline__ void take_records(const Dispatch &a, const Batch &b, 
 	if (BY_EXPERT && (threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// take_counts takes what every source says of its selections of local experts from..from+columns and, once, how many tokens come.
-__device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, u32 from, u32 columns) {
+// take_counts takes what every source says of its selections of local experts from..from+columns
+// and, once, how many tokens come.
+__device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, u32 from,
+											u32 columns) {
 	constexpr u32 FLIGHT = 4; // words that a thread awaits at once
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1, n = columns * a.group.ranks;
 	const char *p = b.own + count_at(a, b.turn, 0, 0);
@@ -208,8 +225,10 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, W
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
 				if ((need >> j & 1) == 0) continue;
-				if (c[j] != EMPTY) need &= ~(1u << j);
-				else missing = at[j];
+				if (c[j] != EMPTY)
+					need &= ~(1u << j);
+				else
+					missing = at[j];
 			}
 			if (need != 0 && !w.more(missing / all, 1, 0)) break;
 		}
@@ -231,7 +250,8 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, W
 	if ((threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// forget_counts is for a launch that takes no counts: those of the turn before are made ready for the next but one all the same.
+// forget_counts is for a launch that takes no counts: those of the turn before are made ready for
+// the next but one all the same.
 __device__ __forceinline__ void forget_counts(const Dispatch &a, const Batch &b) {
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1;
 	for (u32 i = threadIdx.x; i < a.group.ranks * all; i += blockDim.x) {
@@ -239,7 +259,8 @@ __device__ __forceinline__ void forget_counts(const Dispatch &a, const Batch &b)
 	}
 }
 
-// describe_zones says how many rows local experts from..from+columns have, where they begin and, by expert, how many of each source.
+// describe_zones says how many rows local experts from..from+columns have, where they begin and, by
+// expert, how many of each source.
 __device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m, u32 from, u32 columns) {
 	u32 ranks = a.group.ranks;
 	for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
@@ -256,7 +277,8 @@ __device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m
 }
 
 // describe_all describes what comes. The memory is clear where records are counted.
-__device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s) {
+__device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, Wait &w, const Tally &m,
+											 const Spread &s) {
 	u32 local = a.shape.local, ranks = a.group.ranks, chunk = BY_EXPERT ? WORDS / ranks : WORDS;
 	bool records = from_records(b);
 	for (u32 from = 0; from < local; from += chunk) {

@@ -1,9 +1,12 @@
-// Combine: rows go home and are summed there. Every rank stores what it has for the others at their slots; the home of a token takes its own rows where they
-// are, awaits the rest, and adds in a fixed order, in fp32, rounded once.
+// Combine: rows go home and are summed there. Every rank stores what it has for the others at their
+// slots; the home of a token takes its own rows where they are, awaits the rest, and adds in a
+// fixed order, in fp32, rounded once.
 //
-//	exact     every selection's row goes home, to the slot of (token, k); fused multiply-adds, k ascending, from +0 or the bias
-//	partial   a rank first sums the rows of a token, fused multiply-adds, k ascending, rounded once; home adds the ranks' sums in rank order, or by selection: that
-//	          of the token's last ones there. Rank-major rows are the caller's sums.
+//	exact     every selection's row goes home, to the slot of (token, k); fused multiply-adds, k
+//	          ascending, from +0 or the bias
+//	partial   a rank first sums the rows of a token, fused multiply-adds, k ascending, rounded once;
+//	          home adds the ranks' sums in rank order, or by selection: that of the token's last ones
+//	          there. Rank-major rows are the caller's sums.
 //	clerk     the last block tells every rank that this one has begun, and waits to be told
 #include "exchange.cuh"
 #include "sum.cuh"
@@ -26,20 +29,24 @@ struct Combine {
 	State *state;
 	u64 heads, home, returned; // offsets in a window
 	u64 turn_bytes;			   // of one turn of home
-	Divisor pieces, groups; // of a row, and of the ranks that a warp sends for at once
+	Divisor pieces, groups;	   // of a row, and of the ranks that a warp sends for at once
 	u32 row_bytes, what, tokens, biases;
 	u32 senders; // so many blocks send and the rest sum, where rows are their own flags; 0: all do both
 	u32 free;	 // the blocks of received rows that no one reads here any more, once this operation has begun
-	u32 first; // the lane's first count
+	u32 first;	 // the lane's first count
 	u32 call;
 	Pair *routed;		  // [capacity][top-k]: this rank's selections
 	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
-	const int *sent;	  // [ranks]: how many those are; and behind them the rows that come, and of which Prepare the routing is
+	// [ranks]: how many those are; and behind them the rows that come, and of which Prepare the
+	// routing is
+	const int *sent;
 	const char *y;
 	char *out;
 	const char *bias[2];
-	u64 *filled;  // 3 turns x [capacity]: the slots of the token that were filled; and behind them, for each turn, how many tokens there were
-	u32 *credits; // [ranks]: the blocks that the rank had free in the last operation
+	// 3 turns x [capacity]: the slots of the token that were filled; and behind them, for each
+	// turn, how many tokens there were
+	u64 *filled;
+	u32 *credits;		  // [ranks]: the blocks that the rank had free in the last operation
 	const float *weights; // exact: [tokens][top-k]: what this rank's selections weigh from now on; or none
 };
 
@@ -47,7 +54,8 @@ static_assert(sizeof(Combine) == WEFT_COMBINE_BYTES, "the host has another idea 
 
 constexpr bool BY_EXPERT = WEFT_FORM > 1, EXACT = WEFT_FORM == 3;
 
-// contribution is what this rank has for a token: the sum of its rows, k ascending. landing and weight are those of the lane's selection.
+// contribution is what this rank has for a token: the sum of its rows, k ascending. landing and
+// weight are those of the lane's selection.
 __device__ __forceinline__ uint4 contribution(const Combine &a, u32 landing, float weight, u32 at, bool here) {
 	constexpr u32 ROWS = 4; // in flight
 	Sum sum;
@@ -72,7 +80,9 @@ __device__ __forceinline__ uint4 contribution(const Combine &a, u32 landing, flo
 }
 
 // weight_of is what the lane's selection counts for.
-__device__ __forceinline__ float weight_of(const Batch &b, Pair p) { return (b.what & WEIGHTED) != 0 ? number(p.weight) : 1.0f; }
+__device__ __forceinline__ float weight_of(const Batch &b, Pair p) {
+	return (b.what & WEIGHTED) != 0 ? number(p.weight) : 1.0f;
+}
 
 // row_at is a piece of a row of the caller's.
 __device__ __forceinline__ uint4 row_at(const Combine &a, u32 row, u32 at, bool here) {
@@ -96,7 +106,8 @@ template <u32 SOURCES> struct Outgoing {
 };
 
 // fetch reads a piece for the ranks of a group. Nothing here waits, nor depends on the state.
-template <u32 SOURCES> __device__ __forceinline__ void fetch(const Combine &a, u32 t, u32 pc, u32 group, u32 lane, Outgoing<SOURCES> &o) {
+template <u32 SOURCES>
+__device__ __forceinline__ void fetch(const Combine &a, u32 t, u32 pc, u32 group, u32 lane, Outgoing<SOURCES> &o) {
 	u32 at = pc * UNIT + lane * 16;
 #pragma unroll
 	for (u32 j = 0; j < SOURCES; j++) {
@@ -110,7 +121,8 @@ template <u32 SOURCES> __device__ __forceinline__ void fetch(const Combine &a, u
 }
 
 template <bool VALUE, u32 SOURCES>
-__device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, const Windows &windows, u32 t, u32 pc, u32 group, u32 lane, const Outgoing<SOURCES> &o) {
+__device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, const Windows &windows, u32 t, u32 pc,
+										   u32 group, u32 lane, const Outgoing<SOURCES> &o) {
 	u32 at = pc * UNIT + lane * 16;
 	bool here = at < a.row_bytes;
 #pragma unroll
@@ -147,7 +159,8 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 
 // ---- Summing at home.
 
-// gather takes up to GROUP rows of this lane's at once, from 16-byte units at[j] of base: those in need are awaited. peers has the rank of each in a byte.
+// gather takes up to GROUP rows of this lane's at once, from 16-byte units at[j] of base: those in
+// need are awaited. peers has the rank of each in a byte.
 template <bool VALUE, u32 GROUP>
 __device__ __forceinline__ void gather(Wait &w, const char *base, const u32 *at, u32 need, u64 peers, uint4 *v) {
 	do {
@@ -194,24 +207,28 @@ __device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 
 	if (!BY_EXPERT) h.v = row_at(a, slot, at, at < a.row_bytes);
 }
 
-// in_order gives the ranks whose sums are added, in a set that first_of takes them from: themselves, or the lanes of the last selections there. All lanes of a warp call both.
+// in_order gives the ranks whose sums are added, in a set that first_of takes them from:
+// themselves, or the lanes of the last selections there. All lanes of a warp call both.
 #if WEFT_BY_SELECTION
 __device__ __forceinline__ u32 in_order(u64, bool takes, u32 rank, u32 lane) {
 	u32 same = __match_any_sync(0xFFFFFFFFu, takes ? rank : MAX_RANKS);
 	return __ballot_sync(0xFFFFFFFFu, takes && same >> lane == 1);
 }
-__device__ __forceinline__ u32 first_of(u32 lanes, u32 rank) { return __shfl_sync(0xFFFFFFFFu, rank, __ffs((int)lanes) - 1); }
+__device__ __forceinline__ u32 first_of(u32 lanes, u32 rank) {
+	return __shfl_sync(0xFFFFFFFFu, rank, __ffs((int)lanes) - 1);
+}
 #else
 __device__ __forceinline__ u64 in_order(u64 ranks, bool, u32, u32) { return ranks; }
 __device__ __forceinline__ u32 first_of(u64 ranks, u32) { return __ffsll((long long)ranks) - 1; }
 #endif
 
-template <bool VALUE, u32 GROUP>
-__device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait &w, u32 t, u32 pc, u32 lane, const Homing &h) {
+template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait &w,
+																		   u32 t, u32 pc, u32 lane, const Homing &h) {
 	u32 at = pc * UNIT + lane * 16, me = a.group.rank, units = a.row_bytes / 16;
 	bool here = at < a.row_bytes;
 	u32 expert = h.routed.what & 0xFFFF, rank = expert != 0 ? rank_of(a.shape, expert - 1) : 0;
-	bool takes = expert != 0 && !holds(b.mask, rank) && (rank != me || h.own.what != 0); // a row of this rank's may have found no room, in a routing that is none
+	// a row of this rank's may have found no room, in a routing that is none
+	bool takes = expert != 0 && !holds(b.mask, rank) && (rank != me || h.own.what != 0);
 	const char *home = b.own + a.home + b.place * a.turn_bytes + at;
 	u64 slots; // that are awaited
 	uint4 v[GROUP];
@@ -276,7 +293,8 @@ __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait
 	if (w.over) return;
 	if (here) store16(a.out + (u64)t * a.row_bytes + at, sum.round());
 	if (VALUE && pc == 0 && lane == 0) a.filled[b.turn * a.shape.capacity + t] = slots;
-	if (EXACT && a.weights != nullptr && pc == 0 && lane < a.shape.topk) a.routed[(u64)t * a.shape.topk + lane].weight = h.routed.weight;
+	if (EXACT && a.weights != nullptr && pc == 0 && lane < a.shape.topk)
+		a.routed[(u64)t * a.shape.topk + lane].weight = h.routed.weight;
 }
 
 // refill makes the slots of a token, of the turn before, ready for the next but one.
@@ -293,7 +311,9 @@ __device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, 
 
 // ---- The clerk.
 
-__device__ __forceinline__ u64 head_at(const Combine &a, u32 turn, u32 src) { return a.heads + ((u64)turn * a.group.ranks + src) * 16; }
+__device__ __forceinline__ u64 head_at(const Combine &a, u32 turn, u32 src) {
+	return a.heads + ((u64)turn * a.group.ranks + src) * 16;
+}
 
 // open_batch reads what every block has to know. False: the operation is refused.
 __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Count &count, u32 stopped) {
@@ -314,7 +334,8 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank), make_uint4(a.tokens, a.free, call, 0));
+		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank),
+							make_uint4(a.tokens, a.free, call, 0));
 	}
 	if (receive && threadIdx.x < 32) {
 		count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
@@ -326,11 +347,13 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 			a.credits[src] = head.y;
 		}
 		__syncwarp();
-		// Every rank's blocks run, for their clerks are the last, so this kernel ends whatever room the next one's take.
+		// Every rank's blocks run, for their clerks are the last, so this kernel ends whatever room
+		// the next one's take.
 		let_next_start();
 	}
 	if (receive) {
-		for (u32 t = a.tokens + threadIdx.x; t < a.shape.capacity; t += blockDim.x) a.filled[b.turn * a.shape.capacity + t] = 0;
+		for (u32 t = a.tokens + threadIdx.x; t < a.shape.capacity; t += blockDim.x)
+			a.filled[b.turn * a.shape.capacity + t] = 0;
 		if (threadIdx.x == 0) *had(a, b.turn) = a.tokens;
 	}
 	leave(a.state, b.epoch, b.turn, receive, a.first);
@@ -338,7 +361,8 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 
 // ---- The others.
 
-// Part is what a warp sends at once: a piece of a token, for a group of ranks if a step of the walk has to do with one of them; else for all, one after another.
+// Part is what a warp sends at once: a piece of a token, for a group of ranks if a step of the walk
+// has to do with one of them; else for all, one after another.
 struct Part {
 	u32 t, pc, group;
 
@@ -354,15 +378,18 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	u32 lane = threadIdx.x & 31, groups = a.groups.by, end = a.tokens * a.pieces.by;
 	bool sends = (b.what & SEND) != 0, sums = (b.what & RECEIVE) != 0;
 
-	// The state is read, and what is to be sent and the first that is to be summed are on their way, before anything is known.
+	// The state is read, and what is to be sent and the first that is to be summed are on their
+	// way, before anything is known.
 	Count count = *count_of(a.state, a.first + blockIdx.x);
 	u32 stopped = a.state->stopped;
 	b.mask = a.state->mask;
 	Windows windows(a.group);
-	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where much is sent, others sum.
+	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where
+	// much is sent, others sum.
 	bool apart = VALUE && sends && sums && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, summers = apart ? b.blocks - senders : b.blocks;
-	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by * groups, 0, senders) : Walk::share(a.shape.capacity * a.pieces.by, b.blocks);
+	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by * groups, 0, senders)
+				   : Walk::share(a.shape.capacity * a.pieces.by, b.blocks);
 	Walk at = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by, b.blocks - summers, summers) : k;
 	if (!sends) k.end = 0;
 	Outgoing<SOURCES> next;
@@ -380,7 +407,8 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 
-	// The handle may be made for far more tokens than anybody has. What is beyond this rank's own is looked at once it is known that there is something.
+	// The handle may be made for far more tokens than anybody has. What is beyond this rank's own
+	// is looked at once it is known that there is something.
 	u32 per = a.pieces.by * (VALUE ? groups : 1), bound = a.tokens * per;
 	u64 filled = 0;
 	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, false).t);
@@ -407,12 +435,14 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 			if (holds(b.mask, r)) continue;
 			fence_sys();
-			store_relaxed_sys4(a.group.window[r] + a.returned + ((u64)a.group.rank * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
+			store_relaxed_sys4(a.group.window[r] + a.returned + ((u64)a.group.rank * b.blocks + blockIdx.x) * 4,
+							   (u32)b.epoch + 1);
 		}
 	}
 	if (!VALUE && sums) {
 		for (u32 src = threadIdx.x; src < a.group.ranks; src += blockDim.x) {
-			if (!holds(b.mask, src)) await_epoch(w, src, b.own + a.returned + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
+			if (!holds(b.mask, src))
+				await_epoch(w, src, b.own + a.returned + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 		}
 		__syncthreads();
 		w.over = __any_sync(0xFFFFFFFFu, w.over);
@@ -454,6 +484,8 @@ template <bool VALUE, u32 GROUP, bool FUSED> __device__ __forceinline__ void com
 namespace weft::slots {
 
 // WEFT_GROUP is the number of the rows that a thread awaits at once: ranks, or selections.
-__global__ void __launch_bounds__(512, 1) combine(const __grid_constant__ Combine a) { weft::combine<WEFT_VALUE, WEFT_GROUP, WEFT_FUSED>(a); }
+__global__ void __launch_bounds__(512, 1) combine(const __grid_constant__ Combine a) {
+	weft::combine<WEFT_VALUE, WEFT_GROUP, WEFT_FUSED>(a);
+}
 
 } // namespace weft::slots

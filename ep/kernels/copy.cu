@@ -1,18 +1,23 @@
-// Copy: what has arrived, from the handle's memory to the caller's. How many rows there are stands in this GPU's memory alone, so the kernel goes by that: it moves the rows that
-// are there, and leaves what lies between and behind them as it is.
+// Copy: what has arrived, from the handle's memory to the caller's. How many rows there are stands
+// in this GPU's memory alone, so the kernel goes by that: it moves the rows that are there, and
+// leaves what lies between and behind them as it is.
 //
-// Rows stand in zones, in each from its front: an expert's, or packed rows, which are one zone. Rank-major rows stand in zones of their sources, with gaps where a token has
-// no expert here. Warps take pieces of rows in turn, and then scales, a few of some rows at a time, which may change their order on the way. Nothing is waited for but
-// the kernel before.
+// Rows stand in zones, in each from its front: an expert's, or packed rows, which are one zone.
+// Rank-major rows stand in zones of their sources, with gaps where a token has no expert here.
+// Warps take pieces of rows in turn, and then scales, a few of some rows at a time, which may
+// change their order on the way. Nothing is waited for but the kernel before.
 #include "describe.cuh"
 
 namespace weft {
 
-// Strides say where a word of scales stands: row x number + zone x number of the zone's first row + word x number of the word. Go: strides.
+// Strides say where a word of scales stands: row x number + zone x number of the zone's first row +
+// word x number of the word. Go: strides.
 struct Strides {
 	u32 row, zone, word;
 
-	__device__ __forceinline__ u64 at(u32 number, u32 first, u32 w) const { return (u64)row * number + (u64)zone * first + (u64)word * w; }
+	__device__ __forceinline__ u64 at(u32 number, u32 first, u32 w) const {
+		return (u64)row * number + (u64)zone * first + (u64)word * w;
+	}
 };
 
 // List is so many words that are copied as they are. Go: list.
@@ -28,7 +33,7 @@ constexpr u32 LISTS = 3;
 struct Copy {
 	Describe described; // to the caller's memory
 	u32 zones, zone_rows;
-	const int *counts; // [zones]: rows
+	const int *counts;		// [zones]: rows
 	Divisor pieces, shares; // of a row, and of the words of 32 rows' scales; of those that nobody wants 0
 	u32 row_bytes, scale_words;
 	const char *rows;
@@ -44,7 +49,8 @@ struct Copy {
 
 static_assert(sizeof(Copy) == WEFT_COPY_BYTES, "the host has another idea of the arguments");
 
-// FLIGHT is how many units a piece has, which a warp has on their way at once. A share of scales is SHARE words of 32 rows.
+// FLIGHT is how many units a piece has, which a warp has on their way at once. A share of scales is
+// SHARE words of 32 rows.
 constexpr u32 FLIGHT = 4, SHARE = 8, ALL = 0xFFFFFFFFu, NONE = 0xFFFFFFFFu;
 
 // Zones are 32 that follow each other, one to a lane.
@@ -82,9 +88,11 @@ struct Zones {
 	}
 };
 
-// copy_row moves a piece of a row. In a gap it reads what is there, and leaves it: the load need not wait to be told.
+// copy_row moves a piece of a row. In a gap it reads what is there, and leaves it: the load need
+// not wait to be told.
 __device__ __forceinline__ void copy_row(const Copy &a, const Zones &z, u32 item) {
-	u32 piece, i = a.pieces.quotient(item, piece), row = z.row(a, i), lane = threadIdx.x & 31, at = piece * FLIGHT * UNIT + lane * 16;
+	u32 piece, i = a.pieces.quotient(item, piece), row = z.row(a, i), lane = threadIdx.x & 31,
+			   at = piece * FLIGHT * UNIT + lane * 16;
 	const char *from = a.rows + (u64)row * a.row_bytes;
 	char *to = a.to_rows + (u64)row * a.row_bytes;
 	uint4 v[FLIGHT];
@@ -110,7 +118,8 @@ struct Word {
 
 // word_of is the lane's j-th. What lies together where it goes belongs to lanes side by side.
 __device__ __forceinline__ Word word_of(const Copy &a, u32 row, u32 first, u32 share, u32 j) {
-	u32 lane = threadIdx.x & 31, k = 32 * j + lane, of = a.to.word == 1 ? k / SHARE : lane, word = share * SHARE + (a.to.word == 1 ? k % SHARE : j);
+	u32 lane = threadIdx.x & 31, k = 32 * j + lane, of = a.to.word == 1 ? k / SHARE : lane,
+		word = share * SHARE + (a.to.word == 1 ? k % SHARE : j);
 	Word w = {__shfl_sync(ALL, row, of), __shfl_sync(ALL, first, of), word};
 	if (word >= a.scale_words) w.row = NONE;
 	return w;
@@ -118,7 +127,8 @@ __device__ __forceinline__ Word word_of(const Copy &a, u32 row, u32 first, u32 s
 
 // copy_scales moves a share: words of up to 32 rows.
 __device__ __forceinline__ void copy_scales(const Copy &a, const Zones &z, u32 item) {
-	u32 share, lane = threadIdx.x & 31, i = 32 * a.shares.quotient(item, share) + lane, first, row = z.each(a, i, first), v[SHARE];
+	u32 share, lane = threadIdx.x & 31, i = 32 * a.shares.quotient(item, share) + lane, first,
+			   row = z.each(a, i, first), v[SHARE];
 	if (i >= z.total || (a.gaps != 0 && !came(a.described, row))) row = NONE;
 #pragma unroll
 	for (u32 j = 0; j < SHARE; j++) {
@@ -151,7 +161,8 @@ namespace weft::ep {
 
 __global__ void __launch_bounds__(512) copy(const __grid_constant__ Copy a) {
 	wait_for_previous();
-	u32 lane = threadIdx.x & 31, step = gridDim.x * (blockDim.x / 32), warp = threadIdx.x / 32 * gridDim.x + blockIdx.x, item = warp;
+	u32 lane = threadIdx.x & 31, step = gridDim.x * (blockDim.x / 32), warp = threadIdx.x / 32 * gridDim.x + blockIdx.x,
+		item = warp;
 	u32 count = lane < a.zones ? (u32)a.counts[lane] : 0;
 	for (u32 from = 0; from < a.zones; from += 32) {
 		Zones z(from, min(count, a.zone_rows));
@@ -163,7 +174,8 @@ __global__ void __launch_bounds__(512) copy(const __grid_constant__ Copy a) {
 	}
 #pragma unroll
 	for (u32 l = 0; l < LISTS; l++) {
-		for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.lists[l].n; i += gridDim.x * blockDim.x) a.lists[l].to[i] = a.lists[l].from[i];
+		for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.lists[l].n; i += gridDim.x * blockDim.x)
+			a.lists[l].to[i] = a.lists[l].from[i];
 	}
 	describe(a.described);
 	describe_pads(a, warp, step);

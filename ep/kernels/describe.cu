@@ -1,5 +1,6 @@
-// Describe: what a routing says of the rows that came here, in memory that holds -1, and 0 for weights. And weigh, by which a routing gets other weights at home, or tells
-// the experts of its selections.
+// Describe: what a routing says of the rows that came here, in memory that holds -1, and 0 for
+// weights. And weigh, by which a routing gets other weights at home, or tells the experts of its
+// selections.
 #include "describe.cuh"
 
 namespace weft {
@@ -11,7 +12,9 @@ struct Weigh {
 	Pair *home; // [n]
 	u32 n, zero;
 	const float *weights; // [n]: what the selections weigh from now on; or none
-	int *ids;			  // [n]: filled with the experts that they name, -1 for none, as a dispatch that tells the routing anew reads them; or none
+	// [n]: filled with the experts that they name, -1 for none, as a dispatch that tells the
+	// routing anew reads them; or none
+	int *ids;
 };
 
 static_assert(sizeof(Weigh) == WEFT_WEIGH_BYTES, "the host has another idea of the arguments");

@@ -1,4 +1,5 @@
-// What a routing says of the rows that came here: for those who ask, and for those who have it beside their copies of the rows.
+// What a routing says of the rows that came here: for those who ask, and for those who have it
+// beside their copies of the rows.
 #pragma once
 #include "exchange.cuh"
 
@@ -8,14 +9,14 @@ namespace weft {
 struct Describe {
 	Shape shape;
 	u32 ranks, by_expert;
-	const Pair *landings; // [ranks][capacity][top-k], of the tokens that a source has
-	const int *sent;	  // [ranks]: how many those are
-	const u32 *arrivals;  // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
+	const Pair *landings;  // [ranks][capacity][top-k], of the tokens that a source has
+	const int *sent;	   // [ranks]: how many those are
+	const u32 *arrivals;   // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
 	int *tokens, *sources; // [rows]
 	int *selections;	   // [rows], by expert
 	float *weights;		   // the same
 	// For one row a token.
-	int *experts;			  // [rows][top-k]
+	int *experts;		   // [rows][top-k]
 	float *expert_weights; // [rows][top-k]
 };
 
@@ -26,7 +27,8 @@ __device__ __forceinline__ bool came(const Describe &a, u32 slot) {
 	return any;
 }
 
-// describe writes what each row is that holds a token, and nothing elsewhere. All threads of the launch call it.
+// describe writes what each row is that holds a token, and nothing elsewhere. All threads of the
+// launch call it.
 __device__ __forceinline__ void describe(const Describe &a) {
 	u64 n = (u64)a.ranks * a.shape.capacity * a.shape.topk;
 	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {

@@ -1,11 +1,15 @@
-// Dispatch: rows go to the ranks of their experts, once to each, and are spread over the experts' zones on arrival. Routing travels beside them, so that one
-// exchange does the work of prepare and dispatch; or alone, which is prepare; or rows travel by a routing that is known.
+// Dispatch: rows go to the ranks of their experts, once to each, and are spread over the experts'
+// zones on arrival. Routing travels beside them, so that one exchange does the work of prepare and
+// dispatch; or alone, which is prepare; or rows travel by a routing that is known.
 //
-//	send     a warp takes a piece of a token's row and stores it at every rank that has an expert for it, at a slot that only the token's number decides.
-//	         The token's record, where every selection goes, is stored at every rank: for few tokens by the clerk, for rows by expert by some blocks that
-//	         number the selections, else by the warp of the first piece.
-//	clerks   the last block says that the rank has begun and hears the others; it counts and describes as well, or where counts travel the block before: clerk.cuh
-//	receive  a warp takes a piece of a slot. The row of a selection is its expert's zone + the selections of the sources before + its number at its source.
+//	send     a warp takes a piece of a token's row and stores it at every rank that has an expert for
+//	         it, at a slot that only the token's number decides. The token's record, where every
+//	         selection goes, is stored at every rank: for few tokens by the clerk, for rows by expert by
+//	         some blocks that number the selections, else by the warp of the first piece.
+//	clerks   the last block says that the rank has begun and hears the others; it counts and describes
+//	         as well, or where counts travel the block before: clerk.cuh
+//	receive  a warp takes a piece of a slot. The row of a selection is its expert's zone + the
+//	         selections of the sources before + its number at its source.
 //
 // In the direct form senders store rows where the caller reads them, and receiving is waiting.
 #include "clerk.cuh"
@@ -27,7 +31,8 @@ struct Item {
 	u32 t, pc;
 };
 
-// Fetched is what a lane has read of a piece that is to be sent. Nothing of it is looked at before the piece is sent, so that all is on its way at once.
+// Fetched is what a lane has read of a piece that is to be sent. Nothing of it is looked at before
+// the piece is sent, so that all is on its way at once.
 template <u32 UNITS> struct Fetched {
 	Item item;
 #if WEFT_QUANTIZE
@@ -41,7 +46,8 @@ template <u32 UNITS> struct Fetched {
 };
 
 // fetch reads a piece. Nothing here waits, nor depends on the state.
-template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Divisor pieces, u32 i, u32 lane, Fetched<UNITS> &f) {
+template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Divisor pieces, u32 i,
+														   u32 lane, Fetched<UNITS> &f) {
 	bool move = (b.what & MOVE) != 0;
 	u32 pc, t = pieces.quotient(i, pc);
 	f.item = {t, pc};
@@ -70,22 +76,26 @@ template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, co
 #endif
 }
 
-// stays says that this rank's own rows do not go through slots: rank-major rows are stored where they belong when they are sent, and rows by expert are taken from
-// the caller's when their place is known, if they need no work again and are sure to be there still.
+// stays says that this rank's own rows do not go through slots: rank-major rows are stored where
+// they belong when they are sent, and rows by expert are taken from the caller's when their place
+// is known, if they need no work again and are sure to be there still.
 template <bool VALUE> __device__ __forceinline__ bool stays(const Batch &b) {
 	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.what & (SEND | RECEIVE)) == (SEND | RECEIVE)));
 }
 
 // is_direct says whether senders store rows in their final place.
-template <bool VALUE> __device__ __forceinline__ bool is_direct(const Batch &b) { return !VALUE && !BY_EXPERT && (b.what & DIRECT) != 0; }
+template <bool VALUE> __device__ __forceinline__ bool is_direct(const Batch &b) {
+	return !VALUE && !BY_EXPERT && (b.what & DIRECT) != 0;
+}
 
-template <bool VALUE, u32 UNITS>
-__device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, const Fetched<UNITS> &f, bool records) {
+template <bool VALUE, u32 UNITS> __device__ __forceinline__ void
+send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, const Fetched<UNITS> &f, bool records) {
 	bool move = (b.what & MOVE) != 0, direct = is_direct<VALUE>(b);
 	u32 t = f.item.t, pc = f.item.pc, e = expert_of(a, b, f.choice);
 	u64 to = union_of(e != 0 ? 1ull << rank_of(a.shape, e - 1) : 0) & ~b.mask;
 	// The record is small, and is awaited first.
-	if (pc == 0 && records) send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
+	if (pc == 0 && records)
+		send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
 	u32 row = a.group.rank * a.shape.capacity + t;
 	u64 slot = direct ? a.direct + (u64)row * a.row_bytes : a.rows + b.place * a.turn_bytes + (u64)row * a.slot_bytes;
 	u64 beside = direct ? a.direct_scales : slot + a.row_bytes;
@@ -96,7 +106,8 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 		int scale[UNITS];
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
-			v[u] = quantize(b.what, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes, word[u], scale[u]);
+			v[u] = quantize(b.what, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes,
+							word[u], scale[u]);
 		}
 #else
 		uint4 v[UNITS];
@@ -142,14 +153,16 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 #endif
 		}
 #if !WEFT_QUANTIZE
-		// Opaque rows may have more scales to a piece than a warp has lanes. Their bits may be any, so they are never their own flags.
+		// Opaque rows may have more scales to a piece than a warp has lanes. Their bits may be any,
+		// so they are never their own flags.
 		for (u32 j = 32 + lane; !VALUE && j < a.piece_words; j += 32) {
 			u32 w = pc * a.piece_words + j;
 			if (w >= a.scale_words) break;
 			u32 word = a.scales[(u64)t * a.scale_words + w];
 			for (u32 i = 0; i < a.group.ranks; i++) {
 				u32 r = next_rank(a.group, i);
-				if (holds(to, r)) store_relaxed_sys4(a.group.window[r] + beside + (direct ? scale_at(a, row, w) : w) * 4, word);
+				if (holds(to, r))
+					store_relaxed_sys4(a.group.window[r] + beside + (direct ? scale_at(a, row, w) : w) * 4, word);
 			}
 		}
 #endif
@@ -162,28 +175,34 @@ __device__ __forceinline__ void send_piece(const Dispatch &a, const Batch &b, co
 template <u32 UNITS> struct Piece {
 	u32 src, t, pc, slot;
 	const char *row;
-	u32 tail;	 // the last 16 bytes of the piece, in the row
+	u32 tail;		// the last 16 bytes of the piece, in the row
 	uint4 v[UNITS]; // this lane's
 	u32 word;		// of scales, this lane's first
-	bool absent; // nothing comes: the rank is left out, or has fewer tokens
+	bool absent;	// nothing comes: the rank is left out, or has fewer tokens
 
 	__device__ __forceinline__ u32 at(u32 u, u32 lane) const { return (pc * UNITS + u) * UNIT + lane * 16; }
 
 	// scale_of is which of the row's scales the lane's first is.
 	__device__ __forceinline__ u32 scale_of(const Dispatch &a, u32 lane) const { return pc * a.piece_words + lane; }
-	__device__ __forceinline__ bool has_scale(const Dispatch &a, u32 lane) const { return lane < a.piece_words && scale_of(a, lane) < a.scale_words; }
-	__device__ __forceinline__ const char *scale_in(const Dispatch &a, u32 lane) const { return row + a.row_bytes + (u64)scale_of(a, lane) * 4; }
+	__device__ __forceinline__ bool has_scale(const Dispatch &a, u32 lane) const {
+		return lane < a.piece_words && scale_of(a, lane) < a.scale_words;
+	}
+	__device__ __forceinline__ const char *scale_in(const Dispatch &a, u32 lane) const {
+		return row + a.row_bytes + (u64)scale_of(a, lane) * 4;
+	}
 };
 
 // store_row puts a piece of a row where it belongs.
-template <u32 UNITS> __device__ __forceinline__ void store_row(const Dispatch &a, const Piece<UNITS> &p, char *row, u32 lane) {
+template <u32 UNITS>
+__device__ __forceinline__ void store_row(const Dispatch &a, const Piece<UNITS> &p, char *row, u32 lane) {
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
 		if (p.at(u, lane) < a.row_bytes) store16(row + p.at(u, lane), p.v[u]);
 	}
 }
 
-template <u32 UNITS> __device__ __forceinline__ void store_rows(const Dispatch &a, const Piece<UNITS> &p, u32 landing, u32 lane) {
+template <u32 UNITS>
+__device__ __forceinline__ void store_rows(const Dispatch &a, const Piece<UNITS> &p, u32 landing, u32 lane) {
 	if constexpr (!BY_EXPERT) {
 		store_row(a, p, a.out + (u64)p.slot * a.row_bytes, lane);
 	} else {
@@ -208,11 +227,14 @@ __device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 lan
 	}
 }
 
-// refill makes a slot of the turn before ready for the next but one: its record, and its row if it was filled.
-template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, const Batch &b, const Piece<UNITS> &p, u32 lane, bool filled) {
+// refill makes a slot of the turn before ready for the next but one: its record, and its row if it
+// was filled.
+template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, const Batch &b, const Piece<UNITS> &p,
+															u32 lane, bool filled) {
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	if (p.pc == 0 && lane < a.shape.topk) {
-		u64 at = a.records + (((u64)before * a.group.ranks * a.shape.capacity + p.slot) * a.shape.topk + lane) * sizeof(Pair);
+		u64 at = a.records +
+				 (((u64)before * a.group.ranks * a.shape.capacity + p.slot) * a.shape.topk + lane) * sizeof(Pair);
 		*(uint2 *)(b.own + at) = make_uint2(EMPTY, EMPTY);
 	}
 	if (!filled) return;
@@ -225,11 +247,14 @@ template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, c
 	if (lane < a.piece_words && w < a.scale_words) ((u32 *)(row + a.row_bytes))[w] = EMPTY;
 }
 
-// tabled says that what the sources select of the local experts is in a table in shared memory, which the last warp of a block fills while the others send and
-// await rows.
-__device__ __forceinline__ bool tabled(const Dispatch &a, const Batch &b) { return BY_EXPERT && !from_records(b) && (a.group.ranks - 1) * a.shape.local <= WORDS; }
+// tabled says that what the sources select of the local experts is in a table in shared memory,
+// which the last warp of a block fills while the others send and await rows.
+__device__ __forceinline__ bool tabled(const Dispatch &a, const Batch &b) {
+	return BY_EXPERT && !from_records(b) && (a.group.ranks - 1) * a.shape.local <= WORDS;
+}
 
-// at_once says that a slot's landing follows from what is there when the slot is: else rows come long after their records.
+// at_once says that a slot's landing follows from what is there when the slot is: else rows come
+// long after their records.
 __device__ __forceinline__ bool at_once(const Dispatch &a, const Batch &b) { return from_records(b) || tabled(a, b); }
 
 // eager says that so little comes that every lane polls its own part of a piece.
@@ -237,8 +262,9 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ bool eager(const Dis
 	return VALUE && UNITS == 1 && (b.few || a.shape.capacity <= EAGER) && (b.what & MOVE) != 0 && at_once(a, b);
 }
 
-// Landing is where a lane's selection stands here. By expert it is known only with the selections of the sources before: with their records where there are few,
-// a record a lane, which all lanes compare with their own; or with their counts.
+// Landing is where a lane's selection stands here. By expert it is known only with the selections
+// of the sources before: with their records where there are few, a record a lane, which all lanes
+// compare with their own; or with their counts.
 struct Landing {
 	u32 row; // + 1, or for rank-major the local expert + 1; 0 if it is another rank's
 	u32 e;	 // expert + 1
@@ -249,18 +275,21 @@ struct Landing {
 		row = le < a.shape.local ? (BY_EXPERT ? le * a.zone.by + (record.x >> 16) : le) + 1 : 0;
 	}
 
-	// missing is a source of the earlier selections whose is not known: whoever waits waits for it, and not for the slot's own.
+	// missing is a source of the earlier selections whose is not known: whoever waits waits for it,
+	// and not for the slot's own.
 	__device__ __forceinline__ static u32 missing(const Dispatch &a, u32 src, u32 earlier) {
 		u32 lacks = __ballot_sync(0xFFFFFFFFu, earlier == EMPTY), rest;
 		return lacks != 0 ? a.selections.quotient(__ffs((int)lacks) - 1, rest) : src;
 	}
 
-	// earlier is the expert + 1 of the i-th selection of the sources before src, or EMPTY if that is not known yet.
+	// earlier is the expert + 1 of the i-th selection of the sources before src, or EMPTY if that
+	// is not known yet.
 	__device__ __forceinline__ static u32 earlier(const Dispatch &a, const Batch &b, u32 src, u32 i) {
 		u32 rest, from = a.selections.quotient(i, rest);
 		if (from >= src || holds(b.mask, from)) return 0;
 		u32 tokens = tokens_of(a, b, from);
-		u32 what = load_relaxed_sys4(b.own + a.records + ((u64)b.turn * a.group.ranks * a.selections.by + i) * sizeof(Pair));
+		u32 what =
+			load_relaxed_sys4(b.own + a.records + ((u64)b.turn * a.group.ranks * a.selections.by + i) * sizeof(Pair));
 		return tokens != EMPTY && rest >= tokens * a.shape.topk ? 0 : what == EMPTY ? EMPTY : what & 0xFFFF;
 	}
 
@@ -284,7 +313,8 @@ __device__ __forceinline__ u64 *table_ready() {
 	return &ready;
 }
 
-// fill_table awaits the counts of every source but the last; all lanes of the warp call it. If it gives up, the table is never ready.
+// fill_table awaits the counts of every source but the last; all lanes of the warp call it. If it
+// gives up, the table is never ready.
 __device__ __forceinline__ void fill_table(const Dispatch &a, const Batch &b, Wait &w, u32 lane) {
 	constexpr u32 FLIGHT = 8; // counts that a lane awaits at once
 	u32 n = (a.group.ranks - 1) * a.shape.local, *words = shared_words();
@@ -296,8 +326,10 @@ __device__ __forceinline__ void fill_table(const Dispatch &a, const Batch &b, Wa
 			u32 i = base + 32 * j, src = rank_of(a.shape, i);
 			at[j] = i + (src + 1) * COUNTS;
 			if (i >= n) continue;
-			if (holds(b.mask, src)) words[i] = 0;
-			else need |= 1u << j;
+			if (holds(b.mask, src))
+				words[i] = 0;
+			else
+				need |= 1u << j;
 		}
 		while (need != 0) {
 			u32 c[FLIGHT], missing = 0;
@@ -319,7 +351,8 @@ __device__ __forceinline__ void fill_table(const Dispatch &a, const Batch &b, Wa
 	if (!w.over) barrier_arrive(table_ready());
 }
 
-// pass_table adds what the sources before select of a lane's expert, by the table. Whoever fills it bounds the wait, and says for whom it was.
+// pass_table adds what the sources before select of a lane's expert, by the table. Whoever fills it
+// bounds the wait, and says for whom it was.
 __device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, Landing &l) {
 	while (!__all_sync(0xFFFFFFFFu, barrier_done(table_ready(), 0))) {
 		if ((++w.polls & 63) == 0 && load_relaxed_gpu4(&a.state->stopped) != 0) w.over = true;
@@ -334,8 +367,10 @@ __device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, 
 	for (u32 i = 0; i < src; i++) l.row += of[i * a.shape.local];
 }
 
-// pass_counts adds what the sources before select of a lane's expert, by their counts, and awaits the end of the piece.
-__device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, Wait &w, u32 src, Landing &l, bool polls, const char *end_at) {
+// pass_counts adds what the sources before select of a lane's expert, by their counts, and awaits
+// the end of the piece.
+__device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, Wait &w, u32 src, Landing &l, bool polls,
+											const char *end_at) {
 	constexpr u32 FLIGHT = 4; // counts that a lane awaits at once
 	u32 le = l.e - 1 - a.group.rank * a.shape.local, from = 0, to = l.row != 0 ? src : 0;
 	while (__any_sync(0xFFFFFFFFu, l.row != 0)) {
@@ -343,7 +378,9 @@ __device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, W
 		uint4 end = make_uint4(0, 0, 0, 0);
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
-			c[j] = from + j < to && !holds(b.mask, from + j) ? load_relaxed_sys4(b.own + count_at(a, b.turn, from + j, COUNTS + le)) : 0;
+			c[j] = from + j < to && !holds(b.mask, from + j)
+					   ? load_relaxed_sys4(b.own + count_at(a, b.turn, from + j, COUNTS + le))
+					   : 0;
 		}
 		if (polls) end = load_relaxed_sys16(end_at);
 		u32 known = 0, peer = src;
@@ -363,14 +400,18 @@ __device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, W
 	}
 }
 
-// await_piece polls for a slot's record and for what else its landing follows from and, where rows are their own flags, for the end of the piece. It gives the
-// lane's landing.
-template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(const Dispatch &a, const Batch &b, Wait &w, Piece<UNITS> &p, u32 lane, bool own) {
+// await_piece polls for a slot's record and for what else its landing follows from and, where rows
+// are their own flags, for the end of the piece. It gives the lane's landing.
+template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(const Dispatch &a, const Batch &b, Wait &w,
+																			Piece<UNITS> &p, u32 lane, bool own) {
 	u32 first = a.group.rank * a.shape.local, before = BY_EXPERT && b.few ? p.src * a.selections.by : 0;
-	const char *rp = b.own + a.records + (((u64)b.turn * a.group.ranks * a.shape.capacity + p.slot) * a.shape.topk + lane) * sizeof(Pair);
+	const char *rp = b.own + a.records +
+					 (((u64)b.turn * a.group.ranks * a.shape.capacity + p.slot) * a.shape.topk + lane) * sizeof(Pair);
 	uint2 record = make_uint2(0, 0);
-	// One lane polls for the piece, so that the others do not slow what is on its way. Where little is, all do, for their words of scales too, and need not look again.
-	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.what & MOVE) != 0 && (all ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
+	// One lane polls for the piece, so that the others do not slow what is on its way. Where little
+	// is, all do, for their words of scales too, and need not look again.
+	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.what & MOVE) != 0 &&
+												  (all ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
 	bool together = at_once(a, b);
 	const char *pp = all ? p.row + p.at(0, lane) : p.row + p.tail, *sp = p.scale_in(a, lane);
 	bool scales = all && !own && p.has_scale(a, lane);
@@ -384,7 +425,8 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 		if (lane < before) earlier = Landing::earlier(a, b, p.src, lane);
 		if (all && !own) p.v[0] = end;
 		bool mine = (record.x & 0xFFFF) - 1 - first < a.shape.local;
-		bool known = __all_sync(0xFFFFFFFFu, full(record) && earlier != EMPTY), any = __any_sync(0xFFFFFFFFu, mine), there = __all_sync(0xFFFFFFFFu, full(end));
+		bool known = __all_sync(0xFFFFFFFFu, full(record) && earlier != EMPTY), any = __any_sync(0xFFFFFFFFu, mine),
+			 there = __all_sync(0xFFFFFFFFu, full(end));
 		if (known && (there || !any)) break;
 		// The number of tokens lies elsewhere, and may be here first.
 		count = __shfl_sync(0xFFFFFFFFu, count, 0);
@@ -401,12 +443,14 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 	if (tabled(a, b) && __any_sync(0xFFFFFFFFu, landing.row != 0)) pass_table(a, w, p.src, landing);
 	if (!together) pass_counts(a, b, w, p.src, landing, polls, pp);
 	landing.keep(a);
-	if (p.pc == 0 && lane < a.shape.topk) a.landings[(u64)p.slot * a.shape.topk + lane] = {landing.row, landing.row != 0 ? record.y : 0};
+	if (p.pc == 0 && lane < a.shape.topk)
+		a.landings[(u64)p.slot * a.shape.topk + lane] = {landing.row, landing.row != 0 ? record.y : 0};
 	return landing.row;
 }
 
 // await_units gives this lane's 16 bytes of every unit, all in flight together.
-template <u32 UNITS> __device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, Piece<UNITS> &p, u32 lane) {
+template <u32 UNITS>
+__device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, Piece<UNITS> &p, u32 lane) {
 	u32 need = 0;
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) need |= p.at(u, lane) < a.row_bytes ? 1u << u : 0;
@@ -423,7 +467,8 @@ template <u32 UNITS> __device__ __forceinline__ void await_units(const Dispatch 
 	}
 }
 
-// await_rows returns when a block of src has sent its share: seen has the sources of which this warp knows.
+// await_rows returns when a block of src has sent its share: seen has the sources of which this
+// warp knows.
 __device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wait &w, u32 src, u32 lane, u64 &seen) {
 	if (holds(seen, src)) return;
 	if (lane == 0) await_epoch(w, src, b.own + a.arrived + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
@@ -432,9 +477,11 @@ __device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wa
 	seen |= 1ull << src;
 }
 
-// receive_piece leaves early, with w.over on every lane, if a wait gave up. filled says that the slot of the turn before was, and former that nothing is to come.
-template <bool VALUE, u32 UNITS>
-__device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b, Wait &w, u32 src, Item item, u32 lane, bool filled, bool former, u64 &seen) {
+// receive_piece leaves early, with w.over on every lane, if a wait gave up. filled says that the
+// slot of the turn before was, and former that nothing is to come.
+template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
+																			   Wait &w, u32 src, Item item, u32 lane,
+																			   bool filled, bool former, u64 &seen) {
 	bool move = (b.what & MOVE) != 0, route = (b.what & ROUTE) != 0;
 	Piece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
@@ -452,7 +499,8 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 		bool here = move && p.t < a.tokens && p.at(u, lane) < a.row_bytes;
 		p.v[u] = here ? clean(load_once(a.x + (u64)p.t * a.row_bytes + p.at(u, lane))) : make_uint4(0, 0, 0, 0);
 	}
-	if (own && move && p.t < a.tokens && p.has_scale(a, lane)) p.word = clean(a.scales[(u64)p.t * a.scale_words + p.scale_of(a, lane)]);
+	if (own && move && p.t < a.tokens && p.has_scale(a, lane))
+		p.word = clean(a.scales[(u64)p.t * a.scale_words + p.scale_of(a, lane)]);
 #endif
 	u32 landing = 0;
 	if (!route && lane < a.shape.topk) landing = a.landings[(u64)p.slot * a.shape.topk + lane].what;
@@ -465,7 +513,9 @@ __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 		}
 	}
 	bool any = __any_sync(0xFFFFFFFFu, landing != 0);
-	if (VALUE && p.pc == 0 && lane == 0) a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] = any && move && !p.absent && !own ? (u32)b.epoch + 2 : 0;
+	if (VALUE && p.pc == 0 && lane == 0)
+		a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] =
+			any && move && !p.absent && !own ? (u32)b.epoch + 2 : 0;
 	if (!any || !move || ((is_direct<VALUE>(b) || (own && !BY_EXPERT)) && !p.absent)) return;
 
 	// The scales are on their way while the row is looked at, unless they were polled for with it.
@@ -510,7 +560,8 @@ struct Reach {
 
 	enum Found { HERE, FORMER, NONE };
 
-	// find says whether somebody may have a token of number t, or had one in the turn before, or, of all from t on, nobody. Where this rank has one it does not wait to know.
+	// find says whether somebody may have a token of number t, or had one in the turn before, or,
+	// of all from t on, nobody. Where this rank has one it does not wait to know.
 	__device__ __forceinline__ Found find(const Dispatch &a, const Batch &b, Wait &w, u32 t) {
 		if (b.few || t < a.tokens) return HERE;
 		if (!known && !extent.learn(a, b, w)) return NONE;
@@ -519,7 +570,8 @@ struct Reach {
 	}
 };
 
-// Turn is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn before.
+// Turn is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn
+// before.
 struct Turn {
 	Item item;
 	u32 src;
@@ -529,12 +581,15 @@ struct Turn {
 		u32 pc, s, before = b.turn == 0 ? 2 : b.turn - 1, t = a.ranks.quotient(a.pieces.quotient(i, pc), s);
 		item = {t, pc};
 		src = next_rank(a.group, s);
-		filled = a.filled[(before * a.group.ranks + src) * a.shape.capacity + t] == (u32)b.epoch + 1; // what is older was not looked at
+		// what is older was not looked at
+		filled = a.filled[(before * a.group.ranks + src) * a.shape.capacity + t] == (u32)b.epoch + 1;
 	}
 };
 
-// await_credit makes sure that no rank still reads the block where rows are about to go. A rank says so in the words of the operation before, if it knew by
-// then, and in any case when it begins this one. credit is what the rank of this thread's number said. False: it gave up, on every thread of the block.
+// await_credit makes sure that no rank still reads the block where rows are about to go. A rank
+// says so in the words of the operation before, if it knew by then, and in any case when it begins
+// this one. credit is what the rank of this thread's number said. False: it gave up, on every
+// thread of the block.
 __device__ __forceinline__ bool await_credit(const Dispatch &a, const Batch &b, Wait &w, bool clerk, u32 credit) {
 	u32 epoch = (u32)b.epoch + 1;
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
@@ -555,7 +610,8 @@ __device__ __forceinline__ bool open_batch(const Dispatch &a, Batch &b, const Co
 	return false;
 }
 
-// clerk is what the blocks do that move no rows: the last says that the rank has begun and hears the others, and the one before counts and describes.
+// clerk is what the blocks do that move no rows: the last says that the rank has begun and hears
+// the others, and the one before counts and describes.
 template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, Batch &b) {
 	bool route = (b.what & ROUTE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0;
 	bool last = blockIdx.x == gridDim.x - 1, tells = a.clerks == 1 || !last; // one may have to do all
@@ -601,7 +657,8 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Dispatch &a, Batch &b) {
 	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
-	bool move = (b.what & MOVE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0, direct = is_direct<VALUE>(b);
+	bool move = (b.what & MOVE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0,
+		 direct = is_direct<VALUE>(b);
 	Divisor pieces = move ? a.pieces : Divisor{1, 0xFFFFFFFFu};
 
 	// The state is read, and what is to be sent is on its way, before anything is known.
@@ -609,13 +666,16 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	u32 stopped = a.state->stopped, credit = 0;
 	b.mask = a.state->mask;
 	Windows windows(a.group);
-	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where much is sent, others receive.
+	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where
+	// much is sent, others receive.
 	bool apart = VALUE && send && receive && move && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, receivers = apart ? b.blocks - senders : b.blocks;
 	u32 writers = send && (b.what & ROUTE) != 0 && maps(a, b) ? scribes(a, senders) : 0;
 	bool scribe = writers != 0 && blockIdx.x >= senders - writers && blockIdx.x < senders;
-	Walk k = VALUE ? Walk::spread(a.tokens * pieces.by, 0, senders - writers) : Walk::share(a.shape.capacity * pieces.by, b.blocks);
-	k.end = send && !(VALUE && scribe) ? min(k.end, a.tokens * pieces.by) : 0; // a scribe has enough to do where it need not have a share
+	Walk k = VALUE ? Walk::spread(a.tokens * pieces.by, 0, senders - writers)
+				   : Walk::share(a.shape.capacity * pieces.by, b.blocks);
+	// a scribe has enough to do where it need not have a share
+	k.end = send && !(VALUE && scribe) ? min(k.end, a.tokens * pieces.by) : 0;
 	Fetched<UNITS> next;
 	if (k.at < k.end) fetch<UNITS>(a, b, pieces, k.at, lane, next);
 	if (direct && threadIdx.x < ranks) credit = a.credits[threadIdx.x];
@@ -644,7 +704,8 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
 			if (holds(b.mask, r)) continue;
 			fence_sys();
-			store_relaxed_sys4(a.group.window[r] + a.arrived + ((u64)a.group.rank * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
+			store_relaxed_sys4(a.group.window[r] + a.arrived + ((u64)a.group.rank * b.blocks + blockIdx.x) * 4,
+							   (u32)b.epoch + 1);
 		}
 	}
 	u64 seen = 0;
@@ -675,18 +736,23 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 			if (!in_place) t = pieces.quotient(t, pc);
 			Reach::Found found = reach.find(a, b, w, t);
 			if (found == Reach::NONE) break;
-			receive_piece<false, UNITS>(a, b, w, next_rank(a.group, s), {t, pc}, lane, false, found == Reach::FORMER, seen);
+			receive_piece<false, UNITS>(a, b, w, next_rank(a.group, s), {t, pc}, lane, false, found == Reach::FORMER,
+										seen);
 		}
 		for (u32 r = threadIdx.x; move && r < ranks; r += blockDim.x) {
-			if (!holds(b.mask, r)) await_epoch(w, r, b.own + a.arrived + ((u64)r * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
+			if (!holds(b.mask, r))
+				await_epoch(w, r, b.own + a.arrived + ((u64)r * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 		}
 	}
 	leave(a.state, b.epoch, b.turn, receive);
 }
 
-// What a kernel is for. Most calls do everything at once: kernels for these alone, one of them for few tokens, do not ask what the launch does. A warp that is alone
-// takes five cycles an instruction, so that is a tenth of the time of a small dispatch. They serve both orders of scales, and powers of two: strides that the host
-// gives replace a question for the order, and a power of two takes five instructions, so kernels for each would gain nothing that the time to compile them is worth.
+// What a kernel is for. Most calls do everything at once: kernels for these alone, one of them for
+// few tokens, do not ask what the launch does. A warp that is alone takes five cycles an
+// instruction, so that is a tenth of the time of a small dispatch. They serve both orders of
+// scales, and powers of two: strides that the host gives replace a question for the order, and a
+// power of two takes five instructions, so kernels for each would gain nothing that the time to
+// compile them is worth.
 enum Purpose { ANY, MANY, FEW };
 
 template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void dispatch(const Dispatch &a) {
@@ -709,9 +775,10 @@ template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void di
 
 namespace weft::slots {
 
-// WEFT_KERNEL is the kernel's name: what an exchange is for, as profilers show it. Kernels of all forms have the same
-// one.
-__global__ void __launch_bounds__(WEFT_VALUE && WEFT_UNITS == 1 ? 256 : 512, 1) WEFT_KERNEL(const __grid_constant__ Dispatch a) {
+// WEFT_KERNEL is the kernel's name: what an exchange is for, as profilers show it. Kernels of all
+// forms have the same one.
+__global__ void __launch_bounds__(WEFT_VALUE &&WEFT_UNITS == 1 ? 256 : 512, 1)
+	WEFT_KERNEL(const __grid_constant__ Dispatch a) {
 	weft::dispatch<WEFT_VALUE, WEFT_UNITS, WEFT_PURPOSE>(a);
 }
 

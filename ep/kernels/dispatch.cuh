@@ -12,9 +12,9 @@ constexpr bool BY_EXPERT = WEFT_BY_EXPERT != 0;
 
 // What the launch does, beside what exchange.cuh names.
 enum {
-	ROUTE = 4,		   // routing travels
-	MOVE = 8,		   // rows travel
-	DIRECT = 16,	   // rows are stored in their final place
+	ROUTE = 4,	 // routing travels
+	MOVE = 8,	 // rows travel
+	DIRECT = 16, // rows are stored in their final place
 };
 
 // Go: dispatchArgs.
@@ -23,27 +23,31 @@ struct Dispatch {
 	Shape shape;
 	State *state;
 	u64 heads, counts, records, rows, arrived, ready; // offsets in a window
-	u64 turn_bytes;							   // of one turn of rows
-	u64 direct, direct_scales;				   // offsets in a window, of the direct form
-	Divisor pieces, ranks, selections; // of a row, of the group, and of a source: capacity x top-k
-	Divisor zone;					   // rows of an expert, or of all
+	u64 turn_bytes;									  // of one turn of rows
+	u64 direct, direct_scales;						  // offsets in a window, of the direct form
+	Divisor pieces, ranks, selections;				  // of a row, of the group, and of a source: capacity x top-k
+	Divisor zone;									  // rows of an expert, or of all
 	u32 slot_bytes, row_bytes;
 	u32 scale_words, piece_words;		   // of a row, and at most of a piece
 	u32 scale_row, scale_zone, scale_word; // strides of received scales: scale_at
 	u32 what, tokens, hidden;
-	u32 senders; // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
-	u32 block;	 // direct: where the rows go, at every rank
-	u32 free;	 // the blocks that no one reads here any more, once this operation has begun
-	u32 clerks; // so many blocks, the last, move no rows
+	u32 senders;	 // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
+	u32 block;		 // direct: where the rows go, at every rank
+	u32 free;		 // the blocks that no one reads here any more, once this operation has begun
+	u32 clerks;		 // so many blocks, the last, move no rows
 	const void *ids; // [tokens][top-k]
 	const float *weights;
 	const char *x;
 	const u32 *scales;
 	Pair *home;		// [capacity][top-k]: as the records
 	Pair *landings; // [ranks][capacity][top-k]
-	int *described; // [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum, of which Prepare the routing is
+	// [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum, of which
+	// Prepare the routing is
+	int *described;
 	long long *ranges;
-	u32 *filled;  // 3 turns x [ranks][capacity]: which operation filled the slot; and behind them 3 turns x [ranks]: tokens of the source
+	// 3 turns x [ranks][capacity]: which operation filled the slot; and behind them 3 turns x
+	// [ranks]: tokens of the source
+	u32 *filled;
 	u32 *credits; // [ranks]: the blocks that the rank had free in the last operation
 	char *out;
 	u32 *out_scales;
@@ -51,8 +55,9 @@ struct Dispatch {
 
 static_assert(sizeof(Dispatch) == WEFT_DISPATCH_BYTES, "the host has another idea of the arguments");
 
-// scale_at is where a word of a row's scales stands among the received ones. The strides that the host gives serve both orders, so that no kernel asks which it is:
-// column-major, the scales of a zone stand together.
+// scale_at is where a word of a row's scales stands among the received ones. The strides that the
+// host gives serve both orders, so that no kernel asks which it is: column-major, the scales of a
+// zone stand together.
 __device__ __forceinline__ u64 scale_at(const Dispatch &a, u32 row, u32 word) {
 	u32 rest = row;
 	if (BY_EXPERT) a.zone.quotient(row, rest);
@@ -60,13 +65,19 @@ __device__ __forceinline__ u64 scale_at(const Dispatch &a, u32 row, u32 word) {
 }
 
 // head_at is where the words stand that src sends with every operation.
-__device__ __forceinline__ u64 head_at(const Dispatch &a, u32 turn, u32 src) { return a.heads + ((u64)turn * a.group.ranks + src) * 16; }
+__device__ __forceinline__ u64 head_at(const Dispatch &a, u32 turn, u32 src) {
+	return a.heads + ((u64)turn * a.group.ranks + src) * 16;
+}
 
 // tokens_of is how many tokens src has, or EMPTY.
-__device__ __forceinline__ u32 tokens_of(const Dispatch &a, const Batch &b, u32 src) { return load_relaxed_sys4(b.own + head_at(a, b.turn, src)); }
+__device__ __forceinline__ u32 tokens_of(const Dispatch &a, const Batch &b, u32 src) {
+	return load_relaxed_sys4(b.own + head_at(a, b.turn, src));
+}
 
 // had is where it stands how many tokens each source had in a turn.
-__device__ __forceinline__ u32 *had(const Dispatch &a, u32 turn) { return a.filled + 3 * a.group.ranks * a.shape.capacity + turn * a.group.ranks; }
+__device__ __forceinline__ u32 *had(const Dispatch &a, u32 turn) {
+	return a.filled + 3 * a.group.ranks * a.shape.capacity + turn * a.group.ranks;
+}
 
 // sent is where a routing says how many tokens each source has.
 __device__ __forceinline__ int *sent(const Dispatch &a) { return a.described + 2 * a.shape.local + a.group.ranks; }
@@ -100,10 +111,12 @@ __device__ __forceinline__ u32 expert_of(const Dispatch &a, const Batch &b, Choi
 }
 
 // selection is the expert that the i-th selection of this rank's tokens names, + 1, or 0.
-__device__ __forceinline__ u32 selection(const Dispatch &a, const Batch &b, u64 i) { return expert_of(a, b, choose(a, b, i)); }
+__device__ __forceinline__ u32 selection(const Dispatch &a, const Batch &b, u64 i) {
+	return expert_of(a, b, choose(a, b, i));
+}
 
-// few says that there are so few tokens that the clerk sends their records, and every lane that awaits a row may poll. By expert, a lane then has to do with
-// one selection of the sources before.
+// few says that there are so few tokens that the clerk sends their records, and every lane that
+// awaits a row may poll. By expert, a lane then has to do with one selection of the sources before.
 __device__ __forceinline__ bool few(const Dispatch &a) {
 	return a.shape.capacity <= 8 && (!BY_EXPERT || (a.group.ranks - 1) * a.selections.by <= 32);
 }
@@ -111,8 +124,8 @@ __device__ __forceinline__ bool few(const Dispatch &a) {
 // Up to so many tokens every lane that awaits a row polls.
 constexpr u32 EAGER = 32;
 
-// Extent is how many tokens the source has that has the most: in this operation, and in this one or the one before, whose slots are to be made ready. A handle may
-// be made for many more.
+// Extent is how many tokens the source has that has the most: in this operation, and in this one or
+// the one before, whose slots are to be made ready. A handle may be made for many more.
 struct Extent {
 	u32 now, ever;
 
@@ -123,7 +136,9 @@ struct Extent {
 		for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
 			before = max(before, former[src]);
 			if ((b.what & ROUTE) == 0) {
-				most = max(most, (u32)sent(a)[src]); // beyond, nobody has written landings; the rows of a rank that was left out since are made zeros
+				// beyond, nobody has written landings; the rows of a rank that was left out since
+				// are made zeros
+				most = max(most, (u32)sent(a)[src]);
 			} else if (!holds(b.mask, src)) {
 				most = max(most, await4(w, src, b.own + head_at(a, b.turn, src)));
 			}

@@ -1,13 +1,19 @@
-// Gradients: what a combine, or a dispatch, is in reverse, beside the sums that combine itself makes.
+// Gradients: what a combine, or a dispatch, is in reverse, beside the sums that combine itself
+// makes.
 //
-//	rows      a row's gradient is that of its token's output, times the weight. Whoever has the row reads the token's where it is, at home.
-//	dots      the gradient of a selection's weight is the product of its token's gradient and its row, and is sent home
+//	rows      a row's gradient is that of its token's output, times the weight. Whoever has the row
+//	          reads the token's where it is, at home.
+//	dots      the gradient of a selection's weight is the product of its token's gradient and its row,
+//	          and is sent home
 //	scalars   gradients of weights that came with the rows are sent home
 //
-// From Hopper on rows that have places go by bulk copies. Those that are as they were at home go as those of a push do: one comes, and leaves for each row that it has
-// here. For others the token's gradient comes, and with dots its rows, into shared memory, from where they are multiplied while the next are on their way.
+// From Hopper on rows that have places go by bulk copies. Those that are as they were at home go as
+// those of a push do: one comes, and leaves for each row that it has here. For others the token's
+// gradient comes, and with dots its rows, into shared memory, from where they are multiplied while
+// the next are on their way.
 //
-// A product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on whichever engine.
+// A product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on
+// whichever engine.
 #include "scalars.cuh"
 #include "sum.cuh"
 
@@ -32,8 +38,12 @@ struct Gradients {
 	u32 what, tokens;
 	u32 at; // where the tokens' gradients begin in this rank's window, in 16 bytes
 	u32 row_bytes, align, call, zero;
-	u32 chunk, carriers;	   // BULK: bytes of a row that a warp moves at a time, of which shared memory has some for each of so many warps
-	u32 room, multipliers; // of rows that are multiplied: bytes of a part of some of a token's and of its gradient, of which shared memory has DEPTH for each of so many warps
+	// BULK: bytes of a row that a warp moves at a time, of which shared memory has some for each of
+	// so many warps
+	u32 chunk, carriers;
+	// of rows that are multiplied: bytes of a part of some of a token's and of its gradient, of
+	// which shared memory has DEPTH for each of so many warps
+	u32 room, multipliers;
 	const Pair *home;
 	int *described;
 	const char *y;
@@ -103,7 +113,8 @@ __device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weigh
 	return times(s, weight);
 }
 
-// Arrived is what the lane knows of a token that is here: its selection, and the row + 1 that it has, or on the first lane the token.
+// Arrived is what the lane knows of a token that is here: its selection, and the row + 1 that it
+// has, or on the first lane the token.
 struct Arrived {
 	Pair p;
 	u32 at; // arrivals
@@ -120,7 +131,8 @@ struct Arrived {
 	}
 };
 
-// Chunk is a lane's 16 bytes of each of some units that follow each other, all on their way at once.
+// Chunk is a lane's 16 bytes of each of some units that follow each other, all on their way at
+// once.
 struct Chunk {
 	uint4 v[UNITS];
 
@@ -133,8 +145,10 @@ struct Chunk {
 	}
 };
 
-// spread makes the gradients of the rows that src's token has here, and with DOTS those of its weights. A warp does.
-__device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src, u32 t, u32 lane, const Arrived &here) {
+// spread makes the gradients of the rows that src's token has here, and with DOTS those of its
+// weights. A warp does.
+__device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src,
+									   u32 t, u32 lane, const Arrived &here) {
 	u64 slot = (u64)src * a.shape.capacity + t;
 	u32 row = here.row(a, slot, lane);
 	bool absent = holds(o.mask, src), dots = (a.what & DOTS) != 0 && !absent;
@@ -175,7 +189,9 @@ __device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const 
 						dot[j].take(staged, min(UNIT, a.row_bytes - unit) / sizeof(Element), lane);
 						__syncwarp();
 					}
-					if (at < a.row_bytes) store16(a.rows + (u64)rows[j] * a.row_bytes + at, absent ? grad.v[u] : scaled(a, grad.v[u], weights[j]));
+					if (at < a.row_bytes)
+						store16(a.rows + (u64)rows[j] * a.row_bytes + at,
+								absent ? grad.v[u] : scaled(a, grad.v[u], weights[j]));
 				}
 			}
 		}
@@ -183,13 +199,16 @@ __device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const 
 		for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
 			if (!dots || j >= n) continue;
 			float sum = dot[j].sum();
-			if (lane == 0) store_relaxed_sys4(a.group.window[src] + a.scalars.offset(a.shape, o, t * a.shape.topk + ks[j]), bits(sum));
+			if (lane == 0)
+				store_relaxed_sys4(a.group.window[src] + a.scalars.offset(a.shape, o, t * a.shape.topk + ks[j]),
+								   bits(sum));
 		}
 	}
 }
 
 // spread_all makes what a share of src's tokens has here, a warp a token.
-__device__ __forceinline__ void spread_all(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src, Share share, u32 lane) {
+__device__ __forceinline__ void spread_all(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src,
+										   Share share, u32 lane) {
 	u32 warps = blockDim.x / 32, t = share.from + threadIdx.x / 32;
 	if (t >= share.to) return;
 	u64 slots = (u64)src * a.shape.capacity;
@@ -202,15 +221,17 @@ __device__ __forceinline__ void spread_all(const Gradients &a, const Turn &o, co
 }
 
 #if __CUDA_ARCH__ >= 900
-// Tokens goes through those of shares of the ranks' tokens that are a warp's. It goes round the ranks with every step, so that all links are used at any time.
+// Tokens goes through those of shares of the ranks' tokens that are a warp's. It goes round the
+// ranks with every step, so that all links are used at any time.
 struct Tokens {
 	u32 step, end;
-	u32 src, t;	// of the token, with the row that the lane has of it, + 1, and its weight
+	u32 src, t; // of the token, with the row that the lane has of it, + 1, and its weight
 	u32 row, weight;
 	u32 next_src, next_t; // of the one behind
 	Arrived next;
 
-	__device__ __forceinline__ Tokens(const Gradients &a, const Turn &o, const Share *shares, u32 warp, u32 lane) : step(warp), end(0), next(a, 0, 32) {
+	__device__ __forceinline__ Tokens(const Gradients &a, const Turn &o, const Share *shares, u32 warp, u32 lane)
+		: step(warp), end(0), next(a, 0, 32) {
 		for (u32 r = lane; r < a.group.ranks; r += 32) end = max(end, shares[r].to - shares[r].from);
 		end = __reduce_max_sync(0xFFFFFFFFu, end) * a.group.ranks;
 		look(a, o, shares, lane);
@@ -221,13 +242,18 @@ struct Tokens {
 		next_src = next_rank(a.group, step % a.group.ranks);
 		Share share = shares[next_src];
 		next_t = share.from + step / a.group.ranks;
-		next = Arrived(a, slot(a, next_src, next_t), step < end && next_t < share.to && !holds(o.mask, next_src) ? lane : 32);
+		next = Arrived(a, slot(a, next_src, next_t),
+					   step < end && next_t < share.to && !holds(o.mask, next_src) ? lane : 32);
 	}
 
-	__device__ __forceinline__ static u64 slot(const Gradients &a, u32 src, u32 t) { return (u64)src * a.shape.capacity + t; }
+	__device__ __forceinline__ static u64 slot(const Gradients &a, u32 src, u32 t) {
+		return (u64)src * a.shape.capacity + t;
+	}
 
-	// go goes on by so many steps to a token, and gives the lanes that have rows of it: maybe none. False: there is none left.
-	__device__ __forceinline__ bool go(const Gradients &a, const Turn &o, const Share *shares, u32 steps, u32 lane, u32 &rows) {
+	// go goes on by so many steps to a token, and gives the lanes that have rows of it: maybe none.
+	// False: there is none left.
+	__device__ __forceinline__ bool go(const Gradients &a, const Turn &o, const Share *shares, u32 steps, u32 lane,
+									   u32 &rows) {
 		if (step >= end) return false;
 		src = next_src, t = next_t;
 		row = next.row(a, slot(a, src, t), lane), weight = next.p.weight;
@@ -238,8 +264,10 @@ struct Tokens {
 	}
 };
 
-// spread_bulk makes the gradients of the rows that shares of the ranks' tokens have here. The warps that carry call it.
-__device__ __forceinline__ void spread_bulk(const Gradients &a, const Turn &o, Carrier &carrier, char *const *grads, const Share *shares, u32 warp, u32 lane) {
+// spread_bulk makes the gradients of the rows that shares of the ranks' tokens have here. The warps
+// that carry call it.
+__device__ __forceinline__ void spread_bulk(const Gradients &a, const Turn &o, Carrier &carrier, char *const *grads,
+											const Share *shares, u32 warp, u32 lane) {
 	Tokens token(a, o, shares, warp, lane);
 	for (u32 rows; token.go(a, o, shares, a.carriers, lane, rows);) {
 		const char *from = grads[token.src] + (u64)token.t * a.row_bytes;
@@ -275,11 +303,14 @@ struct Sender {
 	const char *from; // what the lane copies of the parcel: the token's gradient, or one of the rows
 	u32 copies, part, at;
 
-	__device__ __forceinline__ Sender(const Gradients &a, const Turn &o, const Share *shares, Parcel *parcels, u32 warp, u32 lane)
-		: token(a, o, shares, warp, lane), parcels(parcels), begun(0), left(0), from(nullptr), copies(0), part(0), at(a.row_bytes) {}
+	__device__ __forceinline__ Sender(const Gradients &a, const Turn &o, const Share *shares, Parcel *parcels, u32 warp,
+									  u32 lane)
+		: token(a, o, shares, warp, lane), parcels(parcels), begun(0), left(0), from(nullptr), copies(0), part(0),
+		  at(a.row_bytes) {}
 
 	// begin takes the next rows. False: there are none.
-	__device__ __forceinline__ bool begin(const Gradients &a, const Turn &o, char *const *grads, const Share *shares, u32 lane) {
+	__device__ __forceinline__ bool begin(const Gradients &a, const Turn &o, char *const *grads, const Share *shares,
+										  u32 lane) {
 		while (left == 0) {
 			if (!token.go(a, o, shares, a.multipliers, lane, left)) return false;
 		}
@@ -291,7 +322,8 @@ struct Sender {
 		left = rest;
 		copies = (a.what & DOTS) != 0 ? 1 + count : 1;
 		part = a.room / copies & ~(UNIT - 1);
-		if ((lanes >> lane & 1) != 0) p.rows[before] = token.row - 1, p.ks[before] = lane, p.weights[before] = number(token.weight);
+		if ((lanes >> lane & 1) != 0)
+			p.rows[before] = token.row - 1, p.ks[before] = lane, p.weights[before] = number(token.weight);
 		if (lane == 0) p.src = token.src, p.t = token.t, p.count = count, p.part = part;
 		__syncwarp();
 		from = grads[token.src] + (u64)token.t * a.row_bytes;
@@ -301,7 +333,8 @@ struct Sender {
 	}
 
 	// send says whether there was one.
-	__device__ __forceinline__ bool send(const Gradients &a, const Turn &o, char *const *grads, const Share *shares, char *stage, u64 *barrier, u32 lane) {
+	__device__ __forceinline__ bool send(const Gradients &a, const Turn &o, char *const *grads, const Share *shares,
+										 char *stage, u64 *barrier, u32 lane) {
 		if (at >= a.row_bytes && !begin(a, o, grads, shares, lane)) return false;
 		u32 bytes = min(part, a.row_bytes - at);
 		if (lane == 0) barrier_expect(barrier, copies * bytes);
@@ -312,7 +345,8 @@ struct Sender {
 	}
 };
 
-// Two is two elements that follow each other, of a row in shared memory: those of a lane of each PAIRS that a unit has.
+// Two is two elements that follow each other, of a row in shared memory: those of a lane of each
+// PAIRS that a unit has.
 struct Two {
 	float low, high;
 
@@ -328,7 +362,8 @@ struct Two {
 };
 constexpr u32 TWO = 2 * sizeof(Element), PAIR = 32 * TWO, PAIRS = UNIT / PAIR; // bytes of a lane's and of a warp's
 
-// Products are those of the rows of a parcel, under way: a lane's elements 2 lane and 2 lane + 1 of 64.
+// Products are those of the rows of a parcel, under way: a lane's elements 2 lane and 2 lane + 1 of
+// 64.
 struct Products {
 	Dot of[ROWS_AT_ONCE];
 
@@ -361,12 +396,15 @@ struct Products {
 	}
 };
 
-// multiply_part makes a part of N rows, and goes on with their products. The parts of the token's gradient and of the rows are `part` bytes apart.
-template <u32 N> __device__ __forceinline__ void multiply_part(const Gradients &a, const Parcel &parcel, u64 grad, u32 at, u32 part, Products &products, u32 lane) {
+// multiply_part makes a part of N rows, and goes on with their products. The parts of the token's
+// gradient and of the rows are `part` bytes apart.
+template <u32 N> __device__ __forceinline__ void multiply_part(const Gradients &a, const Parcel &parcel, u64 grad,
+															   u32 at, u32 part, Products &products, u32 lane) {
 	char *rows[N];
 	float weights[N];
 #pragma unroll
-	for (u32 j = 0; j < N; j++) rows[j] = a.rows + (u64)parcel.rows[j] * a.row_bytes + at + lane * 16, weights[j] = parcel.weights[j];
+	for (u32 j = 0; j < N; j++)
+		rows[j] = a.rows + (u64)parcel.rows[j] * a.row_bytes + at + lane * 16, weights[j] = parcel.weights[j];
 	u32 bytes = min(part, a.row_bytes - at);
 	bool dots = (a.what & DOTS) != 0;
 #pragma unroll 1
@@ -382,9 +420,11 @@ template <u32 N> __device__ __forceinline__ void multiply_part(const Gradients &
 	}
 }
 
-// spread_products makes the gradients of the rows that shares of the ranks' tokens have here, times their weights, and with DOTS those of the weights. The warps that
-// multiply call it. What is waited for is no rank: a bulk copy ends as a load does, and no block may end before.
-__device__ __forceinline__ void spread_products(const Gradients &a, const Turn &o, char *buffers, char *const *grads, const Share *shares, u32 warp, u32 lane) {
+// spread_products makes the gradients of the rows that shares of the ranks' tokens have here, times
+// their weights, and with DOTS those of the weights. The warps that multiply call it. What is
+// waited for is no rank: a bulk copy ends as a load does, and no block may end before.
+__device__ __forceinline__ void spread_products(const Gradients &a, const Turn &o, char *buffers, char *const *grads,
+												const Share *shares, u32 warp, u32 lane) {
 	__shared__ Parcel parcels[MOST_CARRIERS][DEPTH];
 	__shared__ u64 arrived[MOST_CARRIERS][DEPTH];
 	if (lane < DEPTH) {
@@ -402,7 +442,8 @@ __device__ __forceinline__ void spread_products(const Gradients &a, const Turn &
 	Products products;
 	for (u32 s = 0; s < DEPTH; s++) send(s);
 	while (under_way != 0) {
-		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
+		while (!barrier_awaited(&arrived[warp][stage], parity)) {
+		}
 		__syncwarp();
 		const Parcel &parcel = parcels[warp][done % DEPTH];
 		u64 grad = stages_at + stage * a.room;
@@ -421,7 +462,10 @@ __device__ __forceinline__ void spread_products(const Gradients &a, const Turn &
 			for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
 				if ((a.what & DOTS) == 0 || j >= count) continue;
 				float sum = products.sum(j);
-				if (lane == 0) store_relaxed_sys4(a.group.window[parcel.src] + a.scalars.offset(a.shape, o, parcel.t * a.shape.topk + parcel.ks[j]), bits(sum));
+				if (lane == 0)
+					store_relaxed_sys4(a.group.window[parcel.src] +
+										   a.scalars.offset(a.shape, o, parcel.t * a.shape.topk + parcel.ks[j]),
+									   bits(sum));
 			}
 			at = 0, done++;
 		}
@@ -436,7 +480,8 @@ __device__ __forceinline__ void spread_products(const Gradients &a, const Turn &
 
 // clear_row makes the gradient of a row zeros. A warp does.
 __device__ __forceinline__ void clear_row(const Gradients &a, u32 row, u32 lane) {
-	for (u32 at = lane * 16; at < a.row_bytes; at += UNIT) store16(a.rows + (u64)row * a.row_bytes + at, make_uint4(0, 0, 0, 0));
+	for (u32 at = lane * 16; at < a.row_bytes; at += UNIT)
+		store16(a.rows + (u64)row * a.row_bytes + at, make_uint4(0, 0, 0, 0));
 }
 
 __device__ __forceinline__ void gradients(const Gradients &a) {
@@ -469,8 +514,10 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 #endif
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share = ((Share *)shares)[src];
-		if (rows && ((a.what & BULK) == 0 || holds(o.mask, src))) spread_all(a, o, grads[src], staged[warp], src, share, lane);
-		if (a.scalars.rows != nullptr && !holds(o.mask, src)) a.scalars.send(a.group, a.shape, o, src, share, (a.what & BY_EXPERT) != 0);
+		if (rows && ((a.what & BULK) == 0 || holds(o.mask, src)))
+			spread_all(a, o, grads[src], staged[warp], src, share, lane);
+		if (a.scalars.rows != nullptr && !holds(o.mask, src))
+			a.scalars.send(a.group, a.shape, o, src, share, (a.what & BY_EXPERT) != 0);
 	}
 #if __CUDA_ARCH__ >= 900
 	carrier.finish();
@@ -485,6 +532,8 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 
 namespace weft::ep {
 
-__global__ void __launch_bounds__(32 * MOST_WARPS, 1) gradients(const __grid_constant__ Gradients a) { weft::gradients(a); }
+__global__ void __launch_bounds__(32 * MOST_WARPS, 1) gradients(const __grid_constant__ Gradients a) {
+	weft::gradients(a);
+}
 
 } // namespace weft::ep

@@ -1,5 +1,5 @@
-// A selection's number among its rank's selections of the same expert: it says where the row stands behind the expert's first of that rank. And records, which
-// tell every rank what a token selects.
+// A selection's number among its rank's selections of the same expert: it says where the row stands
+// behind the expert's first of that rank. And records, which tell every rank what a token selects.
 #pragma once
 #include "dispatch.cuh"
 
@@ -17,9 +17,12 @@ __device__ __forceinline__ void clear(u32 *words, u32 n) {
 	for (u32 i = threadIdx.x; i < n; i += blockDim.x) words[i] = 0;
 }
 
-// number_of counts the selections of this lane's expert before it, by a look at all of them. Every lane of the warp calls it.
+// number_of counts the selections of this lane's expert before it, by a look at all of them. Every
+// lane of the warp calls it.
 __device__ __forceinline__ u32 number_of(const Dispatch &a, const Batch &b, u32 t, u32 e, u32 lane) {
-	constexpr u32 LOADS = 2, WANTED = 8; // earlier selections of a lane that are looked at, and selections that are looked for, at a time
+	// earlier selections of a lane that are looked at, and selections that are looked for, at a
+	// time
+	constexpr u32 LOADS = 2, WANTED = 8;
 	u32 k = a.shape.topk, before = t * k;
 	u32 n = __popc(__match_any_sync(0xFFFFFFFFu, e) & ((1u << lane) - 1));
 #pragma unroll 1
@@ -52,10 +55,14 @@ __device__ __forceinline__ u32 number_of(const Dispatch &a, const Batch &b, u32 
 	return n;
 }
 
-// Numbers of many tokens come from a map in shared memory: for every expert the tokens that select it, a bit each.
+// Numbers of many tokens come from a map in shared memory: for every expert the tokens that select
+// it, a bit each.
 
-// maps says whether there is room for the map, and enough tokens to be worth it. Then some blocks, the scribes, send all records, before the rows.
-__device__ __forceinline__ bool maps(const Dispatch &a, const Batch &b) { return BY_EXPERT && !b.few && a.shape.experts * ((a.tokens + 31) / 32) <= WORDS; }
+// maps says whether there is room for the map, and enough tokens to be worth it. Then some blocks,
+// the scribes, send all records, before the rows.
+__device__ __forceinline__ bool maps(const Dispatch &a, const Batch &b) {
+	return BY_EXPERT && !b.few && a.shape.experts * ((a.tokens + 31) / 32) <= WORDS;
+}
 
 // map_tokens fills the map; all threads of the block call it.
 __device__ __forceinline__ void map_tokens(const Dispatch &a, const Batch &b, u32 *words) {
@@ -80,7 +87,8 @@ __device__ __forceinline__ u32 mapped_number(const Dispatch &a, const u32 *words
 	return n + __popc(row[t / 32] & ((1u << t % 32) - 1));
 }
 
-// scribes is how many of the blocks send records: so many that a warp has two tokens. Of few blocks none can be spared.
+// scribes is how many of the blocks send records: so many that a warp has two tokens. Of few blocks
+// none can be spared.
 __device__ __forceinline__ u32 scribes(const Dispatch &a, u32 blocks) {
 	u32 warps = blockDim.x / 32;
 	return min((a.shape.capacity + 2 * warps - 1) / (2 * warps), blocks / 4);
@@ -101,8 +109,10 @@ struct Token {
 	}
 };
 
-// send_record tells every rank what the token selects. n is the number of the lane's selection. Every lane of the warp calls it.
-__device__ __forceinline__ void send_record(const Dispatch &a, const Batch &b, const Windows &windows, u32 t, u32 e, u32 weight, u32 n, u32 lane) {
+// send_record tells every rank what the token selects. n is the number of the lane's selection.
+// Every lane of the warp calls it.
+__device__ __forceinline__ void send_record(const Dispatch &a, const Batch &b, const Windows &windows, u32 t, u32 e,
+											u32 weight, u32 n, u32 lane) {
 	u64 i = (u64)t * a.shape.topk + lane;
 	uint2 record = make_uint2(e | n << 16, clean(weight));
 	u64 at = a.records + (((u64)b.turn * a.group.ranks + a.group.rank) * a.selections.by + i) * sizeof(Pair);
@@ -114,8 +124,10 @@ __device__ __forceinline__ void send_record(const Dispatch &a, const Batch &b, c
 	if (lane < a.shape.topk) a.home[i] = {e | n << 16, weight};
 }
 
-// write_records sends the records of a scribe's tokens: number says which scribe it is, of so many. All threads of the block call it.
-__device__ __forceinline__ void write_records(const Dispatch &a, const Batch &b, const Windows &windows, u32 number, u32 scribes) {
+// write_records sends the records of a scribe's tokens: number says which scribe it is, of so many.
+// All threads of the block call it.
+__device__ __forceinline__ void write_records(const Dispatch &a, const Batch &b, const Windows &windows, u32 number,
+											  u32 scribes) {
 	u32 lane = threadIdx.x & 31, t = threadIdx.x / 32 * scribes + number, step = blockDim.x / 32 * scribes;
 	Token token;
 	if (t < a.tokens) token.read(a, b, t, lane);

@@ -1,10 +1,13 @@
-// Place: every selection of every token gets the row where it will stand, and every rank learns what comes. It is the prepare of handles whose rows have their
-// final places before they leave.
+// Place: every selection of every token gets the row where it will stand, and every rank learns
+// what comes. It is the prepare of handles whose rows have their final places before they leave.
 //
-//	count   every block sends every rank what its share of the tokens selects there, and counts by expert and by rank, with a bit a token in shared memory
-//	before  what the blocks before have is added up and told the ranks concerned; the last block so knows what its rank has in all, and tells every rank
+//	count   every block sends every rank what its share of the tokens selects there, and counts by
+//	        expert and by rank, with a bit a token in shared memory
+//	before  what the blocks before have is added up and told the ranks concerned; the last block so
+//	        knows what its rank has in all, and tells every rank
 //	arrived when what the blocks of this number have sent is there, it is counted in the same way
-//	base    what the ranks and the blocks before have and, for packed rows, the zones before, is what numbers among a share's have to be raised by to be rows
+//	base    what the ranks and the blocks before have and, for packed rows, the zones before, is what
+//	        numbers among a share's have to be raised by to be rows
 //	keep    this rank's selections, or by rank its tokens, get their rows, and so does what has arrived
 #include "placed.cuh"
 
@@ -17,11 +20,11 @@ struct Place {
 	State *state;
 	u64 words, totals, records, befores, marks; // offsets in a window
 	u32 what, tokens, call;
-	u32 rows;	 // room: of an expert in zones of fixed size, else of a rank
-	u32 align;	 // of packed zones
-	u32 blocks;	 // that have something to do
+	u32 rows;			   // room: of an expert in zones of fixed size, else of a rank
+	u32 align;			   // of packed zones
+	u32 blocks;			   // that have something to do
 	u32 map_entries, zero; // of a Map
-	const void *ids; // [tokens][top-k]
+	const void *ids;	   // [tokens][top-k]
 	const float *weights;
 	Pair *home;		// [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
 	u32 *places;	// [capacity][top-k]: row + 1, LEADER
@@ -35,18 +38,23 @@ struct Place {
 
 static_assert(sizeof(Place) == WEFT_PLACE_BYTES, "the host has another idea of the arguments");
 
-// Handles that differ in these have programs of their own: a prepare is as long as what a warp does one after the other, and each question costs.
+// Handles that differ in these have programs of their own: a prepare is as long as what a warp does
+// one after the other, and each question costs.
 constexpr bool BY_RANKS = WEFT_BY_RANK != 0; // a token has one row at a rank
-constexpr bool EVEN = WEFT_EVEN != 0;		 // a Map has a bucket for all that is counted, and selections of a token are fours
+// a Map has a bucket for all that is counted, and selections of a token are fours
+constexpr bool EVEN = WEFT_EVEN != 0;
 
-// columns are what a rank counts: its selections of each expert, and behind them its tokens for each rank.
+// columns are what a rank counts: its selections of each expert, and behind them its tokens for
+// each rank.
 __device__ __forceinline__ u32 columns(const Place &a) { return a.shape.experts + a.group.ranks; }
 
-// incoming is what is counted of what comes: each rank's selections of each expert here, or by rank each rank's tokens.
+// incoming is what is counted of what comes: each rank's selections of each expert here, or by rank
+// each rank's tokens.
 __device__ __forceinline__ u32 incoming(const Place &a) { return BY_RANKS ? a.group.ranks : a.shape.experts; }
 
-// ---- Counting. A map has a bit for each token of a tile and each of some buckets, which are the columns, or what is counted of what comes. It stands in shared memory,
-// from where its bits are read once more when it is known what the numbers among a block's have to be raised by.
+// ---- Counting. A map has a bit for each token of a tile and each of some buckets, which are the
+// columns, or what is counted of what comes. It stands in shared memory, from where its bits are
+// read once more when it is known what the numbers among a block's have to be raised by.
 
 constexpr u32 BUCKETS = 1024, MOST_WIDTH = 33;
 
@@ -60,13 +68,15 @@ struct Map {
 	u32 width; // entries of a bucket: an odd number, so that threads that go through buckets side by side use all banks
 
 	// A map of so many entries has tiles of all tokens, or of as many as there is room for.
-	__device__ __forceinline__ Map(u64 at, u32 room, u32 tokens, u32 buckets) : entries(at), base(at + room * 8), tokens(tokens), buckets(buckets) {
+	__device__ __forceinline__ Map(u64 at, u32 room, u32 tokens, u32 buckets)
+		: entries(at), base(at + room * 8), tokens(tokens), buckets(buckets) {
 		width = (min(min(room / min(buckets, BUCKETS), MOST_WIDTH), (tokens + 31) / 32 + 1) - 1) | 1;
 	}
 
 	__device__ __forceinline__ u32 tile() const { return width * 32; }
 
-	// all says whether the map has all buckets at once, and whole whether it has all tokens as well.
+	// all says whether the map has all buckets at once, and whole whether it has all tokens as
+	// well.
 	__device__ __forceinline__ bool all() const { return EVEN || buckets <= BUCKETS; }
 	__device__ __forceinline__ bool whole() const { return all() && tokens <= tile(); }
 
@@ -74,15 +84,19 @@ struct Map {
 
 	// add adds token t, and add_some tokens of the same 32 as t.
 	__device__ __forceinline__ void add(bool here, u32 bucket, u32 t) const { add_some(here, bucket, t, 1u << t % 32); }
-	__device__ __forceinline__ void add_some(bool here, u32 bucket, u32 t, u32 some) const { or_shared4(entry(bucket, t / 32), some, here); }
+	__device__ __forceinline__ void add_some(bool here, u32 bucket, u32 t, u32 some) const {
+		or_shared4(entry(bucket, t / 32), some, here);
+	}
 
-	// number is how many tokens of the bucket are before t, and what the numbers begin with; anything if it is not asked for.
+	// number is how many tokens of the bucket are before t, and what the numbers begin with;
+	// anything if it is not asked for.
 	__device__ __forceinline__ u32 number(bool here, u32 bucket, u32 t) const {
 		uint2 e = load_shared8(here ? entry(bucket, t / 32) : entries);
 		return e.y + __popc(e.x & ((1u << t % 32) - 1));
 	}
 
-	// add_up numbers a bucket's tokens, and gives how many there are up to the end of the tile, with which the next begins.
+	// add_up numbers a bucket's tokens, and gives how many there are up to the end of the tile,
+	// with which the next begins.
 	__device__ __forceinline__ u32 add_up(u32 bucket) const {
 		constexpr u32 FLIGHT = 8; // entries that are read before anything is stored
 		u32 sum = load_shared4(base + bucket * 4);
@@ -123,7 +137,8 @@ struct Map {
 		__syncthreads();
 	}
 
-	// count fills all tiles, and calls f(bucket, how many it has). All threads of the block call it. What each has of a whole map's buckets it may go on with at once.
+	// count fills all tiles, and calls f(bucket, how many it has). All threads of the block call
+	// it. What each has of a whole map's buckets it may go on with at once.
 	template <class Fill, class F> __device__ __forceinline__ void count(Fill add, F f) const {
 #pragma unroll 1
 		for (u32 first = 0;; first += BUCKETS) {
@@ -145,14 +160,17 @@ struct Map {
 		}
 	}
 
-	// begin makes the numbers of a whole map begin with what f says of a bucket, each thread those that it has added up. It is followed by a barrier.
+	// begin makes the numbers of a whole map begin with what f says of a bucket, each thread those
+	// that it has added up. It is followed by a barrier.
 	template <class F> __device__ __forceinline__ void begin(F f) const {
 		each(buckets, [&](u32 i) { raise(i, f(i)); });
 	}
 
-	// again fills the tiles of a map that is not whole once more, their numbers beginning with what begin says of a bucket, and calls f(t, first, n) for each, which may ask
-	// for numbers in n buckets from first on. All threads of the block call it.
-	template <class Fill, class Begin, class F> __device__ __forceinline__ void again(Fill add, Begin begin, F f) const {
+	// again fills the tiles of a map that is not whole once more, their numbers beginning with what
+	// begin says of a bucket, and calls f(t, first, n) for each, which may ask for numbers in n
+	// buckets from first on. All threads of the block call it.
+	template <class Fill, class Begin, class F>
+	__device__ __forceinline__ void again(Fill add, Begin begin, F f) const {
 #pragma unroll 1
 		for (u32 first = 0;; first += BUCKETS) {
 			u32 n = min(BUCKETS, buckets - first);
@@ -171,9 +189,12 @@ struct Map {
 	}
 };
 
-// ---- What ranks tell each other has places for every other operation: what this one tells may come while a rank still keeps what the one before told.
+// ---- What ranks tell each other has places for every other operation: what this one tells may
+// come while a rank still keeps what the one before told.
 
-__device__ __forceinline__ u64 records_at(const Place &a, const Turn &o) { return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair); }
+__device__ __forceinline__ u64 records_at(const Place &a, const Turn &o) {
+	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
+}
 
 __device__ __forceinline__ u64 total_at(const Place &a, const Turn &o, u32 src, u32 column) {
 	return a.totals + (((u32)(o.epoch & 1) * a.group.ranks + src) * (columns(a) + 1) + column) * 8;
@@ -189,7 +210,8 @@ __device__ __forceinline__ void tell_number(const Place &a, const Turn &o, u32 r
 	if (!holds(o.mask, rank)) store_relaxed_sys_u64(a.group.window[rank] + at, o.epoch << 32 | n);
 }
 
-// poll_number is for a number that was not there. It is a function of its own because there are many places that wait for one, and of those that have to almost none.
+// poll_number is for a number that was not there. It is a function of its own because there are
+// many places that wait for one, and of those that have to almost none.
 __device__ __noinline__ u64 poll_number(const Group &g, State *s, u64 epoch, u32 peer, const char *p) {
 	Wait w(g, s, OP_PREPARE, epoch);
 	u64 v = load_relaxed_sys_u64(p);
@@ -221,7 +243,10 @@ template <class F> __device__ __forceinline__ void each_total(const Place &a, co
 		u64 v[FLIGHT];
 		u32 late = FLIGHT;
 #pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) v[j] = first + j < a.group.ranks && !holds(o.mask, first + j) ? load_relaxed_sys_u64(p + (first + j) * stride) : o.epoch << 32;
+		for (u32 j = 0; j < FLIGHT; j++)
+			v[j] = first + j < a.group.ranks && !holds(o.mask, first + j)
+					   ? load_relaxed_sys_u64(p + (first + j) * stride)
+					   : o.epoch << 32;
 #pragma unroll
 		for (u32 j = FLIGHT; j-- > 0;) {
 			if ((u32)(v[j] >> 32) != (u32)o.epoch) late = j;
@@ -239,11 +264,13 @@ template <class F> __device__ __forceinline__ void each_total(const Place &a, co
 	}
 }
 
-// ---- Selections. A thread has four of a token, one after the other, and reads those of its next token while it works on these.
+// ---- Selections. A thread has four of a token, one after the other, and reads those of its next
+// token while it works on these.
 
 constexpr u32 QUAD = 4; // Go: placeQuad
 
-// Quads gives every thread its selections. The threads of a token are a power of two, so that they meet in one warp.
+// Quads gives every thread its selections. The threads of a token are a power of two, so that they
+// meet in one warp.
 struct Quads {
 	u32 width, k, n; // log2 of that power; the thread's first selection of a token, and how many it has
 	u32 token, step; // its first token, and how far the next is
@@ -325,7 +352,9 @@ struct Choices {
 	u32 e[QUAD]; // expert + 1, or 0
 	u32 weight[QUAD];
 
-	__device__ __forceinline__ u32 rank(const Place &a, u32 j) const { return e[j] != 0 ? rank_of(a.shape, e[j] - 1) : 0; }
+	__device__ __forceinline__ u32 rank(const Place &a, u32 j) const {
+		return e[j] != 0 ? rank_of(a.shape, e[j] - 1) : 0;
+	}
 };
 
 // Given are Choices as the caller gives them.
@@ -359,20 +388,23 @@ struct Given {
 	}
 };
 
-// Own is what a thread has to do with of its rank's tokens. The first are read before anything else, and kept.
+// Own is what a thread has to do with of its rank's tokens. The first are read before anything
+// else, and kept.
 struct Own {
 	Quads q;
 	Share share;
 	Given first;
 
-	__device__ __forceinline__ explicit Own(const Place &a) : q(a.shape.topk, threadIdx.x, blockDim.x), share(a.tokens, a.blocks) {
+	__device__ __forceinline__ explicit Own(const Place &a)
+		: q(a.shape.topk, threadIdx.x, blockDim.x), share(a.tokens, a.blocks) {
 		if (blockIdx.x >= a.blocks) share.to = share.from;
 		first.fetch(a, q, share.from + q.token, share.to);
 	}
 
-	// each calls f with the choices of all tokens [from, to), those of one token of each thread at a time: of all threads of the block, or of the first of them. All threads
-	// of a warp call it.
-	template <class F> __device__ __forceinline__ void each(const Place &a, const Quads &q, u32 from, u32 to, F f) const {
+	// each calls f with the choices of all tokens [from, to), those of one token of each thread at
+	// a time: of all threads of the block, or of the first of them. All threads of a warp call it.
+	template <class F>
+	__device__ __forceinline__ void each(const Place &a, const Quads &q, u32 from, u32 to, F f) const {
 		Given next = first;
 		if (from != share.from) next.fetch(a, q, from + q.token, to);
 #pragma unroll 1
@@ -384,8 +416,10 @@ struct Own {
 	}
 };
 
-// leaders are, of a token's selections that are valid, the first at each rank: a bit of each of the lane's. All lanes of a warp call it.
-__device__ __forceinline__ u32 leaders(const Place &a, const Quads &q, const bool (&valid)[QUAD], const u32 (&rank)[QUAD]) {
+// leaders are, of a token's selections that are valid, the first at each rank: a bit of each of the
+// lane's. All lanes of a warp call it.
+__device__ __forceinline__ u32 leaders(const Place &a, const Quads &q, const bool (&valid)[QUAD],
+									   const u32 (&rank)[QUAD]) {
 	u32 leaders = 0;
 #pragma unroll 1
 	for (u32 from = 0; from < a.group.ranks; from += 32) {
@@ -412,7 +446,8 @@ __device__ __forceinline__ u32 leaders(const Place &a, const Quads &q, const boo
 }
 
 // send tells every rank what a token's selections are to it.
-__device__ __forceinline__ void send(const Place &a, const Turn &o, const Windows &windows, const Quads &q, const Choices &c) {
+__device__ __forceinline__ void send(const Place &a, const Turn &o, const Windows &windows, const Quads &q,
+									 const Choices &c) {
 	u64 at = records_at(a, o) + (a.group.rank * a.shape.capacity * a.shape.topk + c.i) * (u64)sizeof(Pair);
 #pragma unroll 1
 	for (u32 i = 0; i < a.group.ranks; i++) {
@@ -421,13 +456,16 @@ __device__ __forceinline__ void send(const Place &a, const Turn &o, const Window
 		if (holds(o.mask, r)) continue;
 		uint2 record[QUAD];
 #pragma unroll
-		for (u32 j = 0; j < QUAD; j++) record[j] = c.e[j] - 1 - first < a.shape.local ? make_uint2(c.e[j] - first, c.weight[j]) : make_uint2(0, 0);
+		for (u32 j = 0; j < QUAD; j++)
+			record[j] = c.e[j] - 1 - first < a.shape.local ? make_uint2(c.e[j] - first, c.weight[j]) : make_uint2(0, 0);
 		store_pairs(q.vectors(), (uint2 *)to, c.n, record);
 	}
 }
 
-// add_own adds to a map's tile what the tokens select, and sends it if it is not sent. All threads of the block call it.
-__device__ __forceinline__ void add_own(const Place &a, const Turn &o, const Own &own, const Map &m, bool sends, u32 t, u32 first, u32 n) {
+// add_own adds to a map's tile what the tokens select, and sends it if it is not sent. All threads
+// of the block call it.
+__device__ __forceinline__ void add_own(const Place &a, const Turn &o, const Own &own, const Map &m, bool sends, u32 t,
+										u32 first, u32 n) {
 	Windows windows(a.group);
 	u32 from = own.share.from + t, lane = threadIdx.x & 31;
 	own.each(a, own.q, from, min(from + m.tile(), own.share.to), [&](const Choices &c) {
@@ -439,7 +477,8 @@ __device__ __forceinline__ void add_own(const Place &a, const Turn &o, const Own
 			rank[j] = c.e[j] != 0 ? c.rank(a, j) : MAX_RANKS;
 			m.add(c.e[j] != 0 && (EVEN || expert < n), expert, at);
 		}
-		// Most tokens of a warp, which are of the same 32, have the same ranks: a lane adds those of a rank.
+		// Most tokens of a warp, which are of the same 32, have the same ranks: a lane adds those
+		// of a rank.
 #pragma unroll 1
 		for (u32 r = 0; r < a.group.ranks; r += 32) {
 			u32 set = 0, tokens = 0;
@@ -456,14 +495,16 @@ __device__ __forceinline__ void add_own(const Place &a, const Turn &o, const Own
 	});
 }
 
-// count sends what the tokens select, counts it, and says what it has counted. All threads of the block call it.
+// count sends what the tokens select, counts it, and says what it has counted. All threads of the
+// block call it.
 __device__ __forceinline__ void count(const Place &a, const Turn &o, const Own &own, const Map &m) {
 	u64 *mine = a.counts + blockIdx.x * columns(a);
 	m.count([&](u32 t, u32 first, u32 n) { add_own(a, o, own, m, true, t, first, n); },
 			[&](u32 column, u32 n) { store_relaxed_sys_u64(mine + column, o.epoch << 32 | n); });
 }
 
-// counted_before is what the blocks before have in a column: of every some blocks, from the first on.
+// counted_before is what the blocks before have in a column: of every some blocks, from the first
+// on.
 __device__ __forceinline__ u32 counted_before(const Place &a, const Turn &o, Wait &w, u32 column, u32 first, u32 step) {
 	constexpr u32 FLIGHT = 12; // blocks that are asked at once
 	const u64 *counts = a.counts + column;
@@ -473,7 +514,9 @@ __device__ __forceinline__ u32 counted_before(const Place &a, const Turn &o, Wai
 		u64 v[FLIGHT];
 		u32 late = 0;
 #pragma unroll
-		for (u32 j = 0; j < FLIGHT; j++) v[j] = first + j * step < blockIdx.x ? load_relaxed_sys_u64(counts + (first + j * step) * columns(a)) : o.epoch << 32;
+		for (u32 j = 0; j < FLIGHT; j++)
+			v[j] = first + j * step < blockIdx.x ? load_relaxed_sys_u64(counts + (first + j * step) * columns(a))
+												 : o.epoch << 32;
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
 			bool there = (u32)(v[j] >> 32) == (u32)o.epoch;
@@ -502,7 +545,8 @@ struct Sources {
 		this->shares = (Share *)shares;
 	}
 
-	// look asks for what the thread's rank has, of which there is one: learn, which is followed by a barrier, makes use of it.
+	// look asks for what the thread's rank has, of which there is one: learn, which is followed by
+	// a barrier, makes use of it.
 	__device__ __forceinline__ u64 look(const Place &a, const Turn &o) const {
 		return threadIdx.x < a.group.ranks ? load_relaxed_sys_u64(o.own + total_at(a, o, threadIdx.x, columns(a))) : 0;
 	}
@@ -529,11 +573,15 @@ struct Spots {
 	uint2 record[QUAD]; // what was sent of them
 };
 
-// each_spot calls f with all selections of tokens [from, to) of every share, those of one token of each thread at a time; those of a warp are of one source, and of the
-// same 32 tokens. All threads of the block call it.
-template <class F> __device__ __forceinline__ void each_spot(const Place &a, const Turn &o, const Quads &q, const Sources &sources, u32 from, u32 to, F f) {
+// each_spot calls f with all selections of tokens [from, to) of every share, those of one token of
+// each thread at a time; those of a warp are of one source, and of the same 32 tokens. All threads
+// of the block call it.
+template <class F> __device__ __forceinline__ void each_spot(const Place &a, const Turn &o, const Quads &q,
+															 const Sources &sources, u32 from, u32 to, F f) {
 	const uint2 *records = (const uint2 *)(o.own + records_at(a, o));
-	u32 n = to - from, blocks = (n + 31) / 32, all = a.group.ranks * blocks, reciprocal = 0xFFFFFFFFu / max(blocks, 1u) + 1; // blocks of 32 tokens
+	// blocks of 32 tokens
+	u32 n = to - from, blocks = (n + 31) / 32, all = a.group.ranks * blocks,
+		reciprocal = 0xFFFFFFFFu / max(blocks, 1u) + 1;
 	auto fetch = [&](u32 at) {
 		Spots c;
 		u32 block = at / 32, src = blocks <= 1 ? block : __umulhi(block, reciprocal);
@@ -555,15 +603,19 @@ template <class F> __device__ __forceinline__ void each_spot(const Place &a, con
 }
 
 // bucket_of is what a selection that comes is counted in.
-__device__ __forceinline__ u32 bucket_of(const Place &a, const Spots &c, u32 j) { return BY_RANKS ? c.src : c.src * a.shape.local + c.record[j].x - 1; }
+__device__ __forceinline__ u32 bucket_of(const Place &a, const Spots &c, u32 j) {
+	return BY_RANKS ? c.src : c.src * a.shape.local + c.record[j].x - 1;
+}
 
 // comes_at_all says whether a token comes here. All lanes of a warp call it.
 __device__ __forceinline__ bool comes_at_all(const Quads &q, const Spots &c) {
 	return q.of_token((c.record[0].x | c.record[1].x | c.record[2].x | c.record[3].x) != 0);
 }
 
-// add_arrived adds to a map's tile what the blocks of this number have sent. All threads of the block call it.
-__device__ __forceinline__ void add_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources, const Map &m, u32 t, u32 first, u32 n) {
+// add_arrived adds to a map's tile what the blocks of this number have sent. All threads of the
+// block call it.
+__device__ __forceinline__ void add_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources,
+											const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		if constexpr (BY_RANKS) {
 			u32 some = __reduce_or_sync(0xFFFFFFFFu, comes_at_all(q, c) ? 1u << (c.t - t) % 32 : 0);
@@ -600,8 +652,9 @@ struct Bases {
 	}
 };
 
-// add_before adds up what the blocks before have, some threads a column, and tells the rank concerned; the last block tells all of them what there is. What is not
-// known, for a wait was given up, is not told: who waits for it gives up as well. All threads of the block call it.
+// add_before adds up what the blocks before have, some threads a column, and tells the rank
+// concerned; the last block tells all of them what there is. What is not known, for a wait was
+// given up, is not told: who waits for it gives up as well. All threads of the block call it.
 __device__ __forceinline__ void add_before(const Place &a, const Turn &o, Wait &w, const Bases &bases) {
 	bool last = blockIdx.x == a.blocks - 1;
 	u32 from = BY_RANKS && !last ? a.shape.experts : 0, to = BY_RANKS || last ? columns(a) : a.shape.experts;
@@ -624,7 +677,8 @@ __device__ __forceinline__ void add_before(const Place &a, const Turn &o, Wait &
 			tell_number(a, o, r, before_at(a, o, a.group.rank, rank ? 0 : i - r * a.shape.local), before);
 		}
 #pragma unroll 1
-		for (u32 i = lane; here && last && i < a.group.ranks; i += lanes) tell_number(a, o, next_rank(a.group, i), total_at(a, o, a.group.rank, column), before + (u32)mine);
+		for (u32 i = lane; here && last && i < a.group.ranks; i += lanes)
+			tell_number(a, o, next_rank(a.group, i), total_at(a, o, a.group.rank, column), before + (u32)mine);
 	}
 }
 
@@ -634,8 +688,10 @@ __device__ __forceinline__ u32 room_for(const Place &a, u32 zone, u32 n) {
 	return zone < a.rows ? min(n, a.rows - zone) : 0;
 }
 
-// describe_expert says what comes for a local expert, whose zone begins at a row, and where what each rank sends begins. One thread does.
-__device__ __forceinline__ void describe_expert(const Place &a, const Described &d, const Bases &bases, u32 le, u32 zone, u32 sum, u32 padded) {
+// describe_expert says what comes for a local expert, whose zone begins at a row, and where what
+// each rank sends begins. One thread does.
+__device__ __forceinline__ void describe_expert(const Place &a, const Described &d, const Bases &bases, u32 le,
+												u32 zone, u32 sum, u32 padded) {
 	u32 kept = room_for(a, zone, sum);
 	bool first = blockIdx.x == 0;
 	if (first) {
@@ -646,14 +702,18 @@ __device__ __forceinline__ void describe_expert(const Place &a, const Described 
 	}
 #pragma unroll 2
 	for (u32 src = 0; src < a.group.ranks; src++) {
-		u32 *p = bases.arrived + src * a.shape.local + le, begin = *p, end = src + 1 < a.group.ranks ? p[a.shape.local] : sum, from = min(begin, kept);
+		u32 *p = bases.arrived + src * a.shape.local + le, begin = *p,
+			end = src + 1 < a.group.ranks ? p[a.shape.local] : sum, from = min(begin, kept);
 		*p = zone + begin + bases.before[src * a.shape.local + le];
-		if (first) a.ranges[(u64)le * a.group.ranks + src] = (long long)((u64)from << 32 | min(end - begin, kept - from));
+		if (first)
+			a.ranges[(u64)le * a.group.ranks + src] = (long long)((u64)from << 32 | min(end - begin, kept - from));
 	}
 }
 
-// base_zones computes where the zones of a rank's experts begin. A warp does. The first block describes what it sees.
-__device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const Described &described, const Bases &bases, u32 rank, u32 lane) {
+// base_zones computes where the zones of a rank's experts begin. A warp does. The first block
+// describes what it sees.
+__device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const Described &described,
+										   const Bases &bases, u32 rank, u32 lane) {
 	u32 next = 0, received = 0; // the zone behind those that were seen, and rows that there is room for
 	u32 over = EMPTY, excess = 0;
 #pragma unroll 1
@@ -692,8 +752,10 @@ __device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const 
 	if (rank == a.group.rank) *described.rows = (int)((a.what & PACKED) != 0 ? min(next, a.rows) : received);
 }
 
-// base_experts learns what numbers of selections have to be raised by. All threads of the block call it.
-__device__ __forceinline__ void base_experts(const Place &a, const Turn &o, Wait &w, const Described &d, const Bases &bases) {
+// base_experts learns what numbers of selections have to be raised by. All threads of the block
+// call it.
+__device__ __forceinline__ void base_experts(const Place &a, const Turn &o, Wait &w, const Described &d,
+											 const Bases &bases) {
 	u32 local = a.shape.local, mine = a.group.rank * local;
 	for (u32 e = threadIdx.x; e < a.shape.experts; e += blockDim.x) {
 		u32 from = rank_of(a.shape, e), sum = 0, own = 0; // the rank and its local expert whose number is e
@@ -709,11 +771,14 @@ __device__ __forceinline__ void base_experts(const Place &a, const Turn &o, Wait
 		bases.sum[e] = sum;
 	}
 	__syncthreads();
-	for (u32 r = threadIdx.x / 32; r < a.group.ranks; r += blockDim.x / 32) base_zones(a, o, d, bases, r, threadIdx.x & 31);
+	for (u32 r = threadIdx.x / 32; r < a.group.ranks; r += blockDim.x / 32)
+		base_zones(a, o, d, bases, r, threadIdx.x & 31);
 }
 
-// base_ranks does where a token has one row at a rank. All threads of the block call it; what different threads wait for comes at the same time.
-__device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &w, const Described &d, const Bases &bases) {
+// base_ranks does where a token has one row at a rank. All threads of the block call it; what
+// different threads wait for comes at the same time.
+__device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &w, const Described &d,
+										   const Bases &bases) {
 	u32 experts = a.shape.experts, ranks = a.group.ranks, rank = a.group.rank, lines = (ranks + 31) & ~31u;
 	bool first = blockIdx.x == 0;
 	for (u32 i = threadIdx.x; i < 2 * lines; i += blockDim.x) {
@@ -737,7 +802,8 @@ __device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &
 		d.excess[r] = 0;
 		if (r == rank) *d.rows = (int)min(sum, a.rows);
 	}
-	for (u32 le = blockDim.x - 1 - threadIdx.x; first && le < a.shape.local; le += blockDim.x) { // by warps that have nothing to do
+	// by warps that have nothing to do
+	for (u32 le = blockDim.x - 1 - threadIdx.x; first && le < a.shape.local; le += blockDim.x) {
 		u32 sum = 0;
 		each_total(a, o, w, rank * a.shape.local + le, [&](u32, u32 n) { sum += n; });
 		d.counts[le] = d.demand[le] = d.padded[le] = (int)sum;
@@ -745,23 +811,32 @@ __device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &
 	}
 }
 
-// base learns what numbers have to be raised by, and describes what comes. All threads of the block call it.
-__device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, const Sources &sources, const Bases &bases) {
+// base learns what numbers have to be raised by, and describes what comes. All threads of the block
+// call it.
+__device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, const Sources &sources,
+									 const Bases &bases) {
 	Described d(a.described, a.shape.local, a.group.ranks);
-	for (u32 src = blockDim.x - 1 - threadIdx.x; blockIdx.x == 0 && src < a.group.ranks; src += blockDim.x) { // by threads that have nothing else to wait for
+	// by threads that have nothing else to wait for
+	for (u32 src = blockDim.x - 1 - threadIdx.x; blockIdx.x == 0 && src < a.group.ranks; src += blockDim.x) {
 		d.tokens[src] = (int)sources.tokens[src];
 		d.came[src] = (int)told(a, o, w, src, total_at(a, o, src, a.shape.experts + a.group.rank));
 	}
 	if (blockIdx.x == 0 && threadIdx.x == 0) *d.routing = (u32)o.epoch;
-	if constexpr (BY_RANKS) base_ranks(a, o, w, d, bases);
-	else base_experts(a, o, w, d, bases);
+	if constexpr (BY_RANKS)
+		base_ranks(a, o, w, d, bases);
+	else
+		base_experts(a, o, w, d, bases);
 }
 
 // limit is where rows end that a local expert, or by rank a rank, has.
-__device__ __forceinline__ u32 limit(const Place &a, u32 le) { return (a.what & (BY_RANK | PACKED)) != 0 ? a.rows : (le + 1) * a.rows; }
+__device__ __forceinline__ u32 limit(const Place &a, u32 le) {
+	return (a.what & (BY_RANK | PACKED)) != 0 ? a.rows : (le + 1) * a.rows;
+}
 
-// keep_own gives this rank's selections in a map's tile their rows. Those of the threads that call it are dealt with by q.
-__device__ __forceinline__ void keep_own(const Place &a, const Own &own, const Quads &q, const Map &m, u32 t, u32 first, u32 n) {
+// keep_own gives this rank's selections in a map's tile their rows. Those of the threads that call
+// it are dealt with by q.
+__device__ __forceinline__ void keep_own(const Place &a, const Own &own, const Quads &q, const Map &m, u32 t, u32 first,
+										 u32 n) {
 	u32 from = own.share.from + t;
 	own.each(a, q, from, min(from + m.tile(), own.share.to), [&](const Choices &c) {
 		u32 rank[QUAD], place[QUAD];
@@ -794,8 +869,8 @@ __device__ __forceinline__ void keep_own(const Place &a, const Own &own, const Q
 	});
 }
 
-// keep_leaders says which of a token's selections is the first at each rank where maps have some of them at a time: when all have their rows. All threads of the block
-// call it.
+// keep_leaders says which of a token's selections is the first at each rank where maps have some of
+// them at a time: when all have their rows. All threads of the block call it.
 __device__ __forceinline__ void keep_leaders(const Place &a, const Own &own) {
 	own.each(a, own.q, own.share.from, own.share.to, [&](const Choices &c) {
 		u32 rank[QUAD];
@@ -810,8 +885,10 @@ __device__ __forceinline__ void keep_leaders(const Place &a, const Own &own) {
 	});
 }
 
-// keep_arrived gives what the blocks of this number have sent, in a map's tile, its rows. Those of the threads that call it are dealt with by q.
-__device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources, const Map &m, u32 t, u32 first, u32 n) {
+// keep_arrived gives what the blocks of this number have sent, in a map's tile, its rows. Those of
+// the threads that call it are dealt with by q.
+__device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources,
+											 const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		uint2 landing[QUAD];
 		if constexpr (BY_RANKS) {
@@ -821,7 +898,8 @@ __device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, cons
 #pragma unroll
 			for (u32 j = 0; j < QUAD; j++) landing[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
 			store_pairs(q.vectors(), (uint2 *)a.landings + c.i, now ? c.n : 0, landing);
-			if (q.k == 0 && now && c.n != 0) a.arrivals[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
+			if (q.k == 0 && now && c.n != 0)
+				a.arrivals[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
 		} else {
 			bool now[QUAD];
 #pragma unroll
@@ -850,26 +928,33 @@ struct Begin {
 	u32 columns, n; // where the columns begin that rows are numbered by, and how many those are
 
 	__device__ __forceinline__ Begin(const Place &a, const Bases &bases)
-		: own(bases.own), arrived(bases.arrived), columns(BY_RANKS ? a.shape.experts : 0), n(BY_RANKS ? a.group.ranks : a.shape.experts) {}
+		: own(bases.own), arrived(bases.arrived), columns(BY_RANKS ? a.shape.experts : 0),
+		  n(BY_RANKS ? a.group.ranks : a.shape.experts) {}
 
 	__device__ __forceinline__ u32 of_own(u32 column) const { return column - columns < n ? own[column - columns] : 0; }
 	__device__ __forceinline__ u32 of_arrived(u32 bucket) const { return arrived[bucket]; }
 };
 
-// keep_again gives everything its rows where a map is not whole. It is a function of its own, so that it is out of the way of those that are.
-__device__ __noinline__ void keep_again(const Place &a, const Turn o, const Map mine, const Map theirs, const Begin begin) {
+// keep_again gives everything its rows where a map is not whole. It is a function of its own, so
+// that it is out of the way of those that are.
+__device__ __noinline__ void keep_again(const Place &a, const Turn o, const Map mine, const Map theirs,
+										const Begin begin) {
 	Own own(a);
 	Sources sources;
-	mine.again([&](u32 t, u32 first, u32 n) { add_own(a, o, own, mine, false, t, first, n); }, [&](u32 column) { return begin.of_own(column); },
+	mine.again([&](u32 t, u32 first, u32 n) { add_own(a, o, own, mine, false, t, first, n); },
+			   [&](u32 column) { return begin.of_own(column); },
 			   [&](u32 t, u32 first, u32 n) { keep_own(a, own, own.q, mine, t, first, n); });
 	if (!mine.all()) keep_leaders(a, own);
-	theirs.again([&](u32 t, u32 first, u32 n) { add_arrived(a, o, own.q, sources, theirs, t, first, n); }, [&](u32 bucket) { return begin.of_arrived(bucket); },
+	theirs.again([&](u32 t, u32 first, u32 n) { add_arrived(a, o, own.q, sources, theirs, t, first, n); },
+				 [&](u32 bucket) { return begin.of_arrived(bucket); },
 				 [&](u32 t, u32 first, u32 n) { keep_arrived(a, o, own.q, sources, theirs, t, first, n); });
 }
 
-// keep gives everything its rows. If both maps are whole, two halves of the block do at the same time, for what takes long is what a warp does one after the other. All
-// threads of the block call it.
-__device__ __forceinline__ void keep(const Place &a, const Turn &o, const Own &own, const Sources &sources, const Map &mine, const Map &theirs, const Bases &bases) {
+// keep gives everything its rows. If both maps are whole, two halves of the block do at the same
+// time, for what takes long is what a warp does one after the other. All threads of the block call
+// it.
+__device__ __forceinline__ void keep(const Place &a, const Turn &o, const Own &own, const Sources &sources,
+									 const Map &mine, const Map &theirs, const Bases &bases) {
 	Begin begin(a, bases);
 	if (!mine.whole() || !theirs.whole()) {
 		keep_again(a, o, mine, theirs, begin);
@@ -881,11 +966,14 @@ __device__ __forceinline__ void keep(const Place &a, const Turn &o, const Own &o
 	u32 half = blockDim.x / 2;
 	bool lower = threadIdx.x < half;
 	Quads q(a.shape.topk, lower ? threadIdx.x : threadIdx.x - half, half);
-	if (lower) keep_own(a, own, q, mine, 0, 0, mine.buckets);
-	else keep_arrived(a, o, q, sources, theirs, 0, 0, theirs.buckets);
+	if (lower)
+		keep_own(a, own, q, mine, 0, 0, mine.buckets);
+	else
+		keep_arrived(a, o, q, sources, theirs, 0, 0, theirs.buckets);
 }
 
-// clear_rest says of tokens that a rank does not have that nothing comes. All threads of the block call it.
+// clear_rest says of tokens that a rank does not have that nothing comes. All threads of the block
+// call it.
 __device__ __forceinline__ void clear_rest(const Place &a, const Sources &sources) {
 	u32 topk = a.shape.topk;
 #pragma unroll 1
@@ -893,12 +981,15 @@ __device__ __forceinline__ void clear_rest(const Place &a, const Sources &source
 		u32 tokens = sources.tokens[src], slot = src * a.shape.capacity;
 		if (tokens >= a.shape.capacity) continue;
 		Share rest(a.shape.capacity, a.blocks);
-		for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x) a.landings[slot * topk + i] = {0, 0};
-		for (u32 t = max(tokens, rest.from) + threadIdx.x; BY_RANKS && t < rest.to; t += blockDim.x) a.arrivals[slot + t] = 0;
+		for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x)
+			a.landings[slot * topk + i] = {0, 0};
+		for (u32 t = max(tokens, rest.from) + threadIdx.x; BY_RANKS && t < rest.to; t += blockDim.x)
+			a.arrivals[slot + t] = 0;
 	}
 }
 
-// begin_words begins the operation with the others, before anything else, so that nobody waits for a word, and without a fence: the word goes with nothing.
+// begin_words begins the operation with the others, before anything else, so that nobody waits for
+// a word, and without a fence: the word goes with nothing.
 __device__ __forceinline__ void begin_words(const Place &a, const Turn &o) {
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		tell_word(a.group, o, a.words, r, a.call, 0);
@@ -906,7 +997,8 @@ __device__ __forceinline__ void begin_words(const Place &a, const Turn &o) {
 	}
 }
 
-// hear_words hears that the others have begun it. Threads do that the block has no other use for meanwhile.
+// hear_words hears that the others have begun it. Threads do that the block has no other use for
+// meanwhile.
 __device__ __forceinline__ void hear_words(const Place &a, const Turn &o, Wait &w) {
 	count_words(o, w, a.words);
 	for (u32 r = threadIdx.x - MAX_RANKS; r < a.group.ranks; r += blockDim.x - MAX_RANKS) {
@@ -919,7 +1011,8 @@ __device__ __forceinline__ void place(const Place &a) {
 	Own own(a);
 	Turn o;
 	bool begun = o.begin(a.group, a.state, 0, OP_PREPARE);
-	if (!__syncthreads_and(begun)) return; // all of a block or none: half of one would tell others what it has not counted
+	if (!__syncthreads_and(begun))
+		return; // all of a block or none: half of one would tell others what it has not counted
 	if (blockIdx.x < a.blocks) {
 		Wait w(a.group, a.state, OP_PREPARE, o.epoch);
 		u64 at = shared_at(shared);
@@ -931,11 +1024,13 @@ __device__ __forceinline__ void place(const Place &a) {
 		mark(a.group, o, a.marks);
 		u64 tokens = sources.look(a, o);
 		add_before(a, o, w, bases);
-		if (blockIdx.x == 0) hear_words(a, o, w); // before anything of theirs is awaited, for they may have made another call
+		if (blockIdx.x == 0)
+			hear_words(a, o, w); // before anything of theirs is awaited, for they may have made another call
 		sources.learn(a, o, w, tokens);
 		if (!await_marks(a.group, o, w, a.marks)) return;
 		Map theirs(at + map_bytes(a.map_entries), a.map_entries, sources.most(a), incoming(a));
-		theirs.count([&](u32 t, u32 first, u32 n) { add_arrived(a, o, own.q, sources, theirs, t, first, n); }, [](u32, u32) {});
+		theirs.count([&](u32 t, u32 first, u32 n) { add_arrived(a, o, own.q, sources, theirs, t, first, n); },
+					 [](u32, u32) {});
 		base(a, o, w, sources, bases); // what it awaits was told while this block counted what came
 		if (__syncthreads_or(w.over) != 0) return;
 		keep(a, o, own, sources, mine, theirs, bases);

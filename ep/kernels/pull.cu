@@ -1,10 +1,14 @@
-// Pull: the combine of rows that have places, unless a rank first sums those that it has of a token. The home of a token reads its rows where they are, in the memory of
-// the ranks that have it, and adds them in fp32, rounded once: where a token has one row at a rank, in rank order or that of its last selections there; where it has one for
-// each selection (exact sums), fused multiply-adds, k ascending, from +0 or the bias. Nothing is stored on the way, and nobody goes on before all have read.
+// Pull: the combine of rows that have places, unless a rank first sums those that it has of a
+// token. The home of a token reads its rows where they are, in the memory of the ranks that have
+// it, and adds them in fp32, rounded once: where a token has one row at a rank, in rank order or
+// that of its last selections there; where it has one for each selection (exact sums), fused
+// multiply-adds, k ascending, from +0 or the bias. Nothing is stored on the way, and nobody goes on
+// before all have read.
 //
 // As a dispatch's gradient it brings the gradients of weights home besides.
 //
-// From Hopper on rows come through shared memory by bulk copies: while a warp adds up a part of a token's rows, the next ones are on their way.
+// From Hopper on rows come through shared memory by bulk copies: while a warp adds up a part of a
+// token's rows, the next ones are on their way.
 #include "scalars.cuh"
 #include "sum.cuh"
 
@@ -29,7 +33,8 @@ struct Pull {
 	u32 row_bytes, biases;
 	u32 chunk; // BULK: bytes of a row that are added up at a time
 	Divisor chunks;
-	u32 carriers, depth, most; // BULK: warps that add up, parts that shared memory has room for for each, and rows of a part
+	// BULK: warps that add up, parts that shared memory has room for for each, and rows of a part
+	u32 carriers, depth, most;
 	u32 call;
 	const Pair *home;
 	const u32 *places;
@@ -56,7 +61,8 @@ struct Selected {
 	}
 };
 
-// Order is that of a token's rows: of ranks, of the last selections there, or each selection has one.
+// Order is that of a token's rows: of ranks, of the last selections there, or each selection has
+// one.
 enum Order { RANKS, SELECTIONS, EXACT };
 
 // Visit is a row of a token: of a lane that is here, and `before` others are added up earlier.
@@ -68,10 +74,13 @@ template <Order ORDER> struct Visit {
 
 	__device__ __forceinline__ Visit() {}
 
-	__device__ __forceinline__ Visit(const Pull &a, const Turn &o, const Selected &s, u32 lane) : rank(0), row((s.place & ~LEADER) - 1), weight(1) {
+	__device__ __forceinline__ Visit(const Pull &a, const Turn &o, const Selected &s, u32 lane)
+		: rank(0), row((s.place & ~LEADER) - 1), weight(1) {
 		here = ORDER == RANKS ? (s.place & LEADER) != 0 : s.place != 0;
 		if (here) rank = rank_of(a.shape, (s.pair.what & 0xFFFF) - 1);
-		if constexpr (ORDER == SELECTIONS) here = __match_any_sync(0xFFFFFFFFu, here ? rank : MAX_RANKS) >> lane == 1 && here; // the last one of its rank
+		// the last one of its rank
+		if constexpr (ORDER == SELECTIONS)
+			here = __match_any_sync(0xFFFFFFFFu, here ? rank : MAX_RANKS) >> lane == 1 && here;
 		here = here && !holds(o.mask, rank);
 		if constexpr (ORDER == RANKS) {
 			u64 ranks = union_of(here ? 1ull << rank : 0);
@@ -86,7 +95,9 @@ template <Order ORDER> struct Visit {
 	}
 
 	// lane gives the lane of the row that is added up after j others. All lanes call it.
-	__device__ __forceinline__ u32 lane(u32 j) const { return __ffs((int)__ballot_sync(0xFFFFFFFFu, here && before == j)) - 1; }
+	__device__ __forceinline__ u32 lane(u32 j) const {
+		return __ffs((int)__ballot_sync(0xFFFFFFFFu, here && before == j)) - 1;
+	}
 };
 
 // add_biases begins the sum of 16 bytes of a token.
@@ -107,7 +118,8 @@ struct Units {
 		}
 	}
 
-	// add adds up `count` rows: read(j, v) gets what row j has, and gives its weight. All lanes call it.
+	// add adds up `count` rows: read(j, v) gets what row j has, and gives its weight. All lanes
+	// call it.
 	template <class Read> __device__ __forceinline__ void add(u32 count, Read read) {
 		for (u32 first = 0; first < count; first += ROWS) {
 			uint4 v[ROWS][UNITS];
@@ -135,13 +147,15 @@ struct Units {
 };
 
 // sum_piece adds up a piece of a token's rows.
-template <Order ORDER> __device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *const *rows, u32 t, u32 pc, u32 lane) {
+template <Order ORDER>
+__device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *const *rows, u32 t, u32 pc, u32 lane) {
 	Visit<ORDER> visit(a, o, Selected(a, t, lane), lane);
 	u64 token = (u64)t * a.row_bytes;
 	Units units(a, token, pc * UNITS * UNIT + lane * 16, a.row_bytes);
 	units.add(visit.count, [&](u32 j, uint4 *v) {
 		u32 from = visit.lane(j);
-		const char *row = rows[__shfl_sync(0xFFFFFFFFu, visit.rank, from)] + (u64)__shfl_sync(0xFFFFFFFFu, visit.row, from) * a.row_bytes;
+		const char *row = rows[__shfl_sync(0xFFFFFFFFu, visit.rank, from)] +
+						  (u64)__shfl_sync(0xFFFFFFFFu, visit.row, from) * a.row_bytes;
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
 			if (units.from + u * UNIT < units.end) v[u] = load_once(row + units.from + u * UNIT);
@@ -209,8 +223,10 @@ template <Order ORDER> struct Fetcher {
 	}
 };
 
-// take_rows adds to the sums of some units those of N rows. A lane's 16 bytes of the first unit of the first row are at `at`, what the rows weigh, if they do, is at `weights`.
-template <u32 N, u32 U, Order ORDER> __device__ __forceinline__ void take_rows(Sum *sum, u64 at, u32 chunk, u64 weights) {
+// take_rows adds to the sums of some units those of N rows. A lane's 16 bytes of the first unit of
+// the first row are at `at`, what the rows weigh, if they do, is at `weights`.
+template <u32 N, u32 U, Order ORDER>
+__device__ __forceinline__ void take_rows(Sum *sum, u64 at, u32 chunk, u64 weights) {
 	float by[ROWS] = {1, 1, 1, 1};
 	if constexpr (ORDER == EXACT) {
 		uint4 w = load_shared16(weights);
@@ -229,14 +245,17 @@ template <u32 N, u32 U, Order ORDER> __device__ __forceinline__ void take_rows(S
 	}
 }
 
-// add_units adds up a lane's 16 bytes of each of some units of a token, `at` which it begins in the stage and `to` which in the tokens.
-template <u32 U, Order ORDER> __device__ __forceinline__ void add_units(const Pull &a, u64 to, u64 at, u32 count, u64 weights) {
+// add_units adds up a lane's 16 bytes of each of some units of a token, `at` which it begins in the
+// stage and `to` which in the tokens.
+template <u32 U, Order ORDER>
+__device__ __forceinline__ void add_units(const Pull &a, u64 to, u64 at, u32 count, u64 weights) {
 	Sum sum[U];
 	if (a.biases != 0) {
 #pragma unroll
 		for (u32 u = 0; u < U; u++) add_biases(a, to + u * UNIT, sum[u]);
 	}
-	for (; count >= ROWS; count -= ROWS, at += ROWS * a.chunk, weights += ROWS * 4) take_rows<ROWS, U, ORDER>(sum, at, a.chunk, weights);
+	for (; count >= ROWS; count -= ROWS, at += ROWS * a.chunk, weights += ROWS * 4)
+		take_rows<ROWS, U, ORDER>(sum, at, a.chunk, weights);
 	if (count == 3) take_rows<3, U, ORDER>(sum, at, a.chunk, weights);
 	if (count == 2) take_rows<2, U, ORDER>(sum, at, a.chunk, weights);
 	if (count == 1) take_rows<1, U, ORDER>(sum, at, a.chunk, weights);
@@ -245,40 +264,48 @@ template <u32 U, Order ORDER> __device__ __forceinline__ void add_units(const Pu
 }
 
 // add_part adds up a part that has come.
-template <Order ORDER> __device__ __forceinline__ void add_part(const Pull &a, const Cursor &cursor, u64 stage, u32 count, u64 weights, u32 lane) {
+template <Order ORDER> __device__ __forceinline__ void add_part(const Pull &a, const Cursor &cursor, u64 stage,
+																u32 count, u64 weights, u32 lane) {
 	u64 to = (u64)cursor.t * a.row_bytes + cursor.from;
 	u32 bytes = cursor.bytes(a), from = 0;
-	for (; from + UNITS * UNIT <= bytes; from += UNITS * UNIT) add_units<UNITS, ORDER>(a, to + from + lane * 16, stage + from + lane * 16, count, weights);
+	for (; from + UNITS * UNIT <= bytes; from += UNITS * UNIT)
+		add_units<UNITS, ORDER>(a, to + from + lane * 16, stage + from + lane * 16, count, weights);
 	for (from += lane * 16; from < bytes; from += UNIT) add_units<1, ORDER>(a, to + from, stage + from, count, weights);
 }
 
-// sum_bulk adds up the share's rows. The warps that have shared memory call it. What is waited for is no rank: a bulk copy ends as a load does, and no block may end before.
-template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane) {
+// sum_bulk adds up the share's rows. The warps that have shared memory call it. What is waited for
+// is no rank: a bulk copy ends as a load does, and no block may end before.
+template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows,
+																Share share, u32 warp, u32 lane) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 arrived[MOST_CARRIERS][MOST_DEPTH];
 	__shared__ __align__(16) float weights[ORDER == EXACT ? MOST_CARRIERS : 1][MOST_DEPTH][32];
-	float(*own)[32] = weights[ORDER == EXACT ? warp : 0];
+	float (*own)[32] = weights[ORDER == EXACT ? warp : 0];
 	if (lane < a.depth) {
 		barrier_init(&arrived[warp][lane], 1);
 		fence_barrier_init();
 	}
 	fence_async(); // what was heard of was stored by others
 	__syncwarp();
-	u32 part = a.most * a.chunk, counts = 0, stage = 0, parity = 0; // counts: of the rows of each stage, eight bits for each
+	// counts: of the rows of each stage, eight bits for each
+	u32 part = a.most * a.chunk, counts = 0, stage = 0, parity = 0;
 	char *stages = buffers + warp * a.depth * part;
 	u64 stages_at = shared_at(stages), weights_at = ORDER == EXACT ? shared_at(own) : 0;
 	Cursor at(a, share, warp);
 	Fetcher<ORDER> fetcher(a, o, rows, share, warp, lane);
 	auto fetch = [&](u32 s) {
 		if (fetcher.at.left == 0) return;
-		counts = counts & ~(255u << 8 * s) | fetcher.fetch(a, stages + s * part, &arrived[warp][s], own[s], lane) << 8 * s;
+		counts = counts & ~(255u << 8 * s) | fetcher.fetch(a, stages + s * part, &arrived[warp][s], own[s], lane)
+												 << 8 * s;
 		if (fetcher.at.next(a)) fetcher.begin(a, o, rows, share, lane);
 	};
 	for (u32 s = 0; s < a.depth; s++) fetch(s);
 	while (at.left != 0) {
-		while (!barrier_awaited(&arrived[warp][stage], parity)) {}
+		while (!barrier_awaited(&arrived[warp][stage], parity)) {
+		}
 		__syncwarp();
-		add_part<ORDER>(a, at, stages_at + stage * part, counts >> 8 * stage & 255, weights_at + stage * sizeof(own[0]), lane);
+		add_part<ORDER>(a, at, stages_at + stage * part, counts >> 8 * stage & 255, weights_at + stage * sizeof(own[0]),
+						lane);
 		at.next(a);
 		fence_async_shared(); // all have read before anything comes there again
 		__syncwarp();
@@ -301,7 +328,8 @@ template <Order ORDER> __device__ __forceinline__ void pull(const Pull &a) {
 	__shared__ char *rows[MAX_RANKS];
 	Turn o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-	u32 call = by_routing(a.call, *Described(a.described, a.shape.local, a.group.ranks).routing); // is on its way meanwhile
+	// is on its way meanwhile
+	u32 call = by_routing(a.call, *Described(a.described, a.shape.local, a.group.ranks).routing);
 	if (!o.begin(a.group, a.state, a.first, OP_COMBINE)) return;
 	Wait w(a.group, a.state, OP_COMBINE, o.epoch);
 	if ((a.what & SEND) != 0 && blockIdx.x == 0) tell(a.group, o, a.words, call, a.at);

@@ -1,8 +1,10 @@
-// Push: the dispatch of handles whose rows have their final places before they leave. A warp reads a piece of a token's row once and stores it at every rank that
-// has an expert for it, where the first of its rows there will stand. If it has more rows at that rank, the blocks there copy it to them when it has come; they also
-// fill the pads between zones with zeros.
+// Push: the dispatch of handles whose rows have their final places before they leave. A warp reads
+// a piece of a token's row once and stores it at every rank that has an expert for it, where the
+// first of its rows there will stand. If it has more rows at that rank, the blocks there copy it to
+// them when it has come; they also fill the pads between zones with zeros.
 //
-// From Hopper on rows that need no work go through shared memory by bulk copies: few SMs fill the links so, for a warp has a whole row on its way and no registers.
+// From Hopper on rows that need no work go through shared memory by bulk copies: few SMs fill the
+// links so, for a warp has a whole row on its way and no registers.
 #include "placed.cuh"
 #include "quantize.cuh"
 
@@ -19,17 +21,19 @@ struct Push {
 	Group group;
 	Shape shape;
 	State *state;
-	u64 words, marks, blocks;				// offsets in a window
+	u64 words, marks, blocks;	// offsets in a window
 	u64 block_bytes, scales_at; // of a block of received rows
 	u32 what, tokens, call;
 	u32 block; // where this rank receives
 	Divisor pieces;
 	u32 row_bytes, scale_words, piece_words; // of a row, and of a piece at most
-	u32 zone;  // rows that share a block of column-major scales; 0: those that a rank receives
-	u32 rows;  // room of a rank
+	u32 zone; // rows that share a block of column-major scales; 0: those that a rank receives
+	u32 rows; // room of a rank
 	u32 hidden;
 	u32 align; // of packed zones
-	u32 chunk; // BULK: bytes of a row that a warp sends at a time, of which shared memory has some for each of so many warps
+	// BULK: bytes of a row that a warp sends at a time, of which shared memory has some for each of
+	// so many warps
+	u32 chunk;
 	Divisor chunks;
 	u32 carriers, zero;
 	const char *x;
@@ -84,10 +88,13 @@ __device__ __forceinline__ void fetch(const Push &a, u32 t, u32 pc, u32 lane, Pi
 		u32 at = piece_at(pc, u, lane);
 		const char *from = a.x + ((u64)t * a.hidden + at) * NUMBER_BYTES;
 #pragma unroll
-		for (int i = 0; i < LOADS; i++) raw[u][i] = at < a.row_bytes ? load_once(from + 16 * i) : make_uint4(0, 0, 0, 0);
+		for (int i = 0; i < LOADS; i++)
+			raw[u][i] = at < a.row_bytes ? load_once(from + 16 * i) : make_uint4(0, 0, 0, 0);
 	}
 #pragma unroll
-	for (u32 u = 0; u < UNITS; u++) p.v[u] = quantize(a.what, raw[u], pc * UNITS + u, lane, piece_at(pc, u, lane) < a.row_bytes, p.word[u], p.scale[u]);
+	for (u32 u = 0; u < UNITS; u++)
+		p.v[u] =
+			quantize(a.what, raw[u], pc * UNITS + u, lane, piece_at(pc, u, lane) < a.row_bytes, p.word[u], p.scale[u]);
 #else
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
@@ -127,8 +134,10 @@ struct Places {
 	}
 };
 
-// send_piece stores a piece of a token's row, and its part of the scales, at every rank that has an expert for it.
-__device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const Target *targets, u32 t, u32 pc, u32 lane) {
+// send_piece stores a piece of a token's row, and its part of the scales, at every rank that has an
+// expert for it.
+__device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const Target *targets, u32 t, u32 pc,
+										   u32 lane) {
 	Places places(a, t, lane);
 	Piece p;
 	fetch(a, t, pc, lane, p);
@@ -153,7 +162,8 @@ __device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const T
 
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
 // send_bulk sends the share's rows by bulk copies. The warps that carry call it.
-__device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Target *targets, Carrier &carrier, Share share, u32 warp, u32 lane) {
+__device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Target *targets, Carrier &carrier,
+										  Share share, u32 warp, u32 lane) {
 	u32 n = (share.to - share.from) * a.chunks.by;
 	for (u32 i = warp; i < n; i += a.carriers) {
 		u32 c, t = share.from + a.chunks.quotient(i, c), from = c * a.chunk, bytes = min(a.chunk, a.row_bytes - from);
@@ -180,7 +190,8 @@ __device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Ta
 
 // clear_row makes a row and its scales zeros. A warp does.
 __device__ __forceinline__ void clear_row(const Push &a, const Target &own, u32 row, u32 lane) {
-	for (u32 at = lane * 16; at < a.row_bytes; at += UNIT) store16(own.rows + (u64)row * a.row_bytes + at, make_uint4(0, 0, 0, 0));
+	for (u32 at = lane * 16; at < a.row_bytes; at += UNIT)
+		store16(own.rows + (u64)row * a.row_bytes + at, make_uint4(0, 0, 0, 0));
 	for (u32 word = lane; word < a.scale_words; word += 32) own.scales[own.scale_at(a, row, word)] = 0;
 }
 
@@ -191,7 +202,8 @@ __device__ __forceinline__ u32 landing(const Push &a, u32 src, u32 t, u32 lane) 
 	return lane < a.shape.topk ? a.landings[slot * a.shape.topk + lane].what : 0;
 }
 
-// Rows are those of a token that are here, if there are any: `first` has come, `rest` are the lanes of others.
+// Rows are those of a token that are here, if there are any: `first` has come, `rest` are the lanes
+// of others.
 struct Rows {
 	u32 first, landing, rest;
 
@@ -202,7 +214,9 @@ struct Rows {
 	}
 
 	// next gives the row of the first lane in todo. All lanes call it.
-	__device__ __forceinline__ u32 next(u32 todo) const { return __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1; }
+	__device__ __forceinline__ u32 next(u32 todo) const {
+		return __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1;
+	}
 };
 
 // clear_rows makes zeros of the rows of a token whose rank is left out.
@@ -244,15 +258,17 @@ __device__ __forceinline__ void spread_bulk(const Push &a, const Target &own, co
 		u32 bytes = min(a.chunk, a.row_bytes - from);
 		carrier.fetch(own.rows + (u64)rows.first * a.row_bytes + from, bytes);
 		carrier.await();
-		for (u32 todo = rows.rest; todo != 0; todo &= todo - 1) carrier.store(own.rows + (u64)rows.next(todo) * a.row_bytes + from, bytes);
+		for (u32 todo = rows.rest; todo != 0; todo &= todo - 1)
+			carrier.store(own.rows + (u64)rows.next(todo) * a.row_bytes + from, bytes);
 		carrier.commit();
 	}
 }
 #endif
 
-// spread_all calls f with the rows of every token of src's share, a warp of so many a token, and looks up the next meanwhile; those of a rank that is left out become
-// zeros.
-template <class F> __device__ __forceinline__ void spread_all(const Push &a, const Target &own, u32 src, bool absent, Share share, u32 warp, u32 warps, u32 lane, F f) {
+// spread_all calls f with the rows of every token of src's share, a warp of so many a token, and
+// looks up the next meanwhile; those of a rank that is left out become zeros.
+template <class F> __device__ __forceinline__ void spread_all(const Push &a, const Target &own, u32 src, bool absent,
+															  Share share, u32 warp, u32 warps, u32 lane, F f) {
 	u32 t = share.from + warp, next = t < share.to ? landing(a, src, t, lane) : 0;
 	for (; t < share.to; t += warps) {
 		u32 here = next;
@@ -265,12 +281,15 @@ template <class F> __device__ __forceinline__ void spread_all(const Push &a, con
 	}
 }
 
-// Weights travel as a prepare's records do, of which they are the second words: what this operation tells may come while a rank still keeps what the one before told.
+// Weights travel as a prepare's records do, of which they are the second words: what this operation
+// tells may come while a rank still keeps what the one before told.
 __device__ __forceinline__ u64 weight_at(const Push &a, const Turn &o, u32 src, u32 i) {
-	return a.records + (((o.epoch & 1) * a.group.ranks + src) * a.shape.capacity * a.shape.topk + i) * sizeof(Pair) + sizeof(u32);
+	return a.records + (((o.epoch & 1) * a.group.ranks + src) * a.shape.capacity * a.shape.topk + i) * sizeof(Pair) +
+		   sizeof(u32);
 }
 
-// tell_weights gives the share's selections other weights, and tells the ranks where their rows are. All threads of the block call it.
+// tell_weights gives the share's selections other weights, and tells the ranks where their rows
+// are. All threads of the block call it.
 __device__ __forceinline__ void tell_weights(const Push &a, const Turn &o, Share share) {
 	for (u32 i = share.from * a.shape.topk + threadIdx.x; i < share.to * a.shape.topk; i += blockDim.x) {
 		u32 e = a.home[i].what & 0xFFFF, weight = bits(a.weights[i]);
@@ -281,7 +300,8 @@ __device__ __forceinline__ void tell_weights(const Push &a, const Turn &o, Share
 	}
 }
 
-// take_weights gives the rows of src's share the weights that it told of. All threads of the block call it, when the block of this number there has marked.
+// take_weights gives the rows of src's share the weights that it told of. All threads of the block
+// call it, when the block of this number there has marked.
 __device__ __forceinline__ void take_weights(const Push &a, const Turn &o, u32 src, Share share) {
 	Pair *landings = a.landings + (u64)src * a.shape.capacity * a.shape.topk;
 	for (u32 i = share.from * a.shape.topk + threadIdx.x; i < share.to * a.shape.topk; i += blockDim.x) {
@@ -324,7 +344,8 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 	}
 	if ((a.what & RECEIVE) != 0) {
 		Target own = target_of(a, d.wanted, a.group.rank, a.block);
-		if ((a.what & BY_RANK) == 0) each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, own, row, lane); });
+		if ((a.what & BY_RANK) == 0)
+			each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, own, row, lane); });
 		if (!await_marks(a.group, o, w, a.marks)) return;
 #if __CUDA_ARCH__ >= 900
 		fence_async(); // what was awaited was stored by others

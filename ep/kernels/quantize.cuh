@@ -29,8 +29,10 @@ __device__ __forceinline__ void widen(float *f, uint4 v) {
 	}
 }
 
-// quantize gives 16 e4m3 numbers, and on some lanes a word of scales: scale says which of the row's, or none. here says whether the lane has numbers.
-__device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, u32 lane, bool here, u32 &word, int &scale) {
+// quantize gives 16 e4m3 numbers, and on some lanes a word of scales: scale says which of the
+// row's, or none. here says whether the lane has numbers.
+__device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, u32 lane, bool here, u32 &word,
+										  int &scale) {
 	float f[16];
 #pragma unroll
 	for (int i = 0; i < LOADS; i++) widen(f + i * (16 / LOADS), raw[i]);
@@ -41,7 +43,8 @@ __device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, 
 	for (int i = 1; i < 8; i *= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
 	most = fminf(fmaxf(most, 1e-4f), 3.4028234663852886e38f);
 	float factor = divide(448.0f, most);
-	// The power of two that is not less than most / 448: 448 is 1.75 x 2^8, so it is 2^-8 of most's own, or of the next if most is more than 1.75 times that.
+	// The power of two that is not less than most / 448: 448 is 1.75 x 2^8, so it is 2^-8 of most's
+	// own, or of the next if most is more than 1.75 times that.
 	u32 power = (bits(most) + 0x1FFFFF - (8u << 23)) & ~0x7FFFFFu;
 	if ((what & POWER_OF_TWO) != 0) factor = number((254u << 23) - power);
 	u32 q[4];

@@ -1,4 +1,5 @@
-// Scalars: a number of each selection that goes home, the gradient of its weight. It came with the row of a dispatch, or is made of the row's gradient.
+// Scalars: a number of each selection that goes home, the gradient of its weight. It came with the
+// row of a dispatch, or is made of the row's gradient.
 #pragma once
 #include "placed.cuh"
 
@@ -13,13 +14,17 @@ struct Scalars {
 	const float *rows;	 // what goes home: one a row, or top-k a row that is not a selection's; or none
 	float *home;		 // [tokens][top-k]: what has come home; or none
 
-	// offset is where the number of this rank's selection i stands, by every other operation in the same place.
-	__device__ __forceinline__ u64 offset(const Shape &s, const Turn &o, u32 i) const { return at + ((u32)(o.epoch & 1) * s.capacity * s.topk + i) * 4; }
+	// offset is where the number of this rank's selection i stands, by every other operation in the
+	// same place.
+	__device__ __forceinline__ u64 offset(const Shape &s, const Turn &o, u32 i) const {
+		return at + ((u32)(o.epoch & 1) * s.capacity * s.topk + i) * 4;
+	}
 
 	static constexpr u32 FLIGHT = 4; // numbers of a thread that are on their way at once
 
 	// send sends those of a share of src's selections home. All threads of the block call it.
-	__device__ __forceinline__ void send(const Group &g, const Shape &s, const Turn &o, u32 src, Share share, bool by_expert) const {
+	__device__ __forceinline__ void send(const Group &g, const Shape &s, const Turn &o, u32 src, Share share,
+										 bool by_expert) const {
 		u32 end = share.to * s.topk, slots = src * s.capacity;
 #pragma unroll 1
 		for (u32 first = share.from * s.topk + threadIdx.x; first < end; first += FLIGHT * blockDim.x) {
@@ -40,12 +45,14 @@ struct Scalars {
 			}
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
-				if (landing[j] != 0) store_relaxed_sys4(g.window[src] + offset(s, o, first + j * blockDim.x), bits(value[j]));
+				if (landing[j] != 0)
+					store_relaxed_sys4(g.window[src] + offset(s, o, first + j * blockDim.x), bits(value[j]));
 			}
 		}
 	}
 
-	// take takes what has come home for this block's share of the tokens. Selections that went nowhere have 0. All threads of the block call it.
+	// take takes what has come home for this block's share of the tokens. Selections that went
+	// nowhere have 0. All threads of the block call it.
 	__device__ __forceinline__ void take(const Shape &s, const Turn &o, const Pair *routed, u32 tokens) const {
 		Share share(tokens);
 		u32 end = share.to * s.topk;

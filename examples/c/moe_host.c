@@ -1,6 +1,6 @@
 /*
- * A mixture-of-experts layer between processes of one host, in C: every rank sends its tokens to the experts that they select, the experts work on what they
- * got, and the weighted sums come home and are compared with what they must be.
+ * A mixture-of-experts layer between processes of one host, in C: every rank sends its tokens to the experts that they
+ * select, the experts work on what they got, and the weighted sums come home and are compared with what they must be.
  *
  *     make clib
  *     cc -o build/moe_host examples/c/moe_host.c $(PKG_CONFIG_PATH=$PWD/build/clib pkg-config --cflags --libs weft)
@@ -51,7 +51,12 @@ static void layer(weft_comm comm) {
 	must(weft_comm_get(comm, &info), "info");
 	int experts = info.ranks * EXPERTS_PER_RANK;
 
-	weft_ep_spec spec = {.size = sizeof spec, .experts = experts, .topk = TOPK, .hidden = HIDDEN, .max_tokens = TOKENS, .payload = WEFT_PAYLOAD_FP32};
+	weft_ep_spec spec = {.size = sizeof spec,
+						 .experts = experts,
+						 .topk = TOPK,
+						 .hidden = HIDDEN,
+						 .max_tokens = TOKENS,
+						 .payload = WEFT_PAYLOAD_FP32};
 	weft_ep ep;
 	must(weft_ep_create(comm, &spec, &ep), "create");
 
@@ -71,7 +76,8 @@ static void layer(weft_comm comm) {
 	weft_tensor x_tensor = matrix(x, WEFT_FLOAT32, TOKENS, HIDDEN);
 	weft_tensor out_tensor = matrix(out, WEFT_FLOAT32, TOKENS, HIDDEN);
 
-	/* Three batches: the first by a routing of its own, as training has it, the others by one call, as inference has it. */
+	/* Three batches: the first by a routing of its own, as training has it, the others by one call, as inference has
+	 * it. */
 	for (int batch = 0; batch < 3; batch++) {
 		weft_tensor rows = {.size = sizeof rows}, counts = {.size = sizeof counts};
 		weft_ep_dispatch_args send = {.size = sizeof send, .rows = &x_tensor};
@@ -93,7 +99,8 @@ static void layer(weft_comm comm) {
 			float factor = 0.75f * (float)(topk[t][0] + 1) + 0.25f * (float)(topk[t][1] + 1);
 			for (int i = 0; i < HIDDEN; i++) {
 				if (out[t][i] != factor * x[t][i]) {
-					fprintf(stderr, "rank %d: token %d, number %d is %g, not %g\n", info.rank, t, i, out[t][i], factor * x[t][i]);
+					fprintf(stderr, "rank %d: token %d, number %d is %g, not %g\n", info.rank, t, i, out[t][i],
+							factor * x[t][i]);
 					exit(1);
 				}
 			}
@@ -101,7 +108,8 @@ static void layer(weft_comm comm) {
 		must(weft_received_release(got.received), "release");
 		must(weft_routing_release(got.routing), "release");
 	}
-	printf("rank %d of %d: %d tokens went to their experts and came home, three times\n", info.rank, info.ranks, TOKENS);
+	printf("rank %d of %d: %d tokens went to their experts and came home, three times\n", info.rank, info.ranks,
+		   TOKENS);
 	must(weft_ep_destroy(ep), "destroy");
 }
 
@@ -133,7 +141,8 @@ int main(int argc, char **argv) {
 		must(weft_comm_create(&options, &comm), "join");
 		ranks = 1;
 	} else if (id) {
-		must(weft_comm_create_with_id(id, atoi(getenv("MOE_RANK")), atoi(getenv("MOE_RANKS")), &options, &comm), "join");
+		must(weft_comm_create_with_id(id, atoi(getenv("MOE_RANK")), atoi(getenv("MOE_RANKS")), &options, &comm),
+			 "join");
 		ranks = 1;
 	} else if (ranks >= 1 && ranks <= 64) {
 		char fresh[WEFT_UNIQUE_ID_BYTES];

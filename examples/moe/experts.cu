@@ -1,27 +1,33 @@
-// The matrix products of the experts, in fp32: textbook tiles in shared memory, one thread for each number of a tile.
+// The matrix products of the experts, in fp32: textbook tiles in shared memory, one thread for each
+// number of a tile.
 //
-// Every sum goes over its terms in ascending order, by fused multiply-adds from 0. So a row's numbers depend neither on the tile that they are in nor on
-// the rows beside it, and losses are the same on any number of ranks.
+// Every sum goes over its terms in ascending order, by fused multiply-adds from 0. So a row's
+// numbers depend neither on the tile that they are in nor on the rows beside it, and losses are the
+// same on any number of ranks.
 //
-// How many rows an expert has is known on the GPU alone. So grids do not follow from it: blocks take tiles of rows in turn until there are no more.
+// How many rows an expert has is known on the GPU alone. So grids do not follow from it: blocks
+// take tiles of rows in turn until there are no more.
 #include "ptx.cuh"
 
 using namespace weft;
 
 constexpr u32 TILE = 16; // rows and columns; blocks have TILE x TILE threads
 
-// Product is y = x·w for the rows of each expert, or x·wᵀ, of which w is read with its strides exchanged. Go: productArgs.
+// Product is y = x·w for the rows of each expert, or x·wᵀ, of which w is read with its strides
+// exchanged. Go: productArgs.
 struct Product {
 	const float *x, *w;
 	float *y;
 	const float *mask;			 // where it is 0, y is; null: nowhere
 	const u32 *offsets, *counts; // the first row of each expert, and how many it has
 	u32 in, out;				 // columns of x and of y
-	u32 down, right, expert;	 // how far apart w's numbers are that stand below each other and beside each other, and two experts' w
+	// how far apart w's numbers are that stand below each other and beside each other, and two
+	// experts' w
+	u32 down, right, expert;
 	u32 relu;
 };
 
-extern "C" __global__ void __launch_bounds__(TILE * TILE) moe_product(const __grid_constant__ Product p) {
+extern "C" __global__ void __launch_bounds__(TILE *TILE) moe_product(const __grid_constant__ Product p) {
 	__shared__ float x[TILE][TILE], w[TILE][TILE];
 	u32 i = threadIdx.y, j = threadIdx.x, column = blockIdx.x * TILE + j;
 	u32 offset = p.offsets[blockIdx.z], count = p.counts[blockIdx.z];
@@ -44,21 +50,24 @@ extern "C" __global__ void __launch_bounds__(TILE * TILE) moe_product(const __gr
 	}
 }
 
-// Gradient adds xᵀ·g to the gradient of w, for the rows of each expert: a sum for the rows of each rank, one after the other in the order of the ranks.
-// Go: gradientArgs.
+// Gradient adds xᵀ·g to the gradient of w, for the rows of each expert: a sum for the rows of each
+// rank, one after the other in the order of the ranks. Go: gradientArgs.
 struct Gradient {
 	const float *x, *g;
 	float *w;
 	const u32 *offsets; // the first row of each expert
-	const u64 *ranges;	// of each expert the rows of each rank: the first, counted from the offset, << 32 | how many there are
-	u32 in, out;		// columns of x and of g
+	// of each expert the rows of each rank: the first, counted from the offset, << 32 | how many
+	// there are
+	const u64 *ranges;
+	u32 in, out; // columns of x and of g
 	u32 expert, ranks;
 };
 
-extern "C" __global__ void __launch_bounds__(TILE * TILE) moe_gradient(const __grid_constant__ Gradient p) {
+extern "C" __global__ void __launch_bounds__(TILE *TILE) moe_gradient(const __grid_constant__ Gradient p) {
 	__shared__ float x[TILE][TILE], g[TILE][TILE];
 	u32 i = threadIdx.y, j = threadIdx.x;
-	u32 row = blockIdx.y * TILE + i, column = blockIdx.x * TILE + j; // of w; the tile of x has its rows' numbers side by side
+	// of w; the tile of x has its rows' numbers side by side
+	u32 row = blockIdx.y * TILE + i, column = blockIdx.x * TILE + j;
 	float *w = p.w + blockIdx.z * p.expert + row * p.out + column;
 	bool inside = row < p.in && column < p.out;
 	float total = inside ? *w : 0;

@@ -1,12 +1,15 @@
-// The product of two matrices of bf16 numbers, by tensor cores. It is work for a GPU to do beside something else: simple, and no record.
+// The product of two matrices of bf16 numbers, by tensor cores. It is work for a GPU to do beside
+// something else: simple, and no record.
 #include "ptx.cuh"
 
 using namespace weft;
 
-// A block makes TILE x TILE numbers, of which each of its four warps makes a quarter, and takes STEP columns of both matrices at a time into shared memory. Rows
-// there have a few words more than they need, so that the lanes of a warp read from different banks.
+// A block makes TILE x TILE numbers, of which each of its four warps makes a quarter, and takes
+// STEP columns of both matrices at a time into shared memory. Rows there have a few words more than
+// they need, so that the lanes of a warp read from different banks.
 constexpr u32 TILE = 64, STEP = 32, ROW = STEP / 2 + 4, THREADS = 128;
-constexpr u32 WARP = TILE / 2, HIGH = 16, WIDE = 8; // rows and columns of a warp's quarter, rows and columns of a product of its tensor core
+// rows and columns of a warp's quarter, rows and columns of a product of its tensor core
+constexpr u32 WARP = TILE / 2, HIGH = 16, WIDE = 8;
 
 // stage copies STEP columns of TILE rows to shared memory.
 __device__ __forceinline__ void stage(u32 *to, const u32 *from, u32 words) {
@@ -17,8 +20,9 @@ __device__ __forceinline__ void stage(u32 *to, const u32 *from, u32 words) {
 	}
 }
 
-// weft_product is c = a·bᵀ, of a [rows, inner], b [columns, inner] and c, fp32 [rows, columns]: a block for each tile, those of a row side by side. Rows and columns are
-// multiples of TILE, inner of STEP.
+// weft_product is c = a·bᵀ, of a [rows, inner], b [columns, inner] and c, fp32 [rows, columns]: a
+// block for each tile, those of a row side by side. Rows and columns are multiples of TILE, inner
+// of STEP.
 extern "C" __global__ void __launch_bounds__(THREADS) weft_product(const u32 *a, const u32 *b, float *c, u32 inner) {
 	alignas(16) __shared__ u32 left[TILE * ROW], right[TILE * ROW];
 	u32 words = inner / 2, columns = gridDim.x * TILE;

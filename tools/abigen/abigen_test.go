@@ -64,9 +64,11 @@ func TestMirrors(t *testing.T) {
 		h.python(): {
 			"from ctypes import CFUNCTYPE, c_char_p, c_int, c_int32, c_size_t, c_void_p\n",
 			"\nDAYS = 7\nALL = 2**64 - 1\nHOST = 0\nGPU = 1\n",
-			"class Weave(Choice):\n    \"\"\"How threads cross.\"\"\"\n\n    plain = 0\n    \"\"\"over one, under one\"\"\"\n    twill = 1\n",
+			"class Weave(Choice):\n    \"\"\"How threads cross.\"\"\"\n\n    plain = 0\n    \"\"\"over one, " +
+				"under one\"\"\"\n    twill = 1\n",
 			"SnapFunction = CFUNCTYPE(c_int, c_void_p, c_char_p)\n",
-			"        (\"weave\", c_int32),\n        (\"spare\", c_void_p * 7),\n        (\"snap\", SnapFunction),\n        (\"added\", c_int32),\n    )\n",
+			"        (\"weave\", c_int32),\n        (\"spare\", c_void_p * 7),\n        (\"snap\", " +
+				"SnapFunction),\n        (\"added\", c_int32),\n    )\n",
 			"    \"weft_looms\": (),\n    \"weft_loom_run\": (c_void_p, c_void_p, c_void_p),\n",
 		},
 	} {
@@ -83,7 +85,8 @@ func TestMirrors(t *testing.T) {
 	if sizes, err = h.goSizes(nil); err != nil || !strings.Contains(sizes, "return 88\n") {
 		t.Errorf("a new struct: %v\n%s", err, sizes)
 	}
-	if _, err := h.goSizes(map[string]uint64{"weft_loom_options": 96}); err == nil || !strings.Contains(err.Error(), "never shrink") {
+	if _, err := h.goSizes(map[string]uint64{"weft_loom_options": 96}); err == nil ||
+		!strings.Contains(err.Error(), "never shrink") {
 		t.Errorf("a struct that has shrunk: %v", err)
 	}
 }
@@ -113,7 +116,8 @@ func TestParseRefuses(t *testing.T) {
 		"typedef enum weft_loom { WEFT_A = 1 } weft_loom;\ntypedef void *weft_loom;": "declared already",
 		"/* never closed": "comment not terminated",
 	} {
-		if _, err := parse("weft.h", "\n"+declaration); err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "weft.h:") {
+		if _, err := parse("weft.h", "\n"+declaration); err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.HasPrefix(err.Error(), "weft.h:") {
 			t.Errorf("%s: %v, want %s", declaration, err, want)
 		}
 	}

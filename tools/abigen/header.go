@@ -72,8 +72,9 @@ var basics = map[string]uint64{
 	"uint8_t": 1, "int32_t": 4, "int64_t": 8, "uint64_t": 8,
 }
 
-// parse reads a header in the subset of C that weft.h is written in, and refuses all else by its line. A whole front end of C
-// would want a compiler's headers, and lose the comments that become documentation.
+// parse reads a header in the subset of C that weft.h is written in, and refuses all else by its
+// line. A whole front end of C would want a compiler's headers, and lose the comments that become
+// documentation.
 func parse(name, text string) (h *header, err error) {
 	p := &reader{header: &header{types: map[string]kind{}}}
 	for base := range basics {

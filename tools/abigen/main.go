@@ -1,7 +1,9 @@
-// Command abigen writes what mirrors weft.h: the C functions that enter Go (clib/shim.c), the sizes with which its structs began (clib/structs.go), and
-// its structs, enumerations and functions as Python has them (python/weft/_abi.py). The output is committed; go generate in clib renews it.
+// Command abigen writes what mirrors weft.h: the C functions that enter Go (clib/shim.c), the sizes
+// with which its structs began (clib/structs.go), and its structs, enumerations and functions as
+// Python has them (python/weft/_abi.py). The output is committed; go generate in clib renews it.
 //
-// The sizes with which structs began are those of the ABI's record, clib/testdata/abi.txt; a struct that is not there begins now.
+// The sizes with which structs began are those of the ABI's record, clib/testdata/abi.txt; a struct
+// that is not there begins now.
 package main
 
 import (
@@ -85,7 +87,8 @@ package main
 // #include "weft.h"
 ` + "import \"C\"" + `
 
-// leastSize is the size that a struct of weft.h had when it first appeared. A program can never have been built with less.
+// leastSize is the size that a struct of weft.h had when it first appeared. A program can never have
+// been built with less.
 func leastSize(p any) uintptr {
 	switch p.(type) {
 `
@@ -94,7 +97,8 @@ func leastSize(p any) uintptr {
 		if now := h.bytes(s); !ok {
 			size = now
 		} else if now < size {
-			return "", fmt.Errorf("%s has %d bytes, and programs were built with %d (testdata/abi.txt): structs grow and never shrink", s.name, now, size)
+			return "", fmt.Errorf("%s has %d bytes, and programs were built with %d (testdata/abi.txt): "+
+				"structs grow and never shrink", s.name, now, size)
 		}
 		out += fmt.Sprintf("\tcase *C.%s:\n\t\treturn %d\n", s.name, size)
 	}

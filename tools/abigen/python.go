@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// inPython says which enumerations are not by the rule in Python: a class of that name, with small members.
+// inPython says which enumerations are not by the rule in Python: a class of that name, with small
+// members.
 var inPython = map[string]struct {
 	class   string // "": there is none, only numbers; that of dtypes is DType, which has more than members
 	capital bool   // members keep their letters
@@ -123,7 +124,8 @@ func (h *header) pythonEnum(b *strings.Builder, e enum) {
 	}
 }
 
-// short are the names of enumerators without what all have of the enumeration's name, before or behind.
+// short are the names of enumerators without what all have of the enumeration's name, before or
+// behind.
 func (e enum) short() []string {
 	var names []string
 	for _, m := range e.members {

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// exports are the functions that Go exports to C, and whether they take, at the end, how long they may wait.
+// exports are the functions that Go exports to C, and whether they take, at the end, how long they
+// may wait.
 func exports(folder string) (map[string]bool, error) {
 	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
 	if err != nil {
@@ -52,8 +53,9 @@ func (h *header) shim(exported map[string]bool) string {
 
 //go:build cgo && linux
 
-// The functions of weft.h that need Go. Each looks whether this process is a child of fork, where Go must not be entered,
-// and calls its namesake in Go, which the linker keeps inside the library. Handles cross as the numbers that they are.
+// The functions of weft.h that need Go. Each looks whether this process is a child of fork, where Go
+// must not be entered, and calls its namesake in Go, which the linker keeps inside the library.
+// Handles cross as the numbers that they are.
 
 #include "_cgo_export.h"
 #include "internal.h"

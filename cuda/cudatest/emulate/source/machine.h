@@ -1,4 +1,5 @@
-// What kernels and the scheduler that runs their threads have in common. No includes: kernels see this.
+// What kernels and the scheduler that runs their threads have in common. No includes: kernels see
+// this.
 #pragma once
 
 namespace emulate {
@@ -30,7 +31,7 @@ struct Launch {
 	u64 tear;  // whether accesses of more than a word come apart, and stores to peers are late
 	u64 limit; // nanoseconds that the launch may take
 	char *text;
-	u64 room;	  // bytes of text
+	u64 room;  // bytes of text
 	u64 cause; // out
 };
 
@@ -49,7 +50,20 @@ struct Grid {
 };
 
 enum Operation {
-	SYNC, SHUFFLE, BALLOT, ANY, ALL, ADD, MINIMUM, MAXIMUM, SIGNED_MINIMUM, SIGNED_MAXIMUM, AND, OR, XOR, MATCH,
+	SYNC,
+	SHUFFLE,
+	BALLOT,
+	ANY,
+	ALL,
+	ADD,
+	MINIMUM,
+	MAXIMUM,
+	SIGNED_MINIMUM,
+	SIGNED_MAXIMUM,
+	AND,
+	OR,
+	XOR,
+	MATCH,
 };
 enum Barrier { BARRIER, BARRIER_COUNT, BARRIER_AND, BARRIER_OR };
 

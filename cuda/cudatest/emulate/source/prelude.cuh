@@ -1,5 +1,5 @@
-// What CUDA C++ has without an include, for a host's compiler. __global__, __shared__ and __launch_bounds__ are left to whoever reads the
-// preprocessed text.
+// What CUDA C++ has without an include, for a host's compiler. __global__, __shared__ and
+// __launch_bounds__ are left to whoever reads the preprocessed text.
 #pragma once
 #include "machine.h"
 
@@ -56,13 +56,27 @@ typedef unsigned long size_t;
 #define EMULATE_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 inline void __syncthreads(EMULATE_HERE) { emulate::barrier(emulate::BARRIER, 0, file, line); }
-inline int __syncthreads_count(int p, EMULATE_HERE) { return (int)emulate::barrier(emulate::BARRIER_COUNT, p != 0, file, line); }
-inline int __syncthreads_and(int p, EMULATE_HERE) { return (int)emulate::barrier(emulate::BARRIER_AND, p != 0, file, line); }
-inline int __syncthreads_or(int p, EMULATE_HERE) { return (int)emulate::barrier(emulate::BARRIER_OR, p != 0, file, line); }
-inline void __syncwarp(unsigned mask = 0xFFFFFFFFu, EMULATE_HERE) { emulate::meet(emulate::SYNC, mask, 0, 0, file, line); }
-inline unsigned __ballot_sync(unsigned m, int p, EMULATE_HERE) { return (unsigned)emulate::meet(emulate::BALLOT, m, p != 0, 0, file, line); }
-inline int __any_sync(unsigned m, int p, EMULATE_HERE) { return (int)emulate::meet(emulate::ANY, m, p != 0, 0, file, line); }
-inline int __all_sync(unsigned m, int p, EMULATE_HERE) { return (int)emulate::meet(emulate::ALL, m, p != 0, 0, file, line); }
+inline int __syncthreads_count(int p, EMULATE_HERE) {
+	return (int)emulate::barrier(emulate::BARRIER_COUNT, p != 0, file, line);
+}
+inline int __syncthreads_and(int p, EMULATE_HERE) {
+	return (int)emulate::barrier(emulate::BARRIER_AND, p != 0, file, line);
+}
+inline int __syncthreads_or(int p, EMULATE_HERE) {
+	return (int)emulate::barrier(emulate::BARRIER_OR, p != 0, file, line);
+}
+inline void __syncwarp(unsigned mask = 0xFFFFFFFFu, EMULATE_HERE) {
+	emulate::meet(emulate::SYNC, mask, 0, 0, file, line);
+}
+inline unsigned __ballot_sync(unsigned m, int p, EMULATE_HERE) {
+	return (unsigned)emulate::meet(emulate::BALLOT, m, p != 0, 0, file, line);
+}
+inline int __any_sync(unsigned m, int p, EMULATE_HERE) {
+	return (int)emulate::meet(emulate::ANY, m, p != 0, 0, file, line);
+}
+inline int __all_sync(unsigned m, int p, EMULATE_HERE) {
+	return (int)emulate::meet(emulate::ALL, m, p != 0, 0, file, line);
+}
 inline unsigned __activemask() { return 1u << emulate::self()->lane; }
 
 namespace emulate {
@@ -88,7 +102,8 @@ template <class T> inline T shuffle(u32 mask, T v, u32 source, const char *file,
 
 template <class T> inline T __shfl_sync(unsigned mask, T v, int source, int width = 32, EMULATE_HERE) {
 	unsigned lane = emulate::self()->lane;
-	return emulate::shuffle(mask, v, (lane & ~(unsigned)(width - 1)) | ((unsigned)source & (unsigned)(width - 1)), file, line);
+	return emulate::shuffle(mask, v, (lane & ~(unsigned)(width - 1)) | ((unsigned)source & (unsigned)(width - 1)), file,
+							line);
 }
 template <class T> inline T __shfl_up_sync(unsigned mask, T v, unsigned by, int width = 32, EMULATE_HERE) {
 	unsigned lane = emulate::self()->lane, at = lane & (unsigned)(width - 1);
@@ -109,7 +124,9 @@ template <class T> inline unsigned __match_any_sync(unsigned m, T v, EMULATE_HER
 
 // clang-format off
 #define EMULATE_REDUCE(name, T, op) \
-	inline T __reduce_##name##_sync(unsigned m, T v, EMULATE_HERE) { return (T)emulate::meet(emulate::op, m, (unsigned)v, 0, file, line); }
+	inline T __reduce_##name##_sync(unsigned m, T v, EMULATE_HERE) { \
+		return (T)emulate::meet(emulate::op, m, (unsigned)v, 0, file, line); \
+	}
 EMULATE_REDUCE(add, unsigned, ADD)
 EMULATE_REDUCE(add, int, ADD)
 EMULATE_REDUCE(min, unsigned, MINIMUM)
@@ -195,14 +212,20 @@ inline unsigned __brev(unsigned v) {
 	v = (v >> 2 & 0x33333333u) | (v & 0x33333333u) << 2;
 	return (v >> 1 & 0x55555555u) | (v & 0x55555555u) << 1;
 }
-inline unsigned long long __brevll(unsigned long long v) { return (unsigned long long)__brev((unsigned)v) << 32 | __brev((unsigned)(v >> 32)); }
+inline unsigned long long __brevll(unsigned long long v) {
+	return (unsigned long long)__brev((unsigned)v) << 32 | __brev((unsigned)(v >> 32));
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
 inline int __mulhi(int a, int b) { return (int)((long long)a * b >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return (unsigned long long)((unsigned __int128)a * b >> 64); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+	return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
 	return (unsigned)((((unsigned long long)high << 32 | low) << (by & 31)) >> 32);
 }
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) { return (unsigned)(((unsigned long long)high << 32 | low) >> (by & 31)); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+	return (unsigned)(((unsigned long long)high << 32 | low) >> (by & 31));
+}
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 	unsigned long long all = (unsigned long long)b << 32 | a;
 	unsigned v = 0;

@@ -1,6 +1,8 @@
-// The functions of Weft's ptx.cuh for the emulator: the same names, parameters and meaning. Words are C++ atomics of the host. A load that a
-// kernel may poll with lets other threads run after a while. Where accesses are to tear, the words of a vector are loaded one by one, others
-// in between, and stores to memory of others are put off: they land in any order, the last when the block ends or a fence says so.
+// The functions of Weft's ptx.cuh for the emulator: the same names, parameters and meaning. Words
+// are C++ atomics of the host. A load that a kernel may poll with lets other threads run after a
+// while. Where accesses are to tear, the words of a vector are loaded one by one, others in
+// between, and stores to memory of others are put off: they land in any order, the last when the
+// block ends or a fence says so.
 #pragma once
 
 namespace weft {
@@ -25,7 +27,9 @@ inline __attribute__((always_inline)) void before_load(const void *p, u32 bytes)
 	if (late()) emulate::land(p, bytes);
 }
 
-template <int order> inline __attribute__((always_inline)) u32 word(const void *p, int i = 0) { return __atomic_load_n((const u32 *)p + i, order); }
+template <int order> inline __attribute__((always_inline)) u32 word(const void *p, int i = 0) {
+	return __atomic_load_n((const u32 *)p + i, order);
+}
 
 inline __attribute__((always_inline)) void put(void *p, int i, u32 v) {
 	if (late()) {
@@ -218,17 +222,23 @@ __device__ __forceinline__ void or_shared4(u64 at, u32 v, bool here) {
 }
 __device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) { emulate::barrier_init(barrier, arrivals); }
 __device__ __forceinline__ void barrier_arrive(u64 *barrier) { emulate::barrier_expect(barrier, 0); }
-__device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) { return emulate::barrier_done(barrier, parity); }
+__device__ __forceinline__ bool barrier_done(u64 *barrier, u32 parity) {
+	return emulate::barrier_done(barrier, parity);
+}
 
 #if __CUDA_ARCH__ >= 900
 
 __device__ __forceinline__ void fence_barrier_init() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 __device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes) { emulate::barrier_expect(barrier, bytes); }
-__device__ __forceinline__ bool barrier_awaited(u64 *barrier, u32 parity) { return emulate::barrier_done(barrier, parity); }
+__device__ __forceinline__ bool barrier_awaited(u64 *barrier, u32 parity) {
+	return emulate::barrier_done(barrier, parity);
+}
 __device__ __forceinline__ void bulk_load(void *shared, const void *global, u32 bytes, u64 *barrier) {
 	emulate::bulk_load(shared, global, bytes, barrier);
 }
-__device__ __forceinline__ void bulk_store(void *global, const void *shared, u32 bytes) { emulate::bulk_store(global, shared, bytes); }
+__device__ __forceinline__ void bulk_store(void *global, const void *shared, u32 bytes) {
+	emulate::bulk_store(global, shared, bytes);
+}
 __device__ __forceinline__ void bulk_commit() {}
 __device__ __forceinline__ void bulk_wait_read() { emulate::bulk_wait(); }
 __device__ __forceinline__ void bulk_wait() { emulate::bulk_wait(); }
@@ -244,7 +254,8 @@ __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, 
 __device__ __forceinline__ u32 bits(float a) { return __float_as_uint(a); }
 __device__ __forceinline__ float number(u32 a) { return __uint_as_float(a); }
 
-// A lane gathers from those that hold them the rows of a and the columns of b that meet in its part of c, and adds in ascending order.
+// A lane gathers from those that hold them the rows of a and the columns of b that meet in its part
+// of c, and adds in ascending order.
 __device__ __forceinline__ float4 mma_bf16(float4 c, uint4 a, uint2 b) {
 	float sums[4] = {c.x, c.y, c.z, c.w};
 	u32 lane = emulate::self()->lane, group = lane & ~3u, column = 2 * (lane & 3);
@@ -252,7 +263,8 @@ __device__ __forceinline__ float4 mma_bf16(float4 c, uint4 a, uint2 b) {
 		u32 upper = half == 0 ? a.x : a.z, lower = half == 0 ? a.y : a.w, right = half == 0 ? b.x : b.y;
 		for (u32 k = 0; k < 4; k++) {
 			u32 rows[2] = {__shfl_sync(0xFFFFFFFFu, upper, group + k), __shfl_sync(0xFFFFFFFFu, lower, group + k)};
-			u32 columns[2] = {__shfl_sync(0xFFFFFFFFu, right, 4 * column + k), __shfl_sync(0xFFFFFFFFu, right, 4 * (column + 1) + k)};
+			u32 columns[2] = {__shfl_sync(0xFFFFFFFFu, right, 4 * column + k),
+							  __shfl_sync(0xFFFFFFFFu, right, 4 * (column + 1) + k)};
 			for (u32 i = 0; i < 4; i++) {
 				u32 x = rows[i / 2], y = columns[i % 2];
 				sums[i] = fused(number(x << 16), number(y << 16), sums[i]);
@@ -303,7 +315,9 @@ __device__ __forceinline__ float from_f16(u16 h) {
 	return e == 0 ? number(sign | bits(small)) : number(sign | (e + 112) << 23 | m << 13);
 }
 
-__device__ __forceinline__ u16 to_e4m3x2(float low, float high) { return (u16)(host::e4m3(high) << 8 | host::e4m3(low)); }
+__device__ __forceinline__ u16 to_e4m3x2(float low, float high) {
+	return (u16)(host::e4m3(high) << 8 | host::e4m3(low));
+}
 
 #if __CUDA_ARCH__ < 890
 __device__ __forceinline__ u32 to_e4m3(float a) { return host::e4m3(a); }

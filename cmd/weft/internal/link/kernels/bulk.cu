@@ -1,11 +1,13 @@
-// Bulk copies between shared memory and other GPUs' memory, issued by one lane of each warp. Hopper and later.
+// Bulk copies between shared memory and other GPUs' memory, issued by one lane of each warp. Hopper
+// and later.
 #include "pattern.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
 constexpr u32 WARPS = 4, STAGES = 4;
 
-// link_bulk_store sends pieces of chunk bytes. Shared memory holds WARPS x STAGES chunks, alike but for their first 16 bytes, which tell the place.
+// link_bulk_store sends pieces of chunk bytes. Shared memory holds WARPS x STAGES chunks, alike but
+// for their first 16 bytes, which tell the place.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 	link_bulk_store(const __grid_constant__ Targets targets, u64 bytes, u32 chunk, u32 seed) {
 	extern __shared__ __align__(128) char shared[];
@@ -20,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 	u64 stride = (u64)gridDim.x * WARPS * chunk;
 	for (u64 at = ((u64)blockIdx.x * WARPS + warp) * chunk; at < bytes;) {
 		u64 next = at;
-		for (u32 stage = 0; stage < STAGES && next < bytes; stage++, next += stride) *(uint4 *)(stages + stage * chunk) = words_at(seed, next / 16);
+		for (u32 stage = 0; stage < STAGES && next < bytes; stage++, next += stride)
+			*(uint4 *)(stages + stage * chunk) = words_at(seed, next / 16);
 		fence_async();
 		for (u32 stage = 0; at < next; stage++, at += stride) {
 			u32 size = bytes - at < chunk ? (u32)(bytes - at) : chunk;
@@ -32,10 +35,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 	bulk_wait();
 }
 
-// link_bulk_load fetches pieces of chunk bytes, and adds up their words if it is told to: summing is for the check, and is left out of what is timed.
+// link_bulk_load fetches pieces of chunk bytes, and adds up their words if it is told to: summing
+// is for the check, and is left out of what is timed.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-	link_bulk_load(const __grid_constant__ Targets targets, u64 bytes, u32 chunk, const u32 *summing, u64 *sum, const __grid_constant__ Group group,
-				   State *state) {
+	link_bulk_load(const __grid_constant__ Targets targets, u64 bytes, u32 chunk, const u32 *summing, u64 *sum,
+				   const __grid_constant__ Group group, State *state) {
 	extern __shared__ __align__(128) char shared[];
 	__shared__ u64 arrived[WARPS][STAGES];
 	u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -8,8 +8,9 @@ extern "C" __global__ void link_empty() {
 	let_next_start();
 }
 
-// link_gate holds the stream until the host has enqueued all that is to be timed, and so keeps the host's part out of the time. It gives up
-// silently after patience nanoseconds: then the time has the host's part in it, and is right otherwise.
+// link_gate holds the stream until the host has enqueued all that is to be timed, and so keeps the
+// host's part out of the time. It gives up silently after patience nanoseconds: then the time has
+// the host's part in it, and is right otherwise.
 extern "C" __global__ void link_gate(const u32 *opened, u32 turn, u64 patience) {
 	u64 start = nanoseconds();
 	while ((int)(load_acquire_sys4(opened) - turn) < 0 && nanoseconds() - start < patience) pause(100);
@@ -17,8 +18,8 @@ extern "C" __global__ void link_gate(const u32 *opened, u32 turn, u64 patience) 
 
 constexpr u32 LINE = 128; // bytes between two ranks' words
 
-// link_barrier: every rank tells every rank that it is there, itself included, and waits until all have told it. The window has a line for each
-// rank. done counts the barriers, on this GPU.
+// link_barrier: every rank tells every rank that it is there, itself included, and waits until all
+// have told it. The window has a line for each rank. done counts the barriers, on this GPU.
 extern "C" __global__ void link_barrier(const __grid_constant__ Group group, State *state, u64 *done) {
 	wait_for_previous();
 	u64 epoch = *done;
@@ -34,10 +35,12 @@ extern "C" __global__ void link_barrier(const __grid_constant__ Group group, Sta
 	if (threadIdx.x == 0 && state->stopped == 0) *done = epoch + 1;
 }
 
-// link_ping plays the rounds of a word that goes there and back. The window has one line for each of two sides; a block is one side, or two
-// blocks of one GPU are both. Side 0 leaves in times when it began, after the first skip rounds, and when it ended. Both leave the last round
-// that they saw.
-extern "C" __global__ void link_ping(const __grid_constant__ Group group, State *state, u32 side, u32 rounds, u32 skip, u64 *times, u32 *seen) {
+// link_ping plays the rounds of a word that goes there and back. The window has one line for each
+// of two sides; a block is one side, or two blocks of one GPU are both. Side 0 leaves in times when
+// it began, after the first skip rounds, and when it ended. Both leave the last round that they
+// saw.
+extern "C" __global__ void link_ping(const __grid_constant__ Group group, State *state, u32 side, u32 rounds, u32 skip,
+									 u64 *times, u32 *seen) {
 	side += blockIdx.x;
 	char *mine = group.window[side], *other = group.window[side ^ 1];
 	Wait wait(group, state, OP_BARRIER, 0);

@@ -1,14 +1,17 @@
-// Writing the pattern where it is read from, and counting words that are not as they should be where it has arrived.
+// Writing the pattern where it is read from, and counting words that are not as they should be
+// where it has arrived.
 #include "pattern.cuh"
 
 // link_fill writes pieces of 16 bytes.
 extern "C" __global__ void link_fill(char *to, u64 pieces, u32 seed) {
 	u64 threads = (u64)gridDim.x * blockDim.x;
-	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += threads) store16(to + 16 * i, words_at(seed, i));
+	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += threads)
+		store16(to + 16 * i, words_at(seed, i));
 }
 
-// link_check adds to wrong how many words are wrong. With a period, in pieces, only the first piece of each period tells its place, and the others
-// are as in the first period: that is how bulk copies send it.
+// link_check adds to wrong how many words are wrong. With a period, in pieces, only the first piece
+// of each period tells its place, and the others are as in the first period: that is how bulk
+// copies send it.
 extern "C" __global__ void link_check(const char *from, u64 pieces, u32 seed, u32 period, u64 *wrong) {
 	u64 threads = (u64)gridDim.x * blockDim.x;
 	u32 bad = 0;

@@ -4,7 +4,8 @@
 
 using namespace weft;
 
-// Targets are addresses that a kernel writes, or reads, all of the same size, in the order in which they are taken. Go: targets.
+// Targets are addresses that a kernel writes, or reads, all of the same size, in the order in which
+// they are taken. Go: targets.
 struct Targets {
 	char *at[MAX_RANKS];
 	u32 count;
@@ -20,7 +21,8 @@ __device__ __forceinline__ uint4 words_at(u32 seed, u64 i) {
 
 __device__ __forceinline__ u32 sum_of(uint4 v) { return v.x + v.y + v.z + v.w; }
 
-// add_up adds every lane's sum to a counter, of which the lower 32 bits count. Every lane of the warp calls it.
+// add_up adds every lane's sum to a counter, of which the lower 32 bits count. Every lane of the
+// warp calls it.
 __device__ __forceinline__ void add_up(u64 *counter, u32 sum) {
 	sum = __reduce_add_sync(0xFFFFFFFFu, sum);
 	if (threadIdx.x % 32 == 0) add_relaxed_sys_u64(counter, sum);

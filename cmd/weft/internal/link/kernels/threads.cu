@@ -1,8 +1,9 @@
-// Threads that write to other GPUs' memory, or read from it, 16 bytes at a time. Targets are taken in turn for every piece, so all links are
-// busy at once.
+// Threads that write to other GPUs' memory, or read from it, 16 bytes at a time. Targets are taken
+// in turn for every piece, so all links are busy at once.
 #include "pattern.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) link_store(const __grid_constant__ Targets targets, u64 pieces, u32 seed) {
+extern "C" __global__ void __launch_bounds__(1024)
+	link_store(const __grid_constant__ Targets targets, u64 pieces, u32 seed) {
 	u64 threads = (u64)gridDim.x * blockDim.x;
 	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += threads) {
 		uint4 v = words_at(seed, i);
@@ -10,10 +11,12 @@ extern "C" __global__ void __launch_bounds__(1024) link_store(const __grid_const
 	}
 }
 
-// A thread has so many loads in flight: with fewer, one SM would not keep a link busy over the time that a load takes.
+// A thread has so many loads in flight: with fewer, one SM would not keep a link busy over the time
+// that a load takes.
 constexpr u32 DEPTH = 4;
 
-extern "C" __global__ void __launch_bounds__(1024) link_load(const __grid_constant__ Targets targets, u64 pieces, u64 *sum) {
+extern "C" __global__ void __launch_bounds__(1024)
+	link_load(const __grid_constant__ Targets targets, u64 pieces, u64 *sum) {
 	u64 threads = (u64)gridDim.x * blockDim.x;
 	u32 total = 0;
 	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < pieces; i += DEPTH * threads) {
