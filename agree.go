@@ -11,13 +11,14 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// Agree gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the entries of masked ranks are nil. It is a small
-// all-gather through the control pages, meant for set-up: collective objects compare their arguments with it before anything
-// depends on them.
+// Agree gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the entries of
+// masked ranks are nil. It is a small all-gather through the control pages, meant for set-up:
+// collective objects compare their arguments with it before anything depends on them.
 //
-// A rank writes its note into the half of its page that the round's parity picks, then publishes the round. It may write the same
-// half again two rounds later: finishing the round between, it has seen every rank publish that round, and ranks publish a round
-// only after they have read the one before.
+// A rank writes its note into the half of its page that the round's parity picks, then publishes
+// the round. It may write the same half again two rounds later: finishing the round between, it has
+// seen every rank publish that round, and ranks publish a round only after they have read the one
+// before.
 func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, error) {
 	if len(note) > noteSize {
 		return nil, Invalidf("%s: a note of %d bytes, at most %d", op, len(note), noteSize)
@@ -68,9 +69,10 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 	return all, nil
 }
 
-// AgreeOn fails with [ErrMismatch], on every rank alike, unless all unmasked ranks bring the same words. It first passes on an error
-// that one of them met on its own: the others then return a [*PeerError] that names that rank and wraps what the error does of
-// [ErrInvalid], [ErrUnsupported] and [ErrMismatch], else [ErrAborted]: that rank gave the operation up.
+// AgreeOn fails with [ErrMismatch], on every rank alike, unless all unmasked ranks bring the same
+// words. It first passes on an error that one of them met on its own: the others then return a
+// [*PeerError] that names that rank and wraps what the error does of [ErrInvalid], [ErrUnsupported]
+// and [ErrMismatch], else [ErrAborted]: that rank gave the operation up.
 func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 	all, err := c.Agree(ctx, op, noteOf(words, own))
 	if err != nil {
@@ -82,7 +84,8 @@ func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 	return agreed(op, all)
 }
 
-// agreeWith is AgreeOn with some bytes of each rank's own, which it returns by rank. The words hold no newline.
+// agreeWith is AgreeOn with some bytes of each rank's own, which it returns by rank. The words hold
+// no newline.
 func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own error) ([][]byte, error) {
 	note := noteOf(words, own)
 	if own == nil {
@@ -104,7 +107,8 @@ func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own
 	return given, agreed(op, all)
 }
 
-// noteOf is the note with which a rank brings its words, or its own error. Words that are too long are cut, and end in a hash of them all.
+// noteOf is the note with which a rank brings its words, or its own error. Words that are too long
+// are cut, and end in a hash of them all.
 func noteOf(words string, own error) []byte {
 	if own != nil {
 		if filelimit.Reached(own) {
@@ -130,7 +134,8 @@ func noteOf(words string, own error) []byte {
 // passedOn are the errors that keep their kind on the way to other ranks.
 var passedOn = map[byte]error{'i': ErrInvalid, 'u': ErrUnsupported, 'm': ErrMismatch}
 
-// agreed judges the notes of all ranks. They are whatever the ranks have sent: one may have called another operation.
+// agreed judges the notes of all ranks. They are whatever the ranks have sent: one may have called
+// another operation.
 func agreed(op string, all [][]byte) error {
 	for r, n := range all {
 		if len(n) > 0 && n[0] == '!' {
@@ -164,7 +169,8 @@ func wordsOf(note []byte) []byte { return note[min(1, len(note)):] }
 // reach refuses what needs shared memory with ranks of other hosts.
 func (c *Comm) reach(op string) error {
 	if c.remote >= 0 {
-		return Unsupportedf("%s: rank %d is on another host, and this build reaches only ranks of one host; start all ranks on one host", op, c.remote)
+		return Unsupportedf("%s: rank %d is on another host, and this build reaches only ranks of one host; "+
+			"start all ranks on one host", op, c.remote)
 	}
 	return nil
 }

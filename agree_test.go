@@ -49,7 +49,8 @@ func TestAgreeOn(t *testing.T) {
 			words = "something else"
 		}
 		err := c.AgreeOn(ctx, "test", words, nil)
-		if !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), "something else") || !strings.Contains(err.Error(), "the same") {
+		if !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), "something else") ||
+			!strings.Contains(err.Error(), "the same") {
 			return fmt.Errorf("different words: %w: %v", errUnexpected, err)
 		}
 		// One rank's own error reaches all, and keeps its kind.
@@ -93,7 +94,8 @@ func TestFail(t *testing.T) {
 	}
 }
 
-// TestAbort ends everyone's operations, those under way and those to come, until the ranks agree to go on.
+// TestAbort ends everyone's operations, those under way and those to come, until the ranks agree to
+// go on.
 func TestAbort(t *testing.T) {
 	group := join(t, 3)
 	ctx := testContext(t)
@@ -121,7 +123,8 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestCancel cancels one rank's wait: it gets its context's error, the others learn that it gave up.
+// TestCancel cancels one rank's wait: it gets its context's error, the others learn that it gave
+// up.
 func TestCancel(t *testing.T) {
 	group := join(t, 3)
 	ctx := testContext(t)
@@ -150,7 +153,8 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// TestDeadline waits for a rank that does not come: everyone names it, also those that wait for somebody who waits for it.
+// TestDeadline waits for a rank that does not come: everyone names it, also those that wait for
+// somebody who waits for it.
 func TestDeadline(t *testing.T) {
 	const deadline = 150 * time.Millisecond
 	group := join(t, 4, weft.WithDeadline(deadline))

@@ -22,14 +22,16 @@ import (
 // MaxRanks is the most ranks that one communicator can have: rank sets travel as one 64-bit word.
 const MaxRanks = device.MaxRanks
 
-// Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one. Its operations are collective:
-// every rank calls them, in the same order, each from one goroutine at a time per communicator or handle.
+// Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one.
+// Its operations are collective: every rank calls them, in the same order, each from one goroutine
+// at a time per communicator or handle.
 //
-// An error of ranks that wait for each other, for they have called things in different orders, names no rank: its [PeerError] has the rank -1, wraps [ErrTimeout]
-// and lists the circle.
+// An error of ranks that wait for each other, for they have called things in different orders,
+// names no rank: its [PeerError] has the rank -1, wraps [ErrTimeout] and lists the circle.
 //
-// A failure is sticky. Once a rank has died, or a wait has ended at its deadline, every operation returns the same
-// [*PeerError], until the survivors call [Comm.SetMask] and go on without that rank.
+// A failure is sticky. Once a rank has died, or a wait has ended at its deadline, every operation
+// returns the same [*PeerError], until the survivors call [Comm.SetMask] and go on without that
+// rank.
 type Comm struct {
 	rank, size int
 	bootstrap  bootstrap.Bootstrap
@@ -87,23 +89,27 @@ func (c *Comm) Masked(rank int) bool { return c.mask.Load()>>uint(rank)&1 != 0 }
 // Mask returns the set of masked ranks, one bit each.
 func (c *Comm) Mask() uint64 { return c.mask.Load() }
 
-// Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked ranks. Operations fold it into their
-// epochs, so that nothing published before a failure is taken for something published after it.
+// Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked
+// ranks. Operations fold it into their epochs, so that nothing published before a failure is taken
+// for something published after it.
 func (c *Comm) Generation() uint64 { return c.generation.Load() }
 
-// Err returns the failure that operations return from now on, or nil. It may be called from any goroutine.
+// Err returns the failure that operations return from now on, or nil. It may be called from any
+// goroutine.
 func (c *Comm) Err() error {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
 	return c.Begin("communicator")
 }
 
-// Begin is the first thing that an operation does: it returns the sticky failure, if there is one, in op's name.
+// Begin is the first thing that an operation does: it returns the sticky failure, if there is one,
+// in op's name.
 func (c *Comm) Begin(op string) error {
 	if c.closed.Load() {
 		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
-	if c.control[c.rank].fault.Fault().Cause == channel.CauseNone && atomic.LoadUint32(&c.record.State) == device.RecordEmpty {
+	if c.control[c.rank].fault.Fault().Cause == channel.CauseNone &&
+		atomic.LoadUint32(&c.record.State) == device.RecordEmpty {
 		return nil
 	}
 	return c.fault(op)
@@ -112,11 +118,13 @@ func (c *Comm) Begin(op string) error {
 // Waiter waits on behalf of this rank: by its policy, deadline and abort word.
 func (c *Comm) Waiter() *channel.Waiter { return &c.waiter }
 
-// Shelf has the buffers that this communicator's objects receive into, so that each knows memory of another's.
+// Shelf has the buffers that this communicator's objects receive into, so that each knows memory of
+// another's.
 func (c *Comm) Shelf() *engine.Shelf { return &c.shelf }
 
-// WaiterOf is a Waiter of an object's own, for one of which a communicator has several: a "handle", say. Its number goes with the object's name when ranks wait for
-// each other. It is the same on every rank, for objects of a kind are made in the same order.
+// WaiterOf is a Waiter of an object's own, for one of which a communicator has several: a "handle",
+// say. Its number goes with the object's name when ranks wait for each other. It is the same on
+// every rank, for objects of a kind are made in the same order.
 func (c *Comm) WaiterOf(kind string) *channel.Waiter {
 	c.objects.Lock()
 	defer c.objects.Unlock()
@@ -129,12 +137,12 @@ func (c *Comm) WaiterOf(kind string) *channel.Waiter {
 	return &w
 }
 
-// Abort makes every pending and later operation of every rank fail with an error that names this rank and wraps [ErrAborted], until
-// [Comm.SetMask]. It may be called from any goroutine.
+// Abort makes every pending and later operation of every rank fail with an error that names this
+// rank and wraps [ErrAborted], until [Comm.SetMask]. It may be called from any goroutine.
 func (c *Comm) Abort() { c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}) }
 
-// Fail is what an operation does with an error that it met half-way: peers are told at once instead of finding out at their
-// deadline. It returns err.
+// Fail is what an operation does with an error that it met half-way: peers are told at once instead
+// of finding out at their deadline. It returns err.
 func (c *Comm) Fail(err error) error {
 	var peer *PeerError
 	switch {
@@ -153,14 +161,16 @@ func (c *Comm) Fail(err error) error {
 	case errors.Is(err, ErrTimeout):
 		c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: peer.Rank})
 	default:
-		// What a peer offers is not what was agreed, or cannot be had here: this rank is the one that gives up.
+		// What a peer offers is not what was agreed, or cannot be had here: this rank is the one
+		// that gives up.
 		c.Abort()
 	}
 	return err
 }
 
-// fault says what the abort word means: nothing if it concerns a rank that is masked by now, in which case the word is emptied. What a wait on
-// the device has recorded goes into the word, here and at the others.
+// fault says what the abort word means: nothing if it concerns a rank that is masked by now, in
+// which case the word is emptied. What a wait on the device has recorded goes into the word, here
+// and at the others.
 func (c *Comm) fault(op string) error {
 	own := &c.control[c.rank].fault
 	record, recorded := c.recorded()
@@ -179,8 +189,8 @@ func (c *Comm) fault(op string) error {
 			}
 			continue
 		}
-		// A rank that was left behind and wakes up late may still accuse others: its word counts for nothing. But those whom this rank has left out
-		// may by now go on without it.
+		// A rank that was left behind and wakes up late may still accuse others: its word counts
+		// for nothing. But those whom this rank has left out may by now go on without it.
 		over := c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank)
 		if f.Older(c.Generation()) || over && !(f.Cause == channel.CauseMasked && c.leftOut()) {
 			own.Clear(f)
@@ -193,7 +203,8 @@ func (c *Comm) fault(op string) error {
 	}
 }
 
-// report signs and dates a fault. A rank that is about to go on with others dates it with the generation that it has told them.
+// report signs and dates a fault. A rank that is about to go on with others dates it with the
+// generation that it has told them.
 func (c *Comm) report(f channel.Fault) channel.Fault {
 	f.Reporter, f.Generation = c.rank, c.control[c.rank].mask.target.Load()
 	return f
@@ -208,7 +219,8 @@ func (c *Comm) spread(f channel.Fault) {
 	}
 }
 
-// tell is spread for those who know that shared memory stays. A rank that was left out, and has found out in this way only, tells nobody but itself.
+// tell is spread for those who know that shared memory stays. A rank that was left out, and has
+// found out in this way only, tells nobody but itself.
 func (c *Comm) tell(f channel.Fault) {
 	if c.leftOut() {
 		c.control[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: c.rank}))
@@ -245,7 +257,8 @@ func (c *Comm) event(e shm.Event) {
 	}
 }
 
-// Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset in it. On a GPU p is an address of the device's.
+// Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset
+// in it. On a GPU p is an address of the device's.
 func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
 	for _, w := range c.windows.open() {
 		if off := uintptr(p) - w.base; uintptr(p) >= w.base && off+uintptr(n) <= uintptr(w.size) {
@@ -265,7 +278,8 @@ func (c *Comm) Window(id uint64) (*Window, bool) {
 	return nil, false
 }
 
-// Leave is the first half of Close, for who still has memory of the communicator's in use: it tells the others, and leaves all memory as it is until Close.
+// Leave is the first half of Close, for who still has memory of the communicator's in use: it tells
+// the others, and leaves all memory as it is until Close.
 func (c *Comm) Leave() error {
 	c.closing.Lock()
 	again := c.closed.Swap(true)
@@ -280,10 +294,11 @@ func (c *Comm) Leave() error {
 	return errors.Join(err, c.bootstrap.Close())
 }
 
-// Close leaves the communicator. Peers that still wait for this rank get an error that wraps [ErrLeft]; data that it published stays
-// readable to them. Windows and handles of the communicator become unusable. Close waits for nobody; no operation of this rank may be
-// in progress. On a GPU it first lets the work in the rank's context end, until the deadline; memory that work still uses then stays mapped, and the
-// error says so.
+// Close leaves the communicator. Peers that still wait for this rank get an error that wraps
+// [ErrLeft]; data that it published stays readable to them. Windows and handles of the communicator
+// become unusable. Close waits for nobody; no operation of this rank may be in progress. On a GPU
+// it first lets the work in the rank's context end, until the deadline; memory that work still uses
+// then stays mapped, and the error says so.
 func (c *Comm) Close() error {
 	errs := []error{c.Leave()}
 	if c.released.Swap(true) {

@@ -10,8 +10,8 @@ import (
 // noteSize is the most that one rank can contribute to an agreement.
 const noteSize = 1024
 
-// control is a rank's page of shared memory: all that its peers see of it beside windows. Only the abort word inside fault is written
-// by others, and rank 0's decided.
+// control is a rank's page of shared memory: all that its peers see of it beside windows. Only the
+// abort word inside fault is written by others, and rank 0's decided.
 type control struct {
 	fault channel.Control
 

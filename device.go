@@ -14,7 +14,8 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// Device is the GPU that a rank is bound to, and what the rank has there. It lives as long as its [Comm].
+// Device is the GPU that a rank is bound to, and what the rank has there. It lives as long as its
+// [Comm].
 type Device struct {
 	context *cuda.Context
 	owned   bool
@@ -36,24 +37,27 @@ type Device struct {
 // Context is the CUDA context that the rank uses. It is borrowed.
 func (d *Device) Context() *cuda.Context { return d.context }
 
-// SMs is the number of multiprocessors that every rank's GPU has at the least: the same on all ranks.
+// SMs is the number of multiprocessors that every rank's GPU has at the least: the same on all
+// ranks.
 func (d *Device) SMs() int { return d.sms }
 
 // Arch is what kernels for this rank's GPU are compiled for, sm_90a for example. Ranks may differ.
 func (d *Device) Arch() string { return d.info.arch }
 
-// Abort is this rank's abort word as kernels see it: 8 bytes of the host's memory, which the hosts of all ranks can write. Waits on the device end
-// when it is not 0.
+// Abort is this rank's abort word as kernels see it: 8 bytes of the host's memory, which the hosts
+// of all ranks can write. Waits on the device end when it is not 0.
 func (d *Device) Abort() cuda.Pointer { return d.abort.pointer }
 
-// Record is where a wait on the device says why it gave up: a [device.Record] in the host's memory. The first to write it keeps it, until
-// [Comm.SetMask].
+// Record is where a wait on the device says why it gave up: a [device.Record] in the host's memory.
+// The first to write it keeps it, until [Comm.SetMask].
 func (d *Device) Record() cuda.Pointer { return d.memory.Pointer() }
 
-// Claim is the word by which waits on the device settle who writes the record: 4 bytes of the GPU's memory, 0 until one does, and again after [Comm.SetMask].
+// Claim is the word by which waits on the device settle who writes the record: 4 bytes of the GPU's
+// memory, 0 until one does, and again after [Comm.SetMask].
 func (d *Device) Claim() cuda.Pointer { return d.claim.Pointer() }
 
-// Virtual reports whether windows are virtual memory, as they are unless a rank's GPU has none: then the memory of a window lives until every rank has closed it.
+// Virtual reports whether windows are virtual memory, as they are unless a rank's GPU has none:
+// then the memory of a window lives until every rank has closed it.
 func (d *Device) Virtual() bool { return d.virtual }
 
 // Kernels is where the code of kernels for this rank's GPU is found, or compiled.
@@ -62,8 +66,10 @@ func (d *Device) Kernels() *kernel.Cache { return d.kernels }
 // kernels is the cache of communicators that were given none.
 var kernels = sync.OnceValue(func() *kernel.Cache { return kernel.New(kernel.Options{}) })
 
-// Stream is the Comm's own stream, for calls that are given none, and for operations beside a stream of the caller's: see package ep's Streams. It has the greatest
-// priority that the GPU knows: while a kernel that peers wait for is not yet placed, they keep their multiprocessors for nothing.
+// Stream is the Comm's own stream, for calls that are given none, and for operations beside a
+// stream of the caller's: see package ep's Streams. It has the greatest priority that the GPU
+// knows: while a kernel that peers wait for is not yet placed, they keep their multiprocessors for
+// nothing.
 func (d *Device) Stream() *cuda.Stream { return d.stream }
 
 // Device is the GPU that this rank is bound to, or nil if its memory is the host's.
@@ -145,14 +151,15 @@ func (d *Device) forget(ctx context.Context) error {
 	return errors.Join(d.stream.Memset(d.claim.Pointer(), 0, 4), d.stream.Wait(ctx))
 }
 
-// Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever stream, graph or library, or until ctx ends. It is what comes before
-// memory is taken from under kernels.
+// Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever
+// stream, graph or library, or until ctx ends. It is what comes before memory is taken from under
+// kernels.
 func (d *Device) Quiesce(ctx context.Context, op string) error {
 	if d.closed && d.owned {
 		return nil // the context has been given back, once it was quiet
 	}
-	// The driver has no bounded form of this wait, and graphs run on streams that nobody told us of. Should the work never end, the goroutine
-	// stays behind with it.
+	// The driver has no bounded form of this wait, and graphs run on streams that nobody told us
+	// of. Should the work never end, the goroutine stays behind with it.
 	done := make(chan error, 1)
 	go func() { done <- d.context.Synchronize() }()
 	select {

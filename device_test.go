@@ -102,7 +102,8 @@ func joinOn(t testing.TB, d *cuda.Driver, ordinals []int, options ...weft.Option
 	return group
 }
 
-// TestKernelsAreLogged: what is wrong with the process's cache is told to the communicator's logger, unless it has a cache of its own.
+// TestKernelsAreLogged: what is wrong with the process's cache is told to the communicator's
+// logger, unless it has a cache of its own.
 func TestKernelsAreLogged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -135,17 +136,23 @@ func TestDevice(t *testing.T) {
 	group := joinOn(t, d, []int{0, 1, 1})
 	for r, c := range group {
 		g := c.Device()
-		if g.Arch() != "sm_90a" || g.SMs() != 132 || g.Context().Device().Ordinal() != min(r, 1) || g.Stream() == nil || g.Abort() == 0 || g.Record() == 0 {
+		if g.Arch() != "sm_90a" || g.SMs() != 132 || g.Context().Device().Ordinal() != min(r, 1) ||
+			g.Stream() == nil || g.Abort() == 0 || g.Record() == 0 {
 			t.Errorf("rank %d: %+v", r, g)
 		}
-		if err := errors.Join(c.Err(), c.Wait(testContext(t), nil), c.Wait(testContext(t), weft.StreamOf(g.Stream()))); err != nil {
+		if err := errors.Join(c.Err(), c.Wait(testContext(t), nil),
+			c.Wait(testContext(t), weft.StreamOf(g.Stream()))); err != nil {
 			t.Error(err)
 		}
 	}
 	// The least of all ranks counts.
-	_, small := machine(t, cudatest.Config{Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 100, cuda.VirtualMemory: 0}})
+	_, small := machine(t, cudatest.Config{Attributes: map[cuda.Attribute]int{
+		cuda.MultiprocessorCount: 100,
+		cuda.VirtualMemory:       0,
+	}})
 	first := group[0]
-	group, errs := joinEach(t, []weft.Option{weft.WithDevice(primary(t, d, 1))}, []weft.Option{weft.WithDevice(primary(t, small, 0))})
+	group, errs := joinEach(t, []weft.Option{weft.WithDevice(primary(t, d, 1))},
+		[]weft.Option{weft.WithDevice(primary(t, small, 0))})
 	for r, c := range group {
 		if errs[r] != nil || c.Device().SMs() != 100 || c.Device().Virtual() || !first.Device().Virtual() {
 			t.Errorf("rank %d beside a smaller GPU: %v", r, errs[r])
@@ -163,7 +170,10 @@ func TestDevice(t *testing.T) {
 }
 
 func TestArch(t *testing.T) {
-	for want, capability := range map[string][2]int{"sm_80": {8, 0}, "sm_89": {8, 9}, "sm_90a": {9, 0}, "sm_100a": {10, 0}, "sm_121a": {12, 1}} {
+	for want, capability := range map[string][2]int{
+		"sm_80": {8, 0}, "sm_89": {8, 9}, "sm_90a": {9, 0},
+		"sm_100a": {10, 0}, "sm_121a": {12, 1},
+	} {
 		_, d := machine(t, cudatest.Config{Attributes: map[cuda.Attribute]int{
 			cuda.ComputeCapabilityMajor: capability[0], cuda.ComputeCapabilityMinor: capability[1],
 		}})
@@ -203,15 +213,28 @@ func TestJoinRefusesDevices(t *testing.T) {
 		says []string
 	}{
 		"some on the host": {[][]weft.Option{{on(0)}, {}, {on(1)}}, weft.ErrUnsupported, []string{"[0 2]", "[1]", "WithGPU"}},
-		"no such GPU":      {[][]weft.Option{{on(0)}, {weft.WithDriver(d, nil), weft.WithGPU(7)}}, weft.ErrInvalid, []string{"device 7 of 2"}},
-		"no driver": {
-			[][]weft.Option{{on(0)}, {weft.WithDriver(nil, cuda.ErrUnsupported), weft.WithGPU(0)}}, weft.ErrUnsupported, []string{"join"},
+		"no such GPU": {
+			[][]weft.Option{{on(0)}, {weft.WithDriver(d, nil), weft.WithGPU(7)}},
+			weft.ErrInvalid,
+			[]string{"device 7 of 2"},
 		},
-		"one host, no driver": {[][]weft.Option{{}, {weft.WithDriver(nil, cuda.ErrUnsupported), weft.WithGPU(0)}}, weft.ErrUnsupported, nil},
-		"both":                {[][]weft.Option{{on(0), weft.WithGPU(0)}, {on(1)}}, weft.ErrInvalid, []string{"one of them"}},
-		"no context":          {[][]weft.Option{{weft.WithDevice(nil)}, {on(1)}}, weft.ErrInvalid, []string{"context"}},
+		"no driver": {
+			[][]weft.Option{{on(0)}, {weft.WithDriver(nil, cuda.ErrUnsupported), weft.WithGPU(0)}},
+			weft.ErrUnsupported,
+			[]string{"join"},
+		},
+		"one host, no driver": {[][]weft.Option{
+			{},
+			{weft.WithDriver(nil, cuda.ErrUnsupported), weft.WithGPU(0)},
+		}, weft.ErrUnsupported, nil},
+		"both":       {[][]weft.Option{{on(0), weft.WithGPU(0)}, {on(1)}}, weft.ErrInvalid, []string{"one of them"}},
+		"no context": {[][]weft.Option{{weft.WithDevice(nil)}, {on(1)}}, weft.ErrInvalid, []string{"context"}},
 		"apart": {
-			[][]weft.Option{{weft.WithDevice(primary(t, apart, 0))}, {weft.WithDevice(primary(t, apart, 1))}, {weft.WithDevice(primary(t, apart, 0))}},
+			[][]weft.Option{
+				{weft.WithDevice(primary(t, apart, 0))},
+				{weft.WithDevice(primary(t, apart, 1))},
+				{weft.WithDevice(primary(t, apart, 0))},
+			},
 			weft.ErrUnsupported,
 			[]string{"rank ", "0000:1b:00.0", "0000:1c:00.0"},
 		},
@@ -244,7 +267,8 @@ func deviceKinds() map[string]cudatest.Config {
 	}
 }
 
-// visit has this rank's GPU write its mark into every rank's part, then looks at what the others have left in its own.
+// visit has this rank's GPU write its mark into every rank's part, then looks at what the others
+// have left in its own.
 func visit(ctx context.Context, c *weft.Comm, w *weft.Window, marks int) error {
 	cu := c.Device().Context()
 	stream := c.Device().Stream()
@@ -294,7 +318,8 @@ func TestAllocDevice(t *testing.T) {
 					if fills := m.Calls("cuMemsetD8Async"); i == 0 && fills < len(group) {
 						return fmt.Errorf("%d fills for %d parts", fills, len(group))
 					}
-					if w.Size() != size || w.Bytes() != nil || w.Peer(1) != nil || w.Pointer() == 0 || w.PeerPointer(c.Rank()) != w.Pointer() {
+					if w.Size() != size || w.Bytes() != nil || w.Peer(1) != nil || w.Pointer() == 0 ||
+						w.PeerPointer(c.Rank()) != w.Pointer() {
 						return fmt.Errorf("a window of %d bytes at %v", w.Size(), w.Pointer())
 					}
 					whole := make([]byte, size)
@@ -412,7 +437,8 @@ func TestRegisterDevice(t *testing.T) {
 		if err := c.AgreeOn(ctx, "test", "zeroed", nil); err != nil {
 			return err
 		}
-		return errors.Join(visit(ctx, c, w, size-3), c.AgreeOn(ctx, "test", "seen", nil), w.Close(), c.AgreeOn(ctx, "test", "closed", nil), release())
+		return errors.Join(visit(ctx, c, w, size-3), c.AgreeOn(ctx, "test", "seen", nil), w.Close(),
+			c.AgreeOn(ctx, "test", "closed", nil), release())
 	})
 }
 
@@ -456,15 +482,21 @@ func TestRegisterDeviceRefuses(t *testing.T) {
 		want error
 		says string
 	}{
-		"nothing":          {0, 100, weft.ErrInvalid, "100 bytes at 0x0"},
-		"no bytes":         {memory.Pointer(), 0, weft.ErrInvalid, "0 bytes"},
-		"less than none":   {memory.Pointer(), -5, weft.ErrInvalid, "-5 bytes"},
-		"host memory":      {cuda.Pointer(uintptr(unsafe.Pointer(host))), 100, weft.ErrUnsupported, "host memory that CUDA does not know"},
+		"nothing":        {0, 100, weft.ErrInvalid, "100 bytes at 0x0"},
+		"no bytes":       {memory.Pointer(), 0, weft.ErrInvalid, "0 bytes"},
+		"less than none": {memory.Pointer(), -5, weft.ErrInvalid, "-5 bytes"},
+		"host memory": {
+			cuda.Pointer(uintptr(unsafe.Pointer(host))), 100, weft.ErrUnsupported,
+			"host memory that CUDA does not know",
+		},
 		"pinned memory":    {pinned.Pointer(), 100, weft.ErrUnsupported, "pinned host memory"},
 		"another GPU's":    {other.Pointer(), 100, weft.ErrInvalid, "another GPU"},
 		"more than all":    {memory.Pointer(), 101, weft.ErrUnsupported, "over the end"},
 		"beyond by offset": {memory.Pointer().Add(1), 100, weft.ErrUnsupported, "over the end"},
-		"two allocations":  {segments.Pointer().Add(two[0].Size() - 50), 100, weft.ErrUnsupported, "memory of several allocations"},
+		"two allocations": {
+			segments.Pointer().Add(two[0].Size() - 50), 100, weft.ErrUnsupported,
+			"memory of several allocations",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for r, err := range each(group, func(comm *weft.Comm) error {
@@ -516,18 +548,23 @@ func TestRegisterDeviceRefusesKinds(t *testing.T) {
 		{mapped, true, "not made to be shared by descriptors"},
 	} {
 		err := device.RefusePart(p, size, c.info, c.other)
-		if (err == nil) != (c.says == "") || err != nil && (!errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), c.says)) {
+		if (err == nil) != (c.says == "") || err != nil &&
+			(!errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%+v: %v, want %q", c.info, err, c.says)
 		}
 	}
 }
 
-// TestDeviceFails makes every call of the driver that gets something fail in turn: nothing stays behind, and every rank hears of it.
+// TestDeviceFails makes every call of the driver that gets something fail in turn: nothing stays
+// behind, and every rank hears of it.
 func TestDeviceFails(t *testing.T) {
 	calls := []string{
-		"cuStreamCreateWithPriority", "cuMemHostAlloc", "cuMemHostGetDevicePointer", "cuMemCreate", "cuMemAddressReserve", "cuMemMap",
-		"cuMemSetAccess", "cuMemsetD8Async", "cuStreamQuery", "cuMemRetainAllocationHandle", "cuMemGetAllocationGranularity", "cuMemAlloc",
-		"cuCtxEnablePeerAccess", "cuDevicePrimaryCtxRetain", "cuDeviceGetUuid", "cuDeviceGetPCIBusId", "cuDeviceGetAttribute", "cuDeviceCanAccessPeer",
+		"cuStreamCreateWithPriority", "cuMemHostAlloc", "cuMemHostGetDevicePointer", "cuMemCreate",
+		"cuMemAddressReserve", "cuMemMap",
+		"cuMemSetAccess", "cuMemsetD8Async", "cuStreamQuery", "cuMemRetainAllocationHandle",
+		"cuMemGetAllocationGranularity", "cuMemAlloc",
+		"cuCtxEnablePeerAccess", "cuDevicePrimaryCtxRetain", "cuDeviceGetUuid", "cuDeviceGetPCIBusId",
+		"cuDeviceGetAttribute", "cuDeviceCanAccessPeer",
 		"cuMemHostRegister", "cuPointerGetAttributes", "cuMemGetAddressRange",
 	}
 	for kind, config := range deviceKinds() {
@@ -618,7 +655,8 @@ func use(t *testing.T, d *cuda.Driver) {
 	}
 }
 
-// spin is a kernel that waits as kernels of Weft do: for the abort word, or for a word that a test sets when it wants the wait to be over without.
+// spin is a kernel that waits as kernels of Weft do: for the abort word, or for a word that a test
+// sets when it wants the wait to be over without.
 type spin struct {
 	started chan struct{}
 	let     atomic.Bool

@@ -93,8 +93,8 @@ func TestDocsLinks(t *testing.T) {
 	}, ".go", ".h", ".py", ".cu", ".cuh", ".sh", ".md")
 }
 
-// TestDocsProse holds lines and paragraphs of prose to a length that can be read: 120 columns and 120 words. Tables and code may be wider, and so may
-// pages that a program writes.
+// TestDocsProse holds lines and paragraphs of prose to a length that can be read: 120 columns and
+// 120 words. Tables and code may be wider, and so may pages that a program writes.
 func TestDocsProse(t *testing.T) {
 	const columns, words = 120, 120
 	sources(t, func(path, text string) {
@@ -102,7 +102,8 @@ func TestDocsProse(t *testing.T) {
 			return
 		}
 		for paragraph := range strings.SplitSeq(fences.ReplaceAllString(text, ""), "\n\n") {
-			if strings.HasPrefix(strings.TrimLeft(paragraph, "\n"), "    ") || strings.Contains(paragraph, "\n|") || strings.HasPrefix(paragraph, "|") {
+			if strings.HasPrefix(strings.TrimLeft(paragraph, "\n"), "    ") || strings.Contains(paragraph, "\n|") ||
+				strings.HasPrefix(paragraph, "|") {
 				continue
 			}
 			if n := len(strings.Fields(paragraph)); n > words {

@@ -5,7 +5,8 @@ import "fmt"
 // DType is the type of a tensor's elements.
 type DType uint8
 
-// The element types. The 8-bit floats are OCP's E4M3 (no infinities) and E5M2; UE8M0 is a power of two, the type of block scales.
+// The element types. The 8-bit floats are OCP's E4M3 (no infinities) and E5M2; UE8M0 is a power of
+// two, the type of block scales.
 const (
 	InvalidDType DType = iota
 	BFloat16

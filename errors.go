@@ -9,7 +9,8 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// PeerError names the rank and the operation of a failure. Its Err wraps one of the sentinels below.
+// PeerError names the rank and the operation of a failure. Its Err wraps one of the sentinels
+// below.
 type PeerError = channel.PeerError
 
 // Errors that callers branch on, with errors.Is.
@@ -22,7 +23,8 @@ var (
 	ErrDied = channel.ErrDied
 	// ErrLeft: a rank closed its communicator.
 	ErrLeft = channel.ErrLeft
-	// ErrUnsupported: the request can't be done here; nothing was enqueued. The error's text names the way out.
+	// ErrUnsupported: the request can't be done here; nothing was enqueued. The error's text names
+	// the way out.
 	ErrUnsupported = errors.New("unsupported")
 	// ErrInvalid: the arguments contradict each other or the contract; nothing was enqueued.
 	ErrInvalid = errors.New("invalid argument")
@@ -34,7 +36,8 @@ var (
 	ErrMasked = channel.ErrMasked
 )
 
-// ownLimit blames this rank for what failed because it has as many files open as it may, whichever peer it was about.
+// ownLimit blames this rank for what failed because it has as many files open as it may, whichever
+// peer it was about.
 func ownLimit(op string, rank int, err error) error {
 	if !filelimit.Reached(err) {
 		return err
@@ -42,7 +45,8 @@ func ownLimit(op string, rank int, err error) error {
 	return &PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: %w", ErrAborted, filelimit.Error())}
 }
 
-// Unsupportedf makes an error that wraps [ErrUnsupported]. The text says what is not supported and names the way out.
+// Unsupportedf makes an error that wraps [ErrUnsupported]. The text says what is not supported and
+// names the way out.
 func Unsupportedf(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrUnsupported, fmt.Sprintf(format, args...))
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 )
 
-// Two ranks, here goroutines, read each other's part of a window. Ranks that are processes leave WithBootstrap out.
+// Two ranks, here goroutines, read each other's part of a window. Ranks that are processes leave
+// WithBootstrap out.
 func ExampleJoin() {
 	meeting, _ := bootstrap.NewInProcess(2)
 	var greeting [2]string

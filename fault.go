@@ -24,7 +24,8 @@ func (c *Comm) recorded() (device.Record, bool) {
 func (c *Comm) verdict(r device.Record) channel.Fault {
 	peer := int(r.Peer)
 	if r.Cause != device.CauseTimeout || peer < 0 || peer >= c.size || peer == c.rank || c.Masked(peer) {
-		// It left for an abort word that meant nothing, or for no reason that we know: the operation is not complete all the same.
+		// It left for an abort word that meant nothing, or for no reason that we know: the
+		// operation is not complete all the same.
 		return channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}
 	}
 	switch {
@@ -33,16 +34,22 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 	case c.left.Load()>>uint(peer)&1 != 0: // a device cannot know
 		return channel.Fault{Cause: channel.CauseLeft, Rank: peer}
 	}
-	// Nothing is seen of waits on devices before they have ended. Those of a circle do so at about the same time; what each was stays to be seen until SetMask.
-	own := channel.Record{Op: device.OpName(r.Op), Object: fmt.Sprintf("epoch %d", r.Epoch), Peer: peer, Expected: r.Expected, Seen: r.Seen}
+	// Nothing is seen of waits on devices before they have ended. Those of a circle do so at about
+	// the same time; what each was stays to be seen until SetMask.
+	own := channel.Record{
+		Op: device.OpName(r.Op), Object: fmt.Sprintf("epoch %d", r.Epoch), Peer: peer,
+		Expected: r.Expected, Seen: r.Seen,
+	}
 	c.waiter.ShowFinal(own)
 	return channel.Fault{Cause: channel.CauseTimeout, Rank: c.waiter.Culprit(own, min(deviceGrace, c.waiter.Timeout/4))}
 }
 
-// deviceGrace is how long a rank whose device has given up waits for others to show that theirs have, too.
+// deviceGrace is how long a rank whose device has given up waits for others to show that theirs
+// have, too.
 const deviceGrace = 500 * time.Millisecond
 
-// recordError is the error of a fault that this rank told the others of after a wait on its device had ended.
+// recordError is the error of a fault that this rank told the others of after a wait on its device
+// had ended.
 func (c *Comm) recordError(f channel.Fault, r device.Record) error {
 	op := device.OpName(r.Op)
 	if f.Cause == channel.CauseMasked { // what it has seen of the others was not meant for it
@@ -52,7 +59,11 @@ func (c *Comm) recordError(f channel.Fault, r device.Record) error {
 		return &PeerError{Rank: int(r.Peer), Op: op, Err: fmt.Errorf("%w: it goes by another routing", ErrMismatch)}
 	}
 	if r.Cause == device.CauseMismatch {
-		return &PeerError{Rank: int(r.Peer), Op: op, Err: fmt.Errorf("%w: it calls %s, this rank %s", ErrMismatch, device.CallName(r.Seen), device.CallName(r.Expected))}
+		return &PeerError{
+			Rank: int(r.Peer), Op: op,
+			Err: fmt.Errorf("%w: it calls %s, this rank %s", ErrMismatch, device.CallName(r.Seen),
+				device.CallName(r.Expected)),
+		}
 	}
 	if f.Cause == channel.CauseTimeout && f.Reporter == c.rank && f.Rank == int(r.Peer) {
 		why := fmt.Errorf("%w: epoch %d on the GPU: expected %d, seen %d", ErrTimeout, r.Epoch, r.Expected, r.Seen)
@@ -74,8 +85,8 @@ type abortWord struct {
 // The abort word is the first thing of a control page.
 const _ = -unsafe.Offsetof(control{}.fault)
 
-// newAbortWord registers a control page with the driver. Where the driver refuses (some containers and kernels cannot pin a memory file), kernels see
-// a copy, which is at most 2 ms old.
+// newAbortWord registers a control page with the driver. Where the driver refuses (some containers
+// and kernels cannot pin a memory file), kernels see a copy, which is at most 2 ms old.
 func newAbortWord(c *cuda.Context, page []byte) (*abortWord, error) {
 	a := &abortWord{word: (*atomic.Uint64)(unsafe.Pointer(&page[0]))}
 	var err error

@@ -26,7 +26,8 @@ func abortKinds(t *testing.T, body func(t *testing.T, refuse func(*cudatest.Mach
 	})
 }
 
-// TestDeviceAbort: a kernel that waits sees the abort word, which a rank's peers set, and runs again after SetMask.
+// TestDeviceAbort: a kernel that waits sees the abort word, which a rank's peers set, and runs
+// again after SetMask.
 func TestDeviceAbort(t *testing.T) {
 	abortKinds(t, func(t *testing.T, refuse func(*cudatest.Machine)) {
 		m, d := machine(t, cudatest.Config{})
@@ -55,7 +56,8 @@ func TestDeviceAbort(t *testing.T) {
 	})
 }
 
-// TestDeviceRecord: what a wait on the device records is an error on every rank, that of the wait on its own, until SetMask.
+// TestDeviceRecord: what a wait on the device records is an error on every rank, that of the wait
+// on its own, until SetMask.
 func TestDeviceRecord(t *testing.T) {
 	m, d := machine(t, cudatest.Config{})
 	newSpin(m)
@@ -66,7 +68,10 @@ func TestDeviceRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 {
-			for _, err := range []error{group[0].Begin("something"), group[0].Err(), group[0].Wait(ctx, nil), group[0].AgreeOn(ctx, "agree", "", nil)} {
+			for _, err := range []error{
+				group[0].Begin("something"), group[0].Err(), group[0].Wait(ctx, nil),
+				group[0].AgreeOn(ctx, "agree", "", nil),
+			} {
 				blames(t, 0, err, 2, weft.ErrTimeout)
 				for _, word := range []string{"dispatch", "epoch 41", "expected 7", "seen 3"} {
 					if err != nil && !strings.Contains(err.Error(), word) {
@@ -88,7 +93,8 @@ func TestDeviceRecord(t *testing.T) {
 	})
 }
 
-// TestDeviceCircle: waits on devices that have given each other up are nobody's fault, and a chain of them is that of the rank at its end.
+// TestDeviceCircle: waits on devices that have given each other up are nobody's fault, and a chain
+// of them is that of the rank at its end.
 func TestDeviceCircle(t *testing.T) {
 	for _, c := range []struct {
 		peers   map[int]int32 // who gives up on whom
@@ -125,14 +131,16 @@ func TestDeviceCircle(t *testing.T) {
 	}
 }
 
-// TestDeviceRecordOddities: records that name nobody who could be to blame fail the operation all the same.
+// TestDeviceRecordOddities: records that name nobody who could be to blame fail the operation all
+// the same.
 func TestDeviceRecordOddities(t *testing.T) {
 	for name, c := range map[string]struct {
 		cause uint32
 		peer  int32
 	}{
-		"aborted without a word": {device.CauseAbort, 1}, "nobody": {device.CauseTimeout, -1}, "no such rank": {device.CauseTimeout, 64},
-		"itself": {device.CauseTimeout, 0}, "masked": {device.CauseTimeout, 2}, "no such cause": {77, 1},
+		"aborted without a word": {device.CauseAbort, 1}, "nobody": {device.CauseTimeout, -1},
+		"no such rank": {device.CauseTimeout, 64},
+		"itself":       {device.CauseTimeout, 0}, "masked": {device.CauseTimeout, 2}, "no such cause": {77, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, d := machine(t, cudatest.Config{})
@@ -198,7 +206,8 @@ func TestSetMaskWaitsForTheDevice(t *testing.T) {
 	for _, c := range group {
 		go func() { masked <- c.SetMask(ctx) }()
 	}
-	// The other has published its aim, the one with the kernel must not have: nothing to wait for but that nothing happens.
+	// The other has published its aim, the one with the kernel must not have: nothing to wait for
+	// but that nothing happens.
 	select {
 	case err := <-masked:
 		t.Fatalf("went on beside a kernel: %v", err)
@@ -258,7 +267,8 @@ func TestWaitEnds(t *testing.T) {
 	stuck := make(chan error)
 	go func() { stuck <- launch(group[0], "stuck") }()
 	<-s.started
-	if err := group[0].Wait(testContext(t), nil); !errors.Is(err, weft.ErrTimeout) || !strings.Contains(err.Error(), "has not ended") {
+	if err := group[0].Wait(testContext(t), nil); !errors.Is(err, weft.ErrTimeout) ||
+		!strings.Contains(err.Error(), "has not ended") {
 		t.Errorf("a wait for a kernel that stays: %v", err)
 	}
 	short, cancel := context.WithTimeout(testContext(t), 8*time.Millisecond)

@@ -77,7 +77,8 @@ func FuzzPlacement(f *testing.F) {
 	})
 }
 
-// FuzzPart reads what a peer tells of its part of a window: what is accepted lies inside of its allocation.
+// FuzzPart reads what a peer tells of its part of a window: what is accepted lies inside of its
+// allocation.
 func FuzzPart(f *testing.F) {
 	own := part{kind: registeredPart, base: 1 << 40, extent: 4096, offset: 96, ipc: cuda.IPCHandle{7}}
 	if back, err := parsePart(own.encode(), 4000); err != nil || back != own {

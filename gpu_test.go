@@ -11,7 +11,8 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// gpus is this machine's driver. Without one the test is skipped, unless WEFT_REQUIRE_GPU says that there must be one.
+// gpus is this machine's driver. Without one the test is skipped, unless WEFT_REQUIRE_GPU says that
+// there must be one.
 func gpus(t *testing.T) *cuda.Driver {
 	t.Helper()
 	d, err := cuda.Open()
@@ -24,7 +25,8 @@ func gpus(t *testing.T) *cuda.Driver {
 	return d
 }
 
-// TestGPU does on the GPUs of this machine what other tests do on a driver made of Go: several ranks on one GPU, and one on each.
+// TestGPU does on the GPUs of this machine what other tests do on a driver made of Go: several
+// ranks on one GPU, and one on each.
 func TestGPU(t *testing.T) {
 	d := gpus(t)
 	ctx := testContext(t)
@@ -41,7 +43,8 @@ func TestGPU(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(visit(ctx, c, w, size-c.Size()), c.AgreeOn(ctx, "test", "seen", nil), w.Close()); err != nil {
+					if err := errors.Join(visit(ctx, c, w, size-c.Size()), c.AgreeOn(ctx, "test", "seen", nil),
+						w.Close()); err != nil {
 						return err
 					}
 				}
@@ -54,9 +57,11 @@ func TestGPU(t *testing.T) {
 				if err := errors.Join(zeroed, err); err != nil {
 					return err
 				}
-				return errors.Join(visit(ctx, c, w, 10), c.AgreeOn(ctx, "test", "seen", nil), w.Close(), c.AgreeOn(ctx, "test", "closed", nil), m.Close())
+				return errors.Join(visit(ctx, c, w, 10), c.AgreeOn(ctx, "test", "seen", nil), w.Close(),
+					c.AgreeOn(ctx, "test", "closed", nil), m.Close())
 			})
-			t.Logf("windows are virtual memory: %v; kernels see a copy of the abort word: %v", group[0].Device().Virtual(), group[0].Device().Mirrored())
+			t.Logf("windows are virtual memory: %v; kernels see a copy of the abort word: %v",
+				group[0].Device().Virtual(), group[0].Device().Mirrored())
 			// The devices read the abort word where the hosts write it.
 			read := func(c *weft.Comm) ([]byte, error) {
 				b := make([]byte, 8)
@@ -65,7 +70,8 @@ func TestGPU(t *testing.T) {
 					return nil, err
 				}
 				s := c.Device().Stream()
-				return b, errors.Join(s.Copy(m.Pointer(), c.Device().Abort(), 8), s.Wait(ctx), c.Device().Context().Download(b, m.Pointer()), m.Close())
+				return b, errors.Join(s.Copy(m.Pointer(), c.Device().Abort(), 8), s.Wait(ctx),
+					c.Device().Context().Download(b, m.Pointer()), m.Close())
 			}
 			must(t, group, func(c *weft.Comm) error {
 				if b, err := read(c); err != nil || !bytes.Equal(b, make([]byte, 8)) {

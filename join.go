@@ -17,9 +17,10 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// Join makes this process, or this goroutine, a rank of a communicator. Without [WithBootstrap] the environment says which rank of how many
-// it is and where the others are (see [bootstrap.Detect]); with no environment at all it is the only rank. Join is collective and returns
-// when all ranks have joined.
+// Join makes this process, or this goroutine, a rank of a communicator. Without [WithBootstrap] the
+// environment says which rank of how many it is and where the others are (see [bootstrap.Detect]);
+// with no environment at all it is the only rank. Join is collective and returns when all ranks
+// have joined.
 func Join(ctx context.Context, options ...Option) (_ *Comm, err error) {
 	rank := 0
 	defer func() { err = ownLimit("join", rank, err) }()
@@ -53,7 +54,8 @@ func Join(ctx context.Context, options ...Option) (_ *Comm, err error) {
 	return c, nil
 }
 
-// checkSize refuses jobs that are too large. Every rank knows the size, so all of them refuse before they meet.
+// checkSize refuses jobs that are too large. Every rank knows the size, so all of them refuse
+// before they meet.
 func checkSize(ranks int) error {
 	if ranks > MaxRanks {
 		return Unsupportedf("join: %d ranks; a communicator has at most %d: split the job into groups", ranks, MaxRanks)
@@ -68,7 +70,8 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	if cfg.deadline <= 0 {
 		return nil, Invalidf("join: a deadline of %v; every wait must end", cfg.deadline)
 	}
-	// A rank that fails half-way may live on and say nothing: joining ends at the deadline like every other wait.
+	// A rank that fails half-way may live on and say nothing: joining ends at the deadline like
+	// every other wait.
 	ctx, cancel := awake(ctx, cfg.deadline)
 	defer cancel()
 	listener, err := shm.Listen()
@@ -187,12 +190,12 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	return c, nil
 }
 
-// newsTime is how long a rank that sees another one go, while they join, waits to be told why. It is told within a few
-// milliseconds, if at all.
+// newsTime is how long a rank that sees another one go, while they join, waits to be told why. It
+// is told within a few milliseconds, if at all.
 const newsTime = 100 * time.Millisecond
 
-// giveUp is what a rank does with an error that ends its join before others can see it go: it finds out who is to blame, and
-// tells them.
+// giveUp is what a rank does with an error that ends its join before others can see it go: it finds
+// out who is to blame, and tells them.
 func giveUp(b bootstrap.Bootstrap, err error) error {
 	err = ownLimit("join", b.Rank(), translate("join", err))
 	witness, ok := b.(bootstrap.Witness)
@@ -220,8 +223,9 @@ func giveUp(b bootstrap.Bootstrap, err error) error {
 	return err
 }
 
-// untilBlamed is a context that ends when a rank gives up, which may be one that this rank waits for and has no connection to.
-// Deaths show otherwise, behind what the rank did before; one that only left may have joined.
+// untilBlamed is a context that ends when a rank gives up, which may be one that this rank waits
+// for and has no connection to. Deaths show otherwise, behind what the rank did before; one that
+// only left may have joined.
 func untilBlamed(ctx context.Context, b bootstrap.Bootstrap) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
@@ -238,7 +242,8 @@ func untilBlamed(ctx context.Context, b bootstrap.Bootstrap) (_ context.Context,
 	}
 }
 
-// awake is a context that ends when this process has run for so long: what others have not done while it was stopped is not their fault.
+// awake is a context that ends when this process has run for so long: what others have not done
+// while it was stopped is not their fault.
 func awake(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch channel.Stopwatch
@@ -261,7 +266,8 @@ func awake(ctx context.Context, limit time.Duration) (context.Context, context.C
 	}
 }
 
-// meet refuses, on every rank alike, GPUs that could not be set up and those that cannot reach each other.
+// meet refuses, on every rank alike, GPUs that could not be set up and those that cannot reach each
+// other.
 func (c *Comm) meet(ctx context.Context, own error) error {
 	if own == nil {
 		own = c.device.reach(c.rank)
@@ -313,8 +319,9 @@ func (c *card) append(b []byte) ([]byte, error) {
 func parseCard(raw []byte) (c card, err error) {
 	const fixed = 4 + channel.CPUBytes + 2
 	if len(raw) >= 4 && binary.LittleEndian.Uint32(raw) != cardVersion {
-		return card{}, fmt.Errorf("%w: its card is of version %d, this rank's of version %d: install the same Weft for every rank",
-			ErrMismatch, binary.LittleEndian.Uint32(raw), cardVersion)
+		return card{},
+			fmt.Errorf("%w: its card is of version %d, this rank's of version %d: install the same Weft for every rank",
+				ErrMismatch, binary.LittleEndian.Uint32(raw), cardVersion)
 	}
 	if len(raw) < fixed {
 		return card{}, fmt.Errorf("%w: a card of %d bytes", ErrMismatch, len(raw))

@@ -30,7 +30,8 @@ func TestJoin(t *testing.T) {
 	for _, n := range []int{1, 2, 5, weft.MaxRanks} {
 		group := join(t, n, weft.WithDeadline(7*time.Second))
 		for r, c := range group {
-			if c.Rank() != r || c.Size() != n || c.LocalSize() != n || c.Deadline() != 7*time.Second || c.Mask() != 0 || c.Generation() != 0 || c.Err() != nil {
+			if c.Rank() != r || c.Size() != n || c.LocalSize() != n || c.Deadline() != 7*time.Second ||
+				c.Mask() != 0 || c.Generation() != 0 || c.Err() != nil {
 				t.Errorf("rank %d of %d: %d of %d, %d here, deadline %v, mask %#x, generation %d, %v",
 					r, n, c.Rank(), c.Size(), c.LocalSize(), c.Deadline(), c.Mask(), c.Generation(), c.Err())
 			}
@@ -69,7 +70,8 @@ func TestJoinRefuses(t *testing.T) {
 	}
 }
 
-// environment makes this process a rank of a job that a launcher has started, as far as variables tell.
+// environment makes this process a rank of a job that a launcher has started, as far as variables
+// tell.
 func environment(t *testing.T, variables map[string]string) {
 	t.Helper()
 	for _, name := range os.Environ() {
@@ -85,15 +87,22 @@ func environment(t *testing.T, variables map[string]string) {
 	}
 }
 
-// TestJoinRefusesTooManyRanks has a rank of a job that is too large, whose other ranks nobody started. It does not wait for them.
+// TestJoinRefusesTooManyRanks has a rank of a job that is too large, whose other ranks nobody
+// started. It does not wait for them.
 func TestJoinRefusesTooManyRanks(t *testing.T) {
-	for _, c := range []struct{ rank, size int }{{0, weft.MaxRanks + 1}, {1, weft.MaxRanks + 1}, {weft.MaxRanks, weft.MaxRanks + 1}, {0, 70000}} {
+	for _, c := range []struct{ rank, size int }{
+		{0, weft.MaxRanks + 1},
+		{1, weft.MaxRanks + 1},
+		{weft.MaxRanks, weft.MaxRanks + 1},
+		{0, 70000},
+	} {
 		environment(t, map[string]string{
 			"WEFT_RANK": fmt.Sprint(c.rank), "WEFT_SIZE": fmt.Sprint(c.size), "WEFT_ADDRESS": "127.0.0.1:9",
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		_, err := weft.Join(ctx)
-		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), fmt.Sprintf("at most %d:", weft.MaxRanks)) || ctx.Err() != nil {
+		if !errors.Is(err, weft.ErrUnsupported) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("at most %d:", weft.MaxRanks)) || ctx.Err() != nil {
 			t.Errorf("rank %d of %d: %v", c.rank, c.size, err)
 		}
 		cancel()
@@ -144,7 +153,8 @@ func TestJoinSaysSoOnce(t *testing.T) {
 	})
 }
 
-// edited is a bootstrap through which a rank tells the others something else than it means to, and hears something else.
+// edited is a bootstrap through which a rank tells the others something else than it means to, and
+// hears something else.
 type edited struct {
 	bootstrap.Bootstrap
 	edit func(card []byte)
@@ -162,8 +172,9 @@ func (e edited) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
 	return all, err
 }
 
-// TestJoinOtherVersion joins ranks of which one runs another version, by what it tells of itself and of how it is reached through shared memory.
-// Both sides say at once which versions do not go together.
+// TestJoinOtherVersion joins ranks of which one runs another version, by what it tells of itself
+// and of how it is reached through shared memory. Both sides say at once which versions do not go
+// together.
 func TestJoinOtherVersion(t *testing.T) {
 	const address = 4 + channel.CPUBytes + 2 // of a card
 	for name, at := range map[string]int{"card": 0, "shared memory": address} {
@@ -250,8 +261,8 @@ func (s slow) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
 	return all, err
 }
 
-// TestJoinCancelled cancels the join of a rank that waits for a slow one. All others learn at once that it has given up: none waits for its deadline,
-// and none blames the slow one.
+// TestJoinCancelled cancels the join of a rank that waits for a slow one. All others learn at once
+// that it has given up: none waits for its deadline, and none blames the slow one.
 func TestJoinCancelled(t *testing.T) {
 	meeting, err := bootstrap.NewInProcess(3)
 	if err != nil {
@@ -286,7 +297,8 @@ func TestJoinCancelled(t *testing.T) {
 	}
 }
 
-// TestJoinTwice joins several communicators of the same process, side by side, of different sizes, over and over.
+// TestJoinTwice joins several communicators of the same process, side by side, of different sizes,
+// over and over.
 func TestJoinTwice(t *testing.T) {
 	for range 10 {
 		a, b := join(t, 3), join(t, 2)

@@ -57,7 +57,8 @@ func TestDescriptors(t *testing.T) {
 // TestCollectorIsNotStopped collects garbage while ranks spin.
 func TestCollectorIsNotStopped(t *testing.T) {
 	for name, p := range map[string]channel.Policy{
-		"spinning": {Spin: 1 << 30}, "yielding": {Yield: 1 << 30}, "yielding to goroutines": {Yield: 1 << 30, Goroutines: true}, "sleeping": {},
+		"spinning": {Spin: 1 << 30}, "yielding": {Yield: 1 << 30},
+		"yielding to goroutines": {Yield: 1 << 30, Goroutines: true}, "sleeping": {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			group := join(t, 2, weft.WithWaitPolicy(p), weft.WithDeadline(20*time.Second))

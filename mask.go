@@ -10,23 +10,28 @@ import (
 	"github.com/weftgo/weft/channel"
 )
 
-// SetMask leaves the given ranks out of everything that follows, takes back in those that are not listed, and clears the failure.
-// It is collective over the ranks that remain: each calls it with the same set, when none of its operations is in progress, and it
-// returns when all have. With no arguments it is how ranks go on together after an operation was cancelled.
+// SetMask leaves the given ranks out of everything that follows, takes back in those that are not
+// listed, and clears the failure. It is collective over the ranks that remain: each calls it with
+// the same set, when none of its operations is in progress, and it returns when all have. With no
+// arguments it is how ranks go on together after an operation was cancelled.
 //
-// A SetMask that fails is a failure like any other: the ranks call it again, with a larger set if one of them died meanwhile. A rank that is left
-// out alive gets an error that wraps [ErrMasked] from its operations, until it and the others call SetMask without it in the set.
+// A SetMask that fails is a failure like any other: the ranks call it again, with a larger set if
+// one of them died meanwhile. A rank that is left out alive gets an error that wraps [ErrMasked]
+// from its operations, until it and the others call SetMask without it in the set.
 //
 // A job never becomes two. Of ranks that leave each other out, one side goes on:
 //
-//   - A side that none of the present members belongs to is refused with [ErrMasked] while a member that it leaves out is alive, or has left in
-//     good order. A rank that was stopped, left out and woken is such a side on its own. Without that member in its set it waits to be taken
-//     back, until the deadline, and then gets ErrMasked, too.
-//   - Of two sides of members that call at once, the larger goes on, and at equal size the one with the lowest rank. Dead ranks do not count.
+//   - A side that none of the present members belongs to is refused with [ErrMasked] while a member
+//     that it leaves out is alive, or has left in good order. A rank that was stopped, left out and
+//     woken is such a side on its own. Without that member in its set it waits to be taken back,
+//     until the deadline, and then gets ErrMasked, too.
+//   - Of two sides of members that call at once, the larger goes on, and at equal size the one with
+//     the lowest rank. Dead ranks do not count.
 //   - Else the side that called first goes on. The other gets ErrMasked.
 //
-// On a GPU each rank first waits, until the deadline, for all work in its context to end: kernels that wait for peers leave, because there was a
-// failure. Not before all ranks are that far does any go on.
+// On a GPU each rank first waits, until the deadline, for all work in its context to end: kernels
+// that wait for peers leave, because there was a failure. Not before all ranks are that far does
+// any go on.
 func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	const op = "set mask"
 	if c.closed.Load() {
@@ -93,27 +98,33 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	return nil
 }
 
-// finish lets this rank's work on its GPU end before others are told that it goes on. Kernels that wait leave by the abort word.
+// finish lets this rank's work on its GPU end before others are told that it goes on. Kernels that
+// wait leave by the abort word.
 func (c *Comm) finish(ctx context.Context, op string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
 	defer cancel()
 	return c.device.Quiesce(ctx, op)
 }
 
-// A decision says who goes on together: the members, all ranks but those that it leaves out. The ranks of one side propose it: each publishes
-// the set and the generation that it aims at, one above all that it knows, and raises its aim when it sees a higher one. When all
-// of a side show the same, its lowest rank, the leader, decides: it replaces the last decision by this one, in a word that all ranks share. A rank is done
-// when it sees its proposal decided. What operations publish from then on counts from the new generation, so nothing left over from before the
-// failure can match.
+// A decision says who goes on together: the members, all ranks but those that it leaves out. The
+// ranks of one side propose it: each publishes the set and the generation that it aims at, one
+// above all that it knows, and raises its aim when it sees a higher one. When all of a side show
+// the same, its lowest rank, the leader, decides: it replaces the last decision by this one, in a
+// word that all ranks share. A rank is done when it sees its proposal decided. What operations
+// publish from then on counts from the new generation, so nothing left over from before the failure
+// can match.
 //
 // These hold, whatever ranks are stopped, killed or slow:
 //
-//   - Decisions follow one another in one order, and generations grow in it: the word changes by compare-and-swap only, and only from the
-//     decision that the leader has judged its proposal by.
-//   - A SetMask succeeds only if its proposal was decided while it lasted, with every rank of the side having proposed the same.
-//   - A decision shares a member with the one before it, unless all members whom it leaves out are dead. So of two disjoint sides one at most
-//     is decided: the first to be is all that the word shows when the other is judged, and that one has no member in it. A side that shares a
-//     member with the decision before it takes that member away from all others: they cannot go on without it, nor decide.
+//   - Decisions follow one another in one order, and generations grow in it: the word changes by
+//     compare-and-swap only, and only from the decision that the leader has judged its proposal by.
+//   - A SetMask succeeds only if its proposal was decided while it lasted, with every rank of the
+//     side having proposed the same.
+//   - A decision shares a member with the one before it, unless all members whom it leaves out are
+//     dead. So of two disjoint sides one at most is decided: the first to be is all that the word
+//     shows when the other is judged, and that one has no member in it. A side that shares a member
+//     with the decision before it takes that member away from all others: they cannot go on without
+//     it, nor decide.
 type decision struct {
 	word       uint64 // the generation, the leader in 6 bits, and which of the leader's rosters
 	generation uint64
@@ -154,7 +165,8 @@ func (c *Comm) decide(last decision, target, set uint64) {
 	c.control[0].decided.CompareAndSwap(last.word, target<<(leaderBits+rosterBits)|uint64(c.rank)<<rosterBits|roster)
 }
 
-// grace is how long a side that others could outvote waits for them to call. An eighth of a short deadline is less.
+// grace is how long a side that others could outvote waits for them to call. An eighth of a short
+// deadline is less.
 const grace = 200 * time.Millisecond
 
 // agreeOnMask returns the generation in which all ranks outside the set go on without those in it.
@@ -184,13 +196,15 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, 
 		}
 		if err == nil && leads && late < 0 {
 			mine := c.claim(side, last)
-			if rival := c.claim(set&^last.out&^c.left.Load(), last); waited > min(grace, c.waiter.Timeout/8) || !rival.beats(mine) {
+			if rival := c.claim(set&^last.out&^c.left.Load(), last); waited > min(grace, c.waiter.Timeout/8) ||
+				!rival.beats(mine) {
 				c.decide(last, target, set)
 				continue
 			}
 		}
 		if err != nil {
-			// What was wanted must not be taken for agreement later. No rank wants a set that it is in itself.
+			// What was wanted must not be taken for agreement later. No rank wants a set that it is
+			// in itself.
 			own.publish(target, 1<<uint(c.rank))
 			if last = c.decision(); last.out == set && last.generation >= first { // the leader was faster
 				return last.generation, nil
@@ -204,8 +218,9 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, 
 // everyone is the set of all ranks.
 func (c *Comm) everyone() uint64 { return ^uint64(0) >> uint(MaxRanks-c.size) }
 
-// aims looks at what the ranks of a side propose: highest is the highest generation that any aims at, and late the first that does not propose this, or -1. Those
-// that propose nothing, for they have not called, come before those that propose another set.
+// aims looks at what the ranks of a side propose: highest is the highest generation that any aims
+// at, and late the first that does not propose this, or -1. Those that propose nothing, for they
+// have not called, come before those that propose another set.
 func (c *Comm) aims(side, target, set uint64) (late int, highest uint64) {
 	late = -1
 	silent := false
@@ -226,22 +241,28 @@ func (c *Comm) proposes(rank int, target, set uint64) bool {
 }
 
 // refusal is why a proposal is given up, if it is. Late is who does not support it, or -1.
-func (c *Comm) refusal(ctx context.Context, op string, last decision, first, target, set uint64, late int, waited time.Duration) error {
+func (c *Comm) refusal(ctx context.Context, op string, last decision, first, target, set uint64, late int,
+	waited time.Duration,
+) error {
 	side := c.everyone() &^ set
 	masked := func(by int) error {
-		err := fmt.Errorf("%w: rank %d goes on without it; wait to be taken back with SetMask without that rank in the set", ErrMasked, by)
+		err := fmt.Errorf("%w: rank %d goes on without it; wait to be taken back with SetMask without that "+
+			"rank in the set", ErrMasked, by)
 		return &PeerError{Rank: c.rank, Op: op, Err: err}
 	}
 	leader := bits.TrailingZeros64(side)
-	// As long as the leader holds on to the proposal it alone gives it up to others: it may be about to decide.
+	// As long as the leader holds on to the proposal it alone gives it up to others: it may be
+	// about to decide.
 	if by := c.outvoted(side, last); by >= 0 && (c.rank == leader || !c.proposes(leader, target, set)) {
 		return masked(by)
 	}
 	if err := c.lost(op, set); err != nil {
 		return err
 	}
-	// What another rank of the side has met in its SetMask ends this one, too: all call again, and with the same set.
-	if f := c.control[c.rank].fault.Fault(); f.Cause != channel.CauseNone && f.Cause != channel.CauseMasked && !f.Older(first) &&
+	// What another rank of the side has met in its SetMask ends this one, too: all call again, and
+	// with the same set.
+	if f := c.control[c.rank].fault.Fault(); f.Cause != channel.CauseNone && f.Cause != channel.CauseMasked &&
+		!f.Older(first) &&
 		side>>uint(f.Reporter)&1 != 0 && (f.Rank < 0 || side>>uint(f.Rank)&1 != 0) {
 		return c.waiter.Err(f, op)
 	}
@@ -276,7 +297,8 @@ func (c *Comm) outvoted(side uint64, last decision) int {
 	}
 	for _, r := range ranksOf(others &^ c.left.Load()) {
 		theirs, theirSet, ok := c.control[r].mask.read()
-		// What was decided, or has been since, is no proposal any more. One that needs a rank of this side cannot be decided beside this one.
+		// What was decided, or has been since, is no proposal any more. One that needs a rank of
+		// this side cannot be decided beside this one.
 		if ok && theirs > last.generation && theirSet&side == side && c.claim(c.everyone()&^theirSet, last).beats(mine) {
 			return r
 		}

@@ -55,7 +55,10 @@ func TestLeftOutAccuses(t *testing.T) {
 	must(t, rest, func(c *weft.Comm) error { return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "going on", nil)) })
 	// Its word may also lie there already when a rank looks: the rank alone decides what it means.
 	for _, c := range rest {
-		c.Waiter().Own.Abort(channel.Fault{Cause: channel.CauseTimeout, Rank: 1 - c.Rank(), Reporter: 2, Generation: c.Generation()})
+		c.Waiter().Own.Abort(channel.Fault{
+			Cause: channel.CauseTimeout, Rank: 1 - c.Rank(), Reporter: 2,
+			Generation: c.Generation(),
+		})
 	}
 	must(t, rest, func(c *weft.Comm) error { return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "going on", nil)) })
 }
@@ -79,7 +82,8 @@ func TestSetMaskRefuses(t *testing.T) {
 	})
 }
 
-// TestLeftOut leaves a rank out that is alive. It learns so at once, whatever it does, and may come back.
+// TestLeftOut leaves a rank out that is alive. It learns so at once, whatever it does, and may come
+// back.
 func TestLeftOut(t *testing.T) {
 	group := join(t, 3)
 	ctx := testContext(t)
@@ -113,8 +117,9 @@ func (c *heldContext) Err() error {
 	return c.Context.Err()
 }
 
-// TestLeftOutInside leaves a rank out while it is inside an agreement that the others have finished. They write other notes where it is about to read; it
-// must not take those for the ones that it waited for.
+// TestLeftOutInside leaves a rank out while it is inside an agreement that the others have
+// finished. They write other notes where it is about to read; it must not take those for the ones
+// that it waited for.
 func TestLeftOutInside(t *testing.T) {
 	group := join(t, 3)
 	ctx := testContext(t)
@@ -158,7 +163,8 @@ func TestSetMaskDeadline(t *testing.T) {
 	blames(t, 0, group[0].SetMask(testContext(t), 2), 1, weft.ErrTimeout)
 }
 
-// TestSetMaskDifferentSets has ranks call with different sets: nobody goes on with a set that others do not have.
+// TestSetMaskDifferentSets has ranks call with different sets: nobody goes on with a set that
+// others do not have.
 func TestSetMaskDifferentSets(t *testing.T) {
 	group := join(t, 3, weft.WithDeadline(100*time.Millisecond))
 	ctx := testContext(t)
@@ -174,8 +180,8 @@ func TestSetMaskDifferentSets(t *testing.T) {
 	}
 }
 
-// TestSidesMaskEachOther lets disjoint sides of a job leave each other out at once: one goes on whole, the larger, or that with the lowest rank. The others
-// are refused, and are taken back.
+// TestSidesMaskEachOther lets disjoint sides of a job leave each other out at once: one goes on
+// whole, the larger, or that with the lowest rank. The others are refused, and are taken back.
 func TestSidesMaskEachOther(t *testing.T) {
 	for _, c := range []struct {
 		sides [][]int // the first is to go on
@@ -241,7 +247,8 @@ func TestSidesMaskEachOther(t *testing.T) {
 	}
 }
 
-// TestSidesMaskInTurn has the weaker side come first: it goes on, and the stronger gets the refusal.
+// TestSidesMaskInTurn has the weaker side come first: it goes on, and the stronger gets the
+// refusal.
 func TestSidesMaskInTurn(t *testing.T) {
 	group := join(t, 3, weft.WithDeadline(2*time.Second))
 	ctx := testContext(t)
@@ -259,7 +266,8 @@ func TestSidesMaskInTurn(t *testing.T) {
 	})
 }
 
-// TestLeftOutWaits for those who go on without it, without them in its set, until the deadline. It blames nobody else, and disturbs nobody.
+// TestLeftOutWaits for those who go on without it, without them in its set, until the deadline. It
+// blames nobody else, and disturbs nobody.
 func TestLeftOutWaits(t *testing.T) {
 	group := join(t, 3, weft.WithDeadline(100*time.Millisecond))
 	ctx := testContext(t)

@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// part is a rank's memory of a window on a GPU, in the terms in which its peers reach it: an allocation and where in it the window begins.
+// part is a rank's memory of a window on a GPU, in the terms in which its peers reach it: an
+// allocation and where in it the window begins.
 type part struct {
 	kind    partKind
 	base    cuda.Pointer // of the allocation, in its owner's address space
@@ -71,7 +72,8 @@ func parsePart(b []byte, size int) (p part, err error) {
 	}
 	p.kind, p.base = partKind(b[0]), cuda.Pointer(binary.LittleEndian.Uint64(b[1:]))
 	extent, offset := binary.LittleEndian.Uint64(b[9:]), binary.LittleEndian.Uint64(b[17:])
-	if p.kind < virtualPart || p.kind > registeredPart || p.base == 0 || extent == 0 || extent > math.MaxInt || offset > extent ||
+	if p.kind < virtualPart || p.kind > registeredPart || p.base == 0 || extent == 0 || extent > math.MaxInt ||
+		offset > extent ||
 		uint64(size) > extent-offset {
 		return p, fmt.Errorf("%w: a part of kind %d, at %d of %d bytes", ErrMismatch, p.kind, offset, extent)
 	}
@@ -136,9 +138,11 @@ func (d *Device) exportPart(p *part, otherProcesses bool) (err error) {
 	return errors.Join(err, a.Close())
 }
 
-// RegisterDevice makes a window of size bytes of the caller's device memory: a plain allocation, or virtual memory within one allocation, on this
-// rank's GPU. The sizes are the same on every rank, the kinds need not be. The memory stays the caller's and must outlive the window on every rank.
-// Anything else is refused, on every rank alike, with an error that wraps [ErrUnsupported] or [ErrInvalid] and says what it is.
+// RegisterDevice makes a window of size bytes of the caller's device memory: a plain allocation, or
+// virtual memory within one allocation, on this rank's GPU. The sizes are the same on every rank,
+// the kinds need not be. The memory stays the caller's and must outlive the window on every rank.
+// Anything else is refused, on every rank alike, with an error that wraps [ErrUnsupported] or
+// [ErrInvalid] and says what it is.
 func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*Window, error) {
 	const op = "register device memory"
 	if err := c.Begin(op); err != nil {
@@ -187,18 +191,21 @@ func (d *Device) refusePart(op string, p cuda.Pointer, size int, info cuda.Point
 	case info.Device != d.context.Device():
 		return Invalidf("%s: %v is memory of another GPU, this rank's is %s", op, p, d.info.bus)
 	case uint64(p-info.Base)+uint64(size) > uint64(info.Size):
-		return Unsupportedf("%s: %d bytes at %v run over the end of their allocation (%d bytes at %v); memory of several allocations "+
+		return Unsupportedf("%s: %d bytes at %v run over the end of their allocation (%d bytes at %v); "+
+			"memory of several allocations "+
 			"(PyTorch's expandable_segments) cannot be a window; %s", op, size, p, info.Size, info.Base, way)
 	case info.Virtual && otherProcesses && info.Share&cuda.ShareFD == 0:
 		return Unsupportedf("%s: %v is virtual memory that was not made to be shared by descriptors; %s", op, p, way)
 	case !info.Virtual && !info.IPC:
-		return Unsupportedf("%s: %v is memory that cudaIpc cannot share, of a stream-ordered pool or mapped from another process; %s", op, p, way)
+		return Unsupportedf("%s: %v is memory that cudaIpc cannot share, of a stream-ordered pool or mapped "+
+			"from another process; %s", op, p, way)
 	}
 	return nil
 }
 
-// deviceWindow makes a window of this rank's part, or tells the others why there is none. No rank returns before all have mapped all parts,
-// so what a rank shows of its memory stays there while others look.
+// deviceWindow makes a window of this rank's part, or tells the others why there is none. No rank
+// returns before all have mapped all parts, so what a rank shows of its memory stays there while
+// others look.
 func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *part, err error) (*Window, error) {
 	if err != nil {
 		err = errors.Join(prefixed(op, err), own.discard())
@@ -207,7 +214,10 @@ func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *part,
 	if err != nil {
 		return nil, errors.Join(err, own.discard())
 	}
-	w := &Window{comm: c, size: size, base: uintptr(own.pointer()), peers: make([][]byte, c.size), pointers: make([]cuda.Pointer, c.size)}
+	w := &Window{
+		comm: c, size: size, base: uintptr(own.pointer()), peers: make([][]byte, c.size),
+		pointers: make([]cuda.Pointer, c.size),
+	}
 	w.id = c.windows.next(c.Generation())
 	err = errors.Join(c.mapParts(ctx, op, w, own, data), own.closeFile())
 	// Own memory goes last: what maps it within the process has a share in it.
@@ -273,14 +283,15 @@ func (c *Comm) mapParts(ctx context.Context, op string, w *Window, own *part, da
 		}
 		if err != nil {
 			there, here := c.device.places[r].bus, c.device.info.bus
-			return deviceError(fmt.Sprintf("%s: rank %d's part on GPU %s, from rank %d on GPU %s", op, r, there, c.rank, here), err)
+			return deviceError(fmt.Sprintf("%s: rank %d's part on GPU %s, from rank %d on GPU %s", op, r, there,
+				c.rank, here), err)
 		}
 	}
 	return nil
 }
 
-// exchangeFiles gives the descriptors of this rank's part to the ranks of other processes, and takes theirs. A rank whose part has none gives
-// one of nothing.
+// exchangeFiles gives the descriptors of this rank's part to the ranks of other processes, and
+// takes theirs. A rank whose part has none gives one of nothing.
 func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.File, files []*os.File) error {
 	if own == nil {
 		nothing, err := os.Open(os.DevNull)
@@ -362,7 +373,8 @@ func (c *Comm) mapPlain(w *Window, r int, p *part) error {
 	return d.context.EnablePeer(peer)
 }
 
-// plain counts who uses plain allocations of this process, by address: ranks that are goroutines share one pointer, and the last to let go frees.
+// plain counts who uses plain allocations of this process, by address: ranks that are goroutines
+// share one pointer, and the last to let go frees.
 var plain struct {
 	sync.Mutex
 	users map[cuda.Pointer]*plainMemory

@@ -45,7 +45,8 @@ const (
 	hasFD      = 2
 )
 
-// words encodes the placement. The others need neither the architecture nor how many blocks an SM holds.
+// words encodes the placement. The others need neither the architecture nor how many blocks an SM
+// holds.
 func (p placement) words() string {
 	b := append([]byte(nil), p.uuid[:]...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(p.sms))
@@ -73,8 +74,9 @@ func parsePlacement(b []byte) (p placement, err error) {
 	return p, nil
 }
 
-// settle learns from the cards where all ranks are. It refuses, on every rank alike, a communicator of which only some are on GPUs, and one
-// of which a rank could not get at its own. d is nil on the host; own is why there is no device.
+// settle learns from the cards where all ranks are. It refuses, on every rank alike, a communicator
+// of which only some are on GPUs, and one of which a rank could not get at its own. d is nil on the
+// host; own is why there is no device.
 func (d *Device) settle(cards []card, inProcess int, own error) error {
 	if own != nil {
 		return own
@@ -95,7 +97,8 @@ func (d *Device) settle(cards []card, inProcess int, own error) error {
 		return err
 	}
 	if len(onGPU) > 0 && len(onHost) > 0 {
-		return Unsupportedf("join: ranks %v are on GPUs and ranks %v on the host; give all of them WithGPU or WithDevice, or none", onGPU, onHost)
+		return Unsupportedf("join: ranks %v are on GPUs and ranks %v on the host; give all of them WithGPU "+
+			"or WithDevice, or none", onGPU, onHost)
 	}
 	if d == nil {
 		return nil
@@ -130,7 +133,8 @@ func (d *Device) find(u cuda.UUID) *cuda.Device {
 	return all[i]
 }
 
-// reach refuses a peer whose memory this rank's GPU cannot use. Of a GPU that this process does not see nothing is known before its memory is mapped.
+// reach refuses a peer whose memory this rank's GPU cannot use. Of a GPU that this process does not
+// see nothing is known before its memory is mapped.
 func (d *Device) reach(rank int) error {
 	for r, other := range d.devices {
 		if other == nil || other == d.context.Device() {
@@ -141,7 +145,8 @@ func (d *Device) reach(rank int) error {
 			return deviceError("join", err)
 		}
 		if !can {
-			return Unsupportedf("join: rank %d's GPU %s cannot reach the memory of rank %d's GPU %s; choose GPUs that NVLink or PCIe peer access connects "+
+			return Unsupportedf("join: rank %d's GPU %s cannot reach the memory of rank %d's GPU %s; choose "+
+				"GPUs that NVLink or PCIe peer access connects "+
 				"(nvidia-smi topo -p2p r shows them), or join on the host", rank, d.info.bus, r, d.places[r].bus)
 		}
 	}

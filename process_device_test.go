@@ -56,7 +56,8 @@ func (m *member) allocDevice(ctx context.Context, a memberArgs) error {
 	return errors.Join(visit(ctx, m.comm, w, a.Size-m.comm.Size()), m.comm.AgreeOn(ctx, "test", "seen", nil), w.Close())
 }
 
-// register makes a window of memory of this process. Ranks of even number have virtual memory unless all have the plain kind.
+// register makes a window of memory of this process. Ranks of even number have virtual memory
+// unless all have the plain kind.
 func (m *member) register(ctx context.Context, a memberArgs) error {
 	const offset = 256
 	var p cuda.Pointer

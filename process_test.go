@@ -152,7 +152,8 @@ func limitFiles(more int) error {
 		return err
 	}
 	limit := uint64(next + more)
-	return errors.Join(syscall.Close(next), syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: limit, Max: limit}))
+	return errors.Join(syscall.Close(next),
+		syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: limit, Max: limit}))
 }
 
 func startMembers(t *testing.T, n int, deadline time.Duration) (*processes.Crew, []int) {
@@ -256,7 +257,8 @@ func TestProcessLeaves(t *testing.T) {
 	crew.Must(rest, "close", memberArgs{})
 }
 
-// blamesLimit checks that all who have failed blame the rank that has no files left to open, which says what to do.
+// blamesLimit checks that all who have failed blame the rank that has no files left to open, which
+// says what to do.
 func blamesLimit(t *testing.T, answers map[int]processes.Answer, victim int) {
 	t.Helper()
 	for r, a := range answers {
@@ -266,8 +268,8 @@ func blamesLimit(t *testing.T, answers map[int]processes.Answer, victim int) {
 	}
 }
 
-// TestProcessFileLimit takes the files from a rank before a window is made: all of them, and all but that of its own part, so that it has no room for
-// what its peers send it.
+// TestProcessFileLimit takes the files from a rank before a window is made: all of them, and all
+// but that of its own part, so that it has no room for what its peers send it.
 func TestProcessFileLimit(t *testing.T) {
 	for spare := range 2 {
 		for _, victim := range []int{0, 1} {
@@ -277,7 +279,8 @@ func TestProcessFileLimit(t *testing.T) {
 				answers := crew.All(all, what, memberArgs{Size: 4096})
 				blamesLimit(t, answers, victim)
 				for r, a := range answers {
-					if (what == "alloc" || spare > 0) && (a.Err == "" || !strings.Contains(a.Err, "open files") || a.Took > 2*time.Second) {
+					if (what == "alloc" || spare > 0) && (a.Err == "" ||
+						!strings.Contains(a.Err, "open files") || a.Took > 2*time.Second) {
 						t.Errorf("rank %d, %d files left to rank %d: %s after %v: %q", r, spare, victim, what, a.Took, a.Err)
 					}
 				}
@@ -286,7 +289,8 @@ func TestProcessFileLimit(t *testing.T) {
 	}
 }
 
-// TestProcessFileLimitAtJoin lets a rank open few files when it joins, one more each time until they are enough.
+// TestProcessFileLimitAtJoin lets a rank open few files when it joins, one more each time until
+// they are enough.
 func TestProcessFileLimitAtJoin(t *testing.T) {
 	const victim, size, most = 1, 3, 40
 	for spare := range most {
@@ -314,7 +318,8 @@ func TestProcessFileLimitAtJoin(t *testing.T) {
 	t.Errorf("%d files are not enough to join", most)
 }
 
-// TestProcessStops stops a rank in the middle of an agreement, and in the middle of the exchange of a window.
+// TestProcessStops stops a rank in the middle of an agreement, and in the middle of the exchange of
+// a window.
 func TestProcessStops(t *testing.T) {
 	const deadline = 700 * time.Millisecond
 	for _, what := range []string{"agree", "alloc"} {

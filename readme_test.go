@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// layer sends a token to experts 1 and 2, wherever they live, and returns the weighted sum of what they make of it.
+// layer sends a token to experts 1 and 2, wherever they live, and returns the weighted sum of what
+// they make of it.
 func layer(ctx context.Context, options ...weft.Option) ([]float32, error) {
 	comm, err := weft.Join(ctx, options...) // this rank and its peers, from weft run, torchrun, Slurm, MPI or Kubernetes
 	if err != nil {
@@ -24,7 +25,8 @@ func layer(ctx context.Context, options ...weft.Option) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	routing, err := handle.Prepare(ctx, nil, weft.TensorOf([]int32{1, 2}, 1, 2), weft.TensorOf([]float32{0.75, 0.25}, 1, 2))
+	routing, err := handle.Prepare(ctx, nil, weft.TensorOf([]int32{1, 2}, 1, 2),
+		weft.TensorOf([]float32{0.75, 0.25}, 1, 2))
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +47,8 @@ func experts(rank int, rows weft.Tensor) {
 	}
 }
 
-// Two ranks with two experts each. Here they are goroutines; as processes they would leave the option out.
+// Two ranks with two experts each. Here they are goroutines; as processes they would leave the
+// option out.
 func Example() {
 	meeting, err := bootstrap.NewInProcess(2)
 	if err != nil {

@@ -7,14 +7,16 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// Tensor is a dense row-major view of memory that someone else owns. Operations borrow it: the caller must neither change an input nor
-// read an output until the operation has passed. Data of a tensor on a GPU is an address of the device's, which the host must not follow.
+// Tensor is a dense row-major view of memory that someone else owns. Operations borrow it: the
+// caller must neither change an input nor read an output until the operation has passed. Data of a
+// tensor on a GPU is an address of the device's, which the host must not follow.
 type Tensor struct {
 	Data  unsafe.Pointer
 	DType DType
-	// Generation numbers the batch that a tensor of received rows was given out with, whose memory later batches use again: an operation that takes the tensor
-	// refuses it once the memory holds another batch. It is 0 for tensors of any other memory, and for those of received rows that the caller makes: these are
-	// not told from a later batch of the same routing.
+	// Generation numbers the batch that a tensor of received rows was given out with, whose memory
+	// later batches use again: an operation that takes the tensor refuses it once the memory holds
+	// another batch. It is 0 for tensors of any other memory, and for those of received rows that
+	// the caller makes: these are not told from a later batch of the same routing.
 	Generation uint32
 	Shape      []int
 }
@@ -31,8 +33,9 @@ type (
 // absent is the type of a tensor that is not there for a reason, to which Data points.
 const absent DType = 255
 
-// Absent stands for a tensor that there is not, and says why. Operations refuse it, on every rank with these words: so a layer over this package tells the other ranks
-// what it has refused its caller.
+// Absent stands for a tensor that there is not, and says why. Operations refuse it, on every rank
+// with these words: so a layer over this package tells the other ranks what it has refused its
+// caller.
 func Absent(why string) Tensor { return Tensor{Data: unsafe.Pointer(&why), DType: absent} }
 
 // Absence is why there is no tensor, or empty.
@@ -85,8 +88,8 @@ func DTypeOf[T Element]() DType {
 	}
 }
 
-// TensorOf views a slice as a tensor. Without a shape it has one dimension. It panics if the shape does not fill the slice, as
-// indexing past its end would.
+// TensorOf views a slice as a tensor. Without a shape it has one dimension. It panics if the shape
+// does not fill the slice, as indexing past its end would.
 func TensorOf[T Element](s []T, shape ...int) Tensor {
 	if shape == nil {
 		shape = []int{len(s)}
@@ -98,7 +101,8 @@ func TensorOf[T Element](s []T, shape ...int) Tensor {
 	return t
 }
 
-// TensorAt views memory as a tensor of the given type and shape. It panics if the memory is too small.
+// TensorAt views memory as a tensor of the given type and shape. It panics if the memory is too
+// small.
 func TensorAt(mem []byte, d DType, shape ...int) Tensor {
 	t := Tensor{Data: unsafe.Pointer(unsafe.SliceData(mem)), DType: d, Shape: shape}
 	if t.Bytes() > len(mem) {
@@ -109,7 +113,8 @@ func TensorAt(mem []byte, d DType, shape ...int) Tensor {
 
 // DeviceTensor views memory of a GPU as a tensor of the given type and shape.
 func DeviceTensor(p cuda.Pointer, d DType, shape ...int) Tensor {
-	// Such an address lies outside of Go's heap, like one of a foreign mapping; the collector passes it over.
+	// Such an address lies outside of Go's heap, like one of a foreign mapping; the collector
+	// passes it over.
 	at := uintptr(p)
 	return Tensor{Data: *(*unsafe.Pointer)(unsafe.Pointer(&at)), DType: d, Shape: shape}
 }

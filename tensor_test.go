@@ -26,7 +26,8 @@ func TestTensor(t *testing.T) {
 	if none := (weft.Tensor{}); !none.IsZero() || none.String() != "none" {
 		t.Errorf("%v", none)
 	}
-	if absent := weft.Absent("too large"); absent.IsZero() || absent.Absence() != "too large" || absent.String() != "none (too large)" || absent.Bytes() != 0 || x.Absence() != "" {
+	if absent := weft.Absent("too large"); absent.IsZero() || absent.Absence() != "too large" ||
+		absent.String() != "none (too large)" || absent.Bytes() != 0 || x.Absence() != "" {
 		t.Errorf("%v", absent)
 	}
 	if empty := weft.TensorOf([]int32{}, 0, 4); empty.IsZero() || empty.Elems() != 0 {
@@ -70,11 +71,16 @@ func TestDTypes(t *testing.T) {
 		t.Error("no reduction reads")
 	}
 	sizes(t, map[weft.DType][2]int{
-		weft.DTypeOf[weft.BF16](): {int(weft.BFloat16), 2}, weft.DTypeOf[weft.FP16](): {int(weft.Float16), 2}, weft.DTypeOf[float32](): {int(weft.Float32), 4},
-		weft.DTypeOf[float64](): {int(weft.Float64), 8}, weft.DTypeOf[weft.E4M3](): {int(weft.Float8E4M3), 1}, weft.DTypeOf[weft.E5M2](): {int(weft.Float8E5M2), 1},
-		weft.DTypeOf[weft.E8M0](): {int(weft.UE8M0), 1}, weft.DTypeOf[int8](): {int(weft.Int8), 1}, weft.DTypeOf[int16](): {int(weft.Int16), 2},
-		weft.DTypeOf[int32](): {int(weft.Int32), 4}, weft.DTypeOf[int64](): {int(weft.Int64), 8}, weft.DTypeOf[uint8](): {int(weft.Uint8), 1},
-		weft.DTypeOf[uint16](): {int(weft.Uint16), 2}, weft.DTypeOf[uint32](): {int(weft.Uint32), 4}, weft.DTypeOf[uint64](): {int(weft.Uint64), 8},
+		weft.DTypeOf[weft.BF16](): {int(weft.BFloat16), 2}, weft.DTypeOf[weft.FP16](): {int(weft.Float16), 2},
+		weft.DTypeOf[float32](): {int(weft.Float32), 4},
+		weft.DTypeOf[float64](): {int(weft.Float64), 8}, weft.DTypeOf[weft.E4M3](): {int(weft.Float8E4M3), 1},
+		weft.DTypeOf[weft.E5M2](): {int(weft.Float8E5M2), 1},
+		weft.DTypeOf[weft.E8M0](): {int(weft.UE8M0), 1}, weft.DTypeOf[int8](): {int(weft.Int8), 1},
+		weft.DTypeOf[int16](): {int(weft.Int16), 2},
+		weft.DTypeOf[int32](): {int(weft.Int32), 4}, weft.DTypeOf[int64](): {int(weft.Int64), 8},
+		weft.DTypeOf[uint8]():  {int(weft.Uint8), 1},
+		weft.DTypeOf[uint16](): {int(weft.Uint16), 2}, weft.DTypeOf[uint32](): {int(weft.Uint32), 4},
+		weft.DTypeOf[uint64](): {int(weft.Uint64), 8},
 	})
 }
 

@@ -17,8 +17,9 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// Window is symmetric memory: a region of the same size on every rank, mapped by every rank. What one rank stores in its part the others can
-// load, and the other way round; channels say when. Operands that lie in a window move without a staging copy.
+// Window is symmetric memory: a region of the same size on every rank, mapped by every rank. What
+// one rank stores in its part the others can load, and the other way round; channels say when.
+// Operands that lie in a window move without a staging copy.
 type Window struct {
 	comm    *Comm
 	id      uint64
@@ -36,8 +37,9 @@ type Window struct {
 	err  error
 }
 
-// Alloc makes a window of at least size bytes per rank, zeroed. It is collective: all ranks call it with the same size, in the same order as
-// their other Allocs and Registers. On a GPU the memory is the device's.
+// Alloc makes a window of at least size bytes per rank, zeroed. It is collective: all ranks call it
+// with the same size, in the same order as their other Allocs and Registers. On a GPU the memory is
+// the device's.
 func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	const op = "alloc window"
 	if err := c.Begin(op); err != nil {
@@ -60,12 +62,13 @@ func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	return c.window(ctx, op, size, own, err)
 }
 
-// populateLimit bounds the windows whose pages are made present when they are made. First touch of 4 KiB pages costs about half a
-// microsecond each; larger windows are often used in part only, and pay as they go.
+// populateLimit bounds the windows whose pages are made present when they are made. First touch of
+// 4 KiB pages costs about half a microsecond each; larger windows are often used in part only, and
+// pay as they go.
 const populateLimit = 64 << 20
 
-// Register makes a window of memory that the caller has: a memfd of at least size bytes, sealed against shrinking. The descriptor is
-// Register's, which closes it even when it fails.
+// Register makes a window of memory that the caller has: a memfd of at least size bytes, sealed
+// against shrinking. The descriptor is Register's, which closes it even when it fails.
 func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 	const op = "register window"
 	own, err := shm.FromFD(fd, size)
@@ -78,15 +81,16 @@ func (c *Comm) Register(ctx context.Context, fd, size int) (*Window, error) {
 	return c.window(ctx, op, size, own, err)
 }
 
-// RegisterMemory makes a window of plain memory when all ranks are goroutines of this process. The memory stays the caller's and must outlive
-// the window on every rank.
+// RegisterMemory makes a window of plain memory when all ranks are goroutines of this process. The
+// memory stays the caller's and must outlive the window on every rank.
 func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) {
 	const op = "register memory"
 	if c.device != nil {
 		return nil, Unsupportedf("%s: the rank is on a GPU; use Alloc, or RegisterDevice with the device's memory", op)
 	}
 	if c.inProcess != c.size {
-		return nil, Unsupportedf("%s: ranks of other processes cannot see plain memory; use Alloc, or Register with a memfd", op)
+		return nil, Unsupportedf("%s: ranks of other processes cannot see plain memory; use Alloc, or "+
+			"Register with a memfd", op)
 	}
 	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", len(mem)), nil); err != nil {
 		return nil, err
@@ -122,7 +126,8 @@ func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region,
 	}
 	mem := own.Bytes()[:size:size]
 	w := &Window{
-		comm: c, id: id, size: size, base: addressOf(mem), mem: mem, peers: make([][]byte, c.size), regions: regions, huge: own.HugePages(),
+		comm: c, id: id, size: size, base: addressOf(mem), mem: mem, peers: make([][]byte, c.size),
+		regions: regions, huge: own.HugePages(),
 	}
 	for r, g := range regions {
 		if g != nil {
@@ -137,10 +142,12 @@ func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region,
 
 func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
 
-// bounded is ctx for exchanges of the mesh: it also ends soon after the abort word is set, and at the communicator's deadline. The caller calls stop.
+// bounded is ctx for exchanges of the mesh: it also ends soon after the abort word is set, and at
+// the communicator's deadline. The caller calls stop.
 //
-// The abort word comes before the deadline: a rank that was stopped wakes to a clock that says nothing about the others. Whom it then blames goes through that word, too.
-// Meanwhile the others see for whom this rank waits, as they do in the Waiter's waits.
+// The abort word comes before the deadline: a rank that was stopped wakes to a clock that says
+// nothing about the others. Whom it then blames goes through that word, too. Meanwhile the others
+// see for whom this rank waits, as they do in the Waiter's waits.
 func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
@@ -183,7 +190,8 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 	}
 }
 
-// sendTime is how long after the deadline an exchange may still be about to wait, and not be in a wait.
+// sendTime is how long after the deadline an exchange may still be about to wait, and not be in a
+// wait.
 const sendTime = 50 * time.Millisecond
 
 // meshError spreads the word of a failure that the mesh met.
@@ -192,7 +200,8 @@ func (c *Comm) meshError(op string, err error) error {
 		return fault
 	}
 	err = ownLimit(op, c.rank, translate(op, err))
-	if peer, ok := errors.AsType[*PeerError](err); ok && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+	if peer, ok := errors.AsType[*PeerError](err); ok &&
+		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err) // the caller's: nobody is to blame
 	}
 	if err = c.Fail(err); c.leftOut() {
@@ -216,8 +225,8 @@ func translate(op string, err error) error {
 	}
 }
 
-// windowList is the windows of a communicator that are open on this rank. Operations look through it without a lock; it is copied when it
-// changes, which is rare.
+// windowList is the windows of a communicator that are open on this rank. Operations look through
+// it without a lock; it is copied when it changes, which is rare.
 type windowList struct {
 	mu     sync.Mutex
 	last   uint64
@@ -232,8 +241,8 @@ func (l *windowList) open() []*Window {
 	return nil
 }
 
-// next returns the identifier of the next window. Windows are made in the same order on every rank; one that was left out meanwhile has missed
-// some, so the count begins anew with every generation.
+// next returns the identifier of the next window. Windows are made in the same order on every rank;
+// one that was left out meanwhile has missed some, so the count begins anew with every generation.
 func (l *windowList) next(generation uint64) uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -277,7 +286,8 @@ func (w *Window) Size() int { return w.size }
 // Bytes is this rank's part; nil on a GPU.
 func (w *Window) Bytes() []byte { return w.mem }
 
-// Peer is rank's part, mapped here; nil for a rank that was masked when the window was made, and on a GPU.
+// Peer is rank's part, mapped here; nil for a rank that was masked when the window was made, and on
+// a GPU.
 func (w *Window) Peer(rank int) []byte { return w.peers[rank] }
 
 // Pointer is this rank's part on its GPU; 0 on the host.
@@ -288,7 +298,8 @@ func (w *Window) Pointer() cuda.Pointer {
 	return w.pointers[w.comm.rank]
 }
 
-// PeerPointer is rank's part as this rank's GPU reaches it; 0 on the host, and for a rank that was masked when the window was made.
+// PeerPointer is rank's part as this rank's GPU reaches it; 0 on the host, and for a rank that was
+// masked when the window was made.
 func (w *Window) PeerPointer(rank int) cuda.Pointer {
 	if w.pointers == nil {
 		return 0
@@ -299,9 +310,9 @@ func (w *Window) PeerPointer(rank int) cuda.Pointer {
 // HugePages reports whether this rank's part lies on huge pages.
 func (w *Window) HugePages() bool { return w.huge }
 
-// Close gives the window up on this rank. The memory itself goes when every rank has. On a GPU no work may still use it. Memory that is not
-// virtual (registered from a plain allocation, or on a GPU without virtual memory) goes when its owner closes, so ranks of other processes close
-// first.
+// Close gives the window up on this rank. The memory itself goes when every rank has. On a GPU no
+// work may still use it. Memory that is not virtual (registered from a plain allocation, or on a
+// GPU without virtual memory) goes when its owner closes, so ranks of other processes close first.
 func (w *Window) Close() error {
 	w.comm.windows.remove(w)
 	return w.release()

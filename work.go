@@ -12,7 +12,8 @@ type Work struct {
 // NewWork makes a Work whose Wait runs finish once. It is for packages that implement operations.
 func NewWork(finish func(ctx context.Context) error) *Work { return &Work{finish: finish} }
 
-// Wait completes the operation. Further calls return the same result. A Work belongs to the goroutine that started it.
+// Wait completes the operation. Further calls return the same result. A Work belongs to the
+// goroutine that started it.
 func (w *Work) Wait(ctx context.Context) error {
 	if !w.done {
 		w.done = true

@@ -27,9 +27,10 @@ type identity struct {
 //	proof: mac("dial")              ->
 //	                                <-     verdict: mac("accept"), accepted or why not
 //
-// Both macs are HMAC-SHA256 under the secret over a label, the hello and the challenge as they were sent; the second also covers
-// the verdict. So each side proves the secret for these nonces, this direction, these two ranks and this job; nothing can be replayed
-// or reflected. The acceptor reveals a mac only to a dialler that has proved itself.
+// Both macs are HMAC-SHA256 under the secret over a label, the hello and the challenge as they were
+// sent; the second also covers the verdict. So each side proves the secret for these nonces, this
+// direction, these two ranks and this job; nothing can be replayed or reflected. The acceptor
+// reveals a mac only to a dialler that has proved itself.
 const (
 	labelDial   = "weft bootstrap 1 dial"
 	labelAccept = "weft bootstrap 1 accept"
@@ -54,10 +55,12 @@ func (v verdict) sealed(t transcript, secret []byte) verdict {
 	return v
 }
 
-// errTransport marks a handshake that the connection ended, not the other side's words. Trying again may help.
+// errTransport marks a handshake that the connection ended, not the other side's words. Trying
+// again may help.
 var errTransport = errors.New("handshake interrupted")
 
-// introduce runs the dialling side for a connection to peer. It returns the job that peer belongs to. A refusal is a *refusal.
+// introduce runs the dialling side for a connection to peer. It returns the job that peer belongs
+// to. A refusal is a *refusal.
 func (id identity) introduce(conn net.Conn, r role, peer int) (jobID, error) {
 	if err := id.checkLoopback(conn); err != nil {
 		return jobID{}, err
@@ -70,7 +73,8 @@ func (id identity) introduce(conn net.Conn, r role, peer int) (jobID, error) {
 	answer, err := expect[challenge](conn, frameVersion)
 	if err != nil {
 		if errors.Is(err, io.EOF) || broken(err) {
-			err = fmt.Errorf("%w (at this rank's hello: a rank that does not know version %d of the bootstrap protocol may end it so)", err, frameVersion)
+			err = fmt.Errorf("%w (at this rank's hello: a rank that does not know version %d of the "+
+				"bootstrap protocol may end it so)", err, frameVersion)
 		}
 		return jobID{}, err
 	}
@@ -105,8 +109,9 @@ type refusal struct{ verdict }
 func (e *refusal) Error() string { return e.reason.err(e.text).Error() }
 func (e *refusal) Unwrap() error { return sentinels[e.reason] }
 
-// examine runs the accepting side up to the verdict. The caller bounds the wait for the first word. It returns the dialler's hello, proved to come from a holder of the secret, and a
-// function that seals the verdict to send. On an error the dialler has been told what it may know.
+// examine runs the accepting side up to the verdict. The caller bounds the wait for the first word.
+// It returns the dialler's hello, proved to come from a holder of the secret, and a function that
+// seals the verdict to send. On an error the dialler has been told what it may know.
 func (id identity) examine(conn net.Conn) (hello, func(verdict) verdict, error) {
 	if err := id.checkLoopback(conn); err != nil {
 		return hello{}, nil, err
@@ -115,7 +120,8 @@ func (id identity) examine(conn net.Conn) (hello, func(verdict) verdict, error) 
 	ask, err := expected[hello](m, err)
 	if err != nil {
 		if _, ok := errors.AsType[*versionError](err); ok {
-			// A frame of this version, whatever it says, tells the other side what this one told it.
+			// A frame of this version, whatever it says, tells the other side what this one told
+			// it.
 			_ = write(conn, frameVersion, verdict{reason: reasonProtocol, rank: uint32(id.rank)})
 		}
 		return hello{}, nil, err
@@ -146,7 +152,8 @@ func (id identity) checkLoopback(conn net.Conn) error {
 	if len(id.secret) > 0 || loopback(conn.RemoteAddr()) {
 		return nil
 	}
-	return fmt.Errorf("%w: %v is not one; give every rank the same secret (WEFT_SECRET)", ErrNotLoopback, conn.RemoteAddr())
+	return fmt.Errorf("%w: %v is not one; give every rank the same secret (WEFT_SECRET)", ErrNotLoopback,
+		conn.RemoteAddr())
 }
 
 func loopback(a net.Addr) bool {

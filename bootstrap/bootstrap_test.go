@@ -301,7 +301,8 @@ func TestRankZeroLeaves(t *testing.T) {
 	})
 }
 
-// TestRecvWithoutRankZero: rank 0, which would tell of it, has gone before a rank that another one waits for goes too.
+// TestRecvWithoutRankZero: rank 0, which would tell of it, has gone before a rank that another one
+// waits for goes too.
 func TestRecvWithoutRankZero(t *testing.T) {
 	forEachImplementation(t, 4, func(t *testing.T, ranks []Bootstrap) {
 		ctx := testContext(t)
@@ -319,14 +320,15 @@ func TestRecvWithoutRankZero(t *testing.T) {
 		ranks[2].Close()
 		// Rank 1 may have come too late to hear a farewell.
 		err := <-ended
-		if pe, ok := errors.AsType[*PeerError](err); !ok || pe.Rank != 2 || !errors.Is(err, ErrLeft) && !errors.Is(err, ErrDied) {
+		if pe, ok := errors.AsType[*PeerError](err); !ok || pe.Rank != 2 || !errors.Is(err, ErrLeft) &&
+			!errors.Is(err, ErrDied) {
 			t.Errorf("got %v", err)
 		}
 	})
 }
 
-// TestLastBarrier closes every rank right after a barrier: those who are still on their way out of it must not trip over those
-// who have gone.
+// TestLastBarrier closes every rank right after a barrier: those who are still on their way out of
+// it must not trip over those who have gone.
 func TestLastBarrier(t *testing.T) {
 	for range 20 {
 		forEachImplementation(t, 4, func(t *testing.T, ranks []Bootstrap) {
@@ -377,7 +379,8 @@ func TestMismatch(t *testing.T) {
 	})
 }
 
-// TestDeadline leaves one rank out of a collective. Every other rank's error names it, wherever rank 0 is.
+// TestDeadline leaves one rank out of a collective. Every other rank's error names it, wherever
+// rank 0 is.
 func TestDeadline(t *testing.T) {
 	for absent := range 3 {
 		t.Run(fmt.Sprint("without ", absent), func(t *testing.T) {
@@ -388,8 +391,8 @@ func TestDeadline(t *testing.T) {
 				for _, err := range onAll(present, func(b Bootstrap) error { return b.Barrier(ctx) }) {
 					wantPeer(t, err, absent, ErrTimeout)
 				}
-				// A collective that was given up stays given up, and nobody gets further. Rank 0 may complete this one, which
-				// everyone has entered; not the next.
+				// A collective that was given up stays given up, and nobody gets further. Rank 0
+				// may complete this one, which everyone has entered; not the next.
 				for r, err := range onAll(ranks, func(b Bootstrap) error {
 					if err := b.Barrier(testContext(t)); err != nil || b.Rank() != 0 || absent != 0 {
 						return err

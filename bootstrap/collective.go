@@ -38,8 +38,8 @@ func (m *mesh) Barrier(ctx context.Context) error {
 	return err
 }
 
-// collect runs one collective: every rank's share goes to rank 0, and all of them come back. That is two rounds for every rank, however
-// many there are; rank 0 takes the shares in any order.
+// collect runs one collective: every rank's share goes to rank 0, and all of them come back. That
+// is two rounds for every rank, however many there are; rank 0 takes the shares in any order.
 func (m *mesh) collect(ctx context.Context, op op, b []byte) ([][]byte, error) {
 	select {
 	case m.turn <- struct{}{}:
@@ -90,7 +90,8 @@ func own(blocks [][]byte) [][]byte {
 	return result
 }
 
-// stopped returns why the collective can't complete: a rank that will never enter it. The caller holds mu.
+// stopped returns why the collective can't complete: a rank that will never enter it. The caller
+// holds mu.
 func (m *mesh) stopped(s share) error {
 	for i := range m.faults {
 		f := &m.faults[i]
@@ -101,8 +102,8 @@ func (m *mesh) stopped(s share) error {
 	return nil
 }
 
-// doomed returns why the job can't form: the fault of a rank that has not joined, or that died before all had. Rank 0 decides it, for all. The
-// caller holds mu.
+// doomed returns why the job can't form: the fault of a rank that has not joined, or that died
+// before all had. Rank 0 decides it, for all. The caller holds mu.
 func (m *mesh) doomed() *fault {
 	for _, n := range m.news {
 		if m.limit[n.rank] == 0 {
@@ -197,8 +198,9 @@ func (m *mesh) takeShare(from int, s share) error {
 	return nil
 }
 
-// giveUpGather ends a collective that rank 0's context ended, on every rank: without rank 0 it can't complete. It is the fault of a rank
-// that did not come in time, or of rank 0 if it was cancelled.
+// giveUpGather ends a collective that rank 0's context ended, on every rank: without rank 0 it
+// can't complete. It is the fault of a rank that did not come in time, or of rank 0 if it was
+// cancelled.
 func (m *mesh) giveUpGather(ctx context.Context, s share) error {
 	cause := late(ctx)
 	m.mu.Lock()
@@ -242,7 +244,8 @@ func (m *mesh) contribute(ctx context.Context, s share) ([][]byte, error) {
 	return m.giveUpContribution(ctx, s, hub)
 }
 
-// complete takes the blocks of the collective in progress if all have come back. The caller holds mu.
+// complete takes the blocks of the collective in progress if all have come back. The caller holds
+// mu.
 func (m *mesh) complete(blocks *[][]byte) bool {
 	if len(m.down) < m.size {
 		return false
@@ -271,11 +274,12 @@ func (m *mesh) takeGathered(from int, g gathered) error {
 	return nil
 }
 
-// inquiryTimeout is how long a rank whose deadline has passed waits for rank 0 to say who was missing.
+// inquiryTimeout is how long a rank whose deadline has passed waits for rank 0 to say who was
+// missing.
 const inquiryTimeout = 250 * time.Millisecond
 
-// giveUpContribution ends a collective that this rank's context ended. Rank 0 is asked who is to blame; if it doesn't answer, it is. Should
-// the collective complete meanwhile, all is well.
+// giveUpContribution ends a collective that this rank's context ended. Rank 0 is asked who is to
+// blame; if it doesn't answer, it is. Should the collective complete meanwhile, all is well.
 func (m *mesh) giveUpContribution(ctx context.Context, s share, hub link) ([][]byte, error) {
 	cause := late(ctx)
 	var err error = fmt.Errorf("%v: %w", s.op, cause)
@@ -322,7 +326,8 @@ func (m *mesh) lateRanks(cause error, op op) error {
 	return e
 }
 
-// answerInquiry is rank 0 telling a rank who is missing. It needs no call on rank 0 to be in progress.
+// answerInquiry is rank 0 telling a rank who is missing. It needs no call on rank 0 to be in
+// progress.
 func (m *mesh) answerInquiry(from int, q inquiry) error {
 	if m.rank != 0 {
 		return fmt.Errorf("%w: inquiry sent to rank %d", ErrProtocol, m.rank)

@@ -18,8 +18,9 @@ var (
 	errUnproven    = errors.New("no link to it") // though something, which may be the peer, takes connections
 )
 
-// dial connects to peer at one of addrs and proves who is who. While nobody answers it tries again, until the context ends. Its errors are
-// *PeerErrors of a join, but for that of a process that can open no more files.
+// dial connects to peer at one of addrs and proves who is who. While nobody answers it tries again,
+// until the context ends. Its errors are *PeerErrors of a join, but for that of a process that can
+// open no more files.
 func (t *tcpRank) dial(ctx context.Context, r role, peer int, addrs []string) (*net.TCPConn, jobID, error) {
 	fail := func(rank int, err error) (*net.TCPConn, jobID, error) {
 		return nil, jobID{}, &PeerError{Rank: rank, Op: opJoin.String(), Err: err}
@@ -63,7 +64,8 @@ func isTimeout(err error) bool {
 	return ok && ne.Timeout() || errors.Is(err, ErrTimeout) || errors.Is(err, context.Canceled)
 }
 
-// final reports whether the refusal is this job's answer to this rank, rather than that of something else at the address.
+// final reports whether the refusal is this job's answer to this rank, rather than that of
+// something else at the address.
 func (e *refusal) final() bool { return e.reason != reasonOtherJob && e.reason != reasonFull }
 
 // connectError is why there was no connection.
@@ -71,8 +73,9 @@ type connectError struct{ error }
 
 func (e *connectError) Unwrap() error { return e.error }
 
-// hopeless reports whether the address will give the same answer next time. Rank 0 may not listen yet where it is dialled to join; the
-// others listened before they joined, and where nobody does any more, nobody will.
+// hopeless reports whether the address will give the same answer next time. Rank 0 may not listen
+// yet where it is dialled to join; the others listened before they joined, and where nobody does
+// any more, nobody will.
 func hopeless(r role, err error) bool {
 	return !errors.Is(err, errFull) &&
 		(errors.Is(err, ErrSecret) || errors.Is(err, ErrProtocol) || errors.Is(err, ErrNotLoopback)) ||
@@ -82,7 +85,9 @@ func hopeless(r role, err error) bool {
 // addressTimeout bounds one attempt to connect where there are other addresses to try.
 const addressTimeout = time.Second
 
-func (t *tcpRank) dialOnce(ctx context.Context, r role, peer int, addr string, others bool) (*net.TCPConn, jobID, error) {
+func (t *tcpRank) dialOnce(ctx context.Context, r role, peer int, addr string, others bool) (*net.TCPConn,
+	jobID, error,
+) {
 	d := net.Dialer{Timeout: handshakeTimeout}
 	if others {
 		d.Timeout = addressTimeout
@@ -110,7 +115,8 @@ func (t *tcpRank) dialOnce(ctx context.Context, r role, peer int, addr string, o
 	return conn, job, nil
 }
 
-// backoff spaces attempts: closely at first, since ranks of one host start within milliseconds of each other.
+// backoff spaces attempts: closely at first, since ranks of one host start within milliseconds of
+// each other.
 type backoff struct {
 	next    time.Duration
 	started time.Time

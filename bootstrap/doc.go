@@ -1,13 +1,15 @@
-// Package bootstrap lets the ranks of a job find each other, prove that they belong together, and exchange the few kilobytes that
-// everything else is set up from.
+// Package bootstrap lets the ranks of a job find each other, prove that they belong together, and
+// exchange the few kilobytes that everything else is set up from.
 //
 // # Joining
 //
 // Every rank calls one of
 //
-//   - [Detect] and [Environment.Dial]: the launcher's environment variables say which rank this is and where the others are;
+//   - [Detect] and [Environment.Dial]: the launcher's environment variables say which rank this is
+//     and where the others are;
 //   - [DialTCP]: rank 0 listens at a host:port, the others dial it;
-//   - [NewID] on rank 0, [ID.Dial] on all: one short text, handed out by any means, says where and in which job;
+//   - [NewID] on rank 0, [ID.Dial] on all: one short text, handed out by any means, says where and
+//     in which job;
 //   - [DialTCPStore]: the ranks meet at a PyTorch TCPStore, such as torchrun's;
 //   - [NewInProcess]: the ranks are goroutines.
 //
@@ -22,10 +24,11 @@
 //
 // # Data flow
 //
-// The ranks form a star with rank 0 in the middle. An AllGather sends each rank's share up and all shares, encoded once, down again; a
-// Barrier is an AllGather of nothing; joining is the first AllGather, of the addresses at which ranks listen. Send and Recv with rank 0
-// use the star's link. For any other pair, the first Send opens a link of the pair's own; from then on, each direction stays on the link
-// that it used first, so that messages arrive in order.
+// The ranks form a star with rank 0 in the middle. An AllGather sends each rank's share up and all
+// shares, encoded once, down again; a Barrier is an AllGather of nothing; joining is the first
+// AllGather, of the addresses at which ranks listen. Send and Recv with rank 0 use the star's link.
+// For any other pair, the first Send opens a link of the pair's own; from then on, each direction
+// stays on the link that it used first, so that messages arrive in order.
 //
 //	      rank 0
 //	     /   |   \         collectives, news of failures, Send and Recv with rank 0
@@ -33,43 +36,53 @@
 //	     \ rank 2          a pair's own link, from its first Send on
 //	      '--'
 //
-// A link is a TCP connection with one goroutine that reads and one that writes from a queue: no caller waits for a slow peer, and no slow
-// peer keeps rank 0 from telling the others. In process, a link is a function call into the peer. The protocol above it is the same.
+// A link is a TCP connection with one goroutine that reads and one that writes from a queue: no
+// caller waits for a slow peer, and no slow peer keeps rank 0 from telling the others. In process,
+// a link is a function call into the peer. The protocol above it is the same.
 //
 // # Cost
 //
-// A rank takes part in two sequential rounds for a collective, however many ranks there are: it speaks once and listens once. Rank 0
-// handles one message each way for every other rank, n*n*b bytes in all for shares of b bytes; that is the price of hearing of every failure at
-// first hand, and for kilobytes a small one. Joining costs a connection, two round trips of handshake and one AllGather: 2 to 3 ms for
-// eight ranks of one host, 0.2 s for 64 processes started on two cores.
+// A rank takes part in two sequential rounds for a collective, however many ranks there are: it
+// speaks once and listens once. Rank 0 handles one message each way for every other rank, n*n*b
+// bytes in all for shares of b bytes; that is the price of hearing of every failure at first hand,
+// and for kilobytes a small one. Joining costs a connection, two round trips of handshake and one
+// AllGather: 2 to 3 ms for eight ranks of one host, 0.2 s for 64 processes started on two cores.
 //
 // # Failures
 //
-// Each rank's process is watched by the link to rank 0, whose end is seen as soon as the system closes it, and by keep-alive probes in case the
-// system went with it. Rank 0 spreads the news before any of its own callers hear it, and so does everyone else; a rank that exits because
-// of a failure is therefore not taken for its cause. Calls return a [*PeerError] with the rank to blame:
+// Each rank's process is watched by the link to rank 0, whose end is seen as soon as the system
+// closes it, and by keep-alive probes in case the system went with it. Rank 0 spreads the news
+// before any of its own callers hear it, and so does everyone else; a rank that exits because of a
+// failure is therefore not taken for its cause. Calls return a [*PeerError] with the rank to blame:
 //
 //   - [ErrDied]: the connection ended without a farewell, or nobody is there for a new one;
 //   - [ErrLeft]: it called Close;
-//   - [ErrTimeout]: it was not there at a deadline, for which a rank asks rank 0 who is missing, and blames rank 0 if there is no answer;
+//   - [ErrTimeout]: it was not there at a deadline, for which a rank asks rank 0 who is missing,
+//     and blames rank 0 if there is no answer;
 //   - [ErrAborted]: it gave a collective up, so it takes part in no more of them;
 //   - [ErrMismatch], [ErrProtocol], [ErrDuplicateRank], [ErrSizeMismatch]: it does not fit.
 //
-// The order of events does not matter to who fails: news of a lost rank carries the number of collectives that it took part in, and those still
-// complete. A job forms with all of its ranks or not at all: the join of every rank fails when one of them dies before the last has come.
+// The order of events does not matter to who fails: news of a lost rank carries the number of
+// collectives that it took part in, and those still complete. A job forms with all of its ranks or
+// not at all: the join of every rank fails when one of them dies before the last has come.
 //
-// Ranks that set something up beyond the bootstrap tell each other by [Witness] because of whom they give it up.
+// Ranks that set something up beyond the bootstrap tell each other by [Witness] because of whom
+// they give it up.
 //
-// A rank that ends before it has reached rank 0 breaks no connection. "weft run" writes down how (see [EndedVariable]), and ranks that join read it.
+// A rank that ends before it has reached rank 0 breaks no connection. "weft run" writes down how
+// (see [EndedVariable]), and ranks that join read it.
 //
-// Where rank 0 itself has gone, ranks watch each other: a Recv opens the pair's own link, if there is none, and sees it end.
+// Where rank 0 itself has gone, ranks watch each other: a Recv opens the pair's own link, if there
+// is none, and sees it end.
 //
 // # Trust
 //
-// Before anything a peer says is believed, both sides prove that they hold the job's secret, by HMAC-SHA256 over two fresh nonces, their
-// ranks, the number of ranks, the job and the direction. Until then a connection may say 512 bytes, the first of them
-// within a second and all within ten more; failing costs it the connection, and the job nothing. Where thousands are there that have proved
-// nothing, the oldest one of the address with most of them goes. Without a secret only peers on the loopback interface are accepted. Frames are versioned, limited in
-// length, and read by one fuzzed function. Connections are authenticated when they are made and neither encrypted nor signed afterwards: whoever can
-// alter packets between the hosts can alter messages.
+// Before anything a peer says is believed, both sides prove that they hold the job's secret, by
+// HMAC-SHA256 over two fresh nonces, their ranks, the number of ranks, the job and the direction.
+// Until then a connection may say 512 bytes, the first of them within a second and all within ten
+// more; failing costs it the connection, and the job nothing. Where thousands are there that have
+// proved nothing, the oldest one of the address with most of them goes. Without a secret only peers
+// on the loopback interface are accepted. Frames are versioned, limited in length, and read by one
+// fuzzed function. Connections are authenticated when they are made and neither encrypted nor
+// signed afterwards: whoever can alter packets between the hosts can alter messages.
 package bootstrap

@@ -9,13 +9,15 @@ import (
 	"time"
 )
 
-// EndedVariable names the file in which "weft run" writes down which ranks of its job have ended, and how: for those who wait
-// for them to join, whom no connection tells. The first line is the number of ranks, each further one a rank and a few words:
+// EndedVariable names the file in which "weft run" writes down which ranks of its job have ended,
+// and how: for those who wait for them to join, whom no connection tells. The first line is the
+// number of ranks, each further one a rank and a few words:
 //
 //	4
 //	2 exit status 7 after 12ms
 //
-// Nobody has to read it. It is a file of the launcher's memory, which the ranks' user alone can open.
+// Nobody has to read it. It is a file of the launcher's memory, which the ranks' user alone can
+// open.
 const EndedVariable = "WEFT_RUN_ENDED"
 
 const (
@@ -32,7 +34,8 @@ type ledger struct {
 	rank, size int
 }
 
-// ledgerOf is the ledger of the launcher that made this process the rank of so many. Other numbers may be of ranks that it knows under others.
+// ledgerOf is the ledger of the launcher that made this process the rank of so many. Other numbers
+// may be of ranks that it knows under others.
 func ledgerOf(rank, size int) string {
 	e, err := Detect(os.Getenv)
 	if err != nil || e.Rank != rank || e.Size != size {
@@ -41,8 +44,8 @@ func ledgerOf(rank, size int) string {
 	return e.ended
 }
 
-// watch calls ended for every other rank that the file says has ended, until the context ends. Where there is no such file, or
-// it is about another job, it does nothing.
+// watch calls ended for every other rank that the file says has ended, until the context ends.
+// Where there is no such file, or it is about another job, it does nothing.
 func (l ledger) watch(ctx context.Context, ended func(rank int, how string)) {
 	if l.path == "" {
 		return
@@ -96,8 +99,8 @@ func endedEarly(rank int, how string) fault {
 	return fault{rank: uint32(rank), reason: reasonDied, text: how + ", before it joined"}
 }
 
-// hostUntilEnded begins to watch for ranks that end before they have reached rank 0, which is this one. A rank that has reached it is
-// watched by its link.
+// hostUntilEnded begins to watch for ranks that end before they have reached rank 0, which is this
+// one. A rank that has reached it is watched by its link.
 func (t *tcpRank) hostUntilEnded(path string) (stop func()) {
 	ctx, cancel := context.WithCancel(t.life)
 	t.mesh.work.Go(func() {
@@ -113,8 +116,8 @@ func (t *tcpRank) hostUntilEnded(path string) (stop func()) {
 	return cancel
 }
 
-// reachUntilEnded is reach, which looks for rank 0, with a context that ends when another rank has: no job forms without it. The error is
-// then the *PeerError of the join.
+// reachUntilEnded is reach, which looks for rank 0, with a context that ends when another rank has:
+// no job forms without it. The error is then the *PeerError of the join.
 func reachUntilEnded(ctx context.Context, l ledger, reach func(ctx context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup

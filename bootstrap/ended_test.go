@@ -29,7 +29,8 @@ func wantTold(t *testing.T, err error, ended int, took time.Duration) {
 	}
 }
 
-// TestEndedBeforeStore has a rank end before it comes to the store, or to one that is gone. The others are told how.
+// TestEndedBeforeStore has a rank end before it comes to the store, or to one that is gone. The
+// others are told how.
 func TestEndedBeforeStore(t *testing.T) {
 	for name, c := range map[string]struct {
 		ended int
@@ -62,8 +63,8 @@ func TestEndedBeforeStore(t *testing.T) {
 	}
 }
 
-// TestEndedBeforeID has a rank end before it comes to where an id says. A process that the launcher gave the same number is told how; one
-// with a number of its own reads nothing into the launcher's.
+// TestEndedBeforeID has a rank end before it comes to where an id says. A process that the launcher
+// gave the same number is told how; one with a number of its own reads nothing into the launcher's.
 func TestEndedBeforeID(t *testing.T) {
 	id, err := NewID(OnLoopback())
 	if err != nil {

@@ -15,19 +15,22 @@ const DefaultPort = 29411
 
 // Environment is what the launcher's environment variables say about this rank.
 type Environment struct {
-	// Source names the launcher: "WEFT", "torchrun", "Slurm", "Open MPI", "MPICH", "Kubernetes", or "none".
+	// Source names the launcher: "WEFT", "torchrun", "Slurm", "Open MPI", "MPICH", "Kubernetes", or
+	// "none".
 	Source string
 
 	Rank, Size int
 
-	// LocalRank and LocalSize count the ranks of this host. LocalSize is 0 where the launcher does not say.
+	// LocalRank and LocalSize count the ranks of this host. LocalSize is 0 where the launcher does
+	// not say.
 	LocalRank, LocalSize int
 
-	// Address is the host:port of rank 0, or of the TCPStore if Store is set. It is empty where the launcher has another
-	// way, or none, to tell.
+	// Address is the host:port of rank 0, or of the TCPStore if Store is set. It is empty where the
+	// launcher has another way, or none, to tell.
 	Address string
 
-	// Store says that a PyTorch TCPStore is the meeting point, and Prefix what goes before its keys.
+	// Store says that a PyTorch TCPStore is the meeting point, and Prefix what goes before its
+	// keys.
 	Store  bool
 	Prefix string
 
@@ -57,7 +60,8 @@ var launchers = []struct {
 	{"Kubernetes", detectKubernetes},
 }
 
-// Detect finds out from environment variables which rank this process is and how to meet the others. Give it [os.Getenv].
+// Detect finds out from environment variables which rank this process is and how to meet the
+// others. Give it [os.Getenv].
 //
 // The launcher is the first of these that is there:
 //
@@ -68,10 +72,12 @@ var launchers = []struct {
 //	MPICH       PMI_RANK (Hydra, and others that speak PMI)
 //	Kubernetes  LWS_WORKER_INDEX, or JOB_COMPLETION_INDEX with WEFT_SIZE
 //
-// Whoever the launcher, WEFT_SIZE, WEFT_LOCAL_RANK, WEFT_LOCAL_SIZE, WEFT_ADDRESS (rank 0's host:port), WEFT_STORE (a TCPStore's
-// host:port), WEFT_ID, WEFT_SECRET and WEFT_INTERFACE have the last word on what they name. Without a launcher there is one rank.
+// Whoever the launcher, WEFT_SIZE, WEFT_LOCAL_RANK, WEFT_LOCAL_SIZE, WEFT_ADDRESS (rank 0's
+// host:port), WEFT_STORE (a TCPStore's host:port), WEFT_ID, WEFT_SECRET and WEFT_INTERFACE have the
+// last word on what they name. Without a launcher there is one rank.
 //
-// The error wraps [ErrEnvironment] and names the variable; the Environment is then what could be made out.
+// The error wraps [ErrEnvironment] and names the variable; the Environment is then what could be
+// made out.
 func Detect(getenv func(string) string) (Environment, error) {
 	v := &variables{getenv: getenv}
 	e := Environment{Source: "none", Size: 1, LocalSize: 1}
@@ -89,7 +95,8 @@ func Detect(getenv func(string) string) (Environment, error) {
 	case e.Size < 1 || e.Rank < 0 || e.Rank >= e.Size:
 		return e, fmt.Errorf("%w: %s: rank %d does not exist among %d", ErrEnvironment, e.Source, e.Rank, e.Size)
 	case e.LocalSize < 0 || e.LocalSize > e.Size || e.LocalRank < 0 || e.LocalSize > 0 && e.LocalRank >= e.LocalSize:
-		return e, fmt.Errorf("%w: %s: local rank %d does not exist among %d of %d", ErrEnvironment, e.Source, e.LocalRank, e.LocalSize, e.Size)
+		return e, fmt.Errorf("%w: %s: local rank %d does not exist among %d of %d", ErrEnvironment, e.Source,
+			e.LocalRank, e.LocalSize, e.Size)
 	}
 	return e, nil
 }
@@ -128,7 +135,8 @@ func (e *Environment) override(v *variables) {
 	e.Interface = v.text("WEFT_INTERFACE")
 }
 
-// String says in one line which launcher won, which rank this is, where the ranks meet, and what keeps strangers out.
+// String says in one line which launcher won, which rank this is, where the ranks meet, and what
+// keeps strangers out.
 func (e Environment) String() string {
 	if e.Source == "none" {
 		return "no launcher: one rank"
@@ -171,7 +179,8 @@ func (e Environment) Dial(ctx context.Context) (Bootstrap, error) {
 		return alone[0], nil
 	case e.Store:
 		return DialTCPStore(ctx, StoreConfig{
-			Rank: e.Rank, Size: e.Size, Address: e.Address, Prefix: e.Prefix, Secret: e.Secret, Interface: e.Interface, ended: e.ended,
+			Rank: e.Rank, Size: e.Size, Address: e.Address, Prefix: e.Prefix, Secret: e.Secret,
+			Interface: e.Interface, ended: e.ended,
 		})
 	case e.ID.IsZero() && e.Address == "" && e.pmi != "":
 		id, err := exchangeThroughPMI(ctx, e.pmi, e.Rank, e.LocalSize == e.Size, e.Interface)
@@ -180,7 +189,8 @@ func (e Environment) Dial(ctx context.Context) (Bootstrap, error) {
 		}
 		e.ID = id
 	case e.ID.IsZero() && e.Address == "":
-		return nil, fmt.Errorf("join: %w: %s does not say where rank 0 is: set WEFT_ADDRESS to its host:port on every rank", ErrEnvironment, e.Source)
+		return nil, fmt.Errorf("join: %w: %s does not say where rank 0 is: set WEFT_ADDRESS to its "+
+			"host:port on every rank", ErrEnvironment, e.Source)
 	}
 	return DialTCP(ctx, TCPConfig{
 		Rank: e.Rank, Size: e.Size, Address: e.Address, ID: e.ID, Secret: e.Secret, Interface: e.Interface, ended: e.ended,
@@ -204,7 +214,8 @@ func (v *variables) has(names ...string) bool {
 	return true
 }
 
-// number is the value of a variable that must be there. All of them count ranks, or hosts of ranks; how many there may be is for those to say who join.
+// number is the value of a variable that must be there. All of them count ranks, or hosts of ranks;
+// how many there may be is for those to say who join.
 func (v *variables) number(name string) int {
 	n, err := strconv.Atoi(v.text(name))
 	if err != nil || n < 0 || n > math.MaxInt32 {
@@ -245,7 +256,8 @@ func withPort(address string, port int) string {
 	return net.JoinHostPort(strings.Trim(address, "[]"), strconv.Itoa(port))
 }
 
-// derivedPort turns a job's name into a port that is outside the ranges from which systems give ports away.
+// derivedPort turns a job's name into a port that is outside the ranges from which systems give
+// ports away.
 func derivedPort(job string) int {
 	h := fnv.New32a()
 	h.Write([]byte(job))

@@ -16,12 +16,21 @@ func environ(pairs map[string]string) func(string) string {
 
 // The variables as launchers set them.
 var (
-	weftVars    = map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "4", "WEFT_ADDRESS": "127.0.0.1:4000", "WEFT_SECRET": "abc"}
+	weftVars = map[string]string{
+		"WEFT_RANK": "1", "WEFT_SIZE": "4", "WEFT_ADDRESS": "127.0.0.1:4000",
+		"WEFT_SECRET": "abc",
+	}
 	torchVars   = map[string]string{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run7", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 	slurmVars   = map[string]string{"SLURM_PROCID": "3", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1234", "SLURM_STEP_NODELIST": "gpu[07-08,12],login", "SLURM_STEP_TASKS_PER_NODE": "3,1(x3)", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}
 	openMPIVars = map[string]string{"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "3748397057", "PMIX_RANK": "2"}
-	mpichVars   = map[string]string{"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-	lwsVars     = map[string]string{"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "job-0.job.default"}
+	mpichVars   = map[string]string{
+		"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1",
+		"MPI_LOCALNRANKS": "2",
+	}
+	lwsVars = map[string]string{
+		"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2",
+		"LWS_LEADER_ADDRESS": "job-0.job.default",
+	}
 	indexedVars = map[string]string{"JOB_COMPLETION_INDEX": "2", "WEFT_SIZE": "3", "WEFT_ADDRESS": "train-0.train"}
 )
 
@@ -46,7 +55,10 @@ func TestDetect(t *testing.T) {
 		{"none", nil, Environment{Source: "none", Size: 1, LocalSize: 1}, "no launcher: one rank"},
 		{
 			"weft", weftVars,
-			Environment{Source: "WEFT", Rank: 1, Size: 4, LocalRank: 1, LocalSize: 4, Address: "127.0.0.1:4000", Secret: []byte("abc")},
+			Environment{
+				Source: "WEFT", Rank: 1, Size: 4, LocalRank: 1, LocalSize: 4, Address: "127.0.0.1:4000",
+				Secret: []byte("abc"),
+			},
 			"WEFT: rank 1 of 4 (local 1 of 4), rank 0 at 127.0.0.1:4000, with a secret",
 		},
 		{
@@ -57,7 +69,10 @@ func TestDetect(t *testing.T) {
 		},
 		{
 			"weft across hosts",
-			map[string]string{"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_ADDRESS": "node0", "WEFT_LOCAL_RANK": "0", "WEFT_LOCAL_SIZE": "1"},
+			map[string]string{
+				"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_ADDRESS": "node0",
+				"WEFT_LOCAL_RANK": "0", "WEFT_LOCAL_SIZE": "1",
+			},
 			Environment{Source: "WEFT", Rank: 1, Size: 2, LocalSize: 1, Address: "node0:29411"},
 			"WEFT: rank 1 of 2 (local 0 of 1), rank 0 at node0:29411, no secret: loopback peers only",
 		},
@@ -69,7 +84,10 @@ func TestDetect(t *testing.T) {
 		},
 		{
 			"torchrun", torchVars,
-			Environment{Source: "torchrun", Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4, Address: "node1:29500", Store: true, Prefix: "run7/2/"},
+			Environment{
+				Source: "torchrun", Rank: 5, Size: 8, LocalRank: 1, LocalSize: 4,
+				Address: "node1:29500", Store: true, Prefix: "run7/2/",
+			},
 			"torchrun: rank 5 of 8 (local 1 of 4), TCPStore at node1:29500, which carries the secret",
 		},
 		{
@@ -84,7 +102,10 @@ func TestDetect(t *testing.T) {
 			"Slurm: rank 3 of 6 (local 0 of 1), rank 0 at " + slurmPort + ", no secret: loopback peers only",
 		},
 		{
-			"slurm on one node", merge(slurmVars, map[string]string{"SLURM_STEP_NODELIST": "gpu07", "SLURM_STEP_TASKS_PER_NODE": "6", "SLURM_NODEID": "0", "SLURM_LOCALID": "3"}),
+			"slurm on one node", merge(slurmVars, map[string]string{
+				"SLURM_STEP_NODELIST":       "gpu07",
+				"SLURM_STEP_TASKS_PER_NODE": "6", "SLURM_NODEID": "0", "SLURM_LOCALID": "3",
+			}),
 			Environment{Source: "Slurm", Rank: 3, Size: 6, LocalRank: 3, LocalSize: 6, Address: onThisHost("1234.0")},
 			"",
 		},
@@ -141,8 +162,14 @@ func TestDetect(t *testing.T) {
 			"",
 		},
 		{
-			"overrides", merge(torchVars, map[string]string{"WEFT_ADDRESS": "elsewhere:1", "WEFT_SECRET": "x", "WEFT_LOCAL_RANK": "3", "WEFT_LOCAL_SIZE": "8"}),
-			Environment{Source: "torchrun", Rank: 5, Size: 8, LocalRank: 3, LocalSize: 8, Address: "elsewhere:1", Prefix: "run7/2/", Secret: []byte("x")},
+			"overrides", merge(torchVars, map[string]string{
+				"WEFT_ADDRESS": "elsewhere:1", "WEFT_SECRET": "x",
+				"WEFT_LOCAL_RANK": "3", "WEFT_LOCAL_SIZE": "8",
+			}),
+			Environment{
+				Source: "torchrun", Rank: 5, Size: 8, LocalRank: 3, LocalSize: 8,
+				Address: "elsewhere:1", Prefix: "run7/2/", Secret: []byte("x"),
+			},
 			"",
 		},
 	}
@@ -196,7 +223,10 @@ func TestDetectErrors(t *testing.T) {
 		{map[string]string{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "99999999999"}, "OMPI_COMM_WORLD_SIZE"},
 		{map[string]string{"PMI_RANK": "0", "PMI_SIZE": "99999999999"}, "PMI_SIZE"},
 		{merge(lwsVars, map[string]string{"LWS_GROUP_SIZE": "99999999999"}), "LWS_GROUP_SIZE"},
-		{map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_LOCAL_RANK": "2", "WEFT_LOCAL_SIZE": "2"}, "local rank 2"},
+		{
+			map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_LOCAL_RANK": "2", "WEFT_LOCAL_SIZE": "2"},
+			"local rank 2",
+		},
 		{map[string]string{"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_ID": "nonsense"}, "WEFT_ID"},
 		{map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "MASTER_ADDR"},
 		{map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT"},
@@ -227,7 +257,8 @@ func TestEnvironmentDial(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer b.Close()
-		if all, err := b.AllGather(ctx, []byte("me")); err != nil || b.Size() != 1 || len(all) != 1 || string(all[0]) != "me" {
+		if all, err := b.AllGather(ctx, []byte("me")); err != nil || b.Size() != 1 || len(all) != 1 ||
+			string(all[0]) != "me" {
 			t.Errorf("%q, %v", all, err)
 		}
 	})
@@ -257,7 +288,10 @@ func TestEnvironmentDial(t *testing.T) {
 			return merge(torchVars, map[string]string{"RANK": rank, "WORLD_SIZE": "4", "MASTER_ADDR": host, "MASTER_PORT": port})
 		},
 		"open mpi": func(rank string) map[string]string {
-			return merge(openMPIVars, map[string]string{"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank, "PMIX_NAMESPACE": derivedForTest(t)})
+			return merge(openMPIVars, map[string]string{
+				"OMPI_COMM_WORLD_RANK":       rank,
+				"OMPI_COMM_WORLD_LOCAL_RANK": rank, "PMIX_NAMESPACE": derivedForTest(t),
+			})
 		},
 	}
 	for name, vars := range kinds {
@@ -305,7 +339,10 @@ func TestHostlist(t *testing.T) {
 			t.Errorf("%q: %s", test.list, d)
 		}
 	}
-	for _, list := range []string{"a[", "a]", "a[1", "a[[1]]", "a[]", "a[x]", "a[2-1]", "a[1-]", ",a", "a,", "a,,b", "a[1-99999999]", "a[0-999]b[0-999]", "a[-1]"} {
+	for _, list := range []string{
+		"a[", "a]", "a[1", "a[[1]]", "a[]", "a[x]", "a[2-1]", "a[1-]", ",a", "a,",
+		"a,,b", "a[1-99999999]", "a[0-999]b[0-999]", "a[-1]",
+	} {
 		if got, err := expandHostlist(list); err == nil {
 			t.Errorf("%q expands to %d names", list, len(got))
 		}

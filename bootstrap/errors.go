@@ -6,7 +6,8 @@ import (
 	"fmt"
 )
 
-// The reasons a bootstrap fails. They arrive wrapped, mostly in a [*PeerError]; match them with [errors.Is].
+// The reasons a bootstrap fails. They arrive wrapped, mostly in a [*PeerError]; match them with
+// [errors.Is].
 var (
 	// ErrClosed: this rank closed the bootstrap.
 	ErrClosed = errors.New("bootstrap closed")
@@ -14,23 +15,26 @@ var (
 	// ErrLeft: the rank closed its bootstrap.
 	ErrLeft = errors.New("rank left")
 
-	// ErrDied: the rank's connection ended without a farewell, or nobody is there for a new one: its process ended, or the network to it
-	// did.
+	// ErrDied: the rank's connection ended without a farewell, or nobody is there for a new one:
+	// its process ended, or the network to it did.
 	ErrDied = errors.New("rank died")
 
 	// ErrTimeout: the rank did not answer before the deadline of some rank's context.
 	ErrTimeout = errors.New("no answer before the deadline")
 
-	// ErrAborted: the rank gave a collective up because its context was cancelled or expired, or it could open no more files.
+	// ErrAborted: the rank gave a collective up because its context was cancelled or expired, or it
+	// could open no more files.
 	ErrAborted = errors.New("given up")
 
-	// ErrMismatch: ranks made different collective calls where the same was due, or run different versions of Weft.
+	// ErrMismatch: ranks made different collective calls where the same was due, or run different
+	// versions of Weft.
 	ErrMismatch = errors.New("ranks disagree")
 
 	// ErrSecret: the other side did not prove that it holds the job's secret.
 	ErrSecret = errors.New("wrong secret")
 
-	// ErrProtocol: the other side sent something that is not this protocol: a bad magic, a frame that is malformed or too long.
+	// ErrProtocol: the other side sent something that is not this protocol: a bad magic, a frame
+	// that is malformed or too long.
 	ErrProtocol = errors.New("protocol violation")
 
 	// ErrDuplicateRank: two processes say that they are the same rank.

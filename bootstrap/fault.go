@@ -31,8 +31,9 @@ type audience struct {
 // never is the count of a fault that rank 0 has not confirmed: it holds up no collective.
 const never = math.MaxUint64
 
-// flushFault is how long a rank holds news back from its own callers so that its peers hear it first. Callers often exit
-// on an error, and a peer should then know that this rank was not the first to go.
+// flushFault is how long a rank holds news back from its own callers so that its peers hear it
+// first. Callers often exit on an error, and a peer should then know that this rank was not the
+// first to go.
 const flushFault = 100 * time.Millisecond
 
 // observe records a fault that from reports, or that this rank saw itself, and passes it on.
@@ -79,7 +80,8 @@ func (m *mesh) observe(from int, f fault) {
 	m.mu.Unlock()
 }
 
-// tell sends l what it has not been told. One caller at a time does it for a link, so that the order is that of the news.
+// tell sends l what it has not been told. One caller at a time does it for a link, so that the
+// order is that of the news.
 func (m *mesh) tell(l link) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -102,20 +104,23 @@ func (m *mesh) tell(l link) {
 	a.telling = false
 }
 
-// awaitEnd gives the end of a rank a moment to be told by whoever is believed about it: the link to rank 0, for rank 0's own, and rank 0, while
-// it is there, for any other's. A messenger of rank 0's death is held up by it: only this rank's own link is believed, but what the
-// messenger does next, such as die of it, must not be seen first.
+// awaitEnd gives the end of a rank a moment to be told by whoever is believed about it: the link to
+// rank 0, for rank 0's own, and rank 0, while it is there, for any other's. A messenger of rank 0's
+// death is held up by it: only this rank's own link is believed, but what the messenger does next,
+// such as die of it, must not be seen first.
 func (m *mesh) awaitEnd(rank uint32) {
 	ctx, cancel := context.WithTimeout(context.Background(), flushFault)
 	defer cancel()
 	_ = m.wait(ctx, func() (bool, error) { return m.seen[seenFault{rank, true}] || m.orphaned(), nil })
 }
 
-// orphaned reports whether rank 0, which watches every rank for all the others, has gone. The caller holds mu.
+// orphaned reports whether rank 0, which watches every rank for all the others, has gone. The
+// caller holds mu.
 func (m *mesh) orphaned() bool { return m.seen[seenFault{0, true}] }
 
-// confirmed is the number of collectives that the rank of f took part in. Rank 0 counts them; what another rank says counts for nothing,
-// except that without rank 0 there are no more collectives. The caller holds mu.
+// confirmed is the number of collectives that the rank of f took part in. Rank 0 counts them; what
+// another rank says counts for nothing, except that without rank 0 there are no more collectives.
+// The caller holds mu.
 func (m *mesh) confirmed(from int, f fault) uint64 {
 	switch {
 	case f.reason.ofJob():
@@ -133,7 +138,8 @@ func (m *mesh) confirmed(from int, f fault) uint64 {
 	}
 }
 
-// blame returns why nothing more comes from peer: its own end, or the death before it that explains it. The caller holds mu.
+// blame returns why nothing more comes from peer: its own end, or the death before it that explains
+// it. The caller holds mu.
 func (m *mesh) blame(op string, peer int) error {
 	var death *fault
 	for i := range m.faults {
@@ -157,8 +163,8 @@ func (f *fault) peerError(op string) *PeerError {
 	return &PeerError{Rank: int(f.rank), Op: op, Err: f.reason.err(f.text)}
 }
 
-// drained is blame for a receiver: a rank that left may still have messages on a link of its own, behind the news that
-// came by way of rank 0. The caller holds mu.
+// drained is blame for a receiver: a rank that left may still have messages on a link of its own,
+// behind the news that came by way of rank 0. The caller holds mu.
 func (m *mesh) drained(peer int) error {
 	err := m.blame("recv", peer)
 	if err == nil || !m.left(peer) {

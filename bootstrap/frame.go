@@ -15,8 +15,9 @@ import (
 //	6  zero
 //	8  length of the payload, 32 bits, little-endian
 //
-// The header and the messages of the handshake are the same in every version. A handshake is spoken in the dialler's version,
-// which is what its frames say, and the acceptor judges it when both have proved who they are. All other messages may differ.
+// The header and the messages of the handshake are the same in every version. A handshake is spoken
+// in the dialler's version, which is what its frames say, and the acceptor judges it when both have
+// proved who they are. All other messages may differ.
 //
 // Everything that arrives on a connection goes through readFrame.
 const (
@@ -56,9 +57,9 @@ func readMessage(r io.Reader, limit int) (message, error) {
 	return m, nil
 }
 
-// readFrame reads one frame and parses its payload, which may be at most limit bytes long. It reads nothing beyond the frame. An end of
-// the stream between frames is io.EOF; bytes that are no frame are an ErrProtocol, and a *versionError if they may be one of another
-// version.
+// readFrame reads one frame and parses its payload, which may be at most limit bytes long. It reads
+// nothing beyond the frame. An end of the stream between frames is io.EOF; bytes that are no frame
+// are an ErrProtocol, and a *versionError if they may be one of another version.
 func readFrame(r io.Reader, limit int) (message, uint8, error) {
 	var header [headerSize]byte
 	if _, err := io.ReadFull(r, header[:]); err != nil {
@@ -94,7 +95,8 @@ func readPayload(r io.Reader, header [headerSize]byte, limit int) (message, erro
 type versionError struct{ theirs uint8 }
 
 func (e *versionError) Error() string {
-	return fmt.Sprintf("%v: it speaks version %d of the bootstrap protocol, this rank version %d: %s", ErrMismatch, e.theirs, frameVersion, sameVersion)
+	return fmt.Sprintf("%v: it speaks version %d of the bootstrap protocol, this rank version %d: %s",
+		ErrMismatch, e.theirs, frameVersion, sameVersion)
 }
 
 func (e *versionError) Unwrap() []error { return []error{ErrMismatch, ErrProtocol} }

@@ -25,7 +25,8 @@ var sampleMessages = []message{
 	missing{seq: 1, ranks: []uint32{2, 3}, text: "late"},
 }
 
-var cmpMessages = cmp.AllowUnexported(hello{}, challenge{}, proof{}, verdict{}, data{}, share{}, gathered{}, fault{}, bye{}, inquiry{}, missing{})
+var cmpMessages = cmp.AllowUnexported(hello{}, challenge{}, proof{}, verdict{}, data{}, share{}, gathered{},
+	fault{}, bye{}, inquiry{}, missing{})
 
 func TestFrames(t *testing.T) {
 	var stream []byte
@@ -70,7 +71,10 @@ func TestFrames(t *testing.T) {
 // TestSplit puts a gathered back together from parts that each fit a frame.
 func TestSplit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		sizes := rapid.SliceOfN(rapid.SampledFrom([]int{0, 1, 1000, MaxMessage/2 - 10, MaxMessage / 2, MaxMessage}), 1, 6).Draw(t, "sizes")
+		sizes := rapid.SliceOfN(rapid.SampledFrom([]int{
+			0, 1, 1000, MaxMessage/2 - 10, MaxMessage / 2,
+			MaxMessage,
+		}), 1, 6).Draw(t, "sizes")
 		backing := make([]byte, MaxMessage)
 		g := gathered{seq: 3}
 		for _, n := range sizes {
@@ -102,7 +106,8 @@ func TestSplit(t *testing.T) {
 	})
 }
 
-// FuzzFrame feeds the parser of everything that arrives. What it accepts, it must write back the same.
+// FuzzFrame feeds the parser of everything that arrives. What it accepts, it must write back the
+// same.
 func FuzzFrame(f *testing.F) {
 	for _, m := range sampleMessages {
 		f.Add(appendFrame(nil, m))

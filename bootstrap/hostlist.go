@@ -10,8 +10,8 @@ import (
 // maxHosts bounds what a list may expand to: each host has a rank at least.
 const maxHosts = MaxSize
 
-// expandHostlist expands Slurm's notation for lists of hosts: "node[01-03,7],gpu2" is node01, node02, node03, node7, gpu2. A name may
-// contain several brackets.
+// expandHostlist expands Slurm's notation for lists of hosts: "node[01-03,7],gpu2" is node01,
+// node02, node03, node7, gpu2. A name may contain several brackets.
 func expandHostlist(list string) ([]string, error) {
 	var hosts []string
 	for len(list) > 0 {
@@ -85,7 +85,8 @@ func expandHost(item string, limit int) ([]string, error) {
 	return names, nil
 }
 
-// expandRanges expands "01-03,7" to 01, 02, 03, 7. The width of the first number of a range is kept.
+// expandRanges expands "01-03,7" to 01, 02, 03, 7. The width of the first number of a range is
+// kept.
 func expandRanges(ranges string, limit int) ([]string, error) {
 	var numbers []string
 	for part := range strings.SplitSeq(ranges, ",") {

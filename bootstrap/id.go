@@ -13,8 +13,9 @@ import (
 	"strings"
 )
 
-// ID is everything that a rank needs to find a job: where rank 0 listens, which job it is, and the job's secret. Rank 0
-// makes it and hands it out by any means that strangers can't read: its text contains the secret.
+// ID is everything that a rank needs to find a job: where rank 0 listens, which job it is, and the
+// job's secret. Rank 0 makes it and hands it out by any means that strangers can't read: its text
+// contains the secret.
 type ID struct {
 	job    jobID
 	secret [16]byte
@@ -54,8 +55,9 @@ func OnLoopback() IDOption { return func(c *idConfig) { c.loopback = true } }
 // preferring puts an address first that is known to be reached by peers.
 func preferring(a netip.Addr) IDOption { return func(c *idConfig) { c.prefer = a } }
 
-// NewID makes the ID of a new job. Its port, one that the system chooses, listens from now on, so ranks may dial it at once; their
-// join goes on when this process calls [DialTCP] with the ID as rank 0. An ID that is not used after all is given up with Release.
+// NewID makes the ID of a new job. Its port, one that the system chooses, listens from now on, so
+// ranks may dial it at once; their join goes on when this process calls [DialTCP] with the ID as
+// rank 0. An ID that is not used after all is given up with Release.
 func NewID(opts ...IDOption) (ID, error) {
 	var cfg idConfig
 	for _, o := range opts {
@@ -88,7 +90,8 @@ func NewID(opts ...IDOption) (ID, error) {
 	return id, nil
 }
 
-// published chooses addresses of this host: prefer first, then others, loopback only if there is nothing else; as many as fit.
+// published chooses addresses of this host: prefer first, then others, loopback only if there is
+// nothing else; as many as fit.
 func published(prefer netip.Addr) []netip.Addr {
 	var addrs, inner []netip.Addr
 	if prefer.IsValid() {
@@ -116,7 +119,8 @@ func published(prefer netip.Addr) []netip.Addr {
 	return addrs
 }
 
-// Release gives up an ID that no rank 0 of this process has used, and closes its port. It does nothing otherwise.
+// Release gives up an ID that no rank 0 of this process has used, and closes its port. It does
+// nothing otherwise.
 func (id ID) Release() error {
 	ports.Lock()
 	p := ports.held[id.port]
@@ -226,7 +230,8 @@ func (id ID) loopback() bool {
 	return true
 }
 
-// Dial joins the job of the ID. A rank of "weft run" that dials as the same rank of as many is told of those that end before they join.
+// Dial joins the job of the ID. A rank of "weft run" that dials as the same rank of as many is told
+// of those that end before they join.
 func (id ID) Dial(ctx context.Context, rank, size int) (Bootstrap, error) {
 	return DialTCP(ctx, TCPConfig{Rank: rank, Size: size, ID: id, ended: ledgerOf(rank, size)})
 }

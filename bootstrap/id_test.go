@@ -117,7 +117,10 @@ func FuzzParseID(f *testing.F) {
 	f.Add("")
 	f.Add("weft1-")
 	f.Add(ID{port: 1, addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}.String())
-	f.Add(ID{port: 65535, secret: [16]byte{1}, addrs: []netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.1")}}.String())
+	f.Add(ID{
+		port: 65535, secret: [16]byte{1},
+		addrs: []netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.1")},
+	}.String())
 	f.Add("weft1-" + strings.Repeat("A", 122))
 	f.Fuzz(func(t *testing.T, s string) {
 		id, err := ParseID(s)

@@ -29,9 +29,9 @@ func interfaceAddr(s string) (netip.Addr, error) {
 	return addrs[0], nil
 }
 
-// checkInterface refuses an interface at which nobody would find rank 0: it listens there alone, and the others dial
-// Address. All ranks of the host refuse alike. A name may stand for other addresses on other hosts, so it passes, unless
-// it is that of every host for itself.
+// checkInterface refuses an interface at which nobody would find rank 0: it listens there alone,
+// and the others dial Address. All ranks of the host refuse alike. A name may stand for other
+// addresses on other hosts, so it passes, unless it is that of every host for itself.
 func checkInterface(ctx context.Context, cfg TCPConfig) error {
 	if cfg.Interface == "" || !cfg.ID.IsZero() || !literal(cfg.Address) && !namesLoopback(cfg.Address) {
 		return nil
@@ -84,8 +84,9 @@ func isLocal(a netip.Addr) bool {
 // maxAddresses bounds the addresses that a rank publishes.
 const maxAddresses = 4
 
-// reachable lists the addresses at which others may find a port of this rank: the bound one if one is bound; else the one that
-// has proved itself by reaching the meeting point. If that is loopback, which says nothing about other hosts, all others follow.
+// reachable lists the addresses at which others may find a port of this rank: the bound one if one
+// is bound; else the one that has proved itself by reaching the meeting point. If that is loopback,
+// which says nothing about other hosts, all others follow.
 func reachable(bound, used netip.Addr, port uint16) []string {
 	addrs := []netip.Addr{used}
 	switch {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// NewInProcess makes a job of size ranks that are goroutines of this process, and returns one Bootstrap for each. They exchange messages
-// by function call, under the protocol of the others.
+// NewInProcess makes a job of size ranks that are goroutines of this process, and returns one
+// Bootstrap for each. They exchange messages by function call, under the protocol of the others.
 func NewInProcess(size int) ([]Bootstrap, error) {
 	if err := checkRank(0, size); err != nil {
 		return nil, err

@@ -18,8 +18,9 @@ func detectWeft(v *variables, e *Environment) bool {
 	return true
 }
 
-// detectTorchrun also takes the same variables set by hand, or by Kubeflow. Where torchrun's agent keeps a TCPStore, that is the meeting
-// point; else nobody listens at MASTER_PORT yet, and rank 0 does.
+// detectTorchrun also takes the same variables set by hand, or by Kubeflow. Where torchrun's agent
+// keeps a TCPStore, that is the meeting point; else nobody listens at MASTER_PORT yet, and rank 0
+// does.
 func detectTorchrun(v *variables, e *Environment) bool {
 	if !v.has("RANK", "WORLD_SIZE") {
 		return false
@@ -51,7 +52,8 @@ func detectOpenMPI(v *variables, e *Environment) bool {
 	return true
 }
 
-// detectMPICH takes any launcher that speaks PMI-1, in which ranks can tell each other where rank 0 is.
+// detectMPICH takes any launcher that speaks PMI-1, in which ranks can tell each other where rank 0
+// is.
 func detectMPICH(v *variables, e *Environment) bool {
 	if !v.has("PMI_RANK") {
 		return false
@@ -63,8 +65,8 @@ func detectMPICH(v *variables, e *Environment) bool {
 	return true
 }
 
-// detectKubernetes takes pods of a LeaderWorkerSet, whose leader is rank 0, and of an indexed job, whose size and service name are the
-// user's to say.
+// detectKubernetes takes pods of a LeaderWorkerSet, whose leader is rank 0, and of an indexed job,
+// whose size and service name are the user's to say.
 func detectKubernetes(v *variables, e *Environment) bool {
 	switch {
 	case v.has("LWS_WORKER_INDEX"):
@@ -83,10 +85,12 @@ func detectKubernetes(v *variables, e *Environment) bool {
 	}
 }
 
-// detectSlurm takes tasks of a step. The script of a batch job has a SLURM_PROCID as well, but no step.
+// detectSlurm takes tasks of a step. The script of a batch job has a SLURM_PROCID as well, but no
+// step.
 //
-// The daemons of Open MPI and MPICH are themselves tasks of a step and hand its variables down to the ranks they start. Their step has another
-// number of tasks than the job has ranks: then they are the launcher.
+// The daemons of Open MPI and MPICH are themselves tasks of a step and hand its variables down to
+// the ranks they start. Their step has another number of tasks than the job has ranks: then they
+// are the launcher.
 func detectSlurm(v *variables, e *Environment) bool {
 	if !v.has("SLURM_PROCID") || !v.has("SLURM_STEP_ID") && !v.has("SLURM_STEP_NODELIST") {
 		return false

@@ -10,7 +10,8 @@ import (
 
 // link carries messages to one peer, in order.
 type link interface {
-	// send queues p. It never blocks, and drops what a broken link can't carry: its reader reports the break.
+	// send queues p. It never blocks, and drops what a broken link can't carry: its reader reports
+	// the break.
 	send(p *packet)
 
 	// room waits until the link has place for more of the caller's data.
@@ -44,7 +45,8 @@ func (p *packet) encoded() []byte {
 // maxQueued is how many bytes of a caller's data may wait for a peer that does not read.
 const maxQueued = 2 * MaxMessage
 
-// tcpLink is a connection with a writing goroutine, so that no caller and no reader ever waits for a slow peer.
+// tcpLink is a connection with a writing goroutine, so that no caller and no reader ever waits for
+// a slow peer.
 type tcpLink struct {
 	conn *net.TCPConn
 
@@ -166,8 +168,8 @@ func (l *tcpLink) shut(deadline time.Time) {
 	l.conn.SetWriteDeadline(time.Now()) // frees a writer that the peer keeps waiting
 	l.kick()
 	l.written.Wait()
-	// Half-close, so that the reader goes on: closing with unread bytes would reset the connection and
-	// take with it what the peer has not read yet.
+	// Half-close, so that the reader goes on: closing with unread bytes would reset the connection
+	// and take with it what the peer has not read yet.
 	l.conn.CloseWrite()
 }
 

@@ -14,7 +14,8 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// Windows has numbers of its own for the errors of the system that matter here; other systems never use them.
+// Windows has numbers of its own for the errors of the system that matter here; other systems never
+// use them.
 const (
 	wsaConnectionReset   = syscall.Errno(10054)
 	wsaAddressInUse      = syscall.Errno(10048)
@@ -36,8 +37,8 @@ func refused(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, wsaConnectionRefused)
 }
 
-// listener hands each connection that arrives to accept, in a goroutine of its own. The connection is proven or closed when
-// accept returns.
+// listener hands each connection that arrives to accept, in a goroutine of its own. The connection
+// is proven or closed when accept returns.
 type listener struct {
 	ln    *net.TCPListener
 	lobby *lobby
@@ -49,7 +50,8 @@ func bind(addr netip.AddrPort) (*net.TCPListener, error) {
 	if addr.Addr().IsValid() {
 		host = addr.Addr().String()
 	}
-	// Strangers come by the thousand, so connections are tuned when they have proved themselves, and not before.
+	// Strangers come by the thousand, so connections are tuned when they have proved themselves,
+	// and not before.
 	c := net.ListenConfig{KeepAlive: -1}
 	ln, err := c.Listen(context.Background(), "tcp", net.JoinHostPort(host, strconv.Itoa(int(addr.Port()))))
 	if err != nil {
@@ -66,14 +68,15 @@ func listenOn(addr netip.AddrPort, accept func(*arrival), starved func()) (*list
 	return serveOn(ln, accept, starved), nil
 }
 
-// starvedPause is between attempts to accept a connection while this process has as many files open as it may, and starvedTries how
-// many there are before that counts as lasting.
+// starvedPause is between attempts to accept a connection while this process has as many files open
+// as it may, and starvedTries how many there are before that counts as lasting.
 const (
 	starvedPause = 10 * time.Millisecond
 	starvedTries = 20
 )
 
-// serveOn makes a listener, which calls starved where it can take no connection and nobody but this process could help it.
+// serveOn makes a listener, which calls starved where it can take no connection and nobody but this
+// process could help it.
 func serveOn(ln *net.TCPListener, accept func(*arrival), starved func()) *listener {
 	l := &listener{ln: ln, lobby: newLobby()}
 	l.work.Go(func() {
@@ -115,9 +118,9 @@ func (l *listener) close() {
 	l.work.Wait()
 }
 
-// port is an address at which this process is rank 0. It outlives the join, for two reasons: an id's port must be listening from
-// the moment the id exists, and a second job of the same ranks may form at the same address while the first one lives. The
-// youngest job owns it.
+// port is an address at which this process is rank 0. It outlives the join, for two reasons: an
+// id's port must be listening from the moment the id exists, and a second job of the same ranks may
+// form at the same address while the first one lives. The youngest job owns it.
 type port struct {
 	ln     *net.TCPListener
 	serve  *listener // nil until a job takes the port; until then arrivals wait in the system's queue
@@ -150,7 +153,8 @@ func holdLocked(addr netip.AddrPort) (*port, error) {
 	return p, nil
 }
 
-// takePort makes t the owner of the port at addr: one that this process holds, unless a job is forming there, or else a new one.
+// takePort makes t the owner of the port at addr: one that this process holds, unless a job is
+// forming there, or else a new one.
 func takePort(addr netip.AddrPort, t *tcpRank) (*port, error) {
 	ports.Lock()
 	defer ports.Unlock()
@@ -158,8 +162,10 @@ func takePort(addr netip.AddrPort, t *tcpRank) (*port, error) {
 	if p == nil {
 		var err error
 		if p, err = holdLocked(addr); inUse(err) {
-			// Launchers give no other port than that of their own store, whose server may be in this very process.
-			return nil, fmt.Errorf("%w? Something listens there, perhaps PyTorch's store, through which ranks can join as well; or give another port: %w", ErrDuplicateRank, err)
+			// Launchers give no other port than that of their own store, whose server may be in
+			// this very process.
+			return nil, fmt.Errorf("%w? Something listens there, perhaps PyTorch's store, through which "+
+				"ranks can join as well; or give another port: %w", ErrDuplicateRank, err)
 		}
 		if err != nil {
 			return nil, err

@@ -10,8 +10,8 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// maxPending is how many connections may be proving themselves at a time, and filesPending which part of the files that this
-// process may have open.
+// maxPending is how many connections may be proving themselves at a time, and filesPending which
+// part of the files that this process may have open.
 const (
 	maxPending   = 4096
 	filesPending = 4
@@ -20,9 +20,10 @@ const (
 // errCrowded is why a connection ended that others needed the place of.
 var errCrowded = errors.New("closed to make room: too many connections were there that had not proved themselves")
 
-// lobby is the connections of a listener that have not proved themselves. Strangers may open as many as they like, so it is
-// always the oldest one of the address with most of them that goes: a rank proves itself in milliseconds, and is there for no
-// longer even where strangers come from its own address.
+// lobby is the connections of a listener that have not proved themselves. Strangers may open as
+// many as they like, so it is always the oldest one of the address with most of them that goes: a
+// rank proves itself in milliseconds, and is there for no longer even where strangers come from its
+// own address.
 type lobby struct {
 	room  int
 	mu    sync.Mutex
@@ -87,8 +88,8 @@ func (l *lobby) dismiss() bool {
 	return true
 }
 
-// reset closes a connection that was told nothing, and leaves nothing of it in the system: one that was closed in good order
-// would hold its port for a minute.
+// reset closes a connection that was told nothing, and leaves nothing of it in the system: one that
+// was closed in good order would hold its port for a minute.
 func (a *arrival) reset() {
 	_ = a.SetLinger(0)
 	a.Close()
@@ -106,7 +107,8 @@ func (l *lobby) remove(a *arrival) {
 	}
 }
 
-// leave takes the connection out of the lobby. It returns errCrowded if the connection went to make room.
+// leave takes the connection out of the lobby. It returns errCrowded if the connection went to make
+// room.
 func (a *arrival) leave() error {
 	a.lobby.mu.Lock()
 	defer a.lobby.mu.Unlock()

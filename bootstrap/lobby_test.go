@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestLobby fills a lobby from two addresses. The oldest connection of the one with more goes each time, and no proven one.
+// TestLobby fills a lobby from two addresses. The oldest connection of the one with more goes each
+// time, and no proven one.
 func TestLobby(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -79,8 +79,8 @@ func onAll(ranks []Bootstrap, f func(b Bootstrap) error) []error {
 	return errs
 }
 
-// freeAddress is a loopback address that nothing listens at. The port lies below those that the system gives away, so that no other
-// connection takes it meanwhile.
+// freeAddress is a loopback address that nothing listens at. The port lies below those that the
+// system gives away, so that no other connection takes it meanwhile.
 func freeAddress(t testing.TB) string {
 	t.Helper()
 	for range 100 {

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// mesh is one rank of a job: the state that its links feed, and the calls that wait on it. It does not know what its links are made of.
+// mesh is one rank of a job: the state that its links feed, and the calls that wait on it. It does
+// not know what its links are made of.
 //
 // Nothing is sent while mu is held, so that in-process links may call straight into the peer.
 type mesh struct {
@@ -76,7 +77,8 @@ func (m *mesh) wake() {
 	m.changed = make(chan struct{})
 }
 
-// wait returns when ready, called under mu, says so or fails, or with errExpired when the context ends.
+// wait returns when ready, called under mu, says so or fails, or with errExpired when the context
+// ends.
 func (m *mesh) wait(ctx context.Context, ready func() (bool, error)) error {
 	for {
 		m.mu.Lock()
@@ -174,7 +176,8 @@ func (m *mesh) Recv(ctx context.Context, peer int) ([]byte, error) {
 	return b, err
 }
 
-// attach makes l one of the mesh's links, and the one to send on if there is none yet. It reports false if the mesh is closed.
+// attach makes l one of the mesh's links, and the one to send on if there is none yet. It reports
+// false if the mesh is closed.
 func (m *mesh) attach(peer int, l link) bool {
 	m.mu.Lock()
 	if m.closed {
@@ -201,7 +204,8 @@ func (m *mesh) detach(peer int, l link, end *fault) {
 	m.mu.Unlock()
 }
 
-// handle takes one message from an established link. An error means that the peer broke the protocol.
+// handle takes one message from an established link. An error means that the peer broke the
+// protocol.
 func (m *mesh) handle(from int, msg message) error {
 	m.traced(false, from, msg)
 	switch msg := msg.(type) {

@@ -11,8 +11,8 @@ import (
 // opener opens a link to peer. It takes a bounded time, and no more once the mesh is closed.
 type opener func(peer int) (link, error)
 
-// opening is a link being opened. No caller's context ends it: cut short after the peer has agreed, it would look there like this
-// rank's death.
+// opening is a link being opened. No caller's context ends it: cut short after the peer has agreed,
+// it would look there like this rank's death.
 type opening struct {
 	done chan struct{}
 	err  error // set before done is closed
@@ -61,7 +61,8 @@ func (m *mesh) linkOrOpening(peer int) (link, *opening, error) {
 	return nil, m.openLink(peer), nil
 }
 
-// openLink begins to open a link to peer, unless that is under way. The caller holds mu, and the mesh is not closed.
+// openLink begins to open a link to peer, unless that is under way. The caller holds mu, and the
+// mesh is not closed.
 func (m *mesh) openLink(peer int) *opening {
 	if o := m.opening[peer]; o != nil {
 		return o
@@ -86,8 +87,10 @@ func (m *mesh) openLink(peer int) *opening {
 	return o
 }
 
-// judge draws the conclusion from a link to peer that could not be opened, if the reason is not this rank's own. Peer could be reached when it joined, so it has gone if something
-// at its address says that it is not there. If nothing answers at all, it has gone if rank 0, which would notice, has.
+// judge draws the conclusion from a link to peer that could not be opened, if the reason is not
+// this rank's own. Peer could be reached when it joined, so it has gone if something at its address
+// says that it is not there. If nothing answers at all, it has gone if rank 0, which would notice,
+// has.
 func (m *mesh) judge(peer int, err error) {
 	m.mu.Lock()
 	alive := filelimit.Reached(err) || errors.Is(err, ErrTimeout) && !(errors.Is(err, errUnreachable) && m.orphaned())
@@ -103,8 +106,8 @@ func (m *mesh) judge(peer int, err error) {
 	m.observe(m.rank, end)
 }
 
-// unwatched reports whether peer's end would go unnoticed: rank 0, which tells of it, has gone, and there is no link to peer. A Recv then opens
-// one. The caller holds mu.
+// unwatched reports whether peer's end would go unnoticed: rank 0, which tells of it, has gone, and
+// there is no link to peer. A Recv then opens one. The caller holds mu.
 func (m *mesh) unwatched(peer int) bool {
 	return peer != m.rank && m.out[peer] == nil && m.orphaned() && !m.seen[seenFault{uint32(peer), true}]
 }

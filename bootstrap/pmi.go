@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// pmiClient speaks PMI-1, the protocol between MPICH's process manager and the processes it starts: lines of key=value
-// pairs on an inherited socket.
+// pmiClient speaks PMI-1, the protocol between MPICH's process manager and the processes it starts:
+// lines of key=value pairs on an inherited socket.
 type pmiClient struct {
 	conn net.Conn
 	r    *bufio.Reader
@@ -23,8 +23,8 @@ type pmiClient struct {
 // maxPMILine bounds a line from the process manager.
 const maxPMILine = 16 << 10
 
-// pmiSession is what the session on one descriptor told. It is remembered, since a process has one session: a further job of the same
-// ranks meets at the same address under the same secret.
+// pmiSession is what the session on one descriptor told. It is remembered, since a process has one
+// session: a further job of the same ranks meets at the same address under the same secret.
 type pmiSession struct {
 	sync.Mutex
 	id ID
@@ -33,8 +33,9 @@ type pmiSession struct {
 // pmiSessions holds a *pmiSession for each descriptor, by its number.
 var pmiSessions sync.Map
 
-// exchangeThroughPMI makes rank 0 tell the others its ID by way of the process manager on file descriptor fd. The session is finished
-// afterwards, since a process that ends inside one counts as failed; so a process that itself uses MPI needs WEFT_ADDRESS instead.
+// exchangeThroughPMI makes rank 0 tell the others its ID by way of the process manager on file
+// descriptor fd. The session is finished afterwards, since a process that ends inside one counts as
+// failed; so a process that itself uses MPI needs WEFT_ADDRESS instead.
 func exchangeThroughPMI(ctx context.Context, fd string, rank int, oneHost bool, iface string) (ID, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -114,7 +115,8 @@ func (c *pmiClient) exchange(ctx context.Context, rank int, oneHost bool, iface 
 	return id, err
 }
 
-// call sends one line and returns the pairs of the reply, which must be the command want and no failure.
+// call sends one line and returns the pairs of the reply, which must be the command want and no
+// failure.
 func (c *pmiClient) call(line, want string) (map[string]string, error) {
 	if _, err := c.conn.Write([]byte(line + "\n")); err != nil {
 		return nil, err
@@ -129,7 +131,8 @@ func (c *pmiClient) call(line, want string) (map[string]string, error) {
 	return parsePMI(string(answer), want)
 }
 
-// parsePMI parses a line of key=value pairs. The pair msg, which may contain spaces, comes last where it comes.
+// parsePMI parses a line of key=value pairs. The pair msg, which may contain spaces, comes last
+// where it comes.
 func parsePMI(line, want string) (map[string]string, error) {
 	pairs := make(map[string]string)
 	for field := range strings.FieldsSeq(line) {
@@ -140,7 +143,8 @@ func parsePMI(line, want string) (map[string]string, error) {
 		}
 	}
 	if pairs["cmd"] != want {
-		return nil, fmt.Errorf("%w: process manager says %q where %s is due", ErrProtocol, clip(strings.TrimSpace(line)), want)
+		return nil, fmt.Errorf("%w: process manager says %q where %s is due", ErrProtocol,
+			clip(strings.TrimSpace(line)), want)
 	}
 	if rc, ok := pairs["rc"]; ok && rc != "0" {
 		return nil, fmt.Errorf("process manager refuses: %q", clip(strings.TrimSpace(line)))

@@ -89,7 +89,8 @@ func pmiSocket(t *testing.T) (fd string, conn net.Conn) {
 	return fmt.Sprint(f.Fd()), conn
 }
 
-// handedDown keeps the collector from closing what stands for inherited descriptors: the code under test closes their numbers.
+// handedDown keeps the collector from closing what stands for inherited descriptors: the code under
+// test closes their numbers.
 var handedDown []*os.File
 
 func TestPMI(t *testing.T) {
@@ -123,7 +124,8 @@ func TestPMI(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// The session is over; a further job meets at the same place, whether the first still lives or not.
+	// The session is over; a further job meets at the same place, whether the first still lives or
+	// not.
 	second := mustDialAll(t, size, dial)
 	closeAll(first)
 	closeAll(second)
@@ -142,7 +144,10 @@ func TestPMIErrors(t *testing.T) {
 			t.Errorf("descriptor %s: %v", fd, err)
 		}
 	}
-	for _, answer := range []string{"cmd=response_to_init rc=-1\n", "cmd=something\n", strings.Repeat("x", 2*maxPMILine), ""} {
+	for _, answer := range []string{
+		"cmd=response_to_init rc=-1\n", "cmd=something\n",
+		strings.Repeat("x", 2*maxPMILine), "",
+	} {
 		fd, conn := pmiSocket(t)
 		go func() {
 			defer conn.Close()

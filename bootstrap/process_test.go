@@ -24,7 +24,8 @@ type process struct {
 	in  io.Closer
 }
 
-// startProcesses starts size ranks that meet at a fresh address, each doing what runChild does for role. They are gone when the test ends.
+// startProcesses starts size ranks that meet at a fresh address, each doing what runChild does for
+// role. They are gone when the test ends.
 func startProcesses(t *testing.T, size int, role string, env ...string) []*process {
 	t.Helper()
 	addr := freeAddress(t)
@@ -56,7 +57,8 @@ func startProcesses(t *testing.T, size int, role string, env ...string) []*proce
 	return ps
 }
 
-// line returns the next line that the process prints. A process always gets to printing: its own waits have deadlines.
+// line returns the next line that the process prints. A process always gets to printing: its own
+// waits have deadlines.
 func (p *process) line() string {
 	if p.out.Scan() {
 		return p.out.Text()
@@ -80,7 +82,8 @@ func describeError(err error) string {
 // childRoles are those that not every system can play.
 var childRoles = map[string]func(ctx context.Context, e Environment) error{}
 
-// runChild is a rank's process. It ends as a crashing program would, without Close, when something fails.
+// runChild is a rank's process. It ends as a crashing program would, without Close, when something
+// fails.
 func runChild(role string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
@@ -209,8 +212,9 @@ func TestManyProcesses(t *testing.T) {
 	t.Logf("%d processes started, joined, gathered and ended in %v", size, time.Since(start))
 }
 
-// TestKill kills each rank in turn while the others wait, for it or for a third rank. Survivors end at their first error, without a
-// farewell, and yet every one of them must name the rank that was killed, and soon. Unlinked ranks have no links but those to rank 0.
+// TestKill kills each rank in turn while the others wait, for it or for a third rank. Survivors end
+// at their first error, without a farewell, and yet every one of them must name the rank that was
+// killed, and soon. Unlinked ranks have no links but those to rank 0.
 func TestKill(t *testing.T) {
 	const size = 4
 	for _, role := range []string{"collective", "receive", "unlinked"} {
@@ -239,7 +243,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// childStrangers keeps 2,000 connections to an address up that say nothing, and opens 500 more a second.
+// childStrangers keeps 2,000 connections to an address up that say nothing, and opens 500 more a
+// second.
 func childStrangers(addr string) error {
 	var up atomic.Int64
 	visit := func() {
@@ -267,7 +272,8 @@ func childStrangers(addr string) error {
 	return nil
 }
 
-// TestSilentStrangers has ranks meet at an address where thousands of connections come from their own host and say nothing.
+// TestSilentStrangers has ranks meet at an address where thousands of connections come from their
+// own host and say nothing.
 func TestSilentStrangers(t *testing.T) {
 	const size, most = 8, 2 * time.Second
 	id, err := NewID(OnLoopback())
@@ -276,7 +282,8 @@ func TestSilentStrangers(t *testing.T) {
 	}
 	t.Cleanup(func() { id.Release() })
 	waitReady(t, startProcesses(t, 1, "strangers", "WEFT_ADDRESS="+id.targets()[0]))
-	// The first join finds the strangers waiting, later ones while those that were closed come again.
+	// The first join finds the strangers waiting, later ones while those that were closed come
+	// again.
 	var worst time.Duration
 	joins := 0
 	for begun := time.Now(); time.Since(begun) < 2*time.Second; joins++ {

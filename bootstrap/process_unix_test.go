@@ -14,7 +14,8 @@ import (
 	"testing"
 )
 
-// TestStop stops each rank in turn, which ends no connection: the others must name it when their deadline has passed.
+// TestStop stops each rank in turn, which ends no connection: the others must name it when their
+// deadline has passed.
 func TestStop(t *testing.T) {
 	const size = 3
 	for victim := range size {
@@ -88,7 +89,8 @@ func init() {
 
 // openAll opens all files that this process may, but a few.
 func openAll(limit, spare int) (free func(), err error) {
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: uint64(limit), Max: uint64(limit)}); err != nil {
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE,
+		&syscall.Rlimit{Cur: uint64(limit), Max: uint64(limit)}); err != nil {
 		return nil, err
 	}
 	var files []*os.File
@@ -115,7 +117,8 @@ func openAll(limit, spare int) (free func(), err error) {
 	return free, nil
 }
 
-// TestNoFiles: a rank that can open no more files blames itself, and says what to do; no peer of it is taken for dead.
+// TestNoFiles: a rank that can open no more files blames itself, and says what to do; no peer of it
+// is taken for dead.
 func TestNoFiles(t *testing.T) {
 	ps := startProcesses(t, 2, "no files to accept with")
 	if got := ps[0].line(); !strings.Contains(got, "rank 0") || !strings.Contains(got, "ulimit -n") {

@@ -37,7 +37,8 @@ var sentinels = [reasonCount]error{
 	reasonFull:        errFull,
 }
 
-// errOtherJob and errFull are answers to try again, elsewhere or later; what is reported in the end wraps them in a sentinel.
+// errOtherJob and errFull are answers to try again, elsewhere or later; what is reported in the end
+// wraps them in a sentinel.
 var (
 	errOtherJob = fmt.Errorf("%w: another job answers at this address", ErrProtocol)
 	errFull     = fmt.Errorf("%w: the job at this address already has it", ErrDuplicateRank)

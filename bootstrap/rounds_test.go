@@ -35,9 +35,10 @@ func listed(logs []messageLog) [][]passed {
 	return lists
 }
 
-// countRounds replays the logs of all ranks, and returns how many rounds of messages each rank took part in, by collective. The round of a
-// message is one more than the last round that its sender had heard of when it sent it. So the last round is the longest chain of messages
-// that had to pass one after the other; messages that wait for nothing new share a round, however many there are.
+// countRounds replays the logs of all ranks, and returns how many rounds of messages each rank took
+// part in, by collective. The round of a message is one more than the last round that its sender
+// had heard of when it sent it. So the last round is the longest chain of messages that had to pass
+// one after the other; messages that wait for nothing new share a round, however many there are.
 func countRounds(logs [][]passed) ([]map[uint64]int, error) {
 	type way struct {
 		from, to int
@@ -85,7 +86,8 @@ func countRounds(logs [][]passed) ([]map[uint64]int, error) {
 	return last, nil
 }
 
-// checkRounds checks that each of the collectives took every rank two rounds, however many ranks there are: one towards rank 0, one back.
+// checkRounds checks that each of the collectives took every rank two rounds, however many ranks
+// there are: one towards rank 0, one back.
 func checkRounds(t testing.TB, logs [][]passed, collectives int) {
 	t.Helper()
 	counts, err := countRounds(logs)

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// TestManyInProcess has 1,024 ranks of one process meet and exchange, and counts the rounds that each of them took part in.
+// TestManyInProcess has 1,024 ranks of one process meet and exchange, and counts the rounds that
+// each of them took part in.
 func TestManyInProcess(t *testing.T) {
 	const size, gathers, barriers = 1024, 2, 2
 	ranks, err := NewInProcess(size)
@@ -45,7 +46,8 @@ func TestManyInProcess(t *testing.T) {
 	checkRounds(t, listed(messages), gathers+barriers)
 }
 
-// TestJoinTime has eight ranks join over loopback. The bound leaves room for a busy machine; docs give the usual figure.
+// TestJoinTime has eight ranks join over loopback. The bound leaves room for a busy machine; docs
+// give the usual figure.
 func TestJoinTime(t *testing.T) {
 	const size, runs = 8, 5
 	best := time.Hour
@@ -54,7 +56,10 @@ func TestJoinTime(t *testing.T) {
 		messages := make([]messageLog, size)
 		start := time.Now()
 		ranks := mustDialAll(t, size, func(rank int) (Bootstrap, error) {
-			return DialTCP(testContext(t), TCPConfig{Rank: rank, Size: size, Address: addr, Secret: []byte("s"), trace: messages[rank].add})
+			return DialTCP(testContext(t), TCPConfig{
+				Rank: rank, Size: size, Address: addr, Secret: []byte("s"),
+				trace: messages[rank].add,
+			})
 		})
 		best = min(best, time.Since(start))
 		checkRounds(t, listed(messages), 1)

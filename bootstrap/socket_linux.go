@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unacknowledged is how long sent bytes may go unacknowledged before the peer's host counts as gone.
+// unacknowledged is how long sent bytes may go unacknowledged before the peer's host counts as
+// gone.
 const unacknowledged = 15 * time.Second
 
 // tune makes the connection notice a peer whose host or network is gone without a word.

@@ -28,9 +28,10 @@ type StoreConfig struct {
 	ended string // as in [TCPConfig]
 }
 
-// DialTCPStore joins a job whose ranks know a PyTorch TCPStore, such as the one that torchrun keeps. The store is only the
-// rendezvous: rank 0 puts an [ID] there, and the ranks then connect to each other as in [DialTCP]. Whoever can read the store can
-// join the job. The same ranks may join several times under one prefix, one job after the other.
+// DialTCPStore joins a job whose ranks know a PyTorch TCPStore, such as the one that torchrun
+// keeps. The store is only the rendezvous: rank 0 puts an [ID] there, and the ranks then connect to
+// each other as in [DialTCP]. Whoever can read the store can join the job. The same ranks may join
+// several times under one prefix, one job after the other.
 //
 // The context, or else [DefaultJoinTimeout], bounds the join only.
 func DialTCPStore(ctx context.Context, cfg StoreConfig) (Bootstrap, error) {
@@ -81,7 +82,8 @@ func (c *storeClient) exchange(ctx context.Context, cfg StoreConfig) (ID, error)
 		text, err := c.get(ctx, key("id", turn))
 		if err != nil {
 			if turn > 1 && errors.Is(err, ErrTimeout) {
-				err = fmt.Errorf("%w: join %d of this rank, which rank 0 does not come to: either it joined less often, or %w", err, turn, ErrDuplicateRank)
+				err = fmt.Errorf("%w: join %d of this rank, which rank 0 does not come to: either it joined "+
+					"less often, or %w", err, turn, ErrDuplicateRank)
 			}
 			return ID{}, &PeerError{Rank: 0, Op: opJoin.String(), Err: fmt.Errorf("it has put no id in the TCPStore: %w", err)}
 		}
@@ -107,7 +109,8 @@ func (c *storeClient) exchange(ctx context.Context, cfg StoreConfig) (ID, error)
 	return id, nil
 }
 
-// namesLoopback reports whether an address means this host on every host, so that all ranks are on it.
+// namesLoopback reports whether an address means this host on every host, so that all ranks are on
+// it.
 func namesLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

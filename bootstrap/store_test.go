@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// testStore is a TCPStore server: a map behind the wire protocol, as much of it as clients need for rendezvous.
+// testStore is a TCPStore server: a map behind the wire protocol, as much of it as clients need for
+// rendezvous.
 type testStore struct {
 	mu      sync.Mutex
 	values  map[string][]byte
@@ -31,7 +32,10 @@ func startStore(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &testStore{values: make(map[string][]byte), changed: make(chan struct{}), conns: make(map[net.Conn]struct{}), done: make(chan struct{})}
+	s := &testStore{
+		values: make(map[string][]byte), changed: make(chan struct{}),
+		conns: make(map[net.Conn]struct{}), done: make(chan struct{}),
+	}
 	s.work.Go(func() {
 		for {
 			conn, err := ln.Accept()
@@ -242,7 +246,10 @@ func TestStoreFailures(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer stop()
 	_, errs := dialAll(2, func(rank int) (Bootstrap, error) {
-		return DialTCPStore(ctx, StoreConfig{Rank: rank, Size: 2, Address: store, Prefix: "secret/", Secret: []byte{byte(rank)}})
+		return DialTCPStore(ctx, StoreConfig{
+			Rank: rank, Size: 2, Address: store, Prefix: "secret/",
+			Secret: []byte{byte(rank)},
+		})
 	})
 	wantPeer(t, errs[1], 0, ErrSecret)
 	wantPeer(t, errs[0], 1, ErrTimeout)
@@ -256,7 +263,8 @@ func TestStoreFailures(t *testing.T) {
 	if err := c.set(testContext(t), "alien/weft/id/1", []byte("not an id")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := DialTCPStore(testContext(t), StoreConfig{Rank: 1, Size: 2, Address: store, Prefix: "alien/"}); err == nil {
+	if _, err := DialTCPStore(testContext(t),
+		StoreConfig{Rank: 1, Size: 2, Address: store, Prefix: "alien/"}); err == nil {
 		t.Error("joined an id that is none")
 	}
 }
@@ -295,7 +303,8 @@ func FuzzStoreReply(f *testing.F) {
 	f.Add(ne.AppendUint64(nil, maxStoreValue+1))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := func() *bufio.Reader { return bufio.NewReader(bytes.NewReader(b)) }
-		if v, err := readStoreValue(r()); err == nil && (len(v) > maxStoreValue || !bytes.Equal(appendBytes(nil, v), b[:8+len(v)])) {
+		if v, err := readStoreValue(r()); err == nil &&
+			(len(v) > maxStoreValue || !bytes.Equal(appendBytes(nil, v), b[:8+len(v)])) {
 			t.Fatalf("%d bytes from %d", len(v), len(b))
 		}
 		if n, err := readStoreInt(r()); err == nil && !bytes.Equal(ne.AppendUint64(nil, uint64(n)), b[:8]) {

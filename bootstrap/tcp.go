@@ -25,19 +25,21 @@ type TCPConfig struct {
 	// ID replaces Address, and Secret where that is empty.
 	ID ID
 
-	// Secret is what all ranks of the job share and nobody else has. Without one, only peers on the loopback interface are
-	// accepted.
+	// Secret is what all ranks of the job share and nobody else has. Without one, only peers on the
+	// loopback interface are accepted.
 	Secret []byte
 
-	// Interface is the name or an address of the network interface to listen on. Without one, rank 0 listens where Address says, and
-	// the others publish the address from which they reach rank 0.
+	// Interface is the name or an address of the network interface to listen on. Without one, rank
+	// 0 listens where Address says, and the others publish the address from which they reach rank
+	// 0.
 	Interface string
 
 	ended string // the file in which the launcher writes down which ranks have ended
 	trace tracer // for tests
 }
 
-// helloTimeout is how long a connection may take to say its first word, handshakeTimeout how long from there to prove itself.
+// helloTimeout is how long a connection may take to say its first word, handshakeTimeout how long
+// from there to prove itself.
 const (
 	helloTimeout     = time.Second
 	handshakeTimeout = 10 * time.Second
@@ -63,11 +65,12 @@ type tcpRank struct {
 	conns   map[net.Conn]struct{}
 }
 
-// DialTCP joins a job over TCP. Rank 0 listens, the others dial it; all return once all have arrived. Links between other ranks are
-// opened by their first Send.
+// DialTCP joins a job over TCP. Rank 0 listens, the others dial it; all return once all have
+// arrived. Links between other ranks are opened by their first Send.
 //
-// The context, or else [DefaultJoinTimeout], bounds the join only. Whoever connects to rank 0 without the job's secret is turned
-// away and disturbs nothing; who the last few were is in the error if the join fails for lack of a rank.
+// The context, or else [DefaultJoinTimeout], bounds the join only. Whoever connects to rank 0
+// without the job's secret is turned away and disturbs nothing; who the last few were is in the
+// error if the join fails for lack of a rank.
 func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 	if err := checkRank(cfg.Rank, cfg.Size); err != nil {
 		return nil, err
@@ -140,8 +143,8 @@ func (t *tcpRank) host(ctx context.Context, cfg TCPConfig) error {
 	return nil
 }
 
-// bindAddress is where rank 0 listens. An address that may be another name of this host, or the outside of a translated one, is not
-// bound: then every interface is.
+// bindAddress is where rank 0 listens. An address that may be another name of this host, or the
+// outside of a translated one, is not bound: then every interface is.
 func (t *tcpRank) bindAddress(ctx context.Context, cfg TCPConfig) (netip.AddrPort, error) {
 	var none netip.AddrPort
 	var host netip.Addr
@@ -187,7 +190,8 @@ func (t *tcpRank) checkReach(addrs []netip.Addr, name string) error {
 	return nil
 }
 
-// tellLatecomers keeps a failed rank 0 at its address for a moment, so that the ranks still to come learn why there is no job.
+// tellLatecomers keeps a failed rank 0 at its address for a moment, so that the ranks still to come
+// learn why there is no job.
 func (t *tcpRank) tellLatecomers(ctx context.Context) {
 	deadline := time.NewTimer(500 * time.Millisecond)
 	defer deadline.Stop()
@@ -395,7 +399,8 @@ func (t *tcpRank) accept(a *arrival) {
 	t.admission.Unlock()
 }
 
-// starved is a rank that can take no more connections. Without rank 0 no job forms; a pair waits for as long as its caller.
+// starved is a rank that can take no more connections. Without rank 0 no job forms; a pair waits
+// for as long as its caller.
 func (t *tcpRank) starved() {
 	if t.rank != 0 || t.joined() {
 		return
@@ -406,7 +411,8 @@ func (t *tcpRank) starved() {
 	t.observe(0, fault{rank: 0, reason: reasonAborted, text: filelimit.Error().Error()})
 }
 
-// admit decides about a dialler that has proved itself, and makes its connection a link if it may come in.
+// admit decides about a dialler that has proved itself, and makes its connection a link if it may
+// come in.
 func (t *tcpRank) admit(conn *net.TCPConn, ask hello, seal func(verdict) verdict) verdict {
 	t.admission.Lock()
 	defer t.admission.Unlock()
@@ -489,7 +495,8 @@ func (m *mesh) refusals() string {
 	return "; turned away " + strings.Join(m.refused, "; ")
 }
 
-// begin counts a goroutine that Close waits for, and a connection that Close ends. It reports false once Close is past waiting.
+// begin counts a goroutine that Close waits for, and a connection that Close ends. It reports false
+// once Close is past waiting.
 func (t *tcpRank) begin(conn net.Conn) bool {
 	t.running.Lock()
 	defer t.running.Unlock()
@@ -510,7 +517,8 @@ func (t *tcpRank) done(conn net.Conn) {
 	t.work.Done()
 }
 
-// lingerTimeout is how long Close waits for peers to end their side, so that nothing they have yet to read is lost.
+// lingerTimeout is how long Close waits for peers to end their side, so that nothing they have yet
+// to read is lost.
 const lingerTimeout = time.Second
 
 // stop ends everything that runs, after the farewell.

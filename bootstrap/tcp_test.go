@@ -70,8 +70,8 @@ func TestJoinFailures(t *testing.T) {
 	}
 }
 
-// TestWrongSecret: the stranger is refused at once. The job does not believe a word it says, so it only misses the rank, and
-// says why it might.
+// TestWrongSecret: the stranger is refused at once. The job does not believe a word it says, so it
+// only misses the rank, and says why it might.
 func TestWrongSecret(t *testing.T) {
 	for _, secrets := range [][2]string{{"right", "wrong"}, {"right", ""}, {"", "wrong"}} {
 		t.Run(fmt.Sprintf("%q against %q", secrets[0], secrets[1]), func(t *testing.T) {
@@ -149,7 +149,8 @@ func TestStrangers(t *testing.T) {
 	var strangers []net.Conn
 	for _, words := range [][]byte{
 		nil, []byte("GET / HTTP/1.1\r\nHost: weft\r\n\r\n"), bytes.Repeat([]byte{0}, 4096), []byte("WEFT"), oversized, newer,
-		appendFrame(nil, proof{}), appendFrame(nil, bye{}), frame, append(frame[:len(frame):len(frame)], appendFrame(nil, proof{})...),
+		appendFrame(nil, proof{}), appendFrame(nil, bye{}), frame,
+		append(frame[:len(frame):len(frame)], appendFrame(nil, proof{})...),
 	} {
 		for range 5 {
 			strangers = append(strangers, connect(t, ctx, addr, words))
@@ -233,7 +234,8 @@ func TestNotWeft(t *testing.T) {
 	<-served
 }
 
-// TestLateDuplicate: a job that is complete is not disturbed by a process that comes too late, which is told so.
+// TestLateDuplicate: a job that is complete is not disturbed by a process that comes too late,
+// which is told so.
 func TestLateDuplicate(t *testing.T) {
 	addr := freeAddress(t)
 	config := func(rank int) TCPConfig { return TCPConfig{Rank: rank, Size: 2, Address: addr} }
@@ -249,7 +251,8 @@ func TestLateDuplicate(t *testing.T) {
 	}
 }
 
-// TestJobsAtOneAddress has the same ranks form several jobs at one address, with the earlier ones alive.
+// TestJobsAtOneAddress has the same ranks form several jobs at one address, with the earlier ones
+// alive.
 func TestJobsAtOneAddress(t *testing.T) {
 	addr := freeAddress(t)
 	var all []Bootstrap
@@ -356,7 +359,8 @@ func TestDeathDuringJoin(t *testing.T) {
 	}
 }
 
-// TestDeathWhileOthersAreMissing: a rank has joined as far as it can and dies. Nobody waits for the missing one any longer.
+// TestDeathWhileOthersAreMissing: a rank has joined as far as it can and dies. Nobody waits for the
+// missing one any longer.
 func TestDeathWhileOthersAreMissing(t *testing.T) {
 	addr, ctx := freeAddress(t), testContext(t)
 	_, errs := dialAll(4, func(rank int) (Bootstrap, error) {
@@ -375,8 +379,8 @@ func TestDeathWhileOthersAreMissing(t *testing.T) {
 	}
 }
 
-// TestGivenUpJoin: a rank gives its join up after rank 0 has heard from it. The others come together without it, and learn of it when they
-// need it.
+// TestGivenUpJoin: a rank gives its join up after rank 0 has heard from it. The others come
+// together without it, and learn of it when they need it.
 func TestGivenUpJoin(t *testing.T) {
 	addr, ctx := freeAddress(t), testContext(t)
 	ranks := mustDialAll(t, 3, func(rank int) (Bootstrap, error) {
@@ -438,8 +442,8 @@ func wantVersions(t *testing.T, err error, rank int, theirs byte) {
 	}
 }
 
-// TestOtherVersionDials: a rank of another version is named at once by every rank that is there, the one itself included, in spite of another
-// that is still to come.
+// TestOtherVersionDials: a rank of another version is named at once by every rank that is there,
+// the one itself included, in spite of another that is still to come.
 func TestOtherVersionDials(t *testing.T) {
 	const theirs = frameVersion + 8
 	for _, secret := range []string{"", "s3cret"} {
@@ -460,14 +464,16 @@ func TestOtherVersionDials(t *testing.T) {
 		for _, err := range errs[:2] {
 			wantVersions(t, err, 3, theirs)
 		}
-		if no, ok := errors.AsType[*refusal](errs[3]); !ok || no.rank != 3 || !strings.Contains(no.text, "version 9") || !errors.Is(no, ErrMismatch) {
+		if no, ok := errors.AsType[*refusal](errs[3]); !ok || no.rank != 3 ||
+			!strings.Contains(no.text, "version 9") || !errors.Is(no, ErrMismatch) {
 			t.Errorf("it hears %v", errs[3])
 		}
 	}
 }
 
-// TestOtherVersionListens: where rank 0 is of another version, ranks that dial say so at once: because it does, or because of the first bytes
-// that it says, whatever follows them. What only closes the connection may be of another version, too, but that is known at the deadline.
+// TestOtherVersionListens: where rank 0 is of another version, ranks that dial say so at once:
+// because it does, or because of the first bytes that it says, whatever follows them. What only
+// closes the connection may be of another version, too, but that is known at the deadline.
 func TestOtherVersionListens(t *testing.T) {
 	const theirs = frameVersion + 8
 	id := identity{rank: 0, size: 2}
@@ -525,7 +531,8 @@ func TestOtherVersionListens(t *testing.T) {
 	}
 }
 
-// TestOtherVersionAnswered: whatever a dialler of another version says, it is answered by a frame of this one.
+// TestOtherVersionAnswered: whatever a dialler of another version says, it is answered by a frame
+// of this one.
 func TestOtherVersionAnswered(t *testing.T) {
 	near, far := net.Pipe()
 	defer near.Close()
@@ -549,8 +556,8 @@ func TestOtherVersionAnswered(t *testing.T) {
 	}
 }
 
-// TestNobodyListens: a rank's address, at which it was reached, refuses connections. That is its end, at once, whether or not rank 0 is there to
-// say so.
+// TestNobodyListens: a rank's address, at which it was reached, refuses connections. That is its
+// end, at once, whether or not rank 0 is there to say so.
 func TestNobodyListens(t *testing.T) {
 	for _, without := range []string{"nobody", "rank 0"} {
 		t.Run("without "+without, func(t *testing.T) {
@@ -568,8 +575,9 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-// TestSilence: where nothing answers at a rank's address, only rank 0 can tell whether the rank lives. Without rank 0 it counts as dead; but not
-// if its host takes connections, as it does for a stopped process.
+// TestSilence: where nothing answers at a rank's address, only rank 0 can tell whether the rank
+// lives. Without rank 0 it counts as dead; but not if its host takes connections, as it does for a
+// stopped process.
 func TestSilence(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
 	if err != nil {
@@ -587,7 +595,8 @@ func TestSilence(t *testing.T) {
 	} {
 		ranks := implementations[1].make(t, 3)
 		r := ranks[1].(*tcpRank)
-		// As the role of a joining rank, which does not take a refusal for an answer, the refusing address stands for a silent one.
+		// As the role of a joining rank, which does not take a refusal for an answer, the refusing
+		// address stands for a silent one.
 		open := func(int) (link, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
@@ -612,7 +621,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestCutLink resets the connection between two ranks. They can't work together any more, and everyone hears of it.
+// TestCutLink resets the connection between two ranks. They can't work together any more, and
+// everyone hears of it.
 func TestCutLink(t *testing.T) {
 	addr, ctx := freeAddress(t), testContext(t)
 	ranks := mustDialAll(t, 3, func(rank int) (Bootstrap, error) {
@@ -660,14 +670,18 @@ func TestInterface(t *testing.T) {
 		closeAll(ranks)
 	}
 	for _, name := range []string{"nosuch0", "192.0.2.7"} {
-		_, err := DialTCP(testContext(t), TCPConfig{Rank: 0, Size: 2, Address: freeAddress(t), Secret: []byte("s"), Interface: name})
+		_, err := DialTCP(testContext(t), TCPConfig{
+			Rank: 0, Size: 2, Address: freeAddress(t),
+			Secret: []byte("s"), Interface: name,
+		})
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("interface %s: %v", name, err)
 		}
 	}
 }
 
-// TestInterfaceElsewhere: rank 0 would listen where nobody dials. Every rank says so, and none waits.
+// TestInterfaceElsewhere: rank 0 would listen where nobody dials. Every rank says so, and none
+// waits.
 func TestInterfaceElsewhere(t *testing.T) {
 	if ln, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		ln.Close()
@@ -679,8 +693,12 @@ func TestInterfaceElsewhere(t *testing.T) {
 	} {
 		for rank := range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			_, err := DialTCP(ctx, TCPConfig{Rank: rank, Size: 2, Address: test.address, Secret: []byte("s"), Interface: test.iface})
-			if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), test.iface) || !strings.Contains(err.Error(), "WEFT_INTERFACE") {
+			_, err := DialTCP(ctx, TCPConfig{
+				Rank: rank, Size: 2, Address: test.address, Secret: []byte("s"),
+				Interface: test.iface,
+			})
+			if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), test.iface) ||
+				!strings.Contains(err.Error(), "WEFT_INTERFACE") {
 				t.Errorf("rank %d at %s with interface %s: %v", rank, test.address, test.iface, err)
 			}
 			cancel()

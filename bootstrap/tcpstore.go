@@ -14,8 +14,9 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// storeClient speaks the wire protocol of PyTorch's TCPStore: one-byte operations, then fields in the byte order of the
-// machine, strings as a 64-bit length and bytes. Both of PyTorch's servers, the libuv one and the older one, speak it.
+// storeClient speaks the wire protocol of PyTorch's TCPStore: one-byte operations, then fields in
+// the byte order of the machine, strings as a 64-bit length and bytes. Both of PyTorch's servers,
+// the libuv one and the older one, speak it.
 type storeClient struct {
 	conn *net.TCPConn
 	r    *bufio.Reader
@@ -70,7 +71,8 @@ func dialStoreOnce(ctx context.Context, address string) (*storeClient, error) {
 
 func (c *storeClient) close() { c.conn.Close() }
 
-// call sends a request and lets parse read the reply, both within the context. After an error the client is of no more use.
+// call sends a request and lets parse read the reply, both within the context. After an error the
+// client is of no more use.
 func (c *storeClient) call(ctx context.Context, request []byte, parse func(r *bufio.Reader) error) error {
 	interrupt := context.AfterFunc(ctx, func() { c.conn.SetDeadline(time.Now()) })
 	defer interrupt()

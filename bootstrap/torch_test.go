@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// storeProgram keeps a TCPStore until its input ends, and checks from PyTorch's side what a Go client left there.
+// storeProgram keeps a TCPStore until its input ends, and checks from PyTorch's side what a Go
+// client left there.
 const storeProgram = `
 import sys
 from datetime import timedelta

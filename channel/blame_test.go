@@ -22,7 +22,8 @@ func (c *crew) halt(rank, peer int) {
 	c.control[rank].setRecord(Record{Op: "test wait", Peer: peer, Expected: 1})
 }
 
-// TestBlame: at its deadline rank 0 blames the rank that holds everyone up, and all waiting ranks return the same.
+// TestBlame: at its deadline rank 0 blames the rank that holds everyone up, and all waiting ranks
+// return the same.
 func TestBlame(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -78,7 +79,8 @@ func TestBlame(t *testing.T) {
 	}
 }
 
-// TestBlameRing follows ranks that wait for each other in a ring that this rank is not part of. Nobody is blamed, in bounded time.
+// TestBlameRing follows ranks that wait for each other in a ring that this rank is not part of.
+// Nobody is blamed, in bounded time.
 func TestBlameRing(t *testing.T) {
 	crew := newCrew(t, 4, Policy{})
 	crew.chain(t, map[int]int{1: 2, 2: 3, 3: 1})
@@ -149,7 +151,8 @@ func TestBlameAwake(t *testing.T) {
 	}
 }
 
-// hook is a context that calls a function when it is asked for its error, as a wait does before it looks at the clock.
+// hook is a context that calls a function when it is asked for its error, as a wait does before it
+// looks at the clock.
 type hook struct {
 	context.Context
 	f func()
@@ -160,7 +163,8 @@ func (h hook) Err() error {
 	return h.Context.Err()
 }
 
-// TestBlameHeard: what another rank says while this one makes up its mind comes first. Else two ranks would name two culprits.
+// TestBlameHeard: what another rank says while this one makes up its mind comes first. Else two
+// ranks would name two culprits.
 func TestBlameHeard(t *testing.T) {
 	said := Fault{Cause: CauseDied, Rank: 3, Reporter: 2}
 	for way, wait := range ways {

@@ -11,13 +11,15 @@ import (
 	"time"
 )
 
-// collections are how often the garbage collector runs while somebody waits; together they may take collectorPatience.
+// collections are how often the garbage collector runs while somebody waits; together they may take
+// collectorPatience.
 const (
 	collections       = 5
 	collectorPatience = 5 * time.Second
 )
 
-// TestCollector collects garbage while a rank waits for a peer that does not exist, in every way of waiting.
+// TestCollector collects garbage while a rank waits for a peer that does not exist, in every way of
+// waiting.
 func TestCollector(t *testing.T) {
 	for _, p := range phases {
 		for way, wait := range ways {
@@ -39,7 +41,8 @@ func TestCollector(t *testing.T) {
 		}
 	}
 
-	// The loops that look at a word and do nothing else, without the look at the clock that ends them now and then.
+	// The loops that look at a word and do nothing else, without the look at the clock that ends
+	// them now and then.
 	for name, spin := range map[string]func(c *Counter){
 		"pause": func(c *Counter) {
 			for !c.reached(1) {
@@ -98,15 +101,17 @@ func collect(t *testing.T) {
 // preemptionVariable marks the process in which TestCollector runs a second time.
 const preemptionVariable = "WEFT_CHANNEL_TEST_NO_PREEMPTION"
 
-// TestCollectorWithoutPreemption runs TestCollector in a process where the runtime cannot interrupt a goroutine by a signal: so it is in a process
-// with two Go runtimes, where the signal goes to the other.
+// TestCollectorWithoutPreemption runs TestCollector in a process where the runtime cannot interrupt
+// a goroutine by a signal: so it is in a process with two Go runtimes, where the signal goes to the
+// other.
 func TestCollectorWithoutPreemption(t *testing.T) {
 	if os.Getenv(preemptionVariable) != "" {
 		t.Skip("this is that process")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	// The child cannot be trusted to end by itself: a collector that waits for ever stops everything else.
+	// The child cannot be trusted to end by itself: a collector that waits for ever stops
+	// everything else.
 	child := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestCollector$", "-test.v")
 	child.WaitDelay = patience
 	child.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1", preemptionVariable+"=1")

@@ -13,13 +13,15 @@ import (
 // ControlSize is the number of bytes of a [Control].
 const ControlSize = 7 * Stride
 
-// Control is the part of a rank's shared memory that its peers may write: the abort word. Beside it stands the record of what
-// the rank waits for, which its peers read when they look for the rank that holds everyone up.
+// Control is the part of a rank's shared memory that its peers may write: the abort word. Beside it
+// stands the record of what the rank waits for, which its peers read when they look for the rank
+// that holds everyone up.
 type Control struct {
 	abort atomic.Uint64
 	_     [Stride - 8]byte
 
-	// The record is written by its owner only, when a wait has outlasted the spinning: it costs the fast path nothing.
+	// The record is written by its owner only, when a wait has outlasted the spinning: it costs the
+	// fast path nothing.
 	peer     atomic.Uint64 // 1 + the rank waited for; 0 = not waiting
 	expected atomic.Uint64
 	seen     atomic.Uint64
@@ -29,7 +31,8 @@ type Control struct {
 	final    atomic.Uint32    // the wait has ended at its deadline, and nothing beats
 	_        [Stride - 76]byte
 
-	// The circle in which ranks wait for each other, in words, for a fault of this rank's that blames nobody.
+	// The circle in which ranks wait for each other, in words, for a fault of this rank's that
+	// blames nobody.
 	circle [5 * Stride / 8]atomic.Uint64
 }
 
@@ -79,17 +82,20 @@ const (
 	CauseFiles         // the rank gave up: it has as many files open as it may
 )
 
-// Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds. The rank is -1 where ranks wait for each other in a circle.
+// Fault is a cause, the rank that it concerns and the rank that says so: what an abort word holds.
+// The rank is -1 where ranks wait for each other in a circle.
 type Fault struct {
 	Cause    Cause
 	Rank     int
 	Reporter int
-	// Generation counts how often the ranks have agreed to go on after a failure, as the reporter knew it. A fault of an earlier
-	// generation than the reader's is over: it comes from a rank that was left behind.
+	// Generation counts how often the ranks have agreed to go on after a failure, as the reporter
+	// knew it. A fault of an earlier generation than the reader's is over: it comes from a rank
+	// that was left behind.
 	Generation uint64
 }
 
-// An abort word holds a cause in 8 bits, the low 24 bits of a generation, and two ranks in 16 bits each.
+// An abort word holds a cause in 8 bits, the low 24 bits of a generation, and two ranks in 16 bits
+// each.
 const generationBits = 24
 
 func (f Fault) word() uint64 {
@@ -99,11 +105,13 @@ func (f Fault) word() uint64 {
 
 func faultOf(word uint64) Fault {
 	return Fault{
-		Cause: Cause(word >> 56), Rank: int(int16(word)), Reporter: int(int16(word >> 16)), Generation: word >> 32 & (1<<generationBits - 1),
+		Cause: Cause(word >> 56), Rank: int(int16(word)), Reporter: int(int16(word >> 16)),
+		Generation: word >> 32 & (1<<generationBits - 1),
 	}
 }
 
-// Older reports whether the fault is of an earlier generation. Generations that are compared lie close to each other.
+// Older reports whether the fault is of an earlier generation. Generations that are compared lie
+// close to each other.
 func (f Fault) Older(generation uint64) bool {
 	return int32(uint32(f.Generation-generation)<<(32-generationBits)) < 0
 }
@@ -136,8 +144,8 @@ func (f Fault) Err(op string) error {
 	}
 }
 
-// Abort sets the abort word unless a fault of the same generation is there already: the first one names the culprit, later ones are its
-// consequences.
+// Abort sets the abort word unless a fault of the same generation is there already: the first one
+// names the culprit, later ones are its consequences.
 func (c *Control) Abort(f Fault) {
 	for {
 		old := c.abort.Load()
@@ -178,10 +186,12 @@ func (r Record) what() string {
 	return r.Op + " of " + r.Object
 }
 
-// Record reads the rank's record. It is a diagnosis: its fields are read one by one while the rank may go on.
+// Record reads the rank's record. It is a diagnosis: its fields are read one by one while the rank
+// may go on.
 func (c *Control) Record() Record {
 	return Record{
-		Op: text(c.op[:]), Object: text(c.object[:]), Peer: int(c.peer.Load()) - 1, Expected: c.expected.Load(), Seen: c.seen.Load(),
+		Op: text(c.op[:]), Object: text(c.object[:]), Peer: int(c.peer.Load()) - 1, Expected: c.expected.Load(),
+		Seen: c.seen.Load(),
 	}
 }
 

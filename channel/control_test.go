@@ -64,7 +64,8 @@ func FuzzFault(f *testing.F) {
 
 func TestFaultErr(t *testing.T) {
 	for cause, want := range map[Cause]error{
-		CauseDied: ErrDied, CauseTimeout: ErrTimeout, CauseAbort: ErrAborted, CauseLeft: ErrLeft, CauseMasked: ErrMasked, 200: ErrAborted,
+		CauseDied: ErrDied, CauseTimeout: ErrTimeout, CauseAbort: ErrAborted, CauseLeft: ErrLeft,
+		CauseMasked: ErrMasked, 200: ErrAborted,
 	} {
 		mustBlame(t, Fault{Cause: cause, Rank: 6, Reporter: 1}.Err("all-gather"), "all-gather", 6, want)
 	}
@@ -73,7 +74,8 @@ func TestFaultErr(t *testing.T) {
 	}
 }
 
-// TestControlAbort: the first fault of a generation stays, a later generation's takes its place, and only its own holder's Clear removes it.
+// TestControlAbort: the first fault of a generation stays, a later generation's takes its place,
+// and only its own holder's Clear removes it.
 func TestControlAbort(t *testing.T) {
 	mem, _ := twice(t, ControlSize)
 	c := ControlAt(mem, 0)
@@ -133,7 +135,10 @@ func TestControlRecord(t *testing.T) {
 	if r := peer.Record(); r.Peer != -1 || r.String() != "not waiting" {
 		t.Errorf("fresh memory says %q", r)
 	}
-	for _, op := range []string{"", "x", "combine", "eight888", strings.Repeat("y", 23), strings.Repeat("z", 24), strings.Repeat("w", 60)} {
+	for _, op := range []string{
+		"", "x", "combine", "eight888", strings.Repeat("y", 23),
+		strings.Repeat("z", 24), strings.Repeat("w", 60),
+	} {
 		c.setRecord(Record{Op: op, Peer: 5, Expected: math.MaxUint64, Seen: 1 << 40})
 		want := Record{Op: op[:min(len(op), 24)], Peer: 5, Expected: math.MaxUint64, Seen: 1 << 40}
 		if d := cmp.Diff(want, peer.Record()); d != "" {

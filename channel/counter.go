@@ -6,25 +6,29 @@ import (
 	"unsafe"
 )
 
-// CounterBytes is how much of a [Counter]'s lines it uses itself. What it announces may stand in the rest: the reader has the line already.
+// CounterBytes is how much of a [Counter]'s lines it uses itself. What it announces may stand in
+// the rest: the reader has the line already.
 const CounterBytes = 12
 
-// Stride is the distance in bytes between two words that different ranks write: two cache lines, because the adjacent-line
-// prefetcher of common processors moves lines in pairs.
+// Stride is the distance in bytes between two words that different ranks write: two cache lines,
+// because the adjacent-line prefetcher of common processors moves lines in pairs.
 const Stride = 128
 
-// Counter is a monotonic 64-bit word in shared memory with one writer and any number of waiters. It fills its own pair of
-// cache lines. The writer publishes ever larger values; whoever sees a value also sees every store that its writer made
-// before publishing it. A Counter is never reset, so nothing races with a reset.
+// Counter is a monotonic 64-bit word in shared memory with one writer and any number of waiters. It
+// fills its own pair of cache lines. The writer publishes ever larger values; whoever sees a value
+// also sees every store that its writer made before publishing it. A Counter is never reset, so
+// nothing races with a reset.
 //
-// The zero value is ready. A Counter must lie on a multiple of [Stride] and is laid over shared memory with [CounterAt].
+// The zero value is ready. A Counter must lie on a multiple of [Stride] and is laid over shared
+// memory with [CounterAt].
 type Counter struct {
 	value    atomic.Uint64
 	sleepers atomic.Uint32
 	_        [Stride - CounterBytes]byte
 }
 
-// CounterAt lays a Counter over mem[offset:]. The memory must be shared with every rank that uses the Counter.
+// CounterAt lays a Counter over mem[offset:]. The memory must be shared with every rank that uses
+// the Counter.
 func CounterAt(mem []byte, offset int) *Counter {
 	_ = mem[offset : offset+Stride : len(mem)]
 	p := unsafe.Pointer(&mem[offset])
@@ -50,10 +54,12 @@ func (c *Counter) reached(want uint64) bool {
 	return true
 }
 
-// Publish sets the value and wakes whoever sleeps on it. Only the Counter's one writer may call it, with values that grow.
+// Publish sets the value and wakes whoever sleeps on it. Only the Counter's one writer may call it,
+// with values that grow.
 func (c *Counter) Publish(v uint64) {
-	// A sequentially consistent store (XCHG on amd64): the load of sleepers below cannot move before it, and a waiter raises
-	// sleepers before it looks at the value for the last time. One of the two sees the other.
+	// A sequentially consistent store (XCHG on amd64): the load of sleepers below cannot move
+	// before it, and a waiter raises sleepers before it looks at the value for the last time. One
+	// of the two sees the other.
 	release(unsafe.Pointer(c))
 	c.value.Store(v)
 	if c.sleepers.Load() != 0 {
@@ -61,7 +67,8 @@ func (c *Counter) Publish(v uint64) {
 	}
 }
 
-// Add publishes the value plus n for counters that several ranks advance, and returns the new value.
+// Add publishes the value plus n for counters that several ranks advance, and returns the new
+// value.
 func (c *Counter) Add(n uint64) uint64 {
 	release(unsafe.Pointer(c))
 	v := c.value.Add(n)
@@ -71,7 +78,8 @@ func (c *Counter) Add(n uint64) uint64 {
 	return v
 }
 
-// doze sleeps until the value changes, but no longer than d, and not at all once it has reached want. It may also return for no reason.
+// doze sleeps until the value changes, but no longer than d, and not at all once it has reached
+// want. It may also return for no reason.
 func (c *Counter) doze(want uint64, d time.Duration) {
 	seen := c.value.Load()
 	c.sleepers.Add(1)

@@ -48,13 +48,14 @@ func TestCounterAt_refuses(t *testing.T) {
 	}
 }
 
-// TestCounterPublish raises a counter through values whose low halves go round and whose highest bit is set. Whoever has seen one value has seen
-// all smaller ones.
+// TestCounterPublish raises a counter through values whose low halves go round and whose highest
+// bit is set. Whoever has seen one value has seen all smaller ones.
 func TestCounterPublish(t *testing.T) {
 	mine, theirs := twice(t, Stride)
 	w, r := CounterAt(mine, 0), CounterAt(theirs, 0)
 	values := []uint64{
-		1, 2, math.MaxUint32 - 1, math.MaxUint32, 1 << 32, 1<<32 + 1, 1 << 33, math.MaxInt64, 1 << 63, 1<<63 + 1, math.MaxUint64 - 1, math.MaxUint64,
+		1, 2, math.MaxUint32 - 1, math.MaxUint32, 1 << 32, 1<<32 + 1, 1 << 33, math.MaxInt64, 1 << 63,
+		1<<63 + 1, math.MaxUint64 - 1, math.MaxUint64,
 	}
 	last := uint64(0)
 	for _, v := range values {
@@ -68,8 +69,8 @@ func TestCounterPublish(t *testing.T) {
 	}
 }
 
-// TestCounterWakes raises a counter on which several ranks sleep, at another address. The low half of its value goes round, or its highest bit
-// is set, or hardly anything changes.
+// TestCounterWakes raises a counter on which several ranks sleep, at another address. The low half
+// of its value goes round, or its highest bit is set, or hardly anything changes.
 func TestCounterWakes(t *testing.T) {
 	for name, raise := range map[string]func(c *Counter, from, to uint64){
 		"publish": func(c *Counter, _, to uint64) { c.Publish(to) },
@@ -110,8 +111,8 @@ func TestCounterWakes(t *testing.T) {
 	}
 }
 
-// TestCounterLosesNoWake lets waiters fall asleep at every moment around the publication of what they wait for. A wake that is lost shows as a
-// sleep that lasts.
+// TestCounterLosesNoWake lets waiters fall asleep at every moment around the publication of what
+// they wait for. A wake that is lost shows as a sleep that lasts.
 func TestCounterLosesNoWake(t *testing.T) {
 	const waiters = 3
 	mine, theirs := twice(t, (1+waiters)*Stride)
@@ -199,8 +200,8 @@ func TestCounterAdd(t *testing.T) {
 	}
 }
 
-// TestCounterOrders hands plain memory from one goroutine to another and back. The race detector knows nothing of shared memory and has to
-// be told by the counters.
+// TestCounterOrders hands plain memory from one goroutine to another and back. The race detector
+// knows nothing of shared memory and has to be told by the counters.
 func TestCounterOrders(t *testing.T) {
 	for name, wait := range map[string]func(c *Counter, want uint64){
 		"load": func(c *Counter, want uint64) {

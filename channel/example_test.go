@@ -9,10 +9,12 @@ import (
 	"github.com/weftgo/weft/channel"
 )
 
-// Two ranks, which are goroutines here, hand a greeting back and forth. Between processes the memory is a window: see weft.Comm.Alloc.
+// Two ranks, which are goroutines here, hand a greeting back and forth. Between processes the
+// memory is a window: see weft.Comm.Alloc.
 func ExampleMemory() {
 	cpus := channel.Affinity()
-	// Each rank's memory: the counter that its peer raises, its control, and its part of the window.
+	// Each rank's memory: the counter that its peer raises, its control, and its part of the
+	// window.
 	const controlAt, dataAt, size = channel.Stride, channel.Stride + channel.ControlSize, 4096
 	mem := [2][]byte{make([]byte, size), make([]byte, size)}
 

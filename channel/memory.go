@@ -5,19 +5,22 @@ import (
 	"fmt"
 )
 
-// Memory is a memory channel: two ranks that map each other's memory, and the Semaphore that says when data may be read.
-// A put is a plain copy into the peer's memory; it is seen by the peer after the next Signal.
+// Memory is a memory channel: two ranks that map each other's memory, and the Semaphore that says
+// when data may be read. A put is a plain copy into the peer's memory; it is seen by the peer after
+// the next Signal.
 type Memory struct {
 	*Semaphore
 	local, remote []byte
 }
 
-// NewMemory makes a channel from this rank's part of a window, the peer's part and a Semaphore between the two.
+// NewMemory makes a channel from this rank's part of a window, the peer's part and a Semaphore
+// between the two.
 func NewMemory(s *Semaphore, local, remote []byte) *Memory {
 	return &Memory{Semaphore: s, local: local, remote: remote}
 }
 
-// Put copies n bytes from local memory at src to the peer's memory at dst. Any alignment and any n, zero too.
+// Put copies n bytes from local memory at src to the peer's memory at dst. Any alignment and any n,
+// zero too.
 func (m *Memory) Put(dst, src, n int) error {
 	if err := within("put to", m.remote, dst, n); err != nil {
 		return err
@@ -29,7 +32,8 @@ func (m *Memory) Put(dst, src, n int) error {
 	return nil
 }
 
-// Get copies n bytes from the peer's memory at src to local memory at dst. The peer's data must have been signalled.
+// Get copies n bytes from the peer's memory at src to local memory at dst. The peer's data must
+// have been signalled.
 func (m *Memory) Get(dst, src, n int) error {
 	if err := m.checkGet(dst, src, n); err != nil {
 		return err

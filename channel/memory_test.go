@@ -13,10 +13,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestMemoryMoves compares puts, gets and sends of any size at any place with what they do to plain slices.
+// TestMemoryMoves compares puts, gets and sends of any size at any place with what they do to plain
+// slices.
 func TestMemoryMoves(t *testing.T) {
 	j := newJoint(t, Policy{}, true)
-	offset := rapid.OneOf(rapid.IntRange(-2, jointData+2), rapid.SampledFrom([]int{0, jointData, math.MinInt, math.MaxInt}))
+	offset := rapid.OneOf(rapid.IntRange(-2, jointData+2),
+		rapid.SampledFrom([]int{0, jointData, math.MinInt, math.MaxInt}))
 	rapid.Check(t, func(t *rapid.T) {
 		r := rapid.IntRange(0, 1).Draw(t, "rank")
 		dst, src, n := offset.Draw(t, "dst"), offset.Draw(t, "src"), offset.Draw(t, "n")
@@ -86,7 +88,8 @@ func TestMemoryRefuses(t *testing.T) {
 	}
 }
 
-// TestMemoryExchange lets two ranks exchange messages of changing length and place, one by puts and the other by gets.
+// TestMemoryExchange lets two ranks exchange messages of changing length and place, one by puts and
+// the other by gets.
 func TestMemoryExchange(t *testing.T) {
 	for _, p := range phases {
 		t.Run(p.name, func(t *testing.T) {
@@ -100,7 +103,8 @@ func TestMemoryExchange(t *testing.T) {
 					b[i] = byte(i*3 + round + 101*rank)
 				}
 			}
-			// A rank writes the lower half of its own memory, and the peer's data end up in the upper half.
+			// A rank writes the lower half of its own memory, and the peer's data end up in the
+			// upper half.
 			turn := func(rank int) error {
 				m, own := j.memory[rank], j.mem[rank]
 				want := make([]byte, half)
@@ -145,7 +149,8 @@ func TestMemoryExchange(t *testing.T) {
 	}
 }
 
-// TestMemoryOrders sends plain memory, of which the race detector keeps account, through a window of plain memory.
+// TestMemoryOrders sends plain memory, of which the race detector keeps account, through a window
+// of plain memory.
 func TestMemoryOrders(t *testing.T) {
 	j := newJoint(t, PolicyFor(2, 2, 2), false)
 	ctx := testContext(t)

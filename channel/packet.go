@@ -9,14 +9,16 @@ import (
 	"unsafe"
 )
 
-// Packets carry their flag inside the data: each 8-byte word holds 4 bytes of payload and the 32-bit number of the round, written by
-// one store. A reader knows from the word itself that the payload has arrived, so a message costs one trip of the cache line and
-// no fence. The price is twice the memory; packets are for messages of up to a few kilobytes.
+// Packets carry their flag inside the data: each 8-byte word holds 4 bytes of payload and the
+// 32-bit number of the round, written by one store. A reader knows from the word itself that the
+// payload has arrived, so a message costs one trip of the cache line and no fence. The price is
+// twice the memory; packets are for messages of up to a few kilobytes.
 //
-// A buffer has two halves, used by odd and even rounds. Before a rank writes round n it must know that the peer has read round
-// n-2; reading the peer's round n-1 proves it if the peer reads each round before it writes the next, as two ranks that
-// exchange messages do. An empty message is one word for that reason. After an exchange that failed, the two ranks may be in
-// different rounds: Packets can then no longer be used.
+// A buffer has two halves, used by odd and even rounds. Before a rank writes round n it must know
+// that the peer has read round n-2; reading the peer's round n-1 proves it if the peer reads each
+// round before it writes the next, as two ranks that exchange messages do. An empty message is one
+// word for that reason. After an exchange that failed, the two ranks may be in different rounds:
+// Packets can then no longer be used.
 type Packets struct {
 	peer    int
 	in, out []byte
@@ -25,14 +27,17 @@ type Packets struct {
 	waiter  *Waiter
 }
 
-// PacketBytes is the size of the memory that Packets with messages of up to payload bytes need on each side.
+// PacketBytes is the size of the memory that Packets with messages of up to payload bytes need on
+// each side.
 func PacketBytes(payload int) int { return 2 * 2 * ((max(payload, 1) + 3) &^ 3) }
 
-// NewPackets makes a packet channel from zeroed memory: in lies in this rank's memory and is written by the peer, out lies in the
-// peer's. Both have [PacketBytes] of the same payload and are 8-byte aligned.
+// NewPackets makes a packet channel from zeroed memory: in lies in this rank's memory and is
+// written by the peer, out lies in the peer's. Both have [PacketBytes] of the same payload and are
+// 8-byte aligned.
 func NewPackets(w *Waiter, peer int, in, out []byte) (*Packets, error) {
 	if len(in) != len(out) || len(in)%16 != 0 || len(in) == 0 {
-		return nil, fmt.Errorf("packet buffers of %d and %d bytes: want two of the same size, a multiple of 16", len(in), len(out))
+		return nil, fmt.Errorf("packet buffers of %d and %d bytes: want two of the same size, a multiple of 16",
+			len(in), len(out))
 	}
 	if uintptr(unsafe.Pointer(&in[0]))%8 != 0 || uintptr(unsafe.Pointer(&out[0]))%8 != 0 {
 		return nil, fmt.Errorf("packet buffers must be 8-byte aligned")
@@ -45,11 +50,13 @@ func (p *Packets) word(mem []byte, round uint32, i int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&mem[off]))
 }
 
-// lastRounds begins the last two rounds before the numbers start again. They write their halves whole: a word that no message has reached
-// since then would still carry a number that is about to come back.
+// lastRounds begins the last two rounds before the numbers start again. They write their halves
+// whole: a word that no message has reached since then would still carry a number that is about to
+// come back.
 const lastRounds = math.MaxUint32 - 1
 
-// Exchange sends data and receives as many bytes into recv (both of the same length on both ranks) as one round.
+// Exchange sends data and receives as many bytes into recv (both of the same length on both ranks)
+// as one round.
 func (p *Packets) Exchange(ctx context.Context, recv, data []byte) error {
 	if len(data) > p.half {
 		return fmt.Errorf("packet message of %d bytes: the channel carries up to %d", len(data), p.half)

@@ -91,7 +91,8 @@ func TestPacketsRefuse(t *testing.T) {
 	})
 }
 
-// TestPacketsExchange sends messages of any lengths, both ways at once, into other memory and in place, from any round on.
+// TestPacketsExchange sends messages of any lengths, both ways at once, into other memory and in
+// place, from any round on.
 func TestPacketsExchange(t *testing.T) {
 	ctx := testContext(t)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -122,7 +123,8 @@ func TestPacketsExchange(t *testing.T) {
 	})
 }
 
-// TestPacketsFlag: a word counts only if its flag is the number of the round, whatever else may stand there.
+// TestPacketsFlag: a word counts only if its flag is the number of the round, whatever else may
+// stand there.
 func TestPacketsFlag(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -162,7 +164,8 @@ func newLoop(t testing.TB, payload int, round uint32) *Packets {
 	return p
 }
 
-// TestPacketsTear looks for a word whose flag arrives without its payload, and for words of different rounds in one message.
+// TestPacketsTear looks for a word whose flag arrives without its payload, and for words of
+// different rounds in one message.
 func TestPacketsTear(t *testing.T) {
 	for _, p := range phases {
 		t.Run(p.name, func(t *testing.T) {
@@ -221,8 +224,9 @@ func TestPacketsOrder(t *testing.T) {
 	})
 }
 
-// TestPacketsGoRound takes the number of the round past its end. A long message early in the first lap leaves words that no message reaches until
-// the same numbers come back: they must not be taken for what the peer is about to send.
+// TestPacketsGoRound takes the number of the round past its end. A long message early in the first
+// lap leaves words that no message reaches until the same numbers come back: they must not be taken
+// for what the peer is about to send.
 func TestPacketsGoRound(t *testing.T) {
 	const most = 64
 	ended, cancel := context.WithCancel(context.Background())
@@ -265,7 +269,8 @@ func TestPacketsGoRound(t *testing.T) {
 			// The peer is in the midst of sending: one word of its message is there.
 			p := ends[0]
 			p.word(p.in, early, 0).Store(uint64(early) << 32)
-			if err := p.Exchange(ended, make([]byte, most), make([]byte, most)); !errors.Is(err, context.Canceled) || p.round != early {
+			if err := p.Exchange(ended, make([]byte, most), make([]byte, most)); !errors.Is(err,
+				context.Canceled) || p.round != early {
 				t.Errorf("round %d finds words that were sent four billion rounds ago: %v", p.round, err)
 			}
 		}

@@ -16,8 +16,9 @@ import (
 	"github.com/weftgo/weft/internal/eptest/processes"
 )
 
-// end is a process's end of channels to every other process of a test. Its part of the window holds, for each peer, the counter that the peer
-// raises, the packets that it sends, and the data that it puts (in) and gets (out); before the latter, a counter that all may raise.
+// end is a process's end of channels to every other process of a test. Its part of the window
+// holds, for each peer, the counter that the peer raises, the packets that it sends, and the data
+// that it puts (in) and gets (out); before the latter, a counter that all may raise.
 type end struct {
 	comm    *weft.Comm
 	sum     *channel.Counter // in rank 0's part
@@ -116,9 +117,11 @@ func (e *end) join(ctx context.Context, r *processes.Rank, a endArgs) error {
 			continue
 		}
 		peer := w.Peer(p)
-		s := channel.NewSemaphore(e.comm.Waiter(), p, channel.CounterAt(own, p*channel.Stride), channel.CounterAt(peer, r.Rank*channel.Stride))
+		s := channel.NewSemaphore(e.comm.Waiter(), p, channel.CounterAt(own, p*channel.Stride),
+			channel.CounterAt(peer, r.Rank*channel.Stride))
 		e.memory[p] = channel.NewMemory(s, own[dataAt:], peer[dataAt:])
-		e.packets[p], err = channel.NewPackets(e.comm.Waiter(), p, own[packetsAt+p*size:][:size], peer[packetsAt+r.Rank*size:][:size])
+		e.packets[p], err = channel.NewPackets(e.comm.Waiter(), p, own[packetsAt+p*size:][:size],
+			peer[packetsAt+r.Rank*size:][:size])
 		if err != nil {
 			return err
 		}
@@ -135,7 +138,8 @@ func say(n, from, to, round int) []byte {
 	return b
 }
 
-// talk exchanges data with every peer at once: by puts, by gets and by packets, of lengths that change from round to round.
+// talk exchanges data with every peer at once: by puts, by gets and by packets, of lengths that
+// change from round to round.
 func (e *end) talk(ctx context.Context, rounds int) error {
 	self := e.comm.Rank()
 	for round := range rounds {
@@ -168,7 +172,8 @@ func (e *end) talk(ctx context.Context, rounds int) error {
 				return fmt.Errorf("round %d: something else was got from rank %d than it has", round, p)
 			}
 		}
-		// Pairs meet in the same order everywhere. When they have, each has read what the other put.
+		// Pairs meet in the same order everywhere. When they have, each has read what the other
+		// put.
 		for p, k := range e.packets {
 			if k == nil {
 				continue
@@ -220,7 +225,8 @@ func startEnds(t *testing.T, n int, a endArgs) (crew *processes.Crew, all []int)
 	return crew, all
 }
 
-// manners are the ways in which processes wait: in one phase for good, and as their number commands.
+// manners are the ways in which processes wait: in one phase for good, and as their number
+// commands.
 func manners() map[string]*channel.Policy {
 	m := map[string]*channel.Policy{"default": nil, "sleep": {}}
 	if !testing.Short() {
@@ -244,7 +250,8 @@ func TestProcessesTalk(t *testing.T) {
 	}
 }
 
-// TestProcessesWake: a process that sleeps is woken by another, and does not find out by itself, which takes it 5 ms.
+// TestProcessesWake: a process that sleeps is woken by another, and does not find out by itself,
+// which takes it 5 ms.
 func TestProcessesWake(t *testing.T) {
 	crew, all := startEnds(t, 2, endArgs{Policy: &channel.Policy{}})
 	crew.Tell(0, "wakes", endArgs{Peer: 1, Times: 300})
@@ -261,7 +268,8 @@ func TestProcessesWake(t *testing.T) {
 	crew.Must(all, "close", endArgs{})
 }
 
-// TestProcessesWakeStill: sleepers that are stopped and woken at any moment, or killed in their sleep, lose no wake-up and cost the others none.
+// TestProcessesWakeStill: sleepers that are stopped and woken at any moment, or killed in their
+// sleep, lose no wake-up and cost the others none.
 func TestProcessesWakeStill(t *testing.T) {
 	crew, _ := startEnds(t, 3, endArgs{Policy: &channel.Policy{}})
 	rest := []int{0, 1}
@@ -278,7 +286,8 @@ func TestProcessesWakeStill(t *testing.T) {
 			t.Errorf("rank %d: half of the waits took more than %v: %v %s", r, median, err, a.Err)
 		}
 	}
-	// One dies asleep on a counter that the others wait for, too, and is counted as a sleeper for good.
+	// One dies asleep on a counter that the others wait for, too, and is counted as a sleeper for
+	// good.
 	crew.Tell(2, "add", endArgs{Times: 1000})
 	crew.Must([]int{0}, "await", endArgs{Peer: 2})
 	crew.Kill(2)
@@ -291,7 +300,8 @@ func TestProcessesWakeStill(t *testing.T) {
 	crew.Must(rest, "close", endArgs{})
 }
 
-// TestProcessDies kills a process for which others wait, each in its way. Who sleeps on a counter of the dead is not forgotten either.
+// TestProcessDies kills a process for which others wait, each in its way. Who sleeps on a counter
+// of the dead is not forgotten either.
 func TestProcessDies(t *testing.T) {
 	for name, p := range manners() {
 		t.Run(name, func(t *testing.T) {
@@ -315,7 +325,8 @@ func TestProcessDies(t *testing.T) {
 	}
 }
 
-// TestProcessLeaves: what a process has signalled before it left is consumed first; then it is named.
+// TestProcessLeaves: what a process has signalled before it left is consumed first; then it is
+// named.
 func TestProcessLeaves(t *testing.T) {
 	for name, p := range manners() {
 		t.Run(name, func(t *testing.T) {
@@ -344,8 +355,9 @@ func TestProcessLeaves(t *testing.T) {
 	}
 }
 
-// TestProcessStops: rank 0 waits for 1, and 1 waits for 2, which does not answer: because it has nothing to do with them, or because it was
-// stopped while it was itself waiting for 0. Rank 2 is blamed by both.
+// TestProcessStops: rank 0 waits for 1, and 1 waits for 2, which does not answer: because it has
+// nothing to do with them, or because it was stopped while it was itself waiting for 0. Rank 2 is
+// blamed by both.
 func TestProcessStops(t *testing.T) {
 	const deadline = 400 * time.Millisecond
 	for _, stopped := range []bool{false, true} {

@@ -7,9 +7,10 @@ import (
 	"unsafe"
 )
 
-// The race detector takes no notice of atomic operations on memory that is not Go's, as shared memory is. So that goroutine ranks
-// which pass ordinary memory to each other are not accused of races, counters tell it what they order. Words that fall on the same
-// stand-in are taken for one, which can hide a race and never invents one.
+// The race detector takes no notice of atomic operations on memory that is not Go's, as shared
+// memory is. So that goroutine ranks which pass ordinary memory to each other are not accused of
+// races, counters tell it what they order. Words that fall on the same stand-in are taken for one,
+// which can hide a race and never invents one.
 var standIns [4096]byte
 
 func standIn(p unsafe.Pointer) unsafe.Pointer {

@@ -19,7 +19,8 @@ func testContext(t testing.TB) context.Context {
 	return ctx
 }
 
-// long takes the number of rounds of a stress test, and makes it smaller where rounds are slow or time is short.
+// long takes the number of rounds of a stress test, and makes it smaller where rounds are slow or
+// time is short.
 func long(rounds int) int {
 	if raceEnabled {
 		rounds /= 5
@@ -48,8 +49,8 @@ var phases = []phase{
 	{"crowded goroutines", PolicyFor(3, 3, 2)},
 }
 
-// rounds is long for ranks that wait by the policy. Those that never let go of their thread are slow where processors are few, and naps are slow
-// everywhere.
+// rounds is long for ranks that wait by the policy. Those that never let go of their thread are
+// slow where processors are few, and naps are slow everywhere.
 func (p phase) rounds(n int) int {
 	switch {
 	case !p.Goroutines && (max(p.Spin, p.Yield) == math.MaxInt || runtime.GOMAXPROCS(0) == 1):
@@ -68,7 +69,8 @@ type crew struct {
 	counter []*Counter // one each, which the rank raises
 }
 
-// newCrew makes ranks whose waiters tell all of them whom they blame, as those of a communicator do.
+// newCrew makes ranks whose waiters tell all of them whom they blame, as those of a communicator
+// do.
 func newCrew(t testing.TB, ranks int, p Policy) *crew {
 	t.Helper()
 	const each = ControlSize + Stride
@@ -80,7 +82,10 @@ func newCrew(t testing.TB, ranks int, p Policy) *crew {
 		c.counter = append(c.counter, CounterAt(mem, r*each+ControlSize))
 	}
 	for r := range ranks {
-		c.waiter = append(c.waiter, &Waiter{Policy: p, Rank: r, Own: c.control[r], Peers: c.control, Timeout: patience, Blame: c.spread})
+		c.waiter = append(c.waiter, &Waiter{
+			Policy: p, Rank: r, Own: c.control[r], Peers: c.control,
+			Timeout: patience, Blame: c.spread,
+		})
 	}
 	return c
 }
@@ -120,7 +125,8 @@ func result(t testing.TB, done <-chan error) error {
 	}
 }
 
-// mustBlame fails the test unless err is a PeerError of the operation that names the rank and wraps the cause.
+// mustBlame fails the test unless err is a PeerError of the operation that names the rank and wraps
+// the cause.
 func mustBlame(t testing.TB, err error, op string, rank int, cause error) {
 	t.Helper()
 	peer, ok := errors.AsType[*PeerError](err)

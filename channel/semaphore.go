@@ -2,12 +2,12 @@ package channel
 
 import "context"
 
-// Semaphore is one direction-pair of signals between two ranks: what the peer signals arrives in this rank's memory, what this
-// rank signals goes to the peer's. Counts are 64-bit and monotonic, so s signals may be outstanding and w waits consume them
-// one by one, in any interleaving.
+// Semaphore is one direction-pair of signals between two ranks: what the peer signals arrives in
+// this rank's memory, what this rank signals goes to the peer's. Counts are 64-bit and monotonic,
+// so s signals may be outstanding and w waits consume them one by one, in any interleaving.
 //
-// Signal orders: whoever has waited for a signal sees every store made before it. A Semaphore may be used by one goroutine at
-// a time on each side.
+// Signal orders: whoever has waited for a signal sees every store made before it. A Semaphore may
+// be used by one goroutine at a time on each side.
 type Semaphore struct {
 	peer     int
 	in, out  *Counter
@@ -16,8 +16,9 @@ type Semaphore struct {
 	waiter   *Waiter
 }
 
-// NewSemaphore joins the counter that the peer raises (in, in this rank's memory) and the one that this rank raises (out, in the
-// peer's memory). Both must be fresh: a signal that the peer has sent by now is one to be waited for.
+// NewSemaphore joins the counter that the peer raises (in, in this rank's memory) and the one that
+// this rank raises (out, in the peer's memory). Both must be fresh: a signal that the peer has sent
+// by now is one to be waited for.
 func NewSemaphore(w *Waiter, peer int, in, out *Counter) *Semaphore {
 	return &Semaphore{peer: peer, in: in, out: out, waiter: w}
 }
@@ -28,7 +29,8 @@ func (s *Semaphore) Signal() {
 	s.out.Publish(s.sent)
 }
 
-// Wait consumes one signal of the peer, and blocks until there is one. A failed Wait consumes nothing.
+// Wait consumes one signal of the peer, and blocks until there is one. A failed Wait consumes
+// nothing.
 func (s *Semaphore) Wait(ctx context.Context) error {
 	if err := s.waiter.Wait(ctx, s.in, s.consumed+1, "semaphore wait", s.peer); err != nil {
 		return err

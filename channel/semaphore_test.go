@@ -42,7 +42,8 @@ func newJoint(t testing.TB, p Policy, apart bool) *joint {
 	return j
 }
 
-// TestSemaphoreCounts signals, waits and polls in any order: as many waits succeed as there were signals, whichever way they are interleaved.
+// TestSemaphoreCounts signals, waits and polls in any order: as many waits succeed as there were
+// signals, whichever way they are interleaved.
 func TestSemaphoreCounts(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -83,7 +84,8 @@ func TestSemaphoreCounts(t *testing.T) {
 	})
 }
 
-// TestSemaphoreOrders passes plain memory back and forth: whoever has waited sees what was stored before the signal.
+// TestSemaphoreOrders passes plain memory back and forth: whoever has waited sees what was stored
+// before the signal.
 func TestSemaphoreOrders(t *testing.T) {
 	for _, p := range phases {
 		t.Run(p.name, func(t *testing.T) {

@@ -16,15 +16,18 @@ import (
 type Policy struct {
 	// Spin is how many times the word is read with a pause between before anything else is tried.
 	Spin int
-	// Yield is how many times the processor is given to another thread (or, in Goroutines mode, to another goroutine).
+	// Yield is how many times the processor is given to another thread (or, in Goroutines mode, to
+	// another goroutine).
 	Yield int
-	// Goroutines is set when several ranks are goroutines of this process. Such ranks must not block their thread: what they wait
-	// for may need it. They yield to the Go scheduler and then sleep with short timers.
+	// Goroutines is set when several ranks are goroutines of this process. Such ranks must not
+	// block their thread: what they wait for may need it. They yield to the Go scheduler and then
+	// sleep with short timers.
 	Goroutines bool
 }
 
-// PolicyFor chooses a policy for ranks that share a host: local ranks on cpus processors, inProcess of them in this process.
-// Alone on its processor a rank may spin for long; where ranks share processors, spinning only delays the peer that is waited for.
+// PolicyFor chooses a policy for ranks that share a host: local ranks on cpus processors, inProcess
+// of them in this process. Alone on its processor a rank may spin for long; where ranks share
+// processors, spinning only delays the peer that is waited for.
 func PolicyFor(local, inProcess, cpus int) Policy {
 	p := Policy{Goroutines: inProcess > 1}
 	if local <= cpus {
@@ -35,29 +38,34 @@ func PolicyFor(local, inProcess, cpus int) Policy {
 	return p
 }
 
-// Waiter waits for Counters on behalf of one rank of one communicator. Its fields are set before first use and not changed
-// after. One Waiter may be used by several goroutines.
+// Waiter waits for Counters on behalf of one rank of one communicator. Its fields are set before
+// first use and not changed after. One Waiter may be used by several goroutines.
 type Waiter struct {
 	Policy Policy
-	// Rank is the rank that waits; Own is its Control; Peers are everyone's, nil where there is none.
+	// Rank is the rank that waits; Own is its Control; Peers are everyone's, nil where there is
+	// none.
 	Rank  int
 	Own   *Control
 	Peers []*Control
-	// Object names what the waits are for where a rank has several such, to tell them apart: "handle 2". At most 16 bytes are shown.
+	// Object names what the waits are for where a rank has several such, to tell them apart:
+	// "handle 2". At most 16 bytes are shown.
 	Object string
 	// Timeout bounds every wait beside its context.
 	Timeout time.Duration
-	// Fault, when set, is asked whenever the abort word is set and decides what it means: nil means to go on (a fault of a masked
-	// rank). Gone says that the peer left in good order and will publish nothing more.
+	// Fault, when set, is asked whenever the abort word is set and decides what it means: nil means
+	// to go on (a fault of a masked rank). Gone says that the peer left in good order and will
+	// publish nothing more.
 	Fault func(op string) error
 	Gone  func(peer int) bool
-	// Blame, when set, is told of the rank that a wait gave up on, and tells the others. The rank is -1 when they wait for each other.
+	// Blame, when set, is told of the rank that a wait gave up on, and tells the others. The rank
+	// is -1 when they wait for each other.
 	Blame func(f Fault)
 }
 
-// Wait returns when c has reached want. It fails when the deadline passes, the communicator is aborted or the peer that should
-// publish is gone: with a [*PeerError] that names op and the rank to blame. When the context ends nobody is to blame; the error then
-// names op and peer and wraps the context's.
+// Wait returns when c has reached want. It fails when the deadline passes, the communicator is
+// aborted or the peer that should publish is gone: with a [*PeerError] that names op and the rank
+// to blame. When the context ends nobody is to blame; the error then names op and peer and wraps
+// the context's.
 func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, peer int) error {
 	if c.reached(want) {
 		return nil
@@ -68,8 +76,8 @@ func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, p
 			return nil
 		}
 	}
-	// A few turns of the other ranks on this processor are what most waits take when there are more ranks than processors; they come
-	// before anything is noted down.
+	// A few turns of the other ranks on this processor are what most waits take when there are more
+	// ranks than processors; they come before anything is noted down.
 	for range min(w.Policy.Yield, briefYields) {
 		w.yield()
 		if c.reached(want) {
@@ -79,25 +87,26 @@ func (w *Waiter) Wait(ctx context.Context, c *Counter, want uint64, op string, p
 	return w.waitLong(ctx, c, want, op, peer)
 }
 
-// What a wait does before anything is noted down and anybody looks for a reason to give up: a fraction of a millisecond. A policy that spins
-// or yields for longer goes on after that.
+// What a wait does before anything is noted down and anybody looks for a reason to give up: a
+// fraction of a millisecond. A policy that spins or yields for longer goes on after that.
 const (
 	briefSpins  = 1 << 14
 	briefYields = 8
 )
 
-// pause must stay a call that is not inlined and not a leaf: its prologue is where the Go runtime can stop a goroutine that
-// spins in a process whose preemption signals go elsewhere.
+// pause must stay a call that is not inlined and not a leaf: its prologue is where the Go runtime
+// can stop a goroutine that spins in a process whose preemption signals go elsewhere.
 //
 //go:noinline
 func pause() { simd.Pause() }
 
-// slice is how long one sleep lasts at most: everything but the wake-up itself (a cancelled context, a peer's death, an abort
-// word) is seen within this time.
+// slice is how long one sleep lasts at most: everything but the wake-up itself (a cancelled
+// context, a peer's death, an abort word) is seen within this time.
 const slice = 5 * time.Millisecond
 
-// Stopwatch measures how long a rank waits, without the time for which its process stood still: that says nothing about the ranks that it waits for.
-// The zero value begins with the first look. Looks follow one another closely.
+// Stopwatch measures how long a rank waits, without the time for which its process stood still:
+// that says nothing about the ranks that it waits for. The zero value begins with the first look.
+// Looks follow one another closely.
 type Stopwatch struct {
 	last   time.Time
 	waited time.Duration
@@ -135,7 +144,8 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 			if i < w.Policy.Yield {
 				return nil
 			}
-			// After a sleep the value may be one that others published after they had given this rank up, and then means something else.
+			// After a sleep the value may be one that others published after they had given this
+			// rank up, and then means something else.
 			return w.fault(op)
 		}
 		if i < w.Policy.Yield {
@@ -160,8 +170,8 @@ func (w *Waiter) waitLong(ctx context.Context, c *Counter, want uint64, op strin
 	}
 }
 
-// Until returns when done reports true. It is [Waiter.Wait] for conditions that nobody announces, so instead of sleeping until
-// woken it looks again after ever longer naps.
+// Until returns when done reports true. It is [Waiter.Wait] for conditions that nobody announces,
+// so instead of sleeping until woken it looks again after ever longer naps.
 func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() bool) error {
 	for range min(w.Policy.Spin, briefSpins) {
 		if done() {
@@ -213,7 +223,8 @@ func (w *Waiter) Until(ctx context.Context, op string, peer int, done func() boo
 	}
 }
 
-// Show shows the other ranks that this one is awake and waits for peer, in a wait that is not the Waiter's. It is called again and again, until Hide.
+// Show shows the other ranks that this one is awake and waits for peer, in a wait that is not the
+// Waiter's. It is called again and again, until Hide.
 func (w *Waiter) Show(op string, peer int) {
 	if w.Own.peer.Load() != uint64(peer)+1 {
 		w.record(op, peer, 1, 0)
@@ -234,7 +245,8 @@ func (w *Waiter) record(op string, peer int, expected, seen uint64) {
 	w.Own.setRecord(Record{Op: op, Object: w.Object, Peer: peer, Expected: expected, Seen: seen})
 }
 
-// pulse shows the other ranks that this one waits and is awake. The record is empty when another goroutine of this rank has ended a wait of its own.
+// pulse shows the other ranks that this one waits and is awake. The record is empty when another
+// goroutine of this rank has ended a wait of its own.
 func (w *Waiter) pulse(op string, peer int, want, seen uint64) {
 	if w.Own.peer.Load() == 0 {
 		w.record(op, peer, want, seen)
@@ -270,8 +282,8 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	}
 	if waited := watch.Look(); w.Timeout > 0 && waited > w.Timeout {
 		f := Fault{Cause: CauseTimeout, Rank: w.Culprit(Record{Op: op, Object: w.Object, Peer: peer}, 0), Reporter: w.Rank}
-		// Ranks give up at about the same time. The peer may have done so while the chain was followed, and then looked idle: it has told us
-		// whom it blames before it stopped waiting.
+		// Ranks give up at about the same time. The peer may have done so while the chain was
+		// followed, and then looked idle: it has told us whom it blames before it stopped waiting.
 		if err := w.fault(op); err != nil {
 			return err
 		}
@@ -298,7 +310,8 @@ func (w *Waiter) Err(f Fault, op string) error {
 	if f.Reporter >= 0 && f.Reporter < len(w.Peers) && w.Peers[f.Reporter] != nil {
 		circle = text(w.Peers[f.Reporter].circle[:])
 	}
-	err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank", ErrTimeout, circle)
+	err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank",
+		ErrTimeout, circle)
 	return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
 }
 
@@ -315,9 +328,11 @@ func (w *Waiter) fault(op string) error {
 	}
 }
 
-// Culprit follows the chain of waits from this rank's own, which has outlasted its deadline: the peer may itself wait for another rank. To blame is the one that waits
-// for nobody, or whose wait stands still because its process was stopped. Nobody is, and it is -1, where the chain closes in a circle of
-// ranks that are all awake: they have called things in different orders. The circle is then in words where [Waiter.Err] finds it.
+// Culprit follows the chain of waits from this rank's own, which has outlasted its deadline: the
+// peer may itself wait for another rank. To blame is the one that waits for nobody, or whose wait
+// stands still because its process was stopped. Nobody is, and it is -1, where the chain closes in
+// a circle of ranks that are all awake: they have called things in different orders. The circle is
+// then in words where [Waiter.Err] finds it.
 //
 // Within the grace a rank may still come to show for whom it waits.
 func (w *Waiter) Culprit(own Record, grace time.Duration) int {
@@ -330,7 +345,8 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 				putText(w.Own.circle[:], circleOf(chain[first:], records[first:]))
 				return -1
 			}
-			// They move, and are only slow: the last before the circle closes gives no further clue.
+			// They move, and are only slow: the last before the circle closes gives no further
+			// clue.
 			return chain[len(chain)-1]
 		}
 		if peer < 0 || peer >= len(w.Peers) || w.Peers[peer] == nil {
@@ -385,13 +401,15 @@ func circleOf(chain []int, records []Record) string {
 	return words
 }
 
-// standstill is how long a waiting rank's beat must stand still to show that its process is stopped, rather than short of a processor.
+// standstill is how long a waiting rank's beat must stand still to show that its process is
+// stopped, rather than short of a processor.
 const standstill = 50 * slice
 
 // pace is the most that a Stopwatch counts between two looks.
 const pace = 20 * slice
 
-// beats reports whether a rank that waits is awake. Ours must go on meanwhile: others may be asking the same about us.
+// beats reports whether a rank that waits is awake. Ours must go on meanwhile: others may be asking
+// the same about us.
 func (w *Waiter) beats(p *Control) bool {
 	before := p.beat.Load()
 	for start := time.Now(); time.Since(start) < standstill; {

@@ -14,8 +14,8 @@ const (
 	futexWake = 1
 )
 
-// word32 is the half of the counter that changes with every publication. The futex is shared (not private): waiters of other
-// processes map the same page at other addresses.
+// word32 is the half of the counter that changes with every publication. The futex is shared (not
+// private): waiters of other processes map the same page at other addresses.
 func word32(v *atomic.Uint64) unsafe.Pointer {
 	p := unsafe.Pointer(v)
 	if bigEndian {
@@ -36,8 +36,8 @@ func wake(v *atomic.Uint64) {
 
 func sleep(v *atomic.Uint64, seen uint32, d time.Duration) {
 	ts := unix.NsecToTimespec(int64(d))
-	// Sleeping must go through the form that hands the processor back to the scheduler: a raw one would hold up the garbage
-	// collector for as long as it lasts.
+	// Sleeping must go through the form that hands the processor back to the scheduler: a raw one
+	// would hold up the garbage collector for as long as it lasts.
 	syscall.Syscall6(unix.SYS_FUTEX, uintptr(word32(v)), futexWait, uintptr(seen), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 

@@ -234,7 +234,8 @@ func TestWaitReached(t *testing.T) {
 	}
 }
 
-// TestWaitAfterSleep: a value that a rank finds when it has slept may mean something else by then, if the others have given it up.
+// TestWaitAfterSleep: a value that a rank finds when it has slept may mean something else by then,
+// if the others have given it up.
 func TestWaitAfterSleep(t *testing.T) {
 	for _, goroutines := range []bool{false, true} {
 		for way, wait := range ways {
@@ -252,7 +253,8 @@ func TestWaitAfterSleep(t *testing.T) {
 	}
 }
 
-// TestWaitSleepsBriefly: sleepers are woken, and do not find out at the end of their sleep. A wake that does not come costs a slice.
+// TestWaitSleepsBriefly: sleepers are woken, and do not find out at the end of their sleep. A wake
+// that does not come costs a slice.
 func TestWaitSleepsBriefly(t *testing.T) {
 	c := newCrew(t, 2, Policy{})
 	ctx := testContext(t)
@@ -280,7 +282,8 @@ func TestWaitSleepsBriefly(t *testing.T) {
 	}
 }
 
-// TestWaitTwice lets two goroutines of a rank wait at once. One's wait ends, and the record still says what the rank waits for.
+// TestWaitTwice lets two goroutines of a rank wait at once. One's wait ends, and the record still
+// says what the rank waits for.
 func TestWaitTwice(t *testing.T) {
 	for way, wait := range ways {
 		c := newCrew(t, 3, Policy{Yield: 4})

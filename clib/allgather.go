@@ -16,8 +16,9 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 )
 
-// allGather is a bootstrap over a function of the caller's. Joining needs no more of one than an all-gather, and needs it only while it lasts, so the
-// function is called by the thread that joins and never again.
+// allGather is a bootstrap over a function of the caller's. Joining needs no more of one than an
+// all-gather, and needs it only while it lasts, so the function is called by the thread that joins
+// and never again.
 type allGather struct {
 	rank, size int
 	call       C.weft_all_gather_fn
@@ -50,7 +51,10 @@ func (a *allGather) AllGather(_ context.Context, data []byte) ([][]byte, error) 
 	for r := range sizes {
 		n := binary.LittleEndian.Uint64(raw[8*r:])
 		if n > bootstrap.MaxMessage {
-			return nil, &bootstrap.PeerError{Rank: r, Op: "all-gather", Err: fmt.Errorf("%w: it brings %d bytes", bootstrap.ErrProtocol, n)}
+			return nil, &bootstrap.PeerError{
+				Rank: r, Op: "all-gather",
+				Err: fmt.Errorf("%w: it brings %d bytes", bootstrap.ErrProtocol, n),
+			}
 		}
 		sizes[r], most = int(n), max(most, int(n))
 	}
@@ -66,11 +70,13 @@ func (a *allGather) AllGather(_ context.Context, data []byte) ([][]byte, error) 
 
 func (a *allGather) gather(mine []byte) ([]byte, error) {
 	all := make([]byte, a.size*len(mine))
-	if code := C.libweft_all_gather(a.call, a.context, unsafe.Pointer(&mine[0]), C.size_t(len(mine)), unsafe.Pointer(&all[0])); code != 0 {
+	if code := C.libweft_all_gather(a.call, a.context, unsafe.Pointer(&mine[0]), C.size_t(len(mine)),
+		unsafe.Pointer(&all[0])); code != 0 {
 		return nil, fmt.Errorf("%w: the caller's all-gather returned %d", weft.ErrAborted, code)
 	}
 	if !bytes.Equal(all[a.rank*len(mine):][:len(mine)], mine) {
-		return nil, fmt.Errorf("%w: the caller's all-gather brought rank %d something else than what it gave: does it keep the ranks' order?", weft.ErrMismatch, a.rank)
+		return nil, fmt.Errorf("%w: the caller's all-gather brought rank %d something else than what it "+
+			"gave: does it keep the ranks' order?", weft.ErrMismatch, a.rank)
 	}
 	return all, nil
 }

@@ -28,7 +28,8 @@ func run[T any](t *handle.Table[T], id C.uint64_t, f func(*T) error) (status C.i
 	returned := false
 	defer func() {
 		if !returned {
-			// It may have stopped in the middle of an exchange: others need not find out at their deadline.
+			// It may have stopped in the middle of an exchange: others need not find out at their
+			// deadline.
 			ownerOf(o).weft.Abort()
 			status = fail(panicked(recover()))
 		}
@@ -64,7 +65,8 @@ func within(ms C.int64_t, f func(context.Context) error) error {
 	return err
 }
 
-// keepContext puts back, at the end of a call, what CUDA context the calling thread had: it is the caller's, whose idea of the current device goes with it.
+// keepContext puts back, at the end of a call, what CUDA context the calling thread had: it is the
+// caller's, whose idea of the current device goes with it.
 func keepContext(c *cuda.Context) (restore func()) {
 	restore, err := c.Bind()
 	if err != nil {

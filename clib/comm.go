@@ -33,7 +33,8 @@ type comm struct {
 
 var comms = handle.NewTable[comm](handle.Comm)
 
-// beside runs f on a communicator whatever else is done with it: f makes calls that a weft.Comm allows at any time, also while it is closed.
+// beside runs f on a communicator whatever else is done with it: f makes calls that a weft.Comm
+// allows at any time, also while it is closed.
 func beside(id C.uint64_t, f func(*comm) error) C.int {
 	return local(func() error {
 		c, err := comms.Get(uint64(id))
@@ -45,7 +46,9 @@ func beside(id C.uint64_t, f func(*comm) error) C.int {
 }
 
 // join makes a communicator of C's options. Without a bootstrap the environment says who is who.
-func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t, meet func(context.Context) (bootstrap.Bootstrap, error)) C.int {
+func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t,
+	meet func(context.Context) (bootstrap.Bootstrap, error),
+) C.int {
 	return local(func() error {
 		if err := result(unsafe.Pointer(out), "weft_comm"); err != nil {
 			return err
@@ -71,7 +74,9 @@ func join(options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t, meet fun
 }
 
 // join meets the others, as the environment says if nobody else does.
-func (c *comm) join(ctx context.Context, o []weft.Option, meet func(context.Context) (bootstrap.Bootstrap, error)) error {
+func (c *comm) join(ctx context.Context, o []weft.Option,
+	meet func(context.Context) (bootstrap.Bootstrap, error),
+) error {
 	if meet != nil {
 		b, err := meet(ctx)
 		if err != nil {
@@ -108,7 +113,8 @@ func optionsOf(p *C.weft_comm_options) ([]weft.Option, *comm, error) {
 		return nil, nil, invalidf("engine %d, want WEFT_HOST or WEFT_GPU", v.engine)
 	}
 	if v.deadline_ms < 0 || v.deadline_ms > 1<<40 || v.reserved != 0 {
-		return nil, nil, invalidf("weft_comm_options: a deadline of %d ms, and %d in reserved; every wait must end, and reserved is 0", v.deadline_ms, v.reserved)
+		return nil, nil, invalidf("weft_comm_options: a deadline of %d ms, and %d in reserved; every wait "+
+			"must end, and reserved is 0", v.deadline_ms, v.reserved)
 	}
 	if v.deadline_ms > 0 {
 		o = append(o, weft.WithDeadline(time.Duration(v.deadline_ms)*time.Millisecond))
@@ -126,7 +132,9 @@ func goweft_comm_create(options *C.weft_comm_options, out *C.weft_comm, ms C.int
 }
 
 //export goweft_comm_create_with_id
-func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t) C.int {
+func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm,
+	ms C.int64_t,
+) C.int {
 	return join(options, out, ms, func(ctx context.Context) (bootstrap.Bootstrap, error) {
 		id, err := uniqueID(id)
 		if err != nil {
@@ -140,7 +148,9 @@ func goweft_comm_create_with_id(id *C.char, rank, ranks C.int, options *C.weft_c
 }
 
 //export goweft_comm_create_with_all_gather
-func goweft_comm_create_with_all_gather(f C.weft_all_gather_fn, its unsafe.Pointer, rank, ranks C.int, options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t) C.int {
+func goweft_comm_create_with_all_gather(f C.weft_all_gather_fn, its unsafe.Pointer, rank, ranks C.int,
+	options *C.weft_comm_options, out *C.weft_comm, ms C.int64_t,
+) C.int {
 	return join(options, out, ms, func(context.Context) (bootstrap.Bootstrap, error) {
 		return newAllGather(f, its, int(rank), int(ranks))
 	})
@@ -230,7 +240,8 @@ func goweft_comm_destroy(id C.uint64_t) C.int {
 	})
 }
 
-// stop keeps calls on what was made from the communicator, and waits for streams, from beginning, if none is in progress. resume lets them begin again.
+// stop keeps calls on what was made from the communicator, and waits for streams, from beginning,
+// if none is in progress. resume lets them begin again.
 func (c *comm) stop() ([]child, error) {
 	if !c.life.TryLock() {
 		return nil, fmt.Errorf("%w: another thread waits for a stream of this %s", handle.ErrBusy, handle.Comm)
@@ -239,7 +250,8 @@ func (c *comm) stop() ([]child, error) {
 	for i, child := range children {
 		if !child.gate.TryLock() {
 			c.resume(children[:i])
-			return nil, fmt.Errorf("%w: another thread is inside a call on a %s of this communicator; weft_comm_abort ends it", handle.ErrBusy, child.kind)
+			return nil, fmt.Errorf("%w: another thread is inside a call on a %s of this communicator; "+
+				"weft_comm_abort ends it", handle.ErrBusy, child.kind)
 		}
 	}
 	return children, nil
@@ -293,8 +305,10 @@ func goweft_comm_get(id C.uint64_t, info *C.weft_comm_info) C.int {
 			return err
 		}
 		v := C.weft_comm_info{
-			rank: C.int32_t(c.weft.Rank()), ranks: C.int32_t(c.weft.Size()), local_ranks: C.int32_t(c.weft.LocalSize()), engine: C.WEFT_HOST,
-			deadline_ms: C.int64_t(c.weft.Deadline().Milliseconds()), mask: C.uint64_t(c.weft.Mask()), generation: C.uint64_t(c.weft.Generation()),
+			rank: C.int32_t(c.weft.Rank()), ranks: C.int32_t(c.weft.Size()),
+			local_ranks: C.int32_t(c.weft.LocalSize()), engine: C.WEFT_HOST,
+			deadline_ms: C.int64_t(c.weft.Deadline().Milliseconds()), mask: C.uint64_t(c.weft.Mask()),
+			generation: C.uint64_t(c.weft.Generation()),
 		}
 		if c.weft.Device() != nil {
 			v.engine = C.WEFT_GPU

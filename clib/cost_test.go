@@ -12,7 +12,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// goCosts are the calls of testdata/cost.c as Go makes them, in nanoseconds, measured in the same way.
+// goCosts are the calls of testdata/cost.c as Go makes them, in nanoseconds, measured in the same
+// way.
 func goCosts(t *testing.T) map[string]float64 {
 	t.Helper()
 	ctx := context.Background()
@@ -66,7 +67,8 @@ func goCosts(t *testing.T) map[string]float64 {
 	return costs
 }
 
-// What a call costs over the call of Go that it makes is in docs/benchmarks/README.md; here it must only be of that size.
+// What a call costs over the call of Go that it makes is in docs/benchmarks/README.md; here it must
+// only be of that size.
 func TestCost(t *testing.T) {
 	program := compile(t, "testdata/cost.c")
 	in := goCosts(t)
@@ -77,7 +79,8 @@ func TestCost(t *testing.T) {
 			t.Fatalf("%v in %q", err, line)
 		}
 		calls := 1 + strings.Count(name, "+")
-		t.Logf("%-16s from C %6.1f ns, in Go %6.1f ns, %5.1f ns more a call", name, ns, in[name], (ns-in[name])/float64(calls))
+		t.Logf("%-16s from C %6.1f ns, in Go %6.1f ns, %5.1f ns more a call", name, ns, in[name],
+			(ns-in[name])/float64(calls))
 		if ns-in[name] > 2000 {
 			t.Errorf("%s from C takes %.0f ns, in Go %.0f", name, ns, in[name])
 		}

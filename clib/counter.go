@@ -34,7 +34,9 @@ var counters = handle.NewTable[counter](handle.Counter)
 func (n *counter) owner() *comm { return n.comm }
 
 //export goweft_ep_counter_create
-func goweft_ep_counter_create(id C.uint64_t, experts, ranks, perNode C.int64_t, out *C.weft_ep_counter, ms C.int64_t) C.int {
+func goweft_ep_counter_create(id C.uint64_t, experts, ranks, perNode C.int64_t, out *C.weft_ep_counter,
+	ms C.int64_t,
+) C.int {
 	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
 		if err := result(unsafe.Pointer(out), "weft_ep_counter"); err != nil {
 			return err
@@ -52,7 +54,9 @@ func goweft_ep_counter_create(id C.uint64_t, experts, ranks, perNode C.int64_t, 
 }
 
 //export goweft_ep_counter_count
-func goweft_ep_counter_count(id C.uint64_t, stream unsafe.Pointer, topk *C.weft_tensor, into *C.weft_ep_census, ms C.int64_t) C.int {
+func goweft_ep_counter_count(id C.uint64_t, stream unsafe.Pointer, topk *C.weft_tensor, into *C.weft_ep_census,
+	ms C.int64_t,
+) C.int {
 	return timed(counters, id, ms, func(ctx context.Context, n *counter) error {
 		v, err := input(into, "weft_ep_census")
 		if err != nil {
@@ -65,7 +69,8 @@ func goweft_ep_counter_count(id C.uint64_t, stream unsafe.Pointer, topk *C.weft_
 		to := &n.into
 		if err := cmp.Or(
 			refresh(&n.topk, topk, "top-k tensor"), refresh(&to.RankTokens, v.rank_tokens, "rank_tokens tensor"),
-			refresh(&to.NodeTokens, v.node_tokens, "node_tokens tensor"), refresh(&to.ExpertSelections, v.expert_selections, "expert_selections tensor"),
+			refresh(&to.NodeTokens, v.node_tokens, "node_tokens tensor"),
+			refresh(&to.ExpertSelections, v.expert_selections, "expert_selections tensor"),
 			refresh(&to.TokenInRank, v.token_in_rank, "token_in_rank tensor"),
 		); err != nil {
 			return err

@@ -13,8 +13,8 @@ import (
 
 var adopting sync.Mutex
 
-// adoptEnvironment makes Go see the environment that C has now. Go copies it when the library is loaded, which in a program that opens the library is before
-// the program says which rank it is.
+// adoptEnvironment makes Go see the environment that C has now. Go copies it when the library is
+// loaded, which in a program that opens the library is before the program says which rank it is.
 func adoptEnvironment() {
 	adopting.Lock()
 	defer adopting.Unlock()

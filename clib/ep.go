@@ -54,11 +54,15 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 	}
 	return ep.Spec{
 		Experts: int(v.experts), TopK: int(v.topk), Hidden: int(v.hidden), MaxTokens: int(v.max_tokens),
-		Layout: ep.Layout(enum(v.layout)), Wire: ep.Wire(enum(v.wire)), Reduction: ep.Reduction(enum(v.reduction)), Sum: ep.Sum(enum(v.weighting)),
-		Payload: ep.Payload(enum(v.payload)), Quantize: weft.DType(enum(v.quantize)), PowerOfTwoScales: v.power_of_two_scales != 0,
-		ScaleOrder: ep.ScaleOrder(enum(v.scale_order)), RowBytes: int(v.row_bytes), ScaleBytes: int(v.scale_bytes), Output: weft.DType(enum(v.output)),
-		Counts: ep.Counts(enum(v.counts)), Capacity: int(v.capacity), Overflow: ep.Overflow(enum(v.overflow)), Alignment: int(v.alignment),
-		SMs: int(v.sms), Series: int(v.series), Live: int(v.live), Tuning: t,
+		Layout: ep.Layout(enum(v.layout)), Wire: ep.Wire(enum(v.wire)),
+		Reduction: ep.Reduction(enum(v.reduction)), Sum: ep.Sum(enum(v.weighting)),
+		Payload: ep.Payload(enum(v.payload)), Quantize: weft.DType(enum(v.quantize)),
+		PowerOfTwoScales: v.power_of_two_scales != 0,
+		ScaleOrder:       ep.ScaleOrder(enum(v.scale_order)), RowBytes: int(v.row_bytes),
+		ScaleBytes: int(v.scale_bytes), Output: weft.DType(enum(v.output)),
+		Counts: ep.Counts(enum(v.counts)), Capacity: int(v.capacity), Overflow: ep.Overflow(enum(v.overflow)),
+		Alignment: int(v.alignment),
+		SMs:       int(v.sms), Series: int(v.series), Live: int(v.live), Tuning: t,
 	}, nil
 }
 
@@ -74,7 +78,8 @@ func tuningOf(p *C.weft_ep_kernel_tuning) (ep.KernelTuning, error) {
 		return ep.KernelTuning{}, invalidf("weft_ep_kernel_tuning: %d in reserved, which is 0", v.reserved)
 	}
 	return ep.KernelTuning{
-		Threads: int(v.threads), Protocol: ep.Protocol(enum(v.protocol)), Units: int(v.units), Senders: int(v.senders), Dependent: int(v.dependent),
+		Threads: int(v.threads), Protocol: ep.Protocol(enum(v.protocol)), Units: int(v.units),
+		Senders: int(v.senders), Dependent: int(v.dependent),
 		Blocks: int(v.blocks), Bulk: int(v.bulk), Warps: int(v.warps), Parts: int(v.parts),
 	}, nil
 }
@@ -225,7 +230,9 @@ func goweft_ep_count_waits(id C.uint64_t, dispatch, combine *C.weft_tensor) C.in
 }
 
 //export goweft_ep_prepare
-func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.weft_tensor, out *C.weft_routing, ms C.int64_t) C.int {
+func goweft_ep_prepare(id C.uint64_t, stream unsafe.Pointer, topk, weights *C.weft_tensor, out *C.weft_routing,
+	ms C.int64_t,
+) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		if err := result(unsafe.Pointer(out), "weft_routing"); err != nil {
 			return err
@@ -254,7 +261,9 @@ func (e *epHandle) selections(topk, weights *C.weft_tensor) error {
 }
 
 //export goweft_ep_dispatch
-func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_args, out *C.weft_ep_dispatch_result, later *C.weft_work, ms C.int64_t) C.int {
+func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_args,
+	out *C.weft_ep_dispatch_result, later *C.weft_work, ms C.int64_t,
+) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		v, err := input(args, "weft_ep_dispatch_args")
 		if err != nil {
@@ -267,7 +276,8 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 		if err != nil {
 			return err
 		}
-		if err := cmp.Or(refresh(&e.rows.Data, v.rows, "rows tensor"), refresh(&e.rows.Scales, v.scales, "scales tensor")); err != nil {
+		if err := cmp.Or(refresh(&e.rows.Data, v.rows, "rows tensor"),
+			refresh(&e.rows.Scales, v.scales, "scales tensor")); err != nil {
 			return err
 		}
 		d := dispatch{ep: e, routing: number(v.routing)}
@@ -331,8 +341,10 @@ func goweft_ep_copy_received(id C.uint64_t, stream unsafe.Pointer, args *C.weft_
 		to.ScaleOrder = ep.ScaleOrder(enum(v.scale_order))
 		if err := cmp.Or(
 			refresh(&to.Data, v.rows, "rows tensor"), refresh(&to.Scales, v.scales, "scales tensor"),
-			refresh(&to.SourceTokens, v.source_tokens, "source_tokens tensor"), refresh(&to.SourceRanks, v.source_ranks, "source_ranks tensor"),
-			refresh(&to.RowWeights, v.row_weights, "row_weights tensor"), refresh(&to.RowExperts, v.row_experts, "row_experts tensor"),
+			refresh(&to.SourceTokens, v.source_tokens, "source_tokens tensor"),
+			refresh(&to.SourceRanks, v.source_ranks, "source_ranks tensor"),
+			refresh(&to.RowWeights, v.row_weights, "row_weights tensor"),
+			refresh(&to.RowExperts, v.row_experts, "row_experts tensor"),
 			refresh(&to.RowSelectionWeights, v.row_selection_weights, "row_selection_weights tensor"),
 			refresh(&to.ExpertCounts, v.expert_counts, "expert_counts tensor"), refresh(&to.Ranges, v.ranges, "ranges tensor"),
 			refresh(&to.SourceCounts, v.source_counts, "source_counts tensor"),
@@ -344,7 +356,9 @@ func goweft_ep_copy_received(id C.uint64_t, stream unsafe.Pointer, args *C.weft_
 }
 
 //export goweft_ep_combine
-func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_args, later *C.weft_work, ms C.int64_t) C.int {
+func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_args, later *C.weft_work,
+	ms C.int64_t,
+) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		v, err := input(args, "weft_ep_combine_args")
 		if err != nil {
@@ -397,7 +411,9 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 }
 
 //export goweft_ep_dispatch_backward
-func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_backward_args, ms C.int64_t) C.int {
+func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_dispatch_backward_args,
+	ms C.int64_t,
+) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		v, err := input(args, "weft_ep_dispatch_backward_args")
 		if err != nil {
@@ -409,8 +425,10 @@ func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.w
 		}
 		b := &e.back
 		if err := cmp.Or(
-			refresh(&b.gradRows, v.grad_rows, "grad_rows tensor"), refresh(&b.gradRowWeights, v.grad_row_weights, "grad_row_weights tensor"),
-			refresh(&b.gradTokens, v.grad_tokens, "grad_tokens tensor"), refresh(&b.gradWeights, v.grad_weights, "grad_weights tensor"),
+			refresh(&b.gradRows, v.grad_rows, "grad_rows tensor"),
+			refresh(&b.gradRowWeights, v.grad_row_weights, "grad_row_weights tensor"),
+			refresh(&b.gradTokens, v.grad_tokens, "grad_tokens tensor"),
+			refresh(&b.gradWeights, v.grad_weights, "grad_weights tensor"),
 		); err != nil {
 			return err
 		}
@@ -420,7 +438,9 @@ func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.w
 }
 
 //export goweft_ep_combine_backward
-func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_backward_args, ms C.int64_t) C.int {
+func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_combine_backward_args,
+	ms C.int64_t,
+) C.int {
 	return timed(eps, id, ms, func(ctx context.Context, e *epHandle) error {
 		v, err := input(args, "weft_ep_combine_backward_args")
 		if err != nil {
@@ -433,7 +453,8 @@ func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.we
 		b := &e.back
 		if err := cmp.Or(
 			refresh(&b.gradOut, v.grad_out, "grad_out tensor"), refresh(&b.rows, v.rows, "rows tensor"),
-			refresh(&b.gradRows, v.grad_rows, "grad_rows tensor"), refresh(&b.gradWeights, v.grad_weights, "grad_weights tensor"),
+			refresh(&b.gradRows, v.grad_rows, "grad_rows tensor"),
+			refresh(&b.gradWeights, v.grad_weights, "grad_weights tensor"),
 		); err != nil {
 			return err
 		}
@@ -464,7 +485,8 @@ func (e *epHandle) routing(id uint64) (*routing, error) {
 	return r, nil
 }
 
-// generation is that of what was received, 0 of nothing. What was released has none: so it is ep that refuses it, and the other ranks hear of it.
+// generation is that of what was received, 0 of nothing. What was released has none: so it is ep
+// that refuses it, and the other ranks hear of it.
 func (e *epHandle) generation(received C.weft_received) uint32 {
 	id := uint64(uintptr(unsafe.Pointer(received)))
 	if id == 0 {

@@ -70,13 +70,18 @@ func statusOf(err error) (status C.int, rank int) {
 
 // fieldsInC are what C calls the choices of a Spec's that errors speak of.
 var fieldsInC = map[string]string{
-	"MaxTokens": "max_tokens", "TopK": "topk", "Hidden": "hidden", "RowBytes": "row_bytes", "ScaleBytes": "scale_bytes", "Capacity": "capacity", "Live": "live",
-	"Series": "series", "Output": "output", "HostCounts": "host counts", "DeviceCounts": "device counts", "OverflowDrop": "overflow drop",
-	"Tuning": "dispatch_tuning and combine_tuning", "Tuning.Dispatch": "dispatch_tuning", "Tuning.Combine": "combine_tuning", "Blocks": "blocks", "Bulk": "bulk",
-	"Warps": "warps", "Parts": "parts", "Protocol": "protocol", "Units": "units", "Senders": "senders", "Dependent": "dependent",
+	"MaxTokens": "max_tokens", "TopK": "topk", "Hidden": "hidden", "RowBytes": "row_bytes",
+	"ScaleBytes": "scale_bytes", "Capacity": "capacity", "Live": "live",
+	"Series": "series", "Output": "output", "HostCounts": "host counts", "DeviceCounts": "device counts",
+	"OverflowDrop": "overflow drop",
+	"Tuning":       "dispatch_tuning and combine_tuning", "Tuning.Dispatch": "dispatch_tuning",
+	"Tuning.Combine": "combine_tuning", "Blocks": "blocks", "Bulk": "bulk",
+	"Warps": "warps", "Parts": "parts", "Protocol": "protocol", "Units": "units", "Senders": "senders",
+	"Dependent": "dependent",
 }
 
-// capitalised is what may be one of them: errors begin with small letters, and so do most of their words.
+// capitalised is what may be one of them: errors begin with small letters, and so do most of their
+// words.
 var capitalised = regexp.MustCompile(`\b(Tuning\.(Dispatch|Combine)|[A-Z][A-Za-z]+)\b`)
 
 // inC has an error's words name what the caller of C has.

@@ -7,7 +7,8 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// onGPU binds a rank to a GPU of the machine's. The context is nil where the GPU cannot be had, which joining says better.
+// onGPU binds a rank to a GPU of the machine's. The context is nil where the GPU cannot be had,
+// which joining says better.
 func onGPU(number int) ([]weft.Option, *cuda.Context, error) {
 	return []weft.Option{weft.WithGPU(number)}, contextOf(number), nil
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// emulatedGPUs is how many a library has that tests build with the tag emulated: ranks are threads then, and device memory is the process's,
-// so that arrays of the host's stand for arrays on GPUs.
+// emulatedGPUs is how many a library has that tests build with the tag emulated: ranks are threads
+// then, and device memory is the process's, so that arrays of the host's stand for arrays on GPUs.
 const emulatedGPUs = 4
 
 type emulated struct {

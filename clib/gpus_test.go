@@ -10,11 +10,13 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 )
 
-// emulatedGPUs puts a libweft.so into the folder whose GPUs the host's processors emulate, and has programs take it.
+// emulatedGPUs puts a libweft.so into the folder whose GPUs the host's processors emulate, and has
+// programs take it.
 func emulatedGPUs(t *testing.T, folder string) {
 	t.Helper()
 	emulate.Need(t)
-	cmd := exec.Command("go", "build", "-tags", "emulated", "-buildmode=c-shared", "-ldflags=-s -w -extldflags '-Wl,-soname,libweft.so'",
+	cmd := exec.Command("go", "build", "-tags", "emulated", "-buildmode=c-shared",
+		"-ldflags=-s -w -extldflags '-Wl,-soname,libweft.so'",
 		"-o", filepath.Join(folder, "libweft.so"), ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -23,7 +25,8 @@ func emulatedGPUs(t *testing.T, folder string) {
 	t.Setenv("LD_LIBRARY_PATH", folder)
 }
 
-// The GPU half: whatever is exchanged comes out as from the host engine, in the program's own memory and streams. The bundle has the same program for real GPUs.
+// The GPU half: whatever is exchanged comes out as from the host engine, in the program's own
+// memory and streams. The bundle has the same program for real GPUs.
 func TestOnEmulatedGPUs(t *testing.T) {
 	program, folder := compile(t, "testdata/gpus.c"), t.TempDir()
 	emulatedGPUs(t, folder)

@@ -116,7 +116,8 @@ func (g *group) operands(stream unsafe.Pointer, out, in *C.weft_tensor) (*weft.S
 	return g.streams.of(g.comm, stream)
 }
 
-// enum is an enumerator of C's as Go's types have it. What is out of their range is the last that they can hold, which no list reaches.
+// enum is an enumerator of C's as Go's types have it. What is out of their range is the last that
+// they can hold, which no list reaches.
 func enum(v C.int32_t) uint8 {
 	if v < 0 || v > 255 {
 		return 255

@@ -62,7 +62,8 @@ func sourceTree(t testing.TB) {
 	}
 }
 
-// compiler is the C compiler. Without one there is nothing to test, unless WEFT_REQUIRE_CC says that there must be.
+// compiler is the C compiler. Without one there is nothing to test, unless WEFT_REQUIRE_CC says
+// that there must be.
 func compiler(t testing.TB) string {
 	t.Helper()
 	for _, name := range []string{os.Getenv("CC"), "cc", "gcc", "clang"} {
@@ -86,7 +87,8 @@ func compile(t testing.TB, source string) string {
 	t.Helper()
 	folder := library(t)
 	program := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
-	cmd := exec.Command(compiler(t), "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Itestdata", "-I"+folder, "-o", program, source,
+	cmd := exec.Command(compiler(t), "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Itestdata",
+		"-I"+folder, "-o", program, source,
 		"-L"+folder, "-Wl,-rpath,"+folder, "-Wl,--as-needed", "-lweft", "-lpthread", "-ldl")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
@@ -119,7 +121,10 @@ func withoutLauncher(environment []string) (alone []string) {
 	for _, e := range environment {
 		name, _, _ := strings.Cut(e, "=")
 		launcher := false
-		for _, prefix := range []string{"WEFT_RANK", "WEFT_SIZE", "WEFT_ADDRESS", "WEFT_ID", "RANK", "WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "LWS_", "JOB_COMPLETION"} {
+		for _, prefix := range []string{
+			"WEFT_RANK", "WEFT_SIZE", "WEFT_ADDRESS", "WEFT_ID", "RANK",
+			"WORLD_SIZE", "SLURM_", "OMPI_", "PMI_", "LWS_", "JOB_COMPLETION",
+		} {
 			launcher = launcher || strings.HasPrefix(name, prefix)
 		}
 		if !launcher {
@@ -151,7 +156,8 @@ func ranks(t testing.TB, n int, program string, arguments ...string) []outcome {
 	for r := range n {
 		all.Go(func() {
 			cmd := exec.CommandContext(ctx, program, arguments...)
-			cmd.Env = append(withoutLauncher(os.Environ()), fmt.Sprint("WEFT_RANK=", r), fmt.Sprint("WEFT_SIZE=", n), "WEFT_ADDRESS="+address)
+			cmd.Env = append(withoutLauncher(os.Environ()), fmt.Sprint("WEFT_RANK=", r),
+				fmt.Sprint("WEFT_SIZE=", n), "WEFT_ADDRESS="+address)
 			out, err := cmd.CombinedOutput()
 			got[r] = outcome{string(out), err}
 		})
@@ -237,11 +243,13 @@ func TestRanks(t *testing.T) {
 // The example builds as its comment says, and runs by itself and under a launcher.
 func TestExample(t *testing.T) {
 	program := compile(t, "../examples/c/moe_host.c")
-	if got := run(t, program, "4"); strings.Count(got, "of 4: 16 tokens went to their experts and came home, three times\n") != 4 {
+	if got := run(t, program, "4"); strings.Count(got,
+		"of 4: 16 tokens went to their experts and came home, three times\n") != 4 {
 		t.Errorf("by itself:\n%s", got)
 	}
 	for r, o := range ranks(t, 2, program) {
-		if want := fmt.Sprintf("rank %d of 2: 16 tokens went to their experts and came home, three times\n", r); o.err != nil || o.output != want {
+		if want := fmt.Sprintf("rank %d of 2: 16 tokens went to their experts and came home, three times\n",
+			r); o.err != nil || o.output != want {
 			t.Errorf("rank %d: %v\n%s", r, o.err, o.output)
 		}
 	}
@@ -268,7 +276,8 @@ func TestDocumentedLink(t *testing.T) {
 			continue
 		}
 		root := t.TempDir()
-		if err := errors.Join(os.Mkdir(filepath.Join(root, "build"), 0o755), os.Symlink(folder, filepath.Join(root, "build/clib")),
+		if err := errors.Join(os.Mkdir(filepath.Join(root, "build"), 0o755),
+			os.Symlink(folder, filepath.Join(root, "build/clib")),
 			os.Symlink(source, filepath.Join(root, "program.c"))); err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +317,8 @@ func TestPackageFile(t *testing.T) {
 func TestHeader(t *testing.T) {
 	folder := library(t)
 	source := filepath.Join(t.TempDir(), "header.c")
-	if err := os.WriteFile(source, []byte("#include \"weft.h\"\nint main(void) { return weft_version() - WEFT_VERSION; }\n"), 0o600); err != nil {
+	if err := os.WriteFile(source, []byte("#include \"weft.h\"\nint main(void) { return weft_version() - "+
+		"WEFT_VERSION; }\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	check := func(name string, flags ...string) {

@@ -4,16 +4,20 @@
 //
 // # How a call goes
 //
-// A function of weft.h is a few instructions of C (shim.c, which tools/abigen writes): it refuses children of fork, which must not enter Go, and calls its namesake here, whose name
-// begins with "go". That looks its handle up (package handle says why handles are numbers), takes the object for itself, reads the structs that it was
-// given as far as their sizes go, and makes one call of Go's. The linker keeps everything but weft_* inside (version.map).
+// A function of weft.h is a few instructions of C (shim.c, which tools/abigen writes): it refuses
+// children of fork, which must not enter Go, and calls its namesake here, whose name begins with
+// "go". That looks its handle up (package handle says why handles are numbers), takes the object
+// for itself, reads the structs that it was given as far as their sizes go, and makes one call of
+// Go's. The linker keeps everything but weft_* inside (version.map).
 //
-// Every export goes through [local] or [run], which turn panics into errors. Addresses that are not mapped are panics, too, while the goroutine reads
-// them; nothing helps where assembly of a worker's or a GPU follows them.
+// Every export goes through [local] or [run], which turn panics into errors. Addresses that are not
+// mapped are panics, too, while the goroutine reads them; nothing helps where assembly of a
+// worker's or a GPU follows them.
 //
 // # Threads
 //
-// An exported function runs on the thread that called it, and its goroutine stays there. CUDA's current context needs no care: package cuda sets it in every call.
+// An exported function runs on the thread that called it, and its goroutine stays there. CUDA's
+// current context needs no care: package cuda sets it in every call.
 package main
 
 //go:generate go run -C ../tools ./abigen -root ..

@@ -18,7 +18,8 @@ import (
 
 // ncclEP is what leaves libnccl_ep.so: what TransformerEngine calls, and nothing else.
 var ncclEP = []string{
-	"ncclEpCombine", "ncclEpCreateGroup", "ncclEpDispatch", "ncclEpGroupDestroy", "ncclEpHandleDestroy", "ncclEpHandleMemSize", "ncclEpInitHandle", "ncclEpUpdateHandle",
+	"ncclEpCombine", "ncclEpCreateGroup", "ncclEpDispatch", "ncclEpGroupDestroy", "ncclEpHandleDestroy",
+	"ncclEpHandleMemSize", "ncclEpInitHandle", "ncclEpUpdateHandle",
 }
 
 // build runs the C compiler, with warnings for errors.
@@ -36,7 +37,8 @@ func compileEP(t *testing.T, source string) string {
 	t.Helper()
 	folder := library(t)
 	program := filepath.Join(t.TempDir(), "program")
-	build(t, program, "-Itestdata", "-I"+folder, source, "-L"+folder, "-Wl,-rpath,"+folder, "-lnccl_ep", "-lweft", "-lpthread", "-ldl")
+	build(t, program, "-Itestdata", "-I"+folder, source, "-L"+folder, "-Wl,-rpath,"+folder, "-lnccl_ep",
+		"-lweft", "-lpthread", "-ldl")
 	return program
 }
 
@@ -89,7 +91,8 @@ func fakeNCCL(t *testing.T) string {
 	return folder
 }
 
-// The GPU half, on GPUs that the host's processors emulate: libweft.so has them, built with the tag emulated. Rows, experts, counts and the memory of handles are device memory.
+// The GPU half, on GPUs that the host's processors emulate: libweft.so has them, built with the tag
+// emulated. Rows, experts, counts and the memory of handles are device memory.
 func TestNCCLEPOnEmulatedGPUs(t *testing.T) {
 	program, folder := compileEP(t, "testdata/nccl_ep.c"), fakeNCCL(t)
 	emulatedGPUs(t, folder)
@@ -106,7 +109,8 @@ func TestNCCLEPOnEmulatedGPUs(t *testing.T) {
 func TestNCCLEPMeetsThroughNCCL(t *testing.T) {
 	folder, fakes := library(t), fakeNCCL(t)
 	program := filepath.Join(t.TempDir(), "program")
-	build(t, program, "-Itestdata", "-I"+folder, "-Inccl", "testdata/nccl_meeting.c", filepath.Join(folder, "libnccl_ep.a"),
+	build(t, program, "-Itestdata", "-I"+folder, "-Inccl", "testdata/nccl_meeting.c",
+		filepath.Join(folder, "libnccl_ep.a"),
 		"-L"+folder, "-Wl,-rpath,"+folder, "-lweft", "-lpthread", "-ldl")
 	t.Setenv("LD_LIBRARY_PATH", fakes)
 	if got := run(t, program); got != "ok\n" {
@@ -182,7 +186,8 @@ func TestNCCLEPSymbols(t *testing.T) {
 func TestNCCLEPHeader(t *testing.T) {
 	folder := library(t)
 	source := filepath.Join(t.TempDir(), "header.c")
-	text := "typedef struct ncclComm *ncclComm_t;\nstruct ncclWindow_vidmem;\n#include \"weft_nccl_ep.h\"\nint main(void) { return (int)sizeof(ncclEpTensor_t) - 48; }\n"
+	text := "typedef struct ncclComm *ncclComm_t;\nstruct ncclWindow_vidmem;\n#include " +
+		"\"weft_nccl_ep.h\"\nint main(void) { return (int)sizeof(ncclEpTensor_t) - 48; }\n"
 	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -18,9 +18,10 @@ import (
 type routing struct {
 	ep      *epHandle
 	routing *ep.Routing
-	parts   [C.WEFT_SOURCE_SELECTIONS + 1]weft.Tensor // of the host that C knows of, but for those that are to be asked for anew
-	pinner  runtime.Pinner                            // holds those that are Go's memory where they are
-	weights runtime.Pinner                            // the same of weights
+	// of the host that C knows of, but for those that are to be asked for anew
+	parts   [C.WEFT_SOURCE_SELECTIONS + 1]weft.Tensor
+	pinner  runtime.Pinner // holds those that are Go's memory where they are
+	weights runtime.Pinner // the same of weights
 }
 
 var routings = handle.NewTable[routing](handle.Routing)
@@ -60,7 +61,8 @@ func goweft_routing_get(id C.uint64_t, info *C.weft_routing_info) C.int {
 		t := r.routing.Traffic()
 		fill(info, C.weft_routing_info{
 			tokens: C.int64_t(r.routing.Tokens()), rows: C.int64_t(r.routing.Rows()), received: C.int64_t(r.routing.Received()),
-			demand: C.int64_t(r.routing.Demand()), selections: C.int64_t(t.Selections), visits: C.int64_t(t.Visits), remote_rows: C.int64_t(t.RemoteRows),
+			demand: C.int64_t(r.routing.Demand()), selections: C.int64_t(t.Selections),
+			visits: C.int64_t(t.Visits), remote_rows: C.int64_t(t.RemoteRows),
 		})
 		return nil
 	})
@@ -91,7 +93,8 @@ func goweft_routing_tensor(id C.uint64_t, part C.int, out *C.weft_tensor) C.int 
 	})
 }
 
-// part asks for a tensor. What is asked for twice may be in new memory the second time. What a layout does not have is no tensor.
+// part asks for a tensor. What is asked for twice may be in new memory the second time. What a
+// layout does not have is no tensor.
 func (r *routing) part(part C.int) weft.Tensor {
 	switch part {
 	case C.WEFT_EXPERT_COUNTS:

@@ -10,8 +10,10 @@ import (
 	"strings"
 )
 
-// offStack lists the handlers that would run on the stack of what they interrupt. A goroutine's stack has no room for one: it would overwrite what lies below. Go's runtime has
-// given the flag to those that were there when the library was loaded. With repair the others get it here, in place, and those that took it are not listed.
+// offStack lists the handlers that would run on the stack of what they interrupt. A goroutine's
+// stack has no room for one: it would overwrite what lies below. Go's runtime has given the flag to
+// those that were there when the library was loaded. With repair the others get it here, in place,
+// and those that took it are not listed.
 func offStack(repair bool) (found []string) {
 	mend := C.int(0)
 	if repair {
@@ -44,7 +46,8 @@ func offStack(repair bool) (found []string) {
 func goweft_signal_check(repair C.int) C.int {
 	return local(func() error {
 		if found := offStack(repair != 0); len(found) > 0 {
-			return invalidf("handlers of signals lack SA_ONSTACK, and would overwrite memory where they interrupt Go: %s; install them with it, or call weft_signal_check(1)",
+			return invalidf("handlers of signals lack SA_ONSTACK, and would overwrite memory where they "+
+				"interrupt Go: %s; install them with it, or call weft_signal_check(1)",
 				strings.Join(found, ", "))
 		}
 		return nil
@@ -57,7 +60,8 @@ func (l *logger) warnOfSignals() {
 		return
 	}
 	if found := offStack(false); len(found) > 0 {
-		l.slog().Warn("handlers of signals lack SA_ONSTACK, and would overwrite memory where they interrupt Go; install them with it, or call weft_signal_check(1)",
+		l.slog().Warn("handlers of signals lack SA_ONSTACK, and would overwrite memory where they interrupt "+
+			"Go; install them with it, or call weft_signal_check(1)",
 			"handlers", strings.Join(found, ", "))
 	}
 }

@@ -13,8 +13,9 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// refresh makes a tensor what C says. The tensor is the one that the last such call was given, which is mostly much the same: its shape need not be allocated again
-// then (what has held on to it keeps it), and of what was written a moment ago no copies are made, for which processors wait.
+// refresh makes a tensor what C says. The tensor is the one that the last such call was given,
+// which is mostly much the same: its shape need not be allocated again then (what has held on to it
+// keeps it), and of what was written a moment ago no copies are made, for which processors wait.
 func refresh(t *weft.Tensor, p *C.weft_tensor, name string) error {
 	if p == nil {
 		return forget(t)
@@ -31,7 +32,8 @@ func refresh(t *weft.Tensor, p *C.weft_tensor, name string) error {
 		return nil
 	}
 	if p.dtype < 0 || p.dtype > C.WEFT_UINT64 || p.dims < 0 || p.dims > C.WEFT_MAX_DIMS {
-		return invalidf("the %s: type %d and %d dimensions, want a weft_dtype and 0 to %d", name, p.dtype, p.dims, C.WEFT_MAX_DIMS)
+		return invalidf("the %s: type %d and %d dimensions, want a weft_dtype and 0 to %d", name, p.dtype,
+			p.dims, C.WEFT_MAX_DIMS)
 	}
 	shape := (*[C.WEFT_MAX_DIMS]int)(unsafe.Pointer(&p.shape))[:p.dims]
 	if t.Shape == nil || !slices.Equal(t.Shape, shape) {

@@ -21,8 +21,8 @@ func checkSize[T any](p *T, name string) (size uintptr, err error) {
 	return size, nil
 }
 
-// input is a struct of C's as this library knows it: mostly the caller's own. Of others, members that the program does not know are 0, and those that this library does not
-// know must be.
+// input is a struct of C's as this library knows it: mostly the caller's own. Of others, members
+// that the program does not know are 0, and those that this library does not know must be.
 func input[T any](p *T, name string) (*T, error) {
 	if p != nil && *(*uintptr)(unsafe.Pointer(p)) == unsafe.Sizeof(*p) {
 		return p, nil
@@ -44,7 +44,8 @@ func adapt[T any](p *T, name string) (*T, error) {
 	known := copy(unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)), given)
 	for i, b := range given[known:] {
 		if b != 0 {
-			return nil, weft.Unsupportedf("the %s has something at byte %d, which this library does not know: it is older than the program; update the library, or leave it 0",
+			return nil, weft.Unsupportedf("the %s has something at byte %d, which this library does not "+
+				"know: it is older than the program; update the library, or leave it 0",
 				name, known+i)
 		}
 	}

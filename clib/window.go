@@ -30,7 +30,9 @@ var windows = handle.NewTable[window](handle.Window)
 func (w *window) owner() *comm { return w.comm }
 
 // newWindow gives what open makes a handle.
-func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, ms C.int64_t, open func(ctx context.Context, c *comm, size int) (*weft.Window, error)) C.int {
+func newWindow(id C.uint64_t, bytes C.size_t, out *C.weft_window, ms C.int64_t,
+	open func(ctx context.Context, c *comm, size int) (*weft.Window, error),
+) C.int {
 	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
 		if err := result(unsafe.Pointer(out), "weft_window"); err != nil {
 			return err
@@ -70,7 +72,9 @@ func goweft_window_create_from_fd(id C.uint64_t, fd C.int, bytes C.size_t, out *
 }
 
 //export goweft_window_create_from_memory
-func goweft_window_create_from_memory(id C.uint64_t, memory unsafe.Pointer, bytes C.size_t, out *C.weft_window, ms C.int64_t) C.int {
+func goweft_window_create_from_memory(id C.uint64_t, memory unsafe.Pointer, bytes C.size_t, out *C.weft_window,
+	ms C.int64_t,
+) C.int {
 	return newWindow(id, bytes, out, ms, func(ctx context.Context, c *comm, size int) (*weft.Window, error) {
 		if memory == nil {
 			return nil, invalidf("a window of memory at NULL")
@@ -88,7 +92,10 @@ func goweft_window_get(id C.uint64_t, info *C.weft_window_info) C.int {
 		if err := output(info, "weft_window_info"); err != nil {
 			return err
 		}
-		fill(info, C.weft_window_info{id: C.uint64_t(w.window.ID()), bytes: C.uint64_t(w.window.Size()), memory: w.peer(w.comm.weft.Rank())})
+		fill(info, C.weft_window_info{
+			id: C.uint64_t(w.window.ID()), bytes: C.uint64_t(w.window.Size()),
+			memory: w.peer(w.comm.weft.Rank()),
+		})
 		return nil
 	})
 }

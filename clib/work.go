@@ -43,7 +43,8 @@ func (d dispatch) send(ctx context.Context, s *weft.Stream, out *C.weft_work) er
 	return addWork(w, out)
 }
 
-// addWork gives an operation that was sent a handle. Without one nobody could finish it, nor the handle do anything else: that is a failure for all.
+// addWork gives an operation that was sent a handle. Without one nobody could finish it, nor the
+// handle do anything else: that is a failure for all.
 func addWork(w *work, out *C.weft_work) error {
 	err := add(works, w, &w.ep.ops, unsafe.Pointer(out))
 	if err != nil {

@@ -7,17 +7,19 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// Algorithm is one way to run a collective. Each stands in a file of its own and is listed in [Algorithms]; the table in tuning.go says when it is
-// chosen.
+// Algorithm is one way to run a collective. Each stands in a file of its own and is listed in
+// [Algorithms]; the table in tuning.go says when it is chosen.
 type Algorithm struct {
 	// Name is unique among all algorithms: "all-reduce/pipeline".
 	Name       string
 	Collective Collective
 
-	// Supports says whether the algorithm can do what is asked. Like the choice itself it must depend on the request alone.
+	// Supports says whether the algorithm can do what is asked. Like the choice itself it must
+	// depend on the request alone.
 	Supports func(Request) bool
 
-	// eager algorithms send their data in the round that opens the operation, before anybody knows what the others' operands look like.
+	// eager algorithms send their data in the round that opens the operation, before anybody knows
+	// what the others' operands look like.
 	eager bool
 
 	run func(ctx context.Context, c *call) error
@@ -55,7 +57,8 @@ type call struct {
 	Request
 	name string
 
-	// What the caller passed. AllReduce and AllGather read in and write out; Broadcast uses out alone.
+	// What the caller passed. AllReduce and AllGather read in and write out; Broadcast uses out
+	// alone.
 	out, in []byte
 	inPlace bool
 
@@ -68,8 +71,8 @@ type call struct {
 	places           []place // by place among the live ranks, once they have been exchanged
 }
 
-// open publishes the round that begins the operation, with data of this rank in it, and waits for the others'. It fails on every rank alike
-// unless all of them make the same call.
+// open publishes the round that begins the operation, with data of this rank in it, and waits for
+// the others'. It fails on every rank alike unless all of them make the same call.
 func (c *call) open(ctx context.Context, data []byte) error {
 	s := c.next()
 	*s.print = c.fingerprint()
@@ -84,7 +87,8 @@ func (c *call) opened(ctx context.Context, round uint64, own error) error {
 	return c.agree(c.name, round, own)
 }
 
-// exchangePlaces opens an operation by telling where this rank's operands are, and learns where the others' are.
+// exchangePlaces opens an operation by telling where this rank's operands are, and learns where the
+// others' are.
 func (c *call) exchangePlaces(ctx context.Context) error {
 	s := c.next()
 	*s.print = c.fingerprint()
@@ -117,7 +121,8 @@ func (c *call) exchangePlaces(ctx context.Context) error {
 	return nil
 }
 
-// standing is where peers find memory of this rank: in which window, at which offset. Window 0 means that some of them cannot.
+// standing is where peers find memory of this rank: in which window, at which offset. Window 0
+// means that some of them cannot.
 func (c *call) standing(mem []byte) (window, offset uint64) {
 	w, at, ok := c.comm.Find(pointer(mem), len(mem))
 	if !ok {
@@ -131,8 +136,9 @@ func (c *call) standing(mem []byte) (window, offset uint64) {
 	return w.ID(), uint64(at)
 }
 
-// peer is the memory of the i-th live rank at an offset of one of its windows. A window that was closed here is this rank's failure, and not
-// a refusal: that ranks agree takes a round, and others, who have everything they need, may be half-way through already.
+// peer is the memory of the i-th live rank at an offset of one of its windows. A window that was
+// closed here is this rank's failure, and not a refusal: that ranks agree takes a round, and
+// others, who have everything they need, may be half-way through already.
 func (c *call) peer(i int, window, offset uint64, n int) ([]byte, error) {
 	rank := c.live[i]
 	w, open := c.comm.Window(window)
@@ -146,9 +152,11 @@ func (c *call) peer(i int, window, offset uint64, n int) ([]byte, error) {
 		return nil, err
 	}
 	if !open {
-		return nil, c.comm.Fail(fmt.Errorf("%s: an operand of rank %d lies in window %d, which this rank has %w", c.name, rank, window, weft.ErrClosed))
+		return nil, c.comm.Fail(fmt.Errorf("%s: an operand of rank %d lies in window %d, which this "+
+			"rank has %w", c.name, rank, window, weft.ErrClosed))
 	}
-	return nil, c.comm.Fail(fmt.Errorf("%s: rank %d has an operand of %d bytes at %d of window %d, which ends before", c.name, rank, n, offset, window))
+	return nil, c.comm.Fail(fmt.Errorf("%s: rank %d has an operand of %d bytes at %d of window %d, which "+
+		"ends before", c.name, rank, n, offset, window))
 }
 
 // input is the whole input of the i-th live rank, read where it stands.
@@ -172,7 +180,8 @@ func (c *call) output(i, n int) ([]byte, error) {
 // close is the round after which a caller may change what peers have read in place.
 func (c *call) close(ctx context.Context) error { return c.await(ctx, c.name, c.publish()) }
 
-// chunk is the number of input bytes that a pipelined algorithm handles in one round: at most limit, and what a slot can carry.
+// chunk is the number of input bytes that a pipelined algorithm handles in one round: at most
+// limit, and what a slot can carry.
 func (c *call) chunk(limit int) int {
 	n := min(limit, c.Slot)
 	return max(n&^63, 64)

@@ -2,7 +2,8 @@ package collective
 
 import "context"
 
-// allGatherPipeline is allGatherEager by chunks: while the others copy one out of this rank's slot, it stages the next.
+// allGatherPipeline is allGatherEager by chunks: while the others copy one out of this rank's slot,
+// it stages the next.
 var allGatherPipeline = Algorithm{
 	Name:       "all-gather/pipeline",
 	Collective: AllGather,

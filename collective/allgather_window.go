@@ -2,8 +2,9 @@ package collective
 
 import "context"
 
-// allGatherWindow copies every rank's input from its window, or, where outputs lie in windows and inputs do not, from the block of the
-// rank's own output to which it has copied it anyway. Nothing is staged.
+// allGatherWindow copies every rank's input from its window, or, where outputs lie in windows and
+// inputs do not, from the block of the rank's own output to which it has copied it anyway. Nothing
+// is staged.
 var allGatherWindow = Algorithm{
 	Name:       "all-gather/window",
 	Collective: AllGather,

@@ -2,8 +2,9 @@ package collective
 
 import "context"
 
-// allReducePipeline is allReduceEager by chunks: a rank stages a chunk in its slot, and while the others read it stages the next. Its
-// traffic on each rank is two passes over its input to stage it, and ranks+1 to reduce.
+// allReducePipeline is allReduceEager by chunks: a rank stages a chunk in its slot, and while the
+// others read it stages the next. Its traffic on each rank is two passes over its input to stage
+// it, and ranks+1 to reduce.
 var allReducePipeline = Algorithm{
 	Name:       "all-reduce/pipeline",
 	Collective: AllReduce,

@@ -2,8 +2,9 @@ package collective
 
 import "context"
 
-// allReducePull reads everyone's whole input in their windows and reduces it into the caller's output, wherever that is: ranks+1 passes,
-// two rounds. It cannot work in place, where a result would overwrite an input that others still read.
+// allReducePull reads everyone's whole input in their windows and reduces it into the caller's
+// output, wherever that is: ranks+1 passes, two rounds. It cannot work in place, where a result
+// would overwrite an input that others still read.
 var allReducePull = Algorithm{
 	Name:       "all-reduce/pull",
 	Collective: AllReduce,

@@ -2,8 +2,9 @@ package collective
 
 import "context"
 
-// allReduceTwoShot reduces every element once: each rank reduces its part of a chunk, and the others copy it. A chunk takes two rounds, the inputs'
-// and the results'; the inputs of the next chunk are staged between them. Its traffic on each rank is about five passes, however many ranks.
+// allReduceTwoShot reduces every element once: each rank reduces its part of a chunk, and the
+// others copy it. A chunk takes two rounds, the inputs' and the results'; the inputs of the next
+// chunk are staged between them. Its traffic on each rank is about five passes, however many ranks.
 var allReduceTwoShot = Algorithm{
 	Name:       "all-reduce/two-shot",
 	Collective: AllReduce,

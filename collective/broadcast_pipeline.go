@@ -2,7 +2,8 @@ package collective
 
 import "context"
 
-// broadcastPipeline stages the root's data chunk by chunk. The others publish every round too: it tells the root what they have read.
+// broadcastPipeline stages the root's data chunk by chunk. The others publish every round too: it
+// tells the root what they have read.
 var broadcastPipeline = Algorithm{
 	Name:       "broadcast/pipeline",
 	Collective: Broadcast,

@@ -32,14 +32,18 @@ type variant struct {
 	groups []*Group
 }
 
-// variants makes groups that choose for themselves and groups that are told, with much scratch memory and with little.
+// variants makes groups that choose for themselves and groups that are told, with much scratch
+// memory and with little.
 func (j *job) variants(t testing.TB, kind Collective) []variant {
 	var all []variant
 	for _, scratch := range []int{0, smallScratch} {
 		all = append(all, variant{fmt.Sprintf("chosen, scratch %d", scratch), j.group(t, Options{Scratch: scratch})})
 		for _, a := range Algorithms() {
 			if a.Collective == kind {
-				all = append(all, variant{fmt.Sprintf("%s, scratch %d", a.Name, scratch), j.group(t, Options{Scratch: scratch, Force: []string{a.Name}})})
+				all = append(all, variant{
+					fmt.Sprintf("%s, scratch %d", a.Name, scratch),
+					j.group(t, Options{Scratch: scratch, Force: []string{a.Name}}),
+				})
 			}
 		}
 	}
@@ -55,7 +59,8 @@ type shape struct {
 	seed  uint64
 	noise bool // operands are random bits, and not numbers of moderate size
 
-	// By rank: where operands start within a cache line, whether they lie in windows, whether the output is the input.
+	// By rank: where operands start within a cache line, whether they lie in windows, whether the
+	// output is the input.
 	align   []int
 	window  []bool
 	inPlace []bool
@@ -109,7 +114,9 @@ func (s *shape) memory(w []byte, rank, n int, second bool) []byte {
 }
 
 // property checks cases of one collective with 1 to 8 ranks.
-func property(t *testing.T, kind Collective, check func(t *rapid.T, j *job, windows []*weft.Window, v variant, s shape)) {
+func property(t *testing.T, kind Collective,
+	check func(t *rapid.T, j *job, windows []*weft.Window, v variant, s shape),
+) {
 	sizes := []int{1, 2, 3, 4, 5, 8}
 	if testing.Short() {
 		sizes = []int{1, 2, 5}
@@ -174,7 +181,8 @@ func TestAllReduceEqualsLoop(t *testing.T) {
 			inputs, ins, outs = append(inputs, input), append(ins, in), append(outs, out)
 		}
 		eachRank(t, j, func(ctx context.Context, r int) error {
-			return v.groups[r].AllReduce(ctx, nil, weft.TensorAt(outs[r], s.dtype, s.count), weft.TensorAt(ins[r], s.dtype, s.count), s.op)
+			return v.groups[r].AllReduce(ctx, nil, weft.TensorAt(outs[r], s.dtype, s.count),
+				weft.TensorAt(ins[r], s.dtype, s.count), s.op)
 		})
 		want := reference(s.op, s.dtype, inputs)
 		for r := range j.comms {
@@ -203,7 +211,8 @@ func TestAllGatherConcatenates(t *testing.T) {
 			ins, outs = append(ins, in), append(outs, out)
 		}
 		eachRank(t, j, func(ctx context.Context, r int) error {
-			return v.groups[r].AllGather(ctx, nil, weft.TensorAt(outs[r], s.dtype, ranks, s.count), weft.TensorAt(ins[r], s.dtype, s.count))
+			return v.groups[r].AllGather(ctx, nil, weft.TensorAt(outs[r], s.dtype, ranks, s.count),
+				weft.TensorAt(ins[r], s.dtype, s.count))
 		})
 		for r := range j.comms {
 			same(t, fmt.Sprintf("%s: rank %d", v.name, r), outs[r], want, s.dtype.Size())
@@ -229,7 +238,8 @@ func TestBroadcastCopies(t *testing.T) {
 	})
 }
 
-// TestAlgorithmsAgree compares the bits of every algorithm on operands of some megabytes, large enough for outputs that bypass the caches.
+// TestAlgorithmsAgree compares the bits of every algorithm on operands of some megabytes, large
+// enough for outputs that bypass the caches.
 func TestAlgorithmsAgree(t *testing.T) {
 	count := 2_500_001
 	if testing.Short() {
@@ -264,7 +274,8 @@ func TestAlgorithmsAgree(t *testing.T) {
 					}
 					copy(mem, inputs[r])
 					outs[r] = mem[n:]
-					return groups[r].AllReduce(ctx, nil, weft.TensorAt(outs[r], s.dtype, count), weft.TensorAt(mem, s.dtype, count), weft.Sum)
+					return groups[r].AllReduce(ctx, nil, weft.TensorAt(outs[r], s.dtype, count),
+						weft.TensorAt(mem, s.dtype, count), weft.Sum)
 				})
 				for r := range outs {
 					if !bytes.Equal(outs[r], want) {
@@ -276,7 +287,8 @@ func TestAlgorithmsAgree(t *testing.T) {
 	}
 }
 
-// TestMixedOperations runs long random sequences of operations, all of whose results are checked, over two groups at once.
+// TestMixedOperations runs long random sequences of operations, all of whose results are checked,
+// over two groups at once.
 func TestMixedOperations(t *testing.T) {
 	steps := 4000
 	if testing.Short() {
@@ -358,7 +370,10 @@ func TestMismatchedCalls(t *testing.T) {
 		first, rest attempt
 		words       []string
 	}{
-		{"count", reduceOf(3, weft.Sum), reduceOf(4, weft.Sum), []string{"rank 0 calls all-reduce sum of 3 fp32", "rank 1 all-reduce sum of 4 fp32"}},
+		{
+			"count", reduceOf(3, weft.Sum), reduceOf(4, weft.Sum),
+			[]string{"rank 0 calls all-reduce sum of 3 fp32", "rank 1 all-reduce sum of 4 fp32"},
+		},
 		{"algorithm", reduceOf(3, weft.Sum), reduceOf(1<<20, weft.Sum), []string{"3 fp32", "1048576 fp32"}},
 		{"op", reduceOf(3, weft.Max), reduceOf(3, weft.Avg), []string{"all-reduce max", "all-reduce avg"}},
 		{"root", broadcastOf(5, 0), broadcastOf(5, 1), []string{"from rank 0", "from rank 1"}},
@@ -463,7 +478,8 @@ func TestRefusedArguments(t *testing.T) {
 		}
 		for _, r := range []int{0, 2} {
 			var peer *weft.PeerError
-			if !errors.As(errs[r], &peer) || peer.Rank != 1 || !errors.Is(errs[r], c.want) || !strings.Contains(errs[r].Error(), c.word) {
+			if !errors.As(errs[r], &peer) || peer.Rank != 1 || !errors.Is(errs[r], c.want) ||
+				!strings.Contains(errs[r].Error(), c.word) {
 				t.Errorf("%s: rank %d returns %v", c.name, r, errs[r])
 			}
 		}
@@ -492,7 +508,8 @@ func TestGroupsAreAgreedOn(t *testing.T) {
 			_, err := New(ctx, j.comms[r], Options{Scratch: scratch})
 			return err
 		}) {
-			if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), fmt.Sprintf("scratch memory of %d bytes", scratch)) {
+			if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(),
+				fmt.Sprintf("scratch memory of %d bytes", scratch)) {
 				t.Errorf("rank %d returns %v", r, err)
 			}
 		}
@@ -560,7 +577,8 @@ func TestMaskedRanksAreLeftOut(t *testing.T) {
 					return fmt.Errorf("%s: %s", v.name, d)
 				}
 				all := slices.Repeat([]int32{-1}, ranks*n)
-				if err := v.groups[r].AllGather(ctx, nil, weft.TensorOf(all), weft.TensorOf(slices.Repeat([]int32{int32(r)}, n))); err != nil {
+				if err := v.groups[r].AllGather(ctx, nil, weft.TensorOf(all),
+					weft.TensorOf(slices.Repeat([]int32{int32(r)}, n))); err != nil {
 					return err
 				}
 				for i, got := range all {
@@ -585,7 +603,8 @@ func TestMaskedRanksAreLeftOut(t *testing.T) {
 	}
 }
 
-// TestCancelledRank: a rank whose context ends gives the operation up on all of them; after SetMask they go on.
+// TestCancelledRank: a rank whose context ends gives the operation up on all of them; after SetMask
+// they go on.
 func TestCancelledRank(t *testing.T) {
 	const ranks = 3
 	for _, n := range []int{2, 200_000} {
@@ -684,14 +703,18 @@ func TestFingerprints(t *testing.T) {
 	})
 }
 
-// TestChoice walks the tuning table: every algorithm is chosen for something, and only for what it supports.
+// TestChoice walks the tuning table: every algorithm is chosen for something, and only for what it
+// supports.
 func TestChoice(t *testing.T) {
 	chosen := map[string]bool{}
 	for kind := range collectives {
 		for _, ranks := range []int{1, 2, 3, 4, 8, 64} {
 			for _, n := range []int{0, 1, 8, 4096, 1 << 15, 1 << 20, 1 << 30} {
 				for w := range Windows(8) {
-					q := Request{Collective: kind, DType: weft.Uint8, Count: n, Bytes: n, Ranks: ranks, Slot: DefaultScratch / ringShare, Windows: w}
+					q := Request{
+						Collective: kind, DType: weft.Uint8, Count: n, Bytes: n, Ranks: ranks,
+						Slot: DefaultScratch / ringShare, Windows: w,
+					}
 					a := eager(&q, nil)
 					if a == nil {
 						a = settled(&q, nil)

@@ -1,62 +1,76 @@
-// Package collective is the collectives of a communicator: all-reduce, all-gather, broadcast and barrier, between ranks that share memory.
+// Package collective is the collectives of a communicator: all-reduce, all-gather, broadcast and
+// barrier, between ranks that share memory.
 //
 //	group, err := collective.New(ctx, comm, collective.Options{})
 //	...
 //	err = group.AllReduce(ctx, nil, weft.TensorOf(out), weft.TensorOf(in), weft.Sum)
 //
-// Results are the same bits on every rank, in every run, by every algorithm: elements are reduced in rank order, in fp32 or wider, and
-// rounded once (see [Group.AllReduce]).
+// Results are the same bits on every rank, in every run, by every algorithm: elements are reduced
+// in rank order, in fp32 or wider, and rounded once (see [Group.AllReduce]).
 //
 // # Data flow
 //
-// Every rank writes its own memory only, and reads everyone's. A group has a window; a rank's part of it is four slots and a ring:
+// Every rank writes its own memory only, and reads everyone's. A group has a window; a rank's part
+// of it is four slots and a ring:
 //
-//	slot 0..3   the number of a round, the fingerprint of the call, 40 bytes of payload: one cache line each, 128 bytes apart
+//	slot 0..3   the number of a round, the fingerprint of the call, 40 bytes of payload: one cache line
+//	            each, 128 bytes apart
 //	ring        longer payloads, Options.Scratch bytes
 //
-// Ranks talk in rounds, which all of them number alike. In a round a rank puts its payload in the ring, or in the slot if it is short; publishes
-// the round's number in the slot; waits until it sees that number in everyone's slot; and reads their payloads. The first round of an operation
-// also carries the call's fingerprint: collective, type, count, reduction and root packed in one word. All ranks compare the same words, so
-// ranks that make different calls all return [weft.ErrMismatch], and a rank whose arguments are wrong says so in its slot, instead of
-// leaving the others to wait. It costs the comparison of a word in a cache line that has come anyway.
+// Ranks talk in rounds, which all of them number alike. In a round a rank puts its payload in the
+// ring, or in the slot if it is short; publishes the round's number in the slot; waits until it
+// sees that number in everyone's slot; and reads their payloads. The first round of an operation
+// also carries the call's fingerprint: collective, type, count, reduction and root packed in one
+// word. All ranks compare the same words, so ranks that make different calls all return
+// [weft.ErrMismatch], and a rank whose arguments are wrong says so in its slot, instead of leaving
+// the others to wait. It costs the comparison of a word in a cache line that has come anyway.
 //
-// Small operands are the payload of that first round (the eager algorithms). Before large ones ranks use it to tell each other where their operands
-// are. Those in windows are read where they stand; others are staged in the ring chunk by chunk.
+// Small operands are the payload of that first round (the eager algorithms). Before large ones
+// ranks use it to tell each other where their operands are. Those in windows are read where they
+// stand; others are staged in the ring chunk by chunk.
 //
 // # Ordering
 //
-// The number is published with a store that releases everything before it, and read with a load that acquires. A rank may publish one round
-// ahead of what it has read: it fills its slot for round s once it has read all of round s-2. So to publish s is to say "I have read s-2", and a
-// rank that is about to fill the slot for round s, having read s-2 of everyone, knows that everyone has read s-4. That is the round whose
-// slot it takes: four slots need no other flow control, three would. Payloads of the three rounds between may still be read; no payload is longer
-// than an eighth of the ring, so the next one never reaches them. Numbers only grow. After a failure they go on from the communicator's
-// next generation, above all that was published before.
+// The number is published with a store that releases everything before it, and read with a load
+// that acquires. A rank may publish one round ahead of what it has read: it fills its slot for
+// round s once it has read all of round s-2. So to publish s is to say "I have read s-2", and a
+// rank that is about to fill the slot for round s, having read s-2 of everyone, knows that everyone
+// has read s-4. That is the round whose slot it takes: four slots need no other flow control, three
+// would. Payloads of the three rounds between may still be read; no payload is longer than an
+// eighth of the ring, so the next one never reaches them. Numbers only grow. After a failure they
+// go on from the communicator's next generation, above all that was published before.
 //
 // # Failure
 //
-// Waits end with the communicator's waits: at the deadline, with the context, when a rank dies. The survivors mask the rank and go on with the same
-// group.
+// Waits end with the communicator's waits: at the deadline, with the context, when a rank dies. The
+// survivors mask the rank and go on with the same group.
 //
 // # Cost
 //
-// The floor of a small operation is one trip of a cache line from core to core, and taking the line back before it is written again.
+// The floor of a small operation is one trip of a cache line from core to core, and taking the line
+// back before it is written again.
 //
-// The floor of a large one is its passes over S bytes. A staged all-reduce makes two to stage and n+1 to reduce on each of n ranks; beyond two
-// ranks each reduces its part only, which makes five however many there are. One of them reads what another core has just written, which is the
-// slowest: it goes at the speed at which lines pass between cores. Operands in windows need 2 + 1/n + 2(n-1)/n passes, and no staging.
+// The floor of a large one is its passes over S bytes. A staged all-reduce makes two to stage and
+// n+1 to reduce on each of n ranks; beyond two ranks each reduces its part only, which makes five
+// however many there are. One of them reads what another core has just written, which is the
+// slowest: it goes at the speed at which lines pass between cores. Operands in windows need 2 + 1/n
+// + 2(n-1)/n passes, and no staging.
 //
-// Two things decide whether that is reached. Writing a line that another core still holds means taking it back first, several times slower than
-// writing one that nobody holds; so the ring is larger than two second-level caches and is written from front to back. And between cores that
-// share no cache taking lines back is far slower than writing to memory, whatever the ring; so every rank watches how fast it writes and goes
-// past the caches where that is better (pace.go). Results of 8 MiB and more always do: they would only displace what is still to be read.
+// Two things decide whether that is reached. Writing a line that another core still holds means
+// taking it back first, several times slower than writing one that nobody holds; so the ring is
+// larger than two second-level caches and is written from front to back. And between cores that
+// share no cache taking lines back is far slower than writing to memory, whatever the ring; so
+// every rank watches how fast it writes and goes past the caches where that is better (pace.go).
+// Results of 8 MiB and more always do: they would only displace what is still to be read.
 //
-// "make bench" measures the floors of a machine and the operations against them; docs/benchmarks/README.md has figures, each with its machine and
-// command.
+// "make bench" measures the floors of a machine and the operations against them;
+// docs/benchmarks/README.md has figures, each with its machine and command.
 //
 // # Adding an algorithm
 //
-// An [Algorithm] is a value in a file of its own: a name, what it supports, and a function in terms of rounds. List it in the registry
-// (algorithm.go) and in the tuning table (tuning.go), which is the same on every rank and asked with nothing but what ranks agree on; the tests
-// then run it against the plain loop, and kill every rank between its rounds. A collective is a constant, its name, a method of Group and at
-// least one algorithm that supports everything.
+// An [Algorithm] is a value in a file of its own: a name, what it supports, and a function in terms
+// of rounds. List it in the registry (algorithm.go) and in the tuning table (tuning.go), which is
+// the same on every rank and asked with nothing but what ranks agree on; the tests then run it
+// against the plain loop, and kill every rank between its rounds. A collective is a constant, its
+// name, a method of Group and at least one algorithm that supports everything.
 package collective

@@ -9,7 +9,8 @@ import (
 	"github.com/weftgo/weft/channel"
 )
 
-// DefaultScratch is the staging memory of a rank unless [Options] say otherwise, and MaxScratch the most they may ask for.
+// DefaultScratch is the staging memory of a rank unless [Options] say otherwise, and MaxScratch the
+// most they may ask for.
 const (
 	DefaultScratch = 4 << 20
 	MaxScratch     = 1 << 30
@@ -17,26 +18,31 @@ const (
 
 // Options configures [New]. All ranks pass the same.
 type Options struct {
-	// Scratch is about how many bytes of each rank's memory the group uses to stage operands that lie in no window. An eighth of it is the
-	// most that one round carries. 0 means [DefaultScratch]; more than [MaxScratch] is refused.
+	// Scratch is about how many bytes of each rank's memory the group uses to stage operands that
+	// lie in no window. An eighth of it is the most that one round carries. 0 means
+	// [DefaultScratch]; more than [MaxScratch] is refused.
 	Scratch int
 
-	// Force names algorithms that are used wherever they support the request, in this order, instead of those that the tuning table
-	// prefers. Results do not depend on it.
+	// Force names algorithms that are used wherever they support the request, in this order,
+	// instead of those that the tuning table prefers. Results do not depend on it.
 	Force []string
 }
 
-// Group runs the collectives of one communicator. Several groups may live at once; they share nothing.
+// Group runs the collectives of one communicator. Several groups may live at once; they share
+// nothing.
 //
-// The methods of a group are collective: every unmasked rank calls them in the same order with agreeing arguments, from one goroutine at a time.
-// Masked ranks take no part: a sum leaves them out, an average counts only the others, and their blocks of a gathered tensor are left alone.
+// The methods of a group are collective: every unmasked rank calls them in the same order with
+// agreeing arguments, from one goroutine at a time. Masked ranks take no part: a sum leaves them
+// out, an average counts only the others, and their blocks of a gathered tensor are left alone.
 //
-// A method returns when the rank's result is complete and its operands are the caller's again. An error that wraps [weft.ErrMismatch],
-// [weft.ErrInvalid] or [weft.ErrUnsupported] is returned by every rank in the same call, with nothing moved, and the group goes on; any other is
-// the communicator's failure, and leaves outputs undefined.
+// A method returns when the rank's result is complete and its operands are the caller's again. An
+// error that wraps [weft.ErrMismatch], [weft.ErrInvalid] or [weft.ErrUnsupported] is returned by
+// every rank in the same call, with nothing moved, and the group goes on; any other is the
+// communicator's failure, and leaves outputs undefined.
 //
-// Peers may read operands that lie in windows where they stand. Such a window stays open on every rank until the operation has returned there: a
-// rank that needs one which it has closed returns [weft.ErrClosed], and that is the communicator's failure.
+// Peers may read operands that lie in windows where they stand. Such a window stays open on every
+// rank until the operation has returned there: a rank that needs one which it has closed returns
+// [weft.ErrClosed], and that is the communicator's failure.
 type Group struct {
 	window *weft.Window
 	forced []*Algorithm
@@ -50,7 +56,8 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	var forced []*Algorithm
 	var err error
 	if comm.Device() != nil {
-		err = weft.Unsupportedf("%s: collectives are between ranks on the host, and this rank is on a GPU; join a communicator of the host's for them", op)
+		err = weft.Unsupportedf("%s: collectives are between ranks on the host, and this rank is on a GPU; "+
+			"join a communicator of the host's for them", op)
 	}
 	if opts.Scratch < 0 || opts.Scratch > MaxScratch {
 		err = weft.Invalidf("%s: scratch memory of %d bytes; it may be 0 to %d", op, opts.Scratch, MaxScratch)
@@ -66,7 +73,8 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if opts.Scratch == 0 {
 		opts.Scratch = DefaultScratch
 	}
-	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("scratch %d, algorithms %s", opts.Scratch, strings.Join(opts.Force, " ")), err); err != nil {
+	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("scratch %d, algorithms %s", opts.Scratch,
+		strings.Join(opts.Force, " ")), err); err != nil {
 		return nil, err
 	}
 	ring := max(opts.Scratch, ringShare*2*refusalBytes) &^ (channel.Stride - 1)
@@ -84,7 +92,8 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	return g, nil
 }
 
-// Close gives the group's memory up on this rank. Peers that are still in an operation that this rank has finished may go on reading it.
+// Close gives the group's memory up on this rank. Peers that are still in an operation that this
+// rank has finished may go on reading it.
 func (g *Group) Close() error {
 	if g.closed {
 		return nil
@@ -103,12 +112,14 @@ func (g *Group) Barrier(ctx context.Context, s *weft.Stream) error {
 	return g.run(ctx, c, host(op, s))
 }
 
-// AllReduce reduces the inputs of all ranks elementwise, in rank order, and gives every rank the result. Inputs and outputs have the same type and
-// number of elements on all ranks, any number, of any alignment; shapes play no part. out may be the same memory as in, on any of the
-// ranks, but must not otherwise overlap it. All ranks get the same bits, in every run and by every algorithm.
+// AllReduce reduces the inputs of all ranks elementwise, in rank order, and gives every rank the
+// result. Inputs and outputs have the same type and number of elements on all ranks, any number, of
+// any alignment; shapes play no part. out may be the same memory as in, on any of the ranks, but
+// must not otherwise overlap it. All ranks get the same bits, in every run and by every algorithm.
 //
-// BF16, FP16 and fp8 sum in fp32 and round once; F32 and F64 sum in their own type; integers wrap. Min and Max order -0 below +0 and
-// give NaN if any input is NaN. Avg divides the sum by the number of ranks before the one rounding; integers truncate toward zero.
+// BF16, FP16 and fp8 sum in fp32 and round once; F32 and F64 sum in their own type; integers wrap.
+// Min and Max order -0 below +0 and give NaN if any input is NaN. Avg divides the sum by the number
+// of ranks before the one rounding; integers truncate toward zero.
 func (g *Group) AllReduce(ctx context.Context, s *weft.Stream, out, in weft.Tensor, op weft.Op) error {
 	const name = "all-reduce"
 	c, err := g.begin(name)
@@ -145,9 +156,9 @@ func checkAllReduce(s *weft.Stream, out, in weft.Tensor, op weft.Op) error {
 	return checkTensors(name, in, out)
 }
 
-// AllGather gives every rank the inputs of all of them: out holds size of the communicator times the elements of in, rank r's at
-// r*len(in). Inputs have the same type and number of elements on all ranks. in may be this rank's block of out, but must not otherwise overlap
-// out.
+// AllGather gives every rank the inputs of all of them: out holds size of the communicator times
+// the elements of in, rank r's at r*len(in). Inputs have the same type and number of elements on
+// all ranks. in may be this rank's block of out, but must not otherwise overlap out.
 func (g *Group) AllGather(ctx context.Context, s *weft.Stream, out, in weft.Tensor) error {
 	const name = "all-gather"
 	c, err := g.begin(name)
@@ -170,13 +181,15 @@ func (g *Group) AllGather(ctx context.Context, s *weft.Stream, out, in weft.Tens
 		block := c.block(c.comm.Rank())
 		c.inPlace = pointer(block) == in.Data
 		if !c.inPlace && overlap(c.in, c.out) {
-			err = weft.Invalidf("%s: input and output overlap; the input may be this rank's block of the output, or apart from it", name)
+			err = weft.Invalidf("%s: input and output overlap; the input may be this rank's block of the "+
+				"output, or apart from it", name)
 		}
 	}
 	return g.run(ctx, c, err)
 }
 
-// Broadcast gives every rank the contents of root's tensor. Tensors have the same type and number of elements on all ranks.
+// Broadcast gives every rank the contents of root's tensor. Tensors have the same type and number
+// of elements on all ranks.
 func (g *Group) Broadcast(ctx context.Context, s *weft.Stream, t weft.Tensor, root int) error {
 	const name = "broadcast"
 	c, err := g.begin(name)
@@ -255,7 +268,8 @@ func (g *Group) begin(op string) (*call, error) {
 	return c, nil
 }
 
-// run enters the operation with the rest of the ranks. With an error in the arguments it tells them why this rank cannot take part.
+// run enters the operation with the rest of the ranks. With an error in the arguments it tells them
+// why this rank cannot take part.
 func (g *Group) run(ctx context.Context, c *call, err error) error {
 	if err != nil {
 		c.refuse(err)
@@ -272,6 +286,7 @@ func (g *Group) run(ctx context.Context, c *call, err error) error {
 	if err := a.run(ctx, c); err != nil {
 		return err
 	}
-	// Nobody who was told of a failure meanwhile can vouch for what he has read: the others may have gone on without him.
+	// Nobody who was told of a failure meanwhile can vouch for what he has read: the others may
+	// have gone on without him.
 	return c.comm.Begin(c.name)
 }

@@ -2,11 +2,12 @@ package collective
 
 import "time"
 
-// pace chooses how a rank writes memory that others read: through its caches, or past them. Which is faster depends on where the ranks'
-// processors are. Under one shared cache a core takes a line back from its readers, and the next reader fetches it, several times as fast as
-// through memory. Between two shared caches, or two sockets, taking lines back one by one is far slower than writing to memory. Virtual
-// processors move from one to the other, so the choice is made by the clock, now and then, and concerns nobody but the writer: what is
-// written is the same.
+// pace chooses how a rank writes memory that others read: through its caches, or past them. Which
+// is faster depends on where the ranks' processors are. Under one shared cache a core takes a line
+// back from its readers, and the next reader fetches it, several times as fast as through memory.
+// Between two shared caches, or two sockets, taking lines back one by one is far slower than
+// writing to memory. Virtual processors move from one to the other, so the choice is made by the
+// clock, now and then, and concerns nobody but the writer: what is written is the same.
 type pace struct {
 	enough int64 // bytes per microsecond with which the caches do well
 	past   bool  // write past the caches

@@ -19,7 +19,8 @@ func paced(p *pace, us int) {
 	}
 }
 
-// TestPace: two slow writes in a row send what follows past the caches, one fast one brings it back, and few are timed.
+// TestPace: two slow writes in a row send what follows past the caches, one fast one brings it
+// back, and few are timed.
 func TestPace(t *testing.T) {
 	const fast, slow = 1, 2 // against 8000 bytes per microsecond
 	p := &pace{enough: 8000}
@@ -60,7 +61,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestPacesAgree: groups whose ranks find every write slow, or every write fast, go their ways, and their results are the same.
+// TestPacesAgree: groups whose ranks find every write slow, or every write fast, go their ways, and
+// their results are the same.
 func TestPacesAgree(t *testing.T) {
 	const count = 200_001
 	j := newJob(t, 3)
@@ -78,7 +80,8 @@ func TestPacesAgree(t *testing.T) {
 		}
 		j.must(t, func(ctx context.Context, r int) error {
 			out := make([]byte, len(want))
-			err := groups[r].AllReduce(ctx, nil, weft.TensorAt(out, s.dtype, count), weft.TensorAt(s.input(r), s.dtype, count), weft.Sum)
+			err := groups[r].AllReduce(ctx, nil, weft.TensorAt(out, s.dtype, count),
+				weft.TensorAt(s.input(r), s.dtype, count), weft.Sum)
 			if err == nil && !bytes.Equal(out, want) {
 				t.Errorf("past the caches %t: rank %d differs from the loop", past, r)
 			}
@@ -86,7 +89,8 @@ func TestPacesAgree(t *testing.T) {
 		})
 		for r, g := range groups {
 			if g.call.staging.past != past || g.call.sharing.past != past {
-				t.Errorf("rank %d stages past the caches: %t, shares: %t, want %t", r, g.call.staging.past, g.call.sharing.past, past)
+				t.Errorf("rank %d stages past the caches: %t, shares: %t, want %t", r, g.call.staging.past,
+					g.call.sharing.past, past)
 			}
 		}
 	}

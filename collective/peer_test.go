@@ -18,8 +18,8 @@ func broadcastIn(ctx context.Context, g *Group, mem []byte) error {
 	return g.Broadcast(ctx, nil, weft.TensorAt(mem, weft.Uint8, len(mem)), 0)
 }
 
-// TestClosedWindow: a rank that has closed the window of an operand fails, the others hear of it, and none of them takes it for a refusal
-// after which the group goes on by itself.
+// TestClosedWindow: a rank that has closed the window of an operand fails, the others hear of it,
+// and none of them takes it for a refusal after which the group goes on by itself.
 func TestClosedWindow(t *testing.T) {
 	const ranks, n = 3, 1 << 20
 	j := newJob(t, ranks)
@@ -37,7 +37,11 @@ func TestClosedWindow(t *testing.T) {
 		}
 		return nil
 	})
-	for r, err := range j.each(t, func(ctx context.Context, r int) error { return broadcastIn(ctx, groups[r], operands[r]) }) {
+	for r, err := range j.each(t, func(ctx context.Context,
+		r int,
+	) error {
+		return broadcastIn(ctx, groups[r], operands[r])
+	}) {
 		peer, blames := errors.AsType[*weft.PeerError](err)
 		switch {
 		case errors.Is(err, weft.ErrMismatch), errors.Is(err, weft.ErrInvalid), errors.Is(err, weft.ErrUnsupported):
@@ -57,7 +61,8 @@ func TestClosedWindow(t *testing.T) {
 	j.must(t, func(ctx context.Context, r int) error { return groups[r].Barrier(ctx, nil) })
 }
 
-// TestWindowOfFewer: an operand in a window that was made while a rank was masked is staged once that rank is back.
+// TestWindowOfFewer: an operand in a window that was made while a rank was masked is staged once
+// that rank is back.
 func TestWindowOfFewer(t *testing.T) {
 	const ranks, n, masked = 3, 1 << 20, 2
 	j := newJob(t, ranks)
@@ -130,10 +135,12 @@ func TestPeerBounds(t *testing.T) {
 		{math.MaxUint64, 0, 0, "closed"},
 	}
 	for _, b := range bad {
-		if mem, err := c.peer(1, b.window, b.offset, b.n); err == nil || mem != nil || !strings.Contains(err.Error(), b.want) {
+		if mem, err := c.peer(1, b.window, b.offset, b.n); err == nil || mem != nil ||
+			!strings.Contains(err.Error(), b.want) {
 			t.Errorf("%+v: %d bytes, error %v", b, len(mem), err)
 		}
-		// The others were told; and a rank that knows of a failure returns that one, not what it made of the place.
+		// The others were told; and a rank that knows of a failure returns that one, not what it
+		// made of the place.
 		for r, comm := range j.comms {
 			if err := comm.Err(); !errors.Is(err, weft.ErrAborted) {
 				t.Errorf("%+v: rank %d knows of %v", b, r, err)
@@ -147,7 +154,8 @@ func TestPeerBounds(t *testing.T) {
 	}
 }
 
-// FuzzSlot reads a slot as a peer may have left it: whatever is in there, nothing outside the peer's memory is read, and errors can be printed.
+// FuzzSlot reads a slot as a peer may have left it: whatever is in there, nothing outside the
+// peer's memory is read, and errors can be printed.
 func FuzzSlot(f *testing.F) {
 	const size = 1 << 12
 	near := func(words ...uint64) []byte {
@@ -183,7 +191,10 @@ func FuzzSlot(f *testing.F) {
 		if err := c.sync("fuzz"); err != nil {
 			t.Fatal(err)
 		}
-		c.name, c.Request = "fuzz", Request{Collective: AllReduce, DType: weft.Float32, Count: 1, Bytes: 4, Ranks: 2, Slot: size / ringShare}
+		c.name, c.Request = "fuzz", Request{
+			Collective: AllReduce, DType: weft.Float32, Count: 1, Bytes: 4,
+			Ranks: 2, Slot: size / ringShare,
+		}
 		round := c.published
 		mine, theirs := c.slot(0, round), c.slot(1, round)
 		*mine.print, *theirs.print = c.fingerprint(), fingerprint(print)

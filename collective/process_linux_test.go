@@ -192,11 +192,15 @@ func (m *member) verified(ctx context.Context) error {
 // crewSize is enough for a rank to be gone and the others to go on together.
 const crewSize = 3
 
-// startCrew starts ranks that run one algorithm, and counts the steps that an operation takes each of them.
+// startCrew starts ranks that run one algorithm, and counts the steps that an operation takes each
+// of them.
 func startCrew(t *testing.T, a *Algorithm, deadline time.Duration) (crew *processes.Crew, steps int) {
 	t.Helper()
 	crew = processes.Start(t, "member", crewSize)
-	args := memberArgs{ID: crew.ID(), Deadline: deadline, Algorithm: a.Name, Bytes: 256 << 10, Window: !a.Supports(Request{})}
+	args := memberArgs{
+		ID: crew.ID(), Deadline: deadline, Algorithm: a.Name, Bytes: 256 << 10,
+		Window: !a.Supports(Request{}),
+	}
 	if a.eager {
 		args.Bytes = 1 << 10
 	}
@@ -211,13 +215,15 @@ func startCrew(t *testing.T, a *Algorithm, deadline time.Duration) (crew *proces
 	return crew, steps
 }
 
-// phase is a point of an operation: after so many steps. A rank takes two a round: it has published, and it has seen what everyone published.
+// phase is a point of an operation: after so many steps. A rank takes two a round: it has
+// published, and it has seen what everyone published.
 type phase struct {
 	name string
 	at   func(steps int) int
 }
 
-// phases are the points at which ranks are killed and stopped. In operations of one round some of them are the same.
+// phases are the points at which ranks are killed and stopped. In operations of one round some of
+// them are the same.
 var phases = []phase{
 	{"before the operation", func(int) int { return 0 }},
 	{"between publish and await of the opening round", func(int) int { return 1 }},
@@ -232,7 +238,8 @@ func distinct(i, steps int) bool {
 	return !slices.ContainsFunc(phases[:i], func(p phase) bool { return p.at(steps) == phases[i].at(steps) })
 }
 
-// halt brings one rank to a point of an operation in which the others wait for it, and returns them.
+// halt brings one rank to a point of an operation in which the others wait for it, and returns
+// them.
 func halt(t *testing.T, crew *processes.Crew, victim, step int) (others []int) {
 	t.Helper()
 	for r := range crew.Size() {
@@ -247,7 +254,8 @@ func halt(t *testing.T, crew *processes.Crew, victim, step int) (others []int) {
 	return others
 }
 
-// goOn checks that the failure lasts until the others leave the victim out, and that they go on without it.
+// goOn checks that the failure lasts until the others leave the victim out, and that they go on
+// without it.
 func goOn(t *testing.T, crew *processes.Crew, others []int, victim int) {
 	t.Helper()
 	for r, a := range crew.All(others, "barrier", memberArgs{}) {
@@ -259,8 +267,8 @@ func goOn(t *testing.T, crew *processes.Crew, others []int, victim int) {
 	crew.Must(others, "repeat", memberArgs{Times: 10})
 }
 
-// TestKilledRank kills every rank at every phase of every algorithm: the others return an error that names it within two seconds, and go on
-// without it.
+// TestKilledRank kills every rank at every phase of every algorithm: the others return an error
+// that names it within two seconds, and go on without it.
 func TestKilledRank(t *testing.T) {
 	for k, a := range algorithms {
 		var steps int
@@ -290,8 +298,9 @@ func TestKilledRank(t *testing.T) {
 	}
 }
 
-// TestStoppedRank stops a rank in every algorithm: the others return an error that names it at their deadline, and go on without it. When it
-// wakes up in the midst of what they left behind, it returns an error too.
+// TestStoppedRank stops a rank in every algorithm: the others return an error that names it at
+// their deadline, and go on without it. When it wakes up in the midst of what they left behind, it
+// returns an error too.
 func TestStoppedRank(t *testing.T) {
 	const deadline = 800 * time.Millisecond
 	for k, a := range algorithms {
@@ -305,7 +314,8 @@ func TestStoppedRank(t *testing.T) {
 			stopped := time.Now()
 			crew.Stop(victim)
 			for r, f := range crew.Answers(others) {
-				if d := time.Since(stopped); d > deadline+2*time.Second || f.Took < deadline*9/10 || f.Peer != victim || f.Cause != "timeout" {
+				if d := time.Since(stopped); d > deadline+2*time.Second || f.Took < deadline*9/10 ||
+					f.Peer != victim || f.Cause != "timeout" {
 					t.Errorf("rank %d fails after %v: %+v", r, d, f)
 				}
 			}

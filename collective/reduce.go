@@ -15,7 +15,8 @@ var arithmetic = map[weft.DType]simd.Type{
 	weft.Uint8: simd.U8, weft.Uint16: simd.U16, weft.Uint32: simd.U32, weft.Uint64: simd.U64,
 }
 
-// arithmeticOf is the same as a table, for the path that counts nanoseconds: 1 + the type, 0 = none.
+// arithmeticOf is the same as a table, for the path that counts nanoseconds: 1 + the type, 0 =
+// none.
 var arithmeticOf = func() (t [256]uint8) {
 	for d, s := range arithmetic {
 		t[d] = 1 + uint8(s)
@@ -25,10 +26,14 @@ var arithmeticOf = func() (t [256]uint8) {
 
 func reducible(d weft.DType) bool { return arithmeticOf[d] != 0 }
 
-var operators = [...]simd.Op{weft.Sum: simd.Sum, weft.Prod: simd.Prod, weft.Min: simd.Min, weft.Max: simd.Max, weft.Avg: simd.Sum}
+var operators = [...]simd.Op{
+	weft.Sum: simd.Sum, weft.Prod: simd.Prod, weft.Min: simd.Min, weft.Max: simd.Max,
+	weft.Avg: simd.Sum,
+}
 
-// reduce folds rows, which are in rank order, into dst. It is the only arithmetic of the package: every algorithm hands it the inputs of all
-// ranks for some range of elements, so all of them give the same bits. With stream the result bypasses the caches.
+// reduce folds rows, which are in rank order, into dst. It is the only arithmetic of the package:
+// every algorithm hands it the inputs of all ranks for some range of elements, so all of them give
+// the same bits. With stream the result bypasses the caches.
 func (c *call) reduce(dst []byte, rows [][]byte, stream bool) {
 	op, t, avg := operators[c.Op], simd.Type(arithmeticOf[c.DType]-1), c.Op == weft.Avg
 	if !stream {

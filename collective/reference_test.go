@@ -71,8 +71,9 @@ func reference(op weft.Op, d weft.DType, inputs [][]byte) []byte {
 	return out
 }
 
-// step is one step of a float reduction in float64, rounded to the accumulator's type. For fp32 operands the sum and product of
-// float64 round twice only where the first rounding is exact: 53 bits are more than twice 24.
+// step is one step of a float reduction in float64, rounded to the accumulator's type. For fp32
+// operands the sum and product of float64 round twice only where the first rounding is exact: 53
+// bits are more than twice 24.
 func step(op weft.Op, acc, x float64, round func(float64) float64) float64 {
 	switch op {
 	case weft.Prod:

@@ -28,8 +28,8 @@ func (c Collective) String() string {
 	return collectiveNames[c]
 }
 
-// Request is what the choice of an algorithm depends on. It is the same on every rank: its first part because the ranks' calls must
-// agree, its second because they have told each other.
+// Request is what the choice of an algorithm depends on. It is the same on every rank: its first
+// part because the ranks' calls must agree, its second because they have told each other.
 type Request struct {
 	Collective Collective
 	Op         weft.Op    // AllReduce
@@ -47,7 +47,8 @@ type Request struct {
 type Windows uint8
 
 const (
-	// Inputs is set when every input that others need lies in a window: Broadcast's at the root only.
+	// Inputs is set when every input that others need lies in a window: Broadcast's at the root
+	// only.
 	Inputs Windows = 1 << iota
 	// Outputs is set when every rank's output does.
 	Outputs
@@ -71,7 +72,8 @@ func (w Windows) String() string {
 
 // A fingerprint is a call in one word, nothing lost: equal words are equal calls.
 //
-//	63      refused: the caller's arguments are wrong, and the payload says how; bit 0 then says that its error is a weft.ErrUnsupported
+//	63      refused: the caller's arguments are wrong, and the payload says how; bit 0 then says that
+//	        its error is a weft.ErrUnsupported
 //	58..62  collective
 //	53..57  element type
 //	50..52  reduction

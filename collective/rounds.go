@@ -10,11 +10,12 @@ import (
 	"github.com/weftgo/weft/channel"
 )
 
-// rounds is how the ranks of a group talk: in rounds, numbered alike on every rank and never again. In each a rank fills its slot and publishes it,
-// then reads the slots of the others.
+// rounds is how the ranks of a group talk: in rounds, numbered alike on every rank and never again.
+// In each a rank fills its slot and publishes it, then reads the slots of the others.
 //
-// A rank may publish one round before it has read the one before, not two: it fills the slot of round s when it has read all of round s-2.
-// See the package documentation for why nobody then reads what is overwritten.
+// A rank may publish one round before it has read the one before, not two: it fills the slot of
+// round s when it has read all of round s-2. See the package documentation for why nobody then
+// reads what is overwritten.
 type rounds struct {
 	comm   *weft.Comm
 	waiter *channel.Waiter
@@ -27,7 +28,8 @@ type rounds struct {
 	live       []int  // ranks that take part, ascending
 	own        int    // this rank's place among them
 
-	// step, when a test has set it, is called when this rank has published a round and when it has seen everyone's.
+	// step, when a test has set it, is called when this rank has published a round and when it has
+	// seen everyone's.
 	step func()
 }
 
@@ -42,8 +44,9 @@ func newRounds(comm *weft.Comm, w *weft.Window) *rounds {
 	return r
 }
 
-// sync follows the communicator to its generation: ranks have agreed to go on after a failure, nobody is inside an older operation, and what it
-// left behind has lower numbers than all that is published from now on.
+// sync follows the communicator to its generation: ranks have agreed to go on after a failure,
+// nobody is inside an older operation, and what it left behind has lower numbers than all that is
+// published from now on.
 func (r *rounds) sync(op string) error {
 	g := r.comm.Generation()
 	if g == r.generation && r.live != nil {
@@ -70,7 +73,8 @@ func (r *rounds) sync(op string) error {
 // next is the slot of the round that this rank publishes next.
 func (r *rounds) next() *slot { return &r.mine.slots[(r.published+1)%slots] }
 
-// fill returns the memory for the n bytes of payload of the next round, of at most the ring's share.
+// fill returns the memory for the n bytes of payload of the next round, of at most the ring's
+// share.
 func (r *rounds) fill(n int) []byte {
 	s := r.next()
 	if n <= nearBytes {
@@ -136,7 +140,8 @@ func (r *rounds) refuse(err error) {
 	text[0] = byte(n)
 }
 
-// agree compares the fingerprints of a round that opened an operation. Every rank compares the same words, and so returns an error, if any does.
+// agree compares the fingerprints of a round that opened an operation. Every rank compares the same
+// words, and so returns an error, if any does.
 func (r *rounds) agree(op string, round uint64, own error) error {
 	want := *r.slot(r.live[r.own], round).print
 	same := want&refused == 0
@@ -177,7 +182,8 @@ func refusal(print fingerprint, text []byte) error {
 	return &refusedError{string(text[1 : 1+min(int(text[0]), refusalBytes-1)]), kind}
 }
 
-// refusedError carries another rank's words, and wraps the sentinel that its error did: nothing has moved, the communicator is whole.
+// refusedError carries another rank's words, and wraps the sentinel that its error did: nothing has
+// moved, the communicator is whole.
 type refusedError struct {
 	text string
 	kind error
@@ -186,7 +192,8 @@ type refusedError struct {
 func (e *refusedError) Error() string { return "refused there: " + e.text }
 func (e *refusedError) Unwrap() error { return e.kind }
 
-// place is where a rank's operands stand, if peers can reach them. It fits the near payload of a slot.
+// place is where a rank's operands stand, if peers can reach them. It fits the near payload of a
+// slot.
 type place struct {
 	input, inputAt   uint64 // window and offset; window 0 = none
 	output, outputAt uint64

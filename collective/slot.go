@@ -6,14 +6,17 @@ import (
 	"github.com/weftgo/weft/channel"
 )
 
-// slots is how many rounds a rank's slots hold. The package documentation says why four are enough and three are not.
+// slots is how many rounds a rank's slots hold. The package documentation says why four are enough
+// and three are not.
 const slots = 4
 
-// slot is what one rank says in one round. It lies in shared memory, where only that rank writes it.
+// slot is what one rank says in one round. It lies in shared memory, where only that rank writes
+// it.
 //
 //	 0  the number of the round, published last, and who sleeps on it (a channel.Counter)
 //	16  the call's fingerprint, in the round that opens an operation
-//	24  40 bytes in the cache line of the number, which arrive with it: a short payload, or where the payload is in the ring
+//	24  40 bytes in the cache line of the number, which arrive with it: a short payload, or where the
+//	    payload is in the ring
 type slot struct {
 	round *channel.Counter
 	print *fingerprint
@@ -41,9 +44,10 @@ func (s *slot) ringAt() *uint64     { return (*uint64)(s.near) }
 
 // A board is a rank's memory in the group's window: its slots, then its ring.
 //
-// The ring holds payloads that are longer than a slot has room for. It is written from front to back, round after round, so that a line is
-// written again only when it has long left the caches of those who read it. Writing a line that another core still caches costs several times
-// as much as writing one that has gone to the shared cache.
+// The ring holds payloads that are longer than a slot has room for. It is written from front to
+// back, round after round, so that a line is written again only when it has long left the caches of
+// those who read it. Writing a line that another core still caches costs several times as much as
+// writing one that has gone to the shared cache.
 type board struct {
 	slots [slots]slot
 	ring  []byte
@@ -57,8 +61,9 @@ func newBoard(mem []byte) *board {
 	return b
 }
 
-// ringShare is how many payloads of the greatest length a ring holds. When a rank fills the slot of a round, others may be reading the payloads
-// of the three rounds before; with the one to be written, and the end of the ring that is skipped where a payload does not fit, five would do.
+// ringShare is how many payloads of the greatest length a ring holds. When a rank fills the slot of
+// a round, others may be reading the payloads of the three rounds before; with the one to be
+// written, and the end of the ring that is skipped where a payload does not fit, five would do.
 const ringShare = 8
 
 func boardSize(ring int) int { return slots*slotSize + ring }

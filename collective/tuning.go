@@ -16,7 +16,8 @@ type sizes struct {
 	WindowPart   int // one rank's share of a round of the window reduction
 	Stream       int // outputs from this size on bypass the caches
 
-	// Writes to memory that others read go past the caches where they are slower than this, in bytes per microsecond.
+	// Writes to memory that others read go past the caches where they are slower than this, in
+	// bytes per microsecond.
 	Staging int64 // copies
 	Sharing int64 // reductions
 }
@@ -32,7 +33,8 @@ var tuning = sizes{
 	Sharing:      5_000,
 }
 
-// A preference chooses an algorithm for requests of at most so many bytes on at most so many ranks, whose operands lie so. Zero means any.
+// A preference chooses an algorithm for requests of at most so many bytes on at most so many ranks,
+// whose operands lie so. Zero means any.
 type preference struct {
 	algorithm *Algorithm
 	bytes     int
@@ -40,13 +42,15 @@ type preference struct {
 	windows   Windows
 }
 
-// preferences are asked in this order, and the first one whose algorithm supports the request wins. The last of each collective supports everything.
+// preferences are asked in this order, and the first one whose algorithm supports the request wins.
+// The last of each collective supports everything.
 var preferences = [collectives][]preference{
 	Barrier: {{algorithm: &barrierEager}},
 	AllReduce: {
 		{algorithm: &allReduceEager, bytes: 32 << 10},
 		{algorithm: &allReducePull, bytes: 4 << 20, ranks: 2},
-		// In place every line of the output is in the other rank's cache: until it has gone, staging costs less than taking it back.
+		// In place every line of the output is in the other rank's cache: until it has gone,
+		// staging costs less than taking it back.
 		{algorithm: &allReducePipeline, bytes: 2 << 20, ranks: 2, windows: InPlace},
 		{algorithm: &allReduceWindow},
 		{algorithm: &allReducePipeline, bytes: 1 << 20, ranks: 2},
@@ -64,8 +68,9 @@ var preferences = [collectives][]preference{
 	},
 }
 
-// eager chooses an algorithm that sends its data at once, or none: then ranks first tell each other where their operands are. Like settled it
-// depends on nothing but the request and on what was forced when the group was made, so all ranks choose the same.
+// eager chooses an algorithm that sends its data at once, or none: then ranks first tell each other
+// where their operands are. Like settled it depends on nothing but the request and on what was
+// forced when the group was made, so all ranks choose the same.
 func eager(q *Request, forced []*Algorithm) *Algorithm {
 	for _, a := range forced {
 		if a.Collective == q.Collective {
@@ -101,5 +106,6 @@ func settled(q *Request, forced []*Algorithm) *Algorithm {
 }
 
 func (p *preference) wants(q *Request) bool {
-	return (p.bytes == 0 || q.Bytes <= p.bytes) && (p.ranks == 0 || q.Ranks <= p.ranks) && q.Windows&p.windows == p.windows && p.algorithm.Supports(*q)
+	return (p.bytes == 0 || q.Bytes <= p.bytes) && (p.ranks == 0 || q.Ranks <= p.ranks) &&
+		q.Windows&p.windows == p.windows && p.algorithm.Supports(*q)
 }

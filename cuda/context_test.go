@@ -8,7 +8,8 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest"
 )
 
-// TestCurrent: goroutines on any thread may use any context; the right one is current in every call.
+// TestCurrent: goroutines on any thread may use any context; the right one is current in every
+// call.
 func TestCurrent(t *testing.T) {
 	_, d := open(t, cudatest.Config{Devices: 4})
 	var wg sync.WaitGroup
@@ -69,7 +70,8 @@ func TestBindFails(t *testing.T) {
 	}
 }
 
-// TestClosedContext: a context that was closed is refused, also while others have the device's, in which its calls would work.
+// TestClosedContext: a context that was closed is refused, also while others have the device's, in
+// which its calls would work.
 func TestClosedContext(t *testing.T) {
 	_, d := open(t, cudatest.Config{Devices: 2})
 	other, peer := primary(t, d, 0), primary(t, d, 1)
@@ -111,7 +113,8 @@ func TestClosedContext(t *testing.T) {
 	}
 }
 
-// TestReleasedContext: a call in a context that nobody holds is refused by the driver, and reported.
+// TestReleasedContext: a call in a context that nobody holds is refused by the driver, and
+// reported.
 func TestReleasedContext(t *testing.T) {
 	m, d := openFaulty(t, cudatest.Config{})
 	c, err := device(t, d, 0).Primary()

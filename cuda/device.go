@@ -6,7 +6,8 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// Device is a GPU. Asking it needs no context. Devices are made by [Driver] and compare equal if they are the same.
+// Device is a GPU. Asking it needs no context. Devices are made by [Driver] and compare equal if
+// they are the same.
 type Device struct {
 	driver  *Driver
 	ordinal int
@@ -55,7 +56,8 @@ func (d *Device) Attribute(a Attribute) (int, error) {
 	return int(*value), err
 }
 
-// Has says whether an attribute that is a capability is there. A driver that does not know the attribute does not have the capability.
+// Has says whether an attribute that is a capability is there. A driver that does not know the
+// attribute does not have the capability.
 func (d *Device) Has(a Attribute) bool {
 	value, err := d.Attribute(a)
 	return err == nil && value != 0
@@ -73,7 +75,8 @@ func (d *Device) ComputeCapability() (major, minor int, err error) {
 	return major, minor, err
 }
 
-// Architecture is what to compile for to use all that the device has: sm_80, sm_90a. From 9.0 on that is the architecture-specific target.
+// Architecture is what to compile for to use all that the device has: sm_80, sm_90a. From 9.0 on
+// that is the architecture-specific target.
 func (d *Device) Architecture() (string, error) {
 	major, minor, err := d.ComputeCapability()
 	if err != nil {

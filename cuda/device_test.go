@@ -29,7 +29,8 @@ func TestDevice(t *testing.T) {
 	ok(t, err)
 	total, err := dev.TotalMemory()
 	ok(t, err)
-	if name != "cudatest" || bus != "0000:1d:00.0" || uuid.String() != "GPU-cd000000-0000-0000-0000-000000000002" || sms != 132 ||
+	if name != "cudatest" || bus != "0000:1d:00.0" ||
+		uuid.String() != "GPU-cd000000-0000-0000-0000-000000000002" || sms != 132 ||
 		architecture != "sm_90a" || total != 1<<30 || dev.Ordinal() != 2 {
 		t.Error(name, bus, uuid, sms, architecture, total, dev.Ordinal())
 	}
@@ -43,7 +44,10 @@ func TestDevice(t *testing.T) {
 }
 
 func TestArchitecture(t *testing.T) {
-	for want, capability := range map[string][2]int{"sm_80": {8, 0}, "sm_89": {8, 9}, "sm_90a": {9, 0}, "sm_100a": {10, 0}, "sm_121a": {12, 1}} {
+	for want, capability := range map[string][2]int{
+		"sm_80": {8, 0}, "sm_89": {8, 9}, "sm_90a": {9, 0},
+		"sm_100a": {10, 0}, "sm_121a": {12, 1},
+	} {
 		_, d := open(t, cudatest.Config{Attributes: map[cuda.Attribute]int{
 			cuda.ComputeCapabilityMajor: capability[0], cuda.ComputeCapabilityMinor: capability[1],
 		}})
@@ -108,7 +112,8 @@ func TestErrors(t *testing.T) {
 // TestOpenFails at every step of opening, which must say which.
 func TestOpenFails(t *testing.T) {
 	for call, code := range map[string]cuda.Code{
-		"cuDriverGetVersion": cuda.ErrDeinitialized, "cuInit": cuda.ErrNoDevice, "cuDeviceGetCount": cuda.ErrSystemNotReady, "cuDeviceGet": 803,
+		"cuDriverGetVersion": cuda.ErrDeinitialized, "cuInit": cuda.ErrNoDevice,
+		"cuDeviceGetCount": cuda.ErrSystemNotReady, "cuDeviceGet": 803,
 	} {
 		m := cudatest.New(cudatest.Config{})
 		m.Fail(call, 0, code)

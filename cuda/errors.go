@@ -8,13 +8,15 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// ErrUnsupported: the library, the symbol, the platform or the device cannot do it. The error's text names the way out.
+// ErrUnsupported: the library, the symbol, the platform or the device cannot do it. The error's
+// text names the way out.
 var ErrUnsupported = errors.New("unsupported")
 
 // ErrClosed: the object was closed by its owner.
 var ErrClosed = errors.New("closed")
 
-// Code is the driver's own number for an error. It is an error itself, so that it can be looked for with [errors.Is].
+// Code is the driver's own number for an error. It is an error itself, so that it can be looked for
+// with [errors.Is].
 type Code int32
 
 // The codes that callers branch on.
@@ -61,7 +63,8 @@ func (c Code) Error() string {
 	return fmt.Sprintf("CUDA error %d", int32(c))
 }
 
-// Sticky says whether the context is lost: every later call fails in the same way until the process ends.
+// Sticky says whether the context is lost: every later call fails in the same way until the process
+// ends.
 func (c Code) Sticky() bool {
 	switch c {
 	case 214, 220, 226, // uncorrectable and contained memory or link errors
@@ -91,13 +94,15 @@ func (e *Error) Is(target error) bool {
 
 // wayOut is what to do about codes whose name does not say it.
 var wayOut = map[Code]string{
-	ErrStubLibrary:    "this libcuda only serves to link programs: take the toolkit's stubs folder out of LD_LIBRARY_PATH",
-	ErrNoDevice:       "is a GPU visible to this process and container (nvidia-smi, CUDA_VISIBLE_DEVICES)?",
-	803:               "the driver's libraries and its kernel module differ in version: reload the module or restart the machine",
+	ErrStubLibrary: "this libcuda only serves to link programs: take the toolkit's stubs folder out of LD_LIBRARY_PATH",
+	ErrNoDevice:    "is a GPU visible to this process and container (nvidia-smi, CUDA_VISIBLE_DEVICES)?",
+	803: "the driver's libraries and its kernel module differ in version: reload the module " +
+		"or restart the machine",
 	ErrSystemNotReady: "a machine with NVSwitch needs nvidia-fabricmanager to run",
 }
 
-// check turns an entry's answer into an error. It is small so that the usual answer costs a comparison.
+// check turns an entry's answer into an error. It is small so that the usual answer costs a
+// comparison.
 func (d *Driver) check(call string, r sys.Result) error {
 	if r == sys.Success {
 		return nil

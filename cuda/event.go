@@ -94,13 +94,15 @@ func (e *Event) Synchronize() error {
 	if err := e.use(call); err != nil {
 		return err
 	}
-	return e.context.check(call, e.context.asking(func() sys.Result { return e.context.table.EventSynchronize(e.context.handle, e.handle) }))
+	return e.context.check(call,
+		e.context.asking(func() sys.Result { return e.context.table.EventSynchronize(e.context.handle, e.handle) }))
 }
 
 // Wait waits until the point has been reached or ctx ends, as [Stream.Wait] does.
 func (e *Event) Wait(ctx context.Context) error { return poll(ctx, e.Query) }
 
-// Since is the time from start to e on the device, with half a microsecond's resolution. Both must take the time and have been reached.
+// Since is the time from start to e on the device, with half a microsecond's resolution. Both must
+// take the time and have been reached.
 func (e *Event) Since(start *Event) (time.Duration, error) {
 	const call = "cuEventElapsedTime"
 	if err := cmp.Or(e.use(call), start.use(call)); err != nil {

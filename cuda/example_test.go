@@ -47,7 +47,8 @@ func Example() {
 	fill, err := module.Function("fill")
 	check(err)
 
-	launch, err := fill.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 4}, Block: cuda.Dim{X: 256}}, data.Pointer(), int32(1000), int32(0))
+	launch, err := fill.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 4}, Block: cuda.Dim{X: 256}},
+		data.Pointer(), int32(1000), int32(0))
 	check(err)
 	value, err := cuda.Arg[int32](launch, 2)
 	check(err)

@@ -15,8 +15,9 @@ type Graph struct {
 	closed  atomic.Bool
 }
 
-// Capture records what fn enqueues in the stream, and in streams that come to wait for it, instead of running it. fn runs on the
-// calling goroutine, locked to its thread, and must bring all streams that took part back by events. The caller closes the graph.
+// Capture records what fn enqueues in the stream, and in streams that come to wait for it, instead
+// of running it. fn runs on the calling goroutine, locked to its thread, and must bring all streams
+// that took part back by events. The caller closes the graph.
 func (s *Stream) Capture(fn func() error) (g *Graph, err error) {
 	if fn == nil {
 		return nil, missing("cuStreamBeginCapture", "function")
@@ -41,8 +42,9 @@ func (s *Stream) Capture(fn func() error) (g *Graph, err error) {
 	return nil, err
 }
 
-// BeginCapture starts to record, and locks the goroutine to its thread: the driver wants the same thread at the end. Meanwhile
-// this thread may not make calls that a capture cannot hold, as an allocation; other threads may.
+// BeginCapture starts to record, and locks the goroutine to its thread: the driver wants the same
+// thread at the end. Meanwhile this thread may not make calls that a capture cannot hold, as an
+// allocation; other threads may.
 func (s *Stream) BeginCapture() error {
 	const call = "cuStreamBeginCapture"
 	if err := s.use(call); err != nil {
@@ -56,8 +58,8 @@ func (s *Stream) BeginCapture() error {
 	return err
 }
 
-// EndCapture ends what BeginCapture began, on the same goroutine, and unlocks it from its thread. The stream runs what it is given
-// again, also after an error.
+// EndCapture ends what BeginCapture began, on the same goroutine, and unlocks it from its thread.
+// The stream runs what it is given again, also after an error.
 func (s *Stream) EndCapture() (*Graph, error) {
 	const call = "cuStreamEndCapture"
 	defer runtime.UnlockOSThread()
@@ -94,7 +96,8 @@ func (g *Graph) Nodes() (int, error) {
 	return int(*count), err
 }
 
-// GraphExec is a graph made ready to run, any number of times. What its operations refer to (memory, modules) must live as long.
+// GraphExec is a graph made ready to run, any number of times. What its operations refer to
+// (memory, modules) must live as long.
 type GraphExec struct {
 	context *Context
 	handle  sys.GraphExec
@@ -108,13 +111,15 @@ func (g *Graph) Instantiate() (*GraphExec, error) {
 		return nil, closed(call)
 	}
 	handle := new(sys.GraphExec)
-	if err := g.context.check(call, g.context.table.GraphInstantiateWithFlags(g.context.handle, handle, g.handle, 0)); err != nil {
+	if err := g.context.check(call, g.context.table.GraphInstantiateWithFlags(g.context.handle, handle,
+		g.handle, 0)); err != nil {
 		return nil, err
 	}
 	return &GraphExec{context: g.context, handle: *handle}, nil
 }
 
-// Upload enqueues what the first launch would do besides running, so that it takes no longer than the others.
+// Upload enqueues what the first launch would do besides running, so that it takes no longer than
+// the others.
 func (e *GraphExec) Upload(s *Stream) error {
 	const call = "cuGraphUpload"
 	if e.closed.Load() {
@@ -138,7 +143,8 @@ func (e *GraphExec) Launch(s *Stream) error {
 	return e.context.check(call, e.context.table.GraphLaunch(e.context.handle, e.handle, s.handle))
 }
 
-// Close destroys the executable graph; a launch that is under way ends first. Further calls do nothing.
+// Close destroys the executable graph; a launch that is under way ends first. Further calls do
+// nothing.
 func (e *GraphExec) Close() error {
 	if e.closed.Swap(true) {
 		return nil

@@ -102,7 +102,8 @@ func TestCaptureFails(t *testing.T) {
 	ok(t, s.Synchronize())
 }
 
-// TestCaptureKeepsItsThread: another goroutine takes the thread whenever it is free, and keeps it; a capture's is not.
+// TestCaptureKeepsItsThread: another goroutine takes the thread whenever it is free, and keeps it;
+// a capture's is not.
 func TestCaptureKeepsItsThread(t *testing.T) {
 	_, d := open(t, cudatest.Config{})
 	c := primary(t, d, 0)
@@ -123,7 +124,8 @@ func TestCaptureKeepsItsThread(t *testing.T) {
 	keep(t, graph, err)
 }
 
-// TestAskingInACaptureElsewhere: what another library captures in global mode neither keeps this package from asking whether work is done nor is broken by it.
+// TestAskingInACaptureElsewhere: what another library captures in global mode neither keeps this
+// package from asking whether work is done nor is broken by it.
 func TestAskingInACaptureElsewhere(t *testing.T) {
 	m, d := open(t, cudatest.Config{})
 	c := primary(t, d, 0)
@@ -152,7 +154,8 @@ func TestAskingInACaptureElsewhere(t *testing.T) {
 	}
 }
 
-// TestCallsThatACaptureElsewhereForbids are refused, and break it: the fake is no kinder than a driver.
+// TestCallsThatACaptureElsewhereForbids are refused, and break it: the fake is no kinder than a
+// driver.
 func TestCallsThatACaptureElsewhereForbids(t *testing.T) {
 	m, d := openFaulty(t, cudatest.Config{})
 	c := primary(t, d, 0)

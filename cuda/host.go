@@ -19,9 +19,11 @@ type HostMemory struct {
 
 // HostOptions say how host memory is made or registered.
 type HostOptions struct {
-	// WriteCombined makes the host's writes cheap for the device to read, and the host's reads slow. Of AllocHost.
+	// WriteCombined makes the host's writes cheap for the device to read, and the host's reads
+	// slow. Of AllocHost.
 	WriteCombined bool
-	// ReadOnly promises that devices only read, which lets memory be registered that is mapped so. Of RegisterHost; needs [ReadOnlyHostRegister].
+	// ReadOnly promises that devices only read, which lets memory be registered that is mapped so.
+	// Of RegisterHost; needs [ReadOnlyHostRegister].
 	ReadOnly bool
 	// IOMemory says that the bytes are a device's registers, not memory. Of RegisterHost.
 	IOMemory bool
@@ -47,8 +49,9 @@ func (c *Context) AllocHost(size int, o HostOptions) (*HostMemory, error) {
 	return c.mapHost(&HostMemory{context: c, bytes: unsafe.Slice((*byte)(*p), size)})
 }
 
-// RegisterHost pins memory that the caller has and maps it into every device. It must come from outside Go (a memory file, a
-// mapping), for Go's collector would give it to somebody else; it stays the caller's, who frees it after Close.
+// RegisterHost pins memory that the caller has and maps it into every device. It must come from
+// outside Go (a memory file, a mapping), for Go's collector would give it to somebody else; it
+// stays the caller's, who frees it after Close.
 func (c *Context) RegisterHost(memory []byte, o HostOptions) (*HostMemory, error) {
 	const call = "cuMemHostRegister"
 	if err := c.use(call); err != nil {
@@ -64,7 +67,8 @@ func (c *Context) RegisterHost(memory []byte, o HostOptions) (*HostMemory, error
 	if o.IOMemory {
 		flags |= sys.MemHostRegisterIOMemory
 	}
-	if err := c.check(call, c.table.MemHostRegister(c.handle, unsafe.Pointer(&memory[0]), uint64(len(memory)), flags)); err != nil {
+	if err := c.check(call, c.table.MemHostRegister(c.handle, unsafe.Pointer(&memory[0]), uint64(len(memory)),
+		flags)); err != nil {
 		return nil, err
 	}
 	return c.mapHost(&HostMemory{context: c, bytes: memory, registered: true})
@@ -73,14 +77,16 @@ func (c *Context) RegisterHost(memory []byte, o HostOptions) (*HostMemory, error
 // mapHost learns the device's address of new host memory, or gives the memory back.
 func (c *Context) mapHost(m *HostMemory) (*HostMemory, error) {
 	p := new(sys.Pointer)
-	if err := c.check("cuMemHostGetDevicePointer", c.table.MemHostGetDevicePointer(c.handle, p, m.address(), 0)); err != nil {
+	if err := c.check("cuMemHostGetDevicePointer",
+		c.table.MemHostGetDevicePointer(c.handle, p, m.address(), 0)); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	m.pointer = Pointer(*p)
 	return m, nil
 }
 
-// Close frees the memory, or unregisters it. No copy or kernel may still use it. Further calls do nothing.
+// Close frees the memory, or unregisters it. No copy or kernel may still use it. Further calls do
+// nothing.
 func (m *HostMemory) Close() error {
 	if m.closed.Swap(true) {
 		return nil

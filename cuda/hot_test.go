@@ -10,7 +10,8 @@ import (
 	"github.com/weftgo/weft/internal/dl"
 )
 
-// idle is a library whose every symbol is a C function that ignores its arguments and returns 0. It makes real crossings into C without a driver.
+// idle is a library whose every symbol is a C function that ignores its arguments and returns 0. It
+// makes real crossings into C without a driver.
 type idle struct{ nothing dl.Func }
 
 func (l idle) Lookup(symbol string) (dl.Func, error) {
@@ -45,7 +46,8 @@ func hot(t testing.TB) (bare func(), calls []hotCall) {
 	c := &Context{driver: d, table: d.table, device: &Device{driver: d}, handle: 1}
 	s, e, x := c.WrapStream(8), &Event{context: c, handle: 8}, &GraphExec{context: c, handle: 8}
 	f := &Function{module: &Module{context: c, handle: 8}, name: "nothing", handle: 8}
-	// The idle driver says that any number of parameters of no size exist: leave out the comparison.
+	// The idle driver says that any number of parameters of no size exist: leave out the
+	// comparison.
 	l, err := f.shape(LaunchConfig{Cluster: Dim{X: 1}, Dependent: true})
 	if err == nil {
 		err = l.layOut([]any{Pointer(1), int32(2), float32(3)})
@@ -100,8 +102,9 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// TestHotCallsAreCheap: what this package adds to a bare call of an empty C function, the second call that sets the context included, stays
-// under 60 ns, or twice that where two more calls set the mode of captures. The machine may be busy, so the least of many rounds counts.
+// TestHotCallsAreCheap: what this package adds to a bare call of an empty C function, the second
+// call that sets the context included, stays under 60 ns, or twice that where two more calls set
+// the mode of captures. The machine may be busy, so the least of many rounds counts.
 func TestHotCallsAreCheap(t *testing.T) {
 	const limit = 60 * time.Nanosecond
 	if raceEnabled || testing.CoverMode() != "" {
@@ -141,7 +144,8 @@ func TestHotCallsAreCheap(t *testing.T) {
 	}
 }
 
-// TestMissingEntries: on a driver that has nothing, calls say what is missing and which driver has it.
+// TestMissingEntries: on a driver that has nothing, calls say what is missing and which driver has
+// it.
 func TestMissingEntries(t *testing.T) {
 	d, err := New(&sys.Table{
 		Init:             func(uint32) sys.Result { return sys.Success },
@@ -162,7 +166,8 @@ func TestMissingEntries(t *testing.T) {
 	for want, err := range map[string]error{
 		"unsupported: cuLaunchKernelEx is not in this driver (CUDA 11.4): install one of CUDA 11.6 or newer": l.Start(s),
 		"unsupported: cuStreamQuery is not in this driver (CUDA 11.4): install one of CUDA 2.0 or newer":     queryError(s),
-		"unsupported: cuMemCreate is not in this driver (CUDA 11.4): install one of CUDA 10.2 or newer": d.check("cuMemCreate",
+		"unsupported: cuMemCreate is not in this driver (CUDA 11.4): install one of CUDA " +
+			"10.2 or newer": d.check("cuMemCreate",
 			d.table.MemCreate(0, nil, 0, nil, 0)),
 	} {
 		if !errors.Is(err, ErrUnsupported) || err.Error() != want && err.Error() != "kernel nothing: "+want {

@@ -6,11 +6,13 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// IPCHandle names an allocation of [Context.Alloc]'s kind to the other processes of the host. It is the way to share for memory that
-// is not virtual, as most of PyTorch's. It names the whole allocation: where in it something lies must travel beside it.
+// IPCHandle names an allocation of [Context.Alloc]'s kind to the other processes of the host. It is
+// the way to share for memory that is not virtual, as most of PyTorch's. It names the whole
+// allocation: where in it something lies must travel beside it.
 type IPCHandle [64]byte
 
-// IPCHandle names the allocation that holds p. It fails for virtual memory: see [Context.RetainAllocation].
+// IPCHandle names the allocation that holds p. It fails for virtual memory: see
+// [Context.RetainAllocation].
 func (c *Context) IPCHandle(p Pointer) (IPCHandle, error) {
 	const call = "cuIpcGetMemHandle"
 	if err := c.use(call); err != nil {
@@ -28,8 +30,9 @@ type IPCMemory struct {
 	closed  atomic.Bool
 }
 
-// OpenIPC maps an allocation of another process, and gives the context access to its device if it has none. A process cannot open
-// its own handles, and opens each of another's once for each device.
+// OpenIPC maps an allocation of another process, and gives the context access to its device if it
+// has none. A process cannot open its own handles, and opens each of another's once for each
+// device.
 func (c *Context) OpenIPC(h IPCHandle) (*IPCMemory, error) {
 	const call = "cuIpcOpenMemHandle"
 	if err := c.use(call); err != nil {
@@ -48,7 +51,8 @@ func (m *IPCMemory) Close() error {
 	if m.closed.Swap(true) {
 		return nil
 	}
-	return m.context.check("cuIpcCloseMemHandle", m.context.table.IpcCloseMemHandle(m.context.handle, sys.Pointer(m.pointer)))
+	return m.context.check("cuIpcCloseMemHandle",
+		m.context.table.IpcCloseMemHandle(m.context.handle, sys.Pointer(m.pointer)))
 }
 
 // Pointer is where the allocation begins.

@@ -17,21 +17,23 @@ func (d Dim) filled() Dim { return Dim{max(d.X, 1), max(d.Y, 1), max(d.Z, 1)} }
 type LaunchConfig struct {
 	Grid  Dim // blocks
 	Block Dim // threads of a block
-	// Cluster is how many neighbouring blocks run together and share their shared memory; the grid must be a multiple. Zero: no clusters.
+	// Cluster is how many neighbouring blocks run together and share their shared memory; the grid
+	// must be a multiple. Zero: no clusters.
 	Cluster Dim
 	Shared  int // bytes of dynamic shared memory of a block
 	// Cooperative makes all blocks run at once, or the launch fail.
 	Cooperative bool
-	// Dependent lets the kernel begin before its predecessor in the stream has ended. It must wait itself (griddepcontrol.wait)
-	// before it touches what the predecessor writes.
+	// Dependent lets the kernel begin before its predecessor in the stream has ended. It must wait
+	// itself (griddepcontrol.wait) before it touches what the predecessor writes.
 	Dependent bool
 }
 
 // firstExtended is the version of CUDA whose drivers have cuLaunchKernelEx.
 const firstExtended Version = 11060
 
-// A Launch is a kernel ready to start: its shape and arguments are laid out once, and starting it allocates nothing. Arguments are
-// changed in place, between starts, through the pointers that [Arg] gives: a started kernel has its own copy.
+// A Launch is a kernel ready to start: its shape and arguments are laid out once, and starting it
+// allocates nothing. Arguments are changed in place, between starts, through the pointers that
+// [Arg] gives: a started kernel has its own copy.
 //
 // A Launch is for one goroutine at a time.
 type Launch struct {
@@ -44,9 +46,10 @@ type Launch struct {
 	extended   bool
 }
 
-// Prepare lays out a launch. The arguments are the kernel's, in order, as Go values of the same size: int32, uint64, float32,
-// [Pointer] and so on, or structs and arrays of them. Values whose size C would not agree on (int, uint, bool, strings, Go
-// pointers) are refused, and so is, where the driver can tell, whatever does not fit the kernel's parameters.
+// Prepare lays out a launch. The arguments are the kernel's, in order, as Go values of the same
+// size: int32, uint64, float32, [Pointer] and so on, or structs and arrays of them. Values whose
+// size C would not agree on (int, uint, bool, strings, Go pointers) are refused, and so is, where
+// the driver can tell, whatever does not fit the kernel's parameters.
 func (f *Function) Prepare(c LaunchConfig, arguments ...any) (*Launch, error) {
 	l, err := f.shape(c)
 	if err != nil {
@@ -73,12 +76,14 @@ func (f *Function) shape(c LaunchConfig) (*Launch, error) {
 	grid, block := c.Grid.filled(), c.Block.filled()
 	l := &Launch{function: f}
 	l.config = sys.LaunchConfig{
-		GridX: grid.X, GridY: grid.Y, GridZ: grid.Z, BlockX: block.X, BlockY: block.Y, BlockZ: block.Z, SharedBytes: uint32(c.Shared),
+		GridX: grid.X, GridY: grid.Y, GridZ: grid.Z, BlockX: block.X, BlockY: block.Y, BlockZ: block.Z,
+		SharedBytes: uint32(c.Shared),
 	}
 	if c.Cluster != (Dim{}) {
 		k := c.Cluster.filled()
 		if grid.X%k.X != 0 || grid.Y%k.Y != 0 || grid.Z%k.Z != 0 {
-			return nil, fmt.Errorf("kernel %s: %w", f.name, invalid(call, "a grid of %v is no multiple of clusters of %v", grid, k))
+			return nil, fmt.Errorf("kernel %s: %w", f.name,
+				invalid(call, "a grid of %v is no multiple of clusters of %v", grid, k))
 		}
 		l.attribute(sys.LaunchClusterDimension, k.X, k.Y, k.Z)
 	}
@@ -91,7 +96,8 @@ func (f *Function) shape(c LaunchConfig) (*Launch, error) {
 	version := f.module.context.driver.version
 	l.extended = version >= firstExtended
 	if l.config.AttributeCount > 0 && !l.extended {
-		return nil, fmt.Errorf("kernel %s: %w: clusters, cooperative and dependent launches need a driver of CUDA %v, this one has %v",
+		return nil, fmt.Errorf("kernel %s: %w: clusters, cooperative and dependent launches need a driver "+
+			"of CUDA %v, this one has %v",
 			f.name, ErrUnsupported, firstExtended, version)
 	}
 	return l, nil
@@ -135,7 +141,8 @@ func fixed(t reflect.Type) error {
 		return invalid("cuLaunchKernelEx", "nil has no size; a null pointer is Pointer(0)")
 	}
 	switch t.Kind() {
-	case reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64,
+	case reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint8, reflect.Uint16,
+		reflect.Uint32, reflect.Uint64,
 		reflect.Float32, reflect.Float64, reflect.Uintptr:
 		return nil
 	case reflect.Array:
@@ -170,19 +177,22 @@ func (l *Launch) compare() error {
 		case i >= len(l.types):
 			return invalid("cuFuncGetParamInfo", "%d arguments, and the kernel has more parameters", len(l.types))
 		case *size != uint64(l.types[i].Size()):
-			return invalid("cuFuncGetParamInfo", "argument %d, a %v, has %d bytes, and the parameter has %d", i, l.types[i], l.types[i].Size(), *size)
+			return invalid("cuFuncGetParamInfo", "argument %d, a %v, has %d bytes, and the parameter has %d", i,
+				l.types[i], l.types[i].Size(), *size)
 		}
 	}
 }
 
-// For is a launch of another kernel of the same parameters, in the shape of this one. They share the arguments: what is changed in place is so for both,
-// and together they are for one goroutine at a time.
+// For is a launch of another kernel of the same parameters, in the shape of this one. They share
+// the arguments: what is changed in place is so for both, and together they are for one goroutine
+// at a time.
 func (l *Launch) For(f *Function) (*Launch, error) {
 	if f.module.closed.Load() {
 		return nil, closed("cuLaunchKernelEx")
 	}
 	if f.module.context != l.function.module.context {
-		return nil, invalid("cuLaunchKernelEx", "kernel %s belongs to another context than kernel %s", f.name, l.function.name)
+		return nil, invalid("cuLaunchKernelEx", "kernel %s belongs to another context than kernel %s", f.name,
+			l.function.name)
 	}
 	other := *l
 	other.function = f
@@ -195,7 +205,8 @@ func (l *Launch) For(f *Function) (*Launch, error) {
 	return &other, nil
 }
 
-// Arg points at an argument of the launch, to be changed before the next start. T must be the type that the argument was prepared with.
+// Arg points at an argument of the launch, to be changed before the next start. T must be the type
+// that the argument was prepared with.
 func Arg[T any](l *Launch, i int) (*T, error) {
 	want := reflect.TypeFor[T]()
 	if i < 0 || i >= len(l.types) {
@@ -210,7 +221,8 @@ func Arg[T any](l *Launch, i int) (*T, error) {
 // Grid is the number of blocks of the starts to come.
 func (l *Launch) Grid() Dim { return Dim{l.config.GridX, l.config.GridY, l.config.GridZ} }
 
-// SetGrid changes the number of blocks of the starts to come. A launch with clusters needs a multiple of them.
+// SetGrid changes the number of blocks of the starts to come. A launch with clusters needs a
+// multiple of them.
 func (l *Launch) SetGrid(grid Dim) {
 	grid = grid.filled()
 	l.config.GridX, l.config.GridY, l.config.GridZ = grid.X, grid.Y, grid.Z
@@ -228,7 +240,8 @@ func (l *Launch) Start(s *Stream) error {
 	}
 	if !l.extended {
 		c := &l.config
-		r := f.table().LaunchKernel(f.context(), f.handle, c.GridX, c.GridY, c.GridZ, c.BlockX, c.BlockY, c.BlockZ, c.SharedBytes, s.handle,
+		r := f.table().LaunchKernel(f.context(), f.handle, c.GridX, c.GridY, c.GridZ, c.BlockX, c.BlockY,
+			c.BlockZ, c.SharedBytes, s.handle,
 			&l.params[0], nil)
 		return f.check("cuLaunchKernel", r)
 	}

@@ -105,12 +105,21 @@ func TestLaunchShape(t *testing.T) {
 	}{
 		{cuda.LaunchConfig{}, cudatest.Call{Grid: one, Block: one}},
 		{
-			cuda.LaunchConfig{Grid: cuda.Dim{X: 4, Y: 3, Z: 2}, Block: cuda.Dim{X: 32, Y: 2}, Shared: 90 << 10, Cooperative: true},
-			cudatest.Call{Grid: cuda.Dim{X: 4, Y: 3, Z: 2}, Block: cuda.Dim{X: 32, Y: 2, Z: 1}, Shared: 90 << 10, Cooperative: true},
+			cuda.LaunchConfig{
+				Grid: cuda.Dim{X: 4, Y: 3, Z: 2}, Block: cuda.Dim{X: 32, Y: 2}, Shared: 90 << 10,
+				Cooperative: true,
+			},
+			cudatest.Call{
+				Grid: cuda.Dim{X: 4, Y: 3, Z: 2}, Block: cuda.Dim{X: 32, Y: 2, Z: 1},
+				Shared: 90 << 10, Cooperative: true,
+			},
 		},
 		{
 			cuda.LaunchConfig{Grid: cuda.Dim{X: 32}, Cluster: cuda.Dim{X: 16}, Cooperative: true, Dependent: true},
-			cudatest.Call{Grid: cuda.Dim{X: 32, Y: 1, Z: 1}, Block: one, Cluster: cuda.Dim{X: 16, Y: 1, Z: 1}, Cooperative: true, Dependent: true},
+			cudatest.Call{
+				Grid: cuda.Dim{X: 32, Y: 1, Z: 1}, Block: one, Cluster: cuda.Dim{X: 16, Y: 1, Z: 1},
+				Cooperative: true, Dependent: true,
+			},
 		},
 	} {
 		got = nil
@@ -131,10 +140,14 @@ func TestLaunchShape(t *testing.T) {
 	if n, err := f.Occupancy(1024, 100<<10); n != 2 || err != nil {
 		t.Errorf("occupancy %d, %v", n, err)
 	}
-	if n, err := f.MaxClusters(cuda.LaunchConfig{Grid: cuda.Dim{X: 8}, Block: cuda.Dim{X: 1024}, Cluster: cuda.Dim{X: 8}}); n != 33 || err != nil {
+	if n, err := f.MaxClusters(cuda.LaunchConfig{
+		Grid: cuda.Dim{X: 8}, Block: cuda.Dim{X: 1024},
+		Cluster: cuda.Dim{X: 8},
+	}); n != 33 || err != nil {
 		t.Errorf("%d clusters, %v", n, err)
 	}
-	if a, err := f.Attributes(); err != nil || a.Registers != 32 || a.MaxDynamicShared != 100<<10 || a.MaxThreads != 1024 || a.BinaryVersion != 90 {
+	if a, err := f.Attributes(); err != nil || a.Registers != 32 || a.MaxDynamicShared != 100<<10 ||
+		a.MaxThreads != 1024 || a.BinaryVersion != 90 {
 		t.Errorf("attributes %+v, %v", a, err)
 	}
 }
@@ -168,7 +181,8 @@ func TestLaunchRefusals(t *testing.T) {
 	}
 	l, err := f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 16}, Cluster: cuda.Dim{X: 16}}, int32(1), uint64(2))
 	ok(t, err)
-	if err := l.Start(newStream(t, c)); err == nil || !strings.Contains(err.Error(), "kernel two: cuLaunchKernelEx: CUDA_ERROR_INVALID_CLUSTER_SIZE") {
+	if err := l.Start(newStream(t, c)); err == nil ||
+		!strings.Contains(err.Error(), "kernel two: cuLaunchKernelEx: CUDA_ERROR_INVALID_CLUSTER_SIZE") {
 		t.Errorf("error %v", err)
 	}
 	module, err := c.LoadModule([]byte("image"))
@@ -187,7 +201,8 @@ func TestLaunchRefusals(t *testing.T) {
 	wants(t, err, cuda.ErrNoBinaryForGPU)
 }
 
-// TestOldDriver launches plainly where there is no cuLaunchKernelEx, and refuses what would need it.
+// TestOldDriver launches plainly where there is no cuLaunchKernelEx, and refuses what would need
+// it.
 func TestOldDriver(t *testing.T) {
 	m, d := open(t, cudatest.Config{Version: 11040})
 	c := primary(t, d, 0)

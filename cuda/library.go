@@ -26,7 +26,8 @@ func (v Version) Minor() int { return int(v) % 1000 / 10 }
 
 func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major(), v.Minor()) }
 
-// candidates are where drivers are found: by the loader, under WSL, in Kubernetes' device plugins, on NixOS.
+// candidates are where drivers are found: by the loader, under WSL, in Kubernetes' device plugins,
+// on NixOS.
 var candidates = []string{
 	"libcuda.so.1",
 	"libcuda.so",
@@ -37,20 +38,22 @@ var candidates = []string{
 
 var machine = sync.OnceValues(func() (*Driver, error) { return load(candidates) })
 
-// Open loads the machine's driver and initialises it, once in a process; every call gives the same answer. The first takes up to
-// seconds on a machine with many GPUs. Without a driver the error wraps [ErrUnsupported]; with a driver but no device it
-// wraps [ErrNoDevice].
+// Open loads the machine's driver and initialises it, once in a process; every call gives the same
+// answer. The first takes up to seconds on a machine with many GPUs. Without a driver the error
+// wraps [ErrUnsupported]; with a driver but no device it wraps [ErrNoDevice].
 func Open() (*Driver, error) { return machine() }
 
 func load(names []string) (*Driver, error) {
 	library, err := dl.Open(names...)
 	if err != nil {
-		return nil, fmt.Errorf("%w: no CUDA driver: %w; install NVIDIA's driver, or give the container access to it", ErrUnsupported, err)
+		return nil, fmt.Errorf("%w: no CUDA driver: %w; install NVIDIA's driver, or give the container "+
+			"access to it", ErrUnsupported, err)
 	}
 	return New(sys.Load(library))
 }
 
-// New initialises a driver behind a table of its entry points. It is how [github.com/weftgo/weft/cuda/cudatest] makes one that needs no GPU.
+// New initialises a driver behind a table of its entry points. It is how
+// [github.com/weftgo/weft/cuda/cudatest] makes one that needs no GPU.
 func New(table *sys.Table) (*Driver, error) {
 	table.Complete()
 	d := &Driver{table: table}
@@ -84,7 +87,10 @@ func (d *Driver) Devices() []*Device { return append([]*Device(nil), d.devices..
 // Device is the GPU with that ordinal. The error wraps [ErrInvalidDevice] if there is none.
 func (d *Driver) Device(ordinal int) (*Device, error) {
 	if ordinal < 0 || ordinal >= len(d.devices) {
-		return nil, &Error{Call: "cuDeviceGet", Code: ErrInvalidDevice, Text: fmt.Sprintf("device %d of %d", ordinal, len(d.devices))}
+		return nil, &Error{
+			Call: "cuDeviceGet", Code: ErrInvalidDevice,
+			Text: fmt.Sprintf("device %d of %d", ordinal, len(d.devices)),
+		}
 	}
 	return d.devices[ordinal], nil
 }

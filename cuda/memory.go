@@ -8,7 +8,8 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// Pointer is an address in the address space that the host and all devices share. What may read or write there depends on the memory.
+// Pointer is an address in the address space that the host and all devices share. What may read or
+// write there depends on the memory.
 type Pointer uint64
 
 // Add is the address n bytes further.
@@ -16,7 +17,8 @@ func (p Pointer) Add(n int) Pointer { return p + Pointer(n) }
 
 func (p Pointer) String() string { return fmt.Sprintf("%#x", uint64(p)) }
 
-// Memory is an allocation in a device's memory. Only the device reaches it, and its peers after [Context.EnablePeer].
+// Memory is an allocation in a device's memory. Only the device reaches it, and its peers after
+// [Context.EnablePeer].
 type Memory struct {
 	context *Context
 	pointer Pointer
@@ -56,8 +58,9 @@ func (m *Memory) Size() int { return m.size }
 
 // Upload copies src to the device and waits for it. src may be any memory.
 //
-// The driver's own call returns when it has read memory that is not pinned, and the bytes may reach the device later than a kernel of a stream that does not
-// wait for the default one: so this waits for the default stream.
+// The driver's own call returns when it has read memory that is not pinned, and the bytes may reach
+// the device later than a kernel of a stream that does not wait for the default one: so this waits
+// for the default stream.
 func (c *Context) Upload(dst Pointer, src []byte) error {
 	const call = "cuMemcpyHtoD"
 	if err := c.use(call); err != nil || len(src) == 0 {
@@ -83,8 +86,9 @@ func (c *Context) Download(dst []byte, src Pointer) error {
 	}))
 }
 
-// Upload enqueues a copy to the device. src must be pinned memory ([HostMemory]) or foreign, and stay as it is until the copy is
-// done. Go's own memory belongs to its collector: see [Context.Upload].
+// Upload enqueues a copy to the device. src must be pinned memory ([HostMemory]) or foreign, and
+// stay as it is until the copy is done. Go's own memory belongs to its collector: see
+// [Context.Upload].
 func (s *Stream) Upload(dst Pointer, src []byte) error {
 	const call = "cuMemcpyHtoDAsync"
 	if err := s.use(call); err != nil {
@@ -94,7 +98,8 @@ func (s *Stream) Upload(dst Pointer, src []byte) error {
 		return nil
 	}
 	c := s.context
-	r := c.table.MemcpyHtoDAsync(c.handle, sys.Pointer(dst), unsafe.Pointer(unsafe.SliceData(src)), uint64(len(src)), s.handle)
+	r := c.table.MemcpyHtoDAsync(c.handle, sys.Pointer(dst), unsafe.Pointer(unsafe.SliceData(src)),
+		uint64(len(src)), s.handle)
 	return c.check(call, r)
 }
 
@@ -108,7 +113,8 @@ func (s *Stream) Download(dst []byte, src Pointer) error {
 		return nil
 	}
 	c := s.context
-	r := c.table.MemcpyDtoHAsync(c.handle, unsafe.Pointer(unsafe.SliceData(dst)), sys.Pointer(src), uint64(len(dst)), s.handle)
+	r := c.table.MemcpyDtoHAsync(c.handle, unsafe.Pointer(unsafe.SliceData(dst)), sys.Pointer(src),
+		uint64(len(dst)), s.handle)
 	return c.check(call, r)
 }
 
@@ -122,7 +128,8 @@ func (s *Stream) Copy(dst, src Pointer, size int) error {
 	return c.check(call, c.table.MemcpyDtoDAsync(c.handle, sys.Pointer(dst), sys.Pointer(src), uint64(size), s.handle))
 }
 
-// CopyPeer enqueues a copy of size bytes from src in one device's memory to dst in another's. It needs no peer access, but is slow without.
+// CopyPeer enqueues a copy of size bytes from src in one device's memory to dst in another's. It
+// needs no peer access, but is slow without.
 func (s *Stream) CopyPeer(dst Pointer, to *Context, src Pointer, from *Context, size int) error {
 	const call = "cuMemcpyPeerAsync"
 	if err := s.ready(call, size); err != nil || size == 0 {
@@ -132,7 +139,8 @@ func (s *Stream) CopyPeer(dst Pointer, to *Context, src Pointer, from *Context, 
 		return missing(call, "context of one side")
 	}
 	c := s.context
-	r := c.table.MemcpyPeerAsync(c.handle, sys.Pointer(dst), to.handle, sys.Pointer(src), from.handle, uint64(size), s.handle)
+	r := c.table.MemcpyPeerAsync(c.handle, sys.Pointer(dst), to.handle, sys.Pointer(src), from.handle,
+		uint64(size), s.handle)
 	return c.check(call, r)
 }
 
@@ -156,7 +164,8 @@ func (s *Stream) Memset32(dst Pointer, value uint32, count int) error {
 	return c.check(call, c.table.MemsetD32Async(c.handle, sys.Pointer(dst), value, uint64(count), s.handle))
 }
 
-// ready refuses a stream that cannot be used and a negative size, which the driver would take for a huge one.
+// ready refuses a stream that cannot be used and a negative size, which the driver would take for a
+// huge one.
 func (s *Stream) ready(call string, size int) error {
 	if err := s.use(call); err != nil {
 		return err

@@ -57,7 +57,8 @@ func TestCopies(t *testing.T) {
 	// Nothing is no call, on whatever address; less than nothing is an error.
 	before := m.Calls("cuMemcpyDtoDAsync")
 	for _, err := range []error{
-		s.Upload(0, nil), s.Download(nil, 0), s.Copy(0, 0, 0), s.CopyPeer(0, a, 0, b, 0), s.Memset(0, 1, 0), s.Memset32(0, 1, 0),
+		s.Upload(0, nil), s.Download(nil, 0), s.Copy(0, 0, 0), s.CopyPeer(0, a, 0, b, 0), s.Memset(0, 1, 0),
+		s.Memset32(0, 1, 0),
 		a.Upload(0, nil), a.Download(nil, 0),
 	} {
 		ok(t, err)
@@ -121,8 +122,14 @@ func TestInspect(t *testing.T) {
 		p    cuda.Pointer
 		want cuda.PointerInfo
 	}{
-		"device": {plain.Pointer().Add(77), cuda.PointerInfo{Kind: cuda.OnDevice, Device: b.Device(), IPC: true, Base: plain.Pointer(), Size: 1000}},
-		"host":   {host.Pointer().Add(7), cuda.PointerInfo{Kind: cuda.Host, Device: b.Device(), Base: host.Pointer(), Size: 500}},
+		"device": {plain.Pointer().Add(77), cuda.PointerInfo{
+			Kind: cuda.OnDevice, Device: b.Device(), IPC: true,
+			Base: plain.Pointer(), Size: 1000,
+		}},
+		"host": {host.Pointer().Add(7), cuda.PointerInfo{
+			Kind: cuda.Host, Device: b.Device(),
+			Base: host.Pointer(), Size: 500,
+		}},
 		"virtual": {virtual.Pointer().Add(1 << 20), cuda.PointerInfo{
 			Kind: cuda.OnDevice, Device: b.Device(), Virtual: true, Share: cuda.ShareFD, Base: virtual.Pointer(), Size: 2 << 20,
 		}},
@@ -235,7 +242,8 @@ func TestFabric(t *testing.T) {
 	wants(t, err, cuda.ErrUnsupported)
 }
 
-// TestVirtualFailsHalfWay makes every step fail: what the steps before it made must be gone, and what was the caller's still be theirs.
+// TestVirtualFailsHalfWay makes every step fail: what the steps before it made must be gone, and
+// what was the caller's still be theirs.
 func TestVirtualFailsHalfWay(t *testing.T) {
 	for _, tt := range []struct {
 		call string

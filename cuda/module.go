@@ -16,8 +16,8 @@ type Module struct {
 	closed  atomic.Bool
 }
 
-// LoadModule loads a cubin, or PTX, which the driver compiles first. Loading may wait for the device, so it has no place inside an
-// operation or a capture.
+// LoadModule loads a cubin, or PTX, which the driver compiles first. Loading may wait for the
+// device, so it has no place inside an operation or a capture.
 func (c *Context) LoadModule(image []byte) (*Module, error) {
 	const call = "cuModuleLoadDataEx"
 	if err := c.use(call); err != nil {
@@ -52,7 +52,8 @@ func (m *Module) Close() error {
 	return m.context.check("cuModuleUnload", m.context.table.ModuleUnload(m.context.handle, m.handle))
 }
 
-// Global is where a variable of the module is, and how many bytes it has. The error wraps [ErrNotFound] if there is none.
+// Global is where a variable of the module is, and how many bytes it has. The error wraps
+// [ErrNotFound] if there is none.
 func (m *Module) Global(name string) (Pointer, int, error) {
 	const call = "cuModuleGetGlobal"
 	if m.closed.Load() {
@@ -73,8 +74,8 @@ type Function struct {
 	handle sys.Function
 }
 
-// Function finds a kernel by its name, which is mangled unless it was declared extern "C" (kernel.Cubin.Symbol says
-// how), and loads it. The error wraps [ErrNotFound] if there is none.
+// Function finds a kernel by its name, which is mangled unless it was declared extern "C"
+// (kernel.Cubin.Symbol says how), and loads it. The error wraps [ErrNotFound] if there is none.
 func (m *Module) Function(name string) (*Function, error) {
 	const call = "cuModuleGetFunction"
 	if m.closed.Load() {
@@ -86,8 +87,9 @@ func (m *Module) Function(name string) (*Function, error) {
 		return nil, fmt.Errorf("kernel %s: %w", name, err)
 	}
 	f := &Function{module: m, name: name, handle: *handle}
-	// Drivers load code lazily, at the first launch if it is left to them. That may wait for the device, where a kernel may be
-	// waiting for what this launch brings. Older drivers, which cannot be asked, load it by now.
+	// Drivers load code lazily, at the first launch if it is left to them. That may wait for the
+	// device, where a kernel may be waiting for what this launch brings. Older drivers, which
+	// cannot be asked, load it by now.
 	if r := f.table().FuncLoad(f.context(), f.handle); r != sys.Missing {
 		if err := f.check("cuFuncLoad", r); err != nil {
 			return nil, err
@@ -140,19 +142,22 @@ func (f *Function) Attributes() (FunctionAttributes, error) {
 	return a, nil
 }
 
-// SetMaxDynamicShared lets launches ask for that much dynamic shared memory; more than 48 KiB must be allowed in this way. The limit is
-// [SharedMemoryPerBlockOptIn] less what the kernel has statically.
+// SetMaxDynamicShared lets launches ask for that much dynamic shared memory; more than 48 KiB must
+// be allowed in this way. The limit is [SharedMemoryPerBlockOptIn] less what the kernel has
+// statically.
 func (f *Function) SetMaxDynamicShared(bytes int) error {
 	return f.set(sys.FuncMaxDynamicSharedSizeBytes, bytes)
 }
 
-// PreferShared says how much of the memory that an SM has for cache and shared memory is to be shared where this kernel runs, in percent of the most. An SM changes
-// that only while it is idle, so of kernels that must find room beside each other each should prefer what all need.
+// PreferShared says how much of the memory that an SM has for cache and shared memory is to be
+// shared where this kernel runs, in percent of the most. An SM changes that only while it is idle,
+// so of kernels that must find room beside each other each should prefer what all need.
 func (f *Function) PreferShared(percent int) error {
 	return f.set(sys.FuncPreferredSharedMemoryCarveout, percent)
 }
 
-// AllowLargeClusters lets launches have clusters of more than 8 blocks, which not every device of the architecture can run.
+// AllowLargeClusters lets launches have clusters of more than 8 blocks, which not every device of
+// the architecture can run.
 func (f *Function) AllowLargeClusters() error { return f.set(sys.FuncNonPortableClusterSizeAllowed, 1) }
 
 func (f *Function) set(attribute int32, value int) error {
@@ -163,7 +168,8 @@ func (f *Function) set(attribute int32, value int) error {
 	return f.check(call, f.table().FuncSetAttribute(f.context(), f.handle, attribute, int32(value)))
 }
 
-// Occupancy is how many blocks of so many threads, with so many bytes of dynamic shared memory, one multiprocessor runs at once.
+// Occupancy is how many blocks of so many threads, with so many bytes of dynamic shared memory, one
+// multiprocessor runs at once.
 func (f *Function) Occupancy(threads, shared int) (int, error) {
 	const call = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
 	if f.module.closed.Load() {
@@ -173,11 +179,13 @@ func (f *Function) Occupancy(threads, shared int) (int, error) {
 		return 0, invalid(call, "%d bytes of shared memory", shared)
 	}
 	blocks := new(int32)
-	err := f.check(call, f.table().OccupancyMaxActiveBlocksPerMultiprocessor(f.context(), blocks, f.handle, int32(threads), uint64(shared)))
+	err := f.check(call, f.table().OccupancyMaxActiveBlocksPerMultiprocessor(f.context(), blocks, f.handle,
+		int32(threads), uint64(shared)))
 	return int(*blocks), err
 }
 
-// MaxClusters is how many clusters of such a launch the device runs at once. The launch's grid does not matter.
+// MaxClusters is how many clusters of such a launch the device runs at once. The launch's grid does
+// not matter.
 func (f *Function) MaxClusters(c LaunchConfig) (int, error) {
 	const call = "cuOccupancyMaxActiveClusters"
 	if f.module.closed.Load() {

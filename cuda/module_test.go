@@ -9,12 +9,15 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// TestLoadLog: what the driver's own compiler says of bad PTX is in the error, and the image that it reads ends with a NUL.
+// TestLoadLog: what the driver's own compiler says of bad PTX is in the error, and the image that
+// it reads ends with a NUL.
 func TestLoadLog(t *testing.T) {
 	const log = "ptxas application ptx input, line 7; fatal: syntax error"
 	table := new(sys.Table)
 	table.Complete()
-	table.ModuleLoadDataEx = func(_ sys.Context, _ *sys.Module, image *byte, n uint32, options *int32, values *sys.JITValues) sys.Result {
+	table.ModuleLoadDataEx = func(_ sys.Context, _ *sys.Module, image *byte, n uint32, options *int32,
+		values *sys.JITValues,
+	) sys.Result {
 		if sys.GoString(image) != ".version bad" || n != 2 || *options != sys.JITErrorLogBuffer {
 			t.Errorf("image %q with %d options", sys.GoString(image), n)
 		}

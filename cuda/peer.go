@@ -49,8 +49,9 @@ func (d *Device) PeerLink(peer *Device) (PeerLink, error) {
 	return link, nil
 }
 
-// EnablePeer lets this context reach all memory that was or will be allocated in the peer's, but virtual memory, which has its own list of devices.
-// That it was enabled before, by this or another library, is no error.
+// EnablePeer lets this context reach all memory that was or will be allocated in the peer's, but
+// virtual memory, which has its own list of devices. That it was enabled before, by this or another
+// library, is no error.
 func (c *Context) EnablePeer(peer *Context) error {
 	const call = "cuCtxEnablePeerAccess"
 	if err := cmp.Or(c.use(call), peer.use(call)); err != nil {

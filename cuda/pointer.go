@@ -23,7 +23,8 @@ type PointerInfo struct {
 	Kind    MemoryKind
 	Device  *Device // where the memory is, or which device it was pinned for; nil if unregistered
 	Managed bool    // it moves between host and device by itself
-	// Virtual: the memory was made of allocations that were mapped, as [Virtual] does. [Context.RetainAllocation] gets at them; cudaIpc does not.
+	// Virtual: the memory was made of allocations that were mapped, as [Virtual] does.
+	// [Context.RetainAllocation] gets at them; cudaIpc does not.
 	Virtual bool
 	IPC     bool // [Context.IPCHandle] can share it
 	Share   HandleType
@@ -31,7 +32,8 @@ type PointerInfo struct {
 	Size    int     // of the same, in bytes
 }
 
-// Inspect tells what an address is. An address that CUDA does not know is no error: it is [Unregistered].
+// Inspect tells what an address is. An address that CUDA does not know is no error: it is
+// [Unregistered].
 func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 	const call = "cuPointerGetAttributes"
 	if err := c.use(call); err != nil {
@@ -50,7 +52,8 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 		sys.PointerAllowedHandleTypes, sys.PointerIsLegacyIPCCapable,
 	}
 	data := []unsafe.Pointer{
-		unsafe.Pointer(&out.kind), unsafe.Pointer(&out.ordinal), unsafe.Pointer(&out.managed), unsafe.Pointer(&out.base), unsafe.Pointer(&out.size),
+		unsafe.Pointer(&out.kind), unsafe.Pointer(&out.ordinal), unsafe.Pointer(&out.managed),
+		unsafe.Pointer(&out.base), unsafe.Pointer(&out.size),
 		unsafe.Pointer(&out.handles), unsafe.Pointer(&out.ipc),
 	}
 	r := c.table.PointerGetAttributes(c.handle, uint32(len(attributes)), &attributes[0], &data[0], sys.Pointer(p))
@@ -78,11 +81,13 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 // inspectDevice adds what there is to know of device memory only.
 func (c *Context) inspectDevice(p Pointer, info PointerInfo, handles HandleType) (PointerInfo, error) {
 	base, size := new(sys.Pointer), new(uint64)
-	if err := c.check("cuMemGetAddressRange", c.table.MemGetAddressRange(c.handle, base, size, sys.Pointer(p))); err != nil {
+	if err := c.check("cuMemGetAddressRange",
+		c.table.MemGetAddressRange(c.handle, base, size, sys.Pointer(p))); err != nil {
 		return PointerInfo{}, err
 	}
 	info.Base, info.Size = Pointer(*base), int(*size)
-	// Only a mapping has an allocation to retain; for other memory the call fails, which is the answer.
+	// Only a mapping has an allocation to retain; for other memory the call fails, which is the
+	// answer.
 	handle := new(sys.Allocation)
 	if c.table.MemRetainAllocationHandle(handle, sys.Pointer(p)) != sys.Success {
 		return info, nil

@@ -19,7 +19,8 @@ const add = `extern "C" __global__ void add(int *p, int n, int v) {
 	for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) p[i] += v;
 }`
 
-// TestScenario runs on the driver made of Go what TestScenarioOnGPU runs on the real one, so that each can be held against the other.
+// TestScenario runs on the driver made of Go what TestScenarioOnGPU runs on the real one, so that
+// each can be held against the other.
 func TestScenario(t *testing.T) {
 	m, d := open(t, cudatest.Config{Devices: 2})
 	m.Kernel("add", func(c *cudatest.Call, p cuda.Pointer, n, v int32) {
@@ -66,7 +67,8 @@ func scenario(t *testing.T, d *cuda.Driver, image func(architecture string) []by
 	ok(t, err)
 	s := stage{t, c, newStream(t, c), f}
 	for name, run := range map[string]func(stage){
-		"launch": launches, "graph": graphs, "virtual": virtual, "host": hosts, "inspect": inspects, "events": events, "refusals": refusals,
+		"launch": launches, "graph": graphs, "virtual": virtual, "host": hosts, "inspect": inspects,
+		"events": events, "refusals": refusals,
 	} {
 		t.Run(name, func(t *testing.T) { run(stage{t, s.c, s.s, s.f}) })
 	}
@@ -130,7 +132,8 @@ func launches(s stage) {
 	}
 	total := int32(0)
 	for i, c := range configs {
-		// A dependent launch of this kernel, which does not wait by itself, must not overlap another.
+		// A dependent launch of this kernel, which does not wait by itself, must not overlap
+		// another.
 		ok(s.T, s.s.Synchronize())
 		l, value := s.prepare(c, p, 0)
 		for _, *value = range []int32{int32(i + 1), 100} {

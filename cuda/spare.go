@@ -7,12 +7,15 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// maxSpares is how many spare streams of the same options a device keeps at most: the hardware has no more queues than that for streams to be put into.
+// maxSpares is how many spare streams of the same options a device keeps at most: the hardware has
+// no more queues than that for streams to be put into.
 const maxSpares = 32
 
-// spares are streams that were closed when nothing was left in them. The driver chooses a stream's hardware queue when it makes the stream, and once it has destroyed
-// another one it may choose a queue that is in use although others are free. Streams in one queue wait for each other, and kernels that wait for each other across
-// them do so for ever. So queues are assigned once, and streams go round, among all Contexts of the device.
+// spares are streams that were closed when nothing was left in them. The driver chooses a stream's
+// hardware queue when it makes the stream, and once it has destroyed another one it may choose a
+// queue that is in use although others are free. Streams in one queue wait for each other, and
+// kernels that wait for each other across them do so for ever. So queues are assigned once, and
+// streams go round, among all Contexts of the device.
 type spares struct {
 	mu       sync.Mutex
 	contexts int // that are open

@@ -10,8 +10,8 @@ import (
 	"github.com/weftgo/weft/cuda/internal/sys"
 )
 
-// Stream is a queue of work on a device: what is in it happens in order. It is safe for concurrent use; the order of what two goroutines enqueue
-// is theirs to arrange.
+// Stream is a queue of work on a device: what is in it happens in order. It is safe for concurrent
+// use; the order of what two goroutines enqueue is theirs to arrange.
 type Stream struct {
 	context *Context
 	options StreamOptions
@@ -22,14 +22,16 @@ type Stream struct {
 
 // StreamOptions say how a stream is made.
 type StreamOptions struct {
-	// Priority is clamped by the driver to [Context.PriorityRange]. Smaller numbers run first; 0 is the least.
+	// Priority is clamped by the driver to [Context.PriorityRange]. Smaller numbers run first; 0 is
+	// the least.
 	Priority int
 	// Blocking makes the stream wait for the legacy default stream and the other way round.
 	Blocking bool
 }
 
-// NewStream makes a stream, which the caller closes. One that was closed idle, and was made with the same options, is used again: once a stream has been destroyed,
-// the driver may put a new one into the hardware queue of a stream in use, and what is in them then waits for each other.
+// NewStream makes a stream, which the caller closes. One that was closed idle, and was made with
+// the same options, is used again: once a stream has been destroyed, the driver may put a new one
+// into the hardware queue of a stream in use, and what is in them then waits for each other.
 func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 	const call = "cuStreamCreateWithPriority"
 	if err := c.use(call); err != nil {
@@ -50,15 +52,17 @@ func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
 	return &Stream{context: c, options: o, handle: *handle}, nil
 }
 
-// WrapStream borrows a stream that somebody else made in this device's primary context: a cudaStream_t of PyTorch's, or one of the
-// driver's own names, 0 and 1 for the legacy default stream, 2 for the thread's (of use between [Context.Bind] and unbind only).
-// Close forgets it and leaves it open. A handle is its owner's: after the owner's Close it may be another stream's.
+// WrapStream borrows a stream that somebody else made in this device's primary context: a
+// cudaStream_t of PyTorch's, or one of the driver's own names, 0 and 1 for the legacy default
+// stream, 2 for the thread's (of use between [Context.Bind] and unbind only). Close forgets it and
+// leaves it open. A handle is its owner's: after the owner's Close it may be another stream's.
 func (c *Context) WrapStream(handle uintptr) *Stream {
 	return &Stream{context: c, handle: sys.Stream(handle), foreign: true}
 }
 
-// Close gives the stream up; what is in it still happens. Further calls do nothing. A stream whose work is done stays with the device, which hands its handle to
-// the next [Context.NewStream] with the same options, so that it keeps its hardware queue; any other stream is destroyed.
+// Close gives the stream up; what is in it still happens. Further calls do nothing. A stream whose
+// work is done stays with the device, which hands its handle to the next [Context.NewStream] with
+// the same options, so that it keeps its hardware queue; any other stream is destroyed.
 func (s *Stream) Close() error {
 	if s.closed.Swap(true) || s.foreign {
 		return nil
@@ -69,7 +73,8 @@ func (s *Stream) Close() error {
 	return s.context.destroyStream(s.handle)
 }
 
-// idle says whether the stream can be somebody else's: it captures nothing, and all that was enqueued has happened, without an error.
+// idle says whether the stream can be somebody else's: it captures nothing, and all that was
+// enqueued has happened, without an error.
 func (s *Stream) idle() bool {
 	if s.context.closed.Load() {
 		return false // there may be nobody left to ask
@@ -117,7 +122,8 @@ func (s *Stream) Priority() (int, error) {
 	return int(*priority), err
 }
 
-// Query says whether all that was enqueued has happened. The error is that of the work, if it failed.
+// Query says whether all that was enqueued has happened. The error is that of the work, if it
+// failed.
 func (s *Stream) Query() (done bool, err error) {
 	const call = "cuStreamQuery"
 	if err := s.use(call); err != nil {
@@ -130,17 +136,19 @@ func (s *Stream) Query() (done bool, err error) {
 	return r == sys.Success, s.context.check(call, r)
 }
 
-// Synchronize waits until all that was enqueued has happened. It is not bounded: a kernel that waits for a dead peer keeps it for ever.
+// Synchronize waits until all that was enqueued has happened. It is not bounded: a kernel that
+// waits for a dead peer keeps it for ever.
 func (s *Stream) Synchronize() error {
 	const call = "cuStreamSynchronize"
 	if err := s.use(call); err != nil {
 		return err
 	}
-	return s.context.check(call, s.context.asking(func() sys.Result { return s.context.table.StreamSynchronize(s.context.handle, s.handle) }))
+	return s.context.check(call,
+		s.context.asking(func() sys.Result { return s.context.table.StreamSynchronize(s.context.handle, s.handle) }))
 }
 
-// Wait waits until all that was enqueued has happened or ctx ends. It asks again and again: at once, then between other goroutines' turns, then
-// less and less often, up to every millisecond.
+// Wait waits until all that was enqueued has happened or ctx ends. It asks again and again: at
+// once, then between other goroutines' turns, then less and less often, up to every millisecond.
 func (s *Stream) Wait(ctx context.Context) error { return poll(ctx, s.Query) }
 
 // WaitEvent makes what is enqueued from now on wait for what the event has recorded.
@@ -170,8 +178,8 @@ func (s *Stream) CaptureStatus() (CaptureStatus, error) {
 	return CaptureStatus(c.status), err
 }
 
-// CaptureID is the number of the capture that records what is enqueued, which no other capture of the process has; 0 where none does. A capture that went wrong has
-// the number of all ones.
+// CaptureID is the number of the capture that records what is enqueued, which no other capture of
+// the process has; 0 where none does. A capture that went wrong has the number of all ones.
 func (s *Stream) CaptureID() (uint64, error) {
 	c, err := s.captureInfo()
 	switch {
@@ -190,7 +198,8 @@ type captureInfo struct {
 	status int32
 }
 
-// captures are what the driver writes its answers to: who enqueues asks each time, and should not allocate.
+// captures are what the driver writes its answers to: who enqueues asks each time, and should not
+// allocate.
 var captures = sync.Pool{New: func() any { return new(captureInfo) }}
 
 func (s *Stream) captureInfo() (captureInfo, error) {
@@ -207,6 +216,7 @@ func (s *Stream) readCapture() (captureInfo, error) {
 	c := captures.Get().(*captureInfo)
 	defer captures.Put(c)
 	*c = captureInfo{status: sys.CaptureNone}
-	err := s.context.check(getCaptureInfo, s.context.table.StreamGetCaptureInfo(s.context.handle, s.handle, &c.status, &c.id))
+	err := s.context.check(getCaptureInfo,
+		s.context.table.StreamGetCaptureInfo(s.context.handle, s.handle, &c.status, &c.id))
 	return *c, err
 }

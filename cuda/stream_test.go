@@ -53,7 +53,8 @@ func TestWrapStream(t *testing.T) {
 	}
 }
 
-// TestStreamReuse: a stream that is closed idle is the next one of the same options, and of no others, in a new object.
+// TestStreamReuse: a stream that is closed idle is the next one of the same options, and of no
+// others, in a new object.
 func TestStreamReuse(t *testing.T) {
 	m, d := open(t, cudatest.Config{})
 	c := primary(t, d, 0)
@@ -126,7 +127,8 @@ func TestStreamNotReused(t *testing.T) {
 	}
 }
 
-// TestCloseInCapture leaves the capture to the driver: neither is the stream kept, nor is it asked what would break a capture that it has joined.
+// TestCloseInCapture leaves the capture to the driver: neither is the stream kept, nor is it asked
+// what would break a capture that it has joined.
 func TestCloseInCapture(t *testing.T) {
 	m, d := openFaulty(t, cudatest.Config{})
 	c := primary(t, d, 0)
@@ -153,7 +155,8 @@ func TestCloseInCapture(t *testing.T) {
 	}
 }
 
-// TestDeviceKeepsStreams, as many as there are queues for, for whichever Context wants them, until its last one closes.
+// TestDeviceKeepsStreams, as many as there are queues for, for whichever Context wants them, until
+// its last one closes.
 func TestDeviceKeepsStreams(t *testing.T) {
 	const kept, more = 32, 3
 	m, d := openFaulty(t, cudatest.Config{})
@@ -336,7 +339,8 @@ func TestEvents(t *testing.T) {
 	_, d := open(t, cudatest.Config{})
 	c := primary(t, d, 0)
 	s, other := newStream(t, c), newStream(t, c)
-	a, b := newEvent(t, c, cuda.EventOptions{Timing: true}), newEvent(t, c, cuda.EventOptions{Timing: true, BlockingSync: true})
+	a, b := newEvent(t, c, cuda.EventOptions{Timing: true}), newEvent(t, c,
+		cuda.EventOptions{Timing: true, BlockingSync: true})
 	ok(t, a.Record(s))
 	ok(t, other.WaitEvent(a))
 	ok(t, b.Record(other))
@@ -355,7 +359,8 @@ func TestEvents(t *testing.T) {
 	wants(t, err, cuda.ErrInvalidHandle)
 }
 
-// TestClosed: no method of a closed object reaches the driver, least of all with a handle that now means something else.
+// TestClosed: no method of a closed object reaches the driver, least of all with a handle that now
+// means something else.
 func TestClosed(t *testing.T) {
 	m, d := open(t, cudatest.Config{})
 	c := primary(t, d, 0)

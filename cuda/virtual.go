@@ -19,8 +19,9 @@ const (
 	NotShared HandleType = sys.MemHandleTypeNone
 	// ShareFD: as a file descriptor, between processes of one host.
 	ShareFD HandleType = sys.MemHandleTypePosixFD
-	// ShareFabric: as 64 bytes, between hosts of one NVLink domain. No machine that this package was tested on has such a fabric: what concerns it is
-	// known to compile and to pass the right arguments, no more.
+	// ShareFabric: as 64 bytes, between hosts of one NVLink domain. No machine that this package
+	// was tested on has such a fabric: what concerns it is known to compile and to pass the right
+	// arguments, no more.
 	ShareFabric HandleType = sys.MemHandleTypeFabric
 )
 
@@ -34,13 +35,15 @@ type AllocationOptions struct {
 	RDMA bool
 }
 
-// Granularity is what the sizes of allocations on the device are multiples of, in bytes: at the least, and for best speed.
+// Granularity is what the sizes of allocations on the device are multiples of, in bytes: at the
+// least, and for best speed.
 func (d *Device) Granularity(o AllocationOptions) (least, best int, err error) {
 	const call = "cuMemGetAllocationGranularity"
 	l, b := new(uint64), new(uint64)
 	err = d.driver.check(call, d.driver.table.MemGetAllocationGranularity(l, d.properties(o), sys.MemGranularityMinimum))
 	if err == nil {
-		err = d.driver.check(call, d.driver.table.MemGetAllocationGranularity(b, d.properties(o), sys.MemGranularityRecommended))
+		err = d.driver.check(call, d.driver.table.MemGetAllocationGranularity(b, d.properties(o),
+			sys.MemGranularityRecommended))
 	}
 	return int(*l), int(*b), err
 }
@@ -57,8 +60,8 @@ func (d *Device) properties(o AllocationOptions) *sys.AllocationProp {
 	return p
 }
 
-// Allocation is physical memory of a device. It has no address until it is mapped, and lives until it is closed and unmapped
-// everywhere, in every process.
+// Allocation is physical memory of a device. It has no address until it is mapped, and lives until
+// it is closed and unmapped everywhere, in every process.
 type Allocation struct {
 	context *Context
 	handle  sys.Allocation
@@ -66,7 +69,8 @@ type Allocation struct {
 	closed  atomic.Bool
 }
 
-// NewAllocation makes an allocation of size bytes, rounded up to the best granularity. It holds zeros.
+// NewAllocation makes an allocation of size bytes, rounded up to the best granularity. It holds
+// zeros.
 func (c *Context) NewAllocation(size int, o AllocationOptions) (*Allocation, error) {
 	const call = "cuMemCreate"
 	if err := c.use(call); err != nil {
@@ -89,7 +93,8 @@ func (c *Context) NewAllocation(size int, o AllocationOptions) (*Allocation, err
 	return &Allocation{context: c, handle: *handle, size: size}, nil
 }
 
-// ImportFD takes part in an allocation of size bytes that another process exported. The descriptor stays the caller's, who may close it at once.
+// ImportFD takes part in an allocation of size bytes that another process exported. The descriptor
+// stays the caller's, who may close it at once.
 func (c *Context) ImportFD(fd *os.File, size int) (*Allocation, error) {
 	const call = "cuMemImportFromShareableHandle"
 	if err := c.use(call); err != nil {
@@ -105,7 +110,10 @@ func (c *Context) ImportFD(fd *os.File, size int) (*Allocation, error) {
 	handle := new(sys.Allocation)
 	var r sys.Result
 	// Control, unlike Fd, leaves the file as it is.
-	if err := connection.Control(func(n uintptr) { r = c.table.MemImportFD(c.handle, handle, n, sys.MemHandleTypePosixFD) }); err != nil {
+	if err := connection.Control(func(n uintptr) {
+		r = c.table.MemImportFD(c.handle, handle, n,
+			sys.MemHandleTypePosixFD)
+	}); err != nil {
 		return nil, fmt.Errorf("%s: %w", call, err)
 	}
 	if err := c.check(call, r); err != nil {
@@ -114,7 +122,8 @@ func (c *Context) ImportFD(fd *os.File, size int) (*Allocation, error) {
 	return &Allocation{context: c, handle: *handle, size: size}, nil
 }
 
-// ImportFabric takes part in an allocation of size bytes that a process of another host exported. See [ShareFabric].
+// ImportFabric takes part in an allocation of size bytes that a process of another host exported.
+// See [ShareFabric].
 func (c *Context) ImportFabric(h FabricHandle, size int) (*Allocation, error) {
 	const call = "cuMemImportFromShareableHandle"
 	if err := c.use(call); err != nil {
@@ -130,8 +139,9 @@ func (c *Context) ImportFabric(h FabricHandle, size int) (*Allocation, error) {
 	return &Allocation{context: c, handle: *handle, size: size}, nil
 }
 
-// RetainAllocation gets at the allocation that is mapped at an address, as an allocator of somebody else's may have done. Its size is that
-// of the mapping at p, which [Context.Inspect] tells: size is what the caller takes it for.
+// RetainAllocation gets at the allocation that is mapped at an address, as an allocator of somebody
+// else's may have done. Its size is that of the mapping at p, which [Context.Inspect] tells: size
+// is what the caller takes it for.
 func (c *Context) RetainAllocation(p Pointer, size int) (*Allocation, error) {
 	const call = "cuMemRetainAllocationHandle"
 	if err := c.use(call); err != nil {
@@ -166,8 +176,8 @@ func (a *Allocation) Share() (HandleType, error) {
 	return HandleType(prop.HandleTypes), err
 }
 
-// ExportFD makes a descriptor of the allocation, for another process's ImportFD. The caller closes it. The allocation must have
-// been made to be shared so.
+// ExportFD makes a descriptor of the allocation, for another process's ImportFD. The caller closes
+// it. The allocation must have been made to be shared so.
 func (a *Allocation) ExportFD() (*os.File, error) {
 	const call = "cuMemExportToShareableHandle"
 	if a.closed.Load() {
@@ -188,11 +198,13 @@ func (a *Allocation) ExportFabric() (FabricHandle, error) {
 		return FabricHandle{}, closed(call)
 	}
 	h := new(sys.FabricHandle)
-	err := a.context.check(call, a.context.table.MemExportToShareableHandle(unsafe.Pointer(h), a.handle, sys.MemHandleTypeFabric, 0))
+	err := a.context.check(call, a.context.table.MemExportToShareableHandle(unsafe.Pointer(h), a.handle,
+		sys.MemHandleTypeFabric, 0))
 	return FabricHandle(*h), err
 }
 
-// Virtual is a range of addresses with allocations mapped into it, one after the other. It owns the range, the mappings and the allocations.
+// Virtual is a range of addresses with allocations mapped into it, one after the other. It owns the
+// range, the mappings and the allocations.
 type Virtual struct {
 	context     *Context
 	pointer     Pointer
@@ -202,7 +214,8 @@ type Virtual struct {
 	closed      atomic.Bool
 }
 
-// AllocVirtual makes an allocation of at least size bytes and maps it for the devices, or for the context's own if none are named.
+// AllocVirtual makes an allocation of at least size bytes and maps it for the devices, or for the
+// context's own if none are named.
 func (c *Context) AllocVirtual(size int, o AllocationOptions, devices ...*Device) (*Virtual, error) {
 	a, err := c.NewAllocation(size, o)
 	if err != nil {
@@ -215,8 +228,9 @@ func (c *Context) AllocVirtual(size int, o AllocationOptions, devices ...*Device
 	return v, nil
 }
 
-// Map gives allocations addresses, one after the other, which the devices (the context's own if none are named) may read and write. On
-// success the allocations belong to the Virtual. On failure they stay the caller's, and nothing else is left behind.
+// Map gives allocations addresses, one after the other, which the devices (the context's own if
+// none are named) may read and write. On success the allocations belong to the Virtual. On failure
+// they stay the caller's, and nothing else is left behind.
 func (c *Context) Map(allocations []*Allocation, devices ...*Device) (*Virtual, error) {
 	if err := c.use("cuMemMap"); err != nil {
 		return nil, err
@@ -266,10 +280,12 @@ func (v *Virtual) build(devices []*Device) error {
 			Flags:    sys.MemAccessProtReadWrite,
 		}
 	}
-	return c.check("cuMemSetAccess", c.table.MemSetAccess(c.handle, *base, uint64(v.size), &access[0], uint64(len(access))))
+	return c.check("cuMemSetAccess", c.table.MemSetAccess(c.handle, *base, uint64(v.size), &access[0],
+		uint64(len(access))))
 }
 
-// unmap takes down the mappings, last first, and then the range. What fails does not keep it from the rest.
+// unmap takes down the mappings, last first, and then the range. What fails does not keep it from
+// the rest.
 func (v *Virtual) unmap() error {
 	c := v.context
 	var errs []error
@@ -288,8 +304,8 @@ func (v *Virtual) unmap() error {
 	return errors.Join(errs...)
 }
 
-// Close unmaps, frees the addresses and releases the allocations, in this order. No kernel or copy of any device may still use
-// them. Further calls do nothing.
+// Close unmaps, frees the addresses and releases the allocations, in this order. No kernel or copy
+// of any device may still use them. Further calls do nothing.
 func (v *Virtual) Close() error {
 	if v.closed.Swap(true) {
 		return nil

@@ -6,10 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// Buffers says what the buffers hold that operations receive into: which are free, and which batch lies in each of the others. So memory
-// that a caller gives back to an operation is known for what it is: see [Buffers.Check].
+// Buffers says what the buffers hold that operations receive into: which are free, and which batch
+// lies in each of the others. So memory that a caller gives back to an operation is known for what
+// it is: see [Buffers.Check].
 //
-// Put may be called from any goroutine. All else is for the owner's operations, of which one runs at a time. A [Shelf] looks from any goroutine.
+// Put may be called from any goroutine. All else is for the owner's operations, of which one runs
+// at a time. A [Shelf] looks from any goroutine.
 type Buffers struct {
 	all   []buffer
 	last  uint32 // the generation that was given last
@@ -46,8 +48,8 @@ func NewBuffers(n int) *Buffers {
 // Len is the number of buffers.
 func (b *Buffers) Len() int { return len(b.all) }
 
-// Place says how large each buffer is, in bytes, and where they begin, one behind the other. Further bases are those where they were
-// before, of which some may still be held.
+// Place says how large each buffer is, in bytes, and where they begin, one behind the other.
+// Further bases are those where they were before, of which some may still be held.
 func (b *Buffers) Place(size, base uintptr, before ...uintptr) {
 	b.place.Store(&place{size: size, all: size * uintptr(len(b.all)), bases: append([]uintptr{base}, before...)})
 }
@@ -76,7 +78,8 @@ func (b *Buffers) TakeAt(i int) bool {
 	return true
 }
 
-// Fill says that a batch comes into a buffer that was taken, by a number of the owner's, and returns its generation.
+// Fill says that a batch comes into a buffer that was taken, by a number of the owner's, and
+// returns its generation.
 func (b *Buffers) Fill(i int, batch uint64) (generation uint32) {
 	p := &b.all[i]
 	p.batch = batch
@@ -115,7 +118,8 @@ const (
 	Later
 )
 
-// Check reports what memory holds, of so many bytes, which is to be of a batch and, unless that is 0, of a generation.
+// Check reports what memory holds, of so many bytes, which is to be of a batch and, unless that is
+// 0, of a generation.
 func (b *Buffers) Check(from, bytes uintptr, batch uint64, generation uint32) Content {
 	at, found := b.place.Load(), None
 	for _, base := range at.bases {
@@ -151,7 +155,8 @@ func (b *Buffers) hold(from, bytes uintptr) Content {
 	return found
 }
 
-// overlap is which of the buffers from a base on have a part in memory: the first, and the one behind the last.
+// overlap is which of the buffers from a base on have a part in memory: the first, and the one
+// behind the last.
 func (p *place) overlap(base, from, bytes uintptr) (first, end uintptr) {
 	to := from + bytes
 	if to <= base || from >= base+p.all || bytes == 0 {
@@ -160,7 +165,8 @@ func (p *place) overlap(base, from, bytes uintptr) (first, end uintptr) {
 	return (max(from, base) - base) / p.size, (min(to, base+p.all) - base + p.size - 1) / p.size
 }
 
-// Shelf has the buffers of several owners, so that each knows memory of the others'. It may be used from any goroutine.
+// Shelf has the buffers of several owners, so that each knows memory of the others'. It may be used
+// from any goroutine.
 type Shelf struct {
 	changing sync.Mutex
 	all      atomic.Pointer[[]*Buffers] // is replaced, never changed: operations look without a lock
@@ -187,7 +193,8 @@ func (s *Shelf) change(to func([]*Buffers) []*Buffers) {
 	s.all.Store(&all)
 }
 
-// Check reports what memory, of so many bytes, holds that is none of an owner's own buffers: [Foreign] content, [Released] or [None].
+// Check reports what memory, of so many bytes, holds that is none of an owner's own buffers:
+// [Foreign] content, [Released] or [None].
 func (s *Shelf) Check(own *Buffers, from, bytes uintptr) Content {
 	all := s.all.Load()
 	if all == nil {

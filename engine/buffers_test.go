@@ -23,7 +23,8 @@ func TestBuffersAreTakenOnce(t *testing.T) {
 	}
 }
 
-// TestBuffersKnowWhatTheyHold: memory of a buffer is known for its batch and its generation, also where it was before.
+// TestBuffersKnowWhatTheyHold: memory of a buffer is known for its batch and its generation, also
+// where it was before.
 func TestBuffersKnowWhatTheyHold(t *testing.T) {
 	const size, base, before = 100, 1000, 5000
 	b := NewBuffers(2)
@@ -52,7 +53,8 @@ func TestBuffersKnowWhatTheyHold(t *testing.T) {
 		{before + size, size, 8, 0, Foreign},
 	} {
 		if got := b.Check(c.from, c.bytes, c.batch, c.generation); got != c.want {
-			t.Errorf("%d bytes at %d of batch %d, generation %d: %d, want %d", c.bytes, c.from, c.batch, c.generation, got, c.want)
+			t.Errorf("%d bytes at %d of batch %d, generation %d: %d, want %d", c.bytes, c.from, c.batch,
+				c.generation, got, c.want)
 		}
 	}
 	b.Put(1)
@@ -70,7 +72,8 @@ func TestBuffersKnowWhatTheyHold(t *testing.T) {
 	}
 }
 
-// TestShelfKnowsBuffersOfOthers: memory of another owner's buffers is known, for as long as they are on the shelf.
+// TestShelfKnowsBuffersOfOthers: memory of another owner's buffers is known, for as long as they
+// are on the shelf.
 func TestShelfKnowsBuffersOfOthers(t *testing.T) {
 	var s Shelf
 	own, other := NewBuffers(1), NewBuffers(2)
@@ -88,7 +91,14 @@ func TestShelfKnowsBuffersOfOthers(t *testing.T) {
 		from, bytes uintptr
 		want        Content
 	}{
-		{5000, 100, Released}, {5100, 100, Foreign}, {5099, 2, Released}, {5199, 9, Foreign}, {5200, 1, None}, {4999, 1, None}, {5100, 0, None}, {1000, 100, None},
+		{5000, 100, Released},
+		{5100, 100, Foreign},
+		{5099, 2, Released},
+		{5199, 9, Foreign},
+		{5200, 1, None},
+		{4999, 1, None},
+		{5100, 0, None},
+		{1000, 100, None},
 	} {
 		if got := s.Check(own, c.from, c.bytes); got != c.want {
 			t.Errorf("%d bytes at %d: %d, want %d", c.bytes, c.from, got, c.want)

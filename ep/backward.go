@@ -11,32 +11,43 @@ const (
 	opCombineBackward  = "combine backward"
 )
 
-// DispatchBackward is the gradient of Dispatch: gradX[t] = sum over k of gradRows[row of (t,k)], in the handle's reduction, without weights. gradRows
-// has the shape of what Dispatch returned, gradX is [tokens, hidden], both of the Spec's Output type; they do not overlap.
+// DispatchBackward is the gradient of Dispatch: gradX[t] = sum over k of gradRows[row of (t,k)], in
+// the handle's reduction, without weights. gradRows has the shape of what Dispatch returned, gradX
+// is [tokens, hidden], both of the Spec's Output type; they do not overlap.
 //
-// gradRowWeights, fp32 [Rows()] (with top-k numbers a row for the layouts with one row per rank), holds the gradients of the weights that arrived
-// with the rows; each goes back to its selection in gradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are
+// gradRowWeights, fp32 [Rows()] (with top-k numbers a row for the layouts with one row per rank),
+// holds the gradients of the weights that arrived with the rows; each goes back to its selection in
+// gradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are
 // absent, on every rank, or neither. Both may be of the first rows alone where Combine's y may.
-func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
+func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights,
+	gradX, gradWeights weft.Tensor,
+) error {
 	return h.engine.dispatchBackward(ctx, s, r, gradRows, gradRowWeights, gradX, gradWeights)
 }
 
-// CombineBackward is the gradient of Combine: gradRows[row of (t,k)] = weight[t,k] * gradOut[t], rounded once (gradOut[t] itself where Combine sums
-// plainly), and zeros in pads. gradOut is [tokens, hidden], gradRows, in any memory but that, has the shape of Combine's y.
+// CombineBackward is the gradient of Combine: gradRows[row of (t,k)] = weight[t,k] * gradOut[t],
+// rounded once (gradOut[t] itself where Combine sums plainly), and zeros in pads. gradOut is
+// [tokens, hidden], gradRows, in any memory but that, has the shape of Combine's y.
 //
-// With y and gradWeights, which weighted sums allow, gradWeights[t,k], fp32 [tokens, top-k], is the dot product of gradOut[t] and y[row of (t,k)] in
-// fp32: element i is added, fused, to lane i mod 64, and the lanes are summed as a tree. Selections that went nowhere get 0. Both are given on every
-// rank or on none. Then gradRows may be y itself, whose rows it overwrites once they were read, but may not overlap a part of it.
-func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
+// With y and gradWeights, which weighted sums allow, gradWeights[t,k], fp32 [tokens, top-k], is the
+// dot product of gradOut[t] and y[row of (t,k)] in fp32: element i is added, fused, to lane i mod
+// 64, and the lanes are summed as a tree. Selections that went nowhere get 0. Both are given on
+// every rank or on none. Then gradRows may be y itself, whose rows it overwrites once they were
+// read, but may not overlap a part of it.
+func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows,
+	gradWeights weft.Tensor,
+) error {
 	return h.engine.combineBackward(ctx, s, r, gradOut, y, gradRows, gradWeights)
 }
 
-// GradientBuffer returns memory of the handle's for the gradients of the output that CombineBackward is to take: [MaxTokens, hidden] of the Spec's Output type, of which
-// gradOut is the first rows. On GPUs others read them, and it spares the copy that gradients elsewhere cost. On the host no memory is better than another, and the Tensor is
-// zero; so is that of a closed handle, and of one that has no sums.
+// GradientBuffer returns memory of the handle's for the gradients of the output that
+// CombineBackward is to take: [MaxTokens, hidden] of the Spec's Output type, of which gradOut is
+// the first rows. On GPUs others read them, and it spares the copy that gradients elsewhere cost.
+// On the host no memory is better than another, and the Tensor is zero; so is that of a closed
+// handle, and of one that has no sums.
 //
-// There is one. It is free again when the operation that took it has ended on its stream, and any CombineBackward that copies copies here. SetMask may move it, so ask
-// again then.
+// There is one. It is free again when the operation that took it has ended on its stream, and any
+// CombineBackward that copies copies here. SetMask may move it, so ask again then.
 func (h *Handle) GradientBuffer() weft.Tensor {
 	if h.closed {
 		return weft.Tensor{}
@@ -56,8 +67,10 @@ func (h *Handle) checkScalars(op string, r *Routing, scalars, out weft.Tensor) e
 	if !h.spec.Layout.byExpert() {
 		each = h.spec.TopK
 	}
-	if scalars.DType != weft.Float32 || n%each != 0 || n < r.fewest()*each || n > r.Rows()*each || scalars.Data == nil && n > 0 {
-		return weft.Invalidf("%s: gradients of the rows' weights are %v, want fp32 with %d numbers", op, scalars, r.Rows()*each)
+	if scalars.DType != weft.Float32 || n%each != 0 || n < r.fewest()*each || n > r.Rows()*each ||
+		scalars.Data == nil && n > 0 {
+		return weft.Invalidf("%s: gradients of the rows' weights are %v, want fp32 with %d numbers", op,
+			scalars, r.Rows()*each)
 	}
 	return checkTensor(op, "gradients of weights", out, weft.Float32, r.tokens, h.spec.TopK)
 }
@@ -81,7 +94,8 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 		return err
 	}
 	if overlap(gradOut, gradRows) {
-		return weft.Invalidf("%s: gradients of rows overlap those of the output, which other ranks read; give them memory of their own", op)
+		return weft.Invalidf("%s: gradients of rows overlap those of the output, which other ranks read; "+
+			"give them memory of their own", op)
 	}
 	if gradWeights.IsZero() {
 		return nil
@@ -93,7 +107,8 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 		return err
 	}
 	if overlapInPart(gradRows, y) {
-		return weft.Invalidf("%s: gradients of rows overlap a part of the rows; give them memory of their own, or the very same", op)
+		return weft.Invalidf("%s: gradients of rows overlap a part of the rows; give them memory of their "+
+			"own, or the very same", op)
 	}
 	return checkTensor(op, "gradients of weights", gradWeights, weft.Float32, r.tokens, s.TopK)
 }

@@ -9,10 +9,11 @@ import (
 	"github.com/weftgo/weft/channel"
 )
 
-// board is a rank's notice board in the handle's control window: what it writes there, every peer reads. Nobody else writes it.
+// board is a rank's notice board in the handle's control window: what it writes there, every peer
+// reads. Nobody else writes it.
 //
-//	post     two, by parity of the epoch: the epoch that this rank has entered and, in the same cache line, its notice:
-//	         where the operand is that peers pull from, or that there is none
+//	post     two, by parity of the epoch: the epoch that this rank has entered and, in the same cache
+//	         line, its notice: where the operand is that peers pull from, or that there is none
 //	done     the epoch whose operands of other ranks this rank has finished reading
 //	text     two, by parity of the epoch: why there is none
 //	routing  two, by parity of the epoch: counts, and a record for each (token, destination rank)
@@ -24,8 +25,8 @@ type board struct {
 	g       *geometry
 }
 
-// notice is what a rank says when it enters an operation. With the counter it fills the first cache line of a post and no more: whoever sees the
-// epoch has the notice already.
+// notice is what a rank says when it enters an operation. With the counter it fills the first cache
+// line of a post and no more: whoever sees the epoch has the notice already.
 type notice struct {
 	_       uint32        // the counter's
 	word    atomic.Uint32 // the upper bits are the call's; length and kind of text, if the rank cannot take part
@@ -119,7 +120,8 @@ func (b *board) routing(epoch uint64) routing {
 	return r
 }
 
-// record is a token on its way to one rank: its index at the source, and for each selection the expert's index there, or -1, and the weight.
+// record is a token on its way to one rank: its index at the source, and for each selection the
+// expert's index there, or -1, and the weight.
 type record struct {
 	token   *int32
 	experts []int16
@@ -135,7 +137,8 @@ func (r *routing) record(i int) record {
 	}
 }
 
-// enter says that this rank has entered the epoch, with its operands or with the reason why it cannot take part: peers then return it too.
+// enter says that this rank has entered the epoch, with its operands or with the reason why it
+// cannot take part: peers then return it too.
 func (b *board) enter(epoch uint64, c call, data, scales place, err error) {
 	n := b.notices[epoch&1]
 	refused := uint32(0)
@@ -153,7 +156,8 @@ func (b *board) refusal(epoch uint64, rank int, op string) error {
 	return refusal(rank, op, b.notices[epoch&1].word.Load()&(callUnit-1), b.text(epoch))
 }
 
-// call is what must agree on all ranks: the operation, whether it brings weights, or gradients of weights home, and the Routing by which it goes.
+// call is what must agree on all ranks: the operation, whether it brings weights, or gradients of
+// weights home, and the Routing by which it goes.
 type call struct {
 	word    uint32 // the upper bits of a notice's word: callUnit times the operation, wantsWeights
 	routing uint64 // the epoch of the Routing's Prepare, which no other has, in this generation or any
@@ -213,7 +217,8 @@ func (c call) differs(peer call) string {
 	}
 }
 
-// unsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are [weft.ErrInvalid].
+// unsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are
+// [weft.ErrInvalid].
 const unsupportedRefusal = 1 << 16
 
 // putRefusal writes an error's text and returns its length and kind.
@@ -238,7 +243,8 @@ func refusal(rank int, op string, refused uint32, text []byte) error {
 	return &weft.PeerError{Rank: rank, Op: op, Err: e}
 }
 
-// refusedError carries another rank's words, and wraps the sentinel that its error did. Nothing has moved, the communicator is whole.
+// refusedError carries another rank's words, and wraps the sentinel that its error did. Nothing has
+// moved, the communicator is whole.
 type refusedError struct {
 	text string
 	kind error

@@ -18,10 +18,11 @@ type Census struct {
 	TokenInRank []bool
 }
 
-// CountRouting is the layout step alone: it counts where tokens go. topk is int32 or int64 [tokens, top-k] on the host, -1 for none; it is local and
-// may be called by any rank at any time. Several selections of one token on the same rank count once in RankTokens, as do those on the same node in
-// NodeTokens. What a [Spec] cannot have, such as more than 64 ranks or 32 selections a token, is refused. A [Counter] does the same
-// on a GPU.
+// CountRouting is the layout step alone: it counts where tokens go. topk is int32 or int64 [tokens,
+// top-k] on the host, -1 for none; it is local and may be called by any rank at any time. Several
+// selections of one token on the same rank count once in RankTokens, as do those on the same node
+// in NodeTokens. What a [Spec] cannot have, such as more than 64 ranks or 32 selections a token, is
+// refused. A [Counter] does the same on a GPU.
 func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, error) {
 	if err := cmp.Or(checkPlaces(experts, ranks, ranksPerNode), checkCounted(topk)); err != nil {
 		return nil, err
@@ -69,10 +70,12 @@ const opCount = "count routing"
 // checkPlaces says what is wrong with where experts are.
 func checkPlaces(experts, ranks, ranksPerNode int) error {
 	if ranks < 1 || ranks > weft.MaxRanks || experts < 1 || experts > MaxExperts {
-		return weft.Invalidf("%s: %d experts on %d ranks: want at most %d on %d", opCount, experts, ranks, MaxExperts, weft.MaxRanks)
+		return weft.Invalidf("%s: %d experts on %d ranks: want at most %d on %d", opCount, experts, ranks,
+			MaxExperts, weft.MaxRanks)
 	}
 	if experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
-		return weft.Invalidf("%s: %d experts on %d ranks, %d a node: want experts in equal shares, and whole nodes", opCount, experts, ranks, ranksPerNode)
+		return weft.Invalidf("%s: %d experts on %d ranks, %d a node: want experts in equal shares, and "+
+			"whole nodes", opCount, experts, ranks, ranksPerNode)
 	}
 	return nil
 }
@@ -84,7 +87,8 @@ func checkCounted(topk weft.Tensor) error {
 	}
 	tokens, k := topk.Shape[0], topk.Shape[1]
 	if tokens < 0 || tokens > maxTokens || k < 1 || k > MaxTopK {
-		return weft.Invalidf("%s: experts are %v, want at most %d tokens and 1 to %d selections of each", opCount, topk, maxTokens, MaxTopK)
+		return weft.Invalidf("%s: experts are %v, want at most %d tokens and 1 to %d selections of each",
+			opCount, topk, maxTokens, MaxTopK)
 	}
 	if topk.Data == nil && tokens > 0 {
 		return weft.Invalidf("%s: experts have no memory", opCount)

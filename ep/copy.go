@@ -7,31 +7,39 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// Copies are tensors of the caller's for what has arrived: those that [Handle.CopyReceived] fills in. The zero Tensor leaves a part out. rows is what [Received].Data has,
-// counted as one for all experts; with a packed layout a tensor may have more.
+// Copies are tensors of the caller's for what has arrived: those that [Handle.CopyReceived] fills
+// in. The zero Tensor leaves a part out. rows is what [Received].Data has, counted as one for all
+// experts; with a packed layout a tensor may have more.
 type Copies struct {
 	// Data is of the type and the shape of [Received].Data.
 	Data weft.Tensor
-	// Scales are those of [Received].Scales, of the type and the shape that they have there, or would have if the Spec's ScaleOrder were this one.
+	// Scales are those of [Received].Scales, of the type and the shape that they have there, or
+	// would have if the Spec's ScaleOrder were this one.
 	Scales     weft.Tensor
 	ScaleOrder ScaleOrder
 	// SourceTokens and SourceRanks say of each row what the Routing's methods do: int32 [rows].
 	SourceTokens, SourceRanks weft.Tensor
 	// RowWeights, for the layouts by expert, are fp32 [rows].
 	RowWeights weft.Tensor
-	// RowExperts and RowSelectionWeights, for the layouts with one row per rank, are the two of [Routing.RowSelections]: int32 and fp32 [rows, top-k].
+	// RowExperts and RowSelectionWeights, for the layouts with one row per rank, are the two of
+	// [Routing.RowSelections]: int32 and fp32 [rows, top-k].
 	RowExperts, RowSelectionWeights weft.Tensor
-	// ExpertCounts, Ranges (for the layouts by expert) and SourceCounts are int32 [local experts], int64 [local experts, ranks] and int32 [ranks].
+	// ExpertCounts, Ranges (for the layouts by expert) and SourceCounts are int32 [local experts],
+	// int64 [local experts, ranks] and int32 [ranks].
 	ExpertCounts, Ranges, SourceCounts weft.Tensor
 }
 
-// CopyReceived copies what a dispatch has received to memory of the caller's: the rows that exist, pads included, their scales, and what the Routing says of them. All else in the
-// tensors stays as it was, behind an expert's last row as in the gaps of the rank-major layout. So it takes the time of the rows that are there, not of
-// all places; on GPUs the count of rows, which the host need not know, is read from the GPU's memory by one kernel.
+// CopyReceived copies what a dispatch has received to memory of the caller's: the rows that exist,
+// pads included, their scales, and what the Routing says of them. All else in the tensors stays as
+// it was, behind an expert's last row as in the gaps of the rank-major layout. So it takes the time
+// of the rows that are there, not of all places; on GPUs the count of rows, which the host need not
+// know, is read from the GPU's memory by one kernel.
 //
-// It is local. On GPUs it is enqueued where the rows are there, in the stream of the dispatch or in one that waits for it, and may be captured; each replay goes by the
-// routing of that time. With a nil stream it goes into the communicator's own, and CopyReceived returns when it is done. Tensors may overlap neither each other nor what was
-// received; on GPUs Data begins on a multiple of 16 bytes, Scales on one of 4. A call that is refused has written nothing.
+// It is local. On GPUs it is enqueued where the rows are there, in the stream of the dispatch or in
+// one that waits for it, and may be captured; each replay goes by the routing of that time. With a
+// nil stream it goes into the communicator's own, and CopyReceived returns when it is done. Tensors
+// may overlap neither each other nor what was received; on GPUs Data begins on a multiple of 16
+// bytes, Scales on one of 4. A call that is refused has written nothing.
 func (h *Handle) CopyReceived(ctx context.Context, s *weft.Stream, r *Received, to Copies) error {
 	if h.closed {
 		return fmt.Errorf("%s: handle %w", opCopy, weft.ErrClosed)
@@ -79,7 +87,8 @@ func (h *Handle) checkCopies(r *Received, to *Copies) error {
 			}
 		}
 		if overlap(p.to, r.Data) || overlap(p.to, r.Scales) {
-			return weft.Invalidf("%s: the %s lie in the memory that is copied; use that, or give them other memory", opCopy, p.what)
+			return weft.Invalidf("%s: the %s lie in the memory that is copied; use that, or give them "+
+				"other memory", opCopy, p.what)
 		}
 	}
 	return nil
@@ -131,9 +140,11 @@ func (h *Handle) parts(r *Received, to *Copies) (parts []part, err error) {
 	add("ranges", to.Ranges, weft.Int64, -1, g.local, g.ranks)
 	add("source counts", to.SourceCounts, weft.Int32, -1, g.ranks)
 	if by := s.Layout.byExpert(); by && !(to.RowExperts.IsZero() && to.RowSelectionWeights.IsZero()) {
-		err = weft.Invalidf("%s: %v rows are of one expert each; take RowWeights in place of RowExperts and RowSelectionWeights", opCopy, s.Layout)
+		err = weft.Invalidf("%s: %v rows are of one expert each; take RowWeights in place of RowExperts and "+
+			"RowSelectionWeights", opCopy, s.Layout)
 	} else if !by && !(to.RowWeights.IsZero() && to.Ranges.IsZero()) {
-		err = weft.Invalidf("%s: %v rows are of several experts each; take RowExperts and RowSelectionWeights in place of RowWeights, and leave Ranges out", opCopy, s.Layout)
+		err = weft.Invalidf("%s: %v rows are of several experts each; take RowExperts and "+
+			"RowSelectionWeights in place of RowWeights, and leave Ranges out", opCopy, s.Layout)
 	}
 	return parts, err
 }

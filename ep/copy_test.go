@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestCopyRefusals: what cannot be copied, or not there, is refused in words, and nothing is written.
+// TestCopyRefusals: what cannot be copied, or not there, is refused in words, and nothing is
+// written.
 func TestCopyRefusals(t *testing.T) {
 	ctx := testContext(t)
 	group, err := eptest.Join(1)
@@ -24,7 +25,10 @@ func TestCopyRefusals(t *testing.T) {
 	t.Cleanup(func() { _ = c.Close() })
 	const tokens, experts, hidden = 3, 4, 128
 	open := func(layout ep.Layout, payload ep.Payload) (*ep.Handle, *ep.Received) {
-		s := ep.Spec{Experts: experts, TopK: 2, Hidden: hidden, MaxTokens: tokens, Layout: layout, Payload: payload, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}
+		s := ep.Spec{
+			Experts: experts, TopK: 2, Hidden: hidden, MaxTokens: tokens, Layout: layout,
+			Payload: payload, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain,
+		}
 		h, err := ep.NewHandle(ctx, c, s)
 		if err != nil {
 			t.Fatal(err)
@@ -32,7 +36,10 @@ func TestCopyRefusals(t *testing.T) {
 		t.Cleanup(func() { _ = h.Close() })
 		x := ep.Rows{Data: weft.TensorOf(make([]weft.BF16, tokens*hidden), tokens, hidden)}
 		if payload == ep.FP8 {
-			x = ep.Rows{Data: weft.TensorOf(make([]weft.E4M3, tokens*hidden), tokens, hidden), Scales: weft.TensorOf(make([]float32, tokens), tokens, 1)}
+			x = ep.Rows{
+				Data:   weft.TensorOf(make([]weft.E4M3, tokens*hidden), tokens, hidden),
+				Scales: weft.TensorOf(make([]float32, tokens), tokens, 1),
+			}
 		}
 		got, err := h.PrepareDispatch(ctx, nil, weft.TensorOf([]int32{0, 1, 1, 2, 3, 0}, tokens, 2), weft.Tensor{}, x)
 		if err != nil {
@@ -67,14 +74,29 @@ func TestCopyRefusals(t *testing.T) {
 		{"type", h, got, ep.Copies{Data: floats(experts, tokens, hidden)}, "rows are fp32[4 3 128], want bf16[4 3 128]"},
 		{"shape", h, got, ep.Copies{Data: bf16(experts, tokens+1, hidden)}, "want bf16[4 3 128]"},
 		{"dimensions", h, got, ep.Copies{Data: bf16(experts*tokens, hidden)}, "want bf16[4 3 128]"},
-		{"no memory", h, got, ep.Copies{Data: weft.Tensor{DType: weft.BFloat16, Shape: []int{experts, tokens, hidden}}}, "no memory"},
+		{"no memory", h, got, ep.Copies{Data: weft.Tensor{
+			DType: weft.BFloat16,
+			Shape: []int{experts, tokens, hidden},
+		}}, "no memory"},
 		{"no scales", h, got, ep.Copies{Scales: floats(experts, tokens, 1)}, "leave them out"},
-		{"too few rows", scaled, gotScaled, ep.Copies{SourceTokens: ints(tokens - 1)}, "source tokens are int32[2], want int32[3]"},
+		{
+			"too few rows", scaled, gotScaled,
+			ep.Copies{SourceTokens: ints(tokens - 1)},
+			"source tokens are int32[2], want int32[3]",
+		},
 		{"order", scaled, gotScaled, ep.Copies{Scales: floats(tokens, 1), ScaleOrder: 2}, "scale order 2"},
-		{"shape of scales", scaled, gotScaled, ep.Copies{Scales: floats(tokens, 1), ScaleOrder: ep.ColumnMajorScales}, "want fp32[1 3]"},
+		{
+			"shape of scales", scaled, gotScaled,
+			ep.Copies{Scales: floats(tokens, 1), ScaleOrder: ep.ColumnMajorScales},
+			"want fp32[1 3]",
+		},
 		{"experts of rows by expert", h, got, ep.Copies{RowExperts: ints(experts*tokens, 2)}, "take RowWeights"},
 		{"weights of rows by rank", scaled, gotScaled, ep.Copies{RowWeights: floats(tokens)}, "take RowExperts"},
-		{"overlap", h, got, ep.Copies{SourceTokens: ints(experts * tokens), ExpertCounts: ints(experts)}, "the source tokens and the expert counts overlap"},
+		{
+			"overlap", h, got,
+			ep.Copies{SourceTokens: ints(experts * tokens), ExpertCounts: ints(experts)},
+			"the source tokens and the expert counts overlap",
+		},
 		{"itself", h, got, ep.Copies{Data: got.Data}, "lie in the memory that is copied"},
 	} {
 		err := test.h.CopyReceived(ctx, nil, test.from, test.to)
@@ -102,12 +124,16 @@ func TestCopyRefusals(t *testing.T) {
 	}
 }
 
-// TestCopiesOnGPUs copies rows of several pieces, with scales of several shares, of more experts than a warp looks at at once; with nothing, little and all that there is
-// room for, and with rows dropped.
+// TestCopiesOnGPUs copies rows of several pieces, with scales of several shares, of more experts
+// than a warp looks at at once; with nothing, little and all that there is room for, and with rows
+// dropped.
 func TestCopiesOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, local, tokens = 2, 70, 40
-		fp8 := ep.Spec{Payload: ep.FP8, Quantize: weft.BFloat16, Hidden: 9 * 512, Output: weft.BFloat16, ScaleOrder: ep.ColumnMajorScales}
+		fp8 := ep.Spec{
+			Payload: ep.FP8, Quantize: weft.BFloat16, Hidden: 9 * 512, Output: weft.BFloat16,
+			ScaleOrder: ep.ColumnMajorScales,
+		}
 		for _, way := range []struct {
 			name   string
 			layout ep.Layout
@@ -120,7 +146,8 @@ func TestCopiesOnGPUs(t *testing.T) {
 		} {
 			t.Run(way.name, func(t *testing.T) {
 				s := way.spec
-				s.Experts, s.TopK, s.MaxTokens, s.Layout, s.SMs, s.Counts = ranks*local, 3, tokens, way.layout, 2*ranks, ep.DeviceCounts
+				s.Experts, s.TopK, s.MaxTokens = ranks*local, 3, tokens
+				s.Layout, s.SMs, s.Counts = way.layout, 2*ranks, ep.DeviceCounts
 				s.Wire, s.Reduction, s.Sum = ep.PerRank, ep.Partial, ep.Plain
 				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 					for seed, sent := range [][]int{{0, 0}, {1, 0}, {tokens, 7}, {tokens, tokens}} {
@@ -144,7 +171,8 @@ func TestCopiesOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCopyOperandsOnGPUs refuses what kernels could not store, and says so of rows that a graph would outlive.
+// TestCopyOperandsOnGPUs refuses what kernels could not store, and says so of rows that a graph
+// would outlive.
 func TestCopyOperandsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.abandons = true
@@ -171,7 +199,8 @@ func TestCopyOperandsOnGPUs(t *testing.T) {
 				"rows":          {Data: at(8, got.Data)},
 				"expert counts": {ExpertCounts: at(2, counts)},
 			} {
-				if err := r.handle.CopyReceived(ctx, r.stream, got, to); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), what) {
+				if err := r.handle.CopyReceived(ctx, r.stream, got, to); !errors.Is(err, weft.ErrUnsupported) ||
+					!strings.Contains(err.Error(), what) {
 					return fmt.Errorf("%s that begin anywhere: %w", what, err)
 				}
 			}
@@ -180,10 +209,12 @@ func TestCopyOperandsOnGPUs(t *testing.T) {
 				return await(ctx, over)
 			}
 			defer close(over)
-			if err := errors.Join(await(ctx, met), r.SetMask(ctx, late)); err != nil { // who still meets would be told that it is masked
+			// who still meets would be told that it is masked
+			if err := errors.Join(await(ctx, met), r.SetMask(ctx, late)); err != nil {
 				return err
 			}
-			// They are still there, and can be copied, until the handle takes other memory; and then they are where they were.
+			// They are still there, and can be copied, until the handle takes other memory; and
+			// then they are where they were.
 			if err := errors.Join(round.Copy(ctx, r.stream), r.Wait(ctx, r.stream), round.CheckCopied()); err != nil {
 				return fmt.Errorf("after a mask: %w", err)
 			}

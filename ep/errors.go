@@ -6,8 +6,8 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// OverflowError says that more rows were routed to a rank, or to an expert, than Capacity. Every rank's Prepare returns the same one; nothing has
-// moved. It wraps [weft.ErrUnsupported].
+// OverflowError says that more rows were routed to a rank, or to an expert, than Capacity. Every
+// rank's Prepare returns the same one; nothing has moved. It wraps [weft.ErrUnsupported].
 type OverflowError struct {
 	Rank     int
 	Expert   int // the expert, for the expert-major layout; else -1
@@ -20,7 +20,8 @@ func (e *OverflowError) Error() string {
 	if e.Expert >= 0 {
 		where = fmt.Sprintf("expert %d of rank %d", e.Expert, e.Rank)
 	}
-	return fmt.Sprintf("prepare: %d rows routed to %s, capacity %d: raise Capacity, leave it 0 for the worst case, or use OverflowDrop",
+	return fmt.Sprintf("prepare: %d rows routed to %s, capacity %d: raise Capacity, leave it 0 for the "+
+		"worst case, or use OverflowDrop",
 		e.Demand, where, e.Capacity)
 }
 

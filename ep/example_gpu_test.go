@@ -13,9 +13,12 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// aside dispatches rows in the communicator's own stream, from when the stream that computes has made them, while that stream goes on. What it is given after it
-// was told to wait for arrived sees what has come. Until then x, topk and weights are borrowed.
-func aside(ctx context.Context, h *ep.Handle, compute *cuda.Stream, made, arrived *cuda.Event, topk, weights weft.Tensor, x ep.Rows) (*ep.Received, error) {
+// aside dispatches rows in the communicator's own stream, from when the stream that computes has
+// made them, while that stream goes on. What it is given after it was told to wait for arrived sees
+// what has come. Until then x, topk and weights are borrowed.
+func aside(ctx context.Context, h *ep.Handle, compute *cuda.Stream, made, arrived *cuda.Event, topk,
+	weights weft.Tensor, x ep.Rows,
+) (*ep.Received, error) {
 	own := h.Comm().Device().Stream()
 	if err := errors.Join(made.Record(compute), own.WaitEvent(made)); err != nil {
 		return nil, err
@@ -27,8 +30,10 @@ func aside(ctx context.Context, h *ep.Handle, compute *cuda.Stream, made, arrive
 	return received, arrived.Record(own)
 }
 
-// An exchange beside the stream that computes, ordered by events: it begins after what has been enqueued there by now, and what is enqueued there from WaitEvent on
-// begins after it. In between the two streams are at work at once. The same calls can be captured, in a graph that begins in the stream that computes.
+// An exchange beside the stream that computes, ordered by events: it begins after what has been
+// enqueued there by now, and what is enqueued there from WaitEvent on begins after it. In between
+// the two streams are at work at once. The same calls can be captured, in a graph that begins in
+// the stream that computes.
 func Example_besideCompute() {
 	var (
 		ctx           context.Context
@@ -54,12 +59,14 @@ func Example_besideCompute() {
 	_ = layer
 }
 
-// TestBesideComputeOnGPUs is the example, with two ranks whose tokens change places, eager and in graphs. The stream that computes is slow to make the rows: who
-// did not wait would send those of before.
+// TestBesideComputeOnGPUs is the example, with two ranks whose tokens change places, eager and in
+// graphs. The stream that computes is slow to make the rows: who did not wait would send those of
+// before.
 func TestBesideComputeOnGPUs(t *testing.T) {
 	const ranks, tokens, hidden = 2, 3, 16
 	spec := ep.Spec{
-		Experts: ranks, TopK: 1, Hidden: hidden, MaxTokens: tokens, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain,
+		Experts: ranks, TopK: 1, Hidden: hidden, MaxTokens: tokens, Layout: ep.RankMajor, Wire: ep.PerRank,
+		Reduction: ep.Partial, Sum: ep.Plain,
 		Payload: ep.FP32, Counts: ep.DeviceCounts, SMs: 4,
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
@@ -152,13 +159,15 @@ func (b *asideRank) begin(ctx context.Context, value float32) error {
 		}
 	}
 	s := b.stream.CUDA()
-	return errors.Join(b.Device().Context().Upload(b.source.Pointer(), weft.TensorOf(rows).Raw()), s.Memset(b.out.Pointer(), 0xA5, b.out.Bytes()), b.Wait(ctx, b.stream))
+	return errors.Join(b.Device().Context().Upload(b.source.Pointer(), weft.TensorOf(rows).Raw()),
+		s.Memset(b.out.Pointer(), 0xA5, b.out.Bytes()), b.Wait(ctx, b.stream))
 }
 
 // layer is the example's.
 func (b *asideRank) layer(ctx context.Context) error {
 	s := b.stream.CUDA()
-	if err := errors.Join(s.Memset(b.slow.Pointer(), 1, b.slow.Size()), s.Copy(b.x.Pointer(), b.source.Pointer(), b.x.Bytes())); err != nil {
+	if err := errors.Join(s.Memset(b.slow.Pointer(), 1, b.slow.Size()),
+		s.Copy(b.x.Pointer(), b.source.Pointer(), b.x.Bytes())); err != nil {
 		return err
 	}
 	received, err := aside(ctx, b.handle, s, b.made, b.arrived, b.topk, weft.Tensor{}, ep.Rows{Data: b.x})
@@ -174,14 +183,16 @@ func (b *asideRank) layer(ctx context.Context) error {
 // check compares what has come from the other rank.
 func (b *asideRank) check(ctx context.Context, what string) error {
 	got := make([]float32, b.out.Elems())
-	if err := errors.Join(b.Wait(ctx, b.stream), b.Device().Context().Download(weft.TensorOf(got).Raw(), b.out.Pointer())); err != nil {
+	if err := errors.Join(b.Wait(ctx, b.stream),
+		b.Device().Context().Download(weft.TensorOf(got).Raw(), b.out.Pointer())); err != nil {
 		return err
 	}
 	other := 1 - b.Rank()
 	for t := range b.tokens {
 		for i := range b.hidden {
 			if got, want := got[(other*b.tokens+t)*b.hidden+i], b.of(other, t, i); got != want {
-				return fmt.Errorf("%s, values from %v on: token %d of rank %d begins with %v, want %v", what, b.value, t, other, got, want)
+				return fmt.Errorf("%s, values from %v on: token %d of rank %d begins with %v, want %v", what,
+					b.value, t, other, got, want)
 			}
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// Four ranks, here goroutines, with two experts each. Every rank has one token, of sixteen numbers, for an expert of its own rank and one of the
-// next. Expert e multiplies by e+1.
+// Four ranks, here goroutines, with two experts each. Every rank has one token, of sixteen numbers,
+// for an expert of its own rank and one of the next. Expert e multiplies by e+1.
 func Example() {
 	const ranks, hidden = 4, 16
 	var out [ranks][hidden]float32
@@ -23,7 +23,10 @@ func Example() {
 			return err
 		}
 		defer comm.Close()
-		h, err := ep.NewHandle(ctx, comm, ep.Spec{Experts: 2 * ranks, TopK: 2, Hidden: hidden, MaxTokens: 1, Payload: ep.FP32})
+		h, err := ep.NewHandle(ctx, comm, ep.Spec{
+			Experts: 2 * ranks, TopK: 2, Hidden: hidden, MaxTokens: 1,
+			Payload: ep.FP32,
+		})
 		if err != nil {
 			return err
 		}

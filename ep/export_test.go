@@ -9,28 +9,32 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// SetApart makes some blocks of every operation send and the others receive, however little there is, and gives what undoes it.
+// SetApart makes some blocks of every operation send and the others receive, however little there
+// is, and gives what undoes it.
 func SetApart() (undo func()) {
 	rank, expert, combine := apartRankBytes, apartExpertCount, apartCombineBytes
 	apartRankBytes, apartExpertCount, apartCombineBytes = 1, 1, 1
 	return func() { apartRankBytes, apartExpertCount, apartCombineBytes = rank, expert, combine }
 }
 
-// SetBulk makes all rows that can be sent by bulk copies go so, however small they are, and gives what undoes it.
+// SetBulk makes all rows that can be sent by bulk copies go so, however small they are, and gives
+// what undoes it.
 func SetBulk() (undo func()) {
 	bytes := bulkRowBytes
 	bulkRowBytes = 1
 	return func() { bulkRowBytes = bytes }
 }
 
-// SetCombineRanks makes combines of sums use the kernels for so many ranks at least, and gives what undoes it.
+// SetCombineRanks makes combines of sums use the kernels for so many ranks at least, and gives what
+// undoes it.
 func SetCombineRanks(ranks int) (undo func()) {
 	before := combineRanks
 	combineRanks = ranks
 	return func() { combineRanks = before }
 }
 
-// CarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by bulk copies: bytes at a time and warps, or zeros.
+// CarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by
+// bulk copies: bytes at a time and warps, or zeros.
 func CarriesOf(s Spec, threads, ranks int) (push, pull [2]int) {
 	s = s.normalize()
 	p, c := s.pushCarry(threads), s.pullCarry(threads, s.pullRows(ranks))
@@ -46,7 +50,8 @@ const PullDepth = pullDepth
 // TableVersion is that of the tables that handles heed.
 const TableVersion = tableVersion
 
-// Announced is the set of places for received rows of which a handle's next operation would say that nobody reads them.
+// Announced is the set of places for received rows of which a handle's next operation would say
+// that nobody reads them.
 func Announced(h *Handle) uint32 { g := h.engine.(*gpu); return g.ring.Free(g.lane.Capture()) }
 
 // gpuOf is a handle's engine, which is one on GPUs.
@@ -63,8 +68,8 @@ func Readable(h *Handle, t weft.Tensor) bool {
 	return ok
 }
 
-// ProgramsOf names the programs whose kernels move rows of the handles of a Spec: that of its dispatches first, and
-// behind it that of calls that do everything at once.
+// ProgramsOf names the programs whose kernels move rows of the handles of a Spec: that of its
+// dispatches first, and behind it that of calls that do everything at once.
 func ProgramsOf(s Spec, ranks int) []string {
 	s = s.normalizeOn(GPUEngine)
 	t := tune(s, ranks)
@@ -93,7 +98,8 @@ func ProgramsOf(s Spec, ranks int) []string {
 	return all
 }
 
-// Leaders counts the rows that the tokens of a routing, which a prepare gave places, go as: one for each token and rank.
+// Leaders counts the rows that the tokens of a routing, which a prepare gave places, go as: one for
+// each token and rank.
 func Leaders(r *Routing, topk int) (n int, err error) {
 	p := r.placement.(*gpuRouting)
 	places := make([]byte, r.tokens*topk*4)
@@ -130,11 +136,13 @@ func SetEpoch(h *Handle, epoch uint64) error {
 	return c.Synchronize()
 }
 
-// SoilRoutings fills the memory of routings that nobody has as memory may be that was just allocated.
+// SoilRoutings fills the memory of routings that nobody has as memory may be that was just
+// allocated.
 func SoilRoutings(h *Handle) error {
 	g := gpuOf(h)
 	for _, r := range g.idle {
-		if err := g.device.Context().Upload(r.memory.Pointer(), slices.Repeat([]byte{0x5A, 0, 0x5A, 0}, r.off.total/4)); err != nil {
+		if err := g.device.Context().Upload(r.memory.Pointer(),
+			slices.Repeat([]byte{0x5A, 0, 0x5A, 0}, r.off.total/4)); err != nil {
 			return err
 		}
 	}

@@ -11,7 +11,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// TestPrepareDispatch compares one call with two, in both phases: the same rows, by routings that say the same and are as good for what comes after.
+// TestPrepareDispatch compares one call with two, in both phases: the same rows, by routings that
+// say the same and are as good for what comes after.
 func TestPrepareDispatch(t *testing.T) {
 	const ranks = 3
 	group := join(t, ranks)
@@ -60,10 +61,12 @@ func TestPrepareDispatch(t *testing.T) {
 			return bytes.Clone(o.out.Raw()), err
 		}
 		for _, got := range []*ep.Received{fused, later} {
-			if got.Routing == want.Routing || got.Traffic() != want.Traffic() || got.Tokens() != want.Tokens() || got.Rows() != want.Rows() {
+			if got.Routing == want.Routing || got.Traffic() != want.Traffic() ||
+				got.Tokens() != want.Tokens() || got.Rows() != want.Rows() {
 				return fmt.Errorf("routing %+v, want another like %+v", got.Traffic(), want.Traffic())
 			}
-			if !bytes.Equal(got.RowWeights().Raw(), want.RowWeights().Raw()) || !bytes.Equal(got.SourceTokens().Raw(), want.SourceTokens().Raw()) {
+			if !bytes.Equal(got.RowWeights().Raw(), want.RowWeights().Raw()) ||
+				!bytes.Equal(got.SourceTokens().Raw(), want.SourceTokens().Raw()) {
 				return errors.New("the routing's rows differ")
 			}
 			if tokens := weft.SliceOf[int32](got.SourceTokens()); sameRows(got.Data, want.Data, tokens) != nil {
@@ -131,8 +134,9 @@ func TestPrepareDispatchOverflow(t *testing.T) {
 	})
 }
 
-// TestPrepareDispatchHoldsNothing has it fail half-way, where the routing was made and rows could not follow: a full pool, ranks that are masked
-// before the second half. The memory of both is the handle's again.
+// TestPrepareDispatchHoldsNothing has it fail half-way, where the routing was made and rows could
+// not follow: a full pool, ranks that are masked before the second half. The memory of both is the
+// handle's again.
 func TestPrepareDispatchHoldsNothing(t *testing.T) {
 	const ranks = 2
 	group := join(t, ranks)

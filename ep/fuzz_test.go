@@ -38,8 +38,9 @@ func boardHandle(s Spec) *host {
 	return h
 }
 
-// FuzzBoard reads routing from boards that hold anything: a rank that was left behind reads what others write meanwhile. It finds the board that
-// makes no sense, or a Routing whose every row and token exists.
+// FuzzBoard reads routing from boards that hold anything: a rank that was left behind reads what
+// others write meanwhile. It finds the board that makes no sense, or a Routing whose every row and
+// token exists.
 func FuzzBoard(f *testing.F) {
 	topk, weights := weft.TensorOf([]int32{0, 3, -1, 5, 1, 0}, 2, 3), weft.TensorOf([]float32{1, 2, 3, 4, 5, 6}, 2, 3)
 	for i, s := range boardSpecs() {
@@ -104,7 +105,10 @@ func FuzzBoard(f *testing.F) {
 // FuzzRefusal reads what a peer says of why it refuses.
 func FuzzRefusal(f *testing.F) {
 	text := make([]byte, textSize)
-	for _, err := range []error{errors.New(""), weft.Invalidf("no"), weft.Unsupportedf("%s", bytes.Repeat([]byte{'x'}, 2*textSize))} {
+	for _, err := range []error{
+		errors.New(""), weft.Invalidf("no"),
+		weft.Unsupportedf("%s", bytes.Repeat([]byte{'x'}, 2*textSize)),
+	} {
 		f.Add(putRefusal(text, err), bytes.Clone(text))
 	}
 	f.Add(uint32(0xFFFFFFFF), text)
@@ -116,7 +120,8 @@ func FuzzRefusal(f *testing.F) {
 		if (err == nil) != (word == 0) {
 			t.Fatalf("%#x: %v", word, err)
 		}
-		if peer, ok := errors.AsType[*weft.PeerError](err); err != nil && (!ok || peer.Rank != 2 || errors.Is(err, weft.ErrInvalid) == errors.Is(err, weft.ErrUnsupported)) {
+		if peer, ok := errors.AsType[*weft.PeerError](err); err != nil &&
+			(!ok || peer.Rank != 2 || errors.Is(err, weft.ErrInvalid) == errors.Is(err, weft.ErrUnsupported)) {
 			t.Fatalf("%#x: %v", word, err)
 		}
 	})
@@ -124,7 +129,10 @@ func FuzzRefusal(f *testing.F) {
 
 // FuzzNames reads the names of what a Spec can ask for.
 func FuzzNames(f *testing.F) {
-	for _, names := range [][]string{layoutNames[:], wireNames[:], reductionNames[:], sumNames[:], payloadNames[:], countNames[:]} {
+	for _, names := range [][]string{
+		layoutNames[:], wireNames[:], reductionNames[:], sumNames[:],
+		payloadNames[:], countNames[:],
+	} {
 		for _, n := range names {
 			f.Add(n)
 		}
@@ -193,7 +201,8 @@ func FuzzCountRouting(f *testing.F) {
 		for _, n := range c.NodeTokens {
 			nodes += n
 		}
-		if goes != visits || nodes > visits || visits > selections || int(selections) > tokens*width || selections > 0 && nodes == 0 {
+		if goes != visits || nodes > visits || visits > selections || int(selections) > tokens*width ||
+			selections > 0 && nodes == 0 {
 			t.Fatalf("%d selections, %d visits, %d of them marked, %d nodes", selections, visits, goes, nodes)
 		}
 	})

@@ -1,7 +1,8 @@
 package ep
 
-// geometry is where rows stand: pure functions of the Spec and of everyone's counts, so that the rank that sends a row and the rank that
-// receives it find the same place without asking each other.
+// geometry is where rows stand: pure functions of the Spec and of everyone's counts, so that the
+// rank that sends a row and the rank that receives it find the same place without asking each
+// other.
 type geometry struct {
 	ranks, experts, local int // local = experts / ranks
 	topk, tokens          int // tokens = MaxTokens
@@ -21,12 +22,13 @@ func newGeometry(s Spec, ranks int) geometry {
 	return g
 }
 
-// worst is the most rows that can arrive: at an expert for ExpertMajor, else at a rank. Until a Spec is found to be good the number may be larger
-// than an int of 32 bits.
+// worst is the most rows that can arrive: at an expert for ExpertMajor, else at a rank. Until a
+// Spec is found to be good the number may be larger than an int of 32 bits.
 func worst(s Spec, ranks int) int64 {
 	all := int64(ranks) * int64(s.MaxTokens)
 	if s.Layout == ExpertPacked {
-		// Every token selects as many local experts as it can, and every zone wastes as many pads as it can.
+		// Every token selects as many local experts as it can, and every zone wastes as many pads
+		// as it can.
 		local, align := int64(s.Experts/ranks), int64(s.Alignment)
 		rows := all*min(int64(s.TopK), local) + (align-1)*local
 		return (rows + align - 1) / align * align
@@ -70,7 +72,8 @@ func (g *geometry) windowSizes(s Spec) windowSizes {
 	size := windowSizes{
 		board: g.boardSize(),
 		block: newBlockShape(s, g.rows()).bytes,
-		// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One buffer serves both, as operations follow each other.
+		// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One
+		// buffer serves both, as operations follow each other.
 		stage: tokens * max(align(row)+align(scale), output),
 	}
 	if !s.combines() {
@@ -88,7 +91,8 @@ func (g *geometry) windowSizes(s Spec) windowSizes {
 	return size
 }
 
-// fit reports whether windows of these sizes can be had in an address space of so many bytes, of which half is the system's.
+// fit reports whether windows of these sizes can be had in an address space of so many bytes, of
+// which half is the system's.
 func (w *windowSizes) fit(live int, addresses int64) bool {
 	return max(w.board, w.stage, w.partial, w.scalars) <= addresses/2 && w.block <= addresses/2/int64(live)
 }
@@ -135,8 +139,9 @@ func (g *geometry) expertZones(z *zones, d int, total []int32) {
 	}
 }
 
-// overflow finds the first rank, and for ExpertMajor its first expert, whose demand exceeds the capacity; total are the selections of every expert,
-// visits the tokens for every rank, by all ranks. Nothing goes to masked ranks.
+// overflow finds the first rank, and for ExpertMajor its first expert, whose demand exceeds the
+// capacity; total are the selections of every expert, visits the tokens for every rank, by all
+// ranks. Nothing goes to masked ranks.
 func (g *geometry) overflow(total, visits []int32, masked uint64, z *zones) *OverflowError {
 	live := func(d int) bool { return masked>>uint(d)&1 == 0 }
 	switch g.layout {
@@ -162,7 +167,8 @@ func (g *geometry) overflow(total, visits []int32, masked uint64, z *zones) *Ove
 	return nil
 }
 
-// sum adds up rows of counts, nil for masked ranks, into total; before receives the sums of the rows below me.
+// sum adds up rows of counts, nil for masked ranks, into total; before receives the sums of the
+// rows below me.
 func sum(total, before []int32, counts [][]int32, me int) {
 	clear(total)
 	for src, c := range counts {

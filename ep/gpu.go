@@ -16,11 +16,13 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// gpu is the engine of a handle on GPUs: every operation is one kernel on every rank, two if it is sent and received apart, or if rows
-// have their places before they leave and a dispatch prepares them, enqueued on the caller's stream. See
-// kernels/dispatch.cu and kernels/combine.cu for how rows move, and docs/design/gpu-engine.md for why it is right.
+// gpu is the engine of a handle on GPUs: every operation is one kernel on every rank, two if it is
+// sent and received apart, or if rows have their places before they leave and a dispatch prepares
+// them, enqueued on the caller's stream. See kernels/dispatch.cu and kernels/combine.cu for how
+// rows move, and docs/design/gpu-engine.md for why it is right.
 //
-// A call that is refused has not been made: nothing was enqueued, and the caller may make it again, as it should be.
+// A call that is refused has not been made: nothing was enqueued, and the caller may make it again,
+// as it should be.
 type gpu struct {
 	*Handle
 	device  *weft.Device
@@ -47,7 +49,8 @@ type gpu struct {
 	copyArg                            *copyArgs
 	staging                            *cuda.Launch // of handles whose rows are pulled, and counted on the GPU alone
 	stageArg                           *copyArgs
-	placed                             *placedLaunches // where rows have their places before they leave: instead of a dispatch, and maybe of a combine
+	// where rows have their places before they leave: instead of a dispatch, and maybe of a combine
+	placed *placedLaunches
 
 	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
 
@@ -88,7 +91,8 @@ func (h *gpu) open(ctx context.Context) error {
 	}
 	h.locals = newLocals(&h.geometry, h.tuning.placed, h.blocks)
 	if size := h.regions.Size(); h.tuning.placed && size > mostPlacedBytes {
-		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or give a Capacity", op, size>>30, mostPlacedBytes>>30)
+		return weft.Unsupportedf("%s: it would take %d GiB, and at most %d: lower MaxTokens or Live, or "+
+			"give a Capacity", op, size>>30, mostPlacedBytes>>30)
 	}
 	// Launches are laid out first: the lane points them at its memory.
 	h.ring = enginegpu.NewRing(h.buffers, h.regions.direct)
@@ -100,15 +104,20 @@ func (h *gpu) open(ctx context.Context) error {
 		return err
 	}
 	h.lane, err = enginegpu.NewLane(ctx, h.comm, enginegpu.LaneSpec{
-		Op: op, Owner: "handle", Window: &h.regions.Workspace, Local: &h.locals.Workspace, Ring: h.ring, RingInWindow: h.regions.inWindow, Moved: h.pointAt,
+		Op: op, Owner: "handle", Window: &h.regions.Workspace, Local: &h.locals.Workspace, Ring: h.ring,
+		RingInWindow: h.regions.inWindow, Moved: h.pointAt,
 	})
 	return err
 }
 
 // functions are the kernels of a handle.
-type functions struct{ describe, weigh, copy, dispatch, fusedDispatch, weightDispatch, combine, fusedCombine, place, gradients *cuda.Function }
+type functions struct {
+	describe, weigh, copy, dispatch, fusedDispatch, weightDispatch, combine, fusedCombine,
+	place, gradients *cuda.Function
+}
 
-// blocks is how many blocks the operations of a handle have: those that move rows, and the clerks. Copies wait for nobody, and so take no room.
+// blocks is how many blocks the operations of a handle have: those that move rows, and the clerks.
+// Copies wait for nobody, and so take no room.
 type blocks struct{ dispatch, dispatchClerks, combine, combineClerks, gradients, gradientThreads, copies int }
 
 // dispatchGrid and combineGrid are all blocks of a launch.
@@ -161,7 +170,8 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	return f, nil
 }
 
-// weigher says how much of an SM a block takes: enginegpu.Cost. Its error is that of the first question that the driver did not answer.
+// weigher says how much of an SM a block takes: enginegpu.Cost. Its error is that of the first
+// question that the driver did not answer.
 type weigher struct{ err error }
 
 func (w *weigher) weigh(threads int, functions ...*cuda.Function) (weight int) {
@@ -170,15 +180,17 @@ func (w *weigher) weigh(threads int, functions ...*cuda.Function) (weight int) {
 	return max(weight, threads)
 }
 
-// widen gives blocks more threads while they stay within a weight, so that fewer of them have as many warps.
+// widen gives blocks more threads while they stay within a weight, so that fewer of them have as
+// many warps.
 func (w *weigher) widen(threads, blocks *int, enough, weight int, functions ...*cuda.Function) {
 	for *blocks > enough && *threads <= 256 && w.weigh(2**threads, functions...) <= weight {
 		*threads, *blocks = 2**threads, ceil(*blocks, 2)
 	}
 }
 
-// fit settles how many blocks the operations have, on every rank alike, and takes room for them. Rows that go through slots have blocks
-// more, the clerks. Only a handle that nobody can share the GPU with has as many blocks of each kernel as fit.
+// fit settles how many blocks the operations have, on every rank alike, and takes room for them.
+// Rows that go through slots have blocks more, the clerks. Only a handle that nobody can share the
+// GPU with has as many blocks of each kernel as fit.
 func (h *gpu) fit(ctx context.Context, f functions) (n blocks, err error) {
 	var w weigher
 	t := &h.tuning
@@ -197,7 +209,8 @@ func (h *gpu) fit(ctx context.Context, f functions) (n blocks, err error) {
 	if n.dispatchClerks > 0 || n.combineClerks > 0 && h.spec.combines() {
 		least = 2
 	}
-	h.room, err = enginegpu.Fit(ctx, h.comm, enginegpu.Want{Op: "new handle", Cost: weight, SMs: h.spec.SMs, SerialGroup: h.spec.Series, Least: least})
+	h.room, err = enginegpu.Fit(ctx, h.comm,
+		enginegpu.Want{Op: "new handle", Cost: weight, SMs: h.spec.SMs, SerialGroup: h.spec.Series, Least: least})
 	if err != nil {
 		return n, err
 	}
@@ -232,7 +245,8 @@ func (h *gpu) fit(ctx context.Context, f functions) (n blocks, err error) {
 	for wide := 2 * gradientThreads; wide <= mostGradientThreads && w.weigh(wide, f.gradients) <= weight; wide *= 2 {
 		n.gradientThreads = wide
 	}
-	return n, h.room.Take(ctx, reserved, fmt.Sprintf("blocks %+v of %d and %d threads", n, t.dispatchThreads, t.combineThreads), w.err)
+	return n, h.room.Take(ctx, reserved,
+		fmt.Sprintf("blocks %+v of %d and %d threads", n, t.dispatchThreads, t.combineThreads), w.err)
 }
 
 func (h *gpu) allocate() (err error) {
@@ -258,11 +272,15 @@ func (h *gpu) prepareLaunches(f functions) (err error) {
 		return err
 	}
 	config := func(blocks, threads int, dependent bool) cuda.LaunchConfig {
-		return cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(blocks)}, Block: cuda.Dim{X: uint32(threads)}, Dependent: dependent && major >= 9}
+		return cuda.LaunchConfig{
+			Grid: cuda.Dim{X: uint32(blocks)}, Block: cuda.Dim{X: uint32(threads)},
+			Dependent: dependent && major >= 9,
+		}
 	}
 	t := &h.tuning
 	if h.tuning.placed {
-		err = h.preparePlaced(f, config(h.blocks.dispatchGrid(), t.dispatchThreads, t.dependentDispatch), config(h.blocks.combineGrid(), t.combineThreads, t.dependentCombine))
+		err = h.preparePlaced(f, config(h.blocks.dispatchGrid(), t.dispatchThreads, t.dependentDispatch),
+			config(h.blocks.combineGrid(), t.combineThreads, t.dependentCombine))
 	} else {
 		err = h.prepareDispatchLaunch(f, config(h.blocks.dispatchGrid(), t.dispatchThreads, t.dependentDispatch))
 	}
@@ -321,8 +339,8 @@ func pieceWords(s *Spec, units int) uint32 {
 	}
 }
 
-// strides say where the scales of received rows stand: row x number + zone x number of the zone's first row + word x number of the word of scales. They are the Strides of
-// kernels/copy.cu.
+// strides say where the scales of received rows stand: row x number + zone x number of the zone's
+// first row + word x number of the word of scales. They are the Strides of kernels/copy.cu.
 type strides struct{ row, zone, word uint32 }
 
 func scaleStrides(order ScaleOrder, words, zoneRows uint32) strides {
@@ -336,11 +354,14 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err 
 	g, s, r, units := &h.geometry, &h.spec, &h.regions, h.tuning.dispatchUnits
 	d := dispatchArgs{
 		shape: h.shape(),
-		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows), arrived: uint64(r.arrived), ready: uint64(r.ready),
-		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), ranks: device.NewDivisor(g.ranks), selections: device.NewDivisor(g.tokens * g.topk),
-		turnBytes: uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
+		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows),
+		arrived: uint64(r.arrived), ready: uint64(r.ready),
+		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), ranks: device.NewDivisor(g.ranks),
+		selections: device.NewDivisor(g.tokens * g.topk),
+		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
-		zone: device.NewDivisor(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders), clerks: uint32(h.blocks.dispatchClerks), what: quantizeWhat(s),
+		zone: device.NewDivisor(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders),
+		clerks: uint32(h.blocks.dispatchClerks), what: quantizeWhat(s),
 	}
 	scales := scaleStrides(s.ScaleOrder, d.scaleWords, d.zone.By)
 	d.scaleRow, d.scaleZone, d.scaleWord = scales.row, scales.zone, scales.word
@@ -364,13 +385,15 @@ func (h *gpu) prepareDescribe(f functions) (err error) {
 	if h.geometry.layout.byExpert() {
 		e.byExpert = 1
 	}
-	if h.describing, err = f.describe.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}}, e); err != nil {
+	if h.describing, err = f.describe.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}},
+		e); err != nil {
 		return err
 	}
 	if h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0); err != nil {
 		return err
 	}
-	if h.weighing, err = f.weigh.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}}, weighArgs{}); err != nil {
+	if h.weighing, err = f.weigh.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}},
+		weighArgs{}); err != nil {
 		return err
 	}
 	h.weighArg, err = cuda.Arg[weighArgs](h.weighing, 0)
@@ -510,7 +533,8 @@ func addressOf(t weft.Tensor) uint64 { return uint64(uintptr(t.Data)) }
 // whole refuses numbers that begin within one.
 func whole(op, what string, t weft.Tensor) error {
 	if n := uint64(t.DType.Size()); n > 0 && addressOf(t)%n != 0 {
-		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs %v begin on multiples of %d bytes: copy them there", op, what, addressOf(t), t.DType, n)
+		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs %v begin on multiples of %d bytes: copy "+
+			"them there", op, what, addressOf(t), t.DType, n)
 	}
 	return nil
 }
@@ -518,7 +542,8 @@ func whole(op, what string, t weft.Tensor) error {
 // aligned refuses rows that do not begin on 16 bytes.
 func aligned(op, what string, t weft.Tensor) error {
 	if addressOf(t)%16 != 0 {
-		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs rows begin on multiples of 16 bytes: copy them there", op, what, addressOf(t))
+		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs rows begin on multiples of 16 bytes: copy "+
+			"them there", op, what, addressOf(t))
 	}
 	return nil
 }

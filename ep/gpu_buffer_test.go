@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestCombineBufferOnGPUs combines rows of another type than those that were dispatched, from the buffer that others read where it is.
+// TestCombineBufferOnGPUs combines rows of another type than those that were dispatched, from the
+// buffer that others read where it is.
 func TestCombineBufferOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -65,7 +66,8 @@ func TestCombineBufferOnGPUs(t *testing.T) {
 	})
 }
 
-// staged is batch of rows that lie elsewhere than in the buffer that others read: of it no more changes than there are rows.
+// staged is batch of rows that lie elsewhere than in the buffer that others read: of it no more
+// changes than there are rows.
 func (r *member) staged(ctx context.Context, b *eptest.Batch, buffer weft.Tensor) error {
 	round, err := b.Round(r.e, r.Comm, r.handle)
 	if err != nil {

@@ -14,8 +14,10 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// DeviceCensus is where a [Counter] puts what a [Census] says: tensors of the caller's in the memory of its GPU. A tensor that is absent is not wanted; at least one is.
-// They need no value before, must not overlap each other or the selections, and are borrowed until the stream has passed the call.
+// DeviceCensus is where a [Counter] puts what a [Census] says: tensors of the caller's in the
+// memory of its GPU. A tensor that is absent is not wanted; at least one is. They need no value
+// before, must not overlap each other or the selections, and are borrowed until the stream has
+// passed the call.
 type DeviceCensus struct {
 	RankTokens       weft.Tensor // int32 [ranks]
 	NodeTokens       weft.Tensor // int32 [ranks / ranksPerNode]
@@ -23,10 +25,13 @@ type DeviceCensus struct {
 	TokenInRank      weft.Tensor // uint8 [tokens, ranks]: 1 if the token goes to the rank, else 0, as a bool has it
 }
 
-// Counter is [CountRouting] on the GPU that a rank is bound to, for callers that want to know before they have a handle, or without one. It is local: no other rank takes
-// part, and ranks may have Counters for whatever numbers of experts and ranks. It has no memory on the GPU but its code.
+// Counter is [CountRouting] on the GPU that a rank is bound to, for callers that want to know
+// before they have a handle, or without one. It is local: no other rank takes part, and ranks may
+// have Counters for whatever numbers of experts and ranks. It has no memory on the GPU but its
+// code.
 //
-// Its methods are called from one goroutine at a time. What they have enqueued may run in several streams at once.
+// Its methods are called from one goroutine at a time. What they have enqueued may run in several
+// streams at once.
 type Counter struct {
 	comm             *weft.Comm
 	experts          int
@@ -46,7 +51,8 @@ type censusArgs struct {
 	expertSelections, tokenInRank uint64
 }
 
-// A census has so many blocks that MaxExperts find room in their shares, of censusShare each. Few tokens would do with fewer, of which some had more to count.
+// A census has so many blocks that MaxExperts find room in their shares, of censusShare each. Few
+// tokens would do with fewer, of which some had more to count.
 const (
 	censusThreads = 512
 	censusShare   = 2048
@@ -59,9 +65,10 @@ func censusKernel(arch string) kernel.Spec {
 	return s
 }
 
-// NewCounter makes a Counter for experts that the ranks have in equal shares, ranksPerNode of them on each node, on the GPU of a communicator, which may have another number of
-// ranks. It compiles the kernel, if the communicator's cache does not have it, and loads it: a driver does that only when no kernel runs that waits for a peer, so it is made
-// when a handle would be.
+// NewCounter makes a Counter for experts that the ranks have in equal shares, ranksPerNode of them
+// on each node, on the GPU of a communicator, which may have another number of ranks. It compiles
+// the kernel, if the communicator's cache does not have it, and loads it: a driver does that only
+// when no kernel runs that waits for a peer, so it is made when a handle would be.
 func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNode int) (*Counter, error) {
 	const op = "new counter"
 	if err := comm.Begin(op); err != nil {
@@ -84,7 +91,8 @@ func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNo
 func (c *Counter) load(ctx context.Context) error {
 	d := c.comm.Device()
 	var err error
-	if c.program, err = enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(), enginegpu.Source{Spec: censusKernel(d.Arch())}); err != nil {
+	if c.program, err = enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(),
+		enginegpu.Source{Spec: censusKernel(d.Arch())}); err != nil {
 		return err
 	}
 	local := c.experts / c.ranks
@@ -97,11 +105,15 @@ func (c *Counter) load(ctx context.Context) error {
 	return err
 }
 
-// Count counts where tokens go. topk is int32 or int64 [tokens, top-k] in memory that the GPU reaches, beginning on a multiple of its type's size; what is no expert
-// counts as none, -1 or anything else, for nobody on the host looks at it. There may be any number of tokens up to 2^24, none included, and up to [MaxTopK] selections of each.
+// Count counts where tokens go. topk is int32 or int64 [tokens, top-k] in memory that the GPU
+// reaches, beginning on a multiple of its type's size; what is no expert counts as none, -1 or
+// anything else, for nobody on the host looks at it. There may be any number of tokens up to 2^24,
+// none included, and up to [MaxTopK] selections of each.
 //
-// It enqueues one kernel in the stream, and does not wait for it; it may be captured in a graph, which then reads the same memory anew at each replay. With a nil stream
-// it goes into the communicator's own, and Count returns when it is done. A call that is refused has enqueued nothing.
+// It enqueues one kernel in the stream, and does not wait for it; it may be captured in a graph,
+// which then reads the same memory anew at each replay. With a nil stream it goes into the
+// communicator's own, and Count returns when it is done. A call that is refused has enqueued
+// nothing.
 func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, into DeviceCensus) error {
 	if c.closed {
 		return fmt.Errorf("%s: counter %w", opCount, weft.ErrClosed)
@@ -129,7 +141,8 @@ func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, i
 
 // check says what is wrong with the arguments of Count.
 func (c *Counter) check(topk weft.Tensor, into *DeviceCensus) error {
-	if into.RankTokens.IsZero() && into.NodeTokens.IsZero() && into.ExpertSelections.IsZero() && into.TokenInRank.IsZero() {
+	if into.RankTokens.IsZero() && into.NodeTokens.IsZero() && into.ExpertSelections.IsZero() &&
+		into.TokenInRank.IsZero() {
 		return weft.Invalidf("%s: there is no tensor to put anything into; give at least one", opCount)
 	}
 	if err := cmp.Or(checkCounted(topk), whole(opCount, "experts", topk)); err != nil {
@@ -140,7 +153,8 @@ func (c *Counter) check(topk weft.Tensor, into *DeviceCensus) error {
 			return err
 		}
 	}
-	return cmp.Or(checkCounts("tokens of ranks", into.RankTokens, c.ranks), checkCounts("tokens of nodes", into.NodeTokens, c.ranks/c.perNode),
+	return cmp.Or(checkCounts("tokens of ranks", into.RankTokens, c.ranks),
+		checkCounts("tokens of nodes", into.NodeTokens, c.ranks/c.perNode),
 		checkCounts("selections of experts", into.ExpertSelections, c.experts))
 }
 
@@ -158,9 +172,11 @@ func checkCounts(what string, t weft.Tensor, n int) error {
 	return whole(opCount, what, t)
 }
 
-// Close gives the kernel up. Further calls do nothing. It comes before the communicator's Close, and after the last use of graphs that the Counter is part of.
+// Close gives the kernel up. Further calls do nothing. It comes before the communicator's Close,
+// and after the last use of graphs that the Counter is part of.
 //
-// As a handle's Close does, it first lets all work in the rank's context end, for the communicator's deadline at most. If the work goes on the error wraps [weft.ErrTimeout], the
+// As a handle's Close does, it first lets all work in the rank's context end, for the
+// communicator's deadline at most. If the work goes on the error wraps [weft.ErrTimeout], the
 // Counter can be used no more, and Close is to be called again.
 func (c *Counter) Close() error {
 	if c.unloaded {

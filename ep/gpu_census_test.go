@@ -28,7 +28,8 @@ type censusCase struct {
 	pick                    func(i int) int64 // the expert of selection i
 }
 
-// census is memory on the GPU for one case: selections, and behind each other, each with poison around it, what is counted.
+// census is memory on the GPU for one case: selections, and behind each other, each with poison
+// around it, what is counted.
 type census struct {
 	censusCase
 	e       *eptest.Device
@@ -126,7 +127,10 @@ func (m *census) want(wanted ep.DeviceCensus) ([]byte, error) {
 	for i, of := range []struct {
 		tensor weft.Tensor
 		counts []int32
-	}{{wanted.RankTokens, c.RankTokens}, {wanted.NodeTokens, c.NodeTokens}, {wanted.ExpertSelections, c.ExpertSelections}} {
+	}{{wanted.RankTokens, c.RankTokens}, {wanted.NodeTokens, c.NodeTokens}, {
+		wanted.ExpertSelections,
+		c.ExpertSelections,
+	}} {
 		for j, n := range of.counts {
 			if !of.tensor.IsZero() {
 				binary.LittleEndian.PutUint32(raw[m.at[i]+4*j:], uint32(n))
@@ -246,7 +250,10 @@ func TestCensusAtRandomOnGPUs(t *testing.T) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
 			for seed := range uint64(m.times(30, 300)) {
 				r := rand.New(rand.NewPCG(seed, 0))
-				c := censusCase{perNode: 1 + r.IntN(8), tokens: r.IntN(200), topk: 1 + r.IntN(ep.MaxTopK), wide: r.IntN(2) == 0, off: r.IntN(4)}
+				c := censusCase{
+					perNode: 1 + r.IntN(8), tokens: r.IntN(200), topk: 1 + r.IntN(ep.MaxTopK),
+					wide: r.IntN(2) == 0, off: r.IntN(4),
+				}
 				c.ranks = c.perNode * (1 + r.IntN(weft.MaxRanks/c.perNode))
 				c.experts = c.ranks * (1 + r.IntN(1<<r.IntN(10)))
 				c.experts = min(c.experts, ep.MaxExperts/c.ranks*c.ranks)
@@ -268,7 +275,10 @@ func TestCensusPartsOnGPUs(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			census, err := newCensus(e, comm, censusCase{experts: 64, ranks: 8, perNode: 4, tokens: 33, topk: 4, pick: scattered(1, 64)})
+			census, err := newCensus(e, comm, censusCase{
+				experts: 64, ranks: 8, perNode: 4, tokens: 33, topk: 4,
+				pick: scattered(1, 64),
+			})
 			if err != nil {
 				return err
 			}
@@ -277,7 +287,10 @@ func TestCensusPartsOnGPUs(t *testing.T) {
 					return err
 				}
 				into := census.into()
-				for i, tensor := range []*weft.Tensor{&into.RankTokens, &into.NodeTokens, &into.ExpertSelections, &into.TokenInRank} {
+				for i, tensor := range []*weft.Tensor{
+					&into.RankTokens, &into.NodeTokens,
+					&into.ExpertSelections, &into.TokenInRank,
+				} {
 					if parts>>i&1 == 0 {
 						*tensor = weft.Tensor{}
 					}
@@ -291,7 +304,8 @@ func TestCensusPartsOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCensusStreamsOnGPUs has one Counter at work in several streams at once, with nothing in between: each counts its own.
+// TestCensusStreamsOnGPUs has one Counter at work in several streams at once, with nothing in
+// between: each counts its own.
 func TestCensusStreamsOnGPUs(t *testing.T) {
 	const streams, experts, ranks = 4, 3000, 12
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
@@ -308,7 +322,8 @@ func TestCensusStreamsOnGPUs(t *testing.T) {
 					return err
 				}
 				c, err := newCensus(e, comm, censusCase{
-					experts: experts, ranks: ranks, perNode: 3, tokens: 7 + 400*i, topk: 1 + 3*i, wide: i%2 == 1, pick: scattered(uint64(i), experts),
+					experts: experts, ranks: ranks, perNode: 3, tokens: 7 + 400*i, topk: 1 + 3*i,
+					wide: i%2 == 1, pick: scattered(uint64(i), experts),
 				})
 				if err != nil {
 					return err
@@ -332,7 +347,8 @@ func TestCensusStreamsOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCensusInGraphOnGPUs replays a graph of counts, each time with other selections in the same memory, some of them between counts outside of it.
+// TestCensusInGraphOnGPUs replays a graph of counts, each time with other selections in the same
+// memory, some of them between counts outside of it.
 func TestCensusInGraphOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
@@ -343,7 +359,10 @@ func TestCensusInGraphOnGPUs(t *testing.T) {
 			}
 			var all []*census
 			for i, tokens := range []int{5, 130, 0, 64} { // the last one is outside
-				c, err := newCensus(e, comm, censusCase{experts: experts, ranks: ranks, perNode: perNode, tokens: tokens, topk: 6, wide: i%2 == 0, pick: scattered(0, experts)})
+				c, err := newCensus(e, comm, censusCase{
+					experts: experts, ranks: ranks, perNode: perNode,
+					tokens: tokens, topk: 6, wide: i%2 == 0, pick: scattered(0, experts),
+				})
 				if err != nil {
 					return err
 				}
@@ -397,7 +416,8 @@ func TestCensusInGraphOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCensusRefusesOnGPUs: what makes no sense is refused by its name, and nothing has been enqueued.
+// TestCensusRefusesOnGPUs: what makes no sense is refused by its name, and nothing has been
+// enqueued.
 func TestCensusRefusesOnGPUs(t *testing.T) {
 	const experts, ranks, perNode = 12, 4, 2
 	type operands struct {
@@ -422,17 +442,37 @@ func TestCensusRefusesOnGPUs(t *testing.T) {
 		{"nothing", "give at least one", weft.ErrInvalid, func(o *operands) { o.into = ep.DeviceCensus{} }},
 		{"ranks", "tokens of ranks are", weft.ErrInvalid, func(o *operands) { reshape(&o.into.RankTokens, ranks+1) }},
 		{"ranks' type", "want int32[4]", weft.ErrInvalid, func(o *operands) { o.into.RankTokens.DType = weft.Int64 }},
-		{"ranks' alignment", "tokens of ranks begin at", weft.ErrUnsupported, func(o *operands) { shift(&o.into.RankTokens, 1) }},
+		{
+			"ranks' alignment", "tokens of ranks begin at", weft.ErrUnsupported,
+			func(o *operands) { shift(&o.into.RankTokens, 1) },
+		},
 		{"nodes", "tokens of nodes are", weft.ErrInvalid, func(o *operands) { reshape(&o.into.NodeTokens, ranks) }},
-		{"nodes' memory", "tokens of nodes have no memory", weft.ErrInvalid, func(o *operands) { o.into.NodeTokens.Data = nil }},
-		{"experts", "selections of experts are", weft.ErrInvalid, func(o *operands) { reshape(&o.into.ExpertSelections, experts, 1) }},
+		{
+			"nodes' memory", "tokens of nodes have no memory", weft.ErrInvalid,
+			func(o *operands) { o.into.NodeTokens.Data = nil },
+		},
+		{
+			"experts", "selections of experts are", weft.ErrInvalid,
+			func(o *operands) { reshape(&o.into.ExpertSelections, experts, 1) },
+		},
 		{"table", "the ranks of tokens are", weft.ErrInvalid, func(o *operands) { reshape(&o.into.TokenInRank, ranks, 5) }},
 		{"table's type", "want uint8[5 4]", weft.ErrInvalid, func(o *operands) { o.into.TokenInRank.DType = weft.Int32 }},
-		{"table's memory", "the ranks of tokens have no memory", weft.ErrInvalid, func(o *operands) { o.into.TokenInRank.Data = nil }},
+		{
+			"table's memory", "the ranks of tokens have no memory", weft.ErrInvalid,
+			func(o *operands) { o.into.TokenInRank.Data = nil },
+		},
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
-			for _, bad := range [][3]int{{0, 1, 1}, {ep.MaxExperts + 1, 1, 1}, {4, 0, 1}, {65, 65, 1}, {5, 2, 1}, {4, 4, 3}, {4, 4, 0}} {
+			for _, bad := range [][3]int{
+				{0, 1, 1},
+				{ep.MaxExperts + 1, 1, 1},
+				{4, 0, 1},
+				{65, 65, 1},
+				{5, 2, 1},
+				{4, 4, 3},
+				{4, 4, 0},
+			} {
 				if _, err := ep.NewCounter(ctx, comm, bad[0], bad[1], bad[2]); !errors.Is(err, weft.ErrInvalid) {
 					t.Errorf("%v: %v", bad, err)
 				}
@@ -441,7 +481,10 @@ func TestCensusRefusesOnGPUs(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			census, err := newCensus(e, comm, censusCase{experts: experts, ranks: ranks, perNode: perNode, tokens: 5, topk: 3, pick: scattered(1, experts)})
+			census, err := newCensus(e, comm, censusCase{
+				experts: experts, ranks: ranks, perNode: perNode,
+				tokens: 5, topk: 3, pick: scattered(1, experts),
+			})
 			if err != nil {
 				return err
 			}
@@ -449,7 +492,8 @@ func TestCensusRefusesOnGPUs(t *testing.T) {
 			for _, tt := range tests {
 				o := good
 				tt.spoil(&o)
-				if err := counter.Count(ctx, nil, o.topk, o.into); !errors.Is(err, tt.kind) || !strings.Contains(err.Error(), tt.words) {
+				if err := counter.Count(ctx, nil, o.topk, o.into); !errors.Is(err, tt.kind) ||
+					!strings.Contains(err.Error(), tt.words) {
 					t.Errorf("%s: %v", tt.name, err)
 				}
 			}
@@ -472,12 +516,14 @@ func TestCensusRefusesOnGPUs(t *testing.T) {
 
 // TestCounterNeedsGPU: on the host there is CountRouting.
 func TestCounterNeedsGPU(t *testing.T) {
-	if _, err := ep.NewCounter(testContext(t), join(t, 1)[0], 4, 2, 1); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "CountRouting") {
+	if _, err := ep.NewCounter(testContext(t), join(t, 1)[0], 4, 2, 1); !errors.Is(err, weft.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "CountRouting") {
 		t.Error(err)
 	}
 }
 
-// TestCensusAllocatesNothingOnGPUs counts what a call allocates on the host. Emulated launches allocate themselves.
+// TestCensusAllocatesNothingOnGPUs counts what a call allocates on the host. Emulated launches
+// allocate themselves.
 func TestCensusAllocatesNothingOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.onOneGPU(t, func(ctx context.Context, e *eptest.Device, comm *weft.Comm) error {
@@ -485,7 +531,10 @@ func TestCensusAllocatesNothingOnGPUs(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			census, err := newCensus(e, comm, censusCase{experts: 256, ranks: 8, perNode: 8, tokens: 128, topk: 8, wide: true, pick: scattered(1, 256)})
+			census, err := newCensus(e, comm, censusCase{
+				experts: 256, ranks: 8, perNode: 8, tokens: 128,
+				topk: 8, wide: true, pick: scattered(1, 256),
+			})
 			if err != nil {
 				return err
 			}

@@ -8,14 +8,18 @@ import (
 	"github.com/weftgo/weft/cuda/device"
 )
 
-func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
+	bias []weft.Tensor,
+) error {
 	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|whatReceive|h.weighted()); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
 }
 
-func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
+func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
+	bias []weft.Tensor,
+) (*weft.Work, error) {
 	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|h.weighted()); err != nil {
 		return nil, err
 	}
@@ -41,7 +45,9 @@ func (h *gpu) weighted() uint32 {
 }
 
 // enterCombine checks the arguments of a combine and enqueues it.
-func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights weft.Tensor, what uint32) error {
+func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Routing, y, out weft.Tensor,
+	bias []weft.Tensor, weights weft.Tensor, what uint32,
+) error {
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
@@ -67,7 +73,8 @@ func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Ro
 	return h.startCombine(device.CallCombine, stream, r, y, out, bias, scalars{}, what)
 }
 
-// checkCombineOperands says what is wrong with the arguments of a combine, but for its own weights if it has some.
+// checkCombineOperands says what is wrong with the arguments of a combine, but for its own weights
+// if it has some.
 func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weighs bool) error {
 	if err := h.checkCombine(op, r, y, out, bias, weighs); err != nil {
 		return err
@@ -88,7 +95,9 @@ func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bi
 }
 
 // startCombine enqueues what brings rows home; a pull brings gradients of weights besides.
-func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights scalars, what uint32) error {
+func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor,
+	weights scalars, what uint32,
+) error {
 	if h.tuning.pulls {
 		if err := h.setPull(call, stream, r, y, out, bias, weights); err != nil {
 			return err

@@ -34,7 +34,8 @@ type list struct {
 	n, _     uint32
 }
 
-// A block of a copy has copyThreads. A warp moves copyPiece bytes of a row at a time, or copyShare words of the scales of 32 rows.
+// A block of a copy has copyThreads. A warp moves copyPiece bytes of a row at a time, or copyShare
+// words of the scales of 32 rows.
 const (
 	copyThreads = 512
 	copyPiece   = 4 * unitBytes
@@ -47,7 +48,8 @@ func copyKernel(arch string) kernel.Spec {
 	return s
 }
 
-// copyBlocks is how many blocks a copy has, one for each SM that the handle may fill, if they have something to do.
+// copyBlocks is how many blocks a copy has, one for each SM that the handle may fill, if they have
+// something to do.
 func (h *gpu) copyBlocks(sms int) int {
 	pieces := h.geometry.rows() * ceil(h.spec.rowBytes(), copyPiece)
 	return max(1, min(sms, ceil(pieces, copyThreads/32)))
@@ -56,7 +58,10 @@ func (h *gpu) copyBlocks(sms int) int {
 // prepareCopies lays out the launch.
 func (h *gpu) prepareCopies(f functions, config cuda.LaunchConfig) (err error) {
 	g, s := &h.geometry, &h.spec
-	a := copyArgs{described: *h.describeArg, zones: 1, rowBytes: uint32(s.rowBytes()), scaleWords: uint32(s.scaleBytes() / 4)}
+	a := copyArgs{
+		described: *h.describeArg, zones: 1, rowBytes: uint32(s.rowBytes()),
+		scaleWords: uint32(s.scaleBytes() / 4),
+	}
 	switch s.Layout {
 	case ExpertMajor:
 		a.zones = uint32(g.local)
@@ -70,12 +75,15 @@ func (h *gpu) prepareCopies(f functions, config cuda.LaunchConfig) (err error) {
 	return err
 }
 
-// prepareStaging lays out the copy of a combine's rows to where the other ranks read them, for handles of whose rows the host knows only the most that there can be:
-// tensors have room for those, of which the rows that are there may be a part. Like a copy of the driver's it may use all SMs.
+// prepareStaging lays out the copy of a combine's rows to where the other ranks read them, for
+// handles of whose rows the host knows only the most that there can be: tensors have room for
+// those, of which the rows that are there may be a part. Like a copy of the driver's it may use all
+// SMs.
 func (h *gpu) prepareStaging(f functions, config cuda.LaunchConfig) (err error) {
 	g, s := &h.geometry, &h.spec
 	a := copyArgs{
-		described: *h.describeArg, zones: h.copyArg.zones, pieces: device.NewDivisor(ceil(s.outputBytes(), copyPiece)), rowBytes: uint32(s.outputBytes()),
+		described: *h.describeArg, zones: h.copyArg.zones,
+		pieces: device.NewDivisor(ceil(s.outputBytes(), copyPiece)), rowBytes: uint32(s.outputBytes()),
 	}
 	a.described.ranks = 0 // nothing is to be described
 	config.Grid.X = uint32(max(1, min(h.device.SMs(), ceil(g.rows()*ceil(s.outputBytes(), copyPiece), copyThreads/32))))
@@ -98,7 +106,8 @@ func (h *gpu) stage(stream *cuda.Stream, r *Routing, y weft.Tensor) error {
 	return h.staging.Start(stream)
 }
 
-// zonesOf is how many of so many places a zone has, and where on the GPU it stands how many rows each has.
+// zonesOf is how many of so many places a zone has, and where on the GPU it stands how many rows
+// each has.
 func (h *gpu) zonesOf(r *Routing, places int) (rows uint32, counts uint64) {
 	rows = uint32(places) / h.copyArg.zones
 	p := r.placement.(*gpuRouting)
@@ -115,9 +124,11 @@ func (h *gpu) zonesOf(r *Routing, places int) (rows uint32, counts uint64) {
 func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error {
 	err := cmp.Or(
 		aligned(opCopy, "rows", to.Data), words(opCopy, "scales", to.Scales),
-		whole(opCopy, "source tokens", to.SourceTokens), whole(opCopy, "source ranks", to.SourceRanks), whole(opCopy, "row weights", to.RowWeights),
+		whole(opCopy, "source tokens", to.SourceTokens), whole(opCopy, "source ranks", to.SourceRanks),
+		whole(opCopy, "row weights", to.RowWeights),
 		whole(opCopy, "row experts", to.RowExperts), whole(opCopy, "row selection weights", to.RowSelectionWeights),
-		whole(opCopy, "expert counts", to.ExpertCounts), whole(opCopy, "ranges", to.Ranges), whole(opCopy, "source counts", to.SourceCounts),
+		whole(opCopy, "expert counts", to.ExpertCounts), whole(opCopy, "ranges", to.Ranges),
+		whole(opCopy, "source counts", to.SourceCounts),
 	)
 	if err != nil {
 		return err
@@ -127,7 +138,8 @@ func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to 
 		return err
 	}
 	if h.lane.Capture() != 0 && addressOf(r.Data) != uint64(h.placeOf(r.place)) {
-		return weft.Unsupportedf("%s: the rows were received before ranks were masked, and a graph may outlive their memory; copy them outside of the capture", opCopy)
+		return weft.Unsupportedf("%s: the rows were received before ranks were masked, and a graph may "+
+			"outlive their memory; copy them outside of the capture", opCopy)
 	}
 	h.setCopy(r, to)
 	if err := h.copying.Start(stream); err != nil {
@@ -175,7 +187,8 @@ func (h *gpu) setCopy(r *Received, to *Copies) {
 // words refuses what does not begin on a word.
 func words(op, what string, t weft.Tensor) error {
 	if addressOf(t)%4 != 0 {
-		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs they begin on multiples of 4 bytes: copy them there", op, what, addressOf(t))
+		return weft.Unsupportedf("%s: %s begin at %#x; on GPUs they begin on multiples of 4 bytes: copy "+
+			"them there", op, what, addressOf(t))
 	}
 	return nil
 }

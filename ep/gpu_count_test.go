@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestEpochsWrapOnGPUs has handles that have made nearly as many operations as words have room to count: 16 bits with what stands beside them, or 32.
+// TestEpochsWrapOnGPUs has handles that have made nearly as many operations as words have room to
+// count: 16 bits with what stands beside them, or 32.
 func TestEpochsWrapOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -48,8 +49,9 @@ func TestEpochsWrapOnGPUs(t *testing.T) {
 	})
 }
 
-// TestRoutingsApartOnGPUs has ranks go by different routings of the same handle, which is a mistake: they hear of it, and of whom, long before the deadline, whatever stood in
-// the memory of their routings before.
+// TestRoutingsApartOnGPUs has ranks go by different routings of the same handle, which is a
+// mistake: they hear of it, and of whom, long before the deadline, whatever stood in the memory of
+// their routings before.
 func TestRoutingsApartOnGPUs(t *testing.T) {
 	calls := map[string]func(*eptest.Round, context.Context, *weft.Stream) error{
 		"dispatch": (*eptest.Round).Dispatch,
@@ -81,7 +83,8 @@ func TestRoutingsApartOnGPUs(t *testing.T) {
 								rounds[i], err = b.Round(r.e, r.Comm, r.handle)
 							}
 							if err == nil {
-								err = errors.Join(r.e.Sync(r.Comm), eptest.Meet(r.Comm), rounds[i].PrepareDispatch(ctx, r.stream), rounds[i].Combine(ctx, r.stream))
+								err = errors.Join(r.e.Sync(r.Comm), eptest.Meet(r.Comm),
+									rounds[i].PrepareDispatch(ctx, r.stream), rounds[i].Combine(ctx, r.stream))
 							}
 						}
 						if err = errors.Join(err, r.Wait(ctx, r.stream), eptest.Meet(r.Comm)); err != nil {
@@ -102,7 +105,8 @@ func TestRoutingsApartOnGPUs(t *testing.T) {
 					told := 0
 					for r, err := range said {
 						switch peer, ok := errors.AsType[*weft.PeerError](err); {
-						case errors.Is(err, weft.ErrMismatch) && strings.Contains(err.Error(), "it goes by another routing") && ok && peer.Rank == 1-r:
+						case errors.Is(err, weft.ErrMismatch) && strings.Contains(err.Error(),
+							"it goes by another routing") && ok && peer.Rank == 1-r:
 							told++
 						case !errors.Is(err, weft.ErrAborted):
 							t.Errorf("rank %d: %v", r, err)

@@ -49,7 +49,9 @@ func (h *gpu) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) 
 	return h.move(ctx, s, r, x, whatSend|whatReceive)
 }
 
-func (h *gpu) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {
+func (h *gpu) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
+	x Rows,
+) (*Received, error) {
 	return h.moveNew(ctx, s, topk, weights, x, whatSend|whatReceive)
 }
 
@@ -58,7 +60,9 @@ func (h *gpu) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Ro
 	return h.halve(s, received, err, dispatched{routed: !x.Weights.IsZero()})
 }
 
-func (h *gpu) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
+func (h *gpu) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
+	x Rows,
+) (*PendingDispatch, error) {
 	received, err := h.moveNew(ctx, s, topk, weights, x, whatSend)
 	return h.halve(s, received, err, dispatched{routed: true, made: true})
 }
@@ -132,10 +136,12 @@ func (h *gpu) move(ctx context.Context, s *weft.Stream, r *Routing, x Rows, phas
 	return received, err
 }
 
-// recall points the launch at the experts of a Routing that is there, so that a dispatch tells them anew, with other weights.
+// recall points the launch at the experts of a Routing that is there, so that a dispatch tells them
+// anew, with other weights.
 func (h *gpu) recall(stream *cuda.Stream, r *Routing, x Rows) error {
 	if h.comm.Mask() != r.masked {
-		return weft.Unsupportedf("%s: ranks were masked since the routing was prepared, whose rows would have other places if it were told anew; prepare again, or leave the weights out", opDispatch)
+		return weft.Unsupportedf("%s: ranks were masked since the routing was prepared, whose rows would "+
+			"have other places if it were told anew; prepare again, or leave the weights out", opDispatch)
 	}
 	if err := h.checkDispatch(r.tokens, x); err != nil {
 		return err
@@ -152,7 +158,9 @@ func (h *gpu) recall(stream *cuda.Stream, r *Routing, x Rows) error {
 }
 
 // moveNew dispatches with the routing.
-func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows, phases uint32) (*Received, error) {
+func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows,
+	phases uint32,
+) (*Received, error) {
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
 		return nil, err
@@ -209,7 +217,8 @@ func (h *gpu) checkSelections(op string, topk, weights weft.Tensor) error {
 
 // checkDispatch says what is wrong with the rows of a dispatch.
 func (h *gpu) checkDispatch(tokens int, x Rows) error {
-	return cmp.Or(h.checkRows(tokens, x, opDispatch), aligned(opDispatch, "rows", x.Data), aligned(opDispatch, "scales", x.Scales), whole(opDispatch, "weights", x.Weights))
+	return cmp.Or(h.checkRows(tokens, x, opDispatch), aligned(opDispatch, "rows", x.Data),
+		aligned(opDispatch, "scales", x.Scales), whole(opDispatch, "weights", x.Weights))
 }
 
 // setRouting points the launch at the caller's routing.
@@ -223,7 +232,8 @@ func (h *gpu) setRouting(r *Routing, topk, weights weft.Tensor) {
 	h.setPlace(r, -1)
 }
 
-// setPlace points the launch at the memory of a Routing and, unless place is negative, at that of received rows.
+// setPlace points the launch at the memory of a Routing and, unless place is negative, at that of
+// received rows.
 func (h *gpu) setPlace(r *Routing, place int) {
 	a, p := h.dispatchArg, r.placement.(*gpuRouting)
 	a.home, a.landings, a.described, a.ranges = p.at(p.off.home), p.at(p.off.landings), p.at(p.off.described), 0

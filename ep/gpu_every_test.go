@@ -12,7 +12,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// TestEveryKernelOnGPUs runs every kernel that moves rows, on small batches: those for one purpose, and in two halves the general ones, with weights that come later. It is what compute-sanitizer
+// TestEveryKernelOnGPUs runs every kernel that moves rows, on small batches: those for one purpose,
+// and in two halves the general ones, with weights that come later. It is what compute-sanitizer
 // has to see. Emulated GPUs run those for bf16.
 func TestEveryKernelOnGPUs(t *testing.T) {
 	t.Cleanup(ep.SetBulk())
@@ -61,8 +62,9 @@ func TestEveryKernelOnGPUs(t *testing.T) {
 	})
 }
 
-// TestScalesOnGPUs has scales column-major, and as powers of two, by the kernels for one purpose: for few tokens and for many, in pieces of all sizes, of rows that
-// are quantised on the way and before.
+// TestScalesOnGPUs has scales column-major, and as powers of two, by the kernels for one purpose:
+// for few tokens and for many, in pieces of all sizes, of rows that are quantised on the way and
+// before.
 func TestScalesOnGPUs(t *testing.T) {
 	payloads := map[string]ep.Spec{
 		"given":               {},
@@ -134,7 +136,8 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 	}
 	return func(yield func(ep.Spec, int) bool) {
 		gather := ep.Spec{
-			Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 2560, MaxTokens: 1, Experts: 2, TopK: 2, SMs: 8, Counts: ep.DeviceCounts,
+			Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain, Payload: ep.Opaque,
+			RowBytes: 2560, MaxTokens: 1, Experts: 2, TopK: 2, SMs: 8, Counts: ep.DeviceCounts,
 		}
 		if !yield(gather, 2) {
 			return
@@ -151,7 +154,10 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 									s.Wire, s.Sum = ep.PerRank, ep.Plain
 								}
 								if layout == ep.ExpertMajor || layout == ep.RankMajor {
-									s.Tuning = ep.Tuning{Dispatch: ep.KernelTuning{Protocol: protocol, Units: units}, Combine: ep.KernelTuning{Protocol: protocol}}
+									s.Tuning = ep.Tuning{Dispatch: ep.KernelTuning{
+										Protocol: protocol,
+										Units:    units,
+									}, Combine: ep.KernelTuning{Protocol: protocol}}
 								}
 								for _, ranks := range []int{2, 3, 5} {
 									for _, topk := range []int{3, 4} { // prepares of places differ in that

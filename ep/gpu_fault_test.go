@@ -22,16 +22,34 @@ import (
 
 // The ways in which the GPU engine moves rows.
 var (
-	exactRows  = ep.Spec{MaxTokens: 6, Layout: ep.ExpertMajor, Reduction: ep.Exact}                                                         // values that are their own flags
-	valueRows  = ep.Spec{MaxTokens: 7, Layout: ep.ExpertMajor, Reduction: ep.Partial}                                                       // the same
-	flagRows   = ep.Spec{MaxTokens: 270, Layout: ep.ExpertMajor, Reduction: ep.Partial}                                                     // a word a block
-	rankRows   = ep.Spec{MaxTokens: 8, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}                        // values again
-	directRows = ep.Spec{MaxTokens: 270, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}                      // the same, in their final place
-	packedRows = ep.Spec{MaxTokens: 9, Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4, Capacity: 60, Overflow: ep.OverflowDrop} // placed before they leave
-	tokenRows  = ep.Spec{MaxTokens: 300, Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}                     // the same, and read where they are
+	// values that are their own flags
+	exactRows = ep.Spec{MaxTokens: 6, Layout: ep.ExpertMajor, Reduction: ep.Exact}
+	// the same
+	valueRows = ep.Spec{MaxTokens: 7, Layout: ep.ExpertMajor, Reduction: ep.Partial}
+	// a word a block
+	flagRows = ep.Spec{MaxTokens: 270, Layout: ep.ExpertMajor, Reduction: ep.Partial}
+	// values again
+	rankRows = ep.Spec{MaxTokens: 8, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}
+	// the same, in their final place
+	directRows = ep.Spec{MaxTokens: 270, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}
+	// placed before they leave
+	packedRows = ep.Spec{
+		MaxTokens: 9, Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4, Capacity: 60,
+		Overflow: ep.OverflowDrop,
+	}
+	// the same, and read where they are
+	tokenRows = ep.Spec{MaxTokens: 300, Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}
 )
 
-var ways = []way{{"exact", exactRows}, {"value", valueRows}, {"flag", flagRows}, {"rank", rankRows}, {"direct", directRows}, {"packed", packedRows}, {"token", tokenRows}}
+var ways = []way{
+	{"exact", exactRows},
+	{"value", valueRows},
+	{"flag", flagRows},
+	{"rank", rankRows},
+	{"direct", directRows},
+	{"packed", packedRows},
+	{"token", tokenRows},
+}
 
 type way struct {
 	name string
@@ -44,10 +62,14 @@ func sized(s ep.Spec, ranks int) ep.Spec {
 	return s
 }
 
-// routed makes a case in which every rank has so many tokens, with experts that pick chooses, and rows that go straight from dispatch to combine.
+// routed makes a case in which every rank has so many tokens, with experts that pick chooses, and
+// rows that go straight from dispatch to combine.
 func routed(s ep.Spec, seed uint64, tokens []int, pick func(rank, token, k int) int32) eptest.Case {
 	n := len(tokens)
-	c := eptest.Case{Ranks: n, Spec: s, Weights: true, Seed: seed, Even: true, Operand: eptest.ReceivedOperand, TopK: make([][]int32, n)}
+	c := eptest.Case{
+		Ranks: n, Spec: s, Weights: true, Seed: seed, Even: true, Operand: eptest.ReceivedOperand,
+		TopK: make([][]int32, n),
+	}
 	for r, n := range tokens {
 		for t := range n {
 			for k := range s.TopK {
@@ -83,9 +105,11 @@ type member struct {
 	stream *weft.Stream
 }
 
-// members runs body on every rank with a handle, which it closes. The context of all ends when one of them fails. The kernels are there already: no
-// deadline comes while they are compiled.
-func members(t *testing.T, m *gpuMachine, ranks int, s ep.Spec, deadline time.Duration, body func(ctx context.Context, r *member) error) {
+// members runs body on every rank with a handle, which it closes. The context of all ends when one
+// of them fails. The kernels are there already: no deadline comes while they are compiled.
+func members(t *testing.T, m *gpuMachine, ranks int, s ep.Spec, deadline time.Duration,
+	body func(ctx context.Context, r *member) error,
+) {
 	t.Helper()
 	ctx := testContext(t)
 	open := func(e *eptest.Device, body func(ctx context.Context, r *member) error) {
@@ -160,8 +184,9 @@ func await(ctx context.Context, c <-chan struct{}) error {
 	}
 }
 
-// TestLateRankOnGPUs has a rank that does not call. The others say so at their deadline, leave it out and go on; then all go on together. It does
-// so as the first thing of a handle and after some batches, and with operations that wait in different phases.
+// TestLateRankOnGPUs has a rank that does not call. The others say so at their deadline, leave it
+// out and go on; then all go on together. It does so as the first thing of a handle and after some
+// batches, and with operations that wait in different phases.
 func TestLateRankOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, late = 3, 1
@@ -177,7 +202,8 @@ func TestLateRankOnGPUs(t *testing.T) {
 			for _, op := range ops {
 				for _, before := range []int{0, 1} {
 					// Without a GPU the first operation of all is a prepare, every other time.
-					if testing.Short() && before > 0 || m.emulated && (before == 0 && op != "prepare" || op == "prepare" && before != i%2) {
+					if testing.Short() && before > 0 || m.emulated &&
+						(before == 0 && op != "prepare" || op == "prepare" && before != i%2) {
 						continue
 					}
 					t.Run(fmt.Sprintf("%s/%s/%d", way.name, op, before), func(t *testing.T) {
@@ -287,8 +313,8 @@ func TestLateRankOnGPUs(t *testing.T) {
 	})
 }
 
-// TestRefusedOnGPUs has one rank's call refused, because of what another found, which had called already: after SetMask both dispatch to the same
-// places.
+// TestRefusedOnGPUs has one rank's call refused, because of what another found, which had called
+// already: after SetMask both dispatch to the same places.
 func TestRefusedOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.abandons = true
@@ -365,7 +391,8 @@ func TestFailedLaunchOnGPUs(t *testing.T) {
 	})
 }
 
-// TestReceiveAcrossMasksOnGPUs receives what was sent before ranks were masked, after as many operations as there had been then.
+// TestReceiveAcrossMasksOnGPUs receives what was sent before ranks were masked, after as many
+// operations as there had been then.
 func TestReceiveAcrossMasksOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -378,7 +405,8 @@ func TestReceiveAcrossMasksOnGPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(round.SendPrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream), eptest.Meet(r.Comm)); err != nil {
+					if err := errors.Join(round.SendPrepareDispatch(ctx, r.stream), r.Wait(ctx, r.stream),
+						eptest.Meet(r.Comm)); err != nil {
 						return err
 					}
 					old := round.Pending()
@@ -398,8 +426,8 @@ func TestReceiveAcrossMasksOnGPUs(t *testing.T) {
 	})
 }
 
-// TestAbortOnGPUs ends a kernel that waits: by Abort from another goroutine of its rank or of another's, and by the end of the context of a Wait,
-// after which the work is still there.
+// TestAbortOnGPUs ends a kernel that waits: by Abort from another goroutine of its rank or of
+// another's, and by the end of the context of a Wait, after which the work is still there.
 func TestAbortOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -440,7 +468,8 @@ func TestAbortOnGPUs(t *testing.T) {
 								r.Abort()
 							}
 							err = errors.Join(<-called, r.Wait(ctx, r.stream))
-							if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != aborts || !errors.Is(err, weft.ErrAborted) {
+							if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != aborts ||
+								!errors.Is(err, weft.ErrAborted) {
 								return fmt.Errorf("after Abort by rank %d: %w", aborts, err)
 							}
 							if took := time.Since(start); took > gpuDeadline/4 {
@@ -482,8 +511,8 @@ func busy(ctx context.Context, s *weft.Stream) error {
 	}
 }
 
-// TestMismatchOnGPUs has two ranks make calls that do not go together. One at least says so at once, naming the other and its call, nobody waits for the deadline, and both go
-// on after SetMask.
+// TestMismatchOnGPUs has two ranks make calls that do not go together. One at least says so at
+// once, naming the other and its call, nobody waits for the deadline, and both go on after SetMask.
 func TestMismatchOnGPUs(t *testing.T) {
 	const ranks = 2
 	type call struct {
@@ -505,13 +534,21 @@ func TestMismatchOnGPUs(t *testing.T) {
 		weighted bool // there are such calls only where sums are
 		calls    [ranks]call
 	}{
-		{"prepare", false, [ranks]call{{"Prepare", (*eptest.Round).Prepare}, {"PrepareDispatch", (*eptest.Round).PrepareDispatch}}},
-		{"sum", false, [ranks]call{{"DispatchBackward without gradients of weights", dispatchBackward(false)}, {"Combine", (*eptest.Round).Combine}}},
+		{"prepare", false, [ranks]call{
+			{"Prepare", (*eptest.Round).Prepare},
+			{"PrepareDispatch", (*eptest.Round).PrepareDispatch},
+		}},
+		{"sum", false, [ranks]call{
+			{"DispatchBackward without gradients of weights", dispatchBackward(false)},
+			{"Combine", (*eptest.Round).Combine},
+		}},
 		{"dispatch backward", false, [ranks]call{
-			{"DispatchBackward without gradients of weights", dispatchBackward(false)}, {"DispatchBackward with gradients of weights", dispatchBackward(true)},
+			{"DispatchBackward without gradients of weights", dispatchBackward(false)},
+			{"DispatchBackward with gradients of weights", dispatchBackward(true)},
 		}},
 		{"combine backward", true, [ranks]call{
-			{"CombineBackward with gradients of weights", combineBackward(true)}, {"CombineBackward without gradients of weights", combineBackward(false)},
+			{"CombineBackward with gradients of weights", combineBackward(true)},
+			{"CombineBackward without gradients of weights", combineBackward(false)},
 		}},
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
@@ -570,7 +607,8 @@ func TestMismatchOnGPUs(t *testing.T) {
 	})
 }
 
-// TestNoPlaceOnGPUs has one rank refuse a call because it still holds what it received before. Nothing was enqueued: the other waits, and the call is made when there is a place.
+// TestNoPlaceOnGPUs has one rank refuse a call because it still holds what it received before.
+// Nothing was enqueued: the other waits, and the call is made when there is a place.
 func TestNoPlaceOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -592,12 +630,14 @@ func TestNoPlaceOnGPUs(t *testing.T) {
 						return err
 					}
 					if r.Rank() == 0 {
-						if err := round.PrepareDispatch(ctx, r.stream); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "release a received tensor") {
+						if err := round.PrepareDispatch(ctx, r.stream); !errors.Is(err, weft.ErrUnsupported) ||
+							!strings.Contains(err.Error(), "release a received tensor") {
 							return fmt.Errorf("without a place: %w", err)
 						}
 					}
 					held.Release()
-					if err := errors.Join(round.PrepareDispatch(ctx, r.stream), round.Combine(ctx, r.stream), r.Wait(ctx, r.stream), round.Check()); err != nil {
+					if err := errors.Join(round.PrepareDispatch(ctx, r.stream), round.Combine(ctx, r.stream),
+						r.Wait(ctx, r.stream), round.Check()); err != nil {
 						return err
 					}
 					return errors.Join(held.Free(), round.Free())
@@ -607,8 +647,8 @@ func TestNoPlaceOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCloseOnBusyEmulatedGPUs closes handles while somebody else's kernel runs on and on in their context. Close says so at the deadline and frees nothing; when the
-// kernel has ended it frees all.
+// TestCloseOnBusyEmulatedGPUs closes handles while somebody else's kernel runs on and on in their
+// context. Close says so at the deadline and frees nothing; when the kernel has ended it frees all.
 func TestCloseOnBusyEmulatedGPUs(t *testing.T) {
 	m := emulatedMachine(t, 1, emulate.Options{Limit: time.Minute})
 	const deadline = 200 * time.Millisecond
@@ -653,7 +693,8 @@ func TestCloseOnBusyEmulatedGPUs(t *testing.T) {
 				if took := time.Since(start); took < deadline || took > deadline+5*time.Second {
 					return fmt.Errorf("a deadline of %v came after %v", deadline, took)
 				}
-				if !errors.Is(err, weft.ErrTimeout) || !strings.Contains(err.Error(), "close handle") || !strings.Contains(err.Error(), "call Close again") {
+				if !errors.Is(err, weft.ErrTimeout) || !strings.Contains(err.Error(), "close handle") ||
+					!strings.Contains(err.Error(), "call Close again") {
 					return fmt.Errorf("beside a kernel that does not end: %w", err)
 				}
 				if n := m.fake.Calls("cuMemFree") + m.fake.Calls("cuMemUnmap") + m.fake.Calls("cuModuleUnload"); n != frees {

@@ -12,8 +12,9 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestFormerMemoryOnGPUs leaves out a rank again and again, which has the others take other memory each time: what was used before is freed, but not what somebody
-// holds rows in, nor what a graph knows, which finds itself stopped.
+// TestFormerMemoryOnGPUs leaves out a rank again and again, which has the others take other memory
+// each time: what was used before is freed, but not what somebody holds rows in, nor what a graph
+// knows, which finds itself stopped.
 func TestFormerMemoryOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, late = 3, 1
@@ -60,7 +61,8 @@ func TestFormerMemoryOnGPUs(t *testing.T) {
 					}
 					data := round.Received().Data
 					before, after := make([]byte, data.Bytes()), make([]byte, data.Bytes())
-					if err := errors.Join(r.e.Download(r.Comm, before, data.Data), leaveOut(), r.e.Download(r.Comm, after, data.Data)); err != nil {
+					if err := errors.Join(r.e.Download(r.Comm, before, data.Data), leaveOut(),
+						r.e.Download(r.Comm, after, data.Data)); err != nil {
 						return fmt.Errorf("with rows that are held: %w", err)
 					}
 					if !bytes.Equal(before, after) {

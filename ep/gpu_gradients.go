@@ -37,7 +37,8 @@ type scalarArgs struct {
 	rows, home         uint64
 }
 
-// scalars are gradients of weights: those that came with rows and go home, and those that have come home, or neither.
+// scalars are gradients of weights: those that came with rows and go home, and those that have come
+// home, or neither.
 type scalars struct{ rows, home weft.Tensor }
 
 // set says which gradients of weights go home, by r.
@@ -56,17 +57,20 @@ const (
 	whatByExpert = 16
 )
 
-// A block of gradients has gradientThreads or more, up to as many as the MOST_WARPS of kernels/gradients.cu are.
+// A block of gradients has gradientThreads or more, up to as many as the MOST_WARPS of
+// kernels/gradients.cu are.
 const gradientThreads, mostGradientThreads = 4 * 32, 16 * 32
 
 func gradientKernel(of weft.DType, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, []string{"weft::ep::gradients"}, "placed.cuh", "scalars.cuh", "sum.cuh")
+	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, []string{"weft::ep::gradients"},
+		"placed.cuh", "scalars.cuh", "sum.cuh")
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_GRADIENT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(gradientArgs{})))
 	return s
 }
 
-// addGradients lays out what gradients have: what ranks tell each other, the numbers that come home, and a copy of the tokens' gradients for others to read.
+// addGradients lays out what gradients have: what ranks tell each other, the numbers that come
+// home, and a copy of the tokens' gradients for others to read.
 func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 	if !s.combines() {
 		return
@@ -81,11 +85,15 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 func (h *gpu) prepareGradients(f functions) (err error) {
 	g, s, r := &h.geometry, &h.spec, &h.regions
 	a := gradientArgs{
-		shape: h.shape(), words: uint64(r.gradientWords), marks: uint64(r.gradientMarks), first: uint32(h.locals.gradientCounts),
-		at: uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align),
+		shape: h.shape(), words: uint64(r.gradientWords), marks: uint64(r.gradientMarks),
+		first: uint32(h.locals.gradientCounts),
+		at:    uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align),
 		scalars: scalarArgs{at: uint64(r.scalars), topk: device.NewDivisor(g.topk)},
 	}
-	config := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(h.blocks.gradients)}, Block: cuda.Dim{X: uint32(h.blocks.gradientThreads)}}
+	config := cuda.LaunchConfig{
+		Grid:  cuda.Dim{X: uint32(h.blocks.gradients)},
+		Block: cuda.Dim{X: uint32(h.blocks.gradientThreads)},
+	}
 	bulk, err := h.bulk()
 	if err != nil {
 		return err
@@ -107,14 +115,18 @@ func (h *gpu) prepareGradients(f functions) (err error) {
 	return err
 }
 
-func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
+func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX,
+	gradWeights weft.Tensor,
+) error {
 	const op = opDispatchBackward
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil, false), h.checkScalars(op, r, gradRowWeights, gradWeights),
-		whole(op, "gradients of the rows' weights", gradRowWeights), whole(op, "gradients of weights", gradWeights)); err != nil {
+	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil, false),
+		h.checkScalars(op, r, gradRowWeights, gradWeights),
+		whole(op, "gradients of the rows' weights", gradRowWeights), whole(op, "gradients of weights",
+			gradWeights)); err != nil {
 		return err
 	}
 	call := uint32(device.CallDispatchBackward)
@@ -134,14 +146,18 @@ func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 	return h.lane.Finish(ctx, s)
 }
 
-func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
+func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows,
+	gradWeights weft.Tensor,
+) error {
 	const op = opCombineBackward
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op), aligned(op, "gradients of the output", gradOut),
-		aligned(op, "rows", y), aligned(op, "gradients of rows", gradRows), whole(op, "gradients of weights", gradWeights)); err != nil {
+	if err := cmp.Or(h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op),
+		aligned(op, "gradients of the output", gradOut),
+		aligned(op, "rows", y), aligned(op, "gradients of rows", gradRows), whole(op, "gradients of weights",
+			gradWeights)); err != nil {
 		return err
 	}
 	a := h.setGradients(r, scalars{home: gradWeights})
@@ -168,7 +184,8 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 	return h.lane.Finish(ctx, s)
 }
 
-// setGradients points the launch at a Routing, and at the gradients of weights that go and come home.
+// setGradients points the launch at a Routing, and at the gradients of weights that go and come
+// home.
 func (h *gpu) setGradients(r *Routing, weights scalars) *gradientArgs {
 	a, p := h.gradientArg, r.placement.(*gpuRouting)
 	a.home, a.described = p.at(p.off.home), p.at(p.off.described)

@@ -11,7 +11,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// TestGradientsOnGPUs moves gradients of rows that a warp has to take in a little more than one chunk, and in several, with products in the order that the host has.
+// TestGradientsOnGPUs moves gradients of rows that a warp has to take in a little more than one
+// chunk, and in several, with products in the order that the host has.
 func TestGradientsOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 3
@@ -44,7 +45,8 @@ func TestGradientsOnGPUs(t *testing.T) {
 							return err
 						}
 						buffer := r.handle.GradientBuffer()
-						if buffer.DType != r.handle.Spec().Output || buffer.Shape[0] != s.MaxTokens || buffer.Shape[1] != s.Hidden || !ep.Readable(r.handle, buffer) {
+						if buffer.DType != r.handle.Spec().Output || buffer.Shape[0] != s.MaxTokens ||
+							buffer.Shape[1] != s.Hidden || !ep.Readable(r.handle, buffer) {
 							return fmt.Errorf("a buffer of %v", buffer)
 						}
 						if err := round.PlaceGradients(buffer); err != nil {

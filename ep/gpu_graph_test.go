@@ -31,7 +31,8 @@ func (r *member) rest(ctx context.Context) error {
 	return errors.Join(r.Wait(ctx, r.stream), eptest.Meet(r.Comm))
 }
 
-// TestAnnouncedInCaptureOnGPUs: in a capture an operation says only of that memory that nobody reads it which the same capture has taken and given back.
+// TestAnnouncedInCaptureOnGPUs: in a capture an operation says only of that memory that nobody
+// reads it which the same capture has taken and given back.
 func TestAnnouncedInCaptureOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -94,12 +95,14 @@ func TestAnnouncedInCaptureOnGPUs(t *testing.T) {
 	})
 }
 
-// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare, d a dispatch, y a copy of what has arrived, c a combine, g their
-// gradients. A space begins a new batch.
+// graphs are the orders of operations that are captured: f is routing and rows in one, p a prepare,
+// d a dispatch, y a copy of what has arrived, c a combine, g their gradients. A space begins a new
+// batch.
 var graphs = []string{"fyc", "pdcg", "fdyc", "fyc fc", "pdcddycc", "fy", "fc p pg fdgcdc", "fc pdyc f fcyg fcdc"}
 
-// graphBatches makes the batches of all graphs, with some sets of contents for each. Ranks have many, few, one or no tokens: in most batches each another number, in
-// the last four, which are in one graph, all the same.
+// graphBatches makes the batches of all graphs, with some sets of contents for each. Ranks have
+// many, few, one or no tokens: in most batches each another number, in the last four, which are in
+// one graph, all the same.
 func graphBatches(s ep.Spec, ranks, many, variants int) (of [][][]*eptest.Batch) {
 	numbers := []int{many, 5, 1, 0}
 	n := 0
@@ -200,15 +203,18 @@ func (g *replayed) close() (err error) {
 	return errors.Join(err, g.exec.Close())
 }
 
-// TestGraphsOnGPUs captures operations, in graphs of all orders over one handle, and replays them in turn: on GPUs 10,000 times for each of the ways in which rows move
-// and each number of ranks, on emulated ones 12 times and with smaller batches. The batches of a graph have different numbers of tokens. Now and then, and last of all,
-// results are looked at, with other inputs than before and poison where they will stand; and operations run beside that no graph holds.
+// TestGraphsOnGPUs captures operations, in graphs of all orders over one handle, and replays them
+// in turn: on GPUs 10,000 times for each of the ways in which rows move and each number of ranks,
+// on emulated ones 12 times and with smaller batches. The batches of a graph have different numbers
+// of tokens. Now and then, and last of all, results are looked at, with other inputs than before
+// and poison where they will stand; and operations run beside that no graph holds.
 func TestGraphsOnGPUs(t *testing.T) {
 	const variants = 3
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		for i, way := range ways {
 			for _, ranks := range []int{1, 2, 3, 4} {
-				// Emulated GPUs are slow: there every other way has odd numbers of ranks, and the rest even ones.
+				// Emulated GPUs are slow: there every other way has odd numbers of ranks, and the
+				// rest even ones.
 				if !m.holds(ranks) || m.emulated && ((i+ranks)%2 == 0 || ranks > 2 && !emulate.Everything()) {
 					continue
 				}
@@ -220,7 +226,8 @@ func TestGraphsOnGPUs(t *testing.T) {
 					other := evenly(s, ranks, 9999, 4).Batch()
 					lends := way.name == "direct" // places are taken in turn, whoever has one
 					replays := m.times(len(graphs)+4, 10000)
-					// Ranks that share a GPU may share what launches wait for, so none runs far ahead of those that it waits for.
+					// Ranks that share a GPU may share what launches wait for, so none runs far
+					// ahead of those that it waits for.
 					crowded := ranks > len(m.contexts)
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						made := make([]*replayed, len(graphs))
@@ -243,7 +250,8 @@ func TestGraphsOnGPUs(t *testing.T) {
 							n := i % len(made)
 							g := made[n]
 							looks := i < len(made) || i >= replays-m.times(2, len(made)) || i%97 == 0
-							// Where the graphs' places are lent, an operation beside them would leave rows in what is looked at.
+							// Where the graphs' places are lent, an operation beside them would
+							// leave rows in what is looked at.
 							beside := i%4 == 1 && !(lends && looks)
 							if looks {
 								if err := g.fresh(ctx, r, batches[n], i%variants); err != nil {
@@ -287,7 +295,8 @@ func TestGraphsOnGPUs(t *testing.T) {
 	})
 }
 
-// enqueue enqueues operations, of one round after another. A round without a dispatch of its own takes the rows of the round before.
+// enqueue enqueues operations, of one round after another. A round without a dispatch of its own
+// takes the rows of the round before.
 func enqueue(ctx context.Context, r *member, rounds []*eptest.Round, ops string) error {
 	for _, op := range ops {
 		var err error
@@ -314,8 +323,8 @@ func enqueue(ctx context.Context, r *member, rounds []*eptest.Round, ops string)
 	return nil
 }
 
-// TestGraphWithoutRankOnGPUs replays a graph whose first operation finds a rank missing. The second must not give the missing rank, which comes
-// after all, what it could not compute.
+// TestGraphWithoutRankOnGPUs replays a graph whose first operation finds a rank missing. The second
+// must not give the missing rank, which comes after all, what it could not compute.
 func TestGraphWithoutRankOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, late = 2, 1
@@ -344,7 +353,8 @@ func TestGraphWithoutRankOnGPUs(t *testing.T) {
 					replay := func() error {
 						return errors.Join(eptest.Meet(r.Comm), g.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream))
 					}
-					if err := errors.Join(replay(), round.Check(), eptest.Meet(r.Comm), round.Load(second), round.Blank(), eptest.Meet(r.Comm)); err != nil {
+					if err := errors.Join(replay(), round.Check(), eptest.Meet(r.Comm), round.Load(second),
+						round.Blank(), eptest.Meet(r.Comm)); err != nil {
 						return err
 					}
 					if r.Rank() == late {
@@ -384,7 +394,8 @@ func TestGraphWithoutRankOnGPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(r.exchange(ctx, other), eptest.Meet(r.Comm), round.Blank(), replay(), round.Check()); err != nil {
+					if err := errors.Join(r.exchange(ctx, other), eptest.Meet(r.Comm), round.Blank(), replay(),
+						round.Check()); err != nil {
 						return err
 					}
 					return errors.Join(g.Close(), other.Free(), round.Free())
@@ -394,7 +405,8 @@ func TestGraphWithoutRankOnGPUs(t *testing.T) {
 	})
 }
 
-// TestReplayAfterMaskOnGPUs replays a graph as the first thing after a failure and SetMask. It may work or say that it does not.
+// TestReplayAfterMaskOnGPUs replays a graph as the first thing after a failure and SetMask. It may
+// work or say that it does not.
 func TestReplayAfterMaskOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, late = 2, 1
@@ -456,8 +468,8 @@ func TestReplayAfterMaskOnGPUs(t *testing.T) {
 	})
 }
 
-// TestReceivedAcrossReplaysOnGPUs holds what one batch has received while a graph, captured when nobody held it, is replayed: a faster rank's next
-// dispatch must not be taken to where it stands.
+// TestReceivedAcrossReplaysOnGPUs holds what one batch has received while a graph, captured when
+// nobody held it, is replayed: a faster rank's next dispatch must not be taken to where it stands.
 func TestReceivedAcrossReplaysOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, slow = 2, 1
@@ -495,7 +507,8 @@ func TestReceivedAcrossReplaysOnGPUs(t *testing.T) {
 					before, after := make([]byte, data.Bytes()), make([]byte, data.Bytes())
 					if r.Rank() == slow {
 						poison := bytes.Repeat([]byte{0x5A}, data.Bytes())
-						if err := errors.Join(r.e.Upload(r.Comm, data.Data, poison), r.e.Download(r.Comm, before, data.Data), eptest.Meet(r.Comm)); err != nil {
+						if err := errors.Join(r.e.Upload(r.Comm, data.Data, poison),
+							r.e.Download(r.Comm, before, data.Data), eptest.Meet(r.Comm)); err != nil {
 							return err
 						}
 						for start := time.Now(); time.Since(start) < 300*time.Millisecond; {
@@ -527,8 +540,9 @@ func TestReceivedAcrossReplaysOnGPUs(t *testing.T) {
 	})
 }
 
-// TestRoutingAcrossReplaysOnGPUs combines by a Routing that was prepared after one that a graph writes was given back, when the graph has been replayed meanwhile.
-// Captures go on with what graphs write already, of which there is no more than one needs.
+// TestRoutingAcrossReplaysOnGPUs combines by a Routing that was prepared after one that a graph
+// writes was given back, when the graph has been replayed meanwhile. Captures go on with what
+// graphs write already, of which there is no more than one needs.
 func TestRoutingAcrossReplaysOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -576,7 +590,8 @@ func TestRoutingAcrossReplaysOnGPUs(t *testing.T) {
 	})
 }
 
-// TestLeftOutReplaysOnGPUs has a rank that was left out send what it was asked for before: nobody takes it for what somebody else sends.
+// TestLeftOutReplaysOnGPUs has a rank that was left out send what it was asked for before: nobody
+// takes it for what somebody else sends.
 func TestLeftOutReplaysOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.abandons = true

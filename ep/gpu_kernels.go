@@ -47,8 +47,8 @@ const (
 	whatBulk    = 512
 )
 
-// dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cuh. Fields that are addresses lie on this GPU; offsets are those of
-// a window.
+// dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cuh. Fields that
+// are addresses lie on this GPU; offsets are those of a window.
 type dispatchArgs struct {
 	group                             device.Group
 	shape                             shape
@@ -97,7 +97,8 @@ type describeArgs struct {
 	experts, expertWeights uint64
 }
 
-// weighArgs are the arguments of what gives a Routing weights, or tells its experts: the Weigh of kernels/describe.cu.
+// weighArgs are the arguments of what gives a Routing weights, or tells its experts: the Weigh of
+// kernels/describe.cu.
 type weighArgs struct {
 	home    uint64
 	n, _    uint32
@@ -105,8 +106,9 @@ type weighArgs struct {
 	ids     uint64
 }
 
-// Kernels lists the kernels that handles and Counters on GPUs of an architecture ("sm_90a") may need, for whoever fills a cache of them beforehand. No size decides
-// about the code, but the layout and the types of what is quantised and summed.
+// Kernels lists the kernels that handles and Counters on GPUs of an architecture ("sm_90a") may
+// need, for whoever fills a cache of them beforehand. No size decides about the code, but the
+// layout and the types of what is quantised and summed.
 func Kernels(arch string) []kernel.Spec {
 	var all []kernel.Spec
 	for _, byExpert := range []bool{false, true} {
@@ -162,8 +164,8 @@ func typeNumber(d weft.DType) int {
 	}
 }
 
-// kind is what the kernels of an operation through slots differ in besides: what tells that a row has come, and whether
-// one serves every call.
+// kind is what the kernels of an operation through slots differ in besides: what tells that a row
+// has come, and whether one serves every call.
 type kind string
 
 const (
@@ -185,8 +187,9 @@ type dispatchForm struct {
 // gatherForm is the only form of a dispatch that gathers: it carries a few bytes, which may be any.
 var gatherForm = dispatchForm{quantize: weft.InvalidDType, kind: byFlag, units: 1}
 
-// The kernels' names, which profilers show. The programs of an operation, whatever their forms, have one name each, and
-// no other kernel's has the word dispatch or combine in it: benchmarks find the kernels by these.
+// The kernels' names, which profilers show. The programs of an operation, whatever their forms,
+// have one name each, and no other kernel's has the word dispatch or combine in it: benchmarks find
+// the kernels by these.
 const (
 	slotsDispatch  = "weft::slots::dispatch"
 	slotsGather    = "weft::slots::all_gather"
@@ -204,7 +207,8 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 	if f.byExpert {
 		layout = ExpertMajor
 	}
-	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)), "dispatch.cu", arch,
+	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)),
+		"dispatch.cu", arch,
 		[]string{name}, "dispatch.cuh", "number.cuh", "clerk.cuh", "quantize.cuh")
 	s.Defines["WEFT_KERNEL"] = bare(name)
 	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
@@ -285,13 +289,17 @@ func describeKernel(arch string) kernel.Spec {
 	return s
 }
 
-// kernelSpec is that of a file, its kernels, and the headers that it includes beside the one that all do.
+// kernelSpec is that of a file, its kernels, and the headers that it includes beside the one that
+// all do.
 func kernelSpec(name, file, arch string, kernels []string, includes ...string) kernel.Spec {
 	headers := device.Headers()
 	for _, h := range append(includes, "exchange.cuh") {
 		headers[h] = kernelText(h)
 	}
-	return kernel.Spec{Name: "ep " + name, Source: kernelText(file), Headers: headers, Defines: map[string]string{}, Kernels: kernels, Arch: arch}
+	return kernel.Spec{
+		Name: "ep " + name, Source: kernelText(file), Headers: headers,
+		Defines: map[string]string{}, Kernels: kernels, Arch: arch,
+	}
 }
 
 func kernelText(file string) string {

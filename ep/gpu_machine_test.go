@@ -33,7 +33,8 @@ func eachMachine(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 	t.Run("real", func(t *testing.T) { body(t, &gpuMachine{contexts: openGPUs(t)}) })
 }
 
-// eachMachineAtLength is eachMachine of tests that emulated GPUs run only with all the others: they combine, repeat or vary what others have there once.
+// eachMachineAtLength is eachMachine of tests that emulated GPUs run only with all the others: they
+// combine, repeat or vary what others have there once.
 func eachMachineAtLength(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		if m.emulated && !emulate.Everything() {
@@ -43,7 +44,8 @@ func eachMachineAtLength(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 	})
 }
 
-// parallel has a test that mostly waits do so beside others, on emulated GPUs of its own. Real ones have one test at a time.
+// parallel has a test that mostly waits do so beside others, on emulated GPUs of its own. Real ones
+// have one test at a time.
 func (m *gpuMachine) parallel(t *testing.T) *gpuMachine {
 	if !m.emulated {
 		return m
@@ -83,7 +85,8 @@ func emulatedMachine(t testing.TB, gpus int, o emulate.Options) *gpuMachine {
 				t.Error(err)
 			}
 		}
-		// Operands that some rank could not free, because another had been left out, are no fault of the engine's.
+		// Operands that some rank could not free, because another had been left out, are no fault
+		// of the engine's.
 		if err := machine.Check(); err != nil && !m.abandons {
 			t.Error(err)
 		}
@@ -99,12 +102,14 @@ func (m *gpuMachine) times(n, many int) int {
 	return many
 }
 
-// holds says whether so many ranks may be on the machine's GPUs: with WEFT_EP_SHARED=0 none share one, for tools that have a GPU run one kernel at a time.
+// holds says whether so many ranks may be on the machine's GPUs: with WEFT_EP_SHARED=0 none share
+// one, for tools that have a GPU run one kernel at a time.
 func (m *gpuMachine) holds(ranks int) bool {
 	return m.emulated || ranks <= len(m.contexts) || os.Getenv("WEFT_EP_SHARED") != "0"
 }
 
-// sms is what a test's ranks are given of a GPU's SMs: tests are written for two GPUs, and one that has all of several ranks is shared by twice as many.
+// sms is what a test's ranks are given of a GPU's SMs: tests are written for two GPUs, and one that
+// has all of several ranks is shared by twice as many.
 func (m *gpuMachine) sms(n, ranks int) int {
 	if len(m.contexts) == 1 && ranks > 1 {
 		return 2 * n

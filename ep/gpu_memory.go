@@ -5,7 +5,8 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// regions are where the parts of a handle's window stand: what kernels/exchange.cuh describes. Blocks of received rows are in it where senders write them directly.
+// regions are where the parts of a handle's window stand: what kernels/exchange.cuh describes.
+// Blocks of received rows are in it where senders write them directly.
 type regions struct {
 	enginegpu.Workspace
 
@@ -20,7 +21,8 @@ type regions struct {
 	slotBytes, rowTurn, homeTurn int64 // a slot of rows, one turn of rows and of home
 	rowTurns, homeTurns          int64
 	block                        blockShape
-	direct, inWindow             bool // rows are stored where the caller reads them; blocks of received rows are in the window
+	// rows are stored where the caller reads them; blocks of received rows are in the window
+	direct, inWindow bool
 }
 
 // newRegions lays out the window of a handle whose dispatches and combines have so many blocks.
@@ -82,7 +84,8 @@ func (r *regions) addCombine(g *geometry, s Spec, t tuning, blocks int) {
 // countWords stand before a source's counts: what kernels/exchange.cuh names.
 const countWords = 1
 
-// locals are where things stand in a handle's memory that no peer reaches: behind the lane's state, with the counts of dispatch, those of combine, and those of gradients.
+// locals are where things stand in a handle's memory that no peer reaches: behind the lane's state,
+// with the counts of dispatch, those of combine, and those of gradients.
 type locals struct {
 	enginegpu.Workspace
 	combineCounts         int // the first of the latter

@@ -16,9 +16,11 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// placed is the engine of handles on GPUs whose rows have their final places before they leave: the packed layouts, and all whose capacity can overflow. Prepare,
-// which is kernels/place.cu, gives every row its place; Dispatch, kernels/push.cu, stores it there; its token's home reads it from there in Combine, kernels/pull.cu.
-// Where a rank first sums the rows that it has of a token, Combine is that of the other handles.
+// placed is the engine of handles on GPUs whose rows have their final places before they leave: the
+// packed layouts, and all whose capacity can overflow. Prepare, which is kernels/place.cu, gives
+// every row its place; Dispatch, kernels/push.cu, stores it there; its token's home reads it from
+// there in Combine, kernels/pull.cu. Where a rank first sums the rows that it has of a token,
+// Combine is that of the other handles.
 type placed struct{ *gpu }
 
 // placeArgs are the arguments of a prepare: the Place of kernels/place.cu.
@@ -114,8 +116,8 @@ func placeKernel(form placeForm, arch string) kernel.Spec {
 	return s
 }
 
-// pushKernel is that of a dispatch of rows whose places are known, and of one that gives the routing other weights as
-// well.
+// pushKernel is that of a dispatch of rows whose places are known, and of one that gives the
+// routing other weights as well.
 func pushKernel(quantize weft.DType, weighs bool, arch string) kernel.Spec {
 	name := "push"
 	if weighs {
@@ -128,38 +130,44 @@ func pushKernel(quantize weft.DType, weighs bool, arch string) kernel.Spec {
 	return s
 }
 
-// pullForm is what handles differ in whose combines of rows where they are are programs of their own.
+// pullForm is what handles differ in whose combines of rows where they are are programs of their
+// own.
 type pullForm struct {
 	order string // of a token's rows: the Order of kernels/pull.cu
 	of    weft.DType
 }
 
 func pullKernel(f pullForm, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("pull of %v, %s", f.of, strings.ToLower(f.order)), "pull.cu", arch, []string{directCombine}, "placed.cuh", "scalars.cuh", "sum.cuh")
+	s := kernelSpec(fmt.Sprintf("pull of %v, %s", f.of, strings.ToLower(f.order)), "pull.cu", arch,
+		[]string{directCombine}, "placed.cuh", "scalars.cuh", "sum.cuh")
 	s.Defines["WEFT_TYPE"], s.Defines["WEFT_ORDER"] = strconv.Itoa(typeNumber(f.of)), f.order
 	s.Defines["WEFT_PULL_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pullArgs{})))
 	return s
 }
 
-// pullUnits are the units of a piece of a pull: UNITS of kernels/pull.cu. Those of a push are mostUnits.
+// pullUnits are the units of a piece of a pull: UNITS of kernels/pull.cu. Those of a push are
+// mostUnits.
 const pullUnits = 2
 
-// mostPlacedBytes is how far into a window the words reach with which ranks tell each other where rows are, in 16 bytes.
+// mostPlacedBytes is how far into a window the words reach with which ranks tell each other where
+// rows are, in 16 bytes.
 const mostPlacedBytes = 16 << 32
 
-// A prepare has placeBlocks blocks with something to do, if there are as many, or more if each would have more than placeTokens tokens: a block asks all before it
-// what they have counted.
+// A prepare has placeBlocks blocks with something to do, if there are as many, or more if each
+// would have more than placeTokens tokens: a block asks all before it what they have counted.
 const placeBlocks, placeTokens = 32, 512
 
-// What a block of a prepare counts stands in two Maps of kernels/place.cu, and what their numbers are raised by behind them, if there is room: there are mapBuckets
-// things to count at a time. A map has mapEntries entries, or fewMapEntries on a GPU with little shared memory.
+// What a block of a prepare counts stands in two Maps of kernels/place.cu, and what their numbers
+// are raised by behind them, if there is room: there are mapBuckets things to count at a time. A
+// map has mapEntries entries, or fewMapEntries on a GPU with little shared memory.
 const mapBuckets, mapEntries, fewMapEntries, placeOwnBytes = 1024, 9 << 10, 2 << 10, 1 << 10
 
 func mapBytes(entries int) int { return entries*8 + mapBuckets*4 }
 
 func placeBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets*4 }
 
-// A block of a prepare has two threads for every placeQuad selections of a token, QUAD of kernels/place.cu, within these bounds: a token has a power of two.
+// A block of a prepare has two threads for every placeQuad selections of a token, QUAD of
+// kernels/place.cu, within these bounds: a token has a power of two.
 const fewestPlaceThreads, mostPlaceThreads, placeQuad = 256, 768, 4
 
 func (g *geometry) placeThreads(blocks int) int {
@@ -172,7 +180,8 @@ func (g *geometry) placing(blocks int) int {
 	return min(blocks, max(placeBlocks, ceil(g.tokens, placeTokens)))
 }
 
-// newPlacedRegions lays out the window of a handle whose rows have their final places before they leave: what kernels/placed.cuh describes.
+// newPlacedRegions lays out the window of a handle whose rows have their final places before they
+// leave: what kernels/placed.cuh describes.
 func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	ranks, tokens := int64(g.ranks), int64(g.tokens)
 	r := regions{inWindow: true, block: newBlockShape(s, g.rows())}
@@ -223,11 +232,15 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		return err
 	}
 	place := placeArgs{
-		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records), befores: uint64(r.befores), marks: uint64(r.marks),
+		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records),
+		befores: uint64(r.befores), marks: uint64(r.marks),
 		what: what, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
 		mapEntries: uint32(entries),
 	}
-	config := cuda.LaunchConfig{Grid: dispatch.Grid, Block: cuda.Dim{X: uint32(g.placeThreads(g.placing(h.blocks.dispatch)))}, Shared: placeBytes(entries)}
+	config := cuda.LaunchConfig{
+		Grid:  dispatch.Grid,
+		Block: cuda.Dim{X: uint32(g.placeThreads(g.placing(h.blocks.dispatch)))}, Shared: placeBytes(entries),
+	}
 	if err := f.place.SetMaxDynamicShared(config.Shared); err != nil {
 		return err
 	}
@@ -241,8 +254,10 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	push := pushArgs{
 		shape: h.shape(), words: uint64(r.words), marks: uint64(r.marks), blocks: uint64(r.blocks),
 		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), what: what&whatByRank | quantizeWhat(s),
-		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()), scaleWords: uint32(s.scaleBytes() / 4),
-		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity), hidden: uint32(s.Hidden), align: uint32(g.align), records: uint64(r.records),
+		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()),
+		scaleWords: uint32(s.scaleBytes() / 4),
+		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity),
+		hidden: uint32(s.Hidden), align: uint32(g.align), records: uint64(r.records),
 	}
 	if s.ScaleOrder == ColumnMajorScales {
 		push.what |= whatColumns
@@ -256,9 +271,11 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	}
 	if c := s.pushCarry(int(dispatch.Block.X)); bulk && c.warps > 0 {
 		push.what |= whatBulk
-		push.chunk, push.carriers, push.chunks = uint32(c.chunk), uint32(c.warps), device.NewDivisor(ceil(s.rowBytes(), c.chunk))
+		push.chunk, push.carriers = uint32(c.chunk), uint32(c.warps)
+		push.chunks = device.NewDivisor(ceil(s.rowBytes(), c.chunk))
 		dispatch.Shared = c.chunk * c.warps
-		if err := cmp.Or(f.dispatch.SetMaxDynamicShared(dispatch.Shared), f.weightDispatch.SetMaxDynamicShared(dispatch.Shared)); err != nil {
+		if err := cmp.Or(f.dispatch.SetMaxDynamicShared(dispatch.Shared),
+			f.weightDispatch.SetMaxDynamicShared(dispatch.Shared)); err != nil {
 			return err
 		}
 	}
@@ -272,7 +289,8 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		return err
 	}
 	pull := pullArgs{
-		shape: h.shape(), words: uint64(r.words) + 2*ranks*8, marks: uint64(r.marks) + ranks*blocks*4, first: uint32(h.locals.combineCounts),
+		shape: h.shape(), words: uint64(r.words) + 2*ranks*8, marks: uint64(r.marks) + ranks*blocks*4,
+		first:  uint32(h.locals.combineCounts),
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
 		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
@@ -326,7 +344,8 @@ func (l *placedLaunches) point(dispatch, combine device.Group, at func(int64) ui
 // setRouting points a launch's routing at the memory of r.
 func (l *placedLaunches) setRouting(p *gpuRouting) {
 	a := l.push
-	a.home, a.places, a.landings, a.arrivals, a.described = p.at(p.off.home), p.at(p.off.places), p.at(p.off.landings), p.at(p.off.arrivals), p.at(p.off.described)
+	a.home, a.places, a.landings = p.at(p.off.home), p.at(p.off.places), p.at(p.off.landings)
+	a.arrivals, a.described = p.at(p.off.arrivals), p.at(p.off.described)
 }
 
 func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
@@ -346,13 +365,16 @@ func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 }
 
 // place enqueues a prepare, and waits for its counts if the host wants them.
-func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk, weights weft.Tensor) (*Routing, error) {
+func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk,
+	weights weft.Tensor,
+) (*Routing, error) {
 	if err := h.checkSelections(op, topk, weights); err != nil {
 		return nil, err
 	}
 	if h.spec.Counts == HostCounts {
 		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
-			return nil, cmp.Or(err, weft.Unsupportedf("%s: in a capture the host cannot be told how many rows come; make the handle with DeviceCounts", op))
+			return nil, cmp.Or(err, weft.Unsupportedf("%s: in a capture the host cannot be told how many "+
+				"rows come; make the handle with DeviceCounts", op))
 		}
 	}
 	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
@@ -360,7 +382,8 @@ func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda
 		return nil, err
 	}
 	a, p := h.gpu.placed.place, r.placement.(*gpuRouting)
-	a.home, a.places, a.landings, a.arrivals = p.at(p.off.home), p.at(p.off.places), p.at(p.off.landings), p.at(p.off.arrivals)
+	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
+	a.landings, a.arrivals = p.at(p.off.landings), p.at(p.off.arrivals)
 	a.described, a.ranges = p.at(p.off.described), p.at(p.off.ranges)
 	a.ids, a.weights, a.tokens, a.call = addressOf(topk), addressOf(weights), uint32(r.tokens), call
 	a.what &^= whatWide
@@ -378,7 +401,8 @@ func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda
 	return r, nil
 }
 
-// overflow says which rank has no room for its rows, if that is to be refused: the same on every rank, which all have been told how many come to each.
+// overflow says which rank has no room for its rows, if that is to be refused: the same on every
+// rank, which all have been told how many come to each.
 func (r *gpuRouting) overflow() error {
 	h, g := r.h, &r.h.geometry
 	if h.spec.Overflow != OverflowRefuse || !r.counted {
@@ -417,11 +441,15 @@ func (h *placed) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x
 	return h.halve(s, received, err, pushed{weighs: !x.Weights.IsZero()})
 }
 
-func (h *placed) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {
+func (h *placed) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
+	x Rows,
+) (*Received, error) {
 	return h.pushNew(ctx, s, topk, weights, x, whatSend|whatReceive)
 }
 
-func (h *placed) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
+func (h *placed) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
+	x Rows,
+) (*PendingDispatch, error) {
 	received, err := h.pushNew(ctx, s, topk, weights, x, whatSend)
 	return h.halve(s, received, err, pushed{made: true})
 }
@@ -478,12 +506,15 @@ func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, w
 }
 
 // pushNew prepares, and dispatches by the routing that comes of it.
-func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows, what uint32) (*Received, error) {
+func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows,
+	what uint32,
+) (*Received, error) {
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(opPrepareDispatch, topk, weights), h.checkDispatch(topk.Shape[0], x)); err != nil {
+	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(opPrepareDispatch, topk, weights),
+		h.checkDispatch(topk.Shape[0], x)); err != nil {
 		return nil, err
 	}
 	place, err := h.ring.Take(opDispatch) // before anything is enqueued
@@ -503,7 +534,9 @@ func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft
 }
 
 // pushRows enqueues a dispatch of rows to a place that was taken for them.
-func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows, place int, what, call uint32) (*Received, error) {
+func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows,
+	place int, what, call uint32,
+) (*Received, error) {
 	a := h.gpu.placed.push
 	a.x, a.scales, a.weights = addressOf(x.Data), addressOf(x.Scales), addressOf(x.Weights)
 	weighs := !x.Weights.IsZero()
@@ -526,7 +559,8 @@ func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stre
 	return received, nil
 }
 
-// pushLaunch is the launch that does so much of a dispatch. What only receives tells no one which call it is.
+// pushLaunch is the launch that does so much of a dispatch. What only receives tells no one which
+// call it is.
 func (h *placed) pushLaunch(r *Routing, place int, what, call uint32, weighs bool) *cuda.Launch {
 	l := h.gpu.placed
 	l.setRouting(r.placement.(*gpuRouting))
@@ -539,8 +573,11 @@ func (h *placed) pushLaunch(r *Routing, place int, what, call uint32, weighs boo
 	return l.pushing
 }
 
-// setPull points the launch at the caller's tensors. Rows that were received are read where they are, others are copied into the window.
-func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weights scalars) error {
+// setPull points the launch at the caller's tensors. Rows that were received are read where they
+// are, others are copied into the window.
+func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor,
+	weights scalars,
+) error {
 	a, p := h.placed.pull, r.placement.(*gpuRouting)
 	at, ok := h.readable(y)
 	if !ok {
@@ -558,7 +595,8 @@ func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.
 	return nil
 }
 
-// readable says where in the window a tensor is that others read where it is: where placed rows were received, in the combine buffer, or in that of gradients.
+// readable says where in the window a tensor is that others read where it is: where placed rows
+// were received, in the combine buffer, or in that of gradients.
 func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
 	within := func(from, size int64) bool { return at >= from && at+int64(t.Bytes()) <= from+size }
 	at, r := int64(addressOf(t)-uint64(h.lane.Window().Pointer())), &h.regions
@@ -567,7 +605,8 @@ func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
 	return at, ok
 }
 
-// stageBytes is how large the copy is that others read of rows that they cannot read where they are.
+// stageBytes is how large the copy is that others read of rows that they cannot read where they
+// are.
 func (h *gpu) stageBytes() int64 { return int64(h.geometry.rows()) * int64(h.spec.outputBytes()) }
 
 func (h *gpu) combineBuffer() weft.Tensor {
@@ -586,5 +625,8 @@ func (h *gpu) gradientBuffer() weft.Tensor {
 
 // sums views memory in the window as so many rows of the Output type.
 func (h *gpu) sums(at int64, rows int) weft.Tensor {
-	return weft.Tensor{Data: pointer(h.lane.Window().Pointer().Add(int(at))), DType: h.spec.Output, Shape: []int{rows, h.spec.Hidden}}
+	return weft.Tensor{
+		Data: pointer(h.lane.Window().Pointer().Add(int(at))), DType: h.spec.Output,
+		Shape: []int{rows, h.spec.Hidden},
+	}
 }

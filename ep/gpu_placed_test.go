@@ -12,8 +12,9 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestCountedPlacesOnGPUs has batches that a prepare counts in one piece, in several pieces of a block's tokens, and in several pieces of the experts, with as many
-// tokens on every rank and with very different ones.
+// TestCountedPlacesOnGPUs has batches that a prepare counts in one piece, in several pieces of a
+// block's tokens, and in several pieces of the experts, with as many tokens on every rank and with
+// very different ones.
 func TestCountedPlacesOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		for _, shape := range []struct{ ranks, experts, topk, tokens, blocks int }{
@@ -26,9 +27,14 @@ func TestCountedPlacesOnGPUs(t *testing.T) {
 		} {
 			packed := sized(exactRows, shape.ranks)
 			packed.Layout = ep.ExpertPacked
-			for name, s := range map[string]ep.Spec{"token-major": pulled(sized(exactRows, shape.ranks)), "expert-packed": packed} {
-				t.Run(fmt.Sprintf("%d tokens, top-%d of %d, %d blocks/%s", shape.tokens, shape.topk, shape.experts, shape.blocks, name), func(t *testing.T) {
-					s.Experts, s.TopK, s.MaxTokens, s.Hidden, s.Tuning.Dispatch.Blocks = shape.experts, shape.topk, shape.tokens, 8, shape.blocks
+			for name, s := range map[string]ep.Spec{
+				"token-major":   pulled(sized(exactRows, shape.ranks)),
+				"expert-packed": packed,
+			} {
+				t.Run(fmt.Sprintf("%d tokens, top-%d of %d, %d blocks/%s", shape.tokens, shape.topk,
+					shape.experts, shape.blocks, name), func(t *testing.T) {
+					s.Experts, s.TopK, s.MaxTokens = shape.experts, shape.topk, shape.tokens
+					s.Hidden, s.Tuning.Dispatch.Blocks = 8, shape.blocks
 					s.SMs = 0
 					batches := []*eptest.Batch{eptest.Full(s, shape.ranks, 1).Batch()}
 					for seed := uint64(2); seed < 4; seed++ {
@@ -48,7 +54,8 @@ func TestCountedPlacesOnGPUs(t *testing.T) {
 	})
 }
 
-// TestStageOrSlotsOnGPUs combines rows by expert whose homes read them where they are, and such whose copy would be far larger than what is received, which go through slots.
+// TestStageOrSlotsOnGPUs combines rows by expert whose homes read them where they are, and such
+// whose copy would be far larger than what is received, which go through slots.
 func TestStageOrSlotsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 3

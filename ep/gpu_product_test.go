@@ -12,8 +12,9 @@ import (
 	"github.com/weftgo/weft/internal/product"
 )
 
-// TestBesideProductOnGPUs has dispatches and combines under way while the GPUs multiply matrices in another stream, with more blocks than multiprocessors: each
-// makes room for the other, and both come out right. What it costs is weft bench overlap's to say.
+// TestBesideProductOnGPUs has dispatches and combines under way while the GPUs multiply matrices in
+// another stream, with more blocks than multiprocessors: each makes room for the other, and both
+// come out right. What it costs is weft bench overlap's to say.
 func TestBesideProductOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -80,8 +81,9 @@ func (b *multiplier) close(ctx context.Context) error {
 	return errors.Join(err, b.product.Close(), b.compute.Close())
 }
 
-// beside enqueues so many products, and as many exchanges, and looks at what each left. Products are enqueued by a goroutine of their own: an emulated GPU runs what it is
-// given before the call returns.
+// beside enqueues so many products, and as many exchanges, and looks at what each left. Products
+// are enqueued by a goroutine of their own: an emulated GPU runs what it is given before the call
+// returns.
 func (b *multiplier) beside(ctx context.Context, round *eptest.Round, n int) error {
 	if err := errors.Join(b.product.Spoil(b.compute), eptest.Meet(b.Comm)); err != nil {
 		return err

@@ -12,13 +12,16 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestRandomOperationsOnGPUs has operations of all kinds on one handle in random order, of batches that come back: what one leaves, in slots, words and the memory of
-// received rows, must not show in another. The handle, its batches and their order follow from the seed, after which each test is named, so that one can be run alone.
+// TestRandomOperationsOnGPUs has operations of all kinds on one handle in random order, of batches
+// that come back: what one leaves, in slots, words and the memory of received rows, must not show
+// in another. The handle, its batches and their order follow from the seed, after which each test
+// is named, so that one can be run alone.
 func TestRandomOperationsOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		for seed := range uint64(m.times(2, 60)) {
 			t.Run(fmt.Sprint(seed), func(t *testing.T) {
-				rng := rand.New(rand.NewPCG(seed, 34)) // of the two handles that emulated GPUs have, one is packed, the other direct
+				// of the two handles that emulated GPUs have, one is packed, the other direct
+				rng := rand.New(rand.NewPCG(seed, 34))
 				ranks := 2 + rng.IntN(4)
 				if !m.holds(ranks) {
 					t.Skip("ranks would share a GPU")
@@ -27,7 +30,11 @@ func TestRandomOperationsOnGPUs(t *testing.T) {
 				t.Logf("%d ranks, %+v", ranks, s)
 				batches := drawBatches(rng, s, ranks)
 				steps := drawSteps(rng, len(batches), m.times(20, 100))
-				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error { return r.perform(ctx, batches, steps) })
+				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context,
+					r *member,
+				) error {
+					return r.perform(ctx, batches, steps)
+				})
 			})
 		}
 	})
@@ -44,7 +51,10 @@ func drawSpec(rng *rand.Rand, ranks int) ep.Spec {
 			ep.Spec{Layout: ep.ExpertMajor, Reduction: drawn(rng, ep.Partial, ep.PartialBySelection)},
 			ep.Spec{Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
 			ep.Spec{Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4},
-			ep.Spec{Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: drawn(rng, ep.Partial, ep.PartialBySelection), Sum: ep.Plain},
+			ep.Spec{
+				Layout: ep.TokenMajor, Wire: ep.PerRank,
+				Reduction: drawn(rng, ep.Partial, ep.PartialBySelection), Sum: ep.Plain,
+			},
 		)
 		s.MaxTokens = drawn(rng, 1, 2, 8, 9, 31, 33, 40) // around what one warp has, and what kernels for few tokens have
 		s.Experts, s.TopK, s.Counts = 3*ranks, 1+rng.IntN(3), ep.DeviceCounts
@@ -86,7 +96,8 @@ func drawSlots(rng *rand.Rand) ep.KernelTuning {
 	}
 }
 
-// drawPlaces draws the same for rows that have places. Those that are quantised on the way never go by bulk copies.
+// drawPlaces draws the same for rows that have places. Those that are quantised on the way never go
+// by bulk copies.
 func drawPlaces(rng *rand.Rand, quantised bool) ep.KernelTuning {
 	k := ep.KernelTuning{Blocks: drawn(rng, 0, 1, 2, 7), Threads: drawn(rng, 0, 64, 96, 512)}
 	if quantised {
@@ -98,7 +109,8 @@ func drawPlaces(rng *rand.Rand, quantised bool) ep.KernelTuning {
 	return k
 }
 
-// drawBatches draws batches that ranks have unlike numbers of tokens of: none and as many as there can be are frequent.
+// drawBatches draws batches that ranks have unlike numbers of tokens of: none and as many as there
+// can be are frequent.
 func drawBatches(rng *rand.Rand, s ep.Spec, ranks int) []*eptest.Batch {
 	var batches []*eptest.Batch
 	for range 5 {
@@ -131,12 +143,15 @@ var beginnings = []beginning{
 		}
 		return round.Dispatch(ctx, s)
 	}},
-	{name: "prepare and send at once, receive", begin: func(round *eptest.Round, ctx context.Context, s *weft.Stream) error {
-		if err := round.SendPrepareDispatch(ctx, s); err != nil {
-			return err
-		}
-		return round.Receive(ctx)
-	}},
+	{
+		name: "prepare and send at once, receive",
+		begin: func(round *eptest.Round, ctx context.Context, s *weft.Stream) error {
+			if err := round.SendPrepareDispatch(ctx, s); err != nil {
+				return err
+			}
+			return round.Receive(ctx)
+		},
+	},
 	{name: "dispatch", known: true, begin: (*eptest.Round).Dispatch},
 	{name: "send, receive", known: true, begin: func(round *eptest.Round, ctx context.Context, s *weft.Stream) error {
 		if err := round.SendDispatch(ctx, s); err != nil {
@@ -155,15 +170,20 @@ type step struct {
 }
 
 func (s step) String() string {
-	return fmt.Sprintf("%s (blank %v, combine %v, halves %v, backward %v) of batch %d", s.name, s.blank, s.combine, s.halves, s.backward, s.batch)
+	return fmt.Sprintf("%s (blank %v, combine %v, halves %v, backward %v) of batch %d", s.name, s.blank,
+		s.combine, s.halves, s.backward, s.batch)
 }
 
-// drawSteps draws n steps of a handle with so many batches. Fewer of the same seed are the first of them.
+// drawSteps draws n steps of a handle with so many batches. Fewer of the same seed are the first of
+// them.
 func drawSteps(rng *rand.Rand, batches, n int) []step {
 	known := make([]bool, batches)
 	var steps []step
 	for len(steps) < n {
-		s := step{batch: rng.IntN(batches), beginning: drawn(rng, beginnings...), blank: rng.IntN(3) == 0, halves: rng.IntN(2) == 0, backward: rng.IntN(3) == 0}
+		s := step{
+			batch: rng.IntN(batches), beginning: drawn(rng, beginnings...), blank: rng.IntN(3) == 0,
+			halves: rng.IntN(2) == 0, backward: rng.IntN(3) == 0,
+		}
 		s.combine = !s.bare && rng.IntN(4) > 0
 		if s.known && !known[s.batch] {
 			continue
@@ -194,7 +214,8 @@ func (r *member) perform(ctx context.Context, batches []*eptest.Batch, steps []s
 	return err
 }
 
-// take enqueues one step. Only where it puts poison do ranks wait for each other: otherwise one may be a step ahead.
+// take enqueues one step. Only where it puts poison do ranks wait for each other: otherwise one may
+// be a step ahead.
 func (r *member) take(ctx context.Context, round *eptest.Round, s step) error {
 	if s.blank {
 		if err := errors.Join(r.e.Sync(r.Comm), eptest.Meet(r.Comm), round.Blank(), eptest.Meet(r.Comm)); err != nil {

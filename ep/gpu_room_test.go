@@ -20,15 +20,16 @@ import (
 // What an H200 has, and each of its SMs.
 const sms, smRegisters, mostThreads = 132, 65536, 2048
 
-// heldBy is how many blocks an SM holds, as the CUDA programming guide has it: registers are handed to warps, 8 a thread at a time, and the warps of a block go to the
-// SM's four parts in turns.
+// heldBy is how many blocks an SM holds, as the CUDA programming guide has it: registers are handed
+// to warps, 8 a thread at a time, and the warps of a block go to the SM's four parts in turns.
 func heldBy(threads, registers int) int {
 	warps := (threads/32 + 3) / 4 * 4
 	return min(mostThreads/threads, smRegisters/4/((registers+7)/8*8*32)*4/warps)
 }
 
-// TestRoomOnEmulatedGPUs makes handles of kernels that have many registers, until there is no room: all of their kernels fit on the GPU together, whichever of them run, and
-// where the Spec says how many threads their blocks have, they have as many.
+// TestRoomOnEmulatedGPUs makes handles of kernels that have many registers, until there is no room:
+// all of their kernels fit on the GPU together, whichever of them run, and where the Spec says how
+// many threads their blocks have, they have as many.
 func TestRoomOnEmulatedGPUs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("emulated kernels are slow")
@@ -39,7 +40,8 @@ func TestRoomOnEmulatedGPUs(t *testing.T) {
 		for _, ranks := range []int{1, 2} {
 			for _, asked := range []int{0, sms} {
 				for _, threads := range [][2]int{{0, 0}, {64, 512}, {96, 288}, {256, 192}} {
-					t.Run(fmt.Sprintf("%d registers/%d ranks/%d SMs/%d and %d threads", registers, ranks, asked, threads[0], threads[1]), func(t *testing.T) {
+					t.Run(fmt.Sprintf("%d registers/%d ranks/%d SMs/%d and %d threads", registers, ranks, asked,
+						threads[0], threads[1]), func(t *testing.T) {
 						s := largeRows
 						s.MaxTokens, s.SMs = 128, asked
 						s.Tuning.Dispatch.Threads, s.Tuning.Combine.Threads = threads[0], threads[1]
@@ -83,7 +85,8 @@ func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers 
 			for i := range blocks {
 				fits := heldBy(threads[i], registers)
 				if blocks[i] > sms*fits {
-					err = errors.Join(err, fmt.Errorf("%d blocks of %d threads, of which %d SMs hold %d", blocks[i], threads[i], sms, sms*fits))
+					err = errors.Join(err, fmt.Errorf("%d blocks of %d threads, of which %d SMs hold %d",
+						blocks[i], threads[i], sms, sms*fits))
 				}
 				most, held = max(most, blocks[i]), min(held, fits)
 			}
@@ -95,7 +98,9 @@ func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers 
 			together += most * ranks
 		}
 		if len(made)*ranks > 1 && together > sms*held {
-			err = errors.Join(err, fmt.Errorf("%d handles of %d ranks with %d blocks together, of which %d SMs hold %d", len(made), ranks, together, sms, sms*held))
+			err = errors.Join(err,
+				fmt.Errorf("%d handles of %d ranks with %d blocks together, of which %d SMs hold %d", len(made),
+					ranks, together, sms, sms*held))
 		}
 		for _, h := range made {
 			err = errors.Join(err, h.Close())
@@ -107,7 +112,8 @@ func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers 
 	}
 }
 
-// TestSeriesOnGPUs makes handles that take turns, and one that may run beside them, and has them exchange rows one after another. Those that take turns have room where one has.
+// TestSeriesOnGPUs makes handles that take turns, and one that may run beside them, and has them
+// exchange rows one after another. Those that take turns have room where one has.
 func TestSeriesOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -138,7 +144,8 @@ func TestSeriesOnGPUs(t *testing.T) {
 					return err
 				}
 			}
-			// Of those that have been there another changes nothing, but one that may run beside them.
+			// Of those that have been there another changes nothing, but one that may run beside
+			// them.
 			room := func() (int, error) {
 				fit, err := enginegpu.Fit(ctx, r.Comm, enginegpu.Want{Op: "test", Cost: 1024, SMs: 1024})
 				if err != nil {
@@ -156,7 +163,8 @@ func TestSeriesOnGPUs(t *testing.T) {
 				}
 			}
 			if now, err := room(); err != nil || now != before {
-				return fmt.Errorf("room for %d blocks, and for %d before there were as many handles of the series again (%v)", now, before, err)
+				return fmt.Errorf("room for %d blocks, and for %d before there were as many handles of the "+
+					"series again (%v)", now, before, err)
 			}
 			beside := specs[0]
 			beside.Series = 4
@@ -200,7 +208,8 @@ func TestSeriesOnGPUs(t *testing.T) {
 	})
 }
 
-// TestSeriesOnSharedGPU: ranks that share a GPU have as much for the later handles of a Series as for the first.
+// TestSeriesOnSharedGPU: ranks that share a GPU have as much for the later handles of a Series as
+// for the first.
 func TestSeriesOnSharedGPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("emulated kernels are slow")
@@ -208,18 +217,19 @@ func TestSeriesOnSharedGPU(t *testing.T) {
 	const ranks = 4
 	s := sized(largeRows, ranks)
 	s.SMs, s.Series = 1024, 1
-	members(t, emulatedMachine(t, 1, emulate.Options{}), ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
-		first, _ := ep.Grids(r.handle)
-		for range 3 {
-			h, err := ep.NewHandle(ctx, r.Comm, s)
-			if err != nil {
-				return err
+	members(t, emulatedMachine(t, 1, emulate.Options{}), ranks, s, gpuDeadline,
+		func(ctx context.Context, r *member) error {
+			first, _ := ep.Grids(r.handle)
+			for range 3 {
+				h, err := ep.NewHandle(ctx, r.Comm, s)
+				if err != nil {
+					return err
+				}
+				defer h.Close()
+				if blocks, _ := ep.Grids(h); blocks != first {
+					return fmt.Errorf("%v blocks, and the first handle had %v", blocks, first)
+				}
 			}
-			defer h.Close()
-			if blocks, _ := ep.Grids(h); blocks != first {
-				return fmt.Errorf("%v blocks, and the first handle had %v", blocks, first)
-			}
-		}
-		return eptest.Meet(r.Comm)
-	})
+			return eptest.Meet(r.Comm)
+		})
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// gpuRouting is what the GPU engine knows of a Routing: all of it in the GPU's memory, where the kernels have put it.
+// gpuRouting is what the GPU engine knows of a Routing: all of it in the GPU's memory, where the
+// kernels have put it.
 type gpuRouting struct {
 	h       *gpu
 	off     routingOffsets
@@ -32,8 +33,9 @@ type gpuRouting struct {
 	rewritten   bool // a graph brings weights, other ones each time
 }
 
-// described is what a Routing says of what comes here, and of how much is wanted everywhere: the Described of kernels/placed.cuh, of which those that move rows
-// through slots, where nothing overflows, fill in the first five.
+// described is what a Routing says of what comes here, and of how much is wanted everywhere: the
+// Described of kernels/placed.cuh, of which those that move rows through slots, where nothing
+// overflows, fill in the first five.
 type described struct {
 	counts, offsets      []int32 // [local]
 	came, tokens         []int32 // [ranks]
@@ -69,7 +71,8 @@ func (d *described) read(h *gpu, raw []byte) {
 	d.wanted, d.over, d.excess = carve(&words, ranks), carve(&words, ranks), carve(&words, ranks)
 }
 
-// routingOffsets are where the parts of a Routing stand in its memory; places and arrivals are those of placed rows, experts those of others.
+// routingOffsets are where the parts of a Routing stand in its memory; places and arrivals are
+// those of placed rows, experts those of others.
 type routingOffsets struct{ home, landings, described, ranges, places, arrivals, experts, total int }
 
 // describedRows are where the description of rows stands in its memory.
@@ -107,8 +110,9 @@ func (h *gpu) newRouting() (*gpuRouting, error) {
 	return r, nil
 }
 
-// route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. What a graph writes is for other graphs: whose replays come when is
-// their caller's affair, who may not know of an operation that goes by a Routing of later.
+// route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. What a
+// graph writes is for other graphs: whose replays come when is their caller's affair, who may not
+// know of an operation that goes by a Routing of later.
 func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,17 +127,22 @@ func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, e
 			return nil, err
 		}
 		if status != cuda.NotCapturing {
-			return nil, weft.Unsupportedf("prepare: the memory of a Routing cannot be allocated in a capture; release one before, or prepare more before the capture")
+			return nil, weft.Unsupportedf("prepare: the memory of a Routing cannot be allocated in a " +
+				"capture; release one before, or prepare more before the capture")
 		}
 		if r, err = h.newRouting(); err != nil {
 			return nil, err
 		}
 	}
-	r.stream, r.tokens, r.masked, r.replayed, r.counted, r.measured = stream, tokens, h.comm.Mask(), h.lane.Capture() != 0, false, false
+	r.stream, r.tokens, r.masked = stream, tokens, h.comm.Mask()
+	r.replayed, r.counted, r.measured = h.lane.Capture() != 0, false, false
 	r.filled, r.rewritten = false, false
 	r.rewrite()
 	routing := h.routings.take()
-	*routing = Routing{handle: h.Handle, placement: r, tokens: tokens, masked: r.masked, weighted: weightedIf(weighted), epoch: h.lane.Operations()}
+	*routing = Routing{
+		handle: h.Handle, placement: r, tokens: tokens, masked: r.masked,
+		weighted: weightedIf(weighted), epoch: h.lane.Operations(),
+	}
 	return routing, nil
 }
 
@@ -179,7 +188,8 @@ func (h *gpu) startWeigh(stream *cuda.Stream, r *Routing, weights, experts uint6
 	return h.weighing.Start(stream)
 }
 
-// reweighed says that a dispatch brings a Routing weights, in a stream behind which those who ask for them are to come.
+// reweighed says that a dispatch brings a Routing weights, in a stream behind which those who ask
+// for them are to come.
 func (r *Routing) reweighed(stream *cuda.Stream) {
 	p := r.placement.(*gpuRouting)
 	r.weighted, p.stream, p.filled, p.rewritten = weightedEverywhere, stream, false, p.rewritten || p.h.lane.Capture() != 0
@@ -282,7 +292,8 @@ func (r *gpuRouting) measure() error {
 	return nil
 }
 
-// Traffic implements [placement]. Like the other counts it waits for the stream unless the counts are on the host already.
+// Traffic implements [placement]. Like the other counts it waits for the stream unless the counts
+// are on the host already.
 func (r *gpuRouting) Traffic() Traffic {
 	if r.measure() != nil {
 		return Traffic{Tokens: r.tokens} // the failure is the communicator's, and sticks to it
@@ -398,7 +409,8 @@ func (r *gpuRouting) RowSelections() (experts, weights weft.Tensor) {
 	return experts, r.describe(func(d *describedRows) int { return d.expertWeights }, weft.Float32, r.Rows(), k)
 }
 
-// describe enqueues, where the Routing was prepared, what fills in what each row is, and returns one part of that. It is absent if it could not be had.
+// describe enqueues, where the Routing was prepared, what fills in what each row is, and returns
+// one part of that. It is absent if it could not be had.
 func (r *gpuRouting) describe(part func(*describedRows) int, d weft.DType, shape ...int) weft.Tensor {
 	if err := r.describeRows(); err != nil {
 		return weft.Tensor{}
@@ -406,8 +418,9 @@ func (r *gpuRouting) describe(part func(*describedRows) int, d weft.DType, shape
 	return weft.Tensor{Data: pointer(r.rows.Pointer().Add(part(&r.description))), DType: d, Shape: shape}
 }
 
-// describeRows enqueues it, unless it was before: one launch fills in all parts. What a capture enqueues is there with its replays only, and they
-// make what they prepare, and the weights that they bring, other ones each time.
+// describeRows enqueues it, unless it was before: one launch fills in all parts. What a capture
+// enqueues is there with its replays only, and they make what they prepare, and the weights that
+// they bring, other ones each time.
 func (r *gpuRouting) describeRows() error {
 	if r.filled {
 		return nil

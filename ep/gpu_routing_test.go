@@ -50,7 +50,8 @@ var skews = []struct {
 	}},
 }
 
-// TestSkewOnGPUs has routings that leave ranks with everything or nothing, and ranks without tokens. Nothing is written beside what is to be written.
+// TestSkewOnGPUs has routings that leave ranks with everything or nothing, and ranks without
+// tokens. Nothing is written beside what is to be written.
 func TestSkewOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 3
@@ -77,7 +78,8 @@ func TestSkewOnGPUs(t *testing.T) {
 	})
 }
 
-// twice makes an exchange by routing that travels with the rows and by routing that is known, in memory that holds poison.
+// twice makes an exchange by routing that travels with the rows and by routing that is known, in
+// memory that holds poison.
 func (r *member) twice(ctx context.Context, c eptest.Case) error {
 	round, err := c.Batch().Round(r.e, r.Comm, r.handle)
 	if err != nil {
@@ -89,7 +91,8 @@ func (r *member) twice(ctx context.Context, c eptest.Case) error {
 	if err := round.Describe(); err != nil {
 		return err
 	}
-	return errors.Join(r.rest(ctx), round.Dispatch(ctx, r.stream), round.Combine(ctx, r.stream), r.rest(ctx), round.Check(), round.Free())
+	return errors.Join(r.rest(ctx), round.Dispatch(ctx, r.stream), round.Combine(ctx, r.stream), r.rest(ctx),
+		round.Check(), round.Free())
 }
 
 // TestWildRoutingOnGPUs gives numbers that are no experts', which count as none.
@@ -107,7 +110,10 @@ func wildRouting(t *testing.T, m *gpuMachine, s ep.Spec) {
 	s.TopK = 5
 	members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 		for _, wide := range []bool{false, true} {
-			wild := []int32{int32(s.Experts), math.MaxInt32, math.MinInt32, -2, int32(s.Experts) + 1, 1 << 16, 1<<16 + 1, 1 << 30}
+			wild := []int32{
+				int32(s.Experts), math.MaxInt32, math.MinInt32, -2, int32(s.Experts) + 1, 1 << 16,
+				1<<16 + 1, 1 << 30,
+			}
 			c := routed(s, 3, []int{min(s.MaxTokens, 40), 5}, func(rank, token, k int) int32 {
 				switch (rank + token + k*k) % 4 {
 				case 0:
@@ -136,8 +142,8 @@ func wildRouting(t *testing.T, m *gpuMachine, s ep.Spec) {
 	})
 }
 
-// TestTwiceTheSameOnGPUs has tokens select an expert several times, which they must not. What comes out is wrong, or nothing does; but no kernel leaves its memory, and
-// the ranks go on.
+// TestTwiceTheSameOnGPUs has tokens select an expert several times, which they must not. What comes
+// out is wrong, or nothing does; but no kernel leaves its memory, and the ranks go on.
 func TestTwiceTheSameOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -185,7 +191,8 @@ func TestTwiceTheSameOnGPUs(t *testing.T) {
 	})
 }
 
-// TestWordsOfOnesOnGPUs moves rows, scales and weights that hold what stands for a missing word, and once all sorts of NaNs.
+// TestWordsOfOnesOnGPUs moves rows, scales and weights that hold what stands for a missing word,
+// and once all sorts of NaNs.
 func TestWordsOfOnesOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -220,7 +227,8 @@ func TestWordsOfOnesOnGPUs(t *testing.T) {
 	})
 }
 
-// TestDescribedAgainOnGPUs asks what rows are of one Routing after another in the same memory, the second with more rows.
+// TestDescribedAgainOnGPUs asks what rows are of one Routing after another in the same memory, the
+// second with more rows.
 func TestDescribedAgainOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -248,7 +256,8 @@ func TestDescribedAgainOnGPUs(t *testing.T) {
 	})
 }
 
-// TestAskedInCaptureOnGPUs asks a Routing, in a capture, for what has to be waited for: it has nothing to say, and the capture goes on.
+// TestAskedInCaptureOnGPUs asks a Routing, in a capture, for what has to be waited for: it has
+// nothing to say, and the capture goes on.
 func TestAskedInCaptureOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -274,14 +283,16 @@ func TestAskedInCaptureOnGPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					return errors.Join(g.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream), round.CheckReceived(), r.Err(), g.Close(), round.Free())
+					return errors.Join(g.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream), round.CheckReceived(),
+						r.Err(), g.Close(), round.Free())
 				})
 			})
 		}
 	})
 }
 
-// TestMisplacedNumbersOnGPUs gives selections that begin within a number: they are refused, and the call can be made again.
+// TestMisplacedNumbersOnGPUs gives selections that begin within a number: they are refused, and the
+// call can be made again.
 func TestMisplacedNumbersOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -298,7 +309,8 @@ func TestMisplacedNumbersOnGPUs(t *testing.T) {
 					for _, bad := range []*weft.Tensor{&topk, &weights} {
 						was := bad.Data
 						bad.Data = unsafe.Add(was, 1)
-						if _, err := r.handle.PrepareDispatch(ctx, r.stream, topk, weights, in); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "copy them there") {
+						if _, err := r.handle.PrepareDispatch(ctx, r.stream, topk, weights, in); !errors.Is(err,
+							weft.ErrUnsupported) || !strings.Contains(err.Error(), "copy them there") {
 							return fmt.Errorf("numbers at %v: %w", bad.Data, err)
 						}
 						bad.Data = was
@@ -310,7 +322,8 @@ func TestMisplacedNumbersOnGPUs(t *testing.T) {
 	})
 }
 
-// TestAskedAfterReplaysOnGPUs asks a Routing that a graph prepares what it says, after each of several replays with other selections.
+// TestAskedAfterReplaysOnGPUs asks a Routing that a graph prepares what it says, after each of
+// several replays with other selections.
 func TestAskedAfterReplaysOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, contents = 2, 3
@@ -327,7 +340,8 @@ func TestAskedAfterReplaysOnGPUs(t *testing.T) {
 						return err
 					}
 					for i := range contents {
-						if err := errors.Join(g.fresh(ctx, r, [][]*eptest.Batch{batches}, i), g.exec.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream)); err != nil {
+						if err := errors.Join(g.fresh(ctx, r, [][]*eptest.Batch{batches}, i),
+							g.exec.Launch(r.stream.CUDA()), r.Wait(ctx, r.stream)); err != nil {
 							return err
 						}
 						if err := errors.Join(g.rounds[0].Describe(), g.check()); err != nil {

@@ -13,13 +13,16 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// largeRows is a handle that takes as much as it can get, and whose next kernels may be placed while the ones before still wait.
+// largeRows is a handle that takes as much as it can get, and whose next kernels may be placed
+// while the ones before still wait.
 var largeRows = ep.Spec{
-	Experts: 8, TopK: 8, Hidden: 7168, MaxTokens: 64, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain, Counts: ep.DeviceCounts,
+	Experts: 8, TopK: 8, Hidden: 7168, MaxTokens: 64, Layout: ep.RankMajor, Wire: ep.PerRank,
+	Reduction: ep.Partial, Sum: ep.Plain, Counts: ep.DeviceCounts,
 }
 
-// TestSideBySideOnGPUs has batches of two handles under way at once, on streams of their own, of one communicator and of two. Ranks begin with
-// another of the two, and enqueue many before they look: nobody starves.
+// TestSideBySideOnGPUs has batches of two handles under way at once, on streams of their own, of
+// one communicator and of two. Ranks begin with another of the two, and enqueue many before they
+// look: nobody starves.
 func TestSideBySideOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -61,8 +64,9 @@ func TestSideBySideOnGPUs(t *testing.T) {
 	})
 }
 
-// TestGraphsSideBySideOnGPUs replays graphs of two handles at once, on streams of their own, of one communicator and of two. One rank launches them in another order than
-// the other, and none waits before it has launched many.
+// TestGraphsSideBySideOnGPUs replays graphs of two handles at once, on streams of their own, of one
+// communicator and of two. One rank launches them in another order than the other, and none waits
+// before it has launched many.
 func TestGraphsSideBySideOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks, contents = 2, 2
@@ -71,10 +75,15 @@ func TestGraphsSideBySideOnGPUs(t *testing.T) {
 			name  string
 			specs [2]ep.Spec
 		}
-		pairs := []pair{{"exact and exact", [2]ep.Spec{exact, exact}}, {"value and exact", [2]ep.Spec{value, exact}}, {"value and token", [2]ep.Spec{value, token}}}
+		pairs := []pair{
+			{"exact and exact", [2]ep.Spec{exact, exact}},
+			{"value and exact", [2]ep.Spec{value, exact}},
+			{"value and token", [2]ep.Spec{value, token}},
+		}
 		if !m.emulated {
 			// Who takes what is left comes last.
-			pairs = append(pairs, pair{"large and large", [2]ep.Spec{largeRows, largeRows}}, pair{"token and large", [2]ep.Spec{token, largeRows}})
+			pairs = append(pairs, pair{"large and large", [2]ep.Spec{largeRows, largeRows}},
+				pair{"token and large", [2]ep.Spec{token, largeRows}})
 		}
 		for _, both := range pairs {
 			for _, comms := range []int{1, 2} {
@@ -120,8 +129,9 @@ func TestGraphsSideBySideOnGPUs(t *testing.T) {
 	})
 }
 
-// replaySides launches both sides' graphs n times: those of the second rank in the other order. On emulated GPUs, where a stream runs what it is given before the call
-// returns, each side has a goroutine.
+// replaySides launches both sides' graphs n times: those of the second rank in the other order. On
+// emulated GPUs, where a stream runs what it is given before the call returns, each side has a
+// goroutine.
 func replaySides(ctx context.Context, m *gpuMachine, sides [2]*side, made [2]*replayed, n int) error {
 	order := []int{0, 1}
 	if sides[0].Rank() == 1 {
@@ -165,7 +175,9 @@ func newSide(ctx context.Context, e *eptest.Device, c *weft.Comm, s ep.Spec) (*s
 }
 
 // twoSides runs body on two ranks, which have two handles, of one communicator or of two.
-func twoSides(t *testing.T, m *gpuMachine, both [2]ep.Spec, comms int, body func(ctx context.Context, sides [2]*side) error) {
+func twoSides(t *testing.T, m *gpuMachine, both [2]ep.Spec, comms int,
+	body func(ctx context.Context, sides [2]*side) error,
+) {
 	const ranks = 2
 	ctx := testContext(t)
 	engines := [2]*eptest.Device{m.engine(t, ranks, gpuDeadline)}
@@ -195,8 +207,8 @@ func twoSides(t *testing.T, m *gpuMachine, both [2]ep.Spec, comms int, body func
 	}
 }
 
-// sideBySide makes batches on both sides, the second rank's in the other order: on emulated GPUs, where a stream runs what it is given before the call returns, from a
-// goroutine for each.
+// sideBySide makes batches on both sides, the second rank's in the other order: on emulated GPUs,
+// where a stream runs what it is given before the call returns, from a goroutine for each.
 func sideBySide(ctx context.Context, m *gpuMachine, sides [2]*side, rounds [2]*eptest.Round) error {
 	if err := eptest.Meet(sides[0].Comm); err != nil {
 		return err
@@ -225,8 +237,8 @@ func sideBySide(ctx context.Context, m *gpuMachine, sides [2]*side, rounds [2]*e
 	return err
 }
 
-// TestNoRoomOnGPUs makes handles until a GPU has no room for the kernels of another: it is refused on every rank, in words, and found once one is
-// closed.
+// TestNoRoomOnGPUs makes handles until a GPU has no room for the kernels of another: it is refused
+// on every rank, in words, and found once one is closed.
 func TestNoRoomOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2

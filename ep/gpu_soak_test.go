@@ -9,8 +9,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestSoakOnEmulatedGPUs runs the suite in one order of blocks and threads after another, with words that arrive late and torn, for as long as
-// WEFT_EP_SOAK says.
+// TestSoakOnEmulatedGPUs runs the suite in one order of blocks and threads after another, with
+// words that arrive late and torn, for as long as WEFT_EP_SOAK says.
 func TestSoakOnEmulatedGPUs(t *testing.T) {
 	text, ok := os.LookupEnv("WEFT_EP_SOAK")
 	if !ok {

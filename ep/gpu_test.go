@@ -16,7 +16,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// openGPUs opens the machine's GPUs, or skips the test by name where there are none. WEFT_REQUIRE_GPU=1 turns the skip into a failure.
+// openGPUs opens the machine's GPUs, or skips the test by name where there are none.
+// WEFT_REQUIRE_GPU=1 turns the skip into a failure.
 func openGPUs(t *testing.T) []*cuda.Context {
 	t.Helper()
 	driver, err := cuda.Open()
@@ -42,7 +43,8 @@ func openGPUs(t *testing.T) []*cuda.Context {
 	return contexts
 }
 
-// gpuCases is how many cases of the suite run for each number of ranks: WEFT_EP_CASES, 0 for all of them.
+// gpuCases is how many cases of the suite run for each number of ranks: WEFT_EP_CASES, 0 for all of
+// them.
 func gpuCases(t *testing.T) int {
 	t.Helper()
 	s, ok := os.LookupEnv("WEFT_EP_CASES")
@@ -67,11 +69,13 @@ func emulatedCases(t *testing.T) int {
 	return 2
 }
 
-// gpuDeadline bounds the waits of ranks on GPUs: an operation of the suite takes milliseconds, a kernel's compilation seconds.
+// gpuDeadline bounds the waits of ranks on GPUs: an operation of the suite takes milliseconds, a
+// kernel's compilation seconds.
 const gpuDeadline = 20 * time.Second
 
-// TestOnGPUs runs the suite on ranks that are goroutines, spread over the GPUs that are there. Ranks that share a GPU need a hardware queue each:
-// start it with CUDA_DEVICE_MAX_CONNECTIONS=32. With WEFT_EP_SHARED=0 none do.
+// TestOnGPUs runs the suite on ranks that are goroutines, spread over the GPUs that are there.
+// Ranks that share a GPU need a hardware queue each: start it with CUDA_DEVICE_MAX_CONNECTIONS=32.
+// With WEFT_EP_SHARED=0 none do.
 func TestOnGPUs(t *testing.T) {
 	contexts := openGPUs(t)
 	cases := gpuCases(t)
@@ -99,7 +103,8 @@ func TestOnGPUs(t *testing.T) {
 	}
 }
 
-// TestOnEmulatedGPUs runs a little of the suite on kernels that the host's compiler has compiled, on a driver made of Go.
+// TestOnEmulatedGPUs runs a little of the suite on kernels that the host's compiler has compiled,
+// on a driver made of Go.
 func TestOnEmulatedGPUs(t *testing.T) {
 	m := emulatedMachine(t, 2, emulate.Options{Limit: time.Minute, Seed: 1, Tear: true})
 	for _, n := range []int{1, 2, 3} {
@@ -110,7 +115,8 @@ func TestOnEmulatedGPUs(t *testing.T) {
 	}
 }
 
-// TestApartOnGPUs runs some of the suite with blocks that send and others that receive, which otherwise only large batches have.
+// TestApartOnGPUs runs some of the suite with blocks that send and others that receive, which
+// otherwise only large batches have.
 func TestApartOnGPUs(t *testing.T) {
 	t.Cleanup(ep.SetApart())
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
@@ -122,7 +128,8 @@ func TestApartOnGPUs(t *testing.T) {
 	})
 }
 
-// TestBulkOnGPUs sends rows by bulk copies, however small, and such as go in several parts; with scales too, also of tokens that have rows at one rank alone.
+// TestBulkOnGPUs sends rows by bulk copies, however small, and such as go in several parts; with
+// scales too, also of tokens that have rows at one rank alone.
 func TestBulkOnGPUs(t *testing.T) {
 	t.Cleanup(ep.SetBulk())
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
@@ -133,12 +140,18 @@ func TestBulkOnGPUs(t *testing.T) {
 			name   string
 			spec   ep.Spec
 			hidden []int
-		}{{"packed", packedRows, []int{8, 40, 8200}}, {"token", tokenRows, []int{8, 40, 8200}}, {"packed with scales", scaled, []int{128, 1280}}} {
+		}{{"packed", packedRows, []int{8, 40, 8200}}, {
+			"token", tokenRows,
+			[]int{8, 40, 8200},
+		}, {"packed with scales", scaled, []int{128, 1280}}} {
 			for _, hidden := range way.hidden {
 				t.Run(fmt.Sprintf("%s/%d", way.name, hidden), func(t *testing.T) {
 					s := sized(way.spec, ranks)
 					s.Hidden = hidden
-					batches := []*eptest.Batch{evenly(s, ranks, 1, 9).Batch(), evenly(s, ranks, 2, 1).Batch(), routed(s, 3, []int{0, 9}, spread(s, 3)).Batch()}
+					batches := []*eptest.Batch{
+						evenly(s, ranks, 1, 9).Batch(), evenly(s, ranks, 2, 1).Batch(),
+						routed(s, 3, []int{0, 9}, spread(s, 3)).Batch(),
+					}
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						for i, b := range batches {
 							if err := r.batch(ctx, b); err != nil {
@@ -158,7 +171,8 @@ func TestBulkOnGPUs(t *testing.T) {
 	})
 }
 
-// TestManyOnGPUs has more experts than a block of a prepare counts at once, more than it has shared memory for, and blocks with more tokens.
+// TestManyOnGPUs has more experts than a block of a prepare counts at once, more than it has shared
+// memory for, and blocks with more tokens.
 func TestManyOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -166,7 +180,11 @@ func TestManyOnGPUs(t *testing.T) {
 			name string
 			spec ep.Spec
 		}{{"packed", packedRows}, {"token", tokenRows}} {
-			for _, n := range []struct{ experts, tokens, sms int }{{1200 * ranks, 700, 2}, {2000 * ranks, 5, 1}, {2 * ranks, 2100, 1}} {
+			for _, n := range []struct{ experts, tokens, sms int }{
+				{1200 * ranks, 700, 2},
+				{2000 * ranks, 5, 1},
+				{2 * ranks, 2100, 1},
+			} {
 				t.Run(fmt.Sprintf("%s/%d experts, %d tokens", way.name, n.experts, n.tokens), func(t *testing.T) {
 					s := sized(way.spec, ranks)
 					s.Experts, s.Hidden, s.SMs, s.MaxTokens, s.Capacity = n.experts, 8, m.sms(n.sms, ranks), n.tokens, 0
@@ -204,8 +222,9 @@ func TestManyOnGPUs(t *testing.T) {
 	})
 }
 
-// TestCountsOnGPUs has counts by expert where there is no room for a block that only counts, where there are more experts than a block counts at once, and where
-// the rows before are looked up in a table of many sources.
+// TestCountsOnGPUs has counts by expert where there is no room for a block that only counts, where
+// there are more experts than a block counts at once, and where the rows before are looked up in a
+// table of many sources.
 func TestCountsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		alone := 4 // so many ranks, of one SM each, have room for two blocks: one that moves rows, and one clerk
@@ -248,7 +267,10 @@ func TestCountsOnGPUs(t *testing.T) {
 
 // TestSMsOnGPUs has handles say on how many multiprocessors their kernels run.
 func TestSMsOnGPUs(t *testing.T) {
-	opaque := ep.Spec{MaxTokens: 6, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 512}
+	opaque := ep.Spec{
+		MaxTokens: 6, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial,
+		Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 512,
+	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		for _, way := range []struct {
@@ -256,7 +278,9 @@ func TestSMsOnGPUs(t *testing.T) {
 			spec              ep.Spec
 			dispatch, combine int
 		}{
-			{"exact", exactRows, 3, 7},   // a warp for each of 6 tokens and 2 ranks, 8 to a block; as many to send as to sum, 4 to a block; and a clerk each
+			// a warp for each of 6 tokens and 2 ranks, 8 to a block; as many to send as to sum, 4
+			// to a block; and a clerk each
+			{"exact", exactRows, 3, 7},
 			{"packed", packedRows, 1, 1}, // 9 tokens, 16 to a block, none of them a clerk
 			{"token", tokenRows, 4, 4},
 			{"opaque", opaque, 2, 0},

@@ -6,15 +6,18 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// tuning says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks alone, so it is the same on every rank.
+// tuning says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks
+// alone, so it is the same on every rank.
 type tuning struct {
-	// Rows have their final places before they leave; where no rank sums first, the home of a token reads them there.
+	// Rows have their final places before they leave; where no rank sums first, the home of a token
+	// reads them there.
 	placed, pulls bool
 	// Rows are values that are their own flags, or are told of by a word a block.
 	valueDispatch, valueCombine bool
 	// The kernel before in the stream may still be ending when this one's blocks are placed.
 	dependentDispatch, dependentCombine bool
-	// Units of 512 bytes that a warp of dispatch moves at a time: several save instructions, one spreads little over more SMs.
+	// Units of 512 bytes that a warp of dispatch moves at a time: several save instructions, one
+	// spreads little over more SMs.
 	dispatchUnits int
 	// Of 16 blocks so many send while the others receive; 0: all do both.
 	dispatchSenders, combineSenders int
@@ -27,34 +30,42 @@ type tuning struct {
 
 // Measured on four H200s and two, rows of 14 KiB: docs/benchmarks/README.md.
 const (
-	// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more than the fence and the second trip. So they do earlier where flags
-	// spare a copy of what comes from several peers.
+	// Up to so many tokens a rank rows are their own flags: beyond, polling and refilling cost more
+	// than the fence and the second trip. So they do earlier where flags spare a copy of what comes
+	// from several peers.
 	valueTokens, rankTokens = 256, 128
-	// Up to so many tokens dependent launches gain more than they take. Where a rank sends one row to another they do up to valueTokens.
+	// Up to so many tokens dependent launches gain more than they take. Where a rank sends one row
+	// to another they do up to valueTokens.
 	dependentTokens = 64
-	// A warp of dispatch moves rows in several units at a time if at least unitWarps pieces are left, or while there are more than the mostWarps that run at once.
+	// A warp of dispatch moves rows in several units at a time if at least unitWarps pieces are
+	// left, or while there are more than the mostWarps that run at once.
 	unitWarps, mostWarps = 448, 2112
 )
 
-// How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to 24 that nearly fill the links. And how many
-// threads a block has.
+// How many blocks place, push and pull have unless the Spec asks for more SMs: more than the 8 to
+// 24 that nearly fill the links. And how many threads a block has.
 const placedBlocks, placedThreads = 32, 512
 
-// A warp's part of a row that goes by bulk copies, and the shared memory of a block that does: 14 rows of 14 KiB in flight.
+// A warp's part of a row that goes by bulk copies, and the shared memory of a block that does: 14
+// rows of 14 KiB in flight.
 const (
 	bulkChunkBytes  = 14 << 10
 	bulkSharedBytes = 14 * bulkChunkBytes
 	bulkOwnBytes    = 20 << 10 // at most, of the kernels' own
 	bulkMostWarps   = 16       // that a block can have
-	pullDepth       = 2        // parts of tokens that a warp of a combine has: one that it adds up, one on its way. More are smaller, which costs more than it gains
+	// parts of tokens that a warp of a combine has: one that it adds up, one on its way. More are
+	// smaller, which costs more than it gains
+	pullDepth = 2
 )
 
-// A bulk copy of less than some KiB is bound by its issue. So where all the warps of a combine would have parts of fewer units than pullFewUnits, fewer of them have parts of
-// pullManyUnits, but pullLeastWarps of them still: as many as add up what an SM can bring.
+// A bulk copy of less than some KiB is bound by its issue. So where all the warps of a combine
+// would have parts of fewer units than pullFewUnits, fewer of them have parts of pullManyUnits, but
+// pullLeastWarps of them still: as many as add up what an SM can bring.
 const pullFewUnits, pullManyUnits, pullLeastWarps = 3, 4, 3
 
-// Of the gradient of a combine with weights so many warps of a block multiply, each with so many parts in shared memory: DEPTH of kernels/gradients.cu. What a part takes to
-// set out and to be awaited is some 150 instructions, so parts are not to be small.
+// Of the gradient of a combine with weights so many warps of a block multiply, each with so many
+// parts in shared memory: DEPTH of kernels/gradients.cu. What a part takes to set out and to be
+// awaited is some 150 instructions, so parts are not to be small.
 const productWarps, productDepth = 12, 2
 
 // From so many bytes on rows go by bulk copies.
@@ -62,9 +73,11 @@ var bulkRowBytes = 1 << 10
 
 // From so much on, some blocks of an operation send and the others receive.
 var (
-	apartRankBytes    = 192 * 14 << 10 // of rank-major rows that a rank dispatches
-	apartExpertCount  = 192 * 7168     // of elements that all ranks dispatch by expert
-	apartCombineBytes = 96 * 14 << 10  // of sums; from there on blocks have many threads. A combine by expert, and a small one, is always so
+	apartRankBytes   = 192 * 14 << 10 // of rank-major rows that a rank dispatches
+	apartExpertCount = 192 * 7168     // of elements that all ranks dispatch by expert
+	// of sums; from there on blocks have many threads. A combine by expert, and a small one, is
+	// always so
+	apartCombineBytes = 96 * 14 << 10
 )
 
 // unitBytes is what a lane's 16 bytes make a warp's: UNIT of kernels/exchange.cuh.
@@ -75,7 +88,8 @@ func tune(s Spec, ranks int) tuning {
 	if !s.placed(ranks) {
 		return t
 	}
-	t.placed, t.pulls, t.valueDispatch, t.dependentDispatch, t.dependentCombine = true, s.pulls(ranks), false, false, false
+	t.placed, t.pulls, t.valueDispatch = true, s.pulls(ranks), false
+	t.dependentDispatch, t.dependentCombine = false, false
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
 	most := max(placedBlocks, s.SMs)
 	t.dispatchThreads = cmp.Or(d.Threads, placedThreads)
@@ -92,11 +106,13 @@ func (s Spec) pulls(ranks int) bool {
 	return s.placed(ranks) && s.combines() && (!s.Layout.byExpert() || s.Reduction == Exact && s.stages(ranks))
 }
 
-// stages reports whether a copy of all rows by expert is worth its memory, which rows that stand elsewhere than where they were received are read from. It is as large as
-// the most rows that can come, where slots at home are as many as a rank's own selections.
+// stages reports whether a copy of all rows by expert is worth its memory, which rows that stand
+// elsewhere than where they were received are read from. It is as large as the most rows that can
+// come, where slots at home are as many as a rank's own selections.
 func (s Spec) stages(ranks int) bool {
 	rows, output := mostRows(s, ranks), int64(s.outputBytes())
-	stage, slots, received := rows*output, 2*int64(s.MaxTokens)*int64(s.TopK)*output, int64(s.Live)*newBlockShape(s, int(rows)).bytes
+	stage, slots := rows*output, 2*int64(s.MaxTokens)*int64(s.TopK)*output
+	received := int64(s.Live) * newBlockShape(s, int(rows)).bytes
 	return stage <= max(slots, 2*received) && stage+received <= mostPlacedBytes/2
 }
 
@@ -111,14 +127,16 @@ func (s Spec) pullRows(ranks int) int {
 // carry is how a kernel moves rows by bulk copies: bytes at a time, by so many warps of a block.
 type carry struct{ chunk, warps int }
 
-// carryRows is how blocks of so many threads move rows of so many bytes, which shared memory has for each warp.
+// carryRows is how blocks of so many threads move rows of so many bytes, which shared memory has
+// for each warp.
 func carryRows(row, threads int, t KernelTuning) carry {
 	parts := max(cmp.Or(t.Parts, ceil(row, bulkChunkBytes)), ceil(row, bulkSharedBytes))
 	chunk := (ceil(row, parts) + 15) &^ 15
 	return carry{chunk, min(cmp.Or(t.Warps, bulkMostWarps), threads/32, bulkSharedBytes/chunk)}
 }
 
-// pushCarry is that of a dispatch by blocks of so many threads, or nothing if threads move the rows.
+// pushCarry is that of a dispatch by blocks of so many threads, or nothing if threads move the
+// rows.
 func (s *Spec) pushCarry(threads int) carry {
 	row, t := s.rowBytes(), s.Tuning.Dispatch
 	if s.Quantize != weft.InvalidDType || t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
@@ -135,7 +153,8 @@ func (s *Spec) gradientCarry(threads int) carry {
 	return carryRows(s.outputBytes(), threads, KernelTuning{})
 }
 
-// pullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has pullDepth parts for each warp.
+// pullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has
+// pullDepth parts for each warp.
 func (s *Spec) pullCarry(threads, most int) carry {
 	row, t := s.outputBytes(), s.Tuning.Combine
 	if t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
@@ -151,7 +170,8 @@ func (s *Spec) pullCarry(threads, most int) carry {
 	return carry{ceil(row, parts*unitBytes) * unitBytes, warps}
 }
 
-// placed reports whether rows have their final places before they leave: where their number follows from the routing, and everywhere that something can overflow.
+// placed reports whether rows have their final places before they leave: where their number follows
+// from the routing, and everywhere that something can overflow.
 func (s Spec) placed(ranks int) bool {
 	return s.Layout.packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
 }
@@ -179,14 +199,16 @@ func (t *tuning) clerks() (dispatch, combine int) {
 	return dispatch, combine
 }
 
-// unitThreads is how many threads a block has at most whose warps move a unit at a time, and rows are their own flags.
+// unitThreads is how many threads a block has at most whose warps move a unit at a time, and rows
+// are their own flags.
 const unitThreads = 256
 
 // tuneSlots is tune for rows that go through slots, and combines that do.
 func tuneSlots(s Spec, ranks int) tuning {
 	t := tuning{dispatchUnits: 1, dispatchThreads: unitThreads, combineThreads: 128}
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
-	t.valueDispatch = d.Protocol.values(s.MaxTokens <= valueTokens && !s.anyBits() && (s.Layout.byExpert() || ranks <= 2 || s.MaxTokens <= rankTokens))
+	t.valueDispatch = d.Protocol.values(s.MaxTokens <= valueTokens && !s.anyBits() &&
+		(s.Layout.byExpert() || ranks <= 2 || s.MaxTokens <= rankTokens))
 	t.valueCombine = c.Protocol.values(s.MaxTokens <= valueTokens)
 	t.tuneDispatch(s, ranks)
 	d.apply(&t.dependentDispatch, &t.dispatchSenders, &t.dispatchThreads)
@@ -204,7 +226,8 @@ func (t *tuning) tuneDispatch(s Spec, ranks int) {
 	byExpert := s.Layout.byExpert()
 	t.dependentDispatch = s.MaxTokens <= dependentTokens || s.MaxTokens <= valueTokens && !byExpert
 	units := s.MaxTokens * ceil(s.rowBytes(), unitBytes)
-	for most := mostUnits(s); t.dispatchUnits < most && (units/(2*t.dispatchUnits) >= unitWarps || units*ranks/t.dispatchUnits > mostWarps); {
+	for most := mostUnits(s); t.dispatchUnits < most &&
+		(units/(2*t.dispatchUnits) >= unitWarps || units*ranks/t.dispatchUnits > mostWarps); {
 		t.dispatchUnits *= 2
 	}
 	if n := s.Tuning.Dispatch.Units; n != 0 {
@@ -214,7 +237,8 @@ func (t *tuning) tuneDispatch(s Spec, ranks int) {
 	case !t.valueDispatch:
 		t.dispatchThreads = 512
 	case byExpert && s.MaxTokens*s.Hidden*ranks >= apartExpertCount && (s.Quantize == weft.InvalidDType || ranks > 2):
-		// What arrives is stored several times, so most blocks are needed for that. To one peer little is sent, and what is quantised takes time.
+		// What arrives is stored several times, so most blocks are needed for that. To one peer
+		// little is sent, and what is quantised takes time.
 		t.dispatchSenders = 2
 	case !byExpert && s.MaxTokens*s.rowBytes() >= apartRankBytes:
 		t.dispatchSenders = 4
@@ -233,12 +257,14 @@ func (t *tuning) countDispatchBlocks(s Spec, ranks int) {
 	if t.valueDispatch {
 		warps *= ranks
 	}
-	if !t.valueDispatch || t.dispatchSenders != 0 { // half of a block's warps send, so that more blocks do; or some of the blocks send
+	// half of a block's warps send, so that more blocks do; or some of the blocks send
+	if !t.valueDispatch || t.dispatchSenders != 0 {
 		warps *= 2
 	}
 	t.dispatchClerks = 1
 	rowWarps := t.dispatchThreads / 32
-	if s.Layout.byExpert() && !few(s, ranks) { // a clerk more counts, and the last warp of every block awaits what others have counted
+	// a clerk more counts, and the last warp of every block awaits what others have counted
+	if s.Layout.byExpert() && !few(s, ranks) {
 		t.dispatchClerks++
 		rowWarps--
 	}
@@ -302,12 +328,14 @@ func (t *tuning) dispatchForm(s Spec) dispatchForm {
 	return f
 }
 
-// few says of how few tokens every rank learns from the records what comes: few of kernels/dispatch.cuh.
+// few says of how few tokens every rank learns from the records what comes: few of
+// kernels/dispatch.cuh.
 func few(s Spec, ranks int) bool {
 	return s.MaxTokens <= 8 && (!s.Layout.byExpert() || (ranks-1)*s.MaxTokens*s.TopK <= 32)
 }
 
-// fusedDispatchForm is that of calls that prepare, send and receive at once; they may have no other than the rest.
+// fusedDispatchForm is that of calls that prepare, send and receive at once; they may have no other
+// than the rest.
 func (t *tuning) fusedDispatchForm(s Spec, ranks int) dispatchForm {
 	f := t.dispatchForm(s)
 	switch {
@@ -340,7 +368,8 @@ func (t *tuning) combineForm(s Spec, ranks int) combineForm {
 	return f
 }
 
-// fusedCombineForm is that of calls that send and receive at once; they may have no other than the rest.
+// fusedCombineForm is that of calls that send and receive at once; they may have no other than the
+// rest.
 func (t *tuning) fusedCombineForm(s Spec, ranks int) combineForm {
 	f := t.combineForm(s, ranks)
 	if f.kind == byValue {
@@ -349,7 +378,8 @@ func (t *tuning) fusedCombineForm(s Spec, ranks int) combineForm {
 	return f
 }
 
-// combineGroups is for how many groups of ranks a warp sends, one after another: SOURCES of kernels/combine.cu in each.
+// combineGroups is for how many groups of ranks a warp sends, one after another: SOURCES of
+// kernels/combine.cu in each.
 func (t *tuning) combineGroups(s Spec, ranks int) int {
 	sources := 1
 	if !s.Layout.byExpert() {

@@ -16,7 +16,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// weightedRound is a batch of which every selection of a rank weighs the same, so that a row's weight follows from its source.
+// weightedRound is a batch of which every selection of a rank weighs the same, so that a row's
+// weight follows from its source.
 type weightedRound struct {
 	*eptest.Round
 	r       *member
@@ -50,7 +51,8 @@ func newWeightedRound(ctx context.Context, r *member, b *eptest.Batch) (*weighte
 	if w.routing, err = r.handle.Prepare(ctx, r.stream, w.topk, w.weights); err != nil {
 		return nil, err
 	}
-	return w, w.check(func(src int) float32 { return weightOf(src, 0) }) // which also has the memory that a capture cannot allocate
+	// which also has the memory that a capture cannot allocate
+	return w, w.check(func(src int) float32 { return weightOf(src, 0) })
 }
 
 // dispatch brings other weights along.
@@ -96,7 +98,9 @@ func (w *weightedRound) check(want func(src int) float32) error {
 	}
 	held := 0
 	for i := range len(got) / 4 {
-		src, have, expect := int32(binary.LittleEndian.Uint32(sources[i/per*4:])), math.Float32frombits(binary.LittleEndian.Uint32(got[i*4:])), float32(0)
+		src := int32(binary.LittleEndian.Uint32(sources[i/per*4:]))
+		have := math.Float32frombits(binary.LittleEndian.Uint32(got[i*4:]))
+		expect := float32(0)
 		if src >= 0 && (local == nil || int32(binary.LittleEndian.Uint32(local[i*4:])) >= 0) {
 			expect = want(int(src))
 			held++
@@ -111,7 +115,8 @@ func (w *weightedRound) check(want func(src int) float32) error {
 	return nil
 }
 
-// TestWeightsInGraphsOnGPUs: a dispatch by a routing that brings weights can be captured, and each replay brings those that are there then.
+// TestWeightsInGraphsOnGPUs: a dispatch by a routing that brings weights can be captured, and each
+// replay brings those that are there then.
 func TestWeightsInGraphsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
@@ -129,7 +134,8 @@ func TestWeightsInGraphsOnGPUs(t *testing.T) {
 						return err
 					}
 					for turn := range m.times(3, 200) {
-						if err := errors.Join(r.rest(ctx), w.weigh(turn+1), eptest.Meet(r.Comm), g.Launch(r.stream.CUDA()), r.rest(ctx)); err != nil {
+						if err := errors.Join(r.rest(ctx), w.weigh(turn+1), eptest.Meet(r.Comm),
+							g.Launch(r.stream.CUDA()), r.rest(ctx)); err != nil {
 							return err
 						}
 						if err := w.check(func(src int) float32 { return weightOf(src, turn+1) }); err != nil {
@@ -143,8 +149,9 @@ func TestWeightsInGraphsOnGPUs(t *testing.T) {
 	})
 }
 
-// TestWeightsAfterMaskOnGPUs: where rows have places, weights still come for a routing that was prepared with a rank that is left out since, whose own stay. Through slots
-// rows would move, and it is refused.
+// TestWeightsAfterMaskOnGPUs: where rows have places, weights still come for a routing that was
+// prepared with a rank that is left out since, whose own stay. Through slots rows would move, and
+// it is refused.
 func TestWeightsAfterMaskOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		m.abandons = true
@@ -194,7 +201,8 @@ func TestWeightsAfterMaskOnGPUs(t *testing.T) {
 	})
 }
 
-// TestWeighCombineOnGPUs: sums by weights that come with the combine are those of a dispatch that brought them, and so are those of the combine after it.
+// TestWeighCombineOnGPUs: sums by weights that come with the combine are those of a dispatch that
+// brought them, and so are those of the combine after it.
 func TestWeighCombineOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		for _, way := range []struct {
@@ -202,7 +210,10 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 			ranks int
 			spec  ep.Spec
 			n     int
-		}{{"slots", 2, exactRows, 9}, {"many", 2, largeExactRows(), 40}, {"three ranks", 3, exactRows, 3}, {"pulled", 2, packedRows, 9}, {"nobody", 2, exactRows, 0}} {
+		}{{"slots", 2, exactRows, 9}, {"many", 2, largeExactRows(), 40}, {
+			"three ranks", 3, exactRows,
+			3,
+		}, {"pulled", 2, packedRows, 9}, {"nobody", 2, exactRows, 0}} {
 			t.Run(way.name, func(t *testing.T) {
 				if !m.holds(way.ranks) {
 					t.Skip("ranks would share a GPU")
@@ -244,7 +255,10 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 						}
 						return raw, nil
 					}
-					want, err := sum(weights, func(got *ep.Received) error { return r.handle.Combine(ctx, r.stream, got.Routing, got.Data, out) })
+					want, err := sum(weights, func(got *ep.Received) error {
+						return r.handle.Combine(ctx,
+							r.stream, got.Routing, got.Data, out)
+					})
 					if err != nil {
 						return err
 					}
@@ -253,10 +267,12 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 						odd, wrong := weights, out
 						odd.Data = unsafe.Add(odd.Data, 2)
 						wrong.Shape = []int{out.Shape[0] + 1, out.Shape[1]}
-						if err := r.handle.WeighCombine(ctx, r.stream, got.Routing, odd, got.Data, out); out.Shape[0] > 0 && !errors.Is(err, weft.ErrUnsupported) {
+						if err := r.handle.WeighCombine(ctx, r.stream, got.Routing, odd, got.Data,
+							out); out.Shape[0] > 0 && !errors.Is(err, weft.ErrUnsupported) {
 							return fmt.Errorf("weights at an odd place: %v", err)
 						}
-						if err := r.handle.WeighCombine(ctx, r.stream, got.Routing, weights, got.Data, wrong); !errors.Is(err, weft.ErrInvalid) {
+						if err := r.handle.WeighCombine(ctx, r.stream, got.Routing, weights, got.Data,
+							wrong); !errors.Is(err, weft.ErrInvalid) {
 							return fmt.Errorf("an output of another shape: %v", err)
 						}
 						if err := r.handle.Combine(ctx, r.stream, got.Routing, got.Data, out); !errors.Is(err, weft.ErrInvalid) {

@@ -9,9 +9,11 @@ import (
 	"github.com/weftgo/weft/engine"
 )
 
-// Handle makes exchanges of one [Spec] among the ranks of a communicator. Several handles, of any Specs, may live at once; they share nothing.
+// Handle makes exchanges of one [Spec] among the ranks of a communicator. Several handles, of any
+// Specs, may live at once; they share nothing.
 //
-// The methods of a handle are collective: every unmasked rank calls them in the same order, from one goroutine at a time.
+// The methods of a handle are collective: every unmasked rank calls them in the same order, from
+// one goroutine at a time.
 type Handle struct {
 	comm     *weft.Comm
 	spec     Spec
@@ -24,8 +26,9 @@ type Handle struct {
 	biases   [2]weft.Tensor // of the combine that is being called
 }
 
-// NewHandle makes a handle, whose rows the engine of the communicator moves. It is collective, and where memory for
-// exchanges is allocated. Who holds more Routings at a time than it has made, or than captures have left, has the next Prepare allocate one.
+// NewHandle makes a handle, whose rows the engine of the communicator moves. It is collective, and
+// where memory for exchanges is allocated. Who holds more Routings at a time than it has made, or
+// than captures have left, has the next Prepare allocate one.
 func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error) {
 	const op = "new handle"
 	e := engineOf(comm)
@@ -37,7 +40,10 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
 		return nil, err
 	}
-	h := &Handle{comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size()), waiter: comm.WaiterOf("handle"), buffers: engine.NewBuffers(spec.Live)}
+	h := &Handle{
+		comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size()),
+		waiter: comm.WaiterOf("handle"), buffers: engine.NewBuffers(spec.Live),
+	}
 	if h.engine, err = newEngine(ctx, h); err != nil {
 		return nil, err
 	}
@@ -45,7 +51,8 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	return h, nil
 }
 
-// Spec is what the handle was made from, with defaults filled in, and the wire form that its engine has.
+// Spec is what the handle was made from, with defaults filled in, and the wire form that its engine
+// has.
 func (h *Handle) Spec() Spec { return h.spec }
 
 // Comm is the handle's communicator.
@@ -57,28 +64,35 @@ func (h *Handle) Engine() Engine { return engineOf(h.comm) }
 // Capacity is the number of rows of a received tensor at its largest.
 func (h *Handle) Capacity() int { return h.geometry.rows() }
 
-// MemoryBytes is the size of the windows that the handle holds on this rank. On the host, pages of the large ones exist only once they are used.
+// MemoryBytes is the size of the windows that the handle holds on this rank. On the host, pages of
+// the large ones exist only once they are used.
 func (h *Handle) MemoryBytes() int { return h.engine.memoryBytes() }
 
-// SMs is on how many multiprocessors of its GPU the kernels of this handle's dispatches and combines run, if it is idle otherwise: as many as they have blocks, while there are
-// any. They differ, for a kernel has no more blocks than have something to do; and may be more than [Spec].SMs, where several blocks would fill one. Prepare is a dispatch in
-// this. It is 0 for a combine of rows that cannot be summed, and on the host.
+// SMs is on how many multiprocessors of its GPU the kernels of this handle's dispatches and
+// combines run, if it is idle otherwise: as many as they have blocks, while there are any. They
+// differ, for a kernel has no more blocks than have something to do; and may be more than
+// [Spec].SMs, where several blocks would fill one. Prepare is a dispatch in this. It is 0 for a
+// combine of rows that cannot be summed, and on the host.
 func (h *Handle) SMs() (dispatch, combine int) {
 	dispatch, combine, _ = h.engine.sms()
 	return dispatch, combine
 }
 
-// GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward the gradients of weights; its rows go by the kernel of combines.
+// GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward
+// the gradients of weights; its rows go by the kernel of combines.
 func (h *Handle) GradientSMs() int {
 	_, _, gradients := h.engine.sms()
 	return gradients
 }
 
-// Close gives the handle's windows up on this rank. Received tensors become invalid. Further calls do nothing. It comes before the communicator's Close: on a GPU that
-// ends the context, unless somebody else has it, and the handle's memory with it.
+// Close gives the handle's windows up on this rank. Received tensors become invalid. Further calls
+// do nothing. It comes before the communicator's Close: on a GPU that ends the context, unless
+// somebody else has it, and the handle's memory with it.
 //
-// On a GPU it first lets all work in the rank's context end, that of others too, for the communicator's deadline at most. If the work goes on the error wraps
-// [weft.ErrTimeout], the handle can be used no more but keeps its memory, which kernels may still use, and Close is to be called again.
+// On a GPU it first lets all work in the rank's context end, that of others too, for the
+// communicator's deadline at most. If the work goes on the error wraps [weft.ErrTimeout], the
+// handle can be used no more but keeps its memory, which kernels may still use, and Close is to be
+// called again.
 func (h *Handle) Close() error {
 	if h.released {
 		return nil

@@ -46,7 +46,8 @@ type scratch struct {
 	visits  [][]int32
 	zones   zones
 
-	// Sums over all ranks, and over those below this one: selections of each expert, tokens for each rank.
+	// Sums over all ranks, and over those below this one: selections of each expert, tokens for
+	// each rank.
 	total, before           []int32
 	visitTotal, visitBefore []int32
 
@@ -178,7 +179,8 @@ func (h *host) enter(op string) (epoch uint64, err error) {
 		return 0, err
 	}
 	if g := h.comm.Generation(); g != h.generation {
-		// Ranks have agreed to go on after a failure: nobody is inside an older operation, whatever it left behind.
+		// Ranks have agreed to go on after a failure: nobody is inside an older operation, whatever
+		// it left behind.
 		h.generation, h.epoch, h.pending = g, g<<40, ""
 		h.stage.forget()
 		h.partial.forget()
@@ -191,7 +193,8 @@ func (h *host) enter(op string) (epoch uint64, err error) {
 	return h.epoch, nil
 }
 
-// onHost refuses streams. As any other refusal it goes by the notice: a rank that would not enter would leave its peers waiting.
+// onHost refuses streams. As any other refusal it goes by the notice: a rank that would not enter
+// would leave its peers waiting.
 func onHost(op string, s *weft.Stream) error {
 	if s != nil {
 		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", op)
@@ -217,11 +220,13 @@ func (h *host) own() *board { return h.boards[h.comm.Rank()] }
 // live reports whether rank takes part.
 func (h *host) live(rank int) bool { return !h.comm.Masked(rank) }
 
-// awaitNotice waits until rank has entered the epoch and returns where its operand is, or the error with which it refused.
+// awaitNotice waits until rank has entered the epoch and returns where its operand is, or the error
+// with which it refused.
 func (h *host) awaitNotice(ctx context.Context, epoch uint64, rank int, op string) (*notice, error) {
 	b := h.boards[rank]
 	if b == nil {
-		return nil, fmt.Errorf("%s: rank %d was masked when the handle was made: %w; make a new handle", op, rank, weft.ErrMasked)
+		return nil, fmt.Errorf("%s: rank %d was masked when the handle was made: %w; make a new handle", op,
+			rank, weft.ErrMasked)
 	}
 	if err := h.waiter.Wait(ctx, b.post[epoch&1], epoch, op, rank); err != nil {
 		return nil, h.comm.Fail(err)
@@ -229,7 +234,8 @@ func (h *host) awaitNotice(ctx context.Context, epoch uint64, rank int, op strin
 	return b.notices[epoch&1], nil
 }
 
-// awaitCounted is awaitNotice, and adds how long it took to the rank's number in waits, if there are any and the rank had not entered the epoch.
+// awaitCounted is awaitNotice, and adds how long it took to the rank's number in waits, if there
+// are any and the rank had not entered the epoch.
 func (h *host) awaitCounted(ctx context.Context, epoch uint64, rank int, op string, waits []int64) (*notice, error) {
 	if b := h.boards[rank]; waits != nil && b != nil && b.post[epoch&1].Load() < epoch {
 		begun := time.Now()
@@ -238,8 +244,9 @@ func (h *host) awaitCounted(ctx context.Context, epoch uint64, rank int, op stri
 	return h.awaitNotice(ctx, epoch, rank, op)
 }
 
-// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all return the error of the lowest one; if they have not
-// all made the same call, every one names another that made a different one.
+// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all
+// return the error of the lowest one; if they have not all made the same call, every one names
+// another that made a different one.
 func (h *host) awaitAll(ctx context.Context, epoch uint64, op string, own error) error {
 	n, waits := h.comm.Size(), h.waits(op)
 	for r := range n {
@@ -277,15 +284,16 @@ func (h *host) awaitAll(ctx context.Context, epoch uint64, op string, own error)
 	return nil
 }
 
-// leave says that this rank has finished reading the operands of the epoch. It fails if this rank was told of a failure meanwhile: the others may
-// have gone on without it, and what it has read may be what they wrote later.
+// leave says that this rank has finished reading the operands of the epoch. It fails if this rank
+// was told of a failure meanwhile: the others may have gone on without it, and what it has read may
+// be what they wrote later.
 func (h *host) leave(epoch uint64, op string) error {
 	h.own().done.Publish(epoch)
 	return h.comm.Begin(op)
 }
 
-// broken is what an operation does with a peer's words that cannot be: they are an error, unless this rank was left out and they are not meant for
-// it.
+// broken is what an operation does with a peer's words that cannot be: they are an error, unless
+// this rank was left out and they are not meant for it.
 func (h *host) broken(err *weft.PeerError) error {
 	if fault := h.comm.Begin(err.Op); fault != nil {
 		return fault
@@ -306,7 +314,8 @@ func (h *host) awaitDone(ctx context.Context, epoch uint64, op string) error {
 	return nil
 }
 
-// post says that this rank has entered the epoch, with its operands or with the reason why it cannot.
+// post says that this rank has entered the epoch, with its operands or with the reason why it
+// cannot.
 func (h *host) post(epoch uint64, c call, data, scales place, err error) {
 	h.own().enter(epoch, c, data, scales, err)
 }
@@ -332,8 +341,8 @@ type job interface {
 	rows(from, to int)
 }
 
-// each does j for the rows [0, n), in parts side by side if the rank has processors to itself and the work is large. The result does not
-// depend on the parts.
+// each does j for the rows [0, n), in parts side by side if the rank has processors to itself and
+// the work is large. The result does not depend on the parts.
 func (h *host) each(n, bytes int, j job) {
 	w := min(h.workers, n)
 	if w < 2 || bytes < parallelBytes {

@@ -10,7 +10,9 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX, gradWeights weft.Tensor) error {
+func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights,
+	gradX, gradWeights weft.Tensor,
+) error {
 	const op = opDispatchBackward
 	epoch, err := h.enter(op)
 	if err != nil {
@@ -34,7 +36,9 @@ func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing,
 	return c.receive(ctx)
 }
 
-func (h *host) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows, gradWeights weft.Tensor) error {
+func (h *host) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows,
+	gradWeights weft.Tensor,
+) error {
 	const op = opCombineBackward
 	epoch, err := h.enter(op)
 	if err != nil {
@@ -81,7 +85,8 @@ func (h *host) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 	return h.bringDots(ctx, placed, gradWeights, op)
 }
 
-// gradRow is what combine backward does with a landing and the gradient of its token's output: the row's gradient, and with dots that of its weight.
+// gradRow is what combine backward does with a landing and the gradient of its token's output: the
+// row's gradient, and with dots that of its weight.
 func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, src unsafe.Pointer) {
 	s := &h.spec
 	t, n := element(s.Output), s.outputBytes()
@@ -99,7 +104,8 @@ func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, 
 	}
 }
 
-// bringDots is the second half of combine backward: the dot products were computed where the experts' rows are, and a second move takes them home.
+// bringDots is the second half of combine backward: the dot products were computed where the
+// experts' rows are, and a second move takes them home.
 func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.Tensor, op string) error {
 	h.epoch++
 	epoch := h.epoch
@@ -140,7 +146,10 @@ func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(
 		}
 		p := at(notice)
 		if p.window == 0 {
-			return h.broken(&weft.PeerError{Rank: d, Op: op, Err: fmt.Errorf("%w: it brings no gradients of weights", weft.ErrMismatch)})
+			return h.broken(&weft.PeerError{
+				Rank: d, Op: op,
+				Err: fmt.Errorf("%w: it brings no gradients of weights", weft.ErrMismatch),
+			})
 		}
 		mem, err := h.memory(d, p, op)
 		if err != nil {

@@ -13,20 +13,25 @@ import (
 
 const opCombine = "combine"
 
-func (h *host) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *host) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
+	bias []weft.Tensor,
+) error {
 	if err := h.sendRowsHome(ctx, s, r, weights, y, out, bias); err != nil {
 		return err
 	}
 	return h.scratch.gather.receive(ctx)
 }
 
-func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) (*weft.Work, error) {
+func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
+	bias []weft.Tensor,
+) (*weft.Work, error) {
 	if err := h.sendRowsHome(ctx, s, r, weights, y, out, bias); err != nil {
 		return nil, err
 	}
 	epoch := h.epoch
 	return weft.NewWork(func(ctx context.Context) error {
-		// The state of the second half is the host's; it is this one's only while nothing came between.
+		// The state of the second half is the host's; it is this one's only while nothing came
+		// between.
 		if err := h.resume(opCombine, epoch); err != nil {
 			return err
 		}
@@ -34,7 +39,9 @@ func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weig
 	}), nil
 }
 
-func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor, bias []weft.Tensor) error {
+func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
+	bias []weft.Tensor,
+) error {
 	const op = opCombine
 	epoch, err := h.enter(op)
 	if err != nil {
@@ -78,7 +85,8 @@ type operand struct {
 	rows int // -1: the rank is masked
 }
 
-// send makes this rank's rows readable and says so; or says that it refuses, and returns the error that all ranks return.
+// send makes this rank's rows readable and says so; or says that it refuses, and returns the error
+// that all ranks return.
 func (c *gather) send(ctx context.Context, own error) (err error) {
 	h := c.h
 	var rows, numbers place
@@ -290,5 +298,8 @@ func (c *sumHome) row(rank, row, n int) unsafe.Pointer {
 }
 
 func outside(rank int, op string) *weft.PeerError {
-	return &weft.PeerError{Rank: rank, Op: op, Err: fmt.Errorf("%w: its operand is smaller than its routing says", weft.ErrMismatch)}
+	return &weft.PeerError{
+		Rank: rank, Op: op,
+		Err: fmt.Errorf("%w: its operand is smaller than its routing says", weft.ErrMismatch),
+	}
 }

@@ -74,7 +74,8 @@ func (c *copier) rows(from, to int) {
 	}
 }
 
-// scales copies those of a row, of a zone that begins with row first. Words of four bytes may stand anywhere.
+// scales copies those of a row, of a zone that begins with row first. Words of four bytes may stand
+// anywhere.
 func (c *copier) scales(first, row int) {
 	type word = [4]byte
 	f, t := c.fromScales, c.toScales
@@ -87,7 +88,10 @@ func (c *copier) scales(first, row int) {
 
 // tell says what each row is that holds a token, and how many there are.
 func (r *hostRouting) tell(to *Copies) {
-	for _, l := range [...]struct{ to, from weft.Tensor }{{to.ExpertCounts, r.ExpertCounts()}, {to.SourceCounts, r.SourceCounts()}} {
+	for _, l := range [...]struct{ to, from weft.Tensor }{
+		{to.ExpertCounts, r.ExpertCounts()},
+		{to.SourceCounts, r.SourceCounts()},
+	} {
 		if !l.to.IsZero() {
 			copy(l.to.Raw(), l.from.Raw())
 		}

@@ -42,7 +42,9 @@ func (h *host) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x R
 	return d.pending(), nil
 }
 
-func (h *host) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*Received, error) {
+func (h *host) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
+	x Rows,
+) (*Received, error) {
 	d, err := h.routeRows(ctx, s, topk, weights, x)
 	if err != nil {
 		return nil, err
@@ -50,7 +52,9 @@ func (h *host) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weight
 	return d.receive(ctx)
 }
 
-func (h *host) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (*PendingDispatch, error) {
+func (h *host) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
+	x Rows,
+) (*PendingDispatch, error) {
 	d, err := h.routeRows(ctx, s, topk, weights, x)
 	if err != nil {
 		return nil, err
@@ -114,17 +118,21 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routi
 	}
 	h.post(epoch, call, data, scales, nil)
 	h.pending = op
-	return hostDispatch{h: h, r: h.placed(r), op: op, offset: offset, epoch: epoch, borrowed: borrowed, weighs: weighs}, nil
+	return hostDispatch{
+		h: h, r: h.placed(r), op: op, offset: offset, epoch: epoch, borrowed: borrowed,
+		weighs: weighs,
+	}, nil
 }
 
-// offerWeights writes other weights of the Routing's selections where ranks find them, as a Prepare does.
+// offerWeights writes other weights of the Routing's selections where ranks find them, as a Prepare
+// does.
 func (h *host) offerWeights(epoch uint64, r *hostRouting, weights weft.Tensor) error {
 	out := h.own().routing(epoch)
 	return h.writeRouting(opDispatch, &out, weft.TensorOf(r.experts, r.Routing.tokens, h.spec.TopK), weights)
 }
 
-// takeWeights gives the rows that come the weights that come with them, and this rank's selections those that it has sent. It returns a rank whose board is not that of the
-// Routing, or -1.
+// takeWeights gives the rows that come the weights that come with them, and this rank's selections
+// those that it has sent. It returns a rank whose board is not that of the Routing, or -1.
 func (h *host) takeWeights(r *hostRouting, epoch uint64) int {
 	h.keepWeights(r, epoch)
 	me := h.comm.Rank()
@@ -155,7 +163,8 @@ func (h *host) takeWeights(r *hostRouting, epoch uint64) int {
 	return -1
 }
 
-// keepWeights takes this rank's weights from its own board: the caller's may have changed since they were sent.
+// keepWeights takes this rank's weights from its own board: the caller's may have changed since
+// they were sent.
 func (h *host) keepWeights(r *hostRouting, epoch uint64) {
 	k, out := h.spec.TopK, h.own().routing(epoch)
 	r.weights = sized(r.weights, r.Routing.tokens*k)
@@ -202,14 +211,18 @@ func (d *hostDispatch) finish(ctx context.Context, out *Received) error {
 func (h *host) block() (int, error) {
 	offset, ok := h.pool.get()
 	if !ok {
-		return 0, weft.Unsupportedf("all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live",
+		return 0, weft.Unsupportedf("all memory for received rows is in use: release a received tensor, or "+
+			"make the handle with more than %d Live",
 			h.spec.Live)
 	}
 	return offset, nil
 }
 
-// offerRows makes rows readable for the other ranks: where they are, or quantised or copied on the stage.
-func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows, op string) (data, scales place, borrowed bool, err error) {
+// offerRows makes rows readable for the other ranks: where they are, or quantised or copied on the
+// stage.
+func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows, op string) (data, scales place,
+	borrowed bool, err error,
+) {
 	s := &h.spec
 	rowBytes, scaleBytes := s.rowBytes(), s.scaleBytes()
 	if s.Quantize == weft.InvalidDType {
@@ -272,7 +285,8 @@ func (g *stager) rows(from, to int) {
 	}
 }
 
-// streamBytes is the size of a move from which stores bypass the caches: more than a core's own cache holds.
+// streamBytes is the size of a move from which stores bypass the caches: more than a core's own
+// cache holds.
 const streamBytes = 4 << 20
 
 // receiveRows pulls the rows that are this rank's from the ranks that have them.
@@ -302,7 +316,10 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch, out *Received) 
 		return err
 	}
 	if bad >= 0 {
-		return h.broken(&weft.PeerError{Rank: bad, Op: d.op, Err: fmt.Errorf("%w: its weights are not those of the routing's tokens", weft.ErrMismatch)})
+		return h.broken(&weft.PeerError{
+			Rank: bad, Op: d.op,
+			Err: fmt.Errorf("%w: its weights are not those of the routing's tokens", weft.ErrMismatch),
+		})
 	}
 	out.setTensors(h.Handle, base, shape, h.buffers.Fill(d.offset/h.pool.size, r.Routing.epoch))
 	return nil
@@ -315,7 +332,8 @@ type mover struct {
 	rowBytes, scaleBytes int
 	dst, dstScales       unsafe.Pointer
 	scaleRows            int // rows that share a block of column-major scales
-	// visit, when set, replaces the copying of rows: it is called with every landing and its source row.
+	// visit, when set, replaces the copying of rows: it is called with every landing and its source
+	// row.
 	visit func(l landing, src unsafe.Pointer)
 
 	// The source that is being read.
@@ -385,7 +403,8 @@ func (m *mover) rows(from, to int) {
 	}
 }
 
-// open finds the source's rows, and makes sure that the last one that is asked for lies inside its window.
+// open finds the source's rows, and makes sure that the last one that is asked for lies inside its
+// window.
 func (m *mover) open(src int, last int32, op string) (err error) {
 	// Read once: the source may overwrite its notice when it has gone on without this rank.
 	data, scales := m.h.scratch.notices[src].data(), m.h.scratch.notices[src].scales()
@@ -410,7 +429,8 @@ func (m *mover) operand(src int, p place, last int32, rowBytes int, op string) (
 	return unsafe.Pointer(unsafe.SliceData(mem)), nil
 }
 
-// putScales stores the scales of a row in the order that the handle gives them; without a source, zeros.
+// putScales stores the scales of a row in the order that the handle gives them; without a source,
+// zeros.
 func (m *mover) putScales(row int, src unsafe.Pointer) {
 	if m.h.spec.ScaleOrder == RowMajorScales {
 		if src == nil {

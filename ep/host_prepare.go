@@ -25,9 +25,12 @@ func (h *host) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.T
 
 // route computes a Routing.
 //
-// Every rank writes its counts and, for each (token, rank) pair, a record on its board, and reads everyone's: one exchange. From them each computes
-// where its own rows go and which rows come here, in the same way on every rank.
-func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, topk, weights weft.Tensor) (*hostRouting, error) {
+// Every rank writes its counts and, for each (token, rank) pair, a record on its board, and reads
+// everyone's: one exchange. From them each computes where its own rows go and which rows come here,
+// in the same way on every rank.
+func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, topk,
+	weights weft.Tensor,
+) (*hostRouting, error) {
 	epoch, err := h.enter(op)
 	if err != nil {
 		return nil, err
@@ -54,7 +57,10 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 	r.Routing.epoch = epoch
 	if src >= 0 {
 		r.Routing.Release()
-		return nil, h.broken(&weft.PeerError{Rank: src, Op: op, Err: fmt.Errorf("%w: its routing contradicts itself", weft.ErrMismatch)})
+		return nil, h.broken(&weft.PeerError{
+			Rank: src, Op: op,
+			Err: fmt.Errorf("%w: its routing contradicts itself", weft.ErrMismatch),
+		})
 	}
 	return r, nil
 }
@@ -104,7 +110,8 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 			}
 			for i := range j {
 				if sel.at(t*k+i) == e {
-					return weft.Invalidf("token %d selects expert %d twice; use -1 for the second and add its weight to the first", t, e)
+					return weft.Invalidf("token %d selects expert %d twice; use -1 for the second and add "+
+						"its weight to the first", t, e)
 				}
 			}
 			out.counts[e]++
@@ -154,7 +161,8 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 	return nil
 }
 
-// readRouting computes the Routing from everyone's boards. It also returns a rank whose board makes no sense, or -1.
+// readRouting computes the Routing from everyone's boards. It also returns a rank whose board makes
+// no sense, or -1.
 func (h *host) readRouting(own *routing, topk, weights weft.Tensor) (*hostRouting, int) {
 	g := &h.geometry
 	r := h.newRouting()
@@ -214,8 +222,9 @@ func (h *host) readHome(r *hostRouting, own *routing, topk, weights weft.Tensor)
 	r.traffic.Tokens = tokens
 }
 
-// firstRows turns before, the selections of each expert by the ranks below this one, into the row of this rank's first selection. Zones of
-// ExpertMajor are alike: there what stands before in the zone is all there is to know.
+// firstRows turns before, the selections of each expert by the ranks below this one, into the row
+// of this rank's first selection. Zones of ExpertMajor are alike: there what stands before in the
+// zone is all there is to know.
 func (h *host) firstRows() {
 	g := &h.geometry
 	if g.layout != ExpertPacked {
@@ -230,7 +239,8 @@ func (h *host) firstRows() {
 	}
 }
 
-// placeSelections finds the rows of token t in the layouts by expert. It returns the ranks that the token goes to, and those that keep a row of it.
+// placeSelections finds the rows of token t in the layouts by expert. It returns the ranks that the
+// token goes to, and those that keep a row of it.
 func (h *host) placeSelections(r *hostRouting, sel *selections, t int) (ranks, kept uint64) {
 	g := &h.geometry
 	me, next := h.comm.Rank(), h.scratch.before
@@ -266,8 +276,8 @@ func (h *host) placeSelections(r *hostRouting, sel *selections, t int) (ranks, k
 	return ranks, kept
 }
 
-// placeVisits lists the ranks that token t goes to, and finds its rows there in the layouts with one row per rank. seen counts the tokens for each
-// rank.
+// placeVisits lists the ranks that token t goes to, and finds its rows there in the layouts with
+// one row per rank. seen counts the tokens for each rank.
 func (h *host) placeVisits(r *hostRouting, t int, ranks, kept uint64, seen *[weft.MaxRanks]int32) {
 	g := &h.geometry
 	me, first := h.comm.Rank(), h.scratch.visitBefore
@@ -304,7 +314,8 @@ func (h *host) placeVisits(r *hostRouting, t int, ranks, kept uint64, seen *[wef
 	}
 }
 
-// orderVisits puts the visits of token t, which are the last ones, in the order of its last selections that have a row there. Those without one add nothing.
+// orderVisits puts the visits of token t, which are the last ones, in the order of its last
+// selections that have a row there. Those without one add nothing.
 func (r *hostRouting) orderVisits(t int) {
 	g := &r.h.geometry
 	var last [weft.MaxRanks]int
@@ -316,8 +327,9 @@ func (r *hostRouting) orderVisits(t int) {
 	slices.SortStableFunc(r.visits[r.visit[t]:], func(a, b visit) int { return last[a.rank] - last[b.rank] })
 }
 
-// readArrivals computes the rows that come to this rank. It returns a rank whose board makes no sense, or -1: a rank that the others have left behind
-// reads what they write without it, and must get out alive.
+// readArrivals computes the rows that come to this rank. It returns a rank whose board makes no
+// sense, or -1: a rank that the others have left behind reads what they write without it, and must
+// get out alive.
 func (h *host) readArrivals(r *hostRouting) int {
 	g := &h.geometry
 	tokens, rows, bad := h.readCounts(r)
@@ -350,8 +362,8 @@ func (h *host) readArrivals(r *hostRouting) int {
 	return -1
 }
 
-// readCounts takes over how much every rank sends here: tokens, and selections of each expert. It returns the sums, and a rank whose counts make no
-// sense, or -1.
+// readCounts takes over how much every rank sends here: tokens, and selections of each expert. It
+// returns the sums, and a rank whose counts make no sense, or -1.
 func (h *host) readCounts(r *hostRouting) (tokens, selections, bad int) {
 	g := &h.geometry
 	me := h.comm.Rank()
@@ -413,7 +425,8 @@ func (h *host) readSource(r *hostRouting, src int) bool {
 	return true
 }
 
-// land appends the landings of a record's selections; false if one of them is no expert of this rank.
+// land appends the landings of a record's selections; false if one of them is no expert of this
+// rank.
 func (h *host) land(r *hostRouting, rec *record) bool {
 	g := &h.geometry
 	next := h.scratch.cursor

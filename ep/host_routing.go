@@ -12,7 +12,8 @@ type hostRouting struct {
 	weights []float32 // [tokens, topk]; nil without weights
 	experts []int32   // [tokens, topk]; -1 where there is none
 	rows    []int32   // [tokens, topk]: the row at the expert's rank; -1 where nothing was sent
-	// The ranks that have token t, in the order in which their sums are added: visits[visit[t]:visit[t+1]].
+	// The ranks that have token t, in the order in which their sums are added:
+	// visits[visit[t]:visit[t+1]].
 	visit  []int32
 	visits []visit
 
@@ -187,7 +188,8 @@ func (r *hostRouting) RowSelections() (experts, weights weft.Tensor) {
 	return weft.TensorOf(e, r.Rows(), k), weft.TensorOf(w, r.Rows(), k)
 }
 
-// tellSelections writes the local experts of each row that holds a token, -1 for other ranks', and their weights, 0 for those; nil is not written.
+// tellSelections writes the local experts of each row that holds a token, -1 for other ranks', and
+// their weights, 0 for those; nil is not written.
 func (r *hostRouting) tellSelections(experts []int32, weights []float32) {
 	k := r.h.spec.TopK
 	for i := range r.arrivals {
@@ -214,7 +216,8 @@ func (r *hostRouting) tellSelections(experts []int32, weights []float32) {
 	}
 }
 
-// allOf is what there is of arrival i: rows, or for layouts with one row per rank the row and then the selections.
+// allOf is what there is of arrival i: rows, or for layouts with one row per rank the row and then
+// the selections.
 func (r *hostRouting) allOf(i int32) []landing {
 	from := r.arrivals[i].first
 	to := int32(len(r.landings))
@@ -232,7 +235,8 @@ func (r *hostRouting) landingsOf(i int32) []landing {
 	return all
 }
 
-// selectionsOf lists, for layouts with one row per rank, the local experts of arrival i; the landing's row holds the expert.
+// selectionsOf lists, for layouts with one row per rank, the local experts of arrival i; the
+// landing's row holds the expert.
 func (r *hostRouting) selectionsOf(i int32) []landing { return r.allOf(i)[1:] }
 
 func (r *hostRouting) rowOf(i int32) int { return int(r.landings[r.arrivals[i].first].row) }

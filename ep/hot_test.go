@@ -10,7 +10,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestHotPath counts what a batch allocates: what it returns to the caller is made for many batches at once.
+// TestHotPath counts what a batch allocates: what it returns to the caller is made for many batches
+// at once.
 func TestHotPath(t *testing.T) {
 	ctx := testContext(t)
 	for _, s := range []ep.Spec{valueRows, tokenRows} {
@@ -44,8 +45,9 @@ func TestHotPath(t *testing.T) {
 	}
 }
 
-// TestHotPathOnGPUs counts what a batch allocates on the host, and the time that its calls take there, without the GPU's. Emulated launches
-// allocate themselves, so the count holds only where a driver runs.
+// TestHotPathOnGPUs counts what a batch allocates on the host, and the time that its calls take
+// there, without the GPU's. Emulated launches allocate themselves, so the count holds only where a
+// driver runs.
 func TestHotPathOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		s := sized(valueRows, 1)

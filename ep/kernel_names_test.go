@@ -17,10 +17,10 @@ import (
 // profilerColumns is how much of a kernel's name benchmarks let a profiler's table show.
 const profilerColumns = 100
 
-// TestKernelNames: benchmarks look for the words dispatch and combine in a profiler's table, and want exactly one row
-// with each. So all kernels of a handle that dispatch have one name, in whole: with their parameters, and without a
-// template's arguments, in which the forms of a kernel would differ. The same holds for combine, and no other kernel's
-// name has either word.
+// TestKernelNames: benchmarks look for the words dispatch and combine in a profiler's table, and
+// want exactly one row with each. So all kernels of a handle that dispatch have one name, in whole:
+// with their parameters, and without a template's arguments, in which the forms of a kernel would
+// differ. The same holds for combine, and no other kernel's name has either word.
 func TestKernelNames(t *testing.T) {
 	if _, err := os.Stat("kernels"); err != nil {
 		t.Skip("needs the source tree: kernels are compiled where they are written")
@@ -73,11 +73,12 @@ func TestKernelNames(t *testing.T) {
 
 // with are the names that have a word in them.
 func with(names map[string]bool, word string) []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(names)), func(name string) bool { return !strings.Contains(name, word) })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(names)),
+		func(name string) bool { return !strings.Contains(name, word) })
 }
 
-// demangle is what a profiler shows of a symbol: a function in namespaces, in the first of which the types of its
-// parameters are. Others are refused.
+// demangle is what a profiler shows of a symbol: a function in namespaces, in the first of which
+// the types of its parameters are. Others are refused.
 func demangle(symbol string) (string, error) {
 	nested, mangled := strings.CutPrefix(symbol, "_ZN")
 	names, rest := identifiers(nested)

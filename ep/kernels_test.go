@@ -22,7 +22,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/kernels.txt, what kernels may use of a GPU")
 
-// kernelArchs are the architectures that kernels are compiled for in tests: the oldest, the first with bulk copies and dependent launches, the newest.
+// kernelArchs are the architectures that kernels are compiled for in tests: the oldest, the first
+// with bulk copies and dependent launches, the newest.
 var kernelArchs = []string{"sm_80", "sm_90a", "sm_100a"}
 
 // budgetArch is the one whose kernels are always compiled, all of them.
@@ -31,10 +32,11 @@ const budgetArch = "sm_90a"
 // mostSpecs bounds what has to be compiled for one architecture.
 const mostSpecs = 180
 
-// TestKernels compiles every kernel for one architecture, without a warning, and holds registers, stack, spills and
-// shared memory to testdata/kernels.txt. What was compiled is kept in the user's cache directory,
-// so that only what has changed takes its time: half a second a program. Of the other architectures one program of each source is, and none is held
-// to figures. After a change on purpose all are:
+// TestKernels compiles every kernel for one architecture, without a warning, and holds registers,
+// stack, spills and shared memory to testdata/kernels.txt. What was compiled is kept in the user's
+// cache directory, so that only what has changed takes its time: half a second a program. Of the
+// other architectures one program of each source is, and none is held to figures. After a change on
+// purpose all are:
 //
 //	go test ./ep -run TestKernels -update
 func TestKernels(t *testing.T) {
@@ -83,7 +85,8 @@ func TestKernels(t *testing.T) {
 	}
 }
 
-// oneOfEach picks a program of each source, the first for the oldest architecture and the last for the newest.
+// oneOfEach picks a program of each source, the first for the oldest architecture and the last for
+// the newest.
 func oneOfEach(of []kernel.Spec) []kernel.Spec {
 	picked := map[string]kernel.Spec{}
 	for _, s := range of {
@@ -94,7 +97,8 @@ func oneOfEach(of []kernel.Spec) []kernel.Spec {
 	return slices.Collect(maps.Values(picked))
 }
 
-// argued is a program with assertions of the structs that the host fills, and of the numbers that both have.
+// argued is a program with assertions of the structs that the host fills, and of the numbers that
+// both have.
 type argued struct {
 	kernel.Spec
 	asserts string
@@ -104,36 +108,54 @@ func arguedPrograms(arch string) []argued {
 	shared := layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Pair", reflect.TypeFor[pair](), nil) +
 		layout.Constants(map[string]int{"COUNTS": countWords, "UNIT": unitBytes})
 	return []argued{
-		{dispatchKernel(dispatchForm{byExpert: true, kind: byValue, units: 1}, arch), shared + layout.Of("Dispatch", reflect.TypeFor[dispatchArgs](), nil) +
-			layout.Constants(map[string]int{
-				"SEND": whatSend, "RECEIVE": whatReceive, "ROUTE": whatRoute, "MOVE": whatMove, "DIRECT": whatDirect,
-				"WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
-				"CALL_BITS": device.CallBits, "ROUTE / ROUTE": device.CallPrepare, "MOVE / ROUTE": device.CallDispatch, "(ROUTE | MOVE) / ROUTE": device.CallPrepareDispatch,
-			})},
-		{combineKernel(combineForm{sums: rankSums, of: weft.BFloat16, kind: byValue, group: 2}, arch), layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
-			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted})},
+		{
+			dispatchKernel(dispatchForm{byExpert: true, kind: byValue, units: 1}, arch),
+			shared + layout.Of("Dispatch", reflect.TypeFor[dispatchArgs](), nil) +
+				layout.Constants(map[string]int{
+					"SEND": whatSend, "RECEIVE": whatReceive, "ROUTE": whatRoute, "MOVE": whatMove, "DIRECT": whatDirect,
+					"WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
+					"CALL_BITS": device.CallBits, "ROUTE / ROUTE": device.CallPrepare,
+					"MOVE / ROUTE": device.CallDispatch, "(ROUTE | MOVE) / ROUTE": device.CallPrepareDispatch,
+				}),
+		},
+		{
+			combineKernel(combineForm{sums: rankSums, of: weft.BFloat16, kind: byValue, group: 2}, arch),
+			layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
+				layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted}),
+		},
 		{placeKernel(placeForm{}, arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil) +
 			layout.Constants(map[string]int{
 				"WIDE": whatWide, "BY_RANK": whatByRank, "PACKED": whatPacked,
 			})},
 		{pushKernel(weft.InvalidDType, false, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +
 			layout.Constants(map[string]int{
-				"SEND": whatSend, "RECEIVE": whatReceive, "BY_RANK": whatByRank, "COLUMNS": whatColumns, "POWER_OF_TWO": whatPowerOfTwo,
-				"EXPONENTS": whatExponents, "UNITS": mostUnits(Spec{}), "BULK": whatBulk,
+				"SEND": whatSend, "RECEIVE": whatReceive, "BY_RANK": whatByRank, "COLUMNS": whatColumns,
+				"POWER_OF_TWO": whatPowerOfTwo,
+				"EXPONENTS":    whatExponents, "UNITS": mostUnits(Spec{}), "BULK": whatBulk,
 			})},
 		{pullKernel(pullForm{"RANKS", weft.BFloat16}, arch), layout.Of("Pull", reflect.TypeFor[pullArgs](), nil) +
-			layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted, "UNITS": pullUnits, "BULK": whatBulk})},
+			layout.Constants(map[string]int{
+				"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted,
+				"UNITS": pullUnits, "BULK": whatBulk,
+			})},
 		{gradientKernel(weft.BFloat16, arch), layout.Of("Gradients", reflect.TypeFor[gradientArgs](), nil) +
 			layout.Constants(map[string]int{
-				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted, "32 * MOST_WARPS": mostGradientThreads,
-				"DEPTH": productDepth,
+				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted,
+				"32 * MOST_WARPS": mostGradientThreads,
+				"DEPTH":           productDepth,
 			})},
-		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
-			layout.Constants(map[string]int{"WIDE": whatWide, "THREADS": censusThreads, "SHARE": censusShare, "MAX_RANKS": weft.MaxRanks})},
-		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) + layout.Of("Copy", reflect.TypeFor[copyArgs](), nil) +
+		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
+			layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
+			layout.Constants(map[string]int{
+				"WIDE": whatWide, "THREADS": censusThreads, "SHARE": censusShare,
+				"MAX_RANKS": weft.MaxRanks,
+			})},
+		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) +
+			layout.Of("Copy", reflect.TypeFor[copyArgs](), nil) +
 			layout.Of("Strides", reflect.TypeFor[strides](), nil) + layout.Of("List", reflect.TypeFor[list](), nil) +
 			layout.Constants(map[string]int{"FLIGHT * UNIT": copyPiece, "SHARE": copyShare})},
-		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), map[string]string{"expertWeights": "expert_weights"}) +
+		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](),
+			map[string]string{"expertWeights": "expert_weights"}) +
 			layout.Of("Weigh", reflect.TypeFor[weighArgs](), nil)},
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestHandlesInterleaved has batches on handles of different layouts and top-k under way at the same time.
+// TestHandlesInterleaved has batches on handles of different layouts and top-k under way at the
+// same time.
 func TestHandlesInterleaved(t *testing.T) {
 	const ranks = 3
 	group := join(t, ranks)
@@ -100,7 +101,8 @@ func TestSendsInterleaved(t *testing.T) {
 	})
 }
 
-// TestCommunicatorsSideBySide runs batches on several communicators of one process at the same time.
+// TestCommunicatorsSideBySide runs batches on several communicators of one process at the same
+// time.
 func TestCommunicatorsSideBySide(t *testing.T) {
 	engine := eptest.NewHost()
 	var running sync.WaitGroup
@@ -119,8 +121,9 @@ func TestCommunicatorsSideBySide(t *testing.T) {
 	running.Wait()
 }
 
-// TestFullPool holds every received tensor that the handle has room for. The next dispatch is refused on every rank with the same error, and works
-// once one is given back. It is refused too when only one rank holds on to its tensors.
+// TestFullPool holds every received tensor that the handle has room for. The next dispatch is
+// refused on every rank with the same error, and works once one is given back. It is refused too
+// when only one rank holds on to its tensors.
 func TestFullPool(t *testing.T) {
 	const ranks = 3
 	group := join(t, ranks)
@@ -181,7 +184,8 @@ func TestOperandPlaces(t *testing.T) {
 	}
 }
 
-// TestGradientsInPlace has combine backward write the gradients of rows over the rows themselves, which it needs for the gradients of weights.
+// TestGradientsInPlace has combine backward write the gradients of rows over the rows themselves,
+// which it needs for the gradients of weights.
 func TestGradientsInPlace(t *testing.T) {
 	const ranks = 3
 	group := join(t, ranks)
@@ -199,7 +203,8 @@ func TestGradientsInPlace(t *testing.T) {
 	}
 }
 
-// TestManyRanks runs batches on the most ranks that there can be, and on numbers of ranks and experts that divide nothing.
+// TestManyRanks runs batches on the most ranks that there can be, and on numbers of ranks and
+// experts that divide nothing.
 func TestManyRanks(t *testing.T) {
 	engine := eptest.NewHost()
 	for i, shape := range []struct{ ranks, experts, topk, hidden, tokens int }{
@@ -231,7 +236,8 @@ func TestManyRanks(t *testing.T) {
 	}
 }
 
-// TestManyRoutings prepares several batches on one handle and uses them again and again, in any order.
+// TestManyRoutings prepares several batches on one handle and uses them again and again, in any
+// order.
 func TestManyRoutings(t *testing.T) {
 	const ranks = 3
 	group := join(t, ranks)
@@ -293,16 +299,23 @@ func TestBesideAlignment(t *testing.T) {
 	}
 }
 
-// TestLargeMoves moves so much that rows are shared among goroutines (1 MiB) and stored past the caches (4 MiB).
+// TestLargeMoves moves so much that rows are shared among goroutines (1 MiB) and stored past the
+// caches (4 MiB).
 func TestLargeMoves(t *testing.T) {
 	engine := eptest.NewHost()
 	for _, ranks := range []int{1, 2} {
 		group := join(t, ranks)
 		for i, s := range []ep.Spec{
-			{TopK: 2, MaxTokens: 520, Layout: ep.ExpertMajor, Payload: ep.Opaque, RowBytes: 8208, ScaleBytes: 16, Capacity: 300, Overflow: ep.OverflowDrop},
+			{
+				TopK: 2, MaxTokens: 520, Layout: ep.ExpertMajor, Payload: ep.Opaque, RowBytes: 8208,
+				ScaleBytes: 16, Capacity: 300, Overflow: ep.OverflowDrop,
+			},
 			{TopK: 2, MaxTokens: 520, Layout: ep.ExpertPacked, Wire: ep.PerRank, Payload: ep.Opaque, RowBytes: 8208},
 			{TopK: 8, MaxTokens: 80, Layout: ep.ExpertPacked, Payload: ep.FP32, Hidden: 1812, Alignment: 16},
-			{TopK: 8, MaxTokens: 80, Layout: ep.ExpertMajor, Payload: ep.FP32, Hidden: 1812, Wire: ep.PerRank, Reduction: ep.Partial},
+			{
+				TopK: 8, MaxTokens: 80, Layout: ep.ExpertMajor, Payload: ep.FP32, Hidden: 1812, Wire: ep.PerRank,
+				Reduction: ep.Partial,
+			},
 			{
 				TopK: 2, MaxTokens: 176, Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain,
 				Payload: ep.FP8UE8M0, Hidden: 6144, Quantize: weft.Float32, Output: weft.Float32, ScaleOrder: ep.ColumnMajorScales,

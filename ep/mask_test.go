@@ -61,7 +61,8 @@ func TestMasks(t *testing.T) {
 	}
 }
 
-// TestRoutingAcrossMasks uses routings from before a mask, and routings made under a mask after it was lifted.
+// TestRoutingAcrossMasks uses routings from before a mask, and routings made under a mask after it
+// was lifted.
 func TestRoutingAcrossMasks(t *testing.T) {
 	const ranks, lost = 3, 2
 	group := join(t, ranks)
@@ -132,7 +133,8 @@ func TestRoutingAcrossMasks(t *testing.T) {
 	})
 }
 
-// TestCancelled cancels one rank's context in the middle of an operation: all ranks return, naming it, and go on after they have agreed to.
+// TestCancelled cancels one rank's context in the middle of an operation: all ranks return, naming
+// it, and go on after they have agreed to.
 func TestCancelled(t *testing.T) {
 	const ranks = 3
 	group := join(t, ranks)
@@ -224,8 +226,8 @@ func (c *heldContext) Err() error {
 	return c.Context.Err()
 }
 
-// TestLeftOutInside leaves a rank out while it is inside an operation that the others have finished. They overwrite what it is about to read; it must
-// not take that for a result.
+// TestLeftOutInside leaves a rank out while it is inside an operation that the others have
+// finished. They overwrite what it is about to read; it must not take that for a result.
 func TestLeftOutInside(t *testing.T) {
 	const ranks, victim = 3, 1
 	group := join(t, ranks)
@@ -233,7 +235,9 @@ func TestLeftOutInside(t *testing.T) {
 	s := small(ranks)
 	made := handles(t, group, s)
 	ctx := testContext(t)
-	whole := eptest.Full(s, ranks, 3).Batch() // of a seed that asks for no gradients of weights, which would take the others a second exchange
+	// of a seed that asks for no gradients of weights, which would take the others a second
+	// exchange
+	whole := eptest.Full(s, ranks, 3).Batch()
 	rest := eptest.Full(s, ranks, 4).Batch(victim)
 	for last, name := range operations {
 		held := &heldContext{Context: ctx, asked: make(chan struct{}), free: make(chan struct{})}
@@ -257,7 +261,8 @@ func TestLeftOutInside(t *testing.T) {
 					return err
 				}
 			}
-			// Nobody reads anything of the operations before: what the victim waits for next is the others' part in this one.
+			// Nobody reads anything of the operations before: what the victim waits for next is the
+			// others' part in this one.
 			if err := c.AgreeOn(ctx, "test", name, nil); err != nil {
 				return err
 			}
@@ -295,6 +300,7 @@ func TestLeftOutInside(t *testing.T) {
 // sequence lists the operations of a batch in their order.
 func sequence(s *eptest.Steps) []func(context.Context) error {
 	return []func(context.Context) error{
-		s.Prepare, func(ctx context.Context) error { return s.Dispatch(ctx, 0) }, s.Combine, s.DispatchBackward, s.CombineBackward,
+		s.Prepare, func(ctx context.Context) error { return s.Dispatch(ctx, 0) }, s.Combine, s.DispatchBackward,
+		s.CombineBackward,
 	}
 }

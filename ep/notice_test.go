@@ -30,8 +30,8 @@ func onRanks(n int, body func(rank int) error) error {
 	return errors.Join(errs...)
 }
 
-// joinHandles makes a handle on each of n goroutine ranks, which leave when the test ends. The tests of this file spoil what ranks tell each other,
-// which only the package itself can.
+// joinHandles makes a handle on each of n goroutine ranks, which leave when the test ends. The
+// tests of this file spoil what ranks tell each other, which only the package itself can.
 func joinHandles(t testing.TB, n int, s Spec) []*host {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -63,8 +63,9 @@ func joinHandles(t testing.TB, n int, s Spec) []*host {
 	return made
 }
 
-// TestBrokenNotice has one rank offer an operand that its routing says more of than there is, or that lies in no window. Who reads it finds that out
-// before it reads anything that is not there, names the rank, and tells the others, who would wait for it to be done.
+// TestBrokenNotice has one rank offer an operand that its routing says more of than there is, or
+// that lies in no window. Who reads it finds that out before it reads anything that is not there,
+// names the rank, and tells the others, who would wait for it to be done.
 func TestBrokenNotice(t *testing.T) {
 	// Rank 0 has no tokens; those of rank 1 go to rank 0, and those of rank 2 stay there.
 	const ranks, bystander = 3, 2
@@ -81,14 +82,26 @@ func TestBrokenNotice(t *testing.T) {
 		words        string
 		lie          func(h *host, n *notice)
 	}{
-		{"behind the end", opDispatch, 1, 0, "offers 32 bytes where its routing needs 64", func(h *host, n *notice) { n.offset[0] = near(h, 32) }},
-		{"within a row of the end", opDispatch, 1, 0, "offers 63 bytes", func(h *host, n *notice) { n.offset[0] = near(h, 63) }},
+		{
+			"behind the end", opDispatch, 1, 0, "offers 32 bytes where its routing needs 64",
+			func(h *host, n *notice) { n.offset[0] = near(h, 32) },
+		},
+		{
+			"within a row of the end", opDispatch, 1, 0, "offers 63 bytes",
+			func(h *host, n *notice) { n.offset[0] = near(h, 63) },
+		},
 		{"outside", opDispatch, 1, 0, "closed here", func(_ *host, n *notice) { n.offset[0] = 1 << 60 }},
 		{"far apart", opDispatch, 1, 0, "its routing needs", func(_ *host, n *notice) { n.stride[0] = 1 << 31 }},
-		{"as far apart as can be", opDispatch, 1, 0, "its routing needs", func(_ *host, n *notice) { n.stride[0] = 1<<32 - 1 }},
+		{
+			"as far apart as can be", opDispatch, 1, 0, "its routing needs",
+			func(_ *host, n *notice) { n.stride[0] = 1<<32 - 1 },
+		},
 		{"no window", opDispatch, 1, 0, "offers 0 bytes", func(_ *host, n *notice) { n.window[0] = 0 }},
 		{"closed window", opDispatch, 1, 0, "closed here", func(_ *host, n *notice) { n.window[0] = 1 << 50 }},
-		{"behind the end", opCombine, 0, 1, "smaller than its routing", func(h *host, n *notice) { n.offset[0] = near(h, 32) }},
+		{
+			"behind the end", opCombine, 0, 1, "smaller than its routing",
+			func(h *host, n *notice) { n.offset[0] = near(h, 32) },
+		},
 		{"no window", opCombine, 0, 1, "smaller than its routing", func(_ *host, n *notice) { n.window[0] = 0 }},
 	} {
 		t.Run(test.op+"/"+test.name, func(t *testing.T) {
@@ -96,7 +109,8 @@ func TestBrokenNotice(t *testing.T) {
 			err := onRanks(ranks, func(rank int) error {
 				h := made[rank]
 				tokens := len(topk[rank])
-				r, err := h.Prepare(ctx, nil, weft.TensorOf(topk[rank], tokens, 1), weft.TensorOf(make([]float32, tokens), tokens, 1))
+				r, err := h.Prepare(ctx, nil, weft.TensorOf(topk[rank], tokens, 1),
+					weft.TensorOf(make([]float32, tokens), tokens, 1))
 				if err != nil {
 					return err
 				}
@@ -141,7 +155,8 @@ func TestBrokenNotice(t *testing.T) {
 				switch {
 				case !ok:
 					return fmt.Errorf("%w: no rank is named", err)
-				case rank == test.reader && (peer.Rank != test.liar || !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), test.words)):
+				case rank == test.reader && (peer.Rank != test.liar || !errors.Is(err, weft.ErrMismatch) ||
+					!strings.Contains(err.Error(), test.words)):
 					return fmt.Errorf("%w, want rank %d and %q", err, test.liar, test.words)
 				case rank == bystander && (peer.Rank != test.reader || !errors.Is(err, weft.ErrAborted)):
 					return fmt.Errorf("%w, want rank %d, which gave up", err, test.reader)
@@ -158,7 +173,8 @@ func TestBrokenNotice(t *testing.T) {
 	}
 }
 
-// TestRoutingsComeBack has operations make a Routing and fail: it is idle again, for the next to use.
+// TestRoutingsComeBack has operations make a Routing and fail: it is idle again, for the next to
+// use.
 func TestRoutingsComeBack(t *testing.T) {
 	h := joinHandles(t, 1, Spec{Experts: 2, TopK: 1, Hidden: 8, MaxTokens: 1, Live: 1})[0]
 	ctx := context.Background()
@@ -211,8 +227,8 @@ func TestRoutingsComeBack(t *testing.T) {
 	}
 }
 
-// FuzzNotice moves rows by notices that say anything: a rank that was left behind reads what others write meanwhile. It reads from windows, or says
-// whose notice makes no sense.
+// FuzzNotice moves rows by notices that say anything: a rank that was left behind reads what others
+// write meanwhile. It reads from windows, or says whose notice makes no sense.
 func FuzzNotice(f *testing.F) {
 	h := joinHandles(f, 1, Spec{Experts: 2, TopK: 2, Hidden: 128, MaxTokens: 3, Payload: FP8})[0]
 	f.Cleanup(func() {
@@ -244,7 +260,10 @@ func FuzzNotice(f *testing.F) {
 		if w > 1 {
 			size = uint64(h.windows[w-2].Size())
 		}
-		for _, offset := range []uint64{0, 64, size - 384, size - 129, size - 1, size, size + 1, 1<<64 - 1, 1<<64 - 256, 1 << 63} {
+		for _, offset := range []uint64{
+			0, 64, size - 384, size - 129, size - 1, size, size + 1, 1<<64 - 1,
+			1<<64 - 256, 1 << 63,
+		} {
 			for _, stride := range []uint32{128, 0, 1, 1 << 31, 1<<32 - 1} {
 				f.Add(notes([2]uint8{w, 4}, [2]uint64{offset, 0}, [2]uint32{stride, 4}))
 				f.Add(notes([2]uint8{4, w}, [2]uint64{0, offset}, [2]uint32{128, stride}))
@@ -263,7 +282,8 @@ func FuzzNotice(f *testing.F) {
 		h.scratch.notices[0] = &n
 		base := unsafe.Pointer(unsafe.SliceData(rows))
 		h.scratch.mover = mover{
-			h: h, r: placed, rowBytes: 128, scaleBytes: 4, dst: base, dstScales: unsafe.Add(base, h.Capacity()*128), scaleRows: h.Capacity(),
+			h: h, r: placed, rowBytes: 128, scaleBytes: 4, dst: base,
+			dstScales: unsafe.Add(base, h.Capacity()*128), scaleRows: h.Capacity(),
 		}
 		h.scratch.gather = gather{h: h, r: placed, op: "test", weighted: true, out: weft.TensorOf(home, 3, 128)}
 		for _, move := range []func() error{

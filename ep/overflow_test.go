@@ -12,8 +12,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// TestOverflowRefused routes more rows to a rank than its capacity. Every rank's Prepare returns the same error, and the next batch, which fits,
-// works.
+// TestOverflowRefused routes more rows to a rank than its capacity. Every rank's Prepare returns
+// the same error, and the next batch, which fits, works.
 func TestOverflowRefused(t *testing.T) {
 	const ranks = 3
 	rank := func(s *ep.Spec) { s.Wire, s.Reduction, s.Sum = ep.PerRank, ep.Partial, ep.Plain }
@@ -25,7 +25,10 @@ func TestOverflowRefused(t *testing.T) {
 	}{
 		// Every token of every rank selects experts 2 and 3, both of rank 1.
 		{ep.ExpertMajor, 11, func(*ep.Spec) {}, ep.OverflowError{Rank: 1, Expert: 2, Demand: 12, Capacity: 11}},
-		{ep.ExpertPacked, 31, func(s *ep.Spec) { s.Alignment = 16 }, ep.OverflowError{Rank: 1, Expert: -1, Demand: 32, Capacity: 31}},
+		{
+			ep.ExpertPacked, 31, func(s *ep.Spec) { s.Alignment = 16 },
+			ep.OverflowError{Rank: 1, Expert: -1, Demand: 32, Capacity: 31},
+		},
 		{ep.ExpertPacked, 5, func(*ep.Spec) {}, ep.OverflowError{Rank: 1, Expert: -1, Demand: 24, Capacity: 5}},
 		{ep.TokenMajor, 11, rank, ep.OverflowError{Rank: 1, Expert: -1, Demand: 12, Capacity: 11}},
 	}
@@ -60,7 +63,8 @@ func TestOverflowRefused(t *testing.T) {
 				if err := c.SetMask(ctx, 1); err != nil {
 					return err
 				}
-				r, err := made[c.Rank()].Prepare(ctx, nil, weft.TensorOf(slices.Repeat([]int32{2, 3}, 4), 4, 2), weft.TensorOf(make([]float32, 8), 4, 2))
+				r, err := made[c.Rank()].Prepare(ctx, nil, weft.TensorOf(slices.Repeat([]int32{2, 3}, 4), 4, 2),
+					weft.TensorOf(make([]float32, 8), 4, 2))
 				if err != nil {
 					return err
 				}
@@ -82,9 +86,11 @@ func TestOverflowDropped(t *testing.T) {
 	ctx := testContext(t)
 	each(t, group, func(c *weft.Comm) error {
 		h := made[c.Rank()]
-		// Expert 0 gets five rows, padded to eight, of which six fit; expert 1 gets two, of which none does.
+		// Expert 0 gets five rows, padded to eight, of which six fit; expert 1 gets two, of which
+		// none does.
 		topk := [][]int32{{0, -1, 0, -1, 0, 1}, {0, -1, 1, 0}}[c.Rank()]
-		r, err := h.Prepare(ctx, nil, weft.TensorOf(topk, len(topk)/2, 2), weft.TensorOf(make([]float32, len(topk)), len(topk)/2, 2))
+		r, err := h.Prepare(ctx, nil, weft.TensorOf(topk, len(topk)/2, 2),
+			weft.TensorOf(make([]float32, len(topk)), len(topk)/2, 2))
 		if err != nil {
 			return err
 		}

@@ -7,8 +7,9 @@ import (
 	"github.com/weftgo/weft/engine"
 )
 
-// pool hands out places of a window for received tensors. Received rows lie in a window so that combine can take them, or what was computed in
-// their place, without a copy. Every place has room for the largest tensor: with places cut to measure, the gaps between a few that are held could
+// pool hands out places of a window for received tensors. Received rows lie in a window so that
+// combine can take them, or what was computed in their place, without a copy. Every place has room
+// for the largest tensor: with places cut to measure, the gaps between a few that are held could
 // each be too small for the next.
 type pool struct {
 	window  *weft.Window
@@ -24,10 +25,12 @@ func (p *pool) get() (int, bool) {
 
 func (p *pool) put(offset int) { p.buffers.Put(offset / p.size) }
 
-// NoGeneration is the [weft.Tensor].Generation of no batch: rows that were released, of which only that is known.
+// NoGeneration is the [weft.Tensor].Generation of no batch: rows that were released, of which only
+// that is known.
 const NoGeneration = engine.NoGeneration
 
-// checkBatch refuses rows, of so many bytes, in memory for received rows that does not hold those of the Routing any more, or is another handle's.
+// checkBatch refuses rows, of so many bytes, in memory for received rows that does not hold those
+// of the Routing any more, or is another handle's.
 func (h *Handle) checkBatch(op, what string, r *Routing, t weft.Tensor, bytes int) error {
 	holds, foreign := "", "holds another routing's batch"
 	content := h.buffers.Check(uintptr(t.Data), uintptr(bytes), r.epoch, t.Generation)
@@ -44,11 +47,13 @@ func (h *Handle) checkBatch(op, what string, r *Routing, t weft.Tensor, bytes in
 	default:
 		return nil
 	}
-	return weft.Invalidf("%s: the %s lie in memory for received rows that %s; give what was received by this routing and not released, or memory of your own",
+	return weft.Invalidf("%s: the %s lie in memory for received rows that %s; give what was received by "+
+		"this routing and not released, or memory of your own",
 		op, what, holds)
 }
 
-// slab makes what operations return, many at a time. None is used twice: who releases one again must not release another's.
+// slab makes what operations return, many at a time. None is used twice: who releases one again
+// must not release another's.
 type slab[T any] struct{ left []T }
 
 func (s *slab[T]) take() *T {
@@ -73,8 +78,9 @@ func newBlockShape(s Spec, rows int) blockShape {
 	return b
 }
 
-// stage is a window for operands that peers pull from. It may be written again once all peers have finished the epoch that last used it; that is
-// asked when it is needed, not when the operation ends.
+// stage is a window for operands that peers pull from. It may be written again once all peers have
+// finished the epoch that last used it; that is asked when it is needed, not when the operation
+// ends.
 type stage struct {
 	window *weft.Window
 	epoch  uint64 // the epoch that last used it; 0 = none

@@ -159,8 +159,8 @@ func (p *gpuExchange) join(ctx context.Context, r *processes.Rank, a gpuExchange
 	return err
 }
 
-// TestKillOnGPUs kills a rank while the others are inside an operation, or while all make one after another. The others say which one at once, their GPUs work as
-// before, and without it they go on.
+// TestKillOnGPUs kills a rank while the others are inside an operation, or while all make one after
+// another. The others say which one at once, their GPUs work as before, and without it they go on.
 func TestKillOnGPUs(t *testing.T) {
 	run := func(t *testing.T, emulated bool) {
 		const size, victim = 3, 1
@@ -173,7 +173,8 @@ func TestKillOnGPUs(t *testing.T) {
 			{"prepare", all, []string{"packed", "token"}},
 			{"prepare dispatch", all, all},
 			{"dispatch", all, []string{"packed", "token"}},
-			{"receive", []string{"exact", "value", "flag", "rank"}, []string{"exact"}}, // to places nobody sends before all have begun
+			// to places nobody sends before all have begun
+			{"receive", []string{"exact", "value", "flag", "rank"}, []string{"exact"}},
 			{"combine", all, all},
 			{"combine backward", all, []string{"exact", "direct", "packed", "token"}},
 			{"dispatch backward", all, []string{"exact", "token"}},

@@ -199,8 +199,8 @@ func phases(op string) []string {
 	return []string{before, inside}
 }
 
-// lose takes the victim to the phase of the operation and calls end on it, while the others are in the operation or enter it. It returns how the
-// others fared.
+// lose takes the victim to the phase of the operation and calls end on it, while the others are in
+// the operation or enter it. It returns how the others fared.
 func lose(crew *processes.Crew, alive []int, victim int, op, phase string, end func(int)) map[int]processes.Answer {
 	survivors := slices.DeleteFunc(slices.Clone(alive), func(r int) bool { return r == victim })
 	args := exchangeArgs{Op: op}
@@ -227,8 +227,8 @@ func lose(crew *processes.Crew, alive []int, victim int, op, phase string, end f
 	return crew.All(survivors, "fail", args)
 }
 
-// TestKill kills every rank at every phase of every operation. The survivors say which one within two seconds, leave it out, and go on with right
-// results.
+// TestKill kills every rank at every phase of every operation. The survivors say which one within
+// two seconds, leave it out, and go on with right results.
 func TestKill(t *testing.T) {
 	for i, op := range operations {
 		for j, phase := range phases(op) {
@@ -267,7 +267,8 @@ func killOneByOne(t *testing.T, op, phase string, victims []int) {
 	crew.Must(without(crewSize, victims...), "close", exchangeArgs{})
 }
 
-// TestStop stops a rank in every operation. The others say at the deadline which one, leave it out and go on; when it wakes up it disturbs nobody.
+// TestStop stops a rank in every operation. The others say at the deadline which one, leave it out
+// and go on; when it wakes up it disturbs nobody.
 func TestStop(t *testing.T) {
 	const deadline = 1500 * time.Millisecond
 	for i, op := range operations {
@@ -417,8 +418,8 @@ func (p *construction) one(ctx context.Context, a constructionArgs) error {
 	return h.Close()
 }
 
-// TestKillInConstruction kills ranks before and inside NewHandle and SetMask, and somewhere in a series of both. The survivors say which one died,
-// leave it out, and make handles that work.
+// TestKillInConstruction kills ranks before and inside NewHandle and SetMask, and somewhere in a
+// series of both. The survivors say which one died, leave it out, and make handles that work.
 func TestKillInConstruction(t *testing.T) {
 	type death struct {
 		name string
@@ -426,10 +427,14 @@ func TestKillInConstruction(t *testing.T) {
 	}
 	var deaths []death
 	for _, op := range []string{"new handle", "set mask"} {
-		deaths = append(deaths, death{op + "/" + before, func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
-			crew.Kill(victim)
-			return crew.All(survivors, "fail", constructionArgs{Op: op, Masked: gone})
-		}}, death{op + "/" + inside, func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
+		deaths = append(deaths, death{
+			op + "/" + before,
+			func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
+				crew.Kill(victim)
+				return crew.All(survivors, "fail", constructionArgs{Op: op, Masked: gone})
+			},
+		}, death{op + "/" +
+			inside, func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
 			// One rank is held back, so that the victim waits for it, and answers.
 			args := constructionArgs{Op: op, Masked: gone}
 			crew.Tell(victim, "wait", args)
@@ -443,10 +448,13 @@ func TestKillInConstruction(t *testing.T) {
 		}})
 	}
 	for _, looks := range []int{1, 10, 50, 200} {
-		deaths = append(deaths, death{fmt.Sprintf("series/%d", looks), func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
-			crew.Tell(victim, "churn", constructionArgs{Masked: gone, Dies: looks})
-			return crew.All(survivors, "churn", constructionArgs{Masked: gone})
-		}})
+		deaths = append(deaths, death{
+			fmt.Sprintf("series/%d", looks),
+			func(crew *processes.Crew, survivors []int, victim int, gone []int) map[int]processes.Answer {
+				crew.Tell(victim, "churn", constructionArgs{Masked: gone, Dies: looks})
+				return crew.All(survivors, "churn", constructionArgs{Masked: gone})
+			},
+		})
 	}
 	for i, d := range deaths {
 		if testing.Short() && i%3 != 0 {
@@ -488,7 +496,8 @@ func (*conformance) Do(r *processes.Rank, c processes.Command) (any, error) {
 	return n, errors.Join(err, comm.Close())
 }
 
-// TestProcesses runs a sample of the suite, one case of every cell, on ranks that are processes. A short run takes every fifth cell.
+// TestProcesses runs a sample of the suite, one case of every cell, on ranks that are processes. A
+// short run takes every fifth cell.
 func TestProcesses(t *testing.T) {
 	every := 1
 	if testing.Short() {
@@ -530,7 +539,8 @@ func (*gpuConformance) Do(r *processes.Rank, c processes.Command) (any, error) {
 	return n, errors.Join(err, engine.Close(), comm.Close())
 }
 
-// TestProcessesOnGPUs runs a sample of the suite on ranks that are processes, spread over the GPUs that are there.
+// TestProcessesOnGPUs runs a sample of the suite on ranks that are processes, spread over the GPUs
+// that are there.
 func TestProcessesOnGPUs(t *testing.T) {
 	gpus := len(openGPUs(t))
 	for _, n := range []int{2, 4} {

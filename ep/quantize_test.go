@@ -16,7 +16,8 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-// TestQuantize compares how kernels quantise with package simd where scales are nearest to powers of two: the largest of a group is 448 times one, or its neighbour.
+// TestQuantize compares how kernels quantise with package simd where scales are nearest to powers
+// of two: the largest of a group is 448 times one, or its neighbour.
 func TestQuantize(t *testing.T) {
 	emulate.Need(t)
 	ok := func(err error) {
@@ -66,7 +67,8 @@ extern "C" __global__ void quantise(const uint4 *in, uint4 *out, u32 *scales, u3
 	for what, kind := range map[uint32]simd.ScaleKind{0: simd.ScaleF32, whatPowerOfTwo: simd.ScaleF32Pow2} {
 		want := make([]byte, n+n/ScaleBlock*4)
 		simd.QuantizeE4M3(simd.F32, unsafe.Pointer(&want[0]), unsafe.Pointer(&want[n]), unsafe.Pointer(&groups[0]), n, kind)
-		l, err := f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(n / unitBytes)}, Block: cuda.Dim{X: 32}}, memory.Pointer(), out, out.Add(n), what)
+		l, err := f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(n / unitBytes)}, Block: cuda.Dim{X: 32}},
+			memory.Pointer(), out, out.Add(n), what)
 		ok(err)
 		ok(l.Start(stream))
 		ok(stream.Wait(t.Context()))
@@ -75,7 +77,8 @@ extern "C" __global__ void quantise(const uint4 *in, uint4 *out, u32 *scales, u3
 		for g := range n / ScaleBlock {
 			a, b := got[n+4*g:][:4], want[n+4*g:][:4]
 			if !bytes.Equal(a, b) || !bytes.Equal(got[g*ScaleBlock:][:ScaleBlock], want[g*ScaleBlock:][:ScaleBlock]) {
-				t.Errorf("scales of kind %d: %x and scale %x, on the host %x and %x", kind, got[g*ScaleBlock:][:ScaleBlock], a, want[g*ScaleBlock:][:ScaleBlock], b)
+				t.Errorf("scales of kind %d: %x and scale %x, on the host %x and %x", kind,
+					got[g*ScaleBlock:][:ScaleBlock], a, want[g*ScaleBlock:][:ScaleBlock], b)
 			}
 		}
 	}

@@ -131,64 +131,140 @@ type wrongArgument struct {
 	spoil func(o *operandSet)
 }
 
-// TestWrongArguments lets one rank call an operation with something wrong. Every rank gets an error that says what, and the next operation works.
+// TestWrongArguments lets one rank call an operation with something wrong. Every rank gets an error
+// that says what, and the next operation works.
 func TestWrongArguments(t *testing.T) {
 	const ranks, bad = 3, 1
 	reshape := func(t *weft.Tensor, shape ...int) { t.Shape = shape }
 	tests := []wrongArgument{
 		{"prepare", "type", "want int32 or int64", weft.ErrInvalid, func(o *operandSet) { o.topk.DType = weft.Float32 }},
-		{"prepare", "width", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk, 2, 3) }},
-		{"prepare", "dimensions", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk, 6) }},
+		{
+			"prepare", "width", "want int32 or int64 [tokens 2]", weft.ErrInvalid,
+			func(o *operandSet) { reshape(&o.topk, 2, 3) },
+		},
+		{
+			"prepare", "dimensions", "want int32 or int64 [tokens 2]", weft.ErrInvalid,
+			func(o *operandSet) { reshape(&o.topk, 6) },
+		},
 		{"prepare", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.topk.Data = nil }},
 		{"prepare", "too many tokens", "larger MaxTokens", weft.ErrUnsupported, func(o *operandSet) {
 			o.topk, o.weights = weft.TensorOf(make([]int32, 10), 5, 2), weft.TensorOf(make([]float32, 10), 5, 2)
 		}},
-		{"prepare", "expert too large", "expert 6 of 6", weft.ErrInvalid, func(o *operandSet) { weft.SliceOf[int32](o.topk)[3] = 6 }},
-		{"prepare", "expert too small", "expert -2 of 6", weft.ErrInvalid, func(o *operandSet) { weft.SliceOf[int32](o.topk)[3] = -2 }},
+		{
+			"prepare", "expert too large", "expert 6 of 6", weft.ErrInvalid,
+			func(o *operandSet) { weft.SliceOf[int32](o.topk)[3] = 6 },
+		},
+		{
+			"prepare", "expert too small", "expert -2 of 6", weft.ErrInvalid,
+			func(o *operandSet) { weft.SliceOf[int32](o.topk)[3] = -2 },
+		},
 		{"prepare", "huge expert", "of 6", weft.ErrInvalid, func(o *operandSet) {
 			o.topk = weft.TensorOf([]int64{1 << 40, 0}, 1, 2)
 			reshape(&o.weights, 1, 2)
 		}},
-		{"prepare", "duplicate", "expert 4 twice", weft.ErrInvalid, func(o *operandSet) { copy(weft.SliceOf[int32](o.topk), []int32{4, 4}) }},
-		{"prepare", "weights of a type", "want fp32 [3 2]", weft.ErrInvalid, func(o *operandSet) { o.weights.DType = weft.Int32 }},
-		{"prepare", "weights of a shape", "want fp32 [3 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.weights, 2, 3) }},
-		{"prepare dispatch", "width", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk, 2, 3) }},
-		{"prepare dispatch", "dimensions", "want int32 or int64 [tokens 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.topk) }},
-		{"prepare dispatch", "weights twice", "leave those of Rows out", weft.ErrInvalid, func(o *operandSet) { o.x.Weights = o.weights }},
-		{"prepare dispatch", "tokens of rows", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.x.Data, 2, 24) }},
+		{
+			"prepare", "duplicate", "expert 4 twice", weft.ErrInvalid,
+			func(o *operandSet) { copy(weft.SliceOf[int32](o.topk), []int32{4, 4}) },
+		},
+		{
+			"prepare", "weights of a type", "want fp32 [3 2]", weft.ErrInvalid,
+			func(o *operandSet) { o.weights.DType = weft.Int32 },
+		},
+		{
+			"prepare", "weights of a shape", "want fp32 [3 2]", weft.ErrInvalid,
+			func(o *operandSet) { reshape(&o.weights, 2, 3) },
+		},
+		{
+			"prepare dispatch", "width", "want int32 or int64 [tokens 2]", weft.ErrInvalid,
+			func(o *operandSet) { reshape(&o.topk, 2, 3) },
+		},
+		{
+			"prepare dispatch", "dimensions", "want int32 or int64 [tokens 2]", weft.ErrInvalid,
+			func(o *operandSet) { reshape(&o.topk) },
+		},
+		{
+			"prepare dispatch", "weights twice", "leave those of Rows out", weft.ErrInvalid,
+			func(o *operandSet) { o.x.Weights = o.weights },
+		},
+		{
+			"prepare dispatch", "tokens of rows", "want bf16[3 24]", weft.ErrInvalid,
+			func(o *operandSet) { reshape(&o.x.Data, 2, 24) },
+		},
 		{"prepare dispatch", "scales", "scales are given", weft.ErrInvalid, func(o *operandSet) { o.x.Scales = o.weights }},
-		{"send prepare dispatch", "duplicate", "expert 4 twice", weft.ErrInvalid, func(o *operandSet) { copy(weft.SliceOf[int32](o.topk), []int32{4, 4}) }},
+		{
+			"send prepare dispatch", "duplicate", "expert 4 twice", weft.ErrInvalid,
+			func(o *operandSet) { copy(weft.SliceOf[int32](o.topk), []int32{4, 4}) },
+		},
 		{"send prepare dispatch", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.x.Data.Data = nil }},
 		{"dispatch", "type", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { o.x.Data.DType = weft.Float16 }},
 		{"send dispatch", "type", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { o.x.Data.DType = weft.Float16 }},
 		{"dispatch", "tokens", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.x.Data, 2, 24) }},
 		{"dispatch", "hidden", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.x.Data, 3, 23) }},
 		{"dispatch", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.x.Data.Data = nil }},
-		{"dispatch", "weights of a shape", "want fp32[3 2]", weft.ErrInvalid, func(o *operandSet) { o.x.Weights = o.weights; reshape(&o.x.Weights, 2, 3) }},
-		{"dispatch", "weights on some ranks", "some ranks only", weft.ErrMismatch, func(o *operandSet) { o.x.Weights = o.weights }},
+		{
+			"dispatch", "weights of a shape", "want fp32[3 2]", weft.ErrInvalid,
+			func(o *operandSet) { o.x.Weights = o.weights; reshape(&o.x.Weights, 2, 3) },
+		},
+		{
+			"dispatch", "weights on some ranks", "some ranks only", weft.ErrMismatch,
+			func(o *operandSet) { o.x.Weights = o.weights },
+		},
 		{"dispatch", "scales", "scales are given", weft.ErrInvalid, func(o *operandSet) { o.x.Scales = o.weights }},
 		{"combine", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.y, 2, 11, 24) }},
 		{"send combine", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.y, 2, 11, 24) }},
 		{"combine", "output", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { o.out.DType = weft.Float32 }},
 		{"combine", "bias", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.grad, 3, 23) }},
 		{"combine", "output in rows", "overlap the rows", weft.ErrInvalid, func(o *operandSet) { o.out.Data = o.y.Data }},
-		{"combine", "output in a bias", "overlap a part of a bias", weft.ErrInvalid, func(o *operandSet) { o.out = beside(o.grad) }},
+		{
+			"combine", "output in a bias", "overlap a part of a bias", weft.ErrInvalid,
+			func(o *operandSet) { o.out = beside(o.grad) },
+		},
 		{"combine", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.y.Data = nil }},
 		{"dispatch backward", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.y, 24) }},
-		{"dispatch backward", "output in rows", "overlap the rows", weft.ErrInvalid, func(o *operandSet) { o.out.Data = o.y.Data }},
-		{"dispatch backward", "half of the weights", "both tensors or neither", weft.ErrInvalid, func(o *operandSet) { o.gradWeight = weft.Tensor{} }},
-		{"dispatch backward", "weights on some ranks", "some ranks only", weft.ErrMismatch, func(o *operandSet) { o.gradWeight, o.scalars = weft.Tensor{}, weft.Tensor{} }},
-		{"dispatch backward", "number of weights", "with 24 numbers", weft.ErrInvalid, func(o *operandSet) { o.scalars = weft.TensorOf(make([]float32, 23)) }},
+		{
+			"dispatch backward", "output in rows", "overlap the rows", weft.ErrInvalid,
+			func(o *operandSet) { o.out.Data = o.y.Data },
+		},
+		{
+			"dispatch backward", "half of the weights", "both tensors or neither", weft.ErrInvalid,
+			func(o *operandSet) { o.gradWeight = weft.Tensor{} },
+		},
+		{
+			"dispatch backward", "weights on some ranks", "some ranks only", weft.ErrMismatch,
+			func(o *operandSet) { o.gradWeight, o.scalars = weft.Tensor{}, weft.Tensor{} },
+		},
+		{
+			"dispatch backward", "number of weights", "with 24 numbers", weft.ErrInvalid,
+			func(o *operandSet) { o.scalars = weft.TensorOf(make([]float32, 23)) },
+		},
 		{"combine backward", "gradient", "want bf16[3 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.grad, 4, 18) }},
 		{"combine backward", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { o.y.DType = weft.Float16 }},
-		{"combine backward", "gradients in rows", "overlap those of the output", weft.ErrInvalid, func(o *operandSet) { o.grad.Data = o.gradRows.Data }},
-		{"combine backward", "overlap above", "overlap a part", weft.ErrInvalid, func(o *operandSet) { o.gradRows = beside(o.y) }},
-		{"combine backward", "overlap below", "overlap a part", weft.ErrInvalid, func(o *operandSet) { o.gradRows, o.y = o.y, beside(o.y) }},
-		{"combine backward", "weights on some ranks", "some ranks only", weft.ErrMismatch, func(o *operandSet) { o.gradWeight = weft.Tensor{} }},
-		{"combine backward", "weights of a shape", "want fp32[3 2]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.gradWeight, 6) }},
+		{
+			"combine backward", "gradients in rows", "overlap those of the output", weft.ErrInvalid,
+			func(o *operandSet) { o.grad.Data = o.gradRows.Data },
+		},
+		{
+			"combine backward", "overlap above", "overlap a part", weft.ErrInvalid,
+			func(o *operandSet) { o.gradRows = beside(o.y) },
+		},
+		{
+			"combine backward", "overlap below", "overlap a part", weft.ErrInvalid,
+			func(o *operandSet) { o.gradRows, o.y = o.y, beside(o.y) },
+		},
+		{
+			"combine backward", "weights on some ranks", "some ranks only", weft.ErrMismatch,
+			func(o *operandSet) { o.gradWeight = weft.Tensor{} },
+		},
+		{
+			"combine backward", "weights of a shape", "want fp32[3 2]", weft.ErrInvalid,
+			func(o *operandSet) { reshape(&o.gradWeight, 6) },
+		},
 	}
 	for _, op := range slices.Concat(operations, otherForms) {
-		tests = append(tests, wrongArgument{op, "stream", "no streams", weft.ErrUnsupported, func(o *operandSet) { o.stream = new(weft.Stream) }})
+		tests = append(tests, wrongArgument{
+			op, "stream", "no streams", weft.ErrUnsupported,
+			func(o *operandSet) { o.stream = new(weft.Stream) },
+		})
 	}
 	group := join(t, ranks)
 	made := handles(t, group, small(ranks))
@@ -212,7 +288,8 @@ func TestWrongArguments(t *testing.T) {
 				if err == nil || !errors.Is(err, test.kind) || !strings.Contains(err.Error(), test.words) {
 					return fmt.Errorf("%w: %v, want one with %q", test.kind, err, test.words)
 				}
-				if peer, ok := errors.AsType[*weft.PeerError](err); c.Rank() != bad && test.kind != weft.ErrMismatch && (!ok || peer.Rank != bad) {
+				if peer, ok := errors.AsType[*weft.PeerError](err); c.Rank() != bad &&
+					test.kind != weft.ErrMismatch && (!ok || peer.Rank != bad) {
 					return fmt.Errorf("%v does not name rank %d", err, bad)
 				}
 				// The next operations work.
@@ -226,8 +303,8 @@ func TestWrongArguments(t *testing.T) {
 	}
 }
 
-// TestDifferentCalls has ranks call different operations, or the same one by different routings. Every rank says whose call differs, nothing has
-// moved, and the next operation works.
+// TestDifferentCalls has ranks call different operations, or the same one by different routings.
+// Every rank says whose call differs, nothing has moved, and the next operation works.
 func TestDifferentCalls(t *testing.T) {
 	const ranks, odd = 3, 2
 	group := join(t, ranks)
@@ -247,7 +324,8 @@ func TestDifferentCalls(t *testing.T) {
 			i := c.Rank() / odd // the last rank is the odd one
 			err := operation(ctx, ops[i], h, r[i], o)
 			peer, ok := errors.AsType[*weft.PeerError](err)
-			if !ok || !errors.Is(err, weft.ErrMismatch) || peer.Rank != []int{odd, odd, 0}[c.Rank()] || c.Rank() == 0 && !strings.Contains(err.Error(), words) {
+			if !ok || !errors.Is(err, weft.ErrMismatch) || peer.Rank != []int{odd, odd, 0}[c.Rank()] ||
+				c.Rank() == 0 && !strings.Contains(err.Error(), words) {
 				return fmt.Errorf("%v, where rank %d makes another call: %w", ops, odd, err)
 			}
 			for _, op := range []string{"dispatch", "combine", "combine backward"} {
@@ -263,7 +341,8 @@ func TestDifferentCalls(t *testing.T) {
 				if strings.TrimPrefix(a, "send ") == strings.TrimPrefix(b, "send ") {
 					continue
 				}
-				if err := differs([2]string{a, b}, [2]*ep.Routing{routings[0], routings[0]}, "calls "+strings.TrimPrefix(b, "send ")); err != nil {
+				if err := differs([2]string{a, b}, [2]*ep.Routing{routings[0], routings[0]},
+					"calls "+strings.TrimPrefix(b, "send ")); err != nil {
 					return err
 				}
 			}
@@ -277,8 +356,9 @@ func TestDifferentCalls(t *testing.T) {
 	})
 }
 
-// TestRoutingsFarApart has one rank go by an older routing than the others: of the generation before the last SetMask, where it was the n-th as well,
-// or of 4096 operations ago. Every rank says so, and none gets rows.
+// TestRoutingsFarApart has one rank go by an older routing than the others: of the generation
+// before the last SetMask, where it was the n-th as well, or of 4096 operations ago. Every rank
+// says so, and none gets rows.
 func TestRoutingsFarApart(t *testing.T) {
 	const ranks, odd = 2, 1
 	group := join(t, ranks)
@@ -318,7 +398,8 @@ func TestRoutingsFarApart(t *testing.T) {
 					goes = old
 				}
 				for _, op := range append(slices.Clone(operations[1:]), "send dispatch", "send combine") {
-					if err := operation(ctx, op, h, goes, o); !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), "another routing") {
+					if err := operation(ctx, op, h, goes, o); !errors.Is(err, weft.ErrMismatch) ||
+						!strings.Contains(err.Error(), "another routing") {
 						return fmt.Errorf("%s by different routings: %w", op, err)
 					}
 				}
@@ -386,7 +467,8 @@ func TestDifferentSpecs(t *testing.T) {
 	handles(t, group, small(3))
 }
 
-// TestRefusedElsewhere has one rank refuse a combine that brings weights: at the others those of before count, as at the one that refused.
+// TestRefusedElsewhere has one rank refuse a combine that brings weights: at the others those of
+// before count, as at the one that refused.
 func TestRefusedElsewhere(t *testing.T) {
 	const ranks = 2
 	ctx := testContext(t)
@@ -432,7 +514,8 @@ func TestRefusedElsewhere(t *testing.T) {
 			if got, want := weft.SliceOf[weft.BF16](o.out)[0], weft.BF16(0x4000); got != want { // 2: one for each selection
 				return fmt.Errorf("a sum of %#x, want %#x, by the weights of before", got, want)
 			}
-			return h.CombineBackward(ctx, nil, received.Routing, o.grad, weft.Tensor{}, o.gradRows, weft.Tensor{}) // where the weights are still the dispatch's
+			// where the weights are still the dispatch's
+			return h.CombineBackward(ctx, nil, received.Routing, o.grad, weft.Tensor{}, o.gradRows, weft.Tensor{})
 		})
 	}
 }
@@ -454,7 +537,8 @@ func TestPhases(t *testing.T) {
 			return err
 		}
 		for _, op := range slices.Concat(operations, otherForms) {
-			if err := operation(ctx, op, h, r, o); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "dispatch has been sent") {
+			if err := operation(ctx, op, h, r, o); !errors.Is(err, weft.ErrInvalid) ||
+				!strings.Contains(err.Error(), "dispatch has been sent") {
 				return fmt.Errorf("%s after a send: %v", op, err)
 			}
 		}
@@ -472,7 +556,8 @@ func TestPhases(t *testing.T) {
 		if _, err := h.Prepare(ctx, &weft.Stream{}, o.topk, o.weights); !errors.Is(err, weft.ErrUnsupported) {
 			return fmt.Errorf("a stream on the host: %v", err)
 		}
-		return errors.Join(operation(ctx, "prepare", h, nil, o), h.Close(), h.Close(), closed(operation(ctx, "prepare", h, nil, o)))
+		return errors.Join(operation(ctx, "prepare", h, nil, o), h.Close(), h.Close(),
+			closed(operation(ctx, "prepare", h, nil, o)))
 	})
 }
 
@@ -483,7 +568,8 @@ func closed(err error) error {
 	return nil
 }
 
-// TestRefusalsInTurn has a rank refuse twice in a row, while a slow rank has not read the first reason yet. It must not read the second in its place.
+// TestRefusalsInTurn has a rank refuse twice in a row, while a slow rank has not read the first
+// reason yet. It must not read the second in its place.
 func TestRefusalsInTurn(t *testing.T) {
 	const ranks, refuses, slow = 3, 0, 2
 	group := join(t, ranks)
@@ -520,7 +606,8 @@ func TestRefusalsInTurn(t *testing.T) {
 					o.x.Data.DType, o.x.Data.Data = weft.BFloat16, nil
 				}
 			}
-			if err := operation(turn, "dispatch", h, r, o); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), words[i]) || strings.Contains(err.Error(), words[1-i]) {
+			if err := operation(turn, "dispatch", h, r, o); !errors.Is(err, weft.ErrInvalid) ||
+				!strings.Contains(err.Error(), words[i]) || strings.Contains(err.Error(), words[1-i]) {
 				return fmt.Errorf("turn %d: %v, want one with %q", i, err, words[i])
 			}
 		}

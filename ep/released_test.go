@@ -12,8 +12,9 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// lender is a rank that goes on to use received rows after their memory was lent to another batch. On the host every rank makes the calls that it makes, with
-// rows of its own, and hears of the refusal; on a GPU a call that is refused has not been made.
+// lender is a rank that goes on to use received rows after their memory was lent to another batch.
+// On the host every rank makes the calls that it makes, with rows of its own, and hears of the
+// refusal; on a GPU a call that is refused has not been made.
 type lender struct {
 	*weft.Comm
 	handle *ep.Handle
@@ -24,8 +25,9 @@ type lender struct {
 
 const lends = 1
 
-// TestReleasedRows takes for the rows of an operation what was released, what another routing's batch has overwritten, what a
-// later one of the same routing has, and what another handle has received.
+// TestReleasedRows takes for the rows of an operation what was released, what another routing's
+// batch has overwritten, what a later one of the same routing has, and what another handle has
+// received.
 func TestReleasedRows(t *testing.T) {
 	const ranks = 2
 	ctx := testContext(t)
@@ -106,15 +108,25 @@ func (l *lender) lend(ctx context.Context, captured func(func() error) error) er
 	if err != nil {
 		return err
 	}
-	if err := captured(func() error { return l.refused(ctx, first.Routing, first.Data, "holds another routing's batch") }); err != nil {
+	if err := captured(func() error {
+		return l.refused(ctx, first.Routing, first.Data,
+			"holds another routing's batch")
+	}); err != nil {
 		return err
 	}
 	second.Release()
-	third, err := until(second, func() (*ep.Received, error) { return l.handle.Dispatch(ctx, l.stream, second.Routing, x) })
+	third, err := until(second, func() (*ep.Received,
+		error,
+	) {
+		return l.handle.Dispatch(ctx, l.stream, second.Routing, x)
+	})
 	if err != nil {
 		return err
 	}
-	if err := captured(func() error { return l.refused(ctx, second.Routing, second.Data, "holds another batch of the routing") }); err != nil {
+	if err := captured(func() error {
+		return l.refused(ctx, second.Routing, second.Data,
+			"holds another batch of the routing")
+	}); err != nil {
 		return err
 	}
 	// What is there now may be combined, also by who does not say which batch it takes it for.
@@ -130,7 +142,10 @@ func (l *lender) lend(ctx context.Context, captured func(func() error) error) er
 	if err != nil {
 		return err
 	}
-	if err := captured(func() error { return l.refused(ctx, third.Routing, theirs.Data, "holds another handle's batch") }); err != nil {
+	if err := captured(func() error {
+		return l.refused(ctx, third.Routing, theirs.Data,
+			"holds another handle's batch")
+	}); err != nil {
 		return err
 	}
 	theirs.Release()
@@ -164,18 +179,27 @@ func (l *lender) refused(ctx context.Context, r *ep.Routing, rows weft.Tensor, w
 			}
 			return err
 		},
-		"dispatch backward":        func() error { return l.handle.DispatchBackward(ctx, l.stream, r, rows, none, out, none) },
+		"dispatch backward": func() error {
+			return l.handle.DispatchBackward(ctx, l.stream, r, rows,
+				none, out, none)
+		},
 		"combine backward to them": func() error { return l.handle.CombineBackward(ctx, l.stream, r, out, none, rows, none) },
 	}
 	if s.Sum == ep.Weighted {
 		gradients := weft.TensorOf(make([]float32, weights.Elems()), weights.Shape...)
 		fresh := weft.TensorAt(make([]byte, rows.Bytes()), rows.DType, rows.Shape...)
-		calls["combine backward"] = func() error { return l.handle.CombineBackward(ctx, l.stream, r, out, rows, fresh, gradients) }
+		calls["combine backward"] = func() error {
+			return l.handle.CombineBackward(ctx, l.stream, r, out, rows,
+				fresh, gradients)
+		}
 	}
 	if s.Sum == ep.Weighted && s.Reduction == ep.Exact {
 		calls["weigh and combine"] = func() error { return l.handle.WeighCombine(ctx, l.stream, r, weights, rows, out) }
 	}
-	for _, name := range []string{"combine", "send combine", "weigh and combine", "dispatch backward", "combine backward", "combine backward to them"} {
+	for _, name := range []string{
+		"combine", "send combine", "weigh and combine", "dispatch backward",
+		"combine backward", "combine backward to them",
+	} {
 		call := calls[name]
 		if call == nil {
 			continue

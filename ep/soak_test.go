@@ -21,7 +21,8 @@ var (
 	soakSeed = flag.Uint64("soak.seed", 1, "seed of TestSoak")
 )
 
-// soakSpecs are the handles that live side by side in the soak: every layout, wire form, reduction and payload, with different top-k.
+// soakSpecs are the handles that live side by side in the soak: every layout, wire form, reduction
+// and payload, with different top-k.
 func soakSpecs(ranks int) []ep.Spec {
 	base := ep.Spec{Experts: 3 * ranks, MaxTokens: 4, Hidden: 24}
 	with := func(k int, f func(*ep.Spec)) ep.Spec {
@@ -36,19 +37,22 @@ func soakSpecs(ranks int) []ep.Spec {
 			s.Layout, s.Wire, s.Reduction, s.Alignment = ep.ExpertPacked, ep.PerRank, ep.Partial, 4
 		}),
 		with(1, func(s *ep.Spec) {
-			s.Layout, s.Payload, s.Hidden, s.Counts, s.Capacity, s.Overflow = ep.ExpertPacked, ep.FP32, 4, ep.DeviceCounts, 9, ep.OverflowDrop
+			s.Layout, s.Payload, s.Hidden = ep.ExpertPacked, ep.FP32, 4
+			s.Counts, s.Capacity, s.Overflow = ep.DeviceCounts, 9, ep.OverflowDrop
 		}),
 		with(4, func(s *ep.Spec) {
 			s.Layout, s.Wire, s.Reduction, s.Sum, s.Payload = ep.RankMajor, ep.PerRank, ep.Partial, ep.Plain, ep.FP16
 		}),
 		with(5, func(s *ep.Spec) {
-			s.Layout, s.Wire, s.Reduction, s.Sum, s.Capacity, s.Overflow = ep.TokenMajor, ep.PerRank, ep.Partial, ep.Plain, 7, ep.OverflowDrop
+			s.Layout, s.Wire, s.Reduction = ep.TokenMajor, ep.PerRank, ep.Partial
+			s.Sum, s.Capacity, s.Overflow = ep.Plain, 7, ep.OverflowDrop
 		}),
 		with(2, func(s *ep.Spec) {
 			s.Payload, s.Hidden, s.Quantize, s.ScaleOrder, s.Wire = ep.FP8, 128, weft.BFloat16, ep.ColumnMajorScales, ep.PerRank
 		}),
 		with(12, func(s *ep.Spec) {
-			s.Layout, s.Payload, s.RowBytes, s.ScaleBytes, s.Output, s.Hidden = ep.ExpertPacked, ep.Opaque, 48, 16, weft.BFloat16, 8
+			s.Layout, s.Payload, s.RowBytes = ep.ExpertPacked, ep.Opaque, 48
+			s.ScaleBytes, s.Output, s.Hidden = 16, weft.BFloat16, 8
 		}),
 	}
 }
@@ -82,8 +86,8 @@ func TestSoak(t *testing.T) {
 		for i := 0; done[c.Rank()] < ops; i++ {
 			b := plan.batch(i)
 			if b.mask != mask {
-				// The rank that is left out sits out; before others are, it comes back. It must be out of its operations, which the others
-				// can leave before it does.
+				// The rank that is left out sits out; before others are, it comes back. It must be
+				// out of its operations, which the others can leave before it does.
 				var out []int
 				if b.mask >= 0 {
 					out = []int{b.mask}

@@ -11,18 +11,19 @@ import (
 type Layout uint8
 
 const (
-	// ExpertMajor gives every local expert a zone of fixed size; in it the rows stand packed, by source rank, then token.
-	// The received tensor is [local experts, rows per expert, hidden].
+	// ExpertMajor gives every local expert a zone of fixed size; in it the rows stand packed, by
+	// source rank, then token. The received tensor is [local experts, rows per expert, hidden].
 	ExpertMajor Layout = iota
-	// ExpertPacked lets the zones follow each other, each padded to a multiple of the alignment with rows of zeros.
-	// The received tensor is [rows, hidden].
+	// ExpertPacked lets the zones follow each other, each padded to a multiple of the alignment
+	// with rows of zeros. The received tensor is [rows, hidden].
 	ExpertPacked
-	// RankMajor gives every source rank a zone of MaxTokens rows, where a token stands by its own index, once for each rank that has an expert for it: rows
-	// of tokens that have none here hold no token. So rows leave before anything is counted.
-	// The received tensor is [ranks * MaxTokens, hidden].
+	// RankMajor gives every source rank a zone of MaxTokens rows, where a token stands by its own
+	// index, once for each rank that has an expert for it: rows of tokens that have none here hold
+	// no token. So rows leave before anything is counted. The received tensor is [ranks *
+	// MaxTokens, hidden].
 	RankMajor
-	// TokenMajor is RankMajor without the gaps: one row per token and rank, by source rank, then token.
-	// The received tensor is [rows, hidden].
+	// TokenMajor is RankMajor without the gaps: one row per token and rank, by source rank, then
+	// token. The received tensor is [rows, hidden].
 	TokenMajor
 	layouts
 )
@@ -42,12 +43,15 @@ const (
 type Reduction uint8
 
 const (
-	// Exact brings every selection's row home: fp32 fused multiply-adds, k ascending, from +0, rounded once.
+	// Exact brings every selection's row home: fp32 fused multiply-adds, k ascending, from +0,
+	// rounded once.
 	Exact Reduction = iota
-	// Partial sums the rows of one rank there (fp32, k ascending, rounded to the row's type), and the ranks' sums at home (fp32 adds in
-	// rank order, rounded once). Each rank's partial sum carries one more rounding: a relative error of up to 2^-9 of that sum for bf16.
+	// Partial sums the rows of one rank there (fp32, k ascending, rounded to the row's type), and
+	// the ranks' sums at home (fp32 adds in rank order, rounded once). Each rank's partial sum
+	// carries one more rounding: a relative error of up to 2^-9 of that sum for bf16.
 	Partial
-	// PartialBySelection is Partial with the ranks' sums added in another order: that of the token's last selections which have a row there.
+	// PartialBySelection is Partial with the ranks' sums added in another order: that of the
+	// token's last selections which have a row there.
 	PartialBySelection
 	reductions
 )
@@ -82,7 +86,8 @@ type Counts uint8
 const (
 	// HostCounts gives tensors of exactly the rows that arrive.
 	HostCounts Counts = iota
-	// DeviceCounts gives tensors of the capacity, and the counts beside them where the rows are: nothing waits for the host.
+	// DeviceCounts gives tensors of the capacity, and the counts beside them where the rows are:
+	// nothing waits for the host.
 	DeviceCounts
 	countings
 )
@@ -93,7 +98,8 @@ type Overflow uint8
 const (
 	// OverflowRefuse makes Prepare return an [*OverflowError] on every rank. Nothing has moved.
 	OverflowRefuse Overflow = iota
-	// OverflowDrop leaves out the last rows, in row order, and still reports the true demand. Combine omits what was dropped.
+	// OverflowDrop leaves out the last rows, in row order, and still reports the true demand.
+	// Combine omits what was dropped.
 	OverflowDrop
 	overflows
 )
@@ -104,8 +110,8 @@ type ScaleOrder uint8
 const (
 	// RowMajorScales keeps the scales of a row together.
 	RowMajorScales ScaleOrder = iota
-	// ColumnMajorScales keeps the same scale of consecutive rows together, as grouped matrix products want it. UE8M0 scales move in words
-	// of four.
+	// ColumnMajorScales keeps the same scale of consecutive rows together, as grouped matrix
+	// products want it. UE8M0 scales move in words of four.
 	ColumnMajorScales
 	scaleOrders
 )
@@ -171,10 +177,12 @@ func ParseScaleOrder(s string) (ScaleOrder, error) {
 	return parse[ScaleOrder]("scale order", scaleOrderNames[:], s)
 }
 
-// byExpert reports whether a row of the layout belongs to one expert (and one selection) rather than to a rank.
+// byExpert reports whether a row of the layout belongs to one expert (and one selection) rather
+// than to a rank.
 func (l Layout) byExpert() bool { return l == ExpertMajor || l == ExpertPacked }
 
-// packed reports whether the rows of the layout stand without gaps, so that their number is only known once routing is.
+// packed reports whether the rows of the layout stand without gaps, so that their number is only
+// known once routing is.
 func (l Layout) packed() bool { return l == ExpertPacked || l == TokenMajor }
 
 // fp8 reports whether rows are e4m3 numbers with scales that Weft understands.
@@ -209,9 +217,12 @@ const (
 	maxRowBytes = 4 * maxHidden
 )
 
-// Spec describes the exchanges that a [Handle] makes. It is plain data: copy it, change it, compare it. It must be the same on every rank.
+// Spec describes the exchanges that a [Handle] makes. It is plain data: copy it, change it, compare
+// it. It must be the same on every rank.
 type Spec struct {
-	Experts   int // in all; a multiple of the number of ranks; rank r has the experts [r*Experts/ranks, (r+1)*Experts/ranks)
+	// in all; a multiple of the number of ranks; rank r has the experts [r*Experts/ranks,
+	// (r+1)*Experts/ranks)
+	Experts   int
 	TopK      int // selections a token, 1 to 32
 	Hidden    int // elements of a row; a row is a multiple of 16 bytes; FP8: a multiple of 128, UE8M0: of 512
 	MaxTokens int // the most tokens that any rank dispatches at once: the capacity
@@ -222,41 +233,53 @@ type Spec struct {
 	Sum       Sum
 	Payload   Payload
 
-	// Quantize, for the FP8 payloads, is the type of the rows that the caller passes (bf16, fp16 or fp32) for dispatch to quantise on the way.
-	// Without it the caller passes e4m3 rows and their scales.
+	// Quantize, for the FP8 payloads, is the type of the rows that the caller passes (bf16, fp16 or
+	// fp32) for dispatch to quantise on the way. Without it the caller passes e4m3 rows and their
+	// scales.
 	Quantize weft.DType
-	// PowerOfTwoScales rounds the scales of quantised FP8 rows up to powers of two. UE8M0 scales are always so.
+	// PowerOfTwoScales rounds the scales of quantised FP8 rows up to powers of two. UE8M0 scales
+	// are always so.
 	PowerOfTwoScales bool
 	ScaleOrder       ScaleOrder
 
 	RowBytes   int // Opaque: bytes of a row, a multiple of 16, at most 64 MiB
 	ScaleBytes int // Opaque: bytes of its scales, a multiple of 16, or 0; at most 64 MiB
 
-	// Output is the type of the rows that combine takes and returns: that of the payload for BF16, FP16 and FP32; for the others one of
-	// these, bf16 if left out. For Opaque rows combine exists only if Output and Hidden are given.
+	// Output is the type of the rows that combine takes and returns: that of the payload for BF16,
+	// FP16 and FP32; for the others one of these, bf16 if left out. For Opaque rows combine exists
+	// only if Output and Hidden are given.
 	Output weft.DType
 
 	Counts Counts
-	// Capacity, for the layouts whose size follows from routing, is the most rows that a rank can receive; for ExpertMajor the most that one
-	// expert can. 0 is the worst case: nothing can overflow.
+	// Capacity, for the layouts whose size follows from routing, is the most rows that a rank can
+	// receive; for ExpertMajor the most that one expert can. 0 is the worst case: nothing can
+	// overflow.
 	Capacity int
 	Overflow Overflow
-	// Alignment, for ExpertPacked, is the multiple to which zones are padded, a power of two of at most 65536; 0 and 1 pad nothing.
+	// Alignment, for ExpertPacked, is the multiple to which zones are padded, a power of two of at
+	// most 65536; 0 and 1 pad nothing.
 	Alignment int
 
-	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three quarters of what other handles have left, and for the operations of packed
-	// layouts at most 32, unless Tuning says otherwise. An idle GPU gives each block a multiprocessor of its own, so where several blocks fill one a kernel may be found on as
-	// many times more of them, in part; those of packed layouts have whole ones. Kernels that wait for peers are all resident at once, so together handles cannot have more than there are.
+	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three
+	// quarters of what other handles have left, and for the operations of packed layouts at most
+	// 32, unless Tuning says otherwise. An idle GPU gives each block a multiprocessor of its own,
+	// so where several blocks fill one a kernel may be found on as many times more of them, in
+	// part; those of packed layouts have whole ones. Kernels that wait for peers are all resident
+	// at once, so together handles cannot have more than there are.
 	SMs int
-	// Series, on GPUs, is a number that handles of a communicator share whose operations take turns: on every rank they follow each other in stream order, and in the same
-	// order. So they fill the same multiprocessors, and any number of them has room where one has. 0 is a handle that has its own.
+	// Series, on GPUs, is a number that handles of a communicator share whose operations take
+	// turns: on every rank they follow each other in stream order, and in the same order. So they
+	// fill the same multiprocessors, and any number of them has room where one has. 0 is a handle
+	// that has its own.
 	Series int
 
 	// Tuning, on GPUs, says how the kernels of the handle work, for who knows better than Weft.
 	Tuning Tuning
 
-	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write rank-major rows of many tokens where they are read (of more than 256 a rank, or 128
-	// for three ranks and more, unless Tuning says otherwise), in the same memory at every rank, so those tensors have to be released in the order in which they came.
+	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write
+	// rank-major rows of many tokens where they are read (of more than 256 a rank, or 128 for three
+	// ranks and more, unless Tuning says otherwise), in the same memory at every rank, so those
+	// tensors have to be released in the order in which they came.
 	Live int
 }
 
@@ -279,7 +302,8 @@ func (s Spec) normalize() Spec {
 	return s
 }
 
-// normalizeOn is normalize, and takes the wire form that the engine has: GPUs send one copy of a row to each rank in any case.
+// normalizeOn is normalize, and takes the wire form that the engine has: GPUs send one copy of a
+// row to each rank in any case.
 func (s Spec) normalizeOn(e Engine) Spec {
 	s = s.normalize()
 	if e == GPUEngine {
@@ -288,7 +312,8 @@ func (s Spec) normalizeOn(e Engine) Spec {
 	return s
 }
 
-// anyBits reports whether dispatched rows may be any bits: then words of ones cannot be told from missing ones.
+// anyBits reports whether dispatched rows may be any bits: then words of ones cannot be told from
+// missing ones.
 func (s Spec) anyBits() bool { return s.Payload == Opaque || s.Payload == FP8UE8M0 }
 
 // combines reports whether the handle can bring rows home.
@@ -319,7 +344,8 @@ func (s Spec) scaleBytes() int {
 // outputBytes is the size of a row that combine takes or returns.
 func (s Spec) outputBytes() int { return s.Hidden * s.Output.Size() }
 
-// Validate says whether handles for so many ranks on the host can be made from the Spec, and if not, why not and what to do instead.
+// Validate says whether handles for so many ranks on the host can be made from the Spec, and if
+// not, why not and what to do instead.
 func (s Spec) Validate(ranks int) error { return s.ValidateOn(HostEngine, ranks) }
 
 // ValidateOn is Validate for handles of any engine.
@@ -342,7 +368,8 @@ func (s Spec) ValidateOn(e Engine, ranks int) error {
 	}
 	g := newGeometry(s, ranks)
 	if size := g.windowSizes(s); !size.fit(s.Live, math.MaxInt) {
-		return weft.Unsupportedf("%d rows at one rank, %d live tensors: together they need more memory than there are addresses; "+
+		return weft.Unsupportedf("%d rows at one rank, %d live tensors: together they need more memory than "+
+			"there are addresses; "+
 			"lower MaxTokens, Live or the size of a row, or give a Capacity", g.rows(), s.Live)
 	}
 	return nil
@@ -355,13 +382,18 @@ func (s Spec) validateRanges(ranks int) error {
 	}{
 		{fmt.Sprintf("%d ranks: want 1 to %d", ranks, weft.MaxRanks), ranks >= 1 && ranks <= weft.MaxRanks},
 		{fmt.Sprintf("%d experts: want 1 to %d", s.Experts, MaxExperts), s.Experts >= 1 && s.Experts <= MaxExperts},
-		{fmt.Sprintf("%d experts on %d ranks: want a multiple of the ranks", s.Experts, ranks), ranks < 1 || s.Experts%ranks == 0},
+		{fmt.Sprintf("%d experts on %d ranks: want a multiple of the ranks", s.Experts, ranks), ranks < 1 ||
+			s.Experts%ranks == 0},
 		{fmt.Sprintf("top-k %d: want 1 to %d", s.TopK, MaxTopK), s.TopK >= 1 && s.TopK <= MaxTopK},
-		{fmt.Sprintf("top-k %d of %d experts: a token cannot select more experts than there are", s.TopK, s.Experts), s.TopK <= s.Experts},
-		{fmt.Sprintf("at most %d tokens: want 1 to %d", s.MaxTokens, maxTokens), s.MaxTokens >= 1 && s.MaxTokens <= maxTokens},
+		{fmt.Sprintf("top-k %d of %d experts: a token cannot select more experts than there are", s.TopK,
+			s.Experts), s.TopK <= s.Experts},
+		{fmt.Sprintf("at most %d tokens: want 1 to %d", s.MaxTokens, maxTokens), s.MaxTokens >= 1 &&
+			s.MaxTokens <= maxTokens},
 		{fmt.Sprintf("hidden %d: want 0 to %d", s.Hidden, maxHidden), s.Hidden >= 0 && s.Hidden <= maxHidden},
-		{fmt.Sprintf("rows of %d bytes: want 0 to %d", s.RowBytes, maxRowBytes), s.RowBytes >= 0 && s.RowBytes <= maxRowBytes},
-		{fmt.Sprintf("scales of %d bytes: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 && s.ScaleBytes <= maxRowBytes},
+		{fmt.Sprintf("rows of %d bytes: want 0 to %d", s.RowBytes, maxRowBytes), s.RowBytes >= 0 &&
+			s.RowBytes <= maxRowBytes},
+		{fmt.Sprintf("scales of %d bytes: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 &&
+			s.ScaleBytes <= maxRowBytes},
 		{fmt.Sprintf("layout %v", s.Layout), s.Layout < layouts},
 		{fmt.Sprintf("wire form %v", s.Wire), s.Wire < wires},
 		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
@@ -374,7 +406,8 @@ func (s Spec) validateRanges(ranks int) error {
 			fmt.Sprintf("alignment %d: want a power of two up to 65536", s.Alignment),
 			s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0,
 		},
-		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 && s.Capacity <= maxCapacity},
+		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 &&
+			s.Capacity <= maxCapacity},
 		{fmt.Sprintf("%d SMs: want 0 (most of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
 		{fmt.Sprintf("series %d: want 0 (none) or a positive number", s.Series), s.Series >= 0},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},

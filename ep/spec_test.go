@@ -26,46 +26,80 @@ func TestValidate(t *testing.T) {
 		{"hidden", "multiple of 16 bytes", weft.ErrUnsupported, func(s *ep.Spec) { s.Hidden = 12 }},
 		{"no hidden", "multiple of 16 bytes", weft.ErrUnsupported, func(s *ep.Spec) { s.Hidden = 0 }},
 		{"hidden of fp8", "multiple of 128", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden = ep.FP8, 64 }},
-		{"hidden of UE8M0", "multiple of 512", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden = ep.FP8UE8M0, 128 }},
-		{"opaque row", "pad both to a multiple of 16", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, 24 }},
-		{"opaque scales", "pad both to a multiple of 16", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 32, 8 }},
+		{
+			"hidden of UE8M0", "multiple of 512", weft.ErrUnsupported,
+			func(s *ep.Spec) { s.Payload, s.Hidden = ep.FP8UE8M0, 128 },
+		},
+		{
+			"opaque row", "pad both to a multiple of 16", weft.ErrUnsupported,
+			func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, 24 },
+		},
+		{
+			"opaque scales", "pad both to a multiple of 16", weft.ErrUnsupported,
+			func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 32, 8 },
+		},
 		{"layout", "layout invalid(9)", weft.ErrInvalid, func(s *ep.Spec) { s.Layout = 9 }},
 		{"payload", "payload invalid(77)", weft.ErrInvalid, func(s *ep.Spec) { s.Payload = 77 }},
 		{"alignment", "power of two", weft.ErrInvalid, func(s *ep.Spec) { s.Layout, s.Alignment = ep.ExpertPacked, 48 }},
 		{"alignment of zones", "expert-packed", weft.ErrUnsupported, func(s *ep.Spec) { s.Alignment = 16 }},
 		{"capacity", "want 0", weft.ErrInvalid, func(s *ep.Spec) { s.Capacity = -1 }},
 		{"too much capacity", "want 0", weft.ErrInvalid, func(s *ep.Spec) { s.Capacity = math.MaxInt }},
-		{"more rows than can be numbered", "lower MaxTokens", weft.ErrUnsupported, func(s *ep.Spec) { s.Experts, s.MaxTokens = 4*32, 1<<24 }},
+		{
+			"more rows than can be numbered", "lower MaxTokens", weft.ErrUnsupported,
+			func(s *ep.Spec) { s.Experts, s.MaxTokens = 4*32, 1<<24 },
+		},
 		{"rows of capacities", "lower MaxTokens", weft.ErrUnsupported, func(s *ep.Spec) { s.Capacity = 1 << 30 }},
 		{"capacity of ranks", "leave Capacity 0", weft.ErrUnsupported, func(s *ep.Spec) {
 			s.Layout, s.Wire, s.Reduction, s.Sum, s.Capacity = ep.RankMajor, ep.PerRank, ep.Partial, ep.Plain, 8
 		}},
 		{"scale order", "row-major scales", weft.ErrUnsupported, func(s *ep.Spec) { s.ScaleOrder = ep.ColumnMajorScales }},
 		{"quantise", "leave Quantize out", weft.ErrUnsupported, func(s *ep.Spec) { s.Quantize = weft.Float32 }},
-		{"quantise from", "convert them first", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.Quantize = ep.FP8, 128, weft.Float64 }},
-		{"powers of two", "set Quantize", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.PowerOfTwoScales = ep.FP8, 128, true }},
+		{
+			"quantise from", "convert them first", weft.ErrUnsupported,
+			func(s *ep.Spec) { s.Payload, s.Hidden, s.Quantize = ep.FP8, 128, weft.Float64 },
+		},
+		{
+			"powers of two", "set Quantize", weft.ErrUnsupported,
+			func(s *ep.Spec) { s.Payload, s.Hidden, s.PowerOfTwoScales = ep.FP8, 128, true },
+		},
 		{"output", "leave Output out", weft.ErrUnsupported, func(s *ep.Spec) { s.Output = weft.Float32 }},
 		{"bytes of rows", "rows of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, 1<<26+16 }},
-		{"too many bytes of rows", "rows of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, math.MaxInt&^15 }},
+		{
+			"too many bytes of rows", "rows of", weft.ErrInvalid,
+			func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, math.MaxInt&^15 },
+		},
 		{"negative bytes of rows", "rows of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes = ep.Opaque, -16 }},
-		{"bytes of scales", "scales of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 16, math.MaxInt&^15 }},
-		{"negative bytes of scales", "scales of", weft.ErrInvalid, func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 16, -16 }},
+		{
+			"bytes of scales", "scales of", weft.ErrInvalid,
+			func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 16, math.MaxInt&^15 },
+		},
+		{
+			"negative bytes of scales", "scales of", weft.ErrInvalid,
+			func(s *ep.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = ep.Opaque, 16, -16 },
+		},
 		{"no bytes of rows", "give RowBytes", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload = ep.Opaque }},
 		{"output of opaque rows", "Hidden so that a row of the Output type", weft.ErrUnsupported, func(s *ep.Spec) {
 			s.Payload, s.RowBytes, s.Hidden, s.Output = ep.Opaque, 16, 4, weft.BFloat16
 		}},
-		{"no output type", "choose one of them", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.RowBytes, s.Output = ep.Opaque, 16, 99 }},
+		{
+			"no output type", "choose one of them", weft.ErrUnsupported,
+			func(s *ep.Spec) { s.Payload, s.RowBytes, s.Output = ep.Opaque, 16, 99 },
+		},
 		// 2^30 rows a rank of 2^26 bytes each, 2^10 times: 2^66.
 		{"more memory than there are addresses", "than there are addresses", weft.ErrUnsupported, func(s *ep.Spec) {
 			s.Layout, s.Payload, s.RowBytes, s.Capacity, s.Live = ep.ExpertPacked, ep.Opaque, 1<<26, 1<<30, 1024
 		}},
 		{"more scales than there are addresses", "than there are addresses", weft.ErrUnsupported, func(s *ep.Spec) {
-			s.Layout, s.Payload, s.RowBytes, s.ScaleBytes, s.Capacity, s.Live = ep.ExpertPacked, ep.Opaque, 16, 1<<26, 1<<30, 1024
+			s.Layout, s.Payload, s.RowBytes = ep.ExpertPacked, ep.Opaque, 16
+			s.ScaleBytes, s.Capacity, s.Live = 1<<26, 1<<30, 1024
 		}},
 		{"more rows of most numbers", "than there are addresses", weft.ErrUnsupported, func(s *ep.Spec) {
 			s.Layout, s.Payload, s.Hidden, s.Capacity, s.Live = ep.ExpertPacked, ep.FP32, 1<<24, 1<<30, 1024
 		}},
-		{"output type", "choose one of them", weft.ErrUnsupported, func(s *ep.Spec) { s.Payload, s.Hidden, s.Output = ep.FP8, 128, weft.Int32 }},
+		{
+			"output type", "choose one of them", weft.ErrUnsupported,
+			func(s *ep.Spec) { s.Payload, s.Hidden, s.Output = ep.FP8, 128, weft.Int32 },
+		},
 		{"live", "live tensors", weft.ErrInvalid, func(s *ep.Spec) { s.Live = 5000 }},
 	}
 	if err := small(4).Validate(4); err != nil {
@@ -101,7 +135,10 @@ func TestValidateOnGPUs(t *testing.T) {
 		{"as many tokens as there can be", "", func(s *ep.Spec) { s.MaxTokens = 1 << 15 }},
 		{"more tokens", "lower MaxTokens", func(s *ep.Spec) { s.MaxTokens = 1<<15 + 1 }},
 		{"less than the worst case", "", func(s *ep.Spec) { s.Capacity = ranks*s.MaxTokens - 1 }},
-		{"the same, counted on the device", "use OverflowDrop", func(s *ep.Spec) { s.Capacity, s.Counts = ranks*s.MaxTokens-1, ep.DeviceCounts }},
+		{
+			"the same, counted on the device", "use OverflowDrop",
+			func(s *ep.Spec) { s.Capacity, s.Counts = ranks*s.MaxTokens-1, ep.DeviceCounts },
+		},
 		{"dropping", "", func(s *ep.Spec) {
 			s.Capacity, s.Counts, s.Overflow = ranks*s.MaxTokens-1, ep.DeviceCounts, ep.OverflowDrop
 		}},
@@ -113,7 +150,8 @@ func TestValidateOnGPUs(t *testing.T) {
 			t.Errorf("%s, on the host: %v", test.name, err)
 		}
 		err := s.ValidateOn(ep.GPUEngine, ranks)
-		if test.words == "" && err != nil || test.words != "" && (!errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), test.words)) {
+		if test.words == "" && err != nil || test.words != "" &&
+			(!errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), test.words)) {
 			t.Errorf("%s, on GPUs: %v, want one with %q", test.name, err, test.words)
 		}
 	}
@@ -130,7 +168,8 @@ func TestNames(t *testing.T) {
 		r, e3 := ep.ParseReduction(c.Reduction.String())
 		s, e4 := ep.ParseSum(c.Sum.String())
 		p, e5 := ep.ParsePayload(c.Payload.String())
-		if got := (ep.Cell{Layout: l, Wire: w, Reduction: r, Sum: s, Payload: p}); got != c || errors.Join(e1, e2, e3, e4, e5) != nil {
+		if got := (ep.Cell{Layout: l, Wire: w, Reduction: r, Sum: s, Payload: p}); got != c ||
+			errors.Join(e1, e2, e3, e4, e5) != nil {
 			t.Fatalf("%+v reads %+v: %v", c, got, errors.Join(e1, e2, e3, e4, e5))
 		}
 	}
@@ -147,7 +186,8 @@ func TestHugeRows(t *testing.T) {
 	group := join(t, 2)
 	ctx := testContext(t)
 	s := ep.Spec{
-		Experts: 2, TopK: 1, MaxTokens: 1, Layout: ep.ExpertPacked, Payload: ep.Opaque, RowBytes: 1 << 26, Capacity: 1 << 30, Live: 1024,
+		Experts: 2, TopK: 1, MaxTokens: 1, Layout: ep.ExpertPacked, Payload: ep.Opaque, RowBytes: 1 << 26,
+		Capacity: 1 << 30, Live: 1024,
 		Counts: ep.DeviceCounts,
 	}
 	each(t, group, func(c *weft.Comm) error {

@@ -8,9 +8,10 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// rule refuses a part of the space of Specs. The rules are the only place that says what is not supported: [Spec.Validate] refuses from
-// them, the table in docs/ is generated from them, and the conformance suite runs every cell that they leave. What is no Spec at all, such as a
-// number out of its range or more rows than there is memory for, is another matter and not theirs.
+// rule refuses a part of the space of Specs. The rules are the only place that says what is not
+// supported: [Spec.Validate] refuses from them, the table in docs/ is generated from them, and the
+// conformance suite runs every cell that they leave. What is no Spec at all, such as a number out
+// of its range or more rows than there is memory for, is another matter and not theirs.
 type rule struct {
 	refuses func(s request) bool
 	because string // a sentence that names the way out
@@ -30,7 +31,8 @@ var cellRules = []rule{
 	},
 	{
 		func(s request) bool { return !s.Layout.byExpert() && s.Reduction == Exact },
-		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes home as their sum; use a partial reduction",
+		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes " +
+			"home as their sum; use a partial reduction",
 	},
 	{
 		func(s request) bool { return !s.Layout.byExpert() && s.Sum == Weighted },
@@ -66,7 +68,8 @@ var detailRules = []rule{
 	},
 	{
 		func(s request) bool {
-			return s.Quantize != weft.InvalidDType && s.Quantize != weft.BFloat16 && s.Quantize != weft.Float16 && s.Quantize != weft.Float32
+			return s.Quantize != weft.InvalidDType && s.Quantize != weft.BFloat16 &&
+				s.Quantize != weft.Float16 && s.Quantize != weft.Float32
 		},
 		"rows are quantised from bf16, fp16 or fp32; convert them first",
 	},
@@ -74,7 +77,8 @@ var detailRules = []rule{
 		func(s request) bool {
 			return s.PowerOfTwoScales && (s.Payload != FP8 || s.Quantize == weft.InvalidDType)
 		},
-		"scales are rounded to powers of two when dispatch quantises to the fp8 payload; set Quantize, or round them yourself",
+		"scales are rounded to powers of two when dispatch quantises to the fp8 payload; set Quantize, or " +
+			"round them yourself",
 	},
 	{
 		func(s request) bool {
@@ -108,13 +112,16 @@ var detailRules = []rule{
 var gpuRules = []rule{
 	{
 		func(s request) bool { return s.MaxTokens > maxTokensGPU },
-		fmt.Sprintf("handles on GPUs take up to %d tokens a rank; lower MaxTokens and call more often, or use a host communicator", maxTokensGPU),
+		fmt.Sprintf("handles on GPUs take up to %d tokens a rank; lower MaxTokens and call more often, or "+
+			"use a host communicator", maxTokensGPU),
 	},
 	{
 		func(s request) bool {
-			return s.Capacity > 0 && int64(s.Capacity) < worst(s.Spec, s.ranks) && s.Counts == DeviceCounts && s.Overflow == OverflowRefuse
+			return s.Capacity > 0 && int64(s.Capacity) < worst(s.Spec, s.ranks) && s.Counts == DeviceCounts &&
+				s.Overflow == OverflowRefuse
 		},
-		"with device counts on GPUs rows leave before anyone could be told of an overflow; use OverflowDrop, HostCounts, or Capacity 0, where nothing overflows",
+		"with device counts on GPUs rows leave before anyone could be told of an overflow; use " +
+			"OverflowDrop, HostCounts, or Capacity 0, where nothing overflows",
 	},
 }
 
@@ -131,18 +138,20 @@ const supportHeading = `<!-- Generated from the rules in ep/support.go by "make 
 Each row of the table is a layout, a wire form, a reduction and a sum of ep.Spec; each column is a payload.
 
 - **tested**: the conformance suite runs the cell and compares every byte with a plain single-process reference. On the
-  host it runs every way in which the payload can be asked for. On GPUs it runs some way for some number of ranks: 60 cells
-  for each of 1, 2, 3, 4 and 8 ranks, which together are all cells. WEFT_EP_CASES=0 runs every way.
+  host it runs every way in which the payload can be asked for. On GPUs it runs some way for some number of ranks: 60
+  cells for each of 1, 2, 3, 4 and 8 ranks, which together are all cells. WEFT_EP_CASES=0 runs every way.
 - **refused**: NewHandle returns an error on every rank, in the words below, before anything has moved. The code refuses
   by the same rules that this page is generated from.
 
 A cell holds for one-call and split-phase operations, for host and device counts, and for dispatch, combine and their
-gradients. Opaque rows can only be dispatched, unless the Spec gives an Output type and Hidden; rows of that type are then
-combined and have gradients. On GPUs a row crosses once to each rank in either wire form; Handle.Spec then says so.
+gradients. Opaque rows can only be dispatched, unless the Spec gives an Output type and Hidden; rows of that type
+are then combined and have gradients. On GPUs a row crosses once to each rank in either wire form;
+Handle.Spec then says so.
 
 `
 
-// WriteSupportPage writes the page docs/guides/ep-support.md: the table of [WriteSupport] under a heading.
+// WriteSupportPage writes the page docs/guides/ep-support.md: the table of [WriteSupport] under a
+// heading.
 func WriteSupportPage(w io.Writer) error {
 	if _, err := io.WriteString(w, supportHeading); err != nil {
 		return err
@@ -150,9 +159,10 @@ func WriteSupportPage(w io.Writer) error {
 	return WriteSupport(w)
 }
 
-// WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form and reduction, a column for each payload.
-// Every cell holds for one-call and send/receive phases, host and device counts, forward and backward; opaque rows are combined,
-// and have gradients, only if the Spec gives the type to do it in.
+// WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form
+// and reduction, a column for each payload. Every cell holds for one-call and send/receive phases,
+// host and device counts, forward and backward; opaque rows are combined, and have gradients, only
+// if the Spec gives the type to do it in.
 func WriteSupport(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("| layout | wire | reduction | sum |")
@@ -246,7 +256,8 @@ func Cells() []Cell {
 	return all
 }
 
-// Spec makes a small Spec of the cell for so many ranks, which passes [Spec.Validate] unless the cell is refused.
+// Spec makes a small Spec of the cell for so many ranks, which passes [Spec.Validate] unless the
+// cell is refused.
 func (c Cell) Spec(ranks int) Spec {
 	s := Spec{
 		Experts: 4 * ranks, TopK: 4, Hidden: 512, MaxTokens: 8,

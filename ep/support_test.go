@@ -31,8 +31,8 @@ func TestSupportPageIsCurrent(t *testing.T) {
 	}
 }
 
-// TestSupportTable reads the table back: a cell is called tested exactly if handles of every engine can be made for it, and refused, with the sentence that its
-// number stands for, if none can.
+// TestSupportTable reads the table back: a cell is called tested exactly if handles of every engine
+// can be made for it, and refused, with the sentence that its number stands for, if none can.
 func TestSupportTable(t *testing.T) {
 	var page strings.Builder
 	if err := ep.WriteSupport(&page); err != nil {
@@ -64,7 +64,10 @@ func TestSupportTable(t *testing.T) {
 	}
 	tested := [2]int{}
 	for _, c := range ep.Cells() {
-		name := strings.Join([]string{c.Layout.String(), c.Wire.String(), c.Reduction.String(), c.Sum.String(), c.Payload.String()}, "/")
+		name := strings.Join([]string{
+			c.Layout.String(), c.Wire.String(), c.Reduction.String(), c.Sum.String(),
+			c.Payload.String(),
+		}, "/")
 		says, ok := entry[name]
 		if !ok {
 			t.Fatalf("%s is not in the table", name)
@@ -92,6 +95,7 @@ func TestSupportTable(t *testing.T) {
 		}
 	}
 	if want := [2]int{3 * 168, 3 * 168}; tested != want {
-		t.Errorf("%d cells are allowed at three sizes, on the host and on GPUs, want %d: what the suite runs has changed; is that meant?", tested, want)
+		t.Errorf("%d cells are allowed at three sizes, on the host and on GPUs, want %d: what the suite "+
+			"runs has changed; is that meant?", tested, want)
 	}
 }

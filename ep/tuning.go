@@ -7,40 +7,52 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// Tuning is how the kernels of a handle on GPUs go about moving rows. It decides how long they take and never what they give. What is zero, Weft chooses: from what
-// [TuningTable] says of such a handle, or else from what was measured on the machines of docs/benchmarks/README.md. Like the rest of a Spec it is the same on every rank.
+// Tuning is how the kernels of a handle on GPUs go about moving rows. It decides how long they take
+// and never what they give. What is zero, Weft chooses: from what [TuningTable] says of such a
+// handle, or else from what was measured on the machines of docs/benchmarks/README.md. Like the
+// rest of a Spec it is the same on every rank.
 type Tuning struct {
 	Dispatch KernelTuning `json:"dispatch,omitzero"`
 	Combine  KernelTuning `json:"combine,omitzero"`
 }
 
-// KernelTuning is how one kernel works. Zeros are Weft's choice. Dispatches of the packed layouts, and of a Capacity that can overflow, store rows at their places, and combines of
-// such rows read them there, unless ranks sum first (partial reductions, by expert) or a copy of the rows would take too much memory; all others move rows through slots. Some of it is about the ones, some about the others.
+// KernelTuning is how one kernel works. Zeros are Weft's choice. Dispatches of the packed layouts,
+// and of a Capacity that can overflow, store rows at their places, and combines of such rows read
+// them there, unless ranks sum first (partial reductions, by expert) or a copy of the rows would
+// take too much memory; all others move rows through slots. Some of it is about the ones, some
+// about the others.
 type KernelTuning struct {
-	// Threads is how many threads a block has: 64 to 512, a multiple of 32; at most 256 of a dispatch by values with one unit.
+	// Threads is how many threads a block has: 64 to 512, a multiple of 32; at most 256 of a
+	// dispatch by values with one unit.
 	Threads int `json:"threads,omitempty"`
 
 	// Of slots:
 
 	// Protocol is how who receives knows that a row is there.
 	Protocol Protocol `json:"protocol,omitempty"`
-	// Units, of a dispatch, is how many pieces of 512 bytes of a row a warp moves at a time: 1, 2 or 4; 1 for rows quantised from fp32, at most 2 for others that are
-	// quantised on the way.
+	// Units, of a dispatch, is how many pieces of 512 bytes of a row a warp moves at a time: 1, 2
+	// or 4; 1 for rows quantised from fp32, at most 2 for others that are quantised on the way.
 	Units int `json:"units,omitempty"`
-	// Senders is how many of 16 blocks send while the others receive, 1 to 15; -1: all do both. It is heeded where rows are their own flags.
+	// Senders is how many of 16 blocks send while the others receive, 1 to 15; -1: all do both. It
+	// is heeded where rows are their own flags.
 	Senders int `json:"senders,omitempty"`
-	// Dependent says whether the next kernel may be placed while this one ends: 1, or -1 if not. GPUs before Hopper have no such launches.
+	// Dependent says whether the next kernel may be placed while this one ends: 1, or -1 if not.
+	// GPUs before Hopper have no such launches.
 	Dependent int `json:"dependent,omitempty"`
 
 	// Of places:
 
-	// Blocks is how many blocks there are at most, 1 to 1024. There are never more than there is room for, which [Spec].SMs bounds.
+	// Blocks is how many blocks there are at most, 1 to 1024. There are never more than there is
+	// room for, which [Spec].SMs bounds.
 	Blocks int `json:"blocks,omitempty"`
-	// Bulk says whether rows go by bulk copies: 1, or -1 if threads move them. GPUs before Hopper have no such copies, and rows that are quantised on the way need threads.
+	// Bulk says whether rows go by bulk copies: 1, or -1 if threads move them. GPUs before Hopper
+	// have no such copies, and rows that are quantised on the way need threads.
 	Bulk int `json:"bulk,omitempty"`
-	// Warps is how many warps of a block move rows by bulk copies, 1 to 16, and no more than it has. There are fewer if shared memory has no room for their parts.
+	// Warps is how many warps of a block move rows by bulk copies, 1 to 16, and no more than it
+	// has. There are fewer if shared memory has no room for their parts.
 	Warps int `json:"warps,omitempty"`
-	// Parts is how many parts of a row a warp moves by bulk copies one after the other, 1 to 16. There are more if shared memory has no room for so large ones.
+	// Parts is how many parts of a row a warp moves by bulk copies one after the other, 1 to 16.
+	// There are more if shared memory has no room for so large ones.
 	Parts int `json:"parts,omitempty"`
 }
 
@@ -59,10 +71,11 @@ type Protocol uint8
 const (
 	// ChosenProtocol is Weft's choice.
 	ChosenProtocol Protocol = iota
-	// ValueProtocol: values are their own flags: who receives polls the rows themselves. Not for rows of any bits: opaque ones, and UE8M0 scales.
+	// ValueProtocol: values are their own flags: who receives polls the rows themselves. Not for
+	// rows of any bits: opaque ones, and UE8M0 scales.
 	ValueProtocol
-	// FlagProtocol: a word tells of all rows of a block at once. Of rank-major rows received tensors then have to be released in the order in which they came: see
-	// [Spec.Live].
+	// FlagProtocol: a word tells of all rows of a block at once. Of rank-major rows received
+	// tensors then have to be released in the order in which they came: see [Spec.Live].
 	FlagProtocol
 	protocols
 )
@@ -106,7 +119,8 @@ func (k KernelTuning) apply(dependent *bool, senders, threads *int) {
 	}
 }
 
-// mostValueTokens bounds what slots whose rows are their own flags may take of memory and time: each is looked at and filled again in every operation.
+// mostValueTokens bounds what slots whose rows are their own flags may take of memory and time:
+// each is looked at and filled again in every operation.
 const mostValueTokens = 4096
 
 // validateTuning says what is wrong with the Tuning, if anything.
@@ -128,32 +142,40 @@ func (s Spec) validateTuning(e Engine, ranks int) error {
 		return err
 	}
 	if d.Protocol == ValueProtocol && s.anyBits() {
-		return weft.Unsupportedf("opaque rows and UE8M0 scales may be any bits, so they cannot be their own flags; tune dispatch to flags")
+		return weft.Unsupportedf("opaque rows and UE8M0 scales may be any bits, so they cannot be their own " +
+			"flags; tune dispatch to flags")
 	}
 	if s.Quantize != weft.InvalidDType && (d.Bulk > 0 || d.Warps != 0 || d.Parts != 0) {
-		return weft.Unsupportedf("rows that are quantised on the way need threads; leave Bulk, Warps and Parts of Tuning.Dispatch out")
+		return weft.Unsupportedf("rows that are quantised on the way need threads; leave Bulk, Warps and " +
+			"Parts of Tuning.Dispatch out")
 	}
 	if t := tune(s, ranks); !t.placed && t.valueDispatch && t.dispatchUnits == 1 && t.dispatchThreads > unitThreads {
-		return weft.Invalidf("Tuning.Dispatch: %d threads for values with one unit: want at most %d", t.dispatchThreads, unitThreads)
+		return weft.Invalidf("Tuning.Dispatch: %d threads for values with one unit: want at most %d",
+			t.dispatchThreads, unitThreads)
 	}
 	return nil
 }
 
-// validateKernelTuning says what is wrong with the tuning of one kernel, whose rows go to places or through slots.
+// validateKernelTuning says what is wrong with the tuning of one kernel, whose rows go to places or
+// through slots.
 func (s Spec) validateKernelTuning(what string, t KernelTuning, places bool, mostUnits int) error {
 	switch {
 	case places && t.slots() != (KernelTuning{}):
-		return weft.Unsupportedf("Tuning.%s: this handle has no slots; leave Protocol, Units, Senders and Dependent out, which are about them", what)
+		return weft.Unsupportedf("Tuning.%s: this handle has no slots; leave Protocol, Units, Senders and "+
+			"Dependent out, which are about them", what)
 	case !places && t.places() != (KernelTuning{}):
-		return weft.Unsupportedf("Tuning.%s: rows of this handle go through slots; leave Blocks, Bulk, Warps and Parts out, which are about others", what)
+		return weft.Unsupportedf("Tuning.%s: rows of this handle go through slots; leave Blocks, Bulk, "+
+			"Warps and Parts out, which are about others", what)
 	}
 	for _, f := range []struct {
 		what string
 		ok   bool
 	}{
-		{fmt.Sprintf("%d threads: want 64 to 512, a multiple of 32", t.Threads), t.Threads == 0 || t.Threads >= 64 && t.Threads <= 512 && t.Threads%32 == 0},
+		{fmt.Sprintf("%d threads: want 64 to 512, a multiple of 32", t.Threads), t.Threads == 0 ||
+			t.Threads >= 64 && t.Threads <= 512 && t.Threads%32 == 0},
 		{fmt.Sprintf("protocol %v", t.Protocol), t.Protocol < protocols},
-		{fmt.Sprintf("%d units: want 1, 2 or 4, at most %d", t.Units, mostUnits), t.Units == 0 || t.Units <= mostUnits && (t.Units == 1 || t.Units == 2 || t.Units == 4)},
+		{fmt.Sprintf("%d units: want 1, 2 or 4, at most %d", t.Units, mostUnits), t.Units == 0 ||
+			t.Units <= mostUnits && (t.Units == 1 || t.Units == 2 || t.Units == 4)},
 		{fmt.Sprintf("%d senders of 16: want 1 to 15, or -1 for none apart", t.Senders), t.Senders >= -1 && t.Senders <= 15},
 		{fmt.Sprintf("dependent %d: want 1 or -1", t.Dependent), t.Dependent >= -1 && t.Dependent <= 1},
 		{
@@ -163,7 +185,8 @@ func (s Spec) validateKernelTuning(what string, t KernelTuning, places bool, mos
 		{fmt.Sprintf("%d blocks: want 1 to 1024", t.Blocks), t.Blocks >= 0 && t.Blocks <= 1024},
 		{fmt.Sprintf("bulk %d: want 1 or -1", t.Bulk), t.Bulk >= -1 && t.Bulk <= 1},
 		{"Warps and Parts are about bulk copies: want Bulk 0 or 1", t.Bulk >= 0 || t.Warps == 0 && t.Parts == 0},
-		{fmt.Sprintf("%d warps: want 1 to 16, and as many threads", t.Warps), t.Warps >= 0 && t.Warps <= cmp.Or(t.Threads, placedThreads)/32},
+		{fmt.Sprintf("%d warps: want 1 to 16, and as many threads", t.Warps), t.Warps >= 0 &&
+			t.Warps <= cmp.Or(t.Threads, placedThreads)/32},
 		{fmt.Sprintf("%d parts: want 1 to 16", t.Parts), t.Parts >= 0 && t.Parts <= 16},
 	} {
 		if !f.ok {

@@ -12,10 +12,12 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// TuningTable is what "weft tune ep" has found out about machines, and where handles on GPUs look for how to work.
+// TuningTable is what "weft tune ep" has found out about machines, and where handles on GPUs look
+// for how to work.
 //
-// It is a file of JSON: the one that WEFT_TUNING names, or else weft/tuning.json in the user's cache directory, if that is there. WEFT_TUNING=none is no table. Every
-// rank reads its own, and all must find the same.
+// It is a file of JSON: the one that WEFT_TUNING names, or else weft/tuning.json in the user's
+// cache directory, if that is there. WEFT_TUNING=none is no table. Every rank reads its own, and
+// all must find the same.
 type TuningTable struct {
 	Version int         `json:"version"` // tableVersion
 	Rows    []TuningRow `json:"rows"`
@@ -42,7 +44,8 @@ type TuningRow struct {
 	Date     string `json:"date"` // of the day
 }
 
-// Gain is how long an operation took in a graph, in microseconds: as Weft would do it of itself, and tuned.
+// Gain is how long an operation took in a graph, in microseconds: as Weft would do it of itself,
+// and tuned.
 type Gain struct {
 	Chosen float64 `json:"chosen_us"`
 	Tuned  float64 `json:"tuned_us"`
@@ -55,7 +58,8 @@ type Hardware struct {
 	Ranks int    `json:"ranks"`
 }
 
-// HandleKind is what handles a row holds for: those of MaxTokens tokens, and of fewer, if more than half of that.
+// HandleKind is what handles a row holds for: those of MaxTokens tokens, and of fewer, if more than
+// half of that.
 type HandleKind struct {
 	Layout    string `json:"layout"`
 	Payload   string `json:"payload"`
@@ -72,7 +76,10 @@ type HandleKind struct {
 // HandleKindOf is the kind of the handles of a Spec.
 func HandleKindOf(s Spec) HandleKind {
 	s = s.normalize()
-	k := HandleKind{Layout: s.Layout.String(), Payload: s.Payload.String(), Hidden: s.Hidden, TopK: s.TopK, MaxTokens: s.MaxTokens, SMs: s.SMs}
+	k := HandleKind{
+		Layout: s.Layout.String(), Payload: s.Payload.String(), Hidden: s.Hidden, TopK: s.TopK,
+		MaxTokens: s.MaxTokens, SMs: s.SMs,
+	}
 	if s.Quantize != weft.InvalidDType {
 		k.Quantize = s.Quantize.String()
 	}
@@ -104,7 +111,8 @@ func TuningPath() (string, error) {
 	}
 }
 
-// ReadTuningTable reads a table. A file that is not there is a table without rows, as is one of another version, which it keeps.
+// ReadTuningTable reads a table. A file that is not there is a table without rows, as is one of
+// another version, which it keeps.
 func ReadTuningTable(path string) (*TuningTable, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -166,7 +174,8 @@ func (t *TuningTable) Put(r TuningRow) {
 	t.Rows = append(t.Rows, r)
 }
 
-// Find gives the row for handles of a kind: that of the fewest tokens, of as many or less than twice as many. Nil: there is none.
+// Find gives the row for handles of a kind: that of the fewest tokens, of as many or less than
+// twice as many. Nil: there is none.
 func (t *TuningTable) Find(h Hardware, k HandleKind) *TuningRow {
 	var best *TuningRow
 	for i := range t.Rows {
@@ -174,7 +183,8 @@ func (t *TuningTable) Find(h Hardware, k HandleKind) *TuningRow {
 		tokens := r.Kind.MaxTokens
 		same := r.Kind
 		same.MaxTokens = k.MaxTokens
-		if r.Hardware == h && same == k && tokens >= k.MaxTokens && tokens < 2*k.MaxTokens && (best == nil || tokens < best.Kind.MaxTokens) {
+		if r.Hardware == h && same == k && tokens >= k.MaxTokens && tokens < 2*k.MaxTokens &&
+			(best == nil || tokens < best.Kind.MaxTokens) {
 			best = r
 		}
 	}
@@ -192,13 +202,15 @@ func tuned(s Spec, comm *weft.Comm) (Spec, error) {
 	}
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		if os.Getenv(tuningVariable) != "" {
-			return s, weft.Invalidf("%s names %s, which is not there: write it with \"weft tune ep\", or leave the variable empty", tuningVariable, path)
+			return s, weft.Invalidf("%s names %s, which is not there: write it with \"weft tune ep\", or "+
+				"leave the variable empty", tuningVariable, path)
 		}
 		return s, nil
 	}
 	table, err := ReadTuningTable(path)
 	if err == nil && table.Version != tableVersion && os.Getenv(tuningVariable) != "" {
-		err = weft.Invalidf("%s names %s, a table of version %d, and these kernels have %d: write it anew with \"weft tune ep\", or leave the variable empty",
+		err = weft.Invalidf("%s names %s, a table of version %d, and these kernels have %d: write it anew "+
+			"with \"weft tune ep\", or leave the variable empty",
 			tuningVariable, path, table.Version, tableVersion)
 	}
 	if err != nil || len(table.Rows) == 0 {
@@ -218,7 +230,9 @@ func tuned(s Spec, comm *weft.Comm) (Spec, error) {
 		return s, nil // then rows have to be released in turn ([Spec.Live]), which is no table's to ask
 	}
 	if with.validateTuning(GPUEngine, comm.Size()) != nil {
-		return s, nil // what more tokens may have, threads for example, fewer may not: a table must not keep a handle from being made
+		// what more tokens may have, threads for example, fewer may not: a table must not keep a
+		// handle from being made
+		return s, nil
 	}
 	return with, nil
 }

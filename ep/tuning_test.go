@@ -37,8 +37,14 @@ func TestTuningRefusals(t *testing.T) {
 		}},
 		{"units of combine", "at most 0", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Combine.Units = 1 }},
 		{"senders", "want 1 to 15", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Combine.Senders = 16 }},
-		{"threads", "a multiple of 32", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Combine.Threads = 96 + 1 }},
-		{"threads of a unit", "at most 256", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Threads = 512 }},
+		{
+			"threads", "a multiple of 32", weft.ErrInvalid, ep.GPUEngine,
+			func(s *ep.Spec) { s.Tuning.Combine.Threads = 96 + 1 },
+		},
+		{
+			"threads of a unit", "at most 256", weft.ErrInvalid, ep.GPUEngine,
+			func(s *ep.Spec) { s.Tuning.Dispatch.Threads = 512 },
+		},
 		{"dependent", "want 1 or -1", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Dependent = 2 }},
 		{"protocol", "invalid(9)", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Protocol = 9 }},
 		{"values of any bits", "tune dispatch to flags", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
@@ -47,26 +53,47 @@ func TestTuningRefusals(t *testing.T) {
 		{"many values", "want flags from more than", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
 			s.MaxTokens, s.Tuning.Dispatch.Protocol = 5000, ep.ValueProtocol
 		}},
-		{"places", "has no slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Dispatch.Units = ep.ExpertPacked, 1 }},
+		{
+			"places", "has no slots", weft.ErrUnsupported, ep.GPUEngine,
+			func(s *ep.Spec) { s.Layout, s.Tuning.Dispatch.Units = ep.ExpertPacked, 1 },
+		},
 		{"slots", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Parts = 2 }},
 		{"slots of combine", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
 			s.Layout, s.Reduction, s.Tuning.Combine.Bulk = ep.ExpertPacked, ep.Partial, 1
 		}},
-		{"pulled", "has no slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Dependent = 1 }},
-		{"pulled by expert", "has no slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Layout, s.Tuning.Combine.Dependent = ep.ExpertPacked, 1 }},
+		{
+			"pulled", "has no slots", weft.ErrUnsupported, ep.GPUEngine,
+			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Dependent = 1 },
+		},
+		{
+			"pulled by expert", "has no slots", weft.ErrUnsupported, ep.GPUEngine,
+			func(s *ep.Spec) { s.Layout, s.Tuning.Combine.Dependent = ep.ExpertPacked, 1 },
+		},
 		{"all of places", "", nil, ep.GPUEngine, func(s *ep.Spec) {
 			*s = pulled(*s)
 			s.Tuning.Dispatch = ep.KernelTuning{Threads: 512, Blocks: 1024, Bulk: 1, Warps: 16, Parts: 16}
 			s.Tuning.Combine = ep.KernelTuning{Threads: 64, Blocks: 1, Bulk: -1}
 		}},
-		{"blocks", "want 1 to 1024", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Blocks = -1 }},
-		{"bulk", "want 1 or -1", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Bulk = 2 }},
-		{"warps", "want 1 to 16", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Warps = 17 }},
+		{
+			"blocks", "want 1 to 1024", weft.ErrInvalid, ep.GPUEngine,
+			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Blocks = -1 },
+		},
+		{
+			"bulk", "want 1 or -1", weft.ErrInvalid, ep.GPUEngine,
+			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Bulk = 2 },
+		},
+		{
+			"warps", "want 1 to 16", weft.ErrInvalid, ep.GPUEngine,
+			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Warps = 17 },
+		},
 		{"more warps than threads", "as many threads", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
 			*s = pulled(*s)
 			s.Tuning.Combine.Warps, s.Tuning.Combine.Threads = 5, 128
 		}},
-		{"parts", "want 1 to 16", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Dispatch.Parts = 17 }},
+		{
+			"parts", "want 1 to 16", weft.ErrInvalid, ep.GPUEngine,
+			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Dispatch.Parts = 17 },
+		},
 		{"parts of threads", "want Bulk 0 or 1", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
 			*s = pulled(*s)
 			s.Tuning.Dispatch.Bulk, s.Tuning.Dispatch.Parts = -1, 2
@@ -82,7 +109,8 @@ func TestTuningRefusals(t *testing.T) {
 		s := base
 		tc.change(&s)
 		err := s.ValidateOn(tc.engine, 2)
-		if tc.kind == nil && err != nil || tc.kind != nil && (!errors.Is(err, tc.kind) || !strings.Contains(err.Error(), tc.words)) {
+		if tc.kind == nil && err != nil || tc.kind != nil &&
+			(!errors.Is(err, tc.kind) || !strings.Contains(err.Error(), tc.words)) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.words)
 		}
 	}
@@ -102,7 +130,13 @@ func TestTable(t *testing.T) {
 	row := func(tokens, threads int) ep.TuningRow {
 		s := sized(exactRows, 2)
 		s.MaxTokens = tokens
-		return ep.TuningRow{Hardware: here, Kind: ep.HandleKindOf(s), Tuning: ep.Tuning{Combine: ep.KernelTuning{Protocol: ep.FlagProtocol, Threads: threads}}, Date: "2026-11-22"}
+		return ep.TuningRow{
+			Hardware: here, Kind: ep.HandleKindOf(s),
+			Tuning: ep.Tuning{Combine: ep.KernelTuning{
+				Protocol: ep.FlagProtocol,
+				Threads:  threads,
+			}}, Date: "2026-11-22",
+		}
 	}
 	for _, r := range []ep.TuningRow{row(64, 64), row(16, 96), row(128, 128), row(16, 256)} {
 		table.Put(r)
@@ -114,7 +148,10 @@ func TestTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(&ep.TuningTable{Version: table.Version, Rows: []ep.TuningRow{row(64, 64), row(16, 256), row(128, 128)}}, again); diff != "" {
+	if diff := cmp.Diff(&ep.TuningTable{
+		Version: table.Version,
+		Rows:    []ep.TuningRow{row(64, 64), row(16, 256), row(128, 128)},
+	}, again); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 	// Others read it, and who keeps it elsewhere keeps it there.
@@ -149,7 +186,8 @@ func TestTable(t *testing.T) {
 		columns := kind
 		columns.Scales = ep.ColumnMajorScales.String()
 		kind.Hidden++
-		if again.Find(here, kind) != nil || again.Find(here, columns) != nil || again.Find(ep.Hardware{GPU: "a GPU", SMs: 17, Ranks: 2}, row(tokens, 0).Kind) != nil {
+		if again.Find(here, kind) != nil || again.Find(here, columns) != nil ||
+			again.Find(ep.Hardware{GPU: "a GPU", SMs: 17, Ranks: 2}, row(tokens, 0).Kind) != nil {
 			t.Errorf("%d tokens: a row is found for what it does not hold for", tokens)
 		}
 	}
@@ -172,9 +210,18 @@ func TestTunedOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		for i, tuning := range []ep.Tuning{
-			{Dispatch: ep.KernelTuning{Protocol: ep.FlagProtocol, Units: 2, Threads: 64, Dependent: 1}, Combine: ep.KernelTuning{Protocol: ep.FlagProtocol, Threads: 96, Dependent: 1}},
-			{Dispatch: ep.KernelTuning{Protocol: ep.ValueProtocol, Units: 1, Threads: 96, Senders: 15, Dependent: -1}, Combine: ep.KernelTuning{Protocol: ep.ValueProtocol, Threads: 512, Senders: 1}},
-			{Dispatch: ep.KernelTuning{Protocol: ep.ValueProtocol, Units: 4, Threads: 480, Senders: 1}, Combine: ep.KernelTuning{Protocol: ep.ValueProtocol, Threads: 64, Senders: -1}},
+			{
+				Dispatch: ep.KernelTuning{Protocol: ep.FlagProtocol, Units: 2, Threads: 64, Dependent: 1},
+				Combine:  ep.KernelTuning{Protocol: ep.FlagProtocol, Threads: 96, Dependent: 1},
+			},
+			{Dispatch: ep.KernelTuning{
+				Protocol: ep.ValueProtocol, Units: 1, Threads: 96, Senders: 15,
+				Dependent: -1,
+			}, Combine: ep.KernelTuning{Protocol: ep.ValueProtocol, Threads: 512, Senders: 1}},
+			{
+				Dispatch: ep.KernelTuning{Protocol: ep.ValueProtocol, Units: 4, Threads: 480, Senders: 1},
+				Combine:  ep.KernelTuning{Protocol: ep.ValueProtocol, Threads: 64, Senders: -1},
+			},
 		} {
 			for _, way := range []struct {
 				name string
@@ -204,11 +251,15 @@ func pulled(s ep.Spec) ep.Spec {
 	return s
 }
 
-// However bulk copies are tuned, their parts are whole, together they are the row, and shared memory has room for them.
+// However bulk copies are tuned, their parts are whole, together they are the row, and shared
+// memory has room for them.
 func TestTunedBulkCopiesFit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		threads := 32 * rapid.IntRange(2, 16).Draw(t, "warps of a block")
-		k := ep.KernelTuning{Warps: rapid.IntRange(0, threads/32).Draw(t, "warps"), Parts: rapid.IntRange(0, 16).Draw(t, "parts"), Bulk: rapid.IntRange(0, 1).Draw(t, "bulk")}
+		k := ep.KernelTuning{
+			Warps: rapid.IntRange(0, threads/32).Draw(t, "warps"),
+			Parts: rapid.IntRange(0, 16).Draw(t, "parts"), Bulk: rapid.IntRange(0, 1).Draw(t, "bulk"),
+		}
 		s := sized(exactRows, 2)
 		byRank := rapid.Bool().Draw(t, "a row for each rank")
 		if s.Layout = ep.ExpertPacked; byRank {
@@ -225,14 +276,18 @@ func TestTunedBulkCopiesFit(t *testing.T) {
 		for _, c := range []struct {
 			what                      string
 			chunk, warps, unit, takes int
-		}{{"push", push[0], push[1], 16, push[0] * push[1]}, {"pull", pull[0], pull[1], 512, ep.PullDepth * most * pull[0] * pull[1]}} {
+		}{{"push", push[0], push[1], 16, push[0] * push[1]}, {
+			"pull", pull[0], pull[1], 512,
+			ep.PullDepth * most * pull[0] * pull[1],
+		}} {
 			if k.Bulk == 0 && row < 1024 {
 				if c.chunk != 0 || c.warps != 0 {
 					t.Errorf("%s of small rows: %+v", c.what, c)
 				}
 				continue
 			}
-			if c.chunk < 1 || c.chunk%c.unit != 0 || c.warps < 1 || c.warps > threads/32 || c.takes > ep.BulkBytes || k.Warps != 0 && c.warps > k.Warps {
+			if c.chunk < 1 || c.chunk%c.unit != 0 || c.warps < 1 || c.warps > threads/32 ||
+				c.takes > ep.BulkBytes || k.Warps != 0 && c.warps > k.Warps {
 				t.Errorf("%s of %d bytes by %d threads: %+v", c.what, row, threads, c)
 			}
 			if parts := (row + c.chunk - 1) / c.chunk; k.Parts > 0 && c.takes*2 < ep.BulkBytes && parts > k.Parts {
@@ -288,7 +343,8 @@ func TestTableOnGPUs(t *testing.T) {
 		t.Setenv("WEFT_TUNING", path)
 		table := &ep.TuningTable{Version: ep.TableVersion}
 		err := m.engine(t, ranks, gpuDeadline).Ranks(ranks, func(c *weft.Comm) error {
-			if _, err := ep.NewHandle(testContext(t), c, s); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), path) {
+			if _, err := ep.NewHandle(testContext(t), c, s); !errors.Is(err, weft.ErrInvalid) ||
+				!strings.Contains(err.Error(), path) {
 				return fmt.Errorf("with a table that is named and not there: %w", err)
 			}
 			return nil
@@ -300,7 +356,8 @@ func TestTableOnGPUs(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = m.engine(t, ranks, gpuDeadline).Ranks(ranks, func(c *weft.Comm) error {
-			if _, err := ep.NewHandle(testContext(t), c, s); !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "invalid argument: WEFT_TUNING names") {
+			if _, err := ep.NewHandle(testContext(t), c, s); !errors.Is(err, weft.ErrInvalid) ||
+				!strings.Contains(err.Error(), "invalid argument: WEFT_TUNING names") {
 				return fmt.Errorf("with a table of another version: %w", err)
 			}
 			return nil
@@ -347,7 +404,8 @@ func TestTableOnGPUs(t *testing.T) {
 		// Nor may it ask anything of the caller.
 		inTurn := sized(directRows, ranks)
 		inTurn.MaxTokens = 6
-		table.Rows[0].Kind, table.Rows[0].Tuning = ep.HandleKindOf(inTurn), ep.Tuning{Dispatch: ep.KernelTuning{Protocol: ep.FlagProtocol}}
+		table.Rows[0].Kind = ep.HandleKindOf(inTurn)
+		table.Rows[0].Tuning = ep.Tuning{Dispatch: ep.KernelTuning{Protocol: ep.FlagProtocol}}
 		if err := table.Write(path); err != nil {
 			t.Fatal(err)
 		}

@@ -55,7 +55,8 @@ func (w *waits) get() (dispatch, combine []time.Duration, err error) {
 	return all[:n], all[n:], err
 }
 
-// lateness has one rank begin each kind of operation later than the others, and looks at what they count.
+// lateness has one rank begin each kind of operation later than the others, and looks at what they
+// count.
 func lateness(ctx context.Context, e eptest.Engine, c *weft.Comm, h *ep.Handle, b *eptest.Batch, late int) error {
 	const pause, base = 400 * time.Millisecond, time.Hour // machines that are loaded are late too
 	w, err := newWaits(e, c)
@@ -67,7 +68,8 @@ func lateness(ctx context.Context, e eptest.Engine, c *weft.Comm, h *ep.Handle, 
 		return err
 	}
 	stream := e.Stream(c)
-	if err := errors.Join(round.PrepareDispatch(ctx, stream), round.Combine(ctx, stream)); err != nil { // whatever is made the first time
+	// whatever is made the first time
+	if err := errors.Join(round.PrepareDispatch(ctx, stream), round.Combine(ctx, stream)); err != nil {
 		return err
 	}
 	dispatch, combine := w.tensors()
@@ -107,7 +109,8 @@ func lateness(ctx context.Context, e eptest.Engine, c *weft.Comm, h *ep.Handle, 
 				got -= base
 				expected := lane.counts && rank == late && c.Rank() != late
 				if expected && got < pause/2 || !expected && got > pause/2 || got < 0 || rank == c.Rank() && got != 0 {
-					return fmt.Errorf("%s: rank %d was waited for %v in %s, where rank %d was %v late", op.name, rank, got, lane.name, late, pause)
+					return fmt.Errorf("%s: rank %d was waited for %v in %s, where rank %d was %v late", op.name,
+						rank, got, lane.name, late, pause)
 				}
 			}
 		}
@@ -123,7 +126,8 @@ func lateness(ctx context.Context, e eptest.Engine, c *weft.Comm, h *ep.Handle, 
 	d, m, err := w.get()
 	for rank := range d {
 		if d[rank] != base || m[rank] != base {
-			err = errors.Join(err, fmt.Errorf("rank %d was waited for %v and %v when nobody counted", rank, d[rank]-base, m[rank]-base))
+			err = errors.Join(err, fmt.Errorf("rank %d was waited for %v and %v when nobody counted", rank,
+				d[rank]-base, m[rank]-base))
 		}
 	}
 	return errors.Join(err, round.Check(), round.Free(), w.mem.Free())

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Times AllReduce against Open MPI, MPICH and Gloo: 2 ranks, one a core, then 4 ranks, in interleaved rounds.
+# Times AllReduce against Open MPI, MPICH and Gloo: 2 ranks, one a core, then 4 ranks, in
+# interleaved rounds.
 #
-# Gloo comes with PyTorch (python.sh). The MPI libraries come from the Debian packages named below; they are
-# installed where apt-get and root are at hand, and used where they are installed. A peer that cannot be had is skipped
-# by name. ROUNDS, SECONDS_EACH and SIZES change what is run.
+# Gloo comes with PyTorch (python.sh). The MPI libraries come from the Debian packages named below;
+# they are installed where apt-get and root are at hand, and used where they are installed. A peer
+# that cannot be had is skipped by name. ROUNDS, SECONDS_EACH and SIZES change what is run.
 set -eu
 . "$(dirname "$0")/env.sh"
 
@@ -52,7 +53,8 @@ fi
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=^openib
 
-# command_of ENGINE RANKS: how to run it. With a core for every rank each is bound to one; otherwise none is.
+# command_of ENGINE RANKS: how to run it. With a core for every rank each is bound to one; otherwise
+# none is.
 command_of() {
 	if [ "$2" -le "$(getconf _NPROCESSORS_ONLN)" ]; then
 		bind=core

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Measures the floors of this machine (cold memory copy, cache-line ping-pong) and every operation against them.
+# Measures the floors of this machine (cold memory copy, cache-line ping-pong) and every operation
+# against them.
 set -eu
 . "$(dirname "$0")/env.sh"
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds the C library: libweft.so, weft.h and weft.pc, and the NCCL EP face: libnccl_ep.so, libnccl_ep.a, weft_nccl_ep.h and nccl_ep.pc, into build/clib or the folder
-# that is given. It needs a C compiler.
+# Builds the C library: libweft.so, weft.h and weft.pc, and the NCCL EP face: libnccl_ep.so,
+# libnccl_ep.a, weft_nccl_ep.h and nccl_ep.pc, into build/clib or the folder that is given. It needs
+# a C compiler.
 set -eu
 folder=${1:-}
 . "$(dirname "$0")/env.sh"
@@ -21,7 +22,8 @@ cp clib/weft.h "$folder/weft.h"
 
 version=$(sed -n 's/^#define WEFT_VERSION //p' clib/weft.h)
 cat >"$folder/weft.pc" <<PC
-# Programs find the library by this path wherever they run, if PKG_CONFIG_PATH has the whole path of this folder.
+# Programs find the library by this path wherever they run, if PKG_CONFIG_PATH has the whole path of
+# this folder.
 prefix=\${pcfiledir}
 
 Name: weft
@@ -45,7 +47,8 @@ rm -rf "$objects"
 cp clib/nccl/weft_nccl_ep.h "$folder/weft_nccl_ep.h"
 version=$(sed -n 's/^#define NCCL_EP_VERSION \([0-9]*\).*/\1/p' clib/nccl/weft_nccl_ep.h)
 cat >"$folder/nccl_ep.pc" <<PC
-# Programs find the library by this path wherever they run, if PKG_CONFIG_PATH has the whole path of this folder.
+# Programs find the library by this path wherever they run, if PKG_CONFIG_PATH has the whole path of
+# this folder.
 prefix=\${pcfiledir}
 
 Name: nccl_ep

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Four ranks on this machine train a small mixture-of-experts model, then the exchange they used is measured.
+# Four ranks on this machine train a small mixture-of-experts model, then the exchange they used is
+# measured.
 set -eu
 . "$(dirname "$0")/env.sh"
 

@@ -1,5 +1,6 @@
-# Sourced by every script here, from any directory: goes to the root of the repository, finds a Go that is new
-# enough, and settles where everything is written. POSIX sh, because a machine with Go and make may have no bash.
+# Sourced by every script here, from any directory: goes to the root of the repository, finds a Go
+# that is new enough, and settles where everything is written. POSIX sh, because a machine with Go
+# and make may have no bash.
 # shellcheck shell=sh
 
 cd "$(dirname "$0")/.." || exit 1
@@ -38,7 +39,8 @@ if ! mkdir -p "$XDG_CACHE_HOME" 2>/dev/null || [ ! -w "$XDG_CACHE_HOME" ]; then
 fi
 export XDG_CACHE_HOME
 
-# A toolchain that is allowed to fetch a newer one does so at the first command run inside the module.
+# A toolchain that is allowed to fetch a newer one does so at the first command run inside the
+# module.
 want=$(sed -n 's/^go //p' go.mod)
 have=$(go env GOVERSION 2>"$build/logs/toolchain.log") || have=$(cd / && go env GOVERSION)
 newest=$(printf '%s\n%s\n' "$want" "${have#go}" | sort -V | tail -n 1)
@@ -51,7 +53,8 @@ case $have in
 	;;
 esac
 
-# Stamping the commit fails the build where git refuses the clone, as it does when someone else owns it.
+# Stamping the commit fails the build where git refuses the clone, as it does when someone else owns
+# it.
 git rev-parse --verify --quiet HEAD >/dev/null 2>&1 || GOFLAGS="${GOFLAGS:-} -buildvcs=false"
 
 export GOFLAGS="${GOFLAGS:-}" CGO_ENABLED="${CGO_ENABLED:-0}" PATH

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Regenerates the generated files. With "check", does so in a copy of the tree and compares, changing nothing.
+# Regenerates the generated files. With "check", does so in a copy of the tree and compares,
+# changing nothing.
 set -eu
 . "$(dirname "$0")/env.sh"
 

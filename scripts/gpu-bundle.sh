@@ -1,7 +1,9 @@
 #!/bin/sh
-# Builds into build/gpu what a host without Go needs to run the tests and benchmarks: the command line, a test program for each package with its
-# testdata, and the GPU kernels, compiled where NVRTC can be had, all compressed; and run.sh, which runs them. Kernels of tests and examples are compiled on
-# the host. The programs need glibc. GOARCH picks another architecture; WEFT_ARCHS other GPUs.
+# Builds into build/gpu what a host without Go needs to run the tests and benchmarks: the command
+# line, a test program for each package with its testdata, and the GPU kernels, compiled where NVRTC
+# can be had, all compressed; and run.sh, which runs them. Kernels of tests and examples are
+# compiled on the host. The programs need glibc. GOARCH picks another architecture; WEFT_ARCHS other
+# GPUs.
 set -eu
 . "$(dirname "$0")/env.sh"
 
@@ -12,7 +14,8 @@ archs=${WEFT_ARCHS:-sm_90a,sm_100a,sm_80}
 rm -rf "$bundle"
 mkdir -p "$bundle/tests"
 
-# The kernels are the same whatever the host's architecture, so this host's own program compiles them. What it compiles is kept for the next time.
+# The kernels are the same whatever the host's architecture, so this host's own program compiles
+# them. What it compiles is kept for the next time.
 status=0
 nvrtc=$(sh scripts/nvrtc.sh) || status=$?
 case $status in
@@ -34,7 +37,8 @@ export GOOS=linux CGO_ENABLED=0
 go build -trimpath -ldflags='-s -w' -o "$bundle/weft" ./cmd/weft
 gzip -9 -n "$bundle/weft"
 
-# What a GPU or its host's memory may change the outcome of, and no more: the bundle is small, so that it is carried quickly.
+# What a GPU or its host's memory may change the outcome of, and no more: the bundle is small, so
+# that it is carried quickly.
 go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}' ./... |
 	while read -r package dir; do
 		case $package in

@@ -1,9 +1,11 @@
 #!/bin/sh
-# Runs this bundle's tests and benchmarks on a host that has no Go. Each part runs under a time limit. A table comes last, the logs are in ./logs,
-# or in the folder that OUT names. results.jsonl and doctor.json there are what tools/gputests keeps a record of.
+# Runs this bundle's tests and benchmarks on a host that has no Go. Each part runs under a time
+# limit. A table comes last, the logs are in ./logs, or in the folder that OUT names. results.jsonl
+# and doctor.json there are what tools/gputests keeps a record of.
 #
-# The exit status is 0 if all that was asked for passed, 1 if a part failed, 2 if there is no such part, 77 if nothing failed but something that needs
-# a GPU was skipped because weft doctor sees none, and 130 if a signal (Ctrl-C) ended it, which ends the part that runs too.
+# The exit status is 0 if all that was asked for passed, 1 if a part failed, 2 if there is no such
+# part, 77 if nothing failed but something that needs a GPU was skipped because weft doctor sees
+# none, and 130 if a signal (Ctrl-C) ended it, which ends the part that runs too.
 #
 #   run.sh [PART...] [-test.FLAG...]
 #
@@ -34,7 +36,8 @@ work=$(mktemp -d) || exit 1
 trap 'trap "" HUP INT TERM; rm -rf "$work"' EXIT # a second Ctrl-C goes to rm too
 trap stop HUP INT TERM
 
-# The bundle may have come with any owner and mode. Kernels are believed only where nobody else can write, so they are copied to such a place.
+# The bundle may have come with any owner and mode. Kernels are believed only where nobody else can
+# write, so they are copied to such a place.
 umask 022
 if [ -d "$bundle/cache" ]; then
 	mkdir "$work/cache" && cp "$bundle"/cache/*.cubin.gz "$work/cache/" && gunzip "$work"/cache/*.gz || exit 1
@@ -85,8 +88,9 @@ for name in $parts; do
 	exit 2
 done
 
-# bounded DIRECTORY SECONDS COMMAND...: runs the command there, ends it after so long, and kills it after ten more seconds. It must not be called in a
-# subshell or a pipe: a shell heeds a signal only where it waits for what runs in the background, and timeout, in a group of its own so that it can
+# bounded DIRECTORY SECONDS COMMAND...: runs the command there, ends it after so long, and kills it
+# after ten more seconds. It must not be called in a subshell or a pipe: a shell heeds a signal only
+# where it waits for what runs in the background, and timeout, in a group of its own so that it can
 # end all that the command started, hears of none from the terminal.
 stopped=
 bounding=
@@ -110,7 +114,8 @@ bounded() {
 	return "$bounded_status"
 }
 
-# stop is what a signal does: timeout passes it on, and kills who does not heed it within ten seconds.
+# stop is what a signal does: timeout passes it on, and kills who does not heed it within ten
+# seconds.
 stop() {
 	stopped=1
 	[ -n "$bounding" ] || exit 130
@@ -205,7 +210,8 @@ start() {
 	bounded . "$limit" ./weft bench start --no-cold ${WEFT_GPUS:+--gpus "$WEFT_GPUS"} --lines "$logs/start.json" 2>&1
 }
 
-# unpack_library puts the C library, and the NCCL EP face with their tests, where they can be used, once.
+# unpack_library puts the C library, and the NCCL EP face with their tests, where they can be used,
+# once.
 unpack_library() {
 	[ -d "$bundle/nccl-ep" ] || {
 		reason='the bundle has been made without a C compiler'
@@ -226,7 +232,8 @@ in_c() {
 	[ "$gpus" -le 1 ] || { printf 'on %d GPUs: ' "$gpus" && bounded nccl-ep "$limit" "$@" "$gpus" 2>&1; }
 }
 
-# through_nccl has groups meet through NCCL: that of a Python package, of which a PyTorch is often built, goes before the machine's own.
+# through_nccl has groups meet through NCCL: that of a Python package, of which a PyTorch is often
+# built, goes before the machine's own.
 through_nccl() {
 	no_gpu && return 77
 	found=$(python3 -c 'import glob, os, sys; print(*(os.path.dirname(f) for p in sys.path for f in glob.glob(p + "/nvidia/nccl/lib/libnccl.so.2")), sep=":")' 2>/dev/null)
@@ -269,7 +276,8 @@ sanitizer() {
 		unpack "$program" || return
 		case $program in
 		ep)
-			# Tests of deadlines do not bear how slow this is, and a GPU runs one kernel at a time, so that ranks cannot share it.
+			# Tests of deadlines do not bear how slow this is, and a GPU runs one kernel at a time,
+			# so that ranks cannot share it.
 			WEFT_EP_SHARED=0
 			export WEFT_EP_SHARED
 			sanitize "$program" memcheck 'TestOnGPUs|TestEveryKernelOnGPUs|TestCountsOnGPUs|TestCensus' || wrong=1
@@ -319,7 +327,8 @@ part() {
 "
 }
 
-# to LOG COMMAND...: shows a command's output and keeps it. The status and the reason must survive, so there is no pipe.
+# to LOG COMMAND...: shows a command's output and keeps it. The status and the reason must survive,
+# so there is no pipe.
 to() {
 	log=$logs/$1
 	shift

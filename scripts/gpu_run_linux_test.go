@@ -17,7 +17,8 @@ import (
 	"time"
 )
 
-// The programs of a bundle, as far as gpu-run.sh asks them. STATE is a folder: a part that is to run until it is ended leaves its process's number there.
+// The programs of a bundle, as far as gpu-run.sh asks them. STATE is a folder: a part that is to
+// run until it is ended leaves its process's number there.
 const (
 	fakeWeft = `#!/bin/sh
 case "$*" in
@@ -83,7 +84,8 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 func script(t *testing.T, dir, state string, out *strings.Builder, args ...string) *exec.Cmd {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), "sh", append([]string{filepath.Join(dir, "run.sh")}, args...)...)
-	c.Env = append(os.Environ(), "PATH="+state+":"+os.Getenv("PATH"), "STATE="+state, "TMPDIR="+state, "OUT="+filepath.Join(dir, "logs"))
+	c.Env = append(os.Environ(), "PATH="+state+":"+os.Getenv("PATH"), "STATE="+state, "TMPDIR="+state,
+		"OUT="+filepath.Join(dir, "logs"))
 	c.Dir, c.Stdout, c.Stderr = dir, out, out
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.WaitDelay = time.Second
@@ -93,22 +95,38 @@ func script(t *testing.T, dir, state string, out *strings.Builder, args ...strin
 	return c
 }
 
-// Who runs the bundle where there is no GPU must not take it for a pass, unless nothing was asked for that needs one.
+// Who runs the bundle where there is no GPU must not take it for a pass, unless nothing was asked
+// for that needs one.
 func TestGPURunSaysWhatPassed(t *testing.T) {
 	for _, tc := range []struct {
 		name, state, args string
 		status            int
 		want              []string
 	}{
-		{"all without a GPU", "", "", 77, []string{"link", "skipped: no GPU", "test-ep", "ok (1 passed, 1 skipped)", "sees no GPU", "in 11 of the parts"}},
+		{"all without a GPU", "", "", 77, []string{
+			"link", "skipped: no GPU", "test-ep",
+			"ok (1 passed, 1 skipped)", "sees no GPU", "in 11 of the parts",
+		}},
 		{"what needs none", "", "doctor test-plain", 0, []string{"test-plain", "ok (1 passed, 0 skipped)"}},
 		{"tests of which some need one", "", "test-ep", 77, []string{"sees no GPU", "in 1 of the parts"}},
-		{"with a GPU", "gpu", "doctor test-ep c nccl-ep link bench-ep bench-ep-ht overlap start", 0, []string{"on one GPU: ran 1\n", "on one GPU: ran gpus 1\n", "ok (2 passed, 0 skipped)", "overlapped\n", "cold\nwarm\n", "--mode ll", "--mode ht"}},
+		{
+			"with a GPU", "gpu", "doctor test-ep c nccl-ep link bench-ep bench-ep-ht overlap start", 0,
+			[]string{
+				"on one GPU: ran 1\n", "on one GPU: ran gpus 1\n", "ok (2 passed, 0 skipped)",
+				"overlapped\n", "cold\nwarm\n", "--mode ll", "--mode ht",
+			},
+		},
 		{
 			"Python", "gpu", "python", 0,
-			[]string{"pytest -q -s -p no:cacheprovider tests/test_cuda.py, the package in ", "/python, the library in ", "/nccl-ep/libweft.so, with a GPU\n"},
+			[]string{
+				"pytest -q -s -p no:cacheprovider tests/test_cuda.py, the package in ",
+				"/python, the library in ", "/nccl-ep/libweft.so, with a GPU\n",
+			},
 		},
-		{"a Python without PyTorch", "gpu bare", "python", 0, []string{"skipped: no python3 with pytest and a PyTorch that sees "}},
+		{
+			"a Python without PyTorch", "gpu bare", "python", 0,
+			[]string{"skipped: no python3 with pytest and a PyTorch that sees "},
+		},
 		{"a part that fails", "gpu broken", "link bench-ep", 1, []string{"FAILED", "1 failed"}},
 		{"a part that there is not", "", "test-ep nothing", 2, []string{"there is no part nothing"}},
 		{"a part that takes too long", "gpu endless", "bench-ep", 1, []string{"FAILED: it took too long"}},
@@ -143,7 +161,8 @@ func TestGPURunSaysWhatPassed(t *testing.T) {
 	}
 }
 
-// checkResults reads what a run leaves for the record: a line for the run and one for each part, whose number is given if it is not 0.
+// checkResults reads what a run leaves for the record: a line for the run and one for each part,
+// whose number is given if it is not 0.
 func checkResults(t *testing.T, dir string, parts int) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "logs", "results.jsonl"))
@@ -159,7 +178,8 @@ func checkResults(t *testing.T, dir string, parts int) {
 		if err := json.Unmarshal([]byte(line), &run); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}
-		if i == 0 && len(run.Date) != len(time.DateOnly) || i > 0 && (run.Part == "" || run.Result != "passed" && run.Result != "failed" && run.Result != "skipped") {
+		if i == 0 && len(run.Date) != len(time.DateOnly) || i > 0 &&
+			(run.Part == "" || run.Result != "passed" && run.Result != "failed" && run.Result != "skipped") {
 			t.Errorf("line %d: %s", i+1, line)
 		}
 	}
@@ -176,7 +196,8 @@ func TestGPURunEndsWithItsPart(t *testing.T) {
 	t.Cleanup(func() { signal.Stop(heeded) })
 	for _, part := range []string{"bench-ep", "test-plain"} {
 		for name, send := range map[string]func(script int) error{
-			"Ctrl-C":     func(script int) error { return syscall.Kill(-script, syscall.SIGINT) }, // the terminal's: to the group
+			// the terminal's: to the group
+			"Ctrl-C":     func(script int) error { return syscall.Kill(-script, syscall.SIGINT) },
 			"TERM":       func(script int) error { return syscall.Kill(script, syscall.SIGTERM) },
 			"hanging up": func(script int) error { return syscall.Kill(-script, syscall.SIGHUP) },
 			"Ctrl-C twice": func(script int) error {

@@ -1,5 +1,5 @@
-# Sourced after env.sh by what sets up environments for tests: every clone can use them, so they are kept in the user's cache directory, in folders named after what they
-# are made of.
+# Sourced after env.sh by what sets up environments for tests: every clone can use them, so they are
+# kept in the user's cache directory, in folders named after what they are made of.
 # shellcheck shell=sh
 
 kept=$XDG_CACHE_HOME/weft/tools
@@ -14,8 +14,9 @@ describe() {
 	"$1" -c 'import platform, sys; print(sys.version, sys.base_prefix, platform.machine())'
 }
 
-# keep FOLDER COMMAND...: has COMMAND make a new folder, whose path is its last argument, and names it FOLDER when it is whole, unless FOLDER is there. Who comes
-# meanwhile waits. What nobody has used for a month goes.
+# keep FOLDER COMMAND...: has COMMAND make a new folder, whose path is its last argument, and names
+# it FOLDER when it is whole, unless FOLDER is there. Who comes meanwhile waits. What nobody has
+# used for a month goes.
 keep() {
 	whole=$1
 	shift
@@ -39,8 +40,9 @@ keep() {
 	touch "$whole" # the month begins anew
 }
 
-# environment PYTHON FOLDER: makes a virtual environment, and leaves in $pip and $into how packages come into it. Distributions that split venv's pip into a package of its
-# own still allow an environment without one, which their own pip can fill.
+# environment PYTHON FOLDER: makes a virtual environment, and leaves in $pip and $into how packages
+# come into it. Distributions that split venv's pip into a package of its own still allow an
+# environment without one, which their own pip can fill.
 environment() {
 	if "$1" -m venv "$2" >>"$log" 2>&1; then
 		pip=$2/bin/python into=

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs the linters and the checks that need no test to run. Named parts select some of them:
-# go modules generated cross cgo clib python. With "format", rewrites the Go and Python files instead.
+# Runs the linters and the checks that need no test to run. Named parts select some of them: go
+# modules generated cross cgo clib columns python. With "format", rewrites the Go and Python files instead.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/parts.sh
@@ -36,7 +36,8 @@ cross_part() {
 	done
 }
 
-# Only the C library may use cgo. Build constraints hide such files from the linters, so this reads the text.
+# Only the C library may use cgo. Build constraints hide such files from the linters, so this reads
+# the text.
 cgo_part() {
 	! grep -rnE --include='*.go' --exclude-dir=build --exclude-dir=clib '^(import[[:space:]]+|[[:space:]]+)"C"' .
 }
@@ -49,6 +50,12 @@ clib_part() {
 		return
 	fi
 	(export CGO_ENABLED=1 && build_linter && go vet ./clib/... && "$linter" run ./clib/...)
+}
+
+# The linters of Go and Python look at the length of lines themselves.
+columns_part() {
+	git ls-files -z '*.c' '*.h' '*.cu' '*.cuh' |
+		xargs -0 awk 'length($0) > 120 { print FILENAME ":" FNR ": more than 120 columns"; long = 1 } END { exit long }'
 }
 
 python_part() {
@@ -72,7 +79,7 @@ if [ "${1:-}" = format ]; then
 	cd tools && exec "$linter" fmt --config ../.golangci.yaml ./...
 fi
 
-[ "$#" -gt 0 ] || set -- go modules generated cross cgo clib python
+[ "$#" -gt 0 ] || set -- go modules generated cross cgo clib columns python
 for name in "$@"; do
 	part "$name" "${name}_part"
 done

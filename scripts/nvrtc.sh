@@ -1,6 +1,7 @@
 #!/bin/sh
-# Puts NVRTC, the compiler for GPU kernels, into the user's cache directory: the pinned wheel of nvrtc.txt, whose hash is checked. Prints where the library is. WEFT_NVRTC
-# names another one to use instead. Where it cannot be had, writes why to build/logs/nvrtc.reason and exits with 77.
+# Puts NVRTC, the compiler for GPU kernels, into the user's cache directory: the pinned wheel of
+# nvrtc.txt, whose hash is checked. Prints where the library is. WEFT_NVRTC names another one to use
+# instead. Where it cannot be had, writes why to build/logs/nvrtc.reason and exits with 77.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/keep.sh

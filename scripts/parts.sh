@@ -1,6 +1,6 @@
-# Sourced by test.sh and lint.sh, after env.sh: runs named parts, one line and one duration each, and a table at the end.
-# A part returns 0, or 77 after calling "skip REASON", or anything else for a failure. The parts that follow a failed
-# one still run.
+# Sourced by test.sh and lint.sh, after env.sh: runs named parts, one line and one duration each,
+# and a table at the end. A part returns 0, or 77 after calling "skip REASON", or anything else for
+# a failure. The parts that follow a failed one still run.
 # shellcheck shell=sh
 
 table=

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Tests the Python package on the C library; arguments are pytest's. Exits with 77, and the reason in build/logs/venv.reason, where that is not possible.
+# Tests the Python package on the C library; arguments are pytest's. Exits with 77, and the reason
+# in build/logs/venv.reason, where that is not possible.
 set -eu
 . "$(dirname "$0")/env.sh"
 

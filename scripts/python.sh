@@ -1,6 +1,8 @@
 #!/bin/sh
-# Makes an environment with the packages of requirements.txt in the user's cache directory, and prints the path of its interpreter; with "kept" only if it is there.
-# WEFT_PYTHON names an interpreter to use instead. Where it cannot be had, writes why to build/logs/python.reason and exits with 77.
+# Makes an environment with the packages of requirements.txt in the user's cache directory, and
+# prints the path of its interpreter; with "kept" only if it is there. WEFT_PYTHON names an
+# interpreter to use instead. Where it cannot be had, writes why to build/logs/python.reason and
+# exits with 77.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/keep.sh

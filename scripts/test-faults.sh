@@ -1,5 +1,6 @@
 #!/bin/sh
-# Stops and kills ranks at random moments: RUNS jobs (500), at moments that SEED gives. What fails runs alone again with FAULT=its number and the same SEED.
+# Stops and kills ranks at random moments: RUNS jobs (500), at moments that SEED gives. What fails
+# runs alone again with FAULT=its number and the same SEED.
 set -eu
 . "$(dirname "$0")/env.sh"
 

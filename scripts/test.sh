@@ -1,14 +1,18 @@
 #!/bin/sh
-# Runs the tests. Named parts on the command line select some of them: python nvrtc vet test race pytest tools. "all" is all of them, the race detector included, with
-# everything that emulated GPUs have, which WEFT_TEST_ALL=1 asks for. Without a name all parts but race run. build/logs says how long each test took, and which were skipped.
+# Runs the tests. Named parts on the command line select some of them: python nvrtc vet test race
+# pytest tools. "all" is all of them, the race detector included, with everything that emulated GPUs
+# have, which WEFT_TEST_ALL=1 asks for. Without a name all parts but race run. build/logs says how
+# long each test took, and which were skipped.
 #
-# What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1, WEFT_REQUIRE_TORCH=1, WEFT_REQUIRE_PYTEST=1 and WEFT_REQUIRE_NVRTC=1 make that a failure.
+# What this machine cannot run is skipped by name; WEFT_REQUIRE_RACE=1, WEFT_REQUIRE_TORCH=1,
+# WEFT_REQUIRE_PYTEST=1 and WEFT_REQUIRE_NVRTC=1 make that a failure.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/parts.sh
 
-# report NAME ARGS...: runs "go test -json ARGS...", printing one line a package, what failed in full, and why how many were skipped. Durations and names of what was skipped
-# go into files whose names begin with NAME.
+# report NAME ARGS...: runs "go test -json ARGS...", printing one line a package, what failed in
+# full, and why how many were skipped. Durations and names of what was skipped go into files whose
+# names begin with NAME.
 report() {
 	into=build/logs/$1
 	shift
@@ -53,7 +57,8 @@ vet_part() {
 	go vet ./...
 }
 
-# ep takes longest by far, so it begins first, and the others run beside it. Tests that wait do so four at once.
+# ep takes longest by far, so it begins first, and the others run beside it. Tests that wait do so
+# four at once.
 test_part() {
 	(export CGO_ENABLED=0 && report test -parallel 4 -timeout "$limit" ./ep ./...)
 }
@@ -84,7 +89,8 @@ tools_part() {
 	go -C tools vet ./... && go -C tools test ./... && sh scripts/generate.sh check
 }
 
-# Limits are for what hangs: five times what the longest package takes by itself with nothing kept. A machine that has more to do takes several times as long.
+# Limits are for what hangs: five times what the longest package takes by itself with nothing kept.
+# A machine that has more to do takes several times as long.
 limit=30m
 [ "$#" -gt 0 ] || set -- python nvrtc vet test pytest tools
 if [ "$1" = all ]; then

@@ -1,6 +1,8 @@
 #!/bin/sh
-# Makes an environment with the pinned packages of python.txt, whose hashes are checked, in the user's cache directory, and prints the path of its interpreter. PyTorch is
-# seen in it where WEFT_PYTHON, or what python.sh has set up, has it. Where it cannot be had, writes why to build/logs/venv.reason and exits with 77.
+# Makes an environment with the pinned packages of python.txt, whose hashes are checked, in the
+# user's cache directory, and prints the path of its interpreter. PyTorch is seen in it where
+# WEFT_PYTHON, or what python.sh has set up, has it. Where it cannot be had, writes why to
+# build/logs/venv.reason and exits with 77.
 set -eu
 . "$(dirname "$0")/env.sh"
 . scripts/keep.sh

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the wheels of the Python packages, with the C library inside, into dist/ or the folder that is given. It needs Python 3.11 and a C compiler.
+# Builds the wheels of the Python packages, with the C library inside, into dist/ or the folder that
+# is given. It needs Python 3.11 and a C compiler.
 set -eu
 folder=${1:-}
 . "$(dirname "$0")/env.sh"

@@ -92,7 +92,8 @@ func (s *session) all(rounds int, each time.Duration) ([]*figure, error) {
 	}
 	for range rounds {
 		for _, threads := range []int{1, 2} {
-			note(fmt.Sprintf("memcpy, cold, %s, read and written", measure.Count(threads, "thread")), "GB/s", 0, false, s.copySpeed(threads)/1e9)
+			note(fmt.Sprintf("memcpy, cold, %s, read and written", measure.Count(threads, "thread")), "GB/s", 0,
+				false, s.copySpeed(threads)/1e9)
 		}
 		note("cache line from one processor to another", "us", 0, false, measure.Micros(bench.PingPong()))
 
@@ -126,7 +127,8 @@ func (s *session) all(rounds int, each time.Duration) ([]*figure, error) {
 			for _, r := range records {
 				total += r.P50
 			}
-			note(fmt.Sprintf("prepare + dispatch + combine, 1 token, %d ranks, fresh operands, 16 routings", n), "us", 0, false, total)
+			note(fmt.Sprintf("prepare + dispatch + combine, 1 token, %d ranks, fresh operands, 16 routings", n),
+				"us", 0, false, total)
 		}
 		for _, aim := range []struct {
 			ranks   int

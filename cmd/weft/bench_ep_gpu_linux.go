@@ -44,10 +44,17 @@ type gpuFlags struct {
 	deadline        time.Duration
 }
 
-// Of the flags of bench ep, these mean nothing on the other device. They have to be known: what is not heeded is refused.
+// Of the flags of bench ep, these mean nothing on the other device. They have to be known: what is
+// not heeded is refused.
 var (
-	hostOnly = []string{"wire", "sum", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place", "iters", "time", "warmup"}
-	gpuOnly  = []string{"gpus", "capacity", "sms", "quantize", "phases", "gradients", "lines", "no-link", "no-peers", "replays", "operations", "deadline"}
+	hostOnly = []string{
+		"wire", "sum", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place",
+		"iters", "time", "warmup",
+	}
+	gpuOnly = []string{
+		"gpus", "capacity", "sms", "quantize", "phases", "gradients", "lines", "no-link",
+		"no-peers", "replays", "operations", "deadline",
+	}
 )
 
 func newGPUFlags(cmd *cobra.Command) *gpuFlags {
@@ -55,10 +62,12 @@ func newGPUFlags(cmd *cobra.Command) *gpuFlags {
 	f := cmd.Flags()
 	oneOf(cmd, &g.device, "device", []string{onHost, onGPU}, "where ranks are")
 	f.IntVar(&g.gpus, "gpus", 0, "GPU: how many, the first ones (0: all that this process sees)")
-	f.IntVar(&g.capacity, "capacity", 0, "GPU: the most tokens per rank that handles are made for (0: as many as there are)")
+	f.IntVar(&g.capacity, "capacity", 0,
+		"GPU: the most tokens per rank that handles are made for (0: as many as there are)")
 	g.multiprocessors(cmd, "GPU: ")
 	g.quantisation(cmd, "GPU: ")
-	oneOf(cmd, &g.phases, "phases", []string{"fused", "all"}, "GPU: prepare with dispatch in one operation, or prepare and dispatch apart too (ll: fused, ht: all)")
+	oneOf(cmd, &g.phases, "phases", []string{"fused", "all"},
+		"GPU: prepare with dispatch in one operation, or prepare and dispatch apart too (ll: fused, ht: all)")
 	f.BoolVar(&g.gradients, "gradients", false, "GPU: measure the gradients of combine and dispatch too (ll: no, ht: yes)")
 	f.StringVar(&g.lines, "lines", "", "GPU: write the lines of --json to this `file` as well")
 	f.BoolVar(&g.noLink, "no-link", false, "GPU: do not measure the links first")
@@ -70,12 +79,14 @@ func newGPUFlags(cmd *cobra.Command) *gpuFlags {
 }
 
 func (g *gpuFlags) multiprocessors(cmd *cobra.Command, where string) {
-	cmd.Flags().Var(&g.sms, "sms", where+"multiprocessors for the kernels; a row for each number in a list (0: the library's choice; ll: 0, ht: 8,12,24,96)")
+	cmd.Flags().Var(&g.sms, "sms", where+"multiprocessors for the kernels; a row for each number in a list "+
+		"(0: the library's choice; ll: 0, ht: 8,12,24,96)")
 }
 
 func (g *gpuFlags) quantisation(cmd *cobra.Command, where string) {
 	oneOf(cmd, &g.quantize, "quantize", []string{"bf16", "none"},
-		where+"the type from which dispatch quantises fp8 rows, or none if they and their scales are the caller's (ll: bf16, ht: none); bf16 alone means --dtype fp8")
+		where+"the type from which dispatch quantises fp8 rows, or none if they and their scales are the "+
+			"caller's (ll: bf16, ht: none); bf16 alone means --dtype fp8")
 }
 
 // gpuHelp is what the help of bench ep says of GPUs.
@@ -151,8 +162,8 @@ Absent when there is nothing to say:
   problems      what was wrong
 
 A row of a peer has op, engine, contract, p50_us, and wire_bytes, ranks, verified where it
-was measured in this run; tokens or wire_bytes, sms where it is known, source and date where it is quoted; skipped where it
-could not be measured, and why.`
+was measured in this run; tokens or wire_bytes, sms where it is known, source and date where it is quoted;
+skipped where it could not be measured, and why.`
 
 // shapes are what is to be measured: the defaults of GPUs where nothing was said.
 func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]bench.EP, error) {
@@ -209,7 +220,10 @@ func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]bench.
 	case payload:
 		return []bench.EP{s}, nil
 	case many:
-		return []bench.EP{with(s.Layout, s.Reduction, s.Sum, "bf16", ""), with(s.Layout, s.Reduction, s.Sum, "fp8", s.Scales)}, nil
+		return []bench.EP{
+			with(s.Layout, s.Reduction, s.Sum, "bf16", ""),
+			with(s.Layout, s.Reduction, s.Sum, "fp8", s.Scales),
+		}, nil
 	case given("layout") || given("reduction"):
 		return []bench.EP{s}, nil
 	}
@@ -259,10 +273,12 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 		return usageError{errors.New("bench ep: --device gpu takes one number of --ranks")}
 	}
 	if g.gpus < 0 || g.ops < 1 || g.replays < 1 || g.deadline <= 0 {
-		return usageError{errors.New("bench ep: --gpus, --operations, --replays, --deadline: want at least 0, 1, 1, and more than 0s")}
+		return usageError{errors.New("bench ep: --gpus, --operations, --replays, --deadline: want at least " +
+			"0, 1, 1, and more than 0s")}
 	}
 	if g.ops > bench.MostOperations || g.replays > bench.MostReplays {
-		return usageError{fmt.Errorf("bench ep: want at most %d --operations, %d --replays", bench.MostOperations, bench.MostReplays)}
+		return usageError{fmt.Errorf("bench ep: want at most %d --operations, %d --replays",
+			bench.MostOperations, bench.MostReplays)}
 	}
 	for _, s := range shapes { // with the fewest ranks that there can be; the rest is for when GPUs are known
 		ranks := 1
@@ -302,7 +318,8 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 	defer p.progress.Close()
 	p.to = p.progress.Above(os.Stdout)
 	measuring := bench.GPUs{
-		Contexts: contexts, Ranks: ranks, Phases: g.phases == "all", Gradients: g.gradients, Operations: g.ops, Replays: g.replays, Deadline: g.deadline,
+		Contexts: contexts, Ranks: ranks, Phases: g.phases == "all", Gradients: g.gradients, Operations: g.ops,
+		Replays: g.replays, Deadline: g.deadline,
 		Cache: kernels(p.progress.Above(os.Stderr)),
 	}
 	quoted := bench.QuotedPeers()
@@ -324,15 +341,20 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 }
 
 // measure measures the links, the shapes and the peers, in one run.
-func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP, peers []bench.Peer, p *gpuPrinter) error {
+func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP, peers []bench.Peer,
+	p *gpuPrinter,
+) error {
 	name, err := m.Contexts[0].Device().Name()
 	if err != nil {
 		return err
 	}
 	hostname, _ := os.Hostname()
 	p.here = where{name, hostname, version()}
-	p.facts = []report.Fact{{Name: "measured", Value: fmt.Sprintf("%s on %s (%s), by weft %s", measure.Count(m.Ranks, "rank"),
-		measure.Count(min(m.Ranks, len(m.Contexts)), "GPU"), name, version())}}
+	p.facts = []report.Fact{{
+		Name: "measured",
+		Value: fmt.Sprintf("%s on %s (%s), by weft %s", measure.Count(m.Ranks, "rank"),
+			measure.Count(min(m.Ranks, len(m.Contexts)), "GPU"), name, version()),
+	}}
 	contexts := m.Contexts[:min(m.Ranks, len(m.Contexts))]
 	var c link.Ceiling
 	if !g.noLink {
@@ -340,8 +362,10 @@ func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP,
 			return err
 		}
 		best := c.Best()
-		links := fmt.Sprintf("kernels get %.0f GB/s out of each (%s, %s); a kernel that does nothing takes %.2f us in a graph, a hop %.2f us",
-			best.GBps, best.Way, measure.Count(best.SMs, "SM"), measure.Micros(c.Small(link.Empty)), measure.Micros(c.Small(link.Hop)))
+		links := fmt.Sprintf("kernels get %.0f GB/s out of each (%s, %s); a kernel that does nothing takes "+
+			"%.2f us in a graph, a hop %.2f us",
+			best.GBps, best.Way, measure.Count(best.SMs,
+				"SM"), measure.Micros(c.Small(link.Empty)), measure.Micros(c.Small(link.Hop)))
 		p.note("%s, %s: %s", measure.Count(len(contexts), "GPU"), name, links)
 		p.facts = append(p.facts, report.Fact{Name: "links", Value: links})
 	}
@@ -366,10 +390,12 @@ func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP,
 	return p.peers(peers)
 }
 
-// quickLink is enough of bench link to know what the links give to as many SMs as the shapes ask for, and at most.
+// quickLink is enough of bench link to know what the links give to as many SMs as the shapes ask
+// for, and at most.
 func quickLink(m bench.GPUs, shapes []bench.EP) link.Options {
 	o := link.Options{
-		Bytes: []int64{16 << 20}, SMs: []int{48, 132}, Movers: []link.Way{link.Store, link.Load, link.BulkStore, link.BulkLoad}, Replays: 3, Cache: m.Cache,
+		Bytes: []int64{16 << 20}, SMs: []int{48, 132},
+		Movers: []link.Way{link.Store, link.Load, link.BulkStore, link.BulkLoad}, Replays: 3, Cache: m.Cache,
 	}
 	sms := 0
 	for _, c := range m.Contexts {
@@ -408,8 +434,8 @@ func openRanks(gpus, ranks int) (contexts []*cuda.Context, n int, closeAll func(
 	return contexts, ranks, closeAll, nil
 }
 
-// withQueues starts the command anew if the driver would put several ranks' streams in one queue of a GPU, where one that waits for another can be
-// before it.
+// withQueues starts the command anew if the driver would put several ranks' streams in one queue of
+// a GPU, where one that waits for another can be before it.
 func withQueues() error {
 	const name, enough = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 	if os.Getenv(name) == enough {
@@ -463,9 +489,11 @@ func (p *gpuPrinter) row(r bench.GPURow) error {
 	var b strings.Builder
 	if !p.headed {
 		p.headed = true
-		fmt.Fprintf(&b, "\nus of the slowest rank: p50 and max in graphs of %d; alone between events (nothing: %.2f); eager; with cold caches\n",
+		fmt.Fprintf(&b, "\nus of the slowest rank: p50 and max in graphs of %d; alone between events "+
+			"(nothing: %.2f); eager; with cold caches\n",
 			r.Operations, r.Empty)
-		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "p50", "max", "alone", "p99", "eager", "issue", "cold", "MB", "GB/s", "link", "output")
+		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "p50", "max", "alone", "p99", "eager",
+			"issue", "cold", "MB", "GB/s", "link", "output")
 	}
 	output, ratio := "verified", ""
 	if !r.Verified {
@@ -482,7 +510,8 @@ func (p *gpuPrinter) row(r bench.GPURow) error {
 	if r.Capacity != r.Tokens {
 		tokens += fmt.Sprintf("/%d", r.Capacity)
 	}
-	fmt.Fprintf(&b, format, r.Contract, r.Op, tokens, fmt.Sprint(r.SMsUsed), us(r.P50), us(r.Max), us(r.Kernel), us(r.KernelP99), us(r.Eager), us(r.Issue),
+	fmt.Fprintf(&b, format, r.Contract, r.Op, tokens, fmt.Sprint(r.SMsUsed), us(r.P50), us(r.Max), us(r.Kernel),
+		us(r.KernelP99), us(r.Eager), us(r.Issue),
 		us(r.Cold), fmt.Sprintf("%.3f", float64(r.WireBytes)/1e6), fmt.Sprintf("%.0f", r.GBps), ratio, output)
 	_, err := io.WriteString(p.to, b.String())
 	return err

@@ -75,15 +75,24 @@ func shapesOf(t *testing.T, line string) []bench.EP {
 
 func TestShapesOnGPUs(t *testing.T) {
 	for line, want := range map[string][]string{
-		"":                                     {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 column-major from bf16"},
-		"--scales row-major":                   {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 row-major from bf16"},
-		"--dtype fp8 --scales column-major":    {"expert-major exact fp8 column-major from bf16"},
-		"--layout rank-major":                  {"rank-major bf16"},
-		"--layout rank-major --payload fp16":   {"rank-major fp16"},
-		"--layout expert-major":                {"expert-major exact bf16"},
-		"--reduction partial --quantize bf16":  {"expert-major partial fp8 row-major from bf16"},
-		"--quantize bf16 --dtype fp8-ue8m0":    {"expert-major exact fp8-ue8m0 row-major from bf16"},
-		"--capacity 128 --sms 24 --experts 64": {"rank-major bf16", "expert-major partial bf16", "expert-major exact fp8 column-major from bf16"},
+		"": {
+			"rank-major bf16", "expert-major partial bf16",
+			"expert-major exact fp8 column-major from bf16",
+		},
+		"--scales row-major": {
+			"rank-major bf16", "expert-major partial bf16",
+			"expert-major exact fp8 row-major from bf16",
+		},
+		"--dtype fp8 --scales column-major":   {"expert-major exact fp8 column-major from bf16"},
+		"--layout rank-major":                 {"rank-major bf16"},
+		"--layout rank-major --payload fp16":  {"rank-major fp16"},
+		"--layout expert-major":               {"expert-major exact bf16"},
+		"--reduction partial --quantize bf16": {"expert-major partial fp8 row-major from bf16"},
+		"--quantize bf16 --dtype fp8-ue8m0":   {"expert-major exact fp8-ue8m0 row-major from bf16"},
+		"--capacity 128 --sms 24 --experts 64": {
+			"rank-major bf16", "expert-major partial bf16",
+			"expert-major exact fp8 column-major from bf16",
+		},
 	} {
 		var got []string
 		for _, s := range shapesOf(t, line+" --tokens 3") {
@@ -120,11 +129,15 @@ func TestThroughputShapesOnGPUs(t *testing.T) {
 		contracts   []string
 		tokens, sms []int
 	}{
-		"":                             {both("token-major", "partial", "row-major"), []int{4096}, []int{8, 12, 24, 96}},
-		"--tokens 128,8192 --sms 8,0":  {both("token-major", "partial", "row-major"), []int{128, 8192}, []int{8, 0}},
-		"--layout expert-packed":       {both("expert-packed", "exact", "row-major"), []int{4096}, []int{8, 12, 24, 96}},
-		"--scales column-major":        {both("token-major", "partial", "column-major"), []int{4096}, []int{8, 12, 24, 96}},
-		"--dtype fp8 --quantize bf16":  {[]string{"token-major partial fp8 row-major from bf16"}, []int{4096}, []int{8, 12, 24, 96}},
+		"":                            {both("token-major", "partial", "row-major"), []int{4096}, []int{8, 12, 24, 96}},
+		"--tokens 128,8192 --sms 8,0": {both("token-major", "partial", "row-major"), []int{128, 8192}, []int{8, 0}},
+		"--layout expert-packed":      {both("expert-packed", "exact", "row-major"), []int{4096}, []int{8, 12, 24, 96}},
+		"--scales column-major":       {both("token-major", "partial", "column-major"), []int{4096}, []int{8, 12, 24, 96}},
+		"--dtype fp8 --quantize bf16": {
+			[]string{"token-major partial fp8 row-major from bf16"},
+			[]int{4096},
+			[]int{8, 12, 24, 96},
+		},
 		"--dtype bf16 --capacity 8192": {[]string{"token-major partial bf16"}, []int{4096}, []int{8, 12, 24, 96}},
 	} {
 		shapes := shapesOf(t, "--mode ht "+line)
@@ -200,8 +213,14 @@ func TestGPURowsAreExplained(t *testing.T) {
 
 func TestGPUPrinter(t *testing.T) {
 	rows := []bench.GPURow{
-		{Op: "dispatch", Contract: "rank-major bf16", Tokens: 8, Capacity: 128, SMsUsed: 17, P50: 4.25, Ratio: 0.07, Verified: true},
-		{Op: "combine", Contract: "rank-major bf16", Tokens: 8, Capacity: 8, Problems: []string{"the sum of token 3"}, Timed: [][]float64{{3, 500}}},
+		{
+			Op: "dispatch", Contract: "rank-major bf16", Tokens: 8, Capacity: 128, SMsUsed: 17, P50: 4.25,
+			Ratio: 0.07, Verified: true,
+		},
+		{
+			Op: "combine", Contract: "rank-major bf16", Tokens: 8, Capacity: 8,
+			Problems: []string{"the sum of token 3"}, Timed: [][]float64{{3, 500}},
+		},
 	}
 	right := true
 	peers := []bench.Peer{
@@ -222,11 +241,15 @@ func TestGPUPrinter(t *testing.T) {
 			t.Error(err)
 		}
 		file := filepath.Join(t.TempDir(), "report.html")
-		if err := writeReport(file, "a host", report.Report{Facts: []report.Fact{{Name: "links", Value: "343 GB/s"}}, GPUs: &p.found}); err != nil {
+		if err := writeReport(file, "a host",
+			report.Report{Facts: []report.Fact{{Name: "links", Value: "343 GB/s"}}, GPUs: &p.found}); err != nil {
 			t.Fatal(err)
 		}
 		page, err := os.ReadFile(file)
-		for _, want := range []string{"weft bench on a host", "343 GB/s", "2 of 4 rows gave wrong output", "the sum of token 3", "dispatch: time by tokens", "somewhere"} {
+		for _, want := range []string{
+			"weft bench on a host", "343 GB/s", "2 of 4 rows gave wrong output",
+			"the sum of token 3", "dispatch: time by tokens", "somewhere",
+		} {
 			if err != nil || !strings.Contains(string(page), want) {
 				t.Errorf("no %q in the report, %v", want, err)
 			}
@@ -235,7 +258,8 @@ func TestGPUPrinter(t *testing.T) {
 	}
 	table, lines := show(false)
 	for _, want := range []string{
-		"8/128", "8/128   17 ", " SMs ", "4.25", "verified", "WRONG: the sum of token 3, replays differ", "skipped: no torch", "1 MiB", "2026-11-20 (1)", "128 on 24 SMs",
+		"8/128", "8/128   17 ", " SMs ", "4.25", "verified", "WRONG: the sum of token 3, replays differ",
+		"skipped: no torch", "1 MiB", "2026-11-20 (1)", "128 on 24 SMs",
 		"here: somewhere", "in this run, WRONG",
 	} {
 		if !strings.Contains(table, want) {
@@ -248,7 +272,8 @@ func TestGPUPrinter(t *testing.T) {
 	}
 	for line := range strings.Lines(lines) {
 		var object map[string]any
-		if err := json.Unmarshal([]byte(line), &object); err != nil || object["device"] != "NVIDIA H200" || object["contract"] == nil {
+		if err := json.Unmarshal([]byte(line), &object); err != nil || object["device"] != "NVIDIA H200" ||
+			object["contract"] == nil {
 			t.Errorf("%v: %s", err, line)
 		}
 	}

@@ -58,7 +58,10 @@ type epFlags struct {
 }
 
 func newEPFlags(cmd *cobra.Command) *epFlags {
-	e := &epFlags{shape: defaultEP(), ranks: counts{4}, tokens: counts{1, 8, 64, 512}, mode: lowLatency, calls: oneCall, operand: window}
+	e := &epFlags{
+		shape: defaultEP(), ranks: counts{4}, tokens: counts{1, 8, 64, 512}, mode: lowLatency,
+		calls: oneCall, operand: window,
+	}
 	s, f := &e.shape, cmd.Flags()
 	f.Var(&e.ranks, "ranks", "how many ranks")
 	f.Var(&e.tokens, "tokens", "tokens per rank")
@@ -75,9 +78,11 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	oneOf(cmd, &s.Counts, "counts", bench.CountModes(), "who learns how many rows arrive")
 	oneOf(cmd, &s.Routing, "routing", routing.Kinds(), "how popular experts are; hot is one hot rank")
 	f.Uint64Var(&s.Seed, "seed", s.Seed, "of the routing")
-	oneOf(cmd, &e.mode, "mode", []string{lowLatency, highThroughput}, "what is measured unless told otherwise: few tokens (low latency) or many (high throughput)")
+	oneOf(cmd, &e.mode, "mode", []string{lowLatency, highThroughput},
+		"what is measured unless told otherwise: few tokens (low latency) or many (high throughput)")
 	oneOf(cmd, &e.calls, "calls", []string{oneCall, phases}, "send and receive in one call, or in phases apart")
-	oneOf(cmd, &e.operand, "operand", []string{window, heap}, "where rows are: read there from a window, staged first from the heap")
+	oneOf(cmd, &e.operand, "operand", []string{window, heap},
+		"where rows are: read there from a window, staged first from the heap")
 	f.BoolVar(&s.Cached, "cached", false, "prepare each routing once, outside the timing")
 	f.BoolVar(&s.Fresh, "fresh", false, "write operands anew before each operation")
 	f.IntVar(&s.Batches, "batches", s.Batches, "different routings, taken in turn")

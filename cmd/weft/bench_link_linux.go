@@ -78,7 +78,8 @@ In the last line, whose op is ceiling:
 	f.StringVar(&lines, "lines", "", "write the lines of --json to this `file` as well")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if gpus < 0 || replays < 1 || replays > 1000 {
-			return usageError{fmt.Errorf("bench link: --gpus %d, --replays %d: want at least 0 GPUs, and 1 to 1000 replays", gpus, replays)}
+			return usageError{fmt.Errorf("bench link: --gpus %d, --replays %d: want at least 0 GPUs, and 1 "+
+				"to 1000 replays", gpus, replays)}
 		}
 		var file *linesFile
 		if lines != "" {
@@ -227,7 +228,10 @@ func linkTables(to io.Writer, c link.Ceiling) error {
 	}
 	moved := slices.DeleteFunc(slices.Clone(c.Rows), func(r link.Row) bool { return r.Bytes == 0 })
 	for len(moved) > 0 {
-		n := slices.IndexFunc(moved, func(r link.Row) bool { return r.Pattern != moved[0].Pattern || r.Bytes != moved[0].Bytes })
+		n := slices.IndexFunc(moved, func(r link.Row) bool {
+			return r.Pattern != moved[0].Pattern ||
+				r.Bytes != moved[0].Bytes
+		})
 		if n < 0 {
 			n = len(moved)
 		}
@@ -242,11 +246,13 @@ func linkTables(to io.Writer, c link.Ceiling) error {
 	return err
 }
 
-// linkTable prints the rows of one size and pattern: a line for each way, a column for each number of SMs.
+// linkTable prints the rows of one size and pattern: a line for each way, a column for each number
+// of SMs.
 func linkTable(to io.Writer, rows []link.Row) error {
 	w := tabwriter.NewWriter(to, 0, 8, 2, ' ', 0)
 	rates := map[link.Pattern]string{
-		link.AllToAll: "GB/s out of each GPU", link.Pair: "GB/s one way", link.AllToOne: "GB/s into the one GPU", link.Local: "GB/s in local memory",
+		link.AllToAll: "GB/s out of each GPU", link.Pair: "GB/s one way",
+		link.AllToOne: "GB/s into the one GPU", link.Local: "GB/s in local memory",
 	}[rows[0].Pattern]
 	fmt.Fprintf(w, "\n%s, %s: %s, by SMs\t", rows[0].Pattern, measure.Size(rows[0].Bytes), rates)
 	var ways []link.Way

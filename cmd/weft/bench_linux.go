@@ -62,7 +62,8 @@ Absent when false, zero or not measured:
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchLink(), newBenchJoin(), newBenchOverlap(), newBenchStart(), newBenchAll(), newBenchRank())
+	cmd.AddCommand(newBenchEP(), newBenchAllReduce(), newBenchLink(), newBenchJoin(), newBenchOverlap(),
+		newBenchStart(), newBenchAll(), newBenchRank())
 	return cmd
 }
 
@@ -172,7 +173,9 @@ func (s *session) measure(j job) ([]measure.Record, error) {
 }
 
 // run does a task on so many ranks and returns its records.
-func (s *session) run(name string, ranks int, task bench.Task, base measure.Record, speed float64) ([]measure.Record, error) {
+func (s *session) run(name string, ranks int, task bench.Task, base measure.Record,
+	speed float64,
+) ([]measure.Record, error) {
 	const steps = 100
 	bar := s.progress.Start(name, steps)
 	defer bar.Done("") // for a task that fails

@@ -161,7 +161,8 @@ func (o *overlapFlags) run(cmd *cobra.Command) (err error) {
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
 	return o.measure(ctx, bench.Overlap{Product: o.product, GPUs: bench.GPUs{
-		Contexts: contexts, Ranks: ranks, Operations: o.operations, Replays: o.replays, Deadline: o.deadline, Cache: kernels(p.progress.Above(os.Stderr)),
+		Contexts: contexts, Ranks: ranks, Operations: o.operations, Replays: o.replays, Deadline: o.deadline,
+		Cache: kernels(p.progress.Above(os.Stderr)),
 	}}, p)
 }
 
@@ -199,10 +200,13 @@ func (p *overlapPrinter) row(r bench.OverlapRow) error {
 	var b strings.Builder
 	if !p.headed {
 		p.headed = true
-		fmt.Fprintf(&b, "%s on %s (%s): us of the slowest rank, alone and beside each other. product: bf16 %s, %.0f TFLOPS alone.\n"+
+		fmt.Fprintf(&b, "%s on %s (%s): us of the slowest rank, alone and beside each other. product: bf16 "+
+			"%s, %.0f TFLOPS alone.\n"+
 			"SMs: what a product would take more if it lost the exchange's %s\n\n",
-			measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs, "GPU"), p.here.Device, r.Product, r.TFlops, "multiprocessors and nothing else")
-		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "alone", "beside", "times", "product", "beside", "times", "SMs", "output")
+			measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs,
+				"GPU"), p.here.Device, r.Product, r.TFlops, "multiprocessors and nothing else")
+		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "alone", "beside", "times", "product",
+			"beside", "times", "SMs", "output")
 	}
 	output := "verified"
 	if !r.Verified {
@@ -213,7 +217,8 @@ func (p *overlapPrinter) row(r bench.OverlapRow) error {
 	}
 	us := func(v float64) string { return fmt.Sprintf("%.1f", v) }
 	times := func(v float64) string { return fmt.Sprintf("%.2f", v) }
-	fmt.Fprintf(&b, format, r.Contract, r.Op, fmt.Sprint(r.Tokens), fmt.Sprint(r.SMsUsed), us(r.Alone), us(r.Beside), times(r.Slowdown), us(r.ProductAlone),
+	fmt.Fprintf(&b, format, r.Contract, r.Op, fmt.Sprint(r.Tokens), fmt.Sprint(r.SMsUsed), us(r.Alone),
+		us(r.Beside), times(r.Slowdown), us(r.ProductAlone),
 		us(r.ProductBeside), times(r.ProductSlowdown), times(r.Share), output)
 	_, err := io.WriteString(p.to, b.String())
 	return err

@@ -24,7 +24,8 @@ func TestBenchOverlapFindsMistakes(t *testing.T) {
 		"extra":                                "weft: ",
 		"--product-inner 31 --product-rows 64": "multiples of 64",
 	} {
-		if _, errs := command(t, 2, append([]string{"bench", "overlap"}, strings.Fields(line)...)...); !strings.HasPrefix(errs, "weft: ") || !strings.Contains(errs, want) {
+		if _, errs := command(t, 2, append([]string{"bench", "overlap"},
+			strings.Fields(line)...)...); !strings.HasPrefix(errs, "weft: ") || !strings.Contains(errs, want) {
 			t.Errorf("%s: %q", line, errs)
 		}
 	}
@@ -50,8 +51,10 @@ func TestOverlapRowsAreExplained(t *testing.T) {
 func TestOverlapPrinter(t *testing.T) {
 	rows := []bench.OverlapRow{
 		{
-			Op: "dispatch", Contract: "token-major partial bf16", Ranks: 4, GPUs: 4, Tokens: 4096, SMsUsed: 8, Alone: 525.25, Beside: 601.5, Slowdown: 1.145, Product: "4096x4096x7168",
-			ProductAlone: 800, ProductBeside: 860, ProductSlowdown: 1.075, TFlops: 300.4, Share: 1.0645, Covered: true, Verified: true,
+			Op: "dispatch", Contract: "token-major partial bf16", Ranks: 4, GPUs: 4, Tokens: 4096, SMsUsed: 8,
+			Alone: 525.25, Beside: 601.5, Slowdown: 1.145, Product: "4096x4096x7168",
+			ProductAlone: 800, ProductBeside: 860, ProductSlowdown: 1.075, TFlops: 300.4, Share: 1.0645,
+			Covered: true, Verified: true,
 		},
 		{Op: "combine", Problems: []string{"the sum of token 3"}},
 	}
@@ -67,7 +70,8 @@ func TestOverlapPrinter(t *testing.T) {
 	}
 	table, lines := show(false)
 	for _, want := range []string{
-		"4 ranks on 4 GPUs (NVIDIA H200)", "bf16 4096x4096x7168, 300 TFLOPS", "525.2", "601.5", "1.15", "860.0", "1.07", "1.06", "verified\n",
+		"4 ranks on 4 GPUs (NVIDIA H200)", "bf16 4096x4096x7168, 300 TFLOPS", "525.2", "601.5", "1.15", "860.0",
+		"1.07", "1.06", "verified\n",
 		"WRONG: the sum of token 3, not covered",
 	} {
 		if !strings.Contains(table, want) {
@@ -80,7 +84,8 @@ func TestOverlapPrinter(t *testing.T) {
 	}
 	for line := range strings.Lines(lines) {
 		var object map[string]any
-		if err := json.Unmarshal([]byte(line), &object); err != nil || object["device"] != "NVIDIA H200" || object["verified"] == nil {
+		if err := json.Unmarshal([]byte(line), &object); err != nil || object["device"] != "NVIDIA H200" ||
+			object["verified"] == nil {
 			t.Errorf("%v: %s", err, line)
 		}
 	}

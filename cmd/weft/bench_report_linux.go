@@ -46,7 +46,8 @@ func writeReport(file, host string, found report.Report) error {
 		}
 	}
 	facts = append(facts, report.Fact{Name: "Go", Value: runtime.Version()})
-	found.Title, found.When, found.Command, found.Facts = "weft bench on "+host, time.Now(), commandLine(os.Args), append(facts, found.Facts...)
+	found.Title, found.When = "weft bench on "+host, time.Now()
+	found.Command, found.Facts = commandLine(os.Args), append(facts, found.Facts...)
 	tmp, err := tempReport(file)
 	if err != nil {
 		return err

@@ -100,7 +100,8 @@ type startFlags struct {
 // check finds what is wrong before GPUs are known.
 func (s *startFlags) check() error {
 	if s.gpus < 0 || s.ranks < 0 || s.rounds < 1 || s.rounds > bench.MostRounds || s.deadline <= 0 {
-		return fmt.Errorf("--gpus, --ranks, --rounds, --deadline: want at least 0, at least 0, 1 to %d, and more than 0s", bench.MostRounds)
+		return fmt.Errorf("--gpus, --ranks, --rounds, --deadline: want at least 0, at least 0, 1 to %d, and "+
+			"more than 0s", bench.MostRounds)
 	}
 	_, err := s.ep.shape.DeviceSpec(max(s.ranks, 1))
 	return err
@@ -140,7 +141,10 @@ func (s *startFlags) measure(ctx context.Context, m bench.Start, opened time.Dur
 	hostname, _ := os.Hostname()
 	p.here = where{name, hostname, version()}
 	us := measure.Micros(opened)
-	if err := p.row(bench.StartRow{Op: bench.Driver, Engine: "gpu", Ranks: m.Ranks, GPUs: len(m.Contexts), Rounds: 1, P50: us, Max: us}); err != nil {
+	if err := p.row(bench.StartRow{
+		Op: bench.Driver, Engine: "gpu", Ranks: m.Ranks, GPUs: len(m.Contexts),
+		Rounds: 1, P50: us, Max: us,
+	}); err != nil {
 		return err
 	}
 	m.Kernels.Logger = warnings(os.Stderr)
@@ -182,7 +186,8 @@ func (p *startPrinter) row(r bench.StartRow) error {
 	if !p.headed {
 		p.headed = true
 		fmt.Fprintf(&b, "%s on %s (%s): ms of the slowest rank, medians of the rounds. handle: windows and kernels.\n"+
-			"driver: cuInit and contexts; all starts come after it, and do not count it\n\n", measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs, "GPU"), p.here.Device)
+			"driver: cuInit and contexts; all starts come after it, and do not "+
+			"count it\n\n", measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs, "GPU"), p.here.Device)
 		fmt.Fprintf(&b, format, "op", "rounds", "all", "max", "join", "handle", "dispatch")
 	}
 	join, handle, dispatch := "", "", ""

@@ -99,7 +99,8 @@ func TestBenchStart(t *testing.T) {
 	t.Setenv("WEFT_CACHE_DIR", t.TempDir())
 	t.Setenv("TMPDIR", t.TempDir())
 	s := &startFlags{ep: epFlags{shape: bench.EP{
-		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Reduction: "partial", Sum: "plain", Routing: "uniform",
+		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Reduction: "partial",
+		Sum: "plain", Routing: "uniform",
 	}}}
 	for _, tc := range []struct {
 		noCold bool
@@ -125,7 +126,8 @@ func TestBenchStart(t *testing.T) {
 				Join   *float64 `json:"join_us"`
 				Device string
 			}
-			if err := json.Unmarshal([]byte(line), &row); err != nil || at == len(tc.want) || row.Op != tc.want[at] || row.Device == "" {
+			if err := json.Unmarshal([]byte(line), &row); err != nil || at == len(tc.want) ||
+				row.Op != tc.want[at] || row.Device == "" {
 				t.Fatalf("%v, want %v: %s", err, tc.want, lines)
 			}
 			if (row.Join == nil) != (at == 0) || at == 0 && row.Us != 1.5e6 || !strings.Contains(table, "\n"+row.Op+" ") {

@@ -63,7 +63,8 @@ Architectures: sm_80 (A100), sm_90a (H100, H200), sm_100a (B200) and so on.`,
 	return cmd
 }
 
-// kernels is the user's cache, which says on a writer what it refuses, and so why something is compiled that was compiled before.
+// kernels is the user's cache, which says on a writer what it refuses, and so why something is
+// compiled that was compiled before.
 func kernels(to io.Writer) *kernel.Cache { return kernel.New(kernel.Options{Logger: warnings(to)}) }
 
 // warnings is a logger of what is wrong.
@@ -71,7 +72,8 @@ func warnings(to io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-// catalogue is all that this program, and programs with this library, run on GPUs of an architecture.
+// catalogue is all that this program, and programs with this library, run on GPUs of an
+// architecture.
 func catalogue(arch string) []kernel.Spec {
 	return append(slices.Concat(ep.Kernels(arch), link.Kernels(arch)), product.Kernel(arch))
 }
@@ -147,7 +149,8 @@ func (a *architectures) Set(s string) error {
 		if !architecture.MatchString(word) {
 			return fmt.Errorf("%q is not an architecture such as sm_90a", word)
 		}
-		if n, _ := strconv.Atoi(strings.TrimRight(word[3:], "abcdefghijklmnopqrstuvwxyz")); n >= 90 && !strings.HasSuffix(word, "a") {
+		if n, _ := strconv.Atoi(strings.TrimRight(word[3:], "abcdefghijklmnopqrstuvwxyz")); n >= 90 &&
+			!strings.HasSuffix(word, "a") {
 			return fmt.Errorf("%s: from sm_90 on GPUs load what is compiled for just them; want sm_%da", word, n)
 		}
 		if !slices.Contains(list, word) {

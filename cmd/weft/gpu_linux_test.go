@@ -28,7 +28,10 @@ func (c choosy) Compile(_ context.Context, s kernel.Spec) (kernel.Code, error) {
 func (choosy) Version() string { return "choosy 1" }
 
 func newCache(t *testing.T, c kernel.Compiler) *kernel.Cache {
-	return kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: func() (kernel.Compiler, error) { return c, nil }})
+	return kernel.New(kernel.Options{
+		Dir: t.TempDir(), ReadOnly: []string{},
+		Compiler: func() (kernel.Compiler, error) { return c, nil },
+	})
 }
 
 func TestCompileFillsADirectory(t *testing.T) {
@@ -41,7 +44,8 @@ func TestCompileFillsADirectory(t *testing.T) {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	out.Reset()
-	if err := compile(t.Context(), &out, newCache(t, choosy{}), dir, archs); err != nil || strings.Count(out.String(), "added") != 2 ||
+	if err := compile(t.Context(), &out, newCache(t, choosy{}), dir, archs); err != nil ||
+		strings.Count(out.String(), "added") != 2 ||
 		strings.Count(out.String(), "was there") != all-2 || !strings.Contains(out.String(), "choosy 1") {
 		t.Errorf("%v\n%s", err, &out)
 	}
@@ -55,23 +59,29 @@ func TestCompileFillsADirectory(t *testing.T) {
 	}
 	out.Reset()
 	empty := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: none})
-	if err := compile(t.Context(), &out, empty, dir, archs); err != nil || strings.Count(out.String(), "was there") != all {
+	if err := compile(t.Context(), &out, empty, dir, archs); err != nil ||
+		strings.Count(out.String(), "was there") != all {
 		t.Errorf("a full directory again: %v\n%s", err, &out)
 	}
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := compile(t.Context(), &out, newCache(t, choosy{}), dir, archs); err == nil || !strings.Contains(err.Error(), "chmod") {
+	if err := compile(t.Context(), &out, newCache(t, choosy{}), dir, archs); err == nil ||
+		!strings.Contains(err.Error(), "chmod") {
 		t.Errorf("what others may write is filled: %v", err)
 	}
 	out.Reset()
-	if err := compile(t.Context(), &out, empty, filepath.Join(t.TempDir(), "x"), archs); !errors.Is(err, kernel.ErrNoCompiler) || out.Len() > 0 {
+	if err := compile(t.Context(), &out, empty, filepath.Join(t.TempDir(), "x"), archs); !errors.Is(err,
+		kernel.ErrNoCompiler) || out.Len() > 0 {
 		t.Errorf("%v\n%s", err, &out)
 	}
 }
 
 func TestCompileFindsMistakes(t *testing.T) {
-	for _, line := range []string{"compile", "compile --out x --arch 90", "compile --out x --arch sm_90a,", "compile --out x --arch sm_90", "compile --out x --arch sm_80 --arch sm_100f", "compile --out x extra"} {
+	for _, line := range []string{
+		"compile", "compile --out x --arch 90", "compile --out x --arch sm_90a,",
+		"compile --out x --arch sm_90", "compile --out x --arch sm_80 --arch sm_100f", "compile --out x extra",
+	} {
 		if _, errs := command(t, 2, strings.Fields(line)...); !strings.HasPrefix(errs, "weft: ") {
 			t.Errorf("%s: %q", line, errs)
 		}
@@ -79,8 +89,12 @@ func TestCompileFindsMistakes(t *testing.T) {
 }
 
 func TestBenchLinkFindsMistakes(t *testing.T) {
-	for _, line := range []string{"--gpus -1", "--replays 0", "--replays 1001", "--sizes 0", "--sms 0", "--sms x", "extra"} {
-		if _, errs := command(t, 2, append([]string{"bench", "link"}, strings.Fields(line)...)...); !strings.HasPrefix(errs, "weft: ") {
+	for _, line := range []string{
+		"--gpus -1", "--replays 0", "--replays 1001", "--sizes 0", "--sms 0",
+		"--sms x", "extra",
+	} {
+		if _, errs := command(t, 2, append([]string{"bench", "link"},
+			strings.Fields(line)...)...); !strings.HasPrefix(errs, "weft: ") {
 			t.Errorf("%s: %q", line, errs)
 		}
 	}
@@ -133,7 +147,8 @@ func measured() link.Ceiling {
 	return link.Ceiling{GPUs: 4, Device: "NVIDIA H200", SMs: 132, Rows: []link.Row{
 		row(link.Empty, "", 1, 0, true), row(link.Barrier, "", 1, 0, true), row(link.Hop, "", 1, 0, true),
 		row(link.Store, link.AllToAll, 8, 300, true), row(link.Store, link.AllToAll, 132, 355, true),
-		row(link.BulkStore, link.AllToAll, 8, 335, true), row(link.Load, link.AllToAll, 132, 900, false), row(link.Engine, link.AllToAll, 0, 379, true),
+		row(link.BulkStore, link.AllToAll, 8, 335, true), row(link.Load, link.AllToAll, 132, 900, false),
+		row(link.Engine, link.AllToAll, 0, 379, true),
 		row(link.Store, link.AllToOne, 8, 370, true),
 	}}
 }
@@ -144,8 +159,10 @@ func TestLinkTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"4 GPUs (NVIDIA H200, 132 SMs each)", "hop", "all-to-all, 192 MiB: GB/s out of each GPU, by SMs  0    8    132", "bulk-store", "900 WRONG",
-		"all-to-one, 192 MiB: GB/s into the one GPU", "ceiling for kernels: 355 GB/s (store, 132 SMs); with 8 SMs or fewer 335 GB/s (bulk-store)",
+		"4 GPUs (NVIDIA H200, 132 SMs each)", "hop",
+		"all-to-all, 192 MiB: GB/s out of each GPU, by SMs  0    8    132", "bulk-store", "900 WRONG",
+		"all-to-one, 192 MiB: GB/s into the one GPU",
+		"ceiling for kernels: 355 GB/s (store, 132 SMs); with 8 SMs or fewer 335 GB/s (bulk-store)",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)

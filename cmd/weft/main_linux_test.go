@@ -93,7 +93,8 @@ func joined() int {
 	return 0
 }
 
-// TestRunTellsThoseWhoJoin has a rank that ends before it joins, in several ways. The others, which wait for it, are told how.
+// TestRunTellsThoseWhoJoin has a rank that ends before it joins, in several ways. The others, which
+// wait for it, are told how.
 func TestRunTellsThoseWhoJoin(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -124,7 +125,8 @@ func TestRunTellsThoseWhoJoin(t *testing.T) {
 			default:
 				script += "exec " + join
 			}
-			command := exec.CommandContext(t.Context(), "/proc/self/exe", "run", "-n", "4", "--grace", "30s", "--timeout", "40s", "sh", "-c", script)
+			command := exec.CommandContext(t.Context(), "/proc/self/exe", "run", "-n", "4", "--grace", "30s",
+				"--timeout", "40s", "sh", "-c", script)
 			command.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0")
 			out, _ := command.CombinedOutput()
 			told := 0
@@ -153,7 +155,8 @@ func TestRunTellsThoseWhoJoin(t *testing.T) {
 	}
 }
 
-// TestRunEndsQuietly has a rank that ends when all have joined, and one of another job that is smaller. Nobody is told anything.
+// TestRunEndsQuietly has a rank that ends when all have joined, and one of another job that is
+// smaller. Nobody is told anything.
 func TestRunEndsQuietly(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -186,7 +189,8 @@ func TestRunFindsMistakes(t *testing.T) {
 	command(t, 126, "run", "-n", "2", t.TempDir())
 }
 
-// TestRunStartsManyOnRequest asks for more ranks than start by a slip, of a program that can't be started.
+// TestRunStartsManyOnRequest asks for more ranks than start by a slip, of a program that can't be
+// started.
 func TestRunStartsManyOnRequest(t *testing.T) {
 	command(t, 127, "run", "-n", "4097", "--yes", "no-such-program-anywhere")
 	command(t, 2, "run", "-n", "9223372036854775807", "--yes", "true")
@@ -251,7 +255,8 @@ func TestDoctor(t *testing.T) {
 	if err := json.Unmarshal([]byte(object), &m); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range strings.Fields("weft go os kernel arch cpu numa memory pages simd limits gpu cuda compiler kernel_caches libraries torch launch") {
+	for _, key := range strings.Fields("weft go os kernel arch cpu numa memory pages simd limits gpu cuda " +
+		"compiler kernel_caches libraries torch launch") {
 		if _, ok := m[key]; !ok {
 			t.Errorf("no key %q", key)
 		}
@@ -266,7 +271,10 @@ func TestDoctorSaysWhichLauncherWon(t *testing.T) {
 }
 
 func TestCompletion(t *testing.T) {
-	for shell, want := range map[string]string{"bash": "__start_weft", "zsh": "#compdef weft", "fish": "complete -c weft", "powershell": "Register-ArgumentCompleter"} {
+	for shell, want := range map[string]string{
+		"bash": "__start_weft", "zsh": "#compdef weft",
+		"fish": "complete -c weft", "powershell": "Register-ArgumentCompleter",
+	} {
 		if out, _ := command(t, 0, "completion", shell); !strings.Contains(out, want) {
 			t.Errorf("%s: no %q", shell, want)
 		}
@@ -357,7 +365,8 @@ func TestHelpExplainsEveryKey(t *testing.T) {
 
 func TestBenchEP(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "report.html")
-	out, errs := command(t, 0, "bench", "ep", "--ranks", "2", "--tokens", "1,3", "--hidden", "256", "--experts", "8", "--topk", "2",
+	out, errs := command(t, 0, "bench", "ep", "--ranks", "2", "--tokens", "1,3", "--hidden", "256", "--experts",
+		"8", "--topk", "2",
 		"--iters", "30", "--json", "--report", file)
 	var ops []string
 	for line := range strings.Lines(out) {
@@ -378,10 +387,12 @@ func TestBenchEP(t *testing.T) {
 				t.Errorf("%s: no key %q", r.Op, key)
 			}
 		}
-		if !r.Verified || r.Ranks != 2 || r.Iterations != 30 || r.P50 <= 0 || r.DType != "bf16" || r.Layout != "expert-major" || r.Engine != "host" {
+		if !r.Verified || r.Ranks != 2 || r.Iterations != 30 || r.P50 <= 0 || r.DType != "bf16" ||
+			r.Layout != "expert-major" || r.Engine != "host" {
 			t.Errorf("%+v", r)
 		}
-		if r.Op != "prepare" && (r.DeepEPBytes != int64(r.Tokens*2*512) || r.LogicalBytes > r.DeepEPBytes || r.WireBytes >= r.DeepEPBytes) {
+		if r.Op != "prepare" && (r.DeepEPBytes != int64(r.Tokens*2*512) || r.LogicalBytes > r.DeepEPBytes ||
+			r.WireBytes >= r.DeepEPBytes) {
 			t.Errorf("%s of %d tokens: bytes %d %d %d", r.Op, r.Tokens, r.WireBytes, r.LogicalBytes, r.DeepEPBytes)
 		}
 	}
@@ -461,7 +472,10 @@ func TestLists(t *testing.T) {
 }
 
 func TestCommandLine(t *testing.T) {
-	if got, want := commandLine([]string{"/bin/weft", "bench", "a b", "", "it's"}), `weft bench 'a b' '' 'it'\''s'`; got != want {
+	if got, want := commandLine([]string{
+		"/bin/weft", "bench", "a b", "",
+		"it's",
+	}), `weft bench 'a b' '' 'it'\''s'`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

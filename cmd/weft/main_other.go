@@ -8,6 +8,7 @@ import (
 )
 
 func main() {
-	fmt.Fprintln(os.Stderr, "weft: needs Linux, for its shared memory and its processes; run it in a Linux machine or container.")
+	fmt.Fprintln(os.Stderr,
+		"weft: needs Linux, for its shared memory and its processes; run it in a Linux machine or container.")
 	os.Exit(1)
 }

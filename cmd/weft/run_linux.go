@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 )
 
-// mostRanks is how many ranks start without being asked for twice: a slip of the keyboard is no reason to fork until the machine refuses.
+// mostRanks is how many ranks start without being asked for twice: a slip of the keyboard is no
+// reason to fork until the machine refuses.
 const mostRanks = 4096
 
 func newRun() *cobra.Command {

@@ -71,7 +71,8 @@ are tuned, with --mode ht its two.`,
 	t.ep.tokens = counts{1, 8, 32, 128, 256}
 	t.gpu = &gpuFlags{replays: 5, ops: 100, deadline: 10 * time.Second}
 	f := cmd.Flags()
-	oneOf(cmd, &t.ep.mode, "mode", []string{lowLatency, highThroughput}, "what is tuned unless told otherwise: few tokens (low latency) or many (high throughput)")
+	oneOf(cmd, &t.ep.mode, "mode", []string{lowLatency, highThroughput},
+		"what is tuned unless told otherwise: few tokens (low latency) or many (high throughput)")
 	f.Var(&t.ep.tokens, "tokens", "tokens per rank that handles are made for")
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
@@ -139,13 +140,16 @@ func (t *tuneFlags) run(cmd *cobra.Command) (err error) {
 	progress := terminal.NewProgress(os.Stderr)
 	defer progress.Close()
 	g := bench.GPUs{
-		Contexts: contexts, Operations: t.gpu.ops, Replays: t.gpu.replays, Deadline: t.gpu.deadline, Cache: kernels(progress.Above(os.Stderr)),
+		Contexts: contexts, Operations: t.gpu.ops, Replays: t.gpu.replays, Deadline: t.gpu.deadline,
+		Cache: kernels(progress.Above(os.Stderr)),
 	}
 	return t.tune(ctx, g, shapes, table, path, progress)
 }
 
 // tune searches, prints what was found and writes the table.
-func (t *tuneFlags) tune(ctx context.Context, g bench.GPUs, shapes []bench.EP, table *ep.TuningTable, path string, progress *terminal.Progress) error {
+func (t *tuneFlags) tune(ctx context.Context, g bench.GPUs, shapes []bench.EP, table *ep.TuningTable,
+	path string, progress *terminal.Progress,
+) error {
 	device := g.Contexts[0].Device()
 	name, err := device.Name()
 	if err != nil {

@@ -29,7 +29,8 @@ func TestTuneEPFindsMistakes(t *testing.T) {
 			t.Errorf("%s: %q", line, errs)
 		}
 	}
-	if _, errs := command(t, 1, "tune", "ep", "--out", broken); !strings.Contains(errs, broken) || !strings.Contains(errs, "no table") {
+	if _, errs := command(t, 1, "tune", "ep", "--out", broken); !strings.Contains(errs, broken) ||
+		!strings.Contains(errs, "no table") {
 		t.Errorf("%q", errs)
 	}
 	t.Setenv("WEFT_TUNING", "none")
@@ -37,7 +38,8 @@ func TestTuneEPFindsMistakes(t *testing.T) {
 		t.Errorf("%q", errs)
 	}
 	if _, err := cuda.Open(); err != nil {
-		if _, errs := command(t, 1, "tune", "ep", "--out", filepath.Join(t.TempDir(), "table")); !strings.HasPrefix(errs, "weft: tune ep: ") {
+		if _, errs := command(t, 1, "tune", "ep", "--out",
+			filepath.Join(t.TempDir(), "table")); !strings.HasPrefix(errs, "weft: tune ep: ") {
 			t.Errorf("%q", errs)
 		}
 	}

@@ -17,7 +17,8 @@ func oneOf[S ~string](cmd *cobra.Command, value *S, name string, list []S, usage
 	}
 	cmd.Flags().Var(&word[S]{value, words}, name, usage+": "+enumerate(words))
 	// An error would mean that the flag, which was added just now, does not exist, or exists twice.
-	if err := cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	if err := cmd.RegisterFlagCompletionFunc(name,
+		cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err)
 	}
 }

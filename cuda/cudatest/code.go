@@ -16,8 +16,9 @@ type Code struct {
 	Parameters []Parameter
 	Shared     int // bytes of static shared memory of a block
 	Threads    int // of a block, at most; 0 means 1024
-	// Run runs a launch of it. Its arguments lie at the offsets of the parameters, are aligned to 16 bytes and its own. An error loses the
-	// context, with the [cuda.Code] that it wraps or else with [cuda.ErrLaunchFailed]. Run is called without any lock.
+	// Run runs a launch of it. Its arguments lie at the offsets of the parameters, are aligned to
+	// 16 bytes and its own. An error loses the context, with the [cuda.Code] that it wraps or else
+	// with [cuda.ErrLaunchFailed]. Run is called without any lock.
 	Run func(c *Call, arguments []byte) error
 }
 
@@ -33,8 +34,9 @@ func Image(code []byte) []byte {
 	return append(head, code...)
 }
 
-// Loader says how modules are loaded from what [Image] made: load gives the image's kernels by name, which go before those of
-// [Machine.Kernel]. It is called with the machine locked and must not use it. If it fails the module does not load.
+// Loader says how modules are loaded from what [Image] made: load gives the image's kernels by
+// name, which go before those of [Machine.Kernel]. It is called with the machine locked and must
+// not use it. If it fails the module does not load.
 func (m *Machine) Loader(load func(code []byte) (map[string]Code, error)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,7 +94,8 @@ type Range struct {
 	Peer      bool // another device's, or the host's
 }
 
-// Ranges are what the kernel's device can access, in order. Mappings that touch are one range if they are on one device.
+// Ranges are what the kernel's device can access, in order. Mappings that touch are one range if
+// they are on one device.
 func (c *Call) Ranges() []Range {
 	c.machine.mu.Lock()
 	defer c.machine.mu.Unlock()
@@ -102,7 +105,8 @@ func (c *Call) Ranges() []Range {
 		if r.size == 0 || c.machine.reach(c.context, r.base, 1) != "" {
 			continue
 		}
-		if last != nil && last.end() == r.base && last.kind == mappedMemory && r.kind == mappedMemory && last.owner == r.owner {
+		if last != nil && last.end() == r.base && last.kind == mappedMemory && r.kind == mappedMemory &&
+			last.owner == r.owner {
 			all[len(all)-1].End = uint64(r.end())
 		} else {
 			host := r.kind == hostMemory || r.kind == registeredMemory

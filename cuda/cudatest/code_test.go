@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest"
 )
 
-// TestLoader: an image's own kernels go before registered ones, two images have theirs each, and arguments lie where the code wants them.
+// TestLoader: an image's own kernels go before registered ones, two images have theirs each, and
+// arguments lie where the code wants them.
 func TestLoader(t *testing.T) {
 	r := newRig(t, cudatest.Config{Devices: 2})
 	var ran []string
@@ -25,7 +26,8 @@ func TestLoader(t *testing.T) {
 		return map[string]cudatest.Code{"k": {
 			Parameters: []cudatest.Parameter{{Offset: 0, Size: 4}, {Offset: 16, Size: 8}}, Shared: 1024, Threads: 64,
 			Run: func(_ *cudatest.Call, a []byte) error {
-				ran = append(ran, fmt.Sprintf("%s %d %d %d", code, len(a), binary.LittleEndian.Uint32(a), binary.LittleEndian.Uint64(a[16:])))
+				ran = append(ran, fmt.Sprintf("%s %d %d %d", code, len(a), binary.LittleEndian.Uint32(a),
+					binary.LittleEndian.Uint64(a[16:])))
 				if code[0] == 'b' {
 					return fmt.Errorf("it was bad: %w", cuda.ErrMisalignedAddress)
 				}
@@ -49,13 +51,16 @@ func TestLoader(t *testing.T) {
 	r.ok(start(0, one, cuda.LaunchConfig{Block: cuda.Dim{X: 64}}, int32(1), uint64(2)))
 	r.ok(start(0, cudatest.Image([]byte("two")), cuda.LaunchConfig{}, int32(3), uint64(4)))
 	r.ok(start(0, []byte("any"), cuda.LaunchConfig{}))
-	if err := start(0, one, cuda.LaunchConfig{Block: cuda.Dim{X: 65}}, int32(1), uint64(2)); !errors.Is(err, cuda.ErrInvalidValue) {
+	if err := start(0, one, cuda.LaunchConfig{Block: cuda.Dim{X: 65}}, int32(1), uint64(2)); !errors.Is(err,
+		cuda.ErrInvalidValue) {
 		t.Errorf("65 threads of 64: %v", err)
 	}
-	if err := start(0, one, cuda.LaunchConfig{Shared: 47<<10 + 1}, int32(1), uint64(2)); !errors.Is(err, cuda.ErrInvalidValue) {
+	if err := start(0, one, cuda.LaunchConfig{Shared: 47<<10 + 1}, int32(1), uint64(2)); !errors.Is(err,
+		cuda.ErrInvalidValue) {
 		t.Errorf("too much shared memory beside the static: %v", err)
 	}
-	if err := start(1, cudatest.Image([]byte("bad")), cuda.LaunchConfig{}, int32(5), uint64(6)); !errors.Is(err, cuda.ErrMisalignedAddress) {
+	if err := start(1, cudatest.Image([]byte("bad")), cuda.LaunchConfig{}, int32(5), uint64(6)); !errors.Is(err,
+		cuda.ErrMisalignedAddress) {
 		t.Errorf("a kernel that fails: %v", err)
 	}
 	if err := r.streams[1].Synchronize(); !errors.Is(err, cuda.ErrMisalignedAddress) {
@@ -96,7 +101,10 @@ func TestRanges(t *testing.T) {
 		t.Helper()
 		l, _ := r.launch(0, "k")
 		r.ok(l.Start(r.streams[0]))
-		for i, p := range []cuda.Pointer{own.Pointer() + 99, own.Pointer() + 100, peers.Pointer(), host.Pointer(), mapped.Pointer()} {
+		for i, p := range []cuda.Pointer{
+			own.Pointer() + 99, own.Pointer() + 100, peers.Pointer(),
+			host.Pointer(), mapped.Pointer(),
+		} {
 			if got := seen(uint64(p)); got != want[i] {
 				t.Errorf("%s: %d is %s, want %s", when, i, got, want[i])
 			}

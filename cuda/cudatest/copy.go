@@ -18,16 +18,21 @@ func (m *Machine) copyCalls(t *sys.Table) {
 	}
 	t.MemcpyHtoDAsync = func(c sys.Context, dst sys.Pointer, src unsafe.Pointer, n uint64, s sys.Stream) sys.Result {
 		m.demandPinned("cuMemcpyHtoDAsync", src, n)
-		return m.enqueue("cuMemcpyHtoDAsync", c, s, func(p *primary) sys.Result { return m.upload("cuMemcpyHtoDAsync", p, dst, src, n) })
+		return m.enqueue("cuMemcpyHtoDAsync", c, s,
+			func(p *primary) sys.Result { return m.upload("cuMemcpyHtoDAsync", p, dst, src, n) })
 	}
 	t.MemcpyDtoHAsync = func(c sys.Context, dst unsafe.Pointer, src sys.Pointer, n uint64, s sys.Stream) sys.Result {
 		m.demandPinned("cuMemcpyDtoHAsync", dst, n)
-		return m.enqueue("cuMemcpyDtoHAsync", c, s, func(p *primary) sys.Result { return m.download("cuMemcpyDtoHAsync", p, dst, src, n) })
+		return m.enqueue("cuMemcpyDtoHAsync", c, s,
+			func(p *primary) sys.Result { return m.download("cuMemcpyDtoHAsync", p, dst, src, n) })
 	}
 	t.MemcpyDtoDAsync = func(c sys.Context, dst, src sys.Pointer, n uint64, s sys.Stream) sys.Result {
-		return m.enqueue("cuMemcpyDtoDAsync", c, s, func(p *primary) sys.Result { return m.move("cuMemcpyDtoDAsync", p, dst, p, src, n) })
+		return m.enqueue("cuMemcpyDtoDAsync", c, s,
+			func(p *primary) sys.Result { return m.move("cuMemcpyDtoDAsync", p, dst, p, src, n) })
 	}
-	t.MemcpyPeerAsync = func(c sys.Context, dst sys.Pointer, to sys.Context, src sys.Pointer, from sys.Context, n uint64, s sys.Stream) sys.Result {
+	t.MemcpyPeerAsync = func(c sys.Context, dst sys.Pointer, to sys.Context, src sys.Pointer, from sys.Context,
+		n uint64, s sys.Stream,
+	) sys.Result {
 		return m.enqueue("cuMemcpyPeerAsync", c, s, func(*primary) sys.Result {
 			a, b := m.context(to), m.context(from)
 			if a == nil || b == nil || a.refs == 0 || b.refs == 0 {
@@ -37,7 +42,8 @@ func (m *Machine) copyCalls(t *sys.Table) {
 		})
 	}
 	t.MemsetD8Async = func(c sys.Context, dst sys.Pointer, v uint8, n uint64, s sys.Stream) sys.Result {
-		return m.enqueue("cuMemsetD8Async", c, s, func(p *primary) sys.Result { return m.fill("cuMemsetD8Async", p, dst, []byte{v}, n) })
+		return m.enqueue("cuMemsetD8Async", c, s,
+			func(p *primary) sys.Result { return m.fill("cuMemsetD8Async", p, dst, []byte{v}, n) })
 	}
 	t.MemsetD32Async = func(c sys.Context, dst sys.Pointer, v uint32, n uint64, s sys.Stream) sys.Result {
 		return m.enqueue("cuMemsetD32Async", c, s, func(p *primary) sys.Result {
@@ -87,7 +93,8 @@ func (m *Machine) fill(call string, p *primary, dst sys.Pointer, pattern []byte,
 	return sys.Success
 }
 
-// demandPinned notes a copy that the device makes later from or to memory that may have moved by then.
+// demandPinned notes a copy that the device makes later from or to memory that may have moved by
+// then.
 func (m *Machine) demandPinned(call string, at unsafe.Pointer, n uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -223,8 +223,10 @@ func TestLeaks(t *testing.T) {
 	r.m.Fail("cuMemAlloc", 7, cuda.ErrOutOfMemory)
 	err = r.m.Check()
 	for _, say := range []string{
-		"1 references to the context of device 0", "1 references to the context of device 1", "1 device allocations", "1 host allocations",
-		"1 registrations", "1 mappings", "1 address ranges", "1 references to allocations", "2 streams", "1 events", "1 modules", "1 graphs",
+		"1 references to the context of device 0", "1 references to the context of device 1",
+		"1 device allocations", "1 host allocations",
+		"1 registrations", "1 mappings", "1 address ranges", "1 references to allocations", "2 streams",
+		"1 events", "1 modules", "1 graphs",
 		"1 executable graphs", "cuMemAlloc was to fail",
 	} {
 		if err == nil || !strings.Contains(err.Error(), say) {
@@ -237,7 +239,8 @@ func TestLeaks(t *testing.T) {
 	}
 }
 
-// TestKernelsWaitForEachOther: kernels of different streams run side by side, as those of different GPUs do.
+// TestKernelsWaitForEachOther: kernels of different streams run side by side, as those of different
+// GPUs do.
 func TestKernelsWaitForEachOther(t *testing.T) {
 	r := newRig(t, cudatest.Config{Devices: 2})
 	first, second := make(chan struct{}), make(chan struct{})

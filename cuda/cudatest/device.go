@@ -11,12 +11,17 @@ import (
 // attributes are those of an H200, as far as anybody asks.
 var attributes = map[cuda.Attribute]int{
 	cuda.MaxThreadsPerBlock: 1024, cuda.MaxGridX: 1<<31 - 1, cuda.WarpSize: 32, cuda.MultiprocessorCount: 132,
-	cuda.SharedMemoryPerBlock: 48 << 10, cuda.SharedMemoryPerBlockOptIn: 227 << 10, cuda.SharedMemoryPerMultiprocessor: 228 << 10,
-	cuda.ReservedSharedMemoryPerBlock: 1 << 10, cuda.RegistersPerBlock: 65536, cuda.RegistersPerMultiprocessor: 65536,
-	cuda.ThreadsPerMultiprocessor: 2048, cuda.BlocksPerMultiprocessor: 32, cuda.ComputeCapabilityMajor: 9, cuda.ComputeCapabilityMinor: 0,
-	cuda.CopyEngines: 3, cuda.StreamPriorities: 1, cuda.CooperativeLaunch: 1, cuda.ClusterLaunch: 1, cuda.CanMapHostMemory: 1,
-	cuda.HostRegister: 1, cuda.ReadOnlyHostRegister: 1, cuda.HostPointerForRegistered: 1, cuda.UnifiedAddressing: 1, cuda.VirtualMemory: 1,
-	cuda.HandleTypeFD: 1, cuda.GPUDirectRDMA: 1, cuda.GPUDirectRDMAVirtual: 1, cuda.TensorMap: 1, cuda.L2CacheSize: 60 << 20,
+	cuda.SharedMemoryPerBlock: 48 << 10, cuda.SharedMemoryPerBlockOptIn: 227 << 10,
+	cuda.SharedMemoryPerMultiprocessor: 228 << 10,
+	cuda.ReservedSharedMemoryPerBlock:  1 << 10, cuda.RegistersPerBlock: 65536, cuda.RegistersPerMultiprocessor: 65536,
+	cuda.ThreadsPerMultiprocessor: 2048, cuda.BlocksPerMultiprocessor: 32, cuda.ComputeCapabilityMajor: 9,
+	cuda.ComputeCapabilityMinor: 0,
+	cuda.CopyEngines:            3, cuda.StreamPriorities: 1, cuda.CooperativeLaunch: 1, cuda.ClusterLaunch: 1,
+	cuda.CanMapHostMemory: 1,
+	cuda.HostRegister:     1, cuda.ReadOnlyHostRegister: 1, cuda.HostPointerForRegistered: 1,
+	cuda.UnifiedAddressing: 1, cuda.VirtualMemory: 1,
+	cuda.HandleTypeFD: 1, cuda.GPUDirectRDMA: 1, cuda.GPUDirectRDMAVirtual: 1, cuda.TensorMap: 1,
+	cuda.L2CacheSize: 60 << 20,
 }
 
 // deviceCalls asks about devices and handles their contexts.
@@ -128,7 +133,8 @@ func (m *Machine) contextCalls(t *sys.Table) {
 		})
 	}
 	t.CtxGetStreamPriorityRange = func(c sys.Context, least, greatest *int32) sys.Result {
-		return m.contextCall("cuCtxGetStreamPriorityRange", c, func(*primary) sys.Result { *least, *greatest = 0, -5; return sys.Success })
+		return m.contextCall("cuCtxGetStreamPriorityRange", c,
+			func(*primary) sys.Result { *least, *greatest = 0, -5; return sys.Success })
 	}
 	t.CtxEnablePeerAccess = func(c, peer sys.Context, _ uint32) sys.Result {
 		return m.contextCall("cuCtxEnablePeerAccess", c, func(p *primary) sys.Result {

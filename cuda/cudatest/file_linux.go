@@ -78,7 +78,8 @@ func allow(at uintptr, size int) error {
 
 // reserve takes addresses with nothing behind them.
 func reserve(size int) (uintptr, error) {
-	p, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	p, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_NONE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	return uintptr(p), err
 }
 

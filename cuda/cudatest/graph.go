@@ -79,7 +79,8 @@ func (m *Machine) onExec(call string, h sys.GraphExec, p *primary, do func(*grap
 	return do(g)
 }
 
-// CaptureElsewhere begins a capture in global mode by another thread, of a stream that the program does not know, as other libraries do. end says whether it held.
+// CaptureElsewhere begins a capture in global mode by another thread, of a stream that the program
+// does not know, as other libraries do. end says whether it held.
 func (m *Machine) CaptureElsewhere() (end func() error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,7 +97,8 @@ func (m *Machine) CaptureElsewhere() (end func() error) {
 	}
 }
 
-// hindered breaks the captures that forbid what a thread is about to do, unless its mode is relaxed.
+// hindered breaks the captures that forbid what a thread is about to do, unless its mode is
+// relaxed.
 func (m *Machine) hindered(call string) sys.Result {
 	if m.modes[thread()] == sys.CaptureRelaxed {
 		return sys.Success
@@ -133,7 +135,10 @@ func (m *Machine) captureCalls(t *sys.Table) {
 				return m.misuse(cuda.ErrInvalidValue, "a capture in mode %d would hinder other threads", mode)
 			}
 			m.next += 0x10
-			s.capture = &capture{id: uint64(m.next), graph: &graph{owner: p}, origin: s, thread: thread(), forks: map[*stream]bool{}}
+			s.capture = &capture{
+				id: uint64(m.next), graph: &graph{owner: p}, origin: s, thread: thread(),
+				forks: map[*stream]bool{},
+			}
 			m.running[s.capture] = true
 			return sys.Success
 		})

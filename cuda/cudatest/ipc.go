@@ -16,7 +16,8 @@ const (
 	ipcMachine = 24
 )
 
-// ipcCalls share device memory with other processes, and between machines of one process, which play them.
+// ipcCalls share device memory with other processes, and between machines of one process, which
+// play them.
 func (m *Machine) ipcCalls(t *sys.Table) {
 	t.IpcGetMemHandle = func(c sys.Context, out *sys.IpcHandle, at sys.Pointer) sys.Result {
 		return m.contextCall("cuIpcGetMemHandle", c, func(*primary) sys.Result {

@@ -22,7 +22,8 @@ type Call struct {
 // A wild access ends a kernel.
 type wild struct{ why string }
 
-// Bytes is memory that the kernel accesses. If the device cannot reach all of it, the kernel ends here and the context is lost.
+// Bytes is memory that the kernel accesses. If the device cannot reach all of it, the kernel ends
+// here and the context is lost.
 func (c *Call) Bytes(p cuda.Pointer, size int) []byte {
 	c.machine.mu.Lock()
 	defer c.machine.mu.Unlock()
@@ -41,16 +42,25 @@ func Slice[T any](c *Call, p cuda.Pointer, n int) []T {
 
 // launchCalls run kernels.
 func (m *Machine) launchCalls(t *sys.Table) {
-	t.LaunchKernelEx = func(c sys.Context, config *sys.LaunchConfig, h sys.Function, params, _ *unsafe.Pointer) sys.Result {
+	t.LaunchKernelEx = func(c sys.Context, config *sys.LaunchConfig, h sys.Function, params,
+		_ *unsafe.Pointer,
+	) sys.Result {
 		return m.launch("cuLaunchKernelEx", c, config, h, params)
 	}
-	t.LaunchKernel = func(c sys.Context, h sys.Function, gx, gy, gz, bx, by, bz, shared uint32, s sys.Stream, params, _ *unsafe.Pointer) sys.Result {
-		config := sys.LaunchConfig{GridX: gx, GridY: gy, GridZ: gz, BlockX: bx, BlockY: by, BlockZ: bz, SharedBytes: shared, Stream: s}
+	t.LaunchKernel = func(c sys.Context, h sys.Function, gx, gy, gz, bx, by, bz, shared uint32, s sys.Stream,
+		params, _ *unsafe.Pointer,
+	) sys.Result {
+		config := sys.LaunchConfig{
+			GridX: gx, GridY: gy, GridZ: gz, BlockX: bx, BlockY: by, BlockZ: bz,
+			SharedBytes: shared, Stream: s,
+		}
 		return m.launch("cuLaunchKernel", c, &config, h, params)
 	}
 }
 
-func (m *Machine) launch(call string, c sys.Context, config *sys.LaunchConfig, h sys.Function, params *unsafe.Pointer) sys.Result {
+func (m *Machine) launch(call string, c sys.Context, config *sys.LaunchConfig, h sys.Function,
+	params *unsafe.Pointer,
+) sys.Result {
 	var shape Call
 	var f *function
 	if r := m.prepare(call, c, config, h, &shape, &f); r != sys.Success {
@@ -66,7 +76,9 @@ func (m *Machine) launch(call string, c sys.Context, config *sys.LaunchConfig, h
 }
 
 // prepare checks a launch; the call itself is counted when it is enqueued.
-func (m *Machine) prepare(call string, c sys.Context, config *sys.LaunchConfig, h sys.Function, shape *Call, out **function) sys.Result {
+func (m *Machine) prepare(call string, c sys.Context, config *sys.LaunchConfig, h sys.Function, shape *Call,
+	out **function,
+) sys.Result {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f := m.loaded[h]
@@ -126,13 +138,16 @@ func (m *Machine) shape(f *function, config *sys.LaunchConfig) (Call, sys.Result
 	const invalidClusterSize = 912
 	switch {
 	case threads(c.Grid) == 0 || threads(c.Block) == 0 || threads(c.Block) > uint32(f.kernel.threads()):
-		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %v blocks of %v threads", f.kernel.name, c.Grid, c.Block)
+		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %v blocks of %v threads", f.kernel.name,
+			c.Grid, c.Block)
 	case c.Shared > int(f.maxShared):
-		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %d bytes of shared memory, %d are allowed", f.kernel.name, c.Shared, f.maxShared)
+		return c, m.misuse(cuda.ErrInvalidValue,
+			"a launch of %s with %d bytes of shared memory, %d are allowed", f.kernel.name, c.Shared, f.maxShared)
 	case threads(c.Cluster) > 16 || threads(c.Cluster) > 8 && !f.largeClusters:
 		return c, sys.Result(invalidClusterSize)
 	case c.Cluster.X > 0 && (c.Grid.X%c.Cluster.X != 0 || c.Grid.Y%c.Cluster.Y != 0 || c.Grid.Z%c.Cluster.Z != 0):
-		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %v blocks in clusters of %v", f.kernel.name, c.Grid, c.Cluster)
+		return c, m.misuse(cuda.ErrInvalidValue, "a launch of %s with %v blocks in clusters of %v",
+			f.kernel.name, c.Grid, c.Cluster)
 	case c.Cooperative && int64(threads(c.Grid)) > m.resident(f, c):
 		return c, sys.Result(cuda.ErrCooperativeTooLarge)
 	}

@@ -27,7 +27,8 @@ type Config struct {
 	NoPeers bool
 	// Pageable allows async copies from and to host memory that is not pinned.
 	Pageable bool
-	// Unified: devices reach all memory of the process's that is no allocation of the driver's, as if it were their own.
+	// Unified: devices reach all memory of the process's that is no allocation of the driver's, as
+	// if it were their own.
 	Unified bool
 }
 
@@ -89,7 +90,8 @@ func New(c Config) *Machine {
 		current: map[int]*primary{}, modes: map[int]int32{}, ranges: map[uintptr]int{},
 		shares: map[sys.Allocation]*file{}, refs: map[sys.Allocation]int{},
 		streams: map[sys.Stream]*stream{}, legacy: map[*primary]*stream{}, events: map[sys.Event]*event{},
-		modules: map[sys.Module]*module{}, kernels: map[string]*kernel{}, globals: map[string]int{}, loaded: map[sys.Function]*function{},
+		modules: map[sys.Module]*module{}, kernels: map[string]*kernel{}, globals: map[string]int{},
+		loaded: map[sys.Function]*function{},
 		graphs: map[sys.Graph]*graph{}, execs: map[sys.GraphExec]*graph{}, running: map[*capture]bool{},
 		calls: map[string]int{},
 	}
@@ -108,7 +110,8 @@ func (m *Machine) Open() (*cuda.Driver, error) {
 	return cuda.New(m.table())
 }
 
-// Fail makes a call of the driver ("cuMemAlloc") fail with a code, once, after it was let through as many times as skip says.
+// Fail makes a call of the driver ("cuMemAlloc") fail with a code, once, after it was let through
+// as many times as skip says.
 func (m *Machine) Fail(call string, skip int, code cuda.Code) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -122,7 +125,8 @@ func (m *Machine) Calls(call string) int {
 	return m.calls[call]
 }
 
-// Current is the device whose context is the calling thread's, or -1. It means something on a goroutine that is locked to its thread.
+// Current is the device whose context is the calling thread's, or -1. It means something on a
+// goroutine that is locked to its thread.
 func (m *Machine) Current() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -132,7 +136,8 @@ func (m *Machine) Current() int {
 	return -1
 }
 
-// Check says what was done wrong so far, and what has not been given back. It is for the end of a test.
+// Check says what was done wrong so far, and what has not been given back. It is for the end of a
+// test.
 func (m *Machine) Check() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -228,7 +233,8 @@ func (m *Machine) context(handle sys.Context) *primary {
 // own checks that an object is used in its own context.
 func (m *Machine) own(call, what string, object, p *primary) sys.Result {
 	if object != p {
-		return m.misuse(cuda.ErrInvalidContext, "%s in device %d's context: the %s is device %d's", call, p.device, what, object.device)
+		return m.misuse(cuda.ErrInvalidContext, "%s in device %d's context: the %s is device %d's", call,
+			p.device, what, object.device)
 	}
 	return sys.Success
 }

@@ -141,7 +141,8 @@ func (m *Machine) pointerCalls(t *sys.Table) {
 	}
 }
 
-// pointerAttribute answers as the driver does: memory that it does not know has no type and no device.
+// pointerAttribute answers as the driver does: memory that it does not know has no type and no
+// device.
 func (m *Machine) pointerAttribute(r *region, attribute int32, out unsafe.Pointer) {
 	switch attribute {
 	case sys.PointerMemoryType:

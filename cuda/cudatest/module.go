@@ -30,13 +30,15 @@ type function struct {
 	largeClusters bool
 }
 
-// Kernel registers what plays the kernel of a name, in every module: a function that takes a [*Call] and then the kernel's parameters as Go values of
-// their sizes (int32, uint64, [cuda.Pointer], structs), and returns nothing. Anything else is a mistake that Check reports.
+// Kernel registers what plays the kernel of a name, in every module: a function that takes a
+// [*Call] and then the kernel's parameters as Go values of their sizes (int32, uint64,
+// [cuda.Pointer], structs), and returns nothing. Anything else is a mistake that Check reports.
 func (m *Machine) Kernel(name string, run any) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v := reflect.ValueOf(run)
-	if v.Kind() != reflect.Func || v.Type().NumIn() == 0 || v.Type().In(0) != reflect.TypeFor[*Call]() || v.Type().NumOut() != 0 {
+	if v.Kind() != reflect.Func || v.Type().NumIn() == 0 || v.Type().In(0) != reflect.TypeFor[*Call]() ||
+		v.Type().NumOut() != 0 {
 		m.misuse(0, "kernel %s is a %T, not a function of a *Call and the parameters", name, run)
 		return
 	}
@@ -79,7 +81,9 @@ func (m *Machine) Global(name string, size int) {
 
 // moduleCalls load modules and find what is in them.
 func (m *Machine) moduleCalls(t *sys.Table) {
-	t.ModuleLoadDataEx = func(c sys.Context, out *sys.Module, image *byte, _ uint32, _ *int32, _ *sys.JITValues) sys.Result {
+	t.ModuleLoadDataEx = func(c sys.Context, out *sys.Module, image *byte, _ uint32, _ *int32,
+		_ *sys.JITValues,
+	) sys.Result {
 		return m.still("cuModuleLoadDataEx", c, func(p *primary) sys.Result {
 			code, result := m.code(image)
 			if result != sys.Success {
@@ -145,9 +149,10 @@ func (m *Machine) functionCalls(t *sys.Table) {
 	t.FuncGetAttribute = func(c sys.Context, out *int32, attribute int32, h sys.Function) sys.Result {
 		return m.onFunction("cuFuncGetAttribute", c, h, func(_ *primary, f *function) sys.Result {
 			*out = map[int32]int32{
-				sys.FuncMaxThreadsPerBlock: int32(f.kernel.threads()), sys.FuncNumRegs: int32(m.registers()), sys.FuncMaxDynamicSharedSizeBytes: f.maxShared,
-				sys.FuncSharedSizeBytes: int32(f.kernel.Shared),
-				sys.FuncPTXVersion:      90, sys.FuncBinaryVersion: 90,
+				sys.FuncMaxThreadsPerBlock: int32(f.kernel.threads()), sys.FuncNumRegs: int32(m.registers()),
+				sys.FuncMaxDynamicSharedSizeBytes: f.maxShared,
+				sys.FuncSharedSizeBytes:           int32(f.kernel.Shared),
+				sys.FuncPTXVersion:                90, sys.FuncBinaryVersion: 90,
 			}[attribute]
 			return sys.Success
 		})
@@ -155,7 +160,8 @@ func (m *Machine) functionCalls(t *sys.Table) {
 	t.FuncSetAttribute = func(c sys.Context, h sys.Function, attribute, value int32) sys.Result {
 		return m.onFunction("cuFuncSetAttribute", c, h, func(_ *primary, f *function) sys.Result {
 			switch {
-			case attribute == sys.FuncMaxDynamicSharedSizeBytes && value >= 0 && int(value) <= attributes[cuda.SharedMemoryPerBlockOptIn]-f.kernel.Shared:
+			case attribute == sys.FuncMaxDynamicSharedSizeBytes && value >= 0 &&
+				int(value) <= attributes[cuda.SharedMemoryPerBlockOptIn]-f.kernel.Shared:
 				f.maxShared = value
 			case attribute == sys.FuncNonPortableClusterSizeAllowed:
 				f.largeClusters = value != 0
@@ -176,7 +182,9 @@ func (m *Machine) functionCalls(t *sys.Table) {
 			return sys.Success
 		})
 	}
-	t.OccupancyMaxActiveBlocksPerMultiprocessor = func(c sys.Context, out *int32, h sys.Function, threads int32, shared uint64) sys.Result {
+	t.OccupancyMaxActiveBlocksPerMultiprocessor = func(c sys.Context, out *int32, h sys.Function, threads int32,
+		shared uint64,
+	) sys.Result {
 		return m.onFunction("cuOccupancyMaxActiveBlocksPerMultiprocessor", c, h, func(_ *primary, f *function) sys.Result {
 			*out = m.occupancy(uint32(threads), int(shared)+f.kernel.Shared)
 			return sys.Success
@@ -207,7 +215,9 @@ func (m *Machine) onModule(call string, c sys.Context, h sys.Module, do func(*mo
 	})
 }
 
-func (m *Machine) onFunction(call string, c sys.Context, h sys.Function, do func(*primary, *function) sys.Result) sys.Result {
+func (m *Machine) onFunction(call string, c sys.Context, h sys.Function,
+	do func(*primary, *function) sys.Result,
+) sys.Result {
 	return m.contextCall(call, c, func(p *primary) sys.Result {
 		f := m.loaded[h]
 		if f == nil {
@@ -227,7 +237,8 @@ func (m *Machine) occupancy(threads uint32, shared int) int32 {
 	warps = max(1, (warps+quarters-1)/quarters) * quarters
 	registers := (m.registers() + 7) &^ 7 * warp // of a warp
 	inRegisters := attributes[cuda.RegistersPerMultiprocessor] / quarters / registers * quarters / warps
-	blocks := min(attributes[cuda.ThreadsPerMultiprocessor]/max(int(threads), 1), attributes[cuda.BlocksPerMultiprocessor], inRegisters)
+	blocks := min(attributes[cuda.ThreadsPerMultiprocessor]/max(int(threads), 1),
+		attributes[cuda.BlocksPerMultiprocessor], inRegisters)
 	per := shared + attributes[cuda.ReservedSharedMemoryPerBlock]
 	return int32(min(blocks, attributes[cuda.SharedMemoryPerMultiprocessor]/per))
 }

@@ -15,7 +15,8 @@ type TB interface {
 	Fatalf(format string, args ...any)
 }
 
-// NVRTC opens the compiler for a test that needs it. Where there is none the test is skipped, or fails if WEFT_REQUIRE_NVRTC is 1.
+// NVRTC opens the compiler for a test that needs it. Where there is none the test is skipped, or
+// fails if WEFT_REQUIRE_NVRTC is 1.
 func NVRTC(t TB) *nvrtc.Compiler {
 	t.Helper()
 	c, err := nvrtc.Open()

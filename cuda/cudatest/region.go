@@ -22,7 +22,10 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"device allocations", "host allocations", "registrations of host memory", "mappings", "IPC mappings"}[k]
+	return [...]string{
+		"device allocations", "host allocations", "registrations of host memory", "mappings",
+		"IPC mappings",
+	}[k]
 }
 
 // A region is memory that the driver knows.
@@ -98,7 +101,8 @@ func (m *Machine) reach(p *primary, at uintptr, size int) string {
 		switch r.kind {
 		case deviceMemory, ipcMemory:
 			if r.kind == deviceMemory && r.owner != p && !p.peers[r.owner] {
-				return fmt.Sprintf("%#x is device %d's memory, and device %d has no peer access to it", at, r.owner.device, p.device)
+				return fmt.Sprintf("%#x is device %d's memory, and device %d has no peer access to it", at,
+					r.owner.device, p.device)
 			}
 		case mappedMemory:
 			if !r.access[p.device] {
@@ -118,7 +122,8 @@ func (m *Machine) reach(p *primary, at uintptr, size int) string {
 // firstAddress and lastAddress bound the memory that a process may have, of 47 bits of addresses.
 const firstAddress, lastAddress = uintptr(1 << 16), ^uintptr(0) >> 17
 
-// unified is how many bytes from an address on are no allocation of the driver's, if devices reach such memory.
+// unified is how many bytes from an address on are no allocation of the driver's, if devices reach
+// such memory.
 func (m *Machine) unified(at uintptr) int {
 	if !m.config.Unified || at < firstAddress || at >= lastAddress {
 		return 0
@@ -160,7 +165,8 @@ func view(at uintptr, size int) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&at))), size)
 }
 
-// Bytes is device memory at an address, for a test to look at and to change. It is nil if the memory is not all there.
+// Bytes is device memory at an address, for a test to look at and to change. It is nil if the
+// memory is not all there.
 func (m *Machine) Bytes(p cuda.Pointer, size int) []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -89,7 +89,8 @@ func (m *Machine) occupy(p *primary, s *stream, op func(*primary) sys.Result) sy
 	return op(p)
 }
 
-// settled asks whether a stream has done all that was enqueued, which it cannot answer while it captures.
+// settled asks whether a stream has done all that was enqueued, which it cannot answer while it
+// captures.
 func (m *Machine) settled(call string, c sys.Context, h sys.Stream, wait bool) sys.Result {
 	return m.onStream(call, c, h, func(p *primary, s *stream) sys.Result {
 		if r := m.hindered(call); r != sys.Success {
@@ -121,22 +122,29 @@ func (m *Machine) streamCalls(t *sys.Table) {
 	t.StreamDestroy = func(c sys.Context, h sys.Stream) sys.Result {
 		return m.onStream("cuStreamDestroy", c, h, func(_ *primary, s *stream) sys.Result {
 			if s.capture != nil || h <= 2 {
-				return m.misuse(cuda.ErrInvalidValue, "cuStreamDestroy of stream %#x, which captures or is a default stream", uintptr(h))
+				return m.misuse(cuda.ErrInvalidValue,
+					"cuStreamDestroy of stream %#x, which captures or is a default stream", uintptr(h))
 			}
 			delete(m.streams, h)
 			return sys.Success
 		})
 	}
-	t.StreamSynchronize = func(c sys.Context, h sys.Stream) sys.Result { return m.settled("cuStreamSynchronize", c, h, true) }
+	t.StreamSynchronize = func(c sys.Context,
+		h sys.Stream,
+	) sys.Result {
+		return m.settled("cuStreamSynchronize", c, h, true)
+	}
 	t.StreamQuery = func(c sys.Context, h sys.Stream) sys.Result { return m.settled("cuStreamQuery", c, h, false) }
 	t.StreamGetPriority = func(c sys.Context, h sys.Stream, out *int32) sys.Result {
-		return m.onStream("cuStreamGetPriority", c, h, func(_ *primary, s *stream) sys.Result { *out = s.priority; return sys.Success })
+		return m.onStream("cuStreamGetPriority", c, h,
+			func(_ *primary, s *stream) sys.Result { *out = s.priority; return sys.Success })
 	}
 	t.StreamWaitEvent = func(c sys.Context, h sys.Stream, eh sys.Event, _ uint32) sys.Result {
 		return m.onStream("cuStreamWaitEvent", c, h, func(_ *primary, s *stream) sys.Result {
 			e := m.events[eh]
 			if e == nil {
-				return m.misuse(cuda.ErrInvalidHandle, "cuStreamWaitEvent of event %#x, which was destroyed or never made", uintptr(eh))
+				return m.misuse(cuda.ErrInvalidHandle,
+					"cuStreamWaitEvent of event %#x, which was destroyed or never made", uintptr(eh))
 			}
 			return m.follow(s, e)
 		})

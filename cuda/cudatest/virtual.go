@@ -26,7 +26,8 @@ func (m *Machine) virtualCalls(t *sys.Table) {
 			}
 			p := m.devices[d]
 			switch {
-			case size == 0 || size%granularity != 0 || prop.Type != sys.MemAllocationTypePinned || prop.Location.Type != sys.MemLocationTypeDevice:
+			case size == 0 || size%granularity != 0 || prop.Type != sys.MemAllocationTypePinned ||
+				prop.Location.Type != sys.MemLocationTypeDevice:
 				return m.misuse(cuda.ErrInvalidValue, "cuMemCreate of %d bytes with %+v", size, *prop)
 			case prop.HandleTypes&^sys.MemHandleTypePosixFD != 0:
 				return sys.Result(cuda.ErrNotSupported) // there is no fabric here
@@ -84,7 +85,8 @@ func (m *Machine) virtualCalls(t *sys.Table) {
 			case m.refs[h] == 0:
 				return m.misuse(cuda.ErrInvalidValue, "export of allocation %#x, which was released", uint64(h))
 			case f.types&kind == 0:
-				return m.misuse(cuda.ErrInvalidValue, "export of an allocation that was made to be shared by %#x, as %#x", f.types, kind)
+				return m.misuse(cuda.ErrInvalidValue,
+					"export of an allocation that was made to be shared by %#x, as %#x", f.types, kind)
 			}
 			fd, err := f.descriptor()
 			if err != nil {
@@ -106,7 +108,8 @@ func (m *Machine) virtualCalls(t *sys.Table) {
 		})
 	}
 	t.MemImportFabric = func(c sys.Context, _ *sys.Allocation, _ *sys.FabricHandle, _ int32) sys.Result {
-		return m.still("cuMemImportFromShareableHandle", c, func(*primary) sys.Result { return sys.Result(cuda.ErrNotSupported) })
+		return m.still("cuMemImportFromShareableHandle", c,
+			func(*primary) sys.Result { return sys.Result(cuda.ErrNotSupported) })
 	}
 	m.addressCalls(t)
 }
@@ -129,7 +132,8 @@ func (m *Machine) addressCalls(t *sys.Table) {
 	t.MemAddressFree = func(at sys.Pointer, size uint64) sys.Result {
 		return m.call("cuMemAddressFree", func() sys.Result {
 			if n, ok := m.ranges[uintptr(at)]; !ok || n != int(size) {
-				return m.misuse(cuda.ErrInvalidValue, "cuMemAddressFree of %d bytes at %#x, which were not reserved", size, uint64(at))
+				return m.misuse(cuda.ErrInvalidValue,
+					"cuMemAddressFree of %d bytes at %#x, which were not reserved", size, uint64(at))
 			}
 			for _, r := range m.regions {
 				if r.overlaps(uintptr(at), int(size)) {
@@ -152,13 +156,15 @@ func (m *Machine) addressCalls(t *sys.Table) {
 			case offset != 0 || int(size) != f.size:
 				return m.misuse(cuda.ErrInvalidValue, "cuMemMap of %d bytes at %d of an allocation of %d", size, offset, f.size)
 			case !m.reserved(uintptr(at), int(size)):
-				return m.misuse(cuda.ErrInvalidValue, "cuMemMap of %d bytes to %#x, which is not reserved or not free", size, uint64(at))
+				return m.misuse(cuda.ErrInvalidValue,
+					"cuMemMap of %d bytes to %#x, which is not reserved or not free", size, uint64(at))
 			}
 			if err := f.mapAt(uintptr(at)); err != nil {
 				return sys.Result(cuda.ErrOutOfMemory)
 			}
 			m.insert(&region{
-				kind: mappedMemory, base: uintptr(at), size: f.size, owner: m.devices[f.device], file: f, share: h, access: map[int]bool{},
+				kind: mappedMemory, base: uintptr(at), size: f.size, owner: m.devices[f.device], file: f,
+				share: h, access: map[int]bool{},
 			})
 			return sys.Success
 		})
@@ -183,7 +189,8 @@ func (m *Machine) addressCalls(t *sys.Table) {
 			for base := uintptr(at); base < end; {
 				r := m.starting(base, mappedMemory)
 				if r == nil || r.end() > end {
-					return m.misuse(cuda.ErrInvalidValue, "cuMemSetAccess to %d bytes at %#x, which are not all mapped", size, uint64(at))
+					return m.misuse(cuda.ErrInvalidValue,
+						"cuMemSetAccess to %d bytes at %#x, which are not all mapped", size, uint64(at))
 				}
 				for _, a := range unsafe.Slice(access, n) {
 					if r := m.device(sys.Device(a.Location.ID)); r != sys.Success || a.Location.Type != sys.MemLocationTypeDevice {

@@ -15,7 +15,8 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-// TestE4M3WithoutInstruction compares what ptx.cuh does on GPUs without the instruction with package simd.
+// TestE4M3WithoutInstruction compares what ptx.cuh does on GPUs without the instruction with
+// package simd.
 func TestE4M3WithoutInstruction(t *testing.T) {
 	emulate.Need(t)
 	_, text, found := strings.Cut(device.Headers()["ptx.cuh"], "#else\n// to_e4m3 ")
@@ -76,7 +77,8 @@ func convert(t *testing.T, c *cuda.Context, image []byte, in []uint32, each int)
 	ok(err)
 	defer func() { ok(stream.Close()) }()
 	to := memory.Pointer().Add(4 * len(in))
-	l, err := f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 4}, Block: cuda.Dim{X: 128}}, memory.Pointer(), to, uint32(len(in)))
+	l, err := f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 4}, Block: cuda.Dim{X: 128}}, memory.Pointer(), to,
+		uint32(len(in)))
 	ok(err)
 	bytes := make([]byte, 0, 4*len(in))
 	for _, a := range in {

@@ -29,11 +29,13 @@ const MaxRanks = 64
 
 // Group is a communicator as a kernel sees it: the Group of weft.cuh, field by field.
 type Group struct {
-	Window      [MaxRanks]uint64 // every rank's part of one window, as this GPU reaches it
-	Abort       uint64
-	Record      uint64
-	Claim       uint64 // a word of this GPU's memory, 0 until a wait writes the record
-	Waits       uint64 // of 8 bytes for each rank, in this GPU's memory: the nanoseconds that it was waited for, if a kernel counts them; or 0
+	Window [MaxRanks]uint64 // every rank's part of one window, as this GPU reaches it
+	Abort  uint64
+	Record uint64
+	Claim  uint64 // a word of this GPU's memory, 0 until a wait writes the record
+	// of 8 bytes for each rank, in this GPU's memory: the nanoseconds that it was waited for, if a
+	// kernel counts them; or 0
+	Waits       uint64
 	Ranks, Rank uint32
 }
 
@@ -43,7 +45,8 @@ const (
 	CountBytes = 16
 )
 
-// State is a lane of operations in a GPU's memory: the State of weft.cuh, field by field. The host writes it when nothing of the lane runs.
+// State is a lane of operations in a GPU's memory: the State of weft.cuh, field by field. The host
+// writes it when nothing of the lane runs.
 type State struct {
 	Mask    uint64 // ranks that are left out
 	Timeout uint64 // of a wait, in nanoseconds

@@ -14,8 +14,9 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// hello sends a word to the other rank, which it awaits there as a value that is its own flag, and leaves. A word stands in one of three places in turn;
-// the place of the operation before is emptied, for the one after next.
+// hello sends a word to the other rank, which it awaits there as a value that is its own flag, and
+// leaves. A word stands in one of three places in turn; the place of the operation before is
+// emptied, for the one after next.
 const hello = `#include "weft.cuh"
 using namespace weft;
 
@@ -57,7 +58,9 @@ const (
 )
 
 // greet has two ranks launch hello so many times, each on its GPU, and gives what each heard.
-func greet(ctx context.Context, contexts [2]*cuda.Context, cache *kernel.Cache, times int) (all [2][]uint32, err error) {
+func greet(ctx context.Context, contexts [2]*cuda.Context, cache *kernel.Cache, times int) (all [2][]uint32,
+	err error,
+) {
 	var ranks [2]arguments
 	var memory [2]*cuda.Memory
 	for i, c := range contexts {
@@ -126,7 +129,9 @@ func greet(ctx context.Context, contexts [2]*cuda.Context, cache *kernel.Cache, 
 }
 
 // load makes the kernel ready for a rank, on a stream of its own, which end waits for.
-func load(ctx context.Context, c *cuda.Context, cache *kernel.Cache, a arguments) (start func() error, end func(), err error) {
+func load(ctx context.Context, c *cuda.Context, cache *kernel.Cache, a arguments) (start func() error,
+	end func(), err error,
+) {
 	arch, err := c.Device().Architecture()
 	if err != nil {
 		return nil, nil, err
@@ -158,8 +163,8 @@ func load(ctx context.Context, c *cuda.Context, cache *kernel.Cache, a arguments
 	return func() error { return l.Start(stream) }, end, nil
 }
 
-// Two ranks tell each other a word, three times, with a kernel of their own. Here the GPUs are emulated; cuda.Open and the zero kernel.Options are all
-// that real ones want otherwise.
+// Two ranks tell each other a word, three times, with a kernel of their own. Here the GPUs are
+// emulated; cuda.Open and the zero kernel.Options are all that real ones want otherwise.
 func Example() {
 	machine := cudatest.New(cudatest.Config{Devices: 2})
 	emulate.Attach(machine, emulate.Options{})

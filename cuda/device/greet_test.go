@@ -16,7 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// openGPU opens this machine's driver, or skips the test by name where there is none. WEFT_REQUIRE_GPU=1 turns the skip into a failure.
+// openGPU opens this machine's driver, or skips the test by name where there is none.
+// WEFT_REQUIRE_GPU=1 turns the skip into a failure.
 func openGPU(t *testing.T) *cuda.Driver {
 	t.Helper()
 	d, err := cuda.Open()
@@ -29,7 +30,8 @@ func openGPU(t *testing.T) *cuda.Driver {
 	return d
 }
 
-// primaries gives a context of the first GPU, and one of the second or, where there is none, of the first.
+// primaries gives a context of the first GPU, and one of the second or, where there is none, of the
+// first.
 func primaries(t *testing.T, d *cuda.Driver) [2]*cuda.Context {
 	t.Helper()
 	var contexts [2]*cuda.Context
@@ -73,7 +75,10 @@ func TestGreet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hears(t, primaries(t, d), kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}}))
+	hears(t, primaries(t, d), kernel.New(kernel.Options{
+		Compiler: emulate.Compiler, Dir: t.TempDir(),
+		ReadOnly: []string{},
+	}))
 }
 
 // TestGreetOnGPU is the same on this machine's GPUs: the first two, or both ranks on one.

@@ -11,9 +11,11 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// TestLayout: the structs and constants of weft.cuh are the host's, for the compiler of every architecture and for the one that emulates.
+// TestLayout: the structs and constants of weft.cuh are the host's, for the compiler of every
+// architecture and for the one that emulates.
 func TestLayout(t *testing.T) {
-	asserts := layout.Of("Record", reflect.TypeFor[device.Record](), nil) + layout.Of("Group", reflect.TypeFor[device.Group](), nil) +
+	asserts := layout.Of("Record", reflect.TypeFor[device.Record](), nil) +
+		layout.Of("Group", reflect.TypeFor[device.Group](), nil) +
 		layout.Of("State", reflect.TypeFor[device.State](), nil) + layout.Of("Count", reflect.TypeFor[device.Count](), nil) +
 		layout.Of("Divisor", reflect.TypeFor[device.Divisor](), nil) +
 		layout.Constants(map[string]int{
@@ -21,7 +23,8 @@ func TestLayout(t *testing.T) {
 			"MAX_RANKS": device.MaxRanks, "RECORD_EMPTY": device.RecordEmpty, "RECORD_WRITTEN": device.RecordWritten,
 			"CAUSE_TIMEOUT": device.CauseTimeout, "CAUSE_ABORT": device.CauseAbort,
 			"CAUSE_STOPPED": device.CauseStopped, "CAUSE_MISMATCH": device.CauseMismatch,
-			"OP_PREPARE": device.OpPrepare, "OP_DISPATCH": device.OpDispatch, "OP_COMBINE": device.OpCombine, "OP_BARRIER": device.OpBarrier,
+			"OP_PREPARE": device.OpPrepare, "OP_DISPATCH": device.OpDispatch, "OP_COMBINE": device.OpCombine,
+			"OP_BARRIER":           device.OpBarrier,
 			"OP_DISPATCH_BACKWARD": device.OpDispatchBackward, "OP_COMBINE_BACKWARD": device.OpCombineBackward,
 		})
 	source := "#include \"weft.cuh\"\nnamespace weft {\n" + asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
@@ -64,7 +67,8 @@ func TestHeadersAreCopies(t *testing.T) {
 	}
 }
 
-// TestDivisor: the quotient that kernels compute from a Divisor is at most one too few before they mend it, for every number.
+// TestDivisor: the quotient that kernels compute from a Divisor is at most one too few before they
+// mend it, for every number.
 func TestDivisor(t *testing.T) {
 	edges := []uint32{0, 1, 2, 3, 5, 7, 28, 127, 128, 1000, 65535, 65536, 1<<31 - 1, 1 << 31, 1<<32 - 2, 1<<32 - 1}
 	for _, by := range edges[1:] {

@@ -13,11 +13,12 @@ import (
 	"github.com/weftgo/weft/cuda/nvrtc"
 )
 
-// archs are the architectures that the headers are compiled for: the oldest, the first with bulk copies and dependent launches, the newest.
+// archs are the architectures that the headers are compiled for: the oldest, the first with bulk
+// copies and dependent launches, the newest.
 var archs = []string{"sm_80", "sm_90a", "sm_100a"}
 
-// calls has a call of every function of ptx.cuh. Its operands are p and q in global memory, s and b in shared memory, v, l, f, u4 and u2; what it gives
-// goes to keep.
+// calls has a call of every function of ptx.cuh. Its operands are p and q in global memory, s and b
+// in shared memory, v, l, f, u4 and u2; what it gives goes to keep.
 var calls = map[string]string{
 	"load_once":            "keep(load_once(p))",
 	"load_relaxed_sys16":   "keep(load_relaxed_sys16(p))",
@@ -159,7 +160,8 @@ func mnemonic(assembly string) string {
 	return strings.TrimSuffix(name, ";")
 }
 
-// TestSections: every piece of assembly stands below the sections of the PTX ISA that it is from, and they name its instruction.
+// TestSections: every piece of assembly stands below the sections of the PTX ISA that it is from,
+// and they name its instruction.
 func TestSections(t *testing.T) {
 	count := 0
 	for _, w := range wrappers(t) {
@@ -184,7 +186,8 @@ func TestSections(t *testing.T) {
 	}
 }
 
-// TestWrappers compiles a call of every function for every architecture that has it, without a warning, and finds its instruction in what becomes of it.
+// TestWrappers compiles a call of every function for every architecture that has it, without a
+// warning, and finds its instruction in what becomes of it.
 func TestWrappers(t *testing.T) {
 	all := wrappers(t)
 	called := maps.Clone(calls)
@@ -226,7 +229,8 @@ func TestWrappers(t *testing.T) {
 func compile(t *testing.T, c *nvrtc.Compiler, headers map[string]string, arch, body string) string {
 	t.Helper()
 	b, err := c.Compile(t.Context(), nvrtc.Program{
-		Name: "probe", Source: fmt.Sprintf(probe, body), Headers: headers, Architecture: arch, Options: []string{"--std=c++17"},
+		Name: "probe", Source: fmt.Sprintf(probe, body), Headers: headers, Architecture: arch,
+		Options: []string{"--std=c++17"},
 	})
 	if err != nil {
 		t.Fatalf("%+v", err)

@@ -3,7 +3,8 @@ package device
 // RecordBytes is the size of a [Record].
 const RecordBytes = 64
 
-// Record is what a wait on the device leaves in host memory when it gives up. It is the Record of weft.cuh, field by field.
+// Record is what a wait on the device leaves in host memory when it gives up. It is the Record of
+// weft.cuh, field by field.
 type Record struct {
 	State    uint32 // RecordEmpty, or RecordWritten when all the rest is there
 	Op       uint32 // one of the Op constants
@@ -28,8 +29,9 @@ const (
 	CauseTimeout = 1 // the deadline passed
 	CauseAbort   = 2 // the rank's abort word was set
 	CauseStopped = 3 // an operation was started, or replayed, after one before had given up
-	// CauseMismatch: the peer made another call, or goes by another routing. Expected is this rank's call with CallBits bits, and above them which Prepare its routing is of;
-	// Seen is the peer's.
+	// CauseMismatch: the peer made another call, or goes by another routing. Expected is this
+	// rank's call with CallBits bits, and above them which Prepare its routing is of; Seen is the
+	// peer's.
 	CauseMismatch = 4
 )
 

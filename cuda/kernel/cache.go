@@ -12,19 +12,25 @@ import (
 
 // Options say where a cache keeps cubins and how it compiles. The zero value is what most want.
 type Options struct {
-	// Compiler opens the compiler, when something must be compiled for the first time and never again. Nil means [NVRTC].
+	// Compiler opens the compiler, when something must be compiled for the first time and never
+	// again. Nil means [NVRTC].
 	Compiler func() (Compiler, error)
-	// Dir is read and written. Empty means WEFT_CACHE_DIR, or else weft/kernels in the user's cache directory.
+	// Dir is read and written. Empty means WEFT_CACHE_DIR, or else weft/kernels in the user's cache
+	// directory.
 	Dir string
-	// ReadOnly directories are looked at before Dir, in order. Nil means those that WEFT_CACHE lists, separated as PATH is.
+	// ReadOnly directories are looked at before Dir, in order. Nil means those that WEFT_CACHE
+	// lists, separated as PATH is.
 	ReadOnly []string
-	// Parallel bounds how many kernels are compiled at once by this process. Zero means as many as it has processors.
+	// Parallel bounds how many kernels are compiled at once by this process. Zero means as many as
+	// it has processors.
 	Parallel int
-	// Logger is told of what is wrong with directories and entries, and, at level Debug, of what was compiled. Nil means nobody.
+	// Logger is told of what is wrong with directories and entries, and, at level Debug, of what
+	// was compiled. Nil means nobody.
 	Logger *slog.Logger
 }
 
-// Cache gives cubins for specs. It is safe for concurrent use, holds nothing open and needs no closing. It keeps what it gave in memory.
+// Cache gives cubins for specs. It is safe for concurrent use, holds nothing open and needs no
+// closing. It keeps what it gave in memory.
 type Cache struct {
 	*store
 	logger *slog.Logger
@@ -88,8 +94,8 @@ func New(o Options) *Cache {
 	return (&Cache{store: c}).WithLogger(o.Logger)
 }
 
-// WithLogger is the same cache, with its directories and what it has in memory, whose requests tell another logger; nil tells nobody. Of requests that share a search the
-// first one's logger is told.
+// WithLogger is the same cache, with its directories and what it has in memory, whose requests tell
+// another logger; nil tells nobody. Of requests that share a search the first one's logger is told.
 func (c *Cache) WithLogger(l *slog.Logger) *Cache {
 	if l == nil {
 		l = slog.New(slog.DiscardHandler)
@@ -111,7 +117,8 @@ func userDir() (string, error) {
 // Dir is the directory that the cache writes, or empty if there is none.
 func (c *Cache) Dir() string { return c.dir }
 
-// Load gives the cubin of a spec: from memory, from a directory, or compiled. It returns when the context ends. Its errors are [*Error].
+// Load gives the cubin of a spec: from memory, from a directory, or compiled. It returns when the
+// context ends. Its errors are [*Error].
 func (c *Cache) Load(ctx context.Context, s Spec) (Cubin, error) {
 	cubin, err := c.load(ctx, s)
 	if err != nil {
@@ -120,8 +127,9 @@ func (c *Cache) Load(ctx context.Context, s Spec) (Cubin, error) {
 	return cubin, nil
 }
 
-// LoadAll loads several specs at once, and returns their cubins in the same order. One that fails leaves the zero Cubin and does not
-// keep the others from being loaded. The error has an [*Error] for each that failed.
+// LoadAll loads several specs at once, and returns their cubins in the same order. One that fails
+// leaves the zero Cubin and does not keep the others from being loaded. The error has an [*Error]
+// for each that failed.
 func (c *Cache) LoadAll(ctx context.Context, specs []Spec) ([]Cubin, error) {
 	cubins, errs := make([]Cubin, len(specs)), make([]*Error, len(specs))
 	var all sync.WaitGroup

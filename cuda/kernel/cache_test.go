@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// TestCompiledOnce: from memory the second time, from the directory by a cache that comes later, without opening a compiler.
+// TestCompiledOnce: from memory the second time, from the directory by a cache that comes later,
+// without opening a compiler.
 func TestCompiledOnce(t *testing.T) {
 	dir, f := newDir(t), &fake{}
 	c, log := cacheIn(dir, f)
@@ -32,11 +33,15 @@ func TestCompiledOnce(t *testing.T) {
 	if got := mustLoad(t, later, spec(1)); got != first {
 		t.Errorf("read back: %+v, want %+v", got, first)
 	}
-	if first.Name != "kernel1" || first.Arch != "sm_90a" || first.Library != LibraryVersion || first.Compiler != "fake 1" ||
+	if first.Name != "kernel1" || first.Arch != "sm_90a" || first.Library != LibraryVersion ||
+		first.Compiler != "fake 1" ||
 		first.Log != "remarks on kernel1" || first.Size() != len(first.Image()) {
 		t.Errorf("the cubin says %+v", first)
 	}
-	for name, want := range map[string]string{"layer::kernel1": "symbol of layer::kernel1", "scale<unsigned int>": "symbol of scale<unsigned int>", "scale": "scale"} {
+	for name, want := range map[string]string{
+		"layer::kernel1":      "symbol of layer::kernel1",
+		"scale<unsigned int>": "symbol of scale<unsigned int>", "scale": "scale",
+	} {
 		if got := mustLoad(t, later, spec(1)).Symbol(name); got != want {
 			t.Errorf("the symbol of %s is %q, want %q", name, got, want)
 		}
@@ -88,7 +93,8 @@ func until(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// blocking is a compiler that says that it has begun, and goes on when it is told to or the context ends.
+// blocking is a compiler that says that it has begun, and goes on when it is told to or the context
+// ends.
 func blocking() (f *fake, begun chan string, goOn chan error) {
 	begun, goOn = make(chan string, 64), make(chan error)
 	return &fake{begin: func(ctx context.Context, s Spec) error {
@@ -128,7 +134,8 @@ func TestRequestsShareOneSearch(t *testing.T) {
 	}
 }
 
-// TestImpatientRequest: whose context ends leaves at once, and the others still get what they wait for, even if it was the first.
+// TestImpatientRequest: whose context ends leaves at once, and the others still get what they wait
+// for, even if it was the first.
 func TestImpatientRequest(t *testing.T) {
 	f, begun, goOn := blocking()
 	c, _ := cacheIn(newDir(t), f)
@@ -224,8 +231,12 @@ func TestCompilerThatGivesNothing(t *testing.T) {
 
 // TestCompilerThatGivesNoSymbols: what nobody could find is refused before it is kept.
 func TestCompilerThatGivesNoSymbols(t *testing.T) {
-	c := New(Options{Compiler: func() (Compiler, error) { return nothing{"code"}, nil }, Dir: newDir(t), ReadOnly: []string{}})
-	if cubin, err := c.Load(testContext(t), spec(1)); err == nil || !strings.Contains(err.Error(), "0 symbols of 2 kernels") {
+	c := New(Options{
+		Compiler: func() (Compiler, error) { return nothing{"code"}, nil }, Dir: newDir(t),
+		ReadOnly: []string{},
+	})
+	if cubin, err := c.Load(testContext(t), spec(1)); err == nil ||
+		!strings.Contains(err.Error(), "0 symbols of 2 kernels") {
 		t.Errorf("%+v, %v", cubin, err)
 	}
 }
@@ -254,7 +265,8 @@ func TestLoadAll(t *testing.T) {
 			t.Errorf("%d, %s: %+v", i, s.Name, cubins[i])
 		}
 	}
-	want := "kernel kernel3 for sm_90a: kernel3: broken\nkernel kernel5 for sm_90a: kernel5: broken\nkernel senseless for : no source"
+	want := "kernel kernel3 for sm_90a: kernel3: broken\nkernel kernel5 for sm_90a: kernel5: broken\nkernel " +
+		"senseless for : no source"
 	if err == nil || err.Error() != want || !errors.Is(err, broken) {
 		t.Errorf("the error is %q, want %q", err, want)
 	}
@@ -327,10 +339,14 @@ func TestConcurrentLoads(t *testing.T) {
 	}
 }
 
-// TestNoCompiler: the text says the ways out, and the reason is kept. The search for a compiler is made once.
+// TestNoCompiler: the text says the ways out, and the reason is kept. The search for a compiler is
+// made once.
 func TestNoCompiler(t *testing.T) {
 	reason, opened := errors.New("nowhere"), 0
-	c := New(Options{Compiler: func() (Compiler, error) { opened++; return nil, reason }, Dir: newDir(t), ReadOnly: []string{}})
+	c := New(Options{
+		Compiler: func() (Compiler, error) { opened++; return nil, reason }, Dir: newDir(t),
+		ReadOnly: []string{},
+	})
 	_, err := c.LoadAll(testContext(t), specs(3))
 	if !errors.Is(err, ErrNoCompiler) || !errors.Is(err, reason) || opened != 1 {
 		t.Errorf("have %v, opened %d times", err, opened)
@@ -371,8 +387,13 @@ func TestErrorsInFull(t *testing.T) {
 			t.Errorf("%s: %q, want %q", format, got, want)
 		}
 	}
-	two := joined([]*Error{nil, one, {Name: "b", Arch: "sm_80", Err: errors.New("other")}, {Name: "c", Arch: "sm_80", Err: long{}}})
-	if got, want := fmt.Sprintf("%+v", two), "kernel a for sm_80: the whole log\nkernel b for sm_80: other\nkernel c for sm_80: as a"; got != want {
+	two := joined([]*Error{
+		nil, one,
+		{Name: "b", Arch: "sm_80", Err: errors.New("other")},
+		{Name: "c", Arch: "sm_80", Err: long{}},
+	})
+	if got, want := fmt.Sprintf("%+v",
+		two), "kernel a for sm_80: the whole log\nkernel b for sm_80: other\nkernel c for sm_80: as a"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	var first *Error
@@ -384,7 +405,8 @@ func TestErrorsInFull(t *testing.T) {
 	}
 }
 
-// TestDirectories: what the caller says goes before WEFT_CACHE_DIR, and that before the user's cache; likewise WEFT_CACHE.
+// TestDirectories: what the caller says goes before WEFT_CACHE_DIR, and that before the user's
+// cache; likewise WEFT_CACHE.
 func TestDirectories(t *testing.T) {
 	home := t.TempDir()
 	for _, name := range []string{"HOME", "XDG_CACHE_HOME", "LocalAppData"} {

@@ -2,7 +2,8 @@ package kernel
 
 import "strings"
 
-// Cubin is compiled code and where it came from. It is a value: copies share the code, and nobody can change it.
+// Cubin is compiled code and where it came from. It is a value: copies share the code, and nobody
+// can change it.
 type Cubin struct {
 	Key Key
 	// Name is of the spec that was compiled; another spec of the same key may have another name.
@@ -21,8 +22,8 @@ type Cubin struct {
 // Image is what a driver loads. It is a copy, the caller's own.
 func (c Cubin) Image() []byte { return []byte(c.image) }
 
-// Symbol is what a driver finds a kernel by that the spec's Kernels name. Any other name is that of an extern "C"
-// kernel, and a symbol itself.
+// Symbol is what a driver finds a kernel by that the spec's Kernels name. Any other name is that of
+// an extern "C" kernel, and a symbol itself.
 func (c Cubin) Symbol(kernel string) string {
 	for line := range strings.Lines(c.symbols) {
 		if symbol, name, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t"); name == kernel {

@@ -23,7 +23,8 @@ var (
 	errUnsettled = errors.New("it is replaced all the time")
 )
 
-// A directory is an open folder of entries. Names in it are looked up in the folder that was opened, whatever its path means by now.
+// A directory is an open folder of entries. Names in it are looked up in the folder that was
+// opened, whatever its path means by now.
 type directory struct {
 	root *os.Root
 	path string
@@ -85,7 +86,8 @@ func (d *directory) trusted() error {
 	return trusted(info)
 }
 
-// open opens a regular file by its own name. The file's identity comes with most errors, for whoever has seen it before.
+// open opens a regular file by its own name. The file's identity comes with most errors, for
+// whoever has seen it before.
 func (d *directory) open(name string, flag int) (*os.File, fs.FileInfo, error) {
 	for range 8 { // the name may get another file between the look and the open
 		named, err := d.root.Lstat(name)
@@ -116,7 +118,8 @@ func (d *directory) open(name string, flag int) (*os.File, fs.FileInfo, error) {
 	return nil, nil, errUnsettled
 }
 
-// read reads a key's entry. An error other than [fs.ErrNotExist] says why there is one that is not believed.
+// read reads a key's entry. An error other than [fs.ErrNotExist] says why there is one that is not
+// believed.
 func (d *directory) read(key Key) (Cubin, fs.FileInfo, error) {
 	f, info, err := d.open(key.String()+entrySuffix, os.O_RDONLY)
 	if err != nil {
@@ -170,14 +173,17 @@ func (d *directory) write(c Cubin, mode fs.FileMode, rename func(d *os.Root, fro
 	if err != nil {
 		return err
 	}
-	// The directory itself is not synced: if the name is lost with the power, the kernel is compiled again.
+	// The directory itself is not synced: if the name is lost with the power, the kernel is
+	// compiled again.
 	return rename(d.root, draft, name+entrySuffix)
 }
 
-// abandoned is the age at which nobody is writing a draft any more. It takes milliseconds; clocks of other machines, which may have written it, are wrong by more.
+// abandoned is the age at which nobody is writing a draft any more. It takes milliseconds; clocks
+// of other machines, which may have written it, are wrong by more.
 const abandoned = 24 * time.Hour
 
-// sweep removes what writers have left that died: the drafts of the key whose lock is held, if one is, and of any key those that are abandoned.
+// sweep removes what writers have left that died: the drafts of the key whose lock is held, if one
+// is, and of any key those that are abandoned.
 func (d *directory) sweep(locked string) {
 	names, err := d.names()
 	if err != nil {

@@ -11,7 +11,10 @@ import (
 
 func sample() Cubin {
 	s := spec(1)
-	return Cubin{Key: s.Key(), Name: s.Name, Arch: s.Arch, Library: LibraryVersion, Compiler: "fake 1", Log: "remarks", symbols: "_Z1a\ta\n", image: "\x7fELF code"}
+	return Cubin{
+		Key: s.Key(), Name: s.Name, Arch: s.Arch, Library: LibraryVersion, Compiler: "fake 1",
+		Log: "remarks", symbols: "_Z1a\ta\n", image: "\x7fELF code",
+	}
 }
 
 func encoded(t testing.TB, c Cubin) []byte {
@@ -83,15 +86,16 @@ func TestEntriesWithSoundSums(t *testing.T) {
 		raw  []byte
 		want string
 	}{
-		"another magic":            {resum(append([]byte("WEFTCUBX"), encoded(t, sample())[8:]...)), errMagic.Error()},
-		"a format to come":         {resum(patch(encoded(t, sample()), 8, 3)), "format is 3, this library reads 2"},
-		"no image":                 {encoded(t, empty), errLengths.Error()},
-		"a length too short":       {resum(patch(encoded(t, sample()), lengths, 6)), errLengths.Error()},
-		"a length too long":        {resum(patch(encoded(t, sample()), lengths, 1000)), errLengths.Error()},
-		"the last length too long": {resum(patch(encoded(t, sample()), minEntry-36+len("kernel1sm_90aweft 2fake 1remarks_Z1a\ta\n"), 10)), errLengths.Error()},
-		"a length beyond all":      {resum(patch(encoded(t, sample()), lengths, 1<<32-1)), errLengths.Error()},
-		"something after it":       {resum(append(encoded(t, sample()), 0)), errLengths.Error()},
-		"nothing":                  {nil, errTooShort.Error()},
+		"another magic":      {resum(append([]byte("WEFTCUBX"), encoded(t, sample())[8:]...)), errMagic.Error()},
+		"a format to come":   {resum(patch(encoded(t, sample()), 8, 3)), "format is 3, this library reads 2"},
+		"no image":           {encoded(t, empty), errLengths.Error()},
+		"a length too short": {resum(patch(encoded(t, sample()), lengths, 6)), errLengths.Error()},
+		"a length too long":  {resum(patch(encoded(t, sample()), lengths, 1000)), errLengths.Error()},
+		"the last length too long": {resum(patch(encoded(t, sample()),
+			minEntry-36+len("kernel1sm_90aweft 2fake 1remarks_Z1a\ta\n"), 10)), errLengths.Error()},
+		"a length beyond all": {resum(patch(encoded(t, sample()), lengths, 1<<32-1)), errLengths.Error()},
+		"something after it":  {resum(append(encoded(t, sample()), 0)), errLengths.Error()},
+		"nothing":             {nil, errTooShort.Error()},
 	} {
 		if _, err := decode(c.raw); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: have %v, want %s", what, err, c.want)

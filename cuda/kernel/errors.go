@@ -7,12 +7,14 @@ import (
 	"strings"
 )
 
-// ErrNoCompiler: something must be compiled and there is no compiler. The error's text says why, and the ways out.
+// ErrNoCompiler: something must be compiled and there is no compiler. The error's text says why,
+// and the ways out.
 var ErrNoCompiler = errors.New("no compiler of CUDA C++")
 
 func noCompiler(reason error) error {
 	return fmt.Errorf("%w: name NVRTC in WEFT_NVRTC, or install it (python3 -m pip install nvidia-cuda-nvrtc), "+
-		"or name in WEFT_CACHE a cache that weft compile has filled, on any machine (of one that is there weft doctor says what is refused): %w", ErrNoCompiler, reason)
+		"or name in WEFT_CACHE a cache that weft compile has filled, on any machine (of one that is there "+
+		"weft doctor says what is refused): %w", ErrNoCompiler, reason)
 }
 
 // Error says which kernel is not to be had, and why. %+v prints all of a compiler's log.

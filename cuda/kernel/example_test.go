@@ -19,7 +19,8 @@ func (upper) Compile(_ context.Context, s kernel.Spec) (kernel.Code, error) {
 	return kernel.Code{Image: []byte("code of " + s.Name)}, nil
 }
 
-// A kernel is compiled by the first who needs it; a later cache over the same directory, in this process or another, reads it.
+// A kernel is compiled by the first who needs it; a later cache over the same directory, in this
+// process or another, reads it.
 func Example() {
 	dir, err := os.MkdirTemp("", "kernels")
 	if err != nil {
@@ -35,7 +36,8 @@ func Example() {
 		Arch:    "sm_90a",
 	}
 	for range 2 {
-		cache := kernel.New(kernel.Options{ // the zero Options compile with NVRTC, and keep cubins in the user's cache directory
+		// the zero Options compile with NVRTC, and keep cubins in the user's cache directory
+		cache := kernel.New(kernel.Options{
 			Compiler: func() (kernel.Compiler, error) { return upper{}, nil },
 			Dir:      dir,
 			ReadOnly: []string{},

@@ -7,10 +7,12 @@ import (
 	"io/fs"
 )
 
-// Fill puts the cubins of specs into a directory that may be carried to other machines, and named in WEFT_CACHE there. Entries that are in the
-// directory and in order stay as they are, and need no compiler. The others are loaded as [Cache.LoadAll] does, so the machine needs no GPU, and what
-// the cache has is taken from there. What earlier calls left unfinished is removed once it is a day old. Who fills a directory for others must see to
-// it that it belongs to them or to root where it is used.
+// Fill puts the cubins of specs into a directory that may be carried to other machines, and named
+// in WEFT_CACHE there. Entries that are in the directory and in order stay as they are, and need no
+// compiler. The others are loaded as [Cache.LoadAll] does, so the machine needs no GPU, and what
+// the cache has is taken from there. What earlier calls left unfinished is removed once it is a day
+// old. Who fills a directory for others must see to it that it belongs to them or to root where it
+// is used.
 //
 // Some specs' failure does not keep the others out.
 func (c *Cache) Fill(ctx context.Context, dir string, specs []Spec) error {

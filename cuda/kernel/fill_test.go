@@ -98,7 +98,8 @@ func TestFillAgain(t *testing.T) {
 	}
 }
 
-// TestFillOfWhatIsThere: what a directory has is neither compiled nor looked for, and what is refused in it is told of.
+// TestFillOfWhatIsThere: what a directory has is neither compiled nor looked for, and what is
+// refused in it is told of.
 func TestFillOfWhatIsThere(t *testing.T) {
 	dir, f := newDir(t), &fake{}
 	filler, _ := cacheIn(newDir(t), f)
@@ -128,12 +129,16 @@ func TestFillOfWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestAbandonedDrafts: what dead writers of any key have left goes when it is old; what is younger, or no draft, stays.
+// TestAbandonedDrafts: what dead writers of any key have left goes when it is old; what is younger,
+// or no draft, stays.
 func TestAbandonedDrafts(t *testing.T) {
 	key := spec(7).Key().String()
 	for what, work := range map[string]func(c *Cache, dir string) error{
 		"Fill": func(c *Cache, dir string) error {
-			return New(Options{Compiler: (&fake{}).open, Dir: newDir(t), ReadOnly: []string{}}).Fill(testContext(t), dir, specs(1))
+			return New(Options{
+				Compiler: (&fake{}).open, Dir: newDir(t),
+				ReadOnly: []string{},
+			}).Fill(testContext(t), dir, specs(1))
 		},
 		"Load": func(c *Cache, dir string) error { _, err := c.Load(testContext(t), spec(0)); return err },
 	} {
@@ -142,7 +147,8 @@ func TestAbandonedDrafts(t *testing.T) {
 			t.Fatal(err)
 		}
 		names := map[string]bool{ // whether it stays
-			key + ".OLD" + draftSuffix: false, key + ".NEW" + draftSuffix: true, "OLD.notes" + draftSuffix: true, key + ".OLD" + lockSuffix: true,
+			key + ".OLD" + draftSuffix: false, key + ".NEW" + draftSuffix: true,
+			"OLD.notes" + draftSuffix: true, key + ".OLD" + lockSuffix: true,
 		}
 		for name := range names {
 			path := filepath.Join(dir, name)
@@ -180,7 +186,8 @@ func TestFillFails(t *testing.T) {
 	}
 	full := errors.New("disk full")
 	filler.rename = func(*os.Root, string, string) error { return full }
-	if err := filler.Fill(testContext(t), newDir(t), specs(2)); !errors.Is(err, full) || strings.Count(err.Error(), "disk full") != 2 {
+	if err := filler.Fill(testContext(t), newDir(t), specs(2)); !errors.Is(err, full) ||
+		strings.Count(err.Error(), "disk full") != 2 {
 		t.Errorf("on a full disk: %v", err)
 	}
 }
@@ -226,7 +233,8 @@ func TestList(t *testing.T) {
 			t.Errorf("%s is listed as %q", s.Name, sound[s.Key()])
 		}
 	}
-	if want := fmt.Sprintf("[0000: %v FFFF: its name is no key]", errTooShort); len(sound) != 3 || fmt.Sprint(wrong) != want {
+	if want := fmt.Sprintf("[0000: %v FFFF: its name is no key]", errTooShort); len(sound) != 3 ||
+		fmt.Sprint(wrong) != want {
 		t.Errorf("%d are sound; wrong are %v, want %s", len(sound), wrong, want)
 	}
 	if err := Verify(dir); err == nil || !errors.Is(err, errTooShort) {

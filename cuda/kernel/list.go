@@ -14,7 +14,8 @@ import (
 type Entry struct {
 	Path    string
 	Written time.Time
-	// Err says why the entry would be refused. If it is nil the rest says what the entry holds; see [Cubin].
+	// Err says why the entry would be refused. If it is nil the rest says what the entry holds; see
+	// [Cubin].
 	Err error
 
 	Key                           Key
@@ -22,7 +23,8 @@ type Entry struct {
 	Size                          int // of the image, in bytes
 }
 
-// List reads all entries of a directory, by name. The error is about the directory itself; if it can be read it is listed all the same.
+// List reads all entries of a directory, by name. The error is about the directory itself; if it
+// can be read it is listed all the same.
 func List(dir string) ([]Entry, error) {
 	d, err := openAny(dir)
 	if err != nil {
@@ -58,7 +60,8 @@ func (d *directory) entry(name, key string) Entry {
 		e.Written = info.ModTime()
 	}
 	if e.Err = err; err == nil {
-		e.Key, e.Name, e.Arch, e.Library, e.Compiler, e.Size = k, cubin.Name, cubin.Arch, cubin.Library, cubin.Compiler, cubin.Size()
+		e.Key, e.Name, e.Arch = k, cubin.Name, cubin.Arch
+		e.Library, e.Compiler, e.Size = cubin.Library, cubin.Compiler, cubin.Size()
 	}
 	return e
 }

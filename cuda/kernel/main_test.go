@@ -32,7 +32,8 @@ func testContext(t testing.TB) context.Context {
 	return ctx
 }
 
-// A fake compiles nothing: its image says what it was made of. It may be used by several processes, which note what they compile in a file.
+// A fake compiles nothing: its image says what it was made of. It may be used by several processes,
+// which note what they compile in a file.
 type fake struct {
 	notes string // a file, or empty
 	size  int    // at least, of images

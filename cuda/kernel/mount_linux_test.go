@@ -34,7 +34,8 @@ func apart() *syscall.SysProcAttr {
 	}
 }
 
-// TestFileSystemsThatFail: a full disk, one without room for names, one that is read-only. Kernels are there, with one warning for all.
+// TestFileSystemsThatFail: a full disk, one without room for names, one that is read-only. Kernels
+// are there, with one warning for all.
 func TestFileSystemsThatFail(t *testing.T) {
 	for what, c := range map[string]struct {
 		mount    string
@@ -47,7 +48,10 @@ func TestFileSystemsThatFail(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			mounted := t.TempDir()
-			o := order{Dir: filepath.Join(mounted, "kernels"), Kernels: 3, Size: 1 << 20, Mount: c.mount, Mounted: mounted, ReadOnlyMount: c.readOnly}
+			o := order{
+				Dir: filepath.Join(mounted, "kernels"), Kernels: 3, Size: 1 << 20, Mount: c.mount,
+				Mounted: mounted, ReadOnlyMount: c.readOnly,
+			}
 			p := start(t, o, apart())
 			p.goOn(t)
 			r := p.loaded(t, 3)

@@ -45,7 +45,8 @@ func TestNVRTC(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, c := range cubins {
-		if !bytes.HasPrefix(c.Image(), []byte("\x7fELF")) || c.Arch != specs[i].Arch || c.Compiler != "NVRTC "+compiler.Version().String() {
+		if !bytes.HasPrefix(c.Image(), []byte("\x7fELF")) || c.Arch != specs[i].Arch ||
+			c.Compiler != "NVRTC "+compiler.Version().String() {
 			t.Errorf("%s: %d bytes that begin with %.4q, by %s", c.Arch, c.Size(), c.Image(), c.Compiler)
 		}
 	}
@@ -58,7 +59,10 @@ func TestNVRTC(t *testing.T) {
 		if again[i] != cubins[i] {
 			t.Errorf("%s: what is read is not what was compiled", specs[i].Arch)
 		}
-		for name, want := range map[string]string{"scale": "scale", "layer::scale": "_ZN5layer5scaleEPff", "layer::fill<unsigned int>": "_ZN5layer4fillIjEEvPT_"} {
+		for name, want := range map[string]string{
+			"scale": "scale", "layer::scale": "_ZN5layer5scaleEPff",
+			"layer::fill<unsigned int>": "_ZN5layer4fillIjEEvPT_",
+		} {
 			if symbol := again[i].Symbol(name); symbol != want || !bytes.Contains(again[i].Image(), []byte(".text."+want)) {
 				t.Errorf("%s: %s has the symbol %q, want %q, and a kernel of that name", specs[i].Arch, name, symbol, want)
 			}
@@ -78,7 +82,8 @@ func TestNVRTCRefuses(t *testing.T) {
 	if !errors.As(err, &named) || named.Name != "scale" || !errors.As(err, &refused) {
 		t.Fatalf("have %v", err)
 	}
-	if short, full := err.Error(), fmt.Sprintf("%+v", err); !strings.Contains(short, `"FACTOR" is undefined`) || strings.Contains(short, "unknown") ||
+	if short, full := err.Error(), fmt.Sprintf("%+v", err); !strings.Contains(short, `"FACTOR" is undefined`) ||
+		strings.Contains(short, "unknown") ||
 		!strings.Contains(full, `"unknown" is undefined`) || !strings.HasPrefix(full, "kernel scale for sm_90a: ") {
 		t.Errorf("in short: %s\nin full: %s", short, full)
 	}

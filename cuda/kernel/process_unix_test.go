@@ -240,7 +240,8 @@ func newNotes(t *testing.T) string {
 	return path
 }
 
-// TestEightProcesses start on a cold cache at the same time: each kernel is compiled by exactly one of them, and all have all.
+// TestEightProcesses start on a cold cache at the same time: each kernel is compiled by exactly one
+// of them, and all have all.
 func TestEightProcesses(t *testing.T) {
 	const kernels = 6
 	o := order{Dir: newDir(t), Notes: newNotes(t), Kernels: kernels, Size: 100 << 10, Takes: 5 * time.Millisecond}
@@ -305,7 +306,8 @@ func TestKilledWhileCompiling(t *testing.T) {
 	after(t, o, f, log)
 }
 
-// TestKilledWhileWriting: between write and rename. What was written is never read, and goes when the next one writes.
+// TestKilledWhileWriting: between write and rename. What was written is never read, and goes when
+// the next one writes.
 func TestKilledWhileWriting(t *testing.T) {
 	o := order{Dir: newDir(t), Notes: newNotes(t), Kernels: 1, Size: 100 << 10, Stop: "renaming"}
 	p := start(t, o, nil)
@@ -358,7 +360,8 @@ func TestWaitsForAnotherProcess(t *testing.T) {
 	// Bad entries are told of once, however often it looks.
 	bad := newDir(t)
 	for _, dir := range []string{bad, o.Dir} {
-		if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(entryPath(dir, spec(0)), []byte("bad"), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o700),
+			os.WriteFile(entryPath(dir, spec(0)), []byte("bad"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -387,7 +390,8 @@ func TestWaitsForAnotherProcess(t *testing.T) {
 	}
 }
 
-// TestStoppedProcess holds a lock and does nothing: a wait ends with its context, or when it has lasted long enough.
+// TestStoppedProcess holds a lock and does nothing: a wait ends with its context, or when it has
+// lasted long enough.
 func TestStoppedProcess(t *testing.T) {
 	o := order{Dir: newDir(t), Notes: newNotes(t), Kernels: 1, Stop: "compiling"}
 	p := start(t, o, nil)
@@ -431,7 +435,8 @@ func TestStoppedProcess(t *testing.T) {
 	}
 }
 
-// TestWrittenBeforeTheLock: between the look for an entry and the lock another process may have compiled and gone.
+// TestWrittenBeforeTheLock: between the look for an entry and the lock another process may have
+// compiled and gone.
 func TestWrittenBeforeTheLock(t *testing.T) {
 	dir := newDir(t)
 	other, _ := cacheIn(dir, &fake{})
@@ -447,7 +452,8 @@ func TestWrittenBeforeTheLock(t *testing.T) {
 	}
 }
 
-// TestUnlockedInForkedChildren: a child that C code forked has the lock file open too, and does not keep the lock.
+// TestUnlockedInForkedChildren: a child that C code forked has the lock file open too, and does not
+// keep the lock.
 func TestUnlockedInForkedChildren(t *testing.T) {
 	dir := newDir(t)
 	c, _ := cacheIn(dir, &fake{})
@@ -469,7 +475,8 @@ func TestUnlockedInForkedChildren(t *testing.T) {
 	log.none(t) // it has the lock, and did not have to go without
 }
 
-// TestNoLocks: as on network file systems that have none. Each compiles for itself, and says so once.
+// TestNoLocks: as on network file systems that have none. Each compiles for itself, and says so
+// once.
 func TestNoLocks(t *testing.T) {
 	dir := newDir(t)
 	blocked, begun, goOn := blocking()
@@ -499,7 +506,8 @@ func TestNoLocks(t *testing.T) {
 	}
 }
 
-// TestUnwritable: in a directory that this user may only read entries are read, and what is not there is compiled into memory.
+// TestUnwritable: in a directory that this user may only read entries are read, and what is not
+// there is compiled into memory.
 func TestUnwritable(t *testing.T) {
 	// Not the test's own folder: the user whom root becomes must get there.
 	base, err := os.MkdirTemp("", "weft-kernel")
@@ -517,7 +525,8 @@ func TestUnwritable(t *testing.T) {
 	if err := filler.Fill(testContext(t), dir, specs(1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Chmod(base, 0o755), os.Chmod(dir, 0o555), os.Chmod(entryPath(dir, spec(0)), 0o444)); err != nil {
+	if err := errors.Join(os.Chmod(base, 0o755), os.Chmod(dir, 0o555),
+		os.Chmod(entryPath(dir, spec(0)), 0o444)); err != nil {
 		t.Fatal(err)
 	}
 	o := order{Dir: dir, Kernels: 3}
@@ -543,7 +552,8 @@ func TestUnwritable(t *testing.T) {
 		}
 		p = start(t, order{Dir: newDir(t), ReadOnly: []string{dir}, Kernels: 1}, nil)
 		p.goOn(t)
-		if r := p.loaded(t, 1); r.Compiled != 1 || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], "belongs to user 65533") {
+		if r := p.loaded(t, 1); r.Compiled != 1 || len(r.Warnings) != 1 ||
+			!strings.Contains(r.Warnings[0], "belongs to user 65533") {
 			t.Errorf("root believes a stranger: %+v", r)
 		}
 	}

@@ -47,7 +47,8 @@ func (s *search) find(ctx context.Context) (Cubin, error) {
 		}
 		if time.Since(since) >= c.patience {
 			c.logger.Warn("another process holds the kernel's lock for too long: compiling without it",
-				"kernel", s.spec.Name, "arch", s.spec.Arch, "lock", filepath.Join(c.dir, s.key.String()+lockSuffix), "waited", time.Since(since))
+				"kernel", s.spec.Name, "arch", s.spec.Arch, "lock", filepath.Join(c.dir,
+					s.key.String()+lockSuffix), "waited", time.Since(since))
 			s.alone = true
 		}
 		select {
@@ -58,7 +59,8 @@ func (s *search) find(ctx context.Context) (Cubin, error) {
 	}
 }
 
-// attempt is one turn of all that takes a processor. It is busy if another process is compiling the kernel.
+// attempt is one turn of all that takes a processor. It is busy if another process is compiling the
+// kernel.
 func (s *search) attempt(ctx context.Context) (cubin Cubin, busy bool, err error) {
 	c := s.cache
 	select {
@@ -133,7 +135,8 @@ func (s *search) elsewhere() (Cubin, bool) {
 // read looks in the cache's own directory.
 func (s *search) read(d *directory) (Cubin, bool) {
 	if s.refused != nil {
-		// While another process compiles this is asked again and again, and the file is not read each time.
+		// While another process compiles this is asked again and again, and the file is not read
+		// each time.
 		if info, err := d.root.Lstat(s.key.String() + entrySuffix); err == nil && os.SameFile(info, s.refused) {
 			return Cubin{}, false
 		}
@@ -151,10 +154,12 @@ func (s *search) read(d *directory) (Cubin, bool) {
 
 // refused logs why a kernel is compiled although a directory has an entry for it.
 func (c *Cache) refused(dir string, key Key, spec Spec, err error) {
-	c.logger.Warn("kernel cache entry refused", "entry", filepath.Join(dir, key.String()+entrySuffix), "kernel", spec.Name, "arch", spec.Arch, "err", err)
+	c.logger.Warn("kernel cache entry refused", "entry", filepath.Join(dir, key.String()+entrySuffix), "kernel",
+		spec.Name, "arch", spec.Arch, "err", err)
 }
 
-// lock takes the key's lock, or says that another has it. Where there are no locks it goes on without one.
+// lock takes the key's lock, or says that another has it. Where there are no locks it goes on
+// without one.
 func (s *search) lock(d *directory) (unlock func(), busy bool) {
 	c, without := s.cache, func() {}
 	if s.alone {

@@ -14,8 +14,8 @@ import (
 	"unicode"
 )
 
-// LibraryVersion is a part of every key. It changes when the same source must be compiled anew for another reason than its text, and
-// with the format of entries.
+// LibraryVersion is a part of every key. It changes when the same source must be compiled anew for
+// another reason than its text, and with the format of entries.
 const LibraryVersion = "weft 2"
 
 // Spec says what to compile, and how. It is data: nothing here changes it.
@@ -28,10 +28,11 @@ type Spec struct {
 	Headers map[string]string
 	// Defines are macros, as #define name value before the first line.
 	Defines map[string]string
-	// Options are the compiler's own, in an order that may matter, but not the architecture's nor the standard's.
+	// Options are the compiler's own, in an order that may matter, but not the architecture's nor
+	// the standard's.
 	Options []string
-	// Kernels are the C++ names of kernels in namespaces and of templates, as layer::scale or scale<float>, each once:
-	// see [Cubin.Symbol]. Kernels that are extern "C" need none.
+	// Kernels are the C++ names of kernels in namespaces and of templates, as layer::scale or
+	// scale<float>, each once: see [Cubin.Symbol]. Kernels that are extern "C" need none.
 	Kernels []string
 	// Arch is a real architecture, as sm_90a.
 	Arch string

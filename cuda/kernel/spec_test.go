@@ -17,7 +17,8 @@ func TestKeyIsFixed(t *testing.T) {
 		Name: "add", Source: "source", Headers: map[string]string{"h": "text"}, Defines: map[string]string{"N": "1"},
 		Options: []string{"-lineinfo"}, Kernels: []string{"layer::add"}, Arch: "sm_90a",
 	}
-	if got, want := s.key("weft 2").String(), "ae46d703306decaedf246a8281bd3137a82881724971d7371affd6e3ea63651f"; got != want {
+	const want = "ae46d703306decaedf246a8281bd3137a82881724971d7371affd6e3ea63651f"
+	if got := s.key("weft 2").String(); got != want {
 		t.Errorf("the key is %s, want %s", got, want)
 	}
 }
@@ -71,7 +72,8 @@ func TestKeyOfOptionsInOrder(t *testing.T) {
 	}
 }
 
-// TestKeyIgnoresMapOrder: maps that were filled in another order, and have grown and shrunk, give the same key.
+// TestKeyIgnoresMapOrder: maps that were filled in another order, and have grown and shrunk, give
+// the same key.
 func TestKeyIgnoresMapOrder(t *testing.T) {
 	const n = 64
 	make1, make2 := spec(1), spec(1)
@@ -92,7 +94,8 @@ func TestKeyIgnoresMapOrder(t *testing.T) {
 	}
 }
 
-// TestKeyIsUnambiguous moves a piece of text from one place to the next: concatenated, the fields would read the same.
+// TestKeyIsUnambiguous moves a piece of text from one place to the next: concatenated, the fields
+// would read the same.
 func TestKeyIsUnambiguous(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringMatching(`[ab\x00=,]{1,13}`).Draw(t, "text")
@@ -108,7 +111,10 @@ func TestKeyIsUnambiguous(t *testing.T) {
 			return pieces
 		}
 		key := func(p [9]string) Key {
-			s := Spec{Arch: p[1], Source: p[2], Headers: map[string]string{p[3]: p[4]}, Defines: map[string]string{p[5]: p[6]}, Options: []string{p[7]}, Kernels: []string{p[8]}}
+			s := Spec{
+				Arch: p[1], Source: p[2], Headers: map[string]string{p[3]: p[4]},
+				Defines: map[string]string{p[5]: p[6]}, Options: []string{p[7]}, Kernels: []string{p[8]},
+			}
 			return s.key(p[0])
 		}
 		a, b := cuts("a"), cuts("b")
@@ -195,7 +201,8 @@ func TestSpecIsNotChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	compiled := <-seen
-	if !maps.Equal(compiled.Defines, same.Defines) || !maps.Equal(compiled.Headers, same.Headers) || !slices.Equal(compiled.Options, same.Options) ||
+	if !maps.Equal(compiled.Defines, same.Defines) || !maps.Equal(compiled.Headers, same.Headers) ||
+		!slices.Equal(compiled.Options, same.Options) ||
 		!slices.Equal(compiled.Kernels, same.Kernels) {
 		t.Errorf("what was compiled has changed with its owner's spec: %v", compiled)
 	}

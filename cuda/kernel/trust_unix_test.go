@@ -43,15 +43,35 @@ var spoiled = map[string]struct {
 	"planted": {func(t *testing.T, path string, _ []byte) {
 		write(t, path, []byte(strings.Repeat("planted", 100)), 0o600)
 	}, errMagic.Error()},
-	"empty":          {func(t *testing.T, path string, _ []byte) { write(t, path, nil, 0o600) }, errTooShort.Error()},
-	"truncated":      {func(t *testing.T, path string, raw []byte) { write(t, path, raw[:len(raw)-1], 0o600) }, errSum.Error()},
-	"grown":          {func(t *testing.T, path string, raw []byte) { write(t, path, append(raw, 0), 0o600) }, errSum.Error()},
-	"bit flipped":    {func(t *testing.T, path string, raw []byte) { raw[len(raw)-40] ^= 1; write(t, path, raw, 0o600) }, errSum.Error()},
-	"sparse":         {func(t *testing.T, path string, _ []byte) { truncate(t, path, 1<<40) }, errTooLarge.Error()},
-	"another key's":  {func(t *testing.T, path string, _ []byte) { write(t, path, otherEntry(t), 0o600) }, errOtherKey.Error()},
-	"group-writable": {func(t *testing.T, path string, raw []byte) { write(t, path, raw, 0o620) }, "others than its owner can write it (mode 0620)"},
-	"world-writable": {func(t *testing.T, path string, raw []byte) { write(t, path, raw, 0o602) }, "others than its owner can write it (mode 0602)"},
-	"a stranger's":   {func(t *testing.T, path string, _ []byte) { chown(t, path) }, "it belongs to user 65533"},
+	"empty": {func(t *testing.T, path string, _ []byte) { write(t, path, nil, 0o600) }, errTooShort.Error()},
+	"truncated": {
+		func(t *testing.T, path string, raw []byte) { write(t, path, raw[:len(raw)-1], 0o600) },
+		errSum.Error(),
+	},
+	"grown": {
+		func(t *testing.T, path string, raw []byte) { write(t, path, append(raw, 0), 0o600) },
+		errSum.Error(),
+	},
+	"bit flipped": {func(t *testing.T, path string,
+		raw []byte,
+	) {
+		raw[len(raw)-40] ^= 1
+		write(t, path, raw, 0o600)
+	}, errSum.Error()},
+	"sparse": {func(t *testing.T, path string, _ []byte) { truncate(t, path, 1<<40) }, errTooLarge.Error()},
+	"another key's": {
+		func(t *testing.T, path string, _ []byte) { write(t, path, otherEntry(t), 0o600) },
+		errOtherKey.Error(),
+	},
+	"group-writable": {
+		func(t *testing.T, path string, raw []byte) { write(t, path, raw, 0o620) },
+		"others than its owner can write it (mode 0620)",
+	},
+	"world-writable": {
+		func(t *testing.T, path string, raw []byte) { write(t, path, raw, 0o602) },
+		"others than its owner can write it (mode 0602)",
+	},
+	"a stranger's": {func(t *testing.T, path string, _ []byte) { chown(t, path) }, "it belongs to user 65533"},
 	"a link to a sound entry in the same folder": {func(t *testing.T, path string, _ []byte) {
 		move(t, path, path+".target")
 		link(t, filepath.Base(path)+".target", path)
@@ -101,7 +121,8 @@ func otherEntry(t *testing.T) []byte {
 	return encoded(t, c)
 }
 
-// TestRefusedEntries: each is told of once, compiled anew and replaced, and the next cache reads it in silence.
+// TestRefusedEntries: each is told of once, compiled anew and replaced, and the next cache reads it
+// in silence.
 func TestRefusedEntries(t *testing.T) {
 	for what, c := range spoiled {
 		t.Run(what, func(t *testing.T) {
@@ -142,7 +163,8 @@ func spoilEntry(t *testing.T, dir string, spoil func(t *testing.T, path string, 
 	spoil(t, path, raw)
 }
 
-// TestRefusedEntriesOfReadOnlyDirectories: likewise, but they stay as they are, and a later directory that has the kernel serves.
+// TestRefusedEntriesOfReadOnlyDirectories: likewise, but they stay as they are, and a later
+// directory that has the kernel serves.
 func TestRefusedEntriesOfReadOnlyDirectories(t *testing.T) {
 	for what, c := range spoiled {
 		t.Run(what, func(t *testing.T) {
@@ -190,7 +212,8 @@ func TestWithLogger(t *testing.T) {
 	}
 }
 
-// TestAnEntryThatCannotBeReplaced: a directory in its place. The kernel is there, with a warning about each.
+// TestAnEntryThatCannotBeReplaced: a directory in its place. The kernel is there, with a warning
+// about each.
 func TestAnEntryThatCannotBeReplaced(t *testing.T) {
 	dir := newDir(t)
 	spoilEntry(t, dir, func(t *testing.T, path string, _ []byte) {
@@ -203,7 +226,8 @@ func TestAnEntryThatCannotBeReplaced(t *testing.T) {
 	})
 	cache, log := cacheIn(dir, &fake{})
 	mustLoad(t, cache, spec(1))
-	if w := log.warnings(); len(w) != 2 || !strings.Contains(w[0], errNoFile.Error()) || !strings.Contains(w[1], "kernel cache cannot be written") {
+	if w := log.warnings(); len(w) != 2 || !strings.Contains(w[0], errNoFile.Error()) ||
+		!strings.Contains(w[1], "kernel cache cannot be written") {
 		t.Errorf("warnings: %q", w)
 	}
 	for _, name := range files(t, dir) {
@@ -257,7 +281,10 @@ func TestRefusedDirectories(t *testing.T) {
 			}
 			// With a slash at its end too, which would follow a link.
 			log = newJournal()
-			mustLoad(t, New(Options{Compiler: f.open, Dir: newDir(t), ReadOnly: []string{dir + "/"}, Logger: log.logger()}), spec(1))
+			mustLoad(t, New(Options{
+				Compiler: f.open, Dir: newDir(t), ReadOnly: []string{dir + "/"},
+				Logger: log.logger(),
+			}), spec(1))
 			log.one(t, "kernel cache not used", dir, c.want)
 			if f.times("kernel1") != 2 {
 				t.Error("an entry is believed where it is read only")

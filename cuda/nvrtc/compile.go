@@ -18,12 +18,14 @@ type Program struct {
 	Source string
 	// Headers are what #include finds, by the name that is included.
 	Headers map[string]string
-	// Architecture is the target: sm_90a gives a cubin for that device, compute_90 gives PTX for it and later ones.
+	// Architecture is the target: sm_90a gives a cubin for that device, compute_90 gives PTX for it
+	// and later ones.
 	Architecture string
-	// Options are NVRTC's own, as --std=c++17, -DHIDDEN=7168 or -lineinfo, but not the architecture's.
+	// Options are NVRTC's own, as --std=c++17, -DHIDDEN=7168 or -lineinfo, but not the
+	// architecture's.
 	Options []string
-	// Kernels are C++ names of kernels, as scale<float> or layer::scale, whose symbols [Binary].Symbols has. Those that
-	// are extern "C" need none: their names are their symbols.
+	// Kernels are C++ names of kernels, as scale<float> or layer::scale, whose symbols
+	// [Binary].Symbols has. Those that are extern "C" need none: their names are their symbols.
 	Kernels []string
 }
 
@@ -39,7 +41,8 @@ type Binary struct {
 	Symbols []string
 }
 
-// Compile compiles a program. What the program's text or options are to blame for is a [*CompileError].
+// Compile compiles a program. What the program's text or options are to blame for is a
+// [*CompileError].
 func (c *Compiler) Compile(ctx context.Context, p Program) (*Binary, error) {
 	if err := p.check(); err != nil {
 		return nil, err
@@ -81,7 +84,8 @@ func (c *Compiler) compile(p Program) (b *Binary, err error) {
 	for i, name := range names {
 		texts[i] = p.Headers[name]
 	}
-	err = check("nvrtcCreateProgram", c.table.create(handle, text(p.Source), text(p.Name), int32(len(names)), list(texts), list(names)))
+	err = check("nvrtcCreateProgram", c.table.create(handle, text(p.Source), text(p.Name), int32(len(names)),
+		list(texts), list(names)))
 	if err != nil {
 		return nil, fmt.Errorf("compile %s: %w", p.Name, err)
 	}
@@ -128,7 +132,9 @@ func (c *Compiler) compile(p Program) (b *Binary, err error) {
 }
 
 // read gets one of the texts that NVRTC keeps with a program.
-func (c *Compiler) read(call string, p program, size func(program, *uint64) result, get func(program, *byte) result) ([]byte, error) {
+func (c *Compiler) read(call string, p program, size func(program, *uint64) result,
+	get func(program, *byte) result,
+) ([]byte, error) {
 	n := new(uint64)
 	if err := check(call+"Size", size(p, n)); err != nil {
 		return nil, err

@@ -139,7 +139,10 @@ func TestCompileErrors(t *testing.T) {
 			p.Headers = map[string]string{"load.h": strings.ReplaceAll(scale.Headers["load.h"], "ld.global.nc", "ld.golbal.nc")}
 		}, "golbal", "ptx"},
 		"no such kernel": {func(p *nvrtc.Program) { p.Kernels = []string{"missing"} }, `"missing"`, "missing"},
-		"bad option":     {func(p *nvrtc.Program) { p.Options = append(p.Options, "--no-such-option") }, "no-such-option", "no-such-option"},
+		"bad option": {
+			func(p *nvrtc.Program) { p.Options = append(p.Options, "--no-such-option") },
+			"no-such-option", "no-such-option",
+		},
 	} {
 		p := forArchitecture(scale, "sm_90a")
 		tt.change(&p)
@@ -150,7 +153,8 @@ func TestCompileErrors(t *testing.T) {
 			continue
 		}
 		text := err.Error()
-		if !strings.Contains(text, tt.first) || !strings.HasPrefix(text, "compile scale.cu for sm_90a: ") || strings.Contains(text, "\n") {
+		if !strings.Contains(text, tt.first) || !strings.HasPrefix(text, "compile scale.cu for sm_90a: ") ||
+			strings.Contains(text, "\n") {
 			t.Errorf("%s: %q, want one line with %q", name, text, tt.first)
 		}
 		if full := fmt.Sprintf("%+v", err); !strings.Contains(full, failed.Log) || !strings.Contains(full, tt.log) {
@@ -192,7 +196,10 @@ func TestParallel(t *testing.T) {
 	for i := range n {
 		wg.Go(func() {
 			name := fmt.Sprintf("kernel_%d", i)
-			p := nvrtc.Program{Name: name, Architecture: "sm_90a", Source: fmt.Sprintf("extern \"C\" __global__ void %s(int *p) { *p = %d; }", name, i)}
+			p := nvrtc.Program{
+				Name: name, Architecture: "sm_90a",
+				Source: fmt.Sprintf("extern \"C\" __global__ void %s(int *p) { *p = %d; }", name, i),
+			}
 			if i%3 == 0 {
 				p.Source += name + "_is_no_type x;"
 			}

@@ -15,9 +15,12 @@ const (
 )
 
 var codeNames = [...]string{
-	"success", "out of memory", "program creation failure", "invalid input", "invalid program", "invalid option", "compilation",
-	"builtin operation failure", "no name expressions after compilation", "no lowered names before compilation", "name expression not valid",
-	"internal error", "time file write failed", "no PCH create attempted", "PCH create heap exhausted", "PCH create", "cancelled",
+	"success", "out of memory", "program creation failure", "invalid input", "invalid program",
+	"invalid option", "compilation",
+	"builtin operation failure", "no name expressions after compilation", "no lowered names before compilation",
+	"name expression not valid",
+	"internal error", "time file write failed", "no PCH create attempted", "PCH create heap exhausted",
+	"PCH create", "cancelled",
 	"time trace file write failed",
 }
 
@@ -45,7 +48,8 @@ func check(call string, r result) error {
 	return &Error{Call: call, Code: int(r)}
 }
 
-// CompileError says that a program, or its options, cannot be compiled. Its text has the first error of the log; %+v prints the whole.
+// CompileError says that a program, or its options, cannot be compiled. Its text has the first
+// error of the log; %+v prints the whole.
 type CompileError struct {
 	Program, Architecture string
 	Log                   string

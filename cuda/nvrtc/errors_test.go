@@ -8,7 +8,8 @@ import (
 
 func TestCompileErrorText(t *testing.T) {
 	for log, want := range map[string]string{
-		"k.cu(2): warning #177-D: declared but never referenced\n\nk.cu(3): error: undefined\nk.cu(9): error: another\n": "k.cu(3): error: undefined",
+		"k.cu(2): warning #177-D: declared but never referenced\n\nk.cu(3): error: undefined\nk.cu(9): " +
+			"error: another\n": "k.cu(3): error: undefined",
 		"nvrtc: refused\nfor a reason": "nvrtc: refused",
 		"":                             "NVRTC gives no reason",
 		"\n\n  ptxas input, line 43; error   : no modifier  ": "ptxas input, line 43; error   : no modifier",
@@ -18,7 +19,10 @@ func TestCompileErrorText(t *testing.T) {
 		if got := err.Error(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
-		for verb, want := range map[string]string{"%v": want, "%s": want, "%q": fmt.Sprintf("%q", want), "%+v": "compile k.cu for sm_90a:\n" + log} {
+		for verb, want := range map[string]string{
+			"%v": want, "%s": want, "%q": fmt.Sprintf("%q", want),
+			"%+v": "compile k.cu for sm_90a:\n" + log,
+		} {
 			if got := fmt.Sprintf(verb, err); got != want {
 				t.Errorf("%s: %q, want %q", verb, got, want)
 			}

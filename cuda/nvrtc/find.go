@@ -17,7 +17,8 @@ import (
 // sonames are what the loader may know the library by, newest first.
 var sonames = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}
 
-// A system is where NVRTC is looked for: a part of the environment, and the root of the file system.
+// A system is where NVRTC is looked for: a part of the environment, and the root of the file
+// system.
 type system struct {
 	nvrtc    string   // WEFT_NVRTC
 	root     string   // "/" but in tests
@@ -56,7 +57,8 @@ func open(s system) (*Compiler, error) {
 		}
 		tried = append(tried, err)
 	}
-	return nil, fmt.Errorf("%w: no NVRTC, the compiler of CUDA C++: install it (python3 -m pip install nvidia-cuda-nvrtc) or name it in WEFT_NVRTC; "+
+	return nil, fmt.Errorf("%w: no NVRTC, the compiler of CUDA C++: install it (python3 -m pip install "+
+		"nvidia-cuda-nvrtc) or name it in WEFT_NVRTC; "+
 		"tried: %w", cuda.ErrUnsupported, joined(tried))
 }
 
@@ -118,7 +120,10 @@ func (s system) packages() (folders []string) {
 	}
 	prefixes = append(prefixes, filepath.Join(s.root, "usr/local"), filepath.Join(s.root, "usr"))
 	for _, prefix := range unique(prefixes) {
-		for _, pattern := range []string{"lib*/python3*/site-packages", "lib*/python3*/dist-packages", "lib/python3/dist-packages"} {
+		for _, pattern := range []string{
+			"lib*/python3*/site-packages", "lib*/python3*/dist-packages",
+			"lib/python3/dist-packages",
+		} {
 			found := glob(filepath.Join(prefix, pattern))
 			slices.SortStableFunc(found, newestFirst)
 			folders = append(folders, found...)
@@ -127,7 +132,8 @@ func (s system) packages() (folders []string) {
 	return unique(folders)
 }
 
-// libraries are the NVRTCs in a folder, newest first. PyTorch's older packages have a checksum in the name.
+// libraries are the NVRTCs in a folder, newest first. PyTorch's older packages have a checksum in
+// the name.
 func libraries(folder string) (files []string) {
 	for _, pattern := range []string{"libnvrtc.so*", "libnvrtc-*.so*"} {
 		for _, file := range glob(filepath.Join(folder, pattern)) {
@@ -140,7 +146,8 @@ func libraries(folder string) (files []string) {
 	return files
 }
 
-// builtins are the second parts of the library in a file. A name without a folder is the loader's business, and so are its parts.
+// builtins are the second parts of the library in a file. A name without a folder is the loader's
+// business, and so are its parts.
 func builtins(path string) (files []string) {
 	if filepath.Base(path) == path {
 		return nil
@@ -154,7 +161,8 @@ func builtins(path string) (files []string) {
 	return files
 }
 
-// newestLibrary orders files by the version after .so, of which the rest of the name (a checksum, say) is no part.
+// newestLibrary orders files by the version after .so, of which the rest of the name (a checksum,
+// say) is no part.
 func newestLibrary(a, b string) int {
 	_, a, _ = strings.Cut(filepath.Base(a), ".so")
 	_, b, _ = strings.Cut(filepath.Base(b), ".so")

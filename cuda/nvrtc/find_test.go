@@ -34,8 +34,10 @@ func TestFiles(t *testing.T) {
 	}
 	root := t.TempDir()
 	touch(t, root, 0o644,
-		"usr/local/cuda-12.10/lib64/libnvrtc.so.12", "usr/local/cuda-12.9/lib64/libnvrtc.so.12", "usr/local/cuda-12.9/lib64/libnvrtc-builtins.so.12.9",
-		"usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13", "usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so",
+		"usr/local/cuda-12.10/lib64/libnvrtc.so.12", "usr/local/cuda-12.9/lib64/libnvrtc.so.12",
+		"usr/local/cuda-12.9/lib64/libnvrtc-builtins.so.12.9",
+		"usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13",
+		"usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so",
 		"usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.alt.so.13",
 		"opt/python/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13",
 		"opt/python/lib/python3.12/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
@@ -50,7 +52,8 @@ func TestFiles(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(root, "opt/venv/bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(root, "opt/python/bin/python3.12"), filepath.Join(root, "opt/venv/bin/python3")); err != nil {
+	if err := os.Symlink(filepath.Join(root, "opt/python/bin/python3.12"),
+		filepath.Join(root, "opt/venv/bin/python3")); err != nil {
 		t.Fatal(err)
 	}
 	s := system{
@@ -59,7 +62,8 @@ func TestFiles(t *testing.T) {
 	}
 	want := []string{
 		"usr/local/cuda-12.10/lib64/libnvrtc.so.12", "usr/local/cuda-12.9/lib64/libnvrtc.so.12",
-		"usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13", "usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so",
+		"usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13",
+		"usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so",
 		"active/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13",
 		"opt/venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13",
 		"opt/python/lib/python3.12/site-packages/torch/lib/libnvrtc-672ee683.so.14",
@@ -106,7 +110,8 @@ func TestNamed(t *testing.T) {
 	touch(t, root, 0o644, "empty/readme", "usr/local/cuda-13.0/lib64/libnvrtc.so.13", "other/libnvrtc.so.12")
 	for name, say := range map[string]string{"missing": "missing", "empty": "no libnvrtc.so", "other": "libnvrtc.so.12"} {
 		_, err := open(system{root: root, nvrtc: filepath.Join(root, name)})
-		if !errors.Is(err, cuda.ErrUnsupported) || !strings.Contains(err.Error(), "WEFT_NVRTC names") || !strings.Contains(err.Error(), say) {
+		if !errors.Is(err, cuda.ErrUnsupported) || !strings.Contains(err.Error(), "WEFT_NVRTC names") ||
+			!strings.Contains(err.Error(), say) {
 			t.Errorf("%s: error %v, want one that says %q", name, err, say)
 		}
 		if err != nil && strings.Contains(err.Error(), "cuda-13.0") {

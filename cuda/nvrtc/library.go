@@ -20,8 +20,9 @@ type Compiler struct {
 
 var machine = sync.OnceValues(func() (*Compiler, error) { return open(environment()) })
 
-// Open loads the NVRTC that is found first (see the package's documentation), once in a process; every call gives the same answer.
-// If there is none the error wraps [cuda.ErrUnsupported], says where it was looked for, and how to get it.
+// Open loads the NVRTC that is found first (see the package's documentation), once in a process;
+// every call gives the same answer. If there is none the error wraps [cuda.ErrUnsupported], says
+// where it was looked for, and how to get it.
 func Open() (*Compiler, error) { return machine() }
 
 // OpenFile loads the NVRTC in a file, and what it needs of its folder.
@@ -70,5 +71,6 @@ func (c *Compiler) Path() string { return c.path }
 // Version is NVRTC's version.
 func (c *Compiler) Version() cuda.Version { return c.version }
 
-// Architectures are the compute capabilities that NVRTC compiles for, ascending: 90 for sm_90 and its variants, sm_90a.
+// Architectures are the compute capabilities that NVRTC compiles for, ascending: 90 for sm_90 and
+// its variants, sm_90a.
 func (c *Compiler) Architectures() []int { return append([]int(nil), c.architectures...) }

@@ -1,20 +1,25 @@
-// Package occupancy computes how many blocks of kernels that wait for each other fit on a GPU at the same time.
+// Package occupancy computes how many blocks of kernels that wait for each other fit on a GPU at
+// the same time.
 //
-// A kernel that waits for its peers must run as a whole on every rank: two such kernels that start in different order on two
-// ranks would otherwise starve each other. So the blocks of all kernels that may run at the same time must fit, whatever starts
-// first and wherever the GPU places its blocks. The package is arithmetic alone; package engine/gpu keeps the accounts.
+// A kernel that waits for its peers must run as a whole on every rank: two such kernels that start
+// in different order on two ranks would otherwise starve each other. So the blocks of all kernels
+// that may run at the same time must fit, whatever starts first and wherever the GPU places its
+// blocks. The package is arithmetic alone; package engine/gpu keeps the accounts.
 //
 // # The rule
 //
-// A block counts for a number of threads of 64 registers each, its cost; an SM has registers for [SMThreads] of them. A block
-// that needs more registers, or shared memory, costs as many threads as it keeps others from using ([GPU.Cost]).
+// A block counts for a number of threads of 64 registers each, its cost; an SM has registers for
+// [SMThreads] of them. A block that needs more registers, or shared memory, costs as many threads
+// as it keeps others from using ([GPU.Cost]).
 //
-// A block of n threads fits unless every SM already holds more than SMThreads-n threads. One SM can be taken by one block of so
-// many threads or by several smaller ones. Therefore the block fits if the large blocks, and the small ones counted as one for
-// each SMThreads-n+1 threads, are fewer than the SMs.
+// A block of n threads fits unless every SM already holds more than SMThreads-n threads. One SM can
+// be taken by one block of so many threads or by several smaller ones. Therefore the block fits if
+// the large blocks, and the small ones counted as one for each SMThreads-n+1 threads, are fewer
+// than the SMs.
 //
-// If all blocks have one size the check is a count: SMs x (SMThreads / n). The count, and not the sum of threads, decides, because
-// a GPU spreads small blocks over all SMs, where each one keeps out a large one.
+// If all blocks have one size the check is a count: SMs x (SMThreads / n). The count, and not the
+// sum of threads, decides, because a GPU spreads small blocks over all SMs, where each one keeps
+// out a large one.
 package occupancy
 
 import (
@@ -35,22 +40,24 @@ type GPU struct {
 type Claim struct {
 	Cost   int // threads that a block counts for: GPU.Cost
 	Blocks int
-	// Serial names a group of claims whose kernels never run at the same time as each other's. nil: the claim is in no group.
-	// Values are compared with ==.
+	// Serial names a group of claims whose kernels never run at the same time as each other's. nil:
+	// the claim is in no group. Values are compared with ==.
 	Serial any
 }
 
 // concurrent reports whether kernels of the two claims may run at the same time.
 func (c Claim) concurrent(o Claim) bool { return c.Serial == nil || c.Serial != o.Serial }
 
-// Cost is how many threads a block counts for: whole warps, and at least its share of the blocks that an SM can hold.
+// Cost is how many threads a block counts for: whole warps, and at least its share of the blocks
+// that an SM can hold.
 func (g GPU) Cost(threads int) int {
 	const warp = 32
 	blocks := cmp.Or(g.Blocks, 32)
 	return max((threads+warp-1)/warp*warp, (SMThreads+blocks-1)/blocks)
 }
 
-// Room is the most blocks of a cost that fit beside what is held, in a serial group or (nil) in none.
+// Room is the most blocks of a cost that fit beside what is held, in a serial group or (nil) in
+// none.
 func (g GPU) Room(held []Claim, cost int, serial any) int {
 	most := g.SMs * (SMThreads / cost)
 	held = held[:len(held):len(held)]
@@ -85,8 +92,9 @@ type serialKey struct{ of any }
 func (g GPU) fitBeside(c Claim, groups map[any][]Claim) bool {
 	enough := SMThreads - c.Cost + 1 // threads of others that keep the block off an SM
 	obstacle := func(o Claim, blocks int) int { return blocks * min(o.Cost, enough) }
-	// sameSize is the number of blocks if everything that runs has c's size, and worst is the largest obstacle. Where at
-	// least one claim of another size runs, the obstacle is smaller than worst by least or more.
+	// sameSize is the number of blocks if everything that runs has c's size, and worst is the
+	// largest obstacle. Where at least one claim of another size runs, the obstacle is smaller than
+	// worst by least or more.
 	canBeSame, sameSize := true, c.Blocks
 	worst, least := obstacle(c, c.Blocks-1), -1
 	for _, group := range groups {

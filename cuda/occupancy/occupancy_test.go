@@ -34,7 +34,11 @@ func TestRoomBeside(t *testing.T) {
 		threads, want int
 		why           string
 	}{
-		{[]Claim{three}, 256, 4, "before a block of 512 threads, 2x512 + 4x256 keep it off fewer than 4 SMs, 513 threads on each"},
+		{
+			[]Claim{three},
+			256, 4,
+			"before a block of 512 threads, 2x512 + 4x256 keep it off fewer than 4 SMs, 513 threads on each",
+		},
 		{[]Claim{three}, 512, 5, "blocks of one size are counted"},
 		{[]Claim{three}, 1024, 1, "each of three keeps a block that needs a whole SM off one"},
 		{[]Claim{three, four}, 32, 0, "nothing is left"},
@@ -46,7 +50,8 @@ func TestRoomBeside(t *testing.T) {
 	}
 }
 
-// TestSerialGroup: claims of a group find room where one of them does, beside one that runs with any of them.
+// TestSerialGroup: claims of a group find room where one of them does, beside one that runs with
+// any of them.
 func TestSerialGroup(t *testing.T) {
 	g := GPU{SMs: 4}
 	type rank struct{ rank, group int }
@@ -57,7 +62,8 @@ func TestSerialGroup(t *testing.T) {
 			got = append(got, g.room(held, 1024, serial))
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("%s: room for %v blocks in the group, in another, in none and in another rank's of that number, want %v", what, got, want)
+			t.Errorf("%s: room for %v blocks in the group, in another, in none and in another rank's of "+
+				"that number, want %v", what, got, want)
 		}
 	}
 	small := slices.Repeat([]Claim{g.claim(1024, 2, rank{0, 1})}, 3)
@@ -66,7 +72,8 @@ func TestSerialGroup(t *testing.T) {
 	rooms("and one beside them", append(small, g.claim(1024, 1, nil)), 3, 1, 1, 1)
 }
 
-// TestSerialGroupOfSizes: each of a group's kernels may fill the GPU, whatever size its blocks have.
+// TestSerialGroupOfSizes: each of a group's kernels may fill the GPU, whatever size its blocks
+// have.
 func TestSerialGroupOfSizes(t *testing.T) {
 	g := GPU{SMs: 4}
 	var held []Claim
@@ -82,7 +89,8 @@ func TestSerialGroupOfSizes(t *testing.T) {
 	}
 }
 
-// TestSmallBlockBeside: one small block of another size leaves room for all that fits beside each claim of its group.
+// TestSmallBlockBeside: one small block of another size leaves room for all that fits beside each
+// claim of its group.
 func TestSmallBlockBeside(t *testing.T) {
 	g := GPU{SMs: 132}
 	held := []Claim{g.claim(512, 132, 1), g.claim(256, 1, 1)}
@@ -94,7 +102,8 @@ func TestSmallBlockBeside(t *testing.T) {
 	}
 }
 
-// TestRoomIsSafe places what fits block by block in any order, on any SM that has room: some SM has room for every block.
+// TestRoomIsSafe places what fits block by block in any order, on any SM that has room: some SM has
+// room for every block.
 func TestRoomIsSafe(t *testing.T) {
 	g := GPU{SMs: 3}
 	rapid.Check(t, func(t *rapid.T) {

@@ -1,30 +1,40 @@
-// Package gpu is what operations on GPUs have in common whose kernels meet those of other ranks: how they are loaded, where they find
-// room, the memory that they work in, how operations are counted, captured, sent and received apart, and begun anew after ranks were
-// masked. Package ep's engine is made of it, and so may kernels of your own be: the package's example is the whole of one.
+// Package gpu is what operations on GPUs have in common whose kernels meet those of other ranks:
+// how they are loaded, where they find room, the memory that they work in, how operations are
+// counted, captured, sent and received apart, and begun anew after ranks were masked. Package ep's
+// engine is made of it, and so may kernels of your own be: the package's example is the whole of
+// one.
 //
 // # Parts
 //
 // An object that offers operations (a handle, say) is made on all ranks together, in this order:
 //
-//   - [Load] compiles and loads its kernels: a [Program]. Kernels that meet no peers are loaded with [LoadLocal].
-//   - [Fit] finds how many blocks its kernels may have, the same on every rank, and [Room.Take] takes that room. Kernels that wait for
-//     peers must run as a whole on every rank, whatever runs beside them; package cuda/occupancy says why and how it is counted.
-//   - [Workspace] values lay out the memory that its kernels work in: one that peers reach, and one of this GPU alone ([NewLocal]).
-//   - [NewLaunch] lays out a start of a kernel with its argument, which is changed in place from call to call.
+//   - [Load] compiles and loads its kernels: a [Program]. Kernels that meet no peers are loaded
+//     with [LoadLocal].
+//   - [Fit] finds how many blocks its kernels may have, the same on every rank, and [Room.Take]
+//     takes that room. Kernels that wait for peers must run as a whole on every rank, whatever runs
+//     beside them; package cuda/occupancy says why and how it is counted.
+//   - [Workspace] values lay out the memory that its kernels work in: one that peers reach, and one
+//     of this GPU alone ([NewLocal]).
+//   - [NewLaunch] lays out a start of a kernel with its argument, which is changed in place from
+//     call to call.
 //   - [NewLane] allocates the memory, gives it its first content, and points the launches at it.
 //
-// A call then is [Lane.Enter], a change of arguments, [Lane.Start] and [Lane.Finish]. It allocates nothing.
+// A call then is [Lane.Enter], a change of arguments, [Lane.Start] and [Lane.Finish]. It allocates
+// nothing.
 //
 // # Order
 //
-// All ranks make the operations of a lane in the same order, in streams of their choice that are ordered among each other. Each block of
-// a kernel counts the lane's operations in device memory ([device.Count]), so a captured operation may be replayed any number of times,
-// among others, in graphs of any size. Nothing on the device is ever reset while operations may run: values that are their own flags
-// have places in turn, and counters grow. Package device says how kernels signal and wait.
+// All ranks make the operations of a lane in the same order, in streams of their choice that are
+// ordered among each other. Each block of a kernel counts the lane's operations in device memory
+// ([device.Count]), so a captured operation may be replayed any number of times, among others, in
+// graphs of any size. Nothing on the device is ever reset while operations may run: values that are
+// their own flags have places in turn, and counters grow. Package device says how kernels signal
+// and wait.
 //
 // # Failure
 //
-// A wait on the device ends with the value, at the communicator's deadline, or by its abort word. It then stops the lane: what was enqueued
-// behind it ends at once, and the communicator has failed. After [weft.Comm.SetMask] the next call begins the lane anew with the ranks
-// that go on: see [Lane.Enter]. A lane's memory goes when nothing of the rank's runs on its GPU: [Lane.Close].
+// A wait on the device ends with the value, at the communicator's deadline, or by its abort word.
+// It then stops the lane: what was enqueued behind it ends at once, and the communicator has
+// failed. After [weft.Comm.SetMask] the next call begins the lane anew with the ranks that go on:
+// see [Lane.Enter]. A lane's memory goes when nothing of the rank's runs on its GPU: [Lane.Close].
 package gpu

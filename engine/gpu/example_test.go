@@ -12,8 +12,9 @@ import (
 	"github.com/weftgo/weft/engine/gpu"
 )
 
-// gatherSource is a kernel that gathers a word from every rank. A word is its own flag, and stands in one of three places in turn: the
-// place of the operation before is emptied for the operation after the next. Its sender has heard from this rank by then.
+// gatherSource is a kernel that gathers a word from every rank. A word is its own flag, and stands
+// in one of three places in turn: the place of the operation before is emptied for the operation
+// after the next. Its sender has heard from this rank by then.
 const gatherSource = `#include "weft.cuh"
 using namespace weft;
 
@@ -89,8 +90,8 @@ func NewGatherer(ctx context.Context, comm *weft.Comm) (g *Gatherer, err error) 
 	return g, err
 }
 
-// Gather gathers the words at in, one of each rank, at out: [ranks] words, of which those of masked ranks are left as they are. It is
-// collective.
+// Gather gathers the words at in, one of each rank, at out: [ranks] words, of which those of masked
+// ranks are left as they are. It is collective.
 func (g *Gatherer) Gather(ctx context.Context, s *weft.Stream, in, out cuda.Pointer) error {
 	stream, err := g.lane.Enter(ctx, "gather", s)
 	if err != nil {

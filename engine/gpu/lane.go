@@ -23,25 +23,27 @@ type LaneSpec struct {
 	Owner  string     // what it is: "handle"
 	Window *Workspace // the memory of each rank that all ranks reach
 	Local  *Workspace // the memory that only this rank's GPU reaches: NewLocal, and regions behind it
-	// Ring, if there is one, hands out receive buffers. RingInWindow says that they are in the window.
+	// Ring, if there is one, hands out receive buffers. RingInWindow says that they are in the
+	// window.
 	Ring         *Ring
 	RingInWindow bool
-	// Moved is called when the lane's memory has its addresses, when it gets others, and when it has given up former ones ([Lane.Former]):
-	// launches are to be pointed at it.
+	// Moved is called when the lane's memory has its addresses, when it gets others, and when it
+	// has given up former ones ([Lane.Former]): launches are to be pointed at it.
 	Moved func(*Lane)
 }
 
-// NewLocal begins a local workspace with the lane's state at offset 0, which has a count for each of so many blocks. Kernels of
-// different grids that make up one lane have counts behind each other.
+// NewLocal begins a local workspace with the lane's state at offset 0, which has a count for each
+// of so many blocks. Kernels of different grids that make up one lane have counts behind each
+// other.
 func NewLocal(counts int) *Workspace {
 	w := &Workspace{}
 	w.Zeros(device.StateBytes + int64(counts)*device.CountBytes)
 	return w
 }
 
-// Lane is a sequence of operations that ranks make in the same order, each one kernel that meets its peers, or two when it is sent and
-// received apart. The lane owns the memory they work in and what they count. It begins anew after ranks were masked, and ends when
-// nothing of it runs.
+// Lane is a sequence of operations that ranks make in the same order, each one kernel that meets
+// its peers, or two when it is sent and received apart. The lane owns the memory they work in and
+// what they count. It begins anew after ranks were masked, and ends when nothing of it runs.
 //
 // Its methods are called from one goroutine at a time.
 type Lane struct {
@@ -75,8 +77,8 @@ func (m memory) close() error {
 	return errors.Join(m.window.Close(), m.local.Close())
 }
 
-// NewLane makes a lane. It is collective. When it returns, every rank's memory is as kernels want it, so operations may begin. The caller
-// closes it.
+// NewLane makes a lane. It is collective. When it returns, every rank's memory is as kernels want
+// it, so operations may begin. The caller closes it.
 func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error) {
 	l := &Lane{spec: spec, comm: comm, device: comm.Device(), generation: comm.Generation()}
 	var err error
@@ -97,10 +99,12 @@ func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error)
 	return l, nil
 }
 
-// begin gives the memory the content that the first operation of a generation wants. Nothing of the lane runs.
+// begin gives the memory the content that the first operation of a generation wants. Nothing of the
+// lane runs.
 func (l *Lane) begin() error {
 	s := l.device.Stream()
-	if err := cmp.Or(l.spec.Window.begin(s, l.window.Pointer()), l.spec.Local.begin(s, l.local.Pointer()), s.Synchronize()); err != nil {
+	if err := cmp.Or(l.spec.Window.begin(s, l.window.Pointer()), l.spec.Local.begin(s, l.local.Pointer()),
+		s.Synchronize()); err != nil {
 		return err
 	}
 	return l.setState(device.State{Mask: l.comm.Mask(), Timeout: uint64(max(l.comm.Deadline(), time.Millisecond))})
@@ -110,13 +114,15 @@ func (l *Lane) setState(s device.State) error {
 	return l.device.Context().Upload(l.local.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&s)), unsafe.Sizeof(s)))
 }
 
-// Window is the memory that all ranks reach. It is another one after some masks: see LaneSpec.Moved.
+// Window is the memory that all ranks reach. It is another one after some masks: see
+// LaneSpec.Moved.
 func (l *Lane) Window() *weft.Window { return l.window }
 
 // Local is where an offset in the local workspace is. The state is at 0.
 func (l *Lane) Local(offset int64) cuda.Pointer { return l.local.Pointer().Add(int(offset)) }
 
-// Group is what kernels are told of the ranks. waits is where they count how long each rank is waited for, or 0.
+// Group is what kernels are told of the ranks. waits is where they count how long each rank is
+// waited for, or 0.
 func (l *Lane) Group(waits uint64) device.Group {
 	g := device.Group{
 		Abort: uint64(l.device.Abort()), Record: uint64(l.device.Record()), Claim: uint64(l.device.Claim()), Waits: waits,
@@ -128,7 +134,8 @@ func (l *Lane) Group(waits uint64) device.Group {
 	return g
 }
 
-// Operations is how many operations have been enqueued: the same on every rank when it makes the same call.
+// Operations is how many operations have been enqueued: the same on every rank when it makes the
+// same call.
 func (l *Lane) Operations() uint64 { return l.operations }
 
 // Capture is the capture that the call is in, or 0.
@@ -145,9 +152,10 @@ func (l *Lane) Bytes() int {
 	return n
 }
 
-// Enter begins a call, and returns the stream to enqueue on: the caller's, or the communicator's own if s is nil. It fails if the lane is
-// closed, if the communicator has failed, or if an operation was sent and is still to be received. After ranks were masked it first
-// begins the lane anew, with all ranks that go on.
+// Enter begins a call, and returns the stream to enqueue on: the caller's, or the communicator's
+// own if s is nil. It fails if the lane is closed, if the communicator has failed, or if an
+// operation was sent and is still to be received. After ranks were masked it first begins the lane
+// anew, with all ranks that go on.
 func (l *Lane) Enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Stream, error) {
 	if l.closed {
 		return nil, fmt.Errorf("%s: %s %w", op, l.spec.Owner, weft.ErrClosed)
@@ -158,7 +166,8 @@ func (l *Lane) Enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Stre
 	stream := l.Stream(s)
 	if g := l.comm.Generation(); g != l.generation {
 		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
-			return nil, cmp.Or(err, weft.Unsupportedf("%s: the first operation after ranks were masked cannot be captured; run one before", op))
+			return nil, cmp.Or(err, weft.Unsupportedf("%s: the first operation after ranks were masked "+
+				"cannot be captured; run one before", op))
 		}
 		if err := l.restart(ctx, op); err != nil {
 			return nil, err
@@ -169,7 +178,8 @@ func (l *Lane) Enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Stre
 	return stream, l.EnterLocal(op, stream)
 }
 
-// EnterLocal begins a call on a stream that meets no peers. It fails if an operation was sent and is still to be received.
+// EnterLocal begins a call on a stream that meets no peers. It fails if an operation was sent and
+// is still to be received.
 func (l *Lane) EnterLocal(op string, stream *cuda.Stream) error {
 	if l.half != "" {
 		return weft.Invalidf("%s: the %s's %s has been sent and not received; receive it first", op, l.spec.Owner, l.half)
@@ -192,7 +202,8 @@ func (l *Lane) Stream(s *weft.Stream) *cuda.Stream {
 	return l.device.Stream()
 }
 
-// Start enqueues the kernel that begins an operation. It and Receive are the only places that launch kernels which meet peers.
+// Start enqueues the kernel that begins an operation. It and Receive are the only places that
+// launch kernels which meet peers.
 func (l *Lane) Start(stream *cuda.Stream, launch *cuda.Launch) error {
 	if err := launch.Start(stream); err != nil {
 		return err
@@ -220,7 +231,8 @@ type Half struct {
 	operation uint64
 }
 
-// Sent says that the operation which was started has only been sent: no other begins until it is received.
+// Sent says that the operation which was started has only been sent: no other begins until it is
+// received.
 func (l *Lane) Sent(op string, s *weft.Stream) Half {
 	l.half = op
 	return Half{l, op, s, l.operations}
@@ -243,11 +255,13 @@ func (h Half) Resume() (*cuda.Stream, error) {
 // Finish ends the call of the second half.
 func (h Half) Finish(ctx context.Context) error { return h.lane.Finish(ctx, h.stream) }
 
-// restart begins anew after SetMask, which has seen to it that nothing of before runs on this GPU. All ranks that go on call it.
+// restart begins anew after SetMask, which has seen to it that nothing of before runs on this GPU.
+// All ranks that go on call it.
 //
-// If the same ranks go on that began, the memory gets its first content again and captured graphs stay valid. A rank that was masked alive
-// may still write where it knows the others' memory, so they take other memory then, and again when it comes back; graphs that know
-// the old memory find it stopped for good. Old memory that no graph knows is freed.
+// If the same ranks go on that began, the memory gets its first content again and captured graphs
+// stay valid. A rank that was masked alive may still write where it knows the others' memory, so
+// they take other memory then, and again when it comes back; graphs that know the old memory find
+// it stopped for good. Old memory that no graph knows is freed.
 func (l *Lane) restart(ctx context.Context, op string) error {
 	move := byte(0)
 	for r := range l.comm.Size() {
@@ -307,12 +321,14 @@ func (l *Lane) relocate(ctx context.Context, op string) error {
 	return nil
 }
 
-// freePatience is how long free waits for work that may still read buffers that were received and put back. Peers wait meanwhile.
+// freePatience is how long free waits for work that may still read buffers that were received and
+// put back. Peers wait meanwhile.
 const freePatience = time.Second
 
-// free closes former memory that nothing reaches any more. Peers that were masked alive have mappings of their own, whose memory stays if it
-// is virtual. A graph may be launched as long as the lane lives, and a held buffer is read until Put: memory that one of them
-// knows stays, until the next restart or Close.
+// free closes former memory that nothing reaches any more. Peers that were masked alive have
+// mappings of their own, whose memory stays if it is virtual. A graph may be launched as long as
+// the lane lives, and a held buffer is read until Put: memory that one of them knows stays, until
+// the next restart or Close.
 func (l *Lane) free(ctx context.Context) error {
 	held := l.spec.RingInWindow && l.spec.Ring.buffers.AnyHeld()
 	if !l.device.Virtual() || held || !slices.ContainsFunc(l.former, func(m memory) bool { return !m.graphs }) {
@@ -334,7 +350,8 @@ func (l *Lane) free(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Former gives the windows that the lane had before ranks were masked, as far as anything may still know them.
+// Former gives the windows that the lane had before ranks were masked, as far as anything may still
+// know them.
 func (l *Lane) Former() iter.Seq[*weft.Window] {
 	return func(yield func(*weft.Window) bool) {
 		for _, m := range l.former {
@@ -345,9 +362,11 @@ func (l *Lane) Former() iter.Seq[*weft.Window] {
 	}
 }
 
-// Close waits until nothing of the rank's runs on its GPU, for the communicator's deadline at most, and frees the lane's memory. If work goes
-// on, Close has freed nothing, the error wraps [weft.ErrTimeout], and the caller is to call it again: memory that went from under a
-// kernel would take the whole context with it. released says that what the owner has beside the lane may go, too.
+// Close waits until nothing of the rank's runs on its GPU, for the communicator's deadline at most,
+// and frees the lane's memory. If work goes on, Close has freed nothing, the error wraps
+// [weft.ErrTimeout], and the caller is to call it again: memory that went from under a kernel would
+// take the whole context with it. released says that what the owner has beside the lane may go,
+// too.
 func (l *Lane) Close() (released bool, err error) {
 	if l.released {
 		return true, nil
@@ -368,14 +387,16 @@ func (l *Lane) Close() (released bool, err error) {
 	return true, errors.Join(errs...)
 }
 
-// Quiesce waits until nothing of the rank's runs on its GPU, for the communicator's deadline at most: by whatever stream, graph or library
-// it was enqueued. ended is false if work goes on; the error then says so, and what the caller keeps.
+// Quiesce waits until nothing of the rank's runs on its GPU, for the communicator's deadline at
+// most: by whatever stream, graph or library it was enqueued. ended is false if work goes on; the
+// error then says so, and what the caller keeps.
 func Quiesce(comm *weft.Comm, op, keeps string) (ended bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), comm.Deadline(), weft.ErrTimeout)
 	defer cancel()
 	err = comm.Device().Quiesce(ctx, op)
 	if err != nil && ctx.Err() != nil {
-		return false, fmt.Errorf("%w after %v; end it (streams, graphs and other libraries of the process count) and call Close again: until then %s",
+		return false, fmt.Errorf("%w after %v; end it (streams, graphs and other libraries of the process "+
+			"count) and call Close again: until then %s",
 			err, comm.Deadline(), keeps)
 	}
 	return true, err

@@ -62,7 +62,8 @@ func onGPUs(ranks int, body func(ctx context.Context, comm *weft.Comm) error) (e
 					return err
 				}
 				defer func() { err = errors.Join(err, c.Close()) }()
-				comm, err := weft.Join(ctx, weft.WithBootstrap(b), weft.WithDevice(c), weft.WithKernels(cache), weft.WithDeadline(deadline))
+				comm, err := weft.Join(ctx, weft.WithBootstrap(b), weft.WithDevice(c), weft.WithKernels(cache),
+					weft.WithDeadline(deadline))
 				if err != nil {
 					return err
 				}
@@ -79,7 +80,9 @@ func onGPUs(ranks int, body func(ctx context.Context, comm *weft.Comm) error) (e
 const absent = 7
 
 // gatherOnce gathers a word, and gives what came.
-func gatherOnce(ctx context.Context, comm *weft.Comm, g *Gatherer, s *weft.Stream, word uint32) (got []uint32, err error) {
+func gatherOnce(ctx context.Context, comm *weft.Comm, g *Gatherer, s *weft.Stream, word uint32) (got []uint32,
+	err error,
+) {
 	c := comm.Device().Context()
 	m, err := c.Alloc(4 * (1 + comm.Size()))
 	if err != nil {
@@ -188,7 +191,8 @@ func TestLaneInGraphs(t *testing.T) {
 	})
 }
 
-// TestLaneAfterMask: a rank that does not come is named, and the others go on without it in other memory.
+// TestLaneAfterMask: a rank that does not come is named, and the others go on without it in other
+// memory.
 func TestLaneAfterMask(t *testing.T) {
 	var gathered, named sync.WaitGroup
 	gathered.Add(3)
@@ -224,7 +228,8 @@ func TestLaneRefuses(t *testing.T) {
 	lanes(t, 1, func(ctx context.Context, _ *weft.Comm, g *Gatherer) error {
 		half := g.lane.Sent("gather", nil)
 		_, err := g.lane.Enter(ctx, "gather", nil)
-		if !errors.Is(err, weft.ErrInvalid) || !strings.Contains(err.Error(), "the gatherer's gather has been sent and not received") {
+		if !errors.Is(err, weft.ErrInvalid) ||
+			!strings.Contains(err.Error(), "the gatherer's gather has been sent and not received") {
 			return fmt.Errorf("with a half to come: %w", err)
 		}
 		if _, err := half.Resume(); err != nil {
@@ -236,7 +241,8 @@ func TestLaneRefuses(t *testing.T) {
 		if err := g.Close(); err != nil {
 			return err
 		}
-		if _, err := g.lane.Enter(ctx, "gather", nil); !errors.Is(err, weft.ErrClosed) || !strings.Contains(err.Error(), "gather: gatherer") {
+		if _, err := g.lane.Enter(ctx, "gather", nil); !errors.Is(err, weft.ErrClosed) ||
+			!strings.Contains(err.Error(), "gather: gatherer") {
 			return fmt.Errorf("when closed: %w", err)
 		}
 		return nil

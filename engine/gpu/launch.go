@@ -2,9 +2,9 @@ package gpu
 
 import "github.com/weftgo/weft/cuda"
 
-// Launch is a kernel ready to start, whose only argument is an A: a struct of the same layout as the kernel's parameter. Args points at
-// the argument in place: what changes from call to call is changed there, and a start allocates nothing. A started kernel has its own
-// copy.
+// Launch is a kernel ready to start, whose only argument is an A: a struct of the same layout as
+// the kernel's parameter. Args points at the argument in place: what changes from call to call is
+// changed there, and a start allocates nothing. A started kernel has its own copy.
 //
 // A Launch is for one goroutine at a time. A kernel that meets peers is started by its [Lane].
 type Launch[A any] struct {
@@ -20,7 +20,8 @@ func NewLaunch[A any](f *cuda.Function, config cuda.LaunchConfig, args A) (l Lau
 	return l, err
 }
 
-// For is a launch of another kernel of the same parameter, in the shape of this one, with which it shares the argument.
+// For is a launch of another kernel of the same parameter, in the shape of this one, with which it
+// shares the argument.
 func (l Launch[A]) For(f *cuda.Function) (Launch[A], error) {
 	other, err := l.Launch.For(f)
 	return Launch[A]{other, l.Args}, err

@@ -11,25 +11,27 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// Source is CUDA code: the kernels that its Spec names are loaded, and behind them those that are extern "C" and wanted.
+// Source is CUDA code: the kernels that its Spec names are loaded, and behind them those that are
+// extern "C" and wanted.
 type Source struct {
 	kernel.Spec
 	Extern []string
 }
 
-// Program is kernels that are loaded on a rank's GPU. A driver loads code only when no kernel runs that waits for a peer, so programs
-// are loaded when an object is made, never by an operation.
+// Program is kernels that are loaded on a rank's GPU. A driver loads code only when no kernel runs
+// that waits for a peer, so programs are loaded when an object is made, never by an operation.
 type Program struct {
 	modules   []*cuda.Module
 	functions [][]*cuda.Function // by source
 }
 
-// sharedPercent is how much of an SM's memory kernels want shared: half of it is enough for as many blocks as an SM has registers for,
-// if they have 128 threads or more. A kernel that wanted none would leave none where its blocks wait, and others could not run there.
+// sharedPercent is how much of an SM's memory kernels want shared: half of it is enough for as many
+// blocks as an SM has registers for, if they have 128 threads or more. A kernel that wanted none
+// would leave none where its blocks wait, and others could not run there.
 const sharedPercent = 50
 
-// Load loads the kernels on all ranks, or fails on all: it is collective. What the cache does not have is compiled. The caller closes
-// the program.
+// Load loads the kernels on all ranks, or fails on all: it is collective. What the cache does not
+// have is compiled. The caller closes the program.
 func Load(ctx context.Context, comm *weft.Comm, op string, sources ...Source) (*Program, error) {
 	d := comm.Device()
 	p, err := LoadLocal(ctx, d.Context(), d.Kernels(), sources...)

@@ -7,12 +7,12 @@ import (
 	"github.com/weftgo/weft/engine"
 )
 
-// Ring hands out the buffers that operations receive into, in the order that peers and graphs need. A caller holds a buffer from the
-// operation that filled it until it is put back.
+// Ring hands out the buffers that operations receive into, in the order that peers and graphs need.
+// A caller holds a buffer from the operation that filled it until it is put back.
 //
-// Where peers write into the buffers, every rank takes the same buffer for an operation: the ring is ordered, and hands out the next in
-// turn. A peer must then know which buffers are free here, which is what Free says with every operation. Otherwise any free
-// buffer will do.
+// Where peers write into the buffers, every rank takes the same buffer for an operation: the ring
+// is ordered, and hands out the next in turn. A peer must then know which buffers are free here,
+// which is what Free says with every operation. Otherwise any free buffer will do.
 //
 // Its methods are for the owner's operations, of which one runs at a time.
 type Ring struct {
@@ -22,7 +22,8 @@ type Ring struct {
 	next    int      // the buffer whose turn it is
 }
 
-// MaxOrdered is how many buffers an ordered ring has at most: sets of them are words of 32 bits, of which one stays free.
+// MaxOrdered is how many buffers an ordered ring has at most: sets of them are words of 32 bits, of
+// which one stays free.
 const MaxOrdered = 31
 
 // NewRing makes a ring of buffers.
@@ -30,7 +31,8 @@ func NewRing(b *engine.Buffers, ordered bool) *Ring {
 	return &Ring{buffers: b, ordered: ordered, taken: make([]uint64, b.Len())}
 }
 
-// Take takes a free buffer. It fails, and names op, if there is none, or if that whose turn it is is held. The turn goes on with Keep.
+// Take takes a free buffer. It fails, and names op, if there is none, or if that whose turn it is
+// is held. The turn goes on with Keep.
 func (r *Ring) Take(op string) (int, error) {
 	n := r.buffers.Len()
 	if !r.ordered {
@@ -40,13 +42,16 @@ func (r *Ring) Take(op string) (int, error) {
 	} else if r.buffers.TakeAt(r.next) {
 		return r.next, nil
 	} else if bits.OnesCount32(r.Held()) < n {
-		return 0, weft.Unsupportedf("%s: the memory for received rows whose turn it is is in use: release received tensors in the order in which they came, "+
+		return 0, weft.Unsupportedf("%s: the memory for received rows whose turn it is is in use: release "+
+			"received tensors in the order in which they came, "+
 			"or make the handle with more than %d Live", op, n)
 	}
-	return 0, weft.Unsupportedf("%s: all memory for received rows is in use: release a received tensor, or make the handle with more than %d Live", op, n)
+	return 0, weft.Unsupportedf("%s: all memory for received rows is in use: release a received tensor, or "+
+		"make the handle with more than %d Live", op, n)
 }
 
-// Keep says that the operation has been enqueued for which a buffer was taken, in a capture or (0) in none.
+// Keep says that the operation has been enqueued for which a buffer was taken, in a capture or (0)
+// in none.
 func (r *Ring) Keep(i int, capture uint64) {
 	r.next = (i + 1) % len(r.taken)
 	r.taken[i] = capture
@@ -62,10 +67,11 @@ func (r *Ring) Held() (set uint32) {
 	return set
 }
 
-// Free is the set of buffers that nothing reads any more once what was enqueued has run: what an ordered ring tells peers. It is empty for
-// other rings.
+// Free is the set of buffers that nothing reads any more once what was enqueued has run: what an
+// ordered ring tells peers. It is empty for other rings.
 //
-// Inside a capture only buffers are free that this same capture took and that were put back: a replay may run while callers hold others.
+// Inside a capture only buffers are free that this same capture took and that were put back: a
+// replay may run while callers hold others.
 func (r *Ring) Free(capture uint64) (set uint32) {
 	if !r.ordered {
 		return 0
@@ -79,8 +85,8 @@ func (r *Ring) Free(capture uint64) (set uint32) {
 	return set
 }
 
-// restart begins the turn anew with a buffer. A capture that goes on begins with other operations than a replay will make, so it has
-// taken none.
+// restart begins the turn anew with a buffer. A capture that goes on begins with other operations
+// than a replay will make, so it has taken none.
 func (r *Ring) restart(next int) {
 	r.next = next % len(r.taken)
 	clear(r.taken)

@@ -12,21 +12,25 @@ import (
 	"github.com/weftgo/weft/cuda/occupancy"
 )
 
-// Want is the room that the kernels of an owner need on the GPU of every rank, of which no two run at the same time.
+// Want is the room that the kernels of an owner need on the GPU of every rank, of which no two run
+// at the same time.
 type Want struct {
 	Op string // what is being made, in errors
 	// Cost is how many threads of 64 registers a block of the heaviest kernel counts for: [Cost].
 	//
-	// Room is taken for blocks of that kernel, and each of the others has at most as many: many light blocks would keep more
-	// heavy ones out than they cost, because a GPU spreads them over all SMs.
+	// Room is taken for blocks of that kernel, and each of the others has at most as many: many
+	// light blocks would keep more heavy ones out than they cost, because a GPU spreads them over
+	// all SMs.
 	Cost int
 	SMs  int // that the kernels may fill; 0: three quarters of what is left
-	// SerialGroup is a number that owners share whose kernels never run at the same time, so that they share room. 0: none.
+	// SerialGroup is a number that owners share whose kernels never run at the same time, so that
+	// they share room. 0: none.
 	SerialGroup int
 	Least       int // blocks without which the kernels cannot work
 }
 
-// Room is room on the GPU of every rank for the blocks of kernels that wait for peers: the same on every rank.
+// Room is room on the GPU of every rank for the blocks of kernels that wait for peers: the same on
+// every rank.
 type Room struct {
 	Blocks int  // that may be taken
 	PerSM  int  // blocks of the wanted cost that an SM holds
@@ -39,8 +43,9 @@ type Room struct {
 	claim   *occupancy.Claim
 }
 
-// Fit finds how much room all ranks have for what they want alike. It is collective, and takes nothing yet: Take does.
-// Ranks that share a GPU share its room equally. What is left on a GPU is what the owners of this process have not taken.
+// Fit finds how much room all ranks have for what they want alike. It is collective, and takes
+// nothing yet: Take does. Ranks that share a GPU share its room equally. What is left on a GPU is
+// what the owners of this process have not taken.
 func Fit(ctx context.Context, comm *weft.Comm, want Want) (*Room, error) {
 	r := &Room{want: want, comm: comm, PerSM: max(1, occupancy.SMThreads/want.Cost)}
 	r.cost = occupancy.SMThreads / r.PerSM // what an SM has left beside as many as it holds is of no use
@@ -84,8 +89,8 @@ type serialGroup struct {
 	number int
 }
 
-// share settles the room of all ranks: the least that one of them has, where ranks that share a GPU have equal shares of it; or what
-// all have held for the serial group, if that is more.
+// share settles the room of all ranks: the least that one of them has, where ranks that share a GPU
+// have equal shares of it; or what all have held for the serial group, if that is more.
 func (r *Room) share(ctx context.Context, mine, held, all int) error {
 	const numbers = 3 * 4
 	note := binary.LittleEndian.AppendUint32(nil, uint32(mine))
@@ -106,12 +111,13 @@ func (r *Room) share(ctx context.Context, mine, held, all int) error {
 		held = min(held, int(binary.LittleEndian.Uint32(n[8:])))
 	}
 	r.Blocks = max(r.Blocks, held)
-	r.Alone = !slices.ContainsFunc(notes, func(n []byte) bool { return int(binary.LittleEndian.Uint32(n[4:])) != r.Blocks })
+	r.Alone = !slices.ContainsFunc(notes,
+		func(n []byte) bool { return int(binary.LittleEndian.Uint32(n[4:])) != r.Blocks })
 	return nil
 }
 
-// Take takes room for so many blocks. It is collective: it fails on all ranks if it fails on one, if one brings an error of its own, or
-// if the summaries differ, which say what was settled.
+// Take takes room for so many blocks. It is collective: it fails on all ranks if it fails on one,
+// if one brings an error of its own, or if the summaries differ, which say what was settled.
 func (r *Room) Take(ctx context.Context, blocks int, summary string, own error) error {
 	op, want := r.want.Op, r.want
 	switch {
@@ -119,7 +125,8 @@ func (r *Room) Take(ctx context.Context, blocks int, summary string, own error) 
 	case want.SMs > 0 && want.SMs*r.PerSM < want.Least:
 		own = weft.Unsupportedf("SMs %d: its kernels take %d at least", want.SMs, (want.Least+r.PerSM-1)/r.PerSM)
 	case r.Blocks < want.Least:
-		own = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles that are there: ask for fewer SMs in " +
+		own = weft.Unsupportedf("no room for its kernels, which wait for peers, beside those of the handles " +
+			"that are there: ask for fewer SMs in " +
 			"their Specs, put those that take turns in one serial group, or close one")
 	default:
 		claim := &occupancy.Claim{Cost: r.account.gpu.Cost(r.cost), Blocks: blocks, Serial: r.serial()}
@@ -138,7 +145,8 @@ func (r *Room) Release() {
 	}
 }
 
-// Cost is how many threads of 64 registers a block of so many threads counts for, of the heaviest of the functions; nil ones are none.
+// Cost is how many threads of 64 registers a block of so many threads counts for, of the heaviest
+// of the functions; nil ones are none.
 func Cost(threads int, functions ...*cuda.Function) (cost int, err error) {
 	cost = threads
 	for _, f := range functions {
@@ -187,7 +195,8 @@ func (a *account) room(cost int, serial any) int {
 	return a.gpu.Room(a.claims(), a.gpu.Cost(cost), serial)
 }
 
-// held is how many blocks of a cost a serial group has room for because as many have been taken in it before.
+// held is how many blocks of a cost a serial group has room for because as many have been taken in
+// it before.
 func (a *account) held(cost int, serial any) (blocks int) {
 	if serial == nil {
 		return 0
@@ -213,7 +222,8 @@ func (a *account) take(c *occupancy.Claim) error {
 				taken += o.Blocks
 			}
 		}
-		return weft.Unsupportedf("%d blocks of %d threads that wait for peers; GPU %s has room for %d beside the %d that are taken: ask for fewer SMs, "+
+		return weft.Unsupportedf("%d blocks of %d threads that wait for peers; GPU %s has room for %d "+
+			"beside the %d that are taken: ask for fewer SMs, "+
 			"or close a handle that is not needed", c.Blocks, c.Cost, a.bus, room, taken)
 	}
 	if accounts.claims == nil {

@@ -34,12 +34,14 @@ func takeOne(t *testing.T, a *account, c occupancy.Claim) {
 
 func TestAccountRefusesMoreThanThereIs(t *testing.T) {
 	a := testAccount(t)
-	if err := a.take(&occupancy.Claim{Cost: 1024, Blocks: 5}); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "room for 4 beside the 0") {
+	if err := a.take(&occupancy.Claim{Cost: 1024, Blocks: 5}); !errors.Is(err, weft.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "room for 4 beside the 0") {
 		t.Errorf("5 blocks of whole SMs on 4: %v", err)
 	}
 	takeOne(t, a, occupancy.Claim{Cost: 512, Blocks: 3})
 	takeOne(t, a, occupancy.Claim{Cost: 256, Blocks: 4})
-	if err := a.take(&occupancy.Claim{Cost: 64, Blocks: 1}); !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "room for 0 beside the 7") {
+	if err := a.take(&occupancy.Claim{Cost: 64, Blocks: 1}); !errors.Is(err, weft.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "room for 0 beside the 7") {
 		t.Errorf("with nothing left: %v", err)
 	}
 }
@@ -53,8 +55,8 @@ func TestAccountsArePerGPU(t *testing.T) {
 	}
 }
 
-// TestSerialGroupKeepsItsRoom: another owner of the group has as much as the one before, and in its errors the group's own blocks do
-// not count.
+// TestSerialGroupKeepsItsRoom: another owner of the group has as much as the one before, and in its
+// errors the group's own blocks do not count.
 func TestSerialGroupKeepsItsRoom(t *testing.T) {
 	a := testAccount(t)
 	takeOne(t, a, occupancy.Claim{Cost: 1024, Blocks: 3, Serial: 1})

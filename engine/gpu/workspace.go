@@ -6,8 +6,8 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// Workspace lays out memory that kernels work in, as offsets from its beginning, and says what each region holds before the first
-// operation. It is plain data: the memory is the [Lane]'s.
+// Workspace lays out memory that kernels work in, as offsets from its beginning, and says what each
+// region holds before the first operation. It is plain data: the memory is the [Lane]'s.
 type Workspace struct {
 	size  int64
 	fills []fill
@@ -21,7 +21,8 @@ type fill struct {
 
 const regionAlign = 128 // bytes: a line of an L2 cache
 
-// Raw adds a region whose first content does not matter. It returns the region's offset, a multiple of 128 bytes.
+// Raw adds a region whose first content does not matter. It returns the region's offset, a multiple
+// of 128 bytes.
 func (w *Workspace) Raw(size int64) int64 {
 	at := w.size
 	w.size += (size + regionAlign - 1) &^ (regionAlign - 1)

@@ -26,7 +26,8 @@ func TestWorkspaceLayout(t *testing.T) {
 	}
 }
 
-// TestWorkspaceContent: each region holds what it was added with, and regions that hold anything are left alone.
+// TestWorkspaceContent: each region holds what it was added with, and regions that hold anything
+// are left alone.
 func TestWorkspaceContent(t *testing.T) {
 	machine := cudatest.New(cudatest.Config{})
 	driver, err := machine.Open()
@@ -63,7 +64,8 @@ func TestWorkspaceContent(t *testing.T) {
 	}
 	defer m.Close()
 	got := bytes.Repeat([]byte{0x5A}, int(w.Size()))
-	if err := errors.Join(c.Upload(m.Pointer(), got), w.begin(s, m.Pointer()), s.Synchronize(), c.Download(got, m.Pointer())); err != nil {
+	if err := errors.Join(c.Upload(m.Pointer(), got), w.begin(s, m.Pointer()), s.Synchronize(),
+		c.Download(got, m.Pointer())); err != nil {
 		t.Fatal(err)
 	}
 	for i, r := range want {

@@ -13,13 +13,14 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// experts.cu has the experts' products, the only kernels of this program's own. The rank compiles them for its GPU when it starts, or finds them where it has
-// put them before: see package kernel.
+// experts.cu has the experts' products, the only kernels of this program's own. The rank compiles
+// them for its GPU when it starts, or finds them where it has put them before: see package kernel.
 //
 //go:embed experts.cu
 var kernelSource string
 
-// productArgs and gradientArgs are the arguments of the kernels: Product and Gradient of experts.cu, field by field.
+// productArgs and gradientArgs are the arguments of the kernels: Product and Gradient of
+// experts.cu, field by field.
 type productArgs struct {
 	x, w, y, mask       cuda.Pointer
 	offsets, counts     cuda.Pointer
@@ -40,9 +41,10 @@ const (
 	rowBlocks = 8  // that share the rows of an expert
 )
 
-// gpu is what the layers of a rank have in common on its GPU. Only the experts work there: rows, selections and weights, the experts' parameters and all
-// gradients cross between host and GPU with each pass. All of it, copies, exchanges and products, is in one stream, and the host waits at the end of a pass.
-// A model that is to be fast would keep what it can on the GPU.
+// gpu is what the layers of a rank have in common on its GPU. Only the experts work there: rows,
+// selections and weights, the experts' parameters and all gradients cross between host and GPU with
+// each pass. All of it, copies, exchanges and products, is in one stream, and the host waits at the
+// end of a pass. A model that is to be fast would keep what it can on the GPU.
 type gpu struct {
 	comm   *weft.Comm
 	handle *ep.Handle
@@ -71,20 +73,23 @@ func (c closers) all() error {
 	return errors.Join(errs...)
 }
 
-// buffer is memory of the GPU with as much pinned memory of the host, through which copies in a stream go.
+// buffer is memory of the GPU with as much pinned memory of the host, through which copies in a
+// stream go.
 type buffer struct {
 	device *cuda.Memory
 	host   *cuda.HostMemory
 }
 
-// newGPU makes ready what the layers need, on all ranks. The caller closes it, also if there is an error.
+// newGPU makes ready what the layers need, on all ranks. The caller closes it, also if there is an
+// error.
 func newGPU(ctx context.Context, comm *weft.Comm, handle *ep.Handle, cfg Config) (*gpu, error) {
 	g := &gpu{comm: comm, handle: handle}
 	err := g.load(ctx)
 	if err == nil {
 		err = g.allocate(cfg)
 	}
-	// Drivers may stop a GPU to allocate or to load: no rank begins an exchange, which waits for others, before all are done with that.
+	// Drivers may stop a GPU to allocate or to load: no rank begins an exchange, which waits for
+	// others, before all are done with that.
 	return g, comm.AgreeOn(ctx, "new model", "ready", err)
 }
 
@@ -129,7 +134,8 @@ func (g *gpu) allocate(cfg Config) (err error) {
 	return nil
 }
 
-// load makes the stream, compiles the kernels or finds them, and prepares their launches: what changes between starts are arguments and grids.
+// load makes the stream, compiles the kernels or finds them, and prepares their launches: what
+// changes between starts are arguments and grids.
 func (g *gpu) load(ctx context.Context) error {
 	d := g.comm.Device()
 	stream, err := d.Context().NewStream(cuda.StreamOptions{})

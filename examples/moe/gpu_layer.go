@@ -14,16 +14,19 @@ type gpuBackend struct {
 	*gpu
 	values, grads []float32 // of this layer's experts, on the host: those that layer.experts and layer.grads view
 
-	// Kept from the forward pass, on the GPU: a row for each token that came, expert by expert, in each by source rank.
+	// Kept from the forward pass, on the GPU: a row for each token that came, expert by expert, in
+	// each by source rank.
 	routing   *ep.Routing
 	received  *ep.Received
 	y, hidden *cuda.Memory
 }
 
-// products are what a layer's products have in common: of rows that have in columns with the matrices that begin so many numbers into an expert's.
+// products are what a layer's products have in common: of rows that have in columns with the
+// matrices that begin so many numbers into an expert's.
 func (w *gpuBackend) products(cfg Config, x, y cuda.Pointer, in, out, matrix int) productArgs {
 	return productArgs{
-		x: x, w: w.gpu.values.device.Pointer().Add(4 * matrix), y: y, offsets: w.routing.ExpertOffsets().Pointer(), counts: w.routing.ExpertCounts().Pointer(),
+		x: x, w: w.gpu.values.device.Pointer().Add(4 * matrix), y: y,
+		offsets: w.routing.ExpertOffsets().Pointer(), counts: w.routing.ExpertCounts().Pointer(),
 		in: uint32(in), out: uint32(out), down: uint32(out), right: 1, expert: uint32(cfg.expertSize()),
 	}
 }
@@ -36,12 +39,14 @@ func (p productArgs) transposed() productArgs {
 
 func (w *gpuBackend) forward(ctx context.Context, l *layer) (err error) {
 	c, s, tokens := l.cfg, weft.StreamOf(w.stream), l.x.Rows
-	if err = cmp.Or(w.upload(w.x, tensor(l.x)), w.upload(w.selected, weft.TensorOf(l.selected)), w.upload(w.weights, tensor(l.weights)),
+	if err = cmp.Or(w.upload(w.x, tensor(l.x)), w.upload(w.selected, weft.TensorOf(l.selected)),
+		w.upload(w.weights, tensor(l.weights)),
 		w.upload(w.gpu.values, weft.TensorOf(w.values))); err != nil {
 		return err
 	}
 	x := w.x.tensor(weft.Float32, tokens, c.Hidden)
-	if w.routing, err = w.handle.Prepare(ctx, s, w.selected.tensor(weft.Int32, tokens, c.TopK), w.weights.tensor(weft.Float32, tokens, c.TopK)); err != nil {
+	if w.routing, err = w.handle.Prepare(ctx, s, w.selected.tensor(weft.Int32, tokens, c.TopK),
+		w.weights.tensor(weft.Float32, tokens, c.TopK)); err != nil {
 		return err
 	}
 	if w.received, err = w.handle.Dispatch(ctx, s, w.routing, ep.Rows{Data: x}); err != nil {
@@ -68,27 +73,32 @@ func (w *gpuBackend) rows(m *cuda.Memory, columns int) weft.Tensor {
 func (w *gpuBackend) backward(ctx context.Context, l *layer, g matrix) (gradX, gradWeights matrix, err error) {
 	c, s := l.cfg, weft.StreamOf(w.stream)
 	gradX, gradWeights = newMatrix(g.Rows, g.Cols), newMatrix(g.Rows, c.TopK)
-	if err = cmp.Or(w.upload(w.g, tensor(g)), w.upload(w.gpu.values, weft.TensorOf(w.values)), w.upload(w.gpu.grads, weft.TensorOf(w.grads))); err != nil {
+	if err = cmp.Or(w.upload(w.g, tensor(g)), w.upload(w.gpu.values, weft.TensorOf(w.values)),
+		w.upload(w.gpu.grads, weft.TensorOf(w.grads))); err != nil {
 		return gradX, gradWeights, err
 	}
 	gradRows := w.rows(w.gradOut, c.Hidden)
-	if err = w.handle.CombineBackward(ctx, s, w.routing, w.g.tensor(weft.Float32, g.Rows, c.Hidden), w.rows(w.y, c.Hidden), gradRows,
+	if err = w.handle.CombineBackward(ctx, s, w.routing, w.g.tensor(weft.Float32, g.Rows, c.Hidden),
+		w.rows(w.y, c.Hidden), gradRows,
 		w.weights.tensor(weft.Float32, g.Rows, c.TopK)); err != nil {
 		return gradX, gradWeights, err
 	}
 	if err = w.expertsBackward(c, len(l.experts)); err != nil {
 		return gradX, gradWeights, err
 	}
-	err = w.handle.DispatchBackward(ctx, s, w.routing, gradRows, weft.Tensor{}, w.x.tensor(weft.Float32, g.Rows, c.Hidden), weft.Tensor{})
+	err = w.handle.DispatchBackward(ctx, s, w.routing, gradRows, weft.Tensor{},
+		w.x.tensor(weft.Float32, g.Rows, c.Hidden), weft.Tensor{})
 	if err == nil {
-		err = w.finish(ctx, []buffer{w.x, w.weights, w.gpu.grads}, []weft.Tensor{tensor(gradX), tensor(gradWeights), weft.TensorOf(w.grads)})
+		err = w.finish(ctx, []buffer{w.x, w.weights, w.gpu.grads},
+			[]weft.Tensor{tensor(gradX), tensor(gradWeights), weft.TensorOf(w.grads)})
 	}
 	w.received.Release()
 	w.routing.Release()
 	return gradX, gradWeights, err
 }
 
-// expertsBackward turns gradOut from the gradients of the experts' outputs into those of their inputs, and adds to those of their parameters.
+// expertsBackward turns gradOut from the gradients of the experts' outputs into those of their
+// inputs, and adds to those of their parameters.
 func (w *gpuBackend) expertsBackward(c Config, experts int) error {
 	gradOut, gradHidden := w.gradOut.Pointer(), w.gradHidden.Pointer()
 	down := w.products(c, gradOut, gradHidden, c.Hidden, c.Inner, c.Hidden*c.Inner).transposed()
@@ -96,7 +106,8 @@ func (w *gpuBackend) expertsBackward(c Config, experts int) error {
 	up := w.products(c, gradHidden, gradOut, c.Inner, c.Hidden, 0).transposed()
 	learn := func(x, g cuda.Pointer, in, out, matrix int) error {
 		return w.learn(gradientArgs{
-			x: x, g: g, w: w.gpu.grads.device.Pointer().Add(4 * matrix), offsets: w.routing.ExpertOffsets().Pointer(), ranges: w.routing.Ranges().Pointer(),
+			x: x, g: g, w: w.gpu.grads.device.Pointer().Add(4 * matrix),
+			offsets: w.routing.ExpertOffsets().Pointer(), ranges: w.routing.Ranges().Pointer(),
 			in: uint32(in), out: uint32(out), expert: uint32(c.expertSize()), ranks: uint32(w.comm.Size()),
 		}, experts)
 	}

@@ -21,7 +21,8 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 )
 
-// gpus is where experts work in a test: on this machine's GPUs, a rank on each, or on emulated ones.
+// gpus is where experts work in a test: on this machine's GPUs, a rank on each, or on emulated
+// ones.
 type gpus struct {
 	contexts []*cuda.Context
 	options  []weft.Option
@@ -52,8 +53,8 @@ func eachGPUs(t *testing.T, body func(t *testing.T, g *gpus)) {
 	t.Run("real", func(t *testing.T) { body(t, primaries(t, realGPUs(t), &gpus{})) })
 }
 
-// realGPUs opens this machine's driver, or skips the test by name: it also needs the compiler, for the kernels are this program's own. WEFT_REQUIRE_GPU=1 turns a
-// GPU's absence into a failure.
+// realGPUs opens this machine's driver, or skips the test by name: it also needs the compiler, for
+// the kernels are this program's own. WEFT_REQUIRE_GPU=1 turns a GPU's absence into a failure.
 func realGPUs(t *testing.T) *cuda.Driver {
 	t.Helper()
 	driver, err := cuda.Open()
@@ -87,11 +88,13 @@ func primaries(t *testing.T, driver *cuda.Driver, g *gpus) *gpus {
 
 // meet is a [meeting].
 func (g *gpus) meet(ctx context.Context, c *weft.Comm) (*weft.Comm, error) {
-	options := append([]weft.Option{weft.WithDevice(g.contexts[c.Rank()]), weft.WithDeadline(20 * time.Second)}, g.options...)
+	options := append([]weft.Option{weft.WithDevice(g.contexts[c.Rank()]), weft.WithDeadline(20 * time.Second)},
+		g.options...)
 	return joinGPUs(ctx, c, options...)
 }
 
-// near fails the test unless a loss is the host's within a thousandth: training from numbers whose last bits differ ends 1e-8 apart.
+// near fails the test unless a loss is the host's within a thousandth: training from numbers whose
+// last bits differ ends 1e-8 apart.
 func near(t *testing.T, what string, loss, host float64) {
 	t.Helper()
 	if !(math.Abs(loss-host) <= 1e-3*host) {
@@ -99,7 +102,8 @@ func near(t *testing.T, what string, loss, host float64) {
 	}
 }
 
-// TestOnGPUs has experts work on GPUs. Everything else is as on the host, so this is about the way there and back, the kernels, and what they promise.
+// TestOnGPUs has experts work on GPUs. Everything else is as on the host, so this is about the way
+// there and back, the kernels, and what they promise.
 func TestOnGPUs(t *testing.T) {
 	eachGPUs(t, func(t *testing.T, g *gpus) {
 		t.Run("gradients", g.gradients)
@@ -138,8 +142,8 @@ func (g *gpus) gradients(t *testing.T) {
 	}
 }
 
-// ranks trains with a rank on each of 1, 2 and 4 GPUs, as far as there are as many: losses and parameters are the same bits. On the way what the experts make of
-// every token is verified.
+// ranks trains with a rank on each of 1, 2 and 4 GPUs, as far as there are as many: losses and
+// parameters are the same bits. On the way what the experts make of every token is verified.
 func (g *gpus) ranks(t *testing.T) {
 	cfg := small
 	if g.emulated {
@@ -147,20 +151,23 @@ func (g *gpus) ranks(t *testing.T) {
 	}
 	host, one := train(t, 1, cfg), trainOn(t, 1, cfg, g.meet)
 	for step, loss := range one.losses {
-		near(t, fmt.Sprintf("step %d", step), float64(math.Float32frombits(loss)), float64(math.Float32frombits(host.losses[step])))
+		near(t, fmt.Sprintf("step %d", step), float64(math.Float32frombits(loss)),
+			float64(math.Float32frombits(host.losses[step])))
 	}
 	for _, n := range []int{2, 4} {
 		if n > len(g.contexts) {
 			break
 		}
 		got := trainOn(t, n, cfg, g.meet)
-		if !slices.Equal(got.losses, one.losses) || !slices.Equal(got.dense, one.dense) || !slices.Equal(got.experts, one.experts) {
+		if !slices.Equal(got.losses, one.losses) || !slices.Equal(got.dense, one.dense) ||
+			!slices.Equal(got.experts, one.experts) {
 			t.Errorf("%d ranks have other losses or parameters than one", n)
 		}
 	}
 }
 
-// learns is TestLearns: the loss ends where the host's does. Emulated GPUs, and the short tests, make a few steps of it.
+// learns is TestLearns: the loss ends where the host's does. Emulated GPUs, and the short tests,
+// make a few steps of it.
 func (g *gpus) learns(t *testing.T) {
 	cfg := learner
 	switch {
@@ -170,7 +177,8 @@ func (g *gpus) learns(t *testing.T) {
 		cfg.Steps = 20
 	}
 	text, _ := puzzle(1 << 16)
-	host, got := learn(t, 2, text, cfg, onHost, func(*model) {}), learn(t, min(2, len(g.contexts)), text, cfg, g.meet, func(*model) {})
+	host, got := learn(t, 2, text, cfg, onHost, func(*model) {}), learn(t, min(2, len(g.contexts)), text, cfg,
+		g.meet, func(*model) {})
 	t.Logf("loss %.4f, on the host %.4f", got, host)
 	near(t, fmt.Sprintf("after %d steps", cfg.Steps), got, host)
 }
@@ -185,7 +193,10 @@ func TestRunOnGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	if err := run(testContext(t), []string{"-device", "gpu", "-text", file, "-steps", "10", "-verify", "5", "-check=false"}, &out); err != nil {
+	if err := run(testContext(t), []string{
+		"-device", "gpu", "-text", file, "-steps", "10", "-verify", "5",
+		"-check=false",
+	}, &out); err != nil {
 		t.Fatal(err)
 	}
 	if want := "without them: 6,"; !strings.Contains(out.String(), want) {
@@ -193,14 +204,17 @@ func TestRunOnGPU(t *testing.T) {
 	}
 }
 
-// TestKernels compiles the kernels for the oldest GPUs, for Hopper and for the newest, and compares the structs that they take with this program's, field by field.
+// TestKernels compiles the kernels for the oldest GPUs, for Hopper and for the newest, and compares
+// the structs that they take with this program's, field by field.
 func TestKernels(t *testing.T) {
 	cudatest.NVRTC(t)
-	source := kernelSource + "namespace weft {\n" + layout.Of("Product", reflect.TypeFor[productArgs](), nil) + layout.Of("Gradient", reflect.TypeFor[gradientArgs](), nil) +
+	source := kernelSource + "namespace weft {\n" + layout.Of("Product", reflect.TypeFor[productArgs](), nil) +
+		layout.Of("Gradient", reflect.TypeFor[gradientArgs](), nil) +
 		layout.Constants(map[string]int{"TILE": tile}) + "}\n"
 	cache := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}})
 	for _, arch := range []string{"sm_80", "sm_90a", "sm_100a"} {
-		cubin, err := cache.Load(t.Context(), kernel.Spec{Name: "moe experts", Source: source, Headers: device.Headers(), Arch: arch})
+		cubin, err := cache.Load(t.Context(),
+			kernel.Spec{Name: "moe experts", Source: source, Headers: device.Headers(), Arch: arch})
 		if err != nil {
 			t.Fatalf("%+v", err)
 		}

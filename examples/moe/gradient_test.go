@@ -9,14 +9,16 @@ import (
 	"testing"
 )
 
-// network is the model once more, in float64, token by token, with no exchange and none of the model's code.
+// network is the model once more, in float64, token by token, with no exchange and none of the
+// model's code.
 type network struct {
 	cfg                          Config
 	embed, routers, out, experts []float64 // as the model lays them out
 }
 
-// objective is what backward differentiates: the loss of a micro-batch and the balancing loss of the layers. Which experts tokens select is given, by
-// layer: it is constant wherever the objective has a gradient.
+// objective is what backward differentiates: the loss of a micro-batch and the balancing loss of
+// the layers. Which experts tokens select is given, by layer: it is constant wherever the objective
+// has a gradient.
 func (n *network) objective(before, target []byte, selected [][]int32) (sum, balance float64) {
 	c := n.cfg
 	tokens := float64(len(target))
@@ -89,19 +91,23 @@ func doubles(v []float32) []float64 {
 	return d
 }
 
-// TestGradients compares the gradient of every parameter with central differences of a second implementation in float64.
+// TestGradients compares the gradient of every parameter with central differences of a second
+// implementation in float64.
 //
-// There the differences are as good as exact: with steps of 1e-5 their own error is about 1e-10, and float64's rounding, divided by the step, 1e-11.
-// No unit is so near zero that the step takes it across relu's bend, and selections are held as they are; seeds are fixed, so this is always true.
-// What is left is the model's fp32, some tens of roundings of 6e-8 relative to the largest numbers of a sum: 3e-7 of the largest gradient of a kind
-// was seen, and 3e-6 is allowed. The smallest term there is, that of the balancing loss, is a thousand times larger.
+// There the differences are as good as exact: with steps of 1e-5 their own error is about 1e-10,
+// and float64's rounding, divided by the step, 1e-11. No unit is so near zero that the step takes
+// it across relu's bend, and selections are held as they are; seeds are fixed, so this is always
+// true. What is left is the model's fp32, some tens of roundings of 6e-8 relative to the largest
+// numbers of a sum: 3e-7 of the largest gradient of a kind was seen, and 3e-6 is allowed. The
+// smallest term there is, that of the balancing loss, is a thousand times larger.
 func TestGradients(t *testing.T) {
 	cfg := Config{Context: 2, Hidden: 8, Inner: 8, Layers: 2, Experts: 4, TopK: 2, Tokens: 12, Steps: 1, Seed: 5}
 	text, _ := puzzle(1 << 10)
 	before, target := sample(text, cfg, 0, 0)
 	var loss float32
 	m := models(t, 1, cfg, func(ctx context.Context, m *model) (err error) {
-		// At the start logits are next to nothing, which would hide mistakes. Here all kinds of parameters matter.
+		// At the start logits are next to nothing, which would hide mistakes. Here all kinds of
+		// parameters matter.
 		rng := rand.New(rand.NewPCG(11, 12))
 		fill(m.weights.embed, rng, 0.7)
 		fill(m.weights.routers, rng, 0.5)
@@ -114,7 +120,8 @@ func TestGradients(t *testing.T) {
 	})[0]
 
 	reference, grads := network{cfg: cfg, experts: doubles(m.experts.value)}, cfg.dense(m.own)
-	reference.embed, reference.routers, reference.out = doubles(m.weights.embed.Data), doubles(m.weights.routers.Data), doubles(m.weights.out.Data)
+	reference.embed, reference.routers = doubles(m.weights.embed.Data), doubles(m.weights.routers.Data)
+	reference.out = doubles(m.weights.out.Data)
 	var selected [][]int32
 	for _, l := range m.layers {
 		selected = append(selected, l.selected)
@@ -174,7 +181,8 @@ func TestGradients(t *testing.T) {
 					worst, where = off, i
 				}
 			}
-			t.Logf("%d numbers, of which %d without influence; largest gradient %.3g, off by at most %.2g of it", checked, zeros, largest, worst/largest)
+			t.Logf("%d numbers, of which %d without influence; largest gradient %.3g, off by at most "+
+				"%.2g of it", checked, zeros, largest, worst/largest)
 			if largest < 1e-3 || zeros > checked/2 {
 				t.Errorf("this test shows little: %d of %d without influence, largest gradient %v", zeros, checked, largest)
 			}
@@ -194,7 +202,8 @@ func TestRoute(t *testing.T) {
 	fill(l.router, rng, 1)
 	l.route()
 	for at := range l.x.Rows {
-		probs, order := softmax64(product(doubles(row(l.x, at)), doubles(l.router.Data), cfg.Experts)), make([]int32, cfg.Experts)
+		probs, order := softmax64(product(doubles(row(l.x, at)), doubles(l.router.Data),
+			cfg.Experts)), make([]int32, cfg.Experts)
 		for e := range order {
 			order[e] = int32(e)
 		}

@@ -11,7 +11,8 @@ import (
 type hostBackend struct {
 	handle *ep.Handle
 
-	// Kept from the forward pass, with the experts: a row for each token that came, expert by expert, in each by source rank.
+	// Kept from the forward pass, with the experts: a row for each token that came, expert by
+	// expert, in each by source rank.
 	routing    *ep.Routing
 	received   *ep.Received
 	in, y      matrix
@@ -20,7 +21,8 @@ type hostBackend struct {
 }
 
 func (w *hostBackend) forward(ctx context.Context, l *layer) (err error) {
-	if w.routing, err = w.handle.Prepare(ctx, nil, weft.TensorOf(l.selected, l.x.Rows, l.cfg.TopK), tensor(l.weights)); err != nil {
+	if w.routing, err = w.handle.Prepare(ctx, nil, weft.TensorOf(l.selected, l.x.Rows, l.cfg.TopK),
+		tensor(l.weights)); err != nil {
 		return err
 	}
 	if w.received, err = w.handle.Dispatch(ctx, nil, w.routing, ep.Rows{Data: tensor(l.x)}); err != nil {
@@ -51,7 +53,8 @@ func (w *hostBackend) zone(m matrix, e int) matrix { return rows(m, int(w.from[e
 func (w *hostBackend) backward(ctx context.Context, l *layer, g matrix) (gradX, gradWeights matrix, err error) {
 	gradRows := newMatrix(w.in.Rows, w.in.Cols)
 	gradX, gradWeights = newMatrix(g.Rows, g.Cols), newMatrix(g.Rows, l.cfg.TopK)
-	if err = w.handle.CombineBackward(ctx, nil, w.routing, tensor(g), tensor(w.y), tensor(gradRows), tensor(gradWeights)); err != nil {
+	if err = w.handle.CombineBackward(ctx, nil, w.routing, tensor(g), tensor(w.y), tensor(gradRows),
+		tensor(gradWeights)); err != nil {
 		return gradX, gradWeights, err
 	}
 	w.expertsBackward(l, gradRows)
@@ -61,8 +64,9 @@ func (w *hostBackend) backward(ctx context.Context, l *layer, g matrix) (gradX, 
 	return gradX, gradWeights, err
 }
 
-// expertsBackward turns g from the gradients of the experts' outputs into those of their inputs. Those of their parameters are computed apart for the
-// rows of each rank, which are of one micro-batch, and added in the order of the ranks, which is that of the micro-batches.
+// expertsBackward turns g from the gradients of the experts' outputs into those of their inputs.
+// Those of their parameters are computed apart for the rows of each rank, which are of one
+// micro-batch, and added in the order of the ranks, which is that of the micro-batches.
 func (w *hostBackend) expertsBackward(l *layer, g matrix) {
 	part := l.cfg.expert(make([]float32, l.cfg.expertSize()), 0)
 	ranges, ranks := weft.SliceOf[int64](w.routing.Ranges()), w.handle.Comm().Size()

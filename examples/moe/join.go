@@ -10,7 +10,8 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// joinGPUs makes a communicator of the same ranks as comm, each bound to a GPU. Collectives and this program's own memory are the host's, so there are two.
+// joinGPUs makes a communicator of the same ranks as comm, each bound to a GPU. Collectives and
+// this program's own memory are the host's, so there are two.
 func joinGPUs(ctx context.Context, comm *weft.Comm, options ...weft.Option) (*weft.Comm, error) {
 	var text []byte
 	if comm.Rank() == 0 {
@@ -35,7 +36,8 @@ func joinGPUs(ctx context.Context, comm *weft.Comm, options ...weft.Option) (*we
 	return weft.Join(ctx, append(options, weft.WithBootstrap(meeting))...)
 }
 
-// joinOwnGPU is joinGPUs for a process: the first rank of the host takes the first GPU, and so on. Where there are more ranks than GPUs they share.
+// joinOwnGPU is joinGPUs for a process: the first rank of the host takes the first GPU, and so on.
+// Where there are more ranks than GPUs they share.
 func joinOwnGPU(ctx context.Context, comm *weft.Comm) (*weft.Comm, error) {
 	env, err := bootstrap.Detect(os.Getenv)
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"gonum.org/v1/gonum/blas/blas32"
 )
 
-// layer is out = x + sum over the selected experts of weight * expert(x). Experts are spread over the ranks; those of this rank work for all tokens.
+// layer is out = x + sum over the selected experts of weight * expert(x). Experts are spread over
+// the ranks; those of this rank work for all tokens.
 type layer struct {
 	cfg            Config
 	router         matrix
@@ -19,11 +20,14 @@ type layer struct {
 	selected               []int32 // [tokens, topk] experts
 }
 
-// backend is where the experts of a layer work: on the host (host.go) or on a GPU (gpu_layer.go). It is the layer's own, for it keeps what the backward pass needs.
+// backend is where the experts of a layer work: on the host (host.go) or on a GPU (gpu_layer.go).
+// It is the layer's own, for it keeps what the backward pass needs.
 type backend interface {
-	// forward sends l.x to the selected experts, lets those of this rank work, and sets l.out to their weighted sum on top of l.x.
+	// forward sends l.x to the selected experts, lets those of this rank work, and sets l.out to
+	// their weighted sum on top of l.x.
 	forward(ctx context.Context, l *layer) error
-	// backward makes of g, the gradient of l.out, those of l.x by way of the experts and of l.weights, and adds to l.grads.
+	// backward makes of g, the gradient of l.out, those of l.x by way of the experts and of
+	// l.weights, and adds to l.grads.
 	backward(ctx context.Context, l *layer, g matrix) (gradX, gradWeights matrix, err error)
 }
 
@@ -34,7 +38,8 @@ func (l *layer) forward(ctx context.Context, x matrix) (out matrix, err error) {
 	return l.out, l.backend.forward(ctx, l)
 }
 
-// route selects the most probable experts of each token. Their weights are their probabilities, scaled to the sum 1.
+// route selects the most probable experts of each token. Their weights are their probabilities,
+// scaled to the sum 1.
 func (l *layer) route() {
 	l.probs, l.weights, l.selected = times(l.x, l.router), newMatrix(l.x.Rows, l.cfg.TopK), nil
 	for t := range l.x.Rows {
@@ -49,7 +54,8 @@ func (l *layer) route() {
 	}
 }
 
-// backward turns g from the gradient of out into that of x, sets gradRouter, and adds to the gradients of this rank's experts.
+// backward turns g from the gradient of out into that of x, sets gradRouter, and adds to the
+// gradients of this rank's experts.
 func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
 	gradX, gradWeights, err := l.backend.backward(ctx, l, g)
 	if err != nil {
@@ -62,8 +68,9 @@ func (l *layer) backward(ctx context.Context, g, gradRouter matrix) error {
 	return nil
 }
 
-// routeBackward is the gradient of the router's logits: through the weights of the selected experts, and of the balancing loss of
-// Fedus et al., "Switch Transformers": 0.01 * experts * sum over the experts of (share of the selections) * (mean probability).
+// routeBackward is the gradient of the router's logits: through the weights of the selected
+// experts, and of the balancing loss of Fedus et al., "Switch Transformers": 0.01 * experts * sum
+// over the experts of (share of the selections) * (mean probability).
 func (l *layer) routeBackward(gradWeights matrix) matrix {
 	g, share := newMatrix(l.probs.Rows, l.probs.Cols), make([]float32, l.probs.Cols)
 	for _, e := range l.selected {

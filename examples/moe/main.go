@@ -1,15 +1,19 @@
-// Command moe trains a small mixture-of-experts language model, byte by byte, on Go source, with its experts spread over the ranks of a job:
+// Command moe trains a small mixture-of-experts language model, byte by byte, on Go source, with
+// its experts spread over the ranks of a job:
 //
 //	weft run -n 4 build/moe        four ranks on this machine
 //	build/moe -steps 100           one rank
 //	weft run -n 4 build/moe -device gpu    with the experts on GPUs
 //
-// In each layer (layer.go) a router selects 2 of 16 experts for every token. Tokens travel to their experts by ep's Dispatch, what these make of them
-// comes home, weighted and summed, by Combine, and gradients take the same ways back. All other parameters are on every rank, and their gradients are
-// summed by collective's AllReduce (train.go). The losses of 1, 2 and 4 ranks are the same bit for bit: compare the hashes that are printed last.
+// In each layer (layer.go) a router selects 2 of 16 experts for every token. Tokens travel to their
+// experts by ep's Dispatch, what these make of them comes home, weighted and summed, by Combine,
+// and gradients take the same ways back. All other parameters are on every rank, and their
+// gradients are summed by collective's AllReduce (train.go). The losses of 1, 2 and 4 ranks are the
+// same bit for bit: compare the hashes that are printed last.
 //
-// Experts work on the host (host.go), or on GPUs, through kernels of this program's own (gpu.go, gpu_layer.go, experts.cu). Everything else is on the host either way. Losses on
-// GPUs have last bits, and a hash, of their own.
+// Experts work on the host (host.go), or on GPUs, through kernels of this program's own (gpu.go,
+// gpu_layer.go, experts.cu). Everything else is on the host either way. Losses on GPUs have last
+// bits, and a hash, of their own.
 package main
 
 import (
@@ -74,7 +78,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		out = io.Discard
 	}
 	unigram, size := entropy(text), cfg.denseSize()+cfg.Layers*cfg.Experts*cfg.expertSize()
-	fmt.Fprintf(out, "%d bytes of text, unigram entropy %.4f nats per byte; %d layers of %d experts, top-%d, %d parameters, %d ranks\n",
+	fmt.Fprintf(out, "%d bytes of text, unigram entropy %.4f nats per byte; %d layers of %d experts, "+
+		"top-%d, %d parameters, %d ranks\n",
 		len(text), unigram, cfg.Layers, cfg.Experts, cfg.TopK, size, comm.Size())
 	loss, hash, err := model.train(ctx, text, out)
 	if err != nil {

@@ -81,10 +81,14 @@ func modelsOn(t *testing.T, n int, cfg Config, meet meeting, body func(ctx conte
 }
 
 // small is a model whose sizes are none that an inner loop likes.
-var small = Config{Context: 3, Hidden: 20, Inner: 13, Layers: 2, Experts: 8, TopK: 3, Tokens: 21, Steps: 8, Rate: 1e-2, Verify: 4, Seed: 7}
+var small = Config{
+	Context: 3, Hidden: 20, Inner: 13, Layers: 2, Experts: 8, TopK: 3, Tokens: 21, Steps: 8,
+	Rate: 1e-2, Verify: 4, Seed: 7,
+}
 
-// puzzle is a text of eight letters. Each follows from the two before it by a table in seven of eight cases, and is any letter in the eighth. The
-// table was drawn at random, so it is more than a sum of what the two letters say apart: it takes experts to learn. The entropy is that of a letter
+// puzzle is a text of eight letters. Each follows from the two before it by a table in seven of
+// eight cases, and is any letter in the eighth. The table was drawn at random, so it is more than a
+// sum of what the two letters say apart: it takes experts to learn. The entropy is that of a letter
 // given those before it, in nats: what no model gets below.
 func puzzle(n int) (text []byte, entropy float64) {
 	const letters = 8
@@ -126,11 +130,15 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	if err := run(testContext(t), []string{"-text", file, "-steps", "5", "-layers", "1", "-verify", "5", "-check=false"}, &out); err != nil {
+	if err := run(testContext(t), []string{
+		"-text", file, "-steps", "5", "-layers", "1", "-verify", "5",
+		"-check=false",
+	}, &out); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"16384 bytes of text, unigram entropy 1.9", "1 layers of 16 experts", "step    5 of 5", "without them: 1,", "hash of all losses ",
+		"16384 bytes of text, unigram entropy 1.9", "1 layers of 16 experts", "step    5 of 5",
+		"without them: 1,", "hash of all losses ",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in what it prints:\n%s", want, &out)

@@ -57,7 +57,8 @@ func TestProducts(t *testing.T) {
 	}
 }
 
-// TestRowsAlone computes rows together and apart, at every alignment: the bits are the same. Everything about equal losses rests on this.
+// TestRowsAlone computes rows together and apart, at every alignment: the bits are the same.
+// Everything about equal losses rests on this.
 func TestRowsAlone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	for _, size := range [][3]int{{9, 20, 13}, {70, 130, 67}, {300, 64, 256}} {

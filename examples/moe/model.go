@@ -14,8 +14,9 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// microBatches make a step. Each has gradients of its own, which are added up in the order 0, 1, 2, 3 whatever ranks computed them: a floating-point
-// sum depends on its order, and this is why the losses of 1, 2 and 4 ranks are equal bit for bit.
+// microBatches make a step. Each has gradients of its own, which are added up in the order 0, 1, 2,
+// 3 whatever ranks computed them: a floating-point sum depends on its order, and this is why the
+// losses of 1, 2 and 4 ranks are equal bit for bit.
 const microBatches = 4
 
 // Config is the model and its training. It is the same on every rank.
@@ -30,10 +31,14 @@ type Config struct {
 }
 
 // defaults train in half a minute on two cores.
-var defaults = Config{Context: 8, Hidden: 64, Inner: 64, Layers: 3, Experts: 16, TopK: 2, Tokens: 256, Steps: 300, Rate: 1.2e-2, Verify: 50, Seed: 1}
+var defaults = Config{
+	Context: 8, Hidden: 64, Inner: 64, Layers: 3, Experts: 16, TopK: 2, Tokens: 256,
+	Steps: 300, Rate: 1.2e-2, Verify: 50, Seed: 1,
+}
 
-// dense are the parameters that every rank has, or their gradients: an embedding for each byte at each place before the one to predict, the routers
-// of the layers, one below the other, and what turns a row into the logits of the next byte.
+// dense are the parameters that every rank has, or their gradients: an embedding for each byte at
+// each place before the one to predict, the routers of the layers, one below the other, and what
+// turns a row into the logits of the next byte.
 type dense struct{ embed, routers, out matrix } // [context*256, hidden], [layers*hidden, experts], [hidden, 256]
 
 func (c Config) denseSize() int { return (c.Context*256 + c.Layers*c.Experts + 256) * c.Hidden }
@@ -42,7 +47,10 @@ func (c Config) denseSize() int { return (c.Context*256 + c.Layers*c.Experts + 2
 func (c Config) dense(buf []float32) dense {
 	routers := buf[c.Context*256*c.Hidden:]
 	out := routers[c.Layers*c.Hidden*c.Experts:]
-	return dense{matrixOf(buf, c.Context*256, c.Hidden), matrixOf(routers, c.Layers*c.Hidden, c.Experts), matrixOf(out, c.Hidden, 256)}
+	return dense{
+		matrixOf(buf, c.Context*256, c.Hidden), matrixOf(routers, c.Layers*c.Hidden, c.Experts),
+		matrixOf(out, c.Hidden, 256),
+	}
 }
 
 // expert is relu(x·up)·down, or the gradients of its matrices.
@@ -56,7 +64,8 @@ func (c Config) expert(buf []float32, i int) expert {
 	return expert{matrixOf(buf, c.Hidden, c.Inner), matrixOf(buf[c.Hidden*c.Inner:], c.Inner, c.Hidden)}
 }
 
-// model predicts a byte: the embeddings of those before it add up to a row, which passes through the layers and becomes 256 probabilities.
+// model predicts a byte: the embeddings of those before it add up to a row, which passes through
+// the layers and becomes 256 probabilities.
 type model struct {
 	cfg            Config
 	comm           *weft.Comm
@@ -65,15 +74,19 @@ type model struct {
 	dense, experts parameters // of the experts those of this rank, layer by layer
 	weights        dense      // views of the dense parameters
 	layers         []*layer
-	gpu            *gpu      // where the experts work, or nil
-	own, sum       []float32 // gradients of the dense parameters, then the loss: of this rank's micro-batch, and of those of the step so far
-	verified       int       // forward passes of layers, on every rank
-	before, target []byte    // of the micro-batch in work: for each token the bytes before it, and the byte to predict
-	x, probs       matrix    // what comes out of the layers, and of the softmax
+	gpu            *gpu // where the experts work, or nil
+	// gradients of the dense parameters, then the loss: of this rank's micro-batch, and of those of
+	// the step so far
+	own, sum       []float32
+	verified       int    // forward passes of layers, on every rank
+	before, target []byte // of the micro-batch in work: for each token the bytes before it, and the byte to predict
+	x, probs       matrix // what comes out of the layers, and of the softmax
 }
 
-// newModel is called by all ranks with the same Config. Gradients of what every rank has are summed through comm, and tokens travel through exchange, where the
-// experts work: on the GPUs that its ranks are bound to, or on the host, where it may be comm itself. The caller closes the model before either.
+// newModel is called by all ranks with the same Config. Gradients of what every rank has are summed
+// through comm, and tokens travel through exchange, where the experts work: on the GPUs that its
+// ranks are bound to, or on the host, where it may be comm itself. The caller closes the model
+// before either.
 func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *model, err error) {
 	ranks, local := comm.Size(), cfg.Experts/comm.Size()
 	if microBatches%ranks != 0 {
@@ -108,7 +121,8 @@ func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *mo
 		}
 	}
 	m.own, m.sum = make([]float32, cfg.denseSize()+1), make([]float32, cfg.denseSize()+1)
-	m.dense, m.experts = newParameters(m.sum[:cfg.denseSize()]), newParameters(make([]float32, cfg.Layers*local*cfg.expertSize()))
+	m.dense, m.experts = newParameters(m.sum[:cfg.denseSize()]), newParameters(make([]float32,
+		cfg.Layers*local*cfg.expertSize()))
 	m.weights = cfg.dense(m.dense.value)
 	rng := rand.New(rand.NewPCG(cfg.Seed, 1<<62)) // samples have the streams from 0
 	fill(m.weights.embed, rng, 1/math.Sqrt(float64(cfg.Context)))
@@ -117,7 +131,10 @@ func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *mo
 	for i := range cfg.Layers {
 		l := &layer{cfg: cfg, router: rows(m.weights.routers, i*cfg.Hidden, cfg.Hidden)}
 		if from, n := i*local*cfg.expertSize(), local*cfg.expertSize(); m.gpu != nil {
-			l.backend = &gpuBackend{gpu: m.gpu, values: m.experts.value[from : from+n], grads: m.experts.grad[from : from+n], y: m.gpu.y[i], hidden: m.gpu.hidden[i]}
+			l.backend = &gpuBackend{
+				gpu: m.gpu, values: m.experts.value[from : from+n],
+				grads: m.experts.grad[from : from+n], y: m.gpu.y[i], hidden: m.gpu.hidden[i],
+			}
 		} else {
 			l.backend = &hostBackend{handle: handle}
 		}
@@ -142,7 +159,8 @@ func (m *model) close() error {
 	return errors.Join(err, m.handle.Close())
 }
 
-// forward returns the loss of a micro-batch: the sum over its tokens, in nats, divided by the tokens of the step.
+// forward returns the loss of a micro-batch: the sum over its tokens, in nats, divided by the
+// tokens of the step.
 func (m *model) forward(ctx context.Context, before, target []byte) (loss float32, err error) {
 	m.before, m.target, m.x = before, target, newMatrix(len(target), m.cfg.Hidden)
 	for i, b := range before {
@@ -162,7 +180,8 @@ func (m *model) forward(ctx context.Context, before, target []byte) (loss float3
 	return float32(sum / float64(microBatches*len(target))), nil
 }
 
-// backward sets g to the gradients of that loss, and adds those of the experts of this rank to theirs.
+// backward sets g to the gradients of that loss, and adds those of the experts of this rank to
+// theirs.
 func (m *model) backward(ctx context.Context, g dense) error {
 	for t, b := range m.target {
 		row(m.probs, t)[b]--

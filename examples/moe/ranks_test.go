@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// outcome is what a training leaves behind, as bits, in an order that does not depend on the number of ranks.
+// outcome is what a training leaves behind, as bits, in an order that does not depend on the number
+// of ranks.
 type outcome struct {
 	losses  []uint32
 	dense   []uint32
@@ -83,7 +84,8 @@ func TestRanks(t *testing.T) {
 				got := train(t, ranks, cfg)
 				for step, loss := range got.losses {
 					if loss != one.losses[step] {
-						t.Fatalf("%d ranks, step %d: loss %v, on one rank %v", ranks, step, math.Float32frombits(loss), math.Float32frombits(one.losses[step]))
+						t.Fatalf("%d ranks, step %d: loss %v, on one rank %v", ranks, step,
+							math.Float32frombits(loss), math.Float32frombits(one.losses[step]))
 					}
 				}
 				if !slices.Equal(got.dense, one.dense) {

@@ -16,12 +16,14 @@ import (
 // refuses fails the test unless err is one sentence that says that.
 func refuses(t *testing.T, err error, want string) {
 	t.Helper()
-	if err == nil || !strings.Contains(err.Error(), want) || strings.ContainsAny(err.Error(), "\n") || strings.Contains(err.Error(), "nil") {
+	if err == nil || !strings.Contains(err.Error(), want) || strings.ContainsAny(err.Error(), "\n") ||
+		strings.Contains(err.Error(), "nil") {
 		t.Errorf("%v, want one sentence with %q", err, want)
 	}
 }
 
-// TestModelRefusals asks for models that there cannot be. Every rank refuses, and all of them can go on.
+// TestModelRefusals asks for models that there cannot be. Every rank refuses, and all of them can
+// go on.
 func TestModelRefusals(t *testing.T) {
 	for _, c := range []struct {
 		ranks  int
@@ -84,6 +86,7 @@ func TestCommandRefusals(t *testing.T) {
 		refuses(t, run(testContext(t), c.args, io.Discard), c.want)
 	}
 	if _, err := cuda.Open(); err != nil {
-		refuses(t, run(testContext(t), []string{"-text", filepath.Join(dir, "long"), "-device", "gpu"}, io.Discard), "no CUDA driver")
+		refuses(t, run(testContext(t), []string{"-text", filepath.Join(dir, "long"), "-device", "gpu"},
+			io.Discard), "no CUDA driver")
 	}
 }

@@ -19,12 +19,14 @@ func readText(pattern string) (text []byte, err error) {
 		text = append(text, file...)
 	}
 	if len(text) < 1024 {
-		return nil, fmt.Errorf("%d bytes of text in %d files that match %q: choose more with -text", len(text), len(names), pattern)
+		return nil, fmt.Errorf("%d bytes of text in %d files that match %q: choose more with -text", len(text),
+			len(names), pattern)
 	}
 	return text[:min(len(text), 4<<20)], nil
 }
 
-// entropy is the unigram entropy of the text in nats per byte: the loss of a model that knows how often every byte occurs, and no more.
+// entropy is the unigram entropy of the text in nats per byte: the loss of a model that knows how
+// often every byte occurs, and no more.
 func entropy(text []byte) (sum float64) {
 	var count [256]float64
 	for _, b := range text {
@@ -36,7 +38,8 @@ func entropy(text []byte) (sum float64) {
 	return sum
 }
 
-// sample draws a micro-batch of a step, the same on every rank that asks: for each token the bytes before it, and the byte to predict.
+// sample draws a micro-batch of a step, the same on every rank that asks: for each token the bytes
+// before it, and the byte to predict.
 func sample(text []byte, cfg Config, step, micro int) (before, target []byte) {
 	rng := rand.New(rand.NewPCG(cfg.Seed, uint64(step*microBatches+micro)))
 	for range cfg.Tokens {

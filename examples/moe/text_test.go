@@ -17,7 +17,10 @@ func TestReadText(t *testing.T) {
 		}
 	}
 	got, err := readText(filepath.Join(dir, "*.go"))
-	want := bytes.Join([][]byte{bytes.Repeat([]byte("a"), 3<<19), bytes.Repeat([]byte("b"), 3<<19), bytes.Repeat([]byte("c"), 1<<20)}, nil)
+	want := bytes.Join([][]byte{
+		bytes.Repeat([]byte("a"), 3<<19), bytes.Repeat([]byte("b"), 3<<19),
+		bytes.Repeat([]byte("c"), 1<<20),
+	}, nil)
 	if err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%d bytes, %v; want %d", len(got), err, len(want))
 	}
@@ -40,7 +43,8 @@ func TestEntropy(t *testing.T) {
 	}
 }
 
-// TestSample finds every sample in the text, from the first place that has enough before it to the last.
+// TestSample finds every sample in the text, from the first place that has enough before it to the
+// last.
 func TestSample(t *testing.T) {
 	cfg := Config{Context: 5, Tokens: 300, Seed: 3}
 	text := []byte{10, 11, 12, 13, 14, 15, 16, 17, 18}
@@ -52,7 +56,8 @@ func TestSample(t *testing.T) {
 		}
 		for i, b := range target {
 			seen[b]++
-			if from := int(b) - 10 - cfg.Context; from < 0 || !bytes.Equal(before[i*cfg.Context:(i+1)*cfg.Context], text[from:from+cfg.Context]) {
+			if from := int(b) - 10 - cfg.Context; from < 0 ||
+				!bytes.Equal(before[i*cfg.Context:(i+1)*cfg.Context], text[from:from+cfg.Context]) {
 				t.Fatalf("%v before %d", before[i*cfg.Context:(i+1)*cfg.Context], b)
 			}
 		}

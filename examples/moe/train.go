@@ -14,7 +14,8 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// train makes all steps and says how they go. It returns the mean loss of about the last fifty, and a hash of all losses.
+// train makes all steps and says how they go. It returns the mean loss of about the last fifty, and
+// a hash of all losses.
 func (m *model) train(ctx context.Context, text []byte, out io.Writer) (mean float64, sum uint64, err error) {
 	begin, hash := time.Now(), fnv.New64a()
 	for step := 1; step <= m.cfg.Steps; step++ {
@@ -29,11 +30,13 @@ func (m *model) train(ctx context.Context, text []byte, out io.Writer) (mean flo
 			fmt.Fprintf(out, "step %4d of %d: loss %.4f, %.0f tokens/s\n", step, m.cfg.Steps, mean, speed)
 		}
 	}
-	fmt.Fprintf(out, "%.1f s; exchanges verified against a computation without them: %d, on every rank\n", time.Since(begin).Seconds(), m.verified)
+	fmt.Fprintf(out, "%.1f s; exchanges verified against a computation without them: %d, on every rank\n",
+		time.Since(begin).Seconds(), m.verified)
 	return mean, hash.Sum64(), nil
 }
 
-// step trains on four micro-batches, as many at a time as there are ranks, and returns their mean loss.
+// step trains on four micro-batches, as many at a time as there are ranks, and returns their mean
+// loss.
 func (m *model) step(ctx context.Context, text []byte, step int) (loss float32, err error) {
 	n := m.cfg.denseSize()
 	clear(m.experts.grad)
@@ -46,8 +49,10 @@ func (m *model) step(ctx context.Context, text []byte, step int) (loss float32, 
 		if err = m.backward(ctx, m.cfg.dense(m.own)); err != nil {
 			return 0, err
 		}
-		// AllReduce adds in the order of the ranks, which is that of these micro-batches. Rank 0 hands in what there is so far with its own, so the sum
-		// is ((0 + 1) + 2) + 3 on any number of ranks. Reducing once a step would make it (0 + 2) + (1 + 3) on two, which has other last bits.
+		// AllReduce adds in the order of the ranks, which is that of these micro-batches. Rank 0
+		// hands in what there is so far with its own, so the sum is ((0 + 1) + 2) + 3 on any number
+		// of ranks. Reducing once a step would make it (0 + 2) + (1 + 3) on two, which has other
+		// last bits.
 		if m.comm.Rank() == 0 {
 			add(m.own, m.sum)
 		}
@@ -65,7 +70,8 @@ func (m *model) step(ctx context.Context, text []byte, step int) (loss float32, 
 	return m.sum[n], nil
 }
 
-// verify computes the layers' last forward pass again, token by token and without the exchange, from the experts of all ranks.
+// verify computes the layers' last forward pass again, token by token and without the exchange,
+// from the experts of all ranks.
 func (m *model) verify(ctx context.Context) error {
 	experts, local := make([]float32, m.comm.Size()*len(m.experts.value)), m.cfg.Experts/m.comm.Size()
 	if err := m.group.AllGather(ctx, nil, weft.TensorOf(experts), weft.TensorOf(m.experts.value)); err != nil {
@@ -86,10 +92,12 @@ func (m *model) verify(ctx context.Context) error {
 			}
 		}
 	}
-	// All ranks hear of it and stop here. If one stopped alone, the others would know no more than that it left.
+	// All ranks hear of it and stop here. If one stopped alone, the others would know no more than
+	// that it left.
 	err := m.group.AllReduce(ctx, nil, weft.TensorOf(wrong), weft.TensorOf(wrong), weft.Sum)
 	if err == nil && slices.Max(wrong) > 0 {
-		err = fmt.Errorf("of the rows that came back from the experts, so many are not what these compute, by rank: %d", wrong)
+		err = fmt.Errorf("of the rows that came back from the experts, so many are not what these compute, "+
+			"by rank: %d", wrong)
 	}
 	m.verified += len(m.layers)
 	return err
@@ -102,7 +110,8 @@ func newParameters(grad []float32) parameters {
 	return parameters{make([]float32, len(grad)), grad, make([]float32, len(grad)), make([]float32, len(grad))}
 }
 
-// update makes a step against the gradients. Its size rises during the first twenty, then falls towards zero.
+// update makes a step against the gradients. Its size rises during the first twenty, then falls
+// towards zero.
 func (p *parameters) update(cfg Config, step int) {
 	const b1, b2 = 0.9, 0.98
 	rate := cfg.Rate * min(float64(step+1)/20, 1) * (1 - float64(step)/float64(cfg.Steps))

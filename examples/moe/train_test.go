@@ -8,7 +8,10 @@ import (
 )
 
 // learner is a model that learns the puzzle in a few seconds.
-var learner = Config{Context: 2, Hidden: 16, Inner: 32, Layers: 2, Experts: 4, TopK: 2, Tokens: 32, Steps: 200, Rate: 3e-2, Seed: 1}
+var learner = Config{
+	Context: 2, Hidden: 16, Inner: 32, Layers: 2, Experts: 4, TopK: 2, Tokens: 32, Steps: 200,
+	Rate: 3e-2, Seed: 1,
+}
 
 // learn trains on a text with n ranks, which must end at the same loss.
 func learn(t *testing.T, n int, text []byte, cfg Config, meet meeting, prepare func(m *model)) float64 {
@@ -27,8 +30,10 @@ func learn(t *testing.T, n int, text []byte, cfg Config, meet meeting, prepare f
 	return losses[0]
 }
 
-// TestLearns trains on a text of known entropy, on two ranks. The loss must come close to that entropy, which is far below the unigram entropy; and
-// it must not go below it, as that of a model that sees what it is to predict would. A model whose experts do not learn shows that it takes them.
+// TestLearns trains on a text of known entropy, on two ranks. The loss must come close to that
+// entropy, which is far below the unigram entropy; and it must not go below it, as that of a model
+// that sees what it is to predict would. A model whose experts do not learn shows that it takes
+// them.
 func TestLearns(t *testing.T) {
 	text, least := puzzle(1 << 16)
 	unigram, with := entropy(text), learn(t, 2, text, learner, onHost, func(*model) {})
@@ -49,7 +54,8 @@ func TestLearns(t *testing.T) {
 	}
 }
 
-// TestUpdate compares Adam's first steps with numbers worked out by hand: with bias correction, the first step against any gradient is the rate.
+// TestUpdate compares Adam's first steps with numbers worked out by hand: with bias correction, the
+// first step against any gradient is the rate.
 func TestUpdate(t *testing.T) {
 	cfg := Config{Steps: 100, Rate: 0.5}
 	p := newParameters([]float32{3, -1e-3, 0})
@@ -60,7 +66,8 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("number %d is %v after the first step, want %v", i, got, want)
 		}
 	}
-	// Then the gradient turns round: mean = 0.9*0.3 - 0.1*3 = -0.03, corrected by 1-0.81; the corrected mean square stays 9.
+	// Then the gradient turns round: mean = 0.9*0.3 - 0.1*3 = -0.03, corrected by 1-0.81; the
+	// corrected mean square stays 9.
 	p.grad[0] = -3
 	p.update(cfg, 1)
 	rate = cfg.Rate * 2 / 20 * 0.99

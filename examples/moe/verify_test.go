@@ -13,7 +13,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestVerify tampers with a forward pass on the last of two ranks. Both hear of it, and whose rows are wrong.
+// TestVerify tampers with a forward pass on the last of two ranks. Both hear of it, and whose rows
+// are wrong.
 func TestVerify(t *testing.T) {
 	cfg := small
 	text, _ := puzzle(1 << 12)
@@ -37,7 +38,8 @@ func TestVerify(t *testing.T) {
 		}, "[0 2]"},
 		{"the weights of a token", func(m *model) { row(m.layers[1].weights, 3)[0] *= 0.99 }, "[0 1]"},
 		{"the experts of a token", func(m *model) { m.layers[1].selected[0] ^= 1 }, "[0 1]"},
-		{"what goes into the next layer", func(m *model) { row(m.layers[0].out, 4)[7] += 0.01 }, "[0 2]"}, // which is wrong then, too
+		// which is wrong then, too
+		{"what goes into the next layer", func(m *model) { row(m.layers[0].out, 4)[7] += 0.01 }, "[0 2]"},
 		{"an expert", func(m *model) { clear(m.layers[1].experts[0].down.Data) }, "of both"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -73,7 +75,8 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerifyStopsTraining lets one expert of four ranks compute with other numbers than it has. All ranks stop at the step that verifies.
+// TestVerifyStopsTraining lets one expert of four ranks compute with other numbers than it has. All
+// ranks stop at the step that verifies.
 func TestVerifyStopsTraining(t *testing.T) {
 	cfg := small
 	text, _ := puzzle(1 << 12)

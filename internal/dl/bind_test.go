@@ -8,7 +8,8 @@ import (
 	"github.com/weftgo/weft/internal/dl"
 )
 
-// TestBind gives snprintf a type of every number of parameters that has room for some, and abs that of one.
+// TestBind gives snprintf a type of every number of parameters that has room for some, and abs that
+// of one.
 func TestBind(t *testing.T) {
 	snprintf := lookup(t, "snprintf")
 	buffer := make([]byte, 64)
@@ -26,11 +27,13 @@ func TestBind(t *testing.T) {
 	if got := out(dl.Bind4[*byte, uint64, *byte, int8, int32](snprintf)(&buffer[0], 64, format("%hhd"), -3)); got != "-3" {
 		t.Errorf("a byte: %q", got)
 	}
-	if got := out(dl.Bind5[*byte, uint64, *byte, int16, int32, int32](snprintf)(&buffer[0], 64, format("%hd %d"), -3, -4)); got != "-3 -4" {
+	if got := out(dl.Bind5[*byte, uint64, *byte, int16, int32, int32](snprintf)(&buffer[0], 64,
+		format("%hd %d"), -3, -4)); got != "-3 -4" {
 		t.Errorf("a short and an int: %q", got)
 	}
 	text := format("text")
-	got := out(dl.Bind6[*byte, uint64, *byte, *byte, uint64, uint32, int32](snprintf)(&buffer[0], 64, format("%s %lu %u"), text, 1<<63, 1<<31))
+	got := out(dl.Bind6[*byte, uint64, *byte, *byte, uint64, uint32, int32](snprintf)(&buffer[0], 64,
+		format("%s %lu %u"), text, 1<<63, 1<<31))
 	if want := fmt.Sprint("text ", uint64(1<<63), " ", uint32(1<<31)); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

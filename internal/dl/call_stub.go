@@ -21,8 +21,8 @@ type frame struct {
 // stub is the address of the assembly that runs on the thread's own stack.
 var stub uintptr
 
-// The runtime keeps this function linkable for purego. A frame on the goroutine's stack is safe because the runtime neither grows
-// nor shrinks the stack of a goroutine that is in C.
+// The runtime keeps this function linkable for purego. A frame on the goroutine's stack is safe
+// because the runtime neither grows nor shrinks the stack of a goroutine that is in C.
 //
 //go:linkname cgocall runtime.cgocall
 //go:noescape

@@ -55,7 +55,8 @@ func TestCall(t *testing.T) {
 	}
 }
 
-// TestArguments calls a function with every number of arguments there can be: each must arrive in its register or stack slot.
+// TestArguments calls a function with every number of arguments there can be: each must arrive in
+// its register or stack slot.
 func TestArguments(t *testing.T) {
 	snprintf := lookup(t, "snprintf")
 	const fixed = 3
@@ -100,8 +101,9 @@ func TestCallAfter(t *testing.T) {
 	}
 }
 
-// TestSameThread: both calls of CallAfter share a thread, whatever the scheduler does. The witness is errno, which each thread has its own of:
-// the first call fails and sets it, the second says where it is.
+// TestSameThread: both calls of CallAfter share a thread, whatever the scheduler does. The witness
+// is errno, which each thread has its own of: the first call fails and sets it, the second says
+// where it is.
 func TestSameThread(t *testing.T) {
 	fail, location, memcpy := lookup(t, "fdopendir"), lookup(t, "__errno_location"), lookup(t, "memcpy")
 	const badDescriptor = 9
@@ -122,7 +124,8 @@ func TestSameThread(t *testing.T) {
 	wg.Wait()
 }
 
-// TestStacks calls C while stacks grow and shrink and the collector runs: a frame that moved would give a wrong answer.
+// TestStacks calls C while stacks grow and shrink and the collector runs: a frame that moved would
+// give a wrong answer.
 func TestStacks(t *testing.T) {
 	labs := lookup(t, "labs")
 	stop := make(chan struct{})
@@ -169,7 +172,8 @@ func descend(labs dl.Func, depth int) int {
 	return wrong
 }
 
-// TestBlocking: a goroutine that waits in C does not keep the others from running, even with one processor.
+// TestBlocking: a goroutine that waits in C does not keep the others from running, even with one
+// processor.
 func TestBlocking(t *testing.T) {
 	read := lookup(t, "read")
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
@@ -228,7 +232,8 @@ func TestOpenErrors(t *testing.T) {
 					return
 				}
 				for i, name := range names {
-					// Twice: once from us, once in the loader's own text, which is lost when threads are mixed up.
+					// Twice: once from us, once in the loader's own text, which is lost when
+					// threads are mixed up.
 					if got := strings.Count(failed.Tried[i].Error(), name); got != 2 {
 						t.Errorf("error %q names %s %d times, want the loader's text", failed.Tried[i], name, got)
 						return

@@ -6,8 +6,8 @@ import (
 	"runtime"
 )
 
-// A Library is an open shared library. Libraries stay open: what they started (threads, exit handlers) cannot be taken back.
-// It is safe for concurrent use.
+// A Library is an open shared library. Libraries stay open: what they started (threads, exit
+// handlers) cannot be taken back. It is safe for concurrent use.
 type Library struct {
 	name   string
 	handle uintptr
@@ -23,8 +23,9 @@ const (
 	Global
 )
 
-// Open opens the first of the candidates that loads. A name without a slash is looked for where the system's loader looks. If none
-// loads the error is an [*OpenError] that has the loader's text for each.
+// Open opens the first of the candidates that loads. A name without a slash is looked for where the
+// system's loader looks. If none loads the error is an [*OpenError] that has the loader's text for
+// each.
 func Open(candidates ...string) (*Library, error) { return open(Local, candidates) }
 
 // OpenGlobal is Open with [Global] visibility.

@@ -6,7 +6,8 @@ import (
 	"unsafe"
 )
 
-// TestStructByReference: where a large struct is passed by its address, memcpy's second parameter can be one.
+// TestStructByReference: where a large struct is passed by its address, memcpy's second parameter
+// can be one.
 func TestStructByReference(t *testing.T) {
 	memcpy := lookup(t, "memcpy")
 	out := make([]byte, 64)

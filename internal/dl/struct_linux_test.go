@@ -28,7 +28,8 @@ unsigned long check(unsigned long a, struct handle h, unsigned long b) {
 	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.CommandContext(t.Context(), cc, "-shared", "-fPIC", "-O1", "-o", library, source).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), cc, "-shared", "-fPIC", "-O1", "-o", library,
+		source).CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
 	l, err := dl.Open(library)

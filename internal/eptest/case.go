@@ -22,7 +22,9 @@ type Case struct {
 	Weights bool      // weights are given; without, they count as 1
 	Later   bool      // not before the second dispatch, with its rows; [Steps] and rounds give them at once
 	Split   bool      // operations are cut in two: send, then receive
-	Fused   bool      // routing travels with the first rows: PrepareDispatch instead of Prepare, then Dispatch; [Steps] take them one by one
+	// routing travels with the first rows: PrepareDispatch instead of Prepare, then Dispatch;
+	// [Steps] take them one by one
+	Fused   bool
 	Operand Operand
 	Skew    int  // elements by which operands stand beside multiples of 16 bytes
 	Even    bool // operands that are rows do not
@@ -44,15 +46,18 @@ const (
 	operands
 )
 
-// String describes the case so that it can be told from others; the seed and the shapes give the rest.
+// String describes the case so that it can be told from others; the seed and the shapes give the
+// rest.
 func (c Case) String() string {
 	tokens := make([]int, c.Ranks)
 	for r, k := range c.TopK {
 		tokens[r] = len(k) / c.Spec.TopK
 	}
-	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v (later %v), split %v, fused %v, operand %d, skew %d (even rows %v), biases %d, in place %v, "+
+	return fmt.Sprintf("ranks %d, tokens %v, wide %v, weights %v (later %v), split %v, fused %v, operand "+
+		"%d, skew %d (even rows %v), biases %d, in place %v, "+
 		"wild %v, ones %v, seed %#x, %+v\ntop-k %v",
-		c.Ranks, tokens, c.Wide, c.Weights, c.Later, c.Split, c.Fused, c.Operand, c.Skew, c.Even, c.Biases, c.InPlace, c.Wild, c.Ones, c.Seed, c.Spec, c.TopK)
+		c.Ranks, tokens, c.Wide, c.Weights, c.Later, c.Split, c.Fused, c.Operand,
+		c.Skew, c.Even, c.Biases, c.InPlace, c.Wild, c.Ones, c.Seed, c.Spec, c.TopK)
 }
 
 // details lists the ways in which one payload can be asked for.
@@ -117,17 +122,25 @@ const (
 	patterns
 )
 
-// drawCase draws a batch for the cell that the engine does not refuse: the detail, phases and counts are given, everything else is drawn.
-func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*ep.Spec), split bool, counts ep.Counts) Case {
+// drawCase draws a batch for the cell that the engine does not refuse: the detail, phases and
+// counts are given, everything else is drawn.
+func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*ep.Spec), split bool,
+	counts ep.Counts,
+) Case {
 	n := rapid.SampledFrom(sizes).Draw(t, "ranks")
 	local := rapid.OneOf(rapid.IntRange(1, 5), rapid.IntRange(1, 12)).Draw(t, "experts per rank")
 	experts := n * local
 	s := ep.Spec{
-		Experts: experts, TopK: rapid.OneOf(rapid.IntRange(1, min(4, experts)), rapid.IntRange(1, min(ep.MaxTopK, experts))).Draw(t, "top-k"),
+		Experts: experts, TopK: rapid.OneOf(rapid.IntRange(1, min(4, experts)),
+			rapid.IntRange(1, min(ep.MaxTopK, experts))).Draw(t, "top-k"),
 		MaxTokens: rapid.OneOf(rapid.IntRange(1, 4), rapid.IntRange(1, 24)).Draw(t, "max tokens"),
-		Layout:    cell.Layout, Wire: cell.Wire, Reduction: cell.Reduction, Sum: cell.Sum, Payload: cell.Payload, Counts: counts,
+		Layout:    cell.Layout, Wire: cell.Wire, Reduction: cell.Reduction, Sum: cell.Sum,
+		Payload: cell.Payload, Counts: counts,
 	}
-	rowUnit := map[ep.Payload]int{ep.BF16: 8, ep.FP16: 8, ep.FP32: 4, ep.FP8: 128, ep.FP8UE8M0: 512, ep.Opaque: 8}[cell.Payload]
+	rowUnit := map[ep.Payload]int{
+		ep.BF16: 8, ep.FP16: 8, ep.FP32: 4, ep.FP8: 128, ep.FP8UE8M0: 512,
+		ep.Opaque: 8,
+	}[cell.Payload]
 	most := 33
 	if rowUnit >= 128 {
 		most = 512 / rowUnit * 2
@@ -169,7 +182,8 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 	return c
 }
 
-// grow makes it the Spec of larger batches, for which engines may have other ways, if what the suite holds of them stays small.
+// grow makes it the Spec of larger batches, for which engines may have other ways, if what the
+// suite holds of them stays small.
 func grow(s *ep.Spec, ranks, tokens int) {
 	const most = 1 << 20 // bytes of rows at one rank
 	rows := ranks * tokens
@@ -207,7 +221,8 @@ func (c *Case) route(p pattern) {
 					candidate := order[picked]
 					picked++
 					switch owner := candidate / local; {
-					case p == oneRank && owner != chosen, p == spareRank && owner == chosen, p == oneExpert && candidate != chosen*local:
+					case p == oneRank && owner != chosen, p == spareRank && owner == chosen, p == oneExpert &&
+						candidate != chosen*local:
 					default:
 						e = int32(candidate)
 					}
@@ -288,7 +303,8 @@ func (c *Case) bytes(stream, rank, n int) []byte {
 	return out[:n]
 }
 
-// ones puts words of ones where the case wants them: the last of 16 bytes, whole pieces of 16, and some anywhere.
+// ones puts words of ones where the case wants them: the last of 16 bytes, whole pieces of 16, and
+// some anywhere.
 func (c *Case) ones(stream, rank int, out []byte) {
 	if !c.Ones {
 		return

@@ -18,7 +18,8 @@ type said struct {
 	counts, ranges, sourceCount []byte
 }
 
-// said computes it, with so many rows more, in memory that held fill where there are no rows, if it is not nil.
+// said computes it, with so many rows more, in memory that held fill where there are no rows, if it
+// is not nil.
 func (r *runner) said(more int, fill *byte) (s said) {
 	a, k := &r.p.at[r.comm.Rank()], r.spec.TopK
 	n := len(a.rows) + more
@@ -50,7 +51,8 @@ func (r *runner) said(more int, fill *byte) (s said) {
 		}
 	}
 	s = said{
-		tokens: intBytes(source), sources: intBytes(rank), selections: intBytes(selection), weights: singleBytes(weight), experts: intBytes(experts), selectionWeights: singleBytes(weights),
+		tokens: intBytes(source), sources: intBytes(rank), selections: intBytes(selection),
+		weights: singleBytes(weight), experts: intBytes(experts), selectionWeights: singleBytes(weights),
 		counts: intBytes(a.counts), sourceCount: intBytes(a.sources),
 	}
 	for _, zone := range a.ranges {
@@ -99,7 +101,8 @@ func (t *trial) layOutCopies(a *arena, r int) (c copied) {
 	c.data, c.scales = a.take(n*t.rowBytes(), 4*beside), a.take(n*t.scaleBytes(), of(weft.Float32))
 	c.tokens, c.sources = a.take(4*n, of(weft.Int32)), a.take(4*n, of(weft.Int32))
 	c.weights, c.experts = a.take(4*n*t.perRow(), of(weft.Float32)), a.take(4*n*t.spec.TopK, of(weft.Int32))
-	c.counts, c.ranges, c.sourceCounts = a.take(4*local, of(weft.Int32)), a.take(8*local*t.Ranks, of(weft.Int64)), a.take(4*t.Ranks, of(weft.Int32))
+	c.counts, c.ranges, c.sourceCounts = a.take(4*local, of(weft.Int32)), a.take(8*local*t.Ranks,
+		of(weft.Int64)), a.take(4*t.Ranks, of(weft.Int32))
 	return c
 }
 
@@ -134,7 +137,8 @@ func (r *runner) copies() (to ep.Copies) {
 	if r.byExpert() {
 		to.RowWeights, to.Ranges = tensor(c.weights, weft.Float32, n), tensor(c.ranges, weft.Int64, local, r.Ranks)
 	} else {
-		to.RowExperts, to.RowSelectionWeights = tensor(c.experts, weft.Int32, n, s.TopK), tensor(c.weights, weft.Float32, n, s.TopK)
+		to.RowExperts, to.RowSelectionWeights = tensor(c.experts, weft.Int32, n, s.TopK), tensor(c.weights,
+			weft.Float32, n, s.TopK)
 	}
 	return to
 }
@@ -175,12 +179,14 @@ func (r *runner) wantCopies(to *ep.Copies, i int) []wanted {
 // given lists the tensors of copies.
 func given(to *ep.Copies) []*weft.Tensor {
 	return []*weft.Tensor{
-		&to.Data, &to.Scales, &to.SourceTokens, &to.SourceRanks, &to.RowWeights, &to.RowExperts, &to.RowSelectionWeights, &to.ExpertCounts, &to.Ranges,
+		&to.Data, &to.Scales, &to.SourceTokens, &to.SourceRanks, &to.RowWeights, &to.RowExperts,
+		&to.RowSelectionWeights, &to.ExpertCounts, &to.Ranges,
 		&to.SourceCounts,
 	}
 }
 
-// copyReceived copies what has arrived to other memory that holds poison: the first time all there is, the second some.
+// copyReceived copies what has arrived to other memory that holds poison: the first time all there
+// is, the second some.
 func (r *runner) copyReceived(i int, from *ep.Received) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -204,7 +210,8 @@ func (r *runner) sameCopies(to *ep.Copies, i int) error {
 		if v.got.IsZero() {
 			continue
 		}
-		if err := r.sameTensor(fmt.Sprintf("copied %s of dispatch %d", v.what, i), v.got, v.got.DType, v.got.Shape, v.want); err != nil {
+		if err := r.sameTensor(fmt.Sprintf("copied %s of dispatch %d", v.what, i), v.got, v.got.DType,
+			v.got.Shape, v.want); err != nil {
 			return err
 		}
 	}

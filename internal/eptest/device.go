@@ -27,8 +27,9 @@ type rankStream struct {
 	weft *weft.Stream
 }
 
-// NewDevice makes an engine whose ranks are goroutines: rank i is on the GPU of contexts[i % len(contexts)], so several share one if there are
-// more of them. Kernels that wait for each other then run side by side on one GPU, which takes a hardware queue each: start the program with
+// NewDevice makes an engine whose ranks are goroutines: rank i is on the GPU of contexts[i %
+// len(contexts)], so several share one if there are more of them. Kernels that wait for each other
+// then run side by side on one GPU, which takes a hardware queue each: start the program with
 // CUDA_DEVICE_MAX_CONNECTIONS=32. The contexts stay the caller's and outlive the engine.
 func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
 	d := &Device{streams: map[*weft.Comm]*rankStream{}}
@@ -38,7 +39,8 @@ func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
 	return d
 }
 
-// NewDeviceRank makes the engine of a process that is one rank of several. The communicator, which is bound to a GPU, stays the caller's.
+// NewDeviceRank makes the engine of a process that is one rank of several. The communicator, which
+// is bound to a GPU, stays the caller's.
 func NewDeviceRank(c *weft.Comm) *Device {
 	return &Device{groups: process("processes on GPUs", c), streams: map[*weft.Comm]*rankStream{}}
 }
@@ -81,7 +83,8 @@ func (d *Device) forget() error {
 	return errors.Join(errs...)
 }
 
-// Stream implements [Engine]: a rank has one stream of its own. It returns nil, the communicator's stream, if the driver has none to give.
+// Stream implements [Engine]: a rank has one stream of its own. It returns nil, the communicator's
+// stream, if the driver has none to give.
 func (d *Device) Stream(c *weft.Comm) *weft.Stream {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,8 +107,9 @@ func (d *Device) Sync(c *weft.Comm) error {
 	return c.Wait(ctx, d.Stream(c))
 }
 
-// Alloc implements [Engine]. Memory may come and go only while no rank has work that waits for another's: the driver may stop the GPU for it, and
-// with it whoever is waited for. So ranks meet before they go on with what they were given, and before they give it up.
+// Alloc implements [Engine]. Memory may come and go only while no rank has work that waits for
+// another's: the driver may stop the GPU for it, and with it whoever is waited for. So ranks meet
+// before they go on with what they were given, and before they give it up.
 func (d *Device) Alloc(c *weft.Comm, size int, window bool) (Memory, error) {
 	const slack = 64 // of the host's engine, too
 	var memory io.Closer

@@ -52,7 +52,8 @@ func newDevice(t *testing.T, gpus int) *Device {
 	return d
 }
 
-// TestDeviceMemory carries bytes to GPUs and back, in windows and out of them, with several ranks on a GPU.
+// TestDeviceMemory carries bytes to GPUs and back, in windows and out of them, with several ranks
+// on a GPU.
 func TestDeviceMemory(t *testing.T) {
 	const gpus = 2
 	d := newDevice(t, gpus)
@@ -90,7 +91,8 @@ func TestDeviceMemory(t *testing.T) {
 	}
 }
 
-// TestDeviceRefusals makes handles of all that GPUs refuse: every rank says so in the words of the table.
+// TestDeviceRefusals makes handles of all that GPUs refuse: every rank says so in the words of the
+// table.
 func TestDeviceRefusals(t *testing.T) {
 	d := newDevice(t, 2)
 	for _, n := range []int{1, 3} {
@@ -100,7 +102,8 @@ func TestDeviceRefusals(t *testing.T) {
 	}
 }
 
-// TestDeviceAfterFailure makes new ranks where the old ones have failed, and gives up what they had.
+// TestDeviceAfterFailure makes new ranks where the old ones have failed, and gives up what they
+// had.
 func TestDeviceAfterFailure(t *testing.T) {
 	d := newDevice(t, 1)
 	wrong := errors.New("wrong")
@@ -145,7 +148,8 @@ func TestDeviceRank(t *testing.T) {
 	}
 }
 
-// TestCasesFitEngine draws no case that the engine refuses, both forms of the first dispatch, capacities and batches of all sizes.
+// TestCasesFitEngine draws no case that the engine refuses, both forms of the first dispatch,
+// capacities and batches of all sizes.
 func TestCasesFitEngine(t *testing.T) {
 	for _, e := range []Engine{NewHost(), NewDevice(nil)} {
 		var fused, capped [2]int
@@ -169,7 +173,8 @@ func TestCasesFitEngine(t *testing.T) {
 			}
 		}
 		if fused[0] < 100 || fused[1] < 100 || min(capped[0], capped[1]) < 20 {
-			t.Errorf("%s: %d cases by two calls and by one, %d with a capacity that refuses and that drops", e.Name(), fused, capped)
+			t.Errorf("%s: %d cases by two calls and by one, %d with a capacity that refuses and that drops",
+				e.Name(), fused, capped)
 		}
 		if large[64] < 20 || large[300] < 20 {
 			t.Errorf("%s: %d large cases, %d larger ones", e.Name(), large[64], large[300])

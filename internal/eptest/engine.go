@@ -15,19 +15,23 @@ type Engine interface {
 	// Kind says which of package ep's engines moves the rows, and so what it refuses.
 	Kind() ep.Engine
 
-	// Recycles reports whether the memory that rows of the layout are received in comes round from earlier dispatches, so that nobody says what
-	// stands in rows that hold no token. Where it does not, the suite makes sure that they are left alone.
+	// Recycles reports whether the memory that rows of the layout are received in comes round from
+	// earlier dispatches, so that nobody says what stands in rows that hold no token. Where it does
+	// not, the suite makes sure that they are left alone.
 	Recycles(l ep.Layout) bool
 
-	// Sizes lists the numbers of ranks that the engine can run, ascending. The suite takes its shapes from them.
+	// Sizes lists the numbers of ranks that the engine can run, ascending. The suite takes its
+	// shapes from them.
 	Sizes() []int
 
-	// Ranks runs body for each of n ranks, side by side, and returns when all have; the error joins theirs. An engine whose ranks are processes runs
-	// the body of its own rank, and is for [Sample]. The engine may keep communicators for later calls; one of whose bodies failed is not used again.
+	// Ranks runs body for each of n ranks, side by side, and returns when all have; the error joins
+	// theirs. An engine whose ranks are processes runs the body of its own rank, and is for
+	// [Sample]. The engine may keep communicators for later calls; one of whose bodies failed is
+	// not used again.
 	Ranks(n int, body func(c *weft.Comm) error) error
 
-	// Alloc gives memory of the rank's device, in a window of its communicator or not. Allocations are collective, and of the same size on every
-	// rank; so is giving them up.
+	// Alloc gives memory of the rank's device, in a window of its communicator or not. Allocations
+	// are collective, and of the same size on every rank; so is giving them up.
 	Alloc(c *weft.Comm, size int, window bool) (Memory, error)
 
 	// Stream is where the suite puts the operations of a rank.

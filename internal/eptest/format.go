@@ -24,7 +24,8 @@ var (
 	e4m3Format = format{mantissa: 3, bias: 7, top: 448, saturate: true, inf: 0x7E, nan: 0x7F, sign: 0x80}
 )
 
-// encode rounds x to the format, ties to even: to a multiple of the spacing that the format has at x.
+// encode rounds x to the format, ties to even: to a multiple of the spacing that the format has at
+// x.
 func (f *format) encode(x float32) uint32 {
 	if x != x {
 		return f.nan
@@ -101,8 +102,9 @@ func putNumber(d weft.DType, row []byte, i int, x float32) {
 	}
 }
 
-// fma returns a*b+c rounded once. The product is exact in float64. Rounding the sum to float64 first can mislead only where it lands in the
-// middle between two float32 numbers, or among the subnormal ones; those cases are computed exactly.
+// fma returns a*b+c rounded once. The product is exact in float64. Rounding the sum to float64
+// first can mislead only where it lands in the middle between two float32 numbers, or among the
+// subnormal ones; those cases are computed exactly.
 func fma(a, b, c float32) float32 {
 	product := float64(a) * float64(b)
 	sum := product + float64(c)
@@ -119,7 +121,8 @@ func fma(a, b, c float32) float32 {
 	return out
 }
 
-// quantise makes 128 e4m3 numbers of 128 numbers, and their scale: the largest magnitude, NaN aside and at least 1e-4, becomes 448.
+// quantise makes 128 e4m3 numbers of 128 numbers, and their scale: the largest magnitude, NaN aside
+// and at least 1e-4, becomes 448.
 func quantise(x []float32, powerOfTwo bool) (scale float32, out []byte) {
 	var largest float32
 	for _, v := range x {

@@ -12,12 +12,14 @@ import (
 // Host is the engine of ranks on the host.
 type Host struct{ groups }
 
-// NewHost makes an engine whose ranks are goroutines. Communicators are kept between calls of Ranks until Close.
+// NewHost makes an engine whose ranks are goroutines. Communicators are kept between calls of Ranks
+// until Close.
 func NewHost(options ...weft.Option) *Host {
 	return &Host{goroutines("goroutines", func(int) []weft.Option { return options })}
 }
 
-// NewHostRank makes the engine of a process that is one rank of several. The communicator stays the caller's.
+// NewHostRank makes the engine of a process that is one rank of several. The communicator stays the
+// caller's.
 func NewHostRank(c *weft.Comm) *Host { return &Host{process("processes", c)} }
 
 // Kind implements [Engine].

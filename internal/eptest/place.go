@@ -111,7 +111,8 @@ func (b *batch) place() *placement {
 	return p
 }
 
-// overflow is the error with which Prepare refuses more rows than there is room for: about the first rank, for [ep.ExpertMajor] its first expert.
+// overflow is the error with which Prepare refuses more rows than there is room for: about the
+// first rank, for [ep.ExpertMajor] its first expert.
 func (b *batch) overflow(p *placement) *ep.OverflowError {
 	if b.spec.Overflow != ep.OverflowRefuse {
 		return nil
@@ -222,7 +223,10 @@ func (b *batch) placeByRank(p *placement, d int) {
 			if b.spec.Layout == ep.RankMajor {
 				next = src*b.spec.MaxTokens + t
 			}
-			r := row{kind: tokenRow, src: src, token: t, k: -1, experts: make([]int32, b.spec.TopK), weights: make([]float32, b.spec.TopK)}
+			r := row{
+				kind: tokenRow, src: src, token: t, k: -1, experts: make([]int32, b.spec.TopK),
+				weights: make([]float32, b.spec.TopK),
+			}
 			here := false
 			for k, e := range b.selected(src, t) {
 				r.experts[k] = -1

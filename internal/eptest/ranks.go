@@ -12,7 +12,8 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 )
 
-// groups are the ranks of an engine. Those that are goroutines are made when they are first asked for, and kept until Close.
+// groups are the ranks of an engine. Those that are goroutines are made when they are first asked
+// for, and kept until Close.
 type groups struct {
 	name     string
 	borrowed bool // the communicators are somebody else's
@@ -53,7 +54,8 @@ func (g *groups) Ranks(n int, body func(c *weft.Comm) error) error {
 	return err
 }
 
-// Each runs body for each communicator, side by side. A body that fails aborts the operations of the others.
+// Each runs body for each communicator, side by side. A body that fails aborts the operations of
+// the others.
 func Each(group []*weft.Comm, body func(c *weft.Comm) error) error {
 	errs := make([]error, len(group))
 	var running sync.WaitGroup

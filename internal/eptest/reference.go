@@ -85,7 +85,8 @@ func (b *batch) wire(x rows) rows {
 	return out
 }
 
-// received is what stands in rank d's memory after a dispatch of the given wire rows, in memory that held fill before.
+// received is what stands in rank d's memory after a dispatch of the given wire rows, in memory
+// that held fill before.
 func (b *batch) received(p *placement, d int, wire []rows, fill byte) rows {
 	a := &p.at[d]
 	n, m := b.rowBytes(), b.scaleBytes()
@@ -234,7 +235,8 @@ func (b *batch) spread(p *placement, d int, grad [][]byte, fill byte) []byte {
 	return out
 }
 
-// dots are the gradients of rank src's weights: the products of its tokens' gradients with the experts' rows.
+// dots are the gradients of rank src's weights: the products of its tokens' gradients with the
+// experts' rows.
 func (b *batch) dots(p *placement, src int, grad, y [][]byte) []float32 {
 	size := b.outputBytes()
 	out := make([]float32, len(p.home[src]))

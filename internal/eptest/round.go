@@ -9,8 +9,9 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// Round is a batch whose operations a test enqueues as it likes, in a capture or on a stream of its own, and whose results it looks at when they
-// should be there. Where the types allow, the rows that combine takes are those that dispatch has received.
+// Round is a batch whose operations a test enqueues as it likes, in a capture or on a stream of its
+// own, and whose results it looks at when they should be there. Where the types allow, the rows
+// that combine takes are those that dispatch has received.
 type Round struct {
 	r        *runner
 	topk     weft.Tensor
@@ -45,7 +46,8 @@ func (b *Batch) Round(e Engine, comm *weft.Comm, h *ep.Handle) (*Round, error) {
 	return r, r.Load(b)
 }
 
-// Load puts the inputs of another batch of as many tokens into the place of those that are there. Nothing of the round may be on its way here.
+// Load puts the inputs of another batch of as many tokens into the place of those that are there.
+// Nothing of the round may be on its way here.
 func (r *Round) Load(b *Batch) (err error) {
 	t, me := b.trial, r.r.comm.Rank()
 	r.r.trial, r.r.wrong = t, nil
@@ -92,7 +94,8 @@ func (r *Round) loadGradients() (err error) {
 	if g.out, err = r.r.homeRows(off.gradOut, t.gradOut[me]); err != nil {
 		return err
 	}
-	if g.expertRows, err = r.r.expertRows(off.gradRows, filled(len(t.y[me]), poison), nil); err != nil || t.spec.Sum != ep.Weighted {
+	if g.expertRows, err = r.r.expertRows(off.gradRows, filled(len(t.y[me]), poison), nil); err != nil ||
+		t.spec.Sum != ep.Weighted {
 		g.y, g.expertWeights = weft.Tensor{}, weft.Tensor{}
 		return err
 	}
@@ -110,7 +113,8 @@ func (r *Round) Prepare(ctx context.Context, s *weft.Stream) error {
 	return err
 }
 
-// Dispatch enqueues a dispatch by the routing that is there, and gives what an earlier one has received back.
+// Dispatch enqueues a dispatch by the routing that is there, and gives what an earlier one has
+// received back.
 func (r *Round) Dispatch(ctx context.Context, s *weft.Stream) error {
 	received, err := r.r.handle.Dispatch(ctx, s, r.r.routing, r.in)
 	if err == nil {
@@ -200,7 +204,8 @@ func (r *Round) Backward(ctx context.Context, s *weft.Stream) error {
 	return r.DispatchBackward(ctx, s, true)
 }
 
-// CombineBackward enqueues the gradients of combine, those of weights among them if they are wanted and the sum has any.
+// CombineBackward enqueues the gradients of combine, those of weights among them if they are wanted
+// and the sum has any.
 func (r *Round) CombineBackward(ctx context.Context, s *weft.Stream, weights bool) error {
 	g := r.back
 	if !weights {
@@ -209,7 +214,8 @@ func (r *Round) CombineBackward(ctx context.Context, s *weft.Stream, weights boo
 	return r.r.handle.CombineBackward(ctx, s, r.r.routing, g.out, g.y, g.expertRows, g.expertWeights)
 }
 
-// DispatchBackward enqueues the gradients of dispatch, those of weights among them if they are wanted.
+// DispatchBackward enqueues the gradients of dispatch, those of weights among them if they are
+// wanted.
 func (r *Round) DispatchBackward(ctx context.Context, s *weft.Stream, weights bool) error {
 	g := r.back
 	if !weights {

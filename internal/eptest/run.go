@@ -35,8 +35,9 @@ type runner struct {
 	between func() // called between the halves of operations that have two
 }
 
-// Do runs the case on the communicator of one rank, with the given ranks left out, and compares everything with the reference. The error joins
-// what differs; an operation that failed is a [*weft.PeerError] or another error of package ep.
+// Do runs the case on the communicator of one rank, with the given ranks left out, and compares
+// everything with the reference. The error joins what differs; an operation that failed is a
+// [*weft.PeerError] or another error of package ep.
 func (c Case) Do(e Engine, comm *weft.Comm, masked ...int) error {
 	return newTrial(c, masked...).do(e, comm)
 }
@@ -91,7 +92,8 @@ func (r *runner) guards() error {
 	for _, p := range append(r.off.pieces[:len(r.off.pieces):len(r.off.pieces)], piece{at: r.size}) {
 		for i := from; i < p.at; i++ {
 			if all[i] != poison {
-				r.report("byte %d, %d behind an operand and %d before the next, was overwritten with %#x", i, i-from, p.at-i, all[i])
+				r.report("byte %d, %d behind an operand and %d before the next, was overwritten with %#x", i,
+					i-from, p.at-i, all[i])
 				break
 			}
 		}
@@ -130,7 +132,8 @@ func (r *runner) operations(ctx context.Context) error {
 	if err := r.weighAtHome(ctx); err != nil {
 		return fmt.Errorf("weights at home: %w", err)
 	}
-	// The same routing again, with other rows, and maybe other weights, into memory that holds poison.
+	// The same routing again, with other rows, and maybe other weights, into memory that holds
+	// poison.
 	second, err := r.dispatch(ctx, 1, false)
 	if err != nil {
 		return fmt.Errorf("second dispatch: %w", err)
@@ -226,8 +229,8 @@ func (r *runner) report(format string, args ...any) {
 	}
 }
 
-// same compares bytes, up to the one liberty that the contract leaves to transports: a word of ones, which is a NaN, or two, may arrive as
-// 0x7FFFFFFF.
+// same compares bytes, up to the one liberty that the contract leaves to transports: a word of
+// ones, which is a NaN, or two, may arrive as 0x7FFFFFFF.
 func (r *runner) same(what string, got, want []byte) {
 	if bytes.Equal(got, want) {
 		return
@@ -458,8 +461,8 @@ func (r *runner) traffic() {
 	}
 }
 
-// rowTypes are the types of rows and of their scales, as dispatch takes them if in, else as they arrive, and their widths; scales of no type are
-// none.
+// rowTypes are the types of rows and of their scales, as dispatch takes them if in, else as they
+// arrive, and their widths; scales of no type are none.
 func (r *runner) rowTypes(in bool) (d, scale weft.DType, width, scaleWidth int) {
 	s := &r.spec
 	d, scale, width, scaleWidth = weft.Float8E4M3, weft.InvalidDType, s.Hidden, s.Hidden/128
@@ -494,7 +497,8 @@ func (r *runner) rowOperands(i int) (in ep.Rows, err error) {
 	return in, err
 }
 
-// dispatch sends the i-th rows. The memory that they arrive in holds poison only if a dispatch before has left it there: fresh says that none has.
+// dispatch sends the i-th rows. The memory that they arrive in holds poison only if a dispatch
+// before has left it there: fresh says that none has.
 func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received, error) {
 	in, err := r.rowOperands(i)
 	if err != nil {
@@ -544,7 +548,8 @@ func (r *runner) arrived(i int, fresh bool, in ep.Rows, out *ep.Received) error 
 	if fresh || recycled {
 		r.mend(&want, got, nil)
 	}
-	if err := r.sameTensor(fmt.Sprintf("rows of dispatch %d", i), out.Data, received, shape(total, width), want.data); err != nil {
+	if err := r.sameTensor(fmt.Sprintf("rows of dispatch %d", i), out.Data, received, shape(total, width),
+		want.data); err != nil {
 		return err
 	}
 	if receivedScale == weft.InvalidDType {
@@ -567,7 +572,8 @@ func (r *runner) arrived(i int, fresh bool, in ep.Rows, out *ep.Received) error 
 		if fresh || recycled {
 			r.mend(&want, nil, got)
 		}
-		if err := r.sameTensor(fmt.Sprintf("scales of dispatch %d", i), out.Scales, receivedScale, scaleShape, want.scales); err != nil {
+		if err := r.sameTensor(fmt.Sprintf("scales of dispatch %d", i), out.Scales, receivedScale, scaleShape,
+			want.scales); err != nil {
 			return err
 		}
 	}
@@ -586,7 +592,8 @@ func (r *runner) arrived(i int, fresh bool, in ep.Rows, out *ep.Received) error 
 	return r.engine.Upload(r.comm, out.Scales.Data, filled(out.Scales.Bytes(), poison))
 }
 
-// mend takes what stands in rows that nothing is written to for granted, where the memory's former contents are unknown.
+// mend takes what stands in rows that nothing is written to for granted, where the memory's former
+// contents are unknown.
 func (r *runner) mend(want *rows, data, scales []byte) {
 	me := r.comm.Rank()
 	zeroed := r.received(r.p, me, r.wire[0], 0)
@@ -680,14 +687,16 @@ func (r *runner) dispatchBackward(ctx context.Context) error {
 	var scalars, gradWeights weft.Tensor
 	withWeights := r.Seed%2 == 0
 	if withWeights {
-		if scalars, err = r.tensor(r.off.scalars, singleBytes(r.trial.scalars[me]), weft.Float32, len(r.trial.scalars[me])); err != nil {
+		if scalars, err = r.tensor(r.off.scalars, singleBytes(r.trial.scalars[me]), weft.Float32,
+			len(r.trial.scalars[me])); err != nil {
 			return err
 		}
 		if gradWeights, err = r.blank(r.off.gradWeights, weft.Float32, r.tokens(me), r.spec.TopK); err != nil {
 			return err
 		}
 	}
-	if err := r.handle.DispatchBackward(ctx, r.engine.Stream(r.comm), r.routing, rows, scalars, out, gradWeights); err != nil {
+	if err := r.handle.DispatchBackward(ctx, r.engine.Stream(r.comm), r.routing, rows, scalars, out,
+		gradWeights); err != nil {
 		return err
 	}
 	if err := errors.Join(r.spoil(rows), r.spoil(scalars)); err != nil {
@@ -700,7 +709,8 @@ func (r *runner) dispatchBackward(ctx context.Context) error {
 	if !withWeights {
 		return nil
 	}
-	return r.sameTensor("gradients brought home", gradWeights, weft.Float32, gradWeights.Shape, singleBytes(r.scalarsHome(r.p, me, r.trial.scalars)))
+	return r.sameTensor("gradients brought home", gradWeights, weft.Float32, gradWeights.Shape,
+		singleBytes(r.scalarsHome(r.p, me, r.trial.scalars)))
 }
 
 func (r *runner) combineBackward(ctx context.Context) error {
@@ -744,7 +754,8 @@ func (r *runner) combineBackward(ctx context.Context) error {
 	if !withWeights {
 		return nil
 	}
-	return r.sameTensor("gradients of weights", gradWeights, weft.Float32, gradWeights.Shape, singleBytes(r.dots(r.p, me, r.trial.gradOut, r.trial.y)))
+	return r.sameTensor("gradients of weights", gradWeights, weft.Float32, gradWeights.Shape,
+		singleBytes(r.dots(r.p, me, r.trial.gradOut, r.trial.y)))
 }
 
 // sparse is b, rows of experts, with poison where nothing is written to.

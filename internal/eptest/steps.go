@@ -8,8 +8,9 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// Steps is a case that a test takes through its operations one by one, on a handle of its own choice. Every step compares what comes out with the
-// reference, and returns what differs as an error.
+// Steps is a case that a test takes through its operations one by one, on a handle of its own
+// choice. Every step compares what comes out with the reference, and returns what differs as an
+// error.
 type Steps struct {
 	r        *runner
 	received *ep.Received

@@ -19,8 +19,9 @@ import (
 // Run is the suite, for engines that run all ranks in this process.
 func Run(t *testing.T, e Engine) { RunSome(t, e, 0) }
 
-// RunSome is the suite with an end: of all cases of the cells it runs so many, spread over cells first and then over the ways in which one can be
-// asked for, and looks for failing shapes and masks half and a quarter as often. With 0 it is [Run], whose numbers the flags of package testing
+// RunSome is the suite with an end: of all cases of the cells it runs so many, spread over cells
+// first and then over the ways in which one can be asked for, and looks for failing shapes and
+// masks half and a quarter as often. With 0 it is [Run], whose numbers the flags of package testing
 // and rapid set.
 func RunSome(t *testing.T, e Engine, cases int) {
 	t.Run("cells", func(t *testing.T) { runCells(t, e, cases) })
@@ -48,8 +49,9 @@ func allowed(e ep.Engine) []ep.Cell {
 	return cells
 }
 
-// runCells runs every cell in every way in which its payload can be asked for, in both phases and with both counts; with a limit, or in a short run,
-// which takes as many as there are cells, some of them.
+// runCells runs every cell in every way in which its payload can be asked for, in both phases and
+// with both counts; with a limit, or in a short run, which takes as many as there are cells, some
+// of them.
 func runCells(t *testing.T, e Engine, limit int) {
 	cells := allowed(e.Kind())
 	if limit == 0 && testing.Short() {
@@ -81,8 +83,9 @@ func runCells(t *testing.T, e Engine, limit int) {
 	}
 }
 
-// choose says which of the cases of each cell run, given how many each has: all of them without a limit, else as many, of as many cells as
-// possible and, where a cell has several, different ones; of other cells in another turn.
+// choose says which of the cases of each cell run, given how many each has: all of them without a
+// limit, else as many, of as many cells as possible and, where a cell has several, different ones;
+// of other cells in another turn.
 func choose(sizes []int, limit, turn int) [][]int {
 	chosen := make([][]int, len(sizes))
 	all := 0
@@ -124,7 +127,10 @@ func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 			for _, counts := range []ep.Counts{ep.HostCounts, ep.DeviceCounts} {
 				n := int(seed)<<16 + len(cases)
 				cases = append(cases, func() Case {
-					return rapid.Custom(func(t *rapid.T) Case { return drawCase(t, e.Kind(), e.Sizes(), cell, detail, split, counts) }).Example(n)
+					return rapid.Custom(func(t *rapid.T) Case {
+						return drawCase(t, e.Kind(), e.Sizes(), cell,
+							detail, split, counts)
+					}).Example(n)
 				})
 			}
 		}
@@ -132,8 +138,8 @@ func casesOf(e Engine, cell ep.Cell, seed uint64) []func() Case {
 	return cases
 }
 
-// Sample runs one case of every cell, or of every so many, the same in every process, for engines whose ranks run the suite each for itself. It
-// returns how many it ran.
+// Sample runs one case of every cell, or of every so many, the same in every process, for engines
+// whose ranks run the suite each for itself. It returns how many it ran.
 func Sample(e Engine, every int) (int, error) {
 	n := 0
 	for i, cell := range allowed(e.Kind()) {
@@ -198,7 +204,8 @@ func runMasks(t *testing.T, e Engine, limit int) {
 	})
 }
 
-// runRefused makes a handle for every cell that the engine refuses: every rank says why in the words of the table, and goes on.
+// runRefused makes a handle for every cell that the engine refuses: every rank says why in the
+// words of the table, and goes on.
 func runRefused(t *testing.T, e Engine) {
 	n := e.Sizes()[len(e.Sizes())-1]
 	if err := refusals(e, n); err != nil {
@@ -238,7 +245,8 @@ func refusals(e Engine, n int) error {
 	return nil
 }
 
-// checks sets how many cases rapid draws, exactly so many or what the command line says, if it does.
+// checks sets how many cases rapid draws, exactly so many or what the command line says, if it
+// does.
 func checks(t *testing.T, n int, exactly bool) {
 	const name = "rapid.checks"
 	said := false

@@ -46,7 +46,8 @@ func newTrial(c Case, masked ...int) *trial {
 			t.wire[i][r] = t.batch.wire(t.x[i][r])
 		}
 	}
-	t.y, t.bias, t.grad, t.gradOut, t.scalars = make([][]byte, n), make([][][]byte, n), make([][]byte, n), make([][]byte, n), make([][]float32, n)
+	t.y, t.bias, t.grad, t.gradOut, t.scalars = make([][]byte, n), make([][][]byte, n), make([][]byte,
+		n), make([][]byte, n), make([][]float32, n)
 	for r := range n {
 		if t.combines() {
 			here, home := len(t.p.at[r].rows)*c.Spec.Hidden, t.tokens(r)*c.Spec.Hidden
@@ -93,8 +94,8 @@ type piece struct{ at, n int }
 // guardBytes is the least that stands between two operands, and belongs to none.
 const guardBytes = 32
 
-// take returns the offset of n bytes. Pieces are on multiples of 16 bytes, of which every other is no multiple of 64, or beside them by a number of
-// elements.
+// take returns the offset of n bytes. Pieces are on multiples of 16 bytes, of which every other is
+// no multiple of 64, or beside them by a number of elements.
 func (a *arena) take(n, beside int) int {
 	at := (a.used + guardBytes + 63) &^ 63
 	if at/64%2 == 1 {

@@ -1,4 +1,5 @@
-// Package filelimit is about how many files this process may have open: the limit that "ulimit -n" sets.
+// Package filelimit is about how many files this process may have open: the limit that "ulimit -n"
+// sets.
 package filelimit
 
 import (
@@ -8,14 +9,15 @@ import (
 	"time"
 )
 
-// Go's runtime opens two files for its poller when the first timer starts, and ends the process if it can't. It has them from here on, so that a
-// limit that is reached later is an error.
+// Go's runtime opens two files for its poller when the first timer starts, and ends the process if
+// it can't. It has them from here on, so that a limit that is reached later is an error.
 func init() { time.AfterFunc(time.Hour, func() {}).Stop() }
 
 // Reached reports whether err is, at its root, that this process has as many files open as it may.
 func Reached(err error) bool { return errors.Is(err, syscall.EMFILE) }
 
-// Error is such an error in one sentence: whose limit it is, how much, and the way out. Which of this process's calls met it says nothing.
+// Error is such an error in one sentence: whose limit it is, how much, and the way out. Which of
+// this process's calls met it says nothing.
 func Error() error { return limitError(Get()) }
 
 type limitError int

@@ -1,5 +1,6 @@
-// Package product multiplies matrices on a GPU: work that has the GPU to itself, or shares it with what is tested or measured. The result can be checked to the last
-// bit, for the matrices have small integers, whose sums are exact in any order.
+// Package product multiplies matrices on a GPU: work that has the GPU to itself, or shares it with
+// what is tested or measured. The result can be checked to the last bit, for the matrices have
+// small integers, whose sums are exact in any order.
 package product
 
 import (
@@ -40,8 +41,10 @@ const most = 1 << 22
 
 // Validate says what is wrong with a shape, if anything.
 func (s Shape) Validate() error {
-	if s.Rows < 1 || s.Columns < 1 || s.Inner < 1 || s.Inner > most || s.Rows%tile != 0 || s.Columns%tile != 0 || s.Inner%step != 0 {
-		return fmt.Errorf("a product of %v: want multiples of %d rows and columns, and of %d up to %d in between", s, tile, step, most)
+	if s.Rows < 1 || s.Columns < 1 || s.Inner < 1 || s.Inner > most || s.Rows%tile != 0 ||
+		s.Columns%tile != 0 || s.Inner%step != 0 {
+		return fmt.Errorf("a product of %v: want multiples of %d rows and columns, and of %d up to %d "+
+			"in between", s, tile, step, most)
 	}
 	return nil
 }
@@ -51,7 +54,8 @@ func (s Shape) String() string { return fmt.Sprintf("%dx%dx%d", s.Rows, s.Column
 // Flops is how many operations it takes.
 func (s Shape) Flops() float64 { return 2 * float64(s.Rows) * float64(s.Columns) * float64(s.Inner) }
 
-// Product is a product on a GPU, which can be made any number of times. It is for one goroutine at a time.
+// Product is a product on a GPU, which can be made any number of times. It is for one goroutine at
+// a time.
 type Product struct {
 	Shape
 	context *cuda.Context
@@ -85,11 +89,16 @@ func New(ctx context.Context, c *cuda.Context, cache *kernel.Cache, s Shape, see
 			return nil, err
 		}
 	}
-	if err := errors.Join(c.Upload(p.memory[0].Pointer(), weft.TensorOf(p.a).Raw()), c.Upload(p.memory[1].Pointer(), weft.TensorOf(p.b).Raw())); err != nil {
+	if err := errors.Join(c.Upload(p.memory[0].Pointer(), weft.TensorOf(p.a).Raw()),
+		c.Upload(p.memory[1].Pointer(), weft.TensorOf(p.b).Raw())); err != nil {
 		return nil, err
 	}
-	config := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(s.Columns / tile), Y: uint32(s.Rows / tile)}, Block: cuda.Dim{X: threads}}
-	p.launch, err = p.program.Functions(0)[0].Prepare(config, p.memory[0].Pointer(), p.memory[1].Pointer(), p.memory[2].Pointer(), uint32(s.Inner))
+	config := cuda.LaunchConfig{
+		Grid:  cuda.Dim{X: uint32(s.Columns / tile), Y: uint32(s.Rows / tile)},
+		Block: cuda.Dim{X: threads},
+	}
+	p.launch, err = p.program.Functions(0)[0].Prepare(config, p.memory[0].Pointer(), p.memory[1].Pointer(),
+		p.memory[2].Pointer(), uint32(s.Inner))
 	return p, err
 }
 
@@ -126,7 +135,8 @@ func (p *Product) Spoil(s *cuda.Stream) error {
 	return s.Memset(p.memory[2].Pointer(), 0xFF, p.memory[2].Size())
 }
 
-// Check compares some numbers of each tile with the host's. Nothing of the product may be under way.
+// Check compares some numbers of each tile with the host's. Nothing of the product may be under
+// way.
 func (p *Product) Check() error {
 	got := make([]float32, p.Rows*p.Columns)
 	if err := p.context.Download(weft.TensorOf(got).Raw(), p.memory[2].Pointer()); err != nil {

@@ -30,7 +30,10 @@ func TestProduct(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	multiply(t, d, kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}}), []Shape{{64, 64, 32}, {128, 64, 96}})
+	multiply(t, d, kernel.New(kernel.Options{
+		Compiler: emulate.Compiler, Dir: t.TempDir(),
+		ReadOnly: []string{},
+	}), []Shape{{64, 64, 32}, {128, 64, 96}})
 }
 
 // TestProductOnGPU is the same on a GPU of this machine.
@@ -84,7 +87,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestKernelCompiles compiles for the oldest GPUs, for Hopper and for the newest, without a warning.
+// TestKernelCompiles compiles for the oldest GPUs, for Hopper and for the newest, without a
+// warning.
 func TestKernelCompiles(t *testing.T) {
 	cudatest.NVRTC(t)
 	cache := kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}})

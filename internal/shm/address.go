@@ -6,7 +6,8 @@ import (
 	"math"
 )
 
-// Address says how a rank is reached by the other ranks of its host. It holds a secret: give it to the job's ranks only.
+// Address says how a rank is reached by the other ranks of its host. It holds a secret: give it to
+// the job's ranks only.
 type Address struct {
 	Host    string   // two processes with the same Host see each other's sockets and process ids
 	PID     int      // process id, as the processes of Host see it
@@ -37,7 +38,8 @@ func (a Address) String() string {
 // GoString is String, so that no way of printing an address shows its secret.
 func (a Address) GoString() string { return a.String() }
 
-// MarshalBinary encodes the address: version, pid, uid, process, token, then host and socket with their lengths.
+// MarshalBinary encodes the address: version, pid, uid, process, token, then host and socket with
+// their lengths.
 func (a Address) MarshalBinary() ([]byte, error) {
 	switch {
 	case a.Host == "" || len(a.Host) > maxHost:
@@ -61,7 +63,8 @@ func (a Address) MarshalBinary() ([]byte, error) {
 	return append(b, a.Socket...), nil
 }
 
-// UnmarshalBinary decodes what MarshalBinary made, and nothing else: its error wraps [ErrMalformed]. It leaves a alone on error.
+// UnmarshalBinary decodes what MarshalBinary made, and nothing else: its error wraps
+// [ErrMalformed]. It leaves a alone on error.
 func (a *Address) UnmarshalBinary(b []byte) error {
 	if len(b) > 0 && b[0] != addressVersion {
 		return &versionError{b[0]}

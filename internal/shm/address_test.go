@@ -81,14 +81,18 @@ func TestAddressKeepsItsSecret(t *testing.T) {
 	a := Address{Host: "host", PID: 42, Token: [16]byte([]byte("sixteen secrets!"))}
 	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
 		s := fmt.Sprintf(format, a)
-		if strings.Contains(s, "secret") || strings.Contains(s, "115, 105") || strings.Contains(s, "0x73") || !strings.Contains(s, "42") {
+		if strings.Contains(s, "secret") || strings.Contains(s, "115, 105") || strings.Contains(s, "0x73") ||
+			!strings.Contains(s, "42") {
 			t.Errorf("%s prints %s", format, s)
 		}
 	}
 }
 
 func FuzzAddress(f *testing.F) {
-	good, err := Address{Host: "host/0123", PID: 77, UID: 1000, Socket: "weft-0123", Process: [16]byte{1}, Token: [16]byte{2}}.MarshalBinary()
+	good, err := Address{
+		Host: "host/0123", PID: 77, UID: 1000, Socket: "weft-0123", Process: [16]byte{1},
+		Token: [16]byte{2},
+	}.MarshalBinary()
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// BenchmarkConnect forms and closes a mesh. Ranks are goroutines that talk through sockets, so the time is that of all of them on
-// the processors of this process.
+// BenchmarkConnect forms and closes a mesh. Ranks are goroutines that talk through sockets, so the
+// time is that of all of them on the processors of this process.
 func BenchmarkConnect(b *testing.B) {
 	for _, n := range []int{2, 8} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -76,7 +76,10 @@ func BenchmarkMessage(b *testing.B) {
 }
 
 func BenchmarkCreate(b *testing.B) {
-	for name, o := range map[string]Options{"lazy": {Huge: HugeOff}, "populated": {Huge: HugeOff, Populate: true}, "auto": {Populate: true}} {
+	for name, o := range map[string]Options{
+		"lazy":      {Huge: HugeOff},
+		"populated": {Huge: HugeOff, Populate: true}, "auto": {Populate: true},
+	} {
 		b.Run(name, func(b *testing.B) {
 			const size = 32 << 20
 			b.SetBytes(size)

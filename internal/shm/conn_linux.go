@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// conn carries frames and descriptors to and from one peer of another process. One goroutine reads; any number write.
+// conn carries frames and descriptors to and from one peer of another process. One goroutine reads;
+// any number write.
 type conn struct {
 	socket  *net.UnixConn
 	raw     syscall.RawConn
@@ -36,21 +37,25 @@ func newConn(socket *net.UnixConn) (*conn, error) {
 func (c *conn) credentials() (*unix.Ucred, error) {
 	var cred *unix.Ucred
 	var err error
-	if e := c.raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil {
+	if e := c.raw.Control(func(fd uintptr) {
+		cred,
+			err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); e != nil {
 		return nil, e
 	}
 	return cred, os.NewSyscallError("getsockopt(SO_PEERCRED)", err)
 }
 
-// close ends a pending read and pending writes. Whoever calls it second waits for the first, so that the descriptor is gone
-// when any of them returns: the socket's own Close tells the second at once that it is closed.
+// close ends a pending read and pending writes. Whoever calls it second waits for the first, so
+// that the descriptor is gone when any of them returns: the socket's own Close tells the second at
+// once that it is closed.
 func (c *conn) close() { c.closing.Do(func() { _ = c.socket.Close() }) }
 
 // closeRead lets the reader take what has arrived and then see the end.
 func (c *conn) closeRead() { _ = c.socket.CloseRead() }
 
-// expire makes reads and writes fail from the moment ctx ends. The caller calls the function it gets when it is done, which
-// reports whether ctx ended first.
+// expire makes reads and writes fail from the moment ctx ends. The caller calls the function it
+// gets when it is done, which reports whether ctx ended first.
 func (c *conn) expire(ctx context.Context, set func(time.Time) error) (ended func() bool) {
 	done := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -67,8 +72,8 @@ func (c *conn) expire(ctx context.Context, set func(time.Time) error) (ended fun
 	}
 }
 
-// write sends one frame, with a descriptor unless fd is negative. A packet goes whole or not at all, so a write that ctx ended
-// leaves the connection as it was.
+// write sends one frame, with a descriptor unless fd is negative. A packet goes whole or not at
+// all, so a write that ctx ended leaves the connection as it was.
 func (c *conn) write(ctx context.Context, f frame, fd int) error {
 	select {
 	case c.writing <- struct{}{}:
@@ -95,7 +100,8 @@ func (c *conn) send(ctx context.Context, packet, rights []byte) error {
 		var sent error
 		err := c.raw.Write(func(fd uintptr) bool {
 			for {
-				// MSG_NOSIGNAL: in a process that Go does not own, a peer's death must not raise SIGPIPE.
+				// MSG_NOSIGNAL: in a process that Go does not own, a peer's death must not raise
+				// SIGPIPE.
 				_, sent = unix.SendmsgN(int(fd), packet, rights, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 				if !errors.Is(sent, unix.EINTR) {
 					break
@@ -109,7 +115,8 @@ func (c *conn) send(ctx context.Context, packet, rights []byte) error {
 		if !errors.Is(sent, unix.ETOOMANYREFS) {
 			return os.NewSyscallError("sendmsg", sent)
 		}
-		// This user has as many descriptors under way as one process may have open. Peers take theirs without being asked.
+		// This user has as many descriptors under way as one process may have open. Peers take
+		// theirs without being asked.
 		if err := pause(ctx, time.Millisecond); err != nil {
 			return err
 		}
@@ -135,11 +142,13 @@ type packet struct {
 	lost bool // a descriptor was sent, but this process had no room for it
 }
 
-// read returns the next frame; its payload is valid until the next read. The end of the stream is io.EOF.
+// read returns the next frame; its payload is valid until the next read. The end of the stream is
+// io.EOF.
 func (c *conn) read() (packet, error) {
 	n, nrights, flags, _, err := c.socket.ReadMsgUnix(c.in[:], c.rights[:])
 	if errors.Is(err, unix.ECONNRESET) {
-		// The peer closed with packets of ours unread. What it had sent before, its goodbye perhaps, is still to come.
+		// The peer closed with packets of ours unread. What it had sent before, its goodbye
+		// perhaps, is still to come.
 		n, nrights, flags, _, err = c.socket.ReadMsgUnix(c.in[:], c.rights[:])
 	}
 	if err != nil {
@@ -183,7 +192,8 @@ func (c *conn) check(n, flags int, fds []int) (packet, error) {
 	return packet{}, fmt.Errorf("%v frame with %d descriptors: %w", f.kind, len(fds), ErrMalformed)
 }
 
-// descriptors takes the descriptors out of control messages. They are the caller's even if there is an error.
+// descriptors takes the descriptors out of control messages. They are the caller's even if there is
+// an error.
 func descriptors(b []byte) ([]int, error) {
 	if len(b) == 0 {
 		return nil, nil

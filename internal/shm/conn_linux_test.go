@@ -50,14 +50,16 @@ func pair(t *testing.T) (a, b *conn) {
 	return a, b
 }
 
-// A write that its context ends leaves a connection on which the next write and what was sent before arrive.
+// A write that its context ends leaves a connection on which the next write and what was sent
+// before arrive.
 func TestWriteEndsWithItsContext(t *testing.T) {
 	checkFDs(t)
 	a, b := pair(t)
 	sent := 0
 	var err error
 	for err == nil {
-		if err = a.write(within(t, 50*time.Millisecond), frame{kind: kindMessage, id: uint64(sent), payload: make([]byte, MaxMessage)}, -1); err == nil {
+		if err = a.write(within(t, 50*time.Millisecond),
+			frame{kind: kindMessage, id: uint64(sent), payload: make([]byte, MaxMessage)}, -1); err == nil {
 			sent++
 		}
 	}
@@ -86,7 +88,8 @@ func TestWriteEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// The kernel answers a read with ECONNRESET, before what is still to be read, when the peer closed without reading everything.
+// The kernel answers a read with ECONNRESET, before what is still to be read, when the peer closed
+// without reading everything.
 func TestReadBehindReset(t *testing.T) {
 	checkFDs(t)
 	a, b := pair(t)
@@ -114,8 +117,8 @@ func TestReadBehindReset(t *testing.T) {
 	}
 }
 
-// limitedSender plays an ordinary user whose limit of open files also limits the descriptors that are under way, and whose peer
-// has no room for what arrives.
+// limitedSender plays an ordinary user whose limit of open files also limits the descriptors that
+// are under way, and whose peer has no room for what arrives.
 func limitedSender() {
 	fail := func(err error) {
 		fmt.Println(err)

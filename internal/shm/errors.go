@@ -30,7 +30,8 @@ var (
 	ErrOtherUser = errors.New("of another user")
 	// ErrOtherProcess: plain memory can't be handed to a peer of another process.
 	ErrOtherProcess = errors.New("in another process")
-	// ErrMismatch: the ranks made different calls, were given different lists of members, or run different versions of Weft.
+	// ErrMismatch: the ranks made different calls, were given different lists of members, or run
+	// different versions of Weft.
 	ErrMismatch = errors.New("ranks disagree")
 	// ErrNoDescriptor: a peer's descriptor arrived but this process had no room for it.
 	ErrNoDescriptor = fmt.Errorf("descriptor lost: %w", syscall.EMFILE)
@@ -50,13 +51,15 @@ var (
 type versionError struct{ theirs byte }
 
 func (e *versionError) Error() string {
-	return fmt.Sprintf("it speaks version %d of the shared-memory protocol, this rank version %d: install the same Weft for every rank",
+	return fmt.Sprintf("it speaks version %d of the shared-memory protocol, this rank version %d: install "+
+		"the same Weft for every rank",
 		e.theirs, frameVersion)
 }
 
 func (e *versionError) Unwrap() []error { return []error{ErrMismatch, ErrMalformed} }
 
-// PeerError says which peer an operation failed for. Err wraps one of the errors above or the context's.
+// PeerError says which peer an operation failed for. Err wraps one of the errors above or the
+// context's.
 type PeerError struct {
 	Peer int // position in the list that the mesh was made of
 	Err  error

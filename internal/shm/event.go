@@ -12,7 +12,8 @@ type EventKind uint8
 const (
 	// Left: the peer closed its mesh in good order.
 	Left EventKind = iota + 1
-	// Died: the peer's process ended, or its connection broke, without a goodbye. Err says how it was noticed.
+	// Died: the peer's process ended, or its connection broke, without a goodbye. Err says how it
+	// was noticed.
 	Died
 	// Message: the peer sent Data.
 	Message

@@ -11,13 +11,15 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// Exchange gives r to every peer and returns theirs, by position; its own entry is r. It is collective: every rank calls it with
-// the same id, which no other exchange of the mesh has. Peers for which skip returns true are neither given to nor waited for,
-// and their entries are nil; skip may be nil, and is asked once for each peer.
+// Exchange gives r to every peer and returns theirs, by position; its own entry is r. It is
+// collective: every rank calls it with the same id, which no other exchange of the mesh has. Peers
+// for which skip returns true are neither given to nor waited for, and their entries are nil; skip
+// may be nil, and is asked once for each peer.
 //
-// The caller releases every region it gets but its own. A peer of this process gets r itself with a reference of its own, not a
-// second mapping. When Exchange fails it returns no region; the error is a [*PeerError] that names a peer which is gone, or the
-// first that had not answered when ctx ended, or this rank if it has as many files open as it may. Peers may still have got r.
+// The caller releases every region it gets but its own. A peer of this process gets r itself with a
+// reference of its own, not a second mapping. When Exchange fails it returns no region; the error
+// is a [*PeerError] that names a peer which is gone, or the first that had not answered when ctx
+// ended, or this rank if it has as many files open as it may. Peers may still have got r.
 func (m *Mesh) Exchange(ctx context.Context, id uint64, r *Region, skip func(peer int) bool) ([]*Region, error) {
 	regions := make([]*Region, len(m.peers))
 	err := m.exchange(ctx, id, kindRegion, skip,
@@ -49,8 +51,9 @@ func (m *Mesh) Exchange(ctx context.Context, id uint64, r *Region, skip func(pee
 	return regions, nil
 }
 
-// ExchangeFD is Exchange for any descriptor. It borrows fd; the caller closes every descriptor it gets but its own, and the
-// entries of skipped peers are -1. What peers' descriptors refer to is for the caller to check.
+// ExchangeFD is Exchange for any descriptor. It borrows fd; the caller closes every descriptor it
+// gets but its own, and the entries of skipped peers are -1. What peers' descriptors refer to is
+// for the caller to check.
 func (m *Mesh) ExchangeFD(ctx context.Context, id uint64, fd int, skip func(peer int) bool) ([]int, error) {
 	fds := slices.Repeat([]int{-1}, len(m.peers))
 	err := m.exchange(ctx, id, kindDescriptor, skip,
@@ -80,9 +83,9 @@ func (m *Mesh) ExchangeFD(ctx context.Context, id uint64, fd int, skip func(peer
 	return fds, nil
 }
 
-// ExchangeMemory is Exchange for ordinary memory, which is handed over as it is and needs no release. All ranks but those skipped
-// must be goroutines of this process; otherwise the error wraps [ErrOtherProcess] and names the first that is not, and nobody has
-// been given anything.
+// ExchangeMemory is Exchange for ordinary memory, which is handed over as it is and needs no
+// release. All ranks but those skipped must be goroutines of this process; otherwise the error
+// wraps [ErrOtherProcess] and names the first that is not, and nobody has been given anything.
 func (m *Mesh) ExchangeMemory(ctx context.Context, id uint64, mem []byte, skip func(peer int) bool) ([][]byte, error) {
 	skipped := m.skipped(skip)
 	for i, p := range m.peers {
@@ -145,7 +148,8 @@ func (m *Mesh) exchange(ctx context.Context, id uint64, kind frameKind, skip fun
 	return nil
 }
 
-// give sends a peer its share. One that is gone needs none, and collect finds out whether it gave its own before it went.
+// give sends a peer its share. One that is gone needs none, and collect finds out whether it gave
+// its own before it went.
 func (m *Mesh) give(ctx context.Context, p *peer, f frame, share func(*peer) (offer, []byte, error)) error {
 	if _, gone := m.state(p); gone != nil {
 		return nil
@@ -165,8 +169,11 @@ func (m *Mesh) give(ctx context.Context, p *peer, f frame, share func(*peer) (of
 	return nil
 }
 
-// collect takes the offers that are there, and waits for more if there was none. It returns the peers that still owe theirs.
-func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting []*peer, take func(*peer, offer) error) ([]*peer, error) {
+// collect takes the offers that are there, and waits for more if there was none. It returns the
+// peers that still owe theirs.
+func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting []*peer,
+	take func(*peer, offer) error,
+) ([]*peer, error) {
 	m.mu.Lock()
 	var ready, owing []*peer
 	var offers []offer
@@ -211,10 +218,12 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 	}
 }
 
-// Awaited is the first of the peers that an exchange waits for at this moment, or -1. It is a diagnosis, of use while one exchange is made at a time.
+// Awaited is the first of the peers that an exchange waits for at this moment, or -1. It is a
+// diagnosis, of use while one exchange is made at a time.
 func (m *Mesh) Awaited() int { return int(m.awaited.Load()) - 1 }
 
-// failed says that something with a peer has failed, which is this rank's own fault if it has as many files open as it may.
+// failed says that something with a peer has failed, which is this rank's own fault if it has as
+// many files open as it may.
 func (m *Mesh) failed(p *peer, err error) error {
 	if filelimit.Reached(err) {
 		return m.own(err)
@@ -253,7 +262,8 @@ func silence(owing []*peer, cause error) error {
 	return fmt.Errorf("no answer, nor from peers %v: %w", others, cause)
 }
 
-// refuse drops a peer's offer for an exchange that is over here, be it there already or still to come.
+// refuse drops a peer's offer for an exchange that is over here, be it there already or still to
+// come.
 func (m *Mesh) refuse(p *peer, id uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"math"
 )
 
-// One frame is one packet of a SOCK_SEQPACKET socket, so a frame is never split, never joined to the next, and the descriptor
-// sent with it can't be taken for another's:
+// One frame is one packet of a SOCK_SEQPACKET socket, so a frame is never split, never joined to
+// the next, and the descriptor sent with it can't be taken for another's:
 //
 //	0  'W'
 //	1  'M'
@@ -18,8 +18,8 @@ import (
 //	8  id, 64 bits: of the exchange; 0 in frames that belong to none
 //	16 payload
 //
-// The header and greetings are the same in every version, so that ranks of different ones can tell each other. Addresses begin
-// with the version, too: mostly ranks learn of it before they connect.
+// The header and greetings are the same in every version, so that ranks of different ones can tell
+// each other. Addresses begin with the version, too: mostly ranks learn of it before they connect.
 const (
 	frameVersion = 1
 	frameHeader  = 16
@@ -61,7 +61,8 @@ func (k frameKind) String() string {
 	return fmt.Sprintf("frame kind %d", uint8(k))
 }
 
-// carriesDescriptor reports whether exactly one descriptor travels with frames of this kind; with all others, none does.
+// carriesDescriptor reports whether exactly one descriptor travels with frames of this kind; with
+// all others, none does.
 func (k frameKind) carriesDescriptor() bool { return k == kindRegion || k == kindDescriptor }
 
 // payloadLimits are the least and most payload bytes of a kind that may be encoded.
@@ -124,8 +125,9 @@ func decodeBody(b []byte) (frame, error) {
 	return f, nil
 }
 
-// greeting is what two ranks tell each other before anything else. Showing the other's token proves that the sender was given
-// the list of members by the bootstrap; the roster tells whether it was the same list.
+// greeting is what two ranks tell each other before anything else. Showing the other's token proves
+// that the sender was given the list of members by the bootstrap; the roster tells whether it was
+// the same list.
 type greeting struct {
 	from, to int
 	token    [16]byte // the receiver's
@@ -160,7 +162,8 @@ func decodeGreeting(b []byte) (greeting, error) {
 	return g, nil
 }
 
-// shows reports, in constant time, whether the greeting comes from the rank with address from and is meant for the one with address to.
+// shows reports, in constant time, whether the greeting comes from the rank with address from and
+// is meant for the one with address to.
 func (g greeting) shows(from, to Address) bool {
 	return subtle.ConstantTimeCompare(g.token[:], to.Token[:])&subtle.ConstantTimeCompare(g.own[:], from.Token[:]) == 1
 }

@@ -11,8 +11,11 @@ import (
 func TestFrameRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := frame{
-			kind: rapid.SampledFrom([]frameKind{kindHello, kindWelcome, kindMessage, kindRegion, kindDescriptor, kindGoodbye}).Draw(t, "kind"),
-			id:   rapid.Uint64().Draw(t, "id"),
+			kind: rapid.SampledFrom([]frameKind{
+				kindHello, kindWelcome, kindMessage, kindRegion, kindDescriptor,
+				kindGoodbye,
+			}).Draw(t, "kind"),
+			id: rapid.Uint64().Draw(t, "id"),
 		}
 		least, most, _ := f.kind.payloadLimits()
 		f.payload = rapid.SliceOfN(rapid.Byte(), least, most).Draw(t, "payload")
@@ -25,7 +28,8 @@ func TestFrameRoundTrip(t *testing.T) {
 		if _, err := decodeFrame(b[:cut]); !errors.Is(err, ErrMalformed) {
 			t.Fatalf("%d of %d bytes: %v", cut, len(b), err)
 		}
-		flip := rapid.IntRange(0, 7).Draw(t, "flip") // marks, version, kind, length: but not to another kind of the same length
+		// marks, version, kind, length: but not to another kind of the same length
+		flip := rapid.IntRange(0, 7).Draw(t, "flip")
 		b[flip] ^= 0x80
 		if greets := f.kind == kindHello || f.kind == kindWelcome; flip == 2 && greets {
 			if got, err := decodeFrame(b); err != nil || got.version != b[2] {

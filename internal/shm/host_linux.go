@@ -18,9 +18,9 @@ func random() (b [16]byte) {
 	return b
 }
 
-// hostIdentity names the set of processes that can reach each other's abstract sockets and tell each other's process ids: one
-// boot of one kernel, one network namespace, one process id namespace. The host's name is in it because clones of a virtual
-// machine share the rest.
+// hostIdentity names the set of processes that can reach each other's abstract sockets and tell
+// each other's process ids: one boot of one kernel, one network namespace, one process id
+// namespace. The host's name is in it because clones of a virtual machine share the rest.
 func hostIdentity() (string, error) {
 	name, err := os.Hostname()
 	if err != nil {

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HugeStatus says in one line which kind of page regions get and why. It finds out by mapping a huge page, because a memory file
-// of huge pages can be made, sized and sealed when there is none.
+// HugeStatus says in one line which kind of page regions get and why. It finds out by mapping a
+// huge page, because a memory file of huge pages can be made, sized and sealed when there is none.
 func HugeStatus() string {
 	r, err := Create("weft-probe", hugePage, Options{Huge: HugeRequire})
 	if err == nil {
 		if err := r.Release(); err != nil {
 			return fmt.Sprintf("2 MiB pages can be mapped but not unmapped: %v", err)
 		}
-		return fmt.Sprintf("2 MiB pages for regions of 2 MiB and up (%s of %s in the pool are free), %d KiB pages when they run out",
+		return fmt.Sprintf("2 MiB pages for regions of 2 MiB and up (%s of %s in the pool are free), %d KiB "+
+			"pages when they run out",
 			poolCount("free_hugepages"), poolCount("nr_hugepages"), os.Getpagesize()>>10)
 	}
 	reason := err.Error()

@@ -12,17 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Connect forms a full mesh among the ranks at addrs, of which self is this listener's own position. It returns when every rank
-// has been met, or with a [*PeerError] that names one which is gone, is not on this host ([ErrOtherHost]), belongs to another user
-// ([ErrOtherUser]), was given another list ([ErrMismatch]), or had not come when ctx ended. Whatever the result, the listener is used up and its socket closed.
+// Connect forms a full mesh among the ranks at addrs, of which self is this listener's own
+// position. It returns when every rank has been met, or with a [*PeerError] that names one which is
+// gone, is not on this host ([ErrOtherHost]), belongs to another user ([ErrOtherUser]), was given
+// another list ([ErrMismatch]), or had not come when ctx ended. Whatever the result, the listener
+// is used up and its socket closed.
 //
-// Each pair is joined once: by the process's own tables if both ranks are in it, else by a connection from the higher position to
-// the lower. A connection counts for nothing until the kernel's record of who is at its other end agrees with the address (same
-// process id, same user) and the secrets of both addresses were shown; others are closed
-// and forgotten.
+// Each pair is joined once: by the process's own tables if both ranks are in it, else by a
+// connection from the higher position to the lower. A connection counts for nothing until the
+// kernel's record of who is at its other end agrees with the address (same process id, same user)
+// and the secrets of both addresses were shown; others are closed and forgotten.
 //
-// onEvent, which may be nil, is called for what peers do from then on: one call at a time and in order for each peer, possibly
-// before Connect has returned and for several peers at once. It delays the peer's next events, so it must not wait.
+// onEvent, which may be nil, is called for what peers do from then on: one call at a time and in
+// order for each peer, possibly before Connect has returned and for several peers at once. It
+// delays the peer's next events, so it must not wait.
 func (l *Listener) Connect(ctx context.Context, self int, addrs []Address, onEvent func(Event)) (*Mesh, error) {
 	if !l.used.CompareAndSwap(false, true) {
 		return nil, fmt.Errorf("connect: %w", ErrClosed)
@@ -92,7 +95,8 @@ func (l *Listener) checkMembers(self int, addrs []Address) (roster [16]byte, err
 			return roster, &PeerError{Peer: i, Err: fmt.Errorf("on %s: %w %s", a.Host, ErrOtherHost, l.address.Host)}
 		}
 		if own := l.address.UID; a.UID != own && a.UID != 0 && own != 0 {
-			return roster, &PeerError{Peer: i, Err: fmt.Errorf("%w: it runs as user %d, this rank as %d", ErrOtherUser, a.UID, own)}
+			return roster, &PeerError{Peer: i, Err: fmt.Errorf("%w: it runs as user %d, this rank as %d",
+				ErrOtherUser, a.UID, own)}
 		}
 		if first, ok := seen[a.Token]; ok {
 			return roster, fmt.Errorf("positions %d and %d have the same address", first, i)
@@ -271,7 +275,8 @@ func (j *join) dial(ctx context.Context, p *peer) error {
 	return nil
 }
 
-// dialSocket waits while the listener's queue is full, which connect answers by EAGAIN and nothing announces the end of.
+// dialSocket waits while the listener's queue is full, which connect answers by EAGAIN and nothing
+// announces the end of.
 func dialSocket(ctx context.Context, a Address) (*net.UnixConn, error) {
 	for {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, a.socketAddress().Name)
@@ -291,7 +296,10 @@ func dialSocket(ctx context.Context, a Address) (*net.UnixConn, error) {
 func greetingError(err error) error { return fmt.Errorf("%w while joining: %w", ErrDied, err) }
 
 func (j *join) greeting(p *peer) greeting {
-	return greeting{from: j.mesh.self, to: p.position, token: p.address.Token, own: j.listener.address.Token, roster: j.roster}
+	return greeting{
+		from: j.mesh.self, to: p.position, token: p.address.Token, own: j.listener.address.Token,
+		roster: j.roster,
+	}
 }
 
 func greetingOf(in packet, want frameKind) (greeting, error) {
@@ -312,8 +320,8 @@ func believe(cred *unix.Ucred, a Address) error {
 	return nil
 }
 
-// accept admits the peers that dial, in any order. Who else comes can't slow it down: each caller has its own goroutine, and only
-// processes of the job get one.
+// accept admits the peers that dial, in any order. Who else comes can't slow it down: each caller
+// has its own goroutine, and only processes of the job get one.
 func (j *join) accept(ctx context.Context) {
 	for {
 		socket, err := j.listener.socket.AcceptUnix()

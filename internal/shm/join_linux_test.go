@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connectAll connects all listeners but those in absent, and returns the errors. Meshes are closed at the end of the test.
+// connectAll connects all listeners but those in absent, and returns the errors. Meshes are closed
+// at the end of the test.
 func connectAll(t *testing.T, ctx context.Context, listeners []*Listener, addrs []Address, absent ...int) []error {
 	t.Helper()
 	errs := make([]error, len(listeners))
@@ -47,7 +48,8 @@ func TestConnectTimeoutNamesTheMissing(t *testing.T) {
 				t.Errorf("rank %d: %v", i, errs[i])
 			}
 		}
-		if all := errors.Join(errs...).Error(); !strings.Contains(all, "peer 1: no answer") || !errors.Is(errors.Join(errs...), context.DeadlineExceeded) {
+		if all := errors.Join(errs...).Error(); !strings.Contains(all, "peer 1: no answer") ||
+			!errors.Is(errors.Join(errs...), context.DeadlineExceeded) {
 			t.Error(all)
 		}
 		for i, l := range listeners {
@@ -148,7 +150,8 @@ func dialRaw(t *testing.T, a Address) *net.UnixConn {
 	return c
 }
 
-// Strangers that say nothing, or the wrong thing, neither get in nor keep anybody out, even if they are in a process of the job.
+// Strangers that say nothing, or the wrong thing, neither get in nor keep anybody out, even if they
+// are in a process of the job.
 func TestStrangersWithinAProcessOfTheJob(t *testing.T) {
 	checkFDs(t)
 	listeners, addrs := listen(t, 3, apart)
@@ -217,7 +220,10 @@ func TestStrangersOfOtherProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := dialRaw(t, a)
-	if _, err := c.Write(frame{kind: kindHello, payload: greeting{from: 1, to: 0, token: a.Token, own: b.Token}.encode()}.append(nil)); err != nil {
+	if _, err := c.Write(frame{
+		kind:    kindHello,
+		payload: greeting{from: 1, to: 0, token: a.Token, own: b.Token}.encode(),
+	}.append(nil)); err != nil {
 		t.Fatal(err)
 	}
 	for range 200 {
@@ -231,8 +237,8 @@ func TestStrangersOfOtherProcesses(t *testing.T) {
 	j.must(j.ranks(), request{Op: "exchange", XID: 1, Size: 4096})
 }
 
-// A peer of another version is named by both sides at once, with both versions, whether it dials or listens. What it says beyond the greeting
-// may be laid out in any way.
+// A peer of another version is named by both sides at once, with both versions, whether it dials or
+// listens. What it says beyond the greeting may be laid out in any way.
 func TestOtherVersion(t *testing.T) {
 	const theirs = frameVersion + 8
 	named := func(t *testing.T, err error, peer int) {
@@ -373,14 +379,25 @@ func TestMisbehavingPeers(t *testing.T) {
 		fds    []int
 		want   string
 	}{
-		"garbage":              {[]byte("what?"), nil, "frame of 5 bytes"},
-		"empty rights":         {frame{kind: kindRegion, id: 1, payload: offer}.append(nil), nil, "region frame with 0 descriptors"},
-		"unexpected rights":    {frame{kind: kindMessage}.append(nil), []int{0}, "message frame with 1 descriptors"},
-		"many rights":          {frame{kind: kindDescriptor}.append(nil), []int{0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, "descriptor frame with"},
-		"two rights":           {frame{kind: kindDescriptor}.append(nil), []int{0, 0}, "descriptor frame with 2"},
-		"hello again":          {frame{kind: kindHello, payload: greeting{}.encode()}.append(nil), nil, "unexpected hello"},
-		"too long":             {make([]byte, maxFrame+2), nil, "frame over"},
-		"impossible region":    {frame{kind: kindRegion, payload: make([]byte, regionOfferSize)}.append(nil), []int{0}, "region offer"},
+		"garbage": {[]byte("what?"), nil, "frame of 5 bytes"},
+		"empty rights": {
+			frame{kind: kindRegion, id: 1, payload: offer}.append(nil), nil,
+			"region frame with 0 descriptors",
+		},
+		"unexpected rights": {frame{kind: kindMessage}.append(nil), []int{0}, "message frame with 1 descriptors"},
+		"many rights": {
+			frame{kind: kindDescriptor}.append(nil),
+			[]int{0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+			"descriptor frame with",
+		},
+		"two rights":  {frame{kind: kindDescriptor}.append(nil), []int{0, 0}, "descriptor frame with 2"},
+		"hello again": {frame{kind: kindHello, payload: greeting{}.encode()}.append(nil), nil, "unexpected hello"},
+		"too long":    {make([]byte, maxFrame+2), nil, "frame over"},
+		"impossible region": {
+			frame{kind: kindRegion, payload: make([]byte, regionOfferSize)}.append(nil),
+			[]int{0},
+			"region offer",
+		},
 		"garbage with rights":  {[]byte("what?"), []int{0}, "frame of 5 bytes"},
 		"too long with rights": {make([]byte, maxFrame+2), []int{0}, "frame over"},
 	} {
@@ -395,7 +412,8 @@ func TestMisbehavingPeers(t *testing.T) {
 				t.Fatal(err)
 			}
 			e := ranks[1].next(t)
-			if e.Kind != Died || e.Peer != 0 || !errors.Is(e.Err, ErrMalformed) || !errors.Is(e.Err, ErrDied) || !strings.Contains(e.Err.Error(), c.want) {
+			if e.Kind != Died || e.Peer != 0 || !errors.Is(e.Err, ErrMalformed) || !errors.Is(e.Err, ErrDied) ||
+				!strings.Contains(e.Err.Error(), c.want) {
 				t.Errorf("%v: %v", e.Kind, e.Err)
 			}
 			if e := ranks[0].next(t); e.Kind != Died {

@@ -11,7 +11,8 @@ import (
 
 // Listener is a rank's end of a mesh that is still to be formed. It makes one mesh.
 type Listener struct {
-	// OnFailure, unless nil, is called when Connect is about to fail, before peers can see this rank go. It may be set until then.
+	// OnFailure, unless nil, is called when Connect is about to fail, before peers can see this
+	// rank go. It may be set until then.
 	OnFailure func(err error)
 
 	address Address
@@ -21,7 +22,8 @@ type Listener struct {
 	closing sync.Once
 }
 
-// Listen opens an abstract Unix socket under a random name. It belongs to no file system and is gone with the process.
+// Listen opens an abstract Unix socket under a random name. It belongs to no file system and is
+// gone with the process.
 func Listen() (*Listener, error) {
 	host, err := hostIdentity()
 	if err != nil {

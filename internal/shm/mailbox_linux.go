@@ -5,14 +5,16 @@ import (
 	"sync"
 )
 
-// parcel is what one rank hands to another of the same process: a frame, and what a socket would carry beside it.
+// parcel is what one rank hands to another of the same process: a frame, and what a socket would
+// carry beside it.
 type parcel struct {
 	from int
 	frame
 	offer offer
 }
 
-// mailbox is where a rank receives from the ranks of its own process, in place of a socket for each.
+// mailbox is where a rank receives from the ranks of its own process, in place of a socket for
+// each.
 type mailbox struct {
 	parcels chan parcel
 	joined  chan struct{} // closed once roster is set
@@ -26,7 +28,8 @@ type mailbox struct {
 // mailboxDepth is how many parcels a rank may leave unread before its senders wait.
 const mailboxDepth = 256
 
-// mailboxes holds the mailboxes of this process by token. It is how ranks that are goroutines find each other.
+// mailboxes holds the mailboxes of this process by token. It is how ranks that are goroutines find
+// each other.
 var mailboxes struct {
 	sync.Mutex
 	byToken map[[16]byte]*mailbox
@@ -56,7 +59,8 @@ func (b *mailbox) join(roster [16]byte) {
 	close(b.joined)
 }
 
-// post hands p over, or returns ErrLeft if the owner has gone, or why ctx ended. The caller keeps what p carries on error.
+// post hands p over, or returns ErrLeft if the owner has gone, or why ctx ended. The caller keeps
+// what p carries on error.
 func (b *mailbox) post(ctx context.Context, p parcel) error {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

@@ -20,7 +20,8 @@ const (
 	maxOffers = 64
 )
 
-// Mesh connects a rank with every other rank of a list. Its methods may be called from any goroutine.
+// Mesh connects a rank with every other rank of a list. Its methods may be called from any
+// goroutine.
 type Mesh struct {
 	self    int
 	token   [16]byte
@@ -37,7 +38,8 @@ type Mesh struct {
 	closed  bool
 }
 
-// peer is another rank. Messages reach it through its mailbox if it is a rank of this process, else through conn.
+// peer is another rank. Messages reach it through its mailbox if it is a rank of this process, else
+// through conn.
 type peer struct {
 	position int
 	address  Address
@@ -92,8 +94,9 @@ func (m *Mesh) attach(p *peer, c *conn) bool {
 	return true
 }
 
-// ended notes that a peer's process has ended, and reports whether its connection will tell the rest: what the process sent
-// before it died is still to be read, and the end comes behind it even if somebody else holds the socket open.
+// ended notes that a peer's process has ended, and reports whether its connection will tell the
+// rest: what the process sent before it died is still to be read, and the end comes behind it even
+// if somebody else holds the socket open.
 func (m *Mesh) ended(p *peer) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -231,7 +234,8 @@ func (m *Mesh) deliver(p *peer, id uint64, o offer) error {
 	return nil
 }
 
-// post sends to a peer, by whichever way leads there. A region or descriptor of the offer stays the caller's on error.
+// post sends to a peer, by whichever way leads there. A region or descriptor of the offer stays the
+// caller's on error.
 func (m *Mesh) post(ctx context.Context, p *peer, f frame, o offer) error {
 	if p.mailbox != nil {
 		return p.mailbox.post(ctx, parcel{from: m.self, frame: f, offer: o})
@@ -250,10 +254,11 @@ func (m *Mesh) state(p *peer) (closed bool, gone error) {
 	return m.closed, p.gone
 }
 
-// hasGone reports whether a send failed because one end is closed. If it is the peer's, what the peer sent before it went is still
-// to be read, and only that tells whether it left or died.
+// hasGone reports whether a send failed because one end is closed. If it is the peer's, what the
+// peer sent before it went is still to be read, and only that tells whether it left or died.
 func hasGone(err error) bool {
-	return errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed) || errors.Is(err, ErrLeft)
+	return errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, ErrLeft)
 }
 
 // Size is the number of ranks, this one included.
@@ -262,9 +267,10 @@ func (m *Mesh) Size() int { return len(m.peers) }
 // Self is the position of this rank.
 func (m *Mesh) Self() int { return m.self }
 
-// Send gives peer a message of at most [MaxMessage] bytes, which it gets as an [Event]. Messages to one peer arrive in order. Send
-// copies data, and returns when the message is on its way, not when it was read: one to a peer that is about to be reported gone may be
-// lost without an error. For a peer that has long not read it waits a second, then returns [ErrBusy].
+// Send gives peer a message of at most [MaxMessage] bytes, which it gets as an [Event]. Messages to
+// one peer arrive in order. Send copies data, and returns when the message is on its way, not when
+// it was read: one to a peer that is about to be reported gone may be lost without an error. For a
+// peer that has long not read it waits a second, then returns [ErrBusy].
 func (m *Mesh) Send(peer int, data []byte) error {
 	if peer < 0 || peer >= len(m.peers) || peer == m.self {
 		return fmt.Errorf("send to peer %d of %d from %d: no such peer", peer, len(m.peers), m.self)
@@ -301,8 +307,9 @@ func (m *Mesh) Send(peer int, data []byte) error {
 	return nil
 }
 
-// Close says goodbye to the peers that are still there and frees what the mesh holds; regions that were exchanged stay with their
-// owners. No event is delivered after it returns, so it must not be called by the event handler. Further calls do nothing.
+// Close says goodbye to the peers that are still there and frees what the mesh holds; regions that
+// were exchanged stay with their owners. No event is delivered after it returns, so it must not be
+// called by the event handler. Further calls do nothing.
 func (m *Mesh) Close() error {
 	m.mu.Lock()
 	if m.closed {
@@ -328,7 +335,8 @@ func (m *Mesh) farewell(ctx context.Context, kind frameKind) {
 			continue
 		}
 		if _, gone := m.state(p); gone == nil {
-			// One that can't be told takes this rank for dead when it reads again and finds the connection closed.
+			// One that can't be told takes this rank for dead when it reads again and finds the
+			// connection closed.
 			_ = m.post(ctx, p, frame{kind: kind}, offer{})
 		}
 	}

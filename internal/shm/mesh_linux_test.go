@@ -41,8 +41,8 @@ func (r *rank) next(t testing.TB) Event {
 	}
 }
 
-// listen opens n listeners. Rank i takes itself to be in process of(i): ranks that believe they are in different processes
-// use sockets, whatever the truth.
+// listen opens n listeners. Rank i takes itself to be in process of(i): ranks that believe they are
+// in different processes use sockets, whatever the truth.
 func listen(t testing.TB, n int, of func(i int) int) ([]*Listener, []Address) {
 	t.Helper()
 	processes := make(map[int][16]byte)
@@ -225,7 +225,8 @@ func TestExchangeSkips(t *testing.T) {
 	})
 }
 
-// A rank that is skipped by another, and does not know, gives it regions all the same. They must not pile up.
+// A rank that is skipped by another, and does not know, gives it regions all the same. They must
+// not pile up.
 func TestUnwantedOffersAreDropped(t *testing.T) {
 	layouts(t, func(t *testing.T, of func(i int) int) {
 		ranks := mesh(t, 3, of)
@@ -237,7 +238,8 @@ func TestUnwantedOffersAreDropped(t *testing.T) {
 				t.Fatal(err)
 			}
 			// Rank 1 gives up at once; it has given to rank 0 all the same, or not at all.
-			if _, err := ranks[1].Exchange(expired, id, own, func(p int) bool { return p == 2 }); !errors.Is(err, context.Canceled) {
+			if _, err := ranks[1].Exchange(expired, id, own,
+				func(p int) bool { return p == 2 }); !errors.Is(err, context.Canceled) {
 				t.Fatal(err)
 			}
 			release(t, own)
@@ -403,7 +405,8 @@ func TestExchangeTimeoutNamesTheSilent(t *testing.T) {
 			defer release(t, own)
 			_, err := ranks[i].Exchange(within(t, 50*time.Millisecond), 1, own, nil)
 			p, ok := errors.AsType[*PeerError](err)
-			if !ok || p.Peer != 1 || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nor from peers [3]") {
+			if !ok || p.Peer != 1 || !errors.Is(err, context.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), "nor from peers [3]") {
 				t.Errorf("rank %d: %v", i, err)
 			}
 		})
@@ -511,7 +514,8 @@ func TestMessages(t *testing.T) {
 				k := next[e.Peer]
 				next[e.Peer]++
 				want := k * MaxMessage / (count - 1)
-				if e.Kind != Message || len(e.Data) != max(want, 1) || (want > 0 && (e.Data[0] != byte(e.Peer) || e.Data[want-1] != byte(e.Peer))) {
+				if e.Kind != Message || len(e.Data) != max(want, 1) ||
+					(want > 0 && (e.Data[0] != byte(e.Peer) || e.Data[want-1] != byte(e.Peer))) {
 					t.Errorf("rank %d: message %d from %d is %v of %d bytes", i, k, e.Peer, e.Kind, len(e.Data))
 					return
 				}
@@ -584,7 +588,8 @@ func TestSendToPeerThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// Ranks that close at the same time must each see the others leave, not die: a socket closed with unread packets resets its peer.
+// Ranks that close at the same time must each see the others leave, not die: a socket closed with
+// unread packets resets its peer.
 func TestCloseTogether(t *testing.T) {
 	layouts(t, func(t *testing.T, of func(i int) int) {
 		for range 30 {

@@ -29,7 +29,8 @@ func TestMain(m *testing.M) {
 	case "rank":
 		serveRank(os.Stdin, os.Stdout)
 	case "holder":
-		// Holds what it inherited until the test, which has the other end of standard input, ends it.
+		// Holds what it inherited until the test, which has the other end of standard input, ends
+		// it.
 		holdUntilHangup(0)
 	case "limited":
 		limitedSender()
@@ -238,7 +239,8 @@ func (r *served) exchange(ctx context.Context, q request) error {
 	return nil
 }
 
-// forkHolder starts a child that inherits all of this process's sockets, and standard input to know when to end.
+// forkHolder starts a child that inherits all of this process's sockets, and standard input to know
+// when to end.
 func forkHolder() error {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), roleVariable+"=holder")
@@ -470,7 +472,10 @@ func TestProcesses(t *testing.T) {
 			}
 			n := len(j.addrs)
 			for i := range n {
-				if a := j.of(i).do(request{Op: "send", Rank: i % c.per, Peer: (i + 1) % n, Data: fmt.Sprint("from ", i)}); a.Err != "" {
+				if a := j.of(i).do(request{
+					Op: "send", Rank: i % c.per, Peer: (i + 1) % n,
+					Data: fmt.Sprint("from ", i),
+				}); a.Err != "" {
 					t.Error(a.Err)
 				}
 			}
@@ -614,7 +619,8 @@ func TestKillWithInheritedSockets(t *testing.T) {
 	}
 }
 
-// The same while ranks still join: the socket that a dead process listened on accepts connections that nobody answers.
+// The same while ranks still join: the socket that a dead process listened on accepts connections
+// that nobody answers.
 func TestKillWhileJoining(t *testing.T) {
 	for _, fork := range []bool{false, true} {
 		for victim := range 3 {
@@ -651,7 +657,8 @@ func TestStop(t *testing.T) {
 	j := startJob(t, n, 1)
 	j.connect()
 	j.of(victim).signal(syscall.SIGSTOP)
-	for i, a := range j.all(j.ranks(victim), request{Op: "exchange", XID: 1, Size: 4096, Timeout: 200 * time.Millisecond}) {
+	for i, a := range j.all(j.ranks(victim),
+		request{Op: "exchange", XID: 1, Size: 4096, Timeout: 200 * time.Millisecond}) {
 		if a.Peer != victim || a.Cause != context.DeadlineExceeded.Error() {
 			t.Errorf("rank %d: %+v", i, a)
 		}
@@ -669,7 +676,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// Death shows when the kernel has taken the process down, which takes the longer the more memory it had.
+// Death shows when the kernel has taken the process down, which takes the longer the more memory it
+// had.
 func TestDeathLatency(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")
@@ -694,7 +702,8 @@ func TestDeathLatency(t *testing.T) {
 	}
 }
 
-// runAs makes cmd, which runs this test binary, run as another user, who may be unable to open the file by its name.
+// runAs makes cmd, which runs this test binary, run as another user, who may be unable to open the
+// file by its name.
 func runAs(t testing.TB, cmd *exec.Cmd, uid uint32) {
 	t.Helper()
 	exe, err := os.Open("/proc/self/exe")

@@ -12,12 +12,14 @@ import (
 // hugePage is the only huge page size asked for; every architecture with 4 KiB pages has it.
 const hugePage = 2 << 20
 
-// seals keep the file's size: a mapping of it can't be cut short under anybody. The last one keeps the seals.
+// seals keep the file's size: a mapping of it can't be cut short under anybody. The last one keeps
+// the seals.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // Region is memory backed by a sealed memory file and mapped, shared, into this process.
 //
-// A Region starts with one reference. It is safe for concurrent use; its bytes are as safe as their users make them.
+// A Region starts with one reference. It is safe for concurrent use; its bytes are as safe as their
+// users make them.
 type Region struct {
 	fd       int // -1 for a peer's region: its mapping outlives the descriptor
 	mapping  []byte
@@ -27,8 +29,9 @@ type Region struct {
 	refs     atomic.Int64
 }
 
-// Create makes a region of at least size bytes, zeroed. Its size is size rounded up to the kind of page it got, so it may differ
-// between ranks that got different kinds. The name only shows in /proc/self/maps; it lives in no file system.
+// Create makes a region of at least size bytes, zeroed. Its size is size rounded up to the kind of
+// page it got, so it may differ between ranks that got different kinds. The name only shows in
+// /proc/self/maps; it lives in no file system.
 func Create(name string, size int, o Options) (*Region, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("create region %q: size %d", name, size)
@@ -78,7 +81,8 @@ func (r *Region) fill() error {
 	return r.mapIn(r.size)
 }
 
-// openMemfd asks for a file that can't be executed where the kernel knows the flag (6.3): some systems refuse any other.
+// openMemfd asks for a file that can't be executed where the kernel knows the flag (6.3): some
+// systems refuse any other.
 func openMemfd(name string, huge bool) (int, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if huge {
@@ -91,9 +95,10 @@ func openMemfd(name string, huge bool) (int, error) {
 	return fd, os.NewSyscallError("memfd_create", err)
 }
 
-// FromFD maps the first size bytes of a memory file that somebody else made. It owns fd from the call on, and closes it even when
-// it fails. It refuses, by name, a descriptor that is not a memfd ([ErrNotMemfd]), can still shrink ([ErrNotSealed]) or holds
-// fewer than size bytes ([ErrTooSmall]).
+// FromFD maps the first size bytes of a memory file that somebody else made. It owns fd from the
+// call on, and closes it even when it fails. It refuses, by name, a descriptor that is not a memfd
+// ([ErrNotMemfd]), can still shrink ([ErrNotSealed]) or holds fewer than size bytes
+// ([ErrTooSmall]).
 func FromFD(fd int, size int) (*Region, error) { return fromFD(fd, size, false) }
 
 func fromFD(fd, size int, populate bool) (*Region, error) {
@@ -164,7 +169,8 @@ func fdName(fd int) string {
 	return name
 }
 
-// mapIn maps length bytes, a multiple of the page size. An empty pool of huge pages is noticed here, and not before.
+// mapIn maps length bytes, a multiple of the page size. An empty pool of huge pages is noticed
+// here, and not before.
 func (r *Region) mapIn(length int) error {
 	mapping, err := unix.Mmap(r.fd, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -179,7 +185,8 @@ func (r *Region) mapIn(length int) error {
 	return nil
 }
 
-// populate makes every page present, or says why it can't be; a touch would answer with a signal instead.
+// populate makes every page present, or says why it can't be; a touch would answer with a signal
+// instead.
 func populate(fd int, mapping []byte) error {
 	err := unix.Madvise(mapping, unix.MADV_POPULATE_WRITE)
 	if errors.Is(err, unix.EINVAL) { // before Linux 5.14: allocate the pages and leave the faults, which then can't fail
@@ -196,8 +203,8 @@ func roundUp(n, page int) (int, bool) {
 // Bytes is the memory: Size bytes, valid until the last Release.
 func (r *Region) Bytes() []byte { return r.mapping[:r.size:r.size] }
 
-// FD is the memory file, borrowed: it is closed by the last Release. It is -1 for a region that came from a peer's process,
-// whose descriptor is closed as soon as it is mapped.
+// FD is the memory file, borrowed: it is closed by the last Release. It is -1 for a region that
+// came from a peer's process, whose descriptor is closed as soon as it is mapped.
 func (r *Region) FD() int { return r.fd }
 
 // Size is the length of Bytes.
@@ -206,14 +213,16 @@ func (r *Region) Size() int { return r.size }
 // HugePages reports whether the memory comes from a pool of huge pages.
 func (r *Region) HugePages() bool { return r.huge }
 
-// Retain adds a reference, which its owner gives back by Release. Only the holder of a reference may call it.
+// Retain adds a reference, which its owner gives back by Release. Only the holder of a reference
+// may call it.
 func (r *Region) Retain() {
 	if r.refs.Add(1) <= 1 {
 		panic("shm: Retain of a released Region")
 	}
 }
 
-// Release gives a reference back; the last one unmaps the memory and closes the descriptor. One too many is [ErrReleased].
+// Release gives a reference back; the last one unmaps the memory and closes the descriptor. One too
+// many is [ErrReleased].
 func (r *Region) Release() error {
 	switch n := r.refs.Add(-1); {
 	case n > 0:

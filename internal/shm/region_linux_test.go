@@ -80,7 +80,8 @@ func TestRegionSizes(t *testing.T) {
 		size := rapid.IntRange(1, 3<<20).Draw(rt, "size")
 		r := create(t, size, Options{Huge: HugeOff, Populate: rapid.Bool().Draw(rt, "populate")})
 		defer release(t, r)
-		if want := (size + page - 1) / page * page; r.Size() != want || len(r.Bytes()) != want || cap(r.Bytes()) != want || r.HugePages() {
+		if want := (size + page - 1) / page * page; r.Size() != want || len(r.Bytes()) != want ||
+			cap(r.Bytes()) != want || r.HugePages() {
 			rt.Fatalf("size %d, %d bytes, huge %v; want %d", r.Size(), len(r.Bytes()), r.HugePages(), want)
 		}
 		if b := r.Bytes(); b[0] != 0 || b[len(b)-1] != 0 {
@@ -230,7 +231,8 @@ func TestFromFDRefuses(t *testing.T) {
 
 // hugePagesMap reports whether the pool has a page for us, by asking the kernel directly.
 func hugePagesMap() bool {
-	b, err := unix.Mmap(-1, 0, hugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|21<<26)
+	b, err := unix.Mmap(-1, 0, hugePage, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB|21<<26)
 	if err != nil {
 		return false
 	}

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch waits for processes to end. A process's end usually shows first on its sockets, but not where a child that it forked
-// still holds them open. All pidfds sit in one epoll set, and that in the runtime's, so a mesh costs one goroutine and no thread.
+// watch waits for processes to end. A process's end usually shows first on its sockets, but not
+// where a child that it forked still holds them open. All pidfds sit in one epoll set, and that in
+// the runtime's, so a mesh costs one goroutine and no thread.
 type watch struct {
 	set *os.File
 	mu  sync.Mutex
@@ -27,8 +28,9 @@ func newWatch() (*watch, error) {
 	return &watch{set: os.NewFile(uintptr(fd), "pidfds"), fds: make(map[int]int)}, nil
 }
 
-// add watches a peer's process. It returns ErrDied if there is no such process any more. Where the kernel has no pidfds or this
-// process may not have them, it does nothing: the socket then tells alone.
+// add watches a peer's process. It returns ErrDied if there is no such process any more. Where the
+// kernel has no pidfds or this process may not have them, it does nothing: the socket then tells
+// alone.
 func (w *watch) add(peer, pid int) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -65,8 +67,8 @@ func (w *watch) control(fd, peer int) error {
 	return os.NewSyscallError("epoll_ctl", ctl)
 }
 
-// remove stops watching a peer, and reports whether the watch is still open. The kernel takes a closed descriptor out of the set
-// by itself.
+// remove stops watching a peer, and reports whether the watch is still open. The kernel takes a
+// closed descriptor out of the set by itself.
 func (w *watch) remove(peer int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +86,8 @@ func (w *watch) run(ended func(peer int)) {
 		return
 	}
 	var events [16]unix.EpollEvent
-	// The runtime wakes this reader on a change from "none ended" to "some ended", so each turn empties the set.
+	// The runtime wakes this reader on a change from "none ended" to "some ended", so each turn
+	// empties the set.
 	_ = raw.Read(func(set uintptr) bool {
 		for {
 			n, err := unix.EpollWait(int(set), events[:], 0)

@@ -8,7 +8,8 @@ import (
 	"unsafe"
 )
 
-// Shapes of one token of a large mixture-of-experts model: a row of 7168 elements, eight selections.
+// Shapes of one token of a large mixture-of-experts model: a row of 7168 elements, eight
+// selections.
 const (
 	benchHidden = 7168
 	benchTopK   = 8
@@ -122,7 +123,16 @@ func BenchmarkDot(b *testing.B) {
 }
 
 func BenchmarkConvert(b *testing.B) {
-	for _, c := range [][2]Type{{BF16, F32}, {F32, BF16}, {F16, F32}, {F32, F16}, {E4M3, F32}, {F32, E4M3}, {BF16, E5M2}, {F64, BF16}} {
+	for _, c := range [][2]Type{
+		{BF16, F32},
+		{F32, BF16},
+		{F16, F32},
+		{F32, F16},
+		{E4M3, F32},
+		{F32, E4M3},
+		{BF16, E5M2},
+		{F64, BF16},
+	} {
 		b.Run(fmt.Sprintf("%v-%v", c[0], c[1]), func(b *testing.B) {
 			eachPathB(b, func(b *testing.B) {
 				src, dst := benchRows(c[0], 1, benchHidden)[0], benchRows(c[1], 1, benchHidden)[0]
@@ -158,7 +168,8 @@ func BenchmarkDequantize(b *testing.B) {
 	})
 }
 
-// BenchmarkFanOut copies rows of 14336 bytes: cached writes the same rows again, cold walks through 256 MiB.
+// BenchmarkFanOut copies rows of 14336 bytes: cached writes the same rows again, cold walks through
+// 256 MiB.
 func BenchmarkFanOut(b *testing.B) {
 	const row = 2 * benchHidden
 	big := alignedBytes(256 << 20)

@@ -2,10 +2,10 @@ package simd
 
 import "unsafe"
 
-// Convert converts n elements between any two floating-point types, rounding once, to nearest even. bf16 and f16 overflow to
-// Inf; e4m3 and e5m2 saturate, so values beyond ±448 and ±57344, the infinities included, become those. A NaN becomes the
-// canonical NaN of dstT, also where the types are equal. dst may equal src if the sizes are equal, and must not otherwise
-// overlap it.
+// Convert converts n elements between any two floating-point types, rounding once, to nearest even.
+// bf16 and f16 overflow to Inf; e4m3 and e5m2 saturate, so values beyond ±448 and ±57344, the
+// infinities included, become those. A NaN becomes the canonical NaN of dstT, also where the types
+// are equal. dst may equal src if the sizes are equal, and must not otherwise overlap it.
 func Convert(dstT Type, dst unsafe.Pointer, srcT Type, src unsafe.Pointer, n int) {
 	if !dstT.Float() || !srcT.Float() {
 		panic("simd: convert " + srcT.String() + " to " + dstT.String())
@@ -29,8 +29,8 @@ func Convert(dstT Type, dst unsafe.Pointer, srcT Type, src unsafe.Pointer, n int
 	}
 }
 
-// convertVia converts through blocks of fp32: exactly where the source is narrower, rounded to odd where it is F64, so that
-// the rounding to dstT is the only one.
+// convertVia converts through blocks of fp32: exactly where the source is narrower, rounded to odd
+// where it is F64, so that the rounding to dstT is the only one.
 func convertVia(dstT Type, dst unsafe.Pointer, srcT Type, src unsafe.Pointer, n int) {
 	var mid [block]float32
 	for lo := 0; lo < n; lo += block {

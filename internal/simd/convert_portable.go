@@ -2,7 +2,8 @@ package simd
 
 import "unsafe"
 
-// widen converts elements lo, lo+1, ... of the row src to fp32, as many as x holds. F32 is copied as it is.
+// widen converts elements lo, lo+1, ... of the row src to fp32, as many as x holds. F32 is copied
+// as it is.
 func widen(t Type, x []float32, src unsafe.Pointer, lo int) {
 	switch t {
 	case BF16:

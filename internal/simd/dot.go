@@ -2,9 +2,10 @@ package simd
 
 import "unsafe"
 
-// Dot returns the sum of a[i]*b[i] over n elements of type t (BF16, F16 or F32) in fp32. The order is fixed: 64 accumulators
-// start at +0, element i goes to accumulator i mod 64 with a fused multiply-add, i ascending; then s[j] += s[j+h] for j < h,
-// with h = 32, 16, 8, 4, 2, 1. A NaN result is canonical.
+// Dot returns the sum of a[i]*b[i] over n elements of type t (BF16, F16 or F32) in fp32. The order
+// is fixed: 64 accumulators start at +0, element i goes to accumulator i mod 64 with a fused
+// multiply-add, i ascending; then s[j] += s[j+h] for j < h, with h = 32, 16, 8, 4, 2, 1. A NaN
+// result is canonical.
 func Dot(t Type, a, b unsafe.Pointer, n int) float32 {
 	if t > F32 {
 		panic("simd: dot product of " + t.String())

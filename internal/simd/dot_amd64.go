@@ -6,7 +6,8 @@ func dot(t Type, a, b unsafe.Pointer, n int) float32 {
 	if active == portable {
 		return dotPortable(t, a, b, n)
 	}
-	// The last, incomplete block is completed with -0 times +0, whose sum with any accumulator is the accumulator.
+	// The last, incomplete block is completed with -0 times +0, whose sum with any accumulator is
+	// the accumulator.
 	var x, y [4 * dotLanes]byte
 	size := t.Size()
 	blocks, rest := n/dotLanes, n%dotLanes

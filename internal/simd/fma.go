@@ -2,11 +2,13 @@ package simd
 
 import "math"
 
-// FMA32 returns a*b+c rounded once to float32: the fused multiply-add that the vector units execute, in plain Go.
+// FMA32 returns a*b+c rounded once to float32: the fused multiply-add that the vector units
+// execute, in plain Go.
 //
-// The product of two float32 is exact in float64, so only the sum must not be rounded twice. Its error is recovered with
-// Knuth's TwoSum, and the float64 sum is rounded to odd: when it is inexact its last bit is made 1, on the side of the
-// exact value. The final conversion then sees on which side of every float32 midpoint the exact value lies.
+// The product of two float32 is exact in float64, so only the sum must not be rounded twice. Its
+// error is recovered with Knuth's TwoSum, and the float64 sum is rounded to odd: when it is inexact
+// its last bit is made 1, on the side of the exact value. The final conversion then sees on which
+// side of every float32 midpoint the exact value lies.
 func FMA32(a, b, c float32) float32 {
 	p := float64(float64(a) * float64(b))
 	d := float64(c)
@@ -26,8 +28,8 @@ func FMA32(a, b, c float32) float32 {
 	return float32(s)
 }
 
-// oddF32 rounds x to float32 by round-to-odd, so that a further rounding to any type of at most 22 significant bits gives
-// the correctly rounded value of x.
+// oddF32 rounds x to float32 by round-to-odd, so that a further rounding to any type of at most 22
+// significant bits gives the correctly rounded value of x.
 func oddF32(x float64) float32 {
 	y := float32(x)
 	back := float64(y)

@@ -25,11 +25,12 @@ const (
 	foldMaxU
 )
 
-// A fold is the one shape behind WeightedSum, PlainSum, Scale and Reduce: every column of the output starts at init, takes
-// op with each row in turn, and is finished (flip, divide, canonical NaN) and rounded once. The accumulators of a block of
-// columns stay in registers over all rows.
+// A fold is the one shape behind WeightedSum, PlainSum, Scale and Reduce: every column of the
+// output starts at init, takes op with each row in turn, and is finished (flip, divide, canonical
+// NaN) and rounded once. The accumulators of a block of columns stay in registers over all rows.
 //
-// init, flip and div are bit patterns of the accumulator's type, repeated to 64 bits. div of 0 means no division.
+// init, flip and div are bit patterns of the accumulator's type, repeated to 64 bits. div of 0
+// means no division.
 type fold struct {
 	t    Type
 	op   foldOp
@@ -57,13 +58,14 @@ var ones = func() (w [MaxRows + 2]float32) {
 	return w
 }()
 
-// WeightedSum computes out[i] = round(sum over k of w[k]*rows[k][i]) for n elements of type t (BF16, F16 or F32): fp32 fused
-// multiply-adds, k ascending, starting from +0, and one rounding to t at the end. With biases the sum starts instead from
-// bias[0][i], or bias[0][i]+bias[1][i], and so on, added in fp32.
+// WeightedSum computes out[i] = round(sum over k of w[k]*rows[k][i]) for n elements of type t
+// (BF16, F16 or F32): fp32 fused multiply-adds, k ascending, starting from +0, and one rounding to
+// t at the end. With biases the sum starts instead from bias[0][i], or bias[0][i]+bias[1][i], and
+// so on, added in fp32.
 //
-// len(rows) equals len(w) and is at most MaxRows; a nil entry of rows or bias is skipped with its weight. With nothing to
-// add the result is +0. Rows and biases are borrowed for the call, need no alignment, and may be equal to out but must not
-// otherwise overlap it.
+// len(rows) equals len(w) and is at most MaxRows; a nil entry of rows or bias is skipped with its
+// weight. With nothing to add the result is +0. Rows and biases are borrowed for the call, need no
+// alignment, and may be equal to out but must not otherwise overlap it.
 func WeightedSum(t Type, out unsafe.Pointer, n int, rows []unsafe.Pointer, w []float32, bias []unsafe.Pointer) {
 	if len(rows) != len(w) {
 		panic(fmt.Sprintf("simd: %d rows and %d weights", len(rows), len(w)))
@@ -94,8 +96,8 @@ func sum(t Type, out unsafe.Pointer, n int, rows []unsafe.Pointer, w []float32, 
 		f.run(n)
 		return
 	}
-	// The biases become the first rows, with weight 1. Starting from -0, the identity of addition, the first of them is
-	// taken as it is, signed zeros included.
+	// The biases become the first rows, with weight 1. Starting from -0, the identity of addition,
+	// the first of them is taken as it is, signed zeros included.
 	var allRows [2 * MaxRows]unsafe.Pointer
 	var allW [2 * MaxRows]float32
 	k := 0
@@ -127,8 +129,8 @@ func hasNil(p []unsafe.Pointer) bool {
 	return false
 }
 
-// Scale computes out[i] = round(w*in[i]) for n elements of type t (BF16, F16 or F32): an fp32 product, then one rounding to
-// t. out may equal in.
+// Scale computes out[i] = round(w*in[i]) for n elements of type t (BF16, F16 or F32): an fp32
+// product, then one rounding to t. out may equal in.
 func Scale(t Type, out, in unsafe.Pointer, n int, w float32) {
 	if t > F32 {
 		panic("simd: scale of " + t.String())
@@ -142,14 +144,17 @@ func Scale(t Type, out, in unsafe.Pointer, n int, w float32) {
 	f.run(n)
 }
 
-// Reduce computes dst[i] = srcs[0][i] op srcs[1][i] op ... in that order. All slices hold len(dst)/t.Size() elements of t, in
-// memory order and of any alignment; dst may be one of srcs but must not otherwise overlap one.
+// Reduce computes dst[i] = srcs[0][i] op srcs[1][i] op ... in that order. All slices hold
+// len(dst)/t.Size() elements of t, in memory order and of any alignment; dst may be one of srcs but
+// must not otherwise overlap one.
 //
-// BF16, F16, E4M3 and E5M2 accumulate in fp32 and round once at the end; F32 and F64 accumulate in their own type; integers
-// wrap. Min and Max of floats order -0 below +0 and return NaN if any source is NaN.
+// BF16, F16, E4M3 and E5M2 accumulate in fp32 and round once at the end; F32 and F64 accumulate in
+// their own type; integers wrap. Min and Max of floats order -0 below +0 and return NaN if any
+// source is NaN.
 //
-// With avg, which requires Sum, the sum is divided by len(srcs) before the one rounding: floats by an fp32 (F64: fp64)
-// division; integers as the exact sum, which does not wrap, divided with truncation toward zero.
+// With avg, which requires Sum, the sum is divided by len(srcs) before the one rounding: floats by
+// an fp32 (F64: fp64) division; integers as the exact sum, which does not wrap, divided with
+// truncation toward zero.
 //
 // It panics if srcs is empty or a length differs.
 func Reduce(op Op, t Type, avg bool, dst []byte, srcs ...[]byte) {
@@ -190,9 +195,10 @@ func Reduce(op Op, t Type, avg bool, dst []byte, srcs ...[]byte) {
 	f.run(n)
 }
 
-// AvgFinish divides every element of dst by n in place: the last step of an average whose sum was made elsewhere, for
-// instance over several hops. Floats divide in fp32 (F64: fp64) and round once; integers truncate toward zero. The result
-// can differ from that of Reduce with avg, which divides before the sum is rounded or wrapped.
+// AvgFinish divides every element of dst by n in place: the last step of an average whose sum was
+// made elsewhere, for instance over several hops. Floats divide in fp32 (F64: fp64) and round once;
+// integers truncate toward zero. The result can differ from that of Reduce with avg, which divides
+// before the sum is rounded or wrapped.
 func AvgFinish(t Type, dst []byte, n int) {
 	if n <= 0 || len(dst)%t.Size() != 0 {
 		panic(fmt.Sprintf("simd: divide %d bytes of %v by %d", len(dst), t, n))

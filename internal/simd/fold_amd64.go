@@ -2,11 +2,11 @@ package simd
 
 import "unsafe"
 
-// The kernels are called by name, not through a table of functions: only so does escape analysis know that they keep no
-// pointer, and the callers' row tables stay on the stack.
+// The kernels are called by name, not through a table of functions: only so does escape analysis
+// know that they keep no pointer, and the callers' row tables stay on the stack.
 
-// callBytes bounds the memory that one call into assembly touches. Assembly cannot be preempted, and a garbage collection
-// waits for it.
+// callBytes bounds the memory that one call into assembly touches. Assembly cannot be preempted,
+// and a garbage collection waits for it.
 const callBytes = 1 << 20
 
 // callStep returns how many bytes of each of n rows a call may take, in whole blocks.

@@ -6,7 +6,8 @@ import (
 	"unsafe"
 )
 
-// block is the number of columns that the portable kernels keep in flight; a block of fp32 is 1 KiB of stack.
+// block is the number of columns that the portable kernels keep in flight; a block of fp32 is 1 KiB
+// of stack.
 const block = 256
 
 // view returns n elements of memory starting at element lo of p.

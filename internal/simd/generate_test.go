@@ -10,8 +10,9 @@ import (
 	"time"
 )
 
-// TestGeneratedCodeIsCurrent runs the generator into an empty directory and compares what it writes with what is committed.
-// It is skipped where the generator is not part of the checkout or its modules cannot be had.
+// TestGeneratedCodeIsCurrent runs the generator into an empty directory and compares what it writes
+// with what is committed. It is skipped where the generator is not part of the checkout or its
+// modules cannot be had.
 func TestGeneratedCodeIsCurrent(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the generator takes long to build")

@@ -32,7 +32,8 @@ func fenced(t *testing.T, n int, atEnd bool) []byte {
 	return m[first : first+n : first+n]
 }
 
-// TestStaysInside runs every kernel on rows between forbidden pages: a read or write beyond a row is a fault.
+// TestStaysInside runs every kernel on rows between forbidden pages: a read or write beyond a row
+// is a fault.
 func TestStaysInside(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	eachPath(t, func(t *testing.T) {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The properties are cheap: unless -rapid.checks says otherwise each is tried 1000 times, 200 with -short.
+// The properties are cheap: unless -rapid.checks says otherwise each is tried 1000 times, 200 with
+// -short.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	given := false

@@ -15,13 +15,15 @@ var isaNames = [...]string{portable: "portable", avx2: "avx2", avx512: "avx512"}
 
 func (i isa) String() string { return isaNames[i] }
 
-// best is the fastest path that this machine can execute, active the one in use. Only tests change active.
+// best is the fastest path that this machine can execute, active the one in use. Only tests change
+// active.
 var (
 	best   = detect()
 	active = choose(best, os.Getenv("WEFT_SIMD"))
 )
 
-// choose returns the path named by want, lowered to best; any other name leaves the choice to the machine.
+// choose returns the path named by want, lowered to best; any other name leaves the choice to the
+// machine.
 func choose(best isa, want string) isa {
 	for i, name := range isaNames {
 		if name == want {

@@ -42,5 +42,6 @@ func fanOut(dst []unsafe.Pointer, src unsafe.Pointer, n int, _ bool) {
 
 func zeroRow(dst unsafe.Pointer, n int, _ bool) { clear(view[byte](dst, 0, n)) }
 
-// StoreFence orders the streaming stores before it with every later store. Here no kernel streams, so there is nothing to do.
+// StoreFence orders the streaming stores before it with every later store. Here no kernel streams,
+// so there is nothing to do.
 func StoreFence() {}

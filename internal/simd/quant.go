@@ -37,12 +37,14 @@ const (
 // scaleBlock is the number of scales that are converted to or from exponent bytes at a time.
 const scaleBlock = 64
 
-// QuantizeE4M3 quantises a row of n elements (a multiple of QuantGroup) of type t (BF16, F16 or F32) to fp8 e4m3, writing n
-// bytes at q and n/QuantGroup scales of the given kind at scales. For every group, all in fp32:
+// QuantizeE4M3 quantises a row of n elements (a multiple of QuantGroup) of type t (BF16, F16 or
+// F32) to fp8 e4m3, writing n bytes at q and n/QuantGroup scales of the given kind at scales. For
+// every group, all in fp32:
 //
 //	amax  = the largest |x| that is not NaN, at least 1e-4 and at most the largest finite float32
 //	scale = amax/448                     multiplier = 448/amax        (ScaleF32)
-//	scale = 2^ceil(log2(amax/448))       multiplier = 1/scale, exact  (ScaleF32Pow2, ScaleUE8M0; amax/448 rounded first)
+//	scale = 2^ceil(log2(amax/448))       multiplier = 1/scale, exact (ScaleF32Pow2, ScaleUE8M0; amax/448
+//	                                     rounded first)
 //	q     = e4m3(x*multiplier)           the product rounded to fp32, then to e4m3, saturating at ±448; NaN stays NaN
 //
 // The three areas must not overlap.
@@ -64,8 +66,9 @@ func QuantizeE4M3(t Type, q, scales, src unsafe.Pointer, n int, kind ScaleKind) 
 	}
 }
 
-// DequantizeE4M3 computes dst[i] = round(q[i]*scale of i's group) for n elements (a multiple of QuantGroup): an fp32 product,
-// then one rounding to t (BF16, F16 or F32). The exponent byte 255 is NaN. The three areas must not overlap.
+// DequantizeE4M3 computes dst[i] = round(q[i]*scale of i's group) for n elements (a multiple of
+// QuantGroup): an fp32 product, then one rounding to t (BF16, F16 or F32). The exponent byte 255 is
+// NaN. The three areas must not overlap.
 func DequantizeE4M3(t Type, dst, q, scales unsafe.Pointer, n int, kind ScaleKind) {
 	groups := quantGroups(t, n)
 	if kind != ScaleUE8M0 {
@@ -110,7 +113,8 @@ func groupScale(amax float32, pow2 bool) (scale, mul float32) {
 	if !pow2 {
 		return scale, maxE4M3 / amax
 	}
-	// Carrying any mantissa bit into the exponent rounds up to a power of two; 2^-e has the exponent field 254-e.
+	// Carrying any mantissa bit into the exponent rounds up to a power of two; 2^-e has the
+	// exponent field 254-e.
 	b := (math.Float32bits(scale) + 0x7FFFFF) &^ 0x7FFFFF
 	return math.Float32frombits(b), math.Float32frombits(254<<23 - b)
 }

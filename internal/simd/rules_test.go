@@ -77,7 +77,8 @@ func TestFloatRules(t *testing.T) {
 	}
 }
 
-// TestOneRounding adds numbers of which every partial sum would round to the first in the storage type.
+// TestOneRounding adds numbers of which every partial sum would round to the first in the storage
+// type.
 func TestOneRounding(t *testing.T) {
 	eachPath(t, func(t *testing.T) {
 		one, small := BF16FromF32(1), BF16FromF32(0x1p-8)
@@ -159,13 +160,15 @@ func TestIntegersWrap(t *testing.T) {
 		if got := reduce(Sum, I8, false, []int8{127, -128}, []int8{1, -1}); !cmp.Equal(got, []int8{-128, 127}) {
 			t.Errorf("int8 sum %v", got)
 		}
-		if got := reduce(Prod, U64, false, []uint64{1 << 63, 3}, []uint64{2, 1<<63 + 1}); !cmp.Equal(got, []uint64{0, 1<<63 + 3}) {
+		if got := reduce(Prod, U64, false, []uint64{1 << 63, 3}, []uint64{2, 1<<63 + 1}); !cmp.Equal(got,
+			[]uint64{0, 1<<63 + 3}) {
 			t.Errorf("uint64 product %v", got)
 		}
 		if got := reduce(Max, U64, false, []uint64{1 << 63, 3}, []uint64{2, 7}); !cmp.Equal(got, []uint64{1 << 63, 7}) {
 			t.Errorf("uint64 maximum %v", got)
 		}
-		if got := reduce(Min, I64, false, []int64{math.MinInt64, 3}, []int64{2, -7}); !cmp.Equal(got, []int64{math.MinInt64, -7}) {
+		if got := reduce(Min, I64, false, []int64{math.MinInt64, 3}, []int64{2, -7}); !cmp.Equal(got,
+			[]int64{math.MinInt64, -7}) {
 			t.Errorf("int64 minimum %v", got)
 		}
 	})
@@ -281,7 +284,8 @@ func TestQuantizeArithmetic(t *testing.T) {
 		run(ScaleUE8M0, pointer(bytes))
 		check(ScaleUE8M0)
 
-		// Dequantised values differ by at most half a unit of e4m3: 1/16 of the value, or of the smallest normal.
+		// Dequantised values differ by at most half a unit of e4m3: 1/16 of the value, or of the
+		// smallest normal.
 		back := make([]float32, len(x))
 		DequantizeE4M3(F32, unsafe.Pointer(&back[0]), pointer(q), pointer(bytes), len(x), ScaleUE8M0)
 		for i, v := range x {

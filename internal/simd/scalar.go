@@ -2,7 +2,8 @@ package simd
 
 import "math"
 
-// The canonical NaNs: positive, every mantissa bit set. These are what every kernel writes for a NaN.
+// The canonical NaNs: positive, every mantissa bit set. These are what every kernel writes for a
+// NaN.
 const (
 	NaNBF16 uint16 = 0x7FFF
 	NaNF16  uint16 = 0x7FFF
@@ -45,7 +46,8 @@ func BF16ToF32(x uint16) float32 {
 	return canonF32(math.Float32frombits(uint32(x) << 16))
 }
 
-// F16FromF32 rounds x to IEEE half precision, to nearest even; values of 65520 and above become Inf.
+// F16FromF32 rounds x to IEEE half precision, to nearest even; values of 65520 and above become
+// Inf.
 func F16FromF32(x float32) uint16 {
 	b := math.Float32bits(x)
 	sign := uint16(b >> 16 & 0x8000)
@@ -56,7 +58,8 @@ func F16FromF32(x float32) uint16 {
 	case a >= 0x47800000: // 65536
 		return sign | 0x7C00
 	case a < 0x38800000: // 2^-14: subnormal
-		// Adding 1/2 leaves the value in units of 2^-24 in the low mantissa bits, rounded by the addition.
+		// Adding 1/2 leaves the value in units of 2^-24 in the low mantissa bits, rounded by the
+		// addition.
 		return sign | uint16(math.Float32bits(math.Float32frombits(a)+0.5)-0x3F000000)
 	default:
 		return sign | uint16((a+0xFFF+a>>13&1)>>13-112<<10)
@@ -79,7 +82,8 @@ func F16ToF32(x uint16) float32 {
 	}
 }
 
-// E4M3FromF32 rounds x to OCP fp8 e4m3, to nearest even. Values beyond ±448, the infinities included, become ±448.
+// E4M3FromF32 rounds x to OCP fp8 e4m3, to nearest even. Values beyond ±448, the infinities
+// included, become ±448.
 func E4M3FromF32(x float32) uint8 {
 	b := math.Float32bits(x)
 	sign := uint8(b >> 24 & 0x80)
@@ -96,7 +100,8 @@ func E4M3FromF32(x float32) uint8 {
 	}
 }
 
-// E5M2FromF32 rounds x to OCP fp8 e5m2, to nearest even. Values beyond ±57344, the infinities included, become ±57344.
+// E5M2FromF32 rounds x to OCP fp8 e5m2, to nearest even. Values beyond ±57344, the infinities
+// included, become ±57344.
 func E5M2FromF32(x float32) uint8 {
 	b := math.Float32bits(x)
 	sign := uint8(b >> 24 & 0x80)
@@ -117,7 +122,8 @@ var e4m3Table, e5m2Table = fp8Tables()
 
 func fp8Tables() (e4m3, e5m2 [256]float32) {
 	for i := range 256 {
-		// e5m2 is the upper byte of a half. e4m3 shifted into a half has 2^-8 of its value, but one NaN and no Inf.
+		// e5m2 is the upper byte of a half. e4m3 shifted into a half has 2^-8 of its value, but one
+		// NaN and no Inf.
 		e5m2[i] = F16ToF32(uint16(i) << 8)
 		e4m3[i] = F16ToF32(uint16(i&0x80)<<8|uint16(i&0x7F)<<7) * 256
 		if i&0x7F == 0x7F {

@@ -123,7 +123,8 @@ func TestF16AgainstOracle(t *testing.T) {
 		h := uint16(i)
 		want := float16.Frombits(h).Float32()
 		got := F16ToF32(h)
-		if got != want && (got == got || want == want) || math.Signbit(float64(got)) != math.Signbit(float64(want)) && got == got {
+		if got != want && (got == got || want == want) ||
+			math.Signbit(float64(got)) != math.Signbit(float64(want)) && got == got {
 			t.Fatalf("F16ToF32(%#04x) = %g, want %g", h, got, want)
 		}
 	}
@@ -146,8 +147,8 @@ func TestF16AgainstOracle(t *testing.T) {
 	}
 }
 
-// TestRounding checks every value, every midpoint of two neighbours and the fp32 values next to it: a midpoint goes to the
-// even code, its neighbours to the nearer one.
+// TestRounding checks every value, every midpoint of two neighbours and the fp32 values next to it:
+// a midpoint goes to the even code, its neighbours to the nearer one.
 func TestRounding(t *testing.T) {
 	for _, f := range []struct {
 		name string

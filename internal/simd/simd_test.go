@@ -62,7 +62,8 @@ func agree(t failer, out []byte, describe string, f func()) {
 
 func pointer(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 
-// Interesting patterns of each float type: zeros, subnormals, the extremes, values about rounding ties, infinities, NaNs.
+// Interesting patterns of each float type: zeros, subnormals, the extremes, values about rounding
+// ties, infinities, NaNs.
 var (
 	special8  = []uint64{0, 0x80, 1, 0x81, 7, 8, 0x38, 0x77, 0x78, 0x7B, 0x7C, 0x7D, 0x7E, 0x7F, 0xFB, 0xFC, 0xFE, 0xFF}
 	special16 = []uint64{
@@ -129,7 +130,8 @@ func lengths() *rapid.Generator[int] {
 		}))
 }
 
-// A yard hands out areas whose surroundings must not change, and must not be read where the system can forbid that.
+// A yard hands out areas whose surroundings must not change, and must not be read where the system
+// can forbid that.
 type yard struct {
 	areas []area
 }
@@ -428,7 +430,8 @@ func TestConvertPaths(t *testing.T) {
 	})
 }
 
-// TestConvertAllPatterns converts every 8-bit and 16-bit pattern, and the fp32 values about every rounding boundary.
+// TestConvertAllPatterns converts every 8-bit and 16-bit pattern, and the fp32 values about every
+// rounding boundary.
 func TestConvertAllPatterns(t *testing.T) {
 	for _, from := range []Type{BF16, F16, E4M3, E5M2} {
 		n := 1 << (8 * from.Size())
@@ -477,7 +480,8 @@ func element(t Type, b []byte, i int) float64 {
 	return float64(x[0])
 }
 
-// boundaries returns for each two neighbouring values of t the middle and its fp32 neighbours, in both signs.
+// boundaries returns for each two neighbouring values of t the middle and its fp32 neighbours, in
+// both signs.
 func boundaries(t Type) []float32 {
 	var out []float32
 	for c := range uint32(1) << (8*min(t.Size(), 2) - 1) {

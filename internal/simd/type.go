@@ -22,7 +22,8 @@ func (o Op) String() string {
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-// Type is the storage type of an element. BF16 and F16 are stored in 16 bits, E4M3 and E5M2 (the two OCP 8-bit floats) in 8.
+// Type is the storage type of an element. BF16 and F16 are stored in 16 bits, E4M3 and E5M2 (the
+// two OCP 8-bit floats) in 8.
 type Type uint8
 
 // The element types.
@@ -43,7 +44,10 @@ const (
 	E5M2
 )
 
-var typeNames = [...]string{"bf16", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "e4m3", "e5m2"}
+var typeNames = [...]string{
+	"bf16", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64",
+	"e4m3", "e5m2",
+}
 
 var typeSizes = [...]uint8{2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1, 1}
 

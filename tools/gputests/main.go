@@ -1,9 +1,11 @@
 // Command gputests keeps the record of what ran on which GPUs, and writes the page that shows it.
 //
 //	gputests -dir DOCS/benchmarks                          writes gpu-tests.md from gpu-tests.jsonl, both there
-//	gputests -dir DOCS/benchmarks -add LOGS [-what TEXT]   first appends a run: LOGS is the folder where run.sh left its results
+//	gputests -dir DOCS/benchmarks -add LOGS [-what TEXT]   first appends a run: LOGS is the folder where
+//	                                                       run.sh left its results
 //
-// A run is results.jsonl, a line for the run and one for each part, and doctor.json, which says what the machine was.
+// A run is results.jsonl, a line for the run and one for each part, and doctor.json, which says
+// what the machine was.
 package main
 
 import (

@@ -12,12 +12,14 @@ import (
 //go:embed heading.md
 var heading string
 
-// page is the page of a record: the newest result of each part on each kind of machine, then all of them, the newest first.
+// page is the page of a record: the newest result of each part on each kind of machine, then all of
+// them, the newest first.
 func page(entries []entry) []byte {
 	var b bytes.Buffer
 	b.WriteString(heading)
 	b.WriteString("\n## Newest result of each part\n\n")
-	machines, parts := distinct(entries, func(e entry) string { return e.GPUs }), distinct(entries, func(e entry) string { return e.Part })
+	machines, parts := distinct(entries, func(e entry) string { return e.GPUs }), distinct(entries,
+		func(e entry) string { return e.Part })
 	b.WriteString("| part |")
 	for _, m := range machines {
 		fmt.Fprintf(&b, " %s |", m)
@@ -30,7 +32,8 @@ func page(entries []entry) []byte {
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("\n## All results\n\nA part that failed and was mended says in its note whether it has passed since.\n\n")
+	b.WriteString("\n## All results\n\nA part that failed and was mended says in its note whether it has " +
+		"passed since.\n\n")
 	b.WriteString("| date | GPUs | driver, CUDA | part | what | result |\n|---|---|---|---|---|---|\n")
 	ordered := slices.Clone(entries)
 	slices.Reverse(ordered)
@@ -40,7 +43,8 @@ func page(entries []entry) []byte {
 		if e.Build != "" {
 			what = strings.TrimPrefix(what+", at "+e.Build, ", ")
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s, %s | %s | %s | %s |\n", e.Date, e.GPUs, e.Driver, e.CUDA, e.Part, cell(what), cell(e.outcome()))
+		fmt.Fprintf(&b, "| %s | %s | %s, %s | %s | %s | %s |\n", e.Date, e.GPUs, e.Driver, e.CUDA, e.Part,
+			cell(what), cell(e.outcome()))
 	}
 	return b.Bytes()
 }

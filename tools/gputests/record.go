@@ -92,7 +92,8 @@ func readRun(logs, what string) ([]entry, error) {
 		}
 		entries = append(entries, entry{
 			Date: h.Date, Build: h.Build, GPUs: m.gpus(), Driver: m.GPU.Driver, CUDA: m.CUDA.Version,
-			Part: p.Part, What: strings.TrimSpace(h.Flags + " " + what), Passed: p.Passed, Seconds: p.Seconds, Result: p.Result, Note: p.Note,
+			Part: p.Part, What: strings.TrimSpace(h.Flags + " " + what), Passed: p.Passed, Seconds: p.Seconds,
+			Result: p.Result, Note: p.Note,
 		})
 	}
 	if len(entries) == 0 {

@@ -13,7 +13,8 @@ func write(t *testing.T, record string) (dir, logs string) {
 	dir, logs = t.TempDir(), t.TempDir()
 	for name, text := range map[string]string{
 		filepath.Join(dir, "gpu-tests.jsonl"): record,
-		filepath.Join(logs, "doctor.json"): `{"weft":"devel","gpu":{"driver":"580.159"},"cuda":{"version":"13.0","devices":[` +
+		filepath.Join(logs,
+			"doctor.json"): `{"weft":"devel","gpu":{"driver":"580.159"},"cuda":{"version":"13.0","devices":[` +
 			`{"name":"NVIDIA H200"},{"name":"NVIDIA H200"}]}}` + "\n",
 		filepath.Join(logs, "results.jsonl"): `{"date":"2026-11-25","build":"abc1234","flags":"-test.short"}` + "\n" +
 			`{"part":"test-ep","seconds":12,"result":"passed","passed":34,"note":""}` + "\n" +
@@ -49,7 +50,8 @@ func TestAdd(t *testing.T) {
 	_, table, _ := strings.Cut(string(text), "## Newest")
 	for _, want := range []string{
 		"| link | failed 2026-11-25 |\n| test-ep | passed 2026-11-25 |\n",
-		"| 2026-11-25 | 2 x H200 | 580.159, 13.0 | link | -test.short two ranks, at abc1234 | failed, 3 s; it took \\| too long |\n",
+		"| 2026-11-25 | 2 x H200 | 580.159, 13.0 | link | -test.short two ranks, at abc1234 | failed, 3 s; " +
+			"it took \\| too long |\n",
 		"| 2026-11-25 | 2 x H200 | 580.159, 13.0 | test-ep | -test.short two ranks, at abc1234 | passed, 34 tests, 12 s |\n" +
 			"| 2026-11-22 | 2 x H200 | 570, 12.8 | link |  | passed |\n",
 	} {

@@ -1,11 +1,12 @@
-// Command peers times several all-reduce programs against one another and prints one table: the median of the
-// rounds' p50 by size, and who was fastest. The programs take turns within a round, so that what else the machine is
-// doing falls on all of them alike.
+// Command peers times several all-reduce programs against one another and prints one table: the
+// median of the rounds' p50 by size, and who was fastest. The programs take turns within a round,
+// so that what else the machine is doing falls on all of them alike.
 //
 //	peers -ranks 2 -rounds 5 weft='build/weft bench allreduce --ranks 2 --json' openmpi='mpirun ...'
 //
-// A program prints one JSON object a line with at least op ("allreduce"), bytes, p50_us and verified; other lines
-// are ignored. A program that fails, or does not verify what it computed, makes the exit code 1.
+// A program prints one JSON object a line with at least op ("allreduce"), bytes, p50_us and
+// verified; other lines are ignored. A program that fails, or does not verify what it computed,
+// makes the exit code 1.
 package main
 
 import (
@@ -67,8 +68,8 @@ func compare(ctx context.Context, ranks, rounds int, limit time.Duration, args [
 	return nil
 }
 
-// run returns what a command printed on standard output. It is killed at the limit, its descendants included, so
-// that a launcher leaves no ranks behind.
+// run returns what a command printed on standard output. It is killed at the limit, its descendants
+// included, so that a launcher leaves no ranks behind.
 func run(ctx context.Context, command string, limit time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -27,8 +27,8 @@ var features = map[isa][]string{
 	avx512: {"AVX", "AVX2", "FMA3", "F16C", "BMI2", "AVX512F", "AVX512BW", "AVX512DQ", "AVX512VL"},
 }
 
-// checkRequirements fails if a kernel needs more than its path promises, be it an instruction or one of the sixteen vector
-// registers that only AVX-512 can name.
+// checkRequirements fails if a kernel needs more than its path promises, be it an instruction or
+// one of the sixteen vector registers that only AVX-512 can name.
 func checkRequirements(fn *ir.Function) error {
 	set := avx2
 	if strings.HasSuffix(fn.Name, string(avx512)) {
@@ -55,8 +55,8 @@ func checkRequirements(fn *ir.Function) error {
 // V is a vector of one register.
 type V = reg.VecVirtual
 
-// asm emits code for one instruction set. Its methods hide where the two differ: the width of a vector, and the names and
-// masks of some instructions. Those that compute return a fresh register.
+// asm emits code for one instruction set. Its methods hide where the two differ: the width of a
+// vector, and the names and masks of some instructions. Those that compute return a fresh register.
 type asm struct {
 	*build.Context
 	set  isa
@@ -179,8 +179,8 @@ func (a *asm) bits(v uint32) operand.Mem {
 	return m
 }
 
-// hoist loads the constants that splat will ask for, where there are registers to keep them: with AVX-512. A function
-// calls it before its loops.
+// hoist loads the constants that splat will ask for, where there are registers to keep them: with
+// AVX-512. A function calls it before its loops.
 func (a *asm) hoist(vs ...uint32) {
 	if a.wide() {
 		for _, v := range vs {
@@ -358,7 +358,8 @@ func (a *asm) canonical(x V, nan uint32) V {
 	return x
 }
 
-// across combines the lanes of v, which it overwrites, by halves: upper with lower until lane 0 holds the result.
+// across combines the lanes of v, which it overwrites, by halves: upper with lower until lane 0
+// holds the result.
 func (a *asm) across(v V, inst func(...operand.Op)) V {
 	x, y, hi := v.AsX().(V), v.AsY().(V), a.XMM()
 	if a.wide() {
@@ -415,7 +416,8 @@ func (a *asm) scalarStore(v V, m operand.Mem, size int) {
 	}
 }
 
-// A place is where a group of elements lies: a whole group, or with k (AVX-512) the elements that the mask names.
+// A place is where a group of elements lies: a whole group, or with k (AVX-512) the elements that
+// the mask names.
 type place struct {
 	mem operand.Mem
 	k   reg.Register

@@ -55,8 +55,8 @@ func (a *asm) widenDouble() {
 	})
 }
 
-// narrowDouble rounds to nearest even, or to odd: truncated, with the last bit set if that was inexact. A second rounding
-// after round-to-odd gives what one rounding would have given.
+// narrowDouble rounds to nearest even, or to odd: truncated, with the last bit set if that was
+// inexact. A second rounding after round-to-odd gives what one rounding would have given.
 func (a *asm) narrowDouble() {
 	a.begin("narrowF64", "func(dst, src *byte, n, odd int)",
 		"Rounds n elements (a multiple of 32) of fp64 to fp32, if odd is not 0 to odd. Only with odd 0 a NaN is canonical.")
@@ -93,7 +93,8 @@ func (a *asm) roundToOdd(v, h V) {
 		a.VPORD_BCST(a.bits(1), h, inexact, h)
 		return
 	}
-	// Where rounding went away from zero the magnitude, an integer in the lower bits, is one too large.
+	// Where rounding went away from zero the magnitude, an integer in the lower bits, is one too
+	// large.
 	a.VCVTPS2PD(h, back)
 	magnitude, inexact, away := a.vec(), a.vec(), a.vec()
 	a.VPBROADCASTQ(a.quad("magnitude64", 1<<63-1), magnitude)

@@ -9,9 +9,10 @@ func emitDots(a *asm) {
 	}
 }
 
-// dot keeps 64 accumulators in registers. The families of a vector (even and odd elements, or just one) are reduced side by
-// side: while a family has several registers the second half of them is added to the first, then the upper half of the
-// register to the lower. Both are the step s[j] += s[j+h] of the contract, because a family of two holds every second element.
+// dot keeps 64 accumulators in registers. The families of a vector (even and odd elements, or just
+// one) are reduced side by side: while a family has several registers the second half of them is
+// added to the first, then the upper half of the register to the lower. Both are the step s[j] +=
+// s[j+h] of the contract, because a family of two holds every second element.
 func (a *asm) dot(f format) {
 	a.begin("dot"+f.name(), "func(x, y *byte, blocks int, tailX, tailY *byte, tail int) float32",
 		"Returns the dot product of 64*blocks elements of "+f.name()+", and if tail is not 0 of 64 more at tailX and tailY.")

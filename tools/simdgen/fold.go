@@ -7,8 +7,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// A fold keeps the accumulators of a block of columns in registers over all rows. The block is as many groups as fit, then
-// what is left goes group by group under a mask (AVX-512), or group by group and then element by element (AVX2).
+// A fold keeps the accumulators of a block of columns in registers over all rows. The block is as
+// many groups as fit, then what is left goes group by group under a mask (AVX-512), or group by
+// group and then element by element (AVX2).
 type fold struct {
 	log   int        // of the bytes of an element
 	group func() int // bytes of a group
@@ -24,7 +25,8 @@ type fold struct {
 type step struct {
 	label string
 	code  int // of foldOp in internal/simd
-	// before and after run once a block, row once for every row; the others get what before or row returns.
+	// before and after run once a block, row once for every row; the others get what before or row
+	// returns.
 	before func() V
 	row    func(j reg.Register) V
 	apply  func(c V, x, acc V)
@@ -213,8 +215,9 @@ func (a *asm) foldF64() {
 	})
 }
 
-// minStep is the minimum that orders -0 below +0 and keeps NaNs. The instruction returns its second source if either is a
-// NaN or both are zeros; the disjunction of both orders is -0 unless both are +0, and a NaN if either is.
+// minStep is the minimum that orders -0 below +0 and keeps NaNs. The instruction returns its second
+// source if either is a NaN or both are zeros; the disjunction of both orders is -0 unless both are
+// +0, and a NaN if either is.
 func (a *asm) minStep(inst func(...operand.Op)) step {
 	return step{
 		label:  "Min",

@@ -17,8 +17,8 @@ type format interface {
 	prepare(a *asm)
 	prepareStore(a *asm)
 	load(a *asm, p place) []V
-	// store rounds vs, which it may overwrite. Lanes that are NaN must first have been replaced by nan(), the bits of a
-	// NaN that rounds to the canonical one, unless that is 0.
+	// store rounds vs, which it may overwrite. Lanes that are NaN must first have been replaced by
+	// nan(), the bits of a NaN that rounds to the canonical one, unless that is 0.
 	store(a *asm, vs []V, p place)
 	nan() uint32
 }
@@ -99,7 +99,8 @@ func (f32) store(a *asm, vs []V, p place) {
 	storeBytes(a, vs[0], p, 4)
 }
 
-// f16 is IEEE half precision; the conversions are instructions, which neither flush nor trap on subnormals.
+// f16 is IEEE half precision; the conversions are instructions, which neither flush nor trap on
+// subnormals.
 type f16 struct{}
 
 func (f16) name() string       { return "F16" }
@@ -177,8 +178,9 @@ func packWords(a *asm, v V) V {
 	return r
 }
 
-// bf16Pairs is bfloat16 without shuffles: the even elements of a group in one vector, the odd ones in another. Each 32-bit
-// lane of memory holds an even element in its lower half and an odd one in its upper half.
+// bf16Pairs is bfloat16 without shuffles: the even elements of a group in one vector, the odd ones
+// in another. Each 32-bit lane of memory holds an even element in its lower half and an odd one in
+// its upper half.
 type bf16Pairs struct{ upper V }
 
 func (*bf16Pairs) name() string        { return "BF16" }
@@ -232,8 +234,8 @@ func (f *bf16Pairs) store(a *asm, vs []V, p place) {
 	storeBytes(a, r, p, 2)
 }
 
-// fp8 is an OCP 8-bit float. Loads go through half precision: both formats are, shifted to its upper bits, half-precision
-// numbers up to a power of two, so that subnormals need no care.
+// fp8 is an OCP 8-bit float. Loads go through half precision: both formats are, shifted to its
+// upper bits, half-precision numbers up to a power of two, so that subnormals need no care.
 type fp8 struct {
 	id       string
 	mantissa int // bits
@@ -279,7 +281,8 @@ func (f *fp8) load(a *asm, p place) []V {
 		a.VCVTPH2PS(upper, v)
 		return []V{v}
 	}
-	// One bit of exponent less, so one place lower, and the value 2^8 too small. The only NaN, all ones, becomes all ones.
+	// One bit of exponent less, so one place lower, and the value 2^8 too small. The only NaN, all
+	// ones, becomes all ones.
 	magnitude := a.asHalf(f.magnitude)
 	m := a.and(magnitude, a.shift(a.VPSLLW, h, 7))
 	r := a.or(m, a.and(a.asHalf(f.sign), upper))
@@ -313,8 +316,9 @@ func (f *fp8) store(a *asm, vs []V, p place) {
 	}
 }
 
-// drop is the number of mantissa bits that rounding takes from an fp32 number, unit the bits of the power of two whose last
-// mantissa bit is the unit of the subnormals, smallest those of the smallest normal number.
+// drop is the number of mantissa bits that rounding takes from an fp32 number, unit the bits of the
+// power of two whose last mantissa bit is the unit of the subnormals, smallest those of the
+// smallest normal number.
 func (f *fp8) drop() int { return 23 - f.mantissa }
 
 func (f *fp8) unit() uint32     { return math.Float32bits(float32(math.Ldexp(1, 23+1-f.bias-f.mantissa))) }

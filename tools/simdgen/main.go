@@ -1,7 +1,9 @@
-// Command simdgen writes the AVX2 and AVX-512 kernels of internal/simd: one assembly file for each family of kernels, and
-// one Go file with their declarations. The output is committed; go generate in internal/simd renews it.
+// Command simdgen writes the AVX2 and AVX-512 kernels of internal/simd: one assembly file for each
+// family of kernels, and one Go file with their declarations. The output is committed; go generate
+// in internal/simd renews it.
 //
-// Every kernel is described once, over vectors of unspecified width, and emitted for both instruction sets.
+// Every kernel is described once, over vectors of unspecified width, and emitted for both
+// instruction sets.
 package main
 
 import (

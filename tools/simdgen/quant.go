@@ -32,7 +32,8 @@ func (a *asm) quantize(f format) {
 	load := func(i int) V {
 		return f.load(a, place{mem: operand.Mem{Base: src, Disp: i * a.lanes() * f.size()}})[0]
 	}
-	// The maximum instruction returns its second source, here the maximum so far, if the first is a NaN.
+	// The maximum instruction returns its second source, here the maximum so far, if the first is a
+	// NaN.
 	amaxes := []V{a.zeroed(), a.zeroed()}
 	for i := range count {
 		v := load(i)

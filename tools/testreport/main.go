@@ -1,7 +1,8 @@
-// Command testreport reads the events of "go test -json" from standard input and prints what a reader of a long
-// test run needs: one line a package as it ends, the whole output of what failed, and at the end how many tests were
-// skipped and why. Its argument begins the names of two files: NAME-durations.txt says how long packages and tests took,
-// NAME-skipped.txt which tests were skipped. It exits with 1 if anything failed.
+// Command testreport reads the events of "go test -json" from standard input and prints what a
+// reader of a long test run needs: one line a package as it ends, the whole output of what failed,
+// and at the end how many tests were skipped and why. Its argument begins the names of two files:
+// NAME-durations.txt says how long packages and tests took, NAME-skipped.txt which tests were
+// skipped. It exits with 1 if anything failed.
 package main
 
 import (

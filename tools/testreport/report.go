@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// event is one line of "go test -json"; the fields are documented by "go doc test2json" and, for the two build
-// actions, by "go help buildjson".
+// event is one line of "go test -json"; the fields are documented by "go doc test2json" and, for
+// the two build actions, by "go help buildjson".
 type event struct {
 	Action      string
 	Package     string
@@ -55,8 +55,8 @@ func newReport(w io.Writer) *report {
 	return &report{w: w, output: map[test][]string{}, build: map[string][]string{}}
 }
 
-// read consumes events until the end of r. A line that is no event is passed through: the go command writes such
-// lines when it fails before any test starts.
+// read consumes events until the end of r. A line that is no event is passed through: the go
+// command writes such lines when it fails before any test starts.
 func (r *report) read(in io.Reader) error {
 	lines := bufio.NewReader(in)
 	for {
@@ -108,7 +108,8 @@ func (r *report) add(e event) {
 	}
 }
 
-// failPackage prints what the package still holds: the output of its failed and unfinished tests, then its own.
+// failPackage prints what the package still holds: the output of its failed and unfinished tests,
+// then its own.
 func (r *report) failPackage(e event) {
 	r.failed = true
 	fmt.Fprintf(r.w, "FAILED  %7.1f s  %s\n", e.Elapsed, e.Package)
@@ -161,7 +162,8 @@ func (r *report) why() string {
 		head, _, _ := strings.Cut(s.reason, ":")
 		count[strings.Replace(head, "needs ", "need ", 1)]++
 	}
-	reasons := slices.SortedFunc(maps.Keys(count), func(a, b string) int { return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a, b)) })
+	reasons := slices.SortedFunc(maps.Keys(count),
+		func(a, b string) int { return cmp.Or(cmp.Compare(count[b], count[a]), cmp.Compare(a, b)) })
 	const most = 3
 	if len(reasons) == 1 {
 		return fmt.Sprintf("%d skipped: %s", len(r.skips), reasons[0])
@@ -200,7 +202,8 @@ func (r *report) durations() string {
 	return b.String()
 }
 
-// lastLine is the message of a skip: what a test printed last before the verdict, without its position.
+// lastLine is the message of a skip: what a test printed last before the verdict, without its
+// position.
 func lastLine(output []string) string {
 	reason := "no reason given"
 	for _, line := range output {

@@ -81,7 +81,8 @@ func TestSkipsAreCounted(t *testing.T) {
 		events = append(events, skip(name, name)...)
 	}
 	_, out = play(t, events...)
-	if want := "0 tests passed, 5 skipped: 2 need a GPU; 1 TestC; 1 TestD; 1 others (names in logs/skipped.txt)\n"; out != want {
+	if want := "0 tests passed, 5 skipped: 2 need a GPU; 1 TestC; 1 TestD; 1 others (names in " +
+		"logs/skipped.txt)\n"; out != want {
 		t.Errorf("printed %q, want %q", out, want)
 	}
 }

@@ -1,13 +1,15 @@
 // Package handle gives C numbers to hold in place of Go's objects.
 //
-// A handle could be the address of a C struct with a magic number in it. But to tell a struct that was freed from one that was not, it would have to be read,
-// and reading freed memory is what is to be avoided. So a handle is a number that points nowhere,
+// A handle could be the address of a C struct with a magic number in it. But to tell a struct that
+// was freed from one that was not, it would have to be read, and reading freed memory is what is to
+// be avoided. So a handle is a number that points nowhere,
 //
 //	magic 12 | kind 4 | generation 32 | slot 16
 //
-// and is looked up in a table. Any number at all can be looked up. The magic bits make it an address that no processor accepts, so that C code which follows
-// a handle finds out at once, and no address can be taken for a handle. A slot's generation grows with each use; it comes round after four
-// thousand million of them.
+// and is looked up in a table. Any number at all can be looked up. The magic bits make it an
+// address that no processor accepts, so that C code which follows a handle finds out at once, and
+// no address can be taken for a handle. A slot's generation grows with each use; it comes round
+// after four thousand million of them.
 package handle
 
 import (
@@ -43,7 +45,10 @@ const (
 	kinds
 )
 
-var kindNames = [kinds]string{"weft_comm", "weft_window", "weft_ep", "weft_routing", "weft_received", "weft_work", "weft_group", "weft_ep_counter"}
+var kindNames = [kinds]string{
+	"weft_comm", "weft_window", "weft_ep", "weft_routing", "weft_received",
+	"weft_work", "weft_group", "weft_ep_counter",
+}
 
 // String is the C type's name.
 func (k Kind) String() string {
@@ -75,7 +80,8 @@ const chunkSlots = 256
 
 type chunk[T any] [chunkSlots]slot[T]
 
-// slot is written under the table's lock and read without: who has read the same id before and after the rest has read what belongs to it.
+// slot is written under the table's lock and read without: who has read the same id before and
+// after the rest has read what belongs to it.
 type slot[T any] struct {
 	id         atomic.Uint64 // 0: the slot is free
 	object     atomic.Pointer[T]
@@ -86,7 +92,8 @@ type slot[T any] struct {
 // NewTable makes an empty table.
 func NewTable[T any](k Kind) *Table[T] { return &Table[T]{kind: k} }
 
-// Add gives an object a handle. Who works on it by [Table.Enter] holds the gate, which several objects may share.
+// Add gives an object a handle. Who works on it by [Table.Enter] holds the gate, which several
+// objects may share.
 func (t *Table[T]) Add(object *T, gate *sync.Mutex) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -121,8 +128,9 @@ func (t *Table[T]) Get(id uint64) (*T, error) {
 	return nil, t.refusal(id)
 }
 
-// Enter is the object of a handle for the caller alone, who unlocks the gate at the end. C programs do not take turns by themselves, and what is behind
-// handles relies on it. Who comes second is refused: one that waited for an operation that waits for it would never be found.
+// Enter is the object of a handle for the caller alone, who unlocks the gate at the end. C programs
+// do not take turns by themselves, and what is behind handles relies on it. Who comes second is
+// refused: one that waited for an operation that waits for it would never be found.
 func (t *Table[T]) Enter(id uint64) (*T, *sync.Mutex, error) {
 	s := t.find(id)
 	if s == nil {
@@ -133,7 +141,8 @@ func (t *Table[T]) Enter(id uint64) (*T, *sync.Mutex, error) {
 		return nil, nil, t.refusal(id)
 	}
 	if !gate.TryLock() {
-		return nil, nil, fmt.Errorf("%w: another thread is inside a call on this %s, or on what it was made from", ErrBusy, t.kind)
+		return nil, nil, fmt.Errorf("%w: another thread is inside a call on this %s, or on what it "+
+			"was made from", ErrBusy, t.kind)
 	}
 	if s.id.Load() != id { // it went before the gate was ours
 		gate.Unlock()
@@ -193,7 +202,8 @@ func (t *Table[T]) refusal(id uint64) error {
 	case id == 0:
 		return fmt.Errorf("%w: the %s is NULL", ErrInvalid, t.kind)
 	case id>>magicShift != magic || kind >= kinds:
-		return fmt.Errorf("%w: %#x is no %s of this library; pass what a call of the same process returned", ErrInvalid, id, t.kind)
+		return fmt.Errorf("%w: %#x is no %s of this library; pass what a call of the same process returned",
+			ErrInvalid, id, t.kind)
 	case kind != t.kind:
 		return fmt.Errorf("%w: %#x is a %s where a %s belongs", ErrInvalid, id, kind, t.kind)
 	}

@@ -84,7 +84,8 @@ func TestTableFull(t *testing.T) {
 	}
 }
 
-// Any number may be looked up while handles come and go; what is found is what the number stood for.
+// Any number may be looked up while handles come and go; what is found is what the number stood
+// for.
 func TestTableConcurrently(t *testing.T) {
 	table := handle.NewTable[uint64](handle.Received)
 	var all sync.WaitGroup
@@ -129,7 +130,8 @@ func TestEnter(t *testing.T) {
 	if err != nil || o != first || held != &gate {
 		t.Fatalf("%p behind %p, %v", o, held, err)
 	}
-	if _, _, err := table.Enter(ids[1]); !errors.Is(err, handle.ErrBusy) || !strings.Contains(err.Error(), "weft_routing") {
+	if _, _, err := table.Enter(ids[1]); !errors.Is(err, handle.ErrBusy) ||
+		!strings.Contains(err.Error(), "weft_routing") {
 		t.Errorf("an object behind the same gate: %v", err)
 	}
 	held.Unlock()

@@ -1,5 +1,5 @@
-// Package budget holds compiled kernels to what they may use of a GPU: registers, stack, spills and static shared memory, by a file that is committed
-// beside the test.
+// Package budget holds compiled kernels to what they may use of a GPU: registers, stack, spills and
+// static shared memory, by a file that is committed beside the test.
 //
 //	var update = flag.Bool("update", false, "rewrite testdata/kernels.txt")
 //
@@ -11,10 +11,11 @@
 //
 // # The file
 //
-// Its first line says which compiler the figures are of, the second how many registers more than the budget a kernel
-// may have: a change elsewhere moves them by a few. A program and its architecture stand on a line of their own, its
-// kernels below, indented, by their C++ names where the spec has them. Stack, spills and shared memory may not grow at
-// all. Kernels that spill need a reason, given by what the program's name, a space and the kernel's begin with:
+// Its first line says which compiler the figures are of, the second how many registers more than
+// the budget a kernel may have: a change elsewhere moves them by a few. A program and its
+// architecture stand on a line of their own, its kernels below, indented, by their C++ names where
+// the spec has them. Stack, spills and shared memory may not grow at all. Kernels that spill need a
+// reason, given by what the program's name, a space and the kernel's begin with:
 //
 //	compiler NVRTC 13.0
 //	slack 4
@@ -42,7 +43,8 @@ import (
 	"github.com/weftgo/weft/cuda/nvrtc"
 )
 
-// Use is what a kernel uses: registers of a thread, and bytes. Spilled counts stores and loads together.
+// Use is what a kernel uses: registers of a thread, and bytes. Spilled counts stores and loads
+// together.
 type Use struct{ Registers, Stack, Spilled, Shared int }
 
 // Program is what the kernels of a program use, by name.
@@ -53,15 +55,18 @@ type Program struct {
 	Symbols    []string // what a driver finds the kernels by, and profilers make their names of
 }
 
-// verbose makes the compiler tell what each kernel uses. It is a part of the key, so a cache keeps these apart from those that are run.
+// verbose makes the compiler tell what each kernel uses. It is a part of the key, so a cache keeps
+// these apart from those that are run.
 const verbose = "--ptxas-options=-v"
 
-// Cache keeps what a compiler compiles for [Compile], in the user's cache directory: it takes a second or more a program.
+// Cache keeps what a compiler compiles for [Compile], in the user's cache directory: it takes a
+// second or more a program.
 func Cache(c *nvrtc.Compiler) *kernel.Cache {
 	return kernel.New(kernel.Options{Dir: cudatest.Kept("compiled", c.Version().String(), c.Path()), ReadOnly: []string{}})
 }
 
-// Compile compiles specs, in their order, and reads off what their kernels use. Whatever else the compiler has to say is an error.
+// Compile compiles specs, in their order, and reads off what their kernels use. Whatever else the
+// compiler has to say is an error.
 func Compile(ctx context.Context, cache *kernel.Cache, specs []kernel.Spec) ([]Program, error) {
 	told := slices.Clone(specs)
 	for i := range told {
@@ -87,7 +92,10 @@ func Compile(ctx context.Context, cache *kernel.Cache, specs []kernel.Spec) ([]P
 			delete(kernels, symbol)
 			kernels[name] = use
 		}
-		all = append(all, Program{Arch: c.Arch, Name: specs[i].Name, Compiler: c.Compiler, Kernels: kernels, Symbols: symbols})
+		all = append(all, Program{
+			Arch: c.Arch, Name: specs[i].Name, Compiler: c.Compiler, Kernels: kernels,
+			Symbols: symbols,
+		})
 	}
 	return all, nil
 }
@@ -95,13 +103,15 @@ func Compile(ctx context.Context, cache *kernel.Cache, specs []kernel.Spec) ([]P
 var (
 	entry  = regexp.MustCompile(`^ptxas info\s*: Compiling entry function '(\w+)' for '\w+'$`)
 	of     = regexp.MustCompile(`^ptxas info\s*: Function properties for (\w+)$`)
-	spills = regexp.MustCompile(`^(?:ptxas\s*\.)?\s*(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads$`)
+	spills = regexp.MustCompile(`^(?:ptxas\s*\.)?\s*(\d+) bytes stack frame, (\d+) bytes spill stores, ` +
+		`(\d+) bytes spill loads$`)
 	uses   = regexp.MustCompile(`^ptxas info\s*: Used (\d+) registers(?:, (.*))?$`)
 	shared = regexp.MustCompile(`(\d+) bytes smem`)
 	idle   = regexp.MustCompile(`^ptxas info\s*: (?:Compile time = .*|\d+ bytes gmem.*|\(C\d+\).*)$`)
 )
 
-// read understands what ptxas tells of a program. The spills and the stack of functions that a kernel calls are the kernel's too.
+// read understands what ptxas tells of a program. The spills and the stack of functions that a
+// kernel calls are the kernel's too.
 func read(log string) (map[string]Use, error) {
 	kernels := map[string]Use{}
 	current := ""
@@ -139,7 +149,8 @@ func read(log string) (map[string]Use, error) {
 	return kernels, nil
 }
 
-// compare finds out whether the compiler has told of every kernel: each has a section of constants, where its arguments are.
+// compare finds out whether the compiler has told of every kernel: each has a section of constants,
+// where its arguments are.
 func compare(image []byte, told []string) error {
 	f, err := elf.NewFile(bytes.NewReader(image))
 	if err != nil {

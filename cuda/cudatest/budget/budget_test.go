@@ -75,17 +75,20 @@ func TestCheck(t *testing.T) {
 		programs []Program
 		want     string // in the error; none if empty
 	}{
-		"same":            {both, ""},
-		"one":             {both[1:], ""},
-		"less":            {grown(func(u *Use) { u.Registers, u.Stack, u.Shared = 20, 0, 0 }), ""},
-		"slack":           {grown(func(u *Use) { u.Registers += slack }), ""},
-		"registers":       {grown(func(u *Use) { u.Registers += slack + 1 }), "k0: 65 registers, 64 are allowed"},
-		"stack":           {grown(func(u *Use) { u.Stack++ }), "17 bytes of stack, 16 are allowed"},
-		"spills":          {grown(func(u *Use) { u.Spilled++ }), "1 bytes spilled, 0 are allowed"},
-		"shared":          {grown(func(u *Use) { u.Shared++ }), "33 bytes of static shared memory, 32 are allowed"},
-		"new kernel":      {[]Program{program("sm_90a", use, use)}, "kernel k1 has no budget"},
-		"kernel gone":     {[]Program{program("sm_80", use)}, "the budget has kernel k1, and it is gone"},
-		"program gone":    {[]Program{{Arch: "sm_90a", Name: "other", Compiler: "NVRTC 13.0"}}, "the budget has sm_90a ep send, twice, and it is gone"},
+		"same":        {both, ""},
+		"one":         {both[1:], ""},
+		"less":        {grown(func(u *Use) { u.Registers, u.Stack, u.Shared = 20, 0, 0 }), ""},
+		"slack":       {grown(func(u *Use) { u.Registers += slack }), ""},
+		"registers":   {grown(func(u *Use) { u.Registers += slack + 1 }), "k0: 65 registers, 64 are allowed"},
+		"stack":       {grown(func(u *Use) { u.Stack++ }), "17 bytes of stack, 16 are allowed"},
+		"spills":      {grown(func(u *Use) { u.Spilled++ }), "1 bytes spilled, 0 are allowed"},
+		"shared":      {grown(func(u *Use) { u.Shared++ }), "33 bytes of static shared memory, 32 are allowed"},
+		"new kernel":  {[]Program{program("sm_90a", use, use)}, "kernel k1 has no budget"},
+		"kernel gone": {[]Program{program("sm_80", use)}, "the budget has kernel k1, and it is gone"},
+		"program gone": {
+			[]Program{{Arch: "sm_90a", Name: "other", Compiler: "NVRTC 13.0"}},
+			"the budget has sm_90a ep send, twice, and it is gone",
+		},
 		"another version": {[]Program{other}, "another compiler"},
 		"none":            {nil, "no programs"},
 	} {
@@ -140,7 +143,8 @@ sm_90a ep send, twice
 	if err := Check(path, []Program{{Arch: "sm_80", Name: "new", Compiler: "NVRTC 13.0"}}, true); err != nil {
 		t.Error(err)
 	}
-	if text, err = os.ReadFile(path); err != nil || strings.Contains(string(text), "sm_80 ep") || !strings.Contains(string(text), "sm_90a ep") {
+	if text, err = os.ReadFile(path); err != nil || strings.Contains(string(text), "sm_80 ep") ||
+		!strings.Contains(string(text), "sm_90a ep") {
 		t.Errorf("%v\n%s", err, text)
 	}
 }
@@ -198,7 +202,9 @@ __global__ void shares(int *x) {
 	if u := p.Kernels["layer::shares"]; u.Registers == 0 || u.Spilled != 0 || u.Shared < 1024 {
 		t.Errorf("the kernel with shared memory: %+v", u)
 	}
-	if p.Arch != "sm_90a" || p.Name != "two" || !strings.HasPrefix(p.Compiler, "NVRTC ") || len(p.Kernels) != 2 || !slices.Equal(p.Symbols, []string{"_ZN5layer6sharesEPi", "spills"}) || len(s.Options) != 0 {
+	if p.Arch != "sm_90a" || p.Name != "two" || !strings.HasPrefix(p.Compiler, "NVRTC ") ||
+		len(p.Kernels) != 2 || !slices.Equal(p.Symbols, []string{"_ZN5layer6sharesEPi", "spills"}) ||
+		len(s.Options) != 0 {
 		t.Errorf("%+v", p)
 	}
 	s.Source = strings.Replace(s.Source, "__syncthreads();", "int unused; __syncthreads();", 1)

@@ -23,14 +23,17 @@ type file struct {
 	programs map[string]map[string]Use // by architecture and name, as in the file
 }
 
-// A reason says why kernels spill: those whose program's name, a space and their own begin with the prefix.
+// A reason says why kernels spill: those whose program's name, a space and their own begin with the
+// prefix.
 type reason struct{ prefix, text string }
 
-// ErrOtherCompiler says that a budget is of another compiler than the one that is here, whose figures differ.
+// ErrOtherCompiler says that a budget is of another compiler than the one that is here, whose
+// figures differ.
 var ErrOtherCompiler = errors.New("the budget is of another compiler")
 
-// Check holds programs, all of one compiler, to a budget. What the budget has of architectures that no program is for is left alone; what it has of
-// others besides is an error, as is a kernel that it does not have. With rewrite the file is written first, with what the programs use.
+// Check holds programs, all of one compiler, to a budget. What the budget has of architectures that
+// no program is for is left alone; what it has of others besides is an error, as is a kernel that
+// it does not have. With rewrite the file is written first, with what the programs use.
 func Check(path string, programs []Program, rewrite bool) error {
 	if len(programs) == 0 {
 		return errors.New("no programs")
@@ -73,8 +76,11 @@ func (f *file) check(programs []Program) error {
 			for _, err := range exceeds(p.Kernels[name], allowed, f.slack) {
 				wrong = append(wrong, fmt.Errorf("%s: kernel %s: %w", heading, name, err))
 			}
-			if allowed.Spilled > 0 && !slices.ContainsFunc(f.reasons, func(r reason) bool { return strings.HasPrefix(p.Name+" "+name, r.prefix) }) {
-				wrong = append(wrong, fmt.Errorf("%s: kernel %s: %d bytes are spilled for no reason: write one in the budget", heading, name, allowed.Spilled))
+			if allowed.Spilled > 0 && !slices.ContainsFunc(f.reasons,
+				func(r reason) bool { return strings.HasPrefix(p.Name+" "+name, r.prefix) }) {
+				wrong = append(wrong,
+					fmt.Errorf("%s: kernel %s: %d bytes are spilled for no reason: write one in the budget",
+						heading, name, allowed.Spilled))
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(kernels)) {
@@ -112,7 +118,11 @@ func exceeds(use, allowed Use, slack int) (wrong []error) {
 func (f *file) take(programs []Program) {
 	f.compiler = programs[0].Compiler
 	for _, p := range programs {
-		maps.DeleteFunc(f.programs, func(heading string, _ map[string]Use) bool { return strings.HasPrefix(heading, p.Arch+" ") })
+		maps.DeleteFunc(f.programs, func(heading string,
+			_ map[string]Use,
+		) bool {
+			return strings.HasPrefix(heading, p.Arch+" ")
+		})
 	}
 	for _, p := range programs {
 		f.programs[p.Arch+" "+p.Name] = p.Kernels

@@ -29,14 +29,16 @@ import (
 //go:embed source compiler.go translate.go
 var source embed.FS
 
-// flags are those of every compilation: fp32 as the device computes it, what kernels may do that C++ leaves undefined, and nothing to make code fast,
-// which takes longer than tests run it.
+// flags are those of every compilation: fp32 as the device computes it, what kernels may do that
+// C++ leaves undefined, and nothing to make code fast, which takes longer than tests run it.
 var flags = []string{
-	"-std=c++17", "-O0", "-fPIC", "-w", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing", "-fwrapv", "-fno-exceptions", "-fno-rtti",
+	"-std=c++17", "-O0", "-fPIC", "-w", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing",
+	"-fwrapv", "-fno-exceptions", "-fno-rtti",
 	"-fno-stack-protector", "-fcf-protection=none",
 }
 
-// Need skips a test where kernels cannot run, and says why: also where WEFT_REQUIRE_GPU says that there are true GPUs to test on.
+// Need skips a test where kernels cannot run, and says why: also where WEFT_REQUIRE_GPU says that
+// there are true GPUs to test on.
 func Need(t cudatest.TB) {
 	t.Helper()
 	if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
@@ -47,13 +49,14 @@ func Need(t cudatest.TB) {
 	}
 }
 
-// Everything says whether emulated GPUs run all that tests have for them, which "make test-all" asks for by
-// WEFT_TEST_ALL=1. Otherwise each kernel and each fault is run once.
+// Everything says whether emulated GPUs run all that tests have for them, which "make test-all"
+// asks for by WEFT_TEST_ALL=1. Otherwise each kernel and each fault is run once.
 func Everything() bool { return os.Getenv("WEFT_TEST_ALL") == "1" }
 
-// Compiler finds the host's C++ compiler: WEFT_CXX, or else g++ or clang++. It is for [kernel.Options]. Its images are for a machine
-// that [Attach] was called for, so they need a directory of their own. It compiles a spec once: images are kept in the user's cache directory, under weft/emulated, in a
-// folder for each version of this package and of the compiler.
+// Compiler finds the host's C++ compiler: WEFT_CXX, or else g++ or clang++. It is for
+// [kernel.Options]. Its images are for a machine that [Attach] was called for, so they need a
+// directory of their own. It compiles a spec once: images are kept in the user's cache directory,
+// under weft/emulated, in a folder for each version of this package and of the compiler.
 func Compiler() (kernel.Compiler, error) { return kept() }
 
 // Cache is where Compiler keeps images, for who loads no others.
@@ -88,7 +91,10 @@ var kept = sync.OnceValues(func() (*keeper, error) {
 		return nil, err
 	}
 	dir := cudatest.Kept("emulated", of...)
-	return &keeper{c, kernel.New(kernel.Options{Compiler: func() (kernel.Compiler, error) { return c, nil }, Dir: dir, ReadOnly: []string{}})}, nil
+	return &keeper{c, kernel.New(kernel.Options{
+		Compiler: func() (kernel.Compiler, error) { return c, nil },
+		Dir:      dir, ReadOnly: []string{},
+	})}, nil
 })
 
 // Compile gives what is kept of a spec.
@@ -136,8 +142,8 @@ type compiler struct {
 
 func (c *compiler) Version() string { return "emulate with " + c.version }
 
-// Compile gives an image of a shared library, which kernels are found in by their C++ names. Options are NVRTC's and
-// mean nothing here.
+// Compile gives an image of a shared library, which kernels are found in by their C++ names.
+// Options are NVRTC's and mean nothing here.
 func (c *compiler) Compile(ctx context.Context, s kernel.Spec) (kernel.Code, error) {
 	code, err := c.build(ctx, s)
 	if err != nil {
@@ -156,7 +162,10 @@ func (c *compiler) build(ctx context.Context, s kernel.Spec) (code []byte, err e
 	if err := layOut(dir, s); err != nil {
 		return nil, err
 	}
-	arguments := []string{"-E", "-std=c++17", "-nostdinc", "-w", "-I", "headers", "-include", "prelude.cuh", "-D__CUDA_ARCH__=" + architecture(s.Arch)}
+	arguments := []string{
+		"-E", "-std=c++17", "-nostdinc", "-w", "-I", "headers", "-include", "prelude.cuh",
+		"-D__CUDA_ARCH__=" + architecture(s.Arch),
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.Defines)) {
 		arguments = append(arguments, "-D"+name+"="+s.Defines[name])
 	}
@@ -192,7 +201,8 @@ func (c *compiler) addScheduler(ctx context.Context, dir string) error {
 	if c.scheduler != nil {
 		return os.WriteFile(path, c.scheduler, 0o600)
 	}
-	if _, err := c.run(ctx, dir, slices.Concat(flags, []string{"-O2", "-c", "machine.cc", "-o", "machine.o"})...); err != nil {
+	if _, err := c.run(ctx, dir, slices.Concat(flags,
+		[]string{"-O2", "-c", "machine.cc", "-o", "machine.o"})...); err != nil {
 		return err
 	}
 	var err error
@@ -253,7 +263,8 @@ func architecture(arch string) string {
 // maxStatic is how much static shared memory a kernel can have, in bytes.
 const maxStatic = 48 << 10
 
-// staticShared refuses too much shared memory of one function. A kernel's variables bear its name; those outside of functions count for all.
+// staticShared refuses too much shared memory of one function. A kernel's variables bear its name;
+// those outside of functions count for all.
 func staticShared(library []byte) error {
 	f, err := elf.NewFile(bytes.NewReader(library))
 	if err != nil {
@@ -268,7 +279,8 @@ func staticShared(library []byte) error {
 		if elf.ST_TYPE(s.Info) != elf.STT_TLS || strings.Contains(s.Name, "7emulate") {
 			continue
 		}
-		if function, _, local := strings.Cut(strings.TrimPrefix(s.Name, "_ZZ"), "E"); local && strings.HasPrefix(s.Name, "_ZZ") {
+		if function, _, local := strings.Cut(strings.TrimPrefix(s.Name, "_ZZ"), "E"); local &&
+			strings.HasPrefix(s.Name, "_ZZ") {
 			sizes[function] += s.Size
 		} else {
 			outside += s.Size

@@ -1,5 +1,5 @@
-// Package emulate runs CUDA kernels on a machine without a GPU, for tests: the very same sources, compiled by the host's C++ compiler, on package
-// cudatest's driver.
+// Package emulate runs CUDA kernels on a machine without a GPU, for tests: the very same sources,
+// compiled by the host's C++ compiler, on package cudatest's driver.
 //
 //	emulate.Need(t) // skips where there is no compiler
 //	machine := cudatest.New(cudatest.Config{Devices: 2})
@@ -10,40 +10,51 @@
 //
 // # How it works
 //
-// [Compiler] preprocesses a spec against a prelude that has what CUDA C++ has without includes, and against its own
-// ptx.cuh in the place of package device's, whose assembly becomes C++. Of the result, kernels are listed (those that
-// are extern "C" and in no namespace, and those that the spec's Kernels name), and shared memory becomes memory of the
-// block that runs. The shared library that is made of it, with the scheduler in it, is the image. A launch runs to its
-// end where it is enqueued; launches on several goroutines run at the same time.
+// [Compiler] preprocesses a spec against a prelude that has what CUDA C++ has without includes, and
+// against its own ptx.cuh in the place of package device's, whose assembly becomes C++. Of the
+// result, kernels are listed (those that are extern "C" and in no namespace, and those that the
+// spec's Kernels name), and shared memory becomes memory of the block that runs. The shared library
+// that is made of it, with the scheduler in it, is the image. A launch runs to its end where it is
+// enqueued; launches on several goroutines run at the same time.
 //
-// A CUDA thread is a fiber with a stack of 64 KiB, of which it uses a page or two. All blocks of a grid live at once, on one thread of the
-// operating system; blocks and threads take turns. Warps meet in collectives with the mask that is given, blocks at barriers. Loads that a
-// kernel may poll with (relaxed and acquire ones, atomics), pause and barrier_done let others run after a while. Where nothing moves but
-// polls, the thread lets others have the processor, and after a while sleeps. A loop that polls memory in another way never ends.
+// A CUDA thread is a fiber with a stack of 64 KiB, of which it uses a page or two. All blocks of a
+// grid live at once, on one thread of the operating system; blocks and threads take turns. Warps
+// meet in collectives with the mask that is given, blocks at barriers. Loads that a kernel may poll
+// with (relaxed and acquire ones, atomics), pause and barrier_done let others run after a while.
+// Where nothing moves but polls, the thread lets others have the processor, and after a while
+// sleeps. A loop that polls memory in another way never ends.
 //
 // Bulk copies happen a few polls after they were begun. Shared memory begins as nonsense.
 //
 // # Order of memory
 //
-// Words are the host's atomics, and a fence is one of all threads. With [Options].Tear, a load of several words lets others run in between,
-// and a store to another device's memory or the host's is kept back, each word for itself, and lands at any time: at the latest when its block
-// ends, before the same block loads that word, or when its thread, or one that it has met at a barrier or in a warp since, makes a fence, a
-// release or an atomic operation of acquire and release. So flags overtake data wherever the kernel lets them. Plain stores of C++ and those
-// to the device's own memory are not kept back.
+// Words are the host's atomics, and a fence is one of all threads. With [Options].Tear, a load of
+// several words lets others run in between, and a store to another device's memory or the host's is
+// kept back, each word for itself, and lands at any time: at the latest when its block ends, before
+// the same block loads that word, or when its thread, or one that it has met at a barrier or in a
+// warp since, makes a fence, a release or an atomic operation of acquire and release. So flags
+// overtake data wherever the kernel lets them. Plain stores of C++ and those to the device's own
+// memory are not kept back.
 //
-// With [Options].Seed blocks and threads run in an order that the seed decides. One launch by itself then runs the same way each time.
+// With [Options].Seed blocks and threads run in an order that the seed decides. One launch by
+// itself then runs the same way each time.
 //
 // # What is found out
 //
-// A launch fails, and with it the context, as on a GPU, if a function of ptx.cuh or an atomic accesses what the device cannot reach or what is
-// not aligned; if a plain access has no memory; if the threads of a block wait at different barriers, or the lanes of one mask in different
-// collectives; if a lane is not in its own mask; if no thread of a block can go on; if bulk stores or loads are not waited for; if a thread's
-// stack runs over; if it takes longer than [Options].Limit. [cudatest.Machine.Check] then says which block and thread it was. A kernel with
-// more than 48 KiB of static shared memory does not compile, and a launch with more threads than its bounds does not start.
+// A launch fails, and with it the context, as on a GPU, if a function of ptx.cuh or an atomic
+// accesses what the device cannot reach or what is not aligned; if a plain access has no memory; if
+// the threads of a block wait at different barriers, or the lanes of one mask in different
+// collectives; if a lane is not in its own mask; if no thread of a block can go on; if bulk stores
+// or loads are not waited for; if a thread's stack runs over; if it takes longer than
+// [Options].Limit. [cudatest.Machine.Check] then says which block and thread it was. A kernel with
+// more than 48 KiB of static shared memory does not compile, and a launch with more threads than
+// its bounds does not start.
 //
 // # What it is not
 //
-// Plain loads and stores of memory that the process has are not checked, whoever's they are. Float operators, other than the functions, are
-// not contracted, and their NaNs are the host's. There are no clusters, textures or surfaces, no double-precision intrinsics and no
-// approximate functions, and variables in device memory are the process's, not a module's. __activemask is the caller alone.
+// Plain loads and stores of memory that the process has are not checked, whoever's they are. Float
+// operators, other than the functions, are not contracted, and their NaNs are the host's. There are
+// no clusters, textures or surfaces, no double-precision intrinsics and no approximate functions,
+// and variables in device memory are the process's, not a module's. __activemask is the caller
+// alone.
 package emulate

@@ -82,7 +82,8 @@ func (r *rig) function(device int, source string) *cuda.Function {
 	return r.named(device, source, "k")
 }
 
-// named compiles a program and finds a kernel of it, which may be in a namespace if it is one of those.
+// named compiles a program and finds a kernel of it, which may be in a namespace if it is one of
+// those.
 func (r *rig) named(device int, source, name string, kernels ...string) *cuda.Function {
 	r.Helper()
 	s := spec(source)
@@ -103,7 +104,10 @@ func (r *rig) named(device int, source, name string, kernels ...string) *cuda.Fu
 
 func (r *rig) start(f *cuda.Function, device, blocks, threads int, arguments ...any) error {
 	r.Helper()
-	l, err := f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(blocks)}, Block: cuda.Dim{X: uint32(threads)}}, arguments...)
+	l, err := f.Prepare(cuda.LaunchConfig{
+		Grid:  cuda.Dim{X: uint32(blocks)},
+		Block: cuda.Dim{X: uint32(threads)},
+	}, arguments...)
 	r.ok(err)
 	return l.Start(r.streams[device])
 }

@@ -20,17 +20,19 @@ import (
 
 // Options say how kernels run. The zero value runs threads in order and keeps vectors whole.
 type Options struct {
-	// Seed makes blocks and threads run in an order that it decides, within one launch. 0: in their own order.
+	// Seed makes blocks and threads run in an order that it decides, within one launch. 0: in their
+	// own order.
 	Seed uint64
-	// Tear lets others run between the words of a load of more than one, and keeps back stores to other devices and the host, word by word,
-	// until a fence or a release by a thread that knows of them, or the end of the block, or for a while.
+	// Tear lets others run between the words of a load of more than one, and keeps back stores to
+	// other devices and the host, word by word, until a fence or a release by a thread that knows
+	// of them, or the end of the block, or for a while.
 	Tear bool
 	// Limit is how long a launch may take; 0 means a minute.
 	Limit time.Duration
 }
 
-// Attach makes a machine load the images of [Compiler]'s. Call it before modules are loaded. A number in WEFT_EMULATE_SEED stands for that
-// Seed and Tear where the options have neither.
+// Attach makes a machine load the images of [Compiler]'s. Call it before modules are loaded. A
+// number in WEFT_EMULATE_SEED stands for that Seed and Tear where the options have neither.
 func Attach(m *cudatest.Machine, o Options) {
 	if o.Limit == 0 {
 		o.Limit = time.Minute
@@ -71,7 +73,8 @@ var libraries = struct {
 	open map[[sha256.Size]byte]*library
 }{open: map[[sha256.Size]byte]*library{}}
 
-// open gives the library of an image, which is opened once: the loader would take a second file of the same name for the first.
+// open gives the library of an image, which is opened once: the loader would take a second file of
+// the same name for the first.
 func open(code []byte) (*library, error) {
 	libraries.Lock()
 	defer libraries.Unlock()
@@ -103,7 +106,10 @@ func load(code []byte) (l *library, err error) {
 	}
 	var begin, kernel dl.Func
 	l = new(library)
-	for symbol, f := range map[string]*dl.Func{"weft_emulate_open": &begin, "weft_emulate_kernel": &kernel, "weft_emulate_launch": &l.launch} {
+	for symbol, f := range map[string]*dl.Func{
+		"weft_emulate_open": &begin, "weft_emulate_kernel": &kernel,
+		"weft_emulate_launch": &l.launch,
+	} {
 		if *f, err = opened.Lookup(symbol); err != nil {
 			return nil, err
 		}
@@ -154,8 +160,10 @@ var causes = [...]cuda.Code{1: cuda.ErrIllegalAddress, 2: cuda.ErrMisalignedAddr
 func (l *library) run(kernel uint64, c *cudatest.Call, arguments []byte, o Options) error {
 	ranges, room := c.Ranges(), make([]byte, 1<<10)
 	a := &launch{
-		kernel: kernel, blocks: extent(c.Grid), threads: extent(c.Block), shared: uint64(c.Shared), arguments: unsafe.SliceData(arguments),
-		ranges: unsafe.SliceData(ranges), count: uint64(len(ranges)), seed: o.Seed, limit: uint64(o.Limit), text: &room[0], room: uint64(len(room)),
+		kernel: kernel, blocks: extent(c.Grid), threads: extent(c.Block), shared: uint64(c.Shared),
+		arguments: unsafe.SliceData(arguments),
+		ranges:    unsafe.SliceData(ranges), count: uint64(len(ranges)), seed: o.Seed, limit: uint64(o.Limit),
+		text: &room[0], room: uint64(len(room)),
 	}
 	if o.Tear {
 		a.tear = 1

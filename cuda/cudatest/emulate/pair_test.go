@@ -12,7 +12,8 @@ import (
 	"github.com/weftgo/weft/cuda/device"
 )
 
-// exchange sends words to the other rank, which awaits them as values that are their own flags, in one of three turns; what was read is emptied.
+// exchange sends words to the other rank, which awaits them as values that are their own flags, in
+// one of three turns; what was read is emptied.
 const exchange = `#include "weft.cuh"
 using namespace weft;
 struct Arguments { Group group; State *state; u32 *seen; u32 times; };
@@ -123,7 +124,8 @@ func TestExchange(t *testing.T) {
 					t.Errorf("device %d: %v", i, err)
 				}
 				if p.seen[i][0] != 0 || p.states[i][device.StateBytes/4] != uint32(times) {
-					t.Errorf("device %d: %d wrong, epoch %d, want %d; record %v", i, p.seen[i][0], p.states[i][device.StateBytes/4], times, p.records[i])
+					t.Errorf("device %d: %d wrong, epoch %d, want %d; record %v", i, p.seen[i][0],
+						p.states[i][device.StateBytes/4], times, p.records[i])
 				}
 			}
 		})
@@ -169,12 +171,14 @@ func TestTimeout(t *testing.T) {
 	p := newPair(t, exchange, 3*64*4, 50*time.Millisecond, emulate.Options{})
 	r := p.rig
 	r.ok(r.start(p.functions[0], 0, 2, 32, p.arguments[0]))
-	if got := p.records[0]; got[0] != device.RecordWritten || got[1] != device.OpBarrier || got[5] != 1 || got[6] != device.CauseTimeout {
+	if got := p.records[0]; got[0] != device.RecordWritten || got[1] != device.OpBarrier || got[5] != 1 ||
+		got[6] != device.CauseTimeout {
 		t.Errorf("the record is %v", got)
 	}
 }
 
-// TestFence: rows and then a flag. Without the fence between them the flag comes before some row; with it, or as a release, never.
+// TestFence: rows and then a flag. Without the fence between them the flag comes before some row;
+// with it, or as a release, never.
 func TestFence(t *testing.T) {
 	const flagged = `#include "weft.cuh"
 using namespace weft;

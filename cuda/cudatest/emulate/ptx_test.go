@@ -14,7 +14,8 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-// TestSignatures: the emulator's ptx.cuh has the functions of the real one, with the same parameters, and no others.
+// TestSignatures: the emulator's ptx.cuh has the functions of the real one, with the same
+// parameters, and no others.
 func TestSignatures(t *testing.T) {
 	function := regexp.MustCompile(`__device__ __forceinline__ ([^{]*?) ?\{`)
 	list := func(text string) []string {
@@ -46,7 +47,8 @@ func TestSignatures(t *testing.T) {
 	}
 }
 
-// TestConversions compares with package simd's: all 16-bit numbers, all roundings of all of them to fewer bits and back, and what lies around each.
+// TestConversions compares with package simd's: all 16-bit numbers, all roundings of all of them to
+// fewer bits and back, and what lies around each.
 func TestConversions(t *testing.T) {
 	r := newRig(t, 1, emulate.Options{})
 	f := r.function(0, `#include "ptx.cuh"
@@ -62,7 +64,8 @@ extern "C" __global__ void k(u32 *in, u32 *out, u32 n) {
 }`)
 	var in []uint32
 	for h := range uint32(1 << 16) {
-		// The number, what bf16 rounds up and down to it, and the ties; the same of f16 and e4m3, whose last bits lie elsewhere.
+		// The number, what bf16 rounds up and down to it, and the ties; the same of f16 and e4m3,
+		// whose last bits lie elsewhere.
 		for _, low := range []uint32{0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF} {
 			in = append(in, h<<16|low)
 		}
@@ -73,7 +76,8 @@ extern "C" __global__ void k(u32 *in, u32 *out, u32 n) {
 		at := math.Float32bits(simd.E4M3ToF32(uint8(q)))
 		in = append(in, at, at-1, at+1, at+0x7FFFF, at+0x80000, at+0x80001)
 	}
-	in = append(in, 0x477FEFFF, 0x477FF000, 0x43E80000, 0x43E7FFFF, 0x43E00001, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF, 0x80000000)
+	in = append(in, 0x477FEFFF, 0x477FF000, 0x43E80000, 0x43E7FFFF, 0x43E00001, 0x7F800000, 0xFF800000,
+		0x7F800001, 0xFFFFFFFF, 0x80000000)
 	p, words := r.alloc(0, len(in))
 	copy(words, in)
 	q, out := r.alloc(0, 4*len(in))
@@ -84,7 +88,8 @@ extern "C" __global__ void k(u32 *in, u32 *out, u32 n) {
 		e := uint32(simd.E4M3FromF32(a))
 		one := uint32(simd.E4M3FromF32(1))
 		want := []uint32{
-			uint32(simd.BF16FromF32(a)) | uint32(simd.BF16FromF32(1))<<16, uint32(simd.F16FromF32(a))<<16 | uint32(simd.F16FromF32(2)),
+			uint32(simd.BF16FromF32(a)) | uint32(simd.BF16FromF32(1))<<16,
+			uint32(simd.F16FromF32(a))<<16 | uint32(simd.F16FromF32(2)),
 			(one<<8|e)<<16 | e<<8 | one, math.Float32bits(simd.F16ToF32(uint16(b))),
 		}
 		if got := out[4*i : 4*i+4]; !slices.Equal(got, want) {
@@ -178,7 +183,8 @@ extern "C" __global__ void k(u32 *in, u32 *out, u32 n) {
 	}
 }
 
-// fma32 rounds a*b+c to fp32 once: the product is exact in fp64, and the sum is rounded to odd there, so that its bits decide the last rounding.
+// fma32 rounds a*b+c to fp32 once: the product is exact in fp64, and the sum is rounded to odd
+// there, so that its bits decide the last rounding.
 func fma32(a, b, c float32) float32 {
 	x, y := float64(a)*float64(b), float64(c)
 	sum := x + y

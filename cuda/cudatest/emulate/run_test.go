@@ -20,7 +20,8 @@ type arguments struct {
 	_   uint32
 }
 
-// TestKernel: shuffles, barriers, static and dynamic shared memory, divergence and early return, in one.
+// TestKernel: shuffles, barriers, static and dynamic shared memory, divergence and early return, in
+// one.
 func TestKernel(t *testing.T) {
 	const source = `#include "weft.cuh"
 using namespace weft;
@@ -53,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const __grid_constant__ A
 	}
 }
 
-// TestKernelsInNamespaces: those that the spec names are found by their C++ names, whatever others are called like
-// them, and their launch bounds mean what they do where they stand.
+// TestKernelsInNamespaces: those that the spec names are found by their C++ names, whatever others
+// are called like them, and their launch bounds mean what they do where they stand.
 func TestKernelsInNamespaces(t *testing.T) {
 	const source = `
 constexpr char closing = '}', quote = '"';
@@ -98,7 +99,8 @@ extern "C" __global__ void move(unsigned *out, unsigned n) { layer::send::store(
 	}
 	missing := spec(source)
 	missing.Kernels = []string{"layer::send::move", "layer::move"}
-	if _, err := r.cache.Load(t.Context(), missing); err == nil || !strings.Contains(err.Error(), "no kernel layer::move") {
+	if _, err := r.cache.Load(t.Context(), missing); err == nil ||
+		!strings.Contains(err.Error(), "no kernel layer::move") {
 		t.Errorf("a kernel that is not there: %v", err)
 	}
 }
@@ -149,7 +151,10 @@ extern "C" __global__ void k(u32 *out) {
 	for i := range 64 {
 		lane, warp := uint32(i%32), uint32(i/32*32)
 		v := func(lane uint32) uint32 { return (warp+lane)*3 + 1 }
-		want := [per]uint32{0: v(5), 1: v(lane&^7 | (lane+33)&7), 2: v(lane), 3: v(lane), 4: v(lane), 5: v(lane), 6: v(lane ^ 9), 7: v(lane)}
+		want := [per]uint32{
+			0: v(5), 1: v(lane&^7 | (lane+33)&7), 2: v(lane), 3: v(lane), 4: v(lane),
+			5: v(lane), 6: v(lane ^ 9), 7: v(lane),
+		}
 		if lane >= 3 {
 			want[2] = v(lane - 3)
 		}
@@ -221,7 +226,8 @@ extern "C" __global__ void k(u32 *out) {
 	}
 }
 
-// TestBlocks: indices in three dimensions, shared memory of each block, also the dynamic one, barriers that count, and atomics of all kinds.
+// TestBlocks: indices in three dimensions, shared memory of each block, also the dynamic one,
+// barriers that count, and atomics of all kinds.
 func TestBlocks(t *testing.T) {
 	for _, o := range []emulate.Options{{}, {Seed: 7, Tear: true}} {
 		r := newRig(t, 1, o)
@@ -258,7 +264,8 @@ extern "C" __global__ void k(const __grid_constant__ Two a, short b, double c) {
 		r.ok(l.Start(r.streams[0]))
 		for at, got := range out {
 			block, i := at/threads, at%threads
-			want := uint32(block*1000 + (i+1)%threads + threads*(threads-1)/2 + threads - 1 + threads/2 + threads/2 + 1 + 0 + 0 + 5 - 2 + 9 + block)
+			want := uint32(block*1000 + (i+1)%threads + threads*(threads-1)/2 + threads - 1 + threads/2 +
+				threads/2 + 1 + 0 + 0 + 5 - 2 + 9 + block)
 			if got != want {
 				t.Fatalf("%+v: block %d, thread %d: %d, want %d", o, block, i, got, want)
 			}
@@ -269,7 +276,8 @@ extern "C" __global__ void k(const __grid_constant__ Two a, short b, double c) {
 	}
 }
 
-// TestBulk: a pipeline of bulk copies through shared memory, two stages of which are under way at once.
+// TestBulk: a pipeline of bulk copies through shared memory, two stages of which are under way at
+// once.
 func TestBulk(t *testing.T) {
 	const blocks, tiles, words = 3, 10, 64
 	const source = `#include "ptx.cuh"
@@ -344,7 +352,8 @@ extern "C" __global__ void k(u32 *out) { out[1 + atomicAdd(out, 1)] = blockIdx.x
 	}
 }
 
-// TestPollTogether: warps that poll with a collective in the loop, for what a later block brings, let it run.
+// TestPollTogether: warps that poll with a collective in the loop, for what a later block brings,
+// let it run.
 func TestPollTogether(t *testing.T) {
 	for _, o := range []emulate.Options{{}, {Seed: 9, Tear: true}} {
 		out := run(t, o, 8, 64, 9, `

@@ -17,9 +17,10 @@ var (
 	static     = regexp.MustCompile(`\b__shared__\b`)
 )
 
-// translate makes C++ of preprocessed CUDA C++: it lists the kernels in a table at the end, and gives shared memory its meaning. A static
-// variable in shared memory is the thread's in C++, and the scheduler puts the running block's into its place; the dynamic array is a pointer
-// to the block's.
+// translate makes C++ of preprocessed CUDA C++: it lists the kernels in a table at the end, and
+// gives shared memory its meaning. A static variable in shared memory is the thread's in C++, and
+// the scheduler puts the running block's into its place; the dynamic array is a pointer to the
+// block's.
 func translate(text string, named []string) (string, error) {
 	table, err := list(text, named)
 	if err != nil {
@@ -40,8 +41,8 @@ func translate(text string, named []string) (string, error) {
 	return global.ReplaceAllString(text, "$1") + table, nil
 }
 
-// list is a table of the kernels of a program, as the scheduler wants it: those that are extern "C", and those that are
-// named.
+// list is a table of the kernels of a program, as the scheduler wants it: those that are extern
+// "C", and those that are named.
 func list(text string, named []string) (string, error) {
 	var limits, entries strings.Builder
 	seen := map[string]bool{}
@@ -52,8 +53,10 @@ func list(text string, named []string) (string, error) {
 		// A bound may use names of the kernel's namespace.
 		limit := fmt.Sprintf("emulate_bound_%d", len(seen))
 		seen[name] = true
-		fmt.Fprintf(&limits, "%sconstexpr unsigned %s = (unsigned)(%s);%s\n", within(namespaces), limit, bound, strings.Repeat(" }", len(namespaces)))
-		fmt.Fprintf(&entries, "{%q, &Entry<::%s>::run, ::%s, Entry<::%s>::layout.count, Entry<::%s>::layout.offsets, Entry<::%s>::layout.sizes},\n",
+		fmt.Fprintf(&limits, "%sconstexpr unsigned %s = (unsigned)(%s);%s\n", within(namespaces), limit, bound,
+			strings.Repeat(" }", len(namespaces)))
+		fmt.Fprintf(&entries, "{%q, &Entry<::%s>::run, ::%s, Entry<::%s>::layout.count, "+
+			"Entry<::%s>::layout.offsets, Entry<::%s>::layout.sizes},\n",
 			name, name, strings.Join(append(namespaces, limit), "::"), name, name, name)
 	}
 	for _, at := range global.FindAllStringSubmatchIndex(text, -1) {
@@ -101,7 +104,8 @@ func within(namespaces []string) string {
 	return open.String()
 }
 
-// header reads what follows __global__: the kernel's name, and the first of its launch bounds, or 0.
+// header reads what follows __global__: the kernel's name, and the first of its launch bounds, or
+// 0.
 func header(text string) (name, bound string) {
 	bound = "0"
 	for {
@@ -143,11 +147,14 @@ var (
 	linkage   = regexp.MustCompile(`\bextern\s*"C(?:\+\+)?"\s*$`)
 )
 
-// inFunctions refuses dynamic shared memory that is declared outside of a function: there is no block yet when the pointer would be made.
+// inFunctions refuses dynamic shared memory that is declared outside of a function: there is no
+// block yet when the pointer would be made.
 func inFunctions(text string) error {
 	for _, at := range dynamic.FindAllStringIndex(text, -1) {
-		if !slices.ContainsFunc(openAt(text, at[0]), func(head string) bool { return !namespace.MatchString(head) && !linkage.MatchString(head) }) {
-			return fmt.Errorf("%s: declare it in the functions that use it", strings.Join(strings.Fields(text[at[0]:at[1]]), " "))
+		if !slices.ContainsFunc(openAt(text, at[0]),
+			func(head string) bool { return !namespace.MatchString(head) && !linkage.MatchString(head) }) {
+			return fmt.Errorf("%s: declare it in the functions that use it",
+				strings.Join(strings.Fields(text[at[0]:at[1]]), " "))
 		}
 	}
 	return nil
@@ -163,8 +170,8 @@ func namespacesAt(text string, at int) (names []string) {
 	return names
 }
 
-// openAt gives the heads of the braces that are open at a place, the outermost first: what stands before each since the
-// last statement or brace.
+// openAt gives the heads of the braces that are open at a place, the outermost first: what stands
+// before each since the last statement or brace.
 func openAt(text string, at int) (heads []string) {
 	begin := 0 // of the next head
 	for i := 0; i < at; i++ {

@@ -1,4 +1,5 @@
-// Package layout holds the structs of kernels to those of the host: it writes static assertions for the compiler of the kernels.
+// Package layout holds the structs of kernels to those of the host: it writes static assertions for
+// the compiler of the kernels.
 package layout
 
 import (
@@ -10,8 +11,9 @@ import (
 	"unicode"
 )
 
-// Of asserts that a struct of C++ has the size of one of Go, and every field that is named at its offset and of its size. Names are the same but for
-// their style: turnBytes is turn_bytes. Those that are not are in names, by Go's.
+// Of asserts that a struct of C++ has the size of one of Go, and every field that is named at its
+// offset and of its size. Names are the same but for their style: turnBytes is turn_bytes. Those
+// that are not are in names, by Go's.
 func Of(name string, of reflect.Type, names map[string]string) string {
 	var b strings.Builder
 	b.WriteString(offset)
@@ -26,7 +28,8 @@ func Of(name string, of reflect.Type, names map[string]string) string {
 			field = snake(f.Name)
 		}
 		fmt.Fprintf(&b, "static_assert(WEFT_OFFSET(%s, %s) == %d, \"%s.%s: offset\");\n", name, field, f.Offset, name, field)
-		fmt.Fprintf(&b, "static_assert(sizeof(((%s *)0)->%s) == %d, \"%s.%s: size\");\n", name, field, f.Type.Size(), name, field)
+		fmt.Fprintf(&b, "static_assert(sizeof(((%s *)0)->%s) == %d, \"%s.%s: size\");\n", name, field,
+			f.Type.Size(), name, field)
 	}
 	return b.String()
 }

@@ -37,7 +37,8 @@ static_assert(sizeof(((Sample *)0)->another) == 6, "Sample.another: size");
 func TestCompilerRefuses(t *testing.T) {
 	compiler := cudatest.NVRTC(t)
 	asserts := Of("Sample", reflect.TypeFor[sample](), nil) + Constants(map[string]int{"LIMIT": 5})
-	const right = "struct Sample { unsigned rank; unsigned long long turn_bytes, zero; unsigned short other[3]; };\nenum { LIMIT = 5 };\n"
+	const right = "struct Sample { unsigned rank; unsigned long long turn_bytes, zero; unsigned short " +
+		"other[3]; };\nenum { LIMIT = 5 };\n"
 	for from, tt := range map[string]struct{ to, want string }{
 		"":                      {"", ""},
 		"unsigned rank;":        {"unsigned rank, more, last;", "Sample.turn_bytes: offset"},
@@ -48,7 +49,10 @@ func TestCompilerRefuses(t *testing.T) {
 		"turn_bytes, zero":      {"zero, turn_bytes", "Sample.turn_bytes: offset"},
 		"unsigned short other[": {"unsigned short gone[", "other"},
 	} {
-		program := nvrtc.Program{Name: "probe", Source: strings.Replace(right, from, tt.to, 1) + asserts, Architecture: "sm_90a"}
+		program := nvrtc.Program{
+			Name: "probe", Source: strings.Replace(right, from, tt.to, 1) + asserts,
+			Architecture: "sm_90a",
+		}
 		_, err := compiler.Compile(t.Context(), program)
 		if tt.want == "" && err != nil {
 			t.Fatalf("%+v", err)

@@ -55,21 +55,28 @@ func TestLayouts(t *testing.T) {
 	value := unsafe.Offsetof(attribute.Value)
 	got := map[string]map[string]uintptr{
 		"size": {
-			"CUlaunchConfig": unsafe.Sizeof(config), "CUlaunchAttribute": unsafe.Sizeof(attribute), "CUmemLocation": unsafe.Sizeof(location),
-			"CUmemAllocationProp": unsafe.Sizeof(prop), "CUmemAccessDesc": unsafe.Sizeof(access), "CUipcMemHandle": unsafe.Sizeof(IpcHandle{}),
-			"CUmemFabricHandle": unsafe.Sizeof(FabricHandle{}), "CUuuid": unsafe.Sizeof(UUID{}), "CUdevice": unsafe.Sizeof(Device(0)),
+			"CUlaunchConfig": unsafe.Sizeof(config), "CUlaunchAttribute": unsafe.Sizeof(attribute),
+			"CUmemLocation":       unsafe.Sizeof(location),
+			"CUmemAllocationProp": unsafe.Sizeof(prop), "CUmemAccessDesc": unsafe.Sizeof(access),
+			"CUipcMemHandle":    unsafe.Sizeof(IpcHandle{}),
+			"CUmemFabricHandle": unsafe.Sizeof(FabricHandle{}), "CUuuid": unsafe.Sizeof(UUID{}),
+			"CUdevice":    unsafe.Sizeof(Device(0)),
 			"CUdeviceptr": unsafe.Sizeof(Pointer(0)), "CUmemGenericAllocationHandle": unsafe.Sizeof(Allocation(0)),
 			"CUresult": unsafe.Sizeof(Result(0)),
 		},
 		"offset": {
 			"CUlaunchConfig.gridDimX": unsafe.Offsetof(config.GridX), "CUlaunchConfig.gridDimY": unsafe.Offsetof(config.GridY),
 			"CUlaunchConfig.gridDimZ": unsafe.Offsetof(config.GridZ), "CUlaunchConfig.blockDimX": unsafe.Offsetof(config.BlockX),
-			"CUlaunchConfig.blockDimY": unsafe.Offsetof(config.BlockY), "CUlaunchConfig.blockDimZ": unsafe.Offsetof(config.BlockZ),
-			"CUlaunchConfig.sharedMemBytes": unsafe.Offsetof(config.SharedBytes), "CUlaunchConfig.hStream": unsafe.Offsetof(config.Stream),
-			"CUlaunchConfig.attrs": unsafe.Offsetof(config.Attributes), "CUlaunchConfig.numAttrs": unsafe.Offsetof(config.AttributeCount),
-			"CUlaunchAttribute.id": unsafe.Offsetof(attribute.ID), "CUlaunchAttribute.value": value,
+			"CUlaunchConfig.blockDimY":      unsafe.Offsetof(config.BlockY),
+			"CUlaunchConfig.blockDimZ":      unsafe.Offsetof(config.BlockZ),
+			"CUlaunchConfig.sharedMemBytes": unsafe.Offsetof(config.SharedBytes),
+			"CUlaunchConfig.hStream":        unsafe.Offsetof(config.Stream),
+			"CUlaunchConfig.attrs":          unsafe.Offsetof(config.Attributes),
+			"CUlaunchConfig.numAttrs":       unsafe.Offsetof(config.AttributeCount),
+			"CUlaunchAttribute.id":          unsafe.Offsetof(attribute.ID), "CUlaunchAttribute.value": value,
 			"CUlaunchAttributeValue.cooperative":  unsafe.Offsetof(attribute.Value) - value,
-			"CUlaunchAttributeValue.clusterDim.x": 0, "CUlaunchAttributeValue.clusterDim.y": 4, "CUlaunchAttributeValue.clusterDim.z": 8,
+			"CUlaunchAttributeValue.clusterDim.x": 0, "CUlaunchAttributeValue.clusterDim.y": 4,
+			"CUlaunchAttributeValue.clusterDim.z":                           8,
 			"CUlaunchAttributeValue.programmaticStreamSerializationAllowed": 0,
 			"CUmemLocation.type": unsafe.Offsetof(location.Type), "CUmemLocation.id": unsafe.Offsetof(location.ID),
 			"CUmemAllocationProp.type":                            unsafe.Offsetof(prop.Type),
@@ -94,7 +101,8 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// TestConstants reads the sources, if they are there: every line that names a constant of the driver's must have its value.
+// TestConstants reads the sources, if they are there: every line that names a constant of the
+// driver's must have its value.
 func TestConstants(t *testing.T) {
 	if _, err := os.Stat("abi_test.go"); err != nil {
 		t.Skipf("needs the source tree: %v", err)
@@ -103,7 +111,10 @@ func TestConstants(t *testing.T) {
 	line := regexp.MustCompile(`(?m)^\s+\w+\s+(?:\w+\s+)?= (-?\d+)\s+// (CU_\w+)$`)
 	codes := regexp.MustCompile(`(?m)^\s+(\d+):\s+"(CUDA_ERROR_\w+)",$`)
 	seen := map[string]bool{}
-	for file, pattern := range map[string]*regexp.Regexp{"constants.go": line, "../../attribute.go": line, "codes.go": codes} {
+	for file, pattern := range map[string]*regexp.Regexp{
+		"constants.go": line, "../../attribute.go": line,
+		"codes.go": codes,
+	} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -125,7 +136,8 @@ func TestConstants(t *testing.T) {
 	}
 }
 
-// TestSignatures compares the parameters of every entry with those of the form of the function that its version and suffix name.
+// TestSignatures compares the parameters of every entry with those of the form of the function that
+// its version and suffix name.
 func TestSignatures(t *testing.T) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		t.Skip("the sizes are those of 64-bit systems")
@@ -156,7 +168,8 @@ func TestSignatures(t *testing.T) {
 	}
 }
 
-// TestEveryField has one entry for each field, each with its own symbol but for the two forms of an import.
+// TestEveryField has one entry for each field, each with its own symbol but for the two forms of an
+// import.
 func TestEveryField(t *testing.T) {
 	table := new(Table)
 	fields := reflect.ValueOf(table).Elem()

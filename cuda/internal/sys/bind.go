@@ -18,8 +18,9 @@ type entry struct {
 	bind func(fn, setCurrent dl.Func)
 }
 
-// The makers of entries: callN has N parameters, inN has a context before them. What they bind neither allocates nor reflects, so it costs
-// what the call costs. They differ only in their number of parameters, which Go's generics cannot range over.
+// The makers of entries: callN has N parameters, inN has a context before them. What they bind
+// neither allocates nor reflects, so it costs what the call costs. They differ only in their number
+// of parameters, which Go's generics cannot range over.
 
 func call1[A any](symbol, suffix string, version int, field *func(A) Result) entry {
 	return entry{
@@ -154,13 +155,16 @@ func in5[A, B, C, D, E any](symbol, suffix string, version int, field *func(Cont
 	}
 }
 
-func in6[A, B, C, D, E, F any](symbol, suffix string, version int, field *func(Context, A, B, C, D, E, F) Result) entry {
+func in6[A, B, C, D, E, F any](symbol, suffix string, version int,
+	field *func(Context, A, B, C, D, E, F) Result,
+) entry {
 	return entry{
 		symbol, suffix, version, field,
 		func() { *field = func(Context, A, B, C, D, E, F) Result { return Missing } },
 		func(fn, setCurrent dl.Func) {
 			*field = func(in Context, a A, b B, c C, d D, e E, f F) Result {
-				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c), dl.Word(d), dl.Word(e), dl.Word(f))
+				r := fn.CallAfter(before(setCurrent, in), uintptr(in), dl.Word(a), dl.Word(b), dl.Word(c),
+					dl.Word(d), dl.Word(e), dl.Word(f))
 				runtime.KeepAlive(a)
 				runtime.KeepAlive(b)
 				runtime.KeepAlive(c)
@@ -200,7 +204,8 @@ func in11[A, B, C, D, E, F, G, H, I, J, K any](
 	}
 }
 
-// byValue is for the one function that takes a large struct by value. It makes two crossings, on a locked thread.
+// byValue is for the one function that takes a large struct by value. It makes two crossings, on a
+// locked thread.
 func byValue(symbol, suffix string, version int, field *func(Context, *Pointer, IpcHandle, uint32) Result) entry {
 	return entry{
 		symbol, suffix, version, field,

@@ -1,6 +1,7 @@
 package sys
 
-// codeNames has the names of the driver's codes, for those that the driver at hand does not know, and for when there is no driver.
+// codeNames has the names of the driver's codes, for those that the driver at hand does not know,
+// and for when there is no driver.
 var codeNames = map[Result]string{
 	0:   "CUDA_SUCCESS",
 	1:   "CUDA_ERROR_INVALID_VALUE",

@@ -12,10 +12,12 @@ type Symbols interface {
 	Lookup(symbol string) (dl.Func, error)
 }
 
-// Load fills a table from the driver's library. Entries that the library does not have answer Missing.
+// Load fills a table from the driver's library. Entries that the library does not have answer
+// Missing.
 //
-// The driver is asked for each function by the version that brought its form: cuGetProcAddress never answers with a later,
-// different form of the same name. The exported names are for drivers before CUDA 12.0, which have no cuGetProcAddress_v2.
+// The driver is asked for each function by the version that brought its form: cuGetProcAddress
+// never answers with a later, different form of the same name. The exported names are for drivers
+// before CUDA 12.0, which have no cuGetProcAddress_v2.
 func Load(library Symbols) *Table {
 	t := new(Table)
 	ask, _ := library.Lookup("cuGetProcAddress_v2")
@@ -42,7 +44,8 @@ func Load(library Symbols) *Table {
 func procAddress(ask dl.Func, symbol string, version int) dl.Func {
 	const defaultFlags = 0
 	address, status := new(dl.Func), new(int32)
-	r := dl.Bind5[*byte, *dl.Func, int32, uint64, *int32, Result](ask)(CString(symbol), address, int32(version), defaultFlags, status)
+	r := dl.Bind5[*byte, *dl.Func, int32, uint64, *int32, Result](ask)(CString(symbol), address, int32(version),
+		defaultFlags, status)
 	if r != Success {
 		return 0
 	}
@@ -58,7 +61,8 @@ func (t *Table) Complete() {
 	}
 }
 
-// Since returns the version of CUDA that brought the function which a call is named after, in the driver's notation, or 0.
+// Since returns the version of CUDA that brought the function which a call is named after, in the
+// driver's notation, or 0.
 func Since(symbol string) int {
 	for _, e := range new(Table).entries() {
 		if e.symbol == symbol {

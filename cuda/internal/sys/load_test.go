@@ -12,7 +12,8 @@ import (
 	"github.com/weftgo/weft/internal/dl"
 )
 
-// driver is a libcuda in C: a few functions that check what they are given, and the table that hands them out by version.
+// driver is a libcuda in C: a few functions that check what they are given, and the table that
+// hands them out by version.
 const driver = `
 #include <string.h>
 typedef int CUresult;
@@ -79,7 +80,8 @@ func load(t *testing.T, flags ...string) *Table {
 	return Load(l)
 }
 
-// TestLoad calls C through the table, with the functions handed out by version, and by their exported names.
+// TestLoad calls C through the table, with the functions handed out by version, and by their
+// exported names.
 func TestLoad(t *testing.T) {
 	for name, flags := range map[string][]string{"by version": {"-DASK"}, "by name": nil} {
 		t.Run(name, func(t *testing.T) {

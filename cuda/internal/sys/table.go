@@ -61,19 +61,22 @@ type Table struct {
 	MemcpyHtoDAsync func(in Context, dst Pointer, src unsafe.Pointer, size uint64, stream Stream) Result
 	MemcpyDtoHAsync func(in Context, dst unsafe.Pointer, src Pointer, size uint64, stream Stream) Result
 	MemcpyDtoDAsync func(in Context, dst, src Pointer, size uint64, stream Stream) Result
-	MemcpyPeerAsync func(in Context, dst Pointer, dstContext Context, src Pointer, srcContext Context, size uint64, stream Stream) Result
-	MemsetD8Async   func(in Context, dst Pointer, value uint8, count uint64, stream Stream) Result
-	MemsetD32Async  func(in Context, dst Pointer, value uint32, count uint64, stream Stream) Result
+	MemcpyPeerAsync func(in Context, dst Pointer, dstContext Context, src Pointer, srcContext Context,
+		size uint64, stream Stream) Result
+	MemsetD8Async  func(in Context, dst Pointer, value uint8, count uint64, stream Stream) Result
+	MemsetD32Async func(in Context, dst Pointer, value uint32, count uint64, stream Stream) Result
 
 	PointerGetAttributes func(in Context, count uint32, attributes *int32, data *unsafe.Pointer, p Pointer) Result
 	MemGetAddressRange   func(in Context, base *Pointer, size *uint64, p Pointer) Result
 
-	MemGetAllocationGranularity          func(granularity *uint64, prop *AllocationProp, option int32) Result
-	MemCreate                            func(in Context, handle *Allocation, size uint64, prop *AllocationProp, flags uint64) Result
-	MemRelease                           func(handle Allocation) Result
-	MemAddressReserve                    func(p *Pointer, size, alignment uint64, hint Pointer, flags uint64) Result
-	MemAddressFree                       func(p Pointer, size uint64) Result
-	MemMap                               func(in Context, p Pointer, size, offset uint64, handle Allocation, flags uint64) Result
+	MemGetAllocationGranularity func(granularity *uint64, prop *AllocationProp, option int32) Result
+	MemCreate                   func(in Context, handle *Allocation, size uint64, prop *AllocationProp,
+		flags uint64) Result
+	MemRelease        func(handle Allocation) Result
+	MemAddressReserve func(p *Pointer, size, alignment uint64, hint Pointer, flags uint64) Result
+	MemAddressFree    func(p Pointer, size uint64) Result
+	MemMap            func(in Context, p Pointer, size, offset uint64, handle Allocation,
+		flags uint64) Result
 	MemUnmap                             func(in Context, p Pointer, size uint64) Result
 	MemSetAccess                         func(in Context, p Pointer, size uint64, access *AccessDesc, count uint64) Result
 	MemExportToShareableHandle           func(out unsafe.Pointer, handle Allocation, kind int32, flags uint64) Result
@@ -91,16 +94,21 @@ type Table struct {
 	ModuleGetFunction func(in Context, function *Function, module Module, name *byte) Result
 	ModuleGetGlobal   func(in Context, p *Pointer, size *uint64, module Module, name *byte) Result
 
-	FuncLoad                                  func(in Context, function Function) Result
-	FuncGetAttribute                          func(in Context, value *int32, attribute int32, function Function) Result
-	FuncSetAttribute                          func(in Context, function Function, attribute, value int32) Result
-	FuncGetParamInfo                          func(in Context, function Function, index uint64, offset, size *uint64) Result
-	OccupancyMaxActiveBlocksPerMultiprocessor func(in Context, blocks *int32, function Function, threads int32, shared uint64) Result
-	OccupancyMaxActiveClusters                func(in Context, clusters *int32, function Function, config *LaunchConfig) Result
+	FuncLoad         func(in Context, function Function) Result
+	FuncGetAttribute func(in Context, value *int32, attribute int32, function Function) Result
+	FuncSetAttribute func(in Context, function Function, attribute, value int32) Result
+	FuncGetParamInfo func(in Context, function Function, index uint64, offset,
+		size *uint64) Result
+	OccupancyMaxActiveBlocksPerMultiprocessor func(in Context, blocks *int32, function Function, threads int32,
+		shared uint64) Result
+	OccupancyMaxActiveClusters func(in Context, clusters *int32, function Function,
+		config *LaunchConfig) Result
 
-	LaunchKernel func(in Context, function Function, gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32, stream Stream,
+	LaunchKernel func(in Context, function Function, gridX, gridY, gridZ, blockX, blockY, blockZ, shared uint32,
+		stream Stream,
 		params *unsafe.Pointer, extra *unsafe.Pointer) Result
-	LaunchKernelEx func(in Context, config *LaunchConfig, function Function, params *unsafe.Pointer, extra *unsafe.Pointer) Result
+	LaunchKernelEx func(in Context, config *LaunchConfig, function Function, params *unsafe.Pointer,
+		extra *unsafe.Pointer) Result
 
 	GraphGetNodes             func(graph Graph, nodes *uintptr, count *uint64) Result
 	GraphInstantiateWithFlags func(in Context, exec *GraphExec, graph Graph, flags uint64) Result
@@ -110,8 +118,9 @@ type Table struct {
 	GraphExecDestroy          func(exec GraphExec) Result
 }
 
-// entries ties every field to its symbol. The version is that of the CUDA release that brought the form of the function which is
-// declared above, in the driver's notation (12040 for 12.4); the suffix makes the exported name of that form.
+// entries ties every field to its symbol. The version is that of the CUDA release that brought the
+// form of the function which is declared above, in the driver's notation (12040 for 12.4); the
+// suffix makes the exported name of that form.
 func (t *Table) entries() []entry {
 	return []entry{
 		call1("cuInit", "", 2000, &t.Init),

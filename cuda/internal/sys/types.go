@@ -79,7 +79,8 @@ type LaunchAttribute struct {
 	Value [16]uint32
 }
 
-// JITValues are the values of [JITOptions], which C takes as an array of pointers, some of which are numbers.
+// JITValues are the values of [JITOptions], which C takes as an array of pointers, some of which
+// are numbers.
 type JITValues struct {
 	ErrorLog     *byte
 	ErrorLogSize uintptr

@@ -1,4 +1,5 @@
-// Command supportdoc writes the table of what package ep supports, from the rules that refuse the rest.
+// Command supportdoc writes the table of what package ep supports, from the rules that refuse the
+// rest.
 package main
 
 import (

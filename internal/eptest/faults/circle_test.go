@@ -18,8 +18,8 @@ import (
 	"github.com/weftgo/weft/internal/eptest"
 )
 
-// TestCircle has ranks use handles, and groups, in other orders: they wait for each other until the deadline. All say so, none is blamed, and they go on in any way that
-// they like.
+// TestCircle has ranks use handles, and groups, in other orders: they wait for each other until the
+// deadline. All say so, none is blamed, and they go on in any way that they like.
 func TestCircle(t *testing.T) {
 	const short = 300 * time.Millisecond
 	for _, c := range []struct {
@@ -37,9 +37,17 @@ func TestCircle(t *testing.T) {
 			[][]string{{"group 1", "group 2"}, {"group 1", "group 2"}, {"group 2", "group 1"}},
 			[]string{"barrier of group 1", "rank 2 for rank 0 in barrier of group 2"},
 		},
-		{"a handle and a group", [][]string{{"handle 1", "group 1"}, {"group 1", "handle 1"}}, []string{"prepare of handle 1", "barrier of group 1"}},
+		{
+			"a handle and a group",
+			[][]string{{"handle 1", "group 1"}, {"group 1", "handle 1"}},
+			[]string{"prepare of handle 1", "barrier of group 1"},
+		},
 		{"three", [][]string{{"group 1", "handle 1"}, {"handle 1", "group 2"}, {"group 2", "group 1"}}, nil},
-		{"a window", [][]string{{"handle 1", "window"}, {"window", "handle 1"}}, []string{"prepare of handle 1", "alloc window"}},
+		{
+			"a window",
+			[][]string{{"handle 1", "window"}, {"window", "handle 1"}},
+			[]string{"prepare of handle 1", "alloc window"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

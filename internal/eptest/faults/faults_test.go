@@ -58,8 +58,9 @@ type job struct {
 	begun    time.Time
 }
 
-// TestFaults runs jobs of 2, 4 and 8 ranks, one or two of which are killed, or stopped and woken, while they join and work, at moments that the seed gives. No error
-// names a rank that nothing has happened to, or comes later than it should; and the ranks that go on are all others, in one job.
+// TestFaults runs jobs of 2, 4 and 8 ranks, one or two of which are killed, or stopped and woken,
+// while they join and work, at moments that the seed gives. No error names a rank that nothing has
+// happened to, or comes later than it should; and the ranks that go on are all others, in one job.
 func TestFaults(t *testing.T) {
 	n := *runs
 	if testing.Short() {
@@ -199,7 +200,8 @@ func (j *job) show() {
 	for r := range j.size {
 		events := j.events(r)
 		for _, e := range events[max(0, len(events)-12):] {
-			j.t.Logf("rank %d: %v..%v %s %s peer %d %s %#x of %d: %s", r, e.Start.Sub(j.begun), e.At.Sub(j.begun), e.What, e.Op, e.Peer, e.Cause, e.Mask, e.Generation, e.Err)
+			j.t.Logf("rank %d: %v..%v %s %s peer %d %s %#x of %d: %s", r, e.Start.Sub(j.begun),
+				e.At.Sub(j.begun), e.What, e.Op, e.Peer, e.Cause, e.Mask, e.Generation, e.Err)
 		}
 	}
 	for _, f := range j.faults {
@@ -281,7 +283,8 @@ func (j *job) judge() {
 		case j.killed(r):
 		case end[r].What == done:
 			if members != 0 && (end[r].Mask != ^members&(1<<uint(j.size)-1) || end[r].Generation != generation) {
-				t.Errorf("rank %d ends in generation %d without %#x, others in %d of %#x: two jobs", r, end[r].Generation, end[r].Mask, generation, members)
+				t.Errorf("rank %d ends in generation %d without %#x, others in %d of %#x: two jobs", r,
+					end[r].Generation, end[r].Mask, generation, members)
 			}
 			members, generation = ^end[r].Mask&(1<<uint(j.size)-1), end[r].Generation
 		case j.fault(r) == nil && !anyLost && !j.stubborn:
@@ -320,7 +323,8 @@ func (j *job) judgeError(rank int, e event, gone []time.Time) {
 		f := j.fault(e.Peer)
 		switch {
 		case e.Peer == rank && e.Cause == "masked" && j.stubborn:
-		case f == nil && !gone[e.Peer].IsZero() && gone[e.Peer].Before(e.At.Add(100*time.Millisecond)): // it had given up before
+		// it had given up before
+		case f == nil && !gone[e.Peer].IsZero() && gone[e.Peer].Before(e.At.Add(100*time.Millisecond)):
 		case f == nil:
 			t.Errorf("rank %d names rank %d, to which nothing has happened: %s: %s", rank, e.Peer, e.Op, e.Err)
 		case f.at.After(e.At):

@@ -34,8 +34,9 @@ const (
 	patience = 8 * time.Second
 )
 
-// worker is a rank that works until the test wants no more: it makes windows, handles and groups, and exchanges with them. After a failure it leaves
-// out the rank that the error names, and goes on.
+// worker is a rank that works until the test wants no more: it makes windows, handles and groups,
+// and exchanges with them. After a failure it leaves out the rank that the error names, and goes
+// on.
 type worker struct {
 	rank    *processes.Rank
 	args    workerArgs
@@ -50,7 +51,8 @@ type worker struct {
 type workerArgs struct {
 	ID     string
 	Folder string // of the logs, and of the file that ends the work
-	// Stubborn workers that are told that the others take them for lost try to go on without everybody else.
+	// Stubborn workers that are told that the others take them for lost try to go on without
+	// everybody else.
 	Stubborn bool
 }
 
@@ -155,7 +157,8 @@ func (w *worker) goOn(ctx context.Context, peer int) bool {
 		}
 		w.started = time.Now()
 		err := w.comm.SetMask(ctx, w.left()...)
-		for err != nil && errors.Is(err, weft.ErrMismatch) { // others have other ranks to leave out, too: who it is they find out
+		// others have other ranks to leave out, too: who it is they find out
+		for err != nil && errors.Is(err, weft.ErrMismatch) {
 			w.note(failed, "set mask", err)
 			w.started = time.Now()
 			err = w.comm.SetMask(ctx, w.left()...)
@@ -185,7 +188,8 @@ func (w *worker) left() (ranks []int) {
 	return ranks
 }
 
-// step is a round: something that takes all ranks, and the question whether there is to be another one.
+// step is a round: something that takes all ranks, and the question whether there is to be another
+// one.
 func (w *worker) step(ctx context.Context) (op string, end bool, err error) {
 	n := w.round
 	w.round++
@@ -196,7 +200,10 @@ func (w *worker) step(ctx context.Context) (op string, end bool, err error) {
 		w.group, err = collective.New(ctx, w.comm, collective.Options{Scratch: 64 << 10})
 	case n%3 == 1:
 		op = "exchange"
-		s := ep.Spec{Experts: 2 * w.rank.Size, TopK: 2, Hidden: 24, MaxTokens: 4, Layout: ep.ExpertPacked, Reduction: ep.Partial, Alignment: 4}
+		s := ep.Spec{
+			Experts: 2 * w.rank.Size, TopK: 2, Hidden: 24, MaxTokens: 4, Layout: ep.ExpertPacked,
+			Reduction: ep.Partial, Alignment: 4,
+		}
 		err = eptest.Fixed(s, w.rank.Size, seed).Do(eptest.NewHostRank(w.comm), w.comm, w.left()...)
 	case n%3 == 2:
 		op = "window"

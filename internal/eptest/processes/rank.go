@@ -43,12 +43,14 @@ type Rank struct {
 	out *json.Encoder
 }
 
-// Part is what a rank does with commands that are not about meeting. It returns the command's value.
+// Part is what a rank does with commands that are not about meeting. It returns the command's
+// value.
 type Part interface {
 	Do(r *Rank, c Command) (any, error)
 }
 
-// Main plays the part that the environment asks for, and reports whether there was one. TestMain calls it first.
+// Main plays the part that the environment asks for, and reports whether there was one. TestMain
+// calls it first.
 func Main(parts map[string]func() Part) bool {
 	name := os.Getenv(partVariable)
 	if name == "" {
@@ -104,8 +106,9 @@ func (r *Rank) Join(id string, options ...weft.Option) (*weft.Comm, error) {
 }
 
 var causes = map[string]error{
-	"died": weft.ErrDied, "left": weft.ErrLeft, "timeout": weft.ErrTimeout, "aborted": weft.ErrAborted, "unsupported": weft.ErrUnsupported,
-	"invalid": weft.ErrInvalid, "mismatch": weft.ErrMismatch, "closed": weft.ErrClosed, "masked": weft.ErrMasked,
+	"died": weft.ErrDied, "left": weft.ErrLeft, "timeout": weft.ErrTimeout, "aborted": weft.ErrAborted,
+	"unsupported": weft.ErrUnsupported,
+	"invalid":     weft.ErrInvalid, "mismatch": weft.ErrMismatch, "closed": weft.ErrClosed, "masked": weft.ErrMasked,
 }
 
 func answer(value any, err error, took time.Duration) Answer {
@@ -136,8 +139,8 @@ func AnswerOf(err error) Answer {
 	return a
 }
 
-// Pause answers the command that is being done, before it is done, and waits until the test sends another, which counts as the permission to go
-// on. The command is answered again when it is done.
+// Pause answers the command that is being done, before it is done, and waits until the test sends
+// another, which counts as the permission to go on. The command is answered again when it is done.
 func (r *Rank) Pause() {
 	var c Command
 	if r.out.Encode(Answer{Peer: -1}) != nil || r.in.Decode(&c) != nil {

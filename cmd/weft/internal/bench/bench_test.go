@@ -43,7 +43,8 @@ func TestMain(m *testing.M) {
 func TestFMAIsExact(t *testing.T) {
 	float := rapid.Custom(func(t *rapid.T) float32 {
 		// Exponents close together, where the sum of product and addend rounds awkwardly.
-		return float32(math.Ldexp(float64(rapid.Int32Range(-1<<24, 1<<24).Draw(t, "m")), rapid.IntRange(-40, 10).Draw(t, "e")))
+		return float32(math.Ldexp(float64(rapid.Int32Range(-1<<24, 1<<24).Draw(t, "m")),
+			rapid.IntRange(-40, 10).Draw(t, "e")))
 	})
 	rapid.Check(t, func(t *rapid.T) {
 		a, b, c := float.Draw(t, "a"), float.Draw(t, "b"), float.Draw(t, "c")
@@ -66,7 +67,8 @@ func TestPatternQuantisesToItself(t *testing.T) {
 		row := p.row(weft.BFloat16, 3, token, 0)
 		codes, scales := make([]byte, hidden), make([]float32, hidden/128)
 		in := weft.TensorAt(bytes.Clone(row), weft.BFloat16, hidden)
-		simd.QuantizeE4M3(simd.BF16, weft.TensorAt(codes, weft.Uint8, hidden).Data, weft.TensorOf(scales).Data, in.Data, hidden, simd.ScaleF32)
+		simd.QuantizeE4M3(simd.BF16, weft.TensorAt(codes, weft.Uint8, hidden).Data, weft.TensorOf(scales).Data,
+			in.Data, hidden, simd.ScaleF32)
 		if !bytes.Equal(codes, p.row(weft.Float8E4M3, 3, token, 0)) {
 			t.Fatalf("token %d: other codes", token)
 		}
@@ -243,7 +245,14 @@ func TestEveryRoutingIsPoisonedBeforeItIsChecked(t *testing.T) {
 
 func TestAllReduce(t *testing.T) {
 	for _, tc := range []struct{ dtype, op string }{
-		{"fp32", "sum"}, {"bf16", "max"}, {"fp16", "min"}, {"int32", "prod"}, {"fp64", "avg"}, {"uint8", "sum"}, {"int64", "max"}, {"int16", "sum"},
+		{"fp32", "sum"},
+		{"bf16", "max"},
+		{"fp16", "min"},
+		{"int32", "prod"},
+		{"fp64", "avg"},
+		{"uint8", "sum"},
+		{"int64", "max"},
+		{"int16", "sum"},
 	} {
 		inProcess(t, 3, func(r *rank) error {
 			series, err := r.measureAllReduce(AllReduce{
@@ -290,7 +299,10 @@ func TestAllReduceChecksCatchErrors(t *testing.T) {
 func TestValidate(t *testing.T) {
 	ep := func(change func(*EP)) Task { e := shapeOf(change); return Task{EP: &e} }
 	reduce := func(change func(*AllReduce)) Task {
-		a := AllReduce{Bytes: []int64{8, 64}, DType: "fp32", Op: "sum", Algorithm: Algorithms()[0], Effort: Effort{Time: time.Second}}
+		a := AllReduce{
+			Bytes: []int64{8, 64}, DType: "fp32", Op: "sum", Algorithm: Algorithms()[0],
+			Effort: Effort{Time: time.Second},
+		}
 		if change != nil {
 			change(&a)
 		}
@@ -383,7 +395,14 @@ func TestRunWithProcesses(t *testing.T) {
 	}
 	h := Host{Args: []string{"-test.run=^$"}, Timeout: time.Minute}
 	shape := shapeOf(nil)
-	for _, task := range []Task{{EP: &shape}, {AllReduce: &AllReduce{Bytes: []int64{8}, DType: "fp32", Op: "sum", Effort: Effort{Iterations: 30}}}, {Join: &Join{Rounds: 3}}} {
+	for _, task := range []Task{
+		{EP: &shape},
+		{AllReduce: &AllReduce{
+			Bytes: []int64{8}, DType: "fp32", Op: "sum",
+			Effort: Effort{Iterations: 30},
+		}},
+		{Join: &Join{Rounds: 3}},
+	} {
 		byRank, err := h.Run(2, task, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -421,7 +440,8 @@ func TestMerge(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := records[0]
-	if r.P50 != 2 || r.Max != 5 || r.WireBytes != 20 || r.DeepEPBytes != 40 || r.MovedBytes != 200 || r.Floor != 2 || r.FloorRatio != 1 || r.Slowest != 1 || r.Verified {
+	if r.P50 != 2 || r.Max != 5 || r.WireBytes != 20 || r.DeepEPBytes != 40 || r.MovedBytes != 200 ||
+		r.Floor != 2 || r.FloorRatio != 1 || r.Slowest != 1 || r.Verified {
 		t.Errorf("%+v", r)
 	}
 	if len(problems) != 1 || problems[0] != "rank 1: row 3" {
@@ -444,7 +464,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// Scales that stand in another order, or at another place of the same row, are not taken for the right ones.
+// Scales that stand in another order, or at another place of the same row, are not taken for the
+// right ones.
 func TestScalesOutOfOrderAreNoticed(t *testing.T) {
 	const rows, hidden = 6, 8 * ep.ScaleBlock
 	for _, payload := range []ep.Payload{ep.FP8, ep.FP8UE8M0} {

@@ -11,7 +11,10 @@ import (
 
 // Spec translates a shape for package ep, and says what is wrong with it.
 func (e EP) Spec(ranks int) (ep.Spec, error) {
-	s := ep.Spec{Experts: e.Experts, TopK: e.TopK, Hidden: e.Hidden, MaxTokens: max(e.Tokens, e.Capacity, 1), SMs: e.SMs, Tuning: e.Tuning}
+	s := ep.Spec{
+		Experts: e.Experts, TopK: e.TopK, Hidden: e.Hidden, MaxTokens: max(e.Tokens, e.Capacity, 1),
+		SMs: e.SMs, Tuning: e.Tuning,
+	}
 	var err error
 	if s.Layout, err = ep.ParseLayout(e.Layout); err != nil {
 		return s, err
@@ -42,7 +45,8 @@ func (e EP) Spec(ranks int) (ep.Spec, error) {
 			s.Quantize = weft.BFloat16
 		}
 		if e.InPlace {
-			return s, fmt.Errorf("experts cannot overwrite %v rows with theirs, which are %v; leave in-place out", s.Payload, s.Output)
+			return s, fmt.Errorf("experts cannot overwrite %v rows with theirs, which are %v; leave "+
+				"in-place out", s.Payload, s.Output)
 		}
 	case ep.Opaque:
 		return s, fmt.Errorf("opaque rows are not measured: nothing says what combining them means")
@@ -328,8 +332,9 @@ func (m *epRank) series() []Series {
 	}
 	back := Series{
 		Op: "combine", Times: m.combine.pack(), Problem: m.problem,
-		Wire: float64(returning) * home / n, Logical: float64(t.RankRows) * home / n, DeepEP: float64(t.Selections) * home / n,
-		Moved: float64(received+t.Tokens) * home / n,
+		Wire: float64(returning) * home / n, Logical: float64(t.RankRows) * home / n,
+		DeepEP: float64(t.Selections) * home / n,
+		Moved:  float64(received+t.Tokens) * home / n,
 	}
 	out := []Series{there, back}
 	if !m.cfg.Cached {

@@ -17,7 +17,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// GPUs measures expert parallelism between ranks on GPUs, which are goroutines of this process. Zeros stand for what most want.
+// GPUs measures expert parallelism between ranks on GPUs, which are goroutines of this process.
+// Zeros stand for what most want.
 type GPUs struct {
 	Contexts []*cuda.Context // rank r is on Contexts[r % len(Contexts)]
 	Ranks    int             // 0: one for each context
@@ -57,7 +58,8 @@ func (g GPUs) settled() (GPUs, error) {
 	if len(g.Contexts) == 0 {
 		return g, errors.New("no GPUs")
 	}
-	return g, errors.Join(within("ranks", g.Ranks, 1, weft.MaxRanks), within("operations", g.Operations, 1, MostOperations),
+	return g, errors.Join(within("ranks", g.Ranks, 1, weft.MaxRanks),
+		within("operations", g.Operations, 1, MostOperations),
 		within("replays", g.Replays, 1, MostReplays), within("samples", g.Samples, 1, mostIterations))
 }
 
@@ -73,7 +75,8 @@ func (g GPUs) Rows() int {
 	return n
 }
 
-// DeviceSpec is Spec for GPUs: the counts stay there, and a row crosses to each rank once. It says what is wrong with the shape, if anything.
+// DeviceSpec is Spec for GPUs: the counts stay there, and a row crosses to each rank once. It says
+// what is wrong with the shape, if anything.
 func (e EP) DeviceSpec(ranks int) (ep.Spec, error) {
 	e.Counts, e.Wire = ep.DeviceCounts.String(), ep.PerRank.String()
 	if e.Tokens < 1 {
@@ -89,8 +92,9 @@ func (e EP) DeviceSpec(ranks int) (ep.Spec, error) {
 	return s, s.ValidateOn(ep.GPUEngine, ranks)
 }
 
-// Measure measures the shapes one after the other, and calls each with every row, from one goroutine at a time. Whether the outputs were right is in
-// the row; an error means that something could not be measured.
+// Measure measures the shapes one after the other, and calls each with every row, from one
+// goroutine at a time. Whether the outputs were right is in the row; an error means that something
+// could not be measured.
 func (g GPUs) Measure(ctx context.Context, shapes []EP, each func(GPURow) error) error {
 	g, err := g.settled()
 	if err != nil {
@@ -109,7 +113,8 @@ func (g GPUs) Measure(ctx context.Context, shapes []EP, each func(GPURow) error)
 	})
 }
 
-// together runs body on all ranks, which have joined each other and opened what every measurement uses. Settled GPUs are wanted.
+// together runs body on all ranks, which have joined each other and opened what every measurement
+// uses. Settled GPUs are wanted.
 func (g *GPUs) together(ctx context.Context, body func(ctx context.Context, m *gpuRank) error) (err error) {
 	gate, err := link.NewGate(g.Contexts[0], g.patience)
 	if err != nil {
@@ -126,7 +131,10 @@ func (g *GPUs) together(ctx context.Context, body func(ctx context.Context, m *g
 		all.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			m := &gpuRank{GPUs: g, team: t, gate: gate, context: g.Contexts[r%len(g.Contexts)], expected: expected{me: r, ranks: g.Ranks}}
+			m := &gpuRank{
+				GPUs: g, team: t, gate: gate, context: g.Contexts[r%len(g.Contexts)],
+				expected: expected{me: r, ranks: g.Ranks},
+			}
 			if err := m.serve(t.ctx, meetings[r], body); err != nil {
 				t.fail(r, err)
 			}

@@ -12,11 +12,12 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// Gradients of a model's layer. Where combine applies the weights, CombineBackward gives their gradients, for which it reads the experts' rows; where the experts
-// have applied them, they have their gradients too, and DispatchBackward brings those home.
+// Gradients of a model's layer. Where combine applies the weights, CombineBackward gives their
+// gradients, for which it reads the experts' rows; where the experts have applied them, they have
+// their gradients too, and DispatchBackward brings those home.
 
-// makeGradients makes the tensors of gradients. The experts' rows of them are in m.y, the tokens' in m.out, or for the gradient of a combine in the buffer that others
-// read.
+// makeGradients makes the tensors of gradients. The experts' rows of them are in m.y, the tokens'
+// in m.out, or for the gradient of a combine in the buffer that others read.
 func (m *gpuRank) makeGradients(c *closing) (err error) {
 	buffer := m.handle.GradientBuffer()
 	m.numbers, m.gradOut = weft.Tensor{}, weft.Tensor{Data: buffer.Data, DType: buffer.DType, Shape: m.out.Shape}
@@ -38,7 +39,8 @@ func (m *expected) numbersOfRow() int {
 	return m.cfg.TopK
 }
 
-// combinesBackward is CombineBackward: from the gradients of the tokens' sums to those of the experts' rows, and of the weights.
+// combinesBackward is CombineBackward: from the gradients of the tokens' sums to those of the
+// experts' rows, and of the weights.
 func (m *gpuRank) combinesBackward(ctx context.Context) operation {
 	var y, gradWeights weft.Tensor
 	if m.spec.Sum == ep.Weighted {
@@ -63,7 +65,8 @@ func (m *gpuRank) combinesBackward(ctx context.Context) operation {
 	}
 }
 
-// dispatchesBackward is DispatchBackward: from the gradients of received rows, and of the weights that came with them, to those of the tokens' rows and weights.
+// dispatchesBackward is DispatchBackward: from the gradients of received rows, and of the weights
+// that came with them, to those of the tokens' rows and weights.
 func (m *gpuRank) dispatchesBackward(ctx context.Context, bytes moved) operation {
 	const name = "dispatch-backward"
 	_, sms := m.handle.SMs()
@@ -159,7 +162,8 @@ func (m *gpuRank) checkDots() error {
 	return nil
 }
 
-// dot is the product of a token's row and what an expert makes of it, in the order that package ep promises.
+// dot is the product of a token's row and what an expert makes of it, in the order that package ep
+// promises.
 func (m *expected) dot(token, expert int) float32 {
 	if expert < 0 {
 		return 0
@@ -178,10 +182,12 @@ func (m *expected) dot(token, expert int) float32 {
 	return lanes[0]
 }
 
-// rowsChecked bounds how many rows' gradients are recomputed each time, where they are not the tokens' own.
+// rowsChecked bounds how many rows' gradients are recomputed each time, where they are not the
+// tokens' own.
 const rowsChecked = 4096
 
-// checkGradRows compares the gradients of this rank's rows: all that are those of their tokens, and of weighted ones some, other ones each time.
+// checkGradRows compares the gradients of this rank's rows: all that are those of their tokens, and
+// of weighted ones some, other ones each time.
 func (m *gpuRank) checkGradRows() error {
 	n, stride := m.cfg.Hidden*m.spec.Output.Size(), 1
 	if m.spec.Sum == ep.Weighted {

@@ -11,7 +11,8 @@ type operation struct {
 	name  string
 	bytes moved
 	sms   int // that its kernel runs on
-	// renew makes other operands than before: what is checked then can only have come by what is about to run.
+	// renew makes other operands than before: what is checked then can only have come by what is
+	// about to run.
 	renew func() error
 	// run enqueues it. What the last one gives is kept until check.
 	run func(keep bool) error
@@ -103,7 +104,8 @@ func (m *gpuRank) prepares(ctx context.Context) operation {
 func (m *gpuRank) combines(ctx context.Context, bytes moved) operation {
 	_, sms := m.handle.SMs()
 	return operation{
-		name: "combine", bytes: bytes, sms: sms, renew: m.writeExperts, check: func() error { return m.checkOut("combine", m.spec.Sum == ep.Weighted) },
-		run: func(bool) error { return m.handle.Combine(ctx, m.work, m.known, m.y, m.out) },
+		name: "combine", bytes: bytes, sms: sms, renew: m.writeExperts,
+		check: func() error { return m.checkOut("combine", m.spec.Sum == ep.Weighted) },
+		run:   func(bool) error { return m.handle.Combine(ctx, m.work, m.known, m.y, m.out) },
 	}
 }

@@ -12,15 +12,15 @@ import (
 	"github.com/weftgo/weft/internal/product"
 )
 
-// Overlap measures what exchanges lose where their GPUs multiply matrices meanwhile, and what the products lose. Of [GPUs] it heeds Contexts, Ranks, Operations,
-// Replays, Deadline and Cache.
+// Overlap measures what exchanges lose where their GPUs multiply matrices meanwhile, and what the
+// products lose. Of [GPUs] it heeds Contexts, Ranks, Operations, Replays, Deadline and Cache.
 type Overlap struct {
 	GPUs
 	Product product.Shape
 }
 
-// OverlapRow is one operation of one shape beside products: a line of --json. Keys are stable; new ones may be added. Times are of the slowest rank of each run,
-// the median over runs.
+// OverlapRow is one operation of one shape beside products: a line of --json. Keys are stable; new
+// ones may be added. Times are of the slowest rank of each run, the median over runs.
 type OverlapRow struct {
 	Op       string `json:"op"`     // dispatch, combine
 	Engine   string `json:"engine"` // gpu
@@ -49,21 +49,25 @@ type OverlapRow struct {
 	ProductBeside   float64 `json:"product_beside_us"` // beside operations
 	ProductSlowdown float64 `json:"product_slowdown"`
 	TFlops          float64 `json:"product_tflops"` // alone
-	Share           float64 `json:"sm_slowdown"`    // gpu_sms over what sms_used leaves of them: a product's that loses these and nothing else
+	// gpu_sms over what sms_used leaves of them: a product's that loses these and nothing else
+	Share float64 `json:"sm_slowdown"`
 
-	Covered  bool     `json:"covered"`  // what was not timed went on for as long as what was: else the slow-downs are lower bounds
+	// what was not timed went on for as long as what was: else the slow-downs are lower bounds
+	Covered  bool     `json:"covered"`
 	Verified bool     `json:"verified"` // what came of both was right, each time
 	Problems []string `json:"problems,omitempty"`
 }
 
-// Runs in which one of the two is timed have so much of the other, by the times that each takes alone.
+// Runs in which one of the two is timed have so much of the other, by the times that each takes
+// alone.
 const cover = 3
 
 // mostProducts keeps what a stream is given at once below what its queue holds.
 const mostProducts = 256
 
-// Measure measures dispatches and combines of the shapes, one after the other, and calls each with every row, from one goroutine at a time. Whether the outputs were
-// right is in the row; an error means that something could not be measured.
+// Measure measures dispatches and combines of the shapes, one after the other, and calls each with
+// every row, from one goroutine at a time. Whether the outputs were right is in the row; an error
+// means that something could not be measured.
 func (o Overlap) Measure(ctx context.Context, shapes []EP, each func(OverlapRow) error) error {
 	o.Samples = 2 // events, of the exchanges and of the products
 	g, err := o.settled()
@@ -94,7 +98,8 @@ type overlapRank struct {
 	perOne  time.Duration // a product, alone
 }
 
-// begin makes the product, and has the exchanges in the communicator's stream, whose kernels do not stand behind those of others.
+// begin makes the product, and has the exchanges in the communicator's stream, whose kernels do not
+// stand behind those of others.
 func (r *overlapRank) begin(ctx context.Context, s product.Shape, c *closing) (err error) {
 	r.stream = r.comm.Device().Stream()
 	r.work = weft.StreamOf(r.stream)
@@ -141,8 +146,10 @@ func (r *overlapRank) overlap(ctx context.Context, o operation) (row OverlapRow,
 	r.problem = ""
 	s := r.handle.Spec()
 	row = OverlapRow{
-		Op: o.name, Engine: "gpu", Contract: r.cfg.Contract(), Ranks: r.ranks, GPUs: min(r.ranks, len(r.Contexts)), Tokens: r.cfg.Tokens, Hidden: s.Hidden,
-		TopK: s.TopK, Experts: s.Experts, DType: s.Payload.String(), Layout: s.Layout.String(), SMs: s.SMs, SMsUsed: o.sms, GPUSMs: r.comm.Device().SMs(),
+		Op: o.name, Engine: "gpu", Contract: r.cfg.Contract(), Ranks: r.ranks,
+		GPUs: min(r.ranks, len(r.Contexts)), Tokens: r.cfg.Tokens, Hidden: s.Hidden,
+		TopK: s.TopK, Experts: s.Experts, DType: s.Payload.String(), Layout: s.Layout.String(), SMs: s.SMs,
+		SMsUsed: o.sms, GPUSMs: r.comm.Device().SMs(),
 		Operations: r.Operations, Replays: r.Replays, Product: r.product.String(),
 	}
 	alone, err := r.verified(ctx, o, 1, 0)
@@ -187,9 +194,11 @@ func ratio(a, b float64) float64 {
 // bothTook is how long the two parts of a run took.
 type bothTook struct{ exchange, product time.Duration }
 
-// verified makes runs of so many graphs of the operation, with new operands, beside so many products, and checks what the last of each left.
+// verified makes runs of so many graphs of the operation, with new operands, beside so many
+// products, and checks what the last of each left.
 func (r *overlapRank) verified(ctx context.Context, o operation, graphs, products int) (took bothTook, err error) {
-	if err := errors.Join(o.renew(), r.product.Spoil(r.compute), r.comm.Wait(ctx, r.work), r.compute.Wait(ctx), r.meet(nil)); err != nil {
+	if err := errors.Join(o.renew(), r.product.Spoil(r.compute), r.comm.Wait(ctx, r.work), r.compute.Wait(ctx),
+		r.meet(nil)); err != nil {
 		return took, err
 	}
 	g, err := r.graph(r.Operations, o.run)
@@ -215,8 +224,11 @@ func (r *overlapRank) verified(ctx context.Context, o operation, graphs, product
 	return took, o.check()
 }
 
-// runs times exchanges and products that begin together, some times, and gives the medians of the slowest ranks.
-func (r *overlapRank) runs(ctx context.Context, exchange func() error, graphs, products int) (took bothTook, err error) {
+// runs times exchanges and products that begin together, some times, and gives the medians of the
+// slowest ranks.
+func (r *overlapRank) runs(ctx context.Context, exchange func() error, graphs, products int) (took bothTook,
+	err error,
+) {
 	var all [2][]time.Duration
 	for i := range warmups + r.Replays {
 		times, err := r.run(ctx, exchange, graphs, products)
@@ -237,7 +249,8 @@ func (r *overlapRank) runs(ctx context.Context, exchange func() error, graphs, p
 	return took, nil
 }
 
-// run holds both streams at the gate until everything is enqueued on every rank. Zero of either is none of it.
+// run holds both streams at the gate until everything is enqueued on every rank. Zero of either is
+// none of it.
 func (r *overlapRank) run(ctx context.Context, exchange func() error, graphs, products int) (took bothTook, err error) {
 	r.turn++
 	if products > 0 {
@@ -254,7 +267,8 @@ func (r *overlapRank) run(ctx context.Context, exchange func() error, graphs, pr
 		}
 	}
 	if graphs > 0 {
-		if err := errors.Join(r.door.Hold(r.stream, r.turn), r.starts[0].Record(r.stream), exchange(), r.ends[0].Record(r.stream)); err != nil {
+		if err := errors.Join(r.door.Hold(r.stream, r.turn), r.starts[0].Record(r.stream), exchange(),
+			r.ends[0].Record(r.stream)); err != nil {
 			return took, err
 		}
 	}

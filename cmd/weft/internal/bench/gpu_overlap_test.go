@@ -22,7 +22,8 @@ func TestOverlapOnEmulatedGPUs(t *testing.T) {
 		g.Ranks = 2
 		var rows []OverlapRow
 		o := Overlap{GPUs: g, Product: product.Shape{Rows: 64, Columns: 128, Inner: 32}}
-		if err := o.Measure(t.Context(), shapes, func(r OverlapRow) error { rows = append(rows, r); return nil }); err != nil {
+		if err := o.Measure(t.Context(), shapes,
+			func(r OverlapRow) error { rows = append(rows, r); return nil }); err != nil {
 			t.Fatal(err)
 		}
 		if len(rows) != 2*len(shapes) {
@@ -32,10 +33,12 @@ func TestOverlapOnEmulatedGPUs(t *testing.T) {
 			if !r.Verified || len(r.Problems) > 0 {
 				t.Errorf("%s %s: %v", r.Contract, r.Op, r.Problems)
 			}
-			if r.Op != [2]string{"dispatch", "combine"}[i%2] || r.GPUs != gpus || r.Ranks != 2 || r.GPUSMs != 16 || r.Product != "64x128x32" || r.SMs != shapes[i/2].SMs {
+			if r.Op != [2]string{"dispatch", "combine"}[i%2] || r.GPUs != gpus || r.Ranks != 2 ||
+				r.GPUSMs != 16 || r.Product != "64x128x32" || r.SMs != shapes[i/2].SMs {
 				t.Errorf("%+v", r)
 			}
-			if r.SMsUsed < 1 || r.SMsUsed > 16 || r.Share <= 1 || r.Alone <= 0 || r.Beside <= 0 || r.ProductAlone <= 0 || r.ProductBeside <= 0 || r.TFlops <= 0 ||
+			if r.SMsUsed < 1 || r.SMsUsed > 16 || r.Share <= 1 || r.Alone <= 0 || r.Beside <= 0 ||
+				r.ProductAlone <= 0 || r.ProductBeside <= 0 || r.TFlops <= 0 ||
 				r.Slowdown != r.Beside/r.Alone || r.ProductSlowdown != r.ProductBeside/r.ProductAlone {
 				t.Errorf("times: %+v", r)
 			}
@@ -56,7 +59,8 @@ func TestOverlapChecksCatchErrors(t *testing.T) {
 		var c closing
 		r := &overlapRank{gpuRank: m}
 		m.cfg = small(nil)
-		if err := errors.Join(r.begin(ctx, product.Shape{Rows: 64, Columns: 64, Inner: 32}, &c), r.setUp(ctx, &c)); err != nil {
+		if err := errors.Join(r.begin(ctx, product.Shape{Rows: 64, Columns: 64, Inner: 32}, &c),
+			r.setUp(ctx, &c)); err != nil {
 			return err
 		}
 		o := r.dispatches(ctx, moved{})
@@ -75,11 +79,13 @@ func TestOverlapChecksCatchErrors(t *testing.T) {
 func TestOverlapRefusals(t *testing.T) {
 	_, g := emulatedGPUs(t, 1)
 	o := Overlap{GPUs: g, Product: product.Shape{Rows: 63, Columns: 64, Inner: 32}}
-	if err := o.Measure(t.Context(), []EP{small(nil)}, nil); err == nil || !strings.Contains(err.Error(), "multiples of 64") {
+	if err := o.Measure(t.Context(), []EP{small(nil)}, nil); err == nil ||
+		!strings.Contains(err.Error(), "multiples of 64") {
 		t.Error(err)
 	}
 	o.Product.Rows = 64
-	if err := o.Measure(t.Context(), []EP{small(func(e *EP) { e.Tokens = 0 })}, nil); err == nil || !strings.Contains(err.Error(), "tokens 0") {
+	if err := o.Measure(t.Context(), []EP{small(func(e *EP) { e.Tokens = 0 })}, nil); err == nil ||
+		!strings.Contains(err.Error(), "tokens 0") {
 		t.Error(err)
 	}
 	if err := (Overlap{}).Measure(t.Context(), nil, nil); err == nil {

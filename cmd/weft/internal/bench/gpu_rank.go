@@ -66,7 +66,9 @@ func (c *closing) all() error {
 }
 
 // serve joins the others and does body with them.
-func (m *gpuRank) serve(ctx context.Context, b bootstrap.Bootstrap, body func(ctx context.Context, m *gpuRank) error) (err error) {
+func (m *gpuRank) serve(ctx context.Context, b bootstrap.Bootstrap,
+	body func(ctx context.Context, m *gpuRank) error,
+) (err error) {
 	var c closing
 	defer func() {
 		if err != nil {
@@ -99,7 +101,10 @@ func (m *gpuRank) each(ctx context.Context, shapes []EP, body func(ctx context.C
 
 // open joins the others and makes what all shapes use.
 func (m *gpuRank) open(ctx context.Context, b bootstrap.Bootstrap, c *closing) (err error) {
-	options := []weft.Option{weft.WithBootstrap(b), weft.WithDevice(m.context), weft.WithDeadline(m.Deadline), weft.WithKernels(m.Cache)}
+	options := []weft.Option{
+		weft.WithBootstrap(b), weft.WithDevice(m.context), weft.WithDeadline(m.Deadline),
+		weft.WithKernels(m.Cache),
+	}
 	if m.comm, err = weft.Join(ctx, options...); err != nil {
 		return err
 	}
@@ -173,7 +178,10 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 	if err := m.makeRows(); err != nil {
 		return err
 	}
-	gen, err := routing.New(routing.Config{Kind: cfg.Routing, Seed: cfg.Seed, Ranks: m.ranks, Experts: cfg.Experts, TopK: cfg.TopK})
+	gen, err := routing.New(routing.Config{
+		Kind: cfg.Routing, Seed: cfg.Seed, Ranks: m.ranks,
+		Experts: cfg.Experts, TopK: cfg.TopK,
+	})
 	if err != nil {
 		return err
 	}
@@ -185,7 +193,11 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 	}
 	m.batch.weights = m.batch.all[m.me]
 	m.places = m.places[:0]
-	m.eachRow(&m.batch, func(row, source, token, expert int) { m.places = append(m.places, place{row, source, token, expert}) })
+	m.eachRow(&m.batch, func(row, source, token,
+		expert int,
+	) {
+		m.places = append(m.places, place{row, source, token, expert})
+	})
 	slices.SortFunc(m.places, func(a, b place) int { return cmp.Compare(a.row, b.row) })
 	if m.handle, err = ep.NewHandle(ctx, m.comm, m.spec); err != nil {
 		return err
@@ -204,10 +216,12 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 		return err
 	}
 	ids, weights := m.batch.ids[m.me], m.batch.weights
-	if err := m.context.Upload(m.batch.topk.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&ids[0])), 4*len(ids))); err != nil {
+	if err := m.context.Upload(m.batch.topk.Pointer(),
+		unsafe.Slice((*byte)(unsafe.Pointer(&ids[0])), 4*len(ids))); err != nil {
 		return err
 	}
-	if err := m.context.Upload(m.batch.weight.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&weights[0])), 4*len(weights))); err != nil {
+	if err := m.context.Upload(m.batch.weight.Pointer(),
+		unsafe.Slice((*byte)(unsafe.Pointer(&weights[0])), 4*len(weights))); err != nil {
 		return err
 	}
 	// The routing that combines go by. Also the first operation, which nothing is learnt from.
@@ -319,7 +333,8 @@ func (m *gpuRank) uploadTokens(to weft.Tensor) error {
 	return m.context.Upload(to.Pointer(), rows)
 }
 
-// writeExperts makes what the experts make of the tokens' rows, and spoils what was there of the sums.
+// writeExperts makes what the experts make of the tokens' rows, and spoils what was there of the
+// sums.
 func (m *gpuRank) writeExperts() error { return cmp.Or(m.writeRows(), m.spoil(m.out)) }
 
 // writeRows makes what the experts make of the tokens' rows.
@@ -376,7 +391,8 @@ func (m *gpuRank) download(to *[]byte, t weft.Tensor) error {
 func (m *gpuRank) checkCounts(r *ep.Routing) error {
 	want := routing.Count(m.batch.ids[m.me], m.cfg.TopK, m.me, m.cfg.Experts/m.ranks)
 	got := r.Traffic()
-	if got.Received != len(m.places) || got.Selections != want.Selections || got.Visits != want.RankRows || got.RemoteRows != want.RemoteRankRows {
+	if got.Received != len(m.places) || got.Selections != want.Selections || got.Visits != want.RankRows ||
+		got.RemoteRows != want.RemoteRankRows {
 		m.complain("prepare: it counts %+v, but %d rows come here and %+v is sent", got, len(m.places), want)
 	}
 	return m.comm.Err()

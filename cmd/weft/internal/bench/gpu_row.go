@@ -10,8 +10,9 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// GPURow is one operation of one shape on GPUs: a line of --json. Keys are stable; new ones may be added. Times are of the slowest rank of each
-// replay or sample; bytes are of a rank, in the mean over ranks.
+// GPURow is one operation of one shape on GPUs: a line of --json. Keys are stable; new ones may be
+// added. Times are of the slowest rank of each replay or sample; bytes are of a rank, in the mean
+// over ranks.
 type GPURow struct {
 	Op       string `json:"op"`     // dispatch, combine, prepare, dispatch-known, combine-backward, dispatch-backward
 	Engine   string `json:"engine"` // gpu
@@ -57,7 +58,9 @@ type GPURow struct {
 	Eager     float64 `json:"eager_us"` // without a graph, from the call until the host sees the end: the median
 	EagerP99  float64 `json:"eager_p99_us"`
 	Issue     float64 `json:"issue_us"` // of that, the call alone
-	Cold      float64 `json:"cold_us"`  // in a graph, with caches emptied before each: a difference of two medians, so it has no percentiles
+	// in a graph, with caches emptied before each: a difference of two medians, so it has no
+	// percentiles
+	Cold float64 `json:"cold_us"`
 
 	WireBytes    int64 `json:"wire_bytes"`    // to other ranks, scales included
 	LogicalBytes int64 `json:"logical_bytes"` // a row for each rank that a token visits, its own included
@@ -151,7 +154,8 @@ func (m *expected) moves(b *batch) (there, back moved) {
 	return there, back
 }
 
-// spreads are the mean bytes of the ranks' CombineBackwards: a token's gradient goes once to each rank that has rows of it.
+// spreads are the mean bytes of the ranks' CombineBackwards: a token's gradient goes once to each
+// rank that has rows of it.
 func (m *expected) spreads(b *batch) moved {
 	t, row := m.traffic(b), m.cfg.Hidden*m.spec.Output.Size()
 	return moved{m.bytes(t.RemoteRankRows, row), m.bytes(t.RankRows, row), m.bytes(t.Selections, row)}

@@ -20,8 +20,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// Start measures how long ranks on GPUs, which are goroutines of this process, take from nothing to the end of their first dispatch. Zeros stand for
-// what most want.
+// Start measures how long ranks on GPUs, which are goroutines of this process, take from nothing to
+// the end of their first dispatch. Zeros stand for what most want.
 type Start struct {
 	Contexts []*cuda.Context // rank r is on Contexts[r % len(Contexts)]
 	Ranks    int             // 0: one for each context
@@ -41,8 +41,8 @@ const (
 	WarmStart  = "start-warm"  // the rounds after it
 )
 
-// StartRow is how long a start took: a line of --json. Keys are stable; new ones may be added. Times are medians over the rounds, of the slowest rank
-// of each.
+// StartRow is how long a start took: a line of --json. Keys are stable; new ones may be added.
+// Times are medians over the rounds, of the slowest rank of each.
 type StartRow struct {
 	Op     string `json:"op"`
 	Engine string `json:"engine"` // gpu
@@ -107,8 +107,9 @@ func newRound(ranks int, o kernel.Options) (*round, error) {
 	return r, err
 }
 
-// Measure starts again and again, and calls each with the row of the first round and with that of the others, from one goroutine. A rank that received
-// other than what the routing demands is an error, and so is a round after the first that compiles.
+// Measure starts again and again, and calls each with the row of the first round and with that of
+// the others, from one goroutine. A rank that received other than what the routing demands is an
+// error, and so is a round after the first that compiles.
 func (s Start) Measure(ctx context.Context, shape EP, each func(StartRow) error) error {
 	g, err := GPUs{Contexts: s.Contexts, Ranks: s.Ranks, Deadline: s.Deadline}.settled()
 	if err != nil {
@@ -122,7 +123,10 @@ func (s Start) Measure(ctx context.Context, shape EP, each func(StartRow) error)
 	if err != nil {
 		return err
 	}
-	gen, err := routing.New(routing.Config{Kind: shape.Routing, Seed: shape.Seed, Ranks: g.Ranks, Experts: shape.Experts, TopK: shape.TopK})
+	gen, err := routing.New(routing.Config{
+		Kind: shape.Routing, Seed: shape.Seed, Ranks: g.Ranks,
+		Experts: shape.Experts, TopK: shape.TopK,
+	})
 	if err != nil {
 		return err
 	}
@@ -181,7 +185,8 @@ func (m *startRank) repeat(ctx context.Context, rounds []*round, each func(Start
 		case i == 0:
 			op = FirstStart
 		case compiled:
-			return fmt.Errorf("round %d: kernels were compiled again: see that the kernel cache %q can be written, or name another in WEFT_CACHE_DIR", i, r.kernels.Dir())
+			return fmt.Errorf("round %d: kernels were compiled again: see that the kernel cache %q can be "+
+				"written, or name another in WEFT_CACHE_DIR", i, r.kernels.Dir())
 		}
 		for s := range took {
 			times[s] = append(times[s], took[s])
@@ -224,7 +229,8 @@ func upload[T any](m *startRank, c *closing, from []T, d weft.DType, shape ...in
 	return t, m.context.Upload(t.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&from[0])), t.Bytes()))
 }
 
-// start goes from nothing to the end of the first dispatch, once all have come, and leaves nothing behind.
+// start goes from nothing to the end of the first dispatch, once all have come, and leaves nothing
+// behind.
 func (m *startRank) start(ctx context.Context, r *round) (took [stages]time.Duration, err error) {
 	var c closing
 	var comm *weft.Comm
@@ -237,7 +243,10 @@ func (m *startRank) start(ctx context.Context, r *round) (took [stages]time.Dura
 		}
 		err = errors.Join(err, c.all())
 	}()
-	options := []weft.Option{weft.WithBootstrap(r.meetings[m.me]), weft.WithDevice(m.context), weft.WithDeadline(m.Deadline), weft.WithKernels(r.kernels)}
+	options := []weft.Option{
+		weft.WithBootstrap(r.meetings[m.me]), weft.WithDevice(m.context),
+		weft.WithDeadline(m.Deadline), weft.WithKernels(r.kernels),
+	}
 	if err := m.meet(nil); err != nil {
 		return took, err
 	}
@@ -285,12 +294,14 @@ func (m *startRank) report(op string, times [stages][]time.Duration, each func(S
 	}
 	us := measure.Micros
 	return each(StartRow{
-		Op: op, Engine: ep.GPUEngine.String(), Ranks: m.ranks, GPUs: min(m.ranks, len(m.Contexts)), Rounds: s[altogether].Iterations,
-		P50: us(s[altogether].P50), Max: us(s[altogether].Max), Slowest: s[altogether].Slowest,
+		Op: op, Engine: ep.GPUEngine.String(), Ranks: m.ranks, GPUs: min(m.ranks, len(m.Contexts)),
+		Rounds: s[altogether].Iterations,
+		P50:    us(s[altogether].P50), Max: us(s[altogether].Max), Slowest: s[altogether].Slowest,
 		Stages: &Stages{
 			Join: us(s[joining].P50), JoinMax: us(s[joining].Max), Handle: us(s[handling].P50), HandleMax: us(s[handling].Max),
 			Dispatch: us(s[dispatching].P50), DispatchMax: us(s[dispatching].Max),
-			Contract: m.cfg.Contract(), Tokens: m.cfg.Tokens, Capacity: m.spec.MaxTokens, Hidden: m.spec.Hidden, TopK: m.spec.TopK, Experts: m.spec.Experts,
+			Contract: m.cfg.Contract(), Tokens: m.cfg.Tokens, Capacity: m.spec.MaxTokens, Hidden: m.spec.Hidden,
+			TopK: m.spec.TopK, Experts: m.spec.Experts,
 			DType: m.spec.Payload.String(), Layout: m.spec.Layout.String(),
 		},
 	})

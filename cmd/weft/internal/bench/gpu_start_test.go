@@ -38,7 +38,8 @@ func TestStartOnEmulatedGPUs(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			_, s := starting(t, tc.gpus, tc.ranks, dir)
 			var rows []StartRow
-			if err := s.Measure(t.Context(), small(nil), func(r StartRow) error { rows = append(rows, r); return nil }); err != nil {
+			if err := s.Measure(t.Context(), small(nil),
+				func(r StartRow) error { rows = append(rows, r); return nil }); err != nil {
 				t.Fatal(err)
 			}
 			if len(rows) != len(tc.want) {
@@ -48,14 +49,16 @@ func TestStartOnEmulatedGPUs(t *testing.T) {
 				if r.Op != tc.want[i] || r.Rounds != 1+i || r.Ranks != tc.ranks || r.GPUs != tc.gpus || r.Engine != "gpu" {
 					t.Errorf("%+v", r)
 				}
-				if r.Join <= 0 || r.Handle <= 0 || r.Dispatch <= 0 || r.JoinMax < r.Join || r.HandleMax < r.Handle || r.DispatchMax < r.Dispatch || r.Max < r.P50 {
+				if r.Join <= 0 || r.Handle <= 0 || r.Dispatch <= 0 || r.JoinMax < r.Join ||
+					r.HandleMax < r.Handle || r.DispatchMax < r.Dispatch || r.Max < r.P50 {
 					t.Errorf("times: %+v, %+v", r, r.Stages)
 				}
 				if most := (r.JoinMax + r.HandleMax + r.DispatchMax) * (1 + 1e-9); r.P50 > most || // sums are rounded
 					r.Max < max(r.Join, r.Handle, r.Dispatch) {
 					t.Errorf("the sum is %g to %g us, of %+v", r.P50, r.Max, r.Stages)
 				}
-				if r.Contract != "rank-major bf16" || r.Tokens != 3 || r.Capacity != 3 || r.Hidden != 128 || r.TopK != 2 || r.Experts != 4 || r.DType != "bf16" ||
+				if r.Contract != "rank-major bf16" || r.Tokens != 3 || r.Capacity != 3 || r.Hidden != 128 ||
+					r.TopK != 2 || r.Experts != 4 || r.DType != "bf16" ||
 					r.Layout != "rank-major" {
 					t.Errorf("%+v", r.Stages)
 				}
@@ -79,7 +82,8 @@ func TestStartOnEmulatedGPUs(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, s := starting(t, 1, 2, filepath.Join(file, "below"))
-		if err := s.Measure(t.Context(), small(nil), nothing); err == nil || !strings.Contains(err.Error(), "round 1: kernels were compiled again") {
+		if err := s.Measure(t.Context(), small(nil), nothing); err == nil ||
+			!strings.Contains(err.Error(), "round 1: kernels were compiled again") {
 			t.Error(err)
 		}
 	})
@@ -101,7 +105,8 @@ func alone(t *testing.T, s Start) (*startRank, []*round) {
 		}
 	}
 	return &startRank{gpuRank: gpuRank{
-		GPUs: &GPUs{Contexts: s.Contexts, Ranks: 1, Deadline: s.Deadline}, team: newTeam(t.Context(), 1), context: s.Contexts[0],
+		GPUs: &GPUs{Contexts: s.Contexts, Ranks: 1, Deadline: s.Deadline}, team: newTeam(t.Context(), 1),
+		context:  s.Contexts[0],
 		expected: expected{ranks: 1, cfg: small(nil), spec: spec},
 		batch:    batch{ids: [][]int32{{0, 1, 2, 3, 1, 2}}, weights: []float32{0.5, 0.5, 0.5, 0.5, 0.5, 0.5}},
 	}}, rounds
@@ -112,14 +117,17 @@ func TestStartsEndTogether(t *testing.T) {
 	dir := t.TempDir()
 	_, s := starting(t, 2, 2, dir)
 	enough := errors.New("enough")
-	if err := s.Measure(t.Context(), small(nil), func(StartRow) error { return enough }); !errors.Is(err, enough) || !strings.Contains(err.Error(), "rank 0: ") {
+	if err := s.Measure(t.Context(), small(nil), func(StartRow) error { return enough }); !errors.Is(err,
+		enough) || !strings.Contains(err.Error(), "rank 0: ") {
 		t.Errorf("%v", err)
 	}
 	for _, call := range []string{"cuStreamCreateWithPriority", "cuMemCreate", "cuModuleLoadDataEx"} {
 		machine, s := starting(t, 2, 2, dir) // of its own: contexts keep streams, and would make none
 		machine.Fail(call, 1, cuda.ErrOutOfMemory)
-		// What a rank gives up in a step that all take together, the others may say first: by its text.
-		if err := s.Measure(t.Context(), small(nil), nothing); err == nil || !strings.Contains(err.Error(), "CUDA_ERROR_OUT_OF_MEMORY") {
+		// What a rank gives up in a step that all take together, the others may say first: by its
+		// text.
+		if err := s.Measure(t.Context(), small(nil), nothing); err == nil ||
+			!strings.Contains(err.Error(), "CUDA_ERROR_OUT_OF_MEMORY") {
 			t.Errorf("%s: %v", call, err)
 		}
 	}

@@ -25,7 +25,10 @@ import (
 func emulatedGPUs(t *testing.T, n int) (*cudatest.Machine, GPUs) {
 	t.Helper()
 	emulate.Need(t)
-	machine := cudatest.New(cudatest.Config{Devices: n, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 16, cuda.L2CacheSize: 4096}})
+	machine := cudatest.New(cudatest.Config{
+		Devices:    n,
+		Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 16, cuda.L2CacheSize: 4096},
+	})
 	emulate.Attach(machine, emulate.Options{Limit: time.Minute, Seed: 1})
 	driver, err := machine.Open()
 	if err != nil {
@@ -62,7 +65,8 @@ func few() bool { return testing.Short() || !emulate.Everything() }
 // small is a shape that emulated GPUs manage.
 func small(change func(e *EP)) EP {
 	e := EP{
-		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Wire: "per-rank", Reduction: "partial", Sum: "plain",
+		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Wire: "per-rank",
+		Reduction: "partial", Sum: "plain",
 		Counts: "device", Routing: "uniform", Seed: 1, Batches: 1,
 	}
 	if change != nil {
@@ -99,7 +103,8 @@ func TestMeasureGradientsOnEmulatedGPUs(t *testing.T) {
 	_, g := emulatedGPUs(t, 2)
 	g.Phases, g.Gradients = true, true
 	rows := map[string][]GPURow{}
-	if err := g.Measure(t.Context(), shapes, func(r GPURow) error { rows[r.Op] = append(rows[r.Op], r); return nil }); err != nil {
+	if err := g.Measure(t.Context(), shapes,
+		func(r GPURow) error { rows[r.Op] = append(rows[r.Op], r); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if len(rows) != g.Rows() {
@@ -110,7 +115,8 @@ func TestMeasureGradientsOnEmulatedGPUs(t *testing.T) {
 			t.Errorf("%s: %d rows", op, len(all))
 		}
 		for _, r := range all {
-			if !r.Verified || r.P50 <= 0 || r.Kernel <= 0 || r.Eager <= 0 || r.P99Replays < 1 || r.SMsUsed < 1 || r.Quantize != "" {
+			if !r.Verified || r.P50 <= 0 || r.Kernel <= 0 || r.Eager <= 0 || r.P99Replays < 1 ||
+				r.SMsUsed < 1 || r.Quantize != "" {
 				t.Errorf("%s %s: %v, %+v", r.Contract, op, r.Problems, r)
 			}
 			if (r.WireBytes > 0) != (op != "prepare") || strings.Contains(r.Contract, "from") {
@@ -155,10 +161,12 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 				if !r.Verified || len(r.Problems) > 0 {
 					t.Errorf("%s %s: %v", r.Contract, r.Op, r.Problems)
 				}
-				if (r.Scales == "column-major") != strings.Contains(r.Contract, " column-major from bf16") || (r.Scales == "") != (r.DType == "bf16") {
+				if (r.Scales == "column-major") != strings.Contains(r.Contract, " column-major from bf16") ||
+					(r.Scales == "") != (r.DType == "bf16") {
 					t.Errorf("%s: %q", r.Contract, r.Scales)
 				}
-				if r.Ranks != tc.ranks || r.GPUs != tc.gpus || r.Replays != 1 || r.Operations != 2 || r.Engine != "gpu" || r.Capacity < 3 {
+				if r.Ranks != tc.ranks || r.GPUs != tc.gpus || r.Replays != 1 || r.Operations != 2 ||
+					r.Engine != "gpu" || r.Capacity < 3 {
 					t.Errorf("%+v", r)
 				}
 				if r.P50 <= 0 || r.Kernel <= 0 || r.Eager <= 0 || r.Issue <= 0 || r.Issue > r.Eager ||
@@ -193,7 +201,10 @@ func solitary(t *testing.T, g GPUs, shape EP, f func(ctx context.Context, m *gpu
 		t.Fatal(err)
 	}
 	var shared, own closing
-	m := &gpuRank{GPUs: &g, team: newTeam(t.Context(), 1), gate: gate, context: g.Contexts[0], expected: expected{ranks: 1, cfg: shape}}
+	m := &gpuRank{
+		GPUs: &g, team: newTeam(t.Context(), 1), gate: gate, context: g.Contexts[0],
+		expected: expected{ranks: 1, cfg: shape},
+	}
 	err = m.open(t.Context(), meetings[0], &shared)
 	if err == nil {
 		err = m.setUp(t.Context(), &own)
@@ -404,7 +415,8 @@ func TestGPUBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.payload = weft.Float8E4M3
-	// Of rank 0 both experts of the first token are rank 1's, of the second one is; rank 1 keeps all.
+	// Of rank 0 both experts of the first token are rank 1's, of the second one is; rank 1 keeps
+	// all.
 	b := &batch{ids: [][]int32{{2, 3, 0, 2}, {2, 3, 3, -1}}}
 	there, back := m.moves(b)
 	if there != (moved{2 * 132 / 2, 5 * 132 / 2, 7 * 132 / 2}) || back != (moved{3 * 256 / 2, 5 * 256 / 2, 7 * 256 / 2}) {

@@ -16,9 +16,12 @@ func (m *gpuRank) measure(ctx context.Context, o operation) (row GPURow, err err
 	m.problem = ""
 	s := m.handle.Spec()
 	row = GPURow{
-		Op: o.name, Engine: ep.GPUEngine.String(), Contract: m.cfg.Contract(), Ranks: m.ranks, GPUs: min(m.ranks, len(m.Contexts)),
-		Tokens: m.cfg.Tokens, Capacity: s.MaxTokens, Hidden: s.Hidden, TopK: s.TopK, Experts: s.Experts, DType: s.Payload.String(), Scales: m.cfg.ScaleOrder(),
-		Layout: s.Layout.String(), Wire: s.Wire.String(), Reduction: s.Reduction.String(), Sum: s.Sum.String(), Routing: string(m.cfg.Routing), SMs: s.SMs, SMsUsed: o.sms,
+		Op: o.name, Engine: ep.GPUEngine.String(), Contract: m.cfg.Contract(), Ranks: m.ranks,
+		GPUs:   min(m.ranks, len(m.Contexts)),
+		Tokens: m.cfg.Tokens, Capacity: s.MaxTokens, Hidden: s.Hidden, TopK: s.TopK, Experts: s.Experts,
+		DType: s.Payload.String(), Scales: m.cfg.ScaleOrder(),
+		Layout: s.Layout.String(), Wire: s.Wire.String(), Reduction: s.Reduction.String(), Sum: s.Sum.String(),
+		Routing: string(m.cfg.Routing), SMs: s.SMs, SMsUsed: o.sms,
 		Operations: m.Operations, Samples: m.Samples, Empty: m.nothing,
 		WireBytes: o.bytes.wire, LogicalBytes: o.bytes.logical, DeepEPBytes: o.bytes.deepep,
 	}
@@ -58,7 +61,8 @@ func (m *gpuRank) measure(ctx context.Context, o operation) (row GPURow, err err
 	return row, err
 }
 
-// graph records n operations, of which the last keeps what it gives if keep is set. The caller closes it.
+// graph records n operations, of which the last keeps what it gives if keep is set. The caller
+// closes it.
 func (m *gpuRank) graph(n int, run func(last bool) error) (*cuda.GraphExec, error) {
 	g, err := m.stream.Capture(func() error {
 		for i := range n {
@@ -80,7 +84,8 @@ func (m *gpuRank) graph(n int, run func(last bool) error) (*cuda.GraphExec, erro
 	return exec, errors.Join(err, g.Close())
 }
 
-// gated enqueues on all ranks what then begins on all of them at once, and waits until it has ended.
+// gated enqueues on all ranks what then begins on all of them at once, and waits until it has
+// ended.
 func (m *gpuRank) gated(ctx context.Context, enqueue func() error) error {
 	m.turn++
 	if err := m.door.Hold(m.stream, m.turn); err != nil {
@@ -95,8 +100,8 @@ func (m *gpuRank) gated(ctx context.Context, enqueue func() error) error {
 	return m.comm.Wait(ctx, m.work)
 }
 
-// ungated enqueues on each rank when all have come, and waits until it has ended: what a program does that replays a graph. The host's part, and by
-// how much the ranks are apart, are in the time.
+// ungated enqueues on each rank when all have come, and waits until it has ended: what a program
+// does that replays a graph. The host's part, and by how much the ranks are apart, are in the time.
 func (m *gpuRank) ungated(ctx context.Context, enqueue func() error) error {
 	if err := m.meet(nil); err != nil {
 		return err
@@ -108,7 +113,9 @@ func (m *gpuRank) ungated(ctx context.Context, enqueue func() error) error {
 }
 
 // replays times a graph so often, after some replays that are not counted, each begun by begin.
-func (m *gpuRank) replays(ctx context.Context, g *cuda.GraphExec, n, warmups int, begin func(context.Context, func() error) error) ([]time.Duration, error) {
+func (m *gpuRank) replays(ctx context.Context, g *cuda.GraphExec, n, warmups int,
+	begin func(context.Context, func() error) error,
+) ([]time.Duration, error) {
 	var took []time.Duration
 	for i := range warmups + n {
 		err := begin(ctx, func() error {
@@ -171,7 +178,8 @@ func (m *gpuRank) inGraph(ctx context.Context, o operation, row *GPURow) (err er
 	return m.tail(ctx, g, row)
 }
 
-// tail replays a graph as often as a percentile needs, or as there is time for, which all ranks see alike: as long as its median says.
+// tail replays a graph as often as a percentile needs, or as there is time for, which all ranks see
+// alike: as long as its median says.
 func (m *gpuRank) tail(ctx context.Context, g *cuda.GraphExec, row *GPURow) error {
 	median := time.Duration(row.P50 * float64(m.Operations) * float64(time.Microsecond))
 	took, err := m.replays(ctx, g, min(max(int(tailTime/max(median, 1)), m.Replays), tailReplays), 0, m.gated)
@@ -183,7 +191,8 @@ func (m *gpuRank) tail(ctx context.Context, g *cuda.GraphExec, row *GPURow) erro
 	return err
 }
 
-// alone times graphs of one operation. Two take turns, as operations do with the places where rows are received.
+// alone times graphs of one operation. Two take turns, as operations do with the places where rows
+// are received.
 func (m *gpuRank) alone(ctx context.Context, o operation, row *GPURow) (err error) {
 	var pair [2]*cuda.GraphExec
 	for i := range pair {
@@ -279,11 +288,15 @@ func (m *gpuRank) eagerly(ctx context.Context, o operation, row *GPURow) error {
 	return err
 }
 
-// cold times operations before each of which more memory was written than caches hold, less the time of the writing.
+// cold times operations before each of which more memory was written than caches hold, less the
+// time of the writing.
 func (m *gpuRank) cold(ctx context.Context, o operation, row *GPURow) error {
 	n := min(coldOperations, m.Operations)
 	total := func(run func() error) (time.Duration, error) {
-		g, err := m.graph(n, func(bool) error { return errors.Join(m.stream.Memset(m.flood.Pointer(), 0, m.flood.Size()), run()) })
+		g, err := m.graph(n, func(bool) error {
+			return errors.Join(m.stream.Memset(m.flood.Pointer(), 0,
+				m.flood.Size()), run())
+		})
 		if err != nil {
 			return 0, err
 		}

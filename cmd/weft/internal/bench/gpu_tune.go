@@ -27,9 +27,10 @@ const (
 	tuneRepeats = 5    // of the comparison that decides
 )
 
-// Tune looks for the best Tuning of each shape. It begins with the library's choice, changes one thing at a time, and goes on from the best as long as that gains
-// something. In the end the library's choice and the best are measured in turn, and what is found is what was faster then, by the median, with the output right each
-// time. progress is told which part of all that is over.
+// Tune looks for the best Tuning of each shape. It begins with the library's choice, changes one
+// thing at a time, and goes on from the best as long as that gains something. In the end the
+// library's choice and the best are measured in turn, and what is found is what was faster then, by
+// the median, with the output right each time. progress is told which part of all that is over.
 func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done float64)) ([]Tuned, error) {
 	g, err := g.settled()
 	if err != nil {
@@ -67,7 +68,9 @@ func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done float64)
 type timed struct{ dispatch, combine float64 }
 
 // tuneRound measures the neighbours of the best tunings. It says whether any was better.
-func (g *GPUs) tuneRound(ctx context.Context, all []Tuned, best []timed, first bool, progress func(done, of int)) (better bool, err error) {
+func (g *GPUs) tuneRound(ctx context.Context, all []Tuned, best []timed, first bool,
+	progress func(done, of int),
+) (better bool, err error) {
 	var tries []EP
 	var of []int
 	for i, t := range all {
@@ -122,7 +125,8 @@ func (e EP) possible(ranks int, from ep.Tuning) (EP, bool) {
 		_, err := s.DeviceSpec(ranks)
 		return err == nil
 	}
-	inTurn := e.Layout == ep.RankMajor.String() && e.Tuning.Dispatch.Protocol == ep.FlagProtocol // asks something of the caller
+	// asks something of the caller
+	inTurn := e.Layout == ep.RankMajor.String() && e.Tuning.Dispatch.Protocol == ep.FlagProtocol
 	if inTurn || !works(ep.Tuning{Dispatch: e.Tuning.Dispatch}) {
 		e.Tuning.Dispatch = from.Dispatch
 	}
@@ -132,7 +136,8 @@ func (e EP) possible(ranks int, from ep.Tuning) (EP, bool) {
 	return e, e.Tuning != from && works(e.Tuning)
 }
 
-// neighbours are the tunings that differ in one thing: of rows that go through slots and of those that go to places, of which a kernel has one or the other.
+// neighbours are the tunings that differ in one thing: of rows that go through slots and of those
+// that go to places, of which a kernel has one or the other.
 func (e EP) neighbours(from ep.KernelTuning, dispatch bool) []ep.KernelTuning {
 	var all []ep.KernelTuning
 	add := func(change func(k *ep.KernelTuning)) {
@@ -256,6 +261,7 @@ func middle(of []float64) float64 {
 func (t *Tuned) Row(h ep.Hardware, version string, now time.Time) (ep.TuningRow, error) {
 	s, err := t.Shape.DeviceSpec(h.Ranks)
 	return ep.TuningRow{
-		Hardware: h, Kind: ep.HandleKindOf(s), Tuning: t.Shape.Tuning, Dispatch: t.Dispatch, Combine: t.Combine, Weft: version, Date: now.UTC().Format(time.DateOnly),
+		Hardware: h, Kind: ep.HandleKindOf(s), Tuning: t.Shape.Tuning, Dispatch: t.Dispatch, Combine: t.Combine,
+		Weft: version, Date: now.UTC().Format(time.DateOnly),
 	}, err
 }

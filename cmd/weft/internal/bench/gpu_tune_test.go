@@ -57,13 +57,17 @@ func TestNeighboursArePossible(t *testing.T) {
 	}
 }
 
-// TestTuneOnEmulatedGPUs searches where times say nothing: whatever is found is possible, and every output is right.
+// TestTuneOnEmulatedGPUs searches where times say nothing: whatever is found is possible, and every
+// output is right.
 func TestTuneOnEmulatedGPUs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles kernels")
 	}
 	_, g := emulatedGPUs(t, 2)
-	shapes := []EP{small(nil), small(func(e *EP) { e.Tokens = 5 }), small(func(e *EP) { e.Layout, e.Hidden = "token-major", 1024 })}
+	shapes := []EP{
+		small(nil), small(func(e *EP) { e.Tokens = 5 }),
+		small(func(e *EP) { e.Layout, e.Hidden = "token-major", 1024 }),
+	}
 	if few() {
 		shapes = shapes[2:]
 	}
@@ -83,7 +87,8 @@ func TestTuneOnEmulatedGPUs(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if row.Kind.Layout != f.Shape.Layout || row.Kind.MaxTokens != f.Shape.Tokens || row.Date != "1970-01-01" || row.Tuning != f.Shape.Tuning {
+		if row.Kind.Layout != f.Shape.Layout || row.Kind.MaxTokens != f.Shape.Tokens ||
+			row.Date != "1970-01-01" || row.Tuning != f.Shape.Tuning {
 			t.Errorf("%+v", row)
 		}
 		for _, of := range []ep.Gain{row.Dispatch, row.Combine} {

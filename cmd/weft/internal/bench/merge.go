@@ -10,7 +10,9 @@ import (
 // Merge makes records of what the ranks measured: a copy of base for each operation,
 // with times, bytes and verdict filled in. speed is what a Copier measured, or 0. The
 // problems that ranks met are returned beside.
-func Merge(base measure.Record, byRank [][]Series, speed float64) (records []measure.Record, problems []string, err error) {
+func Merge(base measure.Record, byRank [][]Series, speed float64) (records []measure.Record, problems []string,
+	err error,
+) {
 	for i := range byRank[0] {
 		rec := base
 		rec.Op, rec.Bytes, rec.Verified = byRank[0][i].Op, byRank[0][i].Bytes, true

@@ -40,7 +40,10 @@ const (
 func newPattern(hidden int, types ...weft.DType) (*pattern, error) {
 	n := hidden + offsets*offset
 	blocks := (n + offset - 1) / offset
-	p := &pattern{hidden: hidden, codes: make([]byte, n), values: make([]float32, n), small: make([]int, blocks), encoded: map[weft.DType][][]byte{}}
+	p := &pattern{
+		hidden: hidden, codes: make([]byte, n), values: make([]float32, n),
+		small: make([]int, blocks), encoded: map[weft.DType][][]byte{},
+	}
 	rng := rand.New(rand.NewPCG(7, 168))
 	for i := range p.small {
 		p.small[i] = rng.IntN(smalls)

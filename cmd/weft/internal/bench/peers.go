@@ -43,8 +43,9 @@ var peersScript []byte
 // peersTime bounds the measurement of peers: loading PyTorch on several GPUs takes most of it.
 const peersTime = 2 * time.Minute
 
-// MeasurePeers times what NCCL and PyTorch's symmetric memory take to send as many bytes out of each of so many GPUs, if there is a Python that has
-// PyTorch: WEFT_PYTHON, or python3. What could not be measured is there with the reason.
+// MeasurePeers times what NCCL and PyTorch's symmetric memory take to send as many bytes out of
+// each of so many GPUs, if there is a Python that has PyTorch: WEFT_PYTHON, or python3. What could
+// not be measured is there with the reason.
 func MeasurePeers(ctx context.Context, gpus int, sizes []int64) []Peer {
 	if gpus < 2 {
 		return skipped(errors.New("they send between GPUs, and there is one"))
@@ -136,7 +137,8 @@ const (
 	fourNCCL  = "the machine of 4 H200s; nccl-tests, 10 operations a graph"
 )
 
-// QuotedPeers are figures of other libraries that this program cannot run itself, measured with those libraries' own benchmarks.
+// QuotedPeers are figures of other libraries that this program cannot run itself, measured with
+// those libraries' own benchmarks.
 func QuotedPeers() []Peer {
 	var list []Peer
 	quote := func(name, source string, tokens int, dispatch, combine float64) {
@@ -174,7 +176,8 @@ func QuotedThroughputPeers() []Peer {
 	var list []Peer
 	quote := func(op, name, source string, sms int, us float64) {
 		list = append(list, Peer{
-			Op: op, Engine: "peer", Contract: name, Ranks: 4, Tokens: 4096, SMs: sms, P50: us, Date: "2026-11-20", Source: source,
+			Op: op, Engine: "peer", Contract: name, Ranks: 4, Tokens: 4096, SMs: sms, P50: us,
+			Date: "2026-11-20", Source: source,
 		})
 	}
 	for _, f := range []struct {
@@ -194,6 +197,7 @@ func QuotedThroughputPeers() []Peer {
 // quotedNCCL is an all-to-all between four ranks, of so many bytes of each with its own.
 func quotedNCCL(bytes int64, us float64) Peer {
 	return Peer{
-		Op: "all-to-all", Engine: "peer", Contract: "NCCL 2.28.9 all-to-all", Ranks: 4, WireBytes: bytes / 4 * 3, P50: us, Date: "2026-11-20", Source: fourNCCL,
+		Op: "all-to-all", Engine: "peer", Contract: "NCCL 2.28.9 all-to-all", Ranks: 4,
+		WireBytes: bytes / 4 * 3, P50: us, Date: "2026-11-20", Source: fourNCCL,
 	}
 }

@@ -26,7 +26,8 @@ echo '{"contract": "'$5'", "op": "all-to-all", "wire_bytes": '$7', "p50_us": 8.5
 echo '{"contract": "other", "skipped": "because"}'
 `)
 	got := MeasurePeers(t.Context(), 2, []int64{4096, 1})
-	if len(got) != 2 || got[0].Contract != "2" || got[0].WireBytes != 4096 || got[0].P50 != 8.5 || got[0].Engine != "peer" || !*got[0].Verified ||
+	if len(got) != 2 || got[0].Contract != "2" || got[0].WireBytes != 4096 || got[0].P50 != 8.5 ||
+		got[0].Engine != "peer" || !*got[0].Verified ||
 		got[1].Skipped != "because" || got[1].Op != "all-to-all" {
 		t.Errorf("%+v", got)
 	}

@@ -35,7 +35,10 @@ func (h *Host) Run(ranks int, task Task, progress func(done, total int)) ([][]Se
 	if err != nil {
 		return nil, err
 	}
-	c := &collector{series: make([][]Series, ranks), text: launch.Text(os.Stderr, os.Stderr, launch.TextOptions{Size: ranks}), progress: progress}
+	c := &collector{
+		series: make([][]Series, ranks),
+		text:   launch.Text(os.Stderr, os.Stderr, launch.TextOptions{Size: ranks}), progress: progress,
+	}
 	job := launch.Job{
 		Program: "/proc/self/exe", Args: h.Args, Size: ranks,
 		Env: []string{taskEnv + "=" + string(text)}, Bind: launch.BindOff, // ranks pin the one thread that measures

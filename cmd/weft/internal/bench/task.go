@@ -43,7 +43,8 @@ type EP struct {
 	DType, Layout, Wire, Reduction, Sum, Counts string // as package ep names them
 
 	Scales string `json:",omitempty"` // order of the scales that arrive with FP8 rows; empty: row-major
-	Given  bool   `json:",omitempty"` // on GPUs: FP8 rows and their scales are the caller's; else dispatch quantises them from bf16
+	// on GPUs: FP8 rows and their scales are the caller's; else dispatch quantises them from bf16
+	Given bool `json:",omitempty"`
 
 	Routing routing.Kind
 	Seed    uint64

@@ -23,7 +23,8 @@ func newTeam(ctx context.Context, members int) *team {
 	return t
 }
 
-// fail ends the team's waits. The first reason counts: a member that tells others on another way says so here first.
+// fail ends the team's waits. The first reason counts: a member that tells others on another way
+// says so here first.
 func (t *team) fail(member int, err error) { t.cancel(fmt.Errorf("rank %d: %w", member, err)) }
 
 // end is why the team failed, if it did. Nobody may wait any more.
@@ -33,7 +34,8 @@ func (t *team) end() error {
 	return err
 }
 
-// meet returns when all members have come. The last to come does what is to be done before anyone goes on. It spins: what follows is timed.
+// meet returns when all members have come. The last to come does what is to be done before anyone
+// goes on. It spins: what follows is timed.
 func (t *team) meet(last func()) error {
 	round := t.round.Load()
 	if t.arrived.Add(1) == t.members {

@@ -11,7 +11,8 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// expected knows what must come of the operations of one shape on one rank, from nothing but everyone's routing.
+// expected knows what must come of the operations of one shape on one rank, from nothing but
+// everyone's routing.
 type expected struct {
 	me, ranks int
 	cfg       EP
@@ -148,7 +149,8 @@ func (m *expected) checkRow(data, scales []byte, row, src, token, expert int) {
 	}
 }
 
-// scalesOf returns the scales of a row, in their order in the row, from what a tensor of scales holds. They are good until it is called again.
+// scalesOf returns the scales of a row, in their order in the row, from what a tensor of scales
+// holds. They are good until it is called again.
 func (m *expected) scalesOf(all []byte, t weft.Tensor, row int) []byte {
 	n := m.scaleBytes()
 	if m.spec.ScaleOrder == ep.RowMajorScales || n == 0 {

@@ -56,7 +56,8 @@ func TestBareMachine(t *testing.T) {
 		"etc/os-release", "NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n",
 		"sys/devices/system/cpu/online", "0-7\n",
 	))
-	if m.CPU.Online != 8 || m.CPU.Usable != 4 || m.CPU.Model != "AMD EPYC" || m.OS != "Debian GNU/Linux 12" || m.Memory.Total != 24689668<<10 {
+	if m.CPU.Online != 8 || m.CPU.Usable != 4 || m.CPU.Model != "AMD EPYC" || m.OS != "Debian GNU/Linux 12" ||
+		m.Memory.Total != 24689668<<10 {
 		t.Errorf("%+v", m)
 	}
 	for _, f := range Findings(m) {
@@ -74,7 +75,8 @@ func TestBareMachine(t *testing.T) {
 
 func TestGPUMachine(t *testing.T) {
 	s := machine(
-		"proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 2026\nGCC version: 12\n",
+		"proc/driver/nvidia/version",
+		"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 2026\nGCC version: 12\n",
 		"proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA H200\nIRQ: 1\n",
 		"proc/driver/nvidia/gpus/0000:02:00.0/information", "Model: \t\t NVIDIA H200\n",
 		"dev/nvidia0", "", "dev/nvidia1", "", "dev/nvidiactl", "", "dev/nvidia-uvm", "",
@@ -124,7 +126,8 @@ func TestWhatTheDriverSays(t *testing.T) {
 		"GPU 3":    {Value: "A, sm_60", Meaning: "no virtual memory", Grade: Bad},
 		"peers":    {Value: "0: 1; 1: 0,2; 2: 1; 3: none", Meaning: "reaches only these", Grade: Note},
 	} {
-		if f := find(t, m, name); !strings.HasPrefix(f.Value, want.Value) || !strings.Contains(f.Meaning, want.Meaning) || f.Grade != want.Grade {
+		if f := find(t, m, name); !strings.HasPrefix(f.Value, want.Value) ||
+			!strings.Contains(f.Meaning, want.Meaning) || f.Grade != want.Grade {
 			t.Errorf("%+v, want %+v", f, want)
 		}
 	}
@@ -142,13 +145,19 @@ func TestWhatTheDriverSays(t *testing.T) {
 }
 
 func TestDriverIsAskedWithoutAContext(t *testing.T) {
-	m := cudatest.New(cudatest.Config{Devices: 3, NoPeers: true, Attributes: map[cuda.Attribute]int{cuda.HandleTypeFabric: 1}})
+	m := cudatest.New(cudatest.Config{
+		Devices: 3, NoPeers: true,
+		Attributes: map[cuda.Attribute]int{cuda.HandleTypeFabric: 1},
+	})
 	driver, err := m.Open()
 	if err != nil {
 		t.Skip(err)
 	}
 	d := Device{Name: "cudatest", Arch: "sm_90a", SMs: 132, Memory: 1 << 30, VMM: true, FD: true, Fabric: true}
-	want := CUDA{Version: "13.0", Devices: []Device{d, d, d}, Peers: [][]bool{{true, false, false}, {false, true, false}, {false, false, true}}}
+	want := CUDA{
+		Version: "13.0", Devices: []Device{d, d, d},
+		Peers: [][]bool{{true, false, false}, {false, true, false}, {false, false, true}},
+	}
 	if diff := cmp.Diff(want, describe(driver, nil)); diff != "" {
 		t.Error(diff)
 	}
@@ -186,7 +195,8 @@ func TestCaches(t *testing.T) {
 	s := machine()
 	s.Caches = caches
 	m := Collect(s)
-	if len(m.Caches) != 3 || m.Caches[0].Kernels != 1 || len(m.Caches[0].Refused) != 1 || m.Caches[0].Refused[0].Path != refused ||
+	if len(m.Caches) != 3 || m.Caches[0].Kernels != 1 || len(m.Caches[0].Refused) != 1 ||
+		m.Caches[0].Refused[0].Path != refused ||
 		m.Caches[1].Err == "" || !m.Caches[2].Absent || !m.Caches[2].Written {
 		t.Fatalf("%+v", m.Caches)
 	}
@@ -196,7 +206,11 @@ func TestCaches(t *testing.T) {
 			lines = append(lines, f)
 		}
 	}
-	wanted := []Finding{{Meaning: "1 more are refused", Grade: Note}, {Meaning: "not used: ", Grade: Bad}, {Meaning: "made when", Grade: Note}}
+	wanted := []Finding{
+		{Meaning: "1 more are refused", Grade: Note},
+		{Meaning: "not used: ", Grade: Bad},
+		{Meaning: "made when", Grade: Note},
+	}
 	for i, want := range wanted {
 		if !strings.Contains(lines[i].Meaning, want.Meaning) || lines[i].Grade != want.Grade {
 			t.Errorf("%+v, want %+v", lines[i], want)
@@ -222,7 +236,8 @@ func TestCompilerIsSaid(t *testing.T) {
 	if f := find(t, Collect(s), "NVRTC"); f.Grade != Bad || f.Meaning != "it is broken" {
 		t.Errorf("%+v", f)
 	}
-	if f := find(t, Collect(machine()), "NVRTC"); f.Grade != Note || !strings.Contains(f.Meaning, "pip install nvidia-cuda-nvrtc") {
+	if f := find(t, Collect(machine()), "NVRTC"); f.Grade != Note ||
+		!strings.Contains(f.Meaning, "pip install nvidia-cuda-nvrtc") {
 		t.Errorf("%+v", f)
 	}
 }

@@ -83,13 +83,17 @@ func numaFinding(m Machine) Finding {
 		for _, node := range m.NUMA {
 			cpus = append(cpus, fmt.Sprintf("%d: %s", node.ID, node.CPUs))
 		}
-		f.Value, f.Meaning = fmt.Sprintf("%d nodes (%s)", n, strings.Join(cpus, "; ")), "weft run pins neighbouring ranks to one node"
+		f.Value, f.Meaning = fmt.Sprintf("%d nodes (%s)", n,
+			strings.Join(cpus, "; ")), "weft run pins neighbouring ranks to one node"
 	}
 	return f
 }
 
 func memoryFinding(m Memory) Finding {
-	f := Finding{Name: "memory", Value: fmt.Sprintf("%s, %s available", gib(m.Total), gib(m.Available)), Meaning: "windows come out of this"}
+	f := Finding{
+		Name: "memory", Value: fmt.Sprintf("%s, %s available", gib(m.Total), gib(m.Available)),
+		Meaning: "windows come out of this",
+	}
 	room := m.Available
 	if m.Limit > 0 && m.Limit < m.Total {
 		f.Value += fmt.Sprintf(", cgroup limit %s", gib(m.Limit))

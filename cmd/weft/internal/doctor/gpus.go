@@ -21,8 +21,9 @@ func gpuFindings(m Machine) []Finding {
 	case m.Libraries[libnvrtc13] != "" || m.Libraries[libnvrtc12] != "":
 		add(Bad, "NVRTC", "does not load", c.Err)
 	default:
-		add(Note, "NVRTC", "not found", "GPU kernels cannot be compiled here: python3 -m pip install nvidia-cuda-nvrtc, or set WEFT_NVRTC, "+
-			"or carry a cache here (weft compile)")
+		add(Note, "NVRTC", "not found",
+			"GPU kernels cannot be compiled here: python3 -m pip install nvidia-cuda-nvrtc, or set WEFT_NVRTC, "+
+				"or carry a cache here (weft compile)")
 	}
 	for _, c := range m.Caches {
 		out = append(out, cacheFinding(c))
@@ -56,10 +57,12 @@ func gpuFinding(m Machine) Finding {
 			f.Value = gpuNames(m.GPU)
 		}
 		if n := len(m.GPU.Names); n > len(m.CUDA.Devices) {
-			f.Meaning = fmt.Sprintf("this process may use %d of them (CUDA_VISIBLE_DEVICES, or the container)", len(m.CUDA.Devices))
+			f.Meaning = fmt.Sprintf("this process may use %d of them (CUDA_VISIBLE_DEVICES, or the container)",
+				len(m.CUDA.Devices))
 		}
 	case seen > 0 && m.Libraries[libcuda] == "":
-		f.Grade, f.Meaning = Bad, "devices are there but libcuda.so.1 is not: install the driver's libraries, or map them into the container"
+		f.Grade, f.Meaning = Bad, "devices are there but libcuda.so.1 is not: install the driver's "+
+			"libraries, or map them into the container"
 	case seen > 0:
 		f.Grade, f.Meaning = Bad, "devices are there but CUDA sees none: see the line about CUDA"
 	case len(m.GPU.Names) > 0:
@@ -135,13 +138,17 @@ func peerFinding(peers [][]bool) Finding {
 		rows = append(rows, fmt.Sprintf("%d: %s", i, strings.Join(names, ",")))
 	}
 	if f.Grade != Good {
-		f.Value, f.Meaning = strings.Join(rows, "; "), "each reaches only these: take GPUs that reach each other (CUDA_VISIBLE_DEVICES)"
+		f.Value, f.Meaning = strings.Join(rows,
+			"; "), "each reaches only these: take GPUs that reach each other (CUDA_VISIBLE_DEVICES)"
 	}
 	return f
 }
 
 func cacheFinding(c Cache) Finding {
-	f := Finding{Name: "kernel cache", Value: fmt.Sprintf("%s: %d kernels", c.Dir, c.Kernels), Meaning: "read, for WEFT_CACHE names it"}
+	f := Finding{
+		Name: "kernel cache", Value: fmt.Sprintf("%s: %d kernels", c.Dir, c.Kernels),
+		Meaning: "read, for WEFT_CACHE names it",
+	}
 	if c.Written {
 		f.Meaning = "read and written"
 	}
@@ -153,7 +160,8 @@ func cacheFinding(c Cache) Finding {
 	case c.Err != "":
 		f.Meaning, f.Grade = "not used: "+c.Err, Bad
 	case len(c.Refused) > 0:
-		f.Meaning = fmt.Sprintf("%d more are refused and compiled anew: %s: %s", len(c.Refused), c.Refused[0].Path, c.Refused[0].Err)
+		f.Meaning = fmt.Sprintf("%d more are refused and compiled anew: %s: %s", len(c.Refused),
+			c.Refused[0].Path, c.Refused[0].Err)
 		f.Grade = Note
 	}
 	return f

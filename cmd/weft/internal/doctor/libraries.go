@@ -63,7 +63,8 @@ func libraryDirs(s Sources) []string {
 	if triplet != "" {
 		add("lib/"+triplet, "usr/lib/"+triplet)
 	}
-	add("lib64", "usr/lib64", "lib", "usr/lib", "usr/local/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib", "opt/amazon/efa/lib", "opt/amazon/efa/lib64")
+	add("lib64", "usr/lib64", "lib", "usr/lib", "usr/local/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib",
+		"opt/amazon/efa/lib", "opt/amazon/efa/lib64")
 	add("usr/local/cuda/lib64", "usr/local/cuda-*/lib64", "usr/local/cuda-*/targets/*/lib")
 	for _, site := range sitePackages(s) {
 		add(site+"/nvidia/cu13/lib", site+"/nvidia/cuda_nvrtc/lib", site+"/nvidia/*/lib", site+"/torch/lib")
@@ -104,7 +105,8 @@ func sitePackages(s Sources) []string {
 	var patterns []string
 	prefix := func(dir string) {
 		if dir != "" {
-			patterns = append(patterns, dir+"/lib/python3*/site-packages", dir+"/lib64/python3*/site-packages", dir+"/lib/python3*/dist-packages")
+			patterns = append(patterns, dir+"/lib/python3*/site-packages", dir+"/lib64/python3*/site-packages",
+				dir+"/lib/python3*/dist-packages")
 		}
 	}
 	prefix(s.Getenv("VIRTUAL_ENV"))

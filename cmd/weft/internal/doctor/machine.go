@@ -78,7 +78,8 @@ type Sources struct {
 	Allowed func() ([]int, error)
 	Limits  func() Limits
 	Kernel  func() string
-	// CUDA asks the driver, if there is one; Compiler looks for NVRTC; Caches reads the directories of compiled kernels.
+	// CUDA asks the driver, if there is one; Compiler looks for NVRTC; Caches reads the directories
+	// of compiled kernels.
 	CUDA     func() CUDA
 	Compiler func() Compiler
 	Caches   func() []Cache

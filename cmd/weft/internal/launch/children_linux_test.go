@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzStat reads the line of a process whatever its name is, and does not trip over what is no such line.
+// FuzzStat reads the line of a process whatever its name is, and does not trip over what is no such
+// line.
 func FuzzStat(f *testing.F) {
 	for _, name := range []string{"sh", "", "a b", "x) S 1 (y", "(((", ")", "1 (z) R 2", "new\nline"} {
 		f.Add(name, 7)

@@ -91,7 +91,10 @@ func keepAlive() { signal.Notify(make(chan os.Signal, 1), syscall.SIGWINCH) }
 
 var programs = map[string]func(){
 	"rank:env": func() {
-		for _, k := range []string{envRank, envSize, envLocalRank, envLocalSize, envAddress, envSecret, "EXTRA", lifelineEnv} {
+		for _, k := range []string{
+			envRank, envSize, envLocalRank, envLocalSize, envAddress, envSecret, "EXTRA",
+			lifelineEnv,
+		} {
 			v, ok := os.LookupEnv(k)
 			if ok {
 				fmt.Println(k + "=" + v)
@@ -356,7 +359,8 @@ func gone(t *testing.T, pids []int) {
 func TestRanksKnowTheirPlace(t *testing.T) {
 	p := start(t, testJob{Job: Job{Args: []string{"rank:env"}, Size: 3, Env: []string{"EXTRA=a b"}}})
 	p.want(0,
-		`(?m)^\[2\] WEFT_RANK=2$`, `(?m)^\[2\] WEFT_SIZE=3$`, `(?m)^\[1\] WEFT_LOCAL_RANK=1$`, `(?m)^\[1\] WEFT_LOCAL_SIZE=3$`,
+		`(?m)^\[2\] WEFT_RANK=2$`, `(?m)^\[2\] WEFT_SIZE=3$`, `(?m)^\[1\] WEFT_LOCAL_RANK=1$`,
+		`(?m)^\[1\] WEFT_LOCAL_SIZE=3$`,
 		`(?m)^\[1\] WEFT_ADDRESS=127\.0\.0\.1:\d+$`, `(?m)^\[1\] EXTRA=a b$`)
 	secrets := regexp.MustCompile(`WEFT_SECRET=([0-9a-f]{64})\n`).FindAllStringSubmatch(p.out.String(), -1)
 	if len(secrets) != 3 || secrets[0][1] != secrets[2][1] {

@@ -55,7 +55,8 @@ type supervisor struct {
 // this process and handles its signals, so the process should do nothing else
 // meanwhile.
 //
-// An error means that the job could not be run, or that its output could not be written; how the ranks fared is in Result.
+// An error means that the job could not be run, or that its output could not be written; how the
+// ranks fared is in Result.
 func (j *Job) Run(gone <-chan struct{}) (Result, error) {
 	if err := j.Validate(); err != nil {
 		return Result{Code: 2, Rank: -1}, err
@@ -134,7 +135,8 @@ func (j *Job) supervise(program string, gone <-chan struct{}) (Result, error) {
 	return res, errors.Join(startErr, outputError(lost, late))
 }
 
-// outputError says which output was lost, while ranks ran or at the end. Who closed a pipe knows, and is told nothing.
+// outputError says which output was lost, while ranks ran or at the end. Who closed a pipe knows,
+// and is told nothing.
 func outputError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, syscall.EPIPE) {
@@ -144,7 +146,8 @@ func outputError(errs ...error) error {
 	return nil
 }
 
-// lostCode is the exit status of a job whose output was lost: that of a program in a pipeline whose reader has gone, or of a failure.
+// lostCode is the exit status of a job whose output was lost: that of a program in a pipeline whose
+// reader has gone, or of a failure.
 func lostCode(err error) int {
 	if errors.Is(err, syscall.EPIPE) {
 		return codeSignal + int(syscall.SIGPIPE)

@@ -90,7 +90,8 @@ func (s *supervisor) name() {
 	s.out.say(e)
 }
 
-// end collects the last lines, says how it went, and sums up. The error is why that can't be written, if that is news.
+// end collects the last lines, says how it went, and sums up. The error is why that can't be
+// written, if that is news.
 func (s *supervisor) end() (Result, error) {
 	// Every writer that we know of is dead, so the streams end by themselves,
 	// unless a rank handed one to a process outside this tree.

@@ -75,10 +75,12 @@ type Ceiling struct {
 // Local says that there was one GPU: rates are those of its own memory, and there was no link.
 func (c Ceiling) Local() bool { return c.GPUs == 1 }
 
-// Best is the best rate of kernels, all to all, with any number of SMs. Copy engines do not count, for operations are kernels.
+// Best is the best rate of kernels, all to all, with any number of SMs. Copy engines do not count,
+// for operations are kernels.
 func (c Ceiling) Best() Rate { return c.At(c.SMs) }
 
-// At is the best rate of kernels, all to all, with so many SMs or fewer. It is zero if none was measured.
+// At is the best rate of kernels, all to all, with so many SMs or fewer. It is zero if none was
+// measured.
 func (c Ceiling) At(sms int) Rate {
 	var best Rate
 	for _, r := range c.Rows {
@@ -89,8 +91,9 @@ func (c Ceiling) At(sms int) Rate {
 	return best
 }
 
-// With is the most that kernels on so many SMs can carry, all to all: the best rate of the nearest number that was measured and is no larger, in proportion, and never more
-// than Best. With fewer SMs than were measured it is that of the fewest.
+// With is the most that kernels on so many SMs can carry, all to all: the best rate of the nearest
+// number that was measured and is no larger, in proportion, and never more than Best. With fewer
+// SMs than were measured it is that of the fewest.
 func (c Ceiling) With(sms int) float64 {
 	var measured []int
 	for _, r := range c.Rows {
@@ -112,7 +115,8 @@ func (c Ceiling) With(sms int) float64 {
 	return min(rate, c.Best().GBps)
 }
 
-// Small is the time of the smallest operation of a way, with the fewest SMs. It is zero if it was not measured.
+// Small is the time of the smallest operation of a way, with the fewest SMs. It is zero if it was
+// not measured.
 func (c Ceiling) Small(w Way) time.Duration {
 	rows := slices.DeleteFunc(slices.Clone(c.Rows), func(r Row) bool { return r.Way != w || !r.Verified })
 	if len(rows) == 0 {

@@ -28,7 +28,8 @@ func emulated(t *testing.T, gpus int) ([]*cuda.Context, Options) {
 	return contexts(t, m), Options{SMs: []int{1, 3}, Replays: 1, Timeout: 20 * time.Second, Cache: cache, patience: 1}
 }
 
-// The kernels move every byte: of sizes that are less than a chunk, no multiple of one, and many for each warp.
+// The kernels move every byte: of sizes that are less than a chunk, no multiple of one, and many
+// for each warp.
 func TestKernelsOnAnEmulatedMachine(t *testing.T) {
 	for _, gpus := range []int{1, 3} {
 		t.Run(fmt.Sprint(gpus), func(t *testing.T) {
@@ -72,9 +73,12 @@ func TestDeadlineOnAnEmulatedMachine(t *testing.T) {
 	if err := m.reset(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	err = g.run("link_barrier", cuda.LaunchConfig{Block: cuda.Dim{X: maxGPUs}}, m.group(g, 0, 0), g.at(atState), g.at(atDone)) // GPU 1 never comes
+	// GPU 1 never comes
+	err = g.run("link_barrier", cuda.LaunchConfig{Block: cuda.Dim{X: maxGPUs}}, m.group(g, 0, 0), g.at(atState),
+		g.at(atDone))
 	var w *WaitError
-	if err := errors.Join(err, m.settle(t.Context())); !errors.As(err, &w) || *w != (WaitError{GPU: 0, Peer: 1, Expected: 1}) {
+	if err := errors.Join(err, m.settle(t.Context())); !errors.As(err, &w) ||
+		*w != (WaitError{GPU: 0, Peer: 1, Expected: 1}) {
 		t.Errorf("%v", err)
 	}
 	if ended, err := g.number(atDone); err != nil || ended != 0 {

@@ -14,7 +14,8 @@ func patterns(gpus int) []Pattern {
 	}
 }
 
-// flows has the receivers of every sender, in the order in which it takes them. Senders begin with different receivers.
+// flows has the receivers of every sender, in the order in which it takes them. Senders begin with
+// different receivers.
 func flows(p Pattern, gpus int) [][]int {
 	to := make([][]int, gpus)
 	switch p {

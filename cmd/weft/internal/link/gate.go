@@ -12,14 +12,15 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// A Gate keeps streams, of any GPUs, until the host has enqueued everything that is to be timed: then they begin together, and the host's part is
-// not in the time.
+// A Gate keeps streams, of any GPUs, until the host has enqueued everything that is to be timed:
+// then they begin together, and the host's part is not in the time.
 type Gate struct {
 	memory   *cuda.HostMemory
 	patience time.Duration
 }
 
-// NewGate makes a gate, which the caller closes when no stream is held any more. A GPU waits for it no longer than patience, and then goes on.
+// NewGate makes a gate, which the caller closes when no stream is held any more. A GPU waits for it
+// no longer than patience, and then goes on.
 func NewGate(c *cuda.Context, patience time.Duration) (*Gate, error) {
 	memory, err := c.AllocHost(64, cuda.HostOptions{})
 	if err != nil {
@@ -54,7 +55,8 @@ func (g *Gate) Door(ctx context.Context, c *cuda.Context, cache *kernel.Cache) (
 		if spec.Name != "link latency" {
 			continue
 		}
-		p, err := enginegpu.LoadLocal(ctx, c, cache, enginegpu.Source{Spec: spec, Extern: []string{"link_gate", "link_empty"}})
+		p, err := enginegpu.LoadLocal(ctx, c, cache,
+			enginegpu.Source{Spec: spec, Extern: []string{"link_gate", "link_empty"}})
 		if err != nil {
 			return nil, fmt.Errorf("gate: %w", err)
 		}

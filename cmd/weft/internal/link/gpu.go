@@ -14,7 +14,8 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// The window of a GPU: words to signal with, the lane of operations, what kernels leave for the host, what the GPU sends, and a slot for each sender.
+// The window of a GPU: words to signal with, the lane of operations, what kernels leave for the
+// host, what the GPU sends, and a slot for each sender.
 const (
 	lineBytes = 128
 	atLines   = 0                     // a line for each GPU: barriers

@@ -37,7 +37,10 @@ func TestKernelsCompile(t *testing.T) {
 }
 
 func TestBulkCopiesAreHoppers(t *testing.T) {
-	for arch, want := range map[string]bool{"sm_80": false, "sm_89": false, "sm_90": true, "sm_90a": true, "sm_100a": true, "sm_120a": true, "": false} {
+	for arch, want := range map[string]bool{
+		"sm_80": false, "sm_89": false, "sm_90": true, "sm_90a": true,
+		"sm_100a": true, "sm_120a": true, "": false,
+	} {
 		has := slices.ContainsFunc(Kernels(arch), func(s kernel.Spec) bool { return strings.HasSuffix(s.Name, "bulk") })
 		if has != want {
 			t.Errorf("%q: %v", arch, has)

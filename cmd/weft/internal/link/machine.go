@@ -82,7 +82,8 @@ func (m *machine) bulk() bool {
 // abort has all kernels end that wait, now and later.
 func (m *machine) abort() { atomic.StoreUint64((*uint64)(m.word(atAbort)), 1) }
 
-// all does the same for every GPU at once: what one of them enqueues may wait for what the others do. So if one fails, nobody waits any more.
+// all does the same for every GPU at once: what one of them enqueues may wait for what the others
+// do. So if one fails, nobody waits any more.
 func (m *machine) all(do func(g *gpu) error) error {
 	errs := make([]error, len(m.gpus))
 	var each sync.WaitGroup
@@ -98,7 +99,8 @@ func (m *machine) all(do func(g *gpu) error) error {
 	return errors.Join(errs...)
 }
 
-// settle waits until the GPUs have done all that was enqueued. When ctx ends it has the kernels end, and waits for that.
+// settle waits until the GPUs have done all that was enqueued. When ctx ends it has the kernels
+// end, and waits for that.
 func (m *machine) settle(ctx context.Context) error {
 	wait := func(ctx context.Context) error { return m.all(func(g *gpu) error { return g.stream.Wait(ctx) }) }
 	err := wait(ctx)
@@ -128,7 +130,8 @@ func (e *WaitError) Error() string {
 	if e.Aborted {
 		return fmt.Sprintf("link: GPU %d: waiting for GPU %d was broken off", e.GPU, e.Peer)
 	}
-	return fmt.Sprintf("link: GPU %d waited in vain for GPU %d, for a word that was %d and should have become %d", e.GPU, e.Peer, e.Seen, e.Expected)
+	return fmt.Sprintf("link: GPU %d waited in vain for GPU %d, for a word that was %d and should "+
+		"have become %d", e.GPU, e.Peer, e.Seen, e.Expected)
 }
 
 // given is the error that kernels left, if one gave up.
@@ -142,7 +145,10 @@ func (m *machine) given() error {
 		if _, err := binary.Decode(b, binary.LittleEndian, &r); err != nil {
 			return fmt.Errorf("link: %w", err)
 		}
-		return &WaitError{GPU: i, Peer: int(r.Peer), Aborted: r.Cause == device.CauseAbort, Expected: r.Expected, Seen: r.Seen}
+		return &WaitError{
+			GPU: i, Peer: int(r.Peer), Aborted: r.Cause == device.CauseAbort,
+			Expected: r.Expected, Seen: r.Seen,
+		}
 	}
 	return nil
 }
@@ -166,8 +172,11 @@ func (m *machine) reset(ctx context.Context) error {
 	return m.all(func(g *gpu) error { return g.reset(ctx, m.Timeout) })
 }
 
-// capture records an operation so many times on each GPU that has a part in it, and makes it ready to run. The caller closes the result.
-func (m *machine) capture(ctx context.Context, operations int, parts func(g *gpu) (func() error, error)) (made graphs, err error) {
+// capture records an operation so many times on each GPU that has a part in it, and makes it ready
+// to run. The caller closes the result.
+func (m *machine) capture(ctx context.Context, operations int,
+	parts func(g *gpu) (func() error, error),
+) (made graphs, err error) {
 	made = make(graphs, len(m.gpus))
 	err = m.all(func(g *gpu) error {
 		part, err := parts(g)

@@ -14,11 +14,14 @@ import (
 
 // Options say what to measure. The zero value is what most want.
 type Options struct {
-	// Bytes that a GPU sends to each receiver in one operation, rounded up to 16. Nil means 64 MiB, more than caches hold.
+	// Bytes that a GPU sends to each receiver in one operation, rounded up to 16. Nil means 64 MiB,
+	// more than caches hold.
 	Bytes []int64
-	// SMs are how many SMs move the bytes. Counts above what every GPU has are left out; nil means 1, 4, 6, 8, 12, 24, 48, 96, 132, and all.
+	// SMs are how many SMs move the bytes. Counts above what every GPU has are left out; nil means
+	// 1, 4, 6, 8, 12, 24, 48, 96, 132, and all.
 	SMs []int
-	// Movers are the ways to measure; nil means all that the GPUs have. The small operations are always measured.
+	// Movers are the ways to measure; nil means all that the GPUs have. The small operations are
+	// always measured.
 	Movers []Way
 	// Replays are how many are timed; 0 means 5.
 	Replays int
@@ -76,11 +79,12 @@ func (o Options) settled(sms int) (Options, error) {
 	return o, nil
 }
 
-// Measure measures the links between the contexts' devices, each its own; with one, its own memory instead. It takes a window of (devices + 1) x the
-// largest of o.Bytes on each, and gives it back. Rows that are not verified are in the Ceiling and count for nothing.
+// Measure measures the links between the contexts' devices, each its own; with one, its own memory
+// instead. It takes a window of (devices + 1) x the largest of o.Bytes on each, and gives it back.
+// Rows that are not verified are in the Ceiling and count for nothing.
 //
-// It fails if a device cannot reach another's memory (the error wraps [cuda.ErrUnsupported]), if a wait on a GPU is in vain (a [*WaitError]), or
-// with ctx.
+// It fails if a device cannot reach another's memory (the error wraps [cuda.ErrUnsupported]), if a
+// wait on a GPU is in vain (a [*WaitError]), or with ctx.
 func Measure(ctx context.Context, contexts []*cuda.Context, o Options) (c Ceiling, err error) {
 	if err := reachable(contexts); err != nil {
 		return Ceiling{}, err
@@ -128,7 +132,8 @@ func reachable(contexts []*cuda.Context) error {
 	}
 	for i, c := range contexts {
 		if !c.Device().Has(cuda.VirtualMemory) {
-			return fmt.Errorf("link: GPU %d: %w: it cannot map other GPUs' memory (no virtual memory management)", i, cuda.ErrUnsupported)
+			return fmt.Errorf("link: GPU %d: %w: it cannot map other GPUs' memory (no virtual memory "+
+				"management)", i, cuda.ErrUnsupported)
 		}
 		for k, peer := range contexts {
 			if k == i {
@@ -142,7 +147,8 @@ func reachable(contexts []*cuda.Context) error {
 				return fmt.Errorf("link: GPUs %d and %d: %w", i, k, err)
 			}
 			if !can {
-				return fmt.Errorf("link: GPU %d cannot reach GPU %d's memory: %w: take GPUs that can (CUDA_VISIBLE_DEVICES), or one", i, k, cuda.ErrUnsupported)
+				return fmt.Errorf("link: GPU %d cannot reach GPU %d's memory: %w: take GPUs that can "+
+					"(CUDA_VISIBLE_DEVICES), or one", i, k, cuda.ErrUnsupported)
 			}
 		}
 	}

@@ -18,7 +18,10 @@ import (
 
 // quick measures little: one size that is no multiple of chunks, two numbers of SMs.
 func quick(t *testing.T) Options {
-	return Options{Bytes: []int64{2*storeChunk + 40}, SMs: []int{8, 2, 8}, Replays: 3, Timeout: 20 * time.Second, Cache: cache(t)}
+	return Options{
+		Bytes: []int64{2*storeChunk + 40}, SMs: []int{8, 2, 8}, Replays: 3,
+		Timeout: 20 * time.Second, Cache: cache(t),
+	}
 }
 
 func TestMeasure(t *testing.T) {
@@ -39,7 +42,8 @@ func TestMeasure(t *testing.T) {
 				t.Errorf("%d calls, %+v", calls, c)
 			}
 			for _, r := range c.Rows {
-				if !r.Verified || r.Wrong != 0 || r.Replays != 3 || r.Min > r.Micros || r.Micros > r.Max || r.Op != "link" || r.GPUs != gpus {
+				if !r.Verified || r.Wrong != 0 || r.Replays != 3 || r.Min > r.Micros || r.Micros > r.Max ||
+					r.Op != "link" || r.GPUs != gpus {
 					t.Errorf("%+v", r)
 				}
 			}
@@ -56,7 +60,8 @@ func TestMeasure(t *testing.T) {
 				}
 				bytes := int64(size * map[Pattern]int{Local: 1, Pair: 1, AllToAll: gpus - 1, AllToOne: gpus - 1}[p])
 				for _, r := range rows {
-					if r.Pattern != p || r.Bytes != bytes || r.GBps <= 0 || r.Operations != 100 || r.Threads == 0 != (r.Way == Engine) {
+					if r.Pattern != p || r.Bytes != bytes || r.GBps <= 0 || r.Operations != 100 ||
+						r.Threads == 0 != (r.Way == Engine) {
 						t.Errorf("%+v", r)
 					}
 				}
@@ -128,7 +133,8 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 			})
 		},
 		BulkLoad: func(m *cudatest.Machine) { // reads nothing
-			m.Kernel("link_bulk_load", func(*cudatest.Call, targets, uint64, uint32, cuda.Pointer, cuda.Pointer, device.Group, cuda.Pointer) {
+			m.Kernel("link_bulk_load", func(*cudatest.Call, targets, uint64, uint32, cuda.Pointer, cuda.Pointer,
+				device.Group, cuda.Pointer) {
 			})
 		},
 		Barrier: func(m *cudatest.Machine) { // is not counted everywhere
@@ -139,7 +145,9 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 			})
 		},
 		Hop: func(m *cudatest.Machine) { // one side ends early
-			m.Kernel("link_ping", func(c *cudatest.Call, _ device.Group, _ cuda.Pointer, side, rounds, _ uint32, _, seen cuda.Pointer) {
+			m.Kernel("link_ping", func(c *cudatest.Call, _ device.Group, _ cuda.Pointer, side, rounds, _ uint32,
+				_, seen cuda.Pointer,
+			) {
 				cudatest.Slice[uint32](c, seen, 2)[side] = rounds - side
 			})
 		},
@@ -165,7 +173,8 @@ func TestWhatIsWrongIsSeen(t *testing.T) {
 	}
 }
 
-// A graph that writes right once and wrong later is seen, although only the first replay is checked by itself.
+// A graph that writes right once and wrong later is seen, although only the first replay is checked
+// by itself.
 func TestTheLastReplayIsChecked(t *testing.T) {
 	m, all := played(t, cudatest.Config{})
 	calls := 0
@@ -205,11 +214,13 @@ func TestRefusals(t *testing.T) {
 	if _, err := Measure(t.Context(), nil, quick(t)); err == nil {
 		t.Error("no GPUs: no error")
 	}
-	if _, err := Measure(t.Context(), []*cuda.Context{all[0], all[0]}, quick(t)); err == nil || !strings.Contains(err.Error(), "same device") {
+	if _, err := Measure(t.Context(), []*cuda.Context{all[0], all[0]}, quick(t)); err == nil ||
+		!strings.Contains(err.Error(), "same device") {
 		t.Error(err)
 	}
 	_, apart := played(t, cudatest.Config{Devices: 2, NoPeers: true})
-	if _, err := Measure(t.Context(), apart, quick(t)); !errors.Is(err, cuda.ErrUnsupported) || !strings.Contains(err.Error(), "CUDA_VISIBLE_DEVICES") {
+	if _, err := Measure(t.Context(), apart, quick(t)); !errors.Is(err, cuda.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "CUDA_VISIBLE_DEVICES") {
 		t.Error(err)
 	}
 	_, old := played(t, cudatest.Config{Attributes: map[cuda.Attribute]int{cuda.VirtualMemory: 0}})
@@ -218,11 +229,14 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// Whichever call of the driver fails, Measure says so, nobody waits for those who failed, and nothing is left behind.
+// Whichever call of the driver fails, Measure says so, nobody waits for those who failed, and
+// nothing is left behind.
 func TestFailuresLeaveNothingBehind(t *testing.T) {
 	for call, skips := range map[string][]int{
-		"cuMemHostAlloc": {0}, "cuMemCreate": {0, 1}, "cuMemMap": {1}, "cuMemSetAccess": {1}, "cuStreamCreateWithPriority": {0, 5},
-		"cuEventCreate": {0, 7}, "cuModuleLoadDataEx": {0, 5}, "cuModuleGetFunction": {3}, "cuFuncSetAttribute": {1}, "cuMemsetD8Async": {0, 9},
+		"cuMemHostAlloc": {0}, "cuMemCreate": {0, 1}, "cuMemMap": {1}, "cuMemSetAccess": {1},
+		"cuStreamCreateWithPriority": {0, 5},
+		"cuEventCreate":              {0, 7}, "cuModuleLoadDataEx": {0, 5}, "cuModuleGetFunction": {3},
+		"cuFuncSetAttribute": {1}, "cuMemsetD8Async": {0, 9},
 		"cuMemcpyHtoD": {1}, "cuMemcpyDtoH": {0, 12, 40}, "cuLaunchKernelEx": {0, 450, 2000}, "cuStreamBeginCapture": {1},
 		"cuGraphInstantiateWithFlags": {1, 9}, "cuGraphUpload": {2}, "cuGraphLaunch": {0, 36, 50, 64, 80},
 		"cuEventRecord": {1, 150}, "cuEventElapsedTime": {3},
@@ -242,7 +256,8 @@ func TestFailuresLeaveNothingBehind(t *testing.T) {
 				o := quick(t)
 				o.Movers, o.SMs = []Way{Store, Load, Engine}, []int{4}
 				began := time.Now()
-				if _, err := Measure(t.Context(), all, o); !errors.Is(err, cuda.ErrNotPermitted) || !strings.HasPrefix(err.Error(), "link: ") {
+				if _, err := Measure(t.Context(), all, o); !errors.Is(err, cuda.ErrNotPermitted) ||
+					!strings.HasPrefix(err.Error(), "link: ") {
 					t.Errorf("%v", err)
 				}
 				if took := time.Since(began); took > o.Timeout/2 {
@@ -267,7 +282,8 @@ func TestAWaitInVain(t *testing.T) {
 	if !errors.As(err, &w) {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(WaitError{GPU: 0, Peer: 1, Expected: 1}, *w); d != "" || !strings.Contains(err.Error(), "GPU 0 waited in vain for GPU 1") {
+	if d := cmp.Diff(WaitError{GPU: 0, Peer: 1, Expected: 1}, *w); d != "" ||
+		!strings.Contains(err.Error(), "GPU 0 waited in vain for GPU 1") {
 		t.Errorf("%v %s", err, d)
 	}
 }

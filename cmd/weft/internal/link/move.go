@@ -20,7 +20,10 @@ func filling(size int) cuda.LaunchConfig {
 // move measures one way, pattern, size and number of SMs.
 func (m *machine) move(ctx context.Context, w Way, p Pattern, size, sms int) (Row, error) {
 	to := flows(p, len(m.gpus))
-	row := Row{Op: "link", Way: w, Pattern: p, GPUs: len(m.gpus), SMs: sms, Threads: w.threads(), Bytes: int64(size * most(to))}
+	row := Row{
+		Op: "link", Way: w, Pattern: p, GPUs: len(m.gpus), SMs: sms, Threads: w.threads(),
+		Bytes: int64(size * most(to)),
+	}
 	row.Operations = operations(row.Bytes, sms)
 	seed := m.nextSeeds()
 	if err := m.reset(ctx); err != nil {
@@ -98,7 +101,8 @@ func (m *machine) pushes(w Way, to [][]int, size, sms int, seed func(int) uint32
 		case Engine:
 			return func() error { return g.copies(at, size) }, nil
 		case BulkStore:
-			return g.part("link_bulk_store", sms, w.threads(), chunks*storeChunk, targetsOf(at), uint64(size), uint32(storeChunk), seed(g.index))
+			return g.part("link_bulk_store", sms, w.threads(), chunks*storeChunk, targetsOf(at), uint64(size),
+				uint32(storeChunk), seed(g.index))
 		default:
 			return g.part("link_store", sms, w.threads(), 0, targetsOf(at), uint64(size/16), seed(g.index))
 		}
@@ -139,7 +143,8 @@ func (g *gpu) part(name string, sms, threads, shared int, arguments ...any) (fun
 	return func() error { return l.Start(g.stream) }, nil
 }
 
-// copies enqueues a copy to each address, all at once if there are several: one stream keeps one engine busy.
+// copies enqueues a copy to each address, all at once if there are several: one stream keeps one
+// engine busy.
 func (g *gpu) copies(to []cuda.Pointer, size int) error {
 	if len(to) == 1 {
 		return g.stream.Copy(to[0], g.source(), size)
@@ -165,8 +170,11 @@ func (g *gpu) copies(to []cuda.Pointer, size int) error {
 	return nil
 }
 
-// verified replays graphs once and then as often as is timed, and checks after both. It gives how many words, or sums, were wrong.
-func (m *machine) verified(ctx context.Context, graphs graphs, row *Row, to [][]int, size int, seed func(int) uint32) (wrong int64, err error) {
+// verified replays graphs once and then as often as is timed, and checks after both. It gives how
+// many words, or sums, were wrong.
+func (m *machine) verified(ctx context.Context, graphs graphs, row *Row, to [][]int, size int,
+	seed func(int) uint32,
+) (wrong int64, err error) {
 	summing := func(on uint32) error {
 		return m.all(func(g *gpu) error { return g.stream.Memset32(g.at(atSumming), on, 1) })
 	}
@@ -209,7 +217,8 @@ func (m *machine) arrived(ctx context.Context, w Way, to [][]int, size int, seed
 			return err
 		}
 		for _, sender := range turned(to)[g.index] {
-			if err := g.run("link_check", filling(size), g.inbox(sender, size), uint64(size/16), seed(sender), period, g.at(atWrong)); err != nil {
+			if err := g.run("link_check", filling(size), g.inbox(sender, size), uint64(size/16), seed(sender),
+				period, g.at(atWrong)); err != nil {
 				return err
 			}
 		}

@@ -28,7 +28,9 @@ func play(m *cudatest.Machine) {
 			w[i] = wordAt(seed, i)
 		}
 	})
-	m.Kernel("link_check", func(c *cudatest.Call, from cuda.Pointer, pieces uint64, seed, period uint32, wrong cuda.Pointer) {
+	m.Kernel("link_check", func(c *cudatest.Call, from cuda.Pointer, pieces uint64, seed, period uint32,
+		wrong cuda.Pointer,
+	) {
 		bad := uint64(0)
 		for i, w := range words(c, from, 16*pieces) {
 			place := i
@@ -70,7 +72,9 @@ func play(m *cudatest.Machine) {
 	m.Kernel("link_load", func(c *cudatest.Call, t targets, pieces uint64, to cuda.Pointer) {
 		cudatest.Slice[uint64](c, to, 1)[0] += uint64(sum(c, t, 16*pieces))
 	})
-	m.Kernel("link_bulk_load", func(c *cudatest.Call, t targets, bytes uint64, _ uint32, summing, to cuda.Pointer, _ device.Group, _ cuda.Pointer) {
+	m.Kernel("link_bulk_load", func(c *cudatest.Call, t targets, bytes uint64, _ uint32, summing,
+		to cuda.Pointer, _ device.Group, _ cuda.Pointer,
+	) {
 		if total := sum(c, t, bytes); cudatest.Slice[uint32](c, summing, 1)[0] != 0 {
 			cudatest.Slice[uint64](c, to, 1)[0] += uint64(total)
 		}
@@ -81,7 +85,8 @@ func play(m *cudatest.Machine) {
 	m.Kernel("link_ping", playPing)
 }
 
-// await is a wait of the device: it ends with the word, the abort word or the deadline, and leaves a record.
+// await is a wait of the device: it ends with the word, the abort word or the deadline, and leaves
+// a record.
 func await(c *cudatest.Call, g device.Group, s *device.State, peer int, p cuda.Pointer, want uint32) bool {
 	word, abort := &cudatest.Slice[uint32](c, p, 1)[0], &cudatest.Slice[uint64](c, cuda.Pointer(g.Abort), 1)[0]
 	for end := time.Now().Add(time.Duration(s.Timeout)); ; {
@@ -97,7 +102,8 @@ func await(c *cudatest.Call, g device.Group, s *device.State, peer int, p cuda.P
 		}
 		if cause != 0 {
 			r := &cudatest.Slice[device.Record](c, cuda.Pointer(g.Record), 1)[0]
-			r.Op, r.Rank, r.Peer, r.Cause, r.Expected, r.Seen = device.OpBarrier, int32(g.Rank), int32(peer), cause, uint64(want), uint64(seen)
+			r.Op, r.Rank, r.Peer = device.OpBarrier, int32(g.Rank), int32(peer)
+			r.Cause, r.Expected, r.Seen = cause, uint64(want), uint64(seen)
 			atomic.StoreUint32(&r.State, device.RecordWritten)
 			return false
 		}
@@ -154,7 +160,10 @@ func (plain) Compile(context.Context, kernel.Spec) (kernel.Code, error) {
 func (plain) Version() string { return "none" }
 
 func cache(t *testing.T) *kernel.Cache {
-	return kernel.New(kernel.Options{Dir: t.TempDir(), ReadOnly: []string{}, Compiler: func() (kernel.Compiler, error) { return plain{}, nil }})
+	return kernel.New(kernel.Options{
+		Dir: t.TempDir(), ReadOnly: []string{},
+		Compiler: func() (kernel.Compiler, error) { return plain{}, nil },
+	})
 }
 
 // contexts are those of all devices of a machine.
@@ -183,7 +192,8 @@ func contexts(t *testing.T, m *cudatest.Machine) []*cuda.Context {
 	return all
 }
 
-// machine is one with so many devices on which all kernels are played, and which must be clean at the end of the test.
+// machine is one with so many devices on which all kernels are played, and which must be clean at
+// the end of the test.
 func played(t *testing.T, config cudatest.Config) (*cudatest.Machine, []*cuda.Context) {
 	t.Helper()
 	m := cudatest.New(config)

@@ -10,7 +10,8 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// How often the smallest operations are done: in a graph, and there and back in one kernel, of which the first are not timed.
+// How often the smallest operations are done: in a graph, and there and back in one kernel, of
+// which the first are not timed.
 const (
 	smallOperations = 200
 	rounds, skipped = 1100, 100
@@ -68,7 +69,8 @@ func (m *machine) barrier(ctx context.Context, dependent bool) (Row, error) {
 	}
 	lines := make([]int, len(m.gpus))
 	shape := cuda.LaunchConfig{Block: cuda.Dim{X: maxGPUs}, Dependent: dependent}
-	done, err := m.repeated(ctx, &row, shape, "link_barrier", func(g *gpu) []any { return []any{m.group(g, lines...), g.at(atState), g.at(atDone)} })
+	done, err := m.repeated(ctx, &row, shape, "link_barrier",
+		func(g *gpu) []any { return []any{m.group(g, lines...), g.at(atState), g.at(atDone)} })
 	if err != nil {
 		return row, err
 	}
@@ -84,7 +86,9 @@ func (m *machine) barrier(ctx context.Context, dependent bool) (Row, error) {
 }
 
 // repeated times a graph of one kernel, on all GPUs, and says how often the kernel ran.
-func (m *machine) repeated(ctx context.Context, row *Row, c cuda.LaunchConfig, name string, arguments func(*gpu) []any) (done int, err error) {
+func (m *machine) repeated(ctx context.Context, row *Row, c cuda.LaunchConfig, name string,
+	arguments func(*gpu) []any,
+) (done int, err error) {
 	if err := m.reset(ctx); err != nil {
 		return 0, err
 	}
@@ -130,7 +134,8 @@ func (m *machine) hop(ctx context.Context) (Row, error) {
 			if g != first {
 				side = 1
 			}
-			return g.run("link_ping", cuda.LaunchConfig{Grid: cuda.Dim{X: blocks}}, m.group(g, atPing, atPing+lineBytes), g.at(atState),
+			return g.run("link_ping", cuda.LaunchConfig{Grid: cuda.Dim{X: blocks}},
+				m.group(g, atPing, atPing+lineBytes), g.at(atState),
 				side, uint32(rounds), uint32(skipped), g.at(atTimes), g.at(atSeen))
 		})
 		if err := errors.Join(err, m.settle(ctx)); err != nil {

@@ -20,7 +20,10 @@ func TestSummarize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Summary{Iterations: 4, P50: 4 * us, P99: 9 * us, Min: 3 * us, Max: 9 * us, Mean: 21 * us / 4, Slowest: 1, Share: 0.75}
+	want := Summary{
+		Iterations: 4, P50: 4 * us, P99: 9 * us, Min: 3 * us, Max: 9 * us, Mean: 21 * us / 4,
+		Slowest: 1, Share: 0.75,
+	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -33,7 +36,8 @@ func TestSummarize(t *testing.T) {
 
 func TestPercentileIsNearestRank(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		times := rapid.SliceOfN(rapid.Map(rapid.Int64Range(0, 1000), func(v int64) time.Duration { return time.Duration(v) }), 1, 200).Draw(t, "times")
+		times := rapid.SliceOfN(rapid.Map(rapid.Int64Range(0, 1000),
+			func(v int64) time.Duration { return time.Duration(v) }), 1, 200).Draw(t, "times")
 		slices.Sort(times)
 		p := rapid.Float64Range(0.5, 100).Draw(t, "p")
 		got := Percentile(times, p)
@@ -56,10 +60,15 @@ func TestPercentileIsNearestRank(t *testing.T) {
 func TestRecordKeysAreStable(t *testing.T) {
 	r := Record{
 		Op: "dispatch", Engine: "host", Ranks: 4, Tokens: 128, Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16",
-		Layout: "expert-major", Wire: "per-selection", Reduction: "exact", Sum: "weighted", Counts: "host", Routing: "uniform",
-		Mode: "one-call", Operand: "window", WireBytes: 6, LogicalBytes: 7, MovedBytes: 8, DeepEPBytes: 1000, Floor: 2, Verified: true, Host: "h", Version: "v",
+		Layout: "expert-major", Wire: "per-selection", Reduction: "exact", Sum: "weighted", Counts: "host",
+		Routing: "uniform",
+		Mode:    "one-call", Operand: "window", WireBytes: 6, LogicalBytes: 7, MovedBytes: 8, DeepEPBytes: 1000,
+		Floor: 2, Verified: true, Host: "h", Version: "v",
 	}
-	r.SetTimes(Summary{Iterations: 9, P50: 4 * time.Microsecond, P99: 5 * time.Microsecond, Min: 1, Max: 2, Mean: 3, Slowest: 2})
+	r.SetTimes(Summary{
+		Iterations: 9, P50: 4 * time.Microsecond, P99: 5 * time.Microsecond, Min: 1, Max: 2,
+		Mean: 3, Slowest: 2,
+	})
 	var out strings.Builder
 	if err := Lines(&out).Print(r); err != nil {
 		t.Fatal(err)
@@ -97,7 +106,10 @@ func TestTable(t *testing.T) {
 	var out strings.Builder
 	p := Table(&out)
 	for _, r := range []Record{
-		{Op: "dispatch", Ranks: 4, Tokens: 128, Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16", Layout: "expert-major", P50: 123.4, Verified: true},
+		{
+			Op: "dispatch", Ranks: 4, Tokens: 128, Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16",
+			Layout: "expert-major", P50: 123.4, Verified: true,
+		},
 		{Op: "allreduce", Ranks: 2, Bytes: 1 << 20, DType: "fp32", P50: 0.4},
 	} {
 		if err := p.Print(r); err != nil {

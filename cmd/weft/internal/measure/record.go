@@ -42,13 +42,17 @@ type Record struct {
 	Mean       float64 `json:"mean_us"`
 	Slowest    int     `json:"slowest_rank"` // the rank that most often was it
 
-	WireBytes    int64   `json:"wire_bytes"`              // that leave the rank for another
-	LogicalBytes int64   `json:"logical_bytes,omitempty"` // one row per token and rank visited, the own included
-	DeepEPBytes  int64   `json:"deepep_bytes,omitempty"`  // one row per selection, the own rank's included
-	MovedBytes   int64   `json:"moved_bytes,omitempty"`   // by all ranks: read from where rows are, and written to where they go
-	GBps         float64 `json:"gbps"`                    // 1e9 bytes a second: deepep_bytes, or bytes of a collective, over p50_us
+	WireBytes    int64 `json:"wire_bytes"`              // that leave the rank for another
+	LogicalBytes int64 `json:"logical_bytes,omitempty"` // one row per token and rank visited, the own included
+	DeepEPBytes  int64 `json:"deepep_bytes,omitempty"`  // one row per selection, the own rank's included
+	// by all ranks: read from where rows are, and written to where they go
+	MovedBytes int64 `json:"moved_bytes,omitempty"`
+	// 1e9 bytes a second: deepep_bytes, or bytes of a collective, over p50_us
+	GBps float64 `json:"gbps"`
 
-	Floor      float64 `json:"floor_us,omitempty"`    // in which memcpy moves moved_bytes through cold memory, a thread for each rank that has a processor
+	// in which memcpy moves moved_bytes through cold memory, a thread for each rank that has a
+	// processor
+	Floor      float64 `json:"floor_us,omitempty"`
 	FloorRatio float64 `json:"floor_ratio,omitempty"` // floor_us over p50_us: 1 is the speed of memcpy
 
 	Memory int64 `json:"memory_bytes,omitempty"` // join: resident memory of the largest rank, shared memory not counted

@@ -26,11 +26,13 @@ type along struct {
 
 var (
 	byTokens = &along{
-		"tokens", "tokens per rank", func(r *bench.GPURow) int { return r.Tokens }, func(r *bench.GPURow) int { return r.Tokens },
+		"tokens", "tokens per rank", func(r *bench.GPURow) int { return r.Tokens },
+		func(r *bench.GPURow) int { return r.Tokens },
 		func(p *bench.Peer) int { return p.Tokens },
 	}
 	bySMs = &along{
-		"SMs", "multiprocessors asked for", func(r *bench.GPURow) int { return r.SMs }, func(r *bench.GPURow) int { return cmp.Or(r.SMs, r.SMsUsed) },
+		"SMs", "multiprocessors asked for", func(r *bench.GPURow) int { return r.SMs },
+		func(r *bench.GPURow) int { return cmp.Or(r.SMs, r.SMsUsed) },
 		func(p *bench.Peer) int { return p.SMs },
 	}
 )
@@ -40,7 +42,8 @@ func (a *along) several(rows []bench.GPURow) bool {
 	return slices.ContainsFunc(rows, func(r bench.GPURow) bool { return a.key(&r) != a.key(&rows[0]) })
 }
 
-// plots draws the time and the bandwidth of every operation: what was measured, what the same bytes would take at the links' ceiling of the run, and what others take.
+// plots draws the time and the bandwidth of every operation: what was measured, what the same bytes
+// would take at the links' ceiling of the run, and what others take.
 func (g *GPUs) plots() []Plot {
 	axes := []*along{byTokens}
 	if bySMs.several(g.Rows) {
@@ -90,7 +93,8 @@ func (l lines) beside(others lines) []Series {
 	return l
 }
 
-// eachRow calls f for the rows of an operation, with where they are on the axis, and what tells them apart from others there beside their contract.
+// eachRow calls f for the rows of an operation, with where they are on the axis, and what tells
+// them apart from others there beside their contract.
 func (g *GPUs) eachRow(op string, a *along, f func(r *bench.GPURow, x float64, but string)) {
 	for i := range g.Rows {
 		r := &g.Rows[i]
@@ -141,7 +145,10 @@ func (g *GPUs) time(op string, a *along) Plot {
 			others.add(fmt.Sprintf("%s, quoted of %s", p.Contract, p.Date), Point{X: float64(a.peer(p)), Y: p.P50})
 		}
 	}
-	return Plot{Title: op + ": time by " + a.name, X: a.axis, Y: "time in a graph, us (p50, whisker to p99)", Series: ours.beside(others)}
+	return Plot{
+		Title: op + ": time by " + a.name, X: a.axis, Y: "time in a graph, us (p50, whisker to p99)",
+		Series: ours.beside(others),
+	}
 }
 
 // bandwidth draws what an operation gets out of the links.
@@ -156,7 +163,8 @@ func (g *GPUs) bandwidth(op string, a *along) Plot {
 	return Plot{Title: op + ": bandwidth by " + a.name, X: a.axis, Y: "GB/s to other ranks", Series: ours.beside(others)}
 }
 
-// comparable says whether a quoted figure belongs beside the rows: of as many ranks, and as many tokens and SMs as some of them, where that is known and not on the axis.
+// comparable says whether a quoted figure belongs beside the rows: of as many ranks, and as many
+// tokens and SMs as some of them, where that is known and not on the axis.
 func (g *GPUs) comparable(p *bench.Peer, a *along) bool {
 	return p.Date != "" && slices.ContainsFunc(g.Rows, func(r bench.GPURow) bool {
 		return p.Ranks == r.Ranks && (a == byTokens || p.Tokens == r.Tokens) && (a == bySMs || p.SMs == 0 || p.SMs == r.SMs)
@@ -170,12 +178,17 @@ func alike(a, b int64) bool { return math.Abs(float64(a-b)) <= 0.01*float64(b) }
 func (g *GPUs) tables() []Table {
 	rows := Table{
 		Title: "All rows",
-		Head: heads("contract", "op", "#tokens", "#capacity", "#SMs asked", "#used", "#p50 us", "#p99", "#min", "#max", "#ungated", "#alone", "#alone p99", "#eager", "#issue", "#cold",
+		Head: heads("contract", "op", "#tokens", "#capacity", "#SMs asked", "#used", "#p50 us", "#p99", "#min",
+			"#max", "#ungated", "#alone", "#alone p99", "#eager", "#issue", "#cold",
 			"#wire", "#logical", "#per selection", "#GB/s", "#links", "#of links", "output"),
-		Note: "Times are of the slowest rank of each replay or sample: p50, p99, min and max in a graph of many operations that begins on all GPUs together, ungated the same without that, " +
-			"alone a graph of one between two events, eager without a graph until the host sees the end and issue the call of it, cold in a graph with caches emptied before each. " +
-			"Bytes are of one rank, in the mean: wire leaves the rank, logical counts a token once for each rank that it visits, per selection counts every (token, expert) pair, the rank's own included. " +
-			"GB/s is wire over p50, links what kernels of as many SMs get out of the links all to all in this run. Ceilings in plots are the wire bytes at that rate.",
+		Note: "Times are of the slowest rank of each replay or sample: p50, p99, min and max in a graph of " +
+			"many operations that begins on all GPUs together, ungated the same without that, " +
+			"alone a graph of one between two events, eager without a graph until the host sees the end and " +
+			"issue the call of it, cold in a graph with caches emptied before each. " +
+			"Bytes are of one rank, in the mean: wire leaves the rank, logical counts a token once for each " +
+			"rank that it visits, per selection counts every (token, expert) pair, the rank's own included. " +
+			"GB/s is wire over p50, links what kernels of as many SMs get out of the links all to all in " +
+			"this run. Ceilings in plots are the wire bytes at that rate.",
 	}
 	for _, r := range g.Rows {
 		output := Cell{Text: "verified", Class: "good"}
@@ -183,12 +196,17 @@ func (g *GPUs) tables() []Table {
 			rows.Wrong++
 			output = Cell{Text: "wrong: " + strings.Join(r.Problems, "; "), Class: "bad"}
 		}
-		rows.Rows = append(rows.Rows, append(cells(r.Contract, r.Op, r.Tokens, r.Capacity, r.SMs, r.SMsUsed, r.P50, r.P99, r.Min, r.Max, r.Ungated, r.Kernel, r.KernelP99,
+		rows.Rows = append(rows.Rows, append(cells(r.Contract, r.Op, r.Tokens, r.Capacity, r.SMs, r.SMsUsed,
+			r.P50, r.P99, r.Min, r.Max, r.Ungated, r.Kernel, r.KernelP99,
 			r.Eager, r.Issue, r.Cold, r.WireBytes, r.LogicalBytes, r.DeepEPBytes, r.GBps, r.LinkGBps, r.Ratio), output))
 	}
-	peers := Table{Title: "Other libraries", Head: heads("library", "op", "#ranks", "#tokens", "#bytes to other ranks", "#SMs", "#us", "measured")}
+	peers := Table{
+		Title: "Other libraries",
+		Head:  heads("library", "op", "#ranks", "#tokens", "#bytes to other ranks", "#SMs", "#us", "measured"),
+	}
 	for _, p := range g.Peers {
-		peers.Rows = append(peers.Rows, append(cells(p.Contract, p.Op, p.Ranks, p.Tokens, p.WireBytes, p.SMs, p.P50), g.origin(p, &peers)))
+		peers.Rows = append(peers.Rows, append(cells(p.Contract, p.Op, p.Ranks, p.Tokens, p.WireBytes, p.SMs,
+			p.P50), g.origin(p, &peers)))
 	}
 	return []Table{rows, peers}
 }

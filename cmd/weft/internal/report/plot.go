@@ -72,7 +72,8 @@ func (p Plot) SVG() string {
 
 	var b strings.Builder
 	height := plotHeight + legendRow*len(series)
-	fmt.Fprintf(&b, `<svg viewBox="0 0 %d %d" role="img" aria-label="%s">`+"\n", plotWidth, height, html.EscapeString(p.Title))
+	fmt.Fprintf(&b, `<svg viewBox="0 0 %d %d" role="img" aria-label="%s">`+"\n", plotWidth, height,
+		html.EscapeString(p.Title))
 	for i, v := range x.ticks {
 		at := x.pixel(v)
 		fmt.Fprintf(&b, `<path class="grid" d="M%.1f %dV%d"/><text x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n",
@@ -83,7 +84,8 @@ func (p Plot) SVG() string {
 		fmt.Fprintf(&b, `<path class="grid" d="M%d %.1fH%d"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n",
 			padLeft, at, plotWidth-padRight, padLeft-6, at+4, html.EscapeString(y.tickLabels[i]))
 	}
-	fmt.Fprintf(&b, `<path class="axis" d="M%d %dV%dH%d"/>`+"\n", padLeft, padTop, plotHeight-padBottom, plotWidth-padRight)
+	fmt.Fprintf(&b, `<path class="axis" d="M%d %dV%dH%d"/>`+"\n", padLeft, padTop, plotHeight-padBottom,
+		plotWidth-padRight)
 	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">%s</text>`+"\n",
 		(padLeft+plotWidth-padRight)/2, plotHeight-padBottom+36, html.EscapeString(p.X))
 	fmt.Fprintf(&b, `<text transform="translate(14 %d) rotate(-90)" text-anchor="middle">%s</text>`+"\n",

@@ -23,7 +23,8 @@ type Report struct {
 	GPUs    *GPUs // nil: nothing of them
 }
 
-// Table is one more table of a report. Of its rows so many were checked in the run, and so many of those were wrong.
+// Table is one more table of a report. Of its rows so many were checked in the run, and so many of
+// those were wrong.
 type Table struct {
 	Title, Note    string
 	Head           []Cell
@@ -31,7 +32,8 @@ type Table struct {
 	Checked, Wrong int
 }
 
-// Cell is one field of a table. Its class is one of the style sheet: n for numbers, good, bad, soft.
+// Cell is one field of a table. Its class is one of the style sheet: n for numbers, good, bad,
+// soft.
 type Cell struct{ Text, Class string }
 
 //go:embed report.html

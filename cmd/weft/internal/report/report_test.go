@@ -28,7 +28,10 @@ func sweep() []measure.Record {
 			}
 		}
 	}
-	return append(out, measure.Record{Op: "allreduce", Ranks: 2, Bytes: 1 << 20, DType: "fp32", P50: 90, P99: 91, GBps: 10, Verified: true})
+	return append(out, measure.Record{
+		Op: "allreduce", Ranks: 2, Bytes: 1 << 20, DType: "fp32", P50: 90,
+		P99: 91, GBps: 10, Verified: true,
+	})
 }
 
 func TestPageIsSelfContained(t *testing.T) {
@@ -120,7 +123,10 @@ func TestOnePointIsDrawn(t *testing.T) {
 }
 
 func TestShort(t *testing.T) {
-	for v, want := range map[float64]string{0.001: "0.001", 0.5: "0.5", 1: "1", 2.3456: "2.35", 99.96: "100", 1234.4: "1234", 1e6: "1000000"} {
+	for v, want := range map[float64]string{
+		0.001: "0.001", 0.5: "0.5", 1: "1", 2.3456: "2.35", 99.96: "100",
+		1234.4: "1234", 1e6: "1000000",
+	} {
 		if got := short(v); got != want {
 			t.Errorf("short(%v) = %q, want %q", v, got, want)
 		}
@@ -148,15 +154,23 @@ func onGPUs(tokens, sms []int) *GPUs {
 		{Op: "all-to-all", Contract: "NCCL", Ranks: 4, WireBytes: 3<<20 + 32, P50: 40, Verified: &right},
 		{Op: "all-to-all", Contract: "Symmetric <memory>", Skipped: "no torch"},
 		{Op: "dispatch", Contract: "Low", Ranks: 4, Tokens: 128, P50: 19.3, Date: "2026-11-20", Source: "a machine"},
-		{Op: "dispatch", Contract: "Many", Ranks: 4, Tokens: 4096, SMs: 24, P50: 530, Date: "2026-11-20", Source: "another machine"},
-		{Op: "dispatch", Contract: "Eight", Ranks: 8, Tokens: 4096, SMs: 24, P50: 530, Date: "2026-11-20", Source: "a third machine"},
+		{
+			Op: "dispatch", Contract: "Many", Ranks: 4, Tokens: 4096, SMs: 24, P50: 530, Date: "2026-11-20",
+			Source: "another machine",
+		},
+		{
+			Op: "dispatch", Contract: "Eight", Ranks: 8, Tokens: 4096, SMs: 24, P50: 530, Date: "2026-11-20",
+			Source: "a third machine",
+		},
 	}}
 	for _, contract := range []string{"rank-major bf16", "expert-major exact fp8 column-major from bf16"} {
 		for _, n := range tokens {
 			for _, on := range sms {
 				for _, op := range []string{"dispatch", "dispatch-known", "prepare", "combine"} {
 					r := bench.GPURow{
-						Op: op, Contract: contract, Ranks: 4, Tokens: n, Capacity: n, SMs: on, SMsUsed: max(on, 17), DType: "bf16", Reduction: "partial", P50: float64(n), P99: float64(2 * n),
+						Op: op, Contract: contract, Ranks: 4, Tokens: n, Capacity: n, SMs: on,
+						SMsUsed: max(on, 17), DType: "bf16", Reduction: "partial", P50: float64(n),
+						P99:      float64(2 * n),
 						Verified: true,
 					}
 					if op != "prepare" {
@@ -180,16 +194,22 @@ func TestGPUPage(t *testing.T) {
 		wrong         bool
 	}{
 		{name: "tokens", tokens: []int{1, 3, 128}, sms: []int{0}, plots: 7, with: []string{
-			"dispatch: time by tokens", "combine: bandwidth by tokens", "Low, quoted of 2026-11-20", "NCCL, in this run, as many bytes as bf16 rows",
-			"as many bytes as partial sums", "the links&#39;? ceiling for bf16 rows", "quoted, not measured here: 2026-11-20, another machine", "every row was verified",
+			"dispatch: time by tokens", "combine: bandwidth by tokens", "Low, quoted of 2026-11-20",
+			"NCCL, in this run, as many bytes as bf16 rows",
+			"as many bytes as partial sums", "the links&#39;? ceiling for bf16 rows",
+			"quoted, not measured here: 2026-11-20, another machine", "every row was verified",
 		}, without: []string{"by SMs", "Many, quoted of", "Eight, quoted of"}},
 		{name: "SMs", tokens: []int{4096}, sms: []int{8, 24}, plots: 7, with: []string{
 			"dispatch: time by SMs", "Many, quoted of 2026-11-20", "skipped: no torch",
 		}, without: []string{"by tokens", "Low, quoted of", "in this run, as many bytes", "Eight, quoted of"}},
 		{name: "both", tokens: []int{128, 4096}, sms: []int{0, 24}, plots: 14, with: []string{
-			"rank-major bf16, 4096 tokens", "rank-major bf16, 24 SMs", "rank-major bf16, 17 SMs", "Low, quoted of", "Many, quoted of",
+			"rank-major bf16, 4096 tokens", "rank-major bf16, 24 SMs", "rank-major bf16, 17 SMs",
+			"Low, quoted of", "Many, quoted of",
 		}},
-		{name: "wrong", tokens: []int{1}, sms: []int{8}, plots: 7, wrong: true, with: []string{"2 of 9 rows gave wrong output", "wrong: row 3 &lt;is&gt; not", "in this run: wrong"}},
+		{
+			name: "wrong", tokens: []int{1}, sms: []int{8}, plots: 7, wrong: true,
+			with: []string{"2 of 9 rows gave wrong output", "wrong: row 3 &lt;is&gt; not", "in this run: wrong"},
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			g := onGPUs(tc.tokens, tc.sms)
@@ -198,11 +218,17 @@ func TestGPUPage(t *testing.T) {
 				g.Peers[0].Verified = new(bool)
 			}
 			var b strings.Builder
-			if err := Write(&b, Report{Title: "weft bench", When: time.Unix(0, 0), Facts: []Fact{{"links", "350 GB/s"}}, GPUs: g}); err != nil {
+			if err := Write(&b, Report{
+				Title: "weft bench", When: time.Unix(0, 0),
+				Facts: []Fact{{"links", "350 GB/s"}}, GPUs: g,
+			}); err != nil {
 				t.Fatal(err)
 			}
 			page := b.String()
-			for _, bad := range []string{"http:", "https:", "<script", "<link", "@import", "url(", "<memory>", "How it is counted", "NaN", "Inf"} {
+			for _, bad := range []string{
+				"http:", "https:", "<script", "<link", "@import", "url(", "<memory>",
+				"How it is counted", "NaN", "Inf",
+			} {
 				if strings.Contains(page, bad) {
 					t.Errorf("page contains %q", bad)
 				}
@@ -217,7 +243,8 @@ func TestGPUPage(t *testing.T) {
 					t.Errorf("page contains %q", bad)
 				}
 			}
-			if n, known := strings.Count(page, ">Low, quoted of")+strings.Count(page, ">Many, quoted of"), 2; !tc.wrong && n < known {
+			if n, known := strings.Count(page, ">Low, quoted of")+strings.Count(page,
+				">Many, quoted of"), 2; !tc.wrong && n < known {
 				t.Errorf("quoted figures in %d plots, want at least %d", n, known)
 			}
 			if n := strings.Count(page, "<svg"); n != tc.plots {

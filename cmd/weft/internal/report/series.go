@@ -146,13 +146,22 @@ func plots(records []measure.Record) []Plot {
 	if len(ep) > 0 {
 		out = append(out,
 			Plot{Title: "Time by tokens", X: "tokens per rank", Y: time, Series: split(ep, "tokens", p50(tokens))},
-			Plot{Title: "Bandwidth by tokens", X: "tokens per rank", Y: "GB/s, one row per selection", Series: split(ep, "tokens", gbps(tokens))},
+			Plot{
+				Title: "Bandwidth by tokens", X: "tokens per rank", Y: "GB/s, one row per selection",
+				Series: split(ep, "tokens", gbps(tokens)),
+			},
 			Plot{Title: "Time by ranks", X: "ranks", Y: time, Series: split(ep, "ranks", p50(ranks))})
 	}
 	if len(coll) > 0 {
 		out = append(out,
-			Plot{Title: "Collectives: time by size", X: "bytes per rank", Y: time, LabelX: size, Series: split(coll, "bytes", p50(bytes))},
-			Plot{Title: "Collectives: bandwidth by size", X: "bytes per rank", Y: "GB/s, bytes of a rank over time", LabelX: size, Series: split(coll, "bytes", gbps(bytes))},
+			Plot{
+				Title: "Collectives: time by size", X: "bytes per rank", Y: time, LabelX: size,
+				Series: split(coll, "bytes", p50(bytes)),
+			},
+			Plot{
+				Title: "Collectives: bandwidth by size", X: "bytes per rank",
+				Y: "GB/s, bytes of a rank over time", LabelX: size, Series: split(coll, "bytes", gbps(bytes)),
+			},
 			Plot{Title: "Collectives: time by ranks", X: "ranks", Y: time, Series: split(coll, "ranks", p50(ranks))})
 	}
 	return out

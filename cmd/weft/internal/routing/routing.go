@@ -19,8 +19,11 @@ type Kind string
 // The kinds of routing. In each the experts of a token are distinct.
 const (
 	Uniform Kind = "uniform" // every expert is equally likely
-	Zipf    Kind = "zipf"    // the i-th most popular expert is chosen in proportion to 1/i^1.1; popularity is shuffled by the seed
-	Hot     Kind = "hot"     // every token sends as much of its top-k as fits to the experts of one rank, the rest uniformly
+	// the i-th most popular expert is chosen in proportion to 1/i^1.1; popularity is shuffled by
+	// the seed
+	Zipf Kind = "zipf"
+	// every token sends as much of its top-k as fits to the experts of one rank, the rest uniformly
+	Hot Kind = "hot"
 )
 
 // Kinds lists every kind, the default first.

@@ -110,7 +110,8 @@ func FuzzParseKind(f *testing.F) {
 	f.Add("")
 	f.Add("Uniform")
 	f.Fuzz(func(t *testing.T, name string) {
-		if k, err := ParseKind(name); (err == nil) != slices.Contains(Kinds(), Kind(name)) || err == nil && string(k) != name {
+		if k, err := ParseKind(name); (err == nil) != slices.Contains(Kinds(), Kind(name)) || err == nil &&
+			string(k) != name {
 			t.Errorf("%q is %q, %v", name, k, err)
 		}
 	})

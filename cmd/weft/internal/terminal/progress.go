@@ -31,7 +31,8 @@ func NoProgress() *Progress { return newProgress(io.Discard, false) }
 func newProgress(w io.Writer, terminal bool) *Progress {
 	p := &Progress{w: w}
 	if terminal {
-		p.bars = mpb.New(mpb.WithOutput(w), mpb.WithAutoRefresh(), mpb.WithWidth(32), mpb.WithRefreshRate(100*time.Millisecond))
+		p.bars = mpb.New(mpb.WithOutput(w), mpb.WithAutoRefresh(), mpb.WithWidth(32),
+			mpb.WithRefreshRate(100*time.Millisecond))
 	}
 	return p
 }

@@ -56,7 +56,8 @@ func Nodes(root fs.FS) []Node {
 type place struct{ node, pkg, core, cpu int }
 
 func (p place) compare(q place) int {
-	return cmp.Or(cmp.Compare(p.node, q.node), cmp.Compare(p.pkg, q.pkg), cmp.Compare(p.core, q.core), cmp.Compare(p.cpu, q.cpu))
+	return cmp.Or(cmp.Compare(p.node, q.node), cmp.Compare(p.pkg, q.pkg), cmp.Compare(p.core, q.core),
+		cmp.Compare(p.cpu, q.cpu))
 }
 
 func places(root fs.FS, cpus []int) []place {
