@@ -45,6 +45,9 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 	if err != nil {
 		return ep.Spec{}, err
 	}
+	if v.reserved != 0 {
+		return ep.Spec{}, invalidf("weft_ep_spec: %d in reserved, which is 0", v.reserved)
+	}
 	var t ep.Tuning
 	if t.Dispatch, err = tuningOf(v.dispatch_tuning); err != nil {
 		return ep.Spec{}, err
@@ -54,7 +57,7 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 	}
 	return ep.Spec{
 		Experts: int(v.experts), TopK: int(v.topk), Hidden: int(v.hidden), MaxTokens: int(v.max_tokens),
-		Layout: ep.Layout(enum(v.layout)), Wire: ep.Wire(enum(v.wire)),
+		Layout: ep.Layout(enum(v.layout)),
 		Reduction: ep.Reduction(enum(v.reduction)), Sum: ep.Sum(enum(v.weighting)),
 		Payload: ep.Payload(enum(v.payload)), Quantize: weft.DType(enum(v.quantize)),
 		PowerOfTwoScales: v.power_of_two_scales != 0,

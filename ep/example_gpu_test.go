@@ -65,7 +65,7 @@ func Example_besideCompute() {
 func TestBesideComputeOnGPUs(t *testing.T) {
 	const ranks, tokens, hidden = 2, 3, 16
 	spec := ep.Spec{
-		Experts: ranks, TopK: 1, Hidden: hidden, MaxTokens: tokens, Layout: ep.RankMajor, Wire: ep.PerRank,
+		Experts: ranks, TopK: 1, Hidden: hidden, MaxTokens: tokens, Layout: ep.RankMajor,
 		Reduction: ep.Partial, Sum: ep.Plain,
 		Payload: ep.FP32, Counts: ep.DeviceCounts, SMs: 4,
 	}

@@ -19,7 +19,7 @@ func TestMemory(t *testing.T) {
 		beside int // the same of what is not received rows, which the caller has with any library
 	}{{RankMajor, 6, 5}, {ExpertMajor, 54, 5}} {
 		s := Spec{
-			Experts: experts, TopK: 8, Hidden: hidden, MaxTokens: tokens, Layout: c.layout, Wire: PerRank,
+			Experts: experts, TopK: 8, Hidden: hidden, MaxTokens: tokens, Layout: c.layout,
 			Reduction: Partial, Sum: Plain,
 			Payload: BF16, Output: weft.BFloat16, Live: 2,
 		}

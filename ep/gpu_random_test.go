@@ -49,10 +49,10 @@ func drawSpec(rng *rand.Rand, ranks int) ep.Spec {
 		s := drawn(rng,
 			ep.Spec{Layout: ep.ExpertMajor, Reduction: ep.Exact},
 			ep.Spec{Layout: ep.ExpertMajor, Reduction: drawn(rng, ep.Partial, ep.PartialBySelection)},
-			ep.Spec{Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
+			ep.Spec{Layout: ep.RankMajor, Reduction: ep.Partial, Sum: ep.Plain},
 			ep.Spec{Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4},
 			ep.Spec{
-				Layout: ep.TokenMajor, Wire: ep.PerRank,
+				Layout:    ep.TokenMajor,
 				Reduction: drawn(rng, ep.Partial, ep.PartialBySelection), Sum: ep.Plain,
 			},
 		)

@@ -16,7 +16,7 @@ import (
 // largeRows is a handle that takes as much as it can get, and whose next kernels may be placed
 // while the ones before still wait.
 var largeRows = ep.Spec{
-	Experts: 8, TopK: 8, Hidden: 7168, MaxTokens: 64, Layout: ep.RankMajor, Wire: ep.PerRank,
+	Experts: 8, TopK: 8, Hidden: 7168, MaxTokens: 64, Layout: ep.RankMajor,
 	Reduction: ep.Partial, Sum: ep.Plain, Counts: ep.DeviceCounts,
 }
 

@@ -55,7 +55,7 @@ type Traffic struct {
 	// Visits: distinct (token, rank) pairs of this rank's tokens (the logical convention, local
 	// ones included).
 	Visits int
-	// RemoteRows that cross to other ranks in the handle's wire form.
+	// RemoteRows cross to other ranks: one for each visit of another rank.
 	RemoteRows int
 }
 

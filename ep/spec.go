@@ -28,17 +28,6 @@ const (
 	layouts
 )
 
-// Wire says how often a row crosses to a rank that has several experts for it.
-type Wire uint8
-
-const (
-	// PerSelection sends one copy for each selected expert.
-	PerSelection Wire = iota
-	// PerRank sends one copy to each rank, which fans it out to its experts on arrival.
-	PerRank
-	wires
-)
-
 // Reduction says where the rows of a token are summed when they come home.
 type Reduction uint8
 
@@ -118,7 +107,6 @@ const (
 
 var (
 	layoutNames     = [layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
-	wireNames       = [wires]string{"per-selection", "per-rank"}
 	reductionNames  = [reductions]string{"exact", "partial", "partial-by-selection"}
 	sumNames        = [sums]string{"weighted", "plain"}
 	payloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
@@ -144,7 +132,6 @@ func parse[T ~uint8](what string, names []string, s string) (T, error) {
 }
 
 func (l Layout) String() string     { return name(layoutNames[:], l) }
-func (w Wire) String() string       { return name(wireNames[:], w) }
 func (r Reduction) String() string  { return name(reductionNames[:], r) }
 func (s Sum) String() string        { return name(sumNames[:], s) }
 func (p Payload) String() string    { return name(payloadNames[:], p) }
@@ -154,9 +141,6 @@ func (o ScaleOrder) String() string { return name(scaleOrderNames[:], o) }
 
 // ParseLayout is the inverse of [Layout.String].
 func ParseLayout(s string) (Layout, error) { return parse[Layout]("layout", layoutNames[:], s) }
-
-// ParseWire is the inverse of [Wire.String].
-func ParseWire(s string) (Wire, error) { return parse[Wire]("wire form", wireNames[:], s) }
 
 // ParseReduction is the inverse of [Reduction.String].
 func ParseReduction(s string) (Reduction, error) {
@@ -228,7 +212,6 @@ type Spec struct {
 	MaxTokens int // the most tokens that any rank dispatches at once: the capacity
 
 	Layout    Layout
-	Wire      Wire
 	Reduction Reduction
 	Sum       Sum
 	Payload   Payload
@@ -273,7 +256,8 @@ type Spec struct {
 	// that has its own.
 	Series int
 
-	// Tuning, on GPUs, says how the kernels of the handle work, for who knows better than Weft.
+	// Tuning says how rows are moved, for a caller who knows better than Weft. Results never depend
+	// on it.
 	Tuning Tuning
 
 	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write
@@ -298,16 +282,6 @@ func (s Spec) normalize() Spec {
 		case s.Payload.fp8():
 			s.Output = weft.BFloat16
 		}
-	}
-	return s
-}
-
-// normalizeOn is normalize, and takes the wire form that the engine has: GPUs send one copy of a
-// row to each rank in any case.
-func (s Spec) normalizeOn(e Engine) Spec {
-	s = s.normalize()
-	if e == GPUEngine {
-		s.Wire = PerRank
 	}
 	return s
 }
@@ -395,7 +369,6 @@ func (s Spec) validateRanges(ranks int) error {
 		{fmt.Sprintf("scales of %d bytes: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 &&
 			s.ScaleBytes <= maxRowBytes},
 		{fmt.Sprintf("layout %v", s.Layout), s.Layout < layouts},
-		{fmt.Sprintf("wire form %v", s.Wire), s.Wire < wires},
 		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
 		{fmt.Sprintf("sum %v", s.Sum), s.Sum < sums},
 		{fmt.Sprintf("payload %v", s.Payload), s.Payload < payloads},

@@ -27,7 +27,6 @@ static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
 		.hidden = shape->hidden,
 		.max_tokens = c->max_dispatch_tokens_per_rank,
 		.layout = WEFT_EXPERT_PACKED,
-		.wire = WEFT_PER_RANK,
 		.reduction = WEFT_EXACT,
 		.weighting = WEFT_PLAIN,
 		.payload = shape->payload,

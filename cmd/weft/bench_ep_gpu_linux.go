@@ -48,7 +48,7 @@ type gpuFlags struct {
 // not heeded is refused.
 var (
 	hostOnly = []string{
-		"wire", "sum", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place",
+		"sum", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place",
 		"iters", "time", "warmup",
 	}
 	gpuOnly = []string{
@@ -114,7 +114,7 @@ added. In every row:
                 those of tokens, and of the weights where the experts have applied them
   engine        gpu
   contract      the shape in a few words
-  ranks, gpus, tokens, capacity, hidden, topk, experts, dtype, layout, wire, reduction,
+  ranks, gpus, tokens, capacity, hidden, topk, experts, dtype, layout, reduction,
   sum, routing
   sms           multiprocessors asked for; 0 is the library's choice
   sms_used      multiprocessors that the operation's kernel runs on: as many as it has
@@ -200,7 +200,7 @@ func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]bench.
 	if !given("experts") {
 		s.Experts = 256
 	}
-	s.Capacity, s.Wire, s.Counts, s.Time = g.capacity, "per-rank", "device", 0
+	s.Capacity, s.Counts, s.Time = g.capacity, "device", 0
 	s.Given = g.quantize == "none" || g.quantize == "" && many
 	payload := given("dtype") || given("payload")
 	if g.quantize == "bf16" {

@@ -26,7 +26,7 @@ With --fresh operands are written anew before each operation, as a model would, 
 otherwise 4096 of a rank, token-major.
 
 The rank-major and token-major layouts have one row per token and rank, so for them
---wire, --reduction and --sum default to per-rank, partial and plain.` + gpuHelp,
+--reduction and --sum default to partial and plain.` + gpuHelp,
 		Example: `  weft bench ep --ranks 2,4 --tokens 1,8,64,512 --report report.html
   weft bench ep --ranks 2 --tokens 1 --json
   weft bench ep --dtype fp8 --layout expert-packed --routing zipf
@@ -72,7 +72,6 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	oneOf(cmd, &s.DType, "payload", bench.Payloads(), "the same as --dtype")
 	oneOf(cmd, &s.Scales, "scales", bench.ScaleOrders(), "order of the scales that arrive with fp8 rows")
 	oneOf(cmd, &s.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
-	oneOf(cmd, &s.Wire, "wire", bench.Wires(), "how often a row crosses to a rank")
 	oneOf(cmd, &s.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")
 	oneOf(cmd, &s.Sum, "sum", bench.Sums(), "whether combine applies the weights")
 	oneOf(cmd, &s.Counts, "counts", bench.CountModes(), "who learns how many rows arrive")
@@ -120,9 +119,9 @@ func (e *epFlags) settle(cmd *cobra.Command) {
 	if s.Layout != "rank-major" && s.Layout != "token-major" {
 		return
 	}
-	for name, field := range map[string]*string{"wire": &s.Wire, "reduction": &s.Reduction, "sum": &s.Sum} {
+	for name, field := range map[string]*string{"reduction": &s.Reduction, "sum": &s.Sum} {
 		if !cmd.Flags().Changed(name) {
-			*field = map[string]string{"wire": "per-rank", "reduction": "partial", "sum": "plain"}[name]
+			*field = map[string]string{"reduction": "partial", "sum": "plain"}[name]
 		}
 	}
 }
@@ -143,7 +142,7 @@ func (e *epFlags) jobs() []job {
 func defaultEP() bench.EP {
 	return bench.EP{
 		Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16", Layout: "expert-major",
-		Wire: "per-selection", Reduction: "exact", Sum: "weighted", Counts: "host",
+		Reduction: "exact", Sum: "weighted", Counts: "host",
 		Scales: "row-major", Routing: routing.Uniform, Seed: 1, Batches: 1,
 	}
 }
@@ -152,7 +151,7 @@ func defaultEP() bench.EP {
 func (s *session) ep(n int, shape bench.EP) ([]measure.Record, error) {
 	base := s.base
 	base.Tokens, base.Hidden, base.TopK, base.Experts = shape.Tokens, shape.Hidden, shape.TopK, shape.Experts
-	base.DType, base.Layout, base.Wire, base.Reduction = shape.DType, shape.Layout, shape.Wire, shape.Reduction
+	base.DType, base.Layout, base.Reduction = shape.DType, shape.Layout, shape.Reduction
 	base.Sum, base.Counts, base.Routing, base.Cached = shape.Sum, shape.Counts, string(shape.Routing), shape.Cached
 	base.Scales, base.Fresh, base.Batches = shape.ScaleOrder(), shape.Fresh, shape.Batches
 	base.Mode, base.Operand = oneCall, operandName(shape.Heap)

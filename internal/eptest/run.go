@@ -432,7 +432,7 @@ func (r *runner) tensorCapacity() int {
 
 // traffic compares the counts of rows on their way.
 func (r *runner) traffic() {
-	me, k, wire := r.comm.Rank(), r.spec.TopK, r.handle.Spec().Wire
+	me, k := r.comm.Rank(), r.spec.TopK
 	want := ep.Traffic{Tokens: r.tokens(me), Received: r.p.at[me].received}
 	for t := range r.tokens(me) {
 		visited := map[int]bool{}
@@ -446,14 +446,11 @@ func (r *runner) traffic() {
 			}
 			if !visited[pl.rank] {
 				want.Visits++
-				if pl.rank != me && wire == ep.PerRank {
+				if pl.rank != me {
 					want.RemoteRows++
 				}
 			}
 			visited[pl.rank] = true
-			if pl.rank != me && wire == ep.PerSelection {
-				want.RemoteRows++
-			}
 		}
 	}
 	if got := r.routing.Traffic(); got != want {

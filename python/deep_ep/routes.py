@@ -122,7 +122,6 @@ class Route:
             topk=s.topk,
             max_tokens=s.room,
             layout=ep.Layout.expert_packed if s.expand else ep.Layout.token_major,
-            wire=ep.Wire.per_rank,
             reduction=s.reduction,
             weighting=ep.Weighting.plain,
             alignment=s.alignment if s.expand else 1,

@@ -16,9 +16,6 @@ import (
 // Layouts lists what EP.Layout can be.
 func Layouts() []string { return names(ep.ParseLayout) }
 
-// Wires lists what EP.Wire can be.
-func Wires() []string { return names(ep.ParseWire) }
-
 // Reductions lists what EP.Reduction can be.
 func Reductions() []string { return names(ep.ParseReduction) }
 

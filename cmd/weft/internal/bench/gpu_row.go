@@ -29,7 +29,6 @@ type GPURow struct {
 	Quantize  string `json:"quantize,omitempty"` // from which type dispatch quantises
 	Scales    string `json:"scales,omitempty"`   // of FP8 rows: the order in which they arrive
 	Layout    string `json:"layout"`
-	Wire      string `json:"wire"`
 	Reduction string `json:"reduction"`
 	Sum       string `json:"sum"`
 	Routing   string `json:"routing"`

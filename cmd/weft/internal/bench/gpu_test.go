@@ -65,7 +65,7 @@ func few() bool { return testing.Short() || !emulate.Everything() }
 // small is a shape that emulated GPUs manage.
 func small(change func(e *EP)) EP {
 	e := EP{
-		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Wire: "per-rank",
+		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major",
 		Reduction: "partial", Sum: "plain",
 		Counts: "device", Routing: "uniform", Seed: 1, Batches: 1,
 	}

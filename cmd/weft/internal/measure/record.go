@@ -22,7 +22,6 @@ type Record struct {
 	DType     string `json:"dtype,omitempty"`
 	Scales    string `json:"scales,omitempty"` // row-major, column-major: the order of those that arrive with FP8 rows
 	Layout    string `json:"layout,omitempty"`
-	Wire      string `json:"wire,omitempty"`      // per-selection, per-rank
 	Reduction string `json:"reduction,omitempty"` // exact, partial, partial-by-selection; collectives: sum, max, ...
 	Sum       string `json:"sum,omitempty"`       // weighted, plain
 	Counts    string `json:"counts,omitempty"`    // host, device

@@ -42,7 +42,6 @@ var dimensions = []dimension{
 		return r.Scales + " scales"
 	}},
 	{"layout", func(r *measure.Record) string { return r.Layout }},
-	{"wire", func(r *measure.Record) string { return r.Wire }},
 	{"reduction", func(r *measure.Record) string { return r.Reduction }},
 	{"sum", func(r *measure.Record) string { return r.Sum }},
 	{"counts", func(r *measure.Record) string { return r.Counts + " counts" }},
