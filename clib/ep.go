@@ -57,9 +57,9 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 	}
 	return ep.Spec{
 		Experts: int(v.experts), TopK: int(v.topk), Hidden: int(v.hidden), MaxTokens: int(v.max_tokens),
-		Layout: ep.Layout(enum(v.layout)),
-		Reduction: ep.Reduction(enum(v.reduction)), Sum: ep.Sum(enum(v.weighting)),
-		Payload: ep.Payload(enum(v.payload)), Quantize: weft.DType(enum(v.quantize)),
+		Layout: ep.Layout(enum(v.layout)), Reduction: ep.Reduction(enum(v.reduction)),
+		Weighting: ep.Weighting(enum(v.weighting)), Payload: ep.Payload(enum(v.payload)),
+		Quantize:         weft.DType(enum(v.quantize)),
 		PowerOfTwoScales: v.power_of_two_scales != 0,
 		ScaleOrder:       ep.ScaleOrder(enum(v.scale_order)), RowBytes: int(v.row_bytes),
 		ScaleBytes: int(v.scale_bytes), Output: weft.DType(enum(v.output)),

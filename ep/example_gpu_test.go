@@ -66,7 +66,7 @@ func TestBesideComputeOnGPUs(t *testing.T) {
 	const ranks, tokens, hidden = 2, 3, 16
 	spec := ep.Spec{
 		Experts: ranks, TopK: 1, Hidden: hidden, MaxTokens: tokens, Layout: ep.RankMajor,
-		Reduction: ep.Partial, Sum: ep.Plain,
+		Reduction: ep.Partial, Weighting: ep.Plain,
 		Payload: ep.FP32, Counts: ep.DeviceCounts, SMs: 4,
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {

@@ -20,7 +20,7 @@ func TestMemory(t *testing.T) {
 	}{{RankMajor, 6, 5}, {ExpertMajor, 54, 5}} {
 		s := Spec{
 			Experts: experts, TopK: 8, Hidden: hidden, MaxTokens: tokens, Layout: c.layout,
-			Reduction: Partial, Sum: Plain,
+			Reduction: Partial, Weighting: Plain,
 			Payload: BF16, Output: weft.BFloat16, Live: 2,
 		}
 		g, tuned := newGeometry(s, ranks), tune(s, ranks)

@@ -269,7 +269,7 @@ func TestCountsOnGPUs(t *testing.T) {
 func TestSMsOnGPUs(t *testing.T) {
 	opaque := ep.Spec{
 		MaxTokens: 6, Layout: ep.RankMajor, Reduction: ep.Partial,
-		Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 512,
+		Weighting: ep.Plain, Payload: ep.Opaque, RowBytes: 512,
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2

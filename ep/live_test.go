@@ -191,7 +191,7 @@ func TestGradientsInPlace(t *testing.T) {
 	group := join(t, ranks)
 	engine := eptest.NewHost()
 	for _, s := range soakSpecs(4) {
-		if s.Sum != ep.Weighted {
+		if s.Weighting != ep.Weighted {
 			continue
 		}
 		for _, where := range []eptest.Operand{eptest.PlainOperand, eptest.WindowOperand} {
@@ -220,8 +220,8 @@ func TestManyRanks(t *testing.T) {
 		for j, cell := range []ep.Cell{
 			{Layout: ep.ExpertMajor},
 			{Layout: ep.ExpertPacked, Reduction: ep.Partial},
-			{Layout: ep.RankMajor, Reduction: ep.Partial, Sum: ep.Plain},
-			{Layout: ep.TokenMajor, Reduction: ep.Partial, Sum: ep.Plain},
+			{Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain},
+			{Layout: ep.TokenMajor, Reduction: ep.Partial, Weighting: ep.Plain},
 		} {
 			if testing.Short() && (i+j)%4 != 0 {
 				continue
@@ -317,7 +317,7 @@ func TestLargeMoves(t *testing.T) {
 				Reduction: ep.Partial,
 			},
 			{
-				TopK: 2, MaxTokens: 176, Layout: ep.TokenMajor, Reduction: ep.Partial, Sum: ep.Plain,
+				TopK: 2, MaxTokens: 176, Layout: ep.TokenMajor, Reduction: ep.Partial, Weighting: ep.Plain,
 				Payload: ep.FP8UE8M0, Hidden: 6144, Quantize: weft.Float32, Output: weft.Float32, ScaleOrder: ep.ColumnMajorScales,
 			},
 		} {

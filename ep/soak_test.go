@@ -41,11 +41,11 @@ func soakSpecs(ranks int) []ep.Spec {
 			s.Counts, s.Capacity, s.Overflow = ep.DeviceCounts, 9, ep.OverflowDrop
 		}),
 		with(4, func(s *ep.Spec) {
-			s.Layout, s.Reduction, s.Sum, s.Payload = ep.RankMajor, ep.Partial, ep.Plain, ep.FP16
+			s.Layout, s.Reduction, s.Weighting, s.Payload = ep.RankMajor, ep.Partial, ep.Plain, ep.FP16
 		}),
 		with(5, func(s *ep.Spec) {
 			s.Layout, s.Reduction = ep.TokenMajor, ep.Partial
-			s.Sum, s.Capacity, s.Overflow = ep.Plain, 7, ep.OverflowDrop
+			s.Weighting, s.Capacity, s.Overflow = ep.Plain, 7, ep.OverflowDrop
 		}),
 		with(2, func(s *ep.Spec) {
 			s.Payload, s.Hidden, s.Quantize, s.ScaleOrder = ep.FP8, 128, weft.BFloat16, ep.ColumnMajorScales

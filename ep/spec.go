@@ -45,15 +45,15 @@ const (
 	reductions
 )
 
-// Sum says whether combine applies the routing weights.
-type Sum uint8
+// Weighting says whether combine applies the routing weights.
+type Weighting uint8
 
 const (
 	// Weighted multiplies each selection's row by its weight.
-	Weighted Sum = iota
+	Weighted Weighting = iota
 	// Plain adds rows as they are; the caller has weighted them, or wants no weights.
 	Plain
-	sums
+	weightings
 )
 
 // Payload is what a dispatched row holds.
@@ -108,7 +108,7 @@ const (
 var (
 	layoutNames     = [layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
 	reductionNames  = [reductions]string{"exact", "partial", "partial-by-selection"}
-	sumNames        = [sums]string{"weighted", "plain"}
+	weightingNames  = [weightings]string{"weighted", "plain"}
 	payloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
 	countNames      = [countings]string{"host", "device"}
 	overflowNames   = [overflows]string{"refuse", "drop"}
@@ -133,7 +133,7 @@ func parse[T ~uint8](what string, names []string, s string) (T, error) {
 
 func (l Layout) String() string     { return name(layoutNames[:], l) }
 func (r Reduction) String() string  { return name(reductionNames[:], r) }
-func (s Sum) String() string        { return name(sumNames[:], s) }
+func (w Weighting) String() string  { return name(weightingNames[:], w) }
 func (p Payload) String() string    { return name(payloadNames[:], p) }
 func (c Counts) String() string     { return name(countNames[:], c) }
 func (o Overflow) String() string   { return name(overflowNames[:], o) }
@@ -147,8 +147,10 @@ func ParseReduction(s string) (Reduction, error) {
 	return parse[Reduction]("reduction", reductionNames[:], s)
 }
 
-// ParseSum is the inverse of [Sum.String].
-func ParseSum(s string) (Sum, error) { return parse[Sum]("sum", sumNames[:], s) }
+// ParseWeighting is the inverse of [Weighting.String].
+func ParseWeighting(s string) (Weighting, error) {
+	return parse[Weighting]("weighting", weightingNames[:], s)
+}
 
 // ParsePayload is the inverse of [Payload.String].
 func ParsePayload(s string) (Payload, error) { return parse[Payload]("payload", payloadNames[:], s) }
@@ -213,7 +215,7 @@ type Spec struct {
 
 	Layout    Layout
 	Reduction Reduction
-	Sum       Sum
+	Weighting Weighting
 	Payload   Payload
 
 	// Quantize, for the FP8 payloads, is the type of the rows that the caller passes (bf16, fp16 or
@@ -370,7 +372,7 @@ func (s Spec) validateRanges(ranks int) error {
 			s.ScaleBytes <= maxRowBytes},
 		{fmt.Sprintf("layout %v", s.Layout), s.Layout < layouts},
 		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
-		{fmt.Sprintf("sum %v", s.Sum), s.Sum < sums},
+		{fmt.Sprintf("weighting %v", s.Weighting), s.Weighting < weightings},
 		{fmt.Sprintf("payload %v", s.Payload), s.Payload < payloads},
 		{fmt.Sprintf("counts %v", s.Counts), s.Counts < countings},
 		{fmt.Sprintf("overflow %v", s.Overflow), s.Overflow < overflows},

@@ -65,7 +65,7 @@ func TestSupportTable(t *testing.T) {
 	tested := [2]int{}
 	for _, c := range ep.Cells() {
 		name := strings.Join([]string{
-			c.Layout.String(), c.Reduction.String(), c.Sum.String(),
+			c.Layout.String(), c.Reduction.String(), c.Weighting.String(),
 			c.Payload.String(),
 		}, "/")
 		says, ok := entry[name]

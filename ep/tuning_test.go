@@ -250,7 +250,7 @@ func TestTunedOnGPUs(t *testing.T) {
 
 // pulled is a Spec with a row for each token and rank, which its home reads at its place.
 func pulled(s ep.Spec) ep.Spec {
-	s.Layout, s.Reduction, s.Sum = ep.TokenMajor, ep.Partial, ep.Plain
+	s.Layout, s.Reduction, s.Weighting = ep.TokenMajor, ep.Partial, ep.Plain
 	return s
 }
 

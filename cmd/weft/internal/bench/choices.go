@@ -19,8 +19,8 @@ func Layouts() []string { return names(ep.ParseLayout) }
 // Reductions lists what EP.Reduction can be.
 func Reductions() []string { return names(ep.ParseReduction) }
 
-// Sums lists what EP.Sum can be.
-func Sums() []string { return names(ep.ParseSum) }
+// Weightings lists what EP.Weighting can be.
+func Weightings() []string { return names(ep.ParseWeighting) }
 
 // CountModes lists what EP.Counts can be.
 func CountModes() []string { return names(ep.ParseCounts) }

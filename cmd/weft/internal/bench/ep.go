@@ -22,7 +22,7 @@ func (e EP) Spec(ranks int) (ep.Spec, error) {
 	if s.Reduction, err = ep.ParseReduction(e.Reduction); err != nil {
 		return s, err
 	}
-	if s.Sum, err = ep.ParseSum(e.Sum); err != nil {
+	if s.Weighting, err = ep.ParseWeighting(e.Weighting); err != nil {
 		return s, err
 	}
 	if s.Counts, err = ep.ParseCounts(e.Counts); err != nil {

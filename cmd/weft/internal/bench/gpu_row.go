@@ -30,7 +30,7 @@ type GPURow struct {
 	Scales    string `json:"scales,omitempty"`   // of FP8 rows: the order in which they arrive
 	Layout    string `json:"layout"`
 	Reduction string `json:"reduction"`
-	Sum       string `json:"sum"`
+	Weighting string `json:"weighting"`
 	Routing   string `json:"routing"`
 	SMs       int    `json:"sms"`      // asked for; 0: the library's choice
 	SMsUsed   int    `json:"sms_used"` // by the operation's kernel

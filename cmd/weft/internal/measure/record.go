@@ -23,7 +23,7 @@ type Record struct {
 	Scales    string `json:"scales,omitempty"` // row-major, column-major: the order of those that arrive with FP8 rows
 	Layout    string `json:"layout,omitempty"`
 	Reduction string `json:"reduction,omitempty"` // exact, partial, partial-by-selection; collectives: sum, max, ...
-	Sum       string `json:"sum,omitempty"`       // weighted, plain
+	Weighting string `json:"weighting,omitempty"` // weighted, plain
 	Counts    string `json:"counts,omitempty"`    // host, device
 	Routing   string `json:"routing,omitempty"`   // uniform, zipf, hot
 	Mode      string `json:"mode,omitempty"`      // of calls: one-call, phases

@@ -43,7 +43,7 @@ var dimensions = []dimension{
 	}},
 	{"layout", func(r *measure.Record) string { return r.Layout }},
 	{"reduction", func(r *measure.Record) string { return r.Reduction }},
-	{"sum", func(r *measure.Record) string { return r.Sum }},
+	{"weighting", func(r *measure.Record) string { return r.Weighting }},
 	{"counts", func(r *measure.Record) string { return r.Counts + " counts" }},
 	{"mode", func(r *measure.Record) string { return r.Mode }},
 	{"operand", func(r *measure.Record) string { return r.Operand }},
