@@ -65,7 +65,7 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 		ScaleBytes: int(v.scale_bytes), Output: weft.DType(enum(v.output)),
 		Counts: ep.Counts(enum(v.counts)), Capacity: int(v.capacity), Overflow: ep.Overflow(enum(v.overflow)),
 		Alignment: int(v.alignment),
-		SMs:       int(v.sms), Series: int(v.series), Live: int(v.live), Tuning: t,
+		SMs:       int(v.sms), SerialGroup: int(v.serial_group), Live: int(v.live), Tuning: t,
 	}, nil
 }
 

@@ -252,11 +252,11 @@ type Spec struct {
 	// part; those of packed layouts have whole ones. Kernels that wait for peers are all resident
 	// at once, so together handles cannot have more than there are.
 	SMs int
-	// Series, on GPUs, is a number that handles of a communicator share whose operations take
+	// SerialGroup, on GPUs, is a number that handles of a communicator share whose operations take
 	// turns: on every rank they follow each other in stream order, and in the same order. So they
 	// fill the same multiprocessors, and any number of them has room where one has. 0 is a handle
 	// that has its own.
-	Series int
+	SerialGroup int
 
 	// Tuning says how rows are moved, for a caller who knows better than Weft. Results never depend
 	// on it.
@@ -384,7 +384,7 @@ func (s Spec) validateRanges(ranks int) error {
 		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 &&
 			s.Capacity <= maxCapacity},
 		{fmt.Sprintf("%d SMs: want 0 (most of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
-		{fmt.Sprintf("series %d: want 0 (none) or a positive number", s.Series), s.Series >= 0},
+		{fmt.Sprintf("serial group %d: want 0 (none) or a positive number", s.SerialGroup), s.SerialGroup >= 0},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {
 		if !f.ok {

@@ -213,7 +213,8 @@ static void keep_rows(rank *r, side *s, const char *what, const weft_tensor *t, 
 static int32_t *keep_routing(rank *r, side *s, weft_routing routing, int64_t *rows) {
 	weft_routing_info info = {.size = sizeof info};
 	OK(weft_routing_get(routing, &info));
-	int64_t numbers[] = {info.tokens, info.rows, info.received, info.demand, info.selections, info.visits, info.remote_rows};
+	int64_t numbers[] = {info.tokens,     info.rows,   info.received,   info.demand,
+						 info.selections, info.visits, info.remote_rows};
 	s->kept[s->entries++] = (struct kept){"numbers of the routing", s->logged, sizeof numbers};
 	s->log = realloc(s->log, s->logged + sizeof numbers);
 	memcpy(s->log + s->logged, numbers, sizeof numbers);

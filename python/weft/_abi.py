@@ -266,7 +266,7 @@ class EpSpec(Struct):
         ("live", c_int64),
         ("dispatch_tuning", c_void_p),
         ("combine_tuning", c_void_p),
-        ("series", c_int64),
+        ("serial_group", c_int64),
     )
 
 

@@ -26,9 +26,9 @@ _MOST_TOPK = 32
 
 _FEW_SMS = 2  # enough for what has a row
 
-# Where the series of buffers begin, which nobody else will choose: the handles of one, whose
-# exchanges follow each other, share multiprocessors.
-_SERIES = 1 << 40
+# The first serial group of buffers, far from numbers that callers choose. The exchanges of a buffer
+# follow each other, so its handles share multiprocessors.
+_SERIAL_GROUPS = 1 << 40
 
 # Batches that the library has memory for at once. On the host it is address space until it is used.
 _LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
@@ -55,7 +55,7 @@ class Exchanges:
         self.of_handles: list[dict[ep.Handle, Any]] = []
         """What others know of handles, to be forgotten with them."""
         self._handles: dict[Any, ep.Handle] = {}
-        self._series = comm._buffers = comm._buffers + 1
+        self._serial_group = comm._buffers = comm._buffers + 1
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
         self._captured: set[ep.Handle] = set()  # those of which there are graphs
         self._group: weft.Group | None = None
@@ -70,7 +70,7 @@ class Exchanges:
             spec.setdefault("live", _LIVE_ON_GPU if self.on_gpu else _LIVE_ON_HOST)
             if self.on_gpu:
                 spec["counts"] = ep.Counts.device
-                spec["series"] = _SERIES + self._series
+                spec["serial_group"] = _SERIAL_GROUPS + self._serial_group
             found = self._handles[key] = ep.Handle(self.comm, **spec)
         return found
 

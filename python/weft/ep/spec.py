@@ -107,7 +107,7 @@ class Spec:
     dispatch_tuning: KernelTuning | None = None
     """GPU: None is Weft's choice."""
     combine_tuning: KernelTuning | None = None
-    series: int = 0
+    serial_group: int = 0
     """GPU: a number that handles of a communicator share whose operations take turns: they follow each
     other in stream order, alike on every rank.
 
@@ -177,7 +177,7 @@ _NUMBERS = (
     "capacity",
     "alignment",
     "live",
-    "series",
+    "serial_group",
 )
 
 
