@@ -24,7 +24,8 @@ func (m *gpuRank) makeGradients(c *closing) (err error) {
 	if m.gradRows, err = m.tensor(c, m.spec.Output, slices.Clone(m.y.Shape)...); err != nil {
 		return err
 	}
-	if m.gradWeights, err = m.tensor(c, weft.Float32, m.cfg.Tokens, m.cfg.TopK); err != nil || m.spec.Weighting == ep.Weighted {
+	m.gradWeights, err = m.tensor(c, weft.Float32, m.cfg.Tokens, m.cfg.TopK)
+	if err != nil || m.spec.Weighting == ep.Weighted {
 		return err
 	}
 	m.numbers, err = m.tensor(c, weft.Float32, m.known.Rows()*m.numbersOfRow())
