@@ -323,7 +323,7 @@ func (m *epRank) series() []Series {
 		Op: "dispatch", Times: m.dispatch.pack(), Problem: m.problem,
 		Wire: float64(t.RemoteRankRows) * row / n, Logical: float64(t.RankRows) * row / n,
 		DeepEP: float64(t.Selections) * row / n,
-		Moved: (float64(t.Tokens)*float64(m.cfg.Hidden*m.input.Size()) + float64(received)*row) / n,
+		Moved:  (float64(t.Tokens)*float64(m.cfg.Hidden*m.input.Size()) + float64(received)*row) / n,
 	}
 	back := Series{
 		Op: "combine", Times: m.combine.pack(), Problem: m.problem,
