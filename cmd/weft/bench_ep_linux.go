@@ -152,7 +152,8 @@ func (s *session) ep(n int, shape bench.EP) ([]measure.Record, error) {
 	base := s.base
 	base.Tokens, base.Hidden, base.TopK, base.Experts = shape.Tokens, shape.Hidden, shape.TopK, shape.Experts
 	base.DType, base.Layout, base.Reduction = shape.DType, shape.Layout, shape.Reduction
-	base.Weighting, base.Counts, base.Routing, base.Cached = shape.Weighting, shape.Counts, string(shape.Routing), shape.Cached
+	base.Weighting, base.Counts = shape.Weighting, shape.Counts
+	base.Routing, base.Cached = string(shape.Routing), shape.Cached
 	base.Scales, base.Fresh, base.Batches = shape.ScaleOrder(), shape.Fresh, shape.Batches
 	base.Mode, base.Operand = oneCall, operandName(shape.Heap)
 	if shape.Phases {
