@@ -277,9 +277,9 @@ func (m *epRank) writeTokens() {
 
 func (m *epRank) send(routed *ep.Routing) (*ep.Received, error) {
 	if !m.cfg.Phases {
-		return m.handle.Dispatch(m.ctx, nil, routed, m.x)
+		return m.handle.Dispatch(m.ctx, nil, ep.DispatchArgs{Routing: routed, Rows: m.x})
 	}
-	pending, err := m.handle.SendDispatch(m.ctx, nil, routed, m.x)
+	pending, err := m.handle.SendDispatch(m.ctx, nil, ep.DispatchArgs{Routing: routed, Rows: m.x})
 	if err != nil {
 		return nil, err
 	}
@@ -288,9 +288,9 @@ func (m *epRank) send(routed *ep.Routing) (*ep.Received, error) {
 
 func (m *epRank) bringHome(routed *ep.Routing, y, out weft.Tensor) error {
 	if !m.cfg.Phases {
-		return m.handle.Combine(m.ctx, nil, routed, y, out)
+		return m.handle.Combine(m.ctx, nil, ep.CombineArgs{Routing: routed, Rows: y, Out: out})
 	}
-	work, err := m.handle.SendCombine(m.ctx, nil, routed, y, out)
+	work, err := m.handle.SendCombine(m.ctx, nil, ep.CombineArgs{Routing: routed, Rows: y, Out: out})
 	if err != nil {
 		return err
 	}

@@ -53,7 +53,9 @@ func (m *gpuRank) combinesBackward(ctx context.Context) operation {
 			return errors.Join(m.writeRows(), m.uploadTokens(m.gradOut), m.spoil(m.gradRows), m.spoil(m.gradWeights))
 		},
 		run: func(bool) error {
-			return m.handle.CombineBackward(ctx, m.work, m.known, m.gradOut, y, m.gradRows, gradWeights)
+			return m.handle.CombineBackward(ctx, m.work, ep.CombineBackwardArgs{
+				Routing: m.known, GradOut: m.gradOut, Rows: y, GradRows: m.gradRows, GradWeights: gradWeights,
+			})
 		},
 		check: func() error {
 			if m.spec.Weighting == ep.Weighted {
@@ -79,7 +81,10 @@ func (m *gpuRank) dispatchesBackward(ctx context.Context, bytes moved) operation
 		name: name, bytes: bytes, sms: sms,
 		renew: func() error { return errors.Join(m.writeExperts(), m.writeNumbers(), m.spoil(m.gradWeights)) },
 		run: func(bool) error {
-			return m.handle.DispatchBackward(ctx, m.work, m.known, m.y, m.numbers, m.out, gradWeights)
+			return m.handle.DispatchBackward(ctx, m.work, ep.DispatchBackwardArgs{
+				Routing: m.known, GradRows: m.y, GradRowWeights: m.numbers, GradTokens: m.out,
+				GradWeights: gradWeights,
+			})
 		},
 		check: func() error {
 			if !m.numbers.IsZero() {

@@ -27,7 +27,9 @@ func (m *gpuRank) dispatches(ctx context.Context, bytes moved) operation {
 	return operation{
 		name: "dispatch", bytes: bytes, sms: sms, renew: m.writeTokens,
 		run: func(keep bool) error {
-			r, err := m.handle.PrepareDispatch(ctx, m.work, m.batch.topk, m.batch.weight, m.x)
+			r, err := m.handle.Dispatch(ctx, m.work, ep.DispatchArgs{
+				TopK: m.batch.topk, Weights: m.batch.weight, Rows: m.x,
+			})
 			switch {
 			case err != nil:
 				return err
@@ -55,7 +57,7 @@ func (m *gpuRank) knownDispatches(ctx context.Context, bytes moved) operation {
 	return operation{
 		name: "dispatch-known", bytes: bytes, sms: sms, renew: m.writeTokens,
 		run: func(keep bool) error {
-			r, err := m.handle.Dispatch(ctx, m.work, m.known, m.x)
+			r, err := m.handle.Dispatch(ctx, m.work, ep.DispatchArgs{Routing: m.known, Rows: m.x})
 			switch {
 			case err != nil:
 				return err
@@ -106,6 +108,8 @@ func (m *gpuRank) combines(ctx context.Context, bytes moved) operation {
 	return operation{
 		name: "combine", bytes: bytes, sms: sms, renew: m.writeExperts,
 		check: func() error { return m.checkOut("combine", m.spec.Weighting == ep.Weighted) },
-		run:   func(bool) error { return m.handle.Combine(ctx, m.work, m.known, m.y, m.out) },
+		run: func(bool) error {
+			return m.handle.Combine(ctx, m.work, ep.CombineArgs{Routing: m.known, Rows: m.y, Out: m.out})
+		},
 	}
 }

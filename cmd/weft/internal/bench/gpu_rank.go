@@ -225,7 +225,9 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 		return err
 	}
 	// The routing that combines go by. Also the first operation, which nothing is learnt from.
-	received, err := m.handle.PrepareDispatch(ctx, m.work, m.batch.topk, m.batch.weight, m.x)
+	received, err := m.handle.Dispatch(ctx, m.work, ep.DispatchArgs{
+		TopK: m.batch.topk, Weights: m.batch.weight, Rows: m.x,
+	})
 	if err != nil {
 		return err
 	}
