@@ -9,8 +9,8 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/internal/shm"
 )
 

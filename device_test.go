@@ -19,8 +19,8 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // machine is a machine with GPUs, which must be found in order when the test ends.

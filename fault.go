@@ -9,7 +9,7 @@ import (
 
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 // recorded is what a wait on the device left when it gave up.

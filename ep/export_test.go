@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // SetApart makes some blocks of every operation send and the others receive, however little there

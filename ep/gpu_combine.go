@@ -5,7 +5,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,

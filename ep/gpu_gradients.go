@@ -9,8 +9,8 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // gradientArgs are the arguments of what moves gradients: the Gradients of kernels/gradients.cu.

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/nvrtc"
+	"github.com/weftgo/weft/device"
 )
 
 // archs are the architectures that the headers are compiled for: the oldest, the first with bulk
