@@ -682,7 +682,7 @@ func newSpin(m *cudatest.Machine) *spin {
 		if atomic.LoadUint32(&r.State) != device.RecordEmpty {
 			return
 		}
-		r.Op, r.Epoch, r.Peer, r.Cause, r.Expected, r.Seen = device.OpDispatch, 41, peer, cause, 7, 3
+		r.Op, r.Epoch, r.Peer, r.Cause, r.Expected, r.Seen = 2, 41, peer, cause, 7, 3
 		atomic.StoreUint32(&r.State, device.RecordWritten)
 	})
 	return s

@@ -1,18 +1,20 @@
 package device
 
+import "fmt"
+
 // RecordBytes is the size of a [Record].
 const RecordBytes = 64
 
 // Record is what a wait on the device leaves in host memory when it gives up. It is the Record of
-// weft.cuh, field by field.
+// comm.cuh, field by field.
 type Record struct {
 	State    uint32 // RecordEmpty, or RecordWritten when all the rest is there
-	Op       uint32 // one of the Op constants
+	Op       uint32 // the number of the operation: see Words
 	Epoch    uint64
 	Rank     int32 // who waited
 	Peer     int32 // for whom
 	Cause    uint32
-	_        uint32
+	Lane     uint32 // Group.Lane
 	Expected uint64
 	Seen     uint64
 	_        [16]byte
@@ -29,80 +31,36 @@ const (
 	CauseTimeout = 1 // the deadline passed
 	CauseAbort   = 2 // the rank's abort word was set
 	CauseStopped = 3 // an operation was started, or replayed, after one before had given up
-	// CauseMismatch: the peer made another call, or goes by another routing. Expected is this
-	// rank's call with CallBits bits, and above them which Prepare its routing is of; Seen is the
-	// peer's.
+	// CauseMismatch: the peer made another call. Expected is the tag of this rank's call, and Seen
+	// that of the peer's.
 	CauseMismatch = 4
 )
 
-// CallBits is how many bits words have for a call.
-const CallBits = 4
-
-// Calls that ranks have to make alike.
-const (
-	CallPrepare                = 1
-	CallDispatch               = 2
-	CallPrepareDispatch        = 3
-	CallCombine                = 4
-	CallDispatchBackward       = 5 // without gradients of weights, as all whose names do not say so
-	CallDispatchWeightBackward = 6
-	CallCombineBackward        = 7
-	CallCombineWeightBackward  = 8
-	CallWeightDispatch         = 9 // with weights for a Routing that is there, of rows that have places
-)
-
-// CallName is the name of a call as errors have it.
-func CallName(call uint64) string {
-	switch call & (1<<CallBits - 1) {
-	case CallPrepare:
-		return "Prepare"
-	case CallDispatch:
-		return "Dispatch"
-	case CallPrepareDispatch:
-		return "PrepareDispatch"
-	case CallCombine:
-		return "Combine"
-	case CallDispatchBackward:
-		return "DispatchBackward without gradients of weights"
-	case CallDispatchWeightBackward:
-		return "DispatchBackward with gradients of weights"
-	case CallCombineBackward:
-		return "CombineBackward without gradients of weights"
-	case CallCombineWeightBackward:
-		return "CombineBackward with gradients of weights"
-	case CallWeightDispatch:
-		return "Dispatch with weights"
-	default:
-		return "another operation"
-	}
+// Words are how errors name what the records of a lane have numbers for. Whoever owns a lane's
+// operations knows the words; a record names the lane.
+type Words struct {
+	// Operation names an operation by its number: "dispatch". Without it, or with "", an operation
+	// is a "device operation".
+	Operation func(op uint32) string
+	// Mismatch says what a peer does that this rank does not, of the tags of their calls: "it calls
+	// Combine, this rank Dispatch". Without it they are numbers.
+	Mismatch func(theirs, ours uint64) string
 }
 
-// Operations that wait on the device.
-const (
-	OpPrepare          = 1
-	OpDispatch         = 2
-	OpCombine          = 3
-	OpBarrier          = 4
-	OpDispatchBackward = 5
-	OpCombineBackward  = 6
-)
-
-// OpName is the name of an operation as errors have it.
-func OpName(op uint32) string {
-	switch op {
-	case OpPrepare:
-		return "prepare"
-	case OpDispatch:
-		return "dispatch"
-	case OpCombine:
-		return "combine"
-	case OpBarrier:
-		return "barrier"
-	case OpDispatchBackward:
-		return "dispatch backward"
-	case OpCombineBackward:
-		return "combine backward"
-	default:
-		return "device operation"
+// OperationName is the name of the operation that left the record.
+func (r *Record) OperationName(w *Words) string {
+	if w != nil && w.Operation != nil {
+		if name := w.Operation(r.Op); name != "" {
+			return name
+		}
 	}
+	return "device operation"
+}
+
+// MismatchText says what the record's peer does that its rank does not.
+func (r *Record) MismatchText(w *Words) string {
+	if w != nil && w.Mismatch != nil {
+		return w.Mismatch(r.Seen, r.Expected)
+	}
+	return fmt.Sprintf("its call has the tag %#x, this rank's %#x", r.Seen, r.Expected)
 }

@@ -47,7 +47,7 @@ struct Copy {
 	List lists[LISTS];
 };
 
-static_assert(sizeof(Copy) == WEFT_COPY_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Copy) == WEFT_COPY_BYTES, "not the size of the host's struct");
 
 // FLIGHT is how many units a piece has, which a warp has on their way at once. A share of scales is
 // SHARE words of 32 rows.
@@ -102,7 +102,7 @@ __device__ __forceinline__ void copy_row(const Copy &a, const Zones &z, u32 item
 	}
 	if (a.gaps != 0) {
 		u32 k = a.described.shape.topk;
-		bool here = lane < k && a.described.landings[(u64)row * k + lane].what != 0;
+		bool here = lane < k && a.described.landings[(u64)row * k + lane].target != 0;
 		if (!__any_sync(ALL, here)) return;
 	}
 #pragma unroll

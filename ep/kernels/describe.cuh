@@ -23,7 +23,7 @@ struct Describe {
 // came says whether a token has a row here that is not by expert.
 __device__ __forceinline__ bool came(const Describe &a, u32 slot) {
 	bool any = false;
-	for (u32 k = 0; k < a.shape.topk; k++) any |= a.landings[(u64)slot * a.shape.topk + k].what != 0;
+	for (u32 k = 0; k < a.shape.topk; k++) any |= a.landings[(u64)slot * a.shape.topk + k].target != 0;
 	return any;
 }
 
@@ -35,19 +35,19 @@ __device__ __forceinline__ void describe(const Describe &a) {
 		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
 		if (token >= (u32)a.sent[source]) continue;
 		Pair p = a.landings[i];
-		if (p.what == 0 && (a.by_expert != 0 || !came(a, slot))) continue;
-		u32 row = a.by_expert != 0 ? p.what - 1 : a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot;
+		if (p.target == 0 && (a.by_expert != 0 || !came(a, slot))) continue;
+		u32 row = a.by_expert != 0 ? p.target - 1 : a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot;
 		// Selections of one token by rank say the same here.
 		if (a.tokens != nullptr) a.tokens[row] = (int)token;
 		if (a.sources != nullptr) a.sources[row] = (int)source;
-		float weight = p.what != 0 ? number(p.weight) : 0;
+		float weight = p.target != 0 ? number(p.weight) : 0;
 		if (a.by_expert != 0) {
 			if (a.selections != nullptr) a.selections[row] = (int)(i % a.shape.topk);
 			if (a.weights != nullptr) a.weights[row] = weight;
 			continue;
 		}
 		u64 at = (u64)row * a.shape.topk + i % a.shape.topk;
-		if (a.experts != nullptr) a.experts[at] = (int)p.what - 1;
+		if (a.experts != nullptr) a.experts[at] = (int)p.target - 1;
 		if (a.expert_weights != nullptr) a.expert_weights[at] = weight;
 	}
 }

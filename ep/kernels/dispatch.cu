@@ -12,7 +12,7 @@
 //	         selections of the sources before + its number at its source.
 //
 // In the direct form senders store rows where the caller reads them, and receiving is waiting.
-#include "clerk.cuh"
+#include "notify.cuh"
 
 namespace weft {
 
@@ -48,7 +48,7 @@ template <u32 UNITS> struct Fetched {
 // fetch reads a piece. Nothing here waits, nor depends on the state.
 template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Divisor pieces, u32 i,
 														   u32 lane, Fetched<UNITS> &f) {
-	bool move = (b.what & MOVE) != 0;
+	bool move = (b.flags & MOVE) != 0;
 	u32 pc, t = pieces.quotient(i, pc);
 	f.item = {t, pc};
 	f.choice = {EMPTY, EMPTY};
@@ -56,7 +56,7 @@ template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, co
 	if (lane < a.shape.topk) {
 		u64 at = (u64)t * a.shape.topk + lane;
 		f.choice = choose(a, b, at);
-		if (pc == 0 && (b.what & ROUTE) != 0 && a.weights != nullptr) f.weight = bits(a.weights[at]);
+		if (pc == 0 && (b.flags & ROUTE) != 0 && a.weights != nullptr) f.weight = bits(a.weights[at]);
 	}
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
@@ -80,19 +80,19 @@ template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, co
 // they belong when they are sent, and rows by expert are taken from the caller's when their place
 // is known, if they need no work again and are sure to be there still.
 template <bool VALUE> __device__ __forceinline__ bool stays(const Batch &b) {
-	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.what & (SEND | RECEIVE)) == (SEND | RECEIVE)));
+	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.flags & (SEND | RECEIVE)) == (SEND | RECEIVE)));
 }
 
 // is_direct says whether senders store rows in their final place.
 template <bool VALUE> __device__ __forceinline__ bool is_direct(const Batch &b) {
-	return !VALUE && !BY_EXPERT && (b.what & DIRECT) != 0;
+	return !VALUE && !BY_EXPERT && (b.flags & IN_PLACE) != 0;
 }
 
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void
 send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, const Fetched<UNITS> &f, bool records) {
-	bool move = (b.what & MOVE) != 0, direct = is_direct<VALUE>(b);
+	bool move = (b.flags & MOVE) != 0, direct = is_direct<VALUE>(b);
 	u32 t = f.item.t, pc = f.item.pc, e = expert_of(a, b, f.choice);
-	u64 to = union_of(e != 0 ? 1ull << rank_of(a.shape, e - 1) : 0) & ~b.mask;
+	RankSet to = union_of(RankSet::one(rank_of(a.shape, e - 1), e != 0)) & ~b.mask;
 	// The record is small, and is awaited first.
 	if (pc == 0 && records)
 		send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
@@ -106,7 +106,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 		int scale[UNITS];
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
-			v[u] = quantize(b.what, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes,
+			v[u] = quantize(b.flags, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes,
 							word[u], scale[u]);
 		}
 #else
@@ -133,7 +133,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 			if (scales) a.out_scales[scale_at(a, row, w)] = word;
 #endif
 		}
-		if (stays<VALUE>(b)) to &= ~(1ull << a.group.rank);
+		if (stays<VALUE>(b)) to = to & ~RankSet::one(a.group.rank);
 		u32 from; // not every token's round begins with the same rank, so that all ways out are used at any time
 		a.ranks.quotient(a.group.rank + t, from);
 #pragma unroll 1
@@ -259,7 +259,7 @@ __device__ __forceinline__ bool at_once(const Dispatch &a, const Batch &b) { ret
 
 // eager says that so little comes that every lane polls its own part of a piece.
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ bool eager(const Dispatch &a, const Batch &b) {
-	return VALUE && UNITS == 1 && (b.few || a.shape.capacity <= EAGER) && (b.what & MOVE) != 0 && at_once(a, b);
+	return VALUE && UNITS == 1 && (b.few || a.shape.capacity <= EAGER) && (b.flags & MOVE) != 0 && at_once(a, b);
 }
 
 // Landing is where a lane's selection stands here. By expert it is known only with the selections
@@ -288,9 +288,9 @@ struct Landing {
 		u32 rest, from = a.selections.quotient(i, rest);
 		if (from >= src || holds(b.mask, from)) return 0;
 		u32 tokens = tokens_of(a, b, from);
-		u32 what =
+		u32 target =
 			load_relaxed_sys4(b.own + a.records + ((u64)b.turn * a.group.ranks * a.selections.by + i) * sizeof(Pair));
-		return tokens != EMPTY && rest >= tokens * a.shape.topk ? 0 : what == EMPTY ? EMPTY : what & 0xFFFF;
+		return tokens != EMPTY && rest >= tokens * a.shape.topk ? 0 : target == EMPTY ? EMPTY : target & 0xFFFF;
 	}
 
 	// pass adds those of 32 earlier selections, one of each lane, that are of this lane's expert.
@@ -410,7 +410,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 	uint2 record = make_uint2(0, 0);
 	// One lane polls for the piece, so that the others do not slow what is on its way. Where little
 	// is, all do, for their words of scales too, and need not look again.
-	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.what & MOVE) != 0 &&
+	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.flags & MOVE) != 0 &&
 												  (all ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
 	bool together = at_once(a, b);
 	const char *pp = all ? p.row + p.at(0, lane) : p.row + p.tail, *sp = p.scale_in(a, lane);
@@ -469,20 +469,20 @@ __device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, Piece<UN
 
 // await_rows returns when a block of src has sent its share: seen has the sources of which this
 // warp knows.
-__device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wait &w, u32 src, u32 lane, u64 &seen) {
+__device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wait &w, u32 src, u32 lane, RankSet &seen) {
 	if (holds(seen, src)) return;
 	if (lane == 0) await_epoch(w, src, b.own + a.arrived + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 	__syncwarp(); // what lane 0 has acquired, all have
-	seen |= 1ull << src;
+	seen = seen | RankSet::one(src);
 }
 
 // receive_piece leaves early, with w.over on every lane, if a wait gave up. filled says that the
 // slot of the turn before was, and former that nothing is to come.
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
 																			   Wait &w, u32 src, Item item, u32 lane,
-																			   bool filled, bool former, u64 &seen) {
-	bool move = (b.what & MOVE) != 0, route = (b.what & ROUTE) != 0;
+																			   bool filled, bool former, RankSet &seen) {
+	bool move = (b.flags & MOVE) != 0, route = (b.flags & ROUTE) != 0;
 	Piece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
 	p.row = b.own + a.rows + b.place * a.turn_bytes + (u64)p.slot * a.slot_bytes;
@@ -503,7 +503,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(c
 		p.word = clean(a.scales[(u64)p.t * a.scale_words + p.scale_of(a, lane)]);
 #endif
 	u32 landing = 0;
-	if (!route && lane < a.shape.topk) landing = a.landings[(u64)p.slot * a.shape.topk + lane].what;
+	if (!route && lane < a.shape.topk) landing = a.landings[(u64)p.slot * a.shape.topk + lane].target;
 	refill<UNITS>(a, b, p, lane, filled); // while the rows are on their way
 	if (route) {
 		landing = await_piece<VALUE, UNITS>(a, b, w, p, lane, own);
@@ -570,9 +570,9 @@ struct Reach {
 	}
 };
 
-// Turn is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn
+// Slot is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn
 // before.
-struct Turn {
+struct Slot {
 	Item item;
 	u32 src;
 	bool filled;
@@ -606,19 +606,19 @@ __device__ __forceinline__ bool open_batch(const Dispatch &a, Batch &b, const Co
 	b.epoch = count.epoch;
 	b.turn = count.turn;
 	if (stopped == 0) return true;
-	refuse(a.group, (b.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
+	refuse(a.group, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	return false;
 }
 
 // clerk is what the blocks do that move no rows: the last says that the rank has begun and hears
 // the others, and the one before counts and describes.
 template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, Batch &b) {
-	bool route = (b.what & ROUTE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0;
+	bool route = (b.flags & ROUTE) != 0, send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0;
 	bool last = blockIdx.x == gridDim.x - 1, tells = a.clerks == 1 || !last; // one may have to do all
 	bool records = last && send && route && b.few, counts = send && route && !from_records(b);
 	Count count = *count_of(a.state, blockIdx.x);
-	u32 stopped = a.state->stopped, credit = 0, call = by_routing(call_of(b), route ? 0 : *prepared(a));
-	b.mask = a.state->mask;
+	u32 stopped = a.state->stopped, credit = 0, call = call_tag(call_of(b), route ? 0 : *prepared(a));
+	b.mask = a.state->mask();
 	Windows windows(a.group);
 	Tally m = tally();
 	Selected first;
@@ -634,16 +634,16 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 		__syncthreads();
 	}
 	if (!open_batch(a, b, count, stopped)) return;
-	Wait w(a.group, a.state, (b.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
+	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	if (!last) let_next_start(); // once the last one does
 	if (send && last) {
-		greet(a, b, call);
-		if (is_direct<VALUE>(b) && (b.what & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
+		announce_all(a, b, call);
+		if (is_direct<VALUE>(b) && (b.flags & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
 	}
 	if (records) send_records(a, b, windows, token);
 	if (counts && tells) send_counts(a, b, windows, m, s, first);
 	if (counts && last) send_came(a, b, m, s, first);
-	if (receive && last) take_heads(a, b, w, call);
+	if (receive && last) await_all(a, b, w, call);
 	if (receive && tells) {
 		if (counts) __syncthreads(); // the memory is read no more
 		if (route) {
@@ -657,20 +657,20 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Dispatch &a, Batch &b) {
 	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
-	bool move = (b.what & MOVE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0,
+	bool move = (b.flags & MOVE) != 0, send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0,
 		 direct = is_direct<VALUE>(b);
 	Divisor pieces = move ? a.pieces : Divisor{1, 0xFFFFFFFFu};
 
 	// The state is read, and what is to be sent is on its way, before anything is known.
 	Count count = *count_of(a.state, blockIdx.x);
 	u32 stopped = a.state->stopped, credit = 0;
-	b.mask = a.state->mask;
+	b.mask = a.state->mask();
 	Windows windows(a.group);
 	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where
 	// much is sent, others receive.
 	bool apart = VALUE && send && receive && move && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, receivers = apart ? b.blocks - senders : b.blocks;
-	u32 writers = send && (b.what & ROUTE) != 0 && maps(a, b) ? scribes(a, senders) : 0;
+	u32 writers = send && (b.flags & ROUTE) != 0 && maps(a, b) ? scribes(a, senders) : 0;
 	bool scribe = writers != 0 && blockIdx.x >= senders - writers && blockIdx.x < senders;
 	Walk k = VALUE ? Walk::spread(a.tokens * pieces.by, 0, senders - writers)
 				   : Walk::share(a.shape.capacity * pieces.by, b.blocks);
@@ -679,7 +679,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	Fetched<UNITS> next;
 	if (k.at < k.end) fetch<UNITS>(a, b, pieces, k.at, lane, next);
 	if (direct && threadIdx.x < ranks) credit = a.credits[threadIdx.x];
-	bool table = receive && (b.what & ROUTE) != 0 && tabled(a, b) && blockIdx.x >= b.blocks - receivers;
+	bool table = receive && (b.flags & ROUTE) != 0 && tabled(a, b) && blockIdx.x >= b.blocks - receivers;
 	if (table) {
 		if (threadIdx.x == 0) barrier_init(table_ready(), 32); // each lane that fills it
 		__syncthreads();
@@ -689,7 +689,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, move ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 
-	bool records = send && (b.what & ROUTE) != 0 && !b.few;
+	bool records = send && (b.flags & ROUTE) != 0 && !b.few;
 	if (direct && send && move && !await_credit(a, b, w, false, credit)) return;
 	if constexpr (BY_EXPERT) {
 		if (scribe) write_records(a, b, windows, senders - 1 - blockIdx.x, writers);
@@ -708,7 +708,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 							   (u32)b.epoch + 1);
 		}
 	}
-	u64 seen = 0;
+	RankSet seen = RankSet::none();
 	Reach reach;
 	if (table) {
 		if (scribe) __syncthreads(); // its map is read no more
@@ -717,11 +717,11 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	if (VALUE && receive) {
 		// Also the pieces that do not come this time were filled the time before.
 		k = Walk::spread(a.shape.capacity * a.pieces.by * ranks, b.blocks - receivers, receivers);
-		Turn turn;
-		if (k.at < k.end) turn.read(a, b, k.at);
+		Slot slot;
+		if (k.at < k.end) slot.read(a, b, k.at);
 		for (u32 i = k.at; i < k.end && !w.over; i += k.step) {
-			Turn now = turn;
-			if (i + k.step < k.end) turn.read(a, b, i + k.step);
+			Slot now = slot;
+			if (i + k.step < k.end) slot.read(a, b, i + k.step);
 			Reach::Found found = reach.find(a, b, w, now.item.t);
 			if (found == Reach::NONE) break;
 			receive_piece<true, UNITS>(a, b, w, now.src, now.item, lane, now.filled, found == Reach::FORMER, seen);
@@ -729,7 +729,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	}
 	if (!VALUE && receive) {
 		// Where rows are in place already, only their first pieces have something to do.
-		bool in_place = direct && b.mask == 0;
+		bool in_place = direct && !nonempty(b.mask);
 		k = Walk::share(a.shape.capacity * (in_place ? 1 : pieces.by), b.blocks);
 		for (u32 i = k.from * ranks + threadIdx.x / 32; i < k.end * ranks && !w.over; i += k.step) {
 			u32 s, pc = 0, t = a.ranks.quotient(i, s);
@@ -760,8 +760,8 @@ template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void di
 	wait_for_previous();
 	Batch b;
 	b.blocks = gridDim.x - a.clerks;
-	b.what = FOR == ANY ? a.what : a.what | SEND | RECEIVE | ROUTE | MOVE;
-	if (VALUE) b.what &= ~EXPONENTS; // which may be any bits
+	b.flags = FOR == ANY ? a.flags : a.flags | SEND | RECEIVE | ROUTE | MOVE;
+	if (VALUE) b.flags &= ~EXPONENTS; // which may be any bits
 	b.few = FOR == ANY ? few(a) : FOR == FEW;
 	b.own = a.group.window[a.group.rank];
 	if (blockIdx.x >= b.blocks) {

@@ -15,11 +15,10 @@ namespace weft {
 
 // Go: placeArgs.
 struct Place {
-	Group group;
 	Shape shape;
 	State *state;
-	u64 words, totals, records, befores, marks; // offsets in a window
-	u32 what, tokens, call;
+	u64 openings, totals, records, befores, marks; // offsets in a window
+	u32 flags, tokens, call;
 	u32 rows;			   // room: of an expert in zones of fixed size, else of a rank
 	u32 align;			   // of packed zones
 	u32 blocks;			   // that have something to do
@@ -34,9 +33,10 @@ struct Place {
 	long long *ranges;
 	u64 *counts; // [blocks][experts + ranks]: what a block has, and the operation's number above it
 	u32 *bases;	 // [blocks][4][experts or, if there are more, ranks]: where shared memory has no room for them
+	Group group;
 };
 
-static_assert(sizeof(Place) == WEFT_PLACE_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Place) == WEFT_PLACE_BYTES + WIDER, "not the size of the host's struct");
 
 // Handles that differ in these have programs of their own: a prepare is as long as what a warp does
 // one after the other, and each question costs.
@@ -192,21 +192,21 @@ struct Map {
 // ---- What ranks tell each other has places for every other operation: what this one tells may
 // come while a rank still keeps what the one before told.
 
-__device__ __forceinline__ u64 records_at(const Place &a, const Turn &o) {
+__device__ __forceinline__ u64 records_at(const Place &a, const Operation &o) {
 	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
 }
 
-__device__ __forceinline__ u64 total_at(const Place &a, const Turn &o, u32 src, u32 column) {
+__device__ __forceinline__ u64 total_at(const Place &a, const Operation &o, u32 src, u32 column) {
 	return a.totals + (((u32)(o.epoch & 1) * a.group.ranks + src) * (columns(a) + 1) + column) * 8;
 }
 
-__device__ __forceinline__ u64 before_at(const Place &a, const Turn &o, u32 src, u32 le) {
+__device__ __forceinline__ u64 before_at(const Place &a, const Operation &o, u32 src, u32 le) {
 	u32 width = BY_RANKS ? 1 : a.shape.local;
 	return a.befores + ((((u32)(o.epoch & 1) * a.group.ranks + src) * a.blocks + blockIdx.x) * width + le) * 8;
 }
 
 // tell_number tells a rank, with the operation's number.
-__device__ __forceinline__ void tell_number(const Place &a, const Turn &o, u32 rank, u64 at, u32 n) {
+__device__ __forceinline__ void tell_number(const Place &a, const Operation &o, u32 rank, u64 at, u32 n) {
 	if (!holds(o.mask, rank)) store_relaxed_sys_u64(a.group.window[rank] + at, o.epoch << 32 | n);
 }
 
@@ -220,7 +220,7 @@ __device__ __noinline__ u64 poll_number(const Group &g, State *s, u64 epoch, u32
 }
 
 // checked gives a number that was looked at, or awaits it: another one was there.
-__device__ __forceinline__ u32 checked(const Place &a, const Turn &o, Wait &w, u32 peer, const char *p, u64 v) {
+__device__ __forceinline__ u32 checked(const Place &a, const Operation &o, Wait &w, u32 peer, const char *p, u64 v) {
 	if ((u32)(v >> 32) != (u32)o.epoch) {
 		v = poll_number(a.group, a.state, o.epoch, peer, p);
 		if ((u32)(v >> 32) != (u32)o.epoch) w.over = true;
@@ -229,12 +229,12 @@ __device__ __forceinline__ u32 checked(const Place &a, const Turn &o, Wait &w, u
 }
 
 // told is a number that src tells; those of a rank that is left out are 0.
-__device__ __forceinline__ u32 told(const Place &a, const Turn &o, Wait &w, u32 src, u64 at) {
+__device__ __forceinline__ u32 told(const Place &a, const Operation &o, Wait &w, u32 src, u64 at) {
 	return holds(o.mask, src) ? 0 : checked(a, o, w, src, o.own + at, load_relaxed_sys_u64(o.own + at));
 }
 
 // each_total calls f with what each rank has in a column, in order.
-template <class F> __device__ __forceinline__ void each_total(const Place &a, const Turn &o, Wait &w, u32 column, F f) {
+template <class F> __device__ __forceinline__ void each_total(const Place &a, const Operation &o, Wait &w, u32 column, F f) {
 	constexpr u32 FLIGHT = 4; // ranks that are asked at once
 	const char *p = o.own + total_at(a, o, 0, column);
 	u64 stride = (columns(a) + 1) * 8;
@@ -365,7 +365,7 @@ struct Given {
 	__device__ __forceinline__ void fetch(const Place &a, const Quads &q, u32 t, u32 to) {
 		u32 i = t * a.shape.topk + q.k, n = t < to ? q.n : 0;
 		bool vectors = q.vectors() && (((u64)a.ids | (u64)a.weights) & 15) == 0;
-		if ((a.what & WIDE) != 0) {
+		if ((a.flags & WIDE_IDS) != 0) {
 			load_pairs(vectors, (const uint2 *)a.ids + i, n, EMPTY, id);
 		} else {
 			u32 narrow[QUAD];
@@ -446,7 +446,7 @@ __device__ __forceinline__ u32 leaders(const Place &a, const Quads &q, const boo
 }
 
 // send tells every rank what a token's selections are to it.
-__device__ __forceinline__ void send(const Place &a, const Turn &o, const Windows &windows, const Quads &q,
+__device__ __forceinline__ void send(const Place &a, const Operation &o, const Windows &windows, const Quads &q,
 									 const Choices &c) {
 	u64 at = records_at(a, o) + (a.group.rank * a.shape.capacity * a.shape.topk + c.i) * (u64)sizeof(Pair);
 #pragma unroll 1
@@ -464,7 +464,7 @@ __device__ __forceinline__ void send(const Place &a, const Turn &o, const Window
 
 // add_own adds to a map's tile what the tokens select, and sends it if it is not sent. All threads
 // of the block call it.
-__device__ __forceinline__ void add_own(const Place &a, const Turn &o, const Own &own, const Map &m, bool sends, u32 t,
+__device__ __forceinline__ void add_own(const Place &a, const Operation &o, const Own &own, const Map &m, bool sends, u32 t,
 										u32 first, u32 n) {
 	Windows windows(a.group);
 	u32 from = own.share.from + t, lane = threadIdx.x & 31;
@@ -497,7 +497,7 @@ __device__ __forceinline__ void add_own(const Place &a, const Turn &o, const Own
 
 // count sends what the tokens select, counts it, and says what it has counted. All threads of the
 // block call it.
-__device__ __forceinline__ void count(const Place &a, const Turn &o, const Own &own, const Map &m) {
+__device__ __forceinline__ void count(const Place &a, const Operation &o, const Own &own, const Map &m) {
 	u64 *mine = a.counts + blockIdx.x * columns(a);
 	m.count([&](u32 t, u32 first, u32 n) { add_own(a, o, own, m, true, t, first, n); },
 			[&](u32 column, u32 n) { store_relaxed_sys_u64(mine + column, o.epoch << 32 | n); });
@@ -505,7 +505,7 @@ __device__ __forceinline__ void count(const Place &a, const Turn &o, const Own &
 
 // counted_before is what the blocks before have in a column: of every some blocks, from the first
 // on.
-__device__ __forceinline__ u32 counted_before(const Place &a, const Turn &o, Wait &w, u32 column, u32 first, u32 step) {
+__device__ __forceinline__ u32 counted_before(const Place &a, const Operation &o, Wait &w, u32 column, u32 first, u32 step) {
 	constexpr u32 FLIGHT = 12; // blocks that are asked at once
 	const u64 *counts = a.counts + column;
 	u32 sum = 0;
@@ -547,11 +547,11 @@ struct Sources {
 
 	// look asks for what the thread's rank has, of which there is one: learn, which is followed by
 	// a barrier, makes use of it.
-	__device__ __forceinline__ u64 look(const Place &a, const Turn &o) const {
+	__device__ __forceinline__ u64 look(const Place &a, const Operation &o) const {
 		return threadIdx.x < a.group.ranks ? load_relaxed_sys_u64(o.own + total_at(a, o, threadIdx.x, columns(a))) : 0;
 	}
 
-	__device__ __forceinline__ void learn(const Place &a, const Turn &o, Wait &w, u64 seen) const {
+	__device__ __forceinline__ void learn(const Place &a, const Operation &o, Wait &w, u64 seen) const {
 		u32 src = threadIdx.x;
 		if (src >= a.group.ranks) return;
 		tokens[src] = holds(o.mask, src) ? 0 : checked(a, o, w, src, o.own + total_at(a, o, src, columns(a)), seen);
@@ -576,7 +576,7 @@ struct Spots {
 // each_spot calls f with all selections of tokens [from, to) of every share, those of one token of
 // each thread at a time; those of a warp are of one source, and of the same 32 tokens. All threads
 // of the block call it.
-template <class F> __device__ __forceinline__ void each_spot(const Place &a, const Turn &o, const Quads &q,
+template <class F> __device__ __forceinline__ void each_spot(const Place &a, const Operation &o, const Quads &q,
 															 const Sources &sources, u32 from, u32 to, F f) {
 	const uint2 *records = (const uint2 *)(o.own + records_at(a, o));
 	// blocks of 32 tokens
@@ -614,7 +614,7 @@ __device__ __forceinline__ bool comes_at_all(const Quads &q, const Spots &c) {
 
 // add_arrived adds to a map's tile what the blocks of this number have sent. All threads of the
 // block call it.
-__device__ __forceinline__ void add_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources,
+__device__ __forceinline__ void add_arrived(const Place &a, const Operation &o, const Quads &q, const Sources &sources,
 											const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		if constexpr (BY_RANKS) {
@@ -655,7 +655,7 @@ struct Bases {
 // add_before adds up what the blocks before have, some threads a column, and tells the rank
 // concerned; the last block tells all of them what there is. What is not known, for a wait was
 // given up, is not told: who waits for it gives up as well. All threads of the block call it.
-__device__ __forceinline__ void add_before(const Place &a, const Turn &o, Wait &w, const Bases &bases) {
+__device__ __forceinline__ void add_before(const Place &a, const Operation &o, Wait &w, const Bases &bases) {
 	bool last = blockIdx.x == a.blocks - 1;
 	u32 from = BY_RANKS && !last ? a.shape.experts : 0, to = BY_RANKS || last ? columns(a) : a.shape.experts;
 	u32 lanes = min(32u, 1u << (31 - __clz((int)max(1u, blockDim.x / (to - from))))), lane = threadIdx.x & (lanes - 1);
@@ -684,7 +684,7 @@ __device__ __forceinline__ void add_before(const Place &a, const Turn &o, Wait &
 
 // room_for is how many of n rows from the first of an expert's zone on there is room for.
 __device__ __forceinline__ u32 room_for(const Place &a, u32 zone, u32 n) {
-	if ((a.what & PACKED) == 0) return min(n, a.rows);
+	if ((a.flags & PACKED) == 0) return min(n, a.rows);
 	return zone < a.rows ? min(n, a.rows - zone) : 0;
 }
 
@@ -698,7 +698,7 @@ __device__ __forceinline__ void describe_expert(const Place &a, const Described 
 		d.counts[le] = (int)kept;
 		d.offsets[le] = (int)zone;
 		d.demand[le] = (int)sum;
-		d.padded[le] = (int)((a.what & PACKED) != 0 ? room_for(a, zone, padded) : kept);
+		d.padded[le] = (int)((a.flags & PACKED) != 0 ? room_for(a, zone, padded) : kept);
 	}
 #pragma unroll 2
 	for (u32 src = 0; src < a.group.ranks; src++) {
@@ -712,7 +712,7 @@ __device__ __forceinline__ void describe_expert(const Place &a, const Described 
 
 // base_zones computes where the zones of a rank's experts begin. A warp does. The first block
 // describes what it sees.
-__device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const Described &described,
+__device__ __forceinline__ void base_zones(const Place &a, const Operation &o, const Described &described,
 										   const Bases &bases, u32 rank, u32 lane) {
 	u32 next = 0, received = 0; // the zone behind those that were seen, and rows that there is room for
 	u32 over = EMPTY, excess = 0;
@@ -721,7 +721,7 @@ __device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const 
 		u32 le = first + lane, e = rank * a.shape.local + le;
 		bool here = le < a.shape.local;
 		u32 sum = here ? bases.sum[e] : 0, zone = le * a.rows, padded = sum;
-		if ((a.what & PACKED) != 0) {
+		if ((a.flags & PACKED) != 0) {
 			padded = (sum + a.align - 1) & ~(a.align - 1);
 			u32 behind = padded;
 #pragma unroll
@@ -749,12 +749,12 @@ __device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const 
 	described.wanted[rank] = absent ? 0 : (int)next;
 	described.over[rank] = absent || over == EMPTY ? -1 : (int)(rank * a.shape.local + over);
 	described.excess[rank] = (int)excess;
-	if (rank == a.group.rank) *described.rows = (int)((a.what & PACKED) != 0 ? min(next, a.rows) : received);
+	if (rank == a.group.rank) *described.rows = (int)((a.flags & PACKED) != 0 ? min(next, a.rows) : received);
 }
 
 // base_experts learns what numbers of selections have to be raised by. All threads of the block
 // call it.
-__device__ __forceinline__ void base_experts(const Place &a, const Turn &o, Wait &w, const Described &d,
+__device__ __forceinline__ void base_experts(const Place &a, const Operation &o, Wait &w, const Described &d,
 											 const Bases &bases) {
 	u32 local = a.shape.local, mine = a.group.rank * local;
 	for (u32 e = threadIdx.x; e < a.shape.experts; e += blockDim.x) {
@@ -777,7 +777,7 @@ __device__ __forceinline__ void base_experts(const Place &a, const Turn &o, Wait
 
 // base_ranks does where a token has one row at a rank. All threads of the block call it; what
 // different threads wait for comes at the same time.
-__device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &w, const Described &d,
+__device__ __forceinline__ void base_ranks(const Place &a, const Operation &o, Wait &w, const Described &d,
 										   const Bases &bases) {
 	u32 experts = a.shape.experts, ranks = a.group.ranks, rank = a.group.rank, lines = (ranks + 31) & ~31u;
 	bool first = blockIdx.x == 0;
@@ -813,7 +813,7 @@ __device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &
 
 // base learns what numbers have to be raised by, and describes what comes. All threads of the block
 // call it.
-__device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, const Sources &sources,
+__device__ __forceinline__ void base(const Place &a, const Operation &o, Wait &w, const Sources &sources,
 									 const Bases &bases) {
 	Described d(a.described, a.shape.local, a.group.ranks);
 	// by threads that have nothing else to wait for
@@ -830,7 +830,7 @@ __device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, con
 
 // limit is where rows end that a local expert, or by rank a rank, has.
 __device__ __forceinline__ u32 limit(const Place &a, u32 le) {
-	return (a.what & (BY_RANK | PACKED)) != 0 ? a.rows : (le + 1) * a.rows;
+	return (a.flags & (ROW_PER_TOKEN | PACKED)) != 0 ? a.rows : (le + 1) * a.rows;
 }
 
 // keep_own gives this rank's selections in a map's tile their rows. Those of the threads that call
@@ -887,7 +887,7 @@ __device__ __forceinline__ void keep_leaders(const Place &a, const Own &own) {
 
 // keep_arrived gives what the blocks of this number have sent, in a map's tile, its rows. Those of
 // the threads that call it are dealt with by q.
-__device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources,
+__device__ __forceinline__ void keep_arrived(const Place &a, const Operation &o, const Quads &q, const Sources &sources,
 											 const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		uint2 landing[QUAD];
@@ -937,7 +937,7 @@ struct Begin {
 
 // keep_again gives everything its rows where a map is not whole. It is a function of its own, so
 // that it is out of the way of those that are.
-__device__ __noinline__ void keep_again(const Place &a, const Turn o, const Map mine, const Map theirs,
+__device__ __noinline__ void keep_again(const Place &a, const Operation o, const Map mine, const Map theirs,
 										const Begin begin) {
 	Own own(a);
 	Sources sources;
@@ -953,7 +953,7 @@ __device__ __noinline__ void keep_again(const Place &a, const Turn o, const Map 
 // keep gives everything its rows. If both maps are whole, two halves of the block do at the same
 // time, for what takes long is what a warp does one after the other. All threads of the block call
 // it.
-__device__ __forceinline__ void keep(const Place &a, const Turn &o, const Own &own, const Sources &sources,
+__device__ __forceinline__ void keep(const Place &a, const Operation &o, const Own &own, const Sources &sources,
 									 const Map &mine, const Map &theirs, const Bases &bases) {
 	Begin begin(a, bases);
 	if (!mine.whole() || !theirs.whole()) {
@@ -990,26 +990,26 @@ __device__ __forceinline__ void clear_rest(const Place &a, const Sources &source
 
 // begin_words begins the operation with the others, before anything else, so that nobody waits for
 // a word, and without a fence: the word goes with nothing.
-__device__ __forceinline__ void begin_words(const Place &a, const Turn &o) {
+__device__ __forceinline__ void begin_words(const Place &a, const Operation &o) {
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		tell_word(a.group, o, a.words, r, a.call, 0);
+		announce(a.group, o.mask, a.openings, o.turn, r, a.call, 0, 0);
 		tell_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
 	}
 }
 
 // hear_words hears that the others have begun it. Threads do that the block has no other use for
 // meanwhile.
-__device__ __forceinline__ void hear_words(const Place &a, const Turn &o, Wait &w) {
-	count_words(o, w, a.words);
+__device__ __forceinline__ void hear_words(const Place &a, const Operation &o, Wait &w) {
+	count_and_empty(a.group, o, w, a.openings);
 	for (u32 r = threadIdx.x - MAX_RANKS; r < a.group.ranks; r += blockDim.x - MAX_RANKS) {
-		if (!holds(o.mask, r)) hear(o, w, a.words, r, a.call);
+		if (!holds(o.mask, r)) await_peer(w, a.openings, o.turn, r, a.call);
 	}
 }
 
 __device__ __forceinline__ void place(const Place &a) {
 	extern __shared__ __align__(16) char shared[];
 	Own own(a);
-	Turn o;
+	Operation o;
 	bool begun = o.begin(a.group, a.state, 0, OP_PREPARE);
 	if (!__syncthreads_and(begun))
 		return; // all of a block or none: half of one would tell others what it has not counted

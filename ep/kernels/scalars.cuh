@@ -16,14 +16,14 @@ struct Scalars {
 
 	// offset is where the number of this rank's selection i stands, by every other operation in the
 	// same place.
-	__device__ __forceinline__ u64 offset(const Shape &s, const Turn &o, u32 i) const {
+	__device__ __forceinline__ u64 offset(const Shape &s, const Operation &o, u32 i) const {
 		return at + ((u32)(o.epoch & 1) * s.capacity * s.topk + i) * 4;
 	}
 
 	static constexpr u32 FLIGHT = 4; // numbers of a thread that are on their way at once
 
 	// send sends those of a share of src's selections home. All threads of the block call it.
-	__device__ __forceinline__ void send(const Group &g, const Shape &s, const Turn &o, u32 src, Share share,
+	__device__ __forceinline__ void send(const Group &g, const Shape &s, const Operation &o, u32 src, Share share,
 										 bool by_expert) const {
 		u32 end = share.to * s.topk, slots = src * s.capacity;
 #pragma unroll 1
@@ -33,7 +33,7 @@ struct Scalars {
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
 				u32 i = first + j * blockDim.x, k, t = topk.quotient(i, k);
-				landing[j] = i < end ? landings[slots * s.topk + i].what : 0;
+				landing[j] = i < end ? landings[slots * s.topk + i].target : 0;
 				arrival[j] = i < end && arrivals != nullptr ? arrivals[slots + t] : slots + t + 1;
 			}
 #pragma unroll
@@ -53,7 +53,7 @@ struct Scalars {
 
 	// take takes what has come home for this block's share of the tokens. Selections that went
 	// nowhere have 0. All threads of the block call it.
-	__device__ __forceinline__ void take(const Shape &s, const Turn &o, const Pair *routed, u32 tokens) const {
+	__device__ __forceinline__ void take(const Shape &s, const Operation &o, const Pair *routed, u32 tokens) const {
 		Share share(tokens);
 		u32 end = share.to * s.topk;
 #pragma unroll 1
@@ -62,7 +62,7 @@ struct Scalars {
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
 				u32 i = min(first + j * blockDim.x, end - 1);
-				expert[j] = routed[i].what & 0xFFFF;
+				expert[j] = routed[i].target & 0xFFFF;
 				value[j] = load_relaxed_sys4(o.own + offset(s, o, i));
 			}
 #pragma unroll

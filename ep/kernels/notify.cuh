@@ -3,7 +3,7 @@
 // sources or, for many rows by expert, from the counts that it sends first: receivers need to know
 // where a source's rows begin long before they could have seen all records.
 #pragma once
-#include "number.cuh"
+#include "expert_index.cuh"
 
 namespace weft {
 
@@ -34,14 +34,11 @@ struct Selected {
 	}
 };
 
-// greet sends what every operation sends to every rank: it shows that this one has begun, and that
-// all its blocks have, for this is the last.
-__device__ __forceinline__ void greet(const Dispatch &a, const Batch &b, u32 call) {
-	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank),
-							make_uint4(a.tokens, a.free, call, 0));
-	}
+// announce_all tells every rank that this one has begun, and that all its blocks have, for this one
+// is the last.
+__device__ __forceinline__ void announce_all(const Dispatch &a, const Batch &b, u32 call) {
+	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x)
+		announce(a.group, b.mask, a.heads, b.turn, r, call, a.tokens, a.free);
 }
 
 // send_counts counts this rank's selections. The thread's first were read before the state was
@@ -82,15 +79,19 @@ __device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, con
 	Selected now = first;
 	for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
 		if (skip != 0) now.read(a, b, s, skip);
-		u64 to[Selected::FLIGHT]; // where the lane's selections go; then, where their tokens go
+		RankSet to[Selected::FLIGHT]; // where the lane's selections go; then, where their tokens go
 #pragma unroll
 		for (u32 j = 0; j < Selected::FLIGHT; j++) {
 			u32 e = expert_of(a, b, now.c[j]);
-			to[j] = e != 0 ? 1ull << rank_of(a.shape, e - 1) : 0;
+			to[j] = RankSet::one(rank_of(a.shape, e - 1), e != 0);
 		}
 		for (u32 d = 1; d < 1u << s.width; d *= 2) {
 #pragma unroll
-			for (u32 j = 0; j < Selected::FLIGHT; j++) to[j] |= __shfl_xor_sync(0xFFFFFFFFu, to[j], d);
+			for (u32 j = 0; j < Selected::FLIGHT; j++) {
+#pragma unroll
+				for (u32 i = 0; i < RANK_WORDS; i++)
+					to[j].word[i] |= __shfl_xor_sync(0xFFFFFFFFu, to[j].word[i], d);
+			}
 		}
 		for (u32 r = s.k; r < a.group.ranks; r += 1u << s.width) {
 #pragma unroll
@@ -102,7 +103,7 @@ __device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, con
 	__syncthreads();
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (!holds(b.mask, r))
-			store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, CAME), m.came[r]);
+			store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, TOKENS_HERE), m.came[r]);
 	}
 }
 
@@ -116,22 +117,15 @@ __device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, 
 	}
 }
 
-// take_heads takes what every source sends with every operation: all warps call it, and the last
-// does it.
-__device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wait &w, u32 call) {
+// await_all waits until every rank has begun. All warps call it, and the last does it.
+__device__ __forceinline__ void await_all(const Dispatch &a, const Batch &b, Wait &w, u32 call) {
 	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
-	count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
-	bool route = (b.what & ROUTE) != 0;
-	u32 before = b.turn == 0 ? 2 : b.turn - 1;
-	for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
-		uint4 head = make_uint4(0, 0, call, 0);
-		if (!holds(b.mask, src)) head = await16(w, src, b.own + head_at(a, b.turn, src));
-		if (!w.over && head.z != call) w.give_up(src, CAUSE_MISMATCH, call, head.z);
-		a.credits[src] = head.y;
-		if (route) sent(a)[src] = (int)head.x;
-		had(a, b.turn)[src] = head.x;
-		store16(b.own + head_at(a, before, src), empty16());
-	}
+	bool route = (b.flags & ROUTE) != 0;
+	await_peers(w, b.mask, a.heads, b.turn, call, [&](u32 src, uint4 opening) {
+		a.credits[src] = opening.y;
+		if (route) sent(a)[src] = (int)opening.x;
+		had(a, b.turn)[src] = opening.x;
+	});
 	if (route && threadIdx.x % 32 == 0) *prepared(a) = (u32)b.epoch + 1;
 	__syncwarp();
 	// Every rank's blocks run, so this kernel ends whatever room the next one's take.
@@ -242,8 +236,8 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, W
 		}
 	}
 	for (u32 src = threadIdx.x; from == 0 && src < a.group.ranks; src += blockDim.x) {
-		m.came[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + CAME) * 4);
-		*(u32 *)(b.own + count_at(a, before, src, CAME)) = EMPTY;
+		m.came[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + TOKENS_HERE) * 4);
+		*(u32 *)(b.own + count_at(a, before, src, TOKENS_HERE)) = EMPTY;
 	}
 	__syncwarp();
 	sum = __reduce_add_sync(0xFFFFFFFFu, sum);

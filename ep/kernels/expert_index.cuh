@@ -105,7 +105,7 @@ struct Token {
 		if (lane >= a.shape.topk) return;
 		u64 i = (u64)t * a.shape.topk + lane;
 		choice = choose(a, b, i);
-		if ((b.what & ROUTE) != 0 && a.weights != nullptr) weight = bits(a.weights[i]);
+		if ((b.flags & ROUTE) != 0 && a.weights != nullptr) weight = bits(a.weights[i]);
 	}
 };
 
