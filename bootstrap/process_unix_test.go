@@ -52,6 +52,14 @@ func init() {
 		_, err := e.Dial(ctx)
 		return err
 	}
+	childRoles["few files"] = func(ctx context.Context, e Environment) error {
+		few := uint64(e.Size + 63)
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: few, Max: few}); err != nil {
+			return err
+		}
+		_, err := e.Dial(ctx)
+		return err
+	}
 	childRoles["no files to link with"] = func(ctx context.Context, e Environment) error {
 		b, err := e.Dial(ctx)
 		if err != nil {
@@ -120,9 +128,11 @@ func openAll(limit, spare int) (free func(), err error) {
 // TestNoFiles: a rank that can open no more files blames itself, and says what to do; no peer of it
 // is taken for dead.
 func TestNoFiles(t *testing.T) {
-	ps := startProcesses(t, 2, "no files to accept with")
-	if got := ps[0].line(); !strings.Contains(got, "rank 0") || !strings.Contains(got, "ulimit -n") {
-		t.Errorf("rank 0: %s", got)
+	for _, role := range []string{"no files to accept with", "few files"} {
+		ps := startProcesses(t, 2, role)
+		if got := ps[0].line(); !strings.Contains(got, "rank 0") || !strings.Contains(got, "ulimit -n") {
+			t.Errorf("%s: rank 0: %s", role, got)
+		}
 	}
 	waitReady(t, startProcesses(t, 3, "no files to link with"))
 }

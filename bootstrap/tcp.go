@@ -120,7 +120,7 @@ func DialTCP(ctx context.Context, cfg TCPConfig) (Bootstrap, error) {
 func (t *tcpRank) host(ctx context.Context, cfg TCPConfig) error {
 	// Rank 0 has a connection to every other rank.
 	if err := filelimit.Raise(cfg.Size + 64); err != nil {
-		return fmt.Errorf("join: %w", err)
+		return &PeerError{Rank: t.rank, Op: opJoin.String(), Err: fmt.Errorf("%w: %w", ErrAborted, err)}
 	}
 	bind, err := t.bindAddress(ctx, cfg)
 	if err != nil {

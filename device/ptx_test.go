@@ -118,18 +118,20 @@ var (
 func wrappers(t *testing.T) []*wrapper {
 	t.Helper()
 	var all []*wrapper
-	heading, comment := "", ""
+	heading, comment, headed := "", "", false
 	since, until := 0, 0
 	var current *wrapper
 	for line := range strings.Lines(device.Headers()["ptx.cuh"]) {
 		line = strings.TrimRight(line, "\n")
 		switch {
 		case strings.HasPrefix(line, "// ----"):
-			heading, comment = line, ""
+			heading, comment, headed = line, "", true
+		case strings.HasPrefix(line, "//") && headed:
+			heading += " " + line
 		case strings.HasPrefix(line, "//"):
 			comment += " " + line
 		case line == "":
-			comment = ""
+			comment, headed = "", false
 		case guard.MatchString(line):
 			fmt.Sscan(guard.FindStringSubmatch(line)[1], &since)
 		case line == "#else":

@@ -308,6 +308,22 @@ static void operations(weft_comm comm) {
 	OK(weft_received_release(got.received));
 	REFUSED(weft_received_release(got.received), WEFT_ERROR_HANDLE, "destroyed or released before");
 	REFUSED(weft_ep_copy_received(ep, NULL, &copy), WEFT_ERROR_HANDLE, "weft_received");
+
+	/* Rows are those of one batch: not when it was released, and not when a later one of the same routing lies there. */
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "was released");
+	home.received = got.received;
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "was released");
+	weft_tensor later_data = {.size = sizeof later_data};
+	weft_ep_dispatch_result later = {.size = sizeof later, .data = &later_data};
+	OK(weft_ep_dispatch(ep, NULL, &args, &later, NULL));
+	TRUE(later_data.data == data.data);
+	REFUSED(weft_ep_combine(ep, NULL, &home, NULL), WEFT_ERROR_INVALID, "another batch of the routing");
+	home.received = later.received;
+	OK(weft_ep_combine(ep, NULL, &home, NULL));
+	home.received = NULL;
+	OK(weft_ep_combine(ep, NULL, &home, NULL)); /* who does not say which batch means the one that is there */
+	OK(weft_received_release(later.received));
+
 	OK(weft_ep_dispatch(ep, NULL, &args, NULL, &work));
 	REFUSED(weft_work_wait(work), WEFT_ERROR_INVALID, "weft_work_receive");
 	got.size = 1;
