@@ -361,7 +361,7 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err 
 		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
 		zone: device.NewDivisor(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders),
-		clerks: uint32(h.blocks.dispatchClerks), flags: quantizeFlags(s),
+		notifyBlocks: uint32(h.blocks.dispatchClerks), flags: quantizeFlags(s),
 	}
 	scales := scaleStrides(s.ScaleOrder, d.scaleWords, d.zone.By)
 	d.scaleRow, d.scaleZone, d.scaleWord = scales.row, scales.zone, scales.word

@@ -110,7 +110,7 @@ func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out 
 // setCombine points the launch at the caller's tensors.
 func (h *gpu) setCombine(call uint32, r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
 	a, p := h.combineArg, r.placement.(*gpuRouting)
-	a.routed, a.landings, a.sent = p.at(p.off.home), p.at(p.off.landings), p.sent()
+	a.routed, a.recvRows, a.sent = p.at(p.off.home), p.at(p.off.recvRows), p.sent()
 	a.call, a.y, a.out, a.tokens, a.biases = call, addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
 	for i, b := range bias {
 		a.bias[i] = addressOf(b)

@@ -236,7 +236,7 @@ func (h *gpu) setRouting(r *Routing, topk, weights weft.Tensor) {
 // received rows.
 func (h *gpu) setPlace(r *Routing, place int) {
 	a, p := h.dispatchArg, r.placement.(*gpuRouting)
-	a.home, a.landings, a.described, a.ranges = p.at(p.off.home), p.at(p.off.landings), p.at(p.off.described), 0
+	a.home, a.recvRows, a.described, a.ranges = p.at(p.off.home), p.at(p.off.recvRows), p.at(p.off.described), 0
 	if h.geometry.layout.byExpert() {
 		a.ranges = p.at(p.off.ranges)
 	}

@@ -31,10 +31,10 @@ type gradientArgs struct {
 
 // scalarArgs say which gradients of weights go home: the Scalars of kernels/scalars.cuh.
 type scalarArgs struct {
-	at                 uint64
-	topk               device.Divisor
-	landings, arrivals uint64
-	rows, home         uint64
+	at                   uint64
+	topk                 device.Divisor
+	recvRows, recvTokens uint64
+	rows, home           uint64
 }
 
 // scalars are gradients of weights: those that came with rows and go home, and those that have come
@@ -43,9 +43,9 @@ type scalars struct{ rows, home weft.Tensor }
 
 // set says which gradients of weights go home, by r.
 func (a *scalarArgs) set(r *gpuRouting, s scalars) {
-	a.landings, a.arrivals = r.at(r.off.landings), 0
+	a.recvRows, a.recvTokens = r.at(r.off.recvRows), 0
 	if r.h.spec.Layout == TokenMajor {
-		a.arrivals = r.at(r.off.arrivals)
+		a.recvTokens = r.at(r.off.recvTokens)
 	}
 	a.rows, a.home = addressOf(s.rows), addressOf(s.home)
 }

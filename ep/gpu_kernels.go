@@ -67,22 +67,22 @@ var flagList = func() string {
 // dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cuh. Fields that
 // are addresses lie on this GPU; offsets are those of a window.
 type dispatchArgs struct {
-	shape                             shape
-	state                             uint64
-	heads, counts, records, rows      uint64
-	arrived, ready                    uint64
-	turnBytes                         uint64
-	direct, directScales              uint64
-	pieces, ranks, selections, zone   device.Divisor
-	slotBytes, rowBytes               uint32
-	scaleWords, pieceWords            uint32
-	scaleRow, scaleZone, scaleWord    uint32
-	flags, tokens, hidden             uint32
-	senders, block, free, clerks      uint32
-	ids, weights, x, scales           uint64
-	home, landings, described, ranges uint64
-	filled, credits, out, outScales   uint64
-	group                             device.Group
+	shape                              shape
+	state                              uint64
+	heads, counts, records, rows       uint64
+	arrived, ready                     uint64
+	turnBytes                          uint64
+	direct, directScales               uint64
+	pieces, ranks, selections, zone    device.Divisor
+	slotBytes, rowBytes                uint32
+	scaleWords, pieceWords             uint32
+	scaleRow, scaleZone, scaleWord     uint32
+	flags, tokens, hidden              uint32
+	senders, block, free, notifyBlocks uint32
+	ids, weights, x, scales            uint64
+	home, recvRows, described, ranges  uint64
+	filled, credits, out, outScales    uint64
+	group                              device.Group
 }
 
 // combineArgs are the arguments of a combine: the Combine of kernels/combine.cu.
@@ -95,7 +95,7 @@ type combineArgs struct {
 	rowBytes, flags, tokens, biases uint32
 	senders, free                   uint32
 	first, call                     uint32
-	routed, landings, sent          uint64
+	routed, recvRows, sent          uint64
 	y, out                          uint64
 	bias                            [2]uint64
 	filled, credits                 uint64
@@ -107,8 +107,8 @@ type combineArgs struct {
 type describeArgs struct {
 	shape                  shape
 	ranks, byExpert        uint32
-	landings, sent         uint64
-	arrivals               uint64
+	recvRows, sent         uint64
+	recvTokens             uint64
 	tokens, sources        uint64
 	selections, weights    uint64
 	experts, expertWeights uint64

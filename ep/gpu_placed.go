@@ -25,37 +25,37 @@ type placed struct{ *gpu }
 
 // placeArgs are the arguments of a prepare: the Place of kernels/place.cu.
 type placeArgs struct {
-	shape                            shape
-	state                            uint64
-	openings, totals, records        uint64
-	befores, marks                   uint64
-	flags, tokens, call, rows, align uint32
-	blocks, mapEntries, _            uint32
-	ids, weights                     uint64
-	home, places, landings, arrivals uint64
-	described, ranges                uint64
-	counts, bases                    uint64
-	group                            device.Group
+	shape                              shape
+	state                              uint64
+	openings, totals, records          uint64
+	befores, marks                     uint64
+	flags, tokens, call, rows, align   uint32
+	blocks, mapEntries, _              uint32
+	ids, weights                       uint64
+	home, places, recvRows, recvTokens uint64
+	described, ranges                  uint64
+	counts, bases                      uint64
+	group                              device.Group
 }
 
 // pushArgs are the arguments of a dispatch: the Push of kernels/push.cu.
 type pushArgs struct {
-	shape                            shape
-	state                            uint64
-	openings, marks, blocks          uint64
-	blockBytes, scalesAt             uint64
-	flags, tokens, call, block       uint32
-	pieces                           device.Divisor
-	rowBytes, scaleWords, pieceWords uint32
-	zone, rows, hidden, align, chunk uint32
-	chunks                           device.Divisor
-	carriers                         uint32
-	_                                uint32
-	x, scales                        uint64
-	home, places, landings, arrivals uint64
-	described                        uint64
-	records, weights                 uint64
-	group                            device.Group
+	shape                              shape
+	state                              uint64
+	openings, marks, blocks            uint64
+	blockBytes, scalesAt               uint64
+	flags, tokens, call, block         uint32
+	pieces                             device.Divisor
+	rowBytes, scaleWords, pieceWords   uint32
+	zone, rows, hidden, align, chunk   uint32
+	chunks                             device.Divisor
+	carriers                           uint32
+	_                                  uint32
+	x, scales                          uint64
+	home, places, recvRows, recvTokens uint64
+	described                          uint64
+	records, weights                   uint64
+	group                              device.Group
 }
 
 // pullArgs are the arguments of a combine: the Pull of kernels/pull.cu.
@@ -344,8 +344,8 @@ func (l *placedLaunches) point(dispatch, combine device.Group, at func(int64) ui
 // setRouting points a launch's routing at the memory of r.
 func (l *placedLaunches) setRouting(p *gpuRouting) {
 	a := l.push
-	a.home, a.places, a.landings = p.at(p.off.home), p.at(p.off.places), p.at(p.off.landings)
-	a.arrivals, a.described = p.at(p.off.arrivals), p.at(p.off.described)
+	a.home, a.places, a.recvRows = p.at(p.off.home), p.at(p.off.places), p.at(p.off.recvRows)
+	a.recvTokens, a.described = p.at(p.off.recvTokens), p.at(p.off.described)
 }
 
 func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
@@ -383,7 +383,7 @@ func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda
 	}
 	a, p := h.gpu.placed.place, r.placement.(*gpuRouting)
 	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
-	a.landings, a.arrivals = p.at(p.off.landings), p.at(p.off.arrivals)
+	a.recvRows, a.recvTokens = p.at(p.off.recvRows), p.at(p.off.recvTokens)
 	a.described, a.ranges = p.at(p.off.described), p.at(p.off.ranges)
 	a.ids, a.weights, a.tokens, a.call = addressOf(topk), addressOf(weights), uint32(r.tokens), call
 	a.flags &^= flagWideIDs

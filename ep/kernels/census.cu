@@ -45,16 +45,16 @@ struct Counts {
 	u32 experts[SHARE], ranks[MAX_RANKS], nodes[MAX_RANKS];
 };
 
-// Token is what a lane knows of its token: tokens stand a power of two of lanes apart, so that the
+// TokenLane is what a lane knows of its token: tokens stand a power of two of lanes apart, so that the
 // selections of one meet in one warp.
-struct Token {
+struct TokenLane {
 	u32 t, k, width; // k: the selection of the lane; width: lanes that the token has
 };
 
 constexpr u32 NONE = 0xFFFFFFFFu;
 
 // read is a selection as memory has it, of either type; what is not there is no expert.
-template <bool WIDE> __device__ __forceinline__ uint2 read(const Census &a, const Token &o) {
+template <bool WIDE> __device__ __forceinline__ uint2 read(const Census &a, const TokenLane &o) {
 	if (o.t >= a.tokens || o.k >= a.shape.topk) return make_uint2(NONE, NONE);
 	u32 i = o.t * a.shape.topk + o.k;
 	return WIDE ? ((const uint2 *)a.ids)[i] : make_uint2(((const u32 *)a.ids)[i], 0);
@@ -67,7 +67,7 @@ __device__ __forceinline__ u32 expert_of(const Census &a, uint2 selection) {
 
 // ranks_of is the set of ranks that the token goes to, by the expert that each of its lanes has.
 // All lanes of the warp call it.
-__device__ __forceinline__ RankSet ranks_of(const Census &a, const Token &o, u32 e) {
+__device__ __forceinline__ RankSet ranks_of(const Census &a, const TokenLane &o, u32 e) {
 	RankSet set = RankSet::one(rank_of(a.shape, e), e != NONE);
 	u32 half[2 * RANK_WORDS];
 #pragma unroll
@@ -92,7 +92,7 @@ struct Part {
 
 	// take counts a selection of each lane, and the tokens that a warp has. The lanes of a token
 	// share its ranks and nodes.
-	__device__ __forceinline__ void take(const Census &a, Counts &c, const Token &o, u32 e) const {
+	__device__ __forceinline__ void take(const Census &a, Counts &c, const TokenLane &o, u32 e) const {
 		if (experts.has(e)) atomicAdd(&c.experts[e - experts.first], 1);
 		RankSet to = ranks_of(a, o, e), node = RankSet::first_ranks(a.per_node);
 		for (u32 i = o.k; i < ranks.n; i += o.width) {
@@ -109,7 +109,7 @@ struct Part {
 // count goes through all selections. All threads of the block call it.
 template <bool WIDE> __device__ __forceinline__ void count(const Census &a, Counts &c, const Part &mine) {
 	u32 topk = a.shape.topk, width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1, step = blockDim.x / width;
-	Token o = {0, threadIdx.x & (width - 1), width};
+	TokenLane o = {0, threadIdx.x & (width - 1), width};
 	for (u32 from = 0; from < a.tokens; from += FLIGHT * step) {
 		u32 first = from + threadIdx.x / width;
 		uint2 selections[FLIGHT];
@@ -132,7 +132,7 @@ __device__ __forceinline__ void clear(u32 *counts, Slice s) {
 	for (u32 i = threadIdx.x; i < s.n; i += blockDim.x) counts[i] = 0;
 }
 
-__device__ __forceinline__ void tell(int *out, const u32 *counts, Slice s) {
+__device__ __forceinline__ void store_counts(int *out, const u32 *counts, Slice s) {
 	if (out == nullptr) return;
 	for (u32 i = threadIdx.x; i < s.n; i += blockDim.x) out[s.first + i] = (int)counts[i];
 }
@@ -154,9 +154,9 @@ __global__ void __launch_bounds__(THREADS) token_counts(const __grid_constant__ 
 		count<false>(a, c, mine);
 	}
 	__syncthreads();
-	tell(a.expert_selections, c.experts, mine.experts);
-	tell(a.rank_tokens, c.ranks, mine.ranks);
-	tell(a.node_tokens, c.nodes, mine.nodes);
+	store_counts(a.expert_selections, c.experts, mine.experts);
+	store_counts(a.rank_tokens, c.ranks, mine.ranks);
+	store_counts(a.node_tokens, c.nodes, mine.nodes);
 }
 
 } // namespace weft::ep

@@ -33,7 +33,7 @@ struct Combine {
 	u32 first;	 // the lane's first count
 	u32 call;
 	Pair *routed;		  // [capacity][top-k]: this rank's selections
-	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
+	const Pair *recv_rows; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
 	// [ranks]: how many those are; and behind them the rows that come, and of which Prepare the
 	// routing is
 	const int *sent;
@@ -76,18 +76,18 @@ __device__ __forceinline__ void store_slots(u64 *p, const RankSet &slots) {
 }
 __device__ __forceinline__ void store_slots(u64 *p, u32 slots) { *p = slots; }
 
-// contribution is what this rank has for a token: the sum of its rows, k ascending. landing and
+// contribution is what this rank has for a token: the sum of its rows, k ascending. recv_row and
 // weight are those of the lane's selection.
-__device__ __forceinline__ uint4 contribution(const Combine &a, u32 landing, float weight, u32 at, bool here) {
+__device__ __forceinline__ uint4 contribution(const Combine &a, u32 recv_row, float weight, u32 at, bool here) {
 	constexpr u32 ROWS = 4; // in flight
 	Sum sum;
-	u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0);
+	u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0);
 	while (todo != 0) {
 		uint4 v[ROWS];
 		u32 rest = todo;
 #pragma unroll
 		for (u32 j = 0; j < ROWS; j++) {
-			u32 row = __shfl_sync(0xFFFFFFFFu, landing, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
+			u32 row = __shfl_sync(0xFFFFFFFFu, recv_row, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
 			if (rest != 0 && here) v[j] = load_once(a.y + (u64)row * a.row_bytes + at);
 			rest &= rest - 1;
 		}
@@ -113,7 +113,7 @@ __device__ __forceinline__ uint4 row_at(const Combine &a, u32 row, u32 at, bool 
 
 // ---- Sending.
 
-template <bool VALUE> __device__ __forceinline__ void put16(void *p, uint4 v) {
+template <bool VALUE> __device__ __forceinline__ void put16_clean(void *p, uint4 v) {
 	if (VALUE) {
 		store_relaxed_sys16(p, clean(v));
 	} else {
@@ -123,7 +123,7 @@ template <bool VALUE> __device__ __forceinline__ void put16(void *p, uint4 v) {
 
 // Outgoing is what a lane has read of a piece of a token of each of some ranks.
 template <u32 SOURCES> struct Outgoing {
-	Pair landing[SOURCES];
+	Pair recv_row[SOURCES];
 	uint4 v[SOURCES]; // rank-major
 };
 
@@ -136,8 +136,8 @@ __device__ __forceinline__ void fetch(const Combine &a, u32 t, u32 pc, u32 group
 		u32 i = group * SOURCES + j;
 		bool there = i < a.group.ranks - 1;
 		u32 slot = (there ? next_rank(a.group, i) : 0) * a.shape.capacity + t;
-		o.landing[j] = {0, 0};
-		if (there && lane < a.shape.topk) o.landing[j] = a.landings[(u64)slot * a.shape.topk + lane];
+		o.recv_row[j] = {0, 0};
+		if (there && lane < a.shape.topk) o.recv_row[j] = a.recv_rows[(u64)slot * a.shape.topk + lane];
 		if (!BY_EXPERT) o.v[j] = row_at(a, slot, at, there && at < a.row_bytes);
 	}
 }
@@ -149,7 +149,7 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 	bool here = at < a.row_bytes;
 #pragma unroll
 	for (u32 j = 0; j < SOURCES; j++) {
-		u32 i = group * SOURCES + j, todo = __ballot_sync(0xFFFFFFFFu, o.landing[j].target != 0);
+		u32 i = group * SOURCES + j, todo = __ballot_sync(0xFFFFFFFFu, o.recv_row[j].target != 0);
 		if (i >= a.group.ranks - 1 || todo == 0) continue;
 		u32 src = next_rank(a.group, i);
 		if (holds(b.mask, src)) continue;
@@ -161,20 +161,20 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 				u32 rest = todo;
 #pragma unroll
 				for (u32 q = 0; q < ROWS; q++) {
-					u32 row = __shfl_sync(0xFFFFFFFFu, o.landing[j].target, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
+					u32 row = __shfl_sync(0xFFFFFFFFu, o.recv_row[j].target, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
 					if (rest != 0 && here) v[q] = load_once(a.y + (u64)row * a.row_bytes + at);
 					rest &= rest - 1;
 				}
 #pragma unroll
 				for (u32 q = 0; q < ROWS; q++) {
 					u32 k = todo != 0 ? __ffs((int)todo) - 1 : 0;
-					if (todo != 0 && here) put16<VALUE>(home + ((u64)t * a.shape.topk + k) * a.row_bytes, v[q]);
+					if (todo != 0 && here) put16_clean<VALUE>(home + ((u64)t * a.shape.topk + k) * a.row_bytes, v[q]);
 					todo &= todo - 1;
 				}
 			}
 		} else {
-			uint4 v = BY_EXPERT ? contribution(a, o.landing[j].target, weight_of(b, o.landing[j]), at, here) : o.v[j];
-			if (here) put16<VALUE>(home + ((u64)a.group.rank * a.shape.capacity + t) * a.row_bytes, v);
+			uint4 v = BY_EXPERT ? contribution(a, o.recv_row[j].target, weight_of(b, o.recv_row[j]), at, here) : o.v[j];
+			if (here) put16_clean<VALUE>(home + ((u64)a.group.rank * a.shape.capacity + t) * a.row_bytes, v);
 		}
 	}
 }
@@ -226,7 +226,7 @@ __device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 
 	if (lane < a.shape.topk) {
 		h.routed = a.routed[(u64)t * a.shape.topk + lane];
 		if (EXACT && a.weights != nullptr) h.routed.weight = bits(a.weights[(u64)t * a.shape.topk + lane]);
-		h.own = a.landings[(u64)slot * a.shape.topk + lane];
+		h.own = a.recv_rows[(u64)slot * a.shape.topk + lane];
 	}
 	if (!BY_EXPERT) h.v = row_at(a, slot, at, at < a.row_bytes);
 }
@@ -352,7 +352,7 @@ __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Cou
 	return false;
 }
 
-__device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
+__device__ __forceinline__ void notify(const Combine &a, Batch &b) {
 	bool send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0;
 	Count count = *count_of(a.state, a.first + blockIdx.x);
 	u32 stopped = a.state->stopped, call = call_tag(a.call, (u32)a.sent[a.group.ranks + 1]);
@@ -489,7 +489,7 @@ template <bool VALUE, u32 GROUP, bool FUSED> __device__ __forceinline__ void com
 	b.flags = FUSED ? a.flags | SEND | RECEIVE : a.flags;
 	b.own = a.group.window[a.group.rank];
 	if (blockIdx.x == b.blocks) {
-		clerk(a, b);
+		notify(a, b);
 	} else {
 		work<VALUE, GROUP>(a, b);
 	}

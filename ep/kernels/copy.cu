@@ -102,7 +102,7 @@ __device__ __forceinline__ void copy_row(const Copy &a, const Zones &z, u32 item
 	}
 	if (a.gaps != 0) {
 		u32 k = a.described.shape.topk;
-		bool here = lane < k && a.described.landings[(u64)row * k + lane].target != 0;
+		bool here = lane < k && a.described.recv_rows[(u64)row * k + lane].target != 0;
 		if (!__any_sync(ALL, here)) return;
 	}
 #pragma unroll

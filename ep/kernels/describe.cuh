@@ -9,9 +9,9 @@ namespace weft {
 struct Describe {
 	Shape shape;
 	u32 ranks, by_expert;
-	const Pair *landings;  // [ranks][capacity][top-k], of the tokens that a source has
+	const Pair *recv_rows;  // [ranks][capacity][top-k], of the tokens that a source has
 	const int *sent;	   // [ranks]: how many those are
-	const u32 *arrivals;   // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
+	const u32 *recv_tokens;   // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
 	int *tokens, *sources; // [rows]
 	int *selections;	   // [rows], by expert
 	float *weights;		   // the same
@@ -23,7 +23,7 @@ struct Describe {
 // came says whether a token has a row here that is not by expert.
 __device__ __forceinline__ bool came(const Describe &a, u32 slot) {
 	bool any = false;
-	for (u32 k = 0; k < a.shape.topk; k++) any |= a.landings[(u64)slot * a.shape.topk + k].target != 0;
+	for (u32 k = 0; k < a.shape.topk; k++) any |= a.recv_rows[(u64)slot * a.shape.topk + k].target != 0;
 	return any;
 }
 
@@ -34,9 +34,9 @@ __device__ __forceinline__ void describe(const Describe &a) {
 	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
 		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
 		if (token >= (u32)a.sent[source]) continue;
-		Pair p = a.landings[i];
+		Pair p = a.recv_rows[i];
 		if (p.target == 0 && (a.by_expert != 0 || !came(a, slot))) continue;
-		u32 row = a.by_expert != 0 ? p.target - 1 : a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot;
+		u32 row = a.by_expert != 0 ? p.target - 1 : a.recv_tokens != nullptr ? a.recv_tokens[slot] - 1 : slot;
 		// Selections of one token by rank say the same here.
 		if (a.tokens != nullptr) a.tokens[row] = (int)token;
 		if (a.sources != nullptr) a.sources[row] = (int)source;

@@ -1,5 +1,5 @@
 // Dispatch: rows go to the ranks of their experts, once to each, and are spread over the experts'
-// zones on arrival. Routing travels beside them, so that one exchange does the work of prepare and
+// zones on recv_token. Routing travels beside them, so that one exchange does the work of prepare and
 // dispatch; or alone, which is prepare; or rows travel by a routing that is known.
 //
 //	send     a warp takes a piece of a token's row and stores it at every rank that has an expert for
@@ -95,7 +95,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 	RankSet to = union_of(RankSet::one(rank_of(a.shape, e - 1), e != 0)) & ~b.mask;
 	// The record is small, and is awaited first.
 	if (pc == 0 && records)
-		send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
+		send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? index_of(a, b, t, e, lane) : 0, lane);
 	u32 row = a.group.rank * a.shape.capacity + t;
 	u64 slot = direct ? a.direct + (u64)row * a.row_bytes : a.rows + b.place * a.turn_bytes + (u64)row * a.slot_bytes;
 	u64 beside = direct ? a.direct_scales : slot + a.row_bytes;
@@ -171,8 +171,8 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 
 // ---- Receiving.
 
-// Piece is a piece of a slot that is being received.
-template <u32 UNITS> struct Piece {
+// SlotPiece is a piece of a slot that is being received.
+template <u32 UNITS> struct SlotPiece {
 	u32 src, t, pc, slot;
 	const char *row;
 	u32 tail;		// the last 16 bytes of the piece, in the row
@@ -194,7 +194,7 @@ template <u32 UNITS> struct Piece {
 
 // store_row puts a piece of a row where it belongs.
 template <u32 UNITS>
-__device__ __forceinline__ void store_row(const Dispatch &a, const Piece<UNITS> &p, char *row, u32 lane) {
+__device__ __forceinline__ void store_row(const Dispatch &a, const SlotPiece<UNITS> &p, char *row, u32 lane) {
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
 		if (p.at(u, lane) < a.row_bytes) store16(row + p.at(u, lane), p.v[u]);
@@ -202,25 +202,25 @@ __device__ __forceinline__ void store_row(const Dispatch &a, const Piece<UNITS> 
 }
 
 template <u32 UNITS>
-__device__ __forceinline__ void store_rows(const Dispatch &a, const Piece<UNITS> &p, u32 landing, u32 lane) {
+__device__ __forceinline__ void store_rows(const Dispatch &a, const SlotPiece<UNITS> &p, u32 recv_row, u32 lane) {
 	if constexpr (!BY_EXPERT) {
 		store_row(a, p, a.out + (u64)p.slot * a.row_bytes, lane);
 	} else {
-		for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
-			u32 row = __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1;
+		for (u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0); todo != 0; todo &= todo - 1) {
+			u32 row = __shfl_sync(0xFFFFFFFFu, recv_row, __ffs((int)todo) - 1) - 1;
 			store_row(a, p, a.out + (u64)row * a.row_bytes, lane);
 		}
 	}
 }
 
 // store_scale puts a word of scales, of which every lane may have one, where it belongs.
-__device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 landing, bool here, u32 w, u32 word) {
+__device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 recv_row, bool here, u32 w, u32 word) {
 	if constexpr (!BY_EXPERT) {
 		if (here) a.out_scales[scale_at(a, slot, w)] = word;
 	} else {
-		u64 first = scale_at(a, landing - 1, 0); // each lane's, so that no row takes more than another's
+		u64 first = scale_at(a, recv_row - 1, 0); // each lane's, so that no row takes more than another's
 		u32 *to = a.out_scales + (u64)w * a.scale_word;
-		for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
+		for (u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0); todo != 0; todo &= todo - 1) {
 			u64 row = __shfl_sync(0xFFFFFFFFu, first, __ffs((int)todo) - 1);
 			if (here) to[row] = word;
 		}
@@ -229,7 +229,7 @@ __device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 lan
 
 // refill makes a slot of the turn before ready for the next but one: its record, and its row if it
 // was filled.
-template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, const Batch &b, const Piece<UNITS> &p,
+template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, const Batch &b, const SlotPiece<UNITS> &p,
 															u32 lane, bool filled) {
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	if (p.pc == 0 && lane < a.shape.topk) {
@@ -253,7 +253,7 @@ __device__ __forceinline__ bool tabled(const Dispatch &a, const Batch &b) {
 	return BY_EXPERT && !from_records(b) && (a.group.ranks - 1) * a.shape.local <= WORDS;
 }
 
-// at_once says that a slot's landing follows from what is there when the slot is: else rows come
+// at_once says that a slot's recv_row follows from what is there when the slot is: else rows come
 // long after their records.
 __device__ __forceinline__ bool at_once(const Dispatch &a, const Batch &b) { return from_records(b) || tabled(a, b); }
 
@@ -262,14 +262,14 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ bool eager(const Dis
 	return VALUE && UNITS == 1 && (b.few || a.shape.capacity <= EAGER) && (b.flags & MOVE) != 0 && at_once(a, b);
 }
 
-// Landing is where a lane's selection stands here. By expert it is known only with the selections
+// RecvRow is where a lane's selection stands here. By expert it is known only with the selections
 // of the sources before: with their records where there are few, a record a lane, which all lanes
 // compare with their own; or with their counts.
-struct Landing {
+struct RecvRow {
 	u32 row; // + 1, or for rank-major the local expert + 1; 0 if it is another rank's
 	u32 e;	 // expert + 1
 
-	__device__ __forceinline__ Landing(const Dispatch &a, uint2 record) {
+	__device__ __forceinline__ RecvRow(const Dispatch &a, uint2 record) {
 		u32 le = (record.x & 0xFFFF) - 1 - a.group.rank * a.shape.local;
 		e = record.x & 0xFFFF;
 		row = le < a.shape.local ? (BY_EXPERT ? le * a.zone.by + (record.x >> 16) : le) + 1 : 0;
@@ -353,7 +353,7 @@ __device__ __forceinline__ void fill_table(const Dispatch &a, const Batch &b, Wa
 
 // pass_table adds what the sources before select of a lane's expert, by the table. Whoever fills it
 // bounds the wait, and says for whom it was.
-__device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, Landing &l) {
+__device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, RecvRow &l) {
 	while (!__all_sync(0xFFFFFFFFu, barrier_done(table_ready(), 0))) {
 		if ((++w.polls & 63) == 0 && load_relaxed_gpu4(&a.state->stopped) != 0) w.over = true;
 		if (__any_sync(0xFFFFFFFFu, w.over)) {
@@ -369,7 +369,7 @@ __device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, 
 
 // pass_counts adds what the sources before select of a lane's expert, by their counts, and awaits
 // the end of the piece.
-__device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, Wait &w, u32 src, Landing &l, bool polls,
+__device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, Wait &w, u32 src, RecvRow &l, bool polls,
 											const char *end_at) {
 	constexpr u32 FLIGHT = 4; // counts that a lane awaits at once
 	u32 le = l.e - 1 - a.group.rank * a.shape.local, from = 0, to = l.row != 0 ? src : 0;
@@ -400,10 +400,10 @@ __device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, W
 	}
 }
 
-// await_piece polls for a slot's record and for what else its landing follows from and, where rows
-// are their own flags, for the end of the piece. It gives the lane's landing.
+// await_piece polls for a slot's record and for what else its recv_row follows from and, where rows
+// are their own flags, for the end of the piece. It gives the lane's recv_row.
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(const Dispatch &a, const Batch &b, Wait &w,
-																			Piece<UNITS> &p, u32 lane, bool own) {
+																			SlotPiece<UNITS> &p, u32 lane, bool own) {
 	u32 first = a.group.rank * a.shape.local, before = BY_EXPERT && b.few ? p.src * a.selections.by : 0;
 	const char *rp = b.own + a.records +
 					 (((u64)b.turn * a.group.ranks * a.shape.capacity + p.slot) * a.shape.topk + lane) * sizeof(Pair);
@@ -422,7 +422,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 		if (polls && together) end = load_relaxed_sys16(pp);
 		if (scales) p.word = load_relaxed_sys4(sp);
 		u32 count = tokens_of(a, b, p.src);
-		if (lane < before) earlier = Landing::earlier(a, b, p.src, lane);
+		if (lane < before) earlier = RecvRow::earlier(a, b, p.src, lane);
 		if (all && !own) p.v[0] = end;
 		bool mine = (record.x & 0xFFFF) - 1 - first < a.shape.local;
 		bool known = __all_sync(0xFFFFFFFFu, full(record) && earlier != EMPTY), any = __any_sync(0xFFFFFFFFu, mine),
@@ -431,26 +431,26 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 		// The number of tokens lies elsewhere, and may be here first.
 		count = __shfl_sync(0xFFFFFFFFu, count, 0);
 		p.absent = count != EMPTY && p.t >= count;
-		u32 peer = before != 0 ? Landing::missing(a, p.src, earlier) : p.src;
+		u32 peer = before != 0 ? RecvRow::missing(a, p.src, earlier) : p.src;
 		if (!p.absent && !__all_sync(0xFFFFFFFFu, w.more(peer, 1, 0))) {
 			w.over = true;
 			return 0;
 		}
 	}
 	if (p.absent) record = make_uint2(0, 0);
-	Landing landing(a, record);
-	if (before != 0) landing.pass(earlier, lane);
-	if (tabled(a, b) && __any_sync(0xFFFFFFFFu, landing.row != 0)) pass_table(a, w, p.src, landing);
-	if (!together) pass_counts(a, b, w, p.src, landing, polls, pp);
-	landing.keep(a);
+	RecvRow recv_row(a, record);
+	if (before != 0) recv_row.pass(earlier, lane);
+	if (tabled(a, b) && __any_sync(0xFFFFFFFFu, recv_row.row != 0)) pass_table(a, w, p.src, recv_row);
+	if (!together) pass_counts(a, b, w, p.src, recv_row, polls, pp);
+	recv_row.keep(a);
 	if (p.pc == 0 && lane < a.shape.topk)
-		a.landings[(u64)p.slot * a.shape.topk + lane] = {landing.row, landing.row != 0 ? record.y : 0};
-	return landing.row;
+		a.recv_rows[(u64)p.slot * a.shape.topk + lane] = {recv_row.row, recv_row.row != 0 ? record.y : 0};
+	return recv_row.row;
 }
 
 // await_units gives this lane's 16 bytes of every unit, all in flight together.
 template <u32 UNITS>
-__device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, Piece<UNITS> &p, u32 lane) {
+__device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, SlotPiece<UNITS> &p, u32 lane) {
 	u32 need = 0;
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) need |= p.at(u, lane) < a.row_bytes ? 1u << u : 0;
@@ -483,7 +483,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(c
 																			   Wait &w, u32 src, Item item, u32 lane,
 																			   bool filled, bool former, RankSet &seen) {
 	bool move = (b.flags & MOVE) != 0, route = (b.flags & ROUTE) != 0;
-	Piece<UNITS> p;
+	SlotPiece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
 	p.row = b.own + a.rows + b.place * a.turn_bytes + (u64)p.slot * a.slot_bytes;
 	p.tail = min(a.row_bytes, (p.pc + 1) * UNITS * UNIT) - 16;
@@ -502,17 +502,17 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(c
 	if (own && move && p.t < a.tokens && p.has_scale(a, lane))
 		p.word = clean(a.scales[(u64)p.t * a.scale_words + p.scale_of(a, lane)]);
 #endif
-	u32 landing = 0;
-	if (!route && lane < a.shape.topk) landing = a.landings[(u64)p.slot * a.shape.topk + lane].target;
+	u32 recv_row = 0;
+	if (!route && lane < a.shape.topk) recv_row = a.recv_rows[(u64)p.slot * a.shape.topk + lane].target;
 	refill<UNITS>(a, b, p, lane, filled); // while the rows are on their way
 	if (route) {
-		landing = await_piece<VALUE, UNITS>(a, b, w, p, lane, own);
+		recv_row = await_piece<VALUE, UNITS>(a, b, w, p, lane, own);
 		if (__any_sync(0xFFFFFFFFu, w.over)) {
 			w.over = true;
 			return;
 		}
 	}
-	bool any = __any_sync(0xFFFFFFFFu, landing != 0);
+	bool any = __any_sync(0xFFFFFFFFu, recv_row != 0);
 	if (VALUE && p.pc == 0 && lane == 0)
 		a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] =
 			any && move && !p.absent && !own ? (u32)b.epoch + 2 : 0;
@@ -537,15 +537,15 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(c
 			if (p.at(u, lane) < a.row_bytes) p.v[u] = load_relaxed_sys16(p.row + p.at(u, lane));
 		}
 	}
-	store_rows<UNITS>(a, p, landing, lane);
+	store_rows<UNITS>(a, p, recv_row, lane);
 	if (a.piece_words != 0) {
 		if (VALUE && sent && !own && p.word == EMPTY) p.word = await4(w, src, p.scale_in(a, lane));
-		store_scale(a, p.slot, landing, here, p.scale_of(a, lane), p.word);
+		store_scale(a, p.slot, recv_row, here, p.scale_of(a, lane), p.word);
 		for (u32 from = 32; !VALUE && from < a.piece_words; from += 32) { // opaque rows may have more
 			u32 j = p.scale_of(a, lane) + from;
 			here = from + lane < a.piece_words && j < a.scale_words;
 			p.word = here && !p.absent ? load_relaxed_sys4(p.row + a.row_bytes + (u64)j * 4) : 0;
-			store_scale(a, p.slot, landing, here, j, p.word);
+			store_scale(a, p.slot, recv_row, here, j, p.word);
 		}
 	}
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
@@ -570,9 +570,9 @@ struct Reach {
 	}
 };
 
-// Slot is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn
+// Incoming is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn
 // before.
-struct Slot {
+struct Incoming {
 	Item item;
 	u32 src;
 	bool filled;
@@ -590,12 +590,12 @@ struct Slot {
 // says so in the words of the operation before, if it knew by then, and in any case when it begins
 // this one. credit is what the rank of this thread's number said. False: it gave up, on every
 // thread of the block.
-__device__ __forceinline__ bool await_credit(const Dispatch &a, const Batch &b, Wait &w, bool clerk, u32 credit) {
+__device__ __forceinline__ bool await_credit(const Dispatch &a, const Batch &b, Wait &w, bool notifies, u32 credit) {
 	u32 epoch = (u32)b.epoch + 1;
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
-		if (clerk) store_release_sys4(a.group.window[r] + a.ready + a.group.rank * 4, epoch);
-		if (clerk || (credit >> a.block & 1) != 0) continue;
+		if (notifies) store_release_sys4(a.group.window[r] + a.ready + a.group.rank * 4, epoch);
+		if (notifies || (credit >> a.block & 1) != 0) continue;
 		await_epoch(w, r, b.own + a.ready + r * 4, epoch);
 	}
 	return __syncthreads_or(w.over) == 0;
@@ -612,24 +612,24 @@ __device__ __forceinline__ bool open_batch(const Dispatch &a, Batch &b, const Co
 
 // clerk is what the blocks do that move no rows: the last says that the rank has begun and hears
 // the others, and the one before counts and describes.
-template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, Batch &b) {
+template <bool VALUE> __device__ __forceinline__ void notify(const Dispatch &a, Batch &b) {
 	bool route = (b.flags & ROUTE) != 0, send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0;
-	bool last = blockIdx.x == gridDim.x - 1, tells = a.clerks == 1 || !last; // one may have to do all
+	bool last = blockIdx.x == gridDim.x - 1, tells = a.notify_blocks == 1 || !last; // one may have to do all
 	bool records = last && send && route && b.few, counts = send && route && !from_records(b);
 	Count count = *count_of(a.state, blockIdx.x);
 	u32 stopped = a.state->stopped, credit = 0, call = call_tag(call_of(b), route ? 0 : *prepared(a));
 	b.mask = a.state->mask();
 	Windows windows(a.group);
-	Tally m = tally();
-	Selected first;
-	Token token;
+	Counters m = counters();
+	SelectionBatch first;
+	TokenRouting token;
 	Spread s(a.shape.topk, blockDim.x);
 	if (records && threadIdx.x / 32 < a.tokens) token.read(a, b, threadIdx.x / 32, threadIdx.x & 31);
 	if (counts) first.read(a, b, s, 0);
 	if (last && is_direct<VALUE>(b) && threadIdx.x < a.group.ranks) credit = a.credits[threadIdx.x];
 	if (route) {
 		if (tells) clear(m.words, min(WORDS, a.shape.experts));
-		clear(m.came, MAX_RANKS);
+		clear(m.tokens_here, MAX_RANKS);
 		clear(m.sum, 1);
 		__syncthreads();
 	}
@@ -642,14 +642,14 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 	}
 	if (records) send_records(a, b, windows, token);
 	if (counts && tells) send_counts(a, b, windows, m, s, first);
-	if (counts && last) send_came(a, b, m, s, first);
+	if (counts && last) send_token_counts(a, b, m, s, first);
 	if (receive && last) await_all(a, b, w, call);
 	if (receive && tells) {
 		if (counts) __syncthreads(); // the memory is read no more
 		if (route) {
 			describe_all(a, b, w, m, s);
 		} else if (!from_records(b)) {
-			forget_counts(a, b);
+			reset_counts(a, b);
 		}
 	}
 	leave(a.state, b.epoch, b.turn, receive);
@@ -670,12 +670,12 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	// much is sent, others receive.
 	bool apart = VALUE && send && receive && move && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, receivers = apart ? b.blocks - senders : b.blocks;
-	u32 writers = send && (b.flags & ROUTE) != 0 && maps(a, b) ? scribes(a, senders) : 0;
-	bool scribe = writers != 0 && blockIdx.x >= senders - writers && blockIdx.x < senders;
-	Walk k = VALUE ? Walk::spread(a.tokens * pieces.by, 0, senders - writers)
+	u32 metadata = send && (b.flags & ROUTE) != 0 && maps(a, b) ? metadata_blocks(a, senders) : 0;
+	bool sends_metadata = metadata != 0 && blockIdx.x >= senders - metadata && blockIdx.x < senders;
+	Walk k = VALUE ? Walk::spread(a.tokens * pieces.by, 0, senders - metadata)
 				   : Walk::share(a.shape.capacity * pieces.by, b.blocks);
-	// a scribe has enough to do where it need not have a share
-	k.end = send && !(VALUE && scribe) ? min(k.end, a.tokens * pieces.by) : 0;
+	// a sends_metadata has enough to do where it need not have a share
+	k.end = send && !(VALUE && sends_metadata) ? min(k.end, a.tokens * pieces.by) : 0;
 	Fetched<UNITS> next;
 	if (k.at < k.end) fetch<UNITS>(a, b, pieces, k.at, lane, next);
 	if (direct && threadIdx.x < ranks) credit = a.credits[threadIdx.x];
@@ -692,12 +692,12 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	bool records = send && (b.flags & ROUTE) != 0 && !b.few;
 	if (direct && send && move && !await_credit(a, b, w, false, credit)) return;
 	if constexpr (BY_EXPERT) {
-		if (scribe) write_records(a, b, windows, senders - 1 - blockIdx.x, writers);
+		if (sends_metadata) write_records(a, b, windows, senders - 1 - blockIdx.x, metadata);
 	}
 	for (u32 i = k.at; i < k.end; i += k.step) {
 		Fetched<UNITS> f = next;
 		if (i + k.step < k.end) fetch<UNITS>(a, b, pieces, i + k.step, lane, next);
-		send_piece<VALUE, UNITS>(a, b, windows, lane, f, records && writers == 0);
+		send_piece<VALUE, UNITS>(a, b, windows, lane, f, records && metadata == 0);
 	}
 	if (!VALUE && send && move) {
 		__syncthreads();
@@ -711,16 +711,16 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	RankSet seen = RankSet::none();
 	Reach reach;
 	if (table) {
-		if (scribe) __syncthreads(); // its map is read no more
+		if (sends_metadata) __syncthreads(); // its map is read no more
 		if (threadIdx.x / 32 == blockDim.x / 32 - 1) fill_table(a, b, w, lane);
 	}
 	if (VALUE && receive) {
 		// Also the pieces that do not come this time were filled the time before.
 		k = Walk::spread(a.shape.capacity * a.pieces.by * ranks, b.blocks - receivers, receivers);
-		Slot slot;
+		Incoming slot;
 		if (k.at < k.end) slot.read(a, b, k.at);
 		for (u32 i = k.at; i < k.end && !w.over; i += k.step) {
-			Slot now = slot;
+			Incoming now = slot;
 			if (i + k.step < k.end) slot.read(a, b, i + k.step);
 			Reach::Found found = reach.find(a, b, w, now.item.t);
 			if (found == Reach::NONE) break;
@@ -759,13 +759,13 @@ template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void di
 	touch(&a, sizeof(a));
 	wait_for_previous();
 	Batch b;
-	b.blocks = gridDim.x - a.clerks;
+	b.blocks = gridDim.x - a.notify_blocks;
 	b.flags = FOR == ANY ? a.flags : a.flags | SEND | RECEIVE | ROUTE | MOVE;
 	if (VALUE) b.flags &= ~EXPONENTS; // which may be any bits
 	b.few = FOR == ANY ? few(a) : FOR == FEW;
 	b.own = a.group.window[a.group.rank];
 	if (blockIdx.x >= b.blocks) {
-		clerk<VALUE>(a, b);
+		notify<VALUE>(a, b);
 	} else {
 		work<VALUE, UNITS>(a, b);
 	}

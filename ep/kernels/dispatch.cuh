@@ -26,13 +26,13 @@ struct Dispatch {
 	u32 senders;	 // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
 	u32 block;		 // direct: where the rows go, at every rank
 	u32 free;		 // the blocks that no one reads here any more, once this operation has begun
-	u32 clerks;		 // so many blocks, the last, move no rows
+	u32 notify_blocks;		 // so many blocks, the last, move no rows
 	const void *ids; // [tokens][top-k]
 	const float *weights;
 	const char *x;
 	const u32 *scales;
 	Pair *home;		// [capacity][top-k]: as the records
-	Pair *landings; // [ranks][capacity][top-k]
+	Pair *recv_rows; // [ranks][capacity][top-k]
 	// [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum, of which
 	// Prepare the routing is
 	int *described;
@@ -124,7 +124,7 @@ struct Extent {
 		for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
 			before = max(before, former[src]);
 			if ((b.flags & ROUTE) == 0) {
-				// beyond, nobody has written landings; the rows of a rank that was left out since
+				// beyond, nobody has written recv_rows; the rows of a rank that was left out since
 				// are made zeros
 				most = max(most, (u32)sent(a)[src]);
 			} else if (!holds(b.mask, src)) {

@@ -108,17 +108,17 @@ __device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weigh
 // has, or on the first lane the token.
 struct Arrived {
 	Pair p;
-	u32 at; // arrivals
+	u32 at; // recv_tokens
 
 	__device__ __forceinline__ Arrived(const Gradients &a, u64 slot, u32 lane) : p{0, 0}, at(0) {
-		if (lane < a.shape.topk) p = a.scalars.landings[slot * a.shape.topk + lane];
-		if (a.scalars.arrivals != nullptr && lane == 0) at = a.scalars.arrivals[slot];
+		if (lane < a.shape.topk) p = a.scalars.recv_rows[slot * a.shape.topk + lane];
+		if (a.scalars.recv_tokens != nullptr && lane == 0) at = a.scalars.recv_tokens[slot];
 	}
 
 	__device__ __forceinline__ u32 row(const Gradients &a, u64 slot, u32 lane) const {
 		if ((a.flags & ROW_PER_SELECTION) != 0) return p.target;
 		if (!__any_sync(0xFFFFFFFFu, p.target != 0) || lane != 0) return 0;
-		return a.scalars.arrivals != nullptr ? at : (u32)slot + 1;
+		return a.scalars.recv_tokens != nullptr ? at : (u32)slot + 1;
 	}
 };
 

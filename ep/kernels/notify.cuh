@@ -7,20 +7,20 @@
 
 namespace weft {
 
-// Tally is a clerk's memory.
-struct Tally {
+// Counters is a clerk's memory.
+struct Counters {
 	u32 *words; // [WORDS]
-	u32 *came;	// [MAX_RANKS]: tokens, by source
+	u32 *tokens_here;	// [MAX_RANKS]: tokens, by source
 	u32 *sum;
 };
 
-__device__ __forceinline__ Tally tally() {
-	__shared__ u32 came[MAX_RANKS], sum[1];
-	return {shared_words(), came, sum};
+__device__ __forceinline__ Counters counters() {
+	__shared__ u32 tokens_here[MAX_RANKS], sum[1];
+	return {shared_words(), tokens_here, sum};
 }
 
-// Selected is what a thread reads of this rank's selections at once.
-struct Selected {
+// SelectionBatch is what a thread reads of this rank's selections at once.
+struct SelectionBatch {
 	static constexpr u32 FLIGHT = 4;
 	Choice c[FLIGHT];
 
@@ -43,16 +43,16 @@ __device__ __forceinline__ void announce_all(const Dispatch &a, const Batch &b, 
 
 // send_counts counts this rank's selections. The thread's first were read before the state was
 // known, and the memory is clear.
-__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows, const Tally &m,
-											const Spread &s, const Selected &first) {
+__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows, const Counters &m,
+											const Spread &s, const SelectionBatch &first) {
 	u32 local = a.shape.local;
 	for (u32 from = 0; from < a.shape.experts; from += WORDS) {
 		u32 end = min(WORDS, a.shape.experts - from);
-		Selected now = first;
-		for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
+		SelectionBatch now = first;
+		for (u32 skip = 0; s.base + skip < a.tokens; skip += SelectionBatch::FLIGHT * s.step) {
 			if (skip != 0) now.read(a, b, s, skip);
 #pragma unroll
-			for (u32 j = 0; j < Selected::FLIGHT; j++) {
+			for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
 				u32 e = expert_of(a, b, now.c[j]);
 				if (e - 1 - from < end) atomicAdd(&m.words[e - 1 - from], 1);
 			}
@@ -72,22 +72,22 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 	}
 }
 
-// send_came tells every rank how many of this rank's tokens go there, which nobody waits for but
+// send_token_counts tells every rank how many of this rank's tokens go there, which nobody waits for but
 // who describes.
-__device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, const Tally &m, const Spread &s,
-										  const Selected &first) {
-	Selected now = first;
-	for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
+__device__ __forceinline__ void send_token_counts(const Dispatch &a, const Batch &b, const Counters &m, const Spread &s,
+										  const SelectionBatch &first) {
+	SelectionBatch now = first;
+	for (u32 skip = 0; s.base + skip < a.tokens; skip += SelectionBatch::FLIGHT * s.step) {
 		if (skip != 0) now.read(a, b, s, skip);
-		RankSet to[Selected::FLIGHT]; // where the lane's selections go; then, where their tokens go
+		RankSet to[SelectionBatch::FLIGHT]; // where the lane's selections go; then, where their tokens go
 #pragma unroll
-		for (u32 j = 0; j < Selected::FLIGHT; j++) {
+		for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
 			u32 e = expert_of(a, b, now.c[j]);
 			to[j] = RankSet::one(rank_of(a.shape, e - 1), e != 0);
 		}
 		for (u32 d = 1; d < 1u << s.width; d *= 2) {
 #pragma unroll
-			for (u32 j = 0; j < Selected::FLIGHT; j++) {
+			for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
 #pragma unroll
 				for (u32 i = 0; i < RANK_WORDS; i++)
 					to[j].word[i] |= __shfl_xor_sync(0xFFFFFFFFu, to[j].word[i], d);
@@ -95,24 +95,24 @@ __device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, con
 		}
 		for (u32 r = s.k; r < a.group.ranks; r += 1u << s.width) {
 #pragma unroll
-			for (u32 j = 0; j < Selected::FLIGHT; j++) {
-				if (holds(to[j], r)) atomicAdd(&m.came[r], 1);
+			for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
+				if (holds(to[j], r)) atomicAdd(&m.tokens_here[r], 1);
 			}
 		}
 	}
 	__syncthreads();
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (!holds(b.mask, r))
-			store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, TOKENS_HERE), m.came[r]);
+			store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, TOKENS_HERE), m.tokens_here[r]);
 	}
 }
 
 // send_records is for few tokens. A warp's first was read before the state was known.
-__device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, const Windows &windows, Token token) {
+__device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, const Windows &windows, TokenRouting token) {
 	u32 lane = threadIdx.x & 31;
 	for (u32 t = threadIdx.x / 32, step = blockDim.x / 32; t < a.tokens; t += step) {
 		u32 e = expert_of(a, b, token.choice);
-		send_record(a, b, windows, t, e, token.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
+		send_record(a, b, windows, t, e, token.weight, BY_EXPERT ? index_of(a, b, t, e, lane) : 0, lane);
 		if (t + step < a.tokens) token.read(a, b, t + step, lane);
 	}
 }
@@ -132,11 +132,11 @@ __device__ __forceinline__ void await_all(const Dispatch &a, const Batch &b, Wai
 	let_next_start();
 }
 
-// take_records goes through every source's records: it counts the tokens that came, and the
+// count_records goes through every source's records: it counts the tokens that came, and the
 // selections of local experts from..from+columns, by source for rows by expert. A thread awaits
 // FLIGHT records at once.
 template <u32 FLIGHT> __device__ __forceinline__ void
-take_records(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s, u32 from, u32 columns) {
+count_records(const Dispatch &a, const Batch &b, Wait &w, const Counters &m, const Spread &s, u32 from, u32 columns) {
 	// width: tokens of a source that are looked at
 	u32 topk = a.shape.topk, first = a.group.rank * a.shape.local, width = a.shape.capacity, sum = 0;
 	if (!b.few && width > EAGER) {
@@ -186,16 +186,16 @@ take_records(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const S
 		for (u32 j = 0; j < FLIGHT; j++) {
 			u32 le = (record[j].x & 0xFFFF) - 1 - first;
 			if (le - from < columns) atomicAdd(&m.words[(BY_EXPERT ? src[j] * columns : 0) + le - from], 1);
-			if (s.of_token(le < a.shape.local) && s.k == 0 && from == 0) atomicAdd(&m.came[src[j]], 1);
+			if (s.of_token(le < a.shape.local) && s.k == 0 && from == 0) atomicAdd(&m.tokens_here[src[j]], 1);
 			if (BY_EXPERT) sum += __popc(__ballot_sync(0xFFFFFFFFu, le - from < columns));
 		}
 	}
 	if (BY_EXPERT && (threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// take_counts takes what every source says of its selections of local experts from..from+columns
+// receive_counts takes what every source says of its selections of local experts from..from+columns
 // and, once, how many tokens come.
-__device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, u32 from,
+__device__ __forceinline__ void receive_counts(const Dispatch &a, const Batch &b, Wait &w, const Counters &m, u32 from,
 											u32 columns) {
 	constexpr u32 FLIGHT = 4; // words that a thread awaits at once
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1, n = columns * a.group.ranks;
@@ -236,7 +236,7 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, W
 		}
 	}
 	for (u32 src = threadIdx.x; from == 0 && src < a.group.ranks; src += blockDim.x) {
-		m.came[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + TOKENS_HERE) * 4);
+		m.tokens_here[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + TOKENS_HERE) * 4);
 		*(u32 *)(b.own + count_at(a, before, src, TOKENS_HERE)) = EMPTY;
 	}
 	__syncwarp();
@@ -244,9 +244,9 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, W
 	if ((threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// forget_counts is for a launch that takes no counts: those of the turn before are made ready for
+// reset_counts is for a launch that takes no counts: those of the turn before are made ready for
 // the next but one all the same.
-__device__ __forceinline__ void forget_counts(const Dispatch &a, const Batch &b) {
+__device__ __forceinline__ void reset_counts(const Dispatch &a, const Batch &b) {
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1;
 	for (u32 i = threadIdx.x; i < a.group.ranks * all; i += blockDim.x) {
 		*(u32 *)(b.own + count_at(a, before, 0, i)) = EMPTY;
@@ -255,7 +255,7 @@ __device__ __forceinline__ void forget_counts(const Dispatch &a, const Batch &b)
 
 // describe_zones says how many rows local experts from..from+columns have, where they begin and, by
 // expert, how many of each source.
-__device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m, u32 from, u32 columns) {
+__device__ __forceinline__ void describe_zones(const Dispatch &a, const Counters &m, u32 from, u32 columns) {
 	u32 ranks = a.group.ranks;
 	for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
 		u32 total = BY_EXPERT ? 0 : m.words[i];
@@ -271,7 +271,7 @@ __device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m
 }
 
 // describe_all describes what comes. The memory is clear where records are counted.
-__device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, Wait &w, const Tally &m,
+__device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, Wait &w, const Counters &m,
 											 const Spread &s) {
 	u32 local = a.shape.local, ranks = a.group.ranks, chunk = BY_EXPERT ? WORDS / ranks : WORDS;
 	bool records = from_records(b);
@@ -283,24 +283,24 @@ __device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, 
 			__syncthreads();
 		}
 		if (!records) {
-			take_counts(a, b, w, m, from, columns);
+			receive_counts(a, b, w, m, from, columns);
 		} else if (columns == local && ranks * a.shape.capacity <= s.step) {
-			take_records<1>(a, b, w, m, s, from, columns);
+			count_records<1>(a, b, w, m, s, from, columns);
 		} else {
-			take_records<4>(a, b, w, m, s, from, columns);
+			count_records<4>(a, b, w, m, s, from, columns);
 		}
 		__syncthreads();
 		describe_zones(a, m, from, columns);
 	}
-	int *came = a.described + 2 * local;
+	int *tokens_here = a.described + 2 * local;
 	if (threadIdx.x >= 32) return;
 	u32 rows = 0; // of rank-major
 	for (u32 src = threadIdx.x; src < ranks; src += 32) {
-		rows += m.came[src];
-		came[src] = (int)m.came[src];
+		rows += m.tokens_here[src];
+		tokens_here[src] = (int)m.tokens_here[src];
 	}
 	rows = __reduce_add_sync(0xFFFFFFFFu, rows);
-	if (threadIdx.x == 0) came[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
+	if (threadIdx.x == 0) tokens_here[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
 }
 
 } // namespace weft

@@ -27,8 +27,8 @@ struct Place {
 	const float *weights;
 	Pair *home;		// [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
 	u32 *places;	// [capacity][top-k]: row + 1, LEADER
-	Pair *landings; // [ranks][capacity][top-k]: row + 1, or by rank local expert + 1; 0: none
-	u32 *arrivals;	// [ranks][capacity], by rank: row + 1
+	Pair *recv_rows; // [ranks][capacity][top-k]: row + 1, or by rank local expert + 1; 0: none
+	u32 *recv_tokens;	// [ranks][capacity], by rank: row + 1
 	int *described;
 	long long *ranges;
 	u64 *counts; // [blocks][experts + ranks]: what a block has, and the operation's number above it
@@ -890,16 +890,16 @@ __device__ __forceinline__ void keep_leaders(const Place &a, const Own &own) {
 __device__ __forceinline__ void keep_arrived(const Place &a, const Operation &o, const Quads &q, const Sources &sources,
 											 const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
-		uint2 landing[QUAD];
+		uint2 recv_row[QUAD];
 		if constexpr (BY_RANKS) {
 			bool comes = comes_at_all(q, c), now = EVEN || (comes ? c.src : 0) - first < n;
 			u32 row = m.number(now && comes, c.src - first, c.t - t);
 			bool kept = comes && row < a.rows;
 #pragma unroll
-			for (u32 j = 0; j < QUAD; j++) landing[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
-			store_pairs(q.vectors(), (uint2 *)a.landings + c.i, now ? c.n : 0, landing);
+			for (u32 j = 0; j < QUAD; j++) recv_row[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
+			store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, now ? c.n : 0, recv_row);
 			if (q.k == 0 && now && c.n != 0)
-				a.arrivals[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
+				a.recv_tokens[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
 		} else {
 			bool now[QUAD];
 #pragma unroll
@@ -908,15 +908,15 @@ __device__ __forceinline__ void keep_arrived(const Place &a, const Operation &o,
 				u32 bucket = (comes ? bucket_of(a, c, j) : 0) - first;
 				now[j] = j < c.n && (EVEN || bucket < n);
 				u32 row = m.number(now[j] && comes, bucket, c.t - t);
-				landing[j] = make_uint2(comes && row < limit(a, c.record[j].x - 1) ? row + 1 : 0, c.record[j].y);
+				recv_row[j] = make_uint2(comes && row < limit(a, c.record[j].x - 1) ? row + 1 : 0, c.record[j].y);
 			}
 			if (m.all()) {
-				store_pairs(q.vectors(), (uint2 *)a.landings + c.i, c.n, landing);
+				store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, c.n, recv_row);
 				return;
 			}
 #pragma unroll
 			for (u32 j = 0; j < QUAD; j++) {
-				if (now[j]) ((uint2 *)a.landings)[c.i + j] = landing[j];
+				if (now[j]) ((uint2 *)a.recv_rows)[c.i + j] = recv_row[j];
 			}
 		}
 	});
@@ -982,9 +982,9 @@ __device__ __forceinline__ void clear_rest(const Place &a, const Sources &source
 		if (tokens >= a.shape.capacity) continue;
 		Share rest(a.shape.capacity, a.blocks);
 		for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x)
-			a.landings[slot * topk + i] = {0, 0};
+			a.recv_rows[slot * topk + i] = {0, 0};
 		for (u32 t = max(tokens, rest.from) + threadIdx.x; BY_RANKS && t < rest.to; t += blockDim.x)
-			a.arrivals[slot + t] = 0;
+			a.recv_tokens[slot + t] = 0;
 	}
 }
 

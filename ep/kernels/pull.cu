@@ -59,16 +59,16 @@ struct Selected {
 // one.
 enum Order { RANKS, SELECTIONS, EXACT };
 
-// Visit is a row of a token: of a lane that is here, and `before` others are added up earlier.
-template <Order ORDER> struct Visit {
+// TokenRow is a row of a token: of a lane that is here, and `before` others are added up earlier.
+template <Order ORDER> struct TokenRow {
 	u32 rank, row, before;
 	bool here;
 	float weight;
 	u32 count; // of all lanes
 
-	__device__ __forceinline__ Visit() {}
+	__device__ __forceinline__ TokenRow() {}
 
-	__device__ __forceinline__ Visit(const Pull &a, const Operation &o, const Selected &s, u32 lane)
+	__device__ __forceinline__ TokenRow(const Pull &a, const Operation &o, const Selected &s, u32 lane)
 		: rank(0), row((s.place & ~LEADER) - 1), weight(1) {
 		here = ORDER == RANKS ? (s.place & LEADER) != 0 : s.place != 0;
 		if (here) rank = rank_of(a.shape, (s.pair.target & 0xFFFF) - 1);
@@ -143,18 +143,18 @@ struct Units {
 // sum_piece adds up a piece of a token's rows.
 template <Order ORDER>
 __device__ __forceinline__ void sum_piece(const Pull &a, const Operation &o, char *const *rows, u32 t, u32 pc, u32 lane) {
-	Visit<ORDER> visit(a, o, Selected(a, t, lane), lane);
+	TokenRow<ORDER> token_row(a, o, Selected(a, t, lane), lane);
 	u64 token = (u64)t * a.row_bytes;
 	Units units(a, token, pc * UNITS * UNIT + lane * 16, a.row_bytes);
-	units.add(visit.count, [&](u32 j, uint4 *v) {
-		u32 from = visit.lane(j);
-		const char *row = rows[__shfl_sync(0xFFFFFFFFu, visit.rank, from)] +
-						  (u64)__shfl_sync(0xFFFFFFFFu, visit.row, from) * a.row_bytes;
+	units.add(token_row.count, [&](u32 j, uint4 *v) {
+		u32 from = token_row.lane(j);
+		const char *row = rows[__shfl_sync(0xFFFFFFFFu, token_row.rank, from)] +
+						  (u64)__shfl_sync(0xFFFFFFFFu, token_row.row, from) * a.row_bytes;
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
 			if (units.from + u * UNIT < units.end) v[u] = load_once(row + units.from + u * UNIT);
 		}
-		return ORDER == EXACT ? __shfl_sync(0xFFFFFFFFu, visit.weight, from) : 1.0f;
+		return ORDER == EXACT ? __shfl_sync(0xFFFFFFFFu, token_row.weight, from) : 1.0f;
 	});
 	units.store(a.out + token);
 }
@@ -191,8 +191,8 @@ struct Cursor {
 template <Order ORDER> struct Fetcher {
 	Cursor at;
 	Selected next; // of the token behind
-	Visit<ORDER> visit;
-	const char *row; // a lane's, if its visit is here
+	TokenRow<ORDER> token_row;
+	const char *row; // a lane's, if its token_row is here
 
 	__device__ __forceinline__ Fetcher(const Pull &a, const Operation &o, char *const *rows, Share share, u32 warp, u32 lane)
 		: at(a, share, warp), next(a, at.t, at.left != 0 ? lane : 32) {
@@ -201,19 +201,19 @@ template <Order ORDER> struct Fetcher {
 
 	// begin learns where the rows of a token are, and asks for the one behind.
 	__device__ __forceinline__ void begin(const Pull &a, const Operation &o, char *const *rows, Share share, u32 lane) {
-		visit = Visit<ORDER>(a, o, next, lane);
-		row = rows[visit.rank] + (u64)visit.row * a.row_bytes;
+		token_row = TokenRow<ORDER>(a, o, next, lane);
+		row = rows[token_row.rank] + (u64)token_row.row * a.row_bytes;
 		next = Selected(a, at.t + 1, at.t + 1 < share.to ? lane : 32);
 	}
 
 	// fetch gives how many rows come. What they weigh comes with them.
 	__device__ __forceinline__ u32 fetch(const Pull &a, char *stage, u64 *arrived, float *weights, u32 lane) const {
 		u32 bytes = at.bytes(a);
-		if (lane == 0) barrier_expect(arrived, visit.count * bytes);
-		if (ORDER == EXACT && visit.here) weights[visit.before] = visit.weight;
+		if (lane == 0) barrier_expect(arrived, token_row.count * bytes);
+		if (ORDER == EXACT && token_row.here) weights[token_row.before] = token_row.weight;
 		__syncwarp();
-		if (visit.here) bulk_load(stage + visit.before * a.chunk, row + at.from, bytes, arrived);
-		return visit.count;
+		if (token_row.here) bulk_load(stage + token_row.before * a.chunk, row + at.from, bytes, arrived);
+		return token_row.count;
 	}
 };
 

@@ -33,8 +33,8 @@ struct Push {
 	const u32 *scales;
 	Pair *home;
 	const u32 *places;
-	Pair *landings;
-	const u32 *arrivals;
+	Pair *recv_rows;
+	const u32 *recv_tokens;
 	int *described;
 	// Of a launch whose weights travel with the rows:
 	u64 records; // offset in a window
@@ -63,8 +63,8 @@ __device__ __forceinline__ Target target_of(const Push &a, const int *wanted, u3
 	return {rows, (u32 *)(rows + a.scales_at), a.zone != 0 ? a.zone : min((u32)wanted[rank], a.rows)};
 }
 
-// Piece is what a lane has of a piece of a row: 16 bytes of each unit, and words of scales.
-struct Piece {
+// RowPiece is what a lane has of a piece of a row: 16 bytes of each unit, and words of scales.
+struct RowPiece {
 	uint4 v[UNITS];
 #if WEFT_QUANTIZE
 	u32 word[UNITS];
@@ -74,7 +74,7 @@ struct Piece {
 
 __device__ __forceinline__ u32 piece_at(u32 pc, u32 u, u32 lane) { return (pc * UNITS + u) * UNIT + lane * 16; }
 
-__device__ __forceinline__ void fetch(const Push &a, u32 t, u32 pc, u32 lane, Piece &p) {
+__device__ __forceinline__ void fetch(const Push &a, u32 t, u32 pc, u32 lane, RowPiece &p) {
 #if WEFT_QUANTIZE
 	uint4 raw[UNITS][LOADS];
 #pragma unroll
@@ -133,7 +133,7 @@ struct Places {
 __device__ __forceinline__ void send_piece(const Push &a, const Operation &o, const Target *targets, u32 t, u32 pc,
 										   u32 lane) {
 	Places places(a, t, lane);
-	Piece p;
+	RowPiece p;
 	fetch(a, t, pc, lane, p);
 	for (u32 todo = __ballot_sync(0xFFFFFFFFu, places.leads()); todo != 0; todo &= todo - 1) {
 		u32 row, r = places.next(todo, row);
@@ -189,34 +189,34 @@ __device__ __forceinline__ void clear_row(const Push &a, const Target &own, u32 
 	for (u32 word = lane; word < a.scale_words; word += 32) own.scales[own.scale_at(a, row, word)] = 0;
 }
 
-// Landing is a row, + 1, that a token of src has here: one a lane.
-__device__ __forceinline__ u32 landing(const Push &a, u32 src, u32 t, u32 lane) {
+// RecvRow is a row, + 1, that a token of src has here: one a lane.
+__device__ __forceinline__ u32 recv_row(const Push &a, u32 src, u32 t, u32 lane) {
 	u64 slot = (u64)src * a.shape.capacity + t;
-	if ((a.flags & ROW_PER_TOKEN) != 0) return lane == 0 ? a.arrivals[slot] : 0;
-	return lane < a.shape.topk ? a.landings[slot * a.shape.topk + lane].target : 0;
+	if ((a.flags & ROW_PER_TOKEN) != 0) return lane == 0 ? a.recv_tokens[slot] : 0;
+	return lane < a.shape.topk ? a.recv_rows[slot * a.shape.topk + lane].target : 0;
 }
 
 // Rows are those of a token that are here, if there are any: `first` has come, `rest` are the lanes
 // of others.
 struct Rows {
-	u32 first, landing, rest;
+	u32 first, recv_row, rest;
 
-	__device__ __forceinline__ Rows(u32 landing) : landing(landing) {
-		rest = __ballot_sync(0xFFFFFFFFu, landing != 0);
-		first = __shfl_sync(0xFFFFFFFFu, landing, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
+	__device__ __forceinline__ Rows(u32 recv_row) : recv_row(recv_row) {
+		rest = __ballot_sync(0xFFFFFFFFu, recv_row != 0);
+		first = __shfl_sync(0xFFFFFFFFu, recv_row, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
 		rest &= rest - 1;
 	}
 
 	// next gives the row of the first lane in todo. All lanes call it.
 	__device__ __forceinline__ u32 next(u32 todo) const {
-		return __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1;
+		return __shfl_sync(0xFFFFFFFFu, recv_row, __ffs((int)todo) - 1) - 1;
 	}
 };
 
 // clear_rows makes zeros of the rows of a token whose rank is left out.
-__device__ __forceinline__ void clear_rows(const Push &a, const Target &own, u32 landing, u32 lane) {
-	for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
-		clear_row(a, own, __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1, lane);
+__device__ __forceinline__ void clear_rows(const Push &a, const Target &own, u32 recv_row, u32 lane) {
+	for (u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0); todo != 0; todo &= todo - 1) {
+		clear_row(a, own, __shfl_sync(0xFFFFFFFFu, recv_row, __ffs((int)todo) - 1) - 1, lane);
 	}
 }
 
@@ -263,10 +263,10 @@ __device__ __forceinline__ void spread_bulk(const Push &a, const Target &own, co
 // looks up the next meanwhile; those of a rank that is left out become zeros.
 template <class F> __device__ __forceinline__ void spread_all(const Push &a, const Target &own, u32 src, bool absent,
 															  Share share, u32 warp, u32 warps, u32 lane, F f) {
-	u32 t = share.from + warp, next = t < share.to ? landing(a, src, t, lane) : 0;
+	u32 t = share.from + warp, next = t < share.to ? recv_row(a, src, t, lane) : 0;
 	for (; t < share.to; t += warps) {
 		u32 here = next;
-		if (t + warps < share.to) next = landing(a, src, t + warps, lane);
+		if (t + warps < share.to) next = recv_row(a, src, t + warps, lane);
 		if (absent) {
 			clear_rows(a, own, here, lane);
 		} else {
@@ -297,9 +297,9 @@ __device__ __forceinline__ void tell_weights(const Push &a, const Operation &o, 
 // take_weights gives the rows of src's share the weights that it told of. All threads of the block
 // call it, when the block of this number there has marked.
 __device__ __forceinline__ void take_weights(const Push &a, const Operation &o, u32 src, Share share) {
-	Pair *landings = a.landings + (u64)src * a.shape.capacity * a.shape.topk;
+	Pair *recv_rows = a.recv_rows + (u64)src * a.shape.capacity * a.shape.topk;
 	for (u32 i = share.from * a.shape.topk + threadIdx.x; i < share.to * a.shape.topk; i += blockDim.x) {
-		if (landings[i].target != 0) landings[i].weight = load_relaxed_sys4(o.own + weight_at(a, o, src, i));
+		if (recv_rows[i].target != 0) recv_rows[i].weight = load_relaxed_sys4(o.own + weight_at(a, o, src, i));
 	}
 }
 

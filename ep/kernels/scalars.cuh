@@ -9,8 +9,8 @@ namespace weft {
 struct Scalars {
 	u64 at; // offset in a window: 2 turns x [capacity][top-k] numbers
 	Divisor topk;
-	const Pair *landings;
-	const u32 *arrivals; // where a token has one row that is not at its slot
+	const Pair *recv_rows;
+	const u32 *recv_tokens; // where a token has one row that is not at its slot
 	const float *rows;	 // what goes home: one a row, or top-k a row that is not a selection's; or none
 	float *home;		 // [tokens][top-k]: what has come home; or none
 
@@ -28,24 +28,24 @@ struct Scalars {
 		u32 end = share.to * s.topk, slots = src * s.capacity;
 #pragma unroll 1
 		for (u32 first = share.from * s.topk + threadIdx.x; first < end; first += FLIGHT * blockDim.x) {
-			u32 landing[FLIGHT], arrival[FLIGHT];
+			u32 recv_row[FLIGHT], recv_token[FLIGHT];
 			float value[FLIGHT];
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
 				u32 i = first + j * blockDim.x, k, t = topk.quotient(i, k);
-				landing[j] = i < end ? landings[slots * s.topk + i].target : 0;
-				arrival[j] = i < end && arrivals != nullptr ? arrivals[slots + t] : slots + t + 1;
+				recv_row[j] = i < end ? recv_rows[slots * s.topk + i].target : 0;
+				recv_token[j] = i < end && recv_tokens != nullptr ? recv_tokens[slots + t] : slots + t + 1;
 			}
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
 				u32 k, row;
 				topk.quotient(first + j * blockDim.x, k);
-				row = by_expert ? landing[j] - 1 : (arrival[j] - 1) * s.topk + k;
-				value[j] = landing[j] != 0 ? rows[row] : 0;
+				row = by_expert ? recv_row[j] - 1 : (recv_token[j] - 1) * s.topk + k;
+				value[j] = recv_row[j] != 0 ? rows[row] : 0;
 			}
 #pragma unroll
 			for (u32 j = 0; j < FLIGHT; j++) {
-				if (landing[j] != 0)
+				if (recv_row[j] != 0)
 					store_relaxed_sys4(g.window[src] + offset(s, o, first + j * blockDim.x), bits(value[j]));
 			}
 		}
