@@ -36,7 +36,7 @@ constexpr u32 PACKET_BYTES = 8; // for 4 bytes of data. Go: device.PacketBytes
 // ask holds(operation.mask, peer) first.
 struct Channel {
 	char *there; // the peer's window
-	char *here;  // this rank's
+	char *here;	 // this rank's
 	u32 peer;
 
 	__device__ __forceinline__ Channel(const Group &g, u32 peer)
@@ -88,7 +88,7 @@ struct Channel {
 		return true;
 	}
 
-  private:
+private:
 	__device__ __forceinline__ static void copy(char *to, const char *from, u64 bytes, Threads t) {
 		constexpr u32 FLIGHT = 4; // loads of a thread in flight
 		u64 step = (u64)t.count * 16;

@@ -44,7 +44,7 @@ extern "C" __global__ void everybody(const __grid_constant__ Arguments a) {
 	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x)
 		announce(g, o.mask, a.openings, o.turn, r, CALL, n + g.rank, r);
 	if (threadIdx.x < 32)
-		await_peers(w, o.mask, a.openings, o.turn, CALL, [&](u32 src, uint4 v) {
+		await_peers(w, o.own, o.mask, a.openings, o.turn, CALL, [&](u32 src, uint4 v) {
 			bool out = holds(o.mask, src);
 			if (v.x != (out ? 0 : n + src) || v.y != (out ? 0 : g.rank)) atomicAdd(a.wrong, 1);
 		});

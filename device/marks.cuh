@@ -8,9 +8,7 @@
 
 namespace weft {
 
-__device__ __forceinline__ u64 mark_at(u64 marks, u32 rank) {
-	return marks + ((u64)rank * gridDim.x + blockIdx.x) * 4;
-}
+__device__ __forceinline__ u64 mark_at(u64 marks, u32 rank) { return marks + ((u64)rank * gridDim.x + blockIdx.x) * 4; }
 
 // mark tells every rank that this block has stored its share. The last threads do, which wait for
 // the fence; others may go on. All threads of the block call it.

@@ -32,8 +32,8 @@ __device__ __forceinline__ void check_call(Wait &w, u32 src, uint4 opening, u32 
 
 // await_peer waits for the opening of src, which is not masked, and gives it. What src's earlier
 // kernels stored is seen after.
-__device__ __forceinline__ uint4 await_peer(Wait &w, u64 region, u32 turn, u32 src, u32 call) {
-	const char *p = w.group.window[w.group.rank] + opening_at(w.group, region, turn, src);
+__device__ __forceinline__ uint4 await_peer(Wait &w, const char *own, u64 region, u32 turn, u32 src, u32 call) {
+	const char *p = own + opening_at(w.group, region, turn, src);
 	uint4 v = load_acquire_sys16(p);
 	while (!full(v) && !w.over && w.more(src, 0, v.w)) v = load_acquire_sys16(p);
 	check_call(w, src, v, call);
@@ -42,31 +42,29 @@ __device__ __forceinline__ uint4 await_peer(Wait &w, u64 region, u32 turn, u32 s
 
 // count_openings counts how long the ranks keep this one waiting for their openings. One warp of the
 // launch calls it.
-__device__ __forceinline__ void count_openings(Wait &w, const RankSet &mask, u64 region, u32 turn) {
-	const char *own = w.group.window[w.group.rank];
+__device__ __forceinline__ void count_openings(Wait &w, const char *own, const RankSet &mask, u64 region, u32 turn) {
 	count_waits(w, mask,
 				[&](u32 src) { return full(load_relaxed_sys16(own + opening_at(w.group, region, turn, src))); });
 }
 
 // empty_opening makes src's opening of the turn before ready for the next but one.
-__device__ __forceinline__ void empty_opening(const Group &g, u64 region, u32 turn, u32 src) {
-	store16(g.window[g.rank] + opening_at(g, region, turn_before(turn), src), empty16());
+__device__ __forceinline__ void empty_opening(const Group &g, char *own, u64 region, u32 turn, u32 src) {
+	store16(own + opening_at(g, region, turn_before(turn), src), empty16());
 }
 
 // await_peers waits for all openings, calls f(src, opening) for each, masked ranks included, whose
 // openings are zeros, and empties those of the turn before. One warp of the launch calls it. It
 // orders nothing: f uses the openings' own words alone.
-template <class F> __device__ __forceinline__ void await_peers(Wait &w, const RankSet &mask, u64 region, u32 turn,
-															   u32 call, F f) {
+template <class F> __device__ __forceinline__ void await_peers(Wait &w, char *own, const RankSet &mask, u64 region,
+															   u32 turn, u32 call, F f) {
 	const Group &g = w.group;
-	const char *own = g.window[g.rank];
-	count_openings(w, mask, region, turn);
+	count_openings(w, own, mask, region, turn);
 	for (u32 src = threadIdx.x & 31; src < g.ranks; src += 32) {
 		uint4 opening = make_uint4(0, 0, call, 0);
 		if (!holds(mask, src)) opening = await16(w, src, own + opening_at(g, region, turn, src));
 		check_call(w, src, opening, call);
 		f(src, opening);
-		empty_opening(g, region, turn, src);
+		empty_opening(g, own, region, turn, src);
 	}
 	__syncwarp();
 }

@@ -83,19 +83,14 @@ template <class F> __device__ __forceinline__ void count_waits(Wait &w, const Ra
 		if (is && holds(others, 32 * j + lane) && !there(32 * j + lane)) missing |= 1u << j;
 	}
 	while (__any_sync(0xFFFFFFFFu, missing != 0)) {
-		u32 late = 0;
 #pragma unroll
-		for (u32 j = RANK_LINES; j-- > 0;) {
+		for (u32 j = 0; j < RANK_LINES; j++) {
 			if ((missing >> j & 1) == 0) continue;
 			bool here = there(32 * j + lane);
 			waited[j] = nanoseconds() - begun;
-			if (here) {
-				missing &= ~(1u << j);
-			} else {
-				late = 32 * j + lane;
-			}
+			if (here) missing &= ~(1u << j);
 		}
-		if (missing != 0 && !w.more(late, 1, 0)) missing = 0;
+		if (missing != 0 && !w.more(32 * ((u32)__ffs((int)missing) - 1) + lane, 1, 0)) missing = 0;
 	}
 #pragma unroll
 	for (u32 j = 0; j < RANK_LINES; j++) {

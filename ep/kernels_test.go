@@ -17,6 +17,7 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/cudatest/layout"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/kernels.txt, what kernels may use of a GPU")
@@ -94,6 +95,25 @@ func oneOfEach(of []kernel.Spec) []kernel.Spec {
 		}
 	}
 	return slices.Collect(maps.Values(picked))
+}
+
+// TestWideDomain compiles a program of each source for domains of more than 64 ranks, whose sets of
+// ranks have two words.
+func TestWideDomain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles for three architectures")
+	}
+	cache := budget.Cache(cudatest.NVRTC(t))
+	var specs []kernel.Spec
+	for _, arch := range kernelArchs {
+		for _, s := range oneOfEach(Kernels(arch)) {
+			s.Defines[device.DomainDefine] = "72"
+			specs = append(specs, s)
+		}
+	}
+	if _, err := budget.Compile(t.Context(), cache, specs); err != nil {
+		t.Errorf("%+v", err)
+	}
 }
 
 // argued is a program with assertions of the structs that the host fills, and of the numbers that

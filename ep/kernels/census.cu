@@ -1,15 +1,14 @@
-// Census: where one rank's tokens want to go, by its selections alone.
+// Token counts: how many tokens each rank, node and expert would get, by one rank's selections alone.
 //
-// Blocks share the experts, the ranks and the nodes, and each goes through all selections. So a
-// block has the whole of what it counts: nobody adds to what another has counted, nothing has to be
-// zero before, and launches have nothing in common, in whatever streams they run and however often
-// a graph repeats them. For that selections are read once a block, all but the first time from the
-// cache that blocks share. Rows of the table are shared by their tokens, and written once.
+// Blocks divide the experts, the ranks and the nodes, and each reads all selections. So a block has the
+// whole of what it counts. Launches share no memory: nothing has to be zeroed before, and they may run in
+// any streams and graphs at once. The cost is that selections are read once a block, all but the first
+// time from the L2 cache. Rows of the table are divided by tokens, and written once.
 #include "exchange.cuh"
 
 namespace weft {
 
-// Go: censusArgs. What nobody wants is null.
+// Go: censusArgs. Outputs that are not wanted are null.
 struct Census {
 	Shape shape; // without a capacity
 	u32 tokens, ranks, nodes, per_node;
@@ -120,7 +119,7 @@ template <bool WIDE> __device__ __forceinline__ void count(const Census &a, Coun
 		}
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
-			if (from + j * step >= a.tokens) break; // nobody in the block has any
+			if (from + j * step >= a.tokens) break; // no thread of the block has any
 			o.t = first + j * step;
 			mine.take(a, c, o, expert_of(a, selections[j]));
 		}

@@ -1,13 +1,13 @@
-// Combine: rows go home and are summed there. Every rank stores what it has for the others at their
-// slots; the home of a token takes its own rows where they are, awaits the rest, and adds in a
-// fixed order, in fp32, rounded once.
+// Combine through slots: each rank stores what it has for the others in slots at the home of the token.
+// The home reads its own rows where they are, waits for the rest, and adds in a fixed order in fp32,
+// rounded once.
 //
 //	exact     every selection's row goes home, to the slot of (token, k); fused multiply-adds, k
 //	          ascending, from +0 or the bias
-//	partial   a rank first sums the rows of a token, fused multiply-adds, k ascending, rounded once;
-//	          home adds the ranks' sums in rank order, or by selection: that of the token's last ones
-//	          there. Rank-major rows are the caller's sums.
-//	clerk     the last block tells every rank that this one has begun, and waits to be told
+//	partial   each rank first sums the rows that it has of a token, fused multiply-adds, k ascending,
+//	          rounded once; home adds the ranks' sums in rank order, or by selection: in the order of
+//	          the token's last selections there. Rank-major rows are the caller's sums.
+//	notify    the last block opens the operation and waits for the openings of all ranks
 #include "exchange.cuh"
 #include "sum.cuh"
 
@@ -32,7 +32,7 @@ struct Combine {
 	u32 free;	 // the blocks of received rows that no one reads here any more, once this operation has begun
 	u32 first;	 // the lane's first count
 	u32 call;
-	Pair *routed;		  // [capacity][top-k]: this rank's selections
+	Pair *routed;		   // [capacity][top-k]: this rank's selections
 	const Pair *recv_rows; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
 	// [ranks]: how many those are; and behind them the rows that come, and of which Prepare the
 	// routing is
@@ -42,7 +42,7 @@ struct Combine {
 	const char *bias[2];
 	// 3 turns x [capacity]: the slots of the token that were filled; and behind them, for each
 	// turn, how many tokens there were
-	u64 *filled; // filled_slots
+	u64 *filled;		  // filled_slots
 	u32 *credits;		  // [ranks]: the blocks that the rank had free in the last operation
 	const float *weights; // exact: [tokens][top-k]: what this rank's selections weigh from now on; or none
 	Group group;
@@ -204,7 +204,9 @@ struct Homing {
 };
 
 // had is where it stands how many tokens there were in a turn.
-__device__ __forceinline__ u64 *had(const Combine &a, u32 turn) { return a.filled + 3 * a.shape.capacity * RANK_WORDS + turn; }
+__device__ __forceinline__ u64 *had(const Combine &a, u32 turn) {
+	return a.filled + 3 * a.shape.capacity * RANK_WORDS + turn;
+}
 
 // most_sent is how many tokens the source has that has the most. All lanes of a warp call it.
 __device__ __forceinline__ u32 most_sent(const Combine &a, u32 lane) {
@@ -254,7 +256,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const
 	// a row of this rank's may have found no room, in a routing that is none
 	bool takes = expert != 0 && !holds(b.mask, rank) && (rank != me || h.own.target != 0);
 	const char *home = b.own + a.home + b.place * a.turn_bytes + at;
-	u32 lanes = 0;					// exact: of selections that are awaited
+	u32 lanes = 0;					 // exact: of selections that are awaited
 	RankSet ranks = RankSet::none(); // else: that are awaited
 	uint4 v[GROUP];
 	u32 unit[GROUP];
@@ -341,7 +343,7 @@ __device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, 
 	}
 }
 
-// ---- The clerk.
+// ---- The notify block.
 
 // open_batch reads what every block has to know. False: the operation is refused.
 __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Count &count, u32 stopped) {
@@ -362,8 +364,9 @@ __device__ __forceinline__ void notify(const Combine &a, Batch &b) {
 	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x)
 		announce(a.group, b.mask, a.heads, b.turn, r, call, a.tokens, a.free);
 	if (receive && threadIdx.x < 32) {
-		await_peers(w, b.mask, a.heads, b.turn, call, [&](u32 src, uint4 opening) { a.credits[src] = opening.y; });
-		// Every rank's blocks run, for their clerks are the last, so this kernel ends whatever room
+		await_peers(w, b.own, b.mask, a.heads, b.turn, call,
+					[&](u32 src, uint4 opening) { a.credits[src] = opening.y; });
+		// Every rank's blocks run, for notify blocks are the last, so this kernel ends whatever room
 		// the next one's take.
 		let_next_start();
 	}
@@ -377,8 +380,8 @@ __device__ __forceinline__ void notify(const Combine &a, Batch &b) {
 
 // ---- The others.
 
-// Part is what a warp sends at once: a piece of a token, for a group of ranks if a step of the walk
-// has to do with one of them; else for all, one after another.
+// Part is what a warp sends at once: a piece of a token, for one group of ranks if each step of the walk
+// is for one group; else for all groups in turn.
 struct Part {
 	u32 t, pc, group;
 
@@ -400,8 +403,8 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	u32 stopped = a.state->stopped;
 	b.mask = a.state->mask();
 	Windows windows(a.group);
-	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where
-	// much is sent, others sum.
+	// Stores to peers fill the SM's queue, and its next loads wait behind them. So where much is sent,
+	// other blocks sum.
 	bool apart = VALUE && sends && sums && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, summers = apart ? b.blocks - senders : b.blocks;
 	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by * groups, 0, senders)
@@ -419,7 +422,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		fetch_home(a, p.t, p.pc, lane, home);
 	}
 	if (!open_batch(a, b, count, stopped)) return;
-	let_next_start(); // once the clerk does
+	let_next_start(); // once the notify block does
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 

@@ -1,11 +1,11 @@
-// Copy: what has arrived, from the handle's memory to the caller's. How many rows there are stands
-// in this GPU's memory alone, so the kernel goes by that: it moves the rows that are there, and
-// leaves what lies between and behind them as it is.
+// Copy: received rows from the handle's memory to the caller's. How many rows there are is known in this
+// GPU's memory alone, and the kernel reads it there. It moves the rows that there are, and leaves what
+// is between and behind them unchanged.
 //
 // Rows stand in zones, in each from its front: an expert's, or packed rows, which are one zone.
-// Rank-major rows stand in zones of their sources, with gaps where a token has no expert here.
-// Warps take pieces of rows in turn, and then scales, a few of some rows at a time, which may
-// change their order on the way. Nothing is waited for but the kernel before.
+// Rank-major rows stand in zones of their sources, with gaps where a token has no expert here. Warps
+// take pieces of rows in turn, and then scales, a few of some rows at a time, which may change their
+// order. The kernel waits for nothing but the kernel before.
 #include "describe.cuh"
 
 namespace weft {

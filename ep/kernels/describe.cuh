@@ -1,20 +1,19 @@
-// What a routing says of the rows that came here: for those who ask, and for those who have it
-// beside their copies of the rows.
+// What a routing knows of the received rows: for callers who ask, and for those who copy the rows.
 #pragma once
 #include "exchange.cuh"
 
 namespace weft {
 
-// Go: describeArgs. What nobody wants is null.
+// Go: describeArgs. Outputs that are not wanted are null.
 struct Describe {
 	Shape shape;
 	u32 ranks, by_expert;
-	const Pair *recv_rows;  // [ranks][capacity][top-k], of the tokens that a source has
-	const int *sent;	   // [ranks]: how many those are
-	const u32 *recv_tokens;   // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
-	int *tokens, *sources; // [rows]
-	int *selections;	   // [rows], by expert
-	float *weights;		   // the same
+	const Pair *recv_rows;	// [ranks][capacity][top-k], of the tokens that a source has
+	const int *sent;		// [ranks]: how many those are
+	const u32 *recv_tokens; // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
+	int *tokens, *sources;	// [rows]
+	int *selections;		// [rows], by expert
+	float *weights;			// the same
 	// For one row a token.
 	int *experts;		   // [rows][top-k]
 	float *expert_weights; // [rows][top-k]

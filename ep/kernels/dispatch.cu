@@ -1,17 +1,18 @@
-// Dispatch: rows go to the ranks of their experts, once to each, and are spread over the experts'
-// zones on recv_token. Routing travels beside them, so that one exchange does the work of prepare and
-// dispatch; or alone, which is prepare; or rows travel by a routing that is known.
+// Dispatch through slots: each row goes once to each rank that has an expert for it, into a slot. The
+// receiving rank copies it to the rows of its experts. Routing travels beside the rows, so one exchange
+// does the work of prepare and dispatch. A launch may also move routing alone, which is a prepare, or
+// rows alone, by a routing that is known.
 //
-//	send     a warp takes a piece of a token's row and stores it at every rank that has an expert for
-//	         it, at a slot that only the token's number decides. The token's record, where every
-//	         selection goes, is stored at every rank: for few tokens by the clerk, for rows by expert by
-//	         some blocks that number the selections, else by the warp of the first piece.
-//	clerks   the last block says that the rank has begun and hears the others; it counts and describes
-//	         as well, or where counts travel the block before: clerk.cuh
-//	receive  a warp takes a piece of a slot. The row of a selection is its expert's zone + the
-//	         selections of the sources before + its number at its source.
+//	send      a warp takes a piece of a token's row and stores it at every rank that has an expert for
+//	          it, in the slot of the token's index. The token's record says where all its selections go,
+//	          and is stored at every rank: for few tokens by the notify block, for rows by expert by the
+//	          metadata blocks, else by the warp of the first piece.
+//	notify    the last block opens the operation and waits for the openings of all ranks; it counts and
+//	          describes what comes, or where counts travel the block before it does: notify.cuh
+//	receive   a warp takes a piece of a slot. A selection's row is the first of its expert's zone + the
+//	          selections of the lower ranks + its index at its source.
 //
-// In the direct form senders store rows where the caller reads them, and receiving is waiting.
+// With IN_PLACE senders store rows where the caller reads them, and to receive is to wait.
 #include "notify.cuh"
 
 namespace weft {
@@ -76,9 +77,9 @@ template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, co
 #endif
 }
 
-// stays says that this rank's own rows do not go through slots: rank-major rows are stored where
-// they belong when they are sent, and rows by expert are taken from the caller's when their place
-// is known, if they need no work again and are sure to be there still.
+// stays says that this rank's own rows do not go through slots. Rank-major rows are stored in their
+// final rows when they are sent. Rows by expert are read from the caller's tensor once their rows are
+// known, unless they would be quantised twice or the caller may have changed them since.
 template <bool VALUE> __device__ __forceinline__ bool stays(const Batch &b) {
 	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.flags & (SEND | RECEIVE)) == (SEND | RECEIVE)));
 }
@@ -229,8 +230,8 @@ __device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 rec
 
 // refill makes a slot of the turn before ready for the next but one: its record, and its row if it
 // was filled.
-template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, const Batch &b, const SlotPiece<UNITS> &p,
-															u32 lane, bool filled) {
+template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, const Batch &b,
+															const SlotPiece<UNITS> &p, u32 lane, bool filled) {
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	if (p.pc == 0 && lane < a.shape.topk) {
 		u64 at = a.records +
@@ -247,14 +248,13 @@ template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, c
 	if (lane < a.piece_words && w < a.scale_words) ((u32 *)(row + a.row_bytes))[w] = EMPTY;
 }
 
-// tabled says that what the sources select of the local experts is in a table in shared memory,
-// which the last warp of a block fills while the others send and await rows.
+// tabled says that a table in shared memory has how often each source selects each local expert. The
+// last warp of a block fills it while the others send and wait for rows.
 __device__ __forceinline__ bool tabled(const Dispatch &a, const Batch &b) {
 	return BY_EXPERT && !from_records(b) && (a.group.ranks - 1) * a.shape.local <= WORDS;
 }
 
-// at_once says that a slot's recv_row follows from what is there when the slot is: else rows come
-// long after their records.
+// at_once says that a slot's row is known as soon as its record is there. Else counts come later.
 __device__ __forceinline__ bool at_once(const Dispatch &a, const Batch &b) { return from_records(b) || tabled(a, b); }
 
 // eager says that so little comes that every lane polls its own part of a piece.
@@ -351,8 +351,8 @@ __device__ __forceinline__ void fill_table(const Dispatch &a, const Batch &b, Wa
 	if (!w.over) barrier_arrive(table_ready());
 }
 
-// pass_table adds what the sources before select of a lane's expert, by the table. Whoever fills it
-// bounds the wait, and says for whom it was.
+// pass_table adds, for this lane's expert, the selections of lower ranks from the shared table. The
+// filling warp enforces the deadline and names the late peer.
 __device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, RecvRow &l) {
 	while (!__all_sync(0xFFFFFFFFu, barrier_done(table_ready(), 0))) {
 		if ((++w.polls & 63) == 0 && load_relaxed_gpu4(&a.state->stopped) != 0) w.over = true;
@@ -428,7 +428,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 		bool known = __all_sync(0xFFFFFFFFu, full(record) && earlier != EMPTY), any = __any_sync(0xFFFFFFFFu, mine),
 			 there = __all_sync(0xFFFFFFFFu, full(end));
 		if (known && (there || !any)) break;
-		// The number of tokens lies elsewhere, and may be here first.
+		// The number of tokens is in the opening, which may arrive first.
 		count = __shfl_sync(0xFFFFFFFFu, count, 0);
 		p.absent = count != EMPTY && p.t >= count;
 		u32 peer = before != 0 ? RecvRow::missing(a, p.src, earlier) : p.src;
@@ -469,7 +469,8 @@ __device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, SlotPiec
 
 // await_rows returns when a block of src has sent its share: seen has the sources of which this
 // warp knows.
-__device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wait &w, u32 src, u32 lane, RankSet &seen) {
+__device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wait &w, u32 src, u32 lane,
+										   RankSet &seen) {
 	if (holds(seen, src)) return;
 	if (lane == 0) await_epoch(w, src, b.own + a.arrived + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
@@ -479,9 +480,9 @@ __device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wa
 
 // receive_piece leaves early, with w.over on every lane, if a wait gave up. filled says that the
 // slot of the turn before was, and former that nothing is to come.
-template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
-																			   Wait &w, u32 src, Item item, u32 lane,
-																			   bool filled, bool former, RankSet &seen) {
+template <bool VALUE, u32 UNITS>
+__device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b, Wait &w, u32 src, Item item, u32 lane,
+											  bool filled, bool former, RankSet &seen) {
 	bool move = (b.flags & MOVE) != 0, route = (b.flags & ROUTE) != 0;
 	SlotPiece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
@@ -551,7 +552,9 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(c
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 }
 
-// Reach keeps a warp from slots that hold nothing, and held nothing in the turn before.
+// Reach bounds the slots that a warp looks at. Up to its own rank's number of tokens a receiver polls
+// slots at once. For higher slots it first waits for every source's number of tokens, and stops at the
+// largest of this operation and the one before.
 struct Reach {
 	Extent extent;
 	bool known;
@@ -560,8 +563,9 @@ struct Reach {
 
 	enum Found { HERE, FORMER, NONE };
 
-	// find says whether somebody may have a token of number t, or had one in the turn before, or,
-	// of all from t on, nobody. Where this rank has one it does not wait to know.
+	// find says of the slots of token t on all ranks: some may be filled now (HERE), some were in the
+	// turn before (FORMER), or neither holds from t on (NONE). It does not wait if this rank itself
+	// has a token t.
 	__device__ __forceinline__ Found find(const Dispatch &a, const Batch &b, Wait &w, u32 t) {
 		if (b.few || t < a.tokens) return HERE;
 		if (!known && !extent.learn(a, b, w)) return NONE;
@@ -570,7 +574,7 @@ struct Reach {
 	}
 };
 
-// Incoming is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn
+// Incoming is a piece of a slot that a warp receives next, and whether the slot was filled in the turn
 // before.
 struct Incoming {
 	Item item;
@@ -586,10 +590,10 @@ struct Incoming {
 	}
 };
 
-// await_credit makes sure that no rank still reads the block where rows are about to go. A rank
-// says so in the words of the operation before, if it knew by then, and in any case when it begins
-// this one. credit is what the rank of this thread's number said. False: it gave up, on every
-// thread of the block.
+// await_credit waits until every rank has released the block of received rows that this operation
+// writes. A rank announces free blocks in the opening of the operation before, and releases the block
+// in any case when it begins this operation. credit is what the rank with this thread's index announced
+// before. False: it gave up, on every thread of the block.
 __device__ __forceinline__ bool await_credit(const Dispatch &a, const Batch &b, Wait &w, bool notifies, u32 credit) {
 	u32 epoch = (u32)b.epoch + 1;
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
@@ -610,8 +614,8 @@ __device__ __forceinline__ bool open_batch(const Dispatch &a, Batch &b, const Co
 	return false;
 }
 
-// clerk is what the blocks do that move no rows: the last says that the rank has begun and hears
-// the others, and the one before counts and describes.
+// notify is what the notify blocks do: the last opens the operation and waits for the other ranks; the
+// one before, or the same, counts and describes.
 template <bool VALUE> __device__ __forceinline__ void notify(const Dispatch &a, Batch &b) {
 	bool route = (b.flags & ROUTE) != 0, send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0;
 	bool last = blockIdx.x == gridDim.x - 1, tells = a.notify_blocks == 1 || !last; // one may have to do all
@@ -666,8 +670,8 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	u32 stopped = a.state->stopped, credit = 0;
 	b.mask = a.state->mask();
 	Windows windows(a.group);
-	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where
-	// much is sent, others receive.
+	// Stores to peers fill the SM's queue, and its next loads wait behind them. So where much is sent,
+	// other blocks receive.
 	bool apart = VALUE && send && receive && move && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, receivers = apart ? b.blocks - senders : b.blocks;
 	u32 metadata = send && (b.flags & ROUTE) != 0 && maps(a, b) ? metadata_blocks(a, senders) : 0;
@@ -685,7 +689,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 		__syncthreads();
 	}
 	if (!open_batch(a, b, count, stopped)) return;
-	let_next_start(); // once the clerk does
+	let_next_start(); // once the notify block does
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, move ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 

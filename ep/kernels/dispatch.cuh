@@ -23,15 +23,15 @@ struct Dispatch {
 	u32 scale_words, piece_words;		   // of a row, and at most of a piece
 	u32 scale_row, scale_zone, scale_word; // strides of received scales: scale_at
 	u32 flags, tokens, hidden;
-	u32 senders;	 // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
-	u32 block;		 // direct: where the rows go, at every rank
-	u32 free;		 // the blocks that no one reads here any more, once this operation has begun
-	u32 notify_blocks;		 // so many blocks, the last, move no rows
-	const void *ids; // [tokens][top-k]
+	u32 senders;	   // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
+	u32 block;		   // direct: where the rows go, at every rank
+	u32 free;		   // the blocks that no one reads here any more, once this operation has begun
+	u32 notify_blocks; // so many blocks, the last, move no rows
+	const void *ids;   // [tokens][top-k]
 	const float *weights;
 	const char *x;
 	const u32 *scales;
-	Pair *home;		// [capacity][top-k]: as the records
+	Pair *home;		 // [capacity][top-k]: as the records
 	Pair *recv_rows; // [ranks][capacity][top-k]
 	// [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum, of which
 	// Prepare the routing is
@@ -103,7 +103,7 @@ __device__ __forceinline__ u32 selection(const Dispatch &a, const Batch &b, u64 
 	return expert_of(a, b, choose(a, b, i));
 }
 
-// few says that there are so few tokens that the clerk sends their records, and every lane that
+// few says that there are so few tokens that the notify block sends their records, and every lane that
 // awaits a row may poll. By expert, a lane then has to do with one selection of the sources before.
 __device__ __forceinline__ bool few(const Dispatch &a) {
 	return a.shape.capacity <= 8 && (!BY_EXPERT || (a.group.ranks - 1) * a.selections.by <= 32);
@@ -112,8 +112,8 @@ __device__ __forceinline__ bool few(const Dispatch &a) {
 // Up to so many tokens every lane that awaits a row polls.
 constexpr u32 EAGER = 32;
 
-// Extent is how many tokens the source has that has the most: in this operation, and in this one or
-// the one before, whose slots are to be made ready. A handle may be made for many more.
+// Extent is the largest number of tokens of a source: in this operation, and in this one or the one
+// before, whose slots have to be emptied. A handle's capacity may be far larger.
 struct Extent {
 	u32 now, ever;
 

@@ -1,19 +1,18 @@
-// Gradients: what a combine, or a dispatch, is in reverse, beside the sums that combine itself
-// makes.
+// Gradients: what a combine, or a dispatch, is in reverse, beside the sums that combine itself makes.
 //
-//	rows      a row's gradient is that of its token's output, times the weight. Whoever has the row
-//	          reads the token's where it is, at home.
-//	dots      the gradient of a selection's weight is the product of its token's gradient and its row,
-//	          and is sent home
+//	rows      the gradient of a row is the gradient of its token's output times the weight. The rank
+//	          that has the row reads the token's gradient at home.
+//	dots      the gradient of a selection's weight is the dot product of its token's gradient and its
+//	          row, and is sent home
 //	scalars   gradients of weights that came with the rows are sent home
 //
-// From Hopper on rows that have places go by bulk copies. Those that are as they were at home go as
-// those of a push do: one comes, and leaves for each row that it has here. For others the token's
-// gradient comes, and with dots its rows, into shared memory, from where they are multiplied while
-// the next are on their way.
+// From Hopper on rows that went straight to their final rows use bulk copies. Gradients that are
+// unchanged copies go as in a push: one is fetched, and stored in each row that it has here. For others
+// the token's gradient is fetched into shared memory, with dots its rows too, and multiplied there while
+// the next are in flight.
 //
-// A product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on
-// whichever engine.
+// A dot product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on
+// every engine.
 #include "scalars.cuh"
 #include "sum.cuh"
 
@@ -24,7 +23,7 @@ struct Gradients {
 	Shape shape;
 	State *state;
 	u64 openings, marks; // offsets in a window
-	u32 first;		  // the lane's first count
+	u32 first;			 // the lane's first count
 	u32 flags, tokens;
 	u32 at; // where the tokens' gradients begin in this rank's window, in 16 bytes
 	u32 row_bytes, align, call, zero;
@@ -138,8 +137,8 @@ struct Chunk {
 
 // spread makes the gradients of the rows that src's token has here, and with DOTS those of its
 // weights. A warp does.
-__device__ __forceinline__ void spread(const Gradients &a, const Operation &o, const char *from, Staged &staged, u32 src,
-									   u32 t, u32 lane, const Arrived &here) {
+__device__ __forceinline__ void spread(const Gradients &a, const Operation &o, const char *from, Staged &staged,
+									   u32 src, u32 t, u32 lane, const Arrived &here) {
 	u64 slot = (u64)src * a.shape.capacity + t;
 	u32 row = here.row(a, slot, lane);
 	bool absent = holds(o.mask, src), dots = (a.flags & WEIGHT_GRADIENTS) != 0 && !absent;
@@ -198,8 +197,8 @@ __device__ __forceinline__ void spread(const Gradients &a, const Operation &o, c
 }
 
 // spread_all makes what a share of src's tokens has here, a warp a token.
-__device__ __forceinline__ void spread_all(const Gradients &a, const Operation &o, const char *from, Staged &staged, u32 src,
-										   Share share, u32 lane) {
+__device__ __forceinline__ void spread_all(const Gradients &a, const Operation &o, const char *from, Staged &staged,
+										   u32 src, Share share, u32 lane) {
 	u32 warps = blockDim.x / 32, t = share.from + threadIdx.x / 32;
 	if (t >= share.to) return;
 	u64 slots = (u64)src * a.shape.capacity;
@@ -257,8 +256,8 @@ struct Tokens {
 
 // spread_bulk makes the gradients of the rows that shares of the ranks' tokens have here. The warps
 // that carry call it.
-__device__ __forceinline__ void spread_bulk(const Gradients &a, const Operation &o, Carrier &carrier, char *const *grads,
-											const Share *shares, u32 warp, u32 lane) {
+__device__ __forceinline__ void spread_bulk(const Gradients &a, const Operation &o, Carrier &carrier,
+											char *const *grads, const Share *shares, u32 warp, u32 lane) {
 	Tokens token(a, o, shares, warp, lane);
 	for (u32 rows; token.go(a, o, shares, a.carriers, lane, rows);) {
 		const char *from = grads[token.src] + (u64)token.t * a.row_bytes;
@@ -294,14 +293,14 @@ struct Sender {
 	const char *from; // what the lane copies of the parcel: the token's gradient, or one of the rows
 	u32 copies, part, at;
 
-	__device__ __forceinline__ Sender(const Gradients &a, const Operation &o, const Share *shares, Parcel *parcels, u32 warp,
-									  u32 lane)
+	__device__ __forceinline__ Sender(const Gradients &a, const Operation &o, const Share *shares, Parcel *parcels,
+									  u32 warp, u32 lane)
 		: token(a, o, shares, warp, lane), parcels(parcels), begun(0), left(0), from(nullptr), copies(0), part(0),
 		  at(a.row_bytes) {}
 
 	// begin takes the next rows. False: there are none.
-	__device__ __forceinline__ bool begin(const Gradients &a, const Operation &o, char *const *grads, const Share *shares,
-										  u32 lane) {
+	__device__ __forceinline__ bool begin(const Gradients &a, const Operation &o, char *const *grads,
+										  const Share *shares, u32 lane) {
 		while (left == 0) {
 			if (!token.go(a, o, shares, a.multipliers, lane, left)) return false;
 		}
@@ -324,8 +323,8 @@ struct Sender {
 	}
 
 	// send says whether there was one.
-	__device__ __forceinline__ bool send(const Gradients &a, const Operation &o, char *const *grads, const Share *shares,
-										 char *stage, u64 *barrier, u32 lane) {
+	__device__ __forceinline__ bool send(const Gradients &a, const Operation &o, char *const *grads,
+										 const Share *shares, char *stage, u64 *barrier, u32 lane) {
 		if (at >= a.row_bytes && !begin(a, o, grads, shares, lane)) return false;
 		u32 bytes = min(part, a.row_bytes - at);
 		if (lane == 0) barrier_expect(barrier, copies * bytes);
@@ -412,10 +411,10 @@ template <u32 N> __device__ __forceinline__ void multiply_part(const Gradients &
 }
 
 // spread_products makes the gradients of the rows that shares of the ranks' tokens have here, times
-// their weights, and with DOTS those of the weights. The warps that multiply call it. What is
-// waited for is no rank: a bulk copy ends as a load does, and no block may end before.
-__device__ __forceinline__ void spread_products(const Gradients &a, const Operation &o, char *buffers, char *const *grads,
-												const Share *shares, u32 warp, u32 lane) {
+// their weights, and with WEIGHT_GRADIENTS those of the weights. The warps that multiply call it. Its
+// waits need no deadline: a bulk copy ends as a load does, and a block must not end before its copies.
+__device__ __forceinline__ void spread_products(const Gradients &a, const Operation &o, char *buffers,
+												char *const *grads, const Share *shares, u32 warp, u32 lane) {
 	__shared__ Parcel parcels[MOST_CARRIERS][DEPTH];
 	__shared__ u64 arrived[MOST_CARRIERS][DEPTH];
 	if (lane < DEPTH) {
@@ -489,7 +488,8 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	if (blockIdx.x == 0) announce_all(a.group, o, a.openings, call, a.at);
 	count_and_empty(a.group, o, w, a.openings);
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)await_peer(w, a.openings, o.turn, r, call).x * 16;
+		if (!holds(o.mask, r))
+			grads[r] = a.group.window[r] + (u64)await_peer(w, o.own, a.openings, o.turn, r, call).x * 16;
 		((Share *)shares)[r] = Share((u32)d.tokens[r]);
 	}
 	if (__syncthreads_or(w.over) != 0) return;
@@ -498,7 +498,7 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 barriers[MOST_CARRIERS];
 	Carrier carrier(buffers, barriers, a.chunk, warp, lane);
-	fence_async(); // what was heard of was stored by others
+	fence_async(); // the gradients were stored by other ranks
 	bool bulk = (a.flags & BULK) != 0, products = (a.flags & WEIGHTED) != 0;
 	if (bulk && !products && warp < a.carriers) spread_bulk(a, o, carrier, grads, (Share *)shares, warp, lane);
 	if (bulk && products && warp < a.multipliers) spread_products(a, o, buffers, grads, (Share *)shares, warp, lane);

@@ -1,16 +1,16 @@
-// The clerks of a dispatch: a block that tells every rank that this one has begun, and one, the
-// same if there is no other, that describes what comes here. It learns that from the records of all
-// sources or, for many rows by expert, from the counts that it sends first: receivers need to know
-// where a source's rows begin long before they could have seen all records.
+// The notify blocks of a dispatch. The last block tells every rank that this one has begun, and waits
+// for the others. It also describes what comes here, or a second notify block does. That takes the
+// records of all sources; for many rows by expert it takes counts, which ranks send first, for receivers
+// need to know where a source's rows begin long before all its records are there.
 #pragma once
 #include "expert_index.cuh"
 
 namespace weft {
 
-// Counters is a clerk's memory.
+// Counters are a notify block's shared memory.
 struct Counters {
-	u32 *words; // [WORDS]
-	u32 *tokens_here;	// [MAX_RANKS]: tokens, by source
+	u32 *words;		  // [WORDS]
+	u32 *tokens_here; // [MAX_RANKS]: tokens, by source
 	u32 *sum;
 };
 
@@ -43,8 +43,8 @@ __device__ __forceinline__ void announce_all(const Dispatch &a, const Batch &b, 
 
 // send_counts counts this rank's selections. The thread's first were read before the state was
 // known, and the memory is clear.
-__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows, const Counters &m,
-											const Spread &s, const SelectionBatch &first) {
+__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows,
+											const Counters &m, const Spread &s, const SelectionBatch &first) {
 	u32 local = a.shape.local;
 	for (u32 from = 0; from < a.shape.experts; from += WORDS) {
 		u32 end = min(WORDS, a.shape.experts - from);
@@ -72,10 +72,10 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 	}
 }
 
-// send_token_counts tells every rank how many of this rank's tokens go there, which nobody waits for but
-// who describes.
+// send_token_counts tells every rank how many of this rank's tokens go there. Only the block that
+// describes waits for it.
 __device__ __forceinline__ void send_token_counts(const Dispatch &a, const Batch &b, const Counters &m, const Spread &s,
-										  const SelectionBatch &first) {
+												  const SelectionBatch &first) {
 	SelectionBatch now = first;
 	for (u32 skip = 0; s.base + skip < a.tokens; skip += SelectionBatch::FLIGHT * s.step) {
 		if (skip != 0) now.read(a, b, s, skip);
@@ -89,8 +89,7 @@ __device__ __forceinline__ void send_token_counts(const Dispatch &a, const Batch
 #pragma unroll
 			for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
 #pragma unroll
-				for (u32 i = 0; i < RANK_WORDS; i++)
-					to[j].word[i] |= __shfl_xor_sync(0xFFFFFFFFu, to[j].word[i], d);
+				for (u32 i = 0; i < RANK_WORDS; i++) to[j].word[i] |= __shfl_xor_sync(0xFFFFFFFFu, to[j].word[i], d);
 			}
 		}
 		for (u32 r = s.k; r < a.group.ranks; r += 1u << s.width) {
@@ -108,7 +107,8 @@ __device__ __forceinline__ void send_token_counts(const Dispatch &a, const Batch
 }
 
 // send_records is for few tokens. A warp's first was read before the state was known.
-__device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, const Windows &windows, TokenRouting token) {
+__device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, const Windows &windows,
+											 TokenRouting token) {
 	u32 lane = threadIdx.x & 31;
 	for (u32 t = threadIdx.x / 32, step = blockDim.x / 32; t < a.tokens; t += step) {
 		u32 e = expert_of(a, b, token.choice);
@@ -121,7 +121,7 @@ __device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, 
 __device__ __forceinline__ void await_all(const Dispatch &a, const Batch &b, Wait &w, u32 call) {
 	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
 	bool route = (b.flags & ROUTE) != 0;
-	await_peers(w, b.mask, a.heads, b.turn, call, [&](u32 src, uint4 opening) {
+	await_peers(w, b.own, b.mask, a.heads, b.turn, call, [&](u32 src, uint4 opening) {
 		a.credits[src] = opening.y;
 		if (route) sent(a)[src] = (int)opening.x;
 		had(a, b.turn)[src] = opening.x;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void await_all(const Dispatch &a, const Batch &b, Wai
 	let_next_start();
 }
 
-// count_records goes through every source's records: it counts the tokens that came, and the
+// count_records waits for every source's records. It counts the tokens that come, and the
 // selections of local experts from..from+columns, by source for rows by expert. A thread awaits
 // FLIGHT records at once.
 template <u32 FLIGHT> __device__ __forceinline__ void
@@ -193,10 +193,10 @@ count_records(const Dispatch &a, const Batch &b, Wait &w, const Counters &m, con
 	if (BY_EXPERT && (threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// receive_counts takes what every source says of its selections of local experts from..from+columns
-// and, once, how many tokens come.
+// receive_counts waits for the counts of all sources: their selections of local experts
+// from..from+columns and, once, the tokens that come.
 __device__ __forceinline__ void receive_counts(const Dispatch &a, const Batch &b, Wait &w, const Counters &m, u32 from,
-											u32 columns) {
+											   u32 columns) {
 	constexpr u32 FLIGHT = 4; // words that a thread awaits at once
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1, n = columns * a.group.ranks;
 	const char *p = b.own + count_at(a, b.turn, 0, 0);
@@ -244,8 +244,7 @@ __device__ __forceinline__ void receive_counts(const Dispatch &a, const Batch &b
 	if ((threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// reset_counts is for a launch that takes no counts: those of the turn before are made ready for
-// the next but one all the same.
+// reset_counts empties the counts of the turn before in a launch that receives none.
 __device__ __forceinline__ void reset_counts(const Dispatch &a, const Batch &b) {
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1;
 	for (u32 i = threadIdx.x; i < a.group.ranks * all; i += blockDim.x) {
@@ -253,8 +252,8 @@ __device__ __forceinline__ void reset_counts(const Dispatch &a, const Batch &b) 
 	}
 }
 
-// describe_zones says how many rows local experts from..from+columns have, where they begin and, by
-// expert, how many of each source.
+// describe_zones writes, for local experts from..from+columns, how many rows they have, where their
+// zones begin and, by expert, how many rows come from each source.
 __device__ __forceinline__ void describe_zones(const Dispatch &a, const Counters &m, u32 from, u32 columns) {
 	u32 ranks = a.group.ranks;
 	for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {

@@ -1,14 +1,14 @@
-// Place: every selection of every token gets the row where it will stand, and every rank learns
-// what comes. It is the prepare of handles whose rows have their final places before they leave.
+// Row map: every selection of every token gets the row where it will stand, and every rank learns what
+// comes. It is the prepare of handles whose rows go straight to their final rows.
 //
-//	count   every block sends every rank what its share of the tokens selects there, and counts by
-//	        expert and by rank, with a bit a token in shared memory
-//	before  what the blocks before have is added up and told the ranks concerned; the last block so
-//	        knows what its rank has in all, and tells every rank
-//	arrived when what the blocks of this number have sent is there, it is counted in the same way
-//	base    what the ranks and the blocks before have and, for packed rows, the zones before, is what
-//	        numbers among a share's have to be raised by to be rows
-//	keep    this rank's selections, or by rank its tokens, get their rows, and so does what has arrived
+//	count    every block sends each rank what its share of the tokens selects there, and counts by expert
+//	         and by rank, with a bit a token in shared memory
+//	before   each block adds up the counts of the lower blocks and sends the sums to the ranks concerned;
+//	         the last block has its rank's totals, and sends them to every rank
+//	arrived  each block counts what the blocks of its number on other ranks have sent
+//	base     the counts of lower ranks and lower blocks and, for packed rows, of the zones before, turn
+//	         indices within a share into rows
+//	keep     this rank's selections, or by rank its tokens, get their rows, and so does what has arrived
 #include "placed.cuh"
 
 namespace weft {
@@ -25,10 +25,10 @@ struct Place {
 	u32 map_entries, zero; // of a Map
 	const void *ids;	   // [tokens][top-k]
 	const float *weights;
-	Pair *home;		// [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
-	u32 *places;	// [capacity][top-k]: row + 1, LEADER
-	Pair *recv_rows; // [ranks][capacity][top-k]: row + 1, or by rank local expert + 1; 0: none
-	u32 *recv_tokens;	// [ranks][capacity], by rank: row + 1
+	Pair *home;		  // [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
+	u32 *places;	  // [capacity][top-k]: row + 1, LEADER
+	Pair *recv_rows;  // [ranks][capacity][top-k]: row + 1, or by rank local expert + 1; 0: none
+	u32 *recv_tokens; // [ranks][capacity], by rank: row + 1
 	int *described;
 	long long *ranges;
 	u64 *counts; // [blocks][experts + ranks]: what a block has, and the operation's number above it
@@ -234,7 +234,8 @@ __device__ __forceinline__ u32 told(const Place &a, const Operation &o, Wait &w,
 }
 
 // each_total calls f with what each rank has in a column, in order.
-template <class F> __device__ __forceinline__ void each_total(const Place &a, const Operation &o, Wait &w, u32 column, F f) {
+template <class F>
+__device__ __forceinline__ void each_total(const Place &a, const Operation &o, Wait &w, u32 column, F f) {
 	constexpr u32 FLIGHT = 4; // ranks that are asked at once
 	const char *p = o.own + total_at(a, o, 0, column);
 	u64 stride = (columns(a) + 1) * 8;
@@ -464,8 +465,8 @@ __device__ __forceinline__ void send(const Place &a, const Operation &o, const W
 
 // add_own adds to a map's tile what the tokens select, and sends it if it is not sent. All threads
 // of the block call it.
-__device__ __forceinline__ void add_own(const Place &a, const Operation &o, const Own &own, const Map &m, bool sends, u32 t,
-										u32 first, u32 n) {
+__device__ __forceinline__ void add_own(const Place &a, const Operation &o, const Own &own, const Map &m, bool sends,
+										u32 t, u32 first, u32 n) {
 	Windows windows(a.group);
 	u32 from = own.share.from + t, lane = threadIdx.x & 31;
 	own.each(a, own.q, from, min(from + m.tile(), own.share.to), [&](const Choices &c) {
@@ -505,7 +506,8 @@ __device__ __forceinline__ void count(const Place &a, const Operation &o, const 
 
 // counted_before is what the blocks before have in a column: of every some blocks, from the first
 // on.
-__device__ __forceinline__ u32 counted_before(const Place &a, const Operation &o, Wait &w, u32 column, u32 first, u32 step) {
+__device__ __forceinline__ u32 counted_before(const Place &a, const Operation &o, Wait &w, u32 column, u32 first,
+											  u32 step) {
 	constexpr u32 FLIGHT = 12; // blocks that are asked at once
 	const u64 *counts = a.counts + column;
 	u32 sum = 0;
@@ -988,21 +990,20 @@ __device__ __forceinline__ void clear_rest(const Place &a, const Sources &source
 	}
 }
 
-// begin_words begins the operation with the others, before anything else, so that nobody waits for
-// a word, and without a fence: the word goes with nothing.
-__device__ __forceinline__ void begin_words(const Place &a, const Operation &o) {
+// announce_words opens the operation, before anything else, so that no rank waits long for it. It needs
+// no fence, for the opening refers to no other memory.
+__device__ __forceinline__ void announce_words(const Place &a, const Operation &o) {
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		announce(a.group, o.mask, a.openings, o.turn, r, a.call, 0, 0);
 		tell_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
 	}
 }
 
-// hear_words hears that the others have begun it. Threads do that the block has no other use for
-// meanwhile.
-__device__ __forceinline__ void hear_words(const Place &a, const Operation &o, Wait &w) {
+// await_words waits for the other ranks' openings, on threads that are idle meanwhile.
+__device__ __forceinline__ void await_words(const Place &a, const Operation &o, Wait &w) {
 	count_and_empty(a.group, o, w, a.openings);
 	for (u32 r = threadIdx.x - MAX_RANKS; r < a.group.ranks; r += blockDim.x - MAX_RANKS) {
-		if (!holds(o.mask, r)) await_peer(w, a.openings, o.turn, r, a.call);
+		if (!holds(o.mask, r)) await_peer(w, o.own, a.openings, o.turn, r, a.call);
 	}
 }
 
@@ -1019,13 +1020,13 @@ __device__ __forceinline__ void place(const Place &a) {
 		Map mine(at, a.map_entries, own.share.to - own.share.from, columns(a));
 		Bases bases(a, shared + 2 * map_bytes(a.map_entries));
 		Sources sources;
-		if (blockIdx.x == 0) begin_words(a, o);
+		if (blockIdx.x == 0) announce_words(a, o);
 		count(a, o, own, mine);
 		mark(a.group, o, a.marks);
 		u64 tokens = sources.look(a, o);
 		add_before(a, o, w, bases);
 		if (blockIdx.x == 0)
-			hear_words(a, o, w); // before anything of theirs is awaited, for they may have made another call
+			await_words(a, o, w); // before any data of theirs is awaited: they may have made another call
 		sources.learn(a, o, w, tokens);
 		if (!await_marks(a.group, o, w, a.marks)) return;
 		Map theirs(at + map_bytes(a.map_entries), a.map_entries, sources.most(a), incoming(a));
@@ -1036,7 +1037,7 @@ __device__ __forceinline__ void place(const Place &a) {
 		keep(a, o, own, sources, mine, theirs, bases);
 		clear_rest(a, sources);
 	} else {
-		mark(a.group, o, a.marks); // for nobody, but one that is too old may be taken for a new one
+		mark(a.group, o, a.marks); // no block waits for it, but later operations count on marks that grow
 	}
 	leave(a.state, o.epoch - 1, o.turn, true);
 }

@@ -1,24 +1,22 @@
-// What the operations of handles share whose rows have their final places before they leave. Blocks
-// share the tokens among each other, the same on every rank, so a block has to do with the blocks
-// of its own number elsewhere alone.
+// What kernels share whose rows go straight to their final rows. Blocks divide the tokens in the same
+// way on every rank, so a block exchanges data only with the blocks of its own number.
 //
-// A rank's part of the window has, beside what exchange.cuh lists, regions that peers write:
+// Peers write these regions of a rank's window:
 //
-//	totals   2 turns x [ranks][experts + ranks + 1] numbers with the operation's beside them: a source's
-//	         selections of each expert, its tokens for each rank, its tokens
-//	records  2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, 0: it goes
-//	         elsewhere; weight
-//	befores  2 turns x [ranks][blocks][local, or by rank 1] numbers as in totals: what the blocks before
-//	         this one have of the source's that comes here
-//	words    for each lane 2 turns x [ranks] words with which a rank begins: the operation's number, the
-//	         call, and where its rows are
-//	marks    for each lane [ranks][blocks] numbers of operations: the block of the source is done with its share
-//	blocks   received rows, scales behind them
+//	openings  for each lane, opening.cuh: the first word is where the rank's rows are
+//	totals    2 turns x [ranks][experts + ranks + 1] numbers, each with the operation's: a source's
+//	          selections of each expert, its tokens for each rank, its tokens
+//	records   2 turns x [ranks][capacity][top-k] pairs: the local expert + 1 of a selection, or 0 if it
+//	          goes elsewhere; weight
+//	befores   2 turns x [ranks][blocks][local, or by rank 1] numbers as in totals: how much of what the
+//	          source sends here its lower blocks have
+//	marks     for each lane, marks.cuh
+//	blocks    received rows, scales behind them
 //
-// Place and push are one lane of operations, pull is another. Nobody ends an operation before all
-// have marked it, and nobody marks it before it has read what the others began it with. So one
-// place of each is enough; words, totals, records and befores, which a block may read after its
-// mark, have two.
+// Place and push are one lane, pull is another.
+//
+// Invariant: a block marks only after it has read all openings, and ends only after all marks. So marks
+// need one turn. Totals, records and befores, which a block may read after its mark, need two.
 #pragma once
 #include "bulk.cuh"
 #include "exchange.cuh"
@@ -26,8 +24,8 @@
 
 namespace weft {
 
-// announce_all tells every rank that this one has begun, with a word. One block does, at once, after a
-// fence: what the stream stored before is there for whoever hears it.
+// announce_all opens the operation at every rank, with a word. One block calls it, before anything else.
+// The fence makes what the stream stored before visible to whoever has seen the opening.
 __device__ __forceinline__ void announce_all(const Group &g, const Operation &o, u64 openings, u32 call, u32 word) {
 	for (u32 r = threadIdx.x; r < g.ranks; r += blockDim.x) {
 		fence_sys();
@@ -39,11 +37,11 @@ __device__ __forceinline__ void announce_all(const Group &g, const Operation &o,
 // One warp of the launch does; all threads call it.
 __device__ __forceinline__ void count_and_empty(const Group &g, const Operation &o, Wait &w, u64 openings) {
 	if (blockIdx.x != 0 || threadIdx.x >= 32) return;
-	count_openings(w, o.mask, openings, o.turn);
-	for (u32 r = threadIdx.x; r < g.ranks; r += 32) empty_opening(g, openings, o.turn, r);
+	count_openings(w, o.own, o.mask, openings, o.turn);
+	for (u32 r = threadIdx.x; r < g.ranks; r += 32) empty_opening(g, o.own, openings, o.turn, r);
 }
 
-// Described is what a routing says of what comes here, and of how much is wanted everywhere. Go:
+// Described is what a routing knows of what comes here, and of how many rows every rank needs. Go:
 // described.
 struct Described {
 	int *counts, *offsets; // [local]: rows of an expert, and its first
@@ -69,8 +67,8 @@ struct Described {
 	}
 };
 
-// each_pad calls f with every row that fills up a zone, all warps of all blocks together. align is
-// the multiple to which zones are padded.
+// each_pad calls f with every pad row of the zones, which are padded to multiples of align. All warps of
+// all blocks share the rows.
 template <class F> __device__ __forceinline__ void each_pad(const Described &d, u32 local, u32 align, F f) {
 	u32 most = align - 1, warp = threadIdx.x / 32 * gridDim.x + blockIdx.x;
 	for (u64 i = warp; i < (u64)local * most; i += blockDim.x / 32 * gridDim.x) {
@@ -79,8 +77,7 @@ template <class F> __device__ __forceinline__ void each_pad(const Described &d, 
 	}
 }
 
-// LEADER marks, of a token's selections that go to one rank, the first. The rest of the word is the
-// row + 1.
+// LEADER marks the first of a token's selections that go to one rank. The rest of the word is row + 1.
 constexpr u32 LEADER = 1u << 31;
 
 } // namespace weft

@@ -1,14 +1,14 @@
-// Pull: the combine of rows that have places, unless a rank first sums those that it has of a
-// token. The home of a token reads its rows where they are, in the memory of the ranks that have
-// it, and adds them in fp32, rounded once: where a token has one row at a rank, in rank order or
-// that of its last selections there; where it has one for each selection (exact sums), fused
-// multiply-adds, k ascending, from +0 or the bias. Nothing is stored on the way, and nobody goes on
+// Pull: the combine of rows that went straight to their final rows, unless ranks sum a token's rows
+// first. The home of a token reads its rows where they are, in the memory of the ranks that have them,
+// and adds them in fp32, rounded once. Where a token has one row at a rank it adds in rank order, or in
+// the order of the token's last selections there; where it has one for each selection (exact sums) with
+// fused multiply-adds, k ascending, from +0 or the bias. No copy is made, and no rank ends the operation
 // before all have read.
 //
-// As a dispatch's gradient it brings the gradients of weights home besides.
+// As a dispatch's gradient it also brings the gradients of weights home.
 //
 // From Hopper on rows come through shared memory by bulk copies: while a warp adds up a part of a
-// token's rows, the next ones are on their way.
+// token's rows, the next parts are in flight.
 #include "scalars.cuh"
 #include "sum.cuh"
 
@@ -19,7 +19,7 @@ struct Pull {
 	Shape shape;
 	State *state;
 	u64 openings, marks; // offsets in a window
-	u32 first;		  // the lane's first count
+	u32 first;			 // the lane's first count
 	u32 flags, tokens;
 	u32 at; // where this rank's rows begin in its window, in 16 bytes
 	Divisor pieces;
@@ -59,7 +59,7 @@ struct Selected {
 // one.
 enum Order { RANKS, SELECTIONS, EXACT };
 
-// TokenRow is a row of a token: of a lane that is here, and `before` others are added up earlier.
+// TokenRow is a row of a token: a lane has one if `here`, and it is added up after `before` others.
 template <Order ORDER> struct TokenRow {
 	u32 rank, row, before;
 	bool here;
@@ -141,8 +141,8 @@ struct Units {
 };
 
 // sum_piece adds up a piece of a token's rows.
-template <Order ORDER>
-__device__ __forceinline__ void sum_piece(const Pull &a, const Operation &o, char *const *rows, u32 t, u32 pc, u32 lane) {
+template <Order ORDER> __device__ __forceinline__ void sum_piece(const Pull &a, const Operation &o, char *const *rows,
+																 u32 t, u32 pc, u32 lane) {
 	TokenRow<ORDER> token_row(a, o, Selected(a, t, lane), lane);
 	u64 token = (u64)t * a.row_bytes;
 	Units units(a, token, pc * UNITS * UNIT + lane * 16, a.row_bytes);
@@ -194,7 +194,8 @@ template <Order ORDER> struct Fetcher {
 	TokenRow<ORDER> token_row;
 	const char *row; // a lane's, if its token_row is here
 
-	__device__ __forceinline__ Fetcher(const Pull &a, const Operation &o, char *const *rows, Share share, u32 warp, u32 lane)
+	__device__ __forceinline__ Fetcher(const Pull &a, const Operation &o, char *const *rows, Share share, u32 warp,
+									   u32 lane)
 		: at(a, share, warp), next(a, at.t, at.left != 0 ? lane : 32) {
 		begin(a, o, rows, share, lane);
 	}
@@ -267,8 +268,8 @@ template <Order ORDER> __device__ __forceinline__ void add_part(const Pull &a, c
 	for (from += lane * 16; from < bytes; from += UNIT) add_units<1, ORDER>(a, to + from, stage + from, count, weights);
 }
 
-// sum_bulk adds up the share's rows. The warps that have shared memory call it. What is waited for
-// is no rank: a bulk copy ends as a load does, and no block may end before.
+// sum_bulk adds up the share's rows. The warps that have shared memory call it. Its waits need no
+// deadline: a bulk copy ends as a load does, and a block must not end before its copies.
 template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, const Operation &o, char *const *rows,
 																Share share, u32 warp, u32 lane) {
 	extern __shared__ __align__(128) char buffers[];
@@ -279,7 +280,7 @@ template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, c
 		barrier_init(&arrived[warp][lane], 1);
 		fence_barrier_init();
 	}
-	fence_async(); // what was heard of was stored by others
+	fence_async(); // the rows were stored by other ranks
 	__syncwarp();
 	// counts: of the rows of each stage, eight bits for each
 	u32 part = a.most * a.chunk, counts = 0, stage = 0, parity = 0;
@@ -330,7 +331,8 @@ template <Order ORDER> __device__ __forceinline__ void pull(const Pull &a) {
 	if ((a.flags & RECEIVE) != 0) {
 		count_and_empty(a.group, o, w, a.openings);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)await_peer(w, a.openings, o.turn, r, call).x * 16;
+			if (!holds(o.mask, r))
+				rows[r] = a.group.window[r] + (u64)await_peer(w, o.own, a.openings, o.turn, r, call).x * 16;
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		if (a.scalars.rows != nullptr) send_scalars<ORDER>(a, o);

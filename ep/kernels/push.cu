@@ -1,10 +1,10 @@
-// Push: the dispatch of handles whose rows have their final places before they leave. A warp reads
-// a piece of a token's row once and stores it at every rank that has an expert for it, where the
-// first of its rows there will stand. If it has more rows at that rank, the blocks there copy it to
-// them when it has come; they also fill the pads between zones with zeros.
+// Push: the dispatch of rows that go straight to their final rows. A warp reads a piece of a token's row
+// once and stores it at every rank that has an expert for it, in the first of the token's rows there. If
+// the token has more rows at that rank, the blocks there copy it to them when it has arrived; they also
+// fill the pads between zones with zeros.
 //
-// From Hopper on rows that need no work go through shared memory by bulk copies: few SMs fill the
-// links so, for a warp has a whole row on its way and no registers.
+// From Hopper on rows that are not quantised go through shared memory by bulk copies. A warp then has a
+// whole row in flight and needs no registers for it, so few SMs fill the links.
 #include "placed.cuh"
 #include "quantize.cuh"
 
@@ -14,8 +14,8 @@ namespace weft {
 struct Push {
 	Shape shape;
 	State *state;
-	u64 openings, marks, blocks;	// offsets in a window
-	u64 block_bytes, scales_at; // of a block of received rows
+	u64 openings, marks, blocks; // offsets in a window
+	u64 block_bytes, scales_at;	 // of a block of received rows
 	u32 flags, tokens, call;
 	u32 block; // where this rank receives
 	Divisor pieces;
@@ -321,7 +321,8 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 		if (blockIdx.x == 0) announce_all(a.group, o, a.openings, call, a.block);
 		count_and_empty(a.group, o, w, a.openings);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-			if (!holds(o.mask, r)) targets[r] = target_of(a, d.wanted, r, await_peer(w, a.openings, o.turn, r, call).x);
+			if (!holds(o.mask, r))
+				targets[r] = target_of(a, d.wanted, r, await_peer(w, o.own, a.openings, o.turn, r, call).x);
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);
@@ -342,7 +343,7 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 			each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, own, row, lane); });
 		if (!await_marks(a.group, o, w, a.marks)) return;
 #if __CUDA_ARCH__ >= 900
-		fence_async(); // what was awaited was stored by others
+		fence_async(); // the rows were stored by other ranks
 #endif
 		for (u32 src = 0; src < a.group.ranks; src++) {
 			bool absent = holds(o.mask, src);

@@ -11,8 +11,8 @@ struct Scalars {
 	Divisor topk;
 	const Pair *recv_rows;
 	const u32 *recv_tokens; // where a token has one row that is not at its slot
-	const float *rows;	 // what goes home: one a row, or top-k a row that is not a selection's; or none
-	float *home;		 // [tokens][top-k]: what has come home; or none
+	const float *rows;		// what goes home: one a row, or top-k a row that is not a selection's; or none
+	float *home;			// [tokens][top-k]: what has come home; or none
 
 	// offset is where the number of this rank's selection i stands, by every other operation in the
 	// same place.
