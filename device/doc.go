@@ -1,56 +1,74 @@
-// Package device is what kernels and the host have in common: the device headers, and the layout of
-// what kernels leave in host memory.
+// Package device has the headers that kernels include, and the Go mirrors of what kernels and the host
+// share.
+//
+// # Headers
+//
+// [Headers] goes into the kernel.Spec of a kernel that includes them. Each header is one idea, and
+// includes what it uses:
+//
+//	ptx.cuh      the PTX instructions that Weft uses, as functions, by section of the PTX ISA
+//	ranks.cuh    sets of ranks, and ways through them
+//	comm.cuh     Group, State, Count, Record; the Operation under way
+//	wait.cuh     waits for peers with deadline and abort word
+//	flags.cuh    values that are their own flags
+//	channel.cuh  put, get, signal, wait and packets: what most kernels of your own need
+//	opening.cuh  the opening exchange: who has begun, and which call
+//	marks.cuh    a barrier between the blocks of one number on all ranks
+//	walk.cuh     how blocks, warps and threads divide work
+//	bulk.cuh     bulk copies through shared memory (Hopper and later)
+//	sum.cuh      sums of rows in fp32, rounded once
 //
 // # Kernels of your own
 //
-// A kernel that talks to other GPUs includes weft.cuh, for which [Headers] goes into the
-// kernel.Spec:
-//
-//	#include "weft.cuh"
+//	#include "channel.cuh"
 //	using namespace weft;
 //
-//	struct Arguments { Group group; State *state; u32 *heard; };
+//	struct Arguments { State *state; const void *row; Group group; };
 //
 //	extern "C" __global__ void hello(const __grid_constant__ Arguments a) {
-//		Count count = *count_of(a.state, blockIdx.x);
-//		u32 other = 1 - a.group.rank;
-//		if (threadIdx.x == 0) {
-//			u32 *there = (u32 *)a.group.window[other], *here = (u32 *)a.group.window[a.group.rank];
-//			Wait wait(a.group, a.state, OP_BARRIER, count.epoch);
-//			store_relaxed_sys4(there + count.turn, clean(mine));
-//			u32 word = await4(wait, other, here + count.turn);
-//			...
-//		}
-//		leave(a.state, count.epoch, count.turn, true);
+//		Operation o;
+//		if (!o.begin(a.group, a.state, 0, HELLO)) return;
+//		Wait wait(a.group, a.state, HELLO, o.epoch);
+//		Channel other(a.group, 1 - a.group.rank);
+//		other.put(ROWS + (o.epoch & 1) * BYTES, a.row, BYTES, Threads::of_block());
+//		other.signal(SIGNAL, o.epoch);
+//		if (other.wait(wait, SIGNAL, o.epoch)) ... // the other's row is here
+//		o.end(a.state);
 //	}
 //
-// A kernel may as well stand in a namespace, or be a template's. Then the kernel.Spec's Kernels has
-// its C++ name, and a module finds it by the cubin's Symbol of that name.
+// The package's example is the whole of it. A kernel may also stand in a namespace, or be a
+// template's. Then the kernel.Spec's Kernels has its C++ name, and a module finds it by the cubin's
+// Symbol of that name. Kernels that only compute need ptx.cuh at most.
 //
-// The host fills a [Group] with every rank's part of a window, as the GPU that launches reaches it,
-// and begins a [State], with a [Count] for each block behind it, in memory of that GPU: all zero
-// but Timeout. Both live as long as launches do. The structs here have the fields of those in
-// weft.cuh, at the same offsets. The package's example is the whole of it. Kernels that only
-// compute need ptx.cuh at most: the program examples/moe has some, the products of a layer's
-// experts, between the dispatch and the combine that bring the rows.
+// The host fills a [Group] with every rank's part of a window, at addresses that the launching GPU
+// reaches. It begins a [State], with a [Count] for each block behind it, in memory of that GPU: all
+// zero but Timeout. Both live as long as launches do. Package engine/gpu does all this.
 //
 // # Rules
 //
-// Every wait is a Wait's: it ends when the value is there, after State.timeout, or when the abort
-// word is set, and then says in the [Record] who waited for whom. What was awaited is to be used
-// only if !wait.over. Nothing of a State runs after a wait gave up, until the host has cleared
-// Stopped.
+// Every wait is a Wait's. It ends when the value is there, after State.timeout, or when the abort word
+// is set, and then leaves a [Record] of who waited for whom. What was waited for may be used only if
+// !wait.over. After a wait gave up nothing of the State runs until the host has cleared Stopped.
 //
-// All threads of all blocks come to leave, also after a wait that gave up, and all launches of a
-// State have as many blocks. A kernel that waits for a peer must be placed as a whole at every
-// rank: launch no more blocks than the SMs hold beside what else runs, and load all modules before.
+// All threads of all blocks come to the end of the operation, or all give up, and all launches of a
+// State have as many blocks. A kernel that waits for a peer must be placed as a whole at every rank:
+// launch no more blocks than the SMs hold beside what else runs, and load all modules before.
 //
 // A value that is its own flag is sent by one store of 4, 8 or 16 bytes, never has a word of ones
-// (clean sees to that), and goes where the receiver has put words of ones since the last one came.
-// Of three places in turn, the one of the operation before is emptied: its sender writes it again
-// two operations later, and must have heard from this rank since. Whatever else is sent goes before
-// store_release_sys4, and is read after await_epoch.
+// (clean sees to that), and goes where the receiver has put words of ones since the last value came.
+// Such values have three turns. In each operation the receiver empties those of the turn before; the
+// sender writes them again two operations later, after it has heard from this rank. Other data goes
+// before a signal, and is read after the wait for it.
 //
-// ptx.cuh names the instructions that this is made of, each below its section of the PTX ISA.
+// # Names in errors
+//
+// A record has numbers: the lane's, which comes from Group.Lane, the operation's, and for a mismatch
+// the tags of two calls. The owner of a lane gives the [Words] for them.
+//
+// # Domains
+//
+// A kernel is compiled for a domain of 64 ranks, or of as many as [DomainDefine] says. In a domain of
+// 64 ranks a set of ranks is one word.
+//
 // Package emulate runs such kernels without a GPU and finds what a GPU would hide for long.
 package device

@@ -37,7 +37,7 @@ func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weigh
 
 // weighted says whether sums are.
 func (h *gpu) weighted() uint32 {
-	if h.spec.Sum == Weighted {
+	if h.spec.Weighting == Weighted {
 		return flagWeighted
 	}
 	return 0

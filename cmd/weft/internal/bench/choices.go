@@ -16,14 +16,11 @@ import (
 // Layouts lists what EP.Layout can be.
 func Layouts() []string { return names(ep.ParseLayout) }
 
-// Wires lists what EP.Wire can be.
-func Wires() []string { return names(ep.ParseWire) }
-
 // Reductions lists what EP.Reduction can be.
 func Reductions() []string { return names(ep.ParseReduction) }
 
-// Sums lists what EP.Sum can be.
-func Sums() []string { return names(ep.ParseSum) }
+// Weightings lists what EP.Weighting can be.
+func Weightings() []string { return names(ep.ParseWeighting) }
 
 // CountModes lists what EP.Counts can be.
 func CountModes() []string { return names(ep.ParseCounts) }

@@ -19,13 +19,10 @@ func (e EP) Spec(ranks int) (ep.Spec, error) {
 	if s.Layout, err = ep.ParseLayout(e.Layout); err != nil {
 		return s, err
 	}
-	if s.Wire, err = ep.ParseWire(e.Wire); err != nil {
-		return s, err
-	}
 	if s.Reduction, err = ep.ParseReduction(e.Reduction); err != nil {
 		return s, err
 	}
-	if s.Sum, err = ep.ParseSum(e.Sum); err != nil {
+	if s.Weighting, err = ep.ParseWeighting(e.Weighting); err != nil {
 		return s, err
 	}
 	if s.Counts, err = ep.ParseCounts(e.Counts); err != nil {
@@ -318,17 +315,15 @@ func (m *epRank) series() []Series {
 	if !m.byExpert() {
 		received = t.RankRows
 	}
-	crossing, returning := t.RemoteSelections, t.RemoteSelections
-	if m.spec.Wire == ep.PerRank {
-		crossing = t.RemoteRankRows
-	}
+	returning := t.RemoteSelections
 	if m.spec.Reduction != ep.Exact {
 		returning = t.RemoteRankRows
 	}
 	there := Series{
 		Op: "dispatch", Times: m.dispatch.pack(), Problem: m.problem,
-		Wire: float64(crossing) * row / n, Logical: float64(t.RankRows) * row / n, DeepEP: float64(t.Selections) * row / n,
-		Moved: (float64(t.Tokens)*float64(m.cfg.Hidden*m.input.Size()) + float64(received)*row) / n,
+		Wire: float64(t.RemoteRankRows) * row / n, Logical: float64(t.RankRows) * row / n,
+		DeepEP: float64(t.Selections) * row / n,
+		Moved:  (float64(t.Tokens)*float64(m.cfg.Hidden*m.input.Size()) + float64(received)*row) / n,
 	}
 	back := Series{
 		Op: "combine", Times: m.combine.pack(), Problem: m.problem,

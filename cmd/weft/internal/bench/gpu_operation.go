@@ -105,7 +105,7 @@ func (m *gpuRank) combines(ctx context.Context, bytes moved) operation {
 	_, sms := m.handle.SMs()
 	return operation{
 		name: "combine", bytes: bytes, sms: sms, renew: m.writeExperts,
-		check: func() error { return m.checkOut("combine", m.spec.Sum == ep.Weighted) },
+		check: func() error { return m.checkOut("combine", m.spec.Weighting == ep.Weighted) },
 		run:   func(bool) error { return m.handle.Combine(ctx, m.work, m.known, m.y, m.out) },
 	}
 }

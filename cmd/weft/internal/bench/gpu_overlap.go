@@ -9,14 +9,14 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/internal/product"
+	"github.com/weftgo/weft/internal/matmul"
 )
 
 // Overlap measures what exchanges lose where their GPUs multiply matrices meanwhile, and what the
 // products lose. Of [GPUs] it heeds Contexts, Ranks, Operations, Replays, Deadline and Cache.
 type Overlap struct {
 	GPUs
-	Product product.Shape
+	Product matmul.Shape
 }
 
 // OverlapRow is one operation of one shape beside products: a line of --json. Keys are stable; new
@@ -94,20 +94,20 @@ func (o Overlap) Measure(ctx context.Context, shapes []EP, each func(OverlapRow)
 type overlapRank struct {
 	*gpuRank
 	compute *cuda.Stream
-	product *product.Product
+	product *matmul.Product
 	perOne  time.Duration // a product, alone
 }
 
 // begin makes the product, and has the exchanges in the communicator's stream, whose kernels do not
 // stand behind those of others.
-func (r *overlapRank) begin(ctx context.Context, s product.Shape, c *closing) (err error) {
+func (r *overlapRank) begin(ctx context.Context, s matmul.Shape, c *closing) (err error) {
 	r.stream = r.comm.Device().Stream()
 	r.work = weft.StreamOf(r.stream)
 	if r.compute, err = r.context.NewStream(cuda.StreamOptions{}); err != nil {
 		return err
 	}
 	c.add(r.compute.Close)
-	if r.product, err = product.New(ctx, r.context, r.Cache, s, uint64(r.me)); err != nil {
+	if r.product, err = matmul.New(ctx, r.context, r.Cache, s, uint64(r.me)); err != nil {
 		return err
 	}
 	c.add(r.product.Close)

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/weftgo/weft/internal/product"
+	"github.com/weftgo/weft/internal/matmul"
 )
 
 func TestOverlapOnEmulatedGPUs(t *testing.T) {
@@ -21,7 +21,7 @@ func TestOverlapOnEmulatedGPUs(t *testing.T) {
 		_, g := emulatedGPUs(t, gpus)
 		g.Ranks = 2
 		var rows []OverlapRow
-		o := Overlap{GPUs: g, Product: product.Shape{Rows: 64, Columns: 128, Inner: 32}}
+		o := Overlap{GPUs: g, Product: matmul.Shape{Rows: 64, Columns: 128, Inner: 32}}
 		if err := o.Measure(t.Context(), shapes,
 			func(r OverlapRow) error { rows = append(rows, r); return nil }); err != nil {
 			t.Fatal(err)
@@ -59,7 +59,7 @@ func TestOverlapChecksCatchErrors(t *testing.T) {
 		var c closing
 		r := &overlapRank{gpuRank: m}
 		m.cfg = small(nil)
-		if err := errors.Join(r.begin(ctx, product.Shape{Rows: 64, Columns: 64, Inner: 32}, &c),
+		if err := errors.Join(r.begin(ctx, matmul.Shape{Rows: 64, Columns: 64, Inner: 32}, &c),
 			r.setUp(ctx, &c)); err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func TestOverlapChecksCatchErrors(t *testing.T) {
 
 func TestOverlapRefusals(t *testing.T) {
 	_, g := emulatedGPUs(t, 1)
-	o := Overlap{GPUs: g, Product: product.Shape{Rows: 63, Columns: 64, Inner: 32}}
+	o := Overlap{GPUs: g, Product: matmul.Shape{Rows: 63, Columns: 64, Inner: 32}}
 	if err := o.Measure(t.Context(), []EP{small(nil)}, nil); err == nil ||
 		!strings.Contains(err.Error(), "multiples of 64") {
 		t.Error(err)

@@ -29,9 +29,8 @@ type GPURow struct {
 	Quantize  string `json:"quantize,omitempty"` // from which type dispatch quantises
 	Scales    string `json:"scales,omitempty"`   // of FP8 rows: the order in which they arrive
 	Layout    string `json:"layout"`
-	Wire      string `json:"wire"`
 	Reduction string `json:"reduction"`
-	Sum       string `json:"sum"`
+	Weighting string `json:"weighting"`
 	Routing   string `json:"routing"`
 	SMs       int    `json:"sms"`      // asked for; 0: the library's choice
 	SMsUsed   int    `json:"sms_used"` // by the operation's kernel

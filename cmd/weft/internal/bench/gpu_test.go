@@ -65,8 +65,8 @@ func few() bool { return testing.Short() || !emulate.Everything() }
 // small is a shape that emulated GPUs manage.
 func small(change func(e *EP)) EP {
 	e := EP{
-		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Wire: "per-rank",
-		Reduction: "partial", Sum: "plain",
+		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major",
+		Reduction: "partial", Weighting: "plain",
 		Counts: "device", Routing: "uniform", Seed: 1, Batches: 1,
 	}
 	if change != nil {
@@ -76,7 +76,7 @@ func small(change func(e *EP)) EP {
 }
 
 func exactFP8(e *EP) {
-	e.Layout, e.Reduction, e.Sum, e.DType = "expert-major", "exact", "weighted", "fp8"
+	e.Layout, e.Reduction, e.Weighting, e.DType = "expert-major", "exact", "weighted", "fp8"
 }
 
 func columnMajor(e *EP) {
@@ -90,8 +90,8 @@ func throughput() []EP {
 	return []EP{
 		small(func(e *EP) { e.Layout, e.SMs = "token-major", 3 }),
 		small(func(e *EP) { given(e); e.Layout = "token-major" }),
-		small(func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
-		small(func(e *EP) { given(e); e.Layout, e.Sum, e.Scales = "expert-packed", "plain", "column-major" }),
+		small(func(e *EP) { e.Layout, e.Reduction, e.Weighting = "expert-packed", "exact", "weighted" }),
+		small(func(e *EP) { given(e); e.Layout, e.Weighting, e.Scales = "expert-packed", "plain", "column-major" }),
 	}
 }
 
@@ -130,13 +130,13 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 	shapes := []EP{
 		small(nil),
 		small(func(e *EP) { e.Capacity = 300 }), // rows go straight to where they are received
-		small(func(e *EP) { e.Layout, e.Sum = "expert-major", "weighted" }),
+		small(func(e *EP) { e.Layout, e.Weighting = "expert-major", "weighted" }),
 		small(exactFP8),
 		small(columnMajor),
 		small(func(e *EP) { columnMajor(e); e.DType, e.Hidden = "fp8-ue8m0", 1024 }),
 		small(func(e *EP) { columnMajor(e); e.Layout = "expert-packed" }),
 		small(func(e *EP) { e.Layout = "token-major" }), // rows have their places before they leave, and are read there
-		small(func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
+		small(func(e *EP) { e.Layout, e.Reduction, e.Weighting = "expert-packed", "exact", "weighted" }),
 	}
 	if few() {
 		shapes = []EP{shapes[0], small(columnMajor)}

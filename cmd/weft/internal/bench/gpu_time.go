@@ -20,7 +20,7 @@ func (m *gpuRank) measure(ctx context.Context, o operation) (row GPURow, err err
 		GPUs:   min(m.ranks, len(m.Contexts)),
 		Tokens: m.cfg.Tokens, Capacity: s.MaxTokens, Hidden: s.Hidden, TopK: s.TopK, Experts: s.Experts,
 		DType: s.Payload.String(), Scales: m.cfg.ScaleOrder(),
-		Layout: s.Layout.String(), Wire: s.Wire.String(), Reduction: s.Reduction.String(), Sum: s.Sum.String(),
+		Layout: s.Layout.String(), Reduction: s.Reduction.String(), Weighting: s.Weighting.String(),
 		Routing: string(m.cfg.Routing), SMs: s.SMs, SMsUsed: o.sms,
 		Operations: m.Operations, Samples: m.Samples, Empty: m.nothing,
 		WireBytes: o.bytes.wire, LogicalBytes: o.bytes.logical, DeepEPBytes: o.bytes.deepep,

@@ -40,7 +40,7 @@ type EP struct {
 
 	Tuning ep.Tuning `json:",omitzero"` // on GPUs: of the kernels
 
-	DType, Layout, Wire, Reduction, Sum, Counts string // as package ep names them
+	DType, Layout, Reduction, Weighting, Counts string // as package ep names them
 
 	Scales string `json:",omitempty"` // order of the scales that arrive with FP8 rows; empty: row-major
 	// on GPUs: FP8 rows and their scales are the caller's; else dispatch quantises them from bf16
