@@ -253,7 +253,8 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	units := mostUnits(*s)
 	push := pushArgs{
 		shape: h.shape(), openings: uint64(r.openings), marks: uint64(r.marks), blocks: uint64(r.blocks),
-		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), flags: flags&flagRowPerToken | quantizeFlags(s),
+		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt),
+		flags:  flags&flagRowPerToken | quantizeFlags(s),
 		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4),
 		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity),

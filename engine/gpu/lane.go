@@ -109,7 +109,9 @@ func (l *Lane) begin() error {
 		s.Synchronize()); err != nil {
 		return err
 	}
-	return l.setState(device.State{Masked: [2]uint64{l.comm.Mask()}, Timeout: uint64(max(l.comm.Deadline(), time.Millisecond))})
+	return l.setState(device.State{
+		Masked: [2]uint64{l.comm.Mask()}, Timeout: uint64(max(l.comm.Deadline(), time.Millisecond)),
+	})
 }
 
 func (l *Lane) setState(s device.State) error {
