@@ -135,7 +135,7 @@ struct Chunk {
 	}
 };
 
-// spread makes the gradients of the rows that src's token has here, and with DOTS those of its
+// spread makes the gradients of the rows that src's token has here, and with WEIGHT_GRADIENTS those of its
 // weights. A warp does.
 __device__ __forceinline__ void spread(const Gradients &a, const Operation &o, const char *from, Staged &staged,
 									   u32 src, u32 t, u32 lane, const Arrived &here) {
