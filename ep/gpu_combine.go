@@ -6,18 +6,17 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 )
 
 func (h *gpu) Combine(ctx context.Context, s *weft.Stream, a SumArgs) error {
-	if err := h.enterCombine(ctx, s, &a, whatSend|whatReceive|h.weighted()); err != nil {
+	if err := h.enterCombine(ctx, s, &a, flagSend|flagReceive|h.weighted()); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
 }
 
 func (h *gpu) SendCombine(ctx context.Context, s *weft.Stream, a SumArgs) (*weft.Work, error) {
-	if err := h.enterCombine(ctx, s, &a, whatSend|h.weighted()); err != nil {
+	if err := h.enterCombine(ctx, s, &a, flagSend|h.weighted()); err != nil {
 		return nil, err
 	}
 	half := h.lane.Sent(opCombine, s)
@@ -26,7 +25,7 @@ func (h *gpu) SendCombine(ctx context.Context, s *weft.Stream, a SumArgs) (*weft
 		if err != nil {
 			return err
 		}
-		if err := h.lane.Receive(stream, h.combineLaunch(whatReceive|h.weighted())); err != nil {
+		if err := h.lane.Receive(stream, h.combineLaunch(flagReceive|h.weighted())); err != nil {
 			return err
 		}
 		return half.Finish(ctx)
@@ -36,13 +35,13 @@ func (h *gpu) SendCombine(ctx context.Context, s *weft.Stream, a SumArgs) (*weft
 // weighted says whether sums are.
 func (h *gpu) weighted() uint32 {
 	if h.spec.Weighting == Weighted {
-		return whatWeighted
+		return flagWeighted
 	}
 	return 0
 }
 
 // enterCombine checks the arguments of a combine and enqueues it.
-func (h *gpu) enterCombine(ctx context.Context, s *weft.Stream, a *SumArgs, what uint32) error {
+func (h *gpu) enterCombine(ctx context.Context, s *weft.Stream, a *SumArgs, flags uint32) error {
 	const op = opCombine
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
@@ -56,7 +55,7 @@ func (h *gpu) enterCombine(ctx context.Context, s *weft.Stream, a *SumArgs, what
 			return err
 		}
 		a.Batch.weights = WeightsAtHome
-		if h.tuning.pulls || what&phases != whatSend|whatReceive {
+		if h.tuning.pulls || flags&phases != flagSend|flagReceive {
 			if err := h.startWeigh(stream, a.Batch, addressOf(a.Weights), 0); err != nil {
 				return err
 			}
@@ -66,7 +65,7 @@ func (h *gpu) enterCombine(ctx context.Context, s *weft.Stream, a *SumArgs, what
 			defer func() { h.combineArg.weights = 0 }()
 		}
 	}
-	return h.startCombine(device.CallCombine, stream, a, what)
+	return h.startCombine(tagCombine, stream, a, flags)
 }
 
 // checkCombineOperands says what is wrong with the arguments of a combine, but for its own weights
@@ -79,7 +78,7 @@ func (h *gpu) checkCombineOperands(op string, a *SumArgs) error {
 }
 
 // startCombine enqueues what brings rows home; a pull brings gradients of weights besides.
-func (h *gpu) startCombine(call uint32, stream *cuda.Stream, a *SumArgs, what uint32) error {
+func (h *gpu) startCombine(call uint32, stream *cuda.Stream, a *SumArgs, flags uint32) error {
 	if h.tuning.pulls {
 		if err := h.setPull(call, stream, a); err != nil {
 			return err
@@ -87,13 +86,13 @@ func (h *gpu) startCombine(call uint32, stream *cuda.Stream, a *SumArgs, what ui
 	} else {
 		h.setCombine(call, a)
 	}
-	return h.lane.Start(stream, h.combineLaunch(what))
+	return h.lane.Start(stream, h.combineLaunch(flags))
 }
 
 // setCombine points the launch at the caller's tensors.
 func (h *gpu) setCombine(call uint32, c *SumArgs) {
 	a, p := h.combineArg, c.Batch.info.(*gpuRouting)
-	a.routed, a.landings, a.sent = p.at(p.off.home), p.at(p.off.landings), p.sent()
+	a.routed, a.recvRows, a.sent = p.at(p.off.home), p.at(p.off.recvRows), p.sent()
 	a.call, a.y, a.out = call, addressOf(c.Rows), addressOf(c.Out)
 	a.tokens, a.biases = uint32(c.Batch.tokens), uint32(c.Biases)
 	for i, b := range c.Bias[:c.Biases] {
@@ -102,14 +101,14 @@ func (h *gpu) setCombine(call uint32, c *SumArgs) {
 }
 
 // combineLaunch is the launch that does so much of a combine.
-func (h *gpu) combineLaunch(what uint32) *cuda.Launch {
+func (h *gpu) combineLaunch(flags uint32) *cuda.Launch {
 	if h.tuning.pulls {
-		h.placed.pull.what = what | h.placed.pullBulk
+		h.placed.pull.flags = flags | h.placed.pullBulk
 		return h.placed.pulling
 	}
 	a := h.combineArg
-	a.what, a.free = what, h.ring.Free(h.lane.Capture())
-	if what&phases == whatSend|whatReceive {
+	a.flags, a.free = flags, h.ring.Free(h.lane.Capture())
+	if flags&phases == flagSend|flagReceive {
 		return h.fusedCombining
 	}
 	return h.combining

@@ -24,7 +24,7 @@ func (h *gpu) Prepare(ctx context.Context, s *weft.Stream, c PrepareArgs) (*Batc
 	}
 	a := h.dispatchArg
 	h.setRouting(r, c.TopK, c.Weights)
-	if err := h.lane.Start(stream, h.dispatchLaunch(whatSend|whatReceive|whatRoute, r.tokens)); err != nil {
+	if err := h.lane.Start(stream, h.dispatchLaunch(flagSend|flagReceive|flagRoute, r.tokens)); err != nil {
 		r.Release()
 		return nil, err
 	}
@@ -46,11 +46,11 @@ type dispatched struct {
 }
 
 func (h *gpu) Dispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (Arrived, error) {
-	return h.move(ctx, s, &a, whatSend|whatReceive)
+	return h.move(ctx, s, &a, flagSend|flagReceive)
 }
 
 func (h *gpu) SendDispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (SecondHalf, error) {
-	at, err := h.move(ctx, s, &a, whatSend)
+	at, err := h.move(ctx, s, &a, flagSend)
 	if err != nil {
 		return nil, err
 	}
@@ -73,12 +73,12 @@ func (d *dispatched) Receive(ctx context.Context) (Arrived, error) {
 	if err != nil {
 		return give(err)
 	}
-	what := uint32(whatReceive | whatMove)
+	flags := uint32(flagReceive | flagMove)
 	if d.routed {
-		what |= whatRoute
+		flags |= flagRoute
 	}
 	h.setPlace(r, d.at.Buffer)
-	if err := h.lane.Receive(stream, h.dispatchLaunch(what, r.tokens)); err != nil {
+	if err := h.lane.Receive(stream, h.dispatchLaunch(flags, r.tokens)); err != nil {
 		return give(err)
 	}
 	err = d.Finish(ctx)
@@ -109,19 +109,19 @@ func (h *gpu) moveBy(ctx context.Context, s *weft.Stream, m *MoveArgs, phases ui
 	if err := m.Check(h.Base, opDispatch); err != nil {
 		return Arrived{}, err
 	}
-	what := phases | whatMove
+	flags := phases | flagMove
 	if m.Weighs() {
 		if err := h.recall(stream, m); err != nil {
 			return Arrived{}, err
 		}
-		what |= whatRoute
+		flags |= flagRoute
 	}
-	at, err := h.startMove(stream, r, m, what)
+	at, err := h.startMove(stream, r, m, flags)
 	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
-	if err == nil && what&whatRoute != 0 {
+	if err == nil && flags&flagRoute != 0 {
 		reweighed(r, stream)
 	}
-	if err == nil && phases&whatReceive != 0 {
+	if err == nil && phases&flagReceive != 0 {
 		if err = h.lane.Finish(ctx, s); err != nil {
 			h.Put(at.Buffer)
 		}
@@ -147,7 +147,7 @@ func (h *gpu) recall(stream *cuda.Stream, m *MoveArgs) error {
 	}
 	a := h.dispatchArg
 	a.ids, a.weights = experts, addressOf(m.Weights)
-	a.what &^= whatWide
+	a.flags &^= flagWideIDs
 	return nil
 }
 
@@ -165,13 +165,13 @@ func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, m *MoveArgs, phases u
 		return Arrived{}, err
 	}
 	h.setRouting(r, m.TopK, m.Weights)
-	at, err := h.startMove(stream, r, m, phases|whatMove|whatRoute)
+	at, err := h.startMove(stream, r, m, phases|flagMove|flagRoute)
 	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
 	if err != nil {
 		r.Release()
 		return at, err
 	}
-	if phases&whatReceive == 0 {
+	if phases&flagReceive == 0 {
 		return at, nil
 	}
 	if err := cmp.Or(h.lane.Finish(ctx, s), h.settle(ctx, r)); err != nil {
@@ -183,7 +183,7 @@ func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, m *MoveArgs, phases u
 }
 
 // startMove enqueues a dispatch of rows.
-func (h *gpu) startMove(stream *cuda.Stream, r *Batch, m *MoveArgs, what uint32) (Arrived, error) {
+func (h *gpu) startMove(stream *cuda.Stream, r *Batch, m *MoveArgs, flags uint32) (Arrived, error) {
 	if err := h.checkDispatch(r.tokens, m); err != nil {
 		return Arrived{}, err
 	}
@@ -194,7 +194,7 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Batch, m *MoveArgs, what uint32)
 	a := h.dispatchArg
 	a.x, a.scales = addressOf(m.Data), addressOf(m.Scales)
 	h.setPlace(r, buffer)
-	if err := h.lane.Start(stream, h.dispatchLaunch(what, r.tokens)); err != nil {
+	if err := h.lane.Start(stream, h.dispatchLaunch(flags, r.tokens)); err != nil {
 		h.Put(buffer)
 		return Arrived{}, err
 	}
@@ -217,9 +217,9 @@ func (h *gpu) checkDispatch(tokens int, x *MoveArgs) error {
 func (h *gpu) setRouting(r *Batch, topk, weights weft.Tensor) {
 	a := h.dispatchArg
 	a.ids, a.weights = addressOf(topk), addressOf(weights)
-	a.what &^= whatWide
+	a.flags &^= flagWideIDs
 	if topk.DType == weft.Int64 {
-		a.what |= whatWide
+		a.flags |= flagWideIDs
 	}
 	h.setPlace(r, -1)
 }
@@ -228,7 +228,7 @@ func (h *gpu) setRouting(r *Batch, topk, weights weft.Tensor) {
 // received rows.
 func (h *gpu) setPlace(r *Batch, place int) {
 	a, p := h.dispatchArg, r.info.(*gpuRouting)
-	a.home, a.landings, a.described, a.ranges = p.at(p.off.home), p.at(p.off.landings), p.at(p.off.described), 0
+	a.home, a.recvRows, a.described, a.ranges = p.at(p.off.home), p.at(p.off.recvRows), p.at(p.off.described), 0
 	if h.geometry.layout.byExpert() {
 		a.ranges = p.at(p.off.ranges)
 	}
@@ -245,13 +245,13 @@ func (h *gpu) setPlace(r *Batch, place int) {
 }
 
 // phases are the parts of an operation that a launch does, which differ from call to call.
-const phases = whatSend | whatReceive | whatRoute | whatMove
+const phases = flagSend | flagReceive | flagRoute | flagMove
 
 // dispatchLaunch is the launch that does so much of a dispatch.
-func (h *gpu) dispatchLaunch(what uint32, tokens int) *cuda.Launch {
+func (h *gpu) dispatchLaunch(flags uint32, tokens int) *cuda.Launch {
 	a := h.dispatchArg
-	a.what, a.free, a.tokens = a.what&^phases|what, h.ring.Free(h.lane.Capture()), uint32(tokens)
-	if what == phases {
+	a.flags, a.free, a.tokens = a.flags&^phases|flags, h.ring.Free(h.lane.Capture()), uint32(tokens)
+	if flags == phases {
 		return h.fusedDispatching
 	}
 	return h.dispatching

@@ -9,49 +9,42 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // gradientArgs are the arguments of what moves gradients: the Gradients of kernels/gradients.cu.
 type gradientArgs struct {
-	group                   device.Group
-	shape                   shape
-	state                   uint64
-	words, marks            uint64
-	first, what, tokens, at uint32
-	rowBytes, align         uint32
-	call, _                 uint32
-	chunk, carriers         uint32
-	room, multipliers       uint32
-	home, described         uint64
-	y, rows                 uint64
-	scalars                 scalarArgs
+	shape                    shape
+	state                    uint64
+	openings, marks          uint64
+	first, flags, tokens, at uint32
+	rowBytes, align          uint32
+	call, _                  uint32
+	chunk, carriers          uint32
+	room, multipliers        uint32
+	home, described          uint64
+	y, rows                  uint64
+	scalars                  scalarArgs
+	group                    device.Group
 }
 
 // scalarArgs say which gradients of weights go home: the Scalars of kernels/scalars.cuh.
 type scalarArgs struct {
-	at                 uint64
-	topk               device.Divisor
-	landings, arrivals uint64
-	rows, home         uint64
+	at                   uint64
+	topk                 device.Divisor
+	recvRows, recvTokens uint64
+	rows, home           uint64
 }
 
 // set says which gradients of weights go home, by r.
 func (a *scalarArgs) set(r *gpuRouting, s *SumArgs) {
-	a.landings, a.arrivals = r.at(r.off.landings), 0
+	a.recvRows, a.recvTokens = r.at(r.off.recvRows), 0
 	if r.h.spec.Layout == TokenMajor {
-		a.arrivals = r.at(r.off.arrivals)
+		a.recvTokens = r.at(r.off.recvTokens)
 	}
 	a.rows, a.home = addressOf(s.Scalars), addressOf(s.OutScalars)
 }
-
-// What a launch of gradients does: the enumeration of kernels/gradients.cu.
-const (
-	whatRows     = 1
-	whatDots     = 2
-	whatByExpert = 16
-)
 
 // A block of gradients has gradientThreads or more, up to as many as the MOST_WARPS of
 // kernels/gradients.cu are.
@@ -59,7 +52,7 @@ const gradientThreads, mostGradientThreads = 4 * 32, 16 * 32
 
 func gradientKernel(of weft.DType, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, []string{"weft::ep::gradients"},
-		"placed.cuh", "scalars.cuh", "sum.cuh")
+		"placed.cuh", "scalars.cuh")
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_GRADIENT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(gradientArgs{})))
 	return s
@@ -71,7 +64,7 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 	if !s.combines() {
 		return
 	}
-	r.gradientWords = r.Zeros(2 * int64(g.ranks) * 8)
+	r.gradientOpenings = r.Ones(3 * int64(g.ranks) * device.OpeningBytes)
 	r.gradientMarks = r.Zeros(int64(g.ranks) * int64(blocks) * 4)
 	r.scalars = r.Raw(2 * int64(g.tokens) * int64(g.topk) * 4)
 	r.gradients = r.Raw(int64(g.tokens) * int64(s.outputBytes()))
@@ -81,7 +74,7 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 func (h *gpu) prepareGradients(f functions) (err error) {
 	g, s, r := &h.geometry, &h.spec, &h.regions
 	a := gradientArgs{
-		shape: h.shape(), words: uint64(r.gradientWords), marks: uint64(r.gradientMarks),
+		shape: h.shape(), openings: uint64(r.gradientOpenings), marks: uint64(r.gradientMarks),
 		first: uint32(h.locals.gradientCounts),
 		at:    uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align),
 		scalars: scalarArgs{at: uint64(r.scalars), topk: device.NewDivisor(g.topk)},
@@ -121,11 +114,11 @@ func (h *gpu) DispatchBackward(ctx context.Context, s *weft.Stream, a SumArgs) e
 		whole(op, "gradients of the rows' weights", a.Scalars), whole(op, "gradients of weights", a.OutScalars)); err != nil {
 		return err
 	}
-	call := uint32(device.CallDispatchBackward)
+	call := uint32(tagDispatchBackward)
 	if !a.OutScalars.IsZero() {
-		call = device.CallDispatchWeightBackward
+		call = tagDispatchWeightBackward
 	}
-	if err := h.startCombine(call, stream, &a, whatSend|whatReceive); err != nil {
+	if err := h.startCombine(call, stream, &a, flagSend|flagReceive); err != nil {
 		return err
 	}
 	if !a.OutScalars.IsZero() && !h.tuning.pulls {
@@ -150,13 +143,13 @@ func (h *gpu) CombineBackward(ctx context.Context, s *weft.Stream, c SpreadArgs)
 	}
 	a := h.setGradients(&SumArgs{Batch: c.Batch, OutScalars: c.GradWeights})
 	a.rows = addressOf(c.GradRows)
-	call, what := uint32(device.CallCombineBackward), whatRows|h.weighted()
+	call, flags := uint32(tagCombineBackward), flagRowGradients|h.weighted()
 	if !c.GradWeights.IsZero() {
-		call, what = device.CallCombineWeightBackward, what|whatDots
+		call, flags = tagCombineWeightBackward, flags|flagWeightGradients
 		a.y = addressOf(c.Rows)
 	}
 	if a.carriers > 0 {
-		what |= whatBulk
+		flags |= flagBulk
 	}
 	at, ok := h.readable(c.GradOut)
 	if !ok {
@@ -166,7 +159,7 @@ func (h *gpu) CombineBackward(ctx context.Context, s *weft.Stream, c SpreadArgs)
 		}
 	}
 	a.at = uint32(at / 16)
-	if err := h.startGradients(stream, call, what); err != nil {
+	if err := h.startGradients(stream, call, flags); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
@@ -182,13 +175,13 @@ func (h *gpu) setGradients(c *SumArgs) *gradientArgs {
 }
 
 // startGradients enqueues the launch.
-func (h *gpu) startGradients(stream *cuda.Stream, call, what uint32) error {
+func (h *gpu) startGradients(stream *cuda.Stream, call, flags uint32) error {
 	if h.spec.Layout.byExpert() {
-		what |= whatByExpert
+		flags |= flagRowPerSelection
 	}
 	a := h.gradientArg
-	a.call, a.what, a.group.Waits = call, what, h.combineWaits
-	if what&whatRows != 0 {
+	a.call, a.flags, a.group.Waits = call, flags, h.combineWaits
+	if flags&flagRowGradients != 0 {
 		a.group.Waits = h.dispatchWaits
 	}
 	return h.lane.Start(stream, h.moving)

@@ -12,7 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 // Host memory that all GPUs see: the gate, the word that ends all waits, and a record for each GPU.
