@@ -76,7 +76,11 @@ func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights 
 	if err := h.checkWeigh(opWeigh, r, weights); err != nil {
 		return err
 	}
-	return h.engine.Weigh(ctx, s, r.batch, weights)
+	if err := h.engine.Weigh(ctx, s, r.batch, weights); err != nil {
+		return err
+	}
+	r.batch.weights = WeightsAtHome
+	return nil
 }
 
 // checkWeigh says what is wrong with other weights of a Routing.
