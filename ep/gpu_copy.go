@@ -180,7 +180,8 @@ func (h *gpu) setCopy(r *CopyArgs) {
 		d.ranks = uint32(g.ranks)
 		if g.layout == ExpertPacked && g.align > 1 {
 			a.local = uint32(g.local)
-			a.kept, a.padded, a.offsets = addressOf(p.Tensor(ExpertCounts)), addressOf(p.Tensor(PaddedCounts)), addressOf(p.Tensor(ExpertOffsets))
+			a.kept, a.padded = addressOf(p.Tensor(ExpertCounts)), addressOf(p.Tensor(PaddedCounts))
+			a.offsets = addressOf(p.Tensor(ExpertOffsets))
 		}
 	}
 }
