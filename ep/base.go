@@ -97,9 +97,6 @@ func (b *Batch) Release() {
 	}
 }
 
-// Base is whose batch it is, or nil if it was released.
-func (b *Batch) Base() *Base { return b.base }
-
 // Check refuses a batch of another handle, or one that was prepared while ranks were masked that
 // take part now. A nil batch is none of this handle's.
 func (b *Batch) Check(of *Base, op string) error {

@@ -32,3 +32,14 @@ func (s *Spec) scaleShape(rows int, order ScaleOrder) (d weft.DType, above, acro
 	}
 	return d, rows, across
 }
+
+// strides say where the scales of received rows stand: row x number + zone x number of the zone's
+// first row + word x number of the word of scales. They are the Strides of kernels/copy.cu.
+type strides struct{ row, zone, word uint32 }
+
+func scaleStrides(order ScaleOrder, words, zoneRows uint32) strides {
+	if order == RowMajorScales || words == 0 {
+		return strides{row: words, word: 1}
+	}
+	return strides{row: 1, zone: words - 1, word: zoneRows}
+}

@@ -61,27 +61,6 @@ func (n *notice) setPlaces(data, scales place) {
 	n.stride = [2]uint32{data.stride, scales.stride}
 }
 
-const (
-	doneAt   = 2 * channel.Stride
-	textAt   = 3 * channel.Stride
-	textSize = 2 * channel.Stride
-	// routingAt is where routing begins.
-	routingAt = textAt + 2*textSize
-)
-
-func (g *geometry) recordSize() int { return (4+2*g.topk+3)&^3 + 4*g.topk }
-
-// records is the most (token, destination rank) pairs that one rank can have.
-func (g *geometry) records() int { return g.tokens * min(g.topk, g.ranks) }
-
-// routingSize is the size of one routing on a board.
-func (g *geometry) routingSize() int64 {
-	n := 4*int64(g.experts) + 8*int64(g.ranks) + int64(g.records())*int64(g.recordSize())
-	return (n + channel.Stride - 1) &^ (channel.Stride - 1)
-}
-
-func (g *geometry) boardSize() int64 { return routingAt + 2*g.routingSize() }
-
 func newBoard(g *geometry, mem []byte) *board {
 	b := &board{done: channel.CounterAt(mem, doneAt), mem: mem, g: g}
 	for i := range b.post {

@@ -63,35 +63,3 @@ func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, 
 	}
 	return c, nil
 }
-
-// opCount is what errors call the layout step.
-const opCount = "count routing"
-
-// checkPlaces says what is wrong with where experts are.
-func checkPlaces(experts, ranks, ranksPerNode int) error {
-	if ranks < 1 || ranks > weft.MaxRanks || experts < 1 || experts > MaxExperts {
-		return weft.Invalidf("%s: %d experts on %d ranks: want at most %d on %d", opCount, experts, ranks,
-			MaxExperts, weft.MaxRanks)
-	}
-	if experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
-		return weft.Invalidf("%s: %d experts on %d ranks, %d a node: want experts in equal shares, and "+
-			"whole nodes", opCount, experts, ranks, ranksPerNode)
-	}
-	return nil
-}
-
-// checkCounted says what is wrong with selections that are to be counted.
-func checkCounted(topk weft.Tensor) error {
-	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 {
-		return weft.Invalidf("%s: experts are %v, want int32 or int64 [tokens top-k]", opCount, topk)
-	}
-	tokens, k := topk.Shape[0], topk.Shape[1]
-	if tokens < 0 || tokens > maxTokens || k < 1 || k > MaxTopK {
-		return weft.Invalidf("%s: experts are %v, want at most %d tokens and 1 to %d selections of each",
-			opCount, topk, maxTokens, MaxTopK)
-	}
-	if topk.Data == nil && tokens > 0 {
-		return weft.Invalidf("%s: experts have no memory", opCount)
-	}
-	return nil
-}

@@ -62,11 +62,3 @@ type RowEngine interface {
 type SecondHalf interface {
 	Receive(ctx context.Context) (Arrived, error)
 }
-
-// newEngine makes the engine of a handle. It is collective.
-func newEngine(ctx context.Context, b *Base) (RowEngine, error) {
-	if engineOf(b.comm) == GPUEngine {
-		return newGPU(ctx, b)
-	}
-	return newHost(ctx, b)
-}

@@ -56,47 +56,6 @@ func (g *geometry) rows() int {
 	return g.capacity
 }
 
-// windowSizes are the bytes of a handle's windows; 0 for those that it has no use for.
-type windowSizes struct {
-	board   int64
-	block   int64 // of one received tensor, of which the pool has Live
-	stage   int64
-	partial int64
-	scalars int64
-}
-
-// windowSizes computes them. The limits of a Spec's numbers keep every one of them within 64 bits.
-func (g *geometry) windowSizes(s Spec) windowSizes {
-	tokens, rows := int64(g.tokens), int64(g.rows())
-	row, scale, output := int64(s.rowBytes()), int64(s.scaleBytes()), int64(s.outputBytes())
-	size := windowSizes{
-		board: g.boardSize(),
-		block: newBlockShape(s, g.rows()).bytes,
-		// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One
-		// buffer serves both, as operations follow each other.
-		stage: tokens * max(align(row)+align(scale), output),
-	}
-	if !s.combines() {
-		return size
-	}
-	size.stage = max(size.stage, rows*output)
-	if s.Reduction != Exact && s.Layout.byExpert() {
-		size.partial = int64(g.ranks) * tokens * output
-	}
-	perRow := int64(1)
-	if !s.Layout.byExpert() {
-		perRow = int64(s.TopK)
-	}
-	size.scalars = rows * perRow * 4
-	return size
-}
-
-// fit reports whether windows of these sizes can be had in an address space of so many bytes, of
-// which half is the system's.
-func (w *windowSizes) fit(live int, addresses int64) bool {
-	return max(w.board, w.stage, w.partial, w.scalars) <= addresses/2 && w.block <= addresses/2/int64(live)
-}
-
 // zones describes the rows of one rank's experts.
 type zones struct {
 	start  []int32 // first row of each local expert
@@ -186,3 +145,19 @@ func sum(total, before []int32, counts [][]int32, me int) {
 }
 
 func align[T int | int64](n T) T { return (n + 63) &^ 63 }
+
+func newZones(local int) zones {
+	buf := make([]int32, 4*local)
+	return carveZones(&buf, local)
+}
+
+func carveZones(buf *[]int32, local int) zones {
+	return zones{start: carve(buf, local), demand: carve(buf, local), kept: carve(buf, local), padded: carve(buf, local)}
+}
+
+// carve cuts n numbers off the front of buf.
+func carve(buf *[]int32, n int) []int32 {
+	s := (*buf)[:n:n]
+	*buf = (*buf)[n:]
+	return s
+}

@@ -61,8 +61,8 @@ type gpu struct {
 	all           []*gpuRouting
 }
 
-// newGPU makes the engine of a handle on GPUs.
-func newGPU(ctx context.Context, of *Base) (RowEngine, error) {
+// NewGPU makes the engine of a handle on GPUs.
+func NewGPU(ctx context.Context, of *Base) (RowEngine, error) {
 	h := &gpu{Base: of, device: of.comm.Device(), tuning: tune(of.spec, of.comm.Size())}
 	if err := h.open(ctx); err != nil {
 		_, again := h.Close()
@@ -134,11 +134,11 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	add(describeKernel(arch), &f.describe, &f.weigh)
 	add(copyKernel(arch), &f.copy)
 	if t.placed {
-		add(placeKernel(h.spec.placeForm(ranks), arch), &f.place)
+		add(placeKernel(placeFormOf(&h.spec, ranks), arch), &f.place)
 		add(pushKernel(h.spec.Quantize, false, arch), &f.dispatch)
 		add(pushKernel(h.spec.Quantize, true, arch), &f.weightDispatch)
 	} else {
-		form, fused := t.dispatchForm(h.spec), t.fusedDispatchForm(h.spec, ranks)
+		form, fused := dispatchFormOf(t, &h.spec), fusedDispatchFormOf(t, &h.spec, ranks)
 		add(dispatchKernel(form, arch), &f.dispatch)
 		if fused != form {
 			add(dispatchKernel(fused, arch), &f.fusedDispatch)
@@ -147,9 +147,9 @@ func (h *gpu) load(ctx context.Context) (f functions, err error) {
 	switch {
 	case !h.spec.combines():
 	case t.pulls:
-		add(pullKernel(h.spec.pullForm(), arch), &f.combine)
+		add(pullKernel(pullFormOf(&h.spec), arch), &f.combine)
 	default:
-		form, fused := t.combineForm(h.spec, ranks), t.fusedCombineForm(h.spec, ranks)
+		form, fused := combineFormOf(t, &h.spec, ranks), fusedCombineFormOf(t, &h.spec, ranks)
 		add(combineKernel(form, arch), &f.combine)
 		if fused != form {
 			add(combineKernel(fused, arch), &f.fusedCombine)
@@ -338,17 +338,6 @@ func pieceWords(s *Spec, units int) uint32 {
 	}
 }
 
-// strides say where the scales of received rows stand: row x number + zone x number of the zone's
-// first row + word x number of the word of scales. They are the Strides of kernels/copy.cu.
-type strides struct{ row, zone, word uint32 }
-
-func scaleStrides(order ScaleOrder, words, zoneRows uint32) strides {
-	if order == RowMajorScales || words == 0 {
-		return strides{row: words, word: 1}
-	}
-	return strides{row: 1, zone: words - 1, word: zoneRows}
-}
-
 func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err error) {
 	g, s, r, units := &h.geometry, &h.spec, &h.regions, h.tuning.dispatchUnits
 	d := dispatchArgs{
@@ -407,7 +396,7 @@ func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) 
 		rowBytes: uint32(s.outputBytes()), pieces: device.NewDivisor(ceil(s.outputBytes(), unitBytes)),
 	}
 	if s.combines() && h.geometry.ranks > 1 {
-		c.groups = device.NewDivisor(h.tuning.combineGroups(*s, h.geometry.ranks))
+		c.groups = device.NewDivisor(combineGroups(&h.tuning, s, h.geometry.ranks))
 	}
 	if h.combining, err = f.combine.Prepare(config, c); err != nil {
 		return err

@@ -14,25 +14,8 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-// DeviceCensus is where a [Counter] puts what a [Census] says: tensors of the caller's in the
-// memory of its GPU. A tensor that is absent is not wanted; at least one is. They need no value
-// before, must not overlap each other or the selections, and are borrowed until the stream has
-// passed the call.
-type DeviceCensus struct {
-	RankTokens       weft.Tensor // int32 [ranks]
-	NodeTokens       weft.Tensor // int32 [ranks / ranksPerNode]
-	ExpertSelections weft.Tensor // int32 [experts]
-	TokenInRank      weft.Tensor // uint8 [tokens, ranks]: 1 if the token goes to the rank, else 0, as a bool has it
-}
-
-// Counter is [CountRouting] on the GPU that a rank is bound to, for callers that want to know
-// before they have a handle, or without one. It is local: no other rank takes part, and ranks may
-// have Counters for whatever numbers of experts and ranks. It has no memory on the GPU but its
-// code.
-//
-// Its methods are called from one goroutine at a time. What they have enqueued may run in several
-// streams at once.
-type Counter struct {
+// TokenCounter counts on a GPU where tokens go: see ep.Counter.
+type TokenCounter struct {
 	comm             *weft.Comm
 	experts          int
 	ranks, perNode   int
@@ -65,11 +48,8 @@ func censusKernel(arch string) kernel.Spec {
 	return s
 }
 
-// NewCounter makes a Counter for experts that the ranks have in equal shares, ranksPerNode of them
-// on each node, on the GPU of a communicator, which may have another number of ranks. It compiles
-// the kernel, if the communicator's cache does not have it, and loads it: a driver does that only
-// when no kernel runs that waits for a peer, so it is made when a handle would be.
-func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNode int) (*Counter, error) {
+// NewTokenCounter makes a TokenCounter.
+func NewTokenCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNode int) (*TokenCounter, error) {
 	const op = "new counter"
 	if err := comm.Begin(op); err != nil {
 		return nil, err
@@ -80,7 +60,7 @@ func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNo
 	if err := checkPlaces(experts, ranks, ranksPerNode); err != nil {
 		return nil, err
 	}
-	c := &Counter{comm: comm, experts: experts, ranks: ranks, perNode: ranksPerNode}
+	c := &TokenCounter{comm: comm, experts: experts, ranks: ranks, perNode: ranksPerNode}
 	if err := c.load(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", op, err), c.program.Close())
 	}
@@ -88,7 +68,7 @@ func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNo
 }
 
 // load makes the launch, with all that does not change from call to call.
-func (c *Counter) load(ctx context.Context) error {
+func (c *TokenCounter) load(ctx context.Context) error {
 	d := c.comm.Device()
 	var err error
 	if c.program, err = enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(),
@@ -105,16 +85,8 @@ func (c *Counter) load(ctx context.Context) error {
 	return err
 }
 
-// Count counts where tokens go. topk is int32 or int64 [tokens, top-k] in memory that the GPU
-// reaches, beginning on a multiple of its type's size; what is no expert counts as none, -1 or
-// anything else, for nobody on the host looks at it. There may be any number of tokens up to 2^24,
-// none included, and up to [MaxTopK] selections of each.
-//
-// It enqueues one kernel in the stream, and does not wait for it; it may be captured in a graph,
-// which then reads the same memory anew at each replay. With a nil stream it goes into the
-// communicator's own, and Count returns when it is done. A call that is refused has enqueued
-// nothing.
-func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, into DeviceCensus) error {
+// Count enqueues the kernel: see ep.Counter.
+func (c *TokenCounter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, into DeviceCensus) error {
 	if c.closed {
 		return fmt.Errorf("%s: counter %w", opCount, weft.ErrClosed)
 	}
@@ -140,7 +112,7 @@ func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, i
 }
 
 // check says what is wrong with the arguments of Count.
-func (c *Counter) check(topk weft.Tensor, into *DeviceCensus) error {
+func (c *TokenCounter) check(topk weft.Tensor, into *DeviceCensus) error {
 	if into.RankTokens.IsZero() && into.NodeTokens.IsZero() && into.ExpertSelections.IsZero() &&
 		into.TokenInRank.IsZero() {
 		return weft.Invalidf("%s: there is no tensor to put anything into; give at least one", opCount)
@@ -172,13 +144,8 @@ func checkCounts(what string, t weft.Tensor, n int) error {
 	return whole(opCount, what, t)
 }
 
-// Close gives the kernel up. Further calls do nothing. It comes before the communicator's Close,
-// and after the last use of graphs that the Counter is part of.
-//
-// As a handle's Close does, it first lets all work in the rank's context end, for the
-// communicator's deadline at most. If the work goes on the error wraps [weft.ErrTimeout], the
-// Counter can be used no more, and Close is to be called again.
-func (c *Counter) Close() error {
+// Close gives the kernel up: see ep.Counter.
+func (c *TokenCounter) Close() error {
 	if c.unloaded {
 		return nil
 	}

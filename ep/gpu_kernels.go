@@ -123,10 +123,8 @@ type weighArgs struct {
 	ids     uint64
 }
 
-// Kernels lists the kernels that handles and Counters on GPUs of an architecture ("sm_90a") may
-// need, for whoever fills a cache of them beforehand. No size decides about the code, but the
-// layout and the types of what is quantised and summed.
-func Kernels(arch string) []kernel.Spec {
+// AllKernels lists the kernels of handles and counters: see ep.Kernels.
+func AllKernels(arch string) []kernel.Spec {
 	var all []kernel.Spec
 	for _, byExpert := range []bool{false, true} {
 		for _, from := range []weft.DType{weft.InvalidDType, weft.BFloat16, weft.Float16, weft.Float32} {
@@ -256,24 +254,6 @@ func number(is bool) string {
 		return "1"
 	}
 	return "0"
-}
-
-// What a combine through slots sums: WEFT_FORM of kernels/combine.cu.
-const (
-	rankSums    = 1 // rank-major rows
-	partialSums = 2 // rows by expert, summed at their rank first
-	exactSums   = 3 // rows by expert, summed at home
-)
-
-func combineSums(s Spec) int {
-	switch {
-	case !s.Layout.byExpert():
-		return rankSums
-	case s.Reduction != Exact:
-		return partialSums
-	default:
-		return exactSums
-	}
 }
 
 // combineForm is what handles differ in whose combines are programs of their own.

@@ -98,10 +98,6 @@ type placeForm struct {
 	even   bool // a Map has a bucket for all that is counted, and selections of a token are fours
 }
 
-func (s *Spec) placeForm(ranks int) placeForm {
-	return placeForm{byRank: s.Layout == TokenMajor, even: s.Experts+ranks <= mapBuckets && s.TopK%placeQuad == 0}
-}
-
 func placeKernel(form placeForm, arch string) kernel.Spec {
 	name := "place"
 	if form.byRank {
@@ -145,14 +141,6 @@ func pullKernel(f pullForm, arch string) kernel.Spec {
 	return s
 }
 
-// pullUnits are the units of a piece of a pull: UNITS of kernels/pull.cu. Those of a push are
-// mostUnits.
-const pullUnits = 2
-
-// mostPlacedBytes is how far into a window the words reach with which ranks tell each other where
-// rows are, in 16 bytes.
-const mostPlacedBytes = 16 << 32
-
 // A prepare has placeBlocks blocks with something to do, if there are as many, or more if each
 // would have more than placeTokens tokens: a block asks all before it what they have counted.
 const placeBlocks, placeTokens = 32, 512
@@ -170,13 +158,13 @@ func placeBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets*4 }
 // kernels/place.cu, within these bounds: a token has a power of two.
 const fewestPlaceThreads, mostPlaceThreads, placeQuad = 256, 768, 4
 
-func (g *geometry) placeThreads(blocks int) int {
+func placeThreads(g *geometry, blocks int) int {
 	lanes := 1 << bits.Len(uint((g.topk-1)/placeQuad))
 	return min(max(fewestPlaceThreads, ceil(ceil(g.tokens, blocks)*lanes, 32)*64), mostPlaceThreads)
 }
 
 // placing is how many of so many blocks have something to do in a prepare.
-func (g *geometry) placing(blocks int) int {
+func placing(g *geometry, blocks int) int {
 	return min(blocks, max(placeBlocks, ceil(g.tokens, placeTokens)))
 }
 
@@ -200,7 +188,7 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	if s.Layout.byExpert() {
 		columns = g.local
 	}
-	r.befores = r.Zeros(2 * ranks * int64(g.placing(b.dispatch)*columns) * 8)
+	r.befores = r.Zeros(2 * ranks * int64(placing(g, b.dispatch)*columns) * 8)
 	r.blocks = r.Raw(int64(s.Live) * r.block.bytes)
 	return r
 }
@@ -234,12 +222,12 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	place := placeArgs{
 		shape: h.shape(), openings: uint64(r.openings), totals: uint64(r.totals), records: uint64(r.records),
 		befores: uint64(r.befores), marks: uint64(r.marks),
-		flags: flags, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
+		flags: flags, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(placing(g, h.blocks.dispatch)),
 		mapEntries: uint32(entries),
 	}
 	config := cuda.LaunchConfig{
 		Grid:  dispatch.Grid,
-		Block: cuda.Dim{X: uint32(g.placeThreads(g.placing(h.blocks.dispatch)))}, Shared: placeBytes(entries),
+		Block: cuda.Dim{X: uint32(placeThreads(g, placing(g, h.blocks.dispatch)))}, Shared: placeBytes(entries),
 	}
 	if err := f.place.SetMaxDynamicShared(config.Shared); err != nil {
 		return err

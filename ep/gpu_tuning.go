@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep/internal/thresholds"
 )
 
 // tuning says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks
@@ -68,17 +69,31 @@ const pullFewUnits, pullManyUnits, pullLeastWarps = 3, 4, 3
 // awaited is some 150 instructions, so parts are not to be small.
 const productWarps, productDepth = 12, 2
 
-// From so many bytes on rows go by bulk copies.
-var bulkRowBytes = 1 << 10
+// pullUnits are the units of a piece of a pull: UNITS of kernels/pull.cu. Those of a push are
+// mostUnits.
+const pullUnits = 2
 
-// From so much on, some blocks of an operation send and the others receive.
-var (
-	apartRankBytes   = 192 * 14 << 10 // of rank-major rows that a rank dispatches
-	apartExpertCount = 192 * 7168     // of elements that all ranks dispatch by expert
-	// of sums; from there on blocks have many threads. A combine by expert, and a small one, is
-	// always so
-	apartCombineBytes = 96 * 14 << 10
+// mostPlacedBytes is how far into a window the words reach with which ranks tell each other where
+// rows are, in 16 bytes.
+const mostPlacedBytes = 16 << 32
+
+// What a combine through slots sums: WEFT_FORM of kernels/combine.cu.
+const (
+	rankSums    = 1 // rank-major rows
+	partialSums = 2 // rows by expert, summed at their rank first
+	exactSums   = 3 // rows by expert, summed at home
 )
+
+func combineSums(s Spec) int {
+	switch {
+	case !s.Layout.byExpert():
+		return rankSums
+	case s.Reduction != Exact:
+		return partialSums
+	default:
+		return exactSums
+	}
+}
 
 // unitBytes is what a lane's 16 bytes make a warp's: UNIT of kernels/exchange.cuh.
 const unitBytes = 512
@@ -139,7 +154,7 @@ func carryRows(row, threads int, t KernelTuning) carry {
 // rows.
 func (s *Spec) pushCarry(threads int) carry {
 	row, t := s.rowBytes(), s.Tuning.Dispatch
-	if s.Quantize != weft.InvalidDType || t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
+	if s.Quantize != weft.InvalidDType || t.Bulk < 0 || t.Bulk == 0 && row < thresholds.BulkRowBytes {
 		return carry{}
 	}
 	return carryRows(row, threads, t)
@@ -147,7 +162,7 @@ func (s *Spec) pushCarry(threads int) carry {
 
 // gradientCarry is that of the gradient of a combine.
 func (s *Spec) gradientCarry(threads int) carry {
-	if s.outputBytes() < bulkRowBytes {
+	if s.outputBytes() < thresholds.BulkRowBytes {
 		return carry{}
 	}
 	return carryRows(s.outputBytes(), threads, KernelTuning{})
@@ -157,7 +172,7 @@ func (s *Spec) gradientCarry(threads int) carry {
 // pullDepth parts for each warp.
 func (s *Spec) pullCarry(threads, most int) carry {
 	row, t := s.outputBytes(), s.Tuning.Combine
-	if t.Bulk < 0 || t.Bulk == 0 && row < bulkRowBytes {
+	if t.Bulk < 0 || t.Bulk == 0 && row < thresholds.BulkRowBytes {
 		return carry{}
 	}
 	all := bulkSharedBytes / (pullDepth * most * unitBytes) // units of a row that all warps have room for
@@ -174,18 +189,6 @@ func (s *Spec) pullCarry(threads, most int) carry {
 // from the routing, and everywhere that something can overflow.
 func (s Spec) placed(ranks int) bool {
 	return s.Layout.packed() || s.Capacity > 0 && int64(s.Capacity) < worst(s, ranks)
-}
-
-// pullForm is that of a combine that reads rows where they are.
-func (s Spec) pullForm() pullForm {
-	f := pullForm{"RANKS", s.Output}
-	switch {
-	case s.Layout.byExpert():
-		f.order = "EXACT"
-	case s.Reduction == PartialBySelection:
-		f.order = "SELECTIONS"
-	}
-	return f
 }
 
 // clerks is how many blocks more dispatch and combine have than move rows, where there is room.
@@ -236,11 +239,11 @@ func (t *tuning) tuneDispatch(s Spec, ranks int) {
 	switch {
 	case !t.valueDispatch:
 		t.dispatchThreads = 512
-	case byExpert && s.MaxTokens*s.Hidden*ranks >= apartExpertCount && (s.Quantize == weft.InvalidDType || ranks > 2):
+	case byExpert && s.MaxTokens*s.Hidden*ranks >= thresholds.ApartExpertCount && (s.Quantize == weft.InvalidDType || ranks > 2):
 		// What arrives is stored several times, so most blocks are needed for that. To one peer
 		// little is sent, and what is quantised takes time.
 		t.dispatchSenders = 2
-	case !byExpert && s.MaxTokens*s.rowBytes() >= apartRankBytes:
+	case !byExpert && s.MaxTokens*s.rowBytes() >= thresholds.ApartRankBytes:
 		t.dispatchSenders = 4
 		if t.dispatchUnits > 1 {
 			t.dispatchThreads = 512
@@ -273,7 +276,7 @@ func (t *tuning) countDispatchBlocks(s Spec, ranks int) {
 
 // tuneCombine chooses what the Spec does not.
 func (t *tuning) tuneCombine(s Spec, ranks int) {
-	form, large := combineSums(s), s.MaxTokens*s.outputBytes() >= apartCombineBytes
+	form, large := combineSums(s), s.MaxTokens*s.outputBytes() >= thresholds.ApartCombineBytes
 	t.dependentCombine = s.MaxTokens <= dependentTokens || t.valueCombine && form != exactSums
 	if !t.valueCombine || large {
 		t.combineThreads = 512
@@ -318,79 +321,10 @@ func mostUnits(s Spec) int {
 	}
 }
 
-// dispatchForm is that of a dispatch through slots.
-func (t *tuning) dispatchForm(s Spec) dispatchForm {
-	f := dispatchForm{byExpert: s.Layout.byExpert(), quantize: s.Quantize, kind: byFlag, units: t.dispatchUnits}
-	if t.valueDispatch {
-		f.kind = byValue
-	}
-	f.gathers = f == gatherForm && s.MaxTokens == 1 && s.Payload == Opaque && s.TopK == s.Experts
-	return f
-}
-
 // few says of how few tokens every rank learns from the records what comes: few of
 // kernels/dispatch.cuh.
 func few(s Spec, ranks int) bool {
 	return s.MaxTokens <= 8 && (!s.Layout.byExpert() || (ranks-1)*s.MaxTokens*s.TopK <= 32)
-}
-
-// fusedDispatchForm is that of calls that prepare, send and receive at once; they may have no other
-// than the rest.
-func (t *tuning) fusedDispatchForm(s Spec, ranks int) dispatchForm {
-	f := t.dispatchForm(s)
-	switch {
-	case !t.valueDispatch:
-	case !few(s, ranks):
-		f.kind = byMany
-	case t.dispatchUnits == 1:
-		f.kind = byFew
-	}
-	return f
-}
-
-// combineRanks makes combines of sums use the kernels for so many ranks at least.
-var combineRanks = 1
-
-// combineForm is that of a combine through slots.
-func (t *tuning) combineForm(s Spec, ranks int) combineForm {
-	f := combineForm{sums: combineSums(s), bySelection: s.Reduction == PartialBySelection, of: s.Output, kind: byValue}
-	ranks = max(ranks, combineRanks)
-	switch {
-	case !t.valueCombine:
-		f.kind, f.group = byFlag, 4
-	case f.sums == exactSums || ranks > 4:
-		f.group = 8
-	case ranks > 2:
-		f.group = 4
-	default:
-		f.group = 2
-	}
-	return f
-}
-
-// fusedCombineForm is that of calls that send and receive at once; they may have no other than the
-// rest.
-func (t *tuning) fusedCombineForm(s Spec, ranks int) combineForm {
-	f := t.combineForm(s, ranks)
-	if f.kind == byValue {
-		f.kind = byMany
-	}
-	return f
-}
-
-// combineGroups is for how many groups of ranks a warp sends, one after another: SOURCES of
-// kernels/combine.cu in each.
-func (t *tuning) combineGroups(s Spec, ranks int) int {
-	sources := 1
-	if !s.Layout.byExpert() {
-		switch t.combineForm(s, ranks).group {
-		case 4:
-			sources = 3
-		case 8:
-			sources = 4
-		}
-	}
-	return ceil(ranks-1, sources)
 }
 
 func ceil(n, by int) int { return (n + by - 1) / by }

@@ -73,7 +73,7 @@ func newScratch(g *geometry) scratch {
 	}
 }
 
-func newHost(ctx context.Context, of *Base) (RowEngine, error) {
+func NewHost(ctx context.Context, of *Base) (RowEngine, error) {
 	h := &host{Base: of}
 	h.workers = max(1, runtime.NumCPU()/h.comm.LocalSize())
 	if err := h.allocate(ctx); err != nil {

@@ -237,7 +237,7 @@ func (g *stager) rows(from, to int) {
 		scale := unsafe.Add(g.base, int(g.scales.offset)+t*int(g.scales.stride))
 		if s.Quantize != weft.InvalidDType {
 			in := unsafe.Add(g.rowsAt, t*s.Hidden*s.Quantize.Size())
-			simd.QuantizeE4M3(element(s.Quantize), row, scale, in, s.Hidden, s.scaleKind())
+			simd.QuantizeE4M3(element(s.Quantize), row, scale, in, s.Hidden, scaleKind(s))
 			continue
 		}
 		simd.Copy(row, unsafe.Add(g.rowsAt, t*rowBytes), rowBytes, g.stream)
@@ -466,7 +466,7 @@ func element(d weft.DType) simd.Type {
 	}
 }
 
-func (s *Spec) scaleKind() simd.ScaleKind {
+func scaleKind(s *Spec) simd.ScaleKind {
 	switch {
 	case s.Payload == FP8UE8M0:
 		return simd.ScaleUE8M0

@@ -74,15 +74,6 @@ func (h *host) countBoards(epoch uint64) {
 	sum(h.scratch.visitTotal, h.scratch.visitBefore, h.scratch.visits, h.comm.Rank())
 }
 
-func newZones(local int) zones {
-	buf := make([]int32, 4*local)
-	return carveZones(&buf, local)
-}
-
-func carveZones(buf *[]int32, local int) zones {
-	return zones{start: carve(buf, local), demand: carve(buf, local), kept: carve(buf, local), padded: carve(buf, local)}
-}
-
 // writeRouting fills this rank's part of the board.
 func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) error {
 	if err := h.CheckRouting(op, topk, weights); err != nil {

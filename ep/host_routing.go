@@ -81,13 +81,6 @@ func (h *host) newRouting() *hostRouting {
 // routingOf is what the host engine knows of a batch that [Batch.Check] has found to be this handle's.
 func (h *host) routingOf(r *Batch) *hostRouting { return r.info.(*hostRouting) }
 
-// carve cuts n numbers off the front of buf.
-func carve(buf *[]int32, n int) []int32 {
-	s := (*buf)[:n:n]
-	*buf = (*buf)[n:]
-	return s
-}
-
 // sized returns a slice of length n, in the memory of s if it is large enough.
 func sized[T any](s []T, n int) []T {
 	if cap(s) < n {

@@ -51,7 +51,7 @@ func joinHandles(t testing.TB, n int, s Spec) []*host {
 				t.Error(err)
 			}
 		})
-		e, err := newHost(ctx, NewBase(c, s))
+		e, err := NewHost(ctx, NewBase(c, s))
 		if err == nil {
 			made[r] = e.(*host)
 		}

@@ -32,8 +32,8 @@ func (h *Handle) CountWaits(dispatch, combine weft.Tensor) error {
 		if t.DType != weft.Int64 || len(t.Shape) != 1 || t.Shape[0] != h.base.comm.Size() || t.Data == nil {
 			return weft.Invalidf("%s: the tensor is %v, want int64[%d], a number for each rank", op, t, h.base.comm.Size())
 		}
-		if addressOf(t)%8 != 0 {
-			return weft.Invalidf("%s: the tensor begins at %#x, want a multiple of 8 bytes", op, addressOf(t))
+		if uintptr(t.Data)%8 != 0 {
+			return weft.Invalidf("%s: the tensor begins at %#x, want a multiple of 8 bytes", op, uintptr(t.Data))
 		}
 	}
 	h.engine.CountWaits(dispatch, combine)
