@@ -10,8 +10,8 @@ type blockShape struct {
 }
 
 func newBlockShape(s Spec, rows int) blockShape {
-	b := blockShape{rows: rows, scalesAt: align(int64(rows) * int64(s.rowBytes()))}
-	b.bytes = max(64, b.scalesAt+align(int64(rows)*int64(s.scaleBytes())))
+	b := blockShape{rows: rows, scalesAt: align(int64(rows) * int64(s.RowSize()))}
+	b.bytes = max(64, b.scalesAt+align(int64(rows)*int64(s.ScaleSize())))
 	return b
 }
 

@@ -132,7 +132,7 @@ func (h *Base) scaleStridesOf(scales weft.Tensor, order ScaleOrder) strides {
 	if order == ColumnMajorScales {
 		rows = scales.Shape[len(scales.Shape)-1]
 	}
-	s := scaleStrides(order, uint32(h.spec.scaleBytes()/4), uint32(rows))
+	s := scaleStrides(order, uint32(h.spec.ScaleSize()/4), uint32(rows))
 	if h.spec.Layout != ExpertMajor {
 		s.zone = 0 // however rows are counted, their scales are one matrix
 	}

@@ -161,7 +161,7 @@ func (r *Received) setTensors(a *Arrived) {
 		Data: a.Memory, DType: s.Payload.dtype(), Generation: a.Generation,
 		Shape: dims(&r.dataShape, rows, width),
 	}
-	if s.scaleBytes() == 0 {
+	if s.ScaleSize() == 0 {
 		return
 	}
 	d, above, across := s.scaleShape(rows, s.ScaleOrder)

@@ -26,7 +26,7 @@ import (
 type gpu struct {
 	*Base
 	device  *weft.Device
-	tuning  tuning
+	tuning  Choice
 	regions regions
 	locals  locals
 	program *enginegpu.Program
@@ -63,7 +63,7 @@ type gpu struct {
 
 // NewGPU makes the engine of a handle on GPUs.
 func NewGPU(ctx context.Context, of *Base) (RowEngine, error) {
-	h := &gpu{Base: of, device: of.comm.Device(), tuning: tune(of.spec, of.comm.Size())}
+	h := &gpu{Base: of, device: of.comm.Device(), tuning: Choose(of.spec, of.comm.Size())}
 	if err := h.open(ctx); err != nil {
 		_, again := h.Close()
 		return nil, errors.Join(err, again)
@@ -183,7 +183,7 @@ func (w *weigher) weigh(threads int, functions ...*cuda.Function) (weight int) {
 // many warps.
 func (w *weigher) widen(threads, blocks *int, enough, weight int, functions ...*cuda.Function) {
 	for *blocks > enough && *threads <= 256 && w.weigh(2**threads, functions...) <= weight {
-		*threads, *blocks = 2**threads, ceil(*blocks, 2)
+		*threads, *blocks = 2**threads, CeilDiv(*blocks, 2)
 	}
 }
 
@@ -239,7 +239,7 @@ func (h *gpu) fit(ctx context.Context, f functions) (n blocks, err error) {
 	n.dispatch = min(t.dispatchBlocks, most(dispatchWeight, n.dispatchClerks))
 	n.combine = min(t.combineBlocks, most(combineWeight, n.combineClerks))
 	reserved := min(max(n.dispatchGrid(), n.combineGrid()), room) // a handle that is alone may have more, of lighter ones
-	n.copies = h.copyBlocks(ceil(room, slots))
+	n.copies = h.copyBlocks(CeilDiv(room, slots))
 	n.gradients, n.gradientThreads = reserved, gradientThreads
 	for wide := 2 * gradientThreads; wide <= mostGradientThreads && w.weigh(wide, f.gradients) <= weight; wide *= 2 {
 		n.gradientThreads = wide
@@ -334,7 +334,7 @@ func pieceWords(s *Spec, units int) uint32 {
 	case FP8UE8M0:
 		return uint32(units)
 	default:
-		return uint32(ceil(s.scaleBytes()/4, ceil(s.rowBytes(), units*unitBytes)))
+		return uint32(CeilDiv(s.ScaleSize()/4, CeilDiv(s.RowSize(), units*unitBytes)))
 	}
 }
 
@@ -344,10 +344,10 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err 
 		shape: h.shape(),
 		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows),
 		arrived: uint64(r.arrived), ready: uint64(r.ready),
-		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), ranks: device.NewDivisor(g.ranks),
+		pieces: device.NewDivisor(CeilDiv(s.RowSize(), units*unitBytes)), ranks: device.NewDivisor(g.ranks),
 		selections: device.NewDivisor(g.tokens * g.topk),
-		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
-		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
+		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.RowSize()),
+		scaleWords: uint32(s.ScaleSize() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
 		zone: device.NewDivisor(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders),
 		notifyBlocks: uint32(h.blocks.dispatchClerks), flags: quantizeFlags(s),
 	}
@@ -393,7 +393,7 @@ func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) 
 	c := combineArgs{
 		shape: h.shape(), senders: senders(h.blocks.combine, h.tuning.combineSenders), first: uint32(h.locals.combineCounts),
 		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
-		rowBytes: uint32(s.outputBytes()), pieces: device.NewDivisor(ceil(s.outputBytes(), unitBytes)),
+		rowBytes: uint32(s.OutputSize()), pieces: device.NewDivisor(CeilDiv(s.OutputSize(), unitBytes)),
 	}
 	if s.combines() && h.geometry.ranks > 1 {
 		c.groups = device.NewDivisor(combineGroups(&h.tuning, s, h.geometry.ranks))

@@ -51,16 +51,16 @@ func copyKernel(arch string) kernel.Spec {
 // copyBlocks is how many blocks a copy has, one for each SM that the handle may fill, if they have
 // something to do.
 func (h *gpu) copyBlocks(sms int) int {
-	pieces := h.geometry.rows() * ceil(h.spec.rowBytes(), copyPiece)
-	return max(1, min(sms, ceil(pieces, copyThreads/32)))
+	pieces := h.geometry.rows() * CeilDiv(h.spec.RowSize(), copyPiece)
+	return max(1, min(sms, CeilDiv(pieces, copyThreads/32)))
 }
 
 // prepareCopies lays out the launch.
 func (h *gpu) prepareCopies(f functions, config cuda.LaunchConfig) (err error) {
 	g, s := &h.geometry, &h.spec
 	a := copyArgs{
-		described: *h.describeArg, zones: 1, rowBytes: uint32(s.rowBytes()),
-		scaleWords: uint32(s.scaleBytes() / 4),
+		described: *h.describeArg, zones: 1, rowBytes: uint32(s.RowSize()),
+		scaleWords: uint32(s.ScaleSize() / 4),
 	}
 	switch s.Layout {
 	case ExpertMajor:
@@ -83,10 +83,10 @@ func (h *gpu) prepareStaging(f functions, config cuda.LaunchConfig) (err error) 
 	g, s := &h.geometry, &h.spec
 	a := copyArgs{
 		described: *h.describeArg, zones: h.copyArg.zones,
-		pieces: device.NewDivisor(ceil(s.outputBytes(), copyPiece)), rowBytes: uint32(s.outputBytes()),
+		pieces: device.NewDivisor(CeilDiv(s.OutputSize(), copyPiece)), rowBytes: uint32(s.OutputSize()),
 	}
 	a.described.ranks = 0 // nothing is to be described
-	config.Grid.X = uint32(max(1, min(h.device.SMs(), ceil(g.rows()*ceil(s.outputBytes(), copyPiece), copyThreads/32))))
+	config.Grid.X = uint32(max(1, min(h.device.SMs(), CeilDiv(g.rows()*CeilDiv(s.OutputSize(), copyPiece), copyThreads/32))))
 	if h.staging, err = f.copy.Prepare(config, a); err != nil {
 		return err
 	}
@@ -155,11 +155,11 @@ func (h *gpu) setCopy(r *CopyArgs) {
 	a.zoneRows, a.counts = h.zonesOf(r.Batch, r.Places())
 	a.pieces, a.shares = device.Divisor{}, device.Divisor{}
 	if !to.Data.IsZero() {
-		a.pieces = device.NewDivisor(ceil(h.spec.rowBytes(), copyPiece))
+		a.pieces = device.NewDivisor(CeilDiv(h.spec.RowSize(), copyPiece))
 		a.rows, a.toRows = addressOf(r.Data), addressOf(to.Data)
 	}
 	if !to.Scales.IsZero() {
-		a.shares = device.NewDivisor(ceil(h.spec.scaleBytes()/4, copyShare))
+		a.shares = device.NewDivisor(CeilDiv(h.spec.ScaleSize()/4, copyShare))
 		a.scales, a.toScales = addressOf(r.Scales), addressOf(to.Scales)
 		a.from, a.to = h.scaleStridesOf(r.Scales, h.spec.ScaleOrder), h.scaleStridesOf(to.Scales, to.ScaleOrder)
 	}

@@ -15,7 +15,7 @@ func pullFormOf(s *Spec) pullForm {
 }
 
 // dispatchFormOf is that of a dispatch through slots.
-func dispatchFormOf(t *tuning, s *Spec) dispatchForm {
+func dispatchFormOf(t *Choice, s *Spec) dispatchForm {
 	f := dispatchForm{byExpert: s.Layout.byExpert(), quantize: s.Quantize, kind: byFlag, units: t.dispatchUnits}
 	if t.valueDispatch {
 		f.kind = byValue
@@ -26,7 +26,7 @@ func dispatchFormOf(t *tuning, s *Spec) dispatchForm {
 
 // fusedDispatchFormOf is that of calls that prepare, send and receive at once; they may have no other
 // than the rest.
-func fusedDispatchFormOf(t *tuning, s *Spec, ranks int) dispatchForm {
+func fusedDispatchFormOf(t *Choice, s *Spec, ranks int) dispatchForm {
 	f := dispatchFormOf(t, s)
 	switch {
 	case !t.valueDispatch:
@@ -39,7 +39,7 @@ func fusedDispatchFormOf(t *tuning, s *Spec, ranks int) dispatchForm {
 }
 
 // combineFormOf is that of a combine through slots.
-func combineFormOf(t *tuning, s *Spec, ranks int) combineForm {
+func combineFormOf(t *Choice, s *Spec, ranks int) combineForm {
 	f := combineForm{sums: combineSums(*s), bySelection: s.Reduction == PartialBySelection, of: s.Output, kind: byValue}
 	ranks = max(ranks, thresholds.CombineRanks)
 	switch {
@@ -57,7 +57,7 @@ func combineFormOf(t *tuning, s *Spec, ranks int) combineForm {
 
 // fusedCombineFormOf is that of calls that send and receive at once; they may have no other than the
 // rest.
-func fusedCombineFormOf(t *tuning, s *Spec, ranks int) combineForm {
+func fusedCombineFormOf(t *Choice, s *Spec, ranks int) combineForm {
 	f := combineFormOf(t, s, ranks)
 	if f.kind == byValue {
 		f.kind = byMany
@@ -67,7 +67,7 @@ func fusedCombineFormOf(t *tuning, s *Spec, ranks int) combineForm {
 
 // combineGroups is for how many groups of ranks a warp sends, one after another: SOURCES of
 // kernels/combine.cu in each.
-func combineGroups(t *tuning, s *Spec, ranks int) int {
+func combineGroups(t *Choice, s *Spec, ranks int) int {
 	sources := 1
 	if !s.Layout.byExpert() {
 		switch combineFormOf(t, s, ranks).group {
@@ -77,7 +77,7 @@ func combineGroups(t *tuning, s *Spec, ranks int) int {
 			sources = 4
 		}
 	}
-	return ceil(ranks-1, sources)
+	return CeilDiv(ranks-1, sources)
 }
 
 func placeFormOf(s *Spec, ranks int) placeForm {

@@ -67,7 +67,7 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 	r.gradientOpenings = r.Ones(3 * int64(g.ranks) * device.OpeningBytes)
 	r.gradientMarks = r.Zeros(int64(g.ranks) * int64(blocks) * 4)
 	r.scalars = r.Raw(2 * int64(g.tokens) * int64(g.topk) * 4)
-	r.gradients = r.Raw(int64(g.tokens) * int64(s.outputBytes()))
+	r.gradients = r.Raw(int64(g.tokens) * int64(s.OutputSize()))
 }
 
 // prepareGradients lays out the launch.
@@ -76,7 +76,7 @@ func (h *gpu) prepareGradients(f functions) (err error) {
 	a := gradientArgs{
 		shape: h.shape(), openings: uint64(r.gradientOpenings), marks: uint64(r.gradientMarks),
 		first: uint32(h.locals.gradientCounts),
-		at:    uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align),
+		at:    uint32(r.gradients / 16), rowBytes: uint32(s.OutputSize()), align: uint32(g.align),
 		scalars: scalarArgs{at: uint64(r.scalars), topk: device.NewDivisor(g.topk)},
 	}
 	config := cuda.LaunchConfig{

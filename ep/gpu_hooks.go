@@ -41,7 +41,7 @@ func HookReadable(h RowEngine, t weft.Tensor) bool {
 // dispatches first, and behind it that of calls that do everything at once.
 func HookProgramsOf(s Spec, ranks int) []string {
 	s = s.normalize()
-	t := tune(s, ranks)
+	t := Choose(s, ranks)
 	var all []string
 	add := func(specs ...kernel.Spec) {
 		for _, s := range specs {

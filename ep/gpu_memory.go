@@ -27,11 +27,11 @@ type regions struct {
 }
 
 // newRegions lays out the window of a handle whose dispatches and combines have so many blocks.
-func newRegions(g *geometry, s Spec, t tuning, b blocks) regions {
+func newRegions(g *geometry, s Spec, t Choice, b blocks) regions {
 	ranks, tokens, topk := int64(g.ranks), int64(g.tokens), int64(g.topk)
 	r := regions{direct: !t.valueDispatch && s.Layout == RankMajor && s.Live < 32, block: newBlockShape(s, g.rows())}
 	r.inWindow = r.direct
-	r.slotBytes = int64(s.rowBytes()) + (int64(s.scaleBytes())+15)&^15
+	r.slotBytes = int64(s.RowSize()) + (int64(s.ScaleSize())+15)&^15
 	r.rowTurn = ranks * tokens * r.slotBytes
 	r.rowTurns = 2
 	if t.valueDispatch {
@@ -61,7 +61,7 @@ func newRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 }
 
 // addCombine lays out what a combine has that stores rows at their homes.
-func (r *regions) addCombine(g *geometry, s Spec, t tuning, blocks int) {
+func (r *regions) addCombine(g *geometry, s Spec, t Choice, blocks int) {
 	r.homeTurns = 2
 	if t.valueCombine {
 		r.homeTurns = 3
@@ -71,7 +71,7 @@ func (r *regions) addCombine(g *geometry, s Spec, t tuning, blocks int) {
 		slots = g.topk
 	}
 	if s.combines() {
-		r.homeTurn = int64(slots) * int64(g.tokens) * int64(s.outputBytes())
+		r.homeTurn = int64(slots) * int64(g.tokens) * int64(s.OutputSize())
 	}
 	r.combineHeads = r.Ones(3 * int64(g.ranks) * device.OpeningBytes)
 	r.returned = r.Zeros(int64(g.ranks) * int64(blocks) * 4)

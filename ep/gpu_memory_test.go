@@ -23,7 +23,7 @@ func TestMemory(t *testing.T) {
 			Reduction: Partial, Weighting: Plain,
 			Payload: BF16, Output: weft.BFloat16, Live: 2,
 		}
-		g, tuned := newGeometry(s, ranks), tune(s, ranks)
+		g, tuned := newGeometry(s, ranks), Choose(s, ranks)
 		h := gpu{Base: &Base{spec: s, geometry: g}}
 		b := blocks{
 			dispatch: tuned.dispatchBlocks, dispatchClerks: 2, combine: tuned.combineBlocks,

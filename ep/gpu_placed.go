@@ -160,17 +160,17 @@ const fewestPlaceThreads, mostPlaceThreads, placeQuad = 256, 768, 4
 
 func placeThreads(g *geometry, blocks int) int {
 	lanes := 1 << bits.Len(uint((g.topk-1)/placeQuad))
-	return min(max(fewestPlaceThreads, ceil(ceil(g.tokens, blocks)*lanes, 32)*64), mostPlaceThreads)
+	return min(max(fewestPlaceThreads, CeilDiv(CeilDiv(g.tokens, blocks)*lanes, 32)*64), mostPlaceThreads)
 }
 
 // placing is how many of so many blocks have something to do in a prepare.
 func placing(g *geometry, blocks int) int {
-	return min(blocks, max(placeBlocks, ceil(g.tokens, placeTokens)))
+	return min(blocks, max(placeBlocks, CeilDiv(g.tokens, placeTokens)))
 }
 
 // newPlacedRegions lays out the window of a handle whose rows have their final places before they
 // leave: what kernels/placed.cuh describes.
-func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
+func newPlacedRegions(g *geometry, s Spec, t Choice, b blocks) regions {
 	ranks, tokens := int64(g.ranks), int64(g.tokens)
 	r := regions{inWindow: true, block: newBlockShape(s, g.rows())}
 	r.totals = r.Zeros(2 * ranks * int64(g.experts+g.ranks+1) * 8)
@@ -179,7 +179,7 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	r.addGradients(g, s, b.gradients)
 	r.records = r.Raw(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
 	if t.pulls {
-		r.stage = r.Raw(int64(g.rows()) * int64(s.outputBytes()))
+		r.stage = r.Raw(int64(g.rows()) * int64(s.OutputSize()))
 		r.pullScalars = r.Raw(2 * tokens * int64(g.topk) * 4)
 	} else {
 		r.addCombine(g, s, t, b.combine)
@@ -243,8 +243,8 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		shape: h.shape(), openings: uint64(r.openings), marks: uint64(r.marks), blocks: uint64(r.blocks),
 		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt),
 		flags:  flags&flagRowPerToken | quantizeFlags(s),
-		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()),
-		scaleWords: uint32(s.scaleBytes() / 4),
+		pieces: device.NewDivisor(CeilDiv(s.RowSize(), units*unitBytes)), rowBytes: uint32(s.RowSize()),
+		scaleWords: uint32(s.ScaleSize() / 4),
 		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity),
 		hidden: uint32(s.Hidden), align: uint32(g.align), records: uint64(r.records),
 	}
@@ -261,7 +261,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	if c := s.pushCarry(int(dispatch.Block.X)); bulk && c.warps > 0 {
 		push.flags |= flagBulk
 		push.chunk, push.carriers = uint32(c.chunk), uint32(c.warps)
-		push.chunks = device.NewDivisor(ceil(s.rowBytes(), c.chunk))
+		push.chunks = device.NewDivisor(CeilDiv(s.RowSize(), c.chunk))
 		dispatch.Shared = c.chunk * c.warps
 		if err := cmp.Or(f.dispatch.SetMaxDynamicShared(dispatch.Shared),
 			f.weightDispatch.SetMaxDynamicShared(dispatch.Shared)); err != nil {
@@ -280,13 +280,13 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	pull := pullArgs{
 		shape: h.shape(), openings: uint64(r.openings) + 3*ranks*device.OpeningBytes, marks: uint64(r.marks) + ranks*blocks*4,
 		first:  uint32(h.locals.combineCounts),
-		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
+		pieces: device.NewDivisor(CeilDiv(s.OutputSize(), pullUnits*unitBytes)), rowBytes: uint32(s.OutputSize()),
 		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
 	most := s.pullRows(g.ranks)
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
 		l.pullBulk = flagBulk
-		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(ceil(s.outputBytes(), c.chunk))
+		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(CeilDiv(s.OutputSize(), c.chunk))
 		pull.carriers, pull.depth, pull.most = uint32(c.warps), pullDepth, uint32(most)
 		combine.Shared = c.warps * pullDepth * most * c.chunk
 		if err := f.combine.SetMaxDynamicShared(combine.Shared); err != nil {
@@ -575,13 +575,13 @@ func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
 	within := func(from, size int64) bool { return at >= from && at+int64(t.Bytes()) <= from+size }
 	at, r := int64(addressOf(t)-uint64(h.lane.Window().Pointer())), &h.regions
 	ok = h.tuning.placed && within(r.blocks, r.Size()-r.blocks) || h.tuning.pulls && within(r.stage, h.stageBytes()) ||
-		h.spec.combines() && within(r.gradients, int64(h.geometry.tokens)*int64(h.spec.outputBytes()))
+		h.spec.combines() && within(r.gradients, int64(h.geometry.tokens)*int64(h.spec.OutputSize()))
 	return at, ok
 }
 
 // stageBytes is how large the copy is that others read of rows that they cannot read where they
 // are.
-func (h *gpu) stageBytes() int64 { return int64(h.geometry.rows()) * int64(h.spec.outputBytes()) }
+func (h *gpu) stageBytes() int64 { return int64(h.geometry.rows()) * int64(h.spec.OutputSize()) }
 
 func (h *gpu) CombineBuffer() weft.Tensor {
 	if !h.tuning.pulls {

@@ -9,7 +9,7 @@ import (
 
 // tuning says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks
 // alone, so it is the same on every rank.
-type tuning struct {
+type Choice struct {
 	// Rows have their final places before they leave; where no rank sums first, the home of a token
 	// reads them there.
 	placed, pulls bool
@@ -98,7 +98,7 @@ func combineSums(s Spec) int {
 // unitBytes is what a lane's 16 bytes make a warp's: UNIT of kernels/exchange.cuh.
 const unitBytes = 512
 
-func tune(s Spec, ranks int) tuning {
+func Choose(s Spec, ranks int) Choice {
 	t := tuneSlots(s, ranks)
 	if !s.placed(ranks) {
 		return t
@@ -108,10 +108,10 @@ func tune(s Spec, ranks int) tuning {
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
 	most := max(placedBlocks, s.SMs)
 	t.dispatchThreads = cmp.Or(d.Threads, placedThreads)
-	t.dispatchBlocks = min(cmp.Or(d.Blocks, most), ceil(s.MaxTokens*ceil(s.rowBytes(), mostUnits(s)*unitBytes), 16))
+	t.dispatchBlocks = min(cmp.Or(d.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.RowSize(), mostUnits(s)*unitBytes), 16))
 	if t.pulls {
 		t.combineThreads = cmp.Or(c.Threads, placedThreads)
-		t.combineBlocks = min(cmp.Or(c.Blocks, most), ceil(s.MaxTokens*ceil(s.outputBytes(), pullUnits*unitBytes), 16))
+		t.combineBlocks = min(cmp.Or(c.Blocks, most), CeilDiv(s.MaxTokens*CeilDiv(s.OutputSize(), pullUnits*unitBytes), 16))
 	}
 	return t
 }
@@ -125,7 +125,7 @@ func (s Spec) pulls(ranks int) bool {
 // elsewhere than where they were received are read from. It is as large as the most rows that can
 // come, where slots at home are as many as a rank's own selections.
 func (s Spec) stages(ranks int) bool {
-	rows, output := mostRows(s, ranks), int64(s.outputBytes())
+	rows, output := mostRows(s, ranks), int64(s.OutputSize())
 	stage, slots := rows*output, 2*int64(s.MaxTokens)*int64(s.TopK)*output
 	received := int64(s.Live) * newBlockShape(s, int(rows)).bytes
 	return stage <= max(slots, 2*received) && stage+received <= mostPlacedBytes/2
@@ -145,15 +145,15 @@ type carry struct{ chunk, warps int }
 // carryRows is how blocks of so many threads move rows of so many bytes, which shared memory has
 // for each warp.
 func carryRows(row, threads int, t KernelTuning) carry {
-	parts := max(cmp.Or(t.Parts, ceil(row, bulkChunkBytes)), ceil(row, bulkSharedBytes))
-	chunk := (ceil(row, parts) + 15) &^ 15
+	parts := max(cmp.Or(t.Parts, CeilDiv(row, bulkChunkBytes)), CeilDiv(row, bulkSharedBytes))
+	chunk := (CeilDiv(row, parts) + 15) &^ 15
 	return carry{chunk, min(cmp.Or(t.Warps, bulkMostWarps), threads/32, bulkSharedBytes/chunk)}
 }
 
 // pushCarry is that of a dispatch by blocks of so many threads, or nothing if threads move the
 // rows.
 func (s *Spec) pushCarry(threads int) carry {
-	row, t := s.rowBytes(), s.Tuning.Dispatch
+	row, t := s.RowSize(), s.Tuning.Dispatch
 	if s.Quantize != weft.InvalidDType || t.Bulk < 0 || t.Bulk == 0 && row < thresholds.BulkRowBytes {
 		return carry{}
 	}
@@ -162,16 +162,16 @@ func (s *Spec) pushCarry(threads int) carry {
 
 // gradientCarry is that of the gradient of a combine.
 func (s *Spec) gradientCarry(threads int) carry {
-	if s.outputBytes() < thresholds.BulkRowBytes {
+	if s.OutputSize() < thresholds.BulkRowBytes {
 		return carry{}
 	}
-	return carryRows(s.outputBytes(), threads, KernelTuning{})
+	return carryRows(s.OutputSize(), threads, KernelTuning{})
 }
 
 // pullCarry is that of a combine whose tokens have at most so many rows, of which shared memory has
 // pullDepth parts for each warp.
 func (s *Spec) pullCarry(threads, most int) carry {
-	row, t := s.outputBytes(), s.Tuning.Combine
+	row, t := s.OutputSize(), s.Tuning.Combine
 	if t.Bulk < 0 || t.Bulk == 0 && row < thresholds.BulkRowBytes {
 		return carry{}
 	}
@@ -181,8 +181,8 @@ func (s *Spec) pullCarry(threads, most int) carry {
 		warps = max(pullLeastWarps, all/pullManyUnits)
 	}
 	warps = min(cmp.Or(t.Warps, warps), threads/32, all)
-	parts := max(t.Parts, ceil(row, all/warps*unitBytes))
-	return carry{ceil(row, parts*unitBytes) * unitBytes, warps}
+	parts := max(t.Parts, CeilDiv(row, all/warps*unitBytes))
+	return carry{CeilDiv(row, parts*unitBytes) * unitBytes, warps}
 }
 
 // placed reports whether rows have their final places before they leave: where their number follows
@@ -192,7 +192,7 @@ func (s Spec) placed(ranks int) bool {
 }
 
 // clerks is how many blocks more dispatch and combine have than move rows, where there is room.
-func (t *tuning) clerks() (dispatch, combine int) {
+func (t *Choice) clerks() (dispatch, combine int) {
 	if !t.placed {
 		dispatch = t.dispatchClerks
 	}
@@ -207,8 +207,8 @@ func (t *tuning) clerks() (dispatch, combine int) {
 const unitThreads = 256
 
 // tuneSlots is tune for rows that go through slots, and combines that do.
-func tuneSlots(s Spec, ranks int) tuning {
-	t := tuning{dispatchUnits: 1, dispatchThreads: unitThreads, combineThreads: 128}
+func tuneSlots(s Spec, ranks int) Choice {
+	t := Choice{dispatchUnits: 1, dispatchThreads: unitThreads, combineThreads: 128}
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
 	t.valueDispatch = d.Protocol.values(s.MaxTokens <= valueTokens && !s.anyBits() &&
 		(s.Layout.byExpert() || ranks <= 2 || s.MaxTokens <= rankTokens))
@@ -225,10 +225,10 @@ func tuneSlots(s Spec, ranks int) tuning {
 }
 
 // tuneDispatch chooses what the Spec does not.
-func (t *tuning) tuneDispatch(s Spec, ranks int) {
+func (t *Choice) tuneDispatch(s Spec, ranks int) {
 	byExpert := s.Layout.byExpert()
 	t.dependentDispatch = s.MaxTokens <= dependentTokens || s.MaxTokens <= valueTokens && !byExpert
-	units := s.MaxTokens * ceil(s.rowBytes(), unitBytes)
+	units := s.MaxTokens * CeilDiv(s.RowSize(), unitBytes)
 	for most := mostUnits(s); t.dispatchUnits < most &&
 		(units/(2*t.dispatchUnits) >= unitWarps || units*ranks/t.dispatchUnits > mostWarps); {
 		t.dispatchUnits *= 2
@@ -243,7 +243,7 @@ func (t *tuning) tuneDispatch(s Spec, ranks int) {
 		// What arrives is stored several times, so most blocks are needed for that. To one peer
 		// little is sent, and what is quantised takes time.
 		t.dispatchSenders = 2
-	case !byExpert && s.MaxTokens*s.rowBytes() >= thresholds.ApartRankBytes:
+	case !byExpert && s.MaxTokens*s.RowSize() >= thresholds.ApartRankBytes:
 		t.dispatchSenders = 4
 		if t.dispatchUnits > 1 {
 			t.dispatchThreads = 512
@@ -255,8 +255,8 @@ func (t *tuning) tuneDispatch(s Spec, ranks int) {
 }
 
 // countDispatchBlocks says how many blocks have something to do.
-func (t *tuning) countDispatchBlocks(s Spec, ranks int) {
-	warps := s.MaxTokens * ceil(s.rowBytes(), t.dispatchUnits*unitBytes)
+func (t *Choice) countDispatchBlocks(s Spec, ranks int) {
+	warps := s.MaxTokens * CeilDiv(s.RowSize(), t.dispatchUnits*unitBytes)
 	if t.valueDispatch {
 		warps *= ranks
 	}
@@ -271,12 +271,12 @@ func (t *tuning) countDispatchBlocks(s Spec, ranks int) {
 		t.dispatchClerks++
 		rowWarps--
 	}
-	t.dispatchBlocks = ceil(warps, rowWarps)
+	t.dispatchBlocks = CeilDiv(warps, rowWarps)
 }
 
 // tuneCombine chooses what the Spec does not.
-func (t *tuning) tuneCombine(s Spec, ranks int) {
-	form, large := combineSums(s), s.MaxTokens*s.outputBytes() >= thresholds.ApartCombineBytes
+func (t *Choice) tuneCombine(s Spec, ranks int) {
+	form, large := combineSums(s), s.MaxTokens*s.OutputSize() >= thresholds.ApartCombineBytes
 	t.dependentCombine = s.MaxTokens <= dependentTokens || t.valueCombine && form != exactSums
 	if !t.valueCombine || large {
 		t.combineThreads = 512
@@ -298,15 +298,15 @@ func (t *tuning) tuneCombine(s Spec, ranks int) {
 }
 
 // countCombineBlocks says how many blocks have something to do.
-func (t *tuning) countCombineBlocks(s Spec, ranks int) {
-	warps := s.MaxTokens * ceil(s.outputBytes(), unitBytes)
+func (t *Choice) countCombineBlocks(s Spec, ranks int) {
+	warps := s.MaxTokens * CeilDiv(s.OutputSize(), unitBytes)
 	if t.valueCombine && combineSums(s) != rankSums { // a warp sends for one rank
 		warps *= ranks
 	}
 	if t.combineSenders != 0 {
 		warps *= 2
 	}
-	t.combineBlocks = ceil(warps, t.combineThreads/32)
+	t.combineBlocks = CeilDiv(warps, t.combineThreads/32)
 }
 
 // mostUnits is how many units the kernels of a dispatch are made for at the most.
@@ -327,7 +327,7 @@ func few(s Spec, ranks int) bool {
 	return s.MaxTokens <= 8 && (!s.Layout.byExpert() || (ranks-1)*s.MaxTokens*s.TopK <= 32)
 }
 
-func ceil(n, by int) int { return (n + by - 1) / by }
+func CeilDiv(n, by int) int { return (n + by - 1) / by }
 
 // senders is how many of an operation's blocks send, of 16 so many; 0: all do both.
 func senders(blocks, of16 int) uint32 {

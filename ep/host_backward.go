@@ -63,7 +63,7 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a SpreadArgs
 	r := h.routingOf(a.Batch)
 	m := &h.scratch.mover
 	*m = mover{
-		h: h, r: r, rowBytes: h.spec.outputBytes(), dst: a.GradRows.Data, visit: h.gradRow(a.Rows, a.GradRows, dots),
+		h: h, r: r, rowBytes: h.spec.OutputSize(), dst: a.GradRows.Data, visit: h.gradRow(a.Rows, a.GradRows, dots),
 	}
 	if err := m.pull(op); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a SpreadArgs
 // row's gradient, and with dots that of its weight.
 func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, src unsafe.Pointer) {
 	s := &h.spec
-	t, n := element(s.Output), s.outputBytes()
+	t, n := element(s.Output), s.OutputSize()
 	return func(l landing, src unsafe.Pointer) {
 		at := int(l.row) * n
 		if dots != nil {
@@ -118,7 +118,7 @@ func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.T
 
 // offerPlain makes rows of the Output type readable for the other ranks.
 func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op string) (place, bool, error) {
-	stride := uint32(h.spec.outputBytes())
+	stride := uint32(h.spec.OutputSize())
 	if w, off, ok := h.comm.Find(x.Data, x.Bytes()); ok {
 		return place{w.ID(), uint64(off), stride}, true, nil
 	}

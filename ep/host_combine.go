@@ -95,7 +95,7 @@ func (c *gather) send(ctx context.Context, own error) (err error) {
 // offer makes the rows, or this rank's partial sums of them, readable for their home ranks.
 func (c *gather) offer(ctx context.Context) (place, error) {
 	h := c.h
-	n := h.spec.outputBytes()
+	n := h.spec.OutputSize()
 	if h.partial != nil {
 		if err := h.partial.claim(ctx, h, c.epoch, c.op); err != nil {
 			return place{}, err
@@ -121,7 +121,7 @@ func (c *gather) offer(ctx context.Context) (place, error) {
 type stageRows gather
 
 func (c *stageRows) rows(from, to int) {
-	n := c.h.spec.outputBytes()
+	n := c.h.spec.OutputSize()
 	base := unsafe.Pointer(unsafe.SliceData(c.h.stage.window.Bytes()))
 	stream := c.r.kept*n >= streamBytes
 	for i := from; i < to; i++ {
@@ -141,7 +141,7 @@ type sumHere gather
 
 func (c *sumHere) rows(from, to int) {
 	h := c.h
-	n := h.spec.outputBytes()
+	n := h.spec.OutputSize()
 	t := element(h.spec.Output)
 	out := unsafe.Pointer(unsafe.SliceData(h.partial.window.Bytes()))
 	var rows [MaxTopK]unsafe.Pointer
@@ -207,7 +207,7 @@ func (c *gather) receive(ctx context.Context) error {
 // home sums the rows of this rank's tokens.
 func (c *gather) home() error {
 	h := c.h
-	n := h.spec.outputBytes()
+	n := h.spec.OutputSize()
 	for d, notice := range h.scratch.notices {
 		h.scratch.operands[d] = operand{rows: -1}
 		if notice == nil {
@@ -230,7 +230,7 @@ type sumHome gather
 
 func (c *sumHome) rows(from, to int) {
 	r, s := c.r, &c.h.spec
-	n := s.outputBytes()
+	n := s.OutputSize()
 	t := element(s.Output)
 	exact := s.Layout.byExpert() && s.Reduction == Exact
 	var rows [MaxTopK + weft.MaxRanks]unsafe.Pointer

@@ -18,10 +18,10 @@ func (h *host) Copy(_ context.Context, s *weft.Stream, r CopyArgs) error {
 		return err
 	}
 	p, to := h.routingOf(r.Batch), &r.To
-	c := copier{rowBytes: h.spec.rowBytes(), CopyArgs: r, spans: p.spans(h.scratch.spans[:0])}
+	c := copier{rowBytes: h.spec.RowSize(), CopyArgs: r, spans: p.spans(h.scratch.spans[:0])}
 	h.scratch.spans = c.spans
 	if !to.Scales.IsZero() {
-		c.words, c.zone = h.spec.scaleBytes()/4, r.Zone()
+		c.words, c.zone = h.spec.ScaleSize()/4, r.Zone()
 		c.fromScales, c.toScales = h.scaleStridesOf(r.Scales, h.spec.ScaleOrder), h.scaleStridesOf(to.Scales, to.ScaleOrder)
 	}
 	if !to.Data.IsZero() || c.words > 0 {

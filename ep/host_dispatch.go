@@ -189,7 +189,7 @@ func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x *MoveA
 	borrowed bool, err error,
 ) {
 	s := &h.spec
-	rowBytes, scaleBytes := s.rowBytes(), s.scaleBytes()
+	rowBytes, scaleBytes := s.RowSize(), s.ScaleSize()
 	if s.Quantize == weft.InvalidDType {
 		dw, dOff, ok := h.comm.Find(x.Data.Data, tokens*rowBytes)
 		if ok && scaleBytes == 0 {
@@ -231,7 +231,7 @@ type stager struct {
 
 func (g *stager) rows(from, to int) {
 	s := g.spec
-	rowBytes, scaleBytes := s.rowBytes(), s.scaleBytes()
+	rowBytes, scaleBytes := s.RowSize(), s.ScaleSize()
 	for t := from; t < to; t++ {
 		row := unsafe.Add(g.base, t*int(g.data.stride))
 		scale := unsafe.Add(g.base, int(g.scales.offset)+t*int(g.scales.stride))
@@ -264,7 +264,7 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch) (a Arrived, err
 	base := unsafe.Pointer(unsafe.SliceData(h.pool.window.Bytes()[d.offset:]))
 	m := &h.scratch.mover
 	*m = mover{
-		h: h, r: r, rowBytes: s.rowBytes(), scaleBytes: s.scaleBytes(),
+		h: h, r: r, rowBytes: s.RowSize(), scaleBytes: s.ScaleSize(),
 		dst: base, dstScales: unsafe.Add(base, shape.scalesAt), scaleRows: shape.rows,
 	}
 	if s.Layout == ExpertMajor {

@@ -35,7 +35,7 @@ type windowSizes struct {
 // windowSizes computes them. The limits of a Spec's numbers keep every one of them within 64 bits.
 func (g *geometry) windowSizes(s Spec) windowSizes {
 	tokens, rows := int64(g.tokens), int64(g.rows())
-	row, scale, output := int64(s.rowBytes()), int64(s.scaleBytes()), int64(s.outputBytes())
+	row, scale, output := int64(s.RowSize()), int64(s.ScaleSize()), int64(s.OutputSize())
 	size := windowSizes{
 		board: g.boardSize(),
 		block: newBlockShape(s, g.rows()).bytes,

@@ -296,7 +296,7 @@ func (s Spec) anyBits() bool { return s.Payload == Opaque || s.Payload == FP8UE8
 func (s Spec) combines() bool { return s.Output != weft.InvalidDType }
 
 // rowBytes is the size of a dispatched row without its scales.
-func (s Spec) rowBytes() int {
+func (s Spec) RowSize() int {
 	if s.Payload == Opaque {
 		return s.RowBytes
 	}
@@ -304,7 +304,7 @@ func (s Spec) rowBytes() int {
 }
 
 // scaleBytes is the size of the scales of a row.
-func (s Spec) scaleBytes() int {
+func (s Spec) ScaleSize() int {
 	switch s.Payload {
 	case FP8:
 		return s.Hidden / ScaleBlock * 4
@@ -318,7 +318,7 @@ func (s Spec) scaleBytes() int {
 }
 
 // outputBytes is the size of a row that combine takes or returns.
-func (s Spec) outputBytes() int { return s.Hidden * s.Output.Size() }
+func (s Spec) OutputSize() int { return s.Hidden * s.Output.Size() }
 
 // Validate says whether handles for so many ranks on the host can be made from the Spec, and if
 // not, why not and what to do instead.

@@ -89,7 +89,7 @@ var detailRules = []rule{
 		"combine sums bf16, fp16 or fp32 rows; choose one of them as Output",
 	},
 	{
-		func(s request) bool { return s.Payload != Opaque && (s.rowBytes() == 0 || s.rowBytes()%16 != 0) },
+		func(s request) bool { return s.Payload != Opaque && (s.RowSize() == 0 || s.RowSize()%16 != 0) },
 		"rows move in pieces of 16 bytes; pad hidden so that a row is a multiple of 16 bytes",
 	},
 	{
@@ -99,7 +99,7 @@ var detailRules = []rule{
 		"opaque rows and their scales move in pieces of 16 bytes; give RowBytes, and pad both to a multiple of 16",
 	},
 	{
-		func(s request) bool { return s.combines() && (s.outputBytes() == 0 || s.outputBytes()%16 != 0) },
+		func(s request) bool { return s.combines() && (s.OutputSize() == 0 || s.OutputSize()%16 != 0) },
 		"combined rows move in pieces of 16 bytes; give Hidden so that a row of the Output type is a multiple of 16 bytes",
 	},
 }

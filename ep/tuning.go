@@ -176,7 +176,7 @@ func (s Spec) validateTuning(e Engine, ranks int) error {
 		return weft.Unsupportedf("rows that are quantised on the way need threads; leave Bulk, Warps and " +
 			"Parts of Tuning.Dispatch out")
 	}
-	if t := tune(s, ranks); !t.placed && t.valueDispatch && t.dispatchUnits == 1 && t.dispatchThreads > unitThreads {
+	if t := Choose(s, ranks); !t.placed && t.valueDispatch && t.dispatchUnits == 1 && t.dispatchThreads > unitThreads {
 		return weft.Invalidf("Tuning.Dispatch: %d threads for values with one unit: want at most %d",
 			t.dispatchThreads, unitThreads)
 	}
