@@ -3,6 +3,9 @@ package ep
 import (
 	"context"
 
+	"github.com/weftgo/weft/ep/internal/gpu"
+	"github.com/weftgo/weft/ep/spec"
+
 	"github.com/weftgo/weft"
 )
 
@@ -13,14 +16,14 @@ import (
 //
 // Its methods are called from one goroutine at a time. What they have enqueued may run in several
 // streams at once.
-type Counter struct{ counter *TokenCounter }
+type Counter struct{ counter *gpu.TokenCounter }
 
 // NewCounter makes a Counter for experts that the ranks have in equal shares, ranksPerNode of them
 // on each node, on the GPU of a communicator, which may have another number of ranks. It compiles
 // the kernel, if the communicator's cache does not have it, and loads it: a driver does that only
 // when no kernel runs that waits for a peer, so it is made when a handle would be.
 func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNode int) (*Counter, error) {
-	c, err := NewTokenCounter(ctx, comm, experts, ranks, ranksPerNode)
+	c, err := gpu.NewTokenCounter(ctx, comm, experts, ranks, ranksPerNode)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +39,7 @@ func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNo
 // which then reads the same memory anew at each replay. With a nil stream it goes into the
 // communicator's own, and Count returns when it is done. A call that is refused has enqueued
 // nothing.
-func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, into DeviceCensus) error {
+func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, into spec.DeviceCensus) error {
 	return c.counter.Count(ctx, s, topk, into)
 }
 

@@ -2,7 +2,9 @@ package ep
 
 import (
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep/internal/gpu"
 	"github.com/weftgo/weft/ep/internal/thresholds"
+	"github.com/weftgo/weft/ep/spec"
 )
 
 // SetApart makes some blocks of every operation send and the others receive, however little there
@@ -32,44 +34,44 @@ func SetCombineRanks(ranks int) (undo func()) {
 }
 
 // BulkBytes is how much shared memory they have for that.
-const BulkBytes = bulkSharedBytes
+const BulkBytes = spec.BulkSharedBytes
 
 // PullDepth is how many parts of tokens it has for each warp of a combine.
-const PullDepth = pullDepth
+const PullDepth = spec.PullDepth
 
 // TableVersion is that of the tables that handles heed.
 const TableVersion = tableVersion
 
 // CarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by
 // bulk copies: bytes at a time and warps, or zeros.
-func CarriesOf(s Spec, threads, ranks int) (push, pull [2]int) {
-	return HookCarriesOf(s, threads, ranks)
+func CarriesOf(s spec.Spec, threads, ranks int) (push, pull [2]int) {
+	return gpu.HookCarriesOf(s, threads, ranks)
 }
 
 // Announced is the set of places for received rows of which a handle's next operation would say
 // that nobody reads them.
-func Announced(h *Handle) uint32 { return HookAnnounced(h.engine) }
+func Announced(h *Handle) uint32 { return gpu.HookAnnounced(h.engine) }
 
 // Readable says whether others read a tensor where it is, rather than a copy.
-func Readable(h *Handle, t weft.Tensor) bool { return HookReadable(h.engine, t) }
+func Readable(h *Handle, t weft.Tensor) bool { return gpu.HookReadable(h.engine, t) }
 
 // ProgramsOf names the programs whose kernels move rows of the handles of a Spec: that of its
 // dispatches first, and behind it that of calls that do everything at once.
-func ProgramsOf(s Spec, ranks int) []string { return HookProgramsOf(s, ranks) }
+func ProgramsOf(s spec.Spec, ranks int) []string { return gpu.HookProgramsOf(s, ranks) }
 
 // Leaders counts the rows that the tokens of a routing, which a prepare gave places, go as: one for
 // each token and rank.
-func Leaders(r *Routing, topk int) (n int, err error) { return HookLeaders(r.batch, topk) }
+func Leaders(r *Routing, topk int) (n int, err error) { return gpu.HookLeaders(r.batch, topk) }
 
 // SetEpoch has a handle on GPUs count its operations from an epoch on, before the first.
-func SetEpoch(h *Handle, epoch uint64) error { return HookSetEpoch(h.engine, epoch) }
+func SetEpoch(h *Handle, epoch uint64) error { return gpu.HookSetEpoch(h.engine, epoch) }
 
 // SoilRoutings fills the memory of routings that nobody has as memory may be that was just
 // allocated.
-func SoilRoutings(h *Handle) error { return HookSoilRoutings(h.engine) }
+func SoilRoutings(h *Handle) error { return gpu.HookSoilRoutings(h.engine) }
 
 // Grids are how many blocks of how many threads a handle's dispatches, combines and gradients have.
-func Grids(h *Handle) (blocks, threads [3]int) { return HookGrids(h.engine) }
+func Grids(h *Handle) (blocks, threads [3]int) { return gpu.HookGrids(h.engine) }
 
 // GraphedRoutings is how many of the Routings that nobody has are written by graphs.
-func GraphedRoutings(h *Handle) int { return HookGraphedRoutings(h.engine) }
+func GraphedRoutings(h *Handle) int { return gpu.HookGraphedRoutings(h.engine) }
