@@ -1,4 +1,4 @@
-package bench
+package ep
 
 import (
 	"context"
@@ -6,13 +6,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
+	"github.com/weftgo/weft/internal/closer"
 	"github.com/weftgo/weft/internal/product"
 )
 
 func TestOverlapOnEmulatedGPUs(t *testing.T) {
-	shapes := []EP{
-		small(func(e *EP) { e.Layout, e.SMs = "token-major", 6 }),
-		small(func(e *EP) { e.SMs = 3 }),
+	shapes := []Shape{
+		small(func(e *Shape) { e.Layout, e.SMs = "token-major", 6 }),
+		small(func(e *Shape) { e.SMs = 3 }),
 	}
 	if few() {
 		shapes = shapes[:1]
@@ -21,7 +23,7 @@ func TestOverlapOnEmulatedGPUs(t *testing.T) {
 		_, g := emulatedGPUs(t, gpus)
 		g.Ranks = 2
 		var rows []OverlapRow
-		o := Overlap{GPUs: g, Product: product.Shape{Rows: 64, Columns: 128, Inner: 32}}
+		o := Overlap{GPUs: g.GPUs, Product: product.Shape{Rows: 64, Columns: 128, Inner: 32}}
 		if err := o.Measure(t.Context(), shapes,
 			func(r OverlapRow) error { rows = append(rows, r); return nil }); err != nil {
 			t.Fatal(err)
@@ -50,26 +52,26 @@ func TestOverlapOnEmulatedGPUs(t *testing.T) {
 func TestOverlapChecksCatchErrors(t *testing.T) {
 	_, g := emulatedGPUs(t, 1)
 	g.Ranks = 1
-	g.Samples = 2
-	g, err := g.settled()
-	if err != nil {
+	var err error
+	if g.GPUs, err = g.Settled(); err != nil {
 		t.Fatal(err)
 	}
-	err = g.together(t.Context(), func(ctx context.Context, m *gpuRank) error {
-		var c closing
-		r := &overlapRank{gpuRank: m}
+	err = g.Run(t.Context(), func(ctx context.Context, of *timing.GPU) error {
+		var c closer.Stack
+		r := &overlapRank{gpuRank: g.rank(of)}
+		m := r.gpuRank
 		m.cfg = small(nil)
 		if err := errors.Join(r.begin(ctx, product.Shape{Rows: 64, Columns: 64, Inner: 32}, &c),
 			r.setUp(ctx, &c)); err != nil {
 			return err
 		}
-		o := r.dispatches(ctx, moved{})
-		o.renew = func() error { m.salt++; return nil }
+		o := r.dispatches(ctx, timing.Bytes{})
+		o.Renew = func(bool) error { m.salt++; return nil }
 		row, err := r.overlap(ctx, o)
 		if row.Verified || len(row.Problems) != 1 || !strings.HasPrefix(row.Problems[0], "dispatch: row") {
 			t.Errorf("%v", row.Problems)
 		}
-		return errors.Join(err, c.all())
+		return errors.Join(err, c.Close())
 	})
 	if err != nil {
 		t.Error(err)
@@ -78,13 +80,13 @@ func TestOverlapChecksCatchErrors(t *testing.T) {
 
 func TestOverlapRefusals(t *testing.T) {
 	_, g := emulatedGPUs(t, 1)
-	o := Overlap{GPUs: g, Product: product.Shape{Rows: 63, Columns: 64, Inner: 32}}
-	if err := o.Measure(t.Context(), []EP{small(nil)}, nil); err == nil ||
+	o := Overlap{GPUs: g.GPUs, Product: product.Shape{Rows: 63, Columns: 64, Inner: 32}}
+	if err := o.Measure(t.Context(), []Shape{small(nil)}, nil); err == nil ||
 		!strings.Contains(err.Error(), "multiples of 64") {
 		t.Error(err)
 	}
 	o.Product.Rows = 64
-	if err := o.Measure(t.Context(), []EP{small(func(e *EP) { e.Tokens = 0 })}, nil); err == nil ||
+	if err := o.Measure(t.Context(), []Shape{small(func(e *Shape) { e.Tokens = 0 })}, nil); err == nil ||
 		!strings.Contains(err.Error(), "tokens 0") {
 		t.Error(err)
 	}

@@ -1,10 +1,12 @@
-package bench
+package ep
 
 import (
 	"cmp"
 	"slices"
 	"strings"
 
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/routing"
 	"github.com/weftgo/weft/ep"
@@ -88,6 +90,40 @@ func (r *GPURow) SetLink(gbps float64) {
 	}
 }
 
+// gpuRow is the row of an operation.
+func (m *gpuRank) gpuRow(o timing.Operation, f timing.Figures) GPURow {
+	s := m.handle.Spec()
+	row := GPURow{
+		Op: o.Name, Engine: ep.GPUEngine.String(), Contract: m.cfg.Contract(), Ranks: m.ranks,
+		GPUs:   min(m.ranks, len(m.Contexts)),
+		Tokens: m.cfg.Tokens, Capacity: s.MaxTokens, Hidden: s.Hidden, TopK: s.TopK, Experts: s.Experts,
+		DType: s.Payload.String(), Scales: m.cfg.ScaleOrder(),
+		Layout: s.Layout.String(), Wire: s.Wire.String(), Reduction: s.Reduction.String(), Sum: s.Sum.String(),
+		Routing: string(m.cfg.Routing), SMs: s.SMs, SMsUsed: o.SMs,
+		Operations: m.Operations, Samples: m.Samples, Empty: m.nothing,
+		WireBytes: int64(o.Bytes.Wire), LogicalBytes: int64(o.Bytes.Logical), DeepEPBytes: int64(o.Bytes.DeepEP),
+		Verified: f.Verified, Problems: f.Problems,
+	}
+	if row.Tuning = s.Tuning.Dispatch; o.Name == "combine" {
+		row.Tuning = s.Tuning.Combine
+	}
+	if s.Quantize != weft.InvalidDType {
+		row.Quantize = s.Quantize.String()
+	}
+	row.setTimes(f)
+	return row
+}
+
+// setTimes fills in the times.
+func (r *GPURow) setTimes(f timing.Figures) {
+	us := measure.Micros
+	r.setGraph(f.Graph, f.Times)
+	r.setTail(f.Tail)
+	r.setUngated(f.Ungated, f.Free)
+	r.Kernel, r.KernelP99, r.KernelMax = us(f.Kernel.P50), us(f.Kernel.P99), us(f.Kernel.Max)
+	r.Issue, r.Eager, r.EagerP99, r.Cold = us(f.Issue.P50), us(f.Eager.P50), us(f.Eager.P99), f.Cold
+}
+
 // setGraph fills in the times of replays, by rank.
 func (r *GPURow) setGraph(s measure.Summary, times [][]float64) {
 	each := func(us float64) float64 { return us / float64(r.Operations) }
@@ -116,7 +152,7 @@ func (r *GPURow) setUngated(s measure.Summary, times [][]float64) {
 }
 
 // Contract names what a shape promises, in a few words.
-func (e EP) Contract() string {
+func (e Shape) Contract() string {
 	words := []string{e.Layout, e.Reduction, e.DType, e.ScaleOrder(), ""}
 	if e.ScaleOrder() != "" && !e.Given {
 		words[4] = "from bf16"
@@ -128,37 +164,39 @@ func (e EP) Contract() string {
 }
 
 // given says whether rows have scales of the caller's.
-func (e EP) given() bool { return e.Given && e.ScaleOrder() != "" }
+func (e Shape) given() bool { return e.Given && e.ScaleOrder() != "" }
 
 // ScaleOrder is the order of the scales that arrive, or empty where there are none.
-func (e EP) ScaleOrder() string {
+func (e Shape) ScaleOrder() string {
 	if !strings.HasPrefix(e.DType, ep.FP8.String()) {
 		return ""
 	}
 	return cmp.Or(e.Scales, ep.RowMajorScales.String())
 }
 
-// moved says how many bytes of a kind operations move, for rows of so many bytes.
-type moved struct{ wire, logical, deepep int64 }
+// bytesOf are the bytes of an operation, in the mean over ranks.
+func bytesOf(wire, logical, deepep int64) timing.Bytes {
+	return timing.Bytes{Wire: float64(wire), Logical: float64(logical), DeepEP: float64(deepep)}
+}
 
 // moves are the mean bytes of the ranks' dispatches and combines.
-func (m *expected) moves(b *batch) (there, back moved) {
+func (m *expected) moves(b *batch) (there, back timing.Bytes) {
 	t := m.traffic(b)
 	returning := t.RemoteRankRows
 	if m.byExpert() && m.spec.Reduction == ep.Exact {
 		returning = t.RemoteSelections
 	}
 	row, home := m.cfg.Hidden*m.payload.Size()+m.scaleBytes(), m.cfg.Hidden*m.spec.Output.Size()
-	there = moved{m.bytes(t.RemoteRankRows, row), m.bytes(t.RankRows, row), m.bytes(t.Selections, row)}
-	back = moved{m.bytes(returning, home), m.bytes(t.RankRows, home), m.bytes(t.Selections, home)}
+	there = bytesOf(m.perRank(t.RemoteRankRows, row), m.perRank(t.RankRows, row), m.perRank(t.Selections, row))
+	back = bytesOf(m.perRank(returning, home), m.perRank(t.RankRows, home), m.perRank(t.Selections, home))
 	return there, back
 }
 
 // spreads are the mean bytes of the ranks' CombineBackwards: a token's gradient goes once to each
 // rank that has rows of it.
-func (m *expected) spreads(b *batch) moved {
+func (m *expected) spreads(b *batch) timing.Bytes {
 	t, row := m.traffic(b), m.cfg.Hidden*m.spec.Output.Size()
-	return moved{m.bytes(t.RemoteRankRows, row), m.bytes(t.RankRows, row), m.bytes(t.Selections, row)}
+	return bytesOf(m.perRank(t.RemoteRankRows, row), m.perRank(t.RankRows, row), m.perRank(t.Selections, row))
 }
 
 // traffic is that of all ranks together.
@@ -169,5 +207,5 @@ func (m *expected) traffic(b *batch) (t routing.Traffic) {
 	return t
 }
 
-// bytes are those of a rank, of so many rows of all.
-func (m *expected) bytes(rows, size int) int64 { return int64(rows) * int64(size) / int64(m.ranks) }
+// perRank is the bytes of a rank, of so many rows of all.
+func (m *expected) perRank(rows, size int) int64 { return int64(rows) * int64(size) / int64(m.ranks) }

@@ -1,4 +1,4 @@
-package bench
+package ep
 
 import (
 	"bytes"
@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/floats"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/ep"
 )
 
@@ -15,7 +17,7 @@ import (
 // everyone's routing.
 type expected struct {
 	me, ranks int
-	cfg       EP
+	cfg       Shape
 	spec      ep.Spec
 	rows      *pattern
 	payload   weft.DType // of the rows that arrive
@@ -116,6 +118,15 @@ func (m *expected) complain(format string, args ...any) {
 	if m.problem == "" {
 		m.problem = fmt.Sprintf(format, args...)
 	}
+}
+
+// verdict is err, or else what was complained of, which it forgets.
+func (m *expected) verdict(err error) error {
+	if p := m.problem; err == nil && p != "" {
+		err = timing.Wrongf("%s", p)
+	}
+	m.problem = ""
+	return err
 }
 
 // checkReceived compares every row that must have arrived.
@@ -309,7 +320,7 @@ func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, err
 	add := func(acc float32, x float32, w term) float32 {
 		y := x * w.factor // exact
 		if weighted {
-			return fma(w.weight, y, acc)
+			return floats.FMA(w.weight, y, acc)
 		}
 		return acc + y
 	}
@@ -324,10 +335,10 @@ func (m *expected) home(out []byte, b *batch, t int, weighted bool) ([]byte, err
 			for _, w := range g {
 				part = add(part, x, w)
 			}
-			acc += roundTo(m.spec.Output, part)
+			acc += floats.Round(m.spec.Output, part)
 		}
 		var err error
-		if out, err = appendFloat(out, m.spec.Output, acc); err != nil {
+		if out, err = floats.Append(out, m.spec.Output, acc); err != nil {
 			return nil, err
 		}
 	}

@@ -1,4 +1,4 @@
-package bench
+package collective
 
 import (
 	"encoding/binary"
@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/floats"
 )
 
 // summands makes one rank's input and the result of all ranks'. The numbers are so
@@ -67,7 +68,7 @@ func repeat(unit []byte, n int) []byte {
 func appendNumber(b []byte, d weft.DType, v float64) ([]byte, error) {
 	switch d {
 	case weft.BFloat16, weft.Float16, weft.Float32:
-		return appendFloat(b, d, float32(v))
+		return floats.Append(b, d, float32(v))
 	case weft.Float64:
 		return binary.LittleEndian.AppendUint64(b, math.Float64bits(v)), nil
 	case weft.Int8, weft.Uint8:

@@ -1,4 +1,4 @@
-package bench
+package ep
 
 import (
 	"cmp"
@@ -12,7 +12,7 @@ import (
 
 // Tuned is what a search has found for one shape.
 type Tuned struct {
-	Shape                     EP // with what was found; what is zero is as well left to the library
+	Shape                     Shape // with what was found; what is zero is as well left to the library
 	Dispatch                  ep.Gain
 	Combine                   ep.Gain
 	Tried                     int             // tunings that were measured
@@ -31,9 +31,9 @@ const (
 // thing at a time, and goes on from the best as long as that gains something. In the end the
 // library's choice and the best are measured in turn, and what is found is what was faster then, by
 // the median, with the output right each time. progress is told which part of all that is over.
-func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done float64)) ([]Tuned, error) {
-	g, err := g.settled()
-	if err != nil {
+func (g GPUs) Tune(ctx context.Context, shapes []Shape, progress func(done float64)) ([]Tuned, error) {
+	var err error
+	if g.GPUs, err = settled(g.GPUs, shapes); err != nil {
 		return nil, err
 	}
 	g.Brief, g.Phases, g.Gradients = true, false, false
@@ -42,9 +42,6 @@ func (g GPUs) Tune(ctx context.Context, shapes []EP, progress func(done float64)
 		return func(done, of int) { progress((float64(round) + float64(done)/float64(of)) / (tuneRounds + 1)) }
 	}
 	for i, s := range shapes {
-		if _, err := s.DeviceSpec(g.Ranks); err != nil {
-			return nil, err
-		}
 		s.Tuning = ep.Tuning{}
 		all[i].Shape = s
 	}
@@ -71,7 +68,7 @@ type timed struct{ dispatch, combine float64 }
 func (g *GPUs) tuneRound(ctx context.Context, all []Tuned, best []timed, first bool,
 	progress func(done, of int),
 ) (better bool, err error) {
-	var tries []EP
+	var tries []Shape
 	var of []int
 	for i, t := range all {
 		from := t.tuning()
@@ -85,7 +82,7 @@ func (g *GPUs) tuneRound(ctx context.Context, all []Tuned, best []timed, first b
 			s.Tuning.Dispatch = dispatches[min(n, len(dispatches)-1)]
 			s.Tuning.Combine = combines[min(n, len(combines)-1)]
 			s, ok := s.possible(g.Ranks, from)
-			if ok && !slices.ContainsFunc(tries, func(o EP) bool { return o == s }) {
+			if ok && !slices.ContainsFunc(tries, func(o Shape) bool { return o == s }) {
 				tries, of = append(tries, s), append(of, i)
 			}
 		}
@@ -118,7 +115,7 @@ func (t *Tuned) tuning() ep.Tuning {
 }
 
 // possible leaves out what the shape cannot have. False: nothing is left that is not there already.
-func (e EP) possible(ranks int, from ep.Tuning) (EP, bool) {
+func (e Shape) possible(ranks int, from ep.Tuning) (Shape, bool) {
 	works := func(t ep.Tuning) bool {
 		s := e
 		s.Tuning = t
@@ -138,7 +135,7 @@ func (e EP) possible(ranks int, from ep.Tuning) (EP, bool) {
 
 // neighbours are the tunings that differ in one thing: of rows that go through slots and of those
 // that go to places, of which a kernel has one or the other.
-func (e EP) neighbours(from ep.KernelTuning, dispatch bool) []ep.KernelTuning {
+func (e Shape) neighbours(from ep.KernelTuning, dispatch bool) []ep.KernelTuning {
 	var all []ep.KernelTuning
 	add := func(change func(k *ep.KernelTuning)) {
 		k := from
@@ -187,7 +184,7 @@ type both struct {
 }
 
 // rows measures shapes, and gives what each gave.
-func (g *GPUs) rows(ctx context.Context, shapes []EP, progress func(done, of int)) ([]both, error) {
+func (g *GPUs) rows(ctx context.Context, shapes []Shape, progress func(done, of int)) ([]both, error) {
 	var got []both
 	err := g.Measure(ctx, shapes, func(r GPURow) error {
 		if r.Op == "dispatch" {
@@ -213,7 +210,7 @@ func (g *GPUs) rows(ctx context.Context, shapes []EP, progress func(done, of int
 
 // settleTuning measures the library's choice and the best in turn, and keeps what is faster.
 func (g *GPUs) settleTuning(ctx context.Context, all []Tuned, progress func(done, of int)) error {
-	var turns []EP
+	var turns []Shape
 	for range tuneRepeats {
 		for _, t := range all {
 			s := t.Shape

@@ -1,4 +1,4 @@
-package bench
+package ep
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
@@ -67,9 +68,12 @@ func TestStartOnEmulatedGPUs(t *testing.T) {
 	}
 	t.Run("other rows than were sent", func(t *testing.T) {
 		_, s := starting(t, 1, 2, dir)
-		m, rounds := alone(t, s)
-		err := m.repeat(t.Context(), rounds, func(StartRow) error {
-			m.arriving++ // from here on
+		var err error
+		_ = alone(t, s, func(ctx context.Context, m *startRank, rounds []*round) error {
+			err = m.repeat(ctx, rounds, func(StartRow) error {
+				m.arriving++ // from here on
+				return nil
+			})
 			return nil
 		})
 		if err == nil || !strings.Contains(err.Error(), "round 1: dispatch: 3 rows reported, 4 sent") {
@@ -91,8 +95,8 @@ func TestStartOnEmulatedGPUs(t *testing.T) {
 
 func nothing(StartRow) error { return nil }
 
-// alone is a rank that has nobody beside it, and its rounds.
-func alone(t *testing.T, s Start) (*startRank, []*round) {
+// alone runs f as a rank that has none beside it, with its rounds.
+func alone(t *testing.T, s Start, f func(ctx context.Context, m *startRank, rounds []*round) error) error {
 	t.Helper()
 	spec, err := small(nil).DeviceSpec(1)
 	if err != nil {
@@ -104,12 +108,14 @@ func alone(t *testing.T, s Start) (*startRank, []*round) {
 			t.Fatal(err)
 		}
 	}
-	return &startRank{gpuRank: gpuRank{
-		GPUs: &GPUs{Contexts: s.Contexts, Ranks: 1, Deadline: s.Deadline}, team: newTeam(t.Context(), 1),
-		context:  s.Contexts[0],
-		expected: expected{ranks: 1, cfg: small(nil), spec: spec},
-		batch:    batch{ids: [][]int32{{0, 1, 2, 3, 1, 2}}, weights: []float32{0.5, 0.5, 0.5, 0.5, 0.5, 0.5}},
-	}}, rounds
+	g := &timing.GPUs{Contexts: s.Contexts, Ranks: 1, Deadline: s.Deadline}
+	return timing.RunTeam(t.Context(), 1, func(ctx context.Context, team *timing.Team, _ int) error {
+		return f(ctx, &startRank{gpuRank: gpuRank{
+			GPU:      &timing.GPU{GPUs: g, Team: team, Context: s.Contexts[0]},
+			expected: expected{ranks: 1, cfg: small(nil), spec: spec},
+			batch:    batch{ids: [][]int32{{0, 1, 2, 3, 1, 2}}, weights: []float32{0.5, 0.5, 0.5, 0.5, 0.5, 0.5}},
+		}}, rounds)
+	})
 }
 
 // A rank that fails ends the others, and why is told.
@@ -140,12 +146,12 @@ func TestStartsEndTogether(t *testing.T) {
 
 func TestStartRefusals(t *testing.T) {
 	_, s := starting(t, 1, 1, t.TempDir())
-	for want, change := range map[string]func(s *Start, e *EP){
-		"no GPUs":           func(s *Start, _ *EP) { s.Contexts = nil },
-		"ranks 65":          func(s *Start, _ *EP) { s.Ranks = 65 },
-		"rounds -1: want 1": func(s *Start, _ *EP) { s.Rounds = -1 },
-		"rounds 101":        func(s *Start, _ *EP) { s.Rounds = 101 },
-		"tokens 0":          func(_ *Start, e *EP) { e.Tokens = 0 },
+	for want, change := range map[string]func(s *Start, e *Shape){
+		"no GPUs":           func(s *Start, _ *Shape) { s.Contexts = nil },
+		"ranks 65":          func(s *Start, _ *Shape) { s.Ranks = 65 },
+		"rounds -1: want 1": func(s *Start, _ *Shape) { s.Rounds = -1 },
+		"rounds 101":        func(s *Start, _ *Shape) { s.Rounds = 101 },
+		"tokens 0":          func(_ *Start, e *Shape) { e.Tokens = 0 },
 	} {
 		start, shape := s, small(nil)
 		change(&start, &shape)

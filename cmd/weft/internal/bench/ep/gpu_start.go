@@ -1,23 +1,23 @@
-package bench
+package ep
 
 import (
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/routing"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/closer"
 )
 
 // Start measures how long ranks on GPUs, which are goroutines of this process, take from nothing to
@@ -110,13 +110,13 @@ func newRound(ranks int, o kernel.Options) (*round, error) {
 // Measure starts again and again, and calls each with the row of the first round and with that of
 // the others, from one goroutine. A rank that received other than what the routing demands is an
 // error, and so is a round after the first that compiles.
-func (s Start) Measure(ctx context.Context, shape EP, each func(StartRow) error) error {
-	g, err := GPUs{Contexts: s.Contexts, Ranks: s.Ranks, Deadline: s.Deadline}.settled()
+func (s Start) Measure(ctx context.Context, shape Shape, each func(StartRow) error) error {
+	g, err := timing.GPUs{Contexts: s.Contexts, Ranks: s.Ranks, Deadline: s.Deadline}.Settled()
 	if err != nil {
 		return err
 	}
 	s.Rounds = cmp.Or(s.Rounds, 5)
-	if err := within("rounds", s.Rounds, 1, MostRounds); err != nil {
+	if err := timing.Within("rounds", s.Rounds, 1, MostRounds); err != nil {
 		return err
 	}
 	spec, err := shape.DeviceSpec(g.Ranks)
@@ -140,23 +140,14 @@ func (s Start) Measure(ctx context.Context, shape EP, each func(StartRow) error)
 			return err
 		}
 	}
-	t := newTeam(ctx, g.Ranks)
-	var all sync.WaitGroup
-	for r := range g.Ranks {
-		all.Go(func() {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			m := &startRank{gpuRank: gpuRank{
-				GPUs: &g, team: t, context: g.Contexts[r%len(g.Contexts)], batch: batch{ids: ids, weights: weights[r]},
-				expected: expected{me: r, ranks: g.Ranks, cfg: shape, spec: spec},
-			}}
-			if err := m.repeat(t.ctx, rounds, each); err != nil {
-				t.fail(r, err)
-			}
-		})
-	}
-	all.Wait()
-	return t.end()
+	return timing.RunTeam(ctx, g.Ranks, func(ctx context.Context, t *timing.Team, me int) error {
+		m := &startRank{gpuRank: gpuRank{
+			GPU:      &timing.GPU{GPUs: &g, Team: t, Me: me, Context: g.Contexts[me%len(g.Contexts)]},
+			batch:    batch{ids: ids, weights: weights[me]},
+			expected: expected{me: me, ranks: g.Ranks, cfg: shape, spec: spec},
+		}}
+		return m.repeat(ctx, rounds, each)
+	})
 }
 
 // startRank is one rank that starts again and again.
@@ -167,8 +158,8 @@ type startRank struct {
 
 // repeat starts in every round.
 func (m *startRank) repeat(ctx context.Context, rounds []*round, each func(StartRow) error) (err error) {
-	var c closing
-	defer func() { err = errors.Join(err, c.all()) }()
+	var c closer.Stack
+	defer func() { err = errors.Join(err, c.Close()) }()
 	if err := m.prepare(&c); err != nil {
 		return err
 	}
@@ -202,13 +193,14 @@ func (m *startRank) repeat(ctx context.Context, rounds []*round, each func(Start
 }
 
 // prepare makes what a caller has before it starts: a stream, and what is dispatched on it.
-func (m *startRank) prepare(c *closing) (err error) {
+func (m *startRank) prepare(c *closer.Stack) (err error) {
 	m.eachRow(&m.batch, func(_, _, _, _ int) { m.arriving++ })
-	if m.stream, err = m.context.NewStream(cuda.StreamOptions{}); err != nil {
+	stream, err := m.Context.NewStream(cuda.StreamOptions{})
+	if err != nil {
 		return err
 	}
-	c.add(m.stream.Close)
-	m.work = weft.StreamOf(m.stream)
+	c.Add(stream.Close)
+	m.Use(stream)
 	n, k := m.cfg.Tokens, m.cfg.TopK
 	if m.batch.topk, err = upload(m, c, m.batch.ids[m.me], weft.Int32, n, k); err != nil {
 		return err
@@ -221,33 +213,33 @@ func (m *startRank) prepare(c *closing) (err error) {
 }
 
 // upload makes a tensor on the GPU from what the host has.
-func upload[T any](m *startRank, c *closing, from []T, d weft.DType, shape ...int) (weft.Tensor, error) {
+func upload[T any](m *startRank, c *closer.Stack, from []T, d weft.DType, shape ...int) (weft.Tensor, error) {
 	t, err := m.tensor(c, d, shape...)
 	if err != nil {
 		return t, err
 	}
-	return t, m.context.Upload(t.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&from[0])), t.Bytes()))
+	return t, m.Context.Upload(t.Pointer(), unsafe.Slice((*byte)(unsafe.Pointer(&from[0])), t.Bytes()))
 }
 
 // start goes from nothing to the end of the first dispatch, once all have come, and leaves nothing
 // behind.
 func (m *startRank) start(ctx context.Context, r *round) (took [stages]time.Duration, err error) {
-	var c closing
+	var c closer.Stack
 	var comm *weft.Comm
 	defer func() {
 		if err != nil {
-			m.fail(m.me, err) // before the others can fail for it, and be blamed
+			m.Fail(m.me, err) // before the others can fail for it, and be blamed
 			if comm != nil {
 				comm.Abort() // the others' waits on their GPUs end
 			}
 		}
-		err = errors.Join(err, c.all())
+		err = errors.Join(err, c.Close())
 	}()
 	options := []weft.Option{
-		weft.WithBootstrap(r.meetings[m.me]), weft.WithDevice(m.context),
+		weft.WithBootstrap(r.meetings[m.me]), weft.WithDevice(m.Context),
 		weft.WithDeadline(m.Deadline), weft.WithKernels(r.kernels),
 	}
-	if err := m.meet(nil); err != nil {
+	if err := m.Meet(nil); err != nil {
 		return took, err
 	}
 	began := time.Now()
@@ -259,25 +251,25 @@ func (m *startRank) start(ctx context.Context, r *round) (took [stages]time.Dura
 		return took, err
 	}
 	ends(joining)
-	c.add(comm.Close)
+	c.Add(comm.Close)
 	handle, err := ep.NewHandle(ctx, comm, m.spec)
 	if err != nil {
 		return took, err
 	}
 	ends(handling)
-	c.add(handle.Close)
-	received, err := handle.PrepareDispatch(ctx, m.work, m.batch.topk, m.batch.weight, m.x)
+	c.Add(handle.Close)
+	received, err := handle.PrepareDispatch(ctx, m.Work, m.batch.topk, m.batch.weight, m.x)
 	if err != nil {
 		return took, err
 	}
-	if err := comm.Wait(ctx, m.work); err != nil {
+	if err := comm.Wait(ctx, m.Work); err != nil {
 		return took, err
 	}
 	ends(dispatching)
 	if n := received.Received(); n != m.arriving {
 		return took, fmt.Errorf("dispatch: %d rows reported, %d sent", n, m.arriving)
 	}
-	return took, m.meet(nil) // whoever leaves first must not spoil the others' dispatch
+	return took, m.Meet(nil) // whoever leaves first must not spoil the others' dispatch
 }
 
 // report tells what all ranks' times come to.
@@ -285,7 +277,7 @@ func (m *startRank) report(op string, times [stages][]time.Duration, each func(S
 	var s [stages]measure.Summary
 	for i := range s {
 		var err error
-		if s[i], _, err = m.summary(times[i]); err != nil {
+		if s[i], _, err = m.Summarize(m.Me, times[i]); err != nil {
 			return err
 		}
 	}

@@ -1,4 +1,4 @@
-package bench
+package ep
 
 import (
 	"context"
@@ -6,16 +6,17 @@ import (
 	"math"
 	"time"
 
-	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/closer"
 	"github.com/weftgo/weft/internal/product"
 )
 
 // Overlap measures what exchanges lose where their GPUs multiply matrices meanwhile, and what the
-// products lose. Of [GPUs] it heeds Contexts, Ranks, Operations, Replays, Deadline and Cache.
+// products lose. Of [timing.GPUs] it heeds Contexts, Ranks, Operations, Replays, Deadline and Cache.
 type Overlap struct {
-	GPUs
+	timing.GPUs
 	Product product.Shape
 }
 
@@ -68,25 +69,19 @@ const mostProducts = 256
 // Measure measures dispatches and combines of the shapes, one after the other, and calls each with
 // every row, from one goroutine at a time. Whether the outputs were right is in the row; an error
 // means that something could not be measured.
-func (o Overlap) Measure(ctx context.Context, shapes []EP, each func(OverlapRow) error) error {
-	o.Samples = 2 // events, of the exchanges and of the products
-	g, err := o.settled()
+func (o Overlap) Measure(ctx context.Context, shapes []Shape, each func(OverlapRow) error) error {
+	g, err := settled(o.GPUs, shapes)
 	if err != nil {
 		return err
 	}
-	for _, s := range shapes {
-		if _, err := s.DeviceSpec(g.Ranks); err != nil {
-			return err
-		}
-	}
-	return g.together(ctx, func(ctx context.Context, m *gpuRank) error {
-		r := &overlapRank{gpuRank: m}
-		var c closing
+	return g.Run(ctx, func(ctx context.Context, t *timing.GPU) error {
+		r := &overlapRank{gpuRank: (&GPUs{}).rank(t)}
+		var c closer.Stack
 		err := r.begin(ctx, o.Product, &c)
 		if err == nil {
-			err = m.each(ctx, shapes, func(ctx context.Context) error { return r.overlaps(ctx, each) })
+			err = r.each(ctx, shapes, func(ctx context.Context) error { return r.overlaps(ctx, each) })
 		}
-		return errors.Join(err, c.all())
+		return errors.Join(err, c.Close())
 	})
 }
 
@@ -95,39 +90,39 @@ type overlapRank struct {
 	*gpuRank
 	compute *cuda.Stream
 	product *product.Product
-	perOne  time.Duration // a product, alone
+	perOne  time.Duration  // a product, alone
+	problem timing.Verdict // what was wrong
 }
 
 // begin makes the product, and has the exchanges in the communicator's stream, whose kernels do not
 // stand behind those of others.
-func (r *overlapRank) begin(ctx context.Context, s product.Shape, c *closing) (err error) {
-	r.stream = r.comm.Device().Stream()
-	r.work = weft.StreamOf(r.stream)
-	if r.compute, err = r.context.NewStream(cuda.StreamOptions{}); err != nil {
+func (r *overlapRank) begin(ctx context.Context, s product.Shape, c *closer.Stack) (err error) {
+	r.Use(r.Comm.Device().Stream())
+	if r.compute, err = r.Context.NewStream(cuda.StreamOptions{}); err != nil {
 		return err
 	}
-	c.add(r.compute.Close)
-	if r.product, err = product.New(ctx, r.context, r.Cache, s, uint64(r.me)); err != nil {
+	c.Add(r.compute.Close)
+	if r.product, err = product.New(ctx, r.Context, r.Cache, s, uint64(r.me)); err != nil {
 		return err
 	}
-	c.add(r.product.Close)
-	if err := r.meet(nil); err != nil { // all have theirs
+	c.Add(r.product.Close)
+	if err := r.Meet(nil); err != nil { // all have theirs
 		return err
 	}
-	took, err := r.runs(ctx, nil, 0, 8)
+	took, err := r.both(ctx, nil, 8)
 	r.perOne = took.product / 8
 	return err
 }
 
 // overlaps measures a dispatch and a combine.
 func (r *overlapRank) overlaps(ctx context.Context, each func(OverlapRow) error) (err error) {
-	var c closing
-	defer func() { err = errors.Join(err, c.all()) }()
+	var c closer.Stack
+	defer func() { err = errors.Join(err, c.Close()) }()
 	if err := r.setUp(ctx, &c); err != nil {
 		return err
 	}
 	there, back := r.moves(&r.batch)
-	for _, o := range []operation{r.dispatches(ctx, there), r.combines(ctx, back)} {
+	for _, o := range []timing.Operation{r.dispatches(ctx, there), r.combines(ctx, back)} {
 		row, err := r.overlap(ctx, o)
 		if err != nil {
 			return err
@@ -138,18 +133,18 @@ func (r *overlapRank) overlaps(ctx context.Context, each func(OverlapRow) error)
 			}
 		}
 	}
-	return r.meet(nil)
+	return r.Meet(nil)
 }
 
 // overlap times an operation alone and beside products, and those beside it.
-func (r *overlapRank) overlap(ctx context.Context, o operation) (row OverlapRow, err error) {
-	r.problem = ""
+func (r *overlapRank) overlap(ctx context.Context, o timing.Operation) (row OverlapRow, err error) {
+	r.problem = timing.Verdict{}
 	s := r.handle.Spec()
 	row = OverlapRow{
-		Op: o.name, Engine: "gpu", Contract: r.cfg.Contract(), Ranks: r.ranks,
+		Op: o.Name, Engine: "gpu", Contract: r.cfg.Contract(), Ranks: r.ranks,
 		GPUs: min(r.ranks, len(r.Contexts)), Tokens: r.cfg.Tokens, Hidden: s.Hidden,
 		TopK: s.TopK, Experts: s.Experts, DType: s.Payload.String(), Layout: s.Layout.String(), SMs: s.SMs,
-		SMsUsed: o.sms, GPUSMs: r.comm.Device().SMs(),
+		SMsUsed: o.SMs, GPUSMs: r.Comm.Device().SMs(),
 		Operations: r.Operations, Replays: r.Replays, Product: r.product.String(),
 	}
 	alone, err := r.verified(ctx, o, 1, 0)
@@ -173,13 +168,7 @@ func (r *overlapRank) overlap(ctx context.Context, o operation) (row OverlapRow,
 	row.TFlops = ratio(r.product.Flops(), row.ProductAlone) / 1e6
 	row.Share = ratio(float64(row.GPUSMs), float64(row.GPUSMs-row.SMsUsed))
 	row.Covered = beside.product >= beside.exchange && loaded.exchange >= loaded.product
-	problems, err := gather(r.team, r.me, r.problem)
-	row.Verified = err == nil
-	for _, p := range problems {
-		if p != "" {
-			row.Problems, row.Verified = append(row.Problems, p), false
-		}
-	}
+	row.Verified, row.Problems, err = r.Verdict(r.problem)
 	return row, err
 }
 
@@ -196,95 +185,54 @@ type bothTook struct{ exchange, product time.Duration }
 
 // verified makes runs of so many graphs of the operation, with new operands, beside so many
 // products, and checks what the last of each left.
-func (r *overlapRank) verified(ctx context.Context, o operation, graphs, products int) (took bothTook, err error) {
-	if err := errors.Join(o.renew(), r.product.Spoil(r.compute), r.comm.Wait(ctx, r.work), r.compute.Wait(ctx),
-		r.meet(nil)); err != nil {
+func (r *overlapRank) verified(ctx context.Context, o timing.Operation, graphs, products int) (took bothTook,
+	err error,
+) {
+	if err := errors.Join(o.Renew(true), r.product.Spoil(r.compute), r.Comm.Wait(ctx, r.Work), r.compute.Wait(ctx),
+		r.Meet(nil)); err != nil {
 		return took, err
 	}
-	g, err := r.graph(r.Operations, o.run)
+	g, err := r.Graph(r.Operations, o.Run)
 	if err != nil {
 		return took, err
 	}
 	defer func() { err = errors.Join(err, g.Close()) }()
-	if took, err = r.runs(ctx, func() error {
+	if took, err = r.both(ctx, func() error {
 		for range graphs {
-			if err := g.Launch(r.stream); err != nil {
+			if err := g.Launch(r.Stream); err != nil {
 				return err
 			}
 		}
 		return nil
-	}, graphs, products); err != nil {
+	}, products); err != nil {
 		return took, err
 	}
-	if products > 0 {
-		if err := r.product.Check(); err != nil {
-			r.complain("%v", err)
+	err = o.Check()
+	if products > 0 && err == nil {
+		if wrong := r.product.Check(); wrong != nil {
+			err = timing.Wrongf("%v", wrong)
 		}
 	}
-	return took, o.check()
+	return took, r.problem.Take(err)
 }
 
-// runs times exchanges and products that begin together, some times, and gives the medians of the
-// slowest ranks.
-func (r *overlapRank) runs(ctx context.Context, exchange func() error, graphs, products int) (took bothTook,
-	err error,
-) {
-	var all [2][]time.Duration
-	for i := range warmups + r.Replays {
-		times, err := r.run(ctx, exchange, graphs, products)
-		if err != nil {
-			return took, err
-		}
-		if i >= warmups {
-			all[0], all[1] = append(all[0], times.exchange), append(all[1], times.product)
-		}
-	}
-	for i, to := range []*time.Duration{&took.exchange, &took.product} {
-		s, _, err := r.summary(all[i])
-		if err != nil {
-			return took, err
-		}
-		*to = s.P50
-	}
-	return took, nil
-}
-
-// run holds both streams at the gate until everything is enqueued on every rank. Zero of either is
-// none of it.
-func (r *overlapRank) run(ctx context.Context, exchange func() error, graphs, products int) (took bothTook, err error) {
-	r.turn++
+// both times exchanges and so many products that begin together. No exchange, or no product, is
+// nothing that is timed.
+func (r *overlapRank) both(ctx context.Context, exchange func() error, products int) (took bothTook, err error) {
+	spans := []timing.Span{{Stream: r.Stream, Enqueue: exchange}, {Stream: r.compute}}
 	if products > 0 {
-		if err := errors.Join(r.door.Hold(r.compute, r.turn), r.starts[1].Record(r.compute)); err != nil {
-			return took, err
-		}
-		for range products {
-			if err := r.product.Start(r.compute); err != nil {
-				return took, err
+		spans[1].Enqueue = func() error {
+			for range products {
+				if err := r.product.Start(r.compute); err != nil {
+					return err
+				}
 			}
-		}
-		if err := r.ends[1].Record(r.compute); err != nil {
-			return took, err
+			return nil
 		}
 	}
-	if graphs > 0 {
-		if err := errors.Join(r.door.Hold(r.stream, r.turn), r.starts[0].Record(r.stream), exchange(),
-			r.ends[0].Record(r.stream)); err != nil {
-			return took, err
-		}
-	}
-	if err := r.meet(func() { r.gate.Open(r.turn) }); err != nil {
-		return took, err
-	}
-	if err := errors.Join(r.comm.Wait(ctx, r.work), r.compute.Wait(ctx)); err != nil {
-		return took, err
-	}
-	if graphs > 0 {
-		if took.exchange, err = r.ends[0].Since(r.starts[0]); err != nil {
-			return took, err
-		}
-	}
-	if products > 0 {
-		took.product, err = r.ends[1].Since(r.starts[1])
+	times, err := r.Replay(ctx, spans...)
+	if err == nil {
+		took.exchange, took.product = times[0], times[1]
 	}
 	return took, err
 }

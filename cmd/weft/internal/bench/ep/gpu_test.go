@@ -1,70 +1,43 @@
-package bench
+package ep
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/bootstrap"
-	"github.com/weftgo/weft/cmd/weft/internal/link"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/closer"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // emulatedGPUs are GPUs on which the kernels themselves run, and a cache that is shared by a test.
 func emulatedGPUs(t *testing.T, n int) (*cudatest.Machine, GPUs) {
 	t.Helper()
-	emulate.Need(t)
-	machine := cudatest.New(cudatest.Config{
+	on := ranktest.Emulated(t, cudatest.Config{
 		Devices:    n,
 		Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 16, cuda.L2CacheSize: 4096},
-	})
-	emulate.Attach(machine, emulate.Options{Limit: time.Minute, Seed: 1})
-	driver, err := machine.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := GPUs{
-		Operations: 2, Replays: 1, Samples: 2, Deadline: 20 * time.Second,
-		Cache:    kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}}),
-		patience: 1, // launches run where they are enqueued, so nobody would open the gate
-	}
-	for _, d := range driver.Devices() {
-		c, err := d.Primary()
-		if err != nil {
-			t.Fatal(err)
-		}
-		g.Contexts = append(g.Contexts, c)
-	}
-	t.Cleanup(func() {
-		for _, c := range g.Contexts {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		if err := machine.Check(); err != nil {
-			t.Error(err)
-		}
-	})
-	return machine, g
+	}, emulate.Options{Limit: time.Minute, Seed: 1})
+	return on.Machine, GPUs{GPUs: timing.GPUs{
+		Contexts: on.Contexts, Operations: 2, Replays: 1, Samples: 2, Deadline: 20 * time.Second, Cache: on.Kernels,
+		Patience: 1, // launches run where they are enqueued, so nothing would open the gate
+	}}
 }
 
 // few says that emulated GPUs measure few shapes.
 func few() bool { return testing.Short() || !emulate.Everything() }
 
 // small is a shape that emulated GPUs manage.
-func small(change func(e *EP)) EP {
-	e := EP{
+func small(change func(e *Shape)) Shape {
+	e := Shape{
 		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Wire: "per-rank",
 		Reduction: "partial", Sum: "plain",
 		Counts: "device", Routing: "uniform", Seed: 1, Batches: 1,
@@ -75,23 +48,23 @@ func small(change func(e *EP)) EP {
 	return e
 }
 
-func exactFP8(e *EP) {
+func exactFP8(e *Shape) {
 	e.Layout, e.Reduction, e.Sum, e.DType = "expert-major", "exact", "weighted", "fp8"
 }
 
-func columnMajor(e *EP) {
+func columnMajor(e *Shape) {
 	exactFP8(e)
 	e.Hidden, e.Scales = 384, "column-major"
 }
 
 // throughput are the shapes of which many tokens are dispatched at a time.
-func throughput() []EP {
-	given := func(e *EP) { e.DType, e.Hidden, e.Given = "fp8", 384, true }
-	return []EP{
-		small(func(e *EP) { e.Layout, e.SMs = "token-major", 3 }),
-		small(func(e *EP) { given(e); e.Layout = "token-major" }),
-		small(func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
-		small(func(e *EP) { given(e); e.Layout, e.Sum, e.Scales = "expert-packed", "plain", "column-major" }),
+func throughput() []Shape {
+	given := func(e *Shape) { e.DType, e.Hidden, e.Given = "fp8", 384, true }
+	return []Shape{
+		small(func(e *Shape) { e.Layout, e.SMs = "token-major", 3 }),
+		small(func(e *Shape) { given(e); e.Layout = "token-major" }),
+		small(func(e *Shape) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
+		small(func(e *Shape) { given(e); e.Layout, e.Sum, e.Scales = "expert-packed", "plain", "column-major" }),
 	}
 }
 
@@ -127,19 +100,19 @@ func TestMeasureGradientsOnEmulatedGPUs(t *testing.T) {
 }
 
 func TestMeasureOnEmulatedGPUs(t *testing.T) {
-	shapes := []EP{
+	shapes := []Shape{
 		small(nil),
-		small(func(e *EP) { e.Capacity = 300 }), // rows go straight to where they are received
-		small(func(e *EP) { e.Layout, e.Sum = "expert-major", "weighted" }),
+		small(func(e *Shape) { e.Capacity = 300 }), // rows go straight to where they are received
+		small(func(e *Shape) { e.Layout, e.Sum = "expert-major", "weighted" }),
 		small(exactFP8),
 		small(columnMajor),
-		small(func(e *EP) { columnMajor(e); e.DType, e.Hidden = "fp8-ue8m0", 1024 }),
-		small(func(e *EP) { columnMajor(e); e.Layout = "expert-packed" }),
-		small(func(e *EP) { e.Layout = "token-major" }), // rows have their places before they leave, and are read there
-		small(func(e *EP) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
+		small(func(e *Shape) { columnMajor(e); e.DType, e.Hidden = "fp8-ue8m0", 1024 }),
+		small(func(e *Shape) { columnMajor(e); e.Layout = "expert-packed" }),
+		small(func(e *Shape) { e.Layout = "token-major" }), // rows have their places before they leave, and are read there
+		small(func(e *Shape) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
 	}
 	if few() {
-		shapes = []EP{shapes[0], small(columnMajor)}
+		shapes = []Shape{shapes[0], small(columnMajor)}
 	}
 	for _, tc := range []struct{ gpus, ranks int }{{2, 2}, {1, 2}, {1, 1}} {
 		t.Run(fmt.Sprintf("%d ranks on %d", tc.ranks, tc.gpus), func(t *testing.T) {
@@ -186,33 +159,22 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 }
 
 // solitary runs f as the only rank, with a shape set up.
-func solitary(t *testing.T, g GPUs, shape EP, f func(ctx context.Context, m *gpuRank) error) {
+func solitary(t *testing.T, g GPUs, shape Shape, f func(ctx context.Context, m *gpuRank) error) {
 	t.Helper()
-	g, err := g.settled()
-	if err != nil {
+	var err error
+	if g.GPUs, err = g.Settled(); err != nil {
 		t.Fatal(err)
 	}
-	gate, err := link.NewGate(g.Contexts[0], g.patience)
-	if err != nil {
-		t.Fatal(err)
-	}
-	meetings, err := bootstrap.NewInProcess(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var shared, own closing
-	m := &gpuRank{
-		GPUs: &g, team: newTeam(t.Context(), 1), gate: gate, context: g.Contexts[0],
-		expected: expected{ranks: 1, cfg: shape},
-	}
-	err = m.open(t.Context(), meetings[0], &shared)
-	if err == nil {
-		err = m.setUp(t.Context(), &own)
-	}
-	if err == nil {
-		err = f(t.Context(), m)
-	}
-	if err := errors.Join(err, own.all(), shared.all(), gate.Close(), m.end()); err != nil {
+	if err := g.Run(t.Context(), func(ctx context.Context, of *timing.GPU) error {
+		var c closer.Stack
+		m := g.rank(of)
+		m.cfg = shape
+		err := m.setUp(ctx, &c)
+		if err == nil {
+			err = f(ctx, m)
+		}
+		return errors.Join(err, c.Close())
+	}); err != nil {
 		t.Error(err)
 	}
 }
@@ -221,37 +183,36 @@ func solitary(t *testing.T, g GPUs, shape EP, f func(ctx context.Context, m *gpu
 func TestGPUChecksCatchErrors(t *testing.T) {
 	_, g := emulatedGPUs(t, 1)
 	g.Ranks = 1
-	same := func() error { return nil }
 	lies := map[string]struct {
-		lie  func(m *gpuRank, dispatch, combine, prepare *operation) *operation
+		lie  func(m *gpuRank, dispatch, combine, prepare *timing.Operation) *timing.Operation
 		want string
 	}{
-		"rows of before": {func(m *gpuRank, dispatch, _, _ *operation) *operation {
-			dispatch.renew = func() error { m.salt++; return nil } // the tokens' rows stay as they were
+		"rows of before": {func(m *gpuRank, dispatch, _, _ *timing.Operation) *timing.Operation {
+			dispatch.Renew = func(bool) error { m.salt++; return nil } // the tokens' rows stay as they were
 			return dispatch
 		}, "dispatch: row"},
-		"another token": {func(m *gpuRank, dispatch, _, _ *operation) *operation {
+		"another token": {func(m *gpuRank, dispatch, _, _ *timing.Operation) *timing.Operation {
 			m.places[0].token ^= 1
 			return dispatch
 		}, "dispatch: row"},
-		"a row that nobody sent": {func(m *gpuRank, dispatch, _, _ *operation) *operation {
+		"a row that nobody sent": {func(m *gpuRank, dispatch, _, _ *timing.Operation) *timing.Operation {
 			m.places = append(m.places, m.places[0])
 			return dispatch
 		}, "dispatch: 6 rows reported, 7 sent"},
-		"sums that nobody made": {func(_ *gpuRank, _, combine, _ *operation) *operation {
-			combine.run = func(bool) error { return nil }
+		"sums that nobody made": {func(_ *gpuRank, _, combine, _ *timing.Operation) *timing.Operation {
+			combine.Run = func(bool) error { return nil }
 			return combine
 		}, "combine: the sum of token"},
-		"sums of before": {func(m *gpuRank, _, combine, _ *operation) *operation {
-			combine.renew = func() error { m.salt++; return nil }
+		"sums of before": {func(m *gpuRank, _, combine, _ *timing.Operation) *timing.Operation {
+			combine.Renew = func(bool) error { m.salt++; return nil }
 			return combine
 		}, "combine: the sum of token"},
-		"weights": {func(m *gpuRank, _, combine, _ *operation) *operation {
+		"weights": {func(m *gpuRank, _, combine, _ *timing.Operation) *timing.Operation {
 			m.batch.weights[0] *= 2
 			return combine
 		}, "combine: the sum of token"},
-		"counts": {func(m *gpuRank, _, _, prepare *operation) *operation {
-			prepare.renew = same
+		"counts": {func(m *gpuRank, _, _, prepare *timing.Operation) *timing.Operation {
+			prepare.Renew = nil
 			m.batch.ids[0][0] = -1
 			return prepare
 		}, "prepare: it counts"},
@@ -259,13 +220,13 @@ func TestGPUChecksCatchErrors(t *testing.T) {
 	for name, tc := range lies {
 		t.Run(name, func(t *testing.T) {
 			solitary(t, g, small(exactFP8), func(ctx context.Context, m *gpuRank) error {
-				dispatch, combine, prepare := m.dispatches(ctx, moved{}), m.combines(ctx, moved{}), m.prepares(ctx)
-				for _, o := range []operation{dispatch, combine, prepare} {
-					if row, err := m.measure(ctx, o); err != nil || !row.Verified {
-						return fmt.Errorf("before the lie: %s: %w %v", o.name, err, row.Problems)
+				dispatch, combine, prepare := m.dispatches(ctx, timing.Bytes{}), m.combines(ctx, timing.Bytes{}), m.prepares(ctx)
+				for _, o := range []timing.Operation{dispatch, combine, prepare} {
+					if row, err := m.Measure(ctx, o); err != nil || !row.Verified {
+						return fmt.Errorf("before the lie: %s: %w %v", o.Name, err, row.Problems)
 					}
 				}
-				row, err := m.measure(ctx, *tc.lie(m, &dispatch, &combine, &prepare))
+				row, err := m.Measure(ctx, *tc.lie(m, &dispatch, &combine, &prepare))
 				if err != nil {
 					return err
 				}
@@ -284,46 +245,46 @@ func TestGradientChecksCatchErrors(t *testing.T) {
 	shapes := throughput()
 	byRank, byExpert := shapes[0], shapes[2]
 	lies := map[string]struct {
-		shape EP
-		lie   func(m *gpuRank, combine, dispatch *operation) *operation
+		shape Shape
+		lie   func(m *gpuRank, combine, dispatch *timing.Operation) *timing.Operation
 		want  string
 	}{
-		"rows that nobody made": {byRank, func(_ *gpuRank, combine, _ *operation) *operation {
-			combine.run = func(bool) error { return nil }
+		"rows that nobody made": {byRank, func(_ *gpuRank, combine, _ *timing.Operation) *timing.Operation {
+			combine.Run = func(bool) error { return nil }
 			return combine
 		}, "combine-backward: the gradient of row"},
-		"another token's": {byRank, func(m *gpuRank, combine, _ *operation) *operation {
+		"another token's": {byRank, func(m *gpuRank, combine, _ *timing.Operation) *timing.Operation {
 			m.places[0].token ^= 1
 			return combine
 		}, "combine-backward: the gradient of row"},
-		"weights": {byExpert, func(m *gpuRank, combine, _ *operation) *operation {
+		"weights": {byExpert, func(m *gpuRank, combine, _ *timing.Operation) *timing.Operation {
 			m.batch.all[0][0] *= 2
 			return combine
 		}, "combine-backward: the gradient of row"},
-		"products of other rows": {byExpert, func(m *gpuRank, combine, _ *operation) *operation {
-			renew := combine.renew
-			combine.renew = func() error { return errors.Join(renew(), m.spoil(m.y)) }
+		"products of other rows": {byExpert, func(m *gpuRank, combine, _ *timing.Operation) *timing.Operation {
+			renew := combine.Renew
+			combine.Renew = func(bool) error { return errors.Join(renew(true), m.spoil(m.y)) }
 			return combine
 		}, "combine-backward: the gradient of weight"},
-		"numbers of before": {byRank, func(m *gpuRank, _, dispatch *operation) *operation {
-			dispatch.renew = m.writeExperts
+		"numbers of before": {byRank, func(m *gpuRank, _, dispatch *timing.Operation) *timing.Operation {
+			dispatch.Renew = func(bool) error { return m.writeExperts() }
 			return dispatch
 		}, "dispatch-backward: the gradient of weight"},
-		"sums that nobody made": {byExpert, func(_ *gpuRank, _, dispatch *operation) *operation {
-			dispatch.run = func(bool) error { return nil }
+		"sums that nobody made": {byExpert, func(_ *gpuRank, _, dispatch *timing.Operation) *timing.Operation {
+			dispatch.Run = func(bool) error { return nil }
 			return dispatch
 		}, "dispatch-backward: the sum of token"},
 	}
 	for name, tc := range lies {
 		t.Run(name, func(t *testing.T) {
 			solitary(t, g, tc.shape, func(ctx context.Context, m *gpuRank) error {
-				combine, dispatch := m.combinesBackward(ctx), m.dispatchesBackward(ctx, moved{})
-				for _, o := range []operation{combine, dispatch} {
-					if row, err := m.measure(ctx, o); err != nil || !row.Verified {
-						return fmt.Errorf("before the lie: %s: %w %v", o.name, err, row.Problems)
+				combine, dispatch := m.combinesBackward(ctx), m.dispatchesBackward(ctx, timing.Bytes{})
+				for _, o := range []timing.Operation{combine, dispatch} {
+					if row, err := m.Measure(ctx, o); err != nil || !row.Verified {
+						return fmt.Errorf("before the lie: %s: %w %v", o.Name, err, row.Problems)
 					}
 				}
-				row, err := m.measure(ctx, *tc.lie(m, &combine, &dispatch))
+				row, err := m.Measure(ctx, *tc.lie(m, &combine, &dispatch))
 				if err != nil {
 					return err
 				}
@@ -341,29 +302,29 @@ func TestGPUsEndTogether(t *testing.T) {
 	machine, g := emulatedGPUs(t, 2)
 	g.Ranks, g.Deadline = 2, 5*time.Second
 	enough := errors.New("enough")
-	err := g.Measure(t.Context(), []EP{small(nil)}, func(GPURow) error { return enough })
+	err := g.Measure(t.Context(), []Shape{small(nil)}, func(GPURow) error { return enough })
 	if !errors.Is(err, enough) || !strings.Contains(err.Error(), "rank 0: ") {
 		t.Errorf("%v", err)
 	}
 	machine.Fail("cuEventCreate", 1, cuda.ErrOutOfMemory)
-	if err := g.Measure(t.Context(), []EP{small(nil)}, nil); !errors.Is(err, cuda.ErrOutOfMemory) {
+	if err := g.Measure(t.Context(), []Shape{small(nil)}, nil); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("%v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(enough)
-	if err := g.Measure(ctx, []EP{small(nil)}, nil); err == nil {
+	if err := g.Measure(ctx, []Shape{small(nil)}, nil); err == nil {
 		t.Error("it went on")
 	}
 }
 
 func TestGPURefusals(t *testing.T) {
-	for name, change := range map[string]func(*EP){
-		"tokens 0":     func(e *EP) { e.Tokens = 0 },
-		"-1 SMs":       func(e *EP) { e.SMs = -1 },
-		"partial":      func(e *EP) { e.Reduction = "exact" },
-		"multiple":     func(e *EP) { e.DType, e.Hidden = "fp8", 64 },
-		"none of":      func(e *EP) { e.Layout = "sideways" },
-		"up to 32768 ": func(e *EP) { e.Capacity = 1 << 20 },
+	for name, change := range map[string]func(*Shape){
+		"tokens 0":     func(e *Shape) { e.Tokens = 0 },
+		"-1 SMs":       func(e *Shape) { e.SMs = -1 },
+		"partial":      func(e *Shape) { e.Reduction = "exact" },
+		"multiple":     func(e *Shape) { e.DType, e.Hidden = "fp8", 64 },
+		"none of":      func(e *Shape) { e.Layout = "sideways" },
+		"up to 32768 ": func(e *Shape) { e.Capacity = 1 << 20 },
 	} {
 		if _, err := small(change).DeviceSpec(2); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
@@ -419,51 +380,11 @@ func TestGPUBytes(t *testing.T) {
 	// all.
 	b := &batch{ids: [][]int32{{2, 3, 0, 2}, {2, 3, 3, -1}}}
 	there, back := m.moves(b)
-	if there != (moved{2 * 132 / 2, 5 * 132 / 2, 7 * 132 / 2}) || back != (moved{3 * 256 / 2, 5 * 256 / 2, 7 * 256 / 2}) {
+	if there != bytesOf(2*132/2, 5*132/2, 7*132/2) || back != bytesOf(3*256/2, 5*256/2, 7*256/2) {
 		t.Errorf("%+v %+v", there, back)
 	}
 	m.spec.Reduction = ep.Partial
-	if _, back = m.moves(b); back.wire != 2*256/2 {
+	if _, back = m.moves(b); back.Wire != 2*256/2 {
 		t.Errorf("%+v", back)
-	}
-}
-
-func TestTeamsMeet(t *testing.T) {
-	const members, rounds = 4, 100
-	team := newTeam(t.Context(), members)
-	var all sync.WaitGroup
-	last := 0 // written by whoever comes last, read by all after
-	for me := range members {
-		all.Go(func() {
-			for round := range rounds {
-				got, err := gather(team, me, me+round)
-				if err != nil || !slices.Equal(got, []int{round, round + 1, round + 2, round + 3}) {
-					t.Errorf("%v %v", got, err)
-				}
-				if err := team.meet(func() { last++ }); err != nil || last != round+1 {
-					t.Errorf("%d in round %d, %v", last, round, err)
-				}
-				if err := team.meet(nil); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	if err := team.end(); err != nil {
-		t.Error(err)
-	}
-	team = newTeam(t.Context(), 2)
-	why := errors.New("why")
-	all.Go(func() {
-		if err := team.meet(nil); !errors.Is(err, why) {
-			t.Error(err)
-		}
-	})
-	team.fail(0, why)
-	team.fail(1, errors.New("another"))
-	all.Wait()
-	if err := team.end(); !errors.Is(err, why) {
-		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package bench
+package ep
 
 import (
 	"slices"
@@ -11,14 +11,14 @@ import (
 // A kernel is tuned in what it has, and in nothing else.
 func TestNeighboursArePossible(t *testing.T) {
 	for _, tc := range []struct {
-		shape                     EP
+		shape                     Shape
 		dispatchSlots, pullsSlots bool
 	}{
 		{small(nil), true, true},
 		{small(exactFP8), true, true},
-		{small(func(e *EP) { e.Layout = "token-major" }), false, false},
-		{small(func(e *EP) { e.Layout, e.Sum = "expert-packed", "weighted" }), false, true},
-		{small(func(e *EP) { e.Layout, e.Sum, e.Reduction = "expert-packed", "weighted", "exact" }), false, false},
+		{small(func(e *Shape) { e.Layout = "token-major" }), false, false},
+		{small(func(e *Shape) { e.Layout, e.Sum = "expert-packed", "weighted" }), false, true},
+		{small(func(e *Shape) { e.Layout, e.Sum, e.Reduction = "expert-packed", "weighted", "exact" }), false, false},
 	} {
 		var dispatch, combine [2]int // through slots, and to places
 		count := func(of *[2]int, k ep.KernelTuning) {
@@ -64,9 +64,9 @@ func TestTuneOnEmulatedGPUs(t *testing.T) {
 		t.Skip("compiles kernels")
 	}
 	_, g := emulatedGPUs(t, 2)
-	shapes := []EP{
-		small(nil), small(func(e *EP) { e.Tokens = 5 }),
-		small(func(e *EP) { e.Layout, e.Hidden = "token-major", 1024 }),
+	shapes := []Shape{
+		small(nil), small(func(e *Shape) { e.Tokens = 5 }),
+		small(func(e *Shape) { e.Layout, e.Hidden = "token-major", 1024 }),
 	}
 	if few() {
 		shapes = shapes[2:]

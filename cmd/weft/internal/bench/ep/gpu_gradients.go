@@ -1,4 +1,4 @@
-package bench
+package ep
 
 import (
 	"bytes"
@@ -9,7 +9,10 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/floats"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/closer"
 )
 
 // Gradients of a model's layer. Where combine applies the weights, CombineBackward gives their
@@ -18,7 +21,7 @@ import (
 
 // makeGradients makes the tensors of gradients. The experts' rows of them are in m.y, the tokens'
 // in m.out, or for the gradient of a combine in the buffer that others read.
-func (m *gpuRank) makeGradients(c *closing) (err error) {
+func (m *gpuRank) makeGradients(c *closer.Stack) (err error) {
 	buffer := m.handle.GradientBuffer()
 	m.numbers, m.gradOut = weft.Tensor{}, weft.Tensor{Data: buffer.Data, DType: buffer.DType, Shape: m.out.Shape}
 	if m.gradRows, err = m.tensor(c, m.spec.Output, slices.Clone(m.y.Shape)...); err != nil {
@@ -41,58 +44,58 @@ func (m *expected) numbersOfRow() int {
 
 // combinesBackward is CombineBackward: from the gradients of the tokens' sums to those of the
 // experts' rows, and of the weights.
-func (m *gpuRank) combinesBackward(ctx context.Context) operation {
+func (m *gpuRank) combinesBackward(ctx context.Context) timing.Operation {
 	var y, gradWeights weft.Tensor
 	if m.spec.Sum == ep.Weighted {
 		y, gradWeights = m.y, m.gradWeights
 	}
-	return operation{
-		name: "combine-backward", bytes: m.spreads(&m.batch), sms: m.handle.GradientSMs(),
-		renew: func() error {
+	return timing.Operation{
+		Name: "combine-backward", Bytes: m.spreads(&m.batch), SMs: m.handle.GradientSMs(),
+		Renew: func(bool) error {
 			return errors.Join(m.writeRows(), m.uploadTokens(m.gradOut), m.spoil(m.gradRows), m.spoil(m.gradWeights))
 		},
-		run: func(bool) error {
-			return m.handle.CombineBackward(ctx, m.work, m.known, m.gradOut, y, m.gradRows, gradWeights)
+		Run: func(bool) error {
+			return m.handle.CombineBackward(ctx, m.Work, m.known, m.gradOut, y, m.gradRows, gradWeights)
 		},
-		check: func() error {
+		Check: func() error {
 			if m.spec.Sum == ep.Weighted {
 				if err := m.checkDots(); err != nil {
 					return err
 				}
 			}
-			return m.checkGradRows()
+			return m.verdict(m.checkGradRows())
 		},
 	}
 }
 
 // dispatchesBackward is DispatchBackward: from the gradients of received rows, and of the weights
 // that came with them, to those of the tokens' rows and weights.
-func (m *gpuRank) dispatchesBackward(ctx context.Context, bytes moved) operation {
+func (m *gpuRank) dispatchesBackward(ctx context.Context, bytes timing.Bytes) timing.Operation {
 	const name = "dispatch-backward"
 	_, sms := m.handle.SMs()
 	var gradWeights weft.Tensor
 	if !m.numbers.IsZero() {
 		gradWeights = m.gradWeights
 	}
-	return operation{
-		name: name, bytes: bytes, sms: sms,
-		renew: func() error { return errors.Join(m.writeExperts(), m.writeNumbers(), m.spoil(m.gradWeights)) },
-		run: func(bool) error {
-			return m.handle.DispatchBackward(ctx, m.work, m.known, m.y, m.numbers, m.out, gradWeights)
+	return timing.Operation{
+		Name: name, Bytes: bytes, SMs: sms,
+		Renew: func(bool) error { return errors.Join(m.writeExperts(), m.writeNumbers(), m.spoil(m.gradWeights)) },
+		Run: func(bool) error {
+			return m.handle.DispatchBackward(ctx, m.Work, m.known, m.y, m.numbers, m.out, gradWeights)
 		},
-		check: func() error {
+		Check: func() error {
 			if !m.numbers.IsZero() {
 				if err := m.checkNumbers(); err != nil {
 					return err
 				}
 			}
-			return m.checkOut(name, false)
+			return m.verdict(m.checkOut(name, false))
 		},
 	}
 }
 
 // spoil overwrites what was there.
-func (m *gpuRank) spoil(t weft.Tensor) error { return m.stream.Memset(t.Pointer(), 0xA5, t.Bytes()) }
+func (m *gpuRank) spoil(t weft.Tensor) error { return m.Stream.Memset(t.Pointer(), 0xA5, t.Bytes()) }
 
 // number is the gradient of the weight of a rank's selection, other ones each time.
 func (m *expected) number(rank, token, k int) float32 {
@@ -113,13 +116,13 @@ func (m *gpuRank) writeNumbers() error {
 			binary.LittleEndian.PutUint32(all[4*(p.row*each+k%each):], math.Float32bits(m.number(p.source, p.token, k)))
 		}
 	}
-	return m.context.Upload(m.numbers.Pointer(), all)
+	return m.Context.Upload(m.numbers.Pointer(), all)
 }
 
 // homeNumbers gives the gradients of weights that have come home.
 func (m *gpuRank) homeNumbers() (func(token, k int) float32, error) {
 	all := m.room(m.gradWeights.Bytes())
-	err := m.context.Download(all, m.gradWeights.Pointer())
+	err := m.Context.Download(all, m.gradWeights.Pointer())
 	return func(token, k int) float32 {
 		return math.Float32frombits(binary.LittleEndian.Uint32(all[4*(token*m.cfg.TopK+k):]))
 	}, err
@@ -172,7 +175,7 @@ func (m *expected) dot(token, expert int) float32 {
 	a, b := pow2(shift), pow2(shift-down(expert))
 	var lanes [64]float32
 	for i, v := range values {
-		lanes[i%len(lanes)] = fma(v*a, v*b, lanes[i%len(lanes)])
+		lanes[i%len(lanes)] = floats.FMA(v*a, v*b, lanes[i%len(lanes)])
 	}
 	for h := len(lanes) / 2; h > 0; h /= 2 {
 		for j := range h {
@@ -196,7 +199,7 @@ func (m *gpuRank) checkGradRows() error {
 	m.checks++
 	return m.runs(func(run []place) error {
 		rows := m.room(len(run) * n)
-		if err := m.context.Download(rows, m.gradRows.Pointer().Add(run[0].row*n)); err != nil {
+		if err := m.Context.Download(rows, m.gradRows.Pointer().Add(run[0].row*n)); err != nil {
 			return err
 		}
 		for i, p := range run {
@@ -227,7 +230,7 @@ func (m *gpuRank) gradRow(p place) (row []byte, err error) {
 	scale, weight := pow2(shift), m.batch.all[p.source][first+k]
 	row = make([]byte, 0, m.cfg.Hidden*m.spec.Output.Size())
 	for _, v := range values {
-		if row, err = appendFloat(row, m.spec.Output, v*scale*weight); err != nil {
+		if row, err = floats.Append(row, m.spec.Output, v*scale*weight); err != nil {
 			return nil, err
 		}
 	}

@@ -1,4 +1,4 @@
-package bench
+package ep
 
 import (
 	"cmp"
@@ -9,30 +9,18 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/bootstrap"
-	"github.com/weftgo/weft/cmd/weft/internal/link"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/routing"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/closer"
 )
 
 // gpuRank is one rank on a GPU.
 type gpuRank struct {
-	*GPUs
-	*team
+	*timing.GPU
 	expected
-
-	gate    *link.Gate
-	context *cuda.Context
-	comm    *weft.Comm
-	stream  *cuda.Stream
-	work    *weft.Stream
-	door    *link.Door
-	turn    uint32
-	starts  []*cuda.Event // of the operations that are enqueued together
-	ends    []*cuda.Event
-	flood   *cuda.Memory // more than caches hold
-	nothing float64      // microseconds of a kernel that does nothing
+	phases, gradients bool    // see GPUs
+	nothing           float64 // microseconds of a kernel that does nothing
 
 	handle *ep.Handle
 	batch  batch
@@ -52,44 +40,8 @@ type gpuRank struct {
 // place is where a row must stand.
 type place struct{ row, source, token, expert int }
 
-// closing calls closers, the last first.
-type closing []func() error
-
-func (c *closing) add(f func() error) { *c = append(*c, f) }
-
-func (c *closing) all() error {
-	var errs []error
-	for _, f := range slices.Backward(*c) {
-		errs = append(errs, f())
-	}
-	return errors.Join(errs...)
-}
-
-// serve joins the others and does body with them.
-func (m *gpuRank) serve(ctx context.Context, b bootstrap.Bootstrap,
-	body func(ctx context.Context, m *gpuRank) error,
-) (err error) {
-	var c closing
-	defer func() {
-		if err != nil {
-			m.fail(m.me, err) // before the others can fail for it, and be blamed
-			if m.comm != nil {
-				m.comm.Abort() // the others' waits on their GPUs end
-			}
-		}
-		err = errors.Join(err, c.all())
-	}()
-	if err := m.open(ctx, b, &c); err != nil {
-		return err
-	}
-	if err := body(ctx, m); err != nil {
-		return err
-	}
-	return m.meet(nil) // whoever leaves first must not spoil the others' last operation
-}
-
 // each does body for one shape after the other.
-func (m *gpuRank) each(ctx context.Context, shapes []EP, body func(ctx context.Context) error) error {
+func (m *gpuRank) each(ctx context.Context, shapes []Shape, body func(ctx context.Context) error) error {
 	for _, s := range shapes {
 		m.cfg = s
 		if err := body(ctx); err != nil {
@@ -99,78 +51,38 @@ func (m *gpuRank) each(ctx context.Context, shapes []EP, body func(ctx context.C
 	return nil
 }
 
-// open joins the others and makes what all shapes use.
-func (m *gpuRank) open(ctx context.Context, b bootstrap.Bootstrap, c *closing) (err error) {
-	options := []weft.Option{
-		weft.WithBootstrap(b), weft.WithDevice(m.context), weft.WithDeadline(m.Deadline),
-		weft.WithKernels(m.Cache),
-	}
-	if m.comm, err = weft.Join(ctx, options...); err != nil {
-		return err
-	}
-	c.add(m.comm.Close)
-	if m.stream, err = m.context.NewStream(cuda.StreamOptions{}); err != nil {
-		return err
-	}
-	c.add(m.stream.Close)
-	m.work = weft.StreamOf(m.stream)
-	if m.door, err = m.gate.Door(ctx, m.context, m.Cache); err != nil {
-		return err
-	}
-	c.add(m.door.Close)
-	for range min(together, m.Samples) {
-		for _, list := range []*[]*cuda.Event{&m.starts, &m.ends} {
-			e, err := m.context.NewEvent(cuda.EventOptions{Timing: true})
-			if err != nil {
-				return err
-			}
-			c.add(e.Close)
-			*list = append(*list, e)
-		}
-	}
-	cache, err := m.context.Device().Attribute(cuda.L2CacheSize)
-	if err != nil {
-		return err
-	}
-	if m.flood, err = m.context.Alloc(2 * max(cache, 4096)); err != nil {
-		return err
-	}
-	c.add(m.flood.Close)
-	return nil
-}
-
 // shape measures all operations of one shape.
 func (m *gpuRank) shape(ctx context.Context, each func(GPURow) error) (err error) {
-	var c closing
-	defer func() { err = errors.Join(err, c.all()) }()
+	var c closer.Stack
+	defer func() { err = errors.Join(err, c.Close()) }()
 	if err := m.setUp(ctx, &c); err != nil {
 		return err
 	}
 	there, back := m.moves(&m.batch)
-	operations := []operation{m.dispatches(ctx, there)}
-	if m.Phases {
+	operations := []timing.Operation{m.dispatches(ctx, there)}
+	if m.phases {
 		operations = append(operations, m.prepares(ctx), m.knownDispatches(ctx, there))
 	}
 	operations = append(operations, m.combines(ctx, back))
-	if m.Gradients {
+	if m.gradients {
 		operations = append(operations, m.combinesBackward(ctx), m.dispatchesBackward(ctx, back))
 	}
 	for _, o := range operations {
-		row, err := m.measure(ctx, o)
+		f, err := m.Measure(ctx, o)
 		if err != nil {
-			return fmt.Errorf("%s: %w", o.name, err)
+			return fmt.Errorf("%s: %w", o.Name, err)
 		}
 		if m.me == 0 {
-			if err := each(row); err != nil {
+			if err := each(m.gpuRow(o, f)); err != nil {
 				return err
 			}
 		}
 	}
-	return m.meet(nil)
+	return m.Meet(nil)
 }
 
 // setUp makes the handle, the routing and the tensors of a shape.
-func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
+func (m *gpuRank) setUp(ctx context.Context, c *closer.Stack) (err error) {
 	cfg := m.cfg
 	if m.spec, err = cfg.DeviceSpec(m.ranks); err != nil {
 		return err
@@ -199,10 +111,10 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 		m.places = append(m.places, place{row, source, token, expert})
 	})
 	slices.SortFunc(m.places, func(a, b place) int { return cmp.Compare(a.row, b.row) })
-	if m.handle, err = ep.NewHandle(ctx, m.comm, m.spec); err != nil {
+	if m.handle, err = ep.NewHandle(ctx, m.Comm, m.spec); err != nil {
 		return err
 	}
-	c.add(m.handle.Close)
+	c.Add(m.handle.Close)
 	if m.batch.topk, err = m.tensor(c, weft.Int32, cfg.Tokens, cfg.TopK); err != nil {
 		return err
 	}
@@ -216,24 +128,24 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 		return err
 	}
 	ids, weights := m.batch.ids[m.me], m.batch.weights
-	if err := m.context.Upload(m.batch.topk.Pointer(),
+	if err := m.Context.Upload(m.batch.topk.Pointer(),
 		unsafe.Slice((*byte)(unsafe.Pointer(&ids[0])), 4*len(ids))); err != nil {
 		return err
 	}
-	if err := m.context.Upload(m.batch.weight.Pointer(),
+	if err := m.Context.Upload(m.batch.weight.Pointer(),
 		unsafe.Slice((*byte)(unsafe.Pointer(&weights[0])), 4*len(weights))); err != nil {
 		return err
 	}
 	// The routing that combines go by. Also the first operation, which nothing is learnt from.
-	received, err := m.handle.PrepareDispatch(ctx, m.work, m.batch.topk, m.batch.weight, m.x)
+	received, err := m.handle.PrepareDispatch(ctx, m.Work, m.batch.topk, m.batch.weight, m.x)
 	if err != nil {
 		return err
 	}
-	c.add(func() error { received.Routing.Release(); return nil })
+	c.Add(func() error { received.Routing.Release(); return nil })
 	m.known = received.Routing
 	if m.spec.Layout == ep.TokenMajor && received.Data.DType == m.spec.Output {
 		m.y = received.Data // which others read where it is
-		c.add(func() error { received.Release(); return nil })
+		c.Add(func() error { received.Release(); return nil })
 	} else {
 		shape := slices.Clone(received.Data.Shape)
 		received.Release()
@@ -243,16 +155,16 @@ func (m *gpuRank) setUp(ctx context.Context, c *closing) (err error) {
 			return err
 		}
 	}
-	if m.Gradients {
+	if m.gradients {
 		if err := m.makeGradients(c); err != nil {
 			return err
 		}
 	}
-	return m.comm.Wait(ctx, m.work)
+	return m.Comm.Wait(ctx, m.Work)
 }
 
 // makeTokens makes the tensors of what this rank dispatches.
-func (m *gpuRank) makeTokens(c *closing) (err error) {
+func (m *gpuRank) makeTokens(c *closer.Stack) (err error) {
 	n, hidden := m.cfg.Tokens, m.cfg.Hidden
 	m.x = ep.Rows{}
 	if m.x.Data, err = m.tensor(c, m.input(), n, hidden); err != nil || !m.cfg.given() {
@@ -275,13 +187,13 @@ func (m *gpuRank) input() weft.DType {
 }
 
 // tensor allocates a tensor on the GPU.
-func (m *gpuRank) tensor(c *closing, d weft.DType, shape ...int) (weft.Tensor, error) {
+func (m *gpuRank) tensor(c *closer.Stack, d weft.DType, shape ...int) (weft.Tensor, error) {
 	t := weft.Tensor{DType: d, Shape: shape}
-	memory, err := m.context.Alloc(t.Bytes())
+	memory, err := m.Context.Alloc(t.Bytes())
 	if err != nil {
 		return t, err
 	}
-	c.add(memory.Close)
+	c.Add(memory.Close)
 	return weft.DeviceTensor(memory.Pointer(), d, shape...), nil
 }
 
@@ -320,7 +232,7 @@ func (m *gpuRank) writeTokens() error {
 	for t := range m.cfg.Tokens {
 		m.putScales(scales[t*n:(t+1)*n], m.scalesFor(m.me, t))
 	}
-	return m.context.Upload(m.x.Scales.Pointer(), scales)
+	return m.Context.Upload(m.x.Scales.Pointer(), scales)
 }
 
 // uploadTokens writes the rows of this rank's tokens into a tensor, in the tensor's type.
@@ -330,7 +242,7 @@ func (m *gpuRank) uploadTokens(to weft.Tensor) error {
 	for t := range m.cfg.Tokens {
 		copy(rows[t*n:], m.row(to.DType, m.me, t, 0))
 	}
-	return m.context.Upload(to.Pointer(), rows)
+	return m.Context.Upload(to.Pointer(), rows)
 }
 
 // writeExperts makes what the experts make of the tokens' rows, and spoils what was there of the
@@ -350,7 +262,7 @@ func (m *gpuRank) writeRows() error {
 			}
 			copy(rows[i*n:], m.row(m.spec.Output, p.source, p.token, down(who)))
 		}
-		return m.context.Upload(m.y.Pointer().Add(run[0].row*n), rows)
+		return m.Context.Upload(m.y.Pointer().Add(run[0].row*n), rows)
 	})
 }
 
@@ -367,7 +279,7 @@ func (m *gpuRank) checkArrived(received *ep.Received) error {
 	}
 	return m.runs(func(run []place) error {
 		rows := m.room(len(run) * n)
-		if err := m.context.Download(rows, received.Data.Pointer().Add(run[0].row*n)); err != nil {
+		if err := m.Context.Download(rows, received.Data.Pointer().Add(run[0].row*n)); err != nil {
 			return err
 		}
 		for i, p := range run {
@@ -384,7 +296,7 @@ func (m *gpuRank) download(to *[]byte, t weft.Tensor) error {
 		*to = make([]byte, n)
 	}
 	*to = (*to)[:n]
-	return m.context.Download(*to, t.Pointer())
+	return m.Context.Download(*to, t.Pointer())
 }
 
 // checkCounts compares what a routing says of itself.
@@ -395,13 +307,13 @@ func (m *gpuRank) checkCounts(r *ep.Routing) error {
 		got.RemoteRows != want.RemoteRankRows {
 		m.complain("prepare: it counts %+v, but %d rows come here and %+v is sent", got, len(m.places), want)
 	}
-	return m.comm.Err()
+	return m.Comm.Err()
 }
 
 // checkOut recomputes the sums of some tokens, which an operation has left.
 func (m *gpuRank) checkOut(op string, weighted bool) error {
 	out := m.room(m.out.Bytes())
-	if err := m.context.Download(out, m.out.Pointer()); err != nil {
+	if err := m.Context.Download(out, m.out.Pointer()); err != nil {
 		return err
 	}
 	m.checkSums(&m.batch, out, m.checks, op, weighted)
