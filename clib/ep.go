@@ -45,6 +45,9 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 	if err != nil {
 		return ep.Spec{}, err
 	}
+	if v.reserved != 0 {
+		return ep.Spec{}, invalidf("weft_ep_spec: %d in reserved, which is 0", v.reserved)
+	}
 	var t ep.Tuning
 	if t.Dispatch, err = tuningOf(v.dispatch_tuning); err != nil {
 		return ep.Spec{}, err
@@ -54,15 +57,15 @@ func specOf(p *C.weft_ep_spec) (ep.Spec, error) {
 	}
 	return ep.Spec{
 		Experts: int(v.experts), TopK: int(v.topk), Hidden: int(v.hidden), MaxTokens: int(v.max_tokens),
-		Layout: ep.Layout(enum(v.layout)), Wire: ep.Wire(enum(v.wire)),
-		Reduction: ep.Reduction(enum(v.reduction)), Sum: ep.Sum(enum(v.weighting)),
-		Payload: ep.Payload(enum(v.payload)), Quantize: weft.DType(enum(v.quantize)),
+		Layout: ep.Layout(enum(v.layout)), Reduction: ep.Reduction(enum(v.reduction)),
+		Weighting: ep.Weighting(enum(v.weighting)), Payload: ep.Payload(enum(v.payload)),
+		Quantize:         weft.DType(enum(v.quantize)),
 		PowerOfTwoScales: v.power_of_two_scales != 0,
 		ScaleOrder:       ep.ScaleOrder(enum(v.scale_order)), RowBytes: int(v.row_bytes),
 		ScaleBytes: int(v.scale_bytes), Output: weft.DType(enum(v.output)),
 		Counts: ep.Counts(enum(v.counts)), Capacity: int(v.capacity), Overflow: ep.Overflow(enum(v.overflow)),
 		Alignment: int(v.alignment),
-		SMs:       int(v.sms), Series: int(v.series), Live: int(v.live), Tuning: t,
+		SMs:       int(v.sms), SerialGroup: int(v.serial_group), Live: int(v.live), Tuning: t,
 	}, nil
 }
 

@@ -72,7 +72,7 @@ func statusOf(err error) (status C.int, rank int) {
 var fieldsInC = map[string]string{
 	"MaxTokens": "max_tokens", "TopK": "topk", "Hidden": "hidden", "RowBytes": "row_bytes",
 	"ScaleBytes": "scale_bytes", "Capacity": "capacity", "Live": "live",
-	"Series": "series", "Output": "output", "HostCounts": "host counts", "DeviceCounts": "device counts",
+	"SerialGroup": "serial_group", "Output": "output", "HostCounts": "host counts", "DeviceCounts": "device counts",
 	"OverflowDrop": "overflow drop",
 	"Tuning":       "dispatch_tuning and combine_tuning", "Tuning.Dispatch": "dispatch_tuning",
 	"Tuning.Combine": "combine_tuning", "Blocks": "blocks", "Bulk": "bulk",

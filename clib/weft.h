@@ -313,9 +313,6 @@ typedef enum weft_layout {
 	WEFT_TOKEN_MAJOR = 3    /* [rows, hidden]: one row per token and rank, by source rank, then token */
 } weft_layout;
 
-/* What crosses: a row for each selection, or for each rank. */
-typedef enum weft_wire { WEFT_PER_SELECTION = 0, WEFT_PER_RANK = 1 } weft_wire;
-
 /* Where rows are summed. */
 typedef enum weft_reduction {
 	WEFT_EXACT = 0,               /* at home: fp32 fused multiply-adds, k ascending, rounded once */
@@ -375,7 +372,6 @@ typedef struct weft_ep_spec {
 	int64_t hidden;     /* numbers a row */
 	int64_t max_tokens; /* the most that any rank dispatches at once */
 	int32_t layout;     /* weft_layout */
-	int32_t wire;       /* weft_wire */
 	int32_t reduction;  /* weft_reduction */
 	int32_t weighting;  /* weft_weighting */
 	int32_t payload;    /* weft_payload */
@@ -386,6 +382,7 @@ typedef struct weft_ep_spec {
 	int32_t counts;              /* weft_counts */
 	int32_t overflow;            /* weft_overflow */
 	int32_t sms;         /* GPU: multiprocessors that the kernels may fill; 0: three quarters of the free ones */
+	int32_t reserved;    /* 0 */
 	int64_t row_bytes;   /* opaque payload: bytes of a row */
 	int64_t scale_bytes; /* opaque payload: bytes of its scales, or 0 */
 	int64_t capacity;    /* the most rows that a rank (expert-major: an expert) can receive; 0 is the worst case */
@@ -394,8 +391,9 @@ typedef struct weft_ep_spec {
 	int64_t live;  /* received tensors that may be alive at once; 0 is 2 */
 	const weft_ep_kernel_tuning *dispatch_tuning; /* GPU; NULL is Weft's choice */
 	const weft_ep_kernel_tuning *combine_tuning;
-	int64_t series; /* GPU: shared by handles of a communicator whose operations take turns, in stream order and alike
-					   on every rank: they fill the same SMs; 0: none */
+	/* GPU: a number that handles of a communicator share whose operations follow each other in stream order, in the
+	 * same order on every rank: they fill the same SMs; 0: none */
+	int64_t serial_group;
 } weft_ep_spec;
 
 /* Says whether a spec is supported for an engine and a number of ranks, and if not, why. Local. */

@@ -100,8 +100,8 @@ func (h *Handle) checkCombineBackward(r *Routing, gradOut, y, gradRows, gradWeig
 	if gradWeights.IsZero() {
 		return nil
 	}
-	if s.Sum != Weighted {
-		return weft.Invalidf("%s: a plain sum has no weights whose gradients could be asked for", op)
+	if s.Weighting != Weighted {
+		return weft.Invalidf("%s: plain weighting has no weights whose gradients could be asked for", op)
 	}
 	if err := h.checkExpertRows(op, "rows", r, y, r.Rows()); err != nil {
 		return err

@@ -27,7 +27,7 @@ func TestCopyRefusals(t *testing.T) {
 	open := func(layout ep.Layout, payload ep.Payload) (*ep.Handle, *ep.Received) {
 		s := ep.Spec{
 			Experts: experts, TopK: 2, Hidden: hidden, MaxTokens: tokens, Layout: layout,
-			Payload: payload, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain,
+			Payload: payload, Reduction: ep.Partial, Weighting: ep.Plain,
 		}
 		h, err := ep.NewHandle(ctx, c, s)
 		if err != nil {
@@ -148,7 +148,7 @@ func TestCopiesOnGPUs(t *testing.T) {
 				s := way.spec
 				s.Experts, s.TopK, s.MaxTokens = ranks*local, 3, tokens
 				s.Layout, s.SMs, s.Counts = way.layout, 2*ranks, ep.DeviceCounts
-				s.Wire, s.Reduction, s.Sum = ep.PerRank, ep.Partial, ep.Plain
+				s.Reduction, s.Weighting = ep.Partial, ep.Plain
 				members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 					for seed, sent := range [][]int{{0, 0}, {1, 0}, {tokens, 7}, {tokens, tokens}} {
 						c := routed(s, uint64(5*seed), sent, spread(s, uint64(seed)))

@@ -3,7 +3,7 @@
 //
 // # The model
 //
-// A [Handle] is made once for a [Spec]: shapes, layout, wire form, reduction, payload. Then, for
+// A [Handle] is made once for a [Spec]: shapes, layout, reduction, payload. Then, for
 // every batch,
 //
 //	Prepare   turns routing (the experts that each token selects, and their weights) into a [Routing]: for every

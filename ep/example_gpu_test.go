@@ -65,8 +65,8 @@ func Example_besideCompute() {
 func TestBesideComputeOnGPUs(t *testing.T) {
 	const ranks, tokens, hidden = 2, 3, 16
 	spec := ep.Spec{
-		Experts: ranks, TopK: 1, Hidden: hidden, MaxTokens: tokens, Layout: ep.RankMajor, Wire: ep.PerRank,
-		Reduction: ep.Partial, Sum: ep.Plain,
+		Experts: ranks, TopK: 1, Hidden: hidden, MaxTokens: tokens, Layout: ep.RankMajor,
+		Reduction: ep.Partial, Weighting: ep.Plain,
 		Payload: ep.FP32, Counts: ep.DeviceCounts, SMs: 4,
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {

@@ -71,7 +71,7 @@ func Readable(h *Handle, t weft.Tensor) bool {
 // ProgramsOf names the programs whose kernels move rows of the handles of a Spec: that of its
 // dispatches first, and behind it that of calls that do everything at once.
 func ProgramsOf(s Spec, ranks int) []string {
-	s = s.normalizeOn(GPUEngine)
+	s = s.normalize()
 	t := tune(s, ranks)
 	var all []string
 	add := func(specs ...kernel.Spec) {

@@ -16,7 +16,7 @@ func boardSpecs() []Spec {
 	for l := range layouts {
 		s := Spec{Experts: 6, TopK: 3, Hidden: 8, MaxTokens: 2, Layout: l}
 		if !l.byExpert() {
-			s.Wire, s.Reduction, s.Sum = PerRank, Partial, Plain
+			s.Reduction, s.Weighting = Partial, Plain
 		}
 		all = append(all, s.normalize())
 		if l != RankMajor {
@@ -130,7 +130,7 @@ func FuzzRefusal(f *testing.F) {
 // FuzzNames reads the names of what a Spec can ask for.
 func FuzzNames(f *testing.F) {
 	for _, names := range [][]string{
-		layoutNames[:], wireNames[:], reductionNames[:], sumNames[:],
+		layoutNames[:], reductionNames[:], weightingNames[:],
 		payloadNames[:], countNames[:],
 	} {
 		for _, n := range names {
@@ -148,12 +148,10 @@ func FuzzNames(f *testing.F) {
 		}
 		l, err := ParseLayout(s)
 		same("layout", l.String(), err)
-		w, err := ParseWire(s)
-		same("wire form", w.String(), err)
 		r, err := ParseReduction(s)
 		same("reduction", r.String(), err)
-		u, err := ParseSum(s)
-		same("sum", u.String(), err)
+		u, err := ParseWeighting(s)
+		same("weighting", u.String(), err)
 		p, err := ParsePayload(s)
 		same("payload", p.String(), err)
 		c, err := ParseCounts(s)

@@ -210,7 +210,7 @@ func (h *gpu) fit(ctx context.Context, f functions) (n blocks, err error) {
 		least = 2
 	}
 	h.room, err = enginegpu.Fit(ctx, h.comm,
-		enginegpu.Want{Op: "new handle", Cost: weight, SMs: h.spec.SMs, SerialGroup: h.spec.Series, Least: least})
+		enginegpu.Want{Op: "new handle", Cost: weight, SMs: h.spec.SMs, SerialGroup: h.spec.SerialGroup, Least: least})
 	if err != nil {
 		return n, err
 	}

@@ -38,7 +38,7 @@ func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weigh
 
 // weighted says whether sums are.
 func (h *gpu) weighted() uint32 {
-	if h.spec.Sum == Weighted {
+	if h.spec.Weighting == Weighted {
 		return whatWeighted
 	}
 	return 0

@@ -87,7 +87,7 @@ func TestScalesOnGPUs(t *testing.T) {
 					s.Experts, s.TopK, s.MaxTokens, s.Hidden, s.SMs = 3*ranks, 3, k.tokens, 2560, 4*ranks
 					s.Tuning.Dispatch = ep.KernelTuning{Protocol: ep.ValueProtocol, Units: k.units}
 					if layout == ep.RankMajor {
-						s.Wire, s.Sum = ep.PerRank, ep.Plain
+						s.Weighting = ep.Plain
 					}
 					if s.ValidateOn(ep.GPUEngine, ranks) != nil {
 						continue // what is quantised goes by fewer units
@@ -136,7 +136,7 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 	}
 	return func(yield func(ep.Spec, int) bool) {
 		gather := ep.Spec{
-			Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain, Payload: ep.Opaque,
+			Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain, Payload: ep.Opaque,
 			RowBytes: 2560, MaxTokens: 1, Experts: 2, TopK: 2, SMs: 8, Counts: ep.DeviceCounts,
 		}
 		if !yield(gather, 2) {
@@ -151,7 +151,7 @@ func smallSpecs() iter.Seq2[ep.Spec, int] {
 								s := p
 								s.Layout, s.Reduction, s.MaxTokens, s.Hidden = layout, reduction, tokens, 2560
 								if layout == ep.RankMajor || layout == ep.TokenMajor {
-									s.Wire, s.Sum = ep.PerRank, ep.Plain
+									s.Weighting = ep.Plain
 								}
 								if layout == ep.ExpertMajor || layout == ep.RankMajor {
 									s.Tuning = ep.Tuning{Dispatch: ep.KernelTuning{

@@ -29,16 +29,16 @@ var (
 	// a word a block
 	flagRows = ep.Spec{MaxTokens: 270, Layout: ep.ExpertMajor, Reduction: ep.Partial}
 	// values again
-	rankRows = ep.Spec{MaxTokens: 8, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}
+	rankRows = ep.Spec{MaxTokens: 8, Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain}
 	// the same, in their final place
-	directRows = ep.Spec{MaxTokens: 270, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}
+	directRows = ep.Spec{MaxTokens: 270, Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain}
 	// placed before they leave
 	packedRows = ep.Spec{
 		MaxTokens: 9, Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4, Capacity: 60,
 		Overflow: ep.OverflowDrop,
 	}
 	// the same, and read where they are
-	tokenRows = ep.Spec{MaxTokens: 300, Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain}
+	tokenRows = ep.Spec{MaxTokens: 300, Layout: ep.TokenMajor, Reduction: ep.Partial, Weighting: ep.Plain}
 )
 
 var ways = []way{
@@ -554,7 +554,7 @@ func TestMismatchOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		for _, way := range ways {
 			for _, pair := range pairs {
-				if pair.weighted && way.spec.Sum != ep.Weighted {
+				if pair.weighted && way.spec.Weighting != ep.Weighted {
 					continue
 				}
 				t.Run(way.name+"/"+pair.name, func(t *testing.T) {

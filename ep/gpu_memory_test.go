@@ -19,8 +19,8 @@ func TestMemory(t *testing.T) {
 		beside int // the same of what is not received rows, which the caller has with any library
 	}{{RankMajor, 6, 5}, {ExpertMajor, 54, 5}} {
 		s := Spec{
-			Experts: experts, TopK: 8, Hidden: hidden, MaxTokens: tokens, Layout: c.layout, Wire: PerRank,
-			Reduction: Partial, Sum: Plain,
+			Experts: experts, TopK: 8, Hidden: hidden, MaxTokens: tokens, Layout: c.layout,
+			Reduction: Partial, Weighting: Plain,
 			Payload: BF16, Output: weft.BFloat16, Live: 2,
 		}
 		g, tuned := newGeometry(s, ranks), tune(s, ranks)

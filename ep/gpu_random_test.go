@@ -49,11 +49,11 @@ func drawSpec(rng *rand.Rand, ranks int) ep.Spec {
 		s := drawn(rng,
 			ep.Spec{Layout: ep.ExpertMajor, Reduction: ep.Exact},
 			ep.Spec{Layout: ep.ExpertMajor, Reduction: drawn(rng, ep.Partial, ep.PartialBySelection)},
-			ep.Spec{Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
+			ep.Spec{Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain},
 			ep.Spec{Layout: ep.ExpertPacked, Reduction: ep.Exact, Alignment: 4},
 			ep.Spec{
-				Layout: ep.TokenMajor, Wire: ep.PerRank,
-				Reduction: drawn(rng, ep.Partial, ep.PartialBySelection), Sum: ep.Plain,
+				Layout:    ep.TokenMajor,
+				Reduction: drawn(rng, ep.Partial, ep.PartialBySelection), Weighting: ep.Plain,
 			},
 		)
 		s.MaxTokens = drawn(rng, 1, 2, 8, 9, 31, 33, 40) // around what one warp has, and what kernels for few tokens have

@@ -112,9 +112,9 @@ func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers 
 	}
 }
 
-// TestSeriesOnGPUs makes handles that take turns, and one that may run beside them, and has them
+// TestSerialGroupOnGPUs makes handles that take turns, and one that may run beside them, and has them
 // exchange rows one after another. Those that take turns have room where one has.
-func TestSeriesOnGPUs(t *testing.T) {
+func TestSerialGroupOnGPUs(t *testing.T) {
 	eachMachineAtLength(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
 		if !m.holds(ranks) {
@@ -123,7 +123,7 @@ func TestSeriesOnGPUs(t *testing.T) {
 		specs := []ep.Spec{tokenRows, exactRows, packedRows, directRows, largeRows, tokenRows}
 		for i := range specs {
 			specs[i] = sized(specs[i], ranks)
-			specs[i].SMs, specs[i].Series = 1024, 3
+			specs[i].SMs, specs[i].SerialGroup = 1024, 3
 		}
 		members(t, m, ranks, specs[0], gpuDeadline, func(ctx context.Context, r *member) (err error) {
 			handles := []*member{r}
@@ -164,15 +164,15 @@ func TestSeriesOnGPUs(t *testing.T) {
 			}
 			if now, err := room(); err != nil || now != before {
 				return fmt.Errorf("room for %d blocks, and for %d before there were as many handles of the "+
-					"series again (%v)", now, before, err)
+					"serial group again (%v)", now, before, err)
 			}
 			beside := specs[0]
-			beside.Series = 4
+			beside.SerialGroup = 4
 			if err := errors.Join(eptest.Meet(r.Comm), open(beside), eptest.Meet(r.Comm)); err != nil {
 				return err
 			}
 			if now, err := room(); err != nil || now >= before {
-				return fmt.Errorf("room for %d blocks beside a handle of another series, and for %d before (%v)", now, before, err)
+				return fmt.Errorf("room for %d blocks beside a handle of another serial group, and for %d before (%v)", now, before, err)
 			}
 			specs := append(slices.Concat(specs, specs), beside)
 			var rounds []*eptest.Round
@@ -208,15 +208,15 @@ func TestSeriesOnGPUs(t *testing.T) {
 	})
 }
 
-// TestSeriesOnSharedGPU: ranks that share a GPU have as much for the later handles of a Series as
+// TestSerialGroupOnSharedGPU: ranks that share a GPU have as much for the later handles of a SerialGroup as
 // for the first.
-func TestSeriesOnSharedGPU(t *testing.T) {
+func TestSerialGroupOnSharedGPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("emulated kernels are slow")
 	}
 	const ranks = 4
 	s := sized(largeRows, ranks)
-	s.SMs, s.Series = 1024, 1
+	s.SMs, s.SerialGroup = 1024, 1
 	members(t, emulatedMachine(t, 1, emulate.Options{}), ranks, s, gpuDeadline,
 		func(ctx context.Context, r *member) error {
 			first, _ := ep.Grids(r.handle)

@@ -16,8 +16,8 @@ import (
 // largeRows is a handle that takes as much as it can get, and whose next kernels may be placed
 // while the ones before still wait.
 var largeRows = ep.Spec{
-	Experts: 8, TopK: 8, Hidden: 7168, MaxTokens: 64, Layout: ep.RankMajor, Wire: ep.PerRank,
-	Reduction: ep.Partial, Sum: ep.Plain, Counts: ep.DeviceCounts,
+	Experts: 8, TopK: 8, Hidden: 7168, MaxTokens: 64, Layout: ep.RankMajor,
+	Reduction: ep.Partial, Weighting: ep.Plain, Counts: ep.DeviceCounts,
 }
 
 // TestSideBySideOnGPUs has batches of two handles under way at once, on streams of their own, of
@@ -38,7 +38,7 @@ func TestSideBySideOnGPUs(t *testing.T) {
 			large.MaxTokens = 200
 			specs = append(specs, twice(large))
 			// Of these the next kernels are not placed early.
-			large.Layout, large.Reduction, large.Sum, large.MaxTokens = ep.ExpertMajor, ep.Exact, ep.Weighted, 96
+			large.Layout, large.Reduction, large.Weighting, large.MaxTokens = ep.ExpertMajor, ep.Exact, ep.Weighted, 96
 			specs = append(specs, twice(large))
 		}
 		for i, both := range specs {

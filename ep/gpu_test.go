@@ -268,8 +268,8 @@ func TestCountsOnGPUs(t *testing.T) {
 // TestSMsOnGPUs has handles say on how many multiprocessors their kernels run.
 func TestSMsOnGPUs(t *testing.T) {
 	opaque := ep.Spec{
-		MaxTokens: 6, Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial,
-		Sum: ep.Plain, Payload: ep.Opaque, RowBytes: 512,
+		MaxTokens: 6, Layout: ep.RankMajor, Reduction: ep.Partial,
+		Weighting: ep.Plain, Payload: ep.Opaque, RowBytes: 512,
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2

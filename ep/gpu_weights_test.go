@@ -219,7 +219,7 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 					t.Skip("ranks would share a GPU")
 				}
 				s := sized(way.spec, way.ranks)
-				if s.Sum != ep.Weighted || s.Reduction != ep.Exact {
+				if s.Weighting != ep.Weighted || s.Reduction != ep.Exact {
 					t.Fatalf("%+v has no weights at home", s)
 				}
 				b := evenly(s, way.ranks, 1, min(way.n, s.MaxTokens)).Batch()

@@ -33,7 +33,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	const op = "new handle"
 	e := engineOf(comm)
 	err := spec.ValidateOn(e, comm.Size())
-	spec = spec.normalizeOn(e)
+	spec = spec.normalize()
 	if err == nil && e == GPUEngine {
 		spec, err = tuned(spec, comm)
 	}
@@ -51,8 +51,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	return h, nil
 }
 
-// Spec is what the handle was made from, with defaults filled in, and the wire form that its engine
-// has.
+// Spec is what the handle was made from, with defaults filled in.
 func (h *Handle) Spec() Spec { return h.spec }
 
 // Comm is the handle's communicator.

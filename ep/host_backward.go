@@ -96,7 +96,7 @@ func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, 
 			dots[l.row] = simd.Dot(t, src, unsafe.Add(y.Data, at), s.Hidden) // before the row is written, which may be the same
 		}
 		dst := unsafe.Add(gradRows.Data, at)
-		if s.Sum == Weighted {
+		if s.Weighting == Weighted {
 			simd.Scale(t, dst, src, s.Hidden, l.weight)
 		} else {
 			simd.Copy(dst, src, n, false)

@@ -50,7 +50,7 @@ func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, wei
 	c := &h.scratch.gather
 	*c = gather{
 		h: h, op: op, epoch: epoch, call: newCall(callCombine, r, false),
-		weighted: h.spec.Sum == Weighted, weights: weights, y: y, out: out, biases: len(bias),
+		weighted: h.spec.Weighting == Weighted, weights: weights, y: y, out: out, biases: len(bias),
 	}
 	copy(c.bias[:], bias)
 	own := cmp.Or(onHost(op, s), h.checkCombine(op, r, y, out, bias, !weights.IsZero()))

@@ -390,7 +390,7 @@ func (m *mover) rows(from, to int) {
 				m.putScales(int(l.row), unsafe.Add(m.scales, token*m.scaleStride))
 			}
 		}
-		if m.h.spec.Wire == PerRank {
+		if m.h.spec.Tuning.HostCopy != CopyEach {
 			simd.FanOut(rows[:k], row, m.rowBytes, m.stream)
 			continue
 		}

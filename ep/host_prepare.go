@@ -243,7 +243,7 @@ func (h *host) firstRows() {
 // token goes to, and those that keep a row of it.
 func (h *host) placeSelections(r *hostRouting, sel *selections, t int) (ranks, kept uint64) {
 	g := &h.geometry
-	me, next := h.comm.Rank(), h.scratch.before
+	next := h.scratch.before
 	for i := t * g.topk; i < (t+1)*g.topk; i++ {
 		e := int32(sel.at(i))
 		r.experts[i], r.rows[i] = e, -1
@@ -269,9 +269,6 @@ func (h *host) placeSelections(r *hostRouting, sel *selections, t int) (ranks, k
 		}
 		r.rows[i] = row
 		kept |= 1 << uint(d)
-		if d != me && h.spec.Wire == PerSelection {
-			r.traffic.RemoteRows++
-		}
 	}
 	return ranks, kept
 }
@@ -296,7 +293,7 @@ func (h *host) placeVisits(r *hostRouting, t int, ranks, kept uint64, seen *[wef
 		r.visits = append(r.visits, v)
 		if v.live {
 			r.traffic.Visits++
-			if d != me && h.spec.Wire == PerRank {
+			if d != me {
 				r.traffic.RemoteRows++
 			}
 		}

@@ -192,7 +192,7 @@ func TestGradientsInPlace(t *testing.T) {
 	group := join(t, ranks)
 	engine := eptest.NewHost()
 	for _, s := range soakSpecs(4) {
-		if s.Sum != ep.Weighted {
+		if s.Weighting != ep.Weighted {
 			continue
 		}
 		for _, where := range []eptest.Operand{eptest.PlainOperand, eptest.WindowOperand} {
@@ -220,9 +220,9 @@ func TestManyRanks(t *testing.T) {
 		group := join(t, shape.ranks)
 		for j, cell := range []ep.Cell{
 			{Layout: ep.ExpertMajor},
-			{Layout: ep.ExpertPacked, Wire: ep.PerRank, Reduction: ep.Partial},
-			{Layout: ep.RankMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
-			{Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain},
+			{Layout: ep.ExpertPacked, Reduction: ep.Partial},
+			{Layout: ep.RankMajor, Reduction: ep.Partial, Weighting: ep.Plain},
+			{Layout: ep.TokenMajor, Reduction: ep.Partial, Weighting: ep.Plain},
 		} {
 			if testing.Short() && (i+j)%4 != 0 {
 				continue
@@ -311,14 +311,14 @@ func TestLargeMoves(t *testing.T) {
 				TopK: 2, MaxTokens: 520, Layout: ep.ExpertMajor, Payload: ep.Opaque, RowBytes: 8208,
 				ScaleBytes: 16, Capacity: 300, Overflow: ep.OverflowDrop,
 			},
-			{TopK: 2, MaxTokens: 520, Layout: ep.ExpertPacked, Wire: ep.PerRank, Payload: ep.Opaque, RowBytes: 8208},
+			{TopK: 2, MaxTokens: 520, Layout: ep.ExpertPacked, Payload: ep.Opaque, RowBytes: 8208},
 			{TopK: 8, MaxTokens: 80, Layout: ep.ExpertPacked, Payload: ep.FP32, Hidden: 1812, Alignment: 16},
 			{
-				TopK: 8, MaxTokens: 80, Layout: ep.ExpertMajor, Payload: ep.FP32, Hidden: 1812, Wire: ep.PerRank,
+				TopK: 8, MaxTokens: 80, Layout: ep.ExpertMajor, Payload: ep.FP32, Hidden: 1812,
 				Reduction: ep.Partial,
 			},
 			{
-				TopK: 2, MaxTokens: 176, Layout: ep.TokenMajor, Wire: ep.PerRank, Reduction: ep.Partial, Sum: ep.Plain,
+				TopK: 2, MaxTokens: 176, Layout: ep.TokenMajor, Reduction: ep.Partial, Weighting: ep.Plain,
 				Payload: ep.FP8UE8M0, Hidden: 6144, Quantize: weft.Float32, Output: weft.Float32, ScaleOrder: ep.ColumnMajorScales,
 			},
 		} {

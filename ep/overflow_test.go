@@ -16,7 +16,7 @@ import (
 // the same error, and the next batch, which fits, works.
 func TestOverflowRefused(t *testing.T) {
 	const ranks = 3
-	rank := func(s *ep.Spec) { s.Wire, s.Reduction, s.Sum = ep.PerRank, ep.Partial, ep.Plain }
+	rank := func(s *ep.Spec) { s.Reduction, s.Weighting = ep.Partial, ep.Plain }
 	tests := []struct {
 		layout   ep.Layout
 		capacity int

@@ -185,7 +185,7 @@ func (l *lender) refused(ctx context.Context, r *ep.Routing, rows weft.Tensor, w
 		},
 		"combine backward to them": func() error { return l.handle.CombineBackward(ctx, l.stream, r, out, none, rows, none) },
 	}
-	if s.Sum == ep.Weighted {
+	if s.Weighting == ep.Weighted {
 		gradients := weft.TensorOf(make([]float32, weights.Elems()), weights.Shape...)
 		fresh := weft.TensorAt(make([]byte, rows.Bytes()), rows.DType, rows.Shape...)
 		calls["combine backward"] = func() error {
@@ -193,7 +193,7 @@ func (l *lender) refused(ctx context.Context, r *ep.Routing, rows weft.Tensor, w
 				fresh, gradients)
 		}
 	}
-	if s.Sum == ep.Weighted && s.Reduction == ep.Exact {
+	if s.Weighting == ep.Weighted && s.Reduction == ep.Exact {
 		calls["weigh and combine"] = func() error { return l.handle.WeighCombine(ctx, l.stream, r, weights, rows, out) }
 	}
 	for _, name := range []string{

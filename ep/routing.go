@@ -55,7 +55,7 @@ type Traffic struct {
 	// Visits: distinct (token, rank) pairs of this rank's tokens (the logical convention, local
 	// ones included).
 	Visits int
-	// RemoteRows that cross to other ranks in the handle's wire form.
+	// RemoteRows cross to other ranks: one for each visit of another rank.
 	RemoteRows int
 }
 
@@ -120,7 +120,7 @@ func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
 	if err := cmp.Or(h.comm.Begin(op), r.check(h, op)); err != nil {
 		return err
 	}
-	if h.spec.Sum != Weighted || h.spec.Reduction != Exact {
+	if h.spec.Weighting != Weighted || h.spec.Reduction != Exact {
 		return weft.Unsupportedf("%s: this handle does not weight rows at home, but where the experts are "+
 			"or not at all; dispatch with the weights in Rows", op)
 	}
@@ -130,7 +130,7 @@ func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
 // checkWeighted refuses a Routing that has no weights where there must be some.
 func (r *Routing) checkWeighted(h *Handle, op string, least weighted) error {
 	switch {
-	case h.spec.Sum != Weighted || r.weighted >= least:
+	case h.spec.Weighting != Weighted || r.weighted >= least:
 		return nil
 	case r.weighted == weightedAtHome:
 		return weft.Invalidf("%s: the routing got its weights from Weigh, which tells no other rank; "+

@@ -21,7 +21,7 @@ var (
 	soakSeed = flag.Uint64("soak.seed", 1, "seed of TestSoak")
 )
 
-// soakSpecs are the handles that live side by side in the soak: every layout, wire form, reduction
+// soakSpecs are the handles that live side by side in the soak: every layout, reduction
 // and payload, with different top-k.
 func soakSpecs(ranks int) []ep.Spec {
 	base := ep.Spec{Experts: 3 * ranks, MaxTokens: 4, Hidden: 24}
@@ -34,21 +34,21 @@ func soakSpecs(ranks int) []ep.Spec {
 	return []ep.Spec{
 		with(2, func(*ep.Spec) {}),
 		with(3, func(s *ep.Spec) {
-			s.Layout, s.Wire, s.Reduction, s.Alignment = ep.ExpertPacked, ep.PerRank, ep.Partial, 4
+			s.Layout, s.Reduction, s.Alignment = ep.ExpertPacked, ep.Partial, 4
 		}),
 		with(1, func(s *ep.Spec) {
 			s.Layout, s.Payload, s.Hidden = ep.ExpertPacked, ep.FP32, 4
 			s.Counts, s.Capacity, s.Overflow = ep.DeviceCounts, 9, ep.OverflowDrop
 		}),
 		with(4, func(s *ep.Spec) {
-			s.Layout, s.Wire, s.Reduction, s.Sum, s.Payload = ep.RankMajor, ep.PerRank, ep.Partial, ep.Plain, ep.FP16
+			s.Layout, s.Reduction, s.Weighting, s.Payload = ep.RankMajor, ep.Partial, ep.Plain, ep.FP16
 		}),
 		with(5, func(s *ep.Spec) {
-			s.Layout, s.Wire, s.Reduction = ep.TokenMajor, ep.PerRank, ep.Partial
-			s.Sum, s.Capacity, s.Overflow = ep.Plain, 7, ep.OverflowDrop
+			s.Layout, s.Reduction = ep.TokenMajor, ep.Partial
+			s.Weighting, s.Capacity, s.Overflow = ep.Plain, 7, ep.OverflowDrop
 		}),
 		with(2, func(s *ep.Spec) {
-			s.Payload, s.Hidden, s.Quantize, s.ScaleOrder, s.Wire = ep.FP8, 128, weft.BFloat16, ep.ColumnMajorScales, ep.PerRank
+			s.Payload, s.Hidden, s.Quantize, s.ScaleOrder = ep.FP8, 128, weft.BFloat16, ep.ColumnMajorScales
 		}),
 		with(12, func(s *ep.Spec) {
 			s.Layout, s.Payload, s.RowBytes = ep.ExpertPacked, ep.Opaque, 48

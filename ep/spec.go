@@ -28,17 +28,6 @@ const (
 	layouts
 )
 
-// Wire says how often a row crosses to a rank that has several experts for it.
-type Wire uint8
-
-const (
-	// PerSelection sends one copy for each selected expert.
-	PerSelection Wire = iota
-	// PerRank sends one copy to each rank, which fans it out to its experts on arrival.
-	PerRank
-	wires
-)
-
 // Reduction says where the rows of a token are summed when they come home.
 type Reduction uint8
 
@@ -56,15 +45,15 @@ const (
 	reductions
 )
 
-// Sum says whether combine applies the routing weights.
-type Sum uint8
+// Weighting says whether combine applies the routing weights.
+type Weighting uint8
 
 const (
 	// Weighted multiplies each selection's row by its weight.
-	Weighted Sum = iota
+	Weighted Weighting = iota
 	// Plain adds rows as they are; the caller has weighted them, or wants no weights.
 	Plain
-	sums
+	weightings
 )
 
 // Payload is what a dispatched row holds.
@@ -118,9 +107,8 @@ const (
 
 var (
 	layoutNames     = [layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
-	wireNames       = [wires]string{"per-selection", "per-rank"}
 	reductionNames  = [reductions]string{"exact", "partial", "partial-by-selection"}
-	sumNames        = [sums]string{"weighted", "plain"}
+	weightingNames  = [weightings]string{"weighted", "plain"}
 	payloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
 	countNames      = [countings]string{"host", "device"}
 	overflowNames   = [overflows]string{"refuse", "drop"}
@@ -144,9 +132,8 @@ func parse[T ~uint8](what string, names []string, s string) (T, error) {
 }
 
 func (l Layout) String() string     { return name(layoutNames[:], l) }
-func (w Wire) String() string       { return name(wireNames[:], w) }
 func (r Reduction) String() string  { return name(reductionNames[:], r) }
-func (s Sum) String() string        { return name(sumNames[:], s) }
+func (w Weighting) String() string  { return name(weightingNames[:], w) }
 func (p Payload) String() string    { return name(payloadNames[:], p) }
 func (c Counts) String() string     { return name(countNames[:], c) }
 func (o Overflow) String() string   { return name(overflowNames[:], o) }
@@ -155,16 +142,15 @@ func (o ScaleOrder) String() string { return name(scaleOrderNames[:], o) }
 // ParseLayout is the inverse of [Layout.String].
 func ParseLayout(s string) (Layout, error) { return parse[Layout]("layout", layoutNames[:], s) }
 
-// ParseWire is the inverse of [Wire.String].
-func ParseWire(s string) (Wire, error) { return parse[Wire]("wire form", wireNames[:], s) }
-
 // ParseReduction is the inverse of [Reduction.String].
 func ParseReduction(s string) (Reduction, error) {
 	return parse[Reduction]("reduction", reductionNames[:], s)
 }
 
-// ParseSum is the inverse of [Sum.String].
-func ParseSum(s string) (Sum, error) { return parse[Sum]("sum", sumNames[:], s) }
+// ParseWeighting is the inverse of [Weighting.String].
+func ParseWeighting(s string) (Weighting, error) {
+	return parse[Weighting]("weighting", weightingNames[:], s)
+}
 
 // ParsePayload is the inverse of [Payload.String].
 func ParsePayload(s string) (Payload, error) { return parse[Payload]("payload", payloadNames[:], s) }
@@ -228,9 +214,8 @@ type Spec struct {
 	MaxTokens int // the most tokens that any rank dispatches at once: the capacity
 
 	Layout    Layout
-	Wire      Wire
 	Reduction Reduction
-	Sum       Sum
+	Weighting Weighting
 	Payload   Payload
 
 	// Quantize, for the FP8 payloads, is the type of the rows that the caller passes (bf16, fp16 or
@@ -267,13 +252,14 @@ type Spec struct {
 	// part; those of packed layouts have whole ones. Kernels that wait for peers are all resident
 	// at once, so together handles cannot have more than there are.
 	SMs int
-	// Series, on GPUs, is a number that handles of a communicator share whose operations take
+	// SerialGroup, on GPUs, is a number that handles of a communicator share whose operations take
 	// turns: on every rank they follow each other in stream order, and in the same order. So they
 	// fill the same multiprocessors, and any number of them has room where one has. 0 is a handle
 	// that has its own.
-	Series int
+	SerialGroup int
 
-	// Tuning, on GPUs, says how the kernels of the handle work, for who knows better than Weft.
+	// Tuning says how rows are moved, for a caller who knows better than Weft. Results never depend
+	// on it.
 	Tuning Tuning
 
 	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write
@@ -298,16 +284,6 @@ func (s Spec) normalize() Spec {
 		case s.Payload.fp8():
 			s.Output = weft.BFloat16
 		}
-	}
-	return s
-}
-
-// normalizeOn is normalize, and takes the wire form that the engine has: GPUs send one copy of a
-// row to each rank in any case.
-func (s Spec) normalizeOn(e Engine) Spec {
-	s = s.normalize()
-	if e == GPUEngine {
-		s.Wire = PerRank
 	}
 	return s
 }
@@ -395,9 +371,8 @@ func (s Spec) validateRanges(ranks int) error {
 		{fmt.Sprintf("scales of %d bytes: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 &&
 			s.ScaleBytes <= maxRowBytes},
 		{fmt.Sprintf("layout %v", s.Layout), s.Layout < layouts},
-		{fmt.Sprintf("wire form %v", s.Wire), s.Wire < wires},
 		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
-		{fmt.Sprintf("sum %v", s.Sum), s.Sum < sums},
+		{fmt.Sprintf("weighting %v", s.Weighting), s.Weighting < weightings},
 		{fmt.Sprintf("payload %v", s.Payload), s.Payload < payloads},
 		{fmt.Sprintf("counts %v", s.Counts), s.Counts < countings},
 		{fmt.Sprintf("overflow %v", s.Overflow), s.Overflow < overflows},
@@ -409,7 +384,7 @@ func (s Spec) validateRanges(ranks int) error {
 		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 &&
 			s.Capacity <= maxCapacity},
 		{fmt.Sprintf("%d SMs: want 0 (most of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
-		{fmt.Sprintf("series %d: want 0 (none) or a positive number", s.Series), s.Series >= 0},
+		{fmt.Sprintf("serial group %d: want 0 (none) or a positive number", s.SerialGroup), s.SerialGroup >= 0},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {
 		if !f.ok {

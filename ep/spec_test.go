@@ -50,7 +50,7 @@ func TestValidate(t *testing.T) {
 		},
 		{"rows of capacities", "lower MaxTokens", weft.ErrUnsupported, func(s *ep.Spec) { s.Capacity = 1 << 30 }},
 		{"capacity of ranks", "leave Capacity 0", weft.ErrUnsupported, func(s *ep.Spec) {
-			s.Layout, s.Wire, s.Reduction, s.Sum, s.Capacity = ep.RankMajor, ep.PerRank, ep.Partial, ep.Plain, 8
+			s.Layout, s.Reduction, s.Weighting, s.Capacity = ep.RankMajor, ep.Partial, ep.Plain, 8
 		}},
 		{"scale order", "row-major scales", weft.ErrUnsupported, func(s *ep.Spec) { s.ScaleOrder = ep.ColumnMajorScales }},
 		{"quantise", "leave Quantize out", weft.ErrUnsupported, func(s *ep.Spec) { s.Quantize = weft.Float32 }},
@@ -130,7 +130,7 @@ func TestValidateOnGPUs(t *testing.T) {
 		{"small", "", func(*ep.Spec) {}},
 		{"packed", "", func(s *ep.Spec) { s.Layout = ep.ExpertPacked }},
 		{"token-major", "", func(s *ep.Spec) {
-			s.Layout, s.Wire, s.Reduction, s.Sum = ep.TokenMajor, ep.PerRank, ep.Partial, ep.Plain
+			s.Layout, s.Reduction, s.Weighting = ep.TokenMajor, ep.Partial, ep.Plain
 		}},
 		{"as many tokens as there can be", "", func(s *ep.Spec) { s.MaxTokens = 1 << 15 }},
 		{"more tokens", "lower MaxTokens", func(s *ep.Spec) { s.MaxTokens = 1<<15 + 1 }},
@@ -164,13 +164,12 @@ func TestValidateOnGPUs(t *testing.T) {
 func TestNames(t *testing.T) {
 	for _, c := range ep.Cells() {
 		l, e1 := ep.ParseLayout(c.Layout.String())
-		w, e2 := ep.ParseWire(c.Wire.String())
-		r, e3 := ep.ParseReduction(c.Reduction.String())
-		s, e4 := ep.ParseSum(c.Sum.String())
-		p, e5 := ep.ParsePayload(c.Payload.String())
-		if got := (ep.Cell{Layout: l, Wire: w, Reduction: r, Sum: s, Payload: p}); got != c ||
-			errors.Join(e1, e2, e3, e4, e5) != nil {
-			t.Fatalf("%+v reads %+v: %v", c, got, errors.Join(e1, e2, e3, e4, e5))
+		r, e2 := ep.ParseReduction(c.Reduction.String())
+		w, e3 := ep.ParseWeighting(c.Weighting.String())
+		p, e4 := ep.ParsePayload(c.Payload.String())
+		if got := (ep.Cell{Layout: l, Reduction: r, Weighting: w, Payload: p}); got != c ||
+			errors.Join(e1, e2, e3, e4) != nil {
+			t.Fatalf("%+v reads %+v: %v", c, got, errors.Join(e1, e2, e3, e4))
 		}
 	}
 	if n, err := ep.ParseCounts(ep.DeviceCounts.String()); n != ep.DeviceCounts || err != nil {

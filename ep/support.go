@@ -26,17 +26,13 @@ type request struct {
 // cellRules are those that decide which cells there are.
 var cellRules = []rule{
 	{
-		func(s request) bool { return !s.Layout.byExpert() && s.Wire == PerSelection },
-		"rank-major and token-major layouts receive one row per rank, not per selection; use the per-rank wire form",
-	},
-	{
 		func(s request) bool { return !s.Layout.byExpert() && s.Reduction == Exact },
 		"a row of the rank-major and token-major layouts stands for all of a rank's experts, so it comes " +
 			"home as their sum; use a partial reduction",
 	},
 	{
-		func(s request) bool { return !s.Layout.byExpert() && s.Sum == Weighted },
-		"rank-major and token-major rows are summed by the caller, who applies the weights; use the plain sum",
+		func(s request) bool { return !s.Layout.byExpert() && s.Weighting == Weighted },
+		"rank-major and token-major rows are summed by the caller, who applies the weights; use plain weighting",
 	},
 }
 
@@ -135,7 +131,7 @@ const supportHeading = `<!-- Generated from the rules in ep/support.go by "make 
 
 # What expert parallelism supports
 
-Each row of the table is a layout, a wire form, a reduction and a sum of ep.Spec; each column is a payload.
+Each row of the table is a layout, a reduction and a weighting of ep.Spec; each column is a payload.
 
 - **tested**: the conformance suite runs the cell and compares every byte with a plain single-process reference. On the
   host it runs every way in which the payload can be asked for. On GPUs it runs some way for some number of ranks: 60
@@ -145,8 +141,7 @@ Each row of the table is a layout, a wire form, a reduction and a sum of ep.Spec
 
 A cell holds for one-call and split-phase operations, for host and device counts, and for dispatch, combine and their
 gradients. Opaque rows can only be dispatched, unless the Spec gives an Output type and Hidden; rows of that type
-are then combined and have gradients. On GPUs a row crosses once to each rank in either wire form;
-Handle.Spec then says so.
+are then combined and have gradients.
 
 `
 
@@ -159,17 +154,17 @@ func WriteSupportPage(w io.Writer) error {
 	return WriteSupport(w)
 }
 
-// WriteSupport writes the table of what is supported as Markdown: a row for each layout, wire form
-// and reduction, a column for each payload. Every cell holds for one-call and send/receive phases,
+// WriteSupport writes the table of what is supported as Markdown: a row for each layout,
+// reduction and weighting, a column for each payload. Every cell holds for one-call and send/receive phases,
 // host and device counts, forward and backward; opaque rows are combined, and have gradients, only
 // if the Spec gives the type to do it in.
 func WriteSupport(w io.Writer) error {
 	var b strings.Builder
-	b.WriteString("| layout | wire | reduction | sum |")
+	b.WriteString("| layout | reduction | weighting |")
 	for p := range payloads {
 		fmt.Fprintf(&b, " %v |", p)
 	}
-	b.WriteString("\n|---|---|---|---|" + strings.Repeat("---|", int(payloads)) + "\n")
+	b.WriteString("\n|---|---|---|" + strings.Repeat("---|", int(payloads)) + "\n")
 	var notes []string
 	note := func(text string) int {
 		for i, n := range notes {
@@ -182,7 +177,7 @@ func WriteSupport(w io.Writer) error {
 	}
 	for _, c := range Cells() {
 		if c.Payload == 0 {
-			fmt.Fprintf(&b, "| %v | %v | %v | %v |", c.Layout, c.Wire, c.Reduction, c.Sum)
+			fmt.Fprintf(&b, "| %v | %v | %v |", c.Layout, c.Reduction, c.Weighting)
 		}
 		s := c.Spec(4)
 		if r := s.refusal(HostEngine, 4); r != nil {
@@ -233,9 +228,8 @@ func (s Spec) refusal(e Engine, ranks int) *rule {
 // Cell is one point of the table of what is supported.
 type Cell struct {
 	Layout    Layout
-	Wire      Wire
 	Reduction Reduction
-	Sum       Sum
+	Weighting Weighting
 	Payload   Payload
 }
 
@@ -243,12 +237,10 @@ type Cell struct {
 func Cells() []Cell {
 	var all []Cell
 	for l := range layouts {
-		for w := range wires {
-			for r := range reductions {
-				for s := range sums {
-					for p := range payloads {
-						all = append(all, Cell{l, w, r, s, p})
-					}
+		for r := range reductions {
+			for w := range weightings {
+				for p := range payloads {
+					all = append(all, Cell{l, r, w, p})
 				}
 			}
 		}
@@ -261,7 +253,7 @@ func Cells() []Cell {
 func (c Cell) Spec(ranks int) Spec {
 	s := Spec{
 		Experts: 4 * ranks, TopK: 4, Hidden: 512, MaxTokens: 8,
-		Layout: c.Layout, Wire: c.Wire, Reduction: c.Reduction, Sum: c.Sum, Payload: c.Payload,
+		Layout: c.Layout, Reduction: c.Reduction, Weighting: c.Weighting, Payload: c.Payload,
 	}
 	if c.Payload == Opaque {
 		s.RowBytes, s.ScaleBytes, s.Output = 256, 32, weft.BFloat16

@@ -7,14 +7,32 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// Tuning is how the kernels of a handle on GPUs go about moving rows. It decides how long they take
-// and never what they give. What is zero, Weft chooses: from what [TuningTable] says of such a
-// handle, or else from what was measured on the machines of docs/benchmarks/README.md. Like the
-// rest of a Spec it is the same on every rank.
+// Tuning is how a handle moves rows. It decides how long operations take and never what they give.
+// Weft chooses what is zero: on GPUs from what [TuningTable] says of such a handle, or else from
+// what was measured on the machines of docs/benchmarks/README.md. Like the rest of a Spec it is the
+// same on every rank.
 type Tuning struct {
+	// Dispatch and Combine are for the kernels of handles on GPUs.
 	Dispatch KernelTuning `json:"dispatch,omitzero"`
 	Combine  KernelTuning `json:"combine,omitzero"`
+	// HostCopy is for handles on the host.
+	HostCopy HostCopy `json:"host_copy,omitempty"`
 }
+
+// HostCopy is how a dispatch on the host copies a row that several experts of a rank receive.
+type HostCopy uint8
+
+const (
+	// FanOut reads the row once and writes all its copies; it is the default.
+	FanOut HostCopy = iota
+	// CopyEach reads the row again for each of its copies.
+	CopyEach
+	hostCopies
+)
+
+var hostCopyNames = [hostCopies]string{"fan-out", "copy-each"}
+
+func (c HostCopy) String() string { return name(hostCopyNames[:], c) }
 
 // KernelTuning is how one kernel works. Zeros are Weft's choice. Dispatches of the packed layouts,
 // and of a Capacity that can overflow, store rows at their places, and combines of such rows read
@@ -128,10 +146,19 @@ func (s Spec) validateTuning(e Engine, ranks int) error {
 	if s.Tuning == (Tuning{}) {
 		return nil
 	}
-	if e != GPUEngine {
-		return weft.Unsupportedf("only kernels of GPUs are tuned; leave Tuning out")
+	if s.Tuning.HostCopy >= hostCopies {
+		return weft.Invalidf("Tuning.HostCopy: host copy %v", s.Tuning.HostCopy)
 	}
 	d, c := s.Tuning.Dispatch, s.Tuning.Combine
+	if e != GPUEngine {
+		if d != (KernelTuning{}) || c != (KernelTuning{}) {
+			return weft.Unsupportedf("only kernels of GPUs are tuned; leave Tuning.Dispatch and Tuning.Combine out")
+		}
+		return nil
+	}
+	if s.Tuning.HostCopy != FanOut {
+		return weft.Unsupportedf("Tuning.HostCopy is for handles on the host; leave it out on GPUs")
+	}
 	if c != (KernelTuning{}) && !s.combines() {
 		return weft.Unsupportedf("this handle has no sums, which Tuning.Combine is about; leave that out")
 	}

@@ -26,7 +26,16 @@ func TestTuningRefusals(t *testing.T) {
 		change      func(s *ep.Spec)
 	}{
 		{"none", "", nil, ep.HostEngine, func(*ep.Spec) {}},
-		{"host", "leave Tuning out", weft.ErrUnsupported, ep.HostEngine, func(s *ep.Spec) { s.Tuning.Combine.Threads = 64 }},
+		{
+			"host", "leave Tuning.Dispatch", weft.ErrUnsupported, ep.HostEngine,
+			func(s *ep.Spec) { s.Tuning.Combine.Threads = 64 },
+		},
+		{"copies on the host", "", nil, ep.HostEngine, func(s *ep.Spec) { s.Tuning.HostCopy = ep.CopyEach }},
+		{"no such copies", "invalid(2)", weft.ErrInvalid, ep.HostEngine, func(s *ep.Spec) { s.Tuning.HostCopy = 2 }},
+		{
+			"copies on GPUs", "on the host", weft.ErrUnsupported, ep.GPUEngine,
+			func(s *ep.Spec) { s.Tuning.HostCopy = ep.CopyEach },
+		},
 		{"all", "", nil, ep.GPUEngine, func(s *ep.Spec) {
 			s.Tuning.Dispatch = ep.KernelTuning{Protocol: ep.FlagProtocol, Units: 4, Senders: 15, Threads: 512, Dependent: 1}
 			s.Tuning.Combine = ep.KernelTuning{Protocol: ep.ValueProtocol, Senders: -1, Threads: 64, Dependent: -1}
@@ -247,7 +256,7 @@ func TestTunedOnGPUs(t *testing.T) {
 
 // pulled is a Spec with a row for each token and rank, which its home reads at its place.
 func pulled(s ep.Spec) ep.Spec {
-	s.Layout, s.Wire, s.Reduction, s.Sum = ep.TokenMajor, ep.PerRank, ep.Partial, ep.Plain
+	s.Layout, s.Reduction, s.Weighting = ep.TokenMajor, ep.Partial, ep.Plain
 	return s
 }
 

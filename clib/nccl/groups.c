@@ -10,9 +10,9 @@ static int32_t sms_of(const ncclEpGroupConfig_t *c) {
 	return most < LEAST_SMS ? LEAST_SMS : most;
 }
 
-/* The operations of a group follow each other in stream order, as its contract has it. A caller's own handles are of no
- * such series. */
-#define SERIES ((int64_t)1 << 41)
+/* The operations of a group follow each other in stream order, as its contract has it. A caller's own handles have
+ * other serial groups. */
+#define SERIAL_GROUP ((int64_t)1 << 41)
 
 /* What an exchange of a shape looks like to Weft. */
 static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
@@ -27,14 +27,13 @@ static weft_ep_spec spec_of(const nep_group *g, const nep_shape *shape) {
 		.hidden = shape->hidden,
 		.max_tokens = c->max_dispatch_tokens_per_rank,
 		.layout = WEFT_EXPERT_PACKED,
-		.wire = WEFT_PER_RANK,
 		.reduction = WEFT_EXACT,
 		.weighting = WEFT_PLAIN,
 		.payload = shape->payload,
 		.counts = eager ? WEFT_HOST_COUNTS : WEFT_DEVICE_COUNTS,
 		.overflow = drop ? WEFT_OVERFLOW_DROP : WEFT_OVERFLOW_REFUSE,
 		.sms = sms_of(c),
-		.series = SERIES,
+		.serial_group = SERIAL_GROUP,
 		.row_bytes = shape->row_bytes,
 		.scale_bytes = shape->scale_bytes,
 		.capacity = shape->unbounded ? 0 : c->max_recv_tokens_per_rank,

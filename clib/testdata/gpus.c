@@ -213,8 +213,8 @@ static void keep_rows(rank *r, side *s, const char *what, const weft_tensor *t, 
 static int32_t *keep_routing(rank *r, side *s, weft_routing routing, int64_t *rows) {
 	weft_routing_info info = {.size = sizeof info};
 	OK(weft_routing_get(routing, &info));
-	/* Rows cross once to each rank on GPUs, whatever the wire form. */
-	int64_t numbers[] = {info.tokens, info.rows, info.received, info.demand, info.selections, info.visits};
+	int64_t numbers[] = {info.tokens,     info.rows,   info.received,   info.demand,
+						 info.selections, info.visits, info.remote_rows};
 	s->kept[s->entries++] = (struct kept){"numbers of the routing", s->logged, sizeof numbers};
 	s->log = realloc(s->log, s->logged + sizeof numbers);
 	memcpy(s->log + s->logged, numbers, sizeof numbers);
@@ -474,7 +474,6 @@ static weft_ep_spec spec_of(int ranks, int layout, int counts) {
 		.max_tokens = MOST_TOKENS,
 		.layout = layout,
 		.counts = counts,
-		.wire = one ? WEFT_PER_RANK : WEFT_PER_SELECTION,
 		.reduction = one ? WEFT_PARTIAL : WEFT_EXACT,
 		.weighting = one ? WEFT_PLAIN : WEFT_WEIGHTED,
 	};

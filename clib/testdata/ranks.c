@@ -232,9 +232,6 @@ static void layout(weft_layout which, int phases) {
 	int one = which == WEFT_RANK_MAJOR || which == WEFT_TOKEN_MAJOR; /* a row per token and rank */
 	spec.reduction = one ? WEFT_PARTIAL : WEFT_EXACT;
 	spec.weighting = one ? WEFT_PLAIN : WEFT_WEIGHTED;
-	if (one) {
-		spec.wire = WEFT_PER_RANK;
-	}
 	OK(weft_ep_check(&spec, WEFT_HOST, me.ranks));
 	weft_ep ep;
 	OK(weft_ep_create(comm, &spec, &ep));

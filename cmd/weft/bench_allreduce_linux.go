@@ -28,7 +28,8 @@ func newBenchAllReduce() *cobra.Command {
 	f.Var(&messages, "sizes", "bytes of the messages")
 	oneOf(cmd, &cfg.DType, "dtype", benchcollective.DTypes(), "element type")
 	oneOf(cmd, &cfg.Op, "op", benchcollective.Ops(), "reduction")
-	oneOf(cmd, &cfg.Algorithm, "algorithm", benchcollective.Algorithms(), "take this one wherever it supports what is asked")
+	oneOf(cmd, &cfg.Algorithm, "algorithm", benchcollective.Algorithms(),
+		"take this one wherever it supports what is asked")
 	oneOf(cmd, &operand, "operand", []string{heap, window}, "where messages are: in any memory, or in registered memory")
 	f.BoolVar(&cfg.InPlace, "in-place", false, "reduce into the input")
 	effortFlags(cmd, &cfg.Effort)

@@ -50,7 +50,7 @@ type gpuFlags struct {
 // not heeded is refused.
 var (
 	hostOnly = []string{
-		"wire", "sum", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place",
+		"weighting", "counts", "calls", "operand", "cached", "fresh", "batches", "in-place",
 		"iters", "time", "warmup",
 	}
 	gpuOnly = []string{
@@ -116,8 +116,8 @@ added. In every row:
                 those of tokens, and of the weights where the experts have applied them
   engine        gpu
   contract      the shape in a few words
-  ranks, gpus, tokens, capacity, hidden, topk, experts, dtype, layout, wire, reduction,
-  sum, routing
+  ranks, gpus, tokens, capacity, hidden, topk, experts, dtype, layout, reduction,
+  weighting, routing
   sms           multiprocessors asked for; 0 is the library's choice
   sms_used      multiprocessors that the operation's kernel runs on: as many as it has
                 blocks, unless the GPU has fewer
@@ -202,7 +202,7 @@ func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]benche
 	if !given("experts") {
 		s.Experts = 256
 	}
-	s.Capacity, s.Wire, s.Counts, s.Time = g.capacity, "per-rank", "device", 0
+	s.Capacity, s.Counts, s.Time = g.capacity, "device", 0
 	s.Given = g.quantize == "none" || g.quantize == "" && many
 	payload := given("dtype") || given("payload")
 	if g.quantize == "bf16" {
@@ -213,9 +213,9 @@ func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]benche
 			s.DType, payload = "fp8", true
 		}
 	}
-	with := func(layout, reduction, sum, dtype, scales string) benchep.Shape {
+	with := func(layout, reduction, weighting, dtype, scales string) benchep.Shape {
 		c := s
-		c.Layout, c.Reduction, c.Sum, c.DType, c.Scales = layout, reduction, sum, dtype, scales
+		c.Layout, c.Reduction, c.Weighting, c.DType, c.Scales = layout, reduction, weighting, dtype, scales
 		return c
 	}
 	switch {
@@ -223,8 +223,8 @@ func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]benche
 		return []benchep.Shape{s}, nil
 	case many:
 		return []benchep.Shape{
-			with(s.Layout, s.Reduction, s.Sum, "bf16", ""),
-			with(s.Layout, s.Reduction, s.Sum, "fp8", s.Scales),
+			with(s.Layout, s.Reduction, s.Weighting, "bf16", ""),
+			with(s.Layout, s.Reduction, s.Weighting, "fp8", s.Scales),
 		}, nil
 	case given("layout") || given("reduction"):
 		return []benchep.Shape{s}, nil

@@ -18,9 +18,9 @@ import (
 
 func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 	for line, want := range map[string]string{
-		"--device tpu":                 "want host or gpu",
-		"--gpus 2":                     "--gpus is for --device gpu",
-		"--device gpu --wire per-rank": "--wire is for --device host",
+		"--device tpu":                   "want host or gpu",
+		"--gpus 2":                       "--gpus is for --device gpu",
+		"--device gpu --weighting plain": "--weighting is for --device host",
 		"--device gpu --report " + t.TempDir() + "/x/y": "nothing can be written there",
 
 		"--device gpu --quantize bf16 --payload fp16":     "fp16 rows are not quantised",
@@ -178,10 +178,10 @@ func TestThroughputShapesOnGPUs(t *testing.T) {
 
 func TestModesOnTheHost(t *testing.T) {
 	for line, want := range map[string]string{
-		"":                      "expert-major per-selection exact weighted [1 8 64 512]",
-		"--mode ht":             "token-major per-rank partial plain [4096]",
-		"--mode ht --tokens 64": "token-major per-rank partial plain [64]",
-		"--mode ht --layout expert-packed --calls phases": "expert-packed per-selection exact weighted [4096]",
+		"":                      "expert-major exact weighted [1 8 64 512]",
+		"--mode ht":             "token-major partial plain [4096]",
+		"--mode ht --tokens 64": "token-major partial plain [64]",
+		"--mode ht --layout expert-packed --calls phases": "expert-packed exact weighted [4096]",
 	} {
 		cmd := newBenchEP()
 		cmd.ResetFlags()
@@ -191,7 +191,7 @@ func TestModesOnTheHost(t *testing.T) {
 		}
 		e.settle(cmd)
 		s := e.shape
-		if got := fmt.Sprint(s.Layout, " ", s.Wire, " ", s.Reduction, " ", s.Sum, " ", []int(e.tokens)); got != want {
+		if got := fmt.Sprint(s.Layout, " ", s.Reduction, " ", s.Weighting, " ", []int(e.tokens)); got != want {
 			t.Errorf("%s: %s, want %s", line, got, want)
 		}
 		if s.Phases != strings.Contains(line, "phases") {

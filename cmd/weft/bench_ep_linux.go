@@ -27,7 +27,7 @@ With --fresh operands are written anew before each operation, as a model would, 
 otherwise 4096 of a rank, token-major.
 
 The rank-major and token-major layouts have one row per token and rank, so for them
---wire, --reduction and --sum default to per-rank, partial and plain.` + gpuHelp,
+--reduction and --weighting default to partial and plain.` + gpuHelp,
 		Example: `  weft bench ep --ranks 2,4 --tokens 1,8,64,512 --report report.html
   weft bench ep --ranks 2 --tokens 1 --json
   weft bench ep --dtype fp8 --layout expert-packed --routing zipf
@@ -73,9 +73,8 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	oneOf(cmd, &s.DType, "payload", benchep.Payloads(), "the same as --dtype")
 	oneOf(cmd, &s.Scales, "scales", benchep.ScaleOrders(), "order of the scales that arrive with fp8 rows")
 	oneOf(cmd, &s.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
-	oneOf(cmd, &s.Wire, "wire", benchep.Wires(), "how often a row crosses to a rank")
 	oneOf(cmd, &s.Reduction, "reduction", benchep.Reductions(), "how rows are summed on their way home")
-	oneOf(cmd, &s.Sum, "sum", benchep.Sums(), "whether combine applies the weights")
+	oneOf(cmd, &s.Weighting, "weighting", benchep.Weightings(), "whether combine applies the weights")
 	oneOf(cmd, &s.Counts, "counts", benchep.CountModes(), "who learns how many rows arrive")
 	oneOf(cmd, &s.Routing, "routing", routing.Kinds(), "how popular experts are; hot is one hot rank")
 	f.Uint64Var(&s.Seed, "seed", s.Seed, "of the routing")
@@ -121,9 +120,9 @@ func (e *epFlags) settle(cmd *cobra.Command) {
 	if s.Layout != "rank-major" && s.Layout != "token-major" {
 		return
 	}
-	for name, field := range map[string]*string{"wire": &s.Wire, "reduction": &s.Reduction, "sum": &s.Sum} {
+	for name, field := range map[string]*string{"reduction": &s.Reduction, "weighting": &s.Weighting} {
 		if !cmd.Flags().Changed(name) {
-			*field = map[string]string{"wire": "per-rank", "reduction": "partial", "sum": "plain"}[name]
+			*field = map[string]string{"reduction": "partial", "weighting": "plain"}[name]
 		}
 	}
 }
@@ -144,7 +143,7 @@ func (e *epFlags) jobs() []job {
 func defaultEP() benchep.Shape {
 	return benchep.Shape{
 		Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16", Layout: "expert-major",
-		Wire: "per-selection", Reduction: "exact", Sum: "weighted", Counts: "host",
+		Reduction: "exact", Weighting: "weighted", Counts: "host",
 		Scales: "row-major", Routing: routing.Uniform, Seed: 1, Batches: 1,
 	}
 }
@@ -153,8 +152,9 @@ func defaultEP() benchep.Shape {
 func (s *session) ep(n int, shape benchep.Shape) ([]measure.Record, error) {
 	base := s.base
 	base.Tokens, base.Hidden, base.TopK, base.Experts = shape.Tokens, shape.Hidden, shape.TopK, shape.Experts
-	base.DType, base.Layout, base.Wire, base.Reduction = shape.DType, shape.Layout, shape.Wire, shape.Reduction
-	base.Sum, base.Counts, base.Routing, base.Cached = shape.Sum, shape.Counts, string(shape.Routing), shape.Cached
+	base.DType, base.Layout, base.Reduction = shape.DType, shape.Layout, shape.Reduction
+	base.Weighting, base.Counts = shape.Weighting, shape.Counts
+	base.Routing, base.Cached = string(shape.Routing), shape.Cached
 	base.Scales, base.Fresh, base.Batches = shape.ScaleOrder(), shape.Fresh, shape.Batches
 	base.Mode, base.Operand = oneCall, operandName(shape.Heap)
 	if shape.Phases {

@@ -40,7 +40,7 @@ stable; new ones may be added. In every row:
 In every row of dispatch, combine and prepare:
 
   tokens        per rank
-  hidden, topk, experts, dtype, layout, wire, reduction, sum, counts, routing, operand,
+  hidden, topk, experts, dtype, layout, reduction, weighting, counts, routing, operand,
   batches
   mode          one-call or phases, as --calls says
 

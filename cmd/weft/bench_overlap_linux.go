@@ -17,13 +17,13 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
-	"github.com/weftgo/weft/internal/product"
+	"github.com/weftgo/weft/internal/matmul"
 )
 
 func newBenchOverlap() *cobra.Command {
 	o := &overlapFlags{
 		sms: counts{8, 24}, operations: 10, replays: 5, deadline: 10 * time.Second, ep: epFlags{shape: defaultEP()},
-		product: product.Shape{Rows: 4096, Columns: 4096, Inner: 7168},
+		product: matmul.Shape{Rows: 4096, Columns: 4096, Inner: 7168},
 	}
 	e := &o.ep.shape
 	e.Tokens, e.Experts, e.Layout = 4096, 256, "token-major"
@@ -105,7 +105,7 @@ type overlapFlags struct {
 	gpus, ranks         int
 	sms                 counts
 	ep                  epFlags // of which the shape matters
-	product             product.Shape
+	product             matmul.Shape
 	operations, replays int
 	deadline            time.Duration
 	json                bool

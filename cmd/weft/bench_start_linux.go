@@ -129,7 +129,8 @@ func (s *startFlags) run(cmd *cobra.Command) (err error) {
 	}
 	opened := time.Since(began)
 	defer func() { err = errors.Join(err, closeAll()) }()
-	return s.measure(ctx, benchep.Start{Contexts: contexts, Ranks: ranks, Rounds: s.rounds, Deadline: s.deadline}, opened, p)
+	start := benchep.Start{Contexts: contexts, Ranks: ranks, Rounds: s.rounds, Deadline: s.deadline}
+	return s.measure(ctx, start, opened, p)
 }
 
 // measure shows how long the driver took, and measures what comes after it.

@@ -100,7 +100,7 @@ func TestBenchStart(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	s := &startFlags{ep: epFlags{shape: benchep.Shape{
 		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Reduction: "partial",
-		Sum: "plain", Routing: "uniform",
+		Weighting: "plain", Routing: "uniform",
 	}}}
 	for _, tc := range []struct {
 		noCold bool

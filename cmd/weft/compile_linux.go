@@ -20,7 +20,7 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
-	"github.com/weftgo/weft/internal/product"
+	"github.com/weftgo/weft/internal/matmul"
 )
 
 func newCompile() *cobra.Command {
@@ -75,7 +75,7 @@ func warnings(to io.Writer) *slog.Logger {
 // catalogue is all that this program, and programs with this library, run on GPUs of an
 // architecture.
 func catalogue(arch string) []kernel.Spec {
-	return append(slices.Concat(ep.Kernels(arch), link.Kernels(arch)), product.Kernel(arch))
+	return append(slices.Concat(ep.Kernels(arch), link.Kernels(arch)), matmul.Kernel(arch))
 }
 
 // compile fills a directory and says what is in it. Kernels that fail do not keep the others out.

@@ -287,7 +287,7 @@ func TestCompletion(t *testing.T) {
 func TestCompletionOffersWhatFlagsTake(t *testing.T) {
 	for path, flags := range map[string]string{
 		"run":             "bind",
-		"bench ep":        "dtype payload layout wire reduction sum counts routing mode operand device quantize phases",
+		"bench ep":        "dtype payload layout reduction weighting counts routing mode operand device quantize phases",
 		"bench allreduce": "dtype op algorithm operand",
 		"bench start":     "dtype layout",
 	} {
@@ -382,7 +382,7 @@ func TestBenchEP(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, key := range strings.Fields(`op engine ranks iterations p50_us p99_us min_us max_us mean_us slowest_rank
-			wire_bytes gbps verified host version tokens hidden topk experts dtype layout wire reduction sum counts routing mode operand batches`) {
+			wire_bytes gbps verified host version tokens hidden topk experts dtype layout reduction weighting counts routing mode operand batches`) {
 			if _, ok := object[key]; !ok {
 				t.Errorf("%s: no key %q", r.Op, key)
 			}

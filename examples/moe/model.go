@@ -97,7 +97,7 @@ func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *mo
 	}
 	spec := ep.Spec{
 		Experts: cfg.Experts, TopK: cfg.TopK, Hidden: cfg.Hidden, MaxTokens: cfg.Tokens, Live: cfg.Layers,
-		Layout: ep.ExpertPacked, Wire: ep.PerRank, Reduction: ep.Exact, Sum: ep.Weighted, Payload: ep.FP32,
+		Layout: ep.ExpertPacked, Reduction: ep.Exact, Weighting: ep.Weighted, Payload: ep.FP32,
 	}
 	if exchange.Device() != nil {
 		spec.Counts = ep.DeviceCounts // nothing waits for the host to learn how many rows have come

@@ -134,7 +134,7 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 		Experts: experts, TopK: rapid.OneOf(rapid.IntRange(1, min(4, experts)),
 			rapid.IntRange(1, min(ep.MaxTopK, experts))).Draw(t, "top-k"),
 		MaxTokens: rapid.OneOf(rapid.IntRange(1, 4), rapid.IntRange(1, 24)).Draw(t, "max tokens"),
-		Layout:    cell.Layout, Wire: cell.Wire, Reduction: cell.Reduction, Sum: cell.Sum,
+		Layout:    cell.Layout, Reduction: cell.Reduction, Weighting: cell.Weighting,
 		Payload: cell.Payload, Counts: counts,
 	}
 	rowUnit := map[ep.Payload]int{
@@ -167,7 +167,7 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 		Ranks: n, Spec: s, Split: split,
 		Fused:   rapid.Bool().Draw(t, "fused"),
 		Wide:    rapid.Bool().Draw(t, "int64"),
-		Weights: s.Sum == ep.Weighted || rapid.Bool().Draw(t, "weights"),
+		Weights: s.Weighting == ep.Weighted || rapid.Bool().Draw(t, "weights"),
 		Operand: Operand(rapid.IntRange(0, int(operands)-1).Draw(t, "operand")),
 		Skew:    rapid.SampledFrom([]int{0, 0, 0, 1, 3, 7}).Draw(t, "skew"),
 		Even:    e == ep.GPUEngine, // which takes no others
@@ -175,6 +175,9 @@ func drawCase(t *rapid.T, e ep.Engine, sizes []int, cell ep.Cell, detail func(*e
 		InPlace: rapid.IntRange(0, 3).Draw(t, "in place") == 0,
 		Wild:    rapid.IntRange(0, 2).Draw(t, "wild") == 0,
 		Seed:    rapid.Uint64().Draw(t, "seed"),
+	}
+	if e == ep.HostEngine {
+		c.Spec.Tuning.HostCopy = rapid.SampledFrom([]ep.HostCopy{ep.FanOut, ep.CopyEach}).Draw(t, "copy")
 	}
 	c.route(pattern(rapid.IntRange(0, int(patterns)-1).Draw(t, "pattern")))
 	c.Ones = rapid.IntRange(0, 3).Draw(t, "ones") == 0

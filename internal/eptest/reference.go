@@ -222,7 +222,7 @@ func (b *batch) spread(p *placement, d int, grad [][]byte, fill byte) []byte {
 			clear(dst)
 		case tokenRow:
 			src := grad[r.src][r.token*size : (r.token+1)*size]
-			if b.spec.Sum == ep.Plain {
+			if b.spec.Weighting == ep.Plain {
 				copy(dst, src)
 				continue
 			}

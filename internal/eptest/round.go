@@ -95,7 +95,7 @@ func (r *Round) loadGradients() (err error) {
 		return err
 	}
 	if g.expertRows, err = r.r.expertRows(off.gradRows, filled(len(t.y[me]), poison), nil); err != nil ||
-		t.spec.Sum != ep.Weighted {
+		t.spec.Weighting != ep.Weighted {
 		g.y, g.expertWeights = weft.Tensor{}, weft.Tensor{}
 		return err
 	}
@@ -332,7 +332,7 @@ func (r *Round) CheckCombined() error {
 		if err != nil {
 			return err
 		}
-		r.r.same("combined rows", got, t.batch.combine(t.p, me, y, t.bias[me], t.spec.Sum == ep.Weighted))
+		r.r.same("combined rows", got, t.batch.combine(t.p, me, y, t.bias[me], t.spec.Weighting == ep.Weighted))
 		return r.r.guards()
 	})
 }

@@ -161,7 +161,7 @@ func (r *runner) operations(ctx context.Context) error {
 
 // weighAtHome combines by weights of which no other rank has been told, where sums go by such.
 func (r *runner) weighAtHome(ctx context.Context) error {
-	if !r.lacks || !r.combines() || r.spec.Sum != ep.Weighted || r.spec.Reduction != ep.Exact || r.Seed%2 == 1 {
+	if !r.lacks || !r.combines() || r.spec.Weighting != ep.Weighted || r.spec.Reduction != ep.Exact || r.Seed%2 == 1 {
 		return nil
 	}
 	weights, err := r.weightOperand()
@@ -432,7 +432,7 @@ func (r *runner) tensorCapacity() int {
 
 // traffic compares the counts of rows on their way.
 func (r *runner) traffic() {
-	me, k, wire := r.comm.Rank(), r.spec.TopK, r.handle.Spec().Wire
+	me, k := r.comm.Rank(), r.spec.TopK
 	want := ep.Traffic{Tokens: r.tokens(me), Received: r.p.at[me].received}
 	for t := range r.tokens(me) {
 		visited := map[int]bool{}
@@ -446,14 +446,11 @@ func (r *runner) traffic() {
 			}
 			if !visited[pl.rank] {
 				want.Visits++
-				if pl.rank != me && wire == ep.PerRank {
+				if pl.rank != me {
 					want.RemoteRows++
 				}
 			}
 			visited[pl.rank] = true
-			if pl.rank != me && wire == ep.PerSelection {
-				want.RemoteRows++
-			}
 		}
 	}
 	if got := r.routing.Traffic(); got != want {
@@ -670,7 +667,7 @@ func (r *runner) combine(ctx context.Context, received *ep.Received) error {
 		return err
 	}
 	r.same("rows after combine", after, r.trial.y[me])
-	want := r.batch.combine(r.p, me, r.trial.y, r.trial.bias[me], r.spec.Sum == ep.Weighted)
+	want := r.batch.combine(r.p, me, r.trial.y, r.trial.bias[me], r.spec.Weighting == ep.Weighted)
 	return r.sameTensor("combined rows", out, r.output(), out.Shape, want)
 }
 
@@ -724,7 +721,7 @@ func (r *runner) combineBackward(ctx context.Context) error {
 		return err
 	}
 	var y, gradWeights weft.Tensor
-	withWeights := r.spec.Sum == ep.Weighted && r.Seed%3 != 0
+	withWeights := r.spec.Weighting == ep.Weighted && r.Seed%3 != 0
 	if withWeights {
 		if y, err = r.expertRows(r.off.y, r.sparse(r.trial.y[me]), nil); err != nil {
 			return err

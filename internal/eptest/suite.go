@@ -72,7 +72,7 @@ func runCells(t *testing.T, e Engine, limit int) {
 			continue
 		}
 		cell := cells[i]
-		name := fmt.Sprintf("%v/%v/%v/%v/%v", cell.Layout, cell.Wire, cell.Reduction, cell.Sum, cell.Payload)
+		name := fmt.Sprintf("%v/%v/%v/%v", cell.Layout, cell.Reduction, cell.Weighting, cell.Payload)
 		t.Run(name, func(t *testing.T) {
 			for _, j := range chosen {
 				if err := check(e, every[i][j]()); err != nil {

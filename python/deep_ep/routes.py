@@ -1,4 +1,4 @@
-"""Where the tokens of a dispatch of the second interface go, and the sums that come home."""
+"""Routes of the elastic interface: where the tokens of a dispatch go, and their combined sums."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Route:
         self._kept = Kept(topk) if keep else None
         self._counts = ep.Counts.host if exact and not exchanges.on_gpu else ep.Counts.device
         self._routings: dict[Any, tuple[ep.Handle, ep.Routing]] = {}
-        self._told: list[int] | None = None
+        self._received_counts: list[int] | None = None
         self._whole = exact or shape.room == shape.tokens  # arrays have no rows but those that there can be
 
     @property
@@ -122,7 +122,6 @@ class Route:
             topk=s.topk,
             max_tokens=s.room,
             layout=ep.Layout.expert_packed if s.expand else ep.Layout.token_major,
-            wire=ep.Wire.per_rank,
             reduction=s.reduction,
             weighting=ep.Weighting.plain,
             alignment=s.alignment if s.expand else 1,
@@ -141,12 +140,12 @@ class Route:
         self._exchanges.check_era(self._era, anew=known is None)
         if known is not None:
             arrived, arrived_scales, routing = self._exchanges.dispatch(
-                h, given.rows, given.scales, None, weights, known[1], come=self._come
+                h, given.rows, given.scales, None, weights, known[1], received_rows=self._received_rows
             )
         else:
             topk = self.topk if self._routings else self._given
             arrived, arrived_scales, routing = self._exchanges.dispatch(
-                h, given.rows, given.scales, topk, weights, come=self._come
+                h, given.rows, given.scales, topk, weights, received_rows=self._received_rows
             )
             self._routings[given.key] = h, routing
         arrived, arrived_scales = given.restored(arrived, arrived_scales)
@@ -184,24 +183,28 @@ class Route:
         self._routings[given.key] = h, h.prepare(self.topk)
         return self._routings[given.key]
 
-    # How many have come.
+    # Received rows and tokens.
 
-    def _come(self, routing: ep.Routing) -> int | None:
-        """On a GPU, where arrays do not say it: the rows that come, pads included; None if the host is
-        not to know.
+    def _received_rows(self, routing: ep.Routing) -> int | None:
+        """On a GPU, the number of received rows, pads included; None if the host does not need it, or on
+        the host, where the arrays have it.
 
-        It asks for the tokens of each rank, then the selections of each expert here, and waits for
-        them: all that a dispatch waits for.
+        Copies the tokens of each rank and the selections of each local expert to the host. This is the
+        only wait of a dispatch.
         """
         if not (self._exact and self._exchanges.on_gpu):
             return None
-        if self._told is None:
-            self._told = self._exchanges.told(torch.cat(routing.parts("source_counts", "expert_demand"))).tolist()
-        return sum(self._aligned(self._told[self._exchanges.ranks :])) if self.shape.expand else self.received
+        if self._received_counts is None:
+            self._received_counts = self._exchanges.on_host(
+                torch.cat(routing.parts("source_counts", "expert_demand"))
+            ).tolist()
+        return (
+            sum(self._aligned(self._received_counts[self._exchanges.ranks :])) if self.shape.expand else self.received
+        )
 
     def _rows_by(self, routing: ep.Routing) -> int:
-        come = self._come(routing)
-        return come if come is not None else routing.rows if self._exact else self._most
+        count = self._received_rows(routing)
+        return count if count is not None else routing.rows if self._exact else self._most
 
     def _aligned(self, counts: list[int]) -> list[int]:
         a = self.shape.alignment
@@ -209,9 +212,9 @@ class Route:
 
     @functools.cached_property
     def received(self) -> int:
-        """How many tokens have come; how many may have, if the host was not told."""
-        if self._told is not None:
-            return sum(self._told[: self._exchanges.ranks])
+        """The number of received tokens; the capacity, if the host has no counts."""
+        if self._received_counts is not None:
+            return sum(self._received_counts[: self._exchanges.ranks])
         if not self._exact:
             return self._exchanges.ranks * self.shape.tokens
         return sum(self._part("source_counts").tolist()) if self.shape.expand else self._routing.rows
@@ -221,7 +224,7 @@ class Route:
         return self.most_expanded() if self.shape.expand else self.received
 
     def most_expanded(self) -> int:
-        """The most rows that can come expanded, pads included."""
+        """Upper bound on received rows after expansion, pads included."""
         s, ranks = self.shape, self._exchanges.ranks
         local = s.experts // ranks
         return -(-(ranks * s.tokens * min(s.topk, local) + (s.alignment - 1) * local) // s.alignment) * s.alignment
@@ -229,15 +232,15 @@ class Route:
     def selections(
         self, routing: ep.Routing, weighted: bool, sync: bool
     ) -> tuple[Tensor | None, Tensor | None, list[int]]:
-        """What the caller is told: of tokens the local experts, and weights, int64 and float32 [rows,
+        """What the caller receives: of tokens the local experts, and weights, int64 and float32 [rows,
         topk]; expanded the weights of rows.
 
         And the rows of each local expert, pads included, if the host is to know.
         """
         names = _OF_ROWS[weighted] if self.shape.expand else _OF_TOKENS[weighted]
-        asks = sync and self._told is None
-        found = list(routing.parts(*names, demand=asks, rows=self._come(routing))) if names or asks else []
-        demand: list[int] = [] if not sync else found.pop() if asks else self._told[self._exchanges.ranks :]  # type: ignore[index]
+        asks = sync and self._received_counts is None
+        found = list(routing.parts(*names, demand=asks, rows=self._received_rows(routing))) if names or asks else []
+        demand: list[int] = [] if not sync else found.pop() if asks else self._received_counts[self._exchanges.ranks :]  # type: ignore[index]
         if not self._whole:
             found = [of_rows[: self._most] for of_rows in found]
         weights = found.pop() if weighted else None
@@ -257,7 +260,7 @@ class Route:
 
     def _part(self, *names: str) -> Any:
         """What describes rows, or the only one of it."""
-        found = self._routing.parts(*names, rows=self._come(self._routing))
+        found = self._routing.parts(*names, rows=self._received_rows(self._routing))
         self._exchanges.stream.catch_up()
         return found if len(names) > 1 else found[0]
 

@@ -147,11 +147,8 @@ def test_exchange(engines, layout, halves):
         with handle(c, batch, layout=layout) as h, h.prepare(topk, weights) as routing:
             held, about = described(arrays, routing)
             visits = {(t, e // 3) for t, experts in enumerate(batch.topks[r]) for e in experts if e >= 0}
-            selections = (batch.topks[r] >= 0) & (batch.topks[r] // 3 != r)
-            # Between GPUs a row crosses once for each rank that has an expert of the token, on the
-            # host for each expert where rows are by expert.
-            each = c.engine == "host" and not h.spec.one_row_per_rank
-            assert routing.remote_rows == (selections.sum() if each else sum(to != r for _, to in visits))
+            # A row crosses once for each other rank that has an expert of the token.
+            assert routing.remote_rows == sum(to != r for _, to in visits)
             found |= about
             for i, by in enumerate((routing, routing, None)):
                 selected = {"routing": by} if by else {"topk": topk, "weights": weights}

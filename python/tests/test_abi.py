@@ -60,7 +60,6 @@ def test_numbers(record):
         (DType, "{}"),
         (Op, "{}"),
         (ep.Layout, "{}"),
-        (ep.Wire, "{}"),
         (ep.Reduction, "{}"),
     ]
     mirrors += [

@@ -59,17 +59,17 @@ class Raw:
 
     def dispatch(self, handle, *arguments, scales=None, routing=0, describes=()):
         """A dispatch, and giving back what it gave."""
-        lib, frame = self.lib, handle._dispatches.take()
-        frame.arguments(routing, *arguments, scales)
+        lib, args = self.lib, handle._dispatches.take()
+        args.arguments(routing, *arguments, scales)
         into, kept = self._description(handle, describes)
 
         def call():
-            lib.ep_dispatch(handle._handle, 0, frame.address, frame.result_address, 0)
-            lib.received_release(frame.result[1])
+            lib.ep_dispatch(handle._handle, 0, args.address, args.result_address, 0)
+            lib.received_release(args.result[1])
             if into is not None:
-                lib.routing_describe(frame.result[2], into.address)
+                lib.routing_describe(args.result[2], into.address)
             if not routing:
-                lib.routing_release(frame.result[2])
+                lib.routing_release(args.result[2])
 
         call.kept = kept
         return call
@@ -77,17 +77,17 @@ class Raw:
     def _description(self, handle, names):
         if not names:
             return None, None
-        frame, kept = handle._describing(tuple(names), False).take(), []
-        for word, shape, dtype in frame.parts:
+        args, kept = handle._describing(tuple(names), False).take(), []
+        for word, shape, dtype in args.parts:
             rows = shape if shape[0] >= 0 else (handle.capacity, *shape[1:])
             kept.append(ctypes.create_string_buffer(max(1, dtype.itemsize * math.prod(rows))))
-            frame.words[word] = ctypes.addressof(kept[-1])
-        return frame, kept
+            args.words[word] = ctypes.addressof(kept[-1])
+        return args, kept
 
     def combine(self, handle, routing, rows, out):
-        frame = handle._combines.take()
-        frame.arguments(routing, rows, out, None)
-        return lambda: self.lib.ep_combine(handle._handle, 0, frame.address, 0)
+        args = handle._combines.take()
+        args.arguments(routing, rows, out, None)
+        return lambda: self.lib.ep_combine(handle._handle, 0, args.address, 0)
 
 
 def measure(comm):
@@ -127,7 +127,7 @@ def measure(comm):
     )
     held = latency.prepare(ids, weights)
     low_home = raw.combine(latency, held._number, packed, out)
-    census = weft.ep.census._Frame()
+    census = weft.ep.census._CountArgs()
     census.topk.fill(ids)
     census.words[1:4] = memoryview((ctypes.c_uint64 * 3)(4, 1, 1)).cast("B").cast("Q")
     counts = [ctypes.create_string_buffer(64) for _ in range(4)]

@@ -49,7 +49,7 @@ def test_by_expert(threads, ranks, layout, halves):
     def rank(c):
         r, x = c.rank, batch.rows[c.rank]
         with handle(c, batch, layout=layout, alignment=alignment) as h:
-            assert (h.spec.layout.name, h.spec.wire.name, h.spec.reduction.name) == (layout, "per_selection", "exact")
+            assert (h.spec.layout.name, h.spec.reduction.name) == (layout, "exact")
             routing = h.prepare(batch.topks[r], batch.weights[r])
             for _ in range(3):
                 got = h.send_dispatch(x, routing=routing).receive() if halves else h.dispatch(x, routing=routing)
@@ -100,7 +100,7 @@ def test_by_rank(threads, ranks, layout):
     def rank(c):
         r = c.rank
         with handle(c, batch, layout=layout) as h:
-            assert (h.spec.wire.name, h.spec.reduction.name, h.spec.weighting.name) == ("per_rank", "partial", "plain")
+            assert (h.spec.reduction.name, h.spec.weighting.name) == ("partial", "plain")
             got = h.dispatch(batch.rows[r], batch.topks[r], batch.weights[r])
             by = got.routing
             visitors = batch.visitors(r)
@@ -409,8 +409,8 @@ def test_specs():
     good = {"experts": 4, "topk": 2, "hidden": 128, "max_tokens": 4}
     ep.Spec(**good).check(2)
     ep.Spec(**good, layout=ep.Layout.token_major, payload="fp8", quantize="bfloat16").check(4, "gpu")
-    with pytest.raises(weft.UnsupportedError, match="one row per rank"):
-        ep.Spec(**good, layout="token_major", wire="per_selection").check(2)
+    with pytest.raises(weft.UnsupportedError, match="use a partial reduction"):
+        ep.Spec(**good, layout="token_major", reduction="exact").check(2)
     with pytest.raises(weft.InvalidError):
         ep.Spec(**good).check(3)
     with pytest.raises(weft.InvalidError, match="layout 'sideways', want one of expert_major"):

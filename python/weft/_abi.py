@@ -90,13 +90,6 @@ class Layout(Choice):
     """[rows, hidden]: one row per token and rank, by source rank, then token"""
 
 
-class Wire(Choice):
-    """What crosses: a row for each selection, or for each rank."""
-
-    per_selection = 0
-    per_rank = 1
-
-
 class Reduction(Choice):
     """Where rows are summed."""
 
@@ -255,7 +248,6 @@ class EpSpec(Struct):
         ("hidden", c_int64),
         ("max_tokens", c_int64),
         ("layout", c_int32),
-        ("wire", c_int32),
         ("reduction", c_int32),
         ("weighting", c_int32),
         ("payload", c_int32),
@@ -266,6 +258,7 @@ class EpSpec(Struct):
         ("counts", c_int32),
         ("overflow", c_int32),
         ("sms", c_int32),
+        ("reserved", c_int32),
         ("row_bytes", c_int64),
         ("scale_bytes", c_int64),
         ("capacity", c_int64),
@@ -273,7 +266,7 @@ class EpSpec(Struct):
         ("live", c_int64),
         ("dispatch_tuning", c_void_p),
         ("combine_tuning", c_void_p),
-        ("series", c_int64),
+        ("serial_group", c_int64),
     )
 
 

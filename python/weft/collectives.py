@@ -27,7 +27,7 @@ class Group(Made):
     def __init__(self, comm: Communicator, *, scratch: int = 0) -> None:
         super().__init__(comm, "group_create", _abi.GroupOptions(scratch=scratch))
         self._comm = comm
-        self._frames: list[tuple[Slot, Slot]] = []
+        self._slots: list[tuple[Slot, Slot]] = []
 
     def barrier(self, *, stream: streams.StreamLike = None, timeout: float | None = None) -> None:
         """Returns when every rank has entered it. Collective."""
@@ -163,7 +163,7 @@ class Group(Made):
 
     def _take(self) -> tuple[Slot, Slot]:
         try:
-            return self._frames.pop()
+            return self._slots.pop()
         except IndexError:
             device = self._comm._device
             return Slot("out", device, written=True), Slot("array", device)
@@ -172,7 +172,7 @@ class Group(Made):
         for slot in slots:
             if slot.held:
                 slot.held.clear()
-        self._frames.append(slots)
+        self._slots.append(slots)
 
     def _begin(self) -> None:
         """What every call does first."""

@@ -26,23 +26,23 @@ _MOST_TOPK = 32
 
 _FEW_SMS = 2  # enough for what has a row
 
-# Where the series of buffers begin, which nobody else will choose: the handles of one, whose
-# exchanges follow each other, share multiprocessors.
-_SERIES = 1 << 40
+# The first serial group of buffers, far from numbers that callers choose. The exchanges of a buffer
+# follow each other, so its handles share multiprocessors.
+_SERIAL_GROUPS = 1 << 40
 
 # Batches that the library has memory for at once. On the host it is address space until it is used.
 _LIVE_ON_HOST, _LIVE_ON_GPU = 8, 2
 
 
 Era = tuple[int, frozenset[int]]
-"""How often ranks were taken in again before an exchange, and which were left out."""
+"""How often masked ranks had rejoined before an exchange, and which ranks were masked."""
 
 
 class Exchanges:
-    """The handles of a buffer, each made when it is first needed, on all ranks alike.
+    """The handles of a buffer. Every rank makes a handle when it is first needed.
 
-    On GPUs counts stay where the rows are, and no call of a handle's waits: a dispatch whose tensors
-    are exactly the rows that come asks for their number once.
+    On GPUs counts stay in device memory and no handle call waits for the host. Only a dispatch whose
+    tensors have exactly the received rows reads their number, once.
     """
 
     def __init__(self, comm: weft.Communicator) -> None:
@@ -53,35 +53,35 @@ class Exchanges:
         self._forgot = 0
         self.meeting: Any = None  # of normal exchanges on the host
         self.of_handles: list[dict[ep.Handle, Any]] = []
-        """What others know of handles, to be forgotten with them."""
+        """Per-handle caches to clear with the handles."""
         self._handles: dict[Any, ep.Handle] = {}
-        self._series = comm._buffers = comm._buffers + 1
+        self._serial_group = comm._buffers = comm._buffers + 1
         self._shown: dict[ep.Handle, list[weakref.ref[ep.Received]]] = {}
-        self._captured: set[ep.Handle] = set()  # those of which there are graphs
+        self._captured: set[ep.Handle] = set()  # handles that a captured graph uses
         self._group: weft.Group | None = None
         self._everywhere: torch.Tensor | None = None  # every rank
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
         self._counters: dict[int, ep.Counter] = {}
 
     def handle(self, key: Any, **spec: Any) -> ep.Handle:
-        """The handle of a key, which says all that the spec does. Collective when it is the first time."""
+        """The handle of a key, which determines the spec. Collective the first time."""
         found = self._handles.get(key)
         if found is None:
             spec.setdefault("live", _LIVE_ON_GPU if self.on_gpu else _LIVE_ON_HOST)
             if self.on_gpu:
                 spec["counts"] = ep.Counts.device
-                spec["series"] = _SERIES + self._series
+                spec["serial_group"] = _SERIAL_GROUPS + self._serial_group
             found = self._handles[key] = ep.Handle(self.comm, **spec)
         return found
 
     @functools.cached_property
     def _sharing(self) -> int:
-        """How many ranks may share a GPU, and its multiprocessors: where each sees another one alone
-        too many, which is only a bound."""
+        """Upper bound on ranks per GPU, which share its multiprocessors. It is too high if every rank sees
+        only its own GPU."""
         return -(-self.comm.local_ranks // max(1, torch.cuda.device_count()))
 
     def _forget(self) -> None:
-        """Gives up what has been made with others: all make it anew when it is needed."""
+        """Closes what was made collectively. Every rank makes it again when it is needed."""
         for made in (*self._handles.values(), *((self._group,) if self._group else ())):
             made.close()
         for kept in (self._handles, self._gathers, self._shown, self._captured, *self.of_handles):
@@ -91,12 +91,12 @@ class Exchanges:
 
     @property
     def era(self) -> Era:
-        """What exchanges that begin now know of masks."""
+        """The state of masks for exchanges that begin now."""
         return self._forgot, self.comm._left_out
 
     def check_era(self, then: Era, anew: bool = False) -> None:
-        """Refuses what goes on with an exchange of then, on every rank alike, if what it was made with
-        is gone, or its rows would be counted ``anew``."""
+        """Refuses, on every rank, to continue an exchange of era ``then`` if its handles were closed since,
+        or if masks changed and its rows would have to be counted again (``anew``)."""
         now = self.era
         if then[0] != now[0]:
             raise ContractError("the handle is from before a rank was taken in again: dispatch without it first")
@@ -112,8 +112,8 @@ class Exchanges:
 
     @functools.cached_property
     def most_sms(self) -> int:
-        """Multiprocessors that low-latency exchanges may fill: all that other buffers have left. 0
-        leaves it to the library."""
+        """Multiprocessors that low-latency exchanges may fill: all that other buffers have left. 0 is the
+        library's choice."""
         return (
             torch.cuda.get_device_properties(where(self.comm)).multi_processor_count
             if self.on_gpu and torch.cuda.is_available()
@@ -121,8 +121,9 @@ class Exchanges:
         )
 
     def layout(self, topk: torch.Tensor, experts: int) -> tuple[torch.Tensor, None, torch.Tensor, torch.Tensor]:
-        """Counts where tokens go, where their selections are: int32 [ranks], None (there is one node),
-        int32 [experts], bool [tokens, ranks]. Local."""
+        """Counts where tokens go, on the device of ``topk``. Returns tokens per rank, int32 [ranks]; None
+        (there is one node); selections per expert, int32 [experts]; and whether a token goes to a rank,
+        bool [tokens, ranks]. Local."""
         if not self.mask.settled:
             self.mask.settle()  # till then a communicator that has failed counts nothing
         if self.on_gpu:
@@ -142,10 +143,10 @@ class Exchanges:
         counted = ep.count(topk, experts=experts, ranks=self.ranks)
         return counted.rank_tokens, None, counted.expert_selections, counted.token_in_rank.view(torch.bool)
 
-    def told(self, counts: torch.Tensor) -> torch.Tensor:
-        """Numbers of a GPU's on the host: here it waits for all that was enqueued before."""
+    def on_host(self, counts: torch.Tensor) -> torch.Tensor:
+        """Copies counts from a GPU to the host. Waits for all work that was enqueued before."""
         found = counts.cpu()
-        self.comm.check()  # what was counted for an operation that failed is nothing
+        self.comm.check()  # counts of a failed operation are undefined
         return found
 
     # Rows that stay the caller's.
@@ -158,16 +159,16 @@ class Exchanges:
         topk: torch.Tensor | None,
         weights: torch.Tensor | None,
         routing: ep.Routing | None = None,
-        come: Callable[[ep.Routing], int | None] | None = None,
+        received_rows: Callable[[ep.Routing], int | None] | None = None,
         columns: Columns | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, ep.Routing]:
-        """Sends rows: those that arrive, their scales, the routing. The tensors are the caller's as
-        long as he wants. Collective.
+        """Dispatches rows. Returns the received rows, their scales, and the routing. The caller may keep the
+        tensors as long as needed. Collective.
 
-        Large ones show the library's memory, which has room for a few batches; when that is taken, and
-        of small ones, they are copies. On a GPU they are of the capacity, or of the rows of which
-        ``come`` says that they come, and what is captured shows the memory, too, but nothing after
-        that. ``columns``: what scales are to be.
+        Large tensors are views of the library's memory, which has room for a few batches. Small ones,
+        and all others while that memory is in use, are copies. On a GPU tensors have the capacity, or
+        ``received_rows`` of the routing. A capture also returns views, but calls after it do not.
+        ``columns``: the order and type of the returned scales.
         """
         if self.on_gpu:
             got = handle.dispatch(rows, topk, weights, routing=routing, scales=scales)
@@ -180,23 +181,23 @@ class Exchanges:
             if large is None:
                 return copied, in_columns(copied_scales, columns), routing
             got = large
-        return *self._keep(handle, rows, got, come and come(got.routing), columns), got.routing
+        return *self._keep(handle, rows, got, received_rows and received_rows(got.routing), columns), got.routing
 
     def _keep(
-        self, handle: ep.Handle, like: torch.Tensor, got: ep.Received, come: int | None, columns: Columns | None
+        self, handle: ep.Handle, like: torch.Tensor, got: ep.Received, count: int | None, columns: Columns | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self._may_show(handle, like):
             rows, scales = got._arrays(columns)
-            if come is not None:
-                rows, scales = rows[:come], None if scales is None else scales[:come]
+            if count is not None:
+                rows, scales = rows[:count], None if scales is None else scales[:count]
             shown = weakref.ref(got)
             self._shown[handle].append(shown)
             self.stream.shows(shown)
             return rows, scales
         with got:
             rows, scales = got._arrays()
-            if come is not None:  # nothing else is there
-                return rows[:come].clone(), None if scales is None else scales[:come].clone()
+            if count is not None:  # later rows are undefined
+                return rows[:count].clone(), None if scales is None else scales[:count].clone()
             copies = torch.empty_like(rows), None if scales is None else torch.empty_like(scales)
             got.copy_to(*copies)
         return copies[0], in_columns(copies[1], columns)
@@ -205,16 +206,16 @@ class Exchanges:
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
             self._captured.add(handle)
         elif handle in self._captured:
-            return False  # replays write where captured exchanges have, whatever is shown there by then
+            return False  # replays overwrite the memory of captured exchanges, views or not
         # One batch must be left for the next exchange.
         shown = self._shown[handle] = [s for s in self._shown.get(handle, ()) if s() is not None]
         return len(shown) < handle.spec.live - 1
 
-    # What ranks tell each other.
+    # Gathers of numbers from all ranks.
 
     def gather_of(self, n: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """On the host: where a rank's n numbers are put, where everyone's come, and the call that
-        exchanges them, which is collective."""
+        """On the host: the send buffer of a rank's n numbers, the receive buffer [ranks, n], and the
+        collective call that gathers them."""
         found = self._gathers.get(n)
         if found is None:
             if self._group is None:
@@ -227,10 +228,8 @@ class Exchanges:
         return found
 
     def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
-        """On GPUs: everyone's numbers, int32 [ranks, n], of this rank's, int32 [n], as one token that
-        every rank has an expert for. Collective.
-
-        Those of ranks that are left out are 0.
+        """On GPUs: gathers int32 [n] of every rank into int32 [ranks, n], by a dispatch of one token to
+        every rank. Rows of masked ranks are 0. Collective.
         """
         if self.ranks > _MOST_TOPK:
             raise weft.UnsupportedError(

@@ -48,14 +48,14 @@ rounded up so that there are few handles, counts, SMs."""
 
 
 class Route:
-    """Where tokens went. Exchanges of other types go the same way, by routings of their own."""
+    """The route of a dispatch. Exchanges of other payloads follow it with routings of their own."""
 
-    __slots__ = ("_era", "_exchanges", "_numbers", "_routings", "_topk", "come", "shape")
+    __slots__ = ("_era", "_exchanges", "_numbers", "_routings", "_topk", "received", "shape")
 
-    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept, come: int | None) -> None:
+    def __init__(self, exchanges: Exchanges, shape: Shape, topk: Kept, received: int | None) -> None:
         self._exchanges, self.shape, self._topk, self._era = exchanges, shape, topk, exchanges.era
-        self.come = come
-        """How many rows come here, where the routings do not say it."""
+        self.received = received
+        """The number of received rows, if the routings do not have it."""
         self._routings: dict[ep.Payload, tuple[ep.Handle, ep.Routing]] = {}
         self._numbers: dict[int, tuple[ep.Handle, ep.Routing]] = {}
 
@@ -175,22 +175,25 @@ class Normal:
                 exchanges.ranks,
                 torch.where(in_rank, torch.arange(exchanges.ranks, device=in_rank.device), -1),
             )
-        everyone, most, come, counts = self._announce(x, rank_tokens, expert_tokens, experts, topk, channels, worst)
+        everyone, most, received, counts = self._announce(x, rank_tokens, expert_tokens, experts, topk, channels, worst)
         sms = 2 * channels if exchanges.on_gpu else 0
         route = Route(
-            exchanges, (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST, sms), Kept(topk), come
+            exchanges,
+            (x.shape[1], experts, topk.shape[1], most, _DEVICE if worst else _HOST, sms),
+            Kept(topk),
+            received,
         )
         payload, sent = _as_payload(x, scales)
         handle = route.handle(payload)
         rows, arrived, routing = exchanges.dispatch(
-            handle, x, sent, topk, weights, come=None if come is None else lambda _: come
+            handle, x, sent, topk, weights, received_rows=None if received is None else lambda _: received
         )
         route.first(payload, handle, routing)
         ids = sums = None
         if selected:
             # With a worst case the counts stay where they are: reading them would wait for a GPU.
             ids, *more = routing.parts(
-                *(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=come
+                *(_SELECTIONS if weights is None else _WEIGHTED), demand=counts is None, rows=received
             )
             if counts is None:
                 counts = more.pop()
@@ -205,7 +208,7 @@ class Normal:
         made.route, made.received, made._of = (
             route,
             rows.shape[0],
-            (everyone, in_rank, routing, channels, come, exchanges.stream),
+            (everyone, in_rank, routing, channels, received, exchanges.stream),
         )
         return rows, None if arrived is None else _like_sent(scales, arrived), ids, sums, counts, made
 
@@ -228,13 +231,13 @@ class Normal:
         channels: int,
         worst: int,
     ) -> tuple[Any, int, int | None, list[int] | None]:
-        """What everyone says: of each rank a head, of which its tokens come first, and how many of them
-        go to each rank; the most tokens of any. Collective.
+        """Exchanges announcements. Returns every rank's head, whose first number is its tokens, with its
+        tokens for each rank; the most tokens of any rank; and, unless the routing or the worst case
+        makes them unnecessary, the rows that this rank receives and the selections of each of its
+        experts. Collective.
 
-        Then, where nothing else will say it, the rows that come here and the selections of each expert
-        here, which a worst case does not ask for. On a GPU that is all the host is ever told of a
-        dispatch, and this its only wait. With a worst case nothing is read here of what others say: it
-        is the same on every rank, and says the most.
+        On a GPU this is the only wait of a dispatch, and all that the host learns of it. With a worst
+        case the host reads nothing: the bound is the same on every rank.
         """
         tokens, hidden = x.shape
         same = [hidden, experts, topk.shape[1], _TYPES[x.dtype], channels]
@@ -246,7 +249,7 @@ class Normal:
                     f"{tokens} tokens, and num_worst_tokens is {worst}, which has room for {most} of each rank: "
                     f"ranks * tokens is always enough"
                 )
-        come = counts = None
+        received = counts = None
         if self._exchanges.on_gpu:
             where = rank_tokens.device
             mine = (
@@ -258,9 +261,9 @@ class Normal:
             everyone: Any = self._exchanges.all_gather(torch.cat(mine))
             if worst:
                 return everyone, most, None, []
-            told = self._exchanges.told(everyone)
-            heads, come = told[:, :_HEAD].tolist(), int(told[:, _HEAD + self._exchanges.rank].sum())
-            counts = told[:, _HEAD + ranks :][:, self._mine(expert_tokens)].sum(0).tolist()
+            numbers = self._exchanges.on_host(everyone)
+            heads, received = numbers[:, :_HEAD].tolist(), int(numbers[:, _HEAD + self._exchanges.rank].sum())
+            counts = numbers[:, _HEAD + ranks :][:, self._mine(expert_tokens)].sum(0).tolist()
         else:
             heads = everyone = self._gather((tokens, *same), rank_tokens)
         for rank, theirs in enumerate(heads):
@@ -272,7 +275,7 @@ class Normal:
                 )
             if not worst:
                 most = max(most, theirs[0])
-        return everyone, most if worst else 1 << (most - 1).bit_length(), come, [] if worst else counts
+        return everyone, most if worst else 1 << (most - 1).bit_length(), received, [] if worst else counts
 
     def _head(self, numbers: tuple[int, ...], device: torch.device) -> Tensor:
         """Numbers of the host's on a GPU, kept: a capture cannot take them there, and to do so waits."""
@@ -285,7 +288,7 @@ class Normal:
         return found
 
     def _gather(self, head: tuple[int, ...], rank_tokens: Tensor) -> list[list[int]]:
-        """What every rank says, on the host; 0 of those that are left out."""
+        """Gathers every rank's announcement, on the host; zeros for masked ranks."""
         if self._exchanges.meeting is None:
             mine, everyone, gather = self._exchanges.gather_of(_HEAD + self._exchanges.ranks)
             self._exchanges.meeting = (
@@ -304,17 +307,17 @@ class Normal:
         _PUT_HEAD(own, 0, *head)
         ctypes.memmove(address + 4 * _HEAD, rank_tokens.data_ptr(), 4 * (n - _HEAD))
         gather()
-        said: list[list[int]] = everyone.tolist()
+        gathered: list[list[int]] = everyone.tolist()
         for rank in self._exchanges.comm._left_out:
-            said[rank] = [0] * n
-        return said
+            gathered[rank] = [0] * n
+        return gathered
 
     def again(self, x: Tensor, scales: Tensor | None, route: Route) -> tuple[Tensor, Tensor | None]:
         """Sends rows by a route that is known: those that arrive. Collective."""
         self._settle()
         payload, sent = _as_payload(x, scales)
         handle, routing = route.by(payload)
-        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, lambda _: route.come)
+        rows, arrived, _ = self._exchanges.dispatch(handle, x, sent, None, None, routing, lambda _: route.received)
         return rows, _like_sent(scales, arrived)
 
     def combine(
@@ -378,19 +381,19 @@ def _like_sent(sent: Tensor | None, scales: Tensor | None) -> Tensor | None:
 
 
 def _matrices(
-    said: Any, in_rank: Tensor, routing: ep.Routing, channels: int, come: int | None, stream: CommStream
+    gathered: Any, in_rank: Tensor, routing: ep.Routing, channels: int, received: int | None, stream: CommStream
 ) -> tuple[Tensor, ...]:
     """What handles hold, of everyone's tokens and those for each rank."""
-    everyone = torch.as_tensor(said, dtype=torch.int32, device=in_rank.device)
+    everyone = torch.as_tensor(gathered, dtype=torch.int32, device=in_rank.device)
     ranks = everyone.shape[0]
     everyone = torch.cat((everyone[:, :1], everyone[:, _HEAD : _HEAD + ranks]), 1)
-    sources, tokens = routing.parts("source_ranks", "source_tokens", rows=come)
+    sources, tokens = routing.parts("source_ranks", "source_tokens", rows=received)
     stream.catch_up()
     # The channels of a rank have consecutive tokens each, and the first ones of all.
     per_channel = ((everyone[:, 0] + (channels - 1)) // channels).clamp(1).long()
-    come = sources >= 0
-    of = torch.where(come, sources, 0).long()
-    which = torch.where(come, of * channels + torch.where(come, tokens, 0) // per_channel[of], ranks * channels)
+    exists = sources >= 0
+    of = torch.where(exists, sources, 0).long()
+    which = torch.where(exists, of * channels + torch.where(exists, tokens, 0) // per_channel[of], ranks * channels)
     arrived = (
         torch.zeros(ranks * channels + 1, dtype=torch.int32, device=sources.device)
         .index_add_(0, which, torch.ones_like(sources))[:-1]

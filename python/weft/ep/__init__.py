@@ -12,7 +12,7 @@ from .census import Census, count
 from .counter import Counter
 from .handle import Handle
 from .routing import Received, Routing
-from .spec import Counts, KernelTuning, Layout, Overflow, Payload, Reduction, ScaleOrder, Spec, Weighting, Wire
+from .spec import Counts, KernelTuning, Layout, Overflow, Payload, Reduction, ScaleOrder, Spec, Weighting
 from .work import PendingCombine, PendingDispatch
 
 __all__ = [
@@ -32,6 +32,5 @@ __all__ = [
     "ScaleOrder",
     "Spec",
     "Weighting",
-    "Wire",
     "count",
 ]

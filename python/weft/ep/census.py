@@ -24,7 +24,7 @@ class Census(NamedTuple):
     """uint8 [tokens, ranks]: 1 or 0"""
 
 
-class _Frame:
+class _CountArgs:
     """What a call passes to C, kept for the next one."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class _Frame:
         self.address = ctypes.addressof(self._layout)
 
 
-_spare: list[_Frame] = []
+_spare: list[_CountArgs] = []
 _ARRAYS = 4  # the word at which the addresses of arrays begin
 _WORD = 2**64 - 1
 
@@ -45,13 +45,13 @@ def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = N
     Several selections of one token on the same rank, or node, count once there. Local: it needs no communicator.
     """
     lib = library()
-    frame = _spare.pop() if _spare else _Frame()
-    words, per_node = frame.words, ranks_per_node or ranks
+    args = _spare.pop() if _spare else _CountArgs()
+    words, per_node = args.words, ranks_per_node or ranks
     try:
-        address = frame.topk.fill(topk)
-        shape = frame.topk.shape if address else ()
+        address = args.topk.fill(topk)
+        shape = args.topk.shape if address else ()
         words[1], words[2], words[3] = experts & _WORD, ranks & _WORD, per_node & _WORD
-        kind, some = frame.topk.kind, max(ranks, 0)
+        kind, some = args.topk.kind, max(ranks, 0)
         out = Census(
             memory.empty(kind, (some,), DType.int32, -1),
             memory.empty(kind, (-(-some // max(per_node, 1)),), DType.int32, -1),
@@ -60,10 +60,10 @@ def count(topk: Any, *, experts: int, ranks: int, ranks_per_node: int | None = N
         )
         for i, array in enumerate(out, _ARRAYS):
             words[i] = memory.address_of(kind, array)
-        if status := lib.ep_count(address, frame.address):
+        if status := lib.ep_count(address, args.address):
             lib.fail(status)
         return out
     finally:
         words[_ARRAYS], words[_ARRAYS + 1], words[_ARRAYS + 2], words[_ARRAYS + 3] = 0, 0, 0, 0
-        frame.topk.held.clear()
-        _spare.append(frame)
+        args.topk.held.clear()
+        _spare.append(args)

@@ -11,11 +11,11 @@ from ..limits import timeout as limit
 from ..operands import Slot
 from ..resources import Made
 from ..streams import StreamLike
+from .call_args import ArgsPool, CallArgs
 from .census import Census
-from .frames import Frame, Frames
 
 
-class _Frame(Frame):
+class _CountArgs(CallArgs):
     def __init__(self, device: int) -> None:
         super().__init__(_abi.EpCensus)
         self.topk = self.slot("topk", device)
@@ -42,7 +42,7 @@ class Counter(Made):
         self._experts = experts
         super().__init__(comm, "ep_counter_create", experts, self._ranks, ranks_per_node or self._ranks)
         self._device = comm._device
-        self._frames = Frames(lambda: _Frame(self._device))
+        self._pool = ArgsPool(lambda: _CountArgs(self._device))
 
     def count(
         self,
@@ -73,18 +73,18 @@ class Counter(Made):
                 )
         self._open()
         on = streams.address(stream, self._device)
-        frame = self._frames.take()
+        args = self._pool.take()
         try:
-            address = frame.topk.fill(topk)
+            address = args.topk.fill(topk)
             out = Census(rank_tokens, node_tokens, expert_selections, token_in_rank)
             if all(array is None for array in out):
-                out = self._made(frame.topk)
-            for i, (to, array) in enumerate(zip(frame.counts, out, strict=True), 1):
-                frame.words[i] = to.fill(array)
-            self._check(self._lib.ep_counter_count(self._handle, on, address, frame.address))
+                out = self._made(args.topk)
+            for i, (to, array) in enumerate(zip(args.counts, out, strict=True), 1):
+                args.words[i] = to.fill(array)
+            self._check(self._lib.ep_counter_count(self._handle, on, address, args.address))
             return out
         finally:
-            self._frames.give(frame)
+            self._pool.give(args)
 
     def _made(self, topk: Slot) -> Census:
         shapes = (

@@ -17,7 +17,17 @@ from ..limits import timeout as limit
 from ..operands import Slot, kind_of
 from ..resources import Garbage, Lease, Made
 from ..streams import StreamLike
-from .frames import UNMADE, CombineFrame, CopyFrame, DescriptionFrame, DispatchFrame, Frames, GradientFrame, Spare, Told
+from .call_args import (
+    UNMADE,
+    ArgsPool,
+    CombineArgs,
+    CopyArgs,
+    DescriptionArgs,
+    DispatchArgs,
+    GradientArgs,
+    Pool,
+    ReturnedTensor,
+)
 from .routing import PARTS, Received, Routing, _Nobody
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
@@ -79,23 +89,23 @@ class Handle(Made):
         """Of the handle's windows on this rank."""
         self.sms: tuple[int, int, int] = (info.dispatch_sms, info.combine_sms, info.gradient_sms)
         """On a GPU: multiprocessors that dispatches, combines and gradients run on."""
-        self._dispatches = Frames(lambda: DispatchFrame(spec, device))
-        self._copies = Frames(lambda: CopyFrame(spec, device))
-        self._combines = Frames(lambda: CombineFrame(spec, device))
-        self._dispatch_backwards = Frames(
-            lambda: GradientFrame(
+        self._dispatches = ArgsPool(lambda: DispatchArgs(spec, device))
+        self._copies = ArgsPool(lambda: CopyArgs(spec, device))
+        self._combines = ArgsPool(lambda: CombineArgs(spec, device))
+        self._dispatch_backwards = ArgsPool(
+            lambda: GradientArgs(
                 _abi.EpDispatchBackwardArgs, "grad_rows", "grad_row_weights", "grad_tokens", spec, device
             )
         )
-        self._combine_backwards = Frames(
-            lambda: GradientFrame(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device)
+        self._combine_backwards = ArgsPool(
+            lambda: GradientArgs(_abi.EpCombineBackwardArgs, "grad_out", "rows", "grad_rows", spec, device)
         )
         self._waits: tuple[Any, ...] = ()
         fixed = spec.counts == Counts.device or spec.layout in (Layout.expert_major, Layout.rank_major)
         self._fixed_rows = self.capacity if fixed else None
-        self._told = Spare(Told)
+        self._tensors = Pool(ReturnedTensor)
         self._named: dict[tuple[str, ...], tuple[tuple[str, _abi.Part], ...]] = {}
-        self._descriptions: dict[Any, Frames[DescriptionFrame]] = {}
+        self._descriptions: dict[Any, ArgsPool[DescriptionArgs]] = {}
         # Compilers keep what they have made for a number, also for processes to come, where it must
         # not stand for another kind of handle.
         kind = zlib.crc32(f"{spec} of {self.capacity} rows from {comm.ranks} ranks".encode())
@@ -124,18 +134,16 @@ class Handle(Made):
             with limit(timeout):
                 return self.prepare(topk, weights, stream=stream)
         on = self._begin(stream, takes=True)
-        frame = self._dispatches.take()
+        args = self._dispatches.take()
         try:
             if stream is not None:
-                frame.enter(stream, on, self._device)
-            refused = frame.arguments(0, topk, weights, None, None)
-            self._end(
-                refused, self._lib.ep_prepare(self._handle, on, frame.words[2], frame.words[3], frame.out_address)
-            )
-            return Routing(self, frame.out.value, frame.topk.length, frame.topk.kind)
+                args.enter(stream, on, self._device)
+            refused = args.arguments(0, topk, weights, None, None)
+            self._end(refused, self._lib.ep_prepare(self._handle, on, args.words[2], args.words[3], args.out_address))
+            return Routing(self, args.out.value, args.topk.length, args.topk.kind)
         finally:
             refused = None  # its traceback has this frame
-            self._dispatches.give(frame)
+            self._dispatches.give(args)
 
     # Dispatch.
 
@@ -163,23 +171,23 @@ class Handle(Made):
                 return self.dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
         on = self._begin(stream, takes=True)
         by = _routing(routing)
-        frame = self._dispatches.take()
-        result = frame.result
+        args = self._dispatches.take()
+        result = args.result
         result[1] = result[2] = 0
         try:
             if stream is not None:
-                frame.enter(stream, on, self._device)
-            refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
-            status = self._lib.ep_dispatch(self._handle, on, frame.address, frame.result_address, 0)
+                args.enter(stream, on, self._device)
+            refused = args.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            status = self._lib.ep_dispatch(self._handle, on, args.address, args.result_address, 0)
             if refused is not None or status:
                 self._end(refused, status)
-            return self._arrived(frame, by, frame.topk.length if by is None else by.tokens, frame.rows.kind, on)
+            return self._arrived(args, by, args.topk.length if by is None else by.tokens, args.rows.kind, on)
         except BaseException:
-            self._abandon(frame, by)
+            self._abandon(args, by)
             raise
         finally:
             refused = None  # its traceback has this frame
-            self._dispatches.give(frame)
+            self._dispatches.give(args)
 
     def dispatch_copied(
         self,
@@ -199,33 +207,33 @@ class Handle(Made):
         """
         self._begin(None)
         by = None if routing is None else _routing(routing)
-        frame = self._dispatches.take()
-        result = frame.result
+        args = self._dispatches.take()
+        result = args.result
         result[1] = result[2] = 0
         try:
-            refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
-            status = self._lib.ep_dispatch(self._handle, 0, frame.address, frame.result_address, 0)
+            refused = args.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            status = self._lib.ep_dispatch(self._handle, 0, args.address, args.result_address, 0)
             if refused is not None or status:
                 self._end(refused, status)
-            kind = frame.rows.kind
-            made = frame.copies(kind, most)
+            kind = args.rows.kind
+            made = args.copies(kind, most)
             if made is None:
-                got = self._arrived(frame, by, frame.topk.length if by is None else by.tokens, kind)
+                got = self._arrived(args, by, args.topk.length if by is None else by.tokens, kind)
                 return None, None, got.routing, got
             if by is None:
-                by = Routing(self, result[2], frame.topk.length, kind)
+                by = Routing(self, result[2], args.topk.length, kind)
                 if by._rows is None:
-                    by._rows = frame.rows_told
+                    by._rows = args.returned_rows
             number, result[1] = result[1], 0
             if status := self._lib.received_release(number):
                 self._watch(_Nobody(), Received._RELEASE, number)  # by the next call
             return *made, by, None
         except BaseException:
-            self._abandon(frame, by)
+            self._abandon(args, by)
             raise
         finally:
             refused = None  # its traceback has this frame
-            self._dispatches.give(frame)
+            self._dispatches.give(args)
 
     def send_dispatch(
         self,
@@ -245,53 +253,53 @@ class Handle(Made):
                 return self.send_dispatch(rows, topk, weights, routing=routing, scales=scales, stream=stream)
         on = self._begin(stream, takes=True)
         by = _routing(routing)
-        frame = self._dispatches.take()
+        args = self._dispatches.take()
         try:
             if stream is not None:
-                frame.enter(stream, on, self._device)
-            refused = frame.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
-            self._end(refused, self._lib.ep_dispatch(self._handle, on, frame.address, 0, frame.out_address))
-            borrowed = (rows, scales, *frame.held)
+                args.enter(stream, on, self._device)
+            refused = args.arguments(0 if by is None else by._in_use(), topk, weights, rows, scales)
+            self._end(refused, self._lib.ep_dispatch(self._handle, on, args.address, 0, args.out_address))
+            borrowed = (rows, scales, *args.held)
             return PendingDispatch(
-                self, frame.out.value, borrowed, frame.topk.length if by is None else by.tokens, by, frame.rows.kind, on
+                self, args.out.value, borrowed, args.topk.length if by is None else by.tokens, by, args.rows.kind, on
             )
         finally:
             refused = None  # its traceback has this frame
-            self._dispatches.give(frame)
+            self._dispatches.give(args)
 
     def _receive(self, work: PendingDispatch, tokens: int, by: Routing | None, kind: str, on: int) -> Received:
-        frame = self._dispatches.take()
-        frame.result[1] = frame.result[2] = 0
+        args = self._dispatches.take()
+        args.result[1] = args.result[2] = 0
         try:
-            work._over(self._lib.work_receive(work._in_use(), frame.result_address))
-            return self._arrived(frame, by, tokens, kind, on)
+            work._over(self._lib.work_receive(work._in_use(), args.result_address))
+            return self._arrived(args, by, tokens, kind, on)
         except BaseException:
-            self._abandon(frame, by)
+            self._abandon(args, by)
             raise
         finally:
-            self._dispatches.give(frame)
+            self._dispatches.give(args)
 
-    def _arrived(self, frame: DispatchFrame, by: Routing | None, tokens: int, kind: str, on: int = 0) -> Received:
+    def _arrived(self, args: DispatchArgs, by: Routing | None, tokens: int, kind: str, on: int = 0) -> Received:
         if by is None:
-            by = Routing(self, frame.result[2], tokens, kind)
-        return Received(self, frame.result[1], by, kind, frame.data_bytes, frame.scales_bytes, on)
+            by = Routing(self, args.result[2], tokens, kind)
+        return Received(self, args.result[1], by, kind, args.data_bytes, args.scales_bytes, on)
 
     def _copy(self, received: Received, order: int, arrays: tuple[Any, ...], stream: StreamLike) -> None:
         """Copies what has arrived."""
         on = self._begin(stream)
-        frame = self._copies.take()
+        args = self._copies.take()
         try:
             if stream is not None:
-                frame.enter(stream, on, self._device)
-            frame.arguments(received._in_use(), order, arrays)
-            self._end(None, self._lib.ep_copy_received(self._handle, on, frame.address))
+                args.enter(stream, on, self._device)
+            args.arguments(received._in_use(), order, arrays)
+            self._end(None, self._lib.ep_copy_received(self._handle, on, args.address))
         finally:
-            self._copies.give(frame)
+            self._copies.give(args)
 
-    def _abandon(self, frame: DispatchFrame, by: Routing | None) -> None:
+    def _abandon(self, args: DispatchArgs, by: Routing | None) -> None:
         """Gives back what has arrived for a caller who was interrupted before it was told. What was
         given back already is refused as such."""
-        received, made = frame.result[1:3]
+        received, made = args.result[1:3]
         if received:
             self._watch(_Nobody(), Received._RELEASE, received)
         if made and by is None:
@@ -323,22 +331,22 @@ class Handle(Made):
             with limit(timeout):
                 return self.combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
         on = self._begin(stream)
-        frame = self._combines.take()
+        args = self._combines.take()
         try:
             if stream is not None:
-                frame.enter(stream, on, self._device)
-            out, refused = self._combining(frame, routing, rows, out, bias, weights, stream)
-            status = self._lib.ep_combine(self._handle, on, frame.address, 0)
+                args.enter(stream, on, self._device)
+            out, refused = self._combining(args, routing, rows, out, bias, weights, stream)
+            status = self._lib.ep_combine(self._handle, on, args.address, 0)
             if refused is not None or status:
                 self._end(refused, status)
             return out
         finally:
             refused = None  # its traceback has this frame
-            self._combines.give(frame)
+            self._combines.give(args)
 
     def _combining(
         self,
-        frame: CombineFrame,
+        args: CombineArgs,
         routing: RoutingLike,
         rows: Any,
         out: Any,
@@ -350,12 +358,12 @@ class Handle(Made):
         by = _routing(routing)
         number = by._in_use()
         try:
-            frame.words[frame.received] = _received(routing)
+            args.words[args.received] = _received(routing)
             if out is None:
                 out = self._tokens_like("out", rows, by, stream)
         except Exception as e:
-            return None, frame.refuse(e, number, frame.operands(rows, UNMADE, bias, weights))
-        return out, frame.arguments(number, rows, out, bias, weights)
+            return None, args.refuse(e, number, args.operands(rows, UNMADE, bias, weights))
+        return out, args.arguments(number, rows, out, bias, weights)
 
     def send_combine(
         self,
@@ -374,16 +382,16 @@ class Handle(Made):
             with limit(timeout):
                 return self.send_combine(rows, routing, out=out, bias=bias, weights=weights, stream=stream)
         on = self._begin(stream)
-        frame = self._combines.take()
+        args = self._combines.take()
         try:
             if stream is not None:
-                frame.enter(stream, on, self._device)
-            out, refused = self._combining(frame, routing, rows, out, bias, weights, stream)
-            self._end(refused, self._lib.ep_combine(self._handle, on, frame.address, frame.out_address))
-            return PendingCombine(self, frame.out.value, (rows, bias, weights, routing, *frame.held), out)
+                args.enter(stream, on, self._device)
+            out, refused = self._combining(args, routing, rows, out, bias, weights, stream)
+            self._end(refused, self._lib.ep_combine(self._handle, on, args.address, args.out_address))
+            return PendingCombine(self, args.out.value, (rows, bias, weights, routing, *args.held), out)
         finally:
             refused = None  # its traceback has this frame
-            self._combines.give(frame)
+            self._combines.give(args)
 
     # Gradients.
 
@@ -416,30 +424,28 @@ class Handle(Made):
                     stream=stream,
                 )
         on = self._begin(stream)
-        frame = self._dispatch_backwards.take()
+        args = self._dispatch_backwards.take()
         try:
             if stream is not None:
-                frame.enter(stream, on, self._device)
+                args.enter(stream, on, self._device)
             by = _routing(routing)
             number = by._in_use()
             try:
-                frame.words[frame.received] = _received(routing)
+                args.words[args.received] = _received(routing)
                 if grad_tokens is None:
                     grad_tokens = self._tokens_like("grad_tokens", grad_rows, by, stream)
                 if grad_weights is None and grad_row_weights is not None:
                     grad_weights = self._weights_like(grad_row_weights, by, stream)
             except Exception as e:
                 results = _unmade(grad_tokens), grad_weights if grad_row_weights is None else _unmade(grad_weights)
-                refused: Exception | None = frame.refuse(
-                    e, number, frame.operands(grad_rows, grad_row_weights, *results)
-                )
+                refused: Exception | None = args.refuse(e, number, args.operands(grad_rows, grad_row_weights, *results))
             else:
-                refused = frame.arguments(number, grad_rows, grad_row_weights, grad_tokens, grad_weights)
-            self._end(refused, self._lib.ep_dispatch_backward(self._handle, on, frame.address))
+                refused = args.arguments(number, grad_rows, grad_row_weights, grad_tokens, grad_weights)
+            self._end(refused, self._lib.ep_dispatch_backward(self._handle, on, args.address))
             return grad_tokens, grad_weights
         finally:
             refused = None  # its traceback has this frame
-            self._dispatch_backwards.give(frame)
+            self._dispatch_backwards.give(args)
 
     def combine_backward(
         self,
@@ -465,28 +471,28 @@ class Handle(Made):
                     grad_out, routing, rows, grad_rows=grad_rows, grad_weights=grad_weights, stream=stream
                 )
         on = self._begin(stream)
-        frame = self._combine_backwards.take()
+        args = self._combine_backwards.take()
         try:
             if stream is not None:
-                frame.enter(stream, on, self._device)
+                args.enter(stream, on, self._device)
             by = _routing(routing)
             number = by._in_use()
             try:
-                frame.words[frame.received] = _received(routing)
+                args.words[args.received] = _received(routing)
                 if grad_rows is None:
                     grad_rows = self._made("grad_rows", grad_out, self.rows_shape(by), self.spec.output_dtype, stream)
                 if grad_weights is None and rows is not None:
                     grad_weights = self._weights_like(rows, by, stream)
             except Exception as e:
                 results = _unmade(grad_rows), grad_weights if rows is None else _unmade(grad_weights)
-                refused: Exception | None = frame.refuse(e, number, frame.operands(grad_out, rows, *results))
+                refused: Exception | None = args.refuse(e, number, args.operands(grad_out, rows, *results))
             else:
-                refused = frame.arguments(number, grad_out, rows, grad_rows, grad_weights)
-            self._end(refused, self._lib.ep_combine_backward(self._handle, on, frame.address))
+                refused = args.arguments(number, grad_out, rows, grad_rows, grad_weights)
+            self._end(refused, self._lib.ep_combine_backward(self._handle, on, args.address))
             return grad_rows, grad_weights
         finally:
             refused = None  # its traceback has this frame
-            self._combine_backwards.give(frame)
+            self._combine_backwards.give(args)
 
     def _naming(self, names: tuple[str, ...]) -> tuple[tuple[str, _abi.Part], ...]:
         """The parts of a routing that have these names."""
@@ -499,13 +505,13 @@ class Handle(Made):
         found = self._named[names] = tuple((name, PARTS[name]) for name in names)
         return found
 
-    def _describing(self, names: tuple[str, ...], demand: bool) -> Frames[DescriptionFrame]:
-        """The frames of calls that ask for these parts of a routing."""
+    def _describing(self, names: tuple[str, ...], demand: bool) -> ArgsPool[DescriptionArgs]:
+        """The pool of arguments for queries of these parts of a routing."""
         self._naming(names)
         shapes, local = _part_shapes(self.spec, self._comm.ranks), self.spec.experts // self._comm.ranks
         parts = [(name, *shapes[name]) for name in names]
-        found = self._descriptions[names, demand] = Frames(
-            lambda: DescriptionFrame(parts, local if demand and "expert_demand" not in names else 0)
+        found = self._descriptions[names, demand] = ArgsPool(
+            lambda: DescriptionArgs(parts, local if demand and "expert_demand" not in names else 0)
         )
         return found
 

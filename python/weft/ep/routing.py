@@ -217,17 +217,17 @@ class Routing(_Held):
                 found.append(self.expert_demand.tolist())
             return tuple(found)
         number, kind = self._in_use(), self._array_kind
-        frames = handle._descriptions.get((names, demand)) or handle._describing(names, demand)
-        frame = frames.take()
+        pool = handle._descriptions.get((names, demand)) or handle._describing(names, demand)
+        args = pool.take()
         try:
-            out = frame.arrays(kind, self._row_count() if self._rows is None else self._rows)
-            if status := handle._lib.routing_describe(number, frame.address):
+            out = args.arrays(kind, self._row_count() if self._rows is None else self._rows)
+            if status := handle._lib.routing_describe(number, args.address):
                 handle._check(status)
             if demand:
-                out.append(frame.demand[:] if frame.demand is not None else out[names.index("expert_demand")].tolist())
+                out.append(args.demand[:] if args.demand is not None else out[names.index("expert_demand")].tolist())
             return tuple(out)
         finally:
-            frames.give(frame)
+            pool.give(args)
 
     def _row_count(self) -> int:
         """The rows of received arrays, asked for once: on the host they stay what they are."""
@@ -237,13 +237,13 @@ class Routing(_Held):
 
     def _part(self, part: Part) -> Any:
         handle = self._handle
-        told = handle._told.take()
+        tensor = handle._tensors.take()
         try:
-            if status := handle._lib.routing_tensor(self._in_use(), part, told.address):
+            if status := handle._lib.routing_tensor(self._in_use(), part, tensor.address):
                 handle._check(status)
-            address, dtype, dims, *sizes = _TENSOR(told.bytes)
+            address, dtype, dims, *sizes = _TENSOR(tensor.bytes)
         finally:
-            handle._told.give(told)
+            handle._tensors.give(tensor)
         if not dtype:
             self._refuse_absence(part)
             return None

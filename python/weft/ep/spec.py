@@ -8,7 +8,7 @@ import operator
 from typing import Any, TypeVar
 
 from .. import _abi
-from .._abi import Counts, Layout, Overflow, Payload, Reduction, ScaleOrder, Weighting, Wire
+from .._abi import Counts, Layout, Overflow, Payload, Reduction, ScaleOrder, Weighting
 from .._bases import Choice
 from .._library import library
 from ..dtypes import DType, DTypeLike, dtype_of
@@ -78,8 +78,6 @@ class Spec:
     max_tokens: int
     """The most that any rank dispatches at once."""
     layout: Layout | str = Layout.expert_major
-    wire: Wire | str | None = None
-    """None: what the layout allows, a row for each selection if there is a choice."""
     reduction: Reduction | str | None = None
     """None: exact where the layout allows it."""
     weighting: Weighting | str | None = None
@@ -109,7 +107,7 @@ class Spec:
     dispatch_tuning: KernelTuning | None = None
     """GPU: None is Weft's choice."""
     combine_tuning: KernelTuning | None = None
-    series: int = 0
+    serial_group: int = 0
     """GPU: a number that handles of a communicator share whose operations take turns: they follow each
     other in stream order, alike on every rank.
 
@@ -124,7 +122,6 @@ class Spec:
         # a row per token and rank, which stands for all of a rank's experts
         one = layout in (Layout.rank_major, Layout.token_major)
         settle(self, "layout", layout)
-        settle(self, "wire", _member(Wire, self.wire, Wire(one)))
         settle(self, "reduction", _member(Reduction, self.reduction, Reduction(one)))
         settle(self, "weighting", _member(Weighting, self.weighting, Weighting(one)))
         settle(self, "payload", _member(Payload, self.payload))
@@ -180,7 +177,7 @@ _NUMBERS = (
     "capacity",
     "alignment",
     "live",
-    "series",
+    "serial_group",
 )
 
 

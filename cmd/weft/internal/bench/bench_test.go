@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 // shapeOf is a small shape on the host.
 func shapeOf(change func(*ep.Shape)) ep.Shape {
 	e := ep.Shape{
-		Tokens: 5, Hidden: 512, TopK: 3, Experts: 8, DType: "bf16", Layout: "expert-major", Wire: "per-selection",
-		Reduction: "exact", Sum: "weighted", Counts: "host", Routing: routing.Uniform, Seed: 3, Batches: 1,
+		Tokens: 5, Hidden: 512, TopK: 3, Experts: 8, DType: "bf16", Layout: "expert-major",
+		Reduction: "exact", Weighting: "weighted", Counts: "host", Routing: routing.Uniform, Seed: 3, Batches: 1,
 		Effort: timing.Effort{Iterations: 6},
 	}
 	if change != nil {
@@ -54,7 +54,9 @@ func TestValidate(t *testing.T) {
 		return Task{AllReduce: &a}
 	}
 	join := func(n int) Task { return Task{Join: &Join{Rounds: n}} }
-	longest := shape(func(e *ep.Shape) { e.Effort = timing.Effort{Iterations: timing.MostIterations, Time: timing.MostTime} })
+	longest := shape(func(e *ep.Shape) {
+		e.Effort = timing.Effort{Iterations: timing.MostIterations, Time: timing.MostTime}
+	})
 	good := []Task{shape(nil), reduce(nil), join(1), join(timing.MostIterations), longest}
 	for i, task := range good {
 		if err := task.Validate(2); err != nil {

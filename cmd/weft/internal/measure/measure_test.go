@@ -60,7 +60,7 @@ func TestPercentileIsNearestRank(t *testing.T) {
 func TestRecordKeysAreStable(t *testing.T) {
 	r := Record{
 		Op: "dispatch", Engine: "host", Ranks: 4, Tokens: 128, Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16",
-		Layout: "expert-major", Wire: "per-selection", Reduction: "exact", Sum: "weighted", Counts: "host",
+		Layout: "expert-major", Reduction: "exact", Weighting: "weighted", Counts: "host",
 		Routing: "uniform",
 		Mode:    "one-call", Operand: "window", WireBytes: 6, LogicalBytes: 7, MovedBytes: 8, DeepEPBytes: 1000,
 		Floor: 2, Verified: true, Host: "h", Version: "v",
@@ -80,7 +80,7 @@ func TestRecordKeysAreStable(t *testing.T) {
 	if err := json.Unmarshal([]byte(out.String()), &keys); err != nil {
 		t.Fatal(err)
 	}
-	for _, k := range strings.Fields(`op engine ranks tokens hidden topk experts dtype layout wire reduction sum counts routing mode operand iterations
+	for _, k := range strings.Fields(`op engine ranks tokens hidden topk experts dtype layout reduction weighting counts routing mode operand iterations
 		p50_us p99_us min_us max_us mean_us slowest_rank wire_bytes logical_bytes deepep_bytes moved_bytes gbps floor_us floor_ratio verified host version`) {
 		if _, ok := keys[k]; !ok {
 			t.Errorf("no key %q", k)

@@ -22,9 +22,8 @@ type Record struct {
 	DType     string `json:"dtype,omitempty"`
 	Scales    string `json:"scales,omitempty"` // row-major, column-major: the order of those that arrive with FP8 rows
 	Layout    string `json:"layout,omitempty"`
-	Wire      string `json:"wire,omitempty"`      // per-selection, per-rank
 	Reduction string `json:"reduction,omitempty"` // exact, partial, partial-by-selection; collectives: sum, max, ...
-	Sum       string `json:"sum,omitempty"`       // weighted, plain
+	Weighting string `json:"weighting,omitempty"` // weighted, plain
 	Counts    string `json:"counts,omitempty"`    // host, device
 	Routing   string `json:"routing,omitempty"`   // uniform, zipf, hot
 	Mode      string `json:"mode,omitempty"`      // of calls: one-call, phases

@@ -42,9 +42,8 @@ var dimensions = []dimension{
 		return r.Scales + " scales"
 	}},
 	{"layout", func(r *measure.Record) string { return r.Layout }},
-	{"wire", func(r *measure.Record) string { return r.Wire }},
 	{"reduction", func(r *measure.Record) string { return r.Reduction }},
-	{"sum", func(r *measure.Record) string { return r.Sum }},
+	{"weighting", func(r *measure.Record) string { return r.Weighting }},
 	{"counts", func(r *measure.Record) string { return r.Counts + " counts" }},
 	{"mode", func(r *measure.Record) string { return r.Mode }},
 	{"operand", func(r *measure.Record) string { return r.Operand }},

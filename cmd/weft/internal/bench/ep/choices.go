@@ -13,14 +13,11 @@ import (
 // Layouts lists what Shape.Layout can be.
 func Layouts() []string { return timing.Names(ep.ParseLayout) }
 
-// Wires lists what Shape.Wire can be.
-func Wires() []string { return timing.Names(ep.ParseWire) }
-
 // Reductions lists what Shape.Reduction can be.
 func Reductions() []string { return timing.Names(ep.ParseReduction) }
 
-// Sums lists what Shape.Sum can be.
-func Sums() []string { return timing.Names(ep.ParseSum) }
+// Weightings lists what Shape.Weighting can be.
+func Weightings() []string { return timing.Names(ep.ParseWeighting) }
 
 // CountModes lists what Shape.Counts can be.
 func CountModes() []string { return timing.Names(ep.ParseCounts) }

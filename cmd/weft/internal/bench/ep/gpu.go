@@ -28,10 +28,10 @@ func (g GPUs) Rows() int {
 	return n
 }
 
-// DeviceSpec is Spec for GPUs: the counts stay there, and a row crosses to each rank once. It says
-// what is wrong with the shape, if anything.
+// DeviceSpec is Spec for GPUs, where the counts stay. It says what is wrong with the shape, if
+// anything.
 func (e Shape) DeviceSpec(ranks int) (ep.Spec, error) {
-	e.Counts, e.Wire = ep.DeviceCounts.String(), ep.PerRank.String()
+	e.Counts = ep.DeviceCounts.String()
 	if e.Tokens < 1 {
 		return ep.Spec{}, fmt.Errorf("tokens %d: want at least 1", e.Tokens)
 	}

@@ -27,7 +27,8 @@ func (m *gpuRank) makeGradients(c *closer.Stack) (err error) {
 	if m.gradRows, err = m.tensor(c, m.spec.Output, slices.Clone(m.y.Shape)...); err != nil {
 		return err
 	}
-	if m.gradWeights, err = m.tensor(c, weft.Float32, m.cfg.Tokens, m.cfg.TopK); err != nil || m.spec.Sum == ep.Weighted {
+	m.gradWeights, err = m.tensor(c, weft.Float32, m.cfg.Tokens, m.cfg.TopK)
+	if err != nil || m.spec.Weighting == ep.Weighted {
 		return err
 	}
 	m.numbers, err = m.tensor(c, weft.Float32, m.known.Rows()*m.numbersOfRow())
@@ -46,7 +47,7 @@ func (m *expected) numbersOfRow() int {
 // experts' rows, and of the weights.
 func (m *gpuRank) combinesBackward(ctx context.Context) timing.Operation {
 	var y, gradWeights weft.Tensor
-	if m.spec.Sum == ep.Weighted {
+	if m.spec.Weighting == ep.Weighted {
 		y, gradWeights = m.y, m.gradWeights
 	}
 	return timing.Operation{
@@ -58,7 +59,7 @@ func (m *gpuRank) combinesBackward(ctx context.Context) timing.Operation {
 			return m.handle.CombineBackward(ctx, m.Work, m.known, m.gradOut, y, m.gradRows, gradWeights)
 		},
 		Check: func() error {
-			if m.spec.Sum == ep.Weighted {
+			if m.spec.Weighting == ep.Weighted {
 				if err := m.checkDots(); err != nil {
 					return err
 				}
@@ -193,7 +194,7 @@ const rowsChecked = 4096
 // of weighted ones some, other ones each time.
 func (m *gpuRank) checkGradRows() error {
 	n, stride := m.cfg.Hidden*m.spec.Output.Size(), 1
-	if m.spec.Sum == ep.Weighted {
+	if m.spec.Weighting == ep.Weighted {
 		stride += len(m.places) / rowsChecked
 	}
 	m.checks++
@@ -221,7 +222,7 @@ func (m *gpuRank) checkGradRows() error {
 
 // gradRow is the gradient of a row: that of its token, times the weight where combine applies it.
 func (m *gpuRank) gradRow(p place) (row []byte, err error) {
-	if m.spec.Sum != ep.Weighted {
+	if m.spec.Weighting != ep.Weighted {
 		return m.row(m.spec.Output, p.source, p.token, 0), nil
 	}
 	first := p.token * m.cfg.TopK

@@ -92,7 +92,7 @@ func (m *gpuRank) combines(ctx context.Context, bytes timing.Bytes) timing.Opera
 	_, sms := m.handle.SMs()
 	return timing.Operation{
 		Name: "combine", Bytes: bytes, SMs: sms, Renew: func(bool) error { return m.writeExperts() },
-		Check: func() error { return m.verdict(m.checkOut("combine", m.spec.Sum == ep.Weighted)) },
+		Check: func() error { return m.verdict(m.checkOut("combine", m.spec.Weighting == ep.Weighted)) },
 		Run:   func(bool) error { return m.handle.Combine(ctx, m.Work, m.known, m.y, m.out) },
 	}
 }

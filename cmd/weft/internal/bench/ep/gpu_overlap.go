@@ -10,14 +10,14 @@ import (
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/closer"
-	"github.com/weftgo/weft/internal/product"
+	"github.com/weftgo/weft/internal/matmul"
 )
 
 // Overlap measures what exchanges lose where their GPUs multiply matrices meanwhile, and what the
 // products lose. Of [timing.GPUs] it heeds Contexts, Ranks, Operations, Replays, Deadline and Cache.
 type Overlap struct {
 	timing.GPUs
-	Product product.Shape
+	Product matmul.Shape
 }
 
 // OverlapRow is one operation of one shape beside products: a line of --json. Keys are stable; new
@@ -89,20 +89,20 @@ func (o Overlap) Measure(ctx context.Context, shapes []Shape, each func(OverlapR
 type overlapRank struct {
 	*gpuRank
 	compute *cuda.Stream
-	product *product.Product
+	product *matmul.Product
 	perOne  time.Duration  // a product, alone
 	problem timing.Verdict // what was wrong
 }
 
 // begin makes the product, and has the exchanges in the communicator's stream, whose kernels do not
 // stand behind those of others.
-func (r *overlapRank) begin(ctx context.Context, s product.Shape, c *closer.Stack) (err error) {
+func (r *overlapRank) begin(ctx context.Context, s matmul.Shape, c *closer.Stack) (err error) {
 	r.Use(r.Comm.Device().Stream())
 	if r.compute, err = r.Context.NewStream(cuda.StreamOptions{}); err != nil {
 		return err
 	}
 	c.Add(r.compute.Close)
-	if r.product, err = product.New(ctx, r.Context, r.Cache, s, uint64(r.me)); err != nil {
+	if r.product, err = matmul.New(ctx, r.Context, r.Cache, s, uint64(r.me)); err != nil {
 		return err
 	}
 	c.Add(r.product.Close)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/internal/closer"
-	"github.com/weftgo/weft/internal/product"
+	"github.com/weftgo/weft/internal/matmul"
 )
 
 func TestOverlapOnEmulatedGPUs(t *testing.T) {
@@ -23,7 +23,7 @@ func TestOverlapOnEmulatedGPUs(t *testing.T) {
 		_, g := emulatedGPUs(t, gpus)
 		g.Ranks = 2
 		var rows []OverlapRow
-		o := Overlap{GPUs: g.GPUs, Product: product.Shape{Rows: 64, Columns: 128, Inner: 32}}
+		o := Overlap{GPUs: g.GPUs, Product: matmul.Shape{Rows: 64, Columns: 128, Inner: 32}}
 		if err := o.Measure(t.Context(), shapes,
 			func(r OverlapRow) error { rows = append(rows, r); return nil }); err != nil {
 			t.Fatal(err)
@@ -61,7 +61,7 @@ func TestOverlapChecksCatchErrors(t *testing.T) {
 		r := &overlapRank{gpuRank: g.rank(of)}
 		m := r.gpuRank
 		m.cfg = small(nil)
-		if err := errors.Join(r.begin(ctx, product.Shape{Rows: 64, Columns: 64, Inner: 32}, &c),
+		if err := errors.Join(r.begin(ctx, matmul.Shape{Rows: 64, Columns: 64, Inner: 32}, &c),
 			r.setUp(ctx, &c)); err != nil {
 			return err
 		}
@@ -80,7 +80,7 @@ func TestOverlapChecksCatchErrors(t *testing.T) {
 
 func TestOverlapRefusals(t *testing.T) {
 	_, g := emulatedGPUs(t, 1)
-	o := Overlap{GPUs: g.GPUs, Product: product.Shape{Rows: 63, Columns: 64, Inner: 32}}
+	o := Overlap{GPUs: g.GPUs, Product: matmul.Shape{Rows: 63, Columns: 64, Inner: 32}}
 	if err := o.Measure(t.Context(), []Shape{small(nil)}, nil); err == nil ||
 		!strings.Contains(err.Error(), "multiples of 64") {
 		t.Error(err)

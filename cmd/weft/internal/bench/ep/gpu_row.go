@@ -31,9 +31,8 @@ type GPURow struct {
 	Quantize  string `json:"quantize,omitempty"` // from which type dispatch quantises
 	Scales    string `json:"scales,omitempty"`   // of FP8 rows: the order in which they arrive
 	Layout    string `json:"layout"`
-	Wire      string `json:"wire"`
 	Reduction string `json:"reduction"`
-	Sum       string `json:"sum"`
+	Weighting string `json:"weighting"`
 	Routing   string `json:"routing"`
 	SMs       int    `json:"sms"`      // asked for; 0: the library's choice
 	SMsUsed   int    `json:"sms_used"` // by the operation's kernel
@@ -98,7 +97,7 @@ func (m *gpuRank) gpuRow(o timing.Operation, f timing.Figures) GPURow {
 		GPUs:   min(m.ranks, len(m.Contexts)),
 		Tokens: m.cfg.Tokens, Capacity: s.MaxTokens, Hidden: s.Hidden, TopK: s.TopK, Experts: s.Experts,
 		DType: s.Payload.String(), Scales: m.cfg.ScaleOrder(),
-		Layout: s.Layout.String(), Wire: s.Wire.String(), Reduction: s.Reduction.String(), Sum: s.Sum.String(),
+		Layout: s.Layout.String(), Reduction: s.Reduction.String(), Weighting: s.Weighting.String(),
 		Routing: string(m.cfg.Routing), SMs: s.SMs, SMsUsed: o.SMs,
 		Operations: m.Operations, Samples: m.Samples, Empty: m.nothing,
 		WireBytes: int64(o.Bytes.Wire), LogicalBytes: int64(o.Bytes.Logical), DeepEPBytes: int64(o.Bytes.DeepEP),

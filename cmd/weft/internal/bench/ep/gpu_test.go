@@ -38,8 +38,8 @@ func few() bool { return testing.Short() || !emulate.Everything() }
 // small is a shape that emulated GPUs manage.
 func small(change func(e *Shape)) Shape {
 	e := Shape{
-		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Wire: "per-rank",
-		Reduction: "partial", Sum: "plain",
+		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major",
+		Reduction: "partial", Weighting: "plain",
 		Counts: "device", Routing: "uniform", Seed: 1, Batches: 1,
 	}
 	if change != nil {
@@ -49,7 +49,7 @@ func small(change func(e *Shape)) Shape {
 }
 
 func exactFP8(e *Shape) {
-	e.Layout, e.Reduction, e.Sum, e.DType = "expert-major", "exact", "weighted", "fp8"
+	e.Layout, e.Reduction, e.Weighting, e.DType = "expert-major", "exact", "weighted", "fp8"
 }
 
 func columnMajor(e *Shape) {
@@ -63,8 +63,8 @@ func throughput() []Shape {
 	return []Shape{
 		small(func(e *Shape) { e.Layout, e.SMs = "token-major", 3 }),
 		small(func(e *Shape) { given(e); e.Layout = "token-major" }),
-		small(func(e *Shape) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
-		small(func(e *Shape) { given(e); e.Layout, e.Sum, e.Scales = "expert-packed", "plain", "column-major" }),
+		small(func(e *Shape) { e.Layout, e.Reduction, e.Weighting = "expert-packed", "exact", "weighted" }),
+		small(func(e *Shape) { given(e); e.Layout, e.Weighting, e.Scales = "expert-packed", "plain", "column-major" }),
 	}
 }
 
@@ -103,13 +103,13 @@ func TestMeasureOnEmulatedGPUs(t *testing.T) {
 	shapes := []Shape{
 		small(nil),
 		small(func(e *Shape) { e.Capacity = 300 }), // rows go straight to where they are received
-		small(func(e *Shape) { e.Layout, e.Sum = "expert-major", "weighted" }),
+		small(func(e *Shape) { e.Layout, e.Weighting = "expert-major", "weighted" }),
 		small(exactFP8),
 		small(columnMajor),
 		small(func(e *Shape) { columnMajor(e); e.DType, e.Hidden = "fp8-ue8m0", 1024 }),
 		small(func(e *Shape) { columnMajor(e); e.Layout = "expert-packed" }),
 		small(func(e *Shape) { e.Layout = "token-major" }), // rows have their places before they leave, and are read there
-		small(func(e *Shape) { e.Layout, e.Reduction, e.Sum = "expert-packed", "exact", "weighted" }),
+		small(func(e *Shape) { e.Layout, e.Reduction, e.Weighting = "expert-packed", "exact", "weighted" }),
 	}
 	if few() {
 		shapes = []Shape{shapes[0], small(columnMajor)}

@@ -17,8 +17,8 @@ func TestNeighboursArePossible(t *testing.T) {
 		{small(nil), true, true},
 		{small(exactFP8), true, true},
 		{small(func(e *Shape) { e.Layout = "token-major" }), false, false},
-		{small(func(e *Shape) { e.Layout, e.Sum = "expert-packed", "weighted" }), false, true},
-		{small(func(e *Shape) { e.Layout, e.Sum, e.Reduction = "expert-packed", "weighted", "exact" }), false, false},
+		{small(func(e *Shape) { e.Layout, e.Weighting = "expert-packed", "weighted" }), false, true},
+		{small(func(e *Shape) { e.Layout, e.Weighting, e.Reduction = "expert-packed", "weighted", "exact" }), false, false},
 	} {
 		var dispatch, combine [2]int // through slots, and to places
 		count := func(of *[2]int, k ep.KernelTuning) {

@@ -258,16 +258,14 @@ func (m *hostRank) bytes() (there, back timing.Bytes) {
 	if !m.byExpert() {
 		received = t.RankRows
 	}
-	crossing, returning := t.RemoteSelections, t.RemoteSelections
-	if m.spec.Wire == ep.PerRank {
-		crossing = t.RemoteRankRows
-	}
+	returning := t.RemoteSelections
 	if m.spec.Reduction != ep.Exact {
 		returning = t.RemoteRankRows
 	}
 	there = timing.Bytes{
-		Wire: float64(crossing) * row / n, Logical: float64(t.RankRows) * row / n, DeepEP: float64(t.Selections) * row / n,
-		Moved: (float64(t.Tokens)*float64(m.cfg.Hidden*m.input.Size()) + float64(received)*row) / n,
+		Wire: float64(t.RemoteRankRows) * row / n, Logical: float64(t.RankRows) * row / n,
+		DeepEP: float64(t.Selections) * row / n,
+		Moved:  (float64(t.Tokens)*float64(m.cfg.Hidden*m.input.Size()) + float64(received)*row) / n,
 	}
 	back = timing.Bytes{
 		Wire: float64(returning) * home / n, Logical: float64(t.RankRows) * home / n,

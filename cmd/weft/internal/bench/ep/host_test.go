@@ -71,8 +71,8 @@ func inProcess(t *testing.T, n int, f func(h *timing.Host) error) {
 
 func shapeOf(change func(*Shape)) Shape {
 	e := Shape{
-		Tokens: 5, Hidden: 512, TopK: 3, Experts: 8, DType: "bf16", Layout: "expert-major", Wire: "per-selection",
-		Reduction: "exact", Sum: "weighted", Counts: "host", Routing: routing.Uniform, Seed: 3, Batches: 1,
+		Tokens: 5, Hidden: 512, TopK: 3, Experts: 8, DType: "bf16", Layout: "expert-major",
+		Reduction: "exact", Weighting: "weighted", Counts: "host", Routing: routing.Uniform, Seed: 3, Batches: 1,
 		Effort: timing.Effort{Iterations: 6},
 	}
 	if change != nil {
@@ -84,8 +84,8 @@ func shapeOf(change func(*Shape)) Shape {
 var shapes = map[string]Shape{
 	"default":      shapeOf(nil),
 	"partial":      shapeOf(func(e *Shape) { e.Reduction = "partial" }),
-	"by selection": shapeOf(func(e *Shape) { e.Reduction, e.Wire, e.DType = "partial-by-selection", "per-rank", "fp32" }),
-	"plain":        shapeOf(func(e *Shape) { e.Sum, e.Wire = "plain", "per-rank" }),
+	"by selection": shapeOf(func(e *Shape) { e.Reduction, e.DType = "partial-by-selection", "fp32" }),
+	"plain":        shapeOf(func(e *Shape) { e.Weighting = "plain" }),
 	"packed fp8": shapeOf(func(e *Shape) {
 		e.Layout, e.DType, e.Routing = "expert-packed", "fp8", routing.Zipf
 	}),
@@ -95,10 +95,10 @@ var shapes = map[string]Shape{
 	"ue8m0, column-major": shapeOf(func(e *Shape) { e.DType, e.Scales, e.Hidden = "fp8-ue8m0", "column-major", 1024 }),
 	"ue8m0":               shapeOf(func(e *Shape) { e.DType, e.Counts = "fp8-ue8m0", "device" }),
 	"rank-major fp32": shapeOf(func(e *Shape) {
-		e.Layout, e.Wire, e.Reduction, e.Sum, e.DType = "rank-major", "per-rank", "partial", "plain", "fp32"
+		e.Layout, e.Reduction, e.Weighting, e.DType = "rank-major", "partial", "plain", "fp32"
 	}),
 	"token-major fp16": shapeOf(func(e *Shape) {
-		e.Layout, e.Wire, e.Reduction, e.Sum, e.DType = "token-major", "per-rank", "partial", "plain", "fp16"
+		e.Layout, e.Reduction, e.Weighting, e.DType = "token-major", "partial", "plain", "fp16"
 	}),
 	"fresh":        shapeOf(func(e *Shape) { e.Fresh, e.Batches = true, 3 }),
 	"phases, heap": shapeOf(func(e *Shape) { e.Phases, e.Heap, e.Routing = true, true, routing.Hot }),
@@ -212,9 +212,8 @@ func TestEveryRoutingIsPoisonedBeforeItIsChecked(t *testing.T) {
 func TestChoices(t *testing.T) {
 	for want, got := range map[string][]string{
 		"expert-major expert-packed rank-major token-major": Layouts(),
-		"per-selection per-rank":                            Wires(),
 		"exact partial partial-by-selection":                Reductions(),
-		"weighted plain":                                    Sums(),
+		"weighted plain":                                    Weightings(),
 		"host device":                                       CountModes(),
 		"bf16 fp16 fp32 fp8 fp8-ue8m0":                      Payloads(),
 		"row-major column-major":                            ScaleOrders(),

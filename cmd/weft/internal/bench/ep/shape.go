@@ -18,7 +18,7 @@ type Shape struct {
 
 	Tuning ep.Tuning `json:",omitzero"` // on GPUs: of the kernels
 
-	DType, Layout, Wire, Reduction, Sum, Counts string // as package ep names them
+	DType, Layout, Reduction, Weighting, Counts string // as package ep names them
 
 	Scales string `json:",omitempty"` // order of the scales that arrive with FP8 rows; empty: row-major
 	// on GPUs: FP8 rows and their scales are the caller's; else dispatch quantises them from bf16
@@ -45,13 +45,10 @@ func (e Shape) Spec(ranks int) (ep.Spec, error) {
 	if s.Layout, err = ep.ParseLayout(e.Layout); err != nil {
 		return s, err
 	}
-	if s.Wire, err = ep.ParseWire(e.Wire); err != nil {
-		return s, err
-	}
 	if s.Reduction, err = ep.ParseReduction(e.Reduction); err != nil {
 		return s, err
 	}
-	if s.Sum, err = ep.ParseSum(e.Sum); err != nil {
+	if s.Weighting, err = ep.ParseWeighting(e.Weighting); err != nil {
 		return s, err
 	}
 	if s.Counts, err = ep.ParseCounts(e.Counts); err != nil {

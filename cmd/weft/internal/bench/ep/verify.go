@@ -246,7 +246,7 @@ const tokensChecked = 32
 
 // checkHome recomputes the sums of some tokens, other ones in each iteration. out has those of all.
 func (m *expected) checkHome(b *batch, out []byte, iteration int) {
-	m.checkSums(b, out, iteration, "combine", m.spec.Sum == ep.Weighted)
+	m.checkSums(b, out, iteration, "combine", m.spec.Weighting == ep.Weighted)
 }
 
 // checkSums is checkHome for any operation that sums, with weights or without.

@@ -1,7 +1,8 @@
-"""What a call passes to C, kept for the next call of its kind: operands, arguments, results.
+"""Arguments of calls into the C library, reused between calls: the operands, the C structs that point
+to them, and the results.
 
-A call takes a frame out of its handle's list and puts it back afterwards, so two threads never share
-one; one that an interrupt loses is garbage.
+A call takes its arguments from its handle's pool and returns them afterwards, so two threads never
+share them. Arguments that an interrupt loses are garbage-collected.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 _TENSOR = struct.Struct("=8xQii4q").unpack_from
 
 
-class Told:
-    """A tensor that C tells of, to be copied or shown. Mostly it is like the one before."""
+class ReturnedTensor:
+    """A tensor that a C call returns, to be copied or viewed. Its shape is cached: it rarely changes."""
 
     __slots__ = ("_address", "_kind", "_like", "_make", "_size", "_tensor", "address", "bytes")
 
@@ -38,7 +39,7 @@ class Told:
         self._kind, self._like = "", [0]
 
     def size(self, kind: str) -> int:
-        """Its bytes; it will be copied to an array of that kind."""
+        """The number of its bytes. Prepares :meth:`copy` to an array of that kind."""
         self._address, *like = _TENSOR(self.bytes)
         if like != self._like or kind != self._kind:
             code, dims, *sizes = like
@@ -49,30 +50,31 @@ class Told:
 
     @property
     def length(self) -> int:
-        """The first of its dimensions."""
+        """The size of its first dimension."""
         return self._like[2]
 
     def copy(self) -> Any:
-        """A new array of what is there."""
+        """A new array with the tensor's contents."""
         made = self._make()
         memory.fill(self._kind, made, self._address, self._size)
         return made
 
 
 Operands = tuple[tuple[int, Slot, Any], ...]
-"""Of a call: the word of the struct that points to each, what takes it, and the array, None or UNMADE."""
+"""The operands of a call: the word of the struct that points to the operand, its slot, and the array,
+None or UNMADE."""
 
 UNMADE = object()
-"""Stands for a result that no memory could be had for."""
+"""Stands for a result whose memory could not be allocated."""
 
 
-class Frame:
-    """The operands of a call and the struct that points to them. Members of the struct are words, of
-    which the first is its size."""
+class CallArgs:
+    """The operands of a call and the C struct that points to them. The struct is an array of 8-byte words;
+    the first is its size."""
 
     def __init__(self, arguments: type[_abi.Struct]) -> None:
         self.held = Held()  # copies of operands
-        self.scope: Any = None  # what makes the call's stream PyTorch's current one
+        self.scope: Any = None  # a context in which the call's stream is PyTorch's current one
         self._arguments = arguments()
         self.words = memoryview(self._arguments).cast("B").cast("Q")
         self.address = ctypes.addressof(self._arguments)
@@ -80,10 +82,10 @@ class Frame:
         self.out_address = ctypes.addressof(self.out)
 
     def enter(self, stream: StreamLike, on: int, device: int) -> None:
-        """Takes the stream that the caller has named.
+        """Makes the caller's stream PyTorch's current one.
 
-        What PyTorch makes for the call, copies of operands and new arrays, it makes there, and operands
-        are kept until it has passed.
+        PyTorch then allocates copies of operands and new arrays on that stream. Operands are kept alive
+        until the stream has passed the call.
         """
         self.held.stream = on
         named = of_torch(stream, device)
@@ -101,20 +103,18 @@ class Frame:
         scope.__exit__(None, None, None)
 
     def refuse(self, why: Exception, routing: int, operands: Operands) -> Exception:
-        """Passes on the operands that can be, and why not in place of the others: so the library
-        refuses the call, too, and tells the other ranks.
-
-        They would wait for this one else.
+        """Fills in the valid operands, and the reason in place of the invalid ones. The library then refuses
+        the call on every rank; otherwise the other ranks would wait for this one.
         """
-        words, told = self.words, False
+        words, reported = self.words, False
         words[1] = routing
         for word, slot, array in operands:
             try:
                 words[word] = slot.fill(array) if array is not UNMADE else slot.absent(why)
             except Exception as e:
-                words[word], told = slot.absent(e), True
-            told = told or array is UNMADE
-        if not told:  # what was refused before is no more
+                words[word], reported = slot.absent(e), True
+            reported = reported or array is UNMADE
+        if not reported:  # the operand that was refused is valid now
             word, slot = next((word, slot) for word, slot, array in operands if array is not None)
             words[word] = slot.absent(why)
         return why
@@ -123,14 +123,14 @@ class Frame:
         return Slot(name, device, wants, written=written, held=self.held)
 
 
-class DispatchFrame(Frame):
+class DispatchArgs(CallArgs):
     def __init__(self, spec: Spec, device: int) -> None:
         super().__init__(_abi.EpDispatchArgs)
         self.topk = self.slot("topk", device)
         self.weights = self.slot("weights", device)
         self.rows = self.slot("rows", device, spec.row_dtype)
         self.scales = self.slot("scales", device, DType.ue8m0 if spec.payload == Payload.fp8_ue8m0 else 0)
-        self._data, self._scales = Told(), Told()
+        self._data, self._scales = ReturnedTensor(), ReturnedTensor()
         self.data_bytes, self.scales_bytes = self._data.bytes, self._scales.bytes
         self._result = _abi.EpDispatchResult(data=self._data.address, scales=self._scales.address)
         self.result = memoryview(self._result).cast("B").cast("Q")
@@ -138,19 +138,19 @@ class DispatchFrame(Frame):
         self.scaled = spec.payload in (Payload.fp8, Payload.fp8_ue8m0) or spec.scale_bytes > 0
 
     @property
-    def rows_told(self) -> int:
-        """How many rows C has told of, where the first dimension is theirs."""
+    def returned_rows(self) -> int:
+        """The number of returned rows, if rows are the first dimension."""
         return self._data.length
 
     def copies(self, kind: str, most: int) -> tuple[Any, Any] | None:
-        """What has arrived, rows and scales, copied; None if it is of more bytes than that."""
+        """Copies of the received rows and scales; None if they exceed that many bytes."""
         size, scales = self._data.size(kind), self._scales if self.scaled else None
         if size + (0 if scales is None else scales.size(kind)) > most:
             return None
         return self._data.copy(), None if scales is None else scales.copy()
 
     def arguments(self, routing: int, topk: Any, weights: Any, rows: Any, scales: Any) -> Exception | None:
-        """Takes the operands, or says what is wrong with one and takes none."""
+        """Fills in the operands; returns the error if one is invalid."""
         words = self.words
         words[1] = routing
         try:
@@ -173,8 +173,8 @@ class DispatchFrame(Frame):
         return None
 
 
-class CopyFrame(Frame):
-    """Of copies of what has arrived."""
+class CopyArgs(CallArgs):
+    """Arguments of a copy of received rows."""
 
     def __init__(self, spec: Spec, device: int) -> None:
         super().__init__(_abi.EpCopyArgs)
@@ -192,7 +192,7 @@ class CopyFrame(Frame):
         self._halves = memoryview(self._arguments).cast("B").cast("i")
 
     def arguments(self, received: int, order: int, arrays: tuple[Any, ...]) -> None:
-        """Takes the arrays, in the order of the struct's members."""
+        """Fills in the arrays, in the order of the struct's members."""
         words = self.words
         words[1] = received
         self._halves[self._order] = order
@@ -200,7 +200,7 @@ class CopyFrame(Frame):
             words[word] = slot.fill(array)
 
 
-class CombineFrame(Frame):
+class CombineArgs(CallArgs):
     def __init__(self, spec: Spec, device: int) -> None:
         super().__init__(_abi.EpCombineArgs)
         t = spec.output_dtype
@@ -208,10 +208,10 @@ class CombineFrame(Frame):
         self.sum = self.slot("out", device, t, written=True)
         self.bias = self.slot("bias", device, t), self.slot("second bias", device, t)
         self.weights = self.slot("weights", device)
-        self.received = _abi.EpCombineArgs.received.offset // 8  # the word that says whose rows they are
+        self.received = _abi.EpCombineArgs.received.offset // 8  # the word of the received rows' handle
 
     def arguments(self, routing: int, rows: Any, out: Any, bias: Any, weights: Any = None) -> Exception | None:
-        """Takes the operands, or says what is wrong with one and takes none."""
+        """Fills in the operands; returns the error if one is invalid."""
         words = self.words
         words[1] = routing
         words[4] = words[5] = words[6] = 0
@@ -238,8 +238,8 @@ class CombineFrame(Frame):
         )
 
 
-class GradientFrame(Frame):
-    """Of either gradient: two operands that are read, then two that are written."""
+class GradientArgs(CallArgs):
+    """Arguments of a backward call: two operands that are read, then two that are written."""
 
     def __init__(
         self, arguments: type[_abi.Struct], first: str, second: str, rows: str, spec: Spec, device: int
@@ -254,7 +254,7 @@ class GradientFrame(Frame):
         )
 
     def arguments(self, routing: int, first: Any, second: Any, rows: Any, weights: Any) -> Exception | None:
-        """Takes the operands, or says what is wrong with one and takes none."""
+        """Fills in the operands; returns the error if one is invalid."""
         words = self.words
         words[1] = routing
         try:
@@ -270,12 +270,12 @@ class GradientFrame(Frame):
         return (2, self.first, first), (3, self.second, second), (4, self.rows, rows), (5, self.weights, weights)
 
 
-class DescriptionFrame(Frame):
-    """Of which parts of a routing are asked for."""
+class DescriptionArgs(CallArgs):
+    """Arguments of a query for parts of a routing."""
 
     def __init__(self, parts: list[tuple[str, tuple[int, ...], DType]], demand: int) -> None:
         super().__init__(_abi.RoutingDescription)
-        # Where the address of each is put, its shape, -1 for rows, and its type.
+        # For each part the word of its address, its shape (-1 for the rows) and its type.
         self.parts = [
             (getattr(_abi.RoutingDescription, name).offset // 8, shape, dtype) for name, shape, dtype in parts
         ]
@@ -287,7 +287,7 @@ class DescriptionFrame(Frame):
             self.words[_abi.RoutingDescription.expert_demand.offset // 8] = ctypes.addressof(self.demand)
 
     def arrays(self, kind: str, rows: int) -> list[Any]:
-        """New arrays for the parts, which are filled by the call."""
+        """New arrays for the parts; the call fills them."""
         if self._sized != (kind, rows):
             shaped = (
                 (word, shape if shape[0] >= 0 else (rows, *shape[1:]), dtype) for word, shape, dtype in self.parts
@@ -303,11 +303,11 @@ class DescriptionFrame(Frame):
 
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Frame)
+F = TypeVar("F", bound=CallArgs)
 
 
-class Spare(Generic[T]):
-    """What no call of a handle's uses."""
+class Pool(Generic[T]):
+    """Objects of a handle that no call uses."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -323,12 +323,12 @@ class Spare(Generic[T]):
         self._spare.append(thing)
 
 
-class Frames(Spare[F]):
-    """The frames of a handle that no call uses."""
+class ArgsPool(Pool[F]):
+    """Arguments of a handle that no call uses."""
 
-    def give(self, frame: F) -> None:
-        if frame.scope is not None:
-            frame.leave()
-        if frame.held:
-            frame.held.clear()
-        self._spare.append(frame)
+    def give(self, args: F) -> None:
+        if args.scope is not None:
+            args.leave()
+        if args.held:
+            args.held.clear()
+        self._spare.append(args)

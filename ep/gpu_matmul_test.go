@@ -9,7 +9,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/eptest"
-	"github.com/weftgo/weft/internal/product"
+	"github.com/weftgo/weft/internal/matmul"
 )
 
 // TestBesideProductOnGPUs has dispatches and combines under way while the GPUs multiply matrices in
@@ -18,9 +18,9 @@ import (
 func TestBesideProductOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		const ranks = 2
-		shape := product.Shape{Rows: 128, Columns: 128, Inner: 64}
+		shape := matmul.Shape{Rows: 128, Columns: 128, Inner: 64}
 		if !m.emulated {
-			shape = product.Shape{Rows: 2048, Columns: 4096, Inner: 4096}
+			shape = matmul.Shape{Rows: 2048, Columns: 4096, Inner: 4096}
 		}
 		for _, sms := range []int{8, 24}[m.times(1, 0):] {
 			t.Run(fmt.Sprintf("%d SMs", sms), func(t *testing.T) {
@@ -56,17 +56,17 @@ type multiplier struct {
 	*member
 	own     *weft.Stream // of the exchanges
 	compute *cuda.Stream
-	product *product.Product
+	product *matmul.Product
 }
 
-func newMultiplier(ctx context.Context, r *member, shape product.Shape) (*multiplier, error) {
+func newMultiplier(ctx context.Context, r *member, shape matmul.Shape) (*multiplier, error) {
 	b := &multiplier{member: r, own: weft.StreamOf(r.Device().Stream())}
 	c := r.Device().Context()
 	var err error
 	if b.compute, err = c.NewStream(cuda.StreamOptions{}); err != nil {
 		return nil, err
 	}
-	if b.product, err = product.New(ctx, c, r.Device().Kernels(), shape, uint64(r.Rank())); err != nil {
+	if b.product, err = matmul.New(ctx, c, r.Device().Kernels(), shape, uint64(r.Rank())); err != nil {
 		return nil, errors.Join(err, b.compute.Close())
 	}
 	return b, nil

@@ -1,7 +1,7 @@
-// Package product multiplies matrices on a GPU: work that has the GPU to itself, or shares it with
+// Package matmul multiplies matrices on a GPU: work that has the GPU to itself, or shares it with
 // what is tested or measured. The result can be checked to the last bit, for the matrices have
 // small integers, whose sums are exact in any order.
-package product
+package matmul
 
 import (
 	"context"
@@ -17,20 +17,20 @@ import (
 	"github.com/weftgo/weft/engine/gpu"
 )
 
-//go:embed product.cu
+//go:embed matmul.cu
 var source string
 
-// What product.cu has.
+// What matmul.cu has.
 const (
 	tile    = 64
 	step    = 32
 	threads = 128
-	name    = "weft_product"
+	name    = "weft_matmul"
 )
 
 // Kernel is the code for an architecture, as sm_90a.
 func Kernel(arch string) kernel.Spec {
-	return kernel.Spec{Name: "product", Source: source, Headers: device.Headers(), Arch: arch}
+	return kernel.Spec{Name: "matmul", Source: source, Headers: device.Headers(), Arch: arch}
 }
 
 // Shape is how large a product is: of [Rows, Inner] and [Inner, Columns].

@@ -20,10 +20,10 @@ __device__ __forceinline__ void stage(u32 *to, const u32 *from, u32 words) {
 	}
 }
 
-// weft_product is c = a·bᵀ, of a [rows, inner], b [columns, inner] and c, fp32 [rows, columns]: a
+// weft_matmul is c = a·bᵀ, of a [rows, inner], b [columns, inner] and c, fp32 [rows, columns]: a
 // block for each tile, those of a row side by side. Rows and columns are multiples of TILE, inner
 // of STEP.
-extern "C" __global__ void __launch_bounds__(THREADS) weft_product(const u32 *a, const u32 *b, float *c, u32 inner) {
+extern "C" __global__ void __launch_bounds__(THREADS) weft_matmul(const u32 *a, const u32 *b, float *c, u32 inner) {
 	alignas(16) __shared__ u32 left[TILE * ROW], right[TILE * ROW];
 	u32 words = inner / 2, columns = gridDim.x * TILE;
 	u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
