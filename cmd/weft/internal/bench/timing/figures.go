@@ -169,7 +169,7 @@ func (m *GPU) samples(ctx context.Context, start func(i int) error) ([]time.Dura
 
 // Nothing times a kernel that does nothing as an operation alone in a graph.
 func (m *GPU) Nothing(ctx context.Context) (s measure.Summary, err error) {
-	l, err := m.door.Empty()
+	l, err := m.Empty(cuda.LaunchConfig{})
 	if err != nil {
 		return s, err
 	}

@@ -6,7 +6,6 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
-	"github.com/weftgo/weft/cmd/weft/internal/link"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/internal/closer"
 )
@@ -22,8 +21,8 @@ type GPU struct {
 	Stream  *cuda.Stream // where operations are enqueued
 	Work    *weft.Stream // the same
 
-	gate   *link.Gate
-	door   *link.Door
+	gate   *gate
+	door   *door
 	turn   uint32
 	starts []*cuda.Event // of the operations that are enqueued together
 	ends   []*cuda.Event
@@ -69,7 +68,7 @@ func (m *GPU) open(ctx context.Context, b bootstrap.Bootstrap, c *closer.Stack) 
 	}
 	c.Add(stream.Close)
 	m.Use(stream)
-	if m.door, err = m.gate.Door(ctx, m.Context, m.Cache); err != nil {
+	if m.door, err = m.gate.door(ctx, m.Context, m.Cache); err != nil {
 		return err
 	}
 	c.Add(m.door.Close)
@@ -104,3 +103,6 @@ func (m *GPU) wait(ctx context.Context, s *cuda.Stream) error {
 	}
 	return s.Wait(ctx)
 }
+
+// Empty is a launch of a kernel that does nothing: the least that any can take.
+func (m *GPU) Empty(c cuda.LaunchConfig) (*cuda.Launch, error) { return m.door.empty.Prepare(c) }

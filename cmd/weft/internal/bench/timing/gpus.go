@@ -8,7 +8,6 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
-	"github.com/weftgo/weft/cmd/weft/internal/link"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 )
@@ -59,7 +58,7 @@ func (g GPUs) Settled() (GPUs, error) {
 // Run runs body on all ranks, which have joined each other and opened what every measurement uses.
 // Settled GPUs are wanted.
 func (g *GPUs) Run(ctx context.Context, body func(ctx context.Context, m *GPU) error) (err error) {
-	gate, err := link.NewGate(g.Contexts[0], g.Patience)
+	gate, err := newGate(g.Contexts[0], g.Patience)
 	if err != nil {
 		return err
 	}
