@@ -13,7 +13,7 @@ import (
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/engine"
 	"github.com/weftgo/weft/internal/filelimit"
 	"github.com/weftgo/weft/internal/shm"

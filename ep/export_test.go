@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // SetApart makes some blocks of every operation send and the others receive, however little there
@@ -123,12 +123,8 @@ func SetEpoch(h *Handle, epoch uint64) error {
 		return err
 	}
 	number := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
-	word := binary.LittleEndian.AppendUint64(nil, epoch<<48) // those that ranks begin with
 	for at, size := range g.regions.Zeroed() {
 		last := slices.Repeat(number, int(size)/4)
-		if at == g.regions.gradientWords || g.tuning.placed && at == g.regions.words {
-			last = slices.Repeat(word, int(size)/8)
-		}
 		if err := c.Upload(g.lane.Window().Pointer().Add(int(at)), last); err != nil {
 			return err
 		}

@@ -10,9 +10,9 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/cuda/occupancy"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -104,7 +104,7 @@ func (h *gpu) open(ctx context.Context) error {
 		return err
 	}
 	h.lane, err = enginegpu.NewLane(ctx, h.comm, enginegpu.LaneSpec{
-		Op: op, Owner: "handle", Window: &h.regions.Workspace, Local: &h.locals.Workspace, Ring: h.ring,
+		Op: op, Owner: "handle", Words: laneWords, Window: &h.regions.Workspace, Local: &h.locals.Workspace, Ring: h.ring,
 		RingInWindow: h.regions.inWindow, Moved: h.pointAt,
 	})
 	return err
@@ -315,16 +315,16 @@ func (h *gpu) shape() shape {
 func reciprocal(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / uint64(n)) }
 
 // quantizeWhat is what a dispatch does when it quantises.
-func quantizeWhat(s *Spec) (what uint32) {
+func quantizeFlags(s *Spec) (flags uint32) {
 	if s.Quantize != weft.InvalidDType {
 		if s.Payload == FP8UE8M0 {
-			what |= whatExponents | whatPowerOfTwo
+			flags |= flagExponents | flagPowerOfTwo
 		}
 		if s.PowerOfTwoScales {
-			what |= whatPowerOfTwo
+			flags |= flagPowerOfTwo
 		}
 	}
-	return what
+	return flags
 }
 
 // pieceWords is how many words of scales go with a piece of so many units, at most.
@@ -361,12 +361,12 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err 
 		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
 		zone: device.NewDivisor(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders),
-		clerks: uint32(h.blocks.dispatchClerks), what: quantizeWhat(s),
+		notifyBlocks: uint32(h.blocks.dispatchClerks), flags: quantizeFlags(s),
 	}
 	scales := scaleStrides(s.ScaleOrder, d.scaleWords, d.zone.By)
 	d.scaleRow, d.scaleZone, d.scaleWord = scales.row, scales.zone, scales.word
 	if r.direct {
-		d.what |= whatDirect
+		d.flags |= flagInPlace
 	}
 	if h.dispatching, err = f.dispatch.Prepare(config, d); err != nil {
 		return err

@@ -5,13 +5,12 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 )
 
 func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
 	bias []weft.Tensor,
 ) error {
-	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|whatReceive|h.weighted()); err != nil {
+	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, flagSend|flagReceive|h.weighted()); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
@@ -20,7 +19,7 @@ func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, 
 func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
 	bias []weft.Tensor,
 ) (*weft.Work, error) {
-	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|h.weighted()); err != nil {
+	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, flagSend|h.weighted()); err != nil {
 		return nil, err
 	}
 	half := h.lane.Sent(opCombine, s)
@@ -29,7 +28,7 @@ func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weigh
 		if err != nil {
 			return err
 		}
-		if err := h.lane.Receive(stream, h.combineLaunch(whatReceive|h.weighted())); err != nil {
+		if err := h.lane.Receive(stream, h.combineLaunch(flagReceive|h.weighted())); err != nil {
 			return err
 		}
 		return half.Finish(ctx)
@@ -39,14 +38,14 @@ func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weigh
 // weighted says whether sums are.
 func (h *gpu) weighted() uint32 {
 	if h.spec.Weighting == Weighted {
-		return whatWeighted
+		return flagWeighted
 	}
 	return 0
 }
 
 // enterCombine checks the arguments of a combine and enqueues it.
 func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Routing, y, out weft.Tensor,
-	bias []weft.Tensor, weights weft.Tensor, what uint32,
+	bias []weft.Tensor, weights weft.Tensor, flags uint32,
 ) error {
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
@@ -60,7 +59,7 @@ func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Ro
 			return err
 		}
 		r.weighted = weightedAtHome
-		if h.tuning.pulls || what&phases != whatSend|whatReceive {
+		if h.tuning.pulls || flags&phases != flagSend|flagReceive {
 			if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
 				return err
 			}
@@ -70,7 +69,7 @@ func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Ro
 			defer func() { h.combineArg.weights = 0 }()
 		}
 	}
-	return h.startCombine(device.CallCombine, stream, r, y, out, bias, scalars{}, what)
+	return h.startCombine(tagCombine, stream, r, y, out, bias, scalars{}, flags)
 }
 
 // checkCombineOperands says what is wrong with the arguments of a combine, but for its own weights
@@ -96,7 +95,7 @@ func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bi
 
 // startCombine enqueues what brings rows home; a pull brings gradients of weights besides.
 func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor,
-	weights scalars, what uint32,
+	weights scalars, flags uint32,
 ) error {
 	if h.tuning.pulls {
 		if err := h.setPull(call, stream, r, y, out, bias, weights); err != nil {
@@ -105,13 +104,13 @@ func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out 
 	} else {
 		h.setCombine(call, r, y, out, bias)
 	}
-	return h.lane.Start(stream, h.combineLaunch(what))
+	return h.lane.Start(stream, h.combineLaunch(flags))
 }
 
 // setCombine points the launch at the caller's tensors.
 func (h *gpu) setCombine(call uint32, r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
 	a, p := h.combineArg, r.placement.(*gpuRouting)
-	a.routed, a.landings, a.sent = p.at(p.off.home), p.at(p.off.landings), p.sent()
+	a.routed, a.recvRows, a.sent = p.at(p.off.home), p.at(p.off.recvRows), p.sent()
 	a.call, a.y, a.out, a.tokens, a.biases = call, addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
 	for i, b := range bias {
 		a.bias[i] = addressOf(b)
@@ -119,14 +118,14 @@ func (h *gpu) setCombine(call uint32, r *Routing, y, out weft.Tensor, bias []wef
 }
 
 // combineLaunch is the launch that does so much of a combine.
-func (h *gpu) combineLaunch(what uint32) *cuda.Launch {
+func (h *gpu) combineLaunch(flags uint32) *cuda.Launch {
 	if h.tuning.pulls {
-		h.placed.pull.what = what | h.placed.pullBulk
+		h.placed.pull.flags = flags | h.placed.pullBulk
 		return h.placed.pulling
 	}
 	a := h.combineArg
-	a.what, a.free = what, h.ring.Free(h.lane.Capture())
-	if what&phases == whatSend|whatReceive {
+	a.flags, a.free = flags, h.ring.Free(h.lane.Capture())
+	if flags&phases == flagSend|flagReceive {
 		return h.fusedCombining
 	}
 	return h.combining

@@ -24,7 +24,7 @@ func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 	}
 	a := h.dispatchArg
 	h.setRouting(r, topk, weights)
-	if err := h.lane.Start(stream, h.dispatchLaunch(whatSend|whatReceive|whatRoute, r.tokens)); err != nil {
+	if err := h.lane.Start(stream, h.dispatchLaunch(flagSend|flagReceive|flagRoute, r.tokens)); err != nil {
 		r.Release()
 		return nil, err
 	}
@@ -46,24 +46,24 @@ type dispatched struct {
 }
 
 func (h *gpu) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	return h.move(ctx, s, r, x, whatSend|whatReceive)
+	return h.move(ctx, s, r, x, flagSend|flagReceive)
 }
 
 func (h *gpu) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
 	x Rows,
 ) (*Received, error) {
-	return h.moveNew(ctx, s, topk, weights, x, whatSend|whatReceive)
+	return h.moveNew(ctx, s, topk, weights, x, flagSend|flagReceive)
 }
 
 func (h *gpu) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	received, err := h.move(ctx, s, r, x, whatSend)
+	received, err := h.move(ctx, s, r, x, flagSend)
 	return h.halve(s, received, err, dispatched{routed: !x.Weights.IsZero()})
 }
 
 func (h *gpu) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
 	x Rows,
 ) (*PendingDispatch, error) {
-	received, err := h.moveNew(ctx, s, topk, weights, x, whatSend)
+	received, err := h.moveNew(ctx, s, topk, weights, x, flagSend)
 	return h.halve(s, received, err, dispatched{routed: true, made: true})
 }
 
@@ -89,12 +89,12 @@ func (d *dispatched) receive(ctx context.Context) (*Received, error) {
 	if err != nil {
 		return give(err)
 	}
-	what := uint32(whatReceive | whatMove)
+	flags := uint32(flagReceive | flagMove)
 	if d.routed {
-		what |= whatRoute
+		flags |= flagRoute
 	}
 	h.setPlace(r.Routing, r.place)
-	if err := h.lane.Receive(stream, h.dispatchLaunch(what, r.tokens)); err != nil {
+	if err := h.lane.Receive(stream, h.dispatchLaunch(flags, r.tokens)); err != nil {
 		return give(err)
 	}
 	err = d.Finish(ctx)
@@ -116,19 +116,19 @@ func (h *gpu) move(ctx context.Context, s *weft.Stream, r *Routing, x Rows, phas
 	if err := r.check(h.Handle, opDispatch); err != nil {
 		return nil, err
 	}
-	what := phases | whatMove
+	flags := phases | flagMove
 	if !x.Weights.IsZero() {
 		if err := h.recall(stream, r, x); err != nil {
 			return nil, err
 		}
-		what |= whatRoute
+		flags |= flagRoute
 	}
-	received, err := h.startMove(stream, r, x, what)
+	received, err := h.startMove(stream, r, x, flags)
 	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
-	if err == nil && what&whatRoute != 0 {
+	if err == nil && flags&flagRoute != 0 {
 		r.reweighed(stream)
 	}
-	if err == nil && phases&whatReceive != 0 {
+	if err == nil && phases&flagReceive != 0 {
 		if err = h.lane.Finish(ctx, s); err != nil {
 			received.Release()
 		}
@@ -153,7 +153,7 @@ func (h *gpu) recall(stream *cuda.Stream, r *Routing, x Rows) error {
 	}
 	a := h.dispatchArg
 	a.ids, a.weights = experts, addressOf(x.Weights)
-	a.what &^= whatWide
+	a.flags &^= flagWideIDs
 	return nil
 }
 
@@ -173,13 +173,13 @@ func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 		return nil, err
 	}
 	h.setRouting(r, topk, weights)
-	received, err := h.startMove(stream, r, x, phases|whatMove|whatRoute)
+	received, err := h.startMove(stream, r, x, phases|flagMove|flagRoute)
 	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
 	if err != nil {
 		r.Release()
 		return nil, err
 	}
-	if phases&whatReceive == 0 {
+	if phases&flagReceive == 0 {
 		return received, nil
 	}
 	if err := cmp.Or(h.lane.Finish(ctx, s), h.settle(ctx, r)); err != nil {
@@ -191,7 +191,7 @@ func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 }
 
 // startMove enqueues a dispatch of rows.
-func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*Received, error) {
+func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, flags uint32) (*Received, error) {
 	if err := h.checkDispatch(r.tokens, x); err != nil {
 		return nil, err
 	}
@@ -202,7 +202,7 @@ func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*
 	a := h.dispatchArg
 	a.x, a.scales = addressOf(x.Data), addressOf(x.Scales)
 	h.setPlace(r, place)
-	if err := h.lane.Start(stream, h.dispatchLaunch(what, r.tokens)); err != nil {
+	if err := h.lane.Start(stream, h.dispatchLaunch(flags, r.tokens)); err != nil {
 		h.put(place)
 		return nil, err
 	}
@@ -225,9 +225,9 @@ func (h *gpu) checkDispatch(tokens int, x Rows) error {
 func (h *gpu) setRouting(r *Routing, topk, weights weft.Tensor) {
 	a := h.dispatchArg
 	a.ids, a.weights = addressOf(topk), addressOf(weights)
-	a.what &^= whatWide
+	a.flags &^= flagWideIDs
 	if topk.DType == weft.Int64 {
-		a.what |= whatWide
+		a.flags |= flagWideIDs
 	}
 	h.setPlace(r, -1)
 }
@@ -236,7 +236,7 @@ func (h *gpu) setRouting(r *Routing, topk, weights weft.Tensor) {
 // received rows.
 func (h *gpu) setPlace(r *Routing, place int) {
 	a, p := h.dispatchArg, r.placement.(*gpuRouting)
-	a.home, a.landings, a.described, a.ranges = p.at(p.off.home), p.at(p.off.landings), p.at(p.off.described), 0
+	a.home, a.recvRows, a.described, a.ranges = p.at(p.off.home), p.at(p.off.recvRows), p.at(p.off.described), 0
 	if h.geometry.layout.byExpert() {
 		a.ranges = p.at(p.off.ranges)
 	}
@@ -253,13 +253,13 @@ func (h *gpu) setPlace(r *Routing, place int) {
 }
 
 // phases are the parts of an operation that a launch does, which differ from call to call.
-const phases = whatSend | whatReceive | whatRoute | whatMove
+const phases = flagSend | flagReceive | flagRoute | flagMove
 
 // dispatchLaunch is the launch that does so much of a dispatch.
-func (h *gpu) dispatchLaunch(what uint32, tokens int) *cuda.Launch {
+func (h *gpu) dispatchLaunch(flags uint32, tokens int) *cuda.Launch {
 	a := h.dispatchArg
-	a.what, a.free, a.tokens = a.what&^phases|what, h.ring.Free(h.lane.Capture()), uint32(tokens)
-	if what == phases {
+	a.flags, a.free, a.tokens = a.flags&^phases|flags, h.ring.Free(h.lane.Capture()), uint32(tokens)
+	if flags == phases {
 		return h.fusedDispatching
 	}
 	return h.dispatching

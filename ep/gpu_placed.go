@@ -11,8 +11,8 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -25,55 +25,55 @@ type placed struct{ *gpu }
 
 // placeArgs are the arguments of a prepare: the Place of kernels/place.cu.
 type placeArgs struct {
-	group                            device.Group
-	shape                            shape
-	state                            uint64
-	words, totals, records           uint64
-	befores, marks                   uint64
-	what, tokens, call, rows, align  uint32
-	blocks, mapEntries, _            uint32
-	ids, weights                     uint64
-	home, places, landings, arrivals uint64
-	described, ranges                uint64
-	counts, bases                    uint64
+	shape                              shape
+	state                              uint64
+	openings, totals, records          uint64
+	befores, marks                     uint64
+	flags, tokens, call, rows, align   uint32
+	blocks, mapEntries, _              uint32
+	ids, weights                       uint64
+	home, places, recvRows, recvTokens uint64
+	described, ranges                  uint64
+	counts, bases                      uint64
+	group                              device.Group
 }
 
 // pushArgs are the arguments of a dispatch: the Push of kernels/push.cu.
 type pushArgs struct {
-	group                            device.Group
-	shape                            shape
-	state                            uint64
-	words, marks, blocks             uint64
-	blockBytes, scalesAt             uint64
-	what, tokens, call, block        uint32
-	pieces                           device.Divisor
-	rowBytes, scaleWords, pieceWords uint32
-	zone, rows, hidden, align, chunk uint32
-	chunks                           device.Divisor
-	carriers                         uint32
-	_                                uint32
-	x, scales                        uint64
-	home, places, landings, arrivals uint64
-	described                        uint64
-	records, weights                 uint64
+	shape                              shape
+	state                              uint64
+	openings, marks, blocks            uint64
+	blockBytes, scalesAt               uint64
+	flags, tokens, call, block         uint32
+	pieces                             device.Divisor
+	rowBytes, scaleWords, pieceWords   uint32
+	zone, rows, hidden, align, chunk   uint32
+	chunks                             device.Divisor
+	carriers                           uint32
+	_                                  uint32
+	x, scales                          uint64
+	home, places, recvRows, recvTokens uint64
+	described                          uint64
+	records, weights                   uint64
+	group                              device.Group
 }
 
 // pullArgs are the arguments of a combine: the Pull of kernels/pull.cu.
 type pullArgs struct {
-	group                   device.Group
-	shape                   shape
-	state                   uint64
-	words, marks            uint64
-	first, what, tokens, at uint32
-	pieces                  device.Divisor
-	rowBytes, biases, chunk uint32
-	chunks                  device.Divisor
-	carriers, depth, most   uint32
-	call                    uint32
-	home, places, described uint64
-	out                     uint64
-	bias                    [2]uint64
-	scalars                 scalarArgs
+	shape                    shape
+	state                    uint64
+	openings, marks          uint64
+	first, flags, tokens, at uint32
+	pieces                   device.Divisor
+	rowBytes, biases, chunk  uint32
+	chunks                   device.Divisor
+	carriers, depth, most    uint32
+	call                     uint32
+	home, places, described  uint64
+	out                      uint64
+	bias                     [2]uint64
+	scalars                  scalarArgs
+	group                    device.Group
 }
 
 func placedKernels(arch string) []kernel.Spec {
@@ -139,7 +139,7 @@ type pullForm struct {
 
 func pullKernel(f pullForm, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("pull of %v, %s", f.of, strings.ToLower(f.order)), "pull.cu", arch,
-		[]string{directCombine}, "placed.cuh", "scalars.cuh", "sum.cuh")
+		[]string{directCombine}, "placed.cuh", "scalars.cuh")
 	s.Defines["WEFT_TYPE"], s.Defines["WEFT_ORDER"] = strconv.Itoa(typeNumber(f.of)), f.order
 	s.Defines["WEFT_PULL_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pullArgs{})))
 	return s
@@ -186,7 +186,7 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	ranks, tokens := int64(g.ranks), int64(g.tokens)
 	r := regions{inWindow: true, block: newBlockShape(s, g.rows())}
 	r.totals = r.Zeros(2 * ranks * int64(g.experts+g.ranks+1) * 8)
-	r.words = r.Zeros(2 * 2 * ranks * 8)
+	r.openings = r.Ones(2 * 3 * ranks * device.OpeningBytes)
 	r.marks = r.Zeros(ranks * int64(b.dispatch+b.combine) * 4)
 	r.addGradients(g, s, b.gradients)
 	r.records = r.Raw(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
@@ -220,21 +220,21 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	g, s, r, l := &h.geometry, &h.spec, &h.regions, &placedLaunches{}
 	h.placed = l
 	ranks, blocks := uint64(g.ranks), uint64(dispatch.Grid.X)
-	what := uint32(0)
+	flags := uint32(0)
 	switch s.Layout {
 	case ExpertPacked:
-		what = whatPacked
+		flags = flagPacked
 	case TokenMajor:
-		what = whatByRank
+		flags = flagRowPerToken
 	}
 	entries, err := h.mapEntries()
 	if err != nil {
 		return err
 	}
 	place := placeArgs{
-		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records),
+		shape: h.shape(), openings: uint64(r.openings), totals: uint64(r.totals), records: uint64(r.records),
 		befores: uint64(r.befores), marks: uint64(r.marks),
-		what: what, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
+		flags: flags, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
 		mapEntries: uint32(entries),
 	}
 	config := cuda.LaunchConfig{
@@ -252,15 +252,16 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	}
 	units := mostUnits(*s)
 	push := pushArgs{
-		shape: h.shape(), words: uint64(r.words), marks: uint64(r.marks), blocks: uint64(r.blocks),
-		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), what: what&whatByRank | quantizeWhat(s),
+		shape: h.shape(), openings: uint64(r.openings), marks: uint64(r.marks), blocks: uint64(r.blocks),
+		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt),
+		flags:  flags&flagRowPerToken | quantizeFlags(s),
 		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4),
 		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity),
 		hidden: uint32(s.Hidden), align: uint32(g.align), records: uint64(r.records),
 	}
 	if s.ScaleOrder == ColumnMajorScales {
-		push.what |= whatColumns
+		push.flags |= flagColumnScales
 	}
 	if s.Layout.packed() && s.Counts == HostCounts {
 		push.zone = 0 // tensors have exactly the rows that come
@@ -270,7 +271,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		return err
 	}
 	if c := s.pushCarry(int(dispatch.Block.X)); bulk && c.warps > 0 {
-		push.what |= whatBulk
+		push.flags |= flagBulk
 		push.chunk, push.carriers = uint32(c.chunk), uint32(c.warps)
 		push.chunks = device.NewDivisor(ceil(s.rowBytes(), c.chunk))
 		dispatch.Shared = c.chunk * c.warps
@@ -289,14 +290,14 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		return err
 	}
 	pull := pullArgs{
-		shape: h.shape(), words: uint64(r.words) + 2*ranks*8, marks: uint64(r.marks) + ranks*blocks*4,
+		shape: h.shape(), openings: uint64(r.openings) + 3*ranks*device.OpeningBytes, marks: uint64(r.marks) + ranks*blocks*4,
 		first:  uint32(h.locals.combineCounts),
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
 		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
 	most := s.pullRows(g.ranks)
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
-		l.pullBulk = whatBulk
+		l.pullBulk = flagBulk
 		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(ceil(s.outputBytes(), c.chunk))
 		pull.carriers, pull.depth, pull.most = uint32(c.warps), pullDepth, uint32(most)
 		combine.Shared = c.warps * pullDepth * most * c.chunk
@@ -344,8 +345,8 @@ func (l *placedLaunches) point(dispatch, combine device.Group, at func(int64) ui
 // setRouting points a launch's routing at the memory of r.
 func (l *placedLaunches) setRouting(p *gpuRouting) {
 	a := l.push
-	a.home, a.places, a.landings = p.at(p.off.home), p.at(p.off.places), p.at(p.off.landings)
-	a.arrivals, a.described = p.at(p.off.arrivals), p.at(p.off.described)
+	a.home, a.places, a.recvRows = p.at(p.off.home), p.at(p.off.places), p.at(p.off.recvRows)
+	a.recvTokens, a.described = p.at(p.off.recvTokens), p.at(p.off.described)
 }
 
 func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
@@ -353,7 +354,7 @@ func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 	if err != nil {
 		return nil, err
 	}
-	r, err := h.place(ctx, opPrepare, device.CallPrepare, stream, topk, weights)
+	r, err := h.place(ctx, opPrepare, tagPrepare, stream, topk, weights)
 	if err != nil {
 		return nil, err
 	}
@@ -383,12 +384,12 @@ func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda
 	}
 	a, p := h.gpu.placed.place, r.placement.(*gpuRouting)
 	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
-	a.landings, a.arrivals = p.at(p.off.landings), p.at(p.off.arrivals)
+	a.recvRows, a.recvTokens = p.at(p.off.recvRows), p.at(p.off.recvTokens)
 	a.described, a.ranges = p.at(p.off.described), p.at(p.off.ranges)
 	a.ids, a.weights, a.tokens, a.call = addressOf(topk), addressOf(weights), uint32(r.tokens), call
-	a.what &^= whatWide
+	a.flags &^= flagWideIDs
 	if topk.DType == weft.Int64 {
-		a.what |= whatWide
+		a.flags |= flagWideIDs
 	}
 	if err := h.lane.Start(stream, h.gpu.placed.placing); err != nil {
 		r.Release()
@@ -433,24 +434,24 @@ type pushed struct {
 }
 
 func (h *placed) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	return h.push(ctx, s, r, x, whatSend|whatReceive)
+	return h.push(ctx, s, r, x, flagSend|flagReceive)
 }
 
 func (h *placed) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	received, err := h.push(ctx, s, r, x, whatSend)
+	received, err := h.push(ctx, s, r, x, flagSend)
 	return h.halve(s, received, err, pushed{weighs: !x.Weights.IsZero()})
 }
 
 func (h *placed) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
 	x Rows,
 ) (*Received, error) {
-	return h.pushNew(ctx, s, topk, weights, x, whatSend|whatReceive)
+	return h.pushNew(ctx, s, topk, weights, x, flagSend|flagReceive)
 }
 
 func (h *placed) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
 	x Rows,
 ) (*PendingDispatch, error) {
-	received, err := h.pushNew(ctx, s, topk, weights, x, whatSend)
+	received, err := h.pushNew(ctx, s, topk, weights, x, flagSend)
 	return h.halve(s, received, err, pushed{made: true})
 }
 
@@ -467,7 +468,7 @@ func (p *pushed) receive(ctx context.Context) (*Received, error) {
 	h, r := p.h, p.received
 	stream, err := p.Resume()
 	if err == nil {
-		err = h.lane.Receive(stream, h.pushLaunch(r.Routing, r.place, whatReceive, 0, p.weighs))
+		err = h.lane.Receive(stream, h.pushLaunch(r.Routing, r.place, flagReceive, 0, p.weighs))
 	}
 	if err == nil {
 		err = p.Finish(ctx)
@@ -483,7 +484,7 @@ func (p *pushed) receive(ctx context.Context) (*Received, error) {
 }
 
 // push dispatches by a routing that is there.
-func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, what uint32) (*Received, error) {
+func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, flags uint32) (*Received, error) {
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
 		return nil, err
@@ -498,16 +499,16 @@ func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, w
 	if err != nil {
 		return nil, err
 	}
-	call := uint32(device.CallDispatch)
+	call := uint32(tagDispatch)
 	if !x.Weights.IsZero() {
-		call = device.CallWeightDispatch
+		call = tagWeightDispatch
 	}
-	return h.pushRows(ctx, s, stream, r, x, place, what, call)
+	return h.pushRows(ctx, s, stream, r, x, place, flags, call)
 }
 
 // pushNew prepares, and dispatches by the routing that comes of it.
 func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows,
-	what uint32,
+	flags uint32,
 ) (*Received, error) {
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
@@ -521,12 +522,12 @@ func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft
 	if err != nil {
 		return nil, err
 	}
-	r, err := h.place(ctx, opDispatch, device.CallPrepareDispatch, stream, topk, weights)
+	r, err := h.place(ctx, opDispatch, tagPrepareDispatch, stream, topk, weights)
 	if err != nil {
 		h.put(place)
 		return nil, err
 	}
-	received, err := h.pushRows(ctx, s, stream, r, x, place, what, device.CallPrepareDispatch)
+	received, err := h.pushRows(ctx, s, stream, r, x, place, flags, tagPrepareDispatch)
 	if err != nil {
 		r.Release()
 	}
@@ -535,12 +536,12 @@ func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft
 
 // pushRows enqueues a dispatch of rows to a place that was taken for them.
 func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows,
-	place int, what, call uint32,
+	place int, flags, call uint32,
 ) (*Received, error) {
 	a := h.gpu.placed.push
 	a.x, a.scales, a.weights = addressOf(x.Data), addressOf(x.Scales), addressOf(x.Weights)
 	weighs := !x.Weights.IsZero()
-	if err := h.lane.Start(stream, h.pushLaunch(r, place, what, call, weighs)); err != nil {
+	if err := h.lane.Start(stream, h.pushLaunch(r, place, flags, call, weighs)); err != nil {
 		h.put(place)
 		return nil, err
 	}
@@ -550,7 +551,7 @@ func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stre
 	shape := h.regions.block
 	shape.rows = r.Rows()
 	received := h.receivedAt(place, r, shape)
-	if what&whatReceive != 0 {
+	if flags&flagReceive != 0 {
 		if err := h.lane.Finish(ctx, s); err != nil {
 			received.Release()
 			return nil, err
@@ -561,11 +562,11 @@ func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stre
 
 // pushLaunch is the launch that does so much of a dispatch. What only receives tells no one which
 // call it is.
-func (h *placed) pushLaunch(r *Routing, place int, what, call uint32, weighs bool) *cuda.Launch {
+func (h *placed) pushLaunch(r *Routing, place int, flags, call uint32, weighs bool) *cuda.Launch {
 	l := h.gpu.placed
 	l.setRouting(r.placement.(*gpuRouting))
 	a := l.push
-	a.what = a.what&^(whatSend|whatReceive) | what
+	a.flags = a.flags&^(flagSend|flagReceive) | flags
 	a.tokens, a.block, a.call = uint32(r.tokens), uint32(place), call
 	if weighs {
 		return l.weighing

@@ -71,9 +71,9 @@ func (d *described) read(h *gpu, raw []byte) {
 	d.wanted, d.over, d.excess = carve(&words, ranks), carve(&words, ranks), carve(&words, ranks)
 }
 
-// routingOffsets are where the parts of a Routing stand in its memory; places and arrivals are
+// routingOffsets are where the parts of a Routing stand in its memory; places and recvTokens are
 // those of placed rows, experts those of others.
-type routingOffsets struct{ home, landings, described, ranges, places, arrivals, experts, total int }
+type routingOffsets struct{ home, recvRows, described, ranges, places, recvTokens, experts, total int }
 
 // describedRows are where the description of rows stands in its memory.
 type describedRows struct{ tokens, sources, selections, weights, experts, expertWeights int }
@@ -86,12 +86,12 @@ func (h *gpu) routingOffsets() (o routingOffsets) {
 		return from
 	}
 	o.home = region(g.tokens * g.topk * pairBytes)
-	o.landings = region(g.ranks * g.tokens * g.topk * pairBytes)
+	o.recvRows = region(g.ranks * g.tokens * g.topk * pairBytes)
 	o.described = region(h.describedWords() * 4)
 	o.ranges = region(g.local * g.ranks * 8)
 	if h.tuning.placed {
 		o.places = region(g.tokens * g.topk * 4)
-		o.arrivals = region(g.ranks * g.tokens * 4)
+		o.recvTokens = region(g.ranks * g.tokens * 4)
 	} else {
 		o.experts = region(g.tokens * g.topk * 4)
 	}
@@ -483,8 +483,8 @@ func (r *gpuRouting) fill() error {
 
 // pointDescription points a description at what r knows of its rows.
 func (h *gpu) pointDescription(a *describeArgs, r *gpuRouting) {
-	a.landings, a.sent, a.arrivals = r.at(r.off.landings), r.sent(), 0
+	a.recvRows, a.sent, a.recvTokens = r.at(r.off.recvRows), r.sent(), 0
 	if h.geometry.layout == TokenMajor {
-		a.arrivals = r.at(r.off.arrivals)
+		a.recvTokens = r.at(r.off.recvTokens)
 	}
 }

@@ -10,8 +10,8 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/internal/ranktest"
 )
 
@@ -102,7 +102,7 @@ func await(c *cudatest.Call, g device.Group, s *device.State, peer int, p cuda.P
 		}
 		if cause != 0 {
 			r := &cudatest.Slice[device.Record](c, cuda.Pointer(g.Record), 1)[0]
-			r.Op, r.Rank, r.Peer = device.OpBarrier, int32(g.Rank), int32(peer)
+			r.Rank, r.Peer = int32(g.Rank), int32(peer)
 			r.Cause, r.Expected, r.Seen = cause, uint64(want), uint64(seen)
 			atomic.StoreUint32(&r.State, device.RecordWritten)
 			return false

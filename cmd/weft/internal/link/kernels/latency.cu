@@ -1,5 +1,5 @@
 // What a word costs that another GPU waits for.
-#include "weft.cuh"
+#include "wait.cuh"
 
 using namespace weft;
 
@@ -13,7 +13,7 @@ extern "C" __global__ void link_barrier(const __grid_constant__ Group group, Sta
 	u32 next = (u32)epoch + 1, rank = threadIdx.x;
 	__syncthreads(); // all have read the epoch
 	if (rank < group.ranks && state->stopped == 0) {
-		Wait wait(group, state, OP_BARRIER, epoch);
+		Wait wait(group, state, 0, epoch);
 		store_relaxed_sys4(group.window[rank] + group.rank * LINE, next);
 		await_epoch(wait, rank, group.window[group.rank] + rank * LINE, next);
 	}
@@ -30,7 +30,7 @@ extern "C" __global__ void link_ping(const __grid_constant__ Group group, State 
 									 u64 *times, u32 *seen) {
 	side += blockIdx.x;
 	char *mine = group.window[side], *other = group.window[side ^ 1];
-	Wait wait(group, state, OP_BARRIER, 0);
+	Wait wait(group, state, 0, 0);
 	u64 begun = 0;
 	u32 round = 1;
 	for (; round <= rounds; round++) {

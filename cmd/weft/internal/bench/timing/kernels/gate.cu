@@ -1,6 +1,6 @@
 // What holds a stream until the host has enqueued all that is timed, and the least that a kernel can
 // cost.
-#include "weft.cuh"
+#include "wait.cuh"
 
 using namespace weft;
 

@@ -1,5 +1,6 @@
-// A selection's number among its rank's selections of the same expert: it says where the row stands
-// behind the expert's first of that rank. And records, which tell every rank what a token selects.
+// The index of a selection among its rank's selections of the same expert, which says where the row
+// stands behind the first that the rank has for the expert. And records, by which every rank knows what
+// a token selects.
 #pragma once
 #include "dispatch.cuh"
 
@@ -17,9 +18,9 @@ __device__ __forceinline__ void clear(u32 *words, u32 n) {
 	for (u32 i = threadIdx.x; i < n; i += blockDim.x) words[i] = 0;
 }
 
-// number_of counts the selections of this lane's expert before it, by a look at all of them. Every
-// lane of the warp calls it.
-__device__ __forceinline__ u32 number_of(const Dispatch &a, const Batch &b, u32 t, u32 e, u32 lane) {
+// index_of counts the earlier selections of this lane's expert by reading all of them. All lanes of the
+// warp call it.
+__device__ __forceinline__ u32 index_of(const Dispatch &a, const Batch &b, u32 t, u32 e, u32 lane) {
 	// earlier selections of a lane that are looked at, and selections that are looked for, at a
 	// time
 	constexpr u32 LOADS = 2, WANTED = 8;
@@ -59,7 +60,7 @@ __device__ __forceinline__ u32 number_of(const Dispatch &a, const Batch &b, u32 
 // it, a bit each.
 
 // maps says whether there is room for the map, and enough tokens to be worth it. Then some blocks,
-// the scribes, send all records, before the rows.
+// the metadata_blocks, send all records, before the rows.
 __device__ __forceinline__ bool maps(const Dispatch &a, const Batch &b) {
 	return BY_EXPERT && !b.few && a.shape.experts * ((a.tokens + 31) / 32) <= WORDS;
 }
@@ -77,8 +78,8 @@ __device__ __forceinline__ void map_tokens(const Dispatch &a, const Batch &b, u3
 	__syncthreads();
 }
 
-// mapped_number is number_of by the map.
-__device__ __forceinline__ u32 mapped_number(const Dispatch &a, const u32 *words, u32 t, u32 e) {
+// mapped_index is index_of by the map.
+__device__ __forceinline__ u32 mapped_index(const Dispatch &a, const u32 *words, u32 t, u32 e) {
 	u32 width = (a.tokens + 31) / 32, n = 0;
 	if (e == 0) return 0;
 	const u32 *row = words + (e - 1) * width;
@@ -87,15 +88,15 @@ __device__ __forceinline__ u32 mapped_number(const Dispatch &a, const u32 *words
 	return n + __popc(row[t / 32] & ((1u << t % 32) - 1));
 }
 
-// scribes is how many of the blocks send records: so many that a warp has two tokens. Of few blocks
-// none can be spared.
-__device__ __forceinline__ u32 scribes(const Dispatch &a, u32 blocks) {
+// metadata_blocks is how many blocks send records: so many that a warp has two tokens, and none of few
+// blocks.
+__device__ __forceinline__ u32 metadata_blocks(const Dispatch &a, u32 blocks) {
 	u32 warps = blockDim.x / 32;
 	return min((a.shape.capacity + 2 * warps - 1) / (2 * warps), blocks / 4);
 }
 
-// Token is what a warp has read of a token's routing: a selection a lane.
-struct Token {
+// TokenRouting is what a warp has read of a token's routing: a selection a lane.
+struct TokenRouting {
 	Choice choice;
 	u32 weight;
 
@@ -105,11 +106,11 @@ struct Token {
 		if (lane >= a.shape.topk) return;
 		u64 i = (u64)t * a.shape.topk + lane;
 		choice = choose(a, b, i);
-		if ((b.what & ROUTE) != 0 && a.weights != nullptr) weight = bits(a.weights[i]);
+		if ((b.flags & ROUTE) != 0 && a.weights != nullptr) weight = bits(a.weights[i]);
 	}
 };
 
-// send_record tells every rank what the token selects. n is the number of the lane's selection.
+// send_record tells every rank what the token selects. n is the index of the lane's selection.
 // Every lane of the warp calls it.
 __device__ __forceinline__ void send_record(const Dispatch &a, const Batch &b, const Windows &windows, u32 t, u32 e,
 											u32 weight, u32 n, u32 lane) {
@@ -124,19 +125,20 @@ __device__ __forceinline__ void send_record(const Dispatch &a, const Batch &b, c
 	if (lane < a.shape.topk) a.home[i] = {e | n << 16, weight};
 }
 
-// write_records sends the records of a scribe's tokens: number says which scribe it is, of so many.
+// write_records sends the records of a metadata block's tokens. It is block `number` of so many.
 // All threads of the block call it.
 __device__ __forceinline__ void write_records(const Dispatch &a, const Batch &b, const Windows &windows, u32 number,
-											  u32 scribes) {
-	u32 lane = threadIdx.x & 31, t = threadIdx.x / 32 * scribes + number, step = blockDim.x / 32 * scribes;
-	Token token;
+											  u32 metadata_blocks) {
+	u32 lane = threadIdx.x & 31, t = threadIdx.x / 32 * metadata_blocks + number,
+		step = blockDim.x / 32 * metadata_blocks;
+	TokenRouting token;
 	if (t < a.tokens) token.read(a, b, t, lane);
 	map_tokens(a, b, shared_words());
 	for (; t < a.tokens; t += step) {
-		Token now = token;
+		TokenRouting now = token;
 		if (t + step < a.tokens) token.read(a, b, t + step, lane);
 		u32 e = expert_of(a, b, now.choice);
-		send_record(a, b, windows, t, e, now.weight, mapped_number(a, shared_words(), t, e), lane);
+		send_record(a, b, windows, t, e, now.weight, mapped_index(a, shared_words(), t, e), lane);
 	}
 }
 

@@ -63,6 +63,15 @@ __device__ __forceinline__ u32 load_acquire_sys4(const void *p) {
 	return v;
 }
 
+__device__ __forceinline__ uint4 load_acquire_sys16(const void *p) {
+	uint4 v;
+	asm volatile("ld.acquire.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+				 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+				 : "l"(p)
+				 : "memory");
+	return v;
+}
+
 __device__ __forceinline__ u64 load_acquire_sys_u64(const void *p) {
 	u64 v;
 	asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");

@@ -10,51 +10,64 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
-// hello sends a word to the other rank, which it awaits there as a value that is its own flag, and
-// leaves. A word stands in one of three places in turn; the place of the operation before is
-// emptied, for the one after next.
-const hello = `#include "weft.cuh"
+// hello sends a row and a word to the other rank, which waits for both. The row goes by put, signal
+// and wait; the word as a packet. Operations use two turns of the window by turns.
+const hello = `#include "channel.cuh"
 using namespace weft;
 
 struct Arguments {
-	Group group;
 	State *state;
+	u32 *row; // what this rank sends: 64 words
 	u32 *heard;
+	Group group; // last, for its length is the domain's
 };
 
+enum { HELLO = 1 };                                      // how records call the operation
+constexpr u64 ROWS = 0, SIGNAL = 512, PACKETS = 528, ROW = 256; // offsets in the window, and a row's bytes
+
 extern "C" __global__ void hello(const __grid_constant__ Arguments a) {
-	Count count = *count_of(a.state, blockIdx.x);
-	u32 other = 1 - a.group.rank, before = (count.turn + 2) % 3;
-	if (threadIdx.x == 0) {
-		u32 *there = (u32 *)a.group.window[other], *here = (u32 *)a.group.window[a.group.rank];
-		Wait wait(a.group, a.state, OP_BARRIER, count.epoch);
-		store_relaxed_sys4(there + count.turn, clean(100 * (u32)count.epoch + a.group.rank));
-		u32 word = await4(wait, other, here + count.turn);
-		if (!wait.over) a.heard[count.epoch] = word; // else there is a Record of who did not come
-		store_relaxed_sys4(here + before, EMPTY);
+	Operation o;
+	if (!o.begin(a.group, a.state, 0, HELLO)) return;
+	Wait wait(a.group, a.state, HELLO, o.epoch);
+	Channel other(a.group, 1 - a.group.rank);
+	Threads all = Threads::of_block();
+	u64 turn = o.epoch & 1;
+	for (u32 i = threadIdx.x; i < ROW / 4; i += blockDim.x) a.row[i] = 100 * (u32)(o.epoch - 1) + a.group.rank + i;
+	__syncthreads();
+
+	other.put_packets(PACKETS + turn * PACKET_BYTES, a.row, 4, o.epoch, all);
+	other.put(ROWS + turn * ROW, a.row, ROW, all);
+	other.signal(SIGNAL, o.epoch);
+
+	u32 word = 0;
+	bool came = other.get_packets(wait, &word, PACKETS + turn * PACKET_BYTES, 4, o.epoch, all);
+	if (other.wait(wait, SIGNAL, o.epoch) && came && threadIdx.x == 0) { // else a Record says who did not come
+		const u32 *row = (const u32 *)(o.own + ROWS + turn * ROW);
+		if (row[0] == word) a.heard[o.epoch - 1] = word;
 	}
-	leave(a.state, count.epoch, count.turn, true);
+	o.end(a.state);
 }`
 
 // arguments is Arguments.
 type arguments struct {
-	Group        device.Group
-	State, Heard cuda.Pointer
+	State, Row, Heard cuda.Pointer
+	Group             device.Group
 }
 
 // Where things stand in a rank's memory.
 const (
 	window = 0
-	state  = 128
-	record = 256
-	abort  = 384 // in memory of the host where ranks are processes, so that their hosts can write it
-	claim  = 448
-	heard  = 512
-	total  = 1024
+	state  = 1024
+	record = 1152
+	abort  = 1280 // in memory of the host where ranks are processes, so that their hosts can write it
+	claim  = 1344
+	heard  = 1408
+	row    = 2048
+	total  = 2304
 )
 
 // greet has two ranks launch hello so many times, each on its GPU, and gives what each heard.
@@ -70,15 +83,12 @@ func greet(ctx context.Context, contexts [2]*cuda.Context, cache *kernel.Cache, 
 		}
 		defer m.Close()
 		begin := make([]byte, total)
-		for at := range 3 * 4 {
-			begin[window+at] = 0xFF // EMPTY
-		}
-		binary.LittleEndian.PutUint64(begin[state+8:], uint64(10*time.Second)) // State.timeout
+		binary.LittleEndian.PutUint64(begin[state+16:], uint64(10*time.Second)) // State.timeout
 		if err := c.Upload(m.Pointer(), begin); err != nil {
 			return all, err
 		}
 		memory[i] = m
-		ranks[i] = arguments{State: m.Pointer().Add(state), Heard: m.Pointer().Add(heard)}
+		ranks[i] = arguments{State: m.Pointer().Add(state), Row: m.Pointer().Add(row), Heard: m.Pointer().Add(heard)}
 	}
 	for i := range ranks {
 		g := &ranks[i].Group
@@ -163,7 +173,7 @@ func load(ctx context.Context, c *cuda.Context, cache *kernel.Cache, a arguments
 	return func() error { return l.Start(stream) }, end, nil
 }
 
-// Two ranks tell each other a word, three times, with a kernel of their own. Here the GPUs are
+// Two ranks send each other a row and a packet, three times, with a kernel of their own. Here the GPUs are
 // emulated; cuda.Open and the zero kernel.Options are all that real ones want otherwise.
 func Example() {
 	machine := cudatest.New(cudatest.Config{Devices: 2})

@@ -1,26 +1,26 @@
-// The clerks of a dispatch: a block that tells every rank that this one has begun, and one, the
-// same if there is no other, that describes what comes here. It learns that from the records of all
-// sources or, for many rows by expert, from the counts that it sends first: receivers need to know
-// where a source's rows begin long before they could have seen all records.
+// The notify blocks of a dispatch. The last block tells every rank that this one has begun, and waits
+// for the others. It also describes what comes here, or a second notify block does. That takes the
+// records of all sources; for many rows by expert it takes counts, which ranks send first, for receivers
+// need to know where a source's rows begin long before all its records are there.
 #pragma once
-#include "number.cuh"
+#include "expert_index.cuh"
 
 namespace weft {
 
-// Tally is a clerk's memory.
-struct Tally {
-	u32 *words; // [WORDS]
-	u32 *came;	// [MAX_RANKS]: tokens, by source
+// Counters are a notify block's shared memory.
+struct Counters {
+	u32 *words;		  // [WORDS]
+	u32 *tokens_here; // [MAX_RANKS]: tokens, by source
 	u32 *sum;
 };
 
-__device__ __forceinline__ Tally tally() {
-	__shared__ u32 came[MAX_RANKS], sum[1];
-	return {shared_words(), came, sum};
+__device__ __forceinline__ Counters counters() {
+	__shared__ u32 tokens_here[MAX_RANKS], sum[1];
+	return {shared_words(), tokens_here, sum};
 }
 
-// Selected is what a thread reads of this rank's selections at once.
-struct Selected {
+// SelectionBatch is what a thread reads of this rank's selections at once.
+struct SelectionBatch {
 	static constexpr u32 FLIGHT = 4;
 	Choice c[FLIGHT];
 
@@ -34,28 +34,25 @@ struct Selected {
 	}
 };
 
-// greet sends what every operation sends to every rank: it shows that this one has begun, and that
-// all its blocks have, for this is the last.
-__device__ __forceinline__ void greet(const Dispatch &a, const Batch &b, u32 call) {
-	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank),
-							make_uint4(a.tokens, a.free, call, 0));
-	}
+// announce_all tells every rank that this one has begun, and that all its blocks have, for this one
+// is the last.
+__device__ __forceinline__ void announce_all(const Dispatch &a, const Batch &b, u32 call) {
+	for (u32 r = blockDim.x - 1 - threadIdx.x; r < a.group.ranks; r += blockDim.x)
+		announce(a.group, b.mask, a.heads, b.turn, r, call, a.tokens, a.free);
 }
 
 // send_counts counts this rank's selections. The thread's first were read before the state was
 // known, and the memory is clear.
-__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows, const Tally &m,
-											const Spread &s, const Selected &first) {
+__device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, const Windows &windows,
+											const Counters &m, const Spread &s, const SelectionBatch &first) {
 	u32 local = a.shape.local;
 	for (u32 from = 0; from < a.shape.experts; from += WORDS) {
 		u32 end = min(WORDS, a.shape.experts - from);
-		Selected now = first;
-		for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
+		SelectionBatch now = first;
+		for (u32 skip = 0; s.base + skip < a.tokens; skip += SelectionBatch::FLIGHT * s.step) {
 			if (skip != 0) now.read(a, b, s, skip);
 #pragma unroll
-			for (u32 j = 0; j < Selected::FLIGHT; j++) {
+			for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
 				u32 e = expert_of(a, b, now.c[j]);
 				if (e - 1 - from < end) atomicAdd(&m.words[e - 1 - from], 1);
 			}
@@ -75,74 +72,71 @@ __device__ __forceinline__ void send_counts(const Dispatch &a, const Batch &b, c
 	}
 }
 
-// send_came tells every rank how many of this rank's tokens go there, which nobody waits for but
-// who describes.
-__device__ __forceinline__ void send_came(const Dispatch &a, const Batch &b, const Tally &m, const Spread &s,
-										  const Selected &first) {
-	Selected now = first;
-	for (u32 skip = 0; s.base + skip < a.tokens; skip += Selected::FLIGHT * s.step) {
+// send_token_counts tells every rank how many of this rank's tokens go there. Only the block that
+// describes waits for it.
+__device__ __forceinline__ void send_token_counts(const Dispatch &a, const Batch &b, const Counters &m, const Spread &s,
+												  const SelectionBatch &first) {
+	SelectionBatch now = first;
+	for (u32 skip = 0; s.base + skip < a.tokens; skip += SelectionBatch::FLIGHT * s.step) {
 		if (skip != 0) now.read(a, b, s, skip);
-		u64 to[Selected::FLIGHT]; // where the lane's selections go; then, where their tokens go
+		RankSet to[SelectionBatch::FLIGHT]; // where the lane's selections go; then, where their tokens go
 #pragma unroll
-		for (u32 j = 0; j < Selected::FLIGHT; j++) {
+		for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
 			u32 e = expert_of(a, b, now.c[j]);
-			to[j] = e != 0 ? 1ull << rank_of(a.shape, e - 1) : 0;
+			to[j] = RankSet::one(rank_of(a.shape, e - 1), e != 0);
 		}
 		for (u32 d = 1; d < 1u << s.width; d *= 2) {
 #pragma unroll
-			for (u32 j = 0; j < Selected::FLIGHT; j++) to[j] |= __shfl_xor_sync(0xFFFFFFFFu, to[j], d);
+			for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
+#pragma unroll
+				for (u32 i = 0; i < RANK_WORDS; i++) to[j].word[i] |= __shfl_xor_sync(0xFFFFFFFFu, to[j].word[i], d);
+			}
 		}
 		for (u32 r = s.k; r < a.group.ranks; r += 1u << s.width) {
 #pragma unroll
-			for (u32 j = 0; j < Selected::FLIGHT; j++) {
-				if (holds(to[j], r)) atomicAdd(&m.came[r], 1);
+			for (u32 j = 0; j < SelectionBatch::FLIGHT; j++) {
+				if (holds(to[j], r)) atomicAdd(&m.tokens_here[r], 1);
 			}
 		}
 	}
 	__syncthreads();
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (!holds(b.mask, r))
-			store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, CAME), m.came[r]);
+			store_relaxed_sys4(a.group.window[r] + count_at(a, b.turn, a.group.rank, TOKENS_HERE), m.tokens_here[r]);
 	}
 }
 
 // send_records is for few tokens. A warp's first was read before the state was known.
-__device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, const Windows &windows, Token token) {
+__device__ __forceinline__ void send_records(const Dispatch &a, const Batch &b, const Windows &windows,
+											 TokenRouting token) {
 	u32 lane = threadIdx.x & 31;
 	for (u32 t = threadIdx.x / 32, step = blockDim.x / 32; t < a.tokens; t += step) {
 		u32 e = expert_of(a, b, token.choice);
-		send_record(a, b, windows, t, e, token.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
+		send_record(a, b, windows, t, e, token.weight, BY_EXPERT ? index_of(a, b, t, e, lane) : 0, lane);
 		if (t + step < a.tokens) token.read(a, b, t + step, lane);
 	}
 }
 
-// take_heads takes what every source sends with every operation: all warps call it, and the last
-// does it.
-__device__ __forceinline__ void take_heads(const Dispatch &a, const Batch &b, Wait &w, u32 call) {
+// await_all waits until every rank has begun. All warps call it, and the last does it.
+__device__ __forceinline__ void await_all(const Dispatch &a, const Batch &b, Wait &w, u32 call) {
 	if (threadIdx.x / 32 != blockDim.x / 32 - 1) return;
-	count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
-	bool route = (b.what & ROUTE) != 0;
-	u32 before = b.turn == 0 ? 2 : b.turn - 1;
-	for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
-		uint4 head = make_uint4(0, 0, call, 0);
-		if (!holds(b.mask, src)) head = await16(w, src, b.own + head_at(a, b.turn, src));
-		if (!w.over && head.z != call) w.give_up(src, CAUSE_MISMATCH, call, head.z);
-		a.credits[src] = head.y;
-		if (route) sent(a)[src] = (int)head.x;
-		had(a, b.turn)[src] = head.x;
-		store16(b.own + head_at(a, before, src), empty16());
-	}
+	bool route = (b.flags & ROUTE) != 0;
+	await_peers(w, b.own, b.mask, a.heads, b.turn, call, [&](u32 src, uint4 opening) {
+		a.credits[src] = opening.y;
+		if (route) sent(a)[src] = (int)opening.x;
+		had(a, b.turn)[src] = opening.x;
+	});
 	if (route && threadIdx.x % 32 == 0) *prepared(a) = (u32)b.epoch + 1;
 	__syncwarp();
 	// Every rank's blocks run, so this kernel ends whatever room the next one's take.
 	let_next_start();
 }
 
-// take_records goes through every source's records: it counts the tokens that came, and the
+// count_records waits for every source's records. It counts the tokens that come, and the
 // selections of local experts from..from+columns, by source for rows by expert. A thread awaits
 // FLIGHT records at once.
 template <u32 FLIGHT> __device__ __forceinline__ void
-take_records(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const Spread &s, u32 from, u32 columns) {
+count_records(const Dispatch &a, const Batch &b, Wait &w, const Counters &m, const Spread &s, u32 from, u32 columns) {
 	// width: tokens of a source that are looked at
 	u32 topk = a.shape.topk, first = a.group.rank * a.shape.local, width = a.shape.capacity, sum = 0;
 	if (!b.few && width > EAGER) {
@@ -192,17 +186,17 @@ take_records(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, const S
 		for (u32 j = 0; j < FLIGHT; j++) {
 			u32 le = (record[j].x & 0xFFFF) - 1 - first;
 			if (le - from < columns) atomicAdd(&m.words[(BY_EXPERT ? src[j] * columns : 0) + le - from], 1);
-			if (s.of_token(le < a.shape.local) && s.k == 0 && from == 0) atomicAdd(&m.came[src[j]], 1);
+			if (s.of_token(le < a.shape.local) && s.k == 0 && from == 0) atomicAdd(&m.tokens_here[src[j]], 1);
 			if (BY_EXPERT) sum += __popc(__ballot_sync(0xFFFFFFFFu, le - from < columns));
 		}
 	}
 	if (BY_EXPERT && (threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// take_counts takes what every source says of its selections of local experts from..from+columns
-// and, once, how many tokens come.
-__device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, Wait &w, const Tally &m, u32 from,
-											u32 columns) {
+// receive_counts waits for the counts of all sources: their selections of local experts
+// from..from+columns and, once, the tokens that come.
+__device__ __forceinline__ void receive_counts(const Dispatch &a, const Batch &b, Wait &w, const Counters &m, u32 from,
+											   u32 columns) {
 	constexpr u32 FLIGHT = 4; // words that a thread awaits at once
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1, n = columns * a.group.ranks;
 	const char *p = b.own + count_at(a, b.turn, 0, 0);
@@ -242,26 +236,25 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, const Batch &b, W
 		}
 	}
 	for (u32 src = threadIdx.x; from == 0 && src < a.group.ranks; src += blockDim.x) {
-		m.came[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + CAME) * 4);
-		*(u32 *)(b.own + count_at(a, before, src, CAME)) = EMPTY;
+		m.tokens_here[src] = holds(b.mask, src) ? 0 : await4(w, src, p + (u64)(src * all + TOKENS_HERE) * 4);
+		*(u32 *)(b.own + count_at(a, before, src, TOKENS_HERE)) = EMPTY;
 	}
 	__syncwarp();
 	sum = __reduce_add_sync(0xFFFFFFFFu, sum);
 	if ((threadIdx.x & 31) == 0 && sum != 0) atomicAdd(m.sum, sum);
 }
 
-// forget_counts is for a launch that takes no counts: those of the turn before are made ready for
-// the next but one all the same.
-__device__ __forceinline__ void forget_counts(const Dispatch &a, const Batch &b) {
+// reset_counts empties the counts of the turn before in a launch that receives none.
+__device__ __forceinline__ void reset_counts(const Dispatch &a, const Batch &b) {
 	u32 all = COUNTS + a.shape.local, before = b.turn == 0 ? 2 : b.turn - 1;
 	for (u32 i = threadIdx.x; i < a.group.ranks * all; i += blockDim.x) {
 		*(u32 *)(b.own + count_at(a, before, 0, i)) = EMPTY;
 	}
 }
 
-// describe_zones says how many rows local experts from..from+columns have, where they begin and, by
-// expert, how many of each source.
-__device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m, u32 from, u32 columns) {
+// describe_zones writes, for local experts from..from+columns, how many rows they have, where their
+// zones begin and, by expert, how many rows come from each source.
+__device__ __forceinline__ void describe_zones(const Dispatch &a, const Counters &m, u32 from, u32 columns) {
 	u32 ranks = a.group.ranks;
 	for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
 		u32 total = BY_EXPERT ? 0 : m.words[i];
@@ -277,7 +270,7 @@ __device__ __forceinline__ void describe_zones(const Dispatch &a, const Tally &m
 }
 
 // describe_all describes what comes. The memory is clear where records are counted.
-__device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, Wait &w, const Tally &m,
+__device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, Wait &w, const Counters &m,
 											 const Spread &s) {
 	u32 local = a.shape.local, ranks = a.group.ranks, chunk = BY_EXPERT ? WORDS / ranks : WORDS;
 	bool records = from_records(b);
@@ -289,24 +282,24 @@ __device__ __forceinline__ void describe_all(const Dispatch &a, const Batch &b, 
 			__syncthreads();
 		}
 		if (!records) {
-			take_counts(a, b, w, m, from, columns);
+			receive_counts(a, b, w, m, from, columns);
 		} else if (columns == local && ranks * a.shape.capacity <= s.step) {
-			take_records<1>(a, b, w, m, s, from, columns);
+			count_records<1>(a, b, w, m, s, from, columns);
 		} else {
-			take_records<4>(a, b, w, m, s, from, columns);
+			count_records<4>(a, b, w, m, s, from, columns);
 		}
 		__syncthreads();
 		describe_zones(a, m, from, columns);
 	}
-	int *came = a.described + 2 * local;
+	int *tokens_here = a.described + 2 * local;
 	if (threadIdx.x >= 32) return;
 	u32 rows = 0; // of rank-major
 	for (u32 src = threadIdx.x; src < ranks; src += 32) {
-		rows += m.came[src];
-		came[src] = (int)m.came[src];
+		rows += m.tokens_here[src];
+		tokens_here[src] = (int)m.tokens_here[src];
 	}
 	rows = __reduce_add_sync(0xFFFFFFFFu, rows);
-	if (threadIdx.x == 0) came[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
+	if (threadIdx.x == 0) tokens_here[2 * ranks] = (int)(BY_EXPERT ? *m.sum : rows);
 }
 
 } // namespace weft

@@ -2,16 +2,17 @@ package device_test
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/cudatest/layout"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
-// TestLayout: the structs and constants of weft.cuh are the host's, for the compiler of every
+// TestLayout: the structs and constants of the headers are the host's, for the compiler of every
 // architecture and for the one that emulates.
 func TestLayout(t *testing.T) {
 	asserts := layout.Of("Record", reflect.TypeFor[device.Record](), nil) +
@@ -23,20 +24,32 @@ func TestLayout(t *testing.T) {
 			"MAX_RANKS": device.MaxRanks, "RECORD_EMPTY": device.RecordEmpty, "RECORD_WRITTEN": device.RecordWritten,
 			"CAUSE_TIMEOUT": device.CauseTimeout, "CAUSE_ABORT": device.CauseAbort,
 			"CAUSE_STOPPED": device.CauseStopped, "CAUSE_MISMATCH": device.CauseMismatch,
-			"OP_PREPARE": device.OpPrepare, "OP_DISPATCH": device.OpDispatch, "OP_COMBINE": device.OpCombine,
-			"OP_BARRIER":           device.OpBarrier,
-			"OP_DISPATCH_BACKWARD": device.OpDispatchBackward, "OP_COMBINE_BACKWARD": device.OpCombineBackward,
+			"OPENING_BYTES": device.OpeningBytes, "PACKET_BYTES": device.PacketBytes,
 		})
-	source := "#include \"weft.cuh\"\nnamespace weft {\n" + asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
+	// Every header is compiled, by itself: each includes what it uses.
+	includes := ""
+	for name := range device.Headers() {
+		includes += "#include \"" + name + "\"\n"
+	}
+	source := includes + "namespace weft {\n" + asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
 	compile := func(t *testing.T, c kernel.Compiler, arch string) {
 		t.Helper()
-		s := kernel.Spec{Name: "layout", Source: source, Headers: device.Headers(), Arch: arch}
-		code, err := c.Compile(t.Context(), s)
-		if err != nil {
-			t.Errorf("%+v", err)
-		}
-		if code.Log != "" {
-			t.Errorf("the headers for %s: %s", arch, code.Log)
+		// Arguments of a larger domain are longer, and the same up to their windows.
+		wide := strings.ReplaceAll(source, "sizeof(Group) ==", "sizeof(Group) - WIDER ==")
+		wide = strings.ReplaceAll(strings.ReplaceAll(wide, "sizeof(((Group *)0)->window)", "64 * sizeof(char *)"),
+			"MAX_RANKS ==", "MAX_RANKS - 8 ==")
+		for ranks, source := range map[string]string{"64": source, "72": wide} {
+			s := kernel.Spec{
+				Name: "layout", Source: source, Headers: device.Headers(), Arch: arch,
+				Defines: map[string]string{device.DomainDefine: ranks},
+			}
+			code, err := c.Compile(t.Context(), s)
+			if err != nil {
+				t.Errorf("%+v", err)
+			}
+			if code.Log != "" {
+				t.Errorf("the headers for %s: %s", arch, code.Log)
+			}
 		}
 	}
 	t.Run("NVRTC", func(t *testing.T) {
@@ -62,7 +75,7 @@ func TestLayout(t *testing.T) {
 // TestHeadersAreCopies: who changes what he got changes nobody else's.
 func TestHeadersAreCopies(t *testing.T) {
 	device.Headers()["ptx.cuh"] = ""
-	if h := device.Headers(); len(h) != 2 || h["ptx.cuh"] == "" || h["weft.cuh"] == "" {
+	if h := device.Headers(); h["ptx.cuh"] == "" || h["channel.cuh"] == "" {
 		t.Errorf("headers %v", h)
 	}
 }

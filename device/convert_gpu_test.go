@@ -6,8 +6,8 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/nvrtc"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/internal/simd"
 )
 

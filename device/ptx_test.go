@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/nvrtc"
+	"github.com/weftgo/weft/device"
 )
 
 // archs are the architectures that the headers are compiled for: the oldest, the first with bulk
@@ -27,6 +27,7 @@ var calls = map[string]string{
 	"load_relaxed_sys_u64": "keep(load_relaxed_sys_u64(p))",
 	"load_relaxed_gpu4":    "keep(load_relaxed_gpu4(p))",
 	"load_acquire_sys4":    "keep(load_acquire_sys4(p))",
+	"load_acquire_sys16":   "keep(load_acquire_sys16(p))",
 	"load_acquire_sys_u64": "keep(load_acquire_sys_u64(p))",
 
 	"store16":               "store16(p, u4)",

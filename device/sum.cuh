@@ -1,15 +1,17 @@
-// Sums of rows in fp32, rounded once. A lane has 16 bytes of a row.
+// Sums of rows in fp32: fused multiply-adds in the order of the calls, rounded once at the end. A
+// lane has 16 bytes of a row. WEFT_TYPE is the type of the rows' elements.
 #pragma once
-#include "weft.cuh"
+#include "ptx.cuh"
 
 #ifndef WEFT_TYPE
-#define WEFT_TYPE 1 // of the rows: 1 bf16, 2 fp16, 3 fp32
+#define WEFT_TYPE 1 // 1 bf16, 2 fp16, 3 fp32
 #endif
 
 namespace weft {
 
 constexpr int NUMBERS = WEFT_TYPE == 3 ? 4 : 8; // of a lane
 
+// Sum is the lane's part of a sum, +0 in the beginning.
 struct Sum {
 	float f[NUMBERS];
 
@@ -34,8 +36,10 @@ struct Sum {
 		}
 	}
 
+	// start begins the sum with a row instead.
 	__device__ __forceinline__ void start(uint4 v) { widen(f, v); }
 
+	// take adds weight times a row.
 	__device__ __forceinline__ void take(uint4 v, float weight) {
 		float x[NUMBERS];
 		widen(x, v);
@@ -43,6 +47,8 @@ struct Sum {
 		for (int i = 0; i < NUMBERS; i++) f[i] = fused(weight, x[i], f[i]);
 	}
 
+	// round gives the sum in the rows' type, rounded to nearest even. A NaN is the positive one with
+	// all mantissa bits set.
 	__device__ __forceinline__ uint4 round() const {
 		u32 w[4];
 #pragma unroll
