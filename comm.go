@@ -61,7 +61,7 @@ type Comm struct {
 
 	agreement struct {
 		sync.Mutex
-		round uint64
+		rounds channel.Sequence
 	}
 	objects struct {
 		sync.Mutex

@@ -101,8 +101,8 @@ func ProgramsOf(s Spec, ranks int) []string {
 // Leaders counts the rows that the tokens of a routing, which a prepare gave places, go as: one for
 // each token and rank.
 func Leaders(r *Routing, topk int) (n int, err error) {
-	p := r.placement.(*gpuRouting)
-	places := make([]byte, r.tokens*topk*4)
+	p := r.batch.info.(*gpuRouting)
+	places := make([]byte, r.batch.tokens*topk*4)
 	err = p.h.device.Context().Download(places, p.memory.Pointer().Add(p.off.places))
 	for i := 0; i < len(places); i += 4 {
 		n += int(binary.LittleEndian.Uint32(places[i:]) >> 31) // LEADER of kernels/placed.cuh

@@ -24,7 +24,7 @@ import (
 // A call that is refused has not been made: nothing was enqueued, and the caller may make it again,
 // as it should be.
 type gpu struct {
-	*Handle
+	*Base
 	device  *weft.Device
 	tuning  tuning
 	regions regions
@@ -54,8 +54,7 @@ type gpu struct {
 
 	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
 
-	received slab[Received]
-	routings slab[Routing]
+	batches slab[Batch]
 
 	mu            sync.Mutex
 	idle, graphed []*gpuRouting // that nobody has; the latter are written by graphs
@@ -63,10 +62,10 @@ type gpu struct {
 }
 
 // newGPU makes the engine of a handle on GPUs.
-func newGPU(ctx context.Context, of *Handle) (rowEngine, error) {
-	h := &gpu{Handle: of, device: of.comm.Device(), tuning: tune(of.spec, of.comm.Size())}
+func newGPU(ctx context.Context, of *Base) (RowEngine, error) {
+	h := &gpu{Base: of, device: of.comm.Device(), tuning: tune(of.spec, of.comm.Size())}
 	if err := h.open(ctx); err != nil {
-		_, again := h.close()
+		_, again := h.Close()
 		return nil, errors.Join(err, again)
 	}
 	if h.tuning.placed {
@@ -422,7 +421,7 @@ func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) 
 	return err
 }
 
-func (h *gpu) memoryBytes() int {
+func (h *gpu) Bytes() int {
 	n := h.lane.Bytes()
 	if h.rows != nil {
 		n += h.rows.Size()
@@ -430,7 +429,7 @@ func (h *gpu) memoryBytes() int {
 	return n + len(h.all)*h.routingBytes()
 }
 
-func (h *gpu) sms() (dispatch, combine, gradients int) {
+func (h *gpu) SMs() (dispatch, combine, gradients int) {
 	of := func(l *cuda.Launch) int {
 		if l == nil {
 			return 0
@@ -448,7 +447,7 @@ func (h *gpu) sms() (dispatch, combine, gradients int) {
 	}
 }
 
-func (h *gpu) close() (released bool, err error) {
+func (h *gpu) Close() (released bool, err error) {
 	if h.lane != nil {
 		if released, err = h.lane.Close(); !released {
 			return false, err
@@ -499,20 +498,20 @@ func (h *gpu) point() {
 	}
 }
 
-func (h *gpu) countWaits(dispatch, combine weft.Tensor) {
+func (h *gpu) CountWaits(dispatch, combine weft.Tensor) {
 	h.dispatchWaits, h.combineWaits = addressOf(dispatch), addressOf(combine)
 	h.point()
 }
 
-// put gives the buffer of a Received back.
-func (h *gpu) put(place int) { h.buffers.Put(place) }
+// Put implements [RowEngine].
+func (h *gpu) Put(buffer int) { h.buffers.Put(buffer) }
 
-// receivedAt describes what arrives at a place.
-func (h *gpu) receivedAt(place int, r *Routing, shape blockShape) *Received {
-	out := h.received.take()
-	*out = Received{Routing: r, owner: h, place: place}
-	out.setTensors(h.Handle, pointer(h.placeOf(place)), shape, h.buffers.Fill(place, r.epoch))
-	return out
+// arrived describes what arrives in a buffer.
+func (h *gpu) arrived(buffer int, b *Batch, shape blockShape) Arrived {
+	return Arrived{
+		Batch: b, Buffer: buffer, Memory: pointer(h.placeOf(buffer)), Shape: shape,
+		Generation: h.buffers.Fill(buffer, b.epoch),
+	}
 }
 
 // placeOf is where the rows of a place stand.

@@ -37,17 +37,13 @@ type scalarArgs struct {
 	rows, home           uint64
 }
 
-// scalars are gradients of weights: those that came with rows and go home, and those that have come
-// home, or neither.
-type scalars struct{ rows, home weft.Tensor }
-
 // set says which gradients of weights go home, by r.
-func (a *scalarArgs) set(r *gpuRouting, s scalars) {
+func (a *scalarArgs) set(r *gpuRouting, s *SumArgs) {
 	a.recvRows, a.recvTokens = r.at(r.off.recvRows), 0
 	if r.h.spec.Layout == TokenMajor {
 		a.recvTokens = r.at(r.off.recvTokens)
 	}
-	a.rows, a.home = addressOf(s.rows), addressOf(s.home)
+	a.rows, a.home = addressOf(s.Scalars), addressOf(s.OutScalars)
 }
 
 // A block of gradients has gradientThreads or more, up to as many as the MOST_WARPS of
@@ -108,30 +104,25 @@ func (h *gpu) prepareGradients(f functions) (err error) {
 	return err
 }
 
-func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX,
-	gradWeights weft.Tensor,
-) error {
+func (h *gpu) DispatchBackward(ctx context.Context, s *weft.Stream, a SumArgs) error {
 	const op = opDispatchBackward
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil, false),
-		h.checkScalars(op, r, gradRowWeights, gradWeights),
-		whole(op, "gradients of the rows' weights", gradRowWeights), whole(op, "gradients of weights",
-			gradWeights)); err != nil {
+	if err := cmp.Or(h.checkCombineOperands(op, &a), h.CheckScalars(op, &a),
+		whole(op, "gradients of the rows' weights", a.Scalars), whole(op, "gradients of weights", a.OutScalars)); err != nil {
 		return err
 	}
 	call := uint32(tagDispatchBackward)
-	if !gradWeights.IsZero() {
+	if !a.OutScalars.IsZero() {
 		call = tagDispatchWeightBackward
 	}
-	weights := scalars{gradRowWeights, gradWeights}
-	if err := h.startCombine(call, stream, r, gradRows, gradX, nil, weights, flagSend|flagReceive); err != nil {
+	if err := h.startCombine(call, stream, &a, flagSend|flagReceive); err != nil {
 		return err
 	}
-	if !gradWeights.IsZero() && !h.tuning.pulls {
-		h.setGradients(r, weights)
+	if !a.OutScalars.IsZero() && !h.tuning.pulls {
+		h.setGradients(&a)
 		if err := h.startGradients(stream, call, 0); err != nil {
 			return err
 		}
@@ -139,34 +130,31 @@ func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 	return h.lane.Finish(ctx, s)
 }
 
-func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows,
-	gradWeights weft.Tensor,
-) error {
+func (h *gpu) CombineBackward(ctx context.Context, s *weft.Stream, c SpreadArgs) error {
 	const op = opCombineBackward
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op),
-		aligned(op, "gradients of the output", gradOut),
-		aligned(op, "rows", y), aligned(op, "gradients of rows", gradRows), whole(op, "gradients of weights",
-			gradWeights)); err != nil {
+	if err := cmp.Or(h.CheckSpread(op, &c), aligned(op, "gradients of the output", c.GradOut),
+		aligned(op, "rows", c.Rows), aligned(op, "gradients of rows", c.GradRows),
+		whole(op, "gradients of weights", c.GradWeights)); err != nil {
 		return err
 	}
-	a := h.setGradients(r, scalars{home: gradWeights})
-	a.rows = addressOf(gradRows)
+	a := h.setGradients(&SumArgs{Batch: c.Batch, OutScalars: c.GradWeights})
+	a.rows = addressOf(c.GradRows)
 	call, flags := uint32(tagCombineBackward), flagRowGradients|h.weighted()
-	if !gradWeights.IsZero() {
+	if !c.GradWeights.IsZero() {
 		call, flags = tagCombineWeightBackward, flags|flagWeightGradients
-		a.y = addressOf(y)
+		a.y = addressOf(c.Rows)
 	}
 	if a.carriers > 0 {
 		flags |= flagBulk
 	}
-	at, ok := h.readable(gradOut)
+	at, ok := h.readable(c.GradOut)
 	if !ok {
 		at = h.regions.gradients
-		if err := stream.Copy(h.lane.Window().Pointer().Add(int(at)), gradOut.Pointer(), gradOut.Bytes()); err != nil {
+		if err := stream.Copy(h.lane.Window().Pointer().Add(int(at)), c.GradOut.Pointer(), c.GradOut.Bytes()); err != nil {
 			return err
 		}
 	}
@@ -177,13 +165,12 @@ func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, g
 	return h.lane.Finish(ctx, s)
 }
 
-// setGradients points the launch at a Routing, and at the gradients of weights that go and come
-// home.
-func (h *gpu) setGradients(r *Routing, weights scalars) *gradientArgs {
-	a, p := h.gradientArg, r.placement.(*gpuRouting)
+// setGradients points the launch at a batch, and at the gradients of weights that go and come home.
+func (h *gpu) setGradients(c *SumArgs) *gradientArgs {
+	a, p := h.gradientArg, c.Batch.info.(*gpuRouting)
 	a.home, a.described = p.at(p.off.home), p.at(p.off.described)
-	a.tokens, a.y, a.rows = uint32(r.tokens), 0, 0
-	a.scalars.set(p, weights)
+	a.tokens, a.y, a.rows = uint32(c.Batch.tokens), 0, 0
+	a.scalars.set(p, c)
 	return a
 }
 

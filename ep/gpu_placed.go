@@ -349,12 +349,12 @@ func (l *placedLaunches) setRouting(p *gpuRouting) {
 	a.recvTokens, a.described = p.at(p.off.recvTokens), p.at(p.off.described)
 }
 
-func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+func (h *placed) Prepare(ctx context.Context, s *weft.Stream, a PrepareArgs) (*Batch, error) {
 	stream, err := h.lane.Enter(ctx, opPrepare, s)
 	if err != nil {
 		return nil, err
 	}
-	r, err := h.place(ctx, opPrepare, tagPrepare, stream, topk, weights)
+	r, err := h.place(ctx, opPrepare, tagPrepare, stream, a.TopK, a.Weights)
 	if err != nil {
 		return nil, err
 	}
@@ -368,7 +368,7 @@ func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 // place enqueues a prepare, and waits for its counts if the host wants them.
 func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk,
 	weights weft.Tensor,
-) (*Routing, error) {
+) (*Batch, error) {
 	if err := h.checkSelections(op, topk, weights); err != nil {
 		return nil, err
 	}
@@ -382,7 +382,7 @@ func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda
 	if err != nil {
 		return nil, err
 	}
-	a, p := h.gpu.placed.place, r.placement.(*gpuRouting)
+	a, p := h.gpu.placed.place, r.info.(*gpuRouting)
 	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
 	a.recvRows, a.recvTokens = p.at(p.off.recvRows), p.at(p.off.recvTokens)
 	a.described, a.ranges = p.at(p.off.described), p.at(p.off.ranges)
@@ -427,144 +427,130 @@ func (r *gpuRouting) overflow() error {
 // pushed is the second half of a dispatch.
 type pushed struct {
 	enginegpu.Half
-	h        *placed
-	received *Received
-	made     bool // the routing was prepared with it
-	weighs   bool // weights come with the rows
+	h      *placed
+	at     Arrived
+	made   bool // the batch was prepared with it
+	weighs bool // weights come with the rows
 }
 
-func (h *placed) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	return h.push(ctx, s, r, x, flagSend|flagReceive)
+func (h *placed) Dispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (Arrived, error) {
+	return h.push(ctx, s, &a, flagSend|flagReceive)
 }
 
-func (h *placed) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	received, err := h.push(ctx, s, r, x, flagSend)
-	return h.halve(s, received, err, pushed{weighs: !x.Weights.IsZero()})
-}
-
-func (h *placed) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*Received, error) {
-	return h.pushNew(ctx, s, topk, weights, x, flagSend|flagReceive)
-}
-
-func (h *placed) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*PendingDispatch, error) {
-	received, err := h.pushNew(ctx, s, topk, weights, x, flagSend)
-	return h.halve(s, received, err, pushed{made: true})
-}
-
-func (h *placed) halve(s *weft.Stream, received *Received, err error, p pushed) (*PendingDispatch, error) {
+func (h *placed) SendDispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (SecondHalf, error) {
+	at, err := h.push(ctx, s, &a, flagSend)
 	if err != nil {
 		return nil, err
 	}
-	p.Half, p.h, p.received = h.lane.Sent(opDispatch, s), h, received
-	return &PendingDispatch{second: &p}, nil
+	return &pushed{Half: h.lane.Sent(opDispatch, s), h: h, at: at, made: a.Prepares(), weighs: a.Weighs()}, nil
 }
 
-// receive enqueues what waits for the rows.
-func (p *pushed) receive(ctx context.Context) (*Received, error) {
-	h, r := p.h, p.received
+// Receive enqueues what waits for the rows.
+func (p *pushed) Receive(ctx context.Context) (Arrived, error) {
+	h := p.h
 	stream, err := p.Resume()
 	if err == nil {
-		err = h.lane.Receive(stream, h.pushLaunch(r.Routing, r.place, flagReceive, 0, p.weighs))
+		err = h.lane.Receive(stream, h.pushLaunch(p.at.Batch, p.at.Buffer, flagReceive, 0, p.weighs))
 	}
 	if err == nil {
 		err = p.Finish(ctx)
 	}
 	if err != nil {
-		r.Release()
+		h.Put(p.at.Buffer)
 		if p.made {
-			r.Routing.Release()
+			p.at.Batch.Release()
 		}
-		return nil, err
+		return Arrived{}, err
 	}
-	return r, nil
+	return p.at, nil
 }
 
-// push dispatches by a routing that is there.
-func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, flags uint32) (*Received, error) {
+// push dispatches, by a batch that is there or by one that it prepares.
+func (h *placed) push(ctx context.Context, s *weft.Stream, m *MoveArgs, flags uint32) (Arrived, error) {
+	if m.Prepares() {
+		return h.pushNew(ctx, s, m, flags)
+	}
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	if err := r.check(h.Handle, opDispatch); err != nil {
-		return nil, err
+	if err := m.Check(h.Base, opDispatch); err != nil {
+		return Arrived{}, err
 	}
-	if err := h.checkDispatch(r.tokens, x); err != nil {
-		return nil, err
+	if err := h.checkDispatch(m.Batch.tokens, m); err != nil {
+		return Arrived{}, err
 	}
-	place, err := h.ring.Take(opDispatch)
+	buffer, err := h.ring.Take(opDispatch)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	call := uint32(tagDispatch)
-	if !x.Weights.IsZero() {
-		call = tagWeightDispatch
+	call, weights := uint32(tagDispatch), weft.Tensor{}
+	if m.Weighs() {
+		call, weights = tagWeightDispatch, m.Weights
 	}
-	return h.pushRows(ctx, s, stream, r, x, place, flags, call)
+	return h.pushRows(ctx, s, stream, m.Batch, m, weights, buffer, flags, call)
 }
 
-// pushNew prepares, and dispatches by the routing that comes of it.
-func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows,
-	flags uint32,
-) (*Received, error) {
+// pushNew prepares, and dispatches by the batch that comes of it.
+func (h *placed) pushNew(ctx context.Context, s *weft.Stream, m *MoveArgs, flags uint32) (Arrived, error) {
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(opPrepareDispatch, topk, weights),
-		h.checkDispatch(topk.Shape[0], x)); err != nil {
-		return nil, err
+	if err := cmp.Or(m.Check(h.Base, opDispatch), h.checkSelections(opPrepareDispatch, m.TopK, m.Weights)); err != nil {
+		return Arrived{}, err
 	}
-	place, err := h.ring.Take(opDispatch) // before anything is enqueued
+	if err := h.checkDispatch(m.TopK.Shape[0], m); err != nil {
+		return Arrived{}, err
+	}
+	buffer, err := h.ring.Take(opDispatch) // before anything is enqueued
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	r, err := h.place(ctx, opDispatch, tagPrepareDispatch, stream, topk, weights)
+	r, err := h.place(ctx, opDispatch, tagPrepareDispatch, stream, m.TopK, m.Weights)
 	if err != nil {
-		h.put(place)
-		return nil, err
+		h.Put(buffer)
+		return Arrived{}, err
 	}
-	received, err := h.pushRows(ctx, s, stream, r, x, place, flags, tagPrepareDispatch)
+	at, err := h.pushRows(ctx, s, stream, r, m, weft.Tensor{}, buffer, flags, tagPrepareDispatch)
 	if err != nil {
 		r.Release()
 	}
-	return received, err
+	return at, err
 }
 
-// pushRows enqueues a dispatch of rows to a place that was taken for them.
-func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows,
-	place int, flags, call uint32,
-) (*Received, error) {
+// pushRows enqueues a dispatch of rows to a buffer that was taken for them, and of weights, if there
+// are any.
+func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Batch, m *MoveArgs,
+	weights weft.Tensor, buffer int, flags, call uint32,
+) (Arrived, error) {
 	a := h.gpu.placed.push
-	a.x, a.scales, a.weights = addressOf(x.Data), addressOf(x.Scales), addressOf(x.Weights)
-	weighs := !x.Weights.IsZero()
-	if err := h.lane.Start(stream, h.pushLaunch(r, place, flags, call, weighs)); err != nil {
-		h.put(place)
-		return nil, err
+	a.x, a.scales, a.weights = addressOf(m.Data), addressOf(m.Scales), addressOf(weights)
+	weighs := !weights.IsZero()
+	if err := h.lane.Start(stream, h.pushLaunch(r, buffer, flags, call, weighs)); err != nil {
+		h.Put(buffer)
+		return Arrived{}, err
 	}
 	if weighs {
-		r.reweighed(stream)
+		reweighed(r, stream)
 	}
 	shape := h.regions.block
-	shape.rows = r.Rows()
-	received := h.receivedAt(place, r, shape)
+	shape.rows = r.info.Rows()
+	at := h.arrived(buffer, r, shape)
 	if flags&flagReceive != 0 {
 		if err := h.lane.Finish(ctx, s); err != nil {
-			received.Release()
-			return nil, err
+			h.Put(buffer)
+			return Arrived{}, err
 		}
 	}
-	return received, nil
+	return at, nil
 }
 
 // pushLaunch is the launch that does so much of a dispatch. What only receives tells no one which
 // call it is.
-func (h *placed) pushLaunch(r *Routing, place int, flags, call uint32, weighs bool) *cuda.Launch {
+func (h *placed) pushLaunch(r *Batch, place int, flags, call uint32, weighs bool) *cuda.Launch {
 	l := h.gpu.placed
-	l.setRouting(r.placement.(*gpuRouting))
+	l.setRouting(r.info.(*gpuRouting))
 	a := l.push
 	a.flags = a.flags&^(flagSend|flagReceive) | flags
 	a.tokens, a.block, a.call = uint32(r.tokens), uint32(place), call
@@ -576,23 +562,22 @@ func (h *placed) pushLaunch(r *Routing, place int, flags, call uint32, weighs bo
 
 // setPull points the launch at the caller's tensors. Rows that were received are read where they
 // are, others are copied into the window.
-func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor,
-	weights scalars,
-) error {
-	a, p := h.placed.pull, r.placement.(*gpuRouting)
-	at, ok := h.readable(y)
+func (h *gpu) setPull(call uint32, stream *cuda.Stream, c *SumArgs) error {
+	a, p := h.placed.pull, c.Batch.info.(*gpuRouting)
+	at, ok := h.readable(c.Rows)
 	if !ok {
 		at = h.regions.stage
-		if err := h.stage(stream, r, y); err != nil {
+		if err := h.stage(stream, c.Batch, c.Rows); err != nil {
 			return err
 		}
 	}
 	a.home, a.places, a.described = p.at(p.off.home), p.at(p.off.places), p.at(p.off.described)
-	a.call, a.out, a.tokens, a.biases, a.at = call, addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
-	for i, b := range bias {
+	a.call, a.out, a.tokens, a.biases = call, addressOf(c.Out), uint32(c.Batch.tokens), uint32(c.Biases)
+	a.at = uint32(at / 16)
+	for i, b := range c.Bias[:c.Biases] {
 		a.bias[i] = addressOf(b)
 	}
-	a.scalars.set(p, weights)
+	a.scalars.set(p, c)
 	return nil
 }
 
@@ -610,14 +595,14 @@ func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
 // are.
 func (h *gpu) stageBytes() int64 { return int64(h.geometry.rows()) * int64(h.spec.outputBytes()) }
 
-func (h *gpu) combineBuffer() weft.Tensor {
+func (h *gpu) CombineBuffer() weft.Tensor {
 	if !h.tuning.pulls {
 		return weft.Tensor{}
 	}
 	return h.sums(h.regions.stage, h.geometry.rows())
 }
 
-func (h *gpu) gradientBuffer() weft.Tensor {
+func (h *gpu) GradientBuffer() weft.Tensor {
 	if !h.spec.combines() {
 		return weft.Tensor{}
 	}

@@ -60,7 +60,7 @@ func callName(tag uint64) string {
 	case tagDispatch:
 		return "Dispatch"
 	case tagPrepareDispatch:
-		return "PrepareDispatch"
+		return "a Dispatch that prepares"
 	case tagCombine:
 		return "Combine"
 	case tagDispatchBackward:

@@ -84,7 +84,7 @@ func TestSendsInterleaved(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if pending[i], err = h.SendDispatch(ctx, nil, r, o.x); err != nil {
+			if pending[i], err = h.SendDispatch(ctx, nil, ep.DispatchArgs{Routing: r, Rows: o.x}); err != nil {
 				return err
 			}
 		}
@@ -147,7 +147,7 @@ func TestFullPool(t *testing.T) {
 			}
 			var held []*ep.Received
 			for range s.Live {
-				d, err := h.Dispatch(ctx, nil, r, o.x)
+				d, err := h.Dispatch(ctx, nil, ep.DispatchArgs{Routing: r, Rows: o.x})
 				if err != nil {
 					return err
 				}

@@ -56,7 +56,9 @@ func (m *gpuRank) combinesBackward(ctx context.Context) timing.Operation {
 			return errors.Join(m.writeRows(), m.uploadTokens(m.gradOut), m.spoil(m.gradRows), m.spoil(m.gradWeights))
 		},
 		Run: func(bool) error {
-			return m.handle.CombineBackward(ctx, m.Work, m.known, m.gradOut, y, m.gradRows, gradWeights)
+			return m.handle.CombineBackward(ctx, m.Work, ep.CombineBackwardArgs{
+				Routing: m.known, GradOut: m.gradOut, Rows: y, GradRows: m.gradRows, GradWeights: gradWeights,
+			})
 		},
 		Check: func() error {
 			if m.spec.Weighting == ep.Weighted {
@@ -82,7 +84,10 @@ func (m *gpuRank) dispatchesBackward(ctx context.Context, bytes timing.Bytes) ti
 		Name: name, Bytes: bytes, SMs: sms,
 		Renew: func(bool) error { return errors.Join(m.writeExperts(), m.writeNumbers(), m.spoil(m.gradWeights)) },
 		Run: func(bool) error {
-			return m.handle.DispatchBackward(ctx, m.Work, m.known, m.y, m.numbers, m.out, gradWeights)
+			return m.handle.DispatchBackward(ctx, m.Work, ep.DispatchBackwardArgs{
+				Routing: m.known, GradRows: m.y, GradRowWeights: m.numbers, GradTokens: m.out,
+				GradWeights: gradWeights,
+			})
 		},
 		Check: func() error {
 			if !m.numbers.IsZero() {

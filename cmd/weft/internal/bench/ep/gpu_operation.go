@@ -7,14 +7,16 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// dispatches is PrepareDispatch: from new top-k ids to received rows, in one kernel.
+// dispatches is Dispatch of a new routing: from new top-k ids to received rows, in one kernel.
 func (m *gpuRank) dispatches(ctx context.Context, bytes timing.Bytes) timing.Operation {
 	var kept *ep.Received
 	sms, _ := m.handle.SMs()
 	return timing.Operation{
 		Name: "dispatch", Bytes: bytes, SMs: sms, Renew: func(bool) error { return m.writeTokens() },
 		Run: func(keep bool) error {
-			r, err := m.handle.PrepareDispatch(ctx, m.Work, m.batch.topk, m.batch.weight, m.x)
+			r, err := m.handle.Dispatch(ctx, m.Work, ep.DispatchArgs{
+				TopK: m.batch.topk, Weights: m.batch.weight, Rows: m.x,
+			})
 			switch {
 			case err != nil:
 				return err
@@ -42,7 +44,7 @@ func (m *gpuRank) knownDispatches(ctx context.Context, bytes timing.Bytes) timin
 	return timing.Operation{
 		Name: "dispatch-known", Bytes: bytes, SMs: sms, Renew: func(bool) error { return m.writeTokens() },
 		Run: func(keep bool) error {
-			r, err := m.handle.Dispatch(ctx, m.Work, m.known, m.x)
+			r, err := m.handle.Dispatch(ctx, m.Work, ep.DispatchArgs{Routing: m.known, Rows: m.x})
 			switch {
 			case err != nil:
 				return err
@@ -93,6 +95,8 @@ func (m *gpuRank) combines(ctx context.Context, bytes timing.Bytes) timing.Opera
 	return timing.Operation{
 		Name: "combine", Bytes: bytes, SMs: sms, Renew: func(bool) error { return m.writeExperts() },
 		Check: func() error { return m.verdict(m.checkOut("combine", m.spec.Weighting == ep.Weighted)) },
-		Run:   func(bool) error { return m.handle.Combine(ctx, m.Work, m.known, m.y, m.out) },
+		Run: func(bool) error {
+			return m.handle.Combine(ctx, m.Work, ep.CombineArgs{Routing: m.known, Rows: m.y, Out: m.out})
+		},
 	}
 }

@@ -137,7 +137,9 @@ func (m *gpuRank) setUp(ctx context.Context, c *closer.Stack) (err error) {
 		return err
 	}
 	// The routing that combines go by. Also the first operation, which nothing is learnt from.
-	received, err := m.handle.PrepareDispatch(ctx, m.Work, m.batch.topk, m.batch.weight, m.x)
+	received, err := m.handle.Dispatch(ctx, m.Work, ep.DispatchArgs{
+		TopK: m.batch.topk, Weights: m.batch.weight, Rows: m.x,
+	})
 	if err != nil {
 		return err
 	}

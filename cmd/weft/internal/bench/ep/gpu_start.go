@@ -258,7 +258,9 @@ func (m *startRank) start(ctx context.Context, r *round) (took [stages]time.Dura
 	}
 	ends(handling)
 	c.Add(handle.Close)
-	received, err := handle.PrepareDispatch(ctx, m.Work, m.batch.topk, m.batch.weight, m.x)
+	received, err := handle.Dispatch(ctx, m.Work, ep.DispatchArgs{
+		TopK: m.batch.topk, Weights: m.batch.weight, Rows: m.x,
+	})
 	if err != nil {
 		return took, err
 	}

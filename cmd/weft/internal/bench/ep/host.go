@@ -220,9 +220,9 @@ func (m *hostRank) writeTokens() {
 
 func (m *hostRank) send() (*ep.Received, error) {
 	if !m.cfg.Phases {
-		return m.handle.Dispatch(m.Context, nil, m.routed, m.x)
+		return m.handle.Dispatch(m.Context, nil, ep.DispatchArgs{Routing: m.routed, Rows: m.x})
 	}
-	pending, err := m.handle.SendDispatch(m.Context, nil, m.routed, m.x)
+	pending, err := m.handle.SendDispatch(m.Context, nil, ep.DispatchArgs{Routing: m.routed, Rows: m.x})
 	if err != nil {
 		return nil, err
 	}
@@ -231,9 +231,9 @@ func (m *hostRank) send() (*ep.Received, error) {
 
 func (m *hostRank) bringHome(out weft.Tensor) error {
 	if !m.cfg.Phases {
-		return m.handle.Combine(m.Context, nil, m.routed, m.rows, out)
+		return m.handle.Combine(m.Context, nil, ep.CombineArgs{Routing: m.routed, Rows: m.rows, Out: out})
 	}
-	work, err := m.handle.SendCombine(m.Context, nil, m.routed, m.rows, out)
+	work, err := m.handle.SendCombine(m.Context, nil, ep.CombineArgs{Routing: m.routed, Rows: m.rows, Out: out})
 	if err != nil {
 		return err
 	}
