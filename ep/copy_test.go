@@ -10,14 +10,14 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // TestCopyRefusals: what cannot be copied, or not there, is refused in words, and nothing is
 // written.
 func TestCopyRefusals(t *testing.T) {
 	ctx := testContext(t)
-	group, err := eptest.Join(1)
+	group, err := ranktest.Join(1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // TestHandlesInterleaved has batches on handles of different layouts and top-k under way at the
@@ -111,7 +112,7 @@ func TestCommunicatorsSideBySide(t *testing.T) {
 		running.Go(func() {
 			for j := range 5 {
 				batch := eptest.Fixed(small(ranks), ranks, uint64(10*i+j))
-				err := eptest.Each(group, func(c *weft.Comm) error { return batch.Do(engine, c) })
+				err := ranktest.Each(group, func(c *weft.Comm) error { return batch.Do(engine, c) })
 				if err != nil {
 					t.Errorf("communicator of %d: %v", ranks, err)
 				}
