@@ -3,7 +3,7 @@ package ep
 import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep/internal/gpu"
-	"github.com/weftgo/weft/ep/internal/thresholds"
+	"github.com/weftgo/weft/internal/thresholds"
 	"github.com/weftgo/weft/ep/spec"
 )
 

@@ -4,7 +4,7 @@ import (
 	"cmp"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/ep/internal/thresholds"
+	"github.com/weftgo/weft/internal/thresholds"
 )
 
 // Choice says how a handle on GPUs moves rows. It follows from the Spec and the number of ranks

@@ -1,7 +1,7 @@
 package gpu
 
 import (
-	"github.com/weftgo/weft/ep/internal/thresholds"
+	"github.com/weftgo/weft/internal/thresholds"
 	"github.com/weftgo/weft/ep/spec"
 )
 

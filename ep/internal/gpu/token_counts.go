@@ -152,10 +152,7 @@ func (c *TokenCounter) Close() error {
 		return nil
 	}
 	c.closed = true
-	ended, err := enginegpu.Quiesce(c.comm, "close counter", "the counter's kernel stays")
-	if !ended {
-		return err
-	}
-	c.unloaded = true
-	return errors.Join(err, c.program.Close())
+	var err error
+	c.unloaded, err = c.program.CloseIdle(c.comm, "counter")
+	return err
 }

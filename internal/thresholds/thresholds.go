@@ -1,5 +1,5 @@
-// Package thresholds has the sizes from which handles on GPUs work in another way. They are
-// variables so that tests reach each way with little data; nothing else changes them.
+// Package thresholds has the sizes from which handles of package ep on GPUs work in another way.
+// They are variables so that tests reach each way with little data; nothing else changes them.
 package thresholds
 
 // BulkRowBytes is from how many bytes on rows go by bulk copies.
