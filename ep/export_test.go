@@ -3,8 +3,8 @@ package ep
 import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep/internal/gpu"
-	"github.com/weftgo/weft/internal/thresholds"
 	"github.com/weftgo/weft/ep/spec"
+	"github.com/weftgo/weft/internal/thresholds"
 )
 
 // SetApart makes some blocks of every operation send and the others receive, however little there

@@ -1,8 +1,8 @@
 package gpu
 
 import (
-	"github.com/weftgo/weft/internal/thresholds"
 	"github.com/weftgo/weft/ep/spec"
+	"github.com/weftgo/weft/internal/thresholds"
 )
 
 // pullFormOf is that of a combine that reads rows where they are.
