@@ -3,6 +3,7 @@ package collective
 import (
 	"context"
 	"fmt"
+	"unsafe"
 
 	"github.com/weftgo/weft"
 )
@@ -75,7 +76,7 @@ type call struct {
 // the others'. It fails on every rank alike unless all of them make the same call.
 func (c *call) open(ctx context.Context, data []byte) error {
 	s := c.next()
-	*s.print = c.fingerprint()
+	*s.call = uint64(c.fingerprint())
 	c.stage(c.fill(len(data)), data)
 	return c.opened(ctx, c.publish(), nil)
 }
@@ -91,8 +92,8 @@ func (c *call) opened(ctx context.Context, round uint64, own error) error {
 // others' are.
 func (c *call) exchangePlaces(ctx context.Context) error {
 	s := c.next()
-	*s.print = c.fingerprint()
-	p := s.place()
+	*s.call = uint64(c.fingerprint())
+	p := placeIn(s)
 	*p = place{}
 	p.input, p.inputAt = c.standing(c.in)
 	p.output, p.outputAt = c.standing(c.out)
@@ -106,7 +107,7 @@ func (c *call) exchangePlaces(ctx context.Context) error {
 	c.Windows = Inputs | Outputs
 	c.places = c.places[:0]
 	for _, r := range c.live {
-		p := *c.slot(r, round).place()
+		p := *placeIn(c.slot(r, round))
 		c.places = append(c.places, p)
 		if p.input == 0 && (c.Collective != Broadcast || r == c.Root) {
 			c.Windows &^= Inputs
@@ -192,4 +193,19 @@ func (c *call) part(i, n int) (from, to int) {
 	size := (n + c.Ranks - 1) / c.Ranks
 	size = (size + 63) &^ 63
 	return min(i*size, n), min((i+1)*size, n)
+}
+
+// place is where a rank's operands stand, if peers can reach them. It fits the near payload of a
+// slot.
+type place struct {
+	input, inputAt   uint64 // window and offset; window 0 = none
+	output, outputAt uint64
+	inPlace          uint64
+}
+
+var _ [nearBytes - int(unsafe.Sizeof(place{}))]struct{}
+
+// placeIn is the place in a slot.
+func placeIn(s *slot) *place {
+	return (*place)(unsafe.Pointer(unsafe.SliceData(s.inLine(int(unsafe.Sizeof(place{}))))))
 }

@@ -20,7 +20,7 @@ var allReducePipeline = Algorithm{
 			stage(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.numbers.Last()
+			round := c.last()
 			if at+size < c.Bytes {
 				stage(at + size)
 			}

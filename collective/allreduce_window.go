@@ -39,7 +39,7 @@ var allReduceWindow = Algorithm{
 			reduce(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.numbers.Last()
+			round := c.last()
 			if at+size < c.Bytes {
 				reduce(at + size)
 			}

@@ -697,7 +697,7 @@ func TestFingerprints(t *testing.T) {
 			}
 		}
 		a, b := draw("a"), draw("b")
-		if f, g := a.fingerprint(), b.fingerprint(); (f == g) != (a == b) || f&refused != 0 {
+		if f, g := a.fingerprint(), b.fingerprint(); (f == g) != (a == b) || uint64(f)&refusedCall != 0 {
 			t.Fatalf("%v: %x, %v: %x", a, uint64(f), b, uint64(g))
 		}
 	})

@@ -83,7 +83,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	g := &Group{window: w, forced: forced}
-	g.call.rounds = newRounds(comm, w)
+	g.call.rounds = newRounds(comm, w, "group", func(call uint64) string { return fingerprint(call).String() })
 	g.call.rows = make([][]byte, comm.Size())
 	g.call.staging.enough, g.call.sharing.enough = tuning.Staging, tuning.Sharing
 	g.call.pieces = make([][]byte, comm.Size())
@@ -263,7 +263,7 @@ func (g *Group) begin(op string) (*call, error) {
 		return nil, err
 	}
 	c.name = op
-	c.Request = Request{Ranks: len(c.live), Slot: len(c.mine.ring) / ringShare}
+	c.Request = Request{Ranks: len(c.live), Slot: c.room()}
 	c.in, c.out, c.inPlace = nil, nil, false
 	return c, nil
 }

@@ -168,10 +168,10 @@ func FuzzSlot(f *testing.F) {
 		return b
 	}
 	f.Add(uint64(0), near(0, 0, 0, 0, 0), []byte{}, 0)
-	f.Add(uint64(refused), near(0), []byte("\x05wrong"), 8)
-	f.Add(uint64(refused|refusedUnsupported), near(1<<10), bytes.Repeat([]byte{255}, 300), 200)
-	f.Add(uint64(refused), near(math.MaxUint64), []byte{255}, size)
-	f.Add(uint64(refused), near(size-64), []byte{1, 'x'}, 65)
+	f.Add(uint64(refusedCall|5), near(0), []byte("wrong"), 8)
+	f.Add(uint64(refusedCall|unsupportedRefusal|300), near(1<<10), bytes.Repeat([]byte{255}, 300), 200)
+	f.Add(uint64(refusedCall), near(math.MaxUint64), []byte{255}, size)
+	f.Add(uint64(refusedCall), near(size-64), []byte{1, 'x'}, 65)
 	f.Add(uint64(math.MaxUint64>>1), near(1, size, 1, size-1, 1), []byte{}, 41)
 	strange := uint64(AllReduce)<<kindShift | uint64(7)<<opShift | uint64(31)<<dtypeShift | maxElems
 	f.Add(strange, near(1, math.MaxUint64, 2, 1<<63, math.MaxUint64), []byte{}, 1)
@@ -195,9 +195,9 @@ func FuzzSlot(f *testing.F) {
 			Collective: AllReduce, DType: weft.Float32, Count: 1, Bytes: 4,
 			Ranks: 2, Slot: size / ringShare,
 		}
-		round := c.numbers.Last()
+		round := c.last()
 		mine, theirs := c.slot(0, round), c.slot(1, round)
-		*mine.print, *theirs.print = c.fingerprint(), fingerprint(print)
+		*mine.call, *theirs.call = uint64(c.fingerprint()), print
 		line := theirs.inLine(nearBytes)
 		clear(line)
 		copy(line, near)
@@ -218,7 +218,7 @@ func FuzzSlot(f *testing.F) {
 		} else if err != nil && len(err.Error()) > 2*refusalBytes {
 			t.Fatalf("a refusal of %d bytes: %q", len(err.Error()), err)
 		}
-		p := *theirs.place()
+		p := *placeIn(theirs)
 		for _, place := range [][2]uint64{{p.input, p.inputAt}, {p.output, p.outputAt}, {windows[0].ID(), p.inputAt}} {
 			if mem, err := c.peer(1, place[0], place[1], m); err == nil {
 				w, _ := c.comm.Window(place[0])

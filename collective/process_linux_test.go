@@ -117,7 +117,7 @@ func (m *member) othersWait(ctx context.Context) error {
 		}
 		for {
 			w := m.comm.Waiter().Peers[r].Record()
-			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.numbers.Last() {
+			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.last() {
 				break
 			}
 			select {

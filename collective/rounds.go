@@ -2,9 +2,7 @@ package collective
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"unsafe"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
@@ -19,7 +17,9 @@ import (
 type rounds struct {
 	comm   *weft.Comm
 	waiter *channel.Waiter
-	boards []*board // by rank; nil for ranks masked when the group was made
+	kind   string // of the owner, in errors: "group"
+	words  func(call uint64) string
+	boards []*board // by rank; nil for ranks masked when the owner was made
 	mine   *board
 	cursor int // in this rank's ring
 
@@ -32,8 +32,12 @@ type rounds struct {
 	step func()
 }
 
-func newRounds(comm *weft.Comm, w *weft.Window) *rounds {
-	r := &rounds{comm: comm, waiter: comm.WaiterOf("group"), boards: make([]*board, comm.Size())}
+// newRounds makes the rounds of an owner of a kind ("group"), whose window each rank has for its
+// board. words says a call in words.
+func newRounds(comm *weft.Comm, w *weft.Window, kind string, words func(call uint64) string) *rounds {
+	r := &rounds{
+		comm: comm, kind: kind, words: words, waiter: comm.WaiterOf(kind), boards: make([]*board, comm.Size()),
+	}
 	for p := range r.boards {
 		if mem := w.Peer(p); mem != nil {
 			r.boards[p] = newBoard(mem)
@@ -57,7 +61,8 @@ func (r *rounds) sync(op string) error {
 		}
 		if b == nil {
 			r.live = nil
-			return fmt.Errorf("%s: rank %d was masked when the group was made: %w; make a new group", op, p, weft.ErrMasked)
+			return fmt.Errorf("%s: rank %d was masked when the %s was made: %w; make a new %s", op, p, r.kind,
+				weft.ErrMasked, r.kind)
 		}
 		if p == r.comm.Rank() {
 			r.own = len(r.live)
@@ -105,6 +110,12 @@ func (r *rounds) payload(rank int, round uint64, n int) []byte {
 // slot is rank's slot of a round.
 func (r *rounds) slot(rank int, round uint64) *slot { return &r.boards[rank].slots[round%slots] }
 
+// last is the round that this rank published last.
+func (r *rounds) last() uint64 { return r.numbers.Last() }
+
+// room is the length of the longest payload of a round.
+func (r *rounds) room() int { return len(r.mine.ring) / ringShare }
+
 // await waits until every rank has published the round.
 func (r *rounds) await(ctx context.Context, op string, round uint64) error {
 	for _, p := range r.live {
@@ -122,28 +133,18 @@ func (r *rounds) await(ctx context.Context, op string, round uint64) error {
 	return nil
 }
 
-// refusalBytes bounds the text with which a rank refuses a call.
-const refusalBytes = 200
-
 // refuse fills the next slot with the reason why this rank cannot take part.
 func (r *rounds) refuse(err error) {
-	s := r.next()
-	*s.print = refused
-	if errors.Is(err, weft.ErrUnsupported) {
-		*s.print |= refusedUnsupported
-	}
-	text := r.fill(refusalBytes)
-	n := copy(text[1:], err.Error())
-	text[0] = byte(n)
+	*r.next().call = refusedCall | uint64(putRefusal(r.fill(refusalBytes), err))
 }
 
-// agree compares the fingerprints of a round that opened an operation. Every rank compares the same
+// agree compares the calls of a round that opened an operation. Every rank compares the same
 // words, and so returns an error, if any does.
 func (r *rounds) agree(op string, round uint64, own error) error {
-	want := *r.slot(r.live[r.own], round).print
-	same := want&refused == 0
+	want := *r.slot(r.live[r.own], round).call
+	same := want&refusedCall == 0
 	for _, p := range r.live {
-		same = same && *r.slot(p, round).print == want
+		same = same && *r.slot(p, round).call == want
 	}
 	if same {
 		return nil
@@ -156,45 +157,16 @@ func (r *rounds) agree(op string, round uint64, own error) error {
 		return own
 	}
 	for _, p := range r.live {
-		if print := *r.slot(p, round).print; print&refused != 0 {
-			return &weft.PeerError{Rank: p, Op: op, Err: refusal(print, r.payload(p, round, refusalBytes))}
+		if call := *r.slot(p, round).call; call&refusedCall != 0 {
+			return takeRefusal(p, op, max(1, uint32(call&^refusedCall)), r.payload(p, round, refusalBytes))
 		}
 	}
 	first := r.live[0]
-	a := *r.slot(first, round).print
+	a := *r.slot(first, round).call
 	for _, p := range r.live {
-		if b := *r.slot(p, round).print; b != a {
-			return fmt.Errorf("%s: %w: rank %d calls %v, rank %d %v", op, weft.ErrMismatch, first, a, p, b)
+		if b := *r.slot(p, round).call; b != a {
+			return fmt.Errorf("%s: %w: rank %d calls %s, rank %d %s", op, weft.ErrMismatch, first, r.words(a), p, r.words(b))
 		}
 	}
 	return fmt.Errorf("%s: %w", op, weft.ErrMismatch)
 }
-
-// refusal is what refuse has put in a slot.
-func refusal(print fingerprint, text []byte) error {
-	kind := weft.ErrInvalid
-	if print&refusedUnsupported != 0 {
-		kind = weft.ErrUnsupported
-	}
-	return &refusedError{string(text[1 : 1+min(int(text[0]), refusalBytes-1)]), kind}
-}
-
-// refusedError carries another rank's words, and wraps the sentinel that its error did: nothing has
-// moved, the communicator is whole.
-type refusedError struct {
-	text string
-	kind error
-}
-
-func (e *refusedError) Error() string { return "refused there: " + e.text }
-func (e *refusedError) Unwrap() error { return e.kind }
-
-// place is where a rank's operands stand, if peers can reach them. It fits the near payload of a
-// slot.
-type place struct {
-	input, inputAt   uint64 // window and offset; window 0 = none
-	output, outputAt uint64
-	inPlace          uint64
-}
-
-var _ [nearBytes - int(unsafe.Sizeof(place{}))]struct{}

@@ -6,6 +6,9 @@ import (
 	"github.com/weftgo/weft/channel"
 )
 
+// refusedCall marks the call of a rank that refuses: the rest is what putRefusal returns.
+const refusedCall = 1 << 63
+
 // slots is how many rounds a rank's slots hold. The package documentation says why four are enough
 // and three are not.
 const slots = 4
@@ -14,18 +17,18 @@ const slots = 4
 // it.
 //
 //	 0  the number of the round, published last, and who sleeps on it (a channel.Counter)
-//	16  the call's fingerprint, in the round that opens an operation
+//	16  the call, in the round that opens an operation
 //	24  40 bytes in the cache line of the number, which arrive with it: a short payload, or where the
 //	    payload is in the ring
 type slot struct {
 	round *channel.Counter
-	print *fingerprint
+	call  *uint64
 	near  unsafe.Pointer
 }
 
 const (
 	slotSize  = channel.Stride
-	printAt   = 16
+	callAt    = 16
 	nearAt    = 24
 	nearBytes = 64 - nearAt
 )
@@ -33,13 +36,12 @@ const (
 func slotAt(mem []byte, offset int) slot {
 	return slot{
 		round: channel.CounterAt(mem, offset),
-		print: (*fingerprint)(unsafe.Pointer(&mem[offset+printAt])),
+		call:  (*uint64)(unsafe.Pointer(&mem[offset+callAt])),
 		near:  unsafe.Pointer(&mem[offset+nearAt]),
 	}
 }
 
 func (s *slot) inLine(n int) []byte { return unsafe.Slice((*byte)(s.near), n) }
-func (s *slot) place() *place       { return (*place)(s.near) }
 func (s *slot) ringAt() *uint64     { return (*uint64)(s.near) }
 
 // A board is a rank's memory in the group's window: its slots, then its ring.

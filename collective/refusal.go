@@ -1,0 +1,51 @@
+package collective
+
+import (
+	"errors"
+
+	"github.com/weftgo/weft"
+)
+
+// refusalBytes bounds the text with which a rank refuses a call.
+const refusalBytes = 256
+
+// unsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are
+// [weft.ErrInvalid].
+const unsupportedRefusal = 1 << 16
+
+// refusalBits is how many bits putRefusal's number has.
+const refusalBits = 17
+
+// putRefusal writes an error's text for peers to read, as far as there is room, and returns its
+// length and kind: a number that is not 0.
+func putRefusal(text []byte, err error) uint32 {
+	k := uint32(max(1, copy(text, err.Error())))
+	if errors.Is(err, weft.ErrUnsupported) {
+		k |= unsupportedRefusal
+	}
+	return k
+}
+
+// takeRefusal is the error with which a rank answers the refusal of another, which putRefusal has
+// written, or nil if that one did not refuse.
+func takeRefusal(rank int, op string, refused uint32, text []byte) error {
+	if refused == 0 {
+		return nil
+	}
+	e := &refusedError{kind: weft.ErrInvalid}
+	if refused&unsupportedRefusal != 0 {
+		e.kind = weft.ErrUnsupported
+	}
+	e.text = string(text[:min(int(refused&^unsupportedRefusal), len(text))])
+	return &weft.PeerError{Rank: rank, Op: op, Err: e}
+}
+
+// refusedError carries another rank's words, and wraps the sentinel that its error did: nothing has
+// moved, the communicator is whole.
+type refusedError struct {
+	text string
+	kind error
+}
+
+func (e *refusedError) Error() string { return "refused there: " + e.text }
+func (e *refusedError) Unwrap() error { return e.kind }
