@@ -19,7 +19,7 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// MaxRanks is the most ranks that one communicator can have: rank sets travel as one 64-bit word.
+// MaxRanks is the most ranks that one communicator can have: kernels keep sets of them in one word.
 const MaxRanks = device.MaxRanks
 
 // Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one.
