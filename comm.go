@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,9 +50,9 @@ type Comm struct {
 	record   *device.Record // the device's, or noRecord
 	noRecord device.Record
 
-	mask       atomic.Uint64 // ranks that are left out
-	died       atomic.Uint64
-	left       atomic.Uint64
+	mask       atomic.Pointer[RankSet] // ranks that are left out
+	died       sharedRankSet
+	left       sharedRankSet
 	generation atomic.Uint64 // advances with every SetMask
 	closed     atomic.Bool
 	released   atomic.Bool  // its memory
@@ -84,10 +83,10 @@ func (c *Comm) LocalSize() int { return c.local }
 func (c *Comm) Deadline() time.Duration { return c.waiter.Timeout }
 
 // Masked reports whether rank is left out of operations.
-func (c *Comm) Masked(rank int) bool { return c.mask.Load()>>uint(rank)&1 != 0 }
+func (c *Comm) Masked(rank int) bool { return c.mask.Load().has(rank) }
 
-// Mask returns the set of masked ranks, one bit each.
-func (c *Comm) Mask() uint64 { return c.mask.Load() }
+// Mask returns the set of masked ranks.
+func (c *Comm) Mask() RankSet { return *c.mask.Load() }
 
 // Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked
 // ranks. Operations fold it into their epochs, so that nothing published before a failure is taken
@@ -178,10 +177,10 @@ func (c *Comm) fault(op string) error {
 		f := own.Fault()
 		if f.Cause == channel.CauseNone {
 			// A death among the unmasked that was hidden behind an earlier fault.
-			dead := c.died.Load() &^ c.mask.Load()
+			dead := c.died.load().Minus(c.Mask()).Lowest()
 			switch {
-			case dead != 0:
-				own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead)}))
+			case dead >= 0:
+				own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: dead}))
 			case recorded:
 				c.tell(c.verdict(record))
 			default:
@@ -238,16 +237,16 @@ func (c *Comm) tell(f channel.Fault) {
 
 // maskedBy reports whether the owner of p goes on without this rank.
 func (c *Comm) maskedBy(p *control) bool {
-	return p.mask.target.Load() > c.Generation() && p.mask.set.Load()>>uint(c.rank)&1 != 0
+	return p.mask.target.Load() > c.Generation() && p.mask.set.has(c.rank)
 }
 
 // event takes what the mesh sees of the other ranks.
 func (c *Comm) event(e shm.Event) {
 	switch e.Kind {
 	case shm.Left:
-		c.left.Or(1 << uint(e.Peer))
+		c.left.add(e.Peer)
 	case shm.Died:
-		c.died.Or(1 << uint(e.Peer))
+		c.died.add(e.Peer)
 		if !c.Masked(e.Peer) {
 			c.logger.Warn("rank died", "rank", c.rank, "about", e.Peer, "error", e.Err)
 			if own := c.control[c.rank]; own != nil {

@@ -101,6 +101,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		sameProcess: make([]bool, b.Size()),
 	}
 	c.record = &c.noRecord
+	c.mask.Store(&RankSet{})
 	var cpus channel.CPUs
 	addresses := make([]shm.Address, c.size)
 	for r, card := range cards {
@@ -128,7 +129,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		Peers:   make([]*channel.Control, c.size),
 		Timeout: cfg.deadline,
 		Fault:   c.fault,
-		Gone:    func(peer int) bool { return c.left.Load()>>uint(peer)&1 != 0 },
+		Gone:    func(peer int) bool { return c.left.has(peer) },
 		Blame:   c.spread,
 	}
 	if cfg.policy != nil {

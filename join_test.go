@@ -31,7 +31,7 @@ func TestJoin(t *testing.T) {
 		group := join(t, n, weft.WithDeadline(7*time.Second))
 		for r, c := range group {
 			if c.Rank() != r || c.Size() != n || c.LocalSize() != n || c.Deadline() != 7*time.Second ||
-				c.Mask() != 0 || c.Generation() != 0 || c.Err() != nil {
+				!c.Mask().Empty() || c.Generation() != 0 || c.Err() != nil {
 				t.Errorf("rank %d of %d: %d of %d, %d here, deadline %v, mask %#x, generation %d, %v",
 					r, n, c.Rank(), c.Size(), c.LocalSize(), c.Deadline(), c.Mask(), c.Generation(), c.Err())
 			}

@@ -20,8 +20,8 @@ func TestSetMask(t *testing.T) {
 		if err := c.SetMask(ctx, 3, 4); err != nil {
 			return err
 		}
-		if !c.Masked(3) || !c.Masked(4) || c.Masked(0) || c.Mask() != 0b11000 || c.Generation() != 1 {
-			return fmt.Errorf("mask %#b of generation %d", c.Mask(), c.Generation())
+		if !c.Masked(3) || !c.Masked(4) || c.Masked(0) || c.Mask() != weft.RankSetOf(3, 4) || c.Generation() != 1 {
+			return fmt.Errorf("mask %v of generation %d", c.Mask(), c.Generation())
 		}
 		all, err := c.Agree(ctx, "test", []byte{byte(c.Rank())})
 		if err != nil {
@@ -175,7 +175,7 @@ func TestSetMaskDifferentSets(t *testing.T) {
 		return c.SetMask(ctx)
 	}) {
 		if err == nil {
-			t.Errorf("rank %d goes on with mask %#b", r, group[r].Mask())
+			t.Errorf("rank %d goes on with mask %v", r, group[r].Mask())
 		}
 	}
 }

@@ -53,7 +53,10 @@ func ranksBelow(n int) (s RankSet) {
 func (s RankSet) Words() [RankSetWords]uint64 { return s.words }
 
 // Has reports whether the rank is a member.
-func (s RankSet) Has(rank int) bool {
+func (s RankSet) Has(rank int) bool { return s.has(rank) }
+
+// has is Has without a copy of the set.
+func (s *RankSet) has(rank int) bool {
 	return uint(rank) < setRanks && s.words[uint(rank)/64]>>(uint(rank)%64)&1 != 0
 }
 

@@ -307,7 +307,7 @@ func goweft_comm_get(id C.uint64_t, info *C.weft_comm_info) C.int {
 		v := C.weft_comm_info{
 			rank: C.int32_t(c.weft.Rank()), ranks: C.int32_t(c.weft.Size()),
 			local_ranks: C.int32_t(c.weft.LocalSize()), engine: C.WEFT_HOST,
-			deadline_ms: C.int64_t(c.weft.Deadline().Milliseconds()), mask: C.uint64_t(c.weft.Mask()),
+			deadline_ms: C.int64_t(c.weft.Deadline().Milliseconds()), mask: C.uint64_t(c.weft.Mask().Words()[0]),
 			generation: C.uint64_t(c.weft.Generation()),
 		}
 		if c.weft.Device() != nil {

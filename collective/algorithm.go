@@ -64,8 +64,10 @@ type call struct {
 
 	rows   [][]byte // one source a rank, for reductions
 	pieces [][]byte // parts of them
-	bounce []byte   // a result on its way to memory past the caches
-	stream bool     // the output is too large to stay in a cache
+	ins    [][]byte // everyone's operands in windows
+	outs   [][]byte
+	bounce []byte // a result on its way to memory past the caches
+	stream bool   // the output is too large to stay in a cache
 
 	staging, sharing pace    // of copies and of reductions that others read
 	places           []place // by place among the live ranks, once they have been exchanged

@@ -85,6 +85,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	g := &Group{window: w, forced: forced}
 	g.call.rounds = newRounds(comm, w)
 	g.call.rows = make([][]byte, comm.Size())
+	g.call.ins, g.call.outs = make([][]byte, comm.Size()), make([][]byte, comm.Size())
 	g.call.staging.enough, g.call.sharing.enough = tuning.Staging, tuning.Sharing
 	g.call.pieces = make([][]byte, comm.Size())
 	g.call.bounce = make([]byte, bounceBytes)

@@ -1,5 +1,7 @@
 package ep
 
+import "github.com/weftgo/weft"
+
 // geometry is where rows stand: pure functions of the Spec and of everyone's counts, so that the
 // rank that sends a row and the rank that receives it find the same place without asking each
 // other.
@@ -142,8 +144,8 @@ func (g *geometry) expertZones(z *zones, d int, total []int32) {
 // overflow finds the first rank, and for ExpertMajor its first expert, whose demand exceeds the
 // capacity; total are the selections of every expert, visits the tokens for every rank, by all
 // ranks. Nothing goes to masked ranks.
-func (g *geometry) overflow(total, visits []int32, masked uint64, z *zones) *OverflowError {
-	live := func(d int) bool { return masked>>uint(d)&1 == 0 }
+func (g *geometry) overflow(total, visits []int32, masked weft.RankSet, z *zones) *OverflowError {
+	live := func(d int) bool { return !masked.Has(d) }
 	switch g.layout {
 	case ExpertMajor:
 		for e, demand := range total {

@@ -40,11 +40,17 @@ type host struct {
 // scratch is what the operations of one handle, of which one runs at a time, use again and again.
 type scratch struct {
 	notices []*notice
+	numbers [][]float32 // by rank: of fetchScalars
 	cursor  []int32
 	views   []routing
 	counts  [][]int32
 	visits  [][]int32
 	zones   zones
+
+	// Of one token: the ranks that it goes to, those that keep a row of it, and by rank its last
+	// selection there. sent counts the tokens for each rank so far.
+	ranks, kept bitset
+	last, sent  []int32
 
 	// Sums over all ranks, and over those below this one: selections of each expert, tokens for
 	// each rank.
@@ -62,6 +68,11 @@ func newScratch(g *geometry) scratch {
 	n := g.ranks
 	return scratch{
 		notices:  make([]*notice, n),
+		numbers:  make([][]float32, n),
+		ranks:    newBitset(n),
+		kept:     newBitset(n),
+		last:     make([]int32, n),
+		sent:     make([]int32, n),
 		cursor:   make([]int32, max(n, g.experts)),
 		views:    make([]routing, n),
 		counts:   make([][]int32, n),

@@ -139,7 +139,9 @@ func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op s
 func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(*notice) place) error {
 	k := h.spec.TopK
 	dst := weft.SliceOf[float32](out)
-	var numbers [weft.MaxRanks][]float32
+	numbers := h.scratch.numbers
+	clear(numbers)
+	defer clear(numbers) // it refers to windows
 	for d, notice := range h.scratch.notices {
 		if notice == nil {
 			continue

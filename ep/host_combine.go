@@ -247,7 +247,7 @@ func (c *sumHome) rows(from, to int) {
 	n := s.outputBytes()
 	t := element(s.Output)
 	exact := s.Layout.byExpert() && s.Reduction == Exact
-	var rows [MaxTopK + weft.MaxRanks]unsafe.Pointer
+	var rows [MaxTopK]unsafe.Pointer
 	var bias [2]unsafe.Pointer
 	for tok := from; tok < to; tok++ {
 		for i := range c.biases {

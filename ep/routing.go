@@ -23,8 +23,8 @@ import (
 type Routing struct {
 	handle    *Handle // nil once it was released
 	placement placement
-	tokens    int    // tokens of this rank
-	masked    uint64 // ranks left out when it was prepared
+	tokens    int          // tokens of this rank
+	masked    weft.RankSet // ranks left out when it was prepared
 	weighted  weighted
 	epoch     uint64 // of its Prepare: the same on every rank
 }
@@ -145,7 +145,7 @@ func (r *Routing) check(h *Handle, op string) error {
 	if r == nil || r.handle != h {
 		return weft.Invalidf("%s: the routing was not prepared by this handle", op)
 	}
-	if h.comm.Mask()&r.masked != r.masked {
+	if !h.comm.Mask().Contains(r.masked) {
 		return fmt.Errorf("%s: %w: the routing was prepared while ranks were masked that now take part; "+
 			"prepare again", op, weft.ErrInvalid)
 	}

@@ -107,7 +107,7 @@ func (l *Lane) begin() error {
 		s.Synchronize()); err != nil {
 		return err
 	}
-	return l.setState(device.State{Mask: l.comm.Mask(), Timeout: uint64(max(l.comm.Deadline(), time.Millisecond))})
+	return l.setState(device.State{Mask: l.comm.Mask().Words()[0], Timeout: uint64(max(l.comm.Deadline(), time.Millisecond))})
 }
 
 func (l *Lane) setState(s device.State) error {
