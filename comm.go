@@ -18,9 +18,6 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// MaxRanks is the most ranks that one communicator can have: kernels keep sets of them in one word.
-const MaxRanks = device.MaxRanks
-
 // Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one.
 // Its operations are collective: every rank calls them, in the same order, each from one goroutine
 // at a time per communicator or handle.

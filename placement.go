@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
 )
 
 // placement is what a rank tells the others of its GPU.
@@ -102,6 +103,10 @@ func (d *Device) settle(cards []card, inProcess int, own error) error {
 	}
 	if d == nil {
 		return nil
+	}
+	if len(cards) > device.MaxRanks {
+		return Unsupportedf("join: %d ranks on GPUs; a communicator on GPUs has at most %d: split the job into groups",
+			len(cards), device.MaxRanks)
 	}
 	d.sms, d.virtual = d.info.sms, true
 	fd := true

@@ -11,10 +11,11 @@ import (
 // RankSetWords is how many words a [RankSet] has, of 64 ranks each.
 const RankSetWords = 16
 
-// setRanks is how many ranks a set has room for.
-const setRanks = 64 * RankSetWords
+// MaxRanks is the most ranks that one communicator can have. On GPUs it can have at most
+// [device.MaxRanks].
+const MaxRanks = 64 * RankSetWords
 
-// RankSet is a set of ranks of one communicator, from 0 to 1023. It is a value: methods
+// RankSet is a set of ranks of one communicator, from 0 to [MaxRanks]-1. It is a value: methods
 // return a new set, sets of the same ranks are equal with ==, and none of them allocates. The zero
 // value is the empty set.
 //
@@ -34,7 +35,7 @@ func RankSetFromWords(words []uint64) (RankSet, error) {
 	for i, w := range words[min(RankSetWords, len(words)):] {
 		if w != 0 {
 			rank := (RankSetWords+i)*64 + bits.TrailingZeros64(w)
-			return RankSet{}, Invalidf("rank %d: a communicator has at most %d ranks", rank, setRanks)
+			return RankSet{}, Invalidf("rank %d: a communicator has at most %d ranks", rank, MaxRanks)
 		}
 	}
 	copy(s.words[:], words)
@@ -57,7 +58,7 @@ func (s RankSet) Has(rank int) bool { return s.has(rank) }
 
 // has is Has without a copy of the set.
 func (s *RankSet) has(rank int) bool {
-	return uint(rank) < setRanks && s.words[uint(rank)/64]>>(uint(rank)%64)&1 != 0
+	return uint(rank) < MaxRanks && s.words[uint(rank)/64]>>(uint(rank)%64)&1 != 0
 }
 
 // With returns the set with some more ranks.
@@ -71,7 +72,7 @@ func (s RankSet) With(ranks ...int) RankSet {
 // Without returns the set without some ranks.
 func (s RankSet) Without(ranks ...int) RankSet {
 	for _, r := range ranks {
-		if uint(r) < setRanks {
+		if uint(r) < MaxRanks {
 			s.words[uint(r)/64] &^= 1 << (uint(r) % 64)
 		}
 	}
@@ -136,7 +137,7 @@ func (s RankSet) All() iter.Seq[int] {
 func (s RankSet) String() string {
 	var b strings.Builder
 	b.WriteByte('[')
-	for r := 0; r < setRanks; r++ {
+	for r := 0; r < MaxRanks; r++ {
 		if !s.Has(r) {
 			continue
 		}

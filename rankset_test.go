@@ -10,13 +10,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-const setRanks = 64 * weft.RankSetWords
-
 // TestRankSet compares sets with maps.
 func TestRankSet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(name string) (weft.RankSet, map[int]bool) {
-			ranks := rapid.SliceOf(rapid.OneOf(rapid.IntRange(0, 70), rapid.IntRange(0, setRanks-1))).Draw(t, name)
+			ranks := rapid.SliceOf(rapid.OneOf(rapid.IntRange(0, 70), rapid.IntRange(0, weft.MaxRanks-1))).Draw(t, name)
 			in := map[int]bool{}
 			for _, r := range ranks {
 				in[r] = true
@@ -27,7 +25,7 @@ func TestRankSet(t *testing.T) {
 		b, inB := draw("b")
 		check := func(what string, got weft.RankSet, want func(r int) bool) {
 			var members []int
-			for r := range setRanks {
+			for r := range weft.MaxRanks {
 				if got.Has(r) != want(r) {
 					t.Fatalf("%s: has %d: %v", what, r, got.Has(r))
 				}
@@ -55,7 +53,7 @@ func TestRankSet(t *testing.T) {
 			t.Fatalf("%v contains %v: %v", a, b, a.Contains(b))
 		}
 	})
-	if a := weft.RankSetOf(3); a.Has(-1) || a.Has(setRanks) || a.Without(-1, setRanks) != a {
+	if a := weft.RankSetOf(3); a.Has(-1) || a.Has(weft.MaxRanks) || a.Without(-1, weft.MaxRanks) != a {
 		t.Error("ranks that no communicator has")
 	}
 	words := make([]uint64, weft.RankSetWords+2)
@@ -70,7 +68,7 @@ func TestRankSet(t *testing.T) {
 }
 
 func TestRankSetAllocates(t *testing.T) {
-	a, b, n := weft.RankSetOf(1, 63), weft.RankSetOf(2, 64, setRanks-1), 0
+	a, b, n := weft.RankSetOf(1, 63), weft.RankSetOf(2, 64, weft.MaxRanks-1), 0
 	allocs := testing.AllocsPerRun(100, func() {
 		s := a.Union(b).Minus(a).With(7).Without(8)
 		for r := range s.All() {

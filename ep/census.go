@@ -24,7 +24,7 @@ type Census struct {
 // in NodeTokens. What a [Spec] cannot have, such as more than 64 ranks or 32 selections a token, is
 // refused. A [Counter] does the same on a GPU.
 func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, error) {
-	if err := cmp.Or(checkPlaces(experts, ranks, ranksPerNode), checkCounted(topk)); err != nil {
+	if err := cmp.Or(checkPlaces(experts, ranks, ranksPerNode, weft.MaxRanks), checkCounted(topk)); err != nil {
 		return nil, err
 	}
 	tokens, k := topk.Shape[0], topk.Shape[1]
@@ -67,11 +67,11 @@ func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, 
 // opCount is what errors call the layout step.
 const opCount = "count routing"
 
-// checkPlaces says what is wrong with where experts are.
-func checkPlaces(experts, ranks, ranksPerNode int) error {
-	if ranks < 1 || ranks > weft.MaxRanks || experts < 1 || experts > MaxExperts {
+// checkPlaces says what is wrong with where experts are, of which at most so many ranks may have some.
+func checkPlaces(experts, ranks, ranksPerNode, most int) error {
+	if ranks < 1 || ranks > most || experts < 1 || experts > MaxExperts {
 		return weft.Invalidf("%s: %d experts on %d ranks: want at most %d on %d", opCount, experts, ranks,
-			MaxExperts, weft.MaxRanks)
+			MaxExperts, most)
 	}
 	if experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
 		return weft.Invalidf("%s: %d experts on %d ranks, %d a node: want experts in equal shares, and "+

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
@@ -77,7 +78,7 @@ func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNo
 	if comm.Device() == nil {
 		return nil, weft.Unsupportedf("%s: the communicator is bound to no GPU; count on the host with CountRouting", op)
 	}
-	if err := checkPlaces(experts, ranks, ranksPerNode); err != nil {
+	if err := checkPlaces(experts, ranks, ranksPerNode, device.MaxRanks); err != nil {
 		return nil, err
 	}
 	c := &Counter{comm: comm, experts: experts, ranks: ranks, perNode: ranksPerNode}

@@ -1,7 +1,7 @@
 package ep
 
 import (
-	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -99,7 +99,7 @@ func newLocals(g *geometry, placed bool, b blocks) locals {
 	// Every block has a count.
 	l := locals{combineCounts: b.dispatchGrid(), gradientCounts: b.dispatchGrid() + b.combineGrid()}
 	l.Workspace = *enginegpu.NewLocal(l.gradientCounts + b.gradients)
-	l.credits = l.Zeros(4 * weft.MaxRanks)
+	l.credits = l.Zeros(4 * device.MaxRanks)
 	l.combineFilled = l.Zeros(3 * (int64(g.tokens) + 1) * 8)
 	if !placed {
 		l.filled = l.Zeros(3 * int64(g.ranks) * (int64(g.tokens) + 1) * 4)

@@ -148,7 +148,7 @@ func arguedPrograms(arch string) []argued {
 			layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
 			layout.Constants(map[string]int{
 				"WIDE": whatWide, "THREADS": censusThreads, "SHARE": censusShare,
-				"MAX_RANKS": weft.MaxRanks,
+				"MAX_RANKS": device.MaxRanks,
 			})},
 		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) +
 			layout.Of("Copy", reflect.TypeFor[copyArgs](), nil) +

@@ -169,7 +169,7 @@ func (m *Mesh) give(ctx context.Context, p *peer, f frame, share func(*peer) (of
 	return nil
 }
 
-// collect takes the offers that are there, and waits for more if there was none. It returns the
+// collect takes the offers that are there. If there was none it waits for the first that is owed. It returns the
 // peers that still owe theirs.
 func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting []*peer,
 	take func(*peer, offer) error,
@@ -190,6 +190,10 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 		}
 	}
 	closed, changed := m.closed, m.changed
+	wait := !closed && gone == nil && len(ready) == 0
+	if wait {
+		owing[0].awaited++
+	}
 	m.mu.Unlock()
 
 	for i, p := range ready {
@@ -205,11 +209,16 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 		return owing, ErrClosed
 	case gone != nil:
 		return owing, &PeerError{Peer: gone.position, Err: gone.gone}
-	case len(ready) > 0:
+	case !wait:
 		return owing, nil
 	}
 	m.awaited.Store(int64(owing[0].position) + 1)
-	defer m.awaited.Store(0)
+	defer func() {
+		m.awaited.Store(0)
+		m.mu.Lock()
+		owing[0].awaited--
+		m.mu.Unlock()
+	}()
 	select {
 	case <-changed:
 		return owing, nil

@@ -9,10 +9,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cmd/weft/internal/link"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
 )
@@ -58,7 +58,7 @@ func (g GPUs) settled() (GPUs, error) {
 	if len(g.Contexts) == 0 {
 		return g, errors.New("no GPUs")
 	}
-	return g, errors.Join(within("ranks", g.Ranks, 1, weft.MaxRanks),
+	return g, errors.Join(within("ranks", g.Ranks, 1, device.MaxRanks),
 		within("operations", g.Operations, 1, MostOperations),
 		within("replays", g.Replays, 1, MostReplays), within("samples", g.Samples, 1, mostIterations))
 }
