@@ -704,3 +704,18 @@ func launch(c *weft.Comm, name string, arguments ...any) error {
 	}
 	return errors.Join(l.Start(c.Device().Stream()), module.Close())
 }
+
+// TestTooManyRanksOnGPUs: kernels know of fewer ranks than hosts do, and every rank says so.
+func TestTooManyRanksOnGPUs(t *testing.T) {
+	_, d := machine(t, cudatest.Config{})
+	each := make([][]weft.Option, device.MaxRanks+1)
+	for r := range each {
+		each[r] = []weft.Option{weft.WithDevice(primary(t, d, 0))}
+	}
+	_, errs := joinEach(t, each...)
+	for r, err := range errs {
+		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "ranks on GPUs") {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+}

@@ -178,7 +178,7 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set RankSet) (uint64,
 	target := first
 	own.publish(target, set)
 	var watch channel.Stopwatch
-	for nap := 20 * time.Microsecond; ; nap = min(2*nap, time.Millisecond) {
+	for nap := 20 * time.Microsecond; ; nap = min(2*nap, c.pace(time.Millisecond)) {
 		waited := watch.Look()
 		last := c.decision()
 		if last.out == set && last.generation >= first {
@@ -210,6 +210,12 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set RankSet) (uint64,
 		}
 		time.Sleep(nap)
 	}
+}
+
+// pace is how often a rank looks at all others: as often as it says where they are few. Ranks of one
+// process would otherwise do nothing but look at each other.
+func (c *Comm) pace(few time.Duration) time.Duration {
+	return few * time.Duration(1+(c.inProcess-1)/64)
 }
 
 // everyone is the set of all ranks.

@@ -152,7 +152,7 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		tick := time.NewTicker(2 * time.Millisecond)
+		tick := time.NewTicker(c.pace(2 * time.Millisecond))
 		defer tick.Stop()
 		for watch := (channel.Stopwatch{}); ; {
 			waited, peer := watch.Look(), c.mesh.Awaited()

@@ -90,7 +90,7 @@ func Join(n int, options ...weft.Option) ([]*weft.Comm, error) {
 }
 
 func join(n int, options func(rank int) []weft.Option) ([]*weft.Comm, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	ranks, err := bootstrap.NewInProcess(n)
 	if err != nil {

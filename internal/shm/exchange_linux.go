@@ -223,8 +223,22 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 	case <-changed:
 		return owing, nil
 	case <-ctx.Done():
-		return owing, &PeerError{Peer: owing[0].position, Err: silence(owing, context.Cause(ctx))}
+		silent := m.silent(owing, id)
+		if len(silent) == 0 {
+			return owing, nil
+		}
+		return owing, &PeerError{Peer: silent[0].position, Err: silence(silent, context.Cause(ctx))}
 	}
+}
+
+// silent lists the peers that have not answered, which may be fewer than when the wait began.
+func (m *Mesh) silent(owing []*peer, id uint64) []*peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(owing), func(p *peer) bool {
+		_, answered := p.offers[id]
+		return answered
+	})
 }
 
 // Awaited is the first of the peers that an exchange waits for at this moment, or -1. It is a
