@@ -32,12 +32,8 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 	c.agreement.Lock()
 	defer c.agreement.Unlock()
 
-	epoch := c.Generation() << 40
-	if c.agreement.round < epoch {
-		c.agreement.round = epoch
-	}
-	c.agreement.round++
-	round := c.agreement.round
+	c.agreement.rounds.Begin(c.Generation())
+	round := c.agreement.rounds.Next()
 
 	own := c.control[c.rank]
 	half := &own.note[round&1]

@@ -12,7 +12,7 @@ import (
 
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/engine"
 	"github.com/weftgo/weft/internal/filelimit"
 	"github.com/weftgo/weft/internal/shm"
@@ -57,7 +57,7 @@ type Comm struct {
 
 	agreement struct {
 		sync.Mutex
-		round uint64
+		rounds channel.Sequence
 	}
 	objects struct {
 		sync.Mutex

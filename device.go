@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -32,6 +33,39 @@ type Device struct {
 	devices []*cuda.Device // by rank, as this process's driver knows them; nil for a GPU that it does not see
 	places  []placement    // by rank
 	kernels *kernel.Cache
+	lanes   lanes
+}
+
+// lanes are the words of the lanes of a Device's operations, by number from 1 on.
+type lanes struct {
+	sync.Mutex
+	words []*device.Words
+}
+
+// Lane is the number of a lane whose records have these words: what its kernels find in Group.Lane.
+// Lanes of the same words have the same number, so words are to live as long as the program.
+func (d *Device) Lane(w *device.Words) uint32 {
+	if w == nil {
+		return 0
+	}
+	d.lanes.Lock()
+	defer d.lanes.Unlock()
+	i := slices.Index(d.lanes.words, w)
+	if i < 0 {
+		i = len(d.lanes.words)
+		d.lanes.words = append(d.lanes.words, w)
+	}
+	return uint32(i + 1)
+}
+
+// words are those of a lane's number, or nil.
+func (d *Device) words(lane uint32) *device.Words {
+	d.lanes.Lock()
+	defer d.lanes.Unlock()
+	if lane == 0 || int(lane) > len(d.lanes.words) {
+		return nil
+	}
+	return d.lanes.words[lane-1]
 }
 
 // Context is the CUDA context that the rank uses. It is borrowed.

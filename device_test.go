@@ -19,8 +19,8 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // machine is a machine with GPUs, which must be found in order when the test ends.
@@ -682,14 +682,21 @@ func newSpin(m *cudatest.Machine) *spin {
 		if atomic.LoadUint32(&r.State) != device.RecordEmpty {
 			return
 		}
-		r.Op, r.Epoch, r.Peer, r.Cause, r.Expected, r.Seen = device.OpDispatch, 41, peer, cause, 7, 3
+		r.Op, r.Lane, r.Epoch, r.Peer, r.Cause, r.Expected, r.Seen = 2, 1, 41, peer, cause, 7, 3
 		atomic.StoreUint32(&r.State, device.RecordWritten)
 	})
 	return s
 }
 
+// words are those of the only lane there is, which has number 1.
+var words = &device.Words{
+	Operation: func(op uint32) string { return map[uint32]string{2: "dispatch"}[op] },
+	Mismatch:  func(theirs, ours uint64) string { return fmt.Sprintf("it calls %d, this rank %d", theirs, ours) },
+}
+
 // launch runs a kernel on the Comm's stream.
 func launch(c *weft.Comm, name string, arguments ...any) error {
+	c.Device().Lane(words)
 	module, err := c.Device().Context().LoadModule([]byte("image"))
 	if err != nil {
 		return err

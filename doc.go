@@ -24,7 +24,7 @@
 // other's allocations. Each rank maps all parts for its own GPU.
 //
 // A GPU does not order its stores for others by itself: kernels follow data with a fence for the
-// whole system, or carry the flag inside the data. Package cuda/device has the means. Streams are
+// whole system, or carry the flag inside the data. Package device has the means. Streams are
 // the caller's ([StreamOf]); operations enqueue and return, and [Comm.Wait] waits and tells of
 // failures.
 //

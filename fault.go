@@ -9,7 +9,7 @@ import (
 
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 // recorded is what a wait on the device left when it gave up.
@@ -18,6 +18,14 @@ func (c *Comm) recorded() (device.Record, bool) {
 		return device.Record{}, false
 	}
 	return *c.record, true
+}
+
+// words are those of the lane whose kernel left a record; nil if it has none.
+func (c *Comm) words(r device.Record) *device.Words {
+	if c.device == nil {
+		return nil
+	}
+	return c.device.words(r.Lane)
 }
 
 // verdict says who is to blame for what a wait on the device recorded.
@@ -37,7 +45,7 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 	// Nothing is seen of waits on devices before they have ended. Those of a circle do so at about
 	// the same time; what each was stays to be seen until SetMask.
 	own := channel.Record{
-		Op: device.OpName(r.Op), Object: fmt.Sprintf("epoch %d", r.Epoch), Peer: peer,
+		Op: r.OperationName(c.words(r)), Object: fmt.Sprintf("epoch %d", r.Epoch), Peer: peer,
 		Expected: r.Expected, Seen: r.Seen,
 	}
 	c.waiter.ShowFinal(own)
@@ -51,19 +59,13 @@ const deviceGrace = 500 * time.Millisecond
 // recordError is the error of a fault that this rank told the others of after a wait on its device
 // had ended.
 func (c *Comm) recordError(f channel.Fault, r device.Record) error {
-	op := device.OpName(r.Op)
+	op := r.OperationName(c.words(r))
 	if f.Cause == channel.CauseMasked { // what it has seen of the others was not meant for it
 		return f.Err(op)
 	}
-	if r.Cause == device.CauseMismatch && (r.Expected^r.Seen)&(1<<device.CallBits-1) == 0 {
-		return &PeerError{Rank: int(r.Peer), Op: op, Err: fmt.Errorf("%w: it goes by another routing", ErrMismatch)}
-	}
 	if r.Cause == device.CauseMismatch {
-		return &PeerError{
-			Rank: int(r.Peer), Op: op,
-			Err: fmt.Errorf("%w: it calls %s, this rank %s", ErrMismatch, device.CallName(r.Seen),
-				device.CallName(r.Expected)),
-		}
+		why := fmt.Errorf("%w: %s", ErrMismatch, r.MismatchText(c.words(r)))
+		return &PeerError{Rank: int(r.Peer), Op: op, Err: why}
 	}
 	if f.Cause == channel.CauseTimeout && f.Reporter == c.rank && f.Rank == int(r.Peer) {
 		why := fmt.Errorf("%w: epoch %d on the GPU: expected %d, seen %d", ErrTimeout, r.Epoch, r.Expected, r.Seen)

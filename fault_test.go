@@ -15,7 +15,7 @@ import (
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 // abortKinds are machines that pin the control page, and that refuse to.

@@ -12,7 +12,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // blame says how err differs from a PeerError that names the rank and wraps the cause.
@@ -62,10 +62,10 @@ func TestJoinAlone(t *testing.T) {
 }
 
 func TestJoinRefuses(t *testing.T) {
-	if _, err := eptest.Join(1, weft.WithDeadline(0)); !errors.Is(err, weft.ErrInvalid) {
+	if _, err := ranktest.Join(1, weft.WithDeadline(0)); !errors.Is(err, weft.ErrInvalid) {
 		t.Errorf("without a deadline: %v", err)
 	}
-	if _, err := eptest.Join(weft.MaxRanks + 1); !errors.Is(err, weft.ErrUnsupported) {
+	if _, err := ranktest.Join(weft.MaxRanks + 1); !errors.Is(err, weft.ErrUnsupported) {
 		t.Errorf("with too many ranks: %v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 func openFiles(t *testing.T) int {
@@ -24,7 +24,7 @@ func openFiles(t *testing.T) int {
 // TestDescriptors joins and leaves many times: descriptors and goroutines do not add up.
 func TestDescriptors(t *testing.T) {
 	once := func() {
-		group, err := eptest.Join(4)
+		group, err := ranktest.Join(4)
 		if err != nil {
 			t.Fatal(err)
 		}

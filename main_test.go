@@ -8,7 +8,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 func TestMain(m *testing.M) {
@@ -28,18 +28,7 @@ func testContext(t testing.TB) context.Context {
 // join makes n goroutine ranks that leave when the test ends.
 func join(t testing.TB, n int, options ...weft.Option) []*weft.Comm {
 	t.Helper()
-	group, err := eptest.Join(n, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for _, c := range group {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	return group
+	return ranktest.New(t, n, options...)
 }
 
 // each runs body on every rank at once and returns their errors by rank.

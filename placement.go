@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 // placement is what a rank tells the others of its GPU.

@@ -16,7 +16,7 @@ import (
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/internal/eptest/processes"
+	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 // playPart makes this process a rank of a test, if a test has started it as one.

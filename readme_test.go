@@ -30,13 +30,17 @@ func layer(ctx context.Context, options ...weft.Option) ([]float32, error) {
 	if err != nil {
 		return nil, err
 	}
-	received, err := handle.Dispatch(ctx, nil, routing, ep.Rows{Data: weft.TensorOf([]float32{1, 2, 3, 4}, 1, 4)})
+	received, err := handle.Dispatch(ctx, nil, ep.DispatchArgs{
+		Routing: routing, Rows: ep.Rows{Data: weft.TensorOf([]float32{1, 2, 3, 4}, 1, 4)},
+	})
 	if err != nil {
 		return nil, err
 	}
 	experts(comm.Rank(), received.Data) // [experts of this rank, rows of an expert, hidden], in place
 	out := make([]float32, 4)
-	return out, handle.Combine(ctx, nil, routing, received.Data, weft.TensorOf(out, 1, 4))
+	return out, handle.Combine(ctx, nil, ep.CombineArgs{
+		Routing: routing, Rows: received.Data, Out: weft.TensorOf(out, 1, 4),
+	})
 }
 
 // experts stands for matrix products: expert e multiplies its rows by e.

@@ -12,6 +12,7 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // TestManyRanks has more ranks than a word has bits join, gather, leave some of them out, sum and
@@ -28,7 +29,7 @@ func TestManyRanks(t *testing.T) {
 	}
 	all := func(group []*weft.Comm, body func(c *weft.Comm) error) {
 		t.Helper()
-		if err := eptest.Each(group, body); err != nil {
+		if err := ranktest.Each(group, body); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -5,7 +5,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/weftgo/weft/internal/eptest/processes"
+	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 func TestMain(m *testing.M) {

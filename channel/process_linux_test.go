@@ -13,7 +13,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
-	"github.com/weftgo/weft/internal/eptest/processes"
+	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 // end is a process's end of channels to every other process of a test. Its part of the window

@@ -35,7 +35,7 @@ func goCosts(t *testing.T) map[string]float64 {
 	routing, err := h.Prepare(ctx, nil, weft.TensorOf([]int32{1}, 1, 1), weft.TensorOf([]float32{1}, 1, 1))
 	must(err)
 	rows, out := ep.Rows{Data: weft.TensorOf([]float32{1, 2, 3, 4}, 1, 4)}, weft.TensorOf(make([]float32, 4), 1, 4)
-	got, err := h.Dispatch(ctx, nil, routing, rows)
+	got, err := h.Dispatch(ctx, nil, ep.DispatchArgs{Routing: routing, Rows: rows})
 	must(err)
 
 	costs := map[string]float64{}
@@ -55,10 +55,12 @@ func goCosts(t *testing.T) map[string]float64 {
 	}
 	measure("error", comm.Err)
 	measure("barrier", func() error { return group.Barrier(ctx, nil) })
-	measure("combine", func() error { return h.Combine(ctx, nil, routing, got.Data, out) })
+	measure("combine", func() error {
+		return h.Combine(ctx, nil, ep.CombineArgs{Routing: routing, Rows: got.Data, Out: out})
+	})
 	got.Release()
 	measure("dispatch+release", func() error {
-		got, err := h.Dispatch(ctx, nil, routing, rows)
+		got, err := h.Dispatch(ctx, nil, ep.DispatchArgs{Routing: routing, Rows: rows})
 		if err == nil {
 			got.Release()
 		}

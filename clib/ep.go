@@ -284,7 +284,6 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 			return err
 		}
 		d := dispatch{ep: e, routing: number(v.routing)}
-		given := v.weights
 		if d.routing != 0 {
 			if v.topk != nil {
 				return invalidf("a dispatch goes by a routing or by top-k, not by both")
@@ -292,14 +291,9 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 			if d.by, err = e.routing(d.routing); err != nil {
 				return err
 			}
-			d.weighs = given != nil
-		} else {
-			if err := e.selections(v.topk, v.weights); err != nil {
-				return err
-			}
-			given = nil
+			d.weighs = v.weights != nil
 		}
-		if err := refresh(&e.rows.Weights, given, "weights tensor"); err != nil {
+		if err := e.selections(v.topk, v.weights); err != nil {
 			return err
 		}
 		if later != nil {
@@ -309,12 +303,7 @@ func goweft_ep_dispatch(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_di
 		if err != nil {
 			return err
 		}
-		var got *ep.Received
-		if d.by != nil {
-			got, err = e.ep.Dispatch(ctx, s, d.by.routing, e.rows)
-		} else {
-			got, err = e.ep.PrepareDispatch(ctx, s, e.topk, e.weights, e.rows)
-		}
+		got, err := e.ep.Dispatch(ctx, s, d.args())
 		if err != nil {
 			return err
 		}
@@ -391,21 +380,17 @@ func goweft_ep_combine(id C.uint64_t, stream unsafe.Pointer, args *C.weft_ep_com
 				return err
 			}
 		}
-		switch {
-		case later == nil && v.weights == nil:
-			return e.ep.Combine(ctx, s, r, h.rows, h.out, bias...)
-		case later == nil:
-			return e.ep.WeighCombine(ctx, s, r, e.weights, h.rows, h.out, bias...)
+		c := ep.CombineArgs{Routing: r, Rows: h.rows, Out: h.out, Bias: bias}
+		if v.weights != nil {
+			c.Weights = e.weights
+		}
+		if later == nil {
+			return e.ep.Combine(ctx, s, c)
 		}
 		if err := result(unsafe.Pointer(later), "weft_work"); err != nil {
 			return err
 		}
-		var w *weft.Work
-		if v.weights == nil {
-			w, err = e.ep.SendCombine(ctx, s, r, h.rows, h.out, bias...)
-		} else {
-			w, err = e.ep.SendWeighCombine(ctx, s, r, e.weights, h.rows, h.out, bias...)
-		}
+		w, err := e.ep.SendCombine(ctx, s, c)
 		if err != nil {
 			return err
 		}
@@ -436,7 +421,10 @@ func goweft_ep_dispatch_backward(id C.uint64_t, stream unsafe.Pointer, args *C.w
 			return err
 		}
 		b.gradRows.Generation = e.generation(v.received)
-		return e.ep.DispatchBackward(ctx, s, r, b.gradRows, b.gradRowWeights, b.gradTokens, b.gradWeights)
+		return e.ep.DispatchBackward(ctx, s, ep.DispatchBackwardArgs{
+			Routing: r, GradRows: b.gradRows, GradRowWeights: b.gradRowWeights, GradTokens: b.gradTokens,
+			GradWeights: b.gradWeights,
+		})
 	})
 }
 
@@ -462,7 +450,9 @@ func goweft_ep_combine_backward(id C.uint64_t, stream unsafe.Pointer, args *C.we
 			return err
 		}
 		b.rows.Generation = e.generation(v.received)
-		return e.ep.CombineBackward(ctx, s, r, b.gradOut, b.rows, b.gradRows, b.gradWeights)
+		return e.ep.CombineBackward(ctx, s, ep.CombineBackwardArgs{
+			Routing: r, GradOut: b.gradOut, Rows: b.rows, GradRows: b.gradRows, GradWeights: b.gradWeights,
+		})
 	})
 }
 

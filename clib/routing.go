@@ -234,6 +234,15 @@ type dispatch struct {
 	weighs  bool     // it brings the routing weights
 }
 
+// args are what the caller has passed.
+func (d *dispatch) args() ep.DispatchArgs {
+	a := ep.DispatchArgs{TopK: d.ep.topk, Weights: d.ep.weights, Rows: d.ep.rows}
+	if d.by != nil {
+		a.Routing = d.by.routing
+	}
+	return a
+}
+
 // resultOf checks where a result is to be put.
 func resultOf(out *C.weft_ep_dispatch_result) (data, scales *C.weft_tensor, err error) {
 	v, err := input(out, "weft_ep_dispatch_result")

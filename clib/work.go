@@ -32,12 +32,7 @@ func (d dispatch) send(ctx context.Context, s *weft.Stream, out *C.weft_work) er
 	}
 	w := &work{dispatch: d}
 	var err error
-	if d.by != nil {
-		w.pending, err = d.ep.ep.SendDispatch(ctx, s, d.by.routing, d.ep.rows)
-	} else {
-		w.pending, err = d.ep.ep.SendPrepareDispatch(ctx, s, d.ep.topk, d.ep.weights, d.ep.rows)
-	}
-	if err != nil {
+	if w.pending, err = d.ep.ep.SendDispatch(ctx, s, d.args()); err != nil {
 		return err
 	}
 	return addWork(w, out)

@@ -16,7 +16,7 @@ var allGatherEager = Algorithm{
 			if r == c.comm.Rank() {
 				c.move(c.block(r), c.in)
 			} else {
-				c.copy(c.block(r), c.payload(r, c.published, c.Bytes))
+				c.copy(c.block(r), c.payload(r, c.numbers.Last(), c.Bytes))
 			}
 		}
 		return nil

@@ -19,7 +19,7 @@ var allGatherPipeline = Algorithm{
 			stage(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.published
+			round := c.numbers.Last()
 			if at+size < c.Bytes {
 				stage(at + size)
 			}

@@ -14,7 +14,7 @@ var allReduceEager = Algorithm{
 			return err
 		}
 		for i, r := range c.live {
-			c.rows[i] = c.payload(r, c.published, c.Bytes)
+			c.rows[i] = c.payload(r, c.numbers.Last(), c.Bytes)
 		}
 		c.rows[c.own] = c.in
 		c.reduce(c.out, c.rows[:c.Ranks], c.stream)

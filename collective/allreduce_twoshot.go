@@ -25,7 +25,7 @@ var allReduceTwoShot = Algorithm{
 		}
 		for at := 0; at < c.Bytes; at += size {
 			n := min(size, c.Bytes-at)
-			inputs := c.published
+			inputs := c.numbers.Last()
 			if err := c.await(ctx, c.name, inputs); err != nil {
 				return err
 			}

@@ -38,7 +38,7 @@ var allReduceWindow = Algorithm{
 			reduce(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.published
+			round := c.numbers.Last()
 			if at+size < c.Bytes {
 				reduce(at + size)
 			}

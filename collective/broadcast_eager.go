@@ -18,7 +18,7 @@ var broadcastEager = Algorithm{
 			return err
 		}
 		if !root {
-			c.copy(c.out, c.payload(c.Root, c.published, c.Bytes))
+			c.copy(c.out, c.payload(c.Root, c.numbers.Last(), c.Bytes))
 		}
 		return nil
 	},

@@ -22,7 +22,7 @@ var broadcastPipeline = Algorithm{
 			stage(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.published
+			round := c.numbers.Last()
 			if at+size < c.Bytes {
 				stage(at + size)
 			}

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 func TestMain(m *testing.M) {
@@ -34,25 +34,7 @@ type job struct{ comms []*weft.Comm }
 
 func newJob(t testing.TB, ranks int, options ...weft.Option) *job {
 	t.Helper()
-	boots, err := bootstrap.NewInProcess(ranks)
-	if err != nil {
-		t.Fatal(err)
-	}
-	j := &job{comms: make([]*weft.Comm, ranks)}
-	t.Cleanup(func() {
-		for _, c := range j.comms {
-			if c != nil {
-				if err := c.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-	})
-	j.must(t, func(ctx context.Context, r int) (err error) {
-		j.comms[r], err = weft.Join(ctx, append([]weft.Option{weft.WithBootstrap(boots[r])}, options...)...)
-		return err
-	})
-	return j
+	return &job{ranktest.New(t, ranks, options...)}
 }
 
 // group makes a group on every rank.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/internal/eptest/processes"
+	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 // playPart makes this process a rank, if a test has started it as one.
@@ -117,7 +117,7 @@ func (m *member) othersWait(ctx context.Context) error {
 		}
 		for {
 			w := m.comm.Waiter().Peers[r].Record()
-			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.published {
+			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.numbers.Last() {
 				break
 			}
 			select {

@@ -23,10 +23,9 @@ type rounds struct {
 	mine   *board
 	cursor int // in this rank's ring
 
-	generation uint64
-	published  uint64 // the last round that this rank published
-	live       []int  // ranks that take part, ascending
-	own        int    // this rank's place among them
+	numbers channel.Sequence // the last one is of the round that this rank published last
+	live    []int            // ranks that take part, ascending
+	own     int              // this rank's place among them
 
 	// step, when a test has set it, is called when this rank has published a round and when it has
 	// seen everyone's.
@@ -48,8 +47,7 @@ func newRounds(comm *weft.Comm, w *weft.Window) *rounds {
 // nobody is inside an older operation, and what it left behind has lower numbers than all that is
 // published from now on.
 func (r *rounds) sync(op string) error {
-	g := r.comm.Generation()
-	if g == r.generation && r.live != nil {
+	if !r.numbers.Begin(r.comm.Generation()) && r.live != nil {
 		return nil
 	}
 	r.live = r.live[:0]
@@ -66,12 +64,11 @@ func (r *rounds) sync(op string) error {
 		}
 		r.live = append(r.live, p)
 	}
-	r.generation, r.published = g, g<<40
 	return nil
 }
 
 // next is the slot of the round that this rank publishes next.
-func (r *rounds) next() *slot { return &r.mine.slots[(r.published+1)%slots] }
+func (r *rounds) next() *slot { return &r.mine.slots[(r.numbers.Last()+1)%slots] }
 
 // fill returns the memory for the n bytes of payload of the next round, of at most the ring's
 // share.
@@ -92,12 +89,12 @@ func (r *rounds) fill(n int) []byte {
 // publish ends the filling of the next slot and returns its round.
 func (r *rounds) publish() uint64 {
 	s := r.next()
-	r.published++
-	s.round.Publish(r.published)
+	round := r.numbers.Next()
+	s.round.Publish(round)
 	if r.step != nil {
 		r.step()
 	}
-	return r.published
+	return round
 }
 
 // payload is what rank said in a round.

@@ -184,7 +184,7 @@ var callNames = [callKinds]string{
 	opPrepare, opDispatch, opCombine, opDispatchBackward, opCombineBackward, opCombineBackward, opPrepareDispatch,
 }
 
-func newCall(kind int, r *Routing, weights bool) call {
+func newCall(kind int, r *Batch, weights bool) call {
 	c := call{word: uint32(kind) * callUnit}
 	if weights {
 		c.word |= wantsWeights

@@ -2,15 +2,26 @@ package ep
 
 import (
 	"context"
-	"slices"
 
 	"github.com/weftgo/weft"
 )
 
+// CombineArgs are what a combine takes home.
+type CombineArgs struct {
+	Routing *Routing
+	// Rows, y below, has the shape of what Dispatch returned, with rows of the Spec's Output type.
+	Rows weft.Tensor
+	// Out and each of Bias (none, one or two) are [tokens, hidden] of that type.
+	Out  weft.Tensor
+	Bias []weft.Tensor
+	// Weights, fp32 [tokens, top-k], are those of this combine: the Routing gets them first, as by
+	// [Handle.Weigh]. On GPUs that is one kernel, unless rows are read by their homes (see
+	// [Handle.CombineBuffer]). They are borrowed as the rows are.
+	Weights weft.Tensor
+}
+
 // Combine brings the experts' rows home and sums them: out[t] = bias + sum over k of weight[t,k] *
-// y[row of (t,k)], in the handle's reduction. y has the shape of what Dispatch returned, with rows
-// of the Spec's Output type; out and each bias (none, one or two) are [tokens, hidden] of that
-// type.
+// y[row of (t,k)], in the handle's reduction. See [CombineArgs].
 //
 // On the host, rows of y that lie in a window (received memory does) are read by their home ranks
 // where they are, and Combine returns when all have. Others are copied to a staging window first.
@@ -19,17 +30,43 @@ import (
 // Memory for received rows is taken only while it holds what was received by r: y in it is refused
 // once that was released, or another batch lies there, of which a later one by r is known by
 // [weft.Tensor].Generation. Memory for the received rows of another handle of the communicator is
-// refused always. The rows of WeighCombine and of both gradients are taken by the same rules.
+// refused always. The rows of both gradients are taken by the same rules.
 // Captures are checked when they are made, not when they are replayed. Any other memory is the
 // caller's.
 //
 // With [DeviceCounts] and a packed layout y may be the first rows alone, if all that have come are
 // among them: who knows their number hands over no more. out overlaps neither y, which other ranks
 // read, nor a part of a bias.
-func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor,
-	bias ...weft.Tensor,
-) error {
-	return h.engine.combine(ctx, s, r, weft.Tensor{}, y, out, h.keep(bias))
+func (h *Handle) Combine(ctx context.Context, s *weft.Stream, c CombineArgs) error {
+	if err := h.checkOwnWeights(&c); err != nil {
+		return err
+	}
+	return h.engine.Combine(ctx, s, c.sum())
+}
+
+// SendCombine is the first half of [Handle.Combine]; Wait on the result is the second. Tensors are
+// borrowed until then, and the handle does nothing else before.
+//
+// What is copied to a staging window, and partial sums, may have to wait for it: until every rank
+// has received the operation that last used it.
+func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, c CombineArgs) (*weft.Work, error) {
+	if err := h.checkOwnWeights(&c); err != nil {
+		return nil, err
+	}
+	return h.engine.SendCombine(ctx, s, c.sum())
+}
+
+func (h *Handle) checkOwnWeights(c *CombineArgs) error {
+	if c.Weights.IsZero() {
+		return nil
+	}
+	return h.checkWeigh(opCombine, c.Routing, c.Weights)
+}
+
+func (c *CombineArgs) sum() SumArgs {
+	a := SumArgs{Batch: c.Routing.shared(), Rows: c.Rows, Out: c.Out, Weights: c.Weights, Biases: len(c.Bias)}
+	copy(a.Bias[:], c.Bias)
+	return a
 }
 
 // CombineBuffer returns memory of the handle's for rows that Combine, or DispatchBackward, is to
@@ -44,88 +81,8 @@ func (h *Handle) Combine(ctx context.Context, s *weft.Stream, r *Routing, y, out
 // There is one. It is free again when the operation that took it has ended on its stream, and any
 // operation that copies its rows copies them here. SetMask may move it, so ask again then.
 func (h *Handle) CombineBuffer() weft.Tensor {
-	if h.closed {
+	if h.base.closed {
 		return weft.Tensor{}
 	}
-	return h.engine.combineBuffer()
-}
-
-// SendCombine is the first half of [Handle.Combine]; Wait on the result is the second. y, out and
-// bias are borrowed until then, and the handle does nothing else before.
-//
-// What is copied to a staging window, and partial sums, may have to wait for it: until every rank
-// has received the operation that last used it.
-func (h *Handle) SendCombine(ctx context.Context, s *weft.Stream, r *Routing, y, out weft.Tensor,
-	bias ...weft.Tensor,
-) (*weft.Work, error) {
-	return h.engine.sendCombine(ctx, s, r, weft.Tensor{}, y, out, h.keep(bias))
-}
-
-// keep puts biases where the engine can be handed them without the caller's going to the heap. Too
-// many are the engine's to refuse.
-func (h *Handle) keep(bias []weft.Tensor) []weft.Tensor {
-	if len(bias) > len(h.biases) {
-		return slices.Clone(bias)
-	}
-	return h.biases[:copy(h.biases[:], bias)]
-}
-
-// checkCombine says what is wrong with the arguments of a combine, which may bring weights, or of a
-// dispatch backward.
-func (h *Handle) checkCombine(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weighs bool) error {
-	s := &h.spec
-	if len(bias) > len(h.biases) {
-		return weft.Invalidf("%s: %d biases, want at most %d", op, len(bias), len(h.biases))
-	}
-	if !s.combines() {
-		return weft.Unsupportedf("%s: opaque rows cannot be reduced; give the Spec an Output type and "+
-			"Hidden, and combine rows of that type", op)
-	}
-	if err := r.check(h, op); err != nil {
-		return err
-	}
-	if op == opCombine && !weighs {
-		if err := r.checkWeighted(h, op, weightedAtHome); err != nil {
-			return err
-		}
-	}
-	if err := h.checkExpertRows(op, "rows", r, y, r.fewest()); err != nil {
-		return err
-	}
-	if err := checkTensor(op, "output rows", out, s.Output, r.tokens, s.Hidden); err != nil {
-		return err
-	}
-	if overlap(out, y) {
-		return weft.Invalidf("%s: the output rows overlap the rows, which other ranks read; give them "+
-			"memory of their own", op)
-	}
-	for _, b := range bias {
-		if err := checkTensor(op, "biases", b, s.Output, r.tokens, s.Hidden); err != nil {
-			return err
-		}
-		if overlapInPart(out, b) {
-			return weft.Invalidf("%s: the output rows overlap a part of a bias; give them memory of their "+
-				"own, or the very same", op)
-		}
-	}
-	return nil
-}
-
-// checkExpertRows checks a tensor of the shape that Dispatch returns, with elements of the Output
-// type, or of its first rows, of which there are so many at least.
-func (h *Handle) checkExpertRows(op, what string, r *Routing, t weft.Tensor, fewest int) error {
-	s := &h.spec
-	ok := t.DType == s.Output && len(t.Shape) >= 2 && t.Shape[len(t.Shape)-1] == s.Hidden
-	elems := t.Elems()
-	if n := elems / s.Hidden; !ok || n < fewest || n > r.Rows() {
-		if s.Layout == ExpertMajor {
-			return weft.Invalidf("%s: %s are %v, want %v[%d %d %d]", op, what, t, s.Output, h.geometry.local,
-				h.geometry.capacity, s.Hidden)
-		}
-		return weft.Invalidf("%s: %s are %v, want %v[%d %d]", op, what, t, s.Output, r.Rows(), s.Hidden)
-	}
-	if t.Data == nil && elems > 0 {
-		return weft.Invalidf("%s: %s have no memory", op, what)
-	}
-	return h.checkBatch(op, what, r, t, elems*s.Output.Size())
+	return h.engine.CombineBuffer()
 }

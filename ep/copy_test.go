@@ -10,14 +10,14 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // TestCopyRefusals: what cannot be copied, or not there, is refused in words, and nothing is
 // written.
 func TestCopyRefusals(t *testing.T) {
 	ctx := testContext(t)
-	group, err := eptest.Join(1)
+	group, err := ranktest.Join(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,9 @@ func TestCopyRefusals(t *testing.T) {
 				Scales: weft.TensorOf(make([]float32, tokens), tokens, 1),
 			}
 		}
-		got, err := h.PrepareDispatch(ctx, nil, weft.TensorOf([]int32{0, 1, 1, 2, 3, 0}, tokens, 2), weft.Tensor{}, x)
+		got, err := h.Dispatch(ctx, nil, ep.DispatchArgs{
+			TopK: weft.TensorOf([]int32{0, 1, 1, 2, 3, 0}, tokens, 2), Rows: x,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

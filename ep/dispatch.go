@@ -13,11 +13,37 @@ type Rows struct {
 	// fp8: fp32 [tokens, hidden/128]; UE8M0: ue8m0 [tokens, hidden/128]; opaque: uint8 [tokens,
 	// ScaleBytes]
 	Scales weft.Tensor
-	// Weights, of a dispatch by a Routing that is there, travel with the rows and take the place of
-	// those that the Routing had, here and where the rows arrive, for this and all later
-	// operations: fp32 [tokens, top-k]. They are given on every rank or on none; the zero Tensor
-	// leaves weights as they are.
+}
+
+// DispatchArgs are what a dispatch sends, and by which Routing.
+type DispatchArgs struct {
+	// Routing says where rows go. Without it TopK does: the dispatch then prepares on the way.
+	Routing *Routing
+	// TopK holds the experts that each token selects, as for [Handle.Prepare]. Inference, where
+	// every batch has routing of its own that one dispatch and one combine go by, gives it here. It
+	// is one call on every rank: others may not call Prepare and Dispatch instead. If it is refused
+	// nothing has moved, and there is no Routing.
+	//
+	// On GPUs the routing of expert-major and rank-major rows that cannot overflow travels with
+	// them, in one exchange instead of two. Everything else needs two, and so does the host, where
+	// an exchange of counts costs little.
+	TopK weft.Tensor
+	// Weights are fp32 [tokens, top-k], given on every rank or on none. With TopK they are those of
+	// the selections, as for Prepare. With a Routing they travel with the rows and take the place
+	// of those that the Routing had, here and where the rows arrive, for this and all later
+	// operations; absent ones leave weights as they are.
+	//
+	// On GPUs other weights cost no exchange of their own where rows have their final places before
+	// they leave. Elsewhere the dispatch is one that tells the routing anew: it counts as one that
+	// prepares if ranks make different calls, comes after a small kernel that reads the experts from
+	// the Routing, and is refused if ranks were masked since Prepare, for rows would then have other
+	// places.
 	Weights weft.Tensor
+	Rows
+}
+
+func (d *DispatchArgs) move() MoveArgs {
+	return MoveArgs{Batch: d.Routing.shared(), TopK: d.TopK, Weights: d.Weights, Data: d.Data, Scales: d.Scales}
 }
 
 // Received is what arrived: rows in the handle's layout, in memory of the handle's pool, and the
@@ -32,8 +58,8 @@ type Received struct {
 	// four.
 	Scales weft.Tensor
 
-	owner      owner // of the memory; nil if there is nothing to give back
-	place      int   // where it lies, in the owner's terms
+	handle     *Handle
+	buffer     int // that it lies in
 	released   bool
 	dataShape  [3]int
 	scaleShape [3]int
@@ -42,20 +68,20 @@ type Received struct {
 // Release gives the memory back. Data must not be used after; a combine that takes rows from it
 // must have returned, and one that comes later is refused. What is released in a capture must not
 // be read after a replay either, but by what the same graph has before its next dispatch. The
-// Routing has a Release of its own: what came by [Handle.PrepareDispatch] has a Routing that nobody
-// else knows.
+// Routing has a Release of its own: what came by a dispatch that prepared has a Routing that
+// nobody else knows.
 func (r *Received) Release() {
 	if !r.released {
 		r.released = true
-		if r.owner != nil {
-			r.owner.put(r.place)
-		}
+		r.handle.engine.Put(r.buffer)
 	}
 }
 
 // PendingDispatch is a dispatch that was sent and not yet received.
 type PendingDispatch struct {
-	second   secondHalf
+	handle   *Handle
+	second   SecondHalf
+	routing  *Routing // by which it goes; nil: that which it prepared
 	received *Received
 	over     bool
 	err      error
@@ -66,7 +92,10 @@ type PendingDispatch struct {
 func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 	if !p.over {
 		p.over = true
-		p.received, p.err = p.second.receive(ctx)
+		var a Arrived
+		if a, p.err = p.second.Receive(ctx); p.err == nil {
+			p.received = p.handle.arrived(p.routing, &a)
+		}
 	}
 	return p.received, p.err
 }
@@ -74,114 +103,51 @@ func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 // Dispatch sends the rows of this rank's tokens to their experts and returns those that arrive. On
 // the host, rows that lie in a window of the communicator are read by their receivers where they
 // are, and Dispatch returns when all have; others are copied to a staging window first.
-//
-// With [Rows].Weights the Routing gets other weights. On GPUs that costs no exchange of its own
-// where rows have their final places before they leave; elsewhere the dispatch is one that tells
-// the routing anew, as PrepareDispatch does and as which it counts if ranks make different calls,
-// after a small kernel that reads the experts from the Routing. There it is refused if ranks were
-// masked since Prepare, for rows would then have other places.
-func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	return h.engine.dispatch(ctx, s, r, x)
+func (h *Handle) Dispatch(ctx context.Context, s *weft.Stream, d DispatchArgs) (*Received, error) {
+	a, err := h.engine.Dispatch(ctx, s, d.move())
+	if err != nil {
+		return nil, err
+	}
+	return h.arrived(d.Routing, &a), nil
 }
 
 // SendDispatch is the first half of [Handle.Dispatch]. Rows that lie in a window are borrowed until
-// Receive has returned. The handle does nothing else before Receive.
+// Receive has returned. The handle does nothing else before Receive. TopK and Weights may be changed
+// once it has returned, or, with a stream, by what comes after it there. On the host a dispatch that
+// prepares waits for the routing of every rank.
 //
 // Rows that are copied to the staging window may have to wait for it: until every rank has received
 // the operation that last used it.
-func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	return h.engine.sendDispatch(ctx, s, r, x)
+func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, d DispatchArgs) (*PendingDispatch, error) {
+	second, err := h.engine.SendDispatch(ctx, s, d.move())
+	if err != nil {
+		return nil, err
+	}
+	p := h.pending.take()
+	*p = PendingDispatch{handle: h, second: second, routing: d.Routing}
+	return p, nil
 }
 
-// PrepareDispatch is Prepare, then Dispatch by the Routing that it makes: what inference uses,
-// where every batch has routing of its own that one dispatch and one combine go by. The Routing is
-// that of what it returns; Release of both, when the batch is done, lets the next one use their
-// memory again. It is one call on every rank: others may not call Prepare and Dispatch instead. If
-// it is refused nothing has moved, and there is no Routing.
-//
-// On GPUs the routing of expert-major and rank-major rows that cannot overflow travels with them,
-// in one exchange instead of two. Everything else needs two, and so does the host, where an
-// exchange of counts costs little.
-func (h *Handle) PrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*Received, error) {
-	return h.engine.prepareDispatch(ctx, s, topk, weights, x)
+// arrived is what a caller gets of received memory. The Routing is nil if the dispatch prepared.
+func (h *Handle) arrived(r *Routing, a *Arrived) *Received {
+	if r == nil {
+		r = h.routing(a.Batch)
+	}
+	out := h.received.take()
+	*out = Received{Routing: r, handle: h, buffer: a.Buffer}
+	out.setTensors(a)
+	return out
 }
 
-// SendPrepareDispatch is the first half of [Handle.PrepareDispatch], as SendDispatch is that of
-// Dispatch; topk and weights may be changed once it has returned, or, with a stream, by what comes
-// after it there. On the host it waits for the routing of every rank.
-func (h *Handle) SendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*PendingDispatch, error) {
-	return h.engine.sendPrepareDispatch(ctx, s, topk, weights, x)
-}
-
-// checkRows says what is wrong with the rows of a dispatch.
-func (h *Handle) checkRows(tokens int, x Rows, op string) error {
-	s := &h.spec
-	if !x.Weights.IsZero() {
-		if err := checkTensor(op, "weights", x.Weights, weft.Float32, tokens, s.TopK); err != nil {
-			return err
-		}
-	}
-	d, width := s.Payload.dtype(), s.Hidden
-	scale := weft.InvalidDType
-	scaleWidth := s.Hidden / ScaleBlock
-	switch s.Payload {
-	case FP8:
-		scale = weft.Float32
-	case FP8UE8M0:
-		scale = weft.UE8M0
-	case Opaque:
-		width = s.RowBytes
-		if scaleWidth = s.ScaleBytes; scaleWidth > 0 {
-			scale = weft.Uint8
-		}
-	}
-	if s.Quantize != weft.InvalidDType {
-		d, scale = s.Quantize, weft.InvalidDType
-	}
-	if err := checkTensor(op, "rows", x.Data, d, tokens, width); err != nil {
-		return err
-	}
-	if scale == weft.InvalidDType {
-		if !x.Scales.IsZero() {
-			return weft.Invalidf("%s: scales are given, %v rows have none here", op, s.Payload)
-		}
-		return nil
-	}
-	return checkTensor(op, "scales", x.Scales, scale, tokens, scaleWidth)
-}
-
-// checkFused refuses weights beside those that a dispatch which prepares is given.
-func (x Rows) checkFused(op string) error {
-	if x.Weights.IsZero() {
-		return nil
-	}
-	return weft.Invalidf("%s: a dispatch that prepares takes the weights as an argument of its own; leave "+
-		"those of Rows out", op)
-}
-
-func checkTensor(op, what string, t weft.Tensor, d weft.DType, rows, width int) error {
-	if t.DType != d || len(t.Shape) != 2 || t.Shape[0] != rows || t.Shape[1] != width {
-		return weft.Invalidf("%s: %s are %v, want %v[%d %d]", op, what, t, d, rows, width)
-	}
-	if t.Data == nil && rows*width > 0 {
-		return weft.Invalidf("%s: %s have no memory", op, what)
-	}
-	return nil
-}
-
-// setTensors describes the received memory, which has a generation.
-func (r *Received) setTensors(h *Handle, base unsafe.Pointer, shape blockShape, generation uint32) {
-	s, g := &h.spec, &h.geometry
-	rows := shape.rows
+// setTensors describes the received memory.
+func (r *Received) setTensors(a *Arrived) {
+	s, g := &r.handle.base.spec, &r.handle.base.geometry
+	rows := a.Shape.rows
 	if s.Layout == ExpertMajor {
 		rows = g.capacity
 	}
-	dims := func(at *[3]int, a, b int) []int {
-		*at = [3]int{g.local, a, b}
+	dims := func(at *[3]int, above, across int) []int {
+		*at = [3]int{g.local, above, across}
 		if s.Layout == ExpertMajor {
 			return at[:]
 		}
@@ -192,33 +158,15 @@ func (r *Received) setTensors(h *Handle, base unsafe.Pointer, shape blockShape, 
 		width = s.RowBytes
 	}
 	r.Data = weft.Tensor{
-		Data: base, DType: s.Payload.dtype(), Generation: generation,
+		Data: a.Memory, DType: s.Payload.dtype(), Generation: a.Generation,
 		Shape: dims(&r.dataShape, rows, width),
 	}
 	if s.scaleBytes() == 0 {
 		return
 	}
-	d, a, b := s.scaleShape(rows, s.ScaleOrder)
+	d, above, across := s.scaleShape(rows, s.ScaleOrder)
 	r.Scales = weft.Tensor{
-		Data: unsafe.Add(base, shape.scalesAt), DType: d, Generation: generation,
-		Shape: dims(&r.scaleShape, a, b),
+		Data: unsafe.Add(a.Memory, a.Shape.scalesAt), DType: d, Generation: a.Generation,
+		Shape: dims(&r.scaleShape, above, across),
 	}
-}
-
-// scaleShape is the type of the scales of so many received rows, which have some, and their last
-// two dimensions.
-func (s *Spec) scaleShape(rows int, order ScaleOrder) (d weft.DType, above, across int) {
-	d, across = weft.Float32, s.Hidden/ScaleBlock
-	switch {
-	case s.Payload == Opaque:
-		d, across = weft.Uint8, s.ScaleBytes
-	case s.Payload == FP8UE8M0 && order == ColumnMajorScales:
-		d, across = weft.Int32, across/4
-	case s.Payload == FP8UE8M0:
-		d = weft.UE8M0
-	}
-	if order == ColumnMajorScales {
-		return d, across, rows
-	}
-	return d, rows, across
 }

@@ -13,8 +13,8 @@
 //
 // and for training DispatchBackward and CombineBackward, which are the same two moves with roles
 // exchanged. A Routing may be used for any number of moves, and gets other weights by a Dispatch
-// that brings them ([Rows].Weights), or at home alone by [Handle.Weigh]. Inference, whose routing
-// is used once, calls PrepareDispatch instead of the first two. What dispatches and what combines
+// that brings them, or at home alone by [Handle.Weigh]. Inference, whose routing is used once, has
+// a Dispatch prepare on the way: it is given the selections in place of a Routing. What dispatches and what combines
 // can be cut in two: send now, receive later.
 //
 // # Engines
@@ -40,7 +40,7 @@
 //
 // Layouts whose number of rows follows from the routing, and those whose capacity can overflow,
 // give every row its place before it leaves: Prepare is an exchange of its own there, and
-// PrepareDispatch two kernels. With HostCounts Prepare waits for the counts, which a capture
+// a Dispatch that prepares two kernels. With HostCounts Prepare waits for the counts, which a capture
 // cannot; with DeviceCounts nothing waits.
 //
 // What has arrived lies in memory of the handle's, until Release. [Handle.CopyReceived] copies it
@@ -58,7 +58,7 @@
 //
 //	own := comm.Device().Stream()
 //	made.Record(compute); own.WaitEvent(made) // what is enqueued in compute by now comes before
-//	received, err := handle.PrepareDispatch(ctx, weft.StreamOf(own), topk, weights, x)
+//	received, err := handle.Dispatch(ctx, weft.StreamOf(own), ep.DispatchArgs{TopK: topk, Weights: weights, Rows: x})
 //	arrived.Record(own)
 //	...                                       // what is enqueued in compute here runs beside it
 //	compute.WaitEvent(arrived)                // and from here on after it

@@ -23,7 +23,7 @@ func aside(ctx context.Context, h *ep.Handle, compute *cuda.Stream, made, arrive
 	if err := errors.Join(made.Record(compute), own.WaitEvent(made)); err != nil {
 		return nil, err
 	}
-	received, err := h.PrepareDispatch(ctx, weft.StreamOf(own), topk, weights, x)
+	received, err := h.Dispatch(ctx, weft.StreamOf(own), ep.DispatchArgs{TopK: topk, Weights: weights, Rows: x})
 	if err != nil {
 		return nil, err
 	}

@@ -39,7 +39,9 @@ func Example() {
 		if err != nil {
 			return err
 		}
-		received, err := h.Dispatch(ctx, nil, routing, ep.Rows{Data: weft.TensorOf(x, 1, hidden)})
+		received, err := h.Dispatch(ctx, nil, ep.DispatchArgs{
+			Routing: routing, Rows: ep.Rows{Data: weft.TensorOf(x, 1, hidden)},
+		})
 		if err != nil {
 			return err
 		}
@@ -47,7 +49,9 @@ func Example() {
 		for i := range zones {
 			zones[i] *= float32(2*r + 1 + i/(len(zones)/2))
 		}
-		return h.Combine(ctx, nil, routing, received.Data, weft.TensorOf(out[r][:], 1, hidden))
+		return h.Combine(ctx, nil, ep.CombineArgs{
+			Routing: routing, Rows: received.Data, Out: weft.TensorOf(out[r][:], 1, hidden),
+		})
 	}
 	var all sync.WaitGroup
 	for r := range ranks {

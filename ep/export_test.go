@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // SetApart makes some blocks of every operation send and the others receive, however little there
@@ -101,8 +101,8 @@ func ProgramsOf(s Spec, ranks int) []string {
 // Leaders counts the rows that the tokens of a routing, which a prepare gave places, go as: one for
 // each token and rank.
 func Leaders(r *Routing, topk int) (n int, err error) {
-	p := r.placement.(*gpuRouting)
-	places := make([]byte, r.tokens*topk*4)
+	p := r.batch.info.(*gpuRouting)
+	places := make([]byte, r.batch.tokens*topk*4)
 	err = p.h.device.Context().Download(places, p.memory.Pointer().Add(p.off.places))
 	for i := 0; i < len(places); i += 4 {
 		n += int(binary.LittleEndian.Uint32(places[i:]) >> 31) // LEADER of kernels/placed.cuh
@@ -123,12 +123,8 @@ func SetEpoch(h *Handle, epoch uint64) error {
 		return err
 	}
 	number := binary.LittleEndian.AppendUint32(nil, uint32(epoch))
-	word := binary.LittleEndian.AppendUint64(nil, epoch<<48) // those that ranks begin with
 	for at, size := range g.regions.Zeroed() {
 		last := slices.Repeat(number, int(size)/4)
-		if at == g.regions.gradientWords || g.tuning.placed && at == g.regions.words {
-			last = slices.Repeat(word, int(size)/8)
-		}
 		if err := c.Upload(g.lane.Window().Pointer().Add(int(at)), last); err != nil {
 			return err
 		}

@@ -33,15 +33,15 @@ func TestPrepareDispatch(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		want, err := h.Dispatch(ctx, nil, r, o.x)
+		want, err := h.Dispatch(ctx, nil, ep.DispatchArgs{Routing: r, Rows: o.x})
 		if err != nil {
 			return err
 		}
-		fused, err := h.PrepareDispatch(ctx, nil, o.topk, o.weights, o.x)
+		fused, err := h.Dispatch(ctx, nil, ep.DispatchArgs{TopK: o.topk, Weights: o.weights, Rows: o.x})
 		if err != nil {
 			return err
 		}
-		p, err := h.SendPrepareDispatch(ctx, nil, o.topk, o.weights, o.x)
+		p, err := h.SendDispatch(ctx, nil, ep.DispatchArgs{TopK: o.topk, Weights: o.weights, Rows: o.x})
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func TestPrepareDispatch(t *testing.T) {
 			return fmt.Errorf("received again: %p, not %p: %w", again, later, err)
 		}
 		combined := func(d *ep.Received) ([]byte, error) {
-			err := h.Combine(ctx, nil, d.Routing, d.Data, o.out)
+			err := h.Combine(ctx, nil, ep.CombineArgs{Routing: d.Routing, Rows: d.Data, Out: o.out})
 			return bytes.Clone(o.out.Raw()), err
 		}
 		for _, got := range []*ep.Received{fused, later} {
@@ -147,7 +147,7 @@ func TestPrepareDispatchHoldsNothing(t *testing.T) {
 	each(t, group, func(c *weft.Comm) error {
 		h := made[c.Rank()]
 		o := operandsFor(h, c.Rank())
-		first, err := h.PrepareDispatch(ctx, nil, o.topk, o.weights, o.x)
+		first, err := h.Dispatch(ctx, nil, ep.DispatchArgs{TopK: o.topk, Weights: o.weights, Rows: o.x})
 		if err != nil {
 			return err
 		}
@@ -158,7 +158,7 @@ func TestPrepareDispatchHoldsNothing(t *testing.T) {
 			}
 		}
 		first.Release()
-		p, err := h.SendPrepareDispatch(ctx, nil, o.topk, o.weights, o.x)
+		p, err := h.SendDispatch(ctx, nil, ep.DispatchArgs{TopK: o.topk, Weights: o.weights, Rows: o.x})
 		if err != nil {
 			return err
 		}

@@ -29,7 +29,7 @@ func boardSpecs() []Spec {
 
 // boardHandle is rank 0 of three, with boards in plain memory, the others' for the caller to fill.
 func boardHandle(s Spec) *host {
-	h := &host{Handle: &Handle{comm: &weft.Comm{}, spec: s, geometry: newGeometry(s, 3)}}
+	h := &host{Base: &Base{comm: &weft.Comm{}, spec: s, geometry: newGeometry(s, 3)}}
 	h.scratch = newScratch(&h.geometry)
 	for r := range 3 {
 		h.boards = append(h.boards, newBoard(&h.geometry, make([]byte, h.geometry.boardSize())))

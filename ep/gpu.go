@@ -10,9 +10,9 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/cuda/occupancy"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -24,7 +24,7 @@ import (
 // A call that is refused has not been made: nothing was enqueued, and the caller may make it again,
 // as it should be.
 type gpu struct {
-	*Handle
+	*Base
 	device  *weft.Device
 	tuning  tuning
 	regions regions
@@ -54,8 +54,7 @@ type gpu struct {
 
 	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
 
-	received slab[Received]
-	routings slab[Routing]
+	batches slab[Batch]
 
 	mu            sync.Mutex
 	idle, graphed []*gpuRouting // that nobody has; the latter are written by graphs
@@ -63,10 +62,10 @@ type gpu struct {
 }
 
 // newGPU makes the engine of a handle on GPUs.
-func newGPU(ctx context.Context, of *Handle) (rowEngine, error) {
-	h := &gpu{Handle: of, device: of.comm.Device(), tuning: tune(of.spec, of.comm.Size())}
+func newGPU(ctx context.Context, of *Base) (RowEngine, error) {
+	h := &gpu{Base: of, device: of.comm.Device(), tuning: tune(of.spec, of.comm.Size())}
 	if err := h.open(ctx); err != nil {
-		_, again := h.close()
+		_, again := h.Close()
 		return nil, errors.Join(err, again)
 	}
 	if h.tuning.placed {
@@ -104,7 +103,7 @@ func (h *gpu) open(ctx context.Context) error {
 		return err
 	}
 	h.lane, err = enginegpu.NewLane(ctx, h.comm, enginegpu.LaneSpec{
-		Op: op, Owner: "handle", Window: &h.regions.Workspace, Local: &h.locals.Workspace, Ring: h.ring,
+		Op: op, Owner: "handle", Words: laneWords, Window: &h.regions.Workspace, Local: &h.locals.Workspace, Ring: h.ring,
 		RingInWindow: h.regions.inWindow, Moved: h.pointAt,
 	})
 	return err
@@ -315,16 +314,16 @@ func (h *gpu) shape() shape {
 func reciprocal(n int) uint32 { return uint32((1<<32 + uint64(n) - 1) / uint64(n)) }
 
 // quantizeWhat is what a dispatch does when it quantises.
-func quantizeWhat(s *Spec) (what uint32) {
+func quantizeFlags(s *Spec) (flags uint32) {
 	if s.Quantize != weft.InvalidDType {
 		if s.Payload == FP8UE8M0 {
-			what |= whatExponents | whatPowerOfTwo
+			flags |= flagExponents | flagPowerOfTwo
 		}
 		if s.PowerOfTwoScales {
-			what |= whatPowerOfTwo
+			flags |= flagPowerOfTwo
 		}
 	}
-	return what
+	return flags
 }
 
 // pieceWords is how many words of scales go with a piece of so many units, at most.
@@ -361,12 +360,12 @@ func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err 
 		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
 		zone: device.NewDivisor(g.capacity), senders: senders(h.blocks.dispatch, h.tuning.dispatchSenders),
-		clerks: uint32(h.blocks.dispatchClerks), what: quantizeWhat(s),
+		notifyBlocks: uint32(h.blocks.dispatchClerks), flags: quantizeFlags(s),
 	}
 	scales := scaleStrides(s.ScaleOrder, d.scaleWords, d.zone.By)
 	d.scaleRow, d.scaleZone, d.scaleWord = scales.row, scales.zone, scales.word
 	if r.direct {
-		d.what |= whatDirect
+		d.flags |= flagInPlace
 	}
 	if h.dispatching, err = f.dispatch.Prepare(config, d); err != nil {
 		return err
@@ -422,7 +421,7 @@ func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) 
 	return err
 }
 
-func (h *gpu) memoryBytes() int {
+func (h *gpu) Bytes() int {
 	n := h.lane.Bytes()
 	if h.rows != nil {
 		n += h.rows.Size()
@@ -430,7 +429,7 @@ func (h *gpu) memoryBytes() int {
 	return n + len(h.all)*h.routingBytes()
 }
 
-func (h *gpu) sms() (dispatch, combine, gradients int) {
+func (h *gpu) SMs() (dispatch, combine, gradients int) {
 	of := func(l *cuda.Launch) int {
 		if l == nil {
 			return 0
@@ -448,7 +447,7 @@ func (h *gpu) sms() (dispatch, combine, gradients int) {
 	}
 }
 
-func (h *gpu) close() (released bool, err error) {
+func (h *gpu) Close() (released bool, err error) {
 	if h.lane != nil {
 		if released, err = h.lane.Close(); !released {
 			return false, err
@@ -499,20 +498,20 @@ func (h *gpu) point() {
 	}
 }
 
-func (h *gpu) countWaits(dispatch, combine weft.Tensor) {
+func (h *gpu) CountWaits(dispatch, combine weft.Tensor) {
 	h.dispatchWaits, h.combineWaits = addressOf(dispatch), addressOf(combine)
 	h.point()
 }
 
-// put gives the buffer of a Received back.
-func (h *gpu) put(place int) { h.buffers.Put(place) }
+// Put implements [RowEngine].
+func (h *gpu) Put(buffer int) { h.buffers.Put(buffer) }
 
-// receivedAt describes what arrives at a place.
-func (h *gpu) receivedAt(place int, r *Routing, shape blockShape) *Received {
-	out := h.received.take()
-	*out = Received{Routing: r, owner: h, place: place}
-	out.setTensors(h.Handle, pointer(h.placeOf(place)), shape, h.buffers.Fill(place, r.epoch))
-	return out
+// arrived describes what arrives in a buffer.
+func (h *gpu) arrived(buffer int, b *Batch, shape blockShape) Arrived {
+	return Arrived{
+		Batch: b, Buffer: buffer, Memory: pointer(h.placeOf(buffer)), Shape: shape,
+		Generation: h.buffers.Fill(buffer, b.epoch),
+	}
 }
 
 // placeOf is where the rows of a place stand.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/cuda/kernel"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
@@ -46,7 +46,7 @@ type Counter struct {
 type censusArgs struct {
 	shape                         shape
 	tokens, ranks, nodes, perNode uint32
-	what, _                       uint32
+	flags, _                      uint32
 	ids                           uint64
 	rankTokens, nodeTokens        uint64
 	expertSelections, tokenInRank uint64
@@ -124,9 +124,9 @@ func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, i
 	}
 	a := c.launch.Args
 	a.tokens, a.shape.topk = uint32(topk.Shape[0]), uint32(topk.Shape[1])
-	a.what = 0
+	a.flags = 0
 	if topk.DType == weft.Int64 {
-		a.what = whatWide
+		a.flags = flagWideIDs
 	}
 	a.ids = addressOf(topk)
 	a.rankTokens, a.nodeTokens = addressOf(into.RankTokens), addressOf(into.NodeTokens)

@@ -1,26 +1,22 @@
 package ep
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 )
 
-func (h *gpu) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
-	bias []weft.Tensor,
-) error {
-	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|whatReceive|h.weighted()); err != nil {
+func (h *gpu) Combine(ctx context.Context, s *weft.Stream, a SumArgs) error {
+	if err := h.enterCombine(ctx, s, &a, flagSend|flagReceive|h.weighted()); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
 }
 
-func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
-	bias []weft.Tensor,
-) (*weft.Work, error) {
-	if err := h.enterCombine(ctx, opCombine, s, r, y, out, bias, weights, whatSend|h.weighted()); err != nil {
+func (h *gpu) SendCombine(ctx context.Context, s *weft.Stream, a SumArgs) (*weft.Work, error) {
+	if err := h.enterCombine(ctx, s, &a, flagSend|h.weighted()); err != nil {
 		return nil, err
 	}
 	half := h.lane.Sent(opCombine, s)
@@ -29,7 +25,7 @@ func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weigh
 		if err != nil {
 			return err
 		}
-		if err := h.lane.Receive(stream, h.combineLaunch(whatReceive|h.weighted())); err != nil {
+		if err := h.lane.Receive(stream, h.combineLaunch(flagReceive|h.weighted())); err != nil {
 			return err
 		}
 		return half.Finish(ctx)
@@ -39,94 +35,80 @@ func (h *gpu) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weigh
 // weighted says whether sums are.
 func (h *gpu) weighted() uint32 {
 	if h.spec.Weighting == Weighted {
-		return whatWeighted
+		return flagWeighted
 	}
 	return 0
 }
 
 // enterCombine checks the arguments of a combine and enqueues it.
-func (h *gpu) enterCombine(ctx context.Context, op string, s *weft.Stream, r *Routing, y, out weft.Tensor,
-	bias []weft.Tensor, weights weft.Tensor, what uint32,
-) error {
+func (h *gpu) enterCombine(ctx context.Context, s *weft.Stream, a *SumArgs, flags uint32) error {
+	const op = opCombine
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := h.checkCombineOperands(op, r, y, out, bias, !weights.IsZero()); err != nil {
+	if err := h.checkCombineOperands(op, a); err != nil {
 		return err
 	}
-	if !weights.IsZero() {
-		if err := whole(op, "weights", weights); err != nil {
+	if !a.Weights.IsZero() {
+		if err := whole(op, "weights", a.Weights); err != nil {
 			return err
 		}
-		r.weighted = weightedAtHome
-		if h.tuning.pulls || what&phases != whatSend|whatReceive {
-			if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
+		a.Batch.weights = WeightsAtHome
+		if h.tuning.pulls || flags&phases != flagSend|flagReceive {
+			if err := h.startWeigh(stream, a.Batch, addressOf(a.Weights), 0); err != nil {
 				return err
 			}
 		} else { // the kernel reads them where they are, and keeps them
-			r.placement.(*gpuRouting).rewrite()
-			h.combineArg.weights = addressOf(weights)
+			a.Batch.info.(*gpuRouting).rewrite()
+			h.combineArg.weights = addressOf(a.Weights)
 			defer func() { h.combineArg.weights = 0 }()
 		}
 	}
-	return h.startCombine(device.CallCombine, stream, r, y, out, bias, scalars{}, what)
+	return h.startCombine(tagCombine, stream, a, flags)
 }
 
 // checkCombineOperands says what is wrong with the arguments of a combine, but for its own weights
 // if it has some.
-func (h *gpu) checkCombineOperands(op string, r *Routing, y, out weft.Tensor, bias []weft.Tensor, weighs bool) error {
-	if err := h.checkCombine(op, r, y, out, bias, weighs); err != nil {
+func (h *gpu) checkCombineOperands(op string, a *SumArgs) error {
+	if err := cmp.Or(h.CheckSum(op, a), aligned(op, "rows", a.Rows), aligned(op, "output rows", a.Out)); err != nil {
 		return err
 	}
-	operands := []struct {
-		what   string
-		tensor weft.Tensor
-	}{{"rows", y}, {"output rows", out}, {"biases", weft.Tensor{}}, {"biases", weft.Tensor{}}}
-	for i, b := range bias {
-		operands[2+i].tensor = b
-	}
-	for _, o := range operands {
-		if err := aligned(op, o.what, o.tensor); err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(aligned(op, "biases", a.Bias[0]), aligned(op, "biases", a.Bias[1]))
 }
 
 // startCombine enqueues what brings rows home; a pull brings gradients of weights besides.
-func (h *gpu) startCombine(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor,
-	weights scalars, what uint32,
-) error {
+func (h *gpu) startCombine(call uint32, stream *cuda.Stream, a *SumArgs, flags uint32) error {
 	if h.tuning.pulls {
-		if err := h.setPull(call, stream, r, y, out, bias, weights); err != nil {
+		if err := h.setPull(call, stream, a); err != nil {
 			return err
 		}
 	} else {
-		h.setCombine(call, r, y, out, bias)
+		h.setCombine(call, a)
 	}
-	return h.lane.Start(stream, h.combineLaunch(what))
+	return h.lane.Start(stream, h.combineLaunch(flags))
 }
 
 // setCombine points the launch at the caller's tensors.
-func (h *gpu) setCombine(call uint32, r *Routing, y, out weft.Tensor, bias []weft.Tensor) {
-	a, p := h.combineArg, r.placement.(*gpuRouting)
-	a.routed, a.landings, a.sent = p.at(p.off.home), p.at(p.off.landings), p.sent()
-	a.call, a.y, a.out, a.tokens, a.biases = call, addressOf(y), addressOf(out), uint32(r.tokens), uint32(len(bias))
-	for i, b := range bias {
+func (h *gpu) setCombine(call uint32, c *SumArgs) {
+	a, p := h.combineArg, c.Batch.info.(*gpuRouting)
+	a.routed, a.recvRows, a.sent = p.at(p.off.home), p.at(p.off.recvRows), p.sent()
+	a.call, a.y, a.out = call, addressOf(c.Rows), addressOf(c.Out)
+	a.tokens, a.biases = uint32(c.Batch.tokens), uint32(c.Biases)
+	for i, b := range c.Bias[:c.Biases] {
 		a.bias[i] = addressOf(b)
 	}
 }
 
 // combineLaunch is the launch that does so much of a combine.
-func (h *gpu) combineLaunch(what uint32) *cuda.Launch {
+func (h *gpu) combineLaunch(flags uint32) *cuda.Launch {
 	if h.tuning.pulls {
-		h.placed.pull.what = what | h.placed.pullBulk
+		h.placed.pull.flags = flags | h.placed.pullBulk
 		return h.placed.pulling
 	}
 	a := h.combineArg
-	a.what, a.free = what, h.ring.Free(h.lane.Capture())
-	if what&phases == whatSend|whatReceive {
+	a.flags, a.free = flags, h.ring.Free(h.lane.Capture())
+	if flags&phases == flagSend|flagReceive {
 		return h.fusedCombining
 	}
 	return h.combining

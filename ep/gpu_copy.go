@@ -8,8 +8,8 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // copyArgs are the arguments of a copy of what has arrived: the Copy of kernels/copy.cu.
@@ -95,7 +95,7 @@ func (h *gpu) prepareStaging(f functions, config cuda.LaunchConfig) (err error) 
 }
 
 // stage copies a combine's rows to where the other ranks read them.
-func (h *gpu) stage(stream *cuda.Stream, r *Routing, y weft.Tensor) error {
+func (h *gpu) stage(stream *cuda.Stream, r *Batch, y weft.Tensor) error {
 	to := h.lane.Window().Pointer().Add(int(h.regions.stage))
 	if h.staging == nil || addressOf(y)%16 != 0 {
 		return stream.Copy(to, y.Pointer(), y.Bytes())
@@ -108,12 +108,12 @@ func (h *gpu) stage(stream *cuda.Stream, r *Routing, y weft.Tensor) error {
 
 // zonesOf is how many of so many places a zone has, and where on the GPU it stands how many rows
 // each has.
-func (h *gpu) zonesOf(r *Routing, places int) (rows uint32, counts uint64) {
+func (h *gpu) zonesOf(r *Batch, places int) (rows uint32, counts uint64) {
 	rows = uint32(places) / h.copyArg.zones
-	p := r.placement.(*gpuRouting)
+	p := r.info.(*gpuRouting)
 	switch h.geometry.layout {
 	case ExpertMajor:
-		return rows, addressOf(p.ExpertCounts())
+		return rows, addressOf(p.Tensor(ExpertCounts))
 	case RankMajor:
 		return rows, p.sent()
 	default:
@@ -121,7 +121,8 @@ func (h *gpu) zonesOf(r *Routing, places int) (rows uint32, counts uint64) {
 	}
 }
 
-func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to *Copies) error {
+func (h *gpu) Copy(ctx context.Context, s *weft.Stream, r CopyArgs) error {
+	to := &r.To
 	err := cmp.Or(
 		aligned(opCopy, "rows", to.Data), words(opCopy, "scales", to.Scales),
 		whole(opCopy, "source tokens", to.SourceTokens), whole(opCopy, "source ranks", to.SourceRanks),
@@ -137,11 +138,11 @@ func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to 
 	if err := h.lane.Note(stream); err != nil {
 		return err
 	}
-	if h.lane.Capture() != 0 && addressOf(r.Data) != uint64(h.placeOf(r.place)) {
+	if h.lane.Capture() != 0 && addressOf(r.Data) != uint64(h.placeOf(r.Buffer)) {
 		return weft.Unsupportedf("%s: the rows were received before ranks were masked, and a graph may "+
 			"outlive their memory; copy them outside of the capture", opCopy)
 	}
-	h.setCopy(r, to)
+	h.setCopy(&r)
 	if err := h.copying.Start(stream); err != nil {
 		return err
 	}
@@ -149,9 +150,9 @@ func (h *gpu) copyReceived(ctx context.Context, s *weft.Stream, r *Received, to 
 }
 
 // setCopy points the launch at what was received, and at where it is to be.
-func (h *gpu) setCopy(r *Received, to *Copies) {
-	g, p, a := &h.geometry, r.placement.(*gpuRouting), h.copyArg
-	a.zoneRows, a.counts = h.zonesOf(r.Routing, r.places())
+func (h *gpu) setCopy(r *CopyArgs) {
+	g, p, a, to := &h.geometry, r.Batch.info.(*gpuRouting), h.copyArg, &r.To
+	a.zoneRows, a.counts = h.zonesOf(r.Batch, r.Places())
 	a.pieces, a.shares = device.Divisor{}, device.Divisor{}
 	if !to.Data.IsZero() {
 		a.pieces = device.NewDivisor(ceil(h.spec.rowBytes(), copyPiece))
@@ -164,7 +165,7 @@ func (h *gpu) setCopy(r *Received, to *Copies) {
 	}
 	a.lists = [3]list{}
 	for i, l := range [...]struct{ from, to weft.Tensor }{
-		{p.ExpertCounts(), to.ExpertCounts}, {p.Ranges(), to.Ranges}, {p.SourceCounts(), to.SourceCounts},
+		{p.Tensor(ExpertCounts), to.ExpertCounts}, {p.Tensor(Ranges), to.Ranges}, {p.Tensor(SourceCounts), to.SourceCounts},
 	} {
 		if !l.to.IsZero() {
 			a.lists[i] = list{from: addressOf(l.from), to: addressOf(l.to), n: uint32(l.to.Bytes() / 4)}
@@ -179,7 +180,8 @@ func (h *gpu) setCopy(r *Received, to *Copies) {
 		d.ranks = uint32(g.ranks)
 		if g.layout == ExpertPacked && g.align > 1 {
 			a.local = uint32(g.local)
-			a.kept, a.padded, a.offsets = addressOf(p.ExpertCounts()), addressOf(p.PaddedCounts()), addressOf(p.ExpertOffsets())
+			a.kept, a.padded = addressOf(p.Tensor(ExpertCounts)), addressOf(p.Tensor(PaddedCounts))
+			a.offsets = addressOf(p.Tensor(ExpertOffsets))
 		}
 	}
 }

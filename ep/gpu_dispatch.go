@@ -9,22 +9,22 @@ import (
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
-func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+func (h *gpu) Prepare(ctx context.Context, s *weft.Stream, c PrepareArgs) (*Batch, error) {
 	const op = opPrepare
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := h.checkSelections(op, topk, weights); err != nil {
+	if err := h.checkSelections(op, c.TopK, c.Weights); err != nil {
 		return nil, err
 	}
-	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
+	r, err := h.route(stream, c.TopK.Shape[0], !c.Weights.IsZero())
 	if err != nil {
 		return nil, err
 	}
 	a := h.dispatchArg
-	h.setRouting(r, topk, weights)
-	if err := h.lane.Start(stream, h.dispatchLaunch(whatSend|whatReceive|whatRoute, r.tokens)); err != nil {
+	h.setRouting(r, c.TopK, c.Weights)
+	if err := h.lane.Start(stream, h.dispatchLaunch(flagSend|flagReceive|flagRoute, r.tokens)); err != nil {
 		r.Release()
 		return nil, err
 	}
@@ -39,204 +39,196 @@ func (h *gpu) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Te
 // dispatched is the second half of a dispatch.
 type dispatched struct {
 	enginegpu.Half
-	h        *gpu
-	received *Received
-	routed   bool // routing travels with the rows
-	made     bool // and is that of a new Routing
+	h      *gpu
+	at     Arrived
+	routed bool // routing travels with the rows
+	made   bool // and is that of a new batch
 }
 
-func (h *gpu) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	return h.move(ctx, s, r, x, whatSend|whatReceive)
+func (h *gpu) Dispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (Arrived, error) {
+	return h.move(ctx, s, &a, flagSend|flagReceive)
 }
 
-func (h *gpu) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*Received, error) {
-	return h.moveNew(ctx, s, topk, weights, x, whatSend|whatReceive)
-}
-
-func (h *gpu) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	received, err := h.move(ctx, s, r, x, whatSend)
-	return h.halve(s, received, err, dispatched{routed: !x.Weights.IsZero()})
-}
-
-func (h *gpu) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*PendingDispatch, error) {
-	received, err := h.moveNew(ctx, s, topk, weights, x, whatSend)
-	return h.halve(s, received, err, dispatched{routed: true, made: true})
-}
-
-func (h *gpu) halve(s *weft.Stream, received *Received, err error, d dispatched) (*PendingDispatch, error) {
+func (h *gpu) SendDispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (SecondHalf, error) {
+	at, err := h.move(ctx, s, &a, flagSend)
 	if err != nil {
 		return nil, err
 	}
-	d.Half, d.h, d.received = h.lane.Sent(opDispatch, s), h, received
-	return &PendingDispatch{second: &d}, nil
+	return &dispatched{
+		Half: h.lane.Sent(opDispatch, s), h: h, at: at, routed: a.Prepares() || a.Weighs(), made: a.Prepares(),
+	}, nil
 }
 
-// receive enqueues what waits for the rows.
-func (d *dispatched) receive(ctx context.Context) (*Received, error) {
-	h, r := d.h, d.received
-	give := func(err error) (*Received, error) {
-		r.Release()
+// Receive enqueues what waits for the rows.
+func (d *dispatched) Receive(ctx context.Context) (Arrived, error) {
+	h, r := d.h, d.at.Batch
+	give := func(err error) (Arrived, error) {
+		h.Put(d.at.Buffer)
 		if d.made {
-			r.Routing.Release()
+			r.Release()
 		}
-		return nil, err
+		return Arrived{}, err
 	}
 	stream, err := d.Resume()
 	if err != nil {
 		return give(err)
 	}
-	what := uint32(whatReceive | whatMove)
+	flags := uint32(flagReceive | flagMove)
 	if d.routed {
-		what |= whatRoute
+		flags |= flagRoute
 	}
-	h.setPlace(r.Routing, r.place)
-	if err := h.lane.Receive(stream, h.dispatchLaunch(what, r.tokens)); err != nil {
+	h.setPlace(r, d.at.Buffer)
+	if err := h.lane.Receive(stream, h.dispatchLaunch(flags, r.tokens)); err != nil {
 		return give(err)
 	}
 	err = d.Finish(ctx)
 	if err == nil && d.made {
-		err = h.settle(ctx, r.Routing)
+		err = h.settle(ctx, r)
 	}
 	if err != nil {
 		return give(err)
 	}
-	return r, nil
+	return d.at, nil
 }
 
-// move dispatches by a routing that is there.
-func (h *gpu) move(ctx context.Context, s *weft.Stream, r *Routing, x Rows, phases uint32) (*Received, error) {
+// move dispatches, with the routing or by one that is there.
+func (h *gpu) move(ctx context.Context, s *weft.Stream, a *MoveArgs, phases uint32) (Arrived, error) {
+	if a.Prepares() {
+		return h.moveNew(ctx, s, a, phases)
+	}
+	return h.moveBy(ctx, s, a, phases)
+}
+
+// moveBy dispatches by a routing that is there.
+func (h *gpu) moveBy(ctx context.Context, s *weft.Stream, m *MoveArgs, phases uint32) (Arrived, error) {
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	if err := r.check(h.Handle, opDispatch); err != nil {
-		return nil, err
+	r := m.Batch
+	if err := m.Check(h.Base, opDispatch); err != nil {
+		return Arrived{}, err
 	}
-	what := phases | whatMove
-	if !x.Weights.IsZero() {
-		if err := h.recall(stream, r, x); err != nil {
-			return nil, err
+	flags := phases | flagMove
+	if m.Weighs() {
+		if err := h.recall(stream, m); err != nil {
+			return Arrived{}, err
 		}
-		what |= whatRoute
+		flags |= flagRoute
 	}
-	received, err := h.startMove(stream, r, x, what)
+	at, err := h.startMove(stream, r, m, flags)
 	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
-	if err == nil && what&whatRoute != 0 {
-		r.reweighed(stream)
+	if err == nil && flags&flagRoute != 0 {
+		reweighed(r, stream)
 	}
-	if err == nil && phases&whatReceive != 0 {
+	if err == nil && phases&flagReceive != 0 {
 		if err = h.lane.Finish(ctx, s); err != nil {
-			received.Release()
+			h.Put(at.Buffer)
 		}
 	}
-	return received, err
+	return at, err
 }
 
 // recall points the launch at the experts of a Routing that is there, so that a dispatch tells them
 // anew, with other weights.
-func (h *gpu) recall(stream *cuda.Stream, r *Routing, x Rows) error {
+func (h *gpu) recall(stream *cuda.Stream, m *MoveArgs) error {
+	r := m.Batch
 	if h.comm.Mask() != r.masked {
 		return weft.Unsupportedf("%s: ranks were masked since the routing was prepared, whose rows would "+
 			"have other places if it were told anew; prepare again, or leave the weights out", opDispatch)
 	}
-	if err := h.checkDispatch(r.tokens, x); err != nil {
+	if err := h.checkDispatch(r.tokens, m); err != nil {
 		return err
 	}
-	p := r.placement.(*gpuRouting)
+	p := r.info.(*gpuRouting)
 	experts := p.at(p.off.experts)
 	if err := h.startWeigh(stream, r, 0, experts); err != nil {
 		return err
 	}
 	a := h.dispatchArg
-	a.ids, a.weights = experts, addressOf(x.Weights)
-	a.what &^= whatWide
+	a.ids, a.weights = experts, addressOf(m.Weights)
+	a.flags &^= flagWideIDs
 	return nil
 }
 
 // moveNew dispatches with the routing.
-func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows,
-	phases uint32,
-) (*Received, error) {
+func (h *gpu) moveNew(ctx context.Context, s *weft.Stream, m *MoveArgs, phases uint32) (Arrived, error) {
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(opPrepareDispatch, topk, weights)); err != nil {
-		return nil, err
+	if err := cmp.Or(m.Check(h.Base, opDispatch), h.checkSelections(opPrepareDispatch, m.TopK, m.Weights)); err != nil {
+		return Arrived{}, err
 	}
-	r, err := h.route(stream, topk.Shape[0], !weights.IsZero())
+	r, err := h.route(stream, m.TopK.Shape[0], !m.Weights.IsZero())
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	h.setRouting(r, topk, weights)
-	received, err := h.startMove(stream, r, x, phases|whatMove|whatRoute)
+	h.setRouting(r, m.TopK, m.Weights)
+	at, err := h.startMove(stream, r, m, phases|flagMove|flagRoute)
 	h.dispatchArg.ids, h.dispatchArg.weights = 0, 0
 	if err != nil {
 		r.Release()
-		return nil, err
+		return at, err
 	}
-	if phases&whatReceive == 0 {
-		return received, nil
+	if phases&flagReceive == 0 {
+		return at, nil
 	}
 	if err := cmp.Or(h.lane.Finish(ctx, s), h.settle(ctx, r)); err != nil {
-		received.Release()
+		h.Put(at.Buffer)
 		r.Release()
-		return nil, err
+		return at, err
 	}
-	return received, nil
+	return at, nil
 }
 
 // startMove enqueues a dispatch of rows.
-func (h *gpu) startMove(stream *cuda.Stream, r *Routing, x Rows, what uint32) (*Received, error) {
-	if err := h.checkDispatch(r.tokens, x); err != nil {
-		return nil, err
+func (h *gpu) startMove(stream *cuda.Stream, r *Batch, m *MoveArgs, flags uint32) (Arrived, error) {
+	if err := h.checkDispatch(r.tokens, m); err != nil {
+		return Arrived{}, err
 	}
-	place, err := h.ring.Take(opDispatch)
+	buffer, err := h.ring.Take(opDispatch)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
 	a := h.dispatchArg
-	a.x, a.scales = addressOf(x.Data), addressOf(x.Scales)
-	h.setPlace(r, place)
-	if err := h.lane.Start(stream, h.dispatchLaunch(what, r.tokens)); err != nil {
-		h.put(place)
-		return nil, err
+	a.x, a.scales = addressOf(m.Data), addressOf(m.Scales)
+	h.setPlace(r, buffer)
+	if err := h.lane.Start(stream, h.dispatchLaunch(flags, r.tokens)); err != nil {
+		h.Put(buffer)
+		return Arrived{}, err
 	}
-	h.ring.Keep(place, h.lane.Capture())
-	return h.receivedAt(place, r, h.regions.block), nil
+	h.ring.Keep(buffer, h.lane.Capture())
+	return h.arrived(buffer, r, h.regions.block), nil
 }
 
 // checkSelections says what is wrong with the arguments of a prepare.
 func (h *gpu) checkSelections(op string, topk, weights weft.Tensor) error {
-	return cmp.Or(h.checkRouting(op, topk, weights), whole(op, "top-k experts", topk), whole(op, "weights", weights))
+	return cmp.Or(h.CheckRouting(op, topk, weights), whole(op, "top-k experts", topk), whole(op, "weights", weights))
 }
 
 // checkDispatch says what is wrong with the rows of a dispatch.
-func (h *gpu) checkDispatch(tokens int, x Rows) error {
-	return cmp.Or(h.checkRows(tokens, x, opDispatch), aligned(opDispatch, "rows", x.Data),
+func (h *gpu) checkDispatch(tokens int, x *MoveArgs) error {
+	return cmp.Or(h.CheckRows(opDispatch, tokens, x), aligned(opDispatch, "rows", x.Data),
 		aligned(opDispatch, "scales", x.Scales), whole(opDispatch, "weights", x.Weights))
 }
 
 // setRouting points the launch at the caller's routing.
-func (h *gpu) setRouting(r *Routing, topk, weights weft.Tensor) {
+func (h *gpu) setRouting(r *Batch, topk, weights weft.Tensor) {
 	a := h.dispatchArg
 	a.ids, a.weights = addressOf(topk), addressOf(weights)
-	a.what &^= whatWide
+	a.flags &^= flagWideIDs
 	if topk.DType == weft.Int64 {
-		a.what |= whatWide
+		a.flags |= flagWideIDs
 	}
 	h.setPlace(r, -1)
 }
 
 // setPlace points the launch at the memory of a Routing and, unless place is negative, at that of
 // received rows.
-func (h *gpu) setPlace(r *Routing, place int) {
-	a, p := h.dispatchArg, r.placement.(*gpuRouting)
-	a.home, a.landings, a.described, a.ranges = p.at(p.off.home), p.at(p.off.landings), p.at(p.off.described), 0
+func (h *gpu) setPlace(r *Batch, place int) {
+	a, p := h.dispatchArg, r.info.(*gpuRouting)
+	a.home, a.recvRows, a.described, a.ranges = p.at(p.off.home), p.at(p.off.recvRows), p.at(p.off.described), 0
 	if h.geometry.layout.byExpert() {
 		a.ranges = p.at(p.off.ranges)
 	}
@@ -253,13 +245,13 @@ func (h *gpu) setPlace(r *Routing, place int) {
 }
 
 // phases are the parts of an operation that a launch does, which differ from call to call.
-const phases = whatSend | whatReceive | whatRoute | whatMove
+const phases = flagSend | flagReceive | flagRoute | flagMove
 
 // dispatchLaunch is the launch that does so much of a dispatch.
-func (h *gpu) dispatchLaunch(what uint32, tokens int) *cuda.Launch {
+func (h *gpu) dispatchLaunch(flags uint32, tokens int) *cuda.Launch {
 	a := h.dispatchArg
-	a.what, a.free, a.tokens = a.what&^phases|what, h.ring.Free(h.lane.Capture()), uint32(tokens)
-	if what == phases {
+	a.flags, a.free, a.tokens = a.flags&^phases|flags, h.ring.Free(h.lane.Capture()), uint32(tokens)
+	if flags == phases {
 		return h.fusedDispatching
 	}
 	return h.dispatching

@@ -536,7 +536,7 @@ func TestMismatchOnGPUs(t *testing.T) {
 	}{
 		{"prepare", false, [ranks]call{
 			{"Prepare", (*eptest.Round).Prepare},
-			{"PrepareDispatch", (*eptest.Round).PrepareDispatch},
+			{"a Dispatch that prepares", (*eptest.Round).PrepareDispatch},
 		}},
 		{"sum", false, [ranks]call{
 			{"DispatchBackward without gradients of weights", dispatchBackward(false)},

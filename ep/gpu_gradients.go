@@ -9,53 +9,42 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // gradientArgs are the arguments of what moves gradients: the Gradients of kernels/gradients.cu.
 type gradientArgs struct {
-	group                   device.Group
-	shape                   shape
-	state                   uint64
-	words, marks            uint64
-	first, what, tokens, at uint32
-	rowBytes, align         uint32
-	call, _                 uint32
-	chunk, carriers         uint32
-	room, multipliers       uint32
-	home, described         uint64
-	y, rows                 uint64
-	scalars                 scalarArgs
+	shape                    shape
+	state                    uint64
+	openings, marks          uint64
+	first, flags, tokens, at uint32
+	rowBytes, align          uint32
+	call, _                  uint32
+	chunk, carriers          uint32
+	room, multipliers        uint32
+	home, described          uint64
+	y, rows                  uint64
+	scalars                  scalarArgs
+	group                    device.Group
 }
 
 // scalarArgs say which gradients of weights go home: the Scalars of kernels/scalars.cuh.
 type scalarArgs struct {
-	at                 uint64
-	topk               device.Divisor
-	landings, arrivals uint64
-	rows, home         uint64
+	at                   uint64
+	topk                 device.Divisor
+	recvRows, recvTokens uint64
+	rows, home           uint64
 }
-
-// scalars are gradients of weights: those that came with rows and go home, and those that have come
-// home, or neither.
-type scalars struct{ rows, home weft.Tensor }
 
 // set says which gradients of weights go home, by r.
-func (a *scalarArgs) set(r *gpuRouting, s scalars) {
-	a.landings, a.arrivals = r.at(r.off.landings), 0
+func (a *scalarArgs) set(r *gpuRouting, s *SumArgs) {
+	a.recvRows, a.recvTokens = r.at(r.off.recvRows), 0
 	if r.h.spec.Layout == TokenMajor {
-		a.arrivals = r.at(r.off.arrivals)
+		a.recvTokens = r.at(r.off.recvTokens)
 	}
-	a.rows, a.home = addressOf(s.rows), addressOf(s.home)
+	a.rows, a.home = addressOf(s.Scalars), addressOf(s.OutScalars)
 }
-
-// What a launch of gradients does: the enumeration of kernels/gradients.cu.
-const (
-	whatRows     = 1
-	whatDots     = 2
-	whatByExpert = 16
-)
 
 // A block of gradients has gradientThreads or more, up to as many as the MOST_WARPS of
 // kernels/gradients.cu are.
@@ -63,7 +52,7 @@ const gradientThreads, mostGradientThreads = 4 * 32, 16 * 32
 
 func gradientKernel(of weft.DType, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, []string{"weft::ep::gradients"},
-		"placed.cuh", "scalars.cuh", "sum.cuh")
+		"placed.cuh", "scalars.cuh")
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_GRADIENT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(gradientArgs{})))
 	return s
@@ -75,7 +64,7 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 	if !s.combines() {
 		return
 	}
-	r.gradientWords = r.Zeros(2 * int64(g.ranks) * 8)
+	r.gradientOpenings = r.Ones(3 * int64(g.ranks) * device.OpeningBytes)
 	r.gradientMarks = r.Zeros(int64(g.ranks) * int64(blocks) * 4)
 	r.scalars = r.Raw(2 * int64(g.tokens) * int64(g.topk) * 4)
 	r.gradients = r.Raw(int64(g.tokens) * int64(s.outputBytes()))
@@ -85,7 +74,7 @@ func (r *regions) addGradients(g *geometry, s Spec, blocks int) {
 func (h *gpu) prepareGradients(f functions) (err error) {
 	g, s, r := &h.geometry, &h.spec, &h.regions
 	a := gradientArgs{
-		shape: h.shape(), words: uint64(r.gradientWords), marks: uint64(r.gradientMarks),
+		shape: h.shape(), openings: uint64(r.gradientOpenings), marks: uint64(r.gradientMarks),
 		first: uint32(h.locals.gradientCounts),
 		at:    uint32(r.gradients / 16), rowBytes: uint32(s.outputBytes()), align: uint32(g.align),
 		scalars: scalarArgs{at: uint64(r.scalars), topk: device.NewDivisor(g.topk)},
@@ -115,30 +104,25 @@ func (h *gpu) prepareGradients(f functions) (err error) {
 	return err
 }
 
-func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights, gradX,
-	gradWeights weft.Tensor,
-) error {
+func (h *gpu) DispatchBackward(ctx context.Context, s *weft.Stream, a SumArgs) error {
 	const op = opDispatchBackward
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineOperands(op, r, gradRows, gradX, nil, false),
-		h.checkScalars(op, r, gradRowWeights, gradWeights),
-		whole(op, "gradients of the rows' weights", gradRowWeights), whole(op, "gradients of weights",
-			gradWeights)); err != nil {
+	if err := cmp.Or(h.checkCombineOperands(op, &a), h.CheckScalars(op, &a),
+		whole(op, "gradients of the rows' weights", a.Scalars), whole(op, "gradients of weights", a.OutScalars)); err != nil {
 		return err
 	}
-	call := uint32(device.CallDispatchBackward)
-	if !gradWeights.IsZero() {
-		call = device.CallDispatchWeightBackward
+	call := uint32(tagDispatchBackward)
+	if !a.OutScalars.IsZero() {
+		call = tagDispatchWeightBackward
 	}
-	weights := scalars{gradRowWeights, gradWeights}
-	if err := h.startCombine(call, stream, r, gradRows, gradX, nil, weights, whatSend|whatReceive); err != nil {
+	if err := h.startCombine(call, stream, &a, flagSend|flagReceive); err != nil {
 		return err
 	}
-	if !gradWeights.IsZero() && !h.tuning.pulls {
-		h.setGradients(r, weights)
+	if !a.OutScalars.IsZero() && !h.tuning.pulls {
+		h.setGradients(&a)
 		if err := h.startGradients(stream, call, 0); err != nil {
 			return err
 		}
@@ -146,62 +130,58 @@ func (h *gpu) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 	return h.lane.Finish(ctx, s)
 }
 
-func (h *gpu) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows,
-	gradWeights weft.Tensor,
-) error {
+func (h *gpu) CombineBackward(ctx context.Context, s *weft.Stream, c SpreadArgs) error {
 	const op = opCombineBackward
 	stream, err := h.lane.Enter(ctx, op, s)
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op),
-		aligned(op, "gradients of the output", gradOut),
-		aligned(op, "rows", y), aligned(op, "gradients of rows", gradRows), whole(op, "gradients of weights",
-			gradWeights)); err != nil {
+	if err := cmp.Or(h.CheckSpread(op, &c), aligned(op, "gradients of the output", c.GradOut),
+		aligned(op, "rows", c.Rows), aligned(op, "gradients of rows", c.GradRows),
+		whole(op, "gradients of weights", c.GradWeights)); err != nil {
 		return err
 	}
-	a := h.setGradients(r, scalars{home: gradWeights})
-	a.rows = addressOf(gradRows)
-	call, what := uint32(device.CallCombineBackward), whatRows|h.weighted()
-	if !gradWeights.IsZero() {
-		call, what = device.CallCombineWeightBackward, what|whatDots
-		a.y = addressOf(y)
+	a := h.setGradients(&SumArgs{Batch: c.Batch, OutScalars: c.GradWeights})
+	a.rows = addressOf(c.GradRows)
+	call, flags := uint32(tagCombineBackward), flagRowGradients|h.weighted()
+	if !c.GradWeights.IsZero() {
+		call, flags = tagCombineWeightBackward, flags|flagWeightGradients
+		a.y = addressOf(c.Rows)
 	}
 	if a.carriers > 0 {
-		what |= whatBulk
+		flags |= flagBulk
 	}
-	at, ok := h.readable(gradOut)
+	at, ok := h.readable(c.GradOut)
 	if !ok {
 		at = h.regions.gradients
-		if err := stream.Copy(h.lane.Window().Pointer().Add(int(at)), gradOut.Pointer(), gradOut.Bytes()); err != nil {
+		if err := stream.Copy(h.lane.Window().Pointer().Add(int(at)), c.GradOut.Pointer(), c.GradOut.Bytes()); err != nil {
 			return err
 		}
 	}
 	a.at = uint32(at / 16)
-	if err := h.startGradients(stream, call, what); err != nil {
+	if err := h.startGradients(stream, call, flags); err != nil {
 		return err
 	}
 	return h.lane.Finish(ctx, s)
 }
 
-// setGradients points the launch at a Routing, and at the gradients of weights that go and come
-// home.
-func (h *gpu) setGradients(r *Routing, weights scalars) *gradientArgs {
-	a, p := h.gradientArg, r.placement.(*gpuRouting)
+// setGradients points the launch at a batch, and at the gradients of weights that go and come home.
+func (h *gpu) setGradients(c *SumArgs) *gradientArgs {
+	a, p := h.gradientArg, c.Batch.info.(*gpuRouting)
 	a.home, a.described = p.at(p.off.home), p.at(p.off.described)
-	a.tokens, a.y, a.rows = uint32(r.tokens), 0, 0
-	a.scalars.set(p, weights)
+	a.tokens, a.y, a.rows = uint32(c.Batch.tokens), 0, 0
+	a.scalars.set(p, c)
 	return a
 }
 
 // startGradients enqueues the launch.
-func (h *gpu) startGradients(stream *cuda.Stream, call, what uint32) error {
+func (h *gpu) startGradients(stream *cuda.Stream, call, flags uint32) error {
 	if h.spec.Layout.byExpert() {
-		what |= whatByExpert
+		flags |= flagRowPerSelection
 	}
 	a := h.gradientArg
-	a.call, a.what, a.group.Waits = call, what, h.combineWaits
-	if what&whatRows != 0 {
+	a.call, a.flags, a.group.Waits = call, flags, h.combineWaits
+	if flags&flagRowGradients != 0 {
 		a.group.Waits = h.dispatchWaits
 	}
 	return h.lane.Start(stream, h.moving)

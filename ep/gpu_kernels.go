@@ -8,8 +8,8 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 //go:embed kernels/*.cu kernels/*.cuh
@@ -23,75 +23,92 @@ type shape struct {
 }
 
 // pair is what is known of a selection: the Pair of kernels/exchange.cuh.
-type pair struct{ what, weight uint32 } //nolint:unused // its size is what is used
+type pair struct{ target, weight uint32 } //nolint:unused // its size is what is used
 
 const pairBytes = int(unsafe.Sizeof(pair{}))
 
-// What a launch does: the enumerations of kernels/dispatch.cuh and kernels/combine.cu.
+// What a launch does: launchFlags tell the kernels.
 const (
-	whatSend    = 1
-	whatReceive = 2
-	whatRoute   = 4
-	whatMove    = 8
+	flagSend = 1 << iota
+	flagReceive
+	flagRoute // routing travels
+	flagMove  // rows travel
 
-	whatDirect     = 16
-	whatWide       = 64
-	whatPowerOfTwo = 128 // as what follows, also of a push
-	whatExponents  = 256
+	flagInPlace      // rows are stored where the caller reads them
+	flagWideIDs      // expert indices have 64 bits
+	flagPowerOfTwo   // quantisation: scales are powers of two
+	flagExponents    // quantisation: scales are stored as exponents
+	flagColumnScales // scales stand column-major
+	flagPacked       // zones of experts follow each other
 
-	whatWeighted = 64 // of combine
-
-	whatByRank  = 4 // of handles whose rows have their final places before they leave
-	whatPacked  = 8
-	whatColumns = 32
-	whatBulk    = 512
+	flagRowPerToken     // a token has one row at a rank
+	flagRowPerSelection // a row is a selection's
+	flagWeighted        // rows are multiplied by their weights
+	flagBulk            // rows go by bulk copies
+	flagRowGradients    // rows get gradients
+	flagWeightGradients // so do weights
 )
+
+// launchFlags are the flags as kernels name them, in the order of their bits.
+var launchFlags = []string{
+	"SEND", "RECEIVE", "ROUTE", "MOVE", "IN_PLACE", "WIDE_IDS", "POWER_OF_TWO", "EXPONENTS", "COLUMN_SCALES", "PACKED",
+	"ROW_PER_TOKEN", "ROW_PER_SELECTION", "WEIGHTED", "BULK", "ROW_GRADIENTS", "WEIGHT_GRADIENTS",
+}
+
+// flagList is the list of an enumeration's constants.
+var flagList = func() string {
+	var all []string
+	for bit, name := range launchFlags {
+		all = append(all, fmt.Sprintf("%s=%d", name, 1<<bit))
+	}
+	return strings.Join(all, ",")
+}()
 
 // dispatchArgs are the arguments of a dispatch: the Dispatch of kernels/dispatch.cuh. Fields that
 // are addresses lie on this GPU; offsets are those of a window.
 type dispatchArgs struct {
-	group                             device.Group
-	shape                             shape
-	state                             uint64
-	heads, counts, records, rows      uint64
-	arrived, ready                    uint64
-	turnBytes                         uint64
-	direct, directScales              uint64
-	pieces, ranks, selections, zone   device.Divisor
-	slotBytes, rowBytes               uint32
-	scaleWords, pieceWords            uint32
-	scaleRow, scaleZone, scaleWord    uint32
-	what, tokens, hidden              uint32
-	senders, block, free, clerks      uint32
-	ids, weights, x, scales           uint64
-	home, landings, described, ranges uint64
-	filled, credits, out, outScales   uint64
+	shape                              shape
+	state                              uint64
+	heads, counts, records, rows       uint64
+	arrived, ready                     uint64
+	turnBytes                          uint64
+	direct, directScales               uint64
+	pieces, ranks, selections, zone    device.Divisor
+	slotBytes, rowBytes                uint32
+	scaleWords, pieceWords             uint32
+	scaleRow, scaleZone, scaleWord     uint32
+	flags, tokens, hidden              uint32
+	senders, block, free, notifyBlocks uint32
+	ids, weights, x, scales            uint64
+	home, recvRows, described, ranges  uint64
+	filled, credits, out, outScales    uint64
+	group                              device.Group
 }
 
 // combineArgs are the arguments of a combine: the Combine of kernels/combine.cu.
 type combineArgs struct {
-	group                          device.Group
-	shape                          shape
-	state                          uint64
-	heads, home, returned          uint64
-	turnBytes                      uint64
-	pieces, groups                 device.Divisor
-	rowBytes, what, tokens, biases uint32
-	senders, free                  uint32
-	first, call                    uint32
-	routed, landings, sent         uint64
-	y, out                         uint64
-	bias                           [2]uint64
-	filled, credits                uint64
-	weights                        uint64
+	shape                           shape
+	state                           uint64
+	heads, home, returned           uint64
+	turnBytes                       uint64
+	pieces, groups                  device.Divisor
+	rowBytes, flags, tokens, biases uint32
+	senders, free                   uint32
+	first, call                     uint32
+	routed, recvRows, sent          uint64
+	y, out                          uint64
+	bias                            [2]uint64
+	filled, credits                 uint64
+	weights                         uint64
+	group                           device.Group
 }
 
 // describeArgs are the arguments of a description: the Describe of kernels/describe.cuh.
 type describeArgs struct {
 	shape                  shape
 	ranks, byExpert        uint32
-	landings, sent         uint64
-	arrivals               uint64
+	recvRows, sent         uint64
+	recvTokens             uint64
 	tokens, sources        uint64
 	selections, weights    uint64
 	experts, expertWeights uint64
@@ -209,7 +226,7 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 	}
 	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)),
 		"dispatch.cu", arch,
-		[]string{name}, "dispatch.cuh", "number.cuh", "clerk.cuh", "quantize.cuh")
+		[]string{name}, "dispatch.cuh", "expert_index.cuh", "notify.cuh", "quantize.cuh")
 	s.Defines["WEFT_KERNEL"] = bare(name)
 	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
 	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(f.quantize))
@@ -273,7 +290,7 @@ func combineKernel(f combineForm, arch string) kernel.Spec {
 	if f.bySelection {
 		name += " by selection"
 	}
-	s := kernelSpec(name, "combine.cu", arch, []string{slotsCombine}, "sum.cuh")
+	s := kernelSpec(name, "combine.cu", arch, []string{slotsCombine})
 	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(f.sums), number(f.bySelection)
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(f.of))
 	s.Defines["WEFT_VALUE"], s.Defines["WEFT_GROUP"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.group)
@@ -298,7 +315,7 @@ func kernelSpec(name, file, arch string, kernels []string, includes ...string) k
 	}
 	return kernel.Spec{
 		Name: "ep " + name, Source: kernelText(file), Headers: headers,
-		Defines: map[string]string{}, Kernels: kernels, Arch: arch,
+		Defines: map[string]string{"WEFT_FLAGS": flagList}, Kernels: kernels, Arch: arch,
 	}
 }
 

@@ -1,7 +1,7 @@
 package ep
 
 import (
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -10,13 +10,13 @@ import (
 type regions struct {
 	enginegpu.Workspace
 
-	heads, counts, combineHeads, records int64
-	arrived, returned, ready             int64
-	rows, home                           int64
-	totals, befores, words, marks, stage int64 // of placed rows
-	gradientWords, gradientMarks         int64
-	scalars, pullScalars, gradients      int64
-	blocks                               int64
+	heads, counts, combineHeads, records    int64
+	arrived, returned, ready                int64
+	rows, home                              int64
+	totals, befores, openings, marks, stage int64 // of placed rows
+	gradientOpenings, gradientMarks         int64
+	scalars, pullScalars, gradients         int64
+	blocks                                  int64
 
 	slotBytes, rowTurn, homeTurn int64 // a slot of rows, one turn of rows and of home
 	rowTurns, homeTurns          int64
@@ -39,7 +39,7 @@ func newRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	if r.direct {
 		r.rowTurns = 0
 	}
-	r.heads = r.Ones(3 * ranks * 16)
+	r.heads = r.Ones(3 * ranks * device.OpeningBytes)
 	if s.Layout.byExpert() {
 		r.counts = r.Ones(3 * ranks * int64(countWords+g.local) * 4)
 	}
@@ -72,7 +72,7 @@ func (r *regions) addCombine(g *geometry, s Spec, t tuning, blocks int) {
 	if s.combines() {
 		r.homeTurn = int64(slots) * int64(g.tokens) * int64(s.outputBytes())
 	}
-	r.combineHeads = r.Ones(3 * int64(g.ranks) * 16)
+	r.combineHeads = r.Ones(3 * int64(g.ranks) * device.OpeningBytes)
 	r.returned = r.Zeros(int64(g.ranks) * int64(blocks) * 4)
 	if size := r.homeTurns * r.homeTurn; t.valueCombine {
 		r.home = r.Ones(size)

@@ -24,7 +24,7 @@ func TestMemory(t *testing.T) {
 			Payload: BF16, Output: weft.BFloat16, Live: 2,
 		}
 		g, tuned := newGeometry(s, ranks), tune(s, ranks)
-		h := gpu{Handle: &Handle{spec: s, geometry: g}}
+		h := gpu{Base: &Base{spec: s, geometry: g}}
 		b := blocks{
 			dispatch: tuned.dispatchBlocks, dispatchClerks: 2, combine: tuned.combineBlocks,
 			combineClerks: 1, gradients: tuned.combineBlocks,

@@ -11,8 +11,8 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -25,55 +25,55 @@ type placed struct{ *gpu }
 
 // placeArgs are the arguments of a prepare: the Place of kernels/place.cu.
 type placeArgs struct {
-	group                            device.Group
-	shape                            shape
-	state                            uint64
-	words, totals, records           uint64
-	befores, marks                   uint64
-	what, tokens, call, rows, align  uint32
-	blocks, mapEntries, _            uint32
-	ids, weights                     uint64
-	home, places, landings, arrivals uint64
-	described, ranges                uint64
-	counts, bases                    uint64
+	shape                              shape
+	state                              uint64
+	openings, totals, records          uint64
+	befores, marks                     uint64
+	flags, tokens, call, rows, align   uint32
+	blocks, mapEntries, _              uint32
+	ids, weights                       uint64
+	home, places, recvRows, recvTokens uint64
+	described, ranges                  uint64
+	counts, bases                      uint64
+	group                              device.Group
 }
 
 // pushArgs are the arguments of a dispatch: the Push of kernels/push.cu.
 type pushArgs struct {
-	group                            device.Group
-	shape                            shape
-	state                            uint64
-	words, marks, blocks             uint64
-	blockBytes, scalesAt             uint64
-	what, tokens, call, block        uint32
-	pieces                           device.Divisor
-	rowBytes, scaleWords, pieceWords uint32
-	zone, rows, hidden, align, chunk uint32
-	chunks                           device.Divisor
-	carriers                         uint32
-	_                                uint32
-	x, scales                        uint64
-	home, places, landings, arrivals uint64
-	described                        uint64
-	records, weights                 uint64
+	shape                              shape
+	state                              uint64
+	openings, marks, blocks            uint64
+	blockBytes, scalesAt               uint64
+	flags, tokens, call, block         uint32
+	pieces                             device.Divisor
+	rowBytes, scaleWords, pieceWords   uint32
+	zone, rows, hidden, align, chunk   uint32
+	chunks                             device.Divisor
+	carriers                           uint32
+	_                                  uint32
+	x, scales                          uint64
+	home, places, recvRows, recvTokens uint64
+	described                          uint64
+	records, weights                   uint64
+	group                              device.Group
 }
 
 // pullArgs are the arguments of a combine: the Pull of kernels/pull.cu.
 type pullArgs struct {
-	group                   device.Group
-	shape                   shape
-	state                   uint64
-	words, marks            uint64
-	first, what, tokens, at uint32
-	pieces                  device.Divisor
-	rowBytes, biases, chunk uint32
-	chunks                  device.Divisor
-	carriers, depth, most   uint32
-	call                    uint32
-	home, places, described uint64
-	out                     uint64
-	bias                    [2]uint64
-	scalars                 scalarArgs
+	shape                    shape
+	state                    uint64
+	openings, marks          uint64
+	first, flags, tokens, at uint32
+	pieces                   device.Divisor
+	rowBytes, biases, chunk  uint32
+	chunks                   device.Divisor
+	carriers, depth, most    uint32
+	call                     uint32
+	home, places, described  uint64
+	out                      uint64
+	bias                     [2]uint64
+	scalars                  scalarArgs
+	group                    device.Group
 }
 
 func placedKernels(arch string) []kernel.Spec {
@@ -139,7 +139,7 @@ type pullForm struct {
 
 func pullKernel(f pullForm, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("pull of %v, %s", f.of, strings.ToLower(f.order)), "pull.cu", arch,
-		[]string{directCombine}, "placed.cuh", "scalars.cuh", "sum.cuh")
+		[]string{directCombine}, "placed.cuh", "scalars.cuh")
 	s.Defines["WEFT_TYPE"], s.Defines["WEFT_ORDER"] = strconv.Itoa(typeNumber(f.of)), f.order
 	s.Defines["WEFT_PULL_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pullArgs{})))
 	return s
@@ -186,7 +186,7 @@ func newPlacedRegions(g *geometry, s Spec, t tuning, b blocks) regions {
 	ranks, tokens := int64(g.ranks), int64(g.tokens)
 	r := regions{inWindow: true, block: newBlockShape(s, g.rows())}
 	r.totals = r.Zeros(2 * ranks * int64(g.experts+g.ranks+1) * 8)
-	r.words = r.Zeros(2 * 2 * ranks * 8)
+	r.openings = r.Ones(2 * 3 * ranks * device.OpeningBytes)
 	r.marks = r.Zeros(ranks * int64(b.dispatch+b.combine) * 4)
 	r.addGradients(g, s, b.gradients)
 	r.records = r.Raw(2 * ranks * tokens * int64(g.topk) * int64(pairBytes))
@@ -220,21 +220,21 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	g, s, r, l := &h.geometry, &h.spec, &h.regions, &placedLaunches{}
 	h.placed = l
 	ranks, blocks := uint64(g.ranks), uint64(dispatch.Grid.X)
-	what := uint32(0)
+	flags := uint32(0)
 	switch s.Layout {
 	case ExpertPacked:
-		what = whatPacked
+		flags = flagPacked
 	case TokenMajor:
-		what = whatByRank
+		flags = flagRowPerToken
 	}
 	entries, err := h.mapEntries()
 	if err != nil {
 		return err
 	}
 	place := placeArgs{
-		shape: h.shape(), words: uint64(r.words), totals: uint64(r.totals), records: uint64(r.records),
+		shape: h.shape(), openings: uint64(r.openings), totals: uint64(r.totals), records: uint64(r.records),
 		befores: uint64(r.befores), marks: uint64(r.marks),
-		what: what, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
+		flags: flags, rows: uint32(g.capacity), align: uint32(g.align), blocks: uint32(g.placing(h.blocks.dispatch)),
 		mapEntries: uint32(entries),
 	}
 	config := cuda.LaunchConfig{
@@ -252,15 +252,16 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 	}
 	units := mostUnits(*s)
 	push := pushArgs{
-		shape: h.shape(), words: uint64(r.words), marks: uint64(r.marks), blocks: uint64(r.blocks),
-		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt), what: what&whatByRank | quantizeWhat(s),
+		shape: h.shape(), openings: uint64(r.openings), marks: uint64(r.marks), blocks: uint64(r.blocks),
+		blockBytes: uint64(r.block.bytes), scalesAt: uint64(r.block.scalesAt),
+		flags:  flags&flagRowPerToken | quantizeFlags(s),
 		pieces: device.NewDivisor(ceil(s.rowBytes(), units*unitBytes)), rowBytes: uint32(s.rowBytes()),
 		scaleWords: uint32(s.scaleBytes() / 4),
 		pieceWords: pieceWords(s, units), zone: uint32(g.capacity), rows: uint32(g.capacity),
 		hidden: uint32(s.Hidden), align: uint32(g.align), records: uint64(r.records),
 	}
 	if s.ScaleOrder == ColumnMajorScales {
-		push.what |= whatColumns
+		push.flags |= flagColumnScales
 	}
 	if s.Layout.packed() && s.Counts == HostCounts {
 		push.zone = 0 // tensors have exactly the rows that come
@@ -270,7 +271,7 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		return err
 	}
 	if c := s.pushCarry(int(dispatch.Block.X)); bulk && c.warps > 0 {
-		push.what |= whatBulk
+		push.flags |= flagBulk
 		push.chunk, push.carriers = uint32(c.chunk), uint32(c.warps)
 		push.chunks = device.NewDivisor(ceil(s.rowBytes(), c.chunk))
 		dispatch.Shared = c.chunk * c.warps
@@ -289,14 +290,14 @@ func (h *gpu) preparePlaced(f functions, dispatch, combine cuda.LaunchConfig) (e
 		return err
 	}
 	pull := pullArgs{
-		shape: h.shape(), words: uint64(r.words) + 2*ranks*8, marks: uint64(r.marks) + ranks*blocks*4,
+		shape: h.shape(), openings: uint64(r.openings) + 3*ranks*device.OpeningBytes, marks: uint64(r.marks) + ranks*blocks*4,
 		first:  uint32(h.locals.combineCounts),
 		pieces: device.NewDivisor(ceil(s.outputBytes(), pullUnits*unitBytes)), rowBytes: uint32(s.outputBytes()),
 		scalars: scalarArgs{at: uint64(r.pullScalars), topk: device.NewDivisor(g.topk)},
 	}
 	most := s.pullRows(g.ranks)
 	if c := s.pullCarry(int(combine.Block.X), most); bulk && c.warps > 0 {
-		l.pullBulk = whatBulk
+		l.pullBulk = flagBulk
 		pull.chunk, pull.chunks = uint32(c.chunk), device.NewDivisor(ceil(s.outputBytes(), c.chunk))
 		pull.carriers, pull.depth, pull.most = uint32(c.warps), pullDepth, uint32(most)
 		combine.Shared = c.warps * pullDepth * most * c.chunk
@@ -344,16 +345,16 @@ func (l *placedLaunches) point(dispatch, combine device.Group, at func(int64) ui
 // setRouting points a launch's routing at the memory of r.
 func (l *placedLaunches) setRouting(p *gpuRouting) {
 	a := l.push
-	a.home, a.places, a.landings = p.at(p.off.home), p.at(p.off.places), p.at(p.off.landings)
-	a.arrivals, a.described = p.at(p.off.arrivals), p.at(p.off.described)
+	a.home, a.places, a.recvRows = p.at(p.off.home), p.at(p.off.places), p.at(p.off.recvRows)
+	a.recvTokens, a.described = p.at(p.off.recvTokens), p.at(p.off.described)
 }
 
-func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+func (h *placed) Prepare(ctx context.Context, s *weft.Stream, a PrepareArgs) (*Batch, error) {
 	stream, err := h.lane.Enter(ctx, opPrepare, s)
 	if err != nil {
 		return nil, err
 	}
-	r, err := h.place(ctx, opPrepare, device.CallPrepare, stream, topk, weights)
+	r, err := h.place(ctx, opPrepare, tagPrepare, stream, a.TopK, a.Weights)
 	if err != nil {
 		return nil, err
 	}
@@ -367,7 +368,7 @@ func (h *placed) prepare(ctx context.Context, s *weft.Stream, topk, weights weft
 // place enqueues a prepare, and waits for its counts if the host wants them.
 func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda.Stream, topk,
 	weights weft.Tensor,
-) (*Routing, error) {
+) (*Batch, error) {
 	if err := h.checkSelections(op, topk, weights); err != nil {
 		return nil, err
 	}
@@ -381,14 +382,14 @@ func (h *placed) place(ctx context.Context, op string, call uint32, stream *cuda
 	if err != nil {
 		return nil, err
 	}
-	a, p := h.gpu.placed.place, r.placement.(*gpuRouting)
+	a, p := h.gpu.placed.place, r.info.(*gpuRouting)
 	a.home, a.places = p.at(p.off.home), p.at(p.off.places)
-	a.landings, a.arrivals = p.at(p.off.landings), p.at(p.off.arrivals)
+	a.recvRows, a.recvTokens = p.at(p.off.recvRows), p.at(p.off.recvTokens)
 	a.described, a.ranges = p.at(p.off.described), p.at(p.off.ranges)
 	a.ids, a.weights, a.tokens, a.call = addressOf(topk), addressOf(weights), uint32(r.tokens), call
-	a.what &^= whatWide
+	a.flags &^= flagWideIDs
 	if topk.DType == weft.Int64 {
-		a.what |= whatWide
+		a.flags |= flagWideIDs
 	}
 	if err := h.lane.Start(stream, h.gpu.placed.placing); err != nil {
 		r.Release()
@@ -426,146 +427,132 @@ func (r *gpuRouting) overflow() error {
 // pushed is the second half of a dispatch.
 type pushed struct {
 	enginegpu.Half
-	h        *placed
-	received *Received
-	made     bool // the routing was prepared with it
-	weighs   bool // weights come with the rows
+	h      *placed
+	at     Arrived
+	made   bool // the batch was prepared with it
+	weighs bool // weights come with the rows
 }
 
-func (h *placed) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	return h.push(ctx, s, r, x, whatSend|whatReceive)
+func (h *placed) Dispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (Arrived, error) {
+	return h.push(ctx, s, &a, flagSend|flagReceive)
 }
 
-func (h *placed) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	received, err := h.push(ctx, s, r, x, whatSend)
-	return h.halve(s, received, err, pushed{weighs: !x.Weights.IsZero()})
-}
-
-func (h *placed) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*Received, error) {
-	return h.pushNew(ctx, s, topk, weights, x, whatSend|whatReceive)
-}
-
-func (h *placed) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*PendingDispatch, error) {
-	received, err := h.pushNew(ctx, s, topk, weights, x, whatSend)
-	return h.halve(s, received, err, pushed{made: true})
-}
-
-func (h *placed) halve(s *weft.Stream, received *Received, err error, p pushed) (*PendingDispatch, error) {
+func (h *placed) SendDispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (SecondHalf, error) {
+	at, err := h.push(ctx, s, &a, flagSend)
 	if err != nil {
 		return nil, err
 	}
-	p.Half, p.h, p.received = h.lane.Sent(opDispatch, s), h, received
-	return &PendingDispatch{second: &p}, nil
+	return &pushed{Half: h.lane.Sent(opDispatch, s), h: h, at: at, made: a.Prepares(), weighs: a.Weighs()}, nil
 }
 
-// receive enqueues what waits for the rows.
-func (p *pushed) receive(ctx context.Context) (*Received, error) {
-	h, r := p.h, p.received
+// Receive enqueues what waits for the rows.
+func (p *pushed) Receive(ctx context.Context) (Arrived, error) {
+	h := p.h
 	stream, err := p.Resume()
 	if err == nil {
-		err = h.lane.Receive(stream, h.pushLaunch(r.Routing, r.place, whatReceive, 0, p.weighs))
+		err = h.lane.Receive(stream, h.pushLaunch(p.at.Batch, p.at.Buffer, flagReceive, 0, p.weighs))
 	}
 	if err == nil {
 		err = p.Finish(ctx)
 	}
 	if err != nil {
-		r.Release()
+		h.Put(p.at.Buffer)
 		if p.made {
-			r.Routing.Release()
+			p.at.Batch.Release()
 		}
-		return nil, err
+		return Arrived{}, err
 	}
-	return r, nil
+	return p.at, nil
 }
 
-// push dispatches by a routing that is there.
-func (h *placed) push(ctx context.Context, s *weft.Stream, r *Routing, x Rows, what uint32) (*Received, error) {
+// push dispatches, by a batch that is there or by one that it prepares.
+func (h *placed) push(ctx context.Context, s *weft.Stream, m *MoveArgs, flags uint32) (Arrived, error) {
+	if m.Prepares() {
+		return h.pushNew(ctx, s, m, flags)
+	}
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	if err := r.check(h.Handle, opDispatch); err != nil {
-		return nil, err
+	if err := m.Check(h.Base, opDispatch); err != nil {
+		return Arrived{}, err
 	}
-	if err := h.checkDispatch(r.tokens, x); err != nil {
-		return nil, err
+	if err := h.checkDispatch(m.Batch.tokens, m); err != nil {
+		return Arrived{}, err
 	}
-	place, err := h.ring.Take(opDispatch)
+	buffer, err := h.ring.Take(opDispatch)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	call := uint32(device.CallDispatch)
-	if !x.Weights.IsZero() {
-		call = device.CallWeightDispatch
+	call, weights := uint32(tagDispatch), weft.Tensor{}
+	if m.Weighs() {
+		call, weights = tagWeightDispatch, m.Weights
 	}
-	return h.pushRows(ctx, s, stream, r, x, place, what, call)
+	return h.pushRows(ctx, s, stream, m.Batch, m, weights, buffer, flags, call)
 }
 
-// pushNew prepares, and dispatches by the routing that comes of it.
-func (h *placed) pushNew(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows,
-	what uint32,
-) (*Received, error) {
+// pushNew prepares, and dispatches by the batch that comes of it.
+func (h *placed) pushNew(ctx context.Context, s *weft.Stream, m *MoveArgs, flags uint32) (Arrived, error) {
 	stream, err := h.lane.Enter(ctx, opDispatch, s)
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	if err := cmp.Or(x.checkFused(opDispatch), h.checkSelections(opPrepareDispatch, topk, weights),
-		h.checkDispatch(topk.Shape[0], x)); err != nil {
-		return nil, err
+	if err := cmp.Or(m.Check(h.Base, opDispatch), h.checkSelections(opPrepareDispatch, m.TopK, m.Weights)); err != nil {
+		return Arrived{}, err
 	}
-	place, err := h.ring.Take(opDispatch) // before anything is enqueued
+	if err := h.checkDispatch(m.TopK.Shape[0], m); err != nil {
+		return Arrived{}, err
+	}
+	buffer, err := h.ring.Take(opDispatch) // before anything is enqueued
 	if err != nil {
-		return nil, err
+		return Arrived{}, err
 	}
-	r, err := h.place(ctx, opDispatch, device.CallPrepareDispatch, stream, topk, weights)
+	r, err := h.place(ctx, opDispatch, tagPrepareDispatch, stream, m.TopK, m.Weights)
 	if err != nil {
-		h.put(place)
-		return nil, err
+		h.Put(buffer)
+		return Arrived{}, err
 	}
-	received, err := h.pushRows(ctx, s, stream, r, x, place, what, device.CallPrepareDispatch)
+	at, err := h.pushRows(ctx, s, stream, r, m, weft.Tensor{}, buffer, flags, tagPrepareDispatch)
 	if err != nil {
 		r.Release()
 	}
-	return received, err
+	return at, err
 }
 
-// pushRows enqueues a dispatch of rows to a place that was taken for them.
-func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Routing, x Rows,
-	place int, what, call uint32,
-) (*Received, error) {
+// pushRows enqueues a dispatch of rows to a buffer that was taken for them, and of weights, if there
+// are any.
+func (h *placed) pushRows(ctx context.Context, s *weft.Stream, stream *cuda.Stream, r *Batch, m *MoveArgs,
+	weights weft.Tensor, buffer int, flags, call uint32,
+) (Arrived, error) {
 	a := h.gpu.placed.push
-	a.x, a.scales, a.weights = addressOf(x.Data), addressOf(x.Scales), addressOf(x.Weights)
-	weighs := !x.Weights.IsZero()
-	if err := h.lane.Start(stream, h.pushLaunch(r, place, what, call, weighs)); err != nil {
-		h.put(place)
-		return nil, err
+	a.x, a.scales, a.weights = addressOf(m.Data), addressOf(m.Scales), addressOf(weights)
+	weighs := !weights.IsZero()
+	if err := h.lane.Start(stream, h.pushLaunch(r, buffer, flags, call, weighs)); err != nil {
+		h.Put(buffer)
+		return Arrived{}, err
 	}
 	if weighs {
-		r.reweighed(stream)
+		reweighed(r, stream)
 	}
 	shape := h.regions.block
-	shape.rows = r.Rows()
-	received := h.receivedAt(place, r, shape)
-	if what&whatReceive != 0 {
+	shape.rows = r.info.Rows()
+	at := h.arrived(buffer, r, shape)
+	if flags&flagReceive != 0 {
 		if err := h.lane.Finish(ctx, s); err != nil {
-			received.Release()
-			return nil, err
+			h.Put(buffer)
+			return Arrived{}, err
 		}
 	}
-	return received, nil
+	return at, nil
 }
 
 // pushLaunch is the launch that does so much of a dispatch. What only receives tells no one which
 // call it is.
-func (h *placed) pushLaunch(r *Routing, place int, what, call uint32, weighs bool) *cuda.Launch {
+func (h *placed) pushLaunch(r *Batch, place int, flags, call uint32, weighs bool) *cuda.Launch {
 	l := h.gpu.placed
-	l.setRouting(r.placement.(*gpuRouting))
+	l.setRouting(r.info.(*gpuRouting))
 	a := l.push
-	a.what = a.what&^(whatSend|whatReceive) | what
+	a.flags = a.flags&^(flagSend|flagReceive) | flags
 	a.tokens, a.block, a.call = uint32(r.tokens), uint32(place), call
 	if weighs {
 		return l.weighing
@@ -575,23 +562,22 @@ func (h *placed) pushLaunch(r *Routing, place int, what, call uint32, weighs boo
 
 // setPull points the launch at the caller's tensors. Rows that were received are read where they
 // are, others are copied into the window.
-func (h *gpu) setPull(call uint32, stream *cuda.Stream, r *Routing, y, out weft.Tensor, bias []weft.Tensor,
-	weights scalars,
-) error {
-	a, p := h.placed.pull, r.placement.(*gpuRouting)
-	at, ok := h.readable(y)
+func (h *gpu) setPull(call uint32, stream *cuda.Stream, c *SumArgs) error {
+	a, p := h.placed.pull, c.Batch.info.(*gpuRouting)
+	at, ok := h.readable(c.Rows)
 	if !ok {
 		at = h.regions.stage
-		if err := h.stage(stream, r, y); err != nil {
+		if err := h.stage(stream, c.Batch, c.Rows); err != nil {
 			return err
 		}
 	}
 	a.home, a.places, a.described = p.at(p.off.home), p.at(p.off.places), p.at(p.off.described)
-	a.call, a.out, a.tokens, a.biases, a.at = call, addressOf(out), uint32(r.tokens), uint32(len(bias)), uint32(at/16)
-	for i, b := range bias {
+	a.call, a.out, a.tokens, a.biases = call, addressOf(c.Out), uint32(c.Batch.tokens), uint32(c.Biases)
+	a.at = uint32(at / 16)
+	for i, b := range c.Bias[:c.Biases] {
 		a.bias[i] = addressOf(b)
 	}
-	a.scalars.set(p, weights)
+	a.scalars.set(p, c)
 	return nil
 }
 
@@ -609,14 +595,14 @@ func (h *gpu) readable(t weft.Tensor) (at int64, ok bool) {
 // are.
 func (h *gpu) stageBytes() int64 { return int64(h.geometry.rows()) * int64(h.spec.outputBytes()) }
 
-func (h *gpu) combineBuffer() weft.Tensor {
+func (h *gpu) CombineBuffer() weft.Tensor {
 	if !h.tuning.pulls {
 		return weft.Tensor{}
 	}
 	return h.sums(h.regions.stage, h.geometry.rows())
 }
 
-func (h *gpu) gradientBuffer() weft.Tensor {
+func (h *gpu) GradientBuffer() weft.Tensor {
 	if !h.spec.combines() {
 		return weft.Tensor{}
 	}

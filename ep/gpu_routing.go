@@ -71,9 +71,9 @@ func (d *described) read(h *gpu, raw []byte) {
 	d.wanted, d.over, d.excess = carve(&words, ranks), carve(&words, ranks), carve(&words, ranks)
 }
 
-// routingOffsets are where the parts of a Routing stand in its memory; places and arrivals are
+// routingOffsets are where the parts of a Routing stand in its memory; places and recvTokens are
 // those of placed rows, experts those of others.
-type routingOffsets struct{ home, landings, described, ranges, places, arrivals, experts, total int }
+type routingOffsets struct{ home, recvRows, described, ranges, places, recvTokens, experts, total int }
 
 // describedRows are where the description of rows stands in its memory.
 type describedRows struct{ tokens, sources, selections, weights, experts, expertWeights int }
@@ -86,12 +86,12 @@ func (h *gpu) routingOffsets() (o routingOffsets) {
 		return from
 	}
 	o.home = region(g.tokens * g.topk * pairBytes)
-	o.landings = region(g.ranks * g.tokens * g.topk * pairBytes)
+	o.recvRows = region(g.ranks * g.tokens * g.topk * pairBytes)
 	o.described = region(h.describedWords() * 4)
 	o.ranges = region(g.local * g.ranks * 8)
 	if h.tuning.placed {
 		o.places = region(g.tokens * g.topk * 4)
-		o.arrivals = region(g.ranks * g.tokens * 4)
+		o.recvTokens = region(g.ranks * g.tokens * 4)
 	} else {
 		o.experts = region(g.tokens * g.topk * 4)
 	}
@@ -113,7 +113,7 @@ func (h *gpu) newRouting() (*gpuRouting, error) {
 // route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. What a
 // graph writes is for other graphs: whose replays come when is their caller's affair, who may not
 // know of an operation that goes by a Routing of later.
-func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, error) {
+func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Batch, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var r *gpuRouting
@@ -138,20 +138,20 @@ func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*Routing, e
 	r.replayed, r.counted, r.measured = h.lane.Capture() != 0, false, false
 	r.filled, r.rewritten = false, false
 	r.rewrite()
-	routing := h.routings.take()
-	*routing = Routing{
-		handle: h.Handle, placement: r, tokens: tokens, masked: r.masked,
-		weighted: weightedIf(weighted), epoch: h.lane.Operations(),
+	b := h.batches.take()
+	*b = Batch{
+		base: h.Base, info: r, tokens: tokens, masked: r.masked,
+		weights: WeightsIf(weighted), epoch: h.lane.Operations(),
 	}
-	return routing, nil
+	return b, nil
 }
 
 // settle waits for the counts if the Spec wants them on the host.
-func (h *gpu) settle(ctx context.Context, r *Routing) error {
+func (h *gpu) settle(ctx context.Context, r *Batch) error {
 	if h.spec.Counts != HostCounts {
 		return nil
 	}
-	stream := r.placement.(*gpuRouting).stream
+	stream := r.info.(*gpuRouting).stream
 	status, err := stream.CaptureStatus()
 	if err != nil {
 		return err
@@ -159,11 +159,11 @@ func (h *gpu) settle(ctx context.Context, r *Routing) error {
 	if status != cuda.NotCapturing {
 		return nil // they are there when they are asked for
 	}
-	return r.placement.(*gpuRouting).count(ctx)
+	return r.info.(*gpuRouting).count(ctx)
 }
 
-func (h *gpu) weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
-	const op = "weigh"
+func (h *gpu) Weigh(ctx context.Context, s *weft.Stream, r *Batch, weights weft.Tensor) error {
+	const op = opWeigh
 	stream := h.lane.Stream(s)
 	if err := h.lane.EnterLocal(op, stream); err != nil {
 		return err
@@ -178,29 +178,29 @@ func (h *gpu) weigh(ctx context.Context, s *weft.Stream, r *Routing, weights wef
 }
 
 // startWeigh enqueues what gives a Routing weights at home, or reads its experts into memory.
-func (h *gpu) startWeigh(stream *cuda.Stream, r *Routing, weights, experts uint64) error {
+func (h *gpu) startWeigh(stream *cuda.Stream, r *Batch, weights, experts uint64) error {
 	if r.tokens == 0 {
 		return nil
 	}
-	p := r.placement.(*gpuRouting)
+	p := r.info.(*gpuRouting)
 	p.rewrite()
 	*h.weighArg = weighArgs{home: p.at(p.off.home), n: uint32(r.tokens * h.geometry.topk), weights: weights, ids: experts}
 	return h.weighing.Start(stream)
 }
 
-// reweighed says that a dispatch brings a Routing weights, in a stream behind which those who ask
-// for them are to come.
-func (r *Routing) reweighed(stream *cuda.Stream) {
-	p := r.placement.(*gpuRouting)
-	r.weighted, p.stream, p.filled, p.rewritten = weightedEverywhere, stream, false, p.rewritten || p.h.lane.Capture() != 0
+// reweighed says that a dispatch brings a batch weights, in a stream behind which those who ask for
+// them are to come.
+func reweighed(b *Batch, stream *cuda.Stream) {
+	p := b.info.(*gpuRouting)
+	b.weights, p.stream, p.filled, p.rewritten = WeightsEverywhere, stream, false, p.rewritten || p.h.lane.Capture() != 0
 	p.rewrite()
 }
 
 // rewrite says that the operation which is being enqueued writes the Routing.
 func (r *gpuRouting) rewrite() { r.graphed = r.graphed || r.h.lane.Capture() != 0 }
 
-// release keeps the memory for the next Routing: to free it would wait for the device.
-func (r *gpuRouting) release() {
+// Free keeps the memory for the next Routing: to give it back would wait for the device.
+func (r *gpuRouting) Free() {
 	r.h.mu.Lock()
 	defer r.h.mu.Unlock()
 	if r.graphed {
@@ -292,7 +292,7 @@ func (r *gpuRouting) measure() error {
 	return nil
 }
 
-// Traffic implements [placement]. Like the other counts it waits for the stream unless the counts
+// Traffic implements [Info]. Like the other counts it waits for the stream unless the counts
 // are on the host already.
 func (r *gpuRouting) Traffic() Traffic {
 	if r.measure() != nil {
@@ -301,7 +301,7 @@ func (r *gpuRouting) Traffic() Traffic {
 	return r.traffic
 }
 
-// Rows implements [placement].
+// Rows implements [Info].
 func (r *gpuRouting) Rows() int {
 	if s := &r.h.spec; s.Layout.packed() && s.Counts == HostCounts {
 		return r.Received()
@@ -309,7 +309,7 @@ func (r *gpuRouting) Rows() int {
 	return r.h.geometry.rows()
 }
 
-// Received implements [placement].
+// Received implements [Info].
 func (r *gpuRouting) Received() int {
 	if r.count(context.Background()) != nil {
 		return 0
@@ -317,15 +317,15 @@ func (r *gpuRouting) Received() int {
 	return int(r.described.rows[0])
 }
 
-// told implements [placement].
-func (r *gpuRouting) told() int {
+// told implements [Info].
+func (r *gpuRouting) Told() int {
 	if !r.counted || r.replayed {
 		return 0
 	}
 	return int(r.described.rows[0])
 }
 
-// Demand implements [placement].
+// Demand implements [Info].
 func (r *gpuRouting) Demand() int {
 	if !r.h.tuning.placed {
 		return r.Received() // nothing overflows
@@ -336,89 +336,64 @@ func (r *gpuRouting) Demand() int {
 	return int(r.described.wanted[r.h.comm.Rank()])
 }
 
-// RowDemand implements [placement].
-func (r *gpuRouting) RowDemand() weft.Tensor {
-	g := &r.h.geometry
-	word := 2*g.local + 2*g.ranks // rows: nothing overflows
-	if r.h.tuning.placed {
-		word += 2 + 2*g.local + r.h.comm.Rank() // wanted, of this rank
+// Tensor implements [Info].
+func (r *gpuRouting) Tensor(part Part) weft.Tensor {
+	g, placed := &r.h.geometry, r.h.tuning.placed
+	words := func(at int, shape ...int) weft.Tensor {
+		return r.tensor(r.off.described+4*at, weft.Int32, shape...)
 	}
-	return r.tensor(r.off.described+4*word, weft.Int32, 1)
-}
-
-// ExpertCounts implements [placement].
-func (r *gpuRouting) ExpertCounts() weft.Tensor {
-	return r.tensor(r.off.described, weft.Int32, r.h.geometry.local)
-}
-
-// ExpertDemand implements [placement].
-func (r *gpuRouting) ExpertDemand() weft.Tensor {
-	if g := &r.h.geometry; r.h.tuning.placed {
-		return r.tensor(r.off.described+4*(2*g.local+2*g.ranks+2), weft.Int32, g.local)
+	// Nothing overflows where rows go through slots: what is wanted there is what comes.
+	wanted := 2*g.local + 2*g.ranks + 2
+	switch part {
+	case RowDemand:
+		if placed {
+			return words(wanted+2*g.local+r.h.comm.Rank(), 1)
+		}
+		return words(2*g.local+2*g.ranks, 1)
+	case ExpertDemand:
+		if placed {
+			return words(wanted, g.local)
+		}
+		return words(0, g.local)
+	case PaddedCounts:
+		if placed {
+			return words(wanted+g.local, g.local)
+		}
+		return words(0, g.local)
+	case ExpertCounts:
+		return words(0, g.local)
+	case ExpertOffsets:
+		return words(g.local, g.local)
+	case SourceCounts:
+		return words(2*g.local, g.ranks)
+	case Ranges:
+		return r.tensor(r.off.ranges, weft.Int64, g.local, g.ranks)
 	}
-	return r.ExpertCounts()
-}
-
-// PaddedCounts implements [placement].
-func (r *gpuRouting) PaddedCounts() weft.Tensor {
-	if g := &r.h.geometry; r.h.tuning.placed {
-		return r.tensor(r.off.described+4*(3*g.local+2*g.ranks+2), weft.Int32, g.local)
-	}
-	return r.ExpertCounts()
-}
-
-// ExpertOffsets implements [placement].
-func (r *gpuRouting) ExpertOffsets() weft.Tensor {
-	return r.tensor(r.off.described+4*r.h.geometry.local, weft.Int32, r.h.geometry.local)
-}
-
-// SourceCounts implements [placement].
-func (r *gpuRouting) SourceCounts() weft.Tensor {
-	return r.tensor(r.off.described+8*r.h.geometry.local, weft.Int32, r.h.geometry.ranks)
-}
-
-// Ranges implements [placement].
-func (r *gpuRouting) Ranges() weft.Tensor {
-	return r.tensor(r.off.ranges, weft.Int64, r.h.geometry.local, r.h.geometry.ranks)
-}
-
-// SourceTokens implements [placement].
-func (r *gpuRouting) SourceTokens() weft.Tensor {
-	return r.describe(func(d *describedRows) int { return d.tokens }, weft.Int32, r.Rows())
-}
-
-// SourceRanks implements [placement].
-func (r *gpuRouting) SourceRanks() weft.Tensor {
-	return r.describe(func(d *describedRows) int { return d.sources }, weft.Int32, r.Rows())
-}
-
-// SourceSelections implements [placement].
-func (r *gpuRouting) SourceSelections() weft.Tensor {
-	return r.describe(func(d *describedRows) int { return d.selections }, weft.Int32, r.Rows())
-}
-
-// RowWeights implements [placement].
-func (r *gpuRouting) RowWeights() weft.Tensor {
-	return r.describe(func(d *describedRows) int { return d.weights }, weft.Float32, r.Rows())
-}
-
-// RowSelections implements [placement].
-func (r *gpuRouting) RowSelections() (experts, weights weft.Tensor) {
-	k := r.h.geometry.topk
-	experts = r.describe(func(d *describedRows) int { return d.experts }, weft.Int32, r.Rows(), k)
-	return experts, r.describe(func(d *describedRows) int { return d.expertWeights }, weft.Float32, r.Rows(), k)
-}
-
-// describe enqueues, where the Routing was prepared, what fills in what each row is, and returns
-// one part of that. It is absent if it could not be had.
-func (r *gpuRouting) describe(part func(*describedRows) int, d weft.DType, shape ...int) weft.Tensor {
-	if err := r.describeRows(); err != nil {
+	// The rest describes rows.
+	if r.describeRows() != nil {
 		return weft.Tensor{}
 	}
-	return weft.Tensor{Data: pointer(r.rows.Pointer().Add(part(&r.description))), DType: d, Shape: shape}
+	row := func(at int, d weft.DType, shape ...int) weft.Tensor {
+		return weft.Tensor{Data: pointer(r.rows.Pointer().Add(at)), DType: d, Shape: shape}
+	}
+	switch d := &r.description; part {
+	case SourceTokens:
+		return row(d.tokens, weft.Int32, r.Rows())
+	case SourceRanks:
+		return row(d.sources, weft.Int32, r.Rows())
+	case SourceSelections:
+		return row(d.selections, weft.Int32, r.Rows())
+	case RowWeights:
+		return row(d.weights, weft.Float32, r.Rows())
+	case RowExperts:
+		return row(d.experts, weft.Int32, r.Rows(), g.topk)
+	default:
+		return row(d.expertWeights, weft.Float32, r.Rows(), g.topk)
+	}
 }
 
-// describeRows enqueues it, unless it was before: one launch fills in all parts. What a capture
+// describeRows enqueues, where the batch was prepared, what fills in what each row is, unless it was
+// before: one launch fills in all parts. What a capture
 // enqueues is there with its replays only, and they make what they prepare, and the weights that
 // they bring, other ones each time.
 func (r *gpuRouting) describeRows() error {
@@ -483,8 +458,8 @@ func (r *gpuRouting) fill() error {
 
 // pointDescription points a description at what r knows of its rows.
 func (h *gpu) pointDescription(a *describeArgs, r *gpuRouting) {
-	a.landings, a.sent, a.arrivals = r.at(r.off.landings), r.sent(), 0
+	a.recvRows, a.sent, a.recvTokens = r.at(r.off.recvRows), r.sent(), 0
 	if h.geometry.layout == TokenMajor {
-		a.arrivals = r.at(r.off.arrivals)
+		a.recvTokens = r.at(r.off.recvTokens)
 	}
 }

@@ -309,7 +309,9 @@ func TestMisplacedNumbersOnGPUs(t *testing.T) {
 					for _, bad := range []*weft.Tensor{&topk, &weights} {
 						was := bad.Data
 						bad.Data = unsafe.Add(was, 1)
-						if _, err := r.handle.PrepareDispatch(ctx, r.stream, topk, weights, in); !errors.Is(err,
+						if _, err := r.handle.Dispatch(ctx, r.stream, ep.DispatchArgs{
+							TopK: topk, Weights: weights, Rows: in,
+						}); !errors.Is(err,
 							weft.ErrUnsupported) || !strings.Contains(err.Error(), "copy them there") {
 							return fmt.Errorf("numbers at %v: %w", bad.Data, err)
 						}

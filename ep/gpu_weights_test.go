@@ -57,9 +57,9 @@ func newWeightedRound(ctx context.Context, r *member, b *eptest.Batch) (*weighte
 
 // dispatch brings other weights along.
 func (w *weightedRound) dispatch(ctx context.Context) error {
-	in := w.in
-	in.Weights = w.weights
-	received, err := w.r.handle.Dispatch(ctx, w.r.stream, w.routing, in)
+	received, err := w.r.handle.Dispatch(ctx, w.r.stream, ep.DispatchArgs{
+		Routing: w.routing, Weights: w.weights, Rows: w.in,
+	})
 	if err == nil {
 		received.Release()
 	}
@@ -230,7 +230,9 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 					}
 					topk, weights, in, out := round.Operands()
 					sum := func(by weft.Tensor, combine func(got *ep.Received) error) ([]byte, error) {
-						got, err := r.handle.PrepareDispatch(ctx, r.stream, topk, by, in)
+						got, err := r.handle.Dispatch(ctx, r.stream, ep.DispatchArgs{
+							TopK: topk, Weights: by, Rows: in,
+						})
 						if err != nil {
 							return nil, err
 						}
@@ -251,13 +253,18 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 								}
 							}
 							raw = append(raw, part...)
-							combine = func(got *ep.Received) error { return r.handle.Combine(ctx, r.stream, got.Routing, got.Data, out) }
+							combine = func(got *ep.Received) error {
+								return r.handle.Combine(ctx, r.stream, ep.CombineArgs{
+									Routing: got.Routing, Rows: got.Data, Out: out,
+								})
+							}
 						}
 						return raw, nil
 					}
 					want, err := sum(weights, func(got *ep.Received) error {
-						return r.handle.Combine(ctx,
-							r.stream, got.Routing, got.Data, out)
+						return r.handle.Combine(ctx, r.stream, ep.CombineArgs{
+							Routing: got.Routing, Rows: got.Data, Out: out,
+						})
 					})
 					if err != nil {
 						return err
@@ -267,15 +274,19 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 						odd, wrong := weights, out
 						odd.Data = unsafe.Add(odd.Data, 2)
 						wrong.Shape = []int{out.Shape[0] + 1, out.Shape[1]}
-						if err := r.handle.WeighCombine(ctx, r.stream, got.Routing, odd, got.Data,
-							out); out.Shape[0] > 0 && !errors.Is(err, weft.ErrUnsupported) {
+						if err := r.handle.Combine(ctx, r.stream, ep.CombineArgs{
+							Routing: got.Routing, Weights: odd, Rows: got.Data, Out: out,
+						}); out.Shape[0] > 0 && !errors.Is(err, weft.ErrUnsupported) {
 							return fmt.Errorf("weights at an odd place: %v", err)
 						}
-						if err := r.handle.WeighCombine(ctx, r.stream, got.Routing, weights, got.Data,
-							wrong); !errors.Is(err, weft.ErrInvalid) {
+						if err := r.handle.Combine(ctx, r.stream, ep.CombineArgs{
+							Routing: got.Routing, Weights: weights, Rows: got.Data, Out: wrong,
+						}); !errors.Is(err, weft.ErrInvalid) {
 							return fmt.Errorf("an output of another shape: %v", err)
 						}
-						if err := r.handle.Combine(ctx, r.stream, got.Routing, got.Data, out); !errors.Is(err, weft.ErrInvalid) {
+						if err := r.handle.Combine(ctx, r.stream, ep.CombineArgs{
+							Routing: got.Routing, Rows: got.Data, Out: out,
+						}); !errors.Is(err, weft.ErrInvalid) {
 							return fmt.Errorf("a routing that has no weights: %v", err)
 						}
 						return nil
@@ -286,7 +297,9 @@ func TestWeighCombineOnGPUs(t *testing.T) {
 								return err
 							}
 						}
-						return r.handle.WeighCombine(ctx, r.stream, got.Routing, weights, got.Data, out)
+						return r.handle.Combine(ctx, r.stream, ep.CombineArgs{
+							Routing: got.Routing, Weights: weights, Rows: got.Data, Out: out,
+						})
 					})
 					if err != nil {
 						return err

@@ -5,8 +5,6 @@ import (
 	"fmt"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/channel"
-	"github.com/weftgo/weft/engine"
 )
 
 // Handle makes exchanges of one [Spec] among the ranks of a communicator. Several handles, of any
@@ -15,15 +13,13 @@ import (
 // The methods of a handle are collective: every unmasked rank calls them in the same order, from
 // one goroutine at a time.
 type Handle struct {
-	comm     *weft.Comm
-	spec     Spec
-	geometry geometry
-	waiter   *channel.Waiter
-	engine   rowEngine
-	buffers  *engine.Buffers // of received rows
-	closed   bool
-	released bool           // its memory too
-	biases   [2]weft.Tensor // of the combine that is being called
+	base     *Base
+	engine   RowEngine
+	released bool // its memory too
+
+	routings slab[Routing]
+	received slab[Received]
+	pending  slab[PendingDispatch]
 }
 
 // NewHandle makes a handle, whose rows the engine of the communicator moves. It is collective, and
@@ -40,32 +36,29 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
 		return nil, err
 	}
-	h := &Handle{
-		comm: comm, spec: spec, geometry: newGeometry(spec, comm.Size()),
-		waiter: comm.WaiterOf("handle"), buffers: engine.NewBuffers(spec.Live),
-	}
-	if h.engine, err = newEngine(ctx, h); err != nil {
+	h := &Handle{base: NewBase(comm, spec)}
+	if h.engine, err = newEngine(ctx, h.base); err != nil {
 		return nil, err
 	}
-	comm.Shelf().Add(h.buffers)
+	comm.Shelf().Add(h.base.buffers)
 	return h, nil
 }
 
 // Spec is what the handle was made from, with defaults filled in.
-func (h *Handle) Spec() Spec { return h.spec }
+func (h *Handle) Spec() Spec { return h.base.spec }
 
 // Comm is the handle's communicator.
-func (h *Handle) Comm() *weft.Comm { return h.comm }
+func (h *Handle) Comm() *weft.Comm { return h.base.comm }
 
 // Engine is what moves the handle's rows.
-func (h *Handle) Engine() Engine { return engineOf(h.comm) }
+func (h *Handle) Engine() Engine { return engineOf(h.base.comm) }
 
 // Capacity is the number of rows of a received tensor at its largest.
-func (h *Handle) Capacity() int { return h.geometry.rows() }
+func (h *Handle) Capacity() int { return h.base.geometry.rows() }
 
 // MemoryBytes is the size of the windows that the handle holds on this rank. On the host, pages of
 // the large ones exist only once they are used.
-func (h *Handle) MemoryBytes() int { return h.engine.memoryBytes() }
+func (h *Handle) MemoryBytes() int { return h.engine.Bytes() }
 
 // SMs is on how many multiprocessors of its GPU the kernels of this handle's dispatches and
 // combines run, if it is idle otherwise: as many as they have blocks, while there are any. They
@@ -73,14 +66,14 @@ func (h *Handle) MemoryBytes() int { return h.engine.memoryBytes() }
 // [Spec].SMs, where several blocks would fill one. Prepare is a dispatch in this. It is 0 for a
 // combine of rows that cannot be summed, and on the host.
 func (h *Handle) SMs() (dispatch, combine int) {
-	dispatch, combine, _ = h.engine.sms()
+	dispatch, combine, _ = h.engine.SMs()
 	return dispatch, combine
 }
 
 // GradientSMs is SMs of the kernel with which a CombineBackward moves rows, and a DispatchBackward
 // the gradients of weights; its rows go by the kernel of combines.
 func (h *Handle) GradientSMs() int {
-	_, _, gradients := h.engine.sms()
+	_, _, gradients := h.engine.SMs()
 	return gradients
 }
 
@@ -96,9 +89,9 @@ func (h *Handle) Close() error {
 	if h.released {
 		return nil
 	}
-	h.closed = true
-	h.comm.Shelf().Remove(h.buffers)
+	h.base.closed = true
+	h.base.comm.Shelf().Remove(h.base.buffers)
 	var err error
-	h.released, err = h.engine.close()
+	h.released, err = h.engine.Close()
 	return err
 }

@@ -15,7 +15,7 @@ import (
 
 // host is the engine of a handle on the host.
 type host struct {
-	*Handle
+	*Base
 	windows []*weft.Window
 	boards  []*board // by rank
 	pool    *pool    // received tensors
@@ -28,9 +28,8 @@ type host struct {
 	pending    string // the operation whose second half is still to come
 	workers    int
 
-	scratch  scratch
-	received slab[Received]
-
+	scratch                     scratch
+	batches                     slab[Batch]
 	dispatchWaits, combineWaits []int64 // where waits are counted, or nil
 
 	mu   sync.Mutex
@@ -85,11 +84,11 @@ func newScratch(g *geometry) scratch {
 	}
 }
 
-func newHost(ctx context.Context, of *Handle) (rowEngine, error) {
-	h := &host{Handle: of}
+func newHost(ctx context.Context, of *Base) (RowEngine, error) {
+	h := &host{Base: of}
 	h.workers = max(1, runtime.NumCPU()/h.comm.LocalSize())
 	if err := h.allocate(ctx); err != nil {
-		_, again := h.close()
+		_, again := h.Close()
 		return nil, errors.Join(err, again)
 	}
 	h.scratch = newScratch(&h.geometry)
@@ -141,7 +140,7 @@ func (h *host) allocate(ctx context.Context) error {
 	return nil
 }
 
-func (h *host) memoryBytes() int {
+func (h *host) Bytes() int {
 	n := 0
 	for _, w := range h.windows {
 		n += w.Size()
@@ -149,7 +148,7 @@ func (h *host) memoryBytes() int {
 	return n
 }
 
-func (h *host) countWaits(dispatch, combine weft.Tensor) {
+func (h *host) CountWaits(dispatch, combine weft.Tensor) {
 	numbers := func(t weft.Tensor) []int64 {
 		if t.IsZero() {
 			return nil
@@ -159,9 +158,9 @@ func (h *host) countWaits(dispatch, combine weft.Tensor) {
 	h.dispatchWaits, h.combineWaits = numbers(dispatch), numbers(combine)
 }
 
-func (*host) combineBuffer() weft.Tensor { return weft.Tensor{} }
+func (*host) CombineBuffer() weft.Tensor { return weft.Tensor{} }
 
-func (*host) gradientBuffer() weft.Tensor { return weft.Tensor{} }
+func (*host) GradientBuffer() weft.Tensor { return weft.Tensor{} }
 
 // waits is where an operation counts its waits, or nil.
 func (h *host) waits(op string) []int64 {
@@ -171,9 +170,11 @@ func (h *host) waits(op string) []int64 {
 	return h.dispatchWaits
 }
 
-func (*host) sms() (dispatch, combine, gradients int) { return 0, 0, 0 }
+func (*host) SMs() (dispatch, combine, gradients int) { return 0, 0, 0 }
 
-func (h *host) close() (released bool, err error) {
+func (h *host) Put(buffer int) { h.buffers.Put(buffer) }
+
+func (h *host) Close() (released bool, err error) {
 	var errs []error
 	for _, w := range h.windows {
 		errs = append(errs, w.Close())

@@ -10,9 +10,7 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing, gradRows, gradRowWeights,
-	gradX, gradWeights weft.Tensor,
-) error {
+func (h *host) DispatchBackward(ctx context.Context, s *weft.Stream, a SumArgs) error {
 	const op = opDispatchBackward
 	epoch, err := h.enter(op)
 	if err != nil {
@@ -20,15 +18,14 @@ func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing,
 	}
 	c := &h.scratch.gather
 	*c = gather{
-		h: h, op: op, epoch: epoch, call: newCall(callDispatchBackward, r, !gradWeights.IsZero()),
-		y: gradRows, out: gradX, scalars: gradRowWeights, outScalars: gradWeights,
+		h: h, op: op, epoch: epoch, call: newCall(callDispatchBackward, a.Batch, !a.OutScalars.IsZero()), SumArgs: a,
 	}
-	own := cmp.Or(onHost(op, s), h.checkCombine(op, r, gradRows, gradX, nil, false))
+	own := cmp.Or(onHost(op, s), h.CheckSum(op, &a))
 	if own == nil {
-		own = h.checkScalars(op, r, gradRowWeights, gradWeights)
+		own = h.CheckScalars(op, &a)
 	}
 	if own == nil {
-		c.r = h.placed(r)
+		c.r = h.routingOf(a.Batch)
 	}
 	if err := c.send(ctx, own); err != nil {
 		return err
@@ -36,24 +33,22 @@ func (h *host) dispatchBackward(ctx context.Context, s *weft.Stream, r *Routing,
 	return c.receive(ctx)
 }
 
-func (h *host) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, gradOut, y, gradRows,
-	gradWeights weft.Tensor,
-) error {
+func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a SpreadArgs) error {
 	const op = opCombineBackward
 	epoch, err := h.enter(op)
 	if err != nil {
 		return err
 	}
-	own := cmp.Or(onHost(op, s), h.checkCombineBackward(r, gradOut, y, gradRows, gradWeights, op))
+	own := cmp.Or(onHost(op, s), h.CheckSpread(op, &a))
 	var data place
 	borrowed := false
 	if own == nil {
-		if data, borrowed, err = h.offerPlain(ctx, epoch, gradOut, op); err != nil {
+		if data, borrowed, err = h.offerPlain(ctx, epoch, a.GradOut, op); err != nil {
 			return err
 		}
 	}
-	wantWeights := !gradWeights.IsZero()
-	h.post(epoch, newCall(callCombineBackward, r, wantWeights), data, place{}, own)
+	wantWeights := !a.GradWeights.IsZero()
+	h.post(epoch, newCall(callCombineBackward, a.Batch, wantWeights), data, place{}, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return err
 	}
@@ -65,9 +60,11 @@ func (h *host) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 		}
 		dots = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(h.scalars.window.Bytes()))), h.scalars.window.Size()/4)
 	}
-	placed := h.placed(r)
+	r := h.routingOf(a.Batch)
 	m := &h.scratch.mover
-	*m = mover{h: h, r: placed, rowBytes: h.spec.outputBytes(), dst: gradRows.Data, visit: h.gradRow(y, gradRows, dots)}
+	*m = mover{
+		h: h, r: r, rowBytes: h.spec.outputBytes(), dst: a.GradRows.Data, visit: h.gradRow(a.Rows, a.GradRows, dots),
+	}
 	if err := m.pull(op); err != nil {
 		return err
 	}
@@ -82,7 +79,7 @@ func (h *host) combineBackward(ctx context.Context, s *weft.Stream, r *Routing, 
 	if !wantWeights {
 		return nil
 	}
-	return h.bringDots(ctx, placed, gradWeights, op)
+	return h.bringDots(ctx, r, a.GradWeights, op)
 }
 
 // gradRow is what combine backward does with a landing and the gradient of its token's output: the
@@ -109,7 +106,7 @@ func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, 
 func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.Tensor, op string) error {
 	h.epoch++
 	epoch := h.epoch
-	h.post(epoch, newCall(callDotsHome, &r.Routing, true), place{h.scalars.window.ID(), 0, 4}, place{}, nil)
+	h.post(epoch, newCall(callDotsHome, r.batch, true), place{h.scalars.window.ID(), 0, 4}, place{}, nil)
 	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
 		return err
 	}

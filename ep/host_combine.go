@@ -11,21 +11,15 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-const opCombine = "combine"
-
-func (h *host) combine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
-	bias []weft.Tensor,
-) error {
-	if err := h.sendRowsHome(ctx, s, r, weights, y, out, bias); err != nil {
+func (h *host) Combine(ctx context.Context, s *weft.Stream, a SumArgs) error {
+	if err := h.sendRowsHome(ctx, s, &a); err != nil {
 		return err
 	}
 	return h.scratch.gather.receive(ctx)
 }
 
-func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
-	bias []weft.Tensor,
-) (*weft.Work, error) {
-	if err := h.sendRowsHome(ctx, s, r, weights, y, out, bias); err != nil {
+func (h *host) SendCombine(ctx context.Context, s *weft.Stream, a SumArgs) (*weft.Work, error) {
+	if err := h.sendRowsHome(ctx, s, &a); err != nil {
 		return nil, err
 	}
 	epoch := h.epoch
@@ -39,9 +33,7 @@ func (h *host) sendCombine(ctx context.Context, s *weft.Stream, r *Routing, weig
 	}), nil
 }
 
-func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
-	bias []weft.Tensor,
-) error {
+func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, a *SumArgs) error {
 	const op = opCombine
 	epoch, err := h.enter(op)
 	if err != nil {
@@ -49,13 +41,12 @@ func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, r *Routing, wei
 	}
 	c := &h.scratch.gather
 	*c = gather{
-		h: h, op: op, epoch: epoch, call: newCall(callCombine, r, false),
-		weighted: h.spec.Weighting == Weighted, weights: weights, y: y, out: out, biases: len(bias),
+		h: h, op: op, epoch: epoch, call: newCall(callCombine, a.Batch, false),
+		weighted: h.spec.Weighting == Weighted, SumArgs: *a,
 	}
-	copy(c.bias[:], bias)
-	own := cmp.Or(onHost(op, s), h.checkCombine(op, r, y, out, bias, !weights.IsZero()))
+	own := cmp.Or(onHost(op, s), h.CheckSum(op, a))
 	if own == nil {
-		c.r = h.placed(r)
+		c.r = h.routingOf(a.Batch)
 	}
 	return c.send(ctx, own)
 }
@@ -68,12 +59,7 @@ type gather struct {
 	epoch    uint64
 	call     call
 	weighted bool
-	weights  weft.Tensor // of the combine's own; or none
-	y, out   weft.Tensor
-	bias     [2]weft.Tensor
-	biases   int
-	// A number per row to be brought home beside the rows (backward of dispatch), and where to.
-	scalars, outScalars weft.Tensor
+	SumArgs
 
 	borrowed bool
 	bad      atomic.Int32 // 1 + a rank whose operand is too small
@@ -117,11 +103,11 @@ func (c *gather) offer(ctx context.Context) (place, error) {
 		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
 		return place{h.partial.window.ID(), 0, uint32(n)}, nil
 	}
-	if w, off, ok := h.comm.Find(c.y.Data, c.y.Bytes()); ok {
+	if w, off, ok := h.comm.Find(c.Rows.Data, c.Rows.Bytes()); ok {
 		c.borrowed = true
 		return place{w.ID(), uint64(off), uint32(n)}, nil
 	}
-	if c.y.Elems() == 0 {
+	if c.Rows.Elems() == 0 {
 		return place{}, nil
 	}
 	if err := h.stage.claim(ctx, h, c.epoch, c.op); err != nil {
@@ -141,7 +127,7 @@ func (c *stageRows) rows(from, to int) {
 	for i := from; i < to; i++ {
 		for _, l := range c.r.landingsOf(int32(i)) {
 			if l.row >= 0 {
-				simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.y.Data, int(l.row)*n), n, stream)
+				simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.Rows.Data, int(l.row)*n), n, stream)
 			}
 		}
 	}
@@ -164,7 +150,7 @@ func (c *sumHere) rows(from, to int) {
 		k := 0
 		for _, l := range c.r.landingsOf(int32(i)) {
 			if l.row >= 0 {
-				rows[k], weights[k] = unsafe.Add(c.y.Data, int(l.row)*n), l.weight
+				rows[k], weights[k] = unsafe.Add(c.Rows.Data, int(l.row)*n), l.weight
 				k++
 			}
 		}
@@ -179,13 +165,13 @@ func (c *sumHere) rows(from, to int) {
 
 func (c *gather) offerScalars(ctx context.Context) (place, error) {
 	h := c.h
-	if c.scalars.IsZero() {
+	if c.Scalars.IsZero() {
 		return place{}, nil
 	}
 	if err := h.scalars.claim(ctx, h, c.epoch, c.op); err != nil {
 		return place{}, err
 	}
-	copy(h.scalars.window.Bytes(), c.scalars.Raw())
+	copy(h.scalars.window.Bytes(), c.Scalars.Raw())
 	return place{h.scalars.window.ID(), 0, 4}, nil
 }
 
@@ -198,14 +184,14 @@ func (c *gather) receive(ctx context.Context) error {
 	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
 		return err
 	}
-	if !c.weights.IsZero() { // nobody refuses any more
-		c.r.weigh(c.weights)
+	if !c.Weights.IsZero() { // nobody refuses any more
+		c.r.weigh(c.Weights)
 	}
 	if err := c.home(); err != nil {
 		return err
 	}
-	if !c.outScalars.IsZero() {
-		if err := h.fetchScalars(c.r, c.outScalars, c.op, (*notice).scales); err != nil {
+	if !c.OutScalars.IsZero() {
+		if err := h.fetchScalars(c.r, c.OutScalars, c.op, (*notice).scales); err != nil {
 			return err
 		}
 	}
@@ -233,7 +219,7 @@ func (c *gather) home() error {
 		}
 		h.scratch.operands[d] = operand{unsafe.Pointer(unsafe.SliceData(mem)), len(mem) / n}
 	}
-	h.each(c.r.Routing.tokens, c.r.traffic.Selections*n, (*sumHome)(c))
+	h.each(c.r.batch.tokens, c.r.traffic.Selections*n, (*sumHome)(c))
 	if d := c.bad.Load(); d != 0 {
 		return h.broken(outside(int(d)-1, c.op))
 	}
@@ -250,10 +236,10 @@ func (c *sumHome) rows(from, to int) {
 	var rows [MaxTopK]unsafe.Pointer
 	var bias [2]unsafe.Pointer
 	for tok := from; tok < to; tok++ {
-		for i := range c.biases {
-			bias[i] = unsafe.Add(c.bias[i].Data, tok*n)
+		for i := range c.Biases {
+			bias[i] = unsafe.Add(c.Bias[i].Data, tok*n)
 		}
-		dst := unsafe.Add(c.out.Data, tok*n)
+		dst := unsafe.Add(c.Out.Data, tok*n)
 		k := 0
 		if exact {
 			for i := tok * s.TopK; i < (tok+1)*s.TopK; i++ {
@@ -264,7 +250,7 @@ func (c *sumHome) rows(from, to int) {
 				k++
 			}
 			if c.weighted {
-				simd.WeightedSum(t, dst, s.Hidden, rows[:k], r.weights[tok*s.TopK:(tok+1)*s.TopK], bias[:c.biases])
+				simd.WeightedSum(t, dst, s.Hidden, rows[:k], r.weights[tok*s.TopK:(tok+1)*s.TopK], bias[:c.Biases])
 				continue
 			}
 		} else {
@@ -280,7 +266,7 @@ func (c *sumHome) rows(from, to int) {
 				k++
 			}
 		}
-		simd.PlainSum(t, dst, s.Hidden, rows[:k], bias[:c.biases])
+		simd.PlainSum(t, dst, s.Hidden, rows[:k], bias[:c.Biases])
 	}
 }
 

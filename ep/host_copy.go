@@ -13,15 +13,15 @@ type span struct{ zone, first, n int }
 // mostSpan bounds it, so that large zones are shared among goroutines too.
 const mostSpan = 64
 
-func (h *host) copyReceived(_ context.Context, s *weft.Stream, r *Received, to *Copies) error {
+func (h *host) Copy(_ context.Context, s *weft.Stream, r CopyArgs) error {
 	if err := onHost(opCopy, s); err != nil {
 		return err
 	}
-	p := h.placed(r.Routing)
-	c := copier{rowBytes: h.spec.rowBytes(), from: r, to: to, spans: p.spans(h.scratch.spans[:0])}
+	p, to := h.routingOf(r.Batch), &r.To
+	c := copier{rowBytes: h.spec.rowBytes(), CopyArgs: r, spans: p.spans(h.scratch.spans[:0])}
 	h.scratch.spans = c.spans
 	if !to.Scales.IsZero() {
-		c.words, c.zone = h.spec.scaleBytes()/4, r.zone()
+		c.words, c.zone = h.spec.scaleBytes()/4, r.Zone()
 		c.fromScales, c.toScales = h.scaleStridesOf(r.Scales, h.spec.ScaleOrder), h.scaleStridesOf(to.Scales, to.ScaleOrder)
 	}
 	if !to.Data.IsZero() || c.words > 0 {
@@ -53,8 +53,7 @@ func (r *hostRouting) spans(all []span) []span {
 
 // copier copies the rows and scales of spans.
 type copier struct {
-	from                 *Received
-	to                   *Copies
+	CopyArgs
 	spans                []span
 	rowBytes             int
 	words, zone          int // of a row's scales, 0 if they are not wanted; rows of a zone
@@ -64,9 +63,9 @@ type copier struct {
 // rows implements [job].
 func (c *copier) rows(from, to int) {
 	for _, s := range c.spans[from:to] {
-		if !c.to.Data.IsZero() {
+		if !c.To.Data.IsZero() {
 			at, n := s.first*c.rowBytes, s.n*c.rowBytes
-			copy(c.to.Data.Raw()[at:at+n], c.from.Data.Raw()[at:])
+			copy(c.To.Data.Raw()[at:at+n], c.Data.Raw()[at:])
 		}
 		for row := s.first; c.words > 0 && row < s.first+s.n; row++ {
 			c.scales(s.zone*c.zone, row)
@@ -82,22 +81,22 @@ func (c *copier) scales(first, row int) {
 	for w := range c.words {
 		src := int(f.row)*row + int(f.zone)*first + int(f.word)*w
 		dst := int(t.row)*row + int(t.zone)*first + int(t.word)*w
-		*(*word)(unsafe.Add(c.to.Scales.Data, 4*dst)) = *(*word)(unsafe.Add(c.from.Scales.Data, 4*src))
+		*(*word)(unsafe.Add(c.To.Scales.Data, 4*dst)) = *(*word)(unsafe.Add(c.Scales.Data, 4*src))
 	}
 }
 
 // tell says what each row is that holds a token, and how many there are.
 func (r *hostRouting) tell(to *Copies) {
 	for _, l := range [...]struct{ to, from weft.Tensor }{
-		{to.ExpertCounts, r.ExpertCounts()},
-		{to.SourceCounts, r.SourceCounts()},
+		{to.ExpertCounts, r.Tensor(ExpertCounts)},
+		{to.SourceCounts, r.Tensor(SourceCounts)},
 	} {
 		if !l.to.IsZero() {
 			copy(l.to.Raw(), l.from.Raw())
 		}
 	}
 	if !to.Ranges.IsZero() {
-		copy(to.Ranges.Raw(), r.Ranges().Raw())
+		copy(to.Ranges.Raw(), r.ranges().Raw())
 	}
 	numbers := func(t weft.Tensor) []int32 {
 		if t.IsZero() {

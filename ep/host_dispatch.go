@@ -10,99 +10,68 @@ import (
 	"github.com/weftgo/weft/internal/simd"
 )
 
-const opDispatch = "dispatch"
-
 // hostDispatch is a dispatch that the host engine has sent.
 type hostDispatch struct {
-	PendingDispatch PendingDispatch // what the caller holds, if it receives later
-
 	h        *host
 	r        *hostRouting
 	op       string
 	offset   int // of the memory for what arrives
 	epoch    uint64
 	borrowed bool
-	fused    bool // the Routing was made for it
+	prepared bool // the batch was made for it
 	weighs   bool // weights come with the rows
 }
 
-func (h *host) dispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*Received, error) {
-	d, err := h.sendRows(ctx, opDispatch, s, r, x)
+func (h *host) Dispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (Arrived, error) {
+	d, err := h.send(ctx, s, &a)
+	if err != nil {
+		return Arrived{}, err
+	}
+	return d.Receive(ctx)
+}
+
+func (h *host) SendDispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (SecondHalf, error) {
+	d, err := h.send(ctx, s, &a)
 	if err != nil {
 		return nil, err
 	}
-	return d.receive(ctx)
+	return &d, nil
 }
 
-func (h *host) sendDispatch(ctx context.Context, s *weft.Stream, r *Routing, x Rows) (*PendingDispatch, error) {
-	d, err := h.sendRows(ctx, opDispatch, s, r, x)
-	if err != nil {
-		return nil, err
+// send sends the rows of a batch, which it prepares first if that is asked for. It returns a value,
+// which a dispatch in one call keeps off the heap.
+func (h *host) send(ctx context.Context, s *weft.Stream, a *MoveArgs) (hostDispatch, error) {
+	if !a.Prepares() {
+		return h.sendRows(ctx, opDispatch, s, a.Batch, a)
 	}
-	return d.pending(), nil
-}
-
-func (h *host) prepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*Received, error) {
-	d, err := h.routeRows(ctx, s, topk, weights, x)
-	if err != nil {
-		return nil, err
-	}
-	return d.receive(ctx)
-}
-
-func (h *host) sendPrepareDispatch(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor,
-	x Rows,
-) (*PendingDispatch, error) {
-	d, err := h.routeRows(ctx, s, topk, weights, x)
-	if err != nil {
-		return nil, err
-	}
-	return d.pending(), nil
-}
-
-// routeRows computes the Routing of the rows and sends them.
-func (h *host) routeRows(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor, x Rows) (hostDispatch, error) {
-	r, err := h.route(ctx, opPrepareDispatch, callPrepareDispatch, s, topk, weights)
+	r, err := h.route(ctx, opPrepareDispatch, callPrepareDispatch, s, a.TopK, a.Weights)
 	if err != nil {
 		return hostDispatch{}, err
 	}
-	d, err := h.sendRows(ctx, opPrepareDispatch, s, &r.Routing, x)
+	d, err := h.sendRows(ctx, opPrepareDispatch, s, r.batch, a)
 	if err != nil {
-		r.Routing.Release()
+		r.batch.Release()
 	}
-	d.fused = true
+	d.prepared = true
 	return d, err
 }
 
-// pending hands the dispatch to the caller.
-func (d hostDispatch) pending() *PendingDispatch {
-	d.PendingDispatch.second = &d
-	return &d.PendingDispatch
-}
-
-// sendRows returns a value, which a dispatch in one call keeps off the heap.
-func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routing, x Rows) (hostDispatch, error) {
+func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Batch, a *MoveArgs) (hostDispatch, error) {
 	epoch, err := h.enter(op)
 	if err != nil {
 		return hostDispatch{}, err
 	}
-	own := cmp.Or(onHost(op, s), r.check(h.Handle, op))
-	if own == nil && op == opPrepareDispatch {
-		own = x.checkFused(op)
-	}
+	own := cmp.Or(onHost(op, s), a.Check(h.Base, op))
 	if own == nil {
-		own = h.checkRows(r.tokens, x, op)
+		own = h.CheckRows(op, r.tokens, a)
 	}
 	var offset int
 	if own == nil {
 		offset, own = h.block()
 	}
-	weighs := !x.Weights.IsZero()
-	call := newCall(callDispatch, r, weighs)
-	if own == nil && weighs {
-		own = h.offerWeights(epoch, h.placed(r), x.Weights)
+	call := newCall(callDispatch, r, a.Weighs())
+	if own == nil && a.Weighs() {
+		own = h.offerWeights(epoch, h.routingOf(r), a.Weights)
 		if own != nil {
 			h.pool.put(offset)
 		}
@@ -111,7 +80,7 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routi
 		h.post(epoch, call, place{}, place{}, own)
 		return hostDispatch{}, h.awaitAll(ctx, epoch, op, own)
 	}
-	data, scales, borrowed, err := h.offerRows(ctx, epoch, r.tokens, x, op)
+	data, scales, borrowed, err := h.offerRows(ctx, epoch, r.tokens, a, op)
 	if err != nil {
 		h.pool.put(offset)
 		return hostDispatch{}, err
@@ -119,16 +88,16 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *Routi
 	h.post(epoch, call, data, scales, nil)
 	h.pending = op
 	return hostDispatch{
-		h: h, r: h.placed(r), op: op, offset: offset, epoch: epoch, borrowed: borrowed,
-		weighs: weighs,
+		h: h, r: h.routingOf(r), op: op, offset: offset, epoch: epoch, borrowed: borrowed,
+		weighs: a.Weighs(),
 	}, nil
 }
 
-// offerWeights writes other weights of the Routing's selections where ranks find them, as a Prepare
+// offerWeights writes other weights of the batch's selections where ranks find them, as a Prepare
 // does.
 func (h *host) offerWeights(epoch uint64, r *hostRouting, weights weft.Tensor) error {
 	out := h.own().routing(epoch)
-	return h.writeRouting(opDispatch, &out, weft.TensorOf(r.experts, r.Routing.tokens, h.spec.TopK), weights)
+	return h.writeRouting(opDispatch, &out, weft.TensorOf(r.experts, r.batch.tokens, h.spec.TopK), weights)
 }
 
 // takeWeights gives the rows that come the weights that come with them, and this rank's selections
@@ -159,7 +128,7 @@ func (h *host) takeWeights(r *hostRouting, epoch uint64) int {
 			}
 		}
 	}
-	r.Routing.weighted = weightedEverywhere
+	r.batch.weights = WeightsEverywhere
 	return -1
 }
 
@@ -167,7 +136,7 @@ func (h *host) takeWeights(r *hostRouting, epoch uint64) int {
 // they were sent.
 func (h *host) keepWeights(r *hostRouting, epoch uint64) {
 	k, out := h.spec.TopK, h.own().routing(epoch)
-	r.weights = sized(r.weights, r.Routing.tokens*k)
+	r.weights = sized(r.weights, r.batch.tokens*k)
 	for d, n := range out.distinct {
 		for i := range n {
 			rec := out.record(int(out.first[d] + i))
@@ -180,31 +149,27 @@ func (h *host) keepWeights(r *hostRouting, epoch uint64) {
 	}
 }
 
-func (d *hostDispatch) receive(ctx context.Context) (*Received, error) {
-	out := d.h.received.take()
-	*out = Received{Routing: &d.r.Routing, owner: d.h.pool, place: d.offset}
-	if err := d.finish(ctx, out); err != nil {
-		out.Release()
-		if d.fused {
-			out.Routing.Release()
+// Receive implements [SecondHalf].
+func (d *hostDispatch) Receive(ctx context.Context) (Arrived, error) {
+	a, err := d.finish(ctx)
+	if err != nil {
+		d.h.pool.put(d.offset)
+		if d.prepared {
+			d.r.batch.Release()
 		}
-		return nil, err
 	}
-	return out, nil
+	return a, err
 }
 
-func (d *hostDispatch) finish(ctx context.Context, out *Received) error {
+func (d *hostDispatch) finish(ctx context.Context) (a Arrived, err error) {
 	h := d.h
 	if err := h.resume(d.op, d.epoch); err != nil {
-		return err
+		return a, err
 	}
-	if err := h.receiveRows(ctx, d, out); err != nil {
-		return err
+	if a, err = h.receiveRows(ctx, d); err == nil && d.borrowed {
+		err = h.awaitDone(ctx, d.epoch, d.op)
 	}
-	if d.borrowed {
-		return h.awaitDone(ctx, d.epoch, d.op)
-	}
-	return nil
+	return a, err
 }
 
 // block takes memory for what arrives.
@@ -220,7 +185,7 @@ func (h *host) block() (int, error) {
 
 // offerRows makes rows readable for the other ranks: where they are, or quantised or copied on the
 // stage.
-func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows, op string) (data, scales place,
+func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x *MoveArgs, op string) (data, scales place,
 	borrowed bool, err error,
 ) {
 	s := &h.spec
@@ -247,7 +212,7 @@ func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows, 
 	}
 	g := &h.scratch.stager
 	*g = stager{
-		spec: s, x: x, data: data, scales: scales,
+		spec: s, rowsAt: x.Data.Data, scalesAt: x.Scales.Data, data: data, scales: scales,
 		base:   unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())),
 		stream: tokens*rowBytes >= streamBytes,
 	}
@@ -257,11 +222,11 @@ func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x Rows, 
 
 // stager copies rows to the stage, quantised or as they are.
 type stager struct {
-	spec         *Spec
-	x            Rows
-	data, scales place
-	base         unsafe.Pointer
-	stream       bool
+	spec             *Spec
+	rowsAt, scalesAt unsafe.Pointer // of the caller
+	data, scales     place
+	base             unsafe.Pointer
+	stream           bool
 }
 
 func (g *stager) rows(from, to int) {
@@ -271,13 +236,13 @@ func (g *stager) rows(from, to int) {
 		row := unsafe.Add(g.base, t*int(g.data.stride))
 		scale := unsafe.Add(g.base, int(g.scales.offset)+t*int(g.scales.stride))
 		if s.Quantize != weft.InvalidDType {
-			in := unsafe.Add(g.x.Data.Data, t*s.Hidden*s.Quantize.Size())
+			in := unsafe.Add(g.rowsAt, t*s.Hidden*s.Quantize.Size())
 			simd.QuantizeE4M3(element(s.Quantize), row, scale, in, s.Hidden, s.scaleKind())
 			continue
 		}
-		simd.Copy(row, unsafe.Add(g.x.Data.Data, t*rowBytes), rowBytes, g.stream)
+		simd.Copy(row, unsafe.Add(g.rowsAt, t*rowBytes), rowBytes, g.stream)
 		if scaleBytes > 0 {
-			simd.Copy(scale, unsafe.Add(g.x.Scales.Data, t*scaleBytes), scaleBytes, false)
+			simd.Copy(scale, unsafe.Add(g.scalesAt, t*scaleBytes), scaleBytes, false)
 		}
 	}
 	if g.stream {
@@ -290,9 +255,9 @@ func (g *stager) rows(from, to int) {
 const streamBytes = 4 << 20
 
 // receiveRows pulls the rows that are this rank's from the ranks that have them.
-func (h *host) receiveRows(ctx context.Context, d *hostDispatch, out *Received) error {
+func (h *host) receiveRows(ctx context.Context, d *hostDispatch) (a Arrived, err error) {
 	if err := h.awaitAll(ctx, d.epoch, d.op, nil); err != nil {
-		return err
+		return a, err
 	}
 	s, r := &h.spec, d.r
 	shape := newBlockShape(*s, r.Rows())
@@ -306,23 +271,25 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch, out *Received) 
 		m.scaleRows = h.geometry.capacity
 	}
 	if err := m.pull(d.op); err != nil {
-		return err
+		return a, err
 	}
 	bad := -1
 	if d.weighs {
 		bad = h.takeWeights(r, d.epoch)
 	}
 	if err := h.leave(d.epoch, d.op); err != nil {
-		return err
+		return a, err
 	}
 	if bad >= 0 {
-		return h.broken(&weft.PeerError{
+		return a, h.broken(&weft.PeerError{
 			Rank: bad, Op: d.op,
 			Err: fmt.Errorf("%w: its weights are not those of the routing's tokens", weft.ErrMismatch),
 		})
 	}
-	out.setTensors(h.Handle, base, shape, h.buffers.Fill(d.offset/h.pool.size, r.Routing.epoch))
-	return nil
+	buffer := d.offset / h.pool.size
+	return Arrived{
+		Batch: r.batch, Buffer: buffer, Memory: base, Shape: shape, Generation: h.buffers.Fill(buffer, r.batch.epoch),
+	}, nil
 }
 
 // mover pulls rows from their sources into the places that a Routing gives them.

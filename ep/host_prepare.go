@@ -9,17 +9,12 @@ import (
 	"github.com/weftgo/weft"
 )
 
-const (
-	opPrepare         = "prepare"
-	opPrepareDispatch = "prepare dispatch"
-)
-
-func (h *host) prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
-	r, err := h.route(ctx, opPrepare, callPrepare, s, topk, weights)
+func (h *host) Prepare(ctx context.Context, s *weft.Stream, a PrepareArgs) (*Batch, error) {
+	r, err := h.route(ctx, opPrepare, callPrepare, s, a.TopK, a.Weights)
 	if err != nil {
 		return nil, err
 	}
-	return &r.Routing, nil
+	return r.batch, nil
 }
 
 // route computes a Routing.
@@ -50,12 +45,12 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 	}
 	r, src := h.readRouting(&out, topk, weights)
 	if err := h.leave(epoch, op); err != nil {
-		r.Routing.Release()
+		r.batch.Release()
 		return nil, err
 	}
-	r.Routing.epoch = epoch
+	r.batch.epoch = epoch
 	if src >= 0 {
-		r.Routing.Release()
+		r.batch.Release()
 		return nil, h.broken(&weft.PeerError{
 			Rank: src, Op: op,
 			Err: fmt.Errorf("%w: its routing contradicts itself", weft.ErrMismatch),
@@ -89,7 +84,7 @@ func carveZones(buf *[]int32, local int) zones {
 
 // writeRouting fills this rank's part of the board.
 func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) error {
-	if err := h.checkRouting(op, topk, weights); err != nil {
+	if err := h.CheckRouting(op, topk, weights); err != nil {
 		return err
 	}
 	g := &h.geometry
@@ -167,7 +162,7 @@ func (h *host) readRouting(own *routing, topk, weights weft.Tensor) (*hostRoutin
 	g := &h.geometry
 	r := h.newRouting()
 	tokens := topk.Shape[0]
-	r.Routing.tokens, r.Routing.masked, r.Routing.weighted = tokens, h.comm.Mask(), weightedIf(!weights.IsZero())
+	r.batch.tokens, r.batch.masked, r.batch.weights = tokens, h.comm.Mask(), WeightsIf(!weights.IsZero())
 	n := tokens * g.topk
 	r.ints = sized(r.ints, 2*n+tokens+1+4*g.local+2*g.ranks+1+g.ranks*g.local)
 	buf := r.ints
@@ -179,26 +174,26 @@ func (h *host) readRouting(own *routing, topk, weights weft.Tensor) (*hostRoutin
 	return r, h.readArrivals(r)
 }
 
-func (h *host) weigh(_ context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
-	const op = "weigh"
+func (h *host) Weigh(_ context.Context, s *weft.Stream, r *Batch, weights weft.Tensor) error {
+	const op = opWeigh
 	if h.pending != "" {
 		return weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
 	}
 	if err := onHost(op, s); err != nil {
 		return err
 	}
-	h.placed(r).weigh(weights)
+	h.routingOf(r).weigh(weights)
 	return nil
 }
 
 func (r *hostRouting) weigh(weights weft.Tensor) {
 	r.weights = append(r.weights[:0], weft.SliceOf[float32](weights)...)
-	r.Routing.weighted = weightedAtHome
+	r.batch.weights = WeightsAtHome
 }
 
 // readHome computes where this rank's tokens went.
 func (h *host) readHome(r *hostRouting, own *routing, topk, weights weft.Tensor) {
-	tokens := r.Routing.tokens
+	tokens := r.batch.tokens
 	if weights.IsZero() {
 		r.weights = nil
 	} else {

@@ -4,9 +4,9 @@ import "github.com/weftgo/weft"
 
 // hostRouting is what the host engine knows of a Routing.
 type hostRouting struct {
-	Routing Routing // what the caller holds
-	h       *host
-	ints    []int32 // the memory of the int32 slices below
+	batch *Batch
+	h     *host
+	ints  []int32 // the memory of the int32 slices below
 
 	// Home: where this rank's tokens went.
 	weights []float32 // [tokens, topk]; nil without weights
@@ -52,7 +52,8 @@ type landing struct {
 	weight float32
 }
 
-func (r *hostRouting) release() {
+// Free implements [Info].
+func (r *hostRouting) Free() {
 	h := r.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -61,24 +62,24 @@ func (r *hostRouting) release() {
 	}
 }
 
-// newRouting takes an idle Routing, or makes one.
+// newRouting takes an idle Routing, or makes one, for a batch.
 func (h *host) newRouting() *hostRouting {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n := len(h.idle)
-	if n == 0 {
-		r := &hostRouting{h: h}
-		r.Routing.handle, r.Routing.placement = h.Handle, r
-		return r
+	var r *hostRouting
+	if n := len(h.idle); n > 0 {
+		r, h.idle = h.idle[n-1], h.idle[:n-1]
+	} else {
+		r = &hostRouting{h: h}
 	}
-	r := h.idle[n-1]
-	h.idle = h.idle[:n-1]
-	r.Routing.handle, r.traffic = h.Handle, Traffic{}
+	r.traffic = Traffic{}
+	r.batch = h.batches.take()
+	r.batch.base, r.batch.info = h.Base, r
 	return r
 }
 
-// placed is the host's part of a Routing that [Routing.check] has found to be this handle's.
-func (h *host) placed(r *Routing) *hostRouting { return r.placement.(*hostRouting) }
+// routingOf is what the host engine knows of a batch that [Batch.Check] has found to be this handle's.
+func (h *host) routingOf(r *Batch) *hostRouting { return r.info.(*hostRouting) }
 
 // carve cuts n numbers off the front of buf.
 func carve(buf *[]int32, n int) []int32 {
@@ -107,23 +108,53 @@ func (r *hostRouting) Rows() int {
 
 func (r *hostRouting) Received() int { return r.kept }
 
-func (r *hostRouting) told() int { return r.kept }
+func (r *hostRouting) Told() int { return r.kept }
 
 func (r *hostRouting) Demand() int { return r.total }
 
-func (r *hostRouting) RowDemand() weft.Tensor { return weft.TensorOf([]int32{int32(r.total)}) }
+// Tensor implements [Info].
+func (r *hostRouting) Tensor(part Part) weft.Tensor {
+	switch part {
+	case RowDemand:
+		return weft.TensorOf([]int32{int32(r.total)})
+	case ExpertCounts:
+		return weft.TensorOf(r.zones.kept)
+	case ExpertDemand:
+		return weft.TensorOf(r.zones.demand)
+	case PaddedCounts:
+		return weft.TensorOf(r.zones.padded)
+	case ExpertOffsets:
+		return weft.TensorOf(r.zones.start)
+	case SourceCounts:
+		return weft.TensorOf(r.distinct)
+	case Ranges:
+		return r.ranges()
+	case SourceTokens:
+		return r.ofRows(func(_ int, a arrival, _ landing) int32 { return a.token })
+	case SourceRanks:
+		return r.ofRows(func(src int, _ arrival, _ landing) int32 { return int32(src) })
+	case SourceSelections:
+		return r.ofRows(func(_ int, _ arrival, l landing) int32 { return l.k })
+	case RowWeights:
+		return r.rowWeights()
+	case RowExperts:
+		k := r.h.spec.TopK
+		experts := make([]int32, r.Rows()*k)
+		for i := range experts {
+			experts[i] = -1
+		}
+		r.tellSelections(experts, nil)
+		return weft.TensorOf(experts, r.Rows(), k)
+	case RowSelectionWeights:
+		k := r.h.spec.TopK
+		weights := make([]float32, r.Rows()*k)
+		r.tellSelections(nil, weights)
+		return weft.TensorOf(weights, r.Rows(), k)
+	}
+	return weft.Tensor{}
+}
 
-func (r *hostRouting) ExpertCounts() weft.Tensor { return weft.TensorOf(r.zones.kept) }
-
-func (r *hostRouting) ExpertDemand() weft.Tensor { return weft.TensorOf(r.zones.demand) }
-
-func (r *hostRouting) PaddedCounts() weft.Tensor { return weft.TensorOf(r.zones.padded) }
-
-func (r *hostRouting) ExpertOffsets() weft.Tensor { return weft.TensorOf(r.zones.start) }
-
-func (r *hostRouting) SourceCounts() weft.Tensor { return weft.TensorOf(r.distinct) }
-
-func (r *hostRouting) Ranges() weft.Tensor {
+func (r *hostRouting) ranges() weft.Tensor {
 	g := &r.h.geometry
 	out := make([]int64, g.local*g.ranks)
 	for le := range g.local {
@@ -137,18 +168,6 @@ func (r *hostRouting) Ranges() weft.Tensor {
 	return weft.TensorOf(out, g.local, g.ranks)
 }
 
-func (r *hostRouting) SourceTokens() weft.Tensor {
-	return r.ofRows(func(_ int, a arrival, _ landing) int32 { return a.token })
-}
-
-func (r *hostRouting) SourceRanks() weft.Tensor {
-	return r.ofRows(func(src int, _ arrival, _ landing) int32 { return int32(src) })
-}
-
-func (r *hostRouting) SourceSelections() weft.Tensor {
-	return r.ofRows(func(_ int, _ arrival, l landing) int32 { return l.k })
-}
-
 // ofRows is a number of each row, -1 for those that hold no token.
 func (r *hostRouting) ofRows(number func(src int, a arrival, l landing) int32) weft.Tensor {
 	out := make([]int32, r.Rows())
@@ -159,7 +178,7 @@ func (r *hostRouting) ofRows(number func(src int, a arrival, l landing) int32) w
 	return weft.TensorOf(out)
 }
 
-func (r *hostRouting) RowWeights() weft.Tensor {
+func (r *hostRouting) rowWeights() weft.Tensor {
 	out := make([]float32, r.Rows())
 	r.eachLanding(func(_ int, _ arrival, l landing) { out[l.row] = l.weight })
 	return weft.TensorOf(out)
@@ -175,17 +194,6 @@ func (r *hostRouting) eachLanding(f func(src int, a arrival, l landing)) {
 			}
 		}
 	}
-}
-
-func (r *hostRouting) RowSelections() (experts, weights weft.Tensor) {
-	k := r.h.spec.TopK
-	e := make([]int32, r.Rows()*k)
-	for i := range e {
-		e[i] = -1
-	}
-	w := make([]float32, r.Rows()*k)
-	r.tellSelections(e, w)
-	return weft.TensorOf(e, r.Rows(), k), weft.TensorOf(w, r.Rows(), k)
 }
 
 // tellSelections writes the local experts of each row that holds a token, -1 for other ranks', and

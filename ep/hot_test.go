@@ -26,11 +26,13 @@ func TestHotPath(t *testing.T) {
 			}
 			topk, weights, rows, out := round.Operands()
 			if allocs := testing.AllocsPerRun(100, func() {
-				received, err := h.PrepareDispatch(ctx, nil, topk, weights, rows)
+				received, err := h.Dispatch(ctx, nil, ep.DispatchArgs{TopK: topk, Weights: weights, Rows: rows})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := h.Combine(ctx, nil, received.Routing, received.Data, out); err != nil {
+				if err := h.Combine(ctx, nil, ep.CombineArgs{
+					Routing: received.Routing, Rows: received.Data, Out: out,
+				}); err != nil {
 					t.Fatal(err)
 				}
 				received.Routing.Release()
@@ -59,11 +61,15 @@ func TestHotPathOnGPUs(t *testing.T) {
 			}
 			topk, weights, rows, out := round.Operands()
 			batch := func() {
-				received, err := r.handle.PrepareDispatch(ctx, r.stream, topk, weights, rows)
+				received, err := r.handle.Dispatch(ctx, r.stream, ep.DispatchArgs{
+					TopK: topk, Weights: weights, Rows: rows,
+				})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := r.handle.Combine(ctx, r.stream, received.Routing, received.Data, out); err != nil {
+				if err := r.handle.Combine(ctx, r.stream, ep.CombineArgs{
+					Routing: received.Routing, Rows: received.Data, Out: out,
+				}); err != nil {
 					t.Fatal(err)
 				}
 				received.Routing.Release()

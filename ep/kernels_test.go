@@ -16,8 +16,8 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest/budget"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/cudatest/layout"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/kernels.txt, what kernels may use of a GPU")
@@ -97,6 +97,25 @@ func oneOfEach(of []kernel.Spec) []kernel.Spec {
 	return slices.Collect(maps.Values(picked))
 }
 
+// TestWideDomain compiles a program of each source for domains of more than 64 ranks, whose sets of
+// ranks have two words.
+func TestWideDomain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles for three architectures")
+	}
+	cache := budget.Cache(cudatest.NVRTC(t))
+	var specs []kernel.Spec
+	for _, arch := range kernelArchs {
+		for _, s := range oneOfEach(Kernels(arch)) {
+			s.Defines[device.DomainDefine] = "72"
+			specs = append(specs, s)
+		}
+	}
+	if _, err := budget.Compile(t.Context(), cache, specs); err != nil {
+		t.Errorf("%+v", err)
+	}
+}
+
 // argued is a program with assertions of the structs that the host fills, and of the numbers that
 // both have.
 type argued struct {
@@ -112,42 +131,37 @@ func arguedPrograms(arch string) []argued {
 			dispatchKernel(dispatchForm{byExpert: true, kind: byValue, units: 1}, arch),
 			shared + layout.Of("Dispatch", reflect.TypeFor[dispatchArgs](), nil) +
 				layout.Constants(map[string]int{
-					"SEND": whatSend, "RECEIVE": whatReceive, "ROUTE": whatRoute, "MOVE": whatMove, "DIRECT": whatDirect,
-					"WIDE": whatWide, "POWER_OF_TWO": whatPowerOfTwo, "EXPONENTS": whatExponents,
-					"CALL_BITS": device.CallBits, "ROUTE / ROUTE": device.CallPrepare,
-					"MOVE / ROUTE": device.CallDispatch, "(ROUTE | MOVE) / ROUTE": device.CallPrepareDispatch,
+					"SEND": flagSend, "RECEIVE": flagReceive, "ROUTE": flagRoute, "MOVE": flagMove, "IN_PLACE": flagInPlace,
+					"WIDE_IDS": flagWideIDs, "POWER_OF_TWO": flagPowerOfTwo, "EXPONENTS": flagExponents,
+					"COLUMN_SCALES": flagColumnScales, "PACKED": flagPacked, "ROW_PER_TOKEN": flagRowPerToken,
+					"ROW_PER_SELECTION": flagRowPerSelection, "WEIGHTED": flagWeighted, "BULK": flagBulk,
+					"ROW_GRADIENTS": flagRowGradients, "WEIGHT_GRADIENTS": flagWeightGradients,
+					"CALL_BITS": callBits, "ROUTE / ROUTE": tagPrepare,
+					"MOVE / ROUTE": tagDispatch, "(ROUTE | MOVE) / ROUTE": tagPrepareDispatch,
 				}),
 		},
 		{
 			combineKernel(combineForm{sums: rankSums, of: weft.BFloat16, kind: byValue, group: 2}, arch),
-			layout.Of("Combine", reflect.TypeFor[combineArgs](), nil) +
-				layout.Constants(map[string]int{"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted}),
+			layout.Of("Combine", reflect.TypeFor[combineArgs](), nil),
 		},
-		{placeKernel(placeForm{}, arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil) +
-			layout.Constants(map[string]int{
-				"WIDE": whatWide, "BY_RANK": whatByRank, "PACKED": whatPacked,
-			})},
+		{placeKernel(placeForm{}, arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil)},
 		{pushKernel(weft.InvalidDType, false, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +
 			layout.Constants(map[string]int{
-				"SEND": whatSend, "RECEIVE": whatReceive, "BY_RANK": whatByRank, "COLUMNS": whatColumns,
-				"POWER_OF_TWO": whatPowerOfTwo,
-				"EXPONENTS":    whatExponents, "UNITS": mostUnits(Spec{}), "BULK": whatBulk,
+				"UNITS": mostUnits(Spec{}),
 			})},
 		{pullKernel(pullForm{"RANKS", weft.BFloat16}, arch), layout.Of("Pull", reflect.TypeFor[pullArgs](), nil) +
 			layout.Constants(map[string]int{
-				"SEND": whatSend, "RECEIVE": whatReceive, "WEIGHTED": whatWeighted,
-				"UNITS": pullUnits, "BULK": whatBulk,
+				"UNITS": pullUnits,
 			})},
 		{gradientKernel(weft.BFloat16, arch), layout.Of("Gradients", reflect.TypeFor[gradientArgs](), nil) +
 			layout.Constants(map[string]int{
-				"ROWS": whatRows, "DOTS": whatDots, "BY_EXPERT": whatByExpert, "WEIGHTED": whatWeighted,
 				"32 * MOST_WARPS": mostGradientThreads,
 				"DEPTH":           productDepth,
 			})},
 		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
 			layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
 			layout.Constants(map[string]int{
-				"WIDE": whatWide, "THREADS": censusThreads, "SHARE": censusShare,
+				"THREADS": censusThreads, "SHARE": censusShare,
 				"MAX_RANKS": device.MaxRanks,
 			})},
 		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) +

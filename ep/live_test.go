@@ -11,6 +11,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // TestHandlesInterleaved has batches on handles of different layouts and top-k under way at the
@@ -83,7 +84,7 @@ func TestSendsInterleaved(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if pending[i], err = h.SendDispatch(ctx, nil, r, o.x); err != nil {
+			if pending[i], err = h.SendDispatch(ctx, nil, ep.DispatchArgs{Routing: r, Rows: o.x}); err != nil {
 				return err
 			}
 		}
@@ -111,7 +112,7 @@ func TestCommunicatorsSideBySide(t *testing.T) {
 		running.Go(func() {
 			for j := range 5 {
 				batch := eptest.Fixed(small(ranks), ranks, uint64(10*i+j))
-				err := eptest.Each(group, func(c *weft.Comm) error { return batch.Do(engine, c) })
+				err := ranktest.Each(group, func(c *weft.Comm) error { return batch.Do(engine, c) })
 				if err != nil {
 					t.Errorf("communicator of %d: %v", ranks, err)
 				}
@@ -146,7 +147,7 @@ func TestFullPool(t *testing.T) {
 			}
 			var held []*ep.Received
 			for range s.Live {
-				d, err := h.Dispatch(ctx, nil, r, o.x)
+				d, err := h.Dispatch(ctx, nil, ep.DispatchArgs{Routing: r, Rows: o.x})
 				if err != nil {
 					return err
 				}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 func TestMain(m *testing.M) {
@@ -31,24 +31,13 @@ func testContext(t testing.TB) context.Context {
 // join makes n goroutine ranks that leave when the test ends.
 func join(t testing.TB, n int, options ...weft.Option) []*weft.Comm {
 	t.Helper()
-	group, err := eptest.Join(n, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for _, c := range group {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	return group
+	return ranktest.New(t, n, options...)
 }
 
 // each runs body on every rank, and fails the test if one of them fails.
 func each(t testing.TB, group []*weft.Comm, body func(c *weft.Comm) error) {
 	t.Helper()
-	if err := eptest.Each(group, body); err != nil {
+	if err := ranktest.Each(group, body); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -79,7 +79,9 @@ func TestRoutingAcrossMasks(t *testing.T) {
 			return err
 		}
 		// The memory of received rows holds something from now on.
-		d, err := h.Dispatch(ctx, nil, routings[c.Rank()], ep.Rows{Data: weft.TensorOf([]float32{7, 7, 7, 7}, 1, 4)})
+		d, err := h.Dispatch(ctx, nil, ep.DispatchArgs{
+			Routing: routings[c.Rank()], Rows: ep.Rows{Data: weft.TensorOf([]float32{7, 7, 7, 7}, 1, 4)},
+		})
 		if err == nil {
 			d.Release()
 		}
@@ -92,7 +94,7 @@ func TestRoutingAcrossMasks(t *testing.T) {
 		}
 		h, r := made[c.Rank()], routings[c.Rank()]
 		x := slices.Repeat([]float32{float32(c.Rank() + 1)}, 4)
-		d, err := h.Dispatch(ctx, nil, r, ep.Rows{Data: weft.TensorOf(x, 1, 4)})
+		d, err := h.Dispatch(ctx, nil, ep.DispatchArgs{Routing: r, Rows: ep.Rows{Data: weft.TensorOf(x, 1, 4)}})
 		if err != nil {
 			return err
 		}
@@ -105,7 +107,9 @@ func TestRoutingAcrossMasks(t *testing.T) {
 			}
 		}
 		out := make([]float32, 4)
-		if err := h.Combine(ctx, nil, r, d.Data, weft.TensorOf(out, 1, 4)); err != nil {
+		if err := h.Combine(ctx, nil, ep.CombineArgs{
+			Routing: r, Rows: d.Data, Out: weft.TensorOf(out, 1, 4),
+		}); err != nil {
 			return err
 		}
 		if want := 2 * float32(c.Rank()+1); out[0] != want || out[3] != want {
@@ -125,7 +129,9 @@ func TestRoutingAcrossMasks(t *testing.T) {
 		if c.Rank() == 0 {
 			r = under
 		}
-		_, err := made[c.Rank()].Dispatch(ctx, nil, r, ep.Rows{Data: weft.TensorOf(make([]float32, 4), 1, 4)})
+		_, err := made[c.Rank()].Dispatch(ctx, nil, ep.DispatchArgs{
+			Routing: r, Rows: ep.Rows{Data: weft.TensorOf(make([]float32, 4), 1, 4)},
+		})
 		if !errors.Is(err, weft.ErrInvalid) {
 			return fmt.Errorf("a routing that lacks a rank: %v", err)
 		}
@@ -195,7 +201,7 @@ func TestReceiveAfterMask(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		p, err := h.SendDispatch(ctx, nil, r, o.x)
+		p, err := h.SendDispatch(ctx, nil, ep.DispatchArgs{Routing: r, Rows: o.x})
 		if err != nil {
 			return err
 		}

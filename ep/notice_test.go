@@ -51,9 +51,9 @@ func joinHandles(t testing.TB, n int, s Spec) []*host {
 				t.Error(err)
 			}
 		})
-		h, err := NewHandle(ctx, c, s)
+		e, err := newHost(ctx, NewBase(c, s))
 		if err == nil {
-			made[r] = h.engine.(*host)
+			made[r] = e.(*host)
 		}
 		return err
 	})
@@ -109,8 +109,9 @@ func TestBrokenNotice(t *testing.T) {
 			err := onRanks(ranks, func(rank int) error {
 				h := made[rank]
 				tokens := len(topk[rank])
-				r, err := h.Prepare(ctx, nil, weft.TensorOf(topk[rank], tokens, 1),
-					weft.TensorOf(make([]float32, tokens), tokens, 1))
+				r, err := h.Prepare(ctx, nil, PrepareArgs{
+					TopK: weft.TensorOf(topk[rank], tokens, 1), Weights: weft.TensorOf(make([]float32, tokens), tokens, 1),
+				})
 				if err != nil {
 					return err
 				}
@@ -125,7 +126,9 @@ func TestBrokenNotice(t *testing.T) {
 				mem := h.pool.window.Bytes()[offset:]
 				var receive func() error
 				if test.op == opDispatch {
-					p, err := h.SendDispatch(ctx, nil, r, Rows{Data: weft.TensorAt(mem, weft.Float32, tokens, s.Hidden)})
+					p, err := h.SendDispatch(ctx, nil, MoveArgs{
+						Batch: r, Data: weft.TensorAt(mem, weft.Float32, tokens, s.Hidden),
+					})
 					if err != nil {
 						return err
 					}
@@ -135,7 +138,9 @@ func TestBrokenNotice(t *testing.T) {
 					}
 				} else {
 					out := weft.TensorOf(make([]float32, tokens*s.Hidden), tokens, s.Hidden)
-					w, err := h.SendCombine(ctx, nil, r, weft.TensorAt(mem, weft.Float32, r.Rows(), s.Hidden), out)
+					w, err := h.SendCombine(ctx, nil, SumArgs{
+						Batch: r, Rows: weft.TensorAt(mem, weft.Float32, r.info.Rows(), s.Hidden), Out: out,
+					})
 					if err != nil {
 						return err
 					}
@@ -168,7 +173,10 @@ func TestBrokenNotice(t *testing.T) {
 			}
 		})
 	}
-	if err := onRanks(ranks, func(rank int) error { return made[rank].Close() }); err != nil {
+	if err := onRanks(ranks, func(rank int) error {
+		_, err := made[rank].Close()
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -179,8 +187,8 @@ func TestRoutingsComeBack(t *testing.T) {
 	h := joinHandles(t, 1, Spec{Experts: 2, TopK: 1, Hidden: 8, MaxTokens: 1, Live: 1})[0]
 	ctx := context.Background()
 	topk, weights := weft.TensorOf([]int32{1}, 1, 1), weft.TensorOf([]float32{1}, 1, 1)
-	x := Rows{Data: weft.TensorOf(make([]weft.BF16, 8), 1, 8)}
-	held, err := h.PrepareDispatch(ctx, nil, topk, weights, x)
+	a := MoveArgs{TopK: topk, Weights: weights, Data: weft.TensorOf(make([]weft.BF16, 8), 1, 8)}
+	held, err := h.Dispatch(ctx, nil, a)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,38 +199,35 @@ func TestRoutingsComeBack(t *testing.T) {
 		}
 	}
 	for range 3 {
-		if _, err := h.PrepareDispatch(ctx, nil, topk, weights, x); !errors.Is(err, weft.ErrUnsupported) {
+		if _, err := h.Dispatch(ctx, nil, a); !errors.Is(err, weft.ErrUnsupported) {
 			t.Fatalf("with a full pool: %v", err)
 		}
 		idle(1)
 	}
-	held.Release()
-	next, err := h.PrepareDispatch(ctx, nil, topk, weights, x)
+	h.Put(held.Buffer)
+	next, err := h.Dispatch(ctx, nil, a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	held.Release() // again: the memory is another's by now
-	if _, err := h.PrepareDispatch(ctx, nil, topk, weights, x); !errors.Is(err, weft.ErrUnsupported) {
-		t.Fatalf("with a full pool: %v", err)
-	}
-	next.Release()
-	next.Routing.Release()
+	h.Put(next.Buffer)
+	next.Batch.Release()
+	idle(1)
+	held.Batch.Release()
+	held.Batch.Release() // again: the memory may be another's by now
 	idle(2)
-	held.Routing.Release()
-	idle(3)
-	p, err := h.SendPrepareDispatch(ctx, nil, topk, weights, x)
+	p, err := h.SendDispatch(ctx, nil, a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	idle(2)
+	idle(1)
 	if err := h.comm.SetMask(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Receive(ctx); !errors.Is(err, weft.ErrAborted) {
 		t.Fatalf("received across a mask: %v", err)
 	}
-	idle(3)
-	if err := h.Close(); err != nil {
+	idle(2)
+	if _, err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -232,17 +237,17 @@ func TestRoutingsComeBack(t *testing.T) {
 func FuzzNotice(f *testing.F) {
 	h := joinHandles(f, 1, Spec{Experts: 2, TopK: 2, Hidden: 128, MaxTokens: 3, Payload: FP8})[0]
 	f.Cleanup(func() {
-		if err := h.Close(); err != nil {
+		if _, err := h.Close(); err != nil {
 			f.Error(err)
 		}
 	})
 	ctx := context.Background()
 	topk, weights := weft.TensorOf([]int32{0, 1, -1, -1, 1, -1}, 3, 2), weft.TensorOf(make([]float32, 6), 3, 2)
-	r, err := h.Prepare(ctx, nil, topk, weights)
+	r, err := h.Prepare(ctx, nil, PrepareArgs{TopK: topk, Weights: weights})
 	if err != nil {
 		f.Fatal(err)
 	}
-	placed := h.placed(r)
+	placed := h.routingOf(r)
 	windows := []uint64{0, 1 << 40}
 	for _, w := range h.windows {
 		windows = append(windows, w.ID())
@@ -270,7 +275,7 @@ func FuzzNotice(f *testing.F) {
 			}
 		}
 	}
-	rows, home := make([]byte, h.Capacity()*(128+4)), make([]weft.BF16, 3*128)
+	rows, home := make([]byte, h.geometry.rows()*(128+4)), make([]weft.BF16, 3*128)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		raw = append(raw, make([]byte, 26)...)
 		var n notice
@@ -283,9 +288,9 @@ func FuzzNotice(f *testing.F) {
 		base := unsafe.Pointer(unsafe.SliceData(rows))
 		h.scratch.mover = mover{
 			h: h, r: placed, rowBytes: 128, scaleBytes: 4, dst: base,
-			dstScales: unsafe.Add(base, h.Capacity()*128), scaleRows: h.Capacity(),
+			dstScales: unsafe.Add(base, h.geometry.rows()*128), scaleRows: h.geometry.rows(),
 		}
-		h.scratch.gather = gather{h: h, r: placed, op: "test", weighted: true, out: weft.TensorOf(home, 3, 128)}
+		h.scratch.gather = gather{h: h, r: placed, op: "test", weighted: true, SumArgs: SumArgs{Out: weft.TensorOf(home, 3, 128)}}
 		for _, move := range []func() error{
 			func() error { return h.scratch.mover.pull("test") },
 			h.scratch.gather.home,

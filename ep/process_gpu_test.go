@@ -19,7 +19,7 @@ import (
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
-	"github.com/weftgo/weft/internal/eptest/processes"
+	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 // gpuExchange is the part of a rank on a GPU that does what it is told.

@@ -17,7 +17,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
-	"github.com/weftgo/weft/internal/eptest/processes"
+	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 // playPart makes this process a rank of a test, if a test has started it as one.

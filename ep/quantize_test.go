@@ -64,7 +64,7 @@ extern "C" __global__ void quantise(const uint4 *in, uint4 *out, u32 *scales, u3
 	defer func() { ok(memory.Close()) }()
 	ok(c.Upload(memory.Pointer(), groups))
 	out := memory.Pointer().Add(4 * n)
-	for what, kind := range map[uint32]simd.ScaleKind{0: simd.ScaleF32, whatPowerOfTwo: simd.ScaleF32Pow2} {
+	for what, kind := range map[uint32]simd.ScaleKind{0: simd.ScaleF32, flagPowerOfTwo: simd.ScaleF32Pow2} {
 		want := make([]byte, n+n/ScaleBlock*4)
 		simd.QuantizeE4M3(simd.F32, unsafe.Pointer(&want[0]), unsafe.Pointer(&want[n]), unsafe.Pointer(&groups[0]), n, kind)
 		l, err := f.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(n / unitBytes)}, Block: cuda.Dim{X: 32}},

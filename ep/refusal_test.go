@@ -22,6 +22,8 @@ type operandSet struct {
 	scalars, gradWeight weft.Tensor
 	gradRows            weft.Tensor
 	stream              *weft.Stream
+	other               weft.Tensor // weights for a routing that is there
+	routing, beside     *ep.Routing // one that is there, and one beside selections
 }
 
 func operandsFor(h *ep.Handle, rank int) *operandSet {
@@ -73,14 +75,18 @@ func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *o
 		}
 		return err
 	case "prepare dispatch":
-		d, err := h.PrepareDispatch(ctx, o.stream, o.topk, o.weights, o.x)
+		d, err := h.Dispatch(ctx, o.stream, ep.DispatchArgs{
+			Routing: o.beside, TopK: o.topk, Weights: o.weights, Rows: o.x,
+		})
 		if err == nil {
 			d.Routing.Release()
 			d.Release()
 		}
 		return err
 	case "send prepare dispatch":
-		p, err := h.SendPrepareDispatch(ctx, o.stream, o.topk, o.weights, o.x)
+		p, err := h.SendDispatch(ctx, o.stream, ep.DispatchArgs{
+			Routing: o.beside, TopK: o.topk, Weights: o.weights, Rows: o.x,
+		})
 		if err != nil {
 			return err
 		}
@@ -91,13 +97,13 @@ func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *o
 		}
 		return err
 	case "dispatch":
-		d, err := h.Dispatch(ctx, o.stream, r, o.x)
+		d, err := h.Dispatch(ctx, o.stream, ep.DispatchArgs{Routing: r, Weights: o.other, Rows: o.x})
 		if err == nil {
 			d.Release()
 		}
 		return err
 	case "send dispatch":
-		p, err := h.SendDispatch(ctx, o.stream, r, o.x)
+		p, err := h.SendDispatch(ctx, o.stream, ep.DispatchArgs{Routing: r, Weights: o.other, Rows: o.x})
 		if err != nil {
 			return err
 		}
@@ -107,17 +113,23 @@ func operation(ctx context.Context, op string, h *ep.Handle, r *ep.Routing, o *o
 		}
 		return err
 	case "combine":
-		return h.Combine(ctx, o.stream, r, o.y, o.out, o.grad)
+		return h.Combine(ctx, o.stream, ep.CombineArgs{
+			Routing: r, Rows: o.y, Out: o.out, Bias: []weft.Tensor{o.grad},
+		})
 	case "send combine":
-		w, err := h.SendCombine(ctx, o.stream, r, o.y, o.out)
+		w, err := h.SendCombine(ctx, o.stream, ep.CombineArgs{Routing: r, Rows: o.y, Out: o.out})
 		if err != nil {
 			return err
 		}
 		return w.Wait(ctx)
 	case "dispatch backward":
-		return h.DispatchBackward(ctx, o.stream, r, o.y, o.scalars, o.out, o.gradWeight)
+		return h.DispatchBackward(ctx, o.stream, ep.DispatchBackwardArgs{
+			Routing: r, GradRows: o.y, GradRowWeights: o.scalars, GradTokens: o.out, GradWeights: o.gradWeight,
+		})
 	default:
-		return h.CombineBackward(ctx, o.stream, r, o.grad, o.y, o.gradRows, o.gradWeight)
+		return h.CombineBackward(ctx, o.stream, ep.CombineBackwardArgs{
+			Routing: r, GradOut: o.grad, Rows: o.y, GradRows: o.gradRows, GradWeights: o.gradWeight,
+		})
 	}
 }
 
@@ -183,8 +195,8 @@ func TestWrongArguments(t *testing.T) {
 			func(o *operandSet) { reshape(&o.topk) },
 		},
 		{
-			"prepare dispatch", "weights twice", "leave those of Rows out", weft.ErrInvalid,
-			func(o *operandSet) { o.x.Weights = o.weights },
+			"prepare dispatch", "a routing beside", "give one of the two", weft.ErrInvalid,
+			func(o *operandSet) { o.beside = o.routing },
 		},
 		{
 			"prepare dispatch", "tokens of rows", "want bf16[3 24]", weft.ErrInvalid,
@@ -203,11 +215,11 @@ func TestWrongArguments(t *testing.T) {
 		{"dispatch", "no memory", "no memory", weft.ErrInvalid, func(o *operandSet) { o.x.Data.Data = nil }},
 		{
 			"dispatch", "weights of a shape", "want fp32[3 2]", weft.ErrInvalid,
-			func(o *operandSet) { o.x.Weights = o.weights; reshape(&o.x.Weights, 2, 3) },
+			func(o *operandSet) { o.other = o.weights; reshape(&o.other, 2, 3) },
 		},
 		{
 			"dispatch", "weights on some ranks", "some ranks only", weft.ErrMismatch,
-			func(o *operandSet) { o.x.Weights = o.weights },
+			func(o *operandSet) { o.other = o.weights },
 		},
 		{"dispatch", "scales", "scales are given", weft.ErrInvalid, func(o *operandSet) { o.x.Scales = o.weights }},
 		{"combine", "rows", "want bf16[2 12 24]", weft.ErrInvalid, func(o *operandSet) { reshape(&o.y, 2, 11, 24) }},
@@ -281,6 +293,7 @@ func TestWrongArguments(t *testing.T) {
 					return err
 				}
 				defer routing.Release()
+				o.routing = routing
 				if c.Rank() == bad {
 					test.spoil(o)
 				}
@@ -487,7 +500,9 @@ func TestRefusedElsewhere(t *testing.T) {
 				}
 				return t
 			}
-			received, err := h.PrepareDispatch(ctx, nil, o.topk, fill(o.weights, 1), o.x)
+			received, err := h.Dispatch(ctx, nil, ep.DispatchArgs{
+				TopK: o.topk, Weights: fill(o.weights, 1), Rows: o.x,
+			})
 			if err != nil {
 				return err
 			}
@@ -499,23 +514,31 @@ func TestRefusedElsewhere(t *testing.T) {
 			}
 			if halves {
 				var work *weft.Work
-				if work, err = h.SendWeighCombine(ctx, nil, received.Routing, other, received.Data, out); err == nil {
+				if work, err = h.SendCombine(ctx, nil, ep.CombineArgs{
+					Routing: received.Routing, Weights: other, Rows: received.Data, Out: out,
+				}); err == nil {
 					err = work.Wait(ctx)
 				}
 			} else {
-				err = h.WeighCombine(ctx, nil, received.Routing, other, received.Data, out)
+				err = h.Combine(ctx, nil, ep.CombineArgs{
+					Routing: received.Routing, Weights: other, Rows: received.Data, Out: out,
+				})
 			}
 			if !errors.Is(err, weft.ErrInvalid) {
 				return fmt.Errorf("%w, want %w", err, weft.ErrInvalid)
 			}
-			if err := h.Combine(ctx, nil, received.Routing, received.Data, o.out); err != nil {
+			if err := h.Combine(ctx, nil, ep.CombineArgs{
+				Routing: received.Routing, Rows: received.Data, Out: o.out,
+			}); err != nil {
 				return err
 			}
 			if got, want := weft.SliceOf[weft.BF16](o.out)[0], weft.BF16(0x4000); got != want { // 2: one for each selection
 				return fmt.Errorf("a sum of %#x, want %#x, by the weights of before", got, want)
 			}
 			// where the weights are still the dispatch's
-			return h.CombineBackward(ctx, nil, received.Routing, o.grad, weft.Tensor{}, o.gradRows, weft.Tensor{})
+			return h.CombineBackward(ctx, nil, ep.CombineBackwardArgs{
+				Routing: received.Routing, GradOut: o.grad, GradRows: o.gradRows,
+			})
 		})
 	}
 }
@@ -532,7 +555,7 @@ func TestPhases(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		p, err := h.SendDispatch(ctx, nil, r, o.x)
+		p, err := h.SendDispatch(ctx, nil, ep.DispatchArgs{Routing: r, Weights: o.other, Rows: o.x})
 		if err != nil {
 			return err
 		}

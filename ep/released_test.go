@@ -94,7 +94,9 @@ func (l *lender) lend(ctx context.Context, captured func(func() error) error) er
 			got.Release()
 		}
 	}
-	prepared := func() (*ep.Received, error) { return l.handle.PrepareDispatch(ctx, l.stream, topk, weights, x) }
+	prepared := func() (*ep.Received, error) {
+		return l.handle.Dispatch(ctx, l.stream, ep.DispatchArgs{TopK: topk, Weights: weights, Rows: x})
+	}
 
 	first, err := prepared()
 	if err != nil {
@@ -118,7 +120,7 @@ func (l *lender) lend(ctx context.Context, captured func(func() error) error) er
 	third, err := until(second, func() (*ep.Received,
 		error,
 	) {
-		return l.handle.Dispatch(ctx, l.stream, second.Routing, x)
+		return l.handle.Dispatch(ctx, l.stream, ep.DispatchArgs{Routing: second.Routing, Rows: x})
 	})
 	if err != nil {
 		return err
@@ -133,12 +135,14 @@ func (l *lender) lend(ctx context.Context, captured func(func() error) error) er
 	anonymous := third.Data
 	anonymous.Generation = 0
 	for _, rows := range []weft.Tensor{third.Data, anonymous} {
-		if err := l.handle.Combine(ctx, l.stream, third.Routing, rows, out); err != nil {
+		if err := l.handle.Combine(ctx, l.stream, ep.CombineArgs{
+			Routing: third.Routing, Rows: rows, Out: out,
+		}); err != nil {
 			return err
 		}
 	}
 	// Memory that another handle receives into is not the caller's.
-	theirs, err := l.other.PrepareDispatch(ctx, l.stream, topk, weights, x)
+	theirs, err := l.other.Dispatch(ctx, l.stream, ep.DispatchArgs{TopK: topk, Weights: weights, Rows: x})
 	if err != nil {
 		return err
 	}
@@ -171,30 +175,42 @@ func (l *lender) refused(ctx context.Context, r *ep.Routing, rows weft.Tensor, w
 	}
 	none := weft.Tensor{}
 	calls := map[string]func() error{
-		"combine": func() error { return l.handle.Combine(ctx, l.stream, r, rows, out) },
+		"combine": func() error {
+			return l.handle.Combine(ctx, l.stream, ep.CombineArgs{
+				Routing: r, Rows: rows, Out: out,
+			})
+		},
 		"send combine": func() error {
-			work, err := l.handle.SendCombine(ctx, l.stream, r, rows, out)
+			work, err := l.handle.SendCombine(ctx, l.stream, ep.CombineArgs{Routing: r, Rows: rows, Out: out})
 			if err == nil {
 				err = work.Wait(ctx)
 			}
 			return err
 		},
 		"dispatch backward": func() error {
-			return l.handle.DispatchBackward(ctx, l.stream, r, rows,
-				none, out, none)
+			return l.handle.DispatchBackward(ctx, l.stream, ep.DispatchBackwardArgs{
+				Routing: r, GradRows: rows, GradRowWeights: none, GradTokens: out, GradWeights: none,
+			})
 		},
-		"combine backward to them": func() error { return l.handle.CombineBackward(ctx, l.stream, r, out, none, rows, none) },
+		"combine backward to them": func() error {
+			return l.handle.CombineBackward(ctx, l.stream, ep.CombineBackwardArgs{
+				Routing: r, GradOut: out, Rows: none, GradRows: rows, GradWeights: none,
+			})
+		},
 	}
 	if s.Weighting == ep.Weighted {
 		gradients := weft.TensorOf(make([]float32, weights.Elems()), weights.Shape...)
 		fresh := weft.TensorAt(make([]byte, rows.Bytes()), rows.DType, rows.Shape...)
 		calls["combine backward"] = func() error {
-			return l.handle.CombineBackward(ctx, l.stream, r, out, rows,
-				fresh, gradients)
+			return l.handle.CombineBackward(ctx, l.stream, ep.CombineBackwardArgs{
+				Routing: r, GradOut: out, Rows: rows, GradRows: fresh, GradWeights: gradients,
+			})
 		}
 	}
 	if s.Weighting == ep.Weighted && s.Reduction == ep.Exact {
-		calls["weigh and combine"] = func() error { return l.handle.WeighCombine(ctx, l.stream, r, weights, rows, out) }
+		calls["weigh and combine"] = func() error {
+			return l.handle.Combine(ctx, l.stream, ep.CombineArgs{Routing: r, Weights: weights, Rows: rows, Out: out})
+		}
 	}
 	for _, name := range []string{
 		"combine", "send combine", "weigh and combine", "dispatch backward",

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"unsafe"
 
 	"github.com/weftgo/weft"
 )
@@ -21,42 +20,23 @@ import (
 // Routing that a graph prepares says what the last replay has made of the selections, which the
 // caller waits for if it was launched on another stream.
 type Routing struct {
-	handle    *Handle // nil once it was released
-	placement placement
-	tokens    int          // tokens of this rank
-	masked    weft.RankSet // ranks left out when it was prepared
-	weighted  weighted
-	epoch     uint64 // of its Prepare: the same on every rank
+	batch    *Batch
+	released bool
 }
 
-// weighted says where a Routing has weights.
-type weighted uint8
-
-const (
-	unweighted weighted = iota
-	weightedAtHome
-	weightedEverywhere
-)
-
-func weightedIf(given bool) weighted {
-	if given {
-		return weightedEverywhere
+// shared is what the engine knows of r, which may be nil.
+func (r *Routing) shared() *Batch {
+	if r == nil {
+		return nil
 	}
-	return unweighted
+	return r.batch
 }
 
-// Traffic counts what a dispatch by a Routing moves, in rows, from this rank's point of view. Times
-// the bytes of a row it gives the usual ways to count bandwidth.
-type Traffic struct {
-	// Tokens this rank dispatches, and rows that it receives.
-	Tokens, Received int
-	// Selections of this rank's tokens (DeepEP's low-latency convention, local ones included).
-	Selections int
-	// Visits: distinct (token, rank) pairs of this rank's tokens (the logical convention, local
-	// ones included).
-	Visits int
-	// RemoteRows cross to other ranks: one for each visit of another rank.
-	RemoteRows int
+// routing is what a caller gets of a batch.
+func (h *Handle) routing(b *Batch) *Routing {
+	r := h.routings.take()
+	r.batch = b
+	return r
 }
 
 // Release gives the Routing's memory back to its handle. The Routing, tensors that it returned, and
@@ -64,160 +44,119 @@ type Traffic struct {
 // written, replays write again: later captures take its memory, operations outside of captures do
 // not.
 func (r *Routing) Release() {
-	if r.handle == nil {
-		return
+	if !r.released {
+		r.released = true
+		r.batch.Release()
 	}
-	r.handle = nil
-	r.placement.release()
+}
+
+// Prepare turns routing into a [Routing]: topk holds the experts that each of this rank's tokens
+// selects, int32 or int64 [tokens, top-k], -1 for none, the experts of a token distinct, which the
+// host engine checks and GPUs take on trust (see the package's Engines); weights their weights,
+// fp32 [tokens, top-k], which may be absent if the Spec sums plainly, or if they come later: with
+// the rows of a Dispatch, or by [Handle.Weigh]. Both may be changed once Prepare has returned, or,
+// with a stream, by what comes after it there.
+func (h *Handle) Prepare(ctx context.Context, s *weft.Stream, topk, weights weft.Tensor) (*Routing, error) {
+	b, err := h.engine.Prepare(ctx, s, PrepareArgs{TopK: topk, Weights: weights})
+	if err != nil {
+		return nil, err
+	}
+	return h.routing(b), nil
 }
 
 // Weigh gives a Routing other weights of this rank's tokens, fp32 [tokens, top-k], from now on, and
 // tells nobody: [Handle.Combine] sums by them. [Routing.RowWeights] where the rows are stays as it
 // was, and so CombineBackward, which weights rows there, is refused until a Dispatch brings weights
 // again. Weigh is local, and for the exact weighted reduction, whose weights are used at home
-// alone; rows that are weighted elsewhere get other weights by [Rows].Weights. On GPUs it enqueues
+// alone; rows that are weighted elsewhere get other weights by the Weights of a
+// Dispatch. On GPUs it enqueues
 // one small kernel, in the stream where the combine comes after it; with a nil stream it goes into
 // the communicator's own, and Weigh returns when it is done.
 func (h *Handle) Weigh(ctx context.Context, s *weft.Stream, r *Routing, weights weft.Tensor) error {
-	const op = "weigh"
-	if err := h.checkWeigh(op, r, weights); err != nil {
+	if err := h.checkWeigh(opWeigh, r, weights); err != nil {
 		return err
 	}
-	if err := h.engine.weigh(ctx, s, r, weights); err != nil {
+	if err := h.engine.Weigh(ctx, s, r.batch, weights); err != nil {
 		return err
 	}
-	r.weighted = weightedAtHome
+	r.batch.weights = WeightsAtHome
 	return nil
-}
-
-// WeighCombine is [Handle.Weigh] and [Handle.Combine] in one: on GPUs in one kernel, unless rows
-// are read by their homes (see [Handle.CombineBuffer]). The weights are borrowed as the rows are.
-// What is refused leaves the Routing as it was.
-func (h *Handle) WeighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
-	bias ...weft.Tensor,
-) error {
-	if err := h.checkWeigh(opCombine, r, weights); err != nil {
-		return err
-	}
-	return h.engine.combine(ctx, s, r, weights, y, out, h.keep(bias))
-}
-
-// SendWeighCombine is the first half of WeighCombine, as SendCombine is that of Combine.
-func (h *Handle) SendWeighCombine(ctx context.Context, s *weft.Stream, r *Routing, weights, y, out weft.Tensor,
-	bias ...weft.Tensor,
-) (*weft.Work, error) {
-	if err := h.checkWeigh(opCombine, r, weights); err != nil {
-		return nil, err
-	}
-	return h.engine.sendCombine(ctx, s, r, weights, y, out, h.keep(bias))
 }
 
 // checkWeigh says what is wrong with other weights of a Routing.
 func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
-	if h.closed {
+	b := h.base
+	if b.closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if err := cmp.Or(h.comm.Begin(op), r.check(h, op)); err != nil {
+	if err := cmp.Or(b.comm.Begin(op), r.shared().Check(b, op)); err != nil {
 		return err
 	}
-	if h.spec.Weighting != Weighted || h.spec.Reduction != Exact {
+	if b.spec.Weighting != Weighted || b.spec.Reduction != Exact {
 		return weft.Unsupportedf("%s: this handle does not weight rows at home, but where the experts are "+
-			"or not at all; dispatch with the weights in Rows", op)
+			"or not at all; dispatch with the weights", op)
 	}
-	return checkTensor(op, "weights", weights, weft.Float32, r.tokens, h.spec.TopK)
-}
-
-// checkWeighted refuses a Routing that has no weights where there must be some.
-func (r *Routing) checkWeighted(h *Handle, op string, least weighted) error {
-	switch {
-	case h.spec.Weighting != Weighted || r.weighted >= least:
-		return nil
-	case r.weighted == weightedAtHome:
-		return weft.Invalidf("%s: the routing got its weights from Weigh, which tells no other rank; "+
-			"dispatch with the weights in Rows", op)
-	default:
-		return weft.Invalidf("%s: the routing has no weights; give them to Prepare, or with the rows of a Dispatch", op)
-	}
-}
-
-// check refuses a Routing of another handle.
-func (r *Routing) check(h *Handle, op string) error {
-	if r == nil || r.handle != h {
-		return weft.Invalidf("%s: the routing was not prepared by this handle", op)
-	}
-	if !h.comm.Mask().Contains(r.masked) {
-		return fmt.Errorf("%s: %w: the routing was prepared while ranks were masked that now take part; "+
-			"prepare again", op, weft.ErrInvalid)
-	}
-	return nil
+	return checkTensor(op, "weights", weights, weft.Float32, r.batch.tokens, b.spec.TopK)
 }
 
 // Traffic returns the counts of this rank.
-func (r *Routing) Traffic() Traffic { return r.placement.Traffic() }
+func (r *Routing) Traffic() Traffic { return r.batch.info.Traffic() }
 
 // Tokens is the number of tokens that this rank dispatches.
-func (r *Routing) Tokens() int { return r.tokens }
+func (r *Routing) Tokens() int { return r.batch.tokens }
 
 // Rows is the number of rows of the tensors that Dispatch returns and Combine takes: what arrives
 // for [HostCounts] with a packed layout, else the capacity.
-func (r *Routing) Rows() int { return r.placement.Rows() }
-
-// fewest is how many rows a tensor has at least that an operation reads them from.
-func (r *Routing) fewest() int {
-	if s := &r.handle.spec; s.Layout.packed() && s.Counts == DeviceCounts {
-		return r.placement.told()
-	}
-	return r.Rows()
-}
+func (r *Routing) Rows() int { return r.batch.info.Rows() }
 
 // Received is the number of rows that exist here, pads included, dropped ones not.
-func (r *Routing) Received() int { return r.placement.Received() }
+func (r *Routing) Received() int { return r.batch.info.Received() }
 
 // Demand is the number of rows routed here, pads and dropped ones included: more than
 // [Routing.Received] when rows were dropped.
-func (r *Routing) Demand() int { return r.placement.Demand() }
+func (r *Routing) Demand() int { return r.batch.info.Demand() }
 
 // RowDemand returns [Routing.Demand] where the rows are, and waits for nothing: int32 [1].
-func (r *Routing) RowDemand() weft.Tensor { return r.placement.RowDemand() }
+func (r *Routing) RowDemand() weft.Tensor { return r.batch.info.Tensor(RowDemand) }
 
 // ExpertCounts returns the rows that stand in each local expert's zone, pads not counted: int32
 // [local experts]. For layouts with one row per rank it counts the selections of each local expert.
 // The tensor is borrowed from the Routing.
-func (r *Routing) ExpertCounts() weft.Tensor { return r.placement.ExpertCounts() }
+func (r *Routing) ExpertCounts() weft.Tensor { return r.batch.info.Tensor(ExpertCounts) }
 
 // ExpertDemand returns the selections of each local expert, dropped ones included: int32 [local
 // experts].
-func (r *Routing) ExpertDemand() weft.Tensor { return r.placement.ExpertDemand() }
+func (r *Routing) ExpertDemand() weft.Tensor { return r.batch.info.Tensor(ExpertDemand) }
 
 // PaddedCounts returns the rows of each local expert's zone, pads included: int32 [local experts].
-func (r *Routing) PaddedCounts() weft.Tensor { return r.placement.PaddedCounts() }
+func (r *Routing) PaddedCounts() weft.Tensor { return r.batch.info.Tensor(PaddedCounts) }
 
 // ExpertOffsets returns the first row of each local expert's zone: int32 [local experts].
-func (r *Routing) ExpertOffsets() weft.Tensor { return r.placement.ExpertOffsets() }
+func (r *Routing) ExpertOffsets() weft.Tensor { return r.batch.info.Tensor(ExpertOffsets) }
 
 // SourceCounts returns the tokens that each rank sends here: int32 [ranks].
-func (r *Routing) SourceCounts() weft.Tensor { return r.placement.SourceCounts() }
+func (r *Routing) SourceCounts() weft.Tensor { return r.batch.info.Tensor(SourceCounts) }
 
 // Ranges returns, for the layouts by expert, where each source rank's rows stand in each local
 // expert's zone, as begin<<32 | count: int64 [local experts, ranks]. Begin counts from the start of
 // the zone. What a layout does not have is the zero Tensor, here and below.
-func (r *Routing) Ranges() weft.Tensor { return r.ofExperts(r.placement.Ranges) }
+func (r *Routing) Ranges() weft.Tensor { return r.ofExperts(Ranges) }
 
 // SourceTokens returns, for each row, the token's index at its source rank, or -1 for rows that
 // hold no token: int32 [Rows()].
-func (r *Routing) SourceTokens() weft.Tensor { return r.placement.SourceTokens() }
+func (r *Routing) SourceTokens() weft.Tensor { return r.batch.info.Tensor(SourceTokens) }
 
 // SourceRanks returns, for each row, its source rank, or -1 for rows that hold no token: int32
 // [Rows()].
-func (r *Routing) SourceRanks() weft.Tensor { return r.placement.SourceRanks() }
+func (r *Routing) SourceRanks() weft.Tensor { return r.batch.info.Tensor(SourceRanks) }
 
 // SourceSelections returns, for the layouts by expert, which of its token's selections each row is,
 // or -1 for rows that hold no token: int32 [Rows()].
-func (r *Routing) SourceSelections() weft.Tensor { return r.ofExperts(r.placement.SourceSelections) }
+func (r *Routing) SourceSelections() weft.Tensor { return r.ofExperts(SourceSelections) }
 
 // RowWeights returns, for the layouts by expert, the weight of each row's selection, 0 for rows
 // that hold no token: fp32 [Rows()].
-func (r *Routing) RowWeights() weft.Tensor { return r.ofExperts(r.placement.RowWeights) }
+func (r *Routing) RowWeights() weft.Tensor { return r.ofExperts(RowWeights) }
 
 // RowSelections returns, for the layouts with one row per rank, each row's local experts and their
 // weights, in the order of the token's selections: int32 [Rows(), top-k], -1 where the selection is
@@ -226,37 +165,16 @@ func (r *Routing) RowSelections() (experts, weights weft.Tensor) {
 	if r.byExpert() {
 		return weft.Tensor{}, weft.Tensor{}
 	}
-	return r.placement.RowSelections()
+	return r.batch.info.Tensor(RowExperts), r.batch.info.Tensor(RowSelectionWeights)
 }
 
 // ofExperts is what layouts by expert say of their rows.
-func (r *Routing) ofExperts(say func() weft.Tensor) weft.Tensor {
+func (r *Routing) ofExperts(part Part) weft.Tensor {
 	if !r.byExpert() {
 		return weft.Tensor{}
 	}
-	return say()
+	return r.batch.info.Tensor(part)
 }
 
 // byExpert reports whether a row is that of one expert.
-func (r *Routing) byExpert() bool { return r.handle != nil && r.handle.spec.Layout.byExpert() }
-
-// selections reads a tensor of expert indices, int32 or int64, one at a time.
-type selections struct {
-	narrow []int32
-	wide   []int64
-}
-
-func selectionsOf(t weft.Tensor) selections {
-	n := t.Elems()
-	if t.DType == weft.Int64 {
-		return selections{wide: unsafe.Slice((*int64)(t.Data), n)}
-	}
-	return selections{narrow: unsafe.Slice((*int32)(t.Data), n)}
-}
-
-func (s selections) at(i int) int64 {
-	if s.wide != nil {
-		return s.wide[i]
-	}
-	return int64(s.narrow[i])
-}
+func (r *Routing) byExpert() bool { return r.batch.base != nil && r.batch.base.spec.Layout.byExpert() }

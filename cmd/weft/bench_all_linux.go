@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
@@ -44,7 +45,7 @@ The rows that the figures come from are in the report.`,
 		if rounds < 1 {
 			return usageError{fmt.Errorf("rounds %d: want at least 1", rounds)}
 		}
-		if err := (bench.Effort{Time: each}).Validate(); err != nil {
+		if err := (timing.Effort{Time: each}).Validate(); err != nil {
 			return usageError{err}
 		}
 		return benchmark(*out, func(s *session) error {

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchcollective "github.com/weftgo/weft/cmd/weft/internal/bench/collective"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
@@ -25,9 +26,10 @@ func newBenchAllReduce() *cobra.Command {
 	out, f := outputFlags(cmd), cmd.Flags()
 	f.Var(&ranks, "ranks", "how many ranks")
 	f.Var(&messages, "sizes", "bytes of the messages")
-	oneOf(cmd, &cfg.DType, "dtype", bench.DTypes(), "element type")
-	oneOf(cmd, &cfg.Op, "op", bench.Ops(), "reduction")
-	oneOf(cmd, &cfg.Algorithm, "algorithm", bench.Algorithms(), "take this one wherever it supports what is asked")
+	oneOf(cmd, &cfg.DType, "dtype", benchcollective.DTypes(), "element type")
+	oneOf(cmd, &cfg.Op, "op", benchcollective.Ops(), "reduction")
+	oneOf(cmd, &cfg.Algorithm, "algorithm", benchcollective.Algorithms(),
+		"take this one wherever it supports what is asked")
 	oneOf(cmd, &operand, "operand", []string{heap, window}, "where messages are: in any memory, or in registered memory")
 	f.BoolVar(&cfg.InPlace, "in-place", false, "reduce into the input")
 	effortFlags(cmd, &cfg.Effort)
@@ -42,12 +44,12 @@ func newBenchAllReduce() *cobra.Command {
 	return cmd
 }
 
-func defaultAllReduce() bench.AllReduce {
-	return bench.AllReduce{DType: "fp32", Op: "sum", Heap: true}
+func defaultAllReduce() benchcollective.AllReduce {
+	return benchcollective.AllReduce{DType: "fp32", Op: "sum", Heap: true}
 }
 
 // allReduce sweeps the sizes of cfg on n ranks.
-func (s *session) allReduce(n int, cfg bench.AllReduce) ([]measure.Record, error) {
+func (s *session) allReduce(n int, cfg benchcollective.AllReduce) ([]measure.Record, error) {
 	base := s.base
 	base.DType, base.Reduction, base.Operand = cfg.DType, cfg.Op, operandName(cfg.Heap)
 	return s.run(fmt.Sprintf("allreduce, %s", measure.Count(n, "rank")), n, bench.Task{AllReduce: &cfg}, base, 0)

@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/link"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/report"
@@ -166,7 +168,7 @@ was measured in this run; tokens or wire_bytes, sms where it is known, source an
 skipped where it could not be measured, and why.`
 
 // shapes are what is to be measured: the defaults of GPUs where nothing was said.
-func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]bench.EP, error) {
+func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]benchep.Shape, error) {
 	given, sms := cmd.Flags().Changed, g.sms.counts
 	switch {
 	case e.mode == highThroughput:
@@ -183,7 +185,7 @@ func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]bench.EP, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []bench.EP
+	var all []benchep.Shape
 	for _, c := range contracts {
 		for _, c.Tokens = range e.tokens {
 			for _, c.SMs = range sms {
@@ -195,7 +197,7 @@ func (g *gpuFlags) shapes(cmd *cobra.Command, e *epFlags) ([]bench.EP, error) {
 }
 
 // contracts are the shapes but for how many tokens and SMs they have.
-func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]bench.EP, error) {
+func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]benchep.Shape, error) {
 	s, many := e.shape, e.mode == highThroughput
 	if !given("experts") {
 		s.Experts = 256
@@ -211,27 +213,27 @@ func (g *gpuFlags) contracts(given func(flag string) bool, e *epFlags) ([]bench.
 			s.DType, payload = "fp8", true
 		}
 	}
-	with := func(layout, reduction, weighting, dtype, scales string) bench.EP {
+	with := func(layout, reduction, weighting, dtype, scales string) benchep.Shape {
 		c := s
 		c.Layout, c.Reduction, c.Weighting, c.DType, c.Scales = layout, reduction, weighting, dtype, scales
 		return c
 	}
 	switch {
 	case payload:
-		return []bench.EP{s}, nil
+		return []benchep.Shape{s}, nil
 	case many:
-		return []bench.EP{
+		return []benchep.Shape{
 			with(s.Layout, s.Reduction, s.Weighting, "bf16", ""),
 			with(s.Layout, s.Reduction, s.Weighting, "fp8", s.Scales),
 		}, nil
 	case given("layout") || given("reduction"):
-		return []bench.EP{s}, nil
+		return []benchep.Shape{s}, nil
 	}
 	scales := "column-major" // as DeepEP has them
 	if given("scales") {
 		scales = s.Scales
 	}
-	return []bench.EP{
+	return []benchep.Shape{
 		with("rank-major", "partial", "plain", "bf16", ""),
 		with("expert-major", "partial", "weighted", "bf16", ""),
 		with("expert-major", "exact", "weighted", "fp8", scales),
@@ -276,9 +278,9 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 		return usageError{errors.New("bench ep: --gpus, --operations, --replays, --deadline: want at least " +
 			"0, 1, 1, and more than 0s")}
 	}
-	if g.ops > bench.MostOperations || g.replays > bench.MostReplays {
+	if g.ops > timing.MostOperations || g.replays > timing.MostReplays {
 		return usageError{fmt.Errorf("bench ep: want at most %d --operations, %d --replays",
-			bench.MostOperations, bench.MostReplays)}
+			timing.MostOperations, timing.MostReplays)}
 	}
 	for _, s := range shapes { // with the fewest ranks that there can be; the rest is for when GPUs are known
 		ranks := 1
@@ -317,11 +319,10 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 	p := &gpuPrinter{lines: file, json: to.json, progress: terminal.NewProgress(os.Stderr)}
 	defer p.progress.Close()
 	p.to = p.progress.Above(os.Stdout)
-	measuring := bench.GPUs{
-		Contexts: contexts, Ranks: ranks, Phases: g.phases == "all", Gradients: g.gradients, Operations: g.ops,
-		Replays: g.replays, Deadline: g.deadline,
+	measuring := benchep.GPUs{GPUs: timing.GPUs{
+		Contexts: contexts, Ranks: ranks, Operations: g.ops, Replays: g.replays, Deadline: g.deadline,
 		Cache: kernels(p.progress.Above(os.Stderr)),
-	}
+	}, Phases: g.phases == "all", Gradients: g.gradients}
 	quoted := bench.QuotedPeers()
 	if e.mode == highThroughput {
 		quoted = bench.QuotedThroughputPeers()
@@ -341,7 +342,7 @@ func (g *gpuFlags) run(cmd *cobra.Command, e *epFlags, to output) (err error) {
 }
 
 // measure measures the links, the shapes and the peers, in one run.
-func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP, peers []bench.Peer,
+func (g *gpuFlags) measure(ctx context.Context, m benchep.GPUs, shapes []benchep.Shape, peers []bench.Peer,
 	p *gpuPrinter,
 ) error {
 	name, err := m.Contexts[0].Device().Name()
@@ -372,7 +373,7 @@ func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP,
 	bar := p.progress.Start("ep, "+measure.Count(m.Ranks, "rank"), m.Rows()*len(shapes))
 	defer bar.Done("")
 	var bytes []int64
-	err = m.Measure(ctx, shapes, func(r bench.GPURow) error {
+	err = m.Measure(ctx, shapes, func(r benchep.GPURow) error {
 		r.SetLink(c.With(r.SMsUsed))
 		if r.WireBytes > 0 && !slices.Contains(bytes, r.WireBytes) {
 			bytes = append(bytes, r.WireBytes)
@@ -392,7 +393,7 @@ func (g *gpuFlags) measure(ctx context.Context, m bench.GPUs, shapes []bench.EP,
 
 // quickLink is enough of bench link to know what the links give to as many SMs as the shapes ask
 // for, and at most.
-func quickLink(m bench.GPUs, shapes []bench.EP) link.Options {
+func quickLink(m benchep.GPUs, shapes []benchep.Shape) link.Options {
 	o := link.Options{
 		Bytes: []int64{16 << 20}, SMs: []int{48, 132},
 		Movers: []link.Way{link.Store, link.Load, link.BulkStore, link.BulkLoad}, Replays: 3, Cache: m.Cache,
@@ -476,11 +477,11 @@ func (p *gpuPrinter) encode(line any) error {
 	return nil
 }
 
-func (p *gpuPrinter) row(r bench.GPURow) error {
+func (p *gpuPrinter) row(r benchep.GPURow) error {
 	p.wrong = p.wrong || !r.Verified
 	p.found.Rows = append(p.found.Rows, r)
 	if err := p.encode(struct {
-		bench.GPURow
+		benchep.GPURow
 		where
 	}{r, p.here}); err != nil || p.json {
 		return err

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cmd/weft/internal/report"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
@@ -57,7 +58,7 @@ func TestBenchEPOnGPUsFindsMistakes(t *testing.T) {
 }
 
 // shapesOf are the shapes that a command line asks for.
-func shapesOf(t *testing.T, line string) []bench.EP {
+func shapesOf(t *testing.T, line string) []benchep.Shape {
 	t.Helper()
 	cmd := newBenchEP()
 	cmd.ResetFlags()
@@ -201,7 +202,7 @@ func TestModesOnTheHost(t *testing.T) {
 
 func TestGPURowsAreExplained(t *testing.T) {
 	help, _, _ := newRoot().Find([]string{"bench", "ep"})
-	for _, v := range []any{bench.GPURow{}, bench.Peer{}, where{}} {
+	for _, v := range []any{benchep.GPURow{}, bench.Peer{}, where{}} {
 		always, sometimes := keys(v)
 		for _, key := range append(always, sometimes...) {
 			if key != "" && !strings.Contains(help.Long, key) {
@@ -212,7 +213,7 @@ func TestGPURowsAreExplained(t *testing.T) {
 }
 
 func TestGPUPrinter(t *testing.T) {
-	rows := []bench.GPURow{
+	rows := []benchep.GPURow{
 		{
 			Op: "dispatch", Contract: "rank-major bf16", Tokens: 8, Capacity: 128, SMsUsed: 17, P50: 4.25,
 			Ratio: 0.07, Verified: true,

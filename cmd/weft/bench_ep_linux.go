@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/routing"
 )
@@ -52,7 +53,7 @@ The rank-major and token-major layouts have one row per token and rank, so for t
 
 // epFlags are the shapes that a command line asks for.
 type epFlags struct {
-	shape                bench.EP
+	shape                benchep.Shape
 	ranks, tokens        counts
 	mode, calls, operand string
 }
@@ -68,13 +69,13 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	f.IntVar(&s.Hidden, "hidden", s.Hidden, "elements of a row")
 	f.IntVar(&s.TopK, "topk", s.TopK, "experts that a token selects")
 	f.IntVar(&s.Experts, "experts", s.Experts, "experts of all ranks together; 256 with --device gpu if it is not given")
-	oneOf(cmd, &s.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
-	oneOf(cmd, &s.DType, "payload", bench.Payloads(), "the same as --dtype")
-	oneOf(cmd, &s.Scales, "scales", bench.ScaleOrders(), "order of the scales that arrive with fp8 rows")
-	oneOf(cmd, &s.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
-	oneOf(cmd, &s.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")
-	oneOf(cmd, &s.Weighting, "weighting", bench.Weightings(), "whether combine applies the weights")
-	oneOf(cmd, &s.Counts, "counts", bench.CountModes(), "who learns how many rows arrive")
+	oneOf(cmd, &s.DType, "dtype", benchep.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &s.DType, "payload", benchep.Payloads(), "the same as --dtype")
+	oneOf(cmd, &s.Scales, "scales", benchep.ScaleOrders(), "order of the scales that arrive with fp8 rows")
+	oneOf(cmd, &s.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
+	oneOf(cmd, &s.Reduction, "reduction", benchep.Reductions(), "how rows are summed on their way home")
+	oneOf(cmd, &s.Weighting, "weighting", benchep.Weightings(), "whether combine applies the weights")
+	oneOf(cmd, &s.Counts, "counts", benchep.CountModes(), "who learns how many rows arrive")
 	oneOf(cmd, &s.Routing, "routing", routing.Kinds(), "how popular experts are; hot is one hot rank")
 	f.Uint64Var(&s.Seed, "seed", s.Seed, "of the routing")
 	oneOf(cmd, &e.mode, "mode", []string{lowLatency, highThroughput},
@@ -139,8 +140,8 @@ func (e *epFlags) jobs() []job {
 }
 
 // defaultEP is the shape that benchmarks measure unless told otherwise.
-func defaultEP() bench.EP {
-	return bench.EP{
+func defaultEP() benchep.Shape {
+	return benchep.Shape{
 		Hidden: 7168, TopK: 8, Experts: 64, DType: "bf16", Layout: "expert-major",
 		Reduction: "exact", Weighting: "weighted", Counts: "host",
 		Scales: "row-major", Routing: routing.Uniform, Seed: 1, Batches: 1,
@@ -148,11 +149,12 @@ func defaultEP() bench.EP {
 }
 
 // ep measures one shape on n ranks.
-func (s *session) ep(n int, shape bench.EP) ([]measure.Record, error) {
+func (s *session) ep(n int, shape benchep.Shape) ([]measure.Record, error) {
 	base := s.base
 	base.Tokens, base.Hidden, base.TopK, base.Experts = shape.Tokens, shape.Hidden, shape.TopK, shape.Experts
 	base.DType, base.Layout, base.Reduction = shape.DType, shape.Layout, shape.Reduction
-	base.Weighting, base.Counts, base.Routing, base.Cached = shape.Weighting, shape.Counts, string(shape.Routing), shape.Cached
+	base.Weighting, base.Counts = shape.Weighting, shape.Counts
+	base.Routing, base.Cached = string(shape.Routing), shape.Cached
 	base.Scales, base.Fresh, base.Batches = shape.ScaleOrder(), shape.Fresh, shape.Batches
 	base.Mode, base.Operand = oneCall, operandName(shape.Heap)
 	if shape.Phases {

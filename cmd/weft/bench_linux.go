@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/launch"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/report"
@@ -239,7 +240,7 @@ func outputFlags(cmd *cobra.Command) *output {
 }
 
 // effortFlags say how long to measure.
-func effortFlags(cmd *cobra.Command, e *bench.Effort) {
+func effortFlags(cmd *cobra.Command, e *timing.Effort) {
 	f := cmd.Flags()
 	f.IntVar(&e.Iterations, "iters", 0, "iterations to time, up to 100000 (0: as many as fit in --time, but 20 at least)")
 	f.DurationVar(&e.Time, "time", 1500*time.Millisecond, "how long to measure each row, up to an hour")

@@ -13,7 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 	"github.com/weftgo/weft/internal/matmul"
@@ -79,8 +80,8 @@ Absent when there is nothing to say:
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
 	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
-	oneOf(cmd, &e.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
-	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
+	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	f.IntVar(&o.product.Rows, "product-rows", o.product.Rows, "rows of a product, a multiple of 64")
 	f.IntVar(&o.product.Columns, "product-columns", o.product.Columns, "columns of a product, a multiple of 64")
 	f.IntVar(&o.product.Inner, "product-inner", o.product.Inner, "what a product sums over, a multiple of 32")
@@ -112,8 +113,8 @@ type overlapFlags struct {
 }
 
 // shapes are what is to be measured.
-func (o *overlapFlags) shapes() []bench.EP {
-	var all []bench.EP
+func (o *overlapFlags) shapes() []benchep.Shape {
+	var all []benchep.Shape
 	for _, n := range o.sms {
 		s := o.ep.shape
 		s.SMs = n
@@ -127,8 +128,8 @@ func (o *overlapFlags) check() error {
 	if o.gpus < 0 || o.ranks < 0 || o.deadline <= 0 {
 		return errors.New("--gpus, --ranks, --deadline: want at least 0, at least 0, and more than 0s")
 	}
-	if o.operations < 1 || o.operations > bench.MostOperations || o.replays < 1 || o.replays > bench.MostReplays {
-		return fmt.Errorf("--operations, --replays: want 1 to %d, and 1 to %d", bench.MostOperations, bench.MostReplays)
+	if o.operations < 1 || o.operations > timing.MostOperations || o.replays < 1 || o.replays > timing.MostReplays {
+		return fmt.Errorf("--operations, --replays: want 1 to %d, and 1 to %d", timing.MostOperations, timing.MostReplays)
 	}
 	for _, s := range o.shapes() {
 		if _, err := s.DeviceSpec(max(o.ranks, 1)); err != nil {
@@ -160,13 +161,13 @@ func (o *overlapFlags) run(cmd *cobra.Command) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	return o.measure(ctx, bench.Overlap{Product: o.product, GPUs: bench.GPUs{
+	return o.measure(ctx, benchep.Overlap{Product: o.product, GPUs: timing.GPUs{
 		Contexts: contexts, Ranks: ranks, Operations: o.operations, Replays: o.replays, Deadline: o.deadline,
 		Cache: kernels(p.progress.Above(os.Stderr)),
 	}}, p)
 }
 
-func (o *overlapFlags) measure(ctx context.Context, m bench.Overlap, p *overlapPrinter) error {
+func (o *overlapFlags) measure(ctx context.Context, m benchep.Overlap, p *overlapPrinter) error {
 	name, err := m.Contexts[0].Device().Name()
 	if err != nil {
 		return err
@@ -176,7 +177,7 @@ func (o *overlapFlags) measure(ctx context.Context, m bench.Overlap, p *overlapP
 	shapes := o.shapes()
 	bar := p.progress.Start("overlap, "+measure.Count(m.Ranks, "rank"), 2*len(shapes))
 	defer bar.Done("")
-	if err := m.Measure(ctx, shapes, func(r bench.OverlapRow) error { bar.Advance(1); return p.row(r) }); err != nil {
+	if err := m.Measure(ctx, shapes, func(r benchep.OverlapRow) error { bar.Advance(1); return p.row(r) }); err != nil {
 		return err
 	}
 	if p.wrong {
@@ -188,10 +189,10 @@ func (o *overlapFlags) measure(ctx context.Context, m bench.Overlap, p *overlapP
 // overlapPrinter shows rows as they come.
 type overlapPrinter struct{ gpuPrinter }
 
-func (p *overlapPrinter) row(r bench.OverlapRow) error {
+func (p *overlapPrinter) row(r benchep.OverlapRow) error {
 	p.wrong = p.wrong || !r.Verified
 	if err := p.encode(struct {
-		bench.OverlapRow
+		benchep.OverlapRow
 		where
 	}{r, p.here}); err != nil || p.json {
 		return err

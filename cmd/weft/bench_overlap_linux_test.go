@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cuda"
 )
 
@@ -38,7 +38,7 @@ func TestBenchOverlapFindsMistakes(t *testing.T) {
 
 func TestOverlapRowsAreExplained(t *testing.T) {
 	help, _, _ := newRoot().Find([]string{"bench", "overlap"})
-	for _, v := range []any{bench.OverlapRow{}, where{}} {
+	for _, v := range []any{benchep.OverlapRow{}, where{}} {
 		always, sometimes := keys(v)
 		for _, key := range append(always, sometimes...) {
 			if key != "" && !strings.Contains(help.Long, key) {
@@ -49,7 +49,7 @@ func TestOverlapRowsAreExplained(t *testing.T) {
 }
 
 func TestOverlapPrinter(t *testing.T) {
-	rows := []bench.OverlapRow{
+	rows := []benchep.OverlapRow{
 		{
 			Op: "dispatch", Contract: "token-major partial bf16", Ranks: 4, GPUs: 4, Tokens: 4096, SMsUsed: 8,
 			Alone: 525.25, Beside: 601.5, Slowdown: 1.145, Product: "4096x4096x7168",

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cuda/kernel"
 )
@@ -71,8 +71,8 @@ In every row but the driver's, each the median and the most of its own:
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
 	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
-	oneOf(cmd, &e.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
-	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
+	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	f.IntVar(&s.rounds, "rounds", s.rounds, "rounds with all kernels in the cache, after the first")
 	f.BoolVar(&s.noCold, "no-cold", false, "begin with what is in the user's kernel cache, not with an empty one")
 	f.DurationVar(&s.deadline, "deadline", s.deadline, "of each wait on a GPU")
@@ -99,9 +99,9 @@ type startFlags struct {
 
 // check finds what is wrong before GPUs are known.
 func (s *startFlags) check() error {
-	if s.gpus < 0 || s.ranks < 0 || s.rounds < 1 || s.rounds > bench.MostRounds || s.deadline <= 0 {
+	if s.gpus < 0 || s.ranks < 0 || s.rounds < 1 || s.rounds > benchep.MostRounds || s.deadline <= 0 {
 		return fmt.Errorf("--gpus, --ranks, --rounds, --deadline: want at least 0, at least 0, 1 to %d, and "+
-			"more than 0s", bench.MostRounds)
+			"more than 0s", benchep.MostRounds)
 	}
 	_, err := s.ep.shape.DeviceSpec(max(s.ranks, 1))
 	return err
@@ -129,11 +129,12 @@ func (s *startFlags) run(cmd *cobra.Command) (err error) {
 	}
 	opened := time.Since(began)
 	defer func() { err = errors.Join(err, closeAll()) }()
-	return s.measure(ctx, bench.Start{Contexts: contexts, Ranks: ranks, Rounds: s.rounds, Deadline: s.deadline}, opened, p)
+	start := benchep.Start{Contexts: contexts, Ranks: ranks, Rounds: s.rounds, Deadline: s.deadline}
+	return s.measure(ctx, start, opened, p)
 }
 
 // measure shows how long the driver took, and measures what comes after it.
-func (s *startFlags) measure(ctx context.Context, m bench.Start, opened time.Duration, p *startPrinter) (err error) {
+func (s *startFlags) measure(ctx context.Context, m benchep.Start, opened time.Duration, p *startPrinter) (err error) {
 	name, err := m.Contexts[0].Device().Name()
 	if err != nil {
 		return err
@@ -141,8 +142,8 @@ func (s *startFlags) measure(ctx context.Context, m bench.Start, opened time.Dur
 	hostname, _ := os.Hostname()
 	p.here = where{name, hostname, version()}
 	us := measure.Micros(opened)
-	if err := p.row(bench.StartRow{
-		Op: bench.Driver, Engine: "gpu", Ranks: m.Ranks, GPUs: len(m.Contexts),
+	if err := p.row(benchep.StartRow{
+		Op: benchep.Driver, Engine: "gpu", Ranks: m.Ranks, GPUs: len(m.Contexts),
 		Rounds: 1, P50: us, Max: us,
 	}); err != nil {
 		return err
@@ -169,13 +170,13 @@ type startPrinter struct {
 	noCold bool
 }
 
-func (p *startPrinter) row(r bench.StartRow) error {
-	if p.noCold && r.Op == bench.ColdStart {
+func (p *startPrinter) row(r benchep.StartRow) error {
+	if p.noCold && r.Op == benchep.ColdStart {
 		p.note("kernels were missing in the cache, and are there now: the first round is not shown, and will be next time")
 		return nil
 	}
 	if err := p.encode(struct {
-		bench.StartRow
+		benchep.StartRow
 		where
 	}{r, p.here}); err != nil || p.json {
 		return err

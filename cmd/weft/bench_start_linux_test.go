@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
@@ -51,7 +51,7 @@ func TestBenchStartFindsMistakes(t *testing.T) {
 
 func TestStartRowsAreExplained(t *testing.T) {
 	help, _, _ := newRoot().Find([]string{"bench", "start"})
-	for _, v := range []any{bench.StartRow{}, bench.Stages{}, where{}} {
+	for _, v := range []any{benchep.StartRow{}, benchep.Stages{}, where{}} {
 		always, sometimes := keys(v)
 		for _, key := range append(always, sometimes...) {
 			if key != "" && !strings.Contains(help.Long, key) {
@@ -59,7 +59,7 @@ func TestStartRowsAreExplained(t *testing.T) {
 			}
 		}
 	}
-	for _, op := range []string{bench.Driver, bench.ColdStart, bench.FirstStart, bench.WarmStart} {
+	for _, op := range []string{benchep.Driver, benchep.ColdStart, benchep.FirstStart, benchep.WarmStart} {
 		if !strings.Contains(help.Long, op+":") {
 			t.Errorf("%s is not explained", op)
 		}
@@ -81,7 +81,7 @@ func started(t *testing.T, s *startFlags, compiler func() (kernel.Compiler, erro
 	}
 	var out, file strings.Builder
 	p := &startPrinter{gpuPrinter: gpuPrinter{to: &out, lines: &file}, noCold: s.noCold}
-	err = s.measure(t.Context(), bench.Start{
+	err = s.measure(t.Context(), benchep.Start{
 		Contexts: contexts, Ranks: 2, Rounds: 1, Deadline: 20 * time.Second, Kernels: kernel.Options{Compiler: compiler},
 	}, 1500*time.Millisecond, p)
 	if err := closeAll(); err != nil {
@@ -98,7 +98,7 @@ func TestBenchStart(t *testing.T) {
 	t.Setenv("WEFT_CACHE", "")
 	t.Setenv("WEFT_CACHE_DIR", t.TempDir())
 	t.Setenv("TMPDIR", t.TempDir())
-	s := &startFlags{ep: epFlags{shape: bench.EP{
+	s := &startFlags{ep: epFlags{shape: benchep.Shape{
 		Tokens: 3, Hidden: 128, TopK: 2, Experts: 4, DType: "bf16", Layout: "rank-major", Reduction: "partial",
 		Weighting: "plain", Routing: "uniform",
 	}}}

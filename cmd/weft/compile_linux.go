@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/link"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 	"github.com/weftgo/weft/cuda/kernel"
@@ -75,7 +76,7 @@ func warnings(to io.Writer) *slog.Logger {
 // catalogue is all that this program, and programs with this library, run on GPUs of an
 // architecture.
 func catalogue(arch string) []kernel.Spec {
-	return append(slices.Concat(ep.Kernels(arch), link.Kernels(arch)), matmul.Kernel(arch))
+	return append(slices.Concat(ep.Kernels(arch), link.Kernels(arch), timing.Kernels(arch)), matmul.Kernel(arch))
 }
 
 // compile fills a directory and says what is in it. Kernels that fail do not keep the others out.

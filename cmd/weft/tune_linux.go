@@ -13,7 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/terminal"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
@@ -77,10 +78,10 @@ are tuned, with --mode ht its two.`,
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")
 	f.IntVar(&e.Experts, "experts", e.Experts, "experts of all ranks together")
-	oneOf(cmd, &e.DType, "dtype", bench.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
-	oneOf(cmd, &e.Scales, "scales", bench.ScaleOrders(), "order of the scales that arrive with fp8 rows")
-	oneOf(cmd, &e.Layout, "layout", bench.Layouts(), "order in which a rank receives rows")
-	oneOf(cmd, &e.Reduction, "reduction", bench.Reductions(), "how rows are summed on their way home")
+	oneOf(cmd, &e.DType, "dtype", benchep.Payloads(), "element type (those of 8 bits are quantised from bf16 on the way)")
+	oneOf(cmd, &e.Scales, "scales", benchep.ScaleOrders(), "order of the scales that arrive with fp8 rows")
+	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
+	oneOf(cmd, &e.Reduction, "reduction", benchep.Reductions(), "how rows are summed on their way home")
 	t.gpu.quantisation(cmd, "")
 	f.IntVar(&t.gpu.gpus, "gpus", 0, "how many GPUs, the first ones (0: all that this process sees)")
 	t.gpu.multiprocessors(cmd, "")
@@ -139,15 +140,15 @@ func (t *tuneFlags) run(cmd *cobra.Command) (err error) {
 	defer func() { err = errors.Join(err, closeAll()) }()
 	progress := terminal.NewProgress(os.Stderr)
 	defer progress.Close()
-	g := bench.GPUs{
+	g := benchep.GPUs{GPUs: timing.GPUs{
 		Contexts: contexts, Operations: t.gpu.ops, Replays: t.gpu.replays, Deadline: t.gpu.deadline,
 		Cache: kernels(progress.Above(os.Stderr)),
-	}
+	}}
 	return t.tune(ctx, g, shapes, table, path, progress)
 }
 
 // tune searches, prints what was found and writes the table.
-func (t *tuneFlags) tune(ctx context.Context, g bench.GPUs, shapes []bench.EP, table *ep.TuningTable,
+func (t *tuneFlags) tune(ctx context.Context, g benchep.GPUs, shapes []benchep.Shape, table *ep.TuningTable,
 	path string, progress *terminal.Progress,
 ) error {
 	device := g.Contexts[0].Device()

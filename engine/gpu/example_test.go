@@ -7,47 +7,52 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/engine/gpu"
 )
 
 // gatherSource is a kernel that gathers a word from every rank. A word is its own flag, and stands
 // in one of three places in turn: the place of the operation before is emptied for the operation
 // after the next. Its sender has heard from this rank by then.
-const gatherSource = `#include "weft.cuh"
+const gatherSource = `#include "flags.cuh"
 using namespace weft;
 
 struct Gather {
-	Group group;
 	State *state;
 	u64 words; // in the window: 3 turns x [ranks]
 	const u32 *in;
 	u32 *out; // [ranks]
+	Group group;
 };
 
+enum { GATHER = 1 }; // what records call the operation
+
 extern "C" __global__ void gather(const __grid_constant__ Gather a) {
-	Count count = *count_of(a.state, blockIdx.x);
-	if (a.state->stopped != 0) return refuse(a.group, OP_BARRIER, count.epoch);
-	u32 peer = threadIdx.x, ranks = a.group.ranks, before = (count.turn + 2) % 3;
-	if (peer < ranks && !holds(a.state->mask, peer)) {
-		u32 *there = (u32 *)(a.group.window[peer] + a.words), *here = (u32 *)(a.group.window[a.group.rank] + a.words);
-		Wait wait(a.group, a.state, OP_BARRIER, count.epoch);
-		store_relaxed_sys4(there + count.turn * ranks + a.group.rank, clean(*a.in));
-		u32 word = await4(wait, peer, here + count.turn * ranks + peer);
+	Operation o;
+	if (!o.begin(a.group, a.state, 0, GATHER)) return;
+	u32 peer = threadIdx.x, ranks = a.group.ranks;
+	if (peer < ranks && !holds(o.mask, peer)) {
+		u32 *there = (u32 *)(a.group.window[peer] + a.words), *here = (u32 *)(o.own + a.words);
+		Wait wait(a.group, a.state, GATHER, o.epoch);
+		store_relaxed_sys4(there + o.turn * ranks + a.group.rank, clean(*a.in));
+		u32 word = await4(wait, peer, here + o.turn * ranks + peer);
 		if (!wait.over) a.out[peer] = word;
-		store_relaxed_sys4(here + before * ranks + peer, EMPTY);
+		store_relaxed_sys4(here + turn_before(o.turn) * ranks + peer, EMPTY);
 	}
-	leave(a.state, count.epoch, count.turn, true);
+	o.end(a.state);
 }`
 
 // gatherArgs is Gather.
 type gatherArgs struct {
-	group   device.Group
 	state   cuda.Pointer
 	words   int64
 	in, out cuda.Pointer
+	group   device.Group
 }
+
+// words name the kernel's operation in errors.
+var words = &device.Words{Operation: func(uint32) string { return "gather" }}
 
 // Gatherer gathers a word from every rank.
 type Gatherer struct {
@@ -84,7 +89,7 @@ func NewGatherer(ctx context.Context, comm *weft.Comm) (g *Gatherer, err error) 
 		return g, err
 	}
 	g.lane, err = gpu.NewLane(ctx, comm, gpu.LaneSpec{
-		Op: op, Owner: "gatherer", Window: &window, Local: gpu.NewLocal(1),
+		Op: op, Owner: "gatherer", Words: words, Window: &window, Local: gpu.NewLocal(1),
 		Moved: func(l *gpu.Lane) { g.launch.Args.group, g.launch.Args.state = l.Group(0), l.Local(0) },
 	})
 	return g, err

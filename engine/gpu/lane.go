@@ -14,13 +14,15 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 // LaneSpec describes a lane.
 type LaneSpec struct {
-	Op     string     // what is being made, in errors: "new handle"
-	Owner  string     // what it is: "handle"
+	Op    string // what is being made, in errors: "new handle"
+	Owner string // what it is: "handle"
+	// Words name the operations of the lane's kernels in errors. They live as long as the program.
+	Words  *device.Words
 	Window *Workspace // the memory of each rank that all ranks reach
 	Local  *Workspace // the memory that only this rank's GPU reaches: NewLocal, and regions behind it
 	// Ring, if there is one, hands out receive buffers. RingInWindow says that they are in the
@@ -107,7 +109,10 @@ func (l *Lane) begin() error {
 		s.Synchronize()); err != nil {
 		return err
 	}
-	return l.setState(device.State{Mask: l.comm.Mask().Words()[0], Timeout: uint64(max(l.comm.Deadline(), time.Millisecond))})
+	masked := l.comm.Mask().Words()
+	return l.setState(device.State{
+		Masked: [2]uint64(masked[:]), Timeout: uint64(max(l.comm.Deadline(), time.Millisecond)),
+	})
 }
 
 func (l *Lane) setState(s device.State) error {
@@ -126,7 +131,7 @@ func (l *Lane) Local(offset int64) cuda.Pointer { return l.local.Pointer().Add(i
 func (l *Lane) Group(waits uint64) device.Group {
 	g := device.Group{
 		Abort: uint64(l.device.Abort()), Record: uint64(l.device.Record()), Claim: uint64(l.device.Claim()), Waits: waits,
-		Ranks: uint32(l.comm.Size()), Rank: uint32(l.comm.Rank()),
+		Ranks: uint32(l.comm.Size()), Rank: uint32(l.comm.Rank()), Lane: l.device.Lane(l.spec.Words),
 	}
 	for rank := range l.comm.Size() {
 		g.Window[rank] = uint64(l.window.PeerPointer(rank))

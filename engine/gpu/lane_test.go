@@ -13,12 +13,12 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/engine/gpu"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // errNoGPUs says that this machine can emulate no GPUs.
@@ -46,34 +46,23 @@ func onGPUs(ranks int, body func(ctx context.Context, comm *weft.Comm) error) (e
 		return err
 	}
 	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: dir, ReadOnly: []string{}})
-	meeting, err := bootstrap.NewInProcess(ranks)
-	if err != nil {
-		return err
+	var contexts []*cuda.Context
+	for _, d := range driver.Devices() {
+		c, err := d.Primary()
+		if err != nil {
+			return err
+		}
+		contexts = append(contexts, c)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	errs := make([]error, ranks)
-	var all sync.WaitGroup
-	for r, b := range meeting {
-		all.Go(func() {
-			errs[r] = func() (err error) {
-				c, err := driver.Devices()[r].Primary()
-				if err != nil {
-					return err
-				}
-				defer func() { err = errors.Join(err, c.Close()) }()
-				comm, err := weft.Join(ctx, weft.WithBootstrap(b), weft.WithDevice(c), weft.WithKernels(cache),
-					weft.WithDeadline(deadline))
-				if err != nil {
-					return err
-				}
-				defer func() { err = errors.Join(err, comm.Close()) }()
-				return body(ctx, comm)
-			}()
-		})
+	err = ranktest.Run(ranks, func(rank int) []weft.Option {
+		return []weft.Option{
+			weft.WithDevice(contexts[rank]), weft.WithKernels(cache), weft.WithDeadline(deadline),
+		}
+	}, body)
+	for _, c := range contexts {
+		err = errors.Join(err, c.Close())
 	}
-	all.Wait()
-	return errors.Join(append(errs, machine.Check())...)
+	return errors.Join(err, machine.Check())
 }
 
 // absent stands where no rank has put its word.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 func TestWorkspaceLayout(t *testing.T) {

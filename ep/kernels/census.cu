@@ -1,19 +1,18 @@
-// Census: where one rank's tokens want to go, by its selections alone.
+// Token counts: how many tokens each rank, node and expert would get, by one rank's selections alone.
 //
-// Blocks share the experts, the ranks and the nodes, and each goes through all selections. So a
-// block has the whole of what it counts: nobody adds to what another has counted, nothing has to be
-// zero before, and launches have nothing in common, in whatever streams they run and however often
-// a graph repeats them. For that selections are read once a block, all but the first time from the
-// cache that blocks share. Rows of the table are shared by their tokens, and written once.
+// Blocks divide the experts, the ranks and the nodes, and each reads all selections. So a block has the
+// whole of what it counts. Launches share no memory: nothing has to be zeroed before, and they may run in
+// any streams and graphs at once. The cost is that selections are read once a block, all but the first
+// time from the L2 cache. Rows of the table are divided by tokens, and written once.
 #include "exchange.cuh"
 
 namespace weft {
 
-// Go: censusArgs. What nobody wants is null.
+// Go: censusArgs. Outputs that are not wanted are null.
 struct Census {
 	Shape shape; // without a capacity
 	u32 tokens, ranks, nodes, per_node;
-	u32 what, zero;
+	u32 flags, zero;
 	const void *ids;		// [tokens][top-k]
 	int *rank_tokens;		// [ranks]
 	int *node_tokens;		// [nodes]
@@ -21,7 +20,7 @@ struct Census {
 	u8 *token_in_rank;		// [tokens][ranks]
 };
 
-static_assert(sizeof(Census) == WEFT_CENSUS_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Census) == WEFT_CENSUS_BYTES, "not the size of the host's struct");
 
 // SHARE is how many experts a block counts at most: the host launches as many blocks as that takes.
 // FLIGHT is how many selections a thread has on their way at once.
@@ -45,19 +44,19 @@ struct Counts {
 	u32 experts[SHARE], ranks[MAX_RANKS], nodes[MAX_RANKS];
 };
 
-// Token is what a lane knows of its token: tokens stand a power of two of lanes apart, so that the
+// TokenLane is what a lane knows of its token: tokens stand a power of two of lanes apart, so that the
 // selections of one meet in one warp.
-struct Token {
+struct TokenLane {
 	u32 t, k, width; // k: the selection of the lane; width: lanes that the token has
 };
 
 constexpr u32 NONE = 0xFFFFFFFFu;
 
 // read is a selection as memory has it, of either type; what is not there is no expert.
-template <bool WIDE_IDS> __device__ __forceinline__ uint2 read(const Census &a, const Token &o) {
+template <bool WIDE> __device__ __forceinline__ uint2 read(const Census &a, const TokenLane &o) {
 	if (o.t >= a.tokens || o.k >= a.shape.topk) return make_uint2(NONE, NONE);
 	u32 i = o.t * a.shape.topk + o.k;
-	return WIDE_IDS ? ((const uint2 *)a.ids)[i] : make_uint2(((const u32 *)a.ids)[i], 0);
+	return WIDE ? ((const uint2 *)a.ids)[i] : make_uint2(((const u32 *)a.ids)[i], 0);
 }
 
 // expert_of is the expert that a selection names; NONE for none, and for what is no expert.
@@ -67,33 +66,39 @@ __device__ __forceinline__ u32 expert_of(const Census &a, uint2 selection) {
 
 // ranks_of is the set of ranks that the token goes to, by the expert that each of its lanes has.
 // All lanes of the warp call it.
-__device__ __forceinline__ u64 ranks_of(const Census &a, const Token &o, u32 e) {
-	u64 set = e != NONE ? 1ull << rank_of(a.shape, e) : 0;
-	u32 low = (u32)set, high = (u32)(set >> 32);
+__device__ __forceinline__ RankSet ranks_of(const Census &a, const TokenLane &o, u32 e) {
+	RankSet set = RankSet::one(rank_of(a.shape, e), e != NONE);
+	u32 half[2 * RANK_WORDS];
+#pragma unroll
+	for (u32 i = 0; i < 2 * RANK_WORDS; i++) half[i] = (u32)(set.word[i / 2] >> 32 * (i % 2));
 	for (u32 by = o.width / 2; by > 0; by /= 2) {
-		low |= __shfl_xor_sync(0xFFFFFFFFu, low, by);
-		if (a.ranks > 32) high |= __shfl_xor_sync(0xFFFFFFFFu, high, by);
+#pragma unroll
+		for (u32 i = 0; i < 2 * RANK_WORDS; i++) {
+			if (i == 0 || a.ranks > 32 * i) half[i] |= __shfl_xor_sync(0xFFFFFFFFu, half[i], by);
+		}
 	}
-	return (u64)high << 32 | low;
+#pragma unroll
+	for (u32 i = 0; i < RANK_WORDS; i++) set.word[i] = (u64)half[2 * i + 1] << 32 | half[2 * i];
+	return set;
 }
 
-// Share is what a block counts, and the tokens whose rows of the table it writes.
-struct Share {
+// Part is what a block counts, and the tokens whose rows of the table it writes.
+struct Part {
 	Slice experts, ranks, nodes, tokens;
 
-	__device__ __forceinline__ explicit Share(const Census &a)
+	__device__ __forceinline__ explicit Part(const Census &a)
 		: experts(a.shape.experts), ranks(a.ranks), nodes(a.nodes), tokens(a.tokens) {}
 
 	// take counts a selection of each lane, and the tokens that a warp has. The lanes of a token
 	// share its ranks and nodes.
-	__device__ __forceinline__ void take(const Census &a, Counts &c, const Token &o, u32 e) const {
+	__device__ __forceinline__ void take(const Census &a, Counts &c, const TokenLane &o, u32 e) const {
 		if (experts.has(e)) atomicAdd(&c.experts[e - experts.first], 1);
-		u64 to = ranks_of(a, o, e), node = ~0ull >> (MAX_RANKS - a.per_node);
+		RankSet to = ranks_of(a, o, e), node = RankSet::first_ranks(a.per_node);
 		for (u32 i = o.k; i < ranks.n; i += o.width) {
 			if (holds(to, ranks.first + i)) atomicAdd(&c.ranks[i], 1);
 		}
 		for (u32 i = o.k; i < nodes.n; i += o.width) {
-			if ((to >> (nodes.first + i) * a.per_node & node) != 0) atomicAdd(&c.nodes[i], 1);
+			if (nonempty(to.down((nodes.first + i) * a.per_node) & node)) atomicAdd(&c.nodes[i], 1);
 		}
 		if (a.token_in_rank == nullptr || !tokens.has(o.t)) return;
 		for (u32 r = o.k; r < a.ranks; r += o.width) a.token_in_rank[o.t * a.ranks + r] = holds(to, r);
@@ -101,20 +106,20 @@ struct Share {
 };
 
 // count goes through all selections. All threads of the block call it.
-template <bool WIDE_IDS> __device__ __forceinline__ void count(const Census &a, Counts &c, const Share &mine) {
+template <bool WIDE> __device__ __forceinline__ void count(const Census &a, Counts &c, const Part &mine) {
 	u32 topk = a.shape.topk, width = topk > 1 ? 1u << (32 - __clz((int)topk - 1)) : 1, step = blockDim.x / width;
-	Token o = {0, threadIdx.x & (width - 1), width};
+	TokenLane o = {0, threadIdx.x & (width - 1), width};
 	for (u32 from = 0; from < a.tokens; from += FLIGHT * step) {
 		u32 first = from + threadIdx.x / width;
 		uint2 selections[FLIGHT];
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
 			o.t = first + j * step;
-			selections[j] = read<WIDE_IDS>(a, o);
+			selections[j] = read<WIDE>(a, o);
 		}
 #pragma unroll
 		for (u32 j = 0; j < FLIGHT; j++) {
-			if (from + j * step >= a.tokens) break; // nobody in the block has any
+			if (from + j * step >= a.tokens) break; // no thread of the block has any
 			o.t = first + j * step;
 			mine.take(a, c, o, expert_of(a, selections[j]));
 		}
@@ -126,7 +131,7 @@ __device__ __forceinline__ void clear(u32 *counts, Slice s) {
 	for (u32 i = threadIdx.x; i < s.n; i += blockDim.x) counts[i] = 0;
 }
 
-__device__ __forceinline__ void tell(int *out, const u32 *counts, Slice s) {
+__device__ __forceinline__ void store_counts(int *out, const u32 *counts, Slice s) {
 	if (out == nullptr) return;
 	for (u32 i = threadIdx.x; i < s.n; i += blockDim.x) out[s.first + i] = (int)counts[i];
 }
@@ -137,20 +142,20 @@ namespace weft::ep {
 
 __global__ void __launch_bounds__(THREADS) token_counts(const __grid_constant__ Census a) {
 	__shared__ Counts c;
-	Share mine(a);
+	Part mine(a);
 	clear(c.experts, mine.experts);
 	clear(c.ranks, mine.ranks);
 	clear(c.nodes, mine.nodes);
 	__syncthreads();
-	if ((a.what & WIDE) != 0) {
+	if ((a.flags & WIDE_IDS) != 0) {
 		count<true>(a, c, mine);
 	} else {
 		count<false>(a, c, mine);
 	}
 	__syncthreads();
-	tell(a.expert_selections, c.experts, mine.experts);
-	tell(a.rank_tokens, c.ranks, mine.ranks);
-	tell(a.node_tokens, c.nodes, mine.nodes);
+	store_counts(a.expert_selections, c.experts, mine.experts);
+	store_counts(a.rank_tokens, c.ranks, mine.ranks);
+	store_counts(a.node_tokens, c.nodes, mine.nodes);
 }
 
 } // namespace weft::ep

@@ -1,13 +1,13 @@
-// Combine: rows go home and are summed there. Every rank stores what it has for the others at their
-// slots; the home of a token takes its own rows where they are, awaits the rest, and adds in a
-// fixed order, in fp32, rounded once.
+// Combine through slots: each rank stores what it has for the others in slots at the home of the token.
+// The home reads its own rows where they are, waits for the rest, and adds in a fixed order in fp32,
+// rounded once.
 //
 //	exact     every selection's row goes home, to the slot of (token, k); fused multiply-adds, k
 //	          ascending, from +0 or the bias
-//	partial   a rank first sums the rows of a token, fused multiply-adds, k ascending, rounded once;
-//	          home adds the ranks' sums in rank order, or by selection: that of the token's last ones
-//	          there. Rank-major rows are the caller's sums.
-//	clerk     the last block tells every rank that this one has begun, and waits to be told
+//	partial   each rank first sums the rows that it has of a token, fused multiply-adds, k ascending,
+//	          rounded once; home adds the ranks' sums in rank order, or by selection: in the order of
+//	          the token's last selections there. Rank-major rows are the caller's sums.
+//	notify    the last block opens the operation and waits for the openings of all ranks
 #include "exchange.cuh"
 #include "sum.cuh"
 
@@ -20,23 +20,20 @@
 
 namespace weft {
 
-enum { WEIGHTED = 64 };
-
 // Go: combineArgs.
 struct Combine {
-	Group group;
 	Shape shape;
 	State *state;
 	u64 heads, home, returned; // offsets in a window
 	u64 turn_bytes;			   // of one turn of home
 	Divisor pieces, groups;	   // of a row, and of the ranks that a warp sends for at once
-	u32 row_bytes, what, tokens, biases;
+	u32 row_bytes, flags, tokens, biases;
 	u32 senders; // so many blocks send and the rest sum, where rows are their own flags; 0: all do both
 	u32 free;	 // the blocks of received rows that no one reads here any more, once this operation has begun
 	u32 first;	 // the lane's first count
 	u32 call;
-	Pair *routed;		  // [capacity][top-k]: this rank's selections
-	const Pair *landings; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
+	Pair *routed;		   // [capacity][top-k]: this rank's selections
+	const Pair *recv_rows; // [ranks][capacity][top-k]: the selections that came here, of the tokens that a source has
 	// [ranks]: how many those are; and behind them the rows that come, and of which Prepare the
 	// routing is
 	const int *sent;
@@ -45,27 +42,52 @@ struct Combine {
 	const char *bias[2];
 	// 3 turns x [capacity]: the slots of the token that were filled; and behind them, for each
 	// turn, how many tokens there were
-	u64 *filled;
+	u64 *filled;		  // filled_slots
 	u32 *credits;		  // [ranks]: the blocks that the rank had free in the last operation
 	const float *weights; // exact: [tokens][top-k]: what this rank's selections weigh from now on; or none
+	Group group;
 };
 
-static_assert(sizeof(Combine) == WEFT_COMBINE_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Combine) == WEFT_COMBINE_BYTES + WIDER, "not the size of the host's struct");
 
 constexpr bool BY_EXPERT = WEFT_FORM > 1, EXACT = WEFT_FORM == 3;
 
-// contribution is what this rank has for a token: the sum of its rows, k ascending. landing and
+// Slots are those of a token that rows of other ranks fill: one a selection, or one a rank.
+#if WEFT_FORM == 3
+typedef u32 Slots;
+#else
+typedef RankSet Slots;
+#endif
+
+// filled_slots is where it stands which slots of token t were filled in a turn.
+__device__ __forceinline__ u64 *filled_slots(const Combine &a, u32 turn, u32 t) {
+	return a.filled + (turn * a.shape.capacity + t) * RANK_WORDS;
+}
+
+__device__ __forceinline__ void load_slots(const u64 *p, RankSet &slots) {
+#pragma unroll
+	for (u32 i = 0; i < RANK_WORDS; i++) slots.word[i] = p[i];
+}
+__device__ __forceinline__ void load_slots(const u64 *p, u32 &slots) { slots = (u32)*p; }
+
+__device__ __forceinline__ void store_slots(u64 *p, const RankSet &slots) {
+#pragma unroll
+	for (u32 i = 0; i < RANK_WORDS; i++) p[i] = slots.word[i];
+}
+__device__ __forceinline__ void store_slots(u64 *p, u32 slots) { *p = slots; }
+
+// contribution is what this rank has for a token: the sum of its rows, k ascending. recv_row and
 // weight are those of the lane's selection.
-__device__ __forceinline__ uint4 contribution(const Combine &a, u32 landing, float weight, u32 at, bool here) {
+__device__ __forceinline__ uint4 contribution(const Combine &a, u32 recv_row, float weight, u32 at, bool here) {
 	constexpr u32 ROWS = 4; // in flight
 	Sum sum;
-	u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0);
+	u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0);
 	while (todo != 0) {
 		uint4 v[ROWS];
 		u32 rest = todo;
 #pragma unroll
 		for (u32 j = 0; j < ROWS; j++) {
-			u32 row = __shfl_sync(0xFFFFFFFFu, landing, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
+			u32 row = __shfl_sync(0xFFFFFFFFu, recv_row, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
 			if (rest != 0 && here) v[j] = load_once(a.y + (u64)row * a.row_bytes + at);
 			rest &= rest - 1;
 		}
@@ -81,7 +103,7 @@ __device__ __forceinline__ uint4 contribution(const Combine &a, u32 landing, flo
 
 // weight_of is what the lane's selection counts for.
 __device__ __forceinline__ float weight_of(const Batch &b, Pair p) {
-	return (b.what & WEIGHTED) != 0 ? number(p.weight) : 1.0f;
+	return (b.flags & WEIGHTED) != 0 ? number(p.weight) : 1.0f;
 }
 
 // row_at is a piece of a row of the caller's.
@@ -91,7 +113,7 @@ __device__ __forceinline__ uint4 row_at(const Combine &a, u32 row, u32 at, bool 
 
 // ---- Sending.
 
-template <bool VALUE> __device__ __forceinline__ void put16(void *p, uint4 v) {
+template <bool VALUE> __device__ __forceinline__ void put16_clean(void *p, uint4 v) {
 	if (VALUE) {
 		store_relaxed_sys16(p, clean(v));
 	} else {
@@ -101,7 +123,7 @@ template <bool VALUE> __device__ __forceinline__ void put16(void *p, uint4 v) {
 
 // Outgoing is what a lane has read of a piece of a token of each of some ranks.
 template <u32 SOURCES> struct Outgoing {
-	Pair landing[SOURCES];
+	Pair recv_row[SOURCES];
 	uint4 v[SOURCES]; // rank-major
 };
 
@@ -114,8 +136,8 @@ __device__ __forceinline__ void fetch(const Combine &a, u32 t, u32 pc, u32 group
 		u32 i = group * SOURCES + j;
 		bool there = i < a.group.ranks - 1;
 		u32 slot = (there ? next_rank(a.group, i) : 0) * a.shape.capacity + t;
-		o.landing[j] = {0, 0};
-		if (there && lane < a.shape.topk) o.landing[j] = a.landings[(u64)slot * a.shape.topk + lane];
+		o.recv_row[j] = {0, 0};
+		if (there && lane < a.shape.topk) o.recv_row[j] = a.recv_rows[(u64)slot * a.shape.topk + lane];
 		if (!BY_EXPERT) o.v[j] = row_at(a, slot, at, there && at < a.row_bytes);
 	}
 }
@@ -127,7 +149,7 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 	bool here = at < a.row_bytes;
 #pragma unroll
 	for (u32 j = 0; j < SOURCES; j++) {
-		u32 i = group * SOURCES + j, todo = __ballot_sync(0xFFFFFFFFu, o.landing[j].what != 0);
+		u32 i = group * SOURCES + j, todo = __ballot_sync(0xFFFFFFFFu, o.recv_row[j].target != 0);
 		if (i >= a.group.ranks - 1 || todo == 0) continue;
 		u32 src = next_rank(a.group, i);
 		if (holds(b.mask, src)) continue;
@@ -139,20 +161,20 @@ __device__ __forceinline__ void send_piece(const Combine &a, const Batch &b, con
 				u32 rest = todo;
 #pragma unroll
 				for (u32 q = 0; q < ROWS; q++) {
-					u32 row = __shfl_sync(0xFFFFFFFFu, o.landing[j].what, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
+					u32 row = __shfl_sync(0xFFFFFFFFu, o.recv_row[j].target, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
 					if (rest != 0 && here) v[q] = load_once(a.y + (u64)row * a.row_bytes + at);
 					rest &= rest - 1;
 				}
 #pragma unroll
 				for (u32 q = 0; q < ROWS; q++) {
 					u32 k = todo != 0 ? __ffs((int)todo) - 1 : 0;
-					if (todo != 0 && here) put16<VALUE>(home + ((u64)t * a.shape.topk + k) * a.row_bytes, v[q]);
+					if (todo != 0 && here) put16_clean<VALUE>(home + ((u64)t * a.shape.topk + k) * a.row_bytes, v[q]);
 					todo &= todo - 1;
 				}
 			}
 		} else {
-			uint4 v = BY_EXPERT ? contribution(a, o.landing[j].what, weight_of(b, o.landing[j]), at, here) : o.v[j];
-			if (here) put16<VALUE>(home + ((u64)a.group.rank * a.shape.capacity + t) * a.row_bytes, v);
+			uint4 v = BY_EXPERT ? contribution(a, o.recv_row[j].target, weight_of(b, o.recv_row[j]), at, here) : o.v[j];
+			if (here) put16_clean<VALUE>(home + ((u64)a.group.rank * a.shape.capacity + t) * a.row_bytes, v);
 		}
 	}
 }
@@ -182,7 +204,9 @@ struct Homing {
 };
 
 // had is where it stands how many tokens there were in a turn.
-__device__ __forceinline__ u64 *had(const Combine &a, u32 turn) { return a.filled + 3 * a.shape.capacity + turn; }
+__device__ __forceinline__ u64 *had(const Combine &a, u32 turn) {
+	return a.filled + 3 * a.shape.capacity * RANK_WORDS + turn;
+}
 
 // most_sent is how many tokens the source has that has the most. All lanes of a warp call it.
 __device__ __forceinline__ u32 most_sent(const Combine &a, u32 lane) {
@@ -192,8 +216,10 @@ __device__ __forceinline__ u32 most_sent(const Combine &a, u32 lane) {
 }
 
 // filled_before says which slots of a token were filled in the turn before.
-__device__ __forceinline__ u64 filled_before(const Combine &a, const Batch &b, u32 t) {
-	return a.filled[(b.turn == 0 ? 2 : b.turn - 1) * a.shape.capacity + t];
+__device__ __forceinline__ Slots filled_before(const Combine &a, const Batch &b, u32 t) {
+	Slots slots;
+	load_slots(filled_slots(a, turn_before(b.turn), t), slots);
+	return slots;
 }
 
 __device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 lane, Homing &h) {
@@ -202,7 +228,7 @@ __device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 
 	if (lane < a.shape.topk) {
 		h.routed = a.routed[(u64)t * a.shape.topk + lane];
 		if (EXACT && a.weights != nullptr) h.routed.weight = bits(a.weights[(u64)t * a.shape.topk + lane]);
-		h.own = a.landings[(u64)slot * a.shape.topk + lane];
+		h.own = a.recv_rows[(u64)slot * a.shape.topk + lane];
 	}
 	if (!BY_EXPERT) h.v = row_at(a, slot, at, at < a.row_bytes);
 }
@@ -210,7 +236,7 @@ __device__ __forceinline__ void fetch_home(const Combine &a, u32 t, u32 pc, u32 
 // in_order gives the ranks whose sums are added, in a set that first_of takes them from:
 // themselves, or the lanes of the last selections there. All lanes of a warp call both.
 #if WEFT_BY_SELECTION
-__device__ __forceinline__ u32 in_order(u64, bool takes, u32 rank, u32 lane) {
+__device__ __forceinline__ u32 in_order(const RankSet &, bool takes, u32 rank, u32 lane) {
 	u32 same = __match_any_sync(0xFFFFFFFFu, takes ? rank : MAX_RANKS);
 	return __ballot_sync(0xFFFFFFFFu, takes && same >> lane == 1);
 }
@@ -218,19 +244,20 @@ __device__ __forceinline__ u32 first_of(u32 lanes, u32 rank) {
 	return __shfl_sync(0xFFFFFFFFu, rank, __ffs((int)lanes) - 1);
 }
 #else
-__device__ __forceinline__ u64 in_order(u64 ranks, bool, u32, u32) { return ranks; }
-__device__ __forceinline__ u32 first_of(u64 ranks, u32) { return __ffsll((long long)ranks) - 1; }
+__device__ __forceinline__ RankSet in_order(const RankSet &ranks, bool, u32, u32) { return ranks; }
+__device__ __forceinline__ u32 first_of(const RankSet &ranks, u32) { return lowest(ranks); }
 #endif
 
 template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const Combine &a, const Batch &b, Wait &w,
 																		   u32 t, u32 pc, u32 lane, const Homing &h) {
 	u32 at = pc * UNIT + lane * 16, me = a.group.rank, units = a.row_bytes / 16;
 	bool here = at < a.row_bytes;
-	u32 expert = h.routed.what & 0xFFFF, rank = expert != 0 ? rank_of(a.shape, expert - 1) : 0;
+	u32 expert = h.routed.target & 0xFFFF, rank = expert != 0 ? rank_of(a.shape, expert - 1) : 0;
 	// a row of this rank's may have found no room, in a routing that is none
-	bool takes = expert != 0 && !holds(b.mask, rank) && (rank != me || h.own.what != 0);
+	bool takes = expert != 0 && !holds(b.mask, rank) && (rank != me || h.own.target != 0);
 	const char *home = b.own + a.home + b.place * a.turn_bytes + at;
-	u64 slots; // that are awaited
+	u32 lanes = 0;					 // exact: of selections that are awaited
+	RankSet ranks = RankSet::none(); // else: that are awaited
 	uint4 v[GROUP];
 	u32 unit[GROUP];
 	Sum sum;
@@ -239,15 +266,15 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const
 	if constexpr (EXACT) {
 		float weight = weight_of(b, h.routed);
 		u32 todo = __ballot_sync(0xFFFFFFFFu, takes);
-		slots = __ballot_sync(0xFFFFFFFFu, takes && rank != me);
+		lanes = __ballot_sync(0xFFFFFFFFu, takes && rank != me);
 		while (todo != 0) {
 			u32 rest = todo, need = 0;
 			u64 peers = 0;
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
 				u32 k = rest != 0 ? __ffs((int)rest) - 1 : 0;
-				u32 row = __shfl_sync(0xFFFFFFFFu, h.own.what, k) - 1;
-				bool far = (slots >> k & 1) != 0;
+				u32 row = __shfl_sync(0xFFFFFFFFu, h.own.target, k) - 1;
+				bool far = (lanes >> k & 1) != 0;
 				peers |= (u64)__shfl_sync(0xFFFFFFFFu, rank, k) << 8 * j;
 				unit[j] = (t * a.shape.topk + k) * units;
 				if (rest != 0 && here && far) need |= 1u << j;
@@ -263,57 +290,60 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void sum_piece(const
 			}
 		}
 	} else {
-		slots = union_of(takes ? 1ull << rank : 0);
-		auto todo = in_order(slots, takes, rank, lane);
-		slots &= ~(1ull << me);
+		ranks = union_of(RankSet::one(rank, takes));
+		auto todo = in_order(ranks, takes, rank, lane);
+		ranks = ranks & ~RankSet::one(me);
 		uint4 mine = h.v;
-		if (BY_EXPERT) mine = contribution(a, h.own.what, weight_of(b, h.own), at, here);
-		while (todo != 0) {
+		if (BY_EXPERT) mine = contribution(a, h.own.target, weight_of(b, h.own), at, here);
+		while (nonempty(todo)) {
 			auto rest = todo;
 			u64 peers = 0;
 			u32 need = 0;
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
-				u32 r = rest != 0 ? first_of(rest, rank) : me;
+				u32 r = nonempty(rest) ? first_of(rest, rank) : me;
 				unit[j] = (r * a.shape.capacity + t) * units;
 				peers |= (u64)r << 8 * j;
 				if (r != me && here) need |= 1u << j;
 				if (r == me) v[j] = mine;
-				rest &= rest - 1;
+				drop_lowest(rest);
 			}
 			gather<VALUE, GROUP>(w, home, unit, need, peers, v);
 #pragma unroll
 			for (u32 j = 0; j < GROUP; j++) {
-				if (todo != 0 && here) sum.take(v[j], 1.0f);
-				todo &= todo - 1;
+				if (nonempty(todo) && here) sum.take(v[j], 1.0f);
+				drop_lowest(todo);
 			}
 		}
 	}
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 	if (w.over) return;
 	if (here) store16(a.out + (u64)t * a.row_bytes + at, sum.round());
-	if (VALUE && pc == 0 && lane == 0) a.filled[b.turn * a.shape.capacity + t] = slots;
+	if (VALUE && pc == 0 && lane == 0) {
+		u64 *filled = filled_slots(a, b.turn, t);
+		if (EXACT) {
+			store_slots(filled, lanes);
+		} else {
+			store_slots(filled, ranks);
+		}
+	}
 	if (EXACT && a.weights != nullptr && pc == 0 && lane < a.shape.topk)
 		a.routed[(u64)t * a.shape.topk + lane].weight = h.routed.weight;
 }
 
 // refill makes the slots of a token, of the turn before, ready for the next but one.
-__device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, u32 pc, u32 lane, u64 slots) {
+__device__ __forceinline__ void refill(const Combine &a, const Batch &b, u32 t, u32 pc, u32 lane, Slots slots) {
 	u32 before = b.turn == 0 ? 2 : b.turn - 1, at = pc * UNIT + lane * 16;
 	if (at >= a.row_bytes) return;
 	char *home = b.own + a.home + before * a.turn_bytes + at;
-	for (; slots != 0; slots &= slots - 1) {
-		u32 j = __ffsll((long long)slots) - 1;
+	for (; nonempty(slots); drop_lowest(slots)) {
+		u32 j = lowest(slots);
 		u64 slot = EXACT ? (u64)t * a.shape.topk + j : (u64)j * a.shape.capacity + t;
 		store16(home + slot * a.row_bytes, empty16());
 	}
 }
 
-// ---- The clerk.
-
-__device__ __forceinline__ u64 head_at(const Combine &a, u32 turn, u32 src) {
-	return a.heads + ((u64)turn * a.group.ranks + src) * 16;
-}
+// ---- The notify block.
 
 // open_batch reads what every block has to know. False: the operation is refused.
 __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Count &count, u32 stopped) {
@@ -324,36 +354,25 @@ __device__ __forceinline__ bool open_batch(const Combine &a, Batch &b, const Cou
 	return false;
 }
 
-__device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
-	bool send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0;
+__device__ __forceinline__ void notify(const Combine &a, Batch &b) {
+	bool send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0;
 	Count count = *count_of(a.state, a.first + blockIdx.x);
-	u32 stopped = a.state->stopped, call = by_routing(a.call, (u32)a.sent[a.group.ranks + 1]);
-	b.mask = a.state->mask;
+	u32 stopped = a.state->stopped, call = call_tag(a.call, (u32)a.sent[a.group.ranks + 1]);
+	b.mask = a.state->mask();
 	if (!open_batch(a, b, count, stopped)) return;
-	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
-	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x) {
-		if (holds(b.mask, r)) continue;
-		store_relaxed_sys16(a.group.window[r] + head_at(a, b.turn, a.group.rank),
-							make_uint4(a.tokens, a.free, call, 0));
-	}
+	for (u32 r = threadIdx.x; send && r < a.group.ranks; r += blockDim.x)
+		announce(a.group, b.mask, a.heads, b.turn, r, call, a.tokens, a.free);
 	if (receive && threadIdx.x < 32) {
-		count_waits(w, b.mask, [&](u32 src) { return full(load_relaxed_sys16(b.own + head_at(a, b.turn, src))); });
-		for (u32 src = threadIdx.x; src < a.group.ranks; src += 32) {
-			store16(b.own + head_at(a, before, src), empty16());
-			if (holds(b.mask, src)) continue;
-			uint4 head = await16(w, src, b.own + head_at(a, b.turn, src));
-			if (!w.over && head.z != call) w.give_up(src, CAUSE_MISMATCH, call, head.z);
-			a.credits[src] = head.y;
-		}
-		__syncwarp();
-		// Every rank's blocks run, for their clerks are the last, so this kernel ends whatever room
+		await_peers(w, b.own, b.mask, a.heads, b.turn, call,
+					[&](u32 src, uint4 opening) { a.credits[src] = opening.y; });
+		// Every rank's blocks run, for notify blocks are the last, so this kernel ends whatever room
 		// the next one's take.
 		let_next_start();
 	}
 	if (receive) {
 		for (u32 t = a.tokens + threadIdx.x; t < a.shape.capacity; t += blockDim.x)
-			a.filled[b.turn * a.shape.capacity + t] = 0;
+			store_slots(filled_slots(a, b.turn, t), Slots{});
 		if (threadIdx.x == 0) *had(a, b.turn) = a.tokens;
 	}
 	leave(a.state, b.epoch, b.turn, receive, a.first);
@@ -361,8 +380,8 @@ __device__ __forceinline__ void clerk(const Combine &a, Batch &b) {
 
 // ---- The others.
 
-// Part is what a warp sends at once: a piece of a token, for a group of ranks if a step of the walk
-// has to do with one of them; else for all, one after another.
+// Part is what a warp sends at once: a piece of a token, for one group of ranks if each step of the walk
+// is for one group; else for all groups in turn.
 struct Part {
 	u32 t, pc, group;
 
@@ -376,16 +395,16 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 	// For so many a warp sends at once. By expert it has to read rows one after another for each.
 	constexpr u32 SOURCES = BY_EXPERT || GROUP <= 2 ? 1 : GROUP <= 4 ? 3 : 4; // Go: combineGroups
 	u32 lane = threadIdx.x & 31, groups = a.groups.by, end = a.tokens * a.pieces.by;
-	bool sends = (b.what & SEND) != 0, sums = (b.what & RECEIVE) != 0;
+	bool sends = (b.flags & SEND) != 0, sums = (b.flags & RECEIVE) != 0;
 
 	// The state is read, and what is to be sent and the first that is to be summed are on their
 	// way, before anything is known.
 	Count count = *count_of(a.state, a.first + blockIdx.x);
 	u32 stopped = a.state->stopped;
-	b.mask = a.state->mask;
+	b.mask = a.state->mask();
 	Windows windows(a.group);
-	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where
-	// much is sent, others sum.
+	// Stores to peers fill the SM's queue, and its next loads wait behind them. So where much is sent,
+	// other blocks sum.
 	bool apart = VALUE && sends && sums && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, summers = apart ? b.blocks - senders : b.blocks;
 	Walk k = VALUE ? Walk::spread(a.shape.capacity * a.pieces.by * groups, 0, senders)
@@ -403,14 +422,14 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 		fetch_home(a, p.t, p.pc, lane, home);
 	}
 	if (!open_batch(a, b, count, stopped)) return;
-	let_next_start(); // once the clerk does
+	let_next_start(); // once the notify block does
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, OP_COMBINE, b.epoch + 1);
 
 	// The handle may be made for far more tokens than anybody has. What is beyond this rank's own
 	// is looked at once it is known that there is something.
 	u32 per = a.pieces.by * (VALUE ? groups : 1), bound = a.tokens * per;
-	u64 filled = 0;
+	Slots filled = {};
 	if (VALUE && sums && at.at < at.end) filled = filled_before(a, b, Part(a, at.at, false).t);
 	for (u32 i = k.at; i < k.end; i += k.step) {
 		if (i >= bound) {
@@ -454,7 +473,7 @@ template <bool VALUE, u32 GROUP> __device__ __forceinline__ void work(const Comb
 			if (i >= at.end) break;
 		}
 		Part p(a, i, false), q(a, i + at.step, false);
-		u64 old = filled;
+		Slots old = filled;
 		Homing h = home;
 		if (VALUE && i + at.step < at.end) filled = filled_before(a, b, q.t);
 		if (i + at.step < end) fetch_home(a, q.t, q.pc, lane, home);
@@ -470,10 +489,10 @@ template <bool VALUE, u32 GROUP, bool FUSED> __device__ __forceinline__ void com
 	wait_for_previous();
 	Batch b;
 	b.blocks = gridDim.x - 1;
-	b.what = FUSED ? a.what | SEND | RECEIVE : a.what;
+	b.flags = FUSED ? a.flags | SEND | RECEIVE : a.flags;
 	b.own = a.group.window[a.group.rank];
 	if (blockIdx.x == b.blocks) {
-		clerk(a, b);
+		notify(a, b);
 	} else {
 		work<VALUE, GROUP>(a, b);
 	}

@@ -1,11 +1,11 @@
-// Copy: what has arrived, from the handle's memory to the caller's. How many rows there are stands
-// in this GPU's memory alone, so the kernel goes by that: it moves the rows that are there, and
-// leaves what lies between and behind them as it is.
+// Copy: received rows from the handle's memory to the caller's. How many rows there are is known in this
+// GPU's memory alone, and the kernel reads it there. It moves the rows that there are, and leaves what
+// is between and behind them unchanged.
 //
 // Rows stand in zones, in each from its front: an expert's, or packed rows, which are one zone.
-// Rank-major rows stand in zones of their sources, with gaps where a token has no expert here.
-// Warps take pieces of rows in turn, and then scales, a few of some rows at a time, which may
-// change their order on the way. Nothing is waited for but the kernel before.
+// Rank-major rows stand in zones of their sources, with gaps where a token has no expert here. Warps
+// take pieces of rows in turn, and then scales, a few of some rows at a time, which may change their
+// order. The kernel waits for nothing but the kernel before.
 #include "describe.cuh"
 
 namespace weft {
@@ -47,7 +47,7 @@ struct Copy {
 	List lists[LISTS];
 };
 
-static_assert(sizeof(Copy) == WEFT_COPY_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Copy) == WEFT_COPY_BYTES, "not the size of the host's struct");
 
 // FLIGHT is how many units a piece has, which a warp has on their way at once. A share of scales is
 // SHARE words of 32 rows.
@@ -102,7 +102,7 @@ __device__ __forceinline__ void copy_row(const Copy &a, const Zones &z, u32 item
 	}
 	if (a.gaps != 0) {
 		u32 k = a.described.shape.topk;
-		bool here = lane < k && a.described.landings[(u64)row * k + lane].what != 0;
+		bool here = lane < k && a.described.recv_rows[(u64)row * k + lane].target != 0;
 		if (!__any_sync(ALL, here)) return;
 	}
 #pragma unroll

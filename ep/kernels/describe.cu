@@ -5,7 +5,7 @@
 
 namespace weft {
 
-static_assert(sizeof(Describe) == WEFT_DESCRIBE_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Describe) == WEFT_DESCRIBE_BYTES, "not the size of the host's struct");
 
 // Go: weighArgs.
 struct Weigh {
@@ -17,7 +17,7 @@ struct Weigh {
 	int *ids;
 };
 
-static_assert(sizeof(Weigh) == WEFT_WEIGH_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Weigh) == WEFT_WEIGH_BYTES, "not the size of the host's struct");
 
 } // namespace weft
 
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(256) describe(const __grid_constant__ Describe
 __global__ void __launch_bounds__(256) weigh(const __grid_constant__ Weigh a) {
 	for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x) {
 		if (a.weights != nullptr) a.home[i].weight = bits(a.weights[i]);
-		if (a.ids != nullptr) a.ids[i] = (int)(a.home[i].what & 0xFFFF) - 1;
+		if (a.ids != nullptr) a.ids[i] = (int)(a.home[i].target & 0xFFFF) - 1;
 	}
 }
 

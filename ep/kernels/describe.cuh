@@ -1,20 +1,19 @@
-// What a routing says of the rows that came here: for those who ask, and for those who have it
-// beside their copies of the rows.
+// What a routing knows of the received rows: for callers who ask, and for those who copy the rows.
 #pragma once
 #include "exchange.cuh"
 
 namespace weft {
 
-// Go: describeArgs. What nobody wants is null.
+// Go: describeArgs. Outputs that are not wanted are null.
 struct Describe {
 	Shape shape;
 	u32 ranks, by_expert;
-	const Pair *landings;  // [ranks][capacity][top-k], of the tokens that a source has
-	const int *sent;	   // [ranks]: how many those are
-	const u32 *arrivals;   // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
-	int *tokens, *sources; // [rows]
-	int *selections;	   // [rows], by expert
-	float *weights;		   // the same
+	const Pair *recv_rows;	// [ranks][capacity][top-k], of the tokens that a source has
+	const int *sent;		// [ranks]: how many those are
+	const u32 *recv_tokens; // [ranks][capacity]: row + 1, for rows that are neither by expert nor at their slots
+	int *tokens, *sources;	// [rows]
+	int *selections;		// [rows], by expert
+	float *weights;			// the same
 	// For one row a token.
 	int *experts;		   // [rows][top-k]
 	float *expert_weights; // [rows][top-k]
@@ -23,7 +22,7 @@ struct Describe {
 // came says whether a token has a row here that is not by expert.
 __device__ __forceinline__ bool came(const Describe &a, u32 slot) {
 	bool any = false;
-	for (u32 k = 0; k < a.shape.topk; k++) any |= a.landings[(u64)slot * a.shape.topk + k].what != 0;
+	for (u32 k = 0; k < a.shape.topk; k++) any |= a.recv_rows[(u64)slot * a.shape.topk + k].target != 0;
 	return any;
 }
 
@@ -34,20 +33,20 @@ __device__ __forceinline__ void describe(const Describe &a) {
 	for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
 		u32 slot = (u32)(i / a.shape.topk), source = slot / a.shape.capacity, token = slot % a.shape.capacity;
 		if (token >= (u32)a.sent[source]) continue;
-		Pair p = a.landings[i];
-		if (p.what == 0 && (a.by_expert != 0 || !came(a, slot))) continue;
-		u32 row = a.by_expert != 0 ? p.what - 1 : a.arrivals != nullptr ? a.arrivals[slot] - 1 : slot;
+		Pair p = a.recv_rows[i];
+		if (p.target == 0 && (a.by_expert != 0 || !came(a, slot))) continue;
+		u32 row = a.by_expert != 0 ? p.target - 1 : a.recv_tokens != nullptr ? a.recv_tokens[slot] - 1 : slot;
 		// Selections of one token by rank say the same here.
 		if (a.tokens != nullptr) a.tokens[row] = (int)token;
 		if (a.sources != nullptr) a.sources[row] = (int)source;
-		float weight = p.what != 0 ? number(p.weight) : 0;
+		float weight = p.target != 0 ? number(p.weight) : 0;
 		if (a.by_expert != 0) {
 			if (a.selections != nullptr) a.selections[row] = (int)(i % a.shape.topk);
 			if (a.weights != nullptr) a.weights[row] = weight;
 			continue;
 		}
 		u64 at = (u64)row * a.shape.topk + i % a.shape.topk;
-		if (a.experts != nullptr) a.experts[at] = (int)p.what - 1;
+		if (a.experts != nullptr) a.experts[at] = (int)p.target - 1;
 		if (a.expert_weights != nullptr) a.expert_weights[at] = weight;
 	}
 }

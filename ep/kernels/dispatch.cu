@@ -1,18 +1,19 @@
-// Dispatch: rows go to the ranks of their experts, once to each, and are spread over the experts'
-// zones on arrival. Routing travels beside them, so that one exchange does the work of prepare and
-// dispatch; or alone, which is prepare; or rows travel by a routing that is known.
+// Dispatch through slots: each row goes once to each rank that has an expert for it, into a slot. The
+// receiving rank copies it to the rows of its experts. Routing travels beside the rows, so one exchange
+// does the work of prepare and dispatch. A launch may also move routing alone, which is a prepare, or
+// rows alone, by a routing that is known.
 //
-//	send     a warp takes a piece of a token's row and stores it at every rank that has an expert for
-//	         it, at a slot that only the token's number decides. The token's record, where every
-//	         selection goes, is stored at every rank: for few tokens by the clerk, for rows by expert by
-//	         some blocks that number the selections, else by the warp of the first piece.
-//	clerks   the last block says that the rank has begun and hears the others; it counts and describes
-//	         as well, or where counts travel the block before: clerk.cuh
-//	receive  a warp takes a piece of a slot. The row of a selection is its expert's zone + the
-//	         selections of the sources before + its number at its source.
+//	send      a warp takes a piece of a token's row and stores it at every rank that has an expert for
+//	          it, in the slot of the token's index. The token's record says where all its selections go,
+//	          and is stored at every rank: for few tokens by the notify block, for rows by expert by the
+//	          metadata blocks, else by the warp of the first piece.
+//	notify    the last block opens the operation and waits for the openings of all ranks; it counts and
+//	          describes what comes, or where counts travel the block before it does: notify.cuh
+//	receive   a warp takes a piece of a slot. A selection's row is the first of its expert's zone + the
+//	          selections of the lower ranks + its index at its source.
 //
-// In the direct form senders store rows where the caller reads them, and receiving is waiting.
-#include "clerk.cuh"
+// With IN_PLACE senders store rows where the caller reads them, and to receive is to wait.
+#include "notify.cuh"
 
 namespace weft {
 
@@ -48,7 +49,7 @@ template <u32 UNITS> struct Fetched {
 // fetch reads a piece. Nothing here waits, nor depends on the state.
 template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, const Batch &b, Divisor pieces, u32 i,
 														   u32 lane, Fetched<UNITS> &f) {
-	bool move = (b.what & MOVE) != 0;
+	bool move = (b.flags & MOVE) != 0;
 	u32 pc, t = pieces.quotient(i, pc);
 	f.item = {t, pc};
 	f.choice = {EMPTY, EMPTY};
@@ -56,7 +57,7 @@ template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, co
 	if (lane < a.shape.topk) {
 		u64 at = (u64)t * a.shape.topk + lane;
 		f.choice = choose(a, b, at);
-		if (pc == 0 && (b.what & ROUTE) != 0 && a.weights != nullptr) f.weight = bits(a.weights[at]);
+		if (pc == 0 && (b.flags & ROUTE) != 0 && a.weights != nullptr) f.weight = bits(a.weights[at]);
 	}
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
@@ -76,26 +77,26 @@ template <u32 UNITS> __device__ __forceinline__ void fetch(const Dispatch &a, co
 #endif
 }
 
-// stays says that this rank's own rows do not go through slots: rank-major rows are stored where
-// they belong when they are sent, and rows by expert are taken from the caller's when their place
-// is known, if they need no work again and are sure to be there still.
+// stays says that this rank's own rows do not go through slots. Rank-major rows are stored in their
+// final rows when they are sent. Rows by expert are read from the caller's tensor once their rows are
+// known, unless they would be quantised twice or the caller may have changed them since.
 template <bool VALUE> __device__ __forceinline__ bool stays(const Batch &b) {
-	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.what & (SEND | RECEIVE)) == (SEND | RECEIVE)));
+	return VALUE && (!BY_EXPERT || (WEFT_QUANTIZE == 0 && (b.flags & (SEND | RECEIVE)) == (SEND | RECEIVE)));
 }
 
 // is_direct says whether senders store rows in their final place.
 template <bool VALUE> __device__ __forceinline__ bool is_direct(const Batch &b) {
-	return !VALUE && !BY_EXPERT && (b.what & DIRECT) != 0;
+	return !VALUE && !BY_EXPERT && (b.flags & IN_PLACE) != 0;
 }
 
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void
 send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, const Fetched<UNITS> &f, bool records) {
-	bool move = (b.what & MOVE) != 0, direct = is_direct<VALUE>(b);
+	bool move = (b.flags & MOVE) != 0, direct = is_direct<VALUE>(b);
 	u32 t = f.item.t, pc = f.item.pc, e = expert_of(a, b, f.choice);
-	u64 to = union_of(e != 0 ? 1ull << rank_of(a.shape, e - 1) : 0) & ~b.mask;
+	RankSet to = union_of(RankSet::one(rank_of(a.shape, e - 1), e != 0)) & ~b.mask;
 	// The record is small, and is awaited first.
 	if (pc == 0 && records)
-		send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? number_of(a, b, t, e, lane) : 0, lane);
+		send_record(a, b, windows, t, e, f.weight, BY_EXPERT ? index_of(a, b, t, e, lane) : 0, lane);
 	u32 row = a.group.rank * a.shape.capacity + t;
 	u64 slot = direct ? a.direct + (u64)row * a.row_bytes : a.rows + b.place * a.turn_bytes + (u64)row * a.slot_bytes;
 	u64 beside = direct ? a.direct_scales : slot + a.row_bytes;
@@ -106,7 +107,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 		int scale[UNITS];
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
-			v[u] = quantize(b.what, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes,
+			v[u] = quantize(b.flags, f.raw[u], pc * UNITS + u, lane, (pc * UNITS + u) * UNIT + lane * 16 < a.row_bytes,
 							word[u], scale[u]);
 		}
 #else
@@ -133,7 +134,7 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 			if (scales) a.out_scales[scale_at(a, row, w)] = word;
 #endif
 		}
-		if (stays<VALUE>(b)) to &= ~(1ull << a.group.rank);
+		if (stays<VALUE>(b)) to = to & ~RankSet::one(a.group.rank);
 		u32 from; // not every token's round begins with the same rank, so that all ways out are used at any time
 		a.ranks.quotient(a.group.rank + t, from);
 #pragma unroll 1
@@ -171,8 +172,8 @@ send_piece(const Dispatch &a, const Batch &b, const Windows &windows, u32 lane, 
 
 // ---- Receiving.
 
-// Piece is a piece of a slot that is being received.
-template <u32 UNITS> struct Piece {
+// SlotPiece is a piece of a slot that is being received.
+template <u32 UNITS> struct SlotPiece {
 	u32 src, t, pc, slot;
 	const char *row;
 	u32 tail;		// the last 16 bytes of the piece, in the row
@@ -194,7 +195,7 @@ template <u32 UNITS> struct Piece {
 
 // store_row puts a piece of a row where it belongs.
 template <u32 UNITS>
-__device__ __forceinline__ void store_row(const Dispatch &a, const Piece<UNITS> &p, char *row, u32 lane) {
+__device__ __forceinline__ void store_row(const Dispatch &a, const SlotPiece<UNITS> &p, char *row, u32 lane) {
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
 		if (p.at(u, lane) < a.row_bytes) store16(row + p.at(u, lane), p.v[u]);
@@ -202,25 +203,25 @@ __device__ __forceinline__ void store_row(const Dispatch &a, const Piece<UNITS> 
 }
 
 template <u32 UNITS>
-__device__ __forceinline__ void store_rows(const Dispatch &a, const Piece<UNITS> &p, u32 landing, u32 lane) {
+__device__ __forceinline__ void store_rows(const Dispatch &a, const SlotPiece<UNITS> &p, u32 recv_row, u32 lane) {
 	if constexpr (!BY_EXPERT) {
 		store_row(a, p, a.out + (u64)p.slot * a.row_bytes, lane);
 	} else {
-		for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
-			u32 row = __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1;
+		for (u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0); todo != 0; todo &= todo - 1) {
+			u32 row = __shfl_sync(0xFFFFFFFFu, recv_row, __ffs((int)todo) - 1) - 1;
 			store_row(a, p, a.out + (u64)row * a.row_bytes, lane);
 		}
 	}
 }
 
 // store_scale puts a word of scales, of which every lane may have one, where it belongs.
-__device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 landing, bool here, u32 w, u32 word) {
+__device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 recv_row, bool here, u32 w, u32 word) {
 	if constexpr (!BY_EXPERT) {
 		if (here) a.out_scales[scale_at(a, slot, w)] = word;
 	} else {
-		u64 first = scale_at(a, landing - 1, 0); // each lane's, so that no row takes more than another's
+		u64 first = scale_at(a, recv_row - 1, 0); // each lane's, so that no row takes more than another's
 		u32 *to = a.out_scales + (u64)w * a.scale_word;
-		for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
+		for (u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0); todo != 0; todo &= todo - 1) {
 			u64 row = __shfl_sync(0xFFFFFFFFu, first, __ffs((int)todo) - 1);
 			if (here) to[row] = word;
 		}
@@ -229,8 +230,8 @@ __device__ __forceinline__ void store_scale(const Dispatch &a, u32 slot, u32 lan
 
 // refill makes a slot of the turn before ready for the next but one: its record, and its row if it
 // was filled.
-template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, const Batch &b, const Piece<UNITS> &p,
-															u32 lane, bool filled) {
+template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, const Batch &b,
+															const SlotPiece<UNITS> &p, u32 lane, bool filled) {
 	u32 before = b.turn == 0 ? 2 : b.turn - 1;
 	if (p.pc == 0 && lane < a.shape.topk) {
 		u64 at = a.records +
@@ -247,29 +248,28 @@ template <u32 UNITS> __device__ __forceinline__ void refill(const Dispatch &a, c
 	if (lane < a.piece_words && w < a.scale_words) ((u32 *)(row + a.row_bytes))[w] = EMPTY;
 }
 
-// tabled says that what the sources select of the local experts is in a table in shared memory,
-// which the last warp of a block fills while the others send and await rows.
+// tabled says that a table in shared memory has how often each source selects each local expert. The
+// last warp of a block fills it while the others send and wait for rows.
 __device__ __forceinline__ bool tabled(const Dispatch &a, const Batch &b) {
 	return BY_EXPERT && !from_records(b) && (a.group.ranks - 1) * a.shape.local <= WORDS;
 }
 
-// at_once says that a slot's landing follows from what is there when the slot is: else rows come
-// long after their records.
+// at_once says that a slot's row is known as soon as its record is there. Else counts come later.
 __device__ __forceinline__ bool at_once(const Dispatch &a, const Batch &b) { return from_records(b) || tabled(a, b); }
 
 // eager says that so little comes that every lane polls its own part of a piece.
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ bool eager(const Dispatch &a, const Batch &b) {
-	return VALUE && UNITS == 1 && (b.few || a.shape.capacity <= EAGER) && (b.what & MOVE) != 0 && at_once(a, b);
+	return VALUE && UNITS == 1 && (b.few || a.shape.capacity <= EAGER) && (b.flags & MOVE) != 0 && at_once(a, b);
 }
 
-// Landing is where a lane's selection stands here. By expert it is known only with the selections
+// RecvRow is where a lane's selection stands here. By expert it is known only with the selections
 // of the sources before: with their records where there are few, a record a lane, which all lanes
 // compare with their own; or with their counts.
-struct Landing {
+struct RecvRow {
 	u32 row; // + 1, or for rank-major the local expert + 1; 0 if it is another rank's
 	u32 e;	 // expert + 1
 
-	__device__ __forceinline__ Landing(const Dispatch &a, uint2 record) {
+	__device__ __forceinline__ RecvRow(const Dispatch &a, uint2 record) {
 		u32 le = (record.x & 0xFFFF) - 1 - a.group.rank * a.shape.local;
 		e = record.x & 0xFFFF;
 		row = le < a.shape.local ? (BY_EXPERT ? le * a.zone.by + (record.x >> 16) : le) + 1 : 0;
@@ -288,9 +288,9 @@ struct Landing {
 		u32 rest, from = a.selections.quotient(i, rest);
 		if (from >= src || holds(b.mask, from)) return 0;
 		u32 tokens = tokens_of(a, b, from);
-		u32 what =
+		u32 target =
 			load_relaxed_sys4(b.own + a.records + ((u64)b.turn * a.group.ranks * a.selections.by + i) * sizeof(Pair));
-		return tokens != EMPTY && rest >= tokens * a.shape.topk ? 0 : what == EMPTY ? EMPTY : what & 0xFFFF;
+		return tokens != EMPTY && rest >= tokens * a.shape.topk ? 0 : target == EMPTY ? EMPTY : target & 0xFFFF;
 	}
 
 	// pass adds those of 32 earlier selections, one of each lane, that are of this lane's expert.
@@ -351,9 +351,9 @@ __device__ __forceinline__ void fill_table(const Dispatch &a, const Batch &b, Wa
 	if (!w.over) barrier_arrive(table_ready());
 }
 
-// pass_table adds what the sources before select of a lane's expert, by the table. Whoever fills it
-// bounds the wait, and says for whom it was.
-__device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, Landing &l) {
+// pass_table adds, for this lane's expert, the selections of lower ranks from the shared table. The
+// filling warp enforces the deadline and names the late peer.
+__device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, RecvRow &l) {
 	while (!__all_sync(0xFFFFFFFFu, barrier_done(table_ready(), 0))) {
 		if ((++w.polls & 63) == 0 && load_relaxed_gpu4(&a.state->stopped) != 0) w.over = true;
 		if (__any_sync(0xFFFFFFFFu, w.over)) {
@@ -369,7 +369,7 @@ __device__ __forceinline__ void pass_table(const Dispatch &a, Wait &w, u32 src, 
 
 // pass_counts adds what the sources before select of a lane's expert, by their counts, and awaits
 // the end of the piece.
-__device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, Wait &w, u32 src, Landing &l, bool polls,
+__device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, Wait &w, u32 src, RecvRow &l, bool polls,
 											const char *end_at) {
 	constexpr u32 FLIGHT = 4; // counts that a lane awaits at once
 	u32 le = l.e - 1 - a.group.rank * a.shape.local, from = 0, to = l.row != 0 ? src : 0;
@@ -400,17 +400,17 @@ __device__ __forceinline__ void pass_counts(const Dispatch &a, const Batch &b, W
 	}
 }
 
-// await_piece polls for a slot's record and for what else its landing follows from and, where rows
-// are their own flags, for the end of the piece. It gives the lane's landing.
+// await_piece polls for a slot's record and for what else its recv_row follows from and, where rows
+// are their own flags, for the end of the piece. It gives the lane's recv_row.
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(const Dispatch &a, const Batch &b, Wait &w,
-																			Piece<UNITS> &p, u32 lane, bool own) {
+																			SlotPiece<UNITS> &p, u32 lane, bool own) {
 	u32 first = a.group.rank * a.shape.local, before = BY_EXPERT && b.few ? p.src * a.selections.by : 0;
 	const char *rp = b.own + a.records +
 					 (((u64)b.turn * a.group.ranks * a.shape.capacity + p.slot) * a.shape.topk + lane) * sizeof(Pair);
 	uint2 record = make_uint2(0, 0);
 	// One lane polls for the piece, so that the others do not slow what is on its way. Where little
 	// is, all do, for their words of scales too, and need not look again.
-	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.what & MOVE) != 0 &&
+	bool all = eager<VALUE, UNITS>(a, b), polls = VALUE && !own && (b.flags & MOVE) != 0 &&
 												  (all ? p.at(0, lane) < a.row_bytes : lane == p.tail % UNIT / 16);
 	bool together = at_once(a, b);
 	const char *pp = all ? p.row + p.at(0, lane) : p.row + p.tail, *sp = p.scale_in(a, lane);
@@ -422,35 +422,35 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ u32 await_piece(cons
 		if (polls && together) end = load_relaxed_sys16(pp);
 		if (scales) p.word = load_relaxed_sys4(sp);
 		u32 count = tokens_of(a, b, p.src);
-		if (lane < before) earlier = Landing::earlier(a, b, p.src, lane);
+		if (lane < before) earlier = RecvRow::earlier(a, b, p.src, lane);
 		if (all && !own) p.v[0] = end;
 		bool mine = (record.x & 0xFFFF) - 1 - first < a.shape.local;
 		bool known = __all_sync(0xFFFFFFFFu, full(record) && earlier != EMPTY), any = __any_sync(0xFFFFFFFFu, mine),
 			 there = __all_sync(0xFFFFFFFFu, full(end));
 		if (known && (there || !any)) break;
-		// The number of tokens lies elsewhere, and may be here first.
+		// The number of tokens is in the opening, which may arrive first.
 		count = __shfl_sync(0xFFFFFFFFu, count, 0);
 		p.absent = count != EMPTY && p.t >= count;
-		u32 peer = before != 0 ? Landing::missing(a, p.src, earlier) : p.src;
+		u32 peer = before != 0 ? RecvRow::missing(a, p.src, earlier) : p.src;
 		if (!p.absent && !__all_sync(0xFFFFFFFFu, w.more(peer, 1, 0))) {
 			w.over = true;
 			return 0;
 		}
 	}
 	if (p.absent) record = make_uint2(0, 0);
-	Landing landing(a, record);
-	if (before != 0) landing.pass(earlier, lane);
-	if (tabled(a, b) && __any_sync(0xFFFFFFFFu, landing.row != 0)) pass_table(a, w, p.src, landing);
-	if (!together) pass_counts(a, b, w, p.src, landing, polls, pp);
-	landing.keep(a);
+	RecvRow recv_row(a, record);
+	if (before != 0) recv_row.pass(earlier, lane);
+	if (tabled(a, b) && __any_sync(0xFFFFFFFFu, recv_row.row != 0)) pass_table(a, w, p.src, recv_row);
+	if (!together) pass_counts(a, b, w, p.src, recv_row, polls, pp);
+	recv_row.keep(a);
 	if (p.pc == 0 && lane < a.shape.topk)
-		a.landings[(u64)p.slot * a.shape.topk + lane] = {landing.row, landing.row != 0 ? record.y : 0};
-	return landing.row;
+		a.recv_rows[(u64)p.slot * a.shape.topk + lane] = {recv_row.row, recv_row.row != 0 ? record.y : 0};
+	return recv_row.row;
 }
 
 // await_units gives this lane's 16 bytes of every unit, all in flight together.
 template <u32 UNITS>
-__device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, Piece<UNITS> &p, u32 lane) {
+__device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, SlotPiece<UNITS> &p, u32 lane) {
 	u32 need = 0;
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) need |= p.at(u, lane) < a.row_bytes ? 1u << u : 0;
@@ -469,21 +469,22 @@ __device__ __forceinline__ void await_units(const Dispatch &a, Wait &w, Piece<UN
 
 // await_rows returns when a block of src has sent its share: seen has the sources of which this
 // warp knows.
-__device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wait &w, u32 src, u32 lane, u64 &seen) {
+__device__ __forceinline__ void await_rows(const Dispatch &a, const Batch &b, Wait &w, u32 src, u32 lane,
+										   RankSet &seen) {
 	if (holds(seen, src)) return;
 	if (lane == 0) await_epoch(w, src, b.own + a.arrived + ((u64)src * b.blocks + blockIdx.x) * 4, (u32)b.epoch + 1);
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 	__syncwarp(); // what lane 0 has acquired, all have
-	seen |= 1ull << src;
+	seen = seen | RankSet::one(src);
 }
 
 // receive_piece leaves early, with w.over on every lane, if a wait gave up. filled says that the
 // slot of the turn before was, and former that nothing is to come.
-template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b,
-																			   Wait &w, u32 src, Item item, u32 lane,
-																			   bool filled, bool former, u64 &seen) {
-	bool move = (b.what & MOVE) != 0, route = (b.what & ROUTE) != 0;
-	Piece<UNITS> p;
+template <bool VALUE, u32 UNITS>
+__device__ __forceinline__ void receive_piece(const Dispatch &a, const Batch &b, Wait &w, u32 src, Item item, u32 lane,
+											  bool filled, bool former, RankSet &seen) {
+	bool move = (b.flags & MOVE) != 0, route = (b.flags & ROUTE) != 0;
+	SlotPiece<UNITS> p;
 	p.src = src, p.t = item.t, p.pc = item.pc, p.slot = src * a.shape.capacity + item.t;
 	p.row = b.own + a.rows + b.place * a.turn_bytes + (u64)p.slot * a.slot_bytes;
 	p.tail = min(a.row_bytes, (p.pc + 1) * UNITS * UNIT) - 16;
@@ -502,17 +503,17 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(c
 	if (own && move && p.t < a.tokens && p.has_scale(a, lane))
 		p.word = clean(a.scales[(u64)p.t * a.scale_words + p.scale_of(a, lane)]);
 #endif
-	u32 landing = 0;
-	if (!route && lane < a.shape.topk) landing = a.landings[(u64)p.slot * a.shape.topk + lane].what;
+	u32 recv_row = 0;
+	if (!route && lane < a.shape.topk) recv_row = a.recv_rows[(u64)p.slot * a.shape.topk + lane].target;
 	refill<UNITS>(a, b, p, lane, filled); // while the rows are on their way
 	if (route) {
-		landing = await_piece<VALUE, UNITS>(a, b, w, p, lane, own);
+		recv_row = await_piece<VALUE, UNITS>(a, b, w, p, lane, own);
 		if (__any_sync(0xFFFFFFFFu, w.over)) {
 			w.over = true;
 			return;
 		}
 	}
-	bool any = __any_sync(0xFFFFFFFFu, landing != 0);
+	bool any = __any_sync(0xFFFFFFFFu, recv_row != 0);
 	if (VALUE && p.pc == 0 && lane == 0)
 		a.filled[b.turn * a.group.ranks * a.shape.capacity + p.slot] =
 			any && move && !p.absent && !own ? (u32)b.epoch + 2 : 0;
@@ -537,21 +538,23 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void receive_piece(c
 			if (p.at(u, lane) < a.row_bytes) p.v[u] = load_relaxed_sys16(p.row + p.at(u, lane));
 		}
 	}
-	store_rows<UNITS>(a, p, landing, lane);
+	store_rows<UNITS>(a, p, recv_row, lane);
 	if (a.piece_words != 0) {
 		if (VALUE && sent && !own && p.word == EMPTY) p.word = await4(w, src, p.scale_in(a, lane));
-		store_scale(a, p.slot, landing, here, p.scale_of(a, lane), p.word);
+		store_scale(a, p.slot, recv_row, here, p.scale_of(a, lane), p.word);
 		for (u32 from = 32; !VALUE && from < a.piece_words; from += 32) { // opaque rows may have more
 			u32 j = p.scale_of(a, lane) + from;
 			here = from + lane < a.piece_words && j < a.scale_words;
 			p.word = here && !p.absent ? load_relaxed_sys4(p.row + a.row_bytes + (u64)j * 4) : 0;
-			store_scale(a, p.slot, landing, here, j, p.word);
+			store_scale(a, p.slot, recv_row, here, j, p.word);
 		}
 	}
 	w.over = __any_sync(0xFFFFFFFFu, w.over);
 }
 
-// Reach keeps a warp from slots that hold nothing, and held nothing in the turn before.
+// Reach bounds the slots that a warp looks at. Up to its own rank's number of tokens a receiver polls
+// slots at once. For higher slots it first waits for every source's number of tokens, and stops at the
+// largest of this operation and the one before.
 struct Reach {
 	Extent extent;
 	bool known;
@@ -560,8 +563,9 @@ struct Reach {
 
 	enum Found { HERE, FORMER, NONE };
 
-	// find says whether somebody may have a token of number t, or had one in the turn before, or,
-	// of all from t on, nobody. Where this rank has one it does not wait to know.
+	// find says of the slots of token t on all ranks: some may be filled now (HERE), some were in the
+	// turn before (FORMER), or neither holds from t on (NONE). It does not wait if this rank itself
+	// has a token t.
 	__device__ __forceinline__ Found find(const Dispatch &a, const Batch &b, Wait &w, u32 t) {
 		if (b.few || t < a.tokens) return HERE;
 		if (!known && !extent.learn(a, b, w)) return NONE;
@@ -570,9 +574,9 @@ struct Reach {
 	}
 };
 
-// Turn is a piece of a slot that a warp is to receive, and whether that slot was filled in the turn
+// Incoming is a piece of a slot that a warp receives next, and whether the slot was filled in the turn
 // before.
-struct Turn {
+struct Incoming {
 	Item item;
 	u32 src;
 	bool filled;
@@ -586,16 +590,16 @@ struct Turn {
 	}
 };
 
-// await_credit makes sure that no rank still reads the block where rows are about to go. A rank
-// says so in the words of the operation before, if it knew by then, and in any case when it begins
-// this one. credit is what the rank of this thread's number said. False: it gave up, on every
-// thread of the block.
-__device__ __forceinline__ bool await_credit(const Dispatch &a, const Batch &b, Wait &w, bool clerk, u32 credit) {
+// await_credit waits until every rank has released the block of received rows that this operation
+// writes. A rank announces free blocks in the opening of the operation before, and releases the block
+// in any case when it begins this operation. credit is what the rank with this thread's index announced
+// before. False: it gave up, on every thread of the block.
+__device__ __forceinline__ bool await_credit(const Dispatch &a, const Batch &b, Wait &w, bool notifies, u32 credit) {
 	u32 epoch = (u32)b.epoch + 1;
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
 		if (holds(b.mask, r)) continue;
-		if (clerk) store_release_sys4(a.group.window[r] + a.ready + a.group.rank * 4, epoch);
-		if (clerk || (credit >> a.block & 1) != 0) continue;
+		if (notifies) store_release_sys4(a.group.window[r] + a.ready + a.group.rank * 4, epoch);
+		if (notifies || (credit >> a.block & 1) != 0) continue;
 		await_epoch(w, r, b.own + a.ready + r * 4, epoch);
 	}
 	return __syncthreads_or(w.over) == 0;
@@ -606,50 +610,50 @@ __device__ __forceinline__ bool open_batch(const Dispatch &a, Batch &b, const Co
 	b.epoch = count.epoch;
 	b.turn = count.turn;
 	if (stopped == 0) return true;
-	refuse(a.group, (b.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
+	refuse(a.group, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	return false;
 }
 
-// clerk is what the blocks do that move no rows: the last says that the rank has begun and hears
-// the others, and the one before counts and describes.
-template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, Batch &b) {
-	bool route = (b.what & ROUTE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0;
-	bool last = blockIdx.x == gridDim.x - 1, tells = a.clerks == 1 || !last; // one may have to do all
+// notify is what the notify blocks do: the last opens the operation and waits for the other ranks; the
+// one before, or the same, counts and describes.
+template <bool VALUE> __device__ __forceinline__ void notify(const Dispatch &a, Batch &b) {
+	bool route = (b.flags & ROUTE) != 0, send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0;
+	bool last = blockIdx.x == gridDim.x - 1, tells = a.notify_blocks == 1 || !last; // one may have to do all
 	bool records = last && send && route && b.few, counts = send && route && !from_records(b);
 	Count count = *count_of(a.state, blockIdx.x);
-	u32 stopped = a.state->stopped, credit = 0, call = by_routing(call_of(b), route ? 0 : *prepared(a));
-	b.mask = a.state->mask;
+	u32 stopped = a.state->stopped, credit = 0, call = call_tag(call_of(b), route ? 0 : *prepared(a));
+	b.mask = a.state->mask();
 	Windows windows(a.group);
-	Tally m = tally();
-	Selected first;
-	Token token;
+	Counters m = counters();
+	SelectionBatch first;
+	TokenRouting token;
 	Spread s(a.shape.topk, blockDim.x);
 	if (records && threadIdx.x / 32 < a.tokens) token.read(a, b, threadIdx.x / 32, threadIdx.x & 31);
 	if (counts) first.read(a, b, s, 0);
 	if (last && is_direct<VALUE>(b) && threadIdx.x < a.group.ranks) credit = a.credits[threadIdx.x];
 	if (route) {
 		if (tells) clear(m.words, min(WORDS, a.shape.experts));
-		clear(m.came, MAX_RANKS);
+		clear(m.tokens_here, MAX_RANKS);
 		clear(m.sum, 1);
 		__syncthreads();
 	}
 	if (!open_batch(a, b, count, stopped)) return;
-	Wait w(a.group, a.state, (b.what & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
+	Wait w(a.group, a.state, (b.flags & MOVE) != 0 ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 	if (!last) let_next_start(); // once the last one does
 	if (send && last) {
-		greet(a, b, call);
-		if (is_direct<VALUE>(b) && (b.what & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
+		announce_all(a, b, call);
+		if (is_direct<VALUE>(b) && (b.flags & MOVE) != 0 && !await_credit(a, b, w, true, credit)) return;
 	}
 	if (records) send_records(a, b, windows, token);
 	if (counts && tells) send_counts(a, b, windows, m, s, first);
-	if (counts && last) send_came(a, b, m, s, first);
-	if (receive && last) take_heads(a, b, w, call);
+	if (counts && last) send_token_counts(a, b, m, s, first);
+	if (receive && last) await_all(a, b, w, call);
 	if (receive && tells) {
 		if (counts) __syncthreads(); // the memory is read no more
 		if (route) {
 			describe_all(a, b, w, m, s);
 		} else if (!from_records(b)) {
-			forget_counts(a, b);
+			reset_counts(a, b);
 		}
 	}
 	leave(a.state, b.epoch, b.turn, receive);
@@ -657,47 +661,47 @@ template <bool VALUE> __device__ __forceinline__ void clerk(const Dispatch &a, B
 
 template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Dispatch &a, Batch &b) {
 	u32 lane = threadIdx.x & 31, ranks = a.group.ranks;
-	bool move = (b.what & MOVE) != 0, send = (b.what & SEND) != 0, receive = (b.what & RECEIVE) != 0,
+	bool move = (b.flags & MOVE) != 0, send = (b.flags & SEND) != 0, receive = (b.flags & RECEIVE) != 0,
 		 direct = is_direct<VALUE>(b);
 	Divisor pieces = move ? a.pieces : Divisor{1, 0xFFFFFFFFu};
 
 	// The state is read, and what is to be sent is on its way, before anything is known.
 	Count count = *count_of(a.state, blockIdx.x);
 	u32 stopped = a.state->stopped, credit = 0;
-	b.mask = a.state->mask;
+	b.mask = a.state->mask();
 	Windows windows(a.group);
-	// What is sent fills the way out of an SM, and what the SM does next waits behind it. So where
-	// much is sent, others receive.
+	// Stores to peers fill the SM's queue, and its next loads wait behind them. So where much is sent,
+	// other blocks receive.
 	bool apart = VALUE && send && receive && move && a.senders != 0;
 	u32 senders = apart ? a.senders : b.blocks, receivers = apart ? b.blocks - senders : b.blocks;
-	u32 writers = send && (b.what & ROUTE) != 0 && maps(a, b) ? scribes(a, senders) : 0;
-	bool scribe = writers != 0 && blockIdx.x >= senders - writers && blockIdx.x < senders;
-	Walk k = VALUE ? Walk::spread(a.tokens * pieces.by, 0, senders - writers)
+	u32 metadata = send && (b.flags & ROUTE) != 0 && maps(a, b) ? metadata_blocks(a, senders) : 0;
+	bool sends_metadata = metadata != 0 && blockIdx.x >= senders - metadata && blockIdx.x < senders;
+	Walk k = VALUE ? Walk::spread(a.tokens * pieces.by, 0, senders - metadata)
 				   : Walk::share(a.shape.capacity * pieces.by, b.blocks);
-	// a scribe has enough to do where it need not have a share
-	k.end = send && !(VALUE && scribe) ? min(k.end, a.tokens * pieces.by) : 0;
+	// a sends_metadata has enough to do where it need not have a share
+	k.end = send && !(VALUE && sends_metadata) ? min(k.end, a.tokens * pieces.by) : 0;
 	Fetched<UNITS> next;
 	if (k.at < k.end) fetch<UNITS>(a, b, pieces, k.at, lane, next);
 	if (direct && threadIdx.x < ranks) credit = a.credits[threadIdx.x];
-	bool table = receive && (b.what & ROUTE) != 0 && tabled(a, b) && blockIdx.x >= b.blocks - receivers;
+	bool table = receive && (b.flags & ROUTE) != 0 && tabled(a, b) && blockIdx.x >= b.blocks - receivers;
 	if (table) {
 		if (threadIdx.x == 0) barrier_init(table_ready(), 32); // each lane that fills it
 		__syncthreads();
 	}
 	if (!open_batch(a, b, count, stopped)) return;
-	let_next_start(); // once the clerk does
+	let_next_start(); // once the notify block does
 	b.place = VALUE ? b.turn : (u32)(b.epoch & 1);
 	Wait w(a.group, a.state, move ? OP_DISPATCH : OP_PREPARE, b.epoch + 1);
 
-	bool records = send && (b.what & ROUTE) != 0 && !b.few;
+	bool records = send && (b.flags & ROUTE) != 0 && !b.few;
 	if (direct && send && move && !await_credit(a, b, w, false, credit)) return;
 	if constexpr (BY_EXPERT) {
-		if (scribe) write_records(a, b, windows, senders - 1 - blockIdx.x, writers);
+		if (sends_metadata) write_records(a, b, windows, senders - 1 - blockIdx.x, metadata);
 	}
 	for (u32 i = k.at; i < k.end; i += k.step) {
 		Fetched<UNITS> f = next;
 		if (i + k.step < k.end) fetch<UNITS>(a, b, pieces, i + k.step, lane, next);
-		send_piece<VALUE, UNITS>(a, b, windows, lane, f, records && writers == 0);
+		send_piece<VALUE, UNITS>(a, b, windows, lane, f, records && metadata == 0);
 	}
 	if (!VALUE && send && move) {
 		__syncthreads();
@@ -708,20 +712,20 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 							   (u32)b.epoch + 1);
 		}
 	}
-	u64 seen = 0;
+	RankSet seen = RankSet::none();
 	Reach reach;
 	if (table) {
-		if (scribe) __syncthreads(); // its map is read no more
+		if (sends_metadata) __syncthreads(); // its map is read no more
 		if (threadIdx.x / 32 == blockDim.x / 32 - 1) fill_table(a, b, w, lane);
 	}
 	if (VALUE && receive) {
 		// Also the pieces that do not come this time were filled the time before.
 		k = Walk::spread(a.shape.capacity * a.pieces.by * ranks, b.blocks - receivers, receivers);
-		Turn turn;
-		if (k.at < k.end) turn.read(a, b, k.at);
+		Incoming slot;
+		if (k.at < k.end) slot.read(a, b, k.at);
 		for (u32 i = k.at; i < k.end && !w.over; i += k.step) {
-			Turn now = turn;
-			if (i + k.step < k.end) turn.read(a, b, i + k.step);
+			Incoming now = slot;
+			if (i + k.step < k.end) slot.read(a, b, i + k.step);
 			Reach::Found found = reach.find(a, b, w, now.item.t);
 			if (found == Reach::NONE) break;
 			receive_piece<true, UNITS>(a, b, w, now.src, now.item, lane, now.filled, found == Reach::FORMER, seen);
@@ -729,7 +733,7 @@ template <bool VALUE, u32 UNITS> __device__ __forceinline__ void work(const Disp
 	}
 	if (!VALUE && receive) {
 		// Where rows are in place already, only their first pieces have something to do.
-		bool in_place = direct && b.mask == 0;
+		bool in_place = direct && !nonempty(b.mask);
 		k = Walk::share(a.shape.capacity * (in_place ? 1 : pieces.by), b.blocks);
 		for (u32 i = k.from * ranks + threadIdx.x / 32; i < k.end * ranks && !w.over; i += k.step) {
 			u32 s, pc = 0, t = a.ranks.quotient(i, s);
@@ -759,13 +763,13 @@ template <bool VALUE, u32 UNITS, Purpose FOR> __device__ __forceinline__ void di
 	touch(&a, sizeof(a));
 	wait_for_previous();
 	Batch b;
-	b.blocks = gridDim.x - a.clerks;
-	b.what = FOR == ANY ? a.what : a.what | SEND | RECEIVE | ROUTE | MOVE;
-	if (VALUE) b.what &= ~EXPONENTS; // which may be any bits
+	b.blocks = gridDim.x - a.notify_blocks;
+	b.flags = FOR == ANY ? a.flags : a.flags | SEND | RECEIVE | ROUTE | MOVE;
+	if (VALUE) b.flags &= ~EXPONENTS; // which may be any bits
 	b.few = FOR == ANY ? few(a) : FOR == FEW;
 	b.own = a.group.window[a.group.rank];
 	if (blockIdx.x >= b.blocks) {
-		clerk<VALUE>(a, b);
+		notify<VALUE>(a, b);
 	} else {
 		work<VALUE, UNITS>(a, b);
 	}

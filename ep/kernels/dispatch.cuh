@@ -10,16 +10,8 @@ namespace weft {
 
 constexpr bool BY_EXPERT = WEFT_BY_EXPERT != 0;
 
-// What the launch does, beside what exchange.cuh names.
-enum {
-	ROUTE = 4,	 // routing travels
-	MOVE = 8,	 // rows travel
-	DIRECT = 16, // rows are stored in their final place
-};
-
 // Go: dispatchArgs.
 struct Dispatch {
-	Group group;
 	Shape shape;
 	State *state;
 	u64 heads, counts, records, rows, arrived, ready; // offsets in a window
@@ -30,17 +22,17 @@ struct Dispatch {
 	u32 slot_bytes, row_bytes;
 	u32 scale_words, piece_words;		   // of a row, and at most of a piece
 	u32 scale_row, scale_zone, scale_word; // strides of received scales: scale_at
-	u32 what, tokens, hidden;
-	u32 senders;	 // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
-	u32 block;		 // direct: where the rows go, at every rank
-	u32 free;		 // the blocks that no one reads here any more, once this operation has begun
-	u32 clerks;		 // so many blocks, the last, move no rows
-	const void *ids; // [tokens][top-k]
+	u32 flags, tokens, hidden;
+	u32 senders;	   // so many blocks send and the rest receive, where rows are their own flags; 0: all do both
+	u32 block;		   // direct: where the rows go, at every rank
+	u32 free;		   // the blocks that no one reads here any more, once this operation has begun
+	u32 notify_blocks; // so many blocks, the last, move no rows
+	const void *ids;   // [tokens][top-k]
 	const float *weights;
 	const char *x;
 	const u32 *scales;
-	Pair *home;		// [capacity][top-k]: as the records
-	Pair *landings; // [ranks][capacity][top-k]
+	Pair *home;		 // [capacity][top-k]: as the records
+	Pair *recv_rows; // [ranks][capacity][top-k]
 	// [local] counts, [local] offsets, [ranks] tokens that came, [ranks] tokens, sum, of which
 	// Prepare the routing is
 	int *described;
@@ -51,9 +43,10 @@ struct Dispatch {
 	u32 *credits; // [ranks]: the blocks that the rank had free in the last operation
 	char *out;
 	u32 *out_scales;
+	Group group;
 };
 
-static_assert(sizeof(Dispatch) == WEFT_DISPATCH_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Dispatch) == WEFT_DISPATCH_BYTES + WIDER, "not the size of the host's struct");
 
 // scale_at is where a word of a row's scales stands among the received ones. The strides that the
 // host gives serve both orders, so that no kernel asks which it is: column-major, the scales of a
@@ -64,14 +57,9 @@ __device__ __forceinline__ u64 scale_at(const Dispatch &a, u32 row, u32 word) {
 	return (u64)row * a.scale_row + (u64)(row - rest) * a.scale_zone + (u64)word * a.scale_word;
 }
 
-// head_at is where the words stand that src sends with every operation.
-__device__ __forceinline__ u64 head_at(const Dispatch &a, u32 turn, u32 src) {
-	return a.heads + ((u64)turn * a.group.ranks + src) * 16;
-}
-
 // tokens_of is how many tokens src has, or EMPTY.
 __device__ __forceinline__ u32 tokens_of(const Dispatch &a, const Batch &b, u32 src) {
-	return load_relaxed_sys4(b.own + head_at(a, b.turn, src));
+	return load_relaxed_sys4(b.own + opening_at(a.group, a.heads, b.turn, src));
 }
 
 // had is where it stands how many tokens each source had in a turn.
@@ -85,8 +73,8 @@ __device__ __forceinline__ int *sent(const Dispatch &a) { return a.described + 2
 // prepared is where a routing says of which Prepare it is.
 __device__ __forceinline__ u32 *prepared(const Dispatch &a) { return (u32 *)sent(a) + a.group.ranks + 1; }
 
-// call_of is the call that a launch belongs to. Go: device.CallPrepare and its like.
-__device__ __forceinline__ u32 call_of(const Batch &b) { return (b.what & (ROUTE | MOVE)) / ROUTE; }
+// call_of is the call that a launch belongs to. Go: callPrepare and its like.
+__device__ __forceinline__ u32 call_of(const Batch &b) { return (b.flags & (ROUTE | MOVE)) / ROUTE; }
 
 // count_at is where src's i-th word stands.
 __device__ __forceinline__ u64 count_at(const Dispatch &a, u32 turn, u32 src, u32 i) {
@@ -99,14 +87,14 @@ struct Choice {
 };
 
 __device__ __forceinline__ Choice choose(const Dispatch &a, const Batch &b, u64 i) {
-	bool route = (b.what & ROUTE) != 0, wide = route && (b.what & WIDE) != 0;
+	bool route = (b.flags & ROUTE) != 0, wide = route && (b.flags & WIDE_IDS) != 0;
 	const u32 *p = (const u32 *)(route ? a.ids : (const void *)a.home) + (i << (wide || !route ? 1 : 0));
 	return {p[0], wide ? p[1] : 0};
 }
 
 // expert_of is the expert that a selection names, + 1; 0 for none, and for what is no expert.
 __device__ __forceinline__ u32 expert_of(const Dispatch &a, const Batch &b, Choice c) {
-	u32 e = (b.what & ROUTE) != 0 ? c.low : (c.low & 0xFFFF) - 1;
+	u32 e = (b.flags & ROUTE) != 0 ? c.low : (c.low & 0xFFFF) - 1;
 	return c.high == 0 && e < a.shape.experts ? e + 1 : 0;
 }
 
@@ -115,7 +103,7 @@ __device__ __forceinline__ u32 selection(const Dispatch &a, const Batch &b, u64 
 	return expert_of(a, b, choose(a, b, i));
 }
 
-// few says that there are so few tokens that the clerk sends their records, and every lane that
+// few says that there are so few tokens that the notify block sends their records, and every lane that
 // awaits a row may poll. By expert, a lane then has to do with one selection of the sources before.
 __device__ __forceinline__ bool few(const Dispatch &a) {
 	return a.shape.capacity <= 8 && (!BY_EXPERT || (a.group.ranks - 1) * a.selections.by <= 32);
@@ -124,8 +112,8 @@ __device__ __forceinline__ bool few(const Dispatch &a) {
 // Up to so many tokens every lane that awaits a row polls.
 constexpr u32 EAGER = 32;
 
-// Extent is how many tokens the source has that has the most: in this operation, and in this one or
-// the one before, whose slots are to be made ready. A handle may be made for many more.
+// Extent is the largest number of tokens of a source: in this operation, and in this one or the one
+// before, whose slots have to be emptied. A handle's capacity may be far larger.
 struct Extent {
 	u32 now, ever;
 
@@ -135,12 +123,12 @@ struct Extent {
 		u32 most = 0, before = 0;
 		for (u32 src = threadIdx.x & 31; src < a.group.ranks; src += 32) {
 			before = max(before, former[src]);
-			if ((b.what & ROUTE) == 0) {
-				// beyond, nobody has written landings; the rows of a rank that was left out since
+			if ((b.flags & ROUTE) == 0) {
+				// beyond, nobody has written recv_rows; the rows of a rank that was left out since
 				// are made zeros
 				most = max(most, (u32)sent(a)[src]);
 			} else if (!holds(b.mask, src)) {
-				most = max(most, await4(w, src, b.own + head_at(a, b.turn, src)));
+				most = max(most, await4(w, src, b.own + opening_at(a.group, a.heads, b.turn, src)));
 			}
 		}
 		__syncwarp();

@@ -1,41 +1,30 @@
-// Gradients: what a combine, or a dispatch, is in reverse, beside the sums that combine itself
-// makes.
+// Gradients: what a combine, or a dispatch, is in reverse, beside the sums that combine itself makes.
 //
-//	rows      a row's gradient is that of its token's output, times the weight. Whoever has the row
-//	          reads the token's where it is, at home.
-//	dots      the gradient of a selection's weight is the product of its token's gradient and its row,
-//	          and is sent home
+//	rows      the gradient of a row is the gradient of its token's output times the weight. The rank
+//	          that has the row reads the token's gradient at home.
+//	dots      the gradient of a selection's weight is the dot product of its token's gradient and its
+//	          row, and is sent home
 //	scalars   gradients of weights that came with the rows are sent home
 //
-// From Hopper on rows that have places go by bulk copies. Those that are as they were at home go as
-// those of a push do: one comes, and leaves for each row that it has here. For others the token's
-// gradient comes, and with dots its rows, into shared memory, from where they are multiplied while
-// the next are on their way.
+// From Hopper on rows that went straight to their final rows use bulk copies. Gradients that are
+// unchanged copies go as in a push: one is fetched, and stored in each row that it has here. For others
+// the token's gradient is fetched into shared memory, with dots its rows too, and multiplied there while
+// the next are in flight.
 //
-// A product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on
-// whichever engine.
+// A dot product adds element i to lane i mod 64, fused, i ascending, and then the lanes as a tree, on
+// every engine.
 #include "scalars.cuh"
 #include "sum.cuh"
 
 namespace weft {
 
-// What the launch does, beside what placed.cuh names.
-enum {
-	ROWS = 1,
-	DOTS = 2,
-	BY_EXPERT = 16, // a row is a selection's
-	WEIGHTED = 64,
-	BULK = 512,
-};
-
 // Go: gradientArgs.
 struct Gradients {
-	Group group;
 	Shape shape;
 	State *state;
-	u64 words, marks; // offsets in a window
-	u32 first;		  // the lane's first count
-	u32 what, tokens;
+	u64 openings, marks; // offsets in a window
+	u32 first;			 // the lane's first count
+	u32 flags, tokens;
 	u32 at; // where the tokens' gradients begin in this rank's window, in 16 bytes
 	u32 row_bytes, align, call, zero;
 	// BULK: bytes of a row that a warp moves at a time, of which shared memory has some for each of
@@ -49,9 +38,10 @@ struct Gradients {
 	const char *y;
 	char *rows;
 	Scalars scalars;
+	Group group;
 };
 
-static_assert(sizeof(Gradients) == WEFT_GRADIENT_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Gradients) == WEFT_GRADIENT_BYTES + WIDER, "not the size of the host's struct");
 
 constexpr u32 MOST_WARPS = 16, ROWS_AT_ONCE = 4, UNITS = 4; // of a row, on their way at once
 
@@ -107,7 +97,7 @@ __device__ __forceinline__ uint4 times(const Sum &s, float weight) {
 }
 
 __device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weight) {
-	if ((a.what & WEIGHTED) == 0) return v;
+	if ((a.flags & WEIGHTED) == 0) return v;
 	Sum s;
 	s.start(v);
 	return times(s, weight);
@@ -117,17 +107,17 @@ __device__ __forceinline__ uint4 scaled(const Gradients &a, uint4 v, float weigh
 // has, or on the first lane the token.
 struct Arrived {
 	Pair p;
-	u32 at; // arrivals
+	u32 at; // recv_tokens
 
 	__device__ __forceinline__ Arrived(const Gradients &a, u64 slot, u32 lane) : p{0, 0}, at(0) {
-		if (lane < a.shape.topk) p = a.scalars.landings[slot * a.shape.topk + lane];
-		if (a.scalars.arrivals != nullptr && lane == 0) at = a.scalars.arrivals[slot];
+		if (lane < a.shape.topk) p = a.scalars.recv_rows[slot * a.shape.topk + lane];
+		if (a.scalars.recv_tokens != nullptr && lane == 0) at = a.scalars.recv_tokens[slot];
 	}
 
 	__device__ __forceinline__ u32 row(const Gradients &a, u64 slot, u32 lane) const {
-		if ((a.what & BY_EXPERT) != 0) return p.what;
-		if (!__any_sync(0xFFFFFFFFu, p.what != 0) || lane != 0) return 0;
-		return a.scalars.arrivals != nullptr ? at : (u32)slot + 1;
+		if ((a.flags & ROW_PER_SELECTION) != 0) return p.target;
+		if (!__any_sync(0xFFFFFFFFu, p.target != 0) || lane != 0) return 0;
+		return a.scalars.recv_tokens != nullptr ? at : (u32)slot + 1;
 	}
 };
 
@@ -145,13 +135,13 @@ struct Chunk {
 	}
 };
 
-// spread makes the gradients of the rows that src's token has here, and with DOTS those of its
+// spread makes the gradients of the rows that src's token has here, and with WEIGHT_GRADIENTS those of its
 // weights. A warp does.
-__device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src,
-									   u32 t, u32 lane, const Arrived &here) {
+__device__ __forceinline__ void spread(const Gradients &a, const Operation &o, const char *from, Staged &staged,
+									   u32 src, u32 t, u32 lane, const Arrived &here) {
 	u64 slot = (u64)src * a.shape.capacity + t;
 	u32 row = here.row(a, slot, lane);
-	bool absent = holds(o.mask, src), dots = (a.what & DOTS) != 0 && !absent;
+	bool absent = holds(o.mask, src), dots = (a.flags & WEIGHT_GRADIENTS) != 0 && !absent;
 	const char *home = from + (u64)t * a.row_bytes;
 	for (u32 todo = __ballot_sync(0xFFFFFFFFu, row != 0); todo != 0;) {
 		u32 rows[ROWS_AT_ONCE], ks[ROWS_AT_ONCE], n = 0;
@@ -207,8 +197,8 @@ __device__ __forceinline__ void spread(const Gradients &a, const Turn &o, const 
 }
 
 // spread_all makes what a share of src's tokens has here, a warp a token.
-__device__ __forceinline__ void spread_all(const Gradients &a, const Turn &o, const char *from, Staged &staged, u32 src,
-										   Share share, u32 lane) {
+__device__ __forceinline__ void spread_all(const Gradients &a, const Operation &o, const char *from, Staged &staged,
+										   u32 src, Share share, u32 lane) {
 	u32 warps = blockDim.x / 32, t = share.from + threadIdx.x / 32;
 	if (t >= share.to) return;
 	u64 slots = (u64)src * a.shape.capacity;
@@ -230,7 +220,7 @@ struct Tokens {
 	u32 next_src, next_t; // of the one behind
 	Arrived next;
 
-	__device__ __forceinline__ Tokens(const Gradients &a, const Turn &o, const Share *shares, u32 warp, u32 lane)
+	__device__ __forceinline__ Tokens(const Gradients &a, const Operation &o, const Share *shares, u32 warp, u32 lane)
 		: step(warp), end(0), next(a, 0, 32) {
 		for (u32 r = lane; r < a.group.ranks; r += 32) end = max(end, shares[r].to - shares[r].from);
 		end = __reduce_max_sync(0xFFFFFFFFu, end) * a.group.ranks;
@@ -238,7 +228,7 @@ struct Tokens {
 	}
 
 	// look asks for what is known of the token of this step.
-	__device__ __forceinline__ void look(const Gradients &a, const Turn &o, const Share *shares, u32 lane) {
+	__device__ __forceinline__ void look(const Gradients &a, const Operation &o, const Share *shares, u32 lane) {
 		next_src = next_rank(a.group, step % a.group.ranks);
 		Share share = shares[next_src];
 		next_t = share.from + step / a.group.ranks;
@@ -252,7 +242,7 @@ struct Tokens {
 
 	// go goes on by so many steps to a token, and gives the lanes that have rows of it: maybe none.
 	// False: there is none left.
-	__device__ __forceinline__ bool go(const Gradients &a, const Turn &o, const Share *shares, u32 steps, u32 lane,
+	__device__ __forceinline__ bool go(const Gradients &a, const Operation &o, const Share *shares, u32 steps, u32 lane,
 									   u32 &rows) {
 		if (step >= end) return false;
 		src = next_src, t = next_t;
@@ -266,8 +256,8 @@ struct Tokens {
 
 // spread_bulk makes the gradients of the rows that shares of the ranks' tokens have here. The warps
 // that carry call it.
-__device__ __forceinline__ void spread_bulk(const Gradients &a, const Turn &o, Carrier &carrier, char *const *grads,
-											const Share *shares, u32 warp, u32 lane) {
+__device__ __forceinline__ void spread_bulk(const Gradients &a, const Operation &o, Carrier &carrier,
+											char *const *grads, const Share *shares, u32 warp, u32 lane) {
 	Tokens token(a, o, shares, warp, lane);
 	for (u32 rows; token.go(a, o, shares, a.carriers, lane, rows);) {
 		const char *from = grads[token.src] + (u64)token.t * a.row_bytes;
@@ -303,14 +293,14 @@ struct Sender {
 	const char *from; // what the lane copies of the parcel: the token's gradient, or one of the rows
 	u32 copies, part, at;
 
-	__device__ __forceinline__ Sender(const Gradients &a, const Turn &o, const Share *shares, Parcel *parcels, u32 warp,
-									  u32 lane)
+	__device__ __forceinline__ Sender(const Gradients &a, const Operation &o, const Share *shares, Parcel *parcels,
+									  u32 warp, u32 lane)
 		: token(a, o, shares, warp, lane), parcels(parcels), begun(0), left(0), from(nullptr), copies(0), part(0),
 		  at(a.row_bytes) {}
 
 	// begin takes the next rows. False: there are none.
-	__device__ __forceinline__ bool begin(const Gradients &a, const Turn &o, char *const *grads, const Share *shares,
-										  u32 lane) {
+	__device__ __forceinline__ bool begin(const Gradients &a, const Operation &o, char *const *grads,
+										  const Share *shares, u32 lane) {
 		while (left == 0) {
 			if (!token.go(a, o, shares, a.multipliers, lane, left)) return false;
 		}
@@ -320,7 +310,7 @@ struct Sender {
 		for (u32 j = 0; j < ROWS_AT_ONCE; j++) rest &= rest - 1;
 		u32 lanes = left & ~rest, before = __popc(lanes & ((1u << lane) - 1)), count = __popc(lanes);
 		left = rest;
-		copies = (a.what & DOTS) != 0 ? 1 + count : 1;
+		copies = (a.flags & WEIGHT_GRADIENTS) != 0 ? 1 + count : 1;
 		part = a.room / copies & ~(UNIT - 1);
 		if ((lanes >> lane & 1) != 0)
 			p.rows[before] = token.row - 1, p.ks[before] = lane, p.weights[before] = number(token.weight);
@@ -333,8 +323,8 @@ struct Sender {
 	}
 
 	// send says whether there was one.
-	__device__ __forceinline__ bool send(const Gradients &a, const Turn &o, char *const *grads, const Share *shares,
-										 char *stage, u64 *barrier, u32 lane) {
+	__device__ __forceinline__ bool send(const Gradients &a, const Operation &o, char *const *grads,
+										 const Share *shares, char *stage, u64 *barrier, u32 lane) {
 		if (at >= a.row_bytes && !begin(a, o, grads, shares, lane)) return false;
 		u32 bytes = min(part, a.row_bytes - at);
 		if (lane == 0) barrier_expect(barrier, copies * bytes);
@@ -406,7 +396,7 @@ template <u32 N> __device__ __forceinline__ void multiply_part(const Gradients &
 	for (u32 j = 0; j < N; j++)
 		rows[j] = a.rows + (u64)parcel.rows[j] * a.row_bytes + at + lane * 16, weights[j] = parcel.weights[j];
 	u32 bytes = min(part, a.row_bytes - at);
-	bool dots = (a.what & DOTS) != 0;
+	bool dots = (a.flags & WEIGHT_GRADIENTS) != 0;
 #pragma unroll 1
 	for (u32 unit = 0; unit < bytes; unit += UNIT) {
 		bool whole = unit + UNIT <= bytes;
@@ -421,10 +411,10 @@ template <u32 N> __device__ __forceinline__ void multiply_part(const Gradients &
 }
 
 // spread_products makes the gradients of the rows that shares of the ranks' tokens have here, times
-// their weights, and with DOTS those of the weights. The warps that multiply call it. What is
-// waited for is no rank: a bulk copy ends as a load does, and no block may end before.
-__device__ __forceinline__ void spread_products(const Gradients &a, const Turn &o, char *buffers, char *const *grads,
-												const Share *shares, u32 warp, u32 lane) {
+// their weights, and with WEIGHT_GRADIENTS those of the weights. The warps that multiply call it. Its
+// waits need no deadline: a bulk copy ends as a load does, and a block must not end before its copies.
+__device__ __forceinline__ void spread_products(const Gradients &a, const Operation &o, char *buffers,
+												char *const *grads, const Share *shares, u32 warp, u32 lane) {
 	__shared__ Parcel parcels[MOST_CARRIERS][DEPTH];
 	__shared__ u64 arrived[MOST_CARRIERS][DEPTH];
 	if (lane < DEPTH) {
@@ -460,7 +450,7 @@ __device__ __forceinline__ void spread_products(const Gradients &a, const Turn &
 		if (at >= a.row_bytes) {
 #pragma unroll
 			for (u32 j = 0; j < ROWS_AT_ONCE; j++) {
-				if ((a.what & DOTS) == 0 || j >= count) continue;
+				if ((a.flags & WEIGHT_GRADIENTS) == 0 || j >= count) continue;
 				float sum = products.sum(j);
 				if (lane == 0)
 					store_relaxed_sys4(a.group.window[parcel.src] +
@@ -488,17 +478,18 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	__shared__ char *grads[MAX_RANKS];
 	__shared__ u32 shares[MAX_RANKS * 2];
 	__shared__ Staged staged[MOST_WARPS];
-	Turn o;
+	Operation o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-	bool rows = (a.what & ROWS) != 0;
+	bool rows = (a.flags & ROW_GRADIENTS) != 0;
 	Described d(a.described, a.shape.local, a.group.ranks);
-	u32 call = by_routing(a.call, *d.routing); // is on its way meanwhile
+	u32 call = call_tag(a.call, *d.routing); // is on its way meanwhile
 	if (!o.begin(a.group, a.state, a.first, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD)) return;
 	Wait w(a.group, a.state, rows ? OP_COMBINE_BACKWARD : OP_DISPATCH_BACKWARD, o.epoch);
-	if (blockIdx.x == 0) tell(a.group, o, a.words, call, a.at);
-	count_words(o, w, a.words);
+	if (blockIdx.x == 0) announce_all(a.group, o, a.openings, call, a.at);
+	count_and_empty(a.group, o, w, a.openings);
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		if (!holds(o.mask, r)) grads[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, call) * 16;
+		if (!holds(o.mask, r))
+			grads[r] = a.group.window[r] + (u64)await_peer(w, o.own, a.openings, o.turn, r, call).x * 16;
 		((Share *)shares)[r] = Share((u32)d.tokens[r]);
 	}
 	if (__syncthreads_or(w.over) != 0) return;
@@ -507,17 +498,17 @@ __device__ __forceinline__ void gradients(const Gradients &a) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 barriers[MOST_CARRIERS];
 	Carrier carrier(buffers, barriers, a.chunk, warp, lane);
-	fence_async(); // what was heard of was stored by others
-	bool bulk = (a.what & BULK) != 0, products = (a.what & WEIGHTED) != 0;
+	fence_async(); // the gradients were stored by other ranks
+	bool bulk = (a.flags & BULK) != 0, products = (a.flags & WEIGHTED) != 0;
 	if (bulk && !products && warp < a.carriers) spread_bulk(a, o, carrier, grads, (Share *)shares, warp, lane);
 	if (bulk && products && warp < a.multipliers) spread_products(a, o, buffers, grads, (Share *)shares, warp, lane);
 #endif
 	for (u32 src = 0; src < a.group.ranks; src++) {
 		Share share = ((Share *)shares)[src];
-		if (rows && ((a.what & BULK) == 0 || holds(o.mask, src)))
+		if (rows && ((a.flags & BULK) == 0 || holds(o.mask, src)))
 			spread_all(a, o, grads[src], staged[warp], src, share, lane);
 		if (a.scalars.rows != nullptr && !holds(o.mask, src))
-			a.scalars.send(a.group, a.shape, o, src, share, (a.what & BY_EXPERT) != 0);
+			a.scalars.send(a.group, a.shape, o, src, share, (a.flags & ROW_PER_SELECTION) != 0);
 	}
 #if __CUDA_ARCH__ >= 900
 	carrier.finish();

@@ -1,42 +1,42 @@
-// Place: every selection of every token gets the row where it will stand, and every rank learns
-// what comes. It is the prepare of handles whose rows have their final places before they leave.
+// Row map: every selection of every token gets the row where it will stand, and every rank learns what
+// comes. It is the prepare of handles whose rows go straight to their final rows.
 //
-//	count   every block sends every rank what its share of the tokens selects there, and counts by
-//	        expert and by rank, with a bit a token in shared memory
-//	before  what the blocks before have is added up and told the ranks concerned; the last block so
-//	        knows what its rank has in all, and tells every rank
-//	arrived when what the blocks of this number have sent is there, it is counted in the same way
-//	base    what the ranks and the blocks before have and, for packed rows, the zones before, is what
-//	        numbers among a share's have to be raised by to be rows
-//	keep    this rank's selections, or by rank its tokens, get their rows, and so does what has arrived
+//	count    every block sends each rank what its share of the tokens selects there, and counts by expert
+//	         and by rank, with a bit a token in shared memory
+//	before   each block adds up the counts of the lower blocks and sends the sums to the ranks concerned;
+//	         the last block has its rank's totals, and sends them to every rank
+//	arrived  each block counts what the blocks of its number on other ranks have sent
+//	base     the counts of lower ranks and lower blocks and, for packed rows, of the zones before, turn
+//	         indices within a share into rows
+//	keep     this rank's selections, or by rank its tokens, get their rows, and so does what has arrived
 #include "placed.cuh"
 
 namespace weft {
 
 // Go: placeArgs.
 struct Place {
-	Group group;
 	Shape shape;
 	State *state;
-	u64 words, totals, records, befores, marks; // offsets in a window
-	u32 what, tokens, call;
+	u64 openings, totals, records, befores, marks; // offsets in a window
+	u32 flags, tokens, call;
 	u32 rows;			   // room: of an expert in zones of fixed size, else of a rank
 	u32 align;			   // of packed zones
 	u32 blocks;			   // that have something to do
 	u32 map_entries, zero; // of a Map
 	const void *ids;	   // [tokens][top-k]
 	const float *weights;
-	Pair *home;		// [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
-	u32 *places;	// [capacity][top-k]: row + 1, LEADER
-	Pair *landings; // [ranks][capacity][top-k]: row + 1, or by rank local expert + 1; 0: none
-	u32 *arrivals;	// [ranks][capacity], by rank: row + 1
+	Pair *home;		  // [capacity][top-k]: expert + 1 if it has a row, expert + 1 << 16 in any case; weight
+	u32 *places;	  // [capacity][top-k]: row + 1, LEADER
+	Pair *recv_rows;  // [ranks][capacity][top-k]: row + 1, or by rank local expert + 1; 0: none
+	u32 *recv_tokens; // [ranks][capacity], by rank: row + 1
 	int *described;
 	long long *ranges;
 	u64 *counts; // [blocks][experts + ranks]: what a block has, and the operation's number above it
 	u32 *bases;	 // [blocks][4][experts or, if there are more, ranks]: where shared memory has no room for them
+	Group group;
 };
 
-static_assert(sizeof(Place) == WEFT_PLACE_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Place) == WEFT_PLACE_BYTES + WIDER, "not the size of the host's struct");
 
 // Handles that differ in these have programs of their own: a prepare is as long as what a warp does
 // one after the other, and each question costs.
@@ -192,21 +192,21 @@ struct Map {
 // ---- What ranks tell each other has places for every other operation: what this one tells may
 // come while a rank still keeps what the one before told.
 
-__device__ __forceinline__ u64 records_at(const Place &a, const Turn &o) {
+__device__ __forceinline__ u64 records_at(const Place &a, const Operation &o) {
 	return a.records + (o.epoch & 1) * a.group.ranks * a.shape.capacity * a.shape.topk * sizeof(Pair);
 }
 
-__device__ __forceinline__ u64 total_at(const Place &a, const Turn &o, u32 src, u32 column) {
+__device__ __forceinline__ u64 total_at(const Place &a, const Operation &o, u32 src, u32 column) {
 	return a.totals + (((u32)(o.epoch & 1) * a.group.ranks + src) * (columns(a) + 1) + column) * 8;
 }
 
-__device__ __forceinline__ u64 before_at(const Place &a, const Turn &o, u32 src, u32 le) {
+__device__ __forceinline__ u64 before_at(const Place &a, const Operation &o, u32 src, u32 le) {
 	u32 width = BY_RANKS ? 1 : a.shape.local;
 	return a.befores + ((((u32)(o.epoch & 1) * a.group.ranks + src) * a.blocks + blockIdx.x) * width + le) * 8;
 }
 
 // tell_number tells a rank, with the operation's number.
-__device__ __forceinline__ void tell_number(const Place &a, const Turn &o, u32 rank, u64 at, u32 n) {
+__device__ __forceinline__ void tell_number(const Place &a, const Operation &o, u32 rank, u64 at, u32 n) {
 	if (!holds(o.mask, rank)) store_relaxed_sys_u64(a.group.window[rank] + at, o.epoch << 32 | n);
 }
 
@@ -220,7 +220,7 @@ __device__ __noinline__ u64 poll_number(const Group &g, State *s, u64 epoch, u32
 }
 
 // checked gives a number that was looked at, or awaits it: another one was there.
-__device__ __forceinline__ u32 checked(const Place &a, const Turn &o, Wait &w, u32 peer, const char *p, u64 v) {
+__device__ __forceinline__ u32 checked(const Place &a, const Operation &o, Wait &w, u32 peer, const char *p, u64 v) {
 	if ((u32)(v >> 32) != (u32)o.epoch) {
 		v = poll_number(a.group, a.state, o.epoch, peer, p);
 		if ((u32)(v >> 32) != (u32)o.epoch) w.over = true;
@@ -229,12 +229,13 @@ __device__ __forceinline__ u32 checked(const Place &a, const Turn &o, Wait &w, u
 }
 
 // told is a number that src tells; those of a rank that is left out are 0.
-__device__ __forceinline__ u32 told(const Place &a, const Turn &o, Wait &w, u32 src, u64 at) {
+__device__ __forceinline__ u32 told(const Place &a, const Operation &o, Wait &w, u32 src, u64 at) {
 	return holds(o.mask, src) ? 0 : checked(a, o, w, src, o.own + at, load_relaxed_sys_u64(o.own + at));
 }
 
 // each_total calls f with what each rank has in a column, in order.
-template <class F> __device__ __forceinline__ void each_total(const Place &a, const Turn &o, Wait &w, u32 column, F f) {
+template <class F>
+__device__ __forceinline__ void each_total(const Place &a, const Operation &o, Wait &w, u32 column, F f) {
 	constexpr u32 FLIGHT = 4; // ranks that are asked at once
 	const char *p = o.own + total_at(a, o, 0, column);
 	u64 stride = (columns(a) + 1) * 8;
@@ -365,7 +366,7 @@ struct Given {
 	__device__ __forceinline__ void fetch(const Place &a, const Quads &q, u32 t, u32 to) {
 		u32 i = t * a.shape.topk + q.k, n = t < to ? q.n : 0;
 		bool vectors = q.vectors() && (((u64)a.ids | (u64)a.weights) & 15) == 0;
-		if ((a.what & WIDE) != 0) {
+		if ((a.flags & WIDE_IDS) != 0) {
 			load_pairs(vectors, (const uint2 *)a.ids + i, n, EMPTY, id);
 		} else {
 			u32 narrow[QUAD];
@@ -446,7 +447,7 @@ __device__ __forceinline__ u32 leaders(const Place &a, const Quads &q, const boo
 }
 
 // send tells every rank what a token's selections are to it.
-__device__ __forceinline__ void send(const Place &a, const Turn &o, const Windows &windows, const Quads &q,
+__device__ __forceinline__ void send(const Place &a, const Operation &o, const Windows &windows, const Quads &q,
 									 const Choices &c) {
 	u64 at = records_at(a, o) + (a.group.rank * a.shape.capacity * a.shape.topk + c.i) * (u64)sizeof(Pair);
 #pragma unroll 1
@@ -464,8 +465,8 @@ __device__ __forceinline__ void send(const Place &a, const Turn &o, const Window
 
 // add_own adds to a map's tile what the tokens select, and sends it if it is not sent. All threads
 // of the block call it.
-__device__ __forceinline__ void add_own(const Place &a, const Turn &o, const Own &own, const Map &m, bool sends, u32 t,
-										u32 first, u32 n) {
+__device__ __forceinline__ void add_own(const Place &a, const Operation &o, const Own &own, const Map &m, bool sends,
+										u32 t, u32 first, u32 n) {
 	Windows windows(a.group);
 	u32 from = own.share.from + t, lane = threadIdx.x & 31;
 	own.each(a, own.q, from, min(from + m.tile(), own.share.to), [&](const Choices &c) {
@@ -497,7 +498,7 @@ __device__ __forceinline__ void add_own(const Place &a, const Turn &o, const Own
 
 // count sends what the tokens select, counts it, and says what it has counted. All threads of the
 // block call it.
-__device__ __forceinline__ void count(const Place &a, const Turn &o, const Own &own, const Map &m) {
+__device__ __forceinline__ void count(const Place &a, const Operation &o, const Own &own, const Map &m) {
 	u64 *mine = a.counts + blockIdx.x * columns(a);
 	m.count([&](u32 t, u32 first, u32 n) { add_own(a, o, own, m, true, t, first, n); },
 			[&](u32 column, u32 n) { store_relaxed_sys_u64(mine + column, o.epoch << 32 | n); });
@@ -505,7 +506,8 @@ __device__ __forceinline__ void count(const Place &a, const Turn &o, const Own &
 
 // counted_before is what the blocks before have in a column: of every some blocks, from the first
 // on.
-__device__ __forceinline__ u32 counted_before(const Place &a, const Turn &o, Wait &w, u32 column, u32 first, u32 step) {
+__device__ __forceinline__ u32 counted_before(const Place &a, const Operation &o, Wait &w, u32 column, u32 first,
+											  u32 step) {
 	constexpr u32 FLIGHT = 12; // blocks that are asked at once
 	const u64 *counts = a.counts + column;
 	u32 sum = 0;
@@ -547,11 +549,11 @@ struct Sources {
 
 	// look asks for what the thread's rank has, of which there is one: learn, which is followed by
 	// a barrier, makes use of it.
-	__device__ __forceinline__ u64 look(const Place &a, const Turn &o) const {
+	__device__ __forceinline__ u64 look(const Place &a, const Operation &o) const {
 		return threadIdx.x < a.group.ranks ? load_relaxed_sys_u64(o.own + total_at(a, o, threadIdx.x, columns(a))) : 0;
 	}
 
-	__device__ __forceinline__ void learn(const Place &a, const Turn &o, Wait &w, u64 seen) const {
+	__device__ __forceinline__ void learn(const Place &a, const Operation &o, Wait &w, u64 seen) const {
 		u32 src = threadIdx.x;
 		if (src >= a.group.ranks) return;
 		tokens[src] = holds(o.mask, src) ? 0 : checked(a, o, w, src, o.own + total_at(a, o, src, columns(a)), seen);
@@ -576,7 +578,7 @@ struct Spots {
 // each_spot calls f with all selections of tokens [from, to) of every share, those of one token of
 // each thread at a time; those of a warp are of one source, and of the same 32 tokens. All threads
 // of the block call it.
-template <class F> __device__ __forceinline__ void each_spot(const Place &a, const Turn &o, const Quads &q,
+template <class F> __device__ __forceinline__ void each_spot(const Place &a, const Operation &o, const Quads &q,
 															 const Sources &sources, u32 from, u32 to, F f) {
 	const uint2 *records = (const uint2 *)(o.own + records_at(a, o));
 	// blocks of 32 tokens
@@ -614,7 +616,7 @@ __device__ __forceinline__ bool comes_at_all(const Quads &q, const Spots &c) {
 
 // add_arrived adds to a map's tile what the blocks of this number have sent. All threads of the
 // block call it.
-__device__ __forceinline__ void add_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources,
+__device__ __forceinline__ void add_arrived(const Place &a, const Operation &o, const Quads &q, const Sources &sources,
 											const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
 		if constexpr (BY_RANKS) {
@@ -655,7 +657,7 @@ struct Bases {
 // add_before adds up what the blocks before have, some threads a column, and tells the rank
 // concerned; the last block tells all of them what there is. What is not known, for a wait was
 // given up, is not told: who waits for it gives up as well. All threads of the block call it.
-__device__ __forceinline__ void add_before(const Place &a, const Turn &o, Wait &w, const Bases &bases) {
+__device__ __forceinline__ void add_before(const Place &a, const Operation &o, Wait &w, const Bases &bases) {
 	bool last = blockIdx.x == a.blocks - 1;
 	u32 from = BY_RANKS && !last ? a.shape.experts : 0, to = BY_RANKS || last ? columns(a) : a.shape.experts;
 	u32 lanes = min(32u, 1u << (31 - __clz((int)max(1u, blockDim.x / (to - from))))), lane = threadIdx.x & (lanes - 1);
@@ -684,7 +686,7 @@ __device__ __forceinline__ void add_before(const Place &a, const Turn &o, Wait &
 
 // room_for is how many of n rows from the first of an expert's zone on there is room for.
 __device__ __forceinline__ u32 room_for(const Place &a, u32 zone, u32 n) {
-	if ((a.what & PACKED) == 0) return min(n, a.rows);
+	if ((a.flags & PACKED) == 0) return min(n, a.rows);
 	return zone < a.rows ? min(n, a.rows - zone) : 0;
 }
 
@@ -698,7 +700,7 @@ __device__ __forceinline__ void describe_expert(const Place &a, const Described 
 		d.counts[le] = (int)kept;
 		d.offsets[le] = (int)zone;
 		d.demand[le] = (int)sum;
-		d.padded[le] = (int)((a.what & PACKED) != 0 ? room_for(a, zone, padded) : kept);
+		d.padded[le] = (int)((a.flags & PACKED) != 0 ? room_for(a, zone, padded) : kept);
 	}
 #pragma unroll 2
 	for (u32 src = 0; src < a.group.ranks; src++) {
@@ -712,7 +714,7 @@ __device__ __forceinline__ void describe_expert(const Place &a, const Described 
 
 // base_zones computes where the zones of a rank's experts begin. A warp does. The first block
 // describes what it sees.
-__device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const Described &described,
+__device__ __forceinline__ void base_zones(const Place &a, const Operation &o, const Described &described,
 										   const Bases &bases, u32 rank, u32 lane) {
 	u32 next = 0, received = 0; // the zone behind those that were seen, and rows that there is room for
 	u32 over = EMPTY, excess = 0;
@@ -721,7 +723,7 @@ __device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const 
 		u32 le = first + lane, e = rank * a.shape.local + le;
 		bool here = le < a.shape.local;
 		u32 sum = here ? bases.sum[e] : 0, zone = le * a.rows, padded = sum;
-		if ((a.what & PACKED) != 0) {
+		if ((a.flags & PACKED) != 0) {
 			padded = (sum + a.align - 1) & ~(a.align - 1);
 			u32 behind = padded;
 #pragma unroll
@@ -749,12 +751,12 @@ __device__ __forceinline__ void base_zones(const Place &a, const Turn &o, const 
 	described.wanted[rank] = absent ? 0 : (int)next;
 	described.over[rank] = absent || over == EMPTY ? -1 : (int)(rank * a.shape.local + over);
 	described.excess[rank] = (int)excess;
-	if (rank == a.group.rank) *described.rows = (int)((a.what & PACKED) != 0 ? min(next, a.rows) : received);
+	if (rank == a.group.rank) *described.rows = (int)((a.flags & PACKED) != 0 ? min(next, a.rows) : received);
 }
 
 // base_experts learns what numbers of selections have to be raised by. All threads of the block
 // call it.
-__device__ __forceinline__ void base_experts(const Place &a, const Turn &o, Wait &w, const Described &d,
+__device__ __forceinline__ void base_experts(const Place &a, const Operation &o, Wait &w, const Described &d,
 											 const Bases &bases) {
 	u32 local = a.shape.local, mine = a.group.rank * local;
 	for (u32 e = threadIdx.x; e < a.shape.experts; e += blockDim.x) {
@@ -777,7 +779,7 @@ __device__ __forceinline__ void base_experts(const Place &a, const Turn &o, Wait
 
 // base_ranks does where a token has one row at a rank. All threads of the block call it; what
 // different threads wait for comes at the same time.
-__device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &w, const Described &d,
+__device__ __forceinline__ void base_ranks(const Place &a, const Operation &o, Wait &w, const Described &d,
 										   const Bases &bases) {
 	u32 experts = a.shape.experts, ranks = a.group.ranks, rank = a.group.rank, lines = (ranks + 31) & ~31u;
 	bool first = blockIdx.x == 0;
@@ -813,7 +815,7 @@ __device__ __forceinline__ void base_ranks(const Place &a, const Turn &o, Wait &
 
 // base learns what numbers have to be raised by, and describes what comes. All threads of the block
 // call it.
-__device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, const Sources &sources,
+__device__ __forceinline__ void base(const Place &a, const Operation &o, Wait &w, const Sources &sources,
 									 const Bases &bases) {
 	Described d(a.described, a.shape.local, a.group.ranks);
 	// by threads that have nothing else to wait for
@@ -830,7 +832,7 @@ __device__ __forceinline__ void base(const Place &a, const Turn &o, Wait &w, con
 
 // limit is where rows end that a local expert, or by rank a rank, has.
 __device__ __forceinline__ u32 limit(const Place &a, u32 le) {
-	return (a.what & (BY_RANK | PACKED)) != 0 ? a.rows : (le + 1) * a.rows;
+	return (a.flags & (ROW_PER_TOKEN | PACKED)) != 0 ? a.rows : (le + 1) * a.rows;
 }
 
 // keep_own gives this rank's selections in a map's tile their rows. Those of the threads that call
@@ -887,19 +889,19 @@ __device__ __forceinline__ void keep_leaders(const Place &a, const Own &own) {
 
 // keep_arrived gives what the blocks of this number have sent, in a map's tile, its rows. Those of
 // the threads that call it are dealt with by q.
-__device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, const Quads &q, const Sources &sources,
+__device__ __forceinline__ void keep_arrived(const Place &a, const Operation &o, const Quads &q, const Sources &sources,
 											 const Map &m, u32 t, u32 first, u32 n) {
 	each_spot(a, o, q, sources, t, min(t + m.tile(), m.tokens), [&](const Spots &c) {
-		uint2 landing[QUAD];
+		uint2 recv_row[QUAD];
 		if constexpr (BY_RANKS) {
 			bool comes = comes_at_all(q, c), now = EVEN || (comes ? c.src : 0) - first < n;
 			u32 row = m.number(now && comes, c.src - first, c.t - t);
 			bool kept = comes && row < a.rows;
 #pragma unroll
-			for (u32 j = 0; j < QUAD; j++) landing[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
-			store_pairs(q.vectors(), (uint2 *)a.landings + c.i, now ? c.n : 0, landing);
+			for (u32 j = 0; j < QUAD; j++) recv_row[j] = make_uint2(kept ? c.record[j].x : 0, c.record[j].y);
+			store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, now ? c.n : 0, recv_row);
 			if (q.k == 0 && now && c.n != 0)
-				a.arrivals[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
+				a.recv_tokens[c.src * a.shape.capacity + sources.shares[c.src].from + c.t] = kept ? row + 1 : 0;
 		} else {
 			bool now[QUAD];
 #pragma unroll
@@ -908,15 +910,15 @@ __device__ __forceinline__ void keep_arrived(const Place &a, const Turn &o, cons
 				u32 bucket = (comes ? bucket_of(a, c, j) : 0) - first;
 				now[j] = j < c.n && (EVEN || bucket < n);
 				u32 row = m.number(now[j] && comes, bucket, c.t - t);
-				landing[j] = make_uint2(comes && row < limit(a, c.record[j].x - 1) ? row + 1 : 0, c.record[j].y);
+				recv_row[j] = make_uint2(comes && row < limit(a, c.record[j].x - 1) ? row + 1 : 0, c.record[j].y);
 			}
 			if (m.all()) {
-				store_pairs(q.vectors(), (uint2 *)a.landings + c.i, c.n, landing);
+				store_pairs(q.vectors(), (uint2 *)a.recv_rows + c.i, c.n, recv_row);
 				return;
 			}
 #pragma unroll
 			for (u32 j = 0; j < QUAD; j++) {
-				if (now[j]) ((uint2 *)a.landings)[c.i + j] = landing[j];
+				if (now[j]) ((uint2 *)a.recv_rows)[c.i + j] = recv_row[j];
 			}
 		}
 	});
@@ -937,7 +939,7 @@ struct Begin {
 
 // keep_again gives everything its rows where a map is not whole. It is a function of its own, so
 // that it is out of the way of those that are.
-__device__ __noinline__ void keep_again(const Place &a, const Turn o, const Map mine, const Map theirs,
+__device__ __noinline__ void keep_again(const Place &a, const Operation o, const Map mine, const Map theirs,
 										const Begin begin) {
 	Own own(a);
 	Sources sources;
@@ -953,7 +955,7 @@ __device__ __noinline__ void keep_again(const Place &a, const Turn o, const Map 
 // keep gives everything its rows. If both maps are whole, two halves of the block do at the same
 // time, for what takes long is what a warp does one after the other. All threads of the block call
 // it.
-__device__ __forceinline__ void keep(const Place &a, const Turn &o, const Own &own, const Sources &sources,
+__device__ __forceinline__ void keep(const Place &a, const Operation &o, const Own &own, const Sources &sources,
 									 const Map &mine, const Map &theirs, const Bases &bases) {
 	Begin begin(a, bases);
 	if (!mine.whole() || !theirs.whole()) {
@@ -982,34 +984,33 @@ __device__ __forceinline__ void clear_rest(const Place &a, const Sources &source
 		if (tokens >= a.shape.capacity) continue;
 		Share rest(a.shape.capacity, a.blocks);
 		for (u32 i = max(tokens, rest.from) * topk + threadIdx.x; i < rest.to * topk; i += blockDim.x)
-			a.landings[slot * topk + i] = {0, 0};
+			a.recv_rows[slot * topk + i] = {0, 0};
 		for (u32 t = max(tokens, rest.from) + threadIdx.x; BY_RANKS && t < rest.to; t += blockDim.x)
-			a.arrivals[slot + t] = 0;
+			a.recv_tokens[slot + t] = 0;
 	}
 }
 
-// begin_words begins the operation with the others, before anything else, so that nobody waits for
-// a word, and without a fence: the word goes with nothing.
-__device__ __forceinline__ void begin_words(const Place &a, const Turn &o) {
+// announce_words opens the operation, before anything else, so that no rank waits long for it. It needs
+// no fence, for the opening refers to no other memory.
+__device__ __forceinline__ void announce_words(const Place &a, const Operation &o) {
 	for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-		tell_word(a.group, o, a.words, r, a.call, 0);
+		announce(a.group, o.mask, a.openings, o.turn, r, a.call, 0, 0);
 		tell_number(a, o, r, total_at(a, o, a.group.rank, columns(a)), a.tokens);
 	}
 }
 
-// hear_words hears that the others have begun it. Threads do that the block has no other use for
-// meanwhile.
-__device__ __forceinline__ void hear_words(const Place &a, const Turn &o, Wait &w) {
-	count_words(o, w, a.words);
+// await_words waits for the other ranks' openings, on threads that are idle meanwhile.
+__device__ __forceinline__ void await_words(const Place &a, const Operation &o, Wait &w) {
+	count_and_empty(a.group, o, w, a.openings);
 	for (u32 r = threadIdx.x - MAX_RANKS; r < a.group.ranks; r += blockDim.x - MAX_RANKS) {
-		if (!holds(o.mask, r)) hear(o, w, a.words, r, a.call);
+		if (!holds(o.mask, r)) await_peer(w, o.own, a.openings, o.turn, r, a.call);
 	}
 }
 
 __device__ __forceinline__ void place(const Place &a) {
 	extern __shared__ __align__(16) char shared[];
 	Own own(a);
-	Turn o;
+	Operation o;
 	bool begun = o.begin(a.group, a.state, 0, OP_PREPARE);
 	if (!__syncthreads_and(begun))
 		return; // all of a block or none: half of one would tell others what it has not counted
@@ -1019,13 +1020,13 @@ __device__ __forceinline__ void place(const Place &a) {
 		Map mine(at, a.map_entries, own.share.to - own.share.from, columns(a));
 		Bases bases(a, shared + 2 * map_bytes(a.map_entries));
 		Sources sources;
-		if (blockIdx.x == 0) begin_words(a, o);
+		if (blockIdx.x == 0) announce_words(a, o);
 		count(a, o, own, mine);
 		mark(a.group, o, a.marks);
 		u64 tokens = sources.look(a, o);
 		add_before(a, o, w, bases);
 		if (blockIdx.x == 0)
-			hear_words(a, o, w); // before anything of theirs is awaited, for they may have made another call
+			await_words(a, o, w); // before any data of theirs is awaited: they may have made another call
 		sources.learn(a, o, w, tokens);
 		if (!await_marks(a.group, o, w, a.marks)) return;
 		Map theirs(at + map_bytes(a.map_entries), a.map_entries, sources.most(a), incoming(a));
@@ -1036,7 +1037,7 @@ __device__ __forceinline__ void place(const Place &a) {
 		keep(a, o, own, sources, mine, theirs, bases);
 		clear_rest(a, sources);
 	} else {
-		mark(a.group, o, a.marks); // for nobody, but one that is too old may be taken for a new one
+		mark(a.group, o, a.marks); // no block waits for it, but later operations count on marks that grow
 	}
 	leave(a.state, o.epoch - 1, o.turn, true);
 }

@@ -1,33 +1,26 @@
-// Pull: the combine of rows that have places, unless a rank first sums those that it has of a
-// token. The home of a token reads its rows where they are, in the memory of the ranks that have
-// it, and adds them in fp32, rounded once: where a token has one row at a rank, in rank order or
-// that of its last selections there; where it has one for each selection (exact sums), fused
-// multiply-adds, k ascending, from +0 or the bias. Nothing is stored on the way, and nobody goes on
+// Pull: the combine of rows that went straight to their final rows, unless ranks sum a token's rows
+// first. The home of a token reads its rows where they are, in the memory of the ranks that have them,
+// and adds them in fp32, rounded once. Where a token has one row at a rank it adds in rank order, or in
+// the order of the token's last selections there; where it has one for each selection (exact sums) with
+// fused multiply-adds, k ascending, from +0 or the bias. No copy is made, and no rank ends the operation
 // before all have read.
 //
-// As a dispatch's gradient it brings the gradients of weights home besides.
+// As a dispatch's gradient it also brings the gradients of weights home.
 //
 // From Hopper on rows come through shared memory by bulk copies: while a warp adds up a part of a
-// token's rows, the next ones are on their way.
+// token's rows, the next parts are in flight.
 #include "scalars.cuh"
 #include "sum.cuh"
 
 namespace weft {
 
-// What the launch does, beside what exchange.cuh names.
-enum {
-	WEIGHTED = 64,
-	BULK = 512,
-};
-
 // Go: pullArgs.
 struct Pull {
-	Group group;
 	Shape shape;
 	State *state;
-	u64 words, marks; // offsets in a window
-	u32 first;		  // the lane's first count
-	u32 what, tokens;
+	u64 openings, marks; // offsets in a window
+	u32 first;			 // the lane's first count
+	u32 flags, tokens;
 	u32 at; // where this rank's rows begin in its window, in 16 bytes
 	Divisor pieces;
 	u32 row_bytes, biases;
@@ -42,9 +35,10 @@ struct Pull {
 	char *out;
 	const char *bias[2];
 	Scalars scalars;
+	Group group;
 };
 
-static_assert(sizeof(Pull) == WEFT_PULL_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Pull) == WEFT_PULL_BYTES + WIDER, "not the size of the host's struct");
 
 constexpr u32 ROWS = 4, UNITS = 2; // rows that a lane has in flight, and units of each
 
@@ -65,32 +59,32 @@ struct Selected {
 // one.
 enum Order { RANKS, SELECTIONS, EXACT };
 
-// Visit is a row of a token: of a lane that is here, and `before` others are added up earlier.
-template <Order ORDER> struct Visit {
+// TokenRow is a row of a token: a lane has one if `here`, and it is added up after `before` others.
+template <Order ORDER> struct TokenRow {
 	u32 rank, row, before;
 	bool here;
 	float weight;
 	u32 count; // of all lanes
 
-	__device__ __forceinline__ Visit() {}
+	__device__ __forceinline__ TokenRow() {}
 
-	__device__ __forceinline__ Visit(const Pull &a, const Turn &o, const Selected &s, u32 lane)
+	__device__ __forceinline__ TokenRow(const Pull &a, const Operation &o, const Selected &s, u32 lane)
 		: rank(0), row((s.place & ~LEADER) - 1), weight(1) {
 		here = ORDER == RANKS ? (s.place & LEADER) != 0 : s.place != 0;
-		if (here) rank = rank_of(a.shape, (s.pair.what & 0xFFFF) - 1);
+		if (here) rank = rank_of(a.shape, (s.pair.target & 0xFFFF) - 1);
 		// the last one of its rank
 		if constexpr (ORDER == SELECTIONS)
 			here = __match_any_sync(0xFFFFFFFFu, here ? rank : MAX_RANKS) >> lane == 1 && here;
 		here = here && !holds(o.mask, rank);
 		if constexpr (ORDER == RANKS) {
-			u64 ranks = union_of(here ? 1ull << rank : 0);
-			before = __popcll((long long)(ranks & ((1ull << rank) - 1)));
-			count = __popcll((long long)ranks);
+			RankSet ranks = union_of(RankSet::one(rank, here));
+			before = ranks.before(rank);
+			count = ranks.count();
 		} else {
 			u32 lanes = __ballot_sync(0xFFFFFFFFu, here);
 			before = __popc(lanes & ((1u << lane) - 1));
 			count = __popc(lanes);
-			if (ORDER == EXACT && (a.what & WEIGHTED) != 0) weight = number(s.pair.weight);
+			if (ORDER == EXACT && (a.flags & WEIGHTED) != 0) weight = number(s.pair.weight);
 		}
 	}
 
@@ -147,20 +141,20 @@ struct Units {
 };
 
 // sum_piece adds up a piece of a token's rows.
-template <Order ORDER>
-__device__ __forceinline__ void sum_piece(const Pull &a, const Turn &o, char *const *rows, u32 t, u32 pc, u32 lane) {
-	Visit<ORDER> visit(a, o, Selected(a, t, lane), lane);
+template <Order ORDER> __device__ __forceinline__ void sum_piece(const Pull &a, const Operation &o, char *const *rows,
+																 u32 t, u32 pc, u32 lane) {
+	TokenRow<ORDER> token_row(a, o, Selected(a, t, lane), lane);
 	u64 token = (u64)t * a.row_bytes;
 	Units units(a, token, pc * UNITS * UNIT + lane * 16, a.row_bytes);
-	units.add(visit.count, [&](u32 j, uint4 *v) {
-		u32 from = visit.lane(j);
-		const char *row = rows[__shfl_sync(0xFFFFFFFFu, visit.rank, from)] +
-						  (u64)__shfl_sync(0xFFFFFFFFu, visit.row, from) * a.row_bytes;
+	units.add(token_row.count, [&](u32 j, uint4 *v) {
+		u32 from = token_row.lane(j);
+		const char *row = rows[__shfl_sync(0xFFFFFFFFu, token_row.rank, from)] +
+						  (u64)__shfl_sync(0xFFFFFFFFu, token_row.row, from) * a.row_bytes;
 #pragma unroll
 		for (u32 u = 0; u < UNITS; u++) {
 			if (units.from + u * UNIT < units.end) v[u] = load_once(row + units.from + u * UNIT);
 		}
-		return ORDER == EXACT ? __shfl_sync(0xFFFFFFFFu, visit.weight, from) : 1.0f;
+		return ORDER == EXACT ? __shfl_sync(0xFFFFFFFFu, token_row.weight, from) : 1.0f;
 	});
 	units.store(a.out + token);
 }
@@ -197,29 +191,30 @@ struct Cursor {
 template <Order ORDER> struct Fetcher {
 	Cursor at;
 	Selected next; // of the token behind
-	Visit<ORDER> visit;
-	const char *row; // a lane's, if its visit is here
+	TokenRow<ORDER> token_row;
+	const char *row; // a lane's, if its token_row is here
 
-	__device__ __forceinline__ Fetcher(const Pull &a, const Turn &o, char *const *rows, Share share, u32 warp, u32 lane)
+	__device__ __forceinline__ Fetcher(const Pull &a, const Operation &o, char *const *rows, Share share, u32 warp,
+									   u32 lane)
 		: at(a, share, warp), next(a, at.t, at.left != 0 ? lane : 32) {
 		begin(a, o, rows, share, lane);
 	}
 
 	// begin learns where the rows of a token are, and asks for the one behind.
-	__device__ __forceinline__ void begin(const Pull &a, const Turn &o, char *const *rows, Share share, u32 lane) {
-		visit = Visit<ORDER>(a, o, next, lane);
-		row = rows[visit.rank] + (u64)visit.row * a.row_bytes;
+	__device__ __forceinline__ void begin(const Pull &a, const Operation &o, char *const *rows, Share share, u32 lane) {
+		token_row = TokenRow<ORDER>(a, o, next, lane);
+		row = rows[token_row.rank] + (u64)token_row.row * a.row_bytes;
 		next = Selected(a, at.t + 1, at.t + 1 < share.to ? lane : 32);
 	}
 
 	// fetch gives how many rows come. What they weigh comes with them.
 	__device__ __forceinline__ u32 fetch(const Pull &a, char *stage, u64 *arrived, float *weights, u32 lane) const {
 		u32 bytes = at.bytes(a);
-		if (lane == 0) barrier_expect(arrived, visit.count * bytes);
-		if (ORDER == EXACT && visit.here) weights[visit.before] = visit.weight;
+		if (lane == 0) barrier_expect(arrived, token_row.count * bytes);
+		if (ORDER == EXACT && token_row.here) weights[token_row.before] = token_row.weight;
 		__syncwarp();
-		if (visit.here) bulk_load(stage + visit.before * a.chunk, row + at.from, bytes, arrived);
-		return visit.count;
+		if (token_row.here) bulk_load(stage + token_row.before * a.chunk, row + at.from, bytes, arrived);
+		return token_row.count;
 	}
 };
 
@@ -273,9 +268,9 @@ template <Order ORDER> __device__ __forceinline__ void add_part(const Pull &a, c
 	for (from += lane * 16; from < bytes; from += UNIT) add_units<1, ORDER>(a, to + from, stage + from, count, weights);
 }
 
-// sum_bulk adds up the share's rows. The warps that have shared memory call it. What is waited for
-// is no rank: a bulk copy ends as a load does, and no block may end before.
-template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, const Turn &o, char *const *rows,
+// sum_bulk adds up the share's rows. The warps that have shared memory call it. Its waits need no
+// deadline: a bulk copy ends as a load does, and a block must not end before its copies.
+template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, const Operation &o, char *const *rows,
 																Share share, u32 warp, u32 lane) {
 	extern __shared__ __align__(128) char buffers[];
 	__shared__ u64 arrived[MOST_CARRIERS][MOST_DEPTH];
@@ -285,7 +280,7 @@ template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, c
 		barrier_init(&arrived[warp][lane], 1);
 		fence_barrier_init();
 	}
-	fence_async(); // what was heard of was stored by others
+	fence_async(); // the rows were stored by other ranks
 	__syncwarp();
 	// counts: of the rows of each stage, eight bits for each
 	u32 part = a.most * a.chunk, counts = 0, stage = 0, parity = 0;
@@ -316,7 +311,7 @@ template <Order ORDER> __device__ __forceinline__ void sum_bulk(const Pull &a, c
 #endif
 
 // send_scalars sends home what came with the rows. All threads of the block call it.
-template <Order ORDER> __device__ __forceinline__ void send_scalars(const Pull &a, const Turn &o) {
+template <Order ORDER> __device__ __forceinline__ void send_scalars(const Pull &a, const Operation &o) {
 	Described d(a.described, a.shape.local, a.group.ranks);
 #pragma unroll 1
 	for (u32 src = 0; src < a.group.ranks; src++) {
@@ -326,34 +321,35 @@ template <Order ORDER> __device__ __forceinline__ void send_scalars(const Pull &
 
 template <Order ORDER> __device__ __forceinline__ void pull(const Pull &a) {
 	__shared__ char *rows[MAX_RANKS];
-	Turn o;
+	Operation o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 	// is on its way meanwhile
-	u32 call = by_routing(a.call, *Described(a.described, a.shape.local, a.group.ranks).routing);
+	u32 call = call_tag(a.call, *Described(a.described, a.shape.local, a.group.ranks).routing);
 	if (!o.begin(a.group, a.state, a.first, OP_COMBINE)) return;
 	Wait w(a.group, a.state, OP_COMBINE, o.epoch);
-	if ((a.what & SEND) != 0 && blockIdx.x == 0) tell(a.group, o, a.words, call, a.at);
-	if ((a.what & RECEIVE) != 0) {
-		count_words(o, w, a.words);
+	if ((a.flags & SEND) != 0 && blockIdx.x == 0) announce_all(a.group, o, a.openings, call, a.at);
+	if ((a.flags & RECEIVE) != 0) {
+		count_and_empty(a.group, o, w, a.openings);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-			if (!holds(o.mask, r)) rows[r] = a.group.window[r] + (u64)hear(o, w, a.words, r, call) * 16;
+			if (!holds(o.mask, r))
+				rows[r] = a.group.window[r] + (u64)await_peer(w, o.own, a.openings, o.turn, r, call).x * 16;
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		if (a.scalars.rows != nullptr) send_scalars<ORDER>(a, o);
 		Share share(a.tokens);
-		u32 n = (a.what & BULK) != 0 ? 0 : (share.to - share.from) * a.pieces.by;
+		u32 n = (a.flags & BULK) != 0 ? 0 : (share.to - share.from) * a.pieces.by;
 		for (u32 i = warp; i < n; i += warps) {
 			u32 pc, t = share.from + a.pieces.quotient(i, pc);
 			sum_piece<ORDER>(a, o, rows, t, pc, lane);
 		}
 #if __CUDA_ARCH__ >= 900
-		if ((a.what & BULK) != 0 && warp < a.carriers) sum_bulk<ORDER>(a, o, rows, share, warp, lane);
+		if ((a.flags & BULK) != 0 && warp < a.carriers) sum_bulk<ORDER>(a, o, rows, share, warp, lane);
 #endif
 		mark(a.group, o, a.marks);
 		if (!await_marks(a.group, o, w, a.marks)) return;
 		if (a.scalars.home != nullptr) a.scalars.take(a.shape, o, a.home, a.tokens);
 	}
-	leave(a.state, o.epoch - 1, o.turn, (a.what & RECEIVE) != 0, a.first);
+	leave(a.state, o.epoch - 1, o.turn, (a.flags & RECEIVE) != 0, a.first);
 }
 
 } // namespace weft

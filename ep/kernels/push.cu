@@ -1,29 +1,22 @@
-// Push: the dispatch of handles whose rows have their final places before they leave. A warp reads
-// a piece of a token's row once and stores it at every rank that has an expert for it, where the
-// first of its rows there will stand. If it has more rows at that rank, the blocks there copy it to
-// them when it has come; they also fill the pads between zones with zeros.
+// Push: the dispatch of rows that go straight to their final rows. A warp reads a piece of a token's row
+// once and stores it at every rank that has an expert for it, in the first of the token's rows there. If
+// the token has more rows at that rank, the blocks there copy it to them when it has arrived; they also
+// fill the pads between zones with zeros.
 //
-// From Hopper on rows that need no work go through shared memory by bulk copies: few SMs fill the
-// links so, for a warp has a whole row on its way and no registers.
+// From Hopper on rows that are not quantised go through shared memory by bulk copies. A warp then has a
+// whole row in flight and needs no registers for it, so few SMs fill the links.
 #include "placed.cuh"
 #include "quantize.cuh"
 
 namespace weft {
 
-// What the launch does, beside what placed.cuh names.
-enum {
-	COLUMNS = 32, // scales stand column-major
-	BULK = 512,
-};
-
 // Go: pushArgs.
 struct Push {
-	Group group;
 	Shape shape;
 	State *state;
-	u64 words, marks, blocks;	// offsets in a window
-	u64 block_bytes, scales_at; // of a block of received rows
-	u32 what, tokens, call;
+	u64 openings, marks, blocks; // offsets in a window
+	u64 block_bytes, scales_at;	 // of a block of received rows
+	u32 flags, tokens, call;
 	u32 block; // where this rank receives
 	Divisor pieces;
 	u32 row_bytes, scale_words, piece_words; // of a row, and of a piece at most
@@ -40,15 +33,16 @@ struct Push {
 	const u32 *scales;
 	Pair *home;
 	const u32 *places;
-	Pair *landings;
-	const u32 *arrivals;
+	Pair *recv_rows;
+	const u32 *recv_tokens;
 	int *described;
 	// Of a launch whose weights travel with the rows:
 	u64 records; // offset in a window
 	const float *weights;
+	Group group;
 };
 
-static_assert(sizeof(Push) == WEFT_PUSH_BYTES, "the host has another idea of the arguments");
+static_assert(sizeof(Push) == WEFT_PUSH_BYTES + WIDER, "not the size of the host's struct");
 
 constexpr u32 UNITS = WEFT_QUANTIZE == 0 ? 4 : WEFT_QUANTIZE == 3 ? 1 : 2; // of a piece
 
@@ -59,7 +53,7 @@ struct Target {
 	u32 zone;
 
 	__device__ __forceinline__ u64 scale_at(const Push &a, u32 row, u32 word) const {
-		if ((a.what & COLUMNS) == 0) return (u64)row * a.scale_words + word;
+		if ((a.flags & COLUMN_SCALES) == 0) return (u64)row * a.scale_words + word;
 		return (u64)(row / zone) * zone * a.scale_words + (u64)word * zone + row % zone;
 	}
 };
@@ -69,8 +63,8 @@ __device__ __forceinline__ Target target_of(const Push &a, const int *wanted, u3
 	return {rows, (u32 *)(rows + a.scales_at), a.zone != 0 ? a.zone : min((u32)wanted[rank], a.rows)};
 }
 
-// Piece is what a lane has of a piece of a row: 16 bytes of each unit, and words of scales.
-struct Piece {
+// RowPiece is what a lane has of a piece of a row: 16 bytes of each unit, and words of scales.
+struct RowPiece {
 	uint4 v[UNITS];
 #if WEFT_QUANTIZE
 	u32 word[UNITS];
@@ -80,7 +74,7 @@ struct Piece {
 
 __device__ __forceinline__ u32 piece_at(u32 pc, u32 u, u32 lane) { return (pc * UNITS + u) * UNIT + lane * 16; }
 
-__device__ __forceinline__ void fetch(const Push &a, u32 t, u32 pc, u32 lane, Piece &p) {
+__device__ __forceinline__ void fetch(const Push &a, u32 t, u32 pc, u32 lane, RowPiece &p) {
 #if WEFT_QUANTIZE
 	uint4 raw[UNITS][LOADS];
 #pragma unroll
@@ -94,7 +88,7 @@ __device__ __forceinline__ void fetch(const Push &a, u32 t, u32 pc, u32 lane, Pi
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++)
 		p.v[u] =
-			quantize(a.what, raw[u], pc * UNITS + u, lane, piece_at(pc, u, lane) < a.row_bytes, p.word[u], p.scale[u]);
+			quantize(a.flags, raw[u], pc * UNITS + u, lane, piece_at(pc, u, lane) < a.row_bytes, p.word[u], p.scale[u]);
 #else
 #pragma unroll
 	for (u32 u = 0; u < UNITS; u++) {
@@ -120,7 +114,7 @@ struct Places {
 		if (lane >= a.shape.topk) return;
 		u64 i = (u64)t * a.shape.topk + lane;
 		place = a.places[i];
-		if (place != 0) rank = rank_of(a.shape, (a.home[i].what & 0xFFFF) - 1);
+		if (place != 0) rank = rank_of(a.shape, (a.home[i].target & 0xFFFF) - 1);
 	}
 
 	// leads says whether the lane's selection is the first of the token at its rank.
@@ -136,10 +130,10 @@ struct Places {
 
 // send_piece stores a piece of a token's row, and its part of the scales, at every rank that has an
 // expert for it.
-__device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const Target *targets, u32 t, u32 pc,
+__device__ __forceinline__ void send_piece(const Push &a, const Operation &o, const Target *targets, u32 t, u32 pc,
 										   u32 lane) {
 	Places places(a, t, lane);
-	Piece p;
+	RowPiece p;
 	fetch(a, t, pc, lane, p);
 	for (u32 todo = __ballot_sync(0xFFFFFFFFu, places.leads()); todo != 0; todo &= todo - 1) {
 		u32 row, r = places.next(todo, row);
@@ -162,7 +156,7 @@ __device__ __forceinline__ void send_piece(const Push &a, const Turn &o, const T
 
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
 // send_bulk sends the share's rows by bulk copies. The warps that carry call it.
-__device__ __forceinline__ void send_bulk(const Push &a, const Turn &o, const Target *targets, Carrier &carrier,
+__device__ __forceinline__ void send_bulk(const Push &a, const Operation &o, const Target *targets, Carrier &carrier,
 										  Share share, u32 warp, u32 lane) {
 	u32 n = (share.to - share.from) * a.chunks.by;
 	for (u32 i = warp; i < n; i += a.carriers) {
@@ -195,34 +189,34 @@ __device__ __forceinline__ void clear_row(const Push &a, const Target &own, u32 
 	for (u32 word = lane; word < a.scale_words; word += 32) own.scales[own.scale_at(a, row, word)] = 0;
 }
 
-// Landing is a row, + 1, that a token of src has here: one a lane.
-__device__ __forceinline__ u32 landing(const Push &a, u32 src, u32 t, u32 lane) {
+// RecvRow is a row, + 1, that a token of src has here: one a lane.
+__device__ __forceinline__ u32 recv_row(const Push &a, u32 src, u32 t, u32 lane) {
 	u64 slot = (u64)src * a.shape.capacity + t;
-	if ((a.what & BY_RANK) != 0) return lane == 0 ? a.arrivals[slot] : 0;
-	return lane < a.shape.topk ? a.landings[slot * a.shape.topk + lane].what : 0;
+	if ((a.flags & ROW_PER_TOKEN) != 0) return lane == 0 ? a.recv_tokens[slot] : 0;
+	return lane < a.shape.topk ? a.recv_rows[slot * a.shape.topk + lane].target : 0;
 }
 
 // Rows are those of a token that are here, if there are any: `first` has come, `rest` are the lanes
 // of others.
 struct Rows {
-	u32 first, landing, rest;
+	u32 first, recv_row, rest;
 
-	__device__ __forceinline__ Rows(u32 landing) : landing(landing) {
-		rest = __ballot_sync(0xFFFFFFFFu, landing != 0);
-		first = __shfl_sync(0xFFFFFFFFu, landing, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
+	__device__ __forceinline__ Rows(u32 recv_row) : recv_row(recv_row) {
+		rest = __ballot_sync(0xFFFFFFFFu, recv_row != 0);
+		first = __shfl_sync(0xFFFFFFFFu, recv_row, rest != 0 ? __ffs((int)rest) - 1 : 0) - 1;
 		rest &= rest - 1;
 	}
 
 	// next gives the row of the first lane in todo. All lanes call it.
 	__device__ __forceinline__ u32 next(u32 todo) const {
-		return __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1;
+		return __shfl_sync(0xFFFFFFFFu, recv_row, __ffs((int)todo) - 1) - 1;
 	}
 };
 
 // clear_rows makes zeros of the rows of a token whose rank is left out.
-__device__ __forceinline__ void clear_rows(const Push &a, const Target &own, u32 landing, u32 lane) {
-	for (u32 todo = __ballot_sync(0xFFFFFFFFu, landing != 0); todo != 0; todo &= todo - 1) {
-		clear_row(a, own, __shfl_sync(0xFFFFFFFFu, landing, __ffs((int)todo) - 1) - 1, lane);
+__device__ __forceinline__ void clear_rows(const Push &a, const Target &own, u32 recv_row, u32 lane) {
+	for (u32 todo = __ballot_sync(0xFFFFFFFFu, recv_row != 0); todo != 0; todo &= todo - 1) {
+		clear_row(a, own, __shfl_sync(0xFFFFFFFFu, recv_row, __ffs((int)todo) - 1) - 1, lane);
 	}
 }
 
@@ -269,10 +263,10 @@ __device__ __forceinline__ void spread_bulk(const Push &a, const Target &own, co
 // looks up the next meanwhile; those of a rank that is left out become zeros.
 template <class F> __device__ __forceinline__ void spread_all(const Push &a, const Target &own, u32 src, bool absent,
 															  Share share, u32 warp, u32 warps, u32 lane, F f) {
-	u32 t = share.from + warp, next = t < share.to ? landing(a, src, t, lane) : 0;
+	u32 t = share.from + warp, next = t < share.to ? recv_row(a, src, t, lane) : 0;
 	for (; t < share.to; t += warps) {
 		u32 here = next;
-		if (t + warps < share.to) next = landing(a, src, t + warps, lane);
+		if (t + warps < share.to) next = recv_row(a, src, t + warps, lane);
 		if (absent) {
 			clear_rows(a, own, here, lane);
 		} else {
@@ -283,16 +277,16 @@ template <class F> __device__ __forceinline__ void spread_all(const Push &a, con
 
 // Weights travel as a prepare's records do, of which they are the second words: what this operation
 // tells may come while a rank still keeps what the one before told.
-__device__ __forceinline__ u64 weight_at(const Push &a, const Turn &o, u32 src, u32 i) {
+__device__ __forceinline__ u64 weight_at(const Push &a, const Operation &o, u32 src, u32 i) {
 	return a.records + (((o.epoch & 1) * a.group.ranks + src) * a.shape.capacity * a.shape.topk + i) * sizeof(Pair) +
 		   sizeof(u32);
 }
 
 // tell_weights gives the share's selections other weights, and tells the ranks where their rows
 // are. All threads of the block call it.
-__device__ __forceinline__ void tell_weights(const Push &a, const Turn &o, Share share) {
+__device__ __forceinline__ void tell_weights(const Push &a, const Operation &o, Share share) {
 	for (u32 i = share.from * a.shape.topk + threadIdx.x; i < share.to * a.shape.topk; i += blockDim.x) {
-		u32 e = a.home[i].what & 0xFFFF, weight = bits(a.weights[i]);
+		u32 e = a.home[i].target & 0xFFFF, weight = bits(a.weights[i]);
 		a.home[i].weight = weight;
 		if (e == 0) continue;
 		u32 r = rank_of(a.shape, e - 1);
@@ -302,20 +296,20 @@ __device__ __forceinline__ void tell_weights(const Push &a, const Turn &o, Share
 
 // take_weights gives the rows of src's share the weights that it told of. All threads of the block
 // call it, when the block of this number there has marked.
-__device__ __forceinline__ void take_weights(const Push &a, const Turn &o, u32 src, Share share) {
-	Pair *landings = a.landings + (u64)src * a.shape.capacity * a.shape.topk;
+__device__ __forceinline__ void take_weights(const Push &a, const Operation &o, u32 src, Share share) {
+	Pair *recv_rows = a.recv_rows + (u64)src * a.shape.capacity * a.shape.topk;
 	for (u32 i = share.from * a.shape.topk + threadIdx.x; i < share.to * a.shape.topk; i += blockDim.x) {
-		if (landings[i].what != 0) landings[i].weight = load_relaxed_sys4(o.own + weight_at(a, o, src, i));
+		if (recv_rows[i].target != 0) recv_rows[i].weight = load_relaxed_sys4(o.own + weight_at(a, o, src, i));
 	}
 }
 
 template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 	__shared__ Target targets[MAX_RANKS];
-	Turn o;
+	Operation o;
 	u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-	bool bulk = (a.what & BULK) != 0;
+	bool bulk = (a.flags & BULK) != 0;
 	Described d(a.described, a.shape.local, a.group.ranks);
-	u32 call = by_routing(a.call, *d.routing); // is on its way meanwhile
+	u32 call = call_tag(a.call, *d.routing); // is on its way meanwhile
 	if (!o.begin(a.group, a.state, 0, OP_DISPATCH)) return;
 	Wait w(a.group, a.state, OP_DISPATCH, o.epoch);
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
@@ -323,11 +317,12 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 	__shared__ u64 barriers[MOST_CARRIERS];
 	Carrier carrier(buffers, barriers, a.chunk, warp, lane);
 #endif
-	if ((a.what & SEND) != 0) {
-		if (blockIdx.x == 0) tell(a.group, o, a.words, call, a.block);
-		count_words(o, w, a.words);
+	if ((a.flags & SEND) != 0) {
+		if (blockIdx.x == 0) announce_all(a.group, o, a.openings, call, a.block);
+		count_and_empty(a.group, o, w, a.openings);
 		for (u32 r = threadIdx.x; r < a.group.ranks; r += blockDim.x) {
-			if (!holds(o.mask, r)) targets[r] = target_of(a, d.wanted, r, hear(o, w, a.words, r, call));
+			if (!holds(o.mask, r))
+				targets[r] = target_of(a, d.wanted, r, await_peer(w, o.own, a.openings, o.turn, r, call).x);
 		}
 		if (__syncthreads_or(w.over) != 0) return;
 		Share share(a.tokens);
@@ -342,18 +337,18 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 #endif
 		mark(a.group, o, a.marks);
 	}
-	if ((a.what & RECEIVE) != 0) {
+	if ((a.flags & RECEIVE) != 0) {
 		Target own = target_of(a, d.wanted, a.group.rank, a.block);
-		if ((a.what & BY_RANK) == 0)
+		if ((a.flags & ROW_PER_TOKEN) == 0)
 			each_pad(d, a.shape.local, a.align, [&](u32 row) { clear_row(a, own, row, lane); });
 		if (!await_marks(a.group, o, w, a.marks)) return;
 #if __CUDA_ARCH__ >= 900
-		fence_async(); // what was awaited was stored by others
+		fence_async(); // the rows were stored by other ranks
 #endif
 		for (u32 src = 0; src < a.group.ranks; src++) {
 			bool absent = holds(o.mask, src);
 			if (WEIGHTS && !absent) take_weights(a, o, src, Share((u32)d.tokens[src]));
-			if ((a.what & BY_RANK) != 0 && !absent) continue;
+			if ((a.flags & ROW_PER_TOKEN) != 0 && !absent) continue;
 			Share share((u32)d.tokens[src]);
 #if __CUDA_ARCH__ >= 900 && !WEFT_QUANTIZE
 			if (bulk) {
@@ -374,7 +369,7 @@ template <bool WEIGHTS> __device__ __forceinline__ void push(const Push &a) {
 		carrier.finish();
 #endif
 	}
-	leave(a.state, o.epoch - 1, o.turn, (a.what & RECEIVE) != 0);
+	leave(a.state, o.epoch - 1, o.turn, (a.flags & RECEIVE) != 0);
 }
 
 } // namespace weft

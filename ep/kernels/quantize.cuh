@@ -31,7 +31,7 @@ __device__ __forceinline__ void widen(float *f, uint4 v) {
 
 // quantize gives 16 e4m3 numbers, and on some lanes a word of scales: scale says which of the
 // row's, or none. here says whether the lane has numbers.
-__device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, u32 lane, bool here, u32 &word,
+__device__ __forceinline__ uint4 quantize(u32 flags, const uint4 *raw, u32 unit, u32 lane, bool here, u32 &word,
 										  int &scale) {
 	float f[16];
 #pragma unroll
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, 
 	// The power of two that is not less than most / 448: 448 is 1.75 x 2^8, so it is 2^-8 of most's
 	// own, or of the next if most is more than 1.75 times that.
 	u32 power = (bits(most) + 0x1FFFFF - (8u << 23)) & ~0x7FFFFFu;
-	if ((what & POWER_OF_TWO) != 0) factor = number((254u << 23) - power);
+	if ((flags & POWER_OF_TWO) != 0) factor = number((254u << 23) - power);
 	u32 q[4];
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
@@ -55,9 +55,9 @@ __device__ __forceinline__ uint4 quantize(u32 what, const uint4 *raw, u32 unit, 
 		q[i] = low | high << 16;
 	}
 	float size = divide(most, 448.0f);
-	if ((what & POWER_OF_TWO) != 0) size = number(power);
+	if ((flags & POWER_OF_TWO) != 0) size = number(power);
 	scale = -1;
-	if ((what & EXPONENTS) != 0) {
+	if ((flags & EXPONENTS) != 0) {
 		u32 e = bits(size) >> 23;
 		word = 0;
 #pragma unroll

@@ -3,14 +3,14 @@ package main
 import (
 	"context"
 	_ "embed"
-	"errors"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/closer"
 )
 
 // experts.cu has the experts' products, the only kernels of this program's own. The rank compiles
@@ -49,7 +49,7 @@ type gpu struct {
 	comm   *weft.Comm
 	handle *ep.Handle
 	stream *cuda.Stream
-	close  closers
+	closer closer.Stack
 
 	product  enginegpu.Launch[productArgs]
 	gradient enginegpu.Launch[gradientArgs]
@@ -60,17 +60,6 @@ type gpu struct {
 	values, grads       buffer // of the experts' parameters
 	gradHidden, gradOut *cuda.Memory
 	y, hidden           []*cuda.Memory // of each layer, for its backward pass
-}
-
-// closers undo what was made, the last first.
-type closers []func() error
-
-func (c closers) all() error {
-	var errs []error
-	for i := len(c) - 1; i >= 0; i-- {
-		errs = append(errs, c[i]())
-	}
-	return errors.Join(errs...)
 }
 
 // buffer is memory of the GPU with as much pinned memory of the host, through which copies in a
@@ -113,7 +102,7 @@ func (g *gpu) allocate(cfg Config) (err error) {
 		if b.to.host, err = g.comm.Device().Context().AllocHost(4*b.numbers, cuda.HostOptions{}); err != nil {
 			return err
 		}
-		g.close = append(g.close, b.to.host.Close)
+		g.closer.Add(b.to.host.Close)
 	}
 	rows := g.handle.Capacity()
 	if g.gradHidden, err = g.alloc(rows * cfg.Inner); err != nil {
@@ -142,7 +131,8 @@ func (g *gpu) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g.stream, g.close = stream, append(g.close, stream.Close)
+	g.stream = stream
+	g.closer.Add(stream.Close)
 	program, err := enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(), enginegpu.Source{
 		Spec:   kernel.Spec{Name: "moe experts", Source: kernelSource, Headers: device.Headers(), Arch: d.Arch()},
 		Extern: []string{"moe_product", "moe_gradient"},
@@ -150,7 +140,7 @@ func (g *gpu) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g.close = append(g.close, program.Close)
+	g.closer.Add(program.Close)
 	shape := cuda.LaunchConfig{Block: cuda.Dim{X: tile, Y: tile}}
 	if g.product, err = enginegpu.NewLaunch(program.Functions(0)[0], shape, productArgs{}); err != nil {
 		return err
@@ -163,7 +153,7 @@ func (g *gpu) load(ctx context.Context) error {
 func (g *gpu) alloc(numbers int) (*cuda.Memory, error) {
 	m, err := g.comm.Device().Context().Alloc(4 * numbers)
 	if err == nil {
-		g.close = append(g.close, m.Close)
+		g.closer.Add(m.Close)
 	}
 	return m, err
 }

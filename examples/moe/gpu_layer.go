@@ -49,7 +49,9 @@ func (w *gpuBackend) forward(ctx context.Context, l *layer) (err error) {
 		w.weights.tensor(weft.Float32, tokens, c.TopK)); err != nil {
 		return err
 	}
-	if w.received, err = w.handle.Dispatch(ctx, s, w.routing, ep.Rows{Data: x}); err != nil {
+	if w.received, err = w.handle.Dispatch(ctx, s, ep.DispatchArgs{
+		Routing: w.routing, Rows: ep.Rows{Data: x},
+	}); err != nil {
 		return err
 	}
 	up := w.products(c, w.received.Data.Pointer(), w.hidden.Pointer(), c.Hidden, c.Inner, 0)
@@ -59,7 +61,9 @@ func (w *gpuBackend) forward(ctx context.Context, l *layer) (err error) {
 		return err
 	}
 	out := w.g.tensor(weft.Float32, tokens, c.Hidden)
-	if err = w.handle.Combine(ctx, s, w.routing, w.rows(w.y, c.Hidden), out, x); err != nil {
+	if err = w.handle.Combine(ctx, s, ep.CombineArgs{
+		Routing: w.routing, Rows: w.rows(w.y, c.Hidden), Out: out, Bias: []weft.Tensor{x},
+	}); err != nil {
 		return err
 	}
 	return w.finish(ctx, []buffer{w.g}, []weft.Tensor{tensor(l.out)})
@@ -78,16 +82,18 @@ func (w *gpuBackend) backward(ctx context.Context, l *layer, g matrix) (gradX, g
 		return gradX, gradWeights, err
 	}
 	gradRows := w.rows(w.gradOut, c.Hidden)
-	if err = w.handle.CombineBackward(ctx, s, w.routing, w.g.tensor(weft.Float32, g.Rows, c.Hidden),
-		w.rows(w.y, c.Hidden), gradRows,
-		w.weights.tensor(weft.Float32, g.Rows, c.TopK)); err != nil {
+	if err = w.handle.CombineBackward(ctx, s, ep.CombineBackwardArgs{
+		Routing: w.routing, GradOut: w.g.tensor(weft.Float32, g.Rows, c.Hidden), Rows: w.rows(w.y, c.Hidden),
+		GradRows: gradRows, GradWeights: w.weights.tensor(weft.Float32, g.Rows, c.TopK),
+	}); err != nil {
 		return gradX, gradWeights, err
 	}
 	if err = w.expertsBackward(c, len(l.experts)); err != nil {
 		return gradX, gradWeights, err
 	}
-	err = w.handle.DispatchBackward(ctx, s, w.routing, gradRows, weft.Tensor{},
-		w.x.tensor(weft.Float32, g.Rows, c.Hidden), weft.Tensor{})
+	err = w.handle.DispatchBackward(ctx, s, ep.DispatchBackwardArgs{
+		Routing: w.routing, GradRows: gradRows, GradTokens: w.x.tensor(weft.Float32, g.Rows, c.Hidden),
+	})
 	if err == nil {
 		err = w.finish(ctx, []buffer{w.x, w.weights, w.gpu.grads},
 			[]weft.Tensor{tensor(gradX), tensor(gradWeights), weft.TensorOf(w.grads)})

@@ -13,84 +13,36 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/cudatest/layout"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
-// gpus is where experts work in a test: on this machine's GPUs, a rank on each, or on emulated
-// ones.
-type gpus struct {
-	contexts []*cuda.Context
-	options  []weft.Option
-	emulated bool
-}
+// gpus is where experts work in a test: on this machine's GPUs, or on emulated ones.
+type gpus struct{ *ranktest.GPUs }
 
-// eachGPUs runs a test on emulated GPUs, and on the machine's, where there are any.
+// eachGPUs runs a test on emulated GPUs, and on the machine's, where there are any: they also need
+// the compiler, for the kernels are this program's own.
 func eachGPUs(t *testing.T, body func(t *testing.T, g *gpus)) {
 	t.Run("emulated", func(t *testing.T) {
 		if testing.Short() {
 			t.Skip("emulated kernels are slow")
 		}
-		emulate.Need(t)
-		machine := cudatest.New(cudatest.Config{Devices: 2})
-		emulate.Attach(machine, emulate.Options{Limit: time.Minute, Seed: 1})
-		cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
-		driver, err := machine.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := machine.Check(); err != nil {
-				t.Error(err)
-			}
-		})
-		body(t, primaries(t, driver, &gpus{options: []weft.Option{weft.WithKernels(cache)}, emulated: true}))
+		body(t, &gpus{ranktest.Emulated(t, cudatest.Config{Devices: 2}, emulate.Options{Limit: time.Minute, Seed: 1})})
 	})
-	t.Run("real", func(t *testing.T) { body(t, primaries(t, realGPUs(t), &gpus{})) })
-}
-
-// realGPUs opens this machine's driver, or skips the test by name: it also needs the compiler, for
-// the kernels are this program's own. WEFT_REQUIRE_GPU=1 turns a GPU's absence into a failure.
-func realGPUs(t *testing.T) *cuda.Driver {
-	t.Helper()
-	driver, err := cuda.Open()
-	if err != nil {
-		if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
-			t.Fatal(err)
-		}
-		t.Skipf("needs a GPU: %v", err)
-	}
-	cudatest.NVRTC(t)
-	return driver
-}
-
-// primaries gives g a context of each GPU.
-func primaries(t *testing.T, driver *cuda.Driver, g *gpus) *gpus {
-	t.Helper()
-	for _, d := range driver.Devices() {
-		c, err := d.Primary()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		g.contexts = append(g.contexts, c)
-	}
-	return g
+	t.Run("real", func(t *testing.T) {
+		g := ranktest.Real(t)
+		cudatest.NVRTC(t)
+		body(t, &gpus{g})
+	})
 }
 
 // meet is a [meeting].
 func (g *gpus) meet(ctx context.Context, c *weft.Comm) (*weft.Comm, error) {
-	options := append([]weft.Option{weft.WithDevice(g.contexts[c.Rank()]), weft.WithDeadline(20 * time.Second)},
-		g.options...)
-	return joinGPUs(ctx, c, options...)
+	return joinGPUs(ctx, c, append(g.Options(c.Rank()), weft.WithDeadline(20*time.Second))...)
 }
 
 // near fails the test unless a loss is the host's within a thousandth: training from numbers whose
@@ -115,7 +67,7 @@ func TestOnGPUs(t *testing.T) {
 // gradients compares those of one micro-batch on each rank with the host's.
 func (g *gpus) gradients(t *testing.T) {
 	text, _ := puzzle(1 << 12)
-	ranks := min(2, len(g.contexts))
+	ranks := min(2, len(g.Contexts))
 	pass := func(meet meeting) []*model {
 		return modelsOn(t, ranks, small, meet, func(ctx context.Context, m *model) error {
 			before, target := sample(text, small, 0, m.comm.Rank())
@@ -146,7 +98,7 @@ func (g *gpus) gradients(t *testing.T) {
 // parameters are the same bits. On the way what the experts make of every token is verified.
 func (g *gpus) ranks(t *testing.T) {
 	cfg := small
-	if g.emulated {
+	if g.Machine != nil {
 		cfg.Steps, cfg.Verify = 4, 2
 	}
 	host, one := train(t, 1, cfg), trainOn(t, 1, cfg, g.meet)
@@ -155,7 +107,7 @@ func (g *gpus) ranks(t *testing.T) {
 			float64(math.Float32frombits(host.losses[step])))
 	}
 	for _, n := range []int{2, 4} {
-		if n > len(g.contexts) {
+		if n > len(g.Contexts) {
 			break
 		}
 		got := trainOn(t, n, cfg, g.meet)
@@ -171,13 +123,13 @@ func (g *gpus) ranks(t *testing.T) {
 func (g *gpus) learns(t *testing.T) {
 	cfg := learner
 	switch {
-	case g.emulated:
+	case g.Machine != nil:
 		cfg.Steps = 5
 	case testing.Short():
 		cfg.Steps = 20
 	}
 	text, _ := puzzle(1 << 16)
-	host, got := learn(t, 2, text, cfg, onHost, func(*model) {}), learn(t, min(2, len(g.contexts)), text, cfg,
+	host, got := learn(t, 2, text, cfg, onHost, func(*model) {}), learn(t, min(2, len(g.Contexts)), text, cfg,
 		g.meet, func(*model) {})
 	t.Logf("loss %.4f, on the host %.4f", got, host)
 	near(t, fmt.Sprintf("after %d steps", cfg.Steps), got, host)
@@ -185,7 +137,8 @@ func (g *gpus) learns(t *testing.T) {
 
 // TestRunOnGPU is the command, as the only rank, on a GPU of this machine.
 func TestRunOnGPU(t *testing.T) {
-	realGPUs(t)
+	ranktest.Real(t)
+	cudatest.NVRTC(t)
 	alone(t)
 	file := filepath.Join(t.TempDir(), "text")
 	text, _ := puzzle(1 << 14)

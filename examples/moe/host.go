@@ -25,7 +25,9 @@ func (w *hostBackend) forward(ctx context.Context, l *layer) (err error) {
 		tensor(l.weights)); err != nil {
 		return err
 	}
-	if w.received, err = w.handle.Dispatch(ctx, nil, w.routing, ep.Rows{Data: tensor(l.x)}); err != nil {
+	if w.received, err = w.handle.Dispatch(ctx, nil, ep.DispatchArgs{
+		Routing: w.routing, Rows: ep.Rows{Data: tensor(l.x)},
+	}); err != nil {
 		return err
 	}
 	w.in = matrixOf(weft.SliceOf[float32](w.received.Data), w.received.Rows(), l.x.Cols)
@@ -36,7 +38,9 @@ func (w *hostBackend) forward(ctx context.Context, l *layer) (err error) {
 		w.hidden = append(w.hidden, hidden)
 		copy(w.zone(w.y, e).Data, y.Data)
 	}
-	return w.handle.Combine(ctx, nil, w.routing, tensor(w.y), tensor(l.out), tensor(l.x))
+	return w.handle.Combine(ctx, nil, ep.CombineArgs{
+		Routing: w.routing, Rows: tensor(w.y), Out: tensor(l.out), Bias: []weft.Tensor{tensor(l.x)},
+	})
 }
 
 func (x expert) forward(in matrix) (hidden, out matrix) {
@@ -53,12 +57,16 @@ func (w *hostBackend) zone(m matrix, e int) matrix { return rows(m, int(w.from[e
 func (w *hostBackend) backward(ctx context.Context, l *layer, g matrix) (gradX, gradWeights matrix, err error) {
 	gradRows := newMatrix(w.in.Rows, w.in.Cols)
 	gradX, gradWeights = newMatrix(g.Rows, g.Cols), newMatrix(g.Rows, l.cfg.TopK)
-	if err = w.handle.CombineBackward(ctx, nil, w.routing, tensor(g), tensor(w.y), tensor(gradRows),
-		tensor(gradWeights)); err != nil {
+	if err = w.handle.CombineBackward(ctx, nil, ep.CombineBackwardArgs{
+		Routing: w.routing, GradOut: tensor(g), Rows: tensor(w.y), GradRows: tensor(gradRows),
+		GradWeights: tensor(gradWeights),
+	}); err != nil {
 		return gradX, gradWeights, err
 	}
 	w.expertsBackward(l, gradRows)
-	err = w.handle.DispatchBackward(ctx, nil, w.routing, tensor(gradRows), weft.Tensor{}, tensor(gradX), weft.Tensor{})
+	err = w.handle.DispatchBackward(ctx, nil, ep.DispatchBackwardArgs{
+		Routing: w.routing, GradRows: tensor(gradRows), GradTokens: tensor(gradX),
+	})
 	w.received.Release()
 	w.routing.Release()
 	return gradX, gradWeights, err

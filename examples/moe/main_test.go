@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,18 +30,7 @@ func testContext(t *testing.T) context.Context {
 // join makes n goroutine ranks that leave when the test ends.
 func join(t *testing.T, n int) []*weft.Comm {
 	t.Helper()
-	group, err := eptest.Join(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for _, c := range group {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	return group
+	return ranktest.New(t, n)
 }
 
 // models makes a model on each of n goroutine ranks, and runs body on all of them at once.
@@ -59,7 +48,7 @@ func onHost(_ context.Context, c *weft.Comm) (*weft.Comm, error) { return c, nil
 func modelsOn(t *testing.T, n int, cfg Config, meet meeting, body func(ctx context.Context, m *model) error) []*model {
 	t.Helper()
 	ctx, all := testContext(t), make([]*model, n)
-	err := eptest.Each(join(t, n), func(c *weft.Comm) error {
+	err := ranktest.Each(join(t, n), func(c *weft.Comm) error {
 		exchange, err := meet(ctx, c)
 		if err != nil {
 			return err

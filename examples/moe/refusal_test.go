@@ -10,7 +10,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // refuses fails the test unless err is one sentence that says that.
@@ -47,7 +47,7 @@ func TestModelRefusals(t *testing.T) {
 		t.Run(fmt.Sprintf("%s on %d", c.want, c.ranks), func(t *testing.T) {
 			cfg, ctx := small, testContext(t)
 			c.change(&cfg)
-			err := eptest.Each(join(t, c.ranks), func(comm *weft.Comm) error {
+			err := ranktest.Each(join(t, c.ranks), func(comm *weft.Comm) error {
 				_, err := newModel(ctx, comm, comm, cfg)
 				refuses(t, err, c.want)
 				return comm.Err()

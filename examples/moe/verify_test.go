@@ -10,7 +10,7 @@ import (
 	"gonum.org/v1/gonum/blas/blas32"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // TestVerify tampers with a forward pass on the last of two ranks. Both hear of it, and whose rows
@@ -81,7 +81,7 @@ func TestVerifyStopsTraining(t *testing.T) {
 	cfg := small
 	text, _ := puzzle(1 << 12)
 	ctx := testContext(t)
-	err := eptest.Each(join(t, 4), func(c *weft.Comm) error {
+	err := ranktest.Each(join(t, 4), func(c *weft.Comm) error {
 		m, err := newModel(ctx, c, c, cfg)
 		if err != nil {
 			return err

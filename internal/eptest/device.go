@@ -11,11 +11,12 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // Device is the engine of ranks on GPUs.
 type Device struct {
-	groups
+	*ranktest.Groups
 
 	mu      sync.Mutex
 	streams map[*weft.Comm]*rankStream
@@ -33,7 +34,7 @@ type rankStream struct {
 // CUDA_DEVICE_MAX_CONNECTIONS=32. The contexts stay the caller's and outlive the engine.
 func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
 	d := &Device{streams: map[*weft.Comm]*rankStream{}}
-	d.groups = goroutines(fmt.Sprintf("goroutines on %d GPUs", len(contexts)), func(rank int) []weft.Option {
+	d.Groups = ranktest.Goroutines(fmt.Sprintf("goroutines on %d GPUs", len(contexts)), func(rank int) []weft.Option {
 		return append([]weft.Option{weft.WithDevice(contexts[rank%len(contexts)])}, options...)
 	})
 	return d
@@ -42,12 +43,12 @@ func NewDevice(contexts []*cuda.Context, options ...weft.Option) *Device {
 // NewDeviceRank makes the engine of a process that is one rank of several. The communicator, which
 // is bound to a GPU, stays the caller's.
 func NewDeviceRank(c *weft.Comm) *Device {
-	return &Device{groups: process("processes on GPUs", c), streams: map[*weft.Comm]*rankStream{}}
+	return &Device{Groups: ranktest.Process("processes on GPUs", c), streams: map[*weft.Comm]*rankStream{}}
 }
 
 // OfSizes makes the suite run with these numbers of ranks only, ascending.
 func (d *Device) OfSizes(sizes ...int) *Device {
-	d.sizes = sizes
+	d.Groups.OfSizes(sizes...)
 	return d
 }
 
@@ -59,15 +60,15 @@ func (d *Device) Recycles(l ep.Layout) bool { return l == ep.RankMajor }
 
 // Ranks implements [Engine].
 func (d *Device) Ranks(n int, body func(c *weft.Comm) error) error {
-	err := d.groups.Ranks(n, body)
-	if err != nil && !d.borrowed {
+	err := d.Groups.Ranks(n, body)
+	if err != nil && !d.Borrowed() {
 		err = errors.Join(err, d.forget()) // the communicators are closed
 	}
 	return err
 }
 
 // Close closes the communicators and streams that the engine has made.
-func (d *Device) Close() error { return errors.Join(d.groups.Close(), d.forget()) }
+func (d *Device) Close() error { return errors.Join(d.Groups.Close(), d.forget()) }
 
 // forget closes the streams of communicators that are closed, or not the engine's.
 func (d *Device) forget() error {
@@ -75,7 +76,7 @@ func (d *Device) forget() error {
 	defer d.mu.Unlock()
 	var errs []error
 	for c, s := range d.streams {
-		if err := c.Err(); d.borrowed || errors.Is(err, weft.ErrClosed) {
+		if err := c.Err(); d.Borrowed() || errors.Is(err, weft.ErrClosed) {
 			errs = append(errs, s.cuda.Close())
 			delete(d.streams, c)
 		}

@@ -10,35 +10,13 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // fakeGPUs makes the contexts of a driver made of Go, which must be clean in the end.
 func fakeGPUs(t *testing.T, n int) []*cuda.Context {
 	t.Helper()
-	m := cudatest.New(cudatest.Config{Devices: n})
-	driver, err := m.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var contexts []*cuda.Context
-	for _, d := range driver.Devices() {
-		c, err := d.Primary()
-		if err != nil {
-			t.Fatal(err)
-		}
-		contexts = append(contexts, c)
-	}
-	t.Cleanup(func() {
-		for _, c := range contexts {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		if err := m.Check(); err != nil {
-			t.Error(err)
-		}
-	})
-	return contexts
+	return ranktest.Fake(t, cudatest.Config{Devices: n}).Contexts
 }
 
 func newDevice(t *testing.T, gpus int) *Device {
@@ -137,7 +115,7 @@ func TestDeviceAfterFailure(t *testing.T) {
 
 // TestDeviceRank leaves a communicator to its owner.
 func TestDeviceRank(t *testing.T) {
-	group, err := Join(1, weft.WithDevice(fakeGPUs(t, 1)[0]))
+	group, err := ranktest.Join(1, weft.WithDevice(fakeGPUs(t, 1)[0]))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,20 +7,21 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // Host is the engine of ranks on the host.
-type Host struct{ groups }
+type Host struct{ *ranktest.Groups }
 
 // NewHost makes an engine whose ranks are goroutines. Communicators are kept between calls of Ranks
 // until Close.
 func NewHost(options ...weft.Option) *Host {
-	return &Host{goroutines("goroutines", func(int) []weft.Option { return options })}
+	return &Host{ranktest.Goroutines("goroutines", func(int) []weft.Option { return options })}
 }
 
 // NewHostRank makes the engine of a process that is one rank of several. The communicator stays the
 // caller's.
-func NewHostRank(c *weft.Comm) *Host { return &Host{process("processes", c)} }
+func NewHostRank(c *weft.Comm) *Host { return &Host{ranktest.Process("processes", c)} }
 
 // Kind implements [Engine].
 func (h *Host) Kind() ep.Engine { return ep.HostEngine }

@@ -116,7 +116,7 @@ func (r *Round) Prepare(ctx context.Context, s *weft.Stream) error {
 // Dispatch enqueues a dispatch by the routing that is there, and gives what an earlier one has
 // received back.
 func (r *Round) Dispatch(ctx context.Context, s *weft.Stream) error {
-	received, err := r.r.handle.Dispatch(ctx, s, r.r.routing, r.in)
+	received, err := r.r.handle.Dispatch(ctx, s, ep.DispatchArgs{Routing: r.r.routing, Rows: r.in})
 	if err == nil {
 		r.receive(received)
 	}
@@ -125,7 +125,7 @@ func (r *Round) Dispatch(ctx context.Context, s *weft.Stream) error {
 
 // PrepareDispatch enqueues that.
 func (r *Round) PrepareDispatch(ctx context.Context, s *weft.Stream) error {
-	received, err := r.r.handle.PrepareDispatch(ctx, s, r.topk, r.weights, r.in)
+	received, err := r.r.handle.Dispatch(ctx, s, ep.DispatchArgs{TopK: r.topk, Weights: r.weights, Rows: r.in})
 	if err == nil {
 		r.route(received.Routing)
 		r.receive(received)
@@ -135,13 +135,13 @@ func (r *Round) PrepareDispatch(ctx context.Context, s *weft.Stream) error {
 
 // SendPrepareDispatch enqueues that; Pending is the rest.
 func (r *Round) SendPrepareDispatch(ctx context.Context, s *weft.Stream) (err error) {
-	r.pending, err = r.r.handle.SendPrepareDispatch(ctx, s, r.topk, r.weights, r.in)
+	r.pending, err = r.r.handle.SendDispatch(ctx, s, ep.DispatchArgs{TopK: r.topk, Weights: r.weights, Rows: r.in})
 	return err
 }
 
 // SendDispatch enqueues that, by the routing that is there.
 func (r *Round) SendDispatch(ctx context.Context, s *weft.Stream) (err error) {
-	r.pending, err = r.r.handle.SendDispatch(ctx, s, r.r.routing, r.in)
+	r.pending, err = r.r.handle.SendDispatch(ctx, s, ep.DispatchArgs{Routing: r.r.routing, Rows: r.in})
 	return err
 }
 
@@ -180,12 +180,16 @@ func (r *Round) Copy(ctx context.Context, s *weft.Stream) error {
 
 // Combine enqueues that.
 func (r *Round) Combine(ctx context.Context, s *weft.Stream) error {
-	return r.r.handle.Combine(ctx, s, r.r.routing, r.expertRows(), r.out, r.bias...)
+	return r.r.handle.Combine(ctx, s, ep.CombineArgs{
+		Routing: r.r.routing, Rows: r.expertRows(), Out: r.out, Bias: r.bias,
+	})
 }
 
 // SendCombine enqueues the first half of that; the Work's Wait enqueues the second.
 func (r *Round) SendCombine(ctx context.Context, s *weft.Stream) (*weft.Work, error) {
-	return r.r.handle.SendCombine(ctx, s, r.r.routing, r.expertRows(), r.out, r.bias...)
+	return r.r.handle.SendCombine(ctx, s, ep.CombineArgs{
+		Routing: r.r.routing, Rows: r.expertRows(), Out: r.out, Bias: r.bias,
+	})
 }
 
 // expertRows are those that combine takes.
@@ -211,7 +215,9 @@ func (r *Round) CombineBackward(ctx context.Context, s *weft.Stream, weights boo
 	if !weights {
 		g.y, g.expertWeights = weft.Tensor{}, weft.Tensor{}
 	}
-	return r.r.handle.CombineBackward(ctx, s, r.r.routing, g.out, g.y, g.expertRows, g.expertWeights)
+	return r.r.handle.CombineBackward(ctx, s, ep.CombineBackwardArgs{
+		Routing: r.r.routing, GradOut: g.out, Rows: g.y, GradRows: g.expertRows, GradWeights: g.expertWeights,
+	})
 }
 
 // DispatchBackward enqueues the gradients of dispatch, those of weights among them if they are
@@ -221,7 +227,10 @@ func (r *Round) DispatchBackward(ctx context.Context, s *weft.Stream, weights bo
 	if !weights {
 		g.scalars, g.home = weft.Tensor{}, weft.Tensor{}
 	}
-	return r.r.handle.DispatchBackward(ctx, s, r.r.routing, g.rows, g.scalars, g.x, g.home)
+	return r.r.handle.DispatchBackward(ctx, s, ep.DispatchBackwardArgs{
+		Routing: r.r.routing, GradRows: g.rows, GradRowWeights: g.scalars, GradTokens: g.x,
+		GradWeights: g.home,
+	})
 }
 
 // Received is what the last dispatch has received, until Release.

@@ -339,13 +339,17 @@ func (r *runner) prepareDispatch(ctx context.Context) (*ep.Received, error) {
 	var out *ep.Received
 	if r.Split {
 		var pending *ep.PendingDispatch
-		if pending, err = r.handle.SendPrepareDispatch(ctx, r.engine.Stream(r.comm), topk, weights, in); err != nil {
+		if pending, err = r.handle.SendDispatch(ctx, r.engine.Stream(r.comm), ep.DispatchArgs{
+			TopK: topk, Weights: weights, Rows: in,
+		}); err != nil {
 			return nil, err
 		}
 		r.pause()
 		out, err = pending.Receive(ctx)
 	} else {
-		out, err = r.handle.PrepareDispatch(ctx, r.engine.Stream(r.comm), topk, weights, in)
+		out, err = r.handle.Dispatch(ctx, r.engine.Stream(r.comm), ep.DispatchArgs{
+			TopK: topk, Weights: weights, Rows: in,
+		})
 	}
 	if err != nil {
 		return nil, err
@@ -501,8 +505,9 @@ func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received,
 	if err != nil {
 		return nil, err
 	}
+	var weights weft.Tensor
 	if r.lacks && i == 1 {
-		if in.Weights, err = r.weightOperand(); err != nil {
+		if weights, err = r.weightOperand(); err != nil {
 			return nil, err
 		}
 		r.lacks = false
@@ -510,23 +515,27 @@ func (r *runner) dispatch(ctx context.Context, i int, fresh bool) (*ep.Received,
 	var out *ep.Received
 	if r.Split {
 		var pending *ep.PendingDispatch
-		if pending, err = r.handle.SendDispatch(ctx, r.engine.Stream(r.comm), r.routing, in); err != nil {
+		if pending, err = r.handle.SendDispatch(ctx, r.engine.Stream(r.comm), ep.DispatchArgs{
+			Routing: r.routing, Weights: weights, Rows: in,
+		}); err != nil {
 			return nil, err
 		}
 		r.pause()
 		out, err = pending.Receive(ctx)
 	} else {
-		out, err = r.handle.Dispatch(ctx, r.engine.Stream(r.comm), r.routing, in)
+		out, err = r.handle.Dispatch(ctx, r.engine.Stream(r.comm), ep.DispatchArgs{
+			Routing: r.routing, Weights: weights, Rows: in,
+		})
 	}
 	if err != nil {
 		return nil, err
 	}
-	return out, r.arrived(i, fresh, in, out)
+	return out, errors.Join(r.spoil(weights), r.arrived(i, fresh, in, out))
 }
 
 // arrived compares what the i-th rows have become, and leaves poison behind if the memory is fresh.
 func (r *runner) arrived(i int, fresh bool, in ep.Rows, out *ep.Received) error {
-	if err := errors.Join(r.spoil(in.Data), r.spoil(in.Scales), r.spoil(in.Weights)); err != nil {
+	if err := errors.Join(r.spoil(in.Data), r.spoil(in.Scales)); err != nil {
 		return err
 	}
 	me, s := r.comm.Rank(), &r.spec
@@ -649,12 +658,16 @@ func (r *runner) combine(ctx context.Context, received *ep.Received) error {
 	}
 	if r.Split {
 		var w *weft.Work
-		if w, err = r.handle.SendCombine(ctx, r.engine.Stream(r.comm), r.routing, y, out, bias...); err == nil {
+		if w, err = r.handle.SendCombine(ctx, r.engine.Stream(r.comm), ep.CombineArgs{
+			Routing: r.routing, Rows: y, Out: out, Bias: bias,
+		}); err == nil {
 			r.pause()
 			err = w.Wait(ctx)
 		}
 	} else {
-		err = r.handle.Combine(ctx, r.engine.Stream(r.comm), r.routing, y, out, bias...)
+		err = r.handle.Combine(ctx, r.engine.Stream(r.comm), ep.CombineArgs{
+			Routing: r.routing, Rows: y, Out: out, Bias: bias,
+		})
 	}
 	if err != nil {
 		return err
@@ -692,8 +705,9 @@ func (r *runner) dispatchBackward(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.handle.DispatchBackward(ctx, r.engine.Stream(r.comm), r.routing, rows, scalars, out,
-		gradWeights); err != nil {
+	if err := r.handle.DispatchBackward(ctx, r.engine.Stream(r.comm), ep.DispatchBackwardArgs{
+		Routing: r.routing, GradRows: rows, GradRowWeights: scalars, GradTokens: out, GradWeights: gradWeights,
+	}); err != nil {
 		return err
 	}
 	if err := errors.Join(r.spoil(rows), r.spoil(scalars)); err != nil {
@@ -733,7 +747,9 @@ func (r *runner) combineBackward(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.handle.CombineBackward(ctx, r.engine.Stream(r.comm), r.routing, grad, y, rows, gradWeights); err != nil {
+	if err := r.handle.CombineBackward(ctx, r.engine.Stream(r.comm), ep.CombineBackwardArgs{
+		Routing: r.routing, GradOut: grad, Rows: y, GradRows: rows, GradWeights: gradWeights,
+	}); err != nil {
 		return err
 	}
 	if err := r.spoil(grad); err != nil {

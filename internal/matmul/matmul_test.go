@@ -1,7 +1,7 @@
 package matmul
 
 import (
-	"os"
+	"cmp"
 	"strings"
 	"testing"
 	"time"
@@ -12,43 +12,23 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestProduct multiplies on an emulated GPU.
 func TestProduct(t *testing.T) {
-	emulate.Need(t)
-	machine := cudatest.New(cudatest.Config{})
-	t.Cleanup(func() {
-		if err := machine.Check(); err != nil {
-			t.Error(err)
-		}
-	})
-	emulate.Attach(machine, emulate.Options{Limit: time.Minute})
-	d, err := machine.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	multiply(t, d, kernel.New(kernel.Options{
-		Compiler: emulate.Compiler, Dir: t.TempDir(),
-		ReadOnly: []string{},
-	}), []Shape{{64, 64, 32}, {128, 64, 96}})
+	multiply(t, ranktest.Emulated(t, cudatest.Config{}, emulate.Options{Limit: time.Minute}),
+		[]Shape{{64, 64, 32}, {128, 64, 96}})
 }
 
 // TestProductOnGPU is the same on a GPU of this machine.
 func TestProductOnGPU(t *testing.T) {
-	d, err := cuda.Open()
-	if err != nil {
-		if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
-			t.Fatal(err)
-		}
-		t.Skipf("needs a GPU: %v", err)
-	}
-	multiply(t, d, kernel.New(kernel.Options{}), []Shape{{64, 64, 32}, {128, 64, 96}, {1024, 2048, 4096}})
+	multiply(t, ranktest.Real(t), []Shape{{64, 64, 32}, {128, 64, 96}, {1024, 2048, 4096}})
 }
 
-func multiply(t *testing.T, d *cuda.Driver, cache *kernel.Cache, shapes []Shape) {
+func multiply(t *testing.T, g *ranktest.GPUs, shapes []Shape) {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -56,9 +36,7 @@ func multiply(t *testing.T, d *cuda.Driver, cache *kernel.Cache, shapes []Shape)
 			t.Fatal(err)
 		}
 	}
-	c, err := d.Devices()[0].Primary()
-	must(err)
-	defer func() { must(c.Close()) }()
+	c, cache := g.Contexts[0], cmp.Or(g.Kernels, kernel.New(kernel.Options{}))
 	s, err := c.NewStream(cuda.StreamOptions{})
 	must(err)
 	defer func() { must(s.Close()) }()

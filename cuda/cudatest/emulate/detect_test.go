@@ -108,7 +108,7 @@ func TestDetect(t *testing.T) {
 		},
 	}
 	// One program has them all, so that it is compiled once.
-	source, names := "#include \"weft.cuh\"\nusing namespace weft;\n", map[string]string{}
+	source, names := "#include \"flags.cuh\"\nusing namespace weft;\n", map[string]string{}
 	for i, name := range slices.Sorted(maps.Keys(tests)) {
 		names[name] = fmt.Sprintf("k%d", i)
 		source += fmt.Sprintf("extern \"C\" __global__ void %s(u32 *p, u32 *q) {\n%s\n}\n", names[name], tests[name].body)

@@ -9,12 +9,12 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 // exchange sends words to the other rank, which awaits them as values that are their own flags, in
 // one of three turns; what was read is emptied.
-const exchange = `#include "weft.cuh"
+const exchange = `#include "flags.cuh"
 using namespace weft;
 struct Arguments { Group group; State *state; u32 *seen; u32 times; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
@@ -22,7 +22,7 @@ extern "C" __global__ void k(const __grid_constant__ Arguments a) {
 	u64 epoch = count.epoch;
 	u32 turn = count.turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
 	u32 before = turn == 0 ? 2 : turn - 1;
-	Wait w(a.group, a.state, OP_BARRIER, epoch);
+	Wait w(a.group, a.state, 7, epoch);
 	uint4 *there = (uint4 *)a.group.window[other] + turn * n, *here = (uint4 *)a.group.window[a.group.rank];
 	u32 v = (u32)epoch * 1000 + i;
 	store_relaxed_sys16(there + i, make_uint4(v, v + 1, v + 2, v + 3));
@@ -83,8 +83,8 @@ func newPair(t testing.TB, source string, words int, timeout time.Duration, o em
 		a.Group.Abort, a.Group.Record, a.Group.Claim = uint64(abort), uint64(record), uint64(claim)
 		a.Group.Ranks, a.Group.Rank = 2, uint32(i)
 		a.State, p.states[i] = r.alloc(i, (device.StateBytes+2*device.CountBytes)/4)
-		p.states[i][2] = uint32(timeout)
-		p.states[i][3] = uint32(uint64(timeout) >> 32)
+		p.states[i][4] = uint32(timeout) // State.timeout
+		p.states[i][5] = uint32(uint64(timeout) >> 32)
 		a.Seen, p.seen[i] = r.alloc(i, 1)
 	}
 	return p
@@ -134,7 +134,7 @@ func TestExchange(t *testing.T) {
 
 // TestTear: who takes the last word of 16 bytes for all of them finds out.
 func TestTear(t *testing.T) {
-	const careless = `#include "weft.cuh"
+	const careless = `#include "flags.cuh"
 using namespace weft;
 struct Arguments { Group group; State *state; u32 *seen; u32 times; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
@@ -142,7 +142,7 @@ extern "C" __global__ void k(const __grid_constant__ Arguments a) {
 	u64 epoch = count.epoch;
 	u32 turn = count.turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
 	u32 before = turn == 0 ? 2 : turn - 1;
-	Wait w(a.group, a.state, OP_BARRIER, epoch);
+	Wait w(a.group, a.state, 7, epoch);
 	uint4 *there = (uint4 *)a.group.window[other] + turn * n, *here = (uint4 *)a.group.window[a.group.rank];
 	store_relaxed_sys16(there + i, make_uint4(1, 2, 3, 4));
 	uint4 got;
@@ -171,7 +171,7 @@ func TestTimeout(t *testing.T) {
 	p := newPair(t, exchange, 3*64*4, 50*time.Millisecond, emulate.Options{})
 	r := p.rig
 	r.ok(r.start(p.functions[0], 0, 2, 32, p.arguments[0]))
-	if got := p.records[0]; got[0] != device.RecordWritten || got[1] != device.OpBarrier || got[5] != 1 ||
+	if got := p.records[0]; got[0] != device.RecordWritten || got[1] != 7 || got[5] != 1 ||
 		got[6] != device.CauseTimeout {
 		t.Errorf("the record is %v", got)
 	}
@@ -180,14 +180,14 @@ func TestTimeout(t *testing.T) {
 // TestFence: rows and then a flag. Without the fence between them the flag comes before some row;
 // with it, or as a release, never.
 func TestFence(t *testing.T) {
-	const flagged = `#include "weft.cuh"
+	const flagged = `#include "flags.cuh"
 using namespace weft;
 struct Arguments { Group group; State *state; u32 *seen; u32 times; };
 extern "C" __global__ void k(const __grid_constant__ Arguments a) {
 	Count count = *count_of(a.state, blockIdx.x);
 	u64 epoch = count.epoch;
 	u32 turn = count.turn, other = 1 - a.group.rank, n = gridDim.x * blockDim.x, i = blockIdx.x * blockDim.x + threadIdx.x;
-	Wait w(a.group, a.state, OP_BARRIER, epoch);
+	Wait w(a.group, a.state, 7, epoch);
 	uint4 *there = (uint4 *)a.group.window[other], *here = (uint4 *)a.group.window[a.group.rank];
 	u32 v = (u32)epoch + 1;
 	store16(there + turn * n + i, make_uint4(v, v, v, v));

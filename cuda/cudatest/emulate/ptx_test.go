@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/internal/simd"
 )
 

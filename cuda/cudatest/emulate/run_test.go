@@ -23,7 +23,7 @@ type arguments struct {
 // TestKernel: shuffles, barriers, static and dynamic shared memory, divergence and early return, in
 // one.
 func TestKernel(t *testing.T) {
-	const source = `#include "weft.cuh"
+	const source = `#include "flags.cuh"
 using namespace weft;
 struct Arguments { u32 *out; u32 n; };
 extern "C" __global__ void __launch_bounds__(128, 1) k(const __grid_constant__ Arguments a) {
@@ -109,7 +109,7 @@ extern "C" __global__ void move(unsigned *out, unsigned n) { layer::send::store(
 func run(t *testing.T, o emulate.Options, blocks, threads, words int, source string) []uint32 {
 	t.Helper()
 	r := newRig(t, 1, o)
-	f := r.function(0, "#include \"weft.cuh\"\nusing namespace weft;\n"+source)
+	f := r.function(0, "#include \"flags.cuh\"\nusing namespace weft;\n"+source)
 	p, out := r.alloc(0, words)
 	r.ok(r.start(f, 0, blocks, threads, p))
 	return out

@@ -15,7 +15,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/ep"
-	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // TestCircle has ranks use handles, and groups, in other orders: they wait for each other until the
@@ -51,7 +51,7 @@ func TestCircle(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			comms, err := eptest.Join(len(c.orders), weft.WithDeadline(short))
+			comms, err := ranktest.Join(len(c.orders), weft.WithDeadline(short))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -60,7 +60,7 @@ func TestCircle(t *testing.T) {
 			errs := make([]error, len(comms))
 			var failed sync.WaitGroup
 			failed.Add(len(comms))
-			err = eptest.Each(comms, func(comm *weft.Comm) error {
+			err = ranktest.Each(comms, func(comm *weft.Comm) error {
 				defer comm.Close()
 				objects, err := pairs(ctx, comm)
 				if err != nil {

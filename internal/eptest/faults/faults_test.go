@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weftgo/weft/internal/eptest/processes"
+	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 var (

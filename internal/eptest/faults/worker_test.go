@@ -18,7 +18,7 @@ import (
 	"github.com/weftgo/weft/collective"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
-	"github.com/weftgo/weft/internal/eptest/processes"
+	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
 func TestMain(m *testing.M) {

@@ -1,49 +1,60 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 )
 
-// measureJoin times joining, from the call to its return. The first join, during which
-// processes still start, brings the ranks together; the others are timed.
-func (r *rank) measureJoin(j Join) ([]Series, error) {
-	first, err := weft.Join(r.ctx)
+// Join measures how long joining takes, again and again among the same processes.
+type Join struct {
+	Rounds int
+}
+
+// measure times joining, from the call to its return. The first join, during which
+// processes still start, has brought the ranks together; the others are timed.
+func (j Join) measure(ctx context.Context, first *weft.Comm, progress func(done, total int) error) ([]timing.Series,
+	error,
+) {
+	meet := func() error {
+		_, err := first.Agree(ctx, "line up", nil)
+		return err
+	}
+	var joined *weft.Comm
+	leave := func() error {
+		if joined == nil {
+			return nil
+		}
+		if err := meet(); err != nil { // no rank leaves before all have come
+			return err
+		}
+		return joined.Close()
+	}
+	h := &timing.Host{Context: ctx, Comm: first, Meet: meet, Progress: progress}
+	series, err := h.Time(timing.Effort{Iterations: j.Rounds}, timing.Rounds{
+		Operations: []timing.Operation{{
+			Name:  "join",
+			Renew: func(bool) error { return leave() },
+			Run: func(bool) (err error) {
+				joined, err = weft.Join(ctx)
+				return err
+			},
+		}},
+		Checked: func(int, int) bool { return false },
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer first.Close()
-	r.comm = first
-	times := newTimings(j.Rounds)
-	for i := range j.Rounds {
-		if _, err := first.Agree(r.ctx, "line up", nil); err != nil {
-			return nil, err
-		}
-		began := time.Now()
-		c, err := weft.Join(r.ctx)
-		if err != nil {
-			return nil, err
-		}
-		times.add(time.Since(began))
-		if err := r.progress(i, j.Rounds); err != nil {
-			return nil, err
-		}
-		// Nobody leaves before everyone has come.
-		if _, err := first.Agree(r.ctx, "line up", nil); err != nil {
-			return nil, err
-		}
-		if err := c.Close(); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := first.Agree(r.ctx, "line up", nil); err != nil {
+	if err := errors.Join(leave(), meet()); err != nil {
 		return nil, err
 	}
-	return []Series{{Op: "join", Times: times.pack(), Memory: resident()}}, nil
+	series[0].Memory = resident()
+	return series, nil
 }
 
 // resident is this process's resident memory without shared memory, in bytes, or 0

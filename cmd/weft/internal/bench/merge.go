@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
 // Merge makes records of what the ranks measured: a copy of base for each operation,
 // with times, bytes and verdict filled in. speed is what a Copier measured, or 0. The
 // problems that ranks met are returned beside.
-func Merge(base measure.Record, byRank [][]Series, speed float64) (records []measure.Record, problems []string,
+func Merge(base measure.Record, byRank [][]timing.Series, speed float64) (records []measure.Record, problems []string,
 	err error,
 ) {
 	for i := range byRank[0] {
@@ -24,7 +25,7 @@ func Merge(base measure.Record, byRank [][]Series, speed float64) (records []mea
 			if s.Op != rec.Op {
 				return nil, nil, fmt.Errorf("rank %d measured %s where rank 0 measured %s", r, s.Op, rec.Op)
 			}
-			times = append(times, unpack(s.Times))
+			times = append(times, s.Durations())
 			wire, logical, deepep, moved = wire+s.Wire, logical+s.Logical, deepep+s.DeepEP, moved+s.Moved
 			rec.Memory = max(rec.Memory, s.Memory)
 			if s.Problem != "" {

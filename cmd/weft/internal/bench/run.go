@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cmd/weft/internal/launch"
 )
 
@@ -30,13 +31,13 @@ type ExitError struct {
 func (e *ExitError) Error() string { return "ranks failed: " + e.Reason }
 
 // Run does a task on so many ranks and returns what each of them measured.
-func (h *Host) Run(ranks int, task Task, progress func(done, total int)) ([][]Series, error) {
+func (h *Host) Run(ranks int, task Task, progress func(done, total int)) ([][]timing.Series, error) {
 	text, err := json.Marshal(task)
 	if err != nil {
 		return nil, err
 	}
 	c := &collector{
-		series: make([][]Series, ranks),
+		series: make([][]timing.Series, ranks),
 		text:   launch.Text(os.Stderr, os.Stderr, launch.TextOptions{Size: ranks}), progress: progress,
 	}
 	job := launch.Job{
@@ -64,7 +65,7 @@ func (h *Host) Run(ranks int, task Task, progress func(done, total int)) ([][]Se
 
 // collector keeps the ranks' messages and shows everything else that happens.
 type collector struct {
-	series   [][]Series
+	series   [][]timing.Series
 	text     launch.Sink
 	progress func(done, total int)
 }

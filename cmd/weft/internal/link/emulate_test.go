@@ -1,31 +1,29 @@
 package link
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/internal/closer"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // emulated is a machine on which the kernels themselves run.
 func emulated(t *testing.T, gpus int) ([]*cuda.Context, Options) {
 	t.Helper()
-	emulate.Need(t)
-	m := cudatest.New(cudatest.Config{Devices: gpus, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 3}})
-	emulate.Attach(m, emulate.Options{Seed: 1, Tear: true, Limit: time.Minute})
-	t.Cleanup(func() {
-		if err := m.Check(); err != nil {
-			t.Error(err)
-		}
-	})
-	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
-	// Launches run where they are enqueued, so nobody would open the gate.
-	return contexts(t, m), Options{SMs: []int{1, 3}, Replays: 1, Timeout: 20 * time.Second, Cache: cache, patience: 1}
+	g := ranktest.Emulated(t, cudatest.Config{
+		Devices: gpus, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 3},
+	}, emulate.Options{Seed: 1, Tear: true, Limit: time.Minute})
+	// Launches run where they are enqueued, so nothing would open the gate.
+	return g.Contexts, Options{SMs: []int{1, 3}, Replays: 1, Timeout: 20 * time.Second, Cache: g.Kernels, patience: 1}
 }
 
 // The kernels move every byte: of sizes that are less than a chunk, no multiple of one, and many
@@ -60,31 +58,31 @@ func TestKernelsOnAnEmulatedMachine(t *testing.T) {
 // A wait of the device ends with its deadline, and says for whom it was.
 func TestDeadlineOnAnEmulatedMachine(t *testing.T) {
 	all, o := emulated(t, 2)
-	o, err := o.settled(3)
+	on, err := timing.GPUs{Contexts: all, Deadline: time.Second, Cache: o.Cache, Patience: 1}.Settled()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Timeout, o.Bytes = time.Millisecond, []int64{64}
-	m, err := open(t.Context(), all, o)
+	err = on.Run(t.Context(), func(ctx context.Context, of *timing.GPU) (err error) {
+		var made closer.Stack
+		defer func() { err = errors.Join(err, made.Close()) }()
+		g := &gpu{GPU: of, options: o, sms: 3}
+		if err := errors.Join(g.open(ctx, 64, &made), g.Meet(nil)); err != nil {
+			return err
+		}
+		if g.Me == 1 { // never comes
+			return g.Meet(nil)
+		}
+		err = g.run("link_barrier", cuda.LaunchConfig{Block: cuda.Dim{X: maxGPUs}}, g.lane.Group(0), g.state(), g.at(atDone))
+		waited := g.Comm.Wait(ctx, g.Work)
+		if p, ok := errors.AsType[*weft.PeerError](waited); !ok || p.Rank != 1 || !errors.Is(waited, weft.ErrTimeout) {
+			t.Errorf("%v", waited)
+		}
+		if ended, err := g.number(atDone); err != nil || ended != 0 {
+			t.Errorf("a barrier that failed counts: %d, %v", ended, err)
+		}
+		return errors.Join(err, g.Meet(nil))
+	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	g := m.gpus[0]
-	if err := m.reset(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	// GPU 1 never comes
-	err = g.run("link_barrier", cuda.LaunchConfig{Block: cuda.Dim{X: maxGPUs}}, m.group(g, 0, 0), g.at(atState),
-		g.at(atDone))
-	var w *WaitError
-	if err := errors.Join(err, m.settle(t.Context())); !errors.As(err, &w) ||
-		*w != (WaitError{GPU: 0, Peer: 1, Expected: 1}) {
-		t.Errorf("%v", err)
-	}
-	if ended, err := g.number(atDone); err != nil || ended != 0 {
-		t.Errorf("a barrier that failed counts: %d, %v", ended, err)
-	}
-	if err := m.close(); err != nil {
 		t.Error(err)
 	}
 }

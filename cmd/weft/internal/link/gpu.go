@@ -1,34 +1,37 @@
 package link
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/cuda/device"
-	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
+	"github.com/weftgo/weft/internal/closer"
 )
 
-// The window of a GPU: words to signal with, the lane of operations, what kernels leave for the
-// host, what the GPU sends, and a slot for each sender.
+// The window of a GPU: words to signal with, what the GPU sends, and a slot for each sender.
 const (
 	lineBytes = 128
-	atLines   = 0                     // a line for each GPU: barriers
-	atPing    = lineBytes * maxGPUs   // a line for each side
-	atState   = atPing + 2*lineBytes  // device.State
-	atDone    = atState + lineBytes   // u64: barriers that have ended
+	atLines   = 0                   // a line for each GPU: barriers
+	atPing    = lineBytes * maxGPUs // a line for each side
+	wordBytes = atPing + 2*lineBytes
+	atData    = 64 << 10 // what the GPU sends; all words lie below
+)
+
+// The words that kernels leave for the host, in the lane's local memory, behind its state.
+const (
+	atDone    = 0                     // u64: barriers that have ended
 	atSum     = atDone + lineBytes    // u64: sum of loads
 	atWrong   = atSum + lineBytes     // u64: words that are wrong
 	atSumming = atWrong + lineBytes   // u32: whether bulk loads sum
 	atTimes   = atSumming + lineBytes // 2 x u64: when side 0 began and ended
 	atSeen    = atTimes + lineBytes   // 2 x u32: the last round of each side
-	atClaim   = atSeen + lineBytes    // u32: of the record
-	atData    = 64 << 10              // what the GPU sends; all words lie below
+	leftBytes = atSeen + lineBytes
 )
 
 // maxGPUs is how many kernels can address.
@@ -48,75 +51,64 @@ type targets struct {
 	_     uint32
 }
 
-// A gpu is one GPU's part.
+// A gpu is one GPU's part: a rank.
 type gpu struct {
-	index      int
-	context    *cuda.Context
-	window     *cuda.Virtual
-	stream     *cuda.Stream
-	side       []*cuda.Stream // one for each peer: copies that run at once
-	fork       *cuda.Event
-	joins      []*cuda.Event
-	start, end *cuda.Event
-	program    *enginegpu.Program
-	functions  map[string]*cuda.Function
-	sms        int
-	bulk       bool
-	closers    []func() error
+	*timing.GPU
+	options   Options
+	sms       int  // that every GPU has
+	bulk      bool // all GPUs have bulk copies
+	lane      *enginegpu.Lane
+	left      int64          // where the words for the host are in the lane's local memory
+	side      []*cuda.Stream // one for each peer: copies that run at once
+	fork      *cuda.Event
+	joins     []*cuda.Event
+	functions map[string]*cuda.Function
+	seeds     uint32
 }
 
-// open makes a GPU's part for slots senders of size bytes each, which all devices may reach.
-func (g *gpu) open(ctx context.Context, cache *kernel.Cache, size, slots int, devices []*cuda.Device) (err error) {
-	if g.sms, err = g.context.Device().Multiprocessors(); err != nil {
+// open makes the GPU's part, for as many senders of size bytes each as there are GPUs.
+func (g *gpu) open(ctx context.Context, size int, c *closer.Stack) (err error) {
+	if err := g.load(ctx, c); err != nil {
 		return err
 	}
-	arch, err := g.context.Device().Architecture()
-	if err != nil {
-		return err
-	}
-	g.bulk = hasBulk(arch)
-	if g.window, err = g.context.AllocVirtual(atData+(slots+1)*size, cuda.AllocationOptions{}, devices...); err != nil {
-		return fmt.Errorf("a window of %d bytes: %w", atData+(slots+1)*size, err)
-	}
-	g.closers = append(g.closers, g.window.Close)
-	if g.stream, err = g.newStream(); err != nil {
-		return err
-	}
-	for range max(1, len(devices)-1) {
-		s, err := g.newStream()
+	for range max(1, g.Ranks-1) {
+		s, err := g.Context.NewStream(cuda.StreamOptions{})
 		if err != nil {
 			return err
 		}
-		e, err := g.newEvent(false)
+		c.Add(s.Close)
+		e, err := g.newEvent(c)
 		if err != nil {
 			return err
 		}
 		g.side, g.joins = append(g.side, s), append(g.joins, e)
 	}
-	if g.fork, err = g.newEvent(false); err != nil {
+	if g.fork, err = g.newEvent(c); err != nil {
 		return err
 	}
-	if g.start, err = g.newEvent(true); err != nil {
-		return err
+	var window enginegpu.Workspace
+	window.Zeros(wordBytes)
+	window.Raw(atData - wordBytes)
+	window.Raw(int64(g.Ranks+1) * int64(size))
+	local := enginegpu.NewLocal(0)
+	g.left = local.Zeros(leftBytes)
+	g.lane, err = enginegpu.NewLane(ctx, g.Comm, enginegpu.LaneSpec{
+		Op: "new window", Owner: "window", Window: &window, Local: local, Moved: func(*enginegpu.Lane) {},
+	})
+	if err != nil {
+		return fmt.Errorf("a window of %d bytes: %w", window.Size(), err)
 	}
-	if g.end, err = g.newEvent(true); err != nil {
+	c.Add(func() error {
+		_, err := g.lane.Close()
 		return err
-	}
-	return g.load(ctx, cache, arch)
+	})
+	return nil
 }
 
-func (g *gpu) newStream() (*cuda.Stream, error) {
-	s, err := g.context.NewStream(cuda.StreamOptions{})
+func (g *gpu) newEvent(c *closer.Stack) (*cuda.Event, error) {
+	e, err := g.Context.NewEvent(cuda.EventOptions{})
 	if err == nil {
-		g.closers = append(g.closers, s.Close)
-	}
-	return s, err
-}
-
-func (g *gpu) newEvent(timing bool) (*cuda.Event, error) {
-	e, err := g.context.NewEvent(cuda.EventOptions{Timing: timing})
-	if err == nil {
-		g.closers = append(g.closers, e.Close)
+		c.Add(e.Close)
 	}
 	return e, err
 }
@@ -125,23 +117,32 @@ func (g *gpu) newEvent(timing bool) (*cuda.Event, error) {
 var entries = map[string][]string{
 	"link pattern": {"link_fill", "link_check"},
 	"link threads": {"link_store", "link_load"},
-	"link latency": {"link_empty", "link_gate", "link_barrier", "link_ping"},
+	"link latency": {"link_barrier", "link_ping"},
 	"link bulk":    {"link_bulk_store", "link_bulk_load"},
 }
 
-func (g *gpu) load(ctx context.Context, cache *kernel.Cache, arch string) error {
+func (g *gpu) load(ctx context.Context, c *closer.Stack) error {
+	arch := g.Comm.Device().Arch()
+	all, err := timing.Gather(g.Team, g.Me, hasBulk(arch))
+	if err != nil {
+		return err
+	}
+	g.bulk = true
+	for _, has := range all {
+		g.bulk = g.bulk && has
+	}
 	var sources []enginegpu.Source
 	for _, spec := range Kernels(arch) {
 		sources = append(sources, enginegpu.Source{Spec: spec, Extern: entries[spec.Name]})
 	}
-	var err error
-	if g.program, err = enginegpu.LoadLocal(ctx, g.context, cache, sources...); err != nil {
+	program, err := enginegpu.Load(ctx, g.Comm, "new window", sources...)
+	if err != nil {
 		return err
 	}
-	g.closers = append(g.closers, g.program.Close)
+	c.Add(program.Close)
 	g.functions = map[string]*cuda.Function{}
 	for i, source := range sources {
-		for k, f := range g.program.Functions(i) {
+		for k, f := range program.Functions(i) {
 			g.functions[source.Extern[k]] = f
 		}
 	}
@@ -155,21 +156,18 @@ func (g *gpu) load(ctx context.Context, cache *kernel.Cache, arch string) error 
 	return nil
 }
 
-// close gives everything back, last made first. Nothing may run any more.
-func (g *gpu) close() error {
-	var errs []error
-	for i := len(g.closers) - 1; i >= 0; i-- {
-		errs = append(errs, g.closers[i]())
-	}
-	g.closers = nil
-	return errors.Join(errs...)
-}
+// on is a place in the window of a GPU, as this one reaches it.
+func (g *gpu) on(peer, offset int) cuda.Pointer { return g.lane.Window().PeerPointer(peer).Add(offset) }
 
-func (g *gpu) at(offset int) cuda.Pointer { return g.window.Pointer().Add(offset) }
+// source is what a GPU sends; inbox is where it receives from a sender. Both have size bytes.
+func (g *gpu) source(of int) cuda.Pointer              { return g.on(of, atData) }
+func (g *gpu) inbox(of, sender, size int) cuda.Pointer { return g.on(of, atData+(1+sender)*size) }
 
-// source is what the GPU sends; inbox is where it receives from a sender. Both have size bytes.
-func (g *gpu) source() cuda.Pointer                { return g.at(atData) }
-func (g *gpu) inbox(sender, size int) cuda.Pointer { return g.at(atData + (1+sender)*size) }
+// at is where a word for the host is.
+func (g *gpu) at(offset int64) cuda.Pointer { return g.lane.Local(g.left + offset) }
+
+// state is that of the lane.
+func (g *gpu) state() cuda.Pointer { return g.lane.Local(0) }
 
 // run enqueues a kernel once.
 func (g *gpu) run(name string, c cuda.LaunchConfig, arguments ...any) error {
@@ -177,27 +175,88 @@ func (g *gpu) run(name string, c cuda.LaunchConfig, arguments ...any) error {
 	if err != nil {
 		return err
 	}
-	return l.Start(g.stream)
+	return l.Start(g.Stream)
 }
 
-// reset begins the lane anew and clears the words.
-func (g *gpu) reset(ctx context.Context, timeout time.Duration) error {
-	if err := g.stream.Memset(g.at(0), 0, atData); err != nil {
+// reset clears the words.
+func (g *gpu) reset(ctx context.Context) error {
+	return errors.Join(g.Stream.Memset(g.on(g.Me, 0), 0, wordBytes), g.Stream.Memset(g.at(0), 0, leftBytes),
+		g.settle(ctx))
+}
+
+// settle waits until all GPUs have done what was enqueued.
+func (g *gpu) settle(ctx context.Context) error {
+	if err := g.Comm.Wait(ctx, g.Work); err != nil {
 		return err
 	}
-	if err := g.stream.Wait(ctx); err != nil {
-		return err
-	}
-	var state bytes.Buffer
-	if err := binary.Write(&state, binary.LittleEndian, device.State{Timeout: uint64(timeout)}); err != nil {
-		return err
-	}
-	return g.context.Upload(g.at(atState), state.Bytes())
+	return g.Meet(nil)
 }
 
 // number reads a word of 8 bytes that kernels have left.
-func (g *gpu) number(offset int) (uint64, error) {
+func (g *gpu) number(offset int64) (uint64, error) {
 	b := make([]byte, 8)
-	err := g.context.Download(b, g.at(offset))
+	err := g.Context.Download(b, g.at(offset))
 	return binary.LittleEndian.Uint64(b), err
+}
+
+// sum adds up what all GPUs bring.
+func (g *gpu) sum(mine int64) (total int64, err error) {
+	all, err := timing.Gather(g.Team, g.Me, mine)
+	for _, n := range all {
+		total += n
+	}
+	return total, err
+}
+
+// capture records an operation so many times, ready to run, or gives nil where this GPU has no part
+// in it. The caller closes the result.
+func (g *gpu) capture(ctx context.Context, operations int, part func() error) (graph *cuda.GraphExec, err error) {
+	if part != nil {
+		if graph, err = g.Graph(operations, func(bool) error { return part() }); err != nil {
+			return nil, err
+		}
+	}
+	if err := g.settle(ctx); err != nil {
+		return nil, errors.Join(err, closeGraph(graph))
+	}
+	return graph, nil
+}
+
+func closeGraph(g *cuda.GraphExec) error {
+	if g == nil {
+		return nil
+	}
+	return g.Close()
+}
+
+// replay runs the graphs of all GPUs at once and gives the time of the slowest, when all have
+// ended.
+func (g *gpu) replay(ctx context.Context, graph *cuda.GraphExec) (slowest time.Duration, err error) {
+	span := timing.Span{Stream: g.Stream}
+	if graph != nil {
+		span.Enqueue = func() error { return graph.Launch(g.Stream) }
+	}
+	took, err := g.Spans(ctx, span)
+	if err != nil {
+		return 0, err
+	}
+	all, err := timing.Gather(g.Team, g.Me, took[0])
+	for _, d := range all {
+		slowest = max(slowest, d)
+	}
+	return slowest, err
+}
+
+// timed replays graphs so often as is asked for, and fills in the row.
+func (g *gpu) timed(ctx context.Context, graph *cuda.GraphExec, row *Row) error {
+	var took []time.Duration
+	for range g.options.Replays {
+		d, err := g.replay(ctx, graph)
+		if err != nil {
+			return err
+		}
+		took = append(took, d)
+	}
+	row.times(took)
+	return nil
 }

@@ -8,8 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/internal/closer"
 )
 
 // Options say what to measure. The zero value is what most want.
@@ -84,7 +86,7 @@ func (o Options) settled(sms int) (Options, error) {
 // Rows that are not verified are in the Ceiling and count for nothing.
 //
 // It fails if a device cannot reach another's memory (the error wraps [cuda.ErrUnsupported]), if a
-// wait on a GPU is in vain (a [*WaitError]), or with ctx.
+// wait on a GPU is in vain (a [*weft.PeerError]), or with ctx.
 func Measure(ctx context.Context, contexts []*cuda.Context, o Options) (c Ceiling, err error) {
 	if err := reachable(contexts); err != nil {
 		return Ceiling{}, err
@@ -105,24 +107,42 @@ func Measure(ctx context.Context, contexts []*cuda.Context, o Options) (c Ceilin
 	if o, err = o.settled(c.SMs); err != nil {
 		return Ceiling{}, err
 	}
-	m, err := open(ctx, contexts, o)
-	if err != nil {
-		return Ceiling{}, err
+	g, err := timing.GPUs{
+		Contexts: contexts, Replays: o.Replays, Samples: 1, Deadline: o.Timeout, Patience: o.patience, Cache: o.Cache,
+	}.Settled()
+	if err == nil {
+		err = g.Run(ctx, func(ctx context.Context, t *timing.GPU) error {
+			return (&gpu{GPU: t, options: o, sms: c.SMs}).measure(ctx, &c)
+		})
 	}
-	defer func() { err = errors.Join(err, m.close()) }()
-	trials := m.trials()
+	if err != nil {
+		return c, fmt.Errorf("link: %w", err)
+	}
+	return c, nil
+}
+
+// measure measures all rows. The first GPU tells of them.
+func (g *gpu) measure(ctx context.Context, c *Ceiling) (err error) {
+	var made closer.Stack
+	defer func() { err = errors.Join(err, made.Close()) }()
+	if err := g.open(ctx, int(slices.Max(g.options.Bytes)), &made); err != nil {
+		return err
+	}
+	trials := g.trials()
 	for i, t := range trials {
 		if ctx.Err() != nil {
-			return c, fmt.Errorf("link: %w", context.Cause(ctx))
+			return context.Cause(ctx)
 		}
 		row, err := t(ctx)
 		if err != nil {
-			return c, err
+			return err
 		}
-		c.Rows = append(c.Rows, row)
-		o.Each(row, i+1, len(trials))
+		if g.Me == 0 {
+			c.Rows = append(c.Rows, row)
+			g.options.Each(row, i+1, len(trials))
+		}
 	}
-	return c, nil
+	return g.Meet(nil)
 }
 
 // reachable refuses what cannot be measured, before anything is made.
@@ -159,18 +179,18 @@ func reachable(contexts []*cuda.Context) error {
 type trial func(context.Context) (Row, error)
 
 // trials are all that will be measured, in order.
-func (m *machine) trials() []trial {
-	all := m.smallTrials()
-	for _, size := range m.Bytes {
-		for _, p := range patterns(len(m.gpus)) {
-			for _, w := range m.Movers {
+func (g *gpu) trials() []trial {
+	all := g.smallTrials()
+	for _, size := range g.options.Bytes {
+		for _, p := range patterns(g.Ranks) {
+			for _, w := range g.options.Movers {
 				switch {
 				case w == Engine:
-					all = append(all, func(ctx context.Context) (Row, error) { return m.move(ctx, w, p, int(size), 0) })
-				case (w == BulkStore || w == BulkLoad) && !m.bulk():
+					all = append(all, func(ctx context.Context) (Row, error) { return g.move(ctx, w, p, int(size), 0) })
+				case (w == BulkStore || w == BulkLoad) && !g.bulk:
 				default:
-					for _, n := range m.SMs {
-						all = append(all, func(ctx context.Context) (Row, error) { return m.move(ctx, w, p, int(size), n) })
+					for _, n := range g.options.SMs {
+						all = append(all, func(ctx context.Context) (Row, error) { return g.move(ctx, w, p, int(size), n) })
 					}
 				}
 			}

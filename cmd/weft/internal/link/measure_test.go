@@ -11,9 +11,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
+	"github.com/weftgo/weft/device"
 )
 
 // quick measures little: one size that is no multiple of chunks, two numbers of SMs.
@@ -256,8 +257,9 @@ func TestFailuresLeaveNothingBehind(t *testing.T) {
 				o := quick(t)
 				o.Movers, o.SMs = []Way{Store, Load, Engine}, []int{4}
 				began := time.Now()
-				if _, err := Measure(t.Context(), all, o); !errors.Is(err, cuda.ErrNotPermitted) ||
-					!strings.HasPrefix(err.Error(), "link: ") {
+				// What a rank gives up in a step that all take together, the others may say first: by its text.
+				if _, err := Measure(t.Context(), all, o); err == nil ||
+					!strings.HasPrefix(err.Error(), "link: ") || !strings.Contains(err.Error(), "CUDA_ERROR_NOT_PERMITTED") {
 					t.Errorf("%v", err)
 				}
 				if took := time.Since(began); took > o.Timeout/2 {
@@ -270,21 +272,18 @@ func TestFailuresLeaveNothingBehind(t *testing.T) {
 
 func TestAWaitInVain(t *testing.T) {
 	m, all := played(t, cudatest.Config{Devices: 2})
+	waited := false
 	m.Kernel("link_barrier", func(c *cudatest.Call, g device.Group, state, _ cuda.Pointer) {
-		if c.Device == 0 { // GPU 1 never comes
+		if c.Device == 0 && !waited { // GPU 1 never comes
+			waited = true // the others of the graph end at once
 			await(c, g, &cudatest.Slice[device.State](c, state, 1)[0], 1, cuda.Pointer(g.Window[0]).Add(lineBytes), 1)
 		}
 	})
 	o := quick(t)
-	o.Timeout = time.Millisecond
+	o.Timeout = 100 * time.Millisecond
 	_, err := Measure(t.Context(), all, o)
-	var w *WaitError
-	if !errors.As(err, &w) {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(WaitError{GPU: 0, Peer: 1, Expected: 1}, *w); d != "" ||
-		!strings.Contains(err.Error(), "GPU 0 waited in vain for GPU 1") {
-		t.Errorf("%v %s", err, d)
+	if p, ok := errors.AsType[*weft.PeerError](err); !ok || p.Rank != 1 || !errors.Is(err, weft.ErrTimeout) {
+		t.Error(err)
 	}
 }
 

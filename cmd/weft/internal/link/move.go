@@ -18,31 +18,33 @@ func filling(size int) cuda.LaunchConfig {
 }
 
 // move measures one way, pattern, size and number of SMs.
-func (m *machine) move(ctx context.Context, w Way, p Pattern, size, sms int) (Row, error) {
-	to := flows(p, len(m.gpus))
+func (g *gpu) move(ctx context.Context, w Way, p Pattern, size, sms int) (Row, error) {
+	to := flows(p, g.Ranks)
 	row := Row{
-		Op: "link", Way: w, Pattern: p, GPUs: len(m.gpus), SMs: sms, Threads: w.threads(),
+		Op: "link", Way: w, Pattern: p, GPUs: g.Ranks, SMs: sms, Threads: w.threads(),
 		Bytes: int64(size * most(to)),
 	}
 	row.Operations = operations(row.Bytes, sms)
-	seed := m.nextSeeds()
-	if err := m.reset(ctx); err != nil {
-		return row, err
+	seed := g.nextSeeds()
+	err := errors.Join(g.reset(ctx), g.fill(ctx, size, seed))
+	var part func() error
+	if err == nil {
+		if w == Load || w == BulkLoad {
+			part, err = g.pulls(w, turned(to)[g.Me], size, sms)
+		} else {
+			part, err = g.pushes(w, to[g.Me], size, sms, seed(g.Me))
+		}
 	}
-	if err := m.fill(ctx, size, seed); err != nil {
-		return row, err
-	}
-	parts := m.pushes(w, to, size, sms, seed)
-	if w == Load || w == BulkLoad {
-		parts = m.pulls(w, turned(to), size, sms)
-	}
-	graphs, err := m.capture(ctx, row.Operations, parts)
 	if err != nil {
-		return row, fmt.Errorf("link: %s, %s: %w", w, p, err)
+		return row, fmt.Errorf("%s, %s: %w", w, p, err)
 	}
-	row.Wrong, err = m.verified(ctx, graphs, &row, to, size, seed)
-	if err = errors.Join(err, graphs.close()); err != nil {
-		return row, fmt.Errorf("link: %s, %s: %w", w, p, err)
+	graph, err := g.capture(ctx, row.Operations, part)
+	if err == nil {
+		row.Wrong, err = g.verified(ctx, graph, &row, to, size, seed)
+		err = errors.Join(err, closeGraph(graph))
+	}
+	if err != nil {
+		return row, fmt.Errorf("%s, %s: %w", w, p, err)
 	}
 	row.Verified = row.Wrong == 0
 	return row, nil
@@ -70,61 +72,52 @@ func operations(bytes int64, sms int) int {
 }
 
 // nextSeeds makes the seed of each sender for the next measurement.
-func (m *machine) nextSeeds() func(sender int) uint32 {
-	m.seeds += maxGPUs
-	base := m.seeds
+func (g *gpu) nextSeeds() func(sender int) uint32 {
+	g.seeds += maxGPUs
+	base := g.seeds
 	return func(sender int) uint32 { return (base + uint32(sender)) * 0x9E3779B1 }
 }
 
 // fill writes what is sent and clears where it arrives.
-func (m *machine) fill(ctx context.Context, size int, seed func(int) uint32) error {
-	err := m.all(func(g *gpu) error {
-		if err := g.stream.Memset(g.inbox(0, size), 0, len(m.gpus)*size); err != nil {
-			return err
-		}
-		return g.run("link_fill", filling(size), g.source(), uint64(size/16), seed(g.index))
-	})
-	return errors.Join(err, m.settle(ctx))
+func (g *gpu) fill(ctx context.Context, size int, seed func(int) uint32) error {
+	return errors.Join(g.Stream.Memset(g.inbox(g.Me, 0, size), 0, g.Ranks*size),
+		g.run("link_fill", filling(size), g.source(g.Me), uint64(size/16), seed(g.Me)), g.settle(ctx))
 }
 
-// pushes are the parts of senders: they write into their slots at the receivers.
-func (m *machine) pushes(w Way, to [][]int, size, sms int, seed func(int) uint32) func(g *gpu) (func() error, error) {
-	return func(g *gpu) (func() error, error) {
-		var at []cuda.Pointer
-		for _, receiver := range to[g.index] {
-			at = append(at, m.gpus[receiver].inbox(g.index, size))
-		}
-		if len(at) == 0 {
-			return nil, nil
-		}
-		switch w {
-		case Engine:
-			return func() error { return g.copies(at, size) }, nil
-		case BulkStore:
-			return g.part("link_bulk_store", sms, w.threads(), chunks*storeChunk, targetsOf(at), uint64(size),
-				uint32(storeChunk), seed(g.index))
-		default:
-			return g.part("link_store", sms, w.threads(), 0, targetsOf(at), uint64(size/16), seed(g.index))
-		}
+// pushes is the part of a sender: it writes into its slots at the receivers.
+func (g *gpu) pushes(w Way, to []int, size, sms int, seed uint32) (func() error, error) {
+	var at []cuda.Pointer
+	for _, receiver := range to {
+		at = append(at, g.inbox(receiver, g.Me, size))
+	}
+	if len(at) == 0 {
+		return nil, nil
+	}
+	switch w {
+	case Engine:
+		return func() error { return g.copies(at, size) }, nil
+	case BulkStore:
+		return g.part("link_bulk_store", sms, w.threads(), chunks*storeChunk, targetsOf(at), uint64(size),
+			uint32(storeChunk), seed)
+	default:
+		return g.part("link_store", sms, w.threads(), 0, targetsOf(at), uint64(size/16), seed)
 	}
 }
 
-// pulls are the parts of receivers: they read what the senders have.
-func (m *machine) pulls(w Way, from [][]int, size, sms int) func(g *gpu) (func() error, error) {
-	return func(g *gpu) (func() error, error) {
-		var at []cuda.Pointer
-		for _, sender := range from[g.index] {
-			at = append(at, m.gpus[sender].source())
-		}
-		if len(at) == 0 {
-			return nil, nil
-		}
-		if w == BulkLoad {
-			return g.part("link_bulk_load", sms, w.threads(), chunks*loadChunk, targetsOf(at), uint64(size), uint32(loadChunk),
-				g.at(atSumming), g.at(atSum), m.group(g), g.at(atState))
-		}
-		return g.part("link_load", sms, w.threads(), 0, targetsOf(at), uint64(size/16), g.at(atSum))
+// pulls is the part of a receiver: it reads what the senders have.
+func (g *gpu) pulls(w Way, from []int, size, sms int) (func() error, error) {
+	var at []cuda.Pointer
+	for _, sender := range from {
+		at = append(at, g.source(sender))
 	}
+	if len(at) == 0 {
+		return nil, nil
+	}
+	if w == BulkLoad {
+		return g.part("link_bulk_load", sms, w.threads(), chunks*loadChunk, targetsOf(at), uint64(size), uint32(loadChunk),
+			g.at(atSumming), g.at(atSum), g.lane.Group(0), g.state())
+	}
+	return g.part("link_load", sms, w.threads(), 0, targetsOf(at), uint64(size/16), g.at(atSum))
 }
 
 func targetsOf(at []cuda.Pointer) targets {
@@ -140,16 +133,16 @@ func (g *gpu) part(name string, sms, threads, shared int, arguments ...any) (fun
 	if err != nil {
 		return nil, err
 	}
-	return func() error { return l.Start(g.stream) }, nil
+	return func() error { return l.Start(g.Stream) }, nil
 }
 
 // copies enqueues a copy to each address, all at once if there are several: one stream keeps one
 // engine busy.
 func (g *gpu) copies(to []cuda.Pointer, size int) error {
 	if len(to) == 1 {
-		return g.stream.Copy(to[0], g.source(), size)
+		return g.Stream.Copy(to[0], g.source(g.Me), size)
 	}
-	if err := g.fork.Record(g.stream); err != nil {
+	if err := g.fork.Record(g.Stream); err != nil {
 		return err
 	}
 	for i, at := range to {
@@ -157,35 +150,34 @@ func (g *gpu) copies(to []cuda.Pointer, size int) error {
 		if err := s.WaitEvent(g.fork); err != nil {
 			return err
 		}
-		if err := s.Copy(at, g.source(), size); err != nil {
+		if err := s.Copy(at, g.source(g.Me), size); err != nil {
 			return err
 		}
 		if err := g.joins[i].Record(s); err != nil {
 			return err
 		}
-		if err := g.stream.WaitEvent(g.joins[i]); err != nil {
+		if err := g.Stream.WaitEvent(g.joins[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// verified replays graphs once and then as often as is timed, and checks after both. It gives how
-// many words, or sums, were wrong.
-func (m *machine) verified(ctx context.Context, graphs graphs, row *Row, to [][]int, size int,
+// verified replays a graph once and then as often as is timed, and checks after both. It gives how
+// many words, or sums, were wrong on all GPUs.
+func (g *gpu) verified(ctx context.Context, graph *cuda.GraphExec, row *Row, to [][]int, size int,
 	seed func(int) uint32,
 ) (wrong int64, err error) {
-	summing := func(on uint32) error {
-		return m.all(func(g *gpu) error { return g.stream.Memset32(g.at(atSumming), on, 1) })
-	}
-	check := func(replays int) (int64, error) { return m.arrived(ctx, row.Way, to, size, seed) }
+	from := turned(to)[g.Me]
+	summing := func(on uint32) error { return g.Stream.Memset32(g.at(atSumming), on, 1) }
+	check := func(replays int) (int64, error) { return g.arrived(ctx, row.Way, from, size, seed) }
 	if row.Way == Load || row.Way == BulkLoad {
-		check = func(replays int) (int64, error) { return m.summed(to, size, seed, replays*row.Operations) }
+		check = func(replays int) (int64, error) { return g.summed(from, size, seed, replays*row.Operations) }
 	}
 	if err := summing(1); err != nil {
 		return 0, err
 	}
-	if _, err := m.replay(ctx, graphs); err != nil {
+	if _, err := g.replay(ctx, graph); err != nil {
 		return 0, err
 	}
 	first, err := check(1)
@@ -195,67 +187,53 @@ func (m *machine) verified(ctx context.Context, graphs graphs, row *Row, to [][]
 	if err := summing(0); err != nil {
 		return 0, err
 	}
-	if err := m.timed(ctx, graphs, row); err != nil {
+	if err := g.timed(ctx, graph, row); err != nil {
 		return 0, err
 	}
-	replays := 1 + m.Replays
+	replays := 1 + g.options.Replays
 	if row.Way == BulkLoad { // which sums in the first replay only
 		replays = 1
 	}
 	last, err := check(replays)
-	return first + last, err
+	if err != nil {
+		return 0, err
+	}
+	return g.sum(first + last)
 }
 
-// arrived counts the wrong words in the slots of all receivers.
-func (m *machine) arrived(ctx context.Context, w Way, to [][]int, size int, seed func(int) uint32) (int64, error) {
+// arrived counts the wrong words in this GPU's slots.
+func (g *gpu) arrived(ctx context.Context, w Way, from []int, size int, seed func(int) uint32) (int64, error) {
 	period := uint32(0)
 	if w == BulkStore {
 		period = storeChunk / 16
 	}
-	err := m.all(func(g *gpu) error {
-		if err := g.stream.Memset(g.at(atWrong), 0, 8); err != nil {
-			return err
-		}
-		for _, sender := range turned(to)[g.index] {
-			if err := g.run("link_check", filling(size), g.inbox(sender, size), uint64(size/16), seed(sender),
-				period, g.at(atWrong)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err := errors.Join(err, m.settle(ctx)); err != nil {
+	if err := g.Stream.Memset(g.at(atWrong), 0, 8); err != nil {
 		return 0, err
 	}
-	var wrong int64
-	for _, g := range m.gpus {
-		n, err := g.number(atWrong)
-		if err != nil {
-			return 0, fmt.Errorf("link: GPU %d: %w", g.index, err)
+	for _, sender := range from {
+		if err := g.run("link_check", filling(size), g.inbox(g.Me, sender, size), uint64(size/16), seed(sender),
+			period, g.at(atWrong)); err != nil {
+			return 0, err
 		}
-		wrong += int64(n)
 	}
-	return wrong, nil
+	if err := g.settle(ctx); err != nil {
+		return 0, err
+	}
+	n, err := g.number(atWrong)
+	return int64(n), err
 }
 
-// summed counts the receivers whose sum of so many operations is wrong.
-func (m *machine) summed(to [][]int, size int, seed func(int) uint32, operations int) (int64, error) {
-	from := turned(to)
-	var wrong int64
-	for _, g := range m.gpus {
-		want := uint32(0)
-		for _, sender := range from[g.index] {
-			want += sumOf(uint64(size/4), seed(sender))
-		}
-		got, err := g.number(atSum)
-		if err != nil {
-			return 0, fmt.Errorf("link: GPU %d: %w", g.index, err)
-		}
-		if uint32(got) != want*uint32(operations) {
-			wrong++
-		}
+// summed is 1 if this GPU's sum of so many operations is wrong.
+func (g *gpu) summed(from []int, size int, seed func(int) uint32, operations int) (int64, error) {
+	want := uint32(0)
+	for _, sender := range from {
+		want += sumOf(uint64(size/4), seed(sender))
 	}
-	return wrong, nil
+	got, err := g.number(atSum)
+	if err == nil && uint32(got) != want*uint32(operations) {
+		return 1, nil
+	}
+	return 0, err
 }
 
 // sumOf is the sum of the first words of a seed.

@@ -2,7 +2,6 @@ package link
 
 import (
 	"context"
-	"errors"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -11,8 +10,9 @@ import (
 
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
-	"github.com/weftgo/weft/cuda/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // wordAt is word i of a seed, as kernels have it.
@@ -79,8 +79,8 @@ func play(m *cudatest.Machine) {
 			cudatest.Slice[uint64](c, to, 1)[0] += uint64(total)
 		}
 	})
-	m.Kernel("link_empty", func(*cudatest.Call) {})
-	m.Kernel("link_gate", func(*cudatest.Call, cuda.Pointer, uint32, uint64) {}) // what is enqueued runs at once
+	m.Kernel("timing_empty", func(*cudatest.Call) {})
+	m.Kernel("timing_gate", func(*cudatest.Call, cuda.Pointer, uint32, uint64) {}) // what is enqueued runs at once
 	m.Kernel("link_barrier", playBarrier)
 	m.Kernel("link_ping", playPing)
 }
@@ -102,7 +102,7 @@ func await(c *cudatest.Call, g device.Group, s *device.State, peer int, p cuda.P
 		}
 		if cause != 0 {
 			r := &cudatest.Slice[device.Record](c, cuda.Pointer(g.Record), 1)[0]
-			r.Op, r.Rank, r.Peer = device.OpBarrier, int32(g.Rank), int32(peer)
+			r.Rank, r.Peer = int32(g.Rank), int32(peer)
 			r.Cause, r.Expected, r.Seen = cause, uint64(want), uint64(seen)
 			atomic.StoreUint32(&r.State, device.RecordWritten)
 			return false
@@ -166,44 +166,13 @@ func cache(t *testing.T) *kernel.Cache {
 	})
 }
 
-// contexts are those of all devices of a machine.
-func contexts(t *testing.T, m *cudatest.Machine) []*cuda.Context {
-	t.Helper()
-	driver, err := m.Open()
-	if errors.Is(err, cuda.ErrUnsupported) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all []*cuda.Context
-	for _, d := range driver.Devices() {
-		c, err := d.Primary()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		all = append(all, c)
-	}
-	return all
-}
-
-// machine is one with so many devices on which all kernels are played, and which must be clean at
-// the end of the test.
+// played is a machine with so many devices on which all kernels are played, and which must be clean
+// at the end of the test.
 func played(t *testing.T, config cudatest.Config) (*cudatest.Machine, []*cuda.Context) {
 	t.Helper()
-	m := cudatest.New(config)
-	play(m)
-	t.Cleanup(func() { // after the contexts were closed
-		if err := m.Check(); err != nil {
-			t.Error(err)
-		}
-	})
-	return m, contexts(t, m)
+	g := ranktest.Fake(t, config)
+	play(g.Machine)
+	return g.Machine, g.Contexts
 }
 
 var _ = [1]struct{}{}[unsafe.Sizeof(targets{})-520] // as the Targets of pattern.cuh

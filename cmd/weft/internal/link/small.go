@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/weftgo/weft/cmd/weft/internal/bench/timing"
 	"github.com/weftgo/weft/cuda"
 )
 
@@ -18,153 +19,136 @@ const (
 )
 
 // smallTrials are the operations that move nothing.
-func (m *machine) smallTrials() []trial {
+func (g *gpu) smallTrials() []trial {
 	var all []trial
 	launches := []bool{false}
-	if m.bulk() { // dependent launches came with bulk copies
+	if g.bulk { // dependent launches came with bulk copies
 		launches = append(launches, true)
 	}
-	sms := m.sms()
+	sms := g.sms
 	for _, dependent := range launches {
 		for _, shape := range [][2]int{{1, 1}, {sms, 1024}} {
-			all = append(all, func(ctx context.Context) (Row, error) { return m.empty(ctx, shape[0], shape[1], dependent) })
+			all = append(all, func(ctx context.Context) (Row, error) { return g.empty(ctx, shape[0], shape[1], dependent) })
 		}
 	}
 	for _, dependent := range launches {
-		all = append(all, func(ctx context.Context) (Row, error) { return m.barrier(ctx, dependent) })
+		all = append(all, func(ctx context.Context) (Row, error) { return g.barrier(ctx, dependent) })
 	}
-	return append(all, m.hop)
+	return append(all, g.hop)
 }
 
-// sms is how many all GPUs have.
-func (m *machine) sms() int {
-	n := m.gpus[0].sms
-	for _, g := range m.gpus {
-		n = min(n, g.sms)
-	}
-	return n
-}
-
-func (m *machine) small(w Way, sms, threads int) Row {
-	return Row{Op: "link", Way: w, GPUs: len(m.gpus), SMs: sms, Threads: threads, Operations: smallOperations}
+func (g *gpu) small(w Way, sms, threads int) Row {
+	return Row{Op: "link", Way: w, GPUs: g.Ranks, SMs: sms, Threads: threads, Operations: smallOperations}
 }
 
 // empty times kernels that do nothing. What can be verified of them is that they ran to their end.
-func (m *machine) empty(ctx context.Context, sms, threads int, dependent bool) (Row, error) {
-	row := m.small(Empty, sms, threads)
+func (g *gpu) empty(ctx context.Context, sms, threads int, dependent bool) (Row, error) {
+	row := g.small(Empty, sms, threads)
 	if dependent {
 		row.Way = EmptyDependent
 	}
 	shape := cuda.LaunchConfig{Grid: cuda.Dim{X: uint32(sms)}, Block: cuda.Dim{X: uint32(threads)}, Dependent: dependent}
-	_, err := m.repeated(ctx, &row, shape, "link_empty", func(*gpu) []any { return nil })
+	l, err := g.Empty(shape)
+	if err == nil {
+		_, err = g.repeated(ctx, &row, l)
+	}
 	row.Verified = err == nil
 	return row, err
 }
 
 // barrier times a kernel in which each GPU waits for all. Every GPU counts its own.
-func (m *machine) barrier(ctx context.Context, dependent bool) (Row, error) {
-	row := m.small(Barrier, 1, maxGPUs)
+func (g *gpu) barrier(ctx context.Context, dependent bool) (Row, error) {
+	row := g.small(Barrier, 1, maxGPUs)
 	if dependent {
 		row.Way = BarrierDependent
 	}
-	lines := make([]int, len(m.gpus))
 	shape := cuda.LaunchConfig{Block: cuda.Dim{X: maxGPUs}, Dependent: dependent}
-	done, err := m.repeated(ctx, &row, shape, "link_barrier",
-		func(g *gpu) []any { return []any{m.group(g, lines...), g.at(atState), g.at(atDone)} })
+	l, err := g.functions["link_barrier"].Prepare(shape, g.lane.Group(0), g.state(), g.at(atDone))
 	if err != nil {
 		return row, err
 	}
-	for _, g := range m.gpus {
-		ended, err := g.number(atDone)
-		if err != nil {
-			return row, fmt.Errorf("link: GPU %d: %w", g.index, err)
-		}
-		row.Wrong += int64(done) - int64(ended)
+	done, err := g.repeated(ctx, &row, l)
+	if err != nil {
+		return row, err
 	}
+	ended, err := g.number(atDone)
+	if err != nil {
+		return row, err
+	}
+	row.Wrong, err = g.sum(int64(done) - int64(ended))
 	row.Verified = row.Wrong == 0
-	return row, nil
+	return row, err
 }
 
 // repeated times a graph of one kernel, on all GPUs, and says how often the kernel ran.
-func (m *machine) repeated(ctx context.Context, row *Row, c cuda.LaunchConfig, name string,
-	arguments func(*gpu) []any,
-) (done int, err error) {
-	if err := m.reset(ctx); err != nil {
+func (g *gpu) repeated(ctx context.Context, row *Row, l *cuda.Launch) (done int, err error) {
+	if err := g.reset(ctx); err != nil {
 		return 0, err
 	}
-	graphs, err := m.capture(ctx, row.Operations, func(g *gpu) (func() error, error) {
-		l, err := g.functions[name].Prepare(c, arguments(g)...)
-		if err != nil {
-			return nil, err
-		}
-		return func() error { return l.Start(g.stream) }, nil
-	})
+	graph, err := g.capture(ctx, row.Operations, func() error { return l.Start(g.Stream) })
 	if err == nil {
-		_, err = m.replay(ctx, graphs) // the first is slower
+		_, err = g.replay(ctx, graph) // the first is slower
 	}
 	if err == nil {
-		err = m.timed(ctx, graphs, row)
+		err = g.timed(ctx, graph, row)
 	}
-	if err = errors.Join(err, graphs.close()); err != nil {
-		return 0, fmt.Errorf("link: %s: %w", row.Way, err)
+	if err = errors.Join(err, closeGraph(graph)); err != nil {
+		return 0, fmt.Errorf("%s: %w", row.Way, err)
 	}
-	return (1 + m.Replays) * row.Operations, nil
+	return (1 + g.options.Replays) * row.Operations, nil
 }
 
 // hop times a word that goes from the first GPU to the second and back, or between two SMs of one.
-func (m *machine) hop(ctx context.Context) (Row, error) {
-	row := m.small(Hop, 1, 1)
+func (g *gpu) hop(ctx context.Context) (Row, error) {
+	row := g.small(Hop, 1, 1)
 	row.Operations = 2 * (rounds - skipped)
-	first, second, blocks := m.gpus[0], m.gpus[len(m.gpus)-1], uint32(1)
-	if len(m.gpus) > 1 {
-		second = m.gpus[1]
-	} else {
+	first, second, blocks := 0, min(1, g.Ranks-1), uint32(1)
+	if first == second {
 		blocks, row.SMs = 2, 2
 	}
+	lines := g.lane.Group(0)
+	lines.Ranks = 2
+	lines.Window[0], lines.Window[1] = uint64(g.on(first, atPing)), uint64(g.on(second, atPing+lineBytes))
 	var took []time.Duration
-	for range m.Replays {
-		if err := m.reset(ctx); err != nil {
+	for range g.options.Replays {
+		err := g.reset(ctx)
+		if err == nil && g.Me <= second {
+			err = g.run("link_ping", cuda.LaunchConfig{Grid: cuda.Dim{X: blocks}}, lines, g.state(), uint32(g.Me),
+				uint32(rounds), uint32(skipped), g.at(atTimes), g.at(atSeen))
+		}
+		if err == nil {
+			err = g.settle(ctx)
+		}
+		if err != nil {
+			return row, fmt.Errorf("%s: %w", Hop, err)
+		}
+		mine, missing, err := g.pinged(blocks)
+		if err != nil {
+			return row, fmt.Errorf("%s: %w", Hop, err)
+		}
+		all, err := timing.Gather(g.Team, g.Me, mine)
+		if err != nil {
 			return row, err
 		}
-		err := m.all(func(g *gpu) error {
-			if g != first && g != second {
-				return nil
-			}
-			side := uint32(0)
-			if g != first {
-				side = 1
-			}
-			return g.run("link_ping", cuda.LaunchConfig{Grid: cuda.Dim{X: blocks}},
-				m.group(g, atPing, atPing+lineBytes), g.at(atState),
-				side, uint32(rounds), uint32(skipped), g.at(atTimes), g.at(atSeen))
-		})
-		if err := errors.Join(err, m.settle(ctx)); err != nil {
-			return row, fmt.Errorf("link: %s: %w", Hop, err)
-		}
-		d, wrong, err := pinged(first, second)
+		wrong, err := g.sum(missing)
 		if err != nil {
-			return row, fmt.Errorf("link: %s: %w", Hop, err)
+			return row, err
 		}
-		took, row.Wrong = append(took, d), row.Wrong+wrong
+		took, row.Wrong = append(took, all[first]), row.Wrong+wrong
 	}
 	row.times(took)
 	row.Verified = row.Wrong == 0
 	return row, nil
 }
 
-// pinged reads what the sides have left: how long it took, and how many rounds are missing.
-func pinged(first, second *gpu) (time.Duration, int64, error) {
-	times, seen := make([]byte, 16), make([]byte, 4)
-	if err := first.context.Download(times, first.at(atTimes)); err != nil {
+// pinged reads what this GPU's sides have left: how long it took, and how many rounds are missing.
+func (g *gpu) pinged(sides uint32) (took time.Duration, missing int64, err error) {
+	times, seen := make([]byte, 16), make([]byte, 8)
+	if err := errors.Join(g.Context.Download(times, g.at(atTimes)), g.Context.Download(seen, g.at(atSeen))); err != nil {
 		return 0, 0, err
 	}
-	missing := int64(0)
-	for side, g := range []*gpu{first, second} {
-		if err := g.context.Download(seen, g.at(atSeen+4*side)); err != nil {
-			return 0, 0, err
-		}
-		missing += rounds - int64(binary.LittleEndian.Uint32(seen))
+	for side := g.Me; side < min(2, g.Me+int(sides)); side++ {
+		missing += rounds - int64(binary.LittleEndian.Uint32(seen[4*side:]))
 	}
-	took := binary.LittleEndian.Uint64(times[8:]) - binary.LittleEndian.Uint64(times)
-	return time.Duration(took), missing, nil
+	return time.Duration(binary.LittleEndian.Uint64(times[8:]) - binary.LittleEndian.Uint64(times)), missing, nil
 }

@@ -8,38 +8,39 @@ import (
 	"strings"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
 // GPUs is what a benchmark on GPUs found: its rows, and what other libraries take.
 type GPUs struct {
-	Rows  []bench.GPURow
+	Rows  []benchep.GPURow
 	Peers []bench.Peer
 }
 
 // along is what a plot has on its axis.
 type along struct {
 	name, axis string
-	key, at    func(*bench.GPURow) int // what was asked for, and where that is on the axis
+	key, at    func(*benchep.GPURow) int // what was asked for, and where that is on the axis
 	peer       func(*bench.Peer) int
 }
 
 var (
 	byTokens = &along{
-		"tokens", "tokens per rank", func(r *bench.GPURow) int { return r.Tokens },
-		func(r *bench.GPURow) int { return r.Tokens },
+		"tokens", "tokens per rank", func(r *benchep.GPURow) int { return r.Tokens },
+		func(r *benchep.GPURow) int { return r.Tokens },
 		func(p *bench.Peer) int { return p.Tokens },
 	}
 	bySMs = &along{
-		"SMs", "multiprocessors asked for", func(r *bench.GPURow) int { return r.SMs },
-		func(r *bench.GPURow) int { return cmp.Or(r.SMs, r.SMsUsed) },
+		"SMs", "multiprocessors asked for", func(r *benchep.GPURow) int { return r.SMs },
+		func(r *benchep.GPURow) int { return cmp.Or(r.SMs, r.SMsUsed) },
 		func(p *bench.Peer) int { return p.SMs },
 	}
 )
 
 // several says whether rows differ in it.
-func (a *along) several(rows []bench.GPURow) bool {
-	return slices.ContainsFunc(rows, func(r bench.GPURow) bool { return a.key(&r) != a.key(&rows[0]) })
+func (a *along) several(rows []benchep.GPURow) bool {
+	return slices.ContainsFunc(rows, func(r benchep.GPURow) bool { return a.key(&r) != a.key(&rows[0]) })
 }
 
 // plots draws the time and the bandwidth of every operation: what was measured, what the same bytes
@@ -95,7 +96,7 @@ func (l lines) beside(others lines) []Series {
 
 // eachRow calls f for the rows of an operation, with where they are on the axis, and what tells
 // them apart from others there beside their contract.
-func (g *GPUs) eachRow(op string, a *along, f func(r *bench.GPURow, x float64, but string)) {
+func (g *GPUs) eachRow(op string, a *along, f func(r *benchep.GPURow, x float64, but string)) {
 	for i := range g.Rows {
 		r := &g.Rows[i]
 		if r.Op != op {
@@ -115,7 +116,7 @@ func (g *GPUs) eachRow(op string, a *along, f func(r *bench.GPURow, x float64, b
 // time draws an operation's time.
 func (g *GPUs) time(op string, a *along) Plot {
 	var ours, others lines
-	g.eachRow(op, a, func(r *bench.GPURow, x float64, but string) {
+	g.eachRow(op, a, func(r *benchep.GPURow, x float64, but string) {
 		ours.add(r.Contract+but, Point{X: x, Y: r.P50, High: r.P99})
 		if r.WireBytes == 0 {
 			return
@@ -154,7 +155,7 @@ func (g *GPUs) time(op string, a *along) Plot {
 // bandwidth draws what an operation gets out of the links.
 func (g *GPUs) bandwidth(op string, a *along) Plot {
 	var ours, others lines
-	g.eachRow(op, a, func(r *bench.GPURow, x float64, but string) {
+	g.eachRow(op, a, func(r *benchep.GPURow, x float64, but string) {
 		if r.WireBytes > 0 {
 			ours.add(r.Contract+but, Point{X: x, Y: r.GBps})
 			others.add("what kernels of as many SMs get out of the links"+but, Point{X: x, Y: r.LinkGBps})
@@ -166,7 +167,7 @@ func (g *GPUs) bandwidth(op string, a *along) Plot {
 // comparable says whether a quoted figure belongs beside the rows: of as many ranks, and as many
 // tokens and SMs as some of them, where that is known and not on the axis.
 func (g *GPUs) comparable(p *bench.Peer, a *along) bool {
-	return p.Date != "" && slices.ContainsFunc(g.Rows, func(r bench.GPURow) bool {
+	return p.Date != "" && slices.ContainsFunc(g.Rows, func(r benchep.GPURow) bool {
 		return p.Ranks == r.Ranks && (a == byTokens || p.Tokens == r.Tokens) && (a == bySMs || p.SMs == 0 || p.SMs == r.SMs)
 	})
 }

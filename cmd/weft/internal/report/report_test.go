@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft/cmd/weft/internal/bench"
+	benchep "github.com/weftgo/weft/cmd/weft/internal/bench/ep"
 	"github.com/weftgo/weft/cmd/weft/internal/measure"
 )
 
@@ -167,7 +168,7 @@ func onGPUs(tokens, sms []int) *GPUs {
 		for _, n := range tokens {
 			for _, on := range sms {
 				for _, op := range []string{"dispatch", "dispatch-known", "prepare", "combine"} {
-					r := bench.GPURow{
+					r := benchep.GPURow{
 						Op: op, Contract: contract, Ranks: 4, Tokens: n, Capacity: n, SMs: on,
 						SMsUsed: max(on, 17), DType: "bf16", Reduction: "partial", P50: float64(n),
 						P99:      float64(2 * n),

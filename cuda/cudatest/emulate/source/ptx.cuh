@@ -127,6 +127,14 @@ __device__ __forceinline__ u32 load_acquire_sys4(const void *p) {
 	return host::word<__ATOMIC_ACQUIRE>(p);
 }
 
+__device__ __forceinline__ uint4 load_acquire_sys16(const void *p) {
+	emulate::poll();
+	emulate::reach(p, 16, "load_acquire_sys16");
+	uint4 v = host::load16(p);
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
+	return v;
+}
+
 __device__ __forceinline__ u64 load_acquire_sys_u64(const void *p) {
 	emulate::poll();
 	emulate::reach(p, 8, "load_acquire_sys_u64");

@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 	}
 	__syncwarp();
 
-	Wait wait(group, state, OP_BARRIER, 0);
+	Wait wait(group, state, 0, 0);
 	u64 stride = (u64)gridDim.x * WARPS * chunk, first = ((u64)blockIdx.x * WARPS + warp) * chunk;
 	u64 mine = first < bytes ? (bytes - first + stride - 1) / stride * targets.count : 0;
 	u64 at = first, done_at = first; // the chunk that is fetched next, and the one that is awaited next

@@ -1,20 +1,7 @@
-// What a kernel costs that moves nothing, and what a word costs that another GPU waits for.
-#include "weft.cuh"
+// What a word costs that another GPU waits for.
+#include "wait.cuh"
 
 using namespace weft;
-
-extern "C" __global__ void link_empty() {
-	wait_for_previous();
-	let_next_start();
-}
-
-// link_gate holds the stream until the host has enqueued all that is to be timed, and so keeps the
-// host's part out of the time. It gives up silently after patience nanoseconds: then the time has
-// the host's part in it, and is right otherwise.
-extern "C" __global__ void link_gate(const u32 *opened, u32 turn, u64 patience) {
-	u64 start = nanoseconds();
-	while ((int)(load_acquire_sys4(opened) - turn) < 0 && nanoseconds() - start < patience) pause(100);
-}
 
 constexpr u32 LINE = 128; // bytes between two ranks' words
 
@@ -26,7 +13,7 @@ extern "C" __global__ void link_barrier(const __grid_constant__ Group group, Sta
 	u32 next = (u32)epoch + 1, rank = threadIdx.x;
 	__syncthreads(); // all have read the epoch
 	if (rank < group.ranks && state->stopped == 0) {
-		Wait wait(group, state, OP_BARRIER, epoch);
+		Wait wait(group, state, 0, epoch);
 		store_relaxed_sys4(group.window[rank] + group.rank * LINE, next);
 		await_epoch(wait, rank, group.window[group.rank] + rank * LINE, next);
 	}
@@ -43,7 +30,7 @@ extern "C" __global__ void link_ping(const __grid_constant__ Group group, State 
 									 u64 *times, u32 *seen) {
 	side += blockIdx.x;
 	char *mine = group.window[side], *other = group.window[side ^ 1];
-	Wait wait(group, state, OP_BARRIER, 0);
+	Wait wait(group, state, 0, 0);
 	u64 begun = 0;
 	u32 round = 1;
 	for (; round <= rounds; round++) {

@@ -1,6 +1,6 @@
 // What the measurements send, so that what arrives can be checked, and to whom.
 #pragma once
-#include "weft.cuh"
+#include "wait.cuh"
 
 using namespace weft;
 

@@ -1,0 +1,2 @@
+// Package collective measures collectives on the host: all-reduce.
+package collective

@@ -1,0 +1,21 @@
+package timing
+
+import (
+	"fmt"
+	"math"
+)
+
+// Names lists what parse accepts: the text of every value that it gives back.
+func Names[T interface {
+	~uint8
+	fmt.Stringer
+}](parse func(string) (T, error)) []string {
+	var list []string
+	for i := range math.MaxUint8 + 1 {
+		v := T(i)
+		if got, err := parse(v.String()); err == nil && got == v {
+			list = append(list, v.String())
+		}
+	}
+	return list
+}

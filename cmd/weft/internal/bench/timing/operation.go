@@ -1,0 +1,65 @@
+package timing
+
+import "fmt"
+
+// Operation is what is timed, on one rank. Every rank has the same ones.
+type Operation struct {
+	Name  string
+	Bytes Bytes
+	SMs   int // on GPUs: that its kernel runs on
+	// Renew makes what the next run needs, before all ranks meet. If the run will be checked, it
+	// makes other operands than before: what is checked then can only have come by that run. Nil:
+	// nothing.
+	Renew func(checked bool) error
+	// Run does the operation on the host, or enqueues it on a GPU. If it will be checked, what it
+	// gives is kept until Check.
+	Run func(checked bool) error
+	// Check compares what the last run gave, when it has ended, and gives that back. It returns a
+	// *WrongError if that is wrong; any other error ends the measurement. Nil: nothing to compare.
+	Check func() error
+}
+
+// Bytes are those of an operation on one rank, or in the mean over ranks.
+type Bytes struct {
+	Wire    float64 // that leave the rank for another
+	Logical float64 // one row per token and rank visited, the own included
+	DeepEP  float64 // one row per selection
+	Moved   float64 // on the host: read from where they are, and written to where they go
+}
+
+// WrongError says what was wrong in an operation's output.
+type WrongError struct{ Text string }
+
+func (e *WrongError) Error() string { return e.Text }
+
+// Wrongf is a *WrongError.
+func Wrongf(format string, args ...any) error { return &WrongError{fmt.Sprintf(format, args...)} }
+
+// Verdict is what was wrong first.
+type Verdict struct{ problem string }
+
+// Take keeps what was wrong, and gives back any other error.
+func (v *Verdict) Take(err error) error {
+	w, ok := err.(*WrongError)
+	if !ok {
+		return err
+	}
+	if v.problem == "" {
+		v.problem = w.Text
+	}
+	return nil
+}
+
+func (o *Operation) renew(checked bool) error {
+	if o.Renew == nil {
+		return nil
+	}
+	return o.Renew(checked)
+}
+
+func (o *Operation) check(v *Verdict) error {
+	if o.Check == nil {
+		return nil
+	}
+	return v.Take(o.Check())
+}

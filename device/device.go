@@ -1,0 +1,91 @@
+package device
+
+import (
+	"embed"
+	"maps"
+	"math"
+)
+
+//go:embed *.cuh
+var files embed.FS
+
+var headers = func() map[string]string {
+	all := map[string]string{}
+	entries, err := files.ReadDir(".")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	for _, e := range entries {
+		text, err := files.ReadFile(e.Name())
+		if err != nil {
+			panic(err)
+		}
+		all[e.Name()] = string(text)
+	}
+	return all
+}()
+
+// Headers are the device headers by the names under which kernels include them: for kernel.Spec.
+func Headers() map[string]string { return maps.Clone(headers) }
+
+// DomainDefine is the preprocessor's name for the size of the domain that a kernel is compiled for:
+// the most ranks that its [Group] has room for. Without it a domain has [MaxRanks].
+const DomainDefine = "WEFT_DOMAIN_RANKS"
+
+// MaxRanks is the most ranks that a Group has.
+const MaxRanks = 64
+
+// Group is a communicator as a kernel sees it: the Group of comm.cuh, field by field. Its windows
+// come last, so a struct of arguments that ends with a Group differs between domains in its length
+// alone.
+type Group struct {
+	Abort  uint64
+	Record uint64
+	Claim  uint64 // a word of this GPU's memory, 0 until a wait writes the record
+	// of 8 bytes for each rank, in this GPU's memory: the nanoseconds that it was waited for, if a
+	// kernel counts them; or 0
+	Waits       uint64
+	Ranks, Rank uint32
+	Lane        uint32 // the lane's number, for its records
+	_           uint32
+	Window      [MaxRanks]uint64 // each rank's part of one window, as this GPU reaches it
+}
+
+// StateBytes and CountBytes are the sizes of a [State] and of the [Count] of each block behind it.
+const (
+	StateBytes = 32
+	CountBytes = 16
+)
+
+// OpeningBytes is the size of a rank's opening, of which a region has 3 turns x ranks, and
+// PacketBytes that of a packet, which carries 4 bytes.
+const (
+	OpeningBytes = 16
+	PacketBytes  = 8
+)
+
+// State is a lane of operations in a GPU's memory: the State of comm.cuh, field by field. The host
+// writes it when nothing of the lane runs.
+type State struct {
+	Masked  [2]uint64 // ranks that are left out: bit r of word r/64 is rank r
+	Timeout uint64    // of a wait, in nanoseconds
+	Stopped uint32
+	_       uint32
+}
+
+// Count is what a block has counted: the Count of comm.cuh.
+type Count struct {
+	Epoch uint64
+	Turn  uint32 // Epoch modulo 3
+	_     uint32
+}
+
+// Divisor lets a kernel divide by a number that the host knows: the Divisor of walk.cuh.
+type Divisor struct {
+	By, Inverse uint32
+}
+
+// NewDivisor makes the Divisor of a number that is not 0.
+func NewDivisor(by int) Divisor {
+	return Divisor{By: uint32(by), Inverse: math.MaxUint32 / uint32(by)}
+}

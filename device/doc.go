@@ -1,0 +1,74 @@
+// Package device has the headers that kernels include, and the Go mirrors of what kernels and the host
+// share.
+//
+// # Headers
+//
+// [Headers] goes into the kernel.Spec of a kernel that includes them. Each header is one idea, and
+// includes what it uses:
+//
+//	ptx.cuh      the PTX instructions that Weft uses, as functions, by section of the PTX ISA
+//	ranks.cuh    sets of ranks, and ways through them
+//	comm.cuh     Group, State, Count, Record; the Operation under way
+//	wait.cuh     waits for peers with deadline and abort word
+//	flags.cuh    values that are their own flags
+//	channel.cuh  put, get, signal, wait and packets: what most kernels of your own need
+//	opening.cuh  the opening exchange: who has begun, and which call
+//	marks.cuh    a barrier between the blocks of one number on all ranks
+//	walk.cuh     how blocks, warps and threads divide work
+//	bulk.cuh     bulk copies through shared memory (Hopper and later)
+//	sum.cuh      sums of rows in fp32, rounded once
+//
+// # Kernels of your own
+//
+//	#include "channel.cuh"
+//	using namespace weft;
+//
+//	struct Arguments { State *state; const void *row; Group group; };
+//
+//	extern "C" __global__ void hello(const __grid_constant__ Arguments a) {
+//		Operation o;
+//		if (!o.begin(a.group, a.state, 0, HELLO)) return;
+//		Wait wait(a.group, a.state, HELLO, o.epoch);
+//		Channel other(a.group, 1 - a.group.rank);
+//		other.put(ROWS + (o.epoch & 1) * BYTES, a.row, BYTES, Threads::of_block());
+//		other.signal(SIGNAL, o.epoch);
+//		if (other.wait(wait, SIGNAL, o.epoch)) ... // the other's row is here
+//		o.end(a.state);
+//	}
+//
+// The package's example is the whole of it. A kernel may also stand in a namespace, or be a
+// template's. Then the kernel.Spec's Kernels has its C++ name, and a module finds it by the cubin's
+// Symbol of that name. Kernels that only compute need ptx.cuh at most.
+//
+// The host fills a [Group] with every rank's part of a window, at addresses that the launching GPU
+// reaches. It begins a [State], with a [Count] for each block behind it, in memory of that GPU: all
+// zero but Timeout. Both live as long as launches do. Package engine/gpu does all this.
+//
+// # Rules
+//
+// Every wait is a Wait's. It ends when the value is there, after State.timeout, or when the abort word
+// is set, and then leaves a [Record] of who waited for whom. What was waited for may be used only if
+// !wait.over. After a wait gave up nothing of the State runs until the host has cleared Stopped.
+//
+// All threads of all blocks come to the end of the operation, or all give up, and all launches of a
+// State have as many blocks. A kernel that waits for a peer must be placed as a whole at every rank:
+// launch no more blocks than the SMs hold beside what else runs, and load all modules before.
+//
+// A value that is its own flag is sent by one store of 4, 8 or 16 bytes, never has a word of ones
+// (clean sees to that), and goes where the receiver has put words of ones since the last value came.
+// Such values have three turns. In each operation the receiver empties those of the turn before; the
+// sender writes them again two operations later, after it has heard from this rank. Other data goes
+// before a signal, and is read after the wait for it.
+//
+// # Names in errors
+//
+// A record has numbers: the lane's, which comes from Group.Lane, the operation's, and for a mismatch
+// the tags of two calls. The owner of a lane gives the [Words] for them.
+//
+// # Domains
+//
+// A kernel is compiled for a domain of 64 ranks, or of as many as [DomainDefine] says. In a domain of
+// 64 ranks a set of ranks is one word.
+//
+// Package emulate runs such kernels without a GPU and finds what a GPU would hide for long.
+package device

@@ -1,0 +1,23 @@
+// Package closer closes what was made, the last first.
+package closer
+
+import (
+	"errors"
+	"slices"
+)
+
+// Stack is what is to be closed. The zero value is empty.
+type Stack []func() error
+
+// Add puts a function on the stack.
+func (s *Stack) Add(f func() error) { *s = append(*s, f) }
+
+// Close calls all functions, the last one first, and empties the stack.
+func (s *Stack) Close() error {
+	var errs []error
+	for _, f := range slices.Backward(*s) {
+		errs = append(errs, f())
+	}
+	*s = nil
+	return errors.Join(errs...)
+}
