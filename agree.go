@@ -11,28 +11,26 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// Agree gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the entries of
-// masked ranks are nil. It is a small all-gather through the control pages, meant for set-up:
-// collective objects compare their arguments with it before anything depends on them.
+// gatherNotes is a small all-gather through the control pages.
 //
 // A rank writes its note into the half of its page that the round's parity picks, then publishes
 // the round. It may write the same half again two rounds later: finishing the round between, it has
 // seen every rank publish that round, and ranks publish a round only after they have read the one
 // before.
-func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, error) {
+func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byte, error) {
 	if len(note) > noteSize {
 		return nil, Invalidf("%s: a note of %d bytes, at most %d", op, len(note), noteSize)
 	}
 	if err := c.reach(op); err != nil {
 		return nil, err
 	}
-	if err := c.Begin(op); err != nil {
+	if err := c.begin(op); err != nil {
 		return nil, err
 	}
 	c.agreement.Lock()
 	defer c.agreement.Unlock()
 
-	c.agreement.rounds.Begin(c.Generation())
+	c.agreement.rounds.Begin(c.generation.Load())
 	round := c.agreement.rounds.Next()
 
 	own := c.control[c.rank]
@@ -51,7 +49,7 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 		}
 		n := p.note[round&1].len
 		if n > noteSize {
-			return nil, c.Fail(&PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: a note of %d bytes", ErrMismatch, n)})
+			return nil, c.fail(&PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: a note of %d bytes", ErrMismatch, n)})
 		}
 		all[r] = bytes.Clone(p.note[round&1].data[:n])
 		if all[r] == nil {
@@ -59,18 +57,14 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 		}
 	}
 	// Had the others gone on without this rank, the notes would be those of a later round.
-	if err := c.Begin(op); err != nil {
+	if err := c.begin(op); err != nil {
 		return nil, err
 	}
 	return all, nil
 }
 
-// AgreeOn fails with [ErrMismatch], on every rank alike, unless all unmasked ranks bring the same
-// words. It first passes on an error that one of them met on its own: the others then return a
-// [*PeerError] that names that rank and wraps what the error does of [ErrInvalid], [ErrUnsupported]
-// and [ErrMismatch], else [ErrAborted]: that rank gave the operation up.
-func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
-	all, err := c.Agree(ctx, op, noteOf(words, own))
+func (c *Comm) verifySame(ctx context.Context, op, words string, own error) error {
+	all, err := c.gatherNotes(ctx, op, noteOf(words, own))
 	if err != nil {
 		return err
 	}
@@ -80,14 +74,14 @@ func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 	return agreed(op, all)
 }
 
-// agreeWith is AgreeOn with some bytes of each rank's own, which it returns by rank. The words hold
+// agreeWith is verifySame with some bytes of each rank's own, which it returns by rank. The words hold
 // no newline.
 func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own error) ([][]byte, error) {
 	note := noteOf(words, own)
 	if own == nil {
 		note = append(append(note, '\n'), data...)
 	}
-	all, err := c.Agree(ctx, op, note)
+	all, err := c.gatherNotes(ctx, op, note)
 	if err != nil {
 		return nil, err
 	}

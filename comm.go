@@ -85,22 +85,15 @@ func (c *Comm) Masked(rank int) bool { return c.mask.Load().has(rank) }
 // Mask returns the set of masked ranks.
 func (c *Comm) Mask() RankSet { return *c.mask.Load() }
 
-// Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked
-// ranks. Operations fold it into their epochs, so that nothing published before a failure is taken
-// for something published after it.
-func (c *Comm) Generation() uint64 { return c.generation.Load() }
-
 // Err returns the failure that operations return from now on, or nil. It may be called from any
 // goroutine.
 func (c *Comm) Err() error {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
-	return c.Begin("communicator")
+	return c.begin("communicator")
 }
 
-// Begin is the first thing that an operation does: it returns the sticky failure, if there is one,
-// in op's name.
-func (c *Comm) Begin(op string) error {
+func (c *Comm) begin(op string) error {
 	if c.closed.Load() {
 		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
@@ -111,17 +104,7 @@ func (c *Comm) Begin(op string) error {
 	return c.fault(op)
 }
 
-// Waiter waits on behalf of this rank: by its policy, deadline and abort word.
-func (c *Comm) Waiter() *channel.Waiter { return &c.waiter }
-
-// Shelf has the buffers that this communicator's objects receive into, so that each knows memory of
-// another's.
-func (c *Comm) Shelf() *engine.Shelf { return &c.shelf }
-
-// WaiterOf is a Waiter of an object's own, for one of which a communicator has several: a "handle",
-// say. Its number goes with the object's name when ranks wait for each other. It is the same on
-// every rank, for objects of a kind are made in the same order.
-func (c *Comm) WaiterOf(kind string) *channel.Waiter {
+func (c *Comm) waiterOf(kind string) *channel.Waiter {
 	c.objects.Lock()
 	defer c.objects.Unlock()
 	if c.objects.made == nil {
@@ -137,9 +120,7 @@ func (c *Comm) WaiterOf(kind string) *channel.Waiter {
 // rank and wraps [ErrAborted], until [Comm.SetMask]. It may be called from any goroutine.
 func (c *Comm) Abort() { c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}) }
 
-// Fail is what an operation does with an error that it met half-way: peers are told at once instead
-// of finding out at their deadline. It returns err.
-func (c *Comm) Fail(err error) error {
+func (c *Comm) fail(err error) error {
 	var peer *PeerError
 	switch {
 	case err == nil:
@@ -188,7 +169,7 @@ func (c *Comm) fault(op string) error {
 		// A rank that was left behind and wakes up late may still accuse others: its word counts
 		// for nothing. But those whom this rank has left out may by now go on without it.
 		over := c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank)
-		if f.Older(c.Generation()) || over && !(f.Cause == channel.CauseMasked && c.leftOut()) {
+		if f.Older(c.generation.Load()) || over && !(f.Cause == channel.CauseMasked && c.leftOut()) {
 			own.Clear(f)
 			continue
 		}
@@ -234,7 +215,7 @@ func (c *Comm) tell(f channel.Fault) {
 
 // maskedBy reports whether the owner of p goes on without this rank.
 func (c *Comm) maskedBy(p *control) bool {
-	return p.mask.target.Load() > c.Generation() && p.mask.set.has(c.rank)
+	return p.mask.target.Load() > c.generation.Load() && p.mask.set.has(c.rank)
 }
 
 // event takes what the mesh sees of the other ranks.
@@ -253,9 +234,7 @@ func (c *Comm) event(e shm.Event) {
 	}
 }
 
-// Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset
-// in it. On a GPU p is an address of the device's.
-func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
+func (c *Comm) find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
 	for _, w := range c.windows.open() {
 		if off := uintptr(p) - w.base; uintptr(p) >= w.base && off+uintptr(n) <= uintptr(w.size) {
 			return w, int(off), true
@@ -264,8 +243,7 @@ func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
 	return nil, 0, false
 }
 
-// Window returns the open window with the given identifier, which is the same on every rank.
-func (c *Comm) Window(id uint64) (*Window, bool) {
+func (c *Comm) windowOf(id uint64) (*Window, bool) {
 	for _, w := range c.windows.open() {
 		if w.id == id {
 			return w, true
@@ -274,9 +252,7 @@ func (c *Comm) Window(id uint64) (*Window, bool) {
 	return nil, false
 }
 
-// Leave is the first half of Close, for who still has memory of the communicator's in use: it tells
-// the others, and leaves all memory as it is until Close.
-func (c *Comm) Leave() error {
+func (c *Comm) leave() error {
 	c.closing.Lock()
 	again := c.closed.Swap(true)
 	c.closing.Unlock()
@@ -296,14 +272,14 @@ func (c *Comm) Leave() error {
 // it first lets the work in the rank's context end, until the deadline; memory that work still uses
 // then stays mapped, and the error says so.
 func (c *Comm) Close() error {
-	errs := []error{c.Leave()}
+	errs := []error{c.leave()}
 	if c.released.Swap(true) {
 		return errors.Join(errs...)
 	}
 	if c.device != nil {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), c.waiter.Timeout, ErrTimeout)
 		defer cancel()
-		if err := c.device.Quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
+		if err := c.device.quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
 			// Memory must not go from under kernels: they would take the whole context with them.
 			return errors.Join(append(errs, err)...)
 		}
@@ -325,7 +301,7 @@ func (c *Comm) Close() error {
 // wait waits for a counter of a peer and spreads the word when that fails.
 func (c *Comm) wait(ctx context.Context, ctr *channel.Counter, want uint64, op string, peer int) error {
 	if err := c.waiter.Wait(ctx, ctr, want, op, peer); err != nil {
-		return c.Fail(err)
+		return c.fail(err)
 	}
 	return nil
 }

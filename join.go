@@ -273,7 +273,7 @@ func (c *Comm) meet(ctx context.Context, own error) error {
 	if own == nil {
 		own = c.device.reach(c.rank)
 	}
-	return c.AgreeOn(ctx, "join", "ready", own)
+	return c.verifySame(ctx, "join", "ready", own)
 }
 
 // card is what ranks tell each other through the bootstrap.

@@ -31,9 +31,9 @@ func TestJoin(t *testing.T) {
 		group := join(t, n, weft.WithDeadline(7*time.Second))
 		for r, c := range group {
 			if c.Rank() != r || c.Size() != n || c.LocalSize() != n || c.Deadline() != 7*time.Second ||
-				!c.Mask().Empty() || c.Generation() != 0 || c.Err() != nil {
+				!c.Mask().Empty() || c.Operations().Generation() != 0 || c.Err() != nil {
 				t.Errorf("rank %d of %d: %d of %d, %d here, deadline %v, mask %#x, generation %d, %v",
-					r, n, c.Rank(), c.Size(), c.LocalSize(), c.Deadline(), c.Mask(), c.Generation(), c.Err())
+					r, n, c.Rank(), c.Size(), c.LocalSize(), c.Deadline(), c.Mask(), c.Operations().Generation(), c.Err())
 			}
 		}
 	}
@@ -308,7 +308,7 @@ func TestJoinTwice(t *testing.T) {
 				return err
 			}
 			w.Bytes()[0] = byte(c.Size())
-			if err := c.AgreeOn(testContext(t), "test", "written", nil); err != nil {
+			if err := c.Operations().VerifySame(testContext(t), "test", "written", nil); err != nil {
 				return err
 			}
 			for r := range c.Size() {
@@ -329,7 +329,7 @@ func TestWaitPolicies(t *testing.T) {
 		group := join(t, 3, weft.WithWaitPolicy(p))
 		must(t, group, func(c *weft.Comm) error {
 			for i := range 50 {
-				if err := c.AgreeOn(testContext(t), "test", fmt.Sprint(i), nil); err != nil {
+				if err := c.Operations().VerifySame(testContext(t), "test", fmt.Sprint(i), nil); err != nil {
 					return err
 				}
 			}

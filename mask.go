@@ -54,7 +54,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	}
 	if c.device != nil {
 		if err := c.finish(ctx, op); err != nil {
-			return c.Fail(err)
+			return c.fail(err)
 		}
 	}
 	target, err := c.agreeOnMask(ctx, op, set)
@@ -64,7 +64,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		return err
 	}
 	if err != nil {
-		return c.Fail(err)
+		return c.fail(err)
 	}
 	c.mask.Store(&set)
 	c.generation.Store(target)
@@ -80,7 +80,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		err := c.device.forget(ctx)
 		cancel()
 		if err != nil {
-			return c.Fail(deviceError(op, err))
+			return c.fail(deviceError(op, err))
 		}
 		c.device.abort.refresh()
 	}
@@ -100,7 +100,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 func (c *Comm) finish(ctx context.Context, op string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
 	defer cancel()
-	return c.device.Quiesce(ctx, op)
+	return c.device.quiesce(ctx, op)
 }
 
 // A decision says who goes on together: the members, all ranks but those that it leaves out. The

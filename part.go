@@ -145,7 +145,7 @@ func (d *Device) exportPart(p *part, otherProcesses bool) (err error) {
 // [ErrInvalid] and says what it is.
 func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*Window, error) {
 	const op = "register device memory"
-	if err := c.Begin(op); err != nil {
+	if err := c.begin(op); err != nil {
 		return nil, err
 	}
 	if c.device == nil {
@@ -218,14 +218,14 @@ func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *part,
 		comm: c, size: size, base: uintptr(own.pointer()), peers: make([][]byte, c.size),
 		pointers: make([]cuda.Pointer, c.size),
 	}
-	w.id = c.windows.next(c.Generation())
+	w.id = c.windows.next(c.generation.Load())
 	err = errors.Join(c.mapParts(ctx, op, w, own, data), own.closeFile())
 	// Own memory goes last: what maps it within the process has a share in it.
 	w.held = append(w.held, closer(own.discard))
-	if err != nil && c.Begin(op) != nil {
+	if err != nil && c.begin(op) != nil {
 		return nil, errors.Join(err, w.release())
 	}
-	if err := c.AgreeOn(ctx, op, "mapped", err); err != nil {
+	if err := c.verifySame(ctx, op, "mapped", err); err != nil {
 		return nil, errors.Join(err, w.release())
 	}
 	if err := c.windows.add(op, w); err != nil {
@@ -296,7 +296,7 @@ func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.
 	if own == nil {
 		nothing, err := os.Open(os.DevNull)
 		if err != nil {
-			return c.Fail(ownLimit(op, c.rank, fmt.Errorf("%s: %w", op, err)))
+			return c.fail(ownLimit(op, c.rank, fmt.Errorf("%s: %w", op, err)))
 		}
 		defer nothing.Close()
 		own = nothing

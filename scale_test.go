@@ -38,7 +38,7 @@ func TestManyRanks(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*deadline)
 	defer cancel()
 	all(group, func(c *weft.Comm) error {
-		notes, err := c.Agree(ctx, "test", fmt.Append(nil, "rank ", c.Rank()))
+		notes, err := c.Operations().GatherNotes(ctx, "test", fmt.Append(nil, "rank ", c.Rank()))
 		if err != nil {
 			return err
 		}

@@ -216,7 +216,7 @@ func goweft_comm_leave(id C.uint64_t) C.int {
 			return err
 		}
 		defer c.resume(children)
-		return c.weft.Leave()
+		return c.weft.Operations().Leave()
 	})
 }
 
@@ -308,7 +308,7 @@ func goweft_comm_get(id C.uint64_t, info *C.weft_comm_info) C.int {
 			rank: C.int32_t(c.weft.Rank()), ranks: C.int32_t(c.weft.Size()),
 			local_ranks: C.int32_t(c.weft.LocalSize()), engine: C.WEFT_HOST,
 			deadline_ms: C.int64_t(c.weft.Deadline().Milliseconds()),
-			generation:  C.uint64_t(c.weft.Generation()),
+			generation:  C.uint64_t(c.weft.Operations().Generation()),
 		}
 		if c.weft.Device() != nil {
 			v.engine = C.WEFT_GPU

@@ -73,7 +73,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if opts.Scratch == 0 {
 		opts.Scratch = DefaultScratch
 	}
-	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("scratch %d, algorithms %s", opts.Scratch,
+	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("scratch %d, algorithms %s", opts.Scratch,
 		strings.Join(opts.Force, " ")), err); err != nil {
 		return nil, err
 	}
@@ -257,7 +257,7 @@ func (g *Group) begin(op string) (*call, error) {
 	if g.closed {
 		return nil, fmt.Errorf("%s: group %w", op, weft.ErrClosed)
 	}
-	if err := c.comm.Begin(op); err != nil {
+	if err := c.comm.Operations().Begin(op); err != nil {
 		return nil, err
 	}
 	if err := c.sync(op); err != nil {
@@ -289,5 +289,5 @@ func (g *Group) run(ctx context.Context, c *call, err error) error {
 	}
 	// Nobody who was told of a failure meanwhile can vouch for what he has read: the others may
 	// have gone on without him.
-	return c.comm.Begin(c.name)
+	return c.comm.Operations().Begin(c.name)
 }

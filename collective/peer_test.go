@@ -221,7 +221,7 @@ func FuzzSlot(f *testing.F) {
 		p := *theirs.place()
 		for _, place := range [][2]uint64{{p.input, p.inputAt}, {p.output, p.outputAt}, {windows[0].ID(), p.inputAt}} {
 			if mem, err := c.peer(1, place[0], place[1], m); err == nil {
-				w, _ := c.comm.Window(place[0])
+				w, _ := c.comm.Operations().Window(place[0])
 				inside(fmt.Sprintf("place %d", place), mem, w.Peer(1))
 			} else if mem != nil {
 				t.Fatalf("place %d: %d bytes and %v", place, len(mem), err)

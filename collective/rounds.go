@@ -33,7 +33,7 @@ type rounds struct {
 }
 
 func newRounds(comm *weft.Comm, w *weft.Window) *rounds {
-	r := &rounds{comm: comm, waiter: comm.WaiterOf("group"), boards: make([]*board, comm.Size())}
+	r := &rounds{comm: comm, waiter: comm.Operations().WaiterOf("group"), boards: make([]*board, comm.Size())}
 	for p := range r.boards {
 		if mem := w.Peer(p); mem != nil {
 			r.boards[p] = newBoard(mem)
@@ -47,7 +47,7 @@ func newRounds(comm *weft.Comm, w *weft.Window) *rounds {
 // nobody is inside an older operation, and what it left behind has lower numbers than all that is
 // published from now on.
 func (r *rounds) sync(op string) error {
-	if !r.numbers.Begin(r.comm.Generation()) && r.live != nil {
+	if !r.numbers.Begin(r.comm.Operations().Generation()) && r.live != nil {
 		return nil
 	}
 	r.live = r.live[:0]
@@ -113,7 +113,7 @@ func (r *rounds) await(ctx context.Context, op string, round uint64) error {
 			continue
 		}
 		if err := r.waiter.Wait(ctx, c, round, op, p); err != nil {
-			return r.comm.Fail(err)
+			return r.comm.Operations().Fail(err)
 		}
 	}
 	if r.step != nil {
@@ -149,7 +149,7 @@ func (r *rounds) agree(op string, round uint64, own error) error {
 		return nil
 	}
 	// A rank that was left out while it stood still may be looking at later rounds of the others.
-	if err := r.comm.Begin(op); err != nil {
+	if err := r.comm.Operations().Begin(op); err != nil {
 		return err
 	}
 	if own != nil {

@@ -24,7 +24,7 @@ func NewBase(comm *weft.Comm, s Spec) *Base {
 	s = s.normalize()
 	return &Base{
 		comm: comm, spec: s, geometry: newGeometry(s, comm.Size()),
-		waiter: comm.WaiterOf("handle"), buffers: engine.NewBuffers(s.Live),
+		waiter: comm.Operations().WaiterOf("handle"), buffers: engine.NewBuffers(s.Live),
 	}
 }
 

@@ -213,7 +213,8 @@ func (h *Base) checkBatch(op, what string, r *Batch, t weft.Tensor, bytes int) e
 	holds, foreign := "", "holds another routing's batch"
 	content := h.buffers.Check(uintptr(t.Data), uintptr(bytes), r.epoch, t.Generation)
 	if content == engine.None {
-		content, foreign = h.comm.Shelf().Check(h.buffers, uintptr(t.Data), uintptr(bytes)), "holds another handle's batch"
+		content = h.comm.Operations().Shelf().Check(h.buffers, uintptr(t.Data), uintptr(bytes))
+		foreign = "holds another handle's batch"
 	}
 	switch content {
 	case engine.Released:

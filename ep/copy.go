@@ -23,7 +23,7 @@ func (h *Handle) CopyReceived(ctx context.Context, s *weft.Stream, r *Received, 
 	if b.closed {
 		return fmt.Errorf("%s: handle %w", opCopy, weft.ErrClosed)
 	}
-	if err := b.comm.Begin(opCopy); err != nil {
+	if err := b.comm.Operations().Begin(opCopy); err != nil {
 		return err
 	}
 	switch {

@@ -99,7 +99,7 @@ func (h *gpu) open(ctx context.Context) error {
 	if err == nil {
 		err = h.allocate()
 	}
-	if err := h.comm.AgreeOn(ctx, op, "memory", err); err != nil {
+	if err := h.comm.Operations().VerifySame(ctx, op, "memory", err); err != nil {
 		return err
 	}
 	h.lane, err = enginegpu.NewLane(ctx, h.comm, enginegpu.LaneSpec{

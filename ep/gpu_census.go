@@ -10,8 +10,8 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
-	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -72,7 +72,7 @@ func censusKernel(arch string) kernel.Spec {
 // when no kernel runs that waits for a peer, so it is made when a handle would be.
 func NewCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNode int) (*Counter, error) {
 	const op = "new counter"
-	if err := comm.Begin(op); err != nil {
+	if err := comm.Operations().Begin(op); err != nil {
 		return nil, err
 	}
 	if comm.Device() == nil {
@@ -119,7 +119,7 @@ func (c *Counter) Count(ctx context.Context, s *weft.Stream, topk weft.Tensor, i
 	if c.closed {
 		return fmt.Errorf("%s: counter %w", opCount, weft.ErrClosed)
 	}
-	if err := cmp.Or(c.comm.Begin(opCount), c.check(topk, &into)); err != nil {
+	if err := cmp.Or(c.comm.Operations().Begin(opCount), c.check(topk, &into)); err != nil {
 		return err
 	}
 	a := c.launch.Args

@@ -33,14 +33,14 @@ func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error)
 	if err == nil && e == GPUEngine {
 		spec, err = tuned(spec, comm)
 	}
-	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
 		return nil, err
 	}
 	h := &Handle{base: NewBase(comm, spec)}
 	if h.engine, err = newEngine(ctx, h.base); err != nil {
 		return nil, err
 	}
-	comm.Shelf().Add(h.base.buffers)
+	comm.Operations().Shelf().Add(h.base.buffers)
 	return h, nil
 }
 
@@ -90,7 +90,7 @@ func (h *Handle) Close() error {
 		return nil
 	}
 	h.base.closed = true
-	h.base.comm.Shelf().Remove(h.base.buffers)
+	h.base.comm.Operations().Shelf().Remove(h.base.buffers)
 	var err error
 	h.released, err = h.engine.Close()
 	return err

@@ -187,10 +187,10 @@ func (h *host) enter(op string) (epoch uint64, err error) {
 	if h.closed {
 		return 0, fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if err := h.comm.Begin(op); err != nil {
+	if err := h.comm.Operations().Begin(op); err != nil {
 		return 0, err
 	}
-	if g := h.comm.Generation(); g != h.generation {
+	if g := h.comm.Operations().Generation(); g != h.generation {
 		// Ranks have agreed to go on after a failure: nobody is inside an older operation, whatever
 		// it left behind.
 		h.generation, h.epoch, h.pending = g, g<<40, ""
@@ -219,11 +219,11 @@ func (h *host) resume(op string, epoch uint64) error {
 	if h.closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if h.epoch != epoch || h.generation != h.comm.Generation() {
+	if h.epoch != epoch || h.generation != h.comm.Operations().Generation() {
 		return fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", op, weft.ErrAborted)
 	}
 	h.pending = ""
-	return h.comm.Begin(op)
+	return h.comm.Operations().Begin(op)
 }
 
 // own is this rank's board.
@@ -241,7 +241,7 @@ func (h *host) awaitNotice(ctx context.Context, epoch uint64, rank int, op strin
 			rank, weft.ErrMasked)
 	}
 	if err := h.waiter.Wait(ctx, b.post[epoch&1], epoch, op, rank); err != nil {
-		return nil, h.comm.Fail(err)
+		return nil, h.comm.Operations().Fail(err)
 	}
 	return b.notices[epoch&1], nil
 }
@@ -301,16 +301,16 @@ func (h *host) awaitAll(ctx context.Context, epoch uint64, op string, own error)
 // be what they wrote later.
 func (h *host) leave(epoch uint64, op string) error {
 	h.own().done.Publish(epoch)
-	return h.comm.Begin(op)
+	return h.comm.Operations().Begin(op)
 }
 
 // broken is what an operation does with a peer's words that cannot be: they are an error, unless
 // this rank was left out and they are not meant for it.
 func (h *host) broken(err *weft.PeerError) error {
-	if fault := h.comm.Begin(err.Op); fault != nil {
+	if fault := h.comm.Operations().Begin(err.Op); fault != nil {
 		return fault
 	}
-	return h.comm.Fail(err)
+	return h.comm.Operations().Fail(err)
 }
 
 // awaitDone waits until every unmasked rank has finished reading the operands of the epoch.
@@ -320,7 +320,7 @@ func (h *host) awaitDone(ctx context.Context, epoch uint64, op string) error {
 			continue
 		}
 		if err := h.waiter.Wait(ctx, b.done, epoch, op, r); err != nil {
-			return h.comm.Fail(err)
+			return h.comm.Operations().Fail(err)
 		}
 	}
 	return nil
@@ -337,7 +337,7 @@ func (h *host) memory(rank int, p place, op string) ([]byte, error) {
 	if p.window == 0 {
 		return nil, nil
 	}
-	w, ok := h.comm.Window(p.window)
+	w, ok := h.comm.Operations().Window(p.window)
 	if !ok || p.offset > uint64(w.Size()) || w.Peer(rank) == nil {
 		err := fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.window)
 		return nil, h.broken(&weft.PeerError{Rank: rank, Op: op, Err: err})

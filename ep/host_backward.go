@@ -119,7 +119,7 @@ func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.T
 // offerPlain makes rows of the Output type readable for the other ranks.
 func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op string) (place, bool, error) {
 	stride := uint32(h.spec.outputBytes())
-	if w, off, ok := h.comm.Find(x.Data, x.Bytes()); ok {
+	if w, off, ok := h.comm.Operations().Find(x.Data, x.Bytes()); ok {
 		return place{w.ID(), uint64(off), stride}, true, nil
 	}
 	if x.Elems() == 0 {

@@ -103,7 +103,7 @@ func (c *gather) offer(ctx context.Context) (place, error) {
 		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
 		return place{h.partial.window.ID(), 0, uint32(n)}, nil
 	}
-	if w, off, ok := h.comm.Find(c.Rows.Data, c.Rows.Bytes()); ok {
+	if w, off, ok := h.comm.Operations().Find(c.Rows.Data, c.Rows.Bytes()); ok {
 		c.borrowed = true
 		return place{w.ID(), uint64(off), uint32(n)}, nil
 	}

@@ -191,11 +191,11 @@ func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x *MoveA
 	s := &h.spec
 	rowBytes, scaleBytes := s.rowBytes(), s.scaleBytes()
 	if s.Quantize == weft.InvalidDType {
-		dw, dOff, ok := h.comm.Find(x.Data.Data, tokens*rowBytes)
+		dw, dOff, ok := h.comm.Operations().Find(x.Data.Data, tokens*rowBytes)
 		if ok && scaleBytes == 0 {
 			return place{dw.ID(), uint64(dOff), uint32(rowBytes)}, place{}, true, nil
 		}
-		if sw, sOff, both := h.comm.Find(x.Scales.Data, tokens*scaleBytes); ok && both {
+		if sw, sOff, both := h.comm.Operations().Find(x.Scales.Data, tokens*scaleBytes); ok && both {
 			return place{dw.ID(), uint64(dOff), uint32(rowBytes)}, place{sw.ID(), uint64(sOff), uint32(scaleBytes)}, true, nil
 		}
 	}

@@ -89,7 +89,7 @@ func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
 	if b.closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if err := cmp.Or(b.comm.Begin(op), r.shared().Check(b, op)); err != nil {
+	if err := cmp.Or(b.comm.Operations().Begin(op), r.shared().Check(b, op)); err != nil {
 		return err
 	}
 	if b.spec.Weighting != Weighted || b.spec.Reduction != Exact {
