@@ -42,9 +42,8 @@ type lanes struct {
 	words []*device.Words
 }
 
-// Lane is the number of a lane whose records have these words: what its kernels find in Group.Lane.
-// Lanes of the same words have the same number, so words are to live as long as the program.
-func (d *Device) Lane(w *device.Words) uint32 {
+// lane is the number of the lane with these words.
+func (d *Device) lane(w *device.Words) uint32 {
 	if w == nil {
 		return 0
 	}

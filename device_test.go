@@ -696,7 +696,7 @@ var words = &device.Words{
 
 // launch runs a kernel on the Comm's stream.
 func launch(c *weft.Comm, name string, arguments ...any) error {
-	c.Device().Lane(words)
+	c.Operations().Lane(words)
 	module, err := c.Device().Context().LoadModule([]byte("image"))
 	if err != nil {
 		return err

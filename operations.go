@@ -6,6 +6,7 @@ import (
 
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/engine"
 )
 
@@ -87,6 +88,10 @@ func (o Operations) WaitRecord() cuda.Pointer { return o.comm.device.memory.Poin
 // WaitClaim is the word by which waits on the device settle who writes the record: 4 bytes of the
 // GPU's memory, 0 until one does, and again after [Comm.SetMask].
 func (o Operations) WaitClaim() cuda.Pointer { return o.comm.device.claim.Pointer() }
+
+// Lane is the number of a lane whose records have these words: what its kernels find in Group.Lane.
+// Lanes of the same words have the same number, so words are to live as long as the program.
+func (o Operations) Lane(w *device.Words) uint32 { return o.comm.device.lane(w) }
 
 // Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever
 // stream, graph or library, or until ctx ends. It is what comes before memory is taken from under

@@ -132,7 +132,7 @@ func (l *Lane) Group(waits uint64) device.Group {
 	ops := l.comm.Operations()
 	g := device.Group{
 		Abort: uint64(ops.AbortWord()), Record: uint64(ops.WaitRecord()), Claim: uint64(ops.WaitClaim()), Waits: waits,
-		Ranks: uint32(l.comm.Size()), Rank: uint32(l.comm.Rank()), Lane: l.device.Lane(l.spec.Words),
+		Ranks: uint32(l.comm.Size()), Rank: uint32(l.comm.Rank()), Lane: ops.Lane(l.spec.Words),
 	}
 	for rank := range l.comm.Size() {
 		g.Window[rank] = uint64(l.window.PeerPointer(rank))
