@@ -32,7 +32,7 @@ type Comm struct {
 	rank, size int
 	bootstrap  bootstrap.Bootstrap
 	mesh       *shm.Mesh
-	control    []*control // by rank
+	pages      []*controlPage // by rank
 	regions    []*shm.Region
 	waiter     channel.Waiter
 	logger     *slog.Logger
@@ -97,7 +97,7 @@ func (c *Comm) begin(op string) error {
 	if c.closed.Load() {
 		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
-	if c.control[c.rank].fault.Fault().Cause == channel.CauseNone &&
+	if c.pages[c.rank].fault.Fault().Cause == channel.CauseNone &&
 		atomic.LoadUint32(&c.record.State) == device.RecordEmpty {
 		return nil
 	}
@@ -149,7 +149,7 @@ func (c *Comm) fail(err error) error {
 // which case the word is emptied. What a wait on the device has recorded goes into the word, here
 // and at the others.
 func (c *Comm) fault(op string) error {
-	own := &c.control[c.rank].fault
+	own := &c.pages[c.rank].fault
 	record, recorded := c.recorded()
 	for {
 		f := own.Fault()
@@ -183,7 +183,7 @@ func (c *Comm) fault(op string) error {
 // report signs and dates a fault. A rank that is about to go on with others dates it with the
 // generation that it has told them.
 func (c *Comm) report(f channel.Fault) channel.Fault {
-	f.Reporter, f.Generation = c.rank, c.control[c.rank].mask.target.Load()
+	f.Reporter, f.Generation = c.rank, c.pages[c.rank].mask.target.Load()
 	return f
 }
 
@@ -200,13 +200,13 @@ func (c *Comm) spread(f channel.Fault) {
 // found out in this way only, tells nobody but itself.
 func (c *Comm) tell(f channel.Fault) {
 	if c.leftOut() {
-		c.control[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: c.rank}))
+		c.pages[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: c.rank}))
 		return
 	}
 	f = c.report(f)
 	c.logger.Warn("fault", "rank", c.rank, "about", f.Rank, "cause", f.Cause)
-	c.control[c.rank].fault.Abort(f)
-	for r, p := range c.control {
+	c.pages[c.rank].fault.Abort(f)
+	for r, p := range c.pages {
 		if p != nil && !c.Masked(r) && !c.maskedBy(p) {
 			p.fault.Abort(f)
 		}
@@ -214,7 +214,7 @@ func (c *Comm) tell(f channel.Fault) {
 }
 
 // maskedBy reports whether the owner of p goes on without this rank.
-func (c *Comm) maskedBy(p *control) bool {
+func (c *Comm) maskedBy(p *controlPage) bool {
 	return p.mask.target.Load() > c.generation.Load() && p.mask.set.has(c.rank)
 }
 
@@ -227,7 +227,7 @@ func (c *Comm) event(e shm.Event) {
 		c.died.add(e.Peer)
 		if !c.Masked(e.Peer) {
 			c.logger.Warn("rank died", "rank", c.rank, "about", e.Peer, "error", e.Err)
-			if own := c.control[c.rank]; own != nil {
+			if own := c.pages[c.rank]; own != nil {
 				own.fault.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: e.Peer}))
 			}
 		}

@@ -21,7 +21,7 @@ type Device struct {
 	context *cuda.Context
 	owned   bool
 	closed  bool
-	info    placement // this rank's
+	info    gpuInfo // this rank's
 	sms     int
 	virtual bool             // windows are virtual memory, on every rank
 	share   cuda.HandleType  // how its allocations are shared
@@ -31,7 +31,7 @@ type Device struct {
 	claim   *cuda.Memory     // a word: whether the record has been written
 	abort   *abortWord
 	devices []*cuda.Device // by rank, as this process's driver knows them; nil for a GPU that it does not see
-	places  []placement    // by rank
+	peers   []gpuInfo      // by rank
 	kernels *kernel.Cache
 	lanes   lanes
 }
@@ -124,7 +124,7 @@ func openDevice(cfg config) (*Device, error) {
 		d.kernels = kernels().WithLogger(cfg.logger)
 	}
 	var err error
-	if d.info, err = placementOf(d.context.Device()); err != nil {
+	if d.info, err = gpuInfoOf(d.context.Device()); err != nil {
 		return nil, errors.Join(deviceError("join", err), d.close())
 	}
 	return d, nil

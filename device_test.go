@@ -547,7 +547,7 @@ func TestRegisterDeviceRefusesKinds(t *testing.T) {
 		{mapped, false, ""},
 		{mapped, true, "not made to be shared by descriptors"},
 	} {
-		err := device.RefusePart(p, size, c.info, c.other)
+		err := device.RefuseSegment(p, size, c.info, c.other)
 		if (err == nil) != (c.says == "") || err != nil &&
 			(!errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%+v: %v, want %q", c.info, err, c.says)

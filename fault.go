@@ -85,7 +85,7 @@ type abortWord struct {
 }
 
 // The abort word is the first thing of a control page.
-const _ = -unsafe.Offsetof(control{}.fault)
+const _ = -unsafe.Offsetof(controlPage{}.fault)
 
 // newAbortWord registers a control page with the driver. Where the driver refuses (some containers
 // and kernels cannot pin a memory file), kernels see a copy, which is at most 2 ms old.

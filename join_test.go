@@ -157,7 +157,7 @@ func TestJoinSaysSoOnce(t *testing.T) {
 // hears something else.
 type edited struct {
 	bootstrap.Bootstrap
-	edit func(card []byte)
+	edit func(info []byte)
 }
 
 func (e edited) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
@@ -176,8 +176,8 @@ func (e edited) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
 // and of how it is reached through shared memory. Both sides say at once which versions do not go
 // together.
 func TestJoinOtherVersion(t *testing.T) {
-	const address = 4 + channel.CPUBytes + 2 // of a card
-	for name, at := range map[string]int{"card": 0, "shared memory": address} {
+	const address = 4 + channel.CPUBytes + 2 // of a info
+	for name, at := range map[string]int{"info": 0, "shared memory": address} {
 		t.Run(name, func(t *testing.T) {
 			meeting, err := bootstrap.NewInProcess(3)
 			if err != nil {
@@ -187,9 +187,9 @@ func TestJoinOtherVersion(t *testing.T) {
 			versions := make(chan byte, 9)
 			for r, b := range meeting {
 				if r == 2 {
-					b = edited{b, func(card []byte) {
-						versions <- card[at]
-						card[at] ^= 64
+					b = edited{b, func(info []byte) {
+						versions <- info[at]
+						info[at] ^= 64
 					}}
 				}
 				go func() {

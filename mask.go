@@ -36,7 +36,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	if c.closed.Load() {
 		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
-	if err := c.reach(op); err != nil {
+	if err := c.requireOneHost(op); err != nil {
 		return err
 	}
 	var set RankSet
@@ -60,7 +60,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	target, err := c.agreeOnMask(ctx, op, set)
 	if errors.Is(err, ErrMismatch) {
 		// Whoever has another set finds out on its own. Told of this rank, it would leave it out.
-		c.control[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}))
+		c.pages[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}))
 		return err
 	}
 	if err != nil {
@@ -71,7 +71,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	c.waiter.Hide()
 
 	// Faults of before are over. One that another rank has met since then is not.
-	own := &c.control[c.rank].fault
+	own := &c.pages[c.rank].fault
 	if f := own.Fault(); f.Cause != channel.CauseNone && f.Older(target) {
 		own.Clear(f)
 	}
@@ -89,7 +89,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: dead}))
 	}
 	for r := range set.All() {
-		c.control[r].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: r}))
+		c.pages[r].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: r}))
 	}
 	c.logger.Info("mask", "rank", c.rank, "set", set.String(), "generation", target)
 	return nil
@@ -141,9 +141,9 @@ func (c *Comm) decision() decision {
 		return decision{} // ranks of several hosts do not share the word, and do not decide
 	}
 	for {
-		w := c.control[0].decided.Load()
-		out := c.control[w>>rosterBits&(1<<leaderBits-1)].rosters[w&1].load()
-		if c.control[0].decided.Load() == w {
+		w := c.pages[0].decided.Load()
+		out := c.pages[w>>rosterBits&(1<<leaderBits-1)].rosters[w&1].load()
+		if c.pages[0].decided.Load() == w {
 			return decision{word: w, generation: w >> (leaderBits + rosterBits), out: out}
 		}
 	}
@@ -154,12 +154,12 @@ func (c *Comm) leftOut() bool { return c.decision().out.Has(c.rank) }
 
 // decide makes a decision of this rank's proposal, unless there was another one after last.
 func (c *Comm) decide(last decision, target uint64, set RankSet) {
-	own, roster := c.control[c.rank], uint64(0)
+	own, roster := c.pages[c.rank], uint64(0)
 	if last.word>>rosterBits&(1<<leaderBits-1) == uint64(c.rank) {
 		roster = 1 - last.word&1
 	}
 	own.rosters[roster].store(set)
-	c.control[0].decided.CompareAndSwap(last.word, target<<(leaderBits+rosterBits)|uint64(c.rank)<<rosterBits|roster)
+	c.pages[0].decided.CompareAndSwap(last.word, target<<(leaderBits+rosterBits)|uint64(c.rank)<<rosterBits|roster)
 }
 
 // grace is how long a side that others could outvote waits for them to call. An eighth of a short
@@ -168,11 +168,11 @@ const grace = 200 * time.Millisecond
 
 // agreeOnMask returns the generation in which all ranks outside the set go on without those in it.
 func (c *Comm) agreeOnMask(ctx context.Context, op string, set RankSet) (uint64, error) {
-	own := &c.control[c.rank].mask
+	own := &c.pages[c.rank].mask
 	side := c.everyone().Minus(set)
 	leads := side.Lowest() == c.rank
 	first := max(own.target.Load(), c.decision().generation) + 1
-	if f := c.control[c.rank].fault.Fault(); f.Cause != channel.CauseNone {
+	if f := c.pages[c.rank].fault.Fault(); f.Cause != channel.CauseNone {
 		first = f.After(first) // faults of other ranks' SetMasks, from which they have returned
 	}
 	target := first
@@ -228,7 +228,7 @@ func (c *Comm) aims(side RankSet, target uint64, set RankSet) (late int, highest
 	late = -1
 	silent := false
 	for r := range side.All() {
-		theirs, theirSet, ok := c.control[r].mask.read()
+		theirs, theirSet, ok := c.pages[r].mask.read()
 		highest = max(highest, theirs)
 		if (!ok || theirs < target) && !silent || (theirs != target || theirSet != set) && late < 0 {
 			late, silent = r, !ok || theirs < target
@@ -239,7 +239,7 @@ func (c *Comm) aims(side RankSet, target uint64, set RankSet) (late int, highest
 
 // proposes reports whether a rank shows this proposal.
 func (c *Comm) proposes(rank int, target uint64, set RankSet) bool {
-	theirs, theirSet, ok := c.control[rank].mask.read()
+	theirs, theirSet, ok := c.pages[rank].mask.read()
 	return ok && theirs == target && theirSet == set
 }
 
@@ -264,7 +264,7 @@ func (c *Comm) refusal(ctx context.Context, op string, last decision, first, tar
 	}
 	// What another rank of the side has met in its SetMask ends this one, too: all call again, and
 	// with the same set.
-	if f := c.control[c.rank].fault.Fault(); f.Cause != channel.CauseNone && f.Cause != channel.CauseMasked &&
+	if f := c.pages[c.rank].fault.Fault(); f.Cause != channel.CauseNone && f.Cause != channel.CauseMasked &&
 		!f.Older(first) &&
 		side.Has(f.Reporter) && (f.Rank < 0 || side.Has(f.Rank)) {
 		return c.waiter.Err(f, op)
@@ -281,7 +281,7 @@ func (c *Comm) refusal(ctx context.Context, op string, last decision, first, tar
 	if last.out.Has(c.rank) {
 		return masked(c.everyone().Minus(last.out).Lowest())
 	}
-	if theirs, theirSet, ok := c.control[late].mask.read(); ok && theirs >= target && theirSet != set {
+	if theirs, theirSet, ok := c.pages[late].mask.read(); ok && theirs >= target && theirSet != set {
 		err := fmt.Errorf("%w: it leaves out %v, this rank %v", ErrMismatch, theirSet, set)
 		if theirSet.Has(late) {
 			err = fmt.Errorf("%w: it has given up its SetMask; call it again", ErrMismatch)
@@ -299,7 +299,7 @@ func (c *Comm) outvoted(side RankSet, last decision) int {
 		return member
 	}
 	for r := range others.Minus(c.left.load()).All() {
-		theirs, theirSet, ok := c.control[r].mask.read()
+		theirs, theirSet, ok := c.pages[r].mask.read()
 		// What was decided, or has been since, is no proposal any more. One that needs a rank of
 		// this side cannot be decided beside this one.
 		if ok && theirs > last.generation && theirSet.Contains(side) &&

@@ -21,7 +21,7 @@ func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byt
 	if len(note) > noteSize {
 		return nil, Invalidf("%s: a note of %d bytes, at most %d", op, len(note), noteSize)
 	}
-	if err := c.reach(op); err != nil {
+	if err := c.requireOneHost(op); err != nil {
 		return nil, err
 	}
 	if err := c.begin(op); err != nil {
@@ -33,14 +33,14 @@ func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byt
 	c.agreement.rounds.Begin(c.generation.Load())
 	round := c.agreement.rounds.Next()
 
-	own := c.control[c.rank]
+	own := c.pages[c.rank]
 	half := &own.note[round&1]
 	copy(half.data[:], note)
 	half.len = uint64(len(note))
 	own.notes.Publish(round)
 
 	all := make([][]byte, c.size)
-	for r, p := range c.control {
+	for r, p := range c.pages {
 		if c.Masked(r) {
 			continue
 		}
@@ -63,8 +63,8 @@ func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byt
 	return all, nil
 }
 
-func (c *Comm) verifySame(ctx context.Context, op, words string, own error) error {
-	all, err := c.gatherNotes(ctx, op, noteOf(words, own))
+func (c *Comm) verifySame(ctx context.Context, op, text string, own error) error {
+	all, err := c.gatherNotes(ctx, op, messageOf(text, own))
 	if err != nil {
 		return err
 	}
@@ -74,10 +74,10 @@ func (c *Comm) verifySame(ctx context.Context, op, words string, own error) erro
 	return agreed(op, all)
 }
 
-// agreeWith is verifySame with some bytes of each rank's own, which it returns by rank. The words hold
-// no newline.
-func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own error) ([][]byte, error) {
-	note := noteOf(words, own)
+// verifyWith is verifySame with some bytes of each rank's own, which it returns by rank. The text has no
+// newline.
+func (c *Comm) verifyWith(ctx context.Context, op, text string, data []byte, own error) ([][]byte, error) {
+	note := messageOf(text, own)
 	if own == nil {
 		note = append(append(note, '\n'), data...)
 	}
@@ -97,23 +97,23 @@ func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own
 	return given, agreed(op, all)
 }
 
-// noteOf is the note with which a rank brings its words, or its own error. Words that are too long
-// are cut, and end in a hash of them all.
-func noteOf(words string, own error) []byte {
+// messageOf is the note with which a rank passes a text, or its own error. A text that is too long is
+// cut, and ends in a hash of all of it.
+func messageOf(text string, own error) []byte {
 	if own != nil {
 		if filelimit.Reached(own) {
 			own = filelimit.Error()
 		}
-		kind, text := byte('a'), own.Error()
+		kind, why := byte('a'), own.Error()
 		for k, sentinel := range passedOn {
 			if errors.Is(own, sentinel) {
-				kind, text = k, strings.TrimPrefix(text, sentinel.Error()+": ")
+				kind, why = k, strings.TrimPrefix(why, sentinel.Error()+": ")
 			}
 		}
-		note := append([]byte{'!', kind}, text...)
+		note := append([]byte{'!', kind}, why...)
 		return note[:min(len(note), noteSize)]
 	}
-	note := []byte("=" + words)
+	note := []byte("=" + text)
 	if len(note) > noteSize {
 		sum := sha256.Sum256(note)
 		note = append(note[:noteSize-len(sum)], sum[:]...)
@@ -147,17 +147,18 @@ func agreed(op string, all [][]byte) error {
 		if first < 0 {
 			first = r
 		} else if !bytes.Equal(n, all[first]) {
-			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first, wordsOf(all[first]), r, wordsOf(n))
+			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first,
+				messageText(all[first]), r, messageText(n))
 		}
 	}
 	return nil
 }
 
-// wordsOf is what a note says behind its mark.
-func wordsOf(note []byte) []byte { return note[min(1, len(note)):] }
+// messageText is a message without its mark.
+func messageText(note []byte) []byte { return note[min(1, len(note)):] }
 
-// reach refuses what needs shared memory with ranks of other hosts.
-func (c *Comm) reach(op string) error {
+// requireOneHost refuses what needs shared memory with ranks of other hosts.
+func (c *Comm) requireOneHost(op string) error {
 	if c.remote >= 0 {
 		return Unsupportedf("%s: rank %d is on another host, and this build reaches only ranks of one host; "+
 			"start all ranks on one host", op, c.remote)

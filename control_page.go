@@ -10,9 +10,9 @@ import (
 // noteSize is the most that one rank can contribute to an agreement.
 const noteSize = 1024
 
-// control is a rank's page of shared memory: all that its peers see of it beside windows. Only the
+// controlPage is a rank's page of shared memory: all that its peers see of it beside windows. Only the
 // abort word inside fault is written by others, and rank 0's decided.
-type control struct {
+type controlPage struct {
 	fault channel.Control
 
 	// The two halves of the agreement, by parity of the round; see agree.go.
@@ -51,9 +51,9 @@ func (i *intent) read() (target uint64, set RankSet, ok bool) {
 	return target, set, seen&1 == 0 && i.changed.Load() == seen
 }
 
-const controlSize = int(unsafe.Sizeof(control{}))
+const controlPageSize = int(unsafe.Sizeof(controlPage{}))
 
-func controlAt(mem []byte) *control {
-	_ = mem[:controlSize]
-	return (*control)(unsafe.Pointer(&mem[0]))
+func controlPageAt(mem []byte) *controlPage {
+	_ = mem[:controlPageSize]
+	return (*controlPage)(unsafe.Pointer(&mem[0]))
 }
