@@ -3,6 +3,8 @@ package ep
 import (
 	"context"
 
+	"github.com/weftgo/weft/ep/spec"
+
 	"github.com/weftgo/weft"
 )
 
@@ -22,7 +24,7 @@ type DispatchBackwardArgs struct {
 // GradWeights, fp32 [tokens, top-k], unchanged; selections that went nowhere get 0. Both are
 // absent, on every rank, or neither. Both may be of the first rows alone where Combine's Rows may.
 func (h *Handle) DispatchBackward(ctx context.Context, s *weft.Stream, b DispatchBackwardArgs) error {
-	return h.engine.DispatchBackward(ctx, s, SumArgs{
+	return h.engine.DispatchBackward(ctx, s, spec.SumArgs{
 		Batch: b.Routing.shared(), Rows: b.GradRows, Out: b.GradTokens,
 		Scalars: b.GradRowWeights, OutScalars: b.GradWeights,
 	})
@@ -45,7 +47,7 @@ type CombineBackwardArgs struct {
 // every rank or on none. Then GradRows may be Rows itself, whose rows it overwrites once they were
 // read, but may not overlap a part of it.
 func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, b CombineBackwardArgs) error {
-	return h.engine.CombineBackward(ctx, s, SpreadArgs{
+	return h.engine.CombineBackward(ctx, s, spec.SpreadArgs{
 		Batch: b.Routing.shared(), GradOut: b.GradOut, Rows: b.Rows, GradRows: b.GradRows, GradWeights: b.GradWeights,
 	})
 }
@@ -59,7 +61,7 @@ func (h *Handle) CombineBackward(ctx context.Context, s *weft.Stream, b CombineB
 // There is one. It is free again when the operation that took it has ended on its stream, and any
 // CombineBackward that copies copies here. SetMask may move it, so ask again then.
 func (h *Handle) GradientBuffer() weft.Tensor {
-	if h.base.closed {
+	if h.base.Closed {
 		return weft.Tensor{}
 	}
 	return h.engine.GradientBuffer()

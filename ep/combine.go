@@ -3,6 +3,8 @@ package ep
 import (
 	"context"
 
+	"github.com/weftgo/weft/ep/spec"
+
 	"github.com/weftgo/weft"
 )
 
@@ -60,11 +62,11 @@ func (h *Handle) checkOwnWeights(c *CombineArgs) error {
 	if c.Weights.IsZero() {
 		return nil
 	}
-	return h.checkWeigh(opCombine, c.Routing, c.Weights)
+	return h.checkWeigh(spec.OpCombine, c.Routing, c.Weights)
 }
 
-func (c *CombineArgs) sum() SumArgs {
-	a := SumArgs{Batch: c.Routing.shared(), Rows: c.Rows, Out: c.Out, Weights: c.Weights, Biases: len(c.Bias)}
+func (c *CombineArgs) sum() spec.SumArgs {
+	a := spec.SumArgs{Batch: c.Routing.shared(), Rows: c.Rows, Out: c.Out, Weights: c.Weights, Biases: len(c.Bias)}
 	copy(a.Bias[:], c.Bias)
 	return a
 }
@@ -81,7 +83,7 @@ func (c *CombineArgs) sum() SumArgs {
 // There is one. It is free again when the operation that took it has ended on its stream, and any
 // operation that copies its rows copies them here. SetMask may move it, so ask again then.
 func (h *Handle) CombineBuffer() weft.Tensor {
-	if h.base.closed {
+	if h.base.Closed {
 		return weft.Tensor{}
 	}
 	return h.engine.CombineBuffer()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/weftgo/weft/ep/spec"
+
 	"github.com/weftgo/weft"
 )
 
@@ -18,21 +20,21 @@ import (
 // nil stream it goes into the communicator's own, and CopyReceived returns when it is done. Tensors
 // may overlap neither each other nor what was received; on GPUs Data begins on a multiple of 16
 // bytes, Scales on one of 4. A call that is refused has written nothing.
-func (h *Handle) CopyReceived(ctx context.Context, s *weft.Stream, r *Received, to Copies) error {
+func (h *Handle) CopyReceived(ctx context.Context, s *weft.Stream, r *Received, to spec.Copies) error {
 	b := h.base
-	if b.closed {
-		return fmt.Errorf("%s: handle %w", opCopy, weft.ErrClosed)
+	if b.Closed {
+		return fmt.Errorf("%s: handle %w", spec.OpCopy, weft.ErrClosed)
 	}
-	if err := b.comm.Operations().Begin(opCopy); err != nil {
+	if err := b.Comm.Operations().Begin(spec.OpCopy); err != nil {
 		return err
 	}
 	switch {
-	case r == nil || r.Routing == nil || r.batch.base != b:
-		return weft.Invalidf("%s: the rows were not received by this handle, or their routing was released", opCopy)
+	case r == nil || r.Routing == nil || r.batch.Base != b:
+		return weft.Invalidf("%s: the rows were not received by this handle, or their routing was released", spec.OpCopy)
 	case r.released:
-		return weft.Invalidf("%s: the rows were released; copy before that", opCopy)
+		return weft.Invalidf("%s: the rows were released; copy before that", spec.OpCopy)
 	}
-	a := CopyArgs{Batch: r.batch, Buffer: r.buffer, Data: r.Data, Scales: r.Scales, To: to}
+	a := spec.CopyArgs{Batch: r.batch, Buffer: r.buffer, Data: r.Data, Scales: r.Scales, To: to}
 	if err := b.CheckCopies(&a); err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"unsafe"
 
+	"github.com/weftgo/weft/ep/spec"
+
 	"github.com/weftgo/weft"
 )
 
@@ -42,8 +44,8 @@ type DispatchArgs struct {
 	Rows
 }
 
-func (d *DispatchArgs) move() MoveArgs {
-	return MoveArgs{Batch: d.Routing.shared(), TopK: d.TopK, Weights: d.Weights, Data: d.Data, Scales: d.Scales}
+func (d *DispatchArgs) move() spec.MoveArgs {
+	return spec.MoveArgs{Batch: d.Routing.shared(), TopK: d.TopK, Weights: d.Weights, Data: d.Data, Scales: d.Scales}
 }
 
 // Received is what arrived: rows in the handle's layout, in memory of the handle's pool, and the
@@ -80,7 +82,7 @@ func (r *Received) Release() {
 // PendingDispatch is a dispatch that was sent and not yet received.
 type PendingDispatch struct {
 	handle   *Handle
-	second   SecondHalf
+	second   spec.SecondHalf
 	routing  *Routing // by which it goes; nil: that which it prepared
 	received *Received
 	over     bool
@@ -92,7 +94,7 @@ type PendingDispatch struct {
 func (p *PendingDispatch) Receive(ctx context.Context) (*Received, error) {
 	if !p.over {
 		p.over = true
-		var a Arrived
+		var a spec.Arrived
 		if a, p.err = p.second.Receive(ctx); p.err == nil {
 			p.received = p.handle.arrived(p.routing, &a)
 		}
@@ -123,50 +125,50 @@ func (h *Handle) SendDispatch(ctx context.Context, s *weft.Stream, d DispatchArg
 	if err != nil {
 		return nil, err
 	}
-	p := h.pending.take()
+	p := h.pending.Take()
 	*p = PendingDispatch{handle: h, second: second, routing: d.Routing}
 	return p, nil
 }
 
 // arrived is what a caller gets of received memory. The Routing is nil if the dispatch prepared.
-func (h *Handle) arrived(r *Routing, a *Arrived) *Received {
+func (h *Handle) arrived(r *Routing, a *spec.Arrived) *Received {
 	if r == nil {
 		r = h.routing(a.Batch)
 	}
-	out := h.received.take()
+	out := h.received.Take()
 	*out = Received{Routing: r, handle: h, buffer: a.Buffer}
 	out.setTensors(a)
 	return out
 }
 
 // setTensors describes the received memory.
-func (r *Received) setTensors(a *Arrived) {
-	s, g := &r.handle.base.spec, &r.handle.base.geometry
-	rows := a.Shape.rows
-	if s.Layout == ExpertMajor {
-		rows = g.capacity
+func (r *Received) setTensors(a *spec.Arrived) {
+	s, g := &r.handle.base.Spec, &r.handle.base.Geometry
+	rows := a.Shape.Rows
+	if s.Layout == spec.ExpertMajor {
+		rows = g.Capacity
 	}
 	dims := func(at *[3]int, above, across int) []int {
-		*at = [3]int{g.local, above, across}
-		if s.Layout == ExpertMajor {
+		*at = [3]int{g.Local, above, across}
+		if s.Layout == spec.ExpertMajor {
 			return at[:]
 		}
 		return at[1:]
 	}
 	width := s.Hidden
-	if s.Payload == Opaque {
+	if s.Payload == spec.Opaque {
 		width = s.RowBytes
 	}
 	r.Data = weft.Tensor{
-		Data: a.Memory, DType: s.Payload.dtype(), Generation: a.Generation,
+		Data: a.Memory, DType: s.Payload.DType(), Generation: a.Generation,
 		Shape: dims(&r.dataShape, rows, width),
 	}
-	if s.scaleBytes() == 0 {
+	if s.ScaleSize() == 0 {
 		return
 	}
-	d, above, across := s.scaleShape(rows, s.ScaleOrder)
+	d, above, across := s.ScaleShape(rows, s.ScaleOrder)
 	r.Scales = weft.Tensor{
-		Data: unsafe.Add(a.Memory, a.Shape.scalesAt), DType: d, Generation: a.Generation,
+		Data: unsafe.Add(a.Memory, a.Shape.ScalesAt), DType: d, Generation: a.Generation,
 		Shape: dims(&r.scaleShape, above, across),
 	}
 }

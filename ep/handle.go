@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/weftgo/weft/ep/spec"
+
 	"github.com/weftgo/weft"
 )
 
@@ -13,48 +15,48 @@ import (
 // The methods of a handle are collective: every unmasked rank calls them in the same order, from
 // one goroutine at a time.
 type Handle struct {
-	base     *Base
-	engine   RowEngine
+	base     *spec.Base
+	engine   spec.RowEngine
 	released bool // its memory too
 
-	routings slab[Routing]
-	received slab[Received]
-	pending  slab[PendingDispatch]
+	routings spec.Slab[Routing]
+	received spec.Slab[Received]
+	pending  spec.Slab[PendingDispatch]
 }
 
 // NewHandle makes a handle, whose rows the engine of the communicator moves. It is collective, and
 // where memory for exchanges is allocated. Who holds more Routings at a time than it has made, or
 // than captures have left, has the next Prepare allocate one.
-func NewHandle(ctx context.Context, comm *weft.Comm, spec Spec) (*Handle, error) {
+func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	const op = "new handle"
-	e := engineOf(comm)
-	err := spec.ValidateOn(e, comm.Size())
-	spec = spec.normalize()
-	if err == nil && e == GPUEngine {
-		spec, err = tuned(spec, comm)
+	e := spec.EngineOf(comm)
+	err := s.ValidateOn(e, comm.Size())
+	s = s.Normalize()
+	if err == nil && e == spec.GPUEngine {
+		s, err = tuned(s, comm)
 	}
-	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("%+v", spec), err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("%+v", s), err); err != nil {
 		return nil, err
 	}
-	h := &Handle{base: NewBase(comm, spec)}
+	h := &Handle{base: spec.NewBase(comm, s)}
 	if h.engine, err = newEngine(ctx, h.base); err != nil {
 		return nil, err
 	}
-	comm.Operations().Shelf().Add(h.base.buffers)
+	comm.Operations().Shelf().Add(h.base.Buffers)
 	return h, nil
 }
 
 // Spec is what the handle was made from, with defaults filled in.
-func (h *Handle) Spec() Spec { return h.base.spec }
+func (h *Handle) Spec() spec.Spec { return h.base.Spec }
 
 // Comm is the handle's communicator.
-func (h *Handle) Comm() *weft.Comm { return h.base.comm }
+func (h *Handle) Comm() *weft.Comm { return h.base.Comm }
 
 // Engine is what moves the handle's rows.
-func (h *Handle) Engine() Engine { return engineOf(h.base.comm) }
+func (h *Handle) Engine() spec.Engine { return spec.EngineOf(h.base.Comm) }
 
 // Capacity is the number of rows of a received tensor at its largest.
-func (h *Handle) Capacity() int { return h.base.geometry.rows() }
+func (h *Handle) Capacity() int { return h.base.Geometry.Rows() }
 
 // MemoryBytes is the size of the windows that the handle holds on this rank. On the host, pages of
 // the large ones exist only once they are used.
@@ -89,8 +91,8 @@ func (h *Handle) Close() error {
 	if h.released {
 		return nil
 	}
-	h.base.closed = true
-	h.base.comm.Operations().Shelf().Remove(h.base.buffers)
+	h.base.Closed = true
+	h.base.Comm.Operations().Shelf().Remove(h.base.Buffers)
 	var err error
 	h.released, err = h.engine.Close()
 	return err

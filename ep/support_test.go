@@ -11,6 +11,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/ep/spec"
 )
 
 // TestSupportPageIsCurrent compares docs/guides/ep-support.md with what the rules say now.
@@ -19,7 +20,7 @@ func TestSupportPageIsCurrent(t *testing.T) {
 		t.Skipf("needs the source tree: %v", err)
 	}
 	var want bytes.Buffer
-	if err := ep.WriteSupportPage(&want); err != nil {
+	if err := spec.WriteSupportPage(&want); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile("../docs/guides/ep-support.md")

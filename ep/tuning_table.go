@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/weftgo/weft/ep/spec"
+
 	"github.com/weftgo/weft"
 )
 
@@ -34,9 +36,9 @@ const (
 
 // TuningRow is what was found for one kind of handle on one kind of machine.
 type TuningRow struct {
-	Hardware Hardware   `json:"hardware"`
-	Kind     HandleKind `json:"kind"`
-	Tuning   Tuning     `json:"tuning"`
+	Hardware Hardware    `json:"hardware"`
+	Kind     HandleKind  `json:"kind"`
+	Tuning   spec.Tuning `json:"tuning"`
 
 	Dispatch Gain   `json:"dispatch,omitzero"` // what it gains
 	Combine  Gain   `json:"combine,omitzero"`
@@ -74,8 +76,8 @@ type HandleKind struct {
 }
 
 // HandleKindOf is the kind of the handles of a Spec.
-func HandleKindOf(s Spec) HandleKind {
-	s = s.normalize()
+func HandleKindOf(s spec.Spec) HandleKind {
+	s = s.Normalize()
 	k := HandleKind{
 		Layout: s.Layout.String(), Payload: s.Payload.String(), Hidden: s.Hidden, TopK: s.TopK,
 		MaxTokens: s.MaxTokens, SMs: s.SMs,
@@ -83,13 +85,13 @@ func HandleKindOf(s Spec) HandleKind {
 	if s.Quantize != weft.InvalidDType {
 		k.Quantize = s.Quantize.String()
 	}
-	if s.ScaleOrder != RowMajorScales { // which other kernels write
+	if s.ScaleOrder != spec.RowMajorScales { // which other kernels write
 		k.Scales = s.ScaleOrder.String()
 	}
-	if s.combines() {
+	if s.Combines() {
 		k.Output = s.Output.String()
-		if s.Layout.byExpert() {
-			k.Reduction = min(s.Reduction, Partial).String() // the order of sums costs nothing
+		if s.Layout.ByExpert() {
+			k.Reduction = min(s.Reduction, spec.Partial).String() // the order of sums costs nothing
 		}
 	}
 	return k
@@ -192,8 +194,8 @@ func (t *TuningTable) Find(h Hardware, k HandleKind) *TuningRow {
 }
 
 // tuned is the Spec with what the table says, where the caller says nothing.
-func tuned(s Spec, comm *weft.Comm) (Spec, error) {
-	if s.Tuning != (Tuning{}) {
+func tuned(s spec.Spec, comm *weft.Comm) (spec.Spec, error) {
+	if s.Tuning != (spec.Tuning{}) {
 		return s, nil
 	}
 	path, err := TuningPath()
@@ -226,10 +228,10 @@ func tuned(s Spec, comm *weft.Comm) (Spec, error) {
 	}
 	with := s
 	with.Tuning = r.Tuning
-	if s.Layout == RankMajor && r.Tuning.Dispatch.Protocol == FlagProtocol {
+	if s.Layout == spec.RankMajor && r.Tuning.Dispatch.Protocol == spec.FlagProtocol {
 		return s, nil // then rows have to be released in turn ([Spec.Live]), which is no table's to ask
 	}
-	if with.validateTuning(GPUEngine, comm.Size()) != nil {
+	if with.ValidateTuning(spec.GPUEngine, comm.Size()) != nil {
 		// what more tokens may have, threads for example, fewer may not: a table must not keep a
 		// handle from being made
 		return s, nil

@@ -22,18 +22,18 @@ import (
 // It is no collective call: ranks may count or not as they like.
 func (h *Handle) CountWaits(dispatch, combine weft.Tensor) error {
 	const op = "count waits"
-	if h.base.closed {
+	if h.base.Closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
 	for _, t := range []weft.Tensor{dispatch, combine} {
 		if t.IsZero() {
 			continue
 		}
-		if t.DType != weft.Int64 || len(t.Shape) != 1 || t.Shape[0] != h.base.comm.Size() || t.Data == nil {
-			return weft.Invalidf("%s: the tensor is %v, want int64[%d], a number for each rank", op, t, h.base.comm.Size())
+		if t.DType != weft.Int64 || len(t.Shape) != 1 || t.Shape[0] != h.base.Comm.Size() || t.Data == nil {
+			return weft.Invalidf("%s: the tensor is %v, want int64[%d], a number for each rank", op, t, h.base.Comm.Size())
 		}
-		if addressOf(t)%8 != 0 {
-			return weft.Invalidf("%s: the tensor begins at %#x, want a multiple of 8 bytes", op, addressOf(t))
+		if uintptr(t.Data)%8 != 0 {
+			return weft.Invalidf("%s: the tensor begins at %#x, want a multiple of 8 bytes", op, uintptr(t.Data))
 		}
 	}
 	h.engine.CountWaits(dispatch, combine)

@@ -378,7 +378,7 @@ func (l *Lane) Close() (released bool, err error) {
 		return true, nil
 	}
 	l.closed = true
-	ended, err := Quiesce(l.comm, "close "+l.spec.Owner, "the "+l.spec.Owner+"'s memory stays")
+	ended, err := quiesce(l.comm, "close "+l.spec.Owner, "the "+l.spec.Owner+"'s memory stays")
 	if !ended {
 		return false, err
 	}
@@ -393,10 +393,10 @@ func (l *Lane) Close() (released bool, err error) {
 	return true, errors.Join(errs...)
 }
 
-// Quiesce waits until nothing of the rank's runs on its GPU, for the communicator's deadline at
+// quiesce waits until nothing of the rank's runs on its GPU, for the communicator's deadline at
 // most: by whatever stream, graph or library it was enqueued. ended is false if work goes on; the
 // error then says so, and what the caller keeps.
-func Quiesce(comm *weft.Comm, op, keeps string) (ended bool, err error) {
+func quiesce(comm *weft.Comm, op, keeps string) (ended bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), comm.Deadline(), weft.ErrTimeout)
 	defer cancel()
 	err = comm.Operations().Quiesce(ctx, op)

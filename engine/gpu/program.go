@@ -97,3 +97,14 @@ func (p *Program) Close() error {
 	p.modules = nil
 	return errors.Join(errs...)
 }
+
+// CloseIdle is Close for an owner without a lane: it first waits until nothing of the rank's runs on
+// its GPU, for the communicator's deadline at most. If work goes on it has unloaded nothing, the
+// error wraps [weft.ErrTimeout], and the owner, who is being closed, is to call it again.
+func (p *Program) CloseIdle(comm *weft.Comm, owner string) (closed bool, err error) {
+	ended, err := quiesce(comm, "close "+owner, "the "+owner+"'s kernels stay")
+	if !ended {
+		return false, err
+	}
+	return true, errors.Join(err, p.Close())
+}

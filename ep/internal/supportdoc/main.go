@@ -8,14 +8,14 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/weftgo/weft/ep"
+	"github.com/weftgo/weft/ep/spec"
 )
 
 func main() {
-	out := flag.String("o", "../docs/guides/ep-support.md", "the file to write")
+	out := flag.String("o", "../../docs/guides/ep-support.md", "the file to write")
 	flag.Parse()
 	var b bytes.Buffer
-	err := ep.WriteSupportPage(&b)
+	err := spec.WriteSupportPage(&b)
 	if err == nil {
 		err = os.WriteFile(*out, b.Bytes(), 0o644)
 	}

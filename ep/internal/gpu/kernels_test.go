@@ -1,0 +1,224 @@
+package gpu
+
+import (
+	"errors"
+	"flag"
+	"maps"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weftgo/weft/ep/spec"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda/cudatest"
+	"github.com/weftgo/weft/cuda/cudatest/budget"
+	"github.com/weftgo/weft/cuda/cudatest/emulate"
+	"github.com/weftgo/weft/cuda/cudatest/layout"
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/kernels.txt, what kernels may use of a GPU")
+
+// kernelArchs are the architectures that kernels are compiled for in tests: the oldest, the first
+// with bulk copies and dependent launches, the newest.
+var kernelArchs = []string{"sm_80", "sm_90a", "sm_100a"}
+
+// budgetArch is the one whose kernels are always compiled, all of them.
+const budgetArch = "sm_90a"
+
+// mostSpecs bounds what has to be compiled for one architecture.
+const mostSpecs = 180
+
+// TestKernels compiles every kernel for one architecture, without a warning, and holds registers,
+// stack, spills and shared memory to testdata/kernels.txt. What was compiled is kept in the user's
+// cache directory, so that only what has changed takes its time: half a second a program. Of the
+// other architectures one program of each source is, and none is held to figures. After a change on
+// purpose all are:
+//
+//	go test ./ep -run TestKernels -update
+func TestKernels(t *testing.T) {
+	if _, err := os.Stat("kernels"); err != nil {
+		t.Skip("needs the source tree: kernels are compiled where they are written")
+	}
+	compiler := cudatest.NVRTC(t)
+	t.Logf("NVRTC %v, %s", compiler.Version(), compiler.Path())
+	var specs, some []kernel.Spec
+	for _, arch := range kernelArchs {
+		of := AllKernels(arch)
+		if len(of) > mostSpecs {
+			t.Errorf("%d programs for %s, at most %d are allowed", len(of), arch, mostSpecs)
+		}
+		if *update || arch == budgetArch {
+			specs = append(specs, of...)
+			continue
+		}
+		if !testing.Short() {
+			some = append(some, oneOfEach(of)...)
+		}
+	}
+	cache := budget.Cache(compiler)
+	programs, err := budget.Compile(t.Context(), cache, specs)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	others, err := budget.Compile(t.Context(), cache, some)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	kernels := 0
+	for _, p := range slices.Concat(programs, others) {
+		kernels += len(p.Kernels)
+		if len(p.Kernels) == 0 {
+			t.Errorf("%s for %s has no kernels", p.Name, p.Arch)
+		}
+	}
+	t.Logf("%d programs, %d kernels, for %s", len(programs)+len(others), kernels, strings.Join(kernelArchs, ", "))
+	err = budget.Check("testdata/kernels.txt", programs, *update)
+	if errors.Is(err, budget.ErrOtherCompiler) {
+		t.Skipf("compiled; not held to the budget: %v", err)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// oneOfEach picks a program of each source, the first for the oldest architecture and the last for
+// the newest.
+func oneOfEach(of []kernel.Spec) []kernel.Spec {
+	picked := map[string]kernel.Spec{}
+	for _, s := range of {
+		if _, ok := picked[s.Source]; !ok || s.Arch != kernelArchs[0] {
+			picked[s.Source] = s
+		}
+	}
+	return slices.Collect(maps.Values(picked))
+}
+
+// TestWideDomain compiles a program of each source for domains of more than 64 ranks, whose sets of
+// ranks have two words.
+func TestWideDomain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles for three architectures")
+	}
+	cache := budget.Cache(cudatest.NVRTC(t))
+	var specs []kernel.Spec
+	for _, arch := range kernelArchs {
+		for _, s := range oneOfEach(AllKernels(arch)) {
+			s.Defines[device.DomainDefine] = "72"
+			specs = append(specs, s)
+		}
+	}
+	if _, err := budget.Compile(t.Context(), cache, specs); err != nil {
+		t.Errorf("%+v", err)
+	}
+}
+
+// argued is a program with assertions of the structs that the host fills, and of the numbers that
+// both have.
+type argued struct {
+	kernel.Spec
+	asserts string
+}
+
+func arguedPrograms(arch string) []argued {
+	shared := layout.Of("Shape", reflect.TypeFor[shape](), nil) + layout.Of("Pair", reflect.TypeFor[pair](), nil) +
+		layout.Constants(map[string]int{"COUNTS": countWords, "UNIT": spec.UnitBytes})
+	return []argued{
+		{
+			dispatchKernel(dispatchForm{byExpert: true, kind: byValue, units: 1}, arch),
+			shared + layout.Of("Dispatch", reflect.TypeFor[dispatchArgs](), nil) +
+				layout.Constants(map[string]int{
+					"SEND": flagSend, "RECEIVE": flagReceive, "ROUTE": flagRoute, "MOVE": flagMove, "IN_PLACE": flagInPlace,
+					"WIDE_IDS": flagWideIDs, "POWER_OF_TWO": flagPowerOfTwo, "EXPONENTS": flagExponents,
+					"COLUMN_SCALES": flagColumnScales, "PACKED": flagPacked, "ROW_PER_TOKEN": flagRowPerToken,
+					"ROW_PER_SELECTION": flagRowPerSelection, "WEIGHTED": flagWeighted, "BULK": flagBulk,
+					"ROW_GRADIENTS": flagRowGradients, "WEIGHT_GRADIENTS": flagWeightGradients,
+					"CALL_BITS": callBits, "ROUTE / ROUTE": tagPrepare,
+					"MOVE / ROUTE": tagDispatch, "(ROUTE | MOVE) / ROUTE": tagPrepareDispatch,
+				}),
+		},
+		{
+			combineKernel(combineForm{sums: spec.RankSums, of: weft.BFloat16, kind: byValue, group: 2}, arch),
+			layout.Of("Combine", reflect.TypeFor[combineArgs](), nil),
+		},
+		{placeKernel(placeForm{}, arch), layout.Of("Place", reflect.TypeFor[placeArgs](), nil)},
+		{pushKernel(weft.InvalidDType, false, arch), layout.Of("Push", reflect.TypeFor[pushArgs](), nil) +
+			layout.Constants(map[string]int{
+				"UNITS": spec.MostUnits(spec.Spec{}),
+			})},
+		{pullKernel(pullForm{"RANKS", weft.BFloat16}, arch), layout.Of("Pull", reflect.TypeFor[pullArgs](), nil) +
+			layout.Constants(map[string]int{
+				"UNITS": spec.PullUnits,
+			})},
+		{gradientKernel(weft.BFloat16, arch), layout.Of("Gradients", reflect.TypeFor[gradientArgs](), nil) +
+			layout.Constants(map[string]int{
+				"32 * MOST_WARPS": mostGradientThreads,
+				"DEPTH":           spec.ProductDepth,
+			})},
+		{censusKernel(arch), layout.Of("Shape", reflect.TypeFor[shape](), nil) +
+			layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
+			layout.Constants(map[string]int{
+				"THREADS": censusThreads, "SHARE": censusShare,
+				"MAX_RANKS": device.MaxRanks,
+			})},
+		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) +
+			layout.Of("Copy", reflect.TypeFor[copyArgs](), nil) +
+			layout.Of("Strides", reflect.TypeFor[spec.Strides](), nil) + layout.Of("List", reflect.TypeFor[list](), nil) +
+			layout.Constants(map[string]int{"FLIGHT * UNIT": copyPiece, "SHARE": copyShare})},
+		{describeKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](),
+			map[string]string{"expertWeights": "expert_weights"}) +
+			layout.Of("Weigh", reflect.TypeFor[weighArgs](), nil)},
+	}
+}
+
+// instances begins what a source has of kernels, behind its structs and functions.
+var instances = regexp.MustCompile(`(?m)^namespace weft::\w+ {$`)
+
+// asserting is the source up to its kernels, with the assertions and a kernel of nothing.
+func (a argued) asserting(t *testing.T) kernel.Spec {
+	t.Helper()
+	at := instances.FindStringIndex(a.Source)
+	if at == nil {
+		t.Fatalf("%s has no kernels", a.Name)
+	}
+	s := a.Spec
+	s.Kernels = nil
+	s.Source = s.Source[:at[0]] + "\nnamespace weft {\n" + a.asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
+	return s
+}
+
+// TestArguments: the structs that kernels take are the host's, field by field.
+func TestArguments(t *testing.T) {
+	for name, open := range map[string]func(t *testing.T) kernel.Compiler{
+		"NVRTC": func(t *testing.T) kernel.Compiler {
+			cudatest.NVRTC(t)
+			c, err := kernel.NVRTC()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+		"emulator": func(t *testing.T) kernel.Compiler {
+			emulate.Need(t)
+			c, err := emulate.Compiler()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			compiler := open(t)
+			for _, p := range arguedPrograms("sm_90a") {
+				if _, err := compiler.Compile(t.Context(), p.asserting(t)); err != nil {
+					t.Errorf("%+v", err)
+				}
+			}
+		})
+	}
+}

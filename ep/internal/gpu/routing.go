@@ -1,0 +1,468 @@
+package gpu
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/bits"
+
+	"github.com/weftgo/weft/ep/spec"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/cuda"
+)
+
+// gpuRouting is what the GPU engine knows of a Routing: all of it in the GPU's memory, where the
+// kernels have put it.
+type gpuRouting struct {
+	h       *gpu
+	off     routingOffsets
+	memory  *cuda.Memory
+	stream  *cuda.Stream // where it was prepared
+	tokens  int
+	masked  weft.RankSet
+	graphed bool // a graph writes it, whenever it is replayed: for good
+
+	replayed  bool // a graph prepares it, each time anew: what the host has asked for it asks again
+	counted   bool // the host has asked
+	described described
+	measured  bool // and for the traffic
+	traffic   spec.Traffic
+
+	rows        *cuda.Memory // what each row is, once somebody has asked
+	description describedRows
+	filled      bool // it is enqueued that it says so, of what the Routing is now
+	rewritten   bool // a graph brings weights, other ones each time
+}
+
+// described is what a Routing says of what comes here, and of how much is wanted everywhere: the
+// Described of placed.cuh, of which those that move rows through slots, where nothing
+// overflows, fill in the first five.
+type described struct {
+	counts, offsets      []int32 // [local]
+	came, tokens         []int32 // [ranks]
+	rows                 []int32 // [1]
+	routing              []int32 // [1]: of which Prepare it is, for kernels that compare
+	demand, padded       []int32 // [local]
+	wanted, over, excess []int32 // [ranks]
+}
+
+// describedWords is how many words that are.
+func (h *gpu) describedWords() int {
+	n := 2*h.Geometry.Local + 2*h.Geometry.Ranks + 2
+	if h.tuning.Placed {
+		n += 2*h.Geometry.Local + 3*h.Geometry.Ranks
+	}
+	return n
+}
+
+// read takes the words over.
+func (d *described) read(h *gpu, raw []byte) {
+	words := make([]int32, len(raw)/4)
+	for i := range words {
+		words[i] = int32(binary.LittleEndian.Uint32(raw[4*i:]))
+	}
+	local, ranks := h.Geometry.Local, h.Geometry.Ranks
+	d.counts, d.offsets = spec.Carve(&words, local), spec.Carve(&words, local)
+	d.came, d.tokens, d.rows = spec.Carve(&words, ranks), spec.Carve(&words, ranks), spec.Carve(&words, 1)
+	d.routing = spec.Carve(&words, 1)
+	if !h.tuning.Placed {
+		return
+	}
+	d.demand, d.padded = spec.Carve(&words, local), spec.Carve(&words, local)
+	d.wanted, d.over, d.excess = spec.Carve(&words, ranks), spec.Carve(&words, ranks), spec.Carve(&words, ranks)
+}
+
+// routingOffsets are where the parts of a Routing stand in its memory; places and recvTokens are
+// those of placed rows, experts those of others.
+type routingOffsets struct{ home, recvRows, described, ranges, places, recvTokens, experts, total int }
+
+// describedRows are where the description of rows stands in its memory.
+type describedRows struct{ tokens, sources, selections, weights, experts, expertWeights int }
+
+func (h *gpu) routingOffsets() (o routingOffsets) {
+	g := &h.Geometry
+	region := func(size int) int {
+		from := o.total
+		o.total += (size + 127) &^ 127
+		return from
+	}
+	o.home = region(g.Tokens * g.TopK * pairBytes)
+	o.recvRows = region(g.Ranks * g.Tokens * g.TopK * pairBytes)
+	o.described = region(h.describedWords() * 4)
+	o.ranges = region(g.Local * g.Ranks * 8)
+	if h.tuning.Placed {
+		o.places = region(g.Tokens * g.TopK * 4)
+		o.recvTokens = region(g.Ranks * g.Tokens * 4)
+	} else {
+		o.experts = region(g.Tokens * g.TopK * 4)
+	}
+	return o
+}
+
+func (h *gpu) routingBytes() int { return h.routingOffsets().total }
+
+func (h *gpu) newRouting() (*gpuRouting, error) {
+	r := &gpuRouting{h: h, off: h.routingOffsets()}
+	var err error
+	if r.memory, err = h.device.Context().Alloc(r.off.total); err != nil {
+		return nil, err
+	}
+	h.all = append(h.all, r)
+	return r, nil
+}
+
+// route takes an idle Routing, or makes one, for a Prepare that is about to be enqueued. What a
+// graph writes is for other graphs: whose replays come when is their caller's affair, who may not
+// know of an operation that goes by a Routing of later.
+func (h *gpu) route(stream *cuda.Stream, tokens int, weighted bool) (*spec.Batch, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var r *gpuRouting
+	if n := len(h.graphed); n > 0 && h.lane.Capture() != 0 {
+		r, h.graphed = h.graphed[n-1], h.graphed[:n-1]
+	} else if n := len(h.idle); n > 0 {
+		r, h.idle = h.idle[n-1], h.idle[:n-1]
+	} else {
+		status, err := stream.CaptureStatus()
+		if err != nil {
+			return nil, err
+		}
+		if status != cuda.NotCapturing {
+			return nil, weft.Unsupportedf("prepare: the memory of a Routing cannot be allocated in a " +
+				"capture; release one before, or prepare more before the capture")
+		}
+		if r, err = h.newRouting(); err != nil {
+			return nil, err
+		}
+	}
+	r.stream, r.tokens, r.masked = stream, tokens, h.Comm.Mask()
+	r.replayed, r.counted, r.measured = h.lane.Capture() != 0, false, false
+	r.filled, r.rewritten = false, false
+	r.rewrite()
+	b := h.batches.Take()
+	*b = spec.Batch{
+		Base: h.Base, Info: r, Tokens: tokens, Masked: r.masked,
+		Weights: spec.WeightsIf(weighted), Epoch: h.lane.Operations(),
+	}
+	return b, nil
+}
+
+// settle waits for the counts if the Spec wants them on the host.
+func (h *gpu) settle(ctx context.Context, r *spec.Batch) error {
+	if h.Spec.Counts != spec.HostCounts {
+		return nil
+	}
+	stream := r.Info.(*gpuRouting).stream
+	status, err := stream.CaptureStatus()
+	if err != nil {
+		return err
+	}
+	if status != cuda.NotCapturing {
+		return nil // they are there when they are asked for
+	}
+	return r.Info.(*gpuRouting).count(ctx)
+}
+
+func (h *gpu) Weigh(ctx context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
+	const op = spec.OpWeigh
+	stream := h.lane.Stream(s)
+	if err := h.lane.EnterLocal(op, stream); err != nil {
+		return err
+	}
+	if err := whole(op, "weights", weights); err != nil {
+		return err
+	}
+	if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
+		return err
+	}
+	return h.lane.Finish(ctx, s)
+}
+
+// startWeigh enqueues what gives a Routing weights at home, or reads its experts into memory.
+func (h *gpu) startWeigh(stream *cuda.Stream, r *spec.Batch, weights, experts uint64) error {
+	if r.Tokens == 0 {
+		return nil
+	}
+	p := r.Info.(*gpuRouting)
+	p.rewrite()
+	*h.weighArg = weighArgs{home: p.at(p.off.home), n: uint32(r.Tokens * h.Geometry.TopK), weights: weights, ids: experts}
+	return h.weighing.Start(stream)
+}
+
+// reweighed says that a dispatch brings a batch weights, in a stream behind which those who ask for
+// them are to come.
+func reweighed(b *spec.Batch, stream *cuda.Stream) {
+	p := b.Info.(*gpuRouting)
+	b.Weights, p.stream, p.filled, p.rewritten = spec.WeightsEverywhere, stream, false, p.rewritten ||
+		p.h.lane.Capture() != 0
+	p.rewrite()
+}
+
+// rewrite says that the operation which is being enqueued writes the Routing.
+func (r *gpuRouting) rewrite() { r.graphed = r.graphed || r.h.lane.Capture() != 0 }
+
+// Free keeps the memory for the next Routing: to give it back would wait for the device.
+func (r *gpuRouting) Free() {
+	r.h.mu.Lock()
+	defer r.h.mu.Unlock()
+	if r.graphed {
+		r.h.graphed = append(r.h.graphed, r)
+	} else {
+		r.h.idle = append(r.h.idle, r)
+	}
+}
+
+func (r *gpuRouting) close() error {
+	if r.rows == nil {
+		return r.memory.Close()
+	}
+	return errors.Join(r.rows.Close(), r.memory.Close())
+}
+
+func (r *gpuRouting) at(offset int) uint64 { return uint64(r.memory.Pointer().Add(offset)) }
+
+// sent is where it stands how many tokens each rank has.
+func (r *gpuRouting) sent() uint64 {
+	return r.at(r.off.described + 4*(2*r.h.Geometry.Local+r.h.Geometry.Ranks))
+}
+
+func (r *gpuRouting) tensor(at int, d weft.DType, shape ...int) weft.Tensor {
+	return weft.Tensor{Data: pointer(r.memory.Pointer().Add(at)), DType: d, Shape: shape}
+}
+
+// captured refuses what would end a capture of the stream.
+func (r *gpuRouting) captured() error {
+	status, err := r.stream.CaptureStatus()
+	if err == nil && status != cuda.NotCapturing {
+		err = weft.Unsupportedf("a capture cannot wait for counts, nor allocate")
+	}
+	return err
+}
+
+// count brings the counts to the host.
+func (r *gpuRouting) count(ctx context.Context) error {
+	if r.counted && !r.replayed {
+		return nil
+	}
+	h := r.h
+	if err := r.captured(); err != nil {
+		return err
+	}
+	if err := h.Comm.Wait(ctx, weft.StreamOf(r.stream)); err != nil {
+		return err
+	}
+	raw := make([]byte, 4*h.describedWords())
+	if err := h.device.Context().Download(raw, r.memory.Pointer().Add(r.off.described)); err != nil {
+		return err
+	}
+	r.described.read(h, raw)
+	r.counted = true
+	return nil
+}
+
+// measure counts what a dispatch moves.
+func (r *gpuRouting) measure() error {
+	if err := r.count(context.Background()); err != nil || r.measured && !r.replayed {
+		return err
+	}
+	h, g := r.h, &r.h.Geometry
+	home := make([]byte, r.tokens*g.TopK*pairBytes)
+	if err := h.device.Context().Download(home, r.memory.Pointer().Add(r.off.home)); err != nil {
+		return err
+	}
+	r.traffic = spec.Traffic{Tokens: r.tokens, Received: int(r.described.rows[0])}
+	for t := range r.tokens {
+		var ranks uint64
+		for k := range g.TopK {
+			what := binary.LittleEndian.Uint32(home[(t*g.TopK+k)*pairBytes:])
+			e, selected := what&0xFFFF, what&0xFFFF
+			if h.tuning.Placed {
+				selected = what >> 16 // whether there is room for its row or not
+			}
+			if selected != 0 {
+				r.traffic.Selections++
+			}
+			if e != 0 {
+				ranks |= 1 << uint(int(e-1)/g.Local)
+			}
+		}
+		ranks &^= r.masked.Words()[0]
+		r.traffic.Visits += bits.OnesCount64(ranks)
+		r.traffic.RemoteRows += bits.OnesCount64(ranks &^ (1 << uint(h.Comm.Rank())))
+	}
+	r.measured = true
+	return nil
+}
+
+// Traffic implements [Info]. Like the other counts it waits for the stream unless the counts
+// are on the host already.
+func (r *gpuRouting) Traffic() spec.Traffic {
+	if r.measure() != nil {
+		return spec.Traffic{Tokens: r.tokens} // the failure is the communicator's, and sticks to it
+	}
+	return r.traffic
+}
+
+// Rows implements [Info].
+func (r *gpuRouting) Rows() int {
+	if s := &r.h.Spec; s.Layout.Packed() && s.Counts == spec.HostCounts {
+		return r.Received()
+	}
+	return r.h.Geometry.Rows()
+}
+
+// Received implements [Info].
+func (r *gpuRouting) Received() int {
+	if r.count(context.Background()) != nil {
+		return 0
+	}
+	return int(r.described.rows[0])
+}
+
+// Told implements [Info].
+func (r *gpuRouting) Told() int {
+	if !r.counted || r.replayed {
+		return 0
+	}
+	return int(r.described.rows[0])
+}
+
+// Demand implements [Info].
+func (r *gpuRouting) Demand() int {
+	if !r.h.tuning.Placed {
+		return r.Received() // nothing overflows
+	}
+	if r.count(context.Background()) != nil {
+		return 0
+	}
+	return int(r.described.wanted[r.h.Comm.Rank()])
+}
+
+// Tensor implements [Info].
+func (r *gpuRouting) Tensor(part spec.Part) weft.Tensor {
+	g, placed := &r.h.Geometry, r.h.tuning.Placed
+	words := func(at int, shape ...int) weft.Tensor {
+		return r.tensor(r.off.described+4*at, weft.Int32, shape...)
+	}
+	// Nothing overflows where rows go through slots: what is wanted there is what comes.
+	wanted := 2*g.Local + 2*g.Ranks + 2
+	switch part {
+	case spec.RowDemand:
+		if placed {
+			return words(wanted+2*g.Local+r.h.Comm.Rank(), 1)
+		}
+		return words(2*g.Local+2*g.Ranks, 1)
+	case spec.ExpertDemand:
+		if placed {
+			return words(wanted, g.Local)
+		}
+		return words(0, g.Local)
+	case spec.PaddedCounts:
+		if placed {
+			return words(wanted+g.Local, g.Local)
+		}
+		return words(0, g.Local)
+	case spec.ExpertCounts:
+		return words(0, g.Local)
+	case spec.ExpertOffsets:
+		return words(g.Local, g.Local)
+	case spec.SourceCounts:
+		return words(2*g.Local, g.Ranks)
+	case spec.Ranges:
+		return r.tensor(r.off.ranges, weft.Int64, g.Local, g.Ranks)
+	}
+	// The rest describes rows.
+	if r.describeRows() != nil {
+		return weft.Tensor{}
+	}
+	row := func(at int, d weft.DType, shape ...int) weft.Tensor {
+		return weft.Tensor{Data: pointer(r.rows.Pointer().Add(at)), DType: d, Shape: shape}
+	}
+	switch d := &r.description; part {
+	case spec.SourceTokens:
+		return row(d.tokens, weft.Int32, r.Rows())
+	case spec.SourceRanks:
+		return row(d.sources, weft.Int32, r.Rows())
+	case spec.SourceSelections:
+		return row(d.selections, weft.Int32, r.Rows())
+	case spec.RowWeights:
+		return row(d.weights, weft.Float32, r.Rows())
+	case spec.RowExperts:
+		return row(d.experts, weft.Int32, r.Rows(), g.TopK)
+	default:
+		return row(d.expertWeights, weft.Float32, r.Rows(), g.TopK)
+	}
+}
+
+// describeRows enqueues, where the batch was prepared, what fills in what each row is, unless it was
+// before: one launch fills in all parts. What a capture
+// enqueues is there with its replays only, and they make what they prepare, and the weights that
+// they bring, other ones each time.
+func (r *gpuRouting) describeRows() error {
+	if r.filled {
+		return nil
+	}
+	status, err := r.stream.CaptureStatus()
+	if err != nil {
+		return err
+	}
+	if err := r.fill(); err != nil {
+		return err
+	}
+	r.filled = status == cuda.NotCapturing && !r.replayed && !r.rewritten
+	r.graphed = r.graphed || status != cuda.NotCapturing
+	return nil
+}
+
+func (r *gpuRouting) fill() error {
+	h, g := r.h, &r.h.Geometry
+	if r.rows == nil {
+		if err := r.captured(); err != nil {
+			return err
+		}
+		total := 0
+		region := func(size int) int {
+			from := total
+			total += (size + 127) &^ 127
+			return from
+		}
+		rows, d := g.Rows(), &r.description // the most that there can be: the memory is used again
+		*d = describedRows{tokens: region(4 * rows), sources: region(4 * rows)}
+		if g.Layout.ByExpert() {
+			d.selections, d.weights = region(4*rows), region(4*rows)
+		} else {
+			d.experts, d.expertWeights = region(4*rows*g.TopK), region(4*rows*g.TopK)
+		}
+		var err error
+		if r.rows, err = h.device.Context().Alloc(max(total, 1)); err != nil {
+			return err
+		}
+	}
+	base := r.rows.Pointer()
+	zeros := r.description.weights
+	if !g.Layout.ByExpert() {
+		zeros = r.description.expertWeights
+	}
+	if err := r.stream.Memset(base, 0xFF, zeros); err != nil {
+		return err
+	}
+	if err := r.stream.Memset(base.Add(zeros), 0, r.rows.Size()-zeros); err != nil {
+		return err
+	}
+	a := h.describeArg
+	h.pointDescription(a, r)
+	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
+	a.selections, a.weights = uint64(base.Add(r.description.selections)), uint64(base.Add(r.description.weights))
+	a.experts = uint64(base.Add(r.description.experts))
+	a.expertWeights = uint64(base.Add(r.description.expertWeights))
+	return h.describing.Start(r.stream)
+}
+
+// pointDescription points a description at what r knows of its rows.
+func (h *gpu) pointDescription(a *describeArgs, r *gpuRouting) {
+	a.recvRows, a.sent, a.recvTokens = r.at(r.off.recvRows), r.sent(), 0
+	if h.Geometry.Layout == spec.TokenMajor {
+		a.recvTokens = r.at(r.off.recvTokens)
+	}
+}

@@ -1,0 +1,180 @@
+package pull
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"unsafe"
+
+	"github.com/weftgo/weft/ep/spec"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/simd"
+)
+
+func (h *host) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumArgs) error {
+	const op = spec.OpDispatchBackward
+	epoch, err := h.enter(op)
+	if err != nil {
+		return err
+	}
+	c := &h.scratch.gather
+	*c = gather{
+		h: h, op: op, epoch: epoch, call: newCall(callDispatchBackward, a.Batch, !a.OutScalars.IsZero()), SumArgs: a,
+	}
+	own := cmp.Or(onHost(op, s), h.CheckSum(op, &a))
+	if own == nil {
+		own = h.CheckScalars(op, &a)
+	}
+	if own == nil {
+		c.r = h.routingOf(a.Batch)
+	}
+	if err := c.send(ctx, own); err != nil {
+		return err
+	}
+	return c.receive(ctx)
+}
+
+func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.SpreadArgs) error {
+	const op = spec.OpCombineBackward
+	epoch, err := h.enter(op)
+	if err != nil {
+		return err
+	}
+	own := cmp.Or(onHost(op, s), h.CheckSpread(op, &a))
+	var data place
+	borrowed := false
+	if own == nil {
+		if data, borrowed, err = h.offerPlain(ctx, epoch, a.GradOut, op); err != nil {
+			return err
+		}
+	}
+	wantWeights := !a.GradWeights.IsZero()
+	h.post(epoch, newCall(callCombineBackward, a.Batch, wantWeights), data, place{}, own)
+	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
+		return err
+	}
+	var dots []float32
+	if wantWeights {
+		// The scalars of an earlier operation may still be on their way home.
+		if err := h.scalars.claim(ctx, h, epoch+1, op); err != nil {
+			return err
+		}
+		dots = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(h.scalars.window.Bytes()))), h.scalars.window.Size()/4)
+	}
+	r := h.routingOf(a.Batch)
+	m := &h.scratch.mover
+	*m = mover{
+		h: h, r: r, rowBytes: h.Spec.OutputSize(), dst: a.GradRows.Data, visit: h.gradRow(a.Rows, a.GradRows, dots),
+	}
+	if err := m.pull(op); err != nil {
+		return err
+	}
+	if err := h.leave(epoch, op); err != nil {
+		return err
+	}
+	if borrowed {
+		if err := h.awaitDone(ctx, epoch, op); err != nil {
+			return err
+		}
+	}
+	if !wantWeights {
+		return nil
+	}
+	return h.bringDots(ctx, r, a.GradWeights, op)
+}
+
+// gradRow is what combine backward does with a landing and the gradient of its token's output: the
+// row's gradient, and with dots that of its weight.
+func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, src unsafe.Pointer) {
+	s := &h.Spec
+	t, n := element(s.Output), s.OutputSize()
+	return func(l landing, src unsafe.Pointer) {
+		at := int(l.row) * n
+		if dots != nil {
+			dots[l.row] = simd.Dot(t, src, unsafe.Add(y.Data, at), s.Hidden) // before the row is written, which may be the same
+		}
+		dst := unsafe.Add(gradRows.Data, at)
+		if s.Weighting == spec.Weighted {
+			simd.Scale(t, dst, src, s.Hidden, l.weight)
+		} else {
+			simd.Copy(dst, src, n, false)
+		}
+	}
+}
+
+// bringDots is the second half of combine backward: the dot products were computed where the
+// experts' rows are, and a second move takes them home.
+func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.Tensor, op string) error {
+	h.epoch++
+	epoch := h.epoch
+	h.post(epoch, newCall(callDotsHome, r.batch, true), place{h.scalars.window.ID(), 0, 4}, place{}, nil)
+	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
+		return err
+	}
+	if err := h.fetchScalars(r, gradWeights, op, (*notice).data); err != nil {
+		return err
+	}
+	return h.leave(epoch, op)
+}
+
+// offerPlain makes rows of the Output type readable for the other ranks.
+func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op string) (place, bool, error) {
+	stride := uint32(h.Spec.OutputSize())
+	if w, off, ok := h.Comm.Operations().Find(x.Data, x.Bytes()); ok {
+		return place{w.ID(), uint64(off), stride}, true, nil
+	}
+	if x.Elems() == 0 {
+		return place{}, false, nil
+	}
+	if err := h.stage.claim(ctx, h, epoch, op); err != nil {
+		return place{}, false, err
+	}
+	simd.Copy(unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())), x.Data, x.Bytes(), false)
+	return place{h.stage.window.ID(), 0, stride}, false, nil
+}
+
+// fetchScalars brings one number per selection home.
+func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(*notice) place) error {
+	k := h.Spec.TopK
+	dst := weft.SliceOf[float32](out)
+	numbers := h.scratch.numbers
+	clear(numbers)
+	defer clear(numbers) // it refers to windows
+	for d, notice := range h.scratch.notices {
+		if notice == nil {
+			continue
+		}
+		p := at(notice)
+		if p.window == 0 {
+			return h.broken(&weft.PeerError{
+				Rank: d, Op: op,
+				Err: fmt.Errorf("%w: it brings no gradients of weights", weft.ErrMismatch),
+			})
+		}
+		mem, err := h.memory(d, p, op)
+		if err != nil {
+			return err
+		}
+		numbers[d] = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(mem))), len(mem)/4)
+	}
+	for i := range dst {
+		dst[i] = 0
+		row := int(r.rows[i])
+		if row < 0 {
+			continue
+		}
+		d := int(r.experts[i]) / h.Geometry.Local
+		if !h.Spec.Layout.ByExpert() {
+			row = row*k + i%k
+		}
+		if numbers[d] == nil {
+			continue
+		}
+		if row >= len(numbers[d]) {
+			return h.broken(outside(d, op))
+		}
+		dst[i] = numbers[d][row]
+	}
+	return nil
+}

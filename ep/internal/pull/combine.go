@@ -1,0 +1,293 @@
+package pull
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/weftgo/weft/ep/spec"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/internal/simd"
+)
+
+func (h *host) Combine(ctx context.Context, s *weft.Stream, a spec.SumArgs) error {
+	if err := h.sendRowsHome(ctx, s, &a); err != nil {
+		return err
+	}
+	return h.scratch.gather.receive(ctx)
+}
+
+func (h *host) SendCombine(ctx context.Context, s *weft.Stream, a spec.SumArgs) (*weft.Work, error) {
+	if err := h.sendRowsHome(ctx, s, &a); err != nil {
+		return nil, err
+	}
+	epoch := h.epoch
+	return weft.NewWork(func(ctx context.Context) error {
+		// The state of the second half is the host's; it is this one's only while nothing came
+		// between.
+		if err := h.resume(spec.OpCombine, epoch); err != nil {
+			return err
+		}
+		return h.scratch.gather.receive(ctx)
+	}), nil
+}
+
+func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, a *spec.SumArgs) error {
+	const op = spec.OpCombine
+	epoch, err := h.enter(op)
+	if err != nil {
+		return err
+	}
+	c := &h.scratch.gather
+	*c = gather{
+		h: h, op: op, epoch: epoch, call: newCall(callCombine, a.Batch, false),
+		weighted: h.Spec.Weighting == spec.Weighted, SumArgs: *a,
+	}
+	own := cmp.Or(onHost(op, s), h.CheckSum(op, a))
+	if own == nil {
+		c.r = h.routingOf(a.Batch)
+	}
+	return c.send(ctx, own)
+}
+
+// gather brings rows home: combine, and the backward of dispatch. A handle has one at a time.
+type gather struct {
+	h        *host
+	r        *hostRouting
+	op       string
+	epoch    uint64
+	call     call
+	weighted bool
+	spec.SumArgs
+
+	borrowed bool
+	bad      atomic.Int32 // 1 + a rank whose operand is too small
+}
+
+// operand is the memory of a rank whose rows are brought home.
+type operand struct {
+	base unsafe.Pointer
+	rows int // -1: the rank is masked
+}
+
+// send makes this rank's rows readable and says so; or says that it refuses, and returns the error
+// that all ranks return.
+func (c *gather) send(ctx context.Context, own error) (err error) {
+	h := c.h
+	var rows, numbers place
+	if own == nil {
+		if rows, err = c.offer(ctx); err != nil {
+			return err
+		}
+		if numbers, err = c.offerScalars(ctx); err != nil {
+			return err
+		}
+	}
+	h.post(c.epoch, c.call, rows, numbers, own)
+	if own != nil {
+		return h.awaitAll(ctx, c.epoch, c.op, own)
+	}
+	h.pending = c.op
+	return nil
+}
+
+// offer makes the rows, or this rank's partial sums of them, readable for their home ranks.
+func (c *gather) offer(ctx context.Context) (place, error) {
+	h := c.h
+	n := h.Spec.OutputSize()
+	if h.partial != nil {
+		if err := h.partial.claim(ctx, h, c.epoch, c.op); err != nil {
+			return place{}, err
+		}
+		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
+		return place{h.partial.window.ID(), 0, uint32(n)}, nil
+	}
+	if w, off, ok := h.Comm.Operations().Find(c.Rows.Data, c.Rows.Bytes()); ok {
+		c.borrowed = true
+		return place{w.ID(), uint64(off), uint32(n)}, nil
+	}
+	if c.Rows.Elems() == 0 {
+		return place{}, nil
+	}
+	if err := h.stage.claim(ctx, h, c.epoch, c.op); err != nil {
+		return place{}, err
+	}
+	h.each(len(c.r.arrivals), c.r.kept*n, (*stageRows)(c))
+	return place{h.stage.window.ID(), 0, uint32(n)}, nil
+}
+
+// stageRows copies the rows of arrivals to the stage.
+type stageRows gather
+
+func (c *stageRows) rows(from, to int) {
+	n := c.h.Spec.OutputSize()
+	base := unsafe.Pointer(unsafe.SliceData(c.h.stage.window.Bytes()))
+	stream := c.r.kept*n >= streamBytes
+	for i := from; i < to; i++ {
+		for _, l := range c.r.landingsOf(int32(i)) {
+			if l.row >= 0 {
+				simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.Rows.Data, int(l.row)*n), n, stream)
+			}
+		}
+	}
+	if stream {
+		simd.StoreFence()
+	}
+}
+
+// sumHere sums the rows of every token that arrived into one row: fp32, k ascending, rounded once.
+type sumHere gather
+
+func (c *sumHere) rows(from, to int) {
+	h := c.h
+	n := h.Spec.OutputSize()
+	t := element(h.Spec.Output)
+	out := unsafe.Pointer(unsafe.SliceData(h.partial.window.Bytes()))
+	var rows [spec.MaxTopK]unsafe.Pointer
+	var weights [spec.MaxTopK]float32
+	for i := from; i < to; i++ {
+		k := 0
+		for _, l := range c.r.landingsOf(int32(i)) {
+			if l.row >= 0 {
+				rows[k], weights[k] = unsafe.Add(c.Rows.Data, int(l.row)*n), l.weight
+				k++
+			}
+		}
+		dst := unsafe.Add(out, i*n)
+		if c.weighted {
+			simd.WeightedSum(t, dst, h.Spec.Hidden, rows[:k], weights[:k], nil)
+		} else {
+			simd.PlainSum(t, dst, h.Spec.Hidden, rows[:k], nil)
+		}
+	}
+}
+
+func (c *gather) offerScalars(ctx context.Context) (place, error) {
+	h := c.h
+	if c.Scalars.IsZero() {
+		return place{}, nil
+	}
+	if err := h.scalars.claim(ctx, h, c.epoch, c.op); err != nil {
+		return place{}, err
+	}
+	copy(h.scalars.window.Bytes(), c.Scalars.Raw())
+	return place{h.scalars.window.ID(), 0, 4}, nil
+}
+
+// receive sums at home.
+func (c *gather) receive(ctx context.Context) error {
+	h := c.h
+	if err := h.resume(c.op, c.epoch); err != nil {
+		return err
+	}
+	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
+		return err
+	}
+	if !c.Weights.IsZero() { // nobody refuses any more
+		c.r.weigh(c.Weights)
+	}
+	if err := c.home(); err != nil {
+		return err
+	}
+	if !c.OutScalars.IsZero() {
+		if err := h.fetchScalars(c.r, c.OutScalars, c.op, (*notice).scales); err != nil {
+			return err
+		}
+	}
+	if err := h.leave(c.epoch, c.op); err != nil {
+		return err
+	}
+	if c.borrowed {
+		return h.awaitDone(ctx, c.epoch, c.op)
+	}
+	return nil
+}
+
+// home sums the rows of this rank's tokens.
+func (c *gather) home() error {
+	h := c.h
+	n := h.Spec.OutputSize()
+	for d, notice := range h.scratch.notices {
+		h.scratch.operands[d] = operand{rows: -1}
+		if notice == nil {
+			continue
+		}
+		mem, err := h.memory(d, notice.data(), c.op)
+		if err != nil {
+			return err
+		}
+		h.scratch.operands[d] = operand{unsafe.Pointer(unsafe.SliceData(mem)), len(mem) / n}
+	}
+	h.each(c.r.batch.Tokens, c.r.traffic.Selections*n, (*sumHome)(c))
+	if d := c.bad.Load(); d != 0 {
+		return h.broken(outside(int(d)-1, c.op))
+	}
+	return nil
+}
+
+type sumHome gather
+
+func (c *sumHome) rows(from, to int) {
+	r, s := c.r, &c.h.Spec
+	n := s.OutputSize()
+	t := element(s.Output)
+	exact := s.Layout.ByExpert() && s.Reduction == spec.Exact
+	var rows [spec.MaxTopK]unsafe.Pointer
+	var bias [2]unsafe.Pointer
+	for tok := from; tok < to; tok++ {
+		for i := range c.Biases {
+			bias[i] = unsafe.Add(c.Bias[i].Data, tok*n)
+		}
+		dst := unsafe.Add(c.Out.Data, tok*n)
+		k := 0
+		if exact {
+			for i := tok * s.TopK; i < (tok+1)*s.TopK; i++ {
+				rows[k] = nil
+				if row := r.rows[i]; row >= 0 {
+					rows[k] = c.row(int(r.experts[i])/c.h.Geometry.Local, int(row), n)
+				}
+				k++
+			}
+			if c.weighted {
+				simd.WeightedSum(t, dst, s.Hidden, rows[:k], r.weights[tok*s.TopK:(tok+1)*s.TopK], bias[:c.Biases])
+				continue
+			}
+		} else {
+			for _, v := range r.visits[r.visit[tok]:r.visit[tok+1]] {
+				if !v.live {
+					continue
+				}
+				row := v.row
+				if s.Layout.ByExpert() {
+					row = v.arrival
+				}
+				rows[k] = c.row(int(v.rank), int(row), n)
+				k++
+			}
+		}
+		simd.PlainSum(t, dst, s.Hidden, rows[:k], bias[:c.Biases])
+	}
+}
+
+// row finds a row at a rank; nil if the rank is masked.
+func (c *sumHome) row(rank, row, n int) unsafe.Pointer {
+	o := c.h.scratch.operands[rank]
+	if o.rows < 0 {
+		return nil
+	}
+	if row < 0 || row >= o.rows {
+		c.bad.Store(int32(rank) + 1)
+		return nil
+	}
+	return unsafe.Add(o.base, row*n)
+}
+
+func outside(rank int, op string) *weft.PeerError {
+	return &weft.PeerError{
+		Rank: rank, Op: op,
+		Err: fmt.Errorf("%w: its operand is smaller than its routing says", weft.ErrMismatch),
+	}
+}

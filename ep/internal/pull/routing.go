@@ -1,0 +1,246 @@
+package pull
+
+import (
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/ep/spec"
+)
+
+// hostRouting is what the host engine knows of a Routing.
+type hostRouting struct {
+	batch *spec.Batch
+	h     *host
+	ints  []int32 // the memory of the int32 slices below
+
+	// Home: where this rank's tokens went.
+	weights []float32 // [tokens, topk]; nil without weights
+	experts []int32   // [tokens, topk]; -1 where there is none
+	rows    []int32   // [tokens, topk]: the row at the expert's rank; -1 where nothing was sent
+	// The ranks that have token t, in the order in which their sums are added:
+	// visits[visit[t]:visit[t+1]].
+	visit  []int32
+	visits []visit
+
+	// Here: the tokens that came, by source rank, then token: arrivals[arrive[src]:arrive[src+1]].
+	arrive   []int32
+	arrivals []arrival
+	// The rows of arrival i: landings[arrivals[i].first:arrivals[i+1].first].
+	landings []landing
+
+	zones    spec.Zones
+	counts   []int32 // [ranks, local experts]: selections by source
+	distinct []int32 // [ranks]: tokens by source
+	total    int     // rows routed here, dropped ones included
+	kept     int     // rows that exist
+	traffic  spec.Traffic
+}
+
+// visit is a rank that has one of our tokens.
+type visit struct {
+	rank    int32
+	arrival int32 // its index among the rank's arrivals: where the rank leaves its partial sum
+	row     int32 // the token's row, for layouts with one row per rank; -1 if it was dropped
+	live    bool  // at least one row of it was kept
+}
+
+// arrival is a token that one of the ranks sends here.
+type arrival struct {
+	token int32 // at its source
+	first int32 // its first landing
+}
+
+// landing is a row of a token here.
+type landing struct {
+	row    int32
+	k      int32 // the selection; -1 for layouts with one row per rank
+	weight float32
+}
+
+// Free implements [Info].
+func (r *hostRouting) Free() {
+	h := r.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.idle) < cap(h.idle) {
+		h.idle = append(h.idle, r)
+	}
+}
+
+// newRouting takes an idle Routing, or makes one, for a batch.
+func (h *host) newRouting() *hostRouting {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var r *hostRouting
+	if n := len(h.idle); n > 0 {
+		r, h.idle = h.idle[n-1], h.idle[:n-1]
+	} else {
+		r = &hostRouting{h: h}
+	}
+	r.traffic = spec.Traffic{}
+	r.batch = h.batches.Take()
+	r.batch.Base, r.batch.Info = h.Base, r
+	return r
+}
+
+// routingOf is what the host engine knows of a batch that [Batch.Check] has found to be this handle's.
+func (h *host) routingOf(r *spec.Batch) *hostRouting { return r.Info.(*hostRouting) }
+
+// sized returns a slice of length n, in the memory of s if it is large enough.
+func sized[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
+func (r *hostRouting) Traffic() spec.Traffic { return r.traffic }
+
+func (r *hostRouting) Rows() int {
+	h := r.h
+	if h.Spec.Layout.Packed() && h.Spec.Counts == spec.HostCounts {
+		return r.kept
+	}
+	return h.Geometry.Rows()
+}
+
+func (r *hostRouting) Received() int { return r.kept }
+
+func (r *hostRouting) Told() int { return r.kept }
+
+func (r *hostRouting) Demand() int { return r.total }
+
+// Tensor implements [Info].
+func (r *hostRouting) Tensor(part spec.Part) weft.Tensor {
+	switch part {
+	case spec.RowDemand:
+		return weft.TensorOf([]int32{int32(r.total)})
+	case spec.ExpertCounts:
+		return weft.TensorOf(r.zones.Kept)
+	case spec.ExpertDemand:
+		return weft.TensorOf(r.zones.Demand)
+	case spec.PaddedCounts:
+		return weft.TensorOf(r.zones.Padded)
+	case spec.ExpertOffsets:
+		return weft.TensorOf(r.zones.Start)
+	case spec.SourceCounts:
+		return weft.TensorOf(r.distinct)
+	case spec.Ranges:
+		return r.ranges()
+	case spec.SourceTokens:
+		return r.ofRows(func(_ int, a arrival, _ landing) int32 { return a.token })
+	case spec.SourceRanks:
+		return r.ofRows(func(src int, _ arrival, _ landing) int32 { return int32(src) })
+	case spec.SourceSelections:
+		return r.ofRows(func(_ int, _ arrival, l landing) int32 { return l.k })
+	case spec.RowWeights:
+		return r.rowWeights()
+	case spec.RowExperts:
+		k := r.h.Spec.TopK
+		experts := make([]int32, r.Rows()*k)
+		for i := range experts {
+			experts[i] = -1
+		}
+		r.tellSelections(experts, nil)
+		return weft.TensorOf(experts, r.Rows(), k)
+	case spec.RowSelectionWeights:
+		k := r.h.Spec.TopK
+		weights := make([]float32, r.Rows()*k)
+		r.tellSelections(nil, weights)
+		return weft.TensorOf(weights, r.Rows(), k)
+	}
+	return weft.Tensor{}
+}
+
+func (r *hostRouting) ranges() weft.Tensor {
+	g := &r.h.Geometry
+	out := make([]int64, g.Local*g.Ranks)
+	for le := range g.Local {
+		begin := int32(0)
+		for src := range g.Ranks {
+			n := max(0, min(r.counts[src*g.Local+le], r.zones.Kept[le]-begin))
+			out[le*g.Ranks+src] = int64(begin)<<32 | int64(n)
+			begin += n
+		}
+	}
+	return weft.TensorOf(out, g.Local, g.Ranks)
+}
+
+// ofRows is a number of each row, -1 for those that hold no token.
+func (r *hostRouting) ofRows(number func(src int, a arrival, l landing) int32) weft.Tensor {
+	out := make([]int32, r.Rows())
+	for i := range out {
+		out[i] = -1
+	}
+	r.eachLanding(func(src int, a arrival, l landing) { out[l.row] = number(src, a, l) })
+	return weft.TensorOf(out)
+}
+
+func (r *hostRouting) rowWeights() weft.Tensor {
+	out := make([]float32, r.Rows())
+	r.eachLanding(func(_ int, _ arrival, l landing) { out[l.row] = l.weight })
+	return weft.TensorOf(out)
+}
+
+func (r *hostRouting) eachLanding(f func(src int, a arrival, l landing)) {
+	for src := range r.h.Geometry.Ranks {
+		for i := r.arrive[src]; i < r.arrive[src+1]; i++ {
+			for _, l := range r.landingsOf(i) {
+				if l.row >= 0 {
+					f(src, r.arrivals[i], l)
+				}
+			}
+		}
+	}
+}
+
+// tellSelections writes the local experts of each row that holds a token, -1 for other ranks', and
+// their weights, 0 for those; nil is not written.
+func (r *hostRouting) tellSelections(experts []int32, weights []float32) {
+	k := r.h.Spec.TopK
+	for i := range r.arrivals {
+		row := r.rowOf(int32(i))
+		if row < 0 {
+			continue
+		}
+		if experts != nil {
+			for j := range k {
+				experts[row*k+j] = -1
+			}
+		}
+		if weights != nil {
+			clear(weights[row*k : (row+1)*k])
+		}
+		for _, s := range r.selectionsOf(int32(i)) {
+			if experts != nil {
+				experts[row*k+int(s.k)] = s.row
+			}
+			if weights != nil {
+				weights[row*k+int(s.k)] = s.weight
+			}
+		}
+	}
+}
+
+// allOf is what there is of arrival i: rows, or for layouts with one row per rank the row and then
+// the selections.
+func (r *hostRouting) allOf(i int32) []landing {
+	from := r.arrivals[i].first
+	to := int32(len(r.landings))
+	if int(i)+1 < len(r.arrivals) {
+		to = r.arrivals[i+1].first
+	}
+	return r.landings[from:to]
+}
+
+func (r *hostRouting) landingsOf(i int32) []landing {
+	all := r.allOf(i)
+	if !r.h.Spec.Layout.ByExpert() {
+		all = all[:1] // the row; the selections follow it
+	}
+	return all
+}
+
+// selectionsOf lists, for layouts with one row per rank, the local experts of arrival i; the
+// landing's row holds the expert.
+func (r *hostRouting) selectionsOf(i int32) []landing { return r.allOf(i)[1:] }
+
+func (r *hostRouting) rowOf(i int32) int { return int(r.landings[r.arrivals[i].first].row) }

@@ -1,0 +1,141 @@
+package spec
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/weftgo/weft"
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/engine"
+)
+
+// Base is what a handle and its engine share.
+type Base struct {
+	Comm     *weft.Comm
+	Spec     Spec // normalized
+	Geometry Geometry
+	Waiter   *channel.Waiter
+	Buffers  *engine.Buffers // of received rows
+	Closed   bool
+}
+
+// NewBase makes the base of a handle for a Spec that is valid.
+func NewBase(comm *weft.Comm, s Spec) *Base {
+	s = s.Normalize()
+	return &Base{
+		Comm: comm, Spec: s, Geometry: NewGeometry(s, comm.Size()),
+		Waiter: comm.Operations().WaiterOf("handle"), Buffers: engine.NewBuffers(s.Live),
+	}
+}
+
+// Batch is what a handle and its engine share of a Routing. An engine makes it in Prepare.
+type Batch struct {
+	Base    *Base // nil once it was released
+	Info    Info
+	Tokens  int          // of this rank
+	Masked  weft.RankSet // ranks that were left out when it was prepared
+	Weights WeightState
+	Epoch   uint64 // of its Prepare: the same on every rank
+}
+
+// Info is what an engine knows of a [Batch]: which rows go where, and which come. Its methods are
+// those of ep.Routing, and may be called until the batch is released.
+type Info interface {
+	Traffic() Traffic
+	Rows() int
+	Received() int
+	// Told is how many rows have come, as far as the host knows without a wait, or 0.
+	Told() int
+	Demand() int
+	// Tensor returns a part of the routing metadata.
+	Tensor(part Part) weft.Tensor
+	// Free gives the memory back. It is called once.
+	Free()
+}
+
+// Part names a tensor of routing metadata: the method of ep.Routing that returns it.
+type Part uint8
+
+const (
+	RowDemand Part = iota
+	ExpertCounts
+	ExpertDemand
+	PaddedCounts
+	ExpertOffsets
+	SourceCounts
+	Ranges // of layouts by expert, as are SourceSelections and RowWeights
+	SourceTokens
+	SourceRanks
+	SourceSelections
+	RowWeights
+	RowExperts // of layouts with one row per rank, as are RowSelectionWeights
+	RowSelectionWeights
+)
+
+// WeightState says where a [Batch] has weights.
+type WeightState uint8
+
+const (
+	NoWeights WeightState = iota
+	WeightsAtHome
+	WeightsEverywhere
+)
+
+// WeightsIf is where a batch has weights that Prepare was given, or was not.
+func WeightsIf(given bool) WeightState {
+	if given {
+		return WeightsEverywhere
+	}
+	return NoWeights
+}
+
+// Release gives the batch's memory back. Further calls do nothing.
+func (b *Batch) Release() {
+	if b.Base != nil {
+		b.Base = nil
+		b.Info.Free()
+	}
+}
+
+// Check refuses a batch of another handle, or one that was prepared while ranks were masked that
+// take part now. A nil batch is none of this handle's.
+func (b *Batch) Check(of *Base, op string) error {
+	if b == nil || b.Base != of {
+		return weft.Invalidf("%s: the routing was not prepared by this handle", op)
+	}
+	if !of.Comm.Mask().Contains(b.Masked) {
+		return fmt.Errorf("%s: %w: the routing was prepared while ranks were masked that now take part; "+
+			"prepare again", op, weft.ErrInvalid)
+	}
+	return nil
+}
+
+// CheckWeighted refuses a batch that has no weights where there must be some.
+func (b *Batch) CheckWeighted(op string, least WeightState) error {
+	switch {
+	case b.Base.Spec.Weighting != Weighted || b.Weights >= least:
+		return nil
+	case b.Weights == WeightsAtHome:
+		return weft.Invalidf("%s: the routing got its weights from Weigh, which tells no other rank; "+
+			"dispatch with Weights", op)
+	default:
+		return weft.Invalidf("%s: the routing has no weights; give them to Prepare, or to a Dispatch", op)
+	}
+}
+
+// Fewest is how many rows a tensor has at least that an operation reads the batch's rows from.
+func (b *Batch) Fewest() int {
+	if s := &b.Base.Spec; s.Layout.Packed() && s.Counts == DeviceCounts {
+		return b.Info.Told()
+	}
+	return b.Info.Rows()
+}
+
+// Arrived is the memory that a dispatch has received into.
+type Arrived struct {
+	Batch      *Batch
+	Buffer     int // its number, for Engine.Put
+	Memory     unsafe.Pointer
+	Shape      BlockShape
+	Generation uint32 // of the buffer's content
+}

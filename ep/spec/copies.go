@@ -1,0 +1,140 @@
+package spec
+
+import "github.com/weftgo/weft"
+
+// Copies are tensors of the caller's for what has arrived: those that [Handle.CopyReceived] fills
+// in. The zero Tensor leaves a part out. rows is what [Received].Data has, counted as one for all
+// experts; with a packed layout a tensor may have more.
+type Copies struct {
+	// Data is of the type and the shape of [Received].Data.
+	Data weft.Tensor
+	// Scales are those of [Received].Scales, of the type and the shape that they have there, or
+	// would have if the Spec's ScaleOrder were this one.
+	Scales     weft.Tensor
+	ScaleOrder ScaleOrder
+	// SourceTokens and SourceRanks say of each row what the Routing's methods do: int32 [rows].
+	SourceTokens, SourceRanks weft.Tensor
+	// RowWeights, for the layouts by expert, are fp32 [rows].
+	RowWeights weft.Tensor
+	// RowExperts and RowSelectionWeights, for the layouts with one row per rank, are the two of
+	// [Routing.RowSelections]: int32 and fp32 [rows, top-k].
+	RowExperts, RowSelectionWeights weft.Tensor
+	// ExpertCounts, Ranges (for the layouts by expert) and SourceCounts are int32 [local experts],
+	// int64 [local experts, ranks] and int32 [ranks].
+	ExpertCounts, Ranges, SourceCounts weft.Tensor
+}
+
+// OpCopy is what errors call it.
+const OpCopy = "copy received"
+
+// part is a tensor of [Copies], and what it has to be.
+type part struct {
+	what  string
+	to    weft.Tensor
+	dtype weft.DType
+	shape []int
+	tall  int // the dimension that may be larger if the layout is packed, or -1
+}
+
+// CheckCopies says what is wrong with the tensors.
+func (h *Base) CheckCopies(r *CopyArgs) error {
+	parts, err := h.parts(r)
+	if err != nil {
+		return err
+	}
+	for i, p := range parts {
+		if err := p.check(h.Spec.Layout.Packed()); err != nil {
+			return err
+		}
+		for _, other := range parts[:i] {
+			if overlap(p.to, other.to) {
+				return weft.Invalidf("%s: the %s and the %s overlap; give them memory of their own", OpCopy, other.what, p.what)
+			}
+		}
+		if overlap(p.to, r.Data) || overlap(p.to, r.Scales) {
+			return weft.Invalidf("%s: the %s lie in the memory that is copied; use that, or give them "+
+				"other memory", OpCopy, p.what)
+		}
+	}
+	return nil
+}
+
+func (p *part) check(packed bool) error {
+	good := p.to.DType == p.dtype && len(p.to.Shape) == len(p.shape)
+	for i := 0; good && i < len(p.shape); i++ {
+		good = p.to.Shape[i] == p.shape[i] || packed && i == p.tall && p.to.Shape[i] > p.shape[i]
+	}
+	if !good {
+		return weft.Invalidf("%s: %s are %v, want %v%v", OpCopy, p.what, p.to, p.dtype, p.shape)
+	}
+	if p.to.Data == nil && p.to.Elems() > 0 {
+		return weft.Invalidf("%s: %s have no memory", OpCopy, p.what)
+	}
+	return nil
+}
+
+// parts lists the tensors that are given, or says which of them cannot be.
+func (h *Base) parts(r *CopyArgs) (parts []part, err error) {
+	g, s := &h.Geometry, &h.Spec
+	rows, to := r.Places(), &r.To
+	add := func(what string, t weft.Tensor, d weft.DType, tall int, shape ...int) {
+		if !t.IsZero() {
+			parts = append(parts, part{what, t, d, shape, tall})
+		}
+	}
+	add("rows", to.Data, r.Data.DType, 0, r.Data.Shape...)
+	if !to.Scales.IsZero() {
+		if err := h.checkScaleOrder(r, to.ScaleOrder); err != nil {
+			return nil, err
+		}
+		d, above, across := s.ScaleShape(r.Zone(), to.ScaleOrder)
+		shape, tall := []int{above, across}, 0
+		if s.Layout == ExpertMajor {
+			shape = []int{g.Local, above, across}
+		} else if to.ScaleOrder == ColumnMajorScales {
+			tall = 1
+		}
+		add("scales", to.Scales, d, tall, shape...)
+	}
+	add("source tokens", to.SourceTokens, weft.Int32, 0, rows)
+	add("source ranks", to.SourceRanks, weft.Int32, 0, rows)
+	add("row weights", to.RowWeights, weft.Float32, 0, rows)
+	add("row experts", to.RowExperts, weft.Int32, 0, rows, s.TopK)
+	add("row selection weights", to.RowSelectionWeights, weft.Float32, 0, rows, s.TopK)
+	add("expert counts", to.ExpertCounts, weft.Int32, -1, g.Local)
+	add("ranges", to.Ranges, weft.Int64, -1, g.Local, g.Ranks)
+	add("source counts", to.SourceCounts, weft.Int32, -1, g.Ranks)
+	if by := s.Layout.ByExpert(); by && !(to.RowExperts.IsZero() && to.RowSelectionWeights.IsZero()) {
+		err = weft.Invalidf("%s: %v rows are of one expert each; take RowWeights in place of RowExperts and "+
+			"RowSelectionWeights", OpCopy, s.Layout)
+	} else if !by && !(to.RowWeights.IsZero() && to.Ranges.IsZero()) {
+		err = weft.Invalidf("%s: %v rows are of several experts each; take RowExperts and "+
+			"RowSelectionWeights in place of RowWeights, and leave Ranges out", OpCopy, s.Layout)
+	}
+	return parts, err
+}
+
+func (h *Base) checkScaleOrder(r *CopyArgs, order ScaleOrder) error {
+	switch s := &h.Spec; {
+	case r.Scales.IsZero():
+		return weft.Invalidf("%s: scales are given, and %v rows have none here; leave them out", OpCopy, s.Payload)
+	case order >= scaleOrders:
+		return weft.Invalidf("%s: scale order %d, want row-major or column-major", OpCopy, order)
+	case order == ColumnMajorScales && !s.Payload.fp8():
+		return weft.Invalidf("%s: only fp8 payloads have scales whose order can be chosen; take them row-major", OpCopy)
+	}
+	return nil
+}
+
+// ScaleStridesOf says where scales in a tensor stand.
+func (h *Base) ScaleStridesOf(scales weft.Tensor, order ScaleOrder) Strides {
+	rows := 0
+	if order == ColumnMajorScales {
+		rows = scales.Shape[len(scales.Shape)-1]
+	}
+	s := ScaleStrides(order, uint32(h.Spec.ScaleSize()/4), uint32(rows))
+	if h.Spec.Layout != ExpertMajor {
+		s.Zone = 0 // however rows are counted, their scales are one matrix
+	}
+	return s
+}

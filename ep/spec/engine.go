@@ -1,0 +1,64 @@
+package spec
+
+import (
+	"context"
+
+	"github.com/weftgo/weft"
+)
+
+// Engine says what moves the rows of a handle.
+type Engine uint8
+
+const (
+	// HostEngine moves rows in host memory: that of communicators bound to no device.
+	HostEngine Engine = iota
+	// GPUEngine moves rows between GPUs: that of communicators whose ranks are bound to one each.
+	GPUEngine
+	engines
+)
+
+var engineNames = [engines]string{"host", "gpu"}
+
+func (e Engine) String() string { return name(engineNames[:], e) }
+
+// EngineOf is the engine of a communicator's handles.
+func EngineOf(comm *weft.Comm) Engine {
+	if comm.Device() != nil {
+		return GPUEngine
+	}
+	return HostEngine
+}
+
+// RowEngine moves the rows of one handle. An engine checks the arguments by the methods of [Base],
+// for how a refusal reaches the other ranks is its affair.
+type RowEngine interface {
+	Prepare(ctx context.Context, s *weft.Stream, a PrepareArgs) (*Batch, error)
+	Dispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (Arrived, error)
+	SendDispatch(ctx context.Context, s *weft.Stream, a MoveArgs) (SecondHalf, error)
+	// Combine, if it is given weights, is given them as they should be. What it refuses leaves the
+	// batch as it was.
+	Combine(ctx context.Context, s *weft.Stream, a SumArgs) error
+	SendCombine(ctx context.Context, s *weft.Stream, a SumArgs) (*weft.Work, error)
+	DispatchBackward(ctx context.Context, s *weft.Stream, a SumArgs) error
+	CombineBackward(ctx context.Context, s *weft.Stream, a SpreadArgs) error
+	// Weigh and Copy are given arguments that are as they should be.
+	Weigh(ctx context.Context, s *weft.Stream, b *Batch, weights weft.Tensor) error
+	Copy(ctx context.Context, s *weft.Stream, a CopyArgs) error
+	// CountWaits is given tensors that are as they should be.
+	CountWaits(dispatch, combine weft.Tensor)
+	// CombineBuffer and GradientBuffer are the handle's memory for operands, or none.
+	CombineBuffer() weft.Tensor
+	GradientBuffer() weft.Tensor
+	// Put gives a buffer of received rows back: from any goroutine, also after Close.
+	Put(buffer int)
+	Bytes() int
+	SMs() (dispatch, combine, gradients int)
+	// Close is called until it has released what the engine holds.
+	Close() (released bool, err error)
+}
+
+// SecondHalf is what remains to be done of a dispatch that was sent. Receive is called once. If it
+// fails nothing was received, and nothing is held.
+type SecondHalf interface {
+	Receive(ctx context.Context) (Arrived, error)
+}

@@ -1,0 +1,395 @@
+package spec
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/weftgo/weft"
+)
+
+// Layout is the order in which a rank receives rows.
+type Layout uint8
+
+const (
+	// ExpertMajor gives every local expert a zone of fixed size; in it the rows stand packed, by
+	// source rank, then token. The received tensor is [local experts, rows per expert, hidden].
+	ExpertMajor Layout = iota
+	// ExpertPacked lets the zones follow each other, each padded to a multiple of the alignment
+	// with rows of zeros. The received tensor is [rows, hidden].
+	ExpertPacked
+	// RankMajor gives every source rank a zone of MaxTokens rows, where a token stands by its own
+	// index, once for each rank that has an expert for it: rows of tokens that have none here hold
+	// no token. So rows leave before anything is counted. The received tensor is [ranks *
+	// MaxTokens, hidden].
+	RankMajor
+	// TokenMajor is RankMajor without the gaps: one row per token and rank, by source rank, then
+	// token. The received tensor is [rows, hidden].
+	TokenMajor
+	Layouts
+)
+
+// Reduction says where the rows of a token are summed when they come home.
+type Reduction uint8
+
+const (
+	// Exact brings every selection's row home: fp32 fused multiply-adds, k ascending, from +0,
+	// rounded once.
+	Exact Reduction = iota
+	// Partial sums the rows of one rank there (fp32, k ascending, rounded to the row's type), and
+	// the ranks' sums at home (fp32 adds in rank order, rounded once). Each rank's partial sum
+	// carries one more rounding: a relative error of up to 2^-9 of that sum for bf16.
+	Partial
+	// PartialBySelection is Partial with the ranks' sums added in another order: that of the
+	// token's last selections which have a row there.
+	PartialBySelection
+	reductions
+)
+
+// Weighting says whether combine applies the routing weights.
+type Weighting uint8
+
+const (
+	// Weighted multiplies each selection's row by its weight.
+	Weighted Weighting = iota
+	// Plain adds rows as they are; the caller has weighted them, or wants no weights.
+	Plain
+	weightings
+)
+
+// Payload is what a dispatched row holds.
+type Payload uint8
+
+const (
+	BF16     Payload = iota // hidden bf16 numbers
+	FP16                    // hidden fp16 numbers
+	FP32                    // hidden fp32 numbers
+	FP8                     // hidden e4m3 numbers and an fp32 scale for each 128 of them
+	FP8UE8M0                // hidden e4m3 numbers and a power-of-two scale for each 128, one byte each, four to a word
+	Opaque                  // RowBytes bytes and ScaleBytes bytes that are moved, not looked at (MXFP8, NVFP4, ...)
+	payloads
+)
+
+// Counts says who learns how many rows arrive.
+type Counts uint8
+
+const (
+	// HostCounts gives tensors of exactly the rows that arrive.
+	HostCounts Counts = iota
+	// DeviceCounts gives tensors of the capacity, and the counts beside them where the rows are:
+	// nothing waits for the host.
+	DeviceCounts
+	countings
+)
+
+// Overflow says what happens when more rows arrive than Capacity.
+type Overflow uint8
+
+const (
+	// OverflowRefuse makes Prepare return an [*OverflowError] on every rank. Nothing has moved.
+	OverflowRefuse Overflow = iota
+	// OverflowDrop leaves out the last rows, in row order, and still reports the true demand.
+	// Combine omits what was dropped.
+	OverflowDrop
+	overflows
+)
+
+// ScaleOrder is the order of received scales in memory.
+type ScaleOrder uint8
+
+const (
+	// RowMajorScales keeps the scales of a row together.
+	RowMajorScales ScaleOrder = iota
+	// ColumnMajorScales keeps the same scale of consecutive rows together, as grouped matrix
+	// products want it. UE8M0 scales move in words of four.
+	ColumnMajorScales
+	scaleOrders
+)
+
+var (
+	LayoutNames     = [Layouts]string{"expert-major", "expert-packed", "rank-major", "token-major"}
+	ReductionNames  = [reductions]string{"exact", "partial", "partial-by-selection"}
+	WeightingNames  = [weightings]string{"weighted", "plain"}
+	PayloadNames    = [payloads]string{"bf16", "fp16", "fp32", "fp8", "fp8-ue8m0", "opaque"}
+	CountNames      = [countings]string{"host", "device"}
+	overflowNames   = [overflows]string{"refuse", "drop"}
+	scaleOrderNames = [scaleOrders]string{"row-major", "column-major"}
+)
+
+func name[T ~uint8](names []string, v T) string {
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return fmt.Sprintf("invalid(%d)", uint8(v))
+}
+
+func parse[T ~uint8](what string, names []string, s string) (T, error) {
+	for i, n := range names {
+		if n == s {
+			return T(i), nil
+		}
+	}
+	return 0, weft.Invalidf("%s %q is none of %v", what, s, names)
+}
+
+func (l Layout) String() string     { return name(LayoutNames[:], l) }
+func (r Reduction) String() string  { return name(ReductionNames[:], r) }
+func (w Weighting) String() string  { return name(WeightingNames[:], w) }
+func (p Payload) String() string    { return name(PayloadNames[:], p) }
+func (c Counts) String() string     { return name(CountNames[:], c) }
+func (o Overflow) String() string   { return name(overflowNames[:], o) }
+func (o ScaleOrder) String() string { return name(scaleOrderNames[:], o) }
+
+// ParseLayout is the inverse of [Layout.String].
+func ParseLayout(s string) (Layout, error) { return parse[Layout]("layout", LayoutNames[:], s) }
+
+// ParseReduction is the inverse of [Reduction.String].
+func ParseReduction(s string) (Reduction, error) {
+	return parse[Reduction]("reduction", ReductionNames[:], s)
+}
+
+// ParseWeighting is the inverse of [Weighting.String].
+func ParseWeighting(s string) (Weighting, error) {
+	return parse[Weighting]("weighting", WeightingNames[:], s)
+}
+
+// ParsePayload is the inverse of [Payload.String].
+func ParsePayload(s string) (Payload, error) { return parse[Payload]("payload", PayloadNames[:], s) }
+
+// ParseCounts is the inverse of [Counts.String].
+func ParseCounts(s string) (Counts, error) { return parse[Counts]("counts", CountNames[:], s) }
+
+// ParseScaleOrder is the inverse of [ScaleOrder.String].
+func ParseScaleOrder(s string) (ScaleOrder, error) {
+	return parse[ScaleOrder]("scale order", scaleOrderNames[:], s)
+}
+
+// ByExpert reports whether a row of the layout belongs to one expert (and one selection) rather
+// than to a rank.
+func (l Layout) ByExpert() bool { return l == ExpertMajor || l == ExpertPacked }
+
+// Packed reports whether the rows of the layout stand without gaps, so that their number is only
+// known once routing is.
+func (l Layout) Packed() bool { return l == ExpertPacked || l == TokenMajor }
+
+// fp8 reports whether rows are e4m3 numbers with scales that Weft understands.
+func (p Payload) fp8() bool { return p == FP8 || p == FP8UE8M0 }
+
+// DType is the type of a row's elements.
+func (p Payload) DType() weft.DType {
+	switch p {
+	case BF16:
+		return weft.BFloat16
+	case FP16:
+		return weft.Float16
+	case FP32:
+		return weft.Float32
+	case FP8, FP8UE8M0:
+		return weft.Float8E4M3
+	default:
+		return weft.Uint8
+	}
+}
+
+// Limits of a Spec.
+const (
+	MaxTopK    = 32
+	MaxExperts = 1 << 15
+	// ScaleBlock is how many elements share one scale.
+	ScaleBlock = 128
+
+	maxTokens   = 1 << 24
+	maxCapacity = 1 << 30
+	maxHidden   = 1 << 24
+	maxRowBytes = 4 * maxHidden
+)
+
+// Spec describes the exchanges that a [Handle] makes. It is plain data: copy it, change it, compare
+// it. It must be the same on every rank.
+type Spec struct {
+	// in all; a multiple of the number of ranks; rank r has the experts [r*Experts/ranks,
+	// (r+1)*Experts/ranks)
+	Experts   int
+	TopK      int // selections a token, 1 to 32
+	Hidden    int // elements of a row; a row is a multiple of 16 bytes; FP8: a multiple of 128, UE8M0: of 512
+	MaxTokens int // the most tokens that any rank dispatches at once: the capacity
+
+	Layout    Layout
+	Reduction Reduction
+	Weighting Weighting
+	Payload   Payload
+
+	// Quantize, for the FP8 payloads, is the type of the rows that the caller passes (bf16, fp16 or
+	// fp32) for dispatch to quantise on the way. Without it the caller passes e4m3 rows and their
+	// scales.
+	Quantize weft.DType
+	// PowerOfTwoScales rounds the scales of quantised FP8 rows up to powers of two. UE8M0 scales
+	// are always so.
+	PowerOfTwoScales bool
+	ScaleOrder       ScaleOrder
+
+	RowBytes   int // Opaque: bytes of a row, a multiple of 16, at most 64 MiB
+	ScaleBytes int // Opaque: bytes of its scales, a multiple of 16, or 0; at most 64 MiB
+
+	// Output is the type of the rows that combine takes and returns: that of the payload for BF16,
+	// FP16 and FP32; for the others one of these, bf16 if left out. For Opaque rows combine exists
+	// only if Output and Hidden are given.
+	Output weft.DType
+
+	Counts Counts
+	// Capacity, for the layouts whose size follows from routing, is the most rows that a rank can
+	// receive; for ExpertMajor the most that one expert can. 0 is the worst case: nothing can
+	// overflow.
+	Capacity int
+	Overflow Overflow
+	// Alignment, for ExpertPacked, is the multiple to which zones are padded, a power of two of at
+	// most 65536; 0 and 1 pad nothing.
+	Alignment int
+
+	// SMs, on GPUs, is how many multiprocessors the kernels of the handle may fill; 0 is three
+	// quarters of what other handles have left, and for the operations of packed layouts at most
+	// 32, unless Tuning says otherwise. An idle GPU gives each block a multiprocessor of its own,
+	// so where several blocks fill one a kernel may be found on as many times more of them, in
+	// part; those of packed layouts have whole ones. Kernels that wait for peers are all resident
+	// at once, so together handles cannot have more than there are.
+	SMs int
+	// SerialGroup, on GPUs, is a number that handles of a communicator share whose operations take
+	// turns: on every rank they follow each other in stream order, and in the same order. So they
+	// fill the same multiprocessors, and any number of them has room where one has. 0 is a handle
+	// that has its own.
+	SerialGroup int
+
+	// Tuning says how rows are moved, for a caller who knows better than Weft. Results never depend
+	// on it.
+	Tuning Tuning
+
+	// Live is how many received tensors may be alive at once; 0 is 2. On GPUs senders write
+	// rank-major rows of many tokens where they are read (of more than 256 a rank, or 128 for three
+	// ranks and more, unless Tuning says otherwise), in the same memory at every rank, so those
+	// tensors have to be released in the order in which they came.
+	Live int
+}
+
+// Normalize fills in what follows from the rest.
+func (s Spec) Normalize() Spec {
+	if s.Live == 0 {
+		s.Live = 2
+	}
+	if s.Alignment == 0 {
+		s.Alignment = 1
+	}
+	if s.Output == weft.InvalidDType {
+		switch {
+		case s.Payload == BF16 || s.Payload == FP16 || s.Payload == FP32:
+			s.Output = s.Payload.DType()
+		case s.Payload.fp8():
+			s.Output = weft.BFloat16
+		}
+	}
+	return s
+}
+
+// anyBits reports whether dispatched rows may be any bits: then words of ones cannot be told from
+// missing ones.
+func (s Spec) anyBits() bool { return s.Payload == Opaque || s.Payload == FP8UE8M0 }
+
+// Combines reports whether the handle can bring rows home.
+func (s Spec) Combines() bool { return s.Output != weft.InvalidDType }
+
+// RowSize is the size of a dispatched row without its scales.
+func (s Spec) RowSize() int {
+	if s.Payload == Opaque {
+		return s.RowBytes
+	}
+	return s.Hidden * s.Payload.DType().Size()
+}
+
+// ScaleSize is the size of the scales of a row.
+func (s Spec) ScaleSize() int {
+	switch s.Payload {
+	case FP8:
+		return s.Hidden / ScaleBlock * 4
+	case FP8UE8M0:
+		return s.Hidden / ScaleBlock
+	case Opaque:
+		return s.ScaleBytes
+	default:
+		return 0
+	}
+}
+
+// OutputSize is the size of a row that combine takes or returns.
+func (s Spec) OutputSize() int { return s.Hidden * s.Output.Size() }
+
+// Validate says whether handles for so many ranks on the host can be made from the Spec, and if
+// not, why not and what to do instead.
+func (s Spec) Validate(ranks int) error { return s.ValidateOn(HostEngine, ranks) }
+
+// ValidateOn is Validate for handles of any engine.
+func (s Spec) ValidateOn(e Engine, ranks int) error {
+	s = s.Normalize()
+	if e >= engines {
+		return weft.Invalidf("engine %v", e)
+	}
+	if err := s.validateRanges(ranks); err != nil {
+		return err
+	}
+	if r := s.refusal(e, ranks); r != nil {
+		return weft.Unsupportedf("%s", r.because)
+	}
+	if n := mostRows(s, ranks); n > math.MaxInt32 {
+		return weft.Unsupportedf("%d rows at one rank, at most %d: lower MaxTokens, or give a Capacity", n, math.MaxInt32)
+	}
+	if err := s.ValidateTuning(e, ranks); err != nil {
+		return err
+	}
+	g := NewGeometry(s, ranks)
+	if size := g.WindowSizes(s); !size.fit(s.Live, math.MaxInt) {
+		return weft.Unsupportedf("%d rows at one rank, %d live tensors: together they need more memory than "+
+			"there are addresses; "+
+			"lower MaxTokens, Live or the size of a row, or give a Capacity", g.Rows(), s.Live)
+	}
+	return nil
+}
+
+func (s Spec) validateRanges(ranks int) error {
+	for _, f := range []struct {
+		what string
+		ok   bool
+	}{
+		{fmt.Sprintf("%d ranks: want 1 to %d", ranks, weft.MaxRanks), ranks >= 1 && ranks <= weft.MaxRanks},
+		{fmt.Sprintf("%d experts: want 1 to %d", s.Experts, MaxExperts), s.Experts >= 1 && s.Experts <= MaxExperts},
+		{fmt.Sprintf("%d experts on %d ranks: want a multiple of the ranks", s.Experts, ranks), ranks < 1 ||
+			s.Experts%ranks == 0},
+		{fmt.Sprintf("top-k %d: want 1 to %d", s.TopK, MaxTopK), s.TopK >= 1 && s.TopK <= MaxTopK},
+		{fmt.Sprintf("top-k %d of %d experts: a token cannot select more experts than there are", s.TopK,
+			s.Experts), s.TopK <= s.Experts},
+		{fmt.Sprintf("at most %d tokens: want 1 to %d", s.MaxTokens, maxTokens), s.MaxTokens >= 1 &&
+			s.MaxTokens <= maxTokens},
+		{fmt.Sprintf("hidden %d: want 0 to %d", s.Hidden, maxHidden), s.Hidden >= 0 && s.Hidden <= maxHidden},
+		{fmt.Sprintf("rows of %d bytes: want 0 to %d", s.RowBytes, maxRowBytes), s.RowBytes >= 0 &&
+			s.RowBytes <= maxRowBytes},
+		{fmt.Sprintf("scales of %d bytes: want 0 to %d", s.ScaleBytes, maxRowBytes), s.ScaleBytes >= 0 &&
+			s.ScaleBytes <= maxRowBytes},
+		{fmt.Sprintf("layout %v", s.Layout), s.Layout < Layouts},
+		{fmt.Sprintf("reduction %v", s.Reduction), s.Reduction < reductions},
+		{fmt.Sprintf("weighting %v", s.Weighting), s.Weighting < weightings},
+		{fmt.Sprintf("payload %v", s.Payload), s.Payload < payloads},
+		{fmt.Sprintf("counts %v", s.Counts), s.Counts < countings},
+		{fmt.Sprintf("overflow %v", s.Overflow), s.Overflow < overflows},
+		{fmt.Sprintf("scale order %v", s.ScaleOrder), s.ScaleOrder < scaleOrders},
+		{
+			fmt.Sprintf("alignment %d: want a power of two up to 65536", s.Alignment),
+			s.Alignment >= 1 && s.Alignment <= 1<<16 && s.Alignment&(s.Alignment-1) == 0,
+		},
+		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 &&
+			s.Capacity <= maxCapacity},
+		{fmt.Sprintf("%d SMs: want 0 (most of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
+		{fmt.Sprintf("serial group %d: want 0 (none) or a positive number", s.SerialGroup), s.SerialGroup >= 0},
+		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
+	} {
+		if !f.ok {
+			return weft.Invalidf("%s", f.what)
+		}
+	}
+	return nil
+}

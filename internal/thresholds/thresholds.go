@@ -1,0 +1,18 @@
+// Package thresholds has the sizes from which handles of package ep on GPUs work in another way.
+// They are variables so that tests reach each way with little data; nothing else changes them.
+package thresholds
+
+// BulkRowBytes is from how many bytes on rows go by bulk copies.
+var BulkRowBytes = 1 << 10
+
+// From so much on, some blocks of an operation send and the others receive.
+var (
+	ApartRankBytes   = 192 * 14 << 10 // of rank-major rows that a rank dispatches
+	ApartExpertCount = 192 * 7168     // of elements that all ranks dispatch by expert
+	// of sums; from there on blocks have many threads. A combine by expert, and a small one, is
+	// always so
+	ApartCombineBytes = 96 * 14 << 10
+)
+
+// CombineRanks makes combines of sums use the kernels for so many ranks at least.
+var CombineRanks = 1
