@@ -20,6 +20,9 @@ func (s *Sequence) Begin(generation uint64) bool {
 	return false
 }
 
+// Generation is the generation that the numbers belong to.
+func (s *Sequence) Generation() uint64 { return s.last >> generationShift }
+
 // Next returns the next number.
 func (s *Sequence) Next() uint64 {
 	s.last++

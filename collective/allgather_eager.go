@@ -12,11 +12,11 @@ var allGatherEager = Algorithm{
 		if err := c.open(ctx, c.in); err != nil {
 			return err
 		}
-		for _, r := range c.live {
-			if r == c.comm.Rank() {
+		for _, r := range c.Live {
+			if r == c.Comm.Rank() {
 				c.move(c.block(r), c.in)
 			} else {
-				c.copy(c.block(r), c.payload(r, c.numbers.Last(), c.Bytes))
+				c.copy(c.block(r), c.Payload(r, c.Last(), c.Bytes))
 			}
 		}
 		return nil

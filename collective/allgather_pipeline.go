@@ -12,25 +12,25 @@ var allGatherPipeline = Algorithm{
 		size := c.chunk(tuning.CopyChunk)
 		stage := func(at int) {
 			n := min(size, c.Bytes-at)
-			c.stage(c.fill(n), c.in[at:at+n])
-			c.publish()
+			c.stage(c.Fill(n), c.in[at:at+n])
+			c.Publish()
 		}
 		if c.Bytes > 0 {
 			stage(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.numbers.Last()
+			round := c.Last()
 			if at+size < c.Bytes {
 				stage(at + size)
 			}
 			n := min(size, c.Bytes-at)
-			c.move(c.block(c.comm.Rank())[at:at+n], c.in[at:at+n])
-			if err := c.await(ctx, c.name, round); err != nil {
+			c.move(c.block(c.Comm.Rank())[at:at+n], c.in[at:at+n])
+			if err := c.Await(ctx, c.name, round); err != nil {
 				return err
 			}
 			for k := 1; k < c.Ranks; k++ {
-				r := c.live[(c.own+k)%c.Ranks]
-				c.copy(c.block(r)[at:at+n], c.payload(r, round, n))
+				r := c.Live[(c.Own+k)%c.Ranks]
+				c.copy(c.block(r)[at:at+n], c.Payload(r, round, n))
 			}
 		}
 		return nil

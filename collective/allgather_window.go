@@ -10,7 +10,7 @@ var allGatherWindow = Algorithm{
 	Collective: AllGather,
 	Supports:   func(q Request) bool { return q.Windows&(Inputs|Outputs) != 0 },
 	run: func(ctx context.Context, c *call) error {
-		own := c.comm.Rank()
+		own := c.Comm.Rank()
 		if c.Windows&Inputs == 0 {
 			c.move(c.block(own), c.in)
 			if err := c.close(ctx); err != nil {
@@ -18,8 +18,8 @@ var allGatherWindow = Algorithm{
 			}
 		}
 		for k := 1; k < c.Ranks; k++ {
-			i := (c.own + k) % c.Ranks
-			r := c.live[i]
+			i := (c.Own + k) % c.Ranks
+			r := c.Live[i]
 			var src []byte
 			var err error
 			if c.Windows&Inputs != 0 {

@@ -13,10 +13,10 @@ var allReduceEager = Algorithm{
 		if err := c.open(ctx, c.in); err != nil {
 			return err
 		}
-		for i, r := range c.live {
-			c.rows[i] = c.payload(r, c.numbers.Last(), c.Bytes)
+		for i, r := range c.Live {
+			c.rows[i] = c.Payload(r, c.Last(), c.Bytes)
 		}
-		c.rows[c.own] = c.in
+		c.rows[c.Own] = c.in
 		c.reduce(c.out, c.rows[:c.Ranks], c.stream)
 		return nil
 	},

@@ -13,26 +13,26 @@ var allReducePipeline = Algorithm{
 		size := c.chunk(tuning.ReduceChunk)
 		stage := func(at int) {
 			n := min(size, c.Bytes-at)
-			c.stage(c.fill(n), c.in[at:at+n])
-			c.publish()
+			c.stage(c.Fill(n), c.in[at:at+n])
+			c.Publish()
 		}
 		if c.Bytes > 0 {
 			stage(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.numbers.Last()
+			round := c.Last()
 			if at+size < c.Bytes {
 				stage(at + size)
 			}
-			if err := c.await(ctx, c.name, round); err != nil {
+			if err := c.Await(ctx, c.name, round); err != nil {
 				return err
 			}
 			n := min(size, c.Bytes-at)
-			for i, r := range c.live {
-				c.rows[i] = c.payload(r, round, n)
+			for i, r := range c.Live {
+				c.rows[i] = c.Payload(r, round, n)
 			}
 			// This rank's own part is read from where it came: in place it is overwritten only now.
-			c.rows[c.own] = c.in[at : at+n]
+			c.rows[c.Own] = c.in[at : at+n]
 			c.reduce(c.out[at:at+n], c.rows[:c.Ranks], c.stream)
 		}
 		return nil

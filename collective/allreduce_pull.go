@@ -10,7 +10,7 @@ var allReducePull = Algorithm{
 	Collective: AllReduce,
 	Supports:   func(q Request) bool { return q.Windows&(Inputs|InPlace) == Inputs },
 	run: func(ctx context.Context, c *call) error {
-		for i := range c.live {
+		for i := range c.Live {
 			var err error
 			if c.rows[i], err = c.input(i); err != nil {
 				return err

@@ -14,38 +14,38 @@ var allReduceTwoShot = Algorithm{
 		// stage publishes what the others need of a chunk: all but this rank's part.
 		stage := func(at int) {
 			in := c.in[at:min(at+size, c.Bytes)]
-			out := c.fill(len(in))
-			from, to := c.part(c.own, len(in))
+			out := c.Fill(len(in))
+			from, to := c.part(c.Own, len(in))
 			c.stage(out[:from], in[:from])
 			c.stage(out[to:], in[to:])
-			c.publish()
+			c.Publish()
 		}
 		if c.Bytes > 0 {
 			stage(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
 			n := min(size, c.Bytes-at)
-			inputs := c.numbers.Last()
-			if err := c.await(ctx, c.name, inputs); err != nil {
+			inputs := c.Last()
+			if err := c.Await(ctx, c.name, inputs); err != nil {
 				return err
 			}
-			from, to := c.part(c.own, n)
-			for i, r := range c.live {
-				c.rows[i] = c.payload(r, inputs, n)[from:to]
+			from, to := c.part(c.Own, n)
+			for i, r := range c.Live {
+				c.rows[i] = c.Payload(r, inputs, n)[from:to]
 			}
-			c.rows[c.own] = c.in[at+from : at+to]
-			c.share(c.fill(n)[from:to], c.rows[:c.Ranks])
-			results := c.publish()
+			c.rows[c.Own] = c.in[at+from : at+to]
+			c.share(c.Fill(n)[from:to], c.rows[:c.Ranks])
+			results := c.Publish()
 			if at+size < c.Bytes {
 				stage(at + size)
 			}
-			if err := c.await(ctx, c.name, results); err != nil {
+			if err := c.Await(ctx, c.name, results); err != nil {
 				return err
 			}
-			for k := range c.live {
-				i := (c.own + k) % c.Ranks // not all from the same rank at once
+			for k := range c.Live {
+				i := (c.Own + k) % c.Ranks // not all from the same rank at once
 				from, to := c.part(i, n)
-				c.copy(c.out[at+from:at+to], c.payload(c.live[i], results, n)[from:to])
+				c.copy(c.out[at+from:at+to], c.Payload(c.Live[i], results, n)[from:to])
 			}
 		}
 		return nil

@@ -15,7 +15,7 @@ var allReduceWindow = Algorithm{
 	Supports:   func(q Request) bool { return q.Windows&(Inputs|Outputs) == Inputs|Outputs },
 	run: func(ctx context.Context, c *call) error {
 		ins, outs := c.ins[:c.Ranks], c.outs[:c.Ranks]
-		for i := range c.live {
+		for i := range c.Live {
 			var err error
 			if ins[i], err = c.input(i); err != nil {
 				return err
@@ -27,27 +27,27 @@ var allReduceWindow = Algorithm{
 		size := max(tuning.WindowPart*c.Ranks, 64)
 		reduce := func(at int) {
 			n := min(size, c.Bytes-at)
-			from, to := c.part(c.own, n)
+			from, to := c.part(c.Own, n)
 			for i := range ins {
 				c.rows[i] = ins[i][at+from : at+to]
 			}
 			c.share(c.out[at+from:at+to], c.rows[:c.Ranks])
-			c.publish()
+			c.Publish()
 		}
 		if c.Bytes > 0 {
 			reduce(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.numbers.Last()
+			round := c.Last()
 			if at+size < c.Bytes {
 				reduce(at + size)
 			}
-			if err := c.await(ctx, c.name, round); err != nil {
+			if err := c.Await(ctx, c.name, round); err != nil {
 				return err
 			}
 			n := min(size, c.Bytes-at)
 			for k := 1; k < c.Ranks; k++ {
-				i := (c.own + k) % c.Ranks
+				i := (c.Own + k) % c.Ranks
 				from, to := c.part(i, n)
 				c.copy(c.out[at+from:at+to], outs[i][at+from:at+to])
 			}

@@ -9,7 +9,7 @@ var broadcastEager = Algorithm{
 	Supports:   fitsSlot,
 	eager:      true,
 	run: func(ctx context.Context, c *call) error {
-		root := c.Root == c.comm.Rank()
+		root := c.Root == c.Comm.Rank()
 		var data []byte
 		if root {
 			data = c.out
@@ -18,7 +18,7 @@ var broadcastEager = Algorithm{
 			return err
 		}
 		if !root {
-			c.copy(c.out, c.payload(c.Root, c.numbers.Last(), c.Bytes))
+			c.copy(c.out, c.Payload(c.Root, c.Last(), c.Bytes))
 		}
 		return nil
 	},

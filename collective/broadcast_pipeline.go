@@ -9,28 +9,28 @@ var broadcastPipeline = Algorithm{
 	Collective: Broadcast,
 	Supports:   func(Request) bool { return true },
 	run: func(ctx context.Context, c *call) error {
-		root := c.Root == c.comm.Rank()
+		root := c.Root == c.Comm.Rank()
 		size := c.chunk(tuning.CopyChunk)
 		stage := func(at int) {
 			if root {
 				n := min(size, c.Bytes-at)
-				c.stage(c.fill(n), c.out[at:at+n])
+				c.stage(c.Fill(n), c.out[at:at+n])
 			}
-			c.publish()
+			c.Publish()
 		}
 		if c.Bytes > 0 {
 			stage(0)
 		}
 		for at := 0; at < c.Bytes; at += size {
-			round := c.numbers.Last()
+			round := c.Last()
 			if at+size < c.Bytes {
 				stage(at + size)
 			}
-			if err := c.await(ctx, c.name, round); err != nil {
+			if err := c.Await(ctx, c.name, round); err != nil {
 				return err
 			}
 			if n := min(size, c.Bytes-at); !root {
-				c.copy(c.out[at:at+n], c.payload(c.Root, round, n))
+				c.copy(c.out[at:at+n], c.Payload(c.Root, round, n))
 			}
 		}
 		return nil

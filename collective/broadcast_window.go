@@ -11,8 +11,8 @@ var broadcastWindow = Algorithm{
 	Collective: Broadcast,
 	Supports:   func(q Request) bool { return q.Windows&Inputs != 0 },
 	run: func(ctx context.Context, c *call) error {
-		if c.Root != c.comm.Rank() {
-			src, err := c.input(slices.Index(c.live, c.Root))
+		if c.Root != c.Comm.Rank() {
+			src, err := c.input(slices.Index(c.Live, c.Root))
 			if err != nil {
 				return err
 			}

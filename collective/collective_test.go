@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weftgo/weft/engine/host"
+
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
@@ -697,7 +699,7 @@ func TestFingerprints(t *testing.T) {
 			}
 		}
 		a, b := draw("a"), draw("b")
-		if f, g := a.fingerprint(), b.fingerprint(); (f == g) != (a == b) || f&refused != 0 {
+		if f, g := a.fingerprint(), b.fingerprint(); (f == g) != (a == b) || uint64(f)&host.RefusedCall != 0 {
 			t.Fatalf("%v: %x, %v: %x", a, uint64(f), b, uint64(g))
 		}
 	})
@@ -713,7 +715,7 @@ func TestChoice(t *testing.T) {
 				for w := range Windows(8) {
 					q := Request{
 						Collective: kind, DType: weft.Uint8, Count: n, Bytes: n, Ranks: ranks,
-						Slot: DefaultScratch / ringShare, Windows: w,
+						Slot: DefaultScratch / host.RingShare, Windows: w,
 					}
 					a := eager(&q, nil)
 					if a == nil {

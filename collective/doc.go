@@ -10,35 +10,13 @@
 //
 // # Data flow
 //
-// Every rank writes its own memory only, and reads everyone's. A group has a window; a rank's part
-// of it is four slots and a ring:
-//
-//	slot 0..3   the number of a round, the fingerprint of the call, 40 bytes of payload: one cache line
-//	            each, 128 bytes apart
-//	ring        longer payloads, Options.Scratch bytes
-//
-// Ranks talk in rounds, which all of them number alike. In a round a rank puts its payload in the
-// ring, or in the slot if it is short; publishes the round's number in the slot; waits until it
-// sees that number in everyone's slot; and reads their payloads. The first round of an operation
-// also carries the call's fingerprint: collective, type, count, reduction and root packed in one
-// word. All ranks compare the same words, so ranks that make different calls all return
-// [weft.ErrMismatch], and a rank whose arguments are wrong says so in its slot, instead of leaving
-// the others to wait. It costs the comparison of a word in a cache line that has come anyway.
+// Ranks talk in rounds: package engine/host says how, and why four slots a rank need no other flow
+// control. The call that ranks compare is collective, type, count, reduction and root, packed in one
+// word. The ring has Options.Scratch bytes.
 //
 // Small operands are the payload of that first round (the eager algorithms). Before large ones
 // ranks use it to tell each other where their operands are. Those in windows are read where they
 // stand; others are staged in the ring chunk by chunk.
-//
-// # Ordering
-//
-// The number is published with a store that releases everything before it, and read with a load
-// that acquires. A rank may publish one round ahead of what it has read: it fills its slot for
-// round s once it has read all of round s-2. So to publish s is to say "I have read s-2", and a
-// rank that is about to fill the slot for round s, having read s-2 of everyone, knows that everyone
-// has read s-4. That is the round whose slot it takes: four slots need no other flow control, three
-// would. Payloads of the three rounds between may still be read; no payload is longer than an
-// eighth of the ring, so the next one never reaches them. Numbers only grow. After a failure they
-// go on from the communicator's next generation, above all that was published before.
 //
 // # Failure
 //

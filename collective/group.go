@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
 )
@@ -77,13 +79,13 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		strings.Join(opts.Force, " ")), err); err != nil {
 		return nil, err
 	}
-	ring := max(opts.Scratch, ringShare*2*refusalBytes) &^ (channel.Stride - 1)
-	w, err := comm.Alloc(ctx, boardSize(ring))
+	ring := max(opts.Scratch, host.RingShare*2*host.RefusalBytes) &^ (channel.Stride - 1)
+	w, err := comm.Alloc(ctx, host.PadSize(ring))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	g := &Group{window: w, forced: forced}
-	g.call.rounds = newRounds(comm, w)
+	g.call.Rounds = host.NewRounds(comm, w, "group", func(call uint64) string { return fingerprint(call).String() })
 	g.call.rows = make([][]byte, comm.Size())
 	g.call.ins, g.call.outs = make([][]byte, comm.Size()), make([][]byte, comm.Size())
 	g.call.staging.enough, g.call.sharing.enough = tuning.Staging, tuning.Sharing
@@ -110,7 +112,7 @@ func (g *Group) Barrier(ctx context.Context, s *weft.Stream) error {
 	if err != nil {
 		return err
 	}
-	return g.run(ctx, c, host(op, s))
+	return g.run(ctx, c, onHost(op, s))
 }
 
 // AllReduce reduces the inputs of all ranks elementwise, in rank order, and gives every rank the
@@ -172,14 +174,14 @@ func (g *Group) AllGather(ctx context.Context, s *weft.Stream, out, in weft.Tens
 	case err != nil:
 	case in.DType != out.DType:
 		err = weft.Invalidf("%s: input of %v, output of %v", name, in.DType, out.DType)
-	case out.Elems() != n*c.comm.Size():
-		err = weft.Invalidf("%s: input of %d elements on %d ranks, output of %d", name, n, c.comm.Size(), out.Elems())
+	case out.Elems() != n*c.Comm.Size():
+		err = weft.Invalidf("%s: input of %d elements on %d ranks, output of %d", name, n, c.Comm.Size(), out.Elems())
 	default:
 		if err = checkTensors(name, in, out); err != nil {
 			break
 		}
 		c.in, c.out = in.Raw(), out.Raw()
-		block := c.block(c.comm.Rank())
+		block := c.block(c.Comm.Rank())
 		c.inPlace = pointer(block) == in.Data
 		if !c.inPlace && overlap(c.in, c.out) {
 			err = weft.Invalidf("%s: input and output overlap; the input may be this rank's block of the "+
@@ -201,9 +203,9 @@ func (g *Group) Broadcast(ctx context.Context, s *weft.Stream, t weft.Tensor, ro
 	c.Collective, c.DType, c.Count, c.Bytes = Broadcast, t.DType, n, n*t.DType.Size()
 	switch err = given(name, s, t); {
 	case err != nil:
-	case root < 0 || root >= c.comm.Size():
-		err = weft.Invalidf("%s: root %d of %d ranks", name, root, c.comm.Size())
-	case c.comm.Masked(root):
+	case root < 0 || root >= c.Comm.Size():
+		err = weft.Invalidf("%s: root %d of %d ranks", name, root, c.Comm.Size())
+	case c.Comm.Masked(root):
 		err = fmt.Errorf("%s: %w: root %d is %w", name, weft.ErrInvalid, root, weft.ErrMasked)
 	default:
 		if err = checkTensors(name, t, t); err == nil {
@@ -215,8 +217,8 @@ func (g *Group) Broadcast(ctx context.Context, s *weft.Stream, t weft.Tensor, ro
 	return g.run(ctx, c, err)
 }
 
-// host refuses streams.
-func host(name string, s *weft.Stream) error {
+// onHost refuses streams.
+func onHost(name string, s *weft.Stream) error {
 	if s != nil {
 		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", name)
 	}
@@ -230,7 +232,7 @@ func given(name string, s *weft.Stream, tensors ...weft.Tensor) error {
 			return weft.Invalidf("%s: %s", name, why)
 		}
 	}
-	return host(name, s)
+	return onHost(name, s)
 }
 
 func checkTensors(name string, in, out weft.Tensor) error {
@@ -257,14 +259,14 @@ func (g *Group) begin(op string) (*call, error) {
 	if g.closed {
 		return nil, fmt.Errorf("%s: group %w", op, weft.ErrClosed)
 	}
-	if err := c.comm.Operations().Begin(op); err != nil {
+	if err := c.Comm.Operations().Begin(op); err != nil {
 		return nil, err
 	}
-	if err := c.sync(op); err != nil {
+	if err := c.Sync(op); err != nil {
 		return nil, err
 	}
 	c.name = op
-	c.Request = Request{Ranks: len(c.live), Slot: len(c.mine.ring) / ringShare}
+	c.Request = Request{Ranks: len(c.Live), Slot: c.Room()}
 	c.in, c.out, c.inPlace = nil, nil, false
 	return c, nil
 }
@@ -273,8 +275,8 @@ func (g *Group) begin(op string) (*call, error) {
 // why this rank cannot take part.
 func (g *Group) run(ctx context.Context, c *call, err error) error {
 	if err != nil {
-		c.refuse(err)
-		return c.opened(ctx, c.publish(), err)
+		c.Refuse(err)
+		return c.opened(ctx, c.Publish(), err)
 	}
 	c.stream = len(c.out) >= tuning.Stream
 	a := eager(&c.Request, g.forced)
@@ -289,5 +291,5 @@ func (g *Group) run(ctx context.Context, c *call, err error) error {
 	}
 	// Nobody who was told of a failure meanwhile can vouch for what he has read: the others may
 	// have gone on without him.
-	return c.comm.Operations().Begin(c.name)
+	return c.Comm.Operations().Begin(c.name)
 }

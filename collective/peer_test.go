@@ -10,6 +10,8 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft"
 )
 
@@ -106,7 +108,7 @@ func TestPeerBounds(t *testing.T) {
 	c, id := &groups[0].call, windows[0].ID()
 	enter := func() {
 		t.Helper()
-		if err := c.sync("test"); err != nil {
+		if err := c.Sync("test"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -168,10 +170,10 @@ func FuzzSlot(f *testing.F) {
 		return b
 	}
 	f.Add(uint64(0), near(0, 0, 0, 0, 0), []byte{}, 0)
-	f.Add(uint64(refused), near(0), []byte("\x05wrong"), 8)
-	f.Add(uint64(refused|refusedUnsupported), near(1<<10), bytes.Repeat([]byte{255}, 300), 200)
-	f.Add(uint64(refused), near(math.MaxUint64), []byte{255}, size)
-	f.Add(uint64(refused), near(size-64), []byte{1, 'x'}, 65)
+	f.Add(uint64(host.RefusedCall|5), near(0), []byte("wrong"), 8)
+	f.Add(uint64(host.RefusedCall|host.UnsupportedRefusal|300), near(1<<10), bytes.Repeat([]byte{255}, 300), 200)
+	f.Add(uint64(host.RefusedCall), near(math.MaxUint64), []byte{255}, size)
+	f.Add(uint64(host.RefusedCall), near(size-64), []byte{1, 'x'}, 65)
 	f.Add(uint64(math.MaxUint64>>1), near(1, size, 1, size-1, 1), []byte{}, 41)
 	strange := uint64(AllReduce)<<kindShift | uint64(7)<<opShift | uint64(31)<<dtypeShift | maxElems
 	f.Add(strange, near(1, math.MaxUint64, 2, 1<<63, math.MaxUint64), []byte{}, 1)
@@ -188,22 +190,22 @@ func FuzzSlot(f *testing.F) {
 	f.Fuzz(func(t *testing.T, print uint64, near, ring []byte, n int) {
 		// A failed communicator hides what the next input does.
 		j.must(t, func(ctx context.Context, r int) error { return j.comms[r].SetMask(ctx) })
-		if err := c.sync("fuzz"); err != nil {
+		if err := c.Sync("fuzz"); err != nil {
 			t.Fatal(err)
 		}
 		c.name, c.Request = "fuzz", Request{
 			Collective: AllReduce, DType: weft.Float32, Count: 1, Bytes: 4,
-			Ranks: 2, Slot: size / ringShare,
+			Ranks: 2, Slot: size / host.RingShare,
 		}
-		round := c.numbers.Last()
-		mine, theirs := c.slot(0, round), c.slot(1, round)
-		*mine.print, *theirs.print = c.fingerprint(), fingerprint(print)
-		line := theirs.inLine(nearBytes)
+		round := c.Last()
+		mine, theirs := c.At(0, round), c.At(1, round)
+		*mine.Call, *theirs.Call = uint64(c.fingerprint()), print
+		line := theirs.InLine(host.NearBytes)
 		clear(line)
 		copy(line, near)
-		board := c.boards[1]
-		clear(board.ring)
-		copy(board.ring[min(*theirs.ringAt(), uint64(len(board.ring))):], ring)
+		board := c.Pad(1)
+		clear(board.Ring)
+		copy(board.Ring[min(*theirs.RingAt(), uint64(len(board.Ring))):], ring)
 
 		inside := func(what string, b, mem []byte) {
 			at := uintptr(unsafe.Pointer(unsafe.SliceData(b))) - uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
@@ -211,17 +213,17 @@ func FuzzSlot(f *testing.F) {
 				t.Fatalf("%s: %d bytes, room for %d, at %d of %d", what, len(b), cap(b), at, len(mem))
 			}
 		}
-		m := int(uint(n) % (size/ringShare + 1)) // the caller's, who knows what a round carries
-		inside("payload", c.payload(1, round, m), groups[0].window.Peer(1))
-		if err := c.agree(c.name, round, nil); (err == nil) != (fingerprint(print) == c.fingerprint()) {
+		m := int(uint(n) % (size/host.RingShare + 1)) // the caller's, who knows what a round carries
+		inside("payload", c.Payload(1, round, m), groups[0].window.Peer(1))
+		if err := c.Compare(c.name, round, nil); (err == nil) != (fingerprint(print) == c.fingerprint()) {
 			t.Fatalf("%x against %x: %v", print, uint64(c.fingerprint()), err)
-		} else if err != nil && len(err.Error()) > 2*refusalBytes {
+		} else if err != nil && len(err.Error()) > 2*host.RefusalBytes {
 			t.Fatalf("a refusal of %d bytes: %q", len(err.Error()), err)
 		}
-		p := *theirs.place()
+		p := *placeIn(theirs)
 		for _, place := range [][2]uint64{{p.input, p.inputAt}, {p.output, p.outputAt}, {windows[0].ID(), p.inputAt}} {
 			if mem, err := c.peer(1, place[0], place[1], m); err == nil {
-				w, _ := c.comm.Operations().Window(place[0])
+				w, _ := c.Comm.Operations().Window(place[0])
 				inside(fmt.Sprintf("place %d", place), mem, w.Peer(1))
 			} else if mem != nil {
 				t.Fatalf("place %d: %d bytes and %v", place, len(mem), err)

@@ -62,7 +62,7 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		if a.Step == 0 {
 			at()
 		}
-		m.group.call.step = func() {
+		m.group.call.Step = func() {
 			if m.steps++; m.steps == a.Step {
 				at()
 			}
@@ -97,7 +97,7 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) erro
 	if m.group, err = New(ctx, m.comm, Options{Scratch: 64 << 10, Force: []string{a.Algorithm}}); err != nil {
 		return err
 	}
-	m.group.call.step = func() { m.steps++ }
+	m.group.call.Step = func() { m.steps++ }
 	m.kind, m.bytes, m.mem = algorithm.Collective, a.Bytes, make([]byte, a.Bytes*(r.Size+1))
 	if a.Window {
 		w, err := m.comm.Alloc(ctx, len(m.mem))
@@ -111,13 +111,13 @@ func (m *member) join(ctx context.Context, r *processes.Rank, a memberArgs) erro
 
 // othersWait returns when every other rank waits for what this one has not published yet.
 func (m *member) othersWait(ctx context.Context) error {
-	for _, r := range m.group.call.live {
+	for _, r := range m.group.call.Live {
 		if r == m.comm.Rank() {
 			continue
 		}
 		for {
 			w := m.comm.Operations().Waiter().Peers[r].Record()
-			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.numbers.Last() {
+			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.Last() {
 				break
 			}
 			select {

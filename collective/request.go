@@ -72,8 +72,7 @@ func (w Windows) String() string {
 
 // A fingerprint is a call in one word, nothing lost: equal words are equal calls.
 //
-//	63      refused: the caller's arguments are wrong, and the payload says how; bit 0 then says that
-//	        its error is a weft.ErrUnsupported
+//	63      0: see package host
 //	58..62  collective
 //	53..57  element type
 //	50..52  reduction
@@ -82,9 +81,6 @@ func (w Windows) String() string {
 type fingerprint uint64
 
 const (
-	refused            fingerprint = 1 << 63
-	refusedUnsupported fingerprint = 1 << 0
-
 	countBits  = 44
 	maxElems   = 1<<countBits - 1
 	rootShift  = countBits

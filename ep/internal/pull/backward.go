@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"unsafe"
 
+	enginehost "github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
@@ -42,7 +44,7 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.Sprea
 		return err
 	}
 	own := cmp.Or(onHost(op, s), h.CheckSpread(op, &a))
-	var data place
+	var data enginehost.OperandRef
 	borrowed := false
 	if own == nil {
 		if data, borrowed, err = h.offerPlain(ctx, epoch, a.GradOut, op); err != nil {
@@ -50,17 +52,17 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.Sprea
 		}
 	}
 	wantWeights := !a.GradWeights.IsZero()
-	h.post(epoch, newCall(callCombineBackward, a.Batch, wantWeights), data, place{}, own)
+	h.post(epoch, newCall(callCombineBackward, a.Batch, wantWeights), data, enginehost.OperandRef{}, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return err
 	}
 	var dots []float32
 	if wantWeights {
 		// The scalars of an earlier operation may still be on their way home.
-		if err := h.scalars.claim(ctx, h, epoch+1, op); err != nil {
+		if err := h.claim(ctx, h.scalars, epoch+1, op); err != nil {
 			return err
 		}
-		dots = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(h.scalars.window.Bytes()))), h.scalars.window.Size()/4)
+		dots = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(h.scalars.Window.Bytes()))), h.scalars.Window.Size()/4)
 	}
 	r := h.routingOf(a.Batch)
 	m := &h.scratch.mover
@@ -106,9 +108,9 @@ func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, 
 // bringDots is the second half of combine backward: the dot products were computed where the
 // experts' rows are, and a second move takes them home.
 func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.Tensor, op string) error {
-	h.epoch++
-	epoch := h.epoch
-	h.post(epoch, newCall(callDotsHome, r.batch, true), place{h.scalars.window.ID(), 0, 4}, place{}, nil)
+	epoch := h.epochs.Next()
+	h.post(epoch, newCall(callDotsHome, r.batch, true), enginehost.In(h.scalars.Window, 0, 4),
+		enginehost.OperandRef{}, nil)
 	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
 		return err
 	}
@@ -119,23 +121,25 @@ func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.T
 }
 
 // offerPlain makes rows of the Output type readable for the other ranks.
-func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op string) (place, bool, error) {
+func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op string) (enginehost.OperandRef,
+	bool, error,
+) {
 	stride := uint32(h.Spec.OutputSize())
 	if w, off, ok := h.Comm.Operations().Find(x.Data, x.Bytes()); ok {
-		return place{w.ID(), uint64(off), stride}, true, nil
+		return enginehost.In(w, uint64(off), stride), true, nil
 	}
 	if x.Elems() == 0 {
-		return place{}, false, nil
+		return enginehost.OperandRef{}, false, nil
 	}
-	if err := h.stage.claim(ctx, h, epoch, op); err != nil {
-		return place{}, false, err
+	if err := h.claim(ctx, h.stage, epoch, op); err != nil {
+		return enginehost.OperandRef{}, false, err
 	}
-	simd.Copy(unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())), x.Data, x.Bytes(), false)
-	return place{h.stage.window.ID(), 0, stride}, false, nil
+	simd.Copy(unsafe.Pointer(unsafe.SliceData(h.stage.Window.Bytes())), x.Data, x.Bytes(), false)
+	return enginehost.In(h.stage.Window, 0, stride), false, nil
 }
 
 // fetchScalars brings one number per selection home.
-func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(*notice) place) error {
+func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(*notice) enginehost.OperandRef) error {
 	k := h.Spec.TopK
 	dst := weft.SliceOf[float32](out)
 	numbers := h.scratch.numbers
@@ -146,7 +150,7 @@ func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(
 			continue
 		}
 		p := at(notice)
-		if p.window == 0 {
+		if p.Window == 0 {
 			return h.broken(&weft.PeerError{
 				Rank: d, Op: op,
 				Err: fmt.Errorf("%w: it brings no gradients of weights", weft.ErrMismatch),

@@ -1,13 +1,13 @@
 package pull
 
 import (
-	"errors"
 	"sync/atomic"
 	"unsafe"
 
+	enginehost "github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft/ep/spec"
 
-	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
 )
 
@@ -45,22 +45,20 @@ const (
 
 var _ [cacheLine - noticeAt - unsafe.Sizeof(notice{})]byte // the notice ends where the line does, or before
 
-// place is where an operand's rows stand: in which window, at which offset, how far apart.
-type place struct {
-	window, offset uint64
-	stride         uint32
+// data is where the operand's rows are.
+func (n *notice) data() enginehost.OperandRef {
+	return enginehost.OperandRef{Window: n.window[0], Offset: n.offset[0], Stride: n.stride[0]}
 }
 
-// data is where the operand's rows are.
-func (n *notice) data() place { return place{n.window[0], n.offset[0], n.stride[0]} }
-
 // scales is where that is what goes beside them: scales, or gradients of weights.
-func (n *notice) scales() place { return place{n.window[1], n.offset[1], n.stride[1]} }
+func (n *notice) scales() enginehost.OperandRef {
+	return enginehost.OperandRef{Window: n.window[1], Offset: n.offset[1], Stride: n.stride[1]}
+}
 
-func (n *notice) setPlaces(data, scales place) {
-	n.window = [2]uint64{data.window, scales.window}
-	n.offset = [2]uint64{data.offset, scales.offset}
-	n.stride = [2]uint32{data.stride, scales.stride}
+func (n *notice) setOperands(data, scales enginehost.OperandRef) {
+	n.window = [2]uint64{data.Window, scales.Window}
+	n.offset = [2]uint64{data.Offset, scales.Offset}
+	n.stride = [2]uint32{data.Stride, scales.Stride}
 }
 
 func newBoard(g *spec.Geometry, mem []byte) *board {
@@ -120,21 +118,21 @@ func (r *routing) record(i int) record {
 
 // enter says that this rank has entered the epoch, with its operands or with the reason why it
 // cannot take part: peers then return it too.
-func (b *board) enter(epoch uint64, c call, data, scales place, err error) {
+func (b *board) enter(epoch uint64, c call, data, scales enginehost.OperandRef, err error) {
 	n := b.notices[epoch&1]
 	refused := uint32(0)
 	if err != nil {
-		refused = putRefusal(b.text(epoch), err)
+		refused = enginehost.PutRefusal(b.text(epoch), err)
 	}
 	n.word.Store(c.word | refused)
 	n.routing = c.routing
-	n.setPlaces(data, scales)
+	n.setOperands(data, scales)
 	b.post[epoch&1].Publish(epoch)
 }
 
 // refusal is the rank's refusal of the epoch, if it did refuse.
 func (b *board) refusal(epoch uint64, rank int, op string) error {
-	return refusal(rank, op, b.notices[epoch&1].word.Load()&(callUnit-1), b.text(epoch))
+	return enginehost.TakeRefusal(rank, op, b.notices[epoch&1].word.Load()&(callUnit-1), b.text(epoch))
 }
 
 // call is what must agree on all ranks: the operation, whether it brings weights, or gradients of
@@ -145,7 +143,7 @@ type call struct {
 }
 
 const (
-	callUnit     = unsupportedRefusal << 1 // the lowest bit of a call
+	callUnit     = 1 << enginehost.RefusalBits // the lowest bit of a call
 	callKinds    = 8
 	wantsWeights = callKinds * callUnit
 )
@@ -198,39 +196,3 @@ func (c call) differs(peer call) string {
 		return "it goes by another routing"
 	}
 }
-
-// unsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are
-// [weft.ErrInvalid].
-const unsupportedRefusal = 1 << 16
-
-// putRefusal writes an error's text and returns its length and kind.
-func putRefusal(text []byte, err error) uint32 {
-	k := uint32(max(1, copy(text, err.Error())))
-	if errors.Is(err, weft.ErrUnsupported) {
-		k |= unsupportedRefusal
-	}
-	return k
-}
-
-// refusal is the error with which a rank answers another's, if that one did refuse.
-func refusal(rank int, op string, refused uint32, text []byte) error {
-	if refused == 0 {
-		return nil
-	}
-	e := &refusedError{kind: weft.ErrInvalid}
-	if refused&unsupportedRefusal != 0 {
-		e.kind = weft.ErrUnsupported
-	}
-	e.text = string(text[:min(int(refused&^unsupportedRefusal), len(text))])
-	return &weft.PeerError{Rank: rank, Op: op, Err: e}
-}
-
-// refusedError carries another rank's words, and wraps the sentinel that its error did. Nothing has
-// moved, the communicator is whole.
-type refusedError struct {
-	text string
-	kind error
-}
-
-func (e *refusedError) Error() string { return "refused there: " + e.text }
-func (e *refusedError) Unwrap() error { return e.kind }

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	enginehost "github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
@@ -24,7 +26,7 @@ func (h *host) SendCombine(ctx context.Context, s *weft.Stream, a spec.SumArgs) 
 	if err := h.sendRowsHome(ctx, s, &a); err != nil {
 		return nil, err
 	}
-	epoch := h.epoch
+	epoch := h.epochs.Last()
 	return weft.NewWork(func(ctx context.Context) error {
 		// The state of the second half is the host's; it is this one's only while nothing came
 		// between.
@@ -77,7 +79,7 @@ type operand struct {
 // that all ranks return.
 func (c *gather) send(ctx context.Context, own error) (err error) {
 	h := c.h
-	var rows, numbers place
+	var rows, numbers enginehost.OperandRef
 	if own == nil {
 		if rows, err = c.offer(ctx); err != nil {
 			return err
@@ -95,28 +97,28 @@ func (c *gather) send(ctx context.Context, own error) (err error) {
 }
 
 // offer makes the rows, or this rank's partial sums of them, readable for their home ranks.
-func (c *gather) offer(ctx context.Context) (place, error) {
+func (c *gather) offer(ctx context.Context) (enginehost.OperandRef, error) {
 	h := c.h
 	n := h.Spec.OutputSize()
 	if h.partial != nil {
-		if err := h.partial.claim(ctx, h, c.epoch, c.op); err != nil {
-			return place{}, err
+		if err := h.claim(ctx, h.partial, c.epoch, c.op); err != nil {
+			return enginehost.OperandRef{}, err
 		}
 		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
-		return place{h.partial.window.ID(), 0, uint32(n)}, nil
+		return enginehost.In(h.partial.Window, 0, uint32(n)), nil
 	}
 	if w, off, ok := h.Comm.Operations().Find(c.Rows.Data, c.Rows.Bytes()); ok {
 		c.borrowed = true
-		return place{w.ID(), uint64(off), uint32(n)}, nil
+		return enginehost.In(w, uint64(off), uint32(n)), nil
 	}
 	if c.Rows.Elems() == 0 {
-		return place{}, nil
+		return enginehost.OperandRef{}, nil
 	}
-	if err := h.stage.claim(ctx, h, c.epoch, c.op); err != nil {
-		return place{}, err
+	if err := h.claim(ctx, h.stage, c.epoch, c.op); err != nil {
+		return enginehost.OperandRef{}, err
 	}
 	h.each(len(c.r.arrivals), c.r.kept*n, (*stageRows)(c))
-	return place{h.stage.window.ID(), 0, uint32(n)}, nil
+	return enginehost.In(h.stage.Window, 0, uint32(n)), nil
 }
 
 // stageRows copies the rows of arrivals to the stage.
@@ -124,7 +126,7 @@ type stageRows gather
 
 func (c *stageRows) rows(from, to int) {
 	n := c.h.Spec.OutputSize()
-	base := unsafe.Pointer(unsafe.SliceData(c.h.stage.window.Bytes()))
+	base := unsafe.Pointer(unsafe.SliceData(c.h.stage.Window.Bytes()))
 	stream := c.r.kept*n >= streamBytes
 	for i := from; i < to; i++ {
 		for _, l := range c.r.landingsOf(int32(i)) {
@@ -145,7 +147,7 @@ func (c *sumHere) rows(from, to int) {
 	h := c.h
 	n := h.Spec.OutputSize()
 	t := element(h.Spec.Output)
-	out := unsafe.Pointer(unsafe.SliceData(h.partial.window.Bytes()))
+	out := unsafe.Pointer(unsafe.SliceData(h.partial.Window.Bytes()))
 	var rows [spec.MaxTopK]unsafe.Pointer
 	var weights [spec.MaxTopK]float32
 	for i := from; i < to; i++ {
@@ -165,16 +167,16 @@ func (c *sumHere) rows(from, to int) {
 	}
 }
 
-func (c *gather) offerScalars(ctx context.Context) (place, error) {
+func (c *gather) offerScalars(ctx context.Context) (enginehost.OperandRef, error) {
 	h := c.h
 	if c.Scalars.IsZero() {
-		return place{}, nil
+		return enginehost.OperandRef{}, nil
 	}
-	if err := h.scalars.claim(ctx, h, c.epoch, c.op); err != nil {
-		return place{}, err
+	if err := h.claim(ctx, h.scalars, c.epoch, c.op); err != nil {
+		return enginehost.OperandRef{}, err
 	}
-	copy(h.scalars.window.Bytes(), c.Scalars.Raw())
-	return place{h.scalars.window.ID(), 0, 4}, nil
+	copy(h.scalars.Window.Bytes(), c.Scalars.Raw())
+	return enginehost.In(h.scalars.Window, 0, 4), nil
 }
 
 // receive sums at home.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"unsafe"
 
+	enginehost "github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
@@ -81,7 +83,7 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.
 		}
 	}
 	if own != nil {
-		h.post(epoch, call, place{}, place{}, own)
+		h.post(epoch, call, enginehost.OperandRef{}, enginehost.OperandRef{}, own)
 		return hostDispatch{}, h.awaitAll(ctx, epoch, op, own)
 	}
 	data, scales, borrowed, err := h.offerRows(ctx, epoch, r.Tokens, a, op)
@@ -189,36 +191,35 @@ func (h *host) block() (int, error) {
 
 // offerRows makes rows readable for the other ranks: where they are, or quantised or copied on the
 // stage.
-func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x *spec.MoveArgs, op string) (data,
-	scales place,
-	borrowed bool, err error,
+func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x *spec.MoveArgs, op string) (
+	data, scales enginehost.OperandRef, borrowed bool, err error,
 ) {
 	s := &h.Spec
 	rowBytes, scaleBytes := s.RowSize(), s.ScaleSize()
 	if s.Quantize == weft.InvalidDType {
 		dw, dOff, ok := h.Comm.Operations().Find(x.Data.Data, tokens*rowBytes)
 		if ok && scaleBytes == 0 {
-			return place{dw.ID(), uint64(dOff), uint32(rowBytes)}, place{}, true, nil
+			return enginehost.In(dw, uint64(dOff), uint32(rowBytes)), enginehost.OperandRef{}, true, nil
 		}
 		if sw, sOff, both := h.Comm.Operations().Find(x.Scales.Data, tokens*scaleBytes); ok && both {
-			return place{dw.ID(), uint64(dOff), uint32(rowBytes)}, place{sw.ID(), uint64(sOff), uint32(scaleBytes)}, true, nil
+			data, scales = enginehost.In(dw, uint64(dOff), uint32(rowBytes)), enginehost.In(sw, uint64(sOff), uint32(scaleBytes))
+			return data, scales, true, nil
 		}
 	}
 	if tokens == 0 {
-		return place{}, place{}, false, nil
+		return enginehost.OperandRef{}, enginehost.OperandRef{}, false, nil
 	}
-	if err := h.stage.claim(ctx, h, epoch, op); err != nil {
-		return place{}, place{}, false, err
+	if err := h.claim(ctx, h.stage, epoch, op); err != nil {
+		return enginehost.OperandRef{}, enginehost.OperandRef{}, false, err
 	}
-	id := h.stage.window.ID()
-	data = place{id, 0, uint32(spec.AlignUp(rowBytes))}
+	data = enginehost.In(h.stage.Window, 0, uint32(spec.AlignUp(rowBytes)))
 	if scaleBytes > 0 {
-		scales = place{id, uint64(s.MaxTokens * spec.AlignUp(rowBytes)), uint32(spec.AlignUp(scaleBytes))}
+		scales = enginehost.In(h.stage.Window, uint64(s.MaxTokens*spec.AlignUp(rowBytes)), uint32(spec.AlignUp(scaleBytes)))
 	}
 	g := &h.scratch.stager
 	*g = stager{
 		spec: s, rowsAt: x.Data.Data, scalesAt: x.Scales.Data, data: data, scales: scales,
-		base:   unsafe.Pointer(unsafe.SliceData(h.stage.window.Bytes())),
+		base:   unsafe.Pointer(unsafe.SliceData(h.stage.Window.Bytes())),
 		stream: tokens*rowBytes >= streamBytes,
 	}
 	h.each(tokens, tokens*rowBytes, g)
@@ -229,7 +230,7 @@ func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x *spec.
 type stager struct {
 	spec             *spec.Spec
 	rowsAt, scalesAt unsafe.Pointer // of the caller
-	data, scales     place
+	data, scales     enginehost.OperandRef
 	base             unsafe.Pointer
 	stream           bool
 }
@@ -238,8 +239,8 @@ func (g *stager) rows(from, to int) {
 	s := g.spec
 	rowBytes, scaleBytes := s.RowSize(), s.ScaleSize()
 	for t := from; t < to; t++ {
-		row := unsafe.Add(g.base, t*int(g.data.stride))
-		scale := unsafe.Add(g.base, int(g.scales.offset)+t*int(g.scales.stride))
+		row := unsafe.Add(g.base, t*int(g.data.Stride))
+		scale := unsafe.Add(g.base, int(g.scales.Offset)+t*int(g.scales.Stride))
 		if s.Quantize != weft.InvalidDType {
 			in := unsafe.Add(g.rowsAt, t*s.Hidden*s.Quantize.Size())
 			simd.QuantizeE4M3(element(s.Quantize), row, scale, in, s.Hidden, scaleKind(s))
@@ -380,7 +381,7 @@ func (m *mover) rows(from, to int) {
 func (m *mover) open(src int, last int32, op string) (err error) {
 	// Read once: the source may overwrite its notice when it has gone on without this rank.
 	data, scales := m.h.scratch.notices[src].data(), m.h.scratch.notices[src].scales()
-	m.stride, m.scaleStride = int(data.stride), int(scales.stride)
+	m.stride, m.scaleStride = int(data.Stride), int(scales.Stride)
 	if m.data, err = m.operand(src, data, last, m.rowBytes, op); err != nil || m.scaleBytes == 0 {
 		return err
 	}
@@ -388,13 +389,13 @@ func (m *mover) open(src int, last int32, op string) (err error) {
 	return err
 }
 
-func (m *mover) operand(src int, p place, last int32, rowBytes int, op string) (unsafe.Pointer, error) {
+func (m *mover) operand(src int, p enginehost.OperandRef, last int32, rowBytes int, op string) (unsafe.Pointer, error) {
 	mem, err := m.h.memory(src, p, op)
 	if err != nil {
 		return nil, err
 	}
 	// A token is numbered in 31 bits and a stride is one of 32: the sum cannot wrap.
-	if need := uint64(last)*uint64(p.stride) + uint64(rowBytes); need > uint64(len(mem)) {
+	if need := uint64(last)*uint64(p.Stride) + uint64(rowBytes); need > uint64(len(mem)) {
 		err := fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)
 		return nil, m.h.broken(&weft.PeerError{Rank: src, Op: op, Err: err})
 	}

@@ -10,6 +10,9 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/weftgo/weft/channel"
+	enginehost "github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
@@ -19,16 +22,15 @@ import (
 type host struct {
 	*spec.Base
 	windows []*weft.Window
-	boards  []*board // by rank
-	pool    *pool    // received tensors
-	stage   *stage   // operands that lie in no window
-	partial *stage   // this rank's partial sums for the others
-	scalars *stage   // a number per selection, for gradients of weights
+	boards  []*board          // by rank
+	pool    *pool             // received tensors
+	stage   *enginehost.Stage // operands that lie in no window
+	partial *enginehost.Stage // this rank's partial sums for the others
+	scalars *enginehost.Stage // a number per selection, for gradients of weights
 
-	generation uint64
-	epoch      uint64 // the last operation entered
-	pending    string // the operation whose second half is still to come
-	workers    int
+	epochs  channel.Sequence // the last one is of the last operation entered
+	pending string           // the operation whose second half is still to come
+	workers int
 
 	scratch                     scratch
 	batches                     spec.Slab[spec.Batch]
@@ -126,18 +128,18 @@ func (h *host) allocate(ctx context.Context) error {
 	if w, err = alloc(int(size.Stage)); err != nil {
 		return err
 	}
-	h.stage = &stage{window: w}
+	h.stage = &enginehost.Stage{Window: w}
 	if size.Partial > 0 {
 		if w, err = alloc(int(size.Partial)); err != nil {
 			return err
 		}
-		h.partial = &stage{window: w}
+		h.partial = &enginehost.Stage{Window: w}
 	}
 	if size.Scalars > 0 {
 		if w, err = alloc(int(size.Scalars)); err != nil {
 			return err
 		}
-		h.scalars = &stage{window: w}
+		h.scalars = &enginehost.Stage{Window: w}
 	}
 	return nil
 }
@@ -192,19 +194,18 @@ func (h *host) enter(op string) (epoch uint64, err error) {
 	if err := h.Comm.Operations().Begin(op); err != nil {
 		return 0, err
 	}
-	if g := h.Comm.Operations().Generation(); g != h.generation {
-		// Ranks have agreed to go on after a failure: nobody is inside an older operation, whatever
+	if h.epochs.Begin(h.Comm.Operations().Generation()) {
+		// Ranks have agreed to go on after a failure: no rank is inside an older operation, whatever
 		// it left behind.
-		h.generation, h.epoch, h.pending = g, g<<40, ""
-		h.stage.forget()
-		h.partial.forget()
-		h.scalars.forget()
+		h.pending = ""
+		h.stage.Forget()
+		h.partial.Forget()
+		h.scalars.Forget()
 	}
 	if h.pending != "" {
 		return 0, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
 	}
-	h.epoch++
-	return h.epoch, nil
+	return h.epochs.Next(), nil
 }
 
 // onHost refuses streams. As any other refusal it goes by the notice: a rank that would not enter
@@ -221,7 +222,7 @@ func (h *host) resume(op string, epoch uint64) error {
 	if h.Closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if h.epoch != epoch || h.generation != h.Comm.Operations().Generation() {
+	if h.epochs.Last() != epoch || h.epochs.Generation() != h.Comm.Operations().Generation() {
 		return fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", op, weft.ErrAborted)
 	}
 	h.pending = ""
@@ -330,21 +331,21 @@ func (h *host) awaitDone(ctx context.Context, epoch uint64, op string) error {
 
 // post says that this rank has entered the epoch, with its operands or with the reason why it
 // cannot.
-func (h *host) post(epoch uint64, c call, data, scales place, err error) {
+func (h *host) post(epoch uint64, c call, data, scales enginehost.OperandRef, err error) {
 	h.own().enter(epoch, c, data, scales, err)
 }
 
 // memory resolves a place of another rank.
-func (h *host) memory(rank int, p place, op string) ([]byte, error) {
-	if p.window == 0 {
+func (h *host) memory(rank int, p enginehost.OperandRef, op string) ([]byte, error) {
+	if p.Window == 0 {
 		return nil, nil
 	}
-	w, ok := h.Comm.Operations().Window(p.window)
-	if !ok || p.offset > uint64(w.Size()) || w.Peer(rank) == nil {
-		err := fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.window)
+	w, ok := h.Comm.Operations().Window(p.Window)
+	if !ok || p.Offset > uint64(w.Size()) || w.Peer(rank) == nil {
+		err := fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.Window)
 		return nil, h.broken(&weft.PeerError{Rank: rank, Op: op, Err: err})
 	}
-	return w.Peer(rank)[p.offset:], nil
+	return w.Peer(rank)[p.Offset:], nil
 }
 
 // parallelBytes is the size of a move from which it is worth sharing among goroutines.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	enginehost "github.com/weftgo/weft/engine/host"
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
@@ -111,14 +112,14 @@ func FuzzRefusal(f *testing.F) {
 		errors.New(""), weft.Invalidf("no"),
 		weft.Unsupportedf("%s", bytes.Repeat([]byte{'x'}, 2*spec.TextSize)),
 	} {
-		f.Add(putRefusal(text, err), bytes.Clone(text))
+		f.Add(enginehost.PutRefusal(text, err), bytes.Clone(text))
 	}
 	f.Add(uint32(0xFFFFFFFF), text)
 	f.Add(uint32(0), []byte{})
 	f.Fuzz(func(t *testing.T, word uint32, raw []byte) {
 		text := make([]byte, spec.TextSize)
 		copy(text, raw)
-		err := refusal(2, "test", word, text)
+		err := enginehost.TakeRefusal(2, "test", word, text)
 		if (err == nil) != (word == 0) {
 			t.Fatalf("%#x: %v", word, err)
 		}

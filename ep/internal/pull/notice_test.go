@@ -149,7 +149,7 @@ func TestBrokenNotice(t *testing.T) {
 					receive = func() error { return w.Wait(ctx) }
 				}
 				if rank == test.liar {
-					test.lie(h, h.own().notices[h.epoch&1])
+					test.lie(h, h.own().notices[h.epochs.Last()&1])
 					close(told)
 				}
 				select {

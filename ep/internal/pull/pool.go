@@ -3,6 +3,8 @@ package pull
 import (
 	"context"
 
+	enginehost "github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/engine"
 )
@@ -25,27 +27,10 @@ func (p *pool) get() (int, bool) {
 
 func (p *pool) put(offset int) { p.buffers.Put(offset / p.size) }
 
-// stage is a window for operands that peers pull from. It may be written again once all peers have
-// finished the epoch that last used it; that is asked when it is needed, not when the operation
-// ends.
-type stage struct {
-	window *weft.Window
-	epoch  uint64 // the epoch that last used it; 0 = none
-}
-
-// claim waits until the stage may be written, for use in the epoch.
-func (s *stage) claim(ctx context.Context, h *host, epoch uint64, op string) error {
-	if s.epoch != 0 {
-		if err := h.awaitDone(ctx, s.epoch, op); err != nil {
-			return err
-		}
+// claim waits until a stage may be written, for use in the epoch.
+func (h *host) claim(ctx context.Context, s *enginehost.Stage, epoch uint64, op string) error {
+	if finished := s.Claim(epoch); finished != 0 {
+		return h.awaitDone(ctx, finished, op)
 	}
-	s.epoch = epoch
 	return nil
-}
-
-func (s *stage) forget() {
-	if s != nil {
-		s.epoch = 0
-	}
 }

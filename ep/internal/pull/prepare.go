@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	enginehost "github.com/weftgo/weft/engine/host"
+
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
@@ -33,7 +35,7 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 	}
 	out := h.own().routing(epoch)
 	own := cmp.Or(onHost(op, s), h.writeRouting(op, &out, topk, weights))
-	h.post(epoch, newCall(kind, nil, false), place{}, place{}, own)
+	h.post(epoch, newCall(kind, nil, false), enginehost.OperandRef{}, enginehost.OperandRef{}, own)
 	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
 		return nil, err
 	}
