@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,9 +17,6 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 	"github.com/weftgo/weft/internal/shm"
 )
-
-// MaxRanks is the most ranks that one communicator can have: rank sets travel as one 64-bit word.
-const MaxRanks = device.MaxRanks
 
 // Comm is a communicator: a fixed set of ranks, of which this process, or this goroutine, is one.
 // Its operations are collective: every rank calls them, in the same order, each from one goroutine
@@ -36,7 +32,7 @@ type Comm struct {
 	rank, size int
 	bootstrap  bootstrap.Bootstrap
 	mesh       *shm.Mesh
-	control    []*control // by rank
+	pages      []*controlPage // by rank
 	regions    []*shm.Region
 	waiter     channel.Waiter
 	logger     *slog.Logger
@@ -51,9 +47,9 @@ type Comm struct {
 	record   *device.Record // the device's, or noRecord
 	noRecord device.Record
 
-	mask       atomic.Uint64 // ranks that are left out
-	died       atomic.Uint64
-	left       atomic.Uint64
+	mask       atomic.Pointer[RankSet] // ranks that are left out
+	died       sharedRankSet
+	left       sharedRankSet
 	generation atomic.Uint64 // advances with every SetMask
 	closed     atomic.Bool
 	released   atomic.Bool  // its memory
@@ -84,48 +80,31 @@ func (c *Comm) LocalSize() int { return c.local }
 func (c *Comm) Deadline() time.Duration { return c.waiter.Timeout }
 
 // Masked reports whether rank is left out of operations.
-func (c *Comm) Masked(rank int) bool { return c.mask.Load()>>uint(rank)&1 != 0 }
+func (c *Comm) Masked(rank int) bool { return c.mask.Load().has(rank) }
 
-// Mask returns the set of masked ranks, one bit each.
-func (c *Comm) Mask() uint64 { return c.mask.Load() }
-
-// Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked
-// ranks. Operations fold it into their epochs, so that nothing published before a failure is taken
-// for something published after it.
-func (c *Comm) Generation() uint64 { return c.generation.Load() }
+// Mask returns the set of masked ranks.
+func (c *Comm) Mask() RankSet { return *c.mask.Load() }
 
 // Err returns the failure that operations return from now on, or nil. It may be called from any
 // goroutine.
 func (c *Comm) Err() error {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
-	return c.Begin("communicator")
+	return c.begin("communicator")
 }
 
-// Begin is the first thing that an operation does: it returns the sticky failure, if there is one,
-// in op's name.
-func (c *Comm) Begin(op string) error {
+func (c *Comm) begin(op string) error {
 	if c.closed.Load() {
 		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
-	if c.control[c.rank].fault.Fault().Cause == channel.CauseNone &&
+	if c.pages[c.rank].fault.Fault().Cause == channel.CauseNone &&
 		atomic.LoadUint32(&c.record.State) == device.RecordEmpty {
 		return nil
 	}
 	return c.fault(op)
 }
 
-// Waiter waits on behalf of this rank: by its policy, deadline and abort word.
-func (c *Comm) Waiter() *channel.Waiter { return &c.waiter }
-
-// Shelf has the buffers that this communicator's objects receive into, so that each knows memory of
-// another's.
-func (c *Comm) Shelf() *engine.Shelf { return &c.shelf }
-
-// WaiterOf is a Waiter of an object's own, for one of which a communicator has several: a "handle",
-// say. Its number goes with the object's name when ranks wait for each other. It is the same on
-// every rank, for objects of a kind are made in the same order.
-func (c *Comm) WaiterOf(kind string) *channel.Waiter {
+func (c *Comm) waiterOf(kind string) *channel.Waiter {
 	c.objects.Lock()
 	defer c.objects.Unlock()
 	if c.objects.made == nil {
@@ -141,9 +120,7 @@ func (c *Comm) WaiterOf(kind string) *channel.Waiter {
 // rank and wraps [ErrAborted], until [Comm.SetMask]. It may be called from any goroutine.
 func (c *Comm) Abort() { c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}) }
 
-// Fail is what an operation does with an error that it met half-way: peers are told at once instead
-// of finding out at their deadline. It returns err.
-func (c *Comm) Fail(err error) error {
+func (c *Comm) fail(err error) error {
 	var peer *PeerError
 	switch {
 	case err == nil:
@@ -172,16 +149,16 @@ func (c *Comm) Fail(err error) error {
 // which case the word is emptied. What a wait on the device has recorded goes into the word, here
 // and at the others.
 func (c *Comm) fault(op string) error {
-	own := &c.control[c.rank].fault
+	own := &c.pages[c.rank].fault
 	record, recorded := c.recorded()
 	for {
 		f := own.Fault()
 		if f.Cause == channel.CauseNone {
 			// A death among the unmasked that was hidden behind an earlier fault.
-			dead := c.died.Load() &^ c.mask.Load()
+			dead := c.died.load().Minus(c.Mask()).Lowest()
 			switch {
-			case dead != 0:
-				own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead)}))
+			case dead >= 0:
+				own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: dead}))
 			case recorded:
 				c.tell(c.verdict(record))
 			default:
@@ -192,7 +169,7 @@ func (c *Comm) fault(op string) error {
 		// A rank that was left behind and wakes up late may still accuse others: its word counts
 		// for nothing. But those whom this rank has left out may by now go on without it.
 		over := c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank)
-		if f.Older(c.Generation()) || over && !(f.Cause == channel.CauseMasked && c.leftOut()) {
+		if f.Older(c.generation.Load()) || over && !(f.Cause == channel.CauseMasked && c.leftOut()) {
 			own.Clear(f)
 			continue
 		}
@@ -206,7 +183,7 @@ func (c *Comm) fault(op string) error {
 // report signs and dates a fault. A rank that is about to go on with others dates it with the
 // generation that it has told them.
 func (c *Comm) report(f channel.Fault) channel.Fault {
-	f.Reporter, f.Generation = c.rank, c.control[c.rank].mask.target.Load()
+	f.Reporter, f.Generation = c.rank, c.pages[c.rank].mask.target.Load()
 	return f
 }
 
@@ -223,13 +200,13 @@ func (c *Comm) spread(f channel.Fault) {
 // found out in this way only, tells nobody but itself.
 func (c *Comm) tell(f channel.Fault) {
 	if c.leftOut() {
-		c.control[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: c.rank}))
+		c.pages[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: c.rank}))
 		return
 	}
 	f = c.report(f)
 	c.logger.Warn("fault", "rank", c.rank, "about", f.Rank, "cause", f.Cause)
-	c.control[c.rank].fault.Abort(f)
-	for r, p := range c.control {
+	c.pages[c.rank].fault.Abort(f)
+	for r, p := range c.pages {
 		if p != nil && !c.Masked(r) && !c.maskedBy(p) {
 			p.fault.Abort(f)
 		}
@@ -237,29 +214,27 @@ func (c *Comm) tell(f channel.Fault) {
 }
 
 // maskedBy reports whether the owner of p goes on without this rank.
-func (c *Comm) maskedBy(p *control) bool {
-	return p.mask.target.Load() > c.Generation() && p.mask.set.Load()>>uint(c.rank)&1 != 0
+func (c *Comm) maskedBy(p *controlPage) bool {
+	return p.mask.target.Load() > c.generation.Load() && p.mask.set.has(c.rank)
 }
 
 // event takes what the mesh sees of the other ranks.
 func (c *Comm) event(e shm.Event) {
 	switch e.Kind {
 	case shm.Left:
-		c.left.Or(1 << uint(e.Peer))
+		c.left.add(e.Peer)
 	case shm.Died:
-		c.died.Or(1 << uint(e.Peer))
+		c.died.add(e.Peer)
 		if !c.Masked(e.Peer) {
 			c.logger.Warn("rank died", "rank", c.rank, "about", e.Peer, "error", e.Err)
-			if own := c.control[c.rank]; own != nil {
+			if own := c.pages[c.rank]; own != nil {
 				own.fault.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: e.Peer}))
 			}
 		}
 	}
 }
 
-// Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset
-// in it. On a GPU p is an address of the device's.
-func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
+func (c *Comm) find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
 	for _, w := range c.windows.open() {
 		if off := uintptr(p) - w.base; uintptr(p) >= w.base && off+uintptr(n) <= uintptr(w.size) {
 			return w, int(off), true
@@ -268,8 +243,7 @@ func (c *Comm) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
 	return nil, 0, false
 }
 
-// Window returns the open window with the given identifier, which is the same on every rank.
-func (c *Comm) Window(id uint64) (*Window, bool) {
+func (c *Comm) windowOf(id uint64) (*Window, bool) {
 	for _, w := range c.windows.open() {
 		if w.id == id {
 			return w, true
@@ -278,9 +252,7 @@ func (c *Comm) Window(id uint64) (*Window, bool) {
 	return nil, false
 }
 
-// Leave is the first half of Close, for who still has memory of the communicator's in use: it tells
-// the others, and leaves all memory as it is until Close.
-func (c *Comm) Leave() error {
+func (c *Comm) leave() error {
 	c.closing.Lock()
 	again := c.closed.Swap(true)
 	c.closing.Unlock()
@@ -300,14 +272,14 @@ func (c *Comm) Leave() error {
 // it first lets the work in the rank's context end, until the deadline; memory that work still uses
 // then stays mapped, and the error says so.
 func (c *Comm) Close() error {
-	errs := []error{c.Leave()}
+	errs := []error{c.leave()}
 	if c.released.Swap(true) {
 		return errors.Join(errs...)
 	}
 	if c.device != nil {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), c.waiter.Timeout, ErrTimeout)
 		defer cancel()
-		if err := c.device.Quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
+		if err := c.device.quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
 			// Memory must not go from under kernels: they would take the whole context with them.
 			return errors.Join(append(errs, err)...)
 		}
@@ -329,7 +301,7 @@ func (c *Comm) Close() error {
 // wait waits for a counter of a peer and spreads the word when that fails.
 func (c *Comm) wait(ctx context.Context, ctr *channel.Counter, want uint64, op string, peer int) error {
 	if err := c.waiter.Wait(ctx, ctr, want, op, peer); err != nil {
-		return c.Fail(err)
+		return c.fail(err)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ type Device struct {
 	context *cuda.Context
 	owned   bool
 	closed  bool
-	info    placement // this rank's
+	info    gpuInfo // this rank's
 	sms     int
 	virtual bool             // windows are virtual memory, on every rank
 	share   cuda.HandleType  // how its allocations are shared
@@ -31,7 +31,7 @@ type Device struct {
 	claim   *cuda.Memory     // a word: whether the record has been written
 	abort   *abortWord
 	devices []*cuda.Device // by rank, as this process's driver knows them; nil for a GPU that it does not see
-	places  []placement    // by rank
+	peers   []gpuInfo      // by rank
 	kernels *kernel.Cache
 	lanes   lanes
 }
@@ -42,9 +42,8 @@ type lanes struct {
 	words []*device.Words
 }
 
-// Lane is the number of a lane whose records have these words: what its kernels find in Group.Lane.
-// Lanes of the same words have the same number, so words are to live as long as the program.
-func (d *Device) Lane(w *device.Words) uint32 {
+// lane is the number of the lane with these words.
+func (d *Device) lane(w *device.Words) uint32 {
 	if w == nil {
 		return 0
 	}
@@ -77,18 +76,6 @@ func (d *Device) SMs() int { return d.sms }
 
 // Arch is what kernels for this rank's GPU are compiled for, sm_90a for example. Ranks may differ.
 func (d *Device) Arch() string { return d.info.arch }
-
-// Abort is this rank's abort word as kernels see it: 8 bytes of the host's memory, which the hosts
-// of all ranks can write. Waits on the device end when it is not 0.
-func (d *Device) Abort() cuda.Pointer { return d.abort.pointer }
-
-// Record is where a wait on the device says why it gave up: a [device.Record] in the host's memory.
-// The first to write it keeps it, until [Comm.SetMask].
-func (d *Device) Record() cuda.Pointer { return d.memory.Pointer() }
-
-// Claim is the word by which waits on the device settle who writes the record: 4 bytes of the GPU's
-// memory, 0 until one does, and again after [Comm.SetMask].
-func (d *Device) Claim() cuda.Pointer { return d.claim.Pointer() }
 
 // Virtual reports whether windows are virtual memory, as they are unless a rank's GPU has none:
 // then the memory of a window lives until every rank has closed it.
@@ -137,7 +124,7 @@ func openDevice(cfg config) (*Device, error) {
 		d.kernels = kernels().WithLogger(cfg.logger)
 	}
 	var err error
-	if d.info, err = placementOf(d.context.Device()); err != nil {
+	if d.info, err = gpuInfoOf(d.context.Device()); err != nil {
 		return nil, errors.Join(deviceError("join", err), d.close())
 	}
 	return d, nil
@@ -185,10 +172,7 @@ func (d *Device) forget(ctx context.Context) error {
 	return errors.Join(d.stream.Memset(d.claim.Pointer(), 0, 4), d.stream.Wait(ctx))
 }
 
-// Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever
-// stream, graph or library, or until ctx ends. It is what comes before memory is taken from under
-// kernels.
-func (d *Device) Quiesce(ctx context.Context, op string) error {
+func (d *Device) quiesce(ctx context.Context, op string) error {
 	if d.closed && d.owned {
 		return nil // the context has been given back, once it was quiet
 	}

@@ -137,7 +137,7 @@ func TestDevice(t *testing.T) {
 	for r, c := range group {
 		g := c.Device()
 		if g.Arch() != "sm_90a" || g.SMs() != 132 || g.Context().Device().Ordinal() != min(r, 1) ||
-			g.Stream() == nil || g.Abort() == 0 || g.Record() == 0 {
+			g.Stream() == nil || c.Operations().AbortWord() == 0 || c.Operations().WaitRecord() == 0 {
 			t.Errorf("rank %d: %+v", r, g)
 		}
 		if err := errors.Join(c.Err(), c.Wait(testContext(t), nil),
@@ -199,7 +199,7 @@ func TestWithGPU(t *testing.T) {
 		t.Error(err)
 	}
 	// Who closes what is left afterwards has nothing to wait for.
-	must(t, group, func(c *weft.Comm) error { return c.Device().Quiesce(testContext(t), "test") })
+	must(t, group, func(c *weft.Comm) error { return c.Operations().Quiesce(testContext(t), "test") })
 }
 
 // TestJoinRefusesDevices: what is wrong on one rank is refused on all.
@@ -284,7 +284,7 @@ func visit(ctx context.Context, c *weft.Comm, w *weft.Window, marks int) error {
 			return err
 		}
 	}
-	if err := c.AgreeOn(ctx, "test", "written", nil); err != nil {
+	if err := c.Operations().VerifySame(ctx, "test", "written", nil); err != nil {
 		return err
 	}
 	got, want := make([]byte, c.Size()), make([]byte, c.Size())
@@ -329,24 +329,24 @@ func TestAllocDevice(t *testing.T) {
 					if !bytes.Equal(whole, make([]byte, size)) {
 						return errors.New("a new window is not zero")
 					}
-					if err := c.AgreeOn(ctx, "test", "read", nil); err != nil {
+					if err := c.Operations().VerifySame(ctx, "test", "read", nil); err != nil {
 						return err
 					}
 					x := weft.DeviceTensor(w.Pointer().Add(3), weft.Uint8, 5)
 					if x.Pointer() != w.Pointer().Add(3) {
 						return fmt.Errorf("a tensor at %v of a window at %v", x.Pointer(), w.Pointer())
 					}
-					if found, offset, ok := c.Find(x.Data, 5); !ok || found != w || offset != 3 {
+					if found, offset, ok := c.Operations().Find(x.Data, 5); !ok || found != w || offset != 3 {
 						return fmt.Errorf("found %v at %d: %v", found, offset, ok)
 					}
-					if _, _, ok := c.Find(x.Data, size); ok {
+					if _, _, ok := c.Operations().Find(x.Data, size); ok {
 						return errors.New("found more than there is")
 					}
 					if err := visit(ctx, c, w, size-3-c.Size()+1); err != nil {
 						return err
 					}
 					// The last to let go still reaches everyone's part.
-					if err := c.AgreeOn(ctx, "test", "seen", nil); err != nil {
+					if err := c.Operations().VerifySame(ctx, "test", "seen", nil); err != nil {
 						return err
 					}
 					if c.Rank() != 1 {
@@ -354,7 +354,7 @@ func TestAllocDevice(t *testing.T) {
 							return err
 						}
 					}
-					if err := c.AgreeOn(ctx, "test", "closed", nil); err != nil {
+					if err := c.Operations().VerifySame(ctx, "test", "closed", nil); err != nil {
 						return err
 					}
 					if c.Rank() == 1 {
@@ -434,11 +434,11 @@ func TestRegisterDevice(t *testing.T) {
 			return fmt.Errorf("%d bytes at %v registered at %v", w.Size(), w.Pointer(), p)
 		}
 		clear(m.Bytes(p, offset+size))
-		if err := c.AgreeOn(ctx, "test", "zeroed", nil); err != nil {
+		if err := c.Operations().VerifySame(ctx, "test", "zeroed", nil); err != nil {
 			return err
 		}
-		return errors.Join(visit(ctx, c, w, size-3), c.AgreeOn(ctx, "test", "seen", nil), w.Close(),
-			c.AgreeOn(ctx, "test", "closed", nil), release())
+		return errors.Join(visit(ctx, c, w, size-3), c.Operations().VerifySame(ctx, "test", "seen", nil), w.Close(),
+			c.Operations().VerifySame(ctx, "test", "closed", nil), release())
 	})
 }
 
@@ -517,7 +517,7 @@ func TestRegisterDeviceRefuses(t *testing.T) {
 		if _, err := c.RegisterMemory(ctx, make([]byte, 8)); !errors.Is(err, weft.ErrUnsupported) {
 			return fmt.Errorf("plain memory: %w", err)
 		}
-		return c.AgreeOn(ctx, "test", "nothing lost", c.Err())
+		return c.Operations().VerifySame(ctx, "test", "nothing lost", c.Err())
 	})
 	if _, err := join(t, 1)[0].RegisterDevice(ctx, memory.Pointer(), 100); !errors.Is(err, weft.ErrUnsupported) {
 		t.Errorf("on the host: %v", err)
@@ -547,7 +547,7 @@ func TestRegisterDeviceRefusesKinds(t *testing.T) {
 		{mapped, false, ""},
 		{mapped, true, "not made to be shared by descriptors"},
 	} {
-		err := device.RefusePart(p, size, c.info, c.other)
+		err := device.RefuseSegment(p, size, c.info, c.other)
 		if (err == nil) != (c.says == "") || err != nil &&
 			(!errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%+v: %v, want %q", c.info, err, c.says)
@@ -637,7 +637,7 @@ func use(t *testing.T, d *cuda.Driver) {
 		}
 		w, err := c.RegisterDevice(testContext(t), memory.Pointer(), 100)
 		if err == nil {
-			err = errors.Join(w.Close(), c.AgreeOn(testContext(t), "test", "closed", nil))
+			err = errors.Join(w.Close(), c.Operations().VerifySame(testContext(t), "test", "closed", nil))
 		}
 		return errors.Join(err, memory.Close())
 	}) {
@@ -696,7 +696,7 @@ var words = &device.Words{
 
 // launch runs a kernel on the Comm's stream.
 func launch(c *weft.Comm, name string, arguments ...any) error {
-	c.Device().Lane(words)
+	c.Operations().Lane(words)
 	module, err := c.Device().Context().LoadModule([]byte("image"))
 	if err != nil {
 		return err
@@ -710,4 +710,19 @@ func launch(c *weft.Comm, name string, arguments ...any) error {
 		return errors.Join(err, module.Close())
 	}
 	return errors.Join(l.Start(c.Device().Stream()), module.Close())
+}
+
+// TestTooManyRanksOnGPUs: kernels know of fewer ranks than hosts do, and every rank says so.
+func TestTooManyRanksOnGPUs(t *testing.T) {
+	_, d := machine(t, cudatest.Config{})
+	each := make([][]weft.Option, device.MaxRanks+1)
+	for r := range each {
+		each[r] = []weft.Option{weft.WithDevice(primary(t, d, 0))}
+	}
+	_, errs := joinEach(t, each...)
+	for r, err := range errs {
+		if !errors.Is(err, weft.ErrUnsupported) || !strings.Contains(err.Error(), "ranks on GPUs") {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
 }

@@ -29,10 +29,10 @@
 // failures.
 //
 // Waits on the device end as those on the host do. A kernel that waits looks at the abort word of
-// its rank, a word of the host's memory at [Device.Abort], which any rank's host can set. At the
-// deadline it leaves a record at [Device.Record], which the next operation, [Comm.Err] and
+// its rank, a word of the host's memory at [Operations.AbortWord], which any rank's host can set. At
+// the deadline it leaves a record at [Operations.WaitRecord], which the next operation, [Comm.Err] and
 // [Comm.Wait] turn into the error of a host's wait, here and on the other ranks. Kernels that wait
-// for peers must run as a whole: [Device.Reserve] keeps the account.
+// for peers must run as a whole: package engine/gpu keeps the account.
 //
 // # Ownership
 //

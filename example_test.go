@@ -30,7 +30,7 @@ func ExampleJoin() {
 				return
 			}
 			copy(window.Bytes(), fmt.Sprintf("hello from rank %d", comm.Rank()))
-			if err := comm.AgreeOn(ctx, "greet", "written", nil); err != nil {
+			if err := comm.Operations().VerifySame(ctx, "greet", "written", nil); err != nil {
 				fmt.Println(err)
 				return
 			}

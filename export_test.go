@@ -15,9 +15,9 @@ func SetKernels(c *kernel.Cache) (undo func()) {
 // Mirrored reports whether kernels see a copy of the abort word.
 func (d *Device) Mirrored() bool { return d.abort.copy != nil }
 
-// RefusePart says why memory of which CUDA tells this cannot be registered.
-func (d *Device) RefusePart(p cuda.Pointer, size int, info cuda.PointerInfo, otherProcesses bool) error {
-	return d.refusePart("test", p, size, info, otherProcesses)
+// RefuseSegment says why memory of which CUDA tells this cannot be registered.
+func (d *Device) RefuseSegment(p cuda.Pointer, size int, info cuda.PointerInfo, otherProcesses bool) error {
+	return d.refuseSegment("test", p, size, info, otherProcesses)
 }
 
 // WithDriver makes WithGPU ask another driver than the machine's.

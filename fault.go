@@ -37,9 +37,9 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 		return channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}
 	}
 	switch {
-	case c.died.Load()>>uint(peer)&1 != 0:
+	case c.died.has(peer):
 		return channel.Fault{Cause: channel.CauseDied, Rank: peer}
-	case c.left.Load()>>uint(peer)&1 != 0: // a device cannot know
+	case c.left.has(peer): // a device cannot know
 		return channel.Fault{Cause: channel.CauseLeft, Rank: peer}
 	}
 	// Nothing is seen of waits on devices before they have ended. Those of a circle do so at about
@@ -85,7 +85,7 @@ type abortWord struct {
 }
 
 // The abort word is the first thing of a control page.
-const _ = -unsafe.Offsetof(control{}.fault)
+const _ = -unsafe.Offsetof(controlPage{}.fault)
 
 // newAbortWord registers a control page with the driver. Where the driver refuses (some containers
 // and kernels cannot pin a memory file), kernels see a copy, which is at most 2 ms old.

@@ -38,7 +38,7 @@ func TestDeviceAbort(t *testing.T) {
 		ctx := testContext(t)
 		for range 3 {
 			spinning := make(chan error)
-			go func() { spinning <- launch(group[0], "spin", group[0].Device().Abort()) }()
+			go func() { spinning <- launch(group[0], "spin", group[0].Operations().AbortWord()) }()
 			<-s.started
 			group[1].Abort()
 			// Waiting for the stream ends with the kernel, and says why it ended.
@@ -48,7 +48,7 @@ func TestDeviceAbort(t *testing.T) {
 			}
 			must(t, group, func(c *weft.Comm) error { return errors.Join(c.SetMask(ctx), c.Err()) })
 			for r, c := range group {
-				if word := m.Bytes(c.Device().Abort(), 8); *(*uint64)(unsafe.Pointer(&word[0])) != 0 {
+				if word := m.Bytes(c.Operations().AbortWord(), 8); *(*uint64)(unsafe.Pointer(&word[0])) != 0 {
 					t.Errorf("rank %d's kernels still see an abort word", r)
 				}
 			}
@@ -64,13 +64,14 @@ func TestDeviceRecord(t *testing.T) {
 	group := joinOn(t, d, []int{0, 0, 0})
 	ctx := testContext(t)
 	for range 2 {
-		if err := launch(group[0], "give up", group[0].Device().Record(), uint32(device.CauseTimeout), int32(2)); err != nil {
+		record := group[0].Operations().WaitRecord()
+		if err := launch(group[0], "give up", record, uint32(device.CauseTimeout), int32(2)); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
 			for _, err := range []error{
-				group[0].Begin("something"), group[0].Err(), group[0].Wait(ctx, nil),
-				group[0].AgreeOn(ctx, "agree", "", nil),
+				group[0].Operations().Begin("something"), group[0].Err(), group[0].Wait(ctx, nil),
+				group[0].Operations().VerifySame(ctx, "agree", "", nil),
 			} {
 				blames(t, 0, err, 2, weft.ErrTimeout)
 				for _, word := range []string{"dispatch", "epoch 41", "expected 7", "seen 3"} {
@@ -83,13 +84,13 @@ func TestDeviceRecord(t *testing.T) {
 		blames(t, 1, group[1].Err(), 2, weft.ErrTimeout)
 		blames(t, 2, group[2].Err(), 2, weft.ErrTimeout)
 		must(t, group, func(c *weft.Comm) error {
-			return errors.Join(c.SetMask(ctx), c.Err(), c.AgreeOn(ctx, "agree", "", nil))
+			return errors.Join(c.SetMask(ctx), c.Err(), c.Operations().VerifySame(ctx, "agree", "", nil))
 		})
 	}
 	// The others may go on without the one that is blamed.
 	blames(t, 1, giveUp(group[1], 0), 0, weft.ErrTimeout)
 	must(t, group[1:], func(c *weft.Comm) error {
-		return errors.Join(c.SetMask(ctx, 0), c.Err(), c.AgreeOn(ctx, "agree", "without 0", nil))
+		return errors.Join(c.SetMask(ctx, 0), c.Err(), c.Operations().VerifySame(ctx, "agree", "without 0", nil))
 	})
 }
 
@@ -124,7 +125,7 @@ func TestDeviceCircle(t *testing.T) {
 					}
 				}
 				must(t, group, func(c *weft.Comm) error {
-					return errors.Join(c.SetMask(ctx), c.Err(), c.AgreeOn(ctx, "agree", "", nil))
+					return errors.Join(c.SetMask(ctx), c.Err(), c.Operations().VerifySame(ctx, "agree", "", nil))
 				})
 			}
 		})
@@ -149,7 +150,7 @@ func TestDeviceRecordOddities(t *testing.T) {
 			ctx := testContext(t)
 			rest := group[:2]
 			must(t, rest, func(c *weft.Comm) error { return c.SetMask(ctx, 2) })
-			if err := launch(group[0], "give up", group[0].Device().Record(), c.cause, c.peer); err != nil {
+			if err := launch(group[0], "give up", group[0].Operations().WaitRecord(), c.cause, c.peer); err != nil {
 				t.Fatal(err)
 			}
 			for range 2 {
@@ -172,7 +173,7 @@ func TestDeviceRecordIsLate(t *testing.T) {
 
 // giveUp lets a wait on the device give up on a peer.
 func giveUp(c *weft.Comm, peer int32) error {
-	if err := launch(c, "give up", c.Device().Record(), uint32(device.CauseTimeout), peer); err != nil {
+	if err := launch(c, "give up", c.Operations().WaitRecord(), uint32(device.CauseTimeout), peer); err != nil {
 		return err
 	}
 	return c.Err()
@@ -186,7 +187,7 @@ func TestDeviceRecordOfOneThatLeft(t *testing.T) {
 	if err := group[1].Close(); err != nil {
 		t.Fatal(err)
 	}
-	for !group[0].Waiter().Gone(1) {
+	for !group[0].Operations().Waiter().Gone(1) {
 		runtime.Gosched()
 	}
 	blames(t, 0, giveUp(group[0], 1), 1, weft.ErrLeft)
@@ -319,9 +320,9 @@ func TestMirror(t *testing.T) {
 	m, d := machine(t, cudatest.Config{})
 	m.Fail("cuMemHostRegister", 0, cuda.ErrNotSupported)
 	c := joinOn(t, d, []int{0})[0]
-	bytes := m.Bytes(c.Device().Abort(), 8)
+	bytes := m.Bytes(c.Operations().AbortWord(), 8)
 	word := (*atomic.Uint64)(unsafe.Pointer(&bytes[0]))
-	c.Waiter().Own.Abort(channel.Fault{Cause: channel.CauseTimeout, Rank: 0})
+	c.Operations().Waiter().Own.Abort(channel.Fault{Cause: channel.CauseTimeout, Rank: 0})
 	ctx := testContext(t)
 	for word.Load() == 0 {
 		if ctx.Err() != nil {

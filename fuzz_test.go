@@ -11,13 +11,13 @@ import (
 	"github.com/weftgo/weft/internal/shm"
 )
 
-// FuzzCard reads what a peer tells in Join. Whatever it reads, it writes the same way.
-func FuzzCard(f *testing.F) {
+// FuzzPeerInfo reads what a peer tells in Join. Whatever it reads, it writes the same way.
+func FuzzPeerInfo(f *testing.F) {
 	l, err := shm.Listen()
 	if err != nil {
 		f.Fatal(err)
 	}
-	own := card{address: l.Address(), cpus: channel.Affinity()}
+	own := peerInfo{address: l.Address(), cpus: channel.Affinity()}
 	if err := l.Close(); err != nil {
 		f.Fatal(err)
 	}
@@ -25,11 +25,11 @@ func FuzzCard(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if back, err := parseCard(whole); err != nil || back.cpus != own.cpus || !back.address.SameProcess(own.address) {
-		f.Fatalf("its own card reads %+v: %v", back, err)
+	if back, err := parsePeerInfo(whole); err != nil || back.cpus != own.cpus || !back.address.SameProcess(own.address) {
+		f.Fatalf("its own information reads %+v: %v", back, err)
 	}
 	f.Add(whole)
-	own.device = noteOf(placement{sms: 132, virtual: true, bus: "0000:1b:00.0"}.words(), nil)
+	own.device = messageOf(gpuInfo{sms: 132, virtual: true, bus: "0000:1b:00.0"}.encode(), nil)
 	onGPU, err := own.append(nil)
 	if err != nil {
 		f.Fatal(err)
@@ -41,9 +41,9 @@ func FuzzCard(f *testing.F) {
 	f.Add(whole[:4+channel.CPUBytes-1])
 	f.Add(whole[:len(whole)-1])
 	f.Add(append(bytes.Clone(whole), 0))
-	f.Add(append([]byte{cardVersion + 1}, whole[1:]...))
+	f.Add(append([]byte{peerInfoVersion + 1}, whole[1:]...))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		c, err := parseCard(raw)
+		c, err := parsePeerInfo(raw)
 		if err != nil {
 			if !errors.Is(err, ErrMismatch) && !errors.Is(err, shm.ErrMalformed) {
 				t.Fatalf("%x is refused with %v", raw, err)
@@ -51,51 +51,51 @@ func FuzzCard(f *testing.F) {
 			return
 		}
 		if again, err := c.append(nil); err != nil || !bytes.Equal(again, raw) {
-			t.Fatalf("%x reads as the card %x: %v", raw, again, err)
+			t.Fatalf("%x reads as the information %x: %v", raw, again, err)
 		}
 	})
 }
 
-// FuzzPlacement reads what a peer tells of its GPU.
-func FuzzPlacement(f *testing.F) {
-	own := placement{uuid: cuda.UUID{1, 2}, sms: 132, virtual: true, fd: true, bus: "0000:1b:00.0"}
-	if back, err := parsePlacement([]byte(own.words())); err != nil || back != own {
-		f.Fatalf("its own placement reads %+v: %v", back, err)
+// FuzzGPUInfo reads what a peer tells of its GPU.
+func FuzzGPUInfo(f *testing.F) {
+	own := gpuInfo{uuid: cuda.UUID{1, 2}, sms: 132, virtual: true, fd: true, bus: "0000:1b:00.0"}
+	if back, err := parseGPUInfo([]byte(own.encode())); err != nil || back != own {
+		f.Fatalf("its own information reads %+v: %v", back, err)
 	}
-	f.Add([]byte(own.words()))
-	f.Add([]byte(placement{sms: 1}.words()))
-	f.Add([]byte(placement{}.words()))
+	f.Add([]byte(own.encode()))
+	f.Add([]byte(gpuInfo{sms: 1}.encode()))
+	f.Add([]byte(gpuInfo{}.encode()))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		p, err := parsePlacement(raw)
+		p, err := parseGPUInfo(raw)
 		switch {
 		case err != nil && !errors.Is(err, ErrMismatch):
 			t.Fatalf("%x is refused with %v", raw, err)
-		case err == nil && (p.sms <= 0 || len(p.words()) != len(raw)):
+		case err == nil && (p.sms <= 0 || len(p.encode()) != len(raw)):
 			t.Fatalf("%x reads as %+v", raw, p)
 		}
 	})
 }
 
-// FuzzPart reads what a peer tells of its part of a window: what is accepted lies inside of its
+// FuzzSegment reads what a peer tells of its part of a window: what is accepted lies inside of its
 // allocation.
-func FuzzPart(f *testing.F) {
-	own := part{kind: registeredPart, base: 1 << 40, extent: 4096, offset: 96, ipc: cuda.IPCHandle{7}}
-	if back, err := parsePart(own.encode(), 4000); err != nil || back != own {
+func FuzzSegment(f *testing.F) {
+	own := segment{kind: registeredSegment, base: 1 << 40, extent: 4096, offset: 96, ipc: cuda.IPCHandle{7}}
+	if back, err := parseSegment(own.encode(), 4000); err != nil || back != own {
 		f.Fatalf("its own part reads %+v: %v", back, err)
 	}
 	f.Add(own.encode(), 4000)
 	f.Add(own.encode(), 4001)
-	for _, bad := range []part{
+	for _, bad := range []segment{
 		{},
-		{kind: virtualPart, base: 1},
-		{kind: virtualPart, extent: 1},
-		{kind: plainPart, base: 1, extent: 1, offset: 2},
+		{kind: virtualSegment, base: 1},
+		{kind: virtualSegment, extent: 1},
+		{kind: plainSegment, base: 1, extent: 1, offset: 2},
 		{kind: 4, base: 1, extent: 1},
-		{kind: plainPart, base: 1, extent: -1},
-		{kind: plainPart, base: 1, extent: 1, offset: -1},
+		{kind: plainSegment, base: 1, extent: -1},
+		{kind: plainSegment, base: 1, extent: 1, offset: -1},
 	} {
-		if _, err := parsePart(bad.encode(), 1); !errors.Is(err, ErrMismatch) {
+		if _, err := parseSegment(bad.encode(), 1); !errors.Is(err, ErrMismatch) {
 			f.Errorf("%+v is taken: %v", bad, err)
 		}
 		f.Add(bad.encode(), 1)
@@ -103,7 +103,7 @@ func FuzzPart(f *testing.F) {
 	f.Add([]byte{}, 0)
 	f.Fuzz(func(t *testing.T, raw []byte, size int) {
 		size = max(size, 0)
-		p, err := parsePart(raw, size)
+		p, err := parseSegment(raw, size)
 		switch {
 		case err != nil && !errors.Is(err, ErrMismatch):
 			t.Fatalf("%x is refused with %v", raw, err)
@@ -147,11 +147,11 @@ func FuzzAgreed(f *testing.F) {
 // TestLongWords tells words apart that differ only where notes are cut.
 func TestLongWords(t *testing.T) {
 	long := strings.Repeat("x", 2*noteSize)
-	a, b := noteOf(long+"a", nil), noteOf(long+"b", nil)
-	if len(a) > noteSize || len(b) > noteSize || bytes.Equal(a, b) || !bytes.Equal(a, noteOf(long+"a", nil)) {
+	a, b := messageOf(long+"a", nil), messageOf(long+"b", nil)
+	if len(a) > noteSize || len(b) > noteSize || bytes.Equal(a, b) || !bytes.Equal(a, messageOf(long+"a", nil)) {
 		t.Errorf("notes of %d and %d bytes, equal %v", len(a), len(b), bytes.Equal(a, b))
 	}
-	if n := noteOf("", errors.New(long)); len(n) != noteSize || n[0] != '!' {
+	if n := messageOf("", errors.New(long)); len(n) != noteSize || n[0] != '!' {
 		t.Errorf("an error's note has %d bytes", len(n))
 	}
 }

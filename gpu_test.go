@@ -43,7 +43,7 @@ func TestGPU(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(visit(ctx, c, w, size-c.Size()), c.AgreeOn(ctx, "test", "seen", nil),
+					if err := errors.Join(visit(ctx, c, w, size-c.Size()), c.Operations().VerifySame(ctx, "test", "seen", nil),
 						w.Close()); err != nil {
 						return err
 					}
@@ -57,8 +57,8 @@ func TestGPU(t *testing.T) {
 				if err := errors.Join(zeroed, err); err != nil {
 					return err
 				}
-				return errors.Join(visit(ctx, c, w, 10), c.AgreeOn(ctx, "test", "seen", nil), w.Close(),
-					c.AgreeOn(ctx, "test", "closed", nil), m.Close())
+				return errors.Join(visit(ctx, c, w, 10), c.Operations().VerifySame(ctx, "test", "seen", nil), w.Close(),
+					c.Operations().VerifySame(ctx, "test", "closed", nil), m.Close())
 			})
 			t.Logf("windows are virtual memory: %v; kernels see a copy of the abort word: %v",
 				group[0].Device().Virtual(), group[0].Device().Mirrored())
@@ -70,14 +70,14 @@ func TestGPU(t *testing.T) {
 					return nil, err
 				}
 				s := c.Device().Stream()
-				return b, errors.Join(s.Copy(m.Pointer(), c.Device().Abort(), 8), s.Wait(ctx),
+				return b, errors.Join(s.Copy(m.Pointer(), c.Operations().AbortWord(), 8), s.Wait(ctx),
 					c.Device().Context().Download(b, m.Pointer()), m.Close())
 			}
 			must(t, group, func(c *weft.Comm) error {
 				if b, err := read(c); err != nil || !bytes.Equal(b, make([]byte, 8)) {
 					return fmt.Errorf("abort word %x: %w", b, err)
 				}
-				return c.AgreeOn(ctx, "test", "none", nil)
+				return c.Operations().VerifySame(ctx, "test", "none", nil)
 			})
 			group[len(group)-1].Abort()
 			must(t, group, func(c *weft.Comm) error {

@@ -84,7 +84,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 			err = errors.Join(err, gpu.close())
 		}
 	}()
-	own, cards, err := exchangeCards(ctx, b, card{address: listener.Address(), device: gpu.note(unbound)})
+	own, peers, err := exchangePeerInfo(ctx, b, peerInfo{address: listener.Address(), device: gpu.message(unbound)})
 	if err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
@@ -92,7 +92,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		rank:      b.Rank(),
 		size:      b.Size(),
 		bootstrap: b,
-		control:   make([]*control, b.Size()),
+		pages:     make([]*controlPage, b.Size()),
 		logger:    cfg.logger,
 		hugePages: cfg.hugePages,
 		remote:    -1,
@@ -101,25 +101,26 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		sameProcess: make([]bool, b.Size()),
 	}
 	c.record = &c.noRecord
+	c.mask.Store(&RankSet{})
 	var cpus channel.CPUs
 	addresses := make([]shm.Address, c.size)
-	for r, card := range cards {
-		addresses[r] = card.address
+	for r, p := range peers {
+		addresses[r] = p.address
 		switch {
-		case !own.address.SameHost(card.address):
+		case !own.address.SameHost(p.address):
 			if c.remote < 0 {
 				c.remote = r
 			}
 			continue
-		case own.address.SameProcess(card.address):
+		case own.address.SameProcess(p.address):
 			c.inProcess++
 			c.sameProcess[r] = true
 		}
 		c.local++
-		cpus.Add(card.cpus)
+		cpus.Add(p.cpus)
 	}
 
-	if err := gpu.settle(cards, c.inProcess, unbound); err != nil {
+	if err := gpu.checkPeers(peers, c.inProcess, unbound); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
 	c.waiter = channel.Waiter{
@@ -128,19 +129,19 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		Peers:   make([]*channel.Control, c.size),
 		Timeout: cfg.deadline,
 		Fault:   c.fault,
-		Gone:    func(peer int) bool { return c.left.Load()>>uint(peer)&1 != 0 },
+		Gone:    func(peer int) bool { return c.left.has(peer) },
 		Blame:   c.spread,
 	}
 	if cfg.policy != nil {
 		c.waiter.Policy = *cfg.policy
 	}
 
-	region, err := shm.Create("weft-control", controlSize, shm.Options{Huge: shm.HugeOff, Populate: true})
+	region, err := shm.Create("weft-control", controlPageSize, shm.Options{Huge: shm.HugeOff, Populate: true})
 	if err != nil {
 		return nil, errors.Join(giveUp(b, err), listener.Close())
 	}
-	c.control[c.rank] = controlAt(region.Bytes())
-	c.waiter.Own = &c.control[c.rank].fault
+	c.pages[c.rank] = controlPageAt(region.Bytes())
+	c.waiter.Own = &c.pages[c.rank].fault
 	c.waiter.Peers[c.rank] = c.waiter.Own
 	// A rank without its device goes on until it can tell the others.
 	if gpu != nil {
@@ -149,7 +150,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		}
 	}
 	if c.remote >= 0 {
-		// Ranks of other hosts are met through the bootstrap only; see reach.
+		// Ranks of other hosts are met through the bootstrap only; see requireOneHost.
 		if unbound != nil {
 			return nil, errors.Join(unbound, listener.Close(), gpu.close(), region.Release())
 		}
@@ -174,12 +175,12 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	}
 	for r, g := range c.regions {
 		if r != c.rank {
-			c.control[r] = controlAt(g.Bytes())
-			c.waiter.Peers[r] = &c.control[r].fault
+			c.pages[r] = controlPageAt(g.Bytes())
+			c.waiter.Peers[r] = &c.pages[r].fault
 		}
 	}
 	if gpu != nil {
-		if err := c.meet(ctx, unbound); err != nil {
+		if err := c.verifyDevices(ctx, unbound); err != nil {
 			errs := []error{err, c.mesh.Close(), gpu.close()}
 			for _, g := range c.regions {
 				errs = append(errs, g.Release())
@@ -266,74 +267,75 @@ func awake(ctx context.Context, limit time.Duration) (context.Context, context.C
 	}
 }
 
-// meet refuses, on every rank alike, GPUs that could not be set up and those that cannot reach each
+// verifyDevices refuses, on every rank alike, GPUs that could not be set up and those that cannot reach each
 // other.
-func (c *Comm) meet(ctx context.Context, own error) error {
+func (c *Comm) verifyDevices(ctx context.Context, own error) error {
 	if own == nil {
-		own = c.device.reach(c.rank)
+		own = c.device.checkAccess(c.rank)
 	}
-	return c.AgreeOn(ctx, "join", "ready", own)
+	return c.verifySame(ctx, "join", "ready", own)
 }
 
-// card is what ranks tell each other through the bootstrap.
-type card struct {
+// peerInfo is what ranks tell each other through the bootstrap.
+type peerInfo struct {
 	address shm.Address
 	cpus    channel.CPUs // ranks may be bound to different ones
-	device  []byte       // a note: the words of a placement, or why there is no GPU; empty on the host
+	device  []byte       // a note: the words of a gpuInfo, or why there is no GPU; empty on the host
 }
 
-const cardVersion = 3
+const peerInfoVersion = 3
 
-func exchangeCards(ctx context.Context, b bootstrap.Bootstrap, own card) (card, []card, error) {
+func exchangePeerInfo(ctx context.Context, b bootstrap.Bootstrap, own peerInfo) (peerInfo, []peerInfo, error) {
 	own.cpus = channel.Affinity()
 	note, err := own.append(nil)
 	if err != nil {
-		return card{}, nil, fmt.Errorf("join: %w", err)
+		return peerInfo{}, nil, fmt.Errorf("join: %w", err)
 	}
 	all, err := b.AllGather(ctx, note)
 	if err != nil {
-		return card{}, nil, fmt.Errorf("join: %w", err)
+		return peerInfo{}, nil, fmt.Errorf("join: %w", err)
 	}
-	cards := make([]card, len(all))
+	peers := make([]peerInfo, len(all))
 	for r, raw := range all {
-		if cards[r], err = parseCard(raw); err != nil {
-			return card{}, nil, &PeerError{Rank: r, Op: "join", Err: err}
+		if peers[r], err = parsePeerInfo(raw); err != nil {
+			return peerInfo{}, nil, &PeerError{Rank: r, Op: "join", Err: err}
 		}
 	}
-	return own, cards, nil
+	return own, peers, nil
 }
 
-// append encodes the card.
-func (c *card) append(b []byte) ([]byte, error) {
+// append encodes the information.
+func (c *peerInfo) append(b []byte) ([]byte, error) {
 	raw, err := c.address.MarshalBinary()
 	if err != nil {
 		return nil, err
 	}
-	b = binary.LittleEndian.AppendUint32(b, cardVersion)
+	b = binary.LittleEndian.AppendUint32(b, peerInfoVersion)
 	b = c.cpus.Append(b)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(c.device)))
 	return append(append(b, c.device...), raw...), nil
 }
 
-// parseCard decodes another rank's card.
-func parseCard(raw []byte) (c card, err error) {
+// parsePeerInfo decodes another rank's information.
+func parsePeerInfo(raw []byte) (c peerInfo, err error) {
 	const fixed = 4 + channel.CPUBytes + 2
-	if len(raw) >= 4 && binary.LittleEndian.Uint32(raw) != cardVersion {
-		return card{},
-			fmt.Errorf("%w: its card is of version %d, this rank's of version %d: install the same Weft for every rank",
-				ErrMismatch, binary.LittleEndian.Uint32(raw), cardVersion)
+	if len(raw) >= 4 && binary.LittleEndian.Uint32(raw) != peerInfoVersion {
+		return peerInfo{},
+			fmt.Errorf("%w: its join information is of version %d, this rank's of version %d: install the same "+
+				"Weft for every rank",
+				ErrMismatch, binary.LittleEndian.Uint32(raw), peerInfoVersion)
 	}
 	if len(raw) < fixed {
-		return card{}, fmt.Errorf("%w: a card of %d bytes", ErrMismatch, len(raw))
+		return peerInfo{}, fmt.Errorf("%w: %d bytes of join information", ErrMismatch, len(raw))
 	}
 	c.cpus = channel.ParseCPUs(raw[4:])
 	n := int(binary.LittleEndian.Uint16(raw[fixed-2:]))
 	if n > noteSize || n > len(raw)-fixed {
-		return card{}, fmt.Errorf("%w: %d bytes about its GPU", ErrMismatch, n)
+		return peerInfo{}, fmt.Errorf("%w: %d bytes about its GPU", ErrMismatch, n)
 	}
 	c.device = bytes.Clone(raw[fixed : fixed+n])
 	if err := c.address.UnmarshalBinary(raw[fixed+n:]); err != nil {
-		return card{}, fmt.Errorf("%w: %w", ErrMismatch, err)
+		return peerInfo{}, fmt.Errorf("%w: %w", ErrMismatch, err)
 	}
 	return c, nil
 }

@@ -27,13 +27,13 @@ func blame(err error, rank int, cause error) error {
 var errUnexpected = errors.New("unexpected error")
 
 func TestJoin(t *testing.T) {
-	for _, n := range []int{1, 2, 5, weft.MaxRanks} {
+	for _, n := range []int{1, 2, 5, 64, 65} {
 		group := join(t, n, weft.WithDeadline(7*time.Second))
 		for r, c := range group {
 			if c.Rank() != r || c.Size() != n || c.LocalSize() != n || c.Deadline() != 7*time.Second ||
-				c.Mask() != 0 || c.Generation() != 0 || c.Err() != nil {
+				!c.Mask().Empty() || c.Operations().Generation() != 0 || c.Err() != nil {
 				t.Errorf("rank %d of %d: %d of %d, %d here, deadline %v, mask %#x, generation %d, %v",
-					r, n, c.Rank(), c.Size(), c.LocalSize(), c.Deadline(), c.Mask(), c.Generation(), c.Err())
+					r, n, c.Rank(), c.Size(), c.LocalSize(), c.Deadline(), c.Mask(), c.Operations().Generation(), c.Err())
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func TestJoinSaysSoOnce(t *testing.T) {
 // hears something else.
 type edited struct {
 	bootstrap.Bootstrap
-	edit func(card []byte)
+	edit func(info []byte)
 }
 
 func (e edited) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
@@ -176,8 +176,8 @@ func (e edited) AllGather(ctx context.Context, data []byte) ([][]byte, error) {
 // and of how it is reached through shared memory. Both sides say at once which versions do not go
 // together.
 func TestJoinOtherVersion(t *testing.T) {
-	const address = 4 + channel.CPUBytes + 2 // of a card
-	for name, at := range map[string]int{"card": 0, "shared memory": address} {
+	const address = 4 + channel.CPUBytes + 2 // of a info
+	for name, at := range map[string]int{"info": 0, "shared memory": address} {
 		t.Run(name, func(t *testing.T) {
 			meeting, err := bootstrap.NewInProcess(3)
 			if err != nil {
@@ -187,9 +187,9 @@ func TestJoinOtherVersion(t *testing.T) {
 			versions := make(chan byte, 9)
 			for r, b := range meeting {
 				if r == 2 {
-					b = edited{b, func(card []byte) {
-						versions <- card[at]
-						card[at] ^= 64
+					b = edited{b, func(info []byte) {
+						versions <- info[at]
+						info[at] ^= 64
 					}}
 				}
 				go func() {
@@ -308,7 +308,7 @@ func TestJoinTwice(t *testing.T) {
 				return err
 			}
 			w.Bytes()[0] = byte(c.Size())
-			if err := c.AgreeOn(testContext(t), "test", "written", nil); err != nil {
+			if err := c.Operations().VerifySame(testContext(t), "test", "written", nil); err != nil {
 				return err
 			}
 			for r := range c.Size() {
@@ -329,7 +329,7 @@ func TestWaitPolicies(t *testing.T) {
 		group := join(t, 3, weft.WithWaitPolicy(p))
 		must(t, group, func(c *weft.Comm) error {
 			for i := range 50 {
-				if err := c.AgreeOn(testContext(t), "test", fmt.Sprint(i), nil); err != nil {
+				if err := c.Operations().VerifySame(testContext(t), "test", fmt.Sprint(i), nil); err != nil {
 					return err
 				}
 			}

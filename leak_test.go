@@ -63,9 +63,9 @@ func TestCollectorIsNotStopped(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			group := join(t, 2, weft.WithWaitPolicy(p), weft.WithDeadline(20*time.Second))
 			waits := make(chan error)
-			go func() { waits <- group[0].AgreeOn(testContext(t), "test", "", nil) }()
+			go func() { waits <- group[0].Operations().VerifySame(testContext(t), "test", "", nil) }()
 			if name == "sleeping" || name == "yielding to goroutines" || name == "yielding" {
-				for group[1].Waiter().Peers[0].Record().Peer != 1 {
+				for group[1].Operations().Waiter().Peers[0].Record().Peer != 1 {
 					runtime.Gosched()
 				}
 			}
@@ -76,7 +76,7 @@ func TestCollectorIsNotStopped(t *testing.T) {
 			if took := time.Since(start); took > 5*time.Second {
 				t.Errorf("five collections took %v while a rank waited", took)
 			}
-			if err := errors.Join(group[1].AgreeOn(testContext(t), "test", "", nil), <-waits); err != nil {
+			if err := errors.Join(group[1].Operations().VerifySame(testContext(t), "test", "", nil), <-waits); err != nil {
 				t.Error(err)
 			}
 		})

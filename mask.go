@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
 	"time"
 
 	"github.com/weftgo/weft/channel"
@@ -37,17 +36,17 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	if c.closed.Load() {
 		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
-	if err := c.reach(op); err != nil {
+	if err := c.requireOneHost(op); err != nil {
 		return err
 	}
-	var set uint64
+	var set RankSet
 	for _, r := range ranks {
 		if r < 0 || r >= c.size {
 			return Invalidf("%s: rank %d of %d", op, r, c.size)
 		}
-		set |= 1 << uint(r)
+		set = set.With(r)
 	}
-	if set>>uint(c.rank)&1 != 0 {
+	if set.Has(c.rank) {
 		return fmt.Errorf("%s: rank %d is this rank: %w; a rank that is left out does not call", op, c.rank, ErrMasked)
 	}
 	if err := c.lost(op, set); err != nil {
@@ -55,24 +54,24 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 	}
 	if c.device != nil {
 		if err := c.finish(ctx, op); err != nil {
-			return c.Fail(err)
+			return c.fail(err)
 		}
 	}
 	target, err := c.agreeOnMask(ctx, op, set)
 	if errors.Is(err, ErrMismatch) {
 		// Whoever has another set finds out on its own. Told of this rank, it would leave it out.
-		c.control[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}))
+		c.pages[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}))
 		return err
 	}
 	if err != nil {
-		return c.Fail(err)
+		return c.fail(err)
 	}
-	c.mask.Store(set)
+	c.mask.Store(&set)
 	c.generation.Store(target)
 	c.waiter.Hide()
 
 	// Faults of before are over. One that another rank has met since then is not.
-	own := &c.control[c.rank].fault
+	own := &c.pages[c.rank].fault
 	if f := own.Fault(); f.Cause != channel.CauseNone && f.Older(target) {
 		own.Clear(f)
 	}
@@ -81,20 +80,18 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		err := c.device.forget(ctx)
 		cancel()
 		if err != nil {
-			return c.Fail(deviceError(op, err))
+			return c.fail(deviceError(op, err))
 		}
 		c.device.abort.refresh()
 	}
 	// A rank that died since the check above could not say so over the fault that was there.
-	if dead := c.died.Load() &^ set; dead != 0 {
-		own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: bits.TrailingZeros64(dead)}))
+	if dead := c.died.load().Minus(set).Lowest(); dead >= 0 {
+		own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: dead}))
 	}
-	for r, p := range c.control {
-		if set>>uint(r)&1 != 0 {
-			p.fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: r}))
-		}
+	for r := range set.All() {
+		c.pages[r].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: r}))
 	}
-	c.logger.Info("mask", "rank", c.rank, "set", fmt.Sprintf("%#x", set), "generation", target)
+	c.logger.Info("mask", "rank", c.rank, "set", set.String(), "generation", target)
 	return nil
 }
 
@@ -103,7 +100,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 func (c *Comm) finish(ctx context.Context, op string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
 	defer cancel()
-	return c.device.Quiesce(ctx, op)
+	return c.device.quiesce(ctx, op)
 }
 
 // A decision says who goes on together: the members, all ranks but those that it leaves out. The
@@ -126,17 +123,17 @@ func (c *Comm) finish(ctx context.Context, op string) error {
 //     with the decision before it takes that member away from all others: they cannot go on without
 //     it, nor decide.
 type decision struct {
-	word       uint64 // the generation, the leader in 6 bits, and which of the leader's rosters
+	word       uint64 // the generation, the leader in 16 bits, and which of the leader's rosters
 	generation uint64
-	out        uint64 // the ranks that are left out
+	out        RankSet // the ranks that are left out
 }
 
 const (
 	rosterBits = 1
-	leaderBits = 6
+	leaderBits = 16
 )
 
-var _ [1<<leaderBits - MaxRanks]struct{}
+const _ = uint(1<<leaderBits - MaxRanks)
 
 // decision returns the last one. The leader does not change a roster while the word names it.
 func (c *Comm) decision() decision {
@@ -144,25 +141,25 @@ func (c *Comm) decision() decision {
 		return decision{} // ranks of several hosts do not share the word, and do not decide
 	}
 	for {
-		w := c.control[0].decided.Load()
-		out := c.control[w>>rosterBits&(1<<leaderBits-1)].rosters[w&1].Load()
-		if c.control[0].decided.Load() == w {
+		w := c.pages[0].decided.Load()
+		out := c.pages[w>>rosterBits&(1<<leaderBits-1)].rosters[w&1].load()
+		if c.pages[0].decided.Load() == w {
 			return decision{word: w, generation: w >> (leaderBits + rosterBits), out: out}
 		}
 	}
 }
 
 // leftOut reports whether the others have decided to go on without this rank.
-func (c *Comm) leftOut() bool { return c.decision().out>>uint(c.rank)&1 != 0 }
+func (c *Comm) leftOut() bool { return c.decision().out.Has(c.rank) }
 
 // decide makes a decision of this rank's proposal, unless there was another one after last.
-func (c *Comm) decide(last decision, target, set uint64) {
-	own, roster := c.control[c.rank], uint64(0)
+func (c *Comm) decide(last decision, target uint64, set RankSet) {
+	own, roster := c.pages[c.rank], uint64(0)
 	if last.word>>rosterBits&(1<<leaderBits-1) == uint64(c.rank) {
 		roster = 1 - last.word&1
 	}
-	own.rosters[roster].Store(set)
-	c.control[0].decided.CompareAndSwap(last.word, target<<(leaderBits+rosterBits)|uint64(c.rank)<<rosterBits|roster)
+	own.rosters[roster].store(set)
+	c.pages[0].decided.CompareAndSwap(last.word, target<<(leaderBits+rosterBits)|uint64(c.rank)<<rosterBits|roster)
 }
 
 // grace is how long a side that others could outvote waits for them to call. An eighth of a short
@@ -170,18 +167,18 @@ func (c *Comm) decide(last decision, target, set uint64) {
 const grace = 200 * time.Millisecond
 
 // agreeOnMask returns the generation in which all ranks outside the set go on without those in it.
-func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, error) {
-	own := &c.control[c.rank].mask
-	side := c.everyone() &^ set
-	leads := bits.TrailingZeros64(side) == c.rank
+func (c *Comm) agreeOnMask(ctx context.Context, op string, set RankSet) (uint64, error) {
+	own := &c.pages[c.rank].mask
+	side := c.everyone().Minus(set)
+	leads := side.Lowest() == c.rank
 	first := max(own.target.Load(), c.decision().generation) + 1
-	if f := c.control[c.rank].fault.Fault(); f.Cause != channel.CauseNone {
+	if f := c.pages[c.rank].fault.Fault(); f.Cause != channel.CauseNone {
 		first = f.After(first) // faults of other ranks' SetMasks, from which they have returned
 	}
 	target := first
 	own.publish(target, set)
 	var watch channel.Stopwatch
-	for nap := 20 * time.Microsecond; ; nap = min(2*nap, time.Millisecond) {
+	for nap := 20 * time.Microsecond; ; nap = min(2*nap, c.pace(time.Millisecond)) {
 		waited := watch.Look()
 		last := c.decision()
 		if last.out == set && last.generation >= first {
@@ -196,7 +193,7 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, 
 		}
 		if err == nil && leads && late < 0 {
 			mine := c.claim(side, last)
-			if rival := c.claim(set&^last.out&^c.left.Load(), last); waited > min(grace, c.waiter.Timeout/8) ||
+			if rival := c.claim(set.Minus(last.out).Minus(c.left.load()), last); waited > min(grace, c.waiter.Timeout/8) ||
 				!rival.beats(mine) {
 				c.decide(last, target, set)
 				continue
@@ -205,7 +202,7 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, 
 		if err != nil {
 			// What was wanted must not be taken for agreement later. No rank wants a set that it is
 			// in itself.
-			own.publish(target, 1<<uint(c.rank))
+			own.publish(target, RankSetOf(c.rank))
 			if last = c.decision(); last.out == set && last.generation >= first { // the leader was faster
 				return last.generation, nil
 			}
@@ -215,17 +212,23 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set uint64) (uint64, 
 	}
 }
 
+// pace is how often a rank looks at all others: as often as it says where they are few. Ranks of one
+// process would otherwise do nothing but look at each other.
+func (c *Comm) pace(few time.Duration) time.Duration {
+	return few * time.Duration(1+(c.inProcess-1)/64)
+}
+
 // everyone is the set of all ranks.
-func (c *Comm) everyone() uint64 { return ^uint64(0) >> uint(MaxRanks-c.size) }
+func (c *Comm) everyone() RankSet { return ranksBelow(c.size) }
 
 // aims looks at what the ranks of a side propose: highest is the highest generation that any aims
 // at, and late the first that does not propose this, or -1. Those that propose nothing, for they
 // have not called, come before those that propose another set.
-func (c *Comm) aims(side, target, set uint64) (late int, highest uint64) {
+func (c *Comm) aims(side RankSet, target uint64, set RankSet) (late int, highest uint64) {
 	late = -1
 	silent := false
-	for _, r := range ranksOf(side) {
-		theirs, theirSet, ok := c.control[r].mask.read()
+	for r := range side.All() {
+		theirs, theirSet, ok := c.pages[r].mask.read()
 		highest = max(highest, theirs)
 		if (!ok || theirs < target) && !silent || (theirs != target || theirSet != set) && late < 0 {
 			late, silent = r, !ok || theirs < target
@@ -235,22 +238,22 @@ func (c *Comm) aims(side, target, set uint64) (late int, highest uint64) {
 }
 
 // proposes reports whether a rank shows this proposal.
-func (c *Comm) proposes(rank int, target, set uint64) bool {
-	theirs, theirSet, ok := c.control[rank].mask.read()
+func (c *Comm) proposes(rank int, target uint64, set RankSet) bool {
+	theirs, theirSet, ok := c.pages[rank].mask.read()
 	return ok && theirs == target && theirSet == set
 }
 
 // refusal is why a proposal is given up, if it is. Late is who does not support it, or -1.
-func (c *Comm) refusal(ctx context.Context, op string, last decision, first, target, set uint64, late int,
-	waited time.Duration,
+func (c *Comm) refusal(ctx context.Context, op string, last decision, first, target uint64, set RankSet,
+	late int, waited time.Duration,
 ) error {
-	side := c.everyone() &^ set
+	side := c.everyone().Minus(set)
 	masked := func(by int) error {
 		err := fmt.Errorf("%w: rank %d goes on without it; wait to be taken back with SetMask without that "+
 			"rank in the set", ErrMasked, by)
 		return &PeerError{Rank: c.rank, Op: op, Err: err}
 	}
-	leader := bits.TrailingZeros64(side)
+	leader := side.Lowest()
 	// As long as the leader holds on to the proposal it alone gives it up to others: it may be
 	// about to decide.
 	if by := c.outvoted(side, last); by >= 0 && (c.rank == leader || !c.proposes(leader, target, set)) {
@@ -261,9 +264,9 @@ func (c *Comm) refusal(ctx context.Context, op string, last decision, first, tar
 	}
 	// What another rank of the side has met in its SetMask ends this one, too: all call again, and
 	// with the same set.
-	if f := c.control[c.rank].fault.Fault(); f.Cause != channel.CauseNone && f.Cause != channel.CauseMasked &&
+	if f := c.pages[c.rank].fault.Fault(); f.Cause != channel.CauseNone && f.Cause != channel.CauseMasked &&
 		!f.Older(first) &&
-		side>>uint(f.Reporter)&1 != 0 && (f.Rank < 0 || side>>uint(f.Rank)&1 != 0) {
+		side.Has(f.Reporter) && (f.Rank < 0 || side.Has(f.Rank)) {
 		return c.waiter.Err(f, op)
 	}
 	if late < 0 {
@@ -275,12 +278,12 @@ func (c *Comm) refusal(ctx context.Context, op string, last decision, first, tar
 	if waited <= c.waiter.Timeout {
 		return nil
 	}
-	if last.out>>uint(c.rank)&1 != 0 {
-		return masked(bits.TrailingZeros64(c.everyone() &^ last.out))
+	if last.out.Has(c.rank) {
+		return masked(c.everyone().Minus(last.out).Lowest())
 	}
-	if theirs, theirSet, ok := c.control[late].mask.read(); ok && theirs >= target && theirSet != set {
-		err := fmt.Errorf("%w: it leaves out %v, this rank %v", ErrMismatch, ranksOf(theirSet), ranksOf(set))
-		if theirSet>>uint(late)&1 != 0 {
+	if theirs, theirSet, ok := c.pages[late].mask.read(); ok && theirs >= target && theirSet != set {
+		err := fmt.Errorf("%w: it leaves out %v, this rank %v", ErrMismatch, theirSet, set)
+		if theirSet.Has(late) {
 			err = fmt.Errorf("%w: it has given up its SetMask; call it again", ErrMismatch)
 		}
 		return &PeerError{Rank: late, Op: op, Err: err}
@@ -289,17 +292,18 @@ func (c *Comm) refusal(ctx context.Context, op string, last decision, first, tar
 }
 
 // outvoted returns a rank outside the side that the side has to give way to, or -1.
-func (c *Comm) outvoted(side uint64, last decision) int {
+func (c *Comm) outvoted(side RankSet, last decision) int {
 	mine := c.claim(side, last)
-	others := c.everyone() &^ side &^ c.died.Load()
-	if members := others &^ last.out; !mine.member && members != 0 {
-		return bits.TrailingZeros64(members)
+	others := c.everyone().Minus(side).Minus(c.died.load())
+	if member := others.Minus(last.out).Lowest(); !mine.member && member >= 0 {
+		return member
 	}
-	for _, r := range ranksOf(others &^ c.left.Load()) {
-		theirs, theirSet, ok := c.control[r].mask.read()
+	for r := range others.Minus(c.left.load()).All() {
+		theirs, theirSet, ok := c.pages[r].mask.read()
 		// What was decided, or has been since, is no proposal any more. One that needs a rank of
 		// this side cannot be decided beside this one.
-		if ok && theirs > last.generation && theirSet&side == side && c.claim(c.everyone()&^theirSet, last).beats(mine) {
+		if ok && theirs > last.generation && theirSet.Contains(side) &&
+			c.claim(c.everyone().Minus(theirSet), last).beats(mine) {
 			return r
 		}
 	}
@@ -312,9 +316,9 @@ type claim struct {
 	size, lowest int  // of the living
 }
 
-func (c *Comm) claim(side uint64, last decision) claim {
-	living := side &^ c.died.Load()
-	return claim{member: living&^last.out != 0, size: bits.OnesCount64(living), lowest: bits.TrailingZeros64(living)}
+func (c *Comm) claim(side RankSet, last decision) claim {
+	living := side.Minus(c.died.load())
+	return claim{member: !living.Minus(last.out).Empty(), size: living.Len(), lowest: living.Lowest()}
 }
 
 func (a claim) beats(b claim) bool {
@@ -329,21 +333,12 @@ func (a claim) beats(b claim) bool {
 }
 
 // lost is the error for a rank that is gone and not in the set.
-func (c *Comm) lost(op string, set uint64) error {
-	if gone := c.died.Load() &^ set; gone != 0 {
-		return &PeerError{Rank: bits.TrailingZeros64(gone), Op: op, Err: ErrDied}
+func (c *Comm) lost(op string, set RankSet) error {
+	if gone := c.died.load().Minus(set).Lowest(); gone >= 0 {
+		return &PeerError{Rank: gone, Op: op, Err: ErrDied}
 	}
-	if gone := c.left.Load() &^ set; gone != 0 {
-		return &PeerError{Rank: bits.TrailingZeros64(gone), Op: op, Err: ErrLeft}
+	if gone := c.left.load().Minus(set).Lowest(); gone >= 0 {
+		return &PeerError{Rank: gone, Op: op, Err: ErrLeft}
 	}
 	return nil
-}
-
-// ranksOf lists a set.
-func ranksOf(set uint64) []int {
-	ranks := []int{}
-	for ; set != 0; set &= set - 1 {
-		ranks = append(ranks, bits.TrailingZeros64(set))
-	}
-	return ranks
 }

@@ -20,10 +20,11 @@ func TestSetMask(t *testing.T) {
 		if err := c.SetMask(ctx, 3, 4); err != nil {
 			return err
 		}
-		if !c.Masked(3) || !c.Masked(4) || c.Masked(0) || c.Mask() != 0b11000 || c.Generation() != 1 {
-			return fmt.Errorf("mask %#b of generation %d", c.Mask(), c.Generation())
+		if !c.Masked(3) || !c.Masked(4) || c.Masked(0) || c.Mask() != weft.RankSetOf(3, 4) ||
+			c.Operations().Generation() != 1 {
+			return fmt.Errorf("mask %v of generation %d", c.Mask(), c.Operations().Generation())
 		}
-		all, err := c.Agree(ctx, "test", []byte{byte(c.Rank())})
+		all, err := c.Operations().GatherNotes(ctx, "test", []byte{byte(c.Rank())})
 		if err != nil {
 			return err
 		}
@@ -35,13 +36,13 @@ func TestSetMask(t *testing.T) {
 	// One comes back, one more goes.
 	some := []*weft.Comm{group[0], group[2], group[3]}
 	must(t, some, func(c *weft.Comm) error {
-		return errors.Join(c.SetMask(ctx, 1, 4), c.AgreeOn(ctx, "test", "three", nil))
+		return errors.Join(c.SetMask(ctx, 1, 4), c.Operations().VerifySame(ctx, "test", "three", nil))
 	})
 	must(t, group, func(c *weft.Comm) error {
-		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "five", nil))
+		return errors.Join(c.SetMask(ctx), c.Operations().VerifySame(ctx, "test", "five", nil))
 	})
-	if g := group[4].Generation(); g != group[0].Generation() {
-		t.Errorf("generations %d and %d", g, group[0].Generation())
+	if g := group[4].Operations().Generation(); g != group[0].Operations().Generation() {
+		t.Errorf("generations %d and %d", g, group[0].Operations().Generation())
 	}
 }
 
@@ -52,15 +53,19 @@ func TestLeftOutAccuses(t *testing.T) {
 	rest := group[:2]
 	must(t, rest, func(c *weft.Comm) error { return c.SetMask(ctx, 2) })
 	group[2].Abort()
-	must(t, rest, func(c *weft.Comm) error { return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "going on", nil)) })
+	must(t, rest, func(c *weft.Comm) error {
+		return errors.Join(c.Err(), c.Operations().VerifySame(ctx, "test", "going on", nil))
+	})
 	// Its word may also lie there already when a rank looks: the rank alone decides what it means.
 	for _, c := range rest {
-		c.Waiter().Own.Abort(channel.Fault{
+		c.Operations().Waiter().Own.Abort(channel.Fault{
 			Cause: channel.CauseTimeout, Rank: 1 - c.Rank(), Reporter: 2,
-			Generation: c.Generation(),
+			Generation: c.Operations().Generation(),
 		})
 	}
-	must(t, rest, func(c *weft.Comm) error { return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "going on", nil)) })
+	must(t, rest, func(c *weft.Comm) error {
+		return errors.Join(c.Err(), c.Operations().VerifySame(ctx, "test", "going on", nil))
+	})
 }
 
 func TestSetMaskRefuses(t *testing.T) {
@@ -78,7 +83,7 @@ func TestSetMaskRefuses(t *testing.T) {
 		t.Errorf("alone: %v", err)
 	}
 	must(t, group, func(c *weft.Comm) error {
-		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "both", nil))
+		return errors.Join(c.SetMask(ctx), c.Operations().VerifySame(ctx, "test", "both", nil))
 	})
 }
 
@@ -92,11 +97,11 @@ func TestLeftOut(t *testing.T) {
 		must(t, []*weft.Comm{group[0], group[2]}, func(c *weft.Comm) error { return c.SetMask(ctx, out) })
 		c := group[out]
 		blames(t, out, c.Err(), out, weft.ErrMasked)
-		blames(t, out, c.AgreeOn(ctx, "test", "", nil), out, weft.ErrMasked)
+		blames(t, out, c.Operations().VerifySame(ctx, "test", "", nil), out, weft.ErrMasked)
 		_, err := c.Alloc(ctx, 64)
 		blames(t, out, err, out, weft.ErrMasked)
 		must(t, group, func(c *weft.Comm) error {
-			return errors.Join(c.SetMask(ctx), c.Err(), c.AgreeOn(ctx, "test", "three", nil))
+			return errors.Join(c.SetMask(ctx), c.Err(), c.Operations().VerifySame(ctx, "test", "three", nil))
 		})
 	}
 }
@@ -133,7 +138,7 @@ func TestLeftOutInside(t *testing.T) {
 	}()
 	must(t, group, func(c *weft.Comm) error {
 		if c.Rank() == out {
-			all, err := c.Agree(held, "test", nil)
+			all, err := c.Operations().GatherNotes(held, "test", nil)
 			if err := blame(err, out, weft.ErrMasked); err != nil {
 				return fmt.Errorf("notes %q: %w", all, err)
 			}
@@ -145,15 +150,15 @@ func TestLeftOutInside(t *testing.T) {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		_, err := c.Agree(ctx, "test", []byte("early"))
+		_, err := c.Operations().GatherNotes(ctx, "test", []byte("early"))
 		err = errors.Join(err, c.SetMask(ctx, out))
 		for range 2 {
-			err = errors.Join(err, c.AgreeOn(ctx, "test", "late", nil))
+			err = errors.Join(err, c.Operations().VerifySame(ctx, "test", "late", nil))
 		}
 		return err
 	})
 	must(t, group, func(c *weft.Comm) error {
-		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "three", nil))
+		return errors.Join(c.SetMask(ctx), c.Operations().VerifySame(ctx, "test", "three", nil))
 	})
 }
 
@@ -175,7 +180,7 @@ func TestSetMaskDifferentSets(t *testing.T) {
 		return c.SetMask(ctx)
 	}) {
 		if err == nil {
-			t.Errorf("rank %d goes on with mask %#b", r, group[r].Mask())
+			t.Errorf("rank %d goes on with mask %v", r, group[r].Mask())
 		}
 	}
 }
@@ -234,10 +239,10 @@ func TestSidesMaskEachOther(t *testing.T) {
 					if side[c.Rank()] > 0 {
 						return nil
 					}
-					return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "one side", nil))
+					return errors.Join(c.Err(), c.Operations().VerifySame(ctx, "test", "one side", nil))
 				})
 				must(t, group, func(c *weft.Comm) error {
-					return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "all", nil))
+					return errors.Join(c.SetMask(ctx), c.Operations().VerifySame(ctx, "test", "all", nil))
 				})
 				if t.Failed() {
 					return
@@ -258,11 +263,11 @@ func TestSidesMaskInTurn(t *testing.T) {
 	for r, err := range each(group[:2], func(c *weft.Comm) error { return c.SetMask(ctx, 2) }) {
 		blames(t, r, err, r, weft.ErrMasked)
 	}
-	if err := errors.Join(group[2].Err(), group[2].AgreeOn(ctx, "test", "alone", nil)); err != nil {
+	if err := errors.Join(group[2].Err(), group[2].Operations().VerifySame(ctx, "test", "alone", nil)); err != nil {
 		t.Fatal(err)
 	}
 	must(t, group, func(c *weft.Comm) error {
-		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "all", nil))
+		return errors.Join(c.SetMask(ctx), c.Operations().VerifySame(ctx, "test", "all", nil))
 	})
 }
 
@@ -275,7 +280,9 @@ func TestLeftOutWaits(t *testing.T) {
 	must(t, rest, func(c *weft.Comm) error { return c.SetMask(ctx, 2) })
 	blames(t, 2, group[2].SetMask(ctx, 0), 2, weft.ErrMasked)
 	blames(t, 2, group[2].SetMask(ctx), 2, weft.ErrMasked)
-	must(t, rest, func(c *weft.Comm) error { return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "two", nil)) })
+	must(t, rest, func(c *weft.Comm) error {
+		return errors.Join(c.Err(), c.Operations().VerifySame(ctx, "test", "two", nil))
+	})
 	// Nor does it go on alone when they have left in good order: they have done the job.
 	for _, c := range rest {
 		if err := c.Close(); err != nil {
@@ -294,7 +301,7 @@ func TestClose(t *testing.T) {
 		windows[c.Rank()], err = c.Alloc(ctx, 64)
 		if err == nil {
 			windows[c.Rank()].Bytes()[5] = 55
-			err = c.AgreeOn(ctx, "test", "written", nil)
+			err = c.Operations().VerifySame(ctx, "test", "written", nil)
 		}
 		return err
 	})
@@ -303,7 +310,7 @@ func TestClose(t *testing.T) {
 		if c.Rank() == gone {
 			return errors.Join(c.Close(), c.Close())
 		}
-		if err := blame(c.AgreeOn(ctx, "test", "", nil), gone, weft.ErrLeft); err != nil {
+		if err := blame(c.Operations().VerifySame(ctx, "test", "", nil), gone, weft.ErrLeft); err != nil {
 			return err
 		}
 		if err := blame(c.Err(), gone, weft.ErrLeft); err != nil {
@@ -316,13 +323,13 @@ func TestClose(t *testing.T) {
 		if err := blame(c.SetMask(ctx), gone, weft.ErrLeft); err != nil {
 			return err
 		}
-		return errors.Join(c.SetMask(ctx, gone), c.AgreeOn(ctx, "test", "two", nil))
+		return errors.Join(c.SetMask(ctx, gone), c.Operations().VerifySame(ctx, "test", "two", nil))
 	})
 	c := group[gone]
 	for name, f := range map[string]func() error{
 		"alloc":           func() error { _, err := c.Alloc(ctx, 1); return err },
 		"register memory": func() error { _, err := c.RegisterMemory(ctx, nil); return err },
-		"agree":           func() error { return c.AgreeOn(ctx, "test", "", nil) },
+		"agree":           func() error { return c.Operations().VerifySame(ctx, "test", "", nil) },
 		"set mask":        func() error { return c.SetMask(ctx) },
 		"error":           c.Err,
 	} {

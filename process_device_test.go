@@ -53,7 +53,8 @@ func (m *member) allocDevice(ctx context.Context, a memberArgs) error {
 		return err
 	}
 	// Plain memory goes with its owner, so all let go of others' first.
-	return errors.Join(visit(ctx, m.comm, w, a.Size-m.comm.Size()), m.comm.AgreeOn(ctx, "test", "seen", nil), w.Close())
+	return errors.Join(visit(ctx, m.comm, w, a.Size-m.comm.Size()),
+		m.comm.Operations().VerifySame(ctx, "test", "seen", nil), w.Close())
 }
 
 // register makes a window of memory of this process. Ranks of even number have virtual memory
@@ -84,8 +85,9 @@ func (m *member) register(ctx context.Context, a memberArgs) error {
 	if err != nil {
 		return errors.Join(err, release())
 	}
-	return errors.Join(visit(ctx, m.comm, w, a.Size-m.comm.Size()), m.comm.AgreeOn(ctx, "test", "seen", nil), w.Close(),
-		m.comm.AgreeOn(ctx, "test", "closed", nil), release())
+	return errors.Join(visit(ctx, m.comm, w, a.Size-m.comm.Size()),
+		m.comm.Operations().VerifySame(ctx, "test", "seen", nil), w.Close(),
+		m.comm.Operations().VerifySame(ctx, "test", "closed", nil), release())
 }
 
 // leave closes everything, and finds the machine in order.

@@ -74,7 +74,7 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 		return nil, limitFiles(a.Times)
 	case "agree":
 		for i := range max(1, a.Times) {
-			if err := m.comm.AgreeOn(ctx, "agree", fmt.Sprint(i), nil); err != nil {
+			if err := m.comm.Operations().VerifySame(ctx, "agree", fmt.Sprint(i), nil); err != nil {
 				return nil, err
 			}
 		}
@@ -98,8 +98,9 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 	case "await error":
 		for {
 			if a.Accuse { // the masked one: whatever happens during the nap finds the abort word taken
-				f := channel.Fault{Cause: channel.CauseDied, Rank: a.Peer, Reporter: m.comm.Rank(), Generation: m.comm.Generation()}
-				m.comm.Waiter().Own.Abort(f)
+				f := channel.Fault{Cause: channel.CauseDied, Rank: a.Peer, Reporter: m.comm.Rank()}
+				f.Generation = m.comm.Operations().Generation()
+				m.comm.Operations().Waiter().Own.Abort(f)
 			}
 			select {
 			case <-ctx.Done():
@@ -111,7 +112,7 @@ func (m *member) Do(r *processes.Rank, c processes.Command) (any, error) {
 			}
 		}
 	case "await": // until the peer waits for somebody
-		for m.comm.Waiter().Peers[a.Peer].Record().Peer < 0 {
+		for m.comm.Operations().Waiter().Peers[a.Peer].Record().Peer < 0 {
 			select {
 			case <-ctx.Done():
 				return nil, ctx.Err()
@@ -134,7 +135,7 @@ func (m *member) alloc(ctx context.Context, a memberArgs) error {
 		return err
 	}
 	w.Bytes()[a.Size-1] = byte(m.comm.Rank() + 1)
-	if err := m.comm.AgreeOn(ctx, "alloc", "written", nil); err != nil {
+	if err := m.comm.Operations().VerifySame(ctx, "alloc", "written", nil); err != nil {
 		return err
 	}
 	for r := range m.comm.Size() {
@@ -142,7 +143,7 @@ func (m *member) alloc(ctx context.Context, a memberArgs) error {
 			return fmt.Errorf("rank %d's part shows %d", r, p[a.Size-1])
 		}
 	}
-	return errors.Join(m.comm.AgreeOn(ctx, "alloc", "read", nil), w.Close())
+	return errors.Join(m.comm.Operations().VerifySame(ctx, "alloc", "read", nil), w.Close())
 }
 
 // limitFiles lets this process open so many more files, and no others.

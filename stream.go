@@ -43,7 +43,7 @@ var errSlice = errors.New("slice of a wait")
 func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 	const op = "wait"
 	if c.closed.Load() || c.device == nil {
-		return c.Begin(op)
+		return c.begin(op)
 	}
 	stream := s.CUDA()
 	if stream == nil {
@@ -63,7 +63,7 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 		slice, done := context.WithTimeoutCause(ctx, 5*time.Millisecond, errSlice)
 		err := stream.Wait(slice)
 		done()
-		fault := c.Begin(op)
+		fault := c.begin(op)
 		switch {
 		case errors.Is(err, errSlice):
 			continue

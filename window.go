@@ -42,7 +42,7 @@ type Window struct {
 // the device's.
 func (c *Comm) Alloc(ctx context.Context, size int) (*Window, error) {
 	const op = "alloc window"
-	if err := c.Begin(op); err != nil {
+	if err := c.begin(op); err != nil {
 		return nil, err
 	}
 	if size < 0 {
@@ -92,12 +92,12 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 		return nil, Unsupportedf("%s: ranks of other processes cannot see plain memory; use Alloc, or "+
 			"Register with a memfd", op)
 	}
-	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", len(mem)), nil); err != nil {
+	if err := c.verifySame(ctx, op, fmt.Sprintf("%d bytes", len(mem)), nil); err != nil {
 		return nil, err
 	}
 	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
-	id := c.windows.next(c.Generation())
+	id := c.windows.next(c.generation.Load())
 	peers, err := c.mesh.ExchangeMemory(ctx, id, mem, c.Masked)
 	if err != nil {
 		return nil, c.meshError(op, err)
@@ -111,7 +111,7 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 
 // window makes a window of this rank's part, or tells the others why there is none.
 func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region, err error) (*Window, error) {
-	if err := c.AgreeOn(ctx, op, fmt.Sprintf("%d bytes", size), err); err != nil {
+	if err := c.verifySame(ctx, op, fmt.Sprintf("%d bytes", size), err); err != nil {
 		if own != nil {
 			return nil, errors.Join(err, own.Release())
 		}
@@ -119,7 +119,7 @@ func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region,
 	}
 	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
-	id := c.windows.next(c.Generation())
+	id := c.windows.next(c.generation.Load())
 	regions, err := c.mesh.Exchange(ctx, id, own, c.Masked)
 	if err != nil {
 		return nil, errors.Join(c.meshError(op, err), own.Release())
@@ -152,11 +152,11 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		tick := time.NewTicker(2 * time.Millisecond)
+		tick := time.NewTicker(c.pace(2 * time.Millisecond))
 		defer tick.Stop()
 		for watch := (channel.Stopwatch{}); ; {
 			waited, peer := watch.Look(), c.mesh.Awaited()
-			if err := c.Begin(op); err != nil {
+			if err := c.begin(op); err != nil {
 				cancel(err)
 				return
 			}
@@ -169,7 +169,7 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 					continue
 				}
 				c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: culprit})
-				cancel(cmp.Or(c.Begin(op), ErrTimeout))
+				cancel(cmp.Or(c.begin(op), ErrTimeout))
 				return
 			}
 			if waited > c.waiter.Timeout+sendTime { // to give took so long: the error names to whom
@@ -204,8 +204,8 @@ func (c *Comm) meshError(op string, err error) error {
 		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err) // the caller's: nobody is to blame
 	}
-	if err = c.Fail(err); c.leftOut() {
-		return c.Begin(op)
+	if err = c.fail(err); c.leftOut() {
+		return c.begin(op)
 	}
 	return err
 }

@@ -22,7 +22,7 @@ func exchangeThrough(t testing.TB, c *weft.Comm, w *weft.Window) error {
 			w.Bytes()[i] = byte(c.Rank() + 1)
 		}
 	}
-	if err := c.AgreeOn(ctx, "test", "written", nil); err != nil {
+	if err := c.Operations().VerifySame(ctx, "test", "written", nil); err != nil {
 		return err
 	}
 	for r := range c.Size() {
@@ -40,7 +40,7 @@ func exchangeThrough(t testing.TB, c *weft.Comm, w *weft.Window) error {
 			return fmt.Errorf("rank %d's part shows %d %d %d", r, p[0], p[n/2], p[n-1])
 		}
 	}
-	return c.AgreeOn(ctx, "test", "read", nil)
+	return c.Operations().VerifySame(ctx, "test", "read", nil)
 }
 
 func TestAlloc(t *testing.T) {
@@ -72,7 +72,7 @@ func TestAllocAborted(t *testing.T) {
 	start := time.Now()
 	must(t, group, func(c *weft.Comm) error {
 		if c.Rank() == 1 { // agrees to a window, as Alloc begins, and no more
-			err := c.AgreeOn(ctx, "alloc window", "4096 bytes", nil)
+			err := c.Operations().VerifySame(ctx, "alloc window", "4096 bytes", nil)
 			c.Abort()
 			return err
 		}
@@ -152,18 +152,18 @@ func TestFind(t *testing.T) {
 		{nil, 0, nil, 0},
 		{unsafe.Pointer(&test), 8, nil, 0},
 	} {
-		w, offset, ok := c.Find(test.p, test.n)
+		w, offset, ok := c.Operations().Find(test.p, test.n)
 		if w != test.want || offset != test.offset || ok != (test.want != nil) {
 			t.Errorf("%d bytes at %p: %v %d %v", test.n, test.p, w, offset, ok)
 		}
 	}
-	if w, ok := c.Window(a.ID()); !ok || w != a {
+	if w, ok := c.Operations().Window(a.ID()); !ok || w != a {
 		t.Errorf("window %d is %v", a.ID(), w)
 	}
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := c.Window(a.ID()); ok {
+	if _, ok := c.Operations().Window(a.ID()); ok {
 		t.Error("a closed window is still known")
 	}
 	if a.ID() == b.ID() {
@@ -221,14 +221,14 @@ func TestLeave(t *testing.T) {
 		windows[c.Rank()], err = c.Alloc(ctx, 8)
 		return err
 	})
-	if err := errors.Join(group[0].Leave(), group[0].Leave()); err != nil {
+	if err := errors.Join(group[0].Operations().Leave(), group[0].Operations().Leave()); err != nil {
 		t.Fatal(err)
 	}
 	windows[0].Bytes()[0] = 1 // it would fault
 	if err := group[0].Err(); !errors.Is(err, weft.ErrClosed) {
 		t.Errorf("who left: %v", err)
 	}
-	if err := group[1].AgreeOn(ctx, "test", "", nil); !errors.Is(err, weft.ErrLeft) {
+	if err := group[1].Operations().VerifySame(ctx, "test", "", nil); !errors.Is(err, weft.ErrLeft) {
 		t.Errorf("who stays: %v", err)
 	}
 	if err := errors.Join(group[0].Close(), group[0].Close()); err != nil {

@@ -64,7 +64,7 @@ func (e *end) Do(r *processes.Rank, c processes.Command) (any, error) {
 		for range a.Times {
 			e.sum.Add(1)
 		}
-		return nil, e.comm.Waiter().Wait(ctx, e.sum, uint64(a.Times*r.Size), "sum", 0)
+		return nil, e.comm.Operations().Waiter().Wait(ctx, e.sum, uint64(a.Times*r.Size), "sum", 0)
 	case "wakes":
 		return e.wakes(ctx, r.Rank, a)
 	case "signal":
@@ -75,7 +75,7 @@ func (e *end) Do(r *processes.Rank, c processes.Command) (any, error) {
 	case "exchange":
 		return nil, e.packets[a.Peer].Exchange(ctx, nil, nil)
 	case "await": // until the peer waits for somebody
-		for e.comm.Waiter().Peers[a.Peer].Record().Peer < 0 {
+		for e.comm.Operations().Waiter().Peers[a.Peer].Record().Peer < 0 {
 			select {
 			case <-ctx.Done():
 				return nil, ctx.Err()
@@ -117,10 +117,10 @@ func (e *end) join(ctx context.Context, r *processes.Rank, a endArgs) error {
 			continue
 		}
 		peer := w.Peer(p)
-		s := channel.NewSemaphore(e.comm.Waiter(), p, channel.CounterAt(own, p*channel.Stride),
+		s := channel.NewSemaphore(e.comm.Operations().Waiter(), p, channel.CounterAt(own, p*channel.Stride),
 			channel.CounterAt(peer, r.Rank*channel.Stride))
 		e.memory[p] = channel.NewMemory(s, own[dataAt:], peer[dataAt:])
-		e.packets[p], err = channel.NewPackets(e.comm.Waiter(), p, own[packetsAt+p*size:][:size],
+		e.packets[p], err = channel.NewPackets(e.comm.Operations().Waiter(), p, own[packetsAt+p*size:][:size],
 			peer[packetsAt+r.Rank*size:][:size])
 		if err != nil {
 			return err

@@ -10,7 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/bits"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -216,7 +216,7 @@ func goweft_comm_leave(id C.uint64_t) C.int {
 			return err
 		}
 		defer c.resume(children)
-		return c.weft.Leave()
+		return c.weft.Operations().Leave()
 	})
 }
 
@@ -307,8 +307,8 @@ func goweft_comm_get(id C.uint64_t, info *C.weft_comm_info) C.int {
 		v := C.weft_comm_info{
 			rank: C.int32_t(c.weft.Rank()), ranks: C.int32_t(c.weft.Size()),
 			local_ranks: C.int32_t(c.weft.LocalSize()), engine: C.WEFT_HOST,
-			deadline_ms: C.int64_t(c.weft.Deadline().Milliseconds()), mask: C.uint64_t(c.weft.Mask()),
-			generation: C.uint64_t(c.weft.Generation()),
+			deadline_ms: C.int64_t(c.weft.Deadline().Milliseconds()),
+			generation:  C.uint64_t(c.weft.Operations().Generation()),
 		}
 		if c.weft.Device() != nil {
 			v.engine = C.WEFT_GPU
@@ -353,15 +353,46 @@ func goweft_comm_wait(id C.uint64_t, stream unsafe.Pointer, ms C.int64_t) C.int 
 	})
 }
 
-//export goweft_comm_set_mask
-func goweft_comm_set_mask(id C.uint64_t, mask C.uint64_t, ms C.int64_t) C.int {
-	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
-		var ranks []int
-		for set := uint64(mask); set != 0; set &= set - 1 {
-			ranks = append(ranks, bits.TrailingZeros64(set))
+//export goweft_comm_mask
+func goweft_comm_mask(id C.uint64_t, out *C.uint64_t, n C.int) C.int {
+	return beside(id, func(c *comm) error {
+		to, err := words(out, n)
+		if err != nil {
+			return err
 		}
-		return c.weft.SetMask(ctx, ranks...)
+		set := c.weft.Mask()
+		from := set.Words()
+		clear(to[copy(to, from[:]):])
+		for r := range set.All() {
+			if r >= 64*len(to) {
+				return invalidf("%d words: rank %d is masked and does not fit", n, r)
+			}
+		}
+		return nil
 	})
+}
+
+//export goweft_comm_set_mask
+func goweft_comm_set_mask(id C.uint64_t, in *C.uint64_t, n C.int, ms C.int64_t) C.int {
+	return timed(comms, id, ms, func(ctx context.Context, c *comm) error {
+		from, err := words(in, n)
+		if err != nil {
+			return err
+		}
+		set, err := weft.RankSetFromWords(from)
+		if err != nil {
+			return err
+		}
+		return c.weft.SetMask(ctx, slices.Collect(set.All())...)
+	})
+}
+
+// words are the words of a set of ranks.
+func words(p *C.uint64_t, n C.int) ([]uint64, error) {
+	if n < 0 || n > 0 && p == nil {
+		return nil, invalidf("a set of ranks of %d words at %p", n, p)
+	}
+	return unsafe.Slice((*uint64)(unsafe.Pointer(p)), n), nil
 }
 
 // streams keeps the last stream that calls on an object were given: it is mostly the same.

@@ -52,6 +52,10 @@ weft_status weft_comm_get(weft_comm comm, weft_comm_info *info) {
 	return CALL(goweft_comm_get(ID(comm), info));
 }
 
+weft_status weft_comm_mask(weft_comm comm, uint64_t *words, int n) {
+	return CALL(goweft_comm_mask(ID(comm), words, n));
+}
+
 weft_status weft_comm_error(weft_comm comm) {
 	return CALL(goweft_comm_error(ID(comm)));
 }
@@ -60,8 +64,8 @@ weft_status weft_comm_abort(weft_comm comm) {
 	return CALL(goweft_comm_abort(ID(comm)));
 }
 
-weft_status weft_comm_set_mask(weft_comm comm, uint64_t mask) {
-	return CALL(goweft_comm_set_mask(ID(comm), mask, libweft_timeout));
+weft_status weft_comm_set_mask(weft_comm comm, const uint64_t *words, int n) {
+	return CALL(goweft_comm_set_mask(ID(comm), (uint64_t *)words, n, libweft_timeout));
 }
 
 weft_status weft_comm_wait(weft_comm comm, weft_stream stream) {

@@ -16,7 +16,7 @@ func leastSize(p any) uintptr {
 	case *C.weft_comm_options:
 		return 48
 	case *C.weft_comm_info:
-		return 48
+		return 40
 	case *C.weft_window_info:
 		return 32
 	case *C.weft_ep_kernel_tuning:

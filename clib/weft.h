@@ -247,11 +247,14 @@ typedef struct weft_comm_info {
 	int32_t local_ranks; /* on this host */
 	int32_t engine;      /* weft_engine */
 	int64_t deadline_ms;
-	uint64_t mask;       /* one bit for each masked rank */
 	uint64_t generation; /* grows with every weft_comm_set_mask */
 } weft_comm_info;
 
 weft_status weft_comm_get(weft_comm comm, weft_comm_info *info);
+
+/* Writes the set of masked ranks to n words, for which (ranks + 63) / 64 are enough: rank r is bit r % 64 of word
+ * r / 64. */
+weft_status weft_comm_mask(weft_comm comm, uint64_t *words, int n);
 
 /* Returns the failure that operations return from now on, or WEFT_OK. */
 weft_status weft_comm_error(weft_comm comm);
@@ -261,12 +264,13 @@ weft_status weft_comm_error(weft_comm comm);
 weft_status weft_comm_abort(weft_comm comm);
 
 /*
- * Goes on after a failure without the ranks of the mask, one bit each, and with all others. The ranks that remain call
- * it with the same mask, when none of their operations is in progress. A job never becomes two: of ranks that leave
- * each other out one side goes on, the larger or that with the lowest rank, or the one that was first, and the others
- * get WEFT_ERROR_MASKED. A rank that was left out waits here to be taken back, without those that go on in its mask.
+ * Goes on after a failure without the ranks of the mask, n words as weft_comm_mask writes them (no words: the empty
+ * mask), and with all others. The ranks that remain call it with the same mask, when none of their operations is in
+ * progress. A job never becomes two: of ranks that leave each other out one side goes on, the larger or that with the
+ * lowest rank, or the one that was first, and the others get WEFT_ERROR_MASKED. A rank that was left out waits here to
+ * be taken back, without those that go on in its mask.
  */
-weft_status weft_comm_set_mask(weft_comm comm, uint64_t mask);
+weft_status weft_comm_set_mask(weft_comm comm, const uint64_t *words, int n);
 
 /* Waits until what was enqueued on the stream has happened, and returns the failure that an operation has met
  * meanwhile. On the host, the failure only. */

@@ -67,8 +67,10 @@ type call struct {
 
 	rows   [][]byte // one source a rank, for reductions
 	pieces [][]byte // parts of them
-	bounce []byte   // a result on its way to memory past the caches
-	stream bool     // the output is too large to stay in a cache
+	ins    [][]byte // everyone's operands in windows
+	outs   [][]byte
+	bounce []byte // a result on its way to memory past the caches
+	stream bool   // the output is too large to stay in a cache
 
 	staging, sharing pace    // of copies and of reductions that others read
 	places           []place // by place among the live ranks, once they have been exchanged
@@ -127,7 +129,7 @@ func (c *call) exchangePlaces(ctx context.Context) error {
 // standing is where peers find memory of this rank: in which window, at which offset. Window 0
 // means that some of them cannot.
 func (c *call) standing(mem []byte) (window, offset uint64) {
-	w, at, ok := c.Comm.Find(pointer(mem), len(mem))
+	w, at, ok := c.Comm.Operations().Find(pointer(mem), len(mem))
 	if !ok {
 		return 0, 0
 	}
@@ -144,21 +146,21 @@ func (c *call) standing(mem []byte) (window, offset uint64) {
 // others, who have everything they need, may be half-way through already.
 func (c *call) peer(i int, window, offset uint64, n int) ([]byte, error) {
 	rank := c.Live[i]
-	w, open := c.Comm.Window(window)
+	w, open := c.Comm.Operations().Window(window)
 	if open {
 		if mem := w.Peer(rank); offset <= uint64(len(mem)) && uint64(n) <= uint64(len(mem))-offset {
 			return mem[offset:][:n:n], nil
 		}
 	}
 	// A rank that was left out while it stood still may be looking at later rounds of the others.
-	if err := c.Comm.Begin(c.name); err != nil {
+	if err := c.Comm.Operations().Begin(c.name); err != nil {
 		return nil, err
 	}
 	if !open {
-		return nil, c.Comm.Fail(fmt.Errorf("%s: an operand of rank %d lies in window %d, which this "+
+		return nil, c.Comm.Operations().Fail(fmt.Errorf("%s: an operand of rank %d lies in window %d, which this "+
 			"rank has %w", c.name, rank, window, weft.ErrClosed))
 	}
-	return nil, c.Comm.Fail(fmt.Errorf("%s: rank %d has an operand of %d bytes at %d of window %d, which "+
+	return nil, c.Comm.Operations().Fail(fmt.Errorf("%s: rank %d has an operand of %d bytes at %d of window %d, which "+
 		"ends before", c.name, rank, n, offset, window))
 }
 

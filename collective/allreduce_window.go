@@ -14,8 +14,7 @@ var allReduceWindow = Algorithm{
 	Collective: AllReduce,
 	Supports:   func(q Request) bool { return q.Windows&(Inputs|Outputs) == Inputs|Outputs },
 	run: func(ctx context.Context, c *call) error {
-		var mem [2 * maxRanks][]byte
-		ins, outs := mem[:c.Ranks], mem[maxRanks:][:c.Ranks]
+		ins, outs := c.ins[:c.Ranks], c.outs[:c.Ranks]
 		for i := range c.Live {
 			var err error
 			if ins[i], err = c.input(i); err != nil {

@@ -75,7 +75,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	if opts.Scratch == 0 {
 		opts.Scratch = DefaultScratch
 	}
-	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("scratch %d, algorithms %s", opts.Scratch,
+	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("scratch %d, algorithms %s", opts.Scratch,
 		strings.Join(opts.Force, " ")), err); err != nil {
 		return nil, err
 	}
@@ -87,6 +87,7 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 	g := &Group{window: w, forced: forced}
 	g.call.Rounds = host.NewRounds(comm, w, "group", func(call uint64) string { return fingerprint(call).String() })
 	g.call.rows = make([][]byte, comm.Size())
+	g.call.ins, g.call.outs = make([][]byte, comm.Size()), make([][]byte, comm.Size())
 	g.call.staging.enough, g.call.sharing.enough = tuning.Staging, tuning.Sharing
 	g.call.pieces = make([][]byte, comm.Size())
 	g.call.bounce = make([]byte, bounceBytes)
@@ -258,7 +259,7 @@ func (g *Group) begin(op string) (*call, error) {
 	if g.closed {
 		return nil, fmt.Errorf("%s: group %w", op, weft.ErrClosed)
 	}
-	if err := c.Comm.Begin(op); err != nil {
+	if err := c.Comm.Operations().Begin(op); err != nil {
 		return nil, err
 	}
 	if err := c.Sync(op); err != nil {
@@ -290,5 +291,5 @@ func (g *Group) run(ctx context.Context, c *call, err error) error {
 	}
 	// Nobody who was told of a failure meanwhile can vouch for what he has read: the others may
 	// have gone on without him.
-	return c.Comm.Begin(c.name)
+	return c.Comm.Operations().Begin(c.name)
 }

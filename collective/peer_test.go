@@ -223,7 +223,7 @@ func FuzzSlot(f *testing.F) {
 		p := *placeIn(theirs)
 		for _, place := range [][2]uint64{{p.input, p.inputAt}, {p.output, p.outputAt}, {windows[0].ID(), p.inputAt}} {
 			if mem, err := c.peer(1, place[0], place[1], m); err == nil {
-				w, _ := c.Comm.Window(place[0])
+				w, _ := c.Comm.Operations().Window(place[0])
 				inside(fmt.Sprintf("place %d", place), mem, w.Peer(1))
 			} else if mem != nil {
 				t.Fatalf("place %d: %d bytes and %v", place, len(mem), err)

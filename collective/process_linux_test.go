@@ -116,7 +116,7 @@ func (m *member) othersWait(ctx context.Context) error {
 			continue
 		}
 		for {
-			w := m.comm.Waiter().Peers[r].Record()
+			w := m.comm.Operations().Waiter().Peers[r].Record()
 			if w.Peer == m.comm.Rank() && w.Expected > m.group.call.Last() {
 				break
 			}

@@ -1,10 +1,5 @@
 package collective
 
-import "github.com/weftgo/weft"
-
-// maxRanks bounds tables on the stack.
-const maxRanks = weft.MaxRanks
-
 // bounceBytes is a piece of a result that is made in the first-level cache.
 const bounceBytes = 16 << 10
 

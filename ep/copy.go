@@ -25,7 +25,7 @@ func (h *Handle) CopyReceived(ctx context.Context, s *weft.Stream, r *Received, 
 	if b.Closed {
 		return fmt.Errorf("%s: handle %w", spec.OpCopy, weft.ErrClosed)
 	}
-	if err := b.Comm.Begin(spec.OpCopy); err != nil {
+	if err := b.Comm.Operations().Begin(spec.OpCopy); err != nil {
 		return err
 	}
 	switch {

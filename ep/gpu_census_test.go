@@ -15,6 +15,7 @@ import (
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
@@ -254,7 +255,7 @@ func TestCensusAtRandomOnGPUs(t *testing.T) {
 					perNode: 1 + r.IntN(8), tokens: r.IntN(200), topk: 1 + r.IntN(ep.MaxTopK),
 					wide: r.IntN(2) == 0, off: r.IntN(4),
 				}
-				c.ranks = c.perNode * (1 + r.IntN(weft.MaxRanks/c.perNode))
+				c.ranks = c.perNode * (1 + r.IntN(device.MaxRanks/c.perNode))
 				c.experts = c.ranks * (1 + r.IntN(1<<r.IntN(10)))
 				c.experts = min(c.experts, ep.MaxExperts/c.ranks*c.ranks)
 				c.pick = scattered(seed, c.experts)

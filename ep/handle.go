@@ -35,14 +35,14 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	if err == nil && e == spec.GPUEngine {
 		s, err = tuned(s, comm)
 	}
-	if err := comm.AgreeOn(ctx, op, fmt.Sprintf("%+v", s), err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, op, fmt.Sprintf("%+v", s), err); err != nil {
 		return nil, err
 	}
 	h := &Handle{base: spec.NewBase(comm, s)}
 	if h.engine, err = newEngine(ctx, h.base); err != nil {
 		return nil, err
 	}
-	comm.Shelf().Add(h.base.Buffers)
+	comm.Operations().Shelf().Add(h.base.Buffers)
 	return h, nil
 }
 
@@ -92,7 +92,7 @@ func (h *Handle) Close() error {
 		return nil
 	}
 	h.base.Closed = true
-	h.base.Comm.Shelf().Remove(h.base.Buffers)
+	h.base.Comm.Operations().Shelf().Remove(h.base.Buffers)
 	var err error
 	h.released, err = h.engine.Close()
 	return err

@@ -269,7 +269,7 @@ func TestLeftOutInside(t *testing.T) {
 			}
 			// Nobody reads anything of the operations before: what the victim waits for next is the
 			// others' part in this one.
-			if err := c.AgreeOn(ctx, "test", name, nil); err != nil {
+			if err := c.Operations().VerifySame(ctx, "test", name, nil); err != nil {
 				return err
 			}
 			op := sequence(steps)[last]

@@ -154,7 +154,7 @@ func (e *exchange) round(ctx context.Context, a exchangeArgs) error {
 
 func (e *exchange) await(ctx context.Context, peer int, op string) error {
 	for {
-		if r := e.comm.Waiter().Peers[peer].Record(); r.Peer >= 0 && r.Op == op {
+		if r := e.comm.Operations().Waiter().Peers[peer].Record(); r.Peer >= 0 && r.Op == op {
 			return nil
 		}
 		select {

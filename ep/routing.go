@@ -91,7 +91,7 @@ func (h *Handle) checkWeigh(op string, r *Routing, weights weft.Tensor) error {
 	if b.Closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if err := cmp.Or(b.Comm.Begin(op), r.shared().Check(b, op)); err != nil {
+	if err := cmp.Or(b.Comm.Operations().Begin(op), r.shared().Check(b, op)); err != nil {
 		return err
 	}
 	if b.Spec.Weighting != spec.Weighted || b.Spec.Reduction != spec.Exact {

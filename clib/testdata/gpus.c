@@ -628,7 +628,7 @@ static void refusals(rank *r) {
 			TRUE(weft_error_rank() == 0);
 		}
 		meet(r);
-		OK(weft_comm_set_mask(g->comm, 0));
+		OK(weft_comm_set_mask(g->comm, NULL, 0));
 		for (int i = 0; i < 2; i++) {
 			streams(r, &r->sides[i], &w);
 			r->sides[i].free_from = r->sides[i].arena;
@@ -715,7 +715,7 @@ static void masks(rank *r) {
 	meet(r);
 	if (r->number != out) {
 		for (int i = 0; i < 2; i++) {
-			OK(weft_comm_set_mask(r->sides[i].comm, (uint64_t)1 << out));
+			OK(weft_comm_set_mask(r->sides[i].comm, &(uint64_t){(uint64_t)1 << out}, 1));
 		}
 	}
 	meet(r);

@@ -58,7 +58,7 @@ static void structs(weft_comm comm) {
 	REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_INVALID, "set it to sizeof");
 	info.size = sizeof info - 8;
 	REFUSED(weft_comm_get(comm, &info), WEFT_ERROR_INVALID,
-			"size of the weft_comm_info is 40, and must be at least 48");
+			"size of the weft_comm_info is 32, and must be at least 40");
 
 	/* A program that is newer than the library: what it fills in may be longer; what it passes may, as long as it holds
 	 * nothing. */
@@ -419,7 +419,7 @@ static void broken_off(void) {
 	REFUSED(weft_window_get(window, gone), WEFT_ERROR_INTERNAL, "internal error");
 	REFUSED(weft_comm_error(comm), WEFT_ERROR_ABORTED, "");
 	OK(weft_window_get(window, &info)); /* nobody is inside any more */
-	OK(weft_comm_set_mask(comm, 0));
+	OK(weft_comm_set_mask(comm, NULL, 0));
 	OK(weft_comm_error(comm));
 	OK(weft_comm_destroy(comm));
 }
@@ -455,8 +455,18 @@ int main(void) {
 	broken_off();
 	OK(weft_comm_error(comm));
 	OK(weft_comm_wait(comm, NULL));
-	REFUSED(weft_comm_set_mask(comm, 1), WEFT_ERROR_MASKED, "");
-	REFUSED(weft_comm_set_mask(comm, 2), WEFT_ERROR_INVALID, "rank 1 of 1");
+	REFUSED(weft_comm_set_mask(comm, &(uint64_t){1}, 1), WEFT_ERROR_MASKED, "");
+	REFUSED(weft_comm_set_mask(comm, &(uint64_t){2}, 1), WEFT_ERROR_INVALID, "rank 1 of 1");
+	uint64_t words[20] = {[1] = 1};
+	REFUSED(weft_comm_set_mask(comm, words, 20), WEFT_ERROR_INVALID, "rank 64 of 1");
+	words[1] = 0;
+	words[19] = 1;
+	REFUSED(weft_comm_set_mask(comm, words, 20), WEFT_ERROR_INVALID, "a communicator has at most");
+	REFUSED(weft_comm_set_mask(comm, NULL, 1), WEFT_ERROR_INVALID, "a set of ranks of 1 words");
+	REFUSED(weft_comm_set_mask(comm, words, -1), WEFT_ERROR_INVALID, "a set of ranks of -1 words");
+	OK(weft_comm_mask(comm, words, 20));
+	TRUE(words[0] == 0 && words[19] == 0);
+	REFUSED(weft_comm_mask(comm, NULL, 1), WEFT_ERROR_INVALID, "a set of ranks of 1 words");
 
 	/* Destroying the communicator destroys what was made from it. */
 	weft_window window;

@@ -503,9 +503,12 @@ static void death(void) {
 	TRUE(weft_error_rank() == victim && now() - start < 5);
 	REFUSED(weft_comm_error(comm), WEFT_ERROR_DIED, "");
 	REFUSED(weft_barrier(group, NULL), WEFT_ERROR_DIED, "");
-	OK(weft_comm_set_mask(comm, (uint64_t)1 << victim));
+	OK(weft_comm_set_mask(comm, &(uint64_t){(uint64_t)1 << victim}, 1));
 	OK(weft_comm_get(comm, &me));
-	TRUE(me.mask == (uint64_t)1 << victim && me.generation > 0);
+	uint64_t mask[2] = {0, ~(uint64_t)0};
+	OK(weft_comm_mask(comm, mask, 2));
+	TRUE(mask[0] == (uint64_t)1 << victim && mask[1] == 0 && me.generation > 0);
+	REFUSED(weft_comm_mask(comm, mask, 0), WEFT_ERROR_INVALID, "is masked and does not fit");
 	OK(weft_comm_error(comm));
 	float x = 1;
 	weft_tensor t = tensor(&x, WEFT_FLOAT32, 1, -1);
@@ -534,7 +537,7 @@ static void timeout(void) {
 		}
 		REFUSED(weft_comm_error(comm), WEFT_ERROR_TIMEOUT, "");
 	}
-	OK(weft_comm_set_mask(comm, 0)); /* together again */
+	OK(weft_comm_set_mask(comm, NULL, 0)); /* together again */
 	OK(weft_barrier(group, NULL));
 	if (me.rank == 0) { /* this thread's calls wait less */
 		double start = now();
@@ -549,7 +552,7 @@ static void timeout(void) {
 		REFUSED(weft_comm_error(comm), WEFT_ERROR_ABORTED, "");
 		TRUE(weft_error_rank() == 0);
 	}
-	OK(weft_comm_set_mask(comm, 0));
+	OK(weft_comm_set_mask(comm, NULL, 0));
 	OK(weft_barrier(group, NULL));
 	pthread_t thread;
 	TRUE(pthread_create(&thread, NULL, abort_soon, NULL) == 0);
@@ -557,7 +560,7 @@ static void timeout(void) {
 		REFUSED(weft_barrier(group, NULL), WEFT_ERROR_ABORTED, "");
 	}
 	TRUE(pthread_join(thread, NULL) == 0);
-	OK(weft_comm_set_mask(comm, 0));
+	OK(weft_comm_set_mask(comm, NULL, 0));
 	OK(weft_group_destroy(group));
 }
 

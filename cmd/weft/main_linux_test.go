@@ -88,7 +88,7 @@ func joined() int {
 		fmt.Println("after", time.Since(start).Seconds(), "blames", peer.Rank, err)
 		return 5
 	}
-	_ = c.AgreeOn(context.Background(), "test", "", nil) // the others have joined, too, or have gone since
+	_ = c.Operations().VerifySame(context.Background(), "test", "", nil) // the others have joined, too, or have gone since
 	_ = c.Close()
 	return 0
 }

@@ -82,7 +82,7 @@ func (m memory) close() error {
 // NewLane makes a lane. It is collective. When it returns, every rank's memory is as kernels want
 // it, so operations may begin. The caller closes it.
 func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error) {
-	l := &Lane{spec: spec, comm: comm, device: comm.Device(), generation: comm.Generation()}
+	l := &Lane{spec: spec, comm: comm, device: comm.Device(), generation: comm.Operations().Generation()}
 	var err error
 	if l.window, err = comm.Alloc(ctx, int(spec.Window.Size())); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func NewLane(ctx context.Context, comm *weft.Comm, spec LaneSpec) (*Lane, error)
 		spec.Moved(l)
 	}
 	// No peer may write into a window before it is as the kernels want it.
-	if err := comm.AgreeOn(ctx, spec.Op, "memory", err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, spec.Op, "memory", err); err != nil {
 		_, again := l.Close()
 		return nil, errors.Join(err, again)
 	}
@@ -109,8 +109,9 @@ func (l *Lane) begin() error {
 		s.Synchronize()); err != nil {
 		return err
 	}
+	masked := l.comm.Mask().Words()
 	return l.setState(device.State{
-		Masked: [2]uint64{l.comm.Mask()}, Timeout: uint64(max(l.comm.Deadline(), time.Millisecond)),
+		Masked: [2]uint64(masked[:]), Timeout: uint64(max(l.comm.Deadline(), time.Millisecond)),
 	})
 }
 
@@ -128,9 +129,10 @@ func (l *Lane) Local(offset int64) cuda.Pointer { return l.local.Pointer().Add(i
 // Group is what kernels are told of the ranks. waits is where they count how long each rank is
 // waited for, or 0.
 func (l *Lane) Group(waits uint64) device.Group {
+	ops := l.comm.Operations()
 	g := device.Group{
-		Abort: uint64(l.device.Abort()), Record: uint64(l.device.Record()), Claim: uint64(l.device.Claim()), Waits: waits,
-		Ranks: uint32(l.comm.Size()), Rank: uint32(l.comm.Rank()), Lane: l.device.Lane(l.spec.Words),
+		Abort: uint64(ops.AbortWord()), Record: uint64(ops.WaitRecord()), Claim: uint64(ops.WaitClaim()), Waits: waits,
+		Ranks: uint32(l.comm.Size()), Rank: uint32(l.comm.Rank()), Lane: ops.Lane(l.spec.Words),
 	}
 	for rank := range l.comm.Size() {
 		g.Window[rank] = uint64(l.window.PeerPointer(rank))
@@ -164,11 +166,11 @@ func (l *Lane) Enter(ctx context.Context, op string, s *weft.Stream) (*cuda.Stre
 	if l.closed {
 		return nil, fmt.Errorf("%s: %s %w", op, l.spec.Owner, weft.ErrClosed)
 	}
-	if err := l.comm.Begin(op); err != nil {
+	if err := l.comm.Operations().Begin(op); err != nil {
 		return nil, err
 	}
 	stream := l.Stream(s)
-	if g := l.comm.Generation(); g != l.generation {
+	if g := l.comm.Operations().Generation(); g != l.generation {
 		if status, err := stream.CaptureStatus(); err != nil || status != cuda.NotCapturing {
 			return nil, cmp.Or(err, weft.Unsupportedf("%s: the first operation after ranks were masked "+
 				"cannot be captured; run one before", op))
@@ -248,12 +250,12 @@ func (h Half) Resume() (*cuda.Stream, error) {
 	if l.closed {
 		return nil, fmt.Errorf("%s: %s %w", h.op, l.spec.Owner, weft.ErrClosed)
 	}
-	if l.operations != h.operation || l.generation != l.comm.Generation() {
+	if l.operations != h.operation || l.generation != l.comm.Operations().Generation() {
 		return nil, fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", h.op, weft.ErrAborted)
 	}
 	l.half = ""
 	stream := l.Stream(h.stream)
-	return stream, cmp.Or(l.comm.Begin(h.op), l.Note(stream))
+	return stream, cmp.Or(l.comm.Operations().Begin(h.op), l.Note(stream))
 }
 
 // Finish ends the call of the second half.
@@ -278,7 +280,7 @@ func (l *Lane) restart(ctx context.Context, op string) error {
 	if l.spec.Ring != nil {
 		held = l.spec.Ring.Held()
 	}
-	notes, err := l.comm.Agree(ctx, op, binary.LittleEndian.AppendUint32([]byte{move}, held))
+	notes, err := l.comm.Operations().GatherNotes(ctx, op, binary.LittleEndian.AppendUint32([]byte{move}, held))
 	if err != nil {
 		return err
 	}
@@ -298,14 +300,14 @@ func (l *Lane) restart(ctx context.Context, op string) error {
 		}
 	}
 	// No rank sends before all have begun.
-	return l.comm.AgreeOn(ctx, op, "begun anew", cmp.Or(l.begin(), l.free(ctx)))
+	return l.comm.Operations().VerifySame(ctx, op, "begun anew", cmp.Or(l.begin(), l.free(ctx)))
 }
 
 // relocate takes other memory, and stops what knows the present one.
 func (l *Lane) relocate(ctx context.Context, op string) error {
 	err := l.setState(device.State{Stopped: 1})
 	local, again := l.device.Context().Alloc(int(l.spec.Local.Size()))
-	if err := l.comm.AgreeOn(ctx, op, "memory", cmp.Or(err, again)); err != nil {
+	if err := l.comm.Operations().VerifySame(ctx, op, "memory", cmp.Or(err, again)); err != nil {
 		if local != nil {
 			err = errors.Join(err, local.Close())
 		}
@@ -340,7 +342,7 @@ func (l *Lane) free(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(freePatience, l.comm.Deadline()/4))
 	defer cancel()
-	if l.device.Quiesce(ctx, "free memory") != nil {
+	if l.comm.Operations().Quiesce(ctx, "free memory") != nil {
 		return nil // the callers of that work will be told
 	}
 	var errs []error
@@ -397,7 +399,7 @@ func (l *Lane) Close() (released bool, err error) {
 func quiesce(comm *weft.Comm, op, keeps string) (ended bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), comm.Deadline(), weft.ErrTimeout)
 	defer cancel()
-	err = comm.Device().Quiesce(ctx, op)
+	err = comm.Operations().Quiesce(ctx, op)
 	if err != nil && ctx.Err() != nil {
 		return false, fmt.Errorf("%w after %v; end it (streams, graphs and other libraries of the process "+
 			"count) and call Close again: until then %s",

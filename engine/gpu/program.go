@@ -35,7 +35,7 @@ const sharedPercent = 50
 func Load(ctx context.Context, comm *weft.Comm, op string, sources ...Source) (*Program, error) {
 	d := comm.Device()
 	p, err := LoadLocal(ctx, d.Context(), d.Kernels(), sources...)
-	if err := comm.AgreeOn(ctx, op, "kernels", err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, op, "kernels", err); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil

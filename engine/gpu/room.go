@@ -50,7 +50,7 @@ func Fit(ctx context.Context, comm *weft.Comm, want Want) (*Room, error) {
 	r := &Room{want: want, comm: comm, PerSM: max(1, occupancy.SMThreads/want.Cost)}
 	r.cost = occupancy.SMThreads / r.PerSM // what an SM has left beside as many as it holds is of no use
 	err := r.open()
-	if err := comm.AgreeOn(ctx, want.Op, "", err); err != nil {
+	if err := comm.Operations().VerifySame(ctx, want.Op, "", err); err != nil {
 		return nil, err
 	}
 	all := comm.Device().SMs() * r.PerSM
@@ -96,7 +96,7 @@ func (r *Room) share(ctx context.Context, mine, held, all int) error {
 	note := binary.LittleEndian.AppendUint32(nil, uint32(mine))
 	note = binary.LittleEndian.AppendUint32(note, uint32(all))
 	note = binary.LittleEndian.AppendUint32(note, uint32(held))
-	notes, err := r.comm.Agree(ctx, r.want.Op, append(note, r.account.bus...))
+	notes, err := r.comm.Operations().GatherNotes(ctx, r.want.Op, append(note, r.account.bus...))
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (r *Room) Take(ctx context.Context, blocks int, summary string, own error) 
 			r.claim = claim
 		}
 	}
-	return r.comm.AgreeOn(ctx, op, summary, own)
+	return r.comm.Operations().VerifySame(ctx, op, summary, own)
 }
 
 // Release gives the room back when no kernel uses it any more. Further calls do nothing.

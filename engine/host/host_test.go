@@ -39,7 +39,7 @@ func NewSummer(ctx context.Context, comm *weft.Comm) (*Summer, error) {
 // negative number refuses, and so all do.
 func (s *Summer) Sum(ctx context.Context, kind uint64, number int64) (sum int64, err error) {
 	const op = "sum"
-	if err := s.rounds.Comm.Begin(op); err != nil {
+	if err := s.rounds.Comm.Operations().Begin(op); err != nil {
 		return 0, err
 	}
 	if err := s.rounds.Sync(op); err != nil {

@@ -36,7 +36,7 @@ type Rounds struct {
 // pad. words says a call in words.
 func NewRounds(comm *weft.Comm, w *weft.Window, kind string, words func(call uint64) string) *Rounds {
 	r := &Rounds{
-		Comm: comm, kind: kind, words: words, waiter: comm.WaiterOf(kind), pads: make([]*Pad, comm.Size()),
+		Comm: comm, kind: kind, words: words, waiter: comm.Operations().WaiterOf(kind), pads: make([]*Pad, comm.Size()),
 	}
 	for p := range r.pads {
 		if mem := w.Peer(p); mem != nil {
@@ -51,7 +51,7 @@ func NewRounds(comm *weft.Comm, w *weft.Window, kind string, words func(call uin
 // nobody is inside an older operation, and what it left behind has lower numbers than all that is
 // published from now on.
 func (r *Rounds) Sync(op string) error {
-	if !r.numbers.Begin(r.Comm.Generation()) && r.Live != nil {
+	if !r.numbers.Begin(r.Comm.Operations().Generation()) && r.Live != nil {
 		return nil
 	}
 	r.Live = r.Live[:0]
@@ -127,7 +127,7 @@ func (r *Rounds) Await(ctx context.Context, op string, round uint64) error {
 			continue
 		}
 		if err := r.waiter.Wait(ctx, c, round, op, p); err != nil {
-			return r.Comm.Fail(err)
+			return r.Comm.Operations().Fail(err)
 		}
 	}
 	if r.Step != nil {
@@ -153,7 +153,7 @@ func (r *Rounds) Compare(op string, round uint64, own error) error {
 		return nil
 	}
 	// A rank that was left out while it stood still may be looking at later rounds of the others.
-	if err := r.Comm.Begin(op); err != nil {
+	if err := r.Comm.Operations().Begin(op); err != nil {
 		return err
 	}
 	if own != nil {

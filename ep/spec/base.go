@@ -24,7 +24,7 @@ func NewBase(comm *weft.Comm, s Spec) *Base {
 	s = s.Normalize()
 	return &Base{
 		Comm: comm, Spec: s, Geometry: NewGeometry(s, comm.Size()),
-		Waiter: comm.WaiterOf("handle"), Buffers: engine.NewBuffers(s.Live),
+		Waiter: comm.Operations().WaiterOf("handle"), Buffers: engine.NewBuffers(s.Live),
 	}
 }
 
@@ -32,8 +32,8 @@ func NewBase(comm *weft.Comm, s Spec) *Base {
 type Batch struct {
 	Base    *Base // nil once it was released
 	Info    Info
-	Tokens  int    // of this rank
-	Masked  uint64 // ranks that were left out when it was prepared
+	Tokens  int          // of this rank
+	Masked  weft.RankSet // ranks that were left out when it was prepared
 	Weights WeightState
 	Epoch   uint64 // of its Prepare: the same on every rank
 }
@@ -103,7 +103,7 @@ func (b *Batch) Check(of *Base, op string) error {
 	if b == nil || b.Base != of {
 		return weft.Invalidf("%s: the routing was not prepared by this handle", op)
 	}
-	if of.Comm.Mask()&b.Masked != b.Masked {
+	if !of.Comm.Mask().Contains(b.Masked) {
 		return fmt.Errorf("%s: %w: the routing was prepared while ranks were masked that now take part; "+
 			"prepare again", op, weft.ErrInvalid)
 	}

@@ -21,10 +21,10 @@ type Census struct {
 // CountRouting is the layout step alone: it counts where tokens go. topk is int32 or int64 [tokens,
 // top-k] on the host, -1 for none; it is local and may be called by any rank at any time. Several
 // selections of one token on the same rank count once in RankTokens, as do those on the same node
-// in NodeTokens. What a [Spec] cannot have, such as more than 64 ranks or 32 selections a token, is
+// in NodeTokens. What a [Spec] cannot have, such as more than 1,024 ranks or 32 selections a token, is
 // refused. An ep.Counter does the same on a GPU.
 func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, error) {
-	if err := cmp.Or(CheckPlaces(experts, ranks, ranksPerNode), CheckCounted(topk)); err != nil {
+	if err := cmp.Or(CheckPlaces(experts, ranks, ranksPerNode, weft.MaxRanks), CheckCounted(topk)); err != nil {
 		return nil, err
 	}
 	tokens, k := topk.Shape[0], topk.Shape[1]

@@ -213,7 +213,8 @@ func (h *Base) checkBatch(op, what string, r *Batch, t weft.Tensor, bytes int) e
 	holds, foreign := "", "holds another routing's batch"
 	content := h.Buffers.Check(uintptr(t.Data), uintptr(bytes), r.Epoch, t.Generation)
 	if content == engine.None {
-		content, foreign = h.Comm.Shelf().Check(h.Buffers, uintptr(t.Data), uintptr(bytes)), "holds another handle's batch"
+		content = h.Comm.Operations().Shelf().Check(h.Buffers, uintptr(t.Data), uintptr(bytes))
+		foreign = "holds another handle's batch"
 	}
 	switch content {
 	case engine.Released:

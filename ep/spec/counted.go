@@ -5,11 +5,11 @@ import "github.com/weftgo/weft"
 // OpCount is what errors call the layout step.
 const OpCount = "count routing"
 
-// CheckPlaces says what is wrong with where experts are.
-func CheckPlaces(experts, ranks, ranksPerNode int) error {
-	if ranks < 1 || ranks > weft.MaxRanks || experts < 1 || experts > MaxExperts {
+// CheckPlaces says what is wrong with where experts are, of which at most so many ranks may have some.
+func CheckPlaces(experts, ranks, ranksPerNode, most int) error {
+	if ranks < 1 || ranks > most || experts < 1 || experts > MaxExperts {
 		return weft.Invalidf("%s: %d experts on %d ranks: want at most %d on %d", OpCount, experts, ranks,
-			MaxExperts, weft.MaxRanks)
+			MaxExperts, most)
 	}
 	if experts%ranks != 0 || ranksPerNode < 1 || ranks%ranksPerNode != 0 {
 		return weft.Invalidf("%s: %d experts on %d ranks, %d a node: want experts in equal shares, and "+

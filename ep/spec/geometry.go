@@ -1,5 +1,7 @@
 package spec
 
+import "github.com/weftgo/weft"
+
 // Geometry is where rows stand: pure functions of the Spec and of everyone's counts, so that the
 // rank that sends a row and the rank that receives it find the same place without asking each
 // other.
@@ -101,8 +103,8 @@ func (g *Geometry) ExpertZones(z *Zones, d int, total []int32) {
 // Overflow finds the first rank, and for ExpertMajor its first expert, whose demand exceeds the
 // capacity; total are the selections of every expert, visits the tokens for every rank, by all
 // ranks. Nothing goes to masked ranks.
-func (g *Geometry) Overflow(total, visits []int32, masked uint64, z *Zones) *OverflowError {
-	live := func(d int) bool { return masked>>uint(d)&1 == 0 }
+func (g *Geometry) Overflow(total, visits []int32, masked weft.RankSet, z *Zones) *OverflowError {
+	live := func(d int) bool { return !masked.Has(d) }
 	switch g.Layout {
 	case ExpertMajor:
 		for e, demand := range total {

@@ -79,7 +79,7 @@ func newGPU(ctx context.Context, comm *weft.Comm, handle *ep.Handle, cfg Config)
 	}
 	// Drivers may stop a GPU to allocate or to load: no rank begins an exchange, which waits for
 	// others, before all are done with that.
-	return g, comm.AgreeOn(ctx, "new model", "ready", err)
+	return g, comm.Operations().VerifySame(ctx, "new model", "ready", err)
 }
 
 // allocate makes the buffers, and what the layers keep.

@@ -21,7 +21,7 @@ func joinGPUs(ctx context.Context, comm *weft.Comm, options ...weft.Option) (*we
 		}
 		text = []byte(id.String())
 	}
-	texts, err := comm.Agree(ctx, "join GPUs", text)
+	texts, err := comm.Operations().GatherNotes(ctx, "join GPUs", text)
 	if err != nil {
 		return nil, err
 	}

@@ -146,7 +146,7 @@ func (d *Device) Alloc(c *weft.Comm, size int, window bool) (Memory, error) {
 func meet(c *weft.Comm) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	return c.AgreeOn(ctx, "meet", "", nil)
+	return c.Operations().VerifySame(ctx, "meet", "", nil)
 }
 
 // Upload implements [Engine].

@@ -54,7 +54,7 @@ func TestDeviceMemory(t *testing.T) {
 				if !bytes.Equal(got, want) {
 					return errors.New("what was uploaded does not come back")
 				}
-				if _, _, ok := c.Find(m.Data, size); ok != window {
+				if _, _, ok := c.Operations().Find(m.Data, size); ok != window {
 					return fmt.Errorf("in a window: %v, want %v", ok, window)
 				}
 				if s := d.Stream(c); s == nil || s != d.Stream(c) || s.CUDA() == c.Device().Stream() {

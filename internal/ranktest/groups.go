@@ -131,7 +131,7 @@ func New(t testing.TB, n int, options ...weft.Option) []*weft.Comm {
 
 // JoinEach is Join where each rank has options of its own.
 func JoinEach(n int, options func(rank int) []weft.Option) ([]*weft.Comm, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	ranks, err := bootstrap.NewInProcess(n)
 	if err != nil {

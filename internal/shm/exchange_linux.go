@@ -169,7 +169,7 @@ func (m *Mesh) give(ctx context.Context, p *peer, f frame, share func(*peer) (of
 	return nil
 }
 
-// collect takes the offers that are there, and waits for more if there was none. It returns the
+// collect takes the offers that are there. If there was none it waits for the first that is owed. It returns the
 // peers that still owe theirs.
 func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting []*peer,
 	take func(*peer, offer) error,
@@ -190,6 +190,10 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 		}
 	}
 	closed, changed := m.closed, m.changed
+	wait := !closed && gone == nil && len(ready) == 0
+	if wait {
+		owing[0].awaited++
+	}
 	m.mu.Unlock()
 
 	for i, p := range ready {
@@ -205,17 +209,36 @@ func (m *Mesh) collect(ctx context.Context, id uint64, kind frameKind, waiting [
 		return owing, ErrClosed
 	case gone != nil:
 		return owing, &PeerError{Peer: gone.position, Err: gone.gone}
-	case len(ready) > 0:
+	case !wait:
 		return owing, nil
 	}
 	m.awaited.Store(int64(owing[0].position) + 1)
-	defer m.awaited.Store(0)
+	defer func() {
+		m.awaited.Store(0)
+		m.mu.Lock()
+		owing[0].awaited--
+		m.mu.Unlock()
+	}()
 	select {
 	case <-changed:
 		return owing, nil
 	case <-ctx.Done():
-		return owing, &PeerError{Peer: owing[0].position, Err: silence(owing, context.Cause(ctx))}
+		silent := m.silent(owing, id)
+		if len(silent) == 0 {
+			return owing, nil
+		}
+		return owing, &PeerError{Peer: silent[0].position, Err: silence(silent, context.Cause(ctx))}
 	}
+}
+
+// silent lists the peers that have not answered, which may be fewer than when the wait began.
+func (m *Mesh) silent(owing []*peer, id uint64) []*peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(owing), func(p *peer) bool {
+		_, answered := p.offers[id]
+		return answered
+	})
 }
 
 // Awaited is the first of the peers that an exchange waits for at this moment, or -1. It is a

@@ -34,7 +34,7 @@ type Mesh struct {
 	awaited atomic.Int64 // 1 + the peer that an exchange waits for; 0 = none
 
 	mu      sync.Mutex
-	changed chan struct{} // closed and replaced when a peer offers something or goes
+	changed chan struct{} // closed and replaced when an awaited peer offers something or any goes
 	closed  bool
 }
 
@@ -49,6 +49,7 @@ type peer struct {
 	conn     *conn
 	ended    bool                // its process is known to have ended
 	gone     error               // why it sends no more: wraps ErrLeft or ErrDied
+	awaited  int                 // exchanges that wait for it before all others
 	offers   map[uint64]offer    // by exchange
 	unwanted map[uint64]struct{} // exchanges that ended here before its offer came
 }
@@ -230,7 +231,9 @@ func (m *Mesh) deliver(p *peer, id uint64, o offer) error {
 		return fmt.Errorf("%d exchanges ahead: %w", maxOffers+1, ErrMismatch)
 	}
 	p.offers[id] = o
-	m.announce()
+	if p.awaited > 0 { // else it is found when the awaited one has come: of n peers not all n wake an exchange
+		m.announce()
+	}
 	return nil
 }
 

@@ -210,7 +210,6 @@ class CommInfo(Struct):
         ("local_ranks", c_int32),
         ("engine", c_int32),
         ("deadline_ms", c_int64),
-        ("mask", c_uint64),
         ("generation", c_uint64),
     )
 
@@ -444,9 +443,10 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_comm_destroy": (c_void_p,),
     "weft_comm_leave": (c_void_p,),
     "weft_comm_get": (c_void_p, c_void_p),
+    "weft_comm_mask": (c_void_p, c_void_p, c_int),
     "weft_comm_error": (c_void_p,),
     "weft_comm_abort": (c_void_p,),
-    "weft_comm_set_mask": (c_void_p, c_uint64),
+    "weft_comm_set_mask": (c_void_p, c_void_p, c_int),
     "weft_comm_wait": (c_void_p, c_void_p),
     "weft_window_create": (c_void_p, c_size_t, c_void_p),
     "weft_window_create_from_fd": (c_void_p, c_int, c_size_t, c_void_p),

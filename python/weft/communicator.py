@@ -209,8 +209,9 @@ class Communicator(Resource):
     @property
     def mask(self) -> frozenset[int]:
         """The ranks that are left out."""
-        mask = self._info().mask
-        return frozenset(r for r in range(self.ranks) if mask >> r & 1)
+        words = self._words()
+        self._check(self._lib.comm_mask(self._handle, words, len(words)))
+        return frozenset(64 * i + r for i, word in enumerate(words) if word for r in range(64) if word >> r & 1)
 
     @property
     def generation(self) -> int:
@@ -228,6 +229,10 @@ class Communicator(Resource):
         :meth:`set_mask`. Any thread may call it."""
         self._check(self._lib.comm_abort(self._handle))
 
+    def _words(self) -> ctypes.Array[ctypes.c_uint64]:
+        """An empty set of ranks, as the library takes it."""
+        return (ctypes.c_uint64 * ((self.ranks + 63) // 64))()
+
     def set_mask(self, ranks: Iterable[int] = (), *, timeout: float | None = None) -> None:
         """Goes on after a failure without these ranks, and with all others.
 
@@ -240,12 +245,12 @@ class Communicator(Resource):
             with limit(timeout):
                 self.set_mask(ranks)
             return
-        mask = 0
+        words = self._words()
         for r in ranks:
             if not 0 <= r < self.ranks:
                 raise InvalidError(f"set_mask: rank {r} of {self.ranks}")
-            mask |= 1 << r
-        self._check(self._lib.comm_set_mask(self._handle, mask))
+            words[r // 64] |= 1 << r % 64
+        self._check(self._lib.comm_set_mask(self._handle, words, len(words)))
         self._left_out = self.mask
 
     def wait(self, stream: streams.StreamLike = None, *, timeout: float | None = None) -> None:

@@ -101,7 +101,7 @@ func (h *gpu) open(ctx context.Context) error {
 	if err == nil {
 		err = h.allocate()
 	}
-	if err := h.Comm.AgreeOn(ctx, op, "memory", err); err != nil {
+	if err := h.Comm.Operations().VerifySame(ctx, op, "memory", err); err != nil {
 		return err
 	}
 	h.lane, err = enginegpu.NewLane(ctx, h.Comm, enginegpu.LaneSpec{

@@ -164,7 +164,7 @@ func arguedPrograms(arch string) []argued {
 			layout.Of("Census", reflect.TypeFor[censusArgs](), nil) +
 			layout.Constants(map[string]int{
 				"THREADS": censusThreads, "SHARE": censusShare,
-				"MAX_RANKS": weft.MaxRanks,
+				"MAX_RANKS": device.MaxRanks,
 			})},
 		{copyKernel(arch), layout.Of("Describe", reflect.TypeFor[describeArgs](), nil) +
 			layout.Of("Copy", reflect.TypeFor[copyArgs](), nil) +

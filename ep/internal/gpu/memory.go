@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep/spec"
@@ -104,7 +103,7 @@ func newLocals(g *spec.Geometry, placed bool, b blocks) locals {
 	// Every block has a count.
 	l := locals{combineCounts: b.dispatchGrid(), gradientCounts: b.dispatchGrid() + b.combineGrid()}
 	l.Workspace = *enginegpu.NewLocal(l.gradientCounts + b.gradients)
-	l.credits = l.Zeros(4 * weft.MaxRanks)
+	l.credits = l.Zeros(4 * device.MaxRanks)
 	l.combineFilled = l.Zeros(3 * (int64(g.Tokens) + 1) * 8)
 	if !placed {
 		l.filled = l.Zeros(3 * int64(g.Ranks) * (int64(g.Tokens) + 1) * 4)

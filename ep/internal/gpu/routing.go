@@ -20,7 +20,7 @@ type gpuRouting struct {
 	memory  *cuda.Memory
 	stream  *cuda.Stream // where it was prepared
 	tokens  int
-	masked  uint64
+	masked  weft.RankSet
 	graphed bool // a graph writes it, whenever it is replayed: for good
 
 	replayed  bool // a graph prepares it, each time anew: what the host has asked for it asks again
@@ -287,7 +287,7 @@ func (r *gpuRouting) measure() error {
 				ranks |= 1 << uint(int(e-1)/g.Local)
 			}
 		}
-		ranks &^= r.masked
+		ranks &^= r.masked.Words()[0]
 		r.traffic.Visits += bits.OnesCount64(ranks)
 		r.traffic.RemoteRows += bits.OnesCount64(ranks &^ (1 << uint(h.Comm.Rank())))
 	}

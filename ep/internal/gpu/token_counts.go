@@ -13,6 +13,7 @@ import (
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -53,13 +54,13 @@ func censusKernel(arch string) kernel.Spec {
 // NewTokenCounter makes a TokenCounter.
 func NewTokenCounter(ctx context.Context, comm *weft.Comm, experts, ranks, ranksPerNode int) (*TokenCounter, error) {
 	const op = "new counter"
-	if err := comm.Begin(op); err != nil {
+	if err := comm.Operations().Begin(op); err != nil {
 		return nil, err
 	}
 	if comm.Device() == nil {
 		return nil, weft.Unsupportedf("%s: the communicator is bound to no GPU; count on the host with CountRouting", op)
 	}
-	if err := spec.CheckPlaces(experts, ranks, ranksPerNode); err != nil {
+	if err := spec.CheckPlaces(experts, ranks, ranksPerNode, device.MaxRanks); err != nil {
 		return nil, err
 	}
 	c := &TokenCounter{comm: comm, experts: experts, ranks: ranks, perNode: ranksPerNode}
@@ -92,7 +93,7 @@ func (c *TokenCounter) Count(ctx context.Context, s *weft.Stream, topk weft.Tens
 	if c.closed {
 		return fmt.Errorf("%s: counter %w", spec.OpCount, weft.ErrClosed)
 	}
-	if err := cmp.Or(c.comm.Begin(spec.OpCount), c.check(topk, &into)); err != nil {
+	if err := cmp.Or(c.comm.Operations().Begin(spec.OpCount), c.check(topk, &into)); err != nil {
 		return err
 	}
 	a := c.launch.Args

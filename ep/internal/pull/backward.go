@@ -125,7 +125,7 @@ func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op s
 	bool, error,
 ) {
 	stride := uint32(h.Spec.OutputSize())
-	if w, off, ok := h.Comm.Find(x.Data, x.Bytes()); ok {
+	if w, off, ok := h.Comm.Operations().Find(x.Data, x.Bytes()); ok {
 		return enginehost.In(w, uint64(off), stride), true, nil
 	}
 	if x.Elems() == 0 {
@@ -142,7 +142,9 @@ func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op s
 func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(*notice) enginehost.OperandRef) error {
 	k := h.Spec.TopK
 	dst := weft.SliceOf[float32](out)
-	var numbers [weft.MaxRanks][]float32
+	numbers := h.scratch.numbers
+	clear(numbers)
+	defer clear(numbers) // it refers to windows
 	for d, notice := range h.scratch.notices {
 		if notice == nil {
 			continue

@@ -107,7 +107,7 @@ func (c *gather) offer(ctx context.Context) (enginehost.OperandRef, error) {
 		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
 		return enginehost.In(h.partial.Window, 0, uint32(n)), nil
 	}
-	if w, off, ok := h.Comm.Find(c.Rows.Data, c.Rows.Bytes()); ok {
+	if w, off, ok := h.Comm.Operations().Find(c.Rows.Data, c.Rows.Bytes()); ok {
 		c.borrowed = true
 		return enginehost.In(w, uint64(off), uint32(n)), nil
 	}
@@ -237,7 +237,7 @@ func (c *sumHome) rows(from, to int) {
 	n := s.OutputSize()
 	t := element(s.Output)
 	exact := s.Layout.ByExpert() && s.Reduction == spec.Exact
-	var rows [spec.MaxTopK + weft.MaxRanks]unsafe.Pointer
+	var rows [spec.MaxTopK]unsafe.Pointer
 	var bias [2]unsafe.Pointer
 	for tok := from; tok < to; tok++ {
 		for i := range c.Biases {

@@ -197,11 +197,11 @@ func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x *spec.
 	s := &h.Spec
 	rowBytes, scaleBytes := s.RowSize(), s.ScaleSize()
 	if s.Quantize == weft.InvalidDType {
-		dw, dOff, ok := h.Comm.Find(x.Data.Data, tokens*rowBytes)
+		dw, dOff, ok := h.Comm.Operations().Find(x.Data.Data, tokens*rowBytes)
 		if ok && scaleBytes == 0 {
 			return enginehost.In(dw, uint64(dOff), uint32(rowBytes)), enginehost.OperandRef{}, true, nil
 		}
-		if sw, sOff, both := h.Comm.Find(x.Scales.Data, tokens*scaleBytes); ok && both {
+		if sw, sOff, both := h.Comm.Operations().Find(x.Scales.Data, tokens*scaleBytes); ok && both {
 			data, scales = enginehost.In(dw, uint64(dOff), uint32(rowBytes)), enginehost.In(sw, uint64(sOff), uint32(scaleBytes))
 			return data, scales, true, nil
 		}

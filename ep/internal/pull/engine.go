@@ -43,11 +43,17 @@ type host struct {
 // scratch is what the operations of one handle, of which one runs at a time, use again and again.
 type scratch struct {
 	notices []*notice
+	numbers [][]float32 // by rank: of fetchScalars
 	cursor  []int32
 	views   []routing
 	counts  [][]int32
 	visits  [][]int32
 	zones   spec.Zones
+
+	// Of one token: the ranks that it goes to, those that keep a row of it, and by rank its last
+	// selection there. sent counts the tokens for each rank so far.
+	ranks, kept bitset
+	last, sent  []int32
 
 	// Sums over all ranks, and over those below this one: selections of each expert, tokens for
 	// each rank.
@@ -65,6 +71,11 @@ func newScratch(g *spec.Geometry) scratch {
 	n := g.Ranks
 	return scratch{
 		notices:  make([]*notice, n),
+		numbers:  make([][]float32, n),
+		ranks:    newBitset(n),
+		kept:     newBitset(n),
+		last:     make([]int32, n),
+		sent:     make([]int32, n),
 		cursor:   make([]int32, max(n, g.Experts)),
 		views:    make([]routing, n),
 		counts:   make([][]int32, n),
@@ -180,10 +191,10 @@ func (h *host) enter(op string) (epoch uint64, err error) {
 	if h.Closed {
 		return 0, fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if err := h.Comm.Begin(op); err != nil {
+	if err := h.Comm.Operations().Begin(op); err != nil {
 		return 0, err
 	}
-	if h.epochs.Begin(h.Comm.Generation()) {
+	if h.epochs.Begin(h.Comm.Operations().Generation()) {
 		// Ranks have agreed to go on after a failure: no rank is inside an older operation, whatever
 		// it left behind.
 		h.pending = ""
@@ -211,11 +222,11 @@ func (h *host) resume(op string, epoch uint64) error {
 	if h.Closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if h.epochs.Last() != epoch || h.epochs.Generation() != h.Comm.Generation() {
+	if h.epochs.Last() != epoch || h.epochs.Generation() != h.Comm.Operations().Generation() {
 		return fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", op, weft.ErrAborted)
 	}
 	h.pending = ""
-	return h.Comm.Begin(op)
+	return h.Comm.Operations().Begin(op)
 }
 
 // own is this rank's board.
@@ -233,7 +244,7 @@ func (h *host) awaitNotice(ctx context.Context, epoch uint64, rank int, op strin
 			rank, weft.ErrMasked)
 	}
 	if err := h.Waiter.Wait(ctx, b.post[epoch&1], epoch, op, rank); err != nil {
-		return nil, h.Comm.Fail(err)
+		return nil, h.Comm.Operations().Fail(err)
 	}
 	return b.notices[epoch&1], nil
 }
@@ -293,16 +304,16 @@ func (h *host) awaitAll(ctx context.Context, epoch uint64, op string, own error)
 // be what they wrote later.
 func (h *host) leave(epoch uint64, op string) error {
 	h.own().done.Publish(epoch)
-	return h.Comm.Begin(op)
+	return h.Comm.Operations().Begin(op)
 }
 
 // broken is what an operation does with a peer's words that cannot be: they are an error, unless
 // this rank was left out and they are not meant for it.
 func (h *host) broken(err *weft.PeerError) error {
-	if fault := h.Comm.Begin(err.Op); fault != nil {
+	if fault := h.Comm.Operations().Begin(err.Op); fault != nil {
 		return fault
 	}
-	return h.Comm.Fail(err)
+	return h.Comm.Operations().Fail(err)
 }
 
 // awaitDone waits until every unmasked rank has finished reading the operands of the epoch.
@@ -312,7 +323,7 @@ func (h *host) awaitDone(ctx context.Context, epoch uint64, op string) error {
 			continue
 		}
 		if err := h.Waiter.Wait(ctx, b.done, epoch, op, r); err != nil {
-			return h.Comm.Fail(err)
+			return h.Comm.Operations().Fail(err)
 		}
 	}
 	return nil
@@ -329,7 +340,7 @@ func (h *host) memory(rank int, p enginehost.OperandRef, op string) ([]byte, err
 	if p.Window == 0 {
 		return nil, nil
 	}
-	w, ok := h.Comm.Window(p.Window)
+	w, ok := h.Comm.Operations().Window(p.Window)
 	if !ok || p.Offset > uint64(w.Size()) || w.Peer(rank) == nil {
 		err := fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.Window)
 		return nil, h.broken(&weft.PeerError{Rank: rank, Op: op, Err: err})

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math/bits"
 	"slices"
 
 	enginehost "github.com/weftgo/weft/engine/host"
@@ -88,8 +87,9 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 	sel := spec.SelectionsOf(topk)
 	clear(out.counts)
 	clear(out.distinct)
+	ranks := h.scratch.ranks
 	for t := range tokens {
-		var ranks uint64
+		clear(ranks)
 		for j := range k {
 			e := sel.At(t*k + j)
 			if e == -1 {
@@ -105,10 +105,10 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 				}
 			}
 			out.counts[e]++
-			ranks |= 1 << uint(int(e)/g.Local)
+			ranks.add(int(e) / g.Local)
 		}
-		for ; ranks != 0; ranks &= ranks - 1 {
-			out.distinct[bits.TrailingZeros64(ranks)]++
+		for d := range ranks.all() {
+			out.distinct[d]++
 		}
 	}
 	next := int32(0)
@@ -122,7 +122,7 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 		w = weft.SliceOf[float32](weights)
 	}
 	for t := range tokens {
-		var ranks uint64
+		clear(ranks)
 		for j := range k {
 			e := sel.At(t*k + j)
 			if e < 0 {
@@ -130,8 +130,8 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 			}
 			d := int(e) / g.Local
 			rec := out.record(int(cursor[d]))
-			if ranks>>uint(d)&1 == 0 {
-				ranks |= 1 << uint(d)
+			if !ranks.has(d) {
+				ranks.add(d)
 				*rec.token = int32(t)
 				for i := range rec.experts {
 					rec.experts[i] = -1
@@ -144,8 +144,8 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 				rec.weights[j] = 1
 			}
 		}
-		for ; ranks != 0; ranks &= ranks - 1 {
-			cursor[bits.TrailingZeros64(ranks)]++
+		for d := range ranks.all() {
+			cursor[d]++
 		}
 	}
 	return nil
@@ -203,11 +203,11 @@ func (h *host) readHome(r *hostRouting, own *routing, topk, weights weft.Tensor)
 
 	h.firstRows()
 	sel := spec.SelectionsOf(topk)
-	var seen [weft.MaxRanks]int32 // tokens sent to each rank so far
+	clear(h.scratch.sent)
 	for t := range tokens {
 		r.visit[t] = int32(len(r.visits))
-		ranks, kept := h.placeSelections(r, &sel, t)
-		h.placeVisits(r, t, ranks, kept, &seen)
+		h.placeSelections(r, &sel, t)
+		h.placeVisits(r, t)
 	}
 	r.visit[tokens] = int32(len(r.visits))
 	r.traffic.Tokens = tokens
@@ -230,10 +230,13 @@ func (h *host) firstRows() {
 	}
 }
 
-// placeSelections finds the rows of token t in the layouts by expert. It returns the ranks that the
-// token goes to, and those that keep a row of it.
-func (h *host) placeSelections(r *hostRouting, sel *spec.Selections, t int) (ranks, kept uint64) {
+// placeSelections finds the rows of token t in the layouts by expert. It leaves the ranks that the
+// token goes to, and those that keep a row of it, in the scratch.
+func (h *host) placeSelections(r *hostRouting, sel *spec.Selections, t int) {
 	g := &h.Geometry
+	ranks, kept := h.scratch.ranks, h.scratch.kept
+	clear(ranks)
+	clear(kept)
 	next := h.scratch.before
 	for i := t * g.TopK; i < (t+1)*g.TopK; i++ {
 		e := int32(sel.At(i))
@@ -246,7 +249,7 @@ func (h *host) placeSelections(r *hostRouting, sel *spec.Selections, t int) (ran
 		if !h.live(d) {
 			continue
 		}
-		ranks |= 1 << uint(d)
+		ranks.add(d)
 		if !g.Layout.ByExpert() {
 			continue
 		}
@@ -259,19 +262,17 @@ func (h *host) placeSelections(r *hostRouting, sel *spec.Selections, t int) (ran
 			row += int32((int(e) - d*g.Local) * g.Capacity)
 		}
 		r.rows[i] = row
-		kept |= 1 << uint(d)
+		kept.add(d)
 	}
-	return ranks, kept
 }
 
 // placeVisits lists the ranks that token t goes to, and finds its rows there in the layouts with
-// one row per rank. seen counts the tokens for each rank.
-func (h *host) placeVisits(r *hostRouting, t int, ranks, kept uint64, seen *[weft.MaxRanks]int32) {
+// one row per rank.
+func (h *host) placeVisits(r *hostRouting, t int) {
 	g := &h.Geometry
-	me, first := h.Comm.Rank(), h.scratch.visitBefore
-	for ; ranks != 0; ranks &= ranks - 1 {
-		d := bits.TrailingZeros64(ranks)
-		v := visit{rank: int32(d), arrival: first[d] + seen[d], row: -1, live: kept>>uint(d)&1 != 0}
+	me, first, sent := h.Comm.Rank(), h.scratch.visitBefore, h.scratch.sent
+	for d := range h.scratch.ranks.all() {
+		v := visit{rank: int32(d), arrival: first[d] + sent[d], row: -1, live: h.scratch.kept.has(d)}
 		switch g.Layout {
 		case spec.RankMajor:
 			v.row, v.live = int32(me*g.Tokens+t), true
@@ -280,7 +281,7 @@ func (h *host) placeVisits(r *hostRouting, t int, ranks, kept uint64, seen *[wef
 				v.row, v.live = v.arrival, true
 			}
 		}
-		seen[d]++
+		sent[d]++
 		r.visits = append(r.visits, v)
 		if v.live {
 			r.traffic.Visits++
@@ -306,13 +307,16 @@ func (h *host) placeVisits(r *hostRouting, t int, ranks, kept uint64, seen *[wef
 // selections that have a row there. Those without one add nothing.
 func (r *hostRouting) orderVisits(t int) {
 	g := &r.h.Geometry
-	var last [weft.MaxRanks]int
+	last := r.h.scratch.last
+	for _, v := range r.visits[r.visit[t]:] {
+		last[v.rank] = 0
+	}
 	for k := range g.TopK {
 		if i := t*g.TopK + k; r.rows[i] >= 0 {
-			last[int(r.experts[i])/g.Local] = k
+			last[int(r.experts[i])/g.Local] = int32(k)
 		}
 	}
-	slices.SortStableFunc(r.visits[r.visit[t]:], func(a, b visit) int { return last[a.rank] - last[b.rank] })
+	slices.SortStableFunc(r.visits[r.visit[t]:], func(a, b visit) int { return int(last[a.rank] - last[b.rank]) })
 }
 
 // readArrivals computes the rows that come to this rank. It returns a rank whose board makes no

@@ -86,7 +86,7 @@ func (e event) last() bool { return e.What == lost || e.What == out || e.What ==
 func (w *worker) note(what, op string, err error) event {
 	e := event{What: what, Start: w.started, At: time.Now(), Op: op, Peer: -1, Mask: w.mask}
 	if w.comm != nil {
-		e.Generation = w.comm.Generation()
+		e.Generation = w.comm.Operations().Generation()
 	}
 	if err != nil {
 		a := processes.AnswerOf(err)
@@ -193,7 +193,7 @@ func (w *worker) left() (ranks []int) {
 func (w *worker) step(ctx context.Context) (op string, end bool, err error) {
 	n := w.round
 	w.round++
-	seed := w.comm.Generation()<<20 + uint64(n)
+	seed := w.comm.Operations().Generation()<<20 + uint64(n)
 	switch {
 	case w.group == nil:
 		op = "new group"
@@ -230,7 +230,7 @@ func (w *worker) window(ctx context.Context, mark byte) error {
 		return err
 	}
 	window.Bytes()[999] = mark + byte(w.rank.Rank)
-	if err := w.comm.AgreeOn(ctx, "window", "written", nil); err != nil {
+	if err := w.comm.Operations().VerifySame(ctx, "window", "written", nil); err != nil {
 		return errors.Join(err, window.Close())
 	}
 	for r := range w.rank.Size {
@@ -238,7 +238,7 @@ func (w *worker) window(ctx context.Context, mark byte) error {
 			return fmt.Errorf("rank %d's part shows %d", r, p[999])
 		}
 	}
-	return errors.Join(w.comm.AgreeOn(ctx, "window", "read", nil), window.Close())
+	return errors.Join(w.comm.Operations().VerifySame(ctx, "window", "read", nil), window.Close())
 }
 
 func (w *worker) sum(ctx context.Context, x int32) error {

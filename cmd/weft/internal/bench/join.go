@@ -22,7 +22,7 @@ func (j Join) measure(ctx context.Context, first *weft.Comm, progress func(done,
 	error,
 ) {
 	meet := func() error {
-		_, err := first.Agree(ctx, "line up", nil)
+		_, err := first.Operations().GatherNotes(ctx, "line up", nil)
 		return err
 	}
 	var joined *weft.Comm

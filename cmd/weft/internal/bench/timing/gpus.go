@@ -6,10 +6,10 @@ import (
 	"errors"
 	"time"
 
-	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // GPUs says between which ranks on GPUs operations are timed, and how often. The ranks are
@@ -50,7 +50,7 @@ func (g GPUs) Settled() (GPUs, error) {
 	if len(g.Contexts) == 0 {
 		return g, errors.New("no GPUs")
 	}
-	return g, errors.Join(Within("ranks", g.Ranks, 1, weft.MaxRanks),
+	return g, errors.Join(Within("ranks", g.Ranks, 1, device.MaxRanks),
 		Within("operations", g.Operations, 1, MostOperations),
 		Within("replays", g.Replays, 1, MostReplays), Within("samples", g.Samples, 1, MostIterations))
 }

@@ -131,7 +131,7 @@ func (h *Host) iterations(e Effort, n int, d time.Duration) (int, error) {
 	if e.Iterations > 0 {
 		return e.Iterations, nil
 	}
-	notes, err := h.Comm.Agree(h.Context, "choose iterations", []byte(strconv.FormatInt(int64(d), 10)))
+	notes, err := h.Comm.Operations().GatherNotes(h.Context, "choose iterations", []byte(strconv.FormatInt(int64(d), 10)))
 	if err != nil {
 		return 0, err
 	}

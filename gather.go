@@ -11,38 +11,36 @@ import (
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// Agree gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the entries of
-// masked ranks are nil. It is a small all-gather through the control pages, meant for set-up:
-// collective objects compare their arguments with it before anything depends on them.
+// gatherNotes is a small all-gather through the control pages.
 //
 // A rank writes its note into the half of its page that the round's parity picks, then publishes
 // the round. It may write the same half again two rounds later: finishing the round between, it has
 // seen every rank publish that round, and ranks publish a round only after they have read the one
 // before.
-func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, error) {
+func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byte, error) {
 	if len(note) > noteSize {
 		return nil, Invalidf("%s: a note of %d bytes, at most %d", op, len(note), noteSize)
 	}
-	if err := c.reach(op); err != nil {
+	if err := c.requireOneHost(op); err != nil {
 		return nil, err
 	}
-	if err := c.Begin(op); err != nil {
+	if err := c.begin(op); err != nil {
 		return nil, err
 	}
 	c.agreement.Lock()
 	defer c.agreement.Unlock()
 
-	c.agreement.rounds.Begin(c.Generation())
+	c.agreement.rounds.Begin(c.generation.Load())
 	round := c.agreement.rounds.Next()
 
-	own := c.control[c.rank]
+	own := c.pages[c.rank]
 	half := &own.note[round&1]
 	copy(half.data[:], note)
 	half.len = uint64(len(note))
 	own.notes.Publish(round)
 
 	all := make([][]byte, c.size)
-	for r, p := range c.control {
+	for r, p := range c.pages {
 		if c.Masked(r) {
 			continue
 		}
@@ -51,7 +49,7 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 		}
 		n := p.note[round&1].len
 		if n > noteSize {
-			return nil, c.Fail(&PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: a note of %d bytes", ErrMismatch, n)})
+			return nil, c.fail(&PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: a note of %d bytes", ErrMismatch, n)})
 		}
 		all[r] = bytes.Clone(p.note[round&1].data[:n])
 		if all[r] == nil {
@@ -59,18 +57,14 @@ func (c *Comm) Agree(ctx context.Context, op string, note []byte) ([][]byte, err
 		}
 	}
 	// Had the others gone on without this rank, the notes would be those of a later round.
-	if err := c.Begin(op); err != nil {
+	if err := c.begin(op); err != nil {
 		return nil, err
 	}
 	return all, nil
 }
 
-// AgreeOn fails with [ErrMismatch], on every rank alike, unless all unmasked ranks bring the same
-// words. It first passes on an error that one of them met on its own: the others then return a
-// [*PeerError] that names that rank and wraps what the error does of [ErrInvalid], [ErrUnsupported]
-// and [ErrMismatch], else [ErrAborted]: that rank gave the operation up.
-func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
-	all, err := c.Agree(ctx, op, noteOf(words, own))
+func (c *Comm) verifySame(ctx context.Context, op, text string, own error) error {
+	all, err := c.gatherNotes(ctx, op, messageOf(text, own))
 	if err != nil {
 		return err
 	}
@@ -80,14 +74,14 @@ func (c *Comm) AgreeOn(ctx context.Context, op, words string, own error) error {
 	return agreed(op, all)
 }
 
-// agreeWith is AgreeOn with some bytes of each rank's own, which it returns by rank. The words hold
-// no newline.
-func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own error) ([][]byte, error) {
-	note := noteOf(words, own)
+// verifyWith is verifySame with some bytes of each rank's own, which it returns by rank. The text has no
+// newline.
+func (c *Comm) verifyWith(ctx context.Context, op, text string, data []byte, own error) ([][]byte, error) {
+	note := messageOf(text, own)
 	if own == nil {
 		note = append(append(note, '\n'), data...)
 	}
-	all, err := c.Agree(ctx, op, note)
+	all, err := c.gatherNotes(ctx, op, note)
 	if err != nil {
 		return nil, err
 	}
@@ -103,23 +97,23 @@ func (c *Comm) agreeWith(ctx context.Context, op, words string, data []byte, own
 	return given, agreed(op, all)
 }
 
-// noteOf is the note with which a rank brings its words, or its own error. Words that are too long
-// are cut, and end in a hash of them all.
-func noteOf(words string, own error) []byte {
+// messageOf is the note with which a rank passes a text, or its own error. A text that is too long is
+// cut, and ends in a hash of all of it.
+func messageOf(text string, own error) []byte {
 	if own != nil {
 		if filelimit.Reached(own) {
 			own = filelimit.Error()
 		}
-		kind, text := byte('a'), own.Error()
+		kind, why := byte('a'), own.Error()
 		for k, sentinel := range passedOn {
 			if errors.Is(own, sentinel) {
-				kind, text = k, strings.TrimPrefix(text, sentinel.Error()+": ")
+				kind, why = k, strings.TrimPrefix(why, sentinel.Error()+": ")
 			}
 		}
-		note := append([]byte{'!', kind}, text...)
+		note := append([]byte{'!', kind}, why...)
 		return note[:min(len(note), noteSize)]
 	}
-	note := []byte("=" + words)
+	note := []byte("=" + text)
 	if len(note) > noteSize {
 		sum := sha256.Sum256(note)
 		note = append(note[:noteSize-len(sum)], sum[:]...)
@@ -153,17 +147,18 @@ func agreed(op string, all [][]byte) error {
 		if first < 0 {
 			first = r
 		} else if !bytes.Equal(n, all[first]) {
-			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first, wordsOf(all[first]), r, wordsOf(n))
+			return fmt.Errorf("%s: %w: rank %d says %q, rank %d %q", op, ErrMismatch, first,
+				messageText(all[first]), r, messageText(n))
 		}
 	}
 	return nil
 }
 
-// wordsOf is what a note says behind its mark.
-func wordsOf(note []byte) []byte { return note[min(1, len(note)):] }
+// messageText is a message without its mark.
+func messageText(note []byte) []byte { return note[min(1, len(note)):] }
 
-// reach refuses what needs shared memory with ranks of other hosts.
-func (c *Comm) reach(op string) error {
+// requireOneHost refuses what needs shared memory with ranks of other hosts.
+func (c *Comm) requireOneHost(op string) error {
 	if c.remote >= 0 {
 		return Unsupportedf("%s: rank %d is on another host, and this build reaches only ranks of one host; "+
 			"start all ranks on one host", op, c.remote)

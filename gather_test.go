@@ -17,7 +17,7 @@ func TestAgree(t *testing.T) {
 	ctx := testContext(t)
 	must(t, group, func(c *weft.Comm) error {
 		for round := range 300 {
-			all, err := c.Agree(ctx, "test", bytes.Repeat([]byte{byte(c.Rank())}, (round*7+c.Rank())%1025))
+			all, err := c.Operations().GatherNotes(ctx, "test", bytes.Repeat([]byte{byte(c.Rank())}, (round*7+c.Rank())%1025))
 			if err != nil {
 				return err
 			}
@@ -30,7 +30,7 @@ func TestAgree(t *testing.T) {
 		return nil
 	})
 	must(t, group, func(c *weft.Comm) error {
-		if _, err := c.Agree(ctx, "test", make([]byte, 1025)); !errors.Is(err, weft.ErrInvalid) {
+		if _, err := c.Operations().GatherNotes(ctx, "test", make([]byte, 1025)); !errors.Is(err, weft.ErrInvalid) {
 			return fmt.Errorf("a note that is too long: %v", err)
 		}
 		return nil
@@ -41,14 +41,14 @@ func TestAgreeOn(t *testing.T) {
 	group := join(t, 3)
 	ctx := testContext(t)
 	must(t, group, func(c *weft.Comm) error {
-		if err := c.AgreeOn(ctx, "test", "the same", nil); err != nil {
+		if err := c.Operations().VerifySame(ctx, "test", "the same", nil); err != nil {
 			return err
 		}
 		words := "the same"
 		if c.Rank() == 1 {
 			words = "something else"
 		}
-		err := c.AgreeOn(ctx, "test", words, nil)
+		err := c.Operations().VerifySame(ctx, "test", words, nil)
 		if !errors.Is(err, weft.ErrMismatch) || !strings.Contains(err.Error(), "something else") ||
 			!strings.Contains(err.Error(), "the same") {
 			return fmt.Errorf("different words: %w: %v", errUnexpected, err)
@@ -63,7 +63,7 @@ func TestAgreeOn(t *testing.T) {
 			if c.Rank() == 2 {
 				own = refusal.own
 			}
-			err = c.AgreeOn(ctx, "test", "the same", own)
+			err = c.Operations().VerifySame(ctx, "test", "the same", own)
 			if c.Rank() == 2 {
 				if err != own {
 					return fmt.Errorf("own error: %v", err)
@@ -72,7 +72,7 @@ func TestAgreeOn(t *testing.T) {
 				return b
 			}
 		}
-		return c.AgreeOn(ctx, "test", "the same again", nil)
+		return c.Operations().VerifySame(ctx, "test", "the same again", nil)
 	})
 }
 
@@ -83,7 +83,7 @@ func TestFail(t *testing.T) {
 		{context.Canceled, weft.ErrAborted},
 	} {
 		group := join(t, 3)
-		if err := group[0].Fail(failure.met); err != failure.met {
+		if err := group[0].Operations().Fail(failure.met); err != failure.met {
 			t.Errorf("Fail returns %v, was given %v", err, failure.met)
 		}
 		for _, c := range group {
@@ -103,7 +103,7 @@ func TestAbort(t *testing.T) {
 		must(t, group, func(c *weft.Comm) error {
 			if c.Rank() == 1 {
 				c.Abort()
-			} else if err := blame(c.AgreeOn(ctx, "test", "", nil), 1, weft.ErrAborted); err != nil {
+			} else if err := blame(c.Operations().VerifySame(ctx, "test", "", nil), 1, weft.ErrAborted); err != nil {
 				return err
 			}
 			if _, err := c.Alloc(ctx, 64); blame(err, 1, weft.ErrAborted) != nil {
@@ -115,10 +115,10 @@ func TestAbort(t *testing.T) {
 			if err := c.SetMask(ctx); err != nil {
 				return err
 			}
-			return errors.Join(c.Err(), c.AgreeOn(ctx, "test", "on we go", nil))
+			return errors.Join(c.Err(), c.Operations().VerifySame(ctx, "test", "on we go", nil))
 		})
 	}
-	if g := group[0].Generation(); g != 3 {
+	if g := group[0].Operations().Generation(); g != 3 {
 		t.Errorf("generation %d after three agreements to go on", g)
 	}
 }
@@ -134,13 +134,13 @@ func TestCancel(t *testing.T) {
 		case 0:
 			short, cancel := context.WithCancel(ctx)
 			time.AfterFunc(5*time.Millisecond, cancel)
-			err := c.AgreeOn(short, "test", "", nil)
+			err := c.Operations().VerifySame(short, "test", "", nil)
 			close(gaveUp)
 			if !errors.Is(err, context.Canceled) {
 				return fmt.Errorf("cancelled: %w: %v", errUnexpected, err)
 			}
 		case 1:
-			if err := blame(c.AgreeOn(ctx, "test", "", nil), 0, weft.ErrAborted); err != nil {
+			if err := blame(c.Operations().VerifySame(ctx, "test", "", nil), 0, weft.ErrAborted); err != nil {
 				return err
 			}
 		case 2:
@@ -149,7 +149,7 @@ func TestCancel(t *testing.T) {
 		if err := blame(c.Err(), 0, weft.ErrAborted); err != nil {
 			return err
 		}
-		return errors.Join(c.SetMask(ctx), c.AgreeOn(ctx, "test", "again", nil))
+		return errors.Join(c.SetMask(ctx), c.Operations().VerifySame(ctx, "test", "again", nil))
 	})
 }
 
@@ -162,7 +162,7 @@ func TestDeadline(t *testing.T) {
 	const late = 3
 	start := time.Now()
 	must(t, group[:late], func(c *weft.Comm) error {
-		return blame(c.AgreeOn(ctx, "test", "", nil), late, weft.ErrTimeout)
+		return blame(c.Operations().VerifySame(ctx, "test", "", nil), late, weft.ErrTimeout)
 	})
 	if took := time.Since(start); took < deadline {
 		t.Errorf("gave up after %v of %v", took, deadline)
@@ -172,6 +172,6 @@ func TestDeadline(t *testing.T) {
 	}
 	// The late rank was there all the time: all go on.
 	must(t, group, func(c *weft.Comm) error {
-		return errors.Join(c.SetMask(ctx), c.Err(), c.AgreeOn(ctx, "test", "all", nil))
+		return errors.Join(c.SetMask(ctx), c.Err(), c.Operations().VerifySame(ctx, "test", "all", nil))
 	})
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/weftgo/weft/cuda"
 )
 
-// part is a rank's memory of a window on a GPU, in the terms in which its peers reach it: an
+// segment is a rank's memory of a window on a GPU, in the terms in which its peers reach it: an
 // allocation and where in it the window begins.
-type part struct {
-	kind    partKind
+type segment struct {
+	kind    segmentKind
 	base    cuda.Pointer // of the allocation, in its owner's address space
 	extent  int          // of the allocation
 	offset  int
@@ -25,18 +25,18 @@ type part struct {
 	release io.Closer      // gives own memory back; nil if it is the caller's
 }
 
-type partKind uint8
+type segmentKind uint8
 
 const (
-	virtualPart    partKind = iota + 1 // mapped allocations: descriptors between processes
-	plainPart                          // cuMemAlloc's: cudaIpc between processes, peer access within one
-	registeredPart                     // plain memory that a caller owns
+	virtualSegment    segmentKind = iota + 1 // mapped allocations: descriptors between processes
+	plainSegment                             // cuMemAlloc's: cudaIpc between processes, peer access within one
+	registeredSegment                        // plain memory that a caller owns
 )
 
-func (p *part) pointer() cuda.Pointer { return p.base.Add(p.offset) }
+func (p *segment) pointer() cuda.Pointer { return p.base.Add(p.offset) }
 
 // discard gives back what the part holds.
-func (p *part) discard() error {
+func (p *segment) discard() error {
 	errs := []error{p.closeFile()}
 	if p.release != nil {
 		errs = append(errs, p.release.Close())
@@ -46,7 +46,7 @@ func (p *part) discard() error {
 }
 
 // closeFile ends what holds the memory once all have mapped it.
-func (p *part) closeFile() error {
+func (p *segment) closeFile() error {
 	if p.file == nil {
 		return nil
 	}
@@ -55,24 +55,24 @@ func (p *part) closeFile() error {
 	return f.Close()
 }
 
-const partSize = 1 + 3*8 + len(cuda.IPCHandle{})
+const segmentSize = 1 + 3*8 + len(cuda.IPCHandle{})
 
-func (p *part) encode() []byte {
-	b := append(make([]byte, 0, partSize), byte(p.kind))
+func (p *segment) encode() []byte {
+	b := append(make([]byte, 0, segmentSize), byte(p.kind))
 	b = binary.LittleEndian.AppendUint64(b, uint64(p.base))
 	b = binary.LittleEndian.AppendUint64(b, uint64(p.extent))
 	b = binary.LittleEndian.AppendUint64(b, uint64(p.offset))
 	return append(b, p.ipc[:]...)
 }
 
-// parsePart reads what a peer says of its part of a window of size bytes.
-func parsePart(b []byte, size int) (p part, err error) {
-	if len(b) != partSize {
+// parseSegment reads what a peer says of its part of a window of size bytes.
+func parseSegment(b []byte, size int) (p segment, err error) {
+	if len(b) != segmentSize {
 		return p, fmt.Errorf("%w: %d bytes about its part", ErrMismatch, len(b))
 	}
-	p.kind, p.base = partKind(b[0]), cuda.Pointer(binary.LittleEndian.Uint64(b[1:]))
+	p.kind, p.base = segmentKind(b[0]), cuda.Pointer(binary.LittleEndian.Uint64(b[1:]))
 	extent, offset := binary.LittleEndian.Uint64(b[9:]), binary.LittleEndian.Uint64(b[17:])
-	if p.kind < virtualPart || p.kind > registeredPart || p.base == 0 || extent == 0 || extent > math.MaxInt ||
+	if p.kind < virtualSegment || p.kind > registeredSegment || p.base == 0 || extent == 0 || extent > math.MaxInt ||
 		offset > extent ||
 		uint64(size) > extent-offset {
 		return p, fmt.Errorf("%w: a part of kind %d, at %d of %d bytes", ErrMismatch, p.kind, offset, extent)
@@ -84,34 +84,34 @@ func parsePart(b []byte, size int) (p part, err error) {
 
 // allocDevice makes a window of new device memory.
 func (c *Comm) allocDevice(ctx context.Context, op string, size int) (*Window, error) {
-	own := &part{}
+	own := &segment{}
 	var err error
 	if size < 0 {
 		err = Invalidf("%s: %d bytes", op, size)
 	} else {
-		err = c.allocPart(ctx, own, max(size, 1))
+		err = c.allocSegment(ctx, own, max(size, 1))
 	}
 	if err == nil {
-		err = c.device.exportPart(own, c.inProcess != c.size)
+		err = c.device.exportSegment(own, c.inProcess != c.size)
 	}
 	return c.deviceWindow(ctx, op, size, own, err)
 }
 
-// allocPart allocates zeroed memory of the kind that all ranks have.
-func (c *Comm) allocPart(ctx context.Context, p *part, size int) error {
+// allocSegment allocates zeroed memory of the kind that all ranks have.
+func (c *Comm) allocSegment(ctx context.Context, p *segment, size int) error {
 	d := c.device
 	if d.virtual {
 		v, err := d.context.AllocVirtual(size, cuda.AllocationOptions{Share: d.share})
 		if err != nil {
 			return err
 		}
-		p.kind, p.base, p.extent, p.release = virtualPart, v.Pointer(), v.Size(), v
+		p.kind, p.base, p.extent, p.release = virtualSegment, v.Pointer(), v.Size(), v
 	} else {
 		m, err := newPlain(d.context, size)
 		if err != nil {
 			return err
 		}
-		p.kind, p.base, p.extent, p.release = plainPart, m.memory.Pointer(), size, closer(m.release)
+		p.kind, p.base, p.extent, p.release = plainSegment, m.memory.Pointer(), size, closer(m.release)
 	}
 	if err := d.stream.Memset(p.base, 0, p.extent); err != nil {
 		return err
@@ -121,12 +121,12 @@ func (c *Comm) allocPart(ctx context.Context, p *part, size int) error {
 	return d.stream.Wait(ctx)
 }
 
-// exportPart makes what other processes need to map the part.
-func (d *Device) exportPart(p *part, otherProcesses bool) (err error) {
+// exportSegment makes what other processes need to map the part.
+func (d *Device) exportSegment(p *segment, otherProcesses bool) (err error) {
 	if !otherProcesses {
 		return nil
 	}
-	if p.kind != virtualPart {
+	if p.kind != virtualSegment {
 		p.ipc, err = d.context.IPCHandle(p.base)
 		return err
 	}
@@ -145,22 +145,22 @@ func (d *Device) exportPart(p *part, otherProcesses bool) (err error) {
 // [ErrInvalid] and says what it is.
 func (c *Comm) RegisterDevice(ctx context.Context, p cuda.Pointer, size int) (*Window, error) {
 	const op = "register device memory"
-	if err := c.Begin(op); err != nil {
+	if err := c.begin(op); err != nil {
 		return nil, err
 	}
 	if c.device == nil {
 		return nil, Unsupportedf("%s: the rank is on the host; Join with WithGPU or WithDevice", op)
 	}
-	own, err := c.device.inspectPart(op, p, size, c.inProcess != c.size)
+	own, err := c.device.inspectSegment(op, p, size, c.inProcess != c.size)
 	if err == nil {
-		err = c.device.exportPart(own, c.inProcess != c.size)
+		err = c.device.exportSegment(own, c.inProcess != c.size)
 	}
 	return c.deviceWindow(ctx, op, size, own, err)
 }
 
-// inspectPart finds out what memory it is.
-func (d *Device) inspectPart(op string, p cuda.Pointer, size int, otherProcesses bool) (*part, error) {
-	own := &part{}
+// inspectSegment finds out what memory it is.
+func (d *Device) inspectSegment(op string, p cuda.Pointer, size int, otherProcesses bool) (*segment, error) {
+	own := &segment{}
 	if size <= 0 || p == 0 {
 		return own, Invalidf("%s: %d bytes at %v", op, size, p)
 	}
@@ -168,18 +168,18 @@ func (d *Device) inspectPart(op string, p cuda.Pointer, size int, otherProcesses
 	if err != nil {
 		return own, err
 	}
-	if err := d.refusePart(op, p, size, info, otherProcesses); err != nil {
+	if err := d.refuseSegment(op, p, size, info, otherProcesses); err != nil {
 		return own, err
 	}
-	own.kind, own.base, own.extent, own.offset = registeredPart, info.Base, info.Size, int(p-info.Base)
+	own.kind, own.base, own.extent, own.offset = registeredSegment, info.Base, info.Size, int(p-info.Base)
 	if info.Virtual {
-		own.kind = virtualPart
+		own.kind = virtualSegment
 	}
 	return own, nil
 }
 
-// refusePart says why memory cannot be a rank's part of a window.
-func (d *Device) refusePart(op string, p cuda.Pointer, size int, info cuda.PointerInfo, otherProcesses bool) error {
+// refuseSegment says why memory cannot be a rank's part of a window.
+func (d *Device) refuseSegment(op string, p cuda.Pointer, size int, info cuda.PointerInfo, otherProcesses bool) error {
 	way := "allocate it with cuMemAlloc, cudaMalloc or cuMemCreate, or use Alloc"
 	switch {
 	case info.Kind == cuda.Unregistered:
@@ -206,11 +206,11 @@ func (d *Device) refusePart(op string, p cuda.Pointer, size int, info cuda.Point
 // deviceWindow makes a window of this rank's part, or tells the others why there is none. No rank
 // returns before all have mapped all parts, so what a rank shows of its memory stays there while
 // others look.
-func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *part, err error) (*Window, error) {
+func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segment, err error) (*Window, error) {
 	if err != nil {
 		err = errors.Join(prefixed(op, err), own.discard())
 	}
-	data, err := c.agreeWith(ctx, op, fmt.Sprintf("%d bytes", size), own.encode(), err)
+	data, err := c.verifyWith(ctx, op, fmt.Sprintf("%d bytes", size), own.encode(), err)
 	if err != nil {
 		return nil, errors.Join(err, own.discard())
 	}
@@ -218,14 +218,14 @@ func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *part,
 		comm: c, size: size, base: uintptr(own.pointer()), peers: make([][]byte, c.size),
 		pointers: make([]cuda.Pointer, c.size),
 	}
-	w.id = c.windows.next(c.Generation())
-	err = errors.Join(c.mapParts(ctx, op, w, own, data), own.closeFile())
+	w.id = c.windows.next(c.generation.Load())
+	err = errors.Join(c.mapSegments(ctx, op, w, own, data), own.closeFile())
 	// Own memory goes last: what maps it within the process has a share in it.
 	w.held = append(w.held, closer(own.discard))
-	if err != nil && c.Begin(op) != nil {
+	if err != nil && c.begin(op) != nil {
 		return nil, errors.Join(err, w.release())
 	}
-	if err := c.AgreeOn(ctx, op, "mapped", err); err != nil {
+	if err := c.verifySame(ctx, op, "mapped", err); err != nil {
 		return nil, errors.Join(err, w.release())
 	}
 	if err := c.windows.add(op, w); err != nil {
@@ -242,19 +242,19 @@ func prefixed(op string, err error) error {
 	return deviceError(op, err)
 }
 
-// mapParts maps every unmasked rank's part for this rank's GPU.
-func (c *Comm) mapParts(ctx context.Context, op string, w *Window, own *part, data [][]byte) error {
-	parts := make([]part, c.size)
+// mapSegments maps every unmasked rank's part for this rank's GPU.
+func (c *Comm) mapSegments(ctx context.Context, op string, w *Window, own *segment, data [][]byte) error {
+	segments := make([]segment, c.size)
 	descriptors := false
 	for r, b := range data {
 		if b == nil {
 			continue
 		}
 		var err error
-		if parts[r], err = parsePart(b, w.size); err != nil {
+		if segments[r], err = parseSegment(b, w.size); err != nil {
 			return &PeerError{Rank: r, Op: op, Err: err}
 		}
-		descriptors = descriptors || parts[r].kind == virtualPart
+		descriptors = descriptors || segments[r].kind == virtualSegment
 	}
 	files := make([]*os.File, c.size)
 	if descriptors && c.inProcess != c.size {
@@ -269,20 +269,20 @@ func (c *Comm) mapParts(ctx context.Context, op string, w *Window, own *part, da
 			}
 		}()
 	}
-	for r := range parts {
-		p := &parts[r]
+	for r := range segments {
+		p := &segments[r]
 		var err error
 		switch {
 		case r == c.rank:
 			w.pointers[r] = own.pointer()
 		case data[r] == nil:
-		case p.kind == virtualPart:
+		case p.kind == virtualSegment:
 			err = c.mapVirtual(w, r, p, files[r])
 		default:
 			err = c.mapPlain(w, r, p)
 		}
 		if err != nil {
-			there, here := c.device.places[r].bus, c.device.info.bus
+			there, here := c.device.peers[r].bus, c.device.info.bus
 			return deviceError(fmt.Sprintf("%s: rank %d's part on GPU %s, from rank %d on GPU %s", op, r, there,
 				c.rank, here), err)
 		}
@@ -296,7 +296,7 @@ func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.
 	if own == nil {
 		nothing, err := os.Open(os.DevNull)
 		if err != nil {
-			return c.Fail(ownLimit(op, c.rank, fmt.Errorf("%s: %w", op, err)))
+			return c.fail(ownLimit(op, c.rank, fmt.Errorf("%s: %w", op, err)))
 		}
 		defer nothing.Close()
 		own = nothing
@@ -316,7 +316,7 @@ func (c *Comm) exchangeFiles(ctx context.Context, op string, id uint64, own *os.
 }
 
 // mapVirtual maps another rank's virtual memory for this rank's GPU.
-func (c *Comm) mapVirtual(w *Window, r int, p *part, file *os.File) error {
+func (c *Comm) mapVirtual(w *Window, r int, p *segment, file *os.File) error {
 	var a *cuda.Allocation
 	var err error
 	switch {
@@ -340,7 +340,7 @@ func (c *Comm) mapVirtual(w *Window, r int, p *part, file *os.File) error {
 }
 
 // mapPlain gets at another rank's plain memory. Within the process it has an address already.
-func (c *Comm) mapPlain(w *Window, r int, p *part) error {
+func (c *Comm) mapPlain(w *Window, r int, p *segment) error {
 	d := c.device
 	if !c.sameProcess[r] {
 		m, err := d.context.OpenIPC(p.ipc)
@@ -351,7 +351,7 @@ func (c *Comm) mapPlain(w *Window, r int, p *part) error {
 		w.pointers[r] = m.Pointer().Add(p.offset)
 		return nil
 	}
-	if p.kind == plainPart {
+	if p.kind == plainSegment {
 		m, err := retain(p.base)
 		if err != nil {
 			return err

@@ -6,10 +6,11 @@ import (
 	"slices"
 
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
 )
 
-// placement is what a rank tells the others of its GPU.
-type placement struct {
+// gpuInfo is what a rank tells the others of its GPU.
+type gpuInfo struct {
 	uuid    cuda.UUID
 	sms     int
 	blocks  int // that an SM can hold
@@ -19,7 +20,7 @@ type placement struct {
 	arch    string
 }
 
-func placementOf(d *cuda.Device) (p placement, err error) {
+func gpuInfoOf(d *cuda.Device) (p gpuInfo, err error) {
 	if p.uuid, err = d.UUID(); err != nil {
 		return p, err
 	}
@@ -45,9 +46,9 @@ const (
 	hasFD      = 2
 )
 
-// words encodes the placement. The others need neither the architecture nor how many blocks an SM
+// encode encodes the information. The others need neither the architecture nor how many blocks an SM
 // holds.
-func (p placement) words() string {
+func (p gpuInfo) encode() string {
 	b := append([]byte(nil), p.uuid[:]...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(p.sms))
 	var flags byte
@@ -60,7 +61,7 @@ func (p placement) words() string {
 	return string(append(append(b, flags), p.bus...))
 }
 
-func parsePlacement(b []byte) (p placement, err error) {
+func parseGPUInfo(b []byte) (p gpuInfo, err error) {
 	const fixed = 16 + 4 + 1
 	if len(b) < fixed || len(b) > fixed+maxBus {
 		return p, fmt.Errorf("%w: %d bytes about its GPU", ErrMismatch, len(b))
@@ -69,21 +70,21 @@ func parsePlacement(b []byte) (p placement, err error) {
 	if sms == 0 || sms > 1<<16 {
 		return p, fmt.Errorf("%w: a GPU of %d multiprocessors", ErrMismatch, sms)
 	}
-	p = placement{sms: int(sms), virtual: flags&hasVirtual != 0, fd: flags&hasFD != 0, bus: string(b[fixed:])}
+	p = gpuInfo{sms: int(sms), virtual: flags&hasVirtual != 0, fd: flags&hasFD != 0, bus: string(b[fixed:])}
 	copy(p.uuid[:], b)
 	return p, nil
 }
 
-// settle learns from the cards where all ranks are. It refuses, on every rank alike, a communicator
+// checkPeers learns from the peers where all ranks are. It refuses, on every rank alike, a communicator
 // of which only some are on GPUs, and one of which a rank could not get at its own. d is nil on the
 // host; own is why there is no device.
-func (d *Device) settle(cards []card, inProcess int, own error) error {
+func (d *Device) checkPeers(peers []peerInfo, inProcess int, own error) error {
 	if own != nil {
 		return own
 	}
-	notes := make([][]byte, len(cards))
+	notes := make([][]byte, len(peers))
 	var onGPU, onHost []int
-	for r, c := range cards {
+	for r, c := range peers {
 		switch {
 		case len(c.device) == 0:
 			onHost = append(onHost, r)
@@ -103,18 +104,22 @@ func (d *Device) settle(cards []card, inProcess int, own error) error {
 	if d == nil {
 		return nil
 	}
+	if len(peers) > device.MaxRanks {
+		return Unsupportedf("join: %d ranks on GPUs; a communicator on GPUs has at most %d: split the job into groups",
+			len(peers), device.MaxRanks)
+	}
 	d.sms, d.virtual = d.info.sms, true
 	fd := true
-	for r, c := range cards {
-		p, err := parsePlacement(wordsOf(c.device))
+	for r, c := range peers {
+		p, err := parseGPUInfo(messageText(c.device))
 		if err != nil {
 			return &PeerError{Rank: r, Op: "join", Err: err}
 		}
 		d.sms, d.virtual, fd = min(d.sms, p.sms), d.virtual && p.virtual, fd && p.fd
-		d.places = append(d.places, p)
+		d.peers = append(d.peers, p)
 		d.devices = append(d.devices, d.find(p.uuid))
 	}
-	if inProcess != len(cards) {
+	if inProcess != len(peers) {
 		d.virtual, d.share = d.virtual && fd, cuda.ShareFD
 	}
 	return nil
@@ -133,9 +138,9 @@ func (d *Device) find(u cuda.UUID) *cuda.Device {
 	return all[i]
 }
 
-// reach refuses a peer whose memory this rank's GPU cannot use. Of a GPU that this process does not
+// checkAccess refuses a peer whose memory this rank's GPU cannot use. Of a GPU that this process does not
 // see nothing is known before its memory is mapped.
-func (d *Device) reach(rank int) error {
+func (d *Device) checkAccess(rank int) error {
 	for r, other := range d.devices {
 		if other == nil || other == d.context.Device() {
 			continue
@@ -147,19 +152,19 @@ func (d *Device) reach(rank int) error {
 		if !can {
 			return Unsupportedf("join: rank %d's GPU %s cannot reach the memory of rank %d's GPU %s; choose "+
 				"GPUs that NVLink or PCIe peer access connects "+
-				"(nvidia-smi topo -p2p r shows them), or join on the host", rank, d.info.bus, r, d.places[r].bus)
+				"(nvidia-smi topo -p2p r shows them), or join on the host", rank, d.info.bus, r, d.peers[r].bus)
 		}
 	}
 	return nil
 }
 
-// note is what a rank's card says of its device.
-func (d *Device) note(unbound error) []byte {
+// message is what a rank's peerInfo says of its device.
+func (d *Device) message(unbound error) []byte {
 	switch {
 	case unbound != nil:
-		return noteOf("", unbound)
+		return messageOf("", unbound)
 	case d == nil:
 		return nil
 	}
-	return noteOf(d.info.words(), nil)
+	return messageOf(d.info.encode(), nil)
 }

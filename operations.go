@@ -1,0 +1,101 @@
+package weft
+
+import (
+	"context"
+	"unsafe"
+
+	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/engine"
+)
+
+// Operations is what implementers of operations use of a communicator, beside what its users do:
+// packages collective and ep, engines, and a user's own kernels. An operation
+//
+//   - calls Begin before all else, and returns its error;
+//   - compares its arguments with VerifySame or GatherNotes when it is set up, not at every call;
+//   - folds Generation into the numbers that it publishes;
+//   - waits for its peers with a Waiter, or in a kernel that looks at AbortWord;
+//   - hands an error that it met half-way to Fail.
+type Operations struct{ comm *Comm }
+
+// Operations is for those who implement operations on this communicator.
+func (c *Comm) Operations() Operations { return Operations{c} }
+
+// Begin is the first thing that an operation does: it returns the sticky failure, if there is one,
+// in op's name.
+func (o Operations) Begin(op string) error { return o.comm.begin(op) }
+
+// Fail is what an operation does with an error that it met half-way: peers are told at once instead
+// of finding out at their deadline. It returns err.
+func (o Operations) Fail(err error) error { return o.comm.fail(err) }
+
+// Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked
+// ranks. Operations fold it into their epochs, so that nothing published before a failure is taken
+// for something published after it.
+func (o Operations) Generation() uint64 { return o.comm.generation.Load() }
+
+// Waiter waits on behalf of this rank: by its policy, deadline and abort word.
+func (o Operations) Waiter() *channel.Waiter { return &o.comm.waiter }
+
+// WaiterOf is a Waiter of an object's own, for one of which a communicator has several: a "handle",
+// say. Its number goes with the object's name when ranks wait for each other. It is the same on
+// every rank, for objects of a kind are made in the same order.
+func (o Operations) WaiterOf(kind string) *channel.Waiter { return o.comm.waiterOf(kind) }
+
+// GatherNotes gives every unmasked rank's note, of at most 1 KiB, to every unmasked rank; the
+// entries of masked ranks are nil. It is a small all-gather through the control pages, meant for
+// set-up.
+func (o Operations) GatherNotes(ctx context.Context, op string, note []byte) ([][]byte, error) {
+	return o.comm.gatherNotes(ctx, op, note)
+}
+
+// VerifySame returns an error that wraps [ErrMismatch] on every rank, unless all unmasked ranks pass
+// the same text. If a rank passes an error of its own, all ranks return an error: that rank its own,
+// the others a [*PeerError] that names it and wraps what the error does of [ErrInvalid],
+// [ErrUnsupported] and [ErrMismatch], else [ErrAborted].
+func (o Operations) VerifySame(ctx context.Context, op, text string, own error) error {
+	return o.comm.verifySame(ctx, op, text, own)
+}
+
+// Find returns the window that wholly contains n bytes at p in this rank's own part, and the offset
+// in it. On a GPU p is an address of the device's.
+func (o Operations) Find(p unsafe.Pointer, n int) (w *Window, offset int, ok bool) {
+	return o.comm.find(p, n)
+}
+
+// Window returns the open window with the given identifier, which is the same on every rank.
+func (o Operations) Window(id uint64) (*Window, bool) { return o.comm.windowOf(id) }
+
+// Shelf has the buffers that the communicator's objects receive into, so that each knows memory of
+// another's.
+func (o Operations) Shelf() *engine.Shelf { return &o.comm.shelf }
+
+// Leave is the first half of [Comm.Close], for who still has memory of the communicator's in use: it
+// tells the others, and leaves all memory as it is until Close.
+func (o Operations) Leave() error { return o.comm.leave() }
+
+// AbortWord is this rank's abort word as kernels see it: 8 bytes of the host's memory, which the
+// hosts of all ranks can write. Waits on the device end when it is not 0. Like all that follows it is
+// of a communicator on GPUs.
+func (o Operations) AbortWord() cuda.Pointer { return o.comm.device.abort.pointer }
+
+// WaitRecord is where a wait on the device says why it gave up: a [device.Record] in the host's
+// memory. The first to write it keeps it, until [Comm.SetMask].
+func (o Operations) WaitRecord() cuda.Pointer { return o.comm.device.memory.Pointer() }
+
+// WaitClaim is the word by which waits on the device settle who writes the record: 4 bytes of the
+// GPU's memory, 0 until one does, and again after [Comm.SetMask].
+func (o Operations) WaitClaim() cuda.Pointer { return o.comm.device.claim.Pointer() }
+
+// Lane is the number of a lane whose records have these words: what its kernels find in Group.Lane.
+// Lanes of the same words have the same number, so words are to live as long as the program.
+func (o Operations) Lane(w *device.Words) uint32 { return o.comm.device.lane(w) }
+
+// Quiesce waits until the GPU has done all that was asked of it in the rank's context, by whatever
+// stream, graph or library, or until ctx ends. It is what comes before memory is taken from under
+// kernels.
+func (o Operations) Quiesce(ctx context.Context, op string) error {
+	return o.comm.device.quiesce(ctx, op)
+}
