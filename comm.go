@@ -83,7 +83,12 @@ func (c *Comm) Deadline() time.Duration { return c.waiter.Timeout }
 func (c *Comm) Masked(rank int) bool { return c.mask.Load().has(rank) }
 
 // Mask returns the set of masked ranks.
-func (c *Comm) Mask() RankSet { return *c.mask.Load() }
+func (c *Comm) Mask() RankSet {
+	if m := c.mask.Load(); m != nil {
+		return *m
+	}
+	return RankSet{} // before Join has returned
+}
 
 // Err returns the failure that operations return from now on, or nil. It may be called from any
 // goroutine.

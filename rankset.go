@@ -58,7 +58,7 @@ func (s RankSet) Has(rank int) bool { return s.has(rank) }
 
 // has is Has without a copy of the set.
 func (s *RankSet) has(rank int) bool {
-	return uint(rank) < MaxRanks && s.words[uint(rank)/64]>>(uint(rank)%64)&1 != 0
+	return s != nil && uint(rank) < MaxRanks && s.words[uint(rank)/64]>>(uint(rank)%64)&1 != 0
 }
 
 // With returns the set with some more ranks.
