@@ -69,7 +69,7 @@ const pullFewUnits, pullManyUnits, pullLeastWarps = 3, 4, 3
 // awaited is some 150 instructions, so parts are not to be small.
 const ProductWarps, ProductDepth = 12, 2
 
-// PullUnits are the units of a piece of a pull: UNITS of pull.cu. Those of a push are
+// PullUnits are the units of a piece of a pull: UNITS of direct_pull.cu. Those of a push are
 // mostUnits.
 const PullUnits = 2
 
@@ -77,7 +77,7 @@ const PullUnits = 2
 // rows are, in 16 bytes.
 const MostPlacedBytes = 16 << 32
 
-// What a combine through slots sums: WEFT_FORM of combine.cu.
+// What a combine through slots sums: WEFT_FORM of slots_combine.cu.
 const (
 	RankSums    = 1 // rank-major rows
 	PartialSums = 2 // rows by expert, summed at their rank first
@@ -323,7 +323,7 @@ func MostUnits(s Spec) int {
 }
 
 // FewTokens says of how few tokens every rank learns from the records what comes: few of
-// dispatch.cuh.
+// slots_dispatch.cuh.
 func FewTokens(s Spec, ranks int) bool {
 	return s.MaxTokens <= 8 && (!s.Layout.ByExpert() || (ranks-1)*s.MaxTokens*s.TopK <= 32)
 }

@@ -19,13 +19,13 @@ import (
 )
 
 // placed is the engine of handles on GPUs whose rows have their final places before they leave: the
-// packed layouts, and all whose capacity can overflow. Prepare, which is place.cu, gives
-// every row its place; Dispatch, push.cu, stores it there; its token's home reads it from
-// there in Combine, pull.cu. Where a rank first sums the rows that it has of a token,
+// packed layouts, and all whose capacity can overflow. Prepare, which is direct_row_map.cu, gives
+// every row its place; Dispatch, direct_push.cu, stores it there; its token's home reads it from
+// there in Combine, direct_pull.cu. Where a rank first sums the rows that it has of a token,
 // Combine is that of the other handles.
 type placed struct{ *gpu }
 
-// placeArgs are the arguments of a prepare: the Place of place.cu.
+// placeArgs are the arguments of a prepare: the Place of direct_row_map.cu.
 type placeArgs struct {
 	shape                              shape
 	state                              uint64
@@ -40,7 +40,7 @@ type placeArgs struct {
 	group                              device.Group
 }
 
-// pushArgs are the arguments of a dispatch: the Push of push.cu.
+// pushArgs are the arguments of a dispatch: the Push of direct_push.cu.
 type pushArgs struct {
 	shape                              shape
 	state                              uint64
@@ -60,7 +60,7 @@ type pushArgs struct {
 	group                              device.Group
 }
 
-// pullArgs are the arguments of a combine: the Pull of pull.cu.
+// pullArgs are the arguments of a combine: the Pull of direct_pull.cu.
 type pullArgs struct {
 	shape                    shape
 	state                    uint64
@@ -108,7 +108,7 @@ func placeKernel(form placeForm, arch string) kernel.Spec {
 	if form.even {
 		name += ", even"
 	}
-	s := kernelSpec(name, "place.cu", arch, []string{directRowMap}, "placed.cuh")
+	s := kernelSpec(name, "direct_row_map.cu", arch, []string{directRowMap}, "direct.cuh")
 	s.Defines["WEFT_PLACE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(placeArgs{})))
 	s.Defines["WEFT_BY_RANK"], s.Defines["WEFT_EVEN"] = number(form.byRank), number(form.even)
 	return s
@@ -121,7 +121,7 @@ func pushKernel(quantize weft.DType, weighs bool, arch string) kernel.Spec {
 	if weighs {
 		name += " with weights"
 	}
-	s := kernelSpec(name+quantising(quantize), "push.cu", arch, []string{directDispatch}, "placed.cuh", "quantize.cuh")
+	s := kernelSpec(name+quantising(quantize), "direct_push.cu", arch, []string{directDispatch}, "direct.cuh", "quantize.cuh")
 	s.Defines["WEFT_WEIGHTS"] = strconv.FormatBool(weighs)
 	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(quantize))
 	s.Defines["WEFT_PUSH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pushArgs{})))
@@ -131,13 +131,13 @@ func pushKernel(quantize weft.DType, weighs bool, arch string) kernel.Spec {
 // pullForm is what handles differ in whose combines of rows where they are are programs of their
 // own.
 type pullForm struct {
-	order string // of a token's rows: the Order of pull.cu
+	order string // of a token's rows: the Order of direct_pull.cu
 	of    weft.DType
 }
 
 func pullKernel(f pullForm, arch string) kernel.Spec {
-	s := kernelSpec(fmt.Sprintf("pull of %v, %s", f.of, strings.ToLower(f.order)), "pull.cu", arch,
-		[]string{directCombine}, "placed.cuh", "scalars.cuh")
+	s := kernelSpec(fmt.Sprintf("pull of %v, %s", f.of, strings.ToLower(f.order)), "direct_pull.cu", arch,
+		[]string{directCombine}, "direct.cuh", "scalars.cuh")
 	s.Defines["WEFT_TYPE"], s.Defines["WEFT_ORDER"] = strconv.Itoa(typeNumber(f.of)), f.order
 	s.Defines["WEFT_PULL_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(pullArgs{})))
 	return s
@@ -147,7 +147,7 @@ func pullKernel(f pullForm, arch string) kernel.Spec {
 // would have more than placeTokens tokens: a block asks all before it what they have counted.
 const placeBlocks, placeTokens = 32, 512
 
-// What a block of a prepare counts stands in two Maps of place.cu, and what their numbers
+// What a block of a prepare counts stands in two Maps of direct_row_map.cu, and what their numbers
 // are raised by behind them, if there is room: there are mapBuckets things to count at a time. A
 // map has mapEntries entries, or fewMapEntries on a GPU with little shared memory.
 const mapBuckets, mapEntries, fewMapEntries, placeOwnBytes = 1024, 9 << 10, 2 << 10, 1 << 10
@@ -157,7 +157,7 @@ func mapBytes(entries int) int { return entries*8 + mapBuckets*4 }
 func placeBytes(entries int) int { return 2*mapBytes(entries) + 4*mapBuckets*4 }
 
 // A block of a prepare has two threads for every placeQuad selections of a token, QUAD of
-// place.cu, within these bounds: a token has a power of two.
+// direct_row_map.cu, within these bounds: a token has a power of two.
 const fewestPlaceThreads, mostPlaceThreads, placeQuad = 256, 768, 4
 
 func placeThreads(g *spec.Geometry, blocks int) int {
@@ -171,7 +171,7 @@ func placing(g *spec.Geometry, blocks int) int {
 }
 
 // newPlacedRegions lays out the window of a handle whose rows have their final places before they
-// leave: what placed.cuh describes.
+// leave: what direct.cuh describes.
 func newPlacedRegions(g *spec.Geometry, s spec.Spec, t spec.Choice, b blocks) regions {
 	ranks, tokens := int64(g.Ranks), int64(g.Tokens)
 	r := regions{inWindow: true, block: spec.NewBlockShape(s, g.Rows())}

@@ -20,7 +20,7 @@ import (
 
 // gpu is the engine of a handle on GPUs: every operation is one kernel on every rank, two if it is
 // sent and received apart, or if rows have their places before they leave and a dispatch prepares
-// them, enqueued on the caller's stream. See dispatch.cu and combine.cu for how
+// them, enqueued on the caller's stream. See slots_dispatch.cu and slots_combine.cu for how
 // rows move, and docs/design/gpu-engine.md for why it is right.
 //
 // A call that is refused has not been made: nothing was enqueued, and the caller may make it again,

@@ -2,7 +2,7 @@
 // stands behind the first that the rank has for the expert. And records, by which every rank knows what
 // a token selects.
 #pragma once
-#include "dispatch.cuh"
+#include "slots_dispatch.cuh"
 
 namespace weft {
 

@@ -72,7 +72,7 @@ func fusedCombineFormOf(t *spec.Choice, s *spec.Spec, ranks int) combineForm {
 }
 
 // combineGroups is for how many groups of ranks a warp sends, one after another: SOURCES of
-// combine.cu in each.
+// slots_combine.cu in each.
 func combineGroups(t *spec.Choice, s *spec.Spec, ranks int) int {
 	sources := 1
 	if !s.Layout.ByExpert() {

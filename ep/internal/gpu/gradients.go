@@ -54,7 +54,7 @@ const gradientThreads, mostGradientThreads = 4 * 32, 16 * 32
 
 func gradientKernel(of weft.DType, arch string) kernel.Spec {
 	s := kernelSpec(fmt.Sprintf("gradients of %v", of), "gradients.cu", arch, []string{"weft::ep::gradients"},
-		"placed.cuh", "scalars.cuh")
+		"direct.cuh", "scalars.cuh")
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(of))
 	s.Defines["WEFT_GRADIENT_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(gradientArgs{})))
 	return s

@@ -76,7 +76,7 @@ func HookLeaders(r *spec.Batch, topk int) (n int, err error) {
 	places := make([]byte, r.Tokens*topk*4)
 	err = p.h.device.Context().Download(places, p.memory.Pointer().Add(p.off.places))
 	for i := 0; i < len(places); i += 4 {
-		n += int(binary.LittleEndian.Uint32(places[i:]) >> 31) // LEADER of placed.cuh
+		n += int(binary.LittleEndian.Uint32(places[i:]) >> 31) // LEADER of direct.cuh
 	}
 	return n, err
 }

@@ -66,7 +66,7 @@ var flagList = func() string {
 	return strings.Join(all, ",")
 }()
 
-// dispatchArgs are the arguments of a dispatch: the Dispatch of dispatch.cuh. Fields that
+// dispatchArgs are the arguments of a dispatch: the Dispatch of slots_dispatch.cuh. Fields that
 // are addresses lie on this GPU; offsets are those of a window.
 type dispatchArgs struct {
 	shape                              shape
@@ -87,7 +87,7 @@ type dispatchArgs struct {
 	group                              device.Group
 }
 
-// combineArgs are the arguments of a combine: the Combine of combine.cu.
+// combineArgs are the arguments of a combine: the Combine of slots_combine.cu.
 type combineArgs struct {
 	shape                           shape
 	state                           uint64
@@ -225,8 +225,8 @@ func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
 		layout = spec.ExpertMajor
 	}
 	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)),
-		"dispatch.cu", arch,
-		[]string{name}, "dispatch.cuh", "expert_index.cuh", "notify.cuh", "quantize.cuh")
+		"slots_dispatch.cu", arch,
+		[]string{name}, "slots_dispatch.cuh", "expert_index.cuh", "notify.cuh", "quantize.cuh")
 	s.Defines["WEFT_KERNEL"] = bare(name)
 	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
 	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(f.quantize))
@@ -272,7 +272,7 @@ func combineKernel(f combineForm, arch string) kernel.Spec {
 	if f.bySelection {
 		name += " by selection"
 	}
-	s := kernelSpec(name, "combine.cu", arch, []string{slotsCombine})
+	s := kernelSpec(name, "slots_combine.cu", arch, []string{slotsCombine})
 	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(f.sums), number(f.bySelection)
 	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(f.of))
 	s.Defines["WEFT_VALUE"], s.Defines["WEFT_GROUP"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.group)

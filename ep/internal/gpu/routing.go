@@ -36,7 +36,7 @@ type gpuRouting struct {
 }
 
 // described is what a Routing says of what comes here, and of how much is wanted everywhere: the
-// Described of placed.cuh, of which those that move rows through slots, where nothing
+// Described of direct.cuh, of which those that move rows through slots, where nothing
 // overflows, fill in the first five.
 type described struct {
 	counts, offsets      []int32 // [local]

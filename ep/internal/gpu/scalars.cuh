@@ -1,7 +1,7 @@
 // Scalars: a number of each selection that goes home, the gradient of its weight. It came with the
 // row of a dispatch, or is made of the row's gradient.
 #pragma once
-#include "placed.cuh"
+#include "direct.cuh"
 
 namespace weft {
 

@@ -27,7 +27,7 @@ type TokenCounter struct {
 	closed, unloaded bool
 }
 
-// censusArgs are the arguments of a census: the Census of census.cu.
+// censusArgs are the arguments of a census: the Census of token_counts.cu.
 type censusArgs struct {
 	shape                         shape
 	tokens, ranks, nodes, perNode uint32
@@ -46,7 +46,7 @@ const (
 )
 
 func censusKernel(arch string) kernel.Spec {
-	s := kernelSpec("census", "census.cu", arch, []string{"weft::ep::token_counts"})
+	s := kernelSpec("census", "token_counts.cu", arch, []string{"weft::ep::token_counts"})
 	s.Defines["WEFT_CENSUS_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(censusArgs{})))
 	return s
 }

@@ -9,7 +9,7 @@
 //	base     the counts of lower ranks and lower blocks and, for packed rows, of the zones before, turn
 //	         indices within a share into rows
 //	keep     this rank's selections, or by rank its tokens, get their rows, and so does what has arrived
-#include "placed.cuh"
+#include "direct.cuh"
 
 namespace weft {
 

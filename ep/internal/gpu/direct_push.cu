@@ -5,7 +5,7 @@
 //
 // From Hopper on rows that are not quantised go through shared memory by bulk copies. A warp then has a
 // whole row in flight and needs no registers for it, so few SMs fill the links.
-#include "placed.cuh"
+#include "direct.cuh"
 #include "quantize.cuh"
 
 namespace weft {
