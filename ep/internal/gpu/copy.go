@@ -77,38 +77,6 @@ func (h *gpu) prepareCopies(f functions, config cuda.LaunchConfig) (err error) {
 	return err
 }
 
-// prepareStaging lays out the copy of a combine's rows to where the other ranks read them, for
-// handles of whose rows the host knows only the most that there can be: tensors have room for
-// those, of which the rows that are there may be a part. Like a copy of the driver's it may use all
-// SMs.
-func (h *gpu) prepareStaging(f functions, config cuda.LaunchConfig) (err error) {
-	g, s := &h.Geometry, &h.Spec
-	a := copyArgs{
-		described: *h.describeArg, zones: h.copyArg.zones,
-		pieces: device.NewDivisor(spec.CeilDiv(s.OutputSize(), copyPiece)), rowBytes: uint32(s.OutputSize()),
-	}
-	a.described.ranks = 0 // nothing is to be described
-	config.Grid.X = uint32(max(1, min(h.device.SMs(),
-		spec.CeilDiv(g.Rows()*spec.CeilDiv(s.OutputSize(), copyPiece), copyThreads/32))))
-	if h.staging, err = f.copy.Prepare(config, a); err != nil {
-		return err
-	}
-	h.stageArg, err = cuda.Arg[copyArgs](h.staging, 0)
-	return err
-}
-
-// stage copies a combine's rows to where the other ranks read them.
-func (h *gpu) stage(stream *cuda.Stream, r *spec.Batch, y weft.Tensor) error {
-	to := h.lane.Window().Pointer().Add(int(h.regions.stage))
-	if h.staging == nil || addressOf(y)%16 != 0 {
-		return stream.Copy(to, y.Pointer(), y.Bytes())
-	}
-	a := h.stageArg
-	a.zoneRows, a.counts = h.zonesOf(r, y.Elems()/h.Spec.Hidden)
-	a.rows, a.toRows = addressOf(y), uint64(to)
-	return h.staging.Start(stream)
-}
-
 // zonesOf is how many of so many places a zone has, and where on the GPU it stands how many rows
 // each has.
 func (h *gpu) zonesOf(r *spec.Batch, places int) (rows uint32, counts uint64) {

@@ -14,7 +14,6 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/cuda/occupancy"
-	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 )
 
@@ -52,7 +51,7 @@ type gpu struct {
 	staging                            *cuda.Launch // of handles whose rows are pulled, and counted on the GPU alone
 	stageArg                           *copyArgs
 	// where rows have their places before they leave: instead of a dispatch, and maybe of a combine
-	placed *placedLaunches
+	direct *directKernels
 
 	dispatchWaits, combineWaits uint64 // where waits are counted, or 0
 
@@ -280,7 +279,7 @@ func (h *gpu) prepareLaunches(f functions) (err error) {
 	}
 	t := &h.tuning
 	if h.tuning.Placed {
-		err = h.preparePlaced(f, config(h.blocks.dispatchGrid(), t.DispatchThreads, t.DependentDispatch),
+		err = h.prepareDirect(f, config(h.blocks.dispatchGrid(), t.DispatchThreads, t.DependentDispatch),
 			config(h.blocks.combineGrid(), t.CombineThreads, t.DependentCombine))
 	} else {
 		err = h.prepareDispatchLaunch(f, config(h.blocks.dispatchGrid(), t.DispatchThreads, t.DependentDispatch))
@@ -340,79 +339,6 @@ func pieceWords(s *spec.Spec, units int) uint32 {
 	}
 }
 
-func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err error) {
-	g, s, r, units := &h.Geometry, &h.Spec, &h.regions, h.tuning.DispatchUnits
-	d := dispatchArgs{
-		shape: h.shape(),
-		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows),
-		arrived: uint64(r.arrived), ready: uint64(r.ready),
-		pieces: device.NewDivisor(spec.CeilDiv(s.RowSize(), units*spec.UnitBytes)), ranks: device.NewDivisor(g.Ranks),
-		selections: device.NewDivisor(g.Tokens * g.TopK),
-		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.RowSize()),
-		scaleWords: uint32(s.ScaleSize() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
-		zone: device.NewDivisor(g.Capacity), senders: spec.Senders(h.blocks.dispatch, h.tuning.DispatchSenders),
-		notifyBlocks: uint32(h.blocks.dispatchClerks), flags: quantizeFlags(s),
-	}
-	scales := spec.ScaleStrides(s.ScaleOrder, d.scaleWords, d.zone.By)
-	d.scaleRow, d.scaleZone, d.scaleWord = scales.Row, scales.Zone, scales.Word
-	if r.direct {
-		d.flags |= flagInPlace
-	}
-	if h.dispatching, err = f.dispatch.Prepare(config, d); err != nil {
-		return err
-	}
-	if h.fusedDispatching = h.dispatching; f.fusedDispatch != nil {
-		if h.fusedDispatching, err = h.dispatching.For(f.fusedDispatch); err != nil {
-			return err
-		}
-	}
-	h.dispatchArg, err = cuda.Arg[dispatchArgs](h.dispatching, 0)
-	return err
-}
-
-func (h *gpu) prepareDescribe(f functions) (err error) {
-	e := describeArgs{shape: h.shape(), ranks: uint32(h.Geometry.Ranks)}
-	if h.Geometry.Layout.ByExpert() {
-		e.byExpert = 1
-	}
-	if h.describing, err = f.describe.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}},
-		e); err != nil {
-		return err
-	}
-	if h.describeArg, err = cuda.Arg[describeArgs](h.describing, 0); err != nil {
-		return err
-	}
-	if h.weighing, err = f.weigh.Prepare(cuda.LaunchConfig{Grid: cuda.Dim{X: 64}, Block: cuda.Dim{X: 256}},
-		weighArgs{}); err != nil {
-		return err
-	}
-	h.weighArg, err = cuda.Arg[weighArgs](h.weighing, 0)
-	return err
-}
-
-func (h *gpu) prepareCombine(f functions, config cuda.LaunchConfig) (err error) {
-	s, r := &h.Spec, &h.regions
-	c := combineArgs{
-		shape: h.shape(), senders: spec.Senders(h.blocks.combine, h.tuning.CombineSenders),
-		first: uint32(h.locals.combineCounts),
-		heads: uint64(r.combineHeads), home: uint64(r.home), returned: uint64(r.returned), turnBytes: uint64(r.homeTurn),
-		rowBytes: uint32(s.OutputSize()), pieces: device.NewDivisor(spec.CeilDiv(s.OutputSize(), spec.UnitBytes)),
-	}
-	if s.Combines() && h.Geometry.Ranks > 1 {
-		c.groups = device.NewDivisor(combineGroups(&h.tuning, s, h.Geometry.Ranks))
-	}
-	if h.combining, err = f.combine.Prepare(config, c); err != nil {
-		return err
-	}
-	if h.fusedCombining = h.combining; f.fusedCombine != nil {
-		if h.fusedCombining, err = h.combining.For(f.fusedCombine); err != nil {
-			return err
-		}
-	}
-	h.combineArg, err = cuda.Arg[combineArgs](h.combining, 0)
-	return err
-}
-
 func (h *gpu) Bytes() int {
 	n := h.lane.Bytes()
 	if h.rows != nil {
@@ -433,9 +359,9 @@ func (h *gpu) SMs() (dispatch, combine, gradients int) {
 	case !h.tuning.Placed:
 		return of(h.dispatching), of(h.combining), gradients
 	case h.tuning.Pulls:
-		return of(h.placed.pushing), of(h.placed.pulling), gradients
+		return of(h.direct.push.launch), of(h.direct.pull.launch), gradients
 	default:
-		return of(h.placed.pushing), of(h.combining), gradients
+		return of(h.direct.push.launch), of(h.combining), gradients
 	}
 }
 
@@ -479,8 +405,8 @@ func (h *gpu) point() {
 	if d := h.dispatchArg; d != nil {
 		d.group, d.state, d.filled, d.credits = dispatch, at(0), at(h.locals.filled), at(h.locals.credits)
 	}
-	if h.placed != nil {
-		h.placed.point(dispatch, combine, at, &h.locals)
+	if h.direct != nil {
+		h.direct.point(dispatch, combine, at, &h.locals)
 	}
 	if a := h.gradientArg; a != nil {
 		a.group, a.state = dispatch, at(0)

@@ -3,7 +3,6 @@ package gpu
 import (
 	"embed"
 	"fmt"
-	"strconv"
 	"strings"
 	"unsafe"
 
@@ -66,65 +65,6 @@ var flagList = func() string {
 	return strings.Join(all, ",")
 }()
 
-// dispatchArgs are the arguments of a dispatch: the Dispatch of slots_dispatch.cuh. Fields that
-// are addresses lie on this GPU; offsets are those of a window.
-type dispatchArgs struct {
-	shape                              shape
-	state                              uint64
-	heads, counts, records, rows       uint64
-	arrived, ready                     uint64
-	turnBytes                          uint64
-	direct, directScales               uint64
-	pieces, ranks, selections, zone    device.Divisor
-	slotBytes, rowBytes                uint32
-	scaleWords, pieceWords             uint32
-	scaleRow, scaleZone, scaleWord     uint32
-	flags, tokens, hidden              uint32
-	senders, block, free, notifyBlocks uint32
-	ids, weights, x, scales            uint64
-	home, recvRows, described, ranges  uint64
-	filled, credits, out, outScales    uint64
-	group                              device.Group
-}
-
-// combineArgs are the arguments of a combine: the Combine of slots_combine.cu.
-type combineArgs struct {
-	shape                           shape
-	state                           uint64
-	heads, home, returned           uint64
-	turnBytes                       uint64
-	pieces, groups                  device.Divisor
-	rowBytes, flags, tokens, biases uint32
-	senders, free                   uint32
-	first, call                     uint32
-	routed, recvRows, sent          uint64
-	y, out                          uint64
-	bias                            [2]uint64
-	filled, credits                 uint64
-	weights                         uint64
-	group                           device.Group
-}
-
-// describeArgs are the arguments of a description: the Describe of describe.cuh.
-type describeArgs struct {
-	shape                  shape
-	ranks, byExpert        uint32
-	recvRows, sent         uint64
-	recvTokens             uint64
-	tokens, sources        uint64
-	selections, weights    uint64
-	experts, expertWeights uint64
-}
-
-// weighArgs are the arguments of what gives a Routing weights, or tells its experts: the Weigh of
-// describe.cu.
-type weighArgs struct {
-	home    uint64
-	n, _    uint32
-	weights uint64
-	ids     uint64
-}
-
 // AllKernels lists the kernels of handles and counters: see ep.Kernels.
 func AllKernels(arch string) []kernel.Spec {
 	var all []kernel.Spec
@@ -181,29 +121,6 @@ func typeNumber(d weft.DType) int {
 	}
 }
 
-// kind is what the kernels of an operation through slots differ in besides: what tells that a row
-// has come, and whether one serves every call.
-type kind string
-
-const (
-	byValue kind = "value" // rows are their own flags
-	byMany  kind = "many"  // as byValue, for calls that do everything at once
-	byFew   kind = "few"   // as byMany, of few tokens
-	byFlag  kind = "flag"  // a word a block tells of rows
-)
-
-// dispatchForm is what handles differ in whose dispatches are programs of their own.
-type dispatchForm struct {
-	byExpert bool
-	quantize weft.DType
-	kind     kind
-	units    int  // of a piece
-	gathers  bool // every token goes to everybody: an all-gather, which profilers are told of by that name
-}
-
-// gatherForm is the only form of a dispatch that gathers: it carries a few bytes, which may be any.
-var gatherForm = dispatchForm{quantize: weft.InvalidDType, kind: byFlag, units: 1}
-
 // The kernels' names, which profilers show. The programs of an operation, whatever their forms,
 // have one name each, and no other kernel's has the word dispatch or combine in it: benchmarks find
 // the kernels by these.
@@ -215,29 +132,6 @@ const (
 	directDispatch = "weft::direct::dispatch"
 	directCombine  = "weft::direct::combine"
 )
-
-func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
-	name, layout := slotsDispatch, spec.RankMajor
-	if f.gathers {
-		name = slotsGather
-	}
-	if f.byExpert {
-		layout = spec.ExpertMajor
-	}
-	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)),
-		"slots_dispatch.cu", arch,
-		[]string{name}, "slots_dispatch.cuh", "expert_index.cuh", "notify.cuh", "quantize.cuh")
-	s.Defines["WEFT_KERNEL"] = bare(name)
-	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
-	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(f.quantize))
-	s.Defines["WEFT_VALUE"], s.Defines["WEFT_UNITS"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.units)
-	s.Defines["WEFT_PURPOSE"] = "ANY"
-	if f.kind == byMany || f.kind == byFew {
-		s.Defines["WEFT_PURPOSE"] = strings.ToUpper(string(f.kind))
-	}
-	s.Defines["WEFT_DISPATCH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(dispatchArgs{})))
-	return s
-}
 
 // bare is a kernel's name without its namespaces.
 func bare(name string) string { return name[strings.LastIndexByte(name, ':')+1:] }
@@ -256,36 +150,6 @@ func number(is bool) string {
 		return "1"
 	}
 	return "0"
-}
-
-// combineForm is what handles differ in whose combines are programs of their own.
-type combineForm struct {
-	sums        int
-	bySelection bool
-	of          weft.DType
-	kind        kind
-	group       int // rows that a thread awaits at once: ranks, or selections
-}
-
-func combineKernel(f combineForm, arch string) kernel.Spec {
-	name := fmt.Sprintf("combine, %s %d, %d of %v", f.kind, f.group, f.sums, f.of)
-	if f.bySelection {
-		name += " by selection"
-	}
-	s := kernelSpec(name, "slots_combine.cu", arch, []string{slotsCombine})
-	s.Defines["WEFT_FORM"], s.Defines["WEFT_BY_SELECTION"] = strconv.Itoa(f.sums), number(f.bySelection)
-	s.Defines["WEFT_TYPE"] = strconv.Itoa(typeNumber(f.of))
-	s.Defines["WEFT_VALUE"], s.Defines["WEFT_GROUP"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.group)
-	s.Defines["WEFT_FUSED"] = strconv.FormatBool(f.kind == byMany)
-	s.Defines["WEFT_COMBINE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(combineArgs{})))
-	return s
-}
-
-func describeKernel(arch string) kernel.Spec {
-	s := kernelSpec("describe", "describe.cu", arch, []string{"weft::ep::describe", "weft::ep::weigh"}, "describe.cuh")
-	s.Defines["WEFT_DESCRIBE_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(describeArgs{})))
-	s.Defines["WEFT_WEIGH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(weighArgs{})))
-	return s
 }
 
 // kernelSpec is that of a file, its kernels, and the headers that it includes beside the one that

@@ -63,28 +63,6 @@ func newRegions(g *spec.Geometry, s spec.Spec, t spec.Choice, b blocks) regions 
 	return r
 }
 
-// addCombine lays out what a combine has that stores rows at their homes.
-func (r *regions) addCombine(g *spec.Geometry, s spec.Spec, t spec.Choice, blocks int) {
-	r.homeTurns = 2
-	if t.ValueCombine {
-		r.homeTurns = 3
-	}
-	slots := g.Ranks
-	if s.Layout.ByExpert() && s.Reduction == spec.Exact {
-		slots = g.TopK
-	}
-	if s.Combines() {
-		r.homeTurn = int64(slots) * int64(g.Tokens) * int64(s.OutputSize())
-	}
-	r.combineHeads = r.Ones(3 * int64(g.Ranks) * device.OpeningBytes)
-	r.returned = r.Zeros(int64(g.Ranks) * int64(blocks) * 4)
-	if size := r.homeTurns * r.homeTurn; t.ValueCombine {
-		r.home = r.Ones(size)
-	} else {
-		r.home = r.Raw(size)
-	}
-}
-
 // countWords stand before a source's counts: what exchange.cuh names.
 const countWords = 1
 

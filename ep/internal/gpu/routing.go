@@ -77,9 +77,6 @@ func (d *described) read(h *gpu, raw []byte) {
 // those of placed rows, experts those of others.
 type routingOffsets struct{ home, recvRows, described, ranges, places, recvTokens, experts, total int }
 
-// describedRows are where the description of rows stands in its memory.
-type describedRows struct{ tokens, sources, selections, weights, experts, expertWeights int }
-
 func (h *gpu) routingOffsets() (o routingOffsets) {
 	g := &h.Geometry
 	region := func(size int) int {
@@ -162,32 +159,6 @@ func (h *gpu) settle(ctx context.Context, r *spec.Batch) error {
 		return nil // they are there when they are asked for
 	}
 	return r.Info.(*gpuRouting).count(ctx)
-}
-
-func (h *gpu) Weigh(ctx context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
-	const op = spec.OpWeigh
-	stream := h.lane.Stream(s)
-	if err := h.lane.EnterLocal(op, stream); err != nil {
-		return err
-	}
-	if err := whole(op, "weights", weights); err != nil {
-		return err
-	}
-	if err := h.startWeigh(stream, r, addressOf(weights), 0); err != nil {
-		return err
-	}
-	return h.lane.Finish(ctx, s)
-}
-
-// startWeigh enqueues what gives a Routing weights at home, or reads its experts into memory.
-func (h *gpu) startWeigh(stream *cuda.Stream, r *spec.Batch, weights, experts uint64) error {
-	if r.Tokens == 0 {
-		return nil
-	}
-	p := r.Info.(*gpuRouting)
-	p.rewrite()
-	*h.weighArg = weighArgs{home: p.at(p.off.home), n: uint32(r.Tokens * h.Geometry.TopK), weights: weights, ids: experts}
-	return h.weighing.Start(stream)
 }
 
 // reweighed says that a dispatch brings a batch weights, in a stream behind which those who ask for
@@ -392,77 +363,5 @@ func (r *gpuRouting) Tensor(part spec.Part) weft.Tensor {
 		return row(d.experts, weft.Int32, r.Rows(), g.TopK)
 	default:
 		return row(d.expertWeights, weft.Float32, r.Rows(), g.TopK)
-	}
-}
-
-// describeRows enqueues, where the batch was prepared, what fills in what each row is, unless it was
-// before: one launch fills in all parts. What a capture
-// enqueues is there with its replays only, and they make what they prepare, and the weights that
-// they bring, other ones each time.
-func (r *gpuRouting) describeRows() error {
-	if r.filled {
-		return nil
-	}
-	status, err := r.stream.CaptureStatus()
-	if err != nil {
-		return err
-	}
-	if err := r.fill(); err != nil {
-		return err
-	}
-	r.filled = status == cuda.NotCapturing && !r.replayed && !r.rewritten
-	r.graphed = r.graphed || status != cuda.NotCapturing
-	return nil
-}
-
-func (r *gpuRouting) fill() error {
-	h, g := r.h, &r.h.Geometry
-	if r.rows == nil {
-		if err := r.captured(); err != nil {
-			return err
-		}
-		total := 0
-		region := func(size int) int {
-			from := total
-			total += (size + 127) &^ 127
-			return from
-		}
-		rows, d := g.Rows(), &r.description // the most that there can be: the memory is used again
-		*d = describedRows{tokens: region(4 * rows), sources: region(4 * rows)}
-		if g.Layout.ByExpert() {
-			d.selections, d.weights = region(4*rows), region(4*rows)
-		} else {
-			d.experts, d.expertWeights = region(4*rows*g.TopK), region(4*rows*g.TopK)
-		}
-		var err error
-		if r.rows, err = h.device.Context().Alloc(max(total, 1)); err != nil {
-			return err
-		}
-	}
-	base := r.rows.Pointer()
-	zeros := r.description.weights
-	if !g.Layout.ByExpert() {
-		zeros = r.description.expertWeights
-	}
-	if err := r.stream.Memset(base, 0xFF, zeros); err != nil {
-		return err
-	}
-	if err := r.stream.Memset(base.Add(zeros), 0, r.rows.Size()-zeros); err != nil {
-		return err
-	}
-	a := h.describeArg
-	h.pointDescription(a, r)
-	a.tokens, a.sources = uint64(base.Add(r.description.tokens)), uint64(base.Add(r.description.sources))
-	a.selections, a.weights = uint64(base.Add(r.description.selections)), uint64(base.Add(r.description.weights))
-	a.experts = uint64(base.Add(r.description.experts))
-	a.expertWeights = uint64(base.Add(r.description.expertWeights))
-	return h.describing.Start(r.stream)
-}
-
-// pointDescription points a description at what r knows of its rows.
-func (h *gpu) pointDescription(a *describeArgs, r *gpuRouting) {
-	a.recvRows, a.sent, a.recvTokens = r.at(r.off.recvRows), r.sent(), 0
-	if h.Geometry.Layout == spec.TokenMajor {
-		a.recvTokens = r.at(r.off.recvTokens)
 	}
 }

@@ -3,7 +3,13 @@ package gpu
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"unsafe"
 
+	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/ep/spec"
 
 	"github.com/weftgo/weft"
@@ -258,4 +264,125 @@ func (h *gpu) dispatchLaunch(flags uint32, tokens int) *cuda.Launch {
 		return h.fusedDispatching
 	}
 	return h.dispatching
+}
+
+func (h *gpu) prepareDispatchLaunch(f functions, config cuda.LaunchConfig) (err error) {
+	g, s, r, units := &h.Geometry, &h.Spec, &h.regions, h.tuning.DispatchUnits
+	d := dispatchArgs{
+		shape: h.shape(),
+		heads: uint64(r.heads), counts: uint64(r.counts), records: uint64(r.records), rows: uint64(r.rows),
+		arrived: uint64(r.arrived), ready: uint64(r.ready),
+		pieces: device.NewDivisor(spec.CeilDiv(s.RowSize(), units*spec.UnitBytes)), ranks: device.NewDivisor(g.Ranks),
+		selections: device.NewDivisor(g.Tokens * g.TopK),
+		turnBytes:  uint64(r.rowTurn), slotBytes: uint32(r.slotBytes), rowBytes: uint32(s.RowSize()),
+		scaleWords: uint32(s.ScaleSize() / 4), pieceWords: pieceWords(s, units), hidden: uint32(s.Hidden),
+		zone: device.NewDivisor(g.Capacity), senders: spec.Senders(h.blocks.dispatch, h.tuning.DispatchSenders),
+		notifyBlocks: uint32(h.blocks.dispatchClerks), flags: quantizeFlags(s),
+	}
+	scales := spec.ScaleStrides(s.ScaleOrder, d.scaleWords, d.zone.By)
+	d.scaleRow, d.scaleZone, d.scaleWord = scales.Row, scales.Zone, scales.Word
+	if r.direct {
+		d.flags |= flagInPlace
+	}
+	if h.dispatching, err = f.dispatch.Prepare(config, d); err != nil {
+		return err
+	}
+	if h.fusedDispatching = h.dispatching; f.fusedDispatch != nil {
+		if h.fusedDispatching, err = h.dispatching.For(f.fusedDispatch); err != nil {
+			return err
+		}
+	}
+	h.dispatchArg, err = cuda.Arg[dispatchArgs](h.dispatching, 0)
+	return err
+}
+
+// dispatchFormOf is that of a dispatch through slots.
+func dispatchFormOf(t *spec.Choice, s *spec.Spec) dispatchForm {
+	f := dispatchForm{byExpert: s.Layout.ByExpert(), quantize: s.Quantize, kind: byFlag, units: t.DispatchUnits}
+	if t.ValueDispatch {
+		f.kind = byValue
+	}
+	f.gathers = f == gatherForm && s.MaxTokens == 1 && s.Payload == spec.Opaque && s.TopK == s.Experts
+	return f
+}
+
+// fusedDispatchFormOf is that of calls that prepare, send and receive at once; they may have no other
+// than the rest.
+func fusedDispatchFormOf(t *spec.Choice, s *spec.Spec, ranks int) dispatchForm {
+	f := dispatchFormOf(t, s)
+	switch {
+	case !t.ValueDispatch:
+	case !spec.FewTokens(*s, ranks):
+		f.kind = byMany
+	case t.DispatchUnits == 1:
+		f.kind = byFew
+	}
+	return f
+}
+
+// dispatchArgs are the arguments of a dispatch: the Dispatch of slots_dispatch.cuh. Fields that
+// are addresses lie on this GPU; offsets are those of a window.
+type dispatchArgs struct {
+	shape                              shape
+	state                              uint64
+	heads, counts, records, rows       uint64
+	arrived, ready                     uint64
+	turnBytes                          uint64
+	direct, directScales               uint64
+	pieces, ranks, selections, zone    device.Divisor
+	slotBytes, rowBytes                uint32
+	scaleWords, pieceWords             uint32
+	scaleRow, scaleZone, scaleWord     uint32
+	flags, tokens, hidden              uint32
+	senders, block, free, notifyBlocks uint32
+	ids, weights, x, scales            uint64
+	home, recvRows, described, ranges  uint64
+	filled, credits, out, outScales    uint64
+	group                              device.Group
+}
+
+// kind is what the kernels of an operation through slots differ in besides: what tells that a row
+// has come, and whether one serves every call.
+type kind string
+
+const (
+	byValue kind = "value" // rows are their own flags
+	byMany  kind = "many"  // as byValue, for calls that do everything at once
+	byFew   kind = "few"   // as byMany, of few tokens
+	byFlag  kind = "flag"  // a word a block tells of rows
+)
+
+// dispatchForm is what handles differ in whose dispatches are programs of their own.
+type dispatchForm struct {
+	byExpert bool
+	quantize weft.DType
+	kind     kind
+	units    int  // of a piece
+	gathers  bool // every token goes to everybody: an all-gather, which profilers are told of by that name
+}
+
+// gatherForm is the only form of a dispatch that gathers: it carries a few bytes, which may be any.
+var gatherForm = dispatchForm{quantize: weft.InvalidDType, kind: byFlag, units: 1}
+
+func dispatchKernel(f dispatchForm, arch string) kernel.Spec {
+	name, layout := slotsDispatch, spec.RankMajor
+	if f.gathers {
+		name = slotsGather
+	}
+	if f.byExpert {
+		layout = spec.ExpertMajor
+	}
+	s := kernelSpec(fmt.Sprintf("%s, %s %d, %v%s", bare(name), f.kind, f.units, layout, quantising(f.quantize)),
+		"slots_dispatch.cu", arch,
+		[]string{name}, "slots_dispatch.cuh", "expert_index.cuh", "notify.cuh", "quantize.cuh")
+	s.Defines["WEFT_KERNEL"] = bare(name)
+	s.Defines["WEFT_BY_EXPERT"] = number(f.byExpert)
+	s.Defines["WEFT_QUANTIZE"] = strconv.Itoa(typeNumber(f.quantize))
+	s.Defines["WEFT_VALUE"], s.Defines["WEFT_UNITS"] = strconv.FormatBool(f.kind != byFlag), strconv.Itoa(f.units)
+	s.Defines["WEFT_PURPOSE"] = "ANY"
+	if f.kind == byMany || f.kind == byFew {
+		s.Defines["WEFT_PURPOSE"] = strings.ToUpper(string(f.kind))
+	}
+	s.Defines["WEFT_DISPATCH_BYTES"] = strconv.Itoa(int(unsafe.Sizeof(dispatchArgs{})))
+	return s
 }
