@@ -40,9 +40,9 @@ const mostSpecs = 180
 // other architectures one program of each source is, and none is held to figures. After a change on
 // purpose all are:
 //
-//	go test ./ep -run TestKernels -update
+//	go test ./ep/internal/gpu -run TestKernels -update
 func TestKernels(t *testing.T) {
-	if _, err := os.Stat("kernels"); err != nil {
+	if _, err := os.Stat("kernels_test.go"); err != nil {
 		t.Skip("needs the source tree: kernels are compiled where they are written")
 	}
 	compiler := cudatest.NVRTC(t)
