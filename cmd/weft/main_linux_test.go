@@ -441,7 +441,7 @@ func TestBenchRefusesBeforeItStarts(t *testing.T) {
 		{"bench", "allreduce", "--algorithm", "nope"},
 		{"bench", "allreduce", "--algorithm", "all-gather/eager"},
 		{"bench", "allreduce", "--dtype", "e4m3"},
-		{"bench", "allreduce", "--ranks", "65"},
+		{"bench", "allreduce", "--ranks", "1025"},
 		{"bench", "join", "--iters", "0"},
 		{"bench", "join", "--iters", "100001"},
 		{"bench", "all", "--time", "-1s"},
