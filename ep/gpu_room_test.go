@@ -172,7 +172,8 @@ func TestSerialGroupOnGPUs(t *testing.T) {
 				return err
 			}
 			if now, err := room(); err != nil || now >= before {
-				return fmt.Errorf("room for %d blocks beside a handle of another serial group, and for %d before (%v)", now, before, err)
+				return fmt.Errorf("room for %d blocks beside a handle of another serial group, and for %d before (%v)",
+					now, before, err)
 			}
 			specs := append(slices.Concat(specs, specs), beside)
 			var rounds []*eptest.Round
