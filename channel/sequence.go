@@ -23,6 +23,9 @@ func (s *Sequence) Begin(generation uint64) bool {
 // Generation is the generation that the numbers belong to.
 func (s *Sequence) Generation() uint64 { return s.last >> generationShift }
 
+// Covers reports whether n is a number of the generation that the sequence has reached.
+func (s *Sequence) Covers(n uint64) bool { return n>>generationShift == s.Generation() }
+
 // Next returns the next number.
 func (s *Sequence) Next() uint64 {
 	s.last++

@@ -15,13 +15,13 @@ func TestSequence(t *testing.T) {
 		for range rapid.IntRange(1, 8).Draw(t, "generations") {
 			for range rapid.IntRange(0, 5).Draw(t, "operations") {
 				n := a.Next()
-				if n <= last || a.Last() != n || a.Begin(generation) {
+				if n <= last || a.Last() != n || !a.Covers(n) || a.Begin(generation) {
 					t.Fatalf("%#x after %#x", n, last)
 				}
 				last = n
 			}
 			generation += rapid.Uint64Range(1, 1<<20).Draw(t, "step")
-			if !a.Begin(generation) || !b.Begin(generation) || a.Last() < last {
+			if !a.Begin(generation) || !b.Begin(generation) || a.Last() < last || a.Covers(last) {
 				t.Fatalf("generation %d begins at %#x, after %#x", generation, a.Last(), last)
 			}
 		}

@@ -29,7 +29,7 @@ var allGatherPipeline = Algorithm{
 				return err
 			}
 			for k := 1; k < c.Ranks; k++ {
-				r := c.Live[(c.Own+k)%c.Ranks]
+				r := c.Live[(c.Self+k)%c.Ranks]
 				c.copy(c.block(r)[at:at+n], c.Payload(r, round, n))
 			}
 		}

@@ -18,7 +18,7 @@ var allGatherWindow = Algorithm{
 			}
 		}
 		for k := 1; k < c.Ranks; k++ {
-			i := (c.Own + k) % c.Ranks
+			i := (c.Self + k) % c.Ranks
 			r := c.Live[i]
 			var src []byte
 			var err error

@@ -16,7 +16,7 @@ var allReduceEager = Algorithm{
 		for i, r := range c.Live {
 			c.rows[i] = c.Payload(r, c.Last(), c.Bytes)
 		}
-		c.rows[c.Own] = c.in
+		c.rows[c.Self] = c.in
 		c.reduce(c.out, c.rows[:c.Ranks], c.stream)
 		return nil
 	},

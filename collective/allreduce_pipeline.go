@@ -32,7 +32,7 @@ var allReducePipeline = Algorithm{
 				c.rows[i] = c.Payload(r, round, n)
 			}
 			// This rank's own part is read from where it came: in place it is overwritten only now.
-			c.rows[c.Own] = c.in[at : at+n]
+			c.rows[c.Self] = c.in[at : at+n]
 			c.reduce(c.out[at:at+n], c.rows[:c.Ranks], c.stream)
 		}
 		return nil

@@ -15,7 +15,7 @@ var allReduceTwoShot = Algorithm{
 		stage := func(at int) {
 			in := c.in[at:min(at+size, c.Bytes)]
 			out := c.Fill(len(in))
-			from, to := c.part(c.Own, len(in))
+			from, to := c.part(c.Self, len(in))
 			c.stage(out[:from], in[:from])
 			c.stage(out[to:], in[to:])
 			c.Publish()
@@ -29,11 +29,11 @@ var allReduceTwoShot = Algorithm{
 			if err := c.Await(ctx, c.name, inputs); err != nil {
 				return err
 			}
-			from, to := c.part(c.Own, n)
+			from, to := c.part(c.Self, n)
 			for i, r := range c.Live {
 				c.rows[i] = c.Payload(r, inputs, n)[from:to]
 			}
-			c.rows[c.Own] = c.in[at+from : at+to]
+			c.rows[c.Self] = c.in[at+from : at+to]
 			c.share(c.Fill(n)[from:to], c.rows[:c.Ranks])
 			results := c.Publish()
 			if at+size < c.Bytes {
@@ -43,7 +43,7 @@ var allReduceTwoShot = Algorithm{
 				return err
 			}
 			for k := range c.Live {
-				i := (c.Own + k) % c.Ranks // not all from the same rank at once
+				i := (c.Self + k) % c.Ranks // not all from the same rank at once
 				from, to := c.part(i, n)
 				c.copy(c.out[at+from:at+to], c.Payload(c.Live[i], results, n)[from:to])
 			}

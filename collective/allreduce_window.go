@@ -27,7 +27,7 @@ var allReduceWindow = Algorithm{
 		size := max(tuning.WindowPart*c.Ranks, 64)
 		reduce := func(at int) {
 			n := min(size, c.Bytes-at)
-			from, to := c.part(c.Own, n)
+			from, to := c.part(c.Self, n)
 			for i := range ins {
 				c.rows[i] = ins[i][at+from : at+to]
 			}
@@ -47,7 +47,7 @@ var allReduceWindow = Algorithm{
 			}
 			n := min(size, c.Bytes-at)
 			for k := 1; k < c.Ranks; k++ {
-				i := (c.Own + k) % c.Ranks
+				i := (c.Self + k) % c.Ranks
 				from, to := c.part(i, n)
 				c.copy(c.out[at+from:at+to], outs[i][at+from:at+to])
 			}

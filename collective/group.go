@@ -8,7 +8,6 @@ import (
 	"github.com/weftgo/weft/engine/host"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/channel"
 )
 
 // DefaultScratch is the staging memory of a rank unless [Options] say otherwise, and MaxScratch the
@@ -46,7 +45,6 @@ type Options struct {
 // rank until the operation has returned there: a rank that needs one which it has closed returns
 // [weft.ErrClosed], and that is the communicator's failure.
 type Group struct {
-	window *weft.Window
 	forced []*Algorithm
 	call   call
 	closed bool
@@ -79,19 +77,18 @@ func New(ctx context.Context, comm *weft.Comm, opts Options) (*Group, error) {
 		strings.Join(opts.Force, " ")), err); err != nil {
 		return nil, err
 	}
-	ring := max(opts.Scratch, host.RingShare*2*host.RefusalBytes) &^ (channel.Stride - 1)
-	w, err := comm.Alloc(ctx, host.PadSize(ring))
+	rounds, err := host.New(ctx, comm, host.Config{Kind: "group", Ring: opts.Scratch, Differs: differs})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	g := &Group{window: w, forced: forced}
-	g.call.Rounds = host.NewRounds(comm, w, "group", func(call uint64) string { return fingerprint(call).String() })
+	g := &Group{forced: forced}
+	g.call.Rounds = rounds
 	g.call.rows = make([][]byte, comm.Size())
 	g.call.ins, g.call.outs = make([][]byte, comm.Size()), make([][]byte, comm.Size())
 	g.call.staging.enough, g.call.sharing.enough = tuning.Staging, tuning.Sharing
 	g.call.pieces = make([][]byte, comm.Size())
 	g.call.bounce = make([]byte, bounceBytes)
-	g.call.places = make([]place, 0, comm.Size())
+	g.call.inputs, g.call.outputs = make([]host.OperandRef, comm.Size()), make([]host.OperandRef, comm.Size())
 	return g, nil
 }
 
@@ -102,7 +99,7 @@ func (g *Group) Close() error {
 		return nil
 	}
 	g.closed = true
-	return g.window.Close()
+	return g.call.Window.Close()
 }
 
 // Barrier returns when every rank has entered it.
@@ -259,10 +256,7 @@ func (g *Group) begin(op string) (*call, error) {
 	if g.closed {
 		return nil, fmt.Errorf("%s: group %w", op, weft.ErrClosed)
 	}
-	if err := c.Comm.Operations().Begin(op); err != nil {
-		return nil, err
-	}
-	if err := c.Sync(op); err != nil {
+	if err := c.Begin(op); err != nil {
 		return nil, err
 	}
 	c.name = op
@@ -275,13 +269,12 @@ func (g *Group) begin(op string) (*call, error) {
 // why this rank cannot take part.
 func (g *Group) run(ctx context.Context, c *call, err error) error {
 	if err != nil {
-		c.Refuse(err)
-		return c.opened(ctx, c.Publish(), err)
+		return c.opened(ctx, c.Refuse(err), err)
 	}
 	c.stream = len(c.out) >= tuning.Stream
 	a := eager(&c.Request, g.forced)
 	if a == nil {
-		if err := c.exchangePlaces(ctx); err != nil {
+		if err := c.exchangeOperands(ctx); err != nil {
 			return err
 		}
 		a = settled(&c.Request, g.forced)
@@ -289,7 +282,7 @@ func (g *Group) run(ctx context.Context, c *call, err error) error {
 	if err := a.run(ctx, c); err != nil {
 		return err
 	}
-	// Nobody who was told of a failure meanwhile can vouch for what he has read: the others may
-	// have gone on without him.
+	// If this rank was told of a failure meanwhile the others may have gone on without it, and what
+	// it has read may be what they wrote later.
 	return c.Comm.Operations().Begin(c.name)
 }

@@ -94,6 +94,11 @@ func (q *Request) fingerprint() fingerprint {
 		fingerprint(q.Root)<<rootShift | fingerprint(q.Count)
 }
 
+// differs says how a peer's call differs from this rank's.
+func differs(own, peer uint64) string {
+	return fmt.Sprintf("it calls %v, this rank %v", fingerprint(peer), fingerprint(own))
+}
+
 // String says the call in words: "all-reduce sum of 12 fp32".
 func (f fingerprint) String() string {
 	kind := Collective(f >> kindShift & 31)

@@ -6,42 +6,38 @@ import (
 	"github.com/weftgo/weft"
 )
 
+// RefusedCall marks the call of a rank that refuses: the rest is what putRefusal returns.
+const RefusedCall = 1 << 63
+
 // RefusalBytes bounds the text with which a rank refuses a call.
 const RefusalBytes = 256
 
-// UnsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are
+// unsupportedRefusal marks the length of a text whose error was a [weft.ErrUnsupported]; others are
 // [weft.ErrInvalid].
-const UnsupportedRefusal = 1 << 16
+const unsupportedRefusal = 1 << 16
 
-// RefusalBits is how many bits PutRefusal's number has.
-const RefusalBits = 17
-
-// PutRefusal writes an error's text for peers to read, as far as there is room, and returns its
-// length and kind: a number that is not 0.
-func PutRefusal(text []byte, err error) uint32 {
-	k := uint32(max(1, copy(text, err.Error())))
+// putRefusal writes an error's text for peers to read, as far as there is room, and returns its
+// length and kind.
+func putRefusal(text []byte, err error) uint32 {
+	k := uint32(copy(text, err.Error()))
 	if errors.Is(err, weft.ErrUnsupported) {
-		k |= UnsupportedRefusal
+		k |= unsupportedRefusal
 	}
 	return k
 }
 
-// TakeRefusal is the error with which a rank answers the refusal of another, which PutRefusal has
-// written, or nil if that one did not refuse.
-func TakeRefusal(rank int, op string, refused uint32, text []byte) error {
-	if refused == 0 {
-		return nil
-	}
+// takeRefusal is the error with which a rank answers the refusal of another.
+func takeRefusal(rank int, op string, refused uint32, text []byte) error {
 	e := &refusedError{kind: weft.ErrInvalid}
-	if refused&UnsupportedRefusal != 0 {
+	if refused&unsupportedRefusal != 0 {
 		e.kind = weft.ErrUnsupported
 	}
-	e.text = string(text[:min(int(refused&^UnsupportedRefusal), len(text))])
+	e.text = string(text[:min(int(refused&^unsupportedRefusal), len(text))])
 	return &weft.PeerError{Rank: rank, Op: op, Err: e}
 }
 
-// refusedError carries another rank's words, and wraps the sentinel that its error did: nothing has
-// moved, the communicator is whole.
+// refusedError carries the words of another rank, and wraps the sentinel that its error did: no row
+// has moved, the communicator is whole.
 type refusedError struct {
 	text string
 	kind error

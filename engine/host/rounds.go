@@ -3,130 +3,182 @@ package host
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/channel"
 )
 
-// Rounds is how the ranks of a group talk: in rounds, numbered alike on every rank and never again.
-// In each a rank fills its slot and publishes it, then reads the slots of the others.
-//
-// A rank may publish one round before it has read the one before, not two: it fills the slot of
-// round s when it has read all of round s-2. See the package documentation for why nobody then
-// reads what is overwritten.
-type Rounds struct {
-	Comm   *weft.Comm
-	waiter *channel.Waiter
-	kind   string // of the owner, in errors: "group"
-	words  func(call uint64) string
-	pads   []*Pad // by rank; nil for ranks masked when the owner was made
-	mine   *Pad
-	cursor int // in this rank's ring
-
-	numbers channel.Sequence // the last one is of the round that this rank published last
-	Live    []int            // ranks that take part, ascending
-	Own     int              // this rank's place among them
-
-	// Step, when a test has set it, is called when this rank has published a round and when it has
-	// seen everyone's.
-	Step func()
+// Config describes the owner of [Rounds]: a group, say, or a handle.
+type Config struct {
+	// Kind is what errors call the owner: "group".
+	Kind string
+	// Ring is about how many bytes of each rank's memory hold payloads of more than 40 bytes. The
+	// longest payload, [Rounds.Room], takes a [RingShare]-th of it; it has room for a refusal in any
+	// case.
+	Ring int
+	// Own is how many bytes of each rank's memory the owner uses by itself: see [Rounds.OwnBytes].
+	Own int
+	// Differs says how the call of a peer differs from this rank's: "it calls barrier, this rank
+	// broadcast". It must take any word for a call.
+	Differs func(own, peer uint64) string
 }
 
-// NewRounds makes the rounds of an owner of a kind ("group"), whose window each rank has for its
-// pad. words says a call in words.
-func NewRounds(comm *weft.Comm, w *weft.Window, kind string, words func(call uint64) string) *Rounds {
+// Rounds is how the ranks of an owner talk: in rounds, numbered alike on every rank and never again.
+// In each a rank fills its header and publishes it, then reads the headers of the others.
+//
+// Invariant: a rank fills the header of round s only when it has read every header of round s-2. The
+// package documentation derives from it that no rank reads what is overwritten.
+//
+// The methods are for one goroutine at a time.
+type Rounds struct {
+	Comm   *weft.Comm
+	Window *weft.Window // the pads; the owner closes it
+	Live   []int        // ranks that take part, ascending
+	Self   int          // this rank's place among them
+
+	// Step, if a test sets it, is called when this rank has published a round, and when it has seen
+	// everyone's.
+	Step func()
+
+	config  Config
+	waiter  *channel.Waiter
+	pads    []*pad // by rank; nil for ranks masked when the owner was made
+	mine    *pad
+	cursor  int // in this rank's ring
+	numbers channel.Sequence
+}
+
+// New makes the rounds of an owner. It is collective, and allocates all their memory.
+func New(ctx context.Context, comm *weft.Comm, c Config) (*Rounds, error) {
 	r := &Rounds{
-		Comm: comm, kind: kind, words: words, waiter: comm.Operations().WaiterOf(kind), pads: make([]*Pad, comm.Size()),
+		Comm: comm, config: c, waiter: comm.Operations().WaiterOf(c.Kind), pads: make([]*pad, comm.Size()),
+		Live: make([]int, 0, comm.Size()),
+	}
+	ring := max(c.Ring, RingShare*2*RefusalBytes) &^ (channel.Stride - 1)
+	var err error
+	if r.Window, err = comm.Alloc(ctx, ringAt+ring+c.Own); err != nil {
+		return nil, err
 	}
 	for p := range r.pads {
-		if mem := w.Peer(p); mem != nil {
-			r.pads[p] = newPad(mem)
+		if mem := r.Window.Peer(p); mem != nil {
+			r.pads[p] = newPad(mem, ring)
 		}
 	}
 	r.mine = r.pads[comm.Rank()]
-	return r
+	return r, nil
 }
 
-// Sync follows the communicator to its generation: ranks have agreed to go on after a failure,
-// nobody is inside an older operation, and what it left behind has lower numbers than all that is
-// published from now on.
-func (r *Rounds) Sync(op string) error {
-	if !r.numbers.Begin(r.Comm.Operations().Generation()) && r.Live != nil {
+// Begin is the first thing that an operation does. It returns the communicator's failure, if there
+// is one, and follows the communicator to its generation: after [weft.Comm.SetMask] no rank is inside
+// an older operation, and what such an operation left behind has lower numbers than all that ranks
+// publish from now on.
+func (r *Rounds) Begin(op string) error {
+	if err := r.Comm.Operations().Begin(op); err != nil {
+		return err
+	}
+	if !r.numbers.Begin(r.Comm.Operations().Generation()) && len(r.Live) > 0 {
 		return nil
 	}
 	r.Live = r.Live[:0]
-	for p, b := range r.pads {
-		if r.Comm.Masked(p) {
+	for rank, p := range r.pads {
+		if r.Comm.Masked(rank) {
 			continue
 		}
-		if b == nil {
-			r.Live = nil
-			return fmt.Errorf("%s: rank %d was masked when the %s was made: %w; make a new %s", op, p, r.kind,
-				weft.ErrMasked, r.kind)
+		if p == nil {
+			r.Live = r.Live[:0]
+			return fmt.Errorf("%s: rank %d was masked when the %s was made: %w; make a new %s", op, rank,
+				r.config.Kind, weft.ErrMasked, r.config.Kind)
 		}
-		if p == r.Comm.Rank() {
-			r.Own = len(r.Live)
+		if rank == r.Comm.Rank() {
+			r.Self = len(r.Live)
 		}
-		r.Live = append(r.Live, p)
+		r.Live = append(r.Live, rank)
 	}
 	return nil
 }
 
-// Next is the slot of the round that this rank publishes next.
-func (r *Rounds) Next() *Slot { return &r.mine.slots[(r.numbers.Last()+1)%Slots] }
+// Next is the number of the round that this rank publishes next, and Last that of the one that it
+// published last.
+func (r *Rounds) Next() uint64 { return r.numbers.Last() + 1 }
 
-// Fill returns the memory for the n bytes of payload of the next round, of at most the ring's
-// share.
+// Last is the number of the round that this rank published last.
+func (r *Rounds) Last() uint64 { return r.numbers.Last() }
+
+// Room is the length of the longest payload of a round.
+func (r *Rounds) Room() int { return len(r.mine.ring) / RingShare }
+
+// Fill returns the memory for the payload of the next round, of n bytes and at most [Rounds.Room].
 func (r *Rounds) Fill(n int) []byte {
-	s := r.Next()
-	if n <= NearBytes {
-		return s.InLine(n)
+	h := r.mine.at(r.Next())
+	if n <= inLineBytes {
+		return h.payload(n)
 	}
 	at := r.cursor
-	if at+n > len(r.mine.Ring) {
+	if at+n > len(r.mine.ring) {
 		at = 0
 	}
 	r.cursor = (at + n + 63) &^ 63
-	*s.RingAt() = uint64(at)
-	return r.mine.Ring[at:][:n:n]
+	*h.offset() = uint64(at)
+	return r.mine.ring[at:][:n:n]
 }
 
-// Publish ends the filling of the next slot and returns its round.
-func (r *Rounds) Publish() uint64 {
-	s := r.Next()
-	round := r.numbers.Next()
-	s.round.Publish(round)
+// Payload is what a live rank said in a round, of n bytes on every rank.
+func (r *Rounds) Payload(rank int, round uint64, n int) []byte { return r.pads[rank].payload(round, n) }
+
+// OwnBytes is the part of a rank's memory that the owner uses itself, or nil if the rank was masked
+// when the owner was made.
+func (r *Rounds) OwnBytes(rank int) []byte {
+	if p := r.pads[rank]; p != nil {
+		return p.own
+	}
+	return nil
+}
+
+// Open publishes the next round, which opens an operation with a call, and returns its number. A
+// call is a word below [RefusedCall]; equal words are equal calls. The round has the payload that
+// Fill or PutOperands has left, if any.
+func (r *Rounds) Open(call uint64) (round uint64) {
+	*r.mine.at(r.Next()).call = call
+	return r.Publish()
+}
+
+// Refuse is Open for a rank that cannot take part: peers learn why.
+func (r *Rounds) Refuse(err error) (round uint64) {
+	return r.Open(RefusedCall | uint64(putRefusal(r.Fill(RefusalBytes), err)))
+}
+
+// Publish publishes the next round and returns its number.
+func (r *Rounds) Publish() (round uint64) {
+	h := r.mine.at(r.Next())
+	round = r.numbers.Next()
+	h.round.Publish(round)
 	if r.Step != nil {
 		r.Step()
 	}
 	return round
 }
 
-// Pad is a rank's memory, or nil if the rank was masked when the owner was made.
-func (r *Rounds) Pad(rank int) *Pad { return r.pads[rank] }
-
-// Payload is what rank said in a round.
-func (r *Rounds) Payload(rank int, round uint64, n int) []byte {
-	return r.pads[rank].payload(round, n)
+// Await waits until every live rank has published the round.
+func (r *Rounds) Await(ctx context.Context, op string, round uint64) error {
+	return r.await(ctx, op, round, nil)
 }
 
-// At is rank's slot of a round.
-func (r *Rounds) At(rank int, round uint64) *Slot { return &r.pads[rank].slots[round%Slots] }
-
-// Last is the round that this rank published last.
-func (r *Rounds) Last() uint64 { return r.numbers.Last() }
-
-// Room is the length of the longest payload of a round.
-func (r *Rounds) Room() int { return len(r.mine.Ring) / RingShare }
-
-// Await waits until every rank has published the round.
-func (r *Rounds) Await(ctx context.Context, op string, round uint64) error {
+func (r *Rounds) await(ctx context.Context, op string, round uint64, waits []int64) error {
 	for _, p := range r.Live {
-		c := r.At(p, round).round
+		c := r.pads[p].at(round).round
 		if c.Load() >= round {
 			continue
 		}
-		if err := r.waiter.Wait(ctx, c, round, op, p); err != nil {
+		var begun time.Time
+		if waits != nil {
+			begun = time.Now()
+		}
+		err := r.waiter.Wait(ctx, c, round, op, p)
+		if waits != nil {
+			waits[p] += int64(time.Since(begun))
+		}
+		if err != nil {
 			return r.Comm.Operations().Fail(err)
 		}
 	}
@@ -136,20 +188,49 @@ func (r *Rounds) Await(ctx context.Context, op string, round uint64) error {
 	return nil
 }
 
-// Refuse fills the next slot with the reason why this rank cannot take part.
-func (r *Rounds) Refuse(err error) {
-	*r.Next().Call = RefusedCall | uint64(PutRefusal(r.Fill(RefusalBytes), err))
+// Leave says that this rank has finished reading the operands of the operation that it opened in its
+// last round.
+func (r *Rounds) Leave() { r.mine.left.Publish(r.numbers.Last()) }
+
+// AwaitLeft waits until every live rank has left the operation that opened in the round. A caller may
+// then change the operands of it that peers read where they lie.
+func (r *Rounds) AwaitLeft(ctx context.Context, op string, round uint64) error {
+	for _, p := range r.Live {
+		if err := r.waiter.Wait(ctx, r.pads[p].left, round, op, p); err != nil {
+			return r.Comm.Operations().Fail(err)
+		}
+	}
+	return nil
 }
 
-// Compare compares the calls of a round that opened an operation. Every rank compares the same
-// words, and so returns an error, if any does.
-func (r *Rounds) Compare(op string, round uint64, own error) error {
-	want := *r.At(r.Live[r.Own], round).Call
-	same := want&RefusedCall == 0
-	for _, p := range r.Live {
-		same = same && *r.At(p, round).Call == want
+// AwaitCalls waits until every live rank has opened the operation in the round, and compares their
+// calls. It fails on every rank, or on none: if ranks refused, with own on a rank that did and with
+// the refusal of the lowest one on the others; if calls differ, with a [*weft.PeerError] that wraps
+// [weft.ErrMismatch] and names the lowest rank whose call is not this rank's.
+//
+// Where waits is not nil, the nanoseconds of the wait for each rank are added to its element.
+func (r *Rounds) AwaitCalls(ctx context.Context, op string, round uint64, own error, waits []int64) error {
+	if err := r.await(ctx, op, round, waits); err != nil {
+		return err
 	}
-	if same {
+	return r.compare(op, round, own)
+}
+
+// compare compares the calls of a round. Every rank compares the same words, and so they fail
+// together.
+func (r *Rounds) compare(op string, round uint64, own error) error {
+	want := *r.mine.at(round).call
+	refused, differs := -1, -1
+	for _, p := range r.Live {
+		call := *r.pads[p].at(round).call
+		if call&RefusedCall != 0 && refused < 0 {
+			refused = p
+		}
+		if call != want && differs < 0 {
+			differs = p
+		}
+	}
+	if refused < 0 && differs < 0 {
 		return nil
 	}
 	// A rank that was left out while it stood still may be looking at later rounds of the others.
@@ -159,17 +240,12 @@ func (r *Rounds) Compare(op string, round uint64, own error) error {
 	if own != nil {
 		return own
 	}
-	for _, p := range r.Live {
-		if call := *r.At(p, round).Call; call&RefusedCall != 0 {
-			return TakeRefusal(p, op, max(1, uint32(call&^RefusedCall)), r.Payload(p, round, RefusalBytes))
-		}
+	if refused >= 0 {
+		call := *r.pads[refused].at(round).call
+		return takeRefusal(refused, op, uint32(call&^RefusedCall), r.Payload(refused, round, RefusalBytes))
 	}
-	first := r.Live[0]
-	a := *r.At(first, round).Call
-	for _, p := range r.Live {
-		if b := *r.At(p, round).Call; b != a {
-			return fmt.Errorf("%s: %w: rank %d calls %s, rank %d %s", op, weft.ErrMismatch, first, r.words(a), p, r.words(b))
-		}
+	theirs := *r.pads[differs].at(round).call
+	return &weft.PeerError{
+		Rank: differs, Op: op, Err: fmt.Errorf("%w: %s", weft.ErrMismatch, r.config.Differs(want, theirs)),
 	}
-	return fmt.Errorf("%s: %w", op, weft.ErrMismatch)
 }

@@ -1,25 +1,28 @@
 package host
 
-import "github.com/weftgo/weft"
+import (
+	"context"
 
-// Stage is a window for operands that peers read and that lie in no other window. It may be written
-// again once all peers have finished the operation that last used it.
+	"github.com/weftgo/weft"
+)
+
+// Stage is a window for operands that peers read and that lie in no other window.
 type Stage struct {
 	Window *weft.Window
-	last   uint64 // the operation that last used it; 0: none
+	rounds *Rounds
+	round  uint64 // opened the operation that last used it
 }
 
-// Claim takes the stage for an operation, and returns the number of the one that all peers must
-// have finished before it is written, or 0.
-func (s *Stage) Claim(operation uint64) (finished uint64) {
-	finished, s.last = s.last, operation
-	return finished
-}
+// NewStage makes a window a stage of operations that talk in these rounds.
+func (r *Rounds) NewStage(w *weft.Window) *Stage { return &Stage{Window: w, rounds: r} }
 
-// Forget says that no peer is inside an older operation: ranks have agreed to go on after a
-// failure. A nil stage has nothing to forget.
-func (s *Stage) Forget() {
-	if s != nil {
-		s.last = 0
+// Claim waits until the stage may be written for the operation that opens in a round: until all peers
+// have left the operation that last used it.
+func (s *Stage) Claim(ctx context.Context, op string, round uint64) error {
+	last := s.round
+	s.round = round
+	if !s.rounds.numbers.Covers(last) {
+		return nil // no rank is inside an operation of another generation
 	}
+	return s.rounds.AwaitLeft(ctx, op, last)
 }

@@ -5,7 +5,6 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/engine"
 )
 
@@ -14,7 +13,6 @@ type Base struct {
 	Comm     *weft.Comm
 	Spec     Spec // normalized
 	Geometry Geometry
-	Waiter   *channel.Waiter
 	Buffers  *engine.Buffers // of received rows
 	Closed   bool
 }
@@ -24,7 +22,7 @@ func NewBase(comm *weft.Comm, s Spec) *Base {
 	s = s.Normalize()
 	return &Base{
 		Comm: comm, Spec: s, Geometry: NewGeometry(s, comm.Size()),
-		Waiter: comm.Operations().WaiterOf("handle"), Buffers: engine.NewBuffers(s.Live),
+		Buffers: engine.NewBuffers(s.Live),
 	}
 }
 

@@ -2,34 +2,25 @@ package spec
 
 import "github.com/weftgo/weft/channel"
 
-const (
-	DoneOffset = 2 * channel.Stride
-	TextOffset = 3 * channel.Stride
-	TextSize   = 2 * channel.Stride
-	// RoutingOffset is where routing begins.
-	RoutingOffset = TextOffset + 2*TextSize
-)
-
+// RecordSize is the size of a record of routing metadata: a token on its way to one rank.
 func (g *Geometry) RecordSize() int { return (4+2*g.TopK+3)&^3 + 4*g.TopK }
 
 // Records is the most (token, destination rank) pairs that one rank can have.
 func (g *Geometry) Records() int { return g.Tokens * min(g.TopK, g.Ranks) }
 
-// RoutingSize is the size of one routing on a board.
-func (g *Geometry) RoutingSize() int64 {
+// MetadataSize is the size of a rank's routing metadata.
+func (g *Geometry) MetadataSize() int64 {
 	n := 4*int64(g.Experts) + 8*int64(g.Ranks) + int64(g.Records())*int64(g.RecordSize())
 	return (n + channel.Stride - 1) &^ (channel.Stride - 1)
 }
 
-func (g *Geometry) BoardSize() int64 { return RoutingOffset + 2*g.RoutingSize() }
-
 // windowSizes are the bytes of a handle's windows; 0 for those that it has no use for.
 type windowSizes struct {
-	Board   int64
-	Block   int64 // of one received tensor, of which the pool has Live
-	Stage   int64
-	Partial int64
-	Scalars int64
+	Metadata int64 // of two operations that follow each other
+	Block    int64 // of one received tensor, of which the pool has Live
+	Stage    int64
+	Partial  int64
+	Scalars  int64
 }
 
 // WindowSizes computes them. The limits of a Spec's numbers keep every one of them within 64 bits.
@@ -37,8 +28,8 @@ func (g *Geometry) WindowSizes(s Spec) windowSizes {
 	tokens, rows := int64(g.Tokens), int64(g.Rows())
 	row, scale, output := int64(s.RowSize()), int64(s.ScaleSize()), int64(s.OutputSize())
 	size := windowSizes{
-		Board: g.BoardSize(),
-		Block: NewBlockShape(s, g.Rows()).Bytes,
+		Metadata: 2 * g.MetadataSize(),
+		Block:    NewBlockShape(s, g.Rows()).Bytes,
 		// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One
 		// buffer serves both, as operations follow each other.
 		Stage: tokens * max(AlignUp(row)+AlignUp(scale), output),
@@ -61,5 +52,5 @@ func (g *Geometry) WindowSizes(s Spec) windowSizes {
 // fit reports whether windows of these sizes can be had in an address space of so many bytes, of
 // which half is the system's.
 func (w *windowSizes) fit(live int, addresses int64) bool {
-	return max(w.Board, w.Stage, w.Partial, w.Scalars) <= addresses/2 && w.Block <= addresses/2/int64(live)
+	return max(w.Metadata, w.Stage, w.Partial, w.Scalars) <= addresses/2 && w.Block <= addresses/2/int64(live)
 }

@@ -16,13 +16,13 @@ import (
 
 func (h *host) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumArgs) error {
 	const op = spec.OpDispatchBackward
-	epoch, err := h.enter(op)
+	round, err := h.enter(op)
 	if err != nil {
 		return err
 	}
 	c := &h.scratch.gather
 	*c = gather{
-		h: h, op: op, epoch: epoch, call: newCall(callDispatchBackward, a.Batch, !a.OutScalars.IsZero()), SumArgs: a,
+		h: h, op: op, round: round, call: newCall(callDispatchBackward, a.Batch, !a.OutScalars.IsZero()), SumArgs: a,
 	}
 	own := cmp.Or(onHost(op, s), h.CheckSum(op, &a))
 	if own == nil {
@@ -39,27 +39,28 @@ func (h *host) DispatchBackward(ctx context.Context, s *weft.Stream, a spec.SumA
 
 func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.SpreadArgs) error {
 	const op = spec.OpCombineBackward
-	epoch, err := h.enter(op)
+	round, err := h.enter(op)
 	if err != nil {
 		return err
 	}
 	own := cmp.Or(onHost(op, s), h.CheckSpread(op, &a))
-	var data enginehost.OperandRef
-	borrowed := false
-	if own == nil {
-		if data, borrowed, err = h.offerPlain(ctx, epoch, a.GradOut, op); err != nil {
-			return err
-		}
+	if own != nil {
+		return h.refuse(ctx, op, own)
+	}
+	data, borrowed, err := h.offerPlain(ctx, round, a.GradOut, op)
+	if err != nil {
+		return err
 	}
 	wantWeights := !a.GradWeights.IsZero()
-	h.post(epoch, newCall(callCombineBackward, a.Batch, wantWeights), data, enginehost.OperandRef{}, own)
-	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
+	h.rounds.PutOperands(data, enginehost.OperandRef{})
+	h.rounds.Open(uint64(newCall(callCombineBackward, a.Batch, wantWeights)))
+	if err := h.awaitCalls(ctx, round, op, nil); err != nil {
 		return err
 	}
 	var dots []float32
 	if wantWeights {
 		// The scalars of an earlier operation may still be on their way home.
-		if err := h.claim(ctx, h.scalars, epoch+1, op); err != nil {
+		if err := h.scalars.Claim(ctx, op, round+1); err != nil {
 			return err
 		}
 		dots = unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(h.scalars.Window.Bytes()))), h.scalars.Window.Size()/4)
@@ -67,16 +68,16 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.Sprea
 	r := h.routingOf(a.Batch)
 	m := &h.scratch.mover
 	*m = mover{
-		h: h, r: r, rowBytes: h.Spec.OutputSize(), dst: a.GradRows.Data, visit: h.gradRow(a.Rows, a.GradRows, dots),
+		h: h, r: r, rowBytes: h.Spec.OutputSize(), dst: a.GradRows.Data, each: h.gradRow(a.Rows, a.GradRows, dots),
 	}
 	if err := m.pull(op); err != nil {
 		return err
 	}
-	if err := h.leave(epoch, op); err != nil {
+	if err := h.leave(op); err != nil {
 		return err
 	}
 	if borrowed {
-		if err := h.awaitDone(ctx, epoch, op); err != nil {
+		if err := h.rounds.AwaitLeft(ctx, op, round); err != nil {
 			return err
 		}
 	}
@@ -86,12 +87,12 @@ func (h *host) CombineBackward(ctx context.Context, s *weft.Stream, a spec.Sprea
 	return h.bringDots(ctx, r, a.GradWeights, op)
 }
 
-// gradRow is what combine backward does with a landing and the gradient of its token's output: the
-// row's gradient, and with dots that of its weight.
-func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, src unsafe.Pointer) {
+// gradRow is what combine backward does with a row and the gradient of its token's output: the row's
+// gradient, and with dots that of its weight.
+func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l recvRow, src unsafe.Pointer) {
 	s := &h.Spec
 	t, n := element(s.Output), s.OutputSize()
-	return func(l landing, src unsafe.Pointer) {
+	return func(l recvRow, src unsafe.Pointer) {
 		at := int(l.row) * n
 		if dots != nil {
 			dots[l.row] = simd.Dot(t, src, unsafe.Add(y.Data, at), s.Hidden) // before the row is written, which may be the same
@@ -108,55 +109,51 @@ func (h *host) gradRow(y, gradRows weft.Tensor, dots []float32) func(l landing, 
 // bringDots is the second half of combine backward: the dot products were computed where the
 // experts' rows are, and a second move takes them home.
 func (h *host) bringDots(ctx context.Context, r *hostRouting, gradWeights weft.Tensor, op string) error {
-	epoch := h.epochs.Next()
-	h.post(epoch, newCall(callDotsHome, r.batch, true), enginehost.In(h.scalars.Window, 0, 4),
-		enginehost.OperandRef{}, nil)
-	if err := h.awaitAll(ctx, epoch, op, nil); err != nil {
+	h.rounds.PutOperands(enginehost.In(h.scalars.Window, 0, 4), enginehost.OperandRef{})
+	round := h.rounds.Open(uint64(newCall(callDotsHome, r.batch, true)))
+	if err := h.awaitCalls(ctx, round, op, nil); err != nil {
 		return err
 	}
-	if err := h.fetchScalars(r, gradWeights, op, (*notice).data); err != nil {
+	if err := h.fetchScalars(r, gradWeights, op, 0); err != nil {
 		return err
 	}
-	return h.leave(epoch, op)
+	return h.leave(op)
 }
 
 // offerPlain makes rows of the Output type readable for the other ranks.
-func (h *host) offerPlain(ctx context.Context, epoch uint64, x weft.Tensor, op string) (enginehost.OperandRef,
+func (h *host) offerPlain(ctx context.Context, round uint64, x weft.Tensor, op string) (enginehost.OperandRef,
 	bool, error,
 ) {
 	stride := uint32(h.Spec.OutputSize())
-	if w, off, ok := h.Comm.Operations().Find(x.Data, x.Bytes()); ok {
-		return enginehost.In(w, uint64(off), stride), true, nil
+	if rows, ok := h.rounds.Find(x.Data, x.Bytes(), stride); ok {
+		return rows, true, nil
 	}
 	if x.Elems() == 0 {
 		return enginehost.OperandRef{}, false, nil
 	}
-	if err := h.claim(ctx, h.stage, epoch, op); err != nil {
+	if err := h.stage.Claim(ctx, op, round); err != nil {
 		return enginehost.OperandRef{}, false, err
 	}
 	simd.Copy(unsafe.Pointer(unsafe.SliceData(h.stage.Window.Bytes())), x.Data, x.Bytes(), false)
 	return enginehost.In(h.stage.Window, 0, stride), false, nil
 }
 
-// fetchScalars brings one number per selection home.
-func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(*notice) enginehost.OperandRef) error {
+// fetchScalars brings one number per selection home, from the first or second operand of the ranks.
+func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, which int) error {
 	k := h.Spec.TopK
 	dst := weft.SliceOf[float32](out)
 	numbers := h.scratch.numbers
 	clear(numbers)
 	defer clear(numbers) // it refers to windows
-	for d, notice := range h.scratch.notices {
-		if notice == nil {
-			continue
-		}
-		p := at(notice)
+	for _, d := range h.rounds.Live {
+		p := h.operand(d, which)
 		if p.Window == 0 {
-			return h.broken(&weft.PeerError{
+			return h.rounds.Broken(&weft.PeerError{
 				Rank: d, Op: op,
 				Err: fmt.Errorf("%w: it brings no gradients of weights", weft.ErrMismatch),
 			})
 		}
-		mem, err := h.memory(d, p, op)
+		mem, err := h.rounds.Resolve(d, p, op)
 		if err != nil {
 			return err
 		}
@@ -176,7 +173,7 @@ func (h *host) fetchScalars(r *hostRouting, out weft.Tensor, op string, at func(
 			continue
 		}
 		if row >= len(numbers[d]) {
-			return h.broken(outside(d, op))
+			return h.rounds.Broken(outside(d, op))
 		}
 		dst[i] = numbers[d][row]
 	}

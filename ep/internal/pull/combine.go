@@ -26,11 +26,11 @@ func (h *host) SendCombine(ctx context.Context, s *weft.Stream, a spec.SumArgs) 
 	if err := h.sendRowsHome(ctx, s, &a); err != nil {
 		return nil, err
 	}
-	epoch := h.epochs.Last()
+	round := h.rounds.Last()
 	return weft.NewWork(func(ctx context.Context) error {
 		// The state of the second half is the host's; it is this one's only while nothing came
 		// between.
-		if err := h.resume(spec.OpCombine, epoch); err != nil {
+		if err := h.resume(spec.OpCombine, round); err != nil {
 			return err
 		}
 		return h.scratch.gather.receive(ctx)
@@ -39,13 +39,13 @@ func (h *host) SendCombine(ctx context.Context, s *weft.Stream, a spec.SumArgs) 
 
 func (h *host) sendRowsHome(ctx context.Context, s *weft.Stream, a *spec.SumArgs) error {
 	const op = spec.OpCombine
-	epoch, err := h.enter(op)
+	round, err := h.enter(op)
 	if err != nil {
 		return err
 	}
 	c := &h.scratch.gather
 	*c = gather{
-		h: h, op: op, epoch: epoch, call: newCall(callCombine, a.Batch, false),
+		h: h, op: op, round: round, call: newCall(callCombine, a.Batch, false),
 		weighted: h.Spec.Weighting == spec.Weighted, SumArgs: *a,
 	}
 	own := cmp.Or(onHost(op, s), h.CheckSum(op, a))
@@ -60,7 +60,7 @@ type gather struct {
 	h        *host
 	r        *hostRouting
 	op       string
-	epoch    uint64
+	round    uint64 // that opens it
 	call     call
 	weighted bool
 	spec.SumArgs
@@ -77,22 +77,21 @@ type operand struct {
 
 // send makes this rank's rows readable and says so; or says that it refuses, and returns the error
 // that all ranks return.
-func (c *gather) send(ctx context.Context, own error) (err error) {
+func (c *gather) send(ctx context.Context, own error) error {
 	h := c.h
-	var rows, numbers enginehost.OperandRef
-	if own == nil {
-		if rows, err = c.offer(ctx); err != nil {
-			return err
-		}
-		if numbers, err = c.offerScalars(ctx); err != nil {
-			return err
-		}
-	}
-	h.post(c.epoch, c.call, rows, numbers, own)
 	if own != nil {
-		return h.awaitAll(ctx, c.epoch, c.op, own)
+		return h.refuse(ctx, c.op, own)
 	}
-	h.pending = c.op
+	rows, err := c.offer(ctx)
+	if err != nil {
+		return err
+	}
+	numbers, err := c.offerScalars(ctx)
+	if err != nil {
+		return err
+	}
+	h.rounds.PutOperands(rows, numbers)
+	h.sent.op, h.sent.round = c.op, h.rounds.Open(uint64(c.call))
 	return nil
 }
 
@@ -101,27 +100,27 @@ func (c *gather) offer(ctx context.Context) (enginehost.OperandRef, error) {
 	h := c.h
 	n := h.Spec.OutputSize()
 	if h.partial != nil {
-		if err := h.claim(ctx, h.partial, c.epoch, c.op); err != nil {
+		if err := h.partial.Claim(ctx, c.op, c.round); err != nil {
 			return enginehost.OperandRef{}, err
 		}
-		h.each(len(c.r.arrivals), len(c.r.landings)*n, (*sumHere)(c))
+		h.each(len(c.r.recvTokens), len(c.r.recvRows)*n, (*sumHere)(c))
 		return enginehost.In(h.partial.Window, 0, uint32(n)), nil
 	}
-	if w, off, ok := h.Comm.Operations().Find(c.Rows.Data, c.Rows.Bytes()); ok {
+	if rows, ok := h.rounds.Find(c.Rows.Data, c.Rows.Bytes(), uint32(n)); ok {
 		c.borrowed = true
-		return enginehost.In(w, uint64(off), uint32(n)), nil
+		return rows, nil
 	}
 	if c.Rows.Elems() == 0 {
 		return enginehost.OperandRef{}, nil
 	}
-	if err := h.claim(ctx, h.stage, c.epoch, c.op); err != nil {
+	if err := h.stage.Claim(ctx, c.op, c.round); err != nil {
 		return enginehost.OperandRef{}, err
 	}
-	h.each(len(c.r.arrivals), c.r.kept*n, (*stageRows)(c))
+	h.each(len(c.r.recvTokens), c.r.kept*n, (*stageRows)(c))
 	return enginehost.In(h.stage.Window, 0, uint32(n)), nil
 }
 
-// stageRows copies the rows of arrivals to the stage.
+// stageRows copies received rows to the stage.
 type stageRows gather
 
 func (c *stageRows) rows(from, to int) {
@@ -129,7 +128,7 @@ func (c *stageRows) rows(from, to int) {
 	base := unsafe.Pointer(unsafe.SliceData(c.h.stage.Window.Bytes()))
 	stream := c.r.kept*n >= streamBytes
 	for i := from; i < to; i++ {
-		for _, l := range c.r.landingsOf(int32(i)) {
+		for _, l := range c.r.rowsOf(int32(i)) {
 			if l.row >= 0 {
 				simd.Copy(unsafe.Add(base, int(l.row)*n), unsafe.Add(c.Rows.Data, int(l.row)*n), n, stream)
 			}
@@ -140,7 +139,7 @@ func (c *stageRows) rows(from, to int) {
 	}
 }
 
-// sumHere sums the rows of every token that arrived into one row: fp32, k ascending, rounded once.
+// sumHere sums the rows of every received token into one row: fp32, k ascending, rounded once.
 type sumHere gather
 
 func (c *sumHere) rows(from, to int) {
@@ -152,7 +151,7 @@ func (c *sumHere) rows(from, to int) {
 	var weights [spec.MaxTopK]float32
 	for i := from; i < to; i++ {
 		k := 0
-		for _, l := range c.r.landingsOf(int32(i)) {
+		for _, l := range c.r.rowsOf(int32(i)) {
 			if l.row >= 0 {
 				rows[k], weights[k] = unsafe.Add(c.Rows.Data, int(l.row)*n), l.weight
 				k++
@@ -172,7 +171,7 @@ func (c *gather) offerScalars(ctx context.Context) (enginehost.OperandRef, error
 	if c.Scalars.IsZero() {
 		return enginehost.OperandRef{}, nil
 	}
-	if err := h.claim(ctx, h.scalars, c.epoch, c.op); err != nil {
+	if err := h.scalars.Claim(ctx, c.op, c.round); err != nil {
 		return enginehost.OperandRef{}, err
 	}
 	copy(h.scalars.Window.Bytes(), c.Scalars.Raw())
@@ -182,28 +181,28 @@ func (c *gather) offerScalars(ctx context.Context) (enginehost.OperandRef, error
 // receive sums at home.
 func (c *gather) receive(ctx context.Context) error {
 	h := c.h
-	if err := h.resume(c.op, c.epoch); err != nil {
+	if err := h.resume(c.op, c.round); err != nil {
 		return err
 	}
-	if err := h.awaitAll(ctx, c.epoch, c.op, nil); err != nil {
+	if err := h.awaitCalls(ctx, c.round, c.op, nil); err != nil {
 		return err
 	}
-	if !c.Weights.IsZero() { // nobody refuses any more
+	if !c.Weights.IsZero() { // all ranks take part
 		c.r.weigh(c.Weights)
 	}
 	if err := c.home(); err != nil {
 		return err
 	}
 	if !c.OutScalars.IsZero() {
-		if err := h.fetchScalars(c.r, c.OutScalars, c.op, (*notice).scales); err != nil {
+		if err := h.fetchScalars(c.r, c.OutScalars, c.op, 1); err != nil {
 			return err
 		}
 	}
-	if err := h.leave(c.epoch, c.op); err != nil {
+	if err := h.leave(c.op); err != nil {
 		return err
 	}
 	if c.borrowed {
-		return h.awaitDone(ctx, c.epoch, c.op)
+		return h.rounds.AwaitLeft(ctx, c.op, c.round)
 	}
 	return nil
 }
@@ -212,12 +211,11 @@ func (c *gather) receive(ctx context.Context) error {
 func (c *gather) home() error {
 	h := c.h
 	n := h.Spec.OutputSize()
-	for d, notice := range h.scratch.notices {
+	for d := range h.scratch.operands {
 		h.scratch.operands[d] = operand{rows: -1}
-		if notice == nil {
-			continue
-		}
-		mem, err := h.memory(d, notice.data(), c.op)
+	}
+	for _, d := range h.rounds.Live {
+		mem, err := h.rounds.Resolve(d, h.operand(d, 0), c.op)
 		if err != nil {
 			return err
 		}
@@ -225,7 +223,7 @@ func (c *gather) home() error {
 	}
 	h.each(c.r.batch.Tokens, c.r.traffic.Selections*n, (*sumHome)(c))
 	if d := c.bad.Load(); d != 0 {
-		return h.broken(outside(int(d)-1, c.op))
+		return h.rounds.Broken(outside(int(d)-1, c.op))
 	}
 	return nil
 }
@@ -258,13 +256,13 @@ func (c *sumHome) rows(from, to int) {
 				continue
 			}
 		} else {
-			for _, v := range r.visits[r.visit[tok]:r.visit[tok+1]] {
+			for _, v := range r.destinations[r.firstDestination[tok]:r.firstDestination[tok+1]] {
 				if !v.live {
 					continue
 				}
 				row := v.row
 				if s.Layout.ByExpert() {
-					row = v.arrival
+					row = v.index
 				}
 				rows[k] = c.row(int(v.rank), int(row), n)
 				k++

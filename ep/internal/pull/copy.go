@@ -29,7 +29,7 @@ func (h *host) Copy(_ context.Context, s *weft.Stream, r spec.CopyArgs) error {
 	if !to.Data.IsZero() || c.words > 0 {
 		h.each(len(c.spans), p.kept*(c.rowBytes+4*c.words), &c)
 	}
-	p.tell(to)
+	p.putMetadata(to)
 	return nil
 }
 
@@ -46,7 +46,7 @@ func (r *hostRouting) spans(all []span) []span {
 			add(le, int(r.zones.Start[le]), int(n))
 		}
 	case spec.RankMajor:
-		r.eachLanding(func(_ int, _ arrival, l landing) { add(0, int(l.row), 1) })
+		r.eachRow(func(_ int, _ recvToken, l recvRow) { add(0, int(l.row), 1) })
 	default:
 		add(0, 0, r.kept)
 	}
@@ -87,8 +87,8 @@ func (c *copier) scales(first, row int) {
 	}
 }
 
-// tell says what each row is that holds a token, and how many there are.
-func (r *hostRouting) tell(to *spec.Copies) {
+// putMetadata writes the routing metadata of each row with a token, and the counts.
+func (r *hostRouting) putMetadata(to *spec.Copies) {
 	for _, l := range [...]struct{ to, from weft.Tensor }{
 		{to.ExpertCounts, r.Tensor(spec.ExpertCounts)},
 		{to.SourceCounts, r.Tensor(spec.SourceCounts)},
@@ -116,7 +116,7 @@ func (r *hostRouting) tell(to *spec.Copies) {
 	if tokens == nil && sources == nil && experts == nil && weights == nil {
 		return
 	}
-	r.eachLanding(func(src int, a arrival, l landing) {
+	r.eachRow(func(src int, a recvToken, l recvRow) {
 		if tokens != nil {
 			tokens[l.row] = a.token
 		}
@@ -128,7 +128,7 @@ func (r *hostRouting) tell(to *spec.Copies) {
 		}
 	})
 	if !r.h.Spec.Layout.ByExpert() {
-		r.tellSelections(experts, weights)
+		r.putSelections(experts, weights)
 	}
 	r.eachPad(func(row int) {
 		if tokens != nil {

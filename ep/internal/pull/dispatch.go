@@ -19,8 +19,8 @@ type hostDispatch struct {
 	h        *host
 	r        *hostRouting
 	op       string
-	offset   int // of the memory for what arrives
-	epoch    uint64
+	offset   int    // of the memory for what arrives
+	round    uint64 // that opened it
 	borrowed bool
 	prepared bool // the batch was made for it
 	weighs   bool // weights come with the rows
@@ -63,7 +63,7 @@ func (h *host) send(ctx context.Context, s *weft.Stream, a *spec.MoveArgs) (host
 func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.Batch,
 	a *spec.MoveArgs,
 ) (hostDispatch, error) {
-	epoch, err := h.enter(op)
+	round, err := h.enter(op)
 	if err != nil {
 		return hostDispatch{}, err
 	}
@@ -75,55 +75,53 @@ func (h *host) sendRows(ctx context.Context, op string, s *weft.Stream, r *spec.
 	if own == nil {
 		offset, own = h.block()
 	}
-	call := newCall(callDispatch, r, a.Weighs())
 	if own == nil && a.Weighs() {
-		own = h.offerWeights(epoch, h.routingOf(r), a.Weights)
+		own = h.offerWeights(round, h.routingOf(r), a.Weights)
 		if own != nil {
 			h.pool.put(offset)
 		}
 	}
 	if own != nil {
-		h.post(epoch, call, enginehost.OperandRef{}, enginehost.OperandRef{}, own)
-		return hostDispatch{}, h.awaitAll(ctx, epoch, op, own)
+		return hostDispatch{}, h.refuse(ctx, op, own)
 	}
-	data, scales, borrowed, err := h.offerRows(ctx, epoch, r.Tokens, a, op)
+	data, scales, borrowed, err := h.offerRows(ctx, round, r.Tokens, a, op)
 	if err != nil {
 		h.pool.put(offset)
 		return hostDispatch{}, err
 	}
-	h.post(epoch, call, data, scales, nil)
-	h.pending = op
+	h.rounds.PutOperands(data, scales)
+	h.sent.op, h.sent.round = op, h.rounds.Open(uint64(newCall(callDispatch, r, a.Weighs())))
 	return hostDispatch{
-		h: h, r: h.routingOf(r), op: op, offset: offset, epoch: epoch, borrowed: borrowed,
+		h: h, r: h.routingOf(r), op: op, offset: offset, round: round, borrowed: borrowed,
 		weighs: a.Weighs(),
 	}, nil
 }
 
 // offerWeights writes other weights of the batch's selections where ranks find them, as a Prepare
 // does.
-func (h *host) offerWeights(epoch uint64, r *hostRouting, weights weft.Tensor) error {
-	out := h.own().routing(epoch)
-	return h.writeRouting(spec.OpDispatch, &out, weft.TensorOf(r.experts, r.batch.Tokens, h.Spec.TopK), weights)
+func (h *host) offerWeights(round uint64, r *hostRouting, weights weft.Tensor) error {
+	out := h.metadata(h.Comm.Rank(), round)
+	return h.writeMetadata(spec.OpDispatch, &out, weft.TensorOf(r.experts, r.batch.Tokens, h.Spec.TopK), weights)
 }
 
 // takeWeights gives the rows that come the weights that come with them, and this rank's selections
-// those that it has sent. It returns a rank whose board is not that of the Routing, or -1.
-func (h *host) takeWeights(r *hostRouting, epoch uint64) int {
-	h.keepWeights(r, epoch)
+// those that it has sent. It returns a rank whose metadata is not that of the routing, or -1.
+func (h *host) takeWeights(r *hostRouting, round uint64) int {
+	h.keepWeights(r, round)
 	me := h.Comm.Rank()
 	for src := range h.Geometry.Ranks {
-		if !h.live(src) || r.arrive[src] == r.arrive[src+1] {
+		if !h.live(src) || r.firstToken[src] == r.firstToken[src+1] {
 			continue
 		}
-		view := h.boards[src].routing(epoch)
-		first, n := int(view.first[me]), int(r.arrive[src+1]-r.arrive[src])
+		view := h.metadata(src, round)
+		first, n := int(view.first[me]), int(r.firstToken[src+1]-r.firstToken[src])
 		if first < 0 || first > h.Geometry.Records()-n {
 			return src
 		}
 		for i := range n {
-			at := r.arrive[src] + int32(i)
+			at := r.firstToken[src] + int32(i)
 			rec := view.record(first + i)
-			if *rec.token != r.arrivals[at].token {
+			if *rec.token != r.recvTokens[at].token {
 				return src
 			}
 			all := r.allOf(at)
@@ -138,12 +136,12 @@ func (h *host) takeWeights(r *hostRouting, epoch uint64) int {
 	return -1
 }
 
-// keepWeights takes this rank's weights from its own board: the caller's may have changed since
+// keepWeights takes this rank's weights from its own metadata: the caller's may have changed since
 // they were sent.
-func (h *host) keepWeights(r *hostRouting, epoch uint64) {
-	k, out := h.Spec.TopK, h.own().routing(epoch)
+func (h *host) keepWeights(r *hostRouting, round uint64) {
+	k, out := h.Spec.TopK, h.metadata(h.Comm.Rank(), round)
 	r.weights = sized(r.weights, r.batch.Tokens*k)
-	for d, n := range out.distinct {
+	for d, n := range out.tokens {
 		for i := range n {
 			rec := out.record(int(out.first[d] + i))
 			for j, e := range rec.experts {
@@ -169,11 +167,11 @@ func (d *hostDispatch) Receive(ctx context.Context) (spec.Arrived, error) {
 
 func (d *hostDispatch) finish(ctx context.Context) (a spec.Arrived, err error) {
 	h := d.h
-	if err := h.resume(d.op, d.epoch); err != nil {
+	if err := h.resume(d.op, d.round); err != nil {
 		return a, err
 	}
 	if a, err = h.receiveRows(ctx, d); err == nil && d.borrowed {
-		err = h.awaitDone(ctx, d.epoch, d.op)
+		err = h.rounds.AwaitLeft(ctx, d.op, d.round)
 	}
 	return a, err
 }
@@ -191,25 +189,24 @@ func (h *host) block() (int, error) {
 
 // offerRows makes rows readable for the other ranks: where they are, or quantised or copied on the
 // stage.
-func (h *host) offerRows(ctx context.Context, epoch uint64, tokens int, x *spec.MoveArgs, op string) (
+func (h *host) offerRows(ctx context.Context, round uint64, tokens int, x *spec.MoveArgs, op string) (
 	data, scales enginehost.OperandRef, borrowed bool, err error,
 ) {
 	s := &h.Spec
 	rowBytes, scaleBytes := s.RowSize(), s.ScaleSize()
 	if s.Quantize == weft.InvalidDType {
-		dw, dOff, ok := h.Comm.Operations().Find(x.Data.Data, tokens*rowBytes)
+		data, ok := h.rounds.Find(x.Data.Data, tokens*rowBytes, uint32(rowBytes))
 		if ok && scaleBytes == 0 {
-			return enginehost.In(dw, uint64(dOff), uint32(rowBytes)), enginehost.OperandRef{}, true, nil
+			return data, enginehost.OperandRef{}, true, nil
 		}
-		if sw, sOff, both := h.Comm.Operations().Find(x.Scales.Data, tokens*scaleBytes); ok && both {
-			data, scales = enginehost.In(dw, uint64(dOff), uint32(rowBytes)), enginehost.In(sw, uint64(sOff), uint32(scaleBytes))
+		if scales, both := h.rounds.Find(x.Scales.Data, tokens*scaleBytes, uint32(scaleBytes)); ok && both {
 			return data, scales, true, nil
 		}
 	}
 	if tokens == 0 {
 		return enginehost.OperandRef{}, enginehost.OperandRef{}, false, nil
 	}
-	if err := h.claim(ctx, h.stage, epoch, op); err != nil {
+	if err := h.stage.Claim(ctx, op, round); err != nil {
 		return enginehost.OperandRef{}, enginehost.OperandRef{}, false, err
 	}
 	data = enginehost.In(h.stage.Window, 0, uint32(spec.AlignUp(rowBytes)))
@@ -262,7 +259,7 @@ const streamBytes = 4 << 20
 
 // receiveRows pulls the rows that are this rank's from the ranks that have them.
 func (h *host) receiveRows(ctx context.Context, d *hostDispatch) (a spec.Arrived, err error) {
-	if err := h.awaitAll(ctx, d.epoch, d.op, nil); err != nil {
+	if err := h.awaitCalls(ctx, d.round, d.op, nil); err != nil {
 		return a, err
 	}
 	s, r := &h.Spec, d.r
@@ -281,13 +278,13 @@ func (h *host) receiveRows(ctx context.Context, d *hostDispatch) (a spec.Arrived
 	}
 	bad := -1
 	if d.weighs {
-		bad = h.takeWeights(r, d.epoch)
+		bad = h.takeWeights(r, d.round)
 	}
-	if err := h.leave(d.epoch, d.op); err != nil {
+	if err := h.leave(d.op); err != nil {
 		return a, err
 	}
 	if bad >= 0 {
-		return a, h.broken(&weft.PeerError{
+		return a, h.rounds.Broken(&weft.PeerError{
 			Rank: bad, Op: d.op,
 			Err: fmt.Errorf("%w: its weights are not those of the routing's tokens", weft.ErrMismatch),
 		})
@@ -305,12 +302,11 @@ type mover struct {
 	rowBytes, scaleBytes int
 	dst, dstScales       unsafe.Pointer
 	scaleRows            int // rows that share a block of column-major scales
-	// visit, when set, replaces the copying of rows: it is called with every landing and its source
-	// row.
-	visit func(l landing, src unsafe.Pointer)
+	// each, when set, replaces the copying of rows: it is called with every row and its source.
+	each func(l recvRow, src unsafe.Pointer)
 
 	// The source that is being read.
-	first               int32 // its first arrival
+	first               int32 // its first token
 	data, scales        unsafe.Pointer
 	stride, scaleStride int
 	stream              bool
@@ -323,7 +319,7 @@ func (m *mover) pull(op string) error {
 	// Each rank begins with itself and goes round, so that no rank is read by all at once.
 	for i := range n {
 		src := (me + i) % n
-		from, to := r.arrive[src], r.arrive[src+1]
+		from, to := r.firstToken[src], r.firstToken[src+1]
 		if from == to {
 			continue
 		}
@@ -331,7 +327,7 @@ func (m *mover) pull(op string) error {
 			m.zeroFrom(from, to)
 			continue
 		}
-		if err := m.open(src, r.arrivals[to-1].token, op); err != nil {
+		if err := m.open(src, r.recvTokens[to-1].token, op); err != nil {
 			return err
 		}
 		m.first = from
@@ -341,20 +337,20 @@ func (m *mover) pull(op string) error {
 	return nil
 }
 
-// rows moves arrivals of the open source.
+// rows moves tokens of the open source.
 func (m *mover) rows(from, to int) {
 	r := m.r
 	var rows [spec.MaxTopK]unsafe.Pointer
 	for i := m.first + int32(from); i < m.first+int32(to); i++ {
-		token := int(r.arrivals[i].token)
+		token := int(r.recvTokens[i].token)
 		row := unsafe.Add(m.data, token*m.stride)
 		k := 0
-		for _, l := range r.landingsOf(i) {
+		for _, l := range r.rowsOf(i) {
 			if l.row < 0 {
 				continue
 			}
-			if m.visit != nil {
-				m.visit(l, row)
+			if m.each != nil {
+				m.each(l, row)
 				continue
 			}
 			rows[k] = unsafe.Add(m.dst, int(l.row)*m.rowBytes)
@@ -379,8 +375,8 @@ func (m *mover) rows(from, to int) {
 // open finds the source's rows, and makes sure that the last one that is asked for lies inside its
 // window.
 func (m *mover) open(src int, last int32, op string) (err error) {
-	// Read once: the source may overwrite its notice when it has gone on without this rank.
-	data, scales := m.h.scratch.notices[src].data(), m.h.scratch.notices[src].scales()
+	// Read once: the source may overwrite them when it has gone on without this rank.
+	data, scales := m.h.operand(src, 0), m.h.operand(src, 1)
 	m.stride, m.scaleStride = int(data.Stride), int(scales.Stride)
 	if m.data, err = m.operand(src, data, last, m.rowBytes, op); err != nil || m.scaleBytes == 0 {
 		return err
@@ -390,14 +386,14 @@ func (m *mover) open(src int, last int32, op string) (err error) {
 }
 
 func (m *mover) operand(src int, p enginehost.OperandRef, last int32, rowBytes int, op string) (unsafe.Pointer, error) {
-	mem, err := m.h.memory(src, p, op)
+	mem, err := m.h.rounds.Resolve(src, p, op)
 	if err != nil {
 		return nil, err
 	}
 	// A token is numbered in 31 bits and a stride is one of 32: the sum cannot wrap.
 	if need := uint64(last)*uint64(p.Stride) + uint64(rowBytes); need > uint64(len(mem)) {
 		err := fmt.Errorf("%w: it offers %d bytes where its routing needs %d", weft.ErrMismatch, len(mem), need)
-		return nil, m.h.broken(&weft.PeerError{Rank: src, Op: op, Err: err})
+		return nil, m.h.rounds.Broken(&weft.PeerError{Rank: src, Op: op, Err: err})
 	}
 	return unsafe.Pointer(unsafe.SliceData(mem)), nil
 }
@@ -429,7 +425,7 @@ func (m *mover) putScales(row int, src unsafe.Pointer) {
 // zeroFrom clears the rows of a source that was masked after the routing was prepared.
 func (m *mover) zeroFrom(from, to int32) {
 	for i := from; i < to; i++ {
-		for _, l := range m.r.landingsOf(i) {
+		for _, l := range m.r.rowsOf(i) {
 			if l.row >= 0 {
 				m.zeroRow(int(l.row))
 			}

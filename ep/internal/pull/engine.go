@@ -1,16 +1,13 @@
 package pull
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"sync"
-	"time"
 	"unsafe"
 
-	"github.com/weftgo/weft/channel"
 	enginehost "github.com/weftgo/weft/engine/host"
 
 	"github.com/weftgo/weft/ep/spec"
@@ -22,14 +19,17 @@ import (
 type host struct {
 	*spec.Base
 	windows []*weft.Window
-	boards  []*board          // by rank
+	rounds  *enginehost.Rounds
+	routing [][]byte          // by rank: memory of the routing metadata
 	pool    *pool             // received tensors
 	stage   *enginehost.Stage // operands that lie in no window
 	partial *enginehost.Stage // this rank's partial sums for the others
 	scalars *enginehost.Stage // a number per selection, for gradients of weights
 
-	epochs  channel.Sequence // the last one is of the last operation entered
-	pending string           // the operation whose second half is still to come
+	sent struct { // the operation that was last sent to be received later
+		op    string // "" once it was received
+		round uint64 // that opened it
+	}
 	workers int
 
 	scratch                     scratch
@@ -42,12 +42,11 @@ type host struct {
 
 // scratch is what the operations of one handle, of which one runs at a time, use again and again.
 type scratch struct {
-	notices []*notice
 	numbers [][]float32 // by rank: of fetchScalars
 	cursor  []int32
-	views   []routing
-	counts  [][]int32
-	visits  [][]int32
+	views   []metadata
+	counts  [][]int32 // by rank: its metadata's, nil for masked ranks
+	tokens  [][]int32 // the same
 	zones   spec.Zones
 
 	// Of one token: the ranks that it goes to, those that keep a row of it, and by rank its last
@@ -58,7 +57,7 @@ type scratch struct {
 	// Sums over all ranks, and over those below this one: selections of each expert, tokens for
 	// each rank.
 	total, before           []int32
-	visitTotal, visitBefore []int32
+	tokenTotal, tokenBefore []int32
 
 	gather   gather
 	operands []operand // by rank: of the gather's
@@ -70,21 +69,20 @@ type scratch struct {
 func newScratch(g *spec.Geometry) scratch {
 	n := g.Ranks
 	return scratch{
-		notices:  make([]*notice, n),
 		numbers:  make([][]float32, n),
 		ranks:    newBitset(n),
 		kept:     newBitset(n),
 		last:     make([]int32, n),
 		sent:     make([]int32, n),
 		cursor:   make([]int32, max(n, g.Experts)),
-		views:    make([]routing, n),
+		views:    make([]metadata, n),
 		counts:   make([][]int32, n),
-		visits:   make([][]int32, n),
+		tokens:   make([][]int32, n),
 		operands: make([]operand, n),
 		zones:    spec.NewZones(g.Local),
 
 		total: make([]int32, g.Experts), before: make([]int32, g.Experts),
-		visitTotal: make([]int32, n), visitBefore: make([]int32, n),
+		tokenTotal: make([]int32, n), tokenBefore: make([]int32, n),
 	}
 }
 
@@ -110,17 +108,20 @@ func (h *host) allocate(ctx context.Context) error {
 		return w, err
 	}
 	size := g.WindowSizes(s)
-	w, err := alloc(int(size.Board))
+	var err error
+	h.rounds, err = enginehost.New(ctx, h.Comm, enginehost.Config{
+		Kind: "handle", Own: int(size.Metadata), Differs: differs,
+	})
 	if err != nil {
 		return err
 	}
-	h.boards = make([]*board, h.Comm.Size())
-	for r := range h.boards {
-		if mem := w.Peer(r); mem != nil {
-			h.boards[r] = newBoard(g, mem)
-		}
+	h.windows = append(h.windows, h.rounds.Window)
+	h.routing = make([][]byte, h.Comm.Size())
+	for r := range h.routing {
+		h.routing[r] = h.rounds.OwnBytes(r)
 	}
-	if w, err = alloc(int(size.Block) * s.Live); err != nil {
+	w, err := alloc(int(size.Block) * s.Live)
+	if err != nil {
 		return err
 	}
 	h.pool = &pool{window: w, size: int(size.Block), buffers: h.Buffers}
@@ -128,18 +129,18 @@ func (h *host) allocate(ctx context.Context) error {
 	if w, err = alloc(int(size.Stage)); err != nil {
 		return err
 	}
-	h.stage = &enginehost.Stage{Window: w}
+	h.stage = h.rounds.NewStage(w)
 	if size.Partial > 0 {
 		if w, err = alloc(int(size.Partial)); err != nil {
 			return err
 		}
-		h.partial = &enginehost.Stage{Window: w}
+		h.partial = h.rounds.NewStage(w)
 	}
 	if size.Scalars > 0 {
 		if w, err = alloc(int(size.Scalars)); err != nil {
 			return err
 		}
-		h.scalars = &enginehost.Stage{Window: w}
+		h.scalars = h.rounds.NewStage(w)
 	}
 	return nil
 }
@@ -186,30 +187,26 @@ func (h *host) Close() (released bool, err error) {
 	return true, errors.Join(errs...)
 }
 
-// enter begins an operation: it takes the next epoch, which is the same on every rank.
-func (h *host) enter(op string) (epoch uint64, err error) {
+// enter begins an operation, and returns the round that opens it, which is its only one.
+func (h *host) enter(op string) (round uint64, err error) {
 	if h.Closed {
 		return 0, fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if err := h.Comm.Operations().Begin(op); err != nil {
+	if err := h.rounds.Begin(op); err != nil {
 		return 0, err
 	}
-	if h.epochs.Begin(h.Comm.Operations().Generation()) {
-		// Ranks have agreed to go on after a failure: no rank is inside an older operation, whatever
-		// it left behind.
-		h.pending = ""
-		h.stage.Forget()
-		h.partial.Forget()
-		h.scalars.Forget()
+	if h.pending() {
+		return 0, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.sent.op)
 	}
-	if h.pending != "" {
-		return 0, weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
-	}
-	return h.epochs.Next(), nil
+	return h.rounds.Next(), nil
 }
 
-// onHost refuses streams. As any other refusal it goes by the notice: a rank that would not enter
-// would leave its peers waiting.
+// pending reports whether an operation's second half is still to come. A mask ends that: rounds then
+// have higher numbers.
+func (h *host) pending() bool { return h.sent.op != "" && h.sent.round == h.rounds.Last() }
+
+// onHost refuses streams. As any other refusal it goes to the peers: they would wait for a rank that
+// does not open the operation.
 func onHost(op string, s *weft.Stream) error {
 	if s != nil {
 		return weft.Unsupportedf("%s: the host engine has no streams; pass nil", op)
@@ -217,135 +214,46 @@ func onHost(op string, s *weft.Stream) error {
 	return nil
 }
 
-// resume begins the second half of the operation of the epoch.
-func (h *host) resume(op string, epoch uint64) error {
+// resume begins the second half of the operation that opened in a round.
+func (h *host) resume(op string, round uint64) error {
 	if h.Closed {
 		return fmt.Errorf("%s: handle %w", op, weft.ErrClosed)
 	}
-	if h.epochs.Last() != epoch || h.epochs.Generation() != h.Comm.Operations().Generation() {
+	if err := h.rounds.Begin(op); err != nil {
+		return err
+	}
+	if h.rounds.Last() != round {
 		return fmt.Errorf("%s: %w: ranks were masked after it was sent; prepare and send again", op, weft.ErrAborted)
 	}
-	h.pending = ""
-	return h.Comm.Operations().Begin(op)
+	h.sent.op = ""
+	return nil
 }
-
-// own is this rank's board.
-func (h *host) own() *board { return h.boards[h.Comm.Rank()] }
 
 // live reports whether rank takes part.
 func (h *host) live(rank int) bool { return !h.Comm.Masked(rank) }
 
-// awaitNotice waits until rank has entered the epoch and returns where its operand is, or the error
-// with which it refused.
-func (h *host) awaitNotice(ctx context.Context, epoch uint64, rank int, op string) (*notice, error) {
-	b := h.boards[rank]
-	if b == nil {
-		return nil, fmt.Errorf("%s: rank %d was masked when the handle was made: %w; make a new handle", op,
-			rank, weft.ErrMasked)
-	}
-	if err := h.Waiter.Wait(ctx, b.post[epoch&1], epoch, op, rank); err != nil {
-		return nil, h.Comm.Operations().Fail(err)
-	}
-	return b.notices[epoch&1], nil
+// refuse opens an operation with the reason why this rank cannot take part, and returns the error of
+// all ranks.
+func (h *host) refuse(ctx context.Context, op string, own error) error {
+	return h.awaitCalls(ctx, h.rounds.Refuse(own), op, own)
 }
 
-// awaitCounted is awaitNotice, and adds how long it took to the rank's number in waits, if there
-// are any and the rank had not entered the epoch.
-func (h *host) awaitCounted(ctx context.Context, epoch uint64, rank int, op string, waits []int64) (*notice, error) {
-	if b := h.boards[rank]; waits != nil && b != nil && b.post[epoch&1].Load() < epoch {
-		begun := time.Now()
-		defer func() { waits[rank] += int64(time.Since(begun)) }()
+// awaitCalls waits until every rank has opened the operation. It fails on all of them if one refuses,
+// or if they have not made the same call.
+func (h *host) awaitCalls(ctx context.Context, round uint64, op string, own error) error {
+	err := h.rounds.AwaitCalls(ctx, op, round, own, h.waits(op))
+	if err != nil {
+		h.rounds.Leave()
 	}
-	return h.awaitNotice(ctx, epoch, rank, op)
+	return err
 }
 
-// awaitAll waits until every unmasked rank has entered the epoch. If any of them refused, all
-// return the error of the lowest one; if they have not all made the same call, every one names
-// another that made a different one.
-func (h *host) awaitAll(ctx context.Context, epoch uint64, op string, own error) error {
-	n, waits := h.Comm.Size(), h.waits(op)
-	for r := range n {
-		h.scratch.notices[r] = nil
-		if !h.live(r) {
-			continue
-		}
-		notice, err := h.awaitCounted(ctx, epoch, r, op, waits)
-		if err != nil {
-			return err
-		}
-		h.scratch.notices[r] = notice
-	}
-	for r, notice := range h.scratch.notices {
-		if notice == nil {
-			continue
-		}
-		if err := h.boards[r].refusal(epoch, r, op); err != nil {
-			if r == h.Comm.Rank() {
-				err = own
-			}
-			return cmp.Or(h.leave(epoch, op), err)
-		}
-	}
-	call := h.own().call(epoch)
-	for r, notice := range h.scratch.notices {
-		if notice == nil {
-			continue
-		}
-		if c := h.boards[r].call(epoch); c != call {
-			err := error(&weft.PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: %s", weft.ErrMismatch, call.differs(c))})
-			return cmp.Or(h.leave(epoch, op), err)
-		}
-	}
-	return nil
-}
-
-// leave says that this rank has finished reading the operands of the epoch. It fails if this rank
+// leave says that this rank has finished reading the operands of its peers. It fails if this rank
 // was told of a failure meanwhile: the others may have gone on without it, and what it has read may
 // be what they wrote later.
-func (h *host) leave(epoch uint64, op string) error {
-	h.own().done.Publish(epoch)
+func (h *host) leave(op string) error {
+	h.rounds.Leave()
 	return h.Comm.Operations().Begin(op)
-}
-
-// broken is what an operation does with a peer's words that cannot be: they are an error, unless
-// this rank was left out and they are not meant for it.
-func (h *host) broken(err *weft.PeerError) error {
-	if fault := h.Comm.Operations().Begin(err.Op); fault != nil {
-		return fault
-	}
-	return h.Comm.Operations().Fail(err)
-}
-
-// awaitDone waits until every unmasked rank has finished reading the operands of the epoch.
-func (h *host) awaitDone(ctx context.Context, epoch uint64, op string) error {
-	for r, b := range h.boards {
-		if b == nil || !h.live(r) {
-			continue
-		}
-		if err := h.Waiter.Wait(ctx, b.done, epoch, op, r); err != nil {
-			return h.Comm.Operations().Fail(err)
-		}
-	}
-	return nil
-}
-
-// post says that this rank has entered the epoch, with its operands or with the reason why it
-// cannot.
-func (h *host) post(epoch uint64, c call, data, scales enginehost.OperandRef, err error) {
-	h.own().enter(epoch, c, data, scales, err)
-}
-
-// memory resolves a place of another rank.
-func (h *host) memory(rank int, p enginehost.OperandRef, op string) ([]byte, error) {
-	if p.Window == 0 {
-		return nil, nil
-	}
-	w, ok := h.Comm.Operations().Window(p.Window)
-	if !ok || p.Offset > uint64(w.Size()) || w.Peer(rank) == nil {
-		err := fmt.Errorf("%w: its operand lies in window %d, which is closed here", weft.ErrMismatch, p.Window)
-		return nil, h.broken(&weft.PeerError{Rank: rank, Op: op, Err: err})
-	}
-	return w.Peer(rank)[p.Offset:], nil
 }
 
 // parallelBytes is the size of a move from which it is worth sharing among goroutines.

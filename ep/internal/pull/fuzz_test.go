@@ -13,8 +13,8 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// boardSpecs are the Specs whose boards are fuzzed: every layout, with and without a capacity.
-func boardSpecs() []spec.Spec {
+// metadataSpecs are the Specs whose metadata is fuzzed: every layout, with and without a capacity.
+func metadataSpecs() []spec.Spec {
 	var all []spec.Spec
 	for l := range spec.Layouts {
 		s := spec.Spec{Experts: 6, TopK: 3, Hidden: 8, MaxTokens: 2, Layout: l}
@@ -30,29 +30,32 @@ func boardSpecs() []spec.Spec {
 	return all
 }
 
-// boardHandle is rank 0 of three, with boards in plain memory, the others' for the caller to fill.
-func boardHandle(s spec.Spec) *host {
-	h := &host{Base: &spec.Base{Comm: &weft.Comm{}, Spec: s, Geometry: spec.NewGeometry(s, 3)}}
+// metadataHandle is rank 0 of three, with metadata in plain memory, the others' for the caller to
+// fill.
+func metadataHandle(s spec.Spec) *host {
+	h := &host{
+		Base:   &spec.Base{Comm: &weft.Comm{}, Spec: s, Geometry: spec.NewGeometry(s, 3)},
+		rounds: &enginehost.Rounds{Live: []int{0, 1, 2}},
+	}
 	h.scratch = newScratch(&h.Geometry)
-	for r := range 3 {
-		h.boards = append(h.boards, newBoard(&h.Geometry, make([]byte, h.Geometry.BoardSize())))
-		h.scratch.notices[r] = h.boards[r].notices[0]
+	for range 3 {
+		h.routing = append(h.routing, make([]byte, 2*h.Geometry.MetadataSize()))
 	}
 	return h
 }
 
-// FuzzBoard reads routing from boards that hold anything: a rank that was left behind reads what
-// others write meanwhile. It finds the board that makes no sense, or a Routing whose every row and
-// token exists.
-func FuzzBoard(f *testing.F) {
+// FuzzMetadata reads metadata that may be anything: a rank that was left behind reads what others
+// write meanwhile. It finds the rank whose metadata makes no sense, or makes a routing whose every
+// row and token exists.
+func FuzzMetadata(f *testing.F) {
 	topk, weights := weft.TensorOf([]int32{0, 3, -1, 5, 1, 0}, 2, 3), weft.TensorOf([]float32{1, 2, 3, 4, 5, 6}, 2, 3)
-	for i, s := range boardSpecs() {
-		h := boardHandle(s)
-		whole := h.boards[1].routing(0)
-		if err := h.writeRouting("prepare", &whole, topk, weights); err != nil {
+	for i, s := range metadataSpecs() {
+		h := metadataHandle(s)
+		whole := h.metadata(1, 0)
+		if err := h.writeMetadata("prepare", &whole, topk, weights); err != nil {
 			f.Fatal(err)
 		}
-		good := h.boards[1].mem[spec.RoutingOffset : spec.RoutingOffset+h.Geometry.RoutingSize()]
+		good := h.routing[1][:h.Geometry.MetadataSize()]
 		f.Add(uint8(i), good)
 		far := bytes.Clone(good) // its records for rank 0 begin far outside
 		binary.LittleEndian.PutUint32(far[4*(s.Experts+3):], 1<<28)
@@ -61,71 +64,46 @@ func FuzzBoard(f *testing.F) {
 		f.Add(uint8(i), bytes.Repeat([]byte{0xFF}, len(good)))
 		f.Add(uint8(i), bytes.Repeat([]byte{1, 0, 0, 0}, len(good)/4))
 		f.Add(uint8(i), slices.Concat(good[:4*s.Experts], bytes.Repeat([]byte{2, 0, 0, 0}, 20)))
-		h.boards[2] = h.boards[1]
-		own := h.boards[0].routing(0)
-		if err := h.writeRouting("prepare", &own, topk, weights); err != nil {
+		h.routing[2] = h.routing[1]
+		own := h.metadata(0, 0)
+		if err := h.writeMetadata("prepare", &own, topk, weights); err != nil {
 			f.Fatal(err)
 		}
-		h.countBoards(0)
-		if _, bad := h.readRouting(&own, topk, weights); bad >= 0 {
-			f.Fatalf("%+v: the board of rank %d is refused", s, bad)
+		h.sumCounts(0)
+		if _, bad := h.newBatch(&own, topk, weights); bad >= 0 {
+			f.Fatalf("%+v: the metadata of rank %d is refused", s, bad)
 		}
 	}
 	f.Fuzz(func(t *testing.T, which uint8, raw []byte) {
-		specs := boardSpecs()
-		h := boardHandle(specs[int(which)%len(specs)])
-		for _, b := range h.boards[1:] {
-			copy(b.mem[spec.RoutingOffset:], raw[:min(int64(len(raw)), h.Geometry.RoutingSize())])
+		specs := metadataSpecs()
+		h := metadataHandle(specs[int(which)%len(specs)])
+		for _, mem := range h.routing[1:] {
+			copy(mem, raw[:min(int64(len(raw)), h.Geometry.MetadataSize())])
 		}
-		own := h.boards[0].routing(0)
-		if err := h.writeRouting("prepare", &own, topk, weights); err != nil {
+		own := h.metadata(0, 0)
+		if err := h.writeMetadata("prepare", &own, topk, weights); err != nil {
 			t.Fatal(err)
 		}
-		h.countBoards(0)
-		r, bad := h.readRouting(&own, topk, weights)
+		h.sumCounts(0)
+		r, bad := h.newBatch(&own, topk, weights)
 		if bad == 0 {
-			t.Fatal("its own board makes no sense")
+			t.Fatal("its own metadata makes no sense")
 		}
 		if bad > 0 {
 			return
 		}
 		rows := int32(h.Geometry.Rows())
 		for src := range 3 {
-			for i := r.arrive[src]; i < r.arrive[src+1]; i++ {
-				if a := r.arrivals[i]; a.token < 0 || int(a.token) >= h.Geometry.Tokens {
-					t.Fatalf("token %d from rank %d", a.token, src)
+			for i := r.firstToken[src]; i < r.firstToken[src+1]; i++ {
+				if token := r.recvTokens[i].token; token < 0 || int(token) >= h.Geometry.Tokens {
+					t.Fatalf("token %d from rank %d", token, src)
 				}
-				for _, l := range r.landingsOf(i) {
+				for _, l := range r.rowsOf(i) {
 					if l.row < -1 || l.row >= rows {
 						t.Fatalf("row %d of %d", l.row, rows)
 					}
 				}
 			}
-		}
-	})
-}
-
-// FuzzRefusal reads what a peer says of why it refuses.
-func FuzzRefusal(f *testing.F) {
-	text := make([]byte, spec.TextSize)
-	for _, err := range []error{
-		errors.New(""), weft.Invalidf("no"),
-		weft.Unsupportedf("%s", bytes.Repeat([]byte{'x'}, 2*spec.TextSize)),
-	} {
-		f.Add(enginehost.PutRefusal(text, err), bytes.Clone(text))
-	}
-	f.Add(uint32(0xFFFFFFFF), text)
-	f.Add(uint32(0), []byte{})
-	f.Fuzz(func(t *testing.T, word uint32, raw []byte) {
-		text := make([]byte, spec.TextSize)
-		copy(text, raw)
-		err := enginehost.TakeRefusal(2, "test", word, text)
-		if (err == nil) != (word == 0) {
-			t.Fatalf("%#x: %v", word, err)
-		}
-		if peer, ok := errors.AsType[*weft.PeerError](err); err != nil &&
-			(!ok || peer.Rank != 2 || errors.Is(err, weft.ErrInvalid) == errors.Is(err, weft.ErrUnsupported)) {
-			t.Fatalf("%#x: %v", word, err)
 		}
 	})
 }

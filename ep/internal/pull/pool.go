@@ -1,10 +1,6 @@
 package pull
 
 import (
-	"context"
-
-	enginehost "github.com/weftgo/weft/engine/host"
-
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/engine"
 )
@@ -26,11 +22,3 @@ func (p *pool) get() (int, bool) {
 }
 
 func (p *pool) put(offset int) { p.buffers.Put(offset / p.size) }
-
-// claim waits until a stage may be written, for use in the epoch.
-func (h *host) claim(ctx context.Context, s *enginehost.Stage, epoch uint64, op string) error {
-	if finished := s.Claim(epoch); finished != 0 {
-		return h.awaitDone(ctx, finished, op)
-	}
-	return nil
-}

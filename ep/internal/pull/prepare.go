@@ -23,39 +23,41 @@ func (h *host) Prepare(ctx context.Context, s *weft.Stream, a spec.PrepareArgs) 
 
 // route computes a Routing.
 //
-// Every rank writes its counts and, for each (token, rank) pair, a record on its board, and reads
-// everyone's: one exchange. From them each computes where its own rows go and which rows come here,
-// in the same way on every rank.
+// Every rank writes its counts and, for each (token, rank) pair, a record into its metadata, and
+// reads that of all ranks: one exchange. From them each computes where its own rows go and which
+// rows come here, in the same way on every rank.
 func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, topk,
 	weights weft.Tensor,
 ) (*hostRouting, error) {
-	epoch, err := h.enter(op)
+	round, err := h.enter(op)
 	if err != nil {
 		return nil, err
 	}
-	out := h.own().routing(epoch)
-	own := cmp.Or(onHost(op, s), h.writeRouting(op, &out, topk, weights))
-	h.post(epoch, newCall(kind, nil, false), enginehost.OperandRef{}, enginehost.OperandRef{}, own)
-	if err := h.awaitAll(ctx, epoch, op, own); err != nil {
+	out := h.metadata(h.Comm.Rank(), round)
+	if own := cmp.Or(onHost(op, s), h.writeMetadata(op, &out, topk, weights)); own != nil {
+		return nil, h.refuse(ctx, op, own)
+	}
+	h.rounds.Open(uint64(newCall(kind, nil, false)))
+	if err := h.awaitCalls(ctx, round, op, nil); err != nil {
 		return nil, err
 	}
 
-	h.countBoards(epoch)
+	h.sumCounts(round)
 	g := &h.Geometry
 	if h.Spec.Overflow == spec.OverflowRefuse && h.Spec.Capacity > 0 {
-		if o := g.Overflow(h.scratch.total, h.scratch.visitTotal, h.Comm.Mask(), &h.scratch.zones); o != nil {
-			return nil, cmp.Or(h.leave(epoch, op), error(o))
+		if o := g.Overflow(h.scratch.total, h.scratch.tokenTotal, h.Comm.Mask(), &h.scratch.zones); o != nil {
+			return nil, cmp.Or(h.leave(op), error(o))
 		}
 	}
-	r, src := h.readRouting(&out, topk, weights)
-	if err := h.leave(epoch, op); err != nil {
+	r, src := h.newBatch(&out, topk, weights)
+	if err := h.leave(op); err != nil {
 		r.batch.Release()
 		return nil, err
 	}
-	r.batch.Epoch = epoch
+	r.batch.Epoch = round
 	if src >= 0 {
 		r.batch.Release()
-		return nil, h.broken(&weft.PeerError{
+		return nil, h.rounds.Broken(&weft.PeerError{
 			Rank: src, Op: op,
 			Err: fmt.Errorf("%w: its routing contradicts itself", weft.ErrMismatch),
 		})
@@ -63,22 +65,30 @@ func (h *host) route(ctx context.Context, op string, kind int, s *weft.Stream, t
 	return r, nil
 }
 
-// countBoards adds up the routing of all ranks that have entered the epoch.
-func (h *host) countBoards(epoch uint64) {
-	for r, b := range h.boards {
-		h.scratch.counts[r], h.scratch.visits[r] = nil, nil
-		if h.scratch.notices[r] != nil {
-			h.scratch.views[r] = b.routing(epoch)
-			h.scratch.counts[r] = h.scratch.views[r].counts
-			h.scratch.visits[r] = h.scratch.views[r].distinct
-		}
-	}
-	spec.SumCounts(h.scratch.total, h.scratch.before, h.scratch.counts, h.Comm.Rank())
-	spec.SumCounts(h.scratch.visitTotal, h.scratch.visitBefore, h.scratch.visits, h.Comm.Rank())
+// metadata is a rank's routing metadata of the operation that opens in a round.
+func (h *host) metadata(rank int, round uint64) metadata {
+	return metadataAt(&h.Geometry, h.routing[rank], round)
 }
 
-// writeRouting fills this rank's part of the board.
-func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) error {
+// operand is where a rank's first or second operand of the operation in progress lies.
+func (h *host) operand(rank, i int) enginehost.OperandRef {
+	return h.rounds.Operand(rank, h.rounds.Last(), i)
+}
+
+// sumCounts adds up the counts of all ranks that take part.
+func (h *host) sumCounts(round uint64) {
+	clear(h.scratch.counts)
+	clear(h.scratch.tokens)
+	for _, r := range h.rounds.Live {
+		m := h.metadata(r, round)
+		h.scratch.views[r], h.scratch.counts[r], h.scratch.tokens[r] = m, m.counts, m.tokens
+	}
+	spec.SumCounts(h.scratch.total, h.scratch.before, h.scratch.counts, h.Comm.Rank())
+	spec.SumCounts(h.scratch.tokenTotal, h.scratch.tokenBefore, h.scratch.tokens, h.Comm.Rank())
+}
+
+// writeMetadata fills this rank's metadata.
+func (h *host) writeMetadata(op string, out *metadata, topk, weights weft.Tensor) error {
 	if err := h.CheckRouting(op, topk, weights); err != nil {
 		return err
 	}
@@ -86,7 +96,7 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 	tokens, k := topk.Shape[0], g.TopK
 	sel := spec.SelectionsOf(topk)
 	clear(out.counts)
-	clear(out.distinct)
+	clear(out.tokens)
 	ranks := h.scratch.ranks
 	for t := range tokens {
 		clear(ranks)
@@ -108,12 +118,12 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 			ranks.add(int(e) / g.Local)
 		}
 		for d := range ranks.all() {
-			out.distinct[d]++
+			out.tokens[d]++
 		}
 	}
 	next := int32(0)
 	cursor := h.scratch.cursor[:g.Ranks]
-	for r, n := range out.distinct {
+	for r, n := range out.tokens {
 		out.first[r], cursor[r] = next, next
 		next += n
 	}
@@ -151,9 +161,9 @@ func (h *host) writeRouting(op string, out *routing, topk, weights weft.Tensor) 
 	return nil
 }
 
-// readRouting computes the Routing from everyone's boards. It also returns a rank whose board makes
-// no sense, or -1.
-func (h *host) readRouting(own *routing, topk, weights weft.Tensor) (*hostRouting, int) {
+// newBatch computes the routing from the metadata of all ranks. It also returns a rank whose metadata
+// makes no sense, or -1.
+func (h *host) newBatch(own *metadata, topk, weights weft.Tensor) (*hostRouting, int) {
 	g := &h.Geometry
 	r := h.newRouting()
 	tokens := topk.Shape[0]
@@ -162,18 +172,18 @@ func (h *host) readRouting(own *routing, topk, weights weft.Tensor) (*hostRoutin
 	r.ints = sized(r.ints, 2*n+tokens+1+4*g.Local+2*g.Ranks+1+g.Ranks*g.Local)
 	buf := r.ints
 	r.zones = spec.CarveZones(&buf, g.Local)
-	r.experts, r.rows, r.visit = spec.Carve(&buf, n), spec.Carve(&buf, n), spec.Carve(&buf, tokens+1)
-	r.arrive, r.distinct, r.counts = spec.Carve(&buf, g.Ranks+1), spec.Carve(&buf, g.Ranks), spec.Carve(&buf,
+	r.experts, r.rows, r.firstDestination = spec.Carve(&buf, n), spec.Carve(&buf, n), spec.Carve(&buf, tokens+1)
+	r.firstToken, r.tokens, r.counts = spec.Carve(&buf, g.Ranks+1), spec.Carve(&buf, g.Ranks), spec.Carve(&buf,
 		g.Ranks*g.Local)
 	g.ExpertZones(&r.zones, h.Comm.Rank(), h.scratch.total)
-	h.readHome(r, own, topk, weights)
-	return r, h.readArrivals(r)
+	h.placeTokens(r, own, topk, weights)
+	return r, h.readTokens(r)
 }
 
 func (h *host) Weigh(_ context.Context, s *weft.Stream, r *spec.Batch, weights weft.Tensor) error {
 	const op = spec.OpWeigh
-	if h.pending != "" {
-		return weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.pending)
+	if h.pending() {
+		return weft.Invalidf("%s: the handle's %s has been sent and not received; receive it first", op, h.sent.op)
 	}
 	if err := onHost(op, s); err != nil {
 		return err
@@ -187,8 +197,8 @@ func (r *hostRouting) weigh(weights weft.Tensor) {
 	r.batch.Weights = spec.WeightsAtHome
 }
 
-// readHome computes where this rank's tokens went.
-func (h *host) readHome(r *hostRouting, own *routing, topk, weights weft.Tensor) {
+// placeTokens computes where this rank's tokens went.
+func (h *host) placeTokens(r *hostRouting, own *metadata, topk, weights weft.Tensor) {
 	tokens := r.batch.Tokens
 	if weights.IsZero() {
 		r.weights = nil
@@ -196,26 +206,26 @@ func (h *host) readHome(r *hostRouting, own *routing, topk, weights weft.Tensor)
 		r.weights = append(r.weights[:0], weft.SliceOf[float32](weights)...)
 	}
 	total := 0
-	for _, d := range own.distinct {
+	for _, d := range own.tokens {
 		total += int(d)
 	}
-	r.visits = sized(r.visits, total)[:0]
+	r.destinations = sized(r.destinations, total)[:0]
 
 	h.firstRows()
 	sel := spec.SelectionsOf(topk)
 	clear(h.scratch.sent)
 	for t := range tokens {
-		r.visit[t] = int32(len(r.visits))
+		r.firstDestination[t] = int32(len(r.destinations))
 		h.placeSelections(r, &sel, t)
-		h.placeVisits(r, t)
+		h.placeDestinations(r, t)
 	}
-	r.visit[tokens] = int32(len(r.visits))
+	r.firstDestination[tokens] = int32(len(r.destinations))
 	r.traffic.Tokens = tokens
 }
 
-// firstRows turns before, the selections of each expert by the ranks below this one, into the row
-// of this rank's first selection. Zones of ExpertMajor are alike: there what stands before in the
-// zone is all there is to know.
+// firstRows turns before, the selections of each expert by the ranks below this one, into the row of
+// this rank's first selection. Zones of ExpertMajor all have the same size: there before is that row
+// in the zone already.
 func (h *host) firstRows() {
 	g := &h.Geometry
 	if g.Layout != spec.ExpertPacked {
@@ -266,23 +276,23 @@ func (h *host) placeSelections(r *hostRouting, sel *spec.Selections, t int) {
 	}
 }
 
-// placeVisits lists the ranks that token t goes to, and finds its rows there in the layouts with
-// one row per rank.
-func (h *host) placeVisits(r *hostRouting, t int) {
+// placeDestinations lists the ranks that token t goes to, and finds its rows there in the layouts
+// with one row per rank.
+func (h *host) placeDestinations(r *hostRouting, t int) {
 	g := &h.Geometry
-	me, first, sent := h.Comm.Rank(), h.scratch.visitBefore, h.scratch.sent
+	me, first, sent := h.Comm.Rank(), h.scratch.tokenBefore, h.scratch.sent
 	for d := range h.scratch.ranks.all() {
-		v := visit{rank: int32(d), arrival: first[d] + sent[d], row: -1, live: h.scratch.kept.has(d)}
+		v := destination{rank: int32(d), index: first[d] + sent[d], row: -1, live: h.scratch.kept.has(d)}
 		switch g.Layout {
 		case spec.RankMajor:
 			v.row, v.live = int32(me*g.Tokens+t), true
 		case spec.TokenMajor:
-			if int(v.arrival) < g.Capacity {
-				v.row, v.live = v.arrival, true
+			if int(v.index) < g.Capacity {
+				v.row, v.live = v.index, true
 			}
 		}
 		sent[d]++
-		r.visits = append(r.visits, v)
+		r.destinations = append(r.destinations, v)
 		if v.live {
 			r.traffic.Visits++
 			if d != me {
@@ -299,16 +309,16 @@ func (h *host) placeVisits(r *hostRouting, t int) {
 		}
 	}
 	if h.Spec.Reduction == spec.PartialBySelection {
-		r.orderVisits(t)
+		r.orderDestinations(t)
 	}
 }
 
-// orderVisits puts the visits of token t, which are the last ones, in the order of its last
-// selections that have a row there. Those without one add nothing.
-func (r *hostRouting) orderVisits(t int) {
+// orderDestinations puts the destinations of token t, which are the last ones, in the order of its
+// last selections that have a row there. Those without one add nothing.
+func (r *hostRouting) orderDestinations(t int) {
 	g := &r.h.Geometry
 	last := r.h.scratch.last
-	for _, v := range r.visits[r.visit[t]:] {
+	for _, v := range r.destinations[r.firstDestination[t]:] {
 		last[v.rank] = 0
 	}
 	for k := range g.TopK {
@@ -316,31 +326,31 @@ func (r *hostRouting) orderVisits(t int) {
 			last[int(r.experts[i])/g.Local] = int32(k)
 		}
 	}
-	slices.SortStableFunc(r.visits[r.visit[t]:], func(a, b visit) int { return int(last[a.rank] - last[b.rank]) })
+	slices.SortStableFunc(r.destinations[r.firstDestination[t]:], func(a, b destination) int { return int(last[a.rank] - last[b.rank]) })
 }
 
-// readArrivals computes the rows that come to this rank. It returns a rank whose board makes no
-// sense, or -1: a rank that the others have left behind reads what they write without it, and must
-// get out alive.
-func (h *host) readArrivals(r *hostRouting) int {
+// readTokens computes the rows that come to this rank. It returns a rank whose metadata makes
+// no sense, or -1: a rank that the others have left behind reads what they write without it, and
+// must get out alive.
+func (h *host) readTokens(r *hostRouting) int {
 	g := &h.Geometry
 	tokens, rows, bad := h.readCounts(r)
 	if bad >= 0 {
 		return bad
 	}
-	r.arrivals = sized(r.arrivals, tokens)[:0]
+	r.recvTokens = sized(r.recvTokens, tokens)[:0]
 	if !g.Layout.ByExpert() {
 		rows += tokens
 	}
-	r.landings = sized(r.landings, rows)[:0]
+	r.recvRows = sized(r.recvRows, rows)[:0]
 	copy(h.scratch.cursor[:g.Local], r.zones.Start)
 	for src := range g.Ranks {
-		r.arrive[src] = int32(len(r.arrivals))
-		if r.distinct[src] > 0 && !h.readSource(r, src) {
+		r.firstToken[src] = int32(len(r.recvTokens))
+		if r.tokens[src] > 0 && !h.readSource(r, src) {
 			return src
 		}
 	}
-	r.arrive[g.Ranks] = int32(len(r.arrivals))
+	r.firstToken[g.Ranks] = int32(len(r.recvTokens))
 
 	switch {
 	case g.Layout.ByExpert():
@@ -363,7 +373,7 @@ func (h *host) readCounts(r *hostRouting) (tokens, selections, bad int) {
 		own := r.counts[src*g.Local : (src+1)*g.Local]
 		if c == nil {
 			clear(own)
-			r.distinct[src] = 0
+			r.tokens[src] = 0
 			continue
 		}
 		copy(own, c[me*g.Local:])
@@ -373,20 +383,20 @@ func (h *host) readCounts(r *hostRouting) (tokens, selections, bad int) {
 			}
 			selections += int(n)
 		}
-		n := h.scratch.visits[src][me]
+		n := h.scratch.tokens[src][me]
 		if n < 0 || int(n) > g.Tokens {
 			return 0, 0, src
 		}
-		r.distinct[src] = n
+		r.tokens[src] = n
 		tokens += int(n)
 	}
 	return tokens, selections, -1
 }
 
-// readSource appends the arrivals and landings of one rank's records; false if they make no sense.
+// readSource appends the tokens and rows of one rank's records; false if they make no sense.
 func (h *host) readSource(r *hostRouting, src int) bool {
 	g := &h.Geometry
-	view, n := &h.scratch.views[src], int(r.distinct[src])
+	view, n := &h.scratch.views[src], int(r.tokens[src])
 	first := int(view.first[h.Comm.Rank()])
 	if first < 0 || first > g.Records()-n {
 		return false
@@ -399,8 +409,8 @@ func (h *host) readSource(r *hostRouting, src int) bool {
 			return false
 		}
 		last = token
-		arrived := len(r.arrivals)
-		r.arrivals = append(r.arrivals, arrival{token: token, first: int32(len(r.landings))})
+		arrived := len(r.recvTokens)
+		r.recvTokens = append(r.recvTokens, recvToken{token: token, first: int32(len(r.recvRows))})
 		if !g.Layout.ByExpert() {
 			row := int32(arrived)
 			if g.Layout == spec.RankMajor {
@@ -408,18 +418,18 @@ func (h *host) readSource(r *hostRouting, src int) bool {
 			} else if arrived >= g.Capacity {
 				row = -1
 			}
-			r.landings = append(r.landings, landing{row: row, k: -1})
+			r.recvRows = append(r.recvRows, recvRow{row: row, k: -1})
 		}
-		if !h.land(r, &rec) {
+		if !h.addRows(r, &rec) {
 			return false
 		}
 	}
 	return true
 }
 
-// land appends the landings of a record's selections; false if one of them is no expert of this
+// addRows appends the rows of a record's selections; false if one of them is no expert of this
 // rank.
-func (h *host) land(r *hostRouting, rec *record) bool {
+func (h *host) addRows(r *hostRouting, rec *record) bool {
 	g := &h.Geometry
 	next := h.scratch.cursor
 	for k, le := range rec.experts {
@@ -429,7 +439,7 @@ func (h *host) land(r *hostRouting, rec *record) bool {
 		if int(le) >= g.Local {
 			return false
 		}
-		l := landing{row: int32(le), k: int32(k), weight: rec.weights[k]}
+		l := recvRow{row: int32(le), k: int32(k), weight: rec.weights[k]}
 		if g.Layout.ByExpert() {
 			l.row = next[le]
 			next[le]++
@@ -437,7 +447,7 @@ func (h *host) land(r *hostRouting, rec *record) bool {
 				l.row = -1
 			}
 		}
-		r.landings = append(r.landings, l)
+		r.recvRows = append(r.recvRows, l)
 	}
 	return true
 }

@@ -16,40 +16,41 @@ type hostRouting struct {
 	experts []int32   // [tokens, topk]; -1 where there is none
 	rows    []int32   // [tokens, topk]: the row at the expert's rank; -1 where nothing was sent
 	// The ranks that have token t, in the order in which their sums are added:
-	// visits[visit[t]:visit[t+1]].
-	visit  []int32
-	visits []visit
+	// destinations[firstDestination[t]:firstDestination[t+1]].
+	firstDestination []int32
+	destinations     []destination
 
-	// Here: the tokens that came, by source rank, then token: arrivals[arrive[src]:arrive[src+1]].
-	arrive   []int32
-	arrivals []arrival
-	// The rows of arrival i: landings[arrivals[i].first:arrivals[i+1].first].
-	landings []landing
+	// Here: the tokens that ranks send, by source rank, then token:
+	// recvTokens[firstToken[src]:firstToken[src+1]].
+	firstToken []int32
+	recvTokens []recvToken
+	// The rows of received token i: recvRows[recvTokens[i].first:recvTokens[i+1].first].
+	recvRows []recvRow
 
-	zones    spec.Zones
-	counts   []int32 // [ranks, local experts]: selections by source
-	distinct []int32 // [ranks]: tokens by source
-	total    int     // rows routed here, dropped ones included
-	kept     int     // rows that exist
-	traffic  spec.Traffic
+	zones   spec.Zones
+	counts  []int32 // [ranks, local experts]: selections by source
+	tokens  []int32 // [ranks]: tokens by source
+	total   int     // rows routed here, dropped ones included
+	kept    int     // rows that exist
+	traffic spec.Traffic
 }
 
-// visit is a rank that has one of our tokens.
-type visit struct {
-	rank    int32
-	arrival int32 // its index among the rank's arrivals: where the rank leaves its partial sum
-	row     int32 // the token's row, for layouts with one row per rank; -1 if it was dropped
-	live    bool  // at least one row of it was kept
+// destination is a rank that has one of this rank's tokens.
+type destination struct {
+	rank  int32
+	index int32 // of the token among those that the rank receives: where it leaves its partial sum
+	row   int32 // the token's row, for layouts with one row per rank; -1 if it was dropped
+	live  bool  // at least one row of it was kept
 }
 
-// arrival is a token that one of the ranks sends here.
-type arrival struct {
-	token int32 // at its source
-	first int32 // its first landing
+// recvToken is a token that a rank sends here.
+type recvToken struct {
+	token int32 // its index at its source
+	first int32 // its first row
 }
 
-// landing is a row of a token here.
-type landing struct {
+// recvRow is a row of a token here.
+type recvRow struct {
 	row    int32
 	k      int32 // the selection; -1 for layouts with one row per rank
 	weight float32
@@ -122,15 +123,15 @@ func (r *hostRouting) Tensor(part spec.Part) weft.Tensor {
 	case spec.ExpertOffsets:
 		return weft.TensorOf(r.zones.Start)
 	case spec.SourceCounts:
-		return weft.TensorOf(r.distinct)
+		return weft.TensorOf(r.tokens)
 	case spec.Ranges:
 		return r.ranges()
 	case spec.SourceTokens:
-		return r.ofRows(func(_ int, a arrival, _ landing) int32 { return a.token })
+		return r.ofRows(func(_ int, a recvToken, _ recvRow) int32 { return a.token })
 	case spec.SourceRanks:
-		return r.ofRows(func(src int, _ arrival, _ landing) int32 { return int32(src) })
+		return r.ofRows(func(src int, _ recvToken, _ recvRow) int32 { return int32(src) })
 	case spec.SourceSelections:
-		return r.ofRows(func(_ int, _ arrival, l landing) int32 { return l.k })
+		return r.ofRows(func(_ int, _ recvToken, l recvRow) int32 { return l.k })
 	case spec.RowWeights:
 		return r.rowWeights()
 	case spec.RowExperts:
@@ -139,12 +140,12 @@ func (r *hostRouting) Tensor(part spec.Part) weft.Tensor {
 		for i := range experts {
 			experts[i] = -1
 		}
-		r.tellSelections(experts, nil)
+		r.putSelections(experts, nil)
 		return weft.TensorOf(experts, r.Rows(), k)
 	case spec.RowSelectionWeights:
 		k := r.h.Spec.TopK
 		weights := make([]float32, r.Rows()*k)
-		r.tellSelections(nil, weights)
+		r.putSelections(nil, weights)
 		return weft.TensorOf(weights, r.Rows(), k)
 	}
 	return weft.Tensor{}
@@ -165,38 +166,38 @@ func (r *hostRouting) ranges() weft.Tensor {
 }
 
 // ofRows is a number of each row, -1 for those that hold no token.
-func (r *hostRouting) ofRows(number func(src int, a arrival, l landing) int32) weft.Tensor {
+func (r *hostRouting) ofRows(number func(src int, a recvToken, l recvRow) int32) weft.Tensor {
 	out := make([]int32, r.Rows())
 	for i := range out {
 		out[i] = -1
 	}
-	r.eachLanding(func(src int, a arrival, l landing) { out[l.row] = number(src, a, l) })
+	r.eachRow(func(src int, a recvToken, l recvRow) { out[l.row] = number(src, a, l) })
 	return weft.TensorOf(out)
 }
 
 func (r *hostRouting) rowWeights() weft.Tensor {
 	out := make([]float32, r.Rows())
-	r.eachLanding(func(_ int, _ arrival, l landing) { out[l.row] = l.weight })
+	r.eachRow(func(_ int, _ recvToken, l recvRow) { out[l.row] = l.weight })
 	return weft.TensorOf(out)
 }
 
-func (r *hostRouting) eachLanding(f func(src int, a arrival, l landing)) {
+func (r *hostRouting) eachRow(f func(src int, a recvToken, l recvRow)) {
 	for src := range r.h.Geometry.Ranks {
-		for i := r.arrive[src]; i < r.arrive[src+1]; i++ {
-			for _, l := range r.landingsOf(i) {
+		for i := r.firstToken[src]; i < r.firstToken[src+1]; i++ {
+			for _, l := range r.rowsOf(i) {
 				if l.row >= 0 {
-					f(src, r.arrivals[i], l)
+					f(src, r.recvTokens[i], l)
 				}
 			}
 		}
 	}
 }
 
-// tellSelections writes the local experts of each row that holds a token, -1 for other ranks', and
+// putSelections writes the local experts of each row that holds a token, -1 for other ranks', and
 // their weights, 0 for those; nil is not written.
-func (r *hostRouting) tellSelections(experts []int32, weights []float32) {
+func (r *hostRouting) putSelections(experts []int32, weights []float32) {
 	k := r.h.Spec.TopK
-	for i := range r.arrivals {
+	for i := range r.recvTokens {
 		row := r.rowOf(int32(i))
 		if row < 0 {
 			continue
@@ -220,18 +221,18 @@ func (r *hostRouting) tellSelections(experts []int32, weights []float32) {
 	}
 }
 
-// allOf is what there is of arrival i: rows, or for layouts with one row per rank the row and then
-// the selections.
-func (r *hostRouting) allOf(i int32) []landing {
-	from := r.arrivals[i].first
-	to := int32(len(r.landings))
-	if int(i)+1 < len(r.arrivals) {
-		to = r.arrivals[i+1].first
+// allOf is what there is of received token i: rows, or for layouts with one row per rank the row and
+// then the selections.
+func (r *hostRouting) allOf(i int32) []recvRow {
+	from := r.recvTokens[i].first
+	to := int32(len(r.recvRows))
+	if int(i)+1 < len(r.recvTokens) {
+		to = r.recvTokens[i+1].first
 	}
-	return r.landings[from:to]
+	return r.recvRows[from:to]
 }
 
-func (r *hostRouting) landingsOf(i int32) []landing {
+func (r *hostRouting) rowsOf(i int32) []recvRow {
 	all := r.allOf(i)
 	if !r.h.Spec.Layout.ByExpert() {
 		all = all[:1] // the row; the selections follow it
@@ -239,8 +240,8 @@ func (r *hostRouting) landingsOf(i int32) []landing {
 	return all
 }
 
-// selectionsOf lists, for layouts with one row per rank, the local experts of arrival i; the
-// landing's row holds the expert.
-func (r *hostRouting) selectionsOf(i int32) []landing { return r.allOf(i)[1:] }
+// selectionsOf lists, for layouts with one row per rank, the local experts of received token i, each
+// as the row of a recvRow.
+func (r *hostRouting) selectionsOf(i int32) []recvRow { return r.allOf(i)[1:] }
 
-func (r *hostRouting) rowOf(i int32) int { return int(r.landings[r.arrivals[i].first].row) }
+func (r *hostRouting) rowOf(i int32) int { return int(r.recvRows[r.recvTokens[i].first].row) }

@@ -65,10 +65,22 @@ func joinHandles(t testing.TB, n int, s spec.Spec) []*host {
 	return made
 }
 
-// TestBrokenNotice has one rank offer an operand that its routing says more of than there is, or
-// that lies in no window. Who reads it finds that out before it reads anything that is not there,
-// names the rank, and tells the others, who would wait for it to be done.
-func TestBrokenNotice(t *testing.T) {
+// header is the part of a rank's header with its operands.
+type header struct {
+	window, offset [2]uint64
+	stride         [2]uint32
+}
+
+// headerOf is what a rank says of its operands in a round.
+func (h *host) headerOf(rank int, round uint64) *header {
+	mem := h.rounds.Payload(rank, round, int(unsafe.Sizeof(header{})))
+	return (*header)(unsafe.Pointer(unsafe.SliceData(mem)))
+}
+
+// TestBrokenOperand has one rank offer an operand that is smaller than its routing says, or that lies
+// in no window. Its reader finds that out before it reads behind the end, names the rank, and tells
+// the others, which would wait for it to be done.
+func TestBrokenOperand(t *testing.T) {
 	// Rank 0 has no tokens; those of rank 1 go to rank 0, and those of rank 2 stay there.
 	const ranks, bystander = 3, 2
 	topk := [ranks][]int32{{}, {0, 0}, {2, 2}}
@@ -82,29 +94,30 @@ func TestBrokenNotice(t *testing.T) {
 		op           string
 		liar, reader int
 		words        string
-		lie          func(h *host, n *notice)
+		is           error
+		lie          func(h *host, n *header)
 	}{
 		{
-			"behind the end", spec.OpDispatch, 1, 0, "offers 32 bytes where its routing needs 64",
-			func(h *host, n *notice) { n.offset[0] = near(h, 32) },
+			"behind the end", spec.OpDispatch, 1, 0, "offers 32 bytes where its routing needs 64", weft.ErrMismatch,
+			func(h *host, n *header) { n.offset[0] = near(h, 32) },
 		},
 		{
-			"within a row of the end", spec.OpDispatch, 1, 0, "offers 63 bytes",
-			func(h *host, n *notice) { n.offset[0] = near(h, 63) },
+			"within a row of the end", spec.OpDispatch, 1, 0, "offers 63 bytes", weft.ErrMismatch,
+			func(h *host, n *header) { n.offset[0] = near(h, 63) },
 		},
-		{"outside", spec.OpDispatch, 1, 0, "closed here", func(_ *host, n *notice) { n.offset[0] = 1 << 60 }},
-		{"far apart", spec.OpDispatch, 1, 0, "its routing needs", func(_ *host, n *notice) { n.stride[0] = 1 << 31 }},
+		{"outside", spec.OpDispatch, 1, 0, "offers 0 bytes", weft.ErrMismatch, func(_ *host, n *header) { n.offset[0] = 1 << 60 }},
+		{"far apart", spec.OpDispatch, 1, 0, "its routing needs", weft.ErrMismatch, func(_ *host, n *header) { n.stride[0] = 1 << 31 }},
 		{
-			"as far apart as can be", spec.OpDispatch, 1, 0, "its routing needs",
-			func(_ *host, n *notice) { n.stride[0] = 1<<32 - 1 },
+			"as far apart as can be", spec.OpDispatch, 1, 0, "its routing needs", weft.ErrMismatch,
+			func(_ *host, n *header) { n.stride[0] = 1<<32 - 1 },
 		},
-		{"no window", spec.OpDispatch, 1, 0, "offers 0 bytes", func(_ *host, n *notice) { n.window[0] = 0 }},
-		{"closed window", spec.OpDispatch, 1, 0, "closed here", func(_ *host, n *notice) { n.window[0] = 1 << 50 }},
+		{"no window", spec.OpDispatch, 1, 0, "offers 0 bytes", weft.ErrMismatch, func(_ *host, n *header) { n.window[0] = 0 }},
+		{"closed window", spec.OpDispatch, 1, 0, "which this rank has closed", weft.ErrClosed, func(_ *host, n *header) { n.window[0] = 1 << 50 }},
 		{
-			"behind the end", spec.OpCombine, 0, 1, "smaller than its routing",
-			func(h *host, n *notice) { n.offset[0] = near(h, 32) },
+			"behind the end", spec.OpCombine, 0, 1, "smaller than its routing", weft.ErrMismatch,
+			func(h *host, n *header) { n.offset[0] = near(h, 32) },
 		},
-		{"no window", spec.OpCombine, 0, 1, "smaller than its routing", func(_ *host, n *notice) { n.window[0] = 0 }},
+		{"no window", spec.OpCombine, 0, 1, "smaller than its routing", weft.ErrMismatch, func(_ *host, n *header) { n.window[0] = 0 }},
 	} {
 		t.Run(test.op+"/"+test.name, func(t *testing.T) {
 			told := make(chan struct{})
@@ -149,7 +162,7 @@ func TestBrokenNotice(t *testing.T) {
 					receive = func() error { return w.Wait(ctx) }
 				}
 				if rank == test.liar {
-					test.lie(h, h.own().notices[h.epochs.Last()&1])
+					test.lie(h, h.headerOf(rank, h.rounds.Last()))
 					close(told)
 				}
 				select {
@@ -162,7 +175,7 @@ func TestBrokenNotice(t *testing.T) {
 				switch {
 				case !ok:
 					return fmt.Errorf("%w: no rank is named", err)
-				case rank == test.reader && (peer.Rank != test.liar || !errors.Is(err, weft.ErrMismatch) ||
+				case rank == test.reader && (peer.Rank != test.liar || !errors.Is(err, test.is) ||
 					!strings.Contains(err.Error(), test.words)):
 					return fmt.Errorf("%w, want rank %d and %q", err, test.liar, test.words)
 				case rank == bystander && (peer.Rank != test.reader || !errors.Is(err, weft.ErrAborted)):
@@ -234,9 +247,9 @@ func TestRoutingsComeBack(t *testing.T) {
 	}
 }
 
-// FuzzNotice moves rows by notices that say anything: a rank that was left behind reads what others
-// write meanwhile. It reads from windows, or says whose notice makes no sense.
-func FuzzNotice(f *testing.F) {
+// FuzzOperands moves rows by operands that may be anything: a rank that was left behind reads what
+// others write meanwhile. It reads from windows, or says whose operand makes no sense.
+func FuzzOperands(f *testing.F) {
 	h := joinHandles(f, 1, spec.Spec{Experts: 2, TopK: 2, Hidden: 128, MaxTokens: 3, Payload: spec.FP8})[0]
 	f.Cleanup(func() {
 		if _, err := h.Close(); err != nil {
@@ -280,13 +293,13 @@ func FuzzNotice(f *testing.F) {
 	rows, home := make([]byte, h.Geometry.Rows()*(128+4)), make([]weft.BF16, 3*128)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		raw = append(raw, make([]byte, 26)...)
-		var n notice
+		n := h.headerOf(0, h.rounds.Last())
 		for i := range 2 {
 			n.window[i] = windows[int(raw[i])%len(windows)]
 			n.offset[i] = binary.LittleEndian.Uint64(raw[2+12*i:])
 			n.stride[i] = binary.LittleEndian.Uint32(raw[10+12*i:])
 		}
-		h.scratch.notices[0] = &n
+		said := *n
 		base := unsafe.Pointer(unsafe.SliceData(rows))
 		h.scratch.mover = mover{
 			h: h, r: placed, rowBytes: 128, scaleBytes: 4, dst: base,
@@ -299,19 +312,24 @@ func FuzzNotice(f *testing.F) {
 		for _, move := range []func() error{
 			func() error { return h.scratch.mover.pull("test") },
 			h.scratch.gather.home,
-			func() error { return h.fetchScalars(placed, weights, "test", (*notice).data) },
-			func() error { return h.fetchScalars(placed, weights, "test", (*notice).scales) },
+			func() error { return h.fetchScalars(placed, weights, "test", 0) },
+			func() error { return h.fetchScalars(placed, weights, "test", 1) },
 		} {
 			err := move()
 			if err == nil {
 				continue
 			}
-			if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != 0 || !errors.Is(err, weft.ErrMismatch) {
+			if peer, ok := errors.AsType[*weft.PeerError](err); !ok || peer.Rank != 0 ||
+				!errors.Is(err, weft.ErrMismatch) && !errors.Is(err, weft.ErrClosed) {
 				t.Fatal(err)
 			}
 			if err := h.Comm.SetMask(ctx); err != nil { // it has given up, and goes on
 				t.Fatal(err)
 			}
+			if err := h.rounds.Begin("test"); err != nil {
+				t.Fatal(err)
+			}
+			*h.headerOf(0, h.rounds.Last()) = said
 		}
 	})
 }
