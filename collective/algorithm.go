@@ -66,7 +66,7 @@ type call struct {
 
 	rows   [][]byte // one source a rank, for reductions
 	pieces [][]byte // parts of them
-	ins    [][]byte // everyone's operands in windows
+	ins    [][]byte // operands of all ranks in windows
 	outs   [][]byte
 	bounce []byte // a result on its way to memory past the caches
 	stream bool   // the output is too large to stay in a cache

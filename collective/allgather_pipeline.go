@@ -2,7 +2,7 @@ package collective
 
 import "context"
 
-// allGatherPipeline is allGatherEager by chunks: while the others copy one out of this rank's slot,
+// allGatherPipeline is allGatherEager by chunks: while the others copy one out of this rank's ring,
 // it stages the next.
 var allGatherPipeline = Algorithm{
 	Name:       "all-gather/pipeline",

@@ -3,7 +3,8 @@ package collective
 import "context"
 
 // allReduceEager publishes the input with the round that opens the operation; every rank then
-// reduces everyone's. One trip of a cache line for operands of up to 40 bytes, the least there is.
+// reduces those of all ranks. One trip of a cache line for operands of up to 40 bytes, the least there
+// is.
 var allReduceEager = Algorithm{
 	Name:       "all-reduce/eager",
 	Collective: AllReduce,

@@ -2,7 +2,7 @@ package collective
 
 import "context"
 
-// allReducePipeline is allReduceEager by chunks: a rank stages a chunk in its slot, and while the
+// allReducePipeline is allReduceEager by chunks: a rank stages a chunk in its ring, and while the
 // others read it stages the next. Its traffic on each rank is two passes over its input to stage
 // it, and ranks+1 to reduce.
 var allReducePipeline = Algorithm{

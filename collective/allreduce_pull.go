@@ -2,8 +2,8 @@ package collective
 
 import "context"
 
-// allReducePull reads everyone's whole input in their windows and reduces it into the caller's
-// output, wherever that is: ranks+1 passes, two rounds. It cannot work in place, where a result
+// allReducePull reads the whole inputs of all ranks in their windows and reduces them into the
+// caller's output, wherever that is: ranks+1 passes, two rounds. It cannot work in place, where a result
 // would overwrite an input that others still read.
 var allReducePull = Algorithm{
 	Name:       "all-reduce/pull",

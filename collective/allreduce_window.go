@@ -2,9 +2,9 @@ package collective
 
 import "context"
 
-// allReduceWindow reduces every element once, in place: each rank reads its part of everyone's
-// input in their windows and writes the result to its own output, from where the others copy it.
-// Chunk by chunk, so that the results are still in a cache. Nothing is staged: the traffic on each
+// allReduceWindow reduces every element once, in place: each rank reads its part of every
+// rank's input in its window and writes the result to its own output, from where the others copy
+// it. Chunk by chunk, so that the results are still in a cache. Nothing is staged: the traffic on each
 // rank is two passes to read and one to write its part of the whole, and two to fetch the rest.
 //
 // In place it needs no care: of a rank's input the part of rank r is read by rank r only, before it

@@ -10,13 +10,13 @@
 //
 // # Data flow
 //
-// Ranks talk in rounds: package engine/host says how, and why four slots a rank need no other flow
+// Ranks talk in rounds: package engine/host says how, and why four headers a rank need no other flow
 // control. The call that ranks compare is collective, type, count, reduction and root, packed in one
 // word. The ring has Options.Scratch bytes.
 //
-// Small operands are the payload of that first round (the eager algorithms). Before large ones
-// ranks use it to tell each other where their operands are. Those in windows are read where they
-// stand; others are staged in the ring chunk by chunk.
+// Small operands are the payload of the round that opens an operation (the eager algorithms). Before
+// large ones ranks use it to tell each other where their operands are. Peers read those in windows
+// where they lie; others are staged in the ring chunk by chunk.
 //
 // # Failure
 //
@@ -35,7 +35,7 @@
 // + 2(n-1)/n passes, and no staging.
 //
 // Two things decide whether that is reached. Writing a line that another core still holds means
-// taking it back first, several times slower than writing one that nobody holds; so the ring is
+// taking it back first, several times slower than writing one that no core holds; so the ring is
 // larger than two second-level caches and is written from front to back. And between cores that
 // share no cache taking lines back is far slower than writing to memory, whatever the ring; so
 // every rank watches how fast it writes and goes past the caches where that is better (pace.go).

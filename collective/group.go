@@ -41,7 +41,7 @@ type Options struct {
 // every rank in the same call, with nothing moved, and the group goes on; any other is the
 // communicator's failure, and leaves outputs undefined.
 //
-// Peers may read operands that lie in windows where they stand. Such a window stays open on every
+// Peers may read operands in windows where they lie. Such a window stays open on every
 // rank until the operation has returned there: a rank that needs one which it has closed returns
 // [weft.ErrClosed], and that is the communicator's failure.
 type Group struct {

@@ -7,7 +7,7 @@ import "time"
 // back from its readers, and the next reader fetches it, several times as fast as through memory.
 // Between two shared caches, or two sockets, taking lines back one by one is far slower than
 // writing to memory. Virtual processors move from one to the other, so the choice is made by the
-// clock, now and then, and concerns nobody but the writer: what is written is the same.
+// clock, now and then, and concerns the writer alone: what is written is the same.
 type pace struct {
 	enough int64 // bytes per microsecond with which the caches do well
 	past   bool  // write past the caches

@@ -14,7 +14,7 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// broadcastIn broadcasts rank 0's operand, which is large enough to be read where it stands.
+// broadcastIn broadcasts rank 0's operand, which is large enough to be read where it lies.
 func broadcastIn(ctx context.Context, g *Group, mem []byte) error {
 	return g.Broadcast(ctx, nil, weft.TensorAt(mem, weft.Uint8, len(mem)), 0)
 }

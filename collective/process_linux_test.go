@@ -216,7 +216,7 @@ func startCrew(t *testing.T, a *Algorithm, deadline time.Duration) (crew *proces
 }
 
 // phase is a point of an operation: after so many steps. A rank takes two a round: it has
-// published, and it has seen what everyone published.
+// published, and it has seen what all ranks published.
 type phase struct {
 	name string
 	at   func(steps int) int

@@ -85,7 +85,7 @@ func eager(q *Request, forced []*Algorithm) *Algorithm {
 	return nil
 }
 
-// settled chooses an algorithm once everyone knows which operands lie in windows.
+// settled chooses an algorithm once every rank knows which operands lie in windows.
 func settled(q *Request, forced []*Algorithm) *Algorithm {
 	for _, a := range forced {
 		if a.Collective == q.Collective && !a.eager && a.Supports(*q) {

@@ -73,18 +73,18 @@
 //
 // # Data flow on the host
 //
-// Each rank has a board in shared memory that it alone writes: a counter of the operations that it
-// has entered, one of those whose operands it has finished reading, a notice of where its operand
-// lies, and its routing. To enter an operation a rank fills in its notice and publishes the
-// operation's epoch; then it reads the boards of the others. Rows move by being pulled: the
-// receiver of a dispatch copies them from the source's memory into their final places, the home of
-// a combine reads the experts' rows where they are and sums them in registers. So a rank writes no
-// memory but its own, which is why a rank that was stopped, masked and woken again cannot harm
-// those who went on without it.
+// Each rank has a signal pad in shared memory that it alone writes: headers that say which operation
+// it has entered and where its operands lie, a counter of the operations whose operands of peers it
+// has finished reading, and its routing metadata. Package engine/host has the first two. To enter an
+// operation a rank fills in a header and publishes the operation's number; then it reads the pads of
+// the others. Rows move by being pulled: the receiver of a dispatch copies them from the source's
+// memory into their final places, the home of a combine reads the experts' rows where they are and
+// sums them in registers. So a rank writes no memory but its own. A rank that was stopped, masked and
+// woken again cannot harm those that went on without it.
 //
 // # Memory
 //
-// A handle's windows are: the board; a pool for received rows (Live tensors at their largest); a
+// A handle's windows are: the signal pad; a pool for received rows (Live tensors at their largest); a
 // stage for operands that lie in no window; partial sums; and a number per row for the gradients of
 // weights. The large ones are address space until they are touched.
 //
@@ -94,12 +94,12 @@
 //
 // # Ordering
 //
-// Epochs count the operations of one handle and are the same on all ranks. Notices and routing
-// alternate between two places by the epoch's parity: who has finished epoch n has seen everyone
-// enter n, so everyone has left n-1, and what n-1 used may be overwritten in n+1. This holds
-// because every rank enters every epoch, with or without rows to move. An operand is borrowed until
-// everyone has published that they are done with the epoch: operations on operands in windows wait
-// for that before they return; the staging windows are asked for it when they are next used.
+// Every rank enters every operation of a handle, with or without rows to move, and numbers it alike:
+// an operation is one round of engine/host. Routing metadata alternates between two places by the
+// number's parity: a rank that has finished operation n has seen every rank enter n, so every rank has
+// left n-1, and what n-1 used may be overwritten in n+1. An operand is borrowed until all ranks have
+// left the operation: operations on operands in windows wait for that before they return; staging
+// windows are asked for it when they are next used.
 //
 // A rank that the others leave out while it is inside an operation reads what they write without
 // it. The abort word, which they set before they go on, is what it looks at when it has read
@@ -107,10 +107,10 @@
 //
 // # Refusals
 //
-// What is wrong with one rank's arguments is put on its notice instead of an operand. All ranks
+// What is wrong with one rank's arguments is put into its header instead of an operand. All ranks
 // then return an error that names that rank, nothing has moved, and the next operation works. The
 // same goes for ranks that call different operations, or one operation by different Routings: a
-// notice says which call it is, and names the Routing by the epoch of its Prepare, generation and
+// header says which call it is, and names the Routing by the number of its Prepare, generation and
 // all. What of the space of Specs is not supported is decided by one list of rules, from which the
 // table of what is supported is generated too; what a Spec's numbers may be, and what fits into the
 // address space, is checked beside it.
@@ -127,5 +127,5 @@
 //
 // A dispatch reads T rows and writes S, where S counts selections (or tokens and ranks); a combine
 // reads S and writes T. No copy is made between. For one token the floor is one cache line's trip
-// for the epoch, plus the rows at the speed of the nearest cache that holds them.
+// for the header, plus the rows at the speed of the nearest cache that holds them.
 package ep

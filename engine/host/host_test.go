@@ -236,7 +236,7 @@ func (s *step) check(rank int, live []int, sum int64, err error) error {
 		}
 		want += s.numbers[r]
 	}
-	ok := true
+	var ok bool
 	switch {
 	case s.fails >= 0 && s.opens && err == nil: // this rank was faster than the failure
 		ok = sum == want

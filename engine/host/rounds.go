@@ -38,7 +38,7 @@ type Rounds struct {
 	Self   int          // this rank's place among them
 
 	// Step, if a test sets it, is called when this rank has published a round, and when it has seen
-	// everyone's.
+	// that of every rank.
 	Step func()
 
 	config  Config
@@ -98,8 +98,7 @@ func (r *Rounds) Begin(op string) error {
 	return nil
 }
 
-// Next is the number of the round that this rank publishes next, and Last that of the one that it
-// published last.
+// Next is the number of the round that this rank publishes next.
 func (r *Rounds) Next() uint64 { return r.numbers.Last() + 1 }
 
 // Last is the number of the round that this rank published last.

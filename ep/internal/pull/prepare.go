@@ -317,8 +317,8 @@ func (h *host) placeDestinations(r *hostRouting, t int) {
 // last selections that have a row there. Those without one add nothing.
 func (r *hostRouting) orderDestinations(t int) {
 	g := &r.h.Geometry
-	last := r.h.scratch.last
-	for _, v := range r.destinations[r.firstDestination[t]:] {
+	last, all := r.h.scratch.last, r.destinations[r.firstDestination[t]:]
+	for _, v := range all {
 		last[v.rank] = 0
 	}
 	for k := range g.TopK {
@@ -326,7 +326,7 @@ func (r *hostRouting) orderDestinations(t int) {
 			last[int(r.experts[i])/g.Local] = int32(k)
 		}
 	}
-	slices.SortStableFunc(r.destinations[r.firstDestination[t]:], func(a, b destination) int { return int(last[a.rank] - last[b.rank]) })
+	slices.SortStableFunc(all, func(a, b destination) int { return int(last[a.rank] - last[b.rank]) })
 }
 
 // readTokens computes the rows that come to this rank. It returns a rank whose metadata makes
