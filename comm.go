@@ -15,6 +15,7 @@ import (
 	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/engine"
 	"github.com/weftgo/weft/internal/filelimit"
+	"github.com/weftgo/weft/internal/rankset"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -48,8 +49,8 @@ type Comm struct {
 	noRecord device.Record
 
 	mask       atomic.Pointer[RankSet] // ranks that are left out
-	died       sharedRankSet
-	left       sharedRankSet
+	died       rankset.Shared
+	left       rankset.Shared
 	generation atomic.Uint64 // advances with every SetMask
 	closed     atomic.Bool
 	released   atomic.Bool  // its memory
@@ -80,7 +81,10 @@ func (c *Comm) LocalSize() int { return c.local }
 func (c *Comm) Deadline() time.Duration { return c.waiter.Timeout }
 
 // Masked reports whether rank is left out of operations.
-func (c *Comm) Masked(rank int) bool { return c.mask.Load().has(rank) }
+func (c *Comm) Masked(rank int) bool {
+	m := c.mask.Load()
+	return m != nil && rankset.Holds(m, rank)
+}
 
 // Mask returns the set of masked ranks.
 func (c *Comm) Mask() RankSet {
@@ -160,7 +164,7 @@ func (c *Comm) fault(op string) error {
 		f := own.Fault()
 		if f.Cause == channel.CauseNone {
 			// A death among the unmasked that was hidden behind an earlier fault.
-			dead := c.died.load().Minus(c.Mask()).Lowest()
+			dead := c.died.Load().Minus(c.Mask()).Lowest()
 			switch {
 			case dead >= 0:
 				own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: dead}))
@@ -220,16 +224,16 @@ func (c *Comm) tell(f channel.Fault) {
 
 // maskedBy reports whether the owner of p goes on without this rank.
 func (c *Comm) maskedBy(p *controlPage) bool {
-	return p.mask.target.Load() > c.generation.Load() && p.mask.set.has(c.rank)
+	return p.mask.target.Load() > c.generation.Load() && p.mask.set.Has(c.rank)
 }
 
 // event takes what the mesh sees of the other ranks.
 func (c *Comm) event(e shm.Event) {
 	switch e.Kind {
 	case shm.Left:
-		c.left.add(e.Peer)
+		c.left.Add(e.Peer)
 	case shm.Died:
-		c.died.add(e.Peer)
+		c.died.Add(e.Peer)
 		if !c.Masked(e.Peer) {
 			c.logger.Warn("rank died", "rank", c.rank, "about", e.Peer, "error", e.Err)
 			if own := c.pages[c.rank]; own != nil {

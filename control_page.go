@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/rankset"
 )
 
 // noteSize is the most that one rank can contribute to an agreement.
@@ -25,29 +26,29 @@ type controlPage struct {
 
 	// What SetMask agrees on; see mask.go.
 	mask    intent
-	rosters [2]sharedRankSet // the ranks that decisions of this rank's leave out
-	decided atomic.Uint64    // on rank 0's page: the last decision
+	rosters [2]rankset.Shared // the ranks that decisions of this rank's leave out
+	decided atomic.Uint64     // on rank 0's page: the last decision
 }
 
 // intent is what a rank wants of SetMask.
 type intent struct {
-	changed atomic.Uint64 // odd while target and set are being written
-	target  atomic.Uint64 // the generation aimed at
-	set     sharedRankSet // the ranks to be left out
+	changed atomic.Uint64  // odd while target and set are being written
+	target  atomic.Uint64  // the generation aimed at
+	set     rankset.Shared // the ranks to be left out
 	_       [channel.Stride - 16 - RankSetWords*8%channel.Stride]byte
 }
 
 func (i *intent) publish(target uint64, set RankSet) {
 	i.changed.Add(1)
 	i.target.Store(target)
-	i.set.store(set)
+	i.set.Store(set)
 	i.changed.Add(1)
 }
 
 // read returns what belongs together, or not ok.
 func (i *intent) read() (target uint64, set RankSet, ok bool) {
 	seen := i.changed.Load()
-	target, set = i.target.Load(), i.set.load()
+	target, set = i.target.Load(), i.set.Load()
 	return target, set, seen&1 == 0 && i.changed.Load() == seen
 }
 

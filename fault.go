@@ -37,9 +37,9 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 		return channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}
 	}
 	switch {
-	case c.died.has(peer):
+	case c.died.Has(peer):
 		return channel.Fault{Cause: channel.CauseDied, Rank: peer}
-	case c.left.has(peer): // a device cannot know
+	case c.left.Has(peer): // a device cannot know
 		return channel.Fault{Cause: channel.CauseLeft, Rank: peer}
 	}
 	// Nothing is seen of waits on devices before they have ended. Those of a circle do so at about

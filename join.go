@@ -129,7 +129,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		Peers:   make([]*channel.Control, c.size),
 		Timeout: cfg.deadline,
 		Fault:   c.fault,
-		Gone:    func(peer int) bool { return c.left.has(peer) },
+		Gone:    func(peer int) bool { return c.left.Has(peer) },
 		Blame:   c.spread,
 	}
 	if cfg.policy != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weftgo/weft/channel"
+	"github.com/weftgo/weft/internal/rankset"
 )
 
 // SetMask leaves the given ranks out of everything that follows, takes back in those that are not
@@ -85,7 +86,7 @@ func (c *Comm) SetMask(ctx context.Context, ranks ...int) error {
 		c.device.abort.refresh()
 	}
 	// A rank that died since the check above could not say so over the fault that was there.
-	if dead := c.died.load().Minus(set).Lowest(); dead >= 0 {
+	if dead := c.died.Load().Minus(set).Lowest(); dead >= 0 {
 		own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: dead}))
 	}
 	for r := range set.All() {
@@ -142,7 +143,7 @@ func (c *Comm) decision() decision {
 	}
 	for {
 		w := c.pages[0].decided.Load()
-		out := c.pages[w>>rosterBits&(1<<leaderBits-1)].rosters[w&1].load()
+		out := c.pages[w>>rosterBits&(1<<leaderBits-1)].rosters[w&1].Load()
 		if c.pages[0].decided.Load() == w {
 			return decision{word: w, generation: w >> (leaderBits + rosterBits), out: out}
 		}
@@ -158,7 +159,7 @@ func (c *Comm) decide(last decision, target uint64, set RankSet) {
 	if last.word>>rosterBits&(1<<leaderBits-1) == uint64(c.rank) {
 		roster = 1 - last.word&1
 	}
-	own.rosters[roster].store(set)
+	own.rosters[roster].Store(set)
 	c.pages[0].decided.CompareAndSwap(last.word, target<<(leaderBits+rosterBits)|uint64(c.rank)<<rosterBits|roster)
 }
 
@@ -193,7 +194,7 @@ func (c *Comm) agreeOnMask(ctx context.Context, op string, set RankSet) (uint64,
 		}
 		if err == nil && leads && late < 0 {
 			mine := c.claim(side, last)
-			if rival := c.claim(set.Minus(last.out).Minus(c.left.load()), last); waited > min(grace, c.waiter.Timeout/8) ||
+			if rival := c.claim(set.Minus(last.out).Minus(c.left.Load()), last); waited > min(grace, c.waiter.Timeout/8) ||
 				!rival.beats(mine) {
 				c.decide(last, target, set)
 				continue
@@ -219,7 +220,7 @@ func (c *Comm) pace(few time.Duration) time.Duration {
 }
 
 // everyone is the set of all ranks.
-func (c *Comm) everyone() RankSet { return ranksBelow(c.size) }
+func (c *Comm) everyone() RankSet { return rankset.Below(c.size) }
 
 // aims looks at what the ranks of a side propose: highest is the highest generation that any aims
 // at, and late the first that does not propose this, or -1. Those that propose nothing, for they
@@ -294,11 +295,11 @@ func (c *Comm) refusal(ctx context.Context, op string, last decision, first, tar
 // outvoted returns a rank outside the side that the side has to give way to, or -1.
 func (c *Comm) outvoted(side RankSet, last decision) int {
 	mine := c.claim(side, last)
-	others := c.everyone().Minus(side).Minus(c.died.load())
+	others := c.everyone().Minus(side).Minus(c.died.Load())
 	if member := others.Minus(last.out).Lowest(); !mine.member && member >= 0 {
 		return member
 	}
-	for r := range others.Minus(c.left.load()).All() {
+	for r := range others.Minus(c.left.Load()).All() {
 		theirs, theirSet, ok := c.pages[r].mask.read()
 		// What was decided, or has been since, is no proposal any more. One that needs a rank of
 		// this side cannot be decided beside this one.
@@ -317,7 +318,7 @@ type claim struct {
 }
 
 func (c *Comm) claim(side RankSet, last decision) claim {
-	living := side.Minus(c.died.load())
+	living := side.Minus(c.died.Load())
 	return claim{member: !living.Minus(last.out).Empty(), size: living.Len(), lowest: living.Lowest()}
 }
 
@@ -334,10 +335,10 @@ func (a claim) beats(b claim) bool {
 
 // lost is the error for a rank that is gone and not in the set.
 func (c *Comm) lost(op string, set RankSet) error {
-	if gone := c.died.load().Minus(set).Lowest(); gone >= 0 {
+	if gone := c.died.Load().Minus(set).Lowest(); gone >= 0 {
 		return &PeerError{Rank: gone, Op: op, Err: ErrDied}
 	}
-	if gone := c.left.load().Minus(set).Lowest(); gone >= 0 {
+	if gone := c.left.Load().Minus(set).Lowest(); gone >= 0 {
 		return &PeerError{Rank: gone, Op: op, Err: ErrLeft}
 	}
 	return nil
