@@ -126,7 +126,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	c.waiter = channel.Waiter{
 		Policy:  channel.PolicyFor(c.local, c.inProcess, cpus.Count()),
 		Rank:    c.rank,
-		Peers:   make([]*channel.Control, c.size),
+		Peers:   make([]*channel.Status, c.size),
 		Timeout: cfg.deadline,
 		Fault:   c.fault,
 		Gone:    func(peer int) bool { return c.left.Has(peer) },
@@ -142,7 +142,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	}
 	c.pages[c.rank] = controlPageAt(region.Bytes())
 	c.waiter.Own = &c.pages[c.rank].fault
-	c.waiter.Peers[c.rank] = c.waiter.Own
+	c.waiter.Peers[c.rank] = &c.waiter.Own.Status
 	// A rank without its device goes on until it can tell the others.
 	if gpu != nil {
 		if unbound = gpu.bind(ctx, region); unbound == nil {
@@ -176,7 +176,7 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	for r, g := range c.regions {
 		if r != c.rank {
 			c.pages[r] = controlPageAt(g.Bytes())
-			c.waiter.Peers[r] = &c.pages[r].fault
+			c.waiter.Peers[r] = &c.pages[r].fault.Status
 		}
 	}
 	if gpu != nil {
