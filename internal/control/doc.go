@@ -34,8 +34,8 @@
 //   - The decision. Two disjoint sides of living ranks must not both be decided, and reads and
 //     writes of words with one writer each cannot settle that, in whatever order they come:
 //     consensus among ranks that may stop needs a compare-and-swap. [Transport.Decide] may take
-//     effect later, or not at all; the caller sees the outcome in [Transport.Decision], and tries
-//     again.
+//     effect later. Its outcome shows in [Transport.Decision]: a later decision, this one or the one
+//     that was faster. Until then the leader holds on to its proposal.
 //
 // In shared memory a decision is a word on rank 0's page, which says whose roster has its set. A
 // rank has two rosters on its page, and writes the one that the word does not name. The memory of a
