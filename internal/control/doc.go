@@ -46,34 +46,43 @@
 //
 // # What a fabric provides
 //
-//   - Publish makes a part of the page, the notes or the intent, visible in each peer's view. The
-//     view shows a part as it was when it was published, never an older one after a newer one, and
-//     may pass over some. Parts may overtake each other, and pages do. A fabric that writes notes
-//     word by word writes the round last, with [channel.Counter.Publish], which wakes sleepers.
-//   - Statuses are replicated without a call, every few milliseconds. They are for diagnosis only. A
-//     status that says that a wait has ended should not overtake an Abort that was sent before.
+//   - What one rank sends one peer arrives in order: parts, aborts, and the news that the rank has
+//     left or died. Nothing else has an order: not what different ranks send, nor decisions.
+//   - Publish shows each peer a part of the page, the notes or the intent, as it was when it was
+//     published. A fabric that writes notes word by word writes the round last, with
+//     [channel.Counter.Publish], which wakes sleepers; one that passes over some writes both halves.
+//   - Statuses are replicated without a call, every few milliseconds. They are for diagnosis only.
 //   - Abort sets the peer's word by the rule of [channel.Control.Abort]. A small message and an agent
 //     on the peer's host do, and so does a remote compare-and-swap.
 //   - Decide moves generation, leader and set in one step, from the decision that it names. The
-//     place where that happens, its home, must outlive the ranks: an agent of the launcher's, say,
-//     or the rendezvous. Decision reads a copy that may be old, but never goes back.
+//     place where that happens must outlive the ranks: an agent of the launcher's, say, or the
+//     rendezvous. Decision reads a copy that may be old, but never goes back.
+//
+// The test double in fabric_test.go provides this and no more, at random delays.
 //
 // # Why the order is right
 //
 // Gather: a rank publishes round n+1 only after it has read all notes of round n, and writes over
 // the notes of round n in round n+2 only after it has seen every peer publish n+1. Hence two notes
 // by parity suffice, however late views are: a rank reads a note of round n before its owner can
-// have been told to write over it.
+// have been told to write over it. Peers that go on without a rank send it an abort before they
+// gather again. Hence a rank that finds no fault after a gather has the notes of its own round.
 //
 // Faults are dated with a generation, ignored when they are older, and ignored from or about ranks
 // that are masked. Hence a fault may come late.
 //
 // SetMask succeeds with a decision only if its generation is one that this rank has aimed at since
-// the call began. A rank never aims at a generation twice, and a decision about a rank's side has a
-// generation that this rank has published. Hence no earlier decision is taken for the one that is
-// waited for, however old the copy of it is. A leader that judges by an old decision changes
-// nothing: Decide names the decision that it replaces. Old views delay a decision, or make a call
-// fail that is then made again; they never make two.
+// the call began. A rank never aims at a generation in two calls, and a decision about a rank's side
+// has a generation that this rank has published. Hence no earlier decision is taken for the one that
+// is waited for, however old the copy of it is.
+//
+// A rank raises its aim only if it has seen the last decision that the rank which it follows has
+// seen. Hence it does not follow a peer into the peer's next SetMask while the decision of this one
+// is still on its way.
+//
+// A leader that judges by an old decision changes nothing: Decide names the decision that it
+// replaces. Old views delay a decision, or make a call fail that is then made again; they never make
+// two.
 //
 // # Cost
 //

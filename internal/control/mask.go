@@ -91,9 +91,18 @@ func (r *Rank) agree(ctx context.Context, op string, set rankset.Set) (uint64, e
 		waited := watch.Look()
 		last := r.transport.Decision()
 		if last.Out == set && last.Generation >= first {
+			if last.Generation < target {
+				r.propose(target, rankset.Of(r.rank)) // as after an error
+			}
 			return last.Generation, nil
 		}
-		late, highest := r.aims(side, target, set)
+		late, highest, after := r.aims(side, target, set)
+		if after > last.Generation && ctx.Err() == nil && waited <= r.Waiter.Timeout {
+			// Another rank aims beyond a decision that this rank has yet to see: it may be the one
+			// that this call waits for, and the other's that of the call after it.
+			time.Sleep(nap)
+			continue
+		}
 		err := r.refusal(ctx, op, last, first, target, set, late, waited)
 		if highest = max(highest, last.Generation+1); err == nil && highest > target {
 			target, nap = highest, 20*time.Microsecond
@@ -134,24 +143,25 @@ func (r *Rank) Pace(few time.Duration) time.Duration {
 
 // propose shows the others what this rank wants.
 func (r *Rank) propose(target uint64, set rankset.Set) {
-	r.own.intent.write(target, set)
+	r.own.intent.write(target, r.transport.Decision().Generation, set)
 	r.transport.Publish(Intent)
 }
 
 // aims looks at what the ranks of a side propose: highest is the highest generation that any aims
 // at, and late the first that does not propose this, or -1. Those that propose nothing, for they
-// have not called, come before those that propose another set.
-func (r *Rank) aims(side rankset.Set, target uint64, set rankset.Set) (late int, highest uint64) {
+// have not called, come before those that propose another set. After is the last decision that any
+// of the side knew of.
+func (r *Rank) aims(side rankset.Set, target uint64, set rankset.Set) (late int, highest, after uint64) {
 	late = -1
 	silent := false
 	for p := range side.All() {
 		theirs, theirSet, ok := r.views[p].intent.read()
-		highest = max(highest, theirs)
+		highest, after = max(highest, theirs), max(after, r.views[p].intent.after.Load())
 		if (!ok || theirs < target) && !silent || (theirs != target || theirSet != set) && late < 0 {
 			late, silent = p, !ok || theirs < target
 		}
 	}
-	return late, highest
+	return late, highest, after
 }
 
 // proposes reports whether a rank shows this proposal.

@@ -45,12 +45,14 @@ type notes struct {
 type intent struct {
 	changed atomic.Uint64 // odd while target and set are being written
 	target  atomic.Uint64 // the generation aimed at
+	after   atomic.Uint64 // that of the last decision that the rank knew of
 	set     rankset.Shared
-	_       [channel.Stride - 16 - rankset.Words*8%channel.Stride]byte
+	_       [channel.Stride - 24 - rankset.Words*8%channel.Stride]byte
 }
 
-func (i *intent) write(target uint64, set rankset.Set) {
+func (i *intent) write(target, after uint64, set rankset.Set) {
 	i.changed.Add(1)
+	i.after.Store(after) // readers that see the target see it, too, even in between
 	i.target.Store(target)
 	i.set.Store(set)
 	i.changed.Add(1)
