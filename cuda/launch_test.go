@@ -121,7 +121,8 @@ func TestLaunchTail(t *testing.T) {
 	}
 	plain := argument[[4]uint64]{}
 	for name, a := range map[string]any{"one": whole, "three": plain} {
-		if _, err := loadFunction(t, c, name).Prepare(cuda.LaunchConfig{}, a, uint32(9)); !errors.Is(err, cuda.ErrInvalidValue) {
+		_, err := loadFunction(t, c, name).Prepare(cuda.LaunchConfig{}, a, uint32(9))
+		if !errors.Is(err, cuda.ErrInvalidValue) {
 			t.Errorf("kernel %s with a %T: error %v", name, a, err)
 		}
 	}
