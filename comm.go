@@ -14,7 +14,7 @@ import (
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/device"
 	"github.com/weftgo/weft/engine"
-	"github.com/weftgo/weft/internal/filelimit"
+	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -32,9 +32,8 @@ type Comm struct {
 	rank, size int
 	bootstrap  bootstrap.Bootstrap
 	mesh       *shm.Mesh
-	pages      []*controlPage // by rank
-	regions    []*shm.Region
-	waiter     channel.Waiter
+	control    *control.Rank
+	regions    []*shm.Region // of control pages
 	logger     *slog.Logger
 	hugePages  bool
 	local      int // ranks on this host, this one included
@@ -47,18 +46,10 @@ type Comm struct {
 	record   *device.Record // the device's, or noRecord
 	noRecord device.Record
 
-	mask       atomic.Pointer[RankSet] // ranks that are left out
-	died       sharedRankSet
-	left       sharedRankSet
-	generation atomic.Uint64 // advances with every SetMask
-	closed     atomic.Bool
-	released   atomic.Bool  // its memory
-	closing    sync.RWMutex // held for reading by those who may look at shared memory while another goroutine closes
+	closed   atomic.Bool
+	released atomic.Bool  // its memory
+	closing  sync.RWMutex // held for reading by those who may look at shared memory while another goroutine closes
 
-	agreement struct {
-		sync.Mutex
-		rounds channel.Sequence
-	}
 	objects struct {
 		sync.Mutex
 		made map[string]int // by kind
@@ -77,18 +68,13 @@ func (c *Comm) Size() int { return c.size }
 func (c *Comm) LocalSize() int { return c.local }
 
 // Deadline is what bounds every wait beside its context.
-func (c *Comm) Deadline() time.Duration { return c.waiter.Timeout }
+func (c *Comm) Deadline() time.Duration { return c.control.Waiter.Timeout }
 
 // Masked reports whether rank is left out of operations.
-func (c *Comm) Masked(rank int) bool { return c.mask.Load().has(rank) }
+func (c *Comm) Masked(rank int) bool { return c.control.Masked(rank) }
 
 // Mask returns the set of masked ranks.
-func (c *Comm) Mask() RankSet {
-	if m := c.mask.Load(); m != nil {
-		return *m
-	}
-	return RankSet{} // before Join has returned
-}
+func (c *Comm) Mask() RankSet { return c.control.Mask() }
 
 // Err returns the failure that operations return from now on, or nil. It may be called from any
 // goroutine.
@@ -102,8 +88,7 @@ func (c *Comm) begin(op string) error {
 	if c.closed.Load() {
 		return fmt.Errorf("%s: communicator %w", op, ErrClosed)
 	}
-	if c.pages[c.rank].fault.Fault().Cause == channel.CauseNone &&
-		atomic.LoadUint32(&c.record.State) == device.RecordEmpty {
+	if !c.control.Failed() && atomic.LoadUint32(&c.record.State) == device.RecordEmpty {
 		return nil
 	}
 	return c.fault(op)
@@ -116,7 +101,7 @@ func (c *Comm) waiterOf(kind string) *channel.Waiter {
 		c.objects.made = map[string]int{}
 	}
 	c.objects.made[kind]++
-	w := c.waiter
+	w := c.control.Waiter
 	w.Object = fmt.Sprintf("%s %d", kind, c.objects.made[kind])
 	return &w
 }
@@ -126,70 +111,21 @@ func (c *Comm) waiterOf(kind string) *channel.Waiter {
 func (c *Comm) Abort() { c.spread(channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}) }
 
 func (c *Comm) fail(err error) error {
-	var peer *PeerError
-	switch {
-	case err == nil:
-	case filelimit.Reached(err):
-		c.spread(channel.Fault{Cause: channel.CauseFiles, Rank: c.rank})
-	case !errors.As(err, &peer):
-		// The caller's context ended: nobody is to blame but this rank.
-		c.Abort()
-	case errors.Is(err, ErrDied), errors.Is(err, ErrAborted), errors.Is(err, ErrMasked):
-		// The others know.
-	case errors.Is(err, ErrLeft):
-		c.spread(channel.Fault{Cause: channel.CauseLeft, Rank: peer.Rank})
-	case errors.Is(err, ErrTimeout) && peer.Rank < 0:
-		// The others know, as far as they are in the circle or wait for it.
-	case errors.Is(err, ErrTimeout):
-		c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: peer.Rank})
-	default:
-		// What a peer offers is not what was agreed, or cannot be had here: this rank is the one
-		// that gives up.
-		c.Abort()
+	if err != nil {
+		if f := c.control.FaultOf(err); f.Cause != channel.CauseNone {
+			c.spread(f)
+		}
 	}
 	return err
 }
 
-// fault says what the abort word means: nothing if it concerns a rank that is masked by now, in
-// which case the word is emptied. What a wait on the device has recorded goes into the word, here
-// and at the others.
+// fault is the error that the abort word and the device's record mean, if they mean one.
 func (c *Comm) fault(op string) error {
-	own := &c.pages[c.rank].fault
-	record, recorded := c.recorded()
-	for {
-		f := own.Fault()
-		if f.Cause == channel.CauseNone {
-			// A death among the unmasked that was hidden behind an earlier fault.
-			dead := c.died.load().Minus(c.Mask()).Lowest()
-			switch {
-			case dead >= 0:
-				own.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: dead}))
-			case recorded:
-				c.tell(c.verdict(record))
-			default:
-				return nil
-			}
-			continue
-		}
-		// A rank that was left behind and wakes up late may still accuse others: its word counts
-		// for nothing. But those whom this rank has left out may by now go on without it.
-		over := c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank)
-		if f.Older(c.generation.Load()) || over && !(f.Cause == channel.CauseMasked && c.leftOut()) {
-			own.Clear(f)
-			continue
-		}
-		if recorded {
-			return c.recordError(f, record)
-		}
-		return c.waiter.Err(f, op)
+	record, ok := c.recorded()
+	if !ok {
+		return c.control.Waiter.Err(c.control.Fault(nil), op)
 	}
-}
-
-// report signs and dates a fault. A rank that is about to go on with others dates it with the
-// generation that it has told them.
-func (c *Comm) report(f channel.Fault) channel.Fault {
-	f.Reporter, f.Generation = c.rank, c.pages[c.rank].mask.target.Load()
-	return f
+	return c.recordError(c.control.Fault(func() channel.Fault { return c.verdict(record) }), record)
 }
 
 // spread tells every rank that can be reached of a fault.
@@ -197,45 +133,17 @@ func (c *Comm) spread(f channel.Fault) {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
 	if !c.closed.Load() {
-		c.tell(f)
+		c.control.Tell(f)
 	}
-}
-
-// tell is spread for those who know that shared memory stays. A rank that was left out, and has
-// found out in this way only, tells nobody but itself.
-func (c *Comm) tell(f channel.Fault) {
-	if c.leftOut() {
-		c.pages[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: c.rank}))
-		return
-	}
-	f = c.report(f)
-	c.logger.Warn("fault", "rank", c.rank, "about", f.Rank, "cause", f.Cause)
-	c.pages[c.rank].fault.Abort(f)
-	for r, p := range c.pages {
-		if p != nil && !c.Masked(r) && !c.maskedBy(p) {
-			p.fault.Abort(f)
-		}
-	}
-}
-
-// maskedBy reports whether the owner of p goes on without this rank.
-func (c *Comm) maskedBy(p *controlPage) bool {
-	return p.mask.target.Load() > c.generation.Load() && p.mask.set.has(c.rank)
 }
 
 // event takes what the mesh sees of the other ranks.
 func (c *Comm) event(e shm.Event) {
 	switch e.Kind {
 	case shm.Left:
-		c.left.add(e.Peer)
+		c.control.MarkLeft(e.Peer)
 	case shm.Died:
-		c.died.add(e.Peer)
-		if !c.Masked(e.Peer) {
-			c.logger.Warn("rank died", "rank", c.rank, "about", e.Peer, "error", e.Err)
-			if own := c.pages[c.rank]; own != nil {
-				own.fault.Abort(c.report(channel.Fault{Cause: channel.CauseDied, Rank: e.Peer}))
-			}
-		}
+		c.control.MarkDied(e.Peer, e.Err)
 	}
 }
 
@@ -282,7 +190,7 @@ func (c *Comm) Close() error {
 		return errors.Join(errs...)
 	}
 	if c.device != nil {
-		ctx, cancel := context.WithTimeoutCause(context.Background(), c.waiter.Timeout, ErrTimeout)
+		ctx, cancel := context.WithTimeoutCause(context.Background(), c.control.Waiter.Timeout, ErrTimeout)
 		defer cancel()
 		if err := c.device.quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
 			// Memory must not go from under kernels: they would take the whole context with them.
@@ -301,12 +209,4 @@ func (c *Comm) Close() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// wait waits for a counter of a peer and spreads the word when that fails.
-func (c *Comm) wait(ctx context.Context, ctr *channel.Counter, want uint64, op string, peer int) error {
-	if err := c.waiter.Wait(ctx, ctr, want, op, peer); err != nil {
-		return c.fail(err)
-	}
-	return nil
 }

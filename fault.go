@@ -10,6 +10,7 @@ import (
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/internal/control"
 )
 
 // recorded is what a wait on the device left when it gave up.
@@ -37,9 +38,9 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 		return channel.Fault{Cause: channel.CauseAbort, Rank: c.rank}
 	}
 	switch {
-	case c.died.has(peer):
+	case c.control.Died(peer):
 		return channel.Fault{Cause: channel.CauseDied, Rank: peer}
-	case c.left.has(peer): // a device cannot know
+	case c.control.Left(peer): // a device cannot know
 		return channel.Fault{Cause: channel.CauseLeft, Rank: peer}
 	}
 	// Nothing is seen of waits on devices before they have ended. Those of a circle do so at about
@@ -48,8 +49,9 @@ func (c *Comm) verdict(r device.Record) channel.Fault {
 		Op: r.OperationName(c.words(r)), Object: fmt.Sprintf("epoch %d", r.Epoch), Peer: peer,
 		Expected: r.Expected, Seen: r.Seen,
 	}
-	c.waiter.ShowFinal(own)
-	return channel.Fault{Cause: channel.CauseTimeout, Rank: c.waiter.Culprit(own, min(deviceGrace, c.waiter.Timeout/4))}
+	w := &c.control.Waiter
+	w.ShowFinal(own)
+	return channel.Fault{Cause: channel.CauseTimeout, Rank: w.Culprit(own, min(deviceGrace, w.Timeout/4))}
 }
 
 // deviceGrace is how long a rank whose device has given up waits for others to show that theirs
@@ -71,7 +73,7 @@ func (c *Comm) recordError(f channel.Fault, r device.Record) error {
 		why := fmt.Errorf("%w: epoch %d on the GPU: expected %d, seen %d", ErrTimeout, r.Epoch, r.Expected, r.Seen)
 		return &PeerError{Rank: f.Rank, Op: op, Err: why}
 	}
-	return c.waiter.Err(f, op)
+	return c.control.Waiter.Err(f, op)
 }
 
 // abortWord lets kernels see this rank's abort word.
@@ -85,7 +87,7 @@ type abortWord struct {
 }
 
 // The abort word is the first thing of a control page.
-const _ = -unsafe.Offsetof(controlPage{}.fault)
+const _ = -control.AbortWord
 
 // newAbortWord registers a control page with the driver. Where the driver refuses (some containers
 // and kernels cannot pin a memory file), kernels see a copy, which is at most 2 ms old.

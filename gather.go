@@ -8,15 +8,12 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/filelimit"
 )
 
-// gatherNotes is a small all-gather through the control pages.
-//
-// A rank writes its note into the half of its page that the round's parity picks, then publishes
-// the round. It may write the same half again two rounds later: finishing the round between, it has
-// seen every rank publish that round, and ranks publish a round only after they have read the one
-// before.
+const noteSize = control.NoteSize
+
 func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byte, error) {
 	if len(note) > noteSize {
 		return nil, Invalidf("%s: a note of %d bytes, at most %d", op, len(note), noteSize)
@@ -27,34 +24,9 @@ func (c *Comm) gatherNotes(ctx context.Context, op string, note []byte) ([][]byt
 	if err := c.begin(op); err != nil {
 		return nil, err
 	}
-	c.agreement.Lock()
-	defer c.agreement.Unlock()
-
-	c.agreement.rounds.Begin(c.generation.Load())
-	round := c.agreement.rounds.Next()
-
-	own := c.pages[c.rank]
-	half := &own.note[round&1]
-	copy(half.data[:], note)
-	half.len = uint64(len(note))
-	own.notes.Publish(round)
-
-	all := make([][]byte, c.size)
-	for r, p := range c.pages {
-		if c.Masked(r) {
-			continue
-		}
-		if err := c.wait(ctx, &p.notes, round, op, r); err != nil {
-			return nil, err
-		}
-		n := p.note[round&1].len
-		if n > noteSize {
-			return nil, c.fail(&PeerError{Rank: r, Op: op, Err: fmt.Errorf("%w: a note of %d bytes", ErrMismatch, n)})
-		}
-		all[r] = bytes.Clone(p.note[round&1].data[:n])
-		if all[r] == nil {
-			all[r] = []byte{}
-		}
+	all, err := c.control.Gather(ctx, op, note)
+	if err != nil {
+		return nil, c.fail(err)
 	}
 	// Had the others gone on without this rank, the notes would be those of a later round.
 	if err := c.begin(op); err != nil {

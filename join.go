@@ -14,6 +14,7 @@ import (
 	"github.com/weftgo/weft/bootstrap"
 	"github.com/weftgo/weft/channel"
 	"github.com/weftgo/weft/cuda"
+	"github.com/weftgo/weft/internal/control"
 	"github.com/weftgo/weft/internal/shm"
 )
 
@@ -92,7 +93,6 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		rank:      b.Rank(),
 		size:      b.Size(),
 		bootstrap: b,
-		pages:     make([]*controlPage, b.Size()),
 		logger:    cfg.logger,
 		hugePages: cfg.hugePages,
 		remote:    -1,
@@ -101,7 +101,6 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 		sameProcess: make([]bool, b.Size()),
 	}
 	c.record = &c.noRecord
-	c.mask.Store(&RankSet{})
 	var cpus channel.CPUs
 	addresses := make([]shm.Address, c.size)
 	for r, p := range peers {
@@ -123,26 +122,18 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	if err := gpu.checkPeers(peers, c.inProcess, unbound); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
-	c.waiter = channel.Waiter{
-		Policy:  channel.PolicyFor(c.local, c.inProcess, cpus.Count()),
-		Rank:    c.rank,
-		Peers:   make([]*channel.Control, c.size),
-		Timeout: cfg.deadline,
-		Fault:   c.fault,
-		Gone:    func(peer int) bool { return c.left.has(peer) },
-		Blame:   c.spread,
-	}
+	policy := channel.PolicyFor(c.local, c.inProcess, cpus.Count())
 	if cfg.policy != nil {
-		c.waiter.Policy = *cfg.policy
+		policy = *cfg.policy
 	}
-
-	region, err := shm.Create("weft-control", controlPageSize, shm.Options{Huge: shm.HugeOff, Populate: true})
+	region, err := shm.Create("weft-control", control.PageSize, shm.Options{Huge: shm.HugeOff, Populate: true})
 	if err != nil {
 		return nil, errors.Join(giveUp(b, err), listener.Close())
 	}
-	c.pages[c.rank] = controlPageAt(region.Bytes())
-	c.waiter.Own = &c.pages[c.rank].fault
-	c.waiter.Peers[c.rank] = c.waiter.Own
+	c.control = control.New(control.Config{
+		Rank: c.rank, Size: c.size, InProcess: c.inProcess, Policy: policy, Timeout: cfg.deadline,
+		Fault: c.fault, Blame: c.spread, Logger: cfg.logger,
+	}, region.Bytes())
 	// A rank without its device goes on until it can tell the others.
 	if gpu != nil {
 		if unbound = gpu.bind(ctx, region); unbound == nil {
@@ -173,12 +164,11 @@ func join(ctx context.Context, b bootstrap.Bootstrap, cfg config) (_ *Comm, err 
 	if err != nil {
 		return nil, errors.Join(giveUp(b, err), c.mesh.Close(), gpu.close(), region.Release())
 	}
+	pages := make([][]byte, c.size)
 	for r, g := range c.regions {
-		if r != c.rank {
-			c.pages[r] = controlPageAt(g.Bytes())
-			c.waiter.Peers[r] = &c.pages[r].fault
-		}
+		pages[r] = g.Bytes()
 	}
+	c.control.Connect(pages, control.Shared(pages))
 	if gpu != nil {
 		if err := c.verifyDevices(ctx, unbound); err != nil {
 			errs := []error{err, c.mesh.Close(), gpu.close()}

@@ -34,10 +34,10 @@ func (o Operations) Fail(err error) error { return o.comm.fail(err) }
 // Generation is 0 at first and grows with every [Comm.SetMask], to the same number on all unmasked
 // ranks. Operations fold it into their epochs, so that nothing published before a failure is taken
 // for something published after it.
-func (o Operations) Generation() uint64 { return o.comm.generation.Load() }
+func (o Operations) Generation() uint64 { return o.comm.control.Generation() }
 
 // Waiter waits on behalf of this rank: by its policy, deadline and abort word.
-func (o Operations) Waiter() *channel.Waiter { return &o.comm.waiter }
+func (o Operations) Waiter() *channel.Waiter { return &o.comm.control.Waiter }
 
 // WaiterOf is a Waiter of an object's own, for one of which a communicator has several: a "handle",
 // say. Its number goes with the object's name when ranks wait for each other. It is the same on

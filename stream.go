@@ -54,7 +54,7 @@ func (c *Comm) Wait(ctx context.Context, s *Stream) error {
 		return cmp.Or(deviceError(op, err), Unsupportedf("%s: the stream captures: nothing of what it was "+
 			"given has run; wait for the graph's launch", op))
 	}
-	timeout := c.waiter.Timeout + c.waiter.Timeout/4
+	timeout := c.control.Waiter.Timeout + c.control.Waiter.Timeout/4
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrTimeout)
 	defer cancel()
 	// Between the slices it looks for a record: the work behind a wait that has given up must

@@ -97,7 +97,7 @@ func (c *Comm) RegisterMemory(ctx context.Context, mem []byte) (*Window, error) 
 	}
 	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
-	id := c.windows.next(c.generation.Load())
+	id := c.windows.next(c.control.Generation())
 	peers, err := c.mesh.ExchangeMemory(ctx, id, mem, c.Masked)
 	if err != nil {
 		return nil, c.meshError(op, err)
@@ -119,7 +119,7 @@ func (c *Comm) window(ctx context.Context, op string, size int, own *shm.Region,
 	}
 	ctx, cancel := c.bounded(ctx, op)
 	defer cancel()
-	id := c.windows.next(c.generation.Load())
+	id := c.windows.next(c.control.Generation())
 	regions, err := c.mesh.Exchange(ctx, id, own, c.Masked)
 	if err != nil {
 		return nil, errors.Join(c.meshError(op, err), own.Release())
@@ -152,7 +152,7 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		tick := time.NewTicker(c.pace(2 * time.Millisecond))
+		tick := time.NewTicker(c.control.Pace(2 * time.Millisecond))
 		defer tick.Stop()
 		for watch := (channel.Stopwatch{}); ; {
 			waited, peer := watch.Look(), c.mesh.Awaited()
@@ -161,10 +161,10 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 				return
 			}
 			if peer >= 0 {
-				c.waiter.Show(op, peer)
+				c.control.Waiter.Show(op, peer)
 			}
-			if waited > c.waiter.Timeout && peer >= 0 {
-				culprit := c.waiter.Culprit(channel.Record{Op: op, Peer: peer}, 0)
+			if waited > c.control.Waiter.Timeout && peer >= 0 {
+				culprit := c.control.Waiter.Culprit(channel.Record{Op: op, Peer: peer}, 0)
 				if c.mesh.Awaited() != peer { // it has come after all
 					continue
 				}
@@ -172,7 +172,7 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 				cancel(cmp.Or(c.begin(op), ErrTimeout))
 				return
 			}
-			if waited > c.waiter.Timeout+sendTime { // to give took so long: the error names to whom
+			if waited > c.control.Waiter.Timeout+sendTime { // to give took so long: the error names to whom
 				cancel(ErrTimeout)
 				return
 			}
@@ -186,7 +186,7 @@ func (c *Comm) bounded(ctx context.Context, op string) (_ context.Context, stop 
 	return ctx, func() {
 		cancel(nil)
 		watching.Wait()
-		c.waiter.Hide()
+		c.control.Waiter.Hide()
 	}
 }
 
@@ -204,7 +204,7 @@ func (c *Comm) meshError(op string, err error) error {
 		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		err = fmt.Errorf("%s: still waiting for rank %d: %w", op, peer.Rank, peer.Err) // the caller's: nobody is to blame
 	}
-	if err = c.fail(err); c.leftOut() {
+	if err = c.fail(err); c.control.LeftOut() {
 		return c.begin(op)
 	}
 	return err

@@ -116,7 +116,7 @@ func (c *Comm) allocSegment(ctx context.Context, p *segment, size int) error {
 	if err := d.stream.Memset(p.base, 0, p.extent); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, c.waiter.Timeout, ErrTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, c.control.Waiter.Timeout, ErrTimeout)
 	defer cancel()
 	return d.stream.Wait(ctx)
 }
@@ -218,7 +218,7 @@ func (c *Comm) deviceWindow(ctx context.Context, op string, size int, own *segme
 		comm: c, size: size, base: uintptr(own.pointer()), peers: make([][]byte, c.size),
 		pointers: make([]cuda.Pointer, c.size),
 	}
-	w.id = c.windows.next(c.generation.Load())
+	w.id = c.windows.next(c.control.Generation())
 	err = errors.Join(c.mapSegments(ctx, op, w, own, data), own.closeFile())
 	// Own memory goes last: what maps it within the process has a share in it.
 	w.held = append(w.held, closer(own.discard))

@@ -98,7 +98,7 @@ func TestBlameUnseen(t *testing.T) {
 	crew := newCrew(t, 4, Policy{})
 	crew.chain(t, map[int]int{1: 2})
 	w := crew.waiter[0]
-	w.Peers = []*Control{crew.control[0], crew.control[1], nil}
+	w.Peers = []*Status{crew.status[0], crew.status[1], nil}
 	for peer, want := range map[int]int{1: 2, 2: 2, 3: 3, 100: 100, -1: -1} {
 		if got := w.Culprit(Record{Op: "test wait", Peer: peer}, 0); got != want {
 			t.Errorf("for rank %d, rank %d is blamed, want %d", peer, got, want)
@@ -111,7 +111,7 @@ func TestBlameUnseen(t *testing.T) {
 	crew.control[3].setRecord(Record{Op: "garbage", Peer: 1 << 20})
 	stop := crew.beat(3)
 	defer stop()
-	w.Peers = crew.control
+	w.Peers = crew.status
 	if got := w.Culprit(Record{Op: "test wait", Peer: 3}, 0); got != 1<<20 && got != 3 {
 		t.Errorf("rank %d is blamed", got)
 	}

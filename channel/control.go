@@ -13,15 +13,17 @@ import (
 // ControlSize is the number of bytes of a [Control].
 const ControlSize = 7 * Stride
 
-// Control is the part of a rank's shared memory that its peers may write: the abort word. Beside it
-// stands the record of what the rank waits for, which its peers read when they look for the rank
-// that holds everyone up.
+// Control is a rank's abort word, which its peers write, and what it shows them of its waits.
 type Control struct {
 	abort atomic.Uint64
 	_     [Stride - 8]byte
+	Status
+}
 
-	// The record is written by its owner only, when a wait has outlasted the spinning: it costs the
-	// fast path nothing.
+// Status is what a rank waits for. Its owner writes it through a [Waiter], and its peers read it
+// when they look for the rank that holds everyone up.
+type Status struct {
+	// The record is written when a wait has outlasted the spinning: it costs the fast path nothing.
 	peer     atomic.Uint64 // 1 + the rank waited for; 0 = not waiting
 	expected atomic.Uint64
 	seen     atomic.Uint64
@@ -188,20 +190,20 @@ func (r Record) what() string {
 
 // Record reads the rank's record. It is a diagnosis: its fields are read one by one while the rank
 // may go on.
-func (c *Control) Record() Record {
+func (s *Status) Record() Record {
 	return Record{
-		Op: text(c.op[:]), Object: text(c.object[:]), Peer: int(c.peer.Load()) - 1, Expected: c.expected.Load(),
-		Seen: c.seen.Load(),
+		Op: text(s.op[:]), Object: text(s.object[:]), Peer: int(s.peer.Load()) - 1, Expected: s.expected.Load(),
+		Seen: s.seen.Load(),
 	}
 }
 
-func (c *Control) setRecord(r Record) {
-	putText(c.op[:], r.Op)
-	putText(c.object[:], r.Object)
-	c.expected.Store(r.Expected)
-	c.seen.Store(r.Seen)
-	c.final.Store(0)
-	c.peer.Store(uint64(r.Peer) + 1)
+func (s *Status) setRecord(r Record) {
+	putText(s.op[:], r.Op)
+	putText(s.object[:], r.Object)
+	s.expected.Store(r.Expected)
+	s.seen.Store(r.Seen)
+	s.final.Store(0)
+	s.peer.Store(uint64(r.Peer) + 1)
 }
 
-func (c *Control) clearRecord() { c.peer.Store(0) }
+func (s *Status) clearRecord() { s.peer.Store(0) }

@@ -65,6 +65,7 @@ func (p phase) rounds(n int) int {
 type crew struct {
 	waits   sync.WaitGroup // their contexts end with the test, and its memory goes after them
 	control []*Control
+	status  []*Status // of the same
 	waiter  []*Waiter
 	counter []*Counter // one each, which the rank raises
 }
@@ -79,11 +80,12 @@ func newCrew(t testing.TB, ranks int, p Policy) *crew {
 	t.Cleanup(c.waits.Wait)
 	for r := range ranks {
 		c.control = append(c.control, ControlAt(mem, r*each))
+		c.status = append(c.status, &c.control[r].Status)
 		c.counter = append(c.counter, CounterAt(mem, r*each+ControlSize))
 	}
 	for r := range ranks {
 		c.waiter = append(c.waiter, &Waiter{
-			Policy: p, Rank: r, Own: c.control[r], Peers: c.control,
+			Policy: p, Rank: r, Own: c.control[r], Peers: c.status,
 			Timeout: patience, Blame: c.spread,
 		})
 	}

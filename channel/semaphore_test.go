@@ -33,8 +33,8 @@ func newJoint(t testing.TB, p Policy, apart bool) *joint {
 	for r := range 2 {
 		own, peer := part(r, r), part(r, 1-r)
 		j.waiter[r] = &Waiter{Policy: p, Rank: r, Own: ControlAt(own, Stride), Timeout: patience}
-		j.waiter[r].Peers = make([]*Control, 2)
-		j.waiter[r].Peers[r], j.waiter[r].Peers[1-r] = j.waiter[r].Own, ControlAt(peer, Stride)
+		j.waiter[r].Peers = make([]*Status, 2)
+		j.waiter[r].Peers[r], j.waiter[r].Peers[1-r] = &j.waiter[r].Own.Status, &ControlAt(peer, Stride).Status
 		j.semaphore[r] = NewSemaphore(j.waiter[r], 1-r, CounterAt(own, 0), CounterAt(peer, 0))
 		j.mem[r] = own[head:]
 		j.memory[r] = NewMemory(j.semaphore[r], own[head:], peer[head:])

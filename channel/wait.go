@@ -42,11 +42,11 @@ func PolicyFor(local, inProcess, cpus int) Policy {
 // first use and not changed after. One Waiter may be used by several goroutines.
 type Waiter struct {
 	Policy Policy
-	// Rank is the rank that waits; Own is its Control; Peers are everyone's, nil where there is
-	// none.
+	// Rank is the rank that waits; Own is its Control; Peers are everyone's Status, nil where there
+	// is none.
 	Rank  int
 	Own   *Control
-	Peers []*Control
+	Peers []*Status
 	// Object names what the waits are for where a rank has several such, to tell them apart:
 	// "handle 2". At most 16 bytes are shown.
 	Object string
@@ -386,7 +386,7 @@ func (w *Waiter) stands(chain []int, records []Record) bool {
 
 // circleOf says the waits in words, as many as there is room for.
 func circleOf(chain []int, records []Record) string {
-	const room = len(Control{}.circle) * 8
+	const room = len(Status{}.circle) * 8
 	words := ""
 	for i, r := range chain {
 		more := fmt.Sprintf("rank %d for rank %d in %s", r, records[i].Peer, records[i].what())
@@ -410,7 +410,7 @@ const pace = 20 * slice
 
 // beats reports whether a rank that waits is awake. Ours must go on meanwhile: others may be asking
 // the same about us.
-func (w *Waiter) beats(p *Control) bool {
+func (w *Waiter) beats(p *Status) bool {
 	before := p.beat.Load()
 	for start := time.Now(); time.Since(start) < standstill; {
 		w.Own.beat.Add(1)

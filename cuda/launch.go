@@ -50,6 +50,10 @@ type Launch struct {
 // size: int32, uint64, float32, [Pointer] and so on, or structs and arrays of them. Values whose
 // size C would not agree on (int, uint, bool, strings, Go pointers) are refused, and so is, where
 // the driver can tell, whatever does not fit the kernel's parameters.
+//
+// An argument may end in an array, as its last field or that of its last field, whose type has a
+// method Least() int. The kernel's parameter may then be shorter: its array has that many elements
+// or more, and the rest is not passed.
 func (f *Function) Prepare(c LaunchConfig, arguments ...any) (*Launch, error) {
 	l, err := f.shape(c)
 	if err != nil {
@@ -176,11 +180,33 @@ func (l *Launch) compare() error {
 			return f.module.context.check("cuFuncGetParamInfo", r)
 		case i >= len(l.types):
 			return invalid("cuFuncGetParamInfo", "%d arguments, and the kernel has more parameters", len(l.types))
-		case *size != uint64(l.types[i].Size()):
+		case !fits(l.types[i], uintptr(*size)):
 			return invalid("cuFuncGetParamInfo", "argument %d, a %v, has %d bytes, and the parameter has %d", i,
 				l.types[i], l.types[i].Size(), *size)
 		}
 	}
+}
+
+// fits reports whether an argument can be given for a parameter of so many bytes: it is as long, or
+// ends in an array that the parameter has the beginning of.
+func fits(t reflect.Type, size uintptr) bool {
+	rest := t.Size() - size // is huge if the argument is too short
+	for last := t; rest != 0; {
+		array, ok := reflect.Zero(last).Interface().(interface{ Least() int })
+		switch {
+		case ok && last.Kind() == reflect.Array:
+			each := last.Elem().Size()
+			return rest%each == 0 && rest/each <= uintptr(last.Len()-array.Least())
+		case last.Kind() != reflect.Struct || last.NumField() == 0:
+			return false
+		}
+		f := last.Field(last.NumField() - 1)
+		if f.Offset+f.Type.Size() != last.Size() { // padding follows
+			return false
+		}
+		last = f.Type
+	}
+	return true
 }
 
 // For is a launch of another kernel of the same parameters, in the shape of this one. They share

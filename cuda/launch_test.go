@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -86,6 +87,43 @@ func TestLaunch(t *testing.T) {
 	} {
 		if err == nil || !strings.Contains(err.Error(), "record") {
 			t.Errorf("error %v, want one that names the kernel", err)
+		}
+	}
+}
+
+// places are of which a kernel may have the first two and more.
+type places [4]uint64
+
+func (places) Least() int { return 2 }
+
+// TestLaunchTail: a kernel whose parameter ends earlier than the argument, within the array at its
+// end, gets the beginning.
+func TestLaunchTail(t *testing.T) {
+	type argument[T any] struct {
+		Ranks uint64
+		At    struct{ Places T }
+	}
+	m, d := open(t, cudatest.Config{})
+	c := primary(t, d, 0)
+	var got []uint64
+	m.Kernel("three", func(_ *cudatest.Call, a argument[[3]uint64], after uint32) {
+		got = append(a.At.Places[:], uint64(after))
+	})
+	m.Kernel("one", func(*cudatest.Call, argument[[1]uint64], uint32) {})
+	s := newStream(t, c)
+	whole := argument[places]{Ranks: 3}
+	whole.At.Places = places{5, 6, 7, 8}
+	l, err := loadFunction(t, c, "three").Prepare(cuda.LaunchConfig{}, whole, uint32(9))
+	ok(t, err)
+	ok(t, l.Start(s))
+	if diff := cmp.Diff([]uint64{5, 6, 7, 9}, got); diff != "" {
+		t.Errorf("the kernel got (-want +got):\n%s", diff)
+	}
+	plain := argument[[4]uint64]{}
+	for name, a := range map[string]any{"one": whole, "three": plain} {
+		_, err := loadFunction(t, c, name).Prepare(cuda.LaunchConfig{}, a, uint32(9))
+		if !errors.Is(err, cuda.ErrInvalidValue) {
+			t.Errorf("kernel %s with a %T: error %v", name, a, err)
 		}
 	}
 }

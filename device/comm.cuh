@@ -37,8 +37,9 @@ struct Group {
 	char *window[MAX_RANKS]; // each rank's part of one window, at an address that this GPU reaches
 };
 
-// WIDER is by how many bytes arguments that end with a Group are longer than in a domain of 64 ranks.
-constexpr u32 WIDER = (MAX_RANKS - 64) * sizeof(char *);
+// WIDER is by how many bytes arguments that end with a Group are longer than the host's, which have room
+// for 72 ranks (Go: device.MaxRanks).
+constexpr u64 WIDER = ((u64)MAX_RANKS - 72) * sizeof(char *); // modulo 2^64
 
 // State is what the operations of a lane's owner share, in this GPU's memory. Counts follow it: one a
 // block, for each lane. The host writes it when nothing runs. Go: device.State.

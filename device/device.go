@@ -29,15 +29,27 @@ var headers = func() map[string]string {
 func Headers() map[string]string { return maps.Clone(headers) }
 
 // DomainDefine is the preprocessor's name for the size of the domain that a kernel is compiled for:
-// the most ranks that its [Group] has room for. Without it a domain has [MaxRanks].
+// the most ranks that its [Group] has room for. Without it a domain has [WordRanks].
 const DomainDefine = "WEFT_DOMAIN_RANKS"
 
-// MaxRanks is the most ranks that a Group has.
-const MaxRanks = 64
+// WordRanks is the most ranks of a domain whose sets of ranks are one word, and MaxRanks the most of
+// any domain.
+const (
+	WordRanks = 64
+	MaxRanks  = 72
+)
 
-// Group is a communicator as a kernel sees it: the Group of comm.cuh, field by field. Its windows
-// come last, so a struct of arguments that ends with a Group differs between domains in its length
-// alone.
+// Domain is the size of the domain that kernels for so many ranks are compiled for.
+func Domain(ranks int) int {
+	if ranks <= WordRanks {
+		return WordRanks
+	}
+	return MaxRanks
+}
+
+// Group is a communicator as a kernel sees it: the Group of comm.cuh, field by field, in the largest
+// domain. Its windows come last, so a struct of arguments that ends with a Group differs between
+// domains in its length alone, and a kernel of a smaller one takes the beginning.
 type Group struct {
 	Abort  uint64
 	Record uint64
@@ -48,8 +60,14 @@ type Group struct {
 	Ranks, Rank uint32
 	Lane        uint32 // the lane's number, for its records
 	_           uint32
-	Window      [MaxRanks]uint64 // each rank's part of one window, as this GPU reaches it
+	Window      Windows // each rank's part of one window, as this GPU reaches it
 }
+
+// Windows are addresses by rank.
+type Windows [MaxRanks]uint64
+
+// Least is how many a kernel has at the least: see [github.com/weftgo/weft/cuda.Function.Prepare].
+func (Windows) Least() int { return WordRanks }
 
 // StateBytes and CountBytes are the sizes of a [State] and of the [Count] of each block behind it.
 const (

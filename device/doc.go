@@ -68,7 +68,8 @@
 // # Domains
 //
 // A kernel is compiled for a domain of 64 ranks, or of as many as [DomainDefine] says. In a domain of
-// 64 ranks a set of ranks is one word.
+// 64 ranks a set of ranks is one word. The host's Group has [MaxRanks] windows, of which a launch
+// hands a kernel as many as its domain has.
 //
 // Package emulate runs such kernels without a GPU and finds what a GPU would hide for long.
 package device

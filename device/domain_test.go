@@ -92,34 +92,28 @@ extern "C" __global__ void everybody(const __grid_constant__ Arguments a) {
 	o.end(a.state);
 }`
 
-// group is the Group of a domain of any size.
-type group[Windows any] struct {
-	Abort, Record, Claim, Waits uint64
-	Ranks, Rank, Lane, _        uint32
-	Window                      Windows
-}
-
-type meeting[Windows any] struct {
+type meeting struct {
 	State, Wrong, Scratch                          cuda.Pointer
 	Openings, Signals, Marks, Packets, Rows, Pages int64
-	Group                                          group[Windows]
+	Group                                          device.Group
 }
 
 // TestDomains: kernels of a domain of 64 ranks, and of a larger one, whose sets of ranks have two
 // words, meet all their peers but one that is left out.
 func TestDomains(t *testing.T) {
 	emulate.Need(t)
-	t.Run("64", func(t *testing.T) { meet(t, 64, 3, func(w *[64]uint64, r int, p uint64) { w[r] = p }) })
+	t.Run("64", func(t *testing.T) { meet(t, 3) })
 	t.Run("72", func(t *testing.T) {
 		if !emulate.Everything() {
 			t.Skip("not everything is emulated: make test-all")
 		}
-		meet(t, 72, 72, func(w *[72]uint64, r int, p uint64) { w[r] = p })
+		meet(t, 72)
 	})
 }
 
-func meet[Windows any](t *testing.T, domain, ranks int, set func(*Windows, int, uint64)) {
+func meet(t *testing.T, ranks int) {
 	const times, threads, masked = 4, 64, 1
+	domain := device.Domain(ranks)
 	ok := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -149,7 +143,7 @@ func meet[Windows any](t *testing.T, domain, ranks int, set func(*Windows, int, 
 
 	// A rank's memory: what is filled with ones, what begins as zeros, and what no peer reaches.
 	d := int64(domain)
-	var at meeting[Windows]
+	var at meeting
 	at.Signals = 3 * d * device.OpeningBytes
 	at.Marks = at.Signals + 4*d
 	at.Packets = at.Marks + 4*d
@@ -187,7 +181,7 @@ func meet[Windows any](t *testing.T, domain, ranks int, set func(*Windows, int, 
 		a.Group.Claim, a.Group.Waits = uint64(p.Add(int(record+device.RecordBytes))), uint64(p.Add(int(waits)))
 		a.Group.Ranks, a.Group.Rank = uint32(ranks), uint32(r)
 		for k, m := range memory {
-			set(&a.Group.Window, k, uint64(m.Pointer()))
+			a.Group.Window[k] = uint64(m.Pointer())
 		}
 		stream, err := contexts[r%2].NewStream(cuda.StreamOptions{})
 		ok(err)

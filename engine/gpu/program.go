@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/device"
 )
 
 // Source is CUDA code: the kernels that its Spec names are loaded, and behind them those that are
@@ -30,15 +33,32 @@ type Program struct {
 // would leave none where its blocks wait, and others could not run there.
 const sharedPercent = 50
 
-// Load loads the kernels on all ranks, or fails on all: it is collective. What the cache does not
-// have is compiled. The caller closes the program.
+// Load loads the kernels on all ranks, or fails on all: it is collective. They are compiled for the
+// domain of the communicator, unless the cache has them. The caller closes the program.
 func Load(ctx context.Context, comm *weft.Comm, op string, sources ...Source) (*Program, error) {
 	d := comm.Device()
-	p, err := LoadLocal(ctx, d.Context(), d.Kernels(), sources...)
+	p, err := LoadLocal(ctx, d.Context(), d.Kernels(), ForDomain(comm.Size(), sources...)...)
 	if err := comm.Operations().VerifySame(ctx, op, "kernels", err); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return p, nil
+}
+
+// ForDomain is the sources for a domain of so many ranks.
+func ForDomain(ranks int, sources ...Source) []Source {
+	if ranks <= device.WordRanks { // what a kernel is compiled for that is not told
+		return sources
+	}
+	sources = slices.Clone(sources)
+	for i, s := range sources {
+		s.Defines = maps.Clone(s.Defines)
+		if s.Defines == nil {
+			s.Defines = map[string]string{}
+		}
+		s.Defines[device.DomainDefine] = strconv.Itoa(device.Domain(ranks))
+		sources[i] = s
+	}
+	return sources
 }
 
 // LoadLocal is Load on one GPU alone, for kernels that meet no peers.

@@ -3,6 +3,7 @@ package gpu
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"reflect"
@@ -188,6 +189,7 @@ func (a argued) asserting(t *testing.T) kernel.Spec {
 	}
 	s := a.Spec
 	s.Kernels = nil
+	s.Defines[device.DomainDefine] = fmt.Sprint(device.MaxRanks) // the host's structs are those of the largest
 	s.Source = s.Source[:at[0]] + "\nnamespace weft {\n" + a.asserts + "}\nextern \"C\" __global__ void nothing() {}\n"
 	return s
 }

@@ -81,8 +81,9 @@ func newLocals(g *spec.Geometry, placed bool, b blocks) locals {
 	// Every block has a count.
 	l := locals{combineCounts: b.dispatchGrid(), gradientCounts: b.dispatchGrid() + b.combineGrid()}
 	l.Workspace = *enginegpu.NewLocal(l.gradientCounts + b.gradients)
-	l.credits = l.Zeros(4 * device.MaxRanks)
-	l.combineFilled = l.Zeros(3 * (int64(g.Tokens) + 1) * 8)
+	domain := device.Domain(g.Ranks)
+	l.credits = l.Zeros(4 * int64(domain))
+	l.combineFilled = l.Zeros(3 * (int64(g.Tokens) + 1) * int64(spec.CeilDiv(domain, 64)) * 8) // sets of ranks
 	if !placed {
 		l.filled = l.Zeros(3 * int64(g.Ranks) * (int64(g.Tokens) + 1) * 4)
 		return l

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"math/bits"
 
 	"github.com/weftgo/weft/ep/spec"
 
@@ -244,7 +243,7 @@ func (r *gpuRouting) measure() error {
 	}
 	r.traffic = spec.Traffic{Tokens: r.tokens, Received: int(r.described.rows[0])}
 	for t := range r.tokens {
-		var ranks uint64
+		var ranks weft.RankSet
 		for k := range g.TopK {
 			what := binary.LittleEndian.Uint32(home[(t*g.TopK+k)*pairBytes:])
 			e, selected := what&0xFFFF, what&0xFFFF
@@ -255,12 +254,12 @@ func (r *gpuRouting) measure() error {
 				r.traffic.Selections++
 			}
 			if e != 0 {
-				ranks |= 1 << uint(int(e-1)/g.Local)
+				ranks = ranks.With(int(e-1) / g.Local)
 			}
 		}
-		ranks &^= r.masked.Words()[0]
-		r.traffic.Visits += bits.OnesCount64(ranks)
-		r.traffic.RemoteRows += bits.OnesCount64(ranks &^ (1 << uint(h.Comm.Rank())))
+		ranks = ranks.Minus(r.masked)
+		r.traffic.Visits += ranks.Len()
+		r.traffic.RemoteRows += ranks.Without(h.Comm.Rank()).Len()
 	}
 	r.measured = true
 	return nil

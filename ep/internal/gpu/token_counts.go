@@ -75,7 +75,7 @@ func (c *TokenCounter) load(ctx context.Context) error {
 	d := c.comm.Device()
 	var err error
 	if c.program, err = enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(),
-		enginegpu.Source{Spec: censusKernel(d.Arch())}); err != nil {
+		enginegpu.ForDomain(c.ranks, enginegpu.Source{Spec: censusKernel(d.Arch())})...); err != nil {
 		return err
 	}
 	local := c.experts / c.ranks

@@ -35,7 +35,7 @@ const (
 )
 
 // maxGPUs is how many kernels can address.
-const maxGPUs = device.MaxRanks
+const maxGPUs = device.WordRanks
 
 // Dynamic shared memory of bulk copies: so many chunks, four for each of four warps.
 const (

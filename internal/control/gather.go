@@ -1,0 +1,49 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+
+	"github.com/weftgo/weft/bootstrap"
+	"github.com/weftgo/weft/channel"
+)
+
+// Gather gives every unmasked rank's note, of at most [NoteSize] bytes, to every unmasked rank; the
+// entries of masked ranks are nil. If the others go on without this rank meanwhile, the notes may be
+// those of a later round: the caller looks for a fault before it uses them.
+func (r *Rank) Gather(ctx context.Context, op string, note []byte) ([][]byte, error) {
+	r.gather.Lock()
+	defer r.gather.Unlock()
+
+	r.gather.rounds.Begin(r.generation.Load())
+	round := r.gather.rounds.Next()
+
+	own := &r.own.notes
+	half := &own.half[round&1]
+	copy(half.data[:], note)
+	half.len = uint64(len(note))
+	own.round.Publish(round)
+	r.transport.Publish(Notes)
+
+	all := make([][]byte, r.size)
+	for p, v := range r.views {
+		if r.Masked(p) {
+			continue
+		}
+		if err := r.Waiter.Wait(ctx, &v.notes.round, round, op, p); err != nil {
+			return nil, err
+		}
+		half := &v.notes.half[round&1]
+		n := half.len
+		if n > NoteSize {
+			err := fmt.Errorf("%w: a note of %d bytes", bootstrap.ErrMismatch, n)
+			return nil, &channel.PeerError{Rank: p, Op: op, Err: err}
+		}
+		all[p] = bytes.Clone(half.data[:n])
+		if all[p] == nil {
+			all[p] = []byte{}
+		}
+	}
+	return all, nil
+}
