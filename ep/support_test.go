@@ -42,7 +42,7 @@ func TestSupportTable(t *testing.T) {
 	entry := map[string]string{}
 	notes := map[string]string{}
 	var header []string
-	for line := range strings.Lines(page.String()) {
+	for line := range strings.Lines(strings.ReplaceAll(page.String(), ";\n   ", "; ")) {
 		line = strings.TrimSpace(line)
 		if number, note, ok := strings.Cut(line, ". "); ok && len(number) < 3 {
 			notes[number] = note
