@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/kernel"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // What an H200 has, and each of its SMs.
@@ -55,19 +55,10 @@ func TestRoomOnEmulatedGPUs(t *testing.T) {
 
 func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers int) {
 	t.Helper()
-	machine := cudatest.New(cudatest.Config{Registers: registers, Memory: 8 << 30})
-	emulate.Attach(machine, emulate.Options{})
-	driver, err := machine.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := driver.Devices()[0].Primary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := ranktest.Emulated(t, cudatest.Config{Registers: registers, Memory: 8 << 30}, emulate.Options{})
 	ctx := testContext(t)
-	e := eptest.NewDevice([]*cuda.Context{c}, weft.WithKernels(cache), weft.WithDeadline(gpuDeadline)).OfSizes(ranks)
-	err = e.Ranks(ranks, func(comm *weft.Comm) (err error) {
+	e := eptest.NewDevice(g.Contexts, weft.WithKernels(cache), weft.WithDeadline(gpuDeadline)).OfSizes(ranks)
+	err := e.Ranks(ranks, func(comm *weft.Comm) (err error) {
 		var made []*ep.Handle
 		for err == nil && len(made) < 3 {
 			var h *ep.Handle
@@ -107,7 +98,7 @@ func fitTogether(t *testing.T, cache *kernel.Cache, s ep.Spec, ranks, registers 
 		}
 		return err
 	})
-	if err := errors.Join(err, e.Close(), c.Close()); err != nil {
+	if err := errors.Join(err, e.Close()); err != nil {
 		t.Error(err)
 	}
 }

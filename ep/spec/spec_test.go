@@ -52,7 +52,10 @@ func TestValidate(t *testing.T) {
 		{"capacity of ranks", "leave Capacity 0", weft.ErrUnsupported, func(s *spec.Spec) {
 			s.Layout, s.Reduction, s.Weighting, s.Capacity = spec.RankMajor, spec.Partial, spec.Plain, 8
 		}},
-		{"scale order", "row-major scales", weft.ErrUnsupported, func(s *spec.Spec) { s.ScaleOrder = spec.ColumnMajorScales }},
+		{
+			"scale order", "row-major scales", weft.ErrUnsupported,
+			func(s *spec.Spec) { s.ScaleOrder = spec.ColumnMajorScales },
+		},
 		{"quantise", "leave Quantize out", weft.ErrUnsupported, func(s *spec.Spec) { s.Quantize = weft.Float32 }},
 		{
 			"quantise from", "convert them first", weft.ErrUnsupported,
@@ -68,7 +71,10 @@ func TestValidate(t *testing.T) {
 			"too many bytes of rows", "rows of", weft.ErrInvalid,
 			func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, math.MaxInt&^15 },
 		},
-		{"negative bytes of rows", "rows of", weft.ErrInvalid, func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, -16 }},
+		{
+			"negative bytes of rows", "rows of", weft.ErrInvalid,
+			func(s *spec.Spec) { s.Payload, s.RowBytes = spec.Opaque, -16 },
+		},
 		{
 			"bytes of scales", "scales of", weft.ErrInvalid,
 			func(s *spec.Spec) { s.Payload, s.RowBytes, s.ScaleBytes = spec.Opaque, 16, math.MaxInt&^15 },

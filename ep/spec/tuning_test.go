@@ -62,7 +62,10 @@ func TestTuningRefusals(t *testing.T) {
 			"threads of a unit", "at most 256", weft.ErrInvalid, spec.GPUEngine,
 			func(s *spec.Spec) { s.Tuning.Dispatch.Threads = 512 },
 		},
-		{"dependent", "want 1 or -1", weft.ErrInvalid, spec.GPUEngine, func(s *spec.Spec) { s.Tuning.Dispatch.Dependent = 2 }},
+		{
+			"dependent", "want 1 or -1", weft.ErrInvalid, spec.GPUEngine,
+			func(s *spec.Spec) { s.Tuning.Dispatch.Dependent = 2 },
+		},
 		{"protocol", "invalid(9)", weft.ErrInvalid, spec.GPUEngine, func(s *spec.Spec) { s.Tuning.Dispatch.Protocol = 9 }},
 		{"values of any bits", "tune dispatch to flags", weft.ErrUnsupported, spec.GPUEngine, func(s *spec.Spec) {
 			s.Payload, s.Quantize, s.Hidden, s.Tuning.Dispatch.Protocol = spec.FP8UE8M0, weft.BFloat16, 512, spec.ValueProtocol
@@ -74,7 +77,10 @@ func TestTuningRefusals(t *testing.T) {
 			"places", "has no slots", weft.ErrUnsupported, spec.GPUEngine,
 			func(s *spec.Spec) { s.Layout, s.Tuning.Dispatch.Units = spec.ExpertPacked, 1 },
 		},
-		{"slots", "go through slots", weft.ErrUnsupported, spec.GPUEngine, func(s *spec.Spec) { s.Tuning.Dispatch.Parts = 2 }},
+		{
+			"slots", "go through slots", weft.ErrUnsupported, spec.GPUEngine,
+			func(s *spec.Spec) { s.Tuning.Dispatch.Parts = 2 },
+		},
 		{"slots of combine", "go through slots", weft.ErrUnsupported, spec.GPUEngine, func(s *spec.Spec) {
 			s.Layout, s.Reduction, s.Tuning.Combine.Bulk = spec.ExpertPacked, spec.Partial, 1
 		}},
