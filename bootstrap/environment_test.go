@@ -20,10 +20,23 @@ var (
 		"WEFT_RANK": "1", "WEFT_SIZE": "4", "WEFT_ADDRESS": "127.0.0.1:4000",
 		"WEFT_SECRET": "abc",
 	}
-	torchVars   = map[string]string{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run7", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-	slurmVars   = map[string]string{"SLURM_PROCID": "3", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1234", "SLURM_STEP_NODELIST": "gpu[07-08,12],login", "SLURM_STEP_TASKS_PER_NODE": "3,1(x3)", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}
-	openMPIVars = map[string]string{"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "3748397057", "PMIX_RANK": "2"}
-	mpichVars   = map[string]string{
+	torchVars = map[string]string{
+		"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+		"MASTER_ADDR": "node1", "MASTER_PORT": "29500",
+		"TORCHELASTIC_RUN_ID": "run7", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True",
+	}
+	slurmVars = map[string]string{
+		"SLURM_PROCID": "3", "SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0",
+		"SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1234",
+		"SLURM_STEP_NODELIST": "gpu[07-08,12],login", "SLURM_STEP_TASKS_PER_NODE": "3,1(x3)",
+		"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9",
+	}
+	openMPIVars = map[string]string{
+		"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4",
+		"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+		"PMIX_NAMESPACE": "3748397057", "PMIX_RANK": "2",
+	}
+	mpichVars = map[string]string{
 		"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1",
 		"MPI_LOCALNRANKS": "2",
 	}

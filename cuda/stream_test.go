@@ -269,7 +269,8 @@ func TestStreamsInTurns(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if made, destroyed := m.Calls("cuStreamCreateWithPriority"), m.Calls("cuStreamDestroy"); made > goroutines || destroyed != 0 {
+	made, destroyed := m.Calls("cuStreamCreateWithPriority"), m.Calls("cuStreamDestroy")
+	if made > goroutines || destroyed != 0 {
 		t.Errorf("%d streams were made and %d destroyed for %d goroutines", made, destroyed, goroutines)
 	}
 }

@@ -31,14 +31,16 @@ func TestE4M3WithoutInstruction(t *testing.T) {
 		t.Fatal(err)
 	}
 	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
-	cubin, err := cache.Load(t.Context(), kernel.Spec{Name: "old", Arch: "sm_80", Headers: device.Headers(), Source: `#include "ptx.cuh"
+	cubin, err := cache.Load(t.Context(), kernel.Spec{
+		Name: "old", Arch: "sm_80", Headers: device.Headers(), Source: `#include "ptx.cuh"
 namespace old {
 using namespace weft;
 // to_e4m3 ` + text + `}
 extern "C" __global__ void convert(const weft::u32 *in, weft::u32 *out, weft::u32 n) {
 	for (weft::u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
 		out[i] = old::to_e4m3x2(weft::number(in[i]), 1.0f) << 16 | old::to_e4m3x2(1.0f, weft::number(in[i]));
-}`})
+}`,
+	})
 	if err != nil {
 		t.Fatalf("%+v", err)
 	}

@@ -177,7 +177,7 @@ func TestCopiesOnGPUs(t *testing.T) {
 // would outlive.
 func TestCopyOperandsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
-		m.abandons = true
+		m.Abandons = true
 		const ranks, late = 2, 1
 		s := sized(directRows, ranks)
 		b := evenly(s, ranks, 5, 3).Batch()

@@ -33,20 +33,8 @@ func SetCombineRanks(ranks int) (undo func()) {
 	return func() { thresholds.CombineRanks = before }
 }
 
-// BulkBytes is how much shared memory they have for that.
-const BulkBytes = spec.BulkSharedBytes
-
-// PullDepth is how many parts of tokens it has for each warp of a combine.
-const PullDepth = spec.PullDepth
-
 // TableVersion is that of the tables that handles heed.
 const TableVersion = tableVersion
-
-// CarriesOf is how a handle's dispatches and combines, by blocks of so many threads, move rows by
-// bulk copies: bytes at a time and warps, or zeros.
-func CarriesOf(s spec.Spec, threads, ranks int) (push, pull [2]int) {
-	return gpu.HookCarriesOf(s, threads, ranks)
-}
 
 // Announced is the set of places for received rows of which a handle's next operation would say
 // that nobody reads them.

@@ -64,7 +64,7 @@ func TestRoutingsApartOnGPUs(t *testing.T) {
 		},
 	}
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
-		m.abandons = true
+		m.Abandons = true
 		const ranks = 2
 		for _, way := range ways {
 			if m.emulated && (way.name == "value" || way.name == "flag" || way.name == "rank") {

@@ -317,7 +317,7 @@ func TestLateRankOnGPUs(t *testing.T) {
 // already: after SetMask both dispatch to the same places.
 func TestRefusedOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
-		m.abandons = true
+		m.Abandons = true
 		const ranks, late, refused = 3, 1, 2
 		s := sized(directRows, ranks)
 		whole, rest := evenly(s, ranks, 1, 40).Batch(), evenly(s, ranks, 2, 40).Batch(late)
@@ -655,7 +655,7 @@ func TestCloseOnBusyEmulatedGPUs(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			begun, end := make(chan struct{}), make(chan struct{})
-			m.fake.Kernel("endless", func(*cudatest.Call) { close(begun); <-end })
+			m.Machine.Kernel("endless", func(*cudatest.Call) { close(begun); <-end })
 			s := sized(way.spec, 1)
 			b := evenly(s, 1, 1, 3).Batch()
 			members(t, m, 1, s, deadline, func(ctx context.Context, r *member) (err error) {
@@ -687,7 +687,10 @@ func TestCloseOnBusyEmulatedGPUs(t *testing.T) {
 				if err := await(ctx, begun); err != nil {
 					return err
 				}
-				frees := m.fake.Calls("cuMemFree") + m.fake.Calls("cuMemUnmap") + m.fake.Calls("cuModuleUnload")
+				frees := func() int {
+					return m.Machine.Calls("cuMemFree") + m.Machine.Calls("cuMemUnmap") + m.Machine.Calls("cuModuleUnload")
+				}
+				before := frees()
 				start := time.Now()
 				err = r.handle.Close()
 				if took := time.Since(start); took < deadline || took > deadline+5*time.Second {
@@ -697,8 +700,8 @@ func TestCloseOnBusyEmulatedGPUs(t *testing.T) {
 					!strings.Contains(err.Error(), "call Close again") {
 					return fmt.Errorf("beside a kernel that does not end: %w", err)
 				}
-				if n := m.fake.Calls("cuMemFree") + m.fake.Calls("cuMemUnmap") + m.fake.Calls("cuModuleUnload"); n != frees {
-					return fmt.Errorf("%d calls that free something", n-frees)
+				if n := frees(); n != before {
+					return fmt.Errorf("%d calls that free something", n-before)
 				}
 				if _, err := r.handle.Prepare(ctx, r.stream, weft.Tensor{}, weft.Tensor{}); !errors.Is(err, weft.ErrClosed) {
 					return fmt.Errorf("a handle that was closed: %w", err)

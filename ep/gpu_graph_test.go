@@ -228,7 +228,7 @@ func TestGraphsOnGPUs(t *testing.T) {
 					replays := m.times(len(graphs)+4, 10000)
 					// Ranks that share a GPU may share what launches wait for, so none runs far
 					// ahead of those that it waits for.
-					crowded := ranks > len(m.contexts)
+					crowded := ranks > len(m.Contexts)
 					members(t, m, ranks, s, gpuDeadline, func(ctx context.Context, r *member) error {
 						made := make([]*replayed, len(graphs))
 						for i, ops := range graphs {
@@ -594,7 +594,7 @@ func TestRoutingAcrossReplaysOnGPUs(t *testing.T) {
 // takes it for what somebody else sends.
 func TestLeftOutReplaysOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
-		m.abandons = true
+		m.Abandons = true
 		const ranks, lost = 3, 2
 		for _, way := range ways {
 			t.Run(way.name, func(t *testing.T) {

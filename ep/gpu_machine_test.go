@@ -6,20 +6,16 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 // gpuMachine is where a test of the GPU engine runs: on the machine's GPUs, or on emulated ones.
 type gpuMachine struct {
-	contexts []*cuda.Context
-	options  []weft.Option
+	*ranktest.GPUs
 	emulated bool
-	fake     *cudatest.Machine // of emulated ones
-	abandons bool              // the test leaves operands behind
 }
 
 // eachMachine runs a test on emulated GPUs, and on the machine's, where there are any.
@@ -30,7 +26,7 @@ func eachMachine(t *testing.T, body func(t *testing.T, m *gpuMachine)) {
 		}
 		body(t, tornMachine(t))
 	})
-	t.Run("real", func(t *testing.T) { body(t, &gpuMachine{contexts: openGPUs(t)}) })
+	t.Run("real", func(t *testing.T) { body(t, &gpuMachine{GPUs: ranktest.Real(t)}) })
 }
 
 // eachMachineAtLength is eachMachine of tests that emulated GPUs run only with all the others: they
@@ -63,35 +59,7 @@ func tornMachine(t *testing.T) *gpuMachine {
 // emulatedMachine makes GPUs of the host's processors. They must be clean in the end.
 func emulatedMachine(t testing.TB, gpus int, o emulate.Options) *gpuMachine {
 	t.Helper()
-	emulate.Need(t)
-	machine := cudatest.New(cudatest.Config{Devices: gpus})
-	emulate.Attach(machine, o)
-	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
-	driver, err := machine.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := &gpuMachine{emulated: true, fake: machine, options: []weft.Option{weft.WithKernels(cache)}}
-	for _, d := range driver.Devices() {
-		c, err := d.Primary()
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.contexts = append(m.contexts, c)
-	}
-	t.Cleanup(func() {
-		for _, c := range m.contexts {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		// Operands that some rank could not free, because another had been left out, are no fault
-		// of the engine's.
-		if err := machine.Check(); err != nil && !m.abandons {
-			t.Error(err)
-		}
-	})
-	return m
+	return &gpuMachine{ranktest.Emulated(t, cudatest.Config{Devices: gpus}, o), true}
 }
 
 // times is n on emulated GPUs, which are slow, and many on others.
@@ -105,13 +73,13 @@ func (m *gpuMachine) times(n, many int) int {
 // holds says whether so many ranks may be on the machine's GPUs: with WEFT_EP_SHARED=0 none share
 // one, for tools that have a GPU run one kernel at a time.
 func (m *gpuMachine) holds(ranks int) bool {
-	return m.emulated || ranks <= len(m.contexts) || os.Getenv("WEFT_EP_SHARED") != "0"
+	return m.emulated || ranks <= len(m.Contexts) || os.Getenv("WEFT_EP_SHARED") != "0"
 }
 
 // sms is what a test's ranks are given of a GPU's SMs: tests are written for two GPUs, and one that
 // has all of several ranks is shared by twice as many.
 func (m *gpuMachine) sms(n, ranks int) int {
-	if len(m.contexts) == 1 && ranks > 1 {
+	if len(m.Contexts) == 1 && ranks > 1 {
 		return 2 * n
 	}
 	return n
@@ -120,8 +88,11 @@ func (m *gpuMachine) sms(n, ranks int) int {
 // engine makes the engine of n goroutine ranks, spread over the GPUs.
 func (m *gpuMachine) engine(t *testing.T, n int, deadline time.Duration) *eptest.Device {
 	t.Helper()
-	options := append([]weft.Option{weft.WithDeadline(deadline)}, m.options...)
-	e := eptest.NewDevice(m.contexts[:min(n, len(m.contexts))], options...).OfSizes(n)
+	options := []weft.Option{weft.WithDeadline(deadline)}
+	if m.Kernels != nil {
+		options = append(options, weft.WithKernels(m.Kernels))
+	}
+	e := eptest.NewDevice(m.Contexts[:min(n, len(m.Contexts))], options...).OfSizes(n)
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)

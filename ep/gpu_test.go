@@ -10,38 +10,11 @@ import (
 	"time"
 
 	"github.com/weftgo/weft"
-	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 )
-
-// openGPUs opens the machine's GPUs, or skips the test by name where there are none.
-// WEFT_REQUIRE_GPU=1 turns the skip into a failure.
-func openGPUs(t *testing.T) []*cuda.Context {
-	t.Helper()
-	driver, err := cuda.Open()
-	if err != nil {
-		if os.Getenv("WEFT_REQUIRE_GPU") == "1" {
-			t.Fatal(err)
-		}
-		t.Skipf("needs a GPU: %v", err)
-	}
-	var contexts []*cuda.Context
-	for _, d := range driver.Devices() {
-		c, err := d.Primary()
-		if err != nil {
-			t.Fatalf("GPU %d: %v", d.Ordinal(), err)
-		}
-		t.Cleanup(func() {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		contexts = append(contexts, c)
-	}
-	return contexts
-}
 
 // gpuCases is how many cases of the suite run for each number of ranks: WEFT_EP_CASES, 0 for all of
 // them.
@@ -77,7 +50,7 @@ const gpuDeadline = 20 * time.Second
 // Ranks that share a GPU need a hardware queue each: start it with CUDA_DEVICE_MAX_CONNECTIONS=32.
 // With WEFT_EP_SHARED=0 none do.
 func TestOnGPUs(t *testing.T) {
-	contexts := openGPUs(t)
+	contexts := ranktest.Real(t).Contexts
 	cases := gpuCases(t)
 	for _, n := range []int{1, 2, 3, 4, 8} {
 		if n > len(contexts) && os.Getenv("WEFT_EP_SHARED") == "0" {
@@ -229,7 +202,7 @@ func TestCountsOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
 		alone := 4 // so many ranks, of one SM each, have room for two blocks: one that moves rows, and one clerk
 		if !m.emulated {
-			alone = min(alone, len(m.contexts))
+			alone = min(alone, len(m.Contexts))
 		}
 		for _, way := range []struct {
 			name           string

@@ -154,7 +154,7 @@ func TestWeightsInGraphsOnGPUs(t *testing.T) {
 // it is refused.
 func TestWeightsAfterMaskOnGPUs(t *testing.T) {
 	eachMachine(t, func(t *testing.T, m *gpuMachine) {
-		m.abandons = true
+		m.Abandons = true
 		const ranks, late = 3, 1
 		for _, way := range ways {
 			t.Run(way.name, func(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/kernel"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
@@ -129,18 +129,11 @@ func (p *gpuExchange) batchOf(a gpuExchangeArgs) *eptest.Batch {
 func (p *gpuExchange) join(ctx context.Context, r *processes.Rank, a gpuExchangeArgs) error {
 	options := []weft.Option{weft.WithDeadline(a.Deadline)}
 	if a.Emulated {
-		machine := cudatest.New(cudatest.Config{Devices: 2})
-		emulate.Attach(machine, emulate.Options{Limit: time.Minute})
-		driver, err := machine.Open()
+		g, err := ranktest.Emulate(cudatest.Config{Devices: 2}, emulate.Options{Limit: time.Minute}, a.Dir)
 		if err != nil {
 			return err
 		}
-		device, err := driver.Devices()[r.Rank%2].Primary()
-		if err != nil {
-			return err
-		}
-		cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: a.Dir, ReadOnly: []string{}})
-		options = append(options, weft.WithDevice(device), weft.WithKernels(cache))
+		options = append(options, g.Options(r.Rank)...)
 	} else {
 		driver, err := cuda.Open()
 		if err != nil {

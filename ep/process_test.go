@@ -17,6 +17,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
+	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/ranktest/processes"
 )
 
@@ -542,7 +543,7 @@ func (*gpuConformance) Do(r *processes.Rank, c processes.Command) (any, error) {
 // TestProcessesOnGPUs runs a sample of the suite on ranks that are processes, spread over the GPUs
 // that are there.
 func TestProcessesOnGPUs(t *testing.T) {
-	gpus := len(openGPUs(t))
+	gpus := len(ranktest.Real(t).Contexts)
 	for _, n := range []int{2, 4} {
 		t.Run(fmt.Sprintf("%d ranks on %d GPUs", n, min(n, gpus)), func(t *testing.T) {
 			crew := processes.Start(t, "gpu", n)

@@ -637,3 +637,24 @@ func TestRefusalsInTurn(t *testing.T) {
 		return nil
 	})
 }
+
+// TestHugeRows makes a handle of a Spec whose sizes are beyond 64 bits: every rank is told so.
+func TestHugeRows(t *testing.T) {
+	group := join(t, 2)
+	ctx := testContext(t)
+	s := ep.Spec{
+		Experts: 2, TopK: 1, MaxTokens: 1, Layout: ep.ExpertPacked, Payload: ep.Opaque, RowBytes: 1 << 26,
+		Capacity: 1 << 30, Live: 1024,
+		Counts: ep.DeviceCounts,
+	}
+	each(t, group, func(c *weft.Comm) error {
+		h, err := ep.NewHandle(ctx, c, s)
+		if err == nil {
+			return errors.Join(errors.New("made"), h.Close())
+		}
+		if !errors.Is(err, weft.ErrUnsupported) {
+			return err
+		}
+		return nil
+	})
+}

@@ -10,120 +10,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/ep"
 	"github.com/weftgo/weft/internal/eptest"
 )
-
-func TestTuningRefusals(t *testing.T) {
-	base := sized(exactRows, 2)
-	for _, tc := range []struct {
-		name, words string
-		kind        error
-		engine      ep.Engine
-		change      func(s *ep.Spec)
-	}{
-		{"none", "", nil, ep.HostEngine, func(*ep.Spec) {}},
-		{
-			"host", "leave Tuning.Dispatch", weft.ErrUnsupported, ep.HostEngine,
-			func(s *ep.Spec) { s.Tuning.Combine.Threads = 64 },
-		},
-		{"copies on the host", "", nil, ep.HostEngine, func(s *ep.Spec) { s.Tuning.HostCopy = ep.CopyEach }},
-		{"no such copies", "invalid(2)", weft.ErrInvalid, ep.HostEngine, func(s *ep.Spec) { s.Tuning.HostCopy = 2 }},
-		{
-			"copies on GPUs", "on the host", weft.ErrUnsupported, ep.GPUEngine,
-			func(s *ep.Spec) { s.Tuning.HostCopy = ep.CopyEach },
-		},
-		{"all", "", nil, ep.GPUEngine, func(s *ep.Spec) {
-			s.Tuning.Dispatch = ep.KernelTuning{Protocol: ep.FlagProtocol, Units: 4, Senders: 15, Threads: 512, Dependent: 1}
-			s.Tuning.Combine = ep.KernelTuning{Protocol: ep.ValueProtocol, Senders: -1, Threads: 64, Dependent: -1}
-		}},
-		{"units", "want 1, 2 or 4", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Units = 3 }},
-		{"units of fp8", "at most 2", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
-			s.Payload, s.Quantize, s.Hidden, s.Tuning.Dispatch.Units = ep.FP8, weft.BFloat16, 128, 4
-		}},
-		{"units of combine", "at most 0", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Combine.Units = 1 }},
-		{"senders", "want 1 to 15", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Combine.Senders = 16 }},
-		{
-			"threads", "a multiple of 32", weft.ErrInvalid, ep.GPUEngine,
-			func(s *ep.Spec) { s.Tuning.Combine.Threads = 96 + 1 },
-		},
-		{
-			"threads of a unit", "at most 256", weft.ErrInvalid, ep.GPUEngine,
-			func(s *ep.Spec) { s.Tuning.Dispatch.Threads = 512 },
-		},
-		{"dependent", "want 1 or -1", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Dependent = 2 }},
-		{"protocol", "invalid(9)", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Protocol = 9 }},
-		{"values of any bits", "tune dispatch to flags", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
-			s.Payload, s.Quantize, s.Hidden, s.Tuning.Dispatch.Protocol = ep.FP8UE8M0, weft.BFloat16, 512, ep.ValueProtocol
-		}},
-		{"many values", "want flags from more than", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
-			s.MaxTokens, s.Tuning.Dispatch.Protocol = 5000, ep.ValueProtocol
-		}},
-		{
-			"places", "has no slots", weft.ErrUnsupported, ep.GPUEngine,
-			func(s *ep.Spec) { s.Layout, s.Tuning.Dispatch.Units = ep.ExpertPacked, 1 },
-		},
-		{"slots", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) { s.Tuning.Dispatch.Parts = 2 }},
-		{"slots of combine", "go through slots", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
-			s.Layout, s.Reduction, s.Tuning.Combine.Bulk = ep.ExpertPacked, ep.Partial, 1
-		}},
-		{
-			"pulled", "has no slots", weft.ErrUnsupported, ep.GPUEngine,
-			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Dependent = 1 },
-		},
-		{
-			"pulled by expert", "has no slots", weft.ErrUnsupported, ep.GPUEngine,
-			func(s *ep.Spec) { s.Layout, s.Tuning.Combine.Dependent = ep.ExpertPacked, 1 },
-		},
-		{"all of places", "", nil, ep.GPUEngine, func(s *ep.Spec) {
-			*s = pulled(*s)
-			s.Tuning.Dispatch = ep.KernelTuning{Threads: 512, Blocks: 1024, Bulk: 1, Warps: 16, Parts: 16}
-			s.Tuning.Combine = ep.KernelTuning{Threads: 64, Blocks: 1, Bulk: -1}
-		}},
-		{
-			"blocks", "want 1 to 1024", weft.ErrInvalid, ep.GPUEngine,
-			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Blocks = -1 },
-		},
-		{
-			"bulk", "want 1 or -1", weft.ErrInvalid, ep.GPUEngine,
-			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Bulk = 2 },
-		},
-		{
-			"warps", "want 1 to 16", weft.ErrInvalid, ep.GPUEngine,
-			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Combine.Warps = 17 },
-		},
-		{"more warps than threads", "as many threads", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
-			*s = pulled(*s)
-			s.Tuning.Combine.Warps, s.Tuning.Combine.Threads = 5, 128
-		}},
-		{
-			"parts", "want 1 to 16", weft.ErrInvalid, ep.GPUEngine,
-			func(s *ep.Spec) { *s = pulled(*s); s.Tuning.Dispatch.Parts = 17 },
-		},
-		{"parts of threads", "want Bulk 0 or 1", weft.ErrInvalid, ep.GPUEngine, func(s *ep.Spec) {
-			*s = pulled(*s)
-			s.Tuning.Dispatch.Bulk, s.Tuning.Dispatch.Parts = -1, 2
-		}},
-		{"bulk copies of what is quantised", "need threads", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
-			*s = pulled(*s)
-			s.Payload, s.Quantize, s.Hidden, s.Tuning.Dispatch.Bulk = ep.FP8, weft.BFloat16, 128, 1
-		}},
-		{"sums of opaque rows", "has no sums", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
-			s.Payload, s.RowBytes, s.Hidden, s.Output, s.Tuning.Combine.Threads = ep.Opaque, 64, 0, 0, 64
-		}},
-	} {
-		s := base
-		tc.change(&s)
-		err := s.ValidateOn(tc.engine, 2)
-		if tc.kind == nil && err != nil || tc.kind != nil &&
-			(!errors.Is(err, tc.kind) || !strings.Contains(err.Error(), tc.words)) {
-			t.Errorf("%s: %v, want %q", tc.name, err, tc.words)
-		}
-	}
-}
 
 func TestTable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "tuning.json")
@@ -258,52 +149,6 @@ func TestTunedOnGPUs(t *testing.T) {
 func pulled(s ep.Spec) ep.Spec {
 	s.Layout, s.Reduction, s.Weighting = ep.TokenMajor, ep.Partial, ep.Plain
 	return s
-}
-
-// However bulk copies are tuned, their parts are whole, together they are the row, and shared
-// memory has room for them.
-func TestTunedBulkCopiesFit(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		threads := 32 * rapid.IntRange(2, 16).Draw(t, "warps of a block")
-		k := ep.KernelTuning{
-			Warps: rapid.IntRange(0, threads/32).Draw(t, "warps"),
-			Parts: rapid.IntRange(0, 16).Draw(t, "parts"), Bulk: rapid.IntRange(0, 1).Draw(t, "bulk"),
-		}
-		s := sized(exactRows, 2)
-		byRank := rapid.Bool().Draw(t, "a row for each rank")
-		if s.Layout = ep.ExpertPacked; byRank {
-			s = pulled(s)
-		}
-		s.Hidden, s.Tuning = 8*rapid.IntRange(1, 40_000).Draw(t, "hidden"), ep.Tuning{Dispatch: k, Combine: k}
-		ranks := rapid.IntRange(1, 64).Draw(t, "ranks")
-		s.TopK = rapid.IntRange(1, 32).Draw(t, "top-k")
-		row, most := 2*s.Hidden, s.TopK
-		if byRank {
-			most = min(most, ranks)
-		}
-		push, pull := ep.CarriesOf(s, threads, ranks)
-		for _, c := range []struct {
-			what                      string
-			chunk, warps, unit, takes int
-		}{{"push", push[0], push[1], 16, push[0] * push[1]}, {
-			"pull", pull[0], pull[1], 512,
-			ep.PullDepth * most * pull[0] * pull[1],
-		}} {
-			if k.Bulk == 0 && row < 1024 {
-				if c.chunk != 0 || c.warps != 0 {
-					t.Errorf("%s of small rows: %+v", c.what, c)
-				}
-				continue
-			}
-			if c.chunk < 1 || c.chunk%c.unit != 0 || c.warps < 1 || c.warps > threads/32 ||
-				c.takes > ep.BulkBytes || k.Warps != 0 && c.warps > k.Warps {
-				t.Errorf("%s of %d bytes by %d threads: %+v", c.what, row, threads, c)
-			}
-			if parts := (row + c.chunk - 1) / c.chunk; k.Parts > 0 && c.takes*2 < ep.BulkBytes && parts > k.Parts {
-				t.Errorf("%s of %d bytes: %d parts, want %d", c.what, row, parts, k.Parts)
-			}
-		}
-	})
 }
 
 // TestTunedPlacesOnGPUs is TestTunedOnGPUs for rows that go to their places.

@@ -66,7 +66,10 @@ func bundle(t *testing.T, state ...string) (dir, states string) {
 	must(archive.WriteHeader(&tar.Header{Name: "python/tests/", Typeflag: tar.TypeDir, Mode: 0o755}))
 	must(archive.Close())
 	must(os.WriteFile(filepath.Join(states, "python3"), []byte(fakePython), 0o755))
-	for name, text := range map[string]string{"nccl-ep/run.gz": fakeNCCL, "nccl-ep/c.gz": fakeNCCL, "python.tar.gz": packages.String(), "weft.gz": fakeWeft, "tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU} {
+	for name, text := range map[string]string{
+		"nccl-ep/run.gz": fakeNCCL, "nccl-ep/c.gz": fakeNCCL, "python.tar.gz": packages.String(), "weft.gz": fakeWeft,
+		"tests/plain/run.test.gz": fakePlain, "tests/ep/run.test.gz": fakeGPU,
+	} {
 		must(os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		f, err := os.Create(filepath.Join(dir, name))
 		must(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
 	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 func TestBenchStartFindsMistakes(t *testing.T) {
@@ -69,27 +70,14 @@ func TestStartRowsAreExplained(t *testing.T) {
 // started is what the command shows of emulated GPUs, in a table and in lines.
 func started(t *testing.T, s *startFlags, compiler func() (kernel.Compiler, error)) (table, lines string, err error) {
 	t.Helper()
-	machine := cudatest.New(cudatest.Config{Devices: 2, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 16}})
-	emulate.Attach(machine, emulate.Options{Limit: time.Minute, Seed: 1})
-	driver, err := machine.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	contexts, closeAll, err := primaries(driver, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	on := ranktest.Emulated(t, cudatest.Config{
+		Devices: 2, Attributes: map[cuda.Attribute]int{cuda.MultiprocessorCount: 16},
+	}, emulate.Options{Limit: time.Minute, Seed: 1})
 	var out, file strings.Builder
 	p := &startPrinter{gpuPrinter: gpuPrinter{to: &out, lines: &file}, noCold: s.noCold}
 	err = s.measure(t.Context(), benchep.Start{
-		Contexts: contexts, Ranks: 2, Rounds: 1, Deadline: 20 * time.Second, Kernels: kernel.Options{Compiler: compiler},
+		Contexts: on.Contexts, Ranks: 2, Rounds: 1, Deadline: 20 * time.Second, Kernels: kernel.Options{Compiler: compiler},
 	}, 1500*time.Millisecond, p)
-	if err := closeAll(); err != nil {
-		t.Error(err)
-	}
-	if err := machine.Check(); err != nil {
-		t.Error(err)
-	}
 	return out.String(), file.String(), err
 }
 

@@ -382,7 +382,8 @@ func TestBenchEP(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, key := range strings.Fields(`op engine ranks iterations p50_us p99_us min_us max_us mean_us slowest_rank
-			wire_bytes gbps verified host version tokens hidden topk experts dtype layout reduction weighting counts routing mode operand batches`) {
+			wire_bytes gbps verified host version tokens hidden topk experts dtype layout reduction weighting counts
+			routing mode operand batches`) {
 			if _, ok := object[key]; !ok {
 				t.Errorf("%s: no key %q", r.Op, key)
 			}

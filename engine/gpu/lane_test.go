@@ -28,41 +28,22 @@ const deadline = 10 * time.Second
 
 // onGPUs runs a rank on each of so many emulated GPUs.
 func onGPUs(ranks int, body func(ctx context.Context, comm *weft.Comm) error) (err error) {
-	if _, err := emulate.Compiler(); err != nil {
-		return errNoGPUs
-	}
 	dir, err := os.MkdirTemp("", "weft-kernels")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	machine := cudatest.New(cudatest.Config{Devices: ranks})
-	emulate.Attach(machine, emulate.Options{})
-	driver, err := machine.Open()
+	g, err := ranktest.Emulate(cudatest.Config{Devices: ranks}, emulate.Options{}, dir)
 	if errors.Is(err, cuda.ErrUnsupported) {
 		return errNoGPUs
 	}
 	if err != nil {
 		return err
 	}
-	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: dir, ReadOnly: []string{}})
-	var contexts []*cuda.Context
-	for _, d := range driver.Devices() {
-		c, err := d.Primary()
-		if err != nil {
-			return err
-		}
-		contexts = append(contexts, c)
-	}
 	err = ranktest.Run(ranks, func(rank int) []weft.Option {
-		return []weft.Option{
-			weft.WithDevice(contexts[rank]), weft.WithKernels(cache), weft.WithDeadline(deadline),
-		}
+		return append(g.Options(rank), weft.WithDeadline(deadline))
 	}, body)
-	for _, c := range contexts {
-		err = errors.Join(err, c.Close())
-	}
-	return errors.Join(err, machine.Check())
+	return errors.Join(err, g.Close())
 }
 
 // absent stands where no rank has put its word.

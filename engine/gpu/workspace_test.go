@@ -9,6 +9,7 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/device"
+	"github.com/weftgo/weft/internal/ranktest"
 )
 
 func TestWorkspaceLayout(t *testing.T) {
@@ -29,19 +30,7 @@ func TestWorkspaceLayout(t *testing.T) {
 // TestWorkspaceContent: each region holds what it was added with, and regions that hold anything
 // are left alone.
 func TestWorkspaceContent(t *testing.T) {
-	machine := cudatest.New(cudatest.Config{})
-	driver, err := machine.Open()
-	if errors.Is(err, cuda.ErrUnsupported) {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := driver.Devices()[0].Primary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := ranktest.Fake(t, cudatest.Config{}).Contexts[0]
 	s, err := c.NewStream(cuda.StreamOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -191,7 +191,7 @@ func WriteSupport(w io.Writer) error {
 	}
 	b.WriteString("\nRefused, in the words of the error:\n\n")
 	for i, n := range notes {
-		fmt.Fprintf(&b, "%d. %s\n", i+1, n)
+		fmt.Fprintf(&b, "%d. %s\n", i+1, strings.ReplaceAll(n, "; ", ";\n   "))
 	}
 	ways := func(rules []rule) {
 		b.WriteString("| why | way out |\n|---|---|\n")

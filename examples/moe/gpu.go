@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
+	"slices"
 
 	"github.com/weftgo/weft"
 	"github.com/weftgo/weft/cuda"
@@ -10,7 +12,6 @@ import (
 	"github.com/weftgo/weft/device"
 	enginegpu "github.com/weftgo/weft/engine/gpu"
 	"github.com/weftgo/weft/ep"
-	"github.com/weftgo/weft/internal/closer"
 )
 
 // experts.cu has the experts' products, the only kernels of this program's own. The rank compiles
@@ -49,7 +50,7 @@ type gpu struct {
 	comm   *weft.Comm
 	handle *ep.Handle
 	stream *cuda.Stream
-	closer closer.Stack
+	made   []func() error // what closes what was made
 
 	product  enginegpu.Launch[productArgs]
 	gradient enginegpu.Launch[gradientArgs]
@@ -82,6 +83,15 @@ func newGPU(ctx context.Context, comm *weft.Comm, handle *ep.Handle, cfg Config)
 	return g, comm.Operations().VerifySame(ctx, "new model", "ready", err)
 }
 
+// close gives back what was made, the last first.
+func (g *gpu) close() error {
+	var errs []error
+	for _, f := range slices.Backward(g.made) {
+		errs = append(errs, f())
+	}
+	return errors.Join(errs...)
+}
+
 // allocate makes the buffers, and what the layers keep.
 func (g *gpu) allocate(cfg Config) (err error) {
 	params := cfg.Experts / g.comm.Size() * cfg.expertSize()
@@ -102,7 +112,7 @@ func (g *gpu) allocate(cfg Config) (err error) {
 		if b.to.host, err = g.comm.Device().Context().AllocHost(4*b.numbers, cuda.HostOptions{}); err != nil {
 			return err
 		}
-		g.closer.Add(b.to.host.Close)
+		g.made = append(g.made, b.to.host.Close)
 	}
 	rows := g.handle.Capacity()
 	if g.gradHidden, err = g.alloc(rows * cfg.Inner); err != nil {
@@ -132,7 +142,7 @@ func (g *gpu) load(ctx context.Context) error {
 		return err
 	}
 	g.stream = stream
-	g.closer.Add(stream.Close)
+	g.made = append(g.made, stream.Close)
 	program, err := enginegpu.LoadLocal(ctx, d.Context(), d.Kernels(), enginegpu.Source{
 		Spec:   kernel.Spec{Name: "moe experts", Source: kernelSource, Headers: device.Headers(), Arch: d.Arch()},
 		Extern: []string{"moe_product", "moe_gradient"},
@@ -140,7 +150,7 @@ func (g *gpu) load(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g.closer.Add(program.Close)
+	g.made = append(g.made, program.Close)
 	shape := cuda.LaunchConfig{Block: cuda.Dim{X: tile, Y: tile}}
 	if g.product, err = enginegpu.NewLaunch(program.Functions(0)[0], shape, productArgs{}); err != nil {
 		return err
@@ -153,7 +163,7 @@ func (g *gpu) load(ctx context.Context) error {
 func (g *gpu) alloc(numbers int) (*cuda.Memory, error) {
 	m, err := g.comm.Device().Context().Alloc(4 * numbers)
 	if err == nil {
-		g.closer.Add(m.Close)
+		g.made = append(g.made, m.Close)
 	}
 	return m, err
 }

@@ -154,7 +154,7 @@ func newModel(ctx context.Context, comm, exchange *weft.Comm, cfg Config) (_ *mo
 func (m *model) close() error {
 	var err error
 	if m.gpu != nil {
-		err = m.gpu.closer.Close()
+		err = m.gpu.close()
 	}
 	return errors.Join(err, m.handle.Close())
 }

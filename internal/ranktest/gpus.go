@@ -1,6 +1,8 @@
 package ranktest
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"testing"
 
@@ -16,6 +18,7 @@ type GPUs struct {
 	Contexts []*cuda.Context
 	Machine  *cudatest.Machine // of those that are not real
 	Kernels  *kernel.Cache     // nil: the user's
+	Abandons bool              // the test leaves operands behind, so the machine need not be clean in the end
 }
 
 // Emulated are GPUs on which kernels run, or the test is skipped. The machine must be clean in the
@@ -23,32 +26,41 @@ type GPUs struct {
 func Emulated(t testing.TB, c cudatest.Config, o emulate.Options) *GPUs {
 	t.Helper()
 	emulate.Need(t)
+	g, err := Emulate(c, o, t.TempDir())
+	return g.until(t, err)
+}
+
+// Emulate is Emulated without a test: the caller closes the GPUs, whose kernels are kept in a
+// directory. The error is [cuda.ErrUnsupported] where kernels cannot run.
+func Emulate(c cudatest.Config, o emulate.Options, dir string) (*GPUs, error) {
+	if _, err := emulate.Compiler(); err != nil {
+		return nil, err
+	}
 	m := cudatest.New(c)
 	emulate.Attach(m, o)
-	g := of(t, m)
-	g.Kernels = kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
-	return g
+	g, err := fake(m)
+	if err == nil {
+		g.Kernels = kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: dir, ReadOnly: []string{}})
+	}
+	return g, err
 }
 
 // Fake are GPUs that have memory and streams, and only the kernels that the test gives them. The
 // machine must be clean in the end, when the contexts have been closed.
 func Fake(t testing.TB, c cudatest.Config) *GPUs {
 	t.Helper()
-	return of(t, cudatest.New(c))
+	g, err := fake(cudatest.New(c))
+	return g.until(t, err)
 }
 
-func of(t testing.TB, m *cudatest.Machine) *GPUs {
-	t.Helper()
+func fake(m *cudatest.Machine) (*GPUs, error) {
 	driver, err := m.Open()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Cleanup(func() {
-		if err := m.Check(); err != nil {
-			t.Error(err)
-		}
-	})
-	return &GPUs{Contexts: primaries(t, driver), Machine: m}
+	g, err := of(driver)
+	g.Machine = m
+	return g, err
 }
 
 // Real are this machine's GPUs, or the test is skipped: WEFT_REQUIRE_GPU=1 makes their absence a
@@ -62,26 +74,50 @@ func Real(t testing.TB) *GPUs {
 		}
 		t.Skipf("needs a GPU: %v", err)
 	}
-	return &GPUs{Contexts: primaries(t, driver)}
+	g, err := of(driver)
+	return g.until(t, err)
 }
 
-// primaries are the primary contexts of all GPUs, until the test ends.
-func primaries(t testing.TB, driver *cuda.Driver) []*cuda.Context {
-	t.Helper()
-	var all []*cuda.Context
+// of gives the primary contexts of all of a driver's GPUs.
+func of(driver *cuda.Driver) (*GPUs, error) {
+	g := new(GPUs)
 	for _, d := range driver.Devices() {
 		c, err := d.Primary()
 		if err != nil {
-			t.Fatal(err)
+			return g, errors.Join(fmt.Errorf("GPU %d: %w", d.Ordinal(), err), g.Close())
 		}
-		t.Cleanup(func() {
-			if err := c.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		all = append(all, c)
+		g.Contexts = append(g.Contexts, c)
 	}
-	return all
+	return g, nil
+}
+
+// until closes the GPUs when the test ends, or ends it with the error of making them.
+func (g *GPUs) until(t testing.TB, err error) *GPUs {
+	t.Helper()
+	if errors.Is(err, cuda.ErrUnsupported) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return g
+}
+
+// Close closes the contexts, and says what is left on a machine that is not real.
+func (g *GPUs) Close() error {
+	var errs []error
+	for _, c := range g.Contexts {
+		errs = append(errs, c.Close())
+	}
+	if g.Machine != nil && !g.Abandons {
+		errs = append(errs, g.Machine.Check())
+	}
+	return errors.Join(errs...)
 }
 
 // Options are those of a rank: rank r is on Contexts[r % len(Contexts)].

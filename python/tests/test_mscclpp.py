@@ -50,6 +50,12 @@ def buffers(threads, ranks, function):
     return threads(ranks, rank)
 
 
+def dispatched(dispatch, layout, x, ids, weights):
+    """What a raw call gives that sends rows without scales, and waits."""
+    end = (0, None, None, 1, ep.Config(), None, False, False)
+    return dispatch(x, None, ids, weights, layout[0], layout[3], layout[2], *end)
+
+
 def quantised(x):
     """Rows in float8 and their scales, as the documentation has it."""
     blocks = x.float().view(x.shape[0], x.shape[1] // 128, 128)
@@ -241,23 +247,7 @@ def test_nothing_to_send(threads):
             home, _, _ = b.low_latency_combine(rows, ids, weights, sources, ranges, 8, EXPERTS, False, False, False)
             assert torch.equal(home, torch.zeros_like(x))
             layout = b.get_dispatch_layout(ids, EXPERTS)
-            got = b.runtime.intranode_dispatch(
-                x,
-                None,
-                ids,
-                weights,
-                layout[0],
-                layout[3],
-                layout[2],
-                0,
-                None,
-                None,
-                1,
-                ep.Config(),
-                None,
-                False,
-                False,
-            )
+            got = dispatched(b.runtime.intranode_dispatch, layout, x, ids, weights)
             assert got[0].shape == (0, HIDDEN)
             assert got[4] == [0] * (EXPERTS // 2)
             home, _, _ = b.runtime.intranode_combine(
@@ -412,23 +402,7 @@ def test_both_kinds_together(threads):
         for most in (32, 40, 32):
             rows, _, _, sources, ranges, _, hook = b.low_latency_dispatch(x, ids, most, EXPERTS, False, False, True)
             b.clean_low_latency_buffer(most, HIDDEN, EXPERTS)
-            got = b.intranode_dispatch(
-                x,
-                None,
-                ids,
-                weights,
-                layout[0],
-                layout[3],
-                layout[2],
-                0,
-                None,
-                None,
-                1,
-                ep.Config(),
-                None,
-                False,
-                False,
-            )
+            got = dispatched(b.intranode_dispatch, layout, x, ids, weights)
             hook()
             home, _, hook = b.low_latency_combine(
                 rows, ids, weights, sources, ranges, most, EXPERTS, False, False, True
@@ -737,9 +711,7 @@ def test_what_is_returned_is_copied_and_stored(comm):
     b = ep.Buffer.from_communicator(comm)
     layout = b.get_dispatch_layout(IDS, EXPERTS)
     packed = b.low_latency_dispatch(X, IDS, 40, EXPERTS, False, False, False)
-    moved = b.intranode_dispatch(
-        X, None, IDS, WEIGHTS, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False
-    )
+    moved = dispatched(b.intranode_dispatch, layout, X, IDS, WEIGHTS)
     for t in (packed[4], moved[5]):
         stored = io.BytesIO()
         torch.save(t, stored)
@@ -767,9 +739,7 @@ def test_what_is_dropped_goes(comm):
     gc.disable()
     try:
         packed = b.low_latency_dispatch(X, IDS, 40, EXPERTS, False, False, False)
-        moved = b.intranode_dispatch(
-            X, None, IDS, WEIGHTS, layout[0], layout[3], layout[2], 0, None, None, 1, ep.Config(), None, False, False
-        )
+        moved = dispatched(b.intranode_dispatch, layout, X, IDS, WEIGHTS)
         alive = [weakref.ref(traces._left[t.data_ptr()][1]) for t in (packed[4], moved[5])]
         del packed, moved
         assert [ref() for ref in alive] == [None, None]

@@ -1,16 +1,12 @@
 // Package budget holds compiled kernels to what they may use of a GPU: registers, stack, spills and
 // static shared memory, by a file that is committed beside the test.
 //
-//	var update = flag.Bool("update", false, "rewrite testdata/kernels.txt")
-//
-//	func TestKernels(t *testing.T) {
-//		used, err := budget.Compile(t.Context(), budget.Cache(cudatest.NVRTC(t)), specs)
-//		...
-//		err = budget.Check("testdata/kernels.txt", used, *update)
-//	}
+//	// go test ./cmd/weft/internal/link -run TestKernelsUse -update
+//	func TestKernelsUse(t *testing.T) { budget.Test(t, Kernels) }
 //
 // # The file
 //
+// It is testdata/kernels.txt, and rewritten by a test that runs with -update.
 // Its first line says which compiler the figures are of, the second how many registers more than
 // the budget a kernel may have: a change elsewhere moves them by a few. A program and its
 // architecture stand on a line of their own, its kernels below, indented, by their C++ names where

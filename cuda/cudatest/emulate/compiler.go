@@ -183,7 +183,7 @@ func (c *compiler) build(ctx context.Context, s kernel.Spec) (code []byte, err e
 	if err := c.addScheduler(ctx, dir); err != nil {
 		return nil, err
 	}
-	link := []string{"-shared", "-Wl,-z,now", "-o", "kernel.so", "kernel.ii", "machine.o", "-lm", "-lpthread"}
+	link := []string{"-shared", "-Wl,-z,now", "-o", "kernel.so", "kernel.ii", "machine.o", "-lm"}
 	if _, err := c.run(ctx, dir, slices.Concat(flags, link)...); err != nil {
 		return nil, err
 	}

@@ -151,7 +151,11 @@ type launch struct {
 	text            *byte
 	room            uint64
 	cause           uint64
+	pool            *[3]uint64
 }
+
+// stacks is Pool of machine.cc: those that no launch uses. C keeps nothing of Go's in it.
+var stacks [3]uint64
 
 // causes are those of machine.h.
 var causes = [...]cuda.Code{1: cuda.ErrIllegalAddress, 2: cuda.ErrMisalignedAddress, 3: cuda.ErrLaunchFailed, 4: 702}
@@ -163,7 +167,7 @@ func (l *library) run(kernel uint64, c *cudatest.Call, arguments []byte, o Optio
 		kernel: kernel, blocks: extent(c.Grid), threads: extent(c.Block), shared: uint64(c.Shared),
 		arguments: unsafe.SliceData(arguments),
 		ranges:    unsafe.SliceData(ranges), count: uint64(len(ranges)), seed: o.Seed, limit: uint64(o.Limit),
-		text: &room[0], room: uint64(len(room)),
+		text: &room[0], room: uint64(len(room)), pool: &stacks,
 	}
 	if o.Tear {
 		a.tear = 1

@@ -1,11 +1,8 @@
 package gpu
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -23,12 +20,6 @@ import (
 	"github.com/weftgo/weft/device"
 )
 
-var update = flag.Bool("update", false, "rewrite testdata/kernels.txt, what kernels may use of a GPU")
-
-// kernelArchs are the architectures that kernels are compiled for in tests: the oldest, the first
-// with bulk copies and dependent launches, the newest.
-var kernelArchs = []string{"sm_80", "sm_90a", "sm_100a"}
-
 // budgetArch is the one whose kernels are always compiled, all of them.
 const budgetArch = "sm_90a"
 
@@ -43,18 +34,16 @@ const mostSpecs = 180
 //
 //	go test ./ep/internal/gpu -run TestKernels -update
 func TestKernels(t *testing.T) {
-	if _, err := os.Stat("kernels_test.go"); err != nil {
-		t.Skip("needs the source tree: kernels are compiled where they are written")
-	}
+	budget.NeedSource(t)
 	compiler := cudatest.NVRTC(t)
 	t.Logf("NVRTC %v, %s", compiler.Version(), compiler.Path())
 	var specs, some []kernel.Spec
-	for _, arch := range kernelArchs {
+	for _, arch := range budget.Archs {
 		of := AllKernels(arch)
 		if len(of) > mostSpecs {
 			t.Errorf("%d programs for %s, at most %d are allowed", len(of), arch, mostSpecs)
 		}
-		if *update || arch == budgetArch {
+		if budget.Updating() || arch == budgetArch {
 			specs = append(specs, of...)
 			continue
 		}
@@ -78,14 +67,8 @@ func TestKernels(t *testing.T) {
 			t.Errorf("%s for %s has no kernels", p.Name, p.Arch)
 		}
 	}
-	t.Logf("%d programs, %d kernels, for %s", len(programs)+len(others), kernels, strings.Join(kernelArchs, ", "))
-	err = budget.Check("testdata/kernels.txt", programs, *update)
-	if errors.Is(err, budget.ErrOtherCompiler) {
-		t.Skipf("compiled; not held to the budget: %v", err)
-	}
-	if err != nil {
-		t.Error(err)
-	}
+	t.Logf("%d programs, %d kernels, for %s", len(programs)+len(others), kernels, strings.Join(budget.Archs, ", "))
+	budget.Hold(t, programs)
 }
 
 // oneOfEach picks a program of each source, the first for the oldest architecture and the last for
@@ -93,7 +76,7 @@ func TestKernels(t *testing.T) {
 func oneOfEach(of []kernel.Spec) []kernel.Spec {
 	picked := map[string]kernel.Spec{}
 	for _, s := range of {
-		if _, ok := picked[s.Source]; !ok || s.Arch != kernelArchs[0] {
+		if _, ok := picked[s.Source]; !ok || s.Arch != budget.Archs[0] {
 			picked[s.Source] = s
 		}
 	}
@@ -108,7 +91,7 @@ func TestWideDomain(t *testing.T) {
 	}
 	cache := budget.Cache(cudatest.NVRTC(t))
 	var specs []kernel.Spec
-	for _, arch := range kernelArchs {
+	for _, arch := range budget.Archs {
 		for _, s := range oneOfEach(AllKernels(arch)) {
 			s.Defines[device.DomainDefine] = "72"
 			specs = append(specs, s)

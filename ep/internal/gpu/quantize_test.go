@@ -14,27 +14,21 @@ import (
 	"github.com/weftgo/weft/cuda"
 	"github.com/weftgo/weft/cuda/cudatest"
 	"github.com/weftgo/weft/cuda/cudatest/emulate"
-	"github.com/weftgo/weft/cuda/kernel"
+	"github.com/weftgo/weft/internal/ranktest"
 	"github.com/weftgo/weft/internal/simd"
 )
 
 // TestQuantize compares how kernels quantise with package simd where scales are nearest to powers
 // of two: the largest of a group is 448 times one, or its neighbour.
 func TestQuantize(t *testing.T) {
-	emulate.Need(t)
 	ok := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatalf("%+v", err)
 		}
 	}
-	machine := cudatest.New(cudatest.Config{Devices: 1})
-	emulate.Attach(machine, emulate.Options{Limit: time.Minute})
-	driver, err := machine.Open()
-	ok(err)
-	c, err := driver.Devices()[0].Primary()
-	ok(err)
-	defer func() { ok(c.Close()) }()
+	on := ranktest.Emulated(t, cudatest.Config{}, emulate.Options{Limit: time.Minute})
+	c := on.Contexts[0]
 	s := dispatchKernel(dispatchForm{byExpert: true, quantize: weft.Float32, kind: byValue, units: 1}, "sm_90a")
 	s.Kernels = nil
 	s.Source = `#include "quantize.cuh"
@@ -47,8 +41,7 @@ extern "C" __global__ void quantise(const uint4 *in, uint4 *out, u32 *scales, u3
 	out[i] = quantize(what, raw, blockIdx.x, threadIdx.x, true, word, scale);
 	if (scale >= 0) scales[scale] = word;
 }`
-	cache := kernel.New(kernel.Options{Compiler: emulate.Compiler, Dir: t.TempDir(), ReadOnly: []string{}})
-	cubin, err := cache.Load(t.Context(), s)
+	cubin, err := on.Kernels.Load(t.Context(), s)
 	ok(err)
 	module, err := c.LoadModule(cubin.Image())
 	ok(err)

@@ -80,8 +80,9 @@ func TestRecordKeysAreStable(t *testing.T) {
 	if err := json.Unmarshal([]byte(out.String()), &keys); err != nil {
 		t.Fatal(err)
 	}
-	for _, k := range strings.Fields(`op engine ranks tokens hidden topk experts dtype layout reduction weighting counts routing mode operand iterations
-		p50_us p99_us min_us max_us mean_us slowest_rank wire_bytes logical_bytes deepep_bytes moved_bytes gbps floor_us floor_ratio verified host version`) {
+	for _, k := range strings.Fields(`op engine ranks tokens hidden topk experts dtype layout reduction
+		weighting counts routing mode operand iterations p50_us p99_us min_us max_us mean_us slowest_rank wire_bytes
+		logical_bytes deepep_bytes moved_bytes gbps floor_us floor_ratio verified host version`) {
 		if _, ok := keys[k]; !ok {
 			t.Errorf("no key %q", k)
 		}

@@ -5,7 +5,6 @@
 #include "machine.h"
 
 #include <link.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -613,7 +612,8 @@ int find(dl_phdr_info *info, size_t, void *out) {
 
 static_assert(sizeof(Thread) <= 256, "place leaves 256 bytes");
 
-// Stacks are kept for the next launch.
+// Stacks are kept for the next launch, of this library or another: what each library kept for
+// itself would add up, to gigabytes.
 struct Arena {
 	Arena *next;
 	void *mapping;
@@ -624,8 +624,19 @@ struct Arena {
 
 constexpr u64 GUARD = 1 << 20; // below the first stack
 
-pthread_mutex_t arenas_lock = PTHREAD_MUTEX_INITIALIZER;
-Arena *arenas;
+constexpr u64 KEPT = 128 << 10; // stacks, of which each has up to 12 KiB that were touched
+
+// A Pool is Go's: stacks.
+struct Pool {
+	u64 locked;
+	Arena *first;
+	u64 stacks;
+
+	void lock() {
+		while (__atomic_exchange_n(&locked, 1, __ATOMIC_ACQUIRE) != 0) sched_yield();
+	}
+	void unlock() { __atomic_store_n(&locked, 0, __ATOMIC_RELEASE); }
+};
 
 // ---- Plain accesses to what is not there.
 
@@ -700,18 +711,19 @@ void fault(int number, siginfo_t *info, void *context) {
 	}
 }
 
-Arena *take(u64 stacks) {
-	pthread_mutex_lock(&arenas_lock);
-	Arena **best = nullptr;
-	for (Arena **a = &arenas; *a != nullptr; a = &(*a)->next) {
-		if ((*a)->stacks >= stacks && (best == nullptr || (*a)->stacks < (*best)->stacks)) best = a;
+// take rounds up to a power of two, so that launches find each other's.
+Arena *take(Pool *pool, u64 least) {
+	u64 stacks = 1024;
+	while (stacks < least) stacks *= 2;
+	pool->lock();
+	Arena **at = &pool->first;
+	while (*at != nullptr && (*at)->stacks != stacks) at = &(*at)->next;
+	Arena *a = *at;
+	if (a != nullptr) {
+		*at = a->next;
+		pool->stacks -= stacks;
 	}
-	Arena *a = nullptr;
-	if (best != nullptr) {
-		a = *best;
-		*best = a->next;
-	}
-	pthread_mutex_unlock(&arenas_lock);
+	pool->unlock();
 	if (a != nullptr) return a;
 	u64 size = (stacks + 1) * STACK + GUARD;
 	void *p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -724,16 +736,18 @@ Arena *take(u64 stacks) {
 	return a;
 }
 
-void give(Arena *a, bool clean) {
-	if (!clean) { // a stack may have run over
-		munmap(a->mapping, a->size);
-		free(a);
-		return;
+void give(Pool *pool, Arena *a, bool clean) {
+	pool->lock();
+	bool keep = clean && pool->stacks + a->stacks <= KEPT; // if not clean, a stack may have run over
+	if (keep) {
+		a->next = pool->first;
+		pool->first = a;
+		pool->stacks += a->stacks;
 	}
-	pthread_mutex_lock(&arenas_lock);
-	a->next = arenas;
-	arenas = a;
-	pthread_mutex_unlock(&arenas_lock);
+	pool->unlock();
+	if (keep) return;
+	munmap(a->mapping, a->size);
+	free(a);
 }
 
 void end_thread(Thread *t) {
@@ -889,11 +903,11 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 	// One piece of memory: blocks, queues, threads by number; and the shared memory, which begins with nonsense.
 	u64 per = sizeof(FullBlock) + 3 * threads * sizeof(Thread *);
 	u8 *books = (u8 *)malloc(blocks * per), *memory = nullptr;
-	Arena *arena = take((u64)blocks * threads);
+	Arena *arena = take((Pool *)l->pool, (u64)blocks * threads);
 	if (books == nullptr || arena == nullptr || posix_memalign((void **)&memory, 1024, blocks * (shared + statics) + 1024) != 0) {
 		note(&g, FAILED, "no memory for %u blocks of %u threads", blocks, threads);
 		free(books);
-		if (arena != nullptr) give(arena, true);
+		if (arena != nullptr) give((Pool *)l->pool, arena, true);
 		return 1;
 	}
 	memset(memory, 0xA5, blocks * (shared + statics));
@@ -943,7 +957,7 @@ extern "C" __attribute__((visibility("default"))) int weft_emulate_launch(Launch
 	}
 	free(memory);
 	free(books);
-	give(arena, !g.failed);
+	give((Pool *)l->pool, arena, !g.failed);
 	return l->cause != FINE;
 }
 

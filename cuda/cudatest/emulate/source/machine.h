@@ -33,6 +33,7 @@ struct Launch {
 	char *text;
 	u64 room;  // bytes of text
 	u64 cause; // out
+	void *pool; // of stacks
 };
 
 enum Cause { FINE = 0, ILLEGAL_ADDRESS = 1, MISALIGNED = 2, FAILED = 3, TIMEOUT = 4 };

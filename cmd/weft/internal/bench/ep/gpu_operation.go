@@ -9,81 +9,52 @@ import (
 
 // dispatches is Dispatch of a new routing: from new top-k ids to received rows, in one kernel.
 func (m *gpuRank) dispatches(ctx context.Context, bytes timing.Bytes) timing.Operation {
-	var kept *ep.Received
-	sms, _ := m.handle.SMs()
-	return timing.Operation{
-		Name: "dispatch", Bytes: bytes, SMs: sms, Renew: func(bool) error { return m.writeTokens() },
-		Run: func(keep bool) error {
-			r, err := m.handle.Dispatch(ctx, m.Work, ep.DispatchArgs{
-				TopK: m.batch.topk, Weights: m.batch.weight, Rows: m.x,
-			})
-			switch {
-			case err != nil:
-				return err
-			case keep:
-				kept = r
-			default:
-				r.Release()
-				r.Routing.Release()
-			}
-			return nil
-		},
-		Check: func() error {
-			err := m.checkArrived(kept)
-			kept.Release()
-			kept.Routing.Release()
-			return m.verdict(err)
-		},
-	}
+	args := ep.DispatchArgs{TopK: m.batch.topk, Weights: m.batch.weight, Rows: m.x}
+	o := keeping(m, func() (*ep.Received, error) { return m.handle.Dispatch(ctx, m.Work, args) }, m.checkArrived,
+		func(r *ep.Received) { r.Release(); r.Routing.Release() })
+	o.Name, o.Bytes, o.Renew = "dispatch", bytes, func(bool) error { return m.writeTokens() }
+	return o
 }
 
 // knownDispatches is Dispatch by a routing that is there.
 func (m *gpuRank) knownDispatches(ctx context.Context, bytes timing.Bytes) timing.Operation {
-	var kept *ep.Received
-	sms, _ := m.handle.SMs()
-	return timing.Operation{
-		Name: "dispatch-known", Bytes: bytes, SMs: sms, Renew: func(bool) error { return m.writeTokens() },
-		Run: func(keep bool) error {
-			r, err := m.handle.Dispatch(ctx, m.Work, ep.DispatchArgs{Routing: m.known, Rows: m.x})
-			switch {
-			case err != nil:
-				return err
-			case keep:
-				kept = r
-			default:
-				r.Release()
-			}
-			return nil
-		},
-		Check: func() error {
-			err := m.checkArrived(kept)
-			kept.Release()
-			return m.verdict(err)
-		},
-	}
+	args := ep.DispatchArgs{Routing: m.known, Rows: m.x}
+	o := keeping(m, func() (*ep.Received, error) { return m.handle.Dispatch(ctx, m.Work, args) }, m.checkArrived,
+		(*ep.Received).Release)
+	o.Name, o.Bytes, o.Renew = "dispatch-known", bytes, func(bool) error { return m.writeTokens() }
+	return o
 }
 
 // prepares is Prepare alone.
 func (m *gpuRank) prepares(ctx context.Context) timing.Operation {
-	var kept *ep.Routing
+	o := keeping(m, func() (*ep.Routing, error) {
+		return m.handle.Prepare(ctx, m.Work, m.batch.topk, m.batch.weight)
+	}, m.checkCounts, (*ep.Routing).Release)
+	o.Name = "prepare"
+	return o
+}
+
+// keeping is an operation that makes what is released at once, or checked before.
+func keeping[T any](m *gpuRank, make func() (T, error), check func(T) error, release func(T)) timing.Operation {
+	var kept T
 	sms, _ := m.handle.SMs()
 	return timing.Operation{
-		Name: "prepare", SMs: sms,
+		SMs: sms,
 		Run: func(keep bool) error {
-			r, err := m.handle.Prepare(ctx, m.Work, m.batch.topk, m.batch.weight)
+			made, err := make()
 			switch {
 			case err != nil:
 				return err
 			case keep:
-				kept = r
+				kept = made
 			default:
-				r.Release()
+				release(made)
 			}
 			return nil
 		},
 		Check: func() error {
-			err := m.checkCounts(kept)
-			kept.Release()
+			err := check(kept)
+			release(kept)
 			return m.verdict(err)
 		},
 	}
