@@ -281,7 +281,7 @@ func (c *comm) children() []child {
 	}
 	for id, n := range counters.All() {
 		if n.comm == c {
-			all = append(all, child{&n.ops, handle.Counter, n.counter.Close, func() { counters.Remove(id) }})
+			all = append(all, child{&n.ops, handle.TokenCounter, n.counter.Close, func() { counters.Remove(id) }})
 		}
 	}
 	for id, g := range groups.All() {

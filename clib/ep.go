@@ -190,9 +190,9 @@ func tellBuffer(id C.uint64_t, out *C.weft_tensor, buffer func(*ep.Handle) weft.
 }
 
 //export goweft_ep_count
-func goweft_ep_count(topk *C.weft_tensor, layout *C.weft_ep_layout) C.int {
+func goweft_ep_count(topk *C.weft_tensor, counts *C.weft_ep_token_counts) C.int {
 	return local(func() error {
-		v, err := input(layout, "weft_ep_layout")
+		v, err := input(counts, "weft_ep_token_counts")
 		if err != nil {
 			return err
 		}

@@ -121,7 +121,7 @@ typedef struct weft_routing_s *weft_routing;       /* where tokens and rows go *
 typedef struct weft_received_s *weft_received;     /* rows that arrived */
 typedef struct weft_work_s *weft_work;             /* an operation whose second half is to come */
 typedef struct weft_group_s *weft_group;           /* collectives */
-typedef struct weft_ep_counter_s *weft_ep_counter; /* the layout step on a GPU */
+typedef struct weft_ep_token_counter_s *weft_ep_token_counter; /* the layout step on a GPU */
 
 /*
  * A stream of the caller's: a CUstream or cudaStream_t of the GPU's primary context, on which the call enqueues and
@@ -438,41 +438,41 @@ weft_status weft_ep_combine_buffer(weft_ep ep, weft_tensor *tensor);
 weft_status weft_ep_gradient_buffer(weft_ep ep, weft_tensor *tensor);
 
 /* Where to put what routing alone says. Members that are NULL are left out; all memory is the host's. */
-typedef struct weft_ep_layout {
+typedef struct weft_ep_token_counts {
 	size_t size;
 	int64_t experts, ranks, ranks_per_node;
 	int32_t *rank_tokens;       /* [ranks]: tokens with an expert there */
 	int32_t *node_tokens;       /* [ranks / ranks_per_node] */
 	int32_t *expert_selections; /* [experts] */
 	uint8_t *token_in_rank;     /* [tokens, ranks]: 1 or 0 */
-} weft_ep_layout;
+} weft_ep_token_counts;
 
 /* Counts where tokens go: topk is int32 or int64 [tokens, top-k] on the host, -1 for none. Local: it needs no handle
  * and no rank. */
-weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_layout *layout);
+weft_status weft_ep_count(const weft_tensor *topk, const weft_ep_token_counts *layout);
 
 /* Makes what counts where tokens go on the GPU of a communicator, for experts in equal shares on so many ranks, so many
  * of them a node. Local: ranks may differ. */
-weft_status weft_ep_counter_create(weft_comm comm, int64_t experts, int64_t ranks, int64_t ranks_per_node,
-								   weft_ep_counter *counter);
+weft_status weft_ep_token_counter_create(weft_comm comm, int64_t experts, int64_t ranks, int64_t ranks_per_node,
+								   weft_ep_token_counter *counter);
 
 /* Where to put what is counted, in the GPU's memory. Tensors that are NULL are left out. */
-typedef struct weft_ep_census {
+typedef struct weft_ep_device_token_counts {
 	size_t size;
 	const weft_tensor *rank_tokens;       /* int32 [ranks]: tokens with an expert there */
 	const weft_tensor *node_tokens;       /* int32 [ranks / ranks_per_node] */
 	const weft_tensor *expert_selections; /* int32 [experts] */
 	const weft_tensor *token_in_rank;     /* uint8 [tokens, ranks]: 1 or 0 */
-} weft_ep_census;
+} weft_ep_device_token_counts;
 
 /* Enqueues one kernel that counts: topk is int32 or int64 [tokens, top-k] in the GPU's memory; what is no expert counts
  * as none. Local. */
-weft_status weft_ep_counter_count(weft_ep_counter counter, weft_stream stream, const weft_tensor *topk,
-								  const weft_ep_census *into);
+weft_status weft_ep_token_counter_count(weft_ep_token_counter counter, weft_stream stream, const weft_tensor *topk,
+								  const weft_ep_device_token_counts *into);
 
 /* Gives the counter up. It first waits for the rank's work, and keeps the counter, to be destroyed again, if that has
  * not ended by the deadline. */
-weft_status weft_ep_counter_destroy(weft_ep_counter counter);
+weft_status weft_ep_token_counter_destroy(weft_ep_token_counter counter);
 
 /*
  * Turns routing into a handle for dispatches and combines: topk holds the experts of each token, int32 or int64

@@ -46,7 +46,7 @@
 // What has arrived lies in memory of the handle's, until Release. [Handle.CopyReceived] copies it
 // to memory of the caller's, and only the rows that are there.
 //
-// Where tokens go can be counted without a handle: by [CountRouting] on the host, by a [Counter] on
+// Where tokens go can be counted without a handle: by [CountRouting] on the host, by a [TokenCounter] on
 // a GPU.
 //
 // # Streams

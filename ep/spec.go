@@ -25,11 +25,11 @@ type (
 	Protocol     = spec.Protocol
 	Cell         = spec.Cell
 
-	Copies        = spec.Copies
-	Traffic       = spec.Traffic
-	DeviceCensus  = spec.DeviceCensus
-	Census        = spec.Census
-	OverflowError = spec.OverflowError
+	Copies            = spec.Copies
+	Traffic           = spec.Traffic
+	DeviceTokenCounts = spec.DeviceTokenCounts
+	TokenCounts       = spec.TokenCounts
+	OverflowError     = spec.OverflowError
 )
 
 const (
@@ -102,7 +102,7 @@ func ParseScaleOrder(s string) (ScaleOrder, error) { return spec.ParseScaleOrder
 func ParseProtocol(s string) (Protocol, error) { return spec.ParseProtocol(s) }
 
 // CountRouting is the layout step alone, without any exchange: see [spec.CountRouting].
-func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*Census, error) {
+func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*TokenCounts, error) {
 	return spec.CountRouting(topk, experts, ranks, ranksPerNode)
 }
 

@@ -109,7 +109,7 @@ def test_a_tuning_is_for_gpus():
 
 def test_a_counter_is_for_gpus(comm):
     with pytest.raises(weft.UnsupportedError, match="bound to no GPU"):
-        ep.Counter(comm, experts=4)
+        ep.TokenCounter(comm, experts=4)
 
 
 def gave_up(c):

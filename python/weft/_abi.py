@@ -281,7 +281,7 @@ class EpInfo(Struct):
     )
 
 
-class EpLayout(Struct):
+class EpTokenCounts(Struct):
     _fields_ = (
         ("size", c_size_t),
         ("experts", c_int64),
@@ -294,7 +294,7 @@ class EpLayout(Struct):
     )
 
 
-class EpCensus(Struct):
+class EpDeviceTokenCounts(Struct):
     _fields_ = (
         ("size", c_size_t),
         ("rank_tokens", c_void_p),
@@ -461,9 +461,9 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "weft_ep_combine_buffer": (c_void_p, c_void_p),
     "weft_ep_gradient_buffer": (c_void_p, c_void_p),
     "weft_ep_count": (c_void_p, c_void_p),
-    "weft_ep_counter_create": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
-    "weft_ep_counter_count": (c_void_p, c_void_p, c_void_p, c_void_p),
-    "weft_ep_counter_destroy": (c_void_p,),
+    "weft_ep_token_counter_create": (c_void_p, c_int64, c_int64, c_int64, c_void_p),
+    "weft_ep_token_counter_count": (c_void_p, c_void_p, c_void_p, c_void_p),
+    "weft_ep_token_counter_destroy": (c_void_p,),
     "weft_ep_prepare": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "weft_ep_dispatch": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "weft_ep_copy_received": (c_void_p, c_void_p, c_void_p),

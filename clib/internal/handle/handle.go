@@ -41,13 +41,13 @@ const (
 	Received
 	Work
 	Group
-	Counter
+	TokenCounter
 	kinds
 )
 
 var kindNames = [kinds]string{
 	"weft_comm", "weft_window", "weft_ep", "weft_routing", "weft_received",
-	"weft_work", "weft_group", "weft_ep_counter",
+	"weft_work", "weft_group", "weft_ep_token_counter",
 }
 
 // String is the C type's name.

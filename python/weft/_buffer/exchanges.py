@@ -61,7 +61,7 @@ class Exchanges:
         self._group: weft.Group | None = None
         self._everywhere: torch.Tensor | None = None  # every rank
         self._gathers: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
-        self._counters: dict[int, ep.Counter] = {}
+        self._counters: dict[int, ep.TokenCounter] = {}
 
     def handle(self, key: Any, **spec: Any) -> ep.Handle:
         """The handle of a key, which determines the spec. Collective the first time."""
@@ -129,7 +129,7 @@ class Exchanges:
         if self.on_gpu:
             counter = self._counters.get(experts)
             if counter is None:
-                counter = self._counters[experts] = ep.Counter(self.comm, experts=experts)
+                counter = self._counters[experts] = ep.TokenCounter(self.comm, experts=experts)
             if topk.dim() != 2:
                 raise ContractError(f"topk_idx of shape {tuple(topk.shape)}, want [tokens, topk]")
             made, device = torch.empty, topk.device

@@ -8,16 +8,16 @@ there are ``dispatch_backward`` and ``combine_backward``.
 
 from __future__ import annotations
 
-from .census import Census, count
-from .counter import Counter
+from .token_counts import TokenCounts, count
+from .token_counter import TokenCounter
 from .handle import Handle
 from .routing import Received, Routing
 from .spec import Counts, KernelTuning, Layout, Overflow, Payload, Reduction, ScaleOrder, Spec, Weighting
 from .work import PendingCombine, PendingDispatch
 
 __all__ = [
-    "Census",
-    "Counter",
+    "TokenCounts",
+    "TokenCounter",
     "Counts",
     "Handle",
     "KernelTuning",

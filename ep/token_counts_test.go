@@ -20,7 +20,7 @@ func TestCountRouting(t *testing.T) {
 		experts := ranks * rapid.IntRange(1, 5).Draw(t, "local experts")
 		tokens, k := rapid.IntRange(0, 9).Draw(t, "tokens"), rapid.IntRange(1, 8).Draw(t, "top-k")
 		topk := rapid.SliceOfN(rapid.Int64Range(-1, int64(experts)-1), tokens*k, tokens*k).Draw(t, "routing")
-		want := &ep.Census{
+		want := &ep.TokenCounts{
 			RankTokens: make([]int32, ranks), NodeTokens: make([]int32, ranks/perNode),
 			ExpertSelections: make([]int32, experts), TokenInRank: make([]bool, tokens*ranks),
 		}
@@ -60,35 +60,35 @@ func TestCountRouting(t *testing.T) {
 // TestCountRoutingRefuses gives it arguments that make no sense.
 func TestCountRoutingRefuses(t *testing.T) {
 	good := weft.TensorOf([]int32{0, 1}, 1, 2)
-	for name, f := range map[string]func() (*ep.Census, error){
-		"type":       func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]float32{0}, 1, 1), 4, 2, 1) },
-		"dimensions": func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1) },
-		"experts":    func() (*ep.Census, error) { return ep.CountRouting(good, 5, 2, 1) },
-		"ranks":      func() (*ep.Census, error) { return ep.CountRouting(good, 4, 0, 1) },
-		"negative": func() (*ep.Census, error) {
+	for name, f := range map[string]func() (*ep.TokenCounts, error){
+		"type":       func() (*ep.TokenCounts, error) { return ep.CountRouting(weft.TensorOf([]float32{0}, 1, 1), 4, 2, 1) },
+		"dimensions": func() (*ep.TokenCounts, error) { return ep.CountRouting(weft.TensorOf([]int32{0}), 4, 2, 1) },
+		"experts":    func() (*ep.TokenCounts, error) { return ep.CountRouting(good, 5, 2, 1) },
+		"ranks":      func() (*ep.TokenCounts, error) { return ep.CountRouting(good, 4, 0, 1) },
+		"negative": func() (*ep.TokenCounts, error) {
 			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{-1, 2}}, 4, 2, 1)
 		},
-		"width": func() (*ep.Census, error) {
+		"width": func() (*ep.TokenCounts, error) {
 			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, -2}}, 4, 2, 1)
 		},
 		// Products that are 0 in 64 bits, and more than any memory.
-		"many of many": func() (*ep.Census, error) {
+		"many of many": func() (*ep.TokenCounts, error) {
 			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{math.MaxInt/2 + 1, math.MaxInt/2 + 1}}, 4, 2, 1)
 		},
-		"many of four": func() (*ep.Census, error) {
+		"many of four": func() (*ep.TokenCounts, error) {
 			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{math.MaxInt/2 + 1, 4}}, 4, 2, 1)
 		},
-		"many": func() (*ep.Census, error) {
+		"many": func() (*ep.TokenCounts, error) {
 			return ep.CountRouting(weft.TensorOf(make([]int32, 1<<24+1), 1<<24+1, 1), 4, 2, 1)
 		},
-		"many of none": func() (*ep.Census, error) { return ep.CountRouting(reshaped(good, 1<<24, 0), 4, 2, 1) },
-		"top-k":        func() (*ep.Census, error) { return ep.CountRouting(reshaped(good, 1, ep.MaxTopK+1), 4, 2, 1) },
-		"many experts": func() (*ep.Census, error) { return ep.CountRouting(good, math.MaxInt, 1, 1) },
-		"many ranks":   func() (*ep.Census, error) { return ep.CountRouting(good, 2*weft.MaxRanks, 2*weft.MaxRanks, 1) },
-		"nodes":        func() (*ep.Census, error) { return ep.CountRouting(good, 4, 2, 3) },
-		"too large":    func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
-		"too small":    func() (*ep.Census, error) { return ep.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
-		"has no place": func() (*ep.Census, error) {
+		"many of none": func() (*ep.TokenCounts, error) { return ep.CountRouting(reshaped(good, 1<<24, 0), 4, 2, 1) },
+		"top-k":        func() (*ep.TokenCounts, error) { return ep.CountRouting(reshaped(good, 1, ep.MaxTopK+1), 4, 2, 1) },
+		"many experts": func() (*ep.TokenCounts, error) { return ep.CountRouting(good, math.MaxInt, 1, 1) },
+		"many ranks":   func() (*ep.TokenCounts, error) { return ep.CountRouting(good, 2*weft.MaxRanks, 2*weft.MaxRanks, 1) },
+		"nodes":        func() (*ep.TokenCounts, error) { return ep.CountRouting(good, 4, 2, 3) },
+		"too large":    func() (*ep.TokenCounts, error) { return ep.CountRouting(weft.TensorOf([]int32{4}, 1, 1), 4, 2, 1) },
+		"too small":    func() (*ep.TokenCounts, error) { return ep.CountRouting(weft.TensorOf([]int32{-2}, 1, 1), 4, 2, 1) },
+		"has no place": func() (*ep.TokenCounts, error) {
 			return ep.CountRouting(weft.Tensor{DType: weft.Int32, Shape: []int{1, 2}}, 4, 2, 1)
 		},
 	} {
