@@ -107,11 +107,11 @@ func TestTuningRefusals(t *testing.T) {
 			*s = pulled(*s)
 			s.Tuning.Dispatch.Bulk, s.Tuning.Dispatch.Parts = -1, 2
 		}},
-		{"bulk copies of what is quantised", "need threads", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
+		{"bulk copies of what is quantised", "needs threads", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
 			*s = pulled(*s)
 			s.Payload, s.Quantize, s.Hidden, s.Tuning.Dispatch.Bulk = ep.FP8, weft.BFloat16, 128, 1
 		}},
-		{"sums of opaque rows", "has no sums", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
+		{"sums of opaque rows", "cannot combine", weft.ErrUnsupported, ep.GPUEngine, func(s *ep.Spec) {
 			s.Payload, s.RowBytes, s.Hidden, s.Output, s.Tuning.Combine.Threads = ep.Opaque, 64, 0, 0, 64
 		}},
 	} {

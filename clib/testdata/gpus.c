@@ -316,7 +316,7 @@ static void copies(const rank *r, side *s, const way *w, weft_ep ep, const weft_
 	args.rows = &wrong;
 	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "copy received: rows are");
 	args.rows = got->data;
-	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "lie in the memory that is copied");
+	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_INVALID, "overlap the received batch");
 	args.received = NULL;
 	REFUSED(weft_ep_copy_received(ep, s->stream, &args), WEFT_ERROR_HANDLE, "");
 }
@@ -429,7 +429,7 @@ static void layer(rank *r, side *s, const way *w, weft_ep ep) {
 		combine(s, ep, w, &home);
 		keep(r, s, "combined by weights at home", again.data, bytes_of(&again));
 		home.weights = NULL;
-		REFUSED(weft_ep_combine_backward(ep, s->stream, &back), WEFT_ERROR_INVALID, "tells no other rank");
+		REFUSED(weft_ep_combine_backward(ep, s->stream, &back), WEFT_ERROR_INVALID, "to no other rank");
 		meet(r);
 	}
 	OK(weft_received_release(got.received));

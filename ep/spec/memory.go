@@ -23,7 +23,7 @@ func (g *Geometry) RoutingSize() int64 {
 
 func (g *Geometry) BoardSize() int64 { return RoutingOffset + 2*g.RoutingSize() }
 
-// windowSizes are the bytes of a handle's windows; 0 for those that it has no use for.
+// windowSizes are the bytes of a handle's windows; 0 for those that it does not need.
 type windowSizes struct {
 	Board   int64
 	Block   int64 // of one received tensor, of which the pool has Live
@@ -39,8 +39,8 @@ func (g *Geometry) WindowSizes(s Spec) windowSizes {
 	size := windowSizes{
 		Board: g.BoardSize(),
 		Block: NewBlockShape(s, g.Rows()).Bytes,
-		// What is staged: the tokens of a dispatch, quantised or not, or the rows of a combine. One
-		// buffer serves both, as operations follow each other.
+		// A rank stages the tokens of a dispatch, quantised or not, or the rows of a combine. One
+		// buffer serves both, because operations follow each other.
 		Stage: tokens * max(AlignUp(row)+AlignUp(scale), output),
 	}
 	if !s.Combines() {
@@ -58,8 +58,8 @@ func (g *Geometry) WindowSizes(s Spec) windowSizes {
 	return size
 }
 
-// fit reports whether windows of these sizes can be had in an address space of so many bytes, of
-// which half is the system's.
+// fit reports whether windows of these sizes fit into half of an address space; the system has the
+// other half.
 func (w *windowSizes) fit(live int, addresses int64) bool {
 	return max(w.Board, w.Stage, w.Partial, w.Scalars) <= addresses/2 && w.Block <= addresses/2/int64(live)
 }
