@@ -22,11 +22,11 @@ import (
 // Its operations are collective: every rank calls them, in the same order, each from one goroutine
 // at a time per communicator or handle.
 //
-// An error of ranks that wait for each other, for they have called things in different orders,
-// names no rank: its [PeerError] has the rank -1, wraps [ErrTimeout] and lists the circle.
+// If ranks call operations in different orders and therefore wait for each other, the error names no
+// rank: its [PeerError] has the rank -1, wraps [ErrTimeout] and lists the cycle.
 //
-// A failure is sticky. Once a rank has died, or a wait has ended at its deadline, every operation
-// returns the same [*PeerError], until the survivors call [Comm.SetMask] and go on without that
+// A failure is sticky. Once a rank has died, or a wait has reached its deadline, every operation
+// returns the same [*PeerError], until the survivors call [Comm.SetMask] and continue without that
 // rank.
 type Comm struct {
 	rank, size int
@@ -47,13 +47,13 @@ type Comm struct {
 	record   *device.Record // the device's, or noRecord
 	noRecord device.Record
 
-	mask       atomic.Pointer[RankSet] // ranks that are left out
+	mask       atomic.Pointer[RankSet] // masked ranks
 	died       sharedRankSet
 	left       sharedRankSet
 	generation atomic.Uint64 // advances with every SetMask
 	closed     atomic.Bool
 	released   atomic.Bool  // its memory
-	closing    sync.RWMutex // held for reading by those who may look at shared memory while another goroutine closes
+	closing    sync.RWMutex // read-locked by code that may read shared memory while another goroutine closes
 
 	agreement struct {
 		sync.Mutex
@@ -76,10 +76,10 @@ func (c *Comm) Size() int { return c.size }
 // LocalSize is the number of ranks on this host.
 func (c *Comm) LocalSize() int { return c.local }
 
-// Deadline is what bounds every wait beside its context.
+// Deadline bounds every wait, beside the wait's context.
 func (c *Comm) Deadline() time.Duration { return c.waiter.Timeout }
 
-// Masked reports whether rank is left out of operations.
+// Masked reports whether a rank is masked: it takes part in no operation.
 func (c *Comm) Masked(rank int) bool { return c.mask.Load().has(rank) }
 
 // Mask returns the set of masked ranks.
@@ -90,8 +90,8 @@ func (c *Comm) Mask() RankSet {
 	return RankSet{} // before Join has returned
 }
 
-// Err returns the failure that operations return from now on, or nil. It may be called from any
-// goroutine.
+// Err returns the failure that every operation returns until [Comm.SetMask], or nil. It may be
+// called from any goroutine.
 func (c *Comm) Err() error {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
@@ -132,34 +132,32 @@ func (c *Comm) fail(err error) error {
 	case filelimit.Reached(err):
 		c.spread(channel.Fault{Cause: channel.CauseFiles, Rank: c.rank})
 	case !errors.As(err, &peer):
-		// The caller's context ended: nobody is to blame but this rank.
+		// The caller's context ended: this rank is to blame.
 		c.Abort()
 	case errors.Is(err, ErrDied), errors.Is(err, ErrAborted), errors.Is(err, ErrMasked):
-		// The others know.
+		// The other ranks know already.
 	case errors.Is(err, ErrLeft):
 		c.spread(channel.Fault{Cause: channel.CauseLeft, Rank: peer.Rank})
 	case errors.Is(err, ErrTimeout) && peer.Rank < 0:
-		// The others know, as far as they are in the circle or wait for it.
+		// The ranks in the cycle, and those that wait for it, know already.
 	case errors.Is(err, ErrTimeout):
 		c.spread(channel.Fault{Cause: channel.CauseTimeout, Rank: peer.Rank})
 	default:
-		// What a peer offers is not what was agreed, or cannot be had here: this rank is the one
-		// that gives up.
+		// A peer's data breaks the agreement, or this rank cannot use it: this rank aborts.
 		c.Abort()
 	}
 	return err
 }
 
-// fault says what the abort word means: nothing if it concerns a rank that is masked by now, in
-// which case the word is emptied. What a wait on the device has recorded goes into the word, here
-// and at the others.
+// fault turns the abort word into an error. It clears a word that concerns a rank that is masked by
+// now. It copies the record of a device wait to the abort words of this rank and of the others.
 func (c *Comm) fault(op string) error {
 	own := &c.pages[c.rank].fault
 	record, recorded := c.recorded()
 	for {
 		f := own.Fault()
 		if f.Cause == channel.CauseNone {
-			// A death among the unmasked that was hidden behind an earlier fault.
+			// An earlier fault may have hidden the death of an unmasked rank.
 			dead := c.died.load().Minus(c.Mask()).Lowest()
 			switch {
 			case dead >= 0:
@@ -171,8 +169,8 @@ func (c *Comm) fault(op string) error {
 			}
 			continue
 		}
-		// A rank that was left behind and wakes up late may still accuse others: its word counts
-		// for nothing. But those whom this rank has left out may by now go on without it.
+		// A masked rank that wakes late may still report faults: they are ignored. One exception:
+		// ranks that this rank has masked may have masked this rank in turn.
 		over := c.Masked(f.Reporter) || f.Rank != c.rank && c.Masked(f.Rank)
 		if f.Older(c.generation.Load()) || over && !(f.Cause == channel.CauseMasked && c.leftOut()) {
 			own.Clear(f)
@@ -185,14 +183,14 @@ func (c *Comm) fault(op string) error {
 	}
 }
 
-// report signs and dates a fault. A rank that is about to go on with others dates it with the
-// generation that it has told them.
+// report adds the reporter and the generation to a fault. During SetMask that is the generation that
+// this rank has published.
 func (c *Comm) report(f channel.Fault) channel.Fault {
 	f.Reporter, f.Generation = c.rank, c.pages[c.rank].mask.target.Load()
 	return f
 }
 
-// spread tells every rank that can be reached of a fault.
+// spread reports a fault to every rank that can be reached.
 func (c *Comm) spread(f channel.Fault) {
 	c.closing.RLock()
 	defer c.closing.RUnlock()
@@ -201,8 +199,8 @@ func (c *Comm) spread(f channel.Fault) {
 	}
 }
 
-// tell is spread for those who know that shared memory stays. A rank that was left out, and has
-// found out in this way only, tells nobody but itself.
+// tell is spread for callers that know that shared memory stays mapped. A rank that finds itself
+// masked writes its own abort word only.
 func (c *Comm) tell(f channel.Fault) {
 	if c.leftOut() {
 		c.pages[c.rank].fault.Abort(c.report(channel.Fault{Cause: channel.CauseMasked, Rank: c.rank}))
@@ -218,12 +216,12 @@ func (c *Comm) tell(f channel.Fault) {
 	}
 }
 
-// maskedBy reports whether the owner of p goes on without this rank.
+// maskedBy reports whether the owner of p has masked this rank.
 func (c *Comm) maskedBy(p *controlPage) bool {
 	return p.mask.target.Load() > c.generation.Load() && p.mask.set.has(c.rank)
 }
 
-// event takes what the mesh sees of the other ranks.
+// event handles an event of the mesh: a peer left or died.
 func (c *Comm) event(e shm.Event) {
 	switch e.Kind {
 	case shm.Left:
@@ -272,10 +270,10 @@ func (c *Comm) leave() error {
 }
 
 // Close leaves the communicator. Peers that still wait for this rank get an error that wraps
-// [ErrLeft]; data that it published stays readable to them. Windows and handles of the communicator
-// become unusable. Close waits for nobody; no operation of this rank may be in progress. On a GPU
-// it first lets the work in the rank's context end, until the deadline; memory that work still uses
-// then stays mapped, and the error says so.
+// [ErrLeft]; they can still read data that it published. Windows and handles of the communicator
+// become unusable. Close waits for no other rank; no operation of this rank may be in progress. On a
+// GPU it first waits until the work in the rank's context has ended, at most until the deadline. If
+// work still runs then, its memory stays mapped, and the error says so.
 func (c *Comm) Close() error {
 	errs := []error{c.leave()}
 	if c.released.Swap(true) {
@@ -285,7 +283,7 @@ func (c *Comm) Close() error {
 		ctx, cancel := context.WithTimeoutCause(context.Background(), c.waiter.Timeout, ErrTimeout)
 		defer cancel()
 		if err := c.device.quiesce(ctx, "close"); err != nil && ctx.Err() != nil {
-			// Memory must not go from under kernels: they would take the whole context with them.
+			// A kernel that reads unmapped memory destroys the whole context, so keep it mapped.
 			return errors.Join(append(errs, err)...)
 		}
 	}
@@ -303,7 +301,7 @@ func (c *Comm) Close() error {
 	return errors.Join(errs...)
 }
 
-// wait waits for a counter of a peer and spreads the word when that fails.
+// wait waits for a counter of a peer, and reports a failure to the other ranks.
 func (c *Comm) wait(ctx context.Context, ctr *channel.Counter, want uint64, op string, peer int) error {
 	if err := c.waiter.Wait(ctx, ctr, want, op, peer); err != nil {
 		return c.fail(err)
