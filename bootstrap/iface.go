@@ -29,8 +29,8 @@ func interfaceAddr(s string) (netip.Addr, error) {
 	return addrs[0], nil
 }
 
-// checkInterface refuses an interface at which nobody would find rank 0: it listens there alone,
-// and the others dial Address. All ranks of the host refuse alike. A name may stand for other
+// checkInterface refuses an interface on which no rank would find rank 0: rank 0 listens there
+// only, and the others dial Address. All ranks of the host refuse alike. A name may stand for other
 // addresses on other hosts, so it passes, unless it is that of every host for itself.
 func checkInterface(ctx context.Context, cfg TCPConfig) error {
 	if cfg.Interface == "" || !cfg.ID.IsZero() || !literal(cfg.Address) && !namesLoopback(cfg.Address) {

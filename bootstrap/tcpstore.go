@@ -39,7 +39,7 @@ const (
 
 var ne = binary.NativeEndian
 
-// dialStore connects to the store at address, trying again until it is there or the context ends.
+// dialStore connects to the store at address, trying again until it answers or the context ends.
 func dialStore(ctx context.Context, address string) (*storeClient, error) {
 	var pause backoff
 	for {

@@ -17,14 +17,14 @@ import (
 	"github.com/weftgo/weft/ep"
 )
 
-// counter is what a weft_ep_token_counter stands for.
+// counter is the object of a weft_ep_token_counter.
 type counter struct {
 	comm    *comm
 	counter *ep.TokenCounter
 	ops     sync.Mutex
 	streams streams
 
-	// What the last call was given: see refresh.
+	// The arguments of the last call: see refresh.
 	topk weft.Tensor
 	into ep.DeviceTokenCounts
 }
