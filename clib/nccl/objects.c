@@ -106,7 +106,7 @@ static ncclEpResult_t refuse(nep_kind kind, uint64_t id) {
 }
 
 /* The gate is taken under the lock: a call that destroys a group holds its gate, and removes its number before it
-/  frees it.
+ * frees it.
  */
 static ncclEpResult_t enter(nep_kind kind, uint64_t id, void **object) {
 	pthread_mutex_lock(&lock);

@@ -80,7 +80,7 @@ def test_refusals(comm):
     with ep.Handle(comm, experts=2, topk=2, hidden=8, max_tokens=4, payload="fp32", reduction="partial") as h:
         x, topk, weights = np.ones((2, 8), np.float32), np.array([[0, 1], [1, 0]]), np.ones((2, 2), np.float32)
         got = h.dispatch(x, topk, weights)
-        with pytest.raises(weft.UnsupportedError, match="where the experts are"):
+        with pytest.raises(weft.UnsupportedError, match="at the experts' ranks"):
             h.combine(got.rows, got, weights=weights)
         with pytest.raises(weft.InvalidError, match="not by both"):
             h.dispatch(x, topk, routing=got)

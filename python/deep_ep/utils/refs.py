@@ -55,8 +55,8 @@ def generate_pre_combine_data(
     num_topk: int,
     hidden: int,
 ) -> Tensor:
-    """What the expert of each selection makes of tokens: bfloat16 [tokens, topk, hidden], of their
-    indices among all ranks' and the seed alone."""
+    """The output of each selection's expert for tokens: bfloat16 [tokens, topk, hidden], a function of their
+    indices among all ranks' tokens and of the seed alone."""
     device = src_token_global_idx.device
     selections = src_token_global_idx.int()[:, None] * num_topk + torch.arange(
         num_topk, dtype=torch.int32, device=device

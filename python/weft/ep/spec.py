@@ -1,4 +1,4 @@
-"""What exchanges look like: the same on every rank."""
+"""The description of exchanges: the same on every rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..errors import InvalidError
 
 @dataclasses.dataclass(frozen=True)
 class KernelTuning:
-    """How a kernel on a GPU goes about moving rows: it decides how long that takes and never what it gives.
+    """How a GPU kernel moves rows: it changes how long an operation takes, never its result.
 
-    0 is Weft's choice. What does not fit a handle is refused.
+    0 is Weft's choice. A member that does not fit a handle's mode is refused.
     """
 
     threads: int = 0
@@ -35,7 +35,7 @@ class KernelTuning:
     blocks: int = 0
     """Rows that have places: at most so many."""
     bulk: int = 0
-    """Places: 1: rows go by bulk copies; -1: threads move them."""
+    """Direct mode: 1: bulk copies move rows; -1: threads do."""
     warps: int = 0
     """Places: of a block, that move rows by bulk copies."""
     parts: int = 0
@@ -66,7 +66,7 @@ ROW_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What exchanges look like. Choices are given by name or as members of their types;
+    """The description of a handle's exchanges. Choices are given by name or as members of their types;
     docs/guides/ep-support.md says which combinations are supported."""
 
     experts: int
@@ -108,8 +108,8 @@ class Spec:
     """GPU: None is Weft's choice."""
     combine_tuning: KernelTuning | None = None
     serial_group: int = 0
-    """GPU: a number that handles of a communicator share whose operations take turns: they follow each
-    other in stream order, alike on every rank.
+    """GPU: the number of a serial group: the operations of its handles follow each other in stream order, in
+    the same order on every rank, so the handles share one reservation of SMs.
 
     They fill the same multiprocessors, so any number of them has room where one has. 0: a handle that
     has its own."""
@@ -182,7 +182,7 @@ _NUMBERS = (
 
 
 def whole(name: str, given: Any, error: type[InvalidError] = InvalidError) -> int:
-    """A number, as whole as it must be: nothing is cut off."""
+    """An integer: fractions are refused."""
     try:
         if not isinstance(given, bool):
             return operator.index(given)

@@ -55,8 +55,8 @@ class TokenCounter(Made):
         stream: StreamLike = None,
         timeout: float | None = None,
     ) -> TokenCounts:
-        """Enqueues one kernel that counts: ``topk`` is int32 or int64 [tokens, top-k], what is no
-        expert counts as none.
+        """Enqueues one kernel that counts: ``topk`` is int32 or int64 [tokens, top-k]; it ignores selections
+        that are no expert.
 
         Returns the given arrays, or if none is given new ones for everything. It may be captured in a
         graph, which reads the same memory anew at each replay.

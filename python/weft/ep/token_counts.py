@@ -25,7 +25,7 @@ class TokenCounts(NamedTuple):
 
 
 class _CountArgs:
-    """What a call passes to C, kept for the next one."""
+    """The arguments of a call in C, kept for the next one."""
 
     def __init__(self) -> None:
         self.topk = Slot("topk", -1)

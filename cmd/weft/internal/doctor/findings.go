@@ -15,8 +15,7 @@ const (
 	Bad               // something will not work
 )
 
-// Finding is one line: what was looked at, what was found, and what it means for
-// Weft.
+// Finding is one line: the subject, the finding, and its meaning for Weft.
 type Finding struct {
 	Name, Value, Meaning string
 	Grade                Grade

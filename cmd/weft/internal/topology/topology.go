@@ -27,7 +27,7 @@ func Online(root fs.FS) ([]int, error) {
 	return ParseList(string(text))
 }
 
-// Nodes lists the NUMA nodes, or none where the kernel does not tell.
+// Nodes lists the NUMA nodes, or none where the kernel does not say.
 func Nodes(root fs.FS) []Node {
 	dirs, _ := fs.Glob(root, "sys/devices/system/node/node[0-9]*")
 	var nodes []Node

@@ -37,7 +37,7 @@ func (m *gpuRank) dispatches(ctx context.Context, bytes timing.Bytes) timing.Ope
 	}
 }
 
-// knownDispatches is Dispatch by a routing that is there.
+// knownDispatches is Dispatch by an existing routing.
 func (m *gpuRank) knownDispatches(ctx context.Context, bytes timing.Bytes) timing.Operation {
 	var kept *ep.Received
 	sms, _ := m.handle.SMs()

@@ -35,7 +35,7 @@ type Shape struct {
 	timing.Effort
 }
 
-// Spec translates a shape for package ep, and says what is wrong with it.
+// Spec translates a shape for package ep, or returns an error.
 func (e Shape) Spec(ranks int) (ep.Spec, error) {
 	s := ep.Spec{
 		Experts: e.Experts, TopK: e.TopK, Hidden: e.Hidden, MaxTokens: max(e.Tokens, e.Capacity, 1),
@@ -85,7 +85,7 @@ func (e Shape) Spec(ranks int) (ep.Spec, error) {
 	return s, untuned.Validate(ranks)
 }
 
-// Validate says what is wrong with a shape on the host, if anything.
+// Validate checks a shape for the host.
 func (e *Shape) Validate(ranks int) error {
 	if _, err := e.Spec(ranks); err != nil {
 		return err
