@@ -257,7 +257,7 @@ func (m *mesh) complete(blocks *[][]byte) bool {
 // takeGathered handles a message of rank 0 at another rank.
 func (m *mesh) takeGathered(from int, g gathered) error {
 	if from != 0 {
-		return fmt.Errorf("%w: rank %d sent what only rank 0 sends", ErrProtocol, from)
+		return fmt.Errorf("%w: rank %d sent a message that only rank 0 sends", ErrProtocol, from)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -317,7 +317,7 @@ func (m *mesh) lateRanks(cause error, op op) error {
 	e := &PeerError{Op: op.String()}
 	switch {
 	case m.answer == nil:
-		e.Err = fmt.Errorf("%w: rank 0 does not say who is missing", cause)
+		e.Err = fmt.Errorf("%w: rank 0 does not answer which rank is missing", cause)
 	case len(m.answer.ranks) == 0:
 		e.Err = fmt.Errorf("%w: every rank had entered the %v", cause, op)
 	default:
@@ -343,7 +343,7 @@ func (m *mesh) answerInquiry(from int, q inquiry) error {
 
 func (m *mesh) takeAnswer(from int, a missing) error {
 	if from != 0 {
-		return fmt.Errorf("%w: rank %d sent what only rank 0 sends", ErrProtocol, from)
+		return fmt.Errorf("%w: rank %d sent a message that only rank 0 sends", ErrProtocol, from)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

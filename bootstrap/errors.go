@@ -24,7 +24,7 @@ var (
 
 	// ErrAborted: the rank gave a collective up because its context was cancelled or expired, or it
 	// could open no more files.
-	ErrAborted = errors.New("given up")
+	ErrAborted = errors.New("aborted")
 
 	// ErrMismatch: ranks made different collective calls where the same was due, or run different
 	// versions of Weft.

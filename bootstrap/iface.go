@@ -47,7 +47,7 @@ func checkInterface(ctx context.Context, cfg TCPConfig) error {
 	if slices.Contains(addrs, own) || slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !isLocal(a) }) {
 		return nil
 	}
-	return fmt.Errorf("interface %s has the address %v, so nobody finds rank 0 at %s: "+
+	return fmt.Errorf("interface %s has the address %v, so no rank finds rank 0 at %s: "+
 		"leave the interface out (WEFT_INTERFACE), or give an address of it (WEFT_ADDRESS)", cfg.Interface, own, cfg.Address)
 }
 

@@ -97,7 +97,7 @@ func (c *storeClient) ping(ctx context.Context) error {
 			return err
 		}
 		if ne.Uint32(echo[:]) != nonce {
-			return fmt.Errorf("%w: what answers at %v is no TCPStore", ErrProtocol, c.conn.RemoteAddr())
+			return fmt.Errorf("%w: the server at %v is no TCPStore", ErrProtocol, c.conn.RemoteAddr())
 		}
 		return nil
 	})

@@ -136,7 +136,7 @@ func goweft_routing_describe(id C.uint64_t, p *C.weft_routing_description) C.int
 			return err
 		}
 		if r.ep.comm.weft.Device() != nil {
-			return weft.Unsupportedf("on GPUs what describes a routing is there: take it by weft_routing_tensor")
+			return weft.Unsupportedf("on GPUs routing metadata is in the GPU's memory: use weft_routing_tensor")
 		}
 		describe(v.expert_counts, r, C.WEFT_EXPERT_COUNTS)
 		describe(v.expert_demand, r, C.WEFT_EXPERT_DEMAND)

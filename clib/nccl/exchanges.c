@@ -93,8 +93,8 @@ static ncclEpResult_t rows_of(const nep_handle *h, weft_routing routing, int64_t
 static ncclEpResult_t check_room(const weft_tensor *t, int64_t rows, const char *name) {
 	if (t->shape[0] < rows) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT,
-						"%s has room for %lld rows, and %lld are wanted: max_recv_tokens_per_rank of the group, or "
-						"without one what recv_total_counter said",
+						"%s has room for %lld rows, and %lld are needed: max_recv_tokens_per_rank of the group, or "
+						"without one the value of recv_total_counter",
 						name, (long long)t->shape[0], (long long)rows);
 	}
 	return NCCL_EP_SUCCESS;

@@ -101,7 +101,7 @@ static ncclEpResult_t refuse(nep_kind kind, uint64_t id) {
 	if (id >> 60 == (8 | (unsigned)kind)) {
 		return nep_fail(NCCL_EP_INVALID_ARGUMENT, "the %s was destroyed before, or never made", names[kind]);
 	}
-	return nep_fail(NCCL_EP_INVALID_ARGUMENT, "0x%llx is no %s; pass what a call of this process returned",
+	return nep_fail(NCCL_EP_INVALID_ARGUMENT, "0x%llx is no %s; pass a handle that a call of this process returned",
 					(unsigned long long)id, names[kind]);
 }
 

@@ -79,7 +79,7 @@ func newEPFlags(cmd *cobra.Command) *epFlags {
 	oneOf(cmd, &s.Routing, "routing", routing.Kinds(), "how popular experts are; hot is one hot rank")
 	f.Uint64Var(&s.Seed, "seed", s.Seed, "of the routing")
 	oneOf(cmd, &e.mode, "mode", []string{lowLatency, highThroughput},
-		"what is measured unless told otherwise: few tokens (low latency) or many (high throughput)")
+		"the defaults: few tokens (low latency) or many (high throughput)")
 	oneOf(cmd, &e.calls, "calls", []string{oneCall, phases}, "send and receive in one call, or in phases apart")
 	oneOf(cmd, &e.operand, "operand", []string{window, heap},
 		"where rows are: read there from a window, staged first from the heap")

@@ -84,7 +84,7 @@ Absent when empty:
 	oneOf(cmd, &e.Layout, "layout", benchep.Layouts(), "order in which a rank receives rows")
 	f.IntVar(&o.product.Rows, "product-rows", o.product.Rows, "rows of a product, a multiple of 64")
 	f.IntVar(&o.product.Columns, "product-columns", o.product.Columns, "columns of a product, a multiple of 64")
-	f.IntVar(&o.product.Inner, "product-inner", o.product.Inner, "what a product sums over, a multiple of 32")
+	f.IntVar(&o.product.Inner, "product-inner", o.product.Inner, "the summed dimension of a product, a multiple of 32")
 	f.IntVar(&o.operations, "operations", o.operations, "how many operations a graph has")
 	f.IntVar(&o.replays, "replays", o.replays, "how many runs of each kind are timed")
 	f.DurationVar(&o.deadline, "deadline", o.deadline, "the deadline of each wait on a GPU")
@@ -203,7 +203,7 @@ func (p *overlapPrinter) row(r benchep.OverlapRow) error {
 		p.headed = true
 		fmt.Fprintf(&b, "%s on %s (%s): us of the slowest rank, alone and beside each other. product: bf16 "+
 			"%s, %.0f TFLOPS alone.\n"+
-			"SMs: what a product would take more if it lost the exchange's %s\n\n",
+			"SMs: the slow-down of a product that loses the exchange's %s\n\n",
 			measure.Count(r.Ranks, "rank"), measure.Count(r.GPUs,
 				"GPU"), p.here.Device, r.Product, r.TFlops, "multiprocessors and nothing else")
 		fmt.Fprintf(&b, format, "contract", "op", "tokens", "SMs", "alone", "beside", "times", "product",

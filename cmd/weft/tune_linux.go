@@ -74,7 +74,7 @@ are tuned, with --mode ht its two.`,
 	t.gpu = &gpuFlags{replays: 5, ops: 100, deadline: 10 * time.Second}
 	f := cmd.Flags()
 	oneOf(cmd, &t.ep.mode, "mode", []string{lowLatency, highThroughput},
-		"what is tuned unless told otherwise: few tokens (low latency) or many (high throughput)")
+		"the defaults: few tokens (low latency) or many (high throughput)")
 	f.Var(&t.ep.tokens, "tokens", "tokens per rank of the handles")
 	f.IntVar(&e.Hidden, "hidden", e.Hidden, "elements of a row")
 	f.IntVar(&e.TopK, "topk", e.TopK, "experts that a token selects")

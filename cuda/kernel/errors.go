@@ -14,7 +14,7 @@ var ErrNoCompiler = errors.New("no compiler of CUDA C++")
 func noCompiler(reason error) error {
 	return fmt.Errorf("%w: name NVRTC in WEFT_NVRTC, or install it (python3 -m pip install nvidia-cuda-nvrtc), "+
 		"or name in WEFT_CACHE a cache that weft compile has filled, on any machine (of one that is there "+
-		"weft doctor says what is refused): %w", ErrNoCompiler, reason)
+		"weft doctor lists what is refused): %w", ErrNoCompiler, reason)
 }
 
 // Error says which kernel is not to be had, and why. %+v prints all of a compiler's log.

@@ -380,7 +380,7 @@ func (s Spec) validateRanges(ranks int) error {
 		},
 		{fmt.Sprintf("capacity %d: want 0 (the worst case) to %d", s.Capacity, maxCapacity), s.Capacity >= 0 &&
 			s.Capacity <= maxCapacity},
-		{fmt.Sprintf("%d SMs: want 0 (most of what is left) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
+		{fmt.Sprintf("%d SMs: want 0 (three quarters of the free ones) to 1024", s.SMs), s.SMs >= 0 && s.SMs <= 1024},
 		{fmt.Sprintf("serial group %d: want 0 (none) or a positive number", s.SerialGroup), s.SerialGroup >= 0},
 		{fmt.Sprintf("%d live tensors: want 1 to 1024", s.Live), s.Live >= 1 && s.Live <= 1024},
 	} {

@@ -92,12 +92,11 @@ func (m *model) verify(ctx context.Context) error {
 			}
 		}
 	}
-	// All ranks hear of it and stop here. If one stopped alone, the others would know no more than
-	// that it left.
+	// All ranks get the numbers and stop here. If one stopped alone, the others would only see that it
+	// left.
 	err := m.group.AllReduce(ctx, nil, weft.TensorOf(wrong), weft.TensorOf(wrong), weft.Sum)
 	if err == nil && slices.Max(wrong) > 0 {
-		err = fmt.Errorf("of the rows that came back from the experts, so many are not what these compute, "+
-			"by rank: %d", wrong)
+		err = fmt.Errorf("experts returned wrong rows; their number, by rank: %d", wrong)
 	}
 	m.verified += len(m.layers)
 	return err

@@ -227,7 +227,7 @@ func (j *join) dial(ctx context.Context, p *peer) error {
 	socket, err := dialSocket(ctx, p.address)
 	if err != nil {
 		if errors.Is(err, unix.ECONNREFUSED) {
-			err = fmt.Errorf("%w: nobody listens at its address", ErrDied)
+			err = fmt.Errorf("%w: its address has no listener", ErrDied)
 		}
 		return err
 	}

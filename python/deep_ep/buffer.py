@@ -238,7 +238,7 @@ class Buffer:
             moved = _moved(handle)
             require(
                 topk_idx is None and topk_weights is None,
-                "a dispatch by a handle takes no topk_idx and no topk_weights: the handle has what was selected",
+                "a dispatch by a handle takes no topk_idx and no topk_weights: the handle has the selections",
             )
             if 0 < num_worst_tokens < moved.received:
                 raise ContractError(
@@ -256,7 +256,7 @@ class Buffer:
                 event,
             )
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
-            raise ContractError("a dispatch without a handle takes what get_dispatch_layout returns")
+            raise ContractError("a dispatch without a handle takes the results of get_dispatch_layout")
         if num_worst_tokens and topk_idx is None:
             raise ContractError("num_worst_tokens needs topk_idx, whose -1 tell which rows there are")
         if config is not None and not isinstance(config, Config):
@@ -554,7 +554,7 @@ def _recalled(handle: Any, place: int, kind: type[T], of: str) -> T:
     found = recall(handle[place], kind) if isinstance(handle, (tuple, list)) and len(handle) > place else None
     if found is None:
         raise ContractError(
-            f"handle: a {type(handle).__name__}, want what {of} returned, or the tuple of its contents, not "
+            f"handle: a {type(handle).__name__}, want the handle that {of} returned, or the tuple of its contents, not "
             f"copies of them"
         )
     return found

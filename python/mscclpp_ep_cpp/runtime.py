@@ -261,7 +261,7 @@ class Buffer:
             )
             return rows, scales, None, None, [], *matrices, end.event
         if num_tokens_per_rank is None or num_tokens_per_expert is None:
-            raise ContractError("a dispatch without cached matrices takes what get_dispatch_layout returns")
+            raise ContractError("a dispatch without cached matrices takes the results of get_dispatch_layout")
         _check("is_token_in_rank", is_token_in_rank, torch.bool, 2)
         want = x.shape[0], self.num_ranks
         require(is_token_in_rank.shape == want, f"is_token_in_rank: shape {tuple(is_token_in_rank.shape)}, want {want}")
@@ -535,7 +535,7 @@ def _recall(tensor: Tensor, kind: type[T], name: str, call: str) -> T:
     found = recall(tensor, kind)
     if found is None:
         raise ContractError(
-            f"{name} is not what {call} has returned: pass that tensor itself, for a copy does not say where "
+            f"{name} was not returned by {call}: pass that tensor itself, because a copy does not say where "
             f"its tokens went"
         )
     return found

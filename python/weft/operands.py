@@ -179,7 +179,7 @@ def _reader(array: Any) -> Reader:
         except TypeError:
             raise OperandError(
                 f"a {type(array).__module__}.{type(array).__qualname__} is no array: pass one of PyTorch or "
-                f"numpy, or what has DLPack, "
+                f"numpy, or of a library with DLPack, "
                 "__cuda_array_interface__ or the buffer protocol"
             ) from None
         reader = _read_buffer
@@ -319,7 +319,7 @@ def _read_cuda_array(slot: Slot, x: Any) -> None:
     if made is not None and made != _foreign_stream(slot):
         raise slot.refuse(
             f"it is made in stream {made}, and the call enqueues on another: call with stream={made}, or pass "
-            f"what has DLPack"
+            f"an array of a library with DLPack"
         )
     slot.kind = memory.PLAIN
     slot.put(address or 0, slot.code_of(name, size), shape)

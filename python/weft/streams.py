@@ -76,5 +76,5 @@ def refuse_capture(device: int, what: str) -> None:
     torch = _torch() if device >= 0 else None
     if torch is not None and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(
-            f"{what} cannot be had in a capture, for it would be waited for: ask before, or use what stays on the GPU"
+            f"{what} cannot be read in a capture, which must not wait: read it before, or use the tensors on the GPU"
         )

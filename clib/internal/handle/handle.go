@@ -141,8 +141,8 @@ func (t *Table[T]) Enter(id uint64) (*T, *sync.Mutex, error) {
 		return nil, nil, t.refusal(id)
 	}
 	if !gate.TryLock() {
-		return nil, nil, fmt.Errorf("%w: another thread is inside a call on this %s, or on what it "+
-			"was made from", ErrBusy, t.kind)
+		return nil, nil, fmt.Errorf("%w: another thread is inside a call on this %s, or on the object "+
+			"that it was made from", ErrBusy, t.kind)
 	}
 	if s.id.Load() != id { // it went before the gate was ours
 		gate.Unlock()
@@ -202,7 +202,7 @@ func (t *Table[T]) refusal(id uint64) error {
 	case id == 0:
 		return fmt.Errorf("%w: the %s is NULL", ErrInvalid, t.kind)
 	case id>>magicShift != magic || kind >= kinds:
-		return fmt.Errorf("%w: %#x is no %s of this library; pass what a call of the same process returned",
+		return fmt.Errorf("%w: %#x is no %s of this library; pass a handle that a call of the same process returned",
 			ErrInvalid, id, t.kind)
 	case kind != t.kind:
 		return fmt.Errorf("%w: %#x is a %s where a %s belongs", ErrInvalid, id, kind, t.kind)

@@ -143,7 +143,7 @@ func read(log string) (map[string]Use, error) {
 	}
 	for name, use := range kernels {
 		if use.Registers == 0 {
-			return nil, fmt.Errorf("the compiler does not tell what kernel %s uses", name)
+			return nil, fmt.Errorf("the compiler does not print the resources of kernel %s", name)
 		}
 	}
 	return kernels, nil

@@ -102,7 +102,7 @@ class Exchanges:
             raise ContractError("the handle is from before a rank was taken in again: dispatch without it first")
         if anew and then != now:
             raise ContractError(
-                "the handle is from before ranks were masked, and had not what is asked of it now: dispatch "
+                "the handle is from before ranks were masked, and lacks the data that the call needs: dispatch "
                 "without it first"
             )
 

@@ -74,7 +74,7 @@ class Handle(Made):
         if spec is None:
             spec = Spec(**choices)
         elif choices:
-            raise TypeError("give a spec, or what makes one, not both")
+            raise TypeError("give a spec, or the arguments of one, not both")
         super().__init__(comm, "ep_create", spec._struct())
         own = Garbage(comm._lib)  # batches and routings that were made from it
         self._garbage, self._watched, self._watch, self._collect = own.found, own.watched, own.watch, own.collect

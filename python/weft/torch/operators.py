@@ -67,7 +67,7 @@ def routing_of(routing: torch.Tensor) -> ep.Routing:
     try:
         return _routings[number]
     except KeyError:
-        raise ClosedError("the tensor holds no routing: pass what dispatch returned") from None
+        raise ClosedError("the tensor holds no routing: pass the one that dispatch returned") from None
 
 
 def _number(handle: ep.Handle) -> int:

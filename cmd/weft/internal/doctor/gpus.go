@@ -84,7 +84,7 @@ func driverFindings(m Machine) []Finding {
 	case c.Err != "":
 		return []Finding{{"CUDA", "does not work", c.Err, Bad}}
 	}
-	out := []Finding{{"CUDA", c.Version, "what the driver supports", Good}}
+	out := []Finding{{"CUDA", c.Version, "the newest that the driver supports", Good}}
 	for first := 0; first < len(c.Devices); {
 		d, last := c.Devices[first], first
 		for last+1 < len(c.Devices) && c.Devices[last+1] == d {

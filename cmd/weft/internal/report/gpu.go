@@ -159,7 +159,7 @@ func (g *GPUs) bandwidth(op string, a *along) Plot {
 	g.eachRow(op, a, func(r *benchep.GPURow, x float64, but string) {
 		if r.WireBytes > 0 {
 			ours.add(r.Contract+but, Point{X: x, Y: r.GBps})
-			others.add("what kernels of as many SMs get out of the links"+but, Point{X: x, Y: r.LinkGBps})
+			others.add("links, kernels of as many SMs"+but, Point{X: x, Y: r.LinkGBps})
 		}
 	})
 	return Plot{Title: op + ": bandwidth by " + a.name, X: a.axis, Y: "GB/s to other ranks", Series: ours.beside(others)}
@@ -189,7 +189,7 @@ func (g *GPUs) tables() []Table {
 			"issue the call of it, cold in a graph with caches emptied before each. " +
 			"Bytes are of one rank, in the mean: wire leaves the rank, logical counts a token once for each " +
 			"rank that it visits, per selection counts every (token, expert) pair, the rank's own included. " +
-			"GB/s is wire over p50, links what kernels of as many SMs get out of the links all to all in " +
+			"GB/s is wire over p50, links is the bandwidth of kernels of as many SMs on the links, all to all, in " +
 			"this run. Ceilings in plots are the wire bytes at that rate.",
 	}
 	for _, r := range g.Rows {

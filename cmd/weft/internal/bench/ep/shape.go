@@ -72,7 +72,7 @@ func (e Shape) Spec(ranks int) (ep.Spec, error) {
 				"in-place out", s.Payload, s.Output)
 		}
 	case ep.Opaque:
-		return s, fmt.Errorf("opaque rows are not measured: nothing says what combining them means")
+		return s, fmt.Errorf("opaque rows are not measured: they have no type to combine")
 	case ep.BF16:
 		s.Output = weft.BFloat16
 	case ep.FP16:
