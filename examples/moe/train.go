@@ -50,9 +50,8 @@ func (m *model) step(ctx context.Context, text []byte, step int) (loss float32, 
 			return 0, err
 		}
 		// AllReduce adds in the order of the ranks, which is that of these micro-batches. Rank 0
-		// hands in what there is so far with its own, so the sum is ((0 + 1) + 2) + 3 on any number
-		// of ranks. Reducing once a step would make it (0 + 2) + (1 + 3) on two, which has other
-		// last bits.
+		// adds the sum so far to its own, so the sum is ((0 + 1) + 2) + 3 on any number of ranks.
+		// Reducing once a step would make it (0 + 2) + (1 + 3) on two, which has other last bits.
 		if m.comm.Rank() == 0 {
 			add(m.own, m.sum)
 		}
