@@ -45,7 +45,7 @@ func (t Tensor) Absence() string {
 	return *(*string)(t.Data)
 }
 
-// Element is what a Go slice must hold to become a Tensor.
+// Element is the element type of a Go slice that can become a Tensor.
 type Element interface {
 	BF16 | FP16 | E4M3 | E5M2 | E8M0 | float32 | float64 | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64
 }

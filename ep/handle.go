@@ -46,7 +46,7 @@ func NewHandle(ctx context.Context, comm *weft.Comm, s Spec) (*Handle, error) {
 	return h, nil
 }
 
-// Spec is what the handle was made from, with defaults filled in.
+// Spec returns the handle's Spec, with defaults filled in.
 func (h *Handle) Spec() spec.Spec { return h.base.Spec }
 
 // Comm is the handle's communicator.

@@ -2,9 +2,9 @@
  * NCCL EP as Weft serves it: the eight functions that TransformerEngine calls, in the layout of API version 2. Link
  * with -lnccl_ep; it opens libweft.so by itself.
  *
- * Programs that have NCCL EP's own header use that one. This one is for programs without NCCL: it has the same numbers,
- * sizes and offsets, and names nothing of NCCL's. docs/guides/nccl-ep.md says what is the same as in NCCL EP and what
- * differs.
+ * Programs that have NCCL EP's own header use that one. This one is for programs without NCCL: it has the same
+ * numbers, sizes and offsets, and names nothing of NCCL's. docs/guides/nccl-ep.md lists what is the same as in NCCL
+ * EP and what differs.
  *
  * Structs begin with their size and a magic number: {.size = sizeof s, .magic = NCCL_EP_MAGIC}. Members that the
  * library does not know are not read.

@@ -9,7 +9,7 @@ import (
 	"github.com/weftgo/weft/engine"
 )
 
-// Base is what a handle and its engine share.
+// Base is the state that a handle and its engine share.
 type Base struct {
 	Comm     *weft.Comm
 	Spec     Spec // normalized

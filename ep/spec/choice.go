@@ -95,7 +95,7 @@ func CombineSums(s Spec) int {
 	}
 }
 
-// UnitBytes is what a lane's 16 bytes make a warp's: UNIT of exchange.cuh.
+// UnitBytes is the unit of a warp, at 16 bytes a lane: UNIT of exchange.cuh.
 const UnitBytes = 512
 
 func Choose(s Spec, ranks int) Choice {
@@ -223,7 +223,7 @@ func tuneSlots(s Spec, ranks int) Choice {
 	return t
 }
 
-// tuneDispatch chooses what the Spec does not.
+// tuneDispatch chooses the values that the Spec leaves open.
 func (t *Choice) tuneDispatch(s Spec, ranks int) {
 	byExpert := s.Layout.ByExpert()
 	t.DependentDispatch = s.MaxTokens <= dependentTokens || s.MaxTokens <= valueTokens && !byExpert
@@ -274,7 +274,7 @@ func (t *Choice) countDispatchBlocks(s Spec, ranks int) {
 	t.DispatchBlocks = CeilDiv(warps, rowWarps)
 }
 
-// tuneCombine chooses what the Spec does not.
+// tuneCombine chooses the values that the Spec leaves open.
 func (t *Choice) tuneCombine(s Spec, ranks int) {
 	form, large := CombineSums(s), s.MaxTokens*s.OutputSize() >= thresholds.ApartCombineBytes
 	t.DependentCombine = s.MaxTokens <= dependentTokens || t.ValueCombine && form != ExactSums

@@ -27,8 +27,8 @@ type Copies struct {
 // OpCopy is the operation's name in errors.
 const OpCopy = "copy received"
 
-// part is a tensor of [Copies], with the type and shape that it must have.
-type part struct {
+// output is a tensor of [Copies], with the type and shape that it must have.
+type output struct {
 	what  string
 	to    weft.Tensor
 	dtype weft.DType
@@ -38,15 +38,15 @@ type part struct {
 
 // CheckCopies checks the tensors of a copy.
 func (h *Base) CheckCopies(r *CopyArgs) error {
-	parts, err := h.parts(r)
+	outputs, err := h.outputs(r)
 	if err != nil {
 		return err
 	}
-	for i, p := range parts {
+	for i, p := range outputs {
 		if err := p.check(h.Spec.Layout.Packed()); err != nil {
 			return err
 		}
-		for _, other := range parts[:i] {
+		for _, other := range outputs[:i] {
 			if overlap(p.to, other.to) {
 				return weft.Invalidf("%s: the %s and the %s overlap; give them memory of their own", OpCopy, other.what, p.what)
 			}
@@ -58,7 +58,7 @@ func (h *Base) CheckCopies(r *CopyArgs) error {
 	return nil
 }
 
-func (p *part) check(packed bool) error {
+func (p *output) check(packed bool) error {
 	good := p.to.DType == p.dtype && len(p.to.Shape) == len(p.shape)
 	for i := 0; good && i < len(p.shape); i++ {
 		good = p.to.Shape[i] == p.shape[i] || packed && i == p.tall && p.to.Shape[i] > p.shape[i]
@@ -72,13 +72,13 @@ func (p *part) check(packed bool) error {
 	return nil
 }
 
-// parts lists the given tensors. It refuses those that the layout does not have.
-func (h *Base) parts(r *CopyArgs) (parts []part, err error) {
+// outputs lists the given tensors. It refuses those that the layout does not have.
+func (h *Base) outputs(r *CopyArgs) (outputs []output, err error) {
 	g, s := &h.Geometry, &h.Spec
 	rows, to := r.Places(), &r.To
 	add := func(what string, t weft.Tensor, d weft.DType, tall int, shape ...int) {
 		if !t.IsZero() {
-			parts = append(parts, part{what, t, d, shape, tall})
+			outputs = append(outputs, output{what, t, d, shape, tall})
 		}
 	}
 	add("rows", to.Data, r.Data.DType, 0, r.Data.Shape...)
@@ -110,7 +110,7 @@ func (h *Base) parts(r *CopyArgs) (parts []part, err error) {
 		err = weft.Invalidf("%s: %v rows are of several experts each; take RowExperts and "+
 			"RowSelectionWeights in place of RowWeights, and leave Ranges out", OpCopy, s.Layout)
 	}
-	return parts, err
+	return outputs, err
 }
 
 func (h *Base) checkScaleOrder(r *CopyArgs, order ScaleOrder) error {

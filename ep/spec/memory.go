@@ -26,7 +26,7 @@ func (g *Geometry) BoardSize() int64 { return RoutingOffset + 2*g.RoutingSize() 
 // windowSizes are the bytes of a handle's windows; 0 for those that it does not need.
 type windowSizes struct {
 	Board   int64
-	Block   int64 // of one received tensor, of which the pool has Live
+	Block   int64 // of one received tensor; the pool has Live of them
 	Stage   int64
 	Partial int64
 	Scalars int64

@@ -57,7 +57,7 @@ const (
 	weightings
 )
 
-// Payload is what a dispatched row holds.
+// Payload is the content of a dispatched row.
 type Payload uint8
 
 const (

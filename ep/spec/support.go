@@ -126,7 +126,7 @@ const maxTokensGPU = 1 << 15
 
 //go:generate go run ../internal/supportdoc -o ../../docs/guides/ep-support.md
 
-// supportHeading is what docs/guides/ep-support.md says before the table.
+// supportHeading is the heading of docs/guides/ep-support.md.
 const supportHeading = `<!-- Generated from the rules in ep/spec/support.go by "make generate". -->
 
 # What expert parallelism supports

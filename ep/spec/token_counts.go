@@ -6,7 +6,7 @@ import (
 	"github.com/weftgo/weft"
 )
 
-// OpCount is what errors call the layout step.
+// OpCount is the layout step's name in errors.
 const OpCount = "count routing"
 
 // TokenCounts says where one rank's tokens go. It follows from the selections alone, without any
@@ -79,8 +79,8 @@ func CountRouting(topk weft.Tensor, experts, ranks, ranksPerNode int) (*TokenCou
 	return c, nil
 }
 
-// CheckPlaces says what is wrong with experts that so many ranks have in equal shares; most is the
-// largest number of ranks.
+// CheckPlaces checks experts that so many ranks have in equal shares; most is the largest number of
+// ranks.
 func CheckPlaces(experts, ranks, ranksPerNode, most int) error {
 	if ranks < 1 || ranks > most || experts < 1 || experts > MaxExperts {
 		return weft.Invalidf("%s: %d experts on %d ranks: want at most %d on %d", OpCount, experts, ranks,
@@ -93,7 +93,7 @@ func CheckPlaces(experts, ranks, ranksPerNode, most int) error {
 	return nil
 }
 
-// CheckCounted says what is wrong with the selections that a call counts.
+// CheckCounted checks the selections that a call counts.
 func CheckCounted(topk weft.Tensor) error {
 	if topk.DType != weft.Int32 && topk.DType != weft.Int64 || len(topk.Shape) != 2 {
 		return weft.Invalidf("%s: experts are %v, want int32 or int64 [tokens top-k]", OpCount, topk)

@@ -28,7 +28,7 @@ from .call_args import (
     Pool,
     ReturnedTensor,
 )
-from .routing import PARTS, Received, Routing, _Nobody
+from .routing import PARTS, Received, Routing, _Holder
 from .spec import Counts, Layout, Spec
 from .work import PendingCombine, PendingDispatch
 
@@ -227,7 +227,7 @@ class Handle(Made):
                     by._rows = args.returned_rows
             number, result[1] = result[1], 0
             if status := self._lib.received_release(number):
-                self._watch(_Nobody(), Received._RELEASE, number)  # by the next call
+                self._watch(_Holder(), Received._RELEASE, number)  # by the next call
             return *made, by, None
         except BaseException:
             self._abandon(args, by)
@@ -302,9 +302,9 @@ class Handle(Made):
         released already is refused as such."""
         received, made = args.result[1:3]
         if received:
-            self._watch(_Nobody(), Received._RELEASE, received)
+            self._watch(_Holder(), Received._RELEASE, received)
         if made and by is None:
-            self._watch(_Nobody(), Routing._RELEASE, made)
+            self._watch(_Holder(), Routing._RELEASE, made)
 
     # Combine.
 

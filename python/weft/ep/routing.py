@@ -32,8 +32,8 @@ def in_columns(scales: Any, columns: Columns | None) -> Any:
     return scales.view(memory.torch_dtype(dtype)).view(shape).transpose(-2, -1)
 
 
-class _Nobody:
-    """Holders of objects that the next call releases."""
+class _Holder:
+    """A holder that is collected at once: the next call releases its handle."""
 
 
 class _Held:
@@ -53,7 +53,7 @@ class _Held:
         if number and not handle.closed:
             status = getattr(handle._lib, self._RELEASE)(number)
             if status == Status.ERROR_BUSY:
-                handle._watch(_Nobody(), self._RELEASE, number)  # by the next call
+                handle._watch(_Holder(), self._RELEASE, number)  # by the next call
             else:
                 if status and status != Status.ERROR_HANDLE:
                     handle._check(status)
