@@ -115,7 +115,7 @@ func goweft_window_peer(id C.uint64_t, rank C.int, out *unsafe.Pointer) C.int {
 	})
 }
 
-// peer is a rank's part as C knows it.
+// peer is the address of a rank's segment, for C.
 func (w *window) peer(rank int) unsafe.Pointer {
 	if w.comm.weft.Device() != nil {
 		return weft.DeviceTensor(w.window.PeerPointer(rank), weft.Uint8, w.window.Size()).Data

@@ -237,7 +237,7 @@ static inline bool nep_is_weft(const void *p) { return (uintptr_t)p >> 63 != 0; 
 /* Makes the communicator of an ncclComm_t's ranks, on their GPUs, meeting through it. */
 ncclEpResult_t nep_join_nccl(void *comm, int64_t deadline_ms, weft_comm *out);
 
-/* Where the rank's part of an ncclWindow_t lies. */
+/* Where the rank's segment of an ncclWindow_t lies. */
 ncclEpResult_t nep_nccl_window(const nep_group *g, void *window, void **memory);
 
 #endif
