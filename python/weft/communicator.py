@@ -60,10 +60,9 @@ class Communicator(Resource):
     - ``engine``: "host" for memory of the host, "gpu" for that of one GPU, the same on every rank;
     - ``gpu``: the number of this rank's GPU among those that the process sees;
     - ``deadline``: seconds that bound every wait (60);
-    - ``huge_pages``: False keeps windows off the system's pool of huge pages;
-    - ``log``: a function that takes a line, or a :class:`logging.Logger`, told of joins, faults and
-    masks. It is called by any thread, and must make no
-      call of this package.
+    - ``huge_pages``: False: windows do not use the system's pool of huge pages;
+    - ``log``: a function that takes a line, or a :class:`logging.Logger`: it gets joins, faults and
+      masks. Any thread calls it, and it must make no call of this package.
 
     Any thread may use it, one at a time: a second call on it, or on an object that was made from it, raises
     :class:`weft.BusyError`.
@@ -104,8 +103,8 @@ class Communicator(Resource):
         huge_pages: bool = True,
         log: Log = None,
     ) -> Communicator:
-        """Joins as the environment says: weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes;
-        alone if it says nothing. Collective."""
+        """Joins by the environment that weft run, torchrun, Slurm, Open MPI, MPICH or Kubernetes sets;
+        without one, as the only rank. Collective."""
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
         return cls._made(lib, options, lambda out: lib.comm_create(options, out))
 
@@ -122,8 +121,8 @@ class Communicator(Resource):
         huge_pages: bool = True,
         log: Log = None,
     ) -> Communicator:
-        """Joins the communicator of an id as one rank of so many; rank 0 is in the process that made
-        the id. Collective."""
+        """Joins the communicator of an id as ``rank`` of ``ranks``; rank 0 is in the process that made the
+        id. Collective."""
         if not 0 <= rank < ranks < 1 << 31:  # the library knows how many there may be
             raise InvalidError(f"rank {rank} of {ranks}")
         lib, options = library(), _options(engine, gpu, deadline, huge_pages, log)
@@ -142,7 +141,7 @@ class Communicator(Resource):
         huge_pages: bool = True,
         log: Log = None,
     ) -> Communicator:
-        """Joins through an all-gather of the caller's. Collective.
+        """Joins through the caller's all-gather. Collective.
 
         ``all_gather`` takes this rank's bytes and returns those of every rank, in the order of ranks; all
         pass the same number of bytes. It is called while this call lasts, by the same thread, and bounds its
@@ -209,7 +208,7 @@ class Communicator(Resource):
 
     @property
     def mask(self) -> frozenset[int]:
-        """The ranks that are left out."""
+        """The masked ranks."""
         words = self._words()
         self._check(self._lib.comm_mask(self._handle, words, len(words)))
         return frozenset(64 * i + r for i, word in enumerate(words) if word for r in range(64) if word >> r & 1)
@@ -220,7 +219,7 @@ class Communicator(Resource):
         return int(self._info().generation)
 
     def check(self) -> None:
-        """Raises the failure that operations raise from now on, if there is one."""
+        """Raises the failure that every operation raises until :meth:`set_mask`, if there is one."""
         self._check(self._lib.comm_error(self._handle))
 
     # Failures.

@@ -89,7 +89,7 @@ class Handle(Made):
         self.memory_bytes: int = info.memory_bytes
         """Of the handle's windows on this rank."""
         self.sms: tuple[int, int, int] = (info.dispatch_sms, info.combine_sms, info.gradient_sms)
-        """On a GPU: multiprocessors that dispatches, combines and gradients run on."""
+        """On a GPU: SMs that dispatches, combines and gradients run on."""
         self._dispatches = ArgsPool(lambda: DispatchArgs(spec, device))
         self._copies = ArgsPool(lambda: CopyArgs(spec, device))
         self._combines = ArgsPool(lambda: CombineArgs(spec, device))
