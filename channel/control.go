@@ -32,7 +32,7 @@ type Control struct {
 
 	// The cycle of ranks that wait for each other, in words, for a fault of this rank that names no
 	// culprit.
-	circle [5 * Stride / 8]atomic.Uint64
+	cycle [5 * Stride / 8]atomic.Uint64
 }
 
 // putText writes as much of a text as fits; text reads it.
@@ -82,7 +82,7 @@ const (
 )
 
 // Fault is the content of an abort word: a cause, the culprit and the reporter. The rank is -1
-// where ranks wait for each other in a circle.
+// where ranks wait for each other in a cycle.
 type Fault struct {
 	Cause    Cause
 	Rank     int

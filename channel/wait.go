@@ -302,17 +302,17 @@ func (w *Waiter) check(ctx context.Context, c *Counter, want uint64, op string, 
 	return nil
 }
 
-// Err is the error of a fault, with the circle where ranks wait for each other.
+// Err is the error of a fault, with the cycle where ranks wait for each other.
 func (w *Waiter) Err(f Fault, op string) error {
 	if f.Cause != CauseTimeout || f.Rank >= 0 {
 		return f.Err(op)
 	}
-	circle := ""
+	cycle := ""
 	if f.Reporter >= 0 && f.Reporter < len(w.Peers) && w.Peers[f.Reporter] != nil {
-		circle = text(w.Peers[f.Reporter].circle[:])
+		cycle = text(w.Peers[f.Reporter].cycle[:])
 	}
 	err := fmt.Errorf("%w: ranks wait for each other: %s; call everything in the same order on every rank",
-		ErrTimeout, circle)
+		ErrTimeout, cycle)
 	return &bootstrap.PeerError{Rank: f.Rank, Op: op, Err: err}
 }
 
@@ -343,10 +343,10 @@ func (w *Waiter) Culprit(own Record, grace time.Duration) int {
 		peer := records[len(records)-1].Peer
 		if first := slices.Index(chain, peer); first >= 0 {
 			if w.stands(chain[first:], records[first:]) {
-				putText(w.Own.circle[:], circleOf(chain[first:], records[first:]))
+				putText(w.Own.cycle[:], cycleOf(chain[first:], records[first:]))
 				return -1
 			}
-			// They move, and are only slow: the last before the circle closes gives no further
+			// They move, and are only slow: the last before the cycle closes gives no further
 			// clue.
 			return chain[len(chain)-1]
 		}
@@ -385,9 +385,9 @@ func (w *Waiter) stands(chain []int, records []Record) bool {
 	return true
 }
 
-// circleOf says the waits in words, as many as there is room for.
-func circleOf(chain []int, records []Record) string {
-	const room = len(Control{}.circle) * 8
+// cycleOf says the waits in words, as many as there is room for.
+func cycleOf(chain []int, records []Record) string {
+	const room = len(Control{}.cycle) * 8
 	words := ""
 	for i, r := range chain {
 		more := fmt.Sprintf("rank %d for rank %d in %s", r, records[i].Peer, records[i].what())

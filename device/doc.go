@@ -11,8 +11,8 @@
 //	comm.cuh     Group, State, Count, Record; the Operation under way
 //	wait.cuh     waits for peers with deadline and abort word
 //	flags.cuh    values that are their own flags
-//	channel.cuh  put, get, signal, wait and packets: what most kernels of your own need
-//	opening.cuh  the opening exchange: who has begun, and which call
+//	channel.cuh  put, get, signal, wait and packets: enough for most kernels of your own
+//	opening.cuh  the opening exchange: which ranks have begun, and with which call
 //	marks.cuh    a barrier between the blocks of one number on all ranks
 //	walk.cuh     how blocks, warps and threads divide work
 //	bulk.cuh     bulk copies through shared memory (Hopper and later)
@@ -40,8 +40,8 @@
 // template's. Then the kernel.Spec's Kernels has its C++ name, and a module finds it by the cubin's
 // Symbol of that name. Kernels that only compute need ptx.cuh at most.
 //
-// The host fills a [Group] with every rank's part of a window, at addresses that the launching GPU
-// reaches. It begins a [State], with a [Count] for each block behind it, in memory of that GPU: all
+// The host fills a [Group] with every rank's segment of a window, at addresses that the launching
+// GPU reaches. It begins a [State], with a [Count] for each block behind it, in memory of that GPU: all
 // zero but Timeout. Both live as long as launches do. Package engine/gpu does all this.
 //
 // # Rules

@@ -187,7 +187,7 @@ static void callbacks(void) {
 			"all-gather returned 41");
 	code = 0; /* it says that it did, but did not: everyone brings nothing */
 	REFUSED(weft_comm_create_with_all_gather(broken, &code, 0, 2, NULL, &comm), WEFT_ERROR_MISMATCH,
-			"something else than what it gave");
+			"other bytes for rank 0 than it passed");
 }
 
 static void operations(weft_comm comm) {
